@@ -1,0 +1,96 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "base/fault_point.h"
+#include "base/ids.h"
+#include "base/log.h"
+#include "base/retry.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "base/unique_fd.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(RetryTest, DelayGrowsToItsBoundAndNeverPastIt) {
+  RetryOptions options;
+  options.jitter = 0;
+  EXPECT_EQ(RetryDelay(options, 0, 0.5), absl::Milliseconds(20));
+  EXPECT_EQ(RetryDelay(options, 3, 0.5), absl::Milliseconds(160));
+  EXPECT_EQ(RetryDelay(options, 1000, 0.5), absl::Seconds(1));
+}
+
+TEST(RetryTest, JitterStaysWithinItsFraction) {
+  const RetryOptions options;
+  EXPECT_EQ(RetryDelay(options, 0, 0.0), absl::Milliseconds(16));
+  EXPECT_LT(RetryDelay(options, 0, 0.999), absl::Milliseconds(24));
+}
+
+TEST(FaultPointTest, FailsAtTheHitThatWasArmedAndOnlyThere) {
+  ArmFaultPoint("p", {FaultAction::kFail, 2, absl::DataLossError("armed")});
+  EXPECT_OK(FaultPoint("p"));
+  EXPECT_OK(FaultPoint("q"));
+  EXPECT_THAT(FaultPoint("p"), StatusIs(absl::StatusCode::kDataLoss, "armed"));
+  EXPECT_OK(FaultPoint("p"));
+  DisarmAllFaultPoints();
+}
+
+TEST(FaultPointTest, KillEndsTheProcess) {
+  EXPECT_EXIT(
+      {
+        (void)ArmFaultPointsFromFlag("p=kill@1");
+        (void)FaultPoint("p");
+      },
+      testing::KilledBySignal(SIGKILL), "");
+}
+
+TEST(FaultPointTest, MalformedFlagNamesTheItem) {
+  EXPECT_THAT(ArmFaultPointsFromFlag("p=explode@1"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("p=explode@1")));
+  EXPECT_THAT(ArmFaultPointsFromFlag("p=kill@x"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("hit number")));
+}
+
+TEST(UniqueFdTest, ClosesWhatItOwns) {
+  const int raw = open("/dev/null", O_RDONLY);
+  ASSERT_GE(raw, 0);
+  { UniqueFd fd(raw); }
+  EXPECT_EQ(fcntl(raw, F_GETFD), -1);
+}
+
+TEST(ErrnoStatusTest, NamesTheThingAndTheCause) {
+  EXPECT_THAT(ErrnoStatus(ENOSPC, "write journal"),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("write journal: No space")));
+}
+
+TEST(AnnotateTest, KeepsCodeAndPayload) {
+  absl::Status status = absl::AbortedError("why");
+  status.SetPayload("type", absl::Cord("detail"));
+  const absl::Status annotated = Annotate(status, "rank 3");
+  EXPECT_THAT(annotated, StatusIs(absl::StatusCode::kAborted, "rank 3: why"));
+  EXPECT_EQ(annotated.GetPayload("type"), absl::Cord("detail"));
+}
+
+TEST(SimulatedClockTest, WaitEndsWhenTimeIsAdvancedToTheDeadline) {
+  SimulatedClock clock(absl::UnixEpoch());
+  clock.AdvanceTime(absl::Seconds(2));
+  absl::Mutex mu;
+  absl::MutexLock lock(&mu);
+  bool never = false;
+  EXPECT_FALSE(
+      clock.AwaitWithDeadline(&mu, absl::Condition(&never), absl::UnixEpoch() + absl::Seconds(1)));
+}
+
+TEST(LogTest, UnknownLevelIsRefusedByName) {
+  EXPECT_THAT(SetLogLevel("loud"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("loud")));
+}
+
+}  // namespace
+}  // namespace tessera
