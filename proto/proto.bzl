@@ -13,7 +13,7 @@ def tessera_proto_library(name, srcs, grpc = False, visibility = None):
         flags += " --grpc_out=$(GENDIR) --plugin=protoc-gen-grpc=/usr/bin/grpc_cpp_plugin"
     native.genrule(
         name = name + "_gen",
-        srcs = srcs + native.glob(["*.proto"]),
+        srcs = native.glob(["*.proto"]),
         outs = outs,
         cmd = "/usr/bin/protoc -I. %s %s" % (
             flags,
