@@ -1,0 +1,31 @@
+// The layout of a whole job: every unit's FlatLayout and ShardMap. Computed by the coordinator once
+// and by every rank again; equal inputs give equal layouts. Immutable value; thread-compatible.
+#ifndef TESSERA_LAYOUT_MODEL_LAYOUT_H_
+#define TESSERA_LAYOUT_MODEL_LAYOUT_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "layout/flat_layout.h"
+#include "layout/shard_map.h"
+#include "layout/tensor_spec.h"
+
+namespace tessera {
+
+struct UnitLayout {
+  FlatLayout flat;
+  ShardMap shards;
+};
+
+struct ModelLayout {
+  std::vector<UnitLayout> units;  // Indexed by UnitId; unit 0 is the root.
+  int64_t world_size = 1;
+
+  // Errors: InvalidArgument  as ValidateModel, FlatLayout::Create and ShardMap::Create.
+  static absl::StatusOr<ModelLayout> Create(const ModelSpec& model, const LayoutOptions& options,
+                                            int64_t world_size);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_LAYOUT_MODEL_LAYOUT_H_

@@ -1,0 +1,47 @@
+// What a model is, as the layout sees it: units of named parameters. Plain values.
+#ifndef TESSERA_LAYOUT_TENSOR_SPEC_H_
+#define TESSERA_LAYOUT_TENSOR_SPEC_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "layout/dtype.h"
+
+namespace tessera {
+
+struct TensorSpec {
+  std::string name;
+  std::vector<int64_t> shape;  // Empty: 0-d, one element. A 0 in it: no elements.
+  DType dtype = DType::kFp32;
+  bool requires_grad = true;
+  std::string shared_with;  // Empty, or the name of the primary, met earlier in the same unit.
+};
+
+struct UnitSpec {
+  std::string name;
+  std::vector<TensorSpec> parameters;  // In module-walk order.
+};
+
+struct ModelSpec {
+  std::vector<UnitSpec> units;  // Unit 0 is the root.
+};
+
+// Errors: InvalidArgument  a negative dimension, or the product overflows int64.
+absl::StatusOr<int64_t> Numel(const TensorSpec& spec);
+
+// Errors: InvalidArgument  (naming unit and parameter) no unit; an empty unit; an empty or duplicate
+//   name, within a unit or over two; integer or mixed dtypes in a unit; `shared_with` that names no
+//   earlier primary of the same unit or one of another shape; overflow.
+absl::Status ValidateModel(const ModelSpec& model);
+
+// OK, or InvalidArgument that says what differs first, as "rank A: ..., rank B: ...", naming the
+// unit and the parameter.
+absl::Status CompareModels(const ModelSpec& a, absl::string_view name_a, const ModelSpec& b,
+                           absl::string_view name_b);
+
+}  // namespace tessera
+
+#endif  // TESSERA_LAYOUT_TENSOR_SPEC_H_
