@@ -38,8 +38,10 @@ struct Alias {
 
 class FlatLayout {
  public:
-  // Errors: InvalidArgument  what ValidateModel refuses of a unit; an alignment that is negative or
-  //                          no multiple of the element size; total size overflows int64.
+  // Errors: InvalidArgument  what ValidateUnit refuses; an alignment that is negative or no
+  // multiple
+  //                          of the element size; an integer alignment_dtype; total size overflows
+  //                          int64.
   static absl::StatusOr<FlatLayout> Create(const UnitSpec& unit, const LayoutOptions& options);
 
   const std::string& unit_name() const { return unit_name_; }

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "absl/types/span.h"
 #include "layout/model_layout.h"
 
 namespace tessera {

@@ -38,8 +38,8 @@ class ShardMap {
   int64_t world_size() const { return world_size_; }
   int64_t shard_numel() const { return shard_numel_; }
   int64_t padded_numel() const { return shard_numel_ * world_size_; }
-  ElementRange RangeOf(Rank rank) const;   // Requires 0 <= rank < world_size().
-  Rank OwnerOf(int64_t element) const;     // Requires 0 <= element < padded_numel().
+  ElementRange RangeOf(Rank rank) const;  // Requires 0 <= rank < world_size().
+  Rank OwnerOf(int64_t element) const;    // Requires 0 <= element < padded_numel().
 
  private:
   int64_t world_size_ = 1;

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "layout/dtype.h"
 
 namespace tessera {
@@ -32,9 +33,13 @@ struct ModelSpec {
 // Errors: InvalidArgument  a negative dimension, or the product overflows int64.
 absl::StatusOr<int64_t> Numel(const TensorSpec& spec);
 
-// Errors: InvalidArgument  (naming unit and parameter) no unit; an empty unit; an empty or duplicate
-//   name, within a unit or over two; integer or mixed dtypes in a unit; `shared_with` that names no
-//   earlier primary of the same unit or one of another shape; overflow.
+// Errors: InvalidArgument  (naming unit and parameter) no parameter; an empty or duplicate name;
+//   integer or mixed dtypes; `shared_with` that names no earlier primary of this unit, or one of
+//   another shape or requires_grad; overflow.
+absl::Status ValidateUnit(const UnitSpec& unit);
+
+// Errors: InvalidArgument  (naming unit and parameter) no unit; two units of one name; a parameter
+//   name that two units use; what ValidateUnit refuses.
 absl::Status ValidateModel(const ModelSpec& model);
 
 // OK, or InvalidArgument that says what differs first, as "rank A: ..., rank B: ...", naming the
