@@ -1,0 +1,60 @@
+# shellcheck shell=sh
+# Shared by the scripts of tools/; sourced, not run. The caller has set -eu or bash's strict mode.
+
+# say TEXT...: progress for a person, on stderr, so that stdout stays for results.
+say() {
+  printf '%s: %s\n' "${0##*/}" "$*" >&2
+}
+
+die() {
+  say "$*"
+  exit 1
+}
+
+# missing_packages NAME...: prints those that dpkg does not have installed.
+missing_packages() {
+  dpkg-query -W -f='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null |
+    awk -v want="$*" '
+      $1 == "installed" { have[$2] = 1 }
+      END { n = split(want, names, " "); for (i = 1; i <= n; i++) if (!have[names[i]]) print names[i] }'
+}
+
+# as_root COMMAND...: runs it as root, asking nobody anything; needs can_be_root.
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+can_be_root() {
+  [ "$(id -u)" -eq 0 ] || { command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; }
+}
+
+# install_packages NAME...: installs what is missing by apt; silent when nothing is.
+# shellcheck disable=SC2086 # $missing is a list of names
+install_packages() {
+  missing=$(missing_packages "$@" | tr '\n' ' ')
+  [ -n "$missing" ] || return 0
+  command -v apt-get >/dev/null 2>&1 || die "no apt-get here; please install: $missing"
+  can_be_root || die "needs root, or sudo without a password, to install: $missing"
+  say "installing $missing"
+  apt_log=$(mktemp)
+  if ! { as_root apt-get update -qq &&
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+      -o DPkg::Lock::Timeout=300 $missing; } </dev/null >"$apt_log" 2>&1; then
+    tail -n 40 "$apt_log" >&2
+    rm -f "$apt_log"
+    die "apt-get could not install: $missing"
+  fi
+  rm -f "$apt_log"
+  missing=$(missing_packages $missing | tr '\n' ' ')
+  [ -z "$missing" ] || die "still missing after apt-get install: $missing"
+}
+
+# bazel_here ARGUMENT...: bazel, also where HOME is unset or cannot be written to.
+bazel_here() {
+  if [ -n "${HOME:-}" ] && [ -d "$HOME" ] && [ -w "$HOME" ]; then
+    bazel "$@"
+  else
+    env HOME="${TMPDIR:-/tmp}" bazel \
+      --output_user_root="${TMPDIR:-/tmp}/tessera-bazel-$(id -u)" "$@"
+  fi
+}
