@@ -1,0 +1,70 @@
+#include "worker/device/host/host_stream.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "worker/device/host/host_event.h"
+
+namespace tessera {
+
+HostStream::HostStream(absl::string_view name) : thread_([this] { Run(); }) {
+  pthread_setname_np(thread_.native_handle(), std::string(name.substr(0, 15)).c_str());
+}
+
+HostStream::~HostStream() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  thread_.join();
+}
+
+void HostStream::Enqueue(absl::AnyInvocable<void()> work) {
+  absl::MutexLock lock(&mu_);
+  pending_.push_back(std::move(work));
+  ++enqueued_;
+}
+
+void HostStream::Record(Event* event) {
+  auto* host_event = static_cast<HostEvent*>(event);
+  const int64_t mark = host_event->NextMark();
+  Enqueue([host_event, mark] { host_event->Reach(mark); });
+}
+
+void HostStream::Wait(Event* event) {
+  auto* host_event = static_cast<HostEvent*>(event);
+  const int64_t mark = host_event->LastMark();
+  Enqueue([host_event, mark] { host_event->AwaitMark(mark); });
+}
+
+void HostStream::Synchronize() {
+  absl::MutexLock lock(&mu_);
+  const int64_t until = enqueued_;
+  const auto done = [this, until]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return done_ >= until; };
+  mu_.Await(absl::Condition(&done));
+}
+
+void HostStream::Run() {
+  std::vector<absl::AnyInvocable<void()>> running;
+  const auto woken = [this]()
+                         ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !pending_.empty() || stopping_; };
+  while (true) {
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&woken));
+      if (pending_.empty()) return;
+      running.swap(pending_);
+    }
+    const int64_t batch = static_cast<int64_t>(running.size());
+    for (absl::AnyInvocable<void()>& work : running) {
+      work();
+      work = nullptr;  // What it captured is let go before later work runs.
+    }
+    running.clear();
+    absl::MutexLock lock(&mu_);
+    done_ += batch;
+  }
+}
+
+}  // namespace tessera
