@@ -1,0 +1,57 @@
+// One rank's execution order: what it may do without asking, and what it really did.
+//
+//   first step of an epoch:  every entry asks, and is recorded once all ranks agreed
+//   later steps:             entry == recorded[position]  -> proceed, no message
+//                            first difference             -> ask, here and for the rest of the step
+//
+// A rank that follows its record needs to ask nobody, since all recorded the same. The hash chains
+// every entry of the step, in order. Pure logic; thread-compatible.
+#ifndef TESSERA_WORKER_ENGINE_ORDER_TRACKER_H_
+#define TESSERA_WORKER_ENGINE_ORDER_TRACKER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "layout/dtype.h"
+#include "worker/memory/control_page.h"
+
+namespace tessera {
+
+struct OrderEntry {
+  OpKind kind = OpKind::kUnshard;
+  int64_t unit = -1;  // -1: none.
+  DType dtype = DType::kFp32;
+  int64_t count_elements = 0;
+
+  friend bool operator==(const OrderEntry& a, const OrderEntry& b) {
+    return a.kind == b.kind && a.unit == b.unit && a.dtype == b.dtype &&
+           a.count_elements == b.count_elements;
+  }
+};
+
+enum class OrderVerdict { kProceed, kAsk };
+
+class OrderTracker {
+ public:
+  // The rank is about to issue `entry` at position sequence().
+  OrderVerdict Check(const OrderEntry& entry) const;
+  // `entry` was issued (after a release, where it had to ask); the position advances.
+  void Issued(const OrderEntry& entry);
+  // The step was committed: what was issued is the record that the next step follows.
+  void StepCommitted();
+
+  int64_t sequence() const { return static_cast<int64_t>(issued_.size()); }
+  uint64_t hash() const { return hash_; }
+
+ private:
+  static constexpr uint64_t kHashSeed = 0xcbf29ce484222325;
+
+  std::vector<OrderEntry> recorded_;
+  std::vector<OrderEntry> issued_;  // In this step.
+  bool following_ = false;          // Nothing issued in this step differed from the record.
+  uint64_t hash_ = kHashSeed;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_ENGINE_ORDER_TRACKER_H_

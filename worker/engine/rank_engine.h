@@ -1,0 +1,122 @@
+// Runs one rank's operations in one epoch: unshard, reduce, step.
+//
+//   ring ──► engine thread ── unshard: waits for the peers' versions, copies nothing
+//                          ── reduce:  on the post-backward stream, so that the next unshard of
+//                                      backward does not wait for it
+//                          ── step:    after the last reduction: vote, decide, update, publish
+//
+// An engine lives for one epoch; what must survive it (shard state, reduced gradients, decisions)
+// lies in memory that it is given. Run() is called by one thread; Stop() by any.
+//
+// Errors of one operation that every rank sees alike (a non-finite gradient, a failed save) go to
+// the trainer as the operation's result and the epoch goes on. Any other error ends Run().
+//
+// Source: stream order and windows as torch/distributed/fsdp/_runtime_utils.py.
+#ifndef TESSERA_WORKER_ENGINE_RANK_ENGINE_H_
+#define TESSERA_WORKER_ENGINE_RANK_ENGINE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "base/ids.h"
+#include "layout/model_layout.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/host/kernels.h"
+#include "worker/device/stream.h"
+#include "worker/engine/flight_recorder.h"
+#include "worker/engine/group_page.h"
+#include "worker/engine/order_tracker.h"
+#include "worker/engine/sharded_optimizer.h"
+#include "worker/memory/control_page.h"
+#include "worker/memory/job_memory.h"
+
+namespace tessera {
+
+// Asks the coordinator where the rank may not decide alone. Called by the engine's thread.
+class OrderGate {
+ public:
+  virtual ~OrderGate() = default;
+  // Waits for the release. Errors: FailedPrecondition  the ranks' orders differ (the message names
+  // both); Aborted  the epoch ended.
+  virtual absl::Status AwaitRelease(const OrderEntry& entry, Step step, int64_t sequence) = 0;
+  virtual void ReportStep(Step step, uint64_t order_hash) = 0;
+};
+
+class RankEngine {
+ public:
+  // Nothing in here is owned; all of it outlives the engine.
+  struct Options {
+    const ModelLayout* layout = nullptr;
+    const JobConfig* config = nullptr;
+    const JobMemory* memory = nullptr;
+    Rank rank;
+    Epoch epoch;
+    std::byte* parameters = nullptr;                   // The host's parameter region.
+    std::vector<const std::byte*> gradients_by_rank;   // Each rank's gradient region.
+    std::byte* state = nullptr;                        // The rank's state region.
+    ControlPage* control = nullptr;
+    GroupPage* group = nullptr;
+    Communicator* communicator = nullptr;
+    Stream* post_backward = nullptr;
+    OrderGate* gate = nullptr;
+    FlightRecorder* recorder = nullptr;
+    // Writes the rank's part of the consolidated model; `shard` is its fp32 parameter state.
+    std::function<absl::Status(const std::string& path, const float* shard)> save;
+  };
+  explicit RankEngine(Options options);
+
+  // Brings the shard to `resume_step` (redoing a decided update where an earlier executor died in
+  // it), then opens the control page for `epoch`.
+  // Errors: Internal  the shard is at a step from which resume_step cannot be reached.
+  absl::Status Start(Step resume_step);
+  // Runs operations until Stop() or an error, which is then in the control page too.
+  absl::Status Run();
+  // Makes Run() return `reason` (not OK) soon. Thread-safe; the first reason counts.
+  void Stop(const absl::Status& reason);
+
+ private:
+  absl::Status Execute(const Op& op);
+  absl::Status Ordered(OpKind kind, int unit, int64_t count_elements, DType dtype);
+  absl::Status Unshard(int unit);
+  absl::Status Reshard(int unit);
+  absl::Status Reduce(int unit);
+  void ReduceOnStream(int unit, bool accumulate);
+  absl::Status Initialize(int unit);
+  absl::Status FinishInitialize();
+  absl::Status RunStep(double learning_rate_scale);
+  absl::Status Save();
+  // Synchronises the stream; the first error of its work.
+  absl::Status AwaitReductions();
+  absl::Status AwaitPeersAt(int64_t step);
+  absl::Status StopReason() const;
+  absl::Status CheckUnit(int unit) const;
+  const std::string& UnitName(int unit) const { return options_.layout->units[unit].flat.unit_name(); }
+  void ApplyDecided(int64_t step);
+  void PublishResult(const absl::Status& status, double gradient_norm);
+  void ForgetReduced();
+
+  const Options options_;
+  ShardedOptimizer optimizer_;
+  OrderTracker order_;
+  int64_t step_ = 0;  // Committed on this rank.
+  std::vector<UnitState> unit_states_;
+  std::vector<bool> reduced_;  // Since the last step, by unit.
+  // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
+  std::vector<host::GradientStats> stats_;
+
+  std::atomic<bool> stopping_{false};
+  mutable absl::Mutex mu_;
+  absl::Status stop_reason_ ABSL_GUARDED_BY(mu_);
+  absl::Status stream_status_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_ENGINE_RANK_ENGINE_H_

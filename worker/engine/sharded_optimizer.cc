@@ -1,0 +1,139 @@
+#include "worker/engine/sharded_optimizer.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "worker/device/host/kernels.h"
+
+namespace tessera {
+namespace {
+
+host::AdamParams AdamParamsOf(const ParamGroup& group, const OptimizerStep& step, bool decoupled) {
+  host::AdamParams params = {};
+  params.learning_rate = group.learning_rate * step.learning_rate_scale;
+  params.beta1 = group.beta1;
+  params.beta2 = group.beta2;
+  params.epsilon = group.epsilon;
+  params.weight_decay = group.weight_decay;
+  params.bias_correction1 = 1.0 - std::pow(group.beta1, step.step);
+  params.bias_correction2 = 1.0 - std::pow(group.beta2, step.step);
+  params.gradient_scale = step.gradient_scale;
+  params.decoupled_weight_decay = decoupled;
+  return params;
+}
+
+host::SgdParams SgdParamsOf(const ParamGroup& group, const OptimizerStep& step) {
+  host::SgdParams params = {};
+  params.learning_rate = group.learning_rate * step.learning_rate_scale;
+  params.momentum = group.momentum;
+  params.weight_decay = group.weight_decay;
+  params.gradient_scale = step.gradient_scale;
+  params.first_step = step.step == 1;
+  return params;
+}
+
+}  // namespace
+
+std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig& config,
+                                     const JobMemory& memory, Rank rank) {
+  std::vector<ShardSegment> segments;
+  for (size_t u = 0; u < layout.units.size(); ++u) {
+    const UnitLayout& unit = layout.units[u];
+    const ElementRange slice = unit.shards.RangeOf(rank);
+    const std::vector<PlacedParameter>& parameters = unit.flat.parameters();
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      const ElementRange whole = {parameters[p].offset_elements,
+                                  parameters[p].offset_elements + parameters[p].numel};
+      const ElementRange part = Intersect(whole, slice);
+      if (part.empty()) continue;
+      ShardSegment segment;
+      segment.unit = u;
+      segment.parameter = p;
+      segment.unit_begin_elements = part.begin;
+      segment.parameter_begin_elements = part.begin - whole.begin;
+      segment.state_begin_elements = memory.units()[u].shard_offset_elements + part.begin - slice.begin;
+      segment.numel = part.size();
+      segment.group = GroupOf(config, parameters[p].spec.name);
+      segment.requires_grad = parameters[p].spec.requires_grad;
+      segments.push_back(segment);
+    }
+  }
+  return segments;
+}
+
+ShardedOptimizer::ShardedOptimizer(const JobConfig& config, const JobMemory& memory,
+                                   std::vector<ShardSegment> segments, std::byte* state,
+                                   std::byte* parameters)
+    : config_(config),
+      memory_(memory),
+      segments_(std::move(segments)),
+      state_(state),
+      parameters_(parameters) {}
+
+float* ShardedOptimizer::State(StateArray array, int version) const {
+  return reinterpret_cast<float*>(state_ + memory_.StateOffsetBytes(array, version));
+}
+
+const float* ShardedOptimizer::Parameters(int version) const {
+  return State(StateArray::kParameter, version);
+}
+
+void ShardedOptimizer::PublishedAt(const ShardSegment& segment, float** fp32,
+                                   uint16_t** bf16) const {
+  std::byte* unit = parameters_ + memory_.units()[segment.unit].parameter_offset_bytes;
+  const bool low_precision = config_.compute_dtype == DType::kBf16;
+  *fp32 = low_precision ? nullptr : reinterpret_cast<float*>(unit) + segment.unit_begin_elements;
+  *bf16 = low_precision ? reinterpret_cast<uint16_t*>(unit) + segment.unit_begin_elements : nullptr;
+}
+
+void ShardedOptimizer::Apply(const OptimizerStep& step) {
+  for (const ShardSegment& segment : segments_) ApplySegment(segment, step);
+}
+
+void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const OptimizerStep& step) {
+  const int from = (step.step - 1) % 2;
+  const int to = step.step % 2;
+  const int64_t at = segment.state_begin_elements;
+  const float* p_in = State(StateArray::kParameter, from) + at;
+  const float* m_in = State(StateArray::kFirstMoment, from) + at;
+  const float* v_in = State(StateArray::kSecondMoment, from) + at;
+  float* p_out = State(StateArray::kParameter, to) + at;
+  float* m_out = State(StateArray::kFirstMoment, to) + at;
+  float* v_out = State(StateArray::kSecondMoment, to) + at;
+  if (!segment.requires_grad) {
+    memcpy(p_out, p_in, segment.numel * sizeof(float));
+    return;
+  }
+  const float* gradient =
+      reinterpret_cast<const float*>(state_ + memory_.ReducedGradientOffsetBytes()) + at;
+  float* fp32;
+  uint16_t* bf16;
+  PublishedAt(segment, &fp32, &bf16);
+  const ParamGroup& group = config_.groups[segment.group];
+  if (config_.optimizer == OptimizerKind::kSgd) {
+    host::SgdStep(SgdParamsOf(group, step), segment.numel, gradient, p_in, m_in, p_out, m_out, fp32,
+                  bf16);
+  } else {
+    host::AdamStep(AdamParamsOf(group, step, config_.optimizer == OptimizerKind::kAdamW),
+                   segment.numel, gradient, p_in, m_in, v_in, p_out, m_out, v_out, fp32, bf16);
+  }
+}
+
+void ShardedOptimizer::Initialize(int unit, const float* unsharded) {
+  for (const ShardSegment& segment : segments_) {
+    if (segment.unit != unit) continue;
+    const int64_t at = segment.state_begin_elements;
+    const float* values = unsharded + segment.unit_begin_elements;
+    memcpy(State(StateArray::kParameter, 0) + at, values, segment.numel * sizeof(float));
+    memset(State(StateArray::kFirstMoment, 0) + at, 0, segment.numel * sizeof(float));
+    memset(State(StateArray::kSecondMoment, 0) + at, 0, segment.numel * sizeof(float));
+    float* fp32;
+    uint16_t* bf16;
+    PublishedAt(segment, &fp32, &bf16);
+    if (fp32 != nullptr) memcpy(fp32, values, segment.numel * sizeof(float));
+    if (bf16 != nullptr) host::CastFp32ToBf16(values, bf16, segment.numel);
+  }
+}
+
+}  // namespace tessera

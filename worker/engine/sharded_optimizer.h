@@ -1,0 +1,77 @@
+// SGD, Adam or AdamW on one rank's shards, from one version of the state into the other.
+//
+//   state version v  (p, m, v) ──┐
+//   reduced gradient  g ─────────┴─► state version v+1, and the parameters that trainers see
+//
+// One pass over memory. Only elements of parameters that require gradients are read or written as
+// gradients; frozen ones are carried over; padding is never touched. Thread-compatible.
+//
+// Source of the formulae: torch.optim.SGD, Adam and AdamW (dampening 0, no Nesterov, no AMSGrad).
+#ifndef TESSERA_WORKER_ENGINE_SHARDED_OPTIMIZER_H_
+#define TESSERA_WORKER_ENGINE_SHARDED_OPTIMIZER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/ids.h"
+#include "layout/model_layout.h"
+#include "worker/memory/job_memory.h"
+
+namespace tessera {
+
+// A run of consecutive elements of one parameter within the rank's shard.
+struct ShardSegment {
+  int unit = 0;
+  int parameter = 0;                 // Index in the unit's FlatLayout.
+  int64_t state_begin_elements = 0;  // In each state array.
+  int64_t unit_begin_elements = 0;   // In the unit's unsharded flat parameter.
+  int64_t parameter_begin_elements = 0;  // In the original parameter.
+  int64_t numel = 0;
+  int group = 0;
+  bool requires_grad = true;
+};
+
+// All segments of `rank`, units and parameters in order.
+std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig& config,
+                                     const JobMemory& memory, Rank rank);
+
+struct OptimizerStep {
+  int64_t step = 1;  // The step that this update completes; 1 is the first.
+  double learning_rate_scale = 1.0;
+  double gradient_scale = 1.0;
+};
+
+class ShardedOptimizer {
+ public:
+  // `state` is the rank's state region, `parameters` the host's parameter region. Not owned.
+  ShardedOptimizer(const JobConfig& config, const JobMemory& memory,
+                   std::vector<ShardSegment> segments, std::byte* state, std::byte* parameters);
+
+  // Reads version (step - 1) % 2, writes version step % 2 and publishes. Deterministic: repeating
+  // it gives the same bytes.
+  void Apply(const OptimizerStep& step);
+
+  // Takes initial values of one unit: `unsharded` holds its flat parameter in fp32. Writes version
+  // 0 and publishes; moments become 0.
+  void Initialize(int unit, const float* unsharded);
+
+  const std::vector<ShardSegment>& segments() const { return segments_; }
+  const float* Parameters(int version) const;
+
+ private:
+  float* State(StateArray array, int version) const;
+  void ApplySegment(const ShardSegment& segment, const OptimizerStep& step);
+  // Where segment's published elements lie, as fp32 or bf16; the other is null.
+  void PublishedAt(const ShardSegment& segment, float** fp32, uint16_t** bf16) const;
+
+  const JobConfig config_;
+  const JobMemory memory_;
+  const std::vector<ShardSegment> segments_;
+  std::byte* const state_;
+  std::byte* const parameters_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_ENGINE_SHARDED_OPTIMIZER_H_

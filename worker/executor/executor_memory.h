@@ -1,0 +1,44 @@
+// What an executor has of its job: the setup's message decoded and all regions mapped.
+#ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_MEMORY_H_
+#define TESSERA_WORKER_EXECUTOR_EXECUTOR_MEMORY_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/ids.h"
+#include "layout/model_layout.h"
+#include "worker/engine/group_page.h"
+#include "worker/memory/control_page.h"
+#include "worker/memory/fd_passing.h"
+#include "worker/memory/job_memory.h"
+#include "worker/memory/region.h"
+
+namespace tessera {
+
+// Where the communicator's channel starts in the group region.
+inline constexpr int64_t kGroupPageBytes = (sizeof(GroupPage) + kPageBytes - 1) / kPageBytes * kPageBytes;
+
+// Move-only; thread-compatible. The mappings keep their addresses when it is moved.
+struct ExecutorMemory {
+  std::string job_id;
+  Rank rank;
+  JobConfig config;
+  ModelLayout layout;
+  JobMemory plan;
+  Mapping parameters;
+  Mapping group;
+  Mapping state;
+  Mapping control;
+  std::vector<Mapping> gradients;  // By rank; only the own one is written, by the trainer.
+
+  // Errors: InvalidArgument  the packet is not a setup, or a region is smaller than the plan needs.
+  static absl::StatusOr<ExecutorMemory> FromSetup(Packet packet);
+
+  GroupPage* group_page() const { return reinterpret_cast<GroupPage*>(group.data()); }
+  ControlPage* control_page() const { return reinterpret_cast<ControlPage*>(control.data()); }
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_EXECUTOR_MEMORY_H_

@@ -1,0 +1,164 @@
+#include "worker/executor/rank_executor.h"
+
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "proto/executor.pb.h"
+#include "worker/comm/shm/shm_communicator.h"
+#include "worker/device/host/host_device.h"
+#include "worker/engine/rank_engine.h"
+#include "worker/executor/executor_memory.h"
+#include "worker/executor/keeper_link.h"
+#include "worker/executor/model_save.h"
+
+namespace tessera {
+namespace {
+
+class RankExecutor {
+ public:
+  RankExecutor(int socket, ExecutorMemory memory)
+      : memory_(std::move(memory)), link_(socket, memory_.job_id, memory_.rank) {}
+  ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
+
+  absl::Status Open();
+  // False: stop.
+  bool Handle(const v1::ExecutorCommand& command);
+
+ private:
+  absl::Status StartEpoch(const v1::ExecutorStart& start);
+  void RunEngine(Epoch epoch);
+  void Quiesce(const absl::Status& reason);
+  void ReportFailure(Epoch epoch, const absl::Status& status);
+
+  ExecutorMemory memory_;
+  KeeperLink link_;
+  FlightRecorder recorder_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> post_backward_;
+  std::unique_ptr<Communicator> communicator_;
+  std::unique_ptr<RankEngine> engine_;
+  std::thread engine_thread_;
+};
+
+absl::Status RankExecutor::Open() {
+  device_ = std::make_unique<HostDevice>();
+  ASSIGN_OR_RETURN(post_backward_, device_->CreateStream("post-backward"));
+  memory_.control_page()->executor_pid.store(getpid());
+  v1::ExecutorEvent event;
+  event.mutable_ready();
+  link_.Send(event);
+  return absl::OkStatus();
+}
+
+bool RankExecutor::Handle(const v1::ExecutorCommand& command) {
+  switch (command.command_case()) {
+    case v1::ExecutorCommand::kStart: {
+      const absl::Status status = StartEpoch(command.start());
+      if (!status.ok()) ReportFailure(Epoch(command.start().epoch()), status);
+      return true;
+    }
+    case v1::ExecutorCommand::kRelease:
+      link_.OnRelease(command.release());
+      return true;
+    case v1::ExecutorCommand::kAbort: {
+      const absl::StatusCode code = command.abort().code() == 0 ? absl::StatusCode::kAborted
+                                        : static_cast<absl::StatusCode>(command.abort().code());
+      Quiesce(absl::Status(code, command.abort().reason()));
+      v1::ExecutorEvent event;
+      event.mutable_quiesced()->set_epoch(command.abort().epoch());
+      link_.Send(event);
+      return true;
+    }
+    case v1::ExecutorCommand::kStop:
+    case v1::ExecutorCommand::COMMAND_NOT_SET:
+      return false;
+  }
+  return false;
+}
+
+absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
+  Quiesce(absl::AbortedError("a new epoch starts"));
+  const Epoch epoch(start.epoch());
+  ShmCommunicator::Options comm;
+  comm.base = memory_.group.data() + kGroupPageBytes;
+  comm.bytes = memory_.group.size_bytes() - kGroupPageBytes;
+  comm.rank = memory_.rank.value();
+  comm.size = memory_.config.world_size;
+  comm.epoch = static_cast<uint32_t>(epoch.value());
+  comm.timeout = memory_.config.collective_timeout;
+  ASSIGN_OR_RETURN(communicator_, ShmCommunicator::Create(comm));
+  RankEngine::Options options;
+  options.layout = &memory_.layout;
+  options.config = &memory_.config;
+  options.memory = &memory_.plan;
+  options.rank = memory_.rank;
+  options.epoch = epoch;
+  options.parameters = memory_.parameters.data();
+  for (const Mapping& mapping : memory_.gradients) options.gradients_by_rank.push_back(mapping.data());
+  options.state = memory_.state.data();
+  options.control = memory_.control_page();
+  options.group = memory_.group_page();
+  options.communicator = communicator_.get();
+  options.post_backward = post_backward_.get();
+  options.gate = &link_;
+  options.recorder = &recorder_;
+  options.save = [this, segments = SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)](
+                     const std::string& path, const float* shard) {
+    return SaveModel(path, memory_.layout, segments, shard, communicator_.get());
+  };
+  link_.BeginEpoch(epoch);
+  engine_ = std::make_unique<RankEngine>(std::move(options));
+  RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
+  engine_thread_ = std::thread([this, epoch] { RunEngine(epoch); });
+  v1::ExecutorEvent event;
+  event.mutable_started()->set_epoch(epoch.value());
+  link_.Send(event);
+  return absl::OkStatus();
+}
+
+void RankExecutor::RunEngine(Epoch epoch) {
+  const absl::Status status = engine_->Run();
+  // Aborted: a peer failed, and reports it. Told by the worker: it knows.
+  if (!absl::IsAborted(status) && !link_.aborted()) ReportFailure(epoch, status);
+}
+
+void RankExecutor::ReportFailure(Epoch epoch, const absl::Status& status) {
+  TESSERA_LOG(WARNING, "epoch {} failed: {}", epoch.value(), status.ToString());
+  v1::ExecutorEvent event;
+  event.mutable_failure()->set_job_id(memory_.job_id);
+  event.mutable_failure()->set_epoch(epoch.value());
+  event.mutable_failure()->set_rank(memory_.rank.value());
+  event.mutable_failure()->set_reason(std::string(status.message()));
+  link_.Send(event);
+}
+
+void RankExecutor::Quiesce(const absl::Status& reason) {
+  link_.AbortEpoch(reason);
+  if (engine_ != nullptr) engine_->Stop(reason);
+  if (engine_thread_.joinable()) engine_thread_.join();
+  engine_.reset();
+  communicator_.reset();
+}
+
+}  // namespace
+
+absl::Status RunRankExecutor(UniqueFd socket) {
+  ASSIGN_OR_RETURN(Packet setup, ReceivePacket(socket.get()));
+  ASSIGN_OR_RETURN(ExecutorMemory memory, ExecutorMemory::FromSetup(std::move(setup)));
+  RankExecutor executor(socket.get(), std::move(memory));
+  RETURN_IF_ERROR(executor.Open());
+  while (true) {
+    absl::StatusOr<Packet> packet = ReceivePacket(socket.get());
+    if (!packet.ok()) return absl::OkStatus();  // The worker is gone.
+    v1::ExecutorCommand command;
+    if (!command.ParseFromString(packet->bytes) || !executor.Handle(command)) return absl::OkStatus();
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,116 @@
+// The shared-memory protocol of a trainer and its executor: one page range a rank.
+//
+//   trainer ── Op ──► ring[submitted % kRingOps] ──► executor      submitted wakes the executor
+//   trainer ◄── unit words, step result, epoch, error ── executor  events wakes the trainer
+//
+// One trainer thread at a time submits; one executor thread consumes. Every operation carries the
+// epoch it was meant for, and the executor drops those of an older one. The page outlives both
+// sides: it belongs to the worker. Everything that the other side wrote is untrusted: units and
+// kinds are checked by the executor before use.
+//
+// Source: the word "unit state" and its windows follow torch/distributed/fsdp/_flat_param.py.
+#ifndef TESSERA_WORKER_MEMORY_CONTROL_PAGE_H_
+#define TESSERA_WORKER_MEMORY_CONTROL_PAGE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace tessera {
+
+enum class OpKind : uint32_t {
+  kUnshard = 1,       // Make the unit's parameters readable.
+  kReshard,           // The trainer no longer reads them.
+  kReduce,            // The unit's gradient slot is complete: reduce it over the ranks.
+  kInitialize,        // The unit's gradient slot holds initial values: take the own slice.
+  kFinishInitialize,  // All units were initialised: agree, and be at step 0.
+  kStep,              // Vote, decide, update, publish.
+  kDropGradients,     // Forget what was reduced since the last step.
+  kSave,              // Write the consolidated model to ControlPage::path.
+};
+
+// "unshard", "reduce", ...; "operation 77" for what is none.
+std::string OpName(OpKind kind);
+
+struct Op {
+  OpKind kind = OpKind::kUnshard;
+  uint32_t epoch = 0;
+  int32_t unit = -1;
+  uint32_t reserved = 0;
+  double learning_rate_scale = 1.0;  // kStep: multiplies each param group's learning rate.
+  uint64_t padding[5] = {};
+};
+static_assert(sizeof(Op) == 64, "one operation is one cache line");
+
+enum class UnitState : uint32_t { kSharded = 0, kUnsharding, kUnsharded };
+
+struct UnitWords {
+  std::atomic<uint32_t> state;    // UnitState.
+  std::atomic<uint32_t> reduced;  // Reductions completed in this epoch.
+};
+
+inline constexpr uint32_t kControlPageVersion = 1;
+inline constexpr uint32_t kRingOps = 256;
+inline constexpr int kMaxUnits = 16384;
+inline constexpr size_t kMaxErrorBytes = 1024;
+inline constexpr size_t kMaxPathBytes = 4096;
+
+// What the last collective operation with a result (step, save, finish-initialize) gave.
+struct OpResult {
+  std::atomic<uint32_t> count;  // Results given in this epoch.
+  int32_t status_code;
+  double gradient_norm;
+  char message[kMaxErrorBytes];
+};
+
+struct ControlPage {
+  uint32_t version;
+  alignas(64) std::atomic<uint32_t> submitted;
+  alignas(64) std::atomic<uint32_t> consumed;
+  alignas(64) std::atomic<uint32_t> events;  // Bumped at every change that a trainer may await.
+  std::atomic<uint32_t> epoch;               // Running; 0 before the first.
+  std::atomic<uint32_t> failed_epoch;        // The newest that ended in failure_*.
+  std::atomic<uint32_t> initialized;         // 1 once the job's parameters have values.
+  std::atomic<int64_t> committed_step;
+  // What the rank is doing, for status displays.
+  std::atomic<int64_t> progress_step;
+  std::atomic<int64_t> progress_sequence;
+  std::atomic<uint32_t> progress_kind;  // OpKind, 0: idle.
+  std::atomic<int32_t> progress_unit;
+  std::atomic<int32_t> executor_pid;
+  int32_t failure_code;
+  char failure_message[kMaxErrorBytes];
+  OpResult result;
+  char path[kMaxPathBytes];
+  alignas(64) Op ring[kRingOps];
+  UnitWords units[kMaxUnits];
+};
+
+// Wakes whoever waits in WaitForChange on `word`, after adding one to it.
+void Bump(std::atomic<uint32_t>* word);
+
+// Waits until `word` differs from `seen` or the deadline has passed: looks, yields, then sleeps.
+void WaitForChange(const std::atomic<uint32_t>& word, uint32_t seen, absl::Time deadline);
+
+// Waits until `done()` holds, looking again at each event. `done` must be cheap.
+// Errors: DeadlineExceeded  naming `what`.
+//         the epoch's failure  once failed_epoch reached `epoch`: Aborted where the step was undone
+//                           and may be tried again, else what was wrong.
+absl::Status AwaitEvent(const ControlPage& page, uint32_t epoch, absl::Time deadline,
+                        absl::string_view what, const std::function<bool()>& done);
+
+// Executor side: records the failure of `epoch` and wakes the trainer.
+void PublishFailure(ControlPage* page, uint32_t epoch, const absl::Status& status);
+
+// Copies at most `capacity` - 1 bytes and ends them with 0. Reads stop at the capacity.
+void StoreText(absl::string_view text, char* buffer, size_t capacity);
+std::string LoadText(const char* buffer, size_t capacity);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_MEMORY_CONTROL_PAGE_H_

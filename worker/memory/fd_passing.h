@@ -1,0 +1,46 @@
+// Packets with file descriptors over Unix sockets (SOCK_SEQPACKET, SCM_RIGHTS).
+// Stateless; the caller owns the sockets. A received packet owns its descriptors.
+#ifndef TESSERA_WORKER_MEMORY_FD_PASSING_H_
+#define TESSERA_WORKER_MEMORY_FD_PASSING_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/unique_fd.h"
+
+namespace tessera {
+
+struct Packet {
+  std::string bytes;
+  std::vector<UniqueFd> fds;
+};
+
+inline constexpr size_t kMaxPacketBytes = 64 << 10;
+inline constexpr size_t kMaxPacketFds = 200;
+
+// Errors: InvalidArgument too large; Unavailable the peer is gone; ResourceExhausted its queue is
+// full and `wait` is false.
+absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const int> fds = {},
+                        bool wait = true);
+// Blocks. Errors: Unavailable the peer closed (an orderly end too); InvalidArgument truncated.
+absl::StatusOr<Packet> ReceivePacket(int socket);
+
+// A connected pair, close-on-exec.
+absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair();
+
+// Listens at `path` (mode 0600). A stale socket file that nobody listens on is replaced.
+// Errors: AlreadyExists somebody listens there; InvalidArgument the path is too long.
+absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path);
+// Errors: Unavailable nobody listens at `path`; NotFound no such file.
+absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path);
+// Errors: PermissionDenied  the peer runs as another user (root may always).
+absl::Status CheckPeerUser(int socket);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_MEMORY_FD_PASSING_H_

@@ -1,0 +1,94 @@
+#include "worker/memory/job_config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+absl::Status ValidateGroup(const ParamGroup& group, size_t index) {
+  const auto in_unit_interval = [](double x) { return x >= 0.0 && x < 1.0; };
+  const auto non_negative = [](double x) { return std::isfinite(x) && x >= 0.0; };
+  const char* bad = nullptr;
+  if (!non_negative(group.learning_rate)) bad = "learning_rate";
+  if (!in_unit_interval(group.beta1)) bad = "beta1";
+  if (!in_unit_interval(group.beta2)) bad = "beta2";
+  if (!non_negative(group.epsilon)) bad = "epsilon";
+  if (!non_negative(group.weight_decay)) bad = "weight_decay";
+  if (!in_unit_interval(group.momentum)) bad = "momentum";
+  if (bad == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("param group ", index, ": ", bad, " is out of range"));
+}
+
+absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
+  if (config.groups.empty()) return absl::InvalidArgumentError("optimizer: no param group");
+  absl::flat_hash_set<std::string> known;
+  for (const UnitSpec& unit : model.units) {
+    for (const TensorSpec& spec : unit.parameters) known.insert(spec.name);
+  }
+  absl::flat_hash_set<std::string> claimed;
+  for (size_t i = 0; i < config.groups.size(); ++i) {
+    RETURN_IF_ERROR(ValidateGroup(config.groups[i], i));
+    if (i > 0 && config.groups[i].parameter_names.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("param group ", i, ": names no parameter"));
+    }
+    for (const std::string& name : config.groups[i].parameter_names) {
+      if (!known.contains(name)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("param group ", i, ": the model has no parameter '", name, "'"));
+      }
+      if (!claimed.insert(name).second) {
+        return absl::InvalidArgumentError(absl::StrCat("parameter '", name, "' is in two param groups"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool IsTrainingDType(DType dtype) { return dtype == DType::kFp32 || dtype == DType::kBf16; }
+
+}  // namespace
+
+absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) {
+  if (config.world_size < 1 || config.world_size > 1024) {
+    return absl::InvalidArgumentError(absl::StrCat("world_size ", config.world_size, " is not in [1, 1024]"));
+  }
+  if (!IsTrainingDType(config.compute_dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat("compute_dtype ", Name(config.compute_dtype), ": fp32 or bf16"));
+  }
+  if (!IsTrainingDType(config.reduce_dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat("reduce_dtype ", Name(config.reduce_dtype), ": fp32 or bf16"));
+  }
+  if (!std::isfinite(config.max_gradient_norm) || config.max_gradient_norm < 0) {
+    return absl::InvalidArgumentError("max_gradient_norm is negative or not finite");
+  }
+  if (config.max_gathered_units < 1 || config.gradient_slots < 0) {
+    return absl::InvalidArgumentError("max_gathered_units < 1 or gradient_slots < 0");
+  }
+  if (config.collective_timeout < absl::Milliseconds(10)) {
+    return absl::InvalidArgumentError("collective_timeout is under 10 ms");
+  }
+  for (const UnitSpec& unit : model.units) {
+    for (const TensorSpec& spec : unit.parameters) {
+      if (spec.dtype != DType::kFp32) {
+        return absl::InvalidArgumentError(absl::StrCat("unit '", unit.name, "': parameter '", spec.name, "' is ",
+                                                       Name(spec.dtype), "; shards are fp32"));
+      }
+    }
+  }
+  return ValidateGroups(config, model);
+}
+
+int GroupOf(const JobConfig& config, const std::string& parameter_name) {
+  for (size_t i = 0; i < config.groups.size(); ++i) {
+    const auto& names = config.groups[i].parameter_names;
+    if (std::find(names.begin(), names.end(), parameter_name) != names.end()) return i;
+  }
+  return 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,57 @@
+// How a job trains: what JobConfig of the wire says, checked. Plain values.
+#ifndef TESSERA_WORKER_MEMORY_JOB_CONFIG_H_
+#define TESSERA_WORKER_MEMORY_JOB_CONFIG_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "layout/flat_layout.h"
+#include "layout/model_layout.h"
+
+namespace tessera {
+
+enum class Strategy {
+  kFullShard,    // Unsharded only around use.
+  kShardGradOp,  // Kept unsharded from forward to the end of backward.
+  kNoShard,      // Never resharded.
+};
+
+enum class OptimizerKind { kSgd, kAdam, kAdamW };
+
+struct ParamGroup {
+  std::vector<std::string> parameter_names;  // Empty in the first group: all others.
+  double learning_rate = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0.0;
+  double momentum = 0.0;
+};
+
+struct JobConfig {
+  int world_size = 1;
+  Strategy strategy = Strategy::kFullShard;
+  DType compute_dtype = DType::kFp32;  // fp32 or bf16; shards are always fp32.
+  DType reduce_dtype = DType::kFp32;   // fp32 or bf16.
+  LayoutOptions layout;
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  std::vector<ParamGroup> groups = {ParamGroup()};
+  double max_gradient_norm = 0.0;  // 0: no clipping.
+  int max_gathered_units = 2;      // Slots for unsharded low-precision parameters beside the root's.
+  int gradient_slots = 2;          // Slots for unsharded gradients beside the root's; 0: one a unit.
+  absl::Duration collective_timeout = absl::Minutes(2);
+  bool backward_prefetch = true;
+};
+
+// Errors: InvalidArgument  naming the field, or the param group's parameter that the model lacks
+//                          or that two groups claim.
+absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model);
+
+// Index into config.groups for a parameter.
+int GroupOf(const JobConfig& config, const std::string& parameter_name);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_MEMORY_JOB_CONFIG_H_

@@ -1,0 +1,65 @@
+// What lies where in the memory of a job on one host. Pure arithmetic; the same in the worker, its
+// executors and its trainers, so no offset ever travels.
+//
+//   parameters (one a host)   | unit 0: slice of rank 0 | rank 1 | ... | unit 1 ...   compute dtype
+//   gradients  (one a rank)   | slot 0 (root) | slot 1 | ...    an unsharded unit each, reduce dtype
+//   state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced gradient |    fp32
+//   control    (one a rank)   | ControlPage |                       trainer <-> executor
+//   group      (one a host)   | GroupPage | channel 0 | channel 1 | executor <-> executor
+//
+// Parameter slices of all ranks lie side by side, so rank r's slice *is* its part of the unsharded
+// flat parameter and unsharding copies nothing. Several units share a gradient slot: unit i > 0 has
+// slot 1 + (i - 1) % gradient_slots, so two neighbours in the backward order never share one.
+// State arrays hold the rank's shards of all units one behind the other.
+#ifndef TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
+#define TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "layout/model_layout.h"
+#include "worker/memory/job_config.h"
+
+namespace tessera {
+
+struct UnitMemory {
+  int64_t parameter_offset_bytes = 0;  // In the parameter region; page-aligned.
+  int64_t parameter_bytes = 0;         // padded_numel in the compute dtype.
+  int gradient_slot = 0;
+  int64_t shard_offset_elements = 0;   // In each state array.
+};
+
+enum class StateArray { kParameter, kFirstMoment, kSecondMoment };
+
+class JobMemory {
+ public:
+  // Errors: InvalidArgument  a region would overflow int64.
+  static absl::StatusOr<JobMemory> Create(const ModelLayout& layout, const JobConfig& config);
+
+  const std::vector<UnitMemory>& units() const { return units_; }
+  int64_t parameter_region_bytes() const { return parameter_region_bytes_; }
+  int num_gradient_slots() const { return num_gradient_slots_; }
+  int64_t gradient_slot_bytes() const { return gradient_slot_bytes_; }
+  int64_t gradient_region_bytes() const { return gradient_slot_bytes_ * num_gradient_slots_; }
+  int64_t state_region_bytes() const { return state_array_bytes_ * 7; }
+  // Elements of all of a rank's shards together.
+  int64_t shard_numel() const { return shard_numel_; }
+
+  int64_t StateOffsetBytes(StateArray array, int version) const {
+    return state_array_bytes_ * (2 * static_cast<int>(array) + version);
+  }
+  int64_t ReducedGradientOffsetBytes() const { return state_array_bytes_ * 6; }
+
+ private:
+  std::vector<UnitMemory> units_;
+  int64_t parameter_region_bytes_ = 0;
+  int num_gradient_slots_ = 1;
+  int64_t gradient_slot_bytes_ = 0;
+  int64_t shard_numel_ = 0;
+  int64_t state_array_bytes_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_MEMORY_JOB_MEMORY_H_

@@ -1,0 +1,209 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "worker/memory/control_page.h"
+#include "worker/memory/fd_passing.h"
+#include "worker/memory/job_memory.h"
+#include "worker/memory/region.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(RegionTest, TwoMappingsOfOneRegionShowTheSameBytes) {
+  ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", 10000));
+  ASSERT_OK_AND_ASSIGN(const Mapping writer, Mapping::CreateWhole(region.fd(), Access::kReadWrite));
+  ASSERT_OK_AND_ASSIGN(const Mapping reader, Mapping::CreateWhole(region.fd(), Access::kReadOnly));
+  writer.data()[9999] = std::byte{42};
+  EXPECT_EQ(reader.data()[9999], std::byte{42});
+  EXPECT_NE(reader.data(), writer.data());
+}
+
+TEST(RegionTest, SizeIsSealedSoThatNoHolderCanPullPagesAway) {
+  ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", 8192));
+  EXPECT_NE(ftruncate(region.fd(), 4096), 0);
+}
+
+TEST(RegionTest, MappingOutsideTheRegionIsRefused) {
+  ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", 8192));
+  EXPECT_THAT(Mapping::Create(region.fd(), 4096, 8192, Access::kReadOnly),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4096")));
+  EXPECT_FALSE(Mapping::Create(region.fd(), 1, 8, Access::kReadOnly).ok());
+  EXPECT_FALSE(SharedRegion::Create("test", 0).ok());
+}
+
+TEST(RegionTest, WritingThroughAReadOnlyMappingEndsTheProcess) {
+  ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", 8192));
+  ASSERT_OK_AND_ASSIGN(const Mapping reader, Mapping::CreateWhole(region.fd(), Access::kReadOnly));
+  EXPECT_DEATH({ *const_cast<volatile std::byte*>(reader.data()) = std::byte{1}; }, "");
+}
+
+TEST(FdPassingTest, DescriptorArrivesAndMapsTheSamePages) {
+  ASSERT_OK_AND_ASSIGN(auto sockets, CreatePacketSocketPair());
+  ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", 4096));
+  ASSERT_OK_AND_ASSIGN(const Mapping mapping, Mapping::CreateWhole(region.fd(), Access::kReadWrite));
+  mapping.data()[0] = std::byte{7};
+  ASSERT_OK(SendPacket(sockets.first.get(), "hello", {region.fd()}));
+  ASSERT_OK_AND_ASSIGN(const Packet packet, ReceivePacket(sockets.second.get()));
+  EXPECT_EQ(packet.bytes, "hello");
+  ASSERT_EQ(packet.fds.size(), 1);
+  EXPECT_NE(fcntl(packet.fds[0].get(), F_GETFD) & FD_CLOEXEC, 0);
+  ASSERT_OK_AND_ASSIGN(const Mapping other, Mapping::CreateWhole(packet.fds[0].get(), Access::kReadOnly));
+  EXPECT_EQ(other.data()[0], std::byte{7});
+}
+
+TEST(FdPassingTest, EndOfThePeerIsUnavailable) {
+  ASSERT_OK_AND_ASSIGN(auto sockets, CreatePacketSocketPair());
+  sockets.first.Reset();
+  EXPECT_THAT(ReceivePacket(sockets.second.get()), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("closed")));
+  EXPECT_THAT(SendPacket(sockets.second.get(), "x"), StatusIs(absl::StatusCode::kUnavailable, testing::_));
+}
+
+TEST(FdPassingTest, SecondListenerIsRefusedAndAStaleSocketReplaced) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/tessera-", getpid(), ".sock");
+  {
+    ASSERT_OK_AND_ASSIGN(const UniqueFd first, ListenPacketSocket(path));
+    EXPECT_THAT(ListenPacketSocket(path), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path)));
+    struct stat info;
+    ASSERT_EQ(stat(path.c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777, 0600u);
+  }
+  EXPECT_OK(ListenPacketSocket(path));
+  unlink(path.c_str());
+}
+
+class ControlPageTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto region = SharedRegion::Create("control", sizeof(ControlPage));
+    ASSERT_OK(region);
+    auto mapping = Mapping::CreateWhole(region->fd(), Access::kReadWrite);
+    ASSERT_OK(mapping);
+    mapping_ = *std::move(mapping);
+    page_ = reinterpret_cast<ControlPage*>(mapping_.data());
+  }
+  Mapping mapping_;
+  ControlPage* page_ = nullptr;
+};
+
+TEST_F(ControlPageTest, WaiterSeesTheEventThatMakesItsConditionTrue) {
+  std::thread executor([this] {
+    page_->units[3].state.store(2, std::memory_order_release);
+    Bump(&page_->events);
+  });
+  EXPECT_OK(AwaitEvent(*page_, 1, absl::Now() + absl::Seconds(30), "unit 3",
+                       [this] { return page_->units[3].state.load() == 2; }));
+  executor.join();
+}
+
+TEST_F(ControlPageTest, FailureOfTheEpochEndsTheWaitWithItsCause) {
+  std::thread executor([this] { PublishFailure(page_, 5, absl::AbortedError("rank 2 died")); });
+  EXPECT_THAT(AwaitEvent(*page_, 5, absl::Now() + absl::Seconds(30), "x", [] { return false; }),
+              StatusIs(absl::StatusCode::kAborted, "rank 2 died"));
+  executor.join();
+}
+
+TEST_F(ControlPageTest, FailureOfAnOlderEpochIsNotSeen) {
+  PublishFailure(page_, 5, absl::AbortedError("old"));
+  EXPECT_OK(AwaitEvent(*page_, 6, absl::Now() + absl::Seconds(30), "x", [] { return true; }));
+}
+
+TEST_F(ControlPageTest, DeadlineNamesWhatWasAwaited) {
+  EXPECT_THAT(AwaitEvent(*page_, 1, absl::Now(), "unit 'blocks.0'", [] { return false; }),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("unit 'blocks.0'")));
+}
+
+TEST_F(ControlPageTest, TextLongerThanItsRoomIsCutAndStillEnds) {
+  char buffer[8];
+  StoreText("0123456789", buffer, sizeof(buffer));
+  EXPECT_EQ(LoadText(buffer, sizeof(buffer)), "0123456");
+}
+
+ModelLayout SomeLayout(int num_units) {
+  ModelSpec model;
+  for (int i = 0; i < num_units; ++i) {
+    model.units.push_back({absl::StrCat("u", i), {{absl::StrCat("w", i), {100 + i, 3}, DType::kFp32}}});
+  }
+  return *ModelLayout::Create(model, LayoutOptions(), 3);
+}
+
+TEST(JobMemoryTest, UnitsDoNotOverlapAndNeighboursNeverShareAGradientSlot) {
+  const ModelLayout layout = SomeLayout(9);
+  JobConfig config;
+  config.world_size = 3;
+  ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
+  int64_t parameter_end = 0, shard_end = 0;
+  for (size_t i = 0; i < memory.units().size(); ++i) {
+    const UnitMemory& unit = memory.units()[i];
+    EXPECT_EQ(unit.parameter_offset_bytes % kPageBytes, 0);
+    EXPECT_GE(unit.parameter_offset_bytes, parameter_end);
+    parameter_end = unit.parameter_offset_bytes + unit.parameter_bytes;
+    EXPECT_EQ(unit.shard_offset_elements, shard_end);
+    shard_end += layout.units[i].shards.shard_numel();
+    EXPECT_GE(memory.gradient_slot_bytes(), layout.units[i].shards.padded_numel() * 4);
+    EXPECT_EQ(unit.gradient_slot == 0, i == 0);
+    if (i > 1) EXPECT_NE(unit.gradient_slot, memory.units()[i - 1].gradient_slot);
+  }
+  EXPECT_LE(parameter_end, memory.parameter_region_bytes());
+  EXPECT_EQ(shard_end, memory.shard_numel());
+  EXPECT_EQ(memory.num_gradient_slots(), 3);
+}
+
+TEST(JobMemoryTest, NoGradientSlotLimitGivesEachUnitItsOwn) {
+  JobConfig config;
+  config.world_size = 3;
+  config.gradient_slots = 0;
+  ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(SomeLayout(5), config));
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(memory.units()[i].gradient_slot, i);
+}
+
+TEST(JobMemoryTest, OneUnitNeedsOneSlot) {
+  JobConfig config;
+  config.world_size = 3;
+  ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(SomeLayout(1), config));
+  EXPECT_EQ(memory.num_gradient_slots(), 1);
+}
+
+TEST(JobMemoryTest, AbsurdSizesAreRefusedByName) {
+  ModelSpec model;
+  model.units.push_back({"huge", {{"w", {int64_t{1} << 60}, DType::kFp32}}});
+  ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, LayoutOptions(), 1));
+  EXPECT_THAT(JobMemory::Create(layout, JobConfig()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("too large")));
+}
+
+TEST(JobConfigTest, EachBadFieldIsNamed) {
+  ModelSpec model;
+  model.units.push_back({"u", {{"w", {4}, DType::kFp32}}});
+  const auto expect = [&](const JobConfig& config, const std::string& text) {
+    EXPECT_THAT(ValidateJobConfig(config, model), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+  };
+  JobConfig config;
+  EXPECT_OK(ValidateJobConfig(config, model));
+  config.world_size = 0;
+  expect(config, "world_size 0");
+  config = JobConfig();
+  config.compute_dtype = DType::kFp64;
+  expect(config, "compute_dtype fp64");
+  config = JobConfig();
+  config.groups[0].beta2 = 1.0;
+  expect(config, "param group 0: beta2");
+  config = JobConfig();
+  config.groups.push_back({{"nope"}});
+  expect(config, "'nope'");
+  config = JobConfig();
+  config.groups.push_back({{"w"}});
+  config.groups.push_back({{"w"}});
+  expect(config, "'w' is in two param groups");
+}
+
+}  // namespace
+}  // namespace tessera

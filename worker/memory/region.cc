@@ -1,0 +1,82 @@
+#include "worker/memory/region.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+
+absl::StatusOr<SharedRegion> SharedRegion::Create(absl::string_view label, int64_t size_bytes) {
+  if (size_bytes < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("region ", label, ": size ", size_bytes));
+  }
+  const std::string name = absl::StrCat("tessera:", label);
+  UniqueFd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("memfd_create ", name));
+  if (ftruncate(fd.get(), size_bytes) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("size ", name, " to ", size_bytes, " bytes"));
+  }
+  // A region that shrank under a mapping would be a SIGBUS in another process.
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("seal ", name));
+  }
+  return SharedRegion(std::move(fd), size_bytes);
+}
+
+absl::StatusOr<Mapping> Mapping::Create(int fd, int64_t offset_bytes, int64_t size_bytes,
+                                        Access access) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "stat a shared region");
+  if (offset_bytes < 0 || size_bytes < 1 || offset_bytes > info.st_size ||
+      size_bytes > info.st_size - offset_bytes || offset_bytes % kPageBytes != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("mapping [", offset_bytes, ", +", size_bytes,
+                                                   ") of a region of ", info.st_size, " bytes"));
+  }
+  const int protection = access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* data = mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, offset_bytes);
+  if (data == MAP_FAILED) return ErrnoStatus(errno, "map a shared region");
+  return Mapping(static_cast<std::byte*>(data), size_bytes);
+}
+
+absl::StatusOr<Mapping> Mapping::CreateWhole(int fd, Access access) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "stat a shared region");
+  return Create(fd, 0, info.st_size, access);
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, size_bytes_);
+}
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  if (this != &other) {
+    if (data_ != nullptr) munmap(data_, size_bytes_);
+    data_ = std::exchange(other.data_, nullptr);
+    size_bytes_ = std::exchange(other.size_bytes_, 0);
+  }
+  return *this;
+}
+
+void Mapping::Populate() const {
+#ifdef MADV_POPULATE_WRITE
+  if (madvise(data_, size_bytes_, MADV_POPULATE_WRITE) == 0) return;
+#endif
+  for (int64_t at = 0; at < size_bytes_; at += kPageBytes) {
+    auto* page = reinterpret_cast<volatile std::byte*>(data_ + at);
+    *page = *page;
+  }
+}
+
+}  // namespace tessera

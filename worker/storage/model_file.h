@@ -1,0 +1,63 @@
+// One consolidated safetensors file written by many ranks at once, each the bytes that it owns.
+//
+//   one rank:   Create ──►   all ranks: Open, WriteSlice ..., Sync   ──► one rank: Publish
+//
+// The file grows under "<path>.partial" and gets its name only when it is whole and on disk, so
+// that a crash leaves the old file or the new one. No rank holds more than its own slices.
+// Move-only; thread-compatible. Between the phases the ranks synchronise by themselves.
+#ifndef TESSERA_WORKER_STORAGE_MODEL_FILE_H_
+#define TESSERA_WORKER_STORAGE_MODEL_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/unique_fd.h"
+#include "worker/storage/safetensors_header.h"
+
+namespace tessera {
+
+class ModelFile {
+ public:
+  // Makes "<path>.partial" of full size with its header, in a folder that exists.
+  // Errors: InvalidArgument the path is not absolute; NotFound no such folder; PermissionDenied;
+  //         ResourceExhausted the disk is full. The message names the path.
+  static absl::Status Create(const std::string& path, const SafetensorsHeader& header);
+  // Opens what Create made.
+  static absl::StatusOr<ModelFile> Open(const std::string& path, const SafetensorsHeader& header);
+
+  // Writes elements [begin, begin + values.size()) of an F32 tensor.
+  // Errors: NotFound no such tensor; InvalidArgument outside of it; ResourceExhausted disk full.
+  absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements,
+                          absl::Span<const float> values);
+  // Makes what this process wrote durable.
+  absl::Status Sync();
+
+  // Gives the finished file its name, durably.
+  static absl::Status Publish(const std::string& path);
+  // Removes "<path>.partial", if there is one.
+  static void Discard(const std::string& path);
+
+ private:
+  ModelFile(UniqueFd fd, std::string path, const SafetensorsHeader* header)
+      : fd_(std::move(fd)), path_(std::move(path)), header_(header) {}
+
+  UniqueFd fd_;
+  std::string path_;
+  const SafetensorsHeader* header_;  // Not owned; outlives this.
+};
+
+struct LoadedTensor {
+  StoredTensor stored;
+  std::vector<float> values;  // F32 tensors only.
+};
+
+// Reads a whole F32 file back. Errors: as DecodeHeader, and those of the file system.
+absl::StatusOr<std::vector<LoadedTensor>> ReadModelFile(const std::string& path);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_STORAGE_MODEL_FILE_H_
