@@ -1,0 +1,25 @@
+// Checks of what callers pass to a Communicator, the same for each back-end. Pure; thread-safe.
+// Errors of all: InvalidArgument, naming the argument.
+#ifndef TESSERA_WORKER_COMM_COLLECTIVE_ARGUMENTS_H_
+#define TESSERA_WORKER_COMM_COLLECTIVE_ARGUMENTS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "layout/dtype.h"
+
+namespace tessera {
+
+absl::Status CheckAllGather(const void* send, const void* recv, int64_t bytes_per_rank, int size);
+absl::Status CheckReduceScatter(const void* send, const void* recv, int64_t count_per_rank,
+                                DType dtype, int size);
+absl::Status CheckAllReduce(const void* buffer, int64_t count, DType dtype);
+absl::Status CheckBroadcast(const void* buffer, int64_t bytes, int root, int size);
+absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                      int64_t begin_element, int64_t count, DType dtype,
+                                      const void* recv, int size);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_COMM_COLLECTIVE_ARGUMENTS_H_

@@ -1,0 +1,83 @@
+// Collective operations among the ranks of one epoch.
+//
+//   AllGather      rank r gives s_r        everyone gets  s_0 | s_1 | ... | s_{N-1}
+//   ReduceScatter  rank r gives N slices   rank r gets    scale * (slice r of 0 + ... + of N-1)
+//   AllReduce      rank r gives b_r        everyone gets  b_0 op b_1 op ... op b_{N-1}
+//   Broadcast      the root gives b        everyone gets  b
+//
+// All ranks call the same operations in the same order with equal sizes; a call returns once this
+// rank's result is ready and its inputs may be written again. Sums run in rank order, so results
+// are bit-identical from run to run and from rank to rank. Counts are ELEMENTS, sizes BYTES.
+// One thread calls a communicator at a time; Abort may come from any thread. Streams that
+// communicate at once use a communicator each.
+//
+// Every operation can return
+//   Aborted             Abort was called, here or on another rank; the message is its reason
+//   DeadlineExceeded    some ranks did not come in time: the message names them and the operation
+//   FailedPrecondition  the ranks called different operations or sizes: the message names both
+//   InvalidArgument     an argument is impossible; nothing was done and the others still wait
+// After any but the last the communicator is broken: each call returns the first error, on every
+// rank, and a new epoch is needed.
+#ifndef TESSERA_WORKER_COMM_COMMUNICATOR_H_
+#define TESSERA_WORKER_COMM_COMMUNICATOR_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "layout/dtype.h"
+#include "worker/device/host/kernels.h"
+
+namespace tessera {
+
+enum class ReduceOp : uint8_t { kSum, kMax, kMin };
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  virtual absl::Status Barrier() = 0;
+
+  // `recv` holds size() * bytes_per_rank; `send` may be this rank's part of it (in place).
+  virtual absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) = 0;
+
+  // `send` holds size() * count_per_rank elements of `dtype` (kFp32 or kBf16); sums are fp32.
+  // `recv` may be this rank's slice of an fp32 `send`.
+  virtual absl::Status ReduceScatter(const void* send, float* recv, int64_t count_per_rank,
+                                     DType dtype, float scale) = 0;
+
+  // In place; `dtype` is kFp32 or kFp64. A NaN on any rank makes any result NaN.
+  virtual absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) = 0;
+
+  virtual absl::Status Broadcast(void* buffer, int64_t bytes, int root) = 0;
+
+  // --- Buffers that every rank can address (one host, shared mappings) ---
+
+  // The shards already lie side by side in one mapping: waits until every rank has finished
+  // writing its own. Moves no bytes.
+  virtual absl::Status AllGatherMapped() = 0;
+
+  // sends_by_rank[r] is where this process sees rank r's whole unsharded buffer. Reduces elements
+  // [begin_element, begin_element + count) of all of them into `recv` in one pass (see
+  // host::ReduceSlices). begin_element and count may differ between ranks. When it returns, no
+  // rank reads this rank's buffer any more.
+  virtual absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                           int64_t begin_element, int64_t count, DType dtype,
+                                           float scale, bool accumulate, float* recv,
+                                           host::GradientStats* stats) = 0;
+
+  // Ends every wait of every rank, now and later, with Aborted and `reason`. From any thread.
+  // Idempotent: the first reason stays.
+  virtual void Abort(absl::Status reason) = 0;
+
+  // Bytes that operations of this rank have copied from buffer to buffer so far. Reductions read
+  // and write but do not copy.
+  virtual int64_t payload_bytes_copied() const = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_COMM_COMMUNICATOR_H_

@@ -1,0 +1,86 @@
+#include "worker/comm/loopback/loopback_communicator.h"
+
+#include <cstring>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/comm/collective_arguments.h"
+#include "worker/comm/ordered_reduce.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<LoopbackCommunicator>> LoopbackCommunicator::Create(int rank,
+                                                                                   int size) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of ", size));
+  }
+  return absl::WrapUnique(new LoopbackCommunicator(rank, size));
+}
+
+absl::Status LoopbackCommunicator::CheckNotAborted() {
+  absl::MutexLock lock(&mu_);
+  return aborted_;
+}
+
+absl::Status LoopbackCommunicator::Barrier() { return CheckNotAborted(); }
+
+absl::Status LoopbackCommunicator::AllGather(const void* send, void* recv, int64_t bytes_per_rank) {
+  RETURN_IF_ERROR(CheckAllGather(send, recv, bytes_per_rank, size_));
+  RETURN_IF_ERROR(CheckNotAborted());
+  for (int r = 0; r < size_; ++r) {
+    char* to = static_cast<char*>(recv) + r * bytes_per_rank;
+    if (to == send || bytes_per_rank == 0) continue;
+    std::memcpy(to, send, static_cast<size_t>(bytes_per_rank));
+    payload_bytes_copied_ += bytes_per_rank;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoopbackCommunicator::ReduceScatter(const void* send, float* recv,
+                                                 int64_t count_per_rank, DType dtype, float scale) {
+  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, size_));
+  const std::vector<const void*> sends(size_, send);
+  return ReduceScatterMapped(sends, rank_ * count_per_rank, count_per_rank, dtype, scale, false,
+                             recv, nullptr);
+}
+
+absl::Status LoopbackCommunicator::AllReduce(void* buffer, int64_t count, DType dtype,
+                                             ReduceOp op) {
+  RETURN_IF_ERROR(CheckAllReduce(buffer, count, dtype));
+  RETURN_IF_ERROR(CheckNotAborted());
+  const std::vector<const void*> inputs(size_, buffer);
+  OrderedReduce(inputs, dtype, op, count, buffer);
+  return absl::OkStatus();
+}
+
+absl::Status LoopbackCommunicator::Broadcast(void* buffer, int64_t bytes, int root) {
+  RETURN_IF_ERROR(CheckBroadcast(buffer, bytes, root, size_));
+  return CheckNotAborted();
+}
+
+absl::Status LoopbackCommunicator::AllGatherMapped() { return CheckNotAborted(); }
+
+absl::Status LoopbackCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                                       int64_t begin_element, int64_t count,
+                                                       DType dtype, float scale, bool accumulate,
+                                                       float* recv, host::GradientStats* stats) {
+  RETURN_IF_ERROR(
+      CheckReduceScatterMapped(sends_by_rank, begin_element, count, dtype, recv, size_));
+  RETURN_IF_ERROR(CheckNotAborted());
+  std::vector<const void*> slices;
+  for (const void* send : sends_by_rank) {
+    slices.push_back(static_cast<const char*>(send) + begin_element * SizeBytes(dtype));
+  }
+  host::ReduceSlices(slices, dtype, count, scale, accumulate, recv, stats);
+  return absl::OkStatus();
+}
+
+void LoopbackCommunicator::Abort(absl::Status reason) {
+  absl::MutexLock lock(&mu_);
+  if (!aborted_.ok()) return;
+  aborted_ = absl::AbortedError(absl::StrCat("rank ", rank_, ": ", reason.message()));
+}
+
+}  // namespace tessera

@@ -1,0 +1,167 @@
+// The operations of ShmCommunicator.
+//
+// Why one phase per chunk is enough: a half is written again two chunks later. To enter the phase
+// in between, every rank had finished reading it.
+#include <algorithm>
+#include <cstring>
+
+#include "base/status_macros.h"
+#include "worker/comm/collective_arguments.h"
+#include "worker/comm/ordered_reduce.h"
+#include "worker/comm/shm/operation_digest.h"
+#include "worker/comm/shm/shm_communicator.h"
+
+namespace tessera {
+namespace {
+
+// Up to this size every rank of an AllReduce reduces everything; above, each its part.
+constexpr int64_t kSmallAllReduceBytes = 16 << 10;
+
+const char* Bytes(const void* pointer) { return static_cast<const char*>(pointer); }
+
+}  // namespace
+
+char* ShmCommunicator::Half(int rank, int half) const {
+  return region_.staging(options_.channel, rank) + half * half_bytes();
+}
+
+void ShmCommunicator::CopyPayload(void* to, const void* from, int64_t bytes) {
+  if (to == from || bytes == 0) return;
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+  payload_bytes_copied_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+absl::Status ShmCommunicator::Barrier() { return Phase(OperationDigest(Operation::kBarrier, {})); }
+
+absl::Status ShmCommunicator::AllGatherMapped() {
+  return Phase(OperationDigest(Operation::kAllGatherMapped, {}));
+}
+
+absl::Status ShmCommunicator::AllGather(const void* send, void* recv, int64_t bytes_per_rank) {
+  RETURN_IF_ERROR(CheckAllGather(send, recv, bytes_per_rank, options_.size));
+  const uint32_t digest = OperationDigest(Operation::kAllGather, {bytes_per_rank});
+  char* to = static_cast<char*>(recv);
+  int64_t begin = 0;
+  do {
+    const int64_t chunk = std::min(bytes_per_rank - begin, half_bytes());
+    if (options_.size > 1) CopyPayload(Half(options_.rank, half_), Bytes(send) + begin, chunk);
+    RETURN_IF_ERROR(Phase(digest));
+    for (int r = 0; r < options_.size; ++r) {
+      const char* from = r == options_.rank ? Bytes(send) + begin : Half(r, half_);
+      CopyPayload(to + r * bytes_per_rank + begin, from, chunk);
+    }
+    half_ = 1 - half_;
+    begin += chunk;
+  } while (begin < bytes_per_rank);
+  return absl::OkStatus();
+}
+
+absl::Status ShmCommunicator::ReduceScatter(const void* send, float* recv, int64_t count_per_rank,
+                                            DType dtype, float scale) {
+  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, options_.size));
+  const uint32_t digest =
+      OperationDigest(Operation::kReduceScatter, {count_per_rank, static_cast<int64_t>(dtype)});
+  const int64_t element_bytes = SizeBytes(dtype);
+  const int64_t piece_bytes = half_bytes() / options_.size / kShmLineBytes * kShmLineBytes;
+  int64_t begin = 0;
+  do {
+    const int64_t chunk = std::min(count_per_rank - begin, piece_bytes / element_bytes);
+    const auto piece_of = [&](int r) {
+      return Bytes(send) + (r * count_per_rank + begin) * element_bytes;
+    };
+    for (int r = 0; r < options_.size; ++r) {
+      if (r == options_.rank) continue;
+      CopyPayload(Half(options_.rank, half_) + r * piece_bytes, piece_of(r), chunk * element_bytes);
+    }
+    RETURN_IF_ERROR(Phase(digest));
+    for (int r = 0; r < options_.size; ++r) {
+      sources_[r] = r == options_.rank ? piece_of(r) : Half(r, half_) + options_.rank * piece_bytes;
+    }
+    host::ReduceSlices(sources_, dtype, chunk, scale, false, recv + begin, nullptr);
+    half_ = 1 - half_;
+    begin += chunk;
+  } while (begin < count_per_rank);
+  return absl::OkStatus();
+}
+
+absl::Status ShmCommunicator::AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) {
+  RETURN_IF_ERROR(CheckAllReduce(buffer, count, dtype));
+  const uint32_t digest = OperationDigest(
+      Operation::kAllReduce, {count, static_cast<int64_t>(dtype), static_cast<int64_t>(op)});
+  const int64_t element_bytes = SizeBytes(dtype);
+  int64_t begin = 0;
+  do {
+    const int64_t chunk = std::min(count - begin, half_bytes() / element_bytes);
+    char* part = static_cast<char*>(buffer) + begin * element_bytes;
+    RETURN_IF_ERROR(AllReduceChunk(part, chunk, dtype, op, digest));
+    begin += chunk;
+  } while (begin < count);
+  return absl::OkStatus();
+}
+
+absl::Status ShmCommunicator::AllReduceChunk(char* buffer, int64_t count, DType dtype, ReduceOp op,
+                                             uint32_t digest) {
+  const int64_t element_bytes = SizeBytes(dtype);
+  if (options_.size > 1) CopyPayload(Half(options_.rank, half_), buffer, count * element_bytes);
+  RETURN_IF_ERROR(Phase(digest));
+  if (options_.size == 1) return absl::OkStatus();
+  if (count * element_bytes <= kSmallAllReduceBytes) {
+    for (int r = 0; r < options_.size; ++r) sources_[r] = Half(r, half_);
+    OrderedReduce(sources_, dtype, op, count, buffer);
+    half_ = 1 - half_;
+    return absl::OkStatus();
+  }
+  // Each rank reduces its part into its other half; that one is read until the next phase, so the
+  // next chunk writes this half again.
+  const int64_t elements_per_line = kShmLineBytes / element_bytes;
+  const int64_t share = (count / options_.size / elements_per_line + 1) * elements_per_line;
+  const auto begin_of = [&](int r) { return std::min(count, r * share); };
+  const auto size_of = [&](int r) {
+    return r + 1 == options_.size ? count - begin_of(r) : begin_of(r + 1) - begin_of(r);
+  };
+  const int64_t begin_bytes = begin_of(options_.rank) * element_bytes;
+  for (int r = 0; r < options_.size; ++r) sources_[r] = Half(r, half_) + begin_bytes;
+  OrderedReduce(sources_, dtype, op, size_of(options_.rank),
+                Half(options_.rank, 1 - half_) + begin_bytes);
+  RETURN_IF_ERROR(Phase(digest));
+  for (int r = 0; r < options_.size; ++r) {
+    const int64_t offset_bytes = begin_of(r) * element_bytes;
+    CopyPayload(buffer + offset_bytes, Half(r, 1 - half_) + offset_bytes,
+                size_of(r) * element_bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShmCommunicator::Broadcast(void* buffer, int64_t bytes, int root) {
+  RETURN_IF_ERROR(CheckBroadcast(buffer, bytes, root, options_.size));
+  const uint32_t digest = OperationDigest(Operation::kBroadcast, {bytes, root});
+  const bool is_root = options_.rank == root;
+  int64_t begin = 0;
+  do {
+    const int64_t chunk = std::min(bytes - begin, half_bytes());
+    char* part = static_cast<char*>(buffer) + begin;
+    if (is_root && options_.size > 1) CopyPayload(Half(root, half_), part, chunk);
+    RETURN_IF_ERROR(Phase(digest));
+    if (!is_root) CopyPayload(part, Half(root, half_), chunk);
+    half_ = 1 - half_;
+    begin += chunk;
+  } while (begin < bytes);
+  return absl::OkStatus();
+}
+
+absl::Status ShmCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                                  int64_t begin_element, int64_t count, DType dtype,
+                                                  float scale, bool accumulate, float* recv,
+                                                  host::GradientStats* stats) {
+  RETURN_IF_ERROR(
+      CheckReduceScatterMapped(sends_by_rank, begin_element, count, dtype, recv, options_.size));
+  const uint32_t digest =
+      OperationDigest(Operation::kReduceScatterMapped, {static_cast<int64_t>(dtype)});
+  RETURN_IF_ERROR(Phase(digest));
+  const int64_t begin_bytes = begin_element * SizeBytes(dtype);
+  for (int r = 0; r < options_.size; ++r) sources_[r] = Bytes(sends_by_rank[r]) + begin_bytes;
+  host::ReduceSlices(sources_, dtype, count, scale, accumulate, recv, stats);
+  return Phase(digest);
+}
+
+}  // namespace tessera

@@ -1,0 +1,193 @@
+// Joining, phases, aborting. The operations are in shm_collectives.cc.
+#include "worker/comm/shm/shm_communicator.h"
+
+#include <cstring>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "worker/comm/shm/operation_digest.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kMaxSize = 1024;
+constexpr int kMaxChannels = 64;
+constexpr int64_t kMinStagingBytes = 4096;
+constexpr int64_t kMaxStagingBytes = int64_t{1} << 30;
+
+ShmRegion RegionOf(const ShmCommunicator::Options& options) {
+  return ShmRegion(options.base, options.size, options.num_channels,
+                   options.staging_bytes_per_rank);
+}
+
+absl::Status CheckMapping(const ShmCommunicator::Options& options) {
+  ASSIGN_OR_RETURN(const int64_t required, ShmCommunicator::RequiredBytes(options.size, options));
+  if (options.base == nullptr || options.bytes < required) {
+    return absl::InvalidArgumentError(absl::StrCat("the mapping has ", options.bytes, " bytes; ",
+                                                   options.size, " ranks need ", required));
+  }
+  if (reinterpret_cast<uintptr_t>(options.base) % kShmLineBytes != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the mapping is not aligned to ", kShmLineBytes, " bytes"));
+  }
+  if (options.epoch < 1) return absl::InvalidArgumentError("epochs start at 1");
+  return absl::OkStatus();
+}
+
+bool HasReached(uint32_t arrived, uint32_t phase) {
+  return static_cast<int32_t>(arrived - phase) >= 0;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> ShmCommunicator::RequiredBytes(int size, const Options& options) {
+  if (size < 1 || size > kMaxSize) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("size ", size, " is not in [1, ", kMaxSize, "]"));
+  }
+  if (options.num_channels < 1 || options.num_channels > kMaxChannels) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_channels ", options.num_channels, " is not in [1, ", kMaxChannels, "]"));
+  }
+  const int64_t staging = options.staging_bytes_per_rank;
+  const int64_t per_peer = int64_t{2} * kShmLineBytes * size;
+  if (staging < kMinStagingBytes || staging > kMaxStagingBytes || staging < per_peer ||
+      staging % (2 * kShmLineBytes) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "staging_bytes_per_rank ", staging, " is not a multiple of ", 2 * kShmLineBytes, " in [",
+        std::max(kMinStagingBytes, per_peer), ", ", kMaxStagingBytes, "]"));
+  }
+  return ShmRegion(nullptr, size, options.num_channels, staging).TotalBytes();
+}
+
+absl::StatusOr<std::unique_ptr<ShmCommunicator>> ShmCommunicator::Create(const Options& options) {
+  RETURN_IF_ERROR(CheckMapping(options));
+  if (options.rank < 0 || options.rank >= options.size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " of ", options.size));
+  }
+  if (options.channel < 0 || options.channel >= options.num_channels) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("channel ", options.channel, " of ", options.num_channels));
+  }
+  auto communicator = absl::WrapUnique(new ShmCommunicator(options));
+  RETURN_IF_ERROR(communicator->Join());
+  return communicator;
+}
+
+absl::Status ShmCommunicator::AbortEpoch(const Options& options, const absl::Status& reason) {
+  RETURN_IF_ERROR(CheckMapping(options));
+  RegionOf(options).Abort(options.epoch, reason.message());
+  return absl::OkStatus();
+}
+
+ShmCommunicator::ShmCommunicator(const Options& options)
+    : options_(options),
+      region_(RegionOf(options)),
+      abort_(&region_.abort_block()->aborted_epoch, options.epoch),
+      policy_(WaitPolicy::ForParties(options.size)),
+      sources_(options.size, nullptr) {}
+
+absl::Status ShmCommunicator::Join() {
+  RankSlot* mine = region_.slot(options_.channel, options_.rank);
+  const uint32_t joined = mine->joined.value.load(std::memory_order_acquire);
+  if (joined >= options_.epoch) {
+    return absl::FailedPreconditionError(absl::StrCat("rank ", options_.rank, " joined epoch ",
+                                                      joined, " before, so it cannot join ",
+                                                      options_.epoch));
+  }
+  region_.Supersede(options_.epoch);
+  std::memset(region_.staging(options_.channel, options_.rank), 0,
+              static_cast<size_t>(options_.staging_bytes_per_rank));  // Faults the pages in.
+  mine->arrived.value.store(0, std::memory_order_relaxed);
+  mine->geometry.store(region_.Geometry(), std::memory_order_relaxed);
+  Publish(&mine->joined, options_.epoch);
+  const absl::Time deadline = absl::Now() + options_.timeout;
+  for (int r = 0; r < options_.size; ++r) {
+    RankSlot* slot = region_.slot(options_.channel, r);
+    const absl::Status status = WaitUntil(
+        &slot->joined, [this](uint32_t epoch) { return epoch >= options_.epoch; }, abort_, deadline,
+        policy_);
+    if (absl::IsAborted(status)) return Break(status);
+    if (!status.ok()) {
+      return Break(absl::DeadlineExceededError(absl::StrCat(
+          "ranks ", MissingRanks(/*joining=*/true), " of ", options_.size, " did not join epoch ",
+          options_.epoch, " within ", absl::FormatDuration(options_.timeout))));
+    }
+    if (slot->geometry.load(std::memory_order_relaxed) != region_.Geometry()) {
+      return Break(absl::FailedPreconditionError(
+          absl::StrCat("rank ", r, " joined with another size, channel count or staging size")));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShmCommunicator::Phase(uint32_t digest) {
+  if (!broken_.ok()) return broken_;
+  if (abort_.raised()) return Break(absl::AbortedError(""));
+  const uint32_t phase = ++phase_;
+  RankSlot* mine = region_.slot(options_.channel, options_.rank);
+  mine->digests[phase % 2].store(digest, std::memory_order_relaxed);
+  Publish(&mine->arrived, phase);
+  absl::Time deadline = absl::InfinitePast();
+  for (int i = 1; i < options_.size; ++i) {
+    const int peer = (options_.rank + i) % options_.size;
+    const RankSlot* slot = region_.slot(options_.channel, peer);
+    if (!HasReached(slot->arrived.value.load(std::memory_order_acquire), phase)) {
+      if (deadline == absl::InfinitePast()) deadline = absl::Now() + options_.timeout;
+      RETURN_IF_ERROR(AwaitPeer(peer, phase, digest, deadline));
+    }
+    // A peer may be one phase ahead of this one, never two: it waits for this rank. So its digest
+    // of this phase still stands.
+    const uint32_t other = slot->digests[phase % 2].load(std::memory_order_relaxed);
+    if (other != digest) {
+      return Break(absl::FailedPreconditionError(
+          absl::StrCat("rank ", options_.rank, " called ", OperationName(digest), " while rank ",
+                       peer, " called ", OperationName(other),
+                       digest >> 24 == other >> 24 ? " with other sizes or types" : "")));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShmCommunicator::AwaitPeer(int peer, uint32_t phase, uint32_t digest,
+                                        absl::Time deadline) {
+  const absl::Status status = WaitUntil(
+      &region_.slot(options_.channel, peer)->arrived,
+      [phase](uint32_t arrived) { return HasReached(arrived, phase); }, abort_, deadline, policy_);
+  if (status.ok()) return status;
+  if (absl::IsAborted(status)) return Break(status);
+  return Break(absl::DeadlineExceededError(absl::StrCat(
+      OperationName(digest), ": rank ", options_.rank, " waited ",
+      absl::FormatDuration(options_.timeout), " for ranks ", MissingRanks(/*joining=*/false),
+      " of ", options_.size, " (epoch ", options_.epoch, ", channel ", options_.channel, ")")));
+}
+
+absl::Status ShmCommunicator::Break(absl::Status status) {
+  if (absl::IsAborted(status)) {
+    status = absl::AbortedError(region_.AbortReason(options_.epoch));
+  } else {
+    Abort(status);
+  }
+  broken_ = status;
+  return status;
+}
+
+std::string ShmCommunicator::MissingRanks(bool joining) const {
+  std::vector<int> missing;
+  for (int r = 0; r < options_.size; ++r) {
+    const RankSlot* slot = region_.slot(options_.channel, r);
+    const bool here = joining ? slot->joined.value.load() >= options_.epoch
+                              : HasReached(slot->arrived.value.load(), phase_);
+    if (!here) missing.push_back(r);
+  }
+  return absl::StrJoin(missing, ", ");
+}
+
+void ShmCommunicator::Abort(absl::Status reason) {
+  region_.Abort(options_.epoch, absl::StrCat("rank ", options_.rank, ": ", reason.message()));
+}
+
+}  // namespace tessera

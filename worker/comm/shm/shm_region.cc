@@ -1,0 +1,65 @@
+#include "worker/comm/shm/shm_region.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+namespace {
+
+// Moves `word` up to `value`; returns whether this call moved it.
+bool RaiseTo(std::atomic<uint32_t>* word, uint32_t value) {
+  uint32_t current = word->load(std::memory_order_acquire);
+  while (current < value) {
+    if (word->compare_exchange_weak(current, value, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+uint32_t ShmRegion::Geometry() const {
+  uint64_t mixed = static_cast<uint64_t>(size_) * 0x9E3779B97F4A7C15u;
+  mixed ^= static_cast<uint64_t>(num_channels_) * 0xC2B2AE3D27D4EB4Fu;
+  mixed ^= static_cast<uint64_t>(staging_bytes_) * 0x165667B19E3779F9u;
+  return static_cast<uint32_t>(mixed >> 32) | 1u;
+}
+
+void ShmRegion::Abort(uint32_t epoch, absl::string_view reason) const {
+  AbortBlock* block = abort_block();
+  if (RaiseTo(&block->claimed_epoch, epoch)) {
+    const size_t length = std::min(reason.size(), AbortBlock::kReasonBytes - 1);
+    std::memcpy(block->reason, reason.data(), length);
+    block->reason[length] = '\0';
+    block->reason_epoch.store(epoch, std::memory_order_release);
+  }
+  // Whoever claimed may have died before this: the abort itself never depends on it.
+  RaiseTo(&block->aborted_epoch, epoch);
+  WakeEveryone();
+}
+
+void ShmRegion::Supersede(uint32_t epoch) const {
+  if (RaiseTo(&abort_block()->aborted_epoch, epoch - 1)) WakeEveryone();
+}
+
+std::string ShmRegion::AbortReason(uint32_t epoch) const {
+  const AbortBlock* block = abort_block();
+  if (block->reason_epoch.load(std::memory_order_acquire) == epoch) {
+    return std::string(block->reason, strnlen(block->reason, AbortBlock::kReasonBytes));
+  }
+  const uint32_t aborted = block->aborted_epoch.load(std::memory_order_acquire);
+  if (aborted > epoch) return absl::StrCat("epoch ", epoch, " is over: ", aborted, " was seen");
+  return absl::StrCat("epoch ", epoch, " was aborted; its reason was lost or superseded");
+}
+
+void ShmRegion::WakeEveryone() const {
+  for (int channel = 0; channel < num_channels_; ++channel) {
+    for (int rank = 0; rank < size_; ++rank) {
+      WakeAll(slot(channel, rank)->arrived.value);
+      WakeAll(slot(channel, rank)->joined.value);
+    }
+  }
+}
+
+}  // namespace tessera
