@@ -1,0 +1,64 @@
+"""The arrows of ARCHITECTURE.md as rules over #include lines. Pure: text in, violations out.
+
+A rule says which includes are forbidden in which files. Paths are relative to the repository's
+root. Bazel's visibility keeps the same arrows between targets; this also catches headers of system
+libraries, which lie on the compiler's own search path and need no dependency to be found.
+"""
+
+import collections
+import re
+
+Rule = collections.namedtuple("Rule", ["where", "unless", "forbidden", "reason"])
+Violation = collections.namedtuple("Violation", ["path", "line", "include", "reason"])
+
+_GRPC = r"grpc|.*\.grpc\.pb\.h$"
+_PROTO = r"proto/|google/protobuf/|.*\.pb\.h$"
+_FOLDERS = r"(?:base|layout|proto|coordinator|worker|client|tests)/"
+_TESTS = r".*_test\.cc$|tests/"
+
+# `where` and `unless` match from the start of the including file's path, `forbidden` from the
+# start of the included name.
+RULES = [
+    Rule(r"base/", None, r"(?!base/)" + _FOLDERS, "base includes nothing above it"),
+    Rule(r"layout/", _TESTS, r"(?!base/|layout/)" + _FOLDERS, "layout includes only base"),
+    Rule(r"proto/", None, r"(?!base/|proto/)" + _FOLDERS, "proto includes only base"),
+    Rule(r"coordinator/core/", _TESTS, r"(?!base/|layout/|coordinator/core/)" + _FOLDERS,
+         "the coordinator's core includes only base and layout"),
+    Rule(r"coordinator/", None, r"worker/|client/", "the coordinator includes no worker or client"),
+    Rule(r"worker/", None, r"coordinator/|client/", "the worker includes no coordinator or client"),
+    Rule(r"client/", None, r"worker/engine/|worker/agent/|worker/storage/|coordinator/core/",
+         "clients see the worker's memory protocol and its servers, not their insides"),
+    Rule(r"worker/engine/", _TESTS, _GRPC + "|" + _PROTO + r"|worker/storage/|sqlite3|etcd",
+         "the engine includes no gRPC, no proto and no storage"),
+    Rule(r"worker/(?:engine|device|comm)/", None, r"worker/(?:agent|service|keeper)/",
+         "the engine, its devices and collectives include nothing above them"),
+    Rule(r"worker/device/", None, r"worker/(?:comm|engine|storage)/",
+         "devices include nothing above them"),
+    Rule(r"worker/comm/", None, r"worker/(?:engine|storage)/",
+         "collectives may use devices, not the engine"),
+    Rule(r"", r"worker/device/cuda/|worker/comm/nccl/",
+         r"cuda[_.A-Z]|cuda\w*\.h|cub/|thrust/|cooperative_groups|nvtx|nccl",
+         "CUDA and NCCL headers only under worker/device/cuda and worker/comm/nccl"),
+    Rule(r"", r"[a-z]+/(?:.*/)?service/|worker/agent/|client/.*\.cc$|proto/grpc_status|" + _TESTS,
+         _GRPC, "gRPC headers only in */service, worker/agent, client sources, proto/grpc_status"),
+    Rule(r"", r"tests/", r"tests/", "nothing includes tests/"),
+    Rule(r"", r"client/torch/|tests/", r"torch/|ATen/|c10/", "libtorch only in client/torch"),
+]
+
+SOURCE = re.compile(
+    r"^(?:base|layout|proto|coordinator|worker|client|tests)/.*\.(?:h|cc|cu|cuh|c|inc)$")
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+
+
+def violations(path, text):
+    """Returns the Violations of one file, in the order of its lines."""
+    rules = [rule for rule in RULES
+             if re.match(rule.where, path) and not (rule.unless and re.match(rule.unless, path))]
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        include = _INCLUDE.match(line)
+        if not include:
+            continue
+        found += [Violation(path, number, include.group(1), rule.reason)
+                  for rule in rules if re.match(rule.forbidden, include.group(1))]
+    return found

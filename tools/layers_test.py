@@ -1,0 +1,80 @@
+"""Each arrow once kept and once broken."""
+
+import unittest
+
+from tools import layers
+
+BROKEN = [
+    ("base/log.cc", "layout/dtype.h"),
+    ("layout/shard_map.h", "proto/types.pb.h"),
+    ("proto/grpc_status.h", "layout/dtype.h"),
+    ("coordinator/core/job.cc", "coordinator/storage/journal.h"),
+    ("coordinator/core/job.cc", "proto/types.pb.h"),
+    ("coordinator/service/codec.cc", "worker/memory/region.h"),
+    ("worker/agent/agent.cc", "coordinator/core/job.h"),
+    ("worker/service/worker_service.cc", "client/cpp/client.h"),
+    ("client/cpp/rank.cc", "worker/engine/unit.h"),
+    ("worker/engine/unit.cc", "grpcpp/grpcpp.h"),
+    ("worker/engine/unit.cc", "proto/types.pb.h"),
+    ("worker/engine/unit.cc", "worker/storage/object_store.h"),
+    ("worker/engine/unit.cc", "worker/service/server.h"),
+    ("worker/comm/shm/shm.cc", "worker/engine/unit.h"),
+    ("worker/device/device.h", "worker/comm/communicator.h"),
+    ("worker/engine/unit.cc", "cuda_runtime.h"),
+    ("worker/device/host/host_device.cc", "cuda.h"),
+    ("worker/comm/tcp/tcp.cc", "nccl.h"),
+    ("worker/keeper/keeper.h", "grpcpp/server.h"),
+    ("client/cpp/client.h", "grpcpp/channel.h"),
+    ("worker/storage/publish.cc", "proto/worker.grpc.pb.h"),
+    ("layout/shard_map_test.cc", "tests/testing/cluster.h"),
+    ("client/cpp/client.cc", "torch/torch.h"),
+]
+
+KEPT = [
+    ("base/log.cc", "base/check.h"),
+    ("layout/shard_map.h", "base/ids.h"),
+    ("coordinator/core/job.cc", "layout/model_layout.h"),
+    ("coordinator/service/codec.cc", "grpcpp/server.h"),
+    ("worker/agent/agent.cc", "proto/coordinator.grpc.pb.h"),
+    ("worker/engine/unit.cc", "worker/comm/communicator.h"),
+    ("worker/comm/nccl/nccl_api.cc", "nccl.h"),
+    ("worker/comm/nccl/nccl_api.cc", "worker/device/buffer.h"),
+    ("worker/device/cuda/cuda_api.cc", "cuda_runtime.h"),
+    ("worker/device/buffer.h", "cstdint"),
+    ("client/cpp/client.cc", "grpcpp/channel.h"),
+    ("client/cpp/rank.cc", "worker/memory/control_page.h"),
+    ("client/torch/sharded.h", "torch/torch.h"),
+    ("tests/integration/step_test.cc", "tests/testing/cluster.h"),
+    ("worker/keeper/keeper_test.cc", "grpcpp/server.h"),
+]
+
+
+class LayersTest(unittest.TestCase):
+
+    def test_every_broken_arrow_is_reported(self):
+        for path, include in BROKEN:
+            with self.subTest(path=path, include=include):
+                found = layers.violations(path, f"// A file.\n#include <{include}>\n")
+                self.assertTrue(found)
+                self.assertEqual((found[0].line, found[0].include), (2, include))
+
+    def test_every_kept_arrow_passes(self):
+        for path, include in KEPT:
+            with self.subTest(path=path, include=include):
+                self.assertEqual(layers.violations(path, f'#include "{include}"\n'), [])
+
+    def test_every_rule_is_broken_by_some_case(self):
+        reasons = {violation.reason for path, include in BROKEN
+                   for violation in layers.violations(path, f'#include "{include}"')}
+        self.assertEqual(reasons, {rule.reason for rule in layers.RULES})
+
+    def test_a_comment_or_string_is_no_include(self):
+        self.assertEqual(layers.violations("base/a.cc", '// #include "layout/a.h"\n"#include"'), [])
+
+    def test_only_the_projects_own_sources_are_read(self):
+        self.assertTrue(layers.SOURCE.match("worker/device/cuda/kernels.cu"))
+        self.assertFalse(layers.SOURCE.match("third_party/rules_cc/a.h"))
+
+
+if __name__ == "__main__":
+    unittest.main()
