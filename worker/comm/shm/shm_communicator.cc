@@ -104,7 +104,7 @@ absl::Status ShmCommunicator::Join() {
   mine->arrived.value.store(0, std::memory_order_relaxed);
   mine->geometry.store(region_.Geometry(), std::memory_order_relaxed);
   Publish(&mine->joined, options_.epoch);
-  const absl::Time deadline = absl::Now() + options_.timeout;
+  const absl::Time deadline = absl::Now() + options_.join_timeout;
   for (int r = 0; r < options_.size; ++r) {
     RankSlot* slot = region_.slot(options_.channel, r);
     const absl::Status status = WaitUntil(
@@ -114,7 +114,7 @@ absl::Status ShmCommunicator::Join() {
     if (!status.ok()) {
       return Break(absl::DeadlineExceededError(absl::StrCat(
           "ranks ", MissingRanks(/*joining=*/true), " of ", options_.size, " did not join epoch ",
-          options_.epoch, " within ", absl::FormatDuration(options_.timeout))));
+          options_.epoch, " within ", absl::FormatDuration(options_.join_timeout))));
     }
     if (slot->geometry.load(std::memory_order_relaxed) != region_.Geometry()) {
       return Break(absl::FailedPreconditionError(

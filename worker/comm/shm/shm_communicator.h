@@ -44,7 +44,8 @@ class ShmCommunicator : public Communicator {
     int channel = 0;     // In [0, num_channels).
     int num_channels = 4;
     int64_t staging_bytes_per_rank = int64_t{512} << 10;  // Two halves; best within a L2 cache.
-    absl::Duration timeout = absl::Minutes(5);            // Of each wait, also that for joining.
+    absl::Duration join_timeout = absl::Minutes(5);       // Until all ranks have joined.
+    absl::Duration timeout = absl::Minutes(5);            // Of each wait of an operation.
   };
 
   // The size of the mapping; reads num_channels and staging_bytes_per_rank of `options`.
