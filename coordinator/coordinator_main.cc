@@ -1,0 +1,104 @@
+// The coordinator's daemon: flags to options, and a clean end on SIGTERM or SIGINT.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "coordinator/service/server.h"
+
+namespace tessera::coordinator {
+namespace {
+
+struct Flags {
+  CoordinatorServer::Options server;
+  std::string worker_timeout = "10s";
+  std::string heartbeat_interval = "1s";
+  std::string log_level = "info";
+  std::string port_file;
+  std::string fault_points;
+};
+
+void AddFlags(CLI::App* app, Flags* flags) {
+  app->add_option("--listen", flags->server.listen_address, "host:port; port 0: any")
+      ->capture_default_str();
+  app->add_option("--journal", flags->server.journal_path, "state file; none: in memory only");
+  app->add_flag("--insecure-listen", flags->server.insecure_listen,
+                "permit an address that others can reach, without TLS");
+  app->add_option("--tls-cert", flags->server.tls.certificate_path, "PEM file");
+  app->add_option("--tls-key", flags->server.tls.key_path, "PEM file");
+  app->add_option("--tls-ca", flags->server.tls.ca_path, "PEM file; clients must be signed by it");
+  app->add_option("--worker-timeout", flags->worker_timeout, "silence after which one is lost")
+      ->capture_default_str();
+  app->add_option("--heartbeat-interval", flags->heartbeat_interval, "what workers keep to")
+      ->capture_default_str();
+  app->add_option("--log-level", flags->log_level, "debug, info, warning, error")
+      ->capture_default_str();
+  app->add_option("--port-file", flags->port_file, "where to write the port once it is open");
+  app->add_option("--fault-points", flags->fault_points, "for tests: name=kill@1,name=fail@2");
+}
+
+absl::Status ParseDurationFlag(const std::string& name, const std::string& text,
+                               absl::Duration* duration) {
+  if (absl::ParseDuration(text, duration)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " '", text, "': not like 500ms or 10s"));
+}
+
+// Through a rename, so that who reads the file sees the whole number.
+absl::Status WritePortFile(const std::string& path, int port) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
+  std::ofstream file(temporary);
+  file << port << "\n";
+  file.close();
+  if (!file) return absl::UnavailableError(absl::StrCat("write '", temporary, "' failed"));
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, path);
+  return absl::OkStatus();
+}
+
+absl::Status Run(Flags flags, const sigset_t& ending_signals) {
+  RETURN_IF_ERROR(SetLogLevel(flags.log_level));
+  RETURN_IF_ERROR(ArmFaultPointsFromFlag(flags.fault_points));
+  RETURN_IF_ERROR(
+      ParseDurationFlag("--worker-timeout", flags.worker_timeout, &flags.server.worker_timeout));
+  RETURN_IF_ERROR(ParseDurationFlag("--heartbeat-interval", flags.heartbeat_interval,
+                                    &flags.server.heartbeat_interval));
+  ASSIGN_OR_RETURN(const auto server, CoordinatorServer::Start(flags.server));
+  RETURN_IF_ERROR(WritePortFile(flags.port_file, server->port()));
+  int signal = 0;
+  sigwait(&ending_signals, &signal);
+  TESSERA_LOG(INFO, "ending on signal {}", signal);
+  server->Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tessera::coordinator
+
+int main(int argc, char** argv) {
+  CLI::App app("Tessera coordinator");
+  tessera::coordinator::Flags flags;
+  tessera::coordinator::AddFlags(&app, &flags);
+  CLI11_PARSE(app, argc, argv);
+  // Blocked before any thread starts, so that only the sigwait above sees them.
+  sigset_t ending_signals;
+  sigemptyset(&ending_signals);
+  sigaddset(&ending_signals, SIGTERM);
+  sigaddset(&ending_signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &ending_signals, nullptr);
+  tessera::SetLogContext("coordinator");
+  const absl::Status status = tessera::coordinator::Run(std::move(flags), ending_signals);
+  if (status.ok()) return 0;
+  std::cerr << "tessera-coordinator: " << status << "\n";
+  return 1;
+}

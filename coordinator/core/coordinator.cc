@@ -1,0 +1,219 @@
+#include "coordinator/core/coordinator.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "coordinator/core/job_spec.h"
+
+namespace tessera::coordinator {
+namespace {
+
+absl::Status NoSuchJob(const JobId& job) {
+  return absl::NotFoundError(absl::StrCat("no job '", job.value(), "'"));
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const CoordinatorOptions& options)
+    : options_(options), state_(options.request_capacity), liveness_(options.worker_timeout) {}
+
+absl::StatusOr<Coordinator> Coordinator::Restore(const CoordinatorOptions& options,
+                                                 const std::vector<StateRecord>& records,
+                                                 absl::Time now) {
+  Coordinator coordinator(options);
+  for (const StateRecord& record : records) coordinator.state_.Apply(record);
+  RETURN_IF_ERROR(coordinator.state_.CheckConsistent());
+  for (const auto& [worker, member] : coordinator.state_.members().members()) {
+    coordinator.liveness_.Heard(worker, now);
+  }
+  for (const StateRecord& record : records) {
+    const auto* order = std::get_if<OrderRecord>(&record);
+    const Job* job = order == nullptr ? nullptr : coordinator.state_.FindJob(order->job);
+    if (job == nullptr || job->status.epoch != order->epoch) continue;
+    coordinator.Runtime(order->job, *job).order.Restore(order->position, order->entry);
+  }
+  for (auto& [id, runtime] : coordinator.runtimes_) runtime.order.FinishRestore();
+  return coordinator;
+}
+
+void Coordinator::Accept() {
+  if (!before_.has_value()) return;
+  before_.reset();
+  for (auto it = runtimes_.begin(); it != runtimes_.end();) {
+    it = state_.FindJob(it->first) == nullptr ? runtimes_.erase(it) : std::next(it);
+  }
+  for (auto it = pacers_.begin(); it != pacers_.end();) {
+    it = state_.FindJob(it->first) == nullptr ? pacers_.erase(it) : std::next(it);
+  }
+}
+
+void Coordinator::Rollback() {
+  if (before_.has_value()) state_ = *std::move(before_);
+  before_.reset();
+}
+
+void Coordinator::Put(StateRecord record, Effects* effects) {
+  if (!before_.has_value()) before_ = state_;
+  state_.Apply(record);
+  effects->records.push_back(std::move(record));
+}
+
+const EpochRuntime* Coordinator::FindRuntime(const JobId& id, const Job& job) const {
+  auto it = runtimes_.find(id);
+  return it == runtimes_.end() || it->second.epoch != job.status.epoch ? nullptr : &it->second;
+}
+
+EpochRuntime& Coordinator::Runtime(const JobId& id, const Job& job) {
+  if (FindRuntime(id, job) == nullptr) {
+    runtimes_[id] =
+        EpochRuntime(job.status.epoch, job.status.placements, job.spec, job.committed_step);
+  }
+  return runtimes_[id];
+}
+
+absl::StatusOr<const Request*> Coordinator::FindReplay(const std::string& request_id,
+                                                       RequestKind kind, const JobId& job) const {
+  const Request* request = state_.requests().Find(request_id);
+  if (request == nullptr || (request->kind == kind && request->job == job)) return request;
+  return absl::AlreadyExistsError(
+      absl::StrCat("request id '", request_id, "' was used to ",
+                   request->kind == RequestKind::kCreateJob ? "create" : "delete", " job '",
+                   request->job.value(), "'"));
+}
+
+void Coordinator::RememberRequest(const std::string& request_id, Request request,
+                                  Effects* effects) {
+  for (std::string& old : state_.requests().Surplus()) {
+    Put(RequestGoneRecord{std::move(old)}, effects);
+  }
+  request.sequence = state_.requests().NextSequence();
+  Put(RequestRecord{request_id, std::move(request)}, effects);
+}
+
+absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl::Time now,
+                                               Effects* effects) {
+  ASSIGN_OR_RETURN(const Request* replay,
+                   FindReplay(event.request_id, RequestKind::kCreateJob, event.job));
+  const Job* job = state_.FindJob(event.job);
+  if (job != nullptr) {
+    RETURN_IF_ERROR(Annotate(CompareJobSpecs(*job->spec, *event.spec),
+                             absl::StrCat("job '", event.job.value(), "' exists")));
+    JobView view = View(event.job, *job);
+    if (replay != nullptr) {
+      view.status = replay->reply;
+      view.committed_step = Step();
+      view.ranks.clear();
+    }
+    return view;
+  }
+  if (replay != nullptr) {
+    return absl::NotFoundError(absl::StrCat("job '", event.job.value(),
+                                            "' was created by this request and deleted since"));
+  }
+  if (static_cast<int64_t>(state_.jobs().size()) >= options_.max_jobs) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("there are ", options_.max_jobs, " jobs already"));
+  }
+  JobStatus status;
+  status.epoch = state_.requests().LastEpochOfDeleted(event.job);
+  status.reason = "the job was created";
+  Put(JobSpecRecord{event.job, event.spec}, effects);
+  Put(JobStatusRecord{event.job, status}, effects);
+  Advance(event.job, now, effects);
+  JobView view = View(event.job, *state_.FindJob(event.job));
+  RememberRequest(event.request_id, {RequestKind::kCreateJob, event.job, view.status}, effects);
+  effects->changed_jobs.insert(event.job);
+  return view;
+}
+
+absl::Status Coordinator::DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects) {
+  ASSIGN_OR_RETURN(const Request* replay,
+                   FindReplay(event.request_id, RequestKind::kDeleteJob, event.job));
+  if (replay != nullptr) return absl::OkStatus();
+  const Job* job = state_.FindJob(event.job);
+  if (job == nullptr) return NoSuchJob(event.job);
+  JobStatus last = job->status;
+  last.state = *NextState(last.state, JobEvent::kDeleted);
+  const std::set<WorkerId> workers = WorkersOf(last.placements);
+  last.placements.clear();
+  Put(JobGoneRecord{event.job}, effects);
+  RememberRequest(event.request_id, {RequestKind::kDeleteJob, event.job, std::move(last)}, effects);
+  for (const WorkerId& worker : workers) effects->commands.push_back({worker, DropJob{event.job}});
+  effects->changed_jobs.insert(event.job);
+  ForgetLostMembers(effects);
+  AdvanceAll(now, effects);  // Others may get its devices.
+  return absl::OkStatus();
+}
+
+std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
+  const int32_t world_size = job.spec->config.world_size;
+  if (job.status.state == JobState::kWaiting) {
+    return absl::StrCat(job.status.reason, "; needs ", world_size, " devices, ",
+                        CountFreeDevices(state_.members(), state_.ClaimedByOthers(id)),
+                        " registered are free");
+  }
+  if (job.status.state != JobState::kStarting) return job.status.reason;
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  const std::set<WorkerId> missing =
+      runtime != nullptr ? runtime->gather.missing() : WorkersOf(job.status.placements);
+  return absl::StrCat(
+      job.status.reason, "; preparing epoch ", job.status.epoch.value(), ", not yet prepared: ",
+      missing.empty() ? std::string("none")
+                      : absl::StrJoin(missing, ", ", [](std::string* out, const WorkerId& worker) {
+                          absl::StrAppend(out, "'", worker.value(), "'");
+                        }));
+}
+
+JobView Coordinator::View(const JobId& id, const Job& job) const {
+  JobView view{id, job.spec, job.status, job.committed_step, {}};
+  view.status.reason = StateReason(id, job);
+  if (const EpochRuntime* runtime = FindRuntime(id, job)) view.ranks = runtime->ranks;
+  return view;
+}
+
+absl::StatusOr<JobView> Coordinator::GetJob(const JobId& job) const {
+  const Job* found = state_.FindJob(job);
+  if (found == nullptr) return NoSuchJob(job);
+  return View(job, *found);
+}
+
+std::vector<JobView> Coordinator::ListJobs() const {
+  std::vector<JobView> views;
+  for (const auto& [id, job] : state_.jobs()) views.push_back(View(id, job));
+  return views;
+}
+
+namespace {
+
+absl::Status CheckEpoch(const JobId& id, const Job* job, Epoch epoch) {
+  if (job == nullptr) return NoSuchJob(id);
+  if (epoch == job->status.epoch && job->status.state != JobState::kWaiting) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("job '", id.value(), "': epoch ", epoch.value(), " is not current; the job is ",
+                   Name(job->status.state), " in epoch ", job->status.epoch.value()));
+}
+
+}  // namespace
+
+absl::Status Coordinator::PutValue(const ValueRecord& event, Effects* effects) {
+  const Job* job = state_.FindJob(event.job);
+  RETURN_IF_ERROR(CheckEpoch(event.job, job, event.epoch));
+  bool is_new = false;
+  RETURN_IF_ERROR(Annotate(job->values.CheckPut(event.key, event.value, &is_new),
+                           absl::StrCat("job '", event.job.value(), "'")));
+  if (is_new) Put(event, effects);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const std::string>> Coordinator::GetValue(
+    const JobId& job, Epoch epoch, absl::string_view key) const {
+  const Job* found = state_.FindJob(job);
+  RETURN_IF_ERROR(CheckEpoch(job, found, epoch));
+  return found->values.Get(key);
+}
+
+}  // namespace tessera::coordinator

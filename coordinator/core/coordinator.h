@@ -1,0 +1,136 @@
+// The coordinator's logic: f(state, event, now) -> effects. No threads, sockets, files or clocks.
+//
+//   event ──► handler ──► Effects{records, commands, changed jobs}
+//                            │ records made durable     ──► Accept(), send the commands
+//                            └ records could not be     ──► Rollback(), refuse the event
+//
+// Whoever calls a handler calls Accept or Rollback before the next one. After a rollback the
+// durable state is what it was; what was merely heard (a failure, an answer) is kept, so the next
+// Tick tries again what follows from it. A handler that returned an error is always rolled back.
+//
+// Thread-compatible: one caller at a time. `now` never goes back by more than clocks do.
+#ifndef TESSERA_COORDINATOR_CORE_COORDINATOR_H_
+#define TESSERA_COORDINATOR_CORE_COORDINATOR_H_
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "coordinator/core/durable_state.h"
+#include "coordinator/core/effects.h"
+#include "coordinator/core/epoch_runtime.h"
+#include "coordinator/core/events.h"
+
+namespace tessera::coordinator {
+
+struct CoordinatorOptions {
+  absl::Duration worker_timeout = absl::Seconds(10);
+  int64_t request_capacity = 4096;
+  int64_t max_jobs = 1000;
+  int64_t max_workers = 10000;
+};
+
+class Coordinator {
+ public:
+  explicit Coordinator(const CoordinatorOptions& options);
+
+  // The state that `records` left. Every worker has the full timeout from `now` to be heard of.
+  // Errors: DataLoss  records that do not belong together
+  static absl::StatusOr<Coordinator> Restore(const CoordinatorOptions& options,
+                                             const std::vector<StateRecord>& records,
+                                             absl::Time now);
+
+  void Accept();
+  void Rollback();
+
+  // --- jobs ---
+  // Errors: InvalidArgument    differs from the job of this id (names both ranks)
+  //         AlreadyExists      the request id was used for something else
+  //         NotFound           this request created the job, which was deleted since
+  //         ResourceExhausted  too many jobs
+  absl::StatusOr<JobView> CreateJob(const CreateJobEvent& event, absl::Time now, Effects* effects);
+  // Errors: NotFound, AlreadyExists as above.
+  absl::Status DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects);
+  absl::StatusOr<JobView> GetJob(const JobId& job) const;  // Errors: NotFound
+  std::vector<JobView> ListJobs() const;
+
+  // --- membership ---
+  // Errors: FailedPrecondition, InvalidArgument  as MemberRegistry::CheckRegister
+  //         ResourceExhausted                    too many workers
+  absl::Status RegisterWorker(const WorkerId& worker, const Member& member, absl::Time now,
+                              Effects* effects);
+  // A stream of this worker begins; what the worker may have missed is sent again.
+  // Errors, here and in the events below: as MemberRegistry::CheckCurrent. The events below also:
+  //   InvalidArgument  a rank or unit that the job lacks, or a rank that is not on this worker
+  // Events of other epochs, or of jobs that are gone, are ignored.
+  absl::Status Connect(const Sender& sender, absl::Time now, Effects* effects);
+  absl::Status Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs, absl::Time now,
+                         Effects* effects);
+  absl::Status Announce(const Sender& sender, const OrderAnnouncement& event, absl::Time now,
+                        Effects* effects);
+  absl::Status ReportStep(const Sender& sender, const StepReport& event, absl::Time now,
+                          Effects* effects);
+  absl::Status ReportFailure(const Sender& sender, const RankFailure& event, absl::Time now,
+                             Effects* effects);
+  absl::Status ReportPrepared(const Sender& sender, const EpochPrepared& event, absl::Time now,
+                              Effects* effects);
+
+  // --- rendezvous ---
+  // Errors: NotFound, FailedPrecondition (not the current epoch), and as Rendezvous::CheckPut.
+  absl::Status PutValue(const ValueRecord& event, Effects* effects);
+  // Null: not there yet. Errors: NotFound, FailedPrecondition.
+  absl::StatusOr<std::shared_ptr<const std::string>> GetValue(const JobId& job, Epoch epoch,
+                                                              absl::string_view key) const;
+
+  // What time brings: lost workers, epochs whose start was put off, steps to make durable. To be
+  // called several times in a worker timeout.
+  void Tick(absl::Time now, Effects* effects);
+
+ private:
+  void Put(StateRecord record, Effects* effects);
+  JobView View(const JobId& id, const Job& job) const;
+  // Makes the runtime of the job's epoch where there is none. Only for an epoch that was accepted.
+  EpochRuntime& Runtime(const JobId& id, const Job& job);
+  const EpochRuntime* FindRuntime(const JobId& id, const Job& job) const;
+
+  // Checks the sender, notes that it lives, and takes it back if it was lost.
+  absl::Status Hear(const Sender& sender, absl::Time now, Effects* effects);
+  // The job whose current epoch this is and whose rank is on the sender; null: ignore the event.
+  absl::StatusOr<const Job*> CurrentJob(const Sender& sender, const JobId& job, Epoch epoch,
+                                        Rank rank) const;
+  // The same request made before, or null. Errors: AlreadyExists  used for another one
+  absl::StatusOr<const Request*> FindReplay(const std::string& request_id, RequestKind kind,
+                                            const JobId& job) const;
+  void RememberRequest(const std::string& request_id, Request request, Effects* effects);
+  void ForgetLostMembers(Effects* effects);
+  void ResendOnConnect(const Sender& sender, Effects* effects) const;
+  void ResendJob(const Sender& sender, const JobId& id, const Job& job, Effects* effects) const;
+  void ApplyVerdict(const JobId& id, const OrderVerdict& verdict, absl::Time now, Effects* effects);
+  void FailEpoch(const JobId& id, EpochFailure failure, absl::Time now, Effects* effects);
+
+  // The epoch protocol: does what the facts now call for.
+  void AdvanceAll(absl::Time now, Effects* effects);
+  void Advance(const JobId& id, absl::Time now, Effects* effects);
+  void OpenEpoch(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
+  void BeginEpoch(const JobId& id, Effects* effects);
+  void SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
+                       const std::optional<OrderMismatch>& mismatch, Effects* effects) const;
+  std::string StateReason(const JobId& id, const Job& job) const;
+  void FlushStep(const JobId& id, Effects* effects);
+
+  CoordinatorOptions options_;
+  DurableState state_;
+  std::optional<DurableState> before_;  // Set while changes wait for Accept or Rollback.
+  Liveness liveness_;
+  std::map<JobId, EpochRuntime> runtimes_;
+  std::map<JobId, RestartPacer> pacers_;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_COORDINATOR_H_

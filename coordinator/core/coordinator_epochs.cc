@@ -1,0 +1,143 @@
+// The epoch protocol of coordinator.h: facts in, at most one epoch opened or begun a job, out.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "coordinator/core/coordinator.h"
+
+namespace tessera::coordinator {
+
+void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
+  std::vector<JobId> ids;
+  for (const auto& [id, job] : state_.jobs()) ids.push_back(id);
+  for (const JobId& id : ids) Advance(id, now, effects);
+}
+
+void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
+  const Job& job = *state_.FindJob(id);
+  if (job.status.state == JobState::kWaiting) {
+    if (AssignRanks(state_.members(), state_.ClaimedByOthers(id), job.status.placements,
+                    job.spec->config.world_size)) {
+      OpenEpoch(id, "there are enough devices", now, effects);
+    }
+    return;
+  }
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  if (runtime != nullptr && runtime->failure.has_value()) {
+    OpenEpoch(id, runtime->failure->reason, now, effects);
+    return;
+  }
+  const std::string broken = state_.WhyPlacementBroken(job.status);
+  if (!broken.empty()) {
+    OpenEpoch(id, broken, now, effects);
+    return;
+  }
+  const bool all_prepared = runtime != nullptr && runtime->gather.complete();
+  if (job.status.state == JobState::kStarting && all_prepared && pacers_[id].MayStart(now)) {
+    BeginEpoch(id, effects);
+  }
+}
+
+void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Time now,
+                            Effects* effects) {
+  FlushStep(id, effects);
+  const Job job = *state_.FindJob(id);
+  std::optional<OrderMismatch> mismatch;
+  if (const EpochRuntime* runtime = FindRuntime(id, job); runtime && runtime->failure) {
+    mismatch = runtime->failure->mismatch;
+    pacers_[id].Failed(job.committed_step > job.status.resume_step, now);
+  }
+  auto placements = AssignRanks(state_.members(), state_.ClaimedByOthers(id), job.status.placements,
+                                job.spec->config.world_size);
+  const auto state =
+      NextState(job.status.state, placements ? JobEvent::kPlaced : JobEvent::kUnplaceable);
+  TESSERA_CHECK(state.has_value());
+  JobStatus next;
+  next.state = *state;
+  next.epoch = Epoch(job.status.epoch.value() + 1);
+  next.resume_step = job.committed_step;
+  next.placements = placements ? *std::move(placements) : job.status.placements;
+  next.reason = reason;
+  Put(JobStatusRecord{id, std::move(next)}, effects);
+  Put(EpochOverRecord{id}, effects);
+  SendEpochOpened(id, job.status.placements, mismatch, effects);
+}
+
+void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
+                                  const std::optional<OrderMismatch>& mismatch,
+                                  Effects* effects) const {
+  const Job& job = *state_.FindJob(id);
+  const std::set<WorkerId> workers = WorkersOf(job.status.placements);
+  for (const WorkerId& worker : WorkersOf(previous)) {
+    if (mismatch.has_value()) effects->commands.push_back({worker, *mismatch});
+    if (workers.count(worker) == 0) effects->commands.push_back({worker, DropJob{id}});
+  }
+  const JobView view = View(id, job);
+  std::set<WorkerId> told;
+  for (const RankPlacement& placement : job.status.placements) {
+    // A waiting job's ranks may be placed on workers that are gone.
+    if (!state_.members().IsLive(placement.worker, placement.incarnation)) continue;
+    if (!told.insert(placement.worker).second) continue;
+    effects->commands.push_back({placement.worker, PrepareEpoch{view, job.status.reason}});
+  }
+  effects->changed_jobs.insert(id);
+}
+
+void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
+  const Job& job = *state_.FindJob(id);
+  EpochRuntime& runtime = Runtime(id, job);
+  JobStatus next = job.status;
+  const auto state = NextState(next.state, JobEvent::kAllPrepared);
+  TESSERA_CHECK(state.has_value());
+  next.state = *state;
+  next.resume_step = runtime.gather.ResumeStep(job.committed_step);
+  runtime.ledger = StepLedger(job.spec->config.world_size, next.resume_step);
+  const StartEpoch start{id, next.epoch, next.resume_step};
+  const std::set<WorkerId> workers = WorkersOf(next.placements);
+  Put(JobStepRecord{id, next.resume_step}, effects);
+  Put(JobStatusRecord{id, std::move(next)}, effects);
+  for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});
+  effects->changed_jobs.insert(id);
+}
+
+void Coordinator::FlushStep(const JobId& id, Effects* effects) {
+  const Job& job = *state_.FindJob(id);
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  if (runtime == nullptr || runtime->ledger.committed_step() <= job.committed_step) return;
+  Put(JobStepRecord{id, runtime->ledger.committed_step()}, effects);
+  effects->changed_jobs.insert(id);
+}
+
+void Coordinator::FailEpoch(const JobId& id, EpochFailure failure, absl::Time now,
+                            Effects* effects) {
+  EpochRuntime& runtime = Runtime(id, *state_.FindJob(id));
+  if (!runtime.failure.has_value()) runtime.failure = std::move(failure);
+  Advance(id, now, effects);
+}
+
+void Coordinator::ForgetLostMembers(Effects* effects) {
+  for (WorkerId& worker : state_.ForgettableMembers()) {
+    Put(MemberGoneRecord{std::move(worker)}, effects);
+  }
+}
+
+void Coordinator::Tick(absl::Time now, Effects* effects) {
+  liveness_.Observe(now);
+  for (const WorkerId& worker : liveness_.Silent(now)) {
+    const Member* member = state_.members().Find(worker);
+    if (member == nullptr) {
+      liveness_.Forget(worker);
+    } else if (!member->lost) {
+      Member lost = *member;
+      lost.lost = true;
+      Put(MemberRecord{worker, std::move(lost)}, effects);
+    }
+  }
+  for (const auto& [id, runtime] : runtimes_) {
+    if (state_.FindJob(id) != nullptr) FlushStep(id, effects);
+  }
+  AdvanceAll(now, effects);
+  ForgetLostMembers(effects);
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,203 @@
+// What workers tell the coordinator of coordinator.h.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/core/coordinator.h"
+
+namespace tessera::coordinator {
+namespace {
+
+bool HasRankOn(const Job& job, const WorkerId& worker) {
+  return std::any_of(job.status.placements.begin(), job.status.placements.end(),
+                     [&](const RankPlacement& p) { return p.worker == worker; });
+}
+
+}  // namespace
+
+absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& member,
+                                         absl::Time now, Effects* effects) {
+  RETURN_IF_ERROR(state_.members().CheckRegister(worker, member));
+  const Member* known = state_.members().Find(worker);
+  if (known == nullptr &&
+      static_cast<int64_t>(state_.members().members().size()) >= options_.max_workers) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("there are ", options_.max_workers, " workers already"));
+  }
+  liveness_.Heard(worker, now);
+  if (known != nullptr && known->incarnation == member.incarnation &&
+      known->address == member.address && !known->lost) {
+    return absl::OkStatus();
+  }
+  Put(MemberRecord{worker, member}, effects);
+  AdvanceAll(now, effects);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Hear(const Sender& sender, absl::Time now, Effects* effects) {
+  RETURN_IF_ERROR(state_.members().CheckCurrent(sender.worker, sender.incarnation));
+  liveness_.Heard(sender.worker, now);
+  const Member* member = state_.members().Find(sender.worker);
+  if (!member->lost) return absl::OkStatus();
+  Member back = *member;
+  back.lost = false;
+  Put(MemberRecord{sender.worker, std::move(back)}, effects);
+  AdvanceAll(now, effects);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Connect(const Sender& sender, absl::Time now, Effects* effects) {
+  RETURN_IF_ERROR(Hear(sender, now, effects));
+  ResendOnConnect(sender, effects);
+  return absl::OkStatus();
+}
+
+void Coordinator::ResendOnConnect(const Sender& sender, Effects* effects) const {
+  for (const auto& [id, job] : state_.jobs()) {
+    const auto& placements = job.status.placements;
+    const bool placed_on_sender =
+        std::any_of(placements.begin(), placements.end(), [&](const RankPlacement& p) {
+          return p.worker == sender.worker && p.incarnation == sender.incarnation;
+        });
+    if (placed_on_sender) ResendJob(sender, id, job, effects);
+  }
+}
+
+void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& job,
+                            Effects* effects) const {
+  if (job.status.state == JobState::kRunning) {
+    effects->commands.push_back(
+        {sender.worker, StartEpoch{id, job.status.epoch, job.status.resume_step}});
+    return;
+  }
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  if (runtime != nullptr && runtime->gather.HasAnswered(sender.worker)) return;
+  if (effects->changed_jobs.count(id) > 0) return;  // This very event opened the epoch.
+  effects->commands.push_back({sender.worker, PrepareEpoch{View(id, job), job.status.reason}});
+}
+
+absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs,
+                                    absl::Time now, Effects* effects) {
+  RETURN_IF_ERROR(Hear(sender, now, effects));
+  for (const JobProgress& progress : jobs) {
+    const Job* known = state_.FindJob(progress.job);
+    if (known == nullptr || !HasRankOn(*known, sender.worker)) {
+      effects->commands.push_back({sender.worker, DropJob{progress.job}});
+      continue;
+    }
+    for (const auto& [rank, status] : progress.ranks) {
+      ASSIGN_OR_RETURN(const Job* job,
+                       CurrentJob(sender, progress.job, progress.epoch, Rank(rank)));
+      if (job == nullptr) break;
+      EpochRuntime& runtime = Runtime(progress.job, *job);
+      runtime.ranks[rank] = status;
+      if (job->status.state != JobState::kRunning) continue;
+      ApplyVerdict(progress.job, runtime.order.Progress(Rank(rank), {status.step, status.sequence}),
+                   now, effects);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const Job*> Coordinator::CurrentJob(const Sender& sender, const JobId& id,
+                                                   Epoch epoch, Rank rank) const {
+  const Job* job = state_.FindJob(id);
+  if (job == nullptr || job->status.epoch != epoch) return nullptr;
+  if (job->status.state == JobState::kWaiting) return nullptr;
+  const auto& placements = job->status.placements;
+  if (rank.value() < 0 || rank.value() >= static_cast<int64_t>(placements.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("job '", id.value(), "' has no rank ",
+                                                   rank.value(), "; its world size is ",
+                                                   placements.size()));
+  }
+  if (placements[rank.value()].worker != sender.worker) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "job '", id.value(), "', epoch ", epoch.value(), ": rank ", rank.value(), " is on worker '",
+        placements[rank.value()].worker.value(), "', not on '", sender.worker.value(), "'"));
+  }
+  return job;
+}
+
+absl::Status Coordinator::Announce(const Sender& sender, const OrderAnnouncement& event,
+                                   absl::Time now, Effects* effects) {
+  RETURN_IF_ERROR(Hear(sender, now, effects));
+  ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, event.job, event.epoch, event.rank));
+  if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
+  const int64_t num_units = job->spec->model.units.size();
+  if (event.entry.unit.value() < -1 || event.entry.unit.value() >= num_units) {
+    return absl::InvalidArgumentError(absl::StrCat("job '", event.job.value(), "' has no unit ",
+                                                   event.entry.unit.value(), "; it has ",
+                                                   num_units));
+  }
+  if (event.position.sequence < 0 || event.position.sequence >= kMaxSequence) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "job '", event.job.value(), "', rank ", event.rank.value(), ": position ",
+        event.position.sequence, " is not within the ", kMaxSequence, " operations of a step"));
+  }
+  EpochRuntime& runtime = Runtime(event.job, *job);
+  ApplyVerdict(event.job, runtime.order.Announce(event.rank, event.position, event.entry), now,
+               effects);
+  return absl::OkStatus();
+}
+
+void Coordinator::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, absl::Time now,
+                               Effects* effects) {
+  const Job& job = *state_.FindJob(id);
+  for (const Rank rank : verdict.released) {
+    const WorkerId& worker = job.status.placements[rank.value()].worker;
+    effects->commands.push_back(
+        {worker, OrderRelease{id, job.status.epoch, rank, verdict.position}});
+  }
+  if (verdict.recorded.has_value()) {
+    effects->order_records.push_back({id, job.status.epoch, verdict.position, *verdict.recorded});
+  }
+  if (verdict.mismatch.has_value()) {
+    OrderMismatch mismatch{id, job.status.epoch, verdict.position, *verdict.mismatch};
+    FailEpoch(id, {*verdict.mismatch, std::move(mismatch)}, now, effects);
+  }
+}
+
+absl::Status Coordinator::ReportStep(const Sender& sender, const StepReport& event, absl::Time now,
+                                     Effects* effects) {
+  RETURN_IF_ERROR(Hear(sender, now, effects));
+  ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, event.job, event.epoch, event.rank));
+  if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
+  EpochRuntime& runtime = Runtime(event.job, *job);
+  OrderVerdict verdict = runtime.order.Finished(event.rank, event.step);
+  const auto differs = runtime.ledger.Report(event.rank, event.step, event.order_hash);
+  if (differs.has_value() && !verdict.mismatch.has_value()) {
+    verdict.position = {event.step, 0};
+    verdict.mismatch =
+        absl::StrCat("ranks ", differs->first.value(), " and ", differs->second.value(),
+                     " issued different operations in step ", event.step.value(),
+                     ": the hashes of their execution orders differ");
+  }
+  ApplyVerdict(event.job, verdict, now, effects);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::ReportFailure(const Sender& sender, const RankFailure& event,
+                                        absl::Time now, Effects* effects) {
+  RETURN_IF_ERROR(Hear(sender, now, effects));
+  ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, event.job, event.epoch, event.rank));
+  if (job == nullptr) return absl::OkStatus();
+  FailEpoch(event.job,
+            {absl::StrCat("rank ", event.rank.value(), " on worker '", sender.worker.value(),
+                          "' failed: ", event.reason),
+             std::nullopt},
+            now, effects);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::ReportPrepared(const Sender& sender, const EpochPrepared& event,
+                                         absl::Time now, Effects* effects) {
+  RETURN_IF_ERROR(Hear(sender, now, effects));
+  const Job* job = state_.FindJob(event.job);
+  if (job == nullptr || job->status.epoch != event.epoch) return absl::OkStatus();
+  Runtime(event.job, *job).gather.Add(sender.worker, event.decided_step);
+  if (job->status.state == JobState::kStarting) Advance(event.job, now, effects);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::coordinator

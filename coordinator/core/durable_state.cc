@@ -1,0 +1,94 @@
+#include "coordinator/core/durable_state.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera::coordinator {
+namespace {
+
+template <typename... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <typename... F>
+Overloaded(F...) -> Overloaded<F...>;
+
+}  // namespace
+
+void DurableState::Apply(const StateRecord& record) {
+  std::visit(Overloaded{
+                 [&](const JobSpecRecord& r) { jobs_[r.job].spec = r.spec; },
+                 [&](const JobStatusRecord& r) { jobs_[r.job].status = r.status; },
+                 [&](const JobStepRecord& r) {
+                   Job& job = jobs_[r.job];
+                   job.committed_step = std::max(job.committed_step, r.committed_step);
+                 },
+                 [&](const JobGoneRecord& r) { jobs_.erase(r.job); },
+                 [&](const MemberRecord& r) { members_.Put(r.worker, r.member); },
+                 [&](const MemberGoneRecord& r) { members_.Forget(r.worker); },
+                 [&](const RequestRecord& r) { requests_.Put(r.request_id, r.request); },
+                 [&](const RequestGoneRecord& r) { requests_.Forget(r.request_id); },
+                 [&](const ValueRecord& r) { jobs_[r.job].values.Put(r.key, r.value); },
+                 [](const OrderRecord&) {},  // Kept by the epoch's OrderValidator.
+                 [&](const EpochOverRecord& r) { jobs_[r.job].values = Rendezvous(); },
+             },
+             record);
+}
+
+absl::Status DurableState::CheckConsistent() const {
+  for (const auto& [id, job] : jobs_) {
+    if (job.spec == nullptr) {
+      return absl::DataLossError(absl::StrCat("job '", id.value(), "' has no spec"));
+    }
+    const size_t num_placements = job.status.placements.size();
+    const bool needs_ranks = job.status.state != JobState::kWaiting || num_placements > 0;
+    if (needs_ranks && num_placements != static_cast<size_t>(job.spec->config.world_size)) {
+      return absl::DataLossError(absl::StrCat("job '", id.value(), "' has ", num_placements,
+                                              " placements; its world size is ",
+                                              job.spec->config.world_size));
+    }
+  }
+  return absl::OkStatus();
+}
+
+const Job* DurableState::FindJob(const JobId& job) const {
+  auto it = jobs_.find(job);
+  return it == jobs_.end() ? nullptr : &it->second;
+}
+
+std::set<DeviceId> DurableState::ClaimedByOthers(const JobId& job) const {
+  std::set<DeviceId> claimed;
+  for (const auto& [id, other] : jobs_) {
+    if (id == job) continue;
+    for (const RankPlacement& p : other.status.placements) claimed.emplace(p.worker, p.device);
+  }
+  return claimed;
+}
+
+std::vector<WorkerId> DurableState::ForgettableMembers() const {
+  std::set<WorkerId> needed;
+  for (const auto& [id, job] : jobs_) {
+    for (const RankPlacement& placement : job.status.placements) needed.insert(placement.worker);
+  }
+  std::vector<WorkerId> forgettable;
+  for (const auto& [worker, member] : members_.members()) {
+    if (member.lost && needed.count(worker) == 0) forgettable.push_back(worker);
+  }
+  return forgettable;
+}
+
+std::string DurableState::WhyPlacementBroken(const JobStatus& status) const {
+  for (const RankPlacement& placement : status.placements) {
+    const Member* member = members_.Find(placement.worker);
+    if (member == nullptr || member->lost) {
+      return absl::StrCat("worker '", placement.worker.value(), "' was lost");
+    }
+    if (member->incarnation != placement.incarnation) {
+      return absl::StrCat("worker '", placement.worker.value(), "' started again");
+    }
+  }
+  return "";
+}
+
+}  // namespace tessera::coordinator

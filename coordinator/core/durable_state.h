@@ -1,0 +1,55 @@
+// Everything that survives a restart. Changes only through Apply, live and in replay alike.
+// Copyable value; thread-compatible. Copies share the specs, so they cost little.
+#ifndef TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
+#define TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "coordinator/core/member_registry.h"
+#include "coordinator/core/rank_assigner.h"
+#include "coordinator/core/records.h"
+#include "coordinator/core/rendezvous.h"
+#include "coordinator/core/request_log.h"
+
+namespace tessera::coordinator {
+
+struct Job {
+  JobSpecPtr spec;
+  JobStatus status;
+  Step committed_step;
+  Rendezvous values;  // Of status.epoch.
+};
+
+class DurableState {
+ public:
+  explicit DurableState(int64_t request_capacity = 4096) : requests_(request_capacity) {}
+
+  void Apply(const StateRecord& record);
+  // Whether what was replayed belongs together.
+  // Errors: DataLoss  a job without a spec, or with ranks that do not fit it
+  absl::Status CheckConsistent() const;
+
+  const Job* FindJob(const JobId& job) const;
+  const std::map<JobId, Job>& jobs() const { return jobs_; }
+  const MemberRegistry& members() const { return members_; }
+  const RequestLog& requests() const { return requests_; }
+
+  // Devices that jobs other than `job` hold.
+  std::set<DeviceId> ClaimedByOthers(const JobId& job) const;
+  // Lost workers on which no job has a rank: nothing is gained by remembering them.
+  std::vector<WorkerId> ForgettableMembers() const;
+  // Empty, or why the ranks of `status` cannot go on where they are: "worker 'a' was lost".
+  std::string WhyPlacementBroken(const JobStatus& status) const;
+
+ private:
+  std::map<JobId, Job> jobs_;
+  MemberRegistry members_;
+  RequestLog requests_;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_

@@ -1,0 +1,61 @@
+// What the coordinator's core asks its surroundings to do, in this order: make the records durable,
+// then send the commands and wake the watchers. Plain values.
+#ifndef TESSERA_COORDINATOR_CORE_EFFECTS_H_
+#define TESSERA_COORDINATOR_CORE_EFFECTS_H_
+
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "coordinator/core/job.h"
+#include "coordinator/core/records.h"
+
+namespace tessera::coordinator {
+
+struct PrepareEpoch {
+  JobView job;
+  std::string reason;
+};
+struct StartEpoch {
+  JobId job;
+  Epoch epoch;
+  Step resume_step;
+};
+struct OrderRelease {
+  JobId job;
+  Epoch epoch;
+  Rank rank;
+  OrderPosition position;
+};
+struct OrderMismatch {
+  JobId job;
+  Epoch epoch;
+  OrderPosition position;
+  std::string message;
+};
+struct DropJob {
+  JobId job;
+};
+using Command = std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob>;
+
+struct Outgoing {
+  WorkerId worker;
+  Command command;
+};
+
+struct Effects {
+  // Nothing else may happen before these are durable; where they cannot be made so, the event is
+  // refused (Coordinator::Rollback).
+  std::vector<StateRecord> records;
+  // Help a restarted coordinator, but nobody waits for the disk: enough that they survive the death
+  // of this process. Where they cannot be written, the event goes on.
+  std::vector<OrderRecord> order_records;
+  std::vector<Outgoing> commands;
+  std::set<JobId> changed_jobs;  // To show again to whoever watches them.
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_EFFECTS_H_

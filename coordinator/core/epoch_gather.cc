@@ -1,0 +1,29 @@
+#include "coordinator/core/epoch_gather.h"
+
+#include <algorithm>
+
+namespace tessera::coordinator {
+
+std::set<WorkerId> WorkersOf(const std::vector<RankPlacement>& placements) {
+  std::set<WorkerId> workers;
+  for (const RankPlacement& placement : placements) workers.insert(placement.worker);
+  return workers;
+}
+
+EpochGather::EpochGather(const std::vector<RankPlacement>& placements)
+    : missing_(WorkersOf(placements)) {}
+
+void EpochGather::Add(const WorkerId& worker, Step decided_step) {
+  if (missing_.erase(worker) > 0) {
+    answered_.insert(worker);
+  } else if (!HasAnswered(worker)) {
+    return;
+  }
+  decided_step_ = std::max(decided_step_, decided_step);
+}
+
+Step EpochGather::ResumeStep(Step committed_step) const {
+  return std::max(committed_step, decided_step_);
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,40 @@
+// Collects the workers' answers to one epoch's PrepareEpoch. Value; thread-compatible.
+//
+//   resume_step = max(committed_step, decided_step of every worker)
+//
+// A step that any worker knows to be decided was voted for by all ranks, so all can complete it.
+#ifndef TESSERA_COORDINATOR_CORE_EPOCH_GATHER_H_
+#define TESSERA_COORDINATOR_CORE_EPOCH_GATHER_H_
+
+#include <set>
+#include <vector>
+
+#include "coordinator/core/types.h"
+
+namespace tessera::coordinator {
+
+class EpochGather {
+ public:
+  EpochGather() = default;
+  explicit EpochGather(const std::vector<RankPlacement>& placements);
+
+  // Notes an answer. A repeated one is harmless, one of a worker without ranks is ignored.
+  void Add(const WorkerId& worker, Step decided_step);
+
+  bool complete() const { return missing_.empty(); }
+  const std::set<WorkerId>& missing() const { return missing_; }
+  bool HasAnswered(const WorkerId& worker) const { return answered_.count(worker) > 0; }
+  Step ResumeStep(Step committed_step) const;
+
+ private:
+  std::set<WorkerId> missing_;
+  std::set<WorkerId> answered_;
+  Step decided_step_;
+};
+
+// The distinct workers of `placements`.
+std::set<WorkerId> WorkersOf(const std::vector<RankPlacement>& placements);
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_EPOCH_GATHER_H_

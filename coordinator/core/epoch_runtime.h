@@ -1,0 +1,64 @@
+// What the coordinator knows of a job's current epoch only while it runs: answers, the execution
+// order, open steps, the first failure. Values; thread-compatible.
+#ifndef TESSERA_COORDINATOR_CORE_EPOCH_RUNTIME_H_
+#define TESSERA_COORDINATOR_CORE_EPOCH_RUNTIME_H_
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "coordinator/core/effects.h"
+#include "coordinator/core/epoch_gather.h"
+#include "coordinator/core/order_validator.h"
+#include "coordinator/core/step_ledger.h"
+
+namespace tessera::coordinator {
+
+// Why the epoch cannot go on. The first one counts.
+struct EpochFailure {
+  std::string reason;
+  std::optional<OrderMismatch> mismatch;  // To be told to every worker of the epoch.
+};
+
+struct EpochRuntime {
+  EpochRuntime() = default;
+  EpochRuntime(Epoch epoch, const std::vector<RankPlacement>& placements, JobSpecPtr spec,
+               Step committed_step)
+      : epoch(epoch),
+        gather(placements),
+        order(spec->config.world_size, spec),
+        ledger(spec->config.world_size, committed_step) {}
+
+  Epoch epoch;
+  EpochGather gather;
+  OrderValidator order;
+  StepLedger ledger;
+  std::map<int32_t, RankStatus> ranks;
+  std::optional<EpochFailure> failure;
+};
+
+// Puts off the start of epochs that follow failures without a step between them, so that a job that
+// cannot work does not spin.
+//
+//   delay(n-th failure without a step) = 0 for n = 1, else min(100 ms * 2^(n-2), 10 s)
+class RestartPacer {
+ public:
+  void Failed(bool made_progress, absl::Time now) {
+    num_failures_ = made_progress ? 1 : num_failures_ + 1;
+    const int doublings = std::min(num_failures_ - 2, 10);
+    earliest_start_ = doublings < 0 ? now
+                                    : now + std::min(absl::Milliseconds(100) * (1 << doublings),
+                                                     absl::Seconds(10));
+  }
+  bool MayStart(absl::Time now) const { return now >= earliest_start_; }
+
+ private:
+  int num_failures_ = 0;
+  absl::Time earliest_start_ = absl::InfinitePast();
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_EPOCH_RUNTIME_H_

@@ -1,0 +1,35 @@
+#include "coordinator/core/job.h"
+
+namespace tessera::coordinator {
+
+absl::string_view Name(JobState state) {
+  switch (state) {
+    case JobState::kWaiting:
+      return "WAITING";
+    case JobState::kStarting:
+      return "STARTING";
+    case JobState::kRunning:
+      return "RUNNING";
+    case JobState::kDeleted:
+      return "DELETED";
+  }
+  return "?";
+}
+
+std::optional<JobState> NextState(JobState state, JobEvent event) {
+  if (state == JobState::kDeleted) return std::nullopt;
+  switch (event) {
+    case JobEvent::kPlaced:
+      return JobState::kStarting;
+    case JobEvent::kUnplaceable:
+      return JobState::kWaiting;
+    case JobEvent::kAllPrepared:
+      if (state != JobState::kStarting) return std::nullopt;
+      return JobState::kRunning;
+    case JobEvent::kDeleted:
+      return JobState::kDeleted;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::coordinator

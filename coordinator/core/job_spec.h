@@ -1,0 +1,28 @@
+// Checks of what a caller wants a job to be. Pure; thread-safe.
+#ifndef TESSERA_COORDINATOR_CORE_JOB_SPEC_H_
+#define TESSERA_COORDINATOR_CORE_JOB_SPEC_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "coordinator/core/types.h"
+
+namespace tessera::coordinator {
+
+// A checked spec with its layout digest.
+// Errors: InvalidArgument  world_size < 1; a dtype to compute or reduce in that is not floating
+//   point; a number that is negative or not finite; a param group that names a parameter which the
+//   model lacks or another group has; whatever the layout refuses of the model.
+absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_t submitting_rank);
+
+// OK, or InvalidArgument that names both submitters and the first parameter or config field that
+// differs.
+absl::Status CompareJobSpecs(const JobSpec& a, const JobSpec& b);
+
+// "rank 3", or "the caller" for -1.
+std::string SubmitterName(int32_t submitting_rank);
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_JOB_SPEC_H_

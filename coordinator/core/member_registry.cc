@@ -1,0 +1,71 @@
+#include "coordinator/core/member_registry.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera::coordinator {
+namespace {
+
+absl::Status Stale(const WorkerId& worker, Incarnation given, Incarnation current) {
+  return absl::FailedPreconditionError(absl::StrCat("worker '", worker.value(), "': incarnation ",
+                                                    given.value(), " is stale; ", current.value(),
+                                                    " is registered"));
+}
+
+}  // namespace
+
+absl::Status MemberRegistry::CheckRegister(const WorkerId& worker, const Member& member) const {
+  const Member* known = Find(worker);
+  if (known == nullptr || known->incarnation < member.incarnation) return absl::OkStatus();
+  if (member.incarnation < known->incarnation) {
+    return Stale(worker, member.incarnation, known->incarnation);
+  }
+  if (known->num_devices != member.num_devices) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "worker '", worker.value(), "': incarnation ", member.incarnation.value(),
+        " registered with ", known->num_devices, " devices before, now with ", member.num_devices));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MemberRegistry::CheckCurrent(const WorkerId& worker, Incarnation incarnation) const {
+  const Member* known = Find(worker);
+  if (known == nullptr || known->incarnation < incarnation) {
+    return absl::NotFoundError(absl::StrCat("worker '", worker.value(), "', incarnation ",
+                                            incarnation.value(), ": not registered"));
+  }
+  if (incarnation < known->incarnation) return Stale(worker, incarnation, known->incarnation);
+  return absl::OkStatus();
+}
+
+const Member* MemberRegistry::Find(const WorkerId& worker) const {
+  auto it = members_.find(worker);
+  return it == members_.end() ? nullptr : &it->second;
+}
+
+bool MemberRegistry::IsLive(const WorkerId& worker, Incarnation incarnation) const {
+  const Member* member = Find(worker);
+  return member != nullptr && !member->lost && member->incarnation == incarnation;
+}
+
+void Liveness::Observe(absl::Time now) {
+  if (last_observed_.has_value()) {
+    const absl::Duration gap = now - *last_observed_;
+    if (gap > timeout_ / 2) {
+      for (auto& [worker, heard] : last_heard_) heard += gap;
+    }
+  }
+  last_observed_ = now;
+  for (auto& [worker, heard] : last_heard_) heard = std::min(heard, now);
+}
+
+std::vector<WorkerId> Liveness::Silent(absl::Time now) const {
+  std::vector<WorkerId> silent;
+  for (const auto& [worker, heard] : last_heard_) {
+    if (now - heard >= timeout_) silent.push_back(worker);
+  }
+  return silent;
+}
+
+}  // namespace tessera::coordinator

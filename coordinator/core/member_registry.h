@@ -1,0 +1,71 @@
+// Which workers there are: devices, address, incarnation, and whether a worker is lost. Copyable
+// value, thread-compatible. When a worker was last heard of is the Liveness's matter, below,
+// because it does not survive a restart.
+#ifndef TESSERA_COORDINATOR_CORE_MEMBER_REGISTRY_H_
+#define TESSERA_COORDINATOR_CORE_MEMBER_REGISTRY_H_
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/ids.h"
+
+namespace tessera::coordinator {
+
+struct Member {
+  Incarnation incarnation;
+  int32_t num_devices = 0;
+  std::string address;
+  bool lost = false;  // Not heard of for the timeout; its ranks have been given up.
+};
+
+class MemberRegistry {
+ public:
+  // Whether `member` may register now.
+  // Errors: FailedPrecondition  a newer incarnation is registered
+  //         InvalidArgument     this incarnation registered with another number of devices
+  absl::Status CheckRegister(const WorkerId& worker, const Member& member) const;
+  // Whether a stream or event of (worker, incarnation) counts.
+  // Errors: NotFound            not registered, or only with an older incarnation
+  //         FailedPrecondition  a newer incarnation is registered
+  absl::Status CheckCurrent(const WorkerId& worker, Incarnation incarnation) const;
+
+  void Put(const WorkerId& worker, Member member) { members_[worker] = std::move(member); }
+  void Forget(const WorkerId& worker) { members_.erase(worker); }
+
+  const Member* Find(const WorkerId& worker) const;
+  // Registered, not lost, and still the life that `incarnation` names.
+  bool IsLive(const WorkerId& worker, Incarnation incarnation) const;
+  const std::map<WorkerId, Member>& members() const { return members_; }
+
+ private:
+  std::map<WorkerId, Member> members_;
+};
+
+// Who has been silent for too long: a pure function of now and of when each was last heard.
+//
+// A pause of the coordinator itself (longer than half the timeout between two Observe calls) is
+// not held against anybody: the workers could not have been heard meanwhile.
+class Liveness {
+ public:
+  explicit Liveness(absl::Duration timeout) : timeout_(timeout) {}
+
+  void Heard(const WorkerId& worker, absl::Time now) { last_heard_[worker] = now; }
+  void Forget(const WorkerId& worker) { last_heard_.erase(worker); }
+  // To be called regularly, before Silent.
+  void Observe(absl::Time now);
+  // Workers last heard `timeout` or longer before `now`, in id order.
+  std::vector<WorkerId> Silent(absl::Time now) const;
+
+ private:
+  absl::Duration timeout_;
+  std::optional<absl::Time> last_observed_;
+  std::map<WorkerId, absl::Time> last_heard_;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_MEMBER_REGISTRY_H_

@@ -1,0 +1,161 @@
+#include "coordinator/core/order_validator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+
+namespace tessera::coordinator {
+
+std::string DescribeEntry(const OrderEntry& entry, const JobSpec& spec) {
+  const std::string shape =
+      absl::StrCat(Name(entry.dtype), ", ", entry.count_elements, " elements");
+  const int64_t unit_index = entry.unit.value();
+  if (unit_index < 0 || unit_index >= static_cast<int64_t>(spec.model.units.size())) {
+    return absl::StrCat(entry.operation, " (", shape, ")");
+  }
+  const UnitSpec& unit = spec.model.units[unit_index];
+  constexpr size_t kNamed = 3;
+  std::vector<absl::string_view> names;
+  for (size_t i = 0; i < unit.parameters.size() && i < kNamed; ++i) {
+    names.push_back(unit.parameters[i].name);
+  }
+  std::string parameters = absl::StrJoin(names, ", ");
+  if (unit.parameters.size() > kNamed) {
+    absl::StrAppend(&parameters, " and ", unit.parameters.size() - kNamed, " more");
+  }
+  return absl::StrCat(entry.operation, " unit '", unit.name, "' (parameters ", parameters, "; ",
+                      shape, ")");
+}
+
+OrderValidator::OrderValidator(int32_t world_size, JobSpecPtr spec)
+    : world_size_(world_size), spec_(std::move(spec)), progress_(world_size) {}
+
+void OrderValidator::Restore(const OrderPosition& position, const OrderEntry& entry) {
+  if (position.sequence >= num_recorded()) record_.resize(position.sequence + 1);
+  record_[position.sequence] = Recorded{position.step, entry};
+  recorded_step_ = std::max(recorded_step_, position.step);
+}
+
+void OrderValidator::FinishRestore() {
+  // Behind the last entry of the newest step lies what an earlier, longer order left.
+  while (!record_.empty() && !(record_.back() && record_.back()->step == recorded_step_)) {
+    record_.pop_back();
+  }
+}
+
+const OrderValidator::Recorded* OrderValidator::RecordAt(int64_t sequence) const {
+  if (sequence >= num_recorded() || !record_[sequence].has_value()) return nullptr;
+  return &*record_[sequence];
+}
+
+void OrderValidator::Withdraw(Rank rank) {
+  auto waiting = waiting_at_.find(rank);
+  if (waiting == waiting_at_.end()) return;
+  auto announced = pending_.find(waiting->second);
+  announced->second.erase(rank);
+  if (announced->second.empty()) pending_.erase(announced);
+  waiting_at_.erase(waiting);
+}
+
+OrderVerdict OrderValidator::Announce(Rank rank, const OrderPosition& position,
+                                      const OrderEntry& entry) {
+  TESSERA_CHECK(rank.value() >= 0 && rank.value() < world_size_);
+  TESSERA_CHECK(position.sequence >= 0 && position.sequence < kMaxSequence);
+  Withdraw(rank);
+  const Recorded* recorded = RecordAt(position.sequence);
+  const bool is_new = pending_.count(position) == 0;
+  if (recorded != nullptr && recorded->entry == entry && is_new) {
+    // By the record, or a repeat whose release was lost.
+    OrderVerdict verdict = Progress(rank, position);
+    if (!verdict.mismatch) {
+      verdict.released = {rank};
+      verdict.position = position;
+    }
+    return verdict;
+  }
+  Announced& announced = pending_[position];
+  announced.emplace(rank, entry);
+  waiting_at_[rank] = position;
+  const auto& [first_rank, first_entry] = *announced.begin();
+  if (first_entry != entry || announced.rbegin()->second != entry) {
+    const auto& other = first_entry != entry ? *announced.begin() : *announced.rbegin();
+    return Mismatch(position, other.first,
+                    absl::StrCat("is about to ", DescribeEntry(other.second, *spec_)), rank,
+                    absl::StrCat("is about to ", DescribeEntry(entry, *spec_)));
+  }
+  if (static_cast<int64_t>(announced.size()) == world_size_) return Agree(position);
+  if (is_new) {
+    for (int64_t other = 0; other < world_size_; ++other) {
+      OrderVerdict verdict = CheckPassed(Rank(other), position);
+      if (verdict.mismatch) return verdict;
+    }
+  }
+  return Progress(rank, position);
+}
+
+OrderVerdict OrderValidator::Agree(const OrderPosition& position) {
+  OrderVerdict verdict;
+  verdict.position = position;
+  const Announced announced = std::move(pending_[position]);
+  pending_.erase(position);
+  for (const auto& [rank, entry] : announced) {
+    waiting_at_.erase(rank);
+    verdict.released.push_back(rank);
+    progress_[rank.value()] = std::max(progress_[rank.value()], position);
+  }
+  verdict.recorded = announced.begin()->second;
+  record_.resize(position.sequence + 1);  // What was recorded behind it holds no longer.
+  record_[position.sequence] = Recorded{position.step, *verdict.recorded};
+  recorded_step_ = position.step;
+  return verdict;
+}
+
+OrderVerdict OrderValidator::Progress(Rank rank, const OrderPosition& position) {
+  OrderPosition& progress = progress_[rank.value()];
+  if (!(progress < position)) return {};
+  progress = position;
+  for (auto it = pending_.begin(); it != pending_.end() && it->first < progress; ++it) {
+    OrderVerdict verdict = CheckPassed(rank, it->first);
+    if (verdict.mismatch) return verdict;
+  }
+  return {};
+}
+
+OrderVerdict OrderValidator::Finished(Rank rank, Step step) {
+  return Progress(rank, {Step(step.value() + 1), 0});
+}
+
+OrderVerdict OrderValidator::CheckPassed(Rank rank, const OrderPosition& position) const {
+  auto it = pending_.find(position);
+  if (it == pending_.end() || it->second.count(rank) > 0) return {};
+  if (!(position < progress_[rank.value()])) return {};
+  const auto& [announcer, entry] = *it->second.begin();
+  return Mismatch(position, announcer, absl::StrCat("is about to ", DescribeEntry(entry, *spec_)),
+                  rank, WhatRankDid(position));
+}
+
+std::string OrderValidator::WhatRankDid(const OrderPosition& position) const {
+  if (const Recorded* recorded = RecordAt(position.sequence)) {
+    return absl::StrCat("followed its recorded order: ", DescribeEntry(recorded->entry, *spec_));
+  }
+  if (position.sequence >= num_recorded()) {
+    return absl::StrCat("ended its step after ", num_recorded(), " operations");
+  }
+  return "went past that position";
+}
+
+OrderVerdict OrderValidator::Mismatch(const OrderPosition& position, Rank a,
+                                      const std::string& what_a, Rank b,
+                                      const std::string& what_b) const {
+  OrderVerdict verdict;
+  verdict.position = position;
+  verdict.mismatch = absl::StrCat(
+      "the ranks' execution orders differ at step ", position.step.value(), ", position ",
+      position.sequence, ": rank ", a.value(), " ", what_a, ", rank ", b.value(), " ", what_b);
+  return verdict;
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,85 @@
+// Makes sure that the ranks of one epoch issue the same operations in the same order. Value;
+// thread-compatible.
+//
+//   recording step    every rank announces each position and waits; when all announced the same,
+//                     all are released and the entry is recorded
+//   later steps       a rank that follows its record asks nobody; one that deviates announces:
+//                       all deviate alike             -> released, the record changes from there on
+//                       another rank announces other, -> mismatch, naming both ranks
+//                       or went past the position by
+//                       its record
+//
+// A position is (step, sequence): `sequence` counts the operations that a rank issued before it in
+// the step. Nothing here times out; a rank that reports no progress keeps the others waiting.
+#ifndef TESSERA_COORDINATOR_CORE_ORDER_VALIDATOR_H_
+#define TESSERA_COORDINATOR_CORE_ORDER_VALIDATOR_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/types.h"
+
+namespace tessera::coordinator {
+
+constexpr int64_t kMaxSequence = int64_t{1} << 20;  // Operations in a step.
+
+struct OrderVerdict {
+  std::vector<Rank> released;  // These may go on at `position`.
+  OrderPosition position;
+  std::optional<OrderEntry> recorded;   // Newly agreed at `position`.
+  std::optional<std::string> mismatch;  // Says who differs at `position`, and how.
+};
+
+class OrderValidator {
+ public:
+  OrderValidator() = default;
+  OrderValidator(int32_t world_size, JobSpecPtr spec);
+
+  // Puts back what was agreed before a restart; in any order, then FinishRestore once.
+  void Restore(const OrderPosition& position, const OrderEntry& entry);
+  void FinishRestore();
+
+  // `rank` waits at `position` to do `entry`. Requires 0 <= rank < world_size and
+  // 0 <= sequence < kMaxSequence.
+  OrderVerdict Announce(Rank rank, const OrderPosition& position, const OrderEntry& entry);
+  // `rank` has issued `position.sequence` operations of `position.step` so far.
+  OrderVerdict Progress(Rank rank, const OrderPosition& position);
+  // `rank` is through with `step`.
+  OrderVerdict Finished(Rank rank, Step step);
+
+  int64_t num_recorded() const { return static_cast<int64_t>(record_.size()); }
+
+ private:
+  struct Recorded {
+    Step step;  // In which it was agreed last.
+    OrderEntry entry;
+  };
+  using Announced = std::map<Rank, OrderEntry>;
+
+  const Recorded* RecordAt(int64_t sequence) const;
+  void Withdraw(Rank rank);
+  OrderVerdict Agree(const OrderPosition& position);
+  OrderVerdict Mismatch(const OrderPosition& position, Rank a, const std::string& what_a, Rank b,
+                        const std::string& what_b) const;
+  // Whether `rank`, which did not announce there, is past `position`: then a mismatch.
+  OrderVerdict CheckPassed(Rank rank, const OrderPosition& position) const;
+  std::string WhatRankDid(const OrderPosition& position) const;
+
+  int32_t world_size_ = 1;
+  JobSpecPtr spec_;
+  Step recorded_step_;
+  std::vector<std::optional<Recorded>> record_;  // By sequence; nullopt: lost in a restart.
+  std::map<OrderPosition, Announced> pending_;
+  std::map<Rank, OrderPosition> waiting_at_;
+  std::vector<OrderPosition> progress_;  // By rank: nothing before it is still to be issued.
+};
+
+// "unshard unit 'blocks.2' (parameters a, b, c and 3 more; bf16, 4096 elements)".
+std::string DescribeEntry(const OrderEntry& entry, const JobSpec& spec);
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_ORDER_VALIDATOR_H_

@@ -1,0 +1,70 @@
+// The durable facts, each of which replaces the one of the same name before it. Replaying them all
+// gives the state again; DurableState::Apply is the one place that says what each means.
+#ifndef TESSERA_COORDINATOR_CORE_RECORDS_H_
+#define TESSERA_COORDINATOR_CORE_RECORDS_H_
+
+#include <string>
+#include <variant>
+
+#include "coordinator/core/job.h"
+#include "coordinator/core/member_registry.h"
+#include "coordinator/core/request_log.h"
+#include "coordinator/core/types.h"
+
+namespace tessera::coordinator {
+
+struct JobSpecRecord {
+  JobId job;
+  JobSpecPtr spec;
+};
+struct JobStatusRecord {
+  JobId job;
+  JobStatus status;
+};
+struct JobStepRecord {
+  JobId job;
+  Step committed_step;
+};
+// With everything that belongs to the job.
+struct JobGoneRecord {
+  JobId job;
+};
+struct MemberRecord {
+  WorkerId worker;
+  Member member;
+};
+struct MemberGoneRecord {
+  WorkerId worker;
+};
+struct RequestRecord {
+  std::string request_id;
+  Request request;
+};
+struct RequestGoneRecord {
+  std::string request_id;
+};
+struct ValueRecord {
+  JobId job;
+  Epoch epoch;
+  std::string key;
+  std::string value;
+};
+// One agreed position of the execution order.
+struct OrderRecord {
+  JobId job;
+  Epoch epoch;
+  OrderPosition position;
+  OrderEntry entry;
+};
+// The values and the agreed order of every epoch of the job so far are over.
+struct EpochOverRecord {
+  JobId job;
+};
+
+using StateRecord = std::variant<JobSpecRecord, JobStatusRecord, JobStepRecord, JobGoneRecord,
+                                 MemberRecord, MemberGoneRecord, RequestRecord, RequestGoneRecord,
+                                 ValueRecord, OrderRecord, EpochOverRecord>;
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_RECORDS_H_

@@ -1,0 +1,49 @@
+#include "coordinator/core/request_log.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::coordinator {
+
+const Request* RequestLog::Find(const std::string& request_id) const {
+  auto it = requests_.find(request_id);
+  return it == requests_.end() ? nullptr : &it->second;
+}
+
+void RequestLog::Put(const std::string& request_id, Request request) {
+  Forget(request_id);
+  by_sequence_[request.sequence] = request_id;
+  requests_[request_id] = std::move(request);
+}
+
+void RequestLog::Forget(const std::string& request_id) {
+  auto it = requests_.find(request_id);
+  if (it == requests_.end()) return;
+  by_sequence_.erase(it->second.sequence);
+  requests_.erase(it);
+}
+
+int64_t RequestLog::NextSequence() const {
+  return by_sequence_.empty() ? 1 : by_sequence_.rbegin()->first + 1;
+}
+
+std::vector<std::string> RequestLog::Surplus() const {
+  std::vector<std::string> surplus;
+  int64_t excess = static_cast<int64_t>(requests_.size()) + 1 - capacity_;
+  for (auto it = by_sequence_.begin(); it != by_sequence_.end() && excess > 0; ++it, --excess) {
+    surplus.push_back(it->second);
+  }
+  return surplus;
+}
+
+Epoch RequestLog::LastEpochOfDeleted(const JobId& job) const {
+  Epoch last;
+  for (const auto& [id, request] : requests_) {
+    if (request.kind == RequestKind::kDeleteJob && request.job == job) {
+      last = std::max(last, request.reply.epoch);
+    }
+  }
+  return last;
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,108 @@
+// The coordinator's own words for what travels and what is kept: plain values, no wire types.
+#ifndef TESSERA_COORDINATOR_CORE_TYPES_H_
+#define TESSERA_COORDINATOR_CORE_TYPES_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "layout/dtype.h"
+#include "layout/tensor_spec.h"
+
+namespace tessera::coordinator {
+
+enum class Strategy { kFullShard, kShardGradOp, kNoShard };
+enum class OptimizerKind { kSgd, kAdam, kAdamW };
+
+// Hyper-parameters of some parameters. In the first group `parameter_names` is empty: all others.
+struct ParamGroup {
+  std::vector<std::string> parameter_names;
+  double learning_rate = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double epsilon = 0;
+  double weight_decay = 0;
+  double momentum = 0;
+};
+
+struct JobConfig {
+  int32_t world_size = 1;
+  Strategy strategy = Strategy::kFullShard;
+  DType compute_dtype = DType::kFp32;
+  DType reduce_dtype = DType::kFp32;
+  int64_t parameter_alignment_bytes = 16;
+  int64_t shard_alignment_bytes = 128;
+  OptimizerKind optimizer = OptimizerKind::kSgd;
+  std::vector<ParamGroup> param_groups;
+  double max_gradient_norm = 0;
+  int32_t max_gathered_units = 0;
+  int32_t gradient_slots = 0;
+  absl::Duration collective_timeout;
+  bool backward_prefetch = false;
+};
+
+// What a job is. Immutable once it exists; shared between the state and its snapshots.
+struct JobSpec {
+  ModelSpec model;
+  JobConfig config;
+  int32_t submitting_rank = -1;  // Who created the job; -1: not a rank.
+  uint64_t layout_digest = 0;
+};
+using JobSpecPtr = std::shared_ptr<const JobSpec>;
+
+// Where one rank lives. A worker that comes back with another incarnation has lost its memory.
+struct RankPlacement {
+  WorkerId worker;
+  int32_t device = 0;
+  Incarnation incarnation;
+
+  friend bool operator==(const RankPlacement& a, const RankPlacement& b) {
+    return a.worker == b.worker && a.device == b.device && a.incarnation == b.incarnation;
+  }
+};
+
+// As a rank last reported itself.
+struct RankStatus {
+  Step step;
+  int64_t sequence = 0;  // Position in the step's execution order.
+  std::string doing;
+  bool attached = false;
+  int64_t parameter_bytes = 0;
+  int64_t gradient_bytes = 0;
+  int64_t optimizer_bytes = 0;
+  int32_t executor_pid = 0;
+};
+
+// One operation of a rank's execution order.
+struct OrderEntry {
+  std::string operation;
+  UnitId unit{-1};  // -1: none.
+  DType dtype = DType::kFp32;
+  int64_t count_elements = 0;
+
+  friend bool operator==(const OrderEntry& a, const OrderEntry& b) {
+    return a.operation == b.operation && a.unit == b.unit && a.dtype == b.dtype &&
+           a.count_elements == b.count_elements;
+  }
+  friend bool operator!=(const OrderEntry& a, const OrderEntry& b) { return !(a == b); }
+};
+
+// Where in a job's execution order something happens; ordered by step, then sequence.
+struct OrderPosition {
+  Step step;
+  int64_t sequence = 0;
+
+  friend bool operator==(const OrderPosition& a, const OrderPosition& b) {
+    return a.step == b.step && a.sequence == b.sequence;
+  }
+  friend bool operator<(const OrderPosition& a, const OrderPosition& b) {
+    return a.step != b.step ? a.step < b.step : a.sequence < b.sequence;
+  }
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_TYPES_H_

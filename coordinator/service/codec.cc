@@ -1,0 +1,246 @@
+#include "coordinator/service/codec.h"
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/core/job_spec.h"
+#include "coordinator/core/order_validator.h"
+#include "coordinator/core/rendezvous.h"
+#include "coordinator/service/field_checks.h"
+#include "coordinator/service/spec_codec.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max() / 2;  // Room to add to.
+
+RankStatus DecodeRankStatus(const v1::RankStatus& status) {
+  RankStatus decoded;
+  decoded.step = Step(status.step());
+  decoded.sequence = status.sequence();
+  decoded.doing = std::string(Truncated(status.doing(), kMaxNameBytes));
+  decoded.attached = status.attached();
+  decoded.parameter_bytes = status.parameter_bytes();
+  decoded.gradient_bytes = status.gradient_bytes();
+  decoded.optimizer_bytes = status.optimizer_bytes();
+  decoded.executor_pid = status.executor_pid();
+  return decoded;
+}
+
+v1::RankStatus EncodeRankStatus(const RankStatus& status) {
+  v1::RankStatus encoded;
+  encoded.set_step(status.step.value());
+  encoded.set_sequence(status.sequence);
+  encoded.set_doing(status.doing);
+  encoded.set_attached(status.attached);
+  encoded.set_parameter_bytes(status.parameter_bytes);
+  encoded.set_gradient_bytes(status.gradient_bytes);
+  encoded.set_optimizer_bytes(status.optimizer_bytes);
+  encoded.set_executor_pid(status.executor_pid);
+  return encoded;
+}
+
+absl::StatusOr<StreamEvent> DecodeHeartbeat(const v1::Heartbeat& heartbeat) {
+  HeartbeatEvent decoded;
+  for (const v1::JobProgress& job : heartbeat.jobs()) {
+    RETURN_IF_ERROR(CheckJobId(job.job_id()));
+    JobProgress& progress = decoded.emplace_back();
+    progress.job = JobId(job.job_id());
+    progress.epoch = Epoch(job.epoch());
+    for (const auto& [rank, status] : job.ranks()) {
+      RETURN_IF_ERROR(CheckRange("rank status: step", status.step(), 0, kMax));
+      RETURN_IF_ERROR(CheckRange("rank status: sequence", status.sequence(), 0, kMax));
+      progress.ranks[rank] = DecodeRankStatus(status);
+    }
+  }
+  return decoded;
+}
+
+absl::StatusOr<StreamEvent> DecodeOrder(const v1::OrderAnnouncement& order) {
+  RETURN_IF_ERROR(CheckJobId(order.job_id()));
+  RETURN_IF_ERROR(CheckRange("order: step", order.step(), 0, kMax));
+  RETURN_IF_ERROR(CheckRange("order: sequence", order.sequence(), 0, kMaxSequence - 1));
+  RETURN_IF_ERROR(CheckRange("order: count", order.entry().count(), 0, kMax));
+  RETURN_IF_ERROR(CheckName("order: operation", order.entry().operation()));
+  OrderAnnouncement decoded;
+  decoded.job = JobId(order.job_id());
+  decoded.epoch = Epoch(order.epoch());
+  decoded.rank = Rank(order.rank());
+  decoded.position = {Step(order.step()), order.sequence()};
+  decoded.entry.operation = order.entry().operation();
+  decoded.entry.unit = UnitId(order.entry().unit());
+  decoded.entry.count_elements = order.entry().count();
+  absl::StatusOr<DType> dtype = DecodeDType(order.entry().dtype());
+  if (!dtype.ok()) return Annotate(dtype.status(), "order");
+  decoded.entry.dtype = *dtype;
+  return decoded;
+}
+
+absl::StatusOr<StreamEvent> DecodeStep(const v1::StepReport& step) {
+  RETURN_IF_ERROR(CheckJobId(step.job_id()));
+  RETURN_IF_ERROR(CheckRange("step report: step", step.step(), 0, kMax));
+  return StepReport{JobId(step.job_id()), Epoch(step.epoch()), Rank(step.rank()), Step(step.step()),
+                    step.order_hash()};
+}
+
+absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
+  RETURN_IF_ERROR(CheckJobId(prepared.job_id()));
+  RETURN_IF_ERROR(CheckRange("decided_step", prepared.decided_step(), 0, kMax));
+  return EpochPrepared{JobId(prepared.job_id()), Epoch(prepared.epoch()),
+                       Step(prepared.decided_step())};
+}
+
+void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
+  *command->mutable_prepare()->mutable_job() = Encode(prepare.job);
+  command->mutable_prepare()->set_reason(prepare.reason);
+}
+
+void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
+  command->mutable_start()->set_job_id(start.job.value());
+  command->mutable_start()->set_epoch(start.epoch.value());
+  command->mutable_start()->set_resume_step(start.resume_step.value());
+}
+
+void EncodeInto(const OrderRelease& release, v1::CoordinatorCommand* command) {
+  v1::OrderRelease* encoded = command->mutable_release();
+  encoded->set_job_id(release.job.value());
+  encoded->set_epoch(release.epoch.value());
+  encoded->set_rank(release.rank.value());
+  encoded->set_step(release.position.step.value());
+  encoded->set_sequence(release.position.sequence);
+}
+
+void EncodeInto(const OrderMismatch& mismatch, v1::CoordinatorCommand* command) {
+  v1::OrderMismatch* encoded = command->mutable_mismatch();
+  encoded->set_job_id(mismatch.job.value());
+  encoded->set_epoch(mismatch.epoch.value());
+  encoded->set_step(mismatch.position.step.value());
+  encoded->set_sequence(mismatch.position.sequence);
+  encoded->set_message(mismatch.message);
+}
+
+void EncodeInto(const DropJob& drop, v1::CoordinatorCommand* command) {
+  command->mutable_drop()->set_job_id(drop.job.value());
+}
+
+v1::JobState EncodeState(JobState state) {
+  switch (state) {
+    case JobState::kWaiting:
+      return v1::JOB_STATE_WAITING;
+    case JobState::kStarting:
+      return v1::JOB_STATE_STARTING;
+    case JobState::kRunning:
+      return v1::JOB_STATE_RUNNING;
+    case JobState::kDeleted:
+      return v1::JOB_STATE_DELETED;
+  }
+  return v1::JOB_STATE_UNSPECIFIED;
+}
+
+}  // namespace
+
+absl::StatusOr<CreateJobEvent> Decode(const v1::CreateJobRequest& request) {
+  RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  RETURN_IF_ERROR(CheckJobId(request.job_id()));
+  RETURN_IF_ERROR(CheckRange("submitting_rank", request.submitting_rank(), -1, kMaxWorldSize));
+  ASSIGN_OR_RETURN(ModelSpec model, DecodeModel(request.model()));
+  ASSIGN_OR_RETURN(JobConfig config, DecodeConfig(request.config()));
+  ASSIGN_OR_RETURN(JobSpecPtr spec,
+                   MakeJobSpec(std::move(model), std::move(config), request.submitting_rank()));
+  return CreateJobEvent{request.request_id(), JobId(request.job_id()), std::move(spec)};
+}
+
+absl::StatusOr<DeleteJobEvent> Decode(const v1::DeleteJobRequest& request) {
+  RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  RETURN_IF_ERROR(CheckJobId(request.job_id()));
+  return DeleteJobEvent{request.request_id(), JobId(request.job_id())};
+}
+
+absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& request) {
+  RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  RETURN_IF_ERROR(CheckWorkerId(request.worker_id()));
+  RETURN_IF_ERROR(CheckRange("num_devices", request.num_devices(), 1, kMaxDevices));
+  RETURN_IF_ERROR(
+      CheckRange("incarnation", request.incarnation(), 1, std::numeric_limits<int64_t>::max()));
+  RETURN_IF_ERROR(CheckName("address", request.address()));
+  Member member;
+  member.incarnation = Incarnation(request.incarnation());
+  member.num_devices = request.num_devices();
+  member.address = request.address();
+  return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member)};
+}
+
+absl::StatusOr<ValueRecord> Decode(const v1::PutValueRequest& request) {
+  RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  RETURN_IF_ERROR(CheckJobId(request.job_id()));
+  RETURN_IF_ERROR(CheckValueKey(request.key()));
+  RETURN_IF_ERROR(
+      CheckRange("size of value in bytes", request.value().size(), 0, kMaxValueSizeBytes));
+  return ValueRecord{JobId(request.job_id()), Epoch(request.epoch()), request.key(),
+                     request.value()};
+}
+
+absl::StatusOr<ValueKey> Decode(const v1::GetValueRequest& request) {
+  RETURN_IF_ERROR(CheckJobId(request.job_id()));
+  RETURN_IF_ERROR(CheckValueKey(request.key()));
+  return ValueKey{JobId(request.job_id()), Epoch(request.epoch()), request.key()};
+}
+
+absl::StatusOr<Sender> DecodeSender(const v1::WorkerEvent& event) {
+  RETURN_IF_ERROR(CheckWorkerId(event.worker_id()));
+  return Sender{WorkerId(event.worker_id()), Incarnation(event.incarnation())};
+}
+
+absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event) {
+  switch (event.event_case()) {
+    case v1::WorkerEvent::kHeartbeat:
+      return DecodeHeartbeat(event.heartbeat());
+    case v1::WorkerEvent::kOrder:
+      return DecodeOrder(event.order());
+    case v1::WorkerEvent::kStep:
+      return DecodeStep(event.step());
+    case v1::WorkerEvent::kPrepared:
+      return DecodePrepared(event.prepared());
+    case v1::WorkerEvent::kFailure: {
+      RETURN_IF_ERROR(CheckJobId(event.failure().job_id()));
+      return RankFailure{JobId(event.failure().job_id()), Epoch(event.failure().epoch()),
+                         Rank(event.failure().rank()),
+                         std::string(Truncated(event.failure().reason()))};
+    }
+    case v1::WorkerEvent::EVENT_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("worker event: none of the known events is set");
+}
+
+v1::Job Encode(const JobView& view) {
+  v1::Job job;
+  job.set_job_id(view.id.value());
+  *job.mutable_model() = EncodeModel(view.spec->model);
+  *job.mutable_config() = EncodeConfig(view.spec->config);
+  job.set_state(EncodeState(view.status.state));
+  job.set_epoch(view.status.epoch.value());
+  job.set_committed_step(view.committed_step.value());
+  for (size_t rank = 0; rank < view.status.placements.size(); ++rank) {
+    v1::RankPlacement* placement = job.add_placements();
+    placement->set_rank(rank);
+    placement->set_worker_id(view.status.placements[rank].worker.value());
+    placement->set_device(view.status.placements[rank].device);
+  }
+  job.set_layout_digest(view.spec->layout_digest);
+  job.set_state_reason(view.status.reason);
+  for (const auto& [rank, status] : view.ranks) {
+    (*job.mutable_ranks())[rank] = EncodeRankStatus(status);
+  }
+  return job;
+}
+
+v1::CoordinatorCommand Encode(const Command& command) {
+  v1::CoordinatorCommand encoded;
+  std::visit([&](const auto& c) { EncodeInto(c, &encoded); }, command);
+  return encoded;
+}
+
+}  // namespace tessera::coordinator

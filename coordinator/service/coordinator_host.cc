@@ -1,0 +1,266 @@
+#include "coordinator/service/coordinator_host.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "coordinator/service/record_codec.h"
+
+namespace tessera::coordinator {
+namespace {
+
+// How often somebody who waits looks whether its caller is gone.
+constexpr absl::Duration kCancelPoll = absl::Milliseconds(100);
+
+absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
+    const Options& options, std::unique_ptr<Journal> journal) {
+  ASSIGN_OR_RETURN(const std::vector<JournalRow> rows, journal->ReadAll());
+  std::vector<StateRecord> records;
+  for (const JournalRow& row : rows) {
+    ASSIGN_OR_RETURN(StateRecord record, DecodeRecord(row));
+    records.push_back(std::move(record));
+  }
+  ASSIGN_OR_RETURN(Coordinator core,
+                   Coordinator::Restore(options.core, records, options.clock->TimeNow()));
+  auto host = std::unique_ptr<CoordinatorHost>(
+      new CoordinatorHost(options, std::move(journal), std::move(core)));
+  host->ticker_ = std::thread([host = host.get()] { host->RunTicker(); });
+  return host;
+}
+
+CoordinatorHost::CoordinatorHost(const Options& options, std::unique_ptr<Journal> journal,
+                                 Coordinator core)
+    : options_(options), journal_(std::move(journal)), core_(std::move(core)) {}
+
+void CoordinatorHost::Stop() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopped_ = true;
+    for (auto& [worker, outbox] : outboxes_) outbox->Close();
+    outboxes_.clear();
+  }
+  if (ticker_.joinable()) ticker_.join();
+}
+
+void CoordinatorHost::RunTicker() {
+  absl::MutexLock lock(&mu_);
+  while (!options_.clock->AwaitWithDeadline(&mu_, absl::Condition(&stopped_),
+                                            options_.clock->TimeNow() + options_.tick_interval)) {
+    RunLocked([](Coordinator& core, absl::Time now, Effects* effects) {
+      core.Tick(now, effects);
+      return absl::OkStatus();
+    }).IgnoreError();  // Logged where it began; the next tick tries again.
+  }
+}
+
+absl::Status CoordinatorHost::RunLocked(Handler handler, bool* journal_failed) {
+  if (stopped_) return Stopping();
+  Effects effects;
+  absl::Status status = handler(core_, options_.clock->TimeNow(), &effects);
+  if (status.ok()) {
+    status = WriteLocked(effects);
+    if (!status.ok() && journal_failed != nullptr) *journal_failed = true;
+  }
+  if (!status.ok()) {
+    core_.Rollback();
+    return status;
+  }
+  core_.Accept();
+  DeliverLocked(std::move(effects));
+  return absl::OkStatus();
+}
+
+absl::Status CoordinatorHost::WriteLocked(const Effects& effects) {
+  if (!effects.order_records.empty()) WriteOrderLocked(effects);
+  if (effects.records.empty()) return absl::OkStatus();
+  std::vector<JournalChange> batch;
+  for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
+  absl::Status status = FaultPoint("journal.before_append");
+  if (status.ok()) status = journal_->Append(batch, Durability::kPowerLoss);
+  NoteJournalLocked(status);
+  if (status.ok()) {
+    FaultPoint("journal.after_append").IgnoreError();  // A place to die in, not to fail.
+    return absl::OkStatus();
+  }
+  const absl::StatusCode code = absl::IsResourceExhausted(status)
+                                    ? absl::StatusCode::kResourceExhausted
+                                    : absl::StatusCode::kUnavailable;
+  return absl::Status(code, absl::StrCat("nothing was changed: ", status.message()));
+}
+
+void CoordinatorHost::WriteOrderLocked(const Effects& effects) {
+  std::vector<JournalChange> batch;
+  for (const OrderRecord& record : effects.order_records) EncodeRecord(record, &batch);
+  NoteJournalLocked(journal_->Append(batch, Durability::kProcessDeath));
+}
+
+void CoordinatorHost::NoteJournalLocked(const absl::Status& status) {
+  if (status.ok() == journal_healthy_) return;
+  journal_healthy_ = status.ok();
+  if (status.ok()) {
+    TESSERA_LOG(INFO, "the journal can be written again");
+  } else {
+    TESSERA_LOG(ERROR, "the journal cannot be written: {}", status.ToString());
+  }
+}
+
+void CoordinatorHost::DeliverLocked(Effects effects) {
+  for (Outgoing& outgoing : effects.commands) {
+    auto outbox = outboxes_.find(outgoing.worker);
+    // Whoever is not connected gets it when it connects.
+    if (outbox != outboxes_.end()) outbox->second->Push(std::move(outgoing.command));
+  }
+  for (const JobId& job : effects.changed_jobs) {
+    absl::StatusOr<JobView> view = core_.GetJob(job);
+    if (!view.ok()) {
+      changed_at_.erase(job);
+      TESSERA_LOG(INFO, "job={} deleted", job.value());
+      continue;
+    }
+    changed_at_[job] = ++generation_;
+    TESSERA_LOG(INFO, "job={} epoch={} step={} {}: {}", job.value(), view->status.epoch.value(),
+                view->committed_step.value(), std::string(Name(view->status.state)),
+                view->status.reason);
+  }
+}
+
+absl::StatusOr<JobView> CoordinatorHost::CreateJob(const CreateJobEvent& event) {
+  absl::StatusOr<JobView> view = Stopping();
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
+    view = core.CreateJob(event, now, effects);
+    return view.status();
+  }));
+  return view;
+}
+
+absl::Status CoordinatorHost::DeleteJob(const DeleteJobEvent& event) {
+  absl::MutexLock lock(&mu_);
+  return RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
+    return core.DeleteJob(event, now, effects);
+  });
+}
+
+absl::StatusOr<JobView> CoordinatorHost::GetJob(const JobId& job) {
+  absl::MutexLock lock(&mu_);
+  return core_.GetJob(job);
+}
+
+std::vector<JobView> CoordinatorHost::ListJobs() {
+  absl::MutexLock lock(&mu_);
+  return core_.ListJobs();
+}
+
+absl::Status CoordinatorHost::RegisterWorker(const RegisterWorkerEvent& event) {
+  absl::MutexLock lock(&mu_);
+  return RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
+    return core.RegisterWorker(event.worker, event.member, now, effects);
+  });
+}
+
+absl::Status CoordinatorHost::PutValue(const ValueRecord& event) {
+  absl::MutexLock lock(&mu_);
+  return RunLocked([&](Coordinator& core, absl::Time, Effects* effects) {
+    return core.PutValue(event, effects);
+  });
+}
+
+absl::Status CoordinatorHost::Connect(const Sender& sender, std::shared_ptr<Outbox> outbox) {
+  absl::MutexLock lock(&mu_);
+  std::shared_ptr<Outbox> previous = std::exchange(outboxes_[sender.worker], outbox);
+  const absl::Status status = RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
+    return core.Connect(sender, now, effects);
+  });
+  if (status.ok()) {
+    if (previous != nullptr) previous->Close();
+  } else if (previous != nullptr) {
+    outboxes_[sender.worker] = std::move(previous);
+  } else {
+    outboxes_.erase(sender.worker);
+  }
+  return status;
+}
+
+void CoordinatorHost::Disconnect(const WorkerId& worker, const std::shared_ptr<Outbox>& outbox) {
+  absl::MutexLock lock(&mu_);
+  auto it = outboxes_.find(worker);
+  if (it != outboxes_.end() && it->second == outbox) outboxes_.erase(it);
+}
+
+absl::Status CoordinatorHost::OnStreamEvent(const Sender& sender, const StreamEvent& event) {
+  bool journal_failed = false;
+  absl::MutexLock lock(&mu_);
+  const absl::Status status = RunLocked(
+      [&](Coordinator& core, absl::Time now, Effects* effects) {
+        struct Visitor {
+          Coordinator& core;
+          const Sender& sender;
+          absl::Time now;
+          Effects* effects;
+          absl::Status operator()(const HeartbeatEvent& e) {
+            return core.Heartbeat(sender, e, now, effects);
+          }
+          absl::Status operator()(const OrderAnnouncement& e) {
+            return core.Announce(sender, e, now, effects);
+          }
+          absl::Status operator()(const StepReport& e) {
+            return core.ReportStep(sender, e, now, effects);
+          }
+          absl::Status operator()(const RankFailure& e) {
+            return core.ReportFailure(sender, e, now, effects);
+          }
+          absl::Status operator()(const EpochPrepared& e) {
+            return core.ReportPrepared(sender, e, now, effects);
+          }
+        };
+        return std::visit(Visitor{core, sender, now, effects}, event);
+      },
+      &journal_failed);
+  return journal_failed ? absl::OkStatus() : status;
+}
+
+absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* generation,
+                                                     absl::FunctionRef<bool()> cancelled) {
+  absl::MutexLock lock(&mu_);
+  while (true) {
+    if (stopped_) return Stopping();
+    if (cancelled()) return absl::CancelledError("the caller is gone");
+    ASSIGN_OR_RETURN(JobView view, core_.GetJob(job));
+    // A job that has not changed since this process began counts as changed once, at 1.
+    const int64_t changed_at = changed_at_.emplace(job, 1).first->second;
+    if (changed_at > *generation) {
+      *generation = changed_at;
+      return view;
+    }
+    const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      auto it = changed_at_.find(job);
+      return stopped_ || it == changed_at_.end() || it->second > *generation;
+    };
+    mu_.AwaitWithTimeout(absl::Condition(&ready), kCancelPoll);
+  }
+}
+
+absl::StatusOr<std::string> CoordinatorHost::AwaitValue(const ValueKey& key,
+                                                        absl::FunctionRef<bool()> cancelled) {
+  absl::MutexLock lock(&mu_);
+  while (true) {
+    if (stopped_) return Stopping();
+    if (cancelled()) return absl::CancelledError("the caller is gone");
+    ASSIGN_OR_RETURN(const auto value, core_.GetValue(key.job, key.epoch, key.key));
+    if (value != nullptr) return *value;
+    const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      if (stopped_) return true;
+      const auto now_there = core_.GetValue(key.job, key.epoch, key.key);
+      return !now_there.ok() || *now_there != nullptr;
+    };
+    mu_.AwaitWithTimeout(absl::Condition(&ready), kCancelPoll);
+  }
+}
+
+}  // namespace tessera::coordinator

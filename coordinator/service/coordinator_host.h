@@ -1,0 +1,101 @@
+// Runs the core in a process: one lock, the journal, the workers' outboxes, whoever waits, and a
+// ticker. Knows nothing of gRPC.
+//
+//   event ─► core handler ─► journal ─► Accept ─► outboxes, watchers        all under one lock
+//                              └ failed ─► Rollback, the event is refused
+//
+// Thread-safe. The lock is held over a journal write, which is rare: membership, epochs, and the
+// newest committed step once a tick.
+#ifndef TESSERA_COORDINATOR_SERVICE_COORDINATOR_HOST_H_
+#define TESSERA_COORDINATOR_SERVICE_COORDINATOR_HOST_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "coordinator/core/coordinator.h"
+#include "coordinator/service/codec.h"
+#include "coordinator/service/outbox.h"
+#include "coordinator/storage/journal.h"
+
+namespace tessera::coordinator {
+
+class CoordinatorHost {
+ public:
+  struct Options {
+    CoordinatorOptions core;
+    absl::Duration tick_interval = absl::Milliseconds(50);
+    Clock* clock = Clock::Real();
+  };
+
+  // Reads the journal and starts the ticker.
+  // Errors: as Journal::ReadAll, DecodeRecord and Coordinator::Restore.
+  static absl::StatusOr<std::unique_ptr<CoordinatorHost>> Create(const Options& options,
+                                                                 std::unique_ptr<Journal> journal);
+  ~CoordinatorHost() { Stop(); }
+
+  // Ends the ticker, closes the outboxes and lets everybody who waits return. Idempotent.
+  void Stop();
+
+  // As the core's methods of these names. A change that cannot be journalled is refused:
+  //   ResourceExhausted  the disk is full
+  //   Unavailable        the journal failed otherwise, or Stop was called
+  absl::StatusOr<JobView> CreateJob(const CreateJobEvent& event);
+  absl::Status DeleteJob(const DeleteJobEvent& event);
+  absl::StatusOr<JobView> GetJob(const JobId& job);
+  std::vector<JobView> ListJobs();
+  absl::Status RegisterWorker(const RegisterWorkerEvent& event);
+  absl::Status PutValue(const ValueRecord& event);
+
+  // Makes `outbox` the one that commands to this worker go to, and closes the one before.
+  absl::Status Connect(const Sender& sender, std::shared_ptr<Outbox> outbox);
+  void Disconnect(const WorkerId& worker, const std::shared_ptr<Outbox>& outbox);
+  // Errors: the core's. That the journal failed is no error here: the core tries again each tick.
+  absl::Status OnStreamEvent(const Sender& sender, const StreamEvent& event);
+
+  // Waits until the job differs from what `*generation` saw (0: nothing yet), and updates it.
+  // Errors: NotFound, Cancelled (`cancelled` became true), Unavailable
+  absl::StatusOr<JobView> AwaitChange(const JobId& job, int64_t* generation,
+                                      absl::FunctionRef<bool()> cancelled);
+  // Waits until the value is there. Errors: the core's, Cancelled, Unavailable.
+  absl::StatusOr<std::string> AwaitValue(const ValueKey& key, absl::FunctionRef<bool()> cancelled);
+
+ private:
+  using Handler =
+      absl::FunctionRef<absl::Status(Coordinator& core, absl::Time now, Effects* effects)>;
+
+  CoordinatorHost(const Options& options, std::unique_ptr<Journal> journal, Coordinator core);
+
+  // One event, whole. `journal_failed`: set where it was refused because of the journal.
+  absl::Status RunLocked(Handler handler, bool* journal_failed = nullptr)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status WriteLocked(const Effects& effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteOrderLocked(const Effects& effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteJournalLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DeliverLocked(Effects effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RunTicker();
+
+  const Options options_;
+  absl::Mutex mu_;
+  const std::unique_ptr<Journal> journal_ ABSL_PT_GUARDED_BY(mu_);
+  Coordinator core_ ABSL_GUARDED_BY(mu_);
+  std::map<WorkerId, std::shared_ptr<Outbox>> outboxes_ ABSL_GUARDED_BY(mu_);
+  // When each job last changed, counted in changes; so waiting is `change > seen`.
+  int64_t generation_ ABSL_GUARDED_BY(mu_) = 1;
+  std::map<JobId, int64_t> changed_at_ ABSL_GUARDED_BY(mu_);
+  bool journal_healthy_ ABSL_GUARDED_BY(mu_) = true;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread ticker_;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_COORDINATOR_HOST_H_

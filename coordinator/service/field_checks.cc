@@ -1,0 +1,61 @@
+#include "coordinator/service/field_checks.h"
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace tessera::coordinator {
+namespace {
+
+template <typename Allowed>
+absl::Status CheckText(absl::string_view field, absl::string_view text, size_t max,
+                       absl::string_view form, Allowed allowed) {
+  if (!text.empty() && text.size() <= max && std::all_of(text.begin(), text.end(), allowed)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(field, " '", absl::CHexEscape(Truncated(text, 80)),
+                                                 "': must be ", form, ", 1 to ", max,
+                                                 " characters"));
+}
+
+}  // namespace
+
+absl::Status CheckJobId(absl::string_view id) {
+  return CheckText("job_id", id, 63, "of [a-z0-9-]", [](unsigned char c) {
+    return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-';
+  });
+}
+
+absl::Status CheckWorkerId(absl::string_view id) {
+  return CheckText("worker_id", id, 255, "of [A-Za-z0-9._-]", [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+  });
+}
+
+absl::Status CheckRequestId(absl::string_view id) {
+  return CheckText("request_id", id, 128, "printable ASCII",
+                   [](unsigned char c) { return absl::ascii_isprint(c); });
+}
+
+absl::Status CheckValueKey(absl::string_view key) {
+  return CheckText("key", key, 256, "printable ASCII",
+                   [](unsigned char c) { return absl::ascii_isprint(c); });
+}
+
+absl::Status CheckName(absl::string_view field, absl::string_view name) {
+  if (name.size() <= kMaxNameBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " '", absl::CHexEscape(Truncated(name, 80)),
+                                                 "...': longer than ", kMaxNameBytes, " bytes"));
+}
+
+absl::Status CheckRange(absl::string_view field, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, "; it must be between ", min, " and ", max));
+}
+
+absl::string_view Truncated(absl::string_view text, size_t max) { return text.substr(0, max); }
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,41 @@
+#include "coordinator/service/outbox.h"
+
+namespace tessera::coordinator {
+
+void Outbox::Push(Command command) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (closed_) return;
+    if (commands_.size() < kMaxCommands) {
+      commands_.push_back(std::move(command));
+      return;
+    }
+  }
+  Close();
+}
+
+std::optional<Command> Outbox::Pop() {
+  const auto ready = [this]()
+                         ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || !commands_.empty(); };
+  absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(&ready));
+  if (closed_) return std::nullopt;
+  Command command = std::move(commands_.front());
+  commands_.pop_front();
+  return command;
+}
+
+void Outbox::Close() {
+  absl::MutexLock lock(&mu_);
+  closed_ = true;
+  if (on_close_ != nullptr) on_close_();
+  on_close_ = nullptr;
+}
+
+void Outbox::Detach() {
+  absl::MutexLock lock(&mu_);
+  closed_ = true;
+  on_close_ = nullptr;
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,232 @@
+#include "coordinator/service/record_codec.h"
+
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+#include "coordinator/core/order_validator.h"
+#include "coordinator/service/spec_codec.h"
+#include "coordinator/storage/records.pb.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using Kind = JournalChange::Kind;
+using Key = std::vector<std::string>;  // The parts of a row's key between slashes.
+
+// --- core -> rows ---
+
+journal::JobStatus EncodeStatus(const JobStatus& status) {
+  journal::JobStatus encoded;
+  encoded.set_state(static_cast<journal::JobStatus::State>(status.state));
+  encoded.set_epoch(status.epoch.value());
+  encoded.set_resume_step(status.resume_step.value());
+  for (const RankPlacement& placement : status.placements) {
+    journal::Placement* p = encoded.add_placements();
+    p->set_worker_id(placement.worker.value());
+    p->set_device(placement.device);
+    p->set_incarnation(placement.incarnation.value());
+  }
+  encoded.set_reason(status.reason);
+  return encoded;
+}
+
+struct Encoder {
+  std::vector<JournalChange>* batch;
+
+  template <typename Message>
+  void Put(std::string key, const Message& message) {
+    batch->push_back({Kind::kPut, std::move(key), message.SerializeAsString()});
+  }
+  void Delete(Kind kind, std::string key) { batch->push_back({kind, std::move(key), ""}); }
+
+  void operator()(const JobSpecRecord& r) {
+    journal::JobSpec spec;
+    spec.set_model(EncodeModel(r.spec->model).SerializeAsString());
+    spec.set_config(EncodeConfig(r.spec->config).SerializeAsString());
+    spec.set_submitting_rank(r.spec->submitting_rank);
+    spec.set_layout_digest(r.spec->layout_digest);
+    Put(absl::StrCat("job/", r.job.value(), "/spec"), spec);
+  }
+  void operator()(const JobStatusRecord& r) {
+    Put(absl::StrCat("job/", r.job.value(), "/status"), EncodeStatus(r.status));
+  }
+  void operator()(const JobStepRecord& r) {
+    journal::JobStep step;
+    step.set_committed_step(r.committed_step.value());
+    Put(absl::StrCat("job/", r.job.value(), "/step"), step);
+  }
+  void operator()(const JobGoneRecord& r) {
+    Delete(Kind::kDeletePrefix, absl::StrCat("job/", r.job.value(), "/"));
+    (*this)(EpochOverRecord{r.job});
+  }
+  void operator()(const MemberRecord& r) {
+    journal::Member member;
+    member.set_incarnation(r.member.incarnation.value());
+    member.set_num_devices(r.member.num_devices);
+    member.set_address(r.member.address);
+    member.set_lost(r.member.lost);
+    Put(absl::StrCat("member/", r.worker.value()), member);
+  }
+  void operator()(const MemberGoneRecord& r) {
+    Delete(Kind::kDelete, absl::StrCat("member/", r.worker.value()));
+  }
+  void operator()(const RequestRecord& r) {
+    journal::Request request;
+    request.set_kind(static_cast<journal::Request::Kind>(r.request.kind));
+    request.set_job_id(r.request.job.value());
+    *request.mutable_reply() = EncodeStatus(r.request.reply);
+    request.set_sequence(r.request.sequence);
+    Put(absl::StrCat("request/", r.request_id), request);
+  }
+  void operator()(const RequestGoneRecord& r) {
+    Delete(Kind::kDelete, absl::StrCat("request/", r.request_id));
+  }
+  void operator()(const ValueRecord& r) {
+    journal::Value value;
+    value.set_value(r.value);
+    Put(absl::StrCat("value/", r.job.value(), "/", r.epoch.value(), "/", r.key), value);
+  }
+  void operator()(const OrderRecord& r) {
+    journal::Order order;
+    order.set_step(r.position.step.value());
+    order.set_operation(r.entry.operation);
+    order.set_unit(r.entry.unit.value());
+    order.set_dtype(EncodeDType(r.entry.dtype));
+    order.set_count(r.entry.count_elements);
+    Put(absl::StrFormat("order/%s/%d/%07d", r.job.value(), r.epoch.value(), r.position.sequence),
+        order);
+  }
+  void operator()(const EpochOverRecord& r) {
+    Delete(Kind::kDeletePrefix, absl::StrCat("value/", r.job.value(), "/"));
+    Delete(Kind::kDeletePrefix, absl::StrCat("order/", r.job.value(), "/"));
+  }
+};
+
+// --- rows -> core ---
+
+absl::Status Unreadable(const JournalRow& row, absl::string_view why) {
+  return absl::DataLossError(absl::StrCat("journal record '", row.key, "': ", why));
+}
+
+template <typename Message>
+absl::StatusOr<Message> Parse(const JournalRow& row) {
+  Message message;
+  if (!message.ParseFromString(row.value)) return Unreadable(row, "its value cannot be parsed");
+  return message;
+}
+
+absl::StatusOr<JobStatus> DecodeStatus(const JournalRow& row, const journal::JobStatus& status) {
+  if (!journal::JobStatus::State_IsValid(status.state())) {
+    return Unreadable(row, absl::StrCat("state ", static_cast<int>(status.state()), " is unknown"));
+  }
+  JobStatus decoded;
+  decoded.state = static_cast<JobState>(status.state());
+  decoded.epoch = Epoch(status.epoch());
+  decoded.resume_step = Step(status.resume_step());
+  for (const journal::Placement& p : status.placements()) {
+    decoded.placements.push_back(
+        {WorkerId(p.worker_id()), p.device(), Incarnation(p.incarnation())});
+  }
+  decoded.reason = status.reason();
+  return decoded;
+}
+
+absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& job) {
+  ASSIGN_OR_RETURN(const journal::JobSpec message, Parse<journal::JobSpec>(row));
+  v1::ModelSpec model;
+  v1::JobConfig config;
+  if (!model.ParseFromString(message.model()) || !config.ParseFromString(message.config())) {
+    return Unreadable(row, "its model or config cannot be parsed");
+  }
+  absl::StatusOr<ModelSpec> decoded_model = DecodeModel(model);
+  if (!decoded_model.ok()) return Unreadable(row, decoded_model.status().message());
+  absl::StatusOr<JobConfig> decoded_config = DecodeConfig(config);
+  if (!decoded_config.ok()) return Unreadable(row, decoded_config.status().message());
+  return JobSpecRecord{
+      job, std::make_shared<JobSpec>(JobSpec{*std::move(decoded_model), *std::move(decoded_config),
+                                             message.submitting_rank(), message.layout_digest()})};
+}
+
+absl::StatusOr<StateRecord> DecodeJob(const JournalRow& row, const Key& key) {
+  if (key.size() != 3) return Unreadable(row, "its key is of no known form");
+  const JobId job(key[1]);
+  if (key[2] == "spec") return DecodeJobSpec(row, job);
+  if (key[2] == "status") {
+    ASSIGN_OR_RETURN(const journal::JobStatus message, Parse<journal::JobStatus>(row));
+    ASSIGN_OR_RETURN(JobStatus status, DecodeStatus(row, message));
+    return JobStatusRecord{job, std::move(status)};
+  }
+  if (key[2] != "step") return Unreadable(row, "its key is of no known form");
+  ASSIGN_OR_RETURN(const journal::JobStep message, Parse<journal::JobStep>(row));
+  return JobStepRecord{job, Step(message.committed_step())};
+}
+
+absl::StatusOr<StateRecord> DecodeRequest(const JournalRow& row, std::string request_id) {
+  ASSIGN_OR_RETURN(const journal::Request message, Parse<journal::Request>(row));
+  if (!journal::Request::Kind_IsValid(message.kind())) return Unreadable(row, "unknown kind");
+  Request request;
+  request.kind = static_cast<RequestKind>(message.kind());
+  request.job = JobId(message.job_id());
+  ASSIGN_OR_RETURN(request.reply, DecodeStatus(row, message.reply()));
+  request.sequence = message.sequence();
+  return RequestRecord{std::move(request_id), std::move(request)};
+}
+
+absl::StatusOr<StateRecord> DecodeOrder(const JournalRow& row, const Key& key) {
+  int64_t epoch = 0;
+  int64_t sequence = 0;
+  if (key.size() != 4 || !absl::SimpleAtoi(key[2], &epoch) ||
+      !absl::SimpleAtoi(key[3], &sequence) || sequence < 0 || sequence >= kMaxSequence) {
+    return Unreadable(row, "its key is of no known form");
+  }
+  ASSIGN_OR_RETURN(const journal::Order message, Parse<journal::Order>(row));
+  absl::StatusOr<DType> dtype = DecodeDType(static_cast<v1::DType>(message.dtype()));
+  if (!dtype.ok()) return Unreadable(row, dtype.status().message());
+  return OrderRecord{JobId(key[1]),
+                     Epoch(epoch),
+                     {Step(message.step()), sequence},
+                     {message.operation(), UnitId(message.unit()), *dtype, message.count()}};
+}
+
+absl::StatusOr<StateRecord> DecodeMember(const JournalRow& row, const WorkerId& worker) {
+  ASSIGN_OR_RETURN(const journal::Member message, Parse<journal::Member>(row));
+  Member member;
+  member.incarnation = Incarnation(message.incarnation());
+  member.num_devices = message.num_devices();
+  member.address = message.address();
+  member.lost = message.lost();
+  return MemberRecord{worker, std::move(member)};
+}
+
+absl::StatusOr<StateRecord> DecodeValue(const JournalRow& row) {
+  const Key key = absl::StrSplit(row.key, absl::MaxSplits('/', 3));  // The last may hold slashes.
+  int64_t epoch = 0;
+  if (key.size() != 4 || !absl::SimpleAtoi(key[2], &epoch)) {
+    return Unreadable(row, "its key is of no known form");
+  }
+  ASSIGN_OR_RETURN(const journal::Value message, Parse<journal::Value>(row));
+  return ValueRecord{JobId(key[1]), Epoch(epoch), key[3], message.value()};
+}
+
+}  // namespace
+
+void EncodeRecord(const StateRecord& record, std::vector<JournalChange>* batch) {
+  std::visit(Encoder{batch}, record);
+}
+
+absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row) {
+  const std::pair<std::string, std::string> head = absl::StrSplit(row.key, absl::MaxSplits('/', 1));
+  const Key key = absl::StrSplit(row.key, '/');
+  if (head.first == "job") return DecodeJob(row, key);
+  if (head.first == "member") return DecodeMember(row, WorkerId(head.second));
+  if (head.first == "request") return DecodeRequest(row, head.second);
+  if (head.first == "value") return DecodeValue(row);
+  if (head.first == "order") return DecodeOrder(row, key);
+  return Unreadable(row, "its key is of no known form");
+}
+
+}  // namespace tessera::coordinator

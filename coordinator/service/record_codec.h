@@ -1,0 +1,22 @@
+// The core's durable facts as journal rows and back; docs/formats/journal.md has the table.
+// Pure; thread-safe.
+#ifndef TESSERA_COORDINATOR_SERVICE_RECORD_CODEC_H_
+#define TESSERA_COORDINATOR_SERVICE_RECORD_CODEC_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "coordinator/core/records.h"
+#include "coordinator/storage/journal.h"
+
+namespace tessera::coordinator {
+
+// The changes that make `record` durable, appended to `batch`.
+void EncodeRecord(const StateRecord& record, std::vector<JournalChange>* batch);
+
+// Errors: DataLoss  a key or value that cannot be read; names the key
+absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row);
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_RECORD_CODEC_H_

@@ -1,0 +1,163 @@
+#include "coordinator/service/server.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "absl/base/call_once.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/listen_address.h"
+#include "coordinator/service/services.h"
+#include "coordinator/storage/memory_journal.h"
+#include "coordinator/storage/sqlite_journal.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/health_check_service_interface.h"
+
+namespace tessera::coordinator {
+namespace {
+
+// A model of 100,000 parameters takes some 20 MiB.
+constexpr int kMaxMessageSizeBytes = 64 << 20;
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::NotFoundError(absl::StrCat("TLS file '", path, "': cannot be read"));
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+bool HasTls(const CoordinatorServer::Tls& tls) {
+  return !tls.certificate_path.empty() || !tls.key_path.empty() || !tls.ca_path.empty();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeCredentials(
+    const CoordinatorServer::Options& options, const ListenAddress& address) {
+  const CoordinatorServer::Tls& tls = options.tls;
+  if (!HasTls(tls)) {
+    if (!address.is_loopback && !options.insecure_listen) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("listen address '", options.listen_address,
+                       "' can be reached from other machines: give TLS certificate, key and CA, "
+                       "or permit it with --insecure-listen"));
+    }
+    return grpc::InsecureServerCredentials();
+  }
+  if (tls.certificate_path.empty() || tls.key_path.empty() || tls.ca_path.empty()) {
+    return absl::InvalidArgumentError("TLS needs all of certificate, key and CA");
+  }
+  grpc::SslServerCredentialsOptions ssl(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
+  ASSIGN_OR_RETURN(pair.private_key, ReadFile(tls.key_path));
+  ASSIGN_OR_RETURN(pair.cert_chain, ReadFile(tls.certificate_path));
+  ASSIGN_OR_RETURN(ssl.pem_root_certs, ReadFile(tls.ca_path));
+  ssl.pem_key_cert_pairs.push_back(std::move(pair));
+  return grpc::SslServerCredentials(ssl);
+}
+
+absl::Status CheckTimes(const CoordinatorServer::Options& options) {
+  if (options.heartbeat_interval > absl::ZeroDuration() &&
+      options.worker_timeout > options.heartbeat_interval) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("worker timeout ", absl::FormatDuration(options.worker_timeout),
+                   " must be longer than the heartbeat interval ",
+                   absl::FormatDuration(options.heartbeat_interval), ", and that longer than 0"));
+}
+
+absl::StatusOr<std::unique_ptr<Journal>> OpenJournal(const std::string& path) {
+  if (path.empty()) return std::make_unique<MemoryJournal>();
+  SqliteJournal::Options options;
+  options.path = path;
+  return SqliteJournal::Open(options);
+}
+
+class GrpcCoordinatorServer : public CoordinatorServer {
+ public:
+  GrpcCoordinatorServer(const Options& options, std::unique_ptr<CoordinatorHost> host)
+      : host_(std::move(host)),
+        jobs_(host_.get()),
+        membership_(host_.get(), options.heartbeat_interval, options.worker_timeout),
+        rendezvous_(host_.get()) {}
+  ~GrpcCoordinatorServer() override { Stop(); }
+
+  absl::Status Listen(const Options& options, const ListenAddress& address,
+                      std::shared_ptr<grpc::ServerCredentials> credentials);
+
+  int port() const override { return port_; }
+  void Stop() override;
+  void Wait() override { stopped_.WaitForNotification(); }
+
+ private:
+  const std::unique_ptr<CoordinatorHost> host_;
+  JobsService jobs_;
+  MembershipService membership_;
+  RendezvousService rendezvous_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+  absl::once_flag stop_once_;
+  absl::Notification stopped_;
+};
+
+absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ListenAddress& address,
+                                           std::shared_ptr<grpc::ServerCredentials> credentials) {
+  static absl::once_flag plugins_once;
+  absl::call_once(plugins_once, [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  });
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(options.listen_address, std::move(credentials), &port_);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1'000);
+  builder.SetMaxReceiveMessageSize(kMaxMessageSizeBytes);
+  builder.SetMaxSendMessageSize(kMaxMessageSizeBytes);
+  builder.RegisterService(&jobs_);
+  builder.RegisterService(&membership_);
+  builder.RegisterService(&rendezvous_);
+  server_ = builder.BuildAndStart();
+  if (server_ != nullptr && port_ > 0) return absl::OkStatus();
+  return DiagnoseListenFailure(address, options.listen_address);
+}
+
+void GrpcCoordinatorServer::Stop() {
+  absl::call_once(stop_once_, [this] {
+    host_->Stop();  // So that nobody waits when the calls are asked to end.
+    if (server_ != nullptr) {
+      server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+      server_->Wait();
+    }
+    stopped_.Notify();
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
+    const Options& options) {
+  RETURN_IF_ERROR(CheckTimes(options));
+  ASSIGN_OR_RETURN(const ListenAddress address, ParseListenAddress(options.listen_address));
+  ASSIGN_OR_RETURN(auto credentials, MakeCredentials(options, address));
+  ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal, OpenJournal(options.journal_path));
+  CoordinatorHost::Options host_options;
+  host_options.core.worker_timeout = options.worker_timeout;
+  host_options.tick_interval = std::min(absl::Milliseconds(50), options.heartbeat_interval / 4);
+  host_options.clock = options.clock;
+  ASSIGN_OR_RETURN(auto host, CoordinatorHost::Create(host_options, std::move(journal)));
+  auto server = std::make_unique<GrpcCoordinatorServer>(options, std::move(host));
+  RETURN_IF_ERROR(server->Listen(options, address, std::move(credentials)));
+  TESSERA_LOG(INFO, "coordinator listens on {}:{}", address.host, server->port());
+  return server;
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,58 @@
+// A whole coordinator in this process: journal, core, gRPC services with health and reflection.
+//
+//   auto server = CoordinatorServer::Start({.listen_address = "127.0.0.1:0"});
+//   ... server->port() ...
+//   server->Stop();
+//
+// Thread-safe.
+#ifndef TESSERA_COORDINATOR_SERVICE_SERVER_H_
+#define TESSERA_COORDINATOR_SERVICE_SERVER_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+
+namespace tessera::coordinator {
+
+class CoordinatorServer {
+ public:
+  // Files in PEM form. All three or none; with them every client needs a certificate of `ca`.
+  struct Tls {
+    std::string certificate_path;
+    std::string key_path;
+    std::string ca_path;
+  };
+
+  struct Options {
+    std::string listen_address = "127.0.0.1:7070";  // Port 0: one that is free.
+    std::string journal_path;                       // Empty: in memory, gone with this object.
+    bool insecure_listen = false;  // Permits an address that others can reach, without TLS.
+    Tls tls;
+    absl::Duration worker_timeout = absl::Seconds(10);
+    absl::Duration heartbeat_interval = absl::Seconds(1);  // Workers are told to keep to it.
+    Clock* clock = Clock::Real();
+  };
+
+  // Errors: InvalidArgument     a malformed address; a timeout that is not larger than the interval
+  //                             or an interval that is not positive; some but not all TLS files
+  //         FailedPrecondition  not a loopback address and neither TLS nor insecure_listen;
+  //                             the journal is of a newer version or held by another process
+  //         AlreadyExists       the address is in use (names it)
+  //         NotFound            a TLS file or the host
+  //         and as SqliteJournal::Open and CoordinatorHost::Create
+  static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(const Options& options);
+  virtual ~CoordinatorServer() = default;  // Stops.
+
+  virtual int port() const = 0;
+  // Ends every call and returns when none runs. Idempotent.
+  virtual void Stop() = 0;
+  // Returns when Stop was called, by whatever thread.
+  virtual void Wait() = 0;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_SERVER_H_

@@ -1,0 +1,319 @@
+#include "coordinator/service/server.h"
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/status_matchers.h"
+#include "coordinator/service/test_worker.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "proto/coordinator.grpc.pb.h"
+#include "proto/grpc_status.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Command = v1::CoordinatorCommand;
+
+class ServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override { StartServer({}); }
+  void TearDown() override { DisarmAllFaultPoints(); }
+
+  void StartServer(CoordinatorServer::Options options) {
+    server_.reset();
+    options.listen_address = "127.0.0.1:0";
+    if (options.worker_timeout == absl::Seconds(10)) options.worker_timeout = absl::Seconds(60);
+    ASSERT_OK_AND_ASSIGN(server_, CoordinatorServer::Start(options));
+    channel_ = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
+                                   grpc::InsecureChannelCredentials());
+    jobs_ = v1::Jobs::NewStub(channel_);
+    rendezvous_ = v1::Rendezvous::NewStub(channel_);
+  }
+
+  absl::StatusOr<v1::Job> CreateJob(const v1::CreateJobRequest& request) {
+    grpc::ClientContext context;
+    v1::Job job;
+    const absl::Status status = FromGrpcStatus(jobs_->CreateJob(&context, request, &job));
+    if (!status.ok()) return status;
+    return job;
+  }
+  absl::StatusOr<v1::Job> GetJob(const std::string& id) {
+    grpc::ClientContext context;
+    v1::GetJobRequest request;
+    request.set_job_id(id);
+    v1::Job job;
+    const absl::Status status = FromGrpcStatus(jobs_->GetJob(&context, request, &job));
+    if (!status.ok()) return status;
+    return job;
+  }
+  // Watches until `done` holds.
+  template <typename Predicate>
+  v1::Job AwaitJob(const std::string& id, Predicate done) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    v1::WatchJobRequest request;
+    request.set_job_id(id);
+    auto reader = jobs_->WatchJob(&context, request);
+    v1::Job job;
+    while (reader->Read(&job)) {
+      if (done(job)) {
+        context.TryCancel();
+        reader->Finish();
+        return job;
+      }
+    }
+    ADD_FAILURE() << "watch of " << id << " ended: " << reader->Finish().error_message();
+    return job;
+  }
+  absl::Status PutValue(int64_t epoch, const std::string& key, const std::string& value) {
+    grpc::ClientContext context;
+    v1::PutValueRequest request;
+    request.set_request_id("put-1");
+    request.set_job_id("gpt");
+    request.set_epoch(epoch);
+    request.set_key(key);
+    request.set_value(value);
+    v1::PutValueResponse response;
+    return FromGrpcStatus(rendezvous_->PutValue(&context, request, &response));
+  }
+  absl::StatusOr<std::string> GetValue(int64_t epoch, const std::string& key,
+                                       std::chrono::milliseconds deadline) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + deadline);
+    v1::GetValueRequest request;
+    request.set_job_id("gpt");
+    request.set_epoch(epoch);
+    request.set_key(key);
+    v1::GetValueResponse response;
+    const absl::Status status = FromGrpcStatus(rendezvous_->GetValue(&context, request, &response));
+    if (!status.ok()) return status;
+    return response.value();
+  }
+
+  // Two workers of one device each hold ranks 0 and 1 of job "gpt", which runs in epoch 1.
+  void StartTwoRanks() {
+    a_ = std::make_unique<TestWorker>(channel_, "a");
+    b_ = std::make_unique<TestWorker>(channel_, "b");
+    for (TestWorker* worker : {a_.get(), b_.get()}) {
+      ASSERT_TRUE(worker->Register(1).ok());
+      worker->Connect();
+    }
+    ASSERT_OK(CreateJob(MakeCreateJob("r1", "gpt", 2)));
+    for (TestWorker* worker : {a_.get(), b_.get()}) {
+      EXPECT_EQ(worker->Await(Command::kPrepare).prepare().job().epoch(), 1);
+      worker->Prepared("gpt", 1, 0);
+    }
+    for (TestWorker* worker : {a_.get(), b_.get()}) {
+      EXPECT_EQ(worker->Await(Command::kStart).start().resume_step(), 0);
+    }
+  }
+
+  std::unique_ptr<CoordinatorServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Jobs::Stub> jobs_;
+  std::unique_ptr<v1::Rendezvous::Stub> rendezvous_;
+  std::unique_ptr<TestWorker> a_;
+  std::unique_ptr<TestWorker> b_;
+};
+
+TEST_F(ServerTest, JobRunsOrdersAgreeAndStepsCommit) {
+  StartTwoRanks();
+  for (int sequence = 0; sequence < 3; ++sequence) {
+    a_->Announce("gpt", 1, 0, 1, sequence, "unshard", sequence);
+    b_->Announce("gpt", 1, 1, 1, sequence, "unshard", sequence);
+    EXPECT_EQ(a_->Await(Command::kRelease).release().sequence(), sequence);
+    EXPECT_EQ(b_->Await(Command::kRelease).release().rank(), 1);
+  }
+  a_->ReportStep("gpt", 1, 0, 1);
+  b_->ReportStep("gpt", 1, 1, 1);
+  const v1::Job job = AwaitJob("gpt", [](const v1::Job& j) { return j.committed_step() == 1; });
+  EXPECT_EQ(job.state(), v1::JOB_STATE_RUNNING);
+  EXPECT_EQ(job.epoch(), 1);
+  EXPECT_EQ(job.placements_size(), 2);
+  EXPECT_NE(job.layout_digest(), 0);
+}
+
+TEST_F(ServerTest, DifferentOrdersAreNamedToBothAndANewEpochBegins) {
+  StartTwoRanks();
+  a_->Announce("gpt", 1, 0, 1, 0, "unshard", 1);
+  b_->Announce("gpt", 1, 1, 1, 0, "reduce", 2);
+  for (TestWorker* worker : {a_.get(), b_.get()}) {
+    EXPECT_THAT(worker->Await(Command::kMismatch).mismatch().message(),
+                AllOf(HasSubstr("rank 0 is about to unshard unit 'u0' (parameters u0.q, u0.k, u0.v "
+                                "and 1 more"),
+                      HasSubstr("rank 1 is about to reduce unit 'u1' (parameters u1.q"),
+                      HasSubstr("step 1, position 0")));
+    EXPECT_EQ(worker->Await(Command::kPrepare).prepare().job().epoch(), 2);
+  }
+}
+
+TEST_F(ServerTest, RankFailureBeginsANewEpochFromTheLatestDecidedStep) {
+  StartTwoRanks();
+  a_->Fail("gpt", 1, 0, "executor died");
+  for (TestWorker* worker : {a_.get(), b_.get()}) {
+    const auto prepare = worker->Await(Command::kPrepare).prepare();
+    EXPECT_EQ(prepare.job().epoch(), 2);
+    EXPECT_THAT(prepare.reason(), HasSubstr("rank 0 on worker 'a' failed: executor died"));
+  }
+  b_->Fail("gpt", 1, 1, "peer is gone");  // Of the old epoch: ignored.
+  a_->Prepared("gpt", 2, 4);
+  b_->Prepared("gpt", 2, 5);
+  EXPECT_EQ(a_->Await(Command::kStart).start().resume_step(), 5);
+  EXPECT_EQ(b_->Await(Command::kStart).start().epoch(), 2);
+}
+
+TEST_F(ServerTest, NewIncarnationOfAWorkerBeginsANewEpoch) {
+  StartTwoRanks();
+  TestWorker again(channel_, "b", 2);
+  ASSERT_TRUE(again.Register(1).ok());
+  again.Connect();
+  EXPECT_EQ(a_->Await(Command::kPrepare).prepare().job().epoch(), 2);
+  EXPECT_EQ(again.Await(Command::kPrepare).prepare().job().epoch(), 2);
+  b_->Heartbeat();  // The old life is told that it is over.
+  EXPECT_NE(b_->AwaitEnd().error_code(), grpc::StatusCode::OK);
+  b_->Connect();
+  EXPECT_EQ(b_->AwaitEnd().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(ServerTest, SilentWorkerIsLostAndTheJobWaitsForIt) {
+  CoordinatorServer::Options options;
+  options.worker_timeout = absl::Milliseconds(600);
+  options.heartbeat_interval = absl::Milliseconds(50);
+  StartServer(options);
+  a_ = std::make_unique<TestWorker>(channel_, "a");
+  ASSERT_TRUE(a_->Register(1).ok());
+  a_->Connect();
+  ASSERT_OK(CreateJob(MakeCreateJob("r1", "gpt", 1)));
+  a_->Await(Command::kPrepare);
+  const v1::Job lost =
+      AwaitJob("gpt", [](const v1::Job& j) { return j.state() == v1::JOB_STATE_WAITING; });
+  EXPECT_THAT(lost.state_reason(), HasSubstr("worker 'a' was lost"));
+  EXPECT_EQ(lost.epoch(), 2);
+  a_->Heartbeat();  // Only slow, not gone.
+  EXPECT_GE(a_->Await(Command::kPrepare).prepare().job().epoch(), 2);
+}
+
+TEST_F(ServerTest, JobWithTooFewDevicesWaitsAndSaysWhatItNeeds) {
+  TestWorker worker(channel_, "a");
+  ASSERT_TRUE(worker.Register(2).ok());
+  ASSERT_OK_AND_ASSIGN(const v1::Job job, CreateJob(MakeCreateJob("r1", "gpt", 8)));
+  EXPECT_EQ(job.state(), v1::JOB_STATE_WAITING);
+  EXPECT_THAT(job.state_reason(), HasSubstr("needs 8 devices, 2 registered are free"));
+}
+
+TEST_F(ServerTest, RendezvousValuesWaitAreWrittenOnceAndEndWithTheEpoch) {
+  StartTwoRanks();
+  EXPECT_EQ(GetValue(1, "nccl", std::chrono::milliseconds(50)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  absl::StatusOr<std::string> got;
+  std::thread reader([&] { got = GetValue(1, "nccl", std::chrono::seconds(10)); });
+  EXPECT_OK(PutValue(1, "nccl", "id"));
+  reader.join();
+  EXPECT_EQ(*got, "id");
+  EXPECT_OK(PutValue(1, "nccl", "id"));
+  EXPECT_THAT(PutValue(1, "nccl", "other"),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("nccl")));
+  EXPECT_THAT(PutValue(1, "big", std::string((64 << 10) + 1, 'x')),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("65536")));
+  std::thread waiter([&] { got = GetValue(1, "never", std::chrono::seconds(10)); });
+  a_->Fail("gpt", 1, 0, "test");
+  waiter.join();
+  EXPECT_THAT(got, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("epoch 1")));
+  EXPECT_THAT(PutValue(1, "nccl", "id"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("epoch 1")));
+}
+
+TEST_F(ServerTest, DeletedJobIsDroppedAndItsWatchEnds) {
+  StartTwoRanks();
+  grpc::ClientContext watch_context;
+  v1::WatchJobRequest watch;
+  watch.set_job_id("gpt");
+  auto reader = jobs_->WatchJob(&watch_context, watch);
+  v1::Job job;
+  ASSERT_TRUE(reader->Read(&job));
+  v1::DeleteJobRequest request;
+  request.set_request_id("d1");
+  request.set_job_id("gpt");
+  v1::DeleteJobResponse response;
+  for (int attempt = 0; attempt < 2; ++attempt) {  // The second: its reply was lost.
+    grpc::ClientContext context;
+    EXPECT_OK(FromGrpcStatus(jobs_->DeleteJob(&context, request, &response)));
+  }
+  while (reader->Read(&job)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(a_->Await(Command::kDrop).drop().job_id(), "gpt");
+  EXPECT_THAT(GetJob("gpt"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'gpt'")));
+  request.set_request_id("d2");
+  grpc::ClientContext context;
+  EXPECT_EQ(jobs_->DeleteJob(&context, request, &response).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ServerTest, UnregisteredWorkerCannotConnect) {
+  TestWorker stranger(channel_, "stranger");
+  stranger.Connect();
+  EXPECT_EQ(stranger.AwaitEnd().error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ServerTest, EventForARankOnAnotherWorkerEndsTheStream) {
+  StartTwoRanks();
+  a_->ReportStep("gpt", 1, 1, 1);
+  const grpc::Status status = a_->AwaitEnd();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("rank 1 is on worker 'b', not on 'a'"));
+}
+
+TEST_F(ServerTest, NewestStreamOfAWorkerCountsAndEndsTheOlder) {
+  StartTwoRanks();
+  TestWorker second(channel_, "a");
+  second.Connect();
+  EXPECT_EQ(second.Await(Command::kStart).start().epoch(), 1);
+  EXPECT_NE(a_->AwaitEnd().error_code(), grpc::StatusCode::OK);
+  EXPECT_EQ(GetJob("gpt")->epoch(), 1);
+}
+
+TEST_F(ServerTest, RefusedMutationChangesNothing) {
+  Fault fault;
+  fault.status = absl::ResourceExhaustedError("no space left");
+  ArmFaultPoint("journal.before_append", fault);
+  EXPECT_THAT(CreateJob(MakeCreateJob("r1", "gpt", 1)),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no space left")));
+  EXPECT_THAT(GetJob("gpt"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
+  EXPECT_OK(CreateJob(MakeCreateJob("r1", "gpt", 1)));
+}
+
+TEST_F(ServerTest, FailureHeardWhileTheJournalFailsIsActedOnLater) {
+  StartTwoRanks();
+  ArmFaultPoint("journal.before_append", {});
+  a_->Fail("gpt", 1, 0, "test");
+  EXPECT_EQ(b_->Await(Command::kPrepare).prepare().job().epoch(), 2);
+}
+
+TEST_F(ServerTest, StopEndsWhoeverWaits) {
+  StartTwoRanks();
+  absl::StatusOr<std::string> got;
+  std::thread waiter([&] { got = GetValue(1, "never", std::chrono::seconds(60)); });
+  grpc::ClientContext context;
+  v1::WatchJobRequest request;
+  request.set_job_id("gpt");
+  auto reader = jobs_->WatchJob(&context, request);
+  v1::Job job;
+  ASSERT_TRUE(reader->Read(&job));
+  server_->Stop();
+  server_->Wait();
+  waiter.join();
+  EXPECT_FALSE(got.ok());
+  while (reader->Read(&job)) {
+  }
+  EXPECT_FALSE(reader->Finish().ok());
+}
+
+}  // namespace
+}  // namespace tessera::coordinator

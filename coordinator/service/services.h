@@ -1,0 +1,67 @@
+// The gRPC services: decode, call the host, encode. Thread-safe.
+#ifndef TESSERA_COORDINATOR_SERVICE_SERVICES_H_
+#define TESSERA_COORDINATOR_SERVICE_SERVICES_H_
+
+#include "absl/time/time.h"
+#include "coordinator/service/coordinator_host.h"
+#include "proto/coordinator.grpc.pb.h"
+
+namespace tessera::coordinator {
+
+class JobsService : public v1::Jobs::Service {
+ public:
+  explicit JobsService(CoordinatorHost* host) : host_(host) {}
+
+  grpc::Status CreateJob(grpc::ServerContext* context, const v1::CreateJobRequest* request,
+                         v1::Job* reply) override;
+  grpc::Status GetJob(grpc::ServerContext* context, const v1::GetJobRequest* request,
+                      v1::Job* reply) override;
+  grpc::Status ListJobs(grpc::ServerContext* context, const v1::ListJobsRequest* request,
+                        v1::ListJobsResponse* reply) override;
+  grpc::Status WatchJob(grpc::ServerContext* context, const v1::WatchJobRequest* request,
+                        grpc::ServerWriter<v1::Job>* writer) override;
+  grpc::Status DeleteJob(grpc::ServerContext* context, const v1::DeleteJobRequest* request,
+                         v1::DeleteJobResponse* reply) override;
+
+ private:
+  CoordinatorHost* const host_;
+};
+
+class MembershipService : public v1::Membership::Service {
+ public:
+  using Stream = grpc::ServerReaderWriter<v1::CoordinatorCommand, v1::WorkerEvent>;
+
+  MembershipService(CoordinatorHost* host, absl::Duration heartbeat_interval,
+                    absl::Duration worker_timeout)
+      : host_(host), heartbeat_interval_(heartbeat_interval), worker_timeout_(worker_timeout) {}
+
+  grpc::Status RegisterWorker(grpc::ServerContext* context,
+                              const v1::RegisterWorkerRequest* request,
+                              v1::RegisterWorkerResponse* reply) override;
+  // Reads on this thread; one more thread writes.
+  grpc::Status Connect(grpc::ServerContext* context, Stream* stream) override;
+
+ private:
+  absl::Status ReadEvents(const Sender& sender, v1::WorkerEvent first, Stream* stream);
+
+  CoordinatorHost* const host_;
+  const absl::Duration heartbeat_interval_;
+  const absl::Duration worker_timeout_;
+};
+
+class RendezvousService : public v1::Rendezvous::Service {
+ public:
+  explicit RendezvousService(CoordinatorHost* host) : host_(host) {}
+
+  grpc::Status PutValue(grpc::ServerContext* context, const v1::PutValueRequest* request,
+                        v1::PutValueResponse* reply) override;
+  grpc::Status GetValue(grpc::ServerContext* context, const v1::GetValueRequest* request,
+                        v1::GetValueResponse* reply) override;
+
+ private:
+  CoordinatorHost* const host_;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_SERVICES_H_

@@ -1,0 +1,227 @@
+#include "coordinator/service/spec_codec.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/service/field_checks.h"
+
+namespace tessera::coordinator {
+namespace {
+
+absl::StatusOr<TensorSpec> DecodeParameter(const v1::ParameterSpec& parameter) {
+  RETURN_IF_ERROR(CheckName("parameter", parameter.name()));
+  const std::string context = absl::StrCat("parameter '", parameter.name(), "'");
+  RETURN_IF_ERROR(CheckName(context + ": shared_with", parameter.shared_with()));
+  RETURN_IF_ERROR(
+      CheckRange(context + ": number of dimensions", parameter.shape_size(), 0, kMaxDimensions));
+  absl::StatusOr<DType> dtype = DecodeDType(parameter.dtype());
+  if (!dtype.ok()) return Annotate(dtype.status(), context);
+  TensorSpec spec;
+  spec.name = parameter.name();
+  spec.shape.assign(parameter.shape().begin(), parameter.shape().end());
+  spec.dtype = *dtype;
+  spec.requires_grad = parameter.requires_grad();
+  spec.shared_with = parameter.shared_with();
+  return spec;
+}
+
+absl::StatusOr<Strategy> DecodeStrategy(v1::Strategy strategy) {
+  switch (strategy) {
+    case v1::STRATEGY_FULL_SHARD:
+      return Strategy::kFullShard;
+    case v1::STRATEGY_SHARD_GRAD_OP:
+      return Strategy::kShardGradOp;
+    case v1::STRATEGY_NO_SHARD:
+      return Strategy::kNoShard;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("config: strategy ", static_cast<int>(strategy), " is unknown"));
+  }
+}
+
+absl::StatusOr<OptimizerKind> DecodeOptimizer(v1::OptimizerKind kind) {
+  switch (kind) {
+    case v1::OPTIMIZER_KIND_SGD:
+      return OptimizerKind::kSgd;
+    case v1::OPTIMIZER_KIND_ADAM:
+      return OptimizerKind::kAdam;
+    case v1::OPTIMIZER_KIND_ADAMW:
+      return OptimizerKind::kAdamW;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("config: optimizer kind ", static_cast<int>(kind), " is unknown"));
+  }
+}
+
+ParamGroup DecodeGroup(const v1::ParamGroup& group) {
+  ParamGroup decoded;
+  decoded.parameter_names.assign(group.parameter_names().begin(), group.parameter_names().end());
+  decoded.learning_rate = group.learning_rate();
+  decoded.beta1 = group.beta1();
+  decoded.beta2 = group.beta2();
+  decoded.epsilon = group.epsilon();
+  decoded.weight_decay = group.weight_decay();
+  decoded.momentum = group.momentum();
+  return decoded;
+}
+
+void EncodeGroup(const ParamGroup& group, v1::ParamGroup* encoded) {
+  encoded->mutable_parameter_names()->Add(group.parameter_names.begin(),
+                                          group.parameter_names.end());
+  encoded->set_learning_rate(group.learning_rate);
+  encoded->set_beta1(group.beta1);
+  encoded->set_beta2(group.beta2);
+  encoded->set_epsilon(group.epsilon);
+  encoded->set_weight_decay(group.weight_decay);
+  encoded->set_momentum(group.momentum);
+}
+
+v1::Strategy EncodeStrategy(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::kFullShard:
+      return v1::STRATEGY_FULL_SHARD;
+    case Strategy::kShardGradOp:
+      return v1::STRATEGY_SHARD_GRAD_OP;
+    case Strategy::kNoShard:
+      return v1::STRATEGY_NO_SHARD;
+  }
+  return v1::STRATEGY_UNSPECIFIED;
+}
+
+v1::OptimizerKind EncodeOptimizer(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return v1::OPTIMIZER_KIND_SGD;
+    case OptimizerKind::kAdam:
+      return v1::OPTIMIZER_KIND_ADAM;
+    case OptimizerKind::kAdamW:
+      return v1::OPTIMIZER_KIND_ADAMW;
+  }
+  return v1::OPTIMIZER_KIND_UNSPECIFIED;
+}
+
+}  // namespace
+
+absl::StatusOr<DType> DecodeDType(v1::DType dtype) {
+  switch (dtype) {
+    case v1::DTYPE_FP32:
+      return DType::kFp32;
+    case v1::DTYPE_BF16:
+      return DType::kBf16;
+    case v1::DTYPE_FP16:
+      return DType::kFp16;
+    case v1::DTYPE_FP64:
+      return DType::kFp64;
+    case v1::DTYPE_INT64:
+      return DType::kInt64;
+    case v1::DTYPE_INT32:
+      return DType::kInt32;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("dtype ", static_cast<int>(dtype), " is unknown"));
+  }
+}
+
+v1::DType EncodeDType(DType dtype) {
+  switch (dtype) {
+    case DType::kFp32:
+      return v1::DTYPE_FP32;
+    case DType::kBf16:
+      return v1::DTYPE_BF16;
+    case DType::kFp16:
+      return v1::DTYPE_FP16;
+    case DType::kFp64:
+      return v1::DTYPE_FP64;
+    case DType::kInt64:
+      return v1::DTYPE_INT64;
+    case DType::kInt32:
+      return v1::DTYPE_INT32;
+  }
+  return v1::DTYPE_UNSPECIFIED;
+}
+
+absl::StatusOr<ModelSpec> DecodeModel(const v1::ModelSpec& model) {
+  int64_t num_parameters = 0;
+  for (const v1::UnitSpec& unit : model.units()) num_parameters += unit.parameters_size();
+  RETURN_IF_ERROR(CheckRange("number of units", model.units_size(), 0, kMaxParameters));
+  RETURN_IF_ERROR(CheckRange("number of parameters", num_parameters, 0, kMaxParameters));
+  ModelSpec decoded;
+  for (const v1::UnitSpec& unit : model.units()) {
+    RETURN_IF_ERROR(CheckName("unit", unit.name()));
+    UnitSpec& decoded_unit = decoded.units.emplace_back();
+    decoded_unit.name = unit.name();
+    for (const v1::ParameterSpec& parameter : unit.parameters()) {
+      absl::StatusOr<TensorSpec> spec = DecodeParameter(parameter);
+      if (!spec.ok()) return Annotate(spec.status(), absl::StrCat("unit '", unit.name(), "'"));
+      decoded_unit.parameters.push_back(*std::move(spec));
+    }
+  }
+  return decoded;
+}
+
+absl::StatusOr<JobConfig> DecodeConfig(const v1::JobConfig& config) {
+  JobConfig decoded;
+  RETURN_IF_ERROR(CheckRange("config: world_size", config.world_size(), 1, kMaxWorldSize));
+  decoded.world_size = config.world_size();
+  ASSIGN_OR_RETURN(decoded.strategy, DecodeStrategy(config.strategy()));
+  absl::StatusOr<DType> compute = DecodeDType(config.compute_dtype());
+  if (!compute.ok()) return Annotate(compute.status(), "config: compute_dtype");
+  decoded.compute_dtype = *compute;
+  absl::StatusOr<DType> reduce = DecodeDType(config.reduce_dtype());
+  if (!reduce.ok()) return Annotate(reduce.status(), "config: reduce_dtype");
+  decoded.reduce_dtype = *reduce;
+  decoded.parameter_alignment_bytes = config.parameter_alignment_bytes();
+  decoded.shard_alignment_bytes = config.shard_alignment_bytes();
+  ASSIGN_OR_RETURN(decoded.optimizer, DecodeOptimizer(config.optimizer().kind()));
+  for (const v1::ParamGroup& group : config.optimizer().groups()) {
+    decoded.param_groups.push_back(DecodeGroup(group));
+  }
+  decoded.max_gradient_norm = config.max_gradient_norm();
+  decoded.max_gathered_units = config.max_gathered_units();
+  decoded.gradient_slots = config.gradient_slots();
+  RETURN_IF_ERROR(CheckRange("config: collective_timeout_ms", config.collective_timeout_ms(), 0,
+                             int64_t{7} * 24 * 3600 * 1000));
+  decoded.collective_timeout = absl::Milliseconds(config.collective_timeout_ms());
+  decoded.backward_prefetch = config.backward_prefetch();
+  return decoded;
+}
+
+v1::ModelSpec EncodeModel(const ModelSpec& model) {
+  v1::ModelSpec encoded;
+  for (const UnitSpec& unit : model.units) {
+    v1::UnitSpec* encoded_unit = encoded.add_units();
+    encoded_unit->set_name(unit.name);
+    for (const TensorSpec& parameter : unit.parameters) {
+      v1::ParameterSpec* spec = encoded_unit->add_parameters();
+      spec->set_name(parameter.name);
+      spec->mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
+      spec->set_dtype(EncodeDType(parameter.dtype));
+      spec->set_requires_grad(parameter.requires_grad);
+      spec->set_shared_with(parameter.shared_with);
+    }
+  }
+  return encoded;
+}
+
+v1::JobConfig EncodeConfig(const JobConfig& config) {
+  v1::JobConfig encoded;
+  encoded.set_world_size(config.world_size);
+  encoded.set_strategy(EncodeStrategy(config.strategy));
+  encoded.set_compute_dtype(EncodeDType(config.compute_dtype));
+  encoded.set_reduce_dtype(EncodeDType(config.reduce_dtype));
+  encoded.set_parameter_alignment_bytes(config.parameter_alignment_bytes);
+  encoded.set_shard_alignment_bytes(config.shard_alignment_bytes);
+  encoded.mutable_optimizer()->set_kind(EncodeOptimizer(config.optimizer));
+  for (const ParamGroup& group : config.param_groups) {
+    EncodeGroup(group, encoded.mutable_optimizer()->add_groups());
+  }
+  encoded.set_max_gradient_norm(config.max_gradient_norm);
+  encoded.set_max_gathered_units(config.max_gathered_units);
+  encoded.set_gradient_slots(config.gradient_slots);
+  encoded.set_collective_timeout_ms(absl::ToInt64Milliseconds(config.collective_timeout));
+  encoded.set_backward_prefetch(config.backward_prefetch);
+  return encoded;
+}
+
+}  // namespace tessera::coordinator
