@@ -1,0 +1,61 @@
+// How many bytes each rank and each host needs for a model, before anything is allocated.
+//
+//   resident   parameters + gradients + optimizer state, of the rank's shards (NO_SHARD: of all)
+//   unsharded  what the largest units alive at once take while they are unsharded
+//
+// The ranks of one host share unsharded parameters. Where all ranks are on one host and compute in
+// the shards' dtype, the shards side by side are the unsharded parameters: they exist once a host
+// and unsharding takes no memory. Padding counts, as it is allocated. All quantities are BYTES.
+// Pure values; thread-compatible.
+#ifndef TESSERA_LAYOUT_MEMORY_PLAN_H_
+#define TESSERA_LAYOUT_MEMORY_PLAN_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "layout/dtype.h"
+#include "layout/model_layout.h"
+
+namespace tessera {
+
+enum class ShardingStrategy {
+  kFullShard,    // Unsharded only around use.
+  kShardGradOp,  // Every unit stays unsharded from forward to backward.
+  kNoShard,      // Every rank holds everything.
+};
+
+absl::string_view Name(ShardingStrategy strategy);  // "FULL_SHARD", ...
+
+struct MemoryOptions {
+  DType shard_dtype = DType::kFp32;    // Of parameters, reduced gradients, optimizer state.
+  DType compute_dtype = DType::kFp32;  // Of unsharded parameters and unsharded gradients.
+  int64_t optimizer_states = 2;        // Values a parameter element: AdamW 2, momentum 1, SGD 0.
+  int64_t max_gathered_units = 2;      // Unsharded at once beside the root, under FULL_SHARD.
+  int64_t gradient_slots = 2;          // Unsharded gradients beside the root's; 0: of every unit.
+  int64_t ranks_per_host = 0;          // 0: all ranks are on one host.
+};
+
+struct MemoryPlan {
+  // Of one rank.
+  int64_t parameter_bytes = 0;
+  int64_t gradient_bytes = 0;
+  int64_t optimizer_bytes = 0;
+  int64_t unsharded_gradient_bytes = 0;
+  // Of one host, shared by its ranks. Under NO_SHARD of all its ranks together.
+  int64_t unsharded_parameter_bytes = 0;
+  // Of one rank, with its part of what the host shares, rounded up.
+  int64_t unsharded_peak_bytes = 0;
+  int64_t rank_total_bytes = 0;  // Parameters, gradients, optimizer state, unsharded peak.
+  int64_t host_total_bytes = 0;  // All ranks of a full host.
+};
+
+// Errors: InvalidArgument  a count in `options` that is negative or absurd; ranks_per_host greater
+//                          than the world size, or that above 2^24; an integer dtype; a sum of
+//                          bytes that overflows int64.
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelLayout& layout, ShardingStrategy strategy,
+                                      const MemoryOptions& options);
+
+}  // namespace tessera
+
+#endif  // TESSERA_LAYOUT_MEMORY_PLAN_H_
