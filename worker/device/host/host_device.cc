@@ -1,5 +1,7 @@
 #include "worker/device/host/host_device.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -8,14 +10,24 @@
 #include "worker/device/host/host_stream.h"
 
 namespace tessera {
+namespace {
+
+int64_t PhysicalMemoryBytes() {
+  return int64_t{sysconf(_SC_PHYS_PAGES)} * int64_t{sysconf(_SC_PAGESIZE)};
+}
+
+}  // namespace
 
 absl::StatusOr<Buffer> HostDevice::Allocate(int64_t size_bytes) {
   if (size_bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", size_bytes, " bytes"));
   }
   if (size_bytes == 0) return Buffer();
+  // The system would promise more than it has, and end the process when it is touched.
+  static const int64_t physical_bytes = PhysicalMemoryBytes();
   void* data = nullptr;
-  if (posix_memalign(&data, kAlignmentBytes, static_cast<size_t>(size_bytes)) != 0) {
+  if (size_bytes > physical_bytes ||
+      posix_memalign(&data, kAlignmentBytes, static_cast<size_t>(size_bytes)) != 0) {
     return absl::ResourceExhaustedError(absl::StrCat("no host memory for ", size_bytes, " bytes"));
   }
   return Buffer(data, size_bytes, [data] { std::free(data); });

@@ -1,0 +1,81 @@
+// Measures this build against the machine's limits and against peers, prints a table, and writes
+// the same as JSON. No timing here is a test: a loaded machine would make it fail.
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "tests/bench/benchmarks.h"
+#include "worker/device/host/kernels.h"
+
+namespace {
+
+using tessera::bench::Row;
+
+struct Flags {
+  int rounds = 9;
+  int64_t mebibytes = 64;
+  int64_t parameters = 32 << 20;
+  std::vector<int> sizes = {2, 4, 8};
+  std::vector<std::string> only = {"collectives", "optimizer", "round-trip"};
+  std::string json;
+};
+
+bool Wants(const Flags& flags, const char* name) {
+  return std::find(flags.only.begin(), flags.only.end(), name) != flags.only.end();
+}
+
+void Append(const absl::StatusOr<std::vector<Row>>& rows, std::vector<Row>* all, bool* ok) {
+  if (rows.ok()) {
+    all->insert(all->end(), rows->begin(), rows->end());
+    return;
+  }
+  std::cerr << rows.status() << "\n";
+  *ok = false;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Benchmarks of Tessera's host path");
+  app.add_option("--rounds", flags.rounds, "Interleaved rounds, 1 to 32")->capture_default_str();
+  app.add_option("--mebibytes", flags.mebibytes, "Unsharded size for collectives")
+      ->capture_default_str();
+  app.add_option("--parameters", flags.parameters, "For the optimizer")->capture_default_str();
+  app.add_option("--sizes", flags.sizes, "Ranks: 2, 4 or 8")
+      ->check(CLI::IsMember({2, 4, 8}))
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--only", flags.only, "collectives, optimizer, round-trip")->delimiter(',');
+  app.add_option("--json", flags.json, "Write the rows to this file");
+  CLI11_PARSE(app, argc, argv);
+
+  bool ok = true;
+  std::vector<Row> rows;
+  if (Wants(flags, "collectives")) {
+    for (int size : flags.sizes) {
+      Append(tessera::bench::BenchCollectives(size, flags.rounds, flags.mebibytes << 20), &rows,
+             &ok);
+    }
+  }
+  if (Wants(flags, "optimizer")) {
+    for (int size : {1, 2}) {
+      Append(tessera::bench::BenchOptimizer(size, flags.rounds, flags.parameters), &rows, &ok);
+    }
+  }
+  if (Wants(flags, "round-trip")) Append(tessera::bench::BenchRoundTrip(flags.rounds), &rows, &ok);
+  std::cout << "instruction set: " << tessera::host::SimdTargetName() << "\n"
+            << tessera::bench::Table(rows);
+  if (!flags.json.empty()) {
+    std::ofstream file(flags.json);
+    file << tessera::bench::Json(rows) << "\n";
+    if (!file.flush()) {
+      std::cerr << "cannot write " << flags.json << "\n";
+      ok = false;
+    }
+  }
+  return ok ? 0 : 1;
+}

@@ -1,0 +1,26 @@
+// The benchmarks. Each forks a team of its own and returns its rows.
+#ifndef TESSERA_TESTS_BENCH_BENCHMARKS_H_
+#define TESSERA_TESTS_BENCH_BENCHMARKS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tests/bench/report.h"
+
+namespace tessera {
+namespace bench {
+
+// G1 to G4: all-gather, reduce-scatter and barrier of one host, beside Gloo.
+absl::StatusOr<std::vector<Row>> BenchCollectives(int size, int rounds, int64_t bytes);
+
+// G6: AdamW over this many parameters in all, beside a four-read-three-write loop.
+absl::StatusOr<std::vector<Row>> BenchOptimizer(int size, int rounds, int64_t num_parameters);
+
+// G8: a round trip through shared memory, beside an empty gRPC call.
+absl::StatusOr<std::vector<Row>> BenchRoundTrip(int rounds);
+
+}  // namespace bench
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_BENCH_BENCHMARKS_H_

@@ -1,0 +1,181 @@
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "tests/bench/benchmarks.h"
+#include "tests/bench/gloo_group.h"
+#include "tests/bench/limits.h"
+#include "tests/bench/team.h"
+
+namespace tessera {
+namespace bench {
+namespace {
+
+enum Series {
+  kBarrier,
+  kMappedAllGather,
+  kPrivateAllGather,
+  kMemcpy,
+  kReduceScatter,
+  kStream,
+  kSmallReduceScatter,
+  kGlooBarrier,
+  kGlooAllGather,
+  kGlooReduceScatter,
+  kGlooSmallReduceScatter,
+  kMappedBytesCopied,
+};
+
+constexpr int64_t kSmallBytes = 4096;
+
+// What one rank measures with, all of it faulted in before the first round.
+struct Buffers {
+  std::vector<const void*> gradients;  // Every rank's whole buffer, in one shared mapping.
+  float* full;                         // Private, the size of the whole.
+  float* shard;                        // Private, the size of a slice.
+  int64_t full_count;
+  int64_t shard_count;
+};
+
+Buffers MakeBuffers(TeamMember* member, int64_t bytes) {
+  Buffers b;
+  b.full_count = bytes / static_cast<int64_t>(sizeof(float));
+  b.shard_count = b.full_count / member->size();
+  for (int r = 0; r < member->size(); ++r) b.gradients.push_back(member->shared() + r * bytes);
+  float* mine = reinterpret_cast<float*>(member->shared() + member->rank() * bytes);
+  for (int64_t i = 0; i < b.full_count; ++i) mine[i] = static_cast<float>(member->rank() + 1);
+  b.full = reinterpret_cast<float*>(WarmMemory(bytes));
+  b.shard = reinterpret_cast<float*>(WarmMemory(bytes / member->size()));
+  return b;
+}
+
+void TimeOurs(TeamMember* member, const Buffers& b) {
+  ShmCommunicator* comm = member->comm();
+  const int64_t begin = member->rank() * b.shard_count;
+  const auto reduce_scatter = [&](int64_t first, int64_t count) {
+    TESSERA_CHECK(comm->ReduceScatterMapped(b.gradients, first, count, DType::kFp32, 1.0f, false,
+                                            b.shard, nullptr)
+                      .ok());
+  };
+  member->Time(kBarrier, 500, [&] { TESSERA_CHECK(comm->Barrier().ok()); });
+  const int64_t copied_before = comm->payload_bytes_copied();
+  member->Time(kMappedAllGather, 500, [&] { TESSERA_CHECK(comm->AllGatherMapped().ok()); });
+  member->Note(kMappedBytesCopied,
+               static_cast<double>(comm->payload_bytes_copied() - copied_before));
+  member->Time(kReduceScatter, 3, [&] { reduce_scatter(begin, b.shard_count); });
+  const int64_t small = kSmallBytes / static_cast<int64_t>(sizeof(float)) / member->size();
+  member->Time(kSmallReduceScatter, 200, [&] { reduce_scatter(member->rank() * small, small); });
+  member->Time(kPrivateAllGather, 2, [&] {
+    TESSERA_CHECK(comm->AllGather(b.shard, b.full, b.shard_count * sizeof(float)).ok());
+  });
+}
+
+void TimeLimits(TeamMember* member, const Buffers& b) {
+  const int64_t begin = member->rank() * b.shard_count;
+  std::vector<const float*> slices;
+  for (const void* g : b.gradients) slices.push_back(static_cast<const float*>(g) + begin);
+  member->Time(kStream, 3,
+               [&] { ReadManyWriteOne(slices.data(), member->size(), b.shard_count, b.shard); });
+  const int64_t half = b.full_count / 2;
+  member->Time(kMemcpy, 2, [&] { std::memcpy(b.full, b.full + half, half * sizeof(float)); });
+}
+
+void TimeGloo(TeamMember* member, GlooGroup* gloo, const Buffers& b) {
+  const int64_t small = kSmallBytes / static_cast<int64_t>(sizeof(float));
+  member->Time(kGlooBarrier, 20, [&] { gloo->Barrier(); });
+  member->Time(kGlooSmallReduceScatter, 20, [&] { gloo->ReduceScatter(b.full, small); });
+  member->Time(kGlooAllGather, 1, [&] { gloo->AllGather(b.shard, b.shard_count, b.full); });
+  member->Time(kGlooReduceScatter, 1, [&] { gloo->ReduceScatter(b.full, b.full_count); });
+}
+
+void Measure(TeamMember* member, int64_t bytes, const std::string& gloo_directory) {
+  const Buffers buffers = MakeBuffers(member, bytes);
+  GlooGroup gloo(gloo_directory, member->rank(), member->size());
+  while (member->NextRound()) {
+    TimeOurs(member, buffers);
+    TimeLimits(member, buffers);
+    TimeGloo(member, &gloo, buffers);
+  }
+}
+
+class Rows {
+ public:
+  Rows(int size, const TeamResult& result) : size_(size), result_(result) {}
+
+  void Ratio(const char* goal, std::string what, Quartiles value, Better better, double target,
+             double gate) {
+    rows_.push_back(Row{goal, std::move(what), size_, value, "ratio", better, target, gate,
+                        result_.loaded_rounds});
+  }
+  void Seconds(const char* goal, const char* what, int series) {
+    std::vector<double> micros = result_.series[series];
+    for (double& value : micros) value *= 1e6;
+    rows_.push_back(Row{goal, what, size_, QuartilesOf(micros), "us", Better::kNeither, 0, 0,
+                        result_.loaded_rounds});
+  }
+  void Bytes(const char* goal, const char* what, int series) {
+    rows_.push_back(Row{goal, what, size_, QuartilesOf(result_.series[series]), "bytes",
+                        Better::kLower, 0, 0, result_.loaded_rounds});
+  }
+  std::vector<Row> Take() { return std::move(rows_); }
+
+ private:
+  int size_;
+  const TeamResult& result_;
+  std::vector<Row> rows_;
+};
+
+std::vector<Row> Judge(int size, int64_t bytes, const TeamResult& result) {
+  const auto& s = result.series;
+  Rows rows(size, result);
+  rows.Seconds("G1", "barrier", kBarrier);
+  rows.Seconds("G1", "all-gather, mapped", kMappedAllGather);
+  rows.Ratio("G1", "mapped all-gather / barrier", RatioOf(s[kMappedAllGather], s[kBarrier]),
+             Better::kLower, 1.1, 1.3);
+  rows.Bytes("G1", "payload bytes copied by mapped all-gathers", kMappedBytesCopied);
+  rows.Ratio("G1", "Gloo all-gather (private copies) / mapped all-gather",
+             RatioOf(s[kGlooAllGather], s[kMappedAllGather]), Better::kHigher, 1000, 1000);
+  rows.Seconds("G2", "all-gather, private copies", kPrivateAllGather);
+  rows.Seconds("G2", "all-gather, Gloo", kGlooAllGather);
+  // memcpy: each rank copies half of `bytes`, so the host copies size * bytes / 2 in its time.
+  rows.Ratio("G2", "private all-gather (N-1)S/t / aggregate memcpy",
+             RatioOf(s[kMemcpy], s[kPrivateAllGather], (size - 1.0) / (size / 2.0)),
+             Better::kHigher, 0.95, 0.80);
+  rows.Seconds("G3", "reduce-scatter, mapped", kReduceScatter);
+  rows.Seconds("G3", "reduce-scatter, Gloo", kGlooReduceScatter);
+  rows.Ratio("G3", "reduce-scatter rate / N-read-1-write stream rate",
+             RatioOf(s[kStream], s[kReduceScatter]), Better::kHigher, 0.95, 0.80);
+  rows.Ratio("G3", "Gloo reduce-scatter / ours", RatioOf(s[kGlooReduceScatter], s[kReduceScatter]),
+             Better::kHigher, size >= 8 ? 7 : 3.5, size >= 8 ? 6 : 3);
+  rows.Seconds("G4", "reduce-scatter of 4 KiB", kSmallReduceScatter);
+  const double wanted = size >= 4 ? 100 : 1;
+  rows.Ratio("G4", "Gloo barrier / ours", RatioOf(s[kGlooBarrier], s[kBarrier]), Better::kHigher,
+             wanted, wanted);
+  rows.Ratio("G4", "Gloo reduce-scatter of 4 KiB / ours",
+             RatioOf(s[kGlooSmallReduceScatter], s[kSmallReduceScatter]), Better::kHigher, wanted,
+             wanted);
+  (void)bytes;
+  return rows.Take();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Row>> BenchCollectives(int size, int rounds, int64_t bytes) {
+  char directory[] = "/tmp/tessera_bench_XXXXXX";
+  if (mkdtemp(directory) == nullptr) return absl::InternalError("no directory below /tmp");
+  TeamOptions options;
+  options.size = size;
+  options.rounds = rounds;
+  options.shared_bytes = size * bytes;
+  absl::StatusOr<TeamResult> result =
+      RunTeam(options, [&](TeamMember* member) { Measure(member, bytes, directory); });
+  std::system(absl::StrCat("rm -rf '", directory, "'").c_str());
+  RETURN_IF_ERROR(result.status());
+  return Judge(size, bytes, *result);
+}
+
+}  // namespace bench
+}  // namespace tessera
