@@ -1,0 +1,159 @@
+#include "worker/agent/coordinator_agent.h"
+
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/retry.h"
+#include "base/status_macros.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/coordinator.grpc.pb.h"
+#include "proto/grpc_status.h"
+
+namespace tessera {
+namespace {
+
+constexpr absl::Duration kRegisterDeadline = absl::Seconds(5);
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  grpc::ChannelArguments args;
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  args.SetMaxReceiveMessageSize(64 << 20);
+  // A fresh connection each time, so that an old one's backoff does not delay the next try.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+}
+
+}  // namespace
+
+class CoordinatorAgent::Connection {
+ public:
+  explicit Connection(const std::string& address)
+      : stub(v1::Membership::NewStub(MakeChannel(address))) {}
+  std::unique_ptr<v1::Membership::Stub> stub;
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::WorkerEvent, v1::CoordinatorCommand>> stream;
+};
+
+CoordinatorAgent::CoordinatorAgent(Options options) : options_(std::move(options)) {}
+
+CoordinatorAgent::~CoordinatorAgent() { Stop(); }
+
+void CoordinatorAgent::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void CoordinatorAgent::Stop() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+    if (connection_ != nullptr) connection_->context.TryCancel();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+bool CoordinatorAgent::connected() const {
+  absl::MutexLock lock(&mu_);
+  return connected_;
+}
+
+void CoordinatorAgent::Send(const v1::WorkerEvent& event) {
+  absl::MutexLock lock(&mu_);
+  if (connected_) outbox_.push_back(event);
+}
+
+void CoordinatorAgent::Run() {
+  std::mt19937_64 random(std::random_device{}());
+  std::uniform_real_distribution<double> uniform(0, 1);
+  absl::Status last;
+  for (int attempt = 0;; ++attempt) {
+    const absl::Time began = absl::Now();
+    const absl::Status status = RunOnce();
+    absl::MutexLock lock(&mu_);
+    if (stopping_) return;
+    if (status != last) TESSERA_LOG(WARNING, "coordinator {}: {}", options_.coordinator_address, status.ToString());
+    last = status;
+    if (absl::Now() - began > absl::Seconds(5)) attempt = 0;
+    mu_.AwaitWithTimeout(absl::Condition(&stopping_), RetryDelay(RetryOptions(), attempt, uniform(random)));
+    if (stopping_) return;
+  }
+}
+
+absl::Status CoordinatorAgent::RunOnce() {
+  Connection connection(options_.coordinator_address);
+  {
+    absl::MutexLock lock(&mu_);
+    if (stopping_) return absl::OkStatus();
+  }
+  v1::RegisterWorkerRequest request;
+  request.set_request_id(absl::StrCat(options_.worker_id, "/", options_.incarnation, "/register"));
+  request.set_worker_id(options_.worker_id);
+  request.set_incarnation(options_.incarnation);
+  request.set_num_devices(options_.num_devices);
+  request.set_address(options_.worker_address);
+  v1::RegisterWorkerResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kRegisterDeadline));
+  RETURN_IF_ERROR(FromGrpcStatus(connection.stub->RegisterWorker(&context, request, &response)));
+  connection.stream = connection.stub->Connect(&connection.context);
+  {
+    absl::MutexLock lock(&mu_);
+    connection_ = &connection;
+    connected_ = true;
+    reading_ended_ = false;
+    outbox_.clear();
+    if (stopping_) connection.context.TryCancel();
+  }
+  TESSERA_LOG(INFO, "connected to coordinator {}", options_.coordinator_address);
+  std::thread writer([&] {
+    WriteLoop(&connection, absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms())));
+  });
+  v1::CoordinatorCommand command;
+  while (connection.stream->Read(&command)) options_.on_command(command);
+  {
+    absl::MutexLock lock(&mu_);
+    connected_ = false;
+    reading_ended_ = true;
+  }
+  connection.context.TryCancel();
+  writer.join();
+  const absl::Status status = FromGrpcStatus(connection.stream->Finish());
+  absl::MutexLock lock(&mu_);
+  connection_ = nullptr;
+  return status.ok() ? absl::UnavailableError("the stream ended") : status;
+}
+
+void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbeat_interval) {
+  const auto write = [&](v1::WorkerEvent event) {
+    event.set_worker_id(options_.worker_id);
+    event.set_incarnation(options_.incarnation);
+    return connection->stream->Write(event);
+  };
+  for (const v1::WorkerEvent& event : options_.on_connected()) {
+    if (!write(event)) return;
+  }
+  absl::Time next_heartbeat = absl::Now() + heartbeat_interval;
+  while (true) {
+    std::deque<v1::WorkerEvent> events;
+    {
+      absl::MutexLock lock(&mu_);
+      const auto something = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return reading_ended_ || !outbox_.empty(); };
+      mu_.AwaitWithDeadline(absl::Condition(&something), next_heartbeat);
+      if (reading_ended_) return;
+      events.swap(outbox_);
+    }
+    for (v1::WorkerEvent& event : events) {
+      if (!write(std::move(event))) return;
+    }
+    if (absl::Now() < next_heartbeat) continue;
+    next_heartbeat = absl::Now() + heartbeat_interval;
+    v1::WorkerEvent event;
+    *event.mutable_heartbeat() = options_.heartbeat();
+    if (!write(std::move(event))) return;
+  }
+}
+
+}  // namespace tessera

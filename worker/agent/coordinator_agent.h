@@ -1,0 +1,67 @@
+// A worker's line to its coordinator: registers, keeps one stream open, sends events and
+// heartbeats, delivers commands, and does all of it again whenever the line breaks.
+//
+// While the coordinator is away nothing is lost: on each connection the agent first sends what
+// `on_connected` gives, which is everything that the coordinator may have missed. Events given to
+// Send() in between are dropped, since on_connected covers them.
+//
+// Thread-safe. Callbacks run on the agent's threads, one command at a time.
+#ifndef TESSERA_WORKER_AGENT_COORDINATOR_AGENT_H_
+#define TESSERA_WORKER_AGENT_COORDINATOR_AGENT_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "proto/coordinator.pb.h"
+
+namespace tessera {
+
+class CoordinatorAgent {
+ public:
+  struct Options {
+    std::string coordinator_address;  // host:port, or unix:path.
+    std::string worker_id;
+    int64_t incarnation = 1;
+    int num_devices = 1;
+    std::string worker_address;  // Where this worker's service listens.
+    std::function<void(const v1::CoordinatorCommand&)> on_command;
+    std::function<std::vector<v1::WorkerEvent>()> on_connected;
+    std::function<v1::Heartbeat()> heartbeat;
+  };
+  explicit CoordinatorAgent(Options options);
+  ~CoordinatorAgent();  // Stop().
+
+  void Start();
+  // Ends the stream and joins; no callback runs after it.
+  void Stop();
+  // Sent if the line is up, else dropped (see above). Never blocks.
+  void Send(const v1::WorkerEvent& event);
+  bool connected() const;
+
+ private:
+  class Connection;
+  void Run();
+  absl::Status RunOnce();
+  void WriteLoop(Connection* connection, absl::Duration heartbeat_interval);
+
+  const Options options_;
+  std::thread thread_;
+  mutable absl::Mutex mu_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool connected_ ABSL_GUARDED_BY(mu_) = false;
+  bool reading_ended_ ABSL_GUARDED_BY(mu_) = false;
+  Connection* connection_ ABSL_GUARDED_BY(mu_) = nullptr;
+  std::deque<v1::WorkerEvent> outbox_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_AGENT_COORDINATOR_AGENT_H_

@@ -1,0 +1,129 @@
+#include "worker/keeper/executor_launcher.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "worker/executor/rank_executor.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kSocketFd = 3;
+
+class ExecutorProcess : public RunningExecutor {
+ public:
+  explicit ExecutorProcess(pid_t pid) : pid_(pid) {}
+  ~ExecutorProcess() override {
+    if (reaped_) return;
+    Kill();
+    Wait();
+  }
+  int pid() const override { return pid_; }
+  void Kill() override {
+    if (!reaped_) kill(pid_, SIGKILL);
+  }
+  std::string Wait() override {
+    int status = 0;
+    while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    }
+    reaped_ = true;
+    if (WIFSIGNALED(status)) return absl::StrCat("killed by signal ", WTERMSIG(status));
+    return absl::StrCat("exit status ", WEXITSTATUS(status));
+  }
+
+ private:
+  const pid_t pid_;
+  bool reaped_ = false;
+};
+
+class ExecutorThread : public RunningExecutor {
+ public:
+  explicit ExecutorThread(UniqueFd socket)
+      : thread_([socket = std::move(socket)]() mutable {
+          const absl::Status status = RunRankExecutor(std::move(socket));
+          if (!status.ok()) TESSERA_LOG(ERROR, "executor thread: {}", status.ToString());
+        }) {}
+  ~ExecutorThread() override { Wait(); }
+  int pid() const override { return getpid(); }
+  void Kill() override {}
+  std::string Wait() override {
+    if (thread_.joinable()) thread_.join();
+    return "thread ended";
+  }
+
+ private:
+  std::thread thread_;
+};
+
+class ThreadLauncher : public ExecutorLauncher {
+ public:
+  absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
+                                                          const std::string& label) override {
+    return std::make_unique<ExecutorThread>(std::move(socket));
+  }
+};
+
+class ProcessLauncher : public ExecutorLauncher {
+ public:
+  ProcessLauncher(std::string binary, std::vector<std::string> extra_flags)
+      : binary_(std::move(binary)), extra_flags_(std::move(extra_flags)) {}
+
+  absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
+                                                          const std::string& label) override {
+    if (access(binary_.c_str(), X_OK) != 0) return ErrnoStatus(errno, absl::StrCat("executor ", binary_));
+    std::vector<std::string> args = {binary_, absl::StrCat("--socket-fd=", kSocketFd),
+                                     absl::StrCat("--label=", label)};
+    args.insert(args.end(), extra_flags_.begin(), extra_flags_.end());
+    std::vector<char*> argv;
+    for (std::string& arg : args) argv.push_back(arg.data());
+    argv.push_back(nullptr);
+    const pid_t parent = getpid();
+    // Everything that the child needs is made above: after fork it only makes system calls.
+    const pid_t pid = fork();
+    if (pid < 0) return ErrnoStatus(errno, "fork an executor");
+    if (pid == 0) ExecChild(parent, socket.get(), argv.data());
+    return std::make_unique<ExecutorProcess>(pid);
+  }
+
+ private:
+  [[noreturn]] static void ExecChild(pid_t parent, int socket, char* const* argv) {
+    // PR_SET_PDEATHSIG is bound to the thread that forked, which is the worker's supervisor and
+    // lives as long as the worker's job does.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    if (socket == kSocketFd) {
+      fcntl(socket, F_SETFD, 0);
+    } else {
+      dup2(socket, kSocketFd);
+    }
+    execv(argv[0], argv);
+    _exit(127);
+  }
+
+  const std::string binary_;
+  const std::vector<std::string> extra_flags_;
+};
+
+}  // namespace
+
+std::unique_ptr<ExecutorLauncher> NewProcessLauncher(std::string binary,
+                                                     std::vector<std::string> extra_flags) {
+  return std::make_unique<ProcessLauncher>(std::move(binary), std::move(extra_flags));
+}
+
+std::unique_ptr<ExecutorLauncher> NewThreadLauncher() { return std::make_unique<ThreadLauncher>(); }
+
+}  // namespace tessera

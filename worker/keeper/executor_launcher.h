@@ -1,0 +1,42 @@
+// Starts executors: as processes (the deployment), or as threads of this process (embedding).
+// Either way the executor speaks over a packet socket, and its end closes that socket.
+#ifndef TESSERA_WORKER_KEEPER_EXECUTOR_LAUNCHER_H_
+#define TESSERA_WORKER_KEEPER_EXECUTOR_LAUNCHER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+
+namespace tessera {
+
+class RunningExecutor {
+ public:
+  virtual ~RunningExecutor() = default;
+  virtual int pid() const = 0;
+  // Ends it at once, whatever it does. A thread ends when its socket closes.
+  virtual void Kill() = 0;
+  // Waits for its end; says how it ended, for a person: "killed by signal 9", "exit status 1".
+  virtual std::string Wait() = 0;
+};
+
+class ExecutorLauncher {
+ public:
+  virtual ~ExecutorLauncher() = default;
+  // `label` names the executor in its log lines.
+  // Errors: NotFound the binary is missing; ResourceExhausted no process can be made.
+  virtual absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
+                                                                  const std::string& label) = 0;
+};
+
+// Runs `binary --socket-fd=3 --label=...` plus `extra_flags`. The process dies with this one, even
+// when this one is killed, so no orphan is left.
+std::unique_ptr<ExecutorLauncher> NewProcessLauncher(std::string binary,
+                                                     std::vector<std::string> extra_flags);
+std::unique_ptr<ExecutorLauncher> NewThreadLauncher();
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_KEEPER_EXECUTOR_LAUNCHER_H_

@@ -1,0 +1,109 @@
+// One job on this worker: its memory, its ranks' executors and attachments, its epoch.
+//
+// Each rank has a supervisor thread that launches the rank's executor, reads its events and, when
+// it died, launches the next one. A failure of any kind (an executor's error or death, a trainer's
+// death) ends the epoch: all local ranks are aborted at once, the coordinator is told, and the job
+// waits for the coordinator to prepare the next epoch. The memory is untouched by all of this.
+//
+// Thread-safe. Events to the coordinator go to `emit`, which must not call back. The destructor
+// kills the executors and joins the supervisors.
+#ifndef TESSERA_WORKER_KEEPER_HOSTED_JOB_H_
+#define TESSERA_WORKER_KEEPER_HOSTED_JOB_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "proto/coordinator.pb.h"
+#include "proto/executor.pb.h"
+#include "proto/worker.pb.h"
+#include "worker/keeper/epoch_phase.h"
+#include "worker/keeper/executor_launcher.h"
+#include "worker/keeper/job_regions.h"
+
+namespace tessera {
+
+class HostedJob {
+ public:
+  using Emit = std::function<void(const v1::WorkerEvent&)>;
+
+  // `launcher` outlives the job. Errors: as JobRegions::Create.
+  static absl::StatusOr<std::unique_ptr<HostedJob>> Create(const v1::Job& job,
+                                                           ExecutorLauncher* launcher, Emit emit);
+  ~HostedJob();
+
+  // --- What the coordinator commands. A command of an epoch that is past is ignored. ---
+  void Prepare(const v1::PrepareEpoch& prepare);
+  void Start(const v1::StartEpoch& start);
+  void Release(const v1::OrderRelease& release);
+  void Mismatch(const v1::OrderMismatch& mismatch);
+
+  // --- What the coordinator must hear again after it, or the connection, was away. ---
+  std::vector<v1::WorkerEvent> Unacknowledged() const;
+  v1::JobProgress Progress() const;
+
+  // --- Attachments ---
+  // Reserves the rank for a trainer; see Worker.Attach for the errors.
+  absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request, absl::Time now);
+  // The trainer came for its descriptors. Errors: NotFound  the attachment expired.
+  absl::StatusOr<std::vector<int>> Claim(Rank rank, Incarnation attachment, absl::Time now);
+  // The trainer left; `clean` means that it said so.
+  void Detach(Rank rank, Incarnation attachment, bool clean);
+
+  // Kills a rank's executor, as an operator or a test would.
+  void KillExecutor(Rank rank);
+  const JobRegions& regions() const { return regions_; }
+
+ private:
+  enum class AttachState { kFree, kReserved, kAttached };
+  struct RankSlot {
+    std::unique_ptr<RunningExecutor> executor;
+    UniqueFd socket;  // The worker's end.
+    bool ready = false;
+    bool quiet = false;  // In no epoch.
+    AttachState attach_state = AttachState::kFree;
+    Incarnation attachment;
+    absl::Time reserved_until;
+    v1::OrderAnnouncement pending_order;  // epoch 0: none.
+    v1::StepReport last_report;           // epoch 0: none.
+  };
+
+  HostedJob(const v1::Job& job, JobRegions regions, ExecutorLauncher* launcher, Emit emit);
+  void Supervise(Rank rank);
+  // Launches; returns the socket to read, or -1 when the job ends.
+  int LaunchExecutor(Rank rank);
+  void OnEvent(Rank rank, const v1::ExecutorEvent& event);
+  void OnExecutorDied(Rank rank);
+  void FailLocked(Rank rank, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AbortAllLocked(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MaybePreparedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendLocked(RankSlot& slot, const v1::ExecutorCommand& command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  v1::WorkerEvent PreparedEventLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const std::string job_id_;
+  const JobRegions regions_;
+  ExecutorLauncher* const launcher_;
+  const Emit emit_;
+  std::vector<std::thread> supervisors_;
+
+  mutable absl::Mutex mu_;
+  v1::Job job_ ABSL_GUARDED_BY(mu_);
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  EpochPhase phase_ ABSL_GUARDED_BY(mu_) = EpochPhase::kNone;
+  Epoch epoch_ ABSL_GUARDED_BY(mu_);
+  v1::WorkerEvent failure_ ABSL_GUARDED_BY(mu_);  // Of this epoch; unset: none.
+  int64_t next_attachment_ ABSL_GUARDED_BY(mu_) = 1;
+  std::vector<RankSlot> ranks_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_KEEPER_HOSTED_JOB_H_

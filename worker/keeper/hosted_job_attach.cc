@@ -1,0 +1,123 @@
+// Attachments, progress and what is said again after a reconnect.
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "layout/layout_digest.h"
+#include "worker/keeper/hosted_job.h"
+
+namespace tessera {
+namespace {
+
+// How long a reserved rank waits for its trainer to come for the descriptors.
+constexpr absl::Duration kReservation = absl::Seconds(10);
+
+std::string Doing(const ControlPage& page, const ModelLayout& layout) {
+  const uint32_t kind = page.progress_kind.load();
+  if (kind == 0) return "idle";
+  const int32_t unit = page.progress_unit.load();
+  std::string text = OpName(static_cast<OpKind>(kind));
+  if (unit >= 0 && unit < static_cast<int32_t>(layout.units.size())) {
+    absl::StrAppend(&text, " ", layout.units[unit].flat.unit_name());
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& request, absl::Time now) {
+  const int world_size = regions_.config().world_size;
+  if (request.world_size() != world_size) {
+    return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "' has world size ", world_size,
+                                                      ", the trainer says ", request.world_size()));
+  }
+  if (request.rank() < 0 || request.rank() >= world_size) {
+    return absl::NotFoundError(absl::StrCat("job '", job_id_, "': no rank ", request.rank(), " of ", world_size));
+  }
+  if (request.layout_digest() != LayoutDigest(regions_.layout())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", job_id_, "': the trainer of rank ", request.rank(), " computed another layout"));
+  }
+  absl::MutexLock lock(&mu_);
+  RankSlot& slot = ranks_[request.rank()];
+  if (slot.attach_state == AttachState::kAttached ||
+      (slot.attach_state == AttachState::kReserved && now < slot.reserved_until)) {
+    return absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
+                                                 " is attached to another trainer (attachment ",
+                                                 slot.attachment.value(), ")"));
+  }
+  if (phase_ != EpochPhase::kRunning) {
+    return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "' is ", Name(phase_), ": try again"));
+  }
+  slot.attach_state = AttachState::kReserved;
+  slot.attachment = Incarnation(next_attachment_++);
+  slot.reserved_until = now + kReservation;
+  v1::AttachResponse response;
+  response.set_attachment(slot.attachment.value());
+  response.set_epoch(epoch_.value());
+  response.set_next_step(regions_.group()->decided_step.load() + 1);
+  response.set_ticket(absl::StrCat(job_id_, "|", request.rank(), "|", slot.attachment.value()));
+  *response.mutable_job() = job_;
+  return response;
+}
+
+absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachment, absl::Time now) {
+  absl::MutexLock lock(&mu_);
+  if (rank.value() < 0 || rank.value() >= static_cast<int64_t>(ranks_.size())) return absl::NotFoundError("no such rank");
+  RankSlot& slot = ranks_[rank.value()];
+  if (slot.attach_state != AttachState::kReserved || slot.attachment != attachment || now >= slot.reserved_until) {
+    return absl::NotFoundError(absl::StrCat("attachment ", attachment.value(), " of rank ", rank.value(), " expired"));
+  }
+  slot.attach_state = AttachState::kAttached;
+  TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({})", job_id_, rank.value(), attachment.value());
+  return regions_.TrainerFds(rank);
+}
+
+void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
+  absl::MutexLock lock(&mu_);
+  RankSlot& slot = ranks_[rank.value()];
+  if (slot.attach_state != AttachState::kAttached || slot.attachment != attachment) return;
+  slot.attach_state = AttachState::kFree;
+  TESSERA_LOG(INFO, "job {} rank {}: trainer {}", job_id_, rank.value(), clean ? "detached" : "died");
+  if (!clean && !closing_) FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
+}
+
+void HostedJob::KillExecutor(Rank rank) {
+  absl::MutexLock lock(&mu_);
+  if (ranks_[rank.value()].executor != nullptr) ranks_[rank.value()].executor->Kill();
+}
+
+std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<v1::WorkerEvent> events;
+  for (const RankSlot& slot : ranks_) {
+    if (slot.last_report.epoch() != 0) *events.emplace_back().mutable_step() = slot.last_report;
+    if (slot.pending_order.epoch() != 0) *events.emplace_back().mutable_order() = slot.pending_order;
+  }
+  if (phase_ == EpochPhase::kPrepared) events.push_back(PreparedEventLocked());
+  if (phase_ == EpochPhase::kFailed && failure_.has_failure()) events.push_back(failure_);
+  return events;
+}
+
+v1::JobProgress HostedJob::Progress() const {
+  v1::JobProgress progress;
+  progress.set_job_id(job_id_);
+  absl::MutexLock lock(&mu_);
+  progress.set_epoch(epoch_.value());
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    const Rank rank(i);
+    const ControlPage& page = *regions_.control(rank);
+    v1::RankStatus& status = (*progress.mutable_ranks())[i];
+    status.set_step(page.progress_step.load());
+    status.set_sequence(page.progress_sequence.load());
+    status.set_doing(Doing(page, regions_.layout()));
+    status.set_attached(ranks_[i].attach_state == AttachState::kAttached);
+    const RankMemoryBytes bytes = regions_.Measure(rank);
+    status.set_parameter_bytes(bytes.parameters);
+    status.set_gradient_bytes(bytes.gradients);
+    status.set_optimizer_bytes(bytes.optimizer);
+    status.set_executor_pid(ranks_[i].executor != nullptr ? ranks_[i].executor->pid() : 0);
+  }
+  return progress;
+}
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+// All memory of one job on this worker: made once, handed out as descriptors, gone with the job.
+// Move-only; immutable after Create, so reads need no lock.
+#ifndef TESSERA_WORKER_KEEPER_JOB_REGIONS_H_
+#define TESSERA_WORKER_KEEPER_JOB_REGIONS_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/ids.h"
+#include "layout/model_layout.h"
+#include "proto/coordinator.pb.h"
+#include "worker/engine/group_page.h"
+#include "worker/memory/control_page.h"
+#include "worker/memory/job_memory.h"
+#include "worker/memory/region.h"
+
+namespace tessera {
+
+// Bytes that really are in memory now, not what was reserved.
+struct RankMemoryBytes {
+  int64_t parameters = 0;  // The rank's share of the host's one copy.
+  int64_t gradients = 0;
+  int64_t optimizer = 0;  // Both versions of the shard's state and its reduced gradient.
+};
+
+class JobRegions {
+ public:
+  // Errors: InvalidArgument    the job's model or config is invalid
+  //         ResourceExhausted  no memory or descriptors
+  static absl::StatusOr<JobRegions> Create(const v1::Job& job);
+
+  const ModelLayout& layout() const { return layout_; }
+  const JobConfig& config() const { return config_; }
+  ControlPage* control(Rank rank) const;
+  GroupPage* group() const;
+  RankMemoryBytes Measure(Rank rank) const;
+
+  // Sends an executor its setup.
+  absl::Status SendSetup(int socket, const v1::Job& job, Rank rank) const;
+  // Descriptors for a trainer: parameters (it maps them read-only), own gradients, own control page.
+  std::vector<int> TrainerFds(Rank rank) const;
+  // Ends every wait of the group's collectives in `epoch`.
+  void AbortCollectives(Epoch epoch, const absl::Status& reason) const;
+
+ private:
+  struct RankRegions {
+    SharedRegion gradients;
+    SharedRegion state;
+    SharedRegion control;
+    Mapping control_mapping;
+  };
+  JobRegions(SharedRegion parameters, SharedRegion group)
+      : parameters_(std::move(parameters)), group_(std::move(group)) {}
+
+  ModelLayout layout_;
+  JobConfig config_;
+  SharedRegion parameters_;
+  SharedRegion group_;
+  Mapping group_mapping_;
+  std::vector<RankRegions> ranks_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_KEEPER_JOB_REGIONS_H_

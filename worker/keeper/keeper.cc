@@ -1,0 +1,140 @@
+#include "worker/keeper/keeper.h"
+
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+
+std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id) const {
+  absl::MutexLock lock(&mu_);
+  const auto it = jobs_.find(job_id);
+  return it == jobs_.end() ? nullptr : it->second;
+}
+
+void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
+  std::shared_ptr<HostedJob> job;
+  switch (command.command_case()) {
+    case v1::CoordinatorCommand::kPrepare:
+      Prepare(command.prepare());
+      return;
+    case v1::CoordinatorCommand::kStart:
+      job = Find(command.start().job_id());
+      if (job != nullptr) job->Start(command.start());
+      return;
+    case v1::CoordinatorCommand::kRelease:
+      job = Find(command.release().job_id());
+      if (job != nullptr) job->Release(command.release());
+      return;
+    case v1::CoordinatorCommand::kMismatch:
+      job = Find(command.mismatch().job_id());
+      if (job != nullptr) job->Mismatch(command.mismatch());
+      return;
+    case v1::CoordinatorCommand::kDrop: {
+      absl::MutexLock lock(&mu_);
+      const auto it = jobs_.find(command.drop().job_id());
+      if (it == jobs_.end()) return;
+      job = std::move(it->second);
+      jobs_.erase(it);
+      break;  // Destroyed outside the lock.
+    }
+    case v1::CoordinatorCommand::COMMAND_NOT_SET:
+      return;
+  }
+}
+
+void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
+  const std::string& job_id = prepare.job().job_id();
+  absl::Status status;
+  for (const v1::RankPlacement& placement : prepare.job().placements()) {
+    if (placement.worker_id() != worker_id_) {
+      status = absl::UnimplementedError(absl::StrCat("job '", job_id, "': rank ", placement.rank(), " is on worker '",
+                                                     placement.worker_id(), "'; ranks of one job share one worker"));
+    }
+  }
+  std::shared_ptr<HostedJob> job = Find(job_id);
+  if (status.ok() && job == nullptr) {
+    auto created = HostedJob::Create(prepare.job(), launcher_, emit_);
+    status = created.status();
+    if (status.ok()) {
+      job = *std::move(created);
+      absl::MutexLock lock(&mu_);
+      jobs_[job_id] = job;
+    }
+  }
+  if (status.ok()) return job->Prepare(prepare);
+  TESSERA_LOG(ERROR, "job {}: cannot be hosted: {}", job_id, status.ToString());
+  v1::WorkerEvent event;
+  event.mutable_failure()->set_job_id(job_id);
+  event.mutable_failure()->set_epoch(prepare.job().epoch());
+  event.mutable_failure()->set_rank(-1);
+  event.mutable_failure()->set_reason(absl::StrCat("worker '", worker_id_, "': ", status.message()));
+  emit_(event);
+}
+
+v1::Heartbeat Keeper::Progress() const {
+  std::vector<std::shared_ptr<HostedJob>> jobs;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [id, job] : jobs_) jobs.push_back(job);
+  }
+  v1::Heartbeat heartbeat;
+  for (const auto& job : jobs) *heartbeat.add_jobs() = job->Progress();
+  return heartbeat;
+}
+
+std::vector<v1::WorkerEvent> Keeper::OnConnected() const {
+  std::vector<v1::WorkerEvent> events(1);
+  *events[0].mutable_heartbeat() = Progress();
+  std::vector<std::shared_ptr<HostedJob>> jobs;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [id, job] : jobs_) jobs.push_back(job);
+  }
+  for (const auto& job : jobs) {
+    for (v1::WorkerEvent& event : job->Unacknowledged()) events.push_back(std::move(event));
+  }
+  return events;
+}
+
+absl::StatusOr<v1::AttachResponse> Keeper::Attach(const v1::AttachRequest& request) {
+  const std::shared_ptr<HostedJob> job = Find(request.job_id());
+  if (job == nullptr) {
+    return absl::NotFoundError(absl::StrCat("worker '", worker_id_, "' has no job '", request.job_id(), "'"));
+  }
+  return job->Attach(request, absl::Now());
+}
+
+absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& ticket) {
+  const std::vector<std::string> parts = absl::StrSplit(ticket, '|');
+  int64_t rank, attachment;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[1], &rank) || !absl::SimpleAtoi(parts[2], &attachment)) {
+    return absl::NotFoundError("not a ticket");
+  }
+  const std::shared_ptr<HostedJob> job = Find(parts[0]);
+  if (job == nullptr) return absl::NotFoundError("no such job");
+  ClaimedAttachment claimed = {parts[0], Rank(rank), Incarnation(attachment), {}};
+  ASSIGN_OR_RETURN(claimed.fds, job->Claim(claimed.rank, claimed.attachment, absl::Now()));
+  return claimed;
+}
+
+void Keeper::Detach(const ClaimedAttachment& claimed, bool clean) {
+  const std::shared_ptr<HostedJob> job = Find(claimed.job_id);
+  if (job != nullptr) job->Detach(claimed.rank, claimed.attachment, clean);
+}
+
+void Keeper::Shutdown() {
+  std::map<std::string, std::shared_ptr<HostedJob>> jobs;
+  {
+    absl::MutexLock lock(&mu_);
+    jobs.swap(jobs_);
+  }
+  jobs.clear();
+}
+
+}  // namespace tessera

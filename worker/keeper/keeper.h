@@ -1,0 +1,61 @@
+// All jobs of one worker. Routes the coordinator's commands and the trainers' attachments to them.
+// Thread-safe.
+#ifndef TESSERA_WORKER_KEEPER_KEEPER_H_
+#define TESSERA_WORKER_KEEPER_KEEPER_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/keeper/hosted_job.h"
+
+namespace tessera {
+
+// A trainer that came for its descriptors; kept by who holds its socket.
+struct ClaimedAttachment {
+  std::string job_id;
+  Rank rank;
+  Incarnation attachment;
+  std::vector<int> fds;  // Owned by the job.
+};
+
+class Keeper {
+ public:
+  // `launcher` outlives the keeper. `emit` is called from many threads and must not call back.
+  Keeper(std::string worker_id, ExecutorLauncher* launcher, HostedJob::Emit emit)
+      : worker_id_(std::move(worker_id)), launcher_(launcher), emit_(std::move(emit)) {}
+
+  void HandleCommand(const v1::CoordinatorCommand& command);
+  // Everything the coordinator must hear when a connection to it begins: progress first.
+  std::vector<v1::WorkerEvent> OnConnected() const;
+  v1::Heartbeat Progress() const;
+
+  // Errors: see Worker.Attach in proto/worker.proto.
+  absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request);
+  // `ticket` is untrusted. Errors: NotFound  no such reservation.
+  absl::StatusOr<ClaimedAttachment> Claim(const std::string& ticket);
+  void Detach(const ClaimedAttachment& claimed, bool clean);
+
+  // Null where there is no such job.
+  std::shared_ptr<HostedJob> Find(const std::string& job_id) const;
+  // Ends all jobs.
+  void Shutdown();
+
+ private:
+  void Prepare(const v1::PrepareEpoch& prepare);
+
+  const std::string worker_id_;
+  ExecutorLauncher* const launcher_;
+  const HostedJob::Emit emit_;
+  mutable absl::Mutex mu_;
+  std::map<std::string, std::shared_ptr<HostedJob>> jobs_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_KEEPER_KEEPER_H_

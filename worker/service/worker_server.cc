@@ -1,0 +1,119 @@
+#include "worker/service/worker_server.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/grpcpp.h"
+#include "worker/agent/coordinator_agent.h"
+#include "worker/keeper/descriptor_server.h"
+#include "worker/keeper/executor_launcher.h"
+#include "worker/keeper/keeper.h"
+#include "worker/service/worker_service.h"
+
+namespace tessera {
+namespace {
+
+constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
+
+absl::Status Validate(const WorkerServer::Options& options) {
+  if (options.worker_id.empty()) return absl::InvalidArgumentError("worker_id is empty");
+  if (options.num_devices < 1) return absl::InvalidArgumentError("num_devices < 1");
+  if (options.coordinator_address.empty()) return absl::InvalidArgumentError("no coordinator address");
+  if (!options.executor_binary.empty() && access(options.executor_binary.c_str(), X_OK) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("executor binary ", options.executor_binary));
+  }
+  if (mkdir(options.socket_dir.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, absl::StrCat("socket folder '", options.socket_dir, "'"));
+  }
+  return absl::OkStatus();
+}
+
+class WorkerServerImpl : public WorkerServer {
+ public:
+  ~WorkerServerImpl() override { Stop(); }
+
+  absl::Status Open(const Options& options) {
+    socket_path_ = options.socket_dir + "/worker.sock";
+    launcher_ = options.executor_binary.empty()
+                    ? NewThreadLauncher()
+                    : NewProcessLauncher(options.executor_binary, options.executor_flags);
+    keeper_ = std::make_unique<Keeper>(options.worker_id, launcher_.get(),
+                                       [this](const v1::WorkerEvent& event) { agent_->Send(event); });
+    // The incarnation grows with each start, also over a restart of the machine.
+    const int64_t incarnation = absl::ToUnixMicros(absl::Now());
+    CoordinatorAgent::Options agent;
+    agent.coordinator_address = options.coordinator_address;
+    agent.worker_id = options.worker_id;
+    agent.incarnation = incarnation;
+    agent.num_devices = options.num_devices;
+    agent.worker_address = address();
+    agent.on_command = [this](const v1::CoordinatorCommand& command) { keeper_->HandleCommand(command); };
+    agent.on_connected = [this] { return keeper_->OnConnected(); };
+    agent.heartbeat = [this] { return keeper_->Progress(); };
+    agent_ = std::make_unique<CoordinatorAgent>(std::move(agent));
+    // The descriptor socket comes first: it refuses a second worker in the same folder.
+    ASSIGN_OR_RETURN(descriptors_, DescriptorServer::Start(options.socket_dir + "/descriptors.sock", keeper_.get()));
+    WorkerService::Options service;
+    service.worker_id = options.worker_id;
+    service.incarnation = incarnation;
+    service.num_devices = options.num_devices;
+    service.descriptor_socket = descriptors_->path();
+    service.coordinator_connected = [this] { return agent_->connected(); };
+    service_ = std::make_unique<WorkerService>(std::move(service), keeper_.get());
+    unlink(socket_path_.c_str());
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
+    builder.RegisterService(service_.get());
+    builder.SetMaxReceiveMessageSize(1 << 20);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr) return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address()));
+    agent_->Start();
+    return absl::OkStatus();
+  }
+
+  void Stop() override {
+    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
+    if (agent_ != nullptr) agent_->Stop();
+    descriptors_.reset();
+    if (keeper_ != nullptr) keeper_->Shutdown();
+    server_.reset();
+    unlink(socket_path_.c_str());
+  }
+
+  std::string address() const override { return absl::StrCat("unix:", socket_path_); }
+  bool connected() const override { return agent_->connected(); }
+  void KillExecutorForTest(const std::string& job_id, int rank) override {
+    const auto job = keeper_->Find(job_id);
+    if (job != nullptr) job->KillExecutor(Rank(rank));
+  }
+
+ private:
+  std::string socket_path_;
+  std::unique_ptr<ExecutorLauncher> launcher_;
+  std::unique_ptr<CoordinatorAgent> agent_;
+  std::unique_ptr<Keeper> keeper_;
+  std::unique_ptr<DescriptorServer> descriptors_;
+  std::unique_ptr<WorkerService> service_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(const Options& options) {
+  RETURN_IF_ERROR(Validate(options));
+  auto server = std::make_unique<WorkerServerImpl>();
+  RETURN_IF_ERROR(server->Open(options));
+  return server;
+}
+
+}  // namespace tessera

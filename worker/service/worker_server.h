@@ -1,0 +1,41 @@
+// A whole worker in this process: keeper, agent, gRPC service and descriptor socket.
+// Start and Stop from one thread. No gRPC type shows here.
+#ifndef TESSERA_WORKER_SERVICE_WORKER_SERVER_H_
+#define TESSERA_WORKER_SERVICE_WORKER_SERVER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+class WorkerServer {
+ public:
+  struct Options {
+    std::string worker_id;
+    std::string coordinator_address;
+    int num_devices = 1;
+    // Folder (made if missing, mode 0700) of the sockets worker.sock and descriptors.sock.
+    std::string socket_dir;
+    // Executors as processes of this binary; empty: as threads of this process.
+    std::string executor_binary;
+    std::vector<std::string> executor_flags;
+  };
+  // Errors: InvalidArgument  a missing or malformed option; AlreadyExists  another worker listens on
+  //         the sockets; NotFound  no executor binary; PermissionDenied  the folder.
+  static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const Options& options);
+
+  virtual ~WorkerServer() = default;
+  // Ends jobs, executors and connections; removes the sockets.
+  virtual void Stop() = 0;
+  virtual std::string address() const = 0;  // "unix:/.../worker.sock"
+  virtual bool connected() const = 0;       // To the coordinator.
+  // For tests: ends a rank's executor process as SIGKILL does.
+  virtual void KillExecutorForTest(const std::string& job_id, int rank) = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_SERVICE_WORKER_SERVER_H_
