@@ -1,0 +1,377 @@
+#include "coordinator/core/coordinator.h"
+
+#include "base/status_matchers.h"
+#include "coordinator/core/job_spec.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const JobId kJob("gpt");
+
+JobSpecPtr Spec(int32_t world_size, int32_t submitting_rank = 0, int64_t rows = 8) {
+  JobConfig config;
+  config.world_size = world_size;
+  ModelSpec model;
+  model.units = {{"root", {TensorSpec{"w", {rows, 4}, DType::kFp32, true, ""}}}};
+  return *MakeJobSpec(model, config, submitting_rank);
+}
+
+Sender Life(const std::string& worker, int64_t incarnation = 1) {
+  return {WorkerId(worker), Incarnation(incarnation)};
+}
+
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  // Calls a handler and accepts what it did, keeping the records as a journal would.
+  template <typename Call>
+  auto Run(Call call) {
+    effects_ = {};
+    auto result = call(&effects_);
+    core_.Accept();
+    for (const StateRecord& record : effects_.records) records_.push_back(record);
+    for (const OrderRecord& record : effects_.order_records) records_.push_back(record);
+    return result;
+  }
+  absl::Status Register(const std::string& worker, int32_t num_devices, int64_t incarnation = 1) {
+    Member member;
+    member.incarnation = Incarnation(incarnation);
+    member.num_devices = num_devices;
+    return Run([&](Effects* e) { return core_.RegisterWorker(WorkerId(worker), member, now_, e); });
+  }
+  absl::StatusOr<JobView> Create(const std::string& request, int32_t world_size) {
+    return Run([&](Effects* e) {
+      return core_.CreateJob({request, kJob, Spec(world_size)}, now_, e);
+    });
+  }
+  absl::Status Prepared(const Sender& sender, int64_t epoch, int64_t decided = 0) {
+    return Run([&](Effects* e) {
+      return core_.ReportPrepared(sender, {kJob, Epoch(epoch), Step(decided)}, now_, e);
+    });
+  }
+  absl::Status Fail(const Sender& sender, int64_t epoch, int64_t rank) {
+    return Run([&](Effects* e) {
+      return core_.ReportFailure(sender, {kJob, Epoch(epoch), Rank(rank), "test"}, now_, e);
+    });
+  }
+  absl::Status StepDone(const Sender& sender, int64_t epoch, int64_t rank, int64_t step,
+                        uint64_t hash = 1) {
+    return Run([&](Effects* e) {
+      return core_.ReportStep(sender, {kJob, Epoch(epoch), Rank(rank), Step(step), hash}, now_, e);
+    });
+  }
+  absl::Status Connect(const Sender& sender) {
+    return Run([&](Effects* e) { return core_.Connect(sender, now_, e); });
+  }
+  absl::Status Beat(const Sender& sender, std::vector<JobProgress> jobs = {}) {
+    return Run([&](Effects* e) { return core_.Heartbeat(sender, jobs, now_, e); });
+  }
+  // Lets time pass as a ticker would; effects of all ticks together.
+  void Pass(absl::Duration time, const std::vector<Sender>& alive = {}) {
+    Effects all;
+    for (absl::Duration t; t < time; t += absl::Seconds(1)) {
+      now_ += absl::Seconds(1);
+      for (const Sender& sender : alive) EXPECT_OK(Beat(sender));
+      Run([&](Effects* e) {
+        core_.Tick(now_, e);
+        return 0;
+      });
+      for (Outgoing& o : effects_.commands) all.commands.push_back(o);
+    }
+    effects_ = all;
+  }
+  void Restart() { ASSERT_OK_AND_ASSIGN(core_, Coordinator::Restore({}, records_, now_)); }
+  template <typename C>
+  int Count() const {
+    int count = 0;
+    for (const Outgoing& o : effects_.commands) count += std::holds_alternative<C>(o.command);
+    return count;
+  }
+  JobView Job() { return *core_.GetJob(kJob); }
+  void StartTwoRanks() {
+    ASSERT_OK(Register("a", 1));
+    ASSERT_OK(Register("b", 1));
+    ASSERT_OK(Create("r1", 2));
+    ASSERT_OK(Prepared(Life("a"), 1));
+    ASSERT_OK(Prepared(Life("b"), 1));
+    ASSERT_EQ(Job().status.state, JobState::kRunning);
+  }
+
+  absl::Time now_ = absl::UnixEpoch();
+  Coordinator core_{CoordinatorOptions{}};
+  std::vector<StateRecord> records_;
+  Effects effects_;
+};
+
+TEST_F(CoordinatorTest, JobStartsOnceThereAreDevicesAndAllArePrepared) {
+  ASSERT_OK(Create("r1", 2));
+  EXPECT_EQ(Job().status.state, JobState::kWaiting);
+  EXPECT_EQ(Job().status.epoch, Epoch(0));
+  ASSERT_OK(Register("a", 1));
+  EXPECT_EQ(Count<PrepareEpoch>(), 0);
+  ASSERT_OK(Register("b", 2));
+  EXPECT_EQ(Count<PrepareEpoch>(), 2);
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+  ASSERT_OK(Prepared(Life("b"), 1, 3));
+  EXPECT_THAT(Job().status.reason, HasSubstr("not yet prepared: 'a'"));
+  EXPECT_EQ(Count<StartEpoch>(), 0);
+  ASSERT_OK(Prepared(Life("a"), 1, 0));
+  EXPECT_EQ(Count<StartEpoch>(), 2);
+  EXPECT_EQ(Job().status.resume_step, Step(3));
+  EXPECT_EQ(Job().committed_step, Step(3));
+}
+
+TEST_F(CoordinatorTest, AnswersOfOtherEpochsDoNotCount) {
+  ASSERT_OK(Register("a", 1));
+  ASSERT_OK(Create("r1", 1));
+  ASSERT_OK(Prepared(Life("a"), 2));
+  ASSERT_OK(Prepared(Life("a"), 0));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+}
+
+TEST_F(CoordinatorTest, FailuresOfOldEpochsAreIgnored) {
+  StartTwoRanks();
+  ASSERT_OK(Fail(Life("a"), 1, 0));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+  EXPECT_EQ(Count<PrepareEpoch>(), 2);
+  ASSERT_OK(Fail(Life("b"), 1, 1));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+  EXPECT_THAT(effects_.records, IsEmpty());
+}
+
+TEST_F(CoordinatorTest, RepeatedFailuresWithoutAStepAreSlowedDown) {
+  StartTwoRanks();
+  ASSERT_OK(Fail(Life("a"), 1, 0));
+  ASSERT_OK(Prepared(Life("a"), 2));
+  ASSERT_OK(Prepared(Life("b"), 2));
+  EXPECT_EQ(Job().status.state, JobState::kRunning);  // The first one is not slowed down.
+  ASSERT_OK(Fail(Life("a"), 2, 0));
+  ASSERT_OK(Prepared(Life("a"), 3));
+  ASSERT_OK(Prepared(Life("b"), 3));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+  Pass(absl::Seconds(1), {Life("a"), Life("b")});
+  EXPECT_EQ(Job().status.state, JobState::kRunning);
+}
+
+TEST_F(CoordinatorTest, LostWorkerMakesTheJobWaitAndItsReturnResumesIt) {
+  StartTwoRanks();
+  const auto placements = Job().status.placements;
+  Pass(absl::Seconds(11), {Life("a")});
+  EXPECT_EQ(Job().status.state, JobState::kWaiting);
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+  EXPECT_EQ(Count<PrepareEpoch>(), 1);  // The one that is left stops what it runs.
+  ASSERT_OK(Connect(Life("b")));
+  EXPECT_EQ(Job().status.epoch, Epoch(3));
+  EXPECT_EQ(Job().status.placements, placements);
+  EXPECT_EQ(Count<PrepareEpoch>(), 2);
+}
+
+TEST_F(CoordinatorTest, LostRankMovesToASpareDevice) {
+  StartTwoRanks();
+  ASSERT_OK(Register("c", 1));
+  Pass(absl::Seconds(11), {Life("a"), Life("c")});
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+  EXPECT_EQ(Job().status.placements[0].worker, WorkerId("a"));
+  EXPECT_EQ(Job().status.placements[1].worker, WorkerId("c"));
+  // It was only slow: nobody waits for it, and it may register again.
+  EXPECT_THAT(Connect(Life("b")), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'b'")));
+  ASSERT_OK(Register("b", 1));
+  ASSERT_OK(Beat(Life("b"), {{kJob, Epoch(1), {}}}));
+  EXPECT_EQ(Count<DropJob>(), 1);
+}
+
+TEST_F(CoordinatorTest, NewIncarnationBeginsANewEpoch) {
+  StartTwoRanks();
+  ASSERT_OK(Register("b", 1, 2));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+  EXPECT_THAT(Job().status.reason, HasSubstr("worker 'b' started again"));
+  EXPECT_THAT(Prepared(Life("b", 1), 2),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("stale")));
+}
+
+TEST_F(CoordinatorTest, RestartDoesNotDisturbARunningJob) {
+  StartTwoRanks();
+  Restart();
+  for (const Sender& sender : {Life("a"), Life("b")}) {
+    ASSERT_OK(Connect(sender));
+    EXPECT_EQ(Count<PrepareEpoch>(), 0);
+    EXPECT_EQ(Count<StartEpoch>(), 1);
+    ASSERT_OK(Beat(sender, {{kJob, Epoch(1), {}}}));
+    EXPECT_THAT(effects_.commands, IsEmpty());
+  }
+  Pass(absl::Seconds(30), {Life("a"), Life("b")});
+  EXPECT_EQ(Job().status.epoch, Epoch(1));
+  EXPECT_EQ(Job().status.state, JobState::kRunning);
+}
+
+TEST_F(CoordinatorTest, AfterARestartWorkersHaveTheFullTimeoutToComeBack) {
+  StartTwoRanks();
+  Restart();
+  Pass(absl::Seconds(9));
+  EXPECT_EQ(Job().status.epoch, Epoch(1));
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+}
+
+TEST_F(CoordinatorTest, RestartWhileStartingAsksAgain) {
+  ASSERT_OK(Register("a", 1));
+  ASSERT_OK(Register("b", 1));
+  ASSERT_OK(Create("r1", 2));
+  ASSERT_OK(Prepared(Life("a"), 1, 2));
+  Restart();
+  ASSERT_OK(Connect(Life("a")));
+  EXPECT_EQ(Count<PrepareEpoch>(), 1);
+  ASSERT_OK(Prepared(Life("a"), 1, 2));
+  ASSERT_OK(Connect(Life("a")));
+  EXPECT_EQ(Count<PrepareEpoch>(), 0);
+  ASSERT_OK(Prepared(Life("b"), 1, 0));
+  EXPECT_EQ(Job().status.resume_step, Step(2));
+}
+
+TEST_F(CoordinatorTest, RestartInTheMiddleOfRecordingLosesNoRelease) {
+  StartTwoRanks();
+  const auto announce = [&](const std::string& worker, int64_t rank, int64_t sequence) {
+    OrderAnnouncement event{kJob, Epoch(1), Rank(rank), {Step(1), sequence}, {"unshard"}};
+    event.entry.unit = UnitId(0);
+    return Run([&](Effects* e) { return core_.Announce(Life(worker), event, now_, e); });
+  };
+  ASSERT_OK(announce("a", 0, 0));
+  ASSERT_OK(announce("b", 1, 0));
+  EXPECT_EQ(Count<OrderRelease>(), 2);
+  Restart();  // "b" never saw its release, "a" did.
+  ASSERT_OK(announce("a", 0, 1));
+  EXPECT_EQ(Count<OrderRelease>(), 0);
+  ASSERT_OK(announce("b", 1, 0));
+  EXPECT_EQ(Count<OrderRelease>(), 1);
+  ASSERT_OK(announce("b", 1, 1));
+  EXPECT_EQ(Count<OrderRelease>(), 2);
+  EXPECT_EQ(Job().status.epoch, Epoch(1));
+}
+
+TEST_F(CoordinatorTest, StepsAreJournalledOnceATickAndShownThen) {
+  StartTwoRanks();
+  for (int64_t step = 1; step <= 3; ++step) {
+    ASSERT_OK(StepDone(Life("a"), 1, 0, step));
+    ASSERT_OK(StepDone(Life("b"), 1, 1, step));
+    EXPECT_THAT(effects_.records, IsEmpty());
+  }
+  EXPECT_EQ(Job().committed_step, Step(0));
+  Pass(absl::Seconds(1), {Life("a"), Life("b")});
+  EXPECT_EQ(Job().committed_step, Step(3));
+  Restart();
+  EXPECT_EQ(Job().committed_step, Step(3));
+}
+
+TEST_F(CoordinatorTest, NewEpochResumesFromAStepThatWasNotJournalledYet) {
+  StartTwoRanks();
+  ASSERT_OK(StepDone(Life("a"), 1, 0, 1));
+  ASSERT_OK(StepDone(Life("b"), 1, 1, 1));
+  ASSERT_OK(Fail(Life("a"), 1, 0));
+  EXPECT_EQ(Job().committed_step, Step(1));
+}
+
+TEST_F(CoordinatorTest, DifferentHashesAreAMismatch) {
+  StartTwoRanks();
+  ASSERT_OK(StepDone(Life("a"), 1, 0, 1, 5));
+  ASSERT_OK(StepDone(Life("b"), 1, 1, 1, 6));
+  EXPECT_EQ(Count<OrderMismatch>(), 2);
+  EXPECT_EQ(Count<PrepareEpoch>(), 2);
+  EXPECT_THAT(std::get<OrderMismatch>(effects_.commands[0].command).message,
+              HasSubstr("ranks 0 and 1 issued different operations in step 1"));
+}
+
+TEST_F(CoordinatorTest, RollbackLeavesTheStateAndATickTriesAgain) {
+  StartTwoRanks();
+  Effects refused;
+  ASSERT_OK(core_.ReportFailure(Life("a"), {kJob, Epoch(1), Rank(0), "test"}, now_, &refused));
+  EXPECT_FALSE(refused.records.empty());
+  core_.Rollback();
+  EXPECT_EQ(Job().status.epoch, Epoch(1));
+  Pass(absl::Seconds(1), {Life("a"), Life("b")});
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+  EXPECT_EQ(Count<PrepareEpoch>(), 2);
+}
+
+TEST_F(CoordinatorTest, RetriedCreateGetsTheFirstReplyAlsoAfterARestart) {
+  ASSERT_OK_AND_ASSIGN(const JobView first, Create("r1", 1));
+  ASSERT_OK(Register("a", 1));
+  Restart();
+  ASSERT_OK_AND_ASSIGN(const JobView again, Create("r1", 1));
+  EXPECT_THAT(effects_.records, IsEmpty());
+  EXPECT_EQ(again.status.state, first.status.state);
+  EXPECT_EQ(again.status.epoch, first.status.epoch);
+  ASSERT_OK_AND_ASSIGN(const JobView other, Create("r2", 1));
+  EXPECT_EQ(other.status.state, JobState::kStarting);
+}
+
+TEST_F(CoordinatorTest, RequestIdOfAnotherRequestIsRefused) {
+  ASSERT_OK(Create("r1", 1));
+  const auto create_other = [&](Effects* e) {
+    return core_.CreateJob({"r1", JobId("other"), Spec(1)}, now_, e);
+  };
+  EXPECT_THAT(Run(create_other), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("'gpt'")));
+  const auto remove = [&](Effects* e) { return core_.DeleteJob({"r1", kJob}, now_, e); };
+  EXPECT_THAT(Run(remove), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("create")));
+}
+
+TEST_F(CoordinatorTest, RanksThatDisagreeOnTheModelLearnWhoTheyAre) {
+  ASSERT_OK(Create("r1", 1));
+  const auto create = [&](Effects* e) {
+    return core_.CreateJob({"r2", kJob, Spec(1, 3, 9)}, now_, e);
+  };
+  const auto result = Run(create);
+  EXPECT_THAT(result, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 0")));
+  EXPECT_THAT(result, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 3")));
+  EXPECT_THAT(result, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("w")));
+}
+
+TEST_F(CoordinatorTest, RecreatedJobGoesOnFromTheEpochsOfTheDeletedOne) {
+  StartTwoRanks();
+  Run([&](Effects* e) { return core_.DeleteJob({"d1", kJob}, now_, e); });
+  EXPECT_EQ(Count<DropJob>(), 2);
+  EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
+  Restart();
+  ASSERT_OK(Create("r2", 2));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+}
+
+TEST_F(CoordinatorTest, DevicesOfADeletedJobGoToTheOneThatWaits) {
+  StartTwoRanks();
+  const JobId next("next");
+  Run([&](Effects* e) { return core_.CreateJob({"r2", next, Spec(2)}, now_, e); });
+  EXPECT_EQ(core_.GetJob(next)->status.state, JobState::kWaiting);
+  Run([&](Effects* e) { return core_.DeleteJob({"d1", kJob}, now_, e); });
+  EXPECT_EQ(core_.GetJob(next)->status.state, JobState::kStarting);
+}
+
+TEST_F(CoordinatorTest, UntrustedEventsAreRefusedByName) {
+  StartTwoRanks();
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_THAT(StepDone(Life("a"), 1, 2, 1), StatusIs(kInvalid, HasSubstr("no rank 2")));
+  EXPECT_THAT(StepDone(Life("a"), 1, -1, 1), StatusIs(kInvalid, HasSubstr("no rank -1")));
+  EXPECT_THAT(StepDone(Life("a"), 1, 1, 1), StatusIs(kInvalid, HasSubstr("not on 'a'")));
+  OrderAnnouncement event{kJob, Epoch(1), Rank(0), {Step(1), 0}, {"unshard"}};
+  event.entry.unit = UnitId(1);
+  const auto announce = [&](Effects* e) { return core_.Announce(Life("a"), event, now_, e); };
+  EXPECT_THAT(Run(announce), StatusIs(kInvalid, HasSubstr("no unit 1")));
+  event.entry.unit = UnitId(0);
+  event.position.sequence = kMaxSequence;
+  EXPECT_THAT(Run(announce), StatusIs(kInvalid, HasSubstr("position 1048576")));
+}
+
+TEST_F(CoordinatorTest, RecordsThatDoNotBelongTogetherAreDataLoss) {
+  EXPECT_THAT(Coordinator::Restore({}, {JobStepRecord{kJob, Step(1)}}, now_),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("'gpt' has no spec")));
+  JobStatus status;
+  status.state = JobState::kRunning;
+  EXPECT_THAT(
+      Coordinator::Restore({}, {JobSpecRecord{kJob, Spec(2)}, JobStatusRecord{kJob, status}}, now_),
+      StatusIs(absl::StatusCode::kDataLoss, HasSubstr("0 placements")));
+}
+
+}  // namespace
+}  // namespace tessera::coordinator
