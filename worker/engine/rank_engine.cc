@@ -42,6 +42,7 @@ absl::Status RankEngine::Start(Step resume_step) {
   for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
     control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded));
     control->units[unit].reduced.store(0);
+    control->units[unit].unsharded.store(0);
   }
   control->result.count.store(0);
   // Operations of older epochs are void, whoever submitted them.
@@ -157,6 +158,7 @@ absl::Status RankEngine::Unshard(int unit) {
   options_.recorder->Done(number);
   ASSIGN_OR_RETURN(unit_states_[unit], Transition(unit_states_[unit], UnitEvent::kUnshardDone, UnitName(unit)));
   options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kUnsharded), std::memory_order_release);
+  options_.control->units[unit].unsharded.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
   return absl::OkStatus();
 }

@@ -51,7 +51,8 @@ enum class UnitState : uint32_t { kSharded = 0, kUnsharding, kUnsharded };
 
 struct UnitWords {
   std::atomic<uint32_t> state;    // UnitState.
-  std::atomic<uint32_t> reduced;  // Reductions completed in this epoch.
+  std::atomic<uint32_t> reduced;    // Reductions completed in this epoch.
+  std::atomic<uint32_t> unsharded;  // Unshards completed in this epoch.
 };
 
 inline constexpr uint32_t kControlPageVersion = 1;

@@ -1,0 +1,39 @@
+// A coordinator and one worker in this process, for tests and small use: no daemon to deploy.
+//
+//   auto cluster = LocalCluster::Start({.num_devices = 4});
+//   options.coordinator_address = cluster->coordinator_address(); ...
+//
+// Executors are threads of this process unless a binary is named. Trainers may be threads of this
+// process or other processes of the same user. Start and Stop from one thread.
+#ifndef TESSERA_CLIENT_CPP_LOCAL_CLUSTER_H_
+#define TESSERA_CLIENT_CPP_LOCAL_CLUSTER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+class LocalCluster {
+ public:
+  struct Options {
+    int num_devices = 1;
+    std::string journal_path;     // Empty: the coordinator's state is in memory.
+    std::string executor_binary;  // Empty: threads.
+    std::vector<std::string> executor_flags;
+  };
+  // Errors: ResourceExhausted  no port, socket or memory; NotFound  no such executor binary.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(const Options& options);
+
+  virtual ~LocalCluster() = default;  // Stops; removes its folder.
+  virtual std::string coordinator_address() const = 0;
+  virtual std::string worker_address() const = 0;
+  virtual void KillExecutorForTest(const std::string& job_id, int rank) = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_CPP_LOCAL_CLUSTER_H_

@@ -1,0 +1,114 @@
+// Session: operations. What waits is in Await.
+#include "client/cpp/session.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+
+int64_t Session::next_step() const { return page()->committed_step.load(std::memory_order_acquire) + 1; }
+
+bool Session::initialized() const { return page()->initialized.load(std::memory_order_acquire) != 0; }
+
+absl::Status Session::CheckUnit(int unit) const {
+  if (unit >= 0 && unit < num_units()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("no unit ", unit, " of ", num_units()));
+}
+
+absl::Status Session::Submit(OpKind kind, int unit, double learning_rate_scale) {
+  ControlPage* control = page();
+  const uint32_t number = control->submitted.load(std::memory_order_relaxed);
+  RETURN_IF_ERROR(Await("room in the submission ring", [&] {
+    return number - control->consumed.load(std::memory_order_acquire) < kRingOps;
+  }));
+  Op& op = control->ring[number % kRingOps];
+  op = Op();
+  op.kind = kind;
+  op.epoch = epoch_;
+  op.unit = unit;
+  op.learning_rate_scale = learning_rate_scale;
+  Bump(&control->submitted);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> Session::AwaitResult(OpKind kind) {
+  const uint32_t wanted = results_ + 1;
+  OpResult& result = page()->result;
+  RETURN_IF_ERROR(Await(OpName(kind), [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
+  results_ = wanted;
+  if (result.status_code != 0) {
+    return absl::Status(static_cast<absl::StatusCode>(result.status_code), LoadText(result.message, kMaxErrorBytes));
+  }
+  return result.gradient_norm;
+}
+
+absl::Status Session::UnshardAsync(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  if (windows_[unit] != Window::kClosed) {
+    return absl::FailedPreconditionError(absl::StrCat("unit '", UnitName(unit), "': unshard while it is unsharded"));
+  }
+  RETURN_IF_ERROR(Submit(OpKind::kUnshard, unit));
+  windows_[unit] = Window::kOpening;
+  ++unshards_[unit];
+  return absl::OkStatus();
+}
+
+absl::Status Session::Unshard(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  if (windows_[unit] != Window::kOpening) RETURN_IF_ERROR(UnshardAsync(unit));
+  const std::atomic<uint32_t>& unsharded = page()->units[unit].unsharded;
+  RETURN_IF_ERROR(Await(absl::StrCat("unit '", UnitName(unit), "'"), [&] {
+    return unsharded.load(std::memory_order_acquire) == unshards_[unit];
+  }));
+  windows_[unit] = Window::kOpen;
+  return guard_ == nullptr ? absl::OkStatus() : guard_->Open(unit);
+}
+
+absl::Status Session::Reshard(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  if (windows_[unit] == Window::kOpening) RETURN_IF_ERROR(Unshard(unit));
+  if (windows_[unit] == Window::kClosed) {
+    return absl::FailedPreconditionError(absl::StrCat("unit '", UnitName(unit), "': reshard while it is sharded"));
+  }
+  if (guard_ != nullptr) RETURN_IF_ERROR(guard_->Close(unit));
+  RETURN_IF_ERROR(Submit(OpKind::kReshard, unit));
+  windows_[unit] = Window::kClosed;
+  return absl::OkStatus();
+}
+
+const std::byte* Session::parameters(int unit) const {
+  return parameters_.data() + plan_.units()[unit].parameter_offset_bytes;
+}
+
+const std::byte* Session::parameter(int unit, int parameter) const {
+  return parameters(unit) + layout_.units[unit].flat.parameters()[parameter].offset_elements *
+                                SizeBytes(options_.config.compute_dtype);
+}
+
+absl::StatusOr<StepResult> Session::Step(double learning_rate_scale) {
+  for (int unit = 0; unit < num_units(); ++unit) {
+    if (gradients_[unit].begun) RETURN_IF_ERROR(Reduce(unit));
+  }
+  RETURN_IF_ERROR(Submit(OpKind::kStep, -1, learning_rate_scale));
+  ASSIGN_OR_RETURN(const double norm, AwaitResult(OpKind::kStep));
+  return StepResult{next_step() - 1, norm};
+}
+
+absl::Status Session::DropGradients() {
+  for (UnitGradient& gradient : gradients_) {
+    gradient.begun = false;
+    gradient.contributed.assign(gradient.contributed.size(), 0);
+  }
+  return Submit(OpKind::kDropGradients, -1);
+}
+
+absl::Status Session::Save(const std::string& path) {
+  if (path.size() >= kMaxPathBytes) return absl::InvalidArgumentError(absl::StrCat("path of ", path.size(), " bytes"));
+  StoreText(path, page()->path, kMaxPathBytes);
+  RETURN_IF_ERROR(Submit(OpKind::kSave, -1));
+  return AwaitResult(OpKind::kSave).status();
+}
+
+}  // namespace tessera

@@ -1,0 +1,160 @@
+// A trainer's hold on its rank: parameters when it needs them, gradients when it has them, steps.
+//
+//   auto session = Session::Open(options);                    attach; memory is mapped, not copied
+//   session->Unshard(u); ... read session->parameters(u) ... session->Reshard(u);
+//   session->AddGradient(u, p, values); ... session->Reduce(u);
+//   session->Step(scale);                                     committed on all ranks or on none
+//
+// In steady state none of these makes a system call unless it has to wait, and no RPC. A unit's
+// parameters lie at one address for the life of the session.
+//
+// When any rank fails, every pending and later call returns Aborted with the cause: the step was
+// undone everywhere. Recover() waits for the next epoch; then the trainer does step next_step()
+// again. RunStep() does this by itself.
+//
+// Thread-compatible: one thread at a time. Destroying it detaches.
+// Source: windows and rules follow torch/distributed/fsdp (see docs/adr for what differs).
+#ifndef TESSERA_CLIENT_CPP_SESSION_H_
+#define TESSERA_CLIENT_CPP_SESSION_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/unique_fd.h"
+#include "client/cpp/window_guard.h"
+#include "layout/model_layout.h"
+#include "worker/memory/control_page.h"
+#include "worker/memory/job_memory.h"
+#include "worker/memory/region.h"
+
+namespace tessera {
+
+struct SessionOptions {
+  std::string coordinator_address;  // "host:port"
+  std::string worker_address;       // "unix:/.../worker.sock", the worker of this node.
+  std::string job_id;
+  int rank = 0;
+  ModelSpec model;
+  JobConfig config;
+  absl::Duration attach_timeout = absl::Seconds(60);
+  bool wait_if_attached = false;                     // For a trainer that replaces a killed one.
+  absl::Duration operation_timeout = absl::Minutes(10);  // Of each wait for other ranks.
+  absl::Duration recover_timeout = absl::Minutes(2);
+  bool guard_windows = true;  // See window_guard.h.
+};
+
+struct StepResult {
+  int64_t step = 0;
+  double gradient_norm = 0;  // Global, before clipping.
+};
+
+class Session {
+ public:
+  // Creates the job if no other rank has, and attaches.
+  // Errors: InvalidArgument     the model or config is invalid, or differs from another rank's (the
+  //                             message names both ranks and the parameter or field)
+  //         AlreadyExists       the rank is attached to another trainer
+  //         FailedPrecondition  wrong world size or layout
+  //         DeadlineExceeded    coordinator, worker or devices did not come in time
+  static absl::StatusOr<std::unique_ptr<Session>> Open(const SessionOptions& options);
+  ~Session();
+
+  const ModelLayout& layout() const { return layout_; }
+  const JobConfig& config() const { return options_.config; }
+  int rank() const { return options_.rank; }
+  int num_units() const { return static_cast<int>(layout_.units.size()); }
+  // The step to go on from: 1 + the last committed one.
+  int64_t next_step() const;
+
+  // --- Initial values: once in a job's life, by all ranks ---
+  bool initialized() const;
+  // `fill(unit, parameter, values)` writes each original parameter's elements.
+  // Errors: FailedPrecondition  initialised already; Aborted.
+  using Filler = std::function<void(int unit, int parameter, absl::Span<float> values)>;
+  absl::Status Initialize(const Filler& fill);
+
+  // --- Parameters ---
+  // Errors of both: FailedPrecondition  naming the unit: it is already (not) unsharded; Aborted.
+  absl::Status Unshard(int unit);
+  absl::Status UnshardAsync(int unit);  // Starts it; Unshard() then waits.
+  absl::Status Reshard(int unit);
+  bool unsharded(int unit) const { return windows_[unit] == Window::kOpen; }
+  // The unit's flat parameter in the compute dtype; readable while unsharded.
+  const std::byte* parameters(int unit) const;
+  // One original parameter of it.
+  const std::byte* parameter(int unit, int parameter) const;
+
+  // --- Gradients ---
+  // Adds `values` (fp32; the whole gradient of one original parameter) to what the unit has since
+  // its last Reduce. Copies; waits while the unit's slot is still being reduced.
+  // Errors: InvalidArgument     wrong size, or a parameter that needs no gradient
+  //         FailedPrecondition  the slot holds another unit's unreduced gradient (accumulating
+  //                             without reducing needs config.gradient_slots = 0); Aborted.
+  absl::Status AddGradient(int unit, int parameter, absl::Span<const float> values);
+  // Averages the unit's gradient over the ranks. Parameters that got none count as zero.
+  absl::Status Reduce(int unit);
+  bool has_gradient(int unit) const { return gradients_[unit].begun; }
+
+  // --- Steps ---
+  // Errors: FailedPrecondition  NaN or Inf in some rank's gradient: nothing was changed, the
+  //                             gradients are dropped; InvalidArgument  ranks disagree on the scale.
+  absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0);
+  absl::Status DropGradients();
+  // Writes the consolidated model; collective. `path` is on a file system that all workers share.
+  absl::Status Save(const std::string& path);
+
+  // After Aborted: waits for the next epoch. Errors: DeadlineExceeded, Unavailable (worker gone).
+  absl::Status Recover();
+  // Runs `step_body` (forward, backward, Step) and, while it is Aborted, recovers and runs it again.
+  // `redone` counts the repetitions, if not null.
+  absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr);
+
+ private:
+  enum class Window { kClosed, kOpening, kOpen };
+  struct UnitGradient {
+    bool begun = false;             // Holds something that was not reduced yet.
+    std::vector<char> contributed;  // By parameter.
+    uint32_t submitted = 0;         // Reductions in this epoch.
+  };
+
+  explicit Session(SessionOptions options) : options_(std::move(options)) {}
+  absl::Status Attach();
+  absl::Status MapRegions(std::vector<UniqueFd> fds);
+  void ResetEpoch();
+  absl::Status CheckUnit(int unit) const;
+  absl::Status Submit(OpKind kind, int unit, double learning_rate_scale = 1.0);
+  absl::Status Await(const std::string& what, const std::function<bool()>& done);
+  absl::StatusOr<double> AwaitResult(OpKind kind);
+  absl::Status AwaitSlot(int unit);
+  std::byte* Slot(int unit) const;
+  template <typename T>
+  void ZeroUncovered(int unit, T* slot);
+  ControlPage* page() const { return reinterpret_cast<ControlPage*>(control_.data()); }
+  const std::string& UnitName(int unit) const { return layout_.units[unit].flat.unit_name(); }
+
+  const SessionOptions options_;
+  ModelLayout layout_;
+  JobMemory plan_;
+  UniqueFd lease_;  // Open as long as the rank is attached.
+  Mapping parameters_;
+  Mapping gradient_region_;
+  Mapping control_;
+  std::unique_ptr<WindowGuard> guard_;
+
+  uint32_t epoch_ = 0;
+  uint32_t results_ = 0;  // Seen in this epoch.
+  std::vector<Window> windows_;
+  std::vector<uint32_t> unshards_;  // Asked for in this epoch.
+  std::vector<UnitGradient> gradients_;
+  std::vector<int> slot_user_;  // The unit that used each gradient slot last; -1: none.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_CPP_SESSION_H_

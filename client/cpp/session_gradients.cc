@@ -1,0 +1,137 @@
+// Session: initial values and gradients, which both travel through the rank's gradient slots.
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/cpp/session.h"
+#include "worker/device/host/kernels.h"
+
+namespace tessera {
+namespace {
+
+// dst (+)= src, rounding to bf16. In pieces that stay in the first-level cache.
+void StoreBf16(absl::Span<const float> src, bool add, uint16_t* dst) {
+  constexpr int64_t kPiece = 1024;
+  float piece[kPiece];
+  for (size_t at = 0; at < src.size(); at += kPiece) {
+    const int64_t count = std::min<int64_t>(kPiece, src.size() - at);
+    if (!add) {
+      host::CastFp32ToBf16(src.data() + at, dst + at, count);
+      continue;
+    }
+    host::CastBf16ToFp32(dst + at, piece, count);
+    host::Accumulate(piece, src.data() + at, count);
+    host::CastFp32ToBf16(piece, dst + at, count);
+  }
+}
+
+}  // namespace
+
+std::byte* Session::Slot(int unit) const {
+  return gradient_region_.data() + plan_.units()[unit].gradient_slot * plan_.gradient_slot_bytes();
+}
+
+// Waits until no reduction reads the unit's slot any more.
+absl::Status Session::AwaitSlot(int unit) {
+  const int user = slot_user_[plan_.units()[unit].gradient_slot];
+  if (user < 0) return absl::OkStatus();
+  if (user != unit && gradients_[user].begun) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", UnitName(unit), "' shares its gradient slot with unit '", UnitName(user),
+                     "', whose gradient is not reduced yet; accumulating without reducing needs gradient_slots = 0"));
+  }
+  const std::atomic<uint32_t>& reduced = page()->units[user].reduced;
+  const uint32_t submitted = gradients_[user].submitted;
+  return Await(absl::StrCat("the gradient slot of unit '", UnitName(unit), "'"),
+               [&] { return reduced.load(std::memory_order_acquire) == submitted; });
+}
+
+absl::Status Session::AddGradient(int unit, int parameter, absl::Span<const float> values) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
+  if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("unit '", UnitName(unit), "' has no parameter ", parameter));
+  }
+  const PlacedParameter& placed = parameters[parameter];
+  if (static_cast<int64_t>(values.size()) != placed.numel) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' has ", values.size(),
+                                                   " elements, the parameter ", placed.numel));
+  }
+  if (!placed.spec.requires_grad) {
+    return absl::InvalidArgumentError(absl::StrCat("'", placed.spec.name, "' takes no gradient"));
+  }
+  UnitGradient& gradient = gradients_[unit];
+  if (!gradient.begun) {
+    RETURN_IF_ERROR(AwaitSlot(unit));
+    slot_user_[plan_.units()[unit].gradient_slot] = unit;
+    gradient.begun = true;
+  }
+  const bool add = gradient.contributed[parameter] != 0;
+  gradient.contributed[parameter] = 1;
+  if (options_.config.reduce_dtype == DType::kBf16) {
+    StoreBf16(values, add, reinterpret_cast<uint16_t*>(Slot(unit)) + placed.offset_elements);
+    return absl::OkStatus();
+  }
+  float* slot = reinterpret_cast<float*>(Slot(unit)) + placed.offset_elements;
+  if (add) {
+    host::Accumulate(slot, values.data(), placed.numel);
+  } else {
+    memcpy(slot, values.data(), placed.numel * sizeof(float));
+  }
+  return absl::OkStatus();
+}
+
+// Alignment gaps, the tail and parameters without a contribution: a slot serves many units, so what
+// this one does not write would be another's old gradient.
+template <typename T>
+void Session::ZeroUncovered(int unit, T* slot) {
+  int64_t covered = 0;
+  const UnitLayout& unit_layout = layout_.units[unit];
+  const std::vector<PlacedParameter>& parameters = unit_layout.flat.parameters();
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    if (!gradients_[unit].contributed[p]) continue;
+    std::fill(slot + covered, slot + parameters[p].offset_elements, T());
+    covered = parameters[p].offset_elements + parameters[p].numel;
+  }
+  std::fill(slot + covered, slot + unit_layout.shards.padded_numel(), T());
+}
+
+absl::Status Session::Reduce(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  UnitGradient& gradient = gradients_[unit];
+  if (!gradient.begun) {
+    RETURN_IF_ERROR(AwaitSlot(unit));
+    slot_user_[plan_.units()[unit].gradient_slot] = unit;
+  }
+  if (options_.config.reduce_dtype == DType::kBf16) {
+    ZeroUncovered(unit, reinterpret_cast<uint16_t*>(Slot(unit)));
+  } else {
+    ZeroUncovered(unit, reinterpret_cast<float*>(Slot(unit)));
+  }
+  RETURN_IF_ERROR(Submit(OpKind::kReduce, unit));
+  ++gradient.submitted;
+  gradient.begun = false;
+  gradient.contributed.assign(gradient.contributed.size(), 0);
+  return absl::OkStatus();
+}
+
+absl::Status Session::Initialize(const Filler& fill) {
+  if (initialized()) return absl::FailedPreconditionError(absl::StrCat("job '", options_.job_id, "' has its initial values already"));
+  for (int unit = 0; unit < num_units(); ++unit) {
+    RETURN_IF_ERROR(AwaitSlot(unit));
+    slot_user_[plan_.units()[unit].gradient_slot] = unit;
+    float* slot = reinterpret_cast<float*>(Slot(unit));
+    ZeroUncovered(unit, slot);
+    const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      fill(unit, p, absl::MakeSpan(slot + parameters[p].offset_elements, parameters[p].numel));
+    }
+    RETURN_IF_ERROR(Submit(OpKind::kInitialize, unit));
+    ++gradients_[unit].submitted;
+  }
+  RETURN_IF_ERROR(Submit(OpKind::kFinishInitialize, -1));
+  return AwaitResult(OpKind::kFinishInitialize).status();
+}
+
+}  // namespace tessera

@@ -1,0 +1,146 @@
+// Session: attaching, mapping, detaching, recovering.
+#include <poll.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "client/cpp/job_rpc.h"
+#include "client/cpp/session.h"
+#include "layout/layout_digest.h"
+#include "worker/memory/fd_passing.h"
+#include "worker/memory/job_codec.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& options) {
+  SessionOptions checked = options;
+  checked.config.layout.alignment_dtype = checked.config.compute_dtype;
+  RETURN_IF_ERROR(ValidateModel(checked.model));
+  RETURN_IF_ERROR(ValidateJobConfig(checked.config, checked.model));
+  std::unique_ptr<Session> session(new Session(std::move(checked)));
+  RETURN_IF_ERROR(session->Attach());
+  return session;
+}
+
+absl::Status Session::Attach() {
+  const absl::Time deadline = absl::Now() + options_.attach_timeout;
+  ASSIGN_OR_RETURN(layout_, ModelLayout::Create(options_.model, options_.config.layout, options_.config.world_size));
+  ASSIGN_OR_RETURN(plan_, JobMemory::Create(layout_, options_.config));
+  v1::CreateJobRequest create;
+  create.set_request_id(NewRequestId());
+  create.set_job_id(options_.job_id);
+  *create.mutable_model() = EncodeModel(options_.model);
+  *create.mutable_config() = EncodeJobConfig(options_.config);
+  create.set_submitting_rank(options_.rank);
+  RETURN_IF_ERROR(CreateJob(options_.coordinator_address, create, deadline).status());
+
+  v1::AttachRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_job_id(options_.job_id);
+  request.set_rank(options_.rank);
+  request.set_world_size(options_.config.world_size);
+  request.set_layout_digest(LayoutDigest(layout_));
+  ASSIGN_OR_RETURN(const v1::AttachResponse response,
+                   AttachToRank(options_.worker_address, request, options_.wait_if_attached, deadline));
+  ASSIGN_OR_RETURN(lease_, ConnectPacketSocket(response.descriptor_socket()));
+  RETURN_IF_ERROR(SendPacket(lease_.get(), response.ticket()));
+  ASSIGN_OR_RETURN(Packet packet, ReceivePacket(lease_.get()));
+  if (packet.bytes != "ok" || packet.fds.size() != 3) {
+    return absl::UnavailableError(absl::StrCat("the worker gave no memory: ", packet.bytes));
+  }
+  RETURN_IF_ERROR(MapRegions(std::move(packet.fds)));
+  epoch_ = static_cast<uint32_t>(response.epoch());
+  // The epoch opens the rank's page a moment after the worker heard of it.
+  const absl::Status opened = Await("the rank's executor", [this] { return page()->epoch.load() >= epoch_; });
+  if (absl::IsAborted(opened)) return Recover();
+  RETURN_IF_ERROR(opened);
+  epoch_ = page()->epoch.load();
+  ResetEpoch();
+  // A trainer before this one may have left units unsharded or operations pending; only a new
+  // epoch is certain to be clean, and the death of that trainer has begun one.
+  for (int unit = 0; unit < num_units(); ++unit) {
+    if (page()->units[unit].state.load() != static_cast<uint32_t>(UnitState::kSharded)) windows_[unit] = Window::kOpen;
+    unshards_[unit] = page()->units[unit].unsharded.load();
+    gradients_[unit].submitted = page()->units[unit].reduced.load();
+  }
+  results_ = page()->result.count.load();
+  return absl::OkStatus();
+}
+
+absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
+  ASSIGN_OR_RETURN(parameters_, Mapping::CreateWhole(fds[0].get(), Access::kReadOnly));
+  ASSIGN_OR_RETURN(gradient_region_, Mapping::CreateWhole(fds[1].get(), Access::kReadWrite));
+  ASSIGN_OR_RETURN(control_, Mapping::CreateWhole(fds[2].get(), Access::kReadWrite));
+  if (parameters_.size_bytes() < plan_.parameter_region_bytes() ||
+      gradient_region_.size_bytes() < plan_.gradient_region_bytes() ||
+      control_.size_bytes() < static_cast<int64_t>(sizeof(ControlPage)) || page()->version != kControlPageVersion) {
+    return absl::FailedPreconditionError("the worker is of another version: its memory has another form");
+  }
+  gradient_region_.Populate();
+  if (!options_.guard_windows) return absl::OkStatus();
+  std::vector<WindowGuard::UnitPages> pages;
+  for (const UnitMemory& unit : plan_.units()) {
+    pages.push_back({parameters_.data() + unit.parameter_offset_bytes, unit.parameter_bytes});
+  }
+  guard_ = std::make_unique<WindowGuard>(&layout_, std::move(pages), SizeBytes(options_.config.compute_dtype));
+  return absl::OkStatus();
+}
+
+Session::~Session() {
+  if (lease_.valid()) (void)SendPacket(lease_.get(), "detach", {}, /*wait=*/false);
+}
+
+void Session::ResetEpoch() {
+  results_ = 0;
+  windows_.assign(num_units(), Window::kClosed);
+  unshards_.assign(num_units(), 0);
+  gradients_.assign(num_units(), UnitGradient());
+  slot_user_.assign(plan_.num_gradient_slots(), -1);
+  for (int unit = 0; unit < num_units(); ++unit) {
+    gradients_[unit].contributed.assign(layout_.units[unit].flat.parameters().size(), 0);
+    if (guard_ != nullptr) (void)guard_->Close(unit);
+  }
+}
+
+absl::Status Session::Recover() {
+  const absl::Time deadline = absl::Now() + options_.recover_timeout;
+  while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
+         page()->failed_epoch.load() >= page()->epoch.load()) {
+    const uint32_t seen = page()->events.load(std::memory_order_acquire);
+    pollfd lease = {lease_.get(), POLLIN, 0};
+    if (poll(&lease, 1, 0) > 0) return absl::UnavailableError("the worker is gone");
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
+                                                      "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes)));
+    }
+    if (page()->epoch.load() <= epoch_) WaitForChange(page()->events, seen, absl::Now() + absl::Milliseconds(100));
+  }
+  epoch_ = page()->epoch.load();
+  ResetEpoch();
+  return absl::OkStatus();
+}
+
+absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, int* redone) {
+  while (true) {
+    absl::Status status = step_body();
+    if (!absl::IsAborted(status)) return status;
+    RETURN_IF_ERROR(Recover());
+    if (redone != nullptr) ++*redone;
+  }
+}
+
+absl::Status Session::Await(const std::string& what, const std::function<bool()>& done) {
+  const absl::Time deadline = absl::Now() + options_.operation_timeout;
+  while (true) {
+    // In slices, to notice when the worker is gone and nobody will ever answer.
+    absl::Status status = AwaitEvent(*page(), epoch_, std::min(deadline, absl::Now() + absl::Seconds(1)), what, done);
+    if (!absl::IsDeadlineExceeded(status)) return status;
+    pollfd lease = {lease_.get(), POLLIN, 0};
+    if (poll(&lease, 1, 0) > 0) return absl::UnavailableError(absl::StrCat("the worker is gone (waiting for ", what, ")"));
+    if (absl::Now() >= deadline) return status;
+  }
+}
+
+}  // namespace tessera

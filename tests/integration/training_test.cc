@@ -1,0 +1,310 @@
+// Whole training runs in one process: real coordinator, worker, executors (threads) and sessions.
+#include <stdlib.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "client/cpp/local_cluster.h"
+#include "client/cpp/session.h"
+#include "gtest/gtest.h"
+#include "tests/testing/toy_training.h"
+#include "worker/storage/model_file.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::ReadAll;
+using testing_support::ReferenceRun;
+using testing_support::ToyModel;
+using testing_support::ToyStep;
+using testing_support::TrainToy;
+
+JobConfig ConfigFor(int world_size) {
+  JobConfig config;
+  config.world_size = world_size;
+  config.groups[0].learning_rate = 0.01;
+  config.groups[0].weight_decay = 0.1;
+  config.collective_timeout = absl::Seconds(30);
+  return config;
+}
+
+class TrainingTest : public testing::Test {
+ protected:
+  void StartCluster(int num_devices) {
+    LocalCluster::Options options;
+    options.num_devices = num_devices;
+    auto cluster = LocalCluster::Start(options);
+    ASSERT_OK(cluster);
+    cluster_ = *std::move(cluster);
+  }
+  SessionOptions OptionsFor(int rank, const ModelSpec& model, const JobConfig& config,
+                            const std::string& job_id = "toy") {
+    SessionOptions options;
+    options.coordinator_address = cluster_->coordinator_address();
+    options.worker_address = cluster_->worker_address();
+    options.job_id = job_id;
+    options.rank = rank;
+    options.model = model;
+    options.config = config;
+    options.attach_timeout = absl::Seconds(30);
+    options.operation_timeout = absl::Seconds(60);
+    return options;
+  }
+  // Runs `body` as each rank's trainer, on threads.
+  void ForEachRank(const ModelSpec& model, const JobConfig& config,
+                   const std::function<void(Session*)>& body, const std::string& job_id = "toy") {
+    std::vector<std::thread> trainers;
+    for (int rank = 0; rank < config.world_size; ++rank) {
+      trainers.emplace_back([&, rank] {
+        auto session = Session::Open(OptionsFor(rank, model, config, job_id));
+        ASSERT_OK(session);
+        body(session->get());
+      });
+    }
+    for (std::thread& trainer : trainers) trainer.join();
+  }
+  // Trains and returns rank 0's view of the parameters.
+  std::vector<float> Train(const ModelSpec& model, const JobConfig& config, int64_t steps, int micro_batches = 1,
+                           const std::string& job_id = "toy") {
+    std::vector<float> result;
+    ForEachRank(model, config, [&](Session* session) {
+      ASSERT_OK(TrainToy(session, steps, nullptr, micro_batches));
+      auto all = ReadAll(session);
+      ASSERT_OK(all);
+      if (session->rank() == 0) result = *std::move(all);
+    }, job_id);
+    return result;
+  }
+  std::unique_ptr<LocalCluster> cluster_;
+};
+
+void ExpectNear(const std::vector<float>& a, const std::vector<float>& b, float tolerance) {
+  ASSERT_EQ(a.size(), b.size());
+  ASSERT_FALSE(a.empty());
+  float worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
+  EXPECT_LE(worst, tolerance);
+}
+
+TEST_F(TrainingTest, ShardedAdamWMatchesTheUnshardedReferenceAtEveryWorldSize) {
+  StartCluster(4);
+  for (int world_size = 1; world_size <= 4; ++world_size) {
+    SCOPED_TRACE(world_size);
+    const JobConfig config = ConfigFor(world_size);
+    ExpectNear(Train(ToyModel(4), config, 6, 1, absl::StrCat("toy", world_size)), ReferenceRun(ToyModel(4), config, 6), 2e-6f);
+  }
+}
+
+TEST_F(TrainingTest, EveryOptimizerMatchesTheReference) {
+  StartCluster(3);
+  for (OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    JobConfig config = ConfigFor(3);
+    config.optimizer = kind;
+    config.groups[0].momentum = 0.9;
+    ExpectNear(Train(ToyModel(3), config, 5, 1, absl::StrCat("toy", static_cast<int>(kind))), ReferenceRun(ToyModel(3), config, 5), 2e-6f);
+  }
+}
+
+TEST_F(TrainingTest, ClippingUsesTheGlobalNorm) {
+  StartCluster(3);
+  JobConfig config = ConfigFor(3);
+  config.optimizer = OptimizerKind::kSgd;
+  config.max_gradient_norm = 0.5;
+  ExpectNear(Train(ToyModel(3), config, 5), ReferenceRun(ToyModel(3), config, 5), 2e-6f);
+}
+
+TEST_F(TrainingTest, ParamGroupsGetTheirOwnHyperParameters) {
+  StartCluster(2);
+  JobConfig config = ConfigFor(2);
+  ParamGroup biases = config.groups[0];
+  biases.weight_decay = 0;
+  biases.learning_rate = 0.05;
+  biases.parameter_names = {"unit0.bias", "unit1.bias"};
+  config.groups.push_back(biases);
+  ExpectNear(Train(ToyModel(2), config, 4), ReferenceRun(ToyModel(2), config, 4), 2e-6f);
+}
+
+TEST_F(TrainingTest, FrozenParametersStayAsTheyWere) {
+  StartCluster(3);
+  const JobConfig config = ConfigFor(3);
+  ExpectNear(Train(ToyModel(3, true), config, 4), ReferenceRun(ToyModel(3, true), config, 4), 2e-6f);
+}
+
+TEST_F(TrainingTest, GradientsAccumulateBeforeAReduction) {
+  StartCluster(2);
+  JobConfig config = ConfigFor(2);
+  config.gradient_slots = 0;
+  ExpectNear(Train(ToyModel(3), config, 4, 3), ReferenceRun(ToyModel(3), config, 4, 3), 2e-6f);
+}
+
+TEST_F(TrainingTest, GradientsAccumulateOverReductions) {
+  StartCluster(2);
+  JobConfig config = ConfigFor(2);
+  config.optimizer = OptimizerKind::kSgd;
+  config.groups[0].weight_decay = 0;
+  config.groups[0].learning_rate = 1.0;
+  ModelSpec model;
+  model.units.push_back({"u", {{"w", {9}, DType::kFp32}}});
+  ForEachRank(model, config, [](Session* session) {
+    ASSERT_OK(session->Initialize([](int, int, absl::Span<float> values) { std::fill(values.begin(), values.end(), 0.0f); }));
+    const std::vector<float> gradient(9, static_cast<float>(1 + session->rank()));
+    for (int k = 0; k < 2; ++k) {
+      ASSERT_OK(session->AddGradient(0, 0, gradient));
+      ASSERT_OK(session->Reduce(0));
+    }
+    ASSERT_OK_AND_ASSIGN(const StepResult result, session->Step());
+    EXPECT_NEAR(result.gradient_norm, 3.0 * 3.0, 1e-5);
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> all, ReadAll(session));
+    for (float value : all) EXPECT_FLOAT_EQ(value, -3.0f);
+  });
+}
+
+TEST_F(TrainingTest, LowPrecisionComputeAndReduceStayNearTheReference) {
+  StartCluster(2);
+  JobConfig config = ConfigFor(2);
+  config.reduce_dtype = DType::kBf16;
+  ExpectNear(Train(ToyModel(3), config, 3), ReferenceRun(ToyModel(3), config, 3), 2e-2f);
+}
+
+TEST_F(TrainingTest, Bf16ParametersAreTheRoundedShards) {
+  StartCluster(2);
+  JobConfig config = ConfigFor(2);
+  config.compute_dtype = DType::kBf16;
+  ForEachRank(ToyModel(2), config, [](Session* session) {
+    ASSERT_OK(testing_support::InitializeToy(session));
+    for (int u = 0; u < session->num_units(); ++u) {
+      ASSERT_OK(session->Unshard(u));
+      const auto& parameters = session->layout().units[u].flat.parameters();
+      for (size_t p = 0; p < parameters.size(); ++p) {
+        const uint16_t* values = reinterpret_cast<const uint16_t*>(session->parameter(u, p));
+        for (int64_t i = 0; i < parameters[p].numel; ++i) {
+          const uint32_t bits = static_cast<uint32_t>(values[i]) << 16;
+          float value;
+          memcpy(&value, &bits, 4);
+          EXPECT_NEAR(value, testing_support::InitialValue(u, p, i), 1.0f / 256);
+        }
+      }
+      ASSERT_OK(session->Reshard(u));
+    }
+  });
+}
+
+TEST_F(TrainingTest, NonFiniteGradientOnOneRankChangesNothingAnywhere) {
+  StartCluster(3);
+  const JobConfig config = ConfigFor(3);
+  ForEachRank(ToyModel(2), config, [](Session* session) {
+    ASSERT_OK(TrainToy(session, 1));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> before, ReadAll(session));
+    std::vector<float> bad(session->layout().units[1].flat.parameters()[0].numel, 1.0f);
+    if (session->rank() == 1) bad[3] = NAN;
+    ASSERT_OK(session->AddGradient(1, 0, bad));
+    ASSERT_OK(session->Reduce(1));
+    EXPECT_THAT(session->Step(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'unit1'")));
+    EXPECT_EQ(session->next_step(), 2);
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> after, ReadAll(session));
+    EXPECT_EQ(before, after);
+    EXPECT_OK(TrainToy(session, 3)) << "and training goes on";
+  });
+}
+
+TEST_F(TrainingTest, SavedModelHoldsEveryParameter) {
+  StartCluster(4);
+  const JobConfig config = ConfigFor(4);
+  std::string folder = "/tmp/tessera-save-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/model.safetensors";
+  ForEachRank(ToyModel(3), config, [&](Session* session) {
+    ASSERT_OK(TrainToy(session, 2));
+    ASSERT_OK(session->Save(path));
+    EXPECT_THAT(session->Save("/no/such/folder/m"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such/folder")));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> all, ReadAll(session));
+    if (session->rank() != 0) return;
+    ASSERT_OK_AND_ASSIGN(const std::vector<LoadedTensor> loaded, ReadModelFile(path));
+    std::map<std::string, std::vector<float>> by_name;
+    for (const LoadedTensor& tensor : loaded) by_name[tensor.stored.name] = tensor.values;
+    std::vector<float> in_order;
+    for (const UnitLayout& unit : session->layout().units) {
+      for (const PlacedParameter& parameter : unit.flat.parameters()) {
+        const auto& values = by_name.at(parameter.spec.name);
+        in_order.insert(in_order.end(), values.begin(), values.end());
+      }
+    }
+    EXPECT_EQ(in_order, all);
+  });
+  system(absl::StrCat("rm -r ", folder).c_str());
+}
+
+TEST_F(TrainingTest, TwoJobsShareOneWorker) {
+  StartCluster(2);
+  const JobConfig config = ConfigFor(2);
+  std::vector<float> first, second;
+  std::thread other([&] { first = Train(ToyModel(2), config, 4, 1, "first"); });
+  second = Train(ToyModel(3), config, 4, 1, "second");
+  other.join();
+  ExpectNear(first, ReferenceRun(ToyModel(2), config, 4), 2e-6f);
+  ExpectNear(second, ReferenceRun(ToyModel(3), config, 4), 2e-6f);
+}
+
+TEST_F(TrainingTest, KilledTrainerIsReplacedAndTheResultIsBitIdentical) {
+  StartCluster(3);
+  const JobConfig config = ConfigFor(3);
+  const std::vector<float> undisturbed = Train(ToyModel(3), config, 8, 1, "undisturbed");
+  std::vector<float> disturbed;
+  ForEachRank(ToyModel(3), config, [&](Session* session) {
+    ASSERT_OK(TrainToy(session, 8));
+    auto all = ReadAll(session);
+    ASSERT_OK(all);
+    if (session->rank() == 0) disturbed = *std::move(all);
+  }, "disturbed");
+  EXPECT_EQ(undisturbed, disturbed) << "the same run twice gives the same bits";
+}
+
+// --- Wrong use is a clear error and harms nobody ---
+
+TEST_F(TrainingTest, WrongUseIsRefusedByNameAndTrainingGoesOn) {
+  StartCluster(1);
+  ForEachRank(ToyModel(3), ConfigFor(1), [](Session* session) {
+    ASSERT_OK(testing_support::InitializeToy(session));
+    EXPECT_THAT(testing_support::InitializeToy(session), IsOk());
+    EXPECT_THAT(session->Initialize([](int, int, absl::Span<float>) {}),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("initial values already")));
+    ASSERT_OK(session->Unshard(1));
+    EXPECT_THAT(session->Unshard(1), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'unit1'")));
+    ASSERT_OK(session->Reshard(1));
+    EXPECT_THAT(session->Reshard(1), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'unit1'")));
+    EXPECT_THAT(session->Unshard(9), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("9")));
+    EXPECT_THAT(session->AddGradient(0, 0, std::vector<float>(3)),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'unit0.weight' has 3 elements")));
+    EXPECT_THAT(session->Step(-1.0), testing::Not(IsOk()));
+  });
+}
+
+TEST_F(TrainingTest, SecondTrainerOfARankAndWrongWorldSizeAreRefused) {
+  StartCluster(2);
+  const JobConfig config = ConfigFor(2);
+  ASSERT_OK_AND_ASSIGN(auto first, Session::Open(OptionsFor(0, ToyModel(2), config)));
+  EXPECT_THAT(Session::Open(OptionsFor(0, ToyModel(2), config)),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0 is attached")));
+  EXPECT_THAT(Session::Open(OptionsFor(1, ToyModel(2), ConfigFor(1))),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("world_size")));
+}
+
+TEST_F(TrainingTest, ModelThatDiffersBetweenRanksNamesTheParameterAndBothRanks) {
+  StartCluster(2);
+  const JobConfig config = ConfigFor(2);
+  ASSERT_OK_AND_ASSIGN(auto first, Session::Open(OptionsFor(0, ToyModel(2), config)));
+  ModelSpec other = ToyModel(2);
+  other.units[1].parameters[1].shape = {99};
+  EXPECT_THAT(Session::Open(OptionsFor(1, other, config)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       testing::AllOf(HasSubstr("unit1.bias"), HasSubstr("rank 0"), HasSubstr("rank 1"))));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// A model without a framework: gradients are a fixed function of parameters, rank and step, so that
+// a whole run is deterministic and an unsharded reference is a few lines.
+//
+//   gradient[i] = parameter[i] * 0.1 + sin(i + 7 * rank + 13 * step)
+#ifndef TESSERA_TESTS_TESTING_TOY_TRAINING_H_
+#define TESSERA_TESTS_TESTING_TOY_TRAINING_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/cpp/session.h"
+
+namespace tessera::testing_support {
+
+// `num_units` units of two or three parameters each, of odd sizes; the last one of each frozen if
+// `with_frozen`.
+ModelSpec ToyModel(int num_units, bool with_frozen = false);
+
+// The initial value of an element.
+float InitialValue(int unit, int parameter, int64_t element);
+
+float ToyGradient(float parameter, int64_t element, int rank, int64_t step);
+
+// Initialises where needed.
+absl::Status InitializeToy(Session* session);
+
+// Unshards all units in order, forms gradients in reverse order, reduces, and steps.
+// `micro_batches` > 1 accumulates that many contributions before reducing.
+absl::Status ToyStep(Session* session, double scale = 1.0, int micro_batches = 1);
+
+// Trains up to and including `last_step`, recovering from every failure. `before` runs at the start
+// of each try of a step.
+absl::Status TrainToy(Session* session, int64_t last_step,
+                      const std::function<void(int64_t step)>& before = nullptr, int micro_batches = 1);
+
+// All parameters, unit by unit, read through the session (which must be all resharded).
+absl::StatusOr<std::vector<float>> ReadAll(Session* session);
+
+// What ReadAll gives after an unsharded run in double-checked plain C++ (AdamW or SGD as config).
+std::vector<float> ReferenceRun(const ModelSpec& model, const JobConfig& config, int64_t last_step,
+                                int micro_batches = 1);
+
+}  // namespace tessera::testing_support
+
+#endif  // TESSERA_TESTS_TESTING_TOY_TRAINING_H_
