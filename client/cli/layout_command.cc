@@ -1,0 +1,143 @@
+#include "client/cli/layout_command.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "base/status_macros.h"
+#include "client/cli/layout_json.h"
+#include "client/cli/model_spec_json.h"
+#include "layout/layout_dump.h"
+#include "layout/memory_plan.h"
+#include "layout/model_layout.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int64_t kMaxWorldSize = 65536;
+constexpr int64_t kMaxAlignmentBytes = int64_t{1} << 30;
+
+struct Flags {
+  std::string spec_path;
+  int64_t world_size = 1;
+  int64_t parameter_alignment_bytes = LayoutOptions().parameter_alignment_bytes;
+  std::string shard_alignment = std::to_string(LayoutOptions().shard_alignment_bytes);
+  std::string compute_dtype;  // Empty: each unit's own.
+  MemoryOptions memory;
+  bool json = false;
+  bool full = false;
+};
+
+// "element" or a number of bytes; 0 bytes mean one element too.
+bool ParseShardAlignment(const std::string& text, int64_t* alignment_bytes) {
+  if (text == "element") {
+    *alignment_bytes = 0;
+    return true;
+  }
+  return absl::SimpleAtoi(text, alignment_bytes) && *alignment_bytes >= 0 &&
+         *alignment_bytes <= kMaxAlignmentBytes;
+}
+
+std::string CheckShardAlignment(const std::string& text) {
+  int64_t alignment_bytes = 0;
+  if (ParseShardAlignment(text, &alignment_bytes)) return "";
+  return "'" + text + "' is neither \"element\" nor a number of bytes";
+}
+
+std::string CheckComputeDType(const std::string& text) {
+  const absl::StatusOr<DType> dtype = ParseDType(text);
+  if (!dtype.ok()) return std::string(dtype.status().message());
+  return IsFloatingPoint(*dtype) ? "" : text + " is no floating-point type";
+}
+
+absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, const Flags& flags) {
+  LayoutOptions options;
+  options.parameter_alignment_bytes = flags.parameter_alignment_bytes;
+  ParseShardAlignment(flags.shard_alignment, &options.shard_alignment_bytes);
+  ModelLayout layout;
+  layout.world_size = flags.world_size;
+  for (const UnitSpec& unit : model.units) {
+    options.alignment_dtype = unit.parameters.front().dtype;
+    if (!flags.compute_dtype.empty()) {
+      ASSIGN_OR_RETURN(options.alignment_dtype, ParseDType(flags.compute_dtype));
+    }
+    ASSIGN_OR_RETURN(FlatLayout flat, FlatLayout::Create(unit, options));
+    ASSIGN_OR_RETURN(const ShardMap shards, ShardMap::Create(flat, flags.world_size));
+    layout.units.push_back({std::move(flat), shards});
+  }
+  return layout;
+}
+
+absl::Status Run(const Flags& flags, const Console& console) {
+  ASSIGN_OR_RETURN(const ModelSpec model, ReadModelSpecFile(flags.spec_path));
+  ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(model, flags));
+  MemoryOptions memory = flags.memory;
+  memory.compute_dtype = layout.units.front().flat.options().alignment_dtype;
+  if (flags.json) return WriteLayoutJson(layout, memory, console.out);
+  ASSIGN_OR_RETURN(const std::string table, DumpMemory(layout, memory));
+  const DumpOptions all = {/*max_pieces=*/0, /*max_ranks=*/0};
+  for (const UnitLayout& unit : layout.units) {
+    *console.out << DumpUnit(unit, flags.full ? all : DumpOptions());
+  }
+  *console.out << table;
+  return absl::OkStatus();
+}
+
+void AddMemoryFlags(CLI::App* command, MemoryOptions* memory) {
+  constexpr int64_t kMaxCount = 1024;
+  command
+      ->add_option("--optimizer-states", memory->optimizer_states,
+                   "values an element: AdamW 2, SGD with momentum 1, SGD 0")
+      ->check(CLI::Range(int64_t{0}, kMaxCount))
+      ->capture_default_str();
+  command
+      ->add_option("--max-gathered-units", memory->max_gathered_units,
+                   "unsharded at once beside the root")
+      ->check(CLI::Range(int64_t{0}, kMaxCount))
+      ->capture_default_str();
+  command
+      ->add_option("--gradient-slots", memory->gradient_slots,
+                   "unsharded gradients beside the root's; 0: of every unit")
+      ->check(CLI::Range(int64_t{0}, kMaxCount))
+      ->capture_default_str();
+  command->add_option("--ranks-per-host", memory->ranks_per_host, "0: all ranks are on one host")
+      ->check(CLI::Range(int64_t{0}, kMaxWorldSize))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void RegisterLayoutCommand(CLI::App* app, RunCommand* selected) {
+  CLI::App* command =
+      app->add_subcommand("layout", "draw how a model is cut into shards; needs no server");
+  auto flags = std::make_shared<Flags>();
+  command->add_option("--spec", flags->spec_path, "JSON file with the model's units")->required();
+  command->add_option("--world-size", flags->world_size, "number of ranks")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, kMaxWorldSize));
+  command
+      ->add_option("--param-alignment", flags->parameter_alignment_bytes,
+                   "bytes; where parameters start; 0: no padding between them")
+      ->check(CLI::Range(int64_t{0}, kMaxAlignmentBytes))
+      ->capture_default_str();
+  command
+      ->add_option("--shard-alignment", flags->shard_alignment,
+                   "bytes, or \"element\"; where the ranks' slices start")
+      ->check(CheckShardAlignment)
+      ->capture_default_str();
+  command
+      ->add_option("--compute-dtype", flags->compute_dtype,
+                   "in which alignments are counted; default: each unit's own")
+      ->check(CheckComputeDType);
+  AddMemoryFlags(command, &flags->memory);
+  command->add_flag("--json", flags->json, "print JSON");
+  command->add_flag("--full", flags->full, "draw every piece of every rank");
+  command->callback(
+      [flags, selected] { *selected = [flags](const Console& c) { return Run(*flags, c); }; });
+}
+
+}  // namespace tessera::cli

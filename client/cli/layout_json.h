@@ -1,0 +1,30 @@
+// A layout as JSON, for programs:
+//
+//   {"world_size": 2, "layout_digest": "b1c2...", "units": [
+//     {"name": "mlp", "dtype": "fp32", "unpadded_numel": 81, "padded_numel": 86, "shard_numel": 43,
+//      "shared": [{"name": "head", "shared_with": "embed"}],
+//      "ranks": [{"rank": 0, "padding_elements": 3, "parameters": [
+//        {"name": "w", "in_shard": true, "offset_in_shard": 0, "numel_in_shard": 21,
+//         "intra_param_start": 0, "intra_param_end": 20}]}]}],
+//    "memory": {"FULL_SHARD": {"parameter_bytes": 172, ...}, ...}}
+//
+// `intra_param_end` is inclusive. Where `in_shard` is false the four numbers are null.
+#ifndef TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
+#define TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
+
+#include <ostream>
+
+#include "absl/status/status.h"
+#include "layout/memory_plan.h"
+#include "layout/model_layout.h"
+
+namespace tessera::cli {
+
+// Writes rank by rank, so that large models and worlds need no memory for the whole text.
+// Errors: InvalidArgument  as PlanMemory; nothing is written then.
+absl::Status WriteLayoutJson(const ModelLayout& layout, const MemoryOptions& memory,
+                             std::ostream* out);
+
+}  // namespace tessera::cli
+
+#endif  // TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
