@@ -1,0 +1,135 @@
+// What is special to the SQLite back-end: damage, versions, full disks, a second process.
+#include "coordinator/storage/sqlite_journal.h"
+
+#include <sqlite3.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+class SqliteJournalTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = absl::StrCat(::testing::TempDir(), "/",
+                         ::testing::UnitTest::GetInstance()->current_test_info()->name(), ".db");
+    std::remove(path_.c_str());
+  }
+  absl::StatusOr<std::unique_ptr<SqliteJournal>> Open(int64_t max_pages = 0) {
+    SqliteJournal::Options options;
+    options.path = path_;
+    options.max_pages = max_pages;
+    return SqliteJournal::Open(options);
+  }
+  absl::Status Append(SqliteJournal* journal, const std::string& key, const std::string& value) {
+    return journal->Append({{JournalChange::Kind::kPut, key, value}}, Durability::kPowerLoss);
+  }
+  void WriteTwoRows() {
+    ASSERT_OK_AND_ASSIGN(auto journal, Open());
+    ASSERT_OK(Append(journal.get(), "first", "1"));
+    ASSERT_OK(Append(journal.get(), "second", "2"));
+  }
+  // Runs SQL behind the journal's back.
+  void Tamper(const std::string& sql) {
+    sqlite3* db = nullptr;
+    ASSERT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);
+    char* error = nullptr;
+    EXPECT_EQ(sqlite3_exec(db, sql.c_str(), nullptr, nullptr, &error), SQLITE_OK) << error;
+    sqlite3_close(db);
+  }
+
+  std::string path_;
+};
+
+TEST_F(SqliteJournalTest, DamagedRowIsNamed) {
+  WriteTwoRows();
+  Tamper("UPDATE rows SET value = x'00' WHERE key = 'second'");
+  ASSERT_OK_AND_ASSIGN(auto journal, Open());
+  EXPECT_THAT(journal->ReadAll(), StatusIs(absl::StatusCode::kDataLoss,
+                                           AllOf(HasSubstr("'second'"), HasSubstr(path_))));
+}
+
+TEST_F(SqliteJournalTest, RowUnderAnotherKeyIsDamageToo) {
+  WriteTwoRows();
+  Tamper("UPDATE rows SET key = 'third' WHERE key = 'second'");
+  ASSERT_OK_AND_ASSIGN(auto journal, Open());
+  EXPECT_THAT(journal->ReadAll(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("'third'")));
+}
+
+TEST_F(SqliteJournalTest, NewerVersionIsRefusedNamingBothAndLeftAsItIs) {
+  WriteTwoRows();
+  Tamper("PRAGMA user_version=99");
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 AllOf(HasSubstr("version 99"), HasSubstr("up to version 1"))));
+  }
+  Tamper("PRAGMA user_version=1");
+  ASSERT_OK_AND_ASSIGN(auto journal, Open());
+  EXPECT_THAT(*journal->ReadAll(), SizeIs(2));
+}
+
+TEST_F(SqliteJournalTest, FileOfAnotherProgramIsRefused) {
+  Tamper("CREATE TABLE precious(x); INSERT INTO precious VALUES(1)");
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                               HasSubstr("belongs to another program")));
+}
+
+TEST_F(SqliteJournalTest, FileThatIsNoDatabaseIsRefused) {
+  std::ofstream(path_) << std::string(8192, 'x');
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(path_)));
+}
+
+TEST_F(SqliteJournalTest, PathThatCannotBeWrittenIsRefused) {
+  path_ = "/nonexistent-folder/journal.db";
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(path_)));
+  path_ = ::testing::TempDir();  // A folder.
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(path_)));
+}
+
+TEST_F(SqliteJournalTest, ReadOnlyFileIsRefused) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
+  WriteTwoRows();
+  ASSERT_EQ(chmod(path_.c_str(), 0444), 0);
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(path_)));
+}
+
+TEST_F(SqliteJournalTest, SecondProcessIsRefused) {
+  ASSERT_OK_AND_ASSIGN(auto journal, Open());
+  ASSERT_OK(Append(journal.get(), "k", "v"));
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                               HasSubstr("another process holds the journal")));
+}
+
+TEST_F(SqliteJournalTest, FullDiskRefusesTheWholeBatchAndKeepsTheRest) {
+  ASSERT_OK_AND_ASSIGN(auto journal, Open(/*max_pages=*/16));
+  ASSERT_OK(Append(journal.get(), "before", "1"));
+  const std::vector<JournalChange> batch = {
+      {JournalChange::Kind::kPut, "small", "2"},
+      {JournalChange::Kind::kPut, "large", std::string(1 << 20, 'x')}};
+  EXPECT_THAT(journal->Append(batch, Durability::kPowerLoss),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("full")));
+  EXPECT_THAT(*journal->ReadAll(), SizeIs(1));
+  EXPECT_OK(Append(journal.get(), "after", "3"));
+  journal.reset();
+  ASSERT_OK_AND_ASSIGN(journal, Open());
+  EXPECT_THAT(*journal->ReadAll(), SizeIs(2));
+}
+
+TEST_F(SqliteJournalTest, ChecksumCoversKeyAndValueApart) {
+  EXPECT_NE(RowChecksum("ab", "c"), RowChecksum("a", "bc"));
+  EXPECT_EQ(RowChecksum("", ""), 0xcbf29ce484222325u * 0x100000001b3u);  // One zero byte.
+}
+
+}  // namespace
+}  // namespace tessera::coordinator
