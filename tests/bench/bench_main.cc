@@ -19,7 +19,7 @@ struct Flags {
   int64_t mebibytes = 64;
   int64_t parameters = 32 << 20;
   std::vector<int> sizes = {2, 4, 8};
-  std::vector<std::string> only = {"collectives", "optimizer", "round-trip"};
+  std::vector<std::string> only = {"collectives", "optimizer", "fused", "round-trip"};
   std::string json;
 };
 
@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({2, 4, 8}))
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--only", flags.only, "collectives, optimizer, round-trip")->delimiter(',');
+  app.add_option("--only", flags.only, "collectives, optimizer, fused, round-trip")->delimiter(',');
   app.add_option("--json", flags.json, "Write the rows to this file");
   CLI11_PARSE(app, argc, argv);
 
@@ -64,6 +64,11 @@ int main(int argc, char** argv) {
   if (Wants(flags, "optimizer")) {
     for (int size : {1, 2}) {
       Append(tessera::bench::BenchOptimizer(size, flags.rounds, flags.parameters), &rows, &ok);
+    }
+  }
+  if (Wants(flags, "fused")) {
+    for (int size : flags.sizes) {
+      Append(tessera::bench::BenchFusedStep(size, flags.rounds, flags.parameters / 2), &rows, &ok);
     }
   }
   if (Wants(flags, "round-trip")) Append(tessera::bench::BenchRoundTrip(flags.rounds), &rows, &ok);

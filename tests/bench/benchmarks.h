@@ -17,6 +17,9 @@ absl::StatusOr<std::vector<Row>> BenchCollectives(int size, int rounds, int64_t 
 // G6: AdamW over this many parameters in all, beside a four-read-three-write loop.
 absl::StatusOr<std::vector<Row>> BenchOptimizer(int size, int rounds, int64_t num_parameters);
 
+// G7: reduction, AdamW and publication in one pass over memory, beside the three in a row.
+absl::StatusOr<std::vector<Row>> BenchFusedStep(int size, int rounds, int64_t num_parameters);
+
 // G8: a round trip through shared memory, beside an empty gRPC call.
 absl::StatusOr<std::vector<Row>> BenchRoundTrip(int rounds);
 

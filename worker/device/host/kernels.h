@@ -2,6 +2,7 @@
 //
 //   ReduceSlices   out[i] (+)= scale * (in[0][i] + in[1][i] + ... + in[N-1][i])
 //   AdamStep       (g, p, m, v) -> (p', m', v') and a published copy of p', in one pass
+//   ReduceAdamStep both of these in one pass
 //   SgdStep        (g, p, b) -> (p', b') and a published copy of p', in one pass
 //
 // Counts are ELEMENTS, pointers need only their element's alignment (128 bytes is fastest).
@@ -22,8 +23,10 @@ namespace host {
 
 // What the finite check and the gradient norm need of a slice. Slices add up: sums add, flags or.
 struct GradientStats {
-  double sum_of_squares = 0;  // Element i is summed in lane i mod 16; then the lanes in order.
-  bool non_finite = false;    // Some element is infinite or not a number.
+  // In double. Of each 2048 elements, element i goes to lane i mod 16; the lanes are added in
+  // order, then the blocks: so the bits do not depend on the width of vectors.
+  double sum_of_squares = 0;
+  bool non_finite = false;  // Some element is infinite or not a number.
 };
 
 // Sums the inputs element by element in rank order in fp32, multiplies by `scale`, writes the
@@ -67,6 +70,14 @@ struct AdamParams {
 void AdamStep(const AdamParams& params, int64_t count, const float* gradient, const float* p_in,
               const float* m_in, const float* v_in, float* p_out, float* m_out, float* v_out,
               float* publish_fp32, uint16_t* publish_bf16);
+
+// ReduceSlices into a gradient that never leaves the first-level cache, then AdamStep on it: reads
+// N gradient slices and the state once, writes the state and the published parameters once. The
+// same bits as the two calls. `stats`, if not null, is the measure of the reduced gradient.
+void ReduceAdamStep(absl::Span<const void* const> inputs_by_rank, DType input_dtype, float scale,
+                    const AdamParams& params, int64_t count, const float* p_in, const float* m_in,
+                    const float* v_in, float* p_out, float* m_out, float* v_out,
+                    float* publish_fp32, uint16_t* publish_bf16, GradientStats* stats);
 
 // SGD of PyTorch (no dampening, no Nesterov):
 //

@@ -97,6 +97,13 @@ HWY_INLINE void AdamVector(D d, const AdamFactors& f, const AdamPointers& a, siz
   Publish(d, p, i, a.publish_fp32, a.publish_bf16);
 }
 
+HWY_INLINE void AdamPrefetch(const AdamPointers& a, size_t i) {
+  PrefetchAhead(a.gradient + i);
+  PrefetchAhead(a.p_in + i);
+  PrefetchAhead(a.m_in + i);
+  PrefetchAhead(a.v_in + i);
+}
+
 void Adam(const AdamFactors& factors, const AdamPointers& pointers, size_t count) {
   const AdamFactors f = factors;
   const AdamPointers a = pointers;
@@ -104,6 +111,12 @@ void Adam(const AdamFactors& factors, const AdamPointers& pointers, size_t count
   const OneTag one;
   const size_t n = hn::Lanes(d);
   size_t i = 0;
+  for (; i + 2 * n <= count; i += 2 * n) {
+    AdamPrefetch(a, i);
+    AdamPrefetch(a, i + n);
+    AdamVector(d, f, a, i);
+    AdamVector(d, f, a, i + n);
+  }
   for (; i + n <= count; i += n) AdamVector(d, f, a, i);
   for (; i < count; ++i) AdamVector(one, f, a, i);
 }

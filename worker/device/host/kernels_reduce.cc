@@ -5,6 +5,21 @@
 #include "base/check.h"
 #include "worker/device/host/kernels.h"
 
+#ifndef TESSERA_WORKER_DEVICE_HOST_KERNELS_REDUCE_BLOCK_
+#define TESSERA_WORKER_DEVICE_HOST_KERNELS_REDUCE_BLOCK_
+namespace tessera {
+namespace host {
+namespace {
+
+constexpr size_t kBlockElements = 2048;  // Part of the definition of GradientStats.
+
+inline size_t BlockSize(size_t left) { return left < kBlockElements ? left : kBlockElements; }
+
+}  // namespace
+}  // namespace host
+}  // namespace tessera
+#endif  // TESSERA_WORKER_DEVICE_HOST_KERNELS_REDUCE_BLOCK_
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/device/host/kernels_reduce.cc"
 #include "hwy/foreach_target.h"
@@ -29,24 +44,32 @@ HWY_INLINE void ReduceVector(D d, const void* const* inputs, size_t num_inputs, 
   hn::StoreU(sum, d, output + i);
 }
 
-// Four vectors side by side: a 256-byte run of each input at a time keeps the streams apart.
+template <typename T>
+HWY_INLINE void PrefetchFour(const T* from, size_t lanes) {
+  for (size_t k = 0; k < 4; ++k) PrefetchAhead(from + k * lanes);
+}
+
+// Four vectors side by side: a run of lines of each input at a time keeps the streams apart.
 template <typename T, class D>
 HWY_INLINE void ReduceFourVectors(D d, const void* const* inputs, size_t num_inputs, size_t i,
                                   hn::Vec<D> scale, bool accumulate, float* output) {
   const size_t n = hn::Lanes(d);
   const T* first = static_cast<const T*>(inputs[0]) + i;
+  PrefetchFour(first, n);
   auto s0 = LoadFloat(d, first);
   auto s1 = LoadFloat(d, first + n);
   auto s2 = LoadFloat(d, first + 2 * n);
   auto s3 = LoadFloat(d, first + 3 * n);
   for (size_t r = 1; r < num_inputs; ++r) {
     const T* next = static_cast<const T*>(inputs[r]) + i;
+    PrefetchFour(next, n);
     s0 = hn::Add(s0, LoadFloat(d, next));
     s1 = hn::Add(s1, LoadFloat(d, next + n));
     s2 = hn::Add(s2, LoadFloat(d, next + 2 * n));
     s3 = hn::Add(s3, LoadFloat(d, next + 3 * n));
   }
   float* out = output + i;
+  PrefetchFour(out, n);
   s0 = hn::Mul(s0, scale);
   s1 = hn::Mul(s1, scale);
   s2 = hn::Mul(s2, scale);
@@ -85,16 +108,15 @@ HWY_INLINE void ReduceRange(const void* const* inputs, size_t num_inputs, size_t
 
 // Measures each block while it is still in the first-level cache.
 template <typename T>
-HWY_INLINE void ReduceAndMeasure(const void* const* inputs, size_t num_inputs, size_t count,
-                                 float scale, bool accumulate, float* output, double* squares) {
-  constexpr size_t kBlockElements = 2048;
-  SquareSums sums;
+HWY_INLINE double ReduceAndMeasure(const void* const* inputs, size_t num_inputs, size_t count,
+                                   float scale, bool accumulate, float* output) {
+  double squares = 0;
   for (size_t begin = 0; begin < count; begin += kBlockElements) {
-    const size_t end = count - begin < kBlockElements ? count : begin + kBlockElements;
+    const size_t end = begin + BlockSize(count - begin);
     ReduceRange<T>(inputs, num_inputs, begin, end, scale, accumulate, output);
-    sums.Add(output + begin, end - begin);
+    squares += SquaresOfBlock(output + begin, end - begin);
   }
-  *squares = sums.Total();
+  return squares;
 }
 
 template <typename T>
@@ -103,7 +125,7 @@ HWY_INLINE void ReduceAs(const void* const* inputs, size_t num_inputs, size_t co
   if (squares == nullptr) {
     ReduceRange<T>(inputs, num_inputs, 0, count, scale, accumulate, output);
   } else {
-    ReduceAndMeasure<T>(inputs, num_inputs, count, scale, accumulate, output, squares);
+    *squares = ReduceAndMeasure<T>(inputs, num_inputs, count, scale, accumulate, output);
   }
 }
 
@@ -117,9 +139,11 @@ void Reduce(const void* const* inputs, size_t num_inputs, bool is_bf16, size_t c
 }
 
 double SumOfSquares(const float* values, size_t count) {
-  SquareSums sums;
-  sums.Add(values, count);
-  return sums.Total();
+  double squares = 0;
+  for (size_t begin = 0; begin < count; begin += kBlockElements) {
+    squares += SquaresOfBlock(values + begin, BlockSize(count - begin));
+  }
+  return squares;
 }
 
 void Add(float* dst, const float* src, size_t count) {
