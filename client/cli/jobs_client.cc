@@ -1,0 +1,69 @@
+#include "client/cli/jobs_client.h"
+
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/cli/channel.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/coordinator.grpc.pb.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr char kWho[] = "coordinator";
+
+std::string NewRequestId() {
+  std::random_device random;
+  return absl::StrCat("cli-", absl::Hex(random(), absl::kZeroPad8),
+                      absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8),
+                      absl::Hex(random(), absl::kZeroPad8));
+}
+
+class GrpcJobsClient : public JobsClient {
+ public:
+  GrpcJobsClient(Endpoint endpoint, std::shared_ptr<grpc::Channel> channel)
+      : endpoint_(std::move(endpoint)), stub_(v1::Jobs::NewStub(std::move(channel))) {}
+
+  absl::StatusOr<v1::ListJobsResponse> ListJobs() override {
+    return Call(&v1::Jobs::Stub::ListJobs, v1::ListJobsRequest());
+  }
+
+  absl::StatusOr<v1::Job> GetJob(const std::string& job_id) override {
+    v1::GetJobRequest request;
+    request.set_job_id(job_id);
+    return Call(&v1::Jobs::Stub::GetJob, request);
+  }
+
+  absl::Status DeleteJob(const std::string& job_id) override {
+    v1::DeleteJobRequest request;
+    request.set_request_id(NewRequestId());
+    request.set_job_id(job_id);
+    return Call(&v1::Jobs::Stub::DeleteJob, request).status();
+  }
+
+ private:
+  template <typename Request, typename Reply>
+  absl::StatusOr<Reply> Call(grpc::Status (v1::Jobs::Stub::*method)(grpc::ClientContext*,
+                                                                    const Request&, Reply*),
+                             const Request& request) {
+    grpc::ClientContext context;
+    SetDeadline(endpoint_, &context);
+    Reply reply;
+    RETURN_IF_ERROR(CallStatus((stub_.get()->*method)(&context, request, &reply), kWho, endpoint_));
+    return reply;
+  }
+
+  const Endpoint endpoint_;
+  const std::unique_ptr<v1::Jobs::Stub> stub_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<JobsClient>> JobsClient::Create(const Endpoint& endpoint) {
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenChannel(endpoint));
+  return std::make_unique<GrpcJobsClient>(endpoint, std::move(channel));
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,33 @@
+// The coordinator's Jobs service as commands use it. Thread-safe; no gRPC type shows here.
+//
+// Every error names the coordinator's address. Beside what the service returns:
+//   Unavailable       nothing answers at the address
+//   DeadlineExceeded  no answer within the endpoint's timeout
+#ifndef TESSERA_CLIENT_CLI_JOBS_CLIENT_H_
+#define TESSERA_CLIENT_CLI_JOBS_CLIENT_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/cli/endpoint.h"
+#include "proto/coordinator.pb.h"
+
+namespace tessera::cli {
+
+class JobsClient {
+ public:
+  // Errors: as OpenChannel. Connects at the first call.
+  static absl::StatusOr<std::unique_ptr<JobsClient>> Create(const Endpoint& endpoint);
+  virtual ~JobsClient() = default;
+
+  virtual absl::StatusOr<v1::ListJobsResponse> ListJobs() = 0;
+  // Errors: NotFound  no such job.
+  virtual absl::StatusOr<v1::Job> GetJob(const std::string& job_id) = 0;
+  // Errors: NotFound  no such job.
+  virtual absl::Status DeleteJob(const std::string& job_id) = 0;
+};
+
+}  // namespace tessera::cli
+
+#endif  // TESSERA_CLIENT_CLI_JOBS_CLIENT_H_

@@ -1,0 +1,287 @@
+// `tessera status`, `jobs`, `dump` and `top` against gRPC services in this process.
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "client/cli/cli.h"
+#include "client/cli/fake_server.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Json = nlohmann::json;
+
+class ServerCommandsTest : public testing::Test {
+ protected:
+  // A short path: that of a Unix socket has little room.
+  ServerCommandsTest() : socket_dir_(MakeFolder()), server_(FakeServer::Start(socket_dir_)) {}
+  ~ServerCommandsTest() override {
+    server_.reset();
+    rmdir(socket_dir_.c_str());
+  }
+
+  static std::string MakeFolder() {
+    char path[] = "/tmp/tessera_cli_XXXXXX";
+    return mkdtemp(path);
+  }
+
+  // The command with --coordinator, or with --worker, of the server here.
+  CommandResult AskCoordinator(std::vector<std::string> args) {
+    args.insert(args.end(), {"--coordinator", server_->coordinator_address()});
+    return RunTessera(args);
+  }
+  CommandResult AskWorker(std::vector<std::string> args) {
+    args.insert(args.end(), {"--worker", server_->worker_address()});
+    return RunTessera(args);
+  }
+
+  const std::string socket_dir_;
+  std::unique_ptr<FakeServer> server_;
+};
+
+void PutTwoJobs(FakeServer* server) {
+  server->PutJob(MakeJob());
+  v1::Job waiting;
+  waiting.set_job_id("bert");
+  waiting.set_state(v1::JOB_STATE_WAITING);
+  waiting.set_state_reason("needs 4 devices, 1 is registered");
+  waiting.mutable_config()->set_world_size(4);
+  waiting.mutable_config()->set_strategy(v1::STRATEGY_NO_SHARD);
+  server->PutJob(waiting);
+}
+
+constexpr char kGptRanks[] =
+    "job gpt: RUNNING, epoch 3, step 120, 1 of 2 ranks attached, FULL_SHARD\n"
+    "  rank  worker  device  attached  step  seq  doing             parameters  gradients  "
+    "optimizer  executor\n"
+    "     0  w0           0  yes        121    7  unshard blocks.2     3.0 MiB    2.0 KiB      "
+    "100 B      4711\n"
+    "     1  w1           0  no           -    -                             -          -          "
+    "-         -\n";
+
+TEST_F(ServerCommandsTest, JobsAreListedByName) {
+  PutTwoJobs(server_.get());
+  const CommandResult result = AskCoordinator({"jobs"});
+  EXPECT_EQ(result.exit_code, kExitOk) << result.err;
+  EXPECT_EQ(result.out,
+            "job   state    epoch  step  ranks  attached  strategy    reason\n"
+            "bert  WAITING      0     0      4         0  NO_SHARD    needs 4 devices, 1 is "
+            "registered\n"
+            "gpt   RUNNING      3   120      2         1  FULL_SHARD\n");
+}
+
+TEST_F(ServerCommandsTest, NoJobsIsNoError) {
+  for (const char* command : {"jobs", "status"}) {
+    const CommandResult result = AskCoordinator({command});
+    EXPECT_EQ(result.exit_code, kExitOk);
+    EXPECT_EQ(result.out, "no jobs\n");
+  }
+}
+
+TEST_F(ServerCommandsTest, StatusShowsEveryRankOfEveryJob) {
+  PutTwoJobs(server_.get());
+  const CommandResult result = AskCoordinator({"status"});
+  EXPECT_EQ(result.exit_code, kExitOk) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr(kGptRanks), HasSubstr("job bert: WAITING")));
+}
+
+TEST_F(ServerCommandsTest, StatusOfOneJobShowsOnlyThat) {
+  PutTwoJobs(server_.get());
+  EXPECT_EQ(AskCoordinator({"status", "gpt"}).out, kGptRanks);
+  const CommandResult missing = AskCoordinator({"status", "t5"});
+  EXPECT_EQ(missing.exit_code, kExitFailed);
+  EXPECT_EQ(missing.err, absl::StrCat("tessera: NOT_FOUND: coordinator ",
+                                      server_->coordinator_address(), ": no job 't5'\n"));
+}
+
+TEST_F(ServerCommandsTest, JsonHasTheSameFacts) {
+  PutTwoJobs(server_.get());
+  for (const char* command : {"jobs", "status", "top"}) {
+    const Json json = Json::parse(AskCoordinator({command, "--json"}).out, nullptr, false);
+    ASSERT_FALSE(json.is_discarded());
+    ASSERT_EQ(json["jobs"].size(), 2);
+    const Json& job = json["jobs"][1];
+    EXPECT_EQ(job["job_id"], "gpt");
+    EXPECT_EQ(job["state"], "RUNNING");
+    EXPECT_EQ(job["committed_step"], 120);
+    EXPECT_EQ(job["layout_digest"], "000000000000b1c2");
+    ASSERT_EQ(job["ranks"].size(), 2);
+    EXPECT_EQ(job["ranks"][0]["doing"], "unshard blocks.2");
+    EXPECT_EQ(job["ranks"][0]["attached"], true);
+    EXPECT_EQ(job["ranks"][1]["worker_id"], "w1");
+    EXPECT_EQ(job["ranks"][1]["attached"], false);
+  }
+}
+
+TEST_F(ServerCommandsTest, DeleteRemovesTheJobAndIsToldOnce) {
+  PutTwoJobs(server_.get());
+  const CommandResult first = AskCoordinator({"jobs", "delete", "gpt"});
+  EXPECT_EQ(first.exit_code, kExitOk) << first.err;
+  EXPECT_EQ(first.out, "deleted gpt\n");
+  EXPECT_THAT(AskCoordinator({"jobs"}).out, Not(HasSubstr("gpt")));
+  const CommandResult second = AskCoordinator({"jobs", "delete", "gpt"});
+  EXPECT_EQ(second.exit_code, kExitFailed);
+  EXPECT_THAT(second.err, HasSubstr("NOT_FOUND"));
+  const std::vector<std::string> ids = server_->delete_request_ids();
+  ASSERT_EQ(ids.size(), 2);
+  EXPECT_NE(ids[0], ids[1]);
+  EXPECT_EQ(Json::parse(AskCoordinator({"jobs", "--json", "delete", "bert"}).out)["deleted"],
+            "bert");
+}
+
+TEST_F(ServerCommandsTest, WorkerStatusListsItsRanks) {
+  v1::WorkerStatusResponse worker;
+  worker.set_worker_id("w0");
+  worker.set_num_devices(2);
+  v1::JobProgress* progress = worker.add_jobs();
+  progress->set_job_id("gpt");
+  progress->set_epoch(3);
+  (*progress->mutable_ranks())[0] = MakeJob().ranks().at(0);
+  server_->SetWorker(worker);
+  const CommandResult result = AskWorker({"status"});
+  EXPECT_EQ(result.exit_code, kExitOk) << result.err;
+  EXPECT_EQ(result.out,
+            "worker w0: 2 devices, NOT connected\n"
+            "job gpt: epoch 3, 1 ranks here\n"
+            "  rank  attached  step  seq  doing             parameters  gradients  optimizer  "
+            "executor\n"
+            "     0  yes        121    7  unshard blocks.2     3.0 MiB    2.0 KiB      100 B      "
+            "4711\n");
+  const Json json = Json::parse(AskWorker({"status", "--json"}).out, nullptr, false);
+  EXPECT_EQ(json["worker_id"], "w0");
+  EXPECT_EQ(json["coordinator_connected"], false);
+  EXPECT_EQ(json["jobs"][0]["ranks"][0]["step"], 121);
+}
+
+TEST_F(ServerCommandsTest, DumpOfARankIsItsFlightRecord) {
+  v1::DumpRankResponse dump;
+  dump.set_text("1 unshard root\n2 reduce root\x1b[2J");
+  dump.set_json("{\"records\": [1, 2]}");
+  server_->SetDump(dump);
+  EXPECT_EQ(AskWorker({"dump", "gpt", "--rank", "0"}).out, "1 unshard root\n2 reduce root?[2J\n");
+  const CommandResult json = AskWorker({"dump", "gpt", "--rank", "0", "--json"});
+  EXPECT_EQ(Json::parse(json.out)["records"].size(), 2);
+  const CommandResult missing = AskWorker({"dump", "gpt", "--rank", "1"});
+  EXPECT_EQ(missing.exit_code, kExitFailed);
+  EXPECT_THAT(missing.err, AllOf(HasSubstr("NOT_FOUND"), HasSubstr(server_->worker_address())));
+}
+
+TEST_F(ServerCommandsTest, DumpThatIsNotJsonIsAnError) {
+  v1::DumpRankResponse dump;
+  dump.set_json("{");
+  server_->SetDump(dump);
+  const CommandResult result = AskWorker({"dump", "gpt", "--rank", "0", "--json"});
+  EXPECT_EQ(result.exit_code, kExitFailed);
+  EXPECT_THAT(result.err, HasSubstr("not JSON"));
+}
+
+TEST_F(ServerCommandsTest, DumpOfAJobHoldsItsConfigAndModel) {
+  server_->PutJob(MakeJob());
+  const CommandResult text = AskCoordinator({"dump", "gpt"});
+  EXPECT_EQ(text.exit_code, kExitOk) << text.err;
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr("strategy: STRATEGY_FULL_SHARD"), HasSubstr("name: \"root\"")));
+  const Json json = Json::parse(AskCoordinator({"dump", "gpt", "--json"}).out, nullptr, false);
+  EXPECT_EQ(json["config"]["world_size"], 2);
+  EXPECT_EQ(json["model"]["units"][0]["name"], "root");
+}
+
+TEST_F(ServerCommandsTest, TopInAPipeIsOneFrameWithoutEscapes) {
+  server_->PutJob(MakeJob());
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{"top"}, std::vector<std::string>{"top", "--once"}}) {
+    const CommandResult result = AskCoordinator(args);
+    EXPECT_EQ(result.exit_code, kExitOk) << result.err;
+    EXPECT_THAT(result.out, AllOf(HasSubstr(server_->coordinator_address()), HasSubstr("1 job\n"),
+                                  HasSubstr(kGptRanks), Not(HasSubstr("\x1b"))));
+  }
+}
+
+TEST_F(ServerCommandsTest, ControlCharactersOfAServerDoNotReachTheTerminal) {
+  v1::Job job = MakeJob();
+  job.set_job_id("\x1b[2J");
+  job.set_state_reason("\x1b]0;title\x07");
+  (*job.mutable_ranks())[0].set_doing("a\nb");
+  server_->PutJob(job);
+  for (const char* command : {"status", "jobs", "top"}) {
+    const CommandResult result = AskCoordinator({command});
+    EXPECT_EQ(result.out.find_first_of("\x1b\x07"), std::string::npos);
+  }
+  EXPECT_THAT(AskCoordinator({"status"}).out, HasSubstr("a?b"));
+}
+
+TEST_F(ServerCommandsTest, UnreachableServerIsOneLineThatNamesTheAddress) {
+  const std::string coordinator = server_->coordinator_address();
+  const std::string worker = server_->worker_address();
+  server_.reset();
+  const std::vector<std::vector<std::string>> commands = {
+      {"jobs", "--coordinator", coordinator},
+      {"jobs", "delete", "gpt", "--coordinator", coordinator},
+      {"status", "--coordinator", coordinator},
+      {"top", "--coordinator", coordinator},
+      {"dump", "gpt", "--coordinator", coordinator},
+      {"status", "--worker", worker},
+      {"dump", "gpt", "--rank", "0", "--worker", worker},
+  };
+  for (const std::vector<std::string>& args : commands) {
+    SCOPED_TRACE(testing::PrintToString(args));
+    const CommandResult result = RunTessera(args);
+    EXPECT_EQ(result.exit_code, kExitFailed);
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(result.err, AllOf(HasSubstr("UNAVAILABLE"), HasSubstr(args.back())));
+    EXPECT_EQ(result.err.find('\n'), result.err.size() - 1);
+  }
+}
+
+TEST_F(ServerCommandsTest, TlsFileThatIsMissingIsNamed) {
+  const CommandResult result =
+      AskCoordinator({"jobs", "--tls-cert", "/nonexistent.crt", "--tls-key", "/nonexistent.key",
+                      "--tls-ca", "/nonexistent.ca"});
+  EXPECT_EQ(result.exit_code, kExitFailed);
+  EXPECT_THAT(result.err, HasSubstr("/nonexistent.ca"));
+}
+
+TEST(ServerCommandsUsageTest, WrongUsageIsExitCodeTwoAndOneLine) {
+  const std::vector<std::vector<std::string>> wrong = {
+      {"jobs"},
+      {"status"},
+      {"top"},
+      {"dump", "gpt"},
+      {"dump", "--coordinator", "h:1"},
+      {"jobs", "delete", "--coordinator", "h:1"},
+      {"jobs", "--coordinator", "host"},
+      {"jobs", "--coordinator", "host:0"},
+      {"jobs", "--coordinator", "host:65536"},
+      {"jobs", "--coordinator", ":7070"},
+      {"jobs", "--coordinator", "h:1", "--timeout", "soon"},
+      {"jobs", "--coordinator", "h:1", "--timeout", "-1s"},
+      {"jobs", "--coordinator", "h:1", "--tls-cert", "a.pem"},
+      {"status", "--worker", "/run/worker.sock"},
+      {"status", "--worker", "unix:"},
+      {"status", "--worker", "unix:/w.sock", "--coordinator", "h:1"},
+      {"status", "gpt", "--worker", "unix:/w.sock"},
+      {"dump", "gpt", "--worker", "unix:/w.sock"},
+      {"dump", "gpt", "--coordinator", "h:1", "--rank", "0"},
+      {"dump", "gpt", "--worker", "unix:/w.sock", "--rank", "-1"},
+  };
+  for (const std::vector<std::string>& args : wrong) {
+    SCOPED_TRACE(testing::PrintToString(args));
+    const CommandResult result = RunTessera(args);
+    EXPECT_EQ(result.exit_code, kExitUsage);
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(result.err, HasSubstr("tessera: "));
+    EXPECT_EQ(result.err.find('\n'), result.err.size() - 1);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli

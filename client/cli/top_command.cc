@@ -1,0 +1,99 @@
+#include "client/cli/top_command.h"
+
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "client/cli/endpoint_flags.h"
+#include "client/cli/job_view.h"
+#include "client/cli/jobs_client.h"
+#include "client/cli/live_screen.h"
+#include "client/cli/top_view.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Flags {
+  EndpointFlags endpoint;
+  bool once = false;
+  bool json = false;
+};
+
+// Holds SIGINT, SIGTERM and SIGHUP back from this thread and from those that it starts, so that
+// they end a wait and the screen is restored.
+class EndingSignals {
+ public:
+  EndingSignals() {
+    sigemptyset(&signals_);
+    for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals_, signal);
+    pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+  }
+  ~EndingSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  EndingSignals(const EndingSignals&) = delete;
+  EndingSignals& operator=(const EndingSignals&) = delete;
+
+  // Waits for `duration`; false as soon as a signal came.
+  bool Wait(absl::Duration duration) const {
+    const timespec timeout = absl::ToTimespec(duration);
+    int signal = 0;
+    do {
+      signal = sigtimedwait(&signals_, nullptr, &timeout);
+    } while (signal < 0 && errno == EINTR);
+    return signal < 0;
+  }
+
+ private:
+  sigset_t signals_;
+  sigset_t before_;
+};
+
+int TerminalRows() {
+  winsize size = {};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_row : 0;
+}
+
+absl::Status PrintOnce(const Flags& flags, JobsClient* client, const Console& console) {
+  ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, client->ListJobs());
+  TopView view(flags.endpoint.Coordinator().address);
+  *console.out << (flags.json ? JobsJson(jobs) : view.Frame(jobs, absl::Now()));
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Flags& flags, const Console& console) {
+  // Before gRPC starts its threads.
+  const bool is_live = console.out_is_terminal && !flags.once && !flags.json;
+  std::unique_ptr<EndingSignals> signals;
+  if (is_live) signals = std::make_unique<EndingSignals>();
+  ASSIGN_OR_RETURN(const auto client, JobsClient::Create(flags.endpoint.Coordinator()));
+  if (!is_live) return PrintOnce(flags, client.get(), console);
+  TopView view(flags.endpoint.Coordinator().address);
+  const auto next_frame = [&]() -> absl::StatusOr<std::string> {
+    ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, client->ListJobs());
+    return CropFrame(view.Frame(jobs, absl::Now()), TerminalRows() - 1);
+  };
+  return RunLive(
+      next_frame, [&] { return signals->Wait(absl::Seconds(1)); }, console.out);
+}
+
+}  // namespace
+
+void RegisterTopCommand(CLI::App* app, RunCommand* selected) {
+  CLI::App* command = app->add_subcommand("top", "live view of all jobs and ranks");
+  auto flags = std::make_shared<Flags>();
+  flags->endpoint.AddCoordinator(command, /*required=*/true);
+  flags->endpoint.AddTimeout(command);
+  command->add_flag("--once", flags->once, "print one frame and end");
+  command->add_flag("--json", flags->json, "print one frame as JSON");
+  command->callback(
+      [flags, selected] { *selected = [flags](const Console& c) { return Run(*flags, c); }; });
+}
+
+}  // namespace tessera::cli
