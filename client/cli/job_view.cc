@@ -96,7 +96,9 @@ std::string WorkerText(const v1::WorkerStatusResponse& worker) {
       table.AddRow(Joined({absl::StrCat(row.rank)}, StatusCells(row.status)));
     }
     absl::StrAppend(&text, "job ", Printable(progress.job_id()), ": epoch ", progress.epoch(), ", ",
-                    progress.ranks_size(), " ranks here\n", table.Render("  "));
+                    progress.ranks_size(),
+                    progress.ranks_size() == 1 ? " rank here\n" : " ranks here\n",
+                    table.Render("  "));
   }
   return text;
 }

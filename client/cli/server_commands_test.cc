@@ -92,6 +92,7 @@ TEST_F(ServerCommandsTest, StatusShowsEveryRankOfEveryJob) {
   const CommandResult result = AskCoordinator({"status"});
   EXPECT_EQ(result.exit_code, kExitOk) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr(kGptRanks), HasSubstr("job bert: WAITING")));
+  EXPECT_LT(result.out.find("job bert"), result.out.find("job gpt"));
 }
 
 TEST_F(ServerCommandsTest, StatusOfOneJobShowsOnlyThat) {
@@ -151,7 +152,7 @@ TEST_F(ServerCommandsTest, WorkerStatusListsItsRanks) {
   EXPECT_EQ(result.exit_code, kExitOk) << result.err;
   EXPECT_EQ(result.out,
             "worker w0: 2 devices, NOT connected\n"
-            "job gpt: epoch 3, 1 ranks here\n"
+            "job gpt: epoch 3, 1 rank here\n"
             "  rank  attached  step  seq  doing             parameters  gradients  optimizer  "
             "executor\n"
             "     0  yes        121    7  unshard blocks.2     3.0 MiB    2.0 KiB      100 B      "

@@ -6,6 +6,7 @@
 #include "CLI/CLI.hpp"
 #include "base/status_macros.h"
 #include "client/cli/endpoint_flags.h"
+#include "client/cli/job_ranks.h"
 #include "client/cli/job_view.h"
 #include "client/cli/jobs_client.h"
 #include "client/cli/worker_client.h"
@@ -39,8 +40,8 @@ absl::Status ShowJobs(const Flags& flags, const Console& console) {
     return absl::OkStatus();
   }
   if (jobs.jobs().empty()) *console.out << JobsTable(jobs);
-  for (const v1::Job& job : jobs.jobs()) {
-    *console.out << JobHeadline(job) << "\n" << RanksTable(job);
+  for (const v1::Job* job : SortedJobs(jobs)) {
+    *console.out << JobHeadline(*job) << "\n" << RanksTable(*job);
   }
   return absl::OkStatus();
 }
