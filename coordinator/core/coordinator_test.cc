@@ -296,6 +296,23 @@ TEST_F(CoordinatorTest, RollbackLeavesTheStateAndATickTriesAgain) {
   EXPECT_EQ(Count<PrepareEpoch>(), 2);
 }
 
+TEST_F(CoordinatorTest, NothingIsReleasedWhileAMismatchWaitsForTheJournal) {
+  StartTwoRanks();
+  OrderAnnouncement event{kJob, Epoch(1), Rank(0), {Step(1), 0}, {"unshard", UnitId(0)}};
+  Effects effects;
+  ASSERT_OK(core_.Announce(Life("a"), event, now_, &effects));
+  core_.Accept();
+  event.rank = Rank(1);
+  event.entry.operation = "reduce";
+  ASSERT_OK(core_.Announce(Life("b"), event, now_, &effects));
+  core_.Rollback();
+  event.entry.operation = "unshard";
+  ASSERT_OK(Run([&](Effects* e) { return core_.Announce(Life("b"), event, now_, e); }));
+  EXPECT_EQ(Count<OrderRelease>(), 0);
+  EXPECT_EQ(Count<OrderMismatch>(), 2);
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+}
+
 TEST_F(CoordinatorTest, RetriedCreateGetsTheFirstReplyAlsoAfterARestart) {
   ASSERT_OK_AND_ASSIGN(const JobView first, Create("r1", 1));
   ASSERT_OK(Register("a", 1));

@@ -64,26 +64,48 @@ OrderVerdict OrderValidator::Announce(Rank rank, const OrderPosition& position,
                                       const OrderEntry& entry) {
   TESSERA_CHECK(rank.value() >= 0 && rank.value() < world_size_);
   TESSERA_CHECK(position.sequence >= 0 && position.sequence < kMaxSequence);
+  return Latched([&] { return DoAnnounce(rank, position, entry); });
+}
+
+OrderVerdict OrderValidator::Progress(Rank rank, const OrderPosition& position) {
+  return Latched([&] { return DoProgress(rank, position); });
+}
+
+OrderVerdict OrderValidator::Latched(absl::FunctionRef<OrderVerdict()> judge) {
+  if (mismatch_.has_value()) return *mismatch_;
+  OrderVerdict verdict = judge();
+  if (verdict.mismatch.has_value()) mismatch_ = verdict;
+  return verdict;
+}
+
+OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position,
+                                        const OrderEntry& entry) {
   Withdraw(rank);
   const Recorded* recorded = RecordAt(position.sequence);
   const bool is_new = pending_.count(position) == 0;
   if (recorded != nullptr && recorded->entry == entry && is_new) {
     // By the record, or a repeat whose release was lost.
-    OrderVerdict verdict = Progress(rank, position);
+    OrderVerdict verdict = DoProgress(rank, position);
     if (!verdict.mismatch) {
       verdict.released = {rank};
       verdict.position = position;
     }
     return verdict;
   }
+  if (recorded != nullptr && recorded->step == position.step && recorded->entry != entry) {
+    const Rank other(rank.value() == 0 && world_size_ > 1 ? 1 : 0);
+    return Mismatch(position, rank, absl::StrCat("is about to ", DescribeEntry(entry, *spec_)),
+                    other,
+                    absl::StrCat("agreed with all to ", DescribeEntry(recorded->entry, *spec_)));
+  }
   Announced& announced = pending_[position];
   announced.emplace(rank, entry);
   waiting_at_[rank] = position;
-  const auto& [first_rank, first_entry] = *announced.begin();
-  if (first_entry != entry || announced.rbegin()->second != entry) {
-    const auto& other = first_entry != entry ? *announced.begin() : *announced.rbegin();
-    return Mismatch(position, other.first,
-                    absl::StrCat("is about to ", DescribeEntry(other.second, *spec_)), rank,
+  for (const auto& [other, other_entry] : {*announced.begin(), *announced.rbegin()}) {
+    // All but this rank's are equal, so that one of the two is another's if there is another.
+    if (other_entry == entry) continue;
+    return Mismatch(position, other,
+                    absl::StrCat("is about to ", DescribeEntry(other_entry, *spec_)), rank,
                     absl::StrCat("is about to ", DescribeEntry(entry, *spec_)));
   }
   if (static_cast<int64_t>(announced.size()) == world_size_) return Agree(position);
@@ -93,7 +115,7 @@ OrderVerdict OrderValidator::Announce(Rank rank, const OrderPosition& position,
       if (verdict.mismatch) return verdict;
     }
   }
-  return Progress(rank, position);
+  return DoProgress(rank, position);
 }
 
 OrderVerdict OrderValidator::Agree(const OrderPosition& position) {
@@ -113,7 +135,7 @@ OrderVerdict OrderValidator::Agree(const OrderPosition& position) {
   return verdict;
 }
 
-OrderVerdict OrderValidator::Progress(Rank rank, const OrderPosition& position) {
+OrderVerdict OrderValidator::DoProgress(Rank rank, const OrderPosition& position) {
   OrderPosition& progress = progress_[rank.value()];
   if (!(progress < position)) return {};
   progress = position;

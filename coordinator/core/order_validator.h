@@ -10,7 +10,9 @@
 //                       its record
 //
 // A position is (step, sequence): `sequence` counts the operations that a rank issued before it in
-// the step. Nothing here times out; a rank that reports no progress keeps the others waiting.
+// the step. After a mismatch nothing is released any more: each call returns it again, until a new
+// epoch has a validator of its own. Nothing here times out; a rank that reports no progress keeps
+// the others waiting.
 #ifndef TESSERA_COORDINATOR_CORE_ORDER_VALIDATOR_H_
 #define TESSERA_COORDINATOR_CORE_ORDER_VALIDATOR_H_
 
@@ -20,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "coordinator/core/types.h"
 
 namespace tessera::coordinator {
@@ -59,6 +62,9 @@ class OrderValidator {
   };
   using Announced = std::map<Rank, OrderEntry>;
 
+  OrderVerdict Latched(absl::FunctionRef<OrderVerdict()> judge);
+  OrderVerdict DoAnnounce(Rank rank, const OrderPosition& position, const OrderEntry& entry);
+  OrderVerdict DoProgress(Rank rank, const OrderPosition& position);
   const Recorded* RecordAt(int64_t sequence) const;
   void Withdraw(Rank rank);
   OrderVerdict Agree(const OrderPosition& position);
@@ -74,7 +80,8 @@ class OrderValidator {
   std::vector<std::optional<Recorded>> record_;  // By sequence; nullopt: lost in a restart.
   std::map<OrderPosition, Announced> pending_;
   std::map<Rank, OrderPosition> waiting_at_;
-  std::vector<OrderPosition> progress_;  // By rank: nothing before it is still to be issued.
+  std::optional<OrderVerdict> mismatch_;  // The first.
+  std::vector<OrderPosition> progress_;   // By rank: nothing before it is still to be issued.
 };
 
 // "unshard unit 'blocks.2' (parameters a, b, c and 3 more; bf16, 4096 elements)".

@@ -86,6 +86,22 @@ TEST_F(OrderValidatorTest, RepeatedAnnouncementIsReleasedAgain) {
   EXPECT_THAT(order_.Announce(Rank(0), At(1, 3), Entry("reduce", 0)).released, IsEmpty());
 }
 
+TEST_F(OrderValidatorTest, RankThatContradictsWhatItAgreedToIsFoundAtOnce) {
+  Record(1);
+  const OrderVerdict verdict = order_.Announce(Rank(0), At(1, 2), Entry("reduce", 2));
+  ASSERT_TRUE(verdict.mismatch.has_value());
+  EXPECT_THAT(*verdict.mismatch, HasSubstr("rank 1 agreed with all to unshard unit 'b1'"));
+}
+
+TEST_F(OrderValidatorTest, NothingIsReleasedAfterAMismatch) {
+  OrderValidator order(3, Spec());
+  order.Announce(Rank(0), At(1, 0), Entry("unshard", 0));
+  EXPECT_TRUE(order.Announce(Rank(1), At(1, 0), Entry("reduce", 0)).mismatch.has_value());
+  const OrderVerdict third = order.Announce(Rank(2), At(1, 0), Entry("unshard", 0));
+  EXPECT_THAT(third.released, IsEmpty());
+  EXPECT_THAT(third.mismatch.value_or(""), HasSubstr("rank 1 is about to reduce"));
+}
+
 TEST_F(OrderValidatorTest, WhoFollowsTheRecordIsReleasedAtOnce) {
   Record(1);
   EXPECT_THAT(order_.Announce(Rank(1), At(2, 1), Entry("unshard", 1)).released,

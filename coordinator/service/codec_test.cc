@@ -1,0 +1,243 @@
+#include "coordinator/service/codec.h"
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "coordinator/core/order_validator.h"
+#include "coordinator/core/rendezvous.h"
+#include "coordinator/service/field_checks.h"
+#include "coordinator/service/record_codec.h"
+#include "coordinator/service/spec_codec.h"
+#include "coordinator/service/test_worker.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using ::google::protobuf::util::MessageDifferencer;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+
+v1::CreateJobRequest Request() {
+  v1::CreateJobRequest request = MakeCreateJob("r1", "gpt", 2);
+  v1::ParamGroup* group = request.mutable_config()->mutable_optimizer()->add_groups();
+  group->add_parameter_names("u0.q");
+  group->set_beta1(0.9);
+  group->set_beta2(0.95);
+  group->set_epsilon(1e-8);
+  group->set_weight_decay(0.1);
+  group->set_momentum(0.5);
+  v1::JobConfig* config = request.mutable_config();
+  config->set_max_gradient_norm(1.5);
+  config->set_max_gathered_units(3);
+  config->set_gradient_slots(2);
+  config->set_collective_timeout_ms(12345);
+  config->set_backward_prefetch(true);
+  v1::ParameterSpec* alias = request.mutable_model()->mutable_units(1)->add_parameters();
+  *alias = request.model().units(1).parameters(0);
+  alias->set_name("u0.tied");
+  alias->set_shared_with("u0.q");
+  return request;
+}
+
+TEST(CodecTest, SpecSurvivesTheRoundTrip) {
+  const v1::CreateJobRequest request = Request();
+  ASSERT_OK_AND_ASSIGN(const CreateJobEvent event, Decode(request));
+  EXPECT_TRUE(MessageDifferencer::Equals(EncodeModel(event.spec->model), request.model()));
+  EXPECT_TRUE(MessageDifferencer::Equals(EncodeConfig(event.spec->config), request.config()));
+}
+
+TEST(CodecTest, EveryEnumSurvivesTheRoundTrip) {
+  for (const v1::DType dtype : {v1::DTYPE_FP32, v1::DTYPE_BF16, v1::DTYPE_FP16, v1::DTYPE_FP64,
+                                v1::DTYPE_INT64, v1::DTYPE_INT32}) {
+    EXPECT_EQ(EncodeDType(*DecodeDType(dtype)), dtype);
+  }
+  v1::JobConfig config = Request().config();
+  for (const v1::Strategy strategy :
+       {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_SHARD_GRAD_OP, v1::STRATEGY_NO_SHARD}) {
+    config.set_strategy(strategy);
+    EXPECT_EQ(EncodeConfig(*DecodeConfig(config)).strategy(), strategy);
+  }
+  for (const v1::OptimizerKind kind :
+       {v1::OPTIMIZER_KIND_SGD, v1::OPTIMIZER_KIND_ADAM, v1::OPTIMIZER_KIND_ADAMW}) {
+    config.mutable_optimizer()->set_kind(kind);
+    EXPECT_EQ(EncodeConfig(*DecodeConfig(config)).optimizer().kind(), kind);
+  }
+}
+
+TEST(CodecTest, BadCreateJobFieldsAreNamed) {
+  const auto refused = [](auto change, const char* what) {
+    v1::CreateJobRequest request = Request();
+    change(&request);
+    EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr(what)));
+  };
+  using R = v1::CreateJobRequest;
+  refused([](R* r) { r->clear_request_id(); }, "request_id");
+  refused([](R* r) { r->set_job_id("Upper"); }, "job_id 'Upper'");
+  refused([](R* r) { r->set_job_id("a/b"); }, "job_id");
+  refused([](R* r) { r->set_job_id(std::string(64, 'a')); }, "1 to 63");
+  refused([](R* r) { r->set_submitting_rank(-2); }, "submitting_rank");
+  refused([](R* r) { r->mutable_config()->set_world_size(0); }, "world_size");
+  refused([](R* r) { r->mutable_config()->clear_strategy(); }, "strategy");
+  refused([](R* r) { r->mutable_config()->clear_compute_dtype(); }, "compute_dtype");
+  refused([](R* r) { r->mutable_config()->set_reduce_dtype(static_cast<v1::DType>(77)); },
+          "reduce_dtype: dtype 77");
+  refused([](R* r) { r->mutable_config()->clear_optimizer(); }, "optimizer kind");
+  refused([](R* r) { r->mutable_config()->set_collective_timeout_ms(-1); },
+          "collective_timeout_ms");
+  refused([](R* r) { r->mutable_model()->clear_units(); }, "unit");
+  const auto parameter = [](R* r) {
+    return r->mutable_model()->mutable_units(1)->mutable_parameters(2);
+  };
+  refused([&](R* r) { parameter(r)->clear_dtype(); }, "unit 'u0': parameter 'u0.v': dtype");
+  refused([&](R* r) { parameter(r)->set_name(std::string(600, 'n')); }, "longer than 512");
+  refused([&](R* r) { parameter(r)->set_shape(0, -1); }, "u0.v");
+  refused([&](R* r) { parameter(r)->set_shape(0, std::numeric_limits<int64_t>::max()); }, "u0.v");
+  refused(
+      [&](R* r) {
+        for (int i = 0; i < kMaxDimensions; ++i) parameter(r)->add_shape(1);
+      },
+      "number of dimensions is 18");
+}
+
+TEST(CodecTest, TooManyParametersAreRefused) {
+  v1::CreateJobRequest request = Request();
+  for (int64_t i = 0; i < kMaxParameters; ++i) {
+    request.mutable_model()->mutable_units(0)->add_parameters();
+  }
+  EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("number of parameters is 100014")));
+}
+
+TEST(CodecTest, BadRegistrationsAreNamed) {
+  v1::RegisterWorkerRequest request;
+  request.set_request_id("r");
+  request.set_worker_id("node-1.a_b");
+  request.set_incarnation(3);
+  request.set_num_devices(2);
+  EXPECT_OK(Decode(request));
+  request.set_num_devices(0);
+  EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("num_devices is 0")));
+  request.set_num_devices(2);
+  request.set_incarnation(0);
+  EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("incarnation is 0")));
+  request.set_incarnation(3);
+  request.set_worker_id("a/b");
+  EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("worker_id 'a/b'")));
+}
+
+TEST(CodecTest, BadEventsAreNamed) {
+  v1::WorkerEvent event;
+  EXPECT_THAT(Decode(event), StatusIs(kInvalid, HasSubstr("none of the known events")));
+  v1::OrderAnnouncement* order = event.mutable_order();
+  order->set_job_id("gpt");
+  order->mutable_entry()->set_dtype(v1::DTYPE_FP32);
+  EXPECT_OK(Decode(event));
+  order->set_sequence(kMaxSequence);
+  EXPECT_THAT(Decode(event), StatusIs(kInvalid, HasSubstr("sequence")));
+  order->set_sequence(0);
+  order->set_step(-1);
+  EXPECT_THAT(Decode(event), StatusIs(kInvalid, HasSubstr("step")));
+  order->set_step(std::numeric_limits<int64_t>::max());
+  EXPECT_THAT(Decode(event), StatusIs(kInvalid, HasSubstr("step")));
+  order->set_step(1);
+  order->mutable_entry()->clear_dtype();
+  EXPECT_THAT(Decode(event), StatusIs(kInvalid, HasSubstr("dtype")));
+  event.mutable_failure()->set_job_id("gpt");
+  event.mutable_failure()->set_reason(std::string(1 << 20, 'x'));
+  EXPECT_EQ(std::get<RankFailure>(*Decode(event)).reason.size(), kMaxReasonBytes);
+  event.mutable_prepared()->set_job_id("gpt");
+  event.mutable_prepared()->set_decided_step(-1);
+  EXPECT_THAT(Decode(event), StatusIs(kInvalid, HasSubstr("decided_step")));
+}
+
+// --- journal records ---
+
+JobStatus FullStatus() {
+  JobStatus status;
+  status.state = JobState::kRunning;
+  status.epoch = Epoch(4);
+  status.resume_step = Step(17);
+  status.placements = {{WorkerId("a"), 1, Incarnation(9)}, {WorkerId("b"), 0, Incarnation(8)}};
+  status.reason = "why";
+  return status;
+}
+
+void ExpectEqual(const JobStatus& a, const JobStatus& b) {
+  EXPECT_EQ(a.state, b.state);
+  EXPECT_EQ(a.epoch, b.epoch);
+  EXPECT_EQ(a.resume_step, b.resume_step);
+  EXPECT_EQ(a.placements, b.placements);
+  EXPECT_EQ(a.reason, b.reason);
+}
+
+template <typename Record>
+Record RoundTrip(const Record& record) {
+  std::vector<JournalChange> batch;
+  EncodeRecord(record, &batch);
+  EXPECT_EQ(batch.size(), 1);
+  absl::StatusOr<StateRecord> decoded = DecodeRecord({batch[0].key, batch[0].value});
+  EXPECT_OK(decoded);
+  return std::get<Record>(*decoded);
+}
+
+TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
+  const JobSpecPtr spec = Decode(Request())->spec;
+  const auto spec_back = RoundTrip(JobSpecRecord{JobId("gpt"), spec});
+  EXPECT_EQ(spec_back.job, JobId("gpt"));
+  EXPECT_OK(CompareModels(spec->model, "a", spec_back.spec->model, "b"));
+  EXPECT_EQ(spec_back.spec->layout_digest, spec->layout_digest);
+  ExpectEqual(RoundTrip(JobStatusRecord{JobId("gpt"), FullStatus()}).status, FullStatus());
+  EXPECT_EQ(RoundTrip(JobStepRecord{JobId("gpt"), Step(5)}).committed_step, Step(5));
+  Member member;
+  member.incarnation = Incarnation(3);
+  member.num_devices = 8;
+  member.address = "host:1";
+  member.lost = true;
+  const auto member_back = RoundTrip(MemberRecord{WorkerId("w.1"), member});
+  EXPECT_EQ(member_back.worker, WorkerId("w.1"));
+  EXPECT_EQ(member_back.member.num_devices, 8);
+  EXPECT_EQ(member_back.member.address, "host:1");
+  EXPECT_TRUE(member_back.member.lost);
+  const auto request = RoundTrip(
+      RequestRecord{"id/with slash", {RequestKind::kDeleteJob, JobId("gpt"), FullStatus(), 12}});
+  EXPECT_EQ(request.request_id, "id/with slash");
+  EXPECT_EQ(request.request.kind, RequestKind::kDeleteJob);
+  EXPECT_EQ(request.request.sequence, 12);
+  ExpectEqual(request.request.reply, FullStatus());
+  const auto value = RoundTrip(ValueRecord{JobId("gpt"), Epoch(2), "a/b", std::string("\0x", 2)});
+  EXPECT_EQ(value.key, "a/b");
+  EXPECT_EQ(value.value, std::string("\0x", 2));
+  const OrderEntry entry{"reduce", UnitId(-1), DType::kBf16, 77};
+  const auto order = RoundTrip(OrderRecord{JobId("gpt"), Epoch(2), {Step(3), 40}, entry});
+  EXPECT_EQ(order.position, (OrderPosition{Step(3), 40}));
+  EXPECT_EQ(order.entry, entry);
+}
+
+TEST(RecordCodecTest, UnreadableRowsAreNamed) {
+  const auto lost = [](const std::string& key, const std::string& value) {
+    EXPECT_THAT(DecodeRecord({key, value}),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr(absl::StrCat("'", key, "'"))));
+  };
+  lost("", "");
+  lost("novel/key", "");
+  lost("job/gpt", "");
+  lost("job/gpt/novel", "");
+  lost("job/gpt/status", "\xff");
+  lost("job/gpt/spec", "\xff");
+  lost("job/gpt/spec", "");
+  lost("job/gpt/status", "\x08\x63");  // State 99.
+  lost("member/a", "\xff");
+  lost("request/r", "\x08\x63");
+  lost("value/gpt/x/k", "");
+  lost("order/gpt/1/-000001", "");
+  lost("order/gpt/1/9999999", "");
+  lost("order/gpt/1/0000001", "");  // No dtype.
+}
+
+}  // namespace
+}  // namespace tessera::coordinator

@@ -1,0 +1,339 @@
+#include "coordinator/service/simulated_cluster.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "coordinator/core/job_spec.h"
+#include "coordinator/service/record_codec.h"
+#include "gtest/gtest.h"
+
+namespace tessera::coordinator {
+namespace {
+
+const JobId kJob("job");
+
+JobSpecPtr MakeSpec(int32_t world_size) {
+  JobConfig config;
+  config.world_size = world_size;
+  ModelSpec model;
+  for (const char* name : {"root", "u1", "u2", "u3", "u4"}) {
+    model.units.push_back(
+        {name, {TensorSpec{absl::StrCat(name, ".w"), {8}, DType::kFp32, true, ""}}});
+  }
+  return *MakeJobSpec(std::move(model), config, 0);
+}
+
+OrderEntry EntryAt(int64_t sequence) { return {"unshard", UnitId(sequence), DType::kFp32, 8}; }
+
+}  // namespace
+
+SimulatedCluster::SimulatedCluster(uint32_t seed, int num_workers, int32_t world_size)
+    : random_(seed), world_size_(world_size), core_(options_) {
+  for (int i = 0; i < num_workers; ++i) {
+    Worker worker;
+    worker.id = WorkerId(absl::StrCat("w", i));
+    workers_.push_back(std::move(worker));
+  }
+  EXPECT_OK(Run([&](Effects* effects) {
+    return core_.CreateJob({"create", kJob, MakeSpec(world_size)}, now_, effects).status();
+  }));
+  for (Worker& worker : workers_) Boot(&worker);
+}
+
+absl::Status SimulatedCluster::Run(const Handler& handler) {
+  Effects effects;
+  if (absl::Status status = handler(&effects); !status.ok()) {
+    core_.Rollback();
+    return status;
+  }
+  std::vector<JournalChange> batch;
+  for (const OrderRecord& record : effects.order_records) EncodeRecord(record, &batch);
+  EXPECT_OK(journal_.Append(batch, Durability::kProcessDeath));
+  if (!effects.records.empty() && journal_failures_ > 0) {
+    --journal_failures_;
+    core_.Rollback();
+    return absl::OkStatus();  // As the host does for events of a stream.
+  }
+  batch.clear();
+  for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
+  EXPECT_OK(journal_.Append(batch, Durability::kPowerLoss));
+  core_.Accept();
+  Deliver(effects);
+  CheckShown();
+  return absl::OkStatus();
+}
+
+void SimulatedCluster::Deliver(const Effects& effects) {
+  for (const Outgoing& outgoing : effects.commands) {
+    if (const auto* release = std::get_if<OrderRelease>(&outgoing.command)) CheckRelease(*release);
+    if (const auto* start = std::get_if<StartEpoch>(&outgoing.command)) {
+      // One epoch, one step to resume from, and none that was decided is forgotten.
+      const auto [it, is_new] = resume_steps_.emplace(start->epoch, start->resume_step);
+      EXPECT_EQ(it->second, start->resume_step);
+      if (is_new) EXPECT_GE(start->resume_step.value(), shown_committed_);
+    }
+    for (Worker& worker : workers_) {
+      if (worker.id == outgoing.worker && worker.connected) {
+        worker.inbox.push_back(outgoing.command);
+      }
+    }
+  }
+}
+
+void SimulatedCluster::CheckShown() {
+  const JobView view = *core_.GetJob(kJob);
+  EXPECT_GE(view.committed_step.value(), shown_committed_) << "a committed step was lost";
+  EXPECT_LE(view.committed_step.value(), max_decided_) << "a step committed that nobody decided";
+  EXPECT_GE(view.status.epoch.value(), shown_epoch_);
+  shown_committed_ = view.committed_step.value();
+  shown_epoch_ = view.status.epoch.value();
+}
+
+void SimulatedCluster::CheckRelease(const OrderRelease& release) {
+  const auto& entries =
+      announced_[{release.epoch, release.position.step, release.position.sequence}];
+  EXPECT_EQ(entries.size(), world_size_) << "released before all announced";
+  for (const auto& [rank, entry] : entries) {
+    EXPECT_EQ(entry, entries.begin()->second) << "released though the entries differ";
+  }
+}
+
+void SimulatedCluster::Tell(Worker* worker, const Handler& handler) {
+  const absl::Status status = Run(handler);
+  // Lost for so long that it was forgotten: it will register again.
+  if (absl::IsNotFound(status)) {
+    worker->connected = false;
+  } else {
+    EXPECT_OK(status);
+  }
+}
+
+void SimulatedCluster::Boot(Worker* worker) {
+  const int64_t incarnation = worker->incarnation + 1;
+  const WorkerId id = worker->id;
+  *worker = Worker();
+  worker->id = id;
+  worker->incarnation = incarnation;
+  Connect(worker);
+}
+
+void SimulatedCluster::Connect(Worker* worker) {
+  worker->inbox.clear();
+  worker->connected = false;
+  if (worker->silent) return;
+  Member member;
+  member.incarnation = Incarnation(worker->incarnation);
+  member.num_devices = 2;
+  EXPECT_OK(Run([&](Effects* e) { return core_.RegisterWorker(worker->id, member, now_, e); }));
+  worker->connected = true;
+  const absl::Status status =
+      Run([&](Effects* e) { return core_.Connect(SenderOf(*worker), now_, e); });
+  if (!status.ok()) worker->connected = false;  // The registration was not journalled.
+  for (auto& [rank, run] : worker->ranks) {
+    if (!worker->connected || !worker->running) continue;
+    if (run.waiting) Announce(worker, rank);
+    // The newest report is sent again.
+    const int64_t newest = run.step - 1;
+    if (newest >= worker->first_step) {
+      Tell(worker, [&, rank = rank](Effects* e) {
+        return core_.ReportStep(SenderOf(*worker),
+                                {kJob, worker->epoch, Rank(rank), Step(newest), 1}, now_, e);
+      });
+    }
+  }
+}
+
+void SimulatedCluster::Handle(Worker* worker, const Command& command) {
+  if (const auto* prepare = std::get_if<PrepareEpoch>(&command)) {
+    const JobStatus& status = prepare->job.status;
+    EXPECT_GE(status.epoch, worker->epoch) << "an older epoch was prepared";
+    worker->epoch = status.epoch;
+    worker->running = false;
+    worker->ranks.clear();
+    for (size_t rank = 0; rank < status.placements.size(); ++rank) {
+      if (status.placements[rank].worker == worker->id) worker->ranks[rank] = {};
+    }
+    Tell(worker, [&](Effects* e) {
+      return core_.ReportPrepared(SenderOf(*worker),
+                                  {kJob, worker->epoch, Step(worker->decided_step)}, now_, e);
+    });
+  } else if (const auto* start = std::get_if<StartEpoch>(&command)) {
+    HandleStart(worker, *start);
+  } else if (const auto* release = std::get_if<OrderRelease>(&command)) {
+    auto run = worker->ranks.find(release->rank.value());
+    if (release->epoch != worker->epoch || run == worker->ranks.end()) return;
+    if (!run->second.waiting || run->second.sequence != release->position.sequence ||
+        run->second.step != release->position.step.value()) {
+      return;
+    }
+    run->second.waiting = false;
+    ++run->second.sequence;
+  } else if (std::holds_alternative<DropJob>(command)) {
+    worker->running = false;
+    worker->ranks.clear();
+  }
+}
+
+void SimulatedCluster::HandleStart(Worker* worker, const StartEpoch& start) {
+  if (start.epoch != worker->epoch || worker->running) return;
+  worker->running = true;
+  worker->decided_step = start.resume_step.value();
+  worker->first_step = start.resume_step.value() + 1;
+  for (auto& [rank, run] : worker->ranks) {
+    run = {};
+    run.step = worker->first_step;
+  }
+}
+
+void SimulatedCluster::Announce(Worker* worker, int32_t rank) {
+  RankRun& run = worker->ranks[rank];
+  const OrderAnnouncement event{
+      kJob, worker->epoch, Rank(rank), {Step(run.step), run.sequence}, run.announced};
+  announced_[{event.epoch, event.position.step, run.sequence}][event.rank] = event.entry;
+  Tell(worker, [&](Effects* e) { return core_.Announce(SenderOf(*worker), event, now_, e); });
+}
+
+bool SimulatedCluster::AllVoted(Epoch epoch, int64_t step) const {
+  int num_voted = 0;
+  for (const Worker& worker : workers_) {
+    if (!worker.running || worker.epoch != epoch) continue;
+    for (const auto& [rank, run] : worker.ranks) {
+      num_voted += run.step > step || (run.step == step && run.voted);
+    }
+  }
+  return num_voted == world_size_;
+}
+
+void SimulatedCluster::Work(Worker* worker) {
+  if (!worker->running || worker->ranks.empty()) return;
+  WorkOn(worker, std::next(worker->ranks.begin(), Dice(worker->ranks.size()))->first);
+}
+
+void SimulatedCluster::WorkOn(Worker* worker, int32_t rank) {
+  RankRun& run = worker->ranks[rank];
+  if (run.waiting) return;
+  if (run.voted) {
+    // Its part is done, and the next step begins, when the data plane has decided this one.
+    if (AllVoted(worker->epoch, run.step)) FinishStep(rank, &run, worker);
+  } else if (run.sequence == kOperations) {
+    run.voted = true;
+    if (AllVoted(worker->epoch, run.step)) max_decided_ = std::max(max_decided_, run.step);
+  } else if (run.step == worker->first_step) {
+    run.waiting = true;
+    run.announced = EntryAt(run.sequence);
+    if (std::exchange(worker->deviates, false)) run.announced.operation = "reduce";
+    if (worker->connected) Announce(worker, rank);
+  } else {
+    ++run.sequence;  // By the record.
+  }
+}
+
+void SimulatedCluster::FinishStep(int32_t rank, RankRun* run, Worker* worker) {
+  const StepReport report{kJob, worker->epoch, Rank(rank), Step(run->step), 1};
+  worker->decided_step = std::max(worker->decided_step, run->step);
+  ++run->step;
+  run->sequence = 0;
+  run->voted = false;
+  if (!worker->connected) return;
+  Tell(worker, [&](Effects* e) { return core_.ReportStep(SenderOf(*worker), report, now_, e); });
+}
+
+void SimulatedCluster::SendHeartbeat(Worker* worker) {
+  JobProgress progress{kJob, worker->epoch, {}};
+  for (const auto& [rank, run] : worker->ranks) {
+    progress.ranks[rank].step = Step(run.step);
+    progress.ranks[rank].sequence = run.sequence;
+  }
+  Tell(worker, [&](Effects* e) { return core_.Heartbeat(SenderOf(*worker), {progress}, now_, e); });
+}
+
+void SimulatedCluster::RestartCoordinator() {
+  ++num_restarts_;
+  std::vector<StateRecord> records;
+  const std::vector<JournalRow> rows = *journal_.ReadAll();
+  for (const JournalRow& row : rows) {
+    absl::StatusOr<StateRecord> record = DecodeRecord(row);
+    ASSERT_OK(record);
+    records.push_back(*std::move(record));
+  }
+  absl::StatusOr<Coordinator> core = Coordinator::Restore(options_, records, now_);
+  ASSERT_OK(core);
+  core_ = *std::move(core);
+  for (Worker& worker : workers_) worker.connected = false;
+  CheckShown();
+}
+
+void SimulatedCluster::Misfortune(Worker* worker) {
+  switch (Dice(8)) {
+    case 0:
+      RestartCoordinator();
+      return;
+    case 1:
+      Boot(worker);
+      return;
+    case 2:
+      worker->connected = false;
+      return;
+    case 3:
+      worker->silent = !worker->silent;
+      worker->connected = false;
+      return;
+    case 4:
+      journal_failures_ = 1 + Dice(3);
+      return;
+    case 5:
+      now_ += absl::Seconds(Dice(60));  // The coordinator's machine slept.
+      return;
+    case 6:
+      worker->deviates = true;  // Its next announcement.
+      return;
+    default:
+      if (!worker->connected || worker->ranks.empty()) return;
+      const Rank rank(worker->ranks.begin()->first);
+      Tell(worker, [&](Effects* e) {
+        return core_.ReportFailure(SenderOf(*worker), {kJob, worker->epoch, rank, "chaos"}, now_,
+                                   e);
+      });
+  }
+}
+
+void SimulatedCluster::Act(bool chaos) {
+  Worker& worker = workers_[Dice(workers_.size())];
+  if (chaos && Dice(40) == 0) Misfortune(&worker);
+  now_ += absl::Milliseconds(Dice(20));
+  if (!worker.connected && Dice(4) == 0) Connect(&worker);
+  switch (Dice(8)) {
+    case 0:
+      EXPECT_OK(Run([&](Effects* e) {
+        core_.Tick(now_, e);
+        return absl::OkStatus();
+      }));
+      break;
+    case 1:
+      if (worker.connected) SendHeartbeat(&worker);
+      break;
+    case 2:
+    case 3:
+    case 4:
+      if (worker.connected && !worker.inbox.empty()) {
+        const Command command = std::move(worker.inbox.front());
+        worker.inbox.pop_front();
+        Handle(&worker, command);
+      }
+      break;
+    default:
+      Work(&worker);
+  }
+}
+
+void SimulatedCluster::Heal() {
+  journal_failures_ = 0;
+  for (Worker& worker : workers_) {
+    worker.silent = false;
+    if (!worker.connected) Connect(&worker);
+  }
+}
+
+}  // namespace tessera::coordinator

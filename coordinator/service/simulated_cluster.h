@@ -1,0 +1,108 @@
+// A whole cluster in one thread for tests: the real core over the real record codec and a memory
+// journal, and workers that behave as the protocol asks of them, with everything that can go wrong
+// going wrong by a seeded dice. Time is simulated. Checks, as it runs, what must never happen.
+//
+// Not thread-safe.
+#ifndef TESSERA_COORDINATOR_SERVICE_SIMULATED_CLUSTER_H_
+#define TESSERA_COORDINATOR_SERVICE_SIMULATED_CLUSTER_H_
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "coordinator/core/coordinator.h"
+#include "coordinator/storage/memory_journal.h"
+
+namespace tessera::coordinator {
+
+class SimulatedCluster {
+ public:
+  SimulatedCluster(uint32_t seed, int num_workers, int32_t world_size);
+
+  // One random thing happens: mostly progress, sometimes (while `chaos`) a fault.
+  void Act(bool chaos);
+  // Ends every fault: all workers run and are connected.
+  void Heal();
+
+  int64_t committed_step() const { return shown_committed_; }
+  int64_t epoch() const { return shown_epoch_; }
+  int num_restarts() const { return num_restarts_; }
+
+ private:
+  static constexpr int64_t kOperations = 5;  // A step.
+
+  struct RankRun {
+    int64_t step = 0;  // Being worked on.
+    int64_t sequence = 0;
+    bool waiting = false;  // For a release.
+    bool voted = false;    // Has done this step's operations and waits for the others.
+    OrderEntry announced;
+  };
+  // What a worker knows; gone when it crashes.
+  struct Worker {
+    WorkerId id;
+    int64_t incarnation = 0;
+    bool silent = false;  // Cut off from the coordinator.
+    bool connected = false;
+    bool deviates = false;  // Its next announcement differs from the others'.
+    std::deque<Command> inbox;
+    Epoch epoch;
+    bool running = false;
+    int64_t first_step = 0;    // Of this epoch: the one that is recorded.
+    int64_t decided_step = 0;  // Survives epochs, not crashes.
+    std::map<int32_t, RankRun> ranks;
+  };
+
+  using Handler = std::function<absl::Status(Effects*)>;
+  // Runs a handler as the host does: journal, then accept and deliver, or roll back.
+  absl::Status Run(const Handler& handler);
+  // Runs what a worker says on its stream.
+  void Tell(Worker* worker, const Handler& handler);
+  void Deliver(const Effects& effects);
+  void CheckShown();
+  void CheckRelease(const OrderRelease& release);
+
+  void Boot(Worker* worker);
+  void Connect(Worker* worker);
+  void Handle(Worker* worker, const Command& command);
+  void HandleStart(Worker* worker, const StartEpoch& start);
+  void Work(Worker* worker);
+  void WorkOn(Worker* worker, int32_t rank);
+  void Announce(Worker* worker, int32_t rank);
+  void FinishStep(int32_t rank, RankRun* run, Worker* worker);
+  bool AllVoted(Epoch epoch, int64_t step) const;
+  void SendHeartbeat(Worker* worker);
+  void RestartCoordinator();
+  void Misfortune(Worker* worker);
+  int Dice(int sides) { return static_cast<int>(random_() % sides); }
+  Sender SenderOf(const Worker& worker) const {
+    return {worker.id, Incarnation(worker.incarnation)};
+  }
+
+  std::mt19937 random_;
+  const int32_t world_size_;
+  absl::Time now_ = absl::UnixEpoch();
+  CoordinatorOptions options_;
+  MemoryJournal journal_;
+  Coordinator core_;
+  std::vector<Worker> workers_;
+  int journal_failures_ = 0;  // That many of the next writes fail.
+  int num_restarts_ = 0;
+
+  // What has been seen, to compare with.
+  int64_t shown_committed_ = 0;
+  int64_t shown_epoch_ = 0;
+  std::map<Epoch, Step> resume_steps_;
+  std::map<std::tuple<Epoch, Step, int64_t>, std::map<Rank, OrderEntry>> announced_;
+  // Decided by the data plane: all ranks of one epoch voted for it.
+  int64_t max_decided_ = 0;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_SIMULATED_CLUSTER_H_
