@@ -1,6 +1,7 @@
 // Session: operations. What waits is in Await.
 #include "client/cpp/session.h"
 
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -88,7 +89,11 @@ const std::byte* Session::parameter(int unit, int parameter) const {
 }
 
 absl::StatusOr<StepResult> Session::Step(double learning_rate_scale) {
+  if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("learning-rate scale ", learning_rate_scale));
+  }
   for (int unit = 0; unit < num_units(); ++unit) {
+    if (windows_[unit] != Window::kClosed) RETURN_IF_ERROR(Reshard(unit));
     if (gradients_[unit].begun) RETURN_IF_ERROR(Reduce(unit));
   }
   RETURN_IF_ERROR(Submit(OpKind::kStep, -1, learning_rate_scale));

@@ -85,6 +85,7 @@ class Session {
   absl::Status UnshardAsync(int unit);  // Starts it; Unshard() then waits.
   absl::Status Reshard(int unit);
   bool unsharded(int unit) const { return windows_[unit] == Window::kOpen; }
+  bool closed(int unit) const { return windows_[unit] == Window::kClosed; }
   // The unit's flat parameter in the compute dtype; readable while unsharded.
   const std::byte* parameters(int unit) const;
   // One original parameter of it.
@@ -102,6 +103,7 @@ class Session {
   bool has_gradient(int unit) const { return gradients_[unit].begun; }
 
   // --- Steps ---
+  // Reshards what is unsharded and reduces what was not, then votes and updates.
   // Errors: FailedPrecondition  NaN or Inf in some rank's gradient: nothing was changed, the
   //                             gradients are dropped; InvalidArgument  ranks disagree on the scale.
   absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0);

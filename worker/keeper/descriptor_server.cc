@@ -70,13 +70,14 @@ void DescriptorServer::ReapFinished() {
   for (auto& connection : finished) connection->thread.join();
 }
 
+absl::StatusOr<ClaimedAttachment> DescriptorServer::ReceiveClaim(int socket) {
+  RETURN_IF_ERROR(CheckPeerUser(socket));
+  ASSIGN_OR_RETURN(const Packet ticket, ReceivePacket(socket));
+  return keeper_->Claim(ticket.bytes);
+}
+
 void DescriptorServer::Serve(int socket) {
-  absl::Status status = CheckPeerUser(socket);
-  absl::StatusOr<ClaimedAttachment> claimed = status;
-  if (status.ok()) {
-    absl::StatusOr<Packet> ticket = ReceivePacket(socket);
-    claimed = ticket.ok() ? keeper_->Claim(ticket->bytes) : ticket.status();
-  }
+  const absl::StatusOr<ClaimedAttachment> claimed = ReceiveClaim(socket);
   if (!claimed.ok()) {
     TESSERA_LOG(WARNING, "descriptor socket: {}", claimed.status().ToString());
     (void)SendPacket(socket, claimed.status().ToString());

@@ -33,6 +33,7 @@ class DescriptorServer {
  private:
   DescriptorServer(std::string path, UniqueFd listener, Keeper* keeper);
   void AcceptLoop();
+  absl::StatusOr<ClaimedAttachment> ReceiveClaim(int socket);
   void Serve(int socket);
   void ReapFinished();
 

@@ -40,7 +40,7 @@ HostedJob::~HostedJob() {
   {
     absl::MutexLock lock(&mu_);
     closing_ = true;
-    AbortAllLocked(absl::CancelledError(absl::StrCat("job '", job_id_, "' ends on this worker")));
+    AbortAllLocked(epoch_, absl::CancelledError(absl::StrCat("job '", job_id_, "' ends on this worker")));
     for (RankSlot& slot : ranks_) {
       if (slot.socket.valid()) shutdown(slot.socket.get(), SHUT_RDWR);
       if (slot.executor != nullptr) slot.executor->Kill();
@@ -156,8 +156,8 @@ void HostedJob::SendLocked(RankSlot& slot, const v1::ExecutorCommand& command) {
   }
 }
 
-void HostedJob::AbortAllLocked(const absl::Status& reason) {
-  regions_.AbortCollectives(epoch_, reason);
+void HostedJob::AbortAllLocked(Epoch ended, const absl::Status& reason) {
+  regions_.AbortCollectives(ended, reason);
   v1::ExecutorCommand command;
   command.mutable_abort()->set_epoch(epoch_.value());
   command.mutable_abort()->set_reason(std::string(reason.message()));
@@ -172,7 +172,7 @@ void HostedJob::FailLocked(Rank rank, const std::string& reason) {
   if (Transition(phase_, EpochEvent::kFailure) == phase_) return;
   phase_ = Transition(phase_, EpochEvent::kFailure);
   TESSERA_LOG(WARNING, "job {} epoch {} failed: {}", job_id_, epoch_.value(), reason);
-  AbortAllLocked(absl::AbortedError(reason));
+  AbortAllLocked(epoch_, absl::AbortedError(reason));
   v1::RankFailure* failure = failure_.mutable_failure();
   failure->set_job_id(job_id_);
   failure->set_epoch(epoch_.value());
@@ -191,12 +191,12 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
   }
   job_ = prepare.job();
   const absl::Status reason = absl::AbortedError(prepare.reason());
-  regions_.AbortCollectives(epoch_, reason);
+  const Epoch ended = epoch_;
   epoch_ = epoch;
   phase_ = Transition(phase_, EpochEvent::kPrepare);
   failure_.Clear();
   for (RankSlot& slot : ranks_) slot.quiet = false;
-  AbortAllLocked(reason);  // Also answered by an executor that was in no epoch.
+  AbortAllLocked(ended, reason);  // Also answered by an executor that was in no epoch.
 }
 
 void HostedJob::MaybePreparedLocked() {
@@ -249,7 +249,7 @@ void HostedJob::Mismatch(const v1::OrderMismatch& mismatch) {
   if (Transition(phase_, EpochEvent::kFailure) == phase_) return;
   phase_ = Transition(phase_, EpochEvent::kFailure);
   TESSERA_LOG(ERROR, "job {} epoch {}: {}", job_id_, epoch_.value(), mismatch.message());
-  AbortAllLocked(absl::FailedPreconditionError(mismatch.message()));
+  AbortAllLocked(epoch_, absl::FailedPreconditionError(mismatch.message()));
 }
 
 }  // namespace tessera

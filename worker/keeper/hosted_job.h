@@ -83,7 +83,8 @@ class HostedJob {
   void OnEvent(Rank rank, const v1::ExecutorEvent& event);
   void OnExecutorDied(Rank rank);
   void FailLocked(Rank rank, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AbortAllLocked(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends all that runs in epochs up to `ended`; each executor answers once it is quiet.
+  void AbortAllLocked(Epoch ended, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MaybePreparedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendLocked(RankSlot& slot, const v1::ExecutorCommand& command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   v1::WorkerEvent PreparedEventLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

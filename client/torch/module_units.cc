@@ -1,0 +1,98 @@
+#include "client/torch/module_units.h"
+
+#include <unordered_map>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+struct Owner {
+  int unit;
+  std::string name;
+};
+
+absl::StatusOr<DType> FromScalarType(torch::ScalarType type, const std::string& name) {
+  switch (type) {
+    case torch::kFloat32:
+      return DType::kFp32;
+    case torch::kFloat64:
+      return DType::kFp64;
+    case torch::kBFloat16:
+      return DType::kBf16;
+    case torch::kFloat16:
+      return DType::kFp16;
+    case torch::kInt64:
+      return DType::kInt64;
+    case torch::kInt32:
+      return DType::kInt32;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("parameter '", name, "': its dtype cannot be sharded"));
+  }
+}
+
+class Walk {
+ public:
+  absl::Status Visit(torch::nn::Module& module, const std::string& prefix, int unit) {
+    if (auto* sharded = dynamic_cast<ShardedBase*>(&module); sharded != nullptr && !prefix.empty()) {
+      unit = static_cast<int>(units_.modules.size());
+      AddUnit(sharded, prefix.substr(0, prefix.size() - 1));
+    }
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      RETURN_IF_ERROR(AddParameter(unit, prefix + item.key(), item.value()));
+    }
+    for (const auto& child : module.named_children()) {
+      RETURN_IF_ERROR(Visit(*child.value(), absl::StrCat(prefix, child.key(), "."), unit));
+    }
+    return absl::OkStatus();
+  }
+
+  void AddUnit(ShardedBase* module, const std::string& name) {
+    units_.modules.push_back(module);
+    units_.parameters.emplace_back();
+    units_.model.units.push_back({name, {}});
+  }
+
+  ModuleUnits Take() { return std::move(units_); }
+
+ private:
+  absl::Status AddParameter(int unit, const std::string& name, const torch::Tensor& tensor) {
+    if (!tensor.defined()) return absl::OkStatus();
+    TensorSpec spec;
+    spec.name = name;
+    spec.shape = tensor.sizes().vec();
+    spec.requires_grad = tensor.requires_grad();
+    ASSIGN_OR_RETURN(spec.dtype, FromScalarType(tensor.scalar_type(), name));
+    const auto [it, first] = owners_.try_emplace(tensor.unsafeGetTensorImpl(), Owner{unit, name});
+    if (first) {
+      units_.parameters[unit].push_back(tensor);
+    } else if (it->second.unit != unit) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter '", name, "' of unit '", units_.model.units[unit].name, "' is also '", it->second.name,
+          "' of unit '", units_.model.units[it->second.unit].name, "': a parameter may be shared within a unit only"));
+    } else {
+      spec.shared_with = it->second.name;
+    }
+    units_.model.units[unit].parameters.push_back(std::move(spec));
+    return absl::OkStatus();
+  }
+
+  ModuleUnits units_;
+  std::unordered_map<const c10::TensorImpl*, Owner> owners_;
+};
+
+}  // namespace
+
+absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root) {
+  auto* sharded = dynamic_cast<ShardedBase*>(&root);
+  if (sharded == nullptr) return absl::InvalidArgumentError("the root module is no tessera::Sharded<>");
+  Walk walk;
+  walk.AddUnit(sharded, "root");
+  RETURN_IF_ERROR(walk.Visit(root, "", 0));
+  ModuleUnits units = walk.Take();
+  RETURN_IF_ERROR(ValidateModel(units.model));
+  return units;
+}
+
+}  // namespace tessera

@@ -1,0 +1,30 @@
+// Which parameter of a module tree belongs to which unit. Reads the tree, changes nothing.
+#ifndef TESSERA_CLIENT_TORCH_MODULE_UNITS_H_
+#define TESSERA_CLIENT_TORCH_MODULE_UNITS_H_
+
+#include <torch/torch.h>
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/torch/sharded.h"
+#include "layout/tensor_spec.h"
+
+namespace tessera {
+
+struct ModuleUnits {
+  ModelSpec model;
+  // By unit: its module, and its parameters without aliases, as in its FlatLayout.
+  std::vector<ShardedBase*> modules;
+  std::vector<std::vector<torch::Tensor>> parameters;
+};
+
+// `root` is unit 0; every Sharded<> below it is a unit, in walk order; a parameter belongs to the
+// innermost unit that encloses the module that registered it.
+// Errors: InvalidArgument  the root is no Sharded<>; a unit without parameters; a parameter in two
+//   units (naming both names and units); a dtype that cannot be trained; all of ValidateModel's.
+absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_MODULE_UNITS_H_

@@ -1,0 +1,131 @@
+// Makes a libtorch module a unit of sharded training, whatever its forward looks like.
+//
+//   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x); ... };
+//   using Block = tessera::Sharded<BlockImpl>;      // instead of BlockImpl, nothing else changes
+//   blocks->push_back(std::make_shared<Block>(config));
+//
+// Sharded<M> *is* an M: parameters and buffers keep their names, and until a ShardedModel attaches
+// (see sharded_model.h) it behaves as M does, so the same model trains unsharded too. Units nest.
+// Attached, forward() makes the unit's parameters readable around M::forward, and again around
+// backward through what it returned.
+//
+// The result may be a tensor, or a vector, pair, tuple or optional of results; of another type
+// that holds tensors, overload `template <class F> void ForEachTensor(T&, F&&)` beside the type.
+// Confined to the thread that trains. forward() throws StatusException where the session fails,
+// since M::forward has no way to return a status.
+#ifndef TESSERA_CLIENT_TORCH_SHARDED_H_
+#define TESSERA_CLIENT_TORCH_SHARDED_H_
+
+#include <torch/torch.h>
+
+#include <optional>
+#include <stdexcept>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+
+// What crosses libtorch, which speaks exceptions. ShardedModel::RunStep turns it back.
+class StatusException : public std::runtime_error {
+ public:
+  explicit StatusException(absl::Status status)
+      : std::runtime_error(status.ToString()), status_(std::move(status)) {}
+  const absl::Status& status() const { return status_; }
+
+ private:
+  absl::Status status_;
+};
+
+template <typename F>
+void ForEachTensor(torch::Tensor& tensor, F&& f) {
+  f(tensor);
+}
+template <typename F>
+void ForEachTensor(const torch::Tensor& tensor, F&& f) {
+  f(tensor);
+}
+template <typename T, typename F>
+void ForEachTensor(std::vector<T>& values, F&& f) {
+  for (T& value : values) ForEachTensor(value, f);
+}
+template <typename T, typename F>
+void ForEachTensor(std::optional<T>& value, F&& f) {
+  if (value.has_value()) ForEachTensor(*value, f);
+}
+template <typename T, typename F, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
+void ForEachTensor(const T&, F&&) {}
+template <typename A, typename B, typename F>
+void ForEachTensor(std::pair<A, B>& values, F&& f) {
+  ForEachTensor(values.first, f);
+  ForEachTensor(values.second, f);
+}
+template <typename... T, typename F>
+void ForEachTensor(std::tuple<T...>& values, F&& f) {
+  std::apply([&](auto&... value) { (ForEachTensor(value, f), ...); }, values);
+}
+
+// What a ShardedModel does around a unit's forward. All throw StatusException.
+class UnitObserver {
+ public:
+  virtual ~UnitObserver() = default;
+  virtual void PreForward(int unit) = 0;
+  // For each tensor argument, before the forward.
+  virtual void WatchInput(int unit, const torch::Tensor& input) = 0;
+  // For each tensor of the result.
+  virtual void WatchOutput(int unit, const torch::Tensor& output) = 0;
+  virtual void PostForward(int unit) = 0;
+};
+
+// The part of Sharded<M> that does not depend on M; how a ShardedModel finds units.
+class ShardedBase {
+ public:
+  virtual ~ShardedBase() = default;
+  // `observer` outlives the attachment; null detaches.
+  void AttachUnit(UnitObserver* observer, int unit) {
+    observer_ = observer;
+    unit_ = unit;
+  }
+
+ protected:
+  UnitObserver* observer_ = nullptr;
+  int unit_ = -1;
+};
+
+template <typename M>
+class Sharded : public M, public ShardedBase {
+ public:
+  using M::M;
+
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    using Result = decltype(std::declval<M&>().forward(std::forward<Args>(args)...));
+    if (observer_ == nullptr) return M::forward(std::forward<Args>(args)...);
+    observer_->PreForward(unit_);
+    (WatchArgument(args), ...);
+    if constexpr (std::is_void_v<Result>) {
+      M::forward(std::forward<Args>(args)...);
+      observer_->PostForward(unit_);
+    } else {
+      Result result = M::forward(std::forward<Args>(args)...);
+      ForEachTensor(result, [this](const torch::Tensor& tensor) { observer_->WatchOutput(unit_, tensor); });
+      observer_->PostForward(unit_);
+      return result;
+    }
+  }
+
+ private:
+  // Arguments of types that hold no tensor, or hide it, are not watched: the unit then stays
+  // readable until the end of backward, which is safe.
+  template <typename T>
+  void WatchArgument(const T& argument) {
+    if constexpr (std::is_same_v<std::decay_t<T>, torch::Tensor>) observer_->WatchInput(unit_, argument);
+  }
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_SHARDED_H_

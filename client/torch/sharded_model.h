@@ -1,0 +1,73 @@
+// Trains a module tree of Sharded<> units against a Tessera cluster. The loop changes by few lines:
+//
+//   auto model = std::make_shared<tessera::Sharded<GptImpl>>(config);
+//   auto sharded = *tessera::ShardedModel::Attach(model, options);      // instead of an optimizer
+//   while (sharded->next_step() <= steps) {
+//     absl::Status status = sharded->RunStep([&] {
+//       torch::Tensor loss = model->forward(batch(sharded->next_step()));
+//       loss.backward();
+//       return sharded->Step(schedule(sharded->next_step()));
+//     });
+//     ...
+//   }
+//
+// Attaching replaces the parameters' memory by the cluster's: initial values come from the module
+// when the job is new, else the module takes the job's. Parameters lie at stable addresses, so views
+// that autograd saved stay valid; they can be read only while their unit is unsharded, and never
+// written. Buffers stay the trainer's own.
+//
+// Confined to one thread. While attached the module must outlive this, and must not be attached
+// twice. The destructor detaches and leaves each parameter empty, with its name.
+// Source: hook points as torch/distributed/fsdp/_runtime_utils.py; module hooks do not exist in C++.
+#ifndef TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
+#define TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/session.h"
+#include "client/torch/sharded.h"
+
+namespace tessera {
+
+class ShardedModel {
+ public:
+  // `options.model` is filled in from the module.
+  // Errors: as FindUnits (module_units.h) and Session::Open.
+  static absl::StatusOr<std::unique_ptr<ShardedModel>> Attach(std::shared_ptr<torch::nn::Module> root,
+                                                              SessionOptions options);
+  virtual ~ShardedModel() = default;
+
+  virtual Session& session() = 0;
+  int64_t next_step() { return session().next_step(); }
+
+  // Runs `step_body`; while a rank's failure undid the step, waits for the next epoch and runs it
+  // again. Exceptions of the body that carry a status become it.
+  virtual absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr) = 0;
+
+  // As Session::Step.
+  virtual absl::StatusOr<StepResult> StepWithResult(double learning_rate_scale = 1.0) = 0;
+  absl::Status Step(double learning_rate_scale = 1.0) { return StepWithResult(learning_rate_scale).status(); }
+
+  // While one lives, backward accumulates on this rank and reduces nothing (the first backward
+  // after it does). Needs config.gradient_slots = 0.
+  class NoSync {
+   public:
+    explicit NoSync(ShardedModel* model) : model_(model), before_(model->SetSync(false)) {}
+    ~NoSync() { model_->SetSync(before_); }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    ShardedModel* const model_;
+    const bool before_;
+  };
+  virtual bool SetSync(bool sync) = 0;  // Returns what it was.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
