@@ -120,10 +120,13 @@ void CoordinatorHost::DeliverLocked(Effects effects) {
     absl::StatusOr<JobView> view = core_.GetJob(job);
     if (!view.ok()) {
       changed_at_.erase(job);
+      logged_.erase(job);
       TESSERA_LOG(INFO, "job={} deleted", job.value());
       continue;
     }
     changed_at_[job] = ++generation_;
+    const std::pair<Epoch, JobState> logged(view->status.epoch, view->status.state);
+    if (std::exchange(logged_[job], logged) == logged) continue;  // Only a step further.
     TESSERA_LOG(INFO, "job={} epoch={} step={} {}: {}", job.value(), view->status.epoch.value(),
                 view->committed_step.value(), std::string(Name(view->status.state)),
                 view->status.reason);

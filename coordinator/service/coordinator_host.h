@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -91,6 +92,7 @@ class CoordinatorHost {
   // When each job last changed, counted in changes; so waiting is `change > seen`.
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<JobId, int64_t> changed_at_ ABSL_GUARDED_BY(mu_);
+  std::map<JobId, std::pair<Epoch, JobState>> logged_ ABSL_GUARDED_BY(mu_);
   bool journal_healthy_ ABSL_GUARDED_BY(mu_) = true;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   std::thread ticker_;
