@@ -66,8 +66,9 @@ std::shared_ptr<Sharded<ModelImpl>> MakeModel() {
 std::map<std::string, torch::Tensor> PlainRun(int world_size, int steps) {
   auto model = MakeModel();
   std::vector<torch::Tensor> trainable;
+  std::set<const void*> seen;  // libtorch lists a tied parameter under each of its names.
   for (auto& p : model->parameters()) {
-    if (p.requires_grad()) trainable.push_back(p);
+    if (p.requires_grad() && seen.insert(p.unsafeGetTensorImpl()).second) trainable.push_back(p);
   }
   torch::optim::AdamW optimizer(trainable, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
   for (int64_t step = 1; step <= steps; ++step) {

@@ -128,7 +128,11 @@ absl::Status SavePlain(Gpt& model, const std::string& path) {
 // The same global batches in one process with libtorch's own optimizer: the reference.
 absl::Status RunUnsharded(const Flags& flags, const Batches& batches) {
   auto model = MakeGpt(flags.model, flags.seed);
-  const std::vector<torch::Tensor> parameters = model->parameters();
+  std::vector<torch::Tensor> parameters;
+  std::set<const void*> seen;  // libtorch lists a tied parameter under each of its names.
+  for (const torch::Tensor& parameter : model->parameters()) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
+  }
   torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(flags.learning_rate).weight_decay(flags.weight_decay));
   for (int64_t step = 1; step <= flags.steps; ++step) {
     const absl::Time began = absl::Now();
