@@ -111,7 +111,12 @@ void HostedJob::OnExecutorDied(Rank rank) {
   absl::MutexLock lock(&mu_);
   if (closing_) return;
   TESSERA_LOG(WARNING, "job {} rank {}: executor {}", job_id_, rank.value(), how);
-  FailLocked(rank, absl::StrCat("the executor of rank ", rank.value(), " ended: ", how));
+  const std::string reason = absl::StrCat("the executor of rank ", rank.value(), " ended: ", how);
+  // It cannot tell its trainer any more; nobody else writes to the page now.
+  ControlPage* page = regions_.control(rank);
+  const uint32_t running = page->epoch.load();
+  if (page->failed_epoch.load() < running) PublishFailure(page, running, absl::AbortedError(reason));
+  FailLocked(rank, reason);
 }
 
 void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {

@@ -75,6 +75,9 @@ absl::Status AwaitEvent(const ControlPage& page, uint32_t epoch, absl::Time dead
       return absl::Status(static_cast<absl::StatusCode>(page.failure_code),
                           LoadText(page.failure_message, kMaxErrorBytes));
     }
+    if (page.epoch.load(std::memory_order_acquire) > epoch) {
+      return absl::AbortedError(absl::StrCat("epoch ", epoch, " ended while waiting for ", what));
+    }
     if (done()) return absl::OkStatus();
     if (absl::Now() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("waited too long for ", what));

@@ -101,7 +101,8 @@ void WaitForChange(const std::atomic<uint32_t>& word, uint32_t seen, absl::Time 
 // Waits until `done()` holds, looking again at each event. `done` must be cheap.
 // Errors: DeadlineExceeded  naming `what`.
 //         the epoch's failure  once failed_epoch reached `epoch`: Aborted where the step was undone
-//                           and may be tried again, else what was wrong.
+//                           and may be tried again, else what was wrong. Aborted too when the
+//                           page is in a later epoch already.
 absl::Status AwaitEvent(const ControlPage& page, uint32_t epoch, absl::Time deadline,
                         absl::string_view what, const std::function<bool()>& done);
 

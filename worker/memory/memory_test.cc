@@ -119,6 +119,12 @@ TEST_F(ControlPageTest, FailureOfAnOlderEpochIsNotSeen) {
   EXPECT_OK(AwaitEvent(*page_, 6, absl::Now() + absl::Seconds(30), "x", [] { return true; }));
 }
 
+TEST_F(ControlPageTest, LaterEpochEndsTheWaitsOfAnEarlierOne) {
+  page_->epoch.store(6);
+  EXPECT_THAT(AwaitEvent(*page_, 5, absl::Now() + absl::Seconds(30), "x", [] { return true; }),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("epoch 5 ended")));
+}
+
 TEST_F(ControlPageTest, DeadlineNamesWhatWasAwaited) {
   EXPECT_THAT(AwaitEvent(*page_, 1, absl::Now(), "unit 'blocks.0'", [] { return false; }),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("unit 'blocks.0'")));

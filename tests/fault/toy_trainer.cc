@@ -1,0 +1,45 @@
+// Trains the toy model as one rank and saves it. Prints "step N" before each step, "done" at the end.
+#include <cstdio>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "base/log.h"
+#include "client/cpp/session.h"
+#include "tests/testing/toy_training.h"
+
+int main(int argc, char** argv) {
+  tessera::SessionOptions options;
+  int64_t steps = 1;
+  std::string save;
+  CLI::App app;
+  app.add_option("--coordinator", options.coordinator_address)->required();
+  app.add_option("--worker", options.worker_address)->required();
+  app.add_option("--rank", options.rank)->required();
+  app.add_option("--world-size", options.config.world_size)->required();
+  app.add_option("--steps", steps)->required();
+  app.add_option("--save", save)->required();
+  app.add_flag("--replace", options.wait_if_attached);
+  CLI11_PARSE(app, argc, argv);
+  options.job_id = "toy";
+  options.model = tessera::testing_support::ToyModel(4);
+  options.config.groups[0].learning_rate = 0.01;
+  options.config.max_gradient_norm = 1.0;
+  auto session = tessera::Session::Open(options);
+  absl::Status status = session.status();
+  const auto announce = [](int64_t step) {
+    printf("step %ld\n", static_cast<long>(step));
+    fflush(stdout);
+  };
+  while (status.ok()) {
+    status = tessera::testing_support::TrainToy(session->get(), steps, announce);
+    if (status.ok()) status = (*session)->Save(save);
+    if (!absl::IsAborted(status)) break;
+    status = (*session)->Recover();  // A failure while saving: the steps are done already.
+  }
+  if (!status.ok()) {
+    fprintf(stderr, "toy trainer %d: %s\n", options.rank, status.ToString().c_str());
+    return 1;
+  }
+  puts("done");
+  return 0;
+}
