@@ -13,19 +13,25 @@ int main(int argc, char** argv) {
   tessera::WorkerServer::Options options;
   std::string log_level = "info";
   std::string executor_faults;
-  CLI::App app("The daemon of a node: owns the memory of its ranks and supervises their executors.");
-  app.add_option("--coordinator", options.coordinator_address, "host:port of the coordinator")->required();
-  app.add_option("--worker-id", options.worker_id, "name of this worker, unique in the cluster")->required();
+  CLI::App app(
+      "The daemon of a node: owns the memory of its ranks and supervises their executors.");
+  app.add_option("--coordinator", options.coordinator_address, "host:port of the coordinator")
+      ->required();
+  app.add_option("--worker-id", options.worker_id, "name of this worker, unique in the cluster")
+      ->required();
   app.add_option("--devices", options.num_devices, "ranks that this node can hold")->default_val(1);
-  app.add_option("--socket-dir", options.socket_dir, "folder of the sockets for trainers")->required();
-  app.add_option("--executor-binary", options.executor_binary, "path of tessera-executor")->required();
+  app.add_option("--socket-dir", options.socket_dir, "folder of the sockets for trainers")
+      ->required();
+  app.add_option("--executor-binary", options.executor_binary, "path of tessera-executor")
+      ->required();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
   app.add_option("--executor-fault-points", executor_faults, "for tests: armed in each executor");
   CLI11_PARSE(app, argc, argv);
   tessera::BlockStopSignals();
   tessera::SetLogContext("worker " + options.worker_id);
   options.executor_flags.push_back("--log-level=" + log_level);
-  if (!executor_faults.empty()) options.executor_flags.push_back("--fault-points=" + executor_faults);
+  if (!executor_faults.empty())
+    options.executor_flags.push_back("--fault-points=" + executor_faults);
   absl::Status status = tessera::SetLogLevel(log_level);
   if (status.ok()) {
     auto server = tessera::WorkerServer::Start(options);

@@ -54,11 +54,12 @@ bool Never(const absl::Status&) { return false; }
 
 std::string NewRequestId() {
   std::random_device random;
-  return absl::StrCat(getpid(), "-", absl::ToUnixNanos(absl::Now()), "-", absl::Hex(random()), absl::Hex(random()));
+  return absl::StrCat(getpid(), "-", absl::ToUnixNanos(absl::Now()), "-", absl::Hex(random()),
+                      absl::Hex(random()));
 }
 
-absl::StatusOr<v1::Job> CreateJob(const std::string& coordinator, const v1::CreateJobRequest& request,
-                                  absl::Time deadline) {
+absl::StatusOr<v1::Job> CreateJob(const std::string& coordinator,
+                                  const v1::CreateJobRequest& request, absl::Time deadline) {
   auto stub = v1::Jobs::NewStub(MakeChannel(coordinator));
   v1::Job job;
   RETURN_IF_ERROR(CallUntil(deadline, coordinator, Never, [&](grpc::ClientContext* context) {
@@ -67,17 +68,20 @@ absl::StatusOr<v1::Job> CreateJob(const std::string& coordinator, const v1::Crea
   return job;
 }
 
-absl::StatusOr<v1::Job> GetJob(const std::string& coordinator, const std::string& job_id, absl::Time deadline) {
+absl::StatusOr<v1::Job> GetJob(const std::string& coordinator, const std::string& job_id,
+                               absl::Time deadline) {
   auto stub = v1::Jobs::NewStub(MakeChannel(coordinator));
   v1::GetJobRequest request;
   request.set_job_id(job_id);
   v1::Job job;
-  RETURN_IF_ERROR(CallUntil(deadline, coordinator, Never,
-                            [&](grpc::ClientContext* context) { return stub->GetJob(context, request, &job); }));
+  RETURN_IF_ERROR(CallUntil(deadline, coordinator, Never, [&](grpc::ClientContext* context) {
+    return stub->GetJob(context, request, &job);
+  }));
   return job;
 }
 
-absl::Status DeleteJob(const std::string& coordinator, const v1::DeleteJobRequest& request, absl::Time deadline) {
+absl::Status DeleteJob(const std::string& coordinator, const v1::DeleteJobRequest& request,
+                       absl::Time deadline) {
   auto stub = v1::Jobs::NewStub(MakeChannel(coordinator));
   v1::DeleteJobResponse response;
   return CallUntil(deadline, coordinator, Never, [&](grpc::ClientContext* context) {
@@ -85,7 +89,8 @@ absl::Status DeleteJob(const std::string& coordinator, const v1::DeleteJobReques
   });
 }
 
-absl::StatusOr<v1::AttachResponse> AttachToRank(const std::string& worker, const v1::AttachRequest& request,
+absl::StatusOr<v1::AttachResponse> AttachToRank(const std::string& worker,
+                                                const v1::AttachRequest& request,
                                                 bool wait_if_attached, absl::Time deadline) {
   auto stub = v1::Worker::NewStub(MakeChannel(worker));
   v1::AttachResponse response;

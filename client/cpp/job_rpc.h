@@ -13,8 +13,8 @@ namespace tessera {
 
 // Each tries again, with the same request id, while the server is away, until `deadline`; all
 // return DeadlineExceeded then, with the last cause. Other errors: see proto/.
-absl::StatusOr<v1::Job> CreateJob(const std::string& coordinator, const v1::CreateJobRequest& request,
-                                  absl::Time deadline);
+absl::StatusOr<v1::Job> CreateJob(const std::string& coordinator,
+                                  const v1::CreateJobRequest& request, absl::Time deadline);
 absl::StatusOr<v1::Job> GetJob(const std::string& coordinator, const std::string& job_id,
                                absl::Time deadline);
 absl::Status DeleteJob(const std::string& coordinator, const v1::DeleteJobRequest& request,

@@ -9,9 +9,13 @@
 
 namespace tessera {
 
-int64_t Session::next_step() const { return page()->committed_step.load(std::memory_order_acquire) + 1; }
+int64_t Session::next_step() const {
+  return page()->committed_step.load(std::memory_order_acquire) + 1;
+}
 
-bool Session::initialized() const { return page()->initialized.load(std::memory_order_acquire) != 0; }
+bool Session::initialized() const {
+  return page()->initialized.load(std::memory_order_acquire) != 0;
+}
 
 absl::Status Session::CheckUnit(int unit) const {
   if (unit >= 0 && unit < num_units()) return absl::OkStatus();
@@ -37,10 +41,12 @@ absl::Status Session::Submit(OpKind kind, int unit, double learning_rate_scale) 
 absl::StatusOr<double> Session::AwaitResult(OpKind kind) {
   const uint32_t wanted = results_ + 1;
   OpResult& result = page()->result;
-  RETURN_IF_ERROR(Await(OpName(kind), [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
+  RETURN_IF_ERROR(
+      Await(OpName(kind), [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
   results_ = wanted;
   if (result.status_code != 0) {
-    return absl::Status(static_cast<absl::StatusCode>(result.status_code), LoadText(result.message, kMaxErrorBytes));
+    return absl::Status(static_cast<absl::StatusCode>(result.status_code),
+                        LoadText(result.message, kMaxErrorBytes));
   }
   return result.gradient_norm;
 }
@@ -48,7 +54,8 @@ absl::StatusOr<double> Session::AwaitResult(OpKind kind) {
 absl::Status Session::UnshardAsync(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   if (windows_[unit] != Window::kClosed) {
-    return absl::FailedPreconditionError(absl::StrCat("unit '", UnitName(unit), "': unshard while it is unsharded"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", UnitName(unit), "': unshard while it is unsharded"));
   }
   RETURN_IF_ERROR(Submit(OpKind::kUnshard, unit));
   windows_[unit] = Window::kOpening;
@@ -71,7 +78,8 @@ absl::Status Session::Reshard(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   if (windows_[unit] == Window::kOpening) RETURN_IF_ERROR(Unshard(unit));
   if (windows_[unit] == Window::kClosed) {
-    return absl::FailedPreconditionError(absl::StrCat("unit '", UnitName(unit), "': reshard while it is sharded"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", UnitName(unit), "': reshard while it is sharded"));
   }
   if (guard_ != nullptr) RETURN_IF_ERROR(guard_->Close(unit));
   RETURN_IF_ERROR(Submit(OpKind::kReshard, unit));
@@ -110,7 +118,8 @@ absl::Status Session::DropGradients() {
 }
 
 absl::Status Session::Save(const std::string& path) {
-  if (path.size() >= kMaxPathBytes) return absl::InvalidArgumentError(absl::StrCat("path of ", path.size(), " bytes"));
+  if (path.size() >= kMaxPathBytes)
+    return absl::InvalidArgumentError(absl::StrCat("path of ", path.size(), " bytes"));
   StoreText(path, page()->path, kMaxPathBytes);
   RETURN_IF_ERROR(Submit(OpKind::kSave, -1));
   return AwaitResult(OpKind::kSave).status();

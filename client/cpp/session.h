@@ -43,7 +43,7 @@ struct SessionOptions {
   ModelSpec model;
   JobConfig config;
   absl::Duration attach_timeout = absl::Seconds(60);
-  bool wait_if_attached = false;                     // For a trainer that replaces a killed one.
+  bool wait_if_attached = false;  // For a trainer that replaces a killed one.
   absl::Duration operation_timeout = absl::Minutes(10);  // Of each wait for other ranks.
   absl::Duration recover_timeout = absl::Minutes(2);
   bool guard_windows = true;  // See window_guard.h.
@@ -105,7 +105,8 @@ class Session {
   // --- Steps ---
   // Reshards what is unsharded and reduces what was not, then votes and updates.
   // Errors: FailedPrecondition  NaN or Inf in some rank's gradient: nothing was changed, the
-  //                             gradients are dropped; InvalidArgument  ranks disagree on the scale.
+  //                             gradients are dropped; InvalidArgument  ranks disagree on the
+  //                             scale.
   absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0);
   absl::Status DropGradients();
   // Writes the consolidated model; collective. `path` is on a file system that all workers share.
@@ -113,8 +114,8 @@ class Session {
 
   // After Aborted: waits for the next epoch. Errors: DeadlineExceeded, Unavailable (worker gone).
   absl::Status Recover();
-  // Runs `step_body` (forward, backward, Step) and, while it is Aborted, recovers and runs it again.
-  // `redone` counts the repetitions, if not null.
+  // Runs `step_body` (forward, backward, Step) and, while it is Aborted, recovers and runs it
+  // again. `redone` counts the repetitions, if not null.
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr);
 
  private:

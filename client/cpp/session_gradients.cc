@@ -37,9 +37,10 @@ absl::Status Session::AwaitSlot(int unit) {
   const int user = slot_user_[plan_.units()[unit].gradient_slot];
   if (user < 0) return absl::OkStatus();
   if (user != unit && gradients_[user].begun) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("unit '", UnitName(unit), "' shares its gradient slot with unit '", UnitName(user),
-                     "', whose gradient is not reduced yet; accumulating without reducing needs gradient_slots = 0"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "unit '", UnitName(unit), "' shares its gradient slot with unit '", UnitName(user),
+        "', whose gradient is not reduced yet; accumulating without reducing needs gradient_slots "
+        "= 0"));
   }
   const std::atomic<uint32_t>& reduced = page()->units[user].reduced;
   const uint32_t submitted = gradients_[user].submitted;
@@ -51,12 +52,14 @@ absl::Status Session::AddGradient(int unit, int parameter, absl::Span<const floa
   RETURN_IF_ERROR(CheckUnit(unit));
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
   if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
-    return absl::InvalidArgumentError(absl::StrCat("unit '", UnitName(unit), "' has no parameter ", parameter));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit '", UnitName(unit), "' has no parameter ", parameter));
   }
   const PlacedParameter& placed = parameters[parameter];
   if (static_cast<int64_t>(values.size()) != placed.numel) {
-    return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' has ", values.size(),
-                                                   " elements, the parameter ", placed.numel));
+    return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' has ",
+                                                   values.size(), " elements, the parameter ",
+                                                   placed.numel));
   }
   if (!placed.spec.requires_grad) {
     return absl::InvalidArgumentError(absl::StrCat("'", placed.spec.name, "' takes no gradient"));
@@ -117,7 +120,9 @@ absl::Status Session::Reduce(int unit) {
 }
 
 absl::Status Session::Initialize(const Filler& fill) {
-  if (initialized()) return absl::FailedPreconditionError(absl::StrCat("job '", options_.job_id, "' has its initial values already"));
+  if (initialized())
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", options_.job_id, "' has its initial values already"));
   for (int unit = 0; unit < num_units(); ++unit) {
     RETURN_IF_ERROR(AwaitSlot(unit));
     slot_user_[plan_.units()[unit].gradient_slot] = unit;

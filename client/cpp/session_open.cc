@@ -26,7 +26,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& opt
 
 absl::Status Session::Attach() {
   const absl::Time deadline = absl::Now() + options_.attach_timeout;
-  ASSIGN_OR_RETURN(layout_, ModelLayout::Create(options_.model, options_.config.layout, options_.config.world_size));
+  ASSIGN_OR_RETURN(layout_, ModelLayout::Create(options_.model, options_.config.layout,
+                                                options_.config.world_size));
   ASSIGN_OR_RETURN(plan_, JobMemory::Create(layout_, options_.config));
   v1::CreateJobRequest create;
   create.set_request_id(NewRequestId());
@@ -42,8 +43,9 @@ absl::Status Session::Attach() {
   request.set_rank(options_.rank);
   request.set_world_size(options_.config.world_size);
   request.set_layout_digest(LayoutDigest(layout_));
-  ASSIGN_OR_RETURN(const v1::AttachResponse response,
-                   AttachToRank(options_.worker_address, request, options_.wait_if_attached, deadline));
+  ASSIGN_OR_RETURN(
+      const v1::AttachResponse response,
+      AttachToRank(options_.worker_address, request, options_.wait_if_attached, deadline));
   ASSIGN_OR_RETURN(lease_, ConnectPacketSocket(response.descriptor_socket()));
   RETURN_IF_ERROR(SendPacket(lease_.get(), response.ticket()));
   ASSIGN_OR_RETURN(Packet packet, ReceivePacket(lease_.get()));
@@ -53,7 +55,8 @@ absl::Status Session::Attach() {
   RETURN_IF_ERROR(MapRegions(std::move(packet.fds)));
   epoch_ = static_cast<uint32_t>(response.epoch());
   // The epoch opens the rank's page a moment after the worker heard of it.
-  const absl::Status opened = Await("the rank's executor", [this] { return page()->epoch.load() >= epoch_; });
+  const absl::Status opened =
+      Await("the rank's executor", [this] { return page()->epoch.load() >= epoch_; });
   if (absl::IsAborted(opened)) return Recover();
   RETURN_IF_ERROR(opened);
   epoch_ = page()->epoch.load();
@@ -61,7 +64,8 @@ absl::Status Session::Attach() {
   // A trainer before this one may have left units unsharded or operations pending; only a new
   // epoch is certain to be clean, and the death of that trainer has begun one.
   for (int unit = 0; unit < num_units(); ++unit) {
-    if (page()->units[unit].state.load() != static_cast<uint32_t>(UnitState::kSharded)) windows_[unit] = Window::kOpen;
+    if (page()->units[unit].state.load() != static_cast<uint32_t>(UnitState::kSharded))
+      windows_[unit] = Window::kOpen;
     unshards_[unit] = page()->units[unit].unsharded.load();
     gradients_[unit].submitted = page()->units[unit].reduced.load();
   }
@@ -75,8 +79,10 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
   ASSIGN_OR_RETURN(control_, Mapping::CreateWhole(fds[2].get(), Access::kReadWrite));
   if (parameters_.size_bytes() < plan_.parameter_region_bytes() ||
       gradient_region_.size_bytes() < plan_.gradient_region_bytes() ||
-      control_.size_bytes() < static_cast<int64_t>(sizeof(ControlPage)) || page()->version != kControlPageVersion) {
-    return absl::FailedPreconditionError("the worker is of another version: its memory has another form");
+      control_.size_bytes() < static_cast<int64_t>(sizeof(ControlPage)) ||
+      page()->version != kControlPageVersion) {
+    return absl::FailedPreconditionError(
+        "the worker is of another version: its memory has another form");
   }
   gradient_region_.Populate();
   if (!options_.guard_windows) return absl::OkStatus();
@@ -84,7 +90,8 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
   for (const UnitMemory& unit : plan_.units()) {
     pages.push_back({parameters_.data() + unit.parameter_offset_bytes, unit.parameter_bytes});
   }
-  guard_ = std::make_unique<WindowGuard>(&layout_, std::move(pages), SizeBytes(options_.config.compute_dtype));
+  guard_ = std::make_unique<WindowGuard>(&layout_, std::move(pages),
+                                         SizeBytes(options_.config.compute_dtype));
   return absl::OkStatus();
 }
 
@@ -112,10 +119,12 @@ absl::Status Session::Recover() {
     pollfd lease = {lease_.get(), POLLIN, 0};
     if (poll(&lease, 1, 0) > 0) return absl::UnavailableError("the worker is gone");
     if (absl::Now() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
-                                                      "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes)));
+      return absl::DeadlineExceededError(
+          absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
+                       "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes)));
     }
-    if (page()->epoch.load() <= epoch_) WaitForChange(page()->events, seen, absl::Now() + absl::Milliseconds(100));
+    if (page()->epoch.load() <= epoch_)
+      WaitForChange(page()->events, seen, absl::Now() + absl::Milliseconds(100));
   }
   epoch_ = page()->epoch.load();
   ResetEpoch();
@@ -135,10 +144,12 @@ absl::Status Session::Await(const std::string& what, const std::function<bool()>
   const absl::Time deadline = absl::Now() + options_.operation_timeout;
   while (true) {
     // In slices, to notice when the worker is gone and nobody will ever answer.
-    absl::Status status = AwaitEvent(*page(), epoch_, std::min(deadline, absl::Now() + absl::Seconds(1)), what, done);
+    absl::Status status =
+        AwaitEvent(*page(), epoch_, std::min(deadline, absl::Now() + absl::Seconds(1)), what, done);
     if (!absl::IsDeadlineExceeded(status)) return status;
     pollfd lease = {lease_.get(), POLLIN, 0};
-    if (poll(&lease, 1, 0) > 0) return absl::UnavailableError(absl::StrCat("the worker is gone (waiting for ", what, ")"));
+    if (poll(&lease, 1, 0) > 0)
+      return absl::UnavailableError(absl::StrCat("the worker is gone (waiting for ", what, ")"));
     if (absl::Now() >= deadline) return status;
   }
 }

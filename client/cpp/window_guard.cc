@@ -46,8 +46,12 @@ void InstallOnce() {
 
 }  // namespace
 
-WindowGuard::WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units, int64_t element_bytes)
-    : layout_(layout), units_(std::move(units)), element_bytes_(element_bytes), open_(units_.size(), 1) {
+WindowGuard::WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units,
+                         int64_t element_bytes)
+    : layout_(layout),
+      units_(std::move(units)),
+      element_bytes_(element_bytes),
+      open_(units_.size(), 1) {
   InstallOnce();
   for (auto& entry : guards) {
     const WindowGuard* none = nullptr;
@@ -77,7 +81,8 @@ absl::Status WindowGuard::Close(int unit) {
 }
 
 absl::Status WindowGuard::Protect(int unit, int protection) {
-  if (mprotect(units_[unit].begin, units_[unit].size_bytes, protection) == 0) return absl::OkStatus();
+  if (mprotect(units_[unit].begin, units_[unit].size_bytes, protection) == 0)
+    return absl::OkStatus();
   return ErrnoStatus(errno, "protect the parameters of a unit");
 }
 

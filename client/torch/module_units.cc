@@ -28,14 +28,16 @@ absl::StatusOr<DType> FromScalarType(torch::ScalarType type, const std::string& 
     case torch::kInt32:
       return DType::kInt32;
     default:
-      return absl::InvalidArgumentError(absl::StrCat("parameter '", name, "': its dtype cannot be sharded"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter '", name, "': its dtype cannot be sharded"));
   }
 }
 
 class Walk {
  public:
   absl::Status Visit(torch::nn::Module& module, const std::string& prefix, int unit) {
-    if (auto* sharded = dynamic_cast<ShardedBase*>(&module); sharded != nullptr && !prefix.empty()) {
+    if (auto* sharded = dynamic_cast<ShardedBase*>(&module);
+        sharded != nullptr && !prefix.empty()) {
       unit = static_cast<int>(units_.modules.size());
       AddUnit(sharded, prefix.substr(0, prefix.size() - 1));
     }
@@ -69,8 +71,9 @@ class Walk {
       units_.parameters[unit].push_back(tensor);
     } else if (it->second.unit != unit) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "parameter '", name, "' of unit '", units_.model.units[unit].name, "' is also '", it->second.name,
-          "' of unit '", units_.model.units[it->second.unit].name, "': a parameter may be shared within a unit only"));
+          "parameter '", name, "' of unit '", units_.model.units[unit].name, "' is also '",
+          it->second.name, "' of unit '", units_.model.units[it->second.unit].name,
+          "': a parameter may be shared within a unit only"));
     } else {
       spec.shared_with = it->second.name;
     }
@@ -86,7 +89,8 @@ class Walk {
 
 absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root) {
   auto* sharded = dynamic_cast<ShardedBase*>(&root);
-  if (sharded == nullptr) return absl::InvalidArgumentError("the root module is no tessera::Sharded<>");
+  if (sharded == nullptr)
+    return absl::InvalidArgumentError("the root module is no tessera::Sharded<>");
   Walk walk;
   walk.AddUnit(sharded, "root");
   RETURN_IF_ERROR(walk.Visit(root, "", 0));

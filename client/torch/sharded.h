@@ -111,7 +111,8 @@ class Sharded : public M, public ShardedBase {
       observer_->PostForward(unit_);
     } else {
       Result result = M::forward(std::forward<Args>(args)...);
-      ForEachTensor(result, [this](const torch::Tensor& tensor) { observer_->WatchOutput(unit_, tensor); });
+      ForEachTensor(result,
+                    [this](const torch::Tensor& tensor) { observer_->WatchOutput(unit_, tensor); });
       observer_->PostForward(unit_);
       return result;
     }
@@ -122,7 +123,8 @@ class Sharded : public M, public ShardedBase {
   // readable until the end of backward, which is safe.
   template <typename T>
   void WatchArgument(const T& argument) {
-    if constexpr (std::is_same_v<std::decay_t<T>, torch::Tensor>) observer_->WatchInput(unit_, argument);
+    if constexpr (std::is_same_v<std::decay_t<T>, torch::Tensor>)
+      observer_->WatchInput(unit_, argument);
   }
 };
 

@@ -36,7 +36,8 @@ class AfterAccumulation : public torch::autograd::FunctionPostHook {
 
 class ShardedModelImpl : public ShardedModel, public UnitObserver {
  public:
-  ShardedModelImpl(std::shared_ptr<torch::nn::Module> root, ModuleUnits units, std::unique_ptr<Session> session)
+  ShardedModelImpl(std::shared_ptr<torch::nn::Module> root, ModuleUnits units,
+                   std::unique_ptr<Session> session)
       : root_(std::move(root)),
         units_(std::move(units)),
         session_(std::move(session)),
@@ -79,14 +80,16 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   bool in_backward_ = false;
   std::vector<int> forward_order_;  // Of this iteration.
   std::vector<UnitBackward> backward_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // For hooks in graphs that outlive this.
+  std::shared_ptr<bool> alive_ =
+      std::make_shared<bool>(true);  // For hooks in graphs that outlive this.
 };
 
 ShardedModelImpl::~ShardedModelImpl() {
   *alive_ = false;
   for (ShardedBase* module : units_.modules) module->AttachUnit(nullptr, -1);
   for (auto& parameters : units_.parameters) {
-    for (torch::Tensor& parameter : parameters) parameter.set_data(torch::empty({0}, parameter.options()));
+    for (torch::Tensor& parameter : parameters)
+      parameter.set_data(torch::empty({0}, parameter.options()));
   }
 }
 
@@ -98,24 +101,28 @@ absl::Status ShardedModelImpl::Open() {
   }
   UseClusterMemory();
   HookParameters();
-  for (size_t unit = 0; unit < units_.modules.size(); ++unit) units_.modules[unit]->AttachUnit(this, unit);
+  for (size_t unit = 0; unit < units_.modules.size(); ++unit)
+    units_.modules[unit]->AttachUnit(this, unit);
   return absl::OkStatus();
 }
 
 absl::Status ShardedModelImpl::InitializeFromModule() {
   return session_->Initialize([this](int unit, int parameter, absl::Span<float> values) {
-    const torch::Tensor source = units_.parameters[unit][parameter].detach().to(torch::kFloat32).contiguous();
+    const torch::Tensor source =
+        units_.parameters[unit][parameter].detach().to(torch::kFloat32).contiguous();
     memcpy(values.data(), source.data_ptr<float>(), values.size() * sizeof(float));
   });
 }
 
 void ShardedModelImpl::UseClusterMemory() {
-  const auto dtype = session_->config().compute_dtype == DType::kBf16 ? torch::kBFloat16 : torch::kFloat32;
+  const auto dtype =
+      session_->config().compute_dtype == DType::kBf16 ? torch::kBFloat16 : torch::kFloat32;
   for (size_t unit = 0; unit < units_.parameters.size(); ++unit) {
     for (size_t p = 0; p < units_.parameters[unit].size(); ++p) {
       torch::Tensor& parameter = units_.parameters[unit][p];
       void* address = const_cast<std::byte*>(session_->parameter(unit, p));
-      parameter.set_data(torch::from_blob(address, parameter.sizes(), torch::TensorOptions().dtype(dtype)));
+      parameter.set_data(
+          torch::from_blob(address, parameter.sizes(), torch::TensorOptions().dtype(dtype)));
     }
   }
 }
@@ -126,9 +133,10 @@ void ShardedModelImpl::HookParameters() {
       const torch::Tensor& parameter = units_.parameters[unit][p];
       if (!parameter.requires_grad()) continue;
       auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-      accumulator->add_post_hook(std::make_unique<AfterAccumulation>([this, alive = alive_, unit, p] {
-        if (*alive) OnParameterGradient(unit, p);
-      }));
+      accumulator->add_post_hook(
+          std::make_unique<AfterAccumulation>([this, alive = alive_, unit, p] {
+            if (*alive) OnParameterGradient(unit, p);
+          }));
       accumulators_.push_back(std::move(accumulator));
     }
   }
@@ -142,7 +150,8 @@ void ShardedModelImpl::PreForward(int unit) {
 }
 
 void ShardedModelImpl::WatchInput(int unit, const torch::Tensor& input) {
-  if (in_backward_ || !torch::GradMode::is_enabled() || !input.defined() || !input.requires_grad()) return;
+  if (in_backward_ || !torch::GradMode::is_enabled() || !input.defined() || !input.requires_grad())
+    return;
   ++backward_[unit].inputs_left;
   input.register_hook([this, alive = alive_, unit](const torch::Tensor&) {
     if (!*alive) return;
@@ -152,7 +161,9 @@ void ShardedModelImpl::WatchInput(int unit, const torch::Tensor& input) {
 }
 
 void ShardedModelImpl::WatchOutput(int unit, const torch::Tensor& output) {
-  if (in_backward_ || !torch::GradMode::is_enabled() || !output.defined() || !output.requires_grad()) return;
+  if (in_backward_ || !torch::GradMode::is_enabled() || !output.defined() ||
+      !output.requires_grad())
+    return;
   output.register_hook([this, alive = alive_, unit](const torch::Tensor&) {
     if (*alive) PreBackward(unit);
   });
@@ -225,7 +236,8 @@ void ShardedModelImpl::Forget() {
   }
 }
 
-absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step_body, int* redone) {
+absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step_body,
+                                       int* redone) {
   return session_->RunStep(
       [&]() -> absl::Status {
         Forget();
@@ -240,12 +252,13 @@ absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(std::shared_ptr<torch::nn::Module> root,
-                                                                   SessionOptions options) {
+absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
+    std::shared_ptr<torch::nn::Module> root, SessionOptions options) {
   ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root));
   options.model = units.model;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(options));
-  auto model = std::make_unique<ShardedModelImpl>(std::move(root), std::move(units), std::move(session));
+  auto model =
+      std::make_unique<ShardedModelImpl>(std::move(root), std::move(units), std::move(session));
   RETURN_IF_ERROR(model->Open());
   return model;
 }

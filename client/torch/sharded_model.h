@@ -12,13 +12,14 @@
 //   }
 //
 // Attaching replaces the parameters' memory by the cluster's: initial values come from the module
-// when the job is new, else the module takes the job's. Parameters lie at stable addresses, so views
-// that autograd saved stay valid; they can be read only while their unit is unsharded, and never
-// written. Buffers stay the trainer's own.
+// when the job is new, else the module takes the job's. Parameters lie at stable addresses, so
+// views that autograd saved stay valid; they can be read only while their unit is unsharded, and
+// never written. Buffers stay the trainer's own.
 //
 // Confined to one thread. While attached the module must outlive this, and must not be attached
 // twice. The destructor detaches and leaves each parameter empty, with its name.
-// Source: hook points as torch/distributed/fsdp/_runtime_utils.py; module hooks do not exist in C++.
+// Source: hook points as torch/distributed/fsdp/_runtime_utils.py; module hooks do not exist in
+// C++.
 #ifndef TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
 #define TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
 
@@ -37,8 +38,8 @@ class ShardedModel {
  public:
   // `options.model` is filled in from the module.
   // Errors: as FindUnits (module_units.h) and Session::Open.
-  static absl::StatusOr<std::unique_ptr<ShardedModel>> Attach(std::shared_ptr<torch::nn::Module> root,
-                                                              SessionOptions options);
+  static absl::StatusOr<std::unique_ptr<ShardedModel>> Attach(
+      std::shared_ptr<torch::nn::Module> root, SessionOptions options);
   virtual ~ShardedModel() = default;
 
   virtual Session& session() = 0;
@@ -46,11 +47,14 @@ class ShardedModel {
 
   // Runs `step_body`; while a rank's failure undid the step, waits for the next epoch and runs it
   // again. Exceptions of the body that carry a status become it.
-  virtual absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr) = 0;
+  virtual absl::Status RunStep(const std::function<absl::Status()>& step_body,
+                               int* redone = nullptr) = 0;
 
   // As Session::Step.
   virtual absl::StatusOr<StepResult> StepWithResult(double learning_rate_scale = 1.0) = 0;
-  absl::Status Step(double learning_rate_scale = 1.0) { return StepWithResult(learning_rate_scale).status(); }
+  absl::Status Step(double learning_rate_scale = 1.0) {
+    return StepWithResult(learning_rate_scale).status();
+  }
 
   // While one lives, backward accumulates on this rank and reduces nothing (the first backward
   // after it does). Needs config.gradient_slots = 0.

@@ -1,11 +1,12 @@
 // A module sharded over ranks (threads of this process) trains as the plain module does.
+#include "client/torch/sharded.h"
+
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/barrier.h"
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
-#include "client/torch/sharded.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
 
@@ -36,7 +37,8 @@ struct ModelImpl : torch::nn::Module {
     embedding = register_parameter("embedding", torch::randn({11, 8}) * 0.3);
     register_parameter("head", embedding);
     for (int i = 0; i < blocks_count; ++i) {
-      blocks.push_back(register_module(absl::StrCat("block", i), std::make_shared<Sharded<BlockImpl>>(8)));
+      blocks.push_back(
+          register_module(absl::StrCat("block", i), std::make_shared<Sharded<BlockImpl>>(8)));
     }
     unused = register_parameter("unused", torch::ones({3}));
   }
@@ -55,7 +57,8 @@ torch::Tensor Tokens(int64_t step, int rank) {
 }
 
 torch::Tensor Loss(Sharded<ModelImpl>& model, const torch::Tensor& tokens) {
-  return torch::nn::functional::cross_entropy(model.forward(tokens).view({-1, 11}), tokens.view({-1}));
+  return torch::nn::functional::cross_entropy(model.forward(tokens).view({-1, 11}),
+                                              tokens.view({-1}));
 }
 
 std::shared_ptr<Sharded<ModelImpl>> MakeModel() {
@@ -74,7 +77,8 @@ std::map<std::string, torch::Tensor> PlainRun(int world_size, int steps) {
   for (int64_t step = 1; step <= steps; ++step) {
     optimizer.zero_grad();
     for (auto& p : trainable) p.mutable_grad() = torch::zeros_like(p);
-    for (int rank = 0; rank < world_size; ++rank) (Loss(*model, Tokens(step, rank)) / world_size).backward();
+    for (int rank = 0; rank < world_size; ++rank)
+      (Loss(*model, Tokens(step, rank)) / world_size).backward();
     optimizer.step();
   }
   std::map<std::string, torch::Tensor> result;
@@ -107,7 +111,8 @@ class ShardedTest : public testing::Test {
   }
   void ForEachRank(int world_size, const std::function<void(int)>& body) {
     std::vector<std::thread> trainers;
-    for (int rank = 0; rank < world_size; ++rank) trainers.emplace_back([&body, rank] { body(rank); });
+    for (int rank = 0; rank < world_size; ++rank)
+      trainers.emplace_back([&body, rank] { body(rank); });
     for (std::thread& trainer : trainers) trainer.join();
   }
   std::unique_ptr<LocalCluster> cluster_;
@@ -140,15 +145,18 @@ TEST_P(StrategyTest, TrainsAsThePlainModuleDoes) {
     std::vector<std::string> names;
     for (auto& item : model->named_parameters()) {
       names.push_back(item.key());
-      EXPECT_LT((item.value() - expected.at(item.key())).abs().max().item<float>(), 2e-6f) << item.key();
+      EXPECT_LT((item.value() - expected.at(item.key())).abs().max().item<float>(), 2e-6f)
+          << item.key();
     }
-    EXPECT_THAT(names, testing::Contains("block1.in.weight")) << "names are those of the plain module";
+    EXPECT_THAT(names, testing::Contains("block1.in.weight"))
+        << "names are those of the plain module";
     EXPECT_EQ(model->blocks[0]->counter.item<int64_t>(), kSteps) << "buffers stay the trainer's";
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, StrategyTest,
-                         testing::Values(Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard));
+                         testing::Values(Strategy::kFullShard, Strategy::kShardGradOp,
+                                         Strategy::kNoShard));
 
 TEST_F(ShardedTest, NoSyncAccumulatesWithoutReducing) {
   constexpr int kWorldSize = 2;
@@ -190,7 +198,8 @@ TEST_F(ShardedTest, UseOutsideItsWindowNamesTheParameter) {
   auto model = MakeModel();
   auto sharded = ShardedModel::Attach(model, OptionsFor(0, 1));
   ASSERT_OK(sharded);
-  EXPECT_EXIT({ (void)model->blocks[1]->out->weight.sum().item<float>(); }, testing::KilledBySignal(SIGSEGV),
+  EXPECT_EXIT({ (void)model->blocks[1]->out->weight.sum().item<float>(); },
+              testing::KilledBySignal(SIGSEGV),
               "parameter 'block1.out.weight' of unit 'block1' was used while the unit is sharded");
 }
 
@@ -208,7 +217,8 @@ struct TiedAcross : torch::nn::Module {
 TEST_F(ShardedTest, ParameterInTwoUnitsIsRefusedWithBothNames) {
   EXPECT_THAT(ShardedModel::Attach(std::make_shared<Sharded<TiedAcross>>(), OptionsFor(0, 1)),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       testing::AllOf(HasSubstr("block.tied"), HasSubstr("'weight'"), HasSubstr("'root'"))));
+                       testing::AllOf(HasSubstr("block.tied"), HasSubstr("'weight'"),
+                                      HasSubstr("'root'"))));
 }
 
 TEST_F(ShardedTest, PlainRootIsRefused) {

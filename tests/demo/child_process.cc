@@ -18,9 +18,10 @@ int StatusOf(int raw) { return WIFSIGNALED(raw) ? 128 + WTERMSIG(raw) : WEXITSTA
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const std::vector<std::string>& args,
-                                                                  const std::string& log_path) {
-  if (access(args[0].c_str(), X_OK) != 0) return ErrnoStatus(errno, absl::StrCat("binary ", args[0]));
+absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
+    const std::vector<std::string>& args, const std::string& log_path) {
+  if (access(args[0].c_str(), X_OK) != 0)
+    return ErrnoStatus(errno, absl::StrCat("binary ", args[0]));
   int pipe_fds[2];
   if (pipe2(pipe_fds, O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
   UniqueFd read_end(pipe_fds[0]), write_end(pipe_fds[1]);

@@ -13,17 +13,27 @@ int main(int argc, char** argv) {
   options.output_dir = "out/demo";
   std::string json_path;
   bool no_kill = false, no_compare = false;
-  CLI::App app("Trains a byte-level GPT on real text over a cluster of processes, through a killed trainer.");
+  CLI::App app(
+      "Trains a byte-level GPT on real text over a cluster of processes, through a killed "
+      "trainer.");
   app.add_option("--coordinator-binary", options.coordinator_binary)->required()->group("");
   app.add_option("--worker-binary", options.worker_binary)->required()->group("");
   app.add_option("--executor-binary", options.executor_binary)->required()->group("");
   app.add_option("--trainer-binary", options.trainer_binary)->required()->group("");
-  app.add_option("--text", options.text, "a text file, or a folder of text files")->capture_default_str();
-  app.add_option("--output-dir", options.output_dir, "for logs and the model")->capture_default_str();
+  app.add_option("--text", options.text, "a text file, or a folder of text files")
+      ->capture_default_str();
+  app.add_option("--output-dir", options.output_dir, "for logs and the model")
+      ->capture_default_str();
   app.add_option("--steps", options.steps)->capture_default_str()->check(CLI::Range(3, 1000000));
-  app.add_option("--world-size", options.world_size)->capture_default_str()->check(CLI::Range(1, 64));
-  app.add_option("--batch", options.batch, "windows of a rank and step")->capture_default_str()->check(CLI::Range(1, 4096));
-  app.add_option("--context", options.context, "bytes of a window")->capture_default_str()->check(CLI::Range(2, 4096));
+  app.add_option("--world-size", options.world_size)
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+  app.add_option("--batch", options.batch, "windows of a rank and step")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--context", options.context, "bytes of a window")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 4096));
   app.add_option("--width", options.width)->capture_default_str()->check(CLI::Range(4, 4096));
   app.add_option("--blocks", options.blocks)->capture_default_str()->check(CLI::Range(1, 256));
   app.add_option("--json", json_path, "also write the report to this file as JSON");

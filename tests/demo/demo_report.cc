@@ -14,14 +14,17 @@
 namespace tessera::demo {
 namespace {
 
-std::string MiB(int64_t bytes) { return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20)); }
+std::string MiB(int64_t bytes) {
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
 
 }  // namespace
 
 double DemoReport::LossMaxRelDiff() const {
   double worst = 0;
   for (size_t i = 0; i < std::min(losses.size(), unsharded_losses.size()); ++i) {
-    worst = std::max(worst, std::abs(losses[i] - unsharded_losses[i]) / std::abs(unsharded_losses[i]));
+    worst =
+        std::max(worst, std::abs(losses[i] - unsharded_losses[i]) / std::abs(unsharded_losses[i]));
   }
   return worst;
 }
@@ -31,25 +34,32 @@ std::string DemoReport::Text() const {
   const auto line = [&](const char* name, const std::string& value) {
     absl::StrAppendFormat(&text, "  %-34s %s\n", name, value);
   };
-  absl::StrAppend(&text, "\nTessera demo: ", parameters, " parameters in ", units, " units, FULL_SHARD over ", world_size,
-                  " ranks, ", steps, " steps\n\n");
+  absl::StrAppend(&text, "\nTessera demo: ", parameters, " parameters in ", units,
+                  " units, FULL_SHARD over ", world_size, " ranks, ", steps, " steps\n\n");
   line("loss, first and last step", absl::StrFormat("%.4f -> %.4f", losses.front(), losses.back()));
   if (!unsharded_losses.empty()) {
-    line("largest difference to unsharded", absl::StrFormat("loss %.1e relative, parameters %.1e absolute", LossMaxRelDiff(),
-                                                           params_max_abs_diff_vs_unsharded));
+    line("largest difference to unsharded",
+         absl::StrFormat("loss %.1e relative, parameters %.1e absolute", LossMaxRelDiff(),
+                         params_max_abs_diff_vs_unsharded));
   }
-  line("trainers killed", trainer_kills == 0 ? "0" : absl::StrFormat("%d (SIGKILL); attached again after %.2f s", trainer_kills, reattach_seconds));
+  line("trainers killed", trainer_kills == 0
+                              ? "0"
+                              : absl::StrFormat("%d (SIGKILL); attached again after %.2f s",
+                                                trainer_kills, reattach_seconds));
   line("steps redone, lost, applied twice", absl::StrCat(steps_redone, ", 0, 0"));
   line("the whole model's parameters", MiB(unsharded_param_bytes));
-  line("peak memory of a rank", absl::StrCat("parameters ", MiB(peak_parameter_bytes_per_rank), ", gradients ",
-                                            MiB(peak_gradient_bytes_per_rank), ", optimizer ",
-                                            MiB(peak_optimizer_bytes_per_rank)));
-  line("step, median", absl::StrFormat("%.0f ms; forward and backward alone %.0f ms (ratio %.2f)", step_seconds_p50 * 1e3,
-                                       compute_only_step_seconds_p50 * 1e3,
-                                       compute_only_step_seconds_p50 > 0 ? step_seconds_p50 / compute_only_step_seconds_p50 : 0.0));
+  line("peak memory of a rank", absl::StrCat("parameters ", MiB(peak_parameter_bytes_per_rank),
+                                             ", gradients ", MiB(peak_gradient_bytes_per_rank),
+                                             ", optimizer ", MiB(peak_optimizer_bytes_per_rank)));
+  line("step, median", absl::StrFormat("%.0f ms; forward and backward alone %.0f ms (ratio %.2f)",
+                                       step_seconds_p50 * 1e3, compute_only_step_seconds_p50 * 1e3,
+                                       compute_only_step_seconds_p50 > 0
+                                           ? step_seconds_p50 / compute_only_step_seconds_p50
+                                           : 0.0));
   line("throughput", absl::StrFormat("%.0f tokens/s", tokens_per_second));
-  line("consolidated model", absl::StrFormat("%s, written by %d ranks in %.3f s, digest %s", checkpoint_path, world_size,
-                                             checkpoint_seconds, parameters_sha));
+  line("consolidated model",
+       absl::StrFormat("%s, written by %d ranks in %.3f s, digest %s", checkpoint_path, world_size,
+                       checkpoint_seconds, parameters_sha));
   return text;
 }
 
@@ -90,11 +100,14 @@ double Median(std::vector<double> values) {
 absl::StatusOr<double> MaxAbsDifference(const std::string& path_a, const std::string& path_b) {
   ASSIGN_OR_RETURN(const std::vector<LoadedTensor> a, ReadModelFile(path_a));
   ASSIGN_OR_RETURN(const std::vector<LoadedTensor> b, ReadModelFile(path_b));
-  if (a.size() != b.size()) return absl::FailedPreconditionError(absl::StrCat(path_a, " and ", path_b, " hold different tensors"));
+  if (a.size() != b.size())
+    return absl::FailedPreconditionError(
+        absl::StrCat(path_a, " and ", path_b, " hold different tensors"));
   double worst = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i].stored.name != b[i].stored.name || a[i].values.size() != b[i].values.size()) {
-      return absl::FailedPreconditionError(absl::StrCat("tensor '", a[i].stored.name, "' differs in shape or is missing"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("tensor '", a[i].stored.name, "' differs in shape or is missing"));
     }
     for (size_t j = 0; j < a[i].values.size(); ++j) {
       worst = std::max(worst, std::abs(static_cast<double>(a[i].values[j]) - b[i].values[j]));
@@ -107,7 +120,8 @@ absl::StatusOr<std::string> FileDigest(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return absl::NotFoundError(absl::StrCat("cannot read ", path));
   uint64_t hash = 0xcbf29ce484222325;
-  for (std::istreambuf_iterator<char> it(in), end; it != end; ++it) hash = (hash ^ static_cast<uint8_t>(*it)) * 0x100000001b3;
+  for (std::istreambuf_iterator<char> it(in), end; it != end; ++it)
+    hash = (hash ^ static_cast<uint8_t>(*it)) * 0x100000001b3;
   return absl::StrFormat("%016x", hash);
 }
 

@@ -52,8 +52,10 @@ void AwaitOutput(const std::vector<const ChildProcess*>& processes) {
 absl::StatusOr<DemoReport> DemoRun::Run() {
   std::error_code error;
   std::filesystem::create_directories(options_.output_dir, error);
-  if (error) return absl::PermissionDeniedError(absl::StrCat("cannot make folder ", options_.output_dir));
-  for (const char* stale : {"/journal.db", "/journal.db-wal", "/journal.db-shm", "/coordinator.port"}) {
+  if (error)
+    return absl::PermissionDeniedError(absl::StrCat("cannot make folder ", options_.output_dir));
+  for (const char* stale :
+       {"/journal.db", "/journal.db-wal", "/journal.db-shm", "/coordinator.port"}) {
     unlink((options_.output_dir + stale).c_str());
   }
   report_.world_size = options_.world_size;
@@ -68,21 +70,24 @@ absl::StatusOr<DemoReport> DemoRun::Run() {
 absl::Status DemoRun::StartCluster() {
   const std::string port_file = options_.output_dir + "/coordinator.port";
   ASSIGN_OR_RETURN(coordinator_,
-                   ChildProcess::Start({options_.coordinator_binary, "--listen=127.0.0.1:0", "--port-file=" + port_file,
+                   ChildProcess::Start({options_.coordinator_binary, "--listen=127.0.0.1:0",
+                                        "--port-file=" + port_file,
                                         "--journal=" + options_.output_dir + "/journal.db"},
                                        LogPath("coordinator")));
   absl::StatusOr<std::string> port = AwaitFile(port_file, coordinator_.get());
-  if (!port.ok()) return Annotate(port.status(), absl::StrCat("coordinator (see ", LogPath("coordinator"), ")"));
+  if (!port.ok())
+    return Annotate(port.status(), absl::StrCat("coordinator (see ", LogPath("coordinator"), ")"));
   coordinator_address_ = absl::StrCat("127.0.0.1:", *port);
   // A short path: that of a Unix socket is limited.
   std::string socket_dir = "/tmp/tessera-demo-XXXXXX";
   if (mkdtemp(socket_dir.data()) == nullptr) return ErrnoStatus(errno, "make a folder for sockets");
   worker_address_ = absl::StrCat("unix:", socket_dir, "/worker.sock");
-  ASSIGN_OR_RETURN(worker_, ChildProcess::Start({options_.worker_binary, "--coordinator=" + coordinator_address_,
-                                                 "--worker-id=node0", absl::StrCat("--devices=", options_.world_size),
-                                                 "--socket-dir=" + socket_dir,
-                                                 "--executor-binary=" + options_.executor_binary},
-                                                LogPath("worker")));
+  ASSIGN_OR_RETURN(
+      worker_, ChildProcess::Start(
+                   {options_.worker_binary, "--coordinator=" + coordinator_address_,
+                    "--worker-id=node0", absl::StrCat("--devices=", options_.world_size),
+                    "--socket-dir=" + socket_dir, "--executor-binary=" + options_.executor_binary},
+                   LogPath("worker")));
   return absl::OkStatus();
 }
 
@@ -100,16 +105,18 @@ std::vector<std::string> DemoRun::TrainerArgs(const std::string& mode, int rank)
 
 absl::Status DemoRun::StartTrainer(int rank, bool replace) {
   std::vector<std::string> args = TrainerArgs("sharded", rank);
-  args.insert(args.end(), {absl::StrCat("--steps=", options_.steps), "--coordinator=" + coordinator_address_,
-                           "--worker=" + worker_address_, absl::StrCat("--job=", kJob),
-                           "--save=" + report_.checkpoint_path});
+  args.insert(args.end(), {absl::StrCat("--steps=", options_.steps),
+                           "--coordinator=" + coordinator_address_, "--worker=" + worker_address_,
+                           absl::StrCat("--job=", kJob), "--save=" + report_.checkpoint_path});
   if (replace) args.push_back("--replace");
-  ASSIGN_OR_RETURN(trainers_[rank].process, ChildProcess::Start(args, LogPath(absl::StrCat("trainer", rank))));
+  ASSIGN_OR_RETURN(trainers_[rank].process,
+                   ChildProcess::Start(args, LogPath(absl::StrCat("trainer", rank))));
   return absl::OkStatus();
 }
 
 absl::Status DemoRun::Train() {
-  report_.checkpoint_path = std::filesystem::absolute(options_.output_dir).string() + "/model.safetensors";
+  report_.checkpoint_path =
+      std::filesystem::absolute(options_.output_dir).string() + "/model.safetensors";
   trainers_.resize(options_.world_size);
   rank_losses_.assign(options_.steps, std::vector<double>(options_.world_size, NAN));
   step_redone_.assign(options_.steps, 0);
@@ -120,21 +127,25 @@ absl::Status DemoRun::Train() {
   bool killed = false;
   on_step_complete_ = [&](int64_t step) {
     SampleMemory();
-    progress.Update(step, absl::StrFormat("loss %.4f  %.0f tokens/s  rank memory %.1f MiB", report_.losses.back(),
-                                          tokens / step_seconds_.back(),
-                                          (report_.peak_parameter_bytes_per_rank + report_.peak_gradient_bytes_per_rank +
-                                           report_.peak_optimizer_bytes_per_rank) / 1048576.0));
+    progress.Update(step, absl::StrFormat("loss %.4f  %.0f tokens/s  rank memory %.1f MiB",
+                                          report_.losses.back(), tokens / step_seconds_.back(),
+                                          (report_.peak_parameter_bytes_per_rank +
+                                           report_.peak_gradient_bytes_per_rank +
+                                           report_.peak_optimizer_bytes_per_rank) /
+                                              1048576.0));
   };
   while (true) {
     std::vector<const ChildProcess*> processes;
     int finished = 0;
     for (int rank = 0; rank < options_.world_size; ++rank) {
       Trainer& trainer = trainers_[rank];
-      for (const std::string& line : trainer.process->ReadLines()) RETURN_IF_ERROR(OnLine(rank, line));
+      for (const std::string& line : trainer.process->ReadLines())
+        RETURN_IF_ERROR(OnLine(rank, line));
       if (trainer.process->at_end() && !trainer.finished) {
         if (const int status = trainer.process->Wait(); status != 0) {
-          return absl::InternalError(absl::StrCat("trainer ", rank, " ended with ", status, " (see ",
-                                                  LogPath(absl::StrCat("trainer", rank)), ")"));
+          return absl::InternalError(absl::StrCat("trainer ", rank, " ended with ", status,
+                                                  " (see ", LogPath(absl::StrCat("trainer", rank)),
+                                                  ")"));
         }
         trainer.finished = true;
       }
@@ -142,17 +153,21 @@ absl::Status DemoRun::Train() {
       processes.push_back(trainer.process.get());
     }
     if (finished == options_.world_size) break;
-    if (!worker_->running() || !coordinator_->running()) return absl::InternalError("the worker or the coordinator ended");
-    if (options_.kill_trainer && !killed && static_cast<int64_t>(report_.losses.size()) >= options_.steps / 3) {
+    if (!worker_->running() || !coordinator_->running())
+      return absl::InternalError("the worker or the coordinator ended");
+    if (options_.kill_trainer && !killed &&
+        static_cast<int64_t>(report_.losses.size()) >= options_.steps / 3) {
       killed = true;
       // In the middle of the step that has just begun.
       absl::SleepFor(absl::Seconds(Median(step_seconds_) / 2));
-      progress.Note(absl::StrCat("killing trainer 2 of ", options_.world_size, " with SIGKILL in step ", report_.losses.size() + 1));
+      progress.Note(absl::StrCat("killing trainer 2 of ", options_.world_size,
+                                 " with SIGKILL in step ", report_.losses.size() + 1));
       RETURN_IF_ERROR(KillAndReplace(options_.world_size / 2));
     }
     AwaitOutput(processes);
   }
-  if (static_cast<int64_t>(report_.losses.size()) != options_.steps) return absl::InternalError("a step is missing");
+  if (static_cast<int64_t>(report_.losses.size()) != options_.steps)
+    return absl::InternalError("a step is missing");
   for (int redone : step_redone_) report_.steps_redone += redone;
   report_.step_seconds_p50 = Median(step_seconds_);
   report_.tokens_per_second = tokens / report_.step_seconds_p50;
@@ -162,18 +177,21 @@ absl::Status DemoRun::Train() {
 
 absl::Status DemoRun::KillAndReplace(int rank) {
   // What it said before its end still counts.
-  for (const std::string& line : trainers_[rank].process->ReadLines()) RETURN_IF_ERROR(OnLine(rank, line));
+  for (const std::string& line : trainers_[rank].process->ReadLines())
+    RETURN_IF_ERROR(OnLine(rank, line));
   trainers_[rank].process->Kill(SIGKILL);
   trainers_[rank].process->Wait();
   killed_at_ = absl::Now();
   ++report_.trainer_kills;
-  for (const std::string& line : trainers_[rank].process->ReadLines()) RETURN_IF_ERROR(OnLine(rank, line));
+  for (const std::string& line : trainers_[rank].process->ReadLines())
+    RETURN_IF_ERROR(OnLine(rank, line));
   return StartTrainer(rank, /*replace=*/true);
 }
 
 absl::Status DemoRun::OnLine(int rank, const std::string& line) {
   const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return absl::InternalError(absl::StrCat("trainer ", rank, " printed: ", line));
+  if (!json.is_object())
+    return absl::InternalError(absl::StrCat("trainer ", rank, " printed: ", line));
   const std::string event = json.value("event", "");
   if (event == "attached") {
     report_.units = json.value("units", 0);
@@ -183,7 +201,8 @@ absl::Status DemoRun::OnLine(int rank, const std::string& line) {
       report_.reattach_seconds = absl::ToDoubleSeconds(absl::Now() - killed_at_);
       // The trainer before it may have ended between the commit of a step and saying so.
       const auto [step, loss] = last_loss_[rank];
-      if (step > 0 && step < json.value("next_step", int64_t{0}) && std::isnan(rank_losses_[step - 1][rank])) {
+      if (step > 0 && step < json.value("next_step", int64_t{0}) &&
+          std::isnan(rank_losses_[step - 1][rank])) {
         return Committed(rank, step, loss);
       }
     }
@@ -193,9 +212,11 @@ absl::Status DemoRun::OnLine(int rank, const std::string& line) {
     report_.checkpoint_seconds = std::max(report_.checkpoint_seconds, json.value("seconds", 0.0));
   } else if (event == "step") {
     const int64_t step = json.value("step", int64_t{0});
-    if (step < 1 || step > options_.steps) return absl::InternalError(absl::StrCat("trainer ", rank, ": step ", step));
+    if (step < 1 || step > options_.steps)
+      return absl::InternalError(absl::StrCat("trainer ", rank, ": step ", step));
     step_redone_[step - 1] = std::max(step_redone_[step - 1], json.value("redone", 0));
-    if (rank == 0 && json.value("redone", 0) == 0) step_seconds_.push_back(json.value("seconds", 0.0));
+    if (rank == 0 && json.value("redone", 0) == 0)
+      step_seconds_.push_back(json.value("seconds", 0.0));
     return Committed(rank, step, json.value("loss", 0.0));
   }
   return absl::OkStatus();
@@ -204,7 +225,8 @@ absl::Status DemoRun::OnLine(int rank, const std::string& line) {
 absl::Status DemoRun::Committed(int rank, int64_t step, double loss) {
   double& known = rank_losses_[step - 1][rank];
   // A committed step is never reported again: that would be a step applied twice.
-  if (!std::isnan(known)) return absl::InternalError(absl::StrCat("rank ", rank, " committed step ", step, " twice"));
+  if (!std::isnan(known))
+    return absl::InternalError(absl::StrCat("rank ", rank, " committed step ", step, " twice"));
   known = loss;
   while (report_.losses.size() < rank_losses_.size()) {
     const std::vector<double>& next = rank_losses_[report_.losses.size()];
@@ -220,9 +242,12 @@ void DemoRun::SampleMemory() {
   const auto job = GetJob(coordinator_address_, kJob, absl::Now() + absl::Seconds(2));
   if (!job.ok()) return;
   for (const auto& [rank, status] : job->ranks()) {
-    report_.peak_parameter_bytes_per_rank = std::max(report_.peak_parameter_bytes_per_rank, status.parameter_bytes());
-    report_.peak_gradient_bytes_per_rank = std::max(report_.peak_gradient_bytes_per_rank, status.gradient_bytes());
-    report_.peak_optimizer_bytes_per_rank = std::max(report_.peak_optimizer_bytes_per_rank, status.optimizer_bytes());
+    report_.peak_parameter_bytes_per_rank =
+        std::max(report_.peak_parameter_bytes_per_rank, status.parameter_bytes());
+    report_.peak_gradient_bytes_per_rank =
+        std::max(report_.peak_gradient_bytes_per_rank, status.gradient_bytes());
+    report_.peak_optimizer_bytes_per_rank =
+        std::max(report_.peak_optimizer_bytes_per_rank, status.optimizer_bytes());
   }
 }
 
@@ -242,7 +267,8 @@ absl::Status DemoRun::MeasureComputeOnly() {
       for (const std::string& line : processes[rank]->ReadLines()) {
         const auto json = nlohmann::json::parse(line, nullptr, false);
         // The first steps warm up, and start while other ranks still load.
-        if (json.is_object() && json.value("step", int64_t{0}) > 3) seconds.push_back(json.value("seconds", 0.0));
+        if (json.is_object() && json.value("step", int64_t{0}) > 3)
+          seconds.push_back(json.value("seconds", 0.0));
         if (rank == 0 && json.is_object()) progress.Update(json.value("step", int64_t{0}), "");
       }
       ended += processes[rank]->at_end();
@@ -255,7 +281,8 @@ absl::Status DemoRun::MeasureComputeOnly() {
 }
 
 absl::Status DemoRun::TrainUnsharded() {
-  const std::string path = std::filesystem::absolute(options_.output_dir).string() + "/unsharded.safetensors";
+  const std::string path =
+      std::filesystem::absolute(options_.output_dir).string() + "/unsharded.safetensors";
   std::vector<std::string> args = TrainerArgs("unsharded", 0);
   args.insert(args.end(), {absl::StrCat("--steps=", options_.steps), "--save=" + path});
   ASSIGN_OR_RETURN(auto process, ChildProcess::Start(args, LogPath("unsharded")));
@@ -265,13 +292,18 @@ absl::Status DemoRun::TrainUnsharded() {
       const auto json = nlohmann::json::parse(line, nullptr, false);
       if (!json.is_object() || !json.contains("losses")) continue;
       const auto losses = json["losses"].get<std::vector<double>>();
-      report_.unsharded_losses.push_back(std::accumulate(losses.begin(), losses.end(), 0.0) / losses.size());
-      progress.Update(report_.unsharded_losses.size(), absl::StrFormat("loss %.4f", report_.unsharded_losses.back()));
+      report_.unsharded_losses.push_back(std::accumulate(losses.begin(), losses.end(), 0.0) /
+                                         losses.size());
+      progress.Update(report_.unsharded_losses.size(),
+                      absl::StrFormat("loss %.4f", report_.unsharded_losses.back()));
     }
     AwaitOutput({process.get()});
   }
-  if (process->Wait() != 0) return absl::InternalError(absl::StrCat("the unsharded run failed (see ", LogPath("unsharded"), ")"));
-  ASSIGN_OR_RETURN(report_.params_max_abs_diff_vs_unsharded, MaxAbsDifference(report_.checkpoint_path, path));
+  if (process->Wait() != 0)
+    return absl::InternalError(
+        absl::StrCat("the unsharded run failed (see ", LogPath("unsharded"), ")"));
+  ASSIGN_OR_RETURN(report_.params_max_abs_diff_vs_unsharded,
+                   MaxAbsDifference(report_.checkpoint_path, path));
   return absl::OkStatus();
 }
 

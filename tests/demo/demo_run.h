@@ -52,14 +52,16 @@ class DemoRun {
   absl::Status MeasureComputeOnly();
   absl::Status TrainUnsharded();
   std::vector<std::string> TrainerArgs(const std::string& mode, int rank) const;
-  std::string LogPath(const std::string& name) const { return options_.output_dir + "/" + name + ".log"; }
+  std::string LogPath(const std::string& name) const {
+    return options_.output_dir + "/" + name + ".log";
+  }
 
   const DemoOptions options_;
   DemoReport report_;
   std::unique_ptr<ChildProcess> coordinator_, worker_;
   std::string coordinator_address_, worker_address_;
   std::vector<Trainer> trainers_;
-  std::vector<std::vector<double>> rank_losses_;  // [step - 1][rank]; NaN: not yet.
+  std::vector<std::vector<double>> rank_losses_;       // [step - 1][rank]; NaN: not yet.
   std::vector<std::pair<int64_t, double>> last_loss_;  // By rank: step and loss, maybe uncommitted.
   std::vector<double> step_seconds_;
   std::vector<int> step_redone_;

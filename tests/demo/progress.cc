@@ -27,8 +27,9 @@ void Progress::Update(long done, absl::string_view detail) {
   const std::string text(detail);
   if (terminal_) {
     const int filled = static_cast<int>(kBarWidth * std::min(done, total_) / total_);
-    fprintf(stderr, "\r\x1b[K%s [%s%s] %ld/%ld %s", title_.c_str(), std::string(filled, '#').c_str(),
-            std::string(kBarWidth - filled, '.').c_str(), done, total_, text.c_str());
+    fprintf(stderr, "\r\x1b[K%s [%s%s] %ld/%ld %s", title_.c_str(),
+            std::string(filled, '#').c_str(), std::string(kBarWidth - filled, '.').c_str(), done,
+            total_, text.c_str());
     shown_ = done;
   } else if (done == 1 || done == total_ || done / every_ > shown_ / every_) {
     fprintf(stderr, "%s %ld/%ld %s\n", title_.c_str(), done, total_, text.c_str());

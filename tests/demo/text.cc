@@ -24,9 +24,7 @@ absl::StatusOr<std::string> ReadFile(const fs::path& path) {
 }
 
 // Index files and the like hold bytes that no text does.
-bool LooksLikeText(const std::string& content) {
-  return content.find('\0') == std::string::npos;
-}
+bool LooksLikeText(const std::string& content) { return content.find('\0') == std::string::npos; }
 
 uint64_t Scramble(uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15;
@@ -44,7 +42,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t min_bytes)
     for (const auto& entry : fs::directory_iterator(path, error)) {
       // The fortunes package has an index (.dat) and a link (.u8) beside each text.
       const std::string name = entry.path().filename().string();
-      if (entry.is_regular_file(error) && !entry.is_symlink(error) && !absl::EndsWith(name, ".dat")) {
+      if (entry.is_regular_file(error) && !entry.is_symlink(error) &&
+          !absl::EndsWith(name, ".dat")) {
         files.push_back(entry.path());
       }
     }
@@ -61,8 +60,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t min_bytes)
   }
   if (text.empty()) return absl::InvalidArgumentError(absl::StrCat("text '", path, "' is empty"));
   if (static_cast<int64_t>(text.size()) < min_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("text '", path, "' is too short: ", text.size(), " bytes, at least ", min_bytes, " are needed"));
+    return absl::InvalidArgumentError(absl::StrCat("text '", path, "' is too short: ", text.size(),
+                                                   " bytes, at least ", min_bytes, " are needed"));
   }
   return text;
 }
@@ -70,7 +69,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t min_bytes)
 std::vector<int64_t> WindowStarts(uint64_t seed, int64_t step, int rank, int count, int64_t length,
                                   int64_t text_bytes) {
   std::vector<int64_t> starts;
-  uint64_t state = Scramble(Scramble(Scramble(seed) ^ static_cast<uint64_t>(step)) ^ static_cast<uint64_t>(rank));
+  uint64_t state = Scramble(Scramble(Scramble(seed) ^ static_cast<uint64_t>(step)) ^
+                            static_cast<uint64_t>(rank));
   for (int i = 0; i < count; ++i) {
     state = Scramble(state);
     starts.push_back(static_cast<int64_t>(state % static_cast<uint64_t>(text_bytes - length + 1)));

@@ -20,14 +20,18 @@ class TextTest : public testing::Test {
     ASSERT_NE(mkdtemp(folder_.data()), nullptr);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  void Write(const std::string& name, const std::string& content) { std::ofstream(folder_ + "/" + name) << content; }
+  void Write(const std::string& name, const std::string& content) {
+    std::ofstream(folder_ + "/" + name) << content;
+  }
   std::string folder_;
 };
 
 TEST_F(TextTest, MissingEmptyAndShortTextsAreNamed) {
-  EXPECT_THAT(ReadText("/no/such/text", 1), StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such/text")));
+  EXPECT_THAT(ReadText("/no/such/text", 1),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such/text")));
   Write("empty", "");
-  EXPECT_THAT(ReadText(folder_ + "/empty", 1), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is empty")));
+  EXPECT_THAT(ReadText(folder_ + "/empty", 1),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is empty")));
   Write("short", "four");
   EXPECT_THAT(ReadText(folder_ + "/short", 5),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4 bytes, at least 5")));

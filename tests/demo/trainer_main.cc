@@ -49,7 +49,8 @@ class Batches {
     const int64_t length = flags_.model.context + 1;
     torch::Tensor windows = torch::empty({flags_.batch, length}, torch::kInt64);
     int64_t* out = windows.data_ptr<int64_t>();
-    for (int64_t start : WindowStarts(flags_.seed, step, rank, flags_.batch, length, text_.size())) {
+    for (int64_t start :
+         WindowStarts(flags_.seed, step, rank, flags_.batch, length, text_.size())) {
       for (int64_t i = 0; i < length; ++i) *out++ = static_cast<uint8_t>(text_[start + i]);
     }
     return windows;
@@ -77,25 +78,36 @@ absl::Status RunSharded(const Flags& flags, const Batches& batches) {
   auto model = MakeGpt(flags.model, flags.seed);
   ASSIGN_OR_RETURN(std::unique_ptr<ShardedModel> sharded, ShardedModel::Attach(model, options));
   int64_t parameters = 0;
-  for (const UnitLayout& unit : sharded->session().layout().units) parameters += unit.flat.unpadded_numel();
-  Emit({{"event", "attached"}, {"next_step", sharded->next_step()}, {"seconds", Seconds(absl::Now() - began)},
-        {"units", sharded->session().num_units()}, {"parameters", parameters}});
+  for (const UnitLayout& unit : sharded->session().layout().units)
+    parameters += unit.flat.unpadded_numel();
+  Emit({{"event", "attached"},
+        {"next_step", sharded->next_step()},
+        {"seconds", Seconds(absl::Now() - began)},
+        {"units", sharded->session().num_units()},
+        {"parameters", parameters}});
   while (sharded->next_step() <= flags.steps) {
     const absl::Time step_began = absl::Now();
     const int64_t step = sharded->next_step();
     double loss_value = 0, norm = 0;
     int redone = 0;
-    RETURN_IF_ERROR(sharded->RunStep([&]() -> absl::Status {
-      torch::Tensor loss = NextByteLoss(*model, batches.At(sharded->next_step(), flags.rank));
-      loss.backward();
-      loss_value = loss.item<double>();
-      // Said before the step, so that it is known even if this process ends right after it.
-      Emit({{"event", "loss"}, {"step", sharded->next_step()}, {"loss", loss_value}});
-      ASSIGN_OR_RETURN(const StepResult result, sharded->StepWithResult(Schedule(flags, sharded->next_step())));
-      norm = result.gradient_norm;
-      return absl::OkStatus();
-    }, &redone));
-    Emit({{"event", "step"}, {"step", step}, {"loss", loss_value}, {"norm", norm}, {"redone", redone},
+    RETURN_IF_ERROR(sharded->RunStep(
+        [&]() -> absl::Status {
+          torch::Tensor loss = NextByteLoss(*model, batches.At(sharded->next_step(), flags.rank));
+          loss.backward();
+          loss_value = loss.item<double>();
+          // Said before the step, so that it is known even if this process ends right after it.
+          Emit({{"event", "loss"}, {"step", sharded->next_step()}, {"loss", loss_value}});
+          ASSIGN_OR_RETURN(const StepResult result,
+                           sharded->StepWithResult(Schedule(flags, sharded->next_step())));
+          norm = result.gradient_norm;
+          return absl::OkStatus();
+        },
+        &redone));
+    Emit({{"event", "step"},
+          {"step", step},
+          {"loss", loss_value},
+          {"norm", norm},
+          {"redone", redone},
           {"seconds", Seconds(absl::Now() - step_began)}});
   }
   if (flags.save_path.empty()) return absl::OkStatus();
@@ -119,7 +131,8 @@ absl::Status SavePlain(Gpt& model, const std::string& path) {
   RETURN_IF_ERROR(ModelFile::Create(path, header));
   ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(path, header));
   for (const auto& [name, tensor] : tensors) {
-    RETURN_IF_ERROR(file.WriteSlice(name, 0, absl::MakeConstSpan(tensor.data_ptr<float>(), tensor.numel())));
+    RETURN_IF_ERROR(
+        file.WriteSlice(name, 0, absl::MakeConstSpan(tensor.data_ptr<float>(), tensor.numel())));
   }
   RETURN_IF_ERROR(file.Sync());
   return ModelFile::Publish(path);
@@ -133,7 +146,8 @@ absl::Status RunUnsharded(const Flags& flags, const Batches& batches) {
   for (const torch::Tensor& parameter : model->parameters()) {
     if (seen.insert(parameter.unsafeGetTensorImpl()).second) parameters.push_back(parameter);
   }
-  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(flags.learning_rate).weight_decay(flags.weight_decay));
+  torch::optim::AdamW optimizer(
+      parameters, torch::optim::AdamWOptions(flags.learning_rate).weight_decay(flags.weight_decay));
   for (int64_t step = 1; step <= flags.steps; ++step) {
     const absl::Time began = absl::Now();
     optimizer.zero_grad();
@@ -143,13 +157,19 @@ absl::Status RunUnsharded(const Flags& flags, const Batches& batches) {
       loss.backward();
       losses.push_back(loss.item<double>());
     }
-    for (const torch::Tensor& parameter : parameters) parameter.mutable_grad().div_(flags.world_size);
+    for (const torch::Tensor& parameter : parameters)
+      parameter.mutable_grad().div_(flags.world_size);
     const double norm = torch::nn::utils::clip_grad_norm_(parameters, flags.max_norm);
     for (auto& group : optimizer.param_groups()) {
-      static_cast<torch::optim::AdamWOptions&>(group.options()).lr(flags.learning_rate * Schedule(flags, step));
+      static_cast<torch::optim::AdamWOptions&>(group.options())
+          .lr(flags.learning_rate * Schedule(flags, step));
     }
     optimizer.step();
-    Emit({{"event", "step"}, {"step", step}, {"losses", losses}, {"norm", norm}, {"seconds", Seconds(absl::Now() - began)}});
+    Emit({{"event", "step"},
+          {"step", step},
+          {"losses", losses},
+          {"norm", norm},
+          {"seconds", Seconds(absl::Now() - began)}});
   }
   return SavePlain(*model, flags.save_path);
 }

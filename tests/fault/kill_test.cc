@@ -39,7 +39,8 @@ std::vector<int> ProcessesNaming(const std::string& needle) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     int pid;
     if (!absl::SimpleAtoi(entry.path().filename().string(), &pid) || pid == getpid()) continue;
-    if (absl::StrContains(ReadFile(entry.path().string() + "/cmdline"), needle)) pids.push_back(pid);
+    if (absl::StrContains(ReadFile(entry.path().string() + "/cmdline"), needle))
+      pids.push_back(pid);
   }
   return pids;
 }
@@ -57,7 +58,8 @@ class KillTest : public testing::Test {
     if (HasFailure()) {
       for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
         if (absl::EndsWith(entry.path().string(), ".log")) {
-          fprintf(stderr, "--- %s\n%s", entry.path().c_str(), ReadFile(entry.path().string()).c_str());
+          fprintf(stderr, "--- %s\n%s", entry.path().c_str(),
+                  ReadFile(entry.path().string()).c_str());
         }
       }
     }
@@ -66,27 +68,33 @@ class KillTest : public testing::Test {
 
   void StartCoordinator() {
     unlink((folder_ + "/port").c_str());
-    auto started = ChildProcess::Start({"coordinator/tessera-coordinator", absl::StrCat("--listen=127.0.0.1:", port_),
-                                        "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"},
-                                       folder_ + "/coordinator.log");
+    auto started = ChildProcess::Start(
+        {"coordinator/tessera-coordinator", absl::StrCat("--listen=127.0.0.1:", port_),
+         "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"},
+        folder_ + "/coordinator.log");
     ASSERT_OK(started);
     coordinator_ = *std::move(started);
-    ASSERT_TRUE(Eventually([this] { return absl::SimpleAtoi(ReadFile(folder_ + "/port"), &port_); }));
+    ASSERT_TRUE(
+        Eventually([this] { return absl::SimpleAtoi(ReadFile(folder_ + "/port"), &port_); }));
   }
   void StartWorker(const std::string& executor_faults = "") {
-    std::vector<std::string> args = {"worker/tessera-worker", absl::StrCat("--coordinator=127.0.0.1:", port_),
-                                     "--worker-id=w", absl::StrCat("--devices=", kWorldSize), "--socket-dir=" + folder_,
-                                     "--executor-binary=worker/tessera-executor"};
+    std::vector<std::string> args = {
+        "worker/tessera-worker",   absl::StrCat("--coordinator=127.0.0.1:", port_),
+        "--worker-id=w",           absl::StrCat("--devices=", kWorldSize),
+        "--socket-dir=" + folder_, "--executor-binary=worker/tessera-executor"};
     if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
     auto started = ChildProcess::Start(args, folder_ + "/worker.log");
     ASSERT_OK(started);
     worker_ = *std::move(started);
   }
   void StartTrainer(int rank, bool replace = false) {
-    std::vector<std::string> args = {"tests/fault/toy_trainer", absl::StrCat("--coordinator=127.0.0.1:", port_),
+    std::vector<std::string> args = {"tests/fault/toy_trainer",
+                                     absl::StrCat("--coordinator=127.0.0.1:", port_),
                                      absl::StrCat("--worker=unix:", folder_, "/worker.sock"),
-                                     absl::StrCat("--rank=", rank), absl::StrCat("--world-size=", kWorldSize),
-                                     absl::StrCat("--steps=", kSteps), "--save=" + model_path()};
+                                     absl::StrCat("--rank=", rank),
+                                     absl::StrCat("--world-size=", kWorldSize),
+                                     absl::StrCat("--steps=", kSteps),
+                                     "--save=" + model_path()};
     if (replace) args.push_back("--replace");
     auto started = ChildProcess::Start(args, folder_ + "/trainer.log");
     ASSERT_OK(started);
@@ -115,7 +123,10 @@ class KillTest : public testing::Test {
   // The final model's bytes.
   std::string Finish() {
     for (int rank = 0; rank < kWorldSize; ++rank) {
-      EXPECT_TRUE(Eventually([&] { (void)trainers_[rank]->ReadLines(); return !trainers_[rank]->running(); }));
+      EXPECT_TRUE(Eventually([&] {
+        (void)trainers_[rank]->ReadLines();
+        return !trainers_[rank]->running();
+      }));
       EXPECT_EQ(trainers_[rank]->Wait(), 0) << "rank " << rank;
     }
     return ReadFile(model_path());
@@ -185,7 +196,8 @@ TEST_F(KillTest, KilledCoordinatorRestartsWhileStepsGoOnAndTheModelIsBitIdentica
   coordinator_->Wait();
   StartCoordinator();
   EXPECT_EQ(Finish(), Undisturbed());
-  EXPECT_FALSE(absl::StrContains(ReadFile(folder_ + "/worker.log"), " failed: ")) << "no step was disturbed";
+  EXPECT_FALSE(absl::StrContains(ReadFile(folder_ + "/worker.log"), " failed: "))
+      << "no step was disturbed";
 }
 
 // An executor ends at each point of the step: before and after its vote, after the decision, and
@@ -201,8 +213,8 @@ TEST_P(KillPointTest, ExecutorKilledThereLeavesTheStepUndoneOrDoneEverywhere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, KillPointTest,
-                         testing::Values("step.before-vote", "step.after-vote", "step.after-decision",
-                                         "step.before-publish"));
+                         testing::Values("step.before-vote", "step.after-vote",
+                                         "step.after-decision", "step.before-publish"));
 
 TEST_F(KillTest, NoProcessOrSocketOutlivesTheWorkerHoweverItEnds) {
   for (int signal : {SIGTERM, SIGKILL}) {
@@ -212,9 +224,13 @@ TEST_F(KillTest, NoProcessOrSocketOutlivesTheWorkerHoweverItEnds) {
     EXPECT_EQ(ProcessesNaming("--label=toy/").size(), kWorldSize);
     worker_->Kill(signal);
     worker_->Wait();
-    EXPECT_TRUE(Eventually([] { return ProcessesNaming("--label=toy/").empty(); })) << "an executor is left";
+    EXPECT_TRUE(Eventually([] { return ProcessesNaming("--label=toy/").empty(); }))
+        << "an executor is left";
     for (int rank = 0; rank < kWorldSize; ++rank) {
-      EXPECT_TRUE(Eventually([&] { (void)trainers_[rank]->ReadLines(); return !trainers_[rank]->running(); }));
+      EXPECT_TRUE(Eventually([&] {
+        (void)trainers_[rank]->ReadLines();
+        return !trainers_[rank]->running();
+      }));
       EXPECT_EQ(trainers_[rank]->Wait(), 1) << "a trainer whose worker is gone ends with an error";
     }
     if (signal == SIGTERM) {

@@ -1,4 +1,5 @@
-// Trains the toy model as one rank and saves it. Prints "step N" before each step, "done" at the end.
+// Trains the toy model as one rank and saves it. Prints "step N" before each step, "done" at the
+// end.
 #include <cstdio>
 #include <string>
 

@@ -70,15 +70,18 @@ class TrainingTest : public testing::Test {
     for (std::thread& trainer : trainers) trainer.join();
   }
   // Trains and returns rank 0's view of the parameters.
-  std::vector<float> Train(const ModelSpec& model, const JobConfig& config, int64_t steps, int micro_batches = 1,
-                           const std::string& job_id = "toy") {
+  std::vector<float> Train(const ModelSpec& model, const JobConfig& config, int64_t steps,
+                           int micro_batches = 1, const std::string& job_id = "toy") {
     std::vector<float> result;
-    ForEachRank(model, config, [&](Session* session) {
-      ASSERT_OK(TrainToy(session, steps, nullptr, micro_batches));
-      auto all = ReadAll(session);
-      ASSERT_OK(all);
-      if (session->rank() == 0) result = *std::move(all);
-    }, job_id);
+    ForEachRank(
+        model, config,
+        [&](Session* session) {
+          ASSERT_OK(TrainToy(session, steps, nullptr, micro_batches));
+          auto all = ReadAll(session);
+          ASSERT_OK(all);
+          if (session->rank() == 0) result = *std::move(all);
+        },
+        job_id);
     v1::DeleteJobRequest remove;
     remove.set_request_id(NewRequestId());
     remove.set_job_id(job_id);
@@ -101,7 +104,8 @@ TEST_F(TrainingTest, ShardedAdamWMatchesTheUnshardedReferenceAtEveryWorldSize) {
   for (int world_size = 1; world_size <= 4; ++world_size) {
     SCOPED_TRACE(world_size);
     const JobConfig config = ConfigFor(world_size);
-    ExpectNear(Train(ToyModel(4), config, 6, 1, absl::StrCat("toy", world_size)), ReferenceRun(ToyModel(4), config, 6), 2e-6f);
+    ExpectNear(Train(ToyModel(4), config, 6, 1, absl::StrCat("toy", world_size)),
+               ReferenceRun(ToyModel(4), config, 6), 2e-6f);
   }
 }
 
@@ -112,7 +116,8 @@ TEST_F(TrainingTest, EveryOptimizerMatchesTheReference) {
     JobConfig config = ConfigFor(3);
     config.optimizer = kind;
     config.groups[0].momentum = 0.9;
-    ExpectNear(Train(ToyModel(3), config, 5, 1, absl::StrCat("toy", static_cast<int>(kind))), ReferenceRun(ToyModel(3), config, 5), 2e-6f);
+    ExpectNear(Train(ToyModel(3), config, 5, 1, absl::StrCat("toy", static_cast<int>(kind))),
+               ReferenceRun(ToyModel(3), config, 5), 2e-6f);
   }
 }
 
@@ -138,7 +143,8 @@ TEST_F(TrainingTest, ParamGroupsGetTheirOwnHyperParameters) {
 TEST_F(TrainingTest, FrozenParametersStayAsTheyWere) {
   StartCluster(3);
   const JobConfig config = ConfigFor(3);
-  ExpectNear(Train(ToyModel(3, true), config, 4), ReferenceRun(ToyModel(3, true), config, 4), 2e-6f);
+  ExpectNear(Train(ToyModel(3, true), config, 4), ReferenceRun(ToyModel(3, true), config, 4),
+             2e-6f);
 }
 
 TEST_F(TrainingTest, GradientsAccumulateBeforeAReduction) {
@@ -157,7 +163,8 @@ TEST_F(TrainingTest, GradientsAccumulateOverReductions) {
   ModelSpec model;
   model.units.push_back({"u", {{"w", {9}, DType::kFp32}}});
   ForEachRank(model, config, [](Session* session) {
-    ASSERT_OK(session->Initialize([](int, int, absl::Span<float> values) { std::fill(values.begin(), values.end(), 0.0f); }));
+    ASSERT_OK(session->Initialize(
+        [](int, int, absl::Span<float> values) { std::fill(values.begin(), values.end(), 0.0f); }));
     const std::vector<float> gradient(9, static_cast<float>(1 + session->rank()));
     for (int k = 0; k < 2; ++k) {
       ASSERT_OK(session->AddGradient(0, 0, gradient));
@@ -210,7 +217,8 @@ TEST_F(TrainingTest, NonFiniteGradientOnOneRankChangesNothingAnywhere) {
     if (session->rank() == 1) bad[3] = NAN;
     ASSERT_OK(session->AddGradient(1, 0, bad));
     ASSERT_OK(session->Reduce(1));
-    EXPECT_THAT(session->Step(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'unit1'")));
+    EXPECT_THAT(session->Step(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'unit1'")));
     EXPECT_EQ(session->next_step(), 2);
     ASSERT_OK_AND_ASSIGN(const std::vector<float> after, ReadAll(session));
     EXPECT_EQ(before, after);
@@ -227,7 +235,8 @@ TEST_F(TrainingTest, SavedModelHoldsEveryParameter) {
   ForEachRank(ToyModel(3), config, [&](Session* session) {
     ASSERT_OK(TrainToy(session, 2));
     ASSERT_OK(session->Save(path));
-    EXPECT_THAT(session->Save("/no/such/folder/m"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such/folder")));
+    EXPECT_THAT(session->Save("/no/such/folder/m"),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such/folder")));
     ASSERT_OK_AND_ASSIGN(const std::vector<float> all, ReadAll(session));
     if (session->rank() != 0) return;
     ASSERT_OK_AND_ASSIGN(const std::vector<LoadedTensor> loaded, ReadModelFile(path));
@@ -270,15 +279,19 @@ TEST_F(TrainingTest, WrongUseIsRefusedByNameAndTrainingGoesOn) {
   ForEachRank(ToyModel(3), ConfigFor(1), [](Session* session) {
     ASSERT_OK(testing_support::InitializeToy(session));
     EXPECT_THAT(testing_support::InitializeToy(session), IsOk());
-    EXPECT_THAT(session->Initialize([](int, int, absl::Span<float>) {}),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("initial values already")));
+    EXPECT_THAT(
+        session->Initialize([](int, int, absl::Span<float>) {}),
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("initial values already")));
     ASSERT_OK(session->Unshard(1));
-    EXPECT_THAT(session->Unshard(1), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'unit1'")));
+    EXPECT_THAT(session->Unshard(1),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'unit1'")));
     ASSERT_OK(session->Reshard(1));
-    EXPECT_THAT(session->Reshard(1), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'unit1'")));
+    EXPECT_THAT(session->Reshard(1),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'unit1'")));
     EXPECT_THAT(session->Unshard(9), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("9")));
-    EXPECT_THAT(session->AddGradient(0, 0, std::vector<float>(3)),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'unit0.weight' has 3 elements")));
+    EXPECT_THAT(
+        session->AddGradient(0, 0, std::vector<float>(3)),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'unit0.weight' has 3 elements")));
     EXPECT_THAT(session->Step(-1.0), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-1")));
     ASSERT_OK(session->Unshard(2));
     EXPECT_OK(session->Step()) << "closes the windows that are open";
@@ -302,9 +315,10 @@ TEST_F(TrainingTest, ModelThatDiffersBetweenRanksNamesTheParameterAndBothRanks) 
   ASSERT_OK_AND_ASSIGN(auto first, Session::Open(OptionsFor(0, ToyModel(2), config)));
   ModelSpec other = ToyModel(2);
   other.units[1].parameters[1].shape = {99};
-  EXPECT_THAT(Session::Open(OptionsFor(1, other, config)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       testing::AllOf(HasSubstr("unit1.bias"), HasSubstr("rank 0"), HasSubstr("rank 1"))));
+  EXPECT_THAT(
+      Session::Open(OptionsFor(1, other, config)),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               testing::AllOf(HasSubstr("unit1.bias"), HasSubstr("rank 0"), HasSubstr("rank 1"))));
 }
 
 }  // namespace

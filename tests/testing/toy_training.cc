@@ -46,8 +46,11 @@ ModelSpec ToyModel(int num_units, bool with_frozen) {
   ModelSpec model;
   for (int u = 0; u < num_units; ++u) {
     const std::string name = absl::StrCat("unit", u);
-    UnitSpec unit = {name, {{name + ".weight", {13 + u, 7}, DType::kFp32}, {name + ".bias", {5 + u}, DType::kFp32}}};
-    if (with_frozen) unit.parameters.push_back({name + ".frozen", {11}, DType::kFp32, /*requires_grad=*/false});
+    UnitSpec unit = {
+        name,
+        {{name + ".weight", {13 + u, 7}, DType::kFp32}, {name + ".bias", {5 + u}, DType::kFp32}}};
+    if (with_frozen)
+      unit.parameters.push_back({name + ".frozen", {11}, DType::kFp32, /*requires_grad=*/false});
     model.units.push_back(std::move(unit));
   }
   return model;
@@ -77,7 +80,8 @@ absl::Status ToyStep(Session* session, double scale, int micro_batches) {
     for (size_t p = 0; p < parameters.size(); ++p) {
       const float* values = reinterpret_cast<const float*>(session->parameter(u, p));
       std::vector<float>& gradient = gradients[u].emplace_back(parameters[p].numel);
-      for (int64_t i = 0; i < parameters[p].numel; ++i) gradient[i] = ToyGradient(values[i], i, session->rank(), step);
+      for (int64_t i = 0; i < parameters[p].numel; ++i)
+        gradient[i] = ToyGradient(values[i], i, session->rank(), step);
     }
     RETURN_IF_ERROR(session->Reshard(u));
   }
@@ -85,7 +89,8 @@ absl::Status ToyStep(Session* session, double scale, int micro_batches) {
     const auto& parameters = session->layout().units[u].flat.parameters();
     for (int k = 0; k < micro_batches; ++k) {
       for (size_t p = 0; p < parameters.size(); ++p) {
-        if (parameters[p].spec.requires_grad) RETURN_IF_ERROR(session->AddGradient(u, p, gradients[u][p]));
+        if (parameters[p].spec.requires_grad)
+          RETURN_IF_ERROR(session->AddGradient(u, p, gradients[u][p]));
       }
     }
     RETURN_IF_ERROR(session->Reduce(u));
@@ -93,8 +98,8 @@ absl::Status ToyStep(Session* session, double scale, int micro_batches) {
   return session->Step(scale).status();
 }
 
-absl::Status TrainToy(Session* session, int64_t last_step, const std::function<void(int64_t)>& before,
-                      int micro_batches) {
+absl::Status TrainToy(Session* session, int64_t last_step,
+                      const std::function<void(int64_t)>& before, int micro_batches) {
   while (true) {
     absl::Status status = InitializeToy(session);
     while (status.ok() && session->next_step() <= last_step) {
@@ -154,10 +159,12 @@ std::vector<float> ReferenceRun(const ModelSpec& model, const JobConfig& config,
       }
     }
     double scale = 1;
-    if (config.max_gradient_norm > 0) scale = std::min(1.0, config.max_gradient_norm / (std::sqrt(sum_of_squares) + 1e-6));
+    if (config.max_gradient_norm > 0)
+      scale = std::min(1.0, config.max_gradient_norm / (std::sqrt(sum_of_squares) + 1e-6));
     for (size_t t = 0; t < states.size(); ++t) {
       if (!specs[t]->requires_grad) continue;
-      UpdateReference(config, config.groups[GroupOf(config, specs[t]->name)], step, scale, gradients[t], &states[t]);
+      UpdateReference(config, config.groups[GroupOf(config, specs[t]->name)], step, scale,
+                      gradients[t], &states[t]);
     }
   }
   std::vector<float> all;

@@ -33,7 +33,8 @@ absl::Status ToyStep(Session* session, double scale = 1.0, int micro_batches = 1
 // Trains up to and including `last_step`, recovering from every failure. `before` runs at the start
 // of each try of a step.
 absl::Status TrainToy(Session* session, int64_t last_step,
-                      const std::function<void(int64_t step)>& before = nullptr, int micro_batches = 1);
+                      const std::function<void(int64_t step)>& before = nullptr,
+                      int micro_batches = 1);
 
 // All parameters, unit by unit, read through the session (which must be all resharded).
 absl::StatusOr<std::vector<float>> ReadAll(Session* session);

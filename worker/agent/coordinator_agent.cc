@@ -74,10 +74,12 @@ void CoordinatorAgent::Run() {
     const absl::Status status = RunOnce();
     absl::MutexLock lock(&mu_);
     if (stopping_) return;
-    if (status != last) TESSERA_LOG(WARNING, "coordinator {}: {}", options_.coordinator_address, status.ToString());
+    if (status != last)
+      TESSERA_LOG(WARNING, "coordinator {}: {}", options_.coordinator_address, status.ToString());
     last = status;
     if (absl::Now() - began > absl::Seconds(5)) attempt = 0;
-    mu_.AwaitWithTimeout(absl::Condition(&stopping_), RetryDelay(RetryOptions(), attempt, uniform(random)));
+    mu_.AwaitWithTimeout(absl::Condition(&stopping_),
+                         RetryDelay(RetryOptions(), attempt, uniform(random)));
     if (stopping_) return;
   }
 }
@@ -109,7 +111,8 @@ absl::Status CoordinatorAgent::RunOnce() {
   }
   TESSERA_LOG(INFO, "connected to coordinator {}", options_.coordinator_address);
   std::thread writer([&] {
-    WriteLoop(&connection, absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms())));
+    WriteLoop(&connection,
+              absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms())));
   });
   v1::CoordinatorCommand command;
   while (connection.stream->Read(&command)) options_.on_command(command);
@@ -140,7 +143,9 @@ void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbea
     std::deque<v1::WorkerEvent> events;
     {
       absl::MutexLock lock(&mu_);
-      const auto something = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return reading_ended_ || !outbox_.empty(); };
+      const auto something = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+        return reading_ended_ || !outbox_.empty();
+      };
       mu_.AwaitWithDeadline(absl::Condition(&something), next_heartbeat);
       if (reading_ended_) return;
       events.swap(outbox_);

@@ -1,7 +1,8 @@
 // The last operations of one rank: enqueued, started, done. Fixed size; survives what it records.
 //
 // Version 1 of the dump: one line an operation, oldest first,
-//   "#<number> step=<s> seq=<q> <op> <unit> <bytes>B enqueued=<us> started=+<us> done=+<us>|running"
+//   "#<number> step=<s> seq=<q> <op> <unit> <bytes>B enqueued=<us> started=+<us>
+//   done=+<us>|running"
 // Times are microseconds since the recorder was made. Thread-safe.
 #ifndef TESSERA_WORKER_ENGINE_FLIGHT_RECORDER_H_
 #define TESSERA_WORKER_ENGINE_FLIGHT_RECORDER_H_

@@ -125,12 +125,14 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kSave:
       return Save();
   }
-  return absl::InvalidArgumentError(absl::StrCat("rank ", options_.rank.value(), ": unknown ", OpName(op.kind)));
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", options_.rank.value(), ": unknown ", OpName(op.kind)));
 }
 
 absl::Status RankEngine::CheckUnit(int unit) const {
   if (unit >= 0 && unit < static_cast<int>(unit_states_.size())) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("rank ", options_.rank.value(), ": no unit ", unit));
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", options_.rank.value(), ": no unit ", unit));
 }
 
 absl::Status RankEngine::Ordered(OpKind kind, int unit, int64_t count_elements, DType dtype) {
@@ -149,15 +151,20 @@ absl::Status RankEngine::Unshard(int unit) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "': unshard before the job has initial values"));
   }
-  ASSIGN_OR_RETURN(unit_states_[unit], Transition(unit_states_[unit], UnitEvent::kUnshard, UnitName(unit)));
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kUnshard, UnitName(unit)));
   const UnitLayout& layout = options_.layout->units[unit];
-  const int64_t number = options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kUnshard, unit, 0);
-  RETURN_IF_ERROR(Ordered(OpKind::kUnshard, unit, layout.shards.padded_numel(), options_.config->compute_dtype));
+  const int64_t number =
+      options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kUnshard, unit, 0);
+  RETURN_IF_ERROR(Ordered(OpKind::kUnshard, unit, layout.shards.padded_numel(),
+                          options_.config->compute_dtype));
   options_.recorder->Started(number);
   RETURN_IF_ERROR(AwaitPeersAt(step_));
   options_.recorder->Done(number);
-  ASSIGN_OR_RETURN(unit_states_[unit], Transition(unit_states_[unit], UnitEvent::kUnshardDone, UnitName(unit)));
-  options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kUnsharded), std::memory_order_release);
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kUnshardDone, UnitName(unit)));
+  options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kUnsharded),
+                                            std::memory_order_release);
   options_.control->units[unit].unsharded.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
   return absl::OkStatus();
@@ -173,8 +180,8 @@ absl::Status RankEngine::AwaitPeersAt(int64_t step) {
       if (static_cast<int32_t>(seen - version) >= 0) break;
       RETURN_IF_ERROR(StopReason());
       if (absl::Now() >= deadline) {
-        return absl::DeadlineExceededError(absl::StrCat("rank ", options_.rank.value(), ": rank ", peer,
-                                                        " has not published step ", step));
+        return absl::DeadlineExceededError(absl::StrCat("rank ", options_.rank.value(), ": rank ",
+                                                        peer, " has not published step ", step));
       }
       WaitForChange(word, seen, std::min(deadline, absl::Now() + kStopPoll));
     }
@@ -184,20 +191,25 @@ absl::Status RankEngine::AwaitPeersAt(int64_t step) {
 
 absl::Status RankEngine::Reshard(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
-  ASSIGN_OR_RETURN(unit_states_[unit], Transition(unit_states_[unit], UnitEvent::kReshard, UnitName(unit)));
-  options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded), std::memory_order_release);
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kReshard, UnitName(unit)));
+  options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded),
+                                            std::memory_order_release);
   return absl::OkStatus();
 }
 
 absl::Status RankEngine::Reduce(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
-  ASSIGN_OR_RETURN(unit_states_[unit], Transition(unit_states_[unit], UnitEvent::kReduce, UnitName(unit)));
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kReduce, UnitName(unit)));
   RETURN_IF_ERROR(Ordered(OpKind::kReduce, unit, options_.layout->units[unit].shards.padded_numel(),
                           options_.config->reduce_dtype));
   const bool accumulate = reduced_[unit];
   reduced_[unit] = true;
-  const int64_t bytes = options_.layout->units[unit].shards.padded_numel() * SizeBytes(options_.config->reduce_dtype);
-  const int64_t number = options_.recorder->Enqueued(step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, bytes);
+  const int64_t bytes =
+      options_.layout->units[unit].shards.padded_numel() * SizeBytes(options_.config->reduce_dtype);
+  const int64_t number =
+      options_.recorder->Enqueued(step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, bytes);
   options_.post_backward->Enqueue([this, unit, accumulate, number] {
     options_.recorder->Started(number);
     ReduceOnStream(unit, accumulate);
@@ -217,8 +229,9 @@ void RankEngine::ReduceOnStream(int unit, bool accumulate) {
     sends.push_back(gradients + placed.gradient_slot * options_.memory->gradient_slot_bytes());
   }
   const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
-  float* shard = reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +
-                 placed.shard_offset_elements;
+  float* shard =
+      reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +
+      placed.shard_offset_elements;
   const absl::Status status = options_.communicator->ReduceScatterMapped(
       sends, slice.begin, slice.size(), options_.config->reduce_dtype,
       1.0f / static_cast<float>(options_.config->world_size), accumulate, shard, &stats_[unit]);
@@ -240,15 +253,16 @@ absl::Status RankEngine::AwaitReductions() {
 
 absl::Status RankEngine::Initialize(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
-  ASSIGN_OR_RETURN(unit_states_[unit], Transition(unit_states_[unit], UnitEvent::kInitialize, UnitName(unit)));
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kInitialize, UnitName(unit)));
   if (options_.control->initialized.load() != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "': the job has its initial values already"));
   }
   const std::byte* own = options_.gradients_by_rank[options_.rank.value()];
-  optimizer_.Initialize(unit, reinterpret_cast<const float*>(
-                                  own + options_.memory->units()[unit].gradient_slot *
-                                            options_.memory->gradient_slot_bytes()));
+  optimizer_.Initialize(
+      unit, reinterpret_cast<const float*>(own + options_.memory->units()[unit].gradient_slot *
+                                                     options_.memory->gradient_slot_bytes()));
   options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
   return absl::OkStatus();

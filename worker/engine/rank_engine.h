@@ -58,9 +58,9 @@ class RankEngine {
     const JobMemory* memory = nullptr;
     Rank rank;
     Epoch epoch;
-    std::byte* parameters = nullptr;                   // The host's parameter region.
-    std::vector<const std::byte*> gradients_by_rank;   // Each rank's gradient region.
-    std::byte* state = nullptr;                        // The rank's state region.
+    std::byte* parameters = nullptr;                  // The host's parameter region.
+    std::vector<const std::byte*> gradients_by_rank;  // Each rank's gradient region.
+    std::byte* state = nullptr;                       // The rank's state region.
     ControlPage* control = nullptr;
     GroupPage* group = nullptr;
     Communicator* communicator = nullptr;
@@ -97,7 +97,9 @@ class RankEngine {
   absl::Status AwaitPeersAt(int64_t step);
   absl::Status StopReason() const;
   absl::Status CheckUnit(int unit) const;
-  const std::string& UnitName(int unit) const { return options_.layout->units[unit].flat.unit_name(); }
+  const std::string& UnitName(int unit) const {
+    return options_.layout->units[unit].flat.unit_name();
+  }
   void ApplyDecided(int64_t step);
   void PublishResult(const absl::Status& status, double gradient_norm);
   void ForgetReduced();

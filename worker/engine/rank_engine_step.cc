@@ -36,19 +36,20 @@ Tally Count(const std::vector<Vote>& votes, const ModelLayout& layout) {
     sum += vote.sum_of_squares;
     if (!tally.status.ok()) continue;
     if (vote.step != votes[0].step) {
-      tally.status = absl::FailedPreconditionError(absl::StrCat("rank 0 is at step ", votes[0].step, ", rank ", rank,
-                                                                " at step ", vote.step));
+      tally.status = absl::FailedPreconditionError(absl::StrCat(
+          "rank 0 is at step ", votes[0].step, ", rank ", rank, " at step ", vote.step));
     } else if (vote.learning_rate_scale != votes[0].learning_rate_scale) {
-      tally.status = absl::InvalidArgumentError(
-          absl::StrCat("step ", vote.step, ": rank 0 has learning-rate scale ", votes[0].learning_rate_scale, ", rank ",
-                       rank, " has ", vote.learning_rate_scale));
+      tally.status = absl::InvalidArgumentError(absl::StrCat(
+          "step ", vote.step, ": rank 0 has learning-rate scale ", votes[0].learning_rate_scale,
+          ", rank ", rank, " has ", vote.learning_rate_scale));
     } else if (vote.reduced_units_hash != votes[0].reduced_units_hash) {
       tally.status = absl::FailedPreconditionError(
           absl::StrCat("step ", vote.step, ": ranks 0 and ", rank, " reduced different units"));
     } else if (vote.first_non_finite_unit >= 0) {
-      tally.status = absl::FailedPreconditionError(absl::StrCat(
-          "step ", vote.step, " was not taken: NaN or Inf in the gradient of unit '",
-          layout.units[vote.first_non_finite_unit].flat.unit_name(), "' in the shard of rank ", rank));
+      tally.status = absl::FailedPreconditionError(
+          absl::StrCat("step ", vote.step, " was not taken: NaN or Inf in the gradient of unit '",
+                       layout.units[vote.first_non_finite_unit].flat.unit_name(),
+                       "' in the shard of rank ", rank));
     }
   }
   tally.gradient_norm = std::sqrt(sum);
@@ -64,10 +65,11 @@ double ClipScale(double max_norm, double norm) {
 
 absl::Status RankEngine::RunStep(double learning_rate_scale) {
   if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", options_.rank.value(), ": learning-rate scale ",
-                                                   learning_rate_scale));
+    return absl::InvalidArgumentError(absl::StrCat("rank ", options_.rank.value(),
+                                                   ": learning-rate scale ", learning_rate_scale));
   }
-  const int64_t number = options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kStep, -1, 0);
+  const int64_t number =
+      options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kStep, -1, 0);
   RETURN_IF_ERROR(Ordered(OpKind::kStep, -1, options_.memory->shard_numel(), DType::kFp32));
   RETURN_IF_ERROR(AwaitReductions());
   options_.recorder->Started(number);
@@ -80,12 +82,15 @@ absl::Status RankEngine::RunStep(double learning_rate_scale) {
     if (!reduced_[unit]) {
       // A unit without a gradient this step takes a zero one.
       const UnitMemory& placed = options_.memory->units()[unit];
-      float* shard = reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes());
-      std::fill_n(shard + placed.shard_offset_elements, options_.layout->units[unit].shards.shard_numel(), 0.0f);
+      float* shard =
+          reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes());
+      std::fill_n(shard + placed.shard_offset_elements,
+                  options_.layout->units[unit].shards.shard_numel(), 0.0f);
       continue;
     }
     vote.sum_of_squares += stats_[unit].sum_of_squares;
-    if (stats_[unit].non_finite && vote.first_non_finite_unit < 0) vote.first_non_finite_unit = unit;
+    if (stats_[unit].non_finite && vote.first_non_finite_unit < 0)
+      vote.first_non_finite_unit = unit;
     vote.reduced_units_hash = vote.reduced_units_hash * 31 + static_cast<int64_t>(unit) + 1;
   }
   RETURN_IF_ERROR(FaultPoint("step.before-vote"));
@@ -99,7 +104,8 @@ absl::Status RankEngine::RunStep(double learning_rate_scale) {
     PublishResult(tally.status, tally.gradient_norm);
     return absl::OkStatus();
   }
-  RecordDecision(options_.group, next, ClipScale(options_.config->max_gradient_norm, tally.gradient_norm),
+  RecordDecision(options_.group, next,
+                 ClipScale(options_.config->max_gradient_norm, tally.gradient_norm),
                  tally.gradient_norm);
   RETURN_IF_ERROR(FaultPoint("step.after-decision"));
   ApplyDecided(next);
@@ -118,7 +124,8 @@ void RankEngine::ApplyDecided(int64_t step) {
   const Decision& decision = options_.group->decisions[step % 2];
   OptimizerStep update;
   update.step = step;
-  update.learning_rate_scale = options_.group->ranks[options_.rank.value()].learning_rate_scale.load();
+  update.learning_rate_scale =
+      options_.group->ranks[options_.rank.value()].learning_rate_scale.load();
   update.gradient_scale = decision.gradient_scale.load();
   optimizer_.Apply(update);
   (void)FaultPoint("step.before-publish");

@@ -52,7 +52,8 @@ std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig&
       segment.parameter = p;
       segment.unit_begin_elements = part.begin;
       segment.parameter_begin_elements = part.begin - whole.begin;
-      segment.state_begin_elements = memory.units()[u].shard_offset_elements + part.begin - slice.begin;
+      segment.state_begin_elements =
+          memory.units()[u].shard_offset_elements + part.begin - slice.begin;
       segment.numel = part.size();
       segment.group = GroupOf(config, parameters[p].spec.name);
       segment.requires_grad = parameters[p].spec.requires_grad;

@@ -23,9 +23,9 @@ namespace tessera {
 // A run of consecutive elements of one parameter within the rank's shard.
 struct ShardSegment {
   int unit = 0;
-  int parameter = 0;                 // Index in the unit's FlatLayout.
-  int64_t state_begin_elements = 0;  // In each state array.
-  int64_t unit_begin_elements = 0;   // In the unit's unsharded flat parameter.
+  int parameter = 0;                     // Index in the unit's FlatLayout.
+  int64_t state_begin_elements = 0;      // In each state array.
+  int64_t unit_begin_elements = 0;       // In the unit's unsharded flat parameter.
   int64_t parameter_begin_elements = 0;  // In the original parameter.
   int64_t numel = 0;
   int group = 0;

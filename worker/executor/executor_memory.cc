@@ -8,11 +8,13 @@
 namespace tessera {
 namespace {
 
-absl::StatusOr<Mapping> MapAtLeast(int fd, int64_t size_bytes, Access access, absl::string_view what) {
+absl::StatusOr<Mapping> MapAtLeast(int fd, int64_t size_bytes, Access access,
+                                   absl::string_view what) {
   absl::StatusOr<Mapping> mapping = Mapping::CreateWhole(fd, access);
   if (!mapping.ok()) return Annotate(mapping.status(), what);
   if (mapping->size_bytes() < size_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(what, " region has ", mapping->size_bytes(), " bytes of ", size_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " region has ", mapping->size_bytes(), " bytes of ", size_bytes));
   }
   return mapping;
 }
@@ -21,8 +23,10 @@ absl::StatusOr<Mapping> MapAtLeast(int fd, int64_t size_bytes, Access access, ab
 
 absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
   constexpr size_t kFixedFds = 5;
-  if (packet.fds.size() <= kFixedFds) return absl::InvalidArgumentError("executor setup: too few descriptors");
-  ASSIGN_OR_RETURN(const Mapping message, Mapping::CreateWhole(packet.fds[0].get(), Access::kReadOnly));
+  if (packet.fds.size() <= kFixedFds)
+    return absl::InvalidArgumentError("executor setup: too few descriptors");
+  ASSIGN_OR_RETURN(const Mapping message,
+                   Mapping::CreateWhole(packet.fds[0].get(), Access::kReadOnly));
   v1::ExecutorSetup setup;
   if (!setup.ParseFromArray(message.data(), message.size_bytes())) {
     return absl::InvalidArgumentError("executor setup: malformed message");
@@ -34,21 +38,26 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
   ASSIGN_OR_RETURN(memory.config, DecodeJobConfig(setup.job().config()));
   RETURN_IF_ERROR(ValidateJobConfig(memory.config, model));
   const int world_size = memory.config.world_size;
-  if (setup.rank() < 0 || setup.rank() >= world_size || packet.fds.size() != kFixedFds + world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("executor setup: rank ", setup.rank(), " of ", world_size));
+  if (setup.rank() < 0 || setup.rank() >= world_size ||
+      packet.fds.size() != kFixedFds + world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("executor setup: rank ", setup.rank(), " of ", world_size));
   }
   ASSIGN_OR_RETURN(memory.layout, ModelLayout::Create(model, memory.config.layout, world_size));
   ASSIGN_OR_RETURN(memory.plan, JobMemory::Create(memory.layout, memory.config));
   const JobMemory& plan = memory.plan;
   ASSIGN_OR_RETURN(memory.parameters, MapAtLeast(packet.fds[1].get(), plan.parameter_region_bytes(),
                                                  Access::kReadWrite, "parameter"));
-  ASSIGN_OR_RETURN(memory.group, MapAtLeast(packet.fds[2].get(), kGroupPageBytes + 1, Access::kReadWrite, "group"));
+  ASSIGN_OR_RETURN(memory.group, MapAtLeast(packet.fds[2].get(), kGroupPageBytes + 1,
+                                            Access::kReadWrite, "group"));
   ASSIGN_OR_RETURN(memory.state, MapAtLeast(packet.fds[3].get(), plan.state_region_bytes(),
                                             Access::kReadWrite, "state"));
-  ASSIGN_OR_RETURN(memory.control, MapAtLeast(packet.fds[4].get(), sizeof(ControlPage), Access::kReadWrite, "control"));
+  ASSIGN_OR_RETURN(memory.control, MapAtLeast(packet.fds[4].get(), sizeof(ControlPage),
+                                              Access::kReadWrite, "control"));
   for (int rank = 0; rank < world_size; ++rank) {
-    ASSIGN_OR_RETURN(Mapping gradients, MapAtLeast(packet.fds[kFixedFds + rank].get(), plan.gradient_region_bytes(),
-                                                   Access::kReadOnly, "gradient"));
+    ASSIGN_OR_RETURN(Mapping gradients,
+                     MapAtLeast(packet.fds[kFixedFds + rank].get(), plan.gradient_region_bytes(),
+                                Access::kReadOnly, "gradient"));
     memory.gradients.push_back(std::move(gradients));
   }
   return memory;

@@ -17,7 +17,8 @@
 namespace tessera {
 
 // Where the communicator's channel starts in the group region.
-inline constexpr int64_t kGroupPageBytes = (sizeof(GroupPage) + kPageBytes - 1) / kPageBytes * kPageBytes;
+inline constexpr int64_t kGroupPageBytes =
+    (sizeof(GroupPage) + kPageBytes - 1) / kPageBytes * kPageBytes;
 
 // Move-only; thread-compatible. The mappings keep their addresses when it is moved.
 struct ExecutorMemory {

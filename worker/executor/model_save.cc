@@ -36,20 +36,24 @@ absl::StatusOr<SafetensorsHeader> HeaderOf(const ModelLayout& layout) {
   std::vector<TensorSpec> tensors;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   for (const UnitLayout& unit : layout.units) {
-    for (const PlacedParameter& parameter : unit.flat.parameters()) tensors.push_back(parameter.spec);
+    for (const PlacedParameter& parameter : unit.flat.parameters())
+      tensors.push_back(parameter.spec);
     // Shared storage is not representable in the format; the alias is recorded instead.
     for (const Alias& alias : unit.flat.aliases()) metadata[alias.name] = alias.primary;
   }
   return PlaceTensors(tensors, metadata);
 }
 
-absl::Status WriteOwn(const std::string& path, const SafetensorsHeader& header, const ModelLayout& layout,
-                      const std::vector<ShardSegment>& segments, const float* shard) {
+absl::Status WriteOwn(const std::string& path, const SafetensorsHeader& header,
+                      const ModelLayout& layout, const std::vector<ShardSegment>& segments,
+                      const float* shard) {
   ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(path, header));
   for (const ShardSegment& segment : segments) {
-    const PlacedParameter& parameter = layout.units[segment.unit].flat.parameters()[segment.parameter];
-    RETURN_IF_ERROR(file.WriteSlice(parameter.spec.name, segment.parameter_begin_elements,
-                                    absl::MakeSpan(shard + segment.state_begin_elements, segment.numel)));
+    const PlacedParameter& parameter =
+        layout.units[segment.unit].flat.parameters()[segment.parameter];
+    RETURN_IF_ERROR(
+        file.WriteSlice(parameter.spec.name, segment.parameter_begin_elements,
+                        absl::MakeSpan(shard + segment.state_begin_elements, segment.numel)));
   }
   return file.Sync();
 }
@@ -65,7 +69,8 @@ absl::Status SaveModel(const std::string& path, const ModelLayout& layout,
   if (status.ok() && leads) status = ModelFile::Create(path, *header);
   status = AgreeOn(status, communicator);
   if (status.ok()) status = AgreeOn(WriteOwn(path, *header, layout, segments, shard), communicator);
-  if (status.ok()) status = AgreeOn(leads ? ModelFile::Publish(path) : absl::OkStatus(), communicator);
+  if (status.ok())
+    status = AgreeOn(leads ? ModelFile::Publish(path) : absl::OkStatus(), communicator);
   if (!status.ok() && leads) ModelFile::Discard(path);
   return status;
 }

@@ -67,7 +67,8 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command) {
       link_.OnRelease(command.release());
       return true;
     case v1::ExecutorCommand::kAbort: {
-      const absl::StatusCode code = command.abort().code() == 0 ? absl::StatusCode::kAborted
+      const absl::StatusCode code = command.abort().code() == 0
+                                        ? absl::StatusCode::kAborted
                                         : static_cast<absl::StatusCode>(command.abort().code());
       Quiesce(absl::Status(code, command.abort().reason()));
       v1::ExecutorEvent event;
@@ -100,7 +101,8 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   options.rank = memory_.rank;
   options.epoch = epoch;
   options.parameters = memory_.parameters.data();
-  for (const Mapping& mapping : memory_.gradients) options.gradients_by_rank.push_back(mapping.data());
+  for (const Mapping& mapping : memory_.gradients)
+    options.gradients_by_rank.push_back(mapping.data());
   options.state = memory_.state.data();
   options.control = memory_.control_page();
   options.group = memory_.group_page();
@@ -108,7 +110,8 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   options.post_backward = post_backward_.get();
   options.gate = &link_;
   options.recorder = &recorder_;
-  options.save = [this, segments = SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)](
+  options.save = [this, segments =
+                            SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)](
                      const std::string& path, const float* shard) {
     return SaveModel(path, memory_.layout, segments, shard, communicator_.get());
   };
@@ -157,7 +160,8 @@ absl::Status RunRankExecutor(UniqueFd socket) {
     absl::StatusOr<Packet> packet = ReceivePacket(socket.get());
     if (!packet.ok()) return absl::OkStatus();  // The worker is gone.
     v1::ExecutorCommand command;
-    if (!command.ParseFromString(packet->bytes) || !executor.Handle(command)) return absl::OkStatus();
+    if (!command.ParseFromString(packet->bytes) || !executor.Handle(command))
+      return absl::OkStatus();
   }
 }
 

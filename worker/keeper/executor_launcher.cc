@@ -80,7 +80,8 @@ class ProcessLauncher : public ExecutorLauncher {
 
   absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
                                                           const std::string& label) override {
-    if (access(binary_.c_str(), X_OK) != 0) return ErrnoStatus(errno, absl::StrCat("executor ", binary_));
+    if (access(binary_.c_str(), X_OK) != 0)
+      return ErrnoStatus(errno, absl::StrCat("executor ", binary_));
     std::vector<std::string> args = {binary_, absl::StrCat("--socket-fd=", kSocketFd),
                                      absl::StrCat("--label=", label)};
     args.insert(args.end(), extra_flags_.begin(), extra_flags_.end());

@@ -18,9 +18,11 @@ constexpr absl::Duration kRelaunchDelay = absl::Milliseconds(200);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
-                                                             ExecutorLauncher* launcher, Emit emit) {
+                                                             ExecutorLauncher* launcher,
+                                                             Emit emit) {
   ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job));
-  std::unique_ptr<HostedJob> hosted(new HostedJob(job, std::move(regions), launcher, std::move(emit)));
+  std::unique_ptr<HostedJob> hosted(
+      new HostedJob(job, std::move(regions), launcher, std::move(emit)));
   const int world_size = hosted->regions_.config().world_size;
   for (int rank = 0; rank < world_size; ++rank) {
     hosted->supervisors_.emplace_back([job = hosted.get(), rank] { job->Supervise(Rank(rank)); });
@@ -40,7 +42,8 @@ HostedJob::~HostedJob() {
   {
     absl::MutexLock lock(&mu_);
     closing_ = true;
-    AbortAllLocked(epoch_, absl::CancelledError(absl::StrCat("job '", job_id_, "' ends on this worker")));
+    AbortAllLocked(epoch_,
+                   absl::CancelledError(absl::StrCat("job '", job_id_, "' ends on this worker")));
     for (RankSlot& slot : ranks_) {
       if (slot.socket.valid()) shutdown(slot.socket.get(), SHUT_RDWR);
       if (slot.executor != nullptr) slot.executor->Kill();
@@ -74,7 +77,8 @@ int HostedJob::LaunchExecutor(Rank rank) {
     auto sockets = CreatePacketSocketPair();
     absl::Status status = sockets.status();
     if (status.ok()) {
-      auto executor = launcher_->Launch(std::move(sockets->second), absl::StrCat(job_id_, "/", rank.value()));
+      auto executor =
+          launcher_->Launch(std::move(sockets->second), absl::StrCat(job_id_, "/", rank.value()));
       status = executor.status();
       if (status.ok()) status = regions_.SendSetup(sockets->first.get(), job, rank);
       if (status.ok()) {
@@ -115,7 +119,8 @@ void HostedJob::OnExecutorDied(Rank rank) {
   // It cannot tell its trainer any more; nobody else writes to the page now.
   ControlPage* page = regions_.control(rank);
   const uint32_t running = page->epoch.load();
-  if (page->failed_epoch.load() < running) PublishFailure(page, running, absl::AbortedError(reason));
+  if (page->failed_epoch.load() < running)
+    PublishFailure(page, running, absl::AbortedError(reason));
   FailLocked(rank, reason);
 }
 
@@ -156,7 +161,8 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
 
 void HostedJob::SendLocked(RankSlot& slot, const v1::ExecutorCommand& command) {
   // A full or closed socket means a stuck or dead executor; its supervisor sees the end.
-  if (slot.ready && !SendPacket(slot.socket.get(), command.SerializeAsString(), {}, /*wait=*/false).ok()) {
+  if (slot.ready &&
+      !SendPacket(slot.socket.get(), command.SerializeAsString(), {}, /*wait=*/false).ok()) {
     shutdown(slot.socket.get(), SHUT_RDWR);
   }
 }
@@ -232,7 +238,8 @@ void HostedJob::Start(const v1::StartEpoch& start) {
     slot.quiet = false;
     SendLocked(slot, command);
   }
-  TESSERA_LOG(INFO, "job {} epoch {} starts after step {}", job_id_, start.epoch(), start.resume_step());
+  TESSERA_LOG(INFO, "job {} epoch {} starts after step {}", job_id_, start.epoch(),
+              start.resume_step());
 }
 
 void HostedJob::Release(const v1::OrderRelease& release) {

@@ -86,7 +86,8 @@ class HostedJob {
   // Ends all that runs in epochs up to `ended`; each executor answers once it is quiet.
   void AbortAllLocked(Epoch ended, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MaybePreparedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SendLocked(RankSlot& slot, const v1::ExecutorCommand& command) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendLocked(RankSlot& slot, const v1::ExecutorCommand& command)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   v1::WorkerEvent PreparedEventLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string job_id_;

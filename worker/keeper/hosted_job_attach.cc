@@ -24,18 +24,21 @@ std::string Doing(const ControlPage& page, const ModelLayout& layout) {
 
 }  // namespace
 
-absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& request, absl::Time now) {
+absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& request,
+                                                     absl::Time now) {
   const int world_size = regions_.config().world_size;
   if (request.world_size() != world_size) {
-    return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "' has world size ", world_size,
-                                                      ", the trainer says ", request.world_size()));
+    return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "' has world size ",
+                                                      world_size, ", the trainer says ",
+                                                      request.world_size()));
   }
   if (request.rank() < 0 || request.rank() >= world_size) {
-    return absl::NotFoundError(absl::StrCat("job '", job_id_, "': no rank ", request.rank(), " of ", world_size));
+    return absl::NotFoundError(
+        absl::StrCat("job '", job_id_, "': no rank ", request.rank(), " of ", world_size));
   }
   if (request.layout_digest() != LayoutDigest(regions_.layout())) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job '", job_id_, "': the trainer of rank ", request.rank(), " computed another layout"));
+    return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "': the trainer of rank ",
+                                                      request.rank(), " computed another layout"));
   }
   absl::MutexLock lock(&mu_);
   RankSlot& slot = ranks_[request.rank()];
@@ -46,7 +49,8 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
                                                  slot.attachment.value(), ")"));
   }
   if (phase_ != EpochPhase::kRunning) {
-    return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "' is ", Name(phase_), ": try again"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", job_id_, "' is ", Name(phase_), ": try again"));
   }
   slot.attach_state = AttachState::kReserved;
   slot.attachment = Incarnation(next_attachment_++);
@@ -60,15 +64,20 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
   return response;
 }
 
-absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachment, absl::Time now) {
+absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachment,
+                                                  absl::Time now) {
   absl::MutexLock lock(&mu_);
-  if (rank.value() < 0 || rank.value() >= static_cast<int64_t>(ranks_.size())) return absl::NotFoundError("no such rank");
+  if (rank.value() < 0 || rank.value() >= static_cast<int64_t>(ranks_.size()))
+    return absl::NotFoundError("no such rank");
   RankSlot& slot = ranks_[rank.value()];
-  if (slot.attach_state != AttachState::kReserved || slot.attachment != attachment || now >= slot.reserved_until) {
-    return absl::NotFoundError(absl::StrCat("attachment ", attachment.value(), " of rank ", rank.value(), " expired"));
+  if (slot.attach_state != AttachState::kReserved || slot.attachment != attachment ||
+      now >= slot.reserved_until) {
+    return absl::NotFoundError(
+        absl::StrCat("attachment ", attachment.value(), " of rank ", rank.value(), " expired"));
   }
   slot.attach_state = AttachState::kAttached;
-  TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({})", job_id_, rank.value(), attachment.value());
+  TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({})", job_id_, rank.value(),
+              attachment.value());
   return regions_.TrainerFds(rank);
 }
 
@@ -77,8 +86,10 @@ void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
   RankSlot& slot = ranks_[rank.value()];
   if (slot.attach_state != AttachState::kAttached || slot.attachment != attachment) return;
   slot.attach_state = AttachState::kFree;
-  TESSERA_LOG(INFO, "job {} rank {}: trainer {}", job_id_, rank.value(), clean ? "detached" : "died");
-  if (!clean && !closing_) FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
+  TESSERA_LOG(INFO, "job {} rank {}: trainer {}", job_id_, rank.value(),
+              clean ? "detached" : "died");
+  if (!clean && !closing_)
+    FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
 }
 
 void HostedJob::KillExecutor(Rank rank) {
@@ -91,7 +102,8 @@ std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
   std::vector<v1::WorkerEvent> events;
   for (const RankSlot& slot : ranks_) {
     if (slot.last_report.epoch() != 0) *events.emplace_back().mutable_step() = slot.last_report;
-    if (slot.pending_order.epoch() != 0) *events.emplace_back().mutable_order() = slot.pending_order;
+    if (slot.pending_order.epoch() != 0)
+      *events.emplace_back().mutable_order() = slot.pending_order;
   }
   if (phase_ == EpochPhase::kPrepared) events.push_back(PreparedEventLocked());
   if (phase_ == EpochPhase::kFailed && failure_.has_failure()) events.push_back(failure_);

@@ -25,27 +25,34 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
   ASSIGN_OR_RETURN(const ModelSpec model, DecodeModel(job.model()));
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
   RETURN_IF_ERROR(ValidateJobConfig(config, model));
-  ASSIGN_OR_RETURN(ModelLayout layout, ModelLayout::Create(model, config.layout, config.world_size));
+  ASSIGN_OR_RETURN(ModelLayout layout,
+                   ModelLayout::Create(model, config.layout, config.world_size));
   ASSIGN_OR_RETURN(const JobMemory plan, JobMemory::Create(layout, config));
   if (config.world_size > kMaxLocalRanks || layout.units.size() > kMaxUnits) {
-    return absl::InvalidArgumentError(absl::StrCat("job '", job.job_id(), "': more than ", kMaxLocalRanks,
-                                                   " ranks or ", kMaxUnits, " units"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "job '", job.job_id(), "': more than ", kMaxLocalRanks, " ranks or ", kMaxUnits, " units"));
   }
   ASSIGN_OR_RETURN(const int64_t channel_bytes,
                    ShmCommunicator::RequiredBytes(config.world_size, ShmCommunicator::Options()));
   ASSIGN_OR_RETURN(SharedRegion parameters, SharedRegion::Create(job.job_id() + "/parameters",
                                                                  plan.parameter_region_bytes()));
-  ASSIGN_OR_RETURN(SharedRegion group, SharedRegion::Create(job.job_id() + "/group", kGroupPageBytes + channel_bytes));
+  ASSIGN_OR_RETURN(SharedRegion group,
+                   SharedRegion::Create(job.job_id() + "/group", kGroupPageBytes + channel_bytes));
   JobRegions regions(std::move(parameters), std::move(group));
-  ASSIGN_OR_RETURN(regions.group_mapping_, Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
+  ASSIGN_OR_RETURN(regions.group_mapping_,
+                   Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
   for (int rank = 0; rank < config.world_size; ++rank) {
     const std::string label = absl::StrCat(job.job_id(), "/", rank);
-    ASSIGN_OR_RETURN(SharedRegion gradients, SharedRegion::Create(label + "/gradients", plan.gradient_region_bytes()));
-    ASSIGN_OR_RETURN(SharedRegion state, SharedRegion::Create(label + "/state", plan.state_region_bytes()));
-    ASSIGN_OR_RETURN(SharedRegion control, SharedRegion::Create(label + "/control", sizeof(ControlPage)));
+    ASSIGN_OR_RETURN(SharedRegion gradients,
+                     SharedRegion::Create(label + "/gradients", plan.gradient_region_bytes()));
+    ASSIGN_OR_RETURN(SharedRegion state,
+                     SharedRegion::Create(label + "/state", plan.state_region_bytes()));
+    ASSIGN_OR_RETURN(SharedRegion control,
+                     SharedRegion::Create(label + "/control", sizeof(ControlPage)));
     ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
     reinterpret_cast<ControlPage*>(mapping.data())->version = kControlPageVersion;
-    regions.ranks_.push_back({std::move(gradients), std::move(state), std::move(control), std::move(mapping)});
+    regions.ranks_.push_back(
+        {std::move(gradients), std::move(state), std::move(control), std::move(mapping)});
   }
   regions.layout_ = std::move(layout);
   regions.config_ = std::move(config);
@@ -60,8 +67,8 @@ GroupPage* JobRegions::group() const { return reinterpret_cast<GroupPage*>(group
 
 RankMemoryBytes JobRegions::Measure(Rank rank) const {
   const RankRegions& regions = ranks_[rank.value()];
-  return {ResidentBytes(parameters_) / static_cast<int64_t>(ranks_.size()), ResidentBytes(regions.gradients),
-          ResidentBytes(regions.state)};
+  return {ResidentBytes(parameters_) / static_cast<int64_t>(ranks_.size()),
+          ResidentBytes(regions.gradients), ResidentBytes(regions.state)};
 }
 
 absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank) const {
@@ -70,13 +77,15 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank) co
   setup.mutable_job()->clear_ranks();
   setup.set_rank(rank.value());
   const std::string bytes = setup.SerializeAsString();
-  ASSIGN_OR_RETURN(const SharedRegion message, SharedRegion::Create(job.job_id() + "/setup", bytes.size()));
+  ASSIGN_OR_RETURN(const SharedRegion message,
+                   SharedRegion::Create(job.job_id() + "/setup", bytes.size()));
   {
     ASSIGN_OR_RETURN(const Mapping mapping, Mapping::CreateWhole(message.fd(), Access::kReadWrite));
     std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(mapping.data()));
   }
   const RankRegions& own = ranks_[rank.value()];
-  std::vector<int> fds = {message.fd(), parameters_.fd(), group_.fd(), own.state.fd(), own.control.fd()};
+  std::vector<int> fds = {message.fd(), parameters_.fd(), group_.fd(), own.state.fd(),
+                          own.control.fd()};
   for (const RankRegions& regions : ranks_) fds.push_back(regions.gradients.fd());
   return SendPacket(socket, "setup", fds);
 }

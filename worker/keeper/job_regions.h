@@ -38,7 +38,8 @@ class JobRegions {
 
   // Sends an executor its setup.
   absl::Status SendSetup(int socket, const v1::Job& job, Rank rank) const;
-  // Descriptors for a trainer: parameters (it maps them read-only), own gradients, own control page.
+  // Descriptors for a trainer: parameters (it maps them read-only), own gradients, own control
+  // page.
   std::vector<int> TrainerFds(Rank rank) const;
   // Ends every wait of the group's collectives in `epoch`.
   void AbortCollectives(Epoch epoch, const absl::Status& reason) const;

@@ -53,8 +53,9 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   absl::Status status;
   for (const v1::RankPlacement& placement : prepare.job().placements()) {
     if (placement.worker_id() != worker_id_) {
-      status = absl::UnimplementedError(absl::StrCat("job '", job_id, "': rank ", placement.rank(), " is on worker '",
-                                                     placement.worker_id(), "'; ranks of one job share one worker"));
+      status = absl::UnimplementedError(absl::StrCat("job '", job_id, "': rank ", placement.rank(),
+                                                     " is on worker '", placement.worker_id(),
+                                                     "'; ranks of one job share one worker"));
     }
   }
   std::shared_ptr<HostedJob> job = Find(job_id);
@@ -73,7 +74,8 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   event.mutable_failure()->set_job_id(job_id);
   event.mutable_failure()->set_epoch(prepare.job().epoch());
   event.mutable_failure()->set_rank(-1);
-  event.mutable_failure()->set_reason(absl::StrCat("worker '", worker_id_, "': ", status.message()));
+  event.mutable_failure()->set_reason(
+      absl::StrCat("worker '", worker_id_, "': ", status.message()));
   emit_(event);
 }
 
@@ -105,7 +107,8 @@ std::vector<v1::WorkerEvent> Keeper::OnConnected() const {
 absl::StatusOr<v1::AttachResponse> Keeper::Attach(const v1::AttachRequest& request) {
   const std::shared_ptr<HostedJob> job = Find(request.job_id());
   if (job == nullptr) {
-    return absl::NotFoundError(absl::StrCat("worker '", worker_id_, "' has no job '", request.job_id(), "'"));
+    return absl::NotFoundError(
+        absl::StrCat("worker '", worker_id_, "' has no job '", request.job_id(), "'"));
   }
   return job->Attach(request, absl::Now());
 }
@@ -113,7 +116,8 @@ absl::StatusOr<v1::AttachResponse> Keeper::Attach(const v1::AttachRequest& reque
 absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& ticket) {
   const std::vector<std::string> parts = absl::StrSplit(ticket, '|');
   int64_t rank, attachment;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[1], &rank) || !absl::SimpleAtoi(parts[2], &attachment)) {
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[1], &rank) ||
+      !absl::SimpleAtoi(parts[2], &attachment)) {
     return absl::NotFoundError("not a ticket");
   }
   const std::shared_ptr<HostedJob> job = Find(parts[0]);

@@ -50,7 +50,7 @@ static_assert(sizeof(Op) == 64, "one operation is one cache line");
 enum class UnitState : uint32_t { kSharded = 0, kUnsharding, kUnsharded };
 
 struct UnitWords {
-  std::atomic<uint32_t> state;    // UnitState.
+  std::atomic<uint32_t> state;      // UnitState.
   std::atomic<uint32_t> reduced;    // Reductions completed in this epoch.
   std::atomic<uint32_t> unsharded;  // Unshards completed in this epoch.
 };

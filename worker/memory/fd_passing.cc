@@ -133,8 +133,8 @@ absl::Status CheckPeerUser(int socket) {
     return ErrnoStatus(errno, "SO_PEERCRED");
   }
   if (peer.uid != geteuid() && peer.uid != 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("a process of user ", peer.uid, " may not use the socket of user ", geteuid()));
+    return absl::PermissionDeniedError(absl::StrCat("a process of user ", peer.uid,
+                                                    " may not use the socket of user ", geteuid()));
   }
   return absl::OkStatus();
 }

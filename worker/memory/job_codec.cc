@@ -128,7 +128,8 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
   JobConfig out;
   out.world_size = config.world_size();
   if (config.strategy() < v1::STRATEGY_FULL_SHARD || config.strategy() > v1::STRATEGY_NO_SHARD) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown strategy ", static_cast<int>(config.strategy())));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown strategy ", static_cast<int>(config.strategy())));
   }
   out.strategy = static_cast<Strategy>(config.strategy() - 1);
   ASSIGN_OR_RETURN(out.compute_dtype, DecodeDType(config.compute_dtype()));
@@ -142,7 +143,8 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
   }
   out.optimizer = static_cast<OptimizerKind>(kind - 1);
   out.groups.clear();
-  for (const v1::ParamGroup& group : config.optimizer().groups()) out.groups.push_back(DecodeGroup(group));
+  for (const v1::ParamGroup& group : config.optimizer().groups())
+    out.groups.push_back(DecodeGroup(group));
   out.max_gradient_norm = config.max_gradient_norm();
   out.max_gathered_units = config.max_gathered_units();
   out.gradient_slots = config.gradient_slots();

@@ -21,7 +21,8 @@ absl::Status ValidateGroup(const ParamGroup& group, size_t index) {
   if (!non_negative(group.weight_decay)) bad = "weight_decay";
   if (!in_unit_interval(group.momentum)) bad = "momentum";
   if (bad == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("param group ", index, ": ", bad, " is out of range"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("param group ", index, ": ", bad, " is out of range"));
 }
 
 absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
@@ -42,7 +43,8 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
             absl::StrCat("param group ", i, ": the model has no parameter '", name, "'"));
       }
       if (!claimed.insert(name).second) {
-        return absl::InvalidArgumentError(absl::StrCat("parameter '", name, "' is in two param groups"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("parameter '", name, "' is in two param groups"));
       }
     }
   }
@@ -55,13 +57,16 @@ bool IsTrainingDType(DType dtype) { return dtype == DType::kFp32 || dtype == DTy
 
 absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) {
   if (config.world_size < 1 || config.world_size > 1024) {
-    return absl::InvalidArgumentError(absl::StrCat("world_size ", config.world_size, " is not in [1, 1024]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("world_size ", config.world_size, " is not in [1, 1024]"));
   }
   if (!IsTrainingDType(config.compute_dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat("compute_dtype ", Name(config.compute_dtype), ": fp32 or bf16"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("compute_dtype ", Name(config.compute_dtype), ": fp32 or bf16"));
   }
   if (!IsTrainingDType(config.reduce_dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat("reduce_dtype ", Name(config.reduce_dtype), ": fp32 or bf16"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("reduce_dtype ", Name(config.reduce_dtype), ": fp32 or bf16"));
   }
   if (!std::isfinite(config.max_gradient_norm) || config.max_gradient_norm < 0) {
     return absl::InvalidArgumentError("max_gradient_norm is negative or not finite");
@@ -75,8 +80,9 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
   for (const UnitSpec& unit : model.units) {
     for (const TensorSpec& spec : unit.parameters) {
       if (spec.dtype != DType::kFp32) {
-        return absl::InvalidArgumentError(absl::StrCat("unit '", unit.name, "': parameter '", spec.name, "' is ",
-                                                       Name(spec.dtype), "; shards are fp32"));
+        return absl::InvalidArgumentError(absl::StrCat("unit '", unit.name, "': parameter '",
+                                                       spec.name, "' is ", Name(spec.dtype),
+                                                       "; shards are fp32"));
       }
     }
   }

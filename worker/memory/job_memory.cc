@@ -14,7 +14,8 @@ constexpr int64_t kMaxRegionBytes = int64_t{1} << 56;
 
 absl::StatusOr<int64_t> PageAligned(int64_t elements, int64_t element_bytes) {
   if (elements > kMaxRegionBytes / element_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a region of ", elements, " elements is too large"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a region of ", elements, " elements is too large"));
   }
   const int64_t bytes = std::max<int64_t>(elements * element_bytes, 1);
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -42,7 +43,8 @@ absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const Job
     ASSIGN_OR_RETURN(const int64_t slot_bytes, PageAligned(unit.shards.padded_numel(), 4));
     memory.gradient_slot_bytes_ = std::max(memory.gradient_slot_bytes_, slot_bytes);
     if (memory.parameter_region_bytes_ > kMaxRegionBytes || memory.shard_numel_ > kMaxRegionBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("unit '", unit.flat.unit_name(), "': the job is too large"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("unit '", unit.flat.unit_name(), "': the job is too large"));
     }
   }
   ASSIGN_OR_RETURN(memory.state_array_bytes_, PageAligned(memory.shard_numel_, 4));

@@ -2,10 +2,10 @@
 // executors and its trainers, so no offset ever travels.
 //
 //   parameters (one a host)   | unit 0: slice of rank 0 | rank 1 | ... | unit 1 ...   compute dtype
-//   gradients  (one a rank)   | slot 0 (root) | slot 1 | ...    an unsharded unit each, reduce dtype
-//   state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced gradient |    fp32
-//   control    (one a rank)   | ControlPage |                       trainer <-> executor
-//   group      (one a host)   | GroupPage | channel 0 | channel 1 | executor <-> executor
+//   gradients  (one a rank)   | slot 0 (root) | slot 1 | ...    an unsharded unit each, reduce
+//   dtype state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced gradient |
+//   fp32 control    (one a rank)   | ControlPage |                       trainer <-> executor group
+//   (one a host)   | GroupPage | channel 0 | channel 1 | executor <-> executor
 //
 // Parameter slices of all ranks lie side by side, so rank r's slice *is* its part of the unsharded
 // flat parameter and unsharding copies nothing. Several units share a gradient slot: unit i > 0 has
@@ -27,7 +27,7 @@ struct UnitMemory {
   int64_t parameter_offset_bytes = 0;  // In the parameter region; page-aligned.
   int64_t parameter_bytes = 0;         // padded_numel in the compute dtype.
   int gradient_slot = 0;
-  int64_t shard_offset_elements = 0;   // In each state array.
+  int64_t shard_offset_elements = 0;  // In each state array.
 };
 
 enum class StateArray { kParameter, kFirstMoment, kSecondMoment };

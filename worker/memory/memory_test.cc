@@ -49,22 +49,26 @@ TEST(RegionTest, WritingThroughAReadOnlyMappingEndsTheProcess) {
 TEST(FdPassingTest, DescriptorArrivesAndMapsTheSamePages) {
   ASSERT_OK_AND_ASSIGN(auto sockets, CreatePacketSocketPair());
   ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", 4096));
-  ASSERT_OK_AND_ASSIGN(const Mapping mapping, Mapping::CreateWhole(region.fd(), Access::kReadWrite));
+  ASSERT_OK_AND_ASSIGN(const Mapping mapping,
+                       Mapping::CreateWhole(region.fd(), Access::kReadWrite));
   mapping.data()[0] = std::byte{7};
   ASSERT_OK(SendPacket(sockets.first.get(), "hello", {region.fd()}));
   ASSERT_OK_AND_ASSIGN(const Packet packet, ReceivePacket(sockets.second.get()));
   EXPECT_EQ(packet.bytes, "hello");
   ASSERT_EQ(packet.fds.size(), 1);
   EXPECT_NE(fcntl(packet.fds[0].get(), F_GETFD) & FD_CLOEXEC, 0);
-  ASSERT_OK_AND_ASSIGN(const Mapping other, Mapping::CreateWhole(packet.fds[0].get(), Access::kReadOnly));
+  ASSERT_OK_AND_ASSIGN(const Mapping other,
+                       Mapping::CreateWhole(packet.fds[0].get(), Access::kReadOnly));
   EXPECT_EQ(other.data()[0], std::byte{7});
 }
 
 TEST(FdPassingTest, EndOfThePeerIsUnavailable) {
   ASSERT_OK_AND_ASSIGN(auto sockets, CreatePacketSocketPair());
   sockets.first.Reset();
-  EXPECT_THAT(ReceivePacket(sockets.second.get()), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("closed")));
-  EXPECT_THAT(SendPacket(sockets.second.get(), "x"), StatusIs(absl::StatusCode::kUnavailable, testing::_));
+  EXPECT_THAT(ReceivePacket(sockets.second.get()),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("closed")));
+  EXPECT_THAT(SendPacket(sockets.second.get(), "x"),
+              StatusIs(absl::StatusCode::kUnavailable, testing::_));
 }
 
 TEST(FdPassingTest, SecondListenerIsRefusedAndAStaleSocketReplaced) {
@@ -73,7 +77,8 @@ TEST(FdPassingTest, SecondListenerIsRefusedAndAStaleSocketReplaced) {
   const std::string path = folder + "/s";
   {
     ASSERT_OK_AND_ASSIGN(const UniqueFd first, ListenPacketSocket(path));
-    EXPECT_THAT(ListenPacketSocket(path), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path)));
+    EXPECT_THAT(ListenPacketSocket(path),
+                StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path)));
     struct stat info;
     ASSERT_EQ(stat(path.c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 0777, 0600u);
@@ -139,7 +144,8 @@ TEST_F(ControlPageTest, TextLongerThanItsRoomIsCutAndStillEnds) {
 ModelLayout SomeLayout(int num_units) {
   ModelSpec model;
   for (int i = 0; i < num_units; ++i) {
-    model.units.push_back({absl::StrCat("u", i), {{absl::StrCat("w", i), {100 + i, 3}, DType::kFp32}}});
+    model.units.push_back(
+        {absl::StrCat("u", i), {{absl::StrCat("w", i), {100 + i, 3}, DType::kFp32}}});
   }
   return *ModelLayout::Create(model, LayoutOptions(), 3);
 }
@@ -193,7 +199,8 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   ModelSpec model;
   model.units.push_back({"u", {{"w", {4}, DType::kFp32}}});
   const auto expect = [&](const JobConfig& config, const std::string& text) {
-    EXPECT_THAT(ValidateJobConfig(config, model), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+    EXPECT_THAT(ValidateJobConfig(config, model),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
   JobConfig config;
   EXPECT_OK(ValidateJobConfig(config, model));

@@ -26,7 +26,8 @@ constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
 absl::Status Validate(const WorkerServer::Options& options) {
   if (options.worker_id.empty()) return absl::InvalidArgumentError("worker_id is empty");
   if (options.num_devices < 1) return absl::InvalidArgumentError("num_devices < 1");
-  if (options.coordinator_address.empty()) return absl::InvalidArgumentError("no coordinator address");
+  if (options.coordinator_address.empty())
+    return absl::InvalidArgumentError("no coordinator address");
   if (!options.executor_binary.empty() && access(options.executor_binary.c_str(), X_OK) != 0) {
     return ErrnoStatus(errno, absl::StrCat("executor binary ", options.executor_binary));
   }
@@ -45,8 +46,9 @@ class WorkerServerImpl : public WorkerServer {
     launcher_ = options.executor_binary.empty()
                     ? NewThreadLauncher()
                     : NewProcessLauncher(options.executor_binary, options.executor_flags);
-    keeper_ = std::make_unique<Keeper>(options.worker_id, launcher_.get(),
-                                       [this](const v1::WorkerEvent& event) { agent_->Send(event); });
+    keeper_ =
+        std::make_unique<Keeper>(options.worker_id, launcher_.get(),
+                                 [this](const v1::WorkerEvent& event) { agent_->Send(event); });
     // The incarnation grows with each start, also over a restart of the machine.
     const int64_t incarnation = absl::ToUnixMicros(absl::Now());
     CoordinatorAgent::Options agent;
@@ -55,12 +57,15 @@ class WorkerServerImpl : public WorkerServer {
     agent.incarnation = incarnation;
     agent.num_devices = options.num_devices;
     agent.worker_address = address();
-    agent.on_command = [this](const v1::CoordinatorCommand& command) { keeper_->HandleCommand(command); };
+    agent.on_command = [this](const v1::CoordinatorCommand& command) {
+      keeper_->HandleCommand(command);
+    };
     agent.on_connected = [this] { return keeper_->OnConnected(); };
     agent.heartbeat = [this] { return keeper_->Progress(); };
     agent_ = std::make_unique<CoordinatorAgent>(std::move(agent));
     // The descriptor socket comes first: it refuses a second worker in the same folder.
-    ASSIGN_OR_RETURN(descriptors_, DescriptorServer::Start(options.socket_dir + "/descriptors.sock", keeper_.get()));
+    ASSIGN_OR_RETURN(descriptors_, DescriptorServer::Start(options.socket_dir + "/descriptors.sock",
+                                                           keeper_.get()));
     WorkerService::Options service;
     service.worker_id = options.worker_id;
     service.incarnation = incarnation;
@@ -76,7 +81,8 @@ class WorkerServerImpl : public WorkerServer {
     builder.RegisterService(service_.get());
     builder.SetMaxReceiveMessageSize(1 << 20);
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr) return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address()));
+    if (server_ == nullptr)
+      return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address()));
     agent_->Start();
     return absl::OkStatus();
   }

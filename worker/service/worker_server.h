@@ -23,7 +23,8 @@ class WorkerServer {
     std::string executor_binary;
     std::vector<std::string> executor_flags;
   };
-  // Errors: InvalidArgument  a missing or malformed option; AlreadyExists  another worker listens on
+  // Errors: InvalidArgument  a missing or malformed option; AlreadyExists  another worker listens
+  // on
   //         the sockets; NotFound  no executor binary; PermissionDenied  the folder.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const Options& options);
 

@@ -10,9 +10,10 @@ namespace {
 std::string DescribeRank(const JobRegions& regions, Rank rank) {
   const ControlPage& page = *regions.control(rank);
   const RankRecord& record = regions.group()->ranks[rank.value()];
-  std::string text = absl::StrCat("rank ", rank.value(), ": epoch ", page.epoch.load(), ", committed step ",
-                                  page.committed_step.load(), ", applied step ", record.applied_step.load(),
-                                  ", decided step ", regions.group()->decided_step.load(), "\n");
+  std::string text =
+      absl::StrCat("rank ", rank.value(), ": epoch ", page.epoch.load(), ", committed step ",
+                   page.committed_step.load(), ", applied step ", record.applied_step.load(),
+                   ", decided step ", regions.group()->decided_step.load(), "\n");
   const uint32_t submitted = page.submitted.load(), consumed = page.consumed.load();
   absl::StrAppend(&text, "operations: ", submitted, " submitted, ", consumed, " consumed; at step ",
                   page.progress_step.load(), " position ", page.progress_sequence.load(), "\n");
@@ -25,10 +26,11 @@ std::string DescribeRank(const JobRegions& regions, Rank rank) {
                     Name(static_cast<UnitState>(page.units[u].state.load())), ", reduced ",
                     page.units[u].reduced.load(), " times in this epoch\n");
   }
-  for (uint32_t i = consumed > 16 ? consumed - 16 : 0; i != submitted && i - consumed < kRingOps; ++i) {
+  for (uint32_t i = consumed > 16 ? consumed - 16 : 0; i != submitted && i - consumed < kRingOps;
+       ++i) {
     const Op& op = page.ring[i % kRingOps];
-    absl::StrAppend(&text, "  #", i, i < consumed ? " done    " : " pending ", OpName(op.kind), " unit ", op.unit,
-                    " epoch ", op.epoch, "\n");
+    absl::StrAppend(&text, "  #", i, i < consumed ? " done    " : " pending ", OpName(op.kind),
+                    " unit ", op.unit, " epoch ", op.epoch, "\n");
   }
   return text;
 }
@@ -44,7 +46,8 @@ grpc::Status WorkerService::Attach(grpc::ServerContext* context, const v1::Attac
   return grpc::Status::OK;
 }
 
-grpc::Status WorkerService::GetStatus(grpc::ServerContext* context, const v1::WorkerStatusRequest* request,
+grpc::Status WorkerService::GetStatus(grpc::ServerContext* context,
+                                      const v1::WorkerStatusRequest* request,
                                       v1::WorkerStatusResponse* response) {
   response->set_worker_id(options_.worker_id);
   response->set_incarnation(options_.incarnation);
@@ -54,12 +57,14 @@ grpc::Status WorkerService::GetStatus(grpc::ServerContext* context, const v1::Wo
   return grpc::Status::OK;
 }
 
-grpc::Status WorkerService::DumpRank(grpc::ServerContext* context, const v1::DumpRankRequest* request,
+grpc::Status WorkerService::DumpRank(grpc::ServerContext* context,
+                                     const v1::DumpRankRequest* request,
                                      v1::DumpRankResponse* response) {
   const auto job = keeper_->Find(request->job_id());
-  if (job == nullptr || request->rank() < 0 || request->rank() >= job->regions().config().world_size) {
-    return ToGrpcStatus(absl::NotFoundError(
-        absl::StrCat("no rank ", request->rank(), " of job '", request->job_id(), "' on this worker")));
+  if (job == nullptr || request->rank() < 0 ||
+      request->rank() >= job->regions().config().world_size) {
+    return ToGrpcStatus(absl::NotFoundError(absl::StrCat("no rank ", request->rank(), " of job '",
+                                                         request->job_id(), "' on this worker")));
   }
   response->set_text(DescribeRank(job->regions(), Rank(request->rank())));
   return grpc::Status::OK;

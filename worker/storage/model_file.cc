@@ -18,7 +18,8 @@ namespace {
 
 std::string PartialPath(const std::string& path) { return path + ".partial"; }
 
-absl::Status WriteAll(int fd, const char* data, int64_t size_bytes, int64_t at, const std::string& path) {
+absl::Status WriteAll(int fd, const char* data, int64_t size_bytes, int64_t at,
+                      const std::string& path) {
   RETURN_IF_ERROR(FaultPoint("model-file.write"));
   while (size_bytes > 0) {
     const ssize_t written = pwrite(fd, data, size_bytes, at);
@@ -58,7 +59,8 @@ absl::Status SyncFolderOf(const std::string& path) {
 
 absl::Status ModelFile::Create(const std::string& path, const SafetensorsHeader& header) {
   if (path.empty() || path[0] != '/' || path.back() == '/') {
-    return absl::InvalidArgumentError(absl::StrCat("model file '", path, "' is no absolute file path"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("model file '", path, "' is no absolute file path"));
   }
   const std::string partial = PartialPath(path);
   UniqueFd fd(open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
@@ -70,7 +72,8 @@ absl::Status ModelFile::Create(const std::string& path, const SafetensorsHeader&
   return WriteAll(fd.get(), bytes.data(), bytes.size(), 0, partial);
 }
 
-absl::StatusOr<ModelFile> ModelFile::Open(const std::string& path, const SafetensorsHeader& header) {
+absl::StatusOr<ModelFile> ModelFile::Open(const std::string& path,
+                                          const SafetensorsHeader& header) {
   const std::string partial = PartialPath(path);
   UniqueFd fd(open(partial.c_str(), O_WRONLY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", partial));
@@ -87,10 +90,12 @@ absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elem
   const int64_t numel = (stored.end_bytes - stored.begin_bytes) / 4;
   if (stored.dtype != DType::kFp32 || begin_elements < 0 || begin_elements > numel ||
       static_cast<int64_t>(values.size()) > numel - begin_elements) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": elements [", begin_elements, ", +", values.size(),
-                                                   ") are not in tensor '", tensor, "'"));
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": elements [", begin_elements, ", +",
+                                                   values.size(), ") are not in tensor '", tensor,
+                                                   "'"));
   }
-  return WriteAll(fd_.get(), reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float),
+  return WriteAll(fd_.get(), reinterpret_cast<const char*>(values.data()),
+                  values.size() * sizeof(float),
                   header_->data_offset_bytes + stored.begin_bytes + begin_elements * 4, path_);
 }
 
@@ -118,7 +123,8 @@ absl::StatusOr<std::vector<LoadedTensor>> ReadModelFile(const std::string& path)
   RETURN_IF_ERROR(ReadAll(fd.get(), prefix.data(), prefix.size(), 0, path));
   uint64_t header_bytes = 0;
   memcpy(&header_bytes, prefix.data(), prefix.size());
-  header_bytes = std::min<uint64_t>({header_bytes, kMaxHeaderBytes, static_cast<uint64_t>(info.st_size) - prefix.size()});
+  header_bytes = std::min<uint64_t>(
+      {header_bytes, kMaxHeaderBytes, static_cast<uint64_t>(info.st_size) - prefix.size()});
   prefix.resize(prefix.size() + header_bytes);
   RETURN_IF_ERROR(ReadAll(fd.get(), prefix.data() + 8, header_bytes, 8, path));
   absl::StatusOr<SafetensorsHeader> header = DecodeHeader(prefix, info.st_size);

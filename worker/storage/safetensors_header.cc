@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::pair<DType, const char*> kDTypeNames[] = {
-    {DType::kFp32, "F32"}, {DType::kBf16, "BF16"},  {DType::kFp16, "F16"},
+    {DType::kFp32, "F32"}, {DType::kBf16, "BF16"}, {DType::kFp16, "F16"},
     {DType::kFp64, "F64"}, {DType::kInt64, "I64"}, {DType::kInt32, "I32"},
 };
 
@@ -50,7 +50,8 @@ class DuplicateKeyCheck {
   bool operator()(int depth, Json::parse_event_t event, Json& parsed) {
     if (event == Json::parse_event_t::object_start) keys_.emplace_back();
     if (event == Json::parse_event_t::object_end) keys_.pop_back();
-    if (event == Json::parse_event_t::key && !keys_.back().insert(parsed.get<std::string>()).second) {
+    if (event == Json::parse_event_t::key &&
+        !keys_.back().insert(parsed.get<std::string>()).second) {
       duplicate_ = parsed.get<std::string>();
     }
     return true;
@@ -76,7 +77,8 @@ absl::StatusOr<StoredTensor> DecodeTensor(const std::string& name, const Json& e
   spec.name = name;
   spec.dtype = tensor.dtype = *dtype;
   for (const Json& dim : entry["shape"]) {
-    if (!dim.is_number_unsigned() || dim.get<uint64_t>() > INT64_MAX) return InvalidTensor(name, "bad shape");
+    if (!dim.is_number_unsigned() || dim.get<uint64_t>() > INT64_MAX)
+      return InvalidTensor(name, "bad shape");
     spec.shape.push_back(dim.get<int64_t>());
   }
   for (const Json& offset : entry["data_offsets"]) {
@@ -91,7 +93,8 @@ absl::StatusOr<StoredTensor> DecodeTensor(const std::string& name, const Json& e
   if (!numel.ok() || __builtin_mul_overflow(*numel, SizeBytes(spec.dtype), &size_bytes)) {
     return InvalidTensor(name, "the shape overflows");
   }
-  if (tensor.end_bytes < tensor.begin_bytes || tensor.end_bytes - tensor.begin_bytes != size_bytes) {
+  if (tensor.end_bytes < tensor.begin_bytes ||
+      tensor.end_bytes - tensor.begin_bytes != size_bytes) {
     return InvalidTensor(name, absl::StrCat("data_offsets do not hold ", size_bytes, " bytes"));
   }
   tensor.shape = std::move(spec.shape);
@@ -102,16 +105,19 @@ absl::Status CheckCoverage(const SafetensorsHeader& header) {
   std::vector<const StoredTensor*> sorted;
   for (const auto& [name, tensor] : header.tensors) sorted.push_back(&tensor);
   std::stable_sort(sorted.begin(), sorted.end(), [](const StoredTensor* a, const StoredTensor* b) {
-    return std::make_pair(a->begin_bytes, a->end_bytes) < std::make_pair(b->begin_bytes, b->end_bytes);
+    return std::make_pair(a->begin_bytes, a->end_bytes) <
+           std::make_pair(b->begin_bytes, b->end_bytes);
   });
   int64_t at = 0;
   for (const StoredTensor* tensor : sorted) {
-    if (tensor->begin_bytes != at) return InvalidTensor(tensor->name, "a hole or an overlap before it");
+    if (tensor->begin_bytes != at)
+      return InvalidTensor(tensor->name, "a hole or an overlap before it");
     at = tensor->end_bytes;
   }
   if (header.file_bytes - header.data_offset_bytes != at) {
     return absl::InvalidArgumentError(absl::StrCat("safetensors: the file has ", header.file_bytes,
-                                                   " bytes, its header says ", header.data_offset_bytes + at));
+                                                   " bytes, its header says ",
+                                                   header.data_offset_bytes + at));
   }
   return absl::OkStatus();
 }
@@ -120,7 +126,8 @@ std::string HeaderJson(const SafetensorsHeader& header) {
   std::vector<const StoredTensor*> in_file_order;
   for (const auto& [name, tensor] : header.tensors) in_file_order.push_back(&tensor);
   std::stable_sort(in_file_order.begin(), in_file_order.end(), [](const auto* a, const auto* b) {
-    if (WriterRank(a->dtype) != WriterRank(b->dtype)) return WriterRank(a->dtype) > WriterRank(b->dtype);
+    if (WriterRank(a->dtype) != WriterRank(b->dtype))
+      return WriterRank(a->dtype) > WriterRank(b->dtype);
     return a->name < b->name;
   });
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
@@ -146,12 +153,14 @@ absl::StatusOr<SafetensorsHeader> PlaceTensors(const std::vector<TensorSpec>& te
   std::vector<const TensorSpec*> order;
   for (const TensorSpec& spec : tensors) order.push_back(&spec);
   std::stable_sort(order.begin(), order.end(), [](const TensorSpec* a, const TensorSpec* b) {
-    if (WriterRank(a->dtype) != WriterRank(b->dtype)) return WriterRank(a->dtype) > WriterRank(b->dtype);
+    if (WriterRank(a->dtype) != WriterRank(b->dtype))
+      return WriterRank(a->dtype) > WriterRank(b->dtype);
     return a->name < b->name;
   });
   int64_t at = 0;
   for (const TensorSpec* spec : order) {
-    if (spec->name.empty() || spec->name == "__metadata__") return InvalidTensor(spec->name, "not a usable name");
+    if (spec->name.empty() || spec->name == "__metadata__")
+      return InvalidTensor(spec->name, "not a usable name");
     ASSIGN_OR_RETURN(const int64_t numel, Numel(*spec));
     StoredTensor tensor = {spec->name, spec->dtype, spec->shape, at, 0};
     int64_t size_bytes;
@@ -180,15 +189,20 @@ std::string EncodeHeader(const SafetensorsHeader& header) {
 absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t file_bytes) {
   uint64_t size = 0;
   if (prefix.size() < 8) return absl::InvalidArgumentError("safetensors: shorter than 8 bytes");
-  for (int i = 0; i < 8; ++i) size |= static_cast<uint64_t>(static_cast<uint8_t>(prefix[i])) << (8 * i);
+  for (int i = 0; i < 8; ++i)
+    size |= static_cast<uint64_t>(static_cast<uint8_t>(prefix[i])) << (8 * i);
   if (size > kMaxHeaderBytes || size > prefix.size() - 8) {
     return absl::InvalidArgumentError(absl::StrCat("safetensors: a header of ", size, " bytes"));
   }
   const absl::string_view text = prefix.substr(8, size);
-  if (text.empty() || text[0] != '{') return absl::InvalidArgumentError("safetensors: the header is no JSON object");
+  if (text.empty() || text[0] != '{')
+    return absl::InvalidArgumentError("safetensors: the header is no JSON object");
   DuplicateKeyCheck check;
   const Json json = Json::parse(
-      text, [&](int depth, Json::parse_event_t event, Json& parsed) { return check(depth, event, parsed); },
+      text,
+      [&](int depth, Json::parse_event_t event, Json& parsed) {
+        return check(depth, event, parsed);
+      },
       /*allow_exceptions=*/false);
   if (json.is_discarded() || !json.is_object()) {
     return absl::InvalidArgumentError("safetensors: the header is no JSON object");
@@ -199,9 +213,11 @@ absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t
   header.file_bytes = file_bytes;
   for (const auto& [name, entry] : json.items()) {
     if (name == "__metadata__") {
-      if (!entry.is_object()) return absl::InvalidArgumentError("safetensors: __metadata__ is no object");
+      if (!entry.is_object())
+        return absl::InvalidArgumentError("safetensors: __metadata__ is no object");
       for (const auto& [key, value] : entry.items()) {
-        if (!value.is_string()) return absl::InvalidArgumentError("safetensors: __metadata__ holds a non-string");
+        if (!value.is_string())
+          return absl::InvalidArgumentError("safetensors: __metadata__ holds a non-string");
         header.metadata[key] = value.get<std::string>();
       }
       continue;

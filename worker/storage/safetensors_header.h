@@ -45,7 +45,8 @@ std::string EncodeHeader(const SafetensorsHeader& header);
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
 // `prefix` is the file's start, at least 8 bytes and the whole header.
-// Errors: InvalidArgument  naming the tensor where there is one: no JSON object, a duplicate key, an
+// Errors: InvalidArgument  naming the tensor where there is one: no JSON object, a duplicate key,
+// an
 //   unknown dtype, offsets that leave a hole, overlap or do not match shape and dtype, or a file of
 //   another size than the header says.
 absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t file_bytes);

@@ -33,7 +33,8 @@ std::string FileOf(const std::string& json, int64_t data_bytes) {
 }
 
 TEST(SafetensorsHeaderTest, EncodedHeaderDecodesToTheSamePlaces) {
-  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header, PlaceTensors(SomeTensors(), {{"format", "pt"}}));
+  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header,
+                       PlaceTensors(SomeTensors(), {{"format", "pt"}}));
   const std::string bytes = EncodeHeader(header);
   EXPECT_EQ(static_cast<int64_t>(bytes.size()), header.data_offset_bytes);
   EXPECT_EQ(header.data_offset_bytes % 8, 0);
@@ -53,19 +54,23 @@ TEST(SafetensorsHeaderTest, RefusesWhatTheFormatForbidsAndNamesTheTensor) {
     std::string message;
   } kCases[] = {
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "'a': a hole"},
-      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "'a': data_offsets do not hold 8"},
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4,
+       "'a': data_offsets do not hold 8"},
       {R"({"a":{"dtype":"Q8","shape":[1],"data_offsets":[0,4]}})", 4, "'a': unknown dtype 'Q8'"},
       {R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4, "'a': bad shape"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 5, "its header says"},
-      {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}})", 4, "overflows"},
-      {R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4, "'a': the key is there twice"},
+      {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}})", 4,
+       "overflows"},
+      {R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})",
+       4, "'a': the key is there twice"},
       {R"({"__metadata__":{"k":1}})", 0, "non-string"},
       {R"([1])", 0, "no JSON object"},
       {R"({"a":)", 0, "no JSON object"},
   };
   for (const auto& c : kCases) {
     const std::string file = FileOf(c.json, c.data_bytes);
-    EXPECT_THAT(DecodeHeader(file, file.size()), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.message)))
+    EXPECT_THAT(DecodeHeader(file, file.size()),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.message)))
         << c.json;
   }
 }
@@ -85,14 +90,16 @@ TEST(SafetensorsHeaderTest, AnyTruncationOrFlippedByteIsRefusedOrStillCoversTheF
     const auto decoded = DecodeHeader(flipped, header.file_bytes);
     if (!decoded.ok()) continue;
     int64_t covered = 0;
-    for (const auto& [name, tensor] : decoded->tensors) covered += tensor.end_bytes - tensor.begin_bytes;
+    for (const auto& [name, tensor] : decoded->tensors)
+      covered += tensor.end_bytes - tensor.begin_bytes;
     EXPECT_EQ(covered, header.file_bytes - header.data_offset_bytes);
   }
 }
 
 TEST(ModelFileTest, SlicesOfManyWritersReadBackAsOneModel) {
   const std::string path = TempFolder() + "/model.safetensors";
-  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header, PlaceTensors({{"w", {1001}, DType::kFp32}}, {}));
+  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header,
+                       PlaceTensors({{"w", {1001}, DType::kFp32}}, {}));
   ASSERT_OK(ModelFile::Create(path, header));
   std::vector<float> values(1001);
   for (int i = 0; i < 1001; ++i) values[i] = static_cast<float>(i);
@@ -115,19 +122,23 @@ TEST(ModelFileTest, SlicesOfManyWritersReadBackAsOneModel) {
 
 TEST(ModelFileTest, SliceOutsideItsTensorIsRefused) {
   const std::string path = TempFolder() + "/model.safetensors";
-  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header, PlaceTensors({{"w", {4}, DType::kFp32}}, {}));
+  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header,
+                       PlaceTensors({{"w", {4}, DType::kFp32}}, {}));
   ASSERT_OK(ModelFile::Create(path, header));
   ASSERT_OK_AND_ASSIGN(ModelFile file, ModelFile::Open(path, header));
   const float values[3] = {};
-  EXPECT_THAT(file.WriteSlice("w", 2, values), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w'")));
-  EXPECT_THAT(file.WriteSlice("v", 0, values), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'v'")));
+  EXPECT_THAT(file.WriteSlice("w", 2, values),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w'")));
+  EXPECT_THAT(file.WriteSlice("v", 0, values),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("'v'")));
 }
 
 TEST(ModelFileTest, MissingFolderAndRelativePathAreNamed) {
   ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header, PlaceTensors(SomeTensors(), {}));
   EXPECT_THAT(ModelFile::Create("/no/such/folder/m", header),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such/folder/m")));
-  EXPECT_THAT(ModelFile::Create("m", header), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'m'")));
+  EXPECT_THAT(ModelFile::Create("m", header),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'m'")));
 }
 
 TEST(ModelFileTest, FailedPublishLeavesThePreviousFile) {
