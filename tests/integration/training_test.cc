@@ -272,6 +272,30 @@ TEST_F(TrainingTest, TheSameRunTwiceGivesTheSameBits) {
   EXPECT_EQ(first, Train(ToyModel(3), config, 8, 1, "second"));
 }
 
+// Rank 1 does two things the other way round; first while the order is recorded, then against it.
+TEST_F(TrainingTest, DifferentOrdersAreAnErrorOnEveryRankAndTrainingGoesOn) {
+  StartCluster(2);
+  ForEachRank(ToyModel(3), ConfigFor(2), [](Session* session) {
+    ASSERT_OK(testing_support::InitializeToy(session));
+    for (int64_t last_step : {0, 3}) {
+      SCOPED_TRACE(last_step);
+      ASSERT_OK(TrainToy(session, last_step));
+      const int first = session->rank() == 0 ? 0 : 1;
+      absl::Status status = session->Unshard(first);
+      if (status.ok()) status = session->Reshard(first);
+      if (status.ok()) status = session->Unshard(1 - first);
+      // The rank that follows its record learns of it where it needs the other one.
+      if (status.ok()) status = session->Step().status();
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                   testing::AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"),
+                                                  HasSubstr("unit0"), HasSubstr("unit1.weight"))));
+      ASSERT_OK(session->Recover());
+    }
+    ASSERT_OK(TrainToy(session, 5));
+    EXPECT_EQ(session->next_step(), 6);
+  });
+}
+
 // --- Wrong use is a clear error and harms nobody ---
 
 TEST_F(TrainingTest, WrongUseIsRefusedByNameAndTrainingGoesOn) {

@@ -1,0 +1,212 @@
+// The engine's pure parts. Whole engines run in tests/integration and tests/fault.
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "worker/engine/flight_recorder.h"
+#include "worker/engine/group_page.h"
+#include "worker/engine/order_tracker.h"
+#include "worker/engine/sharded_optimizer.h"
+#include "worker/engine/unit_state.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+OrderEntry Entry(int64_t unit, OpKind kind = OpKind::kUnshard) {
+  return {kind, unit, DType::kFp32, 10};
+}
+
+TEST(OrderTrackerTest, FirstStepAsksForEveryEntryAndLaterOnesForNone) {
+  OrderTracker tracker;
+  for (int step = 0; step < 3; ++step) {
+    for (int unit = 0; unit < 4; ++unit) {
+      EXPECT_EQ(tracker.sequence(), unit);
+      EXPECT_EQ(tracker.Check(Entry(unit)),
+                step == 0 ? OrderVerdict::kAsk : OrderVerdict::kProceed);
+      tracker.Issued(Entry(unit));
+    }
+    tracker.StepCommitted();
+  }
+}
+
+TEST(OrderTrackerTest, DeviationAsksForTheRestOfItsStepAndBecomesTheRecord) {
+  OrderTracker tracker;
+  for (int unit : {0, 1, 2}) tracker.Issued(Entry(unit));
+  tracker.StepCommitted();
+  tracker.Issued(Entry(0));
+  EXPECT_EQ(tracker.Check(Entry(2)), OrderVerdict::kAsk);
+  tracker.Issued(Entry(2));
+  EXPECT_EQ(tracker.Check(Entry(2)), OrderVerdict::kAsk) << "though the record has it here";
+  tracker.Issued(Entry(2));
+  tracker.StepCommitted();
+  for (int unit : {0, 2, 2}) {
+    EXPECT_EQ(tracker.Check(Entry(unit)), OrderVerdict::kProceed);
+    tracker.Issued(Entry(unit));
+  }
+  EXPECT_EQ(tracker.Check(Entry(2)), OrderVerdict::kAsk) << "past the end of the record";
+}
+
+TEST(OrderTrackerTest, EachFieldOfAnEntryCounts) {
+  OrderTracker tracker;
+  tracker.Issued(Entry(1));
+  tracker.StepCommitted();
+  EXPECT_EQ(tracker.Check({OpKind::kReduce, 1, DType::kFp32, 10}), OrderVerdict::kAsk);
+  EXPECT_EQ(tracker.Check({OpKind::kUnshard, 1, DType::kBf16, 10}), OrderVerdict::kAsk);
+  EXPECT_EQ(tracker.Check({OpKind::kUnshard, 1, DType::kFp32, 11}), OrderVerdict::kAsk);
+  EXPECT_EQ(tracker.Check({OpKind::kUnshard, 1, DType::kFp32, 10}), OrderVerdict::kProceed);
+}
+
+TEST(OrderTrackerTest, HashTellsOrdersApartAndStartsAnewWithEachStep) {
+  OrderTracker a, b;
+  const uint64_t empty = a.hash();
+  a.Issued(Entry(0));
+  a.Issued(Entry(1));
+  b.Issued(Entry(1));
+  b.Issued(Entry(0));
+  EXPECT_NE(a.hash(), b.hash());
+  a.StepCommitted();
+  EXPECT_EQ(a.hash(), empty);
+}
+
+TEST(UnitStateTest, TableOfAllTransitions) {
+  constexpr UnitState kRefused = static_cast<UnitState>(99);
+  const UnitState S = UnitState::kSharded, I = UnitState::kUnsharding, U = UnitState::kUnsharded;
+  const struct {
+    UnitEvent event;
+    UnitState from_sharded, from_unsharding, from_unsharded;
+  } kTable[] = {
+      {UnitEvent::kUnshard, I, kRefused, kRefused},
+      {UnitEvent::kUnshardDone, kRefused, U, kRefused},
+      {UnitEvent::kReshard, kRefused, kRefused, S},
+      {UnitEvent::kReduce, S, kRefused, U},
+      {UnitEvent::kInitialize, S, kRefused, U},
+  };
+  for (const auto& row : kTable) {
+    const std::pair<UnitState, UnitState> cases[] = {
+        {S, row.from_sharded}, {I, row.from_unsharding}, {U, row.from_unsharded}};
+    for (const auto& [from, to] : cases) {
+      const auto result = Transition(from, row.event, "blocks.1");
+      if (to == kRefused) {
+        EXPECT_THAT(result,
+                    StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'blocks.1'")));
+      } else {
+        ASSERT_OK(result);
+        EXPECT_EQ(*result, to);
+      }
+    }
+  }
+}
+
+TEST(GroupPageTest, FirstDecisionOfAStepStands) {
+  auto page = std::make_unique<GroupPage>();
+  RecordDecision(page.get(), 1, 0.5, 2.0);
+  RecordDecision(page.get(), 1, 0.25, 4.0);
+  EXPECT_EQ(page->decided_step.load(), 1);
+  EXPECT_EQ(page->decisions[1].gradient_scale.load(), 0.5);
+}
+
+TEST(GroupPageTest, StepIsNotDecidedBeforeItsPredecessor) {
+  auto page = std::make_unique<GroupPage>();
+  RecordDecision(page.get(), 2, 1.0, 1.0);
+  EXPECT_EQ(page->decided_step.load(), 0);
+}
+
+TEST(GroupPageTest, AppliedStepIsWhatPeersWaitFor) {
+  auto page = std::make_unique<GroupPage>();
+  PublishApplied(page.get(), 3, 7);
+  EXPECT_EQ(page->ranks[3].applied_step.load(), 7);
+  EXPECT_EQ(page->ranks[3].applied_version.load(), 7);
+}
+
+TEST(FlightRecorderTest, KeepsTheNewestAndShowsWhatRuns) {
+  FlightRecorder recorder;
+  for (int i = 0; i < FlightRecorder::kCapacity + 5; ++i) {
+    const int64_t number = recorder.Enqueued(1, i, OpKind::kReduce, i % 7, 100);
+    recorder.Started(number);
+    if (i % 2 == 0) recorder.Done(number);
+  }
+  const std::vector<FlightRecord> records = recorder.Snapshot();
+  ASSERT_EQ(records.size(), FlightRecorder::kCapacity);
+  EXPECT_EQ(records.front().number, 5);
+  EXPECT_EQ(records.back().number, FlightRecorder::kCapacity + 4);
+  recorder.Done(0);  // Long overwritten: no effect.
+  const std::string dump = recorder.Dump();
+  EXPECT_THAT(dump, HasSubstr("flight recorder v1"));
+  EXPECT_THAT(dump, HasSubstr("reduce 5 100B"));
+  EXPECT_THAT(dump, HasSubstr("running"));
+}
+
+// Over random models: the segments of all ranks cover each element of each parameter once.
+TEST(SegmentsTest, CoverEveryElementOfEveryParameterOnce) {
+  const int seed = 11;
+  SCOPED_TRACE(absl::StrCat("seed ", seed));
+  std::mt19937 random(seed);
+  for (int round = 0; round < 50; ++round) {
+    ModelSpec model;
+    const int num_units = 1 + random() % 4;
+    for (int u = 0; u < num_units; ++u) {
+      UnitSpec& unit = model.units.emplace_back();
+      unit.name = absl::StrCat("u", u);
+      const int count = 1 + random() % 4;
+      for (int p = 0; p < count; ++p) {
+        unit.parameters.push_back(
+            {absl::StrCat("u", u, ".p", p), {static_cast<int64_t>(random() % 9), 3}});
+      }
+    }
+    JobConfig config;
+    config.world_size = 1 + random() % 8;
+    ASSERT_OK_AND_ASSIGN(const ModelLayout layout,
+                         ModelLayout::Create(model, config.layout, config.world_size));
+    ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
+    std::vector<std::vector<std::vector<int>>> covered(num_units);
+    for (int u = 0; u < num_units; ++u) {
+      for (const PlacedParameter& p : layout.units[u].flat.parameters())
+        covered[u].emplace_back(p.numel, 0);
+    }
+    for (int rank = 0; rank < config.world_size; ++rank) {
+      int64_t state_end = 0;
+      for (const ShardSegment& s : SegmentsOf(layout, config, memory, Rank(rank))) {
+        for (int64_t i = 0; i < s.numel; ++i)
+          ++covered[s.unit][s.parameter][s.parameter_begin_elements + i];
+        EXPECT_GE(s.state_begin_elements, state_end) << "segments overlap in the state";
+        state_end = s.state_begin_elements + s.numel;
+        EXPECT_LE(state_end, memory.shard_numel());
+      }
+    }
+    for (const auto& unit : covered) {
+      for (const auto& parameter : unit) {
+        for (int count : parameter) EXPECT_EQ(count, 1);
+      }
+    }
+  }
+}
+
+TEST(ShardedOptimizerTest, RepeatingAnUpdateGivesTheSameBytesAndLeavesTheOldVersion) {
+  ModelSpec model;
+  model.units.push_back({"u", {{"w", {37}, DType::kFp32}}});
+  JobConfig config;
+  ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, config.layout, 1));
+  ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
+  std::vector<std::byte> state(memory.state_region_bytes()),
+      parameters(memory.parameter_region_bytes());
+  ShardedOptimizer optimizer(config, memory, SegmentsOf(layout, config, memory, Rank(0)),
+                             state.data(), parameters.data());
+  std::vector<float> initial(layout.units[0].shards.padded_numel());
+  for (int i = 0; i < 37; ++i) initial[i] = static_cast<float>(i);
+  optimizer.Initialize(0, initial.data());
+  float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
+  for (int i = 0; i < 37; ++i) gradient[i] = 1.0f + static_cast<float>(i % 3);
+  optimizer.Apply({1, 1.0, 1.0});
+  const std::vector<std::byte> once = state, published = parameters;
+  optimizer.Apply({1, 1.0, 1.0});
+  EXPECT_EQ(state, once);
+  EXPECT_EQ(parameters, published);
+  EXPECT_EQ(optimizer.Parameters(0)[5], 5.0f) << "the version that a repetition starts from";
+  EXPECT_NEAR(optimizer.Parameters(1)[5], 5.0f - 1e-3f, 1e-5f);
+}
+
+}  // namespace
+}  // namespace tessera
