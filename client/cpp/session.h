@@ -5,7 +5,8 @@
 //   session->AddGradient(u, p, values); ... session->Reduce(u);
 //   session->Step(scale);                                     committed on all ranks or on none
 //
-// In steady state none of these makes a system call unless it has to wait, and no RPC. A unit's
+// In steady state none of these makes an RPC or copies parameters; an operation is a cache line in
+// a shared ring and a futex wake (and, with guard_windows, a change of page protection). A unit's
 // parameters lie at one address for the life of the session.
 //
 // When any rank fails, every pending and later call returns Aborted with the cause: the step was

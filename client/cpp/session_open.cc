@@ -61,16 +61,16 @@ absl::Status Session::Attach() {
   RETURN_IF_ERROR(opened);
   epoch_ = page()->epoch.load();
   ResetEpoch();
-  // A trainer before this one may have left units unsharded or operations pending; only a new
-  // epoch is certain to be clean, and the death of that trainer has begun one.
+  // A trainer that detached in this epoch may have left counts, open units and gradients behind.
+  results_ = page()->result.count.load();
   for (int unit = 0; unit < num_units(); ++unit) {
-    if (page()->units[unit].state.load() != static_cast<uint32_t>(UnitState::kSharded))
-      windows_[unit] = Window::kOpen;
     unshards_[unit] = page()->units[unit].unsharded.load();
     gradients_[unit].submitted = page()->units[unit].reduced.load();
+    if (page()->units[unit].state.load() == static_cast<uint32_t>(UnitState::kSharded)) continue;
+    windows_[unit] = Window::kOpen;
+    RETURN_IF_ERROR(Reshard(unit));
   }
-  results_ = page()->result.count.load();
-  return absl::OkStatus();
+  return Submit(OpKind::kDropGradients, -1);
 }
 
 absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {

@@ -265,6 +265,27 @@ TEST_F(TrainingTest, TwoJobsShareOneWorker) {
   ExpectNear(second, ReferenceRun(ToyModel(3), config, 4), 2e-6f);
 }
 
+TEST_F(TrainingTest, TrainerThatDetachedIsFollowedByAnotherInTheSameEpoch) {
+  StartCluster(1);
+  const JobConfig config = ConfigFor(1);
+  for (int64_t last_step : {2, 5}) {
+    SessionOptions options = OptionsFor(0, ToyModel(3), config);
+    options.wait_if_attached = true;  // The worker may not have seen the last one leave yet.
+    ASSERT_OK_AND_ASSIGN(auto session, Session::Open(options));
+    ASSERT_OK(TrainToy(session.get(), last_step));
+    // Leaves a unit open and a gradient reduced but not stepped.
+    ASSERT_OK(session->Unshard(1));
+    const std::vector<float> stray(session->layout().units[2].flat.parameters()[0].numel, 1e6f);
+    ASSERT_OK(session->AddGradient(2, 0, stray));
+    ASSERT_OK(session->Reduce(2));
+  }
+  SessionOptions options = OptionsFor(0, ToyModel(3), config);
+  options.wait_if_attached = true;  // The worker may not have seen the last one leave yet.
+  ASSERT_OK_AND_ASSIGN(auto session, Session::Open(options));
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> all, ReadAll(session.get()));
+  ExpectNear(all, ReferenceRun(ToyModel(3), config, 5), 2e-6f);
+}
+
 TEST_F(TrainingTest, TheSameRunTwiceGivesTheSameBits) {
   StartCluster(3);
   const JobConfig config = ConfigFor(3);
