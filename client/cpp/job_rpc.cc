@@ -28,6 +28,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   args.SetMaxReceiveMessageSize(64 << 20);
+  // Each try has a connection of its own: one that was refused would make the next tries wait.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
 }
 
@@ -60,39 +62,35 @@ std::string NewRequestId() {
 
 absl::StatusOr<v1::Job> CreateJob(const std::string& coordinator,
                                   const v1::CreateJobRequest& request, absl::Time deadline) {
-  auto stub = v1::Jobs::NewStub(MakeChannel(coordinator));
   v1::Job job;
   RETURN_IF_ERROR(CallUntil(deadline, coordinator, Never, [&](grpc::ClientContext* context) {
-    return stub->CreateJob(context, request, &job);
+    return v1::Jobs::NewStub(MakeChannel(coordinator))->CreateJob(context, request, &job);
   }));
   return job;
 }
 
 absl::StatusOr<v1::Job> GetJob(const std::string& coordinator, const std::string& job_id,
                                absl::Time deadline) {
-  auto stub = v1::Jobs::NewStub(MakeChannel(coordinator));
   v1::GetJobRequest request;
   request.set_job_id(job_id);
   v1::Job job;
   RETURN_IF_ERROR(CallUntil(deadline, coordinator, Never, [&](grpc::ClientContext* context) {
-    return stub->GetJob(context, request, &job);
+    return v1::Jobs::NewStub(MakeChannel(coordinator))->GetJob(context, request, &job);
   }));
   return job;
 }
 
 absl::Status DeleteJob(const std::string& coordinator, const v1::DeleteJobRequest& request,
                        absl::Time deadline) {
-  auto stub = v1::Jobs::NewStub(MakeChannel(coordinator));
   v1::DeleteJobResponse response;
   return CallUntil(deadline, coordinator, Never, [&](grpc::ClientContext* context) {
-    return stub->DeleteJob(context, request, &response);
+    return v1::Jobs::NewStub(MakeChannel(coordinator))->DeleteJob(context, request, &response);
   });
 }
 
 absl::StatusOr<v1::AttachResponse> AttachToRank(const std::string& worker,
                                                 const v1::AttachRequest& request,
                                                 bool wait_if_attached, absl::Time deadline) {
-  auto stub = v1::Worker::NewStub(MakeChannel(worker));
   v1::AttachResponse response;
   const auto try_again = [&](const absl::Status& status) {
     if (absl::IsAlreadyExists(status)) return wait_if_attached;
@@ -100,7 +98,7 @@ absl::StatusOr<v1::AttachResponse> AttachToRank(const std::string& worker,
     return absl::IsFailedPrecondition(status) && absl::EndsWith(status.message(), "try again");
   };
   RETURN_IF_ERROR(CallUntil(deadline, worker, try_again, [&](grpc::ClientContext* context) {
-    return stub->Attach(context, request, &response);
+    return v1::Worker::NewStub(MakeChannel(worker))->Attach(context, request, &response);
   }));
   return response;
 }
