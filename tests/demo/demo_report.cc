@@ -46,7 +46,8 @@ std::string DemoReport::Text() const {
                               ? "0"
                               : absl::StrFormat("%d (SIGKILL); attached again after %.2f s",
                                                 trainer_kills, reattach_seconds));
-  line("steps redone, lost, applied twice", absl::StrCat(steps_redone, ", 0, 0"));
+  line("steps redone after it",
+       absl::StrCat(steps_redone, "; every rank committed each of ", steps, " steps once"));
   line("the whole model's parameters", MiB(unsharded_param_bytes));
   line("peak memory of a rank", absl::StrCat("parameters ", MiB(peak_parameter_bytes_per_rank),
                                              ", gradients ", MiB(peak_gradient_bytes_per_rank),

@@ -105,9 +105,10 @@ std::vector<std::string> DemoRun::TrainerArgs(const std::string& mode, int rank)
 
 absl::Status DemoRun::StartTrainer(int rank, bool replace) {
   std::vector<std::string> args = TrainerArgs("sharded", rank);
-  args.insert(args.end(), {absl::StrCat("--steps=", options_.steps),
-                           "--coordinator=" + coordinator_address_, "--worker=" + worker_address_,
-                           absl::StrCat("--job=", kJob), "--save=" + report_.checkpoint_path});
+  args.insert(args.end(),
+              {absl::StrCat("--steps=", options_.steps), "--coordinator=" + coordinator_address_,
+               "--worker=" + worker_address_, absl::StrCat("--job=", kJob),
+               "--save=" + std::filesystem::absolute(report_.checkpoint_path).string()});
   if (replace) args.push_back("--replace");
   ASSIGN_OR_RETURN(trainers_[rank].process,
                    ChildProcess::Start(args, LogPath(absl::StrCat("trainer", rank))));
@@ -115,8 +116,7 @@ absl::Status DemoRun::StartTrainer(int rank, bool replace) {
 }
 
 absl::Status DemoRun::Train() {
-  report_.checkpoint_path =
-      std::filesystem::absolute(options_.output_dir).string() + "/model.safetensors";
+  report_.checkpoint_path = options_.output_dir + "/model.safetensors";
   trainers_.resize(options_.world_size);
   rank_losses_.assign(options_.steps, std::vector<double>(options_.world_size, NAN));
   step_redone_.assign(options_.steps, 0);
