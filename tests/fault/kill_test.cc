@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -33,16 +34,22 @@ std::string ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-// Pids of processes whose command line names `needle`.
-std::vector<int> ProcessesNaming(const std::string& needle) {
-  std::vector<int> pids;
+// A process that ended has no command line, even before its parent took notice.
+std::string CommandLine(int pid) { return ReadFile(absl::StrCat("/proc/", pid, "/cmdline")); }
+
+// Executors that `worker_pid` started and that still run: label and pid.
+std::map<std::string, int> ExecutorsOf(int worker_pid) {
+  std::map<std::string, int> executors;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     int pid;
-    if (!absl::SimpleAtoi(entry.path().filename().string(), &pid) || pid == getpid()) continue;
-    if (absl::StrContains(ReadFile(entry.path().string() + "/cmdline"), needle))
-      pids.push_back(pid);
+    if (!absl::SimpleAtoi(entry.path().filename().string(), &pid)) continue;
+    const std::string command = CommandLine(pid);
+    const bool child = absl::StrContains(ReadFile(absl::StrCat("/proc/", pid, "/status")),
+                                         absl::StrCat("PPid:\t", worker_pid, "\n"));
+    const size_t label = command.find("--label=");
+    if (child && label != std::string::npos) executors[command.substr(label + 8).c_str()] = pid;
   }
-  return pids;
+  return executors;
 }
 
 class KillTest : public testing::Test {
@@ -182,9 +189,9 @@ TEST_F(KillTest, KilledExecutorIsReplacedAndTheModelIsBitIdentical) {
   ASSERT_FALSE(Undisturbed().empty());
   StartAll();
   AwaitStep(0, kSteps / 3);
-  const std::vector<int> executors = ProcessesNaming("--label=toy/2");
-  ASSERT_EQ(executors.size(), 1);
-  ASSERT_EQ(kill(executors[0], SIGKILL), 0);
+  const std::map<std::string, int> executors = ExecutorsOf(worker_->pid());
+  ASSERT_EQ(executors.count("toy/2"), 1);
+  ASSERT_EQ(kill(executors.at("toy/2"), SIGKILL), 0);
   EXPECT_EQ(Finish(), Undisturbed());
 }
 
@@ -221,11 +228,14 @@ TEST_F(KillTest, NoProcessOrSocketOutlivesTheWorkerHoweverItEnds) {
     SCOPED_TRACE(signal);
     StartAll();
     AwaitStep(0, 3);
-    EXPECT_EQ(ProcessesNaming("--label=toy/").size(), kWorldSize);
+    const std::map<std::string, int> executors = ExecutorsOf(worker_->pid());
+    EXPECT_EQ(executors.size(), kWorldSize);
     worker_->Kill(signal);
     worker_->Wait();
-    EXPECT_TRUE(Eventually([] { return ProcessesNaming("--label=toy/").empty(); }))
-        << "an executor is left";
+    for (const auto& [label, pid] : executors) {
+      EXPECT_TRUE(Eventually([pid = pid] { return CommandLine(pid).empty(); }))
+          << "executor " << label << " is left";
+    }
     for (int rank = 0; rank < kWorldSize; ++rank) {
       EXPECT_TRUE(Eventually([&] {
         (void)trainers_[rank]->ReadLines();
