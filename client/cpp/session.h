@@ -116,7 +116,9 @@ class Session {
   // After Aborted: waits for the next epoch. Errors: DeadlineExceeded, Unavailable (worker gone).
   absl::Status Recover();
   // Runs `step_body` (forward, backward, Step) and, while it is Aborted, recovers and runs it
-  // again. `redone` counts the repetitions, if not null.
+  // again, unless the step had been decided: then it is complete, and this returns OK. So a body
+  // may use the step number that it was given, and no step is lost or applied twice. `redone`
+  // counts the repetitions, if not null.
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr);
 
  private:
@@ -129,6 +131,7 @@ class Session {
 
   explicit Session(SessionOptions options) : options_(std::move(options)) {}
   absl::Status Attach();
+  absl::Status JoinEpoch();
   absl::Status MapRegions(std::vector<UniqueFd> fds);
   void ResetEpoch();
   absl::Status CheckUnit(int unit) const;

@@ -1,6 +1,7 @@
 // Session: attaching, mapping, detaching, recovering.
 #include <poll.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -48,20 +49,34 @@ absl::Status Session::Attach() {
       AttachToRank(options_.worker_address, request, options_.wait_if_attached, deadline));
   ASSIGN_OR_RETURN(lease_, ConnectPacketSocket(response.descriptor_socket()));
   RETURN_IF_ERROR(SendPacket(lease_.get(), response.ticket()));
+  pollfd reply = {lease_.get(), POLLIN, 0};
+  const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+  if (poll(&reply, 1, static_cast<int>(std::max<int64_t>(left_ms, 0))) <= 0) {
+    return absl::DeadlineExceededError("the worker sent no descriptors in time");
+  }
   ASSIGN_OR_RETURN(Packet packet, ReceivePacket(lease_.get()));
   if (packet.bytes != "ok" || packet.fds.size() != 3) {
     return absl::UnavailableError(absl::StrCat("the worker gave no memory: ", packet.bytes));
   }
   RETURN_IF_ERROR(MapRegions(std::move(packet.fds)));
   epoch_ = static_cast<uint32_t>(response.epoch());
+  const absl::Status joined = JoinEpoch();
+  // An epoch that ended meanwhile is not the caller's concern; the next one is clean.
+  const bool epoch_failed = page()->failed_epoch.load(std::memory_order_acquire) >= epoch_;
+  return absl::IsAborted(joined) || (!joined.ok() && epoch_failed) ? Recover() : joined;
+}
+
+absl::Status Session::JoinEpoch() {
   // The epoch opens the rank's page a moment after the worker heard of it.
-  const absl::Status opened =
-      Await("the rank's executor", [this] { return page()->epoch.load() >= epoch_; });
-  if (absl::IsAborted(opened)) return Recover();
-  RETURN_IF_ERROR(opened);
-  epoch_ = page()->epoch.load();
+  RETURN_IF_ERROR(Await("the rank's executor", [this] { return page()->epoch.load() >= epoch_; }));
   ResetEpoch();
-  // A trainer that detached in this epoch may have left counts, open units and gradients behind.
+  // A trainer that detached in this epoch may have left operations, open units and gradients. What
+  // it submitted is done once this is, reductions too; only then do the counts stand still.
+  RETURN_IF_ERROR(Submit(OpKind::kDropGradients, -1));
+  const uint32_t submitted = page()->submitted.load();
+  RETURN_IF_ERROR(Await("operations of the trainer before this one", [&] {
+    return page()->consumed.load(std::memory_order_acquire) == submitted;
+  }));
   results_ = page()->result.count.load();
   for (int unit = 0; unit < num_units(); ++unit) {
     unshards_[unit] = page()->units[unit].unsharded.load();
@@ -70,7 +85,7 @@ absl::Status Session::Attach() {
     windows_[unit] = Window::kOpen;
     RETURN_IF_ERROR(Reshard(unit));
   }
-  return Submit(OpKind::kDropGradients, -1);
+  return absl::OkStatus();
 }
 
 absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
@@ -132,10 +147,14 @@ absl::Status Session::Recover() {
 }
 
 absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, int* redone) {
+  const int64_t step = next_step();
   while (true) {
     absl::Status status = step_body();
     if (!absl::IsAborted(status)) return status;
     RETURN_IF_ERROR(Recover());
+    // Decided before the failure, so it was completed everywhere: running it again would apply the
+    // body's batch twice.
+    if (next_step() > step) return absl::OkStatus();
     if (redone != nullptr) ++*redone;
   }
 }

@@ -71,8 +71,7 @@ absl::Status InitializeToy(Session* session) {
   });
 }
 
-absl::Status ToyStep(Session* session, double scale, int micro_batches) {
-  const int64_t step = session->next_step();
+absl::Status ToyStep(Session* session, int64_t step, double scale, int micro_batches) {
   std::vector<std::vector<std::vector<float>>> gradients(session->num_units());
   for (int u = 0; u < session->num_units(); ++u) {
     RETURN_IF_ERROR(session->Unshard(u));
@@ -103,8 +102,9 @@ absl::Status TrainToy(Session* session, int64_t last_step,
   while (true) {
     absl::Status status = InitializeToy(session);
     while (status.ok() && session->next_step() <= last_step) {
-      if (before) before(session->next_step());
-      status = ToyStep(session, 1.0, micro_batches);
+      const int64_t step = session->next_step();
+      if (before) before(step);
+      status = session->RunStep([&] { return ToyStep(session, step, 1.0, micro_batches); });
     }
     if (!absl::IsAborted(status)) return status;
     RETURN_IF_ERROR(session->Recover());

@@ -28,7 +28,7 @@ absl::Status InitializeToy(Session* session);
 
 // Unshards all units in order, forms gradients in reverse order, reduces, and steps.
 // `micro_batches` > 1 accumulates that many contributions before reducing.
-absl::Status ToyStep(Session* session, double scale = 1.0, int micro_batches = 1);
+absl::Status ToyStep(Session* session, int64_t step, double scale = 1.0, int micro_batches = 1);
 
 // Trains up to and including `last_step`, recovering from every failure. `before` runs at the start
 // of each try of a step.

@@ -93,6 +93,10 @@ absl::Status RankEngine::Run() {
     if (op.epoch == options_.epoch.value()) status = Execute(op);
     control->progress_kind.store(0, std::memory_order_relaxed);
     control->consumed.store(consumed + 1, std::memory_order_release);
+    // Whom nothing else tells: a trainer that waits for room, or for its drop to be through.
+    if (op.kind == OpKind::kDropGradients || submitted - consumed >= kRingOps) {
+      Bump(&control->events);
+    }
   }
   // Peers of this host that wait for this rank need not wait for the worker's word.
   options_.communicator->Abort(status);
