@@ -24,25 +24,25 @@ absl::Status Session::CheckUnit(int unit) const {
 
 absl::Status Session::Submit(OpKind kind, int unit, double learning_rate_scale) {
   ControlPage* control = page();
-  const uint32_t number = control->submitted.load(std::memory_order_relaxed);
-  RETURN_IF_ERROR(Await("room in the submission ring", [&] {
-    return number - control->consumed.load(std::memory_order_acquire) < kRingOps;
-  }));
+  const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
+  RETURN_IF_ERROR(
+      Await([] { return std::string("room in the submission ring"); },
+            [&] { return number - control->consumed.load(std::memory_order_acquire) < kRingOps; }));
   Op& op = control->ring[number % kRingOps];
   op = Op();
   op.kind = kind;
   op.epoch = epoch_;
   op.unit = unit;
   op.learning_rate_scale = learning_rate_scale;
-  Bump(&control->submitted);
+  Publish(&control->submitted, number + 1);
   return absl::OkStatus();
 }
 
 absl::StatusOr<double> Session::AwaitResult(OpKind kind) {
   const uint32_t wanted = results_ + 1;
   OpResult& result = page()->result;
-  RETURN_IF_ERROR(
-      Await(OpName(kind), [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
+  RETURN_IF_ERROR(Await([kind] { return OpName(kind); },
+                        [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
   results_ = wanted;
   if (result.status_code != 0) {
     return absl::Status(static_cast<absl::StatusCode>(result.status_code),
@@ -63,13 +63,21 @@ absl::Status Session::UnshardAsync(int unit) {
   return absl::OkStatus();
 }
 
+bool Session::gathered(int unit) const {
+  return page()->units[unit].gathered_for_step.load(std::memory_order_acquire) == next_step() &&
+         page()->failed_epoch.load(std::memory_order_acquire) < epoch_ &&
+         page()->epoch.load(std::memory_order_acquire) == epoch_;
+}
+
 absl::Status Session::Unshard(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   if (windows_[unit] != Window::kOpening) RETURN_IF_ERROR(UnshardAsync(unit));
-  const std::atomic<uint32_t>& unsharded = page()->units[unit].unsharded;
-  RETURN_IF_ERROR(Await(absl::StrCat("unit '", UnitName(unit), "'"), [&] {
-    return unsharded.load(std::memory_order_acquire) == unshards_[unit];
-  }));
+  if (!gathered(unit)) {
+    const std::atomic<uint32_t>& unsharded = page()->units[unit].unsharded;
+    RETURN_IF_ERROR(
+        Await([&] { return absl::StrCat("unit '", UnitName(unit), "'"); },
+              [&] { return unsharded.load(std::memory_order_acquire) == unshards_[unit]; }));
+  }
   windows_[unit] = Window::kOpen;
   return guard_ == nullptr ? absl::OkStatus() : guard_->Open(unit);
 }

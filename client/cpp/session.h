@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -87,6 +88,9 @@ class Session {
   absl::Status Reshard(int unit);
   bool unsharded(int unit) const { return windows_[unit] == Window::kOpen; }
   bool closed(int unit) const { return windows_[unit] == Window::kClosed; }
+  // Whether Unshard would return without waiting for anybody: executors gather ahead of their
+  // trainers, up to config.max_gathered_units units in the order of the step before.
+  bool gathered(int unit) const;
   // The unit's flat parameter in the compute dtype; readable while unsharded.
   const std::byte* parameters(int unit) const;
   // One original parameter of it.
@@ -136,7 +140,8 @@ class Session {
   void ResetEpoch();
   absl::Status CheckUnit(int unit) const;
   absl::Status Submit(OpKind kind, int unit, double learning_rate_scale = 1.0);
-  absl::Status Await(const std::string& what, const std::function<bool()>& done);
+  // `what` is only called for the text of an error.
+  absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
   absl::StatusOr<double> AwaitResult(OpKind kind);
   absl::Status AwaitSlot(int unit);
   std::byte* Slot(int unit) const;

@@ -44,7 +44,7 @@ absl::Status Session::AwaitSlot(int unit) {
   }
   const std::atomic<uint32_t>& reduced = page()->units[user].reduced;
   const uint32_t submitted = gradients_[user].submitted;
-  return Await(absl::StrCat("the gradient slot of unit '", UnitName(unit), "'"),
+  return Await([&] { return absl::StrCat("the gradient slot of unit '", UnitName(unit), "'"); },
                [&] { return reduced.load(std::memory_order_acquire) == submitted; });
 }
 

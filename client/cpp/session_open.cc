@@ -68,15 +68,16 @@ absl::Status Session::Attach() {
 
 absl::Status Session::JoinEpoch() {
   // The epoch opens the rank's page a moment after the worker heard of it.
-  RETURN_IF_ERROR(Await("the rank's executor", [this] { return page()->epoch.load() >= epoch_; }));
+  RETURN_IF_ERROR(Await([] { return std::string("the rank's executor"); },
+                        [this] { return page()->epoch.load() >= epoch_; }));
   ResetEpoch();
   // A trainer that detached in this epoch may have left operations, open units and gradients. What
   // it submitted is done once this is, reductions too; only then do the counts stand still.
   RETURN_IF_ERROR(Submit(OpKind::kDropGradients, -1));
-  const uint32_t submitted = page()->submitted.load();
-  RETURN_IF_ERROR(Await("operations of the trainer before this one", [&] {
-    return page()->consumed.load(std::memory_order_acquire) == submitted;
-  }));
+  const uint32_t submitted = page()->submitted.value.load();
+  RETURN_IF_ERROR(
+      Await([] { return std::string("operations of the trainer before this one"); },
+            [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; }));
   results_ = page()->result.count.load();
   for (int unit = 0; unit < num_units(); ++unit) {
     unshards_[unit] = page()->units[unit].unsharded.load();
@@ -130,7 +131,7 @@ absl::Status Session::Recover() {
   const absl::Time deadline = absl::Now() + options_.recover_timeout;
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
          page()->failed_epoch.load() >= page()->epoch.load()) {
-    const uint32_t seen = page()->events.load(std::memory_order_acquire);
+    const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
     pollfd lease = {lease_.get(), POLLIN, 0};
     if (poll(&lease, 1, 0) > 0) return absl::UnavailableError("the worker is gone");
     if (absl::Now() >= deadline) {
@@ -139,7 +140,7 @@ absl::Status Session::Recover() {
                        "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes)));
     }
     if (page()->epoch.load() <= epoch_)
-      WaitForChange(page()->events, seen, absl::Now() + absl::Milliseconds(100));
+      WaitForChange(&page()->events, seen, absl::Now() + absl::Milliseconds(100));
   }
   epoch_ = page()->epoch.load();
   ResetEpoch();
@@ -159,16 +160,16 @@ absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, in
   }
 }
 
-absl::Status Session::Await(const std::string& what, const std::function<bool()>& done) {
+absl::Status Session::Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done) {
   const absl::Time deadline = absl::Now() + options_.operation_timeout;
   while (true) {
     // In slices, to notice when the worker is gone and nobody will ever answer.
     absl::Status status =
-        AwaitEvent(*page(), epoch_, std::min(deadline, absl::Now() + absl::Seconds(1)), what, done);
+        AwaitEvent(page(), epoch_, std::min(deadline, absl::Now() + absl::Seconds(1)), what, done);
     if (!absl::IsDeadlineExceeded(status)) return status;
     pollfd lease = {lease_.get(), POLLIN, 0};
     if (poll(&lease, 1, 0) > 0)
-      return absl::UnavailableError(absl::StrCat("the worker is gone (waiting for ", what, ")"));
+      return absl::UnavailableError(absl::StrCat("the worker is gone (waiting for ", what(), ")"));
     if (absl::Now() >= deadline) return status;
   }
 }

@@ -104,6 +104,16 @@ void Publish(WaitWord* word, uint32_t value) {
   if (word->sleepers.load(std::memory_order_seq_cst) != 0) WakeAll(word->value);
 }
 
+void Bump(WaitWord* word) {
+  word->value.fetch_add(1, std::memory_order_seq_cst);
+  if (word->sleepers.load(std::memory_order_seq_cst) != 0) WakeAll(word->value);
+}
+
+void WaitForChange(WaitWord* word, uint32_t seen, absl::Time deadline, WaitPolicy policy) {
+  (void)WaitUntil(
+      word, [seen](uint32_t value) { return value != seen; }, AbortFlag(), deadline, policy);
+}
+
 void WakeAll(const std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

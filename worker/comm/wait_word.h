@@ -67,6 +67,14 @@ absl::Status WaitUntil(WaitWord* word, absl::FunctionRef<bool(uint32_t)> predica
 void Publish(std::atomic<uint32_t>* word, uint32_t value);
 void Publish(WaitWord* word, uint32_t value);
 
+// Adds one to an event counter, with release order, and wakes who waits. For words with several
+// writers; a word is either bumped or published.
+void Bump(WaitWord* word);
+
+// Waits until the word differs from `seen`, at most until the deadline.
+void WaitForChange(WaitWord* word, uint32_t seen, absl::Time deadline,
+                   WaitPolicy policy = WaitPolicy());
+
 // Wakes all sleepers of `word` to look at their predicate and abort flag: call it after raising a
 // flag. One that is just falling asleep looks again after a slice, at most 20 milliseconds.
 void WakeAll(const std::atomic<uint32_t>& word);

@@ -88,6 +88,25 @@ TEST(WaitUntilTest, IntermediateValuesDoNotEndAWait) {
   writer.join();
 }
 
+TEST(BumpTest, NoBumpOfSeveralWritersIsLost) {
+  SharedPage page;
+  constexpr uint32_t kBumps = 20000;
+  std::vector<std::thread> writers;
+  for (int writer = 0; writer < 3; ++writer) {
+    writers.emplace_back([&] {
+      for (uint32_t i = 0; i < kBumps; ++i) Bump(&page->counted);
+    });
+  }
+  uint32_t seen = 0;
+  while (seen != 3 * kBumps) {
+    const absl::Time deadline = absl::Now() + kLong;
+    WaitForChange(&page->counted, seen, deadline);
+    ASSERT_LT(absl::Now(), deadline) << "asleep at " << seen;
+    seen = page->counted.value.load();
+  }
+  for (std::thread& writer : writers) writer.join();
+}
+
 // Two processes hand a counter to and fro; each must see what the other wrote before Publish.
 template <typename Word>
 void PingPong(Word* word_of(SharedPage*), const std::atomic<uint32_t>* value_of(SharedPage*),

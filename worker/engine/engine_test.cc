@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/engine/flight_recorder.h"
 #include "worker/engine/group_page.h"
@@ -47,6 +48,26 @@ TEST(OrderTrackerTest, DeviationAsksForTheRestOfItsStepAndBecomesTheRecord) {
     tracker.Issued(Entry(unit));
   }
   EXPECT_EQ(tracker.Check(Entry(2)), OrderVerdict::kAsk) << "past the end of the record";
+}
+
+TEST(OrderTrackerTest, UpcomingUnshardsFollowTheRecordFromThePositionOn) {
+  OrderTracker tracker;
+  std::vector<int> units = {77};
+  tracker.UpcomingUnshards(2, &units);
+  EXPECT_THAT(units, testing::IsEmpty()) << "nothing is recorded yet";
+  for (int unit : {0, 1, 2}) tracker.Issued(Entry(unit));
+  tracker.Issued(Entry(2, OpKind::kReduce));
+  tracker.Issued(Entry(1));
+  tracker.StepCommitted();
+  tracker.UpcomingUnshards(2, &units);
+  EXPECT_THAT(units, testing::ElementsAre(0, 1));
+  tracker.Issued(Entry(0));
+  tracker.Issued(Entry(1));
+  tracker.UpcomingUnshards(3, &units);
+  EXPECT_THAT(units, testing::ElementsAre(2, 1)) << "over the reduction, up to the record's end";
+  tracker.Issued(Entry(1));
+  tracker.UpcomingUnshards(3, &units);
+  EXPECT_THAT(units, testing::IsEmpty()) << "the step deviates from its record";
 }
 
 TEST(OrderTrackerTest, EachFieldOfAnEntryCounts) {
@@ -118,7 +139,7 @@ TEST(GroupPageTest, AppliedStepIsWhatPeersWaitFor) {
   auto page = std::make_unique<GroupPage>();
   PublishApplied(page.get(), 3, 7);
   EXPECT_EQ(page->ranks[3].applied_step.load(), 7);
-  EXPECT_EQ(page->ranks[3].applied_version.load(), 7);
+  EXPECT_EQ(page->ranks[3].applied_version.value.load(), 7);
 }
 
 TEST(FlightRecorderTest, KeepsTheNewestAndShowsWhatRuns) {

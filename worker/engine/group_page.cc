@@ -1,7 +1,5 @@
 #include "worker/engine/group_page.h"
 
-#include "worker/memory/control_page.h"
-
 namespace tessera {
 
 void RecordDecision(GroupPage* group, int64_t step, double gradient_scale, double gradient_norm) {
@@ -16,8 +14,7 @@ void RecordDecision(GroupPage* group, int64_t step, double gradient_scale, doubl
 void PublishApplied(GroupPage* group, int rank, int64_t step) {
   RankRecord& record = group->ranks[rank];
   record.applied_step.store(step, std::memory_order_release);
-  record.applied_version.store(static_cast<uint32_t>(step) - 1, std::memory_order_release);
-  Bump(&record.applied_version);
+  Publish(&record.applied_version, static_cast<uint32_t>(step));
 }
 
 }  // namespace tessera

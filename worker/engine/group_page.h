@@ -15,13 +15,14 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "worker/comm/wait_word.h"
 
 namespace tessera {
 
 inline constexpr int kMaxLocalRanks = 256;
 
 struct alignas(64) RankRecord {
-  std::atomic<uint32_t> applied_version;  // Low 32 bits of applied_step; what peers wait on.
+  WaitWord applied_version;  // Low 32 bits of applied_step; what peers wait on.
   std::atomic<int64_t> applied_step;
   std::atomic<double> learning_rate_scale;  // Of the step it voted for last.
 };

@@ -1,7 +1,5 @@
 #include "worker/engine/order_tracker.h"
 
-#include <utility>
-
 namespace tessera {
 namespace {
 
@@ -32,8 +30,18 @@ void OrderTracker::Issued(const OrderEntry& entry) {
   hash_ = Mix(hash_, static_cast<uint64_t>(entry.count_elements));
 }
 
+void OrderTracker::UpcomingUnshards(int limit, std::vector<int>* units) const {
+  units->clear();
+  if (!following_) return;
+  for (size_t at = issued_.size(); at < recorded_.size(); ++at) {
+    if (static_cast<int>(units->size()) >= limit) return;
+    if (recorded_[at].kind == OpKind::kUnshard) units->push_back(recorded_[at].unit);
+  }
+}
+
 void OrderTracker::StepCommitted() {
-  recorded_ = std::exchange(issued_, {});
+  recorded_.swap(issued_);
+  issued_.clear();
   following_ = true;
   hash_ = kHashSeed;
 }

@@ -40,6 +40,10 @@ class OrderTracker {
   // The step was committed: what was issued is the record that the next step follows.
   void StepCommitted();
 
+  // Replaces `units` by those of the next unshards in the record, `limit` of them at most: what may
+  // be gathered ahead. None while this step differs from the record.
+  void UpcomingUnshards(int limit, std::vector<int>* units) const;
+
   int64_t sequence() const { return static_cast<int64_t>(issued_.size()); }
   uint64_t hash() const { return hash_; }
 

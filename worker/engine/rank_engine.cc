@@ -43,13 +43,14 @@ absl::Status RankEngine::Start(Step resume_step) {
     control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded));
     control->units[unit].reduced.store(0);
     control->units[unit].unsharded.store(0);
+    control->units[unit].gathered_for_step.store(0);
   }
   control->result.count.store(0);
   // Operations of older epochs are void, whoever submitted them.
-  control->consumed.store(control->submitted.load());
+  control->consumed.store(control->submitted.value.load());
   control->initialized.store(group->initialized.load(std::memory_order_acquire));
   control->committed_step.store(step_);
-  control->progress_step.store(step_ + 1);
+  control->progress_step.store(OrderStep());
   control->progress_sequence.store(0);
   control->progress_kind.store(0);
   control->epoch.store(static_cast<uint32_t>(options_.epoch.value()), std::memory_order_release);
@@ -82,11 +83,11 @@ absl::Status RankEngine::Run() {
       absl::MutexLock lock(&mu_);
       status = stream_status_;
     }
-    const uint32_t submitted = control->submitted.load(std::memory_order_acquire);
+    const uint32_t submitted = control->submitted.value.load(std::memory_order_acquire);
     const uint32_t consumed = control->consumed.load(std::memory_order_relaxed);
     if (!status.ok()) break;
     if (submitted == consumed) {
-      WaitForChange(control->submitted, submitted, absl::Now() + kStopPoll);
+      WaitForChange(&control->submitted, submitted, absl::Now() + kStopPoll);
       continue;
     }
     const Op op = control->ring[consumed % kRingOps];
@@ -139,10 +140,14 @@ absl::Status RankEngine::CheckUnit(int unit) const {
       absl::StrCat("rank ", options_.rank.value(), ": no unit ", unit));
 }
 
+int64_t RankEngine::OrderStep() const {
+  return options_.control->initialized.load(std::memory_order_relaxed) != 0 ? step_ + 1 : step_;
+}
+
 absl::Status RankEngine::Ordered(OpKind kind, int unit, int64_t count_elements, DType dtype) {
   const OrderEntry entry = {kind, unit, dtype, count_elements};
   if (order_.Check(entry) == OrderVerdict::kAsk) {
-    RETURN_IF_ERROR(options_.gate->AwaitRelease(entry, Step(step_ + 1), order_.sequence()));
+    RETURN_IF_ERROR(options_.gate->AwaitRelease(entry, Step(OrderStep()), order_.sequence()));
   }
   order_.Issued(entry);
   options_.control->progress_sequence.store(order_.sequence(), std::memory_order_relaxed);
@@ -171,6 +176,17 @@ absl::Status RankEngine::Unshard(int unit) {
                                             std::memory_order_release);
   options_.control->units[unit].unsharded.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
+  return GatherAhead();
+}
+
+absl::Status RankEngine::GatherAhead() {
+  order_.UpcomingUnshards(options_.config->max_gathered_units, &upcoming_);
+  for (const int unit : upcoming_) {
+    std::atomic<int64_t>& gathered = options_.control->units[unit].gathered_for_step;
+    if (gathered.load(std::memory_order_relaxed) == step_ + 1) continue;
+    RETURN_IF_ERROR(AwaitPeersAt(step_));
+    gathered.store(step_ + 1, std::memory_order_release);
+  }
   return absl::OkStatus();
 }
 
@@ -178,16 +194,16 @@ absl::Status RankEngine::AwaitPeersAt(int64_t step) {
   const absl::Time deadline = absl::Now() + options_.config->collective_timeout;
   const uint32_t version = static_cast<uint32_t>(step);
   for (int peer = 0; peer < options_.config->world_size; ++peer) {
-    std::atomic<uint32_t>& word = options_.group->ranks[peer].applied_version;
+    WaitWord& word = options_.group->ranks[peer].applied_version;
     while (true) {
-      const uint32_t seen = word.load(std::memory_order_acquire);
+      const uint32_t seen = word.value.load(std::memory_order_acquire);
       if (static_cast<int32_t>(seen - version) >= 0) break;
       RETURN_IF_ERROR(StopReason());
       if (absl::Now() >= deadline) {
         return absl::DeadlineExceededError(absl::StrCat("rank ", options_.rank.value(), ": rank ",
                                                         peer, " has not published step ", step));
       }
-      WaitForChange(word, seen, std::min(deadline, absl::Now() + kStopPoll));
+      WaitForChange(&word, seen, std::min(deadline, absl::Now() + kStopPoll));
     }
   }
   return absl::OkStatus();
@@ -277,6 +293,9 @@ absl::Status RankEngine::FinishInitialize() {
   RETURN_IF_ERROR(options_.communicator->Barrier());
   options_.group->initialized.store(1, std::memory_order_release);
   options_.control->initialized.store(1, std::memory_order_release);
+  order_.StepCommitted();
+  options_.control->progress_step.store(OrderStep(), std::memory_order_relaxed);
+  options_.control->progress_sequence.store(0, std::memory_order_relaxed);
   PublishResult(absl::OkStatus(), 0);
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 // Runs one rank's operations in one epoch: unshard, reduce, step.
 //
-//   ring ──► engine thread ── unshard: waits for the peers' versions, copies nothing
+//   ring ──► engine thread ── unshard: waits for the peers' versions, copies nothing; then gathers
+//                                      ahead of the trainer, in the recorded order
 //                          ── reduce:  on the post-backward stream, so that the next unshard of
 //                                      backward does not wait for it
 //                          ── step:    after the last reduction: vote, decide, update, publish
@@ -84,7 +85,12 @@ class RankEngine {
  private:
   absl::Status Execute(const Op& op);
   absl::Status Ordered(OpKind kind, int unit, int64_t count_elements, DType dtype);
+  // The step under way. Initial values make step 0, with an order of its own, so that step 1
+  // records what later steps repeat.
+  int64_t OrderStep() const;
   absl::Status Unshard(int unit);
+  // Gathers what the record says comes next, so that the trainer will not wait for it.
+  absl::Status GatherAhead();
   absl::Status Reshard(int unit);
   absl::Status Reduce(int unit);
   void ReduceOnStream(int unit, bool accumulate);
@@ -107,7 +113,8 @@ class RankEngine {
   const Options options_;
   ShardedOptimizer optimizer_;
   OrderTracker order_;
-  int64_t step_ = 0;  // Committed on this rank.
+  int64_t step_ = 0;           // Committed on this rank.
+  std::vector<int> upcoming_;  // Of GatherAhead; kept so that steady steps allocate nothing.
   std::vector<UnitState> unit_states_;
   std::vector<bool> reduced_;  // Since the last step, by unit.
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().

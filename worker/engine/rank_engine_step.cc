@@ -117,7 +117,7 @@ absl::Status RankEngine::RunStep(double learning_rate_scale) {
   options_.control->progress_sequence.store(0, std::memory_order_relaxed);
   options_.control->committed_step.store(next, std::memory_order_release);
   PublishResult(absl::OkStatus(), tally.gradient_norm);
-  return absl::OkStatus();
+  return GatherAhead();
 }
 
 void RankEngine::ApplyDecided(int64_t step) {

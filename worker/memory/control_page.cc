@@ -1,32 +1,12 @@
 #include "worker/memory/control_page.h"
 
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
 namespace tessera {
-namespace {
-
-// Looks at the word so often before it gives up its time slice for good.
-constexpr int kYields = 50;
-// A sleeper looks again this often though nobody woke it, since its waker may have been killed
-// between the store and the wake.
-constexpr absl::Duration kMaxSleep = absl::Milliseconds(100);
-
-uint32_t* Raw(const std::atomic<uint32_t>& word) {
-  return reinterpret_cast<uint32_t*>(const_cast<std::atomic<uint32_t>*>(&word));
-}
-
-}  // namespace
-
 std::string OpName(OpKind kind) {
   switch (kind) {
     case OpKind::kUnshard:
@@ -49,40 +29,22 @@ std::string OpName(OpKind kind) {
   return absl::StrCat("operation ", static_cast<uint32_t>(kind));
 }
 
-void Bump(std::atomic<uint32_t>* word) {
-  word->fetch_add(1, std::memory_order_acq_rel);
-  syscall(SYS_futex, Raw(*word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-void WaitForChange(const std::atomic<uint32_t>& word, uint32_t seen, absl::Time deadline) {
-  for (int i = 0; i < kYields; ++i) {
-    if (word.load(std::memory_order_acquire) != seen) return;
-    sched_yield();
-  }
-  while (word.load(std::memory_order_acquire) == seen) {
-    const absl::Duration left = std::min(deadline - absl::Now(), kMaxSleep);
-    if (left <= absl::ZeroDuration()) return;
-    const timespec timeout = absl::ToTimespec(left);
-    syscall(SYS_futex, Raw(word), FUTEX_WAIT, seen, &timeout, nullptr, 0);
-  }
-}
-
-absl::Status AwaitEvent(const ControlPage& page, uint32_t epoch, absl::Time deadline,
-                        absl::string_view what, const std::function<bool()>& done) {
+absl::Status AwaitEvent(ControlPage* page, uint32_t epoch, absl::Time deadline,
+                        absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done) {
   while (true) {
-    const uint32_t seen = page.events.load(std::memory_order_acquire);
-    if (page.failed_epoch.load(std::memory_order_acquire) >= epoch) {
-      return absl::Status(static_cast<absl::StatusCode>(page.failure_code),
-                          LoadText(page.failure_message, kMaxErrorBytes));
+    const uint32_t seen = page->events.value.load(std::memory_order_acquire);
+    if (page->failed_epoch.load(std::memory_order_acquire) >= epoch) {
+      return absl::Status(static_cast<absl::StatusCode>(page->failure_code),
+                          LoadText(page->failure_message, kMaxErrorBytes));
     }
-    if (page.epoch.load(std::memory_order_acquire) > epoch) {
-      return absl::AbortedError(absl::StrCat("epoch ", epoch, " ended while waiting for ", what));
+    if (page->epoch.load(std::memory_order_acquire) > epoch) {
+      return absl::AbortedError(absl::StrCat("epoch ", epoch, " ended while waiting for ", what()));
     }
     if (done()) return absl::OkStatus();
     if (absl::Now() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("waited too long for ", what));
+      return absl::DeadlineExceededError(absl::StrCat("waited too long for ", what()));
     }
-    WaitForChange(page.events, seen, deadline);
+    WaitForChange(&page->events, seen, deadline);
   }
 }
 

@@ -14,12 +14,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "worker/comm/wait_word.h"
 
 namespace tessera {
 
@@ -53,9 +54,12 @@ struct UnitWords {
   std::atomic<uint32_t> state;      // UnitState.
   std::atomic<uint32_t> reduced;    // Reductions completed in this epoch.
   std::atomic<uint32_t> unsharded;  // Unshards completed in this epoch.
+  // The step in which the parameters may be read without waiting; 0: none. The executor gathers
+  // ahead of the trainer, in the recorded order.
+  std::atomic<int64_t> gathered_for_step;
 };
 
-inline constexpr uint32_t kControlPageVersion = 1;
+inline constexpr uint32_t kControlPageVersion = 2;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr int kMaxUnits = 16384;
 inline constexpr size_t kMaxErrorBytes = 1024;
@@ -71,12 +75,12 @@ struct OpResult {
 
 struct ControlPage {
   uint32_t version;
-  alignas(64) std::atomic<uint32_t> submitted;
+  alignas(64) WaitWord submitted;
   alignas(64) std::atomic<uint32_t> consumed;
-  alignas(64) std::atomic<uint32_t> events;  // Bumped at every change that a trainer may await.
-  std::atomic<uint32_t> epoch;               // Running; 0 before the first.
-  std::atomic<uint32_t> failed_epoch;        // The newest that ended in failure_*.
-  std::atomic<uint32_t> initialized;         // 1 once the job's parameters have values.
+  alignas(64) WaitWord events;         // Bumped at every change that a trainer may await.
+  std::atomic<uint32_t> epoch;         // Running; 0 before the first.
+  std::atomic<uint32_t> failed_epoch;  // The newest that ended in failure_*.
+  std::atomic<uint32_t> initialized;   // 1 once the job's parameters have values.
   std::atomic<int64_t> committed_step;
   // What the rank is doing, for status displays.
   std::atomic<int64_t> progress_step;
@@ -92,19 +96,13 @@ struct ControlPage {
   UnitWords units[kMaxUnits];
 };
 
-// Wakes whoever waits in WaitForChange on `word`, after adding one to it.
-void Bump(std::atomic<uint32_t>* word);
-
-// Waits until `word` differs from `seen` or the deadline has passed: looks, yields, then sleeps.
-void WaitForChange(const std::atomic<uint32_t>& word, uint32_t seen, absl::Time deadline);
-
 // Waits until `done()` holds, looking again at each event. `done` must be cheap.
-// Errors: DeadlineExceeded  naming `what`.
+// Errors: DeadlineExceeded  naming `what()`, which is only called then.
 //         the epoch's failure  once failed_epoch reached `epoch`: Aborted where the step was undone
 //                           and may be tried again, else what was wrong. Aborted too when the
 //                           page is in a later epoch already.
-absl::Status AwaitEvent(const ControlPage& page, uint32_t epoch, absl::Time deadline,
-                        absl::string_view what, const std::function<bool()>& done);
+absl::Status AwaitEvent(ControlPage* page, uint32_t epoch, absl::Time deadline,
+                        absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
 
 // Executor side: records the failure of `epoch` and wakes the trainer.
 void PublishFailure(ControlPage* page, uint32_t epoch, const absl::Status& status);

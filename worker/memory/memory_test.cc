@@ -88,6 +88,10 @@ TEST(FdPassingTest, SecondListenerIsRefusedAndAStaleSocketReplaced) {
   rmdir(folder.c_str());
 }
 
+auto Saying(const char* what) {
+  return [what] { return std::string(what); };
+}
+
 class ControlPageTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -107,31 +111,34 @@ TEST_F(ControlPageTest, WaiterSeesTheEventThatMakesItsConditionTrue) {
     page_->units[3].state.store(2, std::memory_order_release);
     Bump(&page_->events);
   });
-  EXPECT_OK(AwaitEvent(*page_, 1, absl::Now() + absl::Seconds(30), "unit 3",
+  EXPECT_OK(AwaitEvent(page_, 1, absl::Now() + absl::Seconds(30), Saying("unit 3"),
                        [this] { return page_->units[3].state.load() == 2; }));
   executor.join();
 }
 
 TEST_F(ControlPageTest, FailureOfTheEpochEndsTheWaitWithItsCause) {
   std::thread executor([this] { PublishFailure(page_, 5, absl::AbortedError("rank 2 died")); });
-  EXPECT_THAT(AwaitEvent(*page_, 5, absl::Now() + absl::Seconds(30), "x", [] { return false; }),
-              StatusIs(absl::StatusCode::kAborted, "rank 2 died"));
+  EXPECT_THAT(
+      AwaitEvent(page_, 5, absl::Now() + absl::Seconds(30), Saying("x"), [] { return false; }),
+      StatusIs(absl::StatusCode::kAborted, "rank 2 died"));
   executor.join();
 }
 
 TEST_F(ControlPageTest, FailureOfAnOlderEpochIsNotSeen) {
   PublishFailure(page_, 5, absl::AbortedError("old"));
-  EXPECT_OK(AwaitEvent(*page_, 6, absl::Now() + absl::Seconds(30), "x", [] { return true; }));
+  EXPECT_OK(
+      AwaitEvent(page_, 6, absl::Now() + absl::Seconds(30), Saying("x"), [] { return true; }));
 }
 
 TEST_F(ControlPageTest, LaterEpochEndsTheWaitsOfAnEarlierOne) {
   page_->epoch.store(6);
-  EXPECT_THAT(AwaitEvent(*page_, 5, absl::Now() + absl::Seconds(30), "x", [] { return true; }),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("epoch 5 ended")));
+  EXPECT_THAT(
+      AwaitEvent(page_, 5, absl::Now() + absl::Seconds(30), Saying("x"), [] { return true; }),
+      StatusIs(absl::StatusCode::kAborted, HasSubstr("epoch 5 ended")));
 }
 
 TEST_F(ControlPageTest, DeadlineNamesWhatWasAwaited) {
-  EXPECT_THAT(AwaitEvent(*page_, 1, absl::Now(), "unit 'blocks.0'", [] { return false; }),
+  EXPECT_THAT(AwaitEvent(page_, 1, absl::Now(), Saying("unit 'blocks.0'"), [] { return false; }),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("unit 'blocks.0'")));
 }
 

@@ -14,7 +14,7 @@ std::string DescribeRank(const JobRegions& regions, Rank rank) {
       absl::StrCat("rank ", rank.value(), ": epoch ", page.epoch.load(), ", committed step ",
                    page.committed_step.load(), ", applied step ", record.applied_step.load(),
                    ", decided step ", regions.group()->decided_step.load(), "\n");
-  const uint32_t submitted = page.submitted.load(), consumed = page.consumed.load();
+  const uint32_t submitted = page.submitted.value.load(), consumed = page.consumed.load();
   absl::StrAppend(&text, "operations: ", submitted, " submitted, ", consumed, " consumed; at step ",
                   page.progress_step.load(), " position ", page.progress_sequence.load(), "\n");
   if (page.failed_epoch.load() != 0) {
