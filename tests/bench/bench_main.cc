@@ -19,8 +19,11 @@ struct Flags {
   int64_t mebibytes = 64;
   int64_t parameters = 32 << 20;
   std::vector<int> sizes = {2, 4, 8};
-  std::vector<std::string> only = {"collectives", "optimizer", "fused", "round-trip"};
+  std::vector<int> batches = {1, tessera::bench::kLargeBatch};
+  std::vector<std::string> only = {"collectives", "optimizer", "fused",
+                                   "round-trip",  "sdk",       "step"};
   std::string json;
+  std::string executor_binary;
 };
 
 bool Wants(const Flags& flags, const char* name) {
@@ -49,7 +52,13 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({2, 4, 8}))
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--only", flags.only, "collectives, optimizer, fused, round-trip")->delimiter(',');
+  app.add_option("--batches", flags.batches, "Windows a rank and step, for whole steps")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--only", flags.only, "collectives, optimizer, fused, round-trip, sdk, step")
+      ->delimiter(',');
+  app.add_option("--executor-binary", flags.executor_binary,
+                 "tessera-executor, for whole steps; threads where none is named");
   app.add_option("--json", flags.json, "Write the rows to this file");
   CLI11_PARSE(app, argc, argv);
 
@@ -72,6 +81,18 @@ int main(int argc, char** argv) {
     }
   }
   if (Wants(flags, "round-trip")) Append(tessera::bench::BenchRoundTrip(flags.rounds), &rows, &ok);
+  if (Wants(flags, "sdk")) {
+    Append(tessera::bench::BenchSdkStep(flags.rounds, flags.executor_binary), &rows, &ok);
+  }
+  if (Wants(flags, "step")) {
+    for (int size : flags.sizes) {
+      if (size > 4) continue;  // More trainers than that say nothing new on a small machine.
+      for (int batch : flags.batches) {
+        Append(tessera::bench::BenchStep(size, flags.rounds, batch, flags.executor_binary), &rows,
+               &ok);
+      }
+    }
+  }
   std::cout << "instruction set: " << tessera::host::SimdTargetName() << "\n"
             << tessera::bench::Table(rows);
   if (!flags.json.empty()) {

@@ -3,6 +3,7 @@
 #define TESSERA_TESTS_BENCH_BENCHMARKS_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,6 +23,15 @@ absl::StatusOr<std::vector<Row>> BenchFusedStep(int size, int rounds, int64_t nu
 
 // G8: a round trip through shared memory, beside an empty gRPC call.
 absl::StatusOr<std::vector<Row>> BenchRoundTrip(int rounds);
+
+// G8 and G9 through the SDK: a step, and a unit's windows, of a model that costs nothing.
+absl::StatusOr<std::vector<Row>> BenchSdkStep(int rounds, const std::string& executor_binary);
+
+// G5: a whole step of the demo's model with `batch` windows a rank, beside forward and backward
+// alone and beside a replicated step with Gloo. An empty `executor_binary` means threads.
+inline constexpr int kLargeBatch = 8;
+absl::StatusOr<std::vector<Row>> BenchStep(int size, int rounds, int batch,
+                                           const std::string& executor_binary);
 
 }  // namespace bench
 }  // namespace tessera

@@ -1,7 +1,9 @@
 #include "tests/bench/gloo_group.h"
 
 #include <gloo/allgather.h>
+#include <gloo/allreduce.h>
 #include <gloo/barrier.h>
+#include <gloo/math.h>
 #include <gloo/reduce_scatter.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
@@ -41,6 +43,14 @@ void GlooGroup::AllGather(const float* send, int64_t count, float* recv) {
   options.setInput(const_cast<float*>(send), count);
   options.setOutput(recv, count * state_->context->size);
   gloo::allgather(options);
+}
+
+void GlooGroup::AllReduce(float* buffer, int64_t count) {
+  gloo::AllreduceOptions options(state_->context);
+  options.setOutput(buffer, count);
+  options.setReduceFunction(
+      static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
+  gloo::allreduce(options);
 }
 
 void GlooGroup::ReduceScatter(float* buffer, int64_t count) {

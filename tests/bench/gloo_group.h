@@ -17,6 +17,8 @@ class GlooGroup {
 
   void Barrier();
   void AllGather(const float* send, int64_t count, float* recv);
+  // In place: sums over the ranks.
+  void AllReduce(float* buffer, int64_t count);
   // In place over `buffer`. Buffers are set up at the first call for a (buffer, count).
   void ReduceScatter(float* buffer, int64_t count);
 

@@ -7,9 +7,8 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "grpcpp/grpcpp.h"
-#include "proto/worker.grpc.pb.h"
 #include "tests/bench/benchmarks.h"
+#include "tests/bench/empty_grpc.h"
 #include "tests/bench/team.h"
 #include "worker/comm/wait_word.h"
 
@@ -29,14 +28,6 @@ constexpr int kServer = 1;  // The other rank asks.
 struct alignas(128) Ring {
   alignas(128) WaitWord submitted;
   alignas(128) WaitWord completed;
-};
-
-class EmptyService final : public v1::Worker::Service {
- public:
-  grpc::Status GetStatus(grpc::ServerContext*, const v1::WorkerStatusRequest*,
-                         v1::WorkerStatusResponse*) override {
-    return grpc::Status::OK;
-  }
 };
 
 void Await(WaitWord* word, uint32_t value, WaitPolicy policy) {
@@ -89,34 +80,16 @@ class RoundTrips {
 void Measure(TeamMember* member, const std::string& socket) {
   auto* ring = reinterpret_cast<Ring*>(member->shared());
   RoundTrips trips(member, ring);
-  EmptyService service;
-  std::unique_ptr<grpc::Server> server;
-  if (member->rank() == kServer) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("unix:" + socket, grpc::InsecureServerCredentials());
-    builder.RegisterService(&service);
-    server = builder.BuildAndStart();
-    TESSERA_CHECK(server != nullptr);
-  }
+  std::unique_ptr<EmptyGrpcServer> server;
+  if (member->rank() == kServer) server = std::make_unique<EmptyGrpcServer>(socket);
   member->Barrier();
-  auto stub = v1::Worker::NewStub(
-      grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
-  const auto call = [&] {
-    grpc::ClientContext context;
-    v1::WorkerStatusRequest request;
-    v1::WorkerStatusResponse response;
-    TESSERA_CHECK(stub->GetStatus(&context, request, &response).ok());
-  };
+  EmptyGrpcClient client(socket);
   while (member->NextRound()) {
     trips.Run(kHot, kHotTrips, WaitPolicy::ForParties(2), /*idle=*/false);
     trips.Run(kIdle, kIdleTrips, WaitPolicy::ForParties(2), /*idle=*/true);
     trips.Run(kFutex, kFutexTrips, WaitPolicy{0, 0}, /*idle=*/false);
     member->Barrier();
-    if (member->rank() != kServer) {
-      const int64_t start_ns = absl::GetCurrentTimeNanos();
-      for (int i = 0; i < kGrpcTrips; ++i) call();
-      member->Note(kGrpc, 1e-9 * (absl::GetCurrentTimeNanos() - start_ns) / kGrpcTrips);
-    }
+    if (member->rank() != kServer) member->Note(kGrpc, client.SecondsPerCall(kGrpcTrips));
     member->Barrier();
   }
 }

@@ -42,6 +42,7 @@ struct TeamControl {
   int64_t machine_ns;  // Busy time of all processors when the round was opened.
   int64_t cpu_ns[kMaxRanks];
   int64_t cpu_at_open_ns[kMaxRanks];
+  int64_t helpers_ns, helpers_at_open_ns;
   Sample samples[kMaxSeries][kMaxRounds][kMaxRanks];
 };
 
@@ -86,7 +87,7 @@ void* MapShared(int64_t bytes) {
 }
 
 bool IsLoaded(const TeamControl& control) {
-  int64_t own_ns = 0;
+  int64_t own_ns = control.helpers_ns - control.helpers_at_open_ns;
   for (int r = 0; r < control.size; ++r) {
     own_ns += control.cpu_ns[r] - control.cpu_at_open_ns[r];
   }
@@ -106,14 +107,15 @@ ShmCommunicator::Options CommOptions(int size, int rank, int channel, void* base
   return options;
 }
 
-void RunMember(TeamControl* control, int rank, void* comm_base, char* shared, bool pin,
-               const std::function<void(TeamMember*)>& body) {
-  if (pin) PinTo(rank);
+void RunMember(TeamControl* control, int rank, void* comm_base, char* shared,
+               const TeamOptions& options, const std::function<void(TeamMember*)>& body) {
+  if (options.pin) PinTo(rank);
   auto lockstep = ShmCommunicator::Create(CommOptions(control->size, rank, 0, comm_base));
   TESSERA_CHECK(lockstep.ok());
   auto comm = ShmCommunicator::Create(CommOptions(control->size, rank, 1, comm_base));
   TESSERA_CHECK(comm.ok());
-  TeamMember member(control, rank, *std::move(lockstep), *std::move(comm), shared);
+  TeamMember member(control, rank, *std::move(lockstep), *std::move(comm), shared,
+                    &options.helpers_cpu_ns);
   body(&member);
 }
 
@@ -144,19 +146,26 @@ TeamResult Collect(const TeamControl& control) {
 }  // namespace
 
 TeamMember::TeamMember(TeamControl* control, int rank, std::unique_ptr<ShmCommunicator> lockstep,
-                       std::unique_ptr<ShmCommunicator> comm, char* shared)
+                       std::unique_ptr<ShmCommunicator> comm, char* shared,
+                       const std::function<int64_t()>* helpers_cpu_ns)
     : control_(control),
       rank_(rank),
       lockstep_(std::move(lockstep)),
       comm_(std::move(comm)),
-      shared_(shared) {}
+      shared_(shared),
+      helpers_cpu_ns_(helpers_cpu_ns) {}
 
 int TeamMember::rank() const { return rank_; }
 int TeamMember::size() const { return control_->size; }
 void TeamMember::Barrier() { TESSERA_CHECK(lockstep_->Barrier().ok()); }
 
+int64_t TeamMember::HelpersCpuNs() const {
+  return *helpers_cpu_ns_ == nullptr ? 0 : (*helpers_cpu_ns_)();
+}
+
 void TeamMember::CloseRound() {
   control_->cpu_ns[rank_] = OwnCpuNs();
+  if (rank_ == 0) control_->helpers_ns = HelpersCpuNs();
   Barrier();
   if (rank_ == 0) {
     const bool may_repeat = ++control_->attempts < kMaxAttemptsPerRound * control_->wanted_rounds;
@@ -179,6 +188,7 @@ bool TeamMember::NextRound() {
   control_->cpu_at_open_ns[rank_] = OwnCpuNs();
   if (rank_ == 0) {
     control_->opened_ns = NowNs();
+    control_->helpers_at_open_ns = HelpersCpuNs();
     control_->machine_ns = MachineBusyNs();
   }
   Barrier();
@@ -218,7 +228,7 @@ absl::StatusOr<TeamResult> RunTeam(const TeamOptions& options,
   for (int rank = 0; rank < options.size; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
-      RunMember(control, rank, comm_base, shared, options.pin, body);
+      RunMember(control, rank, comm_base, shared, options, body);
       _exit(0);
     }
     if (child > 0) children.push_back(child);

@@ -26,6 +26,8 @@ struct TeamOptions {
   int rounds = 7;
   int64_t shared_bytes = 4096;
   bool pin = true;
+  // Processor time of processes that work for the team, in nanoseconds; it is no foreign load.
+  std::function<int64_t()> helpers_cpu_ns;
 };
 
 struct TeamControl;  // Shared state; in team.cc.
@@ -34,7 +36,8 @@ struct TeamControl;  // Shared state; in team.cc.
 class TeamMember {
  public:
   TeamMember(TeamControl* control, int rank, std::unique_ptr<ShmCommunicator> lockstep,
-             std::unique_ptr<ShmCommunicator> comm, char* shared);
+             std::unique_ptr<ShmCommunicator> comm, char* shared,
+             const std::function<int64_t()>* helpers_cpu_ns);
 
   int rank() const;
   int size() const;
@@ -51,12 +54,14 @@ class TeamMember {
 
  private:
   void CloseRound();
+  int64_t HelpersCpuNs() const;
 
   TeamControl* control_;
   int rank_;
   std::unique_ptr<ShmCommunicator> lockstep_;
   std::unique_ptr<ShmCommunicator> comm_;
   char* shared_;
+  const std::function<int64_t()>* const helpers_cpu_ns_;
   bool warm_ = false;
   bool open_ = false;
 };

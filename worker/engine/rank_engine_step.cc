@@ -111,12 +111,14 @@ absl::Status RankEngine::RunStep(double learning_rate_scale) {
   ApplyDecided(next);
   step_ = next;
   options_.recorder->Done(number);
-  options_.gate->ReportStep(Step(next), order_.hash());
+  const uint64_t order_hash = order_.hash();
   order_.StepCommitted();
   options_.control->progress_step.store(next + 1, std::memory_order_relaxed);
   options_.control->progress_sequence.store(0, std::memory_order_relaxed);
   options_.control->committed_step.store(next, std::memory_order_release);
   PublishResult(absl::OkStatus(), tally.gradient_norm);
+  // The trainer need not wait for this.
+  options_.gate->ReportStep(Step(next), order_hash);
   return GatherAhead();
 }
 
