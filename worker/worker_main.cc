@@ -6,6 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "base/log.h"
+#include "worker/device/cuda/cuda_versions.h"
 #include "worker/service/worker_server.h"
 #include "worker/signals.h"
 
@@ -26,6 +27,8 @@ int main(int argc, char** argv) {
       ->required();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
   app.add_option("--executor-fault-points", executor_faults, "for tests: armed in each executor");
+  app.set_version_flag("--version",
+                       [] { return "tessera-worker, " + Describe(tessera::QueryCudaVersions()); });
   CLI11_PARSE(app, argc, argv);
   tessera::BlockStopSignals();
   tessera::SetLogContext("worker " + options.worker_id);
@@ -34,6 +37,7 @@ int main(int argc, char** argv) {
     options.executor_flags.push_back("--fault-points=" + executor_faults);
   absl::Status status = tessera::SetLogLevel(log_level);
   if (status.ok()) {
+    TESSERA_LOG(INFO, "{}", Describe(tessera::QueryCudaVersions()));
     auto server = tessera::WorkerServer::Start(options);
     status = server.status();
     if (status.ok()) {
