@@ -142,22 +142,30 @@ TEST(GroupPageTest, AppliedStepIsWhatPeersWaitFor) {
   EXPECT_EQ(page->ranks[3].applied_version.value.load(), 7);
 }
 
-TEST(FlightRecorderTest, KeepsTheNewestAndShowsWhatRuns) {
-  FlightRecorder recorder;
-  for (int i = 0; i < FlightRecorder::kCapacity + 5; ++i) {
-    const int64_t number = recorder.Enqueued(1, i, OpKind::kReduce, i % 7, 100);
-    recorder.Started(number);
-    if (i % 2 == 0) recorder.Done(number);
+TEST(FlightRecorderTest, OperationsCarryTheirEpochAndASuccessorGoesOnNumbering) {
+  auto ring = std::make_unique<FlightRing>();
+  FormatFlightRing(ring.get());
+  {
+    FlightRecorder recorder(ring.get());
+    recorder.BeginEpoch(Epoch(1));
+    recorder.Started(recorder.Enqueued(5, 0, OpKind::kStep, -1, 0));
   }
-  const std::vector<FlightRecord> records = recorder.Snapshot();
-  ASSERT_EQ(records.size(), FlightRecorder::kCapacity);
-  EXPECT_EQ(records.front().number, 5);
-  EXPECT_EQ(records.back().number, FlightRecorder::kCapacity + 4);
-  recorder.Done(0);  // Long overwritten: no effect.
-  const std::string dump = recorder.Dump();
-  EXPECT_THAT(dump, HasSubstr("flight recorder v1"));
-  EXPECT_THAT(dump, HasSubstr("reduce 5 100B"));
-  EXPECT_THAT(dump, HasSubstr("running"));
+  FlightRecorder recorder(ring.get());
+  recorder.BeginEpoch(Epoch(2));
+  const int64_t number = recorder.Enqueued(5, 3, OpKind::kReduce, 0, 100);
+  recorder.Started(number);
+  recorder.Done(number);
+  ASSERT_OK_AND_ASSIGN(const FlightRecords read, ReadFlightRing(*ring, 1));
+  ASSERT_EQ(read.records.size(), 2);
+  EXPECT_EQ(read.records[0].epoch, 1);
+  EXPECT_GT(read.records[0].started_ns, 0);
+  EXPECT_EQ(read.records[0].done_ns, 0);
+  EXPECT_EQ(read.records[0].stream, FlightStream::kEngine);
+  EXPECT_EQ(read.records[1].number, 1);
+  EXPECT_EQ(read.records[1].epoch, 2);
+  EXPECT_EQ(read.records[1].sequence, 3);
+  EXPECT_GE(read.records[1].done_ns, read.records[1].started_ns);
+  EXPECT_EQ(read.records[1].stream, FlightStream::kPostBackward);
 }
 
 // Over random models: the segments of all ranks cover each element of each parameter once.

@@ -1,56 +1,35 @@
-// The last operations of one rank: enqueued, started, done. Fixed size; survives what it records.
+// Writes the operations of one rank into its flight ring: enqueued, started, done.
 //
-// Version 1 of the dump: one line an operation, oldest first,
-//   "#<number> step=<s> seq=<q> <op> <unit> <bytes>B enqueued=<us> started=+<us>
-//   done=+<us>|running"
-// Times are microseconds since the recorder was made. Thread-safe.
+// The ring is the worker's memory and outlives the recorder; a successor goes on where this one
+// ended. Enqueued is called by the engine's thread, Started and Done by it or the stream's. All
+// are wait-free.
 #ifndef TESSERA_WORKER_ENGINE_FLIGHT_RECORDER_H_
 #define TESSERA_WORKER_ENGINE_FLIGHT_RECORDER_H_
 
-#include <array>
 #include <cstdint>
-#include <string>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "worker/memory/control_page.h"
+#include "base/ids.h"
+#include "worker/memory/flight_ring.h"
 
 namespace tessera {
 
-struct FlightRecord {
-  int64_t number = -1;
-  int64_t step = 0;
-  int64_t sequence = 0;
-  OpKind kind = OpKind::kUnshard;
-  int unit = -1;
-  int64_t bytes = 0;
-  absl::Time enqueued;
-  absl::Time started = absl::InfiniteFuture();
-  absl::Time done = absl::InfiniteFuture();
-};
-
 class FlightRecorder {
  public:
-  static constexpr int64_t kCapacity = 512;
+  // `ring` is formatted, and outlives the recorder.
+  explicit FlightRecorder(FlightRing* ring) : ring_(ring) {}
 
-  // Returns the record's number, to be given to Started and Done. Old records are overwritten.
+  // For the operations enqueued from now on. Not while an engine runs.
+  void BeginEpoch(Epoch epoch) { epoch_ = epoch; }
+
+  // Returns the operation's number, to be given to Started and Done.
   int64_t Enqueued(int64_t step, int64_t sequence, OpKind kind, int unit, int64_t bytes);
-  void Started(int64_t number);
-  void Done(int64_t number);
-
-  std::vector<FlightRecord> Snapshot() const;  // Oldest first.
-  std::string Dump() const;
+  // No effect once the operation was overwritten.
+  void Started(int64_t number) { MarkStarted(ring_, number, MonotonicNanos()); }
+  void Done(int64_t number) { MarkDone(ring_, number, MonotonicNanos()); }
 
  private:
-  FlightRecord* FindLocked(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  mutable absl::Mutex mu_;
-  const absl::Time origin_ = absl::Now();
-  int64_t next_ ABSL_GUARDED_BY(mu_) = 0;
-  std::array<FlightRecord, kCapacity> ring_ ABSL_GUARDED_BY(mu_);
+  FlightRing* const ring_;
+  Epoch epoch_;
 };
 
 }  // namespace tessera

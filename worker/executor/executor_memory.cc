@@ -22,7 +22,7 @@ absl::StatusOr<Mapping> MapAtLeast(int fd, int64_t size_bytes, Access access,
 }  // namespace
 
 absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
-  constexpr size_t kFixedFds = 5;
+  constexpr size_t kFixedFds = 6;
   if (packet.fds.size() <= kFixedFds)
     return absl::InvalidArgumentError("executor setup: too few descriptors");
   ASSIGN_OR_RETURN(const Mapping message,
@@ -54,6 +54,9 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
                                             Access::kReadWrite, "state"));
   ASSIGN_OR_RETURN(memory.control, MapAtLeast(packet.fds[4].get(), sizeof(ControlPage),
                                               Access::kReadWrite, "control"));
+  ASSIGN_OR_RETURN(memory.flight, MapAtLeast(packet.fds[5].get(), sizeof(FlightRing),
+                                             Access::kReadWrite, "flight"));
+  RETURN_IF_ERROR(CheckFlightRing(*memory.flight_ring()));
   for (int rank = 0; rank < world_size; ++rank) {
     ASSIGN_OR_RETURN(Mapping gradients,
                      MapAtLeast(packet.fds[kFixedFds + rank].get(), plan.gradient_region_bytes(),

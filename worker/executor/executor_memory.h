@@ -11,6 +11,7 @@
 #include "worker/engine/group_page.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/fd_passing.h"
+#include "worker/memory/flight_ring.h"
 #include "worker/memory/job_memory.h"
 #include "worker/memory/region.h"
 
@@ -31,13 +32,16 @@ struct ExecutorMemory {
   Mapping group;
   Mapping state;
   Mapping control;
+  Mapping flight;
   std::vector<Mapping> gradients;  // By rank; only the own one is written, by the trainer.
 
-  // Errors: InvalidArgument  the packet is not a setup, or a region is smaller than the plan needs.
+  // Errors: InvalidArgument  the packet is not a setup, or a region is smaller than the plan needs,
+  //                          or the flight ring is of another version.
   static absl::StatusOr<ExecutorMemory> FromSetup(Packet packet);
 
   GroupPage* group_page() const { return reinterpret_cast<GroupPage*>(group.data()); }
   ControlPage* control_page() const { return reinterpret_cast<ControlPage*>(control.data()); }
+  FlightRing* flight_ring() const { return reinterpret_cast<FlightRing*>(flight.data()); }
 };
 
 }  // namespace tessera

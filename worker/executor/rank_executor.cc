@@ -23,7 +23,9 @@ namespace {
 class RankExecutor {
  public:
   RankExecutor(int socket, ExecutorMemory memory)
-      : memory_(std::move(memory)), link_(socket, memory_.job_id, memory_.rank) {}
+      : memory_(std::move(memory)),
+        link_(socket, memory_.job_id, memory_.rank),
+        recorder_(memory_.flight_ring()) {}
   ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
 
   absl::Status Open();
@@ -116,6 +118,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
     return SaveModel(path, memory_.layout, segments, shard, communicator_.get());
   };
   link_.BeginEpoch(epoch);
+  recorder_.BeginEpoch(epoch);
   engine_ = std::make_unique<RankEngine>(std::move(options));
   RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
   engine_thread_ = std::thread([this, epoch] { RunEngine(epoch); });

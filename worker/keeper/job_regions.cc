@@ -19,6 +19,13 @@ int64_t ResidentBytes(const SharedRegion& region) {
   return fstat(region.fd(), &info) == 0 ? static_cast<int64_t>(info.st_blocks) * 512 : 0;
 }
 
+// Makes a flight ring of `region`; returns a mapping to read it by.
+absl::StatusOr<Mapping> FormatAndMap(const SharedRegion& region) {
+  ASSIGN_OR_RETURN(const Mapping writable, Mapping::CreateWhole(region.fd(), Access::kReadWrite));
+  FormatFlightRing(reinterpret_cast<FlightRing*>(writable.data()));
+  return Mapping::CreateWhole(region.fd(), Access::kReadOnly);
+}
+
 }  // namespace
 
 absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
@@ -51,8 +58,11 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
                      SharedRegion::Create(label + "/control", sizeof(ControlPage)));
     ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
     reinterpret_cast<ControlPage*>(mapping.data())->version = kControlPageVersion;
-    regions.ranks_.push_back(
-        {std::move(gradients), std::move(state), std::move(control), std::move(mapping)});
+    ASSIGN_OR_RETURN(SharedRegion flight,
+                     SharedRegion::Create(label + "/flight", sizeof(FlightRing)));
+    ASSIGN_OR_RETURN(Mapping flight_mapping, FormatAndMap(flight));
+    regions.ranks_.push_back({std::move(gradients), std::move(state), std::move(control),
+                              std::move(flight), std::move(mapping), std::move(flight_mapping)});
   }
   regions.layout_ = std::move(layout);
   regions.config_ = std::move(config);
@@ -61,6 +71,10 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
 
 ControlPage* JobRegions::control(Rank rank) const {
   return reinterpret_cast<ControlPage*>(ranks_[rank.value()].control_mapping.data());
+}
+
+const FlightRing& JobRegions::flight(Rank rank) const {
+  return *reinterpret_cast<const FlightRing*>(ranks_[rank.value()].flight_mapping.data());
 }
 
 GroupPage* JobRegions::group() const { return reinterpret_cast<GroupPage*>(group_mapping_.data()); }
@@ -84,8 +98,8 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank) co
     std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(mapping.data()));
   }
   const RankRegions& own = ranks_[rank.value()];
-  std::vector<int> fds = {message.fd(), parameters_.fd(), group_.fd(), own.state.fd(),
-                          own.control.fd()};
+  std::vector<int> fds = {message.fd(),   parameters_.fd(), group_.fd(),
+                          own.state.fd(), own.control.fd(), own.flight.fd()};
   for (const RankRegions& regions : ranks_) fds.push_back(regions.gradients.fd());
   return SendPacket(socket, "setup", fds);
 }

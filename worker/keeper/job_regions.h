@@ -12,6 +12,7 @@
 #include "proto/coordinator.pb.h"
 #include "worker/engine/group_page.h"
 #include "worker/memory/control_page.h"
+#include "worker/memory/flight_ring.h"
 #include "worker/memory/job_memory.h"
 #include "worker/memory/region.h"
 
@@ -34,6 +35,8 @@ class JobRegions {
   const JobConfig& config() const { return config_; }
   ControlPage* control(Rank rank) const;
   GroupPage* group() const;
+  // Written by the rank's executors, whichever lives; untrusted.
+  const FlightRing& flight(Rank rank) const;
   RankMemoryBytes Measure(Rank rank) const;
 
   // Sends an executor its setup.
@@ -49,7 +52,9 @@ class JobRegions {
     SharedRegion gradients;
     SharedRegion state;
     SharedRegion control;
+    SharedRegion flight;
     Mapping control_mapping;
+    Mapping flight_mapping;  // Read-only.
   };
   JobRegions(SharedRegion parameters, SharedRegion group)
       : parameters_(std::move(parameters)), group_(std::move(group)) {}

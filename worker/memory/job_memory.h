@@ -6,6 +6,7 @@
 //   dtype state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced gradient |
 //   fp32 control    (one a rank)   | ControlPage |                       trainer <-> executor group
 //   (one a host)   | GroupPage | channel 0 | channel 1 | executor <-> executor
+//   flight     (one a rank)   | FlightRing |                        executor  -> worker
 //
 // Parameter slices of all ranks lie side by side, so rank r's slice *is* its part of the unsharded
 // flat parameter and unsharding copies nothing. Several units share a gradient slot: unit i > 0 has
