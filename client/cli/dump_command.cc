@@ -3,19 +3,22 @@
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/cli/endpoint_flags.h"
+#include "client/cli/flight_trace.h"
+#include "client/cli/flight_view.h"
 #include "client/cli/jobs_client.h"
-#include "client/cli/text_table.h"
 #include "client/cli/worker_client.h"
-#include "nlohmann/json.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -25,6 +28,8 @@ struct Flags {
   std::string job_id;
   int32_t rank = -1;
   bool json = false;
+  int last = 20;
+  std::string perfetto_path;
 };
 
 // With the fields of the .proto file under their names there; int64 are strings, as ever.
@@ -53,22 +58,50 @@ absl::Status DumpJob(const Flags& flags, const Console& console) {
   return absl::OkStatus();
 }
 
-absl::Status DumpRank(const Flags& flags, const Console& console) {
-  const Endpoint endpoint = flags.endpoint.Worker();
-  ASSIGN_OR_RETURN(const auto client, WorkerClient::Create(endpoint));
-  ASSIGN_OR_RETURN(const v1::DumpRankResponse dump,
-                   client->DumpRank(flags.job_id, Rank(flags.rank)));
-  if (!flags.json) {
-    *console.out << PrintableLines(dump.text());
-    if (!absl::EndsWith(dump.text(), "\n")) *console.out << "\n";
-    return absl::OkStatus();
+// The ranks that the flags name: one, or all that the worker has of the job.
+absl::StatusOr<std::vector<v1::DumpRankResponse>> GetDumps(const Flags& flags) {
+  ASSIGN_OR_RETURN(const auto client, WorkerClient::Create(flags.endpoint.Worker()));
+  std::vector<int32_t> ranks;
+  if (flags.rank >= 0) {
+    ranks.push_back(flags.rank);
+  } else {
+    ASSIGN_OR_RETURN(const v1::WorkerStatusResponse worker, client->GetStatus());
+    for (const v1::JobProgress& job : worker.jobs()) {
+      if (job.job_id() != flags.job_id) continue;
+      for (const auto& [rank, status] : job.ranks()) ranks.push_back(rank);
+    }
+    std::sort(ranks.begin(), ranks.end());
   }
-  const auto json = nlohmann::ordered_json::parse(dump.json(), nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) {
-    return absl::InternalError(
-        absl::StrCat("worker ", endpoint.address, ": the dump that it sent is not JSON"));
+  if (ranks.empty()) {
+    return absl::NotFoundError(absl::StrCat("worker ", flags.endpoint.Worker().address,
+                                            ": no rank of job '", flags.job_id, "'"));
   }
-  *console.out << json.dump(2) << "\n";
+  std::vector<v1::DumpRankResponse> dumps;
+  for (int32_t rank : ranks) {
+    ASSIGN_OR_RETURN(v1::DumpRankResponse dump, client->DumpRank(flags.job_id, Rank(rank)));
+    dumps.push_back(std::move(dump));
+  }
+  return dumps;
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  if (out.fail()) return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
+  return absl::OkStatus();
+}
+
+absl::Status DumpRanks(const Flags& flags, const Console& console) {
+  ASSIGN_OR_RETURN(const std::vector<v1::DumpRankResponse> dumps, GetDumps(flags));
+  if (!flags.perfetto_path.empty()) {
+    RETURN_IF_ERROR(WriteFile(flags.perfetto_path, FlightTrace(dumps)));
+    *console.out << "wrote " << flags.perfetto_path << ", for Perfetto\n";
+  } else if (flags.json) {
+    *console.out << FlightJson(dumps);
+  } else {
+    for (const v1::DumpRankResponse& dump : dumps) *console.out << FlightText(dump, flags.last);
+  }
   return absl::OkStatus();
 }
 
@@ -76,24 +109,32 @@ absl::Status DumpRank(const Flags& flags, const Console& console) {
 
 void RegisterDumpCommand(CLI::App* app, RunCommand* selected) {
   CLI::App* command = app->add_subcommand(
-      "dump", "all about a job (--coordinator), or the flight record of a rank (--worker, --rank)");
+      "dump", "all about a job (--coordinator), or the flight records of its ranks (--worker)");
   auto flags = std::make_shared<Flags>();
   flags->endpoint.AddCoordinator(command, /*required=*/false);
   flags->endpoint.AddWorker(command);
   flags->endpoint.AddTimeout(command);
   command->add_option("job", flags->job_id, "the job's id")->required();
-  CLI::Option* rank = command->add_option("--rank", flags->rank, "a rank on that worker")
-                          ->check(CLI::Range(0, std::numeric_limits<int32_t>::max()));
-  command->add_flag("--json", flags->json, "print JSON");
-  command->callback([flags, rank, selected] {
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  std::vector<CLI::Option*> of_worker = {
+      command->add_option("--rank", flags->rank, "only this rank")->check(CLI::Range(0, kMax)),
+      command->add_option("--last", flags->last, "so many operations a rank, and those in flight")
+          ->check(CLI::Range(0, kMax)),
+      command->add_option("--perfetto", flags->perfetto_path,
+                          "write all operations to this file, as trace events")};
+  CLI::Option* json = command->add_flag("--json", flags->json, "print JSON, all operations");
+  json->excludes(of_worker.back());
+  command->callback([flags, of_worker, selected] {
     if (flags->endpoint.has_coordinator() == flags->endpoint.has_worker()) {
       throw CLI::ValidationError("dump", "either --coordinator or --worker is required");
     }
-    if (flags->endpoint.has_worker() != (rank->count() > 0)) {
-      throw CLI::ValidationError("dump", "--worker and --rank go together");
+    for (const CLI::Option* option : of_worker) {
+      if (option->count() > 0 && !flags->endpoint.has_worker()) {
+        throw CLI::ValidationError("dump", option->get_name() + " needs --worker");
+      }
     }
     *selected = [flags](const Console& console) {
-      return flags->endpoint.has_worker() ? DumpRank(*flags, console) : DumpJob(*flags, console);
+      return flags->endpoint.has_worker() ? DumpRanks(*flags, console) : DumpJob(*flags, console);
     };
   });
 }

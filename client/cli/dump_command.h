@@ -1,4 +1,5 @@
-// `tessera dump`: everything about one job (from the coordinator) or one rank (from its worker).
+// `tessera dump`: everything about one job (from the coordinator), or the flight records of its
+// ranks (from their worker).
 #ifndef TESSERA_CLIENT_CLI_DUMP_COMMAND_H_
 #define TESSERA_CLIENT_CLI_DUMP_COMMAND_H_
 

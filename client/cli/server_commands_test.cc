@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -163,26 +164,60 @@ TEST_F(ServerCommandsTest, WorkerStatusListsItsRanks) {
   EXPECT_EQ(json["jobs"][0]["ranks"][0]["step"], 121);
 }
 
-TEST_F(ServerCommandsTest, DumpOfARankIsItsFlightRecord) {
+v1::DumpRankResponse DumpOfRank0() {
   v1::DumpRankResponse dump;
-  dump.set_text("1 unshard root\n2 reduce root\x1b[2J");
-  dump.set_json("{\"records\": [1, 2]}");
-  server_->SetDump(dump);
-  EXPECT_EQ(AskWorker({"dump", "gpt", "--rank", "0"}).out, "1 unshard root\n2 reduce root?[2J\n");
+  dump.set_job_id("gpt");
+  dump.set_epoch(3);
+  dump.set_text("worker's text\x1b[2J");
+  v1::FlightRecord* record = dump.add_records();
+  record->set_op("unshard");
+  record->set_unit("root");
+  record->set_stream("engine");
+  record->set_epoch(3);
+  record->set_enqueued_steady_ns(1000);
+  record->set_started_steady_ns(2000);
+  return dump;
+}
+
+TEST_F(ServerCommandsTest, DumpOfARankIsItsFlightRecord) {
+  server_->SetDump(DumpOfRank0());
+  EXPECT_THAT(AskWorker({"dump", "gpt", "--rank", "0"}).out,
+              AllOf(HasSubstr("rank 0 of job gpt: epoch 3, 1 of 1 operations\n"),
+                    HasSubstr("unshard  root"), HasSubstr("running\nworker's text?[2J\n")));
   const CommandResult json = AskWorker({"dump", "gpt", "--rank", "0", "--json"});
-  EXPECT_EQ(Json::parse(json.out)["records"].size(), 2);
+  EXPECT_EQ(Json::parse(json.out)["ranks"][0]["records"][0]["state"], "running");
   const CommandResult missing = AskWorker({"dump", "gpt", "--rank", "1"});
   EXPECT_EQ(missing.exit_code, kExitFailed);
   EXPECT_THAT(missing.err, AllOf(HasSubstr("NOT_FOUND"), HasSubstr(server_->worker_address())));
 }
 
-TEST_F(ServerCommandsTest, DumpThatIsNotJsonIsAnError) {
-  v1::DumpRankResponse dump;
-  dump.set_json("{");
-  server_->SetDump(dump);
-  const CommandResult result = AskWorker({"dump", "gpt", "--rank", "0", "--json"});
-  EXPECT_EQ(result.exit_code, kExitFailed);
-  EXPECT_THAT(result.err, HasSubstr("not JSON"));
+TEST_F(ServerCommandsTest, DumpWithoutARankIsThatOfAllRanksOfTheWorker) {
+  server_->SetDump(DumpOfRank0());
+  const CommandResult unknown = AskWorker({"dump", "gpt"});
+  EXPECT_EQ(unknown.exit_code, kExitFailed);
+  EXPECT_THAT(unknown.err, AllOf(HasSubstr("NOT_FOUND"), HasSubstr("job 'gpt'")));
+  v1::WorkerStatusResponse worker;
+  v1::JobProgress* progress = worker.add_jobs();
+  progress->set_job_id("gpt");
+  (*progress->mutable_ranks())[0].set_step(1);
+  server_->SetWorker(worker);
+  EXPECT_THAT(AskWorker({"dump", "gpt"}).out, HasSubstr("rank 0 of job gpt"));
+}
+
+TEST_F(ServerCommandsTest, DumpForPerfettoGoesToTheFile) {
+  server_->SetDump(DumpOfRank0());
+  const std::string path = socket_dir_ + "/trace.json";
+  const CommandResult result = AskWorker({"dump", "gpt", "--rank", "0", "--perfetto", path});
+  EXPECT_EQ(result.exit_code, kExitOk) << result.err;
+  std::ifstream file(path);
+  const Json trace = Json::parse(file, nullptr, false);
+  unlink(path.c_str());
+  ASSERT_FALSE(trace.is_discarded());
+  EXPECT_EQ(trace["traceEvents"].size(), 3);
+  const CommandResult nowhere =
+      AskWorker({"dump", "gpt", "--rank", "0", "--perfetto", socket_dir_ + "/no/trace.json"});
+  EXPECT_EQ(nowhere.exit_code, kExitFailed);
+  EXPECT_THAT(nowhere.err, HasSubstr("/no/trace.json"));
 }
 
 TEST_F(ServerCommandsTest, DumpOfAJobHoldsItsConfigAndModel) {
@@ -270,8 +305,9 @@ TEST(ServerCommandsUsageTest, WrongUsageIsExitCodeTwoAndOneLine) {
       {"status", "--worker", "unix:"},
       {"status", "--worker", "unix:/w.sock", "--coordinator", "h:1"},
       {"status", "gpt", "--worker", "unix:/w.sock"},
-      {"dump", "gpt", "--worker", "unix:/w.sock"},
       {"dump", "gpt", "--coordinator", "h:1", "--rank", "0"},
+      {"dump", "gpt", "--coordinator", "h:1", "--perfetto", "/tmp/trace.json"},
+      {"dump", "gpt", "--worker", "unix:/w.sock", "--perfetto", "/tmp/trace.json", "--json"},
       {"dump", "gpt", "--worker", "unix:/w.sock", "--rank", "-1"},
   };
   for (const std::vector<std::string>& args : wrong) {

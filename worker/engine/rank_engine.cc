@@ -289,8 +289,12 @@ absl::Status RankEngine::Initialize(int unit) {
 }
 
 absl::Status RankEngine::FinishInitialize() {
+  const int64_t number =
+      options_.recorder->Enqueued(OrderStep(), order_.sequence(), OpKind::kFinishInitialize, -1, 0);
   RETURN_IF_ERROR(Ordered(OpKind::kFinishInitialize, -1, 0, options_.config->compute_dtype));
+  options_.recorder->Started(number);
   RETURN_IF_ERROR(options_.communicator->Barrier());
+  options_.recorder->Done(number);
   options_.group->initialized.store(1, std::memory_order_release);
   options_.control->initialized.store(1, std::memory_order_release);
   order_.StepCommitted();
@@ -301,11 +305,15 @@ absl::Status RankEngine::FinishInitialize() {
 }
 
 absl::Status RankEngine::Save() {
+  const int64_t number =
+      options_.recorder->Enqueued(OrderStep(), order_.sequence(), OpKind::kSave, -1, 0);
   RETURN_IF_ERROR(AwaitReductions());
   RETURN_IF_ERROR(Ordered(OpKind::kSave, -1, 0, options_.config->compute_dtype));
+  options_.recorder->Started(number);
   const std::string path = LoadText(options_.control->path, kMaxPathBytes);
   const absl::Status status = options_.save(path, optimizer_.Parameters(step_ % 2));
   RETURN_IF_ERROR(StopReason());
+  options_.recorder->Done(number);
   PublishResult(status, 0);
   return absl::OkStatus();
 }

@@ -2,41 +2,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/grpc_status.h"
-#include "worker/engine/unit_state.h"
+#include "worker/service/rank_dump.h"
 
 namespace tessera {
-namespace {
-
-std::string DescribeRank(const JobRegions& regions, Rank rank) {
-  const ControlPage& page = *regions.control(rank);
-  const RankRecord& record = regions.group()->ranks[rank.value()];
-  std::string text =
-      absl::StrCat("rank ", rank.value(), ": epoch ", page.epoch.load(), ", committed step ",
-                   page.committed_step.load(), ", applied step ", record.applied_step.load(),
-                   ", decided step ", regions.group()->decided_step.load(), "\n");
-  const uint32_t submitted = page.submitted.value.load(), consumed = page.consumed.load();
-  absl::StrAppend(&text, "operations: ", submitted, " submitted, ", consumed, " consumed; at step ",
-                  page.progress_step.load(), " position ", page.progress_sequence.load(), "\n");
-  if (page.failed_epoch.load() != 0) {
-    absl::StrAppend(&text, "last failure: epoch ", page.failed_epoch.load(), ": ",
-                    LoadText(page.failure_message, kMaxErrorBytes), "\n");
-  }
-  for (size_t u = 0; u < regions.layout().units.size(); ++u) {
-    absl::StrAppend(&text, "  ", regions.layout().units[u].flat.unit_name(), ": ",
-                    Name(static_cast<UnitState>(page.units[u].state.load())), ", reduced ",
-                    page.units[u].reduced.load(), " times in this epoch\n");
-  }
-  for (uint32_t i = consumed > 16 ? consumed - 16 : 0; i != submitted && i - consumed < kRingOps;
-       ++i) {
-    const Op& op = page.ring[i % kRingOps];
-    absl::StrAppend(&text, "  #", i, i < consumed ? " done    " : " pending ", OpName(op.kind),
-                    " unit ", op.unit, " epoch ", op.epoch, "\n");
-  }
-  return text;
-}
-
-}  // namespace
-
 grpc::Status WorkerService::Attach(grpc::ServerContext* context, const v1::AttachRequest* request,
                                    v1::AttachResponse* response) {
   absl::StatusOr<v1::AttachResponse> attached = keeper_->Attach(*request);
@@ -66,7 +34,7 @@ grpc::Status WorkerService::DumpRank(grpc::ServerContext* context,
     return ToGrpcStatus(absl::NotFoundError(absl::StrCat("no rank ", request->rank(), " of job '",
                                                          request->job_id(), "' on this worker")));
   }
-  response->set_text(DescribeRank(job->regions(), Rank(request->rank())));
+  *response = tessera::DumpRank(job->regions(), request->job_id(), Rank(request->rank()));
   return grpc::Status::OK;
 }
 
