@@ -101,6 +101,7 @@ absl::Status RankEngine::RunStep(double learning_rate_scale) {
   const Tally tally = Count(votes, *options_.layout);
   ForgetReduced();
   if (!tally.status.ok()) {
+    options_.recorder->Done(number);
     PublishResult(tally.status, tally.gradient_norm);
     return absl::OkStatus();
   }
