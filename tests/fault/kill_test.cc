@@ -1,154 +1,26 @@
 // SIGKILL of each kind of process in the middle of a run of real processes: the final model is the
 // same bytes as that of an undisturbed run, and nothing is left behind.
-#include <dirent.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <iterator>
 #include <map>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "base/status_matchers.h"
 #include "gtest/gtest.h"
-#include "tests/demo/child_process.h"
+#include "tests/fault/process_cluster.h"
+#include "tests/testing/process_view.h"
 
 namespace tessera {
 namespace {
 
-using demo::ChildProcess;
+using testing_support::CommandLine;
+using testing_support::Eventually;
+using testing_support::ExecutorsOf;
+using testing_support::ReadFile;
 
-constexpr int kWorldSize = 3;
-constexpr int64_t kSteps = 30;
-constexpr absl::Duration kDeadline = absl::Seconds(20);
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
-
-// A process that ended has no command line, even before its parent took notice.
-std::string CommandLine(int pid) { return ReadFile(absl::StrCat("/proc/", pid, "/cmdline")); }
-
-// Executors that `worker_pid` started and that still run: label and pid.
-std::map<std::string, int> ExecutorsOf(int worker_pid) {
-  std::map<std::string, int> executors;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    int pid;
-    if (!absl::SimpleAtoi(entry.path().filename().string(), &pid)) continue;
-    const std::string command = CommandLine(pid);
-    const bool child = absl::StrContains(ReadFile(absl::StrCat("/proc/", pid, "/status")),
-                                         absl::StrCat("PPid:\t", worker_pid, "\n"));
-    const size_t label = command.find("--label=");
-    if (child && label != std::string::npos) executors[command.substr(label + 8).c_str()] = pid;
-  }
-  return executors;
-}
-
-class KillTest : public testing::Test {
+class KillTest : public ProcessCluster {
  protected:
-  void SetUp() override {
-    folder_ = "/tmp/tessera-kill-XXXXXX";
-    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
-  }
-  void TearDown() override {
-    trainers_.clear();
-    worker_.reset();
-    coordinator_.reset();
-    if (HasFailure()) {
-      for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
-        if (absl::EndsWith(entry.path().string(), ".log")) {
-          fprintf(stderr, "--- %s\n%s", entry.path().c_str(),
-                  ReadFile(entry.path().string()).c_str());
-        }
-      }
-    }
-    std::filesystem::remove_all(folder_);
-  }
-
-  void StartCoordinator() {
-    unlink((folder_ + "/port").c_str());
-    auto started = ChildProcess::Start(
-        {"coordinator/tessera-coordinator", absl::StrCat("--listen=127.0.0.1:", port_),
-         "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"},
-        folder_ + "/coordinator.log");
-    ASSERT_OK(started);
-    coordinator_ = *std::move(started);
-    ASSERT_TRUE(
-        Eventually([this] { return absl::SimpleAtoi(ReadFile(folder_ + "/port"), &port_); }));
-  }
-  void StartWorker(const std::string& executor_faults = "") {
-    std::vector<std::string> args = {
-        "worker/tessera-worker",   absl::StrCat("--coordinator=127.0.0.1:", port_),
-        "--worker-id=w",           absl::StrCat("--devices=", kWorldSize),
-        "--socket-dir=" + folder_, "--executor-binary=worker/tessera-executor"};
-    if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
-    auto started = ChildProcess::Start(args, folder_ + "/worker.log");
-    ASSERT_OK(started);
-    worker_ = *std::move(started);
-  }
-  void StartTrainer(int rank, bool replace = false) {
-    std::vector<std::string> args = {"tests/fault/toy_trainer",
-                                     absl::StrCat("--coordinator=127.0.0.1:", port_),
-                                     absl::StrCat("--worker=unix:", folder_, "/worker.sock"),
-                                     absl::StrCat("--rank=", rank),
-                                     absl::StrCat("--world-size=", kWorldSize),
-                                     absl::StrCat("--steps=", kSteps),
-                                     "--save=" + model_path()};
-    if (replace) args.push_back("--replace");
-    auto started = ChildProcess::Start(args, folder_ + "/trainer.log");
-    ASSERT_OK(started);
-    trainers_.resize(kWorldSize);
-    trainers_[rank] = *std::move(started);
-  }
-  void StartAll(const std::string& executor_faults = "") {
-    StartCoordinator();
-    StartWorker(executor_faults);
-    for (int rank = 0; rank < kWorldSize; ++rank) StartTrainer(rank);
-  }
-
-  // Waits until `rank` begins `step`.
-  void AwaitStep(int rank, int64_t step) {
-    const bool begun = Eventually([&] {
-      for (const std::string& line : trainers_[rank]->ReadLines()) {
-        int64_t number;
-        if (absl::StartsWith(line, "step ") && absl::SimpleAtoi(line.substr(5), &number)) {
-          last_step_ = std::max(last_step_, number);
-        }
-      }
-      return last_step_ >= step || !trainers_[rank]->running();
-    });
-    ASSERT_TRUE(begun && last_step_ >= step) << "rank " << rank << " never began step " << step;
-  }
-  // The final model's bytes.
-  std::string Finish() {
-    for (int rank = 0; rank < kWorldSize; ++rank) {
-      EXPECT_TRUE(Eventually([&] {
-        (void)trainers_[rank]->ReadLines();
-        return !trainers_[rank]->running();
-      }));
-      EXPECT_EQ(trainers_[rank]->Wait(), 0) << "rank " << rank;
-    }
-    return ReadFile(model_path());
-  }
-  // The wait looks again every millisecond; what it waits for is another process.
-  static bool Eventually(const std::function<bool()>& condition) {
-    const absl::Time deadline = absl::Now() + kDeadline;
-    while (absl::Now() < deadline) {
-      if (condition()) return true;
-      absl::SleepFor(absl::Milliseconds(1));
-    }
-    return false;
-  }
-  std::string model_path() const { return folder_ + "/model.safetensors"; }
-
   // Of a run without failures; made once for all tests.
   static const std::string& Undisturbed() {
     static const std::string* const model = new std::string([] {
@@ -167,12 +39,6 @@ class KillTest : public testing::Test {
     }());
     return *model;
   }
-
-  std::string folder_;
-  int port_ = 0;
-  int64_t last_step_ = 0;
-  std::unique_ptr<ChildProcess> coordinator_, worker_;
-  std::vector<std::unique_ptr<ChildProcess>> trainers_;
 };
 
 TEST_F(KillTest, KilledTrainerIsReplacedAndTheModelIsBitIdentical) {
@@ -237,11 +103,7 @@ TEST_F(KillTest, NoProcessOrSocketOutlivesTheWorkerHoweverItEnds) {
           << "executor " << label << " is left";
     }
     for (int rank = 0; rank < kWorldSize; ++rank) {
-      EXPECT_TRUE(Eventually([&] {
-        (void)trainers_[rank]->ReadLines();
-        return !trainers_[rank]->running();
-      }));
-      EXPECT_EQ(trainers_[rank]->Wait(), 1) << "a trainer whose worker is gone ends with an error";
+      EXPECT_EQ(AwaitEnd(rank), 1) << "a trainer whose worker is gone ends with an error";
     }
     if (signal == SIGTERM) {
       EXPECT_FALSE(std::filesystem::exists(folder_ + "/worker.sock"));
@@ -249,8 +111,6 @@ TEST_F(KillTest, NoProcessOrSocketOutlivesTheWorkerHoweverItEnds) {
     }
     TearDown();
     SetUp();
-    port_ = 0;
-    last_step_ = 0;
   }
 }
 

@@ -1,0 +1,112 @@
+#include "tests/fault/process_cluster.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "tests/testing/process_view.h"
+
+namespace tessera {
+
+using demo::ChildProcess;
+using testing_support::Eventually;
+using testing_support::ReadFile;
+
+void ProcessCluster::SetUp() {
+  folder_ = "/tmp/tessera-kill-XXXXXX";
+  ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+  port_ = 0;
+  last_step_ = 0;
+}
+
+void ProcessCluster::TearDown() {
+  trainers_.clear();
+  worker_.reset();
+  coordinator_.reset();
+  if (HasFailure()) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      if (!absl::EndsWith(entry.path().string(), ".log")) continue;
+      fprintf(stderr, "--- %s\n%s", entry.path().c_str(), ReadFile(entry.path().string()).c_str());
+    }
+  }
+  std::filesystem::remove_all(folder_);
+}
+
+void ProcessCluster::StartCoordinator() {
+  unlink((folder_ + "/port").c_str());
+  auto started =
+      ChildProcess::Start({"coordinator/tessera-coordinator", "--listen=" + coordinator_address(),
+                           "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"},
+                          folder_ + "/coordinator.log");
+  ASSERT_OK(started);
+  coordinator_ = *std::move(started);
+  ASSERT_TRUE(Eventually([this] { return absl::SimpleAtoi(ReadFile(folder_ + "/port"), &port_); }));
+}
+
+void ProcessCluster::StartWorker(const std::string& executor_faults) {
+  std::vector<std::string> args = {
+      "worker/tessera-worker",   "--coordinator=" + coordinator_address(),
+      "--worker-id=w",           absl::StrCat("--devices=", kWorldSize),
+      "--socket-dir=" + folder_, "--executor-binary=worker/tessera-executor"};
+  if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
+  auto started = ChildProcess::Start(args, folder_ + "/worker.log");
+  ASSERT_OK(started);
+  worker_ = *std::move(started);
+}
+
+void ProcessCluster::StartTrainer(int rank, bool replace) {
+  std::vector<std::string> args = {"tests/fault/toy_trainer",
+                                   "--coordinator=" + coordinator_address(),
+                                   "--worker=" + worker_address(),
+                                   absl::StrCat("--rank=", rank),
+                                   absl::StrCat("--world-size=", kWorldSize),
+                                   absl::StrCat("--steps=", kSteps),
+                                   "--save=" + model_path()};
+  if (replace) args.push_back("--replace");
+  auto started = ChildProcess::Start(args, folder_ + "/trainer.log");
+  ASSERT_OK(started);
+  trainers_.resize(kWorldSize);
+  trainers_[rank] = *std::move(started);
+}
+
+void ProcessCluster::StartAll(const std::string& executor_faults) {
+  StartCoordinator();
+  StartWorker(executor_faults);
+  for (int rank = 0; rank < kWorldSize; ++rank) StartTrainer(rank);
+}
+
+void ProcessCluster::AwaitStep(int rank, int64_t step) {
+  const bool begun = Eventually([&] {
+    for (const std::string& line : trainers_[rank]->ReadLines()) {
+      int64_t number;
+      if (absl::StartsWith(line, "step ") && absl::SimpleAtoi(line.substr(5), &number)) {
+        last_step_ = std::max(last_step_, number);
+      }
+    }
+    return last_step_ >= step || !trainers_[rank]->running();
+  });
+  ASSERT_TRUE(begun && last_step_ >= step) << "rank " << rank << " never began step " << step;
+}
+
+int ProcessCluster::AwaitEnd(int rank) {
+  EXPECT_TRUE(Eventually([&] {
+    (void)trainers_[rank]->ReadLines();
+    return !trainers_[rank]->running();
+  })) << "the trainer of rank "
+      << rank << " does not end";
+  return trainers_[rank]->Wait();
+}
+
+std::string ProcessCluster::Finish() {
+  for (int rank = 0; rank < kWorldSize; ++rank) EXPECT_EQ(AwaitEnd(rank), 0) << "rank " << rank;
+  return ReadFile(model_path());
+}
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+// A cluster of real processes for tests that end them: coordinator, worker, its executors and one
+// trainer a rank, which train the toy model and save it. Everything lies in a folder of its own;
+// after a failure the logs are shown. A test fixture; thread-compatible.
+#ifndef TESSERA_TESTS_FAULT_PROCESS_CLUSTER_H_
+#define TESSERA_TESTS_FAULT_PROCESS_CLUSTER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/demo/child_process.h"
+
+namespace tessera {
+
+class ProcessCluster : public testing::Test {
+ protected:
+  static constexpr int kWorldSize = 3;
+  static constexpr int64_t kSteps = 30;
+
+  void SetUp() override;
+  void TearDown() override;  // Kills what still runs; removes the folder.
+
+  void StartCoordinator();  // Again: on the same port, with the same journal.
+  // `executor_faults`: see base/fault_point.h.
+  void StartWorker(const std::string& executor_faults = "");
+  // `replace`: waits while another trainer is attached.
+  void StartTrainer(int rank, bool replace = false);
+  void StartAll(const std::string& executor_faults = "");
+
+  // Waits until `rank` begins `step`.
+  void AwaitStep(int rank, int64_t step);
+  // Waits for the end of `rank`'s trainer; its exit status.
+  int AwaitEnd(int rank);
+  // Waits until all trainers end well; the final model's bytes.
+  std::string Finish();
+
+  std::string model_path() const { return folder_ + "/model.safetensors"; }
+  std::string coordinator_address() const { return "127.0.0.1:" + std::to_string(port_); }
+  std::string worker_address() const { return "unix:" + folder_ + "/worker.sock"; }
+
+  std::string folder_;
+  int port_ = 0;
+  int64_t last_step_ = 0;
+  std::unique_ptr<demo::ChildProcess> coordinator_, worker_;
+  std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_FAULT_PROCESS_CLUSTER_H_
