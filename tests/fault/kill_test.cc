@@ -21,6 +21,11 @@ using testing_support::ReadFile;
 
 class KillTest : public ProcessCluster {
  protected:
+  // A run that cannot end before Resume(), so that what is killed is killed in it.
+  void StartHalfRun() {
+    pause_at_ = 2 * kSteps / 3;
+    StartAll();
+  }
   // Of a run without failures; made once for all tests.
   static const std::string& Undisturbed() {
     static const std::string* const model = new std::string([] {
@@ -43,30 +48,33 @@ class KillTest : public ProcessCluster {
 
 TEST_F(KillTest, KilledTrainerIsReplacedAndTheModelIsBitIdentical) {
   ASSERT_FALSE(Undisturbed().empty());
-  StartAll();
+  StartHalfRun();
   AwaitStep(1, kSteps / 3);
   trainers_[1]->Kill(SIGKILL);
   trainers_[1]->Wait();
+  Resume();
   StartTrainer(1, /*replace=*/true);
   EXPECT_EQ(Finish(), Undisturbed());
 }
 
 TEST_F(KillTest, KilledExecutorIsReplacedAndTheModelIsBitIdentical) {
   ASSERT_FALSE(Undisturbed().empty());
-  StartAll();
+  StartHalfRun();
   AwaitStep(0, kSteps / 3);
   const std::map<std::string, int> executors = ExecutorsOf(worker_->pid());
   ASSERT_EQ(executors.count("toy/2"), 1);
   ASSERT_EQ(kill(executors.at("toy/2"), SIGKILL), 0);
+  Resume();
   EXPECT_EQ(Finish(), Undisturbed());
 }
 
 TEST_F(KillTest, KilledCoordinatorRestartsWhileStepsGoOnAndTheModelIsBitIdentical) {
   ASSERT_FALSE(Undisturbed().empty());
-  StartAll();
+  StartHalfRun();
   AwaitStep(0, kSteps / 3);
   coordinator_->Kill(SIGKILL);
   coordinator_->Wait();
+  Resume();
   StartCoordinator();
   EXPECT_EQ(Finish(), Undisturbed());
   EXPECT_FALSE(absl::StrContains(ReadFile(folder_ + "/worker.log"), " failed: "))
@@ -92,12 +100,13 @@ INSTANTIATE_TEST_SUITE_P(Points, KillPointTest,
 TEST_F(KillTest, NoProcessOrSocketOutlivesTheWorkerHoweverItEnds) {
   for (int signal : {SIGTERM, SIGKILL}) {
     SCOPED_TRACE(signal);
-    StartAll();
+    StartHalfRun();
     AwaitStep(0, 3);
     const std::map<std::string, int> executors = ExecutorsOf(worker_->pid());
     EXPECT_EQ(executors.size(), kWorldSize);
     worker_->Kill(signal);
     worker_->Wait();
+    Resume();
     for (const auto& [label, pid] : executors) {
       EXPECT_TRUE(Eventually([pid = pid] { return CommandLine(pid).empty(); }))
           << "executor " << label << " is left";

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -23,7 +24,7 @@ void ProcessCluster::SetUp() {
   folder_ = "/tmp/tessera-kill-XXXXXX";
   ASSERT_NE(mkdtemp(folder_.data()), nullptr);
   port_ = 0;
-  last_step_ = 0;
+  last_step_.clear();
 }
 
 void ProcessCluster::TearDown() {
@@ -68,6 +69,8 @@ void ProcessCluster::StartTrainer(int rank, bool replace) {
                                    absl::StrCat("--rank=", rank),
                                    absl::StrCat("--world-size=", kWorldSize),
                                    absl::StrCat("--steps=", kSteps),
+                                   absl::StrCat("--pause-at=", pause_at_),
+                                   "--resume-file=" + folder_ + "/resume",
                                    "--save=" + model_path()};
   if (replace) args.push_back("--replace");
   auto started = ChildProcess::Start(args, folder_ + "/trainer.log");
@@ -82,17 +85,19 @@ void ProcessCluster::StartAll(const std::string& executor_faults) {
   for (int rank = 0; rank < kWorldSize; ++rank) StartTrainer(rank);
 }
 
+void ProcessCluster::Resume() { std::ofstream(folder_ + "/resume").flush(); }
+
 void ProcessCluster::AwaitStep(int rank, int64_t step) {
   const bool begun = Eventually([&] {
     for (const std::string& line : trainers_[rank]->ReadLines()) {
       int64_t number;
       if (absl::StartsWith(line, "step ") && absl::SimpleAtoi(line.substr(5), &number)) {
-        last_step_ = std::max(last_step_, number);
+        last_step_[rank] = std::max(last_step_[rank], number);
       }
     }
-    return last_step_ >= step || !trainers_[rank]->running();
+    return last_step_[rank] >= step || !trainers_[rank]->running();
   });
-  ASSERT_TRUE(begun && last_step_ >= step) << "rank " << rank << " never began step " << step;
+  ASSERT_TRUE(begun && last_step_[rank] >= step) << "rank " << rank << " never began step " << step;
 }
 
 int ProcessCluster::AwaitEnd(int rank) {

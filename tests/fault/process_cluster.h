@@ -4,6 +4,7 @@
 #ifndef TESSERA_TESTS_FAULT_PROCESS_CLUSTER_H_
 #define TESSERA_TESTS_FAULT_PROCESS_CLUSTER_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,8 @@ class ProcessCluster : public testing::Test {
   void StartTrainer(int rank, bool replace = false);
   void StartAll(const std::string& executor_faults = "");
 
+  void Resume();
+
   // Waits until `rank` begins `step`.
   void AwaitStep(int rank, int64_t step);
   // Waits for the end of `rank`'s trainer; its exit status.
@@ -41,7 +44,8 @@ class ProcessCluster : public testing::Test {
 
   std::string folder_;
   int port_ = 0;
-  int64_t last_step_ = 0;
+  std::map<int, int64_t> last_step_;  // That each rank began.
+  int64_t pause_at_ = 0;  // Trainers wait before this step until Resume(); 0: they never do.
   std::unique_ptr<demo::ChildProcess> coordinator_, worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
 };

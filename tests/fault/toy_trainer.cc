@@ -1,5 +1,7 @@
 // Trains the toy model as one rank and saves it. Prints "step N" before each step, "done" at the
-// end.
+// end. Before step --pause-at it waits until the file --resume-file exists.
+#include <unistd.h>
+
 #include <cstdio>
 #include <string>
 
@@ -11,7 +13,8 @@
 int main(int argc, char** argv) {
   tessera::SessionOptions options;
   int64_t steps = 1;
-  std::string save;
+  int64_t pause_at = 0;
+  std::string save, resume_file;
   CLI::App app;
   app.add_option("--coordinator", options.coordinator_address)->required();
   app.add_option("--worker", options.worker_address)->required();
@@ -19,6 +22,8 @@ int main(int argc, char** argv) {
   app.add_option("--world-size", options.config.world_size)->required();
   app.add_option("--steps", steps)->required();
   app.add_option("--save", save)->required();
+  app.add_option("--pause-at", pause_at);
+  app.add_option("--resume-file", resume_file);
   app.add_flag("--replace", options.wait_if_attached);
   CLI11_PARSE(app, argc, argv);
   options.job_id = "toy";
@@ -27,9 +32,10 @@ int main(int argc, char** argv) {
   options.config.max_gradient_norm = 1.0;
   auto session = tessera::Session::Open(options);
   absl::Status status = session.status();
-  const auto announce = [](int64_t step) {
+  const auto announce = [&](int64_t step) {
     printf("step %ld\n", static_cast<long>(step));
     fflush(stdout);
+    while (step == pause_at && access(resume_file.c_str(), F_OK) != 0) usleep(1000);
   };
   while (status.ok()) {
     status = tessera::testing_support::TrainToy(session->get(), steps, announce);

@@ -1,8 +1,9 @@
 #include "tests/testing/process_view.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -10,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/unique_fd.h"
 
 namespace tessera::testing_support {
 namespace {
@@ -30,8 +32,12 @@ int StatusField(int pid, const std::string& key) {
 }  // namespace
 
 std::string ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  char buffer[1 << 16];
+  ssize_t got;
+  while (fd.valid() && (got = read(fd.get(), buffer, sizeof(buffer))) > 0) text.append(buffer, got);
+  return text;
 }
 
 std::string CommandLine(int pid) { return ReadFile(absl::StrCat("/proc/", pid, "/cmdline")); }

@@ -10,6 +10,7 @@
 
 namespace tessera::testing_support {
 
+// What can be read of it: nothing of a file that is not there, or of a process that just ended.
 std::string ReadFile(const std::string& path);
 
 // A process that ended has no command line, even before its parent took notice.

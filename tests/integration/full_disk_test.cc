@@ -1,0 +1,133 @@
+// Saving to a full disk: a real one, a small file system that only this process sees.
+#include <fcntl.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "base/unique_fd.h"
+#include "gtest/gtest.h"
+#include "tests/testing/process_view.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+#include "worker/storage/model_file.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::ReadAll;
+using testing_support::ReadFile;
+using testing_support::TrainerTeam;
+
+constexpr int kWorldSize = 2;
+
+absl::Status WriteText(const std::string& path, const std::string& text) {
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()))
+    return absl::OkStatus();
+  return ErrnoStatus(errno, path);
+}
+
+// A mount namespace of this process's own, where it may mount: as root at once, else as the root
+// of a user namespace. Only while the process has one thread.
+absl::Status EnterOwnMountNamespace() {
+  if (unshare(CLONE_NEWNS) != 0) {
+    const int uid = geteuid(), gid = getegid();
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return ErrnoStatus(errno, "unshare");
+    RETURN_IF_ERROR(WriteText("/proc/self/setgroups", "deny"));
+    RETURN_IF_ERROR(WriteText("/proc/self/uid_map", absl::StrCat(uid, " ", uid, " 1")));
+    RETURN_IF_ERROR(WriteText("/proc/self/gid_map", absl::StrCat(gid, " ", gid, " 1")));
+  }
+  if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
+    return ErrnoStatus(errno, "make mounts private");
+  return absl::OkStatus();
+}
+
+class FullDiskTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = "/tmp/tessera-disk-XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+    disk_ = folder_ + "/disk";
+    ASSERT_TRUE(std::filesystem::create_directory(disk_));
+    const absl::Status own = EnterOwnMountNamespace();
+    if (!own.ok()) GTEST_SKIP() << "no mount namespace: " << own;
+    if (mount("tmpfs", disk_.c_str(), "tmpfs", 0, "size=65536") != 0)
+      GTEST_SKIP() << "no file system of its own: " << ErrnoStatus(errno, "mount");
+    mounted_ = true;
+    LocalCluster::Options options;
+    options.num_devices = kWorldSize;
+    auto cluster = LocalCluster::Start(options);
+    ASSERT_OK(cluster);
+    cluster_ = *std::move(cluster);
+  }
+  void TearDown() override {
+    cluster_.reset();
+    if (mounted_) EXPECT_EQ(umount(disk_.c_str()), 0);
+    std::filesystem::remove_all(folder_);
+  }
+  void FillDisk() {
+    const UniqueFd fd(open(ballast().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    const std::string page(4096, 'x');
+    while (write(fd.get(), page.data(), page.size()) > 0) {
+    }
+    ASSERT_EQ(errno, ENOSPC);
+  }
+  std::string ballast() const { return disk_ + "/ballast"; }
+
+  bool mounted_ = false;
+  std::string folder_, disk_;
+  std::unique_ptr<LocalCluster> cluster_;
+};
+
+TEST_F(FullDiskTest, SaveFailsByNameOnEveryRankThePreviousFileStaysAndTrainingGoesOn) {
+  const SessionOptions options = testing_support::ToyOptions(*cluster_, "toy", kWorldSize);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  const std::string path = disk_ + "/model.safetensors";
+  const auto save_to = [&](const std::string& where) {
+    return team.Run([&](Session* session) { return session->Save(where); });
+  };
+  ASSERT_OK(team.TrainTo(2));
+  for (const absl::Status& status : save_to(path)) ASSERT_OK(status);
+  const std::string previous = ReadFile(path);
+  ASSERT_OK(ReadModelFile(path));
+
+  FillDisk();
+  ASSERT_OK(team.TrainTo(4));
+  for (const absl::Status& status : save_to(path)) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                 AllOf(HasSubstr(path), HasSubstr("No space left"),
+                                       HasSubstr("save on rank 0"))));
+  }
+  EXPECT_EQ(ReadFile(path), previous);
+  EXPECT_FALSE(std::filesystem::exists(path + ".partial")) << "nothing half-written is left";
+
+  ASSERT_OK(team.TrainTo(6));
+  const std::string elsewhere = folder_ + "/model.safetensors";
+  for (const absl::Status& status : save_to(elsewhere)) EXPECT_OK(status);
+  ASSERT_TRUE(std::filesystem::remove(ballast()));
+  for (const absl::Status& status : save_to(path)) EXPECT_OK(status);
+  EXPECT_EQ(ReadFile(path), ReadFile(elsewhere));
+  EXPECT_NE(ReadFile(path), previous);
+  // Nothing of the failures is in the model: it is that of a run without them.
+  std::vector<float> values;
+  ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    ASSIGN_OR_RETURN(auto all, ReadAll(session));
+    if (session->rank() == 0) values = std::move(all);
+    return absl::OkStatus();
+  }));
+  EXPECT_THAT(values,
+              testing::Pointwise(testing::FloatNear(2e-6f),
+                                 testing_support::ReferenceRun(options.model, options.config, 6)));
+}
+
+}  // namespace
+}  // namespace tessera
