@@ -39,8 +39,8 @@ class CoordinatorKillTest : public ::testing::Test {
   // (Re)starts on the same journal.
   void StartProcess(const std::string& fault_points = "") {
     process_.reset();
-    std::vector<std::string> flags = {absl::StrCat("--journal=", journal()),
-                                      "--worker-timeout=60s"};
+    std::vector<std::string> flags = {absl::StrCat("--journal=", journal()), "--worker-timeout=60s",
+                                      "--spread-ranks"};
     if (!fault_points.empty()) flags.push_back("--fault-points=" + fault_points);
     ASSERT_OK_AND_ASSIGN(process_, CoordinatorProcess::Start(folder_, flags));
     channel_ = grpc::CreateChannel(process_->address(), grpc::InsecureChannelCredentials());

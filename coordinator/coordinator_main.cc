@@ -24,6 +24,7 @@ struct Flags {
   CoordinatorServer::Options server;
   std::string worker_timeout = "10s";
   std::string heartbeat_interval = "1s";
+  std::string prepare_timeout = "1m";
   std::string log_level = "info";
   std::string port_file;
   std::string fault_points;
@@ -42,9 +43,14 @@ void AddFlags(CLI::App* app, Flags* flags) {
       ->capture_default_str();
   app->add_option("--heartbeat-interval", flags->heartbeat_interval, "what workers keep to")
       ->capture_default_str();
+  app->add_option("--prepare-timeout", flags->prepare_timeout,
+                  "time to prepare an epoch after which a worker has failed it")
+      ->capture_default_str();
   app->add_option("--log-level", flags->log_level, "debug, info, warning, error")
       ->capture_default_str();
   app->add_option("--port-file", flags->port_file, "where to write the port once it is open");
+  app->add_flag("--spread-ranks", flags->server.spread_ranks,
+                "for tests: a job's ranks on any workers, not on one");
   app->add_option("--fault-points", flags->fault_points, "for tests: name=kill@1,name=fail@2");
 }
 
@@ -73,6 +79,8 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
       ParseDurationFlag("--worker-timeout", flags.worker_timeout, &flags.server.worker_timeout));
   RETURN_IF_ERROR(ParseDurationFlag("--heartbeat-interval", flags.heartbeat_interval,
                                     &flags.server.heartbeat_interval));
+  RETURN_IF_ERROR(
+      ParseDurationFlag("--prepare-timeout", flags.prepare_timeout, &flags.server.prepare_timeout));
   ASSIGN_OR_RETURN(const auto server, CoordinatorServer::Start(flags.server));
   RETURN_IF_ERROR(WritePortFile(flags.port_file, server->port()));
   int signal = 0;

@@ -47,6 +47,9 @@ void Coordinator::Accept() {
   for (auto it = pacers_.begin(); it != pacers_.end();) {
     it = state_.FindJob(it->first) == nullptr ? pacers_.erase(it) : std::next(it);
   }
+  for (auto it = avoided_.begin(); it != avoided_.end();) {
+    it = state_.FindJob(it->first) == nullptr ? avoided_.erase(it) : std::next(it);
+  }
 }
 
 void Coordinator::Rollback() {
@@ -147,12 +150,22 @@ absl::Status Coordinator::DeleteJob(const DeleteJobEvent& event, absl::Time now,
   return absl::OkStatus();
 }
 
+PlacementRequest Coordinator::RequestFor(const JobId& id, const Job& job) const {
+  PlacementRequest request;
+  request.world_size = job.spec->config.world_size;
+  request.rule = options_.placement;
+  request.claimed = state_.ClaimedByOthers(id);
+  if (const auto avoided = avoided_.find(id); avoided != avoided_.end()) {
+    request.avoided = avoided->second.ids();
+  }
+  request.previous = job.status.placements;
+  return request;
+}
+
 std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
-  const int32_t world_size = job.spec->config.world_size;
   if (job.status.state == JobState::kWaiting) {
-    return absl::StrCat(job.status.reason, "; needs ", world_size, " devices, ",
-                        CountFreeDevices(state_.members(), state_.ClaimedByOthers(id)),
-                        " registered are free");
+    return absl::StrCat(job.status.reason, "; ",
+                        DescribeShortage(state_.members(), RequestFor(id, job)));
   }
   if (job.status.state != JobState::kStarting) return job.status.reason;
   const EpochRuntime* runtime = FindRuntime(id, job);

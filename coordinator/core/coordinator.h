@@ -25,11 +25,16 @@
 #include "coordinator/core/effects.h"
 #include "coordinator/core/epoch_runtime.h"
 #include "coordinator/core/events.h"
+#include "coordinator/core/rank_assigner.h"
 
 namespace tessera::coordinator {
 
 struct CoordinatorOptions {
   absl::Duration worker_timeout = absl::Seconds(10);
+  // A worker that lives but has not prepared an epoch after this long has failed it: the job does
+  // without it until it answers, starts again, or ten times as long has passed.
+  absl::Duration prepare_timeout = absl::Minutes(1);
+  PlacementRule placement = PlacementRule::kOneWorker;
   int64_t request_capacity = 4096;
   int64_t max_jobs = 1000;
   int64_t max_workers = 10000;
@@ -87,8 +92,8 @@ class Coordinator {
   absl::StatusOr<std::shared_ptr<const std::string>> GetValue(const JobId& job, Epoch epoch,
                                                               absl::string_view key) const;
 
-  // What time brings: lost workers, epochs whose start was put off, steps to make durable. To be
-  // called several times in a worker timeout.
+  // What time brings: lost workers, workers that do not prepare an epoch, epochs whose start was
+  // put off, steps to make durable. To be called several times in a worker timeout.
   void Tick(absl::Time now, Effects* effects);
 
  private:
@@ -113,6 +118,10 @@ class Coordinator {
   void ApplyVerdict(const JobId& id, const OrderVerdict& verdict, absl::Time now, Effects* effects);
   void FailEpoch(const JobId& id, EpochFailure failure, absl::Time now, Effects* effects);
 
+  // Fails the epochs that some worker has not prepared in time.
+  void CheckPreparing(absl::Time now);
+  PlacementRequest RequestFor(const JobId& id, const Job& job) const;
+
   // The epoch protocol: does what the facts now call for.
   void AdvanceAll(absl::Time now, Effects* effects);
   void Advance(const JobId& id, absl::Time now, Effects* effects);
@@ -129,6 +138,7 @@ class Coordinator {
   Liveness liveness_;
   std::map<JobId, EpochRuntime> runtimes_;
   std::map<JobId, RestartPacer> pacers_;
+  std::map<JobId, AvoidedWorkers> avoided_;
 };
 
 }  // namespace tessera::coordinator

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 #include "coordinator/core/coordinator.h"
 
@@ -16,8 +17,7 @@ void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
 void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_.FindJob(id);
   if (job.status.state == JobState::kWaiting) {
-    if (AssignRanks(state_.members(), state_.ClaimedByOthers(id), job.status.placements,
-                    job.spec->config.world_size)) {
+    if (AssignRanks(state_.members(), RequestFor(id, job))) {
       OpenEpoch(id, "there are enough devices", now, effects);
     }
     return;
@@ -47,8 +47,7 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
     mismatch = runtime->failure->mismatch;
     pacers_[id].Failed(job.committed_step > job.status.resume_step, now);
   }
-  auto placements = AssignRanks(state_.members(), state_.ClaimedByOthers(id), job.status.placements,
-                                job.spec->config.world_size);
+  auto placements = AssignRanks(state_.members(), RequestFor(id, job));
   const auto state =
       NextState(job.status.state, placements ? JobEvent::kPlaced : JobEvent::kUnplaceable);
   TESSERA_CHECK(state.has_value());
@@ -115,6 +114,28 @@ void Coordinator::FailEpoch(const JobId& id, EpochFailure failure, absl::Time no
   Advance(id, now, effects);
 }
 
+void Coordinator::CheckPreparing(absl::Time now) {
+  for (const auto& [id, job] : state_.jobs()) {
+    if (job.status.state != JobState::kStarting) continue;
+    EpochRuntime& runtime = Runtime(id, job);
+    if (!runtime.preparing_since.has_value()) runtime.preparing_since = now;
+    if (runtime.gather.complete() || runtime.failure.has_value() ||
+        now - *runtime.preparing_since < options_.prepare_timeout) {
+      continue;
+    }
+    std::string reason;
+    for (const WorkerId& worker : runtime.gather.missing()) {
+      if (const Member* member = state_.members().Find(worker)) {
+        avoided_[id].Add(worker, member->incarnation, now + 10 * options_.prepare_timeout);
+      }
+      absl::StrAppend(&reason, reason.empty() ? "" : ", ", "worker '", worker.value(), "'");
+    }
+    absl::StrAppend(&reason, " did not prepare epoch ", job.status.epoch.value(), " within ",
+                    absl::FormatDuration(options_.prepare_timeout));
+    runtime.failure = EpochFailure{std::move(reason), std::nullopt};
+  }
+}
+
 void Coordinator::ForgetLostMembers(Effects* effects) {
   for (WorkerId& worker : state_.ForgettableMembers()) {
     Put(MemberGoneRecord{std::move(worker)}, effects);
@@ -136,6 +157,8 @@ void Coordinator::Tick(absl::Time now, Effects* effects) {
   for (const auto& [id, runtime] : runtimes_) {
     if (state_.FindJob(id) != nullptr) FlushStep(id, effects);
   }
+  for (auto& [id, avoided] : avoided_) avoided.Expire(state_.members(), now);
+  CheckPreparing(now);
   AdvanceAll(now, effects);
   ForgetLostMembers(effects);
 }

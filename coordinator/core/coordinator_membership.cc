@@ -194,9 +194,13 @@ absl::Status Coordinator::ReportPrepared(const Sender& sender, const EpochPrepar
                                          absl::Time now, Effects* effects) {
   RETURN_IF_ERROR(Hear(sender, now, effects));
   const Job* job = state_.FindJob(event.job);
-  if (job == nullptr || job->status.epoch != event.epoch) return absl::OkStatus();
-  Runtime(event.job, *job).gather.Add(sender.worker, event.decided_step);
-  if (job->status.state == JobState::kStarting) Advance(event.job, now, effects);
+  if (job == nullptr) return absl::OkStatus();
+  const auto avoided = avoided_.find(event.job);
+  const bool answers_again = avoided != avoided_.end() && avoided->second.Remove(sender.worker);
+  if (job->status.epoch == event.epoch) {
+    Runtime(event.job, *job).gather.Add(sender.worker, event.decided_step);
+  }
+  if (answers_again || job->status.state == JobState::kStarting) Advance(event.job, now, effects);
   return absl::OkStatus();
 }
 

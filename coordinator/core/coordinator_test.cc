@@ -21,6 +21,13 @@ JobSpecPtr Spec(int32_t world_size, int32_t submitting_rank = 0, int64_t rows = 
   return *MakeJobSpec(model, config, submitting_rank);
 }
 
+// The protocol of several workers is what is tested here; see coordinator_placement_test.cc.
+CoordinatorOptions Spread() {
+  CoordinatorOptions options;
+  options.placement = PlacementRule::kSpread;
+  return options;
+}
+
 Sender Life(const std::string& worker, int64_t incarnation = 1) {
   return {WorkerId(worker), Incarnation(incarnation)};
 }
@@ -84,7 +91,7 @@ class CoordinatorTest : public ::testing::Test {
     }
     effects_ = all;
   }
-  void Restart() { ASSERT_OK_AND_ASSIGN(core_, Coordinator::Restore({}, records_, now_)); }
+  void Restart() { ASSERT_OK_AND_ASSIGN(core_, Coordinator::Restore(Spread(), records_, now_)); }
   template <typename C>
   int Count() const {
     int count = 0;
@@ -102,7 +109,7 @@ class CoordinatorTest : public ::testing::Test {
   }
 
   absl::Time now_ = absl::UnixEpoch();
-  Coordinator core_{CoordinatorOptions{}};
+  Coordinator core_{Spread()};
   std::vector<StateRecord> records_;
   Effects effects_;
 };

@@ -1,16 +1,19 @@
-// What the coordinator knows of a job's current epoch only while it runs: answers, the execution
-// order, open steps, the first failure. Values; thread-compatible.
+// What the coordinator knows of a job only while it runs: of its current epoch the answers, the
+// execution order, open steps and the first failure; and what it learned from epochs that failed.
+// Values; thread-compatible.
 #ifndef TESSERA_COORDINATOR_CORE_EPOCH_RUNTIME_H_
 #define TESSERA_COORDINATOR_CORE_EPOCH_RUNTIME_H_
 
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/time/time.h"
 #include "coordinator/core/effects.h"
 #include "coordinator/core/epoch_gather.h"
+#include "coordinator/core/member_registry.h"
 #include "coordinator/core/order_validator.h"
 #include "coordinator/core/step_ledger.h"
 
@@ -37,6 +40,37 @@ struct EpochRuntime {
   StepLedger ledger;
   std::map<int32_t, RankStatus> ranks;
   std::optional<EpochFailure> failure;
+  std::optional<absl::Time> preparing_since;
+};
+
+// Workers on which a job is not placed for now, since they did not prepare an epoch in time.
+class AvoidedWorkers {
+ public:
+  void Add(const WorkerId& worker, Incarnation incarnation, absl::Time until) {
+    workers_[worker] = {incarnation, until};
+  }
+  // Whether it was there.
+  bool Remove(const WorkerId& worker) { return workers_.erase(worker) > 0; }
+  // Forgets those whose time is over, and those that started again since.
+  void Expire(const MemberRegistry& members, absl::Time now) {
+    for (auto it = workers_.begin(); it != workers_.end();) {
+      const bool over =
+          now >= it->second.until || !members.IsLive(it->first, it->second.incarnation);
+      it = over ? workers_.erase(it) : std::next(it);
+    }
+  }
+  std::set<WorkerId> ids() const {
+    std::set<WorkerId> ids;
+    for (const auto& [worker, entry] : workers_) ids.insert(worker);
+    return ids;
+  }
+
+ private:
+  struct Entry {
+    Incarnation incarnation;
+    absl::Time until;
+  };
+  std::map<WorkerId, Entry> workers_;
 };
 
 // Puts off the start of epochs that follow failures without a step between them, so that a job that

@@ -1,15 +1,17 @@
 // Gives every rank of a job a device. Pure; thread-safe.
 //
-//   live workers: a (2 devices), b (2 devices)     rank 0 -> a:0   rank 1 -> a:1
-//   world_size 3                                   rank 2 -> b:0
+//   live workers: a (2 devices), b (3 devices, one claimed), c (4 devices); world_size 2
+//   kOneWorker -> a:0 a:1     kSpread -> a:0 a:1, and for world_size 3: a:0 a:1 b:0
 //
-// Stable: a rank whose device is still there keeps it, whatever joins; only ranks without a device
-// get a free one, in the order of worker ids and devices.
+// Stable: a rank whose device is still there keeps it, whatever joins. On one worker: the one that
+// holds the ranks already if it has room for all, else the one that the job fills best, so that the
+// next job finds the most devices together; equal ones in the order of their ids.
 #ifndef TESSERA_COORDINATOR_CORE_RANK_ASSIGNER_H_
 #define TESSERA_COORDINATOR_CORE_RANK_ASSIGNER_H_
 
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,15 +22,27 @@ namespace tessera::coordinator {
 
 using DeviceId = std::pair<WorkerId, int32_t>;
 
-// Placements by rank, or nullopt where live workers have too few devices that are not `claimed` by
-// other jobs. `previous` is where the ranks were: empty, or one for each rank.
-std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& members,
-                                                      const std::set<DeviceId>& claimed,
-                                                      const std::vector<RankPlacement>& previous,
-                                                      int32_t world_size);
+enum class PlacementRule {
+  kOneWorker,  // All ranks of a job on one worker: docs/adr/0007.
+  kSpread,     // On any workers, for ranks that reach each other across hosts.
+};
 
-// Devices of live workers that are not `claimed`.
-int64_t CountFreeDevices(const MemberRegistry& members, const std::set<DeviceId>& claimed);
+// What the placement of one job depends on.
+struct PlacementRequest {
+  int32_t world_size = 1;
+  PlacementRule rule = PlacementRule::kOneWorker;
+  std::set<DeviceId> claimed;           // By other jobs.
+  std::set<WorkerId> avoided;           // Workers that do not do what they are asked.
+  std::vector<RankPlacement> previous;  // Where the ranks were: empty, or one for each rank.
+};
+
+// Placements by rank, or nullopt where live workers have too few free devices.
+std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& members,
+                                                      const PlacementRequest& request);
+
+// What a job that cannot be placed waits for, for a person:
+// "needs 4 devices on one worker; largest free: 3 on 'a'; 'b' is left out".
+std::string DescribeShortage(const MemberRegistry& members, const PlacementRequest& request);
 
 }  // namespace tessera::coordinator
 

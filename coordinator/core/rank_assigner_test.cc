@@ -1,7 +1,9 @@
 #include "coordinator/core/rank_assigner.h"
 
+#include <algorithm>
 #include <random>
 
+#include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 
 namespace tessera::coordinator {
@@ -26,32 +28,149 @@ std::string Text(const std::vector<RankPlacement>& placements) {
   return text;
 }
 
-TEST(RankAssignerTest, RanksFollowWorkerIdsAndDevices) {
-  const auto placed = AssignRanks(Members({{"b", 2}, {"a", 2}}), {}, {}, 3);
+PlacementRequest Request(int32_t world_size, PlacementRule rule) {
+  PlacementRequest request;
+  request.world_size = world_size;
+  request.rule = rule;
+  return request;
+}
+
+// "a0 a1 b0" -> where ranks were.
+std::vector<RankPlacement> Were(const std::string& text) {
+  std::vector<RankPlacement> placements;
+  for (absl::string_view one : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    placements.push_back({WorkerId(std::string(one.substr(0, 1))), one[1] - '0', Incarnation(1)});
+  }
+  return placements;
+}
+
+struct Case {
+  const char* what;
+  std::vector<std::pair<std::string, int32_t>> workers;
+  std::string claimed;  // By other jobs.
+  std::string avoided;  // Worker ids.
+  std::string previous;
+  int32_t world_size;
+  std::string on_one;    // Placement by kOneWorker; empty: none.
+  std::string shortage;  // What it waits for then.
+};
+
+class OneWorkerTest : public testing::TestWithParam<Case> {};
+
+TEST_P(OneWorkerTest, AllRanksAreOnOneWorkerOrTheJobSaysWhatItWaitsFor) {
+  const Case& c = GetParam();
+  const MemberRegistry members = Members(c.workers);
+  PlacementRequest request = Request(c.world_size, PlacementRule::kOneWorker);
+  for (const RankPlacement& p : Were(c.claimed)) request.claimed.emplace(p.worker, p.device);
+  for (char id : c.avoided) request.avoided.insert(WorkerId(std::string(1, id)));
+  request.previous = Were(c.previous);
+  const auto placed = AssignRanks(members, request);
+  ASSERT_EQ(placed.has_value(), !c.on_one.empty());
+  if (placed.has_value()) {
+    EXPECT_EQ(Text(*placed), c.on_one + " ");
+  } else {
+    EXPECT_EQ(DescribeShortage(members, request), c.shortage);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, OneWorkerTest,
+    testing::Values(
+        Case{"Fits", {{"a", 2}}, "", "", "", 2, "a0 a1", ""},
+        Case{"NotOnTwoTogether",
+             {{"a", 3}, {"b", 2}},
+             "",
+             "",
+             "",
+             4,
+             "",
+             "needs 4 devices on one worker; largest free: 3 on 'a'"},
+        Case{"NobodyIsThere",
+             {},
+             "",
+             "",
+             "",
+             1,
+             "",
+             "needs 1 devices on one worker; largest free: none"},
+        Case{"ClaimedDevicesDoNotCount",
+             {{"a", 2}, {"b", 2}},
+             "a0 b1",
+             "",
+             "",
+             2,
+             "",
+             "needs 2 devices on one worker; largest free: 1 on 'a'"},
+        Case{"BesideAnotherJob", {{"a", 4}}, "a0 a2", "", "", 2, "a1 a3", ""},
+        Case{"TheFullestThatFits", {{"a", 8}, {"b", 2}, {"c", 2}}, "", "", "", 2, "b0 b1", ""},
+        Case{"FullestByWhatIsFree", {{"a", 4}, {"b", 3}}, "a0 a1", "", "", 2, "a2 a3", ""},
+        Case{"StaysWhereItWas", {{"a", 2}, {"b", 4}}, "", "", "b3 b1", 2, "b3 b1", ""},
+        Case{"StaysThoughADeviceIsGone", {{"b", 2}}, "", "", "b3 b1", 2, "b0 b1", ""},
+        Case{"MovesAsAWholeWhenItDoesNotFitAnyMore",
+             {{"a", 2}, {"b", 2}},
+             "b0",
+             "",
+             "b0 b1",
+             2,
+             "a0 a1",
+             ""},
+        Case{"AvoidsWhoDoesNotAnswer", {{"a", 2}, {"b", 3}}, "", "a", "a0 a1", 2, "b0 b1", ""},
+        Case{"SaysWhoIsLeftOut",
+             {{"a", 4}, {"b", 1}},
+             "",
+             "a",
+             "a0 a1",
+             2,
+             "",
+             "needs 2 devices on one worker; largest free: 1 on 'b'; 'a' is left out"}),
+    [](const auto& info) { return info.param.what; });
+
+TEST(RankAssignerTest, SpreadRanksFollowWorkerIdsAndDevices) {
+  const auto placed =
+      AssignRanks(Members({{"b", 2}, {"a", 2}}), Request(3, PlacementRule::kSpread));
   ASSERT_TRUE(placed.has_value());
   EXPECT_EQ(Text(*placed), "a0 a1 b0 ");
 }
 
 TEST(RankAssignerTest, TooFewFreeDevicesPlaceNobody) {
   MemberRegistry members = Members({{"a", 2}, {"b", 2}});
-  EXPECT_FALSE(AssignRanks(members, {}, {}, 5).has_value());
-  EXPECT_FALSE(AssignRanks(members, {{WorkerId("a"), 1}}, {}, 4).has_value());
+  EXPECT_FALSE(AssignRanks(members, Request(5, PlacementRule::kSpread)).has_value());
+  PlacementRequest request = Request(4, PlacementRule::kSpread);
+  request.claimed = {{WorkerId("a"), 1}};
+  EXPECT_FALSE(AssignRanks(members, request).has_value());
   Member lost = *members.Find(WorkerId("b"));
   lost.lost = true;
   members.Put(WorkerId("b"), lost);
-  EXPECT_FALSE(AssignRanks(members, {}, {}, 3).has_value());
-  EXPECT_EQ(CountFreeDevices(members, {{WorkerId("a"), 1}}), 1);
+  EXPECT_FALSE(AssignRanks(members, Request(3, PlacementRule::kSpread)).has_value());
+  EXPECT_FALSE(AssignRanks(members, Request(3, PlacementRule::kOneWorker)).has_value());
+  EXPECT_EQ(DescribeShortage(members, request), "needs 4 devices, 1 registered are free");
 }
 
-TEST(RankAssignerTest, RanksStayWhereTheirDeviceIsStillThere) {
-  const auto before = AssignRanks(Members({{"b", 2}, {"c", 2}}), {}, {}, 4);
+TEST(RankAssignerTest, SpreadRanksStayWhereTheirDeviceIsStillThere) {
+  PlacementRequest request = Request(4, PlacementRule::kSpread);
+  request.previous = *AssignRanks(Members({{"b", 2}, {"c", 2}}), request);
   // "b" is gone, "a" and "d" came: ranks 2 and 3 stay on "c".
-  const auto after = AssignRanks(Members({{"a", 1}, {"c", 2}, {"d", 4}}), {}, *before, 4);
+  const auto after = AssignRanks(Members({{"a", 1}, {"c", 2}, {"d", 4}}), request);
   ASSERT_TRUE(after.has_value());
   EXPECT_EQ(Text(*after), "a0 d0 c0 c1 ");
 }
 
-TEST(RankAssignerTest, EveryRankHasItsOwnLiveUnclaimedDevice) {
+// Whether the rule finds room, by trying: the reference for the property below.
+bool HasRoom(const MemberRegistry& members, const PlacementRequest& request) {
+  int64_t together = 0, largest = 0;
+  for (const auto& [worker, member] : members.members()) {
+    int64_t free = 0;
+    for (int32_t d = 0; d < member.num_devices; ++d)
+      free += request.claimed.count({worker, d}) == 0;
+    together += free;
+    largest = std::max(largest, free);
+  }
+  return (request.rule == PlacementRule::kSpread ? together : largest) >= request.world_size;
+}
+
+class EveryRuleTest : public testing::TestWithParam<PlacementRule> {};
+
+TEST_P(EveryRuleTest, EveryRankHasItsOwnLiveUnclaimedDevice) {
   for (uint32_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
@@ -60,30 +179,35 @@ TEST(RankAssignerTest, EveryRankHasItsOwnLiveUnclaimedDevice) {
       if (random() % 3 > 0) workers.emplace_back(std::string(1, id), 1 + random() % 4);
     }
     const MemberRegistry members = Members(workers);
-    std::set<DeviceId> claimed;
+    PlacementRequest request = Request(1 + random() % 8, GetParam());
     for (const auto& [id, n] : workers) {
       for (int32_t d = 0; d < n; ++d) {
-        if (random() % 4 == 0) claimed.emplace(WorkerId(id), d);
+        if (random() % 4 == 0) request.claimed.emplace(WorkerId(id), d);
       }
     }
-    const int32_t world_size = 1 + random() % 8;
-    std::vector<RankPlacement> previous(world_size);
-    for (RankPlacement& p : previous) {
+    request.previous.resize(request.world_size);
+    for (RankPlacement& p : request.previous) {
       p = {WorkerId(std::string(1, 'a' + random() % 6)), static_cast<int32_t>(random() % 4),
            Incarnation(0)};
     }
-    const auto placed = AssignRanks(members, claimed, previous, world_size);
-    ASSERT_EQ(placed.has_value(), CountFreeDevices(members, claimed) >= world_size);
+    const auto placed = AssignRanks(members, request);
+    ASSERT_EQ(placed.has_value(), HasRoom(members, request));
     if (!placed.has_value()) continue;
     std::set<DeviceId> used;
+    std::set<WorkerId> used_workers;
     for (const RankPlacement& p : *placed) {
       EXPECT_TRUE(members.IsLive(p.worker, p.incarnation));
       EXPECT_LT(p.device, members.Find(p.worker)->num_devices);
-      EXPECT_EQ(claimed.count({p.worker, p.device}), 0);
+      EXPECT_EQ(request.claimed.count({p.worker, p.device}), 0);
       EXPECT_TRUE(used.emplace(p.worker, p.device).second);
+      used_workers.insert(p.worker);
     }
+    if (GetParam() == PlacementRule::kOneWorker) EXPECT_EQ(used_workers.size(), 1);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Rules, EveryRuleTest,
+                         testing::Values(PlacementRule::kOneWorker, PlacementRule::kSpread));
 
 }  // namespace
 }  // namespace tessera::coordinator

@@ -63,6 +63,11 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeCredentials(
 }
 
 absl::Status CheckTimes(const CoordinatorServer::Options& options) {
+  if (options.prepare_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat("prepare timeout ",
+                                                   absl::FormatDuration(options.prepare_timeout),
+                                                   " must be longer than 0"));
+  }
   if (options.heartbeat_interval > absl::ZeroDuration() &&
       options.worker_timeout > options.heartbeat_interval) {
     return absl::OkStatus();
@@ -151,6 +156,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal, OpenJournal(options.journal_path));
   CoordinatorHost::Options host_options;
   host_options.core.worker_timeout = options.worker_timeout;
+  host_options.core.prepare_timeout = options.prepare_timeout;
+  if (options.spread_ranks) host_options.core.placement = PlacementRule::kSpread;
   host_options.tick_interval = std::min(absl::Milliseconds(50), options.heartbeat_interval / 4);
   host_options.clock = options.clock;
   ASSIGN_OR_RETURN(auto host, CoordinatorHost::Create(host_options, std::move(journal)));

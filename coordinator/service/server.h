@@ -33,11 +33,16 @@ class CoordinatorServer {
     Tls tls;
     absl::Duration worker_timeout = absl::Seconds(10);
     absl::Duration heartbeat_interval = absl::Seconds(1);  // Workers are told to keep to it.
+    // How long a worker that lives may take to prepare an epoch; see CoordinatorOptions.
+    absl::Duration prepare_timeout = absl::Minutes(1);
+    // Places the ranks of a job on any workers, not on one: for workers whose ranks reach each
+    // other across hosts (docs/adr/0007-a-job-lives-on-one-worker.md).
+    bool spread_ranks = false;
     Clock* clock = Clock::Real();
   };
 
   // Errors: InvalidArgument     a malformed address; a timeout that is not larger than the interval
-  //                             or an interval that is not positive; some but not all TLS files
+  //                             or one of them that is not positive; some but not all TLS files
   //         FailedPrecondition  not a loopback address and neither TLS nor insecure_listen;
   //                             the journal is of a newer version or held by another process
   //         AlreadyExists       the address is in use (names it)

@@ -57,6 +57,9 @@ TEST(ServerOptionsTest, BadOptionsAreRefused) {
   options.worker_timeout = options.heartbeat_interval;
   EXPECT_THAT(CoordinatorServer::Start(options), StatusIs(kInvalid, HasSubstr("worker timeout")));
   options = AnyPort();
+  options.prepare_timeout = absl::ZeroDuration();
+  EXPECT_THAT(CoordinatorServer::Start(options), StatusIs(kInvalid, HasSubstr("prepare timeout")));
+  options = AnyPort();
   options.tls.certificate_path = "cert.pem";
   EXPECT_THAT(CoordinatorServer::Start(options), StatusIs(kInvalid, HasSubstr("TLS needs all")));
   options.tls.key_path = options.tls.ca_path = "/nonexistent/key.pem";

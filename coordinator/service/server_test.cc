@@ -28,6 +28,7 @@ class ServerTest : public ::testing::Test {
   void StartServer(CoordinatorServer::Options options) {
     server_.reset();
     options.listen_address = "127.0.0.1:0";
+    options.spread_ranks = true;  // The protocol of several workers is what is tested here.
     if (options.worker_timeout == absl::Seconds(10)) options.worker_timeout = absl::Seconds(60);
     ASSERT_OK_AND_ASSIGN(server_, CoordinatorServer::Start(options));
     channel_ = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),

@@ -25,12 +25,18 @@ JobSpecPtr MakeSpec(int32_t world_size) {
   return *MakeJobSpec(std::move(model), config, 0);
 }
 
+CoordinatorOptions Options() {
+  CoordinatorOptions options;
+  options.placement = PlacementRule::kSpread;  // Several workers have more to disagree about.
+  return options;
+}
+
 OrderEntry EntryAt(int64_t sequence) { return {"unshard", UnitId(sequence), DType::kFp32, 8}; }
 
 }  // namespace
 
 SimulatedCluster::SimulatedCluster(uint32_t seed, int num_workers, int32_t world_size)
-    : random_(seed), world_size_(world_size), core_(options_) {
+    : random_(seed), world_size_(world_size), core_(Options()) {
   for (int i = 0; i < num_workers; ++i) {
     Worker worker;
     worker.id = WorkerId(absl::StrCat("w", i));
@@ -258,7 +264,7 @@ void SimulatedCluster::RestartCoordinator() {
     ASSERT_OK(record);
     records.push_back(*std::move(record));
   }
-  absl::StatusOr<Coordinator> core = Coordinator::Restore(options_, records, now_);
+  absl::StatusOr<Coordinator> core = Coordinator::Restore(Options(), records, now_);
   ASSERT_OK(core);
   core_ = *std::move(core);
   for (Worker& worker : workers_) worker.connected = false;

@@ -87,7 +87,6 @@ class SimulatedCluster {
   std::mt19937 random_;
   const int32_t world_size_;
   absl::Time now_ = absl::UnixEpoch();
-  CoordinatorOptions options_;
   MemoryJournal journal_;
   Coordinator core_;
   std::vector<Worker> workers_;

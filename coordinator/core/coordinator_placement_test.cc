@@ -1,0 +1,180 @@
+// Where the coordinator puts jobs, and what it does with a worker that does not do its part. Time
+// is simulated: nothing here waits.
+#include "base/status_matchers.h"
+#include "coordinator/core/coordinator.h"
+#include "coordinator/core/job_spec.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+JobSpecPtr Spec(int32_t world_size) {
+  JobConfig config;
+  config.world_size = world_size;
+  ModelSpec model;
+  model.units = {{"root", {TensorSpec{"w", {8, 4}, DType::kFp32, true, ""}}}};
+  return *MakeJobSpec(model, config, 0);
+}
+
+class CoordinatorPlacementTest : public ::testing::Test {
+ protected:
+  static constexpr absl::Duration kPrepareTimeout = absl::Seconds(30);
+
+  template <typename Call>
+  auto Run(Call call) {
+    effects_ = {};
+    auto result = call(&effects_);
+    core_.Accept();
+    return result;
+  }
+  void Register(const std::string& worker, int32_t num_devices, int64_t incarnation = 1) {
+    Member member;
+    member.incarnation = Incarnation(incarnation);
+    member.num_devices = num_devices;
+    ASSERT_OK(
+        Run([&](Effects* e) { return core_.RegisterWorker(WorkerId(worker), member, now_, e); }));
+  }
+  void Create(const std::string& job, int32_t world_size) {
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.CreateJob({"create " + job, JobId(job), Spec(world_size)}, now_, e);
+    }));
+  }
+  void Prepared(const std::string& worker, const std::string& job, int64_t epoch) {
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.ReportPrepared({WorkerId(worker), Incarnation(1)},
+                                  {JobId(job), Epoch(epoch), Step(0)}, now_, e);
+    }));
+  }
+  // Time passes; `alive` sends heartbeats and does nothing else.
+  void Pass(absl::Duration time, const std::vector<std::string>& alive) {
+    for (absl::Duration t; t < time; t += absl::Seconds(1)) {
+      now_ += absl::Seconds(1);
+      for (const std::string& worker : alive) {
+        ASSERT_OK(Run([&](Effects* e) {
+          return core_.Heartbeat({WorkerId(worker), Incarnation(1)}, {}, now_, e);
+        }));
+      }
+      Run([&](Effects* e) {
+        core_.Tick(now_, e);
+        return 0;
+      });
+    }
+  }
+  JobStatus StatusOf(const std::string& job) { return core_.GetJob(JobId(job))->status; }
+  std::string WorkerOf(const std::string& job) {
+    return StatusOf(job).placements[0].worker.value();
+  }
+
+  static CoordinatorOptions Options() {
+    CoordinatorOptions options;
+    options.prepare_timeout = kPrepareTimeout;
+    return options;
+  }
+  absl::Time now_ = absl::UnixEpoch();
+  Coordinator core_{Options()};
+  Effects effects_;
+};
+
+TEST_F(CoordinatorPlacementTest, JobThatFitsOnlyOnTwoWorkersWaitsAndSaysForWhat) {
+  Register("a", 3);
+  Register("b", 2);
+  Create("big", 4);
+  EXPECT_EQ(StatusOf("big").state, JobState::kWaiting);
+  EXPECT_EQ(StatusOf("big").epoch, Epoch(0)) << "no epoch is tried that no worker can hold";
+  EXPECT_THAT(StatusOf("big").reason,
+              HasSubstr("needs 4 devices on one worker; largest free: 3 on 'a'"));
+  Register("c", 4);
+  EXPECT_EQ(StatusOf("big").state, JobState::kStarting);
+  EXPECT_EQ(WorkerOf("big"), "c");
+}
+
+TEST_F(CoordinatorPlacementTest, JobsShareOneSetOfWorkersAndWaitForEachOther) {
+  Register("a", 4);
+  Register("b", 2);
+  Create("small", 2);
+  EXPECT_EQ(WorkerOf("small"), "b") << "the larger worker is kept for a larger job";
+  Create("large", 3);
+  EXPECT_EQ(WorkerOf("large"), "a");
+  Create("next", 2);
+  EXPECT_THAT(StatusOf("next").reason, HasSubstr("largest free: 1 on 'a'"));
+  ASSERT_OK(Run([&](Effects* e) { return core_.DeleteJob({"delete", JobId("large")}, now_, e); }));
+  EXPECT_EQ(StatusOf("next").state, JobState::kStarting);
+  EXPECT_EQ(WorkerOf("next"), "a");
+  Prepared("b", "small", 1);
+  EXPECT_EQ(StatusOf("small").state, JobState::kRunning) << "and nobody else was disturbed";
+  EXPECT_EQ(StatusOf("small").epoch, Epoch(1));
+}
+
+TEST_F(CoordinatorPlacementTest, WorkerThatLivesButNeverPreparesLosesTheJobAfterTheDeadline) {
+  Register("a", 2);
+  Create("job", 2);
+  Register("b", 4);
+  ASSERT_EQ(WorkerOf("job"), "a");
+  Pass(kPrepareTimeout - absl::Seconds(1), {"a", "b"});
+  EXPECT_EQ(StatusOf("job").epoch, Epoch(1)) << "not before the deadline";
+  Pass(absl::Seconds(3), {"a", "b"});
+  EXPECT_EQ(StatusOf("job").epoch, Epoch(2));
+  EXPECT_EQ(WorkerOf("job"), "b");
+  EXPECT_THAT(StatusOf("job").reason, HasSubstr("worker 'a' did not prepare epoch 1 within 30s"));
+  Prepared("b", "job", 2);
+  EXPECT_EQ(StatusOf("job").state, JobState::kRunning);
+}
+
+TEST_F(CoordinatorPlacementTest, WithNoOtherWorkerTheJobWaitsByNameUntilTheWorkerAnswers) {
+  Register("a", 2);
+  Create("job", 2);
+  Pass(kPrepareTimeout + absl::Seconds(2), {"a"});
+  EXPECT_EQ(StatusOf("job").state, JobState::kWaiting);
+  EXPECT_THAT(StatusOf("job").reason,
+              AllOf(HasSubstr("worker 'a' did not prepare epoch 1 within 30s"),
+                    HasSubstr("largest free: none; 'a' is left out")));
+  const Epoch waiting = StatusOf("job").epoch;
+  Prepared("a", "job", waiting.value());
+  EXPECT_EQ(StatusOf("job").state, JobState::kStarting);
+  EXPECT_GT(StatusOf("job").epoch, waiting);
+  EXPECT_THAT(StatusOf("job").reason, Not(HasSubstr("left out")));
+}
+
+TEST_F(CoordinatorPlacementTest, WorkerThatStartedAgainIsTriedAtOnce) {
+  Register("a", 2);
+  Create("job", 2);
+  Pass(kPrepareTimeout + absl::Seconds(2), {"a"});
+  ASSERT_EQ(StatusOf("job").state, JobState::kWaiting);
+  Register("a", 2, /*incarnation=*/2);
+  Pass(absl::Seconds(1), {});
+  EXPECT_EQ(StatusOf("job").state, JobState::kStarting);
+}
+
+TEST_F(CoordinatorPlacementTest, WorkerIsTriedAgainAfterALongTimeSoThatNoJobWaitsForEver) {
+  Register("a", 2);
+  Create("job", 2);
+  Pass(kPrepareTimeout + absl::Seconds(2), {"a"});
+  ASSERT_EQ(StatusOf("job").state, JobState::kWaiting);
+  Pass(10 * kPrepareTimeout, {"a"});
+  EXPECT_EQ(StatusOf("job").state, JobState::kStarting);
+}
+
+TEST_F(CoordinatorPlacementTest, PreparedEpochThatIsPutOffIsNoFailureOfTheWorker) {
+  Register("a", 1);
+  Create("job", 1);
+  for (int64_t epoch = 1; epoch <= 10; ++epoch) {
+    Prepared("a", "job", epoch);
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.ReportFailure({WorkerId("a"), Incarnation(1)},
+                                 {JobId("job"), Epoch(epoch), Rank(0), "test"}, now_, e);
+    }));
+  }
+  Prepared("a", "job", 11);
+  EXPECT_EQ(StatusOf("job").state, JobState::kStarting) << "slowed down";
+  Pass(absl::Seconds(60), {"a"});
+  EXPECT_EQ(StatusOf("job").state, JobState::kRunning);
+  EXPECT_EQ(StatusOf("job").epoch, Epoch(11));
+}
+
+}  // namespace
+}  // namespace tessera::coordinator
