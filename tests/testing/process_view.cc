@@ -1,6 +1,7 @@
 #include "tests/testing/process_view.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -27,6 +28,19 @@ int StatusField(int pid, const std::string& key) {
     if (absl::ConsumePrefix(&line, key + ":\t") && absl::SimpleAtoi(line, &value)) return value;
   }
   return -1;
+}
+
+// Where /proc shows the regions of a job, by label.
+std::map<std::string, std::string> RegionPaths(int pid, const std::string& job_id) {
+  std::map<std::string, std::string> paths;
+  const std::string prefix = absl::StrCat("/memfd:tessera:", job_id, "/");
+  for (const auto& [fd, name] : DescriptorsOf(pid)) {
+    absl::string_view label = name;
+    if (!absl::ConsumePrefix(&label, prefix)) continue;
+    absl::ConsumeSuffix(&label, " (deleted)");
+    paths[std::string(label)] = absl::StrCat("/proc/", pid, "/fd/", fd);
+  }
+  return paths;
 }
 
 }  // namespace
@@ -95,14 +109,17 @@ int NumThreads(int pid) { return StatusField(pid, "Threads"); }
 
 std::map<std::string, std::string> RegionsOf(int pid, const std::string& job_id) {
   std::map<std::string, std::string> regions;
-  const std::string prefix = absl::StrCat("/memfd:tessera:", job_id, "/");
-  for (const auto& [fd, name] : DescriptorsOf(pid)) {
-    absl::string_view label = name;
-    if (!absl::ConsumePrefix(&label, prefix)) continue;
-    absl::ConsumeSuffix(&label, " (deleted)");
-    regions[std::string(label)] = ReadFile(absl::StrCat("/proc/", pid, "/fd/", fd));
-  }
+  for (const auto& [label, path] : RegionPaths(pid, job_id)) regions[label] = ReadFile(path);
   return regions;
+}
+
+std::map<std::string, int64_t> ResidentBytesOf(int pid, const std::string& job_id) {
+  std::map<std::string, int64_t> bytes;
+  for (const auto& [label, path] : RegionPaths(pid, job_id)) {
+    struct stat info;
+    if (stat(path.c_str(), &info) == 0) bytes[label] = static_cast<int64_t>(info.st_blocks) * 512;
+  }
+  return bytes;
 }
 
 bool Eventually(const std::function<bool()>& condition) {

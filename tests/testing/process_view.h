@@ -3,6 +3,7 @@
 #ifndef TESSERA_TESTS_TESTING_PROCESS_VIEW_H_
 #define TESSERA_TESTS_TESTING_PROCESS_VIEW_H_
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -33,6 +34,9 @@ int NumThreads(int pid);
 // The contents of a job's memory in the process that owns it, by what follows the job's name:
 // "parameters", "0/state". Read from the descriptors, so no copy of anybody's is looked at.
 std::map<std::string, std::string> RegionsOf(int pid, const std::string& job_id);
+
+// The bytes of each of these regions that really are in memory.
+std::map<std::string, int64_t> ResidentBytesOf(int pid, const std::string& job_id);
 
 // Looks again every millisecond, for at most 20 s. For what another process does.
 bool Eventually(const std::function<bool()>& condition);

@@ -39,17 +39,30 @@ HostedJob::HostedJob(const v1::Job& job, JobRegions regions, ExecutorLauncher* l
       ranks_(regions_.config().world_size) {}
 
 HostedJob::~HostedJob() {
+  const absl::Status reason =
+      absl::CancelledError(absl::StrCat("job '", job_id_, "' ends on this worker"));
+  Epoch epoch;
   {
     absl::MutexLock lock(&mu_);
     closing_ = true;
-    AbortAllLocked(epoch_,
-                   absl::CancelledError(absl::StrCat("job '", job_id_, "' ends on this worker")));
+    epoch = epoch_;
+    AbortAllLocked(epoch, reason);
     for (RankSlot& slot : ranks_) {
       if (slot.socket.valid()) shutdown(slot.socket.get(), SHUT_RDWR);
       if (slot.executor != nullptr) slot.executor->Kill();
     }
   }
   for (std::thread& supervisor : supervisors_) supervisor.join();
+  // An executor may have been killed before it could tell its trainer.
+  for (int rank = 0; rank < regions_.config().world_size; ++rank) {
+    PublishToTrainer(Rank(rank), epoch, reason);
+  }
+}
+
+void HostedJob::PublishToTrainer(Rank rank, Epoch epoch, const absl::Status& reason) const {
+  ControlPage* page = regions_.control(rank);
+  const uint32_t ended = static_cast<uint32_t>(epoch.value());
+  if (page->failed_epoch.load() < ended) PublishFailure(page, ended, reason);
 }
 
 void HostedJob::Supervise(Rank rank) {
@@ -116,11 +129,7 @@ void HostedJob::OnExecutorDied(Rank rank) {
   if (closing_) return;
   TESSERA_LOG(WARNING, "job {} rank {}: executor {}", job_id_, rank.value(), how);
   const std::string reason = absl::StrCat("the executor of rank ", rank.value(), " ended: ", how);
-  // It cannot tell its trainer any more; nobody else writes to the page now.
-  ControlPage* page = regions_.control(rank);
-  const uint32_t running = page->epoch.load();
-  if (page->failed_epoch.load() < running)
-    PublishFailure(page, running, absl::AbortedError(reason));
+  PublishToTrainer(rank, Epoch(regions_.control(rank)->epoch.load()), absl::AbortedError(reason));
   FailLocked(rank, reason);
 }
 

@@ -82,6 +82,9 @@ class HostedJob {
   int LaunchExecutor(Rank rank);
   void OnEvent(Rank rank, const v1::ExecutorEvent& event);
   void OnExecutorDied(Rank rank);
+  // Ends the epoch on the trainer's page in place of an executor that is dead: nobody else writes
+  // there then.
+  void PublishToTrainer(Rank rank, Epoch epoch, const absl::Status& reason) const;
   void FailLocked(Rank rank, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends all that runs in epochs up to `ended`; each executor answers once it is quiet.
   void AbortAllLocked(Epoch ended, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

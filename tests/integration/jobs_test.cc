@@ -1,0 +1,146 @@
+// Several jobs on one worker: each trains as if it were alone, has its own memory, and gives it
+// back when it is deleted.
+#include <unistd.h>
+
+#include <sstream>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "client/cli/cli.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/testing/process_view.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+
+namespace tessera {
+namespace {
+
+using testing_support::Eventually;
+using testing_support::MappingsOf;
+using testing_support::ReadAll;
+using testing_support::ReferenceRun;
+using testing_support::ResidentBytesOf;
+using testing_support::ToyOptions;
+using testing_support::TrainerTeam;
+using Json = nlohmann::json;
+
+constexpr int kWorldSize = 2;
+
+class JobsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    LocalCluster::Options options;
+    options.num_devices = 2 * kWorldSize;
+    auto cluster = LocalCluster::Start(options);
+    ASSERT_OK(cluster);
+    cluster_ = *std::move(cluster);
+  }
+  // What `tessera ARGS` prints.
+  std::string Tessera(const std::vector<std::string>& args) {
+    std::ostringstream out, err;
+    EXPECT_EQ(cli::RunCli(args, {&out, &err, /*out_is_terminal=*/false}), 0) << err.str();
+    return out.str();
+  }
+  // The job as the worker's own service, or the coordinator, shows it; null: not there.
+  Json JobIn(const std::string& json, const std::string& job_id) {
+    const Json parsed = Json::parse(json);
+    for (const Json& job : parsed.at("jobs")) {
+      if (job["job_id"] == job_id) return job;
+    }
+    return nullptr;
+  }
+  Json AtWorker(const std::string& job_id) {
+    return JobIn(Tessera({"status", "--worker", cluster_->worker_address(), "--json"}), job_id);
+  }
+  Json AtCoordinator(const std::string& job_id) {
+    return JobIn(Tessera({"top", "--coordinator", cluster_->coordinator_address(), "--json"}),
+                 job_id);
+  }
+  void ExpectReference(TrainerTeam* team, const SessionOptions& options, int64_t steps) {
+    std::vector<float> values;
+    ASSERT_OK(team->RunAll([&](Session* session) -> absl::Status {
+      ASSIGN_OR_RETURN(auto all, ReadAll(session));
+      if (session->rank() == 0) values = std::move(all);
+      return absl::OkStatus();
+    }));
+    EXPECT_THAT(values, testing::Pointwise(testing::FloatNear(2e-6f),
+                                           ReferenceRun(options.model, options.config, steps)));
+  }
+
+  std::unique_ptr<LocalCluster> cluster_;
+};
+
+int64_t Sum(const Json& job, const char* field) {
+  int64_t sum = 0;
+  if (job.is_null()) return -1;
+  for (const Json& rank : job["ranks"]) sum += rank[field].get<int64_t>();
+  return sum;
+}
+
+// What the kernel says that the job's regions hold, with the account's three kinds.
+struct Kinds {
+  int64_t parameters = 0, gradients = 0, optimizer = 0;
+};
+
+Kinds ResidentByKind(const std::string& job_id) {
+  Kinds kinds;
+  for (const auto& [label, bytes] : ResidentBytesOf(getpid(), job_id)) {
+    if (label == "parameters") kinds.parameters += bytes;
+    if (absl::EndsWith(label, "/gradients")) kinds.gradients += bytes;
+    if (absl::EndsWith(label, "/state")) kinds.optimizer += bytes;
+  }
+  return kinds;
+}
+
+void ExpectAccount(const Json& job, const Kinds& kinds) {
+  ASSERT_FALSE(job.is_null());
+  EXPECT_EQ(Sum(job, "parameter_bytes"), kinds.parameters);
+  EXPECT_EQ(Sum(job, "gradient_bytes"), kinds.gradients);
+  EXPECT_EQ(Sum(job, "optimizer_bytes"), kinds.optimizer);
+}
+
+TEST_F(JobsTest, TwoJobsTrainSideBySideWithAccountsOfTheirOwnAndDeletingOneFreesItsMemory) {
+  const SessionOptions small_options = ToyOptions(*cluster_, "small", kWorldSize, 2);
+  const SessionOptions large_options = ToyOptions(*cluster_, "large", kWorldSize, 60);
+  auto small = TrainerTeam::Open(small_options);
+  ASSERT_OK(small);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam large, TrainerTeam::Open(large_options));
+  std::thread other([&] { EXPECT_OK(small->TrainTo(12)); });
+  EXPECT_OK(large.TrainTo(8));
+  other.join();
+  ExpectReference(&*small, small_options, 12);
+  ExpectReference(&large, large_options, 8);
+
+  const Kinds of_small = ResidentByKind("small"), of_large = ResidentByKind("large");
+  EXPECT_GT(of_small.optimizer, 0);
+  EXPECT_GT(of_large.parameters, of_small.parameters);
+  EXPECT_GT(of_large.optimizer, of_small.optimizer);
+  ExpectAccount(AtWorker("small"), of_small);
+  ExpectAccount(AtWorker("large"), of_large);
+  // The coordinator hears of it with a heartbeat.
+  EXPECT_TRUE(Eventually([&] {
+    return Sum(AtCoordinator("small"), "optimizer_bytes") == of_small.optimizer &&
+           Sum(AtCoordinator("large"), "optimizer_bytes") == of_large.optimizer;
+  }));
+  ExpectAccount(AtCoordinator("large"), of_large);
+
+  *small = TrainerTeam();  // Detaches.
+  Tessera({"jobs", "delete", "small", "--coordinator", cluster_->coordinator_address()});
+  EXPECT_TRUE(Eventually([] { return ResidentBytesOf(getpid(), "small").empty(); }))
+      << "descriptors of the deleted job are left";
+  for (const std::string& name : MappingsOf(getpid())) {
+    EXPECT_FALSE(absl::StartsWith(name, "/memfd:tessera:small/")) << name << " is still mapped";
+  }
+  EXPECT_TRUE(AtWorker("small").is_null());
+  EXPECT_TRUE(AtCoordinator("small").is_null());
+  ExpectAccount(AtWorker("large"), of_large);
+  ASSERT_OK(large.TrainTo(12));
+  ExpectReference(&large, large_options, 12);
+}
+
+}  // namespace
+}  // namespace tessera
