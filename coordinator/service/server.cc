@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "absl/base/call_once.h"
@@ -12,55 +10,21 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "coordinator/service/coordinator_host.h"
-#include "coordinator/service/listen_address.h"
 #include "coordinator/service/services.h"
 #include "coordinator/storage/memory_journal.h"
 #include "coordinator/storage/sqlite_journal.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "net/address.h"
+#include "net/credentials.h"
+#include "net/listen_failure.h"
 
 namespace tessera::coordinator {
 namespace {
 
 // A model of 100,000 parameters takes some 20 MiB.
 constexpr int kMaxMessageSizeBytes = 64 << 20;
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("TLS file '", path, "': cannot be read"));
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-bool HasTls(const CoordinatorServer::Tls& tls) {
-  return !tls.certificate_path.empty() || !tls.key_path.empty() || !tls.ca_path.empty();
-}
-
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeCredentials(
-    const CoordinatorServer::Options& options, const ListenAddress& address) {
-  const CoordinatorServer::Tls& tls = options.tls;
-  if (!HasTls(tls)) {
-    if (!address.is_loopback && !options.insecure_listen) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("listen address '", options.listen_address,
-                       "' can be reached from other machines: give TLS certificate, key and CA, "
-                       "or permit it with --insecure-listen"));
-    }
-    return grpc::InsecureServerCredentials();
-  }
-  if (tls.certificate_path.empty() || tls.key_path.empty() || tls.ca_path.empty()) {
-    return absl::InvalidArgumentError("TLS needs all of certificate, key and CA");
-  }
-  grpc::SslServerCredentialsOptions ssl(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
-  ASSIGN_OR_RETURN(pair.private_key, ReadFile(tls.key_path));
-  ASSIGN_OR_RETURN(pair.cert_chain, ReadFile(tls.certificate_path));
-  ASSIGN_OR_RETURN(ssl.pem_root_certs, ReadFile(tls.ca_path));
-  ssl.pem_key_cert_pairs.push_back(std::move(pair));
-  return grpc::SslServerCredentials(ssl);
-}
 
 absl::Status CheckTimes(const CoordinatorServer::Options& options) {
   if (options.prepare_timeout <= absl::ZeroDuration()) {
@@ -94,7 +58,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
         rendezvous_(host_.get()) {}
   ~GrpcCoordinatorServer() override { Stop(); }
 
-  absl::Status Listen(const Options& options, const ListenAddress& address,
+  absl::Status Listen(const Options& options, const ServerAddress& address,
                       std::shared_ptr<grpc::ServerCredentials> credentials);
 
   int port() const override { return port_; }
@@ -112,7 +76,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   absl::Notification stopped_;
 };
 
-absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ListenAddress& address,
+absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerAddress& address,
                                            std::shared_ptr<grpc::ServerCredentials> credentials) {
   static absl::once_flag plugins_once;
   absl::call_once(plugins_once, [] {
@@ -132,7 +96,10 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ListenA
   builder.RegisterService(&rendezvous_);
   server_ = builder.BuildAndStart();
   if (server_ != nullptr && port_ > 0) return absl::OkStatus();
-  return DiagnoseListenFailure(address, options.listen_address);
+  const absl::Status status = DiagnoseListenFailure(address, options.listen_address);
+  if (!absl::IsUnavailable(status) || options.tls.empty()) return status;
+  return absl::UnavailableError(absl::StrCat(status.message(), "; is '", options.tls.key_path,
+                                             "' the key of '", options.tls.certificate_path, "'?"));
 }
 
 void GrpcCoordinatorServer::Stop() {
@@ -151,8 +118,13 @@ void GrpcCoordinatorServer::Stop() {
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
     const Options& options) {
   RETURN_IF_ERROR(CheckTimes(options));
-  ASSIGN_OR_RETURN(const ListenAddress address, ParseListenAddress(options.listen_address));
-  ASSIGN_OR_RETURN(auto credentials, MakeCredentials(options, address));
+  ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(options.listen_address));
+  if (address.reach == Reach::kUnix) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("listen address '", options.listen_address, "': must be host:port"));
+  }
+  ASSIGN_OR_RETURN(auto credentials, MakeServerCredentials(options.listen_address, options.tls,
+                                                           options.insecure_listen));
   ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal, OpenJournal(options.journal_path));
   CoordinatorHost::Options host_options;
   host_options.core.worker_timeout = options.worker_timeout;

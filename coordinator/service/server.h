@@ -14,23 +14,17 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "net/transport_security.h"
 
 namespace tessera::coordinator {
 
 class CoordinatorServer {
  public:
-  // Files in PEM form. All three or none; with them every client needs a certificate of `ca`.
-  struct Tls {
-    std::string certificate_path;
-    std::string key_path;
-    std::string ca_path;
-  };
-
   struct Options {
     std::string listen_address = "127.0.0.1:7070";  // Port 0: one that is free.
     std::string journal_path;                       // Empty: in memory, gone with this object.
     bool insecure_listen = false;  // Permits an address that others can reach, without TLS.
-    Tls tls;
+    TlsFiles tls;                  // With them every client needs a certificate of the CA.
     absl::Duration worker_timeout = absl::Seconds(10);
     absl::Duration heartbeat_interval = absl::Seconds(1);  // Workers are told to keep to it.
     // How long a worker that lives may take to prepare an epoch; see CoordinatorOptions.
@@ -46,7 +40,8 @@ class CoordinatorServer {
   //         FailedPrecondition  not a loopback address and neither TLS nor insecure_listen;
   //                             the journal is of a newer version or held by another process
   //         AlreadyExists       the address is in use (names it)
-  //         NotFound            a TLS file or the host
+  //         NotFound            a TLS file or the host; other errors of files as of
+  //                             MakeServerCredentials (net/credentials.h)
   //         and as SqliteJournal::Open and CoordinatorHost::Create
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(const Options& options);
   virtual ~CoordinatorServer() = default;  // Stops.

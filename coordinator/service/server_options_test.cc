@@ -1,6 +1,5 @@
 // What a server refuses to start with, and mTLS.
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 
@@ -12,6 +11,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/test_certificates.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -51,8 +51,10 @@ TEST(ServerOptionsTest, OtherMachinesNeedTlsOrAnExplicitPermit) {
 TEST(ServerOptionsTest, BadOptionsAreRefused) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   CoordinatorServer::Options options = AnyPort();
-  options.listen_address = "nowhere";
-  EXPECT_THAT(CoordinatorServer::Start(options), StatusIs(kInvalid, HasSubstr("nowhere")));
+  for (const char* address : {"nowhere", "unix:/tmp/nowhere.sock"}) {
+    options.listen_address = address;
+    EXPECT_THAT(CoordinatorServer::Start(options), StatusIs(kInvalid, HasSubstr(address)));
+  }
   options = AnyPort();
   options.worker_timeout = options.heartbeat_interval;
   EXPECT_THAT(CoordinatorServer::Start(options), StatusIs(kInvalid, HasSubstr("worker timeout")));
@@ -119,53 +121,50 @@ TEST(ServerOptionsTest, HealthAndReflectionAnswer) {
               HasSubstr("tessera.v1.Jobs"));
 }
 
-std::string Slurp(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 class TlsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (std::system("openssl version > /dev/null 2>&1") != 0) {
-      GTEST_SKIP() << "the openssl command is missing";
-    }
-    dir_ = ::testing::TempDir() + "/tls";
-    const std::string script = absl::StrCat(
-        "mkdir -p ", dir_, " && cd ", dir_,
-        " && for ca in ca other; do openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout "
-        "$ca.key -out $ca.pem -subj /CN=$ca 2>/dev/null; done"
-        " && echo subjectAltName=IP:127.0.0.1 > ext"
-        " && for who in server:ca client:ca stranger:other; do n=${who%:*}; a=${who#*:};"
-        " openssl req -newkey rsa:2048 -nodes -keyout $n.key -out $n.csr -subj /CN=$n 2>/dev/null"
-        " && openssl x509 -req -in $n.csr -CA $a.pem -CAkey $a.key -CAcreateserial -days 2"
-        " -extfile ext -out $n.pem 2>/dev/null; done");
-    ASSERT_EQ(std::system(script.c_str()), 0);
+    auto made = TestCertificates::Make();
+    if (absl::IsNotFound(made.status())) GTEST_SKIP() << made.status().message();
+    ASSERT_OK(made);
+    certificates_ = *std::move(made);
   }
-  std::shared_ptr<grpc::Channel> ChannelAs(const std::string& name, int port) {
+  static std::string Slurp(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
+  }
+  static std::shared_ptr<grpc::Channel> ChannelAs(const TlsFiles& files, int port) {
     grpc::SslCredentialsOptions ssl;
-    ssl.pem_root_certs = Slurp(dir_ + "/ca.pem");
-    if (!name.empty()) {
-      ssl.pem_private_key = Slurp(absl::StrCat(dir_, "/", name, ".key"));
-      ssl.pem_cert_chain = Slurp(absl::StrCat(dir_, "/", name, ".pem"));
+    ssl.pem_root_certs = Slurp(files.ca_path);
+    if (!files.key_path.empty()) {
+      ssl.pem_private_key = Slurp(files.key_path);
+      ssl.pem_cert_chain = Slurp(files.certificate_path);
     }
     return grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::SslCredentials(ssl));
   }
-  std::string dir_;
+  std::unique_ptr<TestCertificates> certificates_;
 };
 
 TEST_F(TlsTest, OnlyClientsOfTheSameAuthorityAreServed) {
   CoordinatorServer::Options options;
   options.listen_address = "0.0.0.0:0";  // Permitted, with TLS.
-  options.tls = {dir_ + "/server.pem", dir_ + "/server.key", dir_ + "/ca.pem"};
+  options.tls = certificates_->server();
   ASSERT_OK_AND_ASSIGN(const auto server, CoordinatorServer::Start(options));
-  EXPECT_TRUE(List(ChannelAs("client", server->port())).ok());
-  EXPECT_FALSE(List(ChannelAs("stranger", server->port())).ok());
-  EXPECT_FALSE(List(ChannelAs("", server->port())).ok());
+  EXPECT_TRUE(List(ChannelAs(certificates_->client(), server->port())).ok());
+  EXPECT_FALSE(List(ChannelAs(certificates_->stranger(), server->port())).ok());
+  EXPECT_FALSE(List(ChannelAs({"", "", certificates_->ca()}, server->port())).ok());
   EXPECT_FALSE(List(grpc::CreateChannel(absl::StrCat("127.0.0.1:", server->port()),
                                         grpc::InsecureChannelCredentials()))
                    .ok());
+}
+
+TEST_F(TlsTest, KeyOfAnotherCertificateIsNamed) {
+  CoordinatorServer::Options options = AnyPort();
+  options.tls = certificates_->server();
+  options.tls.key_path = certificates_->client().key_path;
+  EXPECT_THAT(CoordinatorServer::Start(options),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr(options.tls.key_path)));
 }
 
 }  // namespace

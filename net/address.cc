@@ -1,0 +1,53 @@
+#include "net/address.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace tessera {
+namespace {
+
+bool IsLoopback(const std::string& host) {
+  if (host == "localhost") return true;
+  in_addr v4 = {};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  in6_addr v6 = {};
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+}  // namespace
+
+absl::StatusOr<ServerAddress> ParseServerAddress(absl::string_view text) {
+  ServerAddress address;
+  absl::string_view path = text;
+  if (absl::ConsumePrefix(&path, "unix:")) {
+    if (path.empty())
+      return absl::InvalidArgumentError(absl::StrCat("address '", text, "': no path"));
+    address.reach = Reach::kUnix;
+    address.path = std::string(path);
+    return address;
+  }
+  const size_t colon = text.rfind(':');
+  if (colon == absl::string_view::npos || colon == 0 ||
+      !absl::SimpleAtoi(text.substr(colon + 1), &address.port) || address.port < 0 ||
+      address.port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address '", text, "': must be host:port or unix:path"));
+  }
+  absl::string_view host = text.substr(0, colon);
+  const bool bracketed = absl::StartsWith(host, "[") && absl::EndsWith(host, "]");
+  if (bracketed) host = host.substr(1, host.size() - 2);
+  if (host.empty() || (!bracketed && absl::StrContains(host, ':'))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address '", text, "': must be host:port, IPv6 hosts in brackets"));
+  }
+  address.host = std::string(host);
+  address.reach = IsLoopback(address.host) ? Reach::kLoopback : Reach::kNetwork;
+  return address;
+}
+
+}  // namespace tessera

@@ -1,0 +1,34 @@
+// gRPC credentials and channels by the rule of transport_security.h. Stateless; thread-safe.
+#ifndef TESSERA_NET_CREDENTIALS_H_
+#define TESSERA_NET_CREDENTIALS_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/support/channel_arguments.h"
+#include "net/transport_security.h"
+
+namespace tessera {
+
+// With TLS, every client needs a certificate that the CA signed.
+// Errors: as ChooseProtection, and
+//         NotFound, PermissionDenied, ...  a TLS file cannot be read (names it)
+//         InvalidArgument                  a TLS file is not in PEM form (names it)
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
+    const std::string& listen_address, const TlsFiles& tls, bool insecure_listen);
+
+// Connects at the first call, not here; never through a proxy. A handshake that fails is then an
+// Unavailable call. Errors: as MakeServerCredentials.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const DialOptions& options,
+                                                           grpc::ChannelArguments arguments);
+
+// What OpenChannel would say, for programs that refuse wrong flags at their start.
+absl::Status CheckDialOptions(const DialOptions& options);
+
+}  // namespace tessera
+
+#endif  // TESSERA_NET_CREDENTIALS_H_

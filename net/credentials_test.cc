@@ -1,0 +1,92 @@
+// Real handshakes on loopback, and what is said of files that cannot be used.
+#include "net/credentials.h"
+
+#include <chrono>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "net/test_certificates.h"
+#include "proto/coordinator.grpc.pb.h"
+#include "proto/grpc_status.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::_;
+using ::testing::HasSubstr;
+
+class CredentialsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = TestCertificates::Make();
+    if (absl::IsNotFound(made.status())) GTEST_SKIP() << made.status().message();
+    ASSERT_OK(made);
+    certificates_ = *std::move(made);
+  }
+  void Serve(const TlsFiles& tls) {
+    ASSERT_OK_AND_ASSIGN(auto credentials, MakeServerCredentials("127.0.0.1:0", tls, false));
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", credentials, &port);
+    builder.RegisterService(&jobs_);
+    server_ = builder.BuildAndStart();
+    ASSERT_NE(server_, nullptr);
+    address_ = absl::StrCat("127.0.0.1:", port);
+  }
+  // A call as `tls`. The service has no implementation, so Unimplemented is what it answers.
+  absl::Status Call(const TlsFiles& tls) {
+    auto channel = OpenChannel({address_, tls}, grpc::ChannelArguments());
+    if (!channel.ok()) return channel.status();
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+    v1::ListJobsResponse response;
+    return FromGrpcStatus(v1::Jobs::NewStub(*channel)->ListJobs(&context, {}, &response));
+  }
+
+  std::unique_ptr<TestCertificates> certificates_;
+  v1::Jobs::Service jobs_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+TEST_F(CredentialsTest, OnlyWhoTrustEachOtherSpeak) {
+  Serve(certificates_->server());
+  EXPECT_THAT(Call(certificates_->client()), StatusIs(absl::StatusCode::kUnimplemented, _));
+  EXPECT_THAT(Call(certificates_->stranger()), StatusIs(absl::StatusCode::kUnavailable, _));
+  EXPECT_THAT(Call({}), StatusIs(absl::StatusCode::kUnavailable, _));
+  EXPECT_THAT(Call(certificates_->client_of_other_ca()),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr(address_)));
+}
+
+TEST_F(CredentialsTest, TlsClientRefusesAPlainServer) {
+  Serve({});
+  EXPECT_THAT(Call({}), StatusIs(absl::StatusCode::kUnimplemented, _));
+  EXPECT_THAT(Call(certificates_->client()), StatusIs(absl::StatusCode::kUnavailable, _));
+}
+
+TEST_F(CredentialsTest, FileThatCannotBeUsedIsNamed) {
+  TlsFiles files = certificates_->client();
+  files.key_path = "/nonexistent/key.pem";
+  EXPECT_THAT(CheckDialOptions({"127.0.0.1:1", files}),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(files.key_path)));
+  files.key_path = files.certificate_path;
+  EXPECT_THAT(CheckDialOptions({"127.0.0.1:1", files}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(files.certificate_path)));
+  files = certificates_->server();
+  files.ca_path = "/tmp";  // A folder.
+  EXPECT_THAT(MakeServerCredentials("0.0.0.0:0", files, false),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'/tmp'")));
+}
+
+TEST_F(CredentialsTest, OtherMachinesAreNotDialledWithoutTls) {
+  EXPECT_THAT(CheckDialOptions({"node7:7070"}), StatusIs(absl::StatusCode::kFailedPrecondition, _));
+  EXPECT_OK(CheckDialOptions({"node7:7070", {}, /*insecure_connect=*/true}));
+  EXPECT_OK(CheckDialOptions({"node7:7070", certificates_->client()}));
+}
+
+}  // namespace
+}  // namespace tessera

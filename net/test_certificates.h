@@ -1,0 +1,39 @@
+// For tests: an authority with a server's and a client's certificate, and a stranger's of another
+// authority, made with the openssl command. Thread-compatible.
+#ifndef TESSERA_NET_TEST_CERTIFICATES_H_
+#define TESSERA_NET_TEST_CERTIFICATES_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "net/transport_security.h"
+
+namespace tessera {
+
+class TestCertificates {
+ public:
+  // In a folder of their own below /tmp. The server's certificate is for 127.0.0.1.
+  // Errors: NotFound  there is no openssl command; Internal  it failed.
+  static absl::StatusOr<std::unique_ptr<TestCertificates>> Make();
+  ~TestCertificates();  // Removes the folder.
+
+  TlsFiles server() const { return {folder_ + "/server.pem", folder_ + "/server.key", ca()}; }
+  TlsFiles client() const { return {folder_ + "/client.pem", folder_ + "/client.key", ca()}; }
+  // Trusts the server, but its own certificate is of the other authority.
+  TlsFiles stranger() const { return {folder_ + "/stranger.pem", folder_ + "/stranger.key", ca()}; }
+  // The client, which trusts only the other authority.
+  TlsFiles client_of_other_ca() const {
+    return {folder_ + "/client.pem", folder_ + "/client.key", folder_ + "/other.pem"};
+  }
+  std::string ca() const { return folder_ + "/ca.pem"; }
+
+ private:
+  explicit TestCertificates(std::string folder) : folder_(std::move(folder)) {}
+
+  const std::string folder_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_NET_TEST_CERTIFICATES_H_

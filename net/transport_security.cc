@@ -1,0 +1,37 @@
+#include "net/transport_security.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "net/address.h"
+
+namespace tessera {
+namespace {
+
+absl::Status Refuse(Side side, absl::string_view address) {
+  if (side == Side::kListen) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("listen address '", address,
+                     "' can be reached from other machines: give TLS certificate, key and CA, "
+                     "or permit it with --insecure-listen"));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("address '", address,
+                   "' is not of this machine: give TLS certificate, key and CA, or permit an "
+                   "unprotected connection with --insecure-connect"));
+}
+
+}  // namespace
+
+absl::StatusOr<Protection> ChooseProtection(Side side, absl::string_view address,
+                                            const TlsFiles& tls, bool permit_insecure) {
+  ASSIGN_OR_RETURN(const ServerAddress parsed, ParseServerAddress(address));
+  if (!tls.empty() && !tls.complete()) {
+    return absl::InvalidArgumentError("TLS needs all of certificate, key and CA");
+  }
+  if (parsed.reach == Reach::kUnix) return Protection::kPlain;
+  if (tls.complete()) return Protection::kMutualTls;
+  if (parsed.reach == Reach::kLoopback || permit_insecure) return Protection::kPlain;
+  return Refuse(side, address);
+}
+
+}  // namespace tessera
