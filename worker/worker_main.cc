@@ -18,6 +18,11 @@ int main(int argc, char** argv) {
       "The daemon of a node: owns the memory of its ranks and supervises their executors.");
   app.add_option("--coordinator", options.coordinator_address, "host:port of the coordinator")
       ->required();
+  app.add_option("--tls-cert", options.tls.certificate_path, "PEM file of this worker");
+  app.add_option("--tls-key", options.tls.key_path, "PEM file of this worker");
+  app.add_option("--tls-ca", options.tls.ca_path, "PEM file that signed the coordinator's");
+  app.add_flag("--insecure-connect", options.insecure_connect,
+               "permit a coordinator of another machine, without TLS");
   app.add_option("--worker-id", options.worker_id, "name of this worker, unique in the cluster")
       ->required();
   app.add_option("--devices", options.num_devices, "ranks that this node can hold")->default_val(1);

@@ -16,7 +16,7 @@ class Status;
 namespace tessera::cli {
 
 // Connects at the first call, not here.
-// Errors: NotFound, PermissionDenied, ...  a TLS file cannot be read (names it)
+// Errors: as OpenChannel of net/credentials.h.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpoint);
 
 void SetDeadline(const Endpoint& endpoint, grpc::ClientContext* context);

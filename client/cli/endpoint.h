@@ -5,20 +5,15 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "net/transport_security.h"
 
 namespace tessera::cli {
 
-// PEM files for mutual TLS: all three or none.
-struct TlsFiles {
-  std::string certificate_path;
-  std::string key_path;
-  std::string ca_path;
-};
-
 struct Endpoint {
   std::string address;  // "host:port" or "unix:/path".
-  TlsFiles tls;
+  TlsFiles tls = {};
   absl::Duration timeout = absl::Seconds(10);  // Of each call.
+  bool insecure_connect = false;               // Permits other machines without TLS.
 };
 
 }  // namespace tessera::cli

@@ -49,6 +49,8 @@ void EndpointFlags::AddCoordinator(CLI::App* command, bool required) {
   certificate->needs(key)->needs(ca);
   key->needs(certificate);
   ca->needs(certificate);
+  command->add_flag("--insecure-connect", insecure_connect_,
+                    "permit a coordinator of another machine, without TLS");
 }
 
 void EndpointFlags::AddWorker(CLI::App* command) {
@@ -62,9 +64,11 @@ void EndpointFlags::AddTimeout(CLI::App* command) {
       ->capture_default_str();
 }
 
-Endpoint EndpointFlags::Coordinator() const { return {coordinator_address_, tls_, Timeout()}; }
+Endpoint EndpointFlags::Coordinator() const {
+  return {coordinator_address_, tls_, Timeout(), insecure_connect_};
+}
 
-Endpoint EndpointFlags::Worker() const { return {worker_address_, TlsFiles(), Timeout()}; }
+Endpoint EndpointFlags::Worker() const { return {worker_address_, {}, Timeout()}; }
 
 absl::Duration EndpointFlags::Timeout() const {
   absl::Duration timeout = Endpoint().timeout;

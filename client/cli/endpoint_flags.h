@@ -1,5 +1,5 @@
 // The flags by which commands are told where to connect: --coordinator, --worker, --tls-*,
-// --timeout.
+// --insecure-connect, --timeout.
 #ifndef TESSERA_CLIENT_CLI_ENDPOINT_FLAGS_H_
 #define TESSERA_CLIENT_CLI_ENDPOINT_FLAGS_H_
 
@@ -30,6 +30,7 @@ class EndpointFlags {
   std::string worker_address_;
   std::string timeout_ = "10s";
   TlsFiles tls_;
+  bool insecure_connect_ = false;
 };
 
 }  // namespace tessera::cli

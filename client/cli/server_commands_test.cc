@@ -286,6 +286,17 @@ TEST_F(ServerCommandsTest, TlsFileThatIsMissingIsNamed) {
   EXPECT_THAT(result.err, HasSubstr("/nonexistent.ca"));
 }
 
+TEST_F(ServerCommandsTest, OtherMachinesAreNotAskedWithoutTlsOrAPermit) {
+  // A name that no resolver knows: with the permit, that is what is found wrong.
+  std::vector<std::string> args = {"jobs", "--coordinator", "nowhere.invalid:7070"};
+  const CommandResult refused = RunTessera(args);
+  EXPECT_EQ(refused.exit_code, kExitFailed);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("nowhere.invalid"),
+                                 HasSubstr("--insecure-connect")));
+  args.push_back("--insecure-connect");
+  EXPECT_THAT(RunTessera(args).err, Not(HasSubstr("FAILED_PRECONDITION")));
+}
+
 TEST(ServerCommandsUsageTest, WrongUsageIsExitCodeTwoAndOneLine) {
   const std::vector<std::vector<std::string>> wrong = {
       {"jobs"},

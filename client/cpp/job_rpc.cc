@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,7 @@
 #include "base/retry.h"
 #include "base/status_macros.h"
 #include "grpcpp/grpcpp.h"
+#include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/worker.grpc.pb.h"
@@ -23,28 +25,32 @@ namespace {
 constexpr absl::Duration kCallDeadline = absl::Seconds(10);
 constexpr absl::Duration kRetryEvery = absl::Milliseconds(50);
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const DialOptions& server) {
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   args.SetMaxReceiveMessageSize(64 << 20);
   // Each try has a connection of its own: one that was refused would make the next tries wait.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  return OpenChannel(server, std::move(args));
 }
 
 // Calls until it succeeds, fails for good, or the deadline has passed.
-absl::Status CallUntil(absl::Time deadline, const std::string& address,
-                       const std::function<bool(const absl::Status&)>& try_again,
-                       const std::function<grpc::Status(grpc::ClientContext*)>& call) {
+template <typename Service>
+absl::Status CallUntil(
+    absl::Time deadline, const DialOptions& server,
+    const std::function<bool(const absl::Status&)>& try_again,
+    const std::function<grpc::Status(typename Service::Stub*, grpc::ClientContext*)>& call) {
   while (true) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(server));
+    const std::unique_ptr<typename Service::Stub> stub = Service::NewStub(channel);
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(std::min(deadline, absl::Now() + kCallDeadline)));
-    const absl::Status status = FromGrpcStatus(call(&context));
+    const absl::Status status = FromGrpcStatus(call(stub.get(), &context));
     if (status.ok()) return status;
     if (!IsRetryable(status) && !try_again(status)) return status;
     if (absl::Now() + kRetryEvery >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(address, ": ", status.ToString()));
+      return absl::DeadlineExceededError(absl::StrCat(server.address, ": ", status.ToString()));
     }
     absl::SleepFor(kRetryEvery);
   }
@@ -60,35 +66,38 @@ std::string NewRequestId() {
                       absl::Hex(random()));
 }
 
-absl::StatusOr<v1::Job> CreateJob(const std::string& coordinator,
+absl::StatusOr<v1::Job> CreateJob(const DialOptions& coordinator,
                                   const v1::CreateJobRequest& request, absl::Time deadline) {
   v1::Job job;
-  RETURN_IF_ERROR(CallUntil(deadline, coordinator, Never, [&](grpc::ClientContext* context) {
-    return v1::Jobs::NewStub(MakeChannel(coordinator))->CreateJob(context, request, &job);
-  }));
+  RETURN_IF_ERROR(CallUntil<v1::Jobs>(deadline, coordinator, Never,
+                                      [&](v1::Jobs::Stub* stub, grpc::ClientContext* context) {
+                                        return stub->CreateJob(context, request, &job);
+                                      }));
   return job;
 }
 
-absl::StatusOr<v1::Job> GetJob(const std::string& coordinator, const std::string& job_id,
+absl::StatusOr<v1::Job> GetJob(const DialOptions& coordinator, const std::string& job_id,
                                absl::Time deadline) {
   v1::GetJobRequest request;
   request.set_job_id(job_id);
   v1::Job job;
-  RETURN_IF_ERROR(CallUntil(deadline, coordinator, Never, [&](grpc::ClientContext* context) {
-    return v1::Jobs::NewStub(MakeChannel(coordinator))->GetJob(context, request, &job);
-  }));
+  RETURN_IF_ERROR(CallUntil<v1::Jobs>(deadline, coordinator, Never,
+                                      [&](v1::Jobs::Stub* stub, grpc::ClientContext* context) {
+                                        return stub->GetJob(context, request, &job);
+                                      }));
   return job;
 }
 
-absl::Status DeleteJob(const std::string& coordinator, const v1::DeleteJobRequest& request,
+absl::Status DeleteJob(const DialOptions& coordinator, const v1::DeleteJobRequest& request,
                        absl::Time deadline) {
   v1::DeleteJobResponse response;
-  return CallUntil(deadline, coordinator, Never, [&](grpc::ClientContext* context) {
-    return v1::Jobs::NewStub(MakeChannel(coordinator))->DeleteJob(context, request, &response);
-  });
+  return CallUntil<v1::Jobs>(deadline, coordinator, Never,
+                             [&](v1::Jobs::Stub* stub, grpc::ClientContext* context) {
+                               return stub->DeleteJob(context, request, &response);
+                             });
 }
 
-absl::StatusOr<v1::AttachResponse> AttachToRank(const std::string& worker,
+absl::StatusOr<v1::AttachResponse> AttachToRank(const DialOptions& worker,
                                                 const v1::AttachRequest& request,
                                                 bool wait_if_attached, absl::Time deadline) {
   v1::AttachResponse response;
@@ -97,9 +106,10 @@ absl::StatusOr<v1::AttachResponse> AttachToRank(const std::string& worker,
     if (absl::IsNotFound(status)) return absl::StrContains(status.message(), "has no job");
     return absl::IsFailedPrecondition(status) && absl::EndsWith(status.message(), "try again");
   };
-  RETURN_IF_ERROR(CallUntil(deadline, worker, try_again, [&](grpc::ClientContext* context) {
-    return v1::Worker::NewStub(MakeChannel(worker))->Attach(context, request, &response);
-  }));
+  RETURN_IF_ERROR(CallUntil<v1::Worker>(deadline, worker, try_again,
+                                        [&](v1::Worker::Stub* stub, grpc::ClientContext* context) {
+                                          return stub->Attach(context, request, &response);
+                                        }));
   return response;
 }
 

@@ -31,6 +31,7 @@
 #include "base/unique_fd.h"
 #include "client/cpp/window_guard.h"
 #include "layout/model_layout.h"
+#include "net/transport_security.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
 #include "worker/memory/region.h"
@@ -40,6 +41,8 @@ namespace tessera {
 struct SessionOptions {
   std::string coordinator_address;  // "host:port"
   std::string worker_address;       // "unix:/.../worker.sock", the worker of this node.
+  TlsFiles tls = {};                // For the way to the coordinator; see net/transport_security.h.
+  bool insecure_connect = false;    // Permits a coordinator of another machine without TLS.
   std::string job_id;
   int rank = 0;
   ModelSpec model;
@@ -62,7 +65,8 @@ class Session {
   // Errors: InvalidArgument     the model or config is invalid, or differs from another rank's (the
   //                             message names both ranks and the parameter or field)
   //         AlreadyExists       the rank is attached to another trainer
-  //         FailedPrecondition  wrong world size or layout
+  //         FailedPrecondition  wrong world size or layout; the coordinator is on another machine
+  //                             and neither TLS files nor insecure_connect are given
   //         DeadlineExceeded    coordinator, worker or devices did not come in time
   static absl::StatusOr<std::unique_ptr<Session>> Open(const SessionOptions& options);
   ~Session();

@@ -36,7 +36,9 @@ absl::Status Session::Attach() {
   *create.mutable_model() = EncodeModel(options_.model);
   *create.mutable_config() = EncodeJobConfig(options_.config);
   create.set_submitting_rank(options_.rank);
-  RETURN_IF_ERROR(CreateJob(options_.coordinator_address, create, deadline).status());
+  const DialOptions coordinator = {options_.coordinator_address, options_.tls,
+                                   options_.insecure_connect};
+  RETURN_IF_ERROR(CreateJob(coordinator, create, deadline).status());
 
   v1::AttachRequest request;
   request.set_request_id(NewRequestId());
@@ -46,7 +48,7 @@ absl::Status Session::Attach() {
   request.set_layout_digest(LayoutDigest(layout_));
   ASSIGN_OR_RETURN(
       const v1::AttachResponse response,
-      AttachToRank(options_.worker_address, request, options_.wait_if_attached, deadline));
+      AttachToRank({options_.worker_address}, request, options_.wait_if_attached, deadline));
   ASSIGN_OR_RETURN(lease_, ConnectPacketSocket(response.descriptor_socket()));
   RETURN_IF_ERROR(SendPacket(lease_.get(), response.ticket()));
   pollfd reply = {lease_.get(), POLLIN, 0};

@@ -37,6 +37,7 @@ if [ -z "$bin" ]; then
 fi
 [ -n "$dir" ] || dir=$(mktemp -d "${TMPDIR:-/tmp}/tessera-cluster.XXXXXX")
 mkdir -p "$dir/logs" "$dir/sockets"
+chmod 700 "$dir/sockets"
 dir=$(cd "$dir" && pwd)
 
 pids=()

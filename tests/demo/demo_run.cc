@@ -239,7 +239,7 @@ absl::Status DemoRun::Committed(int rank, int64_t step, double loss) {
 }
 
 void DemoRun::SampleMemory() {
-  const auto job = GetJob(coordinator_address_, kJob, absl::Now() + absl::Seconds(2));
+  const auto job = GetJob({coordinator_address_}, kJob, absl::Now() + absl::Seconds(2));
   if (!job.ok()) return;
   for (const auto& [rank, status] : job->ranks()) {
     report_.peak_parameter_bytes_per_rank =

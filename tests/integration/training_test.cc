@@ -85,7 +85,8 @@ class TrainingTest : public testing::Test {
     v1::DeleteJobRequest remove;
     remove.set_request_id(NewRequestId());
     remove.set_job_id(job_id);
-    EXPECT_OK(DeleteJob(cluster_->coordinator_address(), remove, absl::Now() + absl::Seconds(10)));
+    EXPECT_OK(
+        DeleteJob({cluster_->coordinator_address()}, remove, absl::Now() + absl::Seconds(10)));
     return result;
   }
   std::unique_ptr<LocalCluster> cluster_;

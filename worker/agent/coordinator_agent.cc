@@ -9,6 +9,7 @@
 #include "base/retry.h"
 #include "base/status_macros.h"
 #include "grpcpp/grpcpp.h"
+#include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 
@@ -17,23 +18,23 @@ namespace {
 
 constexpr absl::Duration kRegisterDeadline = absl::Seconds(5);
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const DialOptions& coordinator) {
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   args.SetMaxReceiveMessageSize(64 << 20);
   // A fresh connection each time, so that an old one's backoff does not delay the next try.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  return OpenChannel(coordinator, std::move(args));
 }
 
 }  // namespace
 
 class CoordinatorAgent::Connection {
  public:
-  explicit Connection(const std::string& address)
-      : stub(v1::Membership::NewStub(MakeChannel(address))) {}
-  std::unique_ptr<v1::Membership::Stub> stub;
+  explicit Connection(std::shared_ptr<grpc::Channel> channel)
+      : stub(v1::Membership::NewStub(std::move(channel))) {}
+  const std::unique_ptr<v1::Membership::Stub> stub;
   grpc::ClientContext context;
   std::unique_ptr<grpc::ClientReaderWriter<v1::WorkerEvent, v1::CoordinatorCommand>> stream;
 };
@@ -75,7 +76,7 @@ void CoordinatorAgent::Run() {
     absl::MutexLock lock(&mu_);
     if (stopping_) return;
     if (status != last)
-      TESSERA_LOG(WARNING, "coordinator {}: {}", options_.coordinator_address, status.ToString());
+      TESSERA_LOG(WARNING, "coordinator {}: {}", options_.coordinator.address, status.ToString());
     last = status;
     if (absl::Now() - began > absl::Seconds(5)) attempt = 0;
     mu_.AwaitWithTimeout(absl::Condition(&stopping_),
@@ -85,7 +86,8 @@ void CoordinatorAgent::Run() {
 }
 
 absl::Status CoordinatorAgent::RunOnce() {
-  Connection connection(options_.coordinator_address);
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, MakeChannel(options_.coordinator));
+  Connection connection(std::move(channel));
   {
     absl::MutexLock lock(&mu_);
     if (stopping_) return absl::OkStatus();
@@ -109,7 +111,7 @@ absl::Status CoordinatorAgent::RunOnce() {
     outbox_.clear();
     if (stopping_) connection.context.TryCancel();
   }
-  TESSERA_LOG(INFO, "connected to coordinator {}", options_.coordinator_address);
+  TESSERA_LOG(INFO, "connected to coordinator {}", options_.coordinator.address);
   std::thread writer([&] {
     WriteLoop(&connection,
               absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms())));

@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "net/transport_security.h"
 #include "proto/coordinator.pb.h"
 
 namespace tessera {
@@ -27,7 +28,7 @@ namespace tessera {
 class CoordinatorAgent {
  public:
   struct Options {
-    std::string coordinator_address;  // host:port, or unix:path.
+    DialOptions coordinator;
     std::string worker_id;
     int64_t incarnation = 1;
     int num_devices = 1;

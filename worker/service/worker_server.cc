@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
+#include "net/credentials.h"
 #include "worker/agent/coordinator_agent.h"
 #include "worker/keeper/descriptor_server.h"
 #include "worker/keeper/executor_launcher.h"
@@ -23,6 +24,28 @@ namespace {
 
 constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
 
+DialOptions CoordinatorOf(const WorkerServer::Options& options) {
+  return {options.coordinator_address, options.tls, options.insecure_connect};
+}
+
+// Whoever may write to the folder may put a socket of their own where trainers look for ours.
+absl::Status MakeSocketFolder(const std::string& path) {
+  const std::string what = absl::StrCat("socket folder '", path, "'");
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, what);
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, what);
+  if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(what, ": no folder"));
+  if (info.st_uid != geteuid()) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(what, ": is of user ", info.st_uid, ", not of user ", geteuid()));
+  }
+  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(what, ": others than its user may write to it; its mode must be 0700"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Validate(const WorkerServer::Options& options) {
   if (options.worker_id.empty()) return absl::InvalidArgumentError("worker_id is empty");
   if (options.num_devices < 1) return absl::InvalidArgumentError("num_devices < 1");
@@ -31,10 +54,8 @@ absl::Status Validate(const WorkerServer::Options& options) {
   if (!options.executor_binary.empty() && access(options.executor_binary.c_str(), X_OK) != 0) {
     return ErrnoStatus(errno, absl::StrCat("executor binary ", options.executor_binary));
   }
-  if (mkdir(options.socket_dir.c_str(), 0700) != 0 && errno != EEXIST) {
-    return ErrnoStatus(errno, absl::StrCat("socket folder '", options.socket_dir, "'"));
-  }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(CheckDialOptions(CoordinatorOf(options)));
+  return MakeSocketFolder(options.socket_dir);
 }
 
 class WorkerServerImpl : public WorkerServer {
@@ -52,7 +73,7 @@ class WorkerServerImpl : public WorkerServer {
     // The incarnation grows with each start, also over a restart of the machine.
     const int64_t incarnation = absl::ToUnixMicros(absl::Now());
     CoordinatorAgent::Options agent;
-    agent.coordinator_address = options.coordinator_address;
+    agent.coordinator = CoordinatorOf(options);
     agent.worker_id = options.worker_id;
     agent.incarnation = incarnation;
     agent.num_devices = options.num_devices;
@@ -80,7 +101,10 @@ class WorkerServerImpl : public WorkerServer {
     builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
     builder.RegisterService(service_.get());
     builder.SetMaxReceiveMessageSize(1 << 20);
+    // For this user and root alone, from the very moment that the socket is there.
+    const mode_t old_mask = umask(0177);
     server_ = builder.BuildAndStart();
+    umask(old_mask);
     if (server_ == nullptr)
       return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address()));
     agent_->Start();

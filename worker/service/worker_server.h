@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "net/transport_security.h"
 
 namespace tessera {
 
@@ -15,17 +16,24 @@ class WorkerServer {
  public:
   struct Options {
     std::string worker_id;
-    std::string coordinator_address;
+    std::string coordinator_address;  // "host:port"
+    TlsFiles tls = {};                // For the way to the coordinator.
+    bool insecure_connect = false;    // Permits a coordinator of another machine without TLS.
     int num_devices = 1;
-    // Folder (made if missing, mode 0700) of the sockets worker.sock and descriptors.sock.
+    // Folder (made if missing, mode 0700) of the sockets worker.sock and descriptors.sock. Others
+    // may not write to it, and the sockets have mode 0600: only this user and root can connect.
     std::string socket_dir;
     // Executors as processes of this binary; empty: as threads of this process.
     std::string executor_binary;
     std::vector<std::string> executor_flags;
   };
-  // Errors: InvalidArgument  a missing or malformed option; AlreadyExists  another worker listens
-  // on
-  //         the sockets; NotFound  no executor binary; PermissionDenied  the folder.
+  // Errors: InvalidArgument     a missing or malformed option, some but not all TLS files
+  //         FailedPrecondition  the coordinator is on another machine and neither TLS files nor
+  //                             insecure_connect are given
+  //         AlreadyExists       another worker listens on the sockets
+  //         NotFound            no executor binary, a TLS file
+  //         PermissionDenied    the folder cannot be made, is another user's or others may write
+  //                             to it
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const Options& options);
 
   virtual ~WorkerServer() = default;
