@@ -81,6 +81,29 @@ TEST_F(KillTest, KilledCoordinatorRestartsWhileStepsGoOnAndTheModelIsBitIdentica
       << "no step was disturbed";
 }
 
+// Two of three ranks announce their first operation, and so wait for a release, while the
+// coordinator is away for longer than they wait.
+TEST_F(KillTest, CoordinatorAwayWhileTheOrderIsRecordedEndsInANewEpochOnceItIsBack) {
+  ASSERT_FALSE(Undisturbed().empty());
+  collective_timeout_ = absl::Milliseconds(1500);
+  StartCoordinator();
+  StartWorker();
+  const auto worker_logged = [this](const std::string& text) {
+    return Eventually([&] { return absl::StrContains(ReadFile(folder_ + "/worker.log"), text); });
+  };
+  for (int rank : {0, 1}) {
+    StartTrainer(rank);
+    ASSERT_TRUE(worker_logged(absl::StrCat("rank ", rank, ": trainer attached")));
+  }
+  coordinator_->Kill(SIGKILL);
+  coordinator_->Wait();
+  ASSERT_TRUE(worker_logged("finish-initialize: the coordinator did not answer within 1.5s"));
+  StartCoordinator();
+  ASSERT_TRUE(worker_logged("epoch 2 starts after step 0"));
+  StartTrainer(2);
+  EXPECT_EQ(Finish(), Undisturbed());
+}
+
 // An executor ends at each point of the step: before and after its vote, after the decision, and
 // between the update and its publication. Every rank's executor does so at its eleventh step, and
 // each one that replaces it at its own eleventh.

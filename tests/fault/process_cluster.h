@@ -6,9 +6,11 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "tests/demo/child_process.h"
 
@@ -46,6 +48,7 @@ class ProcessCluster : public testing::Test {
   int port_ = 0;
   std::map<int, int64_t> last_step_;  // That each rank began.
   int64_t pause_at_ = 0;  // Trainers wait before this step until Resume(); 0: they never do.
+  std::optional<absl::Duration> collective_timeout_;  // Of the job; unset: the default.
   std::unique_ptr<demo::ChildProcess> coordinator_, worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
 };

@@ -25,8 +25,11 @@ int main(int argc, char** argv) {
   app.add_option("--pause-at", pause_at);
   app.add_option("--resume-file", resume_file);
   app.add_flag("--replace", options.wait_if_attached);
+  int64_t collective_timeout_ms = absl::ToInt64Milliseconds(options.config.collective_timeout);
+  app.add_option("--collective-timeout-ms", collective_timeout_ms);
   CLI11_PARSE(app, argc, argv);
   options.job_id = "toy";
+  options.config.collective_timeout = absl::Milliseconds(collective_timeout_ms);
   options.model = tessera::testing_support::ToyModel(4);
   options.config.groups[0].learning_rate = 0.01;
   options.config.max_gradient_norm = 1.0;

@@ -102,7 +102,9 @@ absl::Status RankEngine::Run() {
   // Peers of this host that wait for this rank need not wait for the worker's word.
   options_.communicator->Abort(status);
   options_.post_backward->Synchronize();
-  PublishFailure(control, options_.epoch.value(), status);
+  // A deadline ends the epoch, not the training: for the trainer it is a step to try again.
+  PublishFailure(control, options_.epoch.value(),
+                 absl::IsDeadlineExceeded(status) ? absl::AbortedError(status.message()) : status);
   return status;
 }
 

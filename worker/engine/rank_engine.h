@@ -45,7 +45,7 @@ class OrderGate {
  public:
   virtual ~OrderGate() = default;
   // Waits for the release. Errors: FailedPrecondition  the ranks' orders differ (the message names
-  // both); Aborted  the epoch ended.
+  // both); Aborted  the epoch ended; DeadlineExceeded  no answer in time.
   virtual absl::Status AwaitRelease(const OrderEntry& entry, Step step, int64_t sequence) = 0;
   virtual void ReportStep(Step step, uint64_t order_hash) = 0;
 };

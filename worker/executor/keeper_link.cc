@@ -1,5 +1,6 @@
 #include "worker/executor/keeper_link.h"
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "worker/memory/fd_passing.h"
 #include "worker/memory/job_codec.h"
@@ -7,7 +8,7 @@
 namespace tessera {
 
 void KeeperLink::Send(const v1::ExecutorEvent& event) {
-  (void)SendPacket(socket_, event.SerializeAsString());
+  (void)SendPacket(options_.socket, event.SerializeAsString());
 }
 
 void KeeperLink::BeginEpoch(Epoch epoch) {
@@ -36,8 +37,8 @@ void KeeperLink::OnRelease(const v1::OrderRelease& release) {
 absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, Step step, int64_t sequence) {
   v1::ExecutorEvent event;
   v1::OrderAnnouncement* order = event.mutable_order();
-  order->set_job_id(job_id_);
-  order->set_rank(rank_.value());
+  order->set_job_id(options_.job_id);
+  order->set_rank(options_.rank.value());
   order->set_step(step.value());
   order->set_sequence(sequence);
   order->mutable_entry()->set_operation(OpName(entry.kind));
@@ -54,16 +55,29 @@ absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, Step step, int64_
   const auto released = [this, position]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return released_ == position || !abort_reason_.ok();
   };
-  // No deadline here: a peer that never arrives is the coordinator's to see, which ends the epoch.
-  mu_.Await(absl::Condition(&released));
+  if (!mu_.AwaitWithTimeout(absl::Condition(&released), options_.release_timeout)) {
+    return NotReleased(entry, step, sequence);
+  }
   return released_ == position ? absl::OkStatus() : abort_reason_;
+}
+
+absl::Status KeeperLink::NotReleased(const OrderEntry& entry, Step step, int64_t sequence) const {
+  const std::vector<UnitLayout>& units = options_.layout->units;
+  std::string what = OpName(entry.kind);
+  if (entry.unit >= 0 && entry.unit < static_cast<int64_t>(units.size())) {
+    absl::StrAppend(&what, " of unit '", units[entry.unit].flat.unit_name(), "'");
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "step ", step.value(), ", position ", sequence, ": ", what,
+      ": the coordinator did not answer within ", absl::FormatDuration(options_.release_timeout),
+      "; it is away, or another rank has not announced the same"));
 }
 
 void KeeperLink::ReportStep(Step step, uint64_t order_hash) {
   v1::ExecutorEvent event;
   v1::StepReport* report = event.mutable_step();
-  report->set_job_id(job_id_);
-  report->set_rank(rank_.value());
+  report->set_job_id(options_.job_id);
+  report->set_rank(options_.rank.value());
   report->set_step(step.value());
   report->set_order_hash(order_hash);
   {

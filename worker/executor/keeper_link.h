@@ -1,5 +1,5 @@
-// An executor's end of the socket to its worker: sends events, and waits for order releases.
-// Thread-safe.
+// An executor's end of the socket to its worker: sends events, and waits for order releases, which
+// the coordinator gives. Thread-safe.
 #ifndef TESSERA_WORKER_EXECUTOR_KEEPER_LINK_H_
 #define TESSERA_WORKER_EXECUTOR_KEEPER_LINK_H_
 
@@ -10,7 +10,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "base/ids.h"
+#include "layout/model_layout.h"
 #include "proto/executor.pb.h"
 #include "worker/engine/rank_engine.h"
 
@@ -18,9 +20,14 @@ namespace tessera {
 
 class KeeperLink : public OrderGate {
  public:
-  // `socket` is not owned and outlives this.
-  KeeperLink(int socket, std::string job_id, Rank rank)
-      : socket_(socket), job_id_(std::move(job_id)), rank_(rank) {}
+  struct Options {
+    int socket = -1;  // Not owned; outlives the link.
+    std::string job_id;
+    Rank rank;
+    absl::Duration release_timeout;       // Of each wait for a release.
+    const ModelLayout* layout = nullptr;  // Names the units in errors; outlives the link.
+  };
+  explicit KeeperLink(Options options) : options_(std::move(options)) {}
 
   // A lost event means a lost worker, which ends this process by other ways; so no status.
   void Send(const v1::ExecutorEvent& event);
@@ -31,13 +38,15 @@ class KeeperLink : public OrderGate {
   bool aborted() const;
   void OnRelease(const v1::OrderRelease& release);
 
+  // Errors: DeadlineExceeded  no release within the timeout: the coordinator is away, or a rank has
+  //                           not announced this entry; names it. Whatever ended the epoch.
   absl::Status AwaitRelease(const OrderEntry& entry, Step step, int64_t sequence) override;
   void ReportStep(Step step, uint64_t order_hash) override;
 
  private:
-  const int socket_;
-  const std::string job_id_;
-  const Rank rank_;
+  absl::Status NotReleased(const OrderEntry& entry, Step step, int64_t sequence) const;
+
+  const Options options_;
 
   mutable absl::Mutex mu_;
   Epoch epoch_ ABSL_GUARDED_BY(mu_);

@@ -24,7 +24,8 @@ class RankExecutor {
  public:
   RankExecutor(int socket, ExecutorMemory memory)
       : memory_(std::move(memory)),
-        link_(socket, memory_.job_id, memory_.rank),
+        link_({socket, memory_.job_id, memory_.rank, memory_.config.collective_timeout,
+               &memory_.layout}),
         recorder_(memory_.flight_ring()) {}
   ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
 

@@ -1,0 +1,108 @@
+// An executor's waits for releases, over a real packet socket.
+#include "worker/executor/keeper_link.h"
+
+#include <thread>
+
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/memory/fd_passing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const OrderEntry kReduce = {OpKind::kReduce, /*unit=*/1, DType::kFp32, 24};
+
+class KeeperLinkTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ModelSpec model;
+    model.units.push_back({"root", {{"a", {4}, DType::kFp32}}});
+    model.units.push_back({"blocks.0", {{"b", {24}, DType::kFp32}}});
+    auto layout = ModelLayout::Create(model, LayoutOptions(), 2);
+    ASSERT_OK(layout);
+    layout_ = *std::move(layout);
+    auto sockets = CreatePacketSocketPair();
+    ASSERT_OK(sockets);
+    sockets_ = *std::move(sockets);
+  }
+  std::unique_ptr<KeeperLink> MakeLink(absl::Duration release_timeout) {
+    KeeperLink::Options options = {sockets_.first.get(), "job", Rank(1), release_timeout, &layout_};
+    auto link = std::make_unique<KeeperLink>(std::move(options));
+    link->BeginEpoch(Epoch(7));
+    return link;
+  }
+  // The next announcement at the worker's end.
+  v1::OrderAnnouncement Announced() {
+    absl::StatusOr<Packet> packet = ReceivePacket(sockets_.second.get());
+    v1::ExecutorEvent event;
+    EXPECT_TRUE(packet.ok() && event.ParseFromString(packet->bytes) && event.has_order());
+    return event.order();
+  }
+  static v1::OrderRelease ReleaseOf(const v1::OrderAnnouncement& order) {
+    v1::OrderRelease release;
+    release.set_epoch(order.epoch());
+    release.set_step(order.step());
+    release.set_sequence(order.sequence());
+    return release;
+  }
+
+  ModelLayout layout_;
+  std::pair<UniqueFd, UniqueFd> sockets_;
+};
+
+TEST_F(KeeperLinkTest, WaitForAReleaseThatNeverComesNamesTheEntry) {
+  const auto link = MakeLink(absl::Milliseconds(20));
+  EXPECT_THAT(link->AwaitRelease(kReduce, Step(3), 4),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("step 3, position 4: reduce of unit 'blocks.0'"),
+                             HasSubstr("the coordinator did not answer within 20ms"))));
+  EXPECT_THAT(link->AwaitRelease({OpKind::kStep}, Step(3), 5),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("position 5: step: the")));
+}
+
+TEST_F(KeeperLinkTest, OnlyTheReleaseOfItsOwnPositionAndEpochEndsAWait) {
+  const auto link = MakeLink(absl::Minutes(1));
+  std::thread coordinator([&] {
+    const v1::OrderAnnouncement order = Announced();
+    EXPECT_EQ(order.rank(), 1);
+    EXPECT_EQ(order.entry().unit(), 1);
+    v1::OrderRelease release = ReleaseOf(order);
+    release.set_epoch(6);
+    link->OnRelease(release);
+    release = ReleaseOf(order);
+    release.set_sequence(3);
+    link->OnRelease(release);
+    link->OnRelease(ReleaseOf(order));
+  });
+  EXPECT_OK(link->AwaitRelease(kReduce, Step(3), 4));
+  coordinator.join();
+  const auto impatient = MakeLink(absl::Milliseconds(20));
+  v1::OrderRelease older;
+  older.set_epoch(6);
+  older.set_step(3);
+  older.set_sequence(4);
+  impatient->OnRelease(older);
+  older.set_epoch(7);
+  older.set_sequence(3);
+  impatient->OnRelease(older);
+  EXPECT_THAT(impatient->AwaitRelease(kReduce, Step(3), 4),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("position 4")));
+}
+
+TEST_F(KeeperLinkTest, EndOfTheEpochEndsAWaitWithItsReason) {
+  const auto link = MakeLink(absl::Minutes(1));
+  std::thread worker([&] {
+    Announced();
+    link->AbortEpoch(absl::AbortedError("rank 0 died"));
+  });
+  EXPECT_THAT(link->AwaitRelease(kReduce, Step(3), 4),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 died")));
+  worker.join();
+}
+
+}  // namespace
+}  // namespace tessera
