@@ -1,0 +1,191 @@
+// The descriptor socket over a keeper that hosts a real job, with executors as threads. The test
+// is the coordinator.
+#include "worker/keeper/descriptor_server.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "layout/layout_digest.h"
+#include "worker/memory/fd_passing.h"
+#include "worker/memory/job_codec.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr absl::Duration kDeadline = absl::Seconds(20);
+
+class DescriptorServerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = "/tmp/tessera-descr-XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+    auto server = DescriptorServer::Start(folder_ + "/d.sock", &keeper_);
+    ASSERT_OK(server);
+    server_ = *std::move(server);
+    model_.units = {{"u", {{"w", {64}, DType::kFp32}}}};
+    StartEpoch(1);
+  }
+  void TearDown() override {
+    server_.reset();
+    keeper_.Shutdown();
+    EXPECT_EQ(rmdir(folder_.c_str()), 0) << "the socket is removed";
+  }
+
+  void Emit(const v1::WorkerEvent& event) {
+    absl::MutexLock lock(&mu_);
+    events_.push_back(event);
+  }
+  // Waits for an event of this kind, and forgets all before it.
+  v1::WorkerEvent Await(v1::WorkerEvent::EventCase kind) {
+    v1::WorkerEvent found;
+    absl::MutexLock lock(&mu_);
+    const auto came = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      while (!events_.empty() && !found.has_prepared() && !found.has_failure()) {
+        if (events_.front().event_case() == kind) found = events_.front();
+        events_.erase(events_.begin());
+      }
+      return found.event_case() == kind;
+    };
+    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&came), kDeadline));
+    return found;
+  }
+  bool HasFailed() {
+    absl::MutexLock lock(&mu_);
+    for (const v1::WorkerEvent& event : events_) {
+      if (event.has_failure()) return true;
+    }
+    return false;
+  }
+  // As the coordinator does: prepares the epoch, waits, starts it.
+  void StartEpoch(int64_t epoch) {
+    v1::CoordinatorCommand command;
+    v1::Job* job = command.mutable_prepare()->mutable_job();
+    job->set_job_id("toy");
+    job->set_epoch(epoch);
+    *job->mutable_model() = EncodeModel(model_);
+    *job->mutable_config() = EncodeJobConfig(JobConfig());
+    v1::RankPlacement* placement = job->add_placements();
+    placement->set_worker_id("w");
+    keeper_.HandleCommand(command);
+    EXPECT_EQ(Await(v1::WorkerEvent::kPrepared).prepared().epoch(), epoch);
+    command.mutable_start()->set_job_id("toy");
+    command.mutable_start()->set_epoch(epoch);
+    keeper_.HandleCommand(command);
+  }
+  absl::StatusOr<v1::AttachResponse> Attach() {
+    v1::AttachRequest request;
+    request.set_job_id("toy");
+    request.set_world_size(1);
+    ASSIGN_OR_RETURN(const ModelLayout layout, ModelLayout::Create(model_, JobConfig().layout, 1));
+    request.set_layout_digest(LayoutDigest(layout));
+    return keeper_.Attach(request);
+  }
+  // The rank is free once the server has seen the end of the last trainer's socket.
+  std::string AttachOnceFree() {
+    const absl::Time deadline = absl::Now() + kDeadline;
+    while (absl::Now() < deadline) {
+      if (const auto attached = Attach(); attached.ok()) return attached->ticket();
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    ADD_FAILURE() << "the rank is never free";
+    return "";
+  }
+  // Connects and shows the ticket.
+  absl::StatusOr<Packet> Claim(const std::string& ticket, UniqueFd* socket) {
+    ASSIGN_OR_RETURN(*socket, ConnectPacketSocket(server_->path()));
+    RETURN_IF_ERROR(SendPacket(socket->get(), ticket));
+    return ReceivePacket(socket->get());
+  }
+
+  std::string folder_;
+  ModelSpec model_;
+  absl::Mutex mu_;
+  std::vector<v1::WorkerEvent> events_ ABSL_GUARDED_BY(mu_);
+  const std::unique_ptr<ExecutorLauncher> launcher_ = NewThreadLauncher();
+  Keeper keeper_{"w", launcher_.get(), [this](const v1::WorkerEvent& event) { Emit(event); }};
+  std::unique_ptr<DescriptorServer> server_;
+};
+
+std::string NameOf(const UniqueFd& fd) {
+  char name[256] = {};
+  const std::string link = absl::StrCat("/proc/self/fd/", fd.get());
+  return readlink(link.c_str(), name, sizeof(name) - 1) > 0 ? name : "";
+}
+
+TEST_F(DescriptorServerTest, TicketIsGoodForTheRanksDescriptorsOnce) {
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
+  UniqueFd socket, second;
+  ASSERT_OK_AND_ASSIGN(const Packet packet, Claim(attached.ticket(), &socket));
+  EXPECT_EQ(packet.bytes, "ok");
+  ASSERT_EQ(packet.fds.size(), 3);
+  EXPECT_THAT(NameOf(packet.fds[0]), HasSubstr("toy/parameters"));
+  EXPECT_THAT(NameOf(packet.fds[1]), HasSubstr("toy/0/gradients"));
+  EXPECT_THAT(NameOf(packet.fds[2]), HasSubstr("toy/0/control"));
+  ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(attached.ticket(), &second));
+  EXPECT_THAT(refused.bytes, HasSubstr("attachment 1 of rank 0 expired"));
+  EXPECT_TRUE(refused.fds.empty());
+}
+
+TEST_F(DescriptorServerTest, WhatIsNoTicketGetsNoDescriptor) {
+  for (const std::string& bad :
+       {std::string("x"), std::string("toy|0"), std::string("toy|0|1"), std::string("toy|-1|1"),
+        std::string("toy|999999999999|1"), std::string("none|0|1"), std::string(4096, '|')}) {
+    UniqueFd socket;
+    ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(bad, &socket));
+    EXPECT_TRUE(refused.fds.empty()) << bad;
+    EXPECT_THAT(refused.bytes, HasSubstr("NOT_FOUND")) << bad;
+  }
+  EXPECT_OK(Attach()) << "and the rank is still free";
+}
+
+TEST_F(DescriptorServerTest, TrainerThatSaysDetachDisturbsNobody) {
+  UniqueFd socket;
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
+  ASSERT_OK(Claim(attached.ticket(), &socket));
+  EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
+  ASSERT_OK(SendPacket(socket.get(), "detach"));
+  socket.Reset();
+  EXPECT_NE(AttachOnceFree(), attached.ticket());
+  EXPECT_FALSE(HasFailed());
+}
+
+TEST_F(DescriptorServerTest, SocketThatClosesWithoutAWordIsADeadTrainerAndEndsTheEpoch) {
+  for (const char* last_word : {"", "farewell"}) {
+    SCOPED_TRACE(last_word);
+    UniqueFd socket;
+    ASSERT_OK_AND_ASSIGN(const Packet packet, Claim(AttachOnceFree(), &socket));
+    ASSERT_EQ(packet.bytes, "ok");
+    if (*last_word != '\0') ASSERT_OK(SendPacket(socket.get(), last_word));
+    socket.Reset();
+    const v1::RankFailure failure = Await(v1::WorkerEvent::kFailure).failure();
+    EXPECT_EQ(failure.rank(), 0);
+    EXPECT_THAT(failure.reason(), HasSubstr("the trainer of rank 0 died"));
+    EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
+    StartEpoch(failure.epoch() + 1);
+  }
+}
+
+TEST_F(DescriptorServerTest, StoppingClosesTheSocketsOfAllTrainersAndIsNoFailureOfTheirs) {
+  UniqueFd socket;
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
+  ASSERT_OK(Claim(attached.ticket(), &socket));
+  server_.reset();
+  EXPECT_THAT(ReceivePacket(socket.get()), StatusIs(absl::StatusCode::kUnavailable, testing::_));
+  EXPECT_FALSE(HasFailed());
+  EXPECT_NE(access((folder_ + "/d.sock").c_str(), F_OK), 0);
+}
+
+TEST_F(DescriptorServerTest, SecondServerOnThePathIsRefused) {
+  EXPECT_THAT(DescriptorServer::Start(server_->path(), &keeper_),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(server_->path())));
+}
+
+}  // namespace
+}  // namespace tessera
