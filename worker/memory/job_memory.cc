@@ -1,8 +1,10 @@
 #include "worker/memory/job_memory.h"
 
 #include <algorithm>
+#include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "worker/memory/region.h"
 
@@ -12,10 +14,11 @@ namespace {
 // No region may be larger; keeps every sum and product below far from overflow.
 constexpr int64_t kMaxRegionBytes = int64_t{1} << 56;
 
-absl::StatusOr<int64_t> PageAligned(int64_t elements, int64_t element_bytes) {
+absl::StatusOr<int64_t> PageAligned(int64_t elements, int64_t element_bytes,
+                                    absl::string_view what) {
   if (elements > kMaxRegionBytes / element_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a region of ", elements, " elements is too large"));
+        absl::StrCat(what, ": a region of ", elements, " elements is too large"));
   }
   const int64_t bytes = std::max<int64_t>(elements * element_bytes, 1);
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -31,23 +34,24 @@ absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const Job
   memory.num_gradient_slots_ = 1 + shared_slots;
   for (int i = 0; i < num_units; ++i) {
     const UnitLayout& unit = layout.units[i];
+    const std::string name = absl::StrCat("unit '", unit.flat.unit_name(), "'");
     UnitMemory& placed = memory.units_.emplace_back();
     placed.parameter_offset_bytes = memory.parameter_region_bytes_;
-    ASSIGN_OR_RETURN(placed.parameter_bytes,
-                     PageAligned(unit.shards.padded_numel(), SizeBytes(config.compute_dtype)));
+    ASSIGN_OR_RETURN(placed.parameter_bytes, PageAligned(unit.shards.padded_numel(),
+                                                         SizeBytes(config.compute_dtype), name));
     memory.parameter_region_bytes_ += placed.parameter_bytes;
     placed.gradient_slot = i == 0 ? 0 : 1 + (i - 1) % shared_slots;
     placed.shard_offset_elements = memory.shard_numel_;
     memory.shard_numel_ += unit.shards.shard_numel();
     // Slots also stage initial values in fp32, so they are sized for that.
-    ASSIGN_OR_RETURN(const int64_t slot_bytes, PageAligned(unit.shards.padded_numel(), 4));
+    ASSIGN_OR_RETURN(const int64_t slot_bytes, PageAligned(unit.shards.padded_numel(), 4, name));
     memory.gradient_slot_bytes_ = std::max(memory.gradient_slot_bytes_, slot_bytes);
     if (memory.parameter_region_bytes_ > kMaxRegionBytes || memory.shard_numel_ > kMaxRegionBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("unit '", unit.flat.unit_name(), "': the job is too large"));
+      return absl::InvalidArgumentError(absl::StrCat(name, ": the job is too large"));
     }
   }
-  ASSIGN_OR_RETURN(memory.state_array_bytes_, PageAligned(memory.shard_numel_, 4));
+  ASSIGN_OR_RETURN(memory.state_array_bytes_,
+                   PageAligned(memory.shard_numel_, 4, "a rank's shards"));
   if (memory.gradient_slot_bytes_ > kMaxRegionBytes / memory.num_gradient_slots_) {
     return absl::InvalidArgumentError("gradient slots: the job is too large");
   }

@@ -199,7 +199,8 @@ TEST(JobMemoryTest, AbsurdSizesAreRefusedByName) {
   model.units.push_back({"huge", {{"w", {int64_t{1} << 60}, DType::kFp32}}});
   ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, LayoutOptions(), 1));
   EXPECT_THAT(JobMemory::Create(layout, JobConfig()),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("too large")));
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       testing::AllOf(HasSubstr("unit 'huge'"), HasSubstr("too large"))));
 }
 
 TEST(JobConfigTest, EachBadFieldIsNamed) {

@@ -114,10 +114,11 @@ class WorkerServerImpl : public WorkerServer {
   void Stop() override {
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
     if (agent_ != nullptr) agent_->Stop();
+    // Who holds the descriptor socket owns the folder; without it, it is another worker's.
+    if (descriptors_ != nullptr) unlink(socket_path_.c_str());
     descriptors_.reset();
     if (keeper_ != nullptr) keeper_->Shutdown();
     server_.reset();
-    unlink(socket_path_.c_str());
   }
 
   std::string address() const override { return absl::StrCat("unix:", socket_path_); }
