@@ -27,7 +27,7 @@ struct EpochFailure {
 
 struct EpochRuntime {
   EpochRuntime() = default;
-  EpochRuntime(Epoch epoch, const std::vector<RankPlacement>& placements, JobSpecPtr spec,
+  EpochRuntime(Epoch epoch, const std::vector<RankPlacement>& placements, const JobSpecPtr& spec,
                Step committed_step)
       : epoch(epoch),
         gather(placements),
