@@ -1,4 +1,5 @@
-// Saving to a full disk: a real one, a small file system that only this process sees.
+// Saving to a full disk, and a journal on one: a real one, a small file system that only this
+// process sees.
 #include <fcntl.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -9,13 +10,16 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "base/unique_fd.h"
+#include "client/cpp/job_rpc.h"
 #include "gtest/gtest.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/memory/job_codec.h"
 #include "worker/storage/model_file.h"
 
 namespace tessera {
@@ -53,18 +57,19 @@ absl::Status EnterOwnMountNamespace() {
 
 class FullDiskTest : public testing::Test {
  protected:
+  static void SetUpTestSuite() { own_namespace_ = EnterOwnMountNamespace(); }
   void SetUp() override {
     folder_ = "/tmp/tessera-disk-XXXXXX";
     ASSERT_NE(mkdtemp(folder_.data()), nullptr);
     disk_ = folder_ + "/disk";
     ASSERT_TRUE(std::filesystem::create_directory(disk_));
-    const absl::Status own = EnterOwnMountNamespace();
-    if (!own.ok()) GTEST_SKIP() << "no mount namespace: " << own;
-    if (mount("tmpfs", disk_.c_str(), "tmpfs", 0, "size=65536") != 0)
+    if (!own_namespace_.ok()) GTEST_SKIP() << "no mount namespace: " << own_namespace_;
+    if (mount("tmpfs", disk_.c_str(), "tmpfs", 0, "size=8388608") != 0)
       GTEST_SKIP() << "no file system of its own: " << ErrnoStatus(errno, "mount");
     mounted_ = true;
     LocalCluster::Options options;
     options.num_devices = kWorldSize;
+    options.journal_path = journal();
     auto cluster = LocalCluster::Start(options);
     ASSERT_OK(cluster);
     cluster_ = *std::move(cluster);
@@ -82,11 +87,24 @@ class FullDiskTest : public testing::Test {
     ASSERT_EQ(errno, ENOSPC);
   }
   std::string ballast() const { return disk_ + "/ballast"; }
+  std::string journal() const { return disk_ + "/journal"; }
+  absl::Status CreateAnotherJob() {
+    v1::CreateJobRequest request;
+    request.set_request_id(NewRequestId());
+    request.set_job_id("another");
+    *request.mutable_model() = EncodeModel(testing_support::ToyModel(400));  // Some pages.
+    *request.mutable_config() = EncodeJobConfig(JobConfig());
+    return CreateJob(cluster_->coordinator_address(), request, absl::Now() + absl::Seconds(10))
+        .status();
+  }
 
+  static absl::Status own_namespace_;
   bool mounted_ = false;
   std::string folder_, disk_;
   std::unique_ptr<LocalCluster> cluster_;
 };
+
+absl::Status FullDiskTest::own_namespace_;
 
 TEST_F(FullDiskTest, SaveFailsByNameOnEveryRankThePreviousFileStaysAndTrainingGoesOn) {
   const SessionOptions options = testing_support::ToyOptions(*cluster_, "toy", kWorldSize);
@@ -127,6 +145,22 @@ TEST_F(FullDiskTest, SaveFailsByNameOnEveryRankThePreviousFileStaysAndTrainingGo
   EXPECT_THAT(values,
               testing::Pointwise(testing::FloatNear(2e-6f),
                                  testing_support::ReferenceRun(options.model, options.config, 6)));
+}
+
+TEST_F(FullDiskTest, JournalRefusesNewJobsByNameWhileTrainingGoesOn) {
+  const SessionOptions options = testing_support::ToyOptions(*cluster_, "toy", kWorldSize);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.TrainTo(2));
+  FillDisk();
+  EXPECT_THAT(CreateAnotherJob(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(journal())));
+  EXPECT_THAT(GetJob(cluster_->coordinator_address(), "another", absl::Now() + absl::Seconds(10)),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("'another'")))
+      << "what could not be journalled was not done";
+  ASSERT_OK(team.TrainTo(6));
+  ASSERT_TRUE(std::filesystem::remove(ballast()));
+  EXPECT_OK(CreateAnotherJob());
+  ASSERT_OK(team.TrainTo(8));
 }
 
 }  // namespace
