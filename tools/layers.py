@@ -13,7 +13,7 @@ Violation = collections.namedtuple("Violation", ["path", "line", "include", "rea
 
 _GRPC = r"grpc|.*\.grpc\.pb\.h$"
 _PROTO = r"proto/|google/protobuf/|.*\.pb\.h$"
-_FOLDERS = r"(?:base|layout|net|proto|coordinator|worker|client|tests)/"
+_FOLDERS = r"(?:base|layout|job|net|proto|coordinator|worker|client|tests)/"
 _TESTS = r".*_test\.cc$|tests/"
 
 # `where` and `unless` match from the start of the including file's path, `forbidden` from the
@@ -22,14 +22,17 @@ RULES = [
     Rule(r"base/", None, r"(?!base/)" + _FOLDERS, "base includes nothing above it"),
     Rule(r"layout/", _TESTS, r"(?!base/|layout/)" + _FOLDERS, "layout includes only base"),
     Rule(r"proto/", None, r"(?!base/|proto/)" + _FOLDERS, "proto includes only base"),
+    Rule(r"job/", _TESTS, r"(?!base/|layout/|proto/|job/)" + _FOLDERS,
+         "job includes only base, layout and the wire's messages"),
+    Rule(r"job/job_config", _TESTS, _PROTO + r"|job/job_codec", "a job's config knows no wire"),
     Rule(r"net/", _TESTS, r"(?!base/|net/)" + _FOLDERS, "net includes only base"),
-    Rule(r"coordinator/core/", _TESTS, r"(?!base/|layout/|coordinator/core/)" + _FOLDERS,
-         "the coordinator's core includes only base and layout"),
+    Rule(r"coordinator/core/", _TESTS, r"(?!base/|layout/|job/job_config|coordinator/core/)" + _FOLDERS,
+         "the coordinator's core includes only base, layout and a job's config"),
     Rule(r"coordinator/", None, r"worker/|client/", "the coordinator includes no worker or client"),
     Rule(r"worker/", None, r"coordinator/|client/", "the worker includes no coordinator or client"),
     Rule(r"client/", None, r"worker/engine/|worker/agent/|worker/storage/|coordinator/core/",
          "clients see the worker's memory protocol and its servers, not their insides"),
-    Rule(r"worker/engine/", _TESTS, _GRPC + "|" + _PROTO + r"|net/|worker/storage/|sqlite3|etcd",
+    Rule(r"worker/engine/", _TESTS, _GRPC + "|" + _PROTO + r"|job/job_codec|net/|worker/storage/|sqlite3|etcd",
          "the engine includes no gRPC, no proto, no net and no storage"),
     Rule(r"worker/(?:engine|device|comm)/", None, r"worker/(?:agent|service|keeper)/",
          "the engine, its devices and collectives include nothing above them"),
@@ -48,7 +51,7 @@ RULES = [
 ]
 
 SOURCE = re.compile(
-    r"^(?:base|layout|net|proto|coordinator|worker|client|tests)/.*\.(?:h|cc|cu|cuh|c|inc)$")
+    r"^(?:base|layout|job|net|proto|coordinator|worker|client|tests)/.*\.(?:h|cc|cu|cuh|c|inc)$")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 

@@ -9,9 +9,9 @@
 #include "base/status_macros.h"
 #include "client/cpp/job_rpc.h"
 #include "client/cpp/session.h"
+#include "job/job_codec.h"
 #include "layout/layout_digest.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/job_codec.h"
 
 namespace tessera {
 

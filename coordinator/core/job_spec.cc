@@ -39,8 +39,8 @@ absl::Status CheckGroups(const ModelSpec& model, const JobConfig& config) {
     for (const TensorSpec& parameter : unit.parameters) known.insert(parameter.name);
   }
   absl::flat_hash_map<absl::string_view, size_t> group_of;
-  for (size_t i = 0; i < config.param_groups.size(); ++i) {
-    const ParamGroup& group = config.param_groups[i];
+  for (size_t i = 0; i < config.groups.size(); ++i) {
+    const ParamGroup& group = config.groups[i];
     RETURN_IF_ERROR(CheckHyperParameters(i, group));
     if ((i == 0) != group.parameter_names.empty()) {
       return Invalid(absl::StrCat("param group ", i),
@@ -93,18 +93,18 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"strategy", absl::StrCat(static_cast<int>(c.strategy))},
       {"compute_dtype", std::string(Name(c.compute_dtype))},
       {"reduce_dtype", std::string(Name(c.reduce_dtype))},
-      {"parameter_alignment_bytes", absl::StrCat(c.parameter_alignment_bytes)},
-      {"shard_alignment_bytes", absl::StrCat(c.shard_alignment_bytes)},
+      {"parameter_alignment_bytes", absl::StrCat(c.layout.parameter_alignment_bytes)},
+      {"shard_alignment_bytes", absl::StrCat(c.layout.shard_alignment_bytes)},
       {"optimizer kind", absl::StrCat(static_cast<int>(c.optimizer))},
-      {"number of param groups", absl::StrCat(c.param_groups.size())},
+      {"number of param groups", absl::StrCat(c.groups.size())},
       {"max_gradient_norm", absl::StrCat(c.max_gradient_norm)},
       {"max_gathered_units", absl::StrCat(c.max_gathered_units)},
       {"gradient_slots", absl::StrCat(c.gradient_slots)},
       {"collective_timeout_ms", absl::StrCat(absl::ToInt64Milliseconds(c.collective_timeout))},
       {"backward_prefetch", c.backward_prefetch ? "true" : "false"},
   };
-  for (size_t i = 0; i < c.param_groups.size(); ++i) {
-    fields.emplace_back(absl::StrCat("param group ", i), GroupText(c.param_groups[i]));
+  for (size_t i = 0; i < c.groups.size(); ++i) {
+    fields.emplace_back(absl::StrCat("param group ", i), GroupText(c.groups[i]));
   }
   return fields;
 }
@@ -113,9 +113,7 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
 
 absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_t submitting_rank) {
   RETURN_IF_ERROR(CheckConfig(config));
-  LayoutOptions options;
-  options.parameter_alignment_bytes = config.parameter_alignment_bytes;
-  options.shard_alignment_bytes = config.shard_alignment_bytes;
+  LayoutOptions options = config.layout;
   options.alignment_dtype = config.compute_dtype;
   ASSIGN_OR_RETURN(const ModelLayout layout,
                    ModelLayout::Create(model, options, config.world_size));

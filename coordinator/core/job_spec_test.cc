@@ -30,7 +30,7 @@ ModelSpec TwoUnits() {
 JobConfig Config() {
   JobConfig config;
   config.world_size = 2;
-  config.param_groups.resize(1);
+  config.groups.resize(1);
   return config;
 }
 
@@ -74,14 +74,14 @@ TEST(JobSpecTest, BadConfigsAreRefusedByField) {
   refused([](JobConfig* c) { c->compute_dtype = DType::kInt32; }, "compute_dtype");
   refused([](JobConfig* c) { c->reduce_dtype = DType::kInt64; }, "reduce_dtype");
   refused([](JobConfig* c) { c->max_gradient_norm = -1; }, "max_gradient_norm");
-  refused([](JobConfig* c) { c->param_groups[0].beta1 = std::numeric_limits<double>::quiet_NaN(); },
+  refused([](JobConfig* c) { c->groups[0].beta1 = std::numeric_limits<double>::quiet_NaN(); },
           "beta1");
-  refused([](JobConfig* c) { c->param_groups.push_back({{"ghost"}}); }, "ghost");
-  refused([](JobConfig* c) { c->param_groups.push_back({}); }, "param group 1");
+  refused([](JobConfig* c) { c->groups.push_back({{"ghost"}}); }, "ghost");
+  refused([](JobConfig* c) { c->groups.push_back({}); }, "param group 1");
   refused(
       [](JobConfig* c) {
-        c->param_groups.push_back({{"root.w"}});
-        c->param_groups.push_back({{"root.w"}});
+        c->groups.push_back({{"root.w"}});
+        c->groups.push_back({{"root.w"}});
       },
       "root.w");
 }
@@ -105,7 +105,7 @@ TEST(JobSpecTest, DifferenceNamesBothRanksAndTheField) {
               StatusIs(kInvalid, AllOf(HasSubstr("rank 0: 2"), HasSubstr("the caller: 4"),
                                        HasSubstr("world_size"))));
   other = Config();
-  other.param_groups[0].weight_decay = 0.5;
+  other.groups[0].weight_decay = 0.5;
   EXPECT_THAT(CompareJobSpecs(*a, **MakeJobSpec(TwoUnits(), other, 1)),
               StatusIs(kInvalid, AllOf(HasSubstr("param group 0"), HasSubstr("decay 0.5"))));
 }

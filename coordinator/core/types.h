@@ -9,40 +9,11 @@
 
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "job/job_config.h"
 #include "layout/dtype.h"
 #include "layout/tensor_spec.h"
 
 namespace tessera::coordinator {
-
-enum class Strategy { kFullShard, kShardGradOp, kNoShard };
-enum class OptimizerKind { kSgd, kAdam, kAdamW };
-
-// Hyper-parameters of some parameters. In the first group `parameter_names` is empty: all others.
-struct ParamGroup {
-  std::vector<std::string> parameter_names;
-  double learning_rate = 0;
-  double beta1 = 0;
-  double beta2 = 0;
-  double epsilon = 0;
-  double weight_decay = 0;
-  double momentum = 0;
-};
-
-struct JobConfig {
-  int32_t world_size = 1;
-  Strategy strategy = Strategy::kFullShard;
-  DType compute_dtype = DType::kFp32;
-  DType reduce_dtype = DType::kFp32;
-  int64_t parameter_alignment_bytes = 16;
-  int64_t shard_alignment_bytes = 128;
-  OptimizerKind optimizer = OptimizerKind::kSgd;
-  std::vector<ParamGroup> param_groups;
-  double max_gradient_norm = 0;
-  int32_t max_gathered_units = 0;
-  int32_t gradient_slots = 0;
-  absl::Duration collective_timeout;
-  bool backward_prefetch = false;
-};
 
 // What a job is. Immutable once it exists; shared between the state and its snapshots.
 struct JobSpec {

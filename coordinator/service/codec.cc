@@ -9,7 +9,8 @@
 #include "coordinator/core/order_validator.h"
 #include "coordinator/core/rendezvous.h"
 #include "coordinator/service/field_checks.h"
-#include "coordinator/service/spec_codec.h"
+#include "job/field_limits.h"
+#include "job/job_codec.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -146,7 +147,7 @@ absl::StatusOr<CreateJobEvent> Decode(const v1::CreateJobRequest& request) {
   RETURN_IF_ERROR(CheckJobId(request.job_id()));
   RETURN_IF_ERROR(CheckRange("submitting_rank", request.submitting_rank(), -1, kMaxWorldSize));
   ASSIGN_OR_RETURN(ModelSpec model, DecodeModel(request.model()));
-  ASSIGN_OR_RETURN(JobConfig config, DecodeConfig(request.config()));
+  ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(request.config()));
   ASSIGN_OR_RETURN(JobSpecPtr spec,
                    MakeJobSpec(std::move(model), std::move(config), request.submitting_rank()));
   return CreateJobEvent{request.request_id(), JobId(request.job_id()), std::move(spec)};
@@ -219,7 +220,7 @@ v1::Job Encode(const JobView& view) {
   v1::Job job;
   job.set_job_id(view.id.value());
   *job.mutable_model() = EncodeModel(view.spec->model);
-  *job.mutable_config() = EncodeConfig(view.spec->config);
+  *job.mutable_config() = EncodeJobConfig(view.spec->config);
   job.set_state(EncodeState(view.status.state));
   job.set_epoch(view.status.epoch.value());
   job.set_committed_step(view.committed_step.value());

@@ -44,18 +44,6 @@ absl::Status CheckValueKey(absl::string_view key) {
                    [](unsigned char c) { return absl::ascii_isprint(c); });
 }
 
-absl::Status CheckName(absl::string_view field, absl::string_view name) {
-  if (name.size() <= kMaxNameBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " '", absl::CHexEscape(Truncated(name, 80)),
-                                                 "...': longer than ", kMaxNameBytes, " bytes"));
-}
-
-absl::Status CheckRange(absl::string_view field, int64_t value, int64_t min, int64_t max) {
-  if (value >= min && value <= max) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", value, "; it must be between ", min, " and ", max));
-}
-
 absl::string_view Truncated(absl::string_view text, size_t max) { return text.substr(0, max); }
 
 }  // namespace tessera::coordinator

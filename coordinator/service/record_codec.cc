@@ -8,8 +8,8 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "coordinator/core/order_validator.h"
-#include "coordinator/service/spec_codec.h"
 #include "coordinator/storage/records.pb.h"
+#include "job/job_codec.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -46,7 +46,7 @@ struct Encoder {
   void operator()(const JobSpecRecord& r) {
     journal::JobSpec spec;
     spec.set_model(EncodeModel(r.spec->model).SerializeAsString());
-    spec.set_config(EncodeConfig(r.spec->config).SerializeAsString());
+    spec.set_config(EncodeJobConfig(r.spec->config).SerializeAsString());
     spec.set_submitting_rank(r.spec->submitting_rank);
     spec.set_layout_digest(r.spec->layout_digest);
     Put(absl::StrCat("job/", r.job.value(), "/spec"), spec);
@@ -144,7 +144,7 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
   }
   absl::StatusOr<ModelSpec> decoded_model = DecodeModel(model);
   if (!decoded_model.ok()) return Unreadable(row, decoded_model.status().message());
-  absl::StatusOr<JobConfig> decoded_config = DecodeConfig(config);
+  absl::StatusOr<JobConfig> decoded_config = DecodeJobConfig(config);
   if (!decoded_config.ok()) return Unreadable(row, decoded_config.status().message());
   return JobSpecRecord{
       job, std::make_shared<JobSpec>(JobSpec{*std::move(decoded_model), *std::move(decoded_config),

@@ -8,11 +8,11 @@
 #include "absl/time/clock.h"
 #include "base/status_matchers.h"
 #include "client/cpp/job_rpc.h"
+#include "job/job_codec.h"
 #include "nlohmann/json.hpp"
 #include "tests/fault/process_cluster.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
-#include "worker/memory/job_codec.h"
 
 namespace tessera {
 namespace {

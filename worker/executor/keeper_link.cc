@@ -2,8 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "job/job_codec.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/job_codec.h"
 
 namespace tessera {
 

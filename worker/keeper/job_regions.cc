@@ -5,11 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "job/job_codec.h"
 #include "proto/executor.pb.h"
 #include "worker/comm/shm/shm_communicator.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/job_codec.h"
 
 namespace tessera {
 namespace {

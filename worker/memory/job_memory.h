@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "job/job_config.h"
 #include "layout/model_layout.h"
-#include "worker/memory/job_config.h"
 
 namespace tessera {
 

@@ -203,31 +203,5 @@ TEST(JobMemoryTest, AbsurdSizesAreRefusedByName) {
                        testing::AllOf(HasSubstr("unit 'huge'"), HasSubstr("too large"))));
 }
 
-TEST(JobConfigTest, EachBadFieldIsNamed) {
-  ModelSpec model;
-  model.units.push_back({"u", {{"w", {4}, DType::kFp32}}});
-  const auto expect = [&](const JobConfig& config, const std::string& text) {
-    EXPECT_THAT(ValidateJobConfig(config, model),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
-  };
-  JobConfig config;
-  EXPECT_OK(ValidateJobConfig(config, model));
-  config.world_size = 0;
-  expect(config, "world_size 0");
-  config = JobConfig();
-  config.compute_dtype = DType::kFp64;
-  expect(config, "compute_dtype fp64");
-  config = JobConfig();
-  config.groups[0].beta2 = 1.0;
-  expect(config, "param group 0: beta2");
-  config = JobConfig();
-  config.groups.push_back({{"nope"}});
-  expect(config, "'nope'");
-  config = JobConfig();
-  config.groups.push_back({{"w"}});
-  config.groups.push_back({{"w"}});
-  expect(config, "'w' is in two param groups");
-}
-
 }  // namespace
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include "worker/memory/job_config.h"
+#include "job/job_config.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,12 +1,12 @@
-#include "coordinator/service/spec_codec.h"
+#include "job/job_codec.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "coordinator/service/field_checks.h"
+#include "job/field_limits.h"
 
-namespace tessera::coordinator {
+namespace tessera {
 namespace {
 
 absl::StatusOr<TensorSpec> DecodeParameter(const v1::ParameterSpec& parameter) {
@@ -160,7 +160,7 @@ absl::StatusOr<ModelSpec> DecodeModel(const v1::ModelSpec& model) {
   return decoded;
 }
 
-absl::StatusOr<JobConfig> DecodeConfig(const v1::JobConfig& config) {
+absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
   JobConfig decoded;
   RETURN_IF_ERROR(CheckRange("config: world_size", config.world_size(), 1, kMaxWorldSize));
   decoded.world_size = config.world_size();
@@ -171,11 +171,13 @@ absl::StatusOr<JobConfig> DecodeConfig(const v1::JobConfig& config) {
   absl::StatusOr<DType> reduce = DecodeDType(config.reduce_dtype());
   if (!reduce.ok()) return Annotate(reduce.status(), "config: reduce_dtype");
   decoded.reduce_dtype = *reduce;
-  decoded.parameter_alignment_bytes = config.parameter_alignment_bytes();
-  decoded.shard_alignment_bytes = config.shard_alignment_bytes();
+  decoded.layout.parameter_alignment_bytes = config.parameter_alignment_bytes();
+  decoded.layout.shard_alignment_bytes = config.shard_alignment_bytes();
+  decoded.layout.alignment_dtype = decoded.compute_dtype;
   ASSIGN_OR_RETURN(decoded.optimizer, DecodeOptimizer(config.optimizer().kind()));
+  decoded.groups.clear();  // Of the default one.
   for (const v1::ParamGroup& group : config.optimizer().groups()) {
-    decoded.param_groups.push_back(DecodeGroup(group));
+    decoded.groups.push_back(DecodeGroup(group));
   }
   decoded.max_gradient_norm = config.max_gradient_norm();
   decoded.max_gathered_units = config.max_gathered_units();
@@ -204,16 +206,16 @@ v1::ModelSpec EncodeModel(const ModelSpec& model) {
   return encoded;
 }
 
-v1::JobConfig EncodeConfig(const JobConfig& config) {
+v1::JobConfig EncodeJobConfig(const JobConfig& config) {
   v1::JobConfig encoded;
   encoded.set_world_size(config.world_size);
   encoded.set_strategy(EncodeStrategy(config.strategy));
   encoded.set_compute_dtype(EncodeDType(config.compute_dtype));
   encoded.set_reduce_dtype(EncodeDType(config.reduce_dtype));
-  encoded.set_parameter_alignment_bytes(config.parameter_alignment_bytes);
-  encoded.set_shard_alignment_bytes(config.shard_alignment_bytes);
+  encoded.set_parameter_alignment_bytes(config.layout.parameter_alignment_bytes);
+  encoded.set_shard_alignment_bytes(config.layout.shard_alignment_bytes);
   encoded.mutable_optimizer()->set_kind(EncodeOptimizer(config.optimizer));
-  for (const ParamGroup& group : config.param_groups) {
+  for (const ParamGroup& group : config.groups) {
     EncodeGroup(group, encoded.mutable_optimizer()->add_groups());
   }
   encoded.set_max_gradient_norm(config.max_gradient_norm);
@@ -224,4 +226,4 @@ v1::JobConfig EncodeConfig(const JobConfig& config) {
   return encoded;
 }
 
-}  // namespace tessera::coordinator
+}  // namespace tessera

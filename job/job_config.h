@@ -1,6 +1,6 @@
 // How a job trains: what JobConfig of the wire says, checked. Plain values.
-#ifndef TESSERA_WORKER_MEMORY_JOB_CONFIG_H_
-#define TESSERA_WORKER_MEMORY_JOB_CONFIG_H_
+#ifndef TESSERA_JOB_JOB_CONFIG_H_
+#define TESSERA_JOB_JOB_CONFIG_H_
 
 #include <string>
 #include <vector>
@@ -54,4 +54,4 @@ int GroupOf(const JobConfig& config, const std::string& parameter_name);
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_MEMORY_JOB_CONFIG_H_
+#endif  // TESSERA_JOB_JOB_CONFIG_H_

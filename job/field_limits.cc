@@ -1,0 +1,20 @@
+#include "job/field_limits.h"
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+
+absl::Status CheckName(absl::string_view field, absl::string_view name) {
+  if (name.size() <= kMaxNameBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " '", absl::CHexEscape(name.substr(0, 80)),
+                                                 "...': longer than ", kMaxNameBytes, " bytes"));
+}
+
+absl::Status CheckRange(absl::string_view field, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, "; it must be between ", min, " and ", max));
+}
+
+}  // namespace tessera
