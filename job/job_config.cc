@@ -10,30 +10,19 @@
 namespace tessera {
 namespace {
 
-absl::Status ValidateGroup(const ParamGroup& group, size_t index) {
-  const auto in_unit_interval = [](double x) { return x >= 0.0 && x < 1.0; };
-  const auto non_negative = [](double x) { return std::isfinite(x) && x >= 0.0; };
-  const char* bad = nullptr;
-  if (!non_negative(group.learning_rate)) bad = "learning_rate";
-  if (!in_unit_interval(group.beta1)) bad = "beta1";
-  if (!in_unit_interval(group.beta2)) bad = "beta2";
-  if (!non_negative(group.epsilon)) bad = "epsilon";
-  if (!non_negative(group.weight_decay)) bad = "weight_decay";
-  if (!in_unit_interval(group.momentum)) bad = "momentum";
-  if (bad == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("param group ", index, ": ", bad, " is out of range"));
-}
-
 absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
   if (config.groups.empty()) return absl::InvalidArgumentError("optimizer: no param group");
+  if (config.groups.size() > kMaxParamGroups) {
+    return absl::InvalidArgumentError(absl::StrCat("optimizer: ", config.groups.size(),
+                                                   " param groups; at most ", kMaxParamGroups));
+  }
   absl::flat_hash_set<std::string> known;
   for (const UnitSpec& unit : model.units) {
     for (const TensorSpec& spec : unit.parameters) known.insert(spec.name);
   }
   absl::flat_hash_set<std::string> claimed;
   for (size_t i = 0; i < config.groups.size(); ++i) {
-    RETURN_IF_ERROR(ValidateGroup(config.groups[i], i));
+    RETURN_IF_ERROR(ValidateHyperParameters(config.groups[i], i));
     if (i > 0 && config.groups[i].parameter_names.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("param group ", i, ": names no parameter"));
     }
@@ -54,6 +43,21 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
 bool IsTrainingDType(DType dtype) { return dtype == DType::kFp32 || dtype == DType::kBf16; }
 
 }  // namespace
+
+absl::Status ValidateHyperParameters(const HyperParameters& numbers, size_t group) {
+  const auto in_unit_interval = [](double x) { return x >= 0.0 && x < 1.0; };
+  const auto non_negative = [](double x) { return std::isfinite(x) && x >= 0.0; };
+  const char* bad = nullptr;
+  if (!non_negative(numbers.learning_rate)) bad = "learning_rate";
+  if (!in_unit_interval(numbers.beta1)) bad = "beta1";
+  if (!in_unit_interval(numbers.beta2)) bad = "beta2";
+  if (!non_negative(numbers.epsilon)) bad = "epsilon";
+  if (!non_negative(numbers.weight_decay)) bad = "weight_decay";
+  if (!in_unit_interval(numbers.momentum)) bad = "momentum";
+  if (bad == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("param group ", group, ": ", bad, " is out of range"));
+}
 
 absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) {
   if (config.world_size < 1 || config.world_size > 1024) {

@@ -20,14 +20,20 @@ enum class Strategy {
 
 enum class OptimizerKind { kSgd, kAdam, kAdamW };
 
-struct ParamGroup {
-  std::vector<std::string> parameter_names;  // Empty in the first group: all others.
+// What may change from step to step. An optimizer reads those that its formula has.
+struct HyperParameters {
   double learning_rate = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0.0;
   double momentum = 0.0;
+};
+
+inline constexpr int kMaxParamGroups = 64;
+
+struct ParamGroup : HyperParameters {
+  std::vector<std::string> parameter_names;  // Empty in the first group: all others.
 };
 
 struct JobConfig {
@@ -48,6 +54,9 @@ struct JobConfig {
 // Errors: InvalidArgument  naming the field, or the param group's parameter that the model lacks
 //                          or that two groups claim.
 absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model);
+
+// Errors: InvalidArgument  naming the param group and the number that is out of range.
+absl::Status ValidateHyperParameters(const HyperParameters& numbers, size_t group);
 
 // Index into config.groups for a parameter.
 int GroupOf(const JobConfig& config, const std::string& parameter_name);

@@ -9,6 +9,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
+ParamGroup GroupNaming(const char* parameter) {
+  ParamGroup group;
+  group.parameter_names = {parameter};
+  return group;
+}
+
 TEST(JobConfigTest, EachBadFieldIsNamed) {
   ModelSpec model;
   model.units.push_back({"u", {{"w", {4}, DType::kFp32}}});
@@ -27,12 +33,15 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   config.groups[0].beta2 = 1.0;
   expect(config, "param group 0: beta2");
   config = JobConfig();
-  config.groups.push_back({{"nope"}});
+  config.groups.push_back(GroupNaming("nope"));
   expect(config, "'nope'");
   config = JobConfig();
-  config.groups.push_back({{"w"}});
-  config.groups.push_back({{"w"}});
+  config.groups.push_back(GroupNaming("w"));
+  config.groups.push_back(GroupNaming("w"));
   expect(config, "'w' is in two param groups");
+  config = JobConfig();
+  config.groups.resize(kMaxParamGroups + 1);
+  expect(config, "65 param groups; at most 64");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Session: operations. What waits is in Await.
 #include "client/cpp/session.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -22,7 +23,7 @@ absl::Status Session::CheckUnit(int unit) const {
   return absl::InvalidArgumentError(absl::StrCat("no unit ", unit, " of ", num_units()));
 }
 
-absl::Status Session::Submit(OpKind kind, int unit, double learning_rate_scale) {
+absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step) {
   ControlPage* control = page();
   const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
   RETURN_IF_ERROR(
@@ -33,7 +34,9 @@ absl::Status Session::Submit(OpKind kind, int unit, double learning_rate_scale) 
   op.kind = kind;
   op.epoch = epoch_;
   op.unit = unit;
-  op.learning_rate_scale = learning_rate_scale;
+  op.learning_rate_scale = step.learning_rate_scale;
+  op.num_groups = step.groups.size();
+  std::copy(step.groups.begin(), step.groups.end(), control->step_groups);
   Publish(&control->submitted, number + 1);
   return absl::OkStatus();
 }
@@ -104,15 +107,23 @@ const std::byte* Session::parameter(int unit, int parameter) const {
                                 SizeBytes(options_.config.compute_dtype);
 }
 
-absl::StatusOr<StepResult> Session::Step(double learning_rate_scale) {
-  if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("learning-rate scale ", learning_rate_scale));
+absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
+  if (!std::isfinite(options.learning_rate_scale) || options.learning_rate_scale < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("learning-rate scale ", options.learning_rate_scale));
   }
+  if (!options.groups.empty() && options.groups.size() != options_.config.groups.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step with hyper-parameters of ", options.groups.size(),
+                     " param groups; the job has ", options_.config.groups.size()));
+  }
+  for (size_t i = 0; i < options.groups.size(); ++i)
+    RETURN_IF_ERROR(ValidateHyperParameters(options.groups[i], i));
   for (int unit = 0; unit < num_units(); ++unit) {
     if (windows_[unit] != Window::kClosed) RETURN_IF_ERROR(Reshard(unit));
     if (gradients_[unit].begun) RETURN_IF_ERROR(Reduce(unit));
   }
-  RETURN_IF_ERROR(Submit(OpKind::kStep, -1, learning_rate_scale));
+  RETURN_IF_ERROR(Submit(OpKind::kStep, -1, options));
   ASSIGN_OR_RETURN(const double norm, AwaitResult(OpKind::kStep));
   return StepResult{next_step() - 1, norm};
 }

@@ -54,6 +54,12 @@ struct SessionOptions {
   bool guard_windows = true;  // See window_guard.h.
 };
 
+struct StepOptions {
+  double learning_rate_scale = 1.0;  // Multiplies each param group's learning rate.
+  // This step's numbers, one for each of config.groups, the same on all ranks; empty: the job's.
+  std::vector<HyperParameters> groups;
+};
+
 struct StepResult {
   int64_t step = 0;
   double gradient_norm = 0;  // Global, before clipping.
@@ -114,9 +120,12 @@ class Session {
   // --- Steps ---
   // Reshards what is unsharded and reduces what was not, then votes and updates.
   // Errors: FailedPrecondition  NaN or Inf in some rank's gradient: nothing was changed, the
-  //                             gradients are dropped; InvalidArgument  ranks disagree on the
-  //                             scale.
-  absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0);
+  //                             gradients are dropped; InvalidArgument  a number is out of range
+  //                             (named), or ranks disagree on one.
+  absl::StatusOr<StepResult> Step(const StepOptions& options);
+  absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0) {
+    return Step(StepOptions{learning_rate_scale, {}});
+  }
   absl::Status DropGradients();
   // Writes the consolidated model; collective. `path` is on a file system that all workers share.
   absl::Status Save(const std::string& path);
@@ -143,7 +152,7 @@ class Session {
   absl::Status MapRegions(std::vector<UniqueFd> fds);
   void ResetEpoch();
   absl::Status CheckUnit(int unit) const;
-  absl::Status Submit(OpKind kind, int unit, double learning_rate_scale = 1.0);
+  absl::Status Submit(OpKind kind, int unit, const StepOptions& step = StepOptions());
   // `what` is only called for the text of an error.
   absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
   absl::StatusOr<double> AwaitResult(OpKind kind);

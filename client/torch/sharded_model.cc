@@ -47,7 +47,9 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   absl::Status Open();
   Session& session() override { return *session_; }
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
-  absl::StatusOr<StepResult> StepWithResult(double scale) override { return session_->Step(scale); }
+  absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override {
+    return session_->Step(options);
+  }
   bool SetSync(bool sync) override { return std::exchange(sync_, sync); }
 
   void PreForward(int unit) override;

@@ -51,7 +51,10 @@ class ShardedModel {
                                int* redone = nullptr) = 0;
 
   // As Session::Step.
-  virtual absl::StatusOr<StepResult> StepWithResult(double learning_rate_scale = 1.0) = 0;
+  virtual absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) = 0;
+  absl::StatusOr<StepResult> StepWithResult(double learning_rate_scale = 1.0) {
+    return StepWithResult(StepOptions{learning_rate_scale, {}});
+  }
   absl::Status Step(double learning_rate_scale = 1.0) {
     return StepWithResult(learning_rate_scale).status();
   }

@@ -40,8 +40,16 @@ int main(int argc, char** argv) {
     fflush(stdout);
     while (step == pause_at && access(resume_file.c_str(), F_OK) != 0) usleep(1000);
   };
+  // Every step has numbers of its own, so that one that is redone with another's would show.
+  const auto numbers = [&](int64_t step) {
+    tessera::StepOptions of_step;
+    of_step.groups = {options.config.groups[0]};
+    of_step.groups[0].learning_rate *= 1.0 / static_cast<double>(step);
+    of_step.groups[0].beta1 = 0.9 - 0.01 * static_cast<double>(step % 5);
+    return of_step;
+  };
   while (status.ok()) {
-    status = tessera::testing_support::TrainToy(session->get(), steps, announce);
+    status = tessera::testing_support::TrainToy(session->get(), steps, announce, 1, numbers);
     if (status.ok()) status = (*session)->Save(save);
     if (!absl::IsAborted(status)) break;
     status = (*session)->Recover();  // A failure while saving: the steps are done already.

@@ -141,6 +141,46 @@ TEST_F(TrainingTest, ParamGroupsGetTheirOwnHyperParameters) {
   ExpectNear(Train(ToyModel(2), config, 4), ReferenceRun(ToyModel(2), config, 4), 2e-6f);
 }
 
+TEST_F(TrainingTest, EachStepMayHaveItsOwnHyperParametersByGroup) {
+  StartCluster(2);
+  JobConfig right = ConfigFor(2);
+  ParamGroup biases = right.groups[0];
+  biases.weight_decay = 0.3;
+  biases.beta1 = 0.5;
+  biases.learning_rate = 0.05;
+  biases.parameter_names = {"unit0.bias", "unit1.bias"};
+  right.groups.push_back(biases);
+  // The same names and other numbers, which each step replaces.
+  JobConfig wrong = right;
+  wrong.groups[0].learning_rate = 7.0;
+  static_cast<HyperParameters&>(wrong.groups[1]) = HyperParameters();
+  const StepOptions numbers = {1.0, {right.groups[0], right.groups[1]}};
+  std::vector<float> result;
+  ForEachRank(ToyModel(2), wrong, [&](Session* session) {
+    ASSERT_OK(TrainToy(session, 4, nullptr, 1, [&](int64_t) { return numbers; }));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> all, ReadAll(session));
+    if (session->rank() == 0) result = all;
+    EXPECT_THAT(session->Step(StepOptions{1.0, {numbers.groups[0]}}),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the job has 2")));
+    StepOptions bad = numbers;
+    bad.groups[1].beta2 = 1.5;
+    EXPECT_THAT(session->Step(bad),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("param group 1: beta2")));
+  });
+  ExpectNear(result, ReferenceRun(ToyModel(2), right, 4), 2e-6f);
+}
+
+TEST_F(TrainingTest, RanksThatDisagreeOnAStepsNumbersChangeNothing) {
+  StartCluster(2);
+  ForEachRank(ToyModel(2), ConfigFor(2), [](Session* session) {
+    ASSERT_OK(TrainToy(session, 1));
+    EXPECT_THAT(ToyStep(session, 2, StepOptions{session->rank() == 0 ? 1.0 : 0.5, {}}),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ranks 0 and 1")));
+    EXPECT_EQ(session->next_step(), 2);
+    ASSERT_OK(TrainToy(session, 3));
+  });
+}
+
 TEST_F(TrainingTest, FrozenParametersStayAsTheyWere) {
   StartCluster(3);
   const JobConfig config = ConfigFor(3);

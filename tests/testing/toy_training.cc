@@ -71,7 +71,8 @@ absl::Status InitializeToy(Session* session) {
   });
 }
 
-absl::Status ToyStep(Session* session, int64_t step, double scale, int micro_batches) {
+absl::Status ToyStep(Session* session, int64_t step, const StepOptions& options,
+                     int micro_batches) {
   std::vector<std::vector<std::vector<float>>> gradients(session->num_units());
   for (int u = 0; u < session->num_units(); ++u) {
     RETURN_IF_ERROR(session->Unshard(u));
@@ -94,17 +95,20 @@ absl::Status ToyStep(Session* session, int64_t step, double scale, int micro_bat
     }
     RETURN_IF_ERROR(session->Reduce(u));
   }
-  return session->Step(scale).status();
+  return session->Step(options).status();
 }
 
 absl::Status TrainToy(Session* session, int64_t last_step,
-                      const std::function<void(int64_t)>& before, int micro_batches) {
+                      const std::function<void(int64_t)>& before, int micro_batches,
+                      const std::function<StepOptions(int64_t)>& options) {
   while (true) {
     absl::Status status = InitializeToy(session);
     while (status.ok() && session->next_step() <= last_step) {
       const int64_t step = session->next_step();
       if (before) before(step);
-      status = session->RunStep([&] { return ToyStep(session, step, 1.0, micro_batches); });
+      status = session->RunStep([&] {
+        return ToyStep(session, step, options ? options(step) : StepOptions(), micro_batches);
+      });
     }
     if (!absl::IsAborted(status)) return status;
     RETURN_IF_ERROR(session->Recover());

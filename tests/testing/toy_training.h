@@ -28,13 +28,15 @@ absl::Status InitializeToy(Session* session);
 
 // Unshards all units in order, forms gradients in reverse order, reduces, and steps.
 // `micro_batches` > 1 accumulates that many contributions before reducing.
-absl::Status ToyStep(Session* session, int64_t step, double scale = 1.0, int micro_batches = 1);
+absl::Status ToyStep(Session* session, int64_t step, const StepOptions& options = StepOptions(),
+                     int micro_batches = 1);
 
 // Trains up to and including `last_step`, recovering from every failure. `before` runs at the start
-// of each try of a step.
+// of each try of a step; `options` gives the numbers of each step.
 absl::Status TrainToy(Session* session, int64_t last_step,
                       const std::function<void(int64_t step)>& before = nullptr,
-                      int micro_batches = 1);
+                      int micro_batches = 1,
+                      const std::function<StepOptions(int64_t step)>& options = nullptr);
 
 // All parameters, unit by unit, read through the session (which must be all resharded).
 absl::StatusOr<std::vector<float>> ReadAll(Session* session);

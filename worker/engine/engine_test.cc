@@ -123,15 +123,25 @@ TEST(UnitStateTest, TableOfAllTransitions) {
 
 TEST(GroupPageTest, FirstDecisionOfAStepStands) {
   auto page = std::make_unique<GroupPage>();
-  RecordDecision(page.get(), 1, 0.5, 2.0);
-  RecordDecision(page.get(), 1, 0.25, 4.0);
+  HyperParameters numbers;
+  numbers.learning_rate = 0.125;
+  numbers.momentum = 0.75;
+  RecordDecision(page.get(), 1, {0.5, 2.0, {HyperParameters(), numbers}});
+  RecordDecision(page.get(), 1, {0.25, 4.0, {numbers, numbers}});
   EXPECT_EQ(page->decided_step.load(), 1);
-  EXPECT_EQ(page->decisions[1].gradient_scale.load(), 0.5);
+  const StepNumbers loaded = LoadDecision(*page, 1, 2);
+  EXPECT_EQ(loaded.gradient_scale, 0.5);
+  EXPECT_EQ(loaded.gradient_norm, 2.0);
+  ASSERT_EQ(loaded.groups.size(), 2);
+  EXPECT_EQ(loaded.groups[0].learning_rate, 1e-3);
+  EXPECT_EQ(loaded.groups[1].learning_rate, 0.125);
+  EXPECT_EQ(loaded.groups[1].momentum, 0.75);
+  EXPECT_EQ(loaded.groups[1].epsilon, 1e-8);
 }
 
 TEST(GroupPageTest, StepIsNotDecidedBeforeItsPredecessor) {
   auto page = std::make_unique<GroupPage>();
-  RecordDecision(page.get(), 2, 1.0, 1.0);
+  RecordDecision(page.get(), 2, {1.0, 1.0, {}});
   EXPECT_EQ(page->decided_step.load(), 0);
 }
 
@@ -228,9 +238,9 @@ TEST(ShardedOptimizerTest, RepeatingAnUpdateGivesTheSameBytesAndLeavesTheOldVers
   optimizer.Initialize(0, initial.data());
   float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
   for (int i = 0; i < 37; ++i) gradient[i] = 1.0f + static_cast<float>(i % 3);
-  optimizer.Apply({1, 1.0, 1.0});
+  optimizer.Apply({1, 1.0, {HyperParameters()}});
   const std::vector<std::byte> once = state, published = parameters;
-  optimizer.Apply({1, 1.0, 1.0});
+  optimizer.Apply({1, 1.0, {HyperParameters()}});
   EXPECT_EQ(state, once);
   EXPECT_EQ(parameters, published);
   EXPECT_EQ(optimizer.Parameters(0)[5], 5.0f) << "the version that a repetition starts from";

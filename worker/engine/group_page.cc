@@ -2,13 +2,43 @@
 
 namespace tessera {
 
-void RecordDecision(GroupPage* group, int64_t step, double gradient_scale, double gradient_norm) {
+void RecordDecision(GroupPage* group, int64_t step, const StepNumbers& numbers) {
   if (group->decided_step.load(std::memory_order_acquire) >= step) return;
   Decision& decision = group->decisions[step % 2];
-  decision.gradient_scale.store(gradient_scale, std::memory_order_relaxed);
-  decision.gradient_norm.store(gradient_norm, std::memory_order_relaxed);
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  decision.gradient_scale.store(numbers.gradient_scale, kRelaxed);
+  decision.gradient_norm.store(numbers.gradient_norm, kRelaxed);
+  for (size_t i = 0; i < numbers.groups.size(); ++i) {
+    const HyperParameters& from = numbers.groups[i];
+    SharedHyperParameters& to = decision.groups[i];
+    to.learning_rate.store(from.learning_rate, kRelaxed);
+    to.beta1.store(from.beta1, kRelaxed);
+    to.beta2.store(from.beta2, kRelaxed);
+    to.epsilon.store(from.epsilon, kRelaxed);
+    to.weight_decay.store(from.weight_decay, kRelaxed);
+    to.momentum.store(from.momentum, kRelaxed);
+  }
   int64_t before = step - 1;
   group->decided_step.compare_exchange_strong(before, step, std::memory_order_acq_rel);
+}
+
+StepNumbers LoadDecision(const GroupPage& group, int64_t step, int num_groups) {
+  const Decision& decision = group.decisions[step % 2];
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  StepNumbers numbers;
+  numbers.gradient_scale = decision.gradient_scale.load(kRelaxed);
+  numbers.gradient_norm = decision.gradient_norm.load(kRelaxed);
+  for (int i = 0; i < num_groups; ++i) {
+    const SharedHyperParameters& from = decision.groups[i];
+    HyperParameters& to = numbers.groups.emplace_back();
+    to.learning_rate = from.learning_rate.load(kRelaxed);
+    to.beta1 = from.beta1.load(kRelaxed);
+    to.beta2 = from.beta2.load(kRelaxed);
+    to.epsilon = from.epsilon.load(kRelaxed);
+    to.weight_decay = from.weight_decay.load(kRelaxed);
+    to.momentum = from.momentum.load(kRelaxed);
+  }
+  return numbers;
 }
 
 void PublishApplied(GroupPage* group, int rank, int64_t step) {

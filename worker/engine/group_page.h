@@ -12,9 +12,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "job/job_config.h"
 #include "worker/comm/wait_word.h"
 
 namespace tessera {
@@ -24,12 +26,17 @@ inline constexpr int kMaxLocalRanks = 256;
 struct alignas(64) RankRecord {
   WaitWord applied_version;  // Low 32 bits of applied_step; what peers wait on.
   std::atomic<int64_t> applied_step;
-  std::atomic<double> learning_rate_scale;  // Of the step it voted for last.
+};
+
+// HyperParameters whose fields ranks may write at once, all with equal values.
+struct SharedHyperParameters {
+  std::atomic<double> learning_rate, beta1, beta2, epsilon, weight_decay, momentum;
 };
 
 struct Decision {
   std::atomic<double> gradient_scale;  // The clipping coefficient.
   std::atomic<double> gradient_norm;
+  SharedHyperParameters groups[kMaxParamGroups];  // As many as the job has.
 };
 
 struct GroupPage {
@@ -39,8 +46,17 @@ struct GroupPage {
   RankRecord ranks[kMaxLocalRanks];
 };
 
+// What a decision fixes for every rank, and for every repetition of the update.
+struct StepNumbers {
+  double gradient_scale = 1.0;
+  double gradient_norm = 0.0;
+  std::vector<HyperParameters> groups;
+};
+
 // Records that every rank voted for `step`. The first caller decides; others find it done.
-void RecordDecision(GroupPage* group, int64_t step, double gradient_scale, double gradient_norm);
+void RecordDecision(GroupPage* group, int64_t step, const StepNumbers& numbers);
+// The numbers of the decided `step`. Requires num_groups <= kMaxParamGroups.
+StepNumbers LoadDecision(const GroupPage& group, int64_t step, int num_groups);
 
 // Publishes that `rank`'s shard is whole at `step`, and wakes who waits for it.
 void PublishApplied(GroupPage* group, int rank, int64_t step);

@@ -124,7 +124,7 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kFinishInitialize:
       return FinishInitialize();
     case OpKind::kStep:
-      return RunStep(op.learning_rate_scale);
+      return RunStep(op);
     case OpKind::kDropGradients:
       RETURN_IF_ERROR(AwaitReductions());
       ForgetReduced();

@@ -25,6 +25,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/ids.h"
 #include "layout/model_layout.h"
@@ -96,7 +97,9 @@ class RankEngine {
   void ReduceOnStream(int unit, bool accumulate);
   absl::Status Initialize(int unit);
   absl::Status FinishInitialize();
-  absl::Status RunStep(double learning_rate_scale);
+  absl::Status RunStep(const Op& op);
+  // The hyper-parameters of the step that `op` asks for: what the trainer gave or the job's own.
+  absl::StatusOr<std::vector<HyperParameters>> GroupsOf(const Op& op) const;
   absl::Status Save();
   // Synchronises the stream; the first error of its work.
   absl::Status AwaitReductions();

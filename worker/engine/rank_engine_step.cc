@@ -1,5 +1,7 @@
 // The step of RankEngine: vote, decide, update, publish (see group_page.h for what survives).
 #include <cmath>
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,8 +18,8 @@ constexpr double kClipEpsilon = 1e-6;
 // What each rank brings to a step; travels as bytes between ranks of one build.
 struct Vote {
   double sum_of_squares = 0;
-  double learning_rate_scale = 0;
   int64_t step = 0;
+  uint64_t hyper_parameters_hash = 0;
   int64_t first_non_finite_unit = -1;
   int64_t reduced_units_hash = 0;
 };
@@ -38,10 +40,10 @@ Tally Count(const std::vector<Vote>& votes, const ModelLayout& layout) {
     if (vote.step != votes[0].step) {
       tally.status = absl::FailedPreconditionError(absl::StrCat(
           "rank 0 is at step ", votes[0].step, ", rank ", rank, " at step ", vote.step));
-    } else if (vote.learning_rate_scale != votes[0].learning_rate_scale) {
+    } else if (vote.hyper_parameters_hash != votes[0].hyper_parameters_hash) {
       tally.status = absl::InvalidArgumentError(absl::StrCat(
-          "step ", vote.step, ": rank 0 has learning-rate scale ", votes[0].learning_rate_scale,
-          ", rank ", rank, " has ", vote.learning_rate_scale));
+          "step ", vote.step, ": ranks 0 and ", rank,
+          " gave different hyper-parameters (a learning rate, its scale, or another)"));
     } else if (vote.reduced_units_hash != votes[0].reduced_units_hash) {
       tally.status = absl::FailedPreconditionError(
           absl::StrCat("step ", vote.step, ": ranks 0 and ", rank, " reduced different units"));
@@ -61,13 +63,46 @@ double ClipScale(double max_norm, double norm) {
   return std::min(1.0, max_norm / (norm + kClipEpsilon));
 }
 
+// FNV-1a over the bits of all numbers.
+uint64_t Hash(const std::vector<HyperParameters>& groups) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const HyperParameters& g : groups) {
+    for (const double x :
+         {g.learning_rate, g.beta1, g.beta2, g.epsilon, g.weight_decay, g.momentum}) {
+      uint64_t bits;
+      std::memcpy(&bits, &x, sizeof(bits));
+      for (int i = 0; i < 8; ++i) hash = (hash ^ (bits >> (8 * i) & 0xff)) * 0x100000001b3;
+    }
+  }
+  return hash;
+}
+
 }  // namespace
 
-absl::Status RankEngine::RunStep(double learning_rate_scale) {
-  if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", options_.rank.value(),
-                                                   ": learning-rate scale ", learning_rate_scale));
+absl::StatusOr<std::vector<HyperParameters>> RankEngine::GroupsOf(const Op& op) const {
+  const std::vector<ParamGroup>& own = options_.config->groups;
+  if (!std::isfinite(op.learning_rate_scale) || op.learning_rate_scale < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", options_.rank.value(), ": learning-rate scale ", op.learning_rate_scale));
   }
+  if (op.num_groups != 0 && op.num_groups != own.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", options_.rank.value(),
+                                                   ": hyper-parameters of ", op.num_groups,
+                                                   " param groups, the job has ", own.size()));
+  }
+  std::vector<HyperParameters> groups;
+  for (size_t i = 0; i < own.size(); ++i) {
+    const HyperParameters& job_numbers = own[i];
+    groups.push_back(op.num_groups == 0 ? job_numbers : options_.control->step_groups[i]);
+    RETURN_IF_ERROR(ValidateHyperParameters(groups.back(), i));
+    groups.back().learning_rate *= op.learning_rate_scale;
+  }
+  return groups;
+}
+
+absl::Status RankEngine::RunStep(const Op& op) {
+  StepNumbers numbers;
+  ASSIGN_OR_RETURN(numbers.groups, GroupsOf(op));
   const int64_t number =
       options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kStep, -1, 0);
   RETURN_IF_ERROR(Ordered(OpKind::kStep, -1, options_.memory->shard_numel(), DType::kFp32));
@@ -77,7 +112,7 @@ absl::Status RankEngine::RunStep(double learning_rate_scale) {
   const int64_t next = step_ + 1;
   Vote vote;
   vote.step = next;
-  vote.learning_rate_scale = learning_rate_scale;
+  vote.hyper_parameters_hash = Hash(numbers.groups);
   for (size_t unit = 0; unit < stats_.size(); ++unit) {
     if (!reduced_[unit]) {
       // A unit without a gradient this step takes a zero one.
@@ -94,7 +129,6 @@ absl::Status RankEngine::RunStep(double learning_rate_scale) {
     vote.reduced_units_hash = vote.reduced_units_hash * 31 + static_cast<int64_t>(unit) + 1;
   }
   RETURN_IF_ERROR(FaultPoint("step.before-vote"));
-  options_.group->ranks[options_.rank.value()].learning_rate_scale.store(learning_rate_scale);
   std::vector<Vote> votes(options_.config->world_size);
   RETURN_IF_ERROR(options_.communicator->AllGather(&vote, votes.data(), sizeof(Vote)));
   RETURN_IF_ERROR(FaultPoint("step.after-vote"));
@@ -105,9 +139,9 @@ absl::Status RankEngine::RunStep(double learning_rate_scale) {
     PublishResult(tally.status, tally.gradient_norm);
     return absl::OkStatus();
   }
-  RecordDecision(options_.group, next,
-                 ClipScale(options_.config->max_gradient_norm, tally.gradient_norm),
-                 tally.gradient_norm);
+  numbers.gradient_scale = ClipScale(options_.config->max_gradient_norm, tally.gradient_norm);
+  numbers.gradient_norm = tally.gradient_norm;
+  RecordDecision(options_.group, next, numbers);
   RETURN_IF_ERROR(FaultPoint("step.after-decision"));
   ApplyDecided(next);
   step_ = next;
@@ -124,13 +158,8 @@ absl::Status RankEngine::RunStep(double learning_rate_scale) {
 }
 
 void RankEngine::ApplyDecided(int64_t step) {
-  const Decision& decision = options_.group->decisions[step % 2];
-  OptimizerStep update;
-  update.step = step;
-  update.learning_rate_scale =
-      options_.group->ranks[options_.rank.value()].learning_rate_scale.load();
-  update.gradient_scale = decision.gradient_scale.load();
-  optimizer_.Apply(update);
+  StepNumbers numbers = LoadDecision(*options_.group, step, options_.config->groups.size());
+  optimizer_.Apply({step, numbers.gradient_scale, std::move(numbers.groups)});
   (void)FaultPoint("step.before-publish");
   PublishApplied(options_.group, options_.rank.value(), step);
 }

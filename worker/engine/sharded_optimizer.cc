@@ -9,9 +9,10 @@
 namespace tessera {
 namespace {
 
-host::AdamParams AdamParamsOf(const ParamGroup& group, const OptimizerStep& step, bool decoupled) {
+host::AdamParams AdamParamsOf(const HyperParameters& group, const OptimizerStep& step,
+                              bool decoupled) {
   host::AdamParams params = {};
-  params.learning_rate = group.learning_rate * step.learning_rate_scale;
+  params.learning_rate = group.learning_rate;
   params.beta1 = group.beta1;
   params.beta2 = group.beta2;
   params.epsilon = group.epsilon;
@@ -23,9 +24,9 @@ host::AdamParams AdamParamsOf(const ParamGroup& group, const OptimizerStep& step
   return params;
 }
 
-host::SgdParams SgdParamsOf(const ParamGroup& group, const OptimizerStep& step) {
+host::SgdParams SgdParamsOf(const HyperParameters& group, const OptimizerStep& step) {
   host::SgdParams params = {};
-  params.learning_rate = group.learning_rate * step.learning_rate_scale;
+  params.learning_rate = group.learning_rate;
   params.momentum = group.momentum;
   params.weight_decay = group.weight_decay;
   params.gradient_scale = step.gradient_scale;
@@ -111,7 +112,7 @@ void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const Optimizer
   float* fp32;
   uint16_t* bf16;
   PublishedAt(segment, &fp32, &bf16);
-  const ParamGroup& group = config_.groups[segment.group];
+  const HyperParameters& group = step.groups[segment.group];
   if (config_.optimizer == OptimizerKind::kSgd) {
     host::SgdStep(SgdParamsOf(group, step), segment.numel, gradient, p_in, m_in, p_out, m_out, fp32,
                   bf16);

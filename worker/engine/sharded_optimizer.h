@@ -38,8 +38,8 @@ std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig&
 
 struct OptimizerStep {
   int64_t step = 1;  // The step that this update completes; 1 is the first.
-  double learning_rate_scale = 1.0;
   double gradient_scale = 1.0;
+  std::vector<HyperParameters> groups;  // By param group of the job.
 };
 
 class ShardedOptimizer {

@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "job/job_config.h"
 #include "worker/comm/wait_word.h"
 
 namespace tessera {
@@ -42,7 +43,7 @@ struct Op {
   OpKind kind = OpKind::kUnshard;
   uint32_t epoch = 0;
   int32_t unit = -1;
-  uint32_t reserved = 0;
+  uint32_t num_groups = 0;           // kStep: of ControlPage::step_groups; 0: the job's own.
   double learning_rate_scale = 1.0;  // kStep: multiplies each param group's learning rate.
   uint64_t padding[5] = {};
 };
@@ -59,7 +60,7 @@ struct UnitWords {
   std::atomic<int64_t> gathered_for_step;
 };
 
-inline constexpr uint32_t kControlPageVersion = 2;
+inline constexpr uint32_t kControlPageVersion = 3;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr int kMaxUnits = 16384;
 inline constexpr size_t kMaxErrorBytes = 1024;
@@ -92,6 +93,8 @@ struct ControlPage {
   char failure_message[kMaxErrorBytes];
   OpResult result;
   char path[kMaxPathBytes];
+  // Of the step that is asked for last: hyper-parameters by param group.
+  HyperParameters step_groups[kMaxParamGroups];
   alignas(64) Op ring[kRingOps];
   UnitWords units[kMaxUnits];
 };
