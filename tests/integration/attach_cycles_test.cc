@@ -83,7 +83,7 @@ class AttachCyclesTest : public testing::Test {
     ASSIGN_OR_RETURN(const ModelLayout layout, ModelLayout::Create(options_.model, layout_, 1));
     request.set_layout_digest(LayoutDigest(layout));
     ASSIGN_OR_RETURN(const v1::AttachResponse response,
-                     AttachToRank(cluster_->worker_address(), request, /*wait_if_attached=*/true,
+                     AttachToRank({cluster_->worker_address()}, request, /*wait_if_attached=*/true,
                                   absl::Now() + absl::Seconds(20)));
     ASSIGN_OR_RETURN(const UniqueFd lease, ConnectPacketSocket(response.descriptor_socket()));
     RETURN_IF_ERROR(SendPacket(lease.get(), response.ticket()));

@@ -47,7 +47,7 @@ class BadInputTest : public testing::Test {
     request.set_rank(rank);
     request.set_world_size(world_size);
     request.set_layout_digest(LayoutDigest(layout));
-    return AttachToRank(options.worker_address, request, /*wait_if_attached=*/false, deadline);
+    return AttachToRank({options.worker_address}, request, /*wait_if_attached=*/false, deadline);
   }
 
   std::unique_ptr<LocalCluster> cluster_;
@@ -57,9 +57,9 @@ TEST_F(BadInputTest, UnknownJobIsNamedByCoordinatorAndWorker) {
   v1::DeleteJobRequest request;
   request.set_request_id(NewRequestId());
   request.set_job_id("t5");
-  EXPECT_THAT(GetJob(cluster_->coordinator_address(), "t5", Soon()),
+  EXPECT_THAT(GetJob({cluster_->coordinator_address()}, "t5", Soon()),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("no job 't5'")));
-  EXPECT_THAT(DeleteJob(cluster_->coordinator_address(), request, Soon()),
+  EXPECT_THAT(DeleteJob({cluster_->coordinator_address()}, request, Soon()),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("no job 't5'")));
   // The worker may not have heard of it yet, so the client asks again until its deadline.
   EXPECT_THAT(
@@ -95,7 +95,7 @@ TEST_P(BadModelTest, IsRefusedByNameBeforeAnyJobExists) {
   SessionOptions options = Options();
   GetParam().change(&options);
   EXPECT_THAT(Session::Open(options), StatusIs(kInvalid, HasSubstr(GetParam().fragment)));
-  EXPECT_THAT(GetJob(cluster_->coordinator_address(), "toy", Soon()),
+  EXPECT_THAT(GetJob({cluster_->coordinator_address()}, "toy", Soon()),
               StatusIs(absl::StatusCode::kNotFound, testing::_));
 }
 

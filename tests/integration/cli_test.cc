@@ -60,7 +60,7 @@ class CliTest : public ProcessCluster {
     *request.mutable_model() = EncodeModel(testing_support::ToyModel(2));
     *request.mutable_config() = EncodeJobConfig(config);
     request.set_submitting_rank(0);
-    ASSERT_OK(CreateJob(coordinator_address(), request, absl::Now() + absl::Seconds(10)));
+    ASSERT_OK(CreateJob({coordinator_address()}, request, absl::Now() + absl::Seconds(10)));
   }
   Json TopOf(const std::string& job_id) {
     const Json parsed = Json::parse(AskCoordinator({"top", "--json"}));

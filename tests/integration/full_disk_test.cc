@@ -94,7 +94,7 @@ class FullDiskTest : public testing::Test {
     request.set_job_id("another");
     *request.mutable_model() = EncodeModel(testing_support::ToyModel(400));  // Some pages.
     *request.mutable_config() = EncodeJobConfig(JobConfig());
-    return CreateJob(cluster_->coordinator_address(), request, absl::Now() + absl::Seconds(10))
+    return CreateJob({cluster_->coordinator_address()}, request, absl::Now() + absl::Seconds(10))
         .status();
   }
 
@@ -154,7 +154,7 @@ TEST_F(FullDiskTest, JournalRefusesNewJobsByNameWhileTrainingGoesOn) {
   FillDisk();
   EXPECT_THAT(CreateAnotherJob(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(journal())));
-  EXPECT_THAT(GetJob(cluster_->coordinator_address(), "another", absl::Now() + absl::Seconds(10)),
+  EXPECT_THAT(GetJob({cluster_->coordinator_address()}, "another", absl::Now() + absl::Seconds(10)),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("'another'")))
       << "what could not be journalled was not done";
   ASSERT_OK(team.TrainTo(6));

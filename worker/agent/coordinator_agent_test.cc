@@ -130,7 +130,7 @@ class CoordinatorAgentTest : public testing::Test {
     ASSERT_NE(mkdtemp(folder_.data()), nullptr);
     address_ = "unix:" + folder_ + "/c.sock";
     CoordinatorAgent::Options options;
-    options.coordinator_address = address_;
+    options.coordinator.address = address_;
     options.worker_id = "w";
     options.incarnation = 17;
     options.num_devices = 3;
