@@ -74,8 +74,8 @@ void ProcessCluster::StartTrainer(int rank, bool replace) {
                                    "--save=" + model_path()};
   if (replace) args.push_back("--replace");
   if (collective_timeout_.has_value()) {
-    args.push_back(absl::StrCat("--collective-timeout-ms=",
-                                absl::ToInt64Milliseconds(*collective_timeout_)));
+    args.push_back(
+        absl::StrCat("--collective-timeout-ms=", absl::ToInt64Milliseconds(*collective_timeout_)));
   }
   auto started = ChildProcess::Start(args, folder_ + "/trainer.log");
   ASSERT_OK(started);

@@ -16,10 +16,10 @@
 #include "base/unique_fd.h"
 #include "client/cpp/job_rpc.h"
 #include "gtest/gtest.h"
+#include "job/job_codec.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/memory/job_codec.h"
 #include "worker/storage/model_file.h"
 
 namespace tessera {

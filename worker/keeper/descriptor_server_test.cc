@@ -10,9 +10,9 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "job/job_codec.h"
 #include "layout/layout_digest.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/job_codec.h"
 
 namespace tessera {
 namespace {
