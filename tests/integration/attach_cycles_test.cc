@@ -92,7 +92,7 @@ class AttachCyclesTest : public testing::Test {
   }
   void RunCycles(int count) {
     // A step between two drops: the coordinator slows down a job that only fails.
-    for (int i = 0; i < count; ++i) ASSERT_OK(i % 20 == 19 ? DroppedCycle() : CleanCycle());
+    for (int i = 0; i < count; ++i) ASSERT_OK(i % 40 == 39 ? DroppedCycle() : CleanCycle());
   }
 
   std::unique_ptr<LocalCluster> cluster_;
