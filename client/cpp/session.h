@@ -130,7 +130,8 @@ class Session {
   // Writes the consolidated model; collective. `path` is on a file system that all workers share.
   absl::Status Save(const std::string& path);
 
-  // After Aborted: waits for the next epoch. Errors: DeadlineExceeded, Unavailable (worker gone).
+  // After Aborted: waits for the next epoch. Errors: DeadlineExceeded; Unavailable  the worker is
+  // gone; Cancelled  the job was deleted.
   absl::Status Recover();
   // Runs `step_body` (forward, backward, Step) and, while it is Aborted, recovers and runs it
   // again, unless the step had been decided: then it is complete, and this returns OK. So a body

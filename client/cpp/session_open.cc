@@ -134,6 +134,10 @@ absl::Status Session::Recover() {
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
          page()->failed_epoch.load() >= page()->epoch.load()) {
     const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
+    if (page()->failed_epoch.load(std::memory_order_acquire) != 0 &&
+        page()->failure_code == static_cast<int>(absl::StatusCode::kCancelled)) {
+      return absl::CancelledError(LoadText(page()->failure_message, kMaxErrorBytes));
+    }
     pollfd lease = {lease_.get(), POLLIN, 0};
     if (poll(&lease, 1, 0) > 0) return absl::UnavailableError("the worker is gone");
     if (absl::Now() >= deadline) {

@@ -76,12 +76,12 @@ TEST(JobSpecTest, BadConfigsAreRefusedByField) {
   refused([](JobConfig* c) { c->max_gradient_norm = -1; }, "max_gradient_norm");
   refused([](JobConfig* c) { c->groups[0].beta1 = std::numeric_limits<double>::quiet_NaN(); },
           "beta1");
-  refused([](JobConfig* c) { c->groups.push_back({{"ghost"}}); }, "ghost");
+  refused([](JobConfig* c) { c->groups.push_back({{}, {"ghost"}}); }, "ghost");
   refused([](JobConfig* c) { c->groups.push_back({}); }, "param group 1");
   refused(
       [](JobConfig* c) {
-        c->groups.push_back({{"root.w"}});
-        c->groups.push_back({{"root.w"}});
+        c->groups.push_back({{}, {"root.w"}});
+        c->groups.push_back({{}, {"root.w"}});
       },
       "root.w");
 }

@@ -142,5 +142,15 @@ TEST_F(JobsTest, TwoJobsTrainSideBySideWithAccountsOfTheirOwnAndDeletingOneFrees
   ExpectReference(&large, large_options, 12);
 }
 
+TEST_F(JobsTest, TrainersOfADeletedJobLearnItAlsoWhileTheyRecover) {
+  SessionOptions options = ToyOptions(*cluster_, "gone", 1, 2);
+  ASSERT_OK_AND_ASSIGN(auto session, Session::Open(options));
+  ASSERT_OK(testing_support::TrainToy(session.get(), 2));
+  Tessera({"jobs", "delete", "gone", "--coordinator", cluster_->coordinator_address()});
+  const auto is_told = StatusIs(absl::StatusCode::kCancelled, testing::HasSubstr("job 'gone'"));
+  EXPECT_THAT(testing_support::TrainToy(session.get(), int64_t{1} << 40), is_told);
+  EXPECT_THAT(session->Recover(), is_told);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -12,8 +12,9 @@
 namespace tessera {
 namespace {
 
-// How long the engine sleeps at most before it looks at stopping_ again.
-constexpr absl::Duration kStopPoll = absl::Milliseconds(100);
+// How long the engine sleeps at most before it looks around. Interrupts wake it; this is for the
+// case that one comes just before it falls asleep.
+constexpr absl::Duration kLookAround = absl::Milliseconds(100);
 
 }  // namespace
 
@@ -63,31 +64,33 @@ void RankEngine::Stop(const absl::Status& reason) {
     absl::MutexLock lock(&mu_);
     if (stop_reason_.ok()) stop_reason_ = reason;
   }
-  stopping_.store(true, std::memory_order_release);
+  Interrupt();
   options_.communicator->Abort(reason);
 }
 
-absl::Status RankEngine::StopReason() const {
-  if (!stopping_.load(std::memory_order_acquire)) return absl::OkStatus();
+void RankEngine::Interrupt() {
+  interrupt_.store(1, std::memory_order_release);
+  WakeAll(options_.control->submitted.value);
+}
+
+absl::Status RankEngine::Interruption() const {
+  if (interrupt_.load(std::memory_order_acquire) == 0) return absl::OkStatus();
   absl::MutexLock lock(&mu_);
-  return stop_reason_;
+  return stop_reason_.ok() ? stream_status_ : stop_reason_;
 }
 
 absl::Status RankEngine::Run() {
   ControlPage* control = options_.control;
   absl::Status status;
   while (status.ok()) {
-    status = StopReason();
+    status = Interruption();
     if (!status.ok()) break;
-    {
-      absl::MutexLock lock(&mu_);
-      status = stream_status_;
-    }
     const uint32_t submitted = control->submitted.value.load(std::memory_order_acquire);
     const uint32_t consumed = control->consumed.load(std::memory_order_relaxed);
-    if (!status.ok()) break;
     if (submitted == consumed) {
-      WaitForChange(&control->submitted, submitted, absl::Now() + kStopPoll);
+      (void)WaitUntil(
+          &control->submitted, [submitted](uint32_t now) { return now != submitted; },
+          AbortFlag(&interrupt_), absl::Now() + kLookAround);
       continue;
     }
     const Op op = control->ring[consumed % kRingOps];
@@ -200,12 +203,13 @@ absl::Status RankEngine::AwaitPeersAt(int64_t step) {
     while (true) {
       const uint32_t seen = word.value.load(std::memory_order_acquire);
       if (static_cast<int32_t>(seen - version) >= 0) break;
-      RETURN_IF_ERROR(StopReason());
+      RETURN_IF_ERROR(Interruption());
       if (absl::Now() >= deadline) {
         return absl::DeadlineExceededError(absl::StrCat("rank ", options_.rank.value(), ": rank ",
                                                         peer, " has not published step ", step));
       }
-      WaitForChange(&word, seen, std::min(deadline, absl::Now() + kStopPoll));
+      (void)WaitUntil(
+          &word, [seen](uint32_t now) { return now != seen; }, AbortFlag(&interrupt_), deadline);
     }
   }
   return absl::OkStatus();
@@ -258,9 +262,11 @@ void RankEngine::ReduceOnStream(int unit, bool accumulate) {
       sends, slice.begin, slice.size(), options_.config->reduce_dtype,
       1.0f / static_cast<float>(options_.config->world_size), accumulate, shard, &stats_[unit]);
   if (!status.ok()) {
-    // The engine's thread sees it when it looks again, within kStopPoll.
-    absl::MutexLock lock(&mu_);
-    stream_status_ = Annotate(status, absl::StrCat("reduce unit '", UnitName(unit), "'"));
+    {
+      absl::MutexLock lock(&mu_);
+      stream_status_ = Annotate(status, absl::StrCat("reduce unit '", UnitName(unit), "'"));
+    }
+    Interrupt();
     return;
   }
   options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
@@ -314,7 +320,7 @@ absl::Status RankEngine::Save() {
   options_.recorder->Started(number);
   const std::string path = LoadText(options_.control->path, kMaxPathBytes);
   const absl::Status status = options_.save(path, optimizer_.Parameters(step_ % 2));
-  RETURN_IF_ERROR(StopReason());
+  RETURN_IF_ERROR(Interruption());
   options_.recorder->Done(number);
   PublishResult(status, 0);
   return absl::OkStatus();

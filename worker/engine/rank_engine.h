@@ -104,7 +104,10 @@ class RankEngine {
   // Synchronises the stream; the first error of its work.
   absl::Status AwaitReductions();
   absl::Status AwaitPeersAt(int64_t step);
-  absl::Status StopReason() const;
+  // Ends the engine's wait for operations, so that it looks at the two statuses below.
+  void Interrupt();
+  // Why to stop: Stop()'s reason or the stream's failure.
+  absl::Status Interruption() const;
   absl::Status CheckUnit(int unit) const;
   const std::string& UnitName(int unit) const {
     return options_.layout->units[unit].flat.unit_name();
@@ -123,7 +126,8 @@ class RankEngine {
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
   std::vector<host::GradientStats> stats_;
 
-  std::atomic<bool> stopping_{false};
+  // 1 once Stop() was called or the stream's work failed: the engine's waits look up.
+  std::atomic<uint32_t> interrupt_{0};
   mutable absl::Mutex mu_;
   absl::Status stop_reason_ ABSL_GUARDED_BY(mu_);
   absl::Status stream_status_ ABSL_GUARDED_BY(mu_);
