@@ -314,17 +314,40 @@ TEST_F(TrainingTest, TrainerThatDetachedIsFollowedByAnotherInTheSameEpoch) {
     options.wait_if_attached = true;  // The worker may not have seen the last one leave yet.
     ASSERT_OK_AND_ASSIGN(auto session, Session::Open(options));
     ASSERT_OK(TrainToy(session.get(), last_step));
-    // Leaves a unit open and a gradient reduced but not stepped.
-    ASSERT_OK(session->Unshard(1));
-    const std::vector<float> stray(session->layout().units[2].flat.parameters()[0].numel, 1e6f);
-    ASSERT_OK(session->AddGradient(2, 0, stray));
-    ASSERT_OK(session->Reduce(2));
   }
   SessionOptions options = OptionsFor(0, ToyModel(3), config);
   options.wait_if_attached = true;  // The worker may not have seen the last one leave yet.
   ASSERT_OK_AND_ASSIGN(auto session, Session::Open(options));
   ASSERT_OK_AND_ASSIGN(const std::vector<float> all, ReadAll(session.get()));
   ExpectNear(all, ReferenceRun(ToyModel(3), config, 5), 2e-6f);
+}
+
+TEST_F(TrainingTest, TrainerThatLeavesInTheMiddleOfAStepIsFollowedByAnotherThatBeginsItAnew) {
+  StartCluster(2);
+  const JobConfig config = ConfigFor(2);
+  std::vector<float> result;
+  std::thread peer([&] {
+    ASSERT_OK_AND_ASSIGN(auto session, Session::Open(OptionsFor(0, ToyModel(3), config)));
+    ASSERT_OK(TrainToy(session.get(), 5));
+    ASSERT_OK_AND_ASSIGN(result, ReadAll(session.get()));
+  });
+  SessionOptions options = OptionsFor(1, ToyModel(3), config);
+  options.wait_if_attached = true;  // The worker may not have seen the last one leave yet.
+  for (int64_t last_step : {0, 2, 5}) {
+    ASSERT_OK_AND_ASSIGN(auto session, Session::Open(options));
+    ASSERT_OK(TrainToy(session.get(), last_step));
+    if (last_step == 5) break;
+    // As its peer does, up to a gradient that is on its way.
+    for (int unit = 0; unit < 3; ++unit) {
+      ASSERT_OK(session->Unshard(unit));
+      ASSERT_OK(session->Reshard(unit));
+    }
+    const std::vector<float> stray(session->layout().units[2].flat.parameters()[0].numel, 1e6f);
+    ASSERT_OK(session->AddGradient(2, 0, stray));
+    ASSERT_OK(session->Reduce(2));
+  }
+  peer.join();
+  ExpectNear(result, ReferenceRun(ToyModel(3), config, 5), 2e-6f);
 }
 
 TEST_F(TrainingTest, TheSameRunTwiceGivesTheSameBits) {

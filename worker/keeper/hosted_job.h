@@ -51,7 +51,8 @@ class HostedJob {
   v1::JobProgress Progress() const;
 
   // --- Attachments ---
-  // Reserves the rank for a trainer; see Worker.Attach for the errors.
+  // Reserves the rank for a trainer; see Worker.Attach for the errors. Where the one before it left
+  // in the middle of a step, this ends the epoch, so that all ranks begin that step anew.
   absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request, absl::Time now);
   // The trainer came for its descriptors. Errors: NotFound  the attachment expired.
   absl::StatusOr<std::vector<int>> Claim(Rank rank, Incarnation attachment, absl::Time now);

@@ -48,6 +48,12 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
                                                  " is attached to another trainer (attachment ",
                                                  slot.attachment.value(), ")"));
   }
+  // Another trainer cannot go on in the middle of a step: its order would differ from its peers'.
+  if (phase_ == EpochPhase::kRunning &&
+      regions_.control(Rank(request.rank()))->progress_sequence.load() != 0) {
+    FailLocked(Rank(request.rank()), absl::StrCat("the trainer of rank ", request.rank(),
+                                                  " left in the middle of a step"));
+  }
   if (phase_ != EpochPhase::kRunning) {
     return absl::FailedPreconditionError(
         absl::StrCat("job '", job_id_, "' is ", Name(phase_), ": try again"));
