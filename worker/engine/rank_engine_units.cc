@@ -1,0 +1,151 @@
+// What RankEngine does with single units: unshard, gather ahead, reshard, reduce, initialise.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "worker/engine/rank_engine.h"
+#include "worker/engine/unit_state.h"
+
+namespace tessera {
+
+absl::Status RankEngine::Unshard(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  if (options_.control->initialized.load() == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", UnitName(unit), "': unshard before the job has initial values"));
+  }
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kUnshard, UnitName(unit)));
+  const UnitLayout& layout = options_.layout->units[unit];
+  const int64_t number =
+      options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kUnshard, unit, 0);
+  RETURN_IF_ERROR(Ordered(OpKind::kUnshard, unit, layout.shards.padded_numel(),
+                          options_.config->compute_dtype));
+  options_.recorder->Started(number);
+  RETURN_IF_ERROR(AwaitPeersAt(step_));
+  options_.recorder->Done(number);
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kUnshardDone, UnitName(unit)));
+  options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kUnsharded),
+                                            std::memory_order_release);
+  options_.control->units[unit].unsharded.fetch_add(1, std::memory_order_acq_rel);
+  Bump(&options_.control->events);
+  return GatherAhead();
+}
+
+absl::Status RankEngine::GatherAhead() {
+  order_.UpcomingUnshards(options_.config->max_gathered_units, &upcoming_);
+  for (const int unit : upcoming_) {
+    std::atomic<int64_t>& gathered = options_.control->units[unit].gathered_for_step;
+    if (gathered.load(std::memory_order_relaxed) == step_ + 1) continue;
+    RETURN_IF_ERROR(AwaitPeersAt(step_));
+    gathered.store(step_ + 1, std::memory_order_release);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::AwaitPeersAt(int64_t step) {
+  const absl::Time deadline = absl::Now() + options_.config->collective_timeout;
+  const uint32_t version = static_cast<uint32_t>(step);
+  for (int peer = 0; peer < options_.config->world_size; ++peer) {
+    WaitWord& word = options_.group->ranks[peer].applied_version;
+    while (true) {
+      const uint32_t seen = word.value.load(std::memory_order_acquire);
+      if (static_cast<int32_t>(seen - version) >= 0) break;
+      RETURN_IF_ERROR(Interruption());
+      if (absl::Now() >= deadline) {
+        return absl::DeadlineExceededError(absl::StrCat("rank ", options_.rank.value(), ": rank ",
+                                                        peer, " has not published step ", step));
+      }
+      (void)WaitUntil(
+          &word, [seen](uint32_t now) { return now != seen; }, AbortFlag(&interrupt_), deadline);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::Reshard(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kReshard, UnitName(unit)));
+  options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded),
+                                            std::memory_order_release);
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::Reduce(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kReduce, UnitName(unit)));
+  RETURN_IF_ERROR(Ordered(OpKind::kReduce, unit, options_.layout->units[unit].shards.padded_numel(),
+                          options_.config->reduce_dtype));
+  const bool accumulate = reduced_[unit];
+  reduced_[unit] = true;
+  const int64_t bytes =
+      options_.layout->units[unit].shards.padded_numel() * SizeBytes(options_.config->reduce_dtype);
+  const int64_t number =
+      options_.recorder->Enqueued(step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, bytes);
+  options_.post_backward->Enqueue([this, unit, accumulate, number] {
+    options_.recorder->Started(number);
+    ReduceOnStream(unit, accumulate);
+    options_.recorder->Done(number);
+  });
+  return absl::OkStatus();
+}
+
+void RankEngine::ReduceOnStream(int unit, bool accumulate) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!stream_status_.ok()) return;
+  }
+  const UnitMemory& placed = options_.memory->units()[unit];
+  std::vector<const void*> sends;
+  for (const std::byte* gradients : options_.gradients_by_rank) {
+    sends.push_back(gradients + placed.gradient_slot * options_.memory->gradient_slot_bytes());
+  }
+  const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
+  float* shard =
+      reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +
+      placed.shard_offset_elements;
+  const absl::Status status = options_.communicator->ReduceScatterMapped(
+      sends, slice.begin, slice.size(), options_.config->reduce_dtype,
+      1.0f / static_cast<float>(options_.config->world_size), accumulate, shard, &stats_[unit]);
+  if (!status.ok()) {
+    {
+      absl::MutexLock lock(&mu_);
+      stream_status_ = Annotate(status, absl::StrCat("reduce unit '", UnitName(unit), "'"));
+    }
+    Interrupt();
+    return;
+  }
+  options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
+  Bump(&options_.control->events);
+}
+
+absl::Status RankEngine::AwaitReductions() {
+  options_.post_backward->Synchronize();
+  absl::MutexLock lock(&mu_);
+  return stream_status_;
+}
+
+absl::Status RankEngine::Initialize(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  ASSIGN_OR_RETURN(unit_states_[unit],
+                   Transition(unit_states_[unit], UnitEvent::kInitialize, UnitName(unit)));
+  if (options_.control->initialized.load() != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", UnitName(unit), "': the job has its initial values already"));
+  }
+  const std::byte* own = options_.gradients_by_rank[options_.rank.value()];
+  optimizer_.Initialize(
+      unit, reinterpret_cast<const float*>(own + options_.memory->units()[unit].gradient_slot *
+                                                     options_.memory->gradient_slot_bytes()));
+  options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
+  Bump(&options_.control->events);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
