@@ -31,9 +31,10 @@ struct MemoryOptions {
   DType shard_dtype = DType::kFp32;    // Of parameters, reduced gradients, optimizer state.
   DType compute_dtype = DType::kFp32;  // Of unsharded parameters and unsharded gradients.
   int64_t optimizer_states = 2;        // Values a parameter element: AdamW 2, momentum 1, SGD 0.
-  int64_t max_gathered_units = 2;      // Unsharded at once beside the root, under FULL_SHARD.
-  int64_t gradient_slots = 2;          // Unsharded gradients beside the root's; 0: of every unit.
-  int64_t ranks_per_host = 0;          // 0: all ranks are on one host.
+  // Unsharded at once beside the root, under FULL_SHARD, where gathering copies.
+  int64_t max_gathered_units = 2;
+  int64_t gradient_slots = 2;  // Unsharded gradients beside the root's; 0: of every unit.
+  int64_t ranks_per_host = 0;  // 0: all ranks are on one host.
 };
 
 struct MemoryPlan {

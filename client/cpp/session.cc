@@ -117,8 +117,12 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
         absl::StrCat("step with hyper-parameters of ", options.groups.size(),
                      " param groups; the job has ", options_.config.groups.size()));
   }
-  for (size_t i = 0; i < options.groups.size(); ++i)
-    RETURN_IF_ERROR(ValidateHyperParameters(options.groups[i], i));
+  for (size_t i = 0; i < options_.config.groups.size(); ++i) {
+    HyperParameters numbers = options_.config.groups[i];
+    if (!options.groups.empty()) numbers = options.groups[i];
+    numbers.learning_rate *= options.learning_rate_scale;
+    RETURN_IF_ERROR(ValidateHyperParameters(numbers, i));
+  }
   for (int unit = 0; unit < num_units(); ++unit) {
     if (windows_[unit] != Window::kClosed) RETURN_IF_ERROR(Reshard(unit));
     if (gradients_[unit].begun) RETURN_IF_ERROR(Reduce(unit));

@@ -145,8 +145,7 @@ absl::Status Session::Recover() {
           absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
                        "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes)));
     }
-    if (page()->epoch.load() <= epoch_)
-      WaitForChange(&page()->events, seen, absl::Now() + absl::Milliseconds(100));
+    WaitForChange(&page()->events, seen, absl::Now() + absl::Milliseconds(100));
   }
   epoch_ = page()->epoch.load();
   ResetEpoch();

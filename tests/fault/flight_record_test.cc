@@ -3,6 +3,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/status_matchers.h"
@@ -26,25 +27,33 @@ using Json = nlohmann::json;
 class FlightRecordTest : public testing::Test {
  protected:
   void Start(const std::string& faults) {
+    StartCluster(1, faults);
+    session_ = Open(0, 1);
+  }
+  void StartCluster(int num_devices, const std::string& faults) {
     LocalCluster::Options options;
+    options.num_devices = num_devices;
     options.executor_binary = "worker/tessera-executor";
-    options.executor_flags = {"--fault-points=" + faults};
+    if (!faults.empty()) options.executor_flags = {"--fault-points=" + faults};
     auto cluster = LocalCluster::Start(options);
     ASSERT_OK(cluster);
     cluster_ = *std::move(cluster);
+  }
+  std::unique_ptr<Session> Open(int rank, int world_size) {
     SessionOptions session;
     session.coordinator_address = cluster_->coordinator_address();
     session.worker_address = cluster_->worker_address();
     session.job_id = "toy";
-    session.rank = 0;
+    session.rank = rank;
     session.model = ToyModel(2);
-    session.config.world_size = 1;
+    session.config.world_size = world_size;
+    session.config.collective_timeout = absl::Seconds(1);
     session.config.groups[0].learning_rate = 0.01;
     session.attach_timeout = absl::Seconds(30);
     session.operation_timeout = absl::Seconds(60);
     auto opened = Session::Open(session);
-    ASSERT_OK(opened);
-    session_ = *std::move(opened);
+    EXPECT_OK(opened);
+    return opened.ok() ? *std::move(opened) : nullptr;
   }
   std::string Dump(std::vector<std::string> flags) {
     std::ostringstream out, err;
@@ -53,9 +62,9 @@ class FlightRecordTest : public testing::Test {
     EXPECT_EQ(cli::RunCli(args, {&out, &err, false}), cli::kExitOk) << err.str();
     return out.str();
   }
-  // The records of operation `op` in `step`.
+  // Rank 0's records of operation `op` in `step`.
   std::vector<Json> Records(const std::string& op, int64_t step) {
-    const Json dump = Json::parse(Dump({"--json"}), nullptr, false);
+    const Json dump = Json::parse(Dump({"--json", "--rank", "0"}), nullptr, false);
     std::vector<Json> found;
     EXPECT_EQ(dump["ranks"].size(), 1);
     EXPECT_EQ(dump["ranks"][0]["invalid_records"], 0);
@@ -100,6 +109,29 @@ TEST_F(FlightRecordTest, RecordIsThereThoughNoExecutorOfTheRankEverFinishedAStep
   ASSERT_EQ(tries.size(), 1);
   EXPECT_EQ(tries[0]["epoch"], 1);
   EXPECT_EQ(tries[0]["done_steady_ns"], nullptr);
+}
+
+TEST_F(FlightRecordTest, ReductionThatAPeerNeverCameToIsNotDone) {
+  StartCluster(2, "");
+  const auto train = [](Session* session) {
+    ASSERT_NE(session, nullptr);
+    ASSERT_OK(TrainToy(session, 1));
+  };
+  std::unique_ptr<Session> idle;
+  std::thread peer([&] {
+    idle = Open(1, 2);
+    train(idle.get());
+  });
+  session_ = Open(0, 2);
+  train(session_.get());
+  peer.join();
+  // By its record rank 0 asks nobody; its peer does nothing at all in step 2.
+  EXPECT_THAT(ToyStep(session_.get(), 2), StatusIs(absl::StatusCode::kAborted, testing::_));
+  const std::vector<Json> reductions = Records("reduce", 2);
+  ASSERT_EQ(reductions.size(), 2);
+  EXPECT_NE(reductions[0]["started_steady_ns"], nullptr);
+  EXPECT_EQ(reductions[0]["done_steady_ns"], nullptr);
+  EXPECT_EQ(reductions[1]["started_steady_ns"], nullptr) << "behind one that failed";
 }
 
 }  // namespace

@@ -163,6 +163,11 @@ TEST_F(TrainingTest, EachStepMayHaveItsOwnHyperParametersByGroup) {
     EXPECT_THAT(session->Step(StepOptions{1.0, {numbers.groups[0]}}),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the job has 2")));
     StepOptions bad = numbers;
+    bad.learning_rate_scale = 1e306;
+    bad.groups[0].learning_rate = 1e3;
+    EXPECT_THAT(session->Step(bad), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("param group 0: learning_rate")));
+    bad = numbers;
     bad.groups[1].beta2 = 1.5;
     EXPECT_THAT(session->Step(bad),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("param group 1: beta2")));

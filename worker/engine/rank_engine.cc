@@ -7,14 +7,6 @@
 #include "base/status_macros.h"
 
 namespace tessera {
-namespace {
-
-// How long the engine sleeps at most before it looks around. Interrupts wake it; this is for the
-// case that one comes just before it falls asleep.
-constexpr absl::Duration kLookAround = absl::Milliseconds(100);
-
-}  // namespace
-
 RankEngine::RankEngine(Options options)
     : options_(std::move(options)),
       optimizer_(*options_.config, *options_.memory,
@@ -87,15 +79,17 @@ absl::Status RankEngine::Run() {
     if (submitted == consumed) {
       (void)WaitUntil(
           &control->submitted, [submitted](uint32_t now) { return now != submitted; },
-          AbortFlag(&interrupt_), absl::Now() + kLookAround);
+          AbortFlag(&interrupt_), absl::InfiniteFuture());
       continue;
     }
     const Op op = control->ring[consumed % kRingOps];
     if (op.epoch == options_.epoch.value()) status = Execute(op);
     control->progress_kind.store(0, std::memory_order_relaxed);
     control->consumed.store(consumed + 1, std::memory_order_release);
-    // Whom nothing else tells: a trainer that waits for room, or for its drop to be through.
-    if (op.kind == OpKind::kDropGradients || submitted - consumed >= kRingOps) {
+    // Whom nothing else tells: a trainer that waits for room, or for its drop to be through. It may
+    // have filled the ring while the operation ran.
+    const uint32_t filled = control->submitted.value.load(std::memory_order_acquire) - consumed;
+    if (op.kind == OpKind::kDropGradients || filled >= kRingOps) {
       Bump(&control->events);
     }
   }

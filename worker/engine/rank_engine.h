@@ -94,7 +94,8 @@ class RankEngine {
   absl::Status GatherAhead();
   absl::Status Reshard(int unit);
   absl::Status Reduce(int unit);
-  void ReduceOnStream(int unit, bool accumulate);
+  // `number` is the reduction's in the flight record.
+  void ReduceOnStream(int unit, bool accumulate, int64_t number);
   absl::Status Initialize(int unit);
   absl::Status FinishInitialize();
   absl::Status RunStep(const Op& op);
@@ -104,7 +105,8 @@ class RankEngine {
   // Synchronises the stream; the first error of its work.
   absl::Status AwaitReductions();
   absl::Status AwaitPeersAt(int64_t step);
-  // Ends the engine's wait for operations, so that it looks at the two statuses below.
+  // Ends the engine's waits, so that it looks at the two statuses below: at once where it waits for
+  // operations, within a slice of WaitUntil elsewhere.
   void Interrupt();
   // Why to stop: Stop()'s reason or the stream's failure.
   absl::Status Interruption() const;

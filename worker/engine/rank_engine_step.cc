@@ -94,8 +94,8 @@ absl::StatusOr<std::vector<HyperParameters>> RankEngine::GroupsOf(const Op& op) 
   for (size_t i = 0; i < own.size(); ++i) {
     const HyperParameters& job_numbers = own[i];
     groups.push_back(op.num_groups == 0 ? job_numbers : options_.control->step_groups[i]);
-    RETURN_IF_ERROR(ValidateHyperParameters(groups.back(), i));
     groups.back().learning_rate *= op.learning_rate_scale;
+    RETURN_IF_ERROR(ValidateHyperParameters(groups.back(), i));
   }
   return groups;
 }

@@ -88,19 +88,17 @@ absl::Status RankEngine::Reduce(int unit) {
       options_.layout->units[unit].shards.padded_numel() * SizeBytes(options_.config->reduce_dtype);
   const int64_t number =
       options_.recorder->Enqueued(step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, bytes);
-  options_.post_backward->Enqueue([this, unit, accumulate, number] {
-    options_.recorder->Started(number);
-    ReduceOnStream(unit, accumulate);
-    options_.recorder->Done(number);
-  });
+  options_.post_backward->Enqueue(
+      [this, unit, accumulate, number] { ReduceOnStream(unit, accumulate, number); });
   return absl::OkStatus();
 }
 
-void RankEngine::ReduceOnStream(int unit, bool accumulate) {
+void RankEngine::ReduceOnStream(int unit, bool accumulate, int64_t number) {
   {
     absl::MutexLock lock(&mu_);
     if (!stream_status_.ok()) return;
   }
+  options_.recorder->Started(number);
   const UnitMemory& placed = options_.memory->units()[unit];
   std::vector<const void*> sends;
   for (const std::byte* gradients : options_.gradients_by_rank) {
@@ -121,6 +119,7 @@ void RankEngine::ReduceOnStream(int unit, bool accumulate) {
     Interrupt();
     return;
   }
+  options_.recorder->Done(number);
   options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
 }
