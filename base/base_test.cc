@@ -8,10 +8,13 @@
 #include "base/fault_point.h"
 #include "base/ids.h"
 #include "base/log.h"
+#include "base/no_more_threads.h"
 #include "base/retry.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "base/unique_fd.h"
+#include "base/utf8.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
@@ -90,6 +93,54 @@ TEST(SimulatedClockTest, WaitEndsWhenTimeIsAdvancedToTheDeadline) {
 
 TEST(LogTest, UnknownLevelIsRefusedByName) {
   EXPECT_THAT(SetLogLevel("loud"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("loud")));
+}
+
+TEST(StartThreadTest, MachineWithoutMoreThreadsIsAnErrorAndNotTheEnd) {
+  UniqueFd held(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const int fd = held.get();
+  {
+    const NoMoreThreads limit;
+    EXPECT_THAT(StartThread("an executor", [held = std::move(held)] {}),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("for an executor")));
+  }
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1) << "what the body held is given back";
+  bool ran = false;
+  auto thread = StartThread("an executor", [&] { ran = true; });
+  ASSERT_OK(thread);
+  thread->join();
+  EXPECT_TRUE(ran);
+}
+
+TEST(Utf8Test, WhatIsNoCharacterIsEscapedAndTheRestStays) {
+  const struct {
+    std::string text, printable;
+  } kCases[] = {
+      {"", ""},
+      {"a\tb\nc", "a\tb\nc"},
+      {"\u00e9\u20ac\U0001f600", "\u00e9\u20ac\U0001f600"},
+      {"\xff", "\\xff"},
+      {"a\x80z", "a\\x80z"},
+      {"\x1b[2J", "\\x1b[2J"},
+      {"\x7f", "\\x7f"},
+      {std::string("\0", 1), "\\x00"},
+      {"\xe2\x82", "\\xe2\\x82"},                    // Cut.
+      {"\xc0\xaf", "\\xc0\\xaf"},                    // Overlong.
+      {"\xe0\x80\xaf", "\\xe0\\x80\\xaf"},           // Overlong.
+      {"\xed\xa0\x80", "\\xed\\xa0\\x80"},           // A surrogate.
+      {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},  // Past U+10FFFF.
+  };
+  for (const auto& c : kCases) EXPECT_EQ(PrintableUtf8(c.text), c.printable);
+}
+
+TEST(Utf8Test, PrefixCutsNoCharacterInTwo) {
+  const std::string text = "a\u20acb";  // 1 + 3 + 1 bytes.
+  EXPECT_EQ(Utf8Prefix(text, 0), "");
+  EXPECT_EQ(Utf8Prefix(text, 1), "a");
+  EXPECT_EQ(Utf8Prefix(text, 2), "a");
+  EXPECT_EQ(Utf8Prefix(text, 3), "a");
+  EXPECT_EQ(Utf8Prefix(text, 4), "a\u20ac");
+  EXPECT_EQ(Utf8Prefix(text, 5), text);
+  EXPECT_EQ(Utf8Prefix("\x80\x80\x80\x80\x80\x80", 5).size(), 5) << "no characters at all";
 }
 
 }  // namespace

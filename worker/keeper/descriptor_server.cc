@@ -1,28 +1,69 @@
 #include "worker/keeper/descriptor_server.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/log.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
+namespace {
 
-absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(const std::string& path,
-                                                                          Keeper* keeper) {
-  ASSIGN_OR_RETURN(UniqueFd listener, ListenPacketSocket(path));
-  return std::unique_ptr<DescriptorServer>(new DescriptorServer(path, std::move(listener), keeper));
+// Between two tries to accept where the process lacks descriptors or memory.
+constexpr absl::Duration kAcceptDelay = absl::Milliseconds(100);
+
+// Errors: DeadlineExceeded.
+absl::Status AwaitPacket(int socket, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (true) {
+    pollfd wait = {socket, POLLIN, 0};
+    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+    const int ready =
+        poll(&wait, 1, absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))));
+    if (ready > 0) return absl::OkStatus();
+    if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("no ticket came within ", absl::FormatDuration(timeout)));
+    }
+  }
 }
 
-DescriptorServer::DescriptorServer(std::string path, UniqueFd listener, Keeper* keeper)
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(const std::string& path,
+                                                                          Keeper* keeper,
+                                                                          const Options& options) {
+  ASSIGN_OR_RETURN(UniqueFd listener, ListenPacketSocket(path));
+  fcntl(listener.get(), F_SETFL, O_NONBLOCK);
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return ErrnoStatus(errno, "eventfd");
+  std::unique_ptr<DescriptorServer> server(
+      new DescriptorServer(path, std::move(listener), std::move(wake), keeper, options));
+  ASSIGN_OR_RETURN(server->acceptor_,
+                   StartThread("the descriptor socket", [s = server.get()] { s->AcceptLoop(); }));
+  return server;
+}
+
+DescriptorServer::DescriptorServer(std::string path, UniqueFd listener, UniqueFd wake,
+                                   Keeper* keeper, const Options& options)
     : path_(std::move(path)),
       listener_(std::move(listener)),
+      wake_(std::move(wake)),
       keeper_(keeper),
-      acceptor_([this] { AcceptLoop(); }) {}
+      options_(options) {}
 
 DescriptorServer::~DescriptorServer() {
   {
@@ -30,8 +71,8 @@ DescriptorServer::~DescriptorServer() {
     stopping_ = true;
     for (auto& [fd, connection] : connections_) shutdown(fd, SHUT_RDWR);
   }
-  shutdown(listener_.get(), SHUT_RDWR);
-  acceptor_.join();
+  WakeAcceptor();
+  if (acceptor_.joinable()) acceptor_.join();
   absl::flat_hash_map<int, std::unique_ptr<Connection>> connections;
   {
     absl::MutexLock lock(&mu_);
@@ -41,19 +82,67 @@ DescriptorServer::~DescriptorServer() {
   unlink(path_.c_str());
 }
 
+void DescriptorServer::WakeAcceptor() {
+  const uint64_t one = 1;
+  (void)!write(wake_.get(), &one, sizeof(one));  // Fails only where it is awake already.
+}
+
 void DescriptorServer::AcceptLoop() {
+  absl::Status last;
+  while (true) {
+    // While nothing can be accepted, the listener is ready all the time.
+    pollfd wait[2] = {{wake_.get(), POLLIN, 0}, {last.ok() ? listener_.get() : -1, POLLIN, 0}};
+    poll(wait, 2, last.ok() ? -1 : absl::ToInt64Milliseconds(kAcceptDelay));
+    uint64_t count;
+    (void)!read(wake_.get(), &count, sizeof(count));
+    ReapFinished();
+    {
+      absl::MutexLock lock(&mu_);
+      if (stopping_) return;
+    }
+    const absl::Status status = AcceptWaiting();
+    if (!status.ok() && last.ok())
+      TESSERA_LOG(ERROR, "descriptor socket {}: trainers wait: {}", path_, status.ToString());
+    last = status;
+  }
+}
+
+absl::Status DescriptorServer::AcceptWaiting() {
   while (true) {
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    ReapFinished();
-    absl::MutexLock lock(&mu_);
-    if (stopping_) return;
-    if (!socket.valid()) continue;
-    const int fd = socket.get();
-    auto connection = std::make_unique<Connection>();
-    connection->socket = std::move(socket);
-    connection->thread = std::thread([this, fd] { Serve(fd); });
-    connections_[fd] = std::move(connection);
+    if (socket.valid()) {
+      Admit(std::move(socket));
+    } else if (errno == EAGAIN) {
+      return absl::OkStatus();
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      return ErrnoStatus(errno, "accept");
+    }
   }
+}
+
+void DescriptorServer::Admit(UniqueFd socket) {
+  const int fd = socket.get();
+  absl::MutexLock lock(&mu_);
+  if (stopping_) return;
+  int num_unclaimed = 0;
+  for (const auto& [other, connection] : connections_) num_unclaimed += !connection->claimed;
+  absl::Status status;
+  if (num_unclaimed >= options_.max_unclaimed) {
+    status = absl::ResourceExhaustedError(
+        absl::StrCat(num_unclaimed, " connections have shown no ticket yet"));
+  } else {
+    auto connection = std::make_unique<Connection>();
+    auto thread = StartThread("a trainer's connection", [this, fd] { Serve(fd); });
+    status = thread.status();
+    if (status.ok()) {
+      connection->socket = std::move(socket);
+      connection->thread = *std::move(thread);
+      connections_[fd] = std::move(connection);
+      return;
+    }
+  }
+  TESSERA_LOG(WARNING, "descriptor socket: {}", status.ToString());
+  (void)SendPacket(fd, status.ToString(), {}, /*wait=*/false);
 }
 
 void DescriptorServer::ReapFinished() {
@@ -72,32 +161,45 @@ void DescriptorServer::ReapFinished() {
 
 absl::StatusOr<ClaimedAttachment> DescriptorServer::ReceiveClaim(int socket) {
   RETURN_IF_ERROR(CheckPeerUser(socket));
+  RETURN_IF_ERROR(AwaitPacket(socket, options_.claim_timeout));
   ASSIGN_OR_RETURN(const Packet ticket, ReceivePacket(socket));
   return keeper_->Claim(ticket.bytes);
 }
 
+void DescriptorServer::AwaitDetach(int socket, const ClaimedAttachment& claimed) {
+  {
+    absl::MutexLock lock(&mu_);
+    const auto it = connections_.find(socket);
+    if (it != connections_.end()) it->second->claimed = true;
+  }
+  bool clean = false;
+  if (SendPacket(socket, "ok", claimed.fds).ok()) {
+    const absl::StatusOr<Packet> last = ReceivePacket(socket);
+    clean = last.ok() && last->bytes == "detach";
+  }
+  bool stopping;
+  {
+    absl::MutexLock lock(&mu_);
+    stopping = stopping_;
+  }
+  keeper_->Detach(claimed, clean || stopping);
+}
+
 void DescriptorServer::Serve(int socket) {
   const absl::StatusOr<ClaimedAttachment> claimed = ReceiveClaim(socket);
-  if (!claimed.ok()) {
-    TESSERA_LOG(WARNING, "descriptor socket: {}", claimed.status().ToString());
-    (void)SendPacket(socket, claimed.status().ToString());
+  if (claimed.ok()) {
+    AwaitDetach(socket, *claimed);
   } else {
-    bool clean = false;
-    if (SendPacket(socket, "ok", claimed->fds).ok()) {
-      const absl::StatusOr<Packet> last = ReceivePacket(socket);
-      clean = last.ok() && last->bytes == "detach";
-    }
-    bool stopping;
-    {
-      absl::MutexLock lock(&mu_);
-      stopping = stopping_;
-    }
-    keeper_->Detach(*claimed, clean || stopping);
+    TESSERA_LOG(WARNING, "descriptor socket: {}", claimed.status().ToString());
+    (void)SendPacket(socket, claimed.status().ToString(), {}, /*wait=*/false);
   }
   shutdown(socket, SHUT_RDWR);
-  absl::MutexLock lock(&mu_);
-  const auto it = connections_.find(socket);
-  if (it != connections_.end()) it->second->finished = true;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto it = connections_.find(socket);
+    if (it != connections_.end()) it->second->finished = true;
+  }
+  WakeAcceptor();
 }
 
 }  // namespace tessera

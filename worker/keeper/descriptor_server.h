@@ -4,7 +4,9 @@
 //   trainer: connect, send ticket ──► server: send descriptors      ... attached ...
 //   trainer: send "detach", close ──► clean end;   close alone (or SIGKILL) ──► the trainer died
 //
-// Start/Stop from one thread; serves on threads of its own.
+// Who shows no ticket within `claim_timeout`, or comes while too many others have shown none yet,
+// is sent away. Where the process has no descriptor or thread left, new trainers wait or are sent
+// away and those that are attached go on. Start/Stop from one thread; serves on threads of its own.
 #ifndef TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_
 #define TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_
 
@@ -16,6 +18,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "worker/keeper/keeper.h"
 
@@ -23,30 +26,49 @@ namespace tessera {
 
 class DescriptorServer {
  public:
-  // `keeper` outlives the server. Errors: as ListenPacketSocket.
+  struct Options {
+    absl::Duration claim_timeout = absl::Seconds(10);
+    int max_unclaimed = 64;  // Connections; those that claimed are bounded by the ranks.
+  };
+  // `keeper` outlives the server. Errors: as ListenPacketSocket; ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(const std::string& path,
-                                                                 Keeper* keeper);
+                                                                 Keeper* keeper,
+                                                                 const Options& options);
+  static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(const std::string& path,
+                                                                 Keeper* keeper) {
+    return Start(path, keeper, Options());
+  }
   ~DescriptorServer();  // Stops; every trainer still attached counts as gone.
 
   const std::string& path() const { return path_; }
 
  private:
-  DescriptorServer(std::string path, UniqueFd listener, Keeper* keeper);
-  void AcceptLoop();
-  absl::StatusOr<ClaimedAttachment> ReceiveClaim(int socket);
-  void Serve(int socket);
-  void ReapFinished();
-
-  const std::string path_;
-  const UniqueFd listener_;
-  Keeper* const keeper_;
-  absl::Mutex mu_;
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   struct Connection {
     UniqueFd socket;
     std::thread thread;
+    bool claimed = false;
     bool finished = false;
   };
+
+  DescriptorServer(std::string path, UniqueFd listener, UniqueFd wake, Keeper* keeper,
+                   const Options& options);
+  void AcceptLoop();
+  // Takes all that wait. Errors: of accept4, where waiting may help.
+  absl::Status AcceptWaiting();
+  void Admit(UniqueFd socket);
+  absl::StatusOr<ClaimedAttachment> ReceiveClaim(int socket);
+  void Serve(int socket);
+  void AwaitDetach(int socket, const ClaimedAttachment& claimed);
+  void ReapFinished();
+  void WakeAcceptor();
+
+  const std::string path_;
+  const UniqueFd listener_;
+  const UniqueFd wake_;  // An eventfd: a connection finished, or the server stops.
+  Keeper* const keeper_;
+  const Options options_;
+  absl::Mutex mu_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<int, std::unique_ptr<Connection>> connections_ ABSL_GUARDED_BY(mu_);
   std::thread acceptor_;
 };

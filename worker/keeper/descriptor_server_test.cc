@@ -2,11 +2,22 @@
 // is the coordinator.
 #include "worker/keeper/descriptor_server.h"
 
+#include <poll.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <functional>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/no_more_threads.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
@@ -119,6 +130,20 @@ std::string NameOf(const UniqueFd& fd) {
   return readlink(link.c_str(), name, sizeof(name) - 1) > 0 ? name : "";
 }
 
+size_t NumDescriptors() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return std::distance(begin(all), end(all));
+}
+
+bool Eventually(const std::function<bool()>& holds) {
+  const absl::Time deadline = absl::Now() + kDeadline;
+  while (!holds()) {
+    if (absl::Now() >= deadline) return false;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return true;
+}
+
 TEST_F(DescriptorServerTest, TicketIsGoodForTheRanksDescriptorsOnce) {
   ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
   UniqueFd socket, second;
@@ -185,6 +210,84 @@ TEST_F(DescriptorServerTest, StoppingClosesTheSocketsOfAllTrainersAndIsNoFailure
 TEST_F(DescriptorServerTest, SecondServerOnThePathIsRefused) {
   EXPECT_THAT(DescriptorServer::Start(server_->path(), &keeper_),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(server_->path())));
+}
+
+TEST_F(DescriptorServerTest, WhoSaysNothingIsSentAway) {
+  server_.reset();
+  DescriptorServer::Options options;
+  options.claim_timeout = absl::Milliseconds(20);
+  ASSERT_OK_AND_ASSIGN(server_, DescriptorServer::Start(folder_ + "/d.sock", &keeper_, options));
+  const size_t before = NumDescriptors();
+  {
+    ASSERT_OK_AND_ASSIGN(const UniqueFd silent, ConnectPacketSocket(server_->path()));
+    ASSERT_OK_AND_ASSIGN(const Packet answer, ReceivePacket(silent.get()));
+    EXPECT_THAT(answer.bytes, HasSubstr("DEADLINE_EXCEEDED: no ticket came within 20ms"));
+    EXPECT_THAT(ReceivePacket(silent.get()), StatusIs(absl::StatusCode::kUnavailable, testing::_));
+  }
+  EXPECT_TRUE(Eventually([&] { return NumDescriptors() == before; })) << "with no new connection";
+}
+
+TEST_F(DescriptorServerTest, TooManyWhoSayNothingKeepNobodyOutForEver) {
+  server_.reset();
+  DescriptorServer::Options options;
+  options.max_unclaimed = 2;
+  ASSERT_OK_AND_ASSIGN(server_, DescriptorServer::Start(folder_ + "/d.sock", &keeper_, options));
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
+  UniqueFd trainer;
+  ASSERT_OK_AND_ASSIGN(const Packet claimed, Claim(attached.ticket(), &trainer));
+  ASSERT_EQ(claimed.bytes, "ok") << "and counts no more";
+  ASSERT_OK_AND_ASSIGN(UniqueFd first, ConnectPacketSocket(server_->path()));
+  ASSERT_OK_AND_ASSIGN(const UniqueFd second, ConnectPacketSocket(server_->path()));
+  ASSERT_OK_AND_ASSIGN(const UniqueFd third, ConnectPacketSocket(server_->path()));
+  ASSERT_OK_AND_ASSIGN(const Packet refused, ReceivePacket(third.get()));
+  EXPECT_THAT(refused.bytes, HasSubstr("2 connections have shown no ticket yet"));
+  first.Reset();
+  EXPECT_TRUE(Eventually([&] {
+    UniqueFd next;
+    const auto packet = Claim("x", &next);
+    return packet.ok() && absl::StrContains(packet->bytes, "not a ticket");
+  }));
+}
+
+TEST_F(DescriptorServerTest, WithoutDescriptorsTrainersWaitAndTheServerIsIdle) {
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  strncpy(address.sun_path, server_->path().c_str(), sizeof(address.sun_path) - 1);
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit old_limit = limit;
+  limit.rlim_cur = dup(socket.get());  // The lowest that is free.
+  close(limit.rlim_cur);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_EQ(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_OK(SendPacket(socket.get(), attached.ticket()));
+  const clock_t cpu_before = clock();
+  pollfd wait = {socket.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&wait, 1, 300), 0) << "nothing comes";
+  EXPECT_LT(clock() - cpu_before, CLOCKS_PER_SEC / 10) << "and nobody is busy";
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &old_limit), 0);
+  ASSERT_OK_AND_ASSIGN(const Packet packet, ReceivePacket(socket.get()));
+  EXPECT_EQ(packet.bytes, "ok");
+}
+
+TEST_F(DescriptorServerTest, WithoutThreadsTrainersAreSentAwayAndTheAttachedGoOn) {
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
+  UniqueFd trainer;
+  ASSERT_OK(Claim(attached.ticket(), &trainer));
+  {
+    const NoMoreThreads limit;
+    ASSERT_OK_AND_ASSIGN(const UniqueFd next, ConnectPacketSocket(server_->path()));
+    ASSERT_OK_AND_ASSIGN(const Packet refused, ReceivePacket(next.get()));
+    EXPECT_THAT(refused.bytes, HasSubstr("RESOURCE_EXHAUSTED"));
+    EXPECT_THAT(DescriptorServer::Start(folder_ + "/e.sock", &keeper_),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("descriptor socket")));
+  }
+  EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
+  UniqueFd last;
+  ASSERT_OK_AND_ASSIGN(const Packet packet, Claim("x", &last));
+  EXPECT_THAT(packet.bytes, HasSubstr("not a ticket"));
 }
 
 }  // namespace

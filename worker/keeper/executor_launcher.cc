@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "worker/executor/rank_executor.h"
 
@@ -48,11 +49,7 @@ class ExecutorProcess : public RunningExecutor {
 
 class ExecutorThread : public RunningExecutor {
  public:
-  explicit ExecutorThread(UniqueFd socket)
-      : thread_([socket = std::move(socket)]() mutable {
-          const absl::Status status = RunRankExecutor(std::move(socket));
-          if (!status.ok()) TESSERA_LOG(ERROR, "executor thread: {}", status.ToString());
-        }) {}
+  explicit ExecutorThread(std::thread thread) : thread_(std::move(thread)) {}
   ~ExecutorThread() override { Wait(); }
   int pid() const override { return getpid(); }
   void Kill() override {}
@@ -69,8 +66,15 @@ class ThreadLauncher : public ExecutorLauncher {
  public:
   absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
                                                           const std::string& label) override {
-    return std::make_unique<ExecutorThread>(std::move(socket));
+    ASSIGN_OR_RETURN(std::thread thread,
+                     StartThread("an executor", [socket = std::move(socket)]() mutable {
+                       const absl::Status status = RunRankExecutor(std::move(socket));
+                       if (!status.ok())
+                         TESSERA_LOG(ERROR, "executor thread: {}", status.ToString());
+                     }));
+    return std::make_unique<ExecutorThread>(std::move(thread));
   }
+  std::string name() const override { return "a thread"; }
 };
 
 class ProcessLauncher : public ExecutorLauncher {
@@ -95,6 +99,7 @@ class ProcessLauncher : public ExecutorLauncher {
     if (pid == 0) ExecChild(parent, socket.get(), argv.data());
     return std::make_unique<ExecutorProcess>(pid);
   }
+  std::string name() const override { return binary_; }
 
  private:
   [[noreturn]] static void ExecChild(pid_t parent, int socket, char* const* argv) {

@@ -26,9 +26,11 @@ class ExecutorLauncher {
  public:
   virtual ~ExecutorLauncher() = default;
   // `label` names the executor in its log lines.
-  // Errors: NotFound the binary is missing; ResourceExhausted no process can be made.
+  // Errors: NotFound the binary is missing; ResourceExhausted no process or thread can be made.
   virtual absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
                                                                   const std::string& label) = 0;
+  // What it launches, for a person: the binary's path, or "a thread".
+  virtual std::string name() const = 0;
 };
 
 // Runs `binary --socket-fd=3 --label=...` plus `extra_flags`. The process dies with this one, even

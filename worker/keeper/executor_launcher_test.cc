@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/no_more_threads.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "worker/memory/fd_passing.h"
@@ -118,6 +119,14 @@ TEST(ThreadLauncherTest, ThreadEndsWhenItsSocketCloses) {
   EXPECT_EQ(executor->pid(), getpid());
   sockets.first.Reset();
   EXPECT_EQ(executor->Wait(), "thread ended");
+}
+
+TEST(ThreadLauncherTest, MachineWithoutMoreThreadsIsAnError) {
+  ASSERT_OK_AND_ASSIGN(auto sockets, CreatePacketSocketPair());
+  const auto launcher = NewThreadLauncher();
+  const NoMoreThreads limit;
+  EXPECT_THAT(launcher->Launch(std::move(sockets.second), "toy/0"),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("an executor")));
 }
 
 }  // namespace
