@@ -131,7 +131,7 @@ class Session {
   absl::Status Save(const std::string& path);
 
   // After Aborted: waits for the next epoch. Errors: DeadlineExceeded; Unavailable  the worker is
-  // gone; Cancelled  the job was deleted.
+  // gone; Cancelled  the job ends on this worker: it was deleted or goes to another one.
   absl::Status Recover();
   // Runs `step_body` (forward, backward, Step) and, while it is Aborted, recovers and runs it
   // again, unless the step had been decided: then it is complete, and this returns OK. So a body

@@ -30,6 +30,9 @@ EpochPhase Transition(EpochPhase phase, EpochEvent event) {
       // While preparing, a rank that fails again is simply not quiet yet.
       return phase == EpochPhase::kPrepared || phase == EpochPhase::kRunning ? EpochPhase::kFailed
                                                                              : phase;
+    case EpochEvent::kGiveUp:
+      return phase == EpochPhase::kPreparing ? EpochPhase::kFailed
+                                             : Transition(phase, EpochEvent::kFailure);
   }
   return phase;
 }

@@ -5,6 +5,9 @@
 //                         ▲               │ failure          │ failure
 //                         │               ▼                  ▼
 //                         └── prepare ── kFailed ◄───────────┘       (prepare is legal everywhere)
+//
+// While preparing, a failure changes nothing: the rank is not quiet yet, and its next executor may
+// be. Giving up, since no executor becomes ready, fails that epoch too.
 #ifndef TESSERA_WORKER_KEEPER_EPOCH_PHASE_H_
 #define TESSERA_WORKER_KEEPER_EPOCH_PHASE_H_
 
@@ -13,7 +16,7 @@
 namespace tessera {
 
 enum class EpochPhase { kNone, kPreparing, kPrepared, kRunning, kFailed };
-enum class EpochEvent { kPrepare, kAllQuiet, kStart, kFailure };
+enum class EpochEvent { kPrepare, kAllQuiet, kStart, kFailure, kGiveUp };
 
 absl::string_view Name(EpochPhase phase);
 

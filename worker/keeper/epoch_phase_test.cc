@@ -12,10 +12,9 @@ TEST(EpochPhaseTest, TableOfAllTransitions) {
     EpochEvent event;
     EpochPhase from_none, from_preparing, from_prepared, from_running, from_failed;
   } kTable[] = {
-      {EpochEvent::kPrepare, P, P, P, P, P},
-      {EpochEvent::kAllQuiet, N, R, R, U, F},
-      {EpochEvent::kStart, N, P, U, U, F},
-      {EpochEvent::kFailure, N, P, F, F, F},
+      {EpochEvent::kPrepare, P, P, P, P, P}, {EpochEvent::kAllQuiet, N, R, R, U, F},
+      {EpochEvent::kStart, N, P, U, U, F},   {EpochEvent::kFailure, N, P, F, F, F},
+      {EpochEvent::kGiveUp, N, F, F, F, F},
   };
   for (const auto& row : kTable) {
     EXPECT_EQ(Transition(N, row.event), row.from_none);

@@ -2,20 +2,16 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
-namespace {
-
-// Between two launches of a rank's executor that cannot start.
-constexpr absl::Duration kRelaunchDelay = absl::Milliseconds(200);
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
                                                              ExecutorLauncher* launcher,
@@ -25,7 +21,10 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
       new HostedJob(job, std::move(regions), launcher, std::move(emit)));
   const int world_size = hosted->regions_.config().world_size;
   for (int rank = 0; rank < world_size; ++rank) {
-    hosted->supervisors_.emplace_back([job = hosted.get(), rank] { job->Supervise(Rank(rank)); });
+    ASSIGN_OR_RETURN(std::thread supervisor,
+                     StartThread(absl::StrCat("job '", job.job_id(), "' rank ", rank),
+                                 [job = hosted.get(), rank] { job->Supervise(Rank(rank)); }));
+    hosted->supervisors_.push_back(std::move(supervisor));
   }
   return hosted;
 }
@@ -53,119 +52,14 @@ HostedJob::~HostedJob() {
     }
   }
   for (std::thread& supervisor : supervisors_) supervisor.join();
-  // An executor may have been killed before it could tell its trainer.
+  // No executor lives. One may have been killed before it could tell its trainer, and a trainer
+  // that recovers from the end of an epoch must learn that none follows.
   for (int rank = 0; rank < regions_.config().world_size; ++rank) {
-    PublishToTrainer(Rank(rank), epoch, reason);
+    ControlPage* page = regions_.control(Rank(rank));
+    const uint32_t ended = static_cast<uint32_t>(epoch.value()), failed = page->failed_epoch.load();
+    if (failed >= ended && page->failure_code == reason.raw_code()) continue;
+    PublishFailure(page, std::max(ended, failed), reason);
   }
-}
-
-void HostedJob::PublishToTrainer(Rank rank, Epoch epoch, const absl::Status& reason) const {
-  ControlPage* page = regions_.control(rank);
-  const uint32_t ended = static_cast<uint32_t>(epoch.value());
-  if (page->failed_epoch.load() < ended) PublishFailure(page, ended, reason);
-}
-
-void HostedJob::Supervise(Rank rank) {
-  while (true) {
-    const int socket = LaunchExecutor(rank);
-    if (socket < 0) return;
-    while (true) {
-      absl::StatusOr<Packet> packet = ReceivePacket(socket);
-      v1::ExecutorEvent event;
-      if (!packet.ok() || !event.ParseFromString(packet->bytes)) break;
-      OnEvent(rank, event);
-    }
-    OnExecutorDied(rank);
-  }
-}
-
-int HostedJob::LaunchExecutor(Rank rank) {
-  while (true) {
-    v1::Job job;
-    {
-      absl::MutexLock lock(&mu_);
-      if (closing_) return -1;
-      job = job_;
-    }
-    auto sockets = CreatePacketSocketPair();
-    absl::Status status = sockets.status();
-    if (status.ok()) {
-      auto executor =
-          launcher_->Launch(std::move(sockets->second), absl::StrCat(job_id_, "/", rank.value()));
-      status = executor.status();
-      if (status.ok()) status = regions_.SendSetup(sockets->first.get(), job, rank);
-      if (status.ok()) {
-        absl::MutexLock lock(&mu_);
-        RankSlot& slot = ranks_[rank.value()];
-        slot.socket = std::move(sockets->first);
-        slot.executor = *std::move(executor);
-        if (!closing_) return slot.socket.get();
-        shutdown(slot.socket.get(), SHUT_RDWR);
-        slot.executor->Kill();
-        return slot.socket.get();  // Reads its end, then comes back here.
-      }
-    }
-    TESSERA_LOG(ERROR, "job {} rank {}: no executor: {}", job_id_, rank.value(), status.ToString());
-    absl::MutexLock lock(&mu_);
-    mu_.AwaitWithTimeout(absl::Condition(&closing_), kRelaunchDelay);
-  }
-}
-
-void HostedJob::OnExecutorDied(Rank rank) {
-  std::unique_ptr<RunningExecutor> executor;
-  {
-    absl::MutexLock lock(&mu_);
-    RankSlot& slot = ranks_[rank.value()];
-    executor = std::move(slot.executor);
-    slot.ready = false;
-    slot.quiet = false;
-    slot.pending_order.Clear();
-    slot.socket.Reset();
-  }
-  // The socket is closed, so either it is dead or it is beyond use.
-  executor->Kill();
-  const std::string how = executor->Wait();
-  absl::MutexLock lock(&mu_);
-  if (closing_) return;
-  TESSERA_LOG(WARNING, "job {} rank {}: executor {}", job_id_, rank.value(), how);
-  const std::string reason = absl::StrCat("the executor of rank ", rank.value(), " ended: ", how);
-  PublishToTrainer(rank, Epoch(regions_.control(rank)->epoch.load()), absl::AbortedError(reason));
-  FailLocked(rank, reason);
-}
-
-void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
-  absl::MutexLock lock(&mu_);
-  RankSlot& slot = ranks_[rank.value()];
-  v1::WorkerEvent out;
-  switch (event.event_case()) {
-    case v1::ExecutorEvent::kReady:
-      slot.ready = slot.quiet = true;
-      MaybePreparedLocked();
-      return;
-    case v1::ExecutorEvent::kQuiesced:
-      if (event.quiesced().epoch() < epoch_.value()) return;
-      slot.quiet = true;
-      MaybePreparedLocked();
-      return;
-    case v1::ExecutorEvent::kOrder:
-      if (event.order().epoch() != epoch_.value()) return;
-      slot.pending_order = event.order();
-      *out.mutable_order() = event.order();
-      break;
-    case v1::ExecutorEvent::kStep:
-      slot.last_report = event.step();
-      *out.mutable_step() = event.step();
-      break;
-    case v1::ExecutorEvent::kFailure:
-      if (event.failure().epoch() == epoch_.value()) {
-        FailLocked(rank, absl::StrCat("rank ", rank.value(), ": ", event.failure().reason()));
-      }
-      return;
-    case v1::ExecutorEvent::kStarted:
-    case v1::ExecutorEvent::EVENT_NOT_SET:
-      return;
-  }
-  emit_(out);
 }
 
 void HostedJob::SendLocked(RankSlot& slot, const v1::ExecutorCommand& command) {
@@ -188,9 +82,9 @@ void HostedJob::AbortAllLocked(Epoch ended, const absl::Status& reason) {
   }
 }
 
-void HostedJob::FailLocked(Rank rank, const std::string& reason) {
-  if (Transition(phase_, EpochEvent::kFailure) == phase_) return;
-  phase_ = Transition(phase_, EpochEvent::kFailure);
+void HostedJob::FailLocked(Rank rank, const std::string& reason, EpochEvent event) {
+  if (Transition(phase_, event) == phase_) return;
+  phase_ = Transition(phase_, event);
   TESSERA_LOG(WARNING, "job {} epoch {} failed: {}", job_id_, epoch_.value(), reason);
   AbortAllLocked(epoch_, absl::AbortedError(reason));
   v1::RankFailure* failure = failure_.mutable_failure();

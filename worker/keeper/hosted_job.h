@@ -1,9 +1,10 @@
 // One job on this worker: its memory, its ranks' executors and attachments, its epoch.
 //
 // Each rank has a supervisor thread that launches the rank's executor, reads its events and, when
-// it died, launches the next one. A failure of any kind (an executor's error or death, a trainer's
-// death) ends the epoch: all local ranks are aborted at once, the coordinator is told, and the job
-// waits for the coordinator to prepare the next epoch. The memory is untouched by all of this.
+// it died, launches the next one; ever later where they end before they are ready. A failure of any
+// kind (an executor's error or death, a trainer's death) ends the epoch: all local ranks are
+// aborted at once, the coordinator is told, and the job waits for the coordinator to prepare the
+// next epoch. The memory is untouched by all of this.
 //
 // Thread-safe. Events to the coordinator go to `emit`, which must not call back. The destructor
 // kills the executors and joins the supervisors.
@@ -35,7 +36,7 @@ class HostedJob {
  public:
   using Emit = std::function<void(const v1::WorkerEvent&)>;
 
-  // `launcher` outlives the job. Errors: as JobRegions::Create.
+  // `launcher` outlives the job. Errors: as JobRegions::Create; ResourceExhausted  no thread.
   static absl::StatusOr<std::unique_ptr<HostedJob>> Create(const v1::Job& job,
                                                            ExecutorLauncher* launcher, Emit emit);
   ~HostedJob();
@@ -78,15 +79,23 @@ class HostedJob {
   };
 
   HostedJob(const v1::Job& job, JobRegions regions, ExecutorLauncher* launcher, Emit emit);
+  struct ExecutorEnd {
+    std::string how;
+    bool was_ready = false;
+  };
   void Supervise(Rank rank);
-  // Launches; returns the socket to read, or -1 when the job ends.
-  int LaunchExecutor(Rank rank);
+  // Returns the socket to read. Errors: Cancelled the job ends; as Launch and
+  // CreatePacketSocketPair.
+  absl::StatusOr<int> LaunchExecutor(Rank rank);
+  void ReadEvents(Rank rank, int socket);
   void OnEvent(Rank rank, const v1::ExecutorEvent& event);
-  void OnExecutorDied(Rank rank);
-  // Ends the epoch on the trainer's page in place of an executor that is dead: nobody else writes
-  // there then.
-  void PublishToTrainer(Rank rank, Epoch epoch, const absl::Status& reason) const;
-  void FailLocked(Rank rank, const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  ExecutorEnd ReapExecutor(Rank rank);
+  // Ends the epoch on the trainer's page in place of the executor, since nobody else writes there
+  // now, and at the coordinator. `failed_starts`: in a row, of this rank.
+  void OnExecutorEndLocked(Rank rank, const std::string& how, int failed_starts)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FailLocked(Rank rank, const std::string& reason, EpochEvent event = EpochEvent::kFailure)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends all that runs in epochs up to `ended`; each executor answers once it is quiet.
   void AbortAllLocked(Epoch ended, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MaybePreparedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -1,0 +1,154 @@
+// The supervision of a rank's executors: launches, events, ends.
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/retry.h"
+#include "base/status_macros.h"
+#include "worker/keeper/hosted_job.h"
+#include "worker/memory/fd_passing.h"
+
+namespace tessera {
+namespace {
+
+// After so many executors in a row that ended before they were ready, the coordinator is told.
+constexpr int kFailedStartsTold = 3;
+
+// Before the launch that follows `failed_starts` in a row.
+absl::Duration RelaunchDelay(int failed_starts) {
+  RetryOptions options;
+  options.initial = absl::Milliseconds(200);
+  options.max = absl::Seconds(10);
+  return RetryDelay(options, failed_starts - 1, /*uniform=*/0.5);
+}
+
+}  // namespace
+
+void HostedJob::Supervise(Rank rank) {
+  int failed_starts = 0;  // In a row.
+  while (true) {
+    const absl::StatusOr<int> socket = LaunchExecutor(rank);
+    ExecutorEnd end;
+    if (socket.ok()) {
+      ReadEvents(rank, *socket);
+      end = ReapExecutor(rank);
+    } else {
+      end.how = socket.status().ToString();
+    }
+    absl::MutexLock lock(&mu_);
+    if (closing_) return;
+    failed_starts = end.was_ready ? 0 : failed_starts + 1;
+    OnExecutorEndLocked(rank, end.how, failed_starts);
+    if (failed_starts == 0) continue;
+    mu_.AwaitWithTimeout(absl::Condition(&closing_), RelaunchDelay(failed_starts));
+    if (closing_) return;
+  }
+}
+
+absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
+  v1::Job job;
+  {
+    absl::MutexLock lock(&mu_);
+    if (closing_) return absl::CancelledError("the job ends");
+    job = job_;
+  }
+  ASSIGN_OR_RETURN(auto sockets, CreatePacketSocketPair());
+  ASSIGN_OR_RETURN(auto executor, launcher_->Launch(std::move(sockets.second),
+                                                    absl::StrCat(job_id_, "/", rank.value())));
+  const absl::Status sent = regions_.SendSetup(sockets.first.get(), job, rank);
+  if (!sent.ok()) {
+    sockets.first.Reset();  // Ends the executor, also one that is a thread.
+    executor->Kill();
+    return Annotate(sent, "executor setup");
+  }
+  absl::MutexLock lock(&mu_);
+  RankSlot& slot = ranks_[rank.value()];
+  slot.socket = std::move(sockets.first);
+  slot.executor = std::move(executor);
+  if (closing_) {
+    shutdown(slot.socket.get(), SHUT_RDWR);  // Who reads it reads its end.
+    slot.executor->Kill();
+  }
+  return slot.socket.get();
+}
+
+void HostedJob::ReadEvents(Rank rank, int socket) {
+  while (true) {
+    absl::StatusOr<Packet> packet = ReceivePacket(socket);
+    v1::ExecutorEvent event;
+    if (!packet.ok() || !event.ParseFromString(packet->bytes)) return;
+    OnEvent(rank, event);
+  }
+}
+
+HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
+  std::unique_ptr<RunningExecutor> executor;
+  ExecutorEnd end;
+  {
+    absl::MutexLock lock(&mu_);
+    RankSlot& slot = ranks_[rank.value()];
+    executor = std::move(slot.executor);
+    end.was_ready = slot.ready;
+    slot.ready = false;
+    slot.quiet = false;
+    slot.pending_order.Clear();
+    slot.socket.Reset();
+  }
+  // The socket is closed, so either it is dead or it is beyond use.
+  executor->Kill();
+  end.how = executor->Wait();
+  return end;
+}
+
+void HostedJob::OnExecutorEndLocked(Rank rank, const std::string& how, int failed_starts) {
+  TESSERA_LOG(WARNING, "job {} rank {}: executor {}", job_id_, rank.value(), how);
+  std::string reason = absl::StrCat("the executor of rank ", rank.value(), " ended: ", how);
+  if (failed_starts >= kFailedStartsTold) {
+    reason = absl::StrCat("the executor of rank ", rank.value(), " (", launcher_->name(),
+                          ") ended ", failed_starts, " times before it was ready: ", how);
+  }
+  ControlPage* page = regions_.control(rank);
+  const uint32_t ended = page->epoch.load();
+  if (page->failed_epoch.load() < ended) PublishFailure(page, ended, absl::AbortedError(reason));
+  FailLocked(rank, reason,
+             failed_starts >= kFailedStartsTold ? EpochEvent::kGiveUp : EpochEvent::kFailure);
+}
+
+void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
+  absl::MutexLock lock(&mu_);
+  RankSlot& slot = ranks_[rank.value()];
+  v1::WorkerEvent out;
+  switch (event.event_case()) {
+    case v1::ExecutorEvent::kReady:
+      slot.ready = slot.quiet = true;
+      MaybePreparedLocked();
+      return;
+    case v1::ExecutorEvent::kQuiesced:
+      if (event.quiesced().epoch() < epoch_.value()) return;
+      slot.quiet = true;
+      MaybePreparedLocked();
+      return;
+    case v1::ExecutorEvent::kOrder:
+      if (event.order().epoch() != epoch_.value()) return;
+      slot.pending_order = event.order();
+      *out.mutable_order() = event.order();
+      break;
+    case v1::ExecutorEvent::kStep:
+      slot.last_report = event.step();
+      *out.mutable_step() = event.step();
+      break;
+    case v1::ExecutorEvent::kFailure:
+      if (event.failure().epoch() == epoch_.value()) {
+        FailLocked(rank, absl::StrCat("rank ", rank.value(), ": ", event.failure().reason()));
+      }
+      return;
+    case v1::ExecutorEvent::kStarted:
+    case v1::ExecutorEvent::EVENT_NOT_SET:
+      return;
+  }
+  emit_(out);
+}
+
+}  // namespace tessera
