@@ -1,4 +1,5 @@
-// Bounds of what a job's wire messages may hold. Pure; thread-safe. Every error is InvalidArgument
+// Bounds of what a job may be, for whoever checks one: the coordinator when it is created, the SDK
+// before that, the worker when it is to host it. Pure; thread-safe. Every error is InvalidArgument
 // and names the field.
 #ifndef TESSERA_JOB_FIELD_LIMITS_H_
 #define TESSERA_JOB_FIELD_LIMITS_H_
@@ -13,7 +14,13 @@ namespace tessera {
 constexpr int64_t kMaxParameters = 100'000;  // Of one model.
 constexpr size_t kMaxNameBytes = 512;        // Of a unit or parameter.
 constexpr int kMaxDimensions = 16;
-constexpr int32_t kMaxWorldSize = 1 << 16;
+constexpr int32_t kMaxWorldSize = 1 << 16;  // That a message can say; see kMaxLocalRanks.
+
+// What a worker can hold. An executor gets a few descriptors and one a rank in a single packet, of
+// which the kernel allows 253; a control page has this many units and param groups.
+constexpr int kMaxLocalRanks = 240;  // Ranks of a job: all of them are on one worker.
+constexpr int kMaxUnits = 16384;
+constexpr int kMaxParamGroups = 64;
 
 absl::Status CheckName(absl::string_view field, absl::string_view name);
 absl::Status CheckRange(absl::string_view field, int64_t value, int64_t min, int64_t max);

@@ -23,8 +23,10 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
   absl::flat_hash_set<std::string> claimed;
   for (size_t i = 0; i < config.groups.size(); ++i) {
     RETURN_IF_ERROR(ValidateHyperParameters(config.groups[i], i));
-    if (i > 0 && config.groups[i].parameter_names.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat("param group ", i, ": names no parameter"));
+    if ((i == 0) != config.groups[i].parameter_names.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "param group ", i,
+          i == 0 ? ": is the default one and names parameters" : ": names no parameter"));
     }
     for (const std::string& name : config.groups[i].parameter_names) {
       if (!known.contains(name)) {
@@ -35,6 +37,18 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
         return absl::InvalidArgumentError(
             absl::StrCat("parameter '", name, "' is in two param groups"));
       }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateParameters(const ModelSpec& model) {
+  for (const UnitSpec& unit : model.units) {
+    for (const TensorSpec& spec : unit.parameters) {
+      if (spec.dtype == DType::kFp32) continue;
+      return absl::InvalidArgumentError(absl::StrCat("unit '", unit.name, "': parameter '",
+                                                     spec.name, "' is ", Name(spec.dtype),
+                                                     "; shards are fp32"));
     }
   }
   return absl::OkStatus();
@@ -60,36 +74,26 @@ absl::Status ValidateHyperParameters(const HyperParameters& numbers, size_t grou
 }
 
 absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) {
-  if (config.world_size < 1 || config.world_size > 1024) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("world_size ", config.world_size, " is not in [1, 1024]"));
-  }
+  RETURN_IF_ERROR(CheckRange("config: world_size", config.world_size, 1, kMaxLocalRanks));
+  RETURN_IF_ERROR(CheckRange("number of units", model.units.size(), 0, kMaxUnits));
   if (!IsTrainingDType(config.compute_dtype)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("compute_dtype ", Name(config.compute_dtype), ": fp32 or bf16"));
+        absl::StrCat("config: compute_dtype ", Name(config.compute_dtype), ": fp32 or bf16"));
   }
   if (!IsTrainingDType(config.reduce_dtype)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("reduce_dtype ", Name(config.reduce_dtype), ": fp32 or bf16"));
+        absl::StrCat("config: reduce_dtype ", Name(config.reduce_dtype), ": fp32 or bf16"));
   }
   if (!std::isfinite(config.max_gradient_norm) || config.max_gradient_norm < 0) {
-    return absl::InvalidArgumentError("max_gradient_norm is negative or not finite");
+    return absl::InvalidArgumentError("config: max_gradient_norm is negative or not finite");
   }
   if (config.max_gathered_units < 1 || config.gradient_slots < 0) {
-    return absl::InvalidArgumentError("max_gathered_units < 1 or gradient_slots < 0");
+    return absl::InvalidArgumentError("config: max_gathered_units < 1 or gradient_slots < 0");
   }
   if (config.collective_timeout < absl::Milliseconds(10)) {
-    return absl::InvalidArgumentError("collective_timeout is under 10 ms");
+    return absl::InvalidArgumentError("config: collective_timeout is under 10 ms");
   }
-  for (const UnitSpec& unit : model.units) {
-    for (const TensorSpec& spec : unit.parameters) {
-      if (spec.dtype != DType::kFp32) {
-        return absl::InvalidArgumentError(absl::StrCat("unit '", unit.name, "': parameter '",
-                                                       spec.name, "' is ", Name(spec.dtype),
-                                                       "; shards are fp32"));
-      }
-    }
-  }
+  RETURN_IF_ERROR(ValidateParameters(model));
   return ValidateGroups(config, model);
 }
 

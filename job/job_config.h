@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "job/field_limits.h"
 #include "layout/flat_layout.h"
 #include "layout/model_layout.h"
 
@@ -30,8 +31,6 @@ struct HyperParameters {
   double momentum = 0.0;
 };
 
-inline constexpr int kMaxParamGroups = 64;
-
 struct ParamGroup : HyperParameters {
   std::vector<std::string> parameter_names;  // Empty in the first group: all others.
 };
@@ -51,6 +50,7 @@ struct JobConfig {
   bool backward_prefetch = true;
 };
 
+// Whether a worker can train this. The coordinator accepts no other job.
 // Errors: InvalidArgument  naming the field, or the param group's parameter that the model lacks
 //                          or that two groups claim.
 absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model);

@@ -25,7 +25,11 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   JobConfig config;
   EXPECT_OK(ValidateJobConfig(config, model));
   config.world_size = 0;
-  expect(config, "world_size 0");
+  expect(config, "world_size is 0");
+  config.world_size = kMaxLocalRanks;
+  EXPECT_OK(ValidateJobConfig(config, model));
+  config.world_size = kMaxLocalRanks + 1;
+  expect(config, "world_size is 241");
   config = JobConfig();
   config.compute_dtype = DType::kFp64;
   expect(config, "compute_dtype fp64");
@@ -42,6 +46,23 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   config = JobConfig();
   config.groups.resize(kMaxParamGroups + 1);
   expect(config, "65 param groups; at most 64");
+  config = JobConfig();
+  config.groups[0].parameter_names = {"w"};
+  expect(config, "param group 0: is the default one");
+  config = JobConfig();
+  config.max_gathered_units = 0;
+  expect(config, "max_gathered_units");
+  config = JobConfig();
+  config.collective_timeout = absl::Milliseconds(9);
+  expect(config, "collective_timeout");
+  config = JobConfig();
+  config.groups[0].beta1 = 1.5;
+  expect(config, "param group 0: beta1");
+  model.units[0].parameters[0].dtype = DType::kBf16;
+  expect(JobConfig(), "'w' is bf16");
+  model.units[0].parameters[0].dtype = DType::kFp32;
+  model.units.resize(kMaxUnits + 1);
+  expect(JobConfig(), "number of units is 16385");
 }
 
 }  // namespace

@@ -169,6 +169,9 @@ std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
   }
   if (job.status.state != JobState::kStarting) return job.status.reason;
   const EpochRuntime* runtime = FindRuntime(id, job);
+  if (runtime != nullptr && runtime->failure.has_value()) {
+    return absl::StrCat(runtime->failure->reason, "; will be tried again");
+  }
   const std::set<WorkerId> missing =
       runtime != nullptr ? runtime->gather.missing() : WorkersOf(job.status.placements);
   return absl::StrCat(

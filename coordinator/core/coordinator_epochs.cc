@@ -23,7 +23,12 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
     return;
   }
   const EpochRuntime* runtime = FindRuntime(id, job);
-  if (runtime != nullptr && runtime->failure.has_value()) {
+  const bool failed = runtime != nullptr && runtime->failure.has_value();
+  const bool all_prepared = runtime != nullptr && runtime->gather.complete();
+  // One that could not even be prepared would fail again at once: it is not the start that is put
+  // off then, but the next try.
+  const bool unprepared = job.status.state == JobState::kStarting && !all_prepared;
+  if (failed && (!unprepared || pacers_[id].MayStart(now))) {
     OpenEpoch(id, runtime->failure->reason, now, effects);
     return;
   }
@@ -32,8 +37,8 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
     OpenEpoch(id, broken, now, effects);
     return;
   }
-  const bool all_prepared = runtime != nullptr && runtime->gather.complete();
-  if (job.status.state == JobState::kStarting && all_prepared && pacers_[id].MayStart(now)) {
+  if (job.status.state == JobState::kStarting && all_prepared && !failed &&
+      pacers_[id].MayStart(now)) {
     BeginEpoch(id, effects);
   }
 }

@@ -14,6 +14,16 @@ bool HasRankOn(const Job& job, const WorkerId& worker) {
                      [&](const RankPlacement& p) { return p.worker == worker; });
 }
 
+constexpr Rank kWholeWorker(-1);
+
+// A rank that is on the worker, or -1.
+Rank FirstRankOn(const Job& job, const WorkerId& worker) {
+  for (size_t rank = 0; rank < job.status.placements.size(); ++rank) {
+    if (job.status.placements[rank].worker == worker) return Rank(rank);
+  }
+  return kWholeWorker;
+}
+
 }  // namespace
 
 absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& member,
@@ -180,11 +190,16 @@ absl::Status Coordinator::ReportStep(const Sender& sender, const StepReport& eve
 absl::Status Coordinator::ReportFailure(const Sender& sender, const RankFailure& event,
                                         absl::Time now, Effects* effects) {
   RETURN_IF_ERROR(Hear(sender, now, effects));
-  ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, event.job, event.epoch, event.rank));
+  Rank rank = event.rank;
+  if (const Job* job = state_.FindJob(event.job); job != nullptr && rank == kWholeWorker) {
+    rank = FirstRankOn(*job, sender.worker);
+  }
+  ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, event.job, event.epoch, rank));
   if (job == nullptr) return absl::OkStatus();
+  const std::string who =
+      event.rank == kWholeWorker ? "" : absl::StrCat("rank ", rank.value(), " on ");
   FailEpoch(event.job,
-            {absl::StrCat("rank ", event.rank.value(), " on worker '", sender.worker.value(),
-                          "' failed: ", event.reason),
+            {absl::StrCat(who, "worker '", sender.worker.value(), "' failed: ", event.reason),
              std::nullopt},
             now, effects);
   return absl::OkStatus();

@@ -176,5 +176,30 @@ TEST_F(CoordinatorPlacementTest, PreparedEpochThatIsPutOffIsNoFailureOfTheWorker
   EXPECT_EQ(StatusOf("job").epoch, Epoch(11));
 }
 
+TEST_F(CoordinatorPlacementTest, WorkerThatCannotHoldAJobSaysWhyAndIsAskedAgainEverMoreSeldom) {
+  Register("a", 1);
+  Register("b", 1);
+  Create("job", 1);
+  const auto refuse = [&](const std::string& worker) {
+    return Run([&](Effects* e) {
+      return core_.ReportFailure({WorkerId(worker), Incarnation(1)},
+                                 {JobId("job"), StatusOf("job").epoch, Rank(-1), "no memory"}, now_,
+                                 e);
+    });
+  };
+  EXPECT_THAT(refuse("b"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no rank -1")));
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_OK(refuse("a"));
+    EXPECT_THAT(StatusOf("job").reason, HasSubstr("worker 'a' failed: no memory"));
+    Pass(absl::Seconds(1), {"a", "b"});
+  }
+  EXPECT_EQ(StatusOf("job").state, JobState::kStarting);
+  EXPECT_GT(StatusOf("job").epoch, Epoch(5));
+  EXPECT_LT(StatusOf("job").epoch, Epoch(20)) << "once a second would be 60";
+  Pass(absl::Seconds(20), {"a", "b"});
+  Prepared("a", "job", StatusOf("job").epoch.value());
+  EXPECT_EQ(StatusOf("job").state, JobState::kRunning) << "once it can";
+}
+
 }  // namespace
 }  // namespace tessera::coordinator

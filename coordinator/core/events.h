@@ -43,7 +43,7 @@ struct StepReport {
   Step step;
   uint64_t order_hash = 0;
 };
-struct RankFailure {
+struct RankFailure {  // Of rank -1: the worker cannot hold the job at all.
   JobId job;
   Epoch epoch;
   Rank rank;

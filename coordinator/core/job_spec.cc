@@ -1,10 +1,7 @@
 #include "coordinator/core/job_spec.h"
 
-#include <cmath>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -16,68 +13,6 @@ namespace {
 
 absl::Status Invalid(absl::string_view field, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("config: ", field, " ", what));
-}
-
-absl::Status CheckNumber(absl::string_view field, double value) {
-  if (std::isfinite(value) && value >= 0) return absl::OkStatus();
-  return Invalid(field, absl::StrCat("is ", value, "; it must be finite and not negative"));
-}
-
-absl::Status CheckHyperParameters(size_t index, const ParamGroup& group) {
-  const std::string prefix = absl::StrCat("param group ", index, ": ");
-  RETURN_IF_ERROR(CheckNumber(prefix + "learning_rate", group.learning_rate));
-  RETURN_IF_ERROR(CheckNumber(prefix + "beta1", group.beta1));
-  RETURN_IF_ERROR(CheckNumber(prefix + "beta2", group.beta2));
-  RETURN_IF_ERROR(CheckNumber(prefix + "epsilon", group.epsilon));
-  RETURN_IF_ERROR(CheckNumber(prefix + "weight_decay", group.weight_decay));
-  return CheckNumber(prefix + "momentum", group.momentum);
-}
-
-absl::Status CheckGroups(const ModelSpec& model, const JobConfig& config) {
-  absl::flat_hash_set<absl::string_view> known;
-  for (const UnitSpec& unit : model.units) {
-    for (const TensorSpec& parameter : unit.parameters) known.insert(parameter.name);
-  }
-  absl::flat_hash_map<absl::string_view, size_t> group_of;
-  for (size_t i = 0; i < config.groups.size(); ++i) {
-    const ParamGroup& group = config.groups[i];
-    RETURN_IF_ERROR(CheckHyperParameters(i, group));
-    if ((i == 0) != group.parameter_names.empty()) {
-      return Invalid(absl::StrCat("param group ", i),
-                     i == 0 ? "is the default one and names parameters" : "names no parameter");
-    }
-    for (const std::string& name : group.parameter_names) {
-      if (!known.contains(name)) {
-        return Invalid(absl::StrCat("param group ", i),
-                       absl::StrCat("names '", name, "', which the model lacks"));
-      }
-      auto [it, inserted] = group_of.emplace(name, i);
-      if (!inserted) {
-        return Invalid(absl::StrCat("param group ", i),
-                       absl::StrCat("names '", name, "', which is in group ", it->second));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckConfig(const JobConfig& config) {
-  if (config.world_size < 1) {
-    return Invalid("world_size", absl::StrCat("is ", config.world_size, "; it must be at least 1"));
-  }
-  if (!IsFloatingPoint(config.compute_dtype)) {
-    return Invalid("compute_dtype", absl::StrCat("is ", Name(config.compute_dtype),
-                                                 "; it must be a floating-point type"));
-  }
-  if (!IsFloatingPoint(config.reduce_dtype)) {
-    return Invalid("reduce_dtype", absl::StrCat("is ", Name(config.reduce_dtype),
-                                                "; it must be a floating-point type"));
-  }
-  RETURN_IF_ERROR(CheckNumber("max_gradient_norm", config.max_gradient_norm));
-  RETURN_IF_ERROR(CheckNumber("max_gathered_units", config.max_gathered_units));
-  RETURN_IF_ERROR(CheckNumber("gradient_slots", config.gradient_slots));
-  return CheckNumber("collective_timeout_ms",
-                     absl::ToDoubleMilliseconds(config.collective_timeout));
 }
 
 std::string GroupText(const ParamGroup& g) {
@@ -112,12 +47,12 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
 }  // namespace
 
 absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_t submitting_rank) {
-  RETURN_IF_ERROR(CheckConfig(config));
+  RETURN_IF_ERROR(ValidateModel(model));
+  RETURN_IF_ERROR(ValidateJobConfig(config, model));
   LayoutOptions options = config.layout;
   options.alignment_dtype = config.compute_dtype;
   ASSIGN_OR_RETURN(const ModelLayout layout,
                    ModelLayout::Create(model, options, config.world_size));
-  RETURN_IF_ERROR(CheckGroups(model, config));
   auto spec = std::make_shared<JobSpec>();
   spec->layout_digest = LayoutDigest(layout);
   spec->model = std::move(model);

@@ -11,9 +11,8 @@
 namespace tessera::coordinator {
 
 // A checked spec with its layout digest.
-// Errors: InvalidArgument  world_size < 1; a dtype to compute or reduce in that is not floating
-//   point; a number that is negative or not finite; a param group that names a parameter which the
-//   model lacks or another group has; whatever the layout refuses of the model.
+// Errors: InvalidArgument  what no worker can host: see ValidateJobConfig; and what ValidateModel
+//   and the layout refuse of the model.
 absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_t submitting_rank);
 
 // OK, or InvalidArgument that names both submitters and the first parameter or config field that

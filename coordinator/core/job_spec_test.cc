@@ -59,6 +59,10 @@ TEST(JobSpecTest, BadModelsAreRefusedByName) {
   twice.units[1].parameters[0].name = "root.w";
   EXPECT_THAT(MakeJobSpec(twice, Config(), 0), StatusIs(kInvalid, HasSubstr("root.w")));
 
+  ModelSpec doubles = TwoUnits();
+  for (TensorSpec& parameter : doubles.units[1].parameters) parameter.dtype = DType::kFp64;
+  EXPECT_THAT(MakeJobSpec(doubles, Config(), 0), StatusIs(kInvalid, HasSubstr("block.a")));
+
   ModelSpec overflow = TwoUnits();
   overflow.units[1].parameters[0].shape = {int64_t{1} << 40, int64_t{1} << 40};
   EXPECT_THAT(MakeJobSpec(overflow, Config(), 0), StatusIs(kInvalid, HasSubstr("block.a")));
@@ -71,6 +75,13 @@ TEST(JobSpecTest, BadConfigsAreRefusedByField) {
     EXPECT_THAT(MakeJobSpec(TwoUnits(), config, 0), StatusIs(kInvalid, HasSubstr(field)));
   };
   refused([](JobConfig* c) { c->world_size = 0; }, "world_size");
+  refused([](JobConfig* c) { c->world_size = kMaxLocalRanks + 1; }, "world_size is 241");
+  refused([](JobConfig* c) { c->max_gathered_units = 0; }, "max_gathered_units");
+  refused([](JobConfig* c) { c->collective_timeout = absl::Milliseconds(9); },
+          "collective_timeout");
+  refused([](JobConfig* c) { c->groups.resize(kMaxParamGroups + 1); }, "65 param groups");
+  refused([](JobConfig* c) { c->groups[0].beta2 = 1.0; }, "beta2");
+  refused([](JobConfig* c) { c->compute_dtype = DType::kFp16; }, "compute_dtype");
   refused([](JobConfig* c) { c->compute_dtype = DType::kInt32; }, "compute_dtype");
   refused([](JobConfig* c) { c->reduce_dtype = DType::kInt64; }, "reduce_dtype");
   refused([](JobConfig* c) { c->max_gradient_norm = -1; }, "max_gradient_norm");

@@ -169,6 +169,15 @@ TEST_F(ServerTest, RankFailureBeginsANewEpochFromTheLatestDecidedStep) {
   EXPECT_EQ(b_->Await(Command::kStart).start().epoch(), 2);
 }
 
+TEST_F(ServerTest, WorkerThatCannotHoldTheJobSaysWhyAndKeepsItsStream) {
+  ASSERT_NO_FATAL_FAILURE(StartTwoRanks());
+  b_->Fail("gpt", 1, /*rank=*/-1, "no memory");
+  for (TestWorker* worker : {a_.get(), b_.get()}) {
+    EXPECT_EQ(worker->Await(Command::kPrepare).prepare().job().epoch(), 2);
+  }
+  EXPECT_THAT(GetJob("gpt")->state_reason(), HasSubstr("worker 'b' failed: no memory"));
+}
+
 TEST_F(ServerTest, NewIncarnationOfAWorkerBeginsANewEpoch) {
   StartTwoRanks();
   TestWorker again(channel_, "b", 2);

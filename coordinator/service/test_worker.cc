@@ -173,6 +173,8 @@ v1::CreateJobRequest MakeCreateJob(const std::string& request_id, const std::str
   config->set_shard_alignment_bytes(128);
   config->mutable_optimizer()->set_kind(v1::OPTIMIZER_KIND_ADAMW);
   config->mutable_optimizer()->add_groups()->set_learning_rate(1e-3);
+  config->set_max_gathered_units(1);
+  config->set_collective_timeout_ms(1000);
   return request;
 }
 

@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
             [](SessionOptions* o) { o->model.units[1].parameters[0].shape = {int64_t{1} << 61}; },
             "unit1"},
         BadModel{"WorldSizeZero", [](SessionOptions* o) { o->config.world_size = 0; },
-                 "world_size 0"},
+                 "world_size is 0"},
         BadModel{"LearningRateNan",
                  [](SessionOptions* o) { o->config.groups[0].learning_rate = NAN; },
                  "param group 0: learning_rate"}),

@@ -21,10 +21,6 @@
 
 namespace tessera {
 
-// An executor gets a few descriptors and one a rank in a single packet, of which the kernel allows
-// 253.
-inline constexpr int kMaxLocalRanks = 240;
-
 struct alignas(64) RankRecord {
   WaitWord applied_version;  // Low 32 bits of applied_step; what peers wait on.
   std::atomic<int64_t> applied_step;

@@ -3,6 +3,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "job/job_codec.h"
@@ -13,6 +16,10 @@
 
 namespace tessera {
 namespace {
+
+// Of an executor's setup beside the ranks' gradients.
+constexpr size_t kSetupFds = 6;
+static_assert(kSetupFds + kMaxLocalRanks <= kMaxPacketFds, "a setup does not fit in a packet");
 
 int64_t ResidentBytes(const SharedRegion& region) {
   struct stat info;
@@ -35,10 +42,6 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
   ASSIGN_OR_RETURN(ModelLayout layout,
                    ModelLayout::Create(model, config.layout, config.world_size));
   ASSIGN_OR_RETURN(const JobMemory plan, JobMemory::Create(layout, config));
-  if (config.world_size > kMaxLocalRanks || layout.units.size() > kMaxUnits) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "job '", job.job_id(), "': more than ", kMaxLocalRanks, " ranks or ", kMaxUnits, " units"));
-  }
   ASSIGN_OR_RETURN(const int64_t channel_bytes,
                    ShmCommunicator::RequiredBytes(config.world_size, ShmCommunicator::Options()));
   ASSIGN_OR_RETURN(SharedRegion parameters, SharedRegion::Create(job.job_id() + "/parameters",
@@ -98,8 +101,9 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank) co
     std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(mapping.data()));
   }
   const RankRegions& own = ranks_[rank.value()];
-  std::vector<int> fds = {message.fd(),   parameters_.fd(), group_.fd(),
-                          own.state.fd(), own.control.fd(), own.flight.fd()};
+  const int own_fds[kSetupFds] = {message.fd(),   parameters_.fd(), group_.fd(),
+                                  own.state.fd(), own.control.fd(), own.flight.fd()};
+  std::vector<int> fds(std::begin(own_fds), std::end(own_fds));
   for (const RankRegions& regions : ranks_) fds.push_back(regions.gradients.fd());
   return SendPacket(socket, "setup", fds);
 }

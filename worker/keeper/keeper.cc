@@ -74,8 +74,7 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   event.mutable_failure()->set_job_id(job_id);
   event.mutable_failure()->set_epoch(prepare.job().epoch());
   event.mutable_failure()->set_rank(-1);
-  event.mutable_failure()->set_reason(
-      absl::StrCat("worker '", worker_id_, "': ", status.message()));
+  event.mutable_failure()->set_reason(absl::StrCat("cannot hold the job: ", status.message()));
   emit_(event);
 }
 

@@ -62,7 +62,6 @@ struct UnitWords {
 
 inline constexpr uint32_t kControlPageVersion = 3;
 inline constexpr uint32_t kRingOps = 256;
-inline constexpr int kMaxUnits = 16384;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxPathBytes = 4096;
 

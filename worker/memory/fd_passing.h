@@ -21,7 +21,7 @@ struct Packet {
 };
 
 inline constexpr size_t kMaxPacketBytes = 64 << 10;
-inline constexpr size_t kMaxPacketFds = 200;
+inline constexpr size_t kMaxPacketFds = 253;  // SCM_MAX_FD of the kernel.
 
 // Errors: InvalidArgument too large; Unavailable the peer is gone; ResourceExhausted its queue is
 // full and `wait` is false.

@@ -52,6 +52,9 @@ TEST(FdPassingTest, DescriptorArrivesAndMapsTheSamePages) {
   ASSERT_OK_AND_ASSIGN(const Mapping mapping,
                        Mapping::CreateWhole(region.fd(), Access::kReadWrite));
   mapping.data()[0] = std::byte{7};
+  ASSERT_OK(SendPacket(sockets.first.get(), "many", std::vector<int>(kMaxPacketFds, region.fd())));
+  ASSERT_OK_AND_ASSIGN(const Packet many, ReceivePacket(sockets.second.get()));
+  EXPECT_EQ(many.fds.size(), kMaxPacketFds) << "as many as the kernel allows";
   ASSERT_OK(SendPacket(sockets.first.get(), "hello", {region.fd()}));
   ASSERT_OK_AND_ASSIGN(const Packet packet, ReceivePacket(sockets.second.get()));
   EXPECT_EQ(packet.bytes, "hello");
