@@ -125,8 +125,12 @@ v1::JobProgress HostedJob::Progress() const {
     const Rank rank(i);
     const ControlPage& page = *regions_.control(rank);
     v1::RankStatus& status = (*progress.mutable_ranks())[i];
-    status.set_step(page.progress_step.load());
-    status.set_sequence(page.progress_sequence.load());
+    // Until its executor has opened the epoch, the page tells of an earlier one: the same step may
+    // have got further there, and the coordinator would take that for a rank that went past others.
+    if (page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value())) {
+      status.set_step(page.progress_step.load());
+      status.set_sequence(page.progress_sequence.load());
+    }
     status.set_doing(Doing(page, regions_.layout()));
     status.set_attached(ranks_[i].attach_state == AttachState::kAttached);
     const RankMemoryBytes bytes = regions_.Measure(rank);
