@@ -1,8 +1,11 @@
 #include "net/credentials.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cerrno>
-#include <fstream>
-#include <sstream>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -15,14 +18,43 @@
 namespace tessera {
 namespace {
 
+constexpr int64_t kMaxPemBytes = 1 << 20;
+
+// A regular file and no more than `kMaxPemBytes` of it: a pipe or device would never end.
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
+  const std::string what = absl::StrCat("TLS file '", path, "'");
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, what);
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, what);
+  if (S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(what, ": is a folder"));
+  if (!S_ISREG(info.st_mode))
+    return absl::InvalidArgumentError(absl::StrCat(what, ": is no regular file"));
+  std::string text(kMaxPemBytes + 1, '\0');
+  int64_t size_bytes = 0;
+  while (size_bytes <= kMaxPemBytes) {
+    const ssize_t got = read(fd.get(), text.data() + size_bytes, text.size() - size_bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, what);
+    if (got == 0) break;
+    size_bytes += got;
+  }
+  if (size_bytes > kMaxPemBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": has more than ", kMaxPemBytes, " bytes"));
+  }
+  text.resize(size_bytes);
+  return text;
+}
+
 // gRPC itself says nothing of what is wrong with a file; so the form at least is looked at here.
 absl::StatusOr<std::string> ReadPem(const std::string& path, absl::string_view label) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return ErrnoStatus(errno, absl::StrCat("TLS file '", path, "'"));
-  std::ostringstream text;
-  text << file.rdbuf();
-  std::string pem = text.str();
+  ASSIGN_OR_RETURN(std::string pem, ReadSmallFile(path));
+  if (absl::StrContains(pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----") ||
+      absl::StrContains(pem, "Proc-Type: 4,ENCRYPTED")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "TLS file '", path, "': its private key is encrypted; one without a passphrase is needed"));
+  }
   if (absl::StrContains(pem, "-----BEGIN ") && absl::StrContains(pem, label)) return pem;
   return absl::InvalidArgumentError(
       absl::StrCat("TLS file '", path, "': has no '", label, "' in PEM form"));

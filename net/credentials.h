@@ -17,7 +17,9 @@ namespace tessera {
 // With TLS, every client needs a certificate that the CA signed.
 // Errors: as ChooseProtection, and
 //         NotFound, PermissionDenied, ...  a TLS file cannot be read (names it)
-//         InvalidArgument                  a TLS file is not in PEM form (names it)
+//         InvalidArgument                  a TLS file is not in PEM form, is a folder, a pipe or a
+//                                          device, has more than 1 MiB, or is a key with a
+//                                          passphrase (names it)
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
     const std::string& listen_address, const TlsFiles& tls, bool insecure_listen);
 

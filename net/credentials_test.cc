@@ -1,8 +1,12 @@
 // Real handshakes on loopback, and what is said of files that cannot be used.
 #include "net/credentials.h"
 
+#include <stdlib.h>
+#include <sys/stat.h>
+
 #include <chrono>
 #include <fstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
@@ -17,7 +21,15 @@ namespace tessera {
 namespace {
 
 using ::testing::_;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+// A path that no test before used.
+std::string TempPath(const std::string& name) {
+  std::string folder = ::testing::TempDir() + "/credentials-XXXXXX";
+  EXPECT_NE(mkdtemp(folder.data()), nullptr);
+  return absl::StrCat(folder, "/", name);
+}
 
 class CredentialsTest : public ::testing::Test {
  protected:
@@ -79,7 +91,39 @@ TEST_F(CredentialsTest, FileThatCannotBeUsedIsNamed) {
   files = certificates_->server();
   files.ca_path = "/tmp";  // A folder.
   EXPECT_THAT(MakeServerCredentials("0.0.0.0:0", files, false),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'/tmp'")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'/tmp': is a folder")));
+}
+
+TEST_F(CredentialsTest, FileThatNeverEndsOrIsNoneIsRefusedAtOnce) {
+  const std::string pipe = TempPath("pipe"), large = TempPath("large");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::ofstream(large) << std::string((1 << 20) + 1, '-');
+  const std::pair<std::string, const char*> kCases[] = {
+      {"/dev/zero", "is no regular file"},
+      {pipe, "is no regular file"},
+      {large, "has more than 1048576 bytes"},
+  };
+  for (const auto& [path, why] : kCases) {
+    TlsFiles files = certificates_->client();
+    files.ca_path = path;
+    EXPECT_THAT(CheckDialOptions({"127.0.0.1:1", files}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(absl::StrCat("TLS file '", path, "': ", why))));
+  }
+}
+
+TEST_F(CredentialsTest, KeyWithAPassphraseIsRefusedByName) {
+  TlsFiles files = certificates_->client();
+  files.key_path = TempPath("key.pem");
+  for (const char* text :
+       {"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAA==\n-----END ENCRYPTED PRIVATE KEY-----\n",
+        "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nAA==\n"
+        "-----END RSA PRIVATE KEY-----\n"}) {
+    std::ofstream(files.key_path) << text;
+    EXPECT_THAT(CheckDialOptions({"127.0.0.1:1", files}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(files.key_path), HasSubstr("is encrypted"))));
+  }
 }
 
 TEST_F(CredentialsTest, OtherMachinesAreNotDialledWithoutTls) {
