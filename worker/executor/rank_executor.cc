@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "proto/executor.pb.h"
 #include "worker/comm/shm/shm_communicator.h"
 #include "worker/device/host/host_device.h"
@@ -141,7 +142,7 @@ void RankExecutor::ReportFailure(Epoch epoch, const absl::Status& status) {
   event.mutable_failure()->set_job_id(memory_.job_id);
   event.mutable_failure()->set_epoch(epoch.value());
   event.mutable_failure()->set_rank(memory_.rank.value());
-  event.mutable_failure()->set_reason(std::string(status.message()));
+  event.mutable_failure()->set_reason(PrintableUtf8(status.message()));
   link_.Send(event);
 }
 

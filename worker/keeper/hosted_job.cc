@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
@@ -74,7 +75,7 @@ void HostedJob::AbortAllLocked(Epoch ended, const absl::Status& reason) {
   regions_.AbortCollectives(ended, reason);
   v1::ExecutorCommand command;
   command.mutable_abort()->set_epoch(epoch_.value());
-  command.mutable_abort()->set_reason(std::string(reason.message()));
+  command.mutable_abort()->set_reason(PrintableUtf8(reason.message()));
   command.mutable_abort()->set_code(reason.raw_code());
   for (RankSlot& slot : ranks_) {
     slot.pending_order.Clear();
@@ -91,7 +92,7 @@ void HostedJob::FailLocked(Rank rank, const std::string& reason, EpochEvent even
   failure->set_job_id(job_id_);
   failure->set_epoch(epoch_.value());
   failure->set_rank(rank.value());
-  failure->set_reason(reason);
+  failure->set_reason(PrintableUtf8(reason));
   emit_(failure_);
 }
 

@@ -1,10 +1,10 @@
 #include "worker/memory/control_page.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/utf8.h"
 
 namespace tessera {
 std::string OpName(OpKind kind) {
@@ -56,7 +56,8 @@ void PublishFailure(ControlPage* page, uint32_t epoch, const absl::Status& statu
 }
 
 void StoreText(absl::string_view text, char* buffer, size_t capacity) {
-  const size_t size = std::min(text.size(), capacity - 1);
+  text = Utf8Prefix(text, capacity - 1);
+  const size_t size = text.size();
   memcpy(buffer, text.data(), size);
   memset(buffer + size, 0, capacity - size);
 }

@@ -109,7 +109,8 @@ absl::Status AwaitEvent(ControlPage* page, uint32_t epoch, absl::Time deadline,
 // Executor side: records the failure of `epoch` and wakes the trainer.
 void PublishFailure(ControlPage* page, uint32_t epoch, const absl::Status& status);
 
-// Copies at most `capacity` - 1 bytes and ends them with 0. Reads stop at the capacity.
+// Copies at most `capacity` - 1 bytes, cutting no UTF-8 character in two, and ends them with 0.
+// Reads stop at the capacity; what they give is untrusted, and no UTF-8 for sure.
 void StoreText(absl::string_view text, char* buffer, size_t capacity);
 std::string LoadText(const char* buffer, size_t capacity);
 

@@ -149,6 +149,8 @@ TEST_F(ControlPageTest, TextLongerThanItsRoomIsCutAndStillEnds) {
   char buffer[8];
   StoreText("0123456789", buffer, sizeof(buffer));
   EXPECT_EQ(LoadText(buffer, sizeof(buffer)), "0123456");
+  StoreText("01234\u20ac", buffer, sizeof(buffer));
+  EXPECT_EQ(LoadText(buffer, sizeof(buffer)), "01234") << "no half of a character";
 }
 
 ModelLayout SomeLayout(int num_units) {

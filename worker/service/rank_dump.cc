@@ -5,6 +5,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/utf8.h"
 #include "worker/engine/unit_state.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/flight_ring.h"
@@ -47,7 +48,7 @@ std::string Describe(const JobRegions& regions, Rank rank) {
                    ", decided step ", regions.group()->decided_step.load(), "\n");
   if (page.failed_epoch.load() != 0) {
     absl::StrAppend(&text, "last failure: epoch ", page.failed_epoch.load(), ": ",
-                    LoadText(page.failure_message, kMaxErrorBytes), "\n");
+                    PrintableUtf8(LoadText(page.failure_message, kMaxErrorBytes)), "\n");
   }
   DescribeUnits(regions, page, &text);
   DescribeOps(page, &text);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,7 @@
 #include "worker/keeper/descriptor_server.h"
 #include "worker/keeper/executor_launcher.h"
 #include "worker/keeper/keeper.h"
+#include "worker/service/socket_folder.h"
 #include "worker/service/worker_service.h"
 
 namespace tessera {
@@ -28,24 +30,6 @@ DialOptions CoordinatorOf(const WorkerServer::Options& options) {
   return {options.coordinator_address, options.tls, options.insecure_connect};
 }
 
-// Whoever may write to the folder may put a socket of their own where trainers look for ours.
-absl::Status MakeSocketFolder(const std::string& path) {
-  const std::string what = absl::StrCat("socket folder '", path, "'");
-  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, what);
-  struct stat info;
-  if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, what);
-  if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(what, ": no folder"));
-  if (info.st_uid != geteuid()) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(what, ": is of user ", info.st_uid, ", not of user ", geteuid()));
-  }
-  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(what, ": others than its user may write to it; its mode must be 0700"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Validate(const WorkerServer::Options& options) {
   if (options.worker_id.empty()) return absl::InvalidArgumentError("worker_id is empty");
   if (options.num_devices < 1) return absl::InvalidArgumentError("num_devices < 1");
@@ -54,8 +38,7 @@ absl::Status Validate(const WorkerServer::Options& options) {
   if (!options.executor_binary.empty() && access(options.executor_binary.c_str(), X_OK) != 0) {
     return ErrnoStatus(errno, absl::StrCat("executor binary ", options.executor_binary));
   }
-  RETURN_IF_ERROR(CheckDialOptions(CoordinatorOf(options)));
-  return MakeSocketFolder(options.socket_dir);
+  return CheckDialOptions(CoordinatorOf(options));
 }
 
 class WorkerServerImpl : public WorkerServer {
@@ -63,6 +46,7 @@ class WorkerServerImpl : public WorkerServer {
   ~WorkerServerImpl() override { Stop(); }
 
   absl::Status Open(const Options& options) {
+    ASSIGN_OR_RETURN(folder_, SocketFolder::Open(options.socket_dir));
     socket_path_ = options.socket_dir + "/worker.sock";
     launcher_ = options.executor_binary.empty()
                     ? NewThreadLauncher()
@@ -84,7 +68,6 @@ class WorkerServerImpl : public WorkerServer {
     agent.on_connected = [this] { return keeper_->OnConnected(); };
     agent.heartbeat = [this] { return keeper_->Progress(); };
     agent_ = std::make_unique<CoordinatorAgent>(std::move(agent));
-    // The descriptor socket comes first: it refuses a second worker in the same folder.
     ASSIGN_OR_RETURN(descriptors_, DescriptorServer::Start(options.socket_dir + "/descriptors.sock",
                                                            keeper_.get()));
     WorkerService::Options service;
@@ -114,11 +97,11 @@ class WorkerServerImpl : public WorkerServer {
   void Stop() override {
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
     if (agent_ != nullptr) agent_->Stop();
-    // Who holds the descriptor socket owns the folder; without it, it is another worker's.
-    if (descriptors_ != nullptr) unlink(socket_path_.c_str());
+    if (folder_.has_value()) unlink(socket_path_.c_str());  // Else it may be another worker's.
     descriptors_.reset();
     if (keeper_ != nullptr) keeper_->Shutdown();
     server_.reset();
+    folder_.reset();
   }
 
   std::string address() const override { return absl::StrCat("unix:", socket_path_); }
@@ -129,6 +112,7 @@ class WorkerServerImpl : public WorkerServer {
   }
 
  private:
+  std::optional<SocketFolder> folder_;  // Until all sockets are gone.
   std::string socket_path_;
   std::unique_ptr<ExecutorLauncher> launcher_;
   std::unique_ptr<CoordinatorAgent> agent_;

@@ -30,7 +30,7 @@ class WorkerServer {
   // Errors: InvalidArgument     a missing or malformed option, some but not all TLS files
   //         FailedPrecondition  the coordinator is on another machine and neither TLS files nor
   //                             insecure_connect are given
-  //         AlreadyExists       another worker listens on the sockets
+  //         AlreadyExists       another worker has the folder
   //         NotFound            no executor binary, a TLS file
   //         PermissionDenied    the folder cannot be made, is another user's or others may write
   //                             to it

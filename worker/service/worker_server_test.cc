@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <thread>
+#include <vector>
 
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
@@ -118,6 +120,28 @@ TEST_F(WorkerServerTest, TlsFilesAreReadAtTheStart) {
   options_.tls.certificate_path = options_.tls.key_path = "/nonexistent/w.pem";
   EXPECT_THAT(WorkerServer::Start(options_),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/nonexistent/ca.pem")));
+}
+
+TEST_F(WorkerServerTest, OfManyThatStartAtOnceInAFolderOneServes) {
+  constexpr int kWorkers = 8;
+  std::vector<absl::StatusOr<std::unique_ptr<WorkerServer>>> servers(kWorkers);
+  std::vector<std::thread> threads;
+  for (auto& server : servers) {
+    threads.emplace_back([&] { server = WorkerServer::Start(options_); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  int num_serving = 0;
+  for (auto& server : servers) {
+    num_serving += server.ok();
+    if (server.ok()) continue;
+    EXPECT_THAT(server, StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(folder_)));
+  }
+  EXPECT_EQ(num_serving, 1);
+  EXPECT_EQ(access((folder_ + "/worker.sock").c_str(), F_OK), 0);
+  EXPECT_EQ(access((folder_ + "/descriptors.sock").c_str(), F_OK), 0);
+  servers.clear();
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  EXPECT_OK(WorkerServer::Start(options_)) << "once it is free";
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+// What a dump says of memory into which a trainer wrote what it liked.
+#include "worker/service/rank_dump.h"
+
+#include <cstring>
+
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "job/job_codec.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(RankDumpTest, FailureThatIsNoTextIsEscapedAndTheDumpCanBeRead) {
+  ModelSpec model;
+  model.units = {{"u", {{"w", {64}, DType::kFp32}}}};
+  v1::Job job;
+  job.set_job_id("toy");
+  *job.mutable_model() = EncodeModel(model);
+  *job.mutable_config() = EncodeJobConfig(JobConfig());
+  ASSERT_OK_AND_ASSIGN(const JobRegions regions, JobRegions::Create(job));
+  ControlPage* page = regions.control(Rank(0));
+  PublishFailure(page, 1, absl::AbortedError("a \xff\xe2\x82 b \x1b[2J \u20ac"));
+  v1::DumpRankResponse read;
+  ASSERT_TRUE(read.ParseFromString(DumpRank(regions, "toy", Rank(0)).SerializeAsString()));
+  EXPECT_THAT(read.text(), HasSubstr("epoch 1: a \\xff\\xe2\\x82 b \\x1b[2J \u20ac\n"));
+  memset(page->failure_message, 0xe2, kMaxErrorBytes);  // And no end.
+  ASSERT_TRUE(read.ParseFromString(DumpRank(regions, "toy", Rank(0)).SerializeAsString()));
+  EXPECT_THAT(read.text(), HasSubstr("\\xe2\\xe2"));
+}
+
+}  // namespace
+}  // namespace tessera
