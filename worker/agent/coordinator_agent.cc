@@ -1,5 +1,6 @@
 #include "worker/agent/coordinator_agent.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/retry.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "grpcpp/grpcpp.h"
 #include "net/credentials.h"
@@ -18,14 +20,27 @@ namespace {
 
 constexpr absl::Duration kRegisterDeadline = absl::Seconds(5);
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const DialOptions& coordinator) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(
+    const CoordinatorAgent::Options& options) {
   grpc::ChannelArguments args;
+  // A peer that is frozen or whose machine is gone closes no connection. Pings go only while a call
+  // is open, which the stream always is: without one the coordinator permits next to none.
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, absl::ToInt64Milliseconds(options.keepalive_interval));
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, absl::ToInt64Milliseconds(options.keepalive_timeout));
+  args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // No bound: nothing but pings may flow.
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   args.SetMaxReceiveMessageSize(64 << 20);
   // A fresh connection each time, so that an old one's backoff does not delay the next try.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return OpenChannel(coordinator, std::move(args));
+  return OpenChannel(options.coordinator, std::move(args));
+}
+
+// Whether `newer` says all that `older` says.
+bool Covers(const v1::WorkerEvent& newer, const v1::WorkerEvent& older) {
+  return newer.has_step() && older.has_step() && newer.step().job_id() == older.step().job_id() &&
+         newer.step().rank() == older.step().rank() && newer.step().epoch() == older.step().epoch();
 }
 
 }  // namespace
@@ -35,6 +50,7 @@ class CoordinatorAgent::Connection {
   explicit Connection(std::shared_ptr<grpc::Channel> channel)
       : stub(v1::Membership::NewStub(std::move(channel))) {}
   const std::unique_ptr<v1::Membership::Stub> stub;
+  grpc::ClientContext register_context;
   grpc::ClientContext context;
   std::unique_ptr<grpc::ClientReaderWriter<v1::WorkerEvent, v1::CoordinatorCommand>> stream;
 };
@@ -43,15 +59,19 @@ CoordinatorAgent::CoordinatorAgent(Options options) : options_(std::move(options
 
 CoordinatorAgent::~CoordinatorAgent() { Stop(); }
 
-void CoordinatorAgent::Start() {
-  thread_ = std::thread([this] { Run(); });
+absl::Status CoordinatorAgent::Start() {
+  ASSIGN_OR_RETURN(thread_, StartThread("the coordinator agent", [this] { Run(); }));
+  return absl::OkStatus();
 }
 
 void CoordinatorAgent::Stop() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
-    if (connection_ != nullptr) connection_->context.TryCancel();
+    if (connection_ != nullptr) {
+      connection_->register_context.TryCancel();
+      connection_->context.TryCancel();
+    }
   }
   if (thread_.joinable()) thread_.join();
 }
@@ -63,7 +83,10 @@ bool CoordinatorAgent::connected() const {
 
 void CoordinatorAgent::Send(const v1::WorkerEvent& event) {
   absl::MutexLock lock(&mu_);
-  if (connected_) outbox_.push_back(event);
+  if (!connected_) return;
+  const auto covered = [&](const v1::WorkerEvent& older) { return Covers(event, older); };
+  outbox_.erase(std::remove_if(outbox_.begin(), outbox_.end(), covered), outbox_.end());
+  outbox_.push_back(event);
 }
 
 void CoordinatorAgent::Run() {
@@ -86,12 +109,22 @@ void CoordinatorAgent::Run() {
 }
 
 absl::Status CoordinatorAgent::RunOnce() {
-  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, MakeChannel(options_.coordinator));
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, MakeChannel(options_));
   Connection connection(std::move(channel));
   {
     absl::MutexLock lock(&mu_);
     if (stopping_) return absl::OkStatus();
+    connection_ = &connection;  // From here on Stop() ends its calls.
   }
+  const absl::StatusOr<absl::Duration> heartbeat_interval = Register(&connection);
+  absl::Status status = heartbeat_interval.status();
+  if (status.ok()) status = Stream(&connection, *heartbeat_interval);
+  absl::MutexLock lock(&mu_);
+  connection_ = nullptr;
+  return status.ok() ? absl::UnavailableError("the stream ended") : status;
+}
+
+absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection) {
   v1::RegisterWorkerRequest request;
   request.set_request_id(absl::StrCat(options_.worker_id, "/", options_.incarnation, "/register"));
   request.set_worker_id(options_.worker_id);
@@ -99,36 +132,35 @@ absl::Status CoordinatorAgent::RunOnce() {
   request.set_num_devices(options_.num_devices);
   request.set_address(options_.worker_address);
   v1::RegisterWorkerResponse response;
-  grpc::ClientContext context;
+  grpc::ClientContext& context = connection->register_context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kRegisterDeadline));
-  RETURN_IF_ERROR(FromGrpcStatus(connection.stub->RegisterWorker(&context, request, &response)));
-  connection.stream = connection.stub->Connect(&connection.context);
+  RETURN_IF_ERROR(FromGrpcStatus(connection->stub->RegisterWorker(&context, request, &response)));
+  return absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms()));
+}
+
+absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration heartbeat_interval) {
+  connection->stream = connection->stub->Connect(&connection->context);
   {
     absl::MutexLock lock(&mu_);
-    connection_ = &connection;
     connected_ = true;
     reading_ended_ = false;
     outbox_.clear();
-    if (stopping_) connection.context.TryCancel();
   }
   TESSERA_LOG(INFO, "connected to coordinator {}", options_.coordinator.address);
-  std::thread writer([&] {
-    WriteLoop(&connection,
-              absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms())));
-  });
+  auto writer = StartThread("the coordinator agent's writer",
+                            [=] { WriteLoop(connection, heartbeat_interval); });
+  if (!writer.ok()) connection->context.TryCancel();
   v1::CoordinatorCommand command;
-  while (connection.stream->Read(&command)) options_.on_command(command);
+  while (connection->stream->Read(&command)) options_.on_command(command);
   {
     absl::MutexLock lock(&mu_);
     connected_ = false;
     reading_ended_ = true;
   }
-  connection.context.TryCancel();
-  writer.join();
-  const absl::Status status = FromGrpcStatus(connection.stream->Finish());
-  absl::MutexLock lock(&mu_);
-  connection_ = nullptr;
-  return status.ok() ? absl::UnavailableError("the stream ended") : status;
+  connection->context.TryCancel();
+  if (writer.ok()) writer->join();
+  const absl::Status status = FromGrpcStatus(connection->stream->Finish());
+  return writer.ok() ? status : writer.status();
 }
 
 void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbeat_interval) {

@@ -3,7 +3,8 @@
 //
 // While the coordinator is away nothing is lost: on each connection the agent first sends what
 // `on_connected` gives, which is everything that the coordinator may have missed. Events given to
-// Send() in between are dropped, since on_connected covers them.
+// Send() in between are dropped, since on_connected covers them. A coordinator that no longer
+// answers is noticed by keepalive pings; until then, what waits holds one step report a rank.
 //
 // Thread-safe. Callbacks run on the agent's threads, one command at a time.
 #ifndef TESSERA_WORKER_AGENT_COORDINATOR_AGENT_H_
@@ -18,6 +19,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "net/transport_security.h"
@@ -36,11 +38,16 @@ class CoordinatorAgent {
     std::function<void(const v1::CoordinatorCommand&)> on_command;
     std::function<std::vector<v1::WorkerEvent>()> on_connected;
     std::function<v1::Heartbeat()> heartbeat;
+    // A ping so often, and the line is down if none is answered in time. The coordinator permits
+    // one a second.
+    absl::Duration keepalive_interval = absl::Seconds(10);
+    absl::Duration keepalive_timeout = absl::Seconds(5);
   };
   explicit CoordinatorAgent(Options options);
   ~CoordinatorAgent();  // Stop().
 
-  void Start();
+  // Errors: ResourceExhausted  no thread can be made.
+  absl::Status Start();
   // Ends the stream and joins; no callback runs after it.
   void Stop();
   // Sent if the line is up, else dropped (see above). Never blocks.
@@ -51,6 +58,8 @@ class CoordinatorAgent {
   class Connection;
   void Run();
   absl::Status RunOnce();
+  absl::StatusOr<absl::Duration> Register(Connection* connection);
+  absl::Status Stream(Connection* connection, absl::Duration heartbeat_interval);
   void WriteLoop(Connection* connection, absl::Duration heartbeat_interval);
 
   const Options options_;

@@ -30,6 +30,8 @@ class Coordinator final : public v1::Membership::Service {
   void Start() {
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address_, grpc::InsecureServerCredentials());
+    // As the coordinator has it.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
@@ -38,6 +40,22 @@ class Coordinator final : public v1::Membership::Service {
   void Stop() {
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
+  }
+  // Registrations get no answer.
+  void HoldRegistrations() {
+    absl::MutexLock lock(&mu_);
+    hold_registrations_ = true;
+  }
+  void AwaitRegistration() {
+    absl::MutexLock lock(&mu_);
+    const auto came = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !registrations_.empty(); };
+    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&came), kDeadline));
+  }
+  // Waits for the end of a stream, however it ends.
+  void AwaitStreamEnd() {
+    absl::MutexLock lock(&mu_);
+    const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stream_ == nullptr; };
+    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&ended), kDeadline));
   }
   void EndStream() {
     absl::MutexLock lock(&mu_);
@@ -70,6 +88,11 @@ class Coordinator final : public v1::Membership::Service {
     absl::MutexLock lock(&mu_);
     registrations_.push_back(*request);
     response->set_heartbeat_interval_ms(20);
+    while (hold_registrations_ && !context->IsCancelled()) {
+      const auto released = [this]()
+                                ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !hold_registrations_; };
+      mu_.AwaitWithTimeout(absl::Condition(&released), absl::Milliseconds(5));
+    }
     return grpc::Status::OK;
   }
   grpc::Status Connect(grpc::ServerContext* context, Stream* stream) override {
@@ -97,6 +120,7 @@ class Coordinator final : public v1::Membership::Service {
   const std::string address_;
   std::unique_ptr<grpc::Server> server_;
   absl::Mutex mu_;
+  bool hold_registrations_ ABSL_GUARDED_BY(mu_) = false;
   int num_streams_ ABSL_GUARDED_BY(mu_) = 0;
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;
   Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;
@@ -153,7 +177,7 @@ class CoordinatorAgentTest : public testing::Test {
   }
   void StartBoth() {
     coordinator_ = std::make_unique<Coordinator>(address_);
-    agent_->Start();
+    ASSERT_OK(agent_->Start());
     coordinator_->Await(1, [](const auto& events) { return !events.empty(); });
   }
   std::vector<std::string> AwaitCommands(size_t count) {
@@ -218,7 +242,7 @@ TEST_F(CoordinatorAgentTest, BrokenStreamIsMadeAgainAndBeginsWithWhatWasMissed) 
 }
 
 TEST_F(CoordinatorAgentTest, CoordinatorThatWasAwayIsFoundAgain) {
-  agent_->Start();  // Before there is one.
+  ASSERT_OK(agent_->Start());  // Before there is one.
   agent_->Send(FailureOf("nobody hears this"));
   EXPECT_FALSE(agent_->connected());
   coordinator_ = std::make_unique<Coordinator>(address_);
@@ -240,6 +264,16 @@ TEST_F(CoordinatorAgentTest, StopEndsTheStreamAndAllCallbacksAlsoWithoutACoordin
   coordinator_->Start();
   EXPECT_EQ(num_connections_, connections);
   agent_->Stop();  // A second time.
+}
+
+TEST_F(CoordinatorAgentTest, StopDoesNotWaitForARegistrationThatGetsNoAnswer) {
+  coordinator_ = std::make_unique<Coordinator>(address_);
+  coordinator_->HoldRegistrations();
+  ASSERT_OK(agent_->Start());
+  coordinator_->AwaitRegistration();
+  const absl::Time begin = absl::Now();
+  agent_->Stop();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(2)) << "its deadline is 5 s";
 }
 
 }  // namespace

@@ -90,8 +90,7 @@ class WorkerServerImpl : public WorkerServer {
     umask(old_mask);
     if (server_ == nullptr)
       return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address()));
-    agent_->Start();
-    return absl::OkStatus();
+    return agent_->Start();
   }
 
   void Stop() override {
