@@ -87,4 +87,10 @@ void KeeperLink::ReportStep(Step step, uint64_t order_hash) {
   Send(event);
 }
 
+void KeeperLink::ReportSaving(const std::string& path) {
+  v1::ExecutorEvent event;
+  event.mutable_saving()->set_path(path);
+  Send(event);
+}
+
 }  // namespace tessera

@@ -42,6 +42,8 @@ class KeeperLink : public OrderGate {
   //                           not announced this entry; names it. Whatever ended the epoch.
   absl::Status AwaitRelease(const OrderEntry& entry, Step step, int64_t sequence) override;
   void ReportStep(Step step, uint64_t order_hash) override;
+  // This rank begins to write the model file `path`; empty: it has ended to.
+  void ReportSaving(const std::string& path);
 
  private:
   absl::Status NotReleased(const OrderEntry& entry, Step step, int64_t sequence) const;

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "worker/memory/control_page.h"
 #include "worker/storage/model_file.h"
@@ -67,6 +68,7 @@ absl::Status SaveModel(const std::string& path, const ModelLayout& layout,
   absl::StatusOr<SafetensorsHeader> header = HeaderOf(layout);
   absl::Status status = header.status();
   if (status.ok() && leads) status = ModelFile::Create(path, *header);
+  if (status.ok() && leads) status = FaultPoint("save.created");
   status = AgreeOn(status, communicator);
   if (status.ok()) status = AgreeOn(WriteOwn(path, *header, layout, segments, shard), communicator);
   if (status.ok())

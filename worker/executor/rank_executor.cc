@@ -117,7 +117,12 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   options.save = [this, segments =
                             SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)](
                      const std::string& path, const float* shard) {
-    return SaveModel(path, memory_.layout, segments, shard, communicator_.get());
+    const bool creates_file = memory_.rank.value() == 0;
+    if (creates_file) link_.ReportSaving(path);
+    const absl::Status status =
+        SaveModel(path, memory_.layout, segments, shard, communicator_.get());
+    if (creates_file) link_.ReportSaving("");
+    return status;
   };
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);

@@ -76,6 +76,7 @@ class HostedJob {
     absl::Time reserved_until;
     v1::OrderAnnouncement pending_order;  // epoch 0: none.
     v1::StepReport last_report;           // epoch 0: none.
+    std::string saving_path;              // Of the model file that is being written; else empty.
   };
 
   HostedJob(const v1::Job& job, JobRegions regions, ExecutorLauncher* launcher, Emit emit);

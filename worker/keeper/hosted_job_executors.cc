@@ -7,8 +7,10 @@
 #include "base/log.h"
 #include "base/retry.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "worker/keeper/hosted_job.h"
 #include "worker/memory/fd_passing.h"
+#include "worker/storage/model_file.h"
 
 namespace tessera {
 namespace {
@@ -86,9 +88,11 @@ void HostedJob::ReadEvents(Rank rank, int socket) {
 HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   std::unique_ptr<RunningExecutor> executor;
   ExecutorEnd end;
+  std::string saving_path;
   {
     absl::MutexLock lock(&mu_);
     RankSlot& slot = ranks_[rank.value()];
+    saving_path.swap(slot.saving_path);
     executor = std::move(slot.executor);
     end.was_ready = slot.ready;
     slot.ready = false;
@@ -99,6 +103,11 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   // The socket is closed, so either it is dead or it is beyond use.
   executor->Kill();
   end.how = executor->Wait();
+  if (!saving_path.empty()) {
+    TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", job_id_, rank.value(),
+                PrintableUtf8(saving_path));
+    ModelFile::Discard(saving_path);
+  }
   return end;
 }
 
@@ -143,6 +152,9 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
       if (event.failure().epoch() == epoch_.value()) {
         FailLocked(rank, absl::StrCat("rank ", rank.value(), ": ", event.failure().reason()));
       }
+      return;
+    case v1::ExecutorEvent::kSaving:
+      slot.saving_path = event.saving().path();
       return;
     case v1::ExecutorEvent::kStarted:
     case v1::ExecutorEvent::EVENT_NOT_SET:
