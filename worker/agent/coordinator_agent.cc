@@ -19,6 +19,8 @@ namespace tessera {
 namespace {
 
 constexpr absl::Duration kRegisterDeadline = absl::Seconds(5);
+// From so many on nobody takes them: of the step reports of a rank the newest is kept then.
+constexpr size_t kMaxWaitingEvents = 1024;
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(
     const CoordinatorAgent::Options& options) {
@@ -84,9 +86,10 @@ bool CoordinatorAgent::connected() const {
 void CoordinatorAgent::Send(const v1::WorkerEvent& event) {
   absl::MutexLock lock(&mu_);
   if (!connected_) return;
-  const auto covered = [&](const v1::WorkerEvent& older) { return Covers(event, older); };
-  outbox_.erase(std::remove_if(outbox_.begin(), outbox_.end(), covered), outbox_.end());
   outbox_.push_back(event);
+  if (outbox_.size() < kMaxWaitingEvents || !event.has_step()) return;
+  const auto covered = [&](const v1::WorkerEvent& older) { return Covers(event, older); };
+  outbox_.erase(std::remove_if(outbox_.begin(), outbox_.end() - 1, covered), outbox_.end() - 1);
 }
 
 void CoordinatorAgent::Run() {

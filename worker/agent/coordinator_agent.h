@@ -4,7 +4,8 @@
 // While the coordinator is away nothing is lost: on each connection the agent first sends what
 // `on_connected` gives, which is everything that the coordinator may have missed. Events given to
 // Send() in between are dropped, since on_connected covers them. A coordinator that no longer
-// answers is noticed by keepalive pings; until then, what waits holds one step report a rank.
+// answers is noticed by keepalive pings; until then, where very many events wait, only the newest
+// step report of each rank does.
 //
 // Thread-safe. Callbacks run on the agent's threads, one command at a time.
 #ifndef TESSERA_WORKER_AGENT_COORDINATOR_AGENT_H_

@@ -46,6 +46,11 @@ class Coordinator final : public v1::Membership::Service {
     absl::MutexLock lock(&mu_);
     hold_registrations_ = true;
   }
+  // Streams are open but nothing of them is read.
+  void HoldReading(bool hold) {
+    absl::MutexLock lock(&mu_);
+    hold_reading_ = hold;
+  }
   void AwaitRegistration() {
     absl::MutexLock lock(&mu_);
     const auto came = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !registrations_.empty(); };
@@ -103,6 +108,11 @@ class Coordinator final : public v1::Membership::Service {
       stream_ = stream;
       events_.clear();
     }
+    {
+      absl::MutexLock lock(&mu_);
+      const auto may_read = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !hold_reading_; };
+      mu_.AwaitWithTimeout(absl::Condition(&may_read), kDeadline);
+    }
     v1::WorkerEvent event;
     while (stream->Read(&event)) {
       absl::MutexLock lock(&mu_);
@@ -120,6 +130,7 @@ class Coordinator final : public v1::Membership::Service {
   const std::string address_;
   std::unique_ptr<grpc::Server> server_;
   absl::Mutex mu_;
+  bool hold_reading_ ABSL_GUARDED_BY(mu_) = false;
   bool hold_registrations_ ABSL_GUARDED_BY(mu_) = false;
   int num_streams_ ABSL_GUARDED_BY(mu_) = 0;
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;
@@ -164,7 +175,10 @@ class CoordinatorAgentTest : public testing::Test {
       commands_.push_back(command.drop().job_id());
     };
     options.on_connected = [this] {
-      return std::vector<v1::WorkerEvent>{FailureOf(absl::StrCat("missed ", ++num_connections_))};
+      std::vector<v1::WorkerEvent> events = {
+          FailureOf(absl::StrCat("missed ", ++num_connections_))};
+      events[0].mutable_failure()->set_reason(first_reason_);
+      return events;
     };
     options.heartbeat = [] { return v1::Heartbeat(); };
     agent_ = std::make_unique<CoordinatorAgent>(std::move(options));
@@ -189,6 +203,7 @@ class CoordinatorAgentTest : public testing::Test {
 
   std::string folder_, address_;
   std::atomic<int> num_connections_ = 0;
+  std::string first_reason_;  // Set before the agent starts.
   absl::Mutex mu_;
   std::vector<std::string> commands_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Coordinator> coordinator_;
@@ -274,6 +289,38 @@ TEST_F(CoordinatorAgentTest, StopDoesNotWaitForARegistrationThatGetsNoAnswer) {
   const absl::Time begin = absl::Now();
   agent_->Stop();
   EXPECT_LT(absl::Now() - begin, absl::Seconds(2)) << "its deadline is 5 s";
+}
+
+TEST_F(CoordinatorAgentTest, WhatWaitsForACoordinatorThatReadsNothingIsBounded) {
+  first_reason_ = std::string(1 << 20, 'x');  // Fills the stream.
+  coordinator_ = std::make_unique<Coordinator>(address_);
+  coordinator_->HoldReading(true);
+  ASSERT_OK(agent_->Start());
+  coordinator_->Await(1, [](const auto&) { return true; });
+  constexpr int kSteps = 5000;
+  for (int step = 1; step <= kSteps; ++step) {
+    for (int rank = 0; rank < 2; ++rank) {
+      v1::WorkerEvent event;
+      event.mutable_step()->set_job_id("toy");
+      event.mutable_step()->set_epoch(1);
+      event.mutable_step()->set_rank(rank);
+      event.mutable_step()->set_step(step);
+      agent_->Send(event);
+    }
+  }
+  agent_->Send(FailureOf("last"));
+  coordinator_->HoldReading(false);
+  const auto events = coordinator_->Await(1, [](const auto& e) { return HasFailureOf(e, "last"); });
+  int64_t newest[2] = {0, 0}, reports = 0;
+  for (const v1::WorkerEvent& event : events) {
+    if (!event.has_step()) continue;
+    ++reports;
+    EXPECT_GT(event.step().step(), newest[event.step().rank()]) << "in their order";
+    newest[event.step().rank()] = event.step().step();
+  }
+  EXPECT_LE(reports, 1024);
+  EXPECT_EQ(newest[0], kSteps);
+  EXPECT_EQ(newest[1], kSteps);
 }
 
 }  // namespace
