@@ -38,7 +38,7 @@ absl::Status Session::Attach() {
   create.set_submitting_rank(options_.rank);
   const DialOptions coordinator = {options_.coordinator_address, options_.tls,
                                    options_.insecure_connect};
-  RETURN_IF_ERROR(CreateJob(coordinator, create, deadline).status());
+  ASSIGN_OR_RETURN(const v1::Job job, CreateJob(coordinator, create, deadline));
 
   v1::AttachRequest request;
   request.set_request_id(NewRequestId());
@@ -46,6 +46,7 @@ absl::Status Session::Attach() {
   request.set_rank(options_.rank);
   request.set_world_size(options_.config.world_size);
   request.set_layout_digest(LayoutDigest(layout_));
+  request.set_creation(job.creation());
   ASSIGN_OR_RETURN(
       const v1::AttachResponse response,
       AttachToRank({options_.worker_address}, request, options_.wait_if_attached, deadline));

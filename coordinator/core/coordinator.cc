@@ -86,12 +86,15 @@ absl::StatusOr<const Request*> Coordinator::FindReplay(const std::string& reques
                    request->job.value(), "'"));
 }
 
+int64_t Coordinator::NextSequence(absl::Time now) const {
+  return state_.requests().NextSequence(absl::ToUnixNanos(now));
+}
+
 void Coordinator::RememberRequest(const std::string& request_id, Request request,
                                   Effects* effects) {
   for (std::string& old : state_.requests().Surplus()) {
     Put(RequestGoneRecord{std::move(old)}, effects);
   }
-  request.sequence = state_.requests().NextSequence();
   Put(RequestRecord{request_id, std::move(request)}, effects);
 }
 
@@ -120,13 +123,14 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
         absl::StrCat("there are ", options_.max_jobs, " jobs already"));
   }
   JobStatus status;
-  status.epoch = state_.requests().LastEpochOfDeleted(event.job);
   status.reason = "the job was created";
-  Put(JobSpecRecord{event.job, event.spec}, effects);
+  const int64_t sequence = NextSequence(now);
+  Put(JobSpecRecord{event.job, event.spec, Creation(sequence)}, effects);
   Put(JobStatusRecord{event.job, status}, effects);
   Advance(event.job, now, effects);
   JobView view = View(event.job, *state_.FindJob(event.job));
-  RememberRequest(event.request_id, {RequestKind::kCreateJob, event.job, view.status}, effects);
+  RememberRequest(event.request_id, {RequestKind::kCreateJob, event.job, view.status, sequence},
+                  effects);
   effects->changed_jobs.insert(event.job);
   return view;
 }
@@ -141,9 +145,13 @@ absl::Status Coordinator::DeleteJob(const DeleteJobEvent& event, absl::Time now,
   last.state = *NextState(last.state, JobEvent::kDeleted);
   const std::set<WorkerId> workers = WorkersOf(last.placements);
   last.placements.clear();
+  const DropJob drop{event.job, job->creation};
   Put(JobGoneRecord{event.job}, effects);
-  RememberRequest(event.request_id, {RequestKind::kDeleteJob, event.job, std::move(last)}, effects);
-  for (const WorkerId& worker : workers) effects->commands.push_back({worker, DropJob{event.job}});
+  RememberRequest(event.request_id,
+                  {RequestKind::kDeleteJob, event.job, std::move(last), NextSequence(now)},
+                  effects);
+  // A worker that is away learns it when it says what it holds.
+  for (const WorkerId& worker : workers) effects->commands.push_back({worker, drop});
   effects->changed_jobs.insert(event.job);
   ForgetLostMembers(effects);
   AdvanceAll(now, effects);  // Others may get its devices.
@@ -183,7 +191,7 @@ std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
 }
 
 JobView Coordinator::View(const JobId& id, const Job& job) const {
-  JobView view{id, job.spec, job.status, job.committed_step, {}};
+  JobView view{id, job.creation, job.spec, job.status, job.committed_step, {}};
   view.status.reason = StateReason(id, job);
   if (const EpochRuntime* runtime = FindRuntime(id, job)) view.ranks = runtime->ranks;
   return view;

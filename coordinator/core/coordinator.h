@@ -72,7 +72,8 @@ class Coordinator {
   // A stream of this worker begins; what the worker may have missed is sent again.
   // Errors, here and in the events below: as MemberRegistry::CheckCurrent. The events below also:
   //   InvalidArgument  a rank or unit that the job lacks, or a rank that is not on this worker
-  // Events of other epochs, or of jobs that are gone, are ignored.
+  // Events of other epochs or creations, or of jobs that are gone, are ignored; but a worker that
+  // holds a job which is gone, or of which it has no rank, is told to drop it.
   absl::Status Connect(const Sender& sender, absl::Time now, Effects* effects);
   absl::Status Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs, absl::Time now,
                          Effects* effects);
@@ -106,11 +107,13 @@ class Coordinator {
   // Checks the sender, notes that it lives, and takes it back if it was lost.
   absl::Status Hear(const Sender& sender, absl::Time now, Effects* effects);
   // The job whose current epoch this is and whose rank is on the sender; null: ignore the event.
-  absl::StatusOr<const Job*> CurrentJob(const Sender& sender, const JobId& job, Epoch epoch,
-                                        Rank rank) const;
+  absl::StatusOr<const Job*> CurrentJob(const Sender& sender, const JobId& job, Creation creation,
+                                        Epoch epoch, Rank rank) const;
   // The same request made before, or null. Errors: AlreadyExists  used for another one
   absl::StatusOr<const Request*> FindReplay(const std::string& request_id, RequestKind kind,
                                             const JobId& job) const;
+  // For a request, and for the job that it creates.
+  int64_t NextSequence(absl::Time now) const;
   void RememberRequest(const std::string& request_id, Request request, Effects* effects);
   void ForgetLostMembers(Effects* effects);
   void ResendOnConnect(const Sender& sender, Effects* effects) const;

@@ -74,7 +74,8 @@ void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlaceme
   const std::set<WorkerId> workers = WorkersOf(job.status.placements);
   for (const WorkerId& worker : WorkersOf(previous)) {
     if (mismatch.has_value()) effects->commands.push_back({worker, *mismatch});
-    if (workers.count(worker) == 0) effects->commands.push_back({worker, DropJob{id}});
+    if (workers.count(worker) == 0)
+      effects->commands.push_back({worker, DropJob{id, job.creation}});
   }
   const JobView view = View(id, job);
   std::set<WorkerId> told;
@@ -96,7 +97,7 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
   next.state = *state;
   next.resume_step = runtime.gather.ResumeStep(job.committed_step);
   runtime.ledger = StepLedger(job.spec->config.world_size, next.resume_step);
-  const StartEpoch start{id, next.epoch, next.resume_step};
+  const StartEpoch start{id, job.creation, next.epoch, next.resume_step};
   const std::set<WorkerId> workers = WorkersOf(next.placements);
   Put(JobStepRecord{id, next.resume_step}, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);

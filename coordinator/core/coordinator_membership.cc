@@ -78,7 +78,7 @@ void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& jo
                             Effects* effects) const {
   if (job.status.state == JobState::kRunning) {
     effects->commands.push_back(
-        {sender.worker, StartEpoch{id, job.status.epoch, job.status.resume_step}});
+        {sender.worker, StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step}});
     return;
   }
   const EpochRuntime* runtime = FindRuntime(id, job);
@@ -92,13 +92,14 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
   RETURN_IF_ERROR(Hear(sender, now, effects));
   for (const JobProgress& progress : jobs) {
     const Job* known = state_.FindJob(progress.job);
-    if (known == nullptr || !HasRankOn(*known, sender.worker)) {
-      effects->commands.push_back({sender.worker, DropJob{progress.job}});
+    if (known == nullptr || known->creation != progress.creation ||
+        !HasRankOn(*known, sender.worker)) {
+      effects->commands.push_back({sender.worker, DropJob{progress.job, progress.creation}});
       continue;
     }
     for (const auto& [rank, status] : progress.ranks) {
-      ASSIGN_OR_RETURN(const Job* job,
-                       CurrentJob(sender, progress.job, progress.epoch, Rank(rank)));
+      ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, progress.job, progress.creation,
+                                                  progress.epoch, Rank(rank)));
       if (job == nullptr) break;
       EpochRuntime& runtime = Runtime(progress.job, *job);
       runtime.ranks[rank] = status;
@@ -111,9 +112,10 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
 }
 
 absl::StatusOr<const Job*> Coordinator::CurrentJob(const Sender& sender, const JobId& id,
-                                                   Epoch epoch, Rank rank) const {
+                                                   Creation creation, Epoch epoch,
+                                                   Rank rank) const {
   const Job* job = state_.FindJob(id);
-  if (job == nullptr || job->status.epoch != epoch) return nullptr;
+  if (job == nullptr || job->creation != creation || job->status.epoch != epoch) return nullptr;
   if (job->status.state == JobState::kWaiting) return nullptr;
   const auto& placements = job->status.placements;
   if (rank.value() < 0 || rank.value() >= static_cast<int64_t>(placements.size())) {
@@ -132,7 +134,8 @@ absl::StatusOr<const Job*> Coordinator::CurrentJob(const Sender& sender, const J
 absl::Status Coordinator::Announce(const Sender& sender, const OrderAnnouncement& event,
                                    absl::Time now, Effects* effects) {
   RETURN_IF_ERROR(Hear(sender, now, effects));
-  ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, event.job, event.epoch, event.rank));
+  ASSIGN_OR_RETURN(const Job* job,
+                   CurrentJob(sender, event.job, event.creation, event.epoch, event.rank));
   if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
   const int64_t num_units = job->spec->model.units.size();
   if (event.entry.unit.value() < -1 || event.entry.unit.value() >= num_units) {
@@ -157,13 +160,13 @@ void Coordinator::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, abs
   for (const Rank rank : verdict.released) {
     const WorkerId& worker = job.status.placements[rank.value()].worker;
     effects->commands.push_back(
-        {worker, OrderRelease{id, job.status.epoch, rank, verdict.position}});
+        {worker, OrderRelease{id, job.creation, job.status.epoch, rank, verdict.position}});
   }
   if (verdict.recorded.has_value()) {
     effects->order_records.push_back({id, job.status.epoch, verdict.position, *verdict.recorded});
   }
   if (verdict.mismatch.has_value()) {
-    OrderMismatch mismatch{id, job.status.epoch, verdict.position, *verdict.mismatch};
+    OrderMismatch mismatch{id, job.creation, job.status.epoch, verdict.position, *verdict.mismatch};
     FailEpoch(id, {*verdict.mismatch, std::move(mismatch)}, now, effects);
   }
 }
@@ -171,7 +174,8 @@ void Coordinator::ApplyVerdict(const JobId& id, const OrderVerdict& verdict, abs
 absl::Status Coordinator::ReportStep(const Sender& sender, const StepReport& event, absl::Time now,
                                      Effects* effects) {
   RETURN_IF_ERROR(Hear(sender, now, effects));
-  ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, event.job, event.epoch, event.rank));
+  ASSIGN_OR_RETURN(const Job* job,
+                   CurrentJob(sender, event.job, event.creation, event.epoch, event.rank));
   if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
   EpochRuntime& runtime = Runtime(event.job, *job);
   OrderVerdict verdict = runtime.order.Finished(event.rank, event.step);
@@ -194,7 +198,8 @@ absl::Status Coordinator::ReportFailure(const Sender& sender, const RankFailure&
   if (const Job* job = state_.FindJob(event.job); job != nullptr && rank == kWholeWorker) {
     rank = FirstRankOn(*job, sender.worker);
   }
-  ASSIGN_OR_RETURN(const Job* job, CurrentJob(sender, event.job, event.epoch, rank));
+  ASSIGN_OR_RETURN(const Job* job,
+                   CurrentJob(sender, event.job, event.creation, event.epoch, rank));
   if (job == nullptr) return absl::OkStatus();
   const std::string who =
       event.rank == kWholeWorker ? "" : absl::StrCat("rank ", rank.value(), " on ");
@@ -209,7 +214,7 @@ absl::Status Coordinator::ReportPrepared(const Sender& sender, const EpochPrepar
                                          absl::Time now, Effects* effects) {
   RETURN_IF_ERROR(Hear(sender, now, effects));
   const Job* job = state_.FindJob(event.job);
-  if (job == nullptr) return absl::OkStatus();
+  if (job == nullptr || job->creation != event.creation) return absl::OkStatus();
   const auto avoided = avoided_.find(event.job);
   const bool answers_again = avoided != avoided_.end() && avoided->second.Remove(sender.worker);
   if (job->status.epoch == event.epoch) {

@@ -47,7 +47,7 @@ class CoordinatorPlacementTest : public ::testing::Test {
   void Prepared(const std::string& worker, const std::string& job, int64_t epoch) {
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportPrepared({WorkerId(worker), Incarnation(1)},
-                                  {JobId(job), Epoch(epoch), Step(0)}, now_, e);
+                                  {JobId(job), CreationOf(job), Epoch(epoch), Step(0)}, now_, e);
     }));
   }
   // Time passes; `alive` sends heartbeats and does nothing else.
@@ -66,6 +66,7 @@ class CoordinatorPlacementTest : public ::testing::Test {
     }
   }
   JobStatus StatusOf(const std::string& job) { return core_.GetJob(JobId(job))->status; }
+  Creation CreationOf(const std::string& job) { return core_.GetJob(JobId(job))->creation; }
   std::string WorkerOf(const std::string& job) {
     return StatusOf(job).placements[0].worker.value();
   }
@@ -166,7 +167,8 @@ TEST_F(CoordinatorPlacementTest, PreparedEpochThatIsPutOffIsNoFailureOfTheWorker
     Prepared("a", "job", epoch);
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportFailure({WorkerId("a"), Incarnation(1)},
-                                 {JobId("job"), Epoch(epoch), Rank(0), "test"}, now_, e);
+                                 {JobId("job"), CreationOf("job"), Epoch(epoch), Rank(0), "test"},
+                                 now_, e);
     }));
   }
   Prepared("a", "job", 11);
@@ -182,9 +184,9 @@ TEST_F(CoordinatorPlacementTest, WorkerThatCannotHoldAJobSaysWhyAndIsAskedAgainE
   Create("job", 1);
   const auto refuse = [&](const std::string& worker) {
     return Run([&](Effects* e) {
-      return core_.ReportFailure({WorkerId(worker), Incarnation(1)},
-                                 {JobId("job"), StatusOf("job").epoch, Rank(-1), "no memory"}, now_,
-                                 e);
+      return core_.ReportFailure(
+          {WorkerId(worker), Incarnation(1)},
+          {JobId("job"), CreationOf("job"), StatusOf("job").epoch, Rank(-1), "no memory"}, now_, e);
     });
   };
   EXPECT_THAT(refuse("b"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no rank -1")));

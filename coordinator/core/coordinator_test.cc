@@ -1,5 +1,9 @@
 #include "coordinator/core/coordinator.h"
 
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "coordinator/core/job_spec.h"
 #include "gmock/gmock.h"
@@ -51,24 +55,28 @@ class CoordinatorTest : public ::testing::Test {
     return Run([&](Effects* e) { return core_.RegisterWorker(WorkerId(worker), member, now_, e); });
   }
   absl::StatusOr<JobView> Create(const std::string& request, int32_t world_size) {
-    return Run([&](Effects* e) {
+    auto view = Run([&](Effects* e) {
       return core_.CreateJob({request, kJob, Spec(world_size)}, now_, e);
     });
+    if (view.ok()) creation_ = view->creation;
+    return view;
   }
   absl::Status Prepared(const Sender& sender, int64_t epoch, int64_t decided = 0) {
     return Run([&](Effects* e) {
-      return core_.ReportPrepared(sender, {kJob, Epoch(epoch), Step(decided)}, now_, e);
+      return core_.ReportPrepared(sender, {kJob, creation_, Epoch(epoch), Step(decided)}, now_, e);
     });
   }
   absl::Status Fail(const Sender& sender, int64_t epoch, int64_t rank) {
     return Run([&](Effects* e) {
-      return core_.ReportFailure(sender, {kJob, Epoch(epoch), Rank(rank), "test"}, now_, e);
+      return core_.ReportFailure(sender, {kJob, creation_, Epoch(epoch), Rank(rank), "test"}, now_,
+                                 e);
     });
   }
   absl::Status StepDone(const Sender& sender, int64_t epoch, int64_t rank, int64_t step,
                         uint64_t hash = 1) {
     return Run([&](Effects* e) {
-      return core_.ReportStep(sender, {kJob, Epoch(epoch), Rank(rank), Step(step), hash}, now_, e);
+      return core_.ReportStep(sender, {kJob, creation_, Epoch(epoch), Rank(rank), Step(step), hash},
+                              now_, e);
     });
   }
   absl::Status Connect(const Sender& sender) {
@@ -112,6 +120,7 @@ class CoordinatorTest : public ::testing::Test {
   Coordinator core_{Spread()};
   std::vector<StateRecord> records_;
   Effects effects_;
+  Creation creation_;  // Of the job.
 };
 
 TEST_F(CoordinatorTest, JobStartsOnceThereAreDevicesAndAllArePrepared) {
@@ -187,7 +196,7 @@ TEST_F(CoordinatorTest, LostRankMovesToASpareDevice) {
   // It was only slow: nobody waits for it, and it may register again.
   EXPECT_THAT(Connect(Life("b")), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'b'")));
   ASSERT_OK(Register("b", 1));
-  ASSERT_OK(Beat(Life("b"), {{kJob, Epoch(1), {}}}));
+  ASSERT_OK(Beat(Life("b"), {{kJob, creation_, Epoch(1), {}}}));
   EXPECT_EQ(Count<DropJob>(), 1);
 }
 
@@ -207,7 +216,7 @@ TEST_F(CoordinatorTest, RestartDoesNotDisturbARunningJob) {
     ASSERT_OK(Connect(sender));
     EXPECT_EQ(Count<PrepareEpoch>(), 0);
     EXPECT_EQ(Count<StartEpoch>(), 1);
-    ASSERT_OK(Beat(sender, {{kJob, Epoch(1), {}}}));
+    ASSERT_OK(Beat(sender, {{kJob, creation_, Epoch(1), {}}}));
     EXPECT_THAT(effects_.commands, IsEmpty());
   }
   Pass(absl::Seconds(30), {Life("a"), Life("b")});
@@ -242,7 +251,8 @@ TEST_F(CoordinatorTest, RestartWhileStartingAsksAgain) {
 TEST_F(CoordinatorTest, RestartInTheMiddleOfRecordingLosesNoRelease) {
   StartTwoRanks();
   const auto announce = [&](const std::string& worker, int64_t rank, int64_t sequence) {
-    OrderAnnouncement event{kJob, Epoch(1), Rank(rank), {Step(1), sequence}, {"unshard"}};
+    OrderAnnouncement event{kJob,       creation_,           Epoch(1),
+                            Rank(rank), {Step(1), sequence}, {"unshard"}};
     event.entry.unit = UnitId(0);
     return Run([&](Effects* e) { return core_.Announce(Life(worker), event, now_, e); });
   };
@@ -294,7 +304,8 @@ TEST_F(CoordinatorTest, DifferentHashesAreAMismatch) {
 TEST_F(CoordinatorTest, RollbackLeavesTheStateAndATickTriesAgain) {
   StartTwoRanks();
   Effects refused;
-  ASSERT_OK(core_.ReportFailure(Life("a"), {kJob, Epoch(1), Rank(0), "test"}, now_, &refused));
+  ASSERT_OK(
+      core_.ReportFailure(Life("a"), {kJob, creation_, Epoch(1), Rank(0), "test"}, now_, &refused));
   EXPECT_FALSE(refused.records.empty());
   core_.Rollback();
   EXPECT_EQ(Job().status.epoch, Epoch(1));
@@ -305,7 +316,7 @@ TEST_F(CoordinatorTest, RollbackLeavesTheStateAndATickTriesAgain) {
 
 TEST_F(CoordinatorTest, NothingIsReleasedWhileAMismatchWaitsForTheJournal) {
   StartTwoRanks();
-  OrderAnnouncement event{kJob, Epoch(1), Rank(0), {Step(1), 0}, {"unshard", UnitId(0)}};
+  OrderAnnouncement event{kJob, creation_, Epoch(1), Rank(0), {Step(1), 0}, {"unshard", UnitId(0)}};
   Effects effects;
   ASSERT_OK(core_.Announce(Life("a"), event, now_, &effects));
   core_.Accept();
@@ -353,14 +364,50 @@ TEST_F(CoordinatorTest, RanksThatDisagreeOnTheModelLearnWhoTheyAre) {
   EXPECT_THAT(result, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("w")));
 }
 
-TEST_F(CoordinatorTest, RecreatedJobGoesOnFromTheEpochsOfTheDeletedOne) {
+TEST_F(CoordinatorTest, RecreatedJobHasNothingToDoWithTheDeletedOne) {
   StartTwoRanks();
+  const Creation old = creation_;
   Run([&](Effects* e) { return core_.DeleteJob({"d1", kJob}, now_, e); });
   EXPECT_EQ(Count<DropJob>(), 2);
   EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
   Restart();
   ASSERT_OK(Create("r2", 2));
-  EXPECT_EQ(Job().status.epoch, Epoch(2));
+  EXPECT_GT(creation_, old);
+  EXPECT_EQ(Job().committed_step, Step(0));
+  Restart();
+  EXPECT_EQ(Job().creation, creation_);
+  // "b" was away all the time: it says what it did with the old job, and learns that it is gone.
+  ASSERT_OK(Beat(Life("b"), {{kJob, old, Epoch(1), {}}}));
+  ASSERT_EQ(Count<DropJob>(), 1);
+  EXPECT_EQ(std::get<DropJob>(effects_.commands[0].command).creation, old);
+  const Creation current = std::exchange(creation_, old);
+  ASSERT_OK(Prepared(Life("a"), 1, 5));
+  ASSERT_OK(Prepared(Life("b"), 1, 5));
+  EXPECT_EQ(Job().status.state, JobState::kStarting) << "answers of the old one do not count";
+  ASSERT_OK(Fail(Life("a"), 1, 0));
+  ASSERT_OK(StepDone(Life("a"), 1, 0, 6));
+  EXPECT_EQ(Job().status.epoch, Epoch(1));
+  creation_ = current;
+  ASSERT_OK(Prepared(Life("a"), 1));
+  ASSERT_OK(Prepared(Life("b"), 1));
+  EXPECT_EQ(Job().status.state, JobState::kRunning);
+  EXPECT_EQ(Job().status.resume_step, Step(0));
+}
+
+TEST_F(CoordinatorTest, NoJobEverHasTheNumberOfAnother) {
+  std::set<Creation> seen;
+  CoordinatorOptions small = Spread();
+  small.request_capacity = 1;
+  core_ = Coordinator(small);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_OK(Create(absl::StrCat("r", i), 1));
+    EXPECT_TRUE(seen.insert(creation_).second);
+    Run([&](Effects* e) { return core_.DeleteJob({absl::StrCat("d", i), kJob}, now_, e); });
+  }
+  now_ += absl::Seconds(1);
+  core_ = Coordinator(small);  // Its journal was lost.
+  ASSERT_OK(Create("r0", 1));
+  EXPECT_TRUE(seen.insert(creation_).second);
 }
 
 TEST_F(CoordinatorTest, DevicesOfADeletedJobGoToTheOneThatWaits) {
@@ -378,7 +425,7 @@ TEST_F(CoordinatorTest, UntrustedEventsAreRefusedByName) {
   EXPECT_THAT(StepDone(Life("a"), 1, 2, 1), StatusIs(kInvalid, HasSubstr("no rank 2")));
   EXPECT_THAT(StepDone(Life("a"), 1, -1, 1), StatusIs(kInvalid, HasSubstr("no rank -1")));
   EXPECT_THAT(StepDone(Life("a"), 1, 1, 1), StatusIs(kInvalid, HasSubstr("not on 'a'")));
-  OrderAnnouncement event{kJob, Epoch(1), Rank(0), {Step(1), 0}, {"unshard"}};
+  OrderAnnouncement event{kJob, creation_, Epoch(1), Rank(0), {Step(1), 0}, {"unshard"}};
   event.entry.unit = UnitId(1);
   const auto announce = [&](Effects* e) { return core_.Announce(Life("a"), event, now_, e); };
   EXPECT_THAT(Run(announce), StatusIs(kInvalid, HasSubstr("no unit 1")));
@@ -392,9 +439,9 @@ TEST_F(CoordinatorTest, RecordsThatDoNotBelongTogetherAreDataLoss) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("'gpt' has no spec")));
   JobStatus status;
   status.state = JobState::kRunning;
-  EXPECT_THAT(
-      Coordinator::Restore({}, {JobSpecRecord{kJob, Spec(2)}, JobStatusRecord{kJob, status}}, now_),
-      StatusIs(absl::StatusCode::kDataLoss, HasSubstr("0 placements")));
+  EXPECT_THAT(Coordinator::Restore(
+                  {}, {JobSpecRecord{kJob, Spec(2), {}}, JobStatusRecord{kJob, status}}, now_),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("0 placements")));
 }
 
 }  // namespace

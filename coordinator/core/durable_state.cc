@@ -18,7 +18,11 @@ Overloaded(F...) -> Overloaded<F...>;
 
 void DurableState::Apply(const StateRecord& record) {
   std::visit(Overloaded{
-                 [&](const JobSpecRecord& r) { jobs_[r.job].spec = r.spec; },
+                 [&](const JobSpecRecord& r) {
+                   Job& job = jobs_[r.job];
+                   job.spec = r.spec;
+                   job.creation = r.creation;
+                 },
                  [&](const JobStatusRecord& r) { jobs_[r.job].status = r.status; },
                  [&](const JobStepRecord& r) {
                    Job& job = jobs_[r.job];

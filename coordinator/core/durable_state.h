@@ -18,6 +18,7 @@ namespace tessera::coordinator {
 
 struct Job {
   JobSpecPtr spec;
+  Creation creation;
   JobStatus status;
   Step committed_step;
   Rendezvous values;  // Of status.epoch.

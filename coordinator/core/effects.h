@@ -20,23 +20,27 @@ struct PrepareEpoch {
 };
 struct StartEpoch {
   JobId job;
+  Creation creation;
   Epoch epoch;
   Step resume_step;
 };
 struct OrderRelease {
   JobId job;
+  Creation creation;
   Epoch epoch;
   Rank rank;
   OrderPosition position;
 };
 struct OrderMismatch {
   JobId job;
+  Creation creation;
   Epoch epoch;
   OrderPosition position;
   std::string message;
 };
 struct DropJob {
   JobId job;
+  Creation creation;  // This one, or an older one.
 };
 using Command = std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob>;
 

@@ -1,4 +1,5 @@
-// What the coordinator hears, as plain values. The reader has bounded every size already.
+// What the coordinator hears, as plain values. An event of another creation than the job's is of
+// one that was deleted. The reader has bounded every size already.
 #ifndef TESSERA_COORDINATOR_CORE_EVENTS_H_
 #define TESSERA_COORDINATOR_CORE_EVENTS_H_
 
@@ -26,11 +27,13 @@ struct Sender {
 };
 struct JobProgress {
   JobId job;
+  Creation creation;
   Epoch epoch;
   std::map<int32_t, RankStatus> ranks;
 };
 struct OrderAnnouncement {
   JobId job;
+  Creation creation;
   Epoch epoch;
   Rank rank;
   OrderPosition position;
@@ -38,6 +41,7 @@ struct OrderAnnouncement {
 };
 struct StepReport {
   JobId job;
+  Creation creation;
   Epoch epoch;
   Rank rank;
   Step step;
@@ -45,12 +49,14 @@ struct StepReport {
 };
 struct RankFailure {  // Of rank -1: the worker cannot hold the job at all.
   JobId job;
+  Creation creation;
   Epoch epoch;
   Rank rank;
   std::string reason;
 };
 struct EpochPrepared {
   JobId job;
+  Creation creation;
   Epoch epoch;
   Step decided_step;
 };

@@ -42,6 +42,7 @@ struct JobStatus {
 // A consistent copy of one job, for replies, watches and commands.
 struct JobView {
   JobId id;
+  Creation creation;
   JobSpecPtr spec;
   JobStatus status;
   Step committed_step;

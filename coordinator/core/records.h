@@ -16,6 +16,7 @@ namespace tessera::coordinator {
 struct JobSpecRecord {
   JobId job;
   JobSpecPtr spec;
+  Creation creation;
 };
 struct JobStatusRecord {
   JobId job;

@@ -23,8 +23,9 @@ void RequestLog::Forget(const std::string& request_id) {
   requests_.erase(it);
 }
 
-int64_t RequestLog::NextSequence() const {
-  return by_sequence_.empty() ? 1 : by_sequence_.rbegin()->first + 1;
+int64_t RequestLog::NextSequence(int64_t at_least) const {
+  const int64_t next = by_sequence_.empty() ? 1 : by_sequence_.rbegin()->first + 1;
+  return std::max(next, at_least);
 }
 
 std::vector<std::string> RequestLog::Surplus() const {
@@ -34,16 +35,6 @@ std::vector<std::string> RequestLog::Surplus() const {
     surplus.push_back(it->second);
   }
   return surplus;
-}
-
-Epoch RequestLog::LastEpochOfDeleted(const JobId& job) const {
-  Epoch last;
-  for (const auto& [id, request] : requests_) {
-    if (request.kind == RequestKind::kDeleteJob && request.job == job) {
-      last = std::max(last, request.reply.epoch);
-    }
-  }
-  return last;
 }
 
 }  // namespace tessera::coordinator

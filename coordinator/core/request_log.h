@@ -29,12 +29,11 @@ class RequestLog {
   void Put(const std::string& request_id, Request request);
   void Forget(const std::string& request_id);
 
-  int64_t NextSequence() const;
+  // Larger than any before, also than one that was forgotten since: the newest never is. At least
+  // `at_least`, a time, so that a log which begins anew repeats none of an earlier one.
+  int64_t NextSequence(int64_t at_least) const;
   // Ids to forget before one more is put.
   std::vector<std::string> Surplus() const;
-  // The largest epoch that a deleted job of this id had; 0: none known. A job that is created again
-  // goes on from it, so that a worker which missed the deletion can tell the two apart.
-  Epoch LastEpochOfDeleted(const JobId& job) const;
 
  private:
   int64_t capacity_;

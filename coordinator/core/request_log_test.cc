@@ -22,23 +22,23 @@ TEST(RequestLogTest, OldestAreForgottenFirst) {
   RequestLog log(/*capacity=*/3);
   for (const char* id : {"x", "c", "m"}) {
     EXPECT_THAT(log.Surplus(), IsEmpty());
-    log.Put(id, MakeRequest(RequestKind::kCreateJob, id, 0, log.NextSequence()));
+    log.Put(id, MakeRequest(RequestKind::kCreateJob, id, 0, log.NextSequence(0)));
   }
   EXPECT_THAT(log.Surplus(), ElementsAre("x"));
   log.Forget("x");
   EXPECT_EQ(log.Find("x"), nullptr);
   EXPECT_EQ(log.Find("c")->job, JobId("c"));
   EXPECT_THAT(log.Surplus(), IsEmpty());
-  EXPECT_EQ(log.NextSequence(), 4);
+  EXPECT_EQ(log.NextSequence(0), 4);
 }
 
-TEST(RequestLogTest, KnowsTheLastEpochOfADeletedJob) {
-  RequestLog log;
-  log.Put("1", MakeRequest(RequestKind::kCreateJob, "j", 9, 1));
-  EXPECT_EQ(log.LastEpochOfDeleted(JobId("j")), Epoch(0));
-  log.Put("2", MakeRequest(RequestKind::kDeleteJob, "j", 7, 2));
-  log.Put("3", MakeRequest(RequestKind::kDeleteJob, "other", 8, 3));
-  EXPECT_EQ(log.LastEpochOfDeleted(JobId("j")), Epoch(7));
+TEST(RequestLogTest, NumbersGrowAndNeverRepeat) {
+  RequestLog log(/*capacity=*/1);
+  EXPECT_EQ(log.NextSequence(5), 5);
+  log.Put("a", MakeRequest(RequestKind::kCreateJob, "j", 0, 5));
+  EXPECT_EQ(log.NextSequence(5), 6) << "also at the same time";
+  EXPECT_EQ(log.NextSequence(0), 6) << "also where time goes back";
+  EXPECT_EQ(log.NextSequence(100), 100);
 }
 
 }  // namespace

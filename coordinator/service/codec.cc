@@ -49,6 +49,7 @@ absl::StatusOr<StreamEvent> DecodeHeartbeat(const v1::Heartbeat& heartbeat) {
     RETURN_IF_ERROR(CheckJobId(job.job_id()));
     JobProgress& progress = decoded.emplace_back();
     progress.job = JobId(job.job_id());
+    progress.creation = Creation(job.creation());
     progress.epoch = Epoch(job.epoch());
     for (const auto& [rank, status] : job.ranks()) {
       RETURN_IF_ERROR(CheckRange("rank status: step", status.step(), 0, kMax));
@@ -67,6 +68,7 @@ absl::StatusOr<StreamEvent> DecodeOrder(const v1::OrderAnnouncement& order) {
   RETURN_IF_ERROR(CheckName("order: operation", order.entry().operation()));
   OrderAnnouncement decoded;
   decoded.job = JobId(order.job_id());
+  decoded.creation = Creation(order.creation());
   decoded.epoch = Epoch(order.epoch());
   decoded.rank = Rank(order.rank());
   decoded.position = {Step(order.step()), order.sequence()};
@@ -82,15 +84,15 @@ absl::StatusOr<StreamEvent> DecodeOrder(const v1::OrderAnnouncement& order) {
 absl::StatusOr<StreamEvent> DecodeStep(const v1::StepReport& step) {
   RETURN_IF_ERROR(CheckJobId(step.job_id()));
   RETURN_IF_ERROR(CheckRange("step report: step", step.step(), 0, kMax));
-  return StepReport{JobId(step.job_id()), Epoch(step.epoch()), Rank(step.rank()), Step(step.step()),
-                    step.order_hash()};
+  return StepReport{JobId(step.job_id()), Creation(step.creation()), Epoch(step.epoch()),
+                    Rank(step.rank()),    Step(step.step()),         step.order_hash()};
 }
 
 absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
   RETURN_IF_ERROR(CheckJobId(prepared.job_id()));
   RETURN_IF_ERROR(CheckRange("decided_step", prepared.decided_step(), 0, kMax));
-  return EpochPrepared{JobId(prepared.job_id()), Epoch(prepared.epoch()),
-                       Step(prepared.decided_step())};
+  return EpochPrepared{JobId(prepared.job_id()), Creation(prepared.creation()),
+                       Epoch(prepared.epoch()), Step(prepared.decided_step())};
 }
 
 void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
@@ -100,6 +102,7 @@ void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
 
 void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
   command->mutable_start()->set_job_id(start.job.value());
+  command->mutable_start()->set_creation(start.creation.value());
   command->mutable_start()->set_epoch(start.epoch.value());
   command->mutable_start()->set_resume_step(start.resume_step.value());
 }
@@ -107,6 +110,7 @@ void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
 void EncodeInto(const OrderRelease& release, v1::CoordinatorCommand* command) {
   v1::OrderRelease* encoded = command->mutable_release();
   encoded->set_job_id(release.job.value());
+  encoded->set_creation(release.creation.value());
   encoded->set_epoch(release.epoch.value());
   encoded->set_rank(release.rank.value());
   encoded->set_step(release.position.step.value());
@@ -116,6 +120,7 @@ void EncodeInto(const OrderRelease& release, v1::CoordinatorCommand* command) {
 void EncodeInto(const OrderMismatch& mismatch, v1::CoordinatorCommand* command) {
   v1::OrderMismatch* encoded = command->mutable_mismatch();
   encoded->set_job_id(mismatch.job.value());
+  encoded->set_creation(mismatch.creation.value());
   encoded->set_epoch(mismatch.epoch.value());
   encoded->set_step(mismatch.position.step.value());
   encoded->set_sequence(mismatch.position.sequence);
@@ -124,6 +129,7 @@ void EncodeInto(const OrderMismatch& mismatch, v1::CoordinatorCommand* command) 
 
 void EncodeInto(const DropJob& drop, v1::CoordinatorCommand* command) {
   command->mutable_drop()->set_job_id(drop.job.value());
+  command->mutable_drop()->set_creation(drop.creation.value());
 }
 
 v1::JobState EncodeState(JobState state) {
@@ -206,8 +212,8 @@ absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event) {
       return DecodePrepared(event.prepared());
     case v1::WorkerEvent::kFailure: {
       RETURN_IF_ERROR(CheckJobId(event.failure().job_id()));
-      return RankFailure{JobId(event.failure().job_id()), Epoch(event.failure().epoch()),
-                         Rank(event.failure().rank()),
+      return RankFailure{JobId(event.failure().job_id()), Creation(event.failure().creation()),
+                         Epoch(event.failure().epoch()), Rank(event.failure().rank()),
                          std::string(Truncated(event.failure().reason()))};
     }
     case v1::WorkerEvent::EVENT_NOT_SET:
@@ -219,6 +225,7 @@ absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event) {
 v1::Job Encode(const JobView& view) {
   v1::Job job;
   job.set_job_id(view.id.value());
+  job.set_creation(view.creation.value());
   *job.mutable_model() = EncodeModel(view.spec->model);
   *job.mutable_config() = EncodeJobConfig(view.spec->config);
   job.set_state(EncodeState(view.status.state));

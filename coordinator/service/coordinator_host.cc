@@ -113,7 +113,8 @@ void CoordinatorHost::NoteJournalLocked(const absl::Status& status) {
 void CoordinatorHost::DeliverLocked(Effects effects) {
   for (Outgoing& outgoing : effects.commands) {
     auto outbox = outboxes_.find(outgoing.worker);
-    // Whoever is not connected gets it when it connects.
+    // What whoever is not connected misses follows, when it connects, from what is to be (Connect)
+    // and from what it says that it holds (Heartbeat).
     if (outbox != outboxes_.end()) outbox->second->Push(std::move(outgoing.command));
   }
   for (const JobId& job : effects.changed_jobs) {

@@ -49,6 +49,7 @@ struct Encoder {
     spec.set_config(EncodeJobConfig(r.spec->config).SerializeAsString());
     spec.set_submitting_rank(r.spec->submitting_rank);
     spec.set_layout_digest(r.spec->layout_digest);
+    spec.set_creation(r.creation.value());
     Put(absl::StrCat("job/", r.job.value(), "/spec"), spec);
   }
   void operator()(const JobStatusRecord& r) {
@@ -147,8 +148,10 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
   absl::StatusOr<JobConfig> decoded_config = DecodeJobConfig(config);
   if (!decoded_config.ok()) return Unreadable(row, decoded_config.status().message());
   return JobSpecRecord{
-      job, std::make_shared<JobSpec>(JobSpec{*std::move(decoded_model), *std::move(decoded_config),
-                                             message.submitting_rank(), message.layout_digest()})};
+      job,
+      std::make_shared<JobSpec>(JobSpec{*std::move(decoded_model), *std::move(decoded_config),
+                                        message.submitting_rank(), message.layout_digest()}),
+      Creation(message.creation())};
 }
 
 absl::StatusOr<StateRecord> DecodeJob(const JournalRow& row, const Key& key) {

@@ -144,8 +144,9 @@ void SimulatedCluster::Connect(Worker* worker) {
     const int64_t newest = run.step - 1;
     if (newest >= worker->first_step) {
       Tell(worker, [&, rank = rank](Effects* e) {
-        return core_.ReportStep(SenderOf(*worker),
-                                {kJob, worker->epoch, Rank(rank), Step(newest), 1}, now_, e);
+        return core_.ReportStep(
+            SenderOf(*worker), {kJob, worker->creation, worker->epoch, Rank(rank), Step(newest), 1},
+            now_, e);
       });
     }
   }
@@ -154,6 +155,8 @@ void SimulatedCluster::Connect(Worker* worker) {
 void SimulatedCluster::Handle(Worker* worker, const Command& command) {
   if (const auto* prepare = std::get_if<PrepareEpoch>(&command)) {
     const JobStatus& status = prepare->job.status;
+    if (worker->creation != prepare->job.creation) Forget(worker);
+    worker->creation = prepare->job.creation;
     EXPECT_GE(status.epoch, worker->epoch) << "an older epoch was prepared";
     worker->epoch = status.epoch;
     worker->running = false;
@@ -162,8 +165,9 @@ void SimulatedCluster::Handle(Worker* worker, const Command& command) {
       if (status.placements[rank].worker == worker->id) worker->ranks[rank] = {};
     }
     Tell(worker, [&](Effects* e) {
-      return core_.ReportPrepared(SenderOf(*worker),
-                                  {kJob, worker->epoch, Step(worker->decided_step)}, now_, e);
+      return core_.ReportPrepared(
+          SenderOf(*worker), {kJob, worker->creation, worker->epoch, Step(worker->decided_step)},
+          now_, e);
     });
   } else if (const auto* start = std::get_if<StartEpoch>(&command)) {
     HandleStart(worker, *start);
@@ -176,14 +180,21 @@ void SimulatedCluster::Handle(Worker* worker, const Command& command) {
     }
     run->second.waiting = false;
     ++run->second.sequence;
-  } else if (std::holds_alternative<DropJob>(command)) {
-    worker->running = false;
-    worker->ranks.clear();
+  } else if (const auto* drop = std::get_if<DropJob>(&command)) {
+    if (worker->creation <= drop->creation) Forget(worker);
   }
 }
 
+void SimulatedCluster::Forget(Worker* worker) {
+  worker->creation = Creation();
+  worker->epoch = Epoch();
+  worker->running = false;
+  worker->decided_step = 0;
+  worker->ranks.clear();
+}
+
 void SimulatedCluster::HandleStart(Worker* worker, const StartEpoch& start) {
-  if (start.epoch != worker->epoch || worker->running) return;
+  if (start.creation != worker->creation || start.epoch != worker->epoch || worker->running) return;
   worker->running = true;
   worker->decided_step = start.resume_step.value();
   worker->first_step = start.resume_step.value() + 1;
@@ -196,7 +207,8 @@ void SimulatedCluster::HandleStart(Worker* worker, const StartEpoch& start) {
 void SimulatedCluster::Announce(Worker* worker, int32_t rank) {
   RankRun& run = worker->ranks[rank];
   const OrderAnnouncement event{
-      kJob, worker->epoch, Rank(rank), {Step(run.step), run.sequence}, run.announced};
+      kJob,         worker->creation, worker->epoch, Rank(rank), {Step(run.step), run.sequence},
+      run.announced};
   announced_[{event.epoch, event.position.step, run.sequence}][event.rank] = event.entry;
   Tell(worker, [&](Effects* e) { return core_.Announce(SenderOf(*worker), event, now_, e); });
 }
@@ -237,7 +249,7 @@ void SimulatedCluster::WorkOn(Worker* worker, int32_t rank) {
 }
 
 void SimulatedCluster::FinishStep(int32_t rank, RankRun* run, Worker* worker) {
-  const StepReport report{kJob, worker->epoch, Rank(rank), Step(run->step), 1};
+  const StepReport report{kJob, worker->creation, worker->epoch, Rank(rank), Step(run->step), 1};
   worker->decided_step = std::max(worker->decided_step, run->step);
   ++run->step;
   run->sequence = 0;
@@ -247,7 +259,11 @@ void SimulatedCluster::FinishStep(int32_t rank, RankRun* run, Worker* worker) {
 }
 
 void SimulatedCluster::SendHeartbeat(Worker* worker) {
-  JobProgress progress{kJob, worker->epoch, {}};
+  if (worker->creation == Creation()) {
+    return Tell(worker,
+                [&](Effects* e) { return core_.Heartbeat(SenderOf(*worker), {}, now_, e); });
+  }
+  JobProgress progress{kJob, worker->creation, worker->epoch, {}};
   for (const auto& [rank, run] : worker->ranks) {
     progress.ranks[rank].step = Step(run.step);
     progress.ranks[rank].sequence = run.sequence;
@@ -299,8 +315,8 @@ void SimulatedCluster::Misfortune(Worker* worker) {
       if (!worker->connected || worker->ranks.empty()) return;
       const Rank rank(worker->ranks.begin()->first);
       Tell(worker, [&](Effects* e) {
-        return core_.ReportFailure(SenderOf(*worker), {kJob, worker->epoch, rank, "chaos"}, now_,
-                                   e);
+        return core_.ReportFailure(SenderOf(*worker),
+                                   {kJob, worker->creation, worker->epoch, rank, "chaos"}, now_, e);
       });
   }
 }

@@ -51,6 +51,7 @@ class SimulatedCluster {
     bool connected = false;
     bool deviates = false;  // Its next announcement differs from the others'.
     std::deque<Command> inbox;
+    Creation creation;
     Epoch epoch;
     bool running = false;
     int64_t first_step = 0;    // Of this epoch: the one that is recorded.
@@ -70,6 +71,8 @@ class SimulatedCluster {
   void Boot(Worker* worker);
   void Connect(Worker* worker);
   void Handle(Worker* worker, const Command& command);
+  // Drops the job with its shards.
+  void Forget(Worker* worker);
   void HandleStart(Worker* worker, const StartEpoch& start);
   void Work(Worker* worker);
   void WorkOn(Worker* worker, int32_t rank);

@@ -37,6 +37,9 @@ void TestWorker::Connect() {
     v1::CoordinatorCommand command;
     while (stream_->Read(&command)) {
       absl::MutexLock lock(&mu_);
+      if (command.has_prepare()) {
+        creations_[command.prepare().job().job_id()] = command.prepare().job().creation();
+      }
       commands_.push_back(command);
     }
     absl::MutexLock lock(&mu_);
@@ -61,6 +64,16 @@ void TestWorker::Send(v1::WorkerEvent event) {
   stream_->Write(event);
 }
 
+int64_t TestWorker::CreationOf(const std::string& job) {
+  absl::MutexLock lock(&mu_);
+  return creations_[job];
+}
+
+void TestWorker::Hold(const std::string& job, int64_t creation) {
+  absl::MutexLock lock(&mu_);
+  creations_[job] = creation;
+}
+
 void TestWorker::Heartbeat() {
   v1::WorkerEvent event;
   event.mutable_heartbeat();
@@ -72,6 +85,7 @@ void TestWorker::HeartbeatAt(const std::string& job, int64_t epoch, int rank, in
   v1::WorkerEvent event;
   v1::JobProgress* progress = event.mutable_heartbeat()->add_jobs();
   progress->set_job_id(job);
+  progress->set_creation(CreationOf(job));
   progress->set_epoch(epoch);
   v1::RankStatus& status = (*progress->mutable_ranks())[rank];
   status.set_step(step);
@@ -82,6 +96,7 @@ void TestWorker::HeartbeatAt(const std::string& job, int64_t epoch, int rank, in
 void TestWorker::Prepared(const std::string& job, int64_t epoch, int64_t decided_step) {
   v1::WorkerEvent event;
   event.mutable_prepared()->set_job_id(job);
+  event.mutable_prepared()->set_creation(CreationOf(job));
   event.mutable_prepared()->set_epoch(epoch);
   event.mutable_prepared()->set_decided_step(decided_step);
   Send(std::move(event));
@@ -92,6 +107,7 @@ void TestWorker::Announce(const std::string& job, int64_t epoch, int rank, int64
   v1::WorkerEvent event;
   v1::OrderAnnouncement* order = event.mutable_order();
   order->set_job_id(job);
+  order->set_creation(CreationOf(job));
   order->set_epoch(epoch);
   order->set_rank(rank);
   order->set_step(step);
@@ -108,6 +124,7 @@ void TestWorker::ReportStep(const std::string& job, int64_t epoch, int rank, int
   v1::WorkerEvent event;
   v1::StepReport* report = event.mutable_step();
   report->set_job_id(job);
+  report->set_creation(CreationOf(job));
   report->set_epoch(epoch);
   report->set_rank(rank);
   report->set_step(step);
@@ -118,6 +135,7 @@ void TestWorker::ReportStep(const std::string& job, int64_t epoch, int rank, int
 void TestWorker::Fail(const std::string& job, int64_t epoch, int rank, const std::string& reason) {
   v1::WorkerEvent event;
   event.mutable_failure()->set_job_id(job);
+  event.mutable_failure()->set_creation(CreationOf(job));
   event.mutable_failure()->set_epoch(epoch);
   event.mutable_failure()->set_rank(rank);
   event.mutable_failure()->set_reason(reason);

@@ -4,6 +4,7 @@
 #define TESSERA_COORDINATOR_SERVICE_TEST_WORKER_H_
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,8 @@ class TestWorker {
   // Waits until the coordinator ends the stream.
   grpc::Status AwaitEnd();
 
+  // It holds this job already, as a worker does that was cut off.
+  void Hold(const std::string& job, int64_t creation);
   void Heartbeat();
   void HeartbeatAt(const std::string& job, int64_t epoch, int rank, int64_t step, int64_t sequence);
   void Prepared(const std::string& job, int64_t epoch, int64_t decided_step);
@@ -45,6 +48,8 @@ class TestWorker {
 
  private:
   void Send(v1::WorkerEvent event);
+  // Of the job that this worker was asked to prepare last.
+  int64_t CreationOf(const std::string& job);
 
   const std::string id_;
   const int64_t incarnation_;
@@ -54,6 +59,7 @@ class TestWorker {
   std::thread reader_;
   absl::Mutex mu_;
   std::deque<v1::CoordinatorCommand> commands_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, int64_t> creations_ ABSL_GUARDED_BY(mu_);
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -82,6 +82,9 @@ class AttachCyclesTest : public testing::Test {
     request.set_world_size(1);
     ASSIGN_OR_RETURN(const ModelLayout layout, ModelLayout::Create(options_.model, layout_, 1));
     request.set_layout_digest(LayoutDigest(layout));
+    ASSIGN_OR_RETURN(const v1::Job job, GetJob({cluster_->coordinator_address()}, "toy",
+                                               absl::Now() + absl::Seconds(20)));
+    request.set_creation(job.creation());
     ASSIGN_OR_RETURN(const v1::AttachResponse response,
                      AttachToRank({cluster_->worker_address()}, request, /*wait_if_attached=*/true,
                                   absl::Now() + absl::Seconds(20)));

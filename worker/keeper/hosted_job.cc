@@ -32,6 +32,7 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
 
 HostedJob::HostedJob(const v1::Job& job, JobRegions regions, ExecutorLauncher* launcher, Emit emit)
     : job_id_(job.job_id()),
+      creation_(job.creation()),
       regions_(std::move(regions)),
       launcher_(launcher),
       emit_(std::move(emit)),
@@ -90,6 +91,7 @@ void HostedJob::FailLocked(Rank rank, const std::string& reason, EpochEvent even
   AbortAllLocked(epoch_, absl::AbortedError(reason));
   v1::RankFailure* failure = failure_.mutable_failure();
   failure->set_job_id(job_id_);
+  failure->set_creation(creation_);
   failure->set_epoch(epoch_.value());
   failure->set_rank(rank.value());
   failure->set_reason(PrintableUtf8(reason));
@@ -126,6 +128,7 @@ void HostedJob::MaybePreparedLocked() {
 v1::WorkerEvent HostedJob::PreparedEventLocked() const {
   v1::WorkerEvent event;
   event.mutable_prepared()->set_job_id(job_id_);
+  event.mutable_prepared()->set_creation(creation_);
   event.mutable_prepared()->set_epoch(epoch_.value());
   event.mutable_prepared()->set_decided_step(regions_.group()->decided_step.load());
   return event;

@@ -63,6 +63,8 @@ class HostedJob {
   // Kills a rank's executor, as an operator or a test would.
   void KillExecutor(Rank rank);
   const JobRegions& regions() const { return regions_; }
+  // Which of the jobs of this id it is.
+  int64_t creation() const { return creation_; }
 
  private:
   enum class AttachState { kFree, kReserved, kAttached };
@@ -105,6 +107,7 @@ class HostedJob {
   v1::WorkerEvent PreparedEventLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string job_id_;
+  const int64_t creation_;
   const JobRegions regions_;
   ExecutorLauncher* const launcher_;
   const Emit emit_;

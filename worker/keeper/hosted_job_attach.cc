@@ -65,7 +65,8 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
   response.set_attachment(slot.attachment.value());
   response.set_epoch(epoch_.value());
   response.set_next_step(regions_.group()->decided_step.load() + 1);
-  response.set_ticket(absl::StrCat(job_id_, "|", request.rank(), "|", slot.attachment.value()));
+  response.set_ticket(
+      absl::StrCat(job_id_, "|", creation_, "|", request.rank(), "|", slot.attachment.value()));
   *response.mutable_job() = job_;
   return response;
 }
@@ -119,6 +120,7 @@ std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
 v1::JobProgress HostedJob::Progress() const {
   v1::JobProgress progress;
   progress.set_job_id(job_id_);
+  progress.set_creation(creation_);
   absl::MutexLock lock(&mu_);
   progress.set_epoch(epoch_.value());
   for (size_t i = 0; i < ranks_.size(); ++i) {

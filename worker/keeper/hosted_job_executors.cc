@@ -142,11 +142,13 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
     case v1::ExecutorEvent::kOrder:
       if (event.order().epoch() != epoch_.value()) return;
       slot.pending_order = event.order();
-      *out.mutable_order() = event.order();
+      slot.pending_order.set_creation(creation_);
+      *out.mutable_order() = slot.pending_order;
       break;
     case v1::ExecutorEvent::kStep:
       slot.last_report = event.step();
-      *out.mutable_step() = event.step();
+      slot.last_report.set_creation(creation_);
+      *out.mutable_step() = slot.last_report;
       break;
     case v1::ExecutorEvent::kFailure:
       if (event.failure().epoch() == epoch_.value()) {

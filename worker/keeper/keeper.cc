@@ -17,48 +17,63 @@ std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id) const {
   return it == jobs_.end() ? nullptr : it->second;
 }
 
+std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id, int64_t creation) const {
+  std::shared_ptr<HostedJob> job = Find(job_id);
+  return job != nullptr && job->creation() == creation ? job : nullptr;
+}
+
 void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
   std::shared_ptr<HostedJob> job;
   switch (command.command_case()) {
     case v1::CoordinatorCommand::kPrepare:
-      Prepare(command.prepare());
-      return;
+      return Prepare(command.prepare());
     case v1::CoordinatorCommand::kStart:
-      job = Find(command.start().job_id());
-      if (job != nullptr) job->Start(command.start());
-      return;
+      return Start(command.start());
     case v1::CoordinatorCommand::kRelease:
-      job = Find(command.release().job_id());
+      job = Find(command.release().job_id(), command.release().creation());
       if (job != nullptr) job->Release(command.release());
       return;
     case v1::CoordinatorCommand::kMismatch:
-      job = Find(command.mismatch().job_id());
+      job = Find(command.mismatch().job_id(), command.mismatch().creation());
       if (job != nullptr) job->Mismatch(command.mismatch());
       return;
-    case v1::CoordinatorCommand::kDrop: {
-      absl::MutexLock lock(&mu_);
-      const auto it = jobs_.find(command.drop().job_id());
-      if (it == jobs_.end()) return;
-      job = std::move(it->second);
-      jobs_.erase(it);
-      break;  // Destroyed outside the lock.
-    }
+    case v1::CoordinatorCommand::kDrop:
+      return Drop(command.drop().job_id(), command.drop().creation());
     case v1::CoordinatorCommand::COMMAND_NOT_SET:
       return;
   }
 }
 
+void Keeper::Drop(const std::string& job_id, int64_t creation) {
+  std::shared_ptr<HostedJob> job;  // Destroyed outside the lock.
+  absl::MutexLock lock(&mu_);
+  const auto it = jobs_.find(job_id);
+  if (it == jobs_.end() || it->second->creation() > creation) return;
+  job = std::move(it->second);
+  jobs_.erase(it);
+}
+
+void Keeper::Start(const v1::StartEpoch& start) {
+  const std::shared_ptr<HostedJob> job = Find(start.job_id(), start.creation());
+  if (job != nullptr) return job->Start(start);
+  // The coordinator takes for granted what is not here: it must prepare the job anew.
+  ReportFailure(start.job_id(), start.creation(), start.epoch(), "does not hold the job");
+}
+
 void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   const std::string& job_id = prepare.job().job_id();
+  const int64_t creation = prepare.job().creation();
+  Drop(job_id, creation - 1);
+  std::shared_ptr<HostedJob> job = Find(job_id);
+  if (job != nullptr && job->creation() != creation) return;  // Of a job that is gone.
   absl::Status status;
   for (const v1::RankPlacement& placement : prepare.job().placements()) {
     if (placement.worker_id() != worker_id_) {
-      status = absl::UnimplementedError(absl::StrCat("job '", job_id, "': rank ", placement.rank(),
-                                                     " is on worker '", placement.worker_id(),
+      status = absl::UnimplementedError(absl::StrCat("rank ", placement.rank(), " is on worker '",
+                                                     placement.worker_id(),
                                                      "'; ranks of one job share one worker"));
     }
   }
-  std::shared_ptr<HostedJob> job = Find(job_id);
   if (status.ok() && job == nullptr) {
     auto created = HostedJob::Create(prepare.job(), launcher_, emit_);
     status = created.status();
@@ -69,12 +84,19 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
     }
   }
   if (status.ok()) return job->Prepare(prepare);
-  TESSERA_LOG(ERROR, "job {}: cannot be hosted: {}", job_id, status.ToString());
+  ReportFailure(job_id, creation, prepare.job().epoch(),
+                absl::StrCat("cannot hold the job: ", status.message()));
+}
+
+void Keeper::ReportFailure(const std::string& job_id, int64_t creation, int64_t epoch,
+                           const std::string& reason) const {
+  TESSERA_LOG(ERROR, "job {}: {}", job_id, reason);
   v1::WorkerEvent event;
   event.mutable_failure()->set_job_id(job_id);
-  event.mutable_failure()->set_epoch(prepare.job().epoch());
+  event.mutable_failure()->set_creation(creation);
+  event.mutable_failure()->set_epoch(epoch);
   event.mutable_failure()->set_rank(-1);
-  event.mutable_failure()->set_reason(absl::StrCat("cannot hold the job: ", status.message()));
+  event.mutable_failure()->set_reason(reason);
   emit_(event);
 }
 
@@ -109,25 +131,34 @@ absl::StatusOr<v1::AttachResponse> Keeper::Attach(const v1::AttachRequest& reque
     return absl::NotFoundError(
         absl::StrCat("worker '", worker_id_, "' has no job '", request.job_id(), "'"));
   }
+  if (job->creation() < request.creation()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("worker '", worker_id_, "' holds a job '", request.job_id(),
+                     "' that was deleted and made anew since: try again"));
+  }
+  if (job->creation() > request.creation()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job '", request.job_id(), "' was deleted and made anew since the trainer asked for it"));
+  }
   return job->Attach(request, absl::Now());
 }
 
 absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& ticket) {
   const std::vector<std::string> parts = absl::StrSplit(ticket, '|');
-  int64_t rank, attachment;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[1], &rank) ||
-      !absl::SimpleAtoi(parts[2], &attachment)) {
+  int64_t creation, rank, attachment;
+  if (parts.size() != 4 || !absl::SimpleAtoi(parts[1], &creation) ||
+      !absl::SimpleAtoi(parts[2], &rank) || !absl::SimpleAtoi(parts[3], &attachment)) {
     return absl::NotFoundError("not a ticket");
   }
-  const std::shared_ptr<HostedJob> job = Find(parts[0]);
+  const std::shared_ptr<HostedJob> job = Find(parts[0], creation);
   if (job == nullptr) return absl::NotFoundError("no such job");
-  ClaimedAttachment claimed = {parts[0], Rank(rank), Incarnation(attachment), {}};
+  ClaimedAttachment claimed = {parts[0], creation, Rank(rank), Incarnation(attachment), {}};
   ASSIGN_OR_RETURN(claimed.fds, job->Claim(claimed.rank, claimed.attachment, absl::Now()));
   return claimed;
 }
 
 void Keeper::Detach(const ClaimedAttachment& claimed, bool clean) {
-  const std::shared_ptr<HostedJob> job = Find(claimed.job_id);
+  const std::shared_ptr<HostedJob> job = Find(claimed.job_id, claimed.creation);
   if (job != nullptr) job->Detach(claimed.rank, claimed.attachment, clean);
 }
 

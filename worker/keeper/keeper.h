@@ -1,4 +1,6 @@
 // All jobs of one worker. Routes the coordinator's commands and the trainers' attachments to them.
+// Of each job id it holds one creation at most: to prepare a later one drops the earlier with all
+// its memory, and what is meant for another creation than the one that is held does not reach it.
 // Thread-safe.
 #ifndef TESSERA_WORKER_KEEPER_KEEPER_H_
 #define TESSERA_WORKER_KEEPER_KEEPER_H_
@@ -19,6 +21,7 @@ namespace tessera {
 // A trainer that came for its descriptors; kept by who holds its socket.
 struct ClaimedAttachment {
   std::string job_id;
+  int64_t creation = 0;
   Rank rank;
   Incarnation attachment;
   std::vector<int> fds;  // Owned by the job.
@@ -48,6 +51,13 @@ class Keeper {
 
  private:
   void Prepare(const v1::PrepareEpoch& prepare);
+  void Start(const v1::StartEpoch& start);
+  // Ends what is held of creations up to this one.
+  void Drop(const std::string& job_id, int64_t creation);
+  // Null where no job of this id, or another creation of it, is held.
+  std::shared_ptr<HostedJob> Find(const std::string& job_id, int64_t creation) const;
+  void ReportFailure(const std::string& job_id, int64_t creation, int64_t epoch,
+                     const std::string& reason) const;
 
   const std::string worker_id_;
   ExecutorLauncher* const launcher_;

@@ -1,0 +1,155 @@
+// What a keeper does with the creations of one job id, with executors as threads. The test is the
+// coordinator.
+#include "worker/keeper/keeper.h"
+
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "job/job_codec.h"
+#include "layout/layout_digest.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr absl::Duration kDeadline = absl::Seconds(20);
+
+class KeeperTest : public testing::Test {
+ protected:
+  void TearDown() override { keeper_.Shutdown(); }
+
+  static ModelSpec Model(int64_t num_elements) {
+    ModelSpec model;
+    model.units = {{"u", {{"w", {num_elements}, DType::kFp32}}}};
+    return model;
+  }
+  void Emit(const v1::WorkerEvent& event) {
+    absl::MutexLock lock(&mu_);
+    events_.push_back(event);
+  }
+  // Waits for the next answer to a Prepare, or a failure.
+  v1::WorkerEvent Answer() {
+    v1::WorkerEvent found;
+    absl::MutexLock lock(&mu_);
+    const auto came = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      while (!events_.empty() && !found.has_prepared() && !found.has_failure()) {
+        found = events_.front();
+        events_.erase(events_.begin());
+      }
+      return found.has_prepared() || found.has_failure();
+    };
+    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&came), kDeadline));
+    return found;
+  }
+  void Prepare(int64_t creation, int64_t epoch, int64_t num_elements = 64) {
+    v1::CoordinatorCommand command;
+    v1::Job* job = command.mutable_prepare()->mutable_job();
+    job->set_job_id("toy");
+    job->set_creation(creation);
+    job->set_epoch(epoch);
+    *job->mutable_model() = EncodeModel(Model(num_elements));
+    *job->mutable_config() = EncodeJobConfig(JobConfig());
+    job->add_placements()->set_worker_id("w");
+    keeper_.HandleCommand(command);
+  }
+  void Start(int64_t creation, int64_t epoch) {
+    v1::CoordinatorCommand command;
+    command.mutable_start()->set_job_id("toy");
+    command.mutable_start()->set_creation(creation);
+    command.mutable_start()->set_epoch(epoch);
+    keeper_.HandleCommand(command);
+  }
+  void Drop(int64_t creation) {
+    v1::CoordinatorCommand command;
+    command.mutable_drop()->set_job_id("toy");
+    command.mutable_drop()->set_creation(creation);
+    keeper_.HandleCommand(command);
+  }
+  absl::StatusOr<v1::AttachResponse> Attach(int64_t creation) {
+    v1::AttachRequest request;
+    request.set_job_id("toy");
+    request.set_creation(creation);
+    request.set_world_size(1);
+    ASSIGN_OR_RETURN(const ModelLayout layout,
+                     ModelLayout::Create(Model(64), JobConfig().layout, 1));
+    request.set_layout_digest(LayoutDigest(layout));
+    return keeper_.Attach(request);
+  }
+
+  absl::Mutex mu_;
+  std::vector<v1::WorkerEvent> events_ ABSL_GUARDED_BY(mu_);
+  const std::unique_ptr<ExecutorLauncher> launcher_ = NewThreadLauncher();
+  Keeper keeper_{"w", launcher_.get(), [this](const v1::WorkerEvent& event) { Emit(event); }};
+};
+
+TEST_F(KeeperTest, JobThatWasMadeAnewGetsMemoryOfItsOwn) {
+  Prepare(/*creation=*/5, /*epoch=*/1);
+  ASSERT_TRUE(Answer().has_prepared());
+  // As if it had been trained: five steps are decided.
+  keeper_.Find("toy")->regions().group()->decided_step.store(5);
+  Prepare(5, 2);
+  EXPECT_EQ(Answer().prepared().decided_step(), 5);
+
+  Prepare(/*creation=*/9, /*epoch=*/3, /*num_elements=*/4096);
+  const v1::WorkerEvent answer = Answer();
+  EXPECT_EQ(answer.prepared().creation(), 9);
+  EXPECT_EQ(answer.prepared().epoch(), 3);
+  EXPECT_EQ(answer.prepared().decided_step(), 0) << "nothing is left of the deleted one";
+  EXPECT_EQ(keeper_.Find("toy")->regions().layout().units[0].flat.end_elements(), 4096);
+  ASSERT_EQ(keeper_.Progress().jobs_size(), 1);
+  EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 9);
+}
+
+TEST_F(KeeperTest, WhatIsMeantForADeletedJobDoesNotReachTheNewOne) {
+  Prepare(9, 1);
+  ASSERT_TRUE(Answer().has_prepared());
+  Drop(5);
+  Prepare(5, 7);
+  ASSERT_NE(keeper_.Find("toy"), nullptr);
+  EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 9);
+  EXPECT_EQ(keeper_.Progress().jobs(0).epoch(), 1);
+  Start(5, 1);
+  EXPECT_EQ(Answer().failure().creation(), 5);
+  EXPECT_THAT(Attach(9), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("prepared")));
+  Start(9, 1);
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach(9));
+  EXPECT_EQ(attached.job().creation(), 9);
+  Drop(9);
+  EXPECT_EQ(keeper_.Find("toy"), nullptr);
+}
+
+TEST_F(KeeperTest, TrainerOfAnotherCreationIsRefused) {
+  Prepare(9, 1);
+  ASSERT_TRUE(Answer().has_prepared());
+  Start(9, 1);
+  EXPECT_THAT(Attach(5), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                  HasSubstr("job 'toy' was deleted and made anew")));
+  EXPECT_THAT(Attach(11), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
+}
+
+TEST_F(KeeperTest, TicketOfADeletedJobOpensNothingOfTheNewOne) {
+  Prepare(5, 1);
+  ASSERT_TRUE(Answer().has_prepared());
+  Start(5, 1);
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse old, Attach(5));
+  Prepare(9, 1);
+  ASSERT_TRUE(Answer().has_prepared());
+  Start(9, 1);
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse current, Attach(9));
+  EXPECT_EQ(old.attachment(), current.attachment()) << "told apart by the job alone";
+  EXPECT_THAT(keeper_.Claim(old.ticket()), StatusIs(absl::StatusCode::kNotFound, HasSubstr("job")));
+  EXPECT_OK(keeper_.Claim(current.ticket()));
+}
+
+TEST_F(KeeperTest, StartOfAJobThatIsNotHereIsAnsweredSoThatItIsPreparedAnew) {
+  Start(9, 4);
+  const v1::RankFailure failure = Answer().failure();
+  EXPECT_EQ(failure.creation(), 9);
+  EXPECT_EQ(failure.epoch(), 4);
+  EXPECT_EQ(failure.rank(), -1);
+}
+
+}  // namespace
+}  // namespace tessera
