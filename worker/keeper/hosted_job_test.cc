@@ -118,12 +118,12 @@ TEST_F(HostedJobTest, ProgressOfAnEarlierEpochIsNotToldAsThatOfTheNext) {
   ASSERT_OK(AwaitEvent(page, 1, absl::Now() + kDeadline, what, [&] { return page->epoch == 1; }));
   page->progress_step.store(3);
   page->progress_sequence.store(7);
-  EXPECT_EQ(job_->Progress().ranks(0).step(), 3);
-  EXPECT_EQ(job_->Progress().ranks(0).sequence(), 7);
+  EXPECT_EQ(job_->Progress().ranks().at(0).step(), 3);
+  EXPECT_EQ(job_->Progress().ranks().at(0).sequence(), 7);
   Prepare(2);
   EXPECT_EQ(job_->Progress().epoch(), 2);
-  EXPECT_EQ(job_->Progress().ranks(0).step(), 0);
-  EXPECT_EQ(job_->Progress().ranks(0).sequence(), 0);
+  EXPECT_EQ(job_->Progress().ranks().at(0).step(), 0);
+  EXPECT_EQ(job_->Progress().ranks().at(0).sequence(), 0);
 }
 
 TEST_F(HostedJobTest, BinaryThatVanishedIsNamedToTheCoordinator) {
