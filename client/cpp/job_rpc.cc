@@ -41,6 +41,7 @@ absl::Status CallUntil(
     absl::Time deadline, const DialOptions& server,
     const std::function<bool(const absl::Status&)>& try_again,
     const std::function<grpc::Status(typename Service::Stub*, grpc::ClientContext*)>& call) {
+  absl::Status answer;  // The last one that says more than that a try ran out of time.
   while (true) {
     ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(server));
     const std::unique_ptr<typename Service::Stub> stub = Service::NewStub(channel);
@@ -49,8 +50,9 @@ absl::Status CallUntil(
     const absl::Status status = FromGrpcStatus(call(stub.get(), &context));
     if (status.ok()) return status;
     if (!IsRetryable(status) && !try_again(status)) return status;
+    if (answer.ok() || !absl::IsDeadlineExceeded(status)) answer = status;
     if (absl::Now() + kRetryEvery >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(server.address, ": ", status.ToString()));
+      return absl::DeadlineExceededError(absl::StrCat(server.address, ": ", answer.ToString()));
     }
     absl::SleepFor(kRetryEvery);
   }
