@@ -79,7 +79,7 @@ absl::Status Session::AddGradient(int unit, int parameter, absl::Span<const floa
   float* slot = reinterpret_cast<float*>(Slot(unit)) + placed.offset_elements;
   if (add) {
     host::Accumulate(slot, values.data(), placed.numel);
-  } else {
+  } else if (placed.numel > 0) {
     memcpy(slot, values.data(), placed.numel * sizeof(float));
   }
   return absl::OkStatus();

@@ -110,6 +110,7 @@ absl::Status ShardedModelImpl::Open() {
 
 absl::Status ShardedModelImpl::InitializeFromModule() {
   return session_->Initialize([this](int unit, int parameter, absl::Span<float> values) {
+    if (values.empty()) return;
     const torch::Tensor source =
         units_.parameters[unit][parameter].detach().to(torch::kFloat32).contiguous();
     memcpy(values.data(), source.data_ptr<float>(), values.size() * sizeof(float));

@@ -21,7 +21,7 @@ struct Vote {
   int64_t step = 0;
   uint64_t hyper_parameters_hash = 0;
   int64_t first_non_finite_unit = -1;
-  int64_t reduced_units_hash = 0;
+  uint64_t reduced_units_hash = 0;
 };
 
 struct Tally {
@@ -126,7 +126,7 @@ absl::Status RankEngine::RunStep(const Op& op) {
     vote.sum_of_squares += stats_[unit].sum_of_squares;
     if (stats_[unit].non_finite && vote.first_non_finite_unit < 0)
       vote.first_non_finite_unit = unit;
-    vote.reduced_units_hash = vote.reduced_units_hash * 31 + static_cast<int64_t>(unit) + 1;
+    vote.reduced_units_hash = vote.reduced_units_hash * 31 + unit + 1;
   }
   RETURN_IF_ERROR(FaultPoint("step.before-vote"));
   std::vector<Vote> votes(options_.config->world_size);

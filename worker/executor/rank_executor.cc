@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "proto/executor.pb.h"
@@ -128,7 +129,8 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   recorder_.BeginEpoch(epoch);
   engine_ = std::make_unique<RankEngine>(std::move(options));
   RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
-  engine_thread_ = std::thread([this, epoch] { RunEngine(epoch); });
+  ASSIGN_OR_RETURN(engine_thread_,
+                   StartThread("the rank's engine", [this, epoch] { RunEngine(epoch); }));
   v1::ExecutorEvent event;
   event.mutable_started()->set_epoch(epoch.value());
   link_.Send(event);

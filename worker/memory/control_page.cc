@@ -58,7 +58,7 @@ void PublishFailure(ControlPage* page, uint32_t epoch, const absl::Status& statu
 void StoreText(absl::string_view text, char* buffer, size_t capacity) {
   text = Utf8Prefix(text, capacity - 1);
   const size_t size = text.size();
-  memcpy(buffer, text.data(), size);
+  if (size > 0) memcpy(buffer, text.data(), size);  // No text may have no address.
   memset(buffer + size, 0, capacity - size);
 }
 

@@ -30,7 +30,7 @@ void ShmRegion::Abort(uint32_t epoch, absl::string_view reason) const {
   AbortBlock* block = abort_block();
   if (RaiseTo(&block->claimed_epoch, epoch)) {
     const size_t length = std::min(reason.size(), AbortBlock::kReasonBytes - 1);
-    std::memcpy(block->reason, reason.data(), length);
+    if (length > 0) std::memcpy(block->reason, reason.data(), length);
     block->reason[length] = '\0';
     block->reason_epoch.store(epoch, std::memory_order_release);
   }

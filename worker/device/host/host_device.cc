@@ -34,7 +34,7 @@ absl::StatusOr<Buffer> HostDevice::Allocate(int64_t size_bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> HostDevice::CreateStream(absl::string_view name) {
-  return std::make_unique<HostStream>(name);
+  return HostStream::Create(name);
 }
 
 absl::StatusOr<std::unique_ptr<Event>> HostDevice::CreateEvent() {

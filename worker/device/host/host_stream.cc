@@ -2,14 +2,22 @@
 
 #include <pthread.h>
 
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
 #include "worker/device/host/host_event.h"
 
 namespace tessera {
 
-HostStream::HostStream(absl::string_view name) : thread_([this] { Run(); }) {
-  pthread_setname_np(thread_.native_handle(), std::string(name.substr(0, 15)).c_str());
+absl::StatusOr<std::unique_ptr<HostStream>> HostStream::Create(absl::string_view name) {
+  std::unique_ptr<HostStream> stream(new HostStream());
+  ASSIGN_OR_RETURN(stream->thread_, StartThread(absl::StrCat("stream '", name, "'"),
+                                                [stream = stream.get()] { stream->Run(); }));
+  pthread_setname_np(stream->thread_.native_handle(), std::string(name.substr(0, 15)).c_str());
+  return stream;
 }
 
 HostStream::~HostStream() {
@@ -17,7 +25,7 @@ HostStream::~HostStream() {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void HostStream::Enqueue(absl::AnyInvocable<void()> work) {

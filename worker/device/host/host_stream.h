@@ -8,12 +8,13 @@
 #define TESSERA_WORKER_DEVICE_HOST_HOST_STREAM_H_
 
 #include <cstdint>
-#include <string>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "worker/device/stream.h"
@@ -22,7 +23,8 @@ namespace tessera {
 
 class HostStream : public Stream {
  public:
-  explicit HostStream(absl::string_view name);
+  // Errors: ResourceExhausted  its thread cannot be made.
+  static absl::StatusOr<std::unique_ptr<HostStream>> Create(absl::string_view name);
   ~HostStream() override;
 
   void Enqueue(absl::AnyInvocable<void()> work) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -31,6 +33,7 @@ class HostStream : public Stream {
   void Synchronize() override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  HostStream() = default;
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::Mutex mu_;
@@ -38,7 +41,7 @@ class HostStream : public Stream {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   int64_t enqueued_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t done_ ABSL_GUARDED_BY(mu_) = 0;  // Of enqueued_; moves batch by batch.
-  std::thread thread_;                     // Last: starts when the rest is ready.
+  std::thread thread_;
 };
 
 }  // namespace tessera
