@@ -73,6 +73,7 @@ class Session {
   //         AlreadyExists       the rank is attached to another trainer
   //         FailedPrecondition  wrong world size or layout; the coordinator is on another machine
   //                             and neither TLS files nor insecure_connect are given
+  //         DataLoss            the job's shards went with the memory of a worker
   //         DeadlineExceeded    coordinator, worker or devices did not come in time
   static absl::StatusOr<std::unique_ptr<Session>> Open(const SessionOptions& options);
   ~Session();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "client/cpp/job_rpc.h"
@@ -14,6 +15,18 @@
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
+namespace {
+
+// What the coordinator says of the job, for a trainer that waited for it in vain; or nothing.
+std::string DescribeJob(const DialOptions& coordinator, const std::string& job_id) {
+  const auto job = GetJob(coordinator, job_id, absl::Now() + absl::Seconds(1));
+  if (!job.ok()) return "";
+  return absl::StrCat("; the job is ",
+                      absl::StripPrefix(v1::JobState_Name(job->state()), "JOB_STATE_"), ": ",
+                      job->state_reason());
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& options) {
   SessionOptions checked = options;
@@ -39,6 +52,10 @@ absl::Status Session::Attach() {
   const DialOptions coordinator = {options_.coordinator_address, options_.tls,
                                    options_.insecure_connect};
   ASSIGN_OR_RETURN(const v1::Job job, CreateJob(coordinator, create, deadline));
+  if (job.state() == v1::JOB_STATE_LOST) {
+    return absl::DataLossError(
+        absl::StrCat("job '", options_.job_id, "' is lost: ", job.state_reason()));
+  }
 
   v1::AttachRequest request;
   request.set_request_id(NewRequestId());
@@ -47,9 +64,14 @@ absl::Status Session::Attach() {
   request.set_world_size(options_.config.world_size);
   request.set_layout_digest(LayoutDigest(layout_));
   request.set_creation(job.creation());
-  ASSIGN_OR_RETURN(
-      const v1::AttachResponse response,
-      AttachToRank({options_.worker_address}, request, options_.wait_if_attached, deadline));
+  const absl::StatusOr<v1::AttachResponse> attached =
+      AttachToRank({options_.worker_address}, request, options_.wait_if_attached, deadline);
+  if (absl::IsDeadlineExceeded(attached.status())) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(attached.status().message(), DescribeJob(coordinator, options_.job_id)));
+  }
+  RETURN_IF_ERROR(attached.status());
+  const v1::AttachResponse& response = *attached;
   ASSIGN_OR_RETURN(lease_, ConnectPacketSocket(response.descriptor_socket()));
   RETURN_IF_ERROR(SendPacket(lease_.get(), response.ticket()));
   pollfd reply = {lease_.get(), POLLIN, 0};

@@ -172,8 +172,7 @@ PlacementRequest Coordinator::RequestFor(const JobId& id, const Job& job) const 
 
 std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
   if (job.status.state == JobState::kWaiting) {
-    return absl::StrCat(job.status.reason, "; ",
-                        DescribeShortage(state_.members(), RequestFor(id, job)));
+    return absl::StrCat(job.status.reason, "; ", WhyWaiting(id, job));
   }
   if (job.status.state != JobState::kStarting) return job.status.reason;
   const EpochRuntime* runtime = FindRuntime(id, job);
@@ -213,7 +212,7 @@ namespace {
 
 absl::Status CheckEpoch(const JobId& id, const Job* job, Epoch epoch) {
   if (job == nullptr) return NoSuchJob(id);
-  if (epoch == job->status.epoch && job->status.state != JobState::kWaiting) {
+  if (epoch == job->status.epoch && HasEpoch(job->status.state)) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(

@@ -124,15 +124,20 @@ class Coordinator {
   // Fails the epochs that some worker has not prepared in time.
   void CheckPreparing(absl::Time now);
   PlacementRequest RequestFor(const JobId& id, const Job& job) const;
+  // Where the ranks go in the next epoch, or nullopt: nowhere yet. A job that is bound goes back to
+  // where its shards are.
+  std::optional<std::vector<RankPlacement>> Place(const JobId& id, const Job& job) const;
 
   // The epoch protocol: does what the facts now call for.
   void AdvanceAll(absl::Time now, Effects* effects);
   void Advance(const JobId& id, absl::Time now, Effects* effects);
   void OpenEpoch(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
   void BeginEpoch(const JobId& id, Effects* effects);
+  void GiveUp(const JobId& id, const std::string& reason, Effects* effects);
   void SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
                        const std::optional<OrderMismatch>& mismatch, Effects* effects) const;
   std::string StateReason(const JobId& id, const Job& job) const;
+  std::string WhyWaiting(const JobId& id, const Job& job) const;
   void FlushStep(const JobId& id, Effects* effects);
 
   CoordinatorOptions options_;

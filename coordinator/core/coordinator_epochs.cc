@@ -2,11 +2,44 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "coordinator/core/coordinator.h"
 
 namespace tessera::coordinator {
+namespace {
+
+// "worker 'a'", or "workers 'a', 'b'".
+std::string Holders(const JobStatus& status) {
+  const std::set<WorkerId> workers = WorkersOf(status.placements);
+  return absl::StrCat(workers.size() == 1 ? "worker " : "workers ",
+                      absl::StrJoin(workers, ", ", [](std::string* out, const WorkerId& worker) {
+                        absl::StrAppend(out, "'", worker.value(), "'");
+                      }));
+}
+
+}  // namespace
+
+std::optional<std::vector<RankPlacement>> Coordinator::Place(const JobId& id,
+                                                             const Job& job) const {
+  const PlacementRequest request = RequestFor(id, job);
+  if (!job.status.bound || state_.MemoryIsGone(job.status)) {
+    return AssignRanks(state_.members(), request);
+  }
+  for (const RankPlacement& placement : job.status.placements) {
+    if (request.avoided.count(placement.worker) > 0 ||
+        !state_.members().IsLive(placement.worker, placement.incarnation)) {
+      return std::nullopt;
+    }
+  }
+  return job.status.placements;
+}
+
+std::string Coordinator::WhyWaiting(const JobId& id, const Job& job) const {
+  return job.status.bound ? absl::StrCat("needs ", Holders(job.status), ", which holds its shards")
+                          : DescribeShortage(state_.members(), RequestFor(id, job));
+}
 
 void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
   std::vector<JobId> ids;
@@ -16,9 +49,19 @@ void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
 
 void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_.FindJob(id);
+  if (job.status.state == JobState::kLost) return;
+  if (job.status.bound && state_.MemoryIsGone(job.status)) {
+    FlushStep(id, effects);
+    if (job.committed_step > Step(0)) {
+      return GiveUp(id,
+                    absl::StrCat("its shards are gone with the memory of ", Holders(job.status)),
+                    effects);
+    }
+  }
   if (job.status.state == JobState::kWaiting) {
-    if (AssignRanks(state_.members(), RequestFor(id, job))) {
-      OpenEpoch(id, "there are enough devices", now, effects);
+    if (Place(id, job)) {
+      OpenEpoch(id, job.status.bound ? "its workers are back" : "there are enough devices", now,
+                effects);
     }
     return;
   }
@@ -37,10 +80,11 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
     OpenEpoch(id, broken, now, effects);
     return;
   }
-  if (job.status.state == JobState::kStarting && all_prepared && !failed &&
-      pacers_[id].MayStart(now)) {
-    BeginEpoch(id, effects);
-  }
+  if (job.status.state != JobState::kStarting || !all_prepared || failed) return;
+  // Steps that nobody had reported when a part of the shards went with a worker's memory.
+  const bool in_part = !job.status.bound && runtime->gather.ResumeStep(Step(0)) > Step(0);
+  if (in_part) return GiveUp(id, "a part of its shards is gone with a worker's memory", effects);
+  if (pacers_[id].MayStart(now)) BeginEpoch(id, effects);
 }
 
 void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Time now,
@@ -52,7 +96,7 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
     mismatch = runtime->failure->mismatch;
     pacers_[id].Failed(job.committed_step > job.status.resume_step, now);
   }
-  auto placements = AssignRanks(state_.members(), RequestFor(id, job));
+  auto placements = Place(id, job);
   const auto state =
       NextState(job.status.state, placements ? JobEvent::kPlaced : JobEvent::kUnplaceable);
   TESSERA_CHECK(state.has_value());
@@ -61,6 +105,7 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
   next.epoch = Epoch(job.status.epoch.value() + 1);
   next.resume_step = job.committed_step;
   next.placements = placements ? *std::move(placements) : job.status.placements;
+  next.bound = job.status.bound && next.placements == job.status.placements;
   next.reason = reason;
   Put(JobStatusRecord{id, std::move(next)}, effects);
   Put(EpochOverRecord{id}, effects);
@@ -95,6 +140,7 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
   const auto state = NextState(next.state, JobEvent::kAllPrepared);
   TESSERA_CHECK(state.has_value());
   next.state = *state;
+  next.bound = true;
   next.resume_step = runtime.gather.ResumeStep(job.committed_step);
   runtime.ledger = StepLedger(job.spec->config.world_size, next.resume_step);
   const StartEpoch start{id, job.creation, next.epoch, next.resume_step};
@@ -102,6 +148,23 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
   Put(JobStepRecord{id, next.resume_step}, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});
+  effects->changed_jobs.insert(id);
+}
+
+void Coordinator::GiveUp(const JobId& id, const std::string& reason, Effects* effects) {
+  const Job& job = *state_.FindJob(id);
+  JobStatus next = job.status;
+  const auto state = NextState(next.state, JobEvent::kShardsLost);
+  TESSERA_CHECK(state.has_value());
+  next.state = *state;
+  const std::string broken = state_.WhyPlacementBroken(next);
+  next.reason = absl::StrCat(reason, broken.empty() ? "" : absl::StrCat(" (", broken, ")"),
+                             ": delete the job, and make it anew from its last saved model");
+  for (const WorkerId& worker : WorkersOf(next.placements)) {
+    effects->commands.push_back({worker, DropJob{id, job.creation}});
+  }
+  Put(JobStatusRecord{id, std::move(next)}, effects);
+  Put(EpochOverRecord{id}, effects);
   effects->changed_jobs.insert(id);
 }
 

@@ -10,6 +10,7 @@ namespace tessera::coordinator {
 namespace {
 
 bool HasRankOn(const Job& job, const WorkerId& worker) {
+  if (job.status.state == JobState::kLost) return false;
   return std::any_of(job.status.placements.begin(), job.status.placements.end(),
                      [&](const RankPlacement& p) { return p.worker == worker; });
 }
@@ -70,7 +71,8 @@ void Coordinator::ResendOnConnect(const Sender& sender, Effects* effects) const 
         std::any_of(placements.begin(), placements.end(), [&](const RankPlacement& p) {
           return p.worker == sender.worker && p.incarnation == sender.incarnation;
         });
-    if (placed_on_sender) ResendJob(sender, id, job, effects);
+    if (placed_on_sender && job.status.state != JobState::kLost)
+      ResendJob(sender, id, job, effects);
   }
 }
 
@@ -116,7 +118,7 @@ absl::StatusOr<const Job*> Coordinator::CurrentJob(const Sender& sender, const J
                                                    Rank rank) const {
   const Job* job = state_.FindJob(id);
   if (job == nullptr || job->creation != creation || job->status.epoch != epoch) return nullptr;
-  if (job->status.state == JobState::kWaiting) return nullptr;
+  if (!HasEpoch(job->status.state)) return nullptr;
   const auto& placements = job->status.placements;
   if (rank.value() < 0 || rank.value() >= static_cast<int64_t>(placements.size())) {
     return absl::InvalidArgumentError(absl::StrCat("job '", id.value(), "' has no rank ",

@@ -1,5 +1,7 @@
 // Where the coordinator puts jobs, and what it does with a worker that does not do its part. Time
 // is simulated: nothing here waits.
+#include <algorithm>
+
 #include "base/status_matchers.h"
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/job_spec.h"
@@ -30,6 +32,7 @@ class CoordinatorPlacementTest : public ::testing::Test {
     effects_ = {};
     auto result = call(&effects_);
     core_.Accept();
+    journal_.insert(journal_.end(), effects_.records.begin(), effects_.records.end());
     return result;
   }
   void Register(const std::string& worker, int32_t num_devices, int64_t incarnation = 1) {
@@ -44,11 +47,41 @@ class CoordinatorPlacementTest : public ::testing::Test {
       return core_.CreateJob({"create " + job, JobId(job), Spec(world_size)}, now_, e);
     }));
   }
-  void Prepared(const std::string& worker, const std::string& job, int64_t epoch) {
+  void Prepared(const std::string& worker, const std::string& job, int64_t epoch,
+                int64_t decided_step = 0) {
     ASSERT_OK(Run([&](Effects* e) {
       return core_.ReportPrepared({WorkerId(worker), Incarnation(1)},
-                                  {JobId(job), CreationOf(job), Epoch(epoch), Step(0)}, now_, e);
+                                  {JobId(job), CreationOf(job), Epoch(epoch), Step(decided_step)},
+                                  now_, e);
     }));
+  }
+  void Fail(const std::string& worker, const std::string& job) {
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.ReportFailure(
+          {WorkerId(worker), Incarnation(1)},
+          {JobId(job), CreationOf(job), StatusOf(job).epoch, Rank(0), "test"}, now_, e);
+    }));
+  }
+  // "job" of one rank runs on "a" in epoch 2, after `steps` steps; "b" has room too.
+  void StartOnAWithRoomOnB(int64_t steps) {
+    Register("a", 1);
+    Create("job", 1);
+    Register("b", 1);
+    Prepared("a", "job", 1);
+    Fail("a", "job");
+    Prepared("a", "job", 2, steps);
+    ASSERT_EQ(StatusOf("job").state, JobState::kRunning);
+  }
+  int CountDrops() const {
+    return std::count_if(effects_.commands.begin(), effects_.commands.end(), [](const Outgoing& o) {
+      return std::holds_alternative<DropJob>(o.command);
+    });
+  }
+  // As if every batch of records had been journalled.
+  void RestartCoordinator() {
+    absl::StatusOr<Coordinator> again = Coordinator::Restore(Options(), journal_, now_);
+    ASSERT_OK(again);
+    core_ = *std::move(again);
   }
   // Time passes; `alive` sends heartbeats and does nothing else.
   void Pass(absl::Duration time, const std::vector<std::string>& alive) {
@@ -79,6 +112,7 @@ class CoordinatorPlacementTest : public ::testing::Test {
   absl::Time now_ = absl::UnixEpoch();
   Coordinator core_{Options()};
   Effects effects_;
+  std::vector<StateRecord> journal_;
 };
 
 TEST_F(CoordinatorPlacementTest, JobThatFitsOnlyOnTwoWorkersWaitsAndSaysForWhat) {
@@ -201,6 +235,78 @@ TEST_F(CoordinatorPlacementTest, WorkerThatCannotHoldAJobSaysWhyAndIsAskedAgainE
   Pass(absl::Seconds(20), {"a", "b"});
   Prepared("a", "job", StatusOf("job").epoch.value());
   EXPECT_EQ(StatusOf("job").state, JobState::kRunning) << "once it can";
+}
+
+TEST_F(CoordinatorPlacementTest, SilentWorkerKeepsTheShardsAndTheJobWaitsForItByName) {
+  for (const int64_t steps : {0, 5}) {  // Steps may have been decided that nobody heard of.
+    SCOPED_TRACE(steps);
+    core_ = Coordinator(Options());
+    ASSERT_NO_FATAL_FAILURE(StartOnAWithRoomOnB(steps));
+    Pass(absl::Seconds(30), {"b"});
+    EXPECT_EQ(StatusOf("job").state, JobState::kWaiting);
+    EXPECT_THAT(StatusOf("job").reason,
+                HasSubstr("worker 'a' does not answer; needs worker 'a', which holds its shards"));
+    const Epoch waiting = StatusOf("job").epoch;
+    Pass(absl::Seconds(600), {"b"});
+    EXPECT_EQ(StatusOf("job").epoch, waiting) << "no epoch that could only fail";
+    ASSERT_OK(Run([&](Effects* e) {
+      const JobProgress progress{JobId("job"), CreationOf("job"), Epoch(2), {}};
+      return core_.Heartbeat({WorkerId("a"), Incarnation(1)}, {progress}, now_, e);
+    }));
+    EXPECT_EQ(CountDrops(), 0);
+    EXPECT_EQ(StatusOf("job").state, JobState::kStarting);
+    EXPECT_EQ(WorkerOf("job"), "a");
+    Prepared("a", "job", StatusOf("job").epoch.value(), steps + 1);
+    EXPECT_EQ(StatusOf("job").state, JobState::kRunning);
+    EXPECT_EQ(StatusOf("job").resume_step, Step(steps + 1));
+  }
+}
+
+TEST_F(CoordinatorPlacementTest, WorkerThatDoesNotPrepareKeepsTheShardsToo) {
+  ASSERT_NO_FATAL_FAILURE(StartOnAWithRoomOnB(5));
+  Fail("a", "job");
+  Pass(kPrepareTimeout + absl::Seconds(2), {"a", "b"});
+  EXPECT_EQ(StatusOf("job").state, JobState::kWaiting);
+  EXPECT_THAT(StatusOf("job").reason, HasSubstr("needs worker 'a', which holds its shards"));
+  RestartCoordinator();
+  EXPECT_THAT(StatusOf("job").reason, HasSubstr("needs worker 'a', which holds its shards"));
+  Prepared("a", "job", StatusOf("job").epoch.value(), 5);
+  Pass(absl::Seconds(1), {"a", "b"});
+  EXPECT_EQ(StatusOf("job").state, JobState::kStarting);
+  EXPECT_EQ(WorkerOf("job"), "a");
+}
+
+TEST_F(CoordinatorPlacementTest, JobIsLostWithTheMemoryOfItsWorkerSaysSoAndHoldsNoDevice) {
+  ASSERT_NO_FATAL_FAILURE(StartOnAWithRoomOnB(5));
+  Register("a", 1, /*incarnation=*/2);
+  EXPECT_EQ(CountDrops(), 1);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(StatusOf("job").state, JobState::kLost);
+    EXPECT_EQ(StatusOf("job").epoch, Epoch(2));
+    EXPECT_THAT(
+        StatusOf("job").reason,
+        AllOf(HasSubstr(
+                  "its shards are gone with the memory of worker 'a' (worker 'a' started again)"),
+              HasSubstr("delete the job")));
+    Pass(absl::Seconds(600), {"b"});
+    RestartCoordinator();
+  }
+  Register("a", 1, /*incarnation=*/3);
+  Create("next", 1);
+  Create("after", 1);
+  EXPECT_EQ(StatusOf("next").state, JobState::kStarting);
+  EXPECT_EQ(StatusOf("after").state, JobState::kStarting);
+  EXPECT_EQ(StatusOf("job").state, JobState::kLost);
+  ASSERT_OK(Run([&](Effects* e) { return core_.DeleteJob({"delete", JobId("job")}, now_, e); }));
+}
+
+TEST_F(CoordinatorPlacementTest, JobWithoutACommittedStepBeginsAnewAfterItsWorkerRestarts) {
+  ASSERT_NO_FATAL_FAILURE(StartOnAWithRoomOnB(0));
+  Register("a", 1, /*incarnation=*/2);
+  EXPECT_EQ(StatusOf("job").state, JobState::kStarting);
+  EXPECT_EQ(StatusOf("job").epoch, Epoch(3));
+  Pass(absl::Seconds(30), {"b"});
+  EXPECT_EQ(WorkerOf("job"), "b") << "the new life of 'a' had not begun the epoch";
 }
 
 }  // namespace

@@ -132,11 +132,15 @@ TEST_F(CoordinatorTest, JobStartsOnceThereAreDevicesAndAllArePrepared) {
   ASSERT_OK(Register("b", 2));
   EXPECT_EQ(Count<PrepareEpoch>(), 2);
   EXPECT_EQ(Job().status.state, JobState::kStarting);
-  ASSERT_OK(Prepared(Life("b"), 1, 3));
+  ASSERT_OK(Prepared(Life("b"), 1));
   EXPECT_THAT(Job().status.reason, HasSubstr("not yet prepared: 'a'"));
   EXPECT_EQ(Count<StartEpoch>(), 0);
-  ASSERT_OK(Prepared(Life("a"), 1, 0));
+  ASSERT_OK(Prepared(Life("a"), 1));
   EXPECT_EQ(Count<StartEpoch>(), 2);
+  EXPECT_EQ(Job().status.resume_step, Step(0));
+  ASSERT_OK(Fail(Life("a"), 1, 0));
+  ASSERT_OK(Prepared(Life("b"), 2, 3));
+  ASSERT_OK(Prepared(Life("a"), 2, 0));
   EXPECT_EQ(Job().status.resume_step, Step(3));
   EXPECT_EQ(Job().committed_step, Step(3));
 }
@@ -186,8 +190,10 @@ TEST_F(CoordinatorTest, LostWorkerMakesTheJobWaitAndItsReturnResumesIt) {
   EXPECT_EQ(Count<PrepareEpoch>(), 2);
 }
 
-TEST_F(CoordinatorTest, LostRankMovesToASpareDevice) {
-  StartTwoRanks();
+TEST_F(CoordinatorTest, RankWhoseWorkerIsSilentBeforeTheFirstEpochMovesToASpareDevice) {
+  ASSERT_OK(Register("a", 1));
+  ASSERT_OK(Register("b", 1));
+  ASSERT_OK(Create("r1", 2));
   ASSERT_OK(Register("c", 1));
   Pass(absl::Seconds(11), {Life("a"), Life("c")});
   EXPECT_EQ(Job().status.state, JobState::kStarting);
@@ -207,6 +213,16 @@ TEST_F(CoordinatorTest, NewIncarnationBeginsANewEpoch) {
   EXPECT_THAT(Job().status.reason, HasSubstr("worker 'b' started again"));
   EXPECT_THAT(Prepared(Life("b", 1), 2),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("stale")));
+}
+
+TEST_F(CoordinatorTest, JobWhosePartIsGoneWithStepsThatNobodyReportedIsLost) {
+  StartTwoRanks();
+  ASSERT_OK(Register("b", 1, 2));
+  ASSERT_OK(Prepared(Life("b", 2), 2));
+  ASSERT_EQ(Job().status.state, JobState::kStarting) << "no step was committed";
+  ASSERT_OK(Prepared(Life("a"), 2, 1));
+  EXPECT_EQ(Job().status.state, JobState::kLost);
+  EXPECT_THAT(Job().status.reason, HasSubstr("a part of its shards is gone"));
 }
 
 TEST_F(CoordinatorTest, RestartDoesNotDisturbARunningJob) {
@@ -234,17 +250,16 @@ TEST_F(CoordinatorTest, AfterARestartWorkersHaveTheFullTimeoutToComeBack) {
 }
 
 TEST_F(CoordinatorTest, RestartWhileStartingAsksAgain) {
-  ASSERT_OK(Register("a", 1));
-  ASSERT_OK(Register("b", 1));
-  ASSERT_OK(Create("r1", 2));
-  ASSERT_OK(Prepared(Life("a"), 1, 2));
+  StartTwoRanks();
+  ASSERT_OK(Fail(Life("a"), 1, 0));
+  ASSERT_OK(Prepared(Life("a"), 2, 2));
   Restart();
   ASSERT_OK(Connect(Life("a")));
   EXPECT_EQ(Count<PrepareEpoch>(), 1);
-  ASSERT_OK(Prepared(Life("a"), 1, 2));
+  ASSERT_OK(Prepared(Life("a"), 2, 2));
   ASSERT_OK(Connect(Life("a")));
   EXPECT_EQ(Count<PrepareEpoch>(), 0);
-  ASSERT_OK(Prepared(Life("b"), 1, 0));
+  ASSERT_OK(Prepared(Life("b"), 2, 0));
   EXPECT_EQ(Job().status.resume_step, Step(2));
 }
 

@@ -64,7 +64,7 @@ const Job* DurableState::FindJob(const JobId& job) const {
 std::set<DeviceId> DurableState::ClaimedByOthers(const JobId& job) const {
   std::set<DeviceId> claimed;
   for (const auto& [id, other] : jobs_) {
-    if (id == job) continue;
+    if (id == job || other.status.state == JobState::kLost) continue;
     for (const RankPlacement& p : other.status.placements) claimed.emplace(p.worker, p.device);
   }
   return claimed;
@@ -73,6 +73,7 @@ std::set<DeviceId> DurableState::ClaimedByOthers(const JobId& job) const {
 std::vector<WorkerId> DurableState::ForgettableMembers() const {
   std::set<WorkerId> needed;
   for (const auto& [id, job] : jobs_) {
+    if (job.status.state == JobState::kLost) continue;
     for (const RankPlacement& placement : job.status.placements) needed.insert(placement.worker);
   }
   std::vector<WorkerId> forgettable;
@@ -86,13 +87,21 @@ std::string DurableState::WhyPlacementBroken(const JobStatus& status) const {
   for (const RankPlacement& placement : status.placements) {
     const Member* member = members_.Find(placement.worker);
     if (member == nullptr || member->lost) {
-      return absl::StrCat("worker '", placement.worker.value(), "' was lost");
+      return absl::StrCat("worker '", placement.worker.value(), "' does not answer");
     }
     if (member->incarnation != placement.incarnation) {
       return absl::StrCat("worker '", placement.worker.value(), "' started again");
     }
   }
   return "";
+}
+
+bool DurableState::MemoryIsGone(const JobStatus& status) const {
+  return std::any_of(status.placements.begin(), status.placements.end(),
+                     [&](const RankPlacement& placement) {
+                       const Member* member = members_.Find(placement.worker);
+                       return member != nullptr && member->incarnation != placement.incarnation;
+                     });
 }
 
 }  // namespace tessera::coordinator

@@ -38,12 +38,14 @@ class DurableState {
   const MemberRegistry& members() const { return members_; }
   const RequestLog& requests() const { return requests_; }
 
-  // Devices that jobs other than `job` hold.
+  // Devices that jobs other than `job` hold; a lost job holds none.
   std::set<DeviceId> ClaimedByOthers(const JobId& job) const;
   // Lost workers on which no job has a rank: nothing is gained by remembering them.
   std::vector<WorkerId> ForgettableMembers() const;
-  // Empty, or why the ranks of `status` cannot go on where they are: "worker 'a' was lost".
+  // Empty, or why the ranks of `status` cannot go on where they are: "worker 'a' does not answer".
   std::string WhyPlacementBroken(const JobStatus& status) const;
+  // Whether some worker of `status` has started again since, so that its memory of then is gone.
+  bool MemoryIsGone(const JobStatus& status) const;
 
  private:
   std::map<JobId, Job> jobs_;

@@ -12,12 +12,15 @@ absl::string_view Name(JobState state) {
       return "RUNNING";
     case JobState::kDeleted:
       return "DELETED";
+    case JobState::kLost:
+      return "LOST";
   }
   return "?";
 }
 
 std::optional<JobState> NextState(JobState state, JobEvent event) {
   if (state == JobState::kDeleted) return std::nullopt;
+  if (state == JobState::kLost && event != JobEvent::kDeleted) return std::nullopt;
   switch (event) {
     case JobEvent::kPlaced:
       return JobState::kStarting;
@@ -26,6 +29,8 @@ std::optional<JobState> NextState(JobState state, JobEvent event) {
     case JobEvent::kAllPrepared:
       if (state != JobState::kStarting) return std::nullopt;
       return JobState::kRunning;
+    case JobEvent::kShardsLost:
+      return JobState::kLost;
     case JobEvent::kDeleted:
       return JobState::kDeleted;
   }

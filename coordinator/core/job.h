@@ -3,11 +3,12 @@
 //               placed                 all prepared
 //   kWaiting ───────────► kStarting ───────────────► kRunning
 //      ▲                   │  ▲  │ placed (again)       │
-//      └─── unplaceable ───┘  └──┘◄────── placed ───────┤
-//      ▲                                                │
-//      └────────────────── unplaceable ─────────────────┘      any ── deleted ──► kDeleted
+//      └─── unplaceable ───┘  └──┘◄────── placed ───────┤      any ─── deleted ──► kDeleted
+//      ▲                                                │      any but kDeleted
+//      └────────────────── unplaceable ─────────────────┘          ── shards lost ──► kLost
 //
-// Pure; thread-safe. "Placed" opens a new epoch whose ranks all have a device.
+// Pure; thread-safe. "Placed" opens a new epoch whose ranks all have a device. A lost job had
+// committed steps and nobody holds their result any more; nothing but its deletion leads out.
 #ifndef TESSERA_COORDINATOR_CORE_JOB_H_
 #define TESSERA_COORDINATOR_CORE_JOB_H_
 
@@ -21,21 +22,30 @@
 
 namespace tessera::coordinator {
 
-enum class JobState { kWaiting, kStarting, kRunning, kDeleted };
-enum class JobEvent { kPlaced, kUnplaceable, kAllPrepared, kDeleted };
+enum class JobState { kWaiting, kStarting, kRunning, kDeleted, kLost };
+enum class JobEvent { kPlaced, kUnplaceable, kAllPrepared, kShardsLost, kDeleted };
 
 absl::string_view Name(JobState state);
 
 // The state after `event`, or nullopt where the event cannot happen in `state`.
 std::optional<JobState> NextState(JobState state, JobEvent event);
 
+// Whether a job in `state` has an epoch in which ranks may speak.
+inline bool HasEpoch(JobState state) {
+  return state == JobState::kStarting || state == JobState::kRunning;
+}
+
 // What of a job changes and survives a restart. Copyable value.
 struct JobStatus {
   JobState state = JobState::kWaiting;
   Epoch epoch;       // 0 before the first placement.
   Step resume_step;  // Of this epoch; meaningful in kRunning.
-  // By rank. In kWaiting after a loss: where the ranks were, so that they go back there.
+  // By rank. In kWaiting: where the ranks were, so that they go back there. In kLost: where the
+  // shards were; the devices are free.
   std::vector<RankPlacement> placements;
+  // An epoch has begun on these placements: the shards are in the memory of these incarnations and
+  // nowhere else, so the ranks go to no other worker.
+  bool bound = false;
   std::string reason;  // Why this epoch (or this waiting) began.
 };
 

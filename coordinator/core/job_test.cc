@@ -9,6 +9,7 @@ constexpr JobState kW = JobState::kWaiting;
 constexpr JobState kS = JobState::kStarting;
 constexpr JobState kR = JobState::kRunning;
 constexpr JobState kD = JobState::kDeleted;
+constexpr JobState kL = JobState::kLost;
 
 TEST(JobTest, TransitionTableIsAsDrawn) {
   struct Row {
@@ -29,6 +30,15 @@ TEST(JobTest, TransitionTableIsAsDrawn) {
       {kS, JobEvent::kAllPrepared, kR},
       {kR, JobEvent::kAllPrepared, std::nullopt},
       {kD, JobEvent::kAllPrepared, std::nullopt},
+      {kW, JobEvent::kShardsLost, kL},
+      {kS, JobEvent::kShardsLost, kL},
+      {kR, JobEvent::kShardsLost, kL},
+      {kD, JobEvent::kShardsLost, std::nullopt},
+      {kL, JobEvent::kPlaced, std::nullopt},
+      {kL, JobEvent::kUnplaceable, std::nullopt},
+      {kL, JobEvent::kAllPrepared, std::nullopt},
+      {kL, JobEvent::kShardsLost, std::nullopt},
+      {kL, JobEvent::kDeleted, kD},
       {kW, JobEvent::kDeleted, kD},
       {kS, JobEvent::kDeleted, kD},
       {kR, JobEvent::kDeleted, kD},

@@ -142,6 +142,8 @@ v1::JobState EncodeState(JobState state) {
       return v1::JOB_STATE_RUNNING;
     case JobState::kDeleted:
       return v1::JOB_STATE_DELETED;
+    case JobState::kLost:
+      return v1::JOB_STATE_LOST;
   }
   return v1::JOB_STATE_UNSPECIFIED;
 }

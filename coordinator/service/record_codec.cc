@@ -31,6 +31,7 @@ journal::JobStatus EncodeStatus(const JobStatus& status) {
     p->set_incarnation(placement.incarnation.value());
   }
   encoded.set_reason(status.reason);
+  encoded.set_bound(status.bound);
   return encoded;
 }
 
@@ -126,6 +127,7 @@ absl::StatusOr<JobStatus> DecodeStatus(const JournalRow& row, const journal::Job
   }
   JobStatus decoded;
   decoded.state = static_cast<JobState>(status.state());
+  decoded.bound = status.bound();
   decoded.epoch = Epoch(status.epoch());
   decoded.resume_step = Step(status.resume_step());
   for (const journal::Placement& p : status.placements()) {

@@ -203,7 +203,7 @@ TEST_F(ServerTest, SilentWorkerIsLostAndTheJobWaitsForIt) {
   a_->Await(Command::kPrepare);
   const v1::Job lost =
       AwaitJob("gpt", [](const v1::Job& j) { return j.state() == v1::JOB_STATE_WAITING; });
-  EXPECT_THAT(lost.state_reason(), HasSubstr("worker 'a' was lost"));
+  EXPECT_THAT(lost.state_reason(), HasSubstr("worker 'a' does not answer"));
   EXPECT_EQ(lost.epoch(), 2);
   a_->Heartbeat();  // Only slow, not gone.
   EXPECT_GE(a_->Await(Command::kPrepare).prepare().job().epoch(), 2);

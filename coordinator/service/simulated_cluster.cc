@@ -42,10 +42,32 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, int num_workers, int32_t world
     worker.id = WorkerId(absl::StrCat("w", i));
     workers_.push_back(std::move(worker));
   }
-  EXPECT_OK(Run([&](Effects* effects) {
-    return core_.CreateJob({"create", kJob, MakeSpec(world_size)}, now_, effects).status();
-  }));
+  Create();
   for (Worker& worker : workers_) Boot(&worker);
+}
+
+void SimulatedCluster::Create() {
+  ++num_jobs_;
+  EXPECT_OK(Run([&](Effects* effects) {
+    const auto view = core_.CreateJob(
+        {absl::StrCat("create ", num_jobs_), kJob, MakeSpec(world_size_)}, now_, effects);
+    if (view.ok()) creation_ = view->creation;
+    return view.status();
+  }));
+}
+
+void SimulatedCluster::ReplaceLostJob() {
+  const absl::StatusOr<JobView> view = core_.GetJob(kJob);
+  if (!view.ok() || view->status.state != JobState::kLost || journal_failures_ > 0) return;
+  past_committed_ += std::exchange(shown_committed_, 0);
+  past_epochs_ += std::exchange(shown_epoch_, 0);
+  resume_steps_.clear();
+  announced_.clear();
+  max_decided_ = 0;
+  EXPECT_OK(Run([&](Effects* effects) {
+    return core_.DeleteJob({absl::StrCat("delete ", num_jobs_), kJob}, now_, effects);
+  }));
+  Create();
 }
 
 absl::Status SimulatedCluster::Run(const Handler& handler) {
@@ -89,7 +111,9 @@ void SimulatedCluster::Deliver(const Effects& effects) {
 }
 
 void SimulatedCluster::CheckShown() {
-  const JobView view = *core_.GetJob(kJob);
+  const absl::StatusOr<JobView> job = core_.GetJob(kJob);
+  if (!job.ok()) return;  // Deleted, and not made anew yet.
+  const JobView& view = *job;
   EXPECT_GE(view.committed_step.value(), shown_committed_) << "a committed step was lost";
   EXPECT_LE(view.committed_step.value(), max_decided_) << "a step committed that nobody decided";
   EXPECT_GE(view.status.epoch.value(), shown_epoch_);
@@ -119,6 +143,9 @@ void SimulatedCluster::Tell(Worker* worker, const Handler& handler) {
 void SimulatedCluster::Boot(Worker* worker) {
   const int64_t incarnation = worker->incarnation + 1;
   const WorkerId id = worker->id;
+  for (Worker& other : workers_) {
+    if (worker->has_values && other.creation == worker->creation) other.is_partial = true;
+  }
   *worker = Worker();
   worker->id = id;
   worker->incarnation = incarnation;
@@ -181,7 +208,13 @@ void SimulatedCluster::Handle(Worker* worker, const Command& command) {
     run->second.waiting = false;
     ++run->second.sequence;
   } else if (const auto* drop = std::get_if<DropJob>(&command)) {
-    if (worker->creation <= drop->creation) Forget(worker);
+    if (worker->creation > drop->creation) return;
+    if (const auto view = core_.GetJob(kJob); view.ok() && view->creation == worker->creation) {
+      EXPECT_TRUE(view->status.state == JobState::kLost || !worker->has_values ||
+                  worker->is_partial)
+          << "shards after " << worker->decided_step << " steps are dropped";
+    }
+    Forget(worker);
   }
 }
 
@@ -189,6 +222,8 @@ void SimulatedCluster::Forget(Worker* worker) {
   worker->creation = Creation();
   worker->epoch = Epoch();
   worker->running = false;
+  worker->has_values = false;
+  worker->is_partial = false;
   worker->decided_step = 0;
   worker->ranks.clear();
 }
@@ -196,6 +231,8 @@ void SimulatedCluster::Forget(Worker* worker) {
 void SimulatedCluster::HandleStart(Worker* worker, const StartEpoch& start) {
   if (start.creation != worker->creation || start.epoch != worker->epoch || worker->running) return;
   worker->running = true;
+  EXPECT_TRUE(worker->has_values || start.resume_step == Step(0)) << "there are no shards here";
+  worker->has_values = true;
   worker->decided_step = start.resume_step.value();
   worker->first_step = start.resume_step.value() + 1;
   for (auto& [rank, run] : worker->ranks) {
@@ -209,14 +246,16 @@ void SimulatedCluster::Announce(Worker* worker, int32_t rank) {
   const OrderAnnouncement event{
       kJob,         worker->creation, worker->epoch, Rank(rank), {Step(run.step), run.sequence},
       run.announced};
-  announced_[{event.epoch, event.position.step, run.sequence}][event.rank] = event.entry;
+  if (worker->creation == creation_) {
+    announced_[{event.epoch, event.position.step, run.sequence}][event.rank] = event.entry;
+  }
   Tell(worker, [&](Effects* e) { return core_.Announce(SenderOf(*worker), event, now_, e); });
 }
 
-bool SimulatedCluster::AllVoted(Epoch epoch, int64_t step) const {
+bool SimulatedCluster::AllVoted(Creation creation, Epoch epoch, int64_t step) const {
   int num_voted = 0;
   for (const Worker& worker : workers_) {
-    if (!worker.running || worker.epoch != epoch) continue;
+    if (!worker.running || worker.creation != creation || worker.epoch != epoch) continue;
     for (const auto& [rank, run] : worker.ranks) {
       num_voted += run.step > step || (run.step == step && run.voted);
     }
@@ -234,10 +273,12 @@ void SimulatedCluster::WorkOn(Worker* worker, int32_t rank) {
   if (run.waiting) return;
   if (run.voted) {
     // Its part is done, and the next step begins, when the data plane has decided this one.
-    if (AllVoted(worker->epoch, run.step)) FinishStep(rank, &run, worker);
+    if (AllVoted(worker->creation, worker->epoch, run.step)) FinishStep(rank, &run, worker);
   } else if (run.sequence == kOperations) {
     run.voted = true;
-    if (AllVoted(worker->epoch, run.step)) max_decided_ = std::max(max_decided_, run.step);
+    if (worker->creation == creation_ && AllVoted(worker->creation, worker->epoch, run.step)) {
+      max_decided_ = std::max(max_decided_, run.step);
+    }
   } else if (run.step == worker->first_step) {
     run.waiting = true;
     run.announced = EntryAt(run.sequence);
@@ -322,6 +363,7 @@ void SimulatedCluster::Misfortune(Worker* worker) {
 }
 
 void SimulatedCluster::Act(bool chaos) {
+  ReplaceLostJob();
   Worker& worker = workers_[Dice(workers_.size())];
   if (chaos && Dice(40) == 0) Misfortune(&worker);
   now_ += absl::Milliseconds(Dice(20));

@@ -29,8 +29,10 @@ class SimulatedCluster {
   // Ends every fault: all workers run and are connected.
   void Heal();
 
-  int64_t committed_step() const { return shown_committed_; }
-  int64_t epoch() const { return shown_epoch_; }
+  // Of all jobs so far, one after the other.
+  int64_t committed_step() const { return past_committed_ + shown_committed_; }
+  int64_t epoch() const { return past_epochs_ + shown_epoch_; }
+  int num_jobs() const { return num_jobs_; }
   int num_restarts() const { return num_restarts_; }
 
  private:
@@ -55,7 +57,9 @@ class SimulatedCluster {
     Epoch epoch;
     bool running = false;
     int64_t first_step = 0;    // Of this epoch: the one that is recorded.
-    int64_t decided_step = 0;  // Survives epochs, not crashes.
+    int64_t decided_step = 0;  // Survives epochs, not crashes; like:
+    bool has_values = false;   // An epoch has begun here, so that the shards were given values.
+    bool is_partial = false;   // Another part of the same shards has crashed.
     std::map<int32_t, RankRun> ranks;
   };
 
@@ -65,6 +69,9 @@ class SimulatedCluster {
   // Runs what a worker says on its stream.
   void Tell(Worker* worker, const Handler& handler);
   void Deliver(const Effects& effects);
+  void Create();
+  // A job whose shards are lost is deleted and made anew, as its owner would.
+  void ReplaceLostJob();
   void CheckShown();
   void CheckRelease(const OrderRelease& release);
 
@@ -78,7 +85,7 @@ class SimulatedCluster {
   void WorkOn(Worker* worker, int32_t rank);
   void Announce(Worker* worker, int32_t rank);
   void FinishStep(int32_t rank, RankRun* run, Worker* worker);
-  bool AllVoted(Epoch epoch, int64_t step) const;
+  bool AllVoted(Creation creation, Epoch epoch, int64_t step) const;
   void SendHeartbeat(Worker* worker);
   void RestartCoordinator();
   void Misfortune(Worker* worker);
@@ -97,6 +104,10 @@ class SimulatedCluster {
   int num_restarts_ = 0;
 
   // What has been seen, to compare with.
+  int num_jobs_ = 0;
+  Creation creation_;  // Of the current job.
+  int64_t past_committed_ = 0;
+  int64_t past_epochs_ = 0;
   int64_t shown_committed_ = 0;
   int64_t shown_epoch_ = 0;
   std::map<Epoch, Step> resume_steps_;

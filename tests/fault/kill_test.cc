@@ -26,57 +26,39 @@ class KillTest : public ProcessCluster {
     pause_at_ = 2 * kSteps / 3;
     StartAll();
   }
-  // Of a run without failures; made once for all tests.
-  static const std::string& Undisturbed() {
-    static const std::string* const model = new std::string([] {
-      class Run : public KillTest {
-       public:
-        void TestBody() override {}
-        std::string Go() {
-          SetUp();
-          StartAll();
-          std::string model = Finish();
-          TearDown();
-          return model;
-        }
-      };
-      return Run().Go();
-    }());
-    return *model;
-  }
 };
 
 TEST_F(KillTest, KilledTrainerIsReplacedAndTheModelIsBitIdentical) {
-  ASSERT_FALSE(Undisturbed().empty());
+  ASSERT_FALSE(UndisturbedModel().empty());
   StartHalfRun();
   AwaitStep(1, kSteps / 3);
   trainers_[1]->Kill(SIGKILL);
   trainers_[1]->Wait();
   Resume();
   StartTrainer(1, /*replace=*/true);
-  EXPECT_EQ(Finish(), Undisturbed());
+  EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
 TEST_F(KillTest, KilledExecutorIsReplacedAndTheModelIsBitIdentical) {
-  ASSERT_FALSE(Undisturbed().empty());
+  ASSERT_FALSE(UndisturbedModel().empty());
   StartHalfRun();
   AwaitStep(0, kSteps / 3);
   const std::map<std::string, int> executors = ExecutorsOf(worker_->pid());
   ASSERT_EQ(executors.count("toy/2"), 1);
   ASSERT_EQ(kill(executors.at("toy/2"), SIGKILL), 0);
   Resume();
-  EXPECT_EQ(Finish(), Undisturbed());
+  EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
 TEST_F(KillTest, KilledCoordinatorRestartsWhileStepsGoOnAndTheModelIsBitIdentical) {
-  ASSERT_FALSE(Undisturbed().empty());
+  ASSERT_FALSE(UndisturbedModel().empty());
   StartHalfRun();
   AwaitStep(0, kSteps / 3);
   coordinator_->Kill(SIGKILL);
   coordinator_->Wait();
   Resume();
   StartCoordinator();
-  EXPECT_EQ(Finish(), Undisturbed());
+  EXPECT_EQ(Finish(), UndisturbedModel());
   EXPECT_FALSE(absl::StrContains(ReadFile(folder_ + "/worker.log"), " failed: "))
       << "no step was disturbed";
 }
@@ -84,7 +66,7 @@ TEST_F(KillTest, KilledCoordinatorRestartsWhileStepsGoOnAndTheModelIsBitIdentica
 // Two of three ranks announce their first operation, and so wait for a release, while the
 // coordinator is away for longer than they wait.
 TEST_F(KillTest, CoordinatorAwayWhileTheOrderIsRecordedEndsInANewEpochOnceItIsBack) {
-  ASSERT_FALSE(Undisturbed().empty());
+  ASSERT_FALSE(UndisturbedModel().empty());
   collective_timeout_ = absl::Milliseconds(1500);
   StartCoordinator();
   StartWorker();
@@ -101,7 +83,7 @@ TEST_F(KillTest, CoordinatorAwayWhileTheOrderIsRecordedEndsInANewEpochOnceItIsBa
   StartCoordinator();
   ASSERT_TRUE(worker_logged("epoch 2 starts after step 0"));
   StartTrainer(2);
-  EXPECT_EQ(Finish(), Undisturbed());
+  EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
 // An executor ends at each point of the step: before and after its vote, after the decision, and
@@ -110,9 +92,9 @@ TEST_F(KillTest, CoordinatorAwayWhileTheOrderIsRecordedEndsInANewEpochOnceItIsBa
 class KillPointTest : public KillTest, public testing::WithParamInterface<const char*> {};
 
 TEST_P(KillPointTest, ExecutorKilledThereLeavesTheStepUndoneOrDoneEverywhere) {
-  ASSERT_FALSE(Undisturbed().empty());
+  ASSERT_FALSE(UndisturbedModel().empty());
   StartAll(absl::StrCat(GetParam(), "=kill@11"));
-  EXPECT_EQ(Finish(), Undisturbed());
+  EXPECT_EQ(Finish(), UndisturbedModel());
   EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + "/worker.log"), "killed by signal 9"));
 }
 

@@ -30,6 +30,7 @@ void ProcessCluster::SetUp() {
 void ProcessCluster::TearDown() {
   trainers_.clear();
   worker_.reset();
+  spare_worker_.reset();
   coordinator_.reset();
   if (HasFailure()) {
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
@@ -42,10 +43,14 @@ void ProcessCluster::TearDown() {
 
 void ProcessCluster::StartCoordinator() {
   unlink((folder_ + "/port").c_str());
-  auto started =
-      ChildProcess::Start({"coordinator/tessera-coordinator", "--listen=" + coordinator_address(),
-                           "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"},
-                          folder_ + "/coordinator.log");
+  std::vector<std::string> args = {
+      "coordinator/tessera-coordinator", "--listen=" + coordinator_address(),
+      "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"};
+  if (worker_timeout_.has_value()) {
+    args.push_back("--worker-timeout=" + absl::FormatDuration(*worker_timeout_));
+    args.push_back("--heartbeat-interval=" + absl::FormatDuration(*worker_timeout_ / 10));
+  }
+  auto started = ChildProcess::Start(args, folder_ + "/coordinator.log");
   ASSERT_OK(started);
   coordinator_ = *std::move(started);
   ASSERT_TRUE(Eventually([this] { return absl::SimpleAtoi(ReadFile(folder_ + "/port"), &port_); }));
@@ -60,6 +65,21 @@ void ProcessCluster::StartWorker(const std::string& executor_faults) {
   auto started = ChildProcess::Start(args, folder_ + "/worker.log");
   ASSERT_OK(started);
   worker_ = *std::move(started);
+}
+
+void ProcessCluster::StartSpareWorker() {
+  const std::string sockets = folder_ + "/spare";
+  std::filesystem::create_directory(sockets);
+  auto started =
+      ChildProcess::Start({"worker/tessera-worker", "--coordinator=" + coordinator_address(),
+                           "--worker-id=w2", absl::StrCat("--devices=", kWorldSize),
+                           "--socket-dir=" + sockets, "--executor-binary=worker/tessera-executor"},
+                          folder_ + "/spare.log");
+  ASSERT_OK(started);
+  spare_worker_ = *std::move(started);
+  ASSERT_TRUE(Eventually([&] {
+    return absl::StrContains(ReadFile(folder_ + "/spare.log"), "connected to coordinator");
+  }));
 }
 
 void ProcessCluster::StartTrainer(int rank, bool replace) {
@@ -111,6 +131,24 @@ int ProcessCluster::AwaitEnd(int rank) {
   })) << "the trainer of rank "
       << rank << " does not end";
   return trainers_[rank]->Wait();
+}
+
+const std::string& ProcessCluster::UndisturbedModel() {
+  static const std::string* const model = new std::string([] {
+    class Run : public ProcessCluster {
+     public:
+      void TestBody() override {}
+      std::string Go() {
+        SetUp();
+        StartAll();
+        std::string model = Finish();
+        TearDown();
+        return model;
+      }
+    };
+    return Run().Go();
+  }());
+  return *model;
 }
 
 std::string ProcessCluster::Finish() {

@@ -27,6 +27,7 @@ class ProcessCluster : public testing::Test {
   void StartCoordinator();  // Again: on the same port, with the same journal.
   // `executor_faults`: see base/fault_point.h.
   void StartWorker(const std::string& executor_faults = "");
+  void StartSpareWorker();  // Another one, "w2", on which the whole job has room.
   // `replace`: waits while another trainer is attached.
   void StartTrainer(int rank, bool replace = false);
   void StartAll(const std::string& executor_faults = "");
@@ -40,6 +41,9 @@ class ProcessCluster : public testing::Test {
   // Waits until all trainers end well; the final model's bytes.
   std::string Finish();
 
+  // The final model of a run without failures; made once for all tests of a process.
+  static const std::string& UndisturbedModel();
+
   std::string model_path() const { return folder_ + "/model.safetensors"; }
   std::string coordinator_address() const { return "127.0.0.1:" + std::to_string(port_); }
   std::string worker_address() const { return "unix:" + folder_ + "/worker.sock"; }
@@ -48,8 +52,9 @@ class ProcessCluster : public testing::Test {
   int port_ = 0;
   std::map<int, int64_t> last_step_;  // That each rank began.
   int64_t pause_at_ = 0;  // Trainers wait before this step until Resume(); 0: they never do.
-  std::optional<absl::Duration> collective_timeout_;  // Of the job; unset: the default.
-  std::unique_ptr<demo::ChildProcess> coordinator_, worker_;
+  // Of the job and of the coordinator; unset: the default.
+  std::optional<absl::Duration> collective_timeout_, worker_timeout_;
+  std::unique_ptr<demo::ChildProcess> coordinator_, worker_, spare_worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
 };
 
