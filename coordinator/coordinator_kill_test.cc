@@ -39,8 +39,8 @@ class CoordinatorKillTest : public ::testing::Test {
   // (Re)starts on the same journal.
   void StartProcess(const std::string& fault_points = "") {
     process_.reset();
-    std::vector<std::string> flags = {absl::StrCat("--journal=", journal()), "--worker-timeout=60s",
-                                      "--spread-ranks"};
+    std::vector<std::string> flags = {absl::StrCat("--journal=", journal()),
+                                      "--worker-timeout=60s"};
     if (!fault_points.empty()) flags.push_back("--fault-points=" + fault_points);
     ASSERT_OK_AND_ASSIGN(process_, CoordinatorProcess::Start(folder_, flags));
     channel_ = grpc::CreateChannel(process_->address(), grpc::InsecureChannelCredentials());
@@ -59,6 +59,7 @@ class CoordinatorKillTest : public ::testing::Test {
     const absl::Status status = FromGrpcStatus(
         jobs_->CreateJob(&context, MakeCreateJob(request_id, job, world_size), &reply));
     if (!status.ok()) return status;
+    if (job == "one") creation_ = reply.creation();
     return reply;
   }
   absl::Status Delete(const std::string& request_id, const std::string& job) {
@@ -77,6 +78,7 @@ class CoordinatorKillTest : public ::testing::Test {
     request.set_request_id("put-" + key);
     request.set_job_id("one");
     request.set_epoch(1);
+    request.set_creation(creation_);
     request.set_key(key);
     request.set_value(key);
     v1::PutValueResponse response;
@@ -89,6 +91,7 @@ class CoordinatorKillTest : public ::testing::Test {
     v1::GetValueRequest request;
     request.set_job_id("one");
     request.set_epoch(1);
+    request.set_creation(creation_);
     request.set_key(key);
     v1::GetValueResponse response;
     return v1::Rendezvous::NewStub(channel_)->GetValue(&context, request, &response).ok();
@@ -122,6 +125,7 @@ class CoordinatorKillTest : public ::testing::Test {
   }
 
   std::string folder_;
+  int64_t creation_ = 0;  // Of job "one".
   std::unique_ptr<CoordinatorProcess> process_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Jobs::Stub> jobs_;

@@ -39,7 +39,8 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--tls-cert", flags->server.tls.certificate_path, "PEM file");
   app->add_option("--tls-key", flags->server.tls.key_path, "PEM file");
   app->add_option("--tls-ca", flags->server.tls.ca_path, "PEM file; clients must be signed by it");
-  app->add_option("--worker-timeout", flags->worker_timeout, "silence after which one is lost")
+  app->add_option("--worker-timeout", flags->worker_timeout,
+                  "silence after which a worker's jobs wait")
       ->capture_default_str();
   app->add_option("--heartbeat-interval", flags->heartbeat_interval, "what workers keep to")
       ->capture_default_str();
@@ -49,8 +50,6 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--log-level", flags->log_level, "debug, info, warning, error")
       ->capture_default_str();
   app->add_option("--port-file", flags->port_file, "where to write the port once it is open");
-  app->add_flag("--spread-ranks", flags->server.spread_ranks,
-                "for tests: a job's ranks on any workers, not on one");
   app->add_option("--fault-points", flags->fault_points, "for tests: name=kill@1,name=fail@2");
 }
 

@@ -210,33 +210,38 @@ std::vector<JobView> Coordinator::ListJobs() const {
 
 namespace {
 
-absl::Status CheckEpoch(const JobId& id, const Job* job, Epoch epoch) {
-  if (job == nullptr) return NoSuchJob(id);
-  if (epoch == job->status.epoch && HasEpoch(job->status.state)) {
-    return absl::OkStatus();
+// Whether the value's epoch is the one that `job` is in.
+absl::Status CheckCurrent(const ValueKey& key, const Job* job) {
+  if (job == nullptr) return NoSuchJob(key.job);
+  if (key.creation != job->creation) {
+    return absl::FailedPreconditionError(absl::StrCat("job '", key.job.value(),
+                                                      "' was deleted and made anew: creation ",
+                                                      key.creation.value(), " is not current"));
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("job '", id.value(), "': epoch ", epoch.value(), " is not current; the job is ",
-                   Name(job->status.state), " in epoch ", job->status.epoch.value()));
+  if (key.epoch == job->status.epoch && HasEpoch(job->status.state)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job '", key.job.value(), "': epoch ", key.epoch.value(), " is not current; the job is ",
+      Name(job->status.state), " in epoch ", job->status.epoch.value()));
 }
 
 }  // namespace
 
-absl::Status Coordinator::PutValue(const ValueRecord& event, Effects* effects) {
-  const Job* job = state_.FindJob(event.job);
-  RETURN_IF_ERROR(CheckEpoch(event.job, job, event.epoch));
+absl::Status Coordinator::PutValue(const PutValueEvent& event, Effects* effects) {
+  const ValueKey& key = event.key;
+  const Job* job = state_.FindJob(key.job);
+  RETURN_IF_ERROR(CheckCurrent(key, job));
   bool is_new = false;
-  RETURN_IF_ERROR(Annotate(job->values.CheckPut(event.key, event.value, &is_new),
-                           absl::StrCat("job '", event.job.value(), "'")));
-  if (is_new) Put(event, effects);
+  RETURN_IF_ERROR(Annotate(job->values.CheckPut(key.key, event.value, &is_new),
+                           absl::StrCat("job '", key.job.value(), "'")));
+  if (is_new) Put(ValueRecord{key.job, key.epoch, key.key, event.value}, effects);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<const std::string>> Coordinator::GetValue(
-    const JobId& job, Epoch epoch, absl::string_view key) const {
-  const Job* found = state_.FindJob(job);
-  RETURN_IF_ERROR(CheckEpoch(job, found, epoch));
-  return found->values.Get(key);
+    const ValueKey& key) const {
+  const Job* job = state_.FindJob(key.job);
+  RETURN_IF_ERROR(CheckCurrent(key, job));
+  return job->values.Get(key.key);
 }
 
 }  // namespace tessera::coordinator

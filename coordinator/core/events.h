@@ -60,6 +60,17 @@ struct EpochPrepared {
   Epoch epoch;
   Step decided_step;
 };
+// A value of the rendezvous.
+struct ValueKey {
+  JobId job;
+  Creation creation;
+  Epoch epoch;
+  std::string key;
+};
+struct PutValueEvent {
+  ValueKey key;
+  std::string value;
+};
 
 }  // namespace tessera::coordinator
 

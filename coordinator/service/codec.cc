@@ -148,6 +148,12 @@ v1::JobState EncodeState(JobState state) {
   return v1::JOB_STATE_UNSPECIFIED;
 }
 
+template <typename Request>
+ValueKey ValueKeyOf(const Request& request) {
+  return {JobId(request.job_id()), Creation(request.creation()), Epoch(request.epoch()),
+          request.key()};
+}
+
 }  // namespace
 
 absl::StatusOr<CreateJobEvent> Decode(const v1::CreateJobRequest& request) {
@@ -181,20 +187,19 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member)};
 }
 
-absl::StatusOr<ValueRecord> Decode(const v1::PutValueRequest& request) {
+absl::StatusOr<PutValueEvent> Decode(const v1::PutValueRequest& request) {
   RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   RETURN_IF_ERROR(CheckJobId(request.job_id()));
   RETURN_IF_ERROR(CheckValueKey(request.key()));
   RETURN_IF_ERROR(
       CheckRange("size of value in bytes", request.value().size(), 0, kMaxValueSizeBytes));
-  return ValueRecord{JobId(request.job_id()), Epoch(request.epoch()), request.key(),
-                     request.value()};
+  return PutValueEvent{ValueKeyOf(request), request.value()};
 }
 
 absl::StatusOr<ValueKey> Decode(const v1::GetValueRequest& request) {
   RETURN_IF_ERROR(CheckJobId(request.job_id()));
   RETURN_IF_ERROR(CheckValueKey(request.key()));
-  return ValueKey{JobId(request.job_id()), Epoch(request.epoch()), request.key()};
+  return ValueKeyOf(request);
 }
 
 absl::StatusOr<Sender> DecodeSender(const v1::WorkerEvent& event) {

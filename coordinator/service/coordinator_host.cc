@@ -168,7 +168,7 @@ absl::Status CoordinatorHost::RegisterWorker(const RegisterWorkerEvent& event) {
   });
 }
 
-absl::Status CoordinatorHost::PutValue(const ValueRecord& event) {
+absl::Status CoordinatorHost::PutValue(const PutValueEvent& event) {
   absl::MutexLock lock(&mu_);
   return RunLocked([&](Coordinator& core, absl::Time, Effects* effects) {
     return core.PutValue(event, effects);
@@ -256,11 +256,11 @@ absl::StatusOr<std::string> CoordinatorHost::AwaitValue(const ValueKey& key,
   while (true) {
     if (stopped_) return Stopping();
     if (cancelled()) return absl::CancelledError("the caller is gone");
-    ASSIGN_OR_RETURN(const auto value, core_.GetValue(key.job, key.epoch, key.key));
+    ASSIGN_OR_RETURN(const auto value, core_.GetValue(key));
     if (value != nullptr) return *value;
     const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
       if (stopped_) return true;
-      const auto now_there = core_.GetValue(key.job, key.epoch, key.key);
+      const auto now_there = core_.GetValue(key);
       return !now_there.ok() || *now_there != nullptr;
     };
     mu_.AwaitWithTimeout(absl::Condition(&ready), kCancelPoll);

@@ -54,7 +54,7 @@ class CoordinatorHost {
   absl::StatusOr<JobView> GetJob(const JobId& job);
   std::vector<JobView> ListJobs();
   absl::Status RegisterWorker(const RegisterWorkerEvent& event);
-  absl::Status PutValue(const ValueRecord& event);
+  absl::Status PutValue(const PutValueEvent& event);
 
   // Makes `outbox` the one that commands to this worker go to, and closes the one before.
   absl::Status Connect(const Sender& sender, std::shared_ptr<Outbox> outbox);

@@ -78,6 +78,7 @@ class ServerTest : public ::testing::Test {
     request.set_request_id("put-1");
     request.set_job_id("gpt");
     request.set_epoch(epoch);
+    request.set_creation(creation_);
     request.set_key(key);
     request.set_value(value);
     v1::PutValueResponse response;
@@ -90,6 +91,7 @@ class ServerTest : public ::testing::Test {
     v1::GetValueRequest request;
     request.set_job_id("gpt");
     request.set_epoch(epoch);
+    request.set_creation(creation_);
     request.set_key(key);
     v1::GetValueResponse response;
     const absl::Status status = FromGrpcStatus(rendezvous_->GetValue(&context, request, &response));
@@ -105,7 +107,8 @@ class ServerTest : public ::testing::Test {
       ASSERT_TRUE(worker->Register(1).ok());
       worker->Connect();
     }
-    ASSERT_OK(CreateJob(MakeCreateJob("r1", "gpt", 2)));
+    ASSERT_OK_AND_ASSIGN(const v1::Job job, CreateJob(MakeCreateJob("r1", "gpt", 2)));
+    creation_ = job.creation();
     for (TestWorker* worker : {a_.get(), b_.get()}) {
       EXPECT_EQ(worker->Await(Command::kPrepare).prepare().job().epoch(), 1);
       worker->Prepared("gpt", 1, 0);
@@ -121,6 +124,7 @@ class ServerTest : public ::testing::Test {
   std::unique_ptr<v1::Rendezvous::Stub> rendezvous_;
   std::unique_ptr<TestWorker> a_;
   std::unique_ptr<TestWorker> b_;
+  int64_t creation_ = 0;  // Of the job of StartTwoRanks.
 };
 
 TEST_F(ServerTest, JobRunsOrdersAgreeAndStepsCommit) {
@@ -231,6 +235,12 @@ TEST_F(ServerTest, RendezvousValuesWaitAreWrittenOnceAndEndWithTheEpoch) {
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("nccl")));
   EXPECT_THAT(PutValue(1, "big", std::string((64 << 10) + 1, 'x')),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("65536")));
+  ++creation_;
+  EXPECT_THAT(PutValue(1, "nccl", "id"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("made anew")));
+  EXPECT_THAT(GetValue(1, "nccl", std::chrono::seconds(10)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("made anew")));
+  --creation_;
   std::thread waiter([&] { got = GetValue(1, "never", std::chrono::seconds(10)); });
   a_->Fail("gpt", 1, 0, "test");
   waiter.join();

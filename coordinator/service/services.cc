@@ -111,7 +111,7 @@ absl::Status MembershipService::ReadEvents(const Sender& sender, v1::WorkerEvent
 
 grpc::Status RendezvousService::PutValue(grpc::ServerContext*, const v1::PutValueRequest* request,
                                          v1::PutValueResponse*) {
-  absl::StatusOr<ValueRecord> event = Decode(*request);
+  absl::StatusOr<PutValueEvent> event = Decode(*request);
   return ToGrpcStatus(event.ok() ? host_->PutValue(*event) : event.status());
 }
 
