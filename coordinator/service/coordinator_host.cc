@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "coordinator/service/record_codec.h"
 
@@ -30,7 +31,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
                    Coordinator::Restore(options.core, records, options.clock->TimeNow()));
   auto host = std::unique_ptr<CoordinatorHost>(
       new CoordinatorHost(options, std::move(journal), std::move(core)));
-  host->ticker_ = std::thread([host = host.get()] { host->RunTicker(); });
+  ASSIGN_OR_RETURN(host->ticker_, StartThread("the coordinator's clock",
+                                              [host = host.get()] { host->RunTicker(); }));
   return host;
 }
 

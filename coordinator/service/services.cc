@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "coordinator/service/field_checks.h"
 #include "proto/grpc_status.h"
@@ -79,7 +80,7 @@ grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* st
     outbox->Detach();
     return ToGrpcStatus(status);
   }
-  std::thread writer([&outbox, stream, context] {
+  absl::StatusOr<std::thread> writer = StartThread("a worker's stream", [&outbox, stream, context] {
     while (std::optional<Command> command = outbox->Pop()) {
       if (!stream->Write(Encode(*command))) {
         context->TryCancel();
@@ -87,10 +88,11 @@ grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* st
       }
     }
   });
-  const absl::Status status = ReadEvents(*sender, std::move(first), stream);
+  const absl::Status status =
+      writer.ok() ? ReadEvents(*sender, std::move(first), stream) : writer.status();
   outbox->Detach();
   host_->Disconnect(sender->worker, outbox);
-  writer.join();
+  if (writer.ok()) writer->join();
   return ToGrpcStatus(status);
 }
 
