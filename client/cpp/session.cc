@@ -23,7 +23,7 @@ absl::Status Session::CheckUnit(int unit) const {
   return absl::InvalidArgumentError(absl::StrCat("no unit ", unit, " of ", num_units()));
 }
 
-absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step) {
+absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int status_code) {
   ControlPage* control = page();
   const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
   RETURN_IF_ERROR(
@@ -35,8 +35,10 @@ absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step) {
   op.epoch = epoch_;
   op.unit = unit;
   op.learning_rate_scale = step.learning_rate_scale;
+  op.status_code = status_code;
   op.num_groups = step.groups.size();
   std::copy(step.groups.begin(), step.groups.end(), control->step_groups);
+  agreed_error_ = false;
   Publish(&control->submitted, number + 1);
   return absl::OkStatus();
 }
@@ -48,6 +50,7 @@ absl::StatusOr<double> Session::AwaitResult(OpKind kind) {
                         [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
   results_ = wanted;
   if (result.status_code != 0) {
+    agreed_error_ = true;
     return absl::Status(static_cast<absl::StatusCode>(result.status_code),
                         LoadText(result.message, kMaxErrorBytes));
   }
@@ -141,9 +144,9 @@ absl::Status Session::DropGradients() {
 }
 
 absl::Status Session::Save(const std::string& path) {
-  if (path.size() >= kMaxPathBytes)
+  if (path.size() >= kMaxTextBytes)
     return absl::InvalidArgumentError(absl::StrCat("path of ", path.size(), " bytes"));
-  StoreText(path, page()->path, kMaxPathBytes);
+  StoreText(path, page()->text, kMaxTextBytes);
   RETURN_IF_ERROR(Submit(OpKind::kSave, -1));
   return AwaitResult(OpKind::kSave).status();
 }

@@ -11,7 +11,8 @@
 //
 // When any rank fails, every pending and later call returns Aborted with the cause: the step was
 // undone everywhere. Recover() waits for the next epoch; then the trainer does step next_step()
-// again. RunStep() does this by itself.
+// again. RunStep() does this by itself. An error of the trainer's own code, told by Fail() or
+// returned by RunStep()'s body, is every rank's error, with its code, its cause and the rank.
 //
 // Thread-compatible: one thread at a time. Destroying it detaches.
 // Source: windows and rules follow torch/distributed/fsdp (see docs/adr for what differs).
@@ -131,13 +132,21 @@ class Session {
   // Writes the consolidated model; collective. `path` is on a file system that all workers share.
   absl::Status Save(const std::string& path);
 
-  // After Aborted: waits for the next epoch. Errors: DeadlineExceeded; Unavailable  the worker is
-  // gone; Cancelled  the job ends on this worker: it was deleted or goes to another one.
+  // Ends the epoch since this rank cannot do its part: undoes the step everywhere and gives every
+  // other rank this error, with "rank R: " before its message. Codes that mean something else to
+  // them (OK, Aborted, Cancelled, DeadlineExceeded, Unavailable) arrive as Unknown. Recover() next.
+  absl::Status Fail(const absl::Status& cause);
+  // Where the epoch has failed, waits for the next one; else returns at once. Errors:
+  // DeadlineExceeded; Unavailable  the worker is gone; Cancelled  the job ends on this worker: it
+  // was deleted or goes to another one.
   absl::Status Recover();
-  // Runs `step_body` (forward, backward, Step) and, while it is Aborted, recovers and runs it
-  // again, unless the step had been decided: then it is complete, and this returns OK. So a body
-  // may use the step number that it was given, and no step is lost or applied twice. `redone`
-  // counts the repetitions, if not null.
+  // Runs `step_body` (forward, backward, Step) and, while the step is undone since some process
+  // died, recovers and runs it again, unless it had been decided: then it is complete, and this
+  // returns OK. So a body may use the step number that it was given, and no step is lost or applied
+  // twice. `redone` counts the repetitions, if not null.
+  // Any other error of the body, or an exception, is told to all ranks by Fail(), unless all have
+  // it already: theirs return it too, the session is ready for the next RunStep, and the step was
+  // undone.
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr);
 
  private:
@@ -153,8 +162,12 @@ class Session {
   absl::Status JoinEpoch();
   absl::Status MapRegions(std::vector<UniqueFd> fds);
   void ResetEpoch();
+  bool EpochIsOver() const;
+  // Runs it; tells the other ranks of an error that they do not have. Not Aborted then.
+  absl::Status RunBody(const std::function<absl::Status()>& step_body);
   absl::Status CheckUnit(int unit) const;
-  absl::Status Submit(OpKind kind, int unit, const StepOptions& step = StepOptions());
+  absl::Status Submit(OpKind kind, int unit, const StepOptions& step = StepOptions(),
+                      int status_code = 0);
   // `what` is only called for the text of an error.
   absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
   absl::StatusOr<double> AwaitResult(OpKind kind);
@@ -175,7 +188,8 @@ class Session {
   std::unique_ptr<WindowGuard> guard_;
 
   uint32_t epoch_ = 0;
-  uint32_t results_ = 0;  // Seen in this epoch.
+  uint32_t results_ = 0;       // Seen in this epoch.
+  bool agreed_error_ = false;  // The last operation's result is an error that all ranks got.
   std::vector<Window> windows_;
   std::vector<uint32_t> unshards_;  // Asked for in this epoch.
   std::vector<UnitGradient> gradients_;

@@ -154,6 +154,7 @@ void Session::ResetEpoch() {
 
 absl::Status Session::Recover() {
   const absl::Time deadline = absl::Now() + options_.recover_timeout;
+  if (!EpochIsOver()) return absl::OkStatus();
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
          page()->failed_epoch.load() >= page()->epoch.load()) {
     const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
@@ -175,12 +176,41 @@ absl::Status Session::Recover() {
   return absl::OkStatus();
 }
 
+bool Session::EpochIsOver() const {
+  return page()->failed_epoch.load(std::memory_order_acquire) >= epoch_ ||
+         page()->epoch.load(std::memory_order_acquire) > epoch_;
+}
+
+absl::Status Session::Fail(const absl::Status& cause) {
+  if (EpochIsOver()) return absl::OkStatus();
+  StoreText(cause.message(), page()->text, kMaxTextBytes);
+  RETURN_IF_ERROR(Submit(OpKind::kFail, -1, {}, cause.raw_code()));
+  const absl::Status over =
+      Await([] { return std::string("the end of the epoch"); }, [this] { return EpochIsOver(); });
+  return EpochIsOver() ? absl::OkStatus() : over;
+}
+
+absl::Status Session::RunBody(const std::function<absl::Status()>& step_body) {
+  absl::Status status;
+  try {
+    status = step_body();
+  } catch (...) {  // The caller's; the other ranks must not wait for this one meanwhile.
+    if (Fail(absl::UnknownError("the step's code threw an exception")).ok()) (void)Recover();
+    throw;
+  }
+  if (status.ok() || EpochIsOver() || agreed_error_) return status;
+  RETURN_IF_ERROR(Fail(status));
+  // So that it is not taken for the end of the epoch.
+  return absl::IsAborted(status) ? absl::UnknownError(status.message()) : status;
+}
+
 absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, int* redone) {
   const int64_t step = next_step();
   while (true) {
-    absl::Status status = step_body();
-    if (!absl::IsAborted(status)) return status;
+    const absl::Status status = RunBody(step_body);
+    if (status.ok()) return status;
     RETURN_IF_ERROR(Recover());
+    if (!absl::IsAborted(status)) return status;
     // Decided before the failure, so it was completed everywhere: running it again would apply the
     // body's batch twice.
     if (next_step() > step) return absl::OkStatus();

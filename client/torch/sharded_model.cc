@@ -248,6 +248,10 @@ absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step
           return step_body();
         } catch (const StatusException& e) {
           return e.status();
+        } catch (const c10::Error& e) {
+          return absl::UnknownError(e.what_without_backtrace());
+        } catch (const std::exception& e) {
+          return absl::UnknownError(e.what());
         }
       },
       redone);

@@ -45,8 +45,8 @@ class ShardedModel {
   virtual Session& session() = 0;
   int64_t next_step() { return session().next_step(); }
 
-  // Runs `step_body`; while a rank's failure undid the step, waits for the next epoch and runs it
-  // again. Exceptions of the body that carry a status become it.
+  // As Session::RunStep. An exception of the body becomes a status: its own if it carries one, else
+  // Unknown with its text.
   virtual absl::Status RunStep(const std::function<absl::Status()>& step_body,
                                int* redone = nullptr) = 0;
 

@@ -7,6 +7,35 @@
 #include "base/status_macros.h"
 
 namespace tessera {
+namespace {
+
+// Between the end of a peer's epoch and the worker's word about it.
+constexpr absl::Duration kReasonTimeout = absl::Seconds(5);
+
+// What the trainer asks every rank's trainer to be told. Codes that mean something else to them
+// become Unknown.
+absl::Status TrainersError(const Op& op, const ControlPage& control) {
+  auto code = static_cast<absl::StatusCode>(op.status_code);
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kDataLoss:
+      break;
+    default:
+      code = absl::StatusCode::kUnknown;
+  }
+  return absl::Status(code, LoadText(control.text, kMaxTextBytes));
+}
+
+}  // namespace
+
 RankEngine::RankEngine(Options options)
     : options_(std::move(options)),
       optimizer_(*options_.config, *options_.memory,
@@ -96,10 +125,17 @@ absl::Status RankEngine::Run() {
   // Peers of this host that wait for this rank need not wait for the worker's word.
   options_.communicator->Abort(status);
   options_.post_backward->Synchronize();
+  if (absl::IsAborted(status)) status = AwaitReason(status);
   // A deadline ends the epoch, not the training: for the trainer it is a step to try again.
   PublishFailure(control, options_.epoch.value(),
                  absl::IsDeadlineExceeded(status) ? absl::AbortedError(status.message()) : status);
   return status;
+}
+
+absl::Status RankEngine::AwaitReason(const absl::Status& status) const {
+  absl::MutexLock lock(&mu_);
+  const auto told = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !stop_reason_.ok(); };
+  return mu_.AwaitWithTimeout(absl::Condition(&told), kReasonTimeout) ? stop_reason_ : status;
 }
 
 absl::Status RankEngine::Execute(const Op& op) {
@@ -125,6 +161,9 @@ absl::Status RankEngine::Execute(const Op& op) {
       return absl::OkStatus();
     case OpKind::kSave:
       return Save();
+    case OpKind::kFail:
+      trainer_failed_ = true;
+      return TrainersError(op, *control);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", options_.rank.value(), ": unknown ", OpName(op.kind)));
@@ -172,7 +211,7 @@ absl::Status RankEngine::Save() {
   RETURN_IF_ERROR(AwaitReductions());
   RETURN_IF_ERROR(Ordered(OpKind::kSave, -1, 0, options_.config->compute_dtype));
   options_.recorder->Started(number);
-  const std::string path = LoadText(options_.control->path, kMaxPathBytes);
+  const std::string path = LoadText(options_.control->text, kMaxTextBytes);
   const absl::Status status = options_.save(path, optimizer_.Parameters(step_ % 2));
   RETURN_IF_ERROR(Interruption());
   options_.recorder->Done(number);

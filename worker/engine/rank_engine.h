@@ -80,6 +80,8 @@ class RankEngine {
   absl::Status Start(Step resume_step);
   // Runs operations until Stop() or an error, which is then in the control page too.
   absl::Status Run();
+  // Whether Run() ended since the trainer asked for it, with the trainer's own error.
+  bool trainer_failed() const { return trainer_failed_; }
   // Makes Run() return `reason` (not OK) soon. Thread-safe; the first reason counts.
   void Stop(const absl::Status& reason);
 
@@ -108,6 +110,9 @@ class RankEngine {
   // Ends the engine's waits, so that it looks at the two statuses below: at once where it waits for
   // operations, within a slice of WaitUntil elsewhere.
   void Interrupt();
+  // Where a peer's failure ended Run(): the worker's reason for ending the epoch, which is the same
+  // on every rank. `status` where it does not come.
+  absl::Status AwaitReason(const absl::Status& status) const;
   // Why to stop: Stop()'s reason or the stream's failure.
   absl::Status Interruption() const;
   absl::Status CheckUnit(int unit) const;
@@ -121,7 +126,8 @@ class RankEngine {
   const Options options_;
   ShardedOptimizer optimizer_;
   OrderTracker order_;
-  int64_t step_ = 0;           // Committed on this rank.
+  int64_t step_ = 0;  // Committed on this rank.
+  bool trainer_failed_ = false;
   std::vector<int> upcoming_;  // Of GatherAhead; kept so that steady steps allocate nothing.
   std::vector<UnitState> unit_states_;
   std::vector<bool> reduced_;  // Since the last step, by unit.

@@ -150,6 +150,8 @@ void RankExecutor::ReportFailure(Epoch epoch, const absl::Status& status) {
   event.mutable_failure()->set_epoch(epoch.value());
   event.mutable_failure()->set_rank(memory_.rank.value());
   event.mutable_failure()->set_reason(PrintableUtf8(status.message()));
+  if (engine_ != nullptr && engine_->trainer_failed())
+    event.mutable_failure()->set_code(status.raw_code());
   link_.Send(event);
 }
 

@@ -84,11 +84,12 @@ void HostedJob::AbortAllLocked(Epoch ended, const absl::Status& reason) {
   }
 }
 
-void HostedJob::FailLocked(Rank rank, const std::string& reason, EpochEvent event) {
+void HostedJob::FailLocked(Rank rank, const std::string& reason, EpochEvent event,
+                           absl::StatusCode code) {
   if (Transition(phase_, event) == phase_) return;
   phase_ = Transition(phase_, event);
   TESSERA_LOG(WARNING, "job {} epoch {} failed: {}", job_id_, epoch_.value(), reason);
-  AbortAllLocked(epoch_, absl::AbortedError(reason));
+  AbortAllLocked(epoch_, absl::Status(code, reason));
   v1::RankFailure* failure = failure_.mutable_failure();
   failure->set_job_id(job_id_);
   failure->set_creation(creation_);

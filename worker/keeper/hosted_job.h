@@ -97,7 +97,9 @@ class HostedJob {
   // now, and at the coordinator. `failed_starts`: in a row, of this rank.
   void OnExecutorEndLocked(Rank rank, const std::string& how, int failed_starts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void FailLocked(Rank rank, const std::string& reason, EpochEvent event = EpochEvent::kFailure)
+  // `code`: what the trainers of all ranks get.
+  void FailLocked(Rank rank, const std::string& reason, EpochEvent event = EpochEvent::kFailure,
+                  absl::StatusCode code = absl::StatusCode::kAborted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends all that runs in epochs up to `ended`; each executor answers once it is quiet.
   void AbortAllLocked(Epoch ended, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

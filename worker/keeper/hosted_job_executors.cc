@@ -152,7 +152,11 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
       break;
     case v1::ExecutorEvent::kFailure:
       if (event.failure().epoch() == epoch_.value()) {
-        FailLocked(rank, absl::StrCat("rank ", rank.value(), ": ", event.failure().reason()));
+        const absl::StatusCode code = event.failure().code() == 0
+                                          ? absl::StatusCode::kAborted
+                                          : static_cast<absl::StatusCode>(event.failure().code());
+        FailLocked(rank, absl::StrCat("rank ", rank.value(), ": ", event.failure().reason()),
+                   EpochEvent::kFailure, code);
       }
       return;
     case v1::ExecutorEvent::kSaving:

@@ -25,6 +25,8 @@ std::string OpName(OpKind kind) {
       return "drop-gradients";
     case OpKind::kSave:
       return "save";
+    case OpKind::kFail:
+      return "fail";
   }
   return absl::StrCat("operation ", static_cast<uint32_t>(kind));
 }

@@ -33,7 +33,8 @@ enum class OpKind : uint32_t {
   kFinishInitialize,  // All units were initialised: agree, and be at step 0.
   kStep,              // Vote, decide, update, publish.
   kDropGradients,     // Forget what was reduced since the last step.
-  kSave,              // Write the consolidated model to ControlPage::path.
+  kSave,              // Write the consolidated model to ControlPage::text.
+  kFail,              // The trainer's own code failed, ControlPage::text says why: end the epoch.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.
@@ -45,7 +46,8 @@ struct Op {
   int32_t unit = -1;
   uint32_t num_groups = 0;           // kStep: of ControlPage::step_groups; 0: the job's own.
   double learning_rate_scale = 1.0;  // kStep: multiplies each param group's learning rate.
-  uint64_t padding[5] = {};
+  int32_t status_code = 0;           // kFail: what every rank's trainer gets.
+  uint32_t padding[9] = {};
 };
 static_assert(sizeof(Op) == 64, "one operation is one cache line");
 
@@ -60,10 +62,10 @@ struct UnitWords {
   std::atomic<int64_t> gathered_for_step;
 };
 
-inline constexpr uint32_t kControlPageVersion = 3;
+inline constexpr uint32_t kControlPageVersion = 4;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
-inline constexpr size_t kMaxPathBytes = 4096;
+inline constexpr size_t kMaxTextBytes = 4096;
 
 // What the last collective operation with a result (step, save, finish-initialize) gave.
 struct OpResult {
@@ -91,7 +93,7 @@ struct ControlPage {
   int32_t failure_code;
   char failure_message[kMaxErrorBytes];
   OpResult result;
-  char path[kMaxPathBytes];
+  char text[kMaxTextBytes];  // Of the operation that is asked for last: a path, a cause.
   // Of the step that is asked for last: hyper-parameters by param group.
   HyperParameters step_groups[kMaxParamGroups];
   alignas(64) Op ring[kRingOps];
