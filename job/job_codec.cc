@@ -180,6 +180,7 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
     decoded.groups.push_back(DecodeGroup(group));
   }
   decoded.max_gradient_norm = config.max_gradient_norm();
+  if (config.gradient_norm_p() != 0) decoded.gradient_norm_p = config.gradient_norm_p();
   decoded.max_gathered_units = config.max_gathered_units();
   decoded.gradient_slots = config.gradient_slots();
   RETURN_IF_ERROR(CheckRange("config: collective_timeout_ms", config.collective_timeout_ms(), 0,
@@ -219,6 +220,7 @@ v1::JobConfig EncodeJobConfig(const JobConfig& config) {
     EncodeGroup(group, encoded.mutable_optimizer()->add_groups());
   }
   encoded.set_max_gradient_norm(config.max_gradient_norm);
+  encoded.set_gradient_norm_p(config.gradient_norm_p);
   encoded.set_max_gathered_units(config.max_gathered_units);
   encoded.set_gradient_slots(config.gradient_slots);
   encoded.set_collective_timeout_ms(absl::ToInt64Milliseconds(config.collective_timeout));

@@ -36,6 +36,7 @@ v1::JobConfig EveryField() {
     group->set_momentum(0.375);
   }
   config.set_max_gradient_norm(1.5);
+  config.set_gradient_norm_p(3.5);
   config.set_max_gathered_units(7);
   config.set_gradient_slots(5);
   config.set_collective_timeout_ms(12345);

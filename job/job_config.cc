@@ -87,6 +87,10 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
   if (!std::isfinite(config.max_gradient_norm) || config.max_gradient_norm < 0) {
     return absl::InvalidArgumentError("config: max_gradient_norm is negative or not finite");
   }
+  if (!(config.gradient_norm_p > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("config: gradient_norm_p ", config.gradient_norm_p, " is not above 0"));
+  }
   if (config.max_gathered_units < 1 || config.gradient_slots < 0) {
     return absl::InvalidArgumentError("config: max_gathered_units < 1 or gradient_slots < 0");
   }

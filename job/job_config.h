@@ -44,6 +44,7 @@ struct JobConfig {
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   std::vector<ParamGroup> groups = {ParamGroup()};
   double max_gradient_norm = 0.0;  // 0: no clipping.
+  double gradient_norm_p = 2.0;    // Of the norm: above 0; infinity: the largest magnitude.
   int max_gathered_units = 2;      // What an executor gathers ahead of its trainer, at most.
   int gradient_slots = 2;  // Slots for unsharded gradients beside the root's; 0: one a unit.
   absl::Duration collective_timeout = absl::Minutes(2);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -35,6 +36,8 @@ absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int
   op.epoch = epoch_;
   op.unit = unit;
   op.learning_rate_scale = step.learning_rate_scale;
+  op.gradient_divisor = step.gradient_divisor;
+  op.weight = step.weight.value_or(-1.0);
   op.status_code = status_code;
   op.num_groups = step.groups.size();
   std::copy(step.groups.begin(), step.groups.end(), control->step_groups);
@@ -43,18 +46,21 @@ absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int
   return absl::OkStatus();
 }
 
-absl::StatusOr<double> Session::AwaitResult(OpKind kind) {
+absl::Status Session::AwaitResult(OpKind kind) {
   const uint32_t wanted = results_ + 1;
-  OpResult& result = page()->result;
+  const OpResult& result = page()->result;
   RETURN_IF_ERROR(Await([kind] { return OpName(kind); },
                         [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
   results_ = wanted;
-  if (result.status_code != 0) {
-    agreed_error_ = true;
-    return absl::Status(static_cast<absl::StatusCode>(result.status_code),
-                        LoadText(result.message, kMaxErrorBytes));
-  }
-  return result.gradient_norm;
+  agreed_error_ = result.status_code != 0;
+  return absl::OkStatus();
+}
+
+absl::Status Session::ResultStatus() const {
+  const OpResult& result = page()->result;
+  if (result.status_code == 0) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(result.status_code),
+                      LoadText(result.message, kMaxErrorBytes));
 }
 
 absl::Status Session::UnshardAsync(int unit) {
@@ -115,6 +121,13 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("learning-rate scale ", options.learning_rate_scale));
   }
+  if (!std::isfinite(options.gradient_divisor) || options.gradient_divisor <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient divisor ", options.gradient_divisor, " is not above 0"));
+  }
+  if (options.weight.has_value() && !(std::isfinite(*options.weight) && *options.weight >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("weight ", *options.weight, " is below 0"));
+  }
   if (!options.groups.empty() && options.groups.size() != options_.config.groups.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("step with hyper-parameters of ", options.groups.size(),
@@ -131,15 +144,25 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
     if (gradients_[unit].begun) RETURN_IF_ERROR(Reduce(unit));
   }
   RETURN_IF_ERROR(Submit(OpKind::kStep, -1, options));
-  ASSIGN_OR_RETURN(const double norm, AwaitResult(OpKind::kStep));
-  return StepResult{next_step() - 1, norm};
+  RETURN_IF_ERROR(AwaitResult(OpKind::kStep));
+  ForgetTouched();
+  const OpResult& result = page()->result;
+  if (result.non_finite != 0 && options.skip_non_finite) {
+    agreed_error_ = false;
+    return StepResult{next_step() - 1, 0, /*skipped=*/true};
+  }
+  RETURN_IF_ERROR(ResultStatus());
+  return StepResult{next_step() - 1, result.gradient_norm};
 }
+
+void Session::ForgetTouched() { memset(touched(), 0, plan_.num_parameters()); }
 
 absl::Status Session::DropGradients() {
   for (UnitGradient& gradient : gradients_) {
     gradient.begun = false;
     gradient.contributed.assign(gradient.contributed.size(), 0);
   }
+  ForgetTouched();
   return Submit(OpKind::kDropGradients, -1);
 }
 
@@ -148,7 +171,8 @@ absl::Status Session::Save(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat("path of ", path.size(), " bytes"));
   StoreText(path, page()->text, kMaxTextBytes);
   RETURN_IF_ERROR(Submit(OpKind::kSave, -1));
-  return AwaitResult(OpKind::kSave).status();
+  RETURN_IF_ERROR(AwaitResult(OpKind::kSave));
+  return ResultStatus();
 }
 
 }  // namespace tessera

@@ -21,6 +21,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,15 +56,24 @@ struct SessionOptions {
   bool guard_windows = true;  // See window_guard.h.
 };
 
+// The same on all ranks but for `weight`.
 struct StepOptions {
   double learning_rate_scale = 1.0;  // Multiplies each param group's learning rate.
-  // This step's numbers, one for each of config.groups, the same on all ranks; empty: the job's.
+  // This step's numbers, one for each of config.groups; empty: the job's.
   std::vector<HyperParameters> groups;
+  // The gradient is the mean over the ranks, divided by this (the loss's scale, for instance).
+  double gradient_divisor = 1.0;
+  // On all ranks or on none: the gradient is the sum over the ranks divided by the sum of their
+  // weights (each rank's number of tokens, for instance; it may be 0), and by gradient_divisor.
+  std::optional<double> weight;
+  // NaN or Inf in a gradient is no error: the step is skipped, on all ranks.
+  bool skip_non_finite = false;
 };
 
 struct StepResult {
-  int64_t step = 0;
-  double gradient_norm = 0;  // Global, before clipping.
+  int64_t step = 0;          // The last one that was taken.
+  double gradient_norm = 0;  // Global, after all divisions, before clipping.
+  bool skipped = false;      // Nothing was changed, the gradients are dropped.
 };
 
 class Session {
@@ -115,7 +125,8 @@ class Session {
   //         FailedPrecondition  the slot holds another unit's unreduced gradient (accumulating
   //                             without reducing needs config.gradient_slots = 0); Aborted.
   absl::Status AddGradient(int unit, int parameter, absl::Span<const float> values);
-  // Averages the unit's gradient over the ranks. Parameters that got none count as zero.
+  // Averages the unit's gradient over the ranks. A rank whose parameter got none counts as zero
+  // there; one that got none on any rank until the step is left as it is by the step, moments too.
   absl::Status Reduce(int unit);
   bool has_gradient(int unit) const { return gradients_[unit].begun; }
 
@@ -170,7 +181,11 @@ class Session {
                       int status_code = 0);
   // `what` is only called for the text of an error.
   absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
-  absl::StatusOr<double> AwaitResult(OpKind kind);
+  // Waits for the operation's result. OK: the other ranks got it too, error or not.
+  absl::Status AwaitResult(OpKind kind);
+  absl::Status ResultStatus() const;  // Of the last operation with a result.
+  std::byte* touched() const { return gradient_region_.data() + plan_.touched_offset_bytes(); }
+  void ForgetTouched();
   absl::Status AwaitSlot(int unit);
   std::byte* Slot(int unit) const;
   template <typename T>

@@ -72,6 +72,7 @@ absl::Status Session::AddGradient(int unit, int parameter, absl::Span<const floa
   }
   const bool add = gradient.contributed[parameter] != 0;
   gradient.contributed[parameter] = 1;
+  touched()[plan_.units()[unit].first_parameter + parameter] = std::byte{1};
   if (options_.config.reduce_dtype == DType::kBf16) {
     StoreBf16(values, add, reinterpret_cast<uint16_t*>(Slot(unit)) + placed.offset_elements);
     return absl::OkStatus();
@@ -136,7 +137,8 @@ absl::Status Session::Initialize(const Filler& fill) {
     ++gradients_[unit].submitted;
   }
   RETURN_IF_ERROR(Submit(OpKind::kFinishInitialize, -1));
-  return AwaitResult(OpKind::kFinishInitialize).status();
+  RETURN_IF_ERROR(AwaitResult(OpKind::kFinishInitialize));
+  return ResultStatus();
 }
 
 }  // namespace tessera

@@ -146,6 +146,7 @@ void Session::ResetEpoch() {
   unshards_.assign(num_units(), 0);
   gradients_.assign(num_units(), UnitGradient());
   slot_user_.assign(plan_.num_gradient_slots(), -1);
+  ForgetTouched();
   for (int unit = 0; unit < num_units(); ++unit) {
     gradients_[unit].contributed.assign(layout_.units[unit].flat.parameters().size(), 0);
     if (guard_ != nullptr) (void)guard_->Close(unit);

@@ -33,6 +33,7 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"optimizer kind", absl::StrCat(static_cast<int>(c.optimizer))},
       {"number of param groups", absl::StrCat(c.groups.size())},
       {"max_gradient_norm", absl::StrCat(c.max_gradient_norm)},
+      {"gradient_norm_p", absl::StrCat(c.gradient_norm_p)},
       {"max_gathered_units", absl::StrCat(c.max_gathered_units)},
       {"gradient_slots", absl::StrCat(c.gradient_slots)},
       {"collective_timeout_ms", absl::StrCat(absl::ToInt64Milliseconds(c.collective_timeout))},

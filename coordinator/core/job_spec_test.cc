@@ -85,6 +85,7 @@ TEST(JobSpecTest, BadConfigsAreRefusedByField) {
   refused([](JobConfig* c) { c->compute_dtype = DType::kInt32; }, "compute_dtype");
   refused([](JobConfig* c) { c->reduce_dtype = DType::kInt64; }, "reduce_dtype");
   refused([](JobConfig* c) { c->max_gradient_norm = -1; }, "max_gradient_norm");
+  refused([](JobConfig* c) { c->gradient_norm_p = 0; }, "gradient_norm_p");
   refused([](JobConfig* c) { c->groups[0].beta1 = std::numeric_limits<double>::quiet_NaN(); },
           "beta1");
   refused([](JobConfig* c) { c->groups.push_back({{}, {"ghost"}}); }, "ghost");

@@ -1,4 +1,6 @@
 // The engine's pure parts. Whole engines run in tests/integration and tests/fault.
+#include <cmath>
+#include <limits>
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -6,9 +8,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/engine/flight_recorder.h"
+#include "worker/engine/gradient_norm.h"
 #include "worker/engine/group_page.h"
 #include "worker/engine/order_tracker.h"
 #include "worker/engine/sharded_optimizer.h"
+#include "worker/engine/step_vote.h"
 #include "worker/engine/unit_state.h"
 
 namespace tessera {
@@ -126,8 +130,11 @@ TEST(GroupPageTest, FirstDecisionOfAStepStands) {
   HyperParameters numbers;
   numbers.learning_rate = 0.125;
   numbers.momentum = 0.75;
-  RecordDecision(page.get(), 1, {0.5, 2.0, {HyperParameters(), numbers}});
-  RecordDecision(page.get(), 1, {0.25, 4.0, {numbers, numbers}});
+  std::vector<std::byte> memory(UpdateCounts::SizeBytes(2));
+  const UpdateCounts counts(memory.data(), 2);
+  RecordDecision(page.get(), counts, 1, {0.5, 2.0, {HyperParameters(), numbers}}, {true, false});
+  RecordDecision(page.get(), counts, 1, {0.25, 4.0, {numbers, numbers}}, {true, true});
+  EXPECT_THAT(counts.Load(1), testing::ElementsAre(1, 0));
   EXPECT_EQ(page->decided_step.load(), 1);
   const StepNumbers loaded = LoadDecision(*page, 1, 2);
   EXPECT_EQ(loaded.gradient_scale, 0.5);
@@ -139,9 +146,21 @@ TEST(GroupPageTest, FirstDecisionOfAStepStands) {
   EXPECT_EQ(loaded.groups[1].epsilon, 1e-8);
 }
 
+TEST(UpdateCountsTest, EachParameterCountsItsOwnUpdatesAndTheLastStepCanBeRepeated) {
+  std::vector<std::byte> memory(UpdateCounts::SizeBytes(3));
+  const UpdateCounts counts(memory.data(), 3);
+  counts.Record(1, {true, false, true});
+  EXPECT_THAT(counts.Load(1), testing::ElementsAre(1, 0, 1));
+  counts.Record(2, {true, false, false});
+  EXPECT_THAT(counts.Load(2), testing::ElementsAre(2, 0, 0));
+  counts.Record(3, {true, true, true});
+  counts.Record(3, {true, true, true});  // As every rank does.
+  EXPECT_THAT(counts.Load(3), testing::ElementsAre(3, 1, 2));
+}
+
 TEST(GroupPageTest, StepIsNotDecidedBeforeItsPredecessor) {
   auto page = std::make_unique<GroupPage>();
-  RecordDecision(page.get(), 2, {1.0, 1.0, {}});
+  RecordDecision(page.get(), UpdateCounts(), 2, {1.0, 1.0, {}}, {});
   EXPECT_EQ(page->decided_step.load(), 0);
 }
 
@@ -238,13 +257,126 @@ TEST(ShardedOptimizerTest, RepeatingAnUpdateGivesTheSameBytesAndLeavesTheOldVers
   optimizer.Initialize(0, initial.data());
   float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
   for (int i = 0; i < 37; ++i) gradient[i] = 1.0f + static_cast<float>(i % 3);
-  optimizer.Apply({1, 1.0, {HyperParameters()}});
+  optimizer.Apply({1, 1.0, {HyperParameters()}, {1}});
   const std::vector<std::byte> once = state, published = parameters;
-  optimizer.Apply({1, 1.0, {HyperParameters()}});
+  optimizer.Apply({1, 1.0, {HyperParameters()}, {1}});
   EXPECT_EQ(state, once);
   EXPECT_EQ(parameters, published);
   EXPECT_EQ(optimizer.Parameters(0)[5], 5.0f) << "the version that a repetition starts from";
   EXPECT_NEAR(optimizer.Parameters(1)[5], 5.0f - 1e-3f, 1e-5f);
+}
+
+TEST(ShardedOptimizerTest, ParameterWithoutAGradientIsCarriedOverWithItsMoments) {
+  ModelSpec model;
+  model.units.push_back({"u", {{"a", {5}, DType::kFp32}, {"b", {7}, DType::kFp32}}});
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
+    JobConfig config;
+    config.optimizer = kind;
+    config.groups[0].weight_decay = 0.5;  // Would act on a gradient of zero too.
+    config.groups[0].momentum = 0.5;
+    ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, config.layout, 1));
+    ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
+    std::vector<std::byte> state(memory.state_region_bytes()),
+        parameters(memory.parameter_region_bytes());
+    const std::vector<ShardSegment> segments = SegmentsOf(layout, config, memory, Rank(0));
+    ShardedOptimizer optimizer(config, memory, segments, state.data(), parameters.data());
+    optimizer.Initialize(0, std::vector<float>(layout.units[0].shards.padded_numel(), 3.0f).data());
+    float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
+    std::fill_n(gradient, memory.shard_numel(), 1.0f);
+    const auto values = [&](const ShardSegment& segment, StateArray array, int64_t step) {
+      const float* from =
+          reinterpret_cast<const float*>(state.data() + memory.StateOffsetBytes(array, step % 2)) +
+          segment.state_begin_elements;
+      return std::vector<float>(from, from + segment.numel);
+    };
+    optimizer.Apply({1, 1.0, {config.groups[0]}, {1, 1}});
+    optimizer.Apply({2, 1.0, {config.groups[0]}, {2, 0}});
+    for (const StateArray array : {StateArray::kParameter, StateArray::kFirstMoment}) {
+      EXPECT_NE(values(segments[0], array, 2), values(segments[0], array, 1));
+      EXPECT_EQ(values(segments[1], array, 2), values(segments[1], array, 1));
+    }
+    const float* published = reinterpret_cast<const float*>(parameters.data());
+    EXPECT_EQ(published[segments[1].unit_begin_elements],
+              values(segments[1], StateArray::kParameter, 2)[0]);
+  }
+}
+
+TEST(GradientNormTest, PartsOfTheShardsGiveTheNormOfTheWhole) {
+  const std::vector<float> gradient = {3.0f, -4.0f, 0.5f, -0.25f, 12.0f};
+  for (const double p : {0.5, 1.0, 2.0, 3.0, 4.5, std::numeric_limits<double>::infinity()}) {
+    double whole = 0;
+    for (const float g : gradient) {
+      whole = std::isinf(p) ? std::max<double>(whole, std::fabs(g))
+                            : whole + std::pow(std::fabs(static_cast<double>(g)), p);
+    }
+    if (!std::isinf(p)) whole = std::pow(whole, 1 / p);
+    std::vector<double> parts(3);
+    AddToNormPart(gradient.data(), 2, p, &parts[0]);
+    AddToNormPart(gradient.data() + 2, 3, p, &parts[2]);  // Rank 1 has an empty shard.
+    EXPECT_NEAR(CombineNormParts(parts, p), whole, 1e-12 * whole) << "p = " << p;
+  }
+}
+
+TEST(GradientNormTest, ClippingShortensWhatIsTooLongAndLeavesTheRest) {
+  EXPECT_EQ(ClipCoefficient(0, 5), 1.0) << "no clipping";
+  EXPECT_EQ(ClipCoefficient(5, 2), 1.0);
+  EXPECT_DOUBLE_EQ(ClipCoefficient(1, 4), 1 / (4 + 1e-6));
+}
+
+class BallotTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    config_.world_size = 2;
+    model_.units.push_back({"u", {{"w", {8}, DType::kFp32}}});
+    ASSERT_OK_AND_ASSIGN(layout_, ModelLayout::Create(model_, config_.layout, 2));
+  }
+  Tally Count(const Vote& a, const Vote& b, double divisor = 1.0) {
+    const std::byte touched[] = {std::byte{0}, std::byte{1}, std::byte{0}};
+    const std::byte others[] = {std::byte{0}, std::byte{0}, std::byte{7}};
+    std::vector<std::byte> ballots = EncodeBallot(a, touched, 3);
+    const std::vector<std::byte> second = EncodeBallot(b, others, 3);
+    ballots.insert(ballots.end(), second.begin(), second.end());
+    return CountBallots(ballots, divisor, config_, layout_, 3);
+  }
+
+  JobConfig config_;
+  ModelSpec model_;
+  ModelLayout layout_;
+};
+
+TEST_F(BallotTest, NormTakesInAllDivisionsAndAParameterCountsIfAnyRankTouchedIt) {
+  Vote a, b;
+  a.norm_part = 9;
+  b.norm_part = 16;
+  EXPECT_EQ(Count(a, b).gradient_norm, 5.0);
+  EXPECT_EQ(Count(a, b).gradient_scale, 1.0);
+  EXPECT_EQ(Count(a, b, 4.0).gradient_norm, 1.25);
+  EXPECT_THAT(Count(a, b).touched, testing::ElementsAre(false, true, true));
+  a.weight = 30;
+  b.weight = 10;
+  EXPECT_EQ(Count(a, b).gradient_scale, 2.0 / 40) << "of the mean over two ranks";
+  config_.max_gradient_norm = 0.125;
+  EXPECT_DOUBLE_EQ(Count(a, b).gradient_scale, 0.05 * 0.125 / (0.25 + 1e-6));
+}
+
+TEST_F(BallotTest, WhatRanksGiveDifferentlyIsNamed) {
+  Vote a, b;
+  b.numbers_hash = 1;
+  EXPECT_THAT(Count(a, b).status,
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0 and 1")));
+  b = Vote();
+  b.reduced_units_hash = 1;
+  EXPECT_THAT(Count(a, b).status,
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("different units")));
+  b = Vote();
+  b.first_non_finite_unit = 0;
+  EXPECT_THAT(Count(a, b).status,
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("unit 'u'")));
+  EXPECT_TRUE(Count(a, b).non_finite);
+  a.weight = b.weight = 0;
+  b.first_non_finite_unit = -1;
+  EXPECT_THAT(Count(a, b).status,
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("add up to 0")));
 }
 
 }  // namespace

@@ -2,8 +2,26 @@
 
 namespace tessera {
 
-void RecordDecision(GroupPage* group, int64_t step, const StepNumbers& numbers) {
+void UpdateCounts::Record(int64_t step, const std::vector<bool>& touched) const {
+  for (int p = 0; p < num_parameters_; ++p) {
+    const uint32_t before = At(step - 1, p).load(std::memory_order_relaxed);
+    At(step, p).store(before + (touched[p] ? 1 : 0), std::memory_order_relaxed);
+  }
+}
+
+std::vector<int64_t> UpdateCounts::Load(int64_t step) const {
+  std::vector<int64_t> updates(num_parameters_);
+  for (int p = 0; p < num_parameters_; ++p) {
+    const uint32_t count = At(step, p).load(std::memory_order_relaxed);
+    updates[p] = count == At(step - 1, p).load(std::memory_order_relaxed) ? 0 : count;
+  }
+  return updates;
+}
+
+void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const StepNumbers& numbers,
+                    const std::vector<bool>& touched) {
   if (group->decided_step.load(std::memory_order_acquire) >= step) return;
+  counts.Record(step, touched);
   Decision& decision = group->decisions[step % 2];
   constexpr auto kRelaxed = std::memory_order_relaxed;
   decision.gradient_scale.store(numbers.gradient_scale, kRelaxed);

@@ -11,6 +11,7 @@
 #define TESSERA_WORKER_ENGINE_GROUP_PAGE_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -44,6 +45,32 @@ struct GroupPage {
   RankRecord ranks[kMaxLocalRanks];
 };
 
+// How many updates each parameter of the job has had: a parameter that no rank gave a gradient in a
+// step is left as it is. Part of the decision, so kept for the last two decided steps, in memory
+// that is not owned: two arrays of num_parameters, zeroes for a new job.
+class UpdateCounts {
+ public:
+  UpdateCounts() = default;
+  UpdateCounts(std::byte* base, int num_parameters)
+      : counts_(reinterpret_cast<std::atomic<uint32_t>*>(base)), num_parameters_(num_parameters) {}
+  static int64_t SizeBytes(int num_parameters) {
+    return int64_t{2} * num_parameters * static_cast<int64_t>(sizeof(std::atomic<uint32_t>));
+  }
+
+  // Writes those of `step`, from those of the step before it. touched: by parameter.
+  void Record(int64_t step, const std::vector<bool>& touched) const;
+  // By parameter: which of its updates is made in `step`, 1 is the first; 0: none.
+  std::vector<int64_t> Load(int64_t step) const;
+
+ private:
+  std::atomic<uint32_t>& At(int64_t step, int parameter) const {
+    return counts_[step % 2 * num_parameters_ + parameter];
+  }
+
+  std::atomic<uint32_t>* counts_ = nullptr;
+  int num_parameters_ = 0;
+};
+
 // What a decision fixes for every rank, and for every repetition of the update.
 struct StepNumbers {
   double gradient_scale = 1.0;
@@ -52,7 +79,9 @@ struct StepNumbers {
 };
 
 // Records that every rank voted for `step`. The first caller decides; others find it done.
-void RecordDecision(GroupPage* group, int64_t step, const StepNumbers& numbers);
+// `touched`: the parameters that some rank gave a gradient.
+void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const StepNumbers& numbers,
+                    const std::vector<bool>& touched);
 // The numbers of the decided `step`. Requires num_groups <= kMaxParamGroups.
 StepNumbers LoadDecision(const GroupPage& group, int64_t step, int num_groups);
 

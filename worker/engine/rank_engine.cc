@@ -219,10 +219,11 @@ absl::Status RankEngine::Save() {
   return absl::OkStatus();
 }
 
-void RankEngine::PublishResult(const absl::Status& status, double gradient_norm) {
+void RankEngine::PublishResult(const absl::Status& status, double gradient_norm, bool non_finite) {
   OpResult& result = options_.control->result;
   result.status_code = status.raw_code();
   result.gradient_norm = gradient_norm;
+  result.non_finite = non_finite;
   StoreText(status.message(), result.message, kMaxErrorBytes);
   result.count.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);

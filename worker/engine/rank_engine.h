@@ -36,6 +36,7 @@
 #include "worker/engine/group_page.h"
 #include "worker/engine/order_tracker.h"
 #include "worker/engine/sharded_optimizer.h"
+#include "worker/engine/step_vote.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
 
@@ -65,6 +66,7 @@ class RankEngine {
     std::byte* state = nullptr;                       // The rank's state region.
     ControlPage* control = nullptr;
     GroupPage* group = nullptr;
+    UpdateCounts updates;
     Communicator* communicator = nullptr;
     Stream* post_backward = nullptr;
     OrderGate* gate = nullptr;
@@ -101,8 +103,9 @@ class RankEngine {
   absl::Status Initialize(int unit);
   absl::Status FinishInitialize();
   absl::Status RunStep(const Op& op);
-  // The hyper-parameters of the step that `op` asks for: what the trainer gave or the job's own.
-  absl::StatusOr<std::vector<HyperParameters>> GroupsOf(const Op& op) const;
+  // This rank's part of the vote on `step`: the measure of what was reduced.
+  Vote VoteFor(int64_t step) const;
+  const float* ReducedGradient() const;  // Of the rank's shards, as a state array.
   absl::Status Save();
   // Synchronises the stream; the first error of its work.
   absl::Status AwaitReductions();
@@ -120,7 +123,7 @@ class RankEngine {
     return options_.layout->units[unit].flat.unit_name();
   }
   void ApplyDecided(int64_t step);
-  void PublishResult(const absl::Status& status, double gradient_norm);
+  void PublishResult(const absl::Status& status, double gradient_norm, bool non_finite = false);
   void ForgetReduced();
 
   const Options options_;

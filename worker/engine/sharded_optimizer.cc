@@ -9,28 +9,30 @@
 namespace tessera {
 namespace {
 
+// `update`: of this parameter; 1 is the first.
 host::AdamParams AdamParamsOf(const HyperParameters& group, const OptimizerStep& step,
-                              bool decoupled) {
+                              int64_t update, bool decoupled) {
   host::AdamParams params = {};
   params.learning_rate = group.learning_rate;
   params.beta1 = group.beta1;
   params.beta2 = group.beta2;
   params.epsilon = group.epsilon;
   params.weight_decay = group.weight_decay;
-  params.bias_correction1 = 1.0 - std::pow(group.beta1, step.step);
-  params.bias_correction2 = 1.0 - std::pow(group.beta2, step.step);
+  params.bias_correction1 = 1.0 - std::pow(group.beta1, update);
+  params.bias_correction2 = 1.0 - std::pow(group.beta2, update);
   params.gradient_scale = step.gradient_scale;
   params.decoupled_weight_decay = decoupled;
   return params;
 }
 
-host::SgdParams SgdParamsOf(const HyperParameters& group, const OptimizerStep& step) {
+host::SgdParams SgdParamsOf(const HyperParameters& group, const OptimizerStep& step,
+                            int64_t update) {
   host::SgdParams params = {};
   params.learning_rate = group.learning_rate;
   params.momentum = group.momentum;
   params.weight_decay = group.weight_decay;
   params.gradient_scale = step.gradient_scale;
-  params.first_step = step.step == 1;
+  params.first_step = update == 1;
   return params;
 }
 
@@ -51,6 +53,7 @@ std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig&
       ShardSegment segment;
       segment.unit = u;
       segment.parameter = p;
+      segment.job_parameter = memory.units()[u].first_parameter + p;
       segment.unit_begin_elements = part.begin;
       segment.parameter_begin_elements = part.begin - whole.begin;
       segment.state_begin_elements =
@@ -93,7 +96,21 @@ void ShardedOptimizer::Apply(const OptimizerStep& step) {
   for (const ShardSegment& segment : segments_) ApplySegment(segment, step);
 }
 
+// What trainers see of it stays as it is.
+void ShardedOptimizer::CarryOver(const ShardSegment& segment, int64_t step) {
+  for (const StateArray array :
+       {StateArray::kParameter, StateArray::kFirstMoment, StateArray::kSecondMoment}) {
+    if (array != StateArray::kParameter && !segment.requires_grad) return;
+    memcpy(State(array, step % 2) + segment.state_begin_elements,
+           State(array, (step - 1) % 2) + segment.state_begin_elements,
+           segment.numel * sizeof(float));
+    if (array == StateArray::kFirstMoment && config_.optimizer == OptimizerKind::kSgd) return;
+  }
+}
+
 void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const OptimizerStep& step) {
+  const int64_t update = step.updates[segment.job_parameter];
+  if (!segment.requires_grad || update == 0) return CarryOver(segment, step.step);
   const int from = (step.step - 1) % 2;
   const int to = step.step % 2;
   const int64_t at = segment.state_begin_elements;
@@ -103,10 +120,6 @@ void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const Optimizer
   float* p_out = State(StateArray::kParameter, to) + at;
   float* m_out = State(StateArray::kFirstMoment, to) + at;
   float* v_out = State(StateArray::kSecondMoment, to) + at;
-  if (!segment.requires_grad) {
-    memcpy(p_out, p_in, segment.numel * sizeof(float));
-    return;
-  }
   const float* gradient =
       reinterpret_cast<const float*>(state_ + memory_.ReducedGradientOffsetBytes()) + at;
   float* fp32;
@@ -114,10 +127,10 @@ void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const Optimizer
   PublishedAt(segment, &fp32, &bf16);
   const HyperParameters& group = step.groups[segment.group];
   if (config_.optimizer == OptimizerKind::kSgd) {
-    host::SgdStep(SgdParamsOf(group, step), segment.numel, gradient, p_in, m_in, p_out, m_out, fp32,
-                  bf16);
+    host::SgdStep(SgdParamsOf(group, step, update), segment.numel, gradient, p_in, m_in, p_out,
+                  m_out, fp32, bf16);
   } else {
-    host::AdamStep(AdamParamsOf(group, step, config_.optimizer == OptimizerKind::kAdamW),
+    host::AdamStep(AdamParamsOf(group, step, update, config_.optimizer == OptimizerKind::kAdamW),
                    segment.numel, gradient, p_in, m_in, v_in, p_out, m_out, v_out, fp32, bf16);
   }
 }

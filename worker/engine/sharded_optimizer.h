@@ -3,8 +3,8 @@
 //   state version v  (p, m, v) ──┐
 //   reduced gradient  g ─────────┴─► state version v+1, and the parameters that trainers see
 //
-// One pass over memory. Only elements of parameters that require gradients are read or written as
-// gradients; frozen ones are carried over; padding is never touched. Thread-compatible.
+// One pass over memory. Only parameters that got a gradient are updated; others, and frozen ones,
+// are carried over with their moments; padding is never touched. Thread-compatible.
 //
 // Source of the formulae: torch.optim.SGD, Adam and AdamW (dampening 0, no Nesterov, no AMSGrad).
 #ifndef TESSERA_WORKER_ENGINE_SHARDED_OPTIMIZER_H_
@@ -24,6 +24,7 @@ namespace tessera {
 struct ShardSegment {
   int unit = 0;
   int parameter = 0;                     // Index in the unit's FlatLayout.
+  int job_parameter = 0;                 // Its number in the whole job.
   int64_t state_begin_elements = 0;      // In each state array.
   int64_t unit_begin_elements = 0;       // In the unit's unsharded flat parameter.
   int64_t parameter_begin_elements = 0;  // In the original parameter.
@@ -40,6 +41,8 @@ struct OptimizerStep {
   int64_t step = 1;  // The step that this update completes; 1 is the first.
   double gradient_scale = 1.0;
   std::vector<HyperParameters> groups;  // By param group of the job.
+  // By parameter of the job: which of its updates this is, 1 is the first; 0: it has no gradient.
+  std::vector<int64_t> updates;
 };
 
 class ShardedOptimizer {
@@ -62,6 +65,7 @@ class ShardedOptimizer {
  private:
   float* State(StateArray array, int version) const;
   void ApplySegment(const ShardSegment& segment, const OptimizerStep& step);
+  void CarryOver(const ShardSegment& segment, int64_t step);
   // Where segment's published elements lie, as fp32 or bf16; the other is null.
   void PublishedAt(const ShardSegment& segment, float** fp32, uint16_t** bf16) const;
 

@@ -48,7 +48,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
   const JobMemory& plan = memory.plan;
   ASSIGN_OR_RETURN(memory.parameters, MapAtLeast(packet.fds[1].get(), plan.parameter_region_bytes(),
                                                  Access::kReadWrite, "parameter"));
-  ASSIGN_OR_RETURN(memory.group, MapAtLeast(packet.fds[2].get(), kGroupPageBytes + 1,
+  ASSIGN_OR_RETURN(memory.group, MapAtLeast(packet.fds[2].get(), ChannelOffsetBytes(plan) + 1,
                                             Access::kReadWrite, "group"));
   ASSIGN_OR_RETURN(memory.state, MapAtLeast(packet.fds[3].get(), plan.state_region_bytes(),
                                             Access::kReadWrite, "state"));

@@ -17,9 +17,13 @@
 
 namespace tessera {
 
-// Where the communicator's channel starts in the group region.
+// Where the update counts and the communicator's channel start in the group region.
 inline constexpr int64_t kGroupPageBytes =
     (sizeof(GroupPage) + kPageBytes - 1) / kPageBytes * kPageBytes;
+inline int64_t ChannelOffsetBytes(const JobMemory& plan) {
+  const int64_t counts_bytes = UpdateCounts::SizeBytes(plan.num_parameters());
+  return kGroupPageBytes + (counts_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
 
 // Move-only; thread-compatible. The mappings keep their addresses when it is moved.
 struct ExecutorMemory {
@@ -39,6 +43,9 @@ struct ExecutorMemory {
   //                          or the flight ring is of another version.
   static absl::StatusOr<ExecutorMemory> FromSetup(Packet packet);
 
+  UpdateCounts update_counts() const {
+    return UpdateCounts(group.data() + kGroupPageBytes, plan.num_parameters());
+  }
   GroupPage* group_page() const { return reinterpret_cast<GroupPage*>(group.data()); }
   ControlPage* control_page() const { return reinterpret_cast<ControlPage*>(control.data()); }
   FlightRing* flight_ring() const { return reinterpret_cast<FlightRing*>(flight.data()); }

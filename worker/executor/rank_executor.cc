@@ -92,8 +92,8 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   Quiesce(absl::AbortedError("a new epoch starts"));
   const Epoch epoch(start.epoch());
   ShmCommunicator::Options comm;
-  comm.base = memory_.group.data() + kGroupPageBytes;
-  comm.bytes = memory_.group.size_bytes() - kGroupPageBytes;
+  comm.base = memory_.group.data() + ChannelOffsetBytes(memory_.plan);
+  comm.bytes = memory_.group.size_bytes() - ChannelOffsetBytes(memory_.plan);
   comm.rank = memory_.rank.value();
   comm.size = memory_.config.world_size;
   comm.epoch = static_cast<uint32_t>(epoch.value());
@@ -111,6 +111,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   options.state = memory_.state.data();
   options.control = memory_.control_page();
   options.group = memory_.group_page();
+  options.updates = memory_.update_counts();
   options.communicator = communicator_.get();
   options.post_backward = post_backward_.get();
   options.gate = &link_;

@@ -46,8 +46,9 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
                    ShmCommunicator::RequiredBytes(config.world_size, ShmCommunicator::Options()));
   ASSIGN_OR_RETURN(SharedRegion parameters, SharedRegion::Create(job.job_id() + "/parameters",
                                                                  plan.parameter_region_bytes()));
-  ASSIGN_OR_RETURN(SharedRegion group,
-                   SharedRegion::Create(job.job_id() + "/group", kGroupPageBytes + channel_bytes));
+  ASSIGN_OR_RETURN(
+      SharedRegion group,
+      SharedRegion::Create(job.job_id() + "/group", ChannelOffsetBytes(plan) + channel_bytes));
   JobRegions regions(std::move(parameters), std::move(group));
   ASSIGN_OR_RETURN(regions.group_mapping_,
                    Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
@@ -67,6 +68,7 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
     regions.ranks_.push_back({std::move(gradients), std::move(state), std::move(control),
                               std::move(flight), std::move(mapping), std::move(flight_mapping)});
   }
+  regions.channel_offset_bytes_ = ChannelOffsetBytes(plan);
   regions.layout_ = std::move(layout);
   regions.config_ = std::move(config);
   return regions;
@@ -116,8 +118,8 @@ std::vector<int> JobRegions::TrainerFds(Rank rank) const {
 void JobRegions::AbortCollectives(Epoch epoch, const absl::Status& reason) const {
   if (epoch.value() < 1) return;
   ShmCommunicator::Options options;
-  options.base = group_mapping_.data() + kGroupPageBytes;
-  options.bytes = group_mapping_.size_bytes() - kGroupPageBytes;
+  options.base = group_mapping_.data() + channel_offset_bytes_;
+  options.bytes = group_mapping_.size_bytes() - channel_offset_bytes_;
   options.size = config_.world_size;
   options.epoch = static_cast<uint32_t>(epoch.value());
   (void)ShmCommunicator::AbortEpoch(options, reason);

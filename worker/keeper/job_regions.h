@@ -64,6 +64,7 @@ class JobRegions {
   SharedRegion parameters_;
   SharedRegion group_;
   Mapping group_mapping_;
+  int64_t channel_offset_bytes_ = 0;
   std::vector<RankRegions> ranks_;
 };
 

@@ -46,8 +46,12 @@ struct Op {
   int32_t unit = -1;
   uint32_t num_groups = 0;           // kStep: of ControlPage::step_groups; 0: the job's own.
   double learning_rate_scale = 1.0;  // kStep: multiplies each param group's learning rate.
-  int32_t status_code = 0;           // kFail: what every rank's trainer gets.
-  uint32_t padding[9] = {};
+  // kStep: the mean over the ranks is divided by it; and this rank's weight where the gradient is
+  // the sum over the ranks divided by the sum of their weights, else -1.
+  double gradient_divisor = 1.0;
+  double weight = -1.0;
+  int32_t status_code = 0;  // kFail: what every rank's trainer gets.
+  uint32_t padding[5] = {};
 };
 static_assert(sizeof(Op) == 64, "one operation is one cache line");
 
@@ -62,7 +66,7 @@ struct UnitWords {
   std::atomic<int64_t> gathered_for_step;
 };
 
-inline constexpr uint32_t kControlPageVersion = 4;
+inline constexpr uint32_t kControlPageVersion = 5;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;
@@ -71,6 +75,7 @@ inline constexpr size_t kMaxTextBytes = 4096;
 struct OpResult {
   std::atomic<uint32_t> count;  // Results given in this epoch.
   int32_t status_code;
+  int32_t non_finite;  // Of a step: 1 where some gradient is NaN or infinite.
   double gradient_norm;
   char message[kMaxErrorBytes];
 };

@@ -41,6 +41,8 @@ absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const Job
                                                          SizeBytes(config.compute_dtype), name));
     memory.parameter_region_bytes_ += placed.parameter_bytes;
     placed.gradient_slot = i == 0 ? 0 : 1 + (i - 1) % shared_slots;
+    placed.first_parameter = memory.num_parameters_;
+    memory.num_parameters_ += unit.flat.parameters().size();
     placed.shard_offset_elements = memory.shard_numel_;
     memory.shard_numel_ += unit.shards.shard_numel();
     // Slots also stage initial values in fp32, so they are sized for that.

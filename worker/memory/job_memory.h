@@ -2,11 +2,14 @@
 // executors and its trainers, so no offset ever travels.
 //
 //   parameters (one a host)   | unit 0: slice of rank 0 | rank 1 | ... | unit 1 ...   compute dtype
-//   gradients  (one a rank)   | slot 0 (root) | slot 1 | ...    an unsharded unit each, reduce
-//   dtype state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced gradient |
-//   fp32 control    (one a rank)   | ControlPage |                       trainer <-> executor group
-//   (one a host)   | GroupPage | channel 0 | channel 1 | executor <-> executor
+//   gradients  (one a rank)   | slot 0 (root) | slot 1 | ... | touched |             reduce dtype
+//   state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced |  fp32
+//   control    (one a rank)   | ControlPage |                       trainer  <-> executor
+//   group      (one a host)   | GroupPage | update counts | channel |   executor <-> executor
 //   flight     (one a rank)   | FlightRing |                        executor  -> worker
+//
+// A gradient slot holds an unsharded unit; `touched` is a byte for each parameter of the job, not 0
+// where it has got a gradient since the last step. Update counts: see UpdateCounts.
 //
 // Parameter slices of all ranks lie side by side, so rank r's slice *is* its part of the unsharded
 // flat parameter and unsharding copies nothing. Several units share a gradient slot: unit i > 0 has
@@ -29,6 +32,7 @@ struct UnitMemory {
   int64_t parameter_bytes = 0;         // padded_numel in the compute dtype.
   int gradient_slot = 0;
   int64_t shard_offset_elements = 0;  // In each state array.
+  int first_parameter = 0;            // Of the job's parameters, which are numbered unit by unit.
 };
 
 enum class StateArray { kParameter, kFirstMoment, kSecondMoment };
@@ -42,7 +46,9 @@ class JobMemory {
   int64_t parameter_region_bytes() const { return parameter_region_bytes_; }
   int num_gradient_slots() const { return num_gradient_slots_; }
   int64_t gradient_slot_bytes() const { return gradient_slot_bytes_; }
-  int64_t gradient_region_bytes() const { return gradient_slot_bytes_ * num_gradient_slots_; }
+  int num_parameters() const { return num_parameters_; }
+  int64_t touched_offset_bytes() const { return gradient_slot_bytes_ * num_gradient_slots_; }
+  int64_t gradient_region_bytes() const { return touched_offset_bytes() + num_parameters_; }
   int64_t state_region_bytes() const { return state_array_bytes_ * 7; }
   // Elements of all of a rank's shards together.
   int64_t shard_numel() const { return shard_numel_; }
@@ -57,6 +63,7 @@ class JobMemory {
   int64_t parameter_region_bytes_ = 0;
   int num_gradient_slots_ = 1;
   int64_t gradient_slot_bytes_ = 0;
+  int num_parameters_ = 0;
   int64_t shard_numel_ = 0;
   int64_t state_array_bytes_ = 0;
 };

@@ -1,0 +1,38 @@
+#include "worker/engine/gradient_norm.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tessera {
+namespace {
+
+// Added to the norm before dividing.
+constexpr double kClipEpsilon = 1e-6;
+
+}  // namespace
+
+void AddToNormPart(const float* gradient, int64_t count, double p, double* part) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double magnitude = std::fabs(static_cast<double>(gradient[i]));
+    if (std::isinf(p)) {
+      *part = std::max(*part, magnitude);
+    } else {
+      *part += p == 1 ? magnitude : p == 2 ? magnitude * magnitude : std::pow(magnitude, p);
+    }
+  }
+}
+
+double CombineNormParts(absl::Span<const double> parts_by_rank, double p) {
+  double combined = 0;
+  for (const double part : parts_by_rank) {
+    combined = std::isinf(p) ? std::max(combined, part) : combined + part;
+  }
+  if (std::isinf(p) || p == 1) return combined;
+  return p == 2 ? std::sqrt(combined) : std::pow(combined, 1 / p);
+}
+
+double ClipCoefficient(double max_norm, double norm) {
+  return max_norm <= 0 ? 1.0 : std::min(1.0, max_norm / (norm + kClipEpsilon));
+}
+
+}  // namespace tessera

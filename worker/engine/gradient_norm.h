@@ -1,0 +1,28 @@
+// The p-norm of a gradient that lies in shards: each rank measures its own, the parts are combined.
+//
+//   part_r = sum |g|^p  over rank r's shards        norm = (part_0 + ... + part_{N-1})^(1/p)
+//   part_r = max |g|    where p is infinite         norm = max of the parts
+//
+// In double, in element and rank order, so every rank and run gets the same bits. Pure;
+// thread-safe.
+#ifndef TESSERA_WORKER_ENGINE_GRADIENT_NORM_H_
+#define TESSERA_WORKER_ENGINE_GRADIENT_NORM_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+
+namespace tessera {
+
+// Adds `count` elements to a part. Requires p > 0. For p = 2 host::GradientStats has the sum.
+void AddToNormPart(const float* gradient, int64_t count, double p, double* part);
+
+double CombineNormParts(absl::Span<const double> parts_by_rank, double p);
+
+// By what a gradient of this norm is multiplied so that it is not longer than `max_norm`; 1 where
+// that is 0. As torch.nn.utils.clip_grad_norm_.
+double ClipCoefficient(double max_norm, double norm);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_ENGINE_GRADIENT_NORM_H_

@@ -1,0 +1,137 @@
+#include "worker/engine/step_vote.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/engine/gradient_norm.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kBits = 8;
+
+absl::Status CheckAgreement(const Vote& first, const Vote& vote, int rank,
+                            const ModelLayout& layout, Tally* tally) {
+  const std::string step = absl::StrCat("step ", vote.step);
+  if (vote.step != first.step) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank 0 is at step ", first.step, ", rank ", rank, " at ", step));
+  }
+  if (vote.numbers_hash != first.numbers_hash) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        step, ": ranks 0 and ", rank,
+        " gave different hyper-parameters (a learning rate, its scale, the gradient's divisor, "
+        "whether there is a weight, or another)"));
+  }
+  if (vote.reduced_units_hash != first.reduced_units_hash) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(step, ": ranks 0 and ", rank, " reduced different units"));
+  }
+  if (vote.first_non_finite_unit >= 0) {
+    tally->non_finite = true;
+    return absl::FailedPreconditionError(
+        absl::StrCat(step, " was not taken: NaN or Inf in the gradient of unit '",
+                     layout.units[vote.first_non_finite_unit].flat.unit_name(),
+                     "' in the shard of rank ", rank));
+  }
+  return absl::OkStatus();
+}
+
+// From the mean over the ranks to what the trainers asked for.
+absl::StatusOr<double> UnclippedScale(const std::vector<Vote>& votes, double divisor) {
+  if (votes[0].weight < 0) return 1.0 / divisor;
+  double total = 0;
+  for (const Vote& vote : votes) total += vote.weight;
+  if (!(total > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step ", votes[0].step, ": the ranks' weights add up to ", total));
+  }
+  return static_cast<double>(votes.size()) / total / divisor;
+}
+
+}  // namespace
+
+int64_t BallotBytes(int num_parameters) {
+  return sizeof(Vote) + (num_parameters + kBits - 1) / kBits;
+}
+
+std::vector<std::byte> EncodeBallot(const Vote& vote, const std::byte* touched,
+                                    int num_parameters) {
+  std::vector<std::byte> ballot(BallotBytes(num_parameters));
+  std::memcpy(ballot.data(), &vote, sizeof(vote));
+  for (int p = 0; p < num_parameters; ++p) {
+    if (touched[p] != std::byte{0}) ballot[sizeof(Vote) + p / kBits] |= std::byte{1} << (p % kBits);
+  }
+  return ballot;
+}
+
+Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const JobConfig& config,
+                   const ModelLayout& layout, int num_parameters) {
+  Tally tally;
+  tally.touched.assign(num_parameters, false);
+  std::vector<Vote> votes(config.world_size);
+  std::vector<double> parts;
+  for (int rank = 0; rank < config.world_size; ++rank) {
+    const std::byte* ballot = ballots.data() + rank * BallotBytes(num_parameters);
+    std::memcpy(&votes[rank], ballot, sizeof(Vote));
+    parts.push_back(votes[rank].norm_part);
+    for (int p = 0; p < num_parameters; ++p) {
+      const std::byte bit = ballot[sizeof(Vote) + p / kBits] >> (p % kBits) & std::byte{1};
+      if (bit != std::byte{0}) tally.touched[p] = true;
+    }
+    if (tally.status.ok())
+      tally.status = CheckAgreement(votes[0], votes[rank], rank, layout, &tally);
+  }
+  if (!tally.status.ok()) return tally;
+  const absl::StatusOr<double> scale = UnclippedScale(votes, divisor);
+  tally.status = scale.status();
+  if (!scale.ok()) return tally;
+  tally.gradient_norm = CombineNormParts(parts, config.gradient_norm_p) * *scale;
+  tally.gradient_scale = *scale * ClipCoefficient(config.max_gradient_norm, tally.gradient_norm);
+  return tally;
+}
+
+absl::StatusOr<std::vector<HyperParameters>> GroupsOf(const Op& op, const ControlPage& control,
+                                                      const JobConfig& config) {
+  if (!std::isfinite(op.learning_rate_scale) || op.learning_rate_scale < 0)
+    return absl::InvalidArgumentError(absl::StrCat("learning-rate scale ", op.learning_rate_scale));
+  if (!std::isfinite(op.gradient_divisor) || op.gradient_divisor <= 0)
+    return absl::InvalidArgumentError(absl::StrCat("gradient divisor ", op.gradient_divisor));
+  if (!std::isfinite(op.weight))
+    return absl::InvalidArgumentError(absl::StrCat("weight ", op.weight));
+  if (op.num_groups != 0 && op.num_groups != config.groups.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("hyper-parameters of ", op.num_groups,
+                                                   " param groups, the job has ",
+                                                   config.groups.size()));
+  }
+  std::vector<HyperParameters> groups;
+  for (size_t i = 0; i < config.groups.size(); ++i) {
+    const HyperParameters& job_numbers = config.groups[i];
+    groups.push_back(op.num_groups == 0 ? job_numbers : control.step_groups[i]);
+    groups.back().learning_rate *= op.learning_rate_scale;
+    RETURN_IF_ERROR(ValidateHyperParameters(groups.back(), i));
+  }
+  return groups;
+}
+
+uint64_t HashNumbers(const Op& op, const std::vector<HyperParameters>& groups) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&hash](double x) {
+    uint64_t bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+    for (int i = 0; i < 8; ++i) hash = (hash ^ (bits >> (8 * i) & 0xff)) * 0x100000001b3;
+  };
+  mix(op.gradient_divisor);
+  mix(op.weight < 0 ? 0 : 1);
+  for (const HyperParameters& g : groups) {
+    for (const double x :
+         {g.learning_rate, g.beta1, g.beta2, g.epsilon, g.weight_decay, g.momentum}) {
+      mix(x);
+    }
+  }
+  return hash;
+}
+
+}  // namespace tessera
