@@ -137,7 +137,9 @@ class Session {
   //                             (named), or ranks disagree on one.
   absl::StatusOr<StepResult> Step(const StepOptions& options);
   absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0) {
-    return Step(StepOptions{learning_rate_scale, {}});
+    StepOptions options;
+    options.learning_rate_scale = learning_rate_scale;
+    return Step(options);
   }
   absl::Status DropGradients();
   // Writes the consolidated model; collective. `path` is on a file system that all workers share.

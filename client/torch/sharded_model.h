@@ -53,7 +53,9 @@ class ShardedModel {
   // As Session::Step.
   virtual absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) = 0;
   absl::StatusOr<StepResult> StepWithResult(double learning_rate_scale = 1.0) {
-    return StepWithResult(StepOptions{learning_rate_scale, {}});
+    StepOptions options;
+    options.learning_rate_scale = learning_rate_scale;
+    return StepWithResult(options);
   }
   absl::Status Step(double learning_rate_scale = 1.0) {
     return StepWithResult(learning_rate_scale).status();

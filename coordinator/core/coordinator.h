@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,8 @@ class Coordinator {
   // --- membership ---
   // Errors: FailedPrecondition, InvalidArgument  as MemberRegistry::CheckRegister
   //         ResourceExhausted                    too many workers
+  //         AlreadyExists                        an older incarnation is there and answers: this is
+  //                                              no restart of it, but a second worker of its name
   absl::Status RegisterWorker(const WorkerId& worker, const Member& member, absl::Time now,
                               Effects* effects);
   // A stream of this worker begins; what the worker may have missed is sent again.
@@ -75,6 +78,8 @@ class Coordinator {
   // Events of other epochs or creations, or of jobs that are gone, are ignored; but a worker that
   // holds a job which is gone, or of which it has no rank, is told to drop it.
   absl::Status Connect(const Sender& sender, absl::Time now, Effects* effects);
+  // The worker's stream has ended. It may be its process too.
+  void Disconnected(const WorkerId& worker) { away_.insert(worker); }
   absl::Status Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs, absl::Time now,
                          Effects* effects);
   absl::Status Announce(const Sender& sender, const OrderAnnouncement& event, absl::Time now,
@@ -144,6 +149,7 @@ class Coordinator {
   DurableState state_;
   std::optional<DurableState> before_;  // Set while changes wait for Accept or Rollback.
   Liveness liveness_;
+  std::set<WorkerId> away_;  // Have had no stream since they registered, or it has ended.
   std::map<JobId, EpochRuntime> runtimes_;
   std::map<JobId, RestartPacer> pacers_;
   std::map<JobId, AvoidedWorkers> avoided_;

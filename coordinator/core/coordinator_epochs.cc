@@ -207,6 +207,7 @@ void Coordinator::CheckPreparing(absl::Time now) {
 
 void Coordinator::ForgetLostMembers(Effects* effects) {
   for (WorkerId& worker : state_.ForgettableMembers()) {
+    away_.erase(worker);
     Put(MemberGoneRecord{std::move(worker)}, effects);
   }
 }

@@ -36,11 +36,20 @@ absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& m
     return absl::ResourceExhaustedError(
         absl::StrCat("there are ", options_.max_workers, " workers already"));
   }
+  if (known != nullptr && known->incarnation < member.incarnation && !known->lost &&
+      away_.count(worker) == 0) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "worker '", worker.value(), "', incarnation ", known->incarnation.value(),
+        ", is connected; another one of its name is taken for its restart only once its connection "
+        "has ended or it was silent for ",
+        absl::FormatDuration(options_.worker_timeout)));
+  }
   liveness_.Heard(worker, now);
   if (known != nullptr && known->incarnation == member.incarnation &&
       known->address == member.address && !known->lost) {
     return absl::OkStatus();
   }
+  away_.insert(worker);
   Put(MemberRecord{worker, member}, effects);
   AdvanceAll(now, effects);
   return absl::OkStatus();
@@ -60,6 +69,7 @@ absl::Status Coordinator::Hear(const Sender& sender, absl::Time now, Effects* ef
 
 absl::Status Coordinator::Connect(const Sender& sender, absl::Time now, Effects* effects) {
   RETURN_IF_ERROR(Hear(sender, now, effects));
+  away_.erase(sender.worker);
   ResendOnConnect(sender, effects);
   return absl::OkStatus();
 }

@@ -276,6 +276,27 @@ TEST_F(CoordinatorPlacementTest, WorkerThatDoesNotPrepareKeepsTheShardsToo) {
   EXPECT_EQ(WorkerOf("job"), "a");
 }
 
+TEST_F(CoordinatorPlacementTest, SecondWorkerOfANameTakesNothingFromTheFirstWhileThatIsThere) {
+  ASSERT_NO_FATAL_FAILURE(StartOnAWithRoomOnB(5));
+  const auto second = [&] {
+    Member member;
+    member.incarnation = Incarnation(2);
+    member.num_devices = 1;
+    return Run([&](Effects* e) { return core_.RegisterWorker(WorkerId("a"), member, now_, e); });
+  };
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.Connect({WorkerId("a"), Incarnation(1)}, now_, e);
+  }));
+  EXPECT_THAT(second(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("'a'")));
+  RestartCoordinator();
+  EXPECT_THAT(second(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("'a'")))
+      << "it has not connected again yet";
+  EXPECT_EQ(StatusOf("job").state, JobState::kRunning);
+  core_.Disconnected(WorkerId("a"));
+  EXPECT_OK(second());
+  EXPECT_EQ(StatusOf("job").state, JobState::kLost);
+}
+
 TEST_F(CoordinatorPlacementTest, JobIsLostWithTheMemoryOfItsWorkerSaysSoAndHoldsNoDevice) {
   ASSERT_NO_FATAL_FAILURE(StartOnAWithRoomOnB(5));
   Register("a", 1, /*incarnation=*/2);

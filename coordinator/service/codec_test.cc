@@ -35,6 +35,7 @@ v1::CreateJobRequest Request() {
   group->set_momentum(0.5);
   v1::JobConfig* config = request.mutable_config();
   config->set_max_gradient_norm(1.5);
+  config->set_gradient_norm_p(3.5);
   config->set_max_gathered_units(3);
   config->set_gradient_slots(2);
   config->set_collective_timeout_ms(12345);

@@ -196,7 +196,9 @@ absl::Status CoordinatorHost::Connect(const Sender& sender, std::shared_ptr<Outb
 void CoordinatorHost::Disconnect(const WorkerId& worker, const std::shared_ptr<Outbox>& outbox) {
   absl::MutexLock lock(&mu_);
   auto it = outboxes_.find(worker);
-  if (it != outboxes_.end() && it->second == outbox) outboxes_.erase(it);
+  if (it == outboxes_.end() || it->second != outbox) return;  // Another stream took its place.
+  outboxes_.erase(it);
+  core_.Disconnected(worker);
 }
 
 absl::Status CoordinatorHost::OnStreamEvent(const Sender& sender, const StreamEvent& event) {

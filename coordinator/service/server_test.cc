@@ -182,16 +182,24 @@ TEST_F(ServerTest, WorkerThatCannotHoldTheJobSaysWhyAndKeepsItsStream) {
   EXPECT_THAT(GetJob("gpt")->state_reason(), HasSubstr("worker 'b' failed: no memory"));
 }
 
+TEST_F(ServerTest, SecondWorkerOfANameIsRefusedWhileTheFirstIsConnected) {
+  StartTwoRanks();
+  TestWorker second(channel_, "b", 2);
+  const absl::Status refused = FromGrpcStatus(second.Register(1));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kAlreadyExists,
+                                AllOf(HasSubstr("'b'"), HasSubstr("is connected"))));
+  EXPECT_EQ(GetJob("gpt")->epoch(), 1) << "and disturbs nobody";
+}
+
 TEST_F(ServerTest, NewIncarnationOfAWorkerBeginsANewEpoch) {
   StartTwoRanks();
+  b_->Disconnect();
   TestWorker again(channel_, "b", 2);
   ASSERT_TRUE(again.Register(1).ok());
   again.Connect();
   EXPECT_EQ(a_->Await(Command::kPrepare).prepare().job().epoch(), 2);
   EXPECT_EQ(again.Await(Command::kPrepare).prepare().job().epoch(), 2);
-  b_->Heartbeat();  // The old life is told that it is over.
-  EXPECT_NE(b_->AwaitEnd().error_code(), grpc::StatusCode::OK);
-  b_->Connect();
+  b_->Connect();  // The old life is told that it is over.
   EXPECT_EQ(b_->AwaitEnd().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
 }
 

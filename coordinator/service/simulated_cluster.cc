@@ -143,6 +143,7 @@ void SimulatedCluster::Tell(Worker* worker, const Handler& handler) {
 void SimulatedCluster::Boot(Worker* worker) {
   const int64_t incarnation = worker->incarnation + 1;
   const WorkerId id = worker->id;
+  Disconnect(worker);
   for (Worker& other : workers_) {
     if (worker->has_values && other.creation == worker->creation) other.is_partial = true;
   }
@@ -152,6 +153,10 @@ void SimulatedCluster::Boot(Worker* worker) {
   Connect(worker);
 }
 
+void SimulatedCluster::Disconnect(Worker* worker) {
+  if (std::exchange(worker->connected, false)) core_.Disconnected(worker->id);
+}
+
 void SimulatedCluster::Connect(Worker* worker) {
   worker->inbox.clear();
   worker->connected = false;
@@ -159,10 +164,13 @@ void SimulatedCluster::Connect(Worker* worker) {
   Member member;
   member.incarnation = Incarnation(worker->incarnation);
   member.num_devices = 2;
-  EXPECT_OK(Run([&](Effects* e) { return core_.RegisterWorker(worker->id, member, now_, e); }));
+  absl::Status status =
+      Run([&](Effects* e) { return core_.RegisterWorker(worker->id, member, now_, e); });
+  // A coordinator that has just started does not know yet that the life before this one is over.
+  if (absl::IsAlreadyExists(status)) return;
+  EXPECT_OK(status);
   worker->connected = true;
-  const absl::Status status =
-      Run([&](Effects* e) { return core_.Connect(SenderOf(*worker), now_, e); });
+  status = Run([&](Effects* e) { return core_.Connect(SenderOf(*worker), now_, e); });
   if (!status.ok()) worker->connected = false;  // The registration was not journalled.
   for (auto& [rank, run] : worker->ranks) {
     if (!worker->connected || !worker->running) continue;
@@ -337,11 +345,11 @@ void SimulatedCluster::Misfortune(Worker* worker) {
       Boot(worker);
       return;
     case 2:
-      worker->connected = false;
+      Disconnect(worker);
       return;
     case 3:
       worker->silent = !worker->silent;
-      worker->connected = false;
+      Disconnect(worker);
       return;
     case 4:
       journal_failures_ = 1 + Dice(3);

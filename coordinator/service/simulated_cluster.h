@@ -77,6 +77,7 @@ class SimulatedCluster {
 
   void Boot(Worker* worker);
   void Connect(Worker* worker);
+  void Disconnect(Worker* worker);  // The coordinator sees the end of its stream.
   void Handle(Worker* worker, const Command& command);
   // Drops the job with its shards.
   void Forget(Worker* worker);

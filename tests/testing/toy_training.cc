@@ -8,14 +8,8 @@
 #include "base/status_macros.h"
 
 namespace tessera::testing_support {
-namespace {
 
-struct ReferenceState {
-  std::vector<float> p, m, v;
-};
-
-// One parameter's update in plain scalar code; gradients are already averaged.
-void UpdateReference(const JobConfig& config, const ParamGroup& group, int64_t step, double scale,
+void ReferenceUpdate(const JobConfig& config, const ParamGroup& group, int64_t update, double scale,
                      const std::vector<float>& gradient, ReferenceState* state) {
   const float lr = group.learning_rate;
   for (size_t i = 0; i < gradient.size(); ++i) {
@@ -23,7 +17,7 @@ void UpdateReference(const JobConfig& config, const ParamGroup& group, int64_t s
     float& p = state->p[i];
     if (config.optimizer == OptimizerKind::kSgd) {
       g += static_cast<float>(group.weight_decay) * p;
-      state->m[i] = step == 1 ? g : static_cast<float>(group.momentum) * state->m[i] + g;
+      state->m[i] = update == 1 ? g : static_cast<float>(group.momentum) * state->m[i] + g;
       p -= lr * (group.momentum > 0 ? state->m[i] : g);
       continue;
     }
@@ -34,13 +28,11 @@ void UpdateReference(const JobConfig& config, const ParamGroup& group, int64_t s
     }
     state->m[i] = group.beta1 * state->m[i] + (1 - group.beta1) * g;
     state->v[i] = group.beta2 * state->v[i] + (1 - group.beta2) * g * g;
-    const double correction1 = 1 - std::pow(group.beta1, step);
-    const double correction2 = 1 - std::pow(group.beta2, step);
+    const double correction1 = 1 - std::pow(group.beta1, update);
+    const double correction2 = 1 - std::pow(group.beta2, update);
     p -= lr / correction1 * state->m[i] / (std::sqrt(state->v[i] / correction2) + group.epsilon);
   }
 }
-
-}  // namespace
 
 ModelSpec ToyModel(int num_units, bool with_frozen) {
   ModelSpec model;
@@ -167,7 +159,7 @@ std::vector<float> ReferenceRun(const ModelSpec& model, const JobConfig& config,
       scale = std::min(1.0, config.max_gradient_norm / (std::sqrt(sum_of_squares) + 1e-6));
     for (size_t t = 0; t < states.size(); ++t) {
       if (!specs[t]->requires_grad) continue;
-      UpdateReference(config, config.groups[GroupOf(config, specs[t]->name)], step, scale,
+      ReferenceUpdate(config, config.groups[GroupOf(config, specs[t]->name)], step, scale,
                       gradients[t], &states[t]);
     }
   }

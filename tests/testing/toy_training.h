@@ -41,6 +41,16 @@ absl::Status TrainToy(Session* session, int64_t last_step,
 // All parameters, unit by unit, read through the session (which must be all resharded).
 absl::StatusOr<std::vector<float>> ReadAll(Session* session);
 
+// One parameter and its moments.
+struct ReferenceState {
+  std::vector<float> p, m, v;
+};
+
+// One parameter's `update`-th update (1 is the first) in plain scalar code; the gradient is
+// averaged already and is multiplied by `scale`.
+void ReferenceUpdate(const JobConfig& config, const ParamGroup& group, int64_t update, double scale,
+                     const std::vector<float>& gradient, ReferenceState* state);
+
 // What ReadAll gives after an unsharded run in double-checked plain C++ (AdamW or SGD as config).
 std::vector<float> ReferenceRun(const ModelSpec& model, const JobConfig& config, int64_t last_step,
                                 int micro_batches = 1);

@@ -71,6 +71,7 @@ absl::Status RankEngine::Start(Step resume_step) {
   control->committed_step.store(step_);
   control->progress_step.store(OrderStep());
   control->progress_sequence.store(0);
+  control->within_step.store(0);
   control->progress_kind.store(0);
   control->epoch.store(static_cast<uint32_t>(options_.epoch.value()), std::memory_order_release);
   Bump(&control->events);
@@ -185,6 +186,8 @@ absl::Status RankEngine::Ordered(OpKind kind, int unit, int64_t count_elements, 
     RETURN_IF_ERROR(options_.gate->AwaitRelease(entry, Step(OrderStep()), order_.sequence()));
   }
   order_.Issued(entry);
+  if (kind == OpKind::kUnshard || kind == OpKind::kReduce)
+    options_.control->within_step.store(1, std::memory_order_relaxed);
   options_.control->progress_sequence.store(order_.sequence(), std::memory_order_relaxed);
   return absl::OkStatus();
 }

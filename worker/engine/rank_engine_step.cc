@@ -79,6 +79,7 @@ absl::Status RankEngine::RunStep(const Op& op) {
   order_.StepCommitted();
   options_.control->progress_step.store(next + 1, std::memory_order_relaxed);
   options_.control->progress_sequence.store(0, std::memory_order_relaxed);
+  options_.control->within_step.store(0, std::memory_order_relaxed);
   options_.control->committed_step.store(next, std::memory_order_release);
   PublishResult(absl::OkStatus(), tally.gradient_norm);
   // The trainer need not wait for this.

@@ -50,7 +50,7 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
   }
   // Another trainer cannot go on in the middle of a step: its order would differ from its peers'.
   if (phase_ == EpochPhase::kRunning &&
-      regions_.control(Rank(request.rank()))->progress_sequence.load() != 0) {
+      regions_.control(Rank(request.rank()))->within_step.load() != 0) {
     FailLocked(Rank(request.rank()), absl::StrCat("the trainer of rank ", request.rank(),
                                                   " left in the middle of a step"));
   }

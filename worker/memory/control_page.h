@@ -92,6 +92,8 @@ struct ControlPage {
   // What the rank is doing, for status displays.
   std::atomic<int64_t> progress_step;
   std::atomic<int64_t> progress_sequence;
+  // Not 0: the rank has done a part of the step under way, so that nobody else can go on with it.
+  std::atomic<uint32_t> within_step;
   std::atomic<uint32_t> progress_kind;  // OpKind, 0: idle.
   std::atomic<int32_t> progress_unit;
   std::atomic<int32_t> executor_pid;
