@@ -1,4 +1,5 @@
-"""What PyTorch's FSDP says of flat parameters and their shards, as JSON on stdout.
+"""What PyTorch's FSDP says of flat parameters and their shards, as JSON in the file
+named as argument.
 
 Every number comes from PyTorch's own FlatParamHandle: random units and world sizes 1 to 8, each
 rank's handle built and sharded on a process group of its own that sends nothing. Nothing here
@@ -169,24 +170,25 @@ def record_ranges(name, dtype, aligned, shapes):
     return {**unit, "aligned": aligned, "ranges": ranges}
 
 
-def write_list(name, records, last):
+def list_text(name, records):
     """One record a line, so that a change of one shows as one."""
     rows = ",\n".join(json.dumps(record, separators=(",", ":")) for record in records)
-    print(f'"{name}":[\n{rows}\n]{"" if last else ","}')
+    return f'"{name}":[\n{rows}\n]'
 
 
 def main():
     torch.set_num_threads(1)
     rng = random.Random(20240607)
     units = [random_unit(rng, index) for index in range(NUM_UNITS)]
-    print("{" + f'"torch":{json.dumps(torch.__version__)},')
-    write_list("ranges", [
+    ranges = [
         record_ranges("FLAT-7", "float32", False, [[7, 3], [5, 7], [5, 5]]),
         record_ranges("FLAT-8", "float32", True, [[7, 3], [5, 7], [5, 5]]),
         record_ranges("FLAT-9", "float16", True, [[5, 2], [5, 5], [3, 5]]),
-    ], last=False)
-    write_list("units", [record_unit(unit, index) for index, unit in enumerate(units)], last=True)
-    print("}")
+    ]
+    records = [record_unit(unit, index) for index, unit in enumerate(units)]
+    with open(sys.argv[1], "w", encoding="utf-8") as out:
+        out.write("{" + f'"torch":{json.dumps(torch.__version__)},\n'
+                  + list_text("ranges", ranges) + ",\n" + list_text("units", records) + "\n}\n")
 
 
 if __name__ == "__main__":
