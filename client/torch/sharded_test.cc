@@ -76,7 +76,7 @@ std::map<std::string, torch::Tensor> PlainRun(int world_size, int steps) {
   torch::optim::AdamW optimizer(trainable, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
   for (int64_t step = 1; step <= steps; ++step) {
     optimizer.zero_grad();
-    for (auto& p : trainable) p.mutable_grad() = torch::zeros_like(p);
+    for (auto& p : trainable) p.mutable_grad().reset();  // No gradient is not a gradient of zero.
     for (int rank = 0; rank < world_size; ++rank)
       (Loss(*model, Tokens(step, rank)) / world_size).backward();
     optimizer.step();
@@ -157,6 +157,53 @@ TEST_P(StrategyTest, TrainsAsThePlainModuleDoes) {
 INSTANTIATE_TEST_SUITE_P(Strategies, StrategyTest,
                          testing::Values(Strategy::kFullShard, Strategy::kShardGradOp,
                                          Strategy::kNoShard));
+
+// Where a rank's own code throws: before, in and after forward, and in backward.
+TEST_F(ShardedTest, ExceptionOnOneRankIsEveryRanksErrorAndTrainingGoesOn) {
+  constexpr int kWorldSize = 2, kSteps = 6;
+  const auto expected = PlainRun(kWorldSize, kSteps);
+  ForEachRank(kWorldSize, [&](int rank) {
+    std::shared_ptr<Sharded<ModelImpl>> model;
+    {
+      absl::MutexLock lock(&seed_mu_);
+      model = MakeModel();
+    }
+    auto sharded = ShardedModel::Attach(model, OptionsFor(rank, kWorldSize));
+    ASSERT_OK(sharded);
+    const auto mismatch = [] { torch::matmul(torch::ones({2, 3}), torch::ones({2, 3})); };
+    bool may_fail = true;
+    while ((*sharded)->next_step() <= kSteps) {
+      const int64_t step = (*sharded)->next_step();
+      const bool fails = may_fail && step >= 2 && step <= 5;
+      const absl::Status status = (*sharded)->RunStep([&] {
+        const bool mine = fails && rank == 1;
+        if (mine && step == 2) mismatch();
+        torch::Tensor tokens = Tokens(step, rank);
+        if (mine && step == 3) tokens = tokens + 100;  // No row of the embedding.
+        torch::Tensor loss = Loss(*model, tokens);
+        if (mine && step == 4) loss.register_hook([&](const torch::Tensor&) { mismatch(); });
+        loss.backward();
+        if (mine && step == 5) mismatch();
+        return (*sharded)->Step();
+      });
+      may_fail = !fails;
+      if (!fails) {
+        ASSERT_OK(status);
+        continue;
+      }
+      const std::string cause = step == 3 ? "index out of range" : "cannot be multiplied";
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnknown, HasSubstr(cause)));
+      if (rank == 0) EXPECT_THAT(status.message(), testing::StartsWith("rank 1: "));
+      EXPECT_EQ((*sharded)->next_step(), step) << "the step was undone";
+    }
+    Session& session = (*sharded)->session();
+    for (int unit = 0; unit < session.num_units(); ++unit) ASSERT_OK(session.Unshard(unit));
+    for (auto& item : model->named_parameters()) {
+      EXPECT_LT((item.value() - expected.at(item.key())).abs().max().item<float>(), 2e-6f)
+          << item.key();
+    }
+  });
+}
 
 TEST_F(ShardedTest, NoSyncAccumulatesWithoutReducing) {
   constexpr int kWorldSize = 2;

@@ -115,10 +115,10 @@ TEST_F(AttachCyclesTest, ThousandCyclesLeaveNoDescriptorMappingThreadOrMemoryBeh
   RunCycles(kCycles + 1);
   Holdings after;
   EXPECT_TRUE(Eventually([&] {
-    after = Holdings::Count();
-    return after.shared_memory_objects == before.shared_memory_objects &&
-           after.shared_memory_mappings == before.shared_memory_mappings &&
-           after.sockets == before.sockets && after.other_descriptors == before.other_descriptors;
+    after = Holdings::Count();  // Fewer: at the first look some had not been closed yet.
+    return after.shared_memory_objects <= before.shared_memory_objects &&
+           after.shared_memory_mappings <= before.shared_memory_mappings &&
+           after.sockets <= before.sockets && after.other_descriptors <= before.other_descriptors;
   })) << "before: "
       << before << "\nafter:  " << after;
   EXPECT_LE(after.threads, before.threads + kSlackThreads);
