@@ -145,6 +145,27 @@ std::string DumpLayout(const ModelLayout& layout, const DumpOptions& options) {
   return text;
 }
 
+std::string DumpUnits(const ModelLayout& layout, DType compute_dtype) {
+  size_t width = 4;
+  for (const UnitLayout& unit : layout.units) {
+    width = std::max(width, absl::CHexEscape(unit.flat.unit_name()).size());
+  }
+  std::string text =
+      absl::StrCat("units (ranks: ", layout.world_size, ", compute ", Name(compute_dtype), ")\n");
+  absl::StrAppendFormat(&text, "  %-*s %10s %14s %10s %12s %12s\n", width, "unit", "parameters",
+                        "elements", "padding", "size", "of a rank");
+  const int64_t element_bytes = SizeBytes(compute_dtype);
+  for (const UnitLayout& unit : layout.units) {
+    const FlatLayout& flat = unit.flat;
+    absl::StrAppendFormat(&text, "  %-*s %10d %14d %10d %12s %12s\n", width,
+                          absl::CHexEscape(flat.unit_name()), flat.parameters().size(),
+                          flat.unpadded_numel(), unit.shards.padded_numel() - flat.unpadded_numel(),
+                          FormatBytes(unit.shards.padded_numel() * element_bytes),
+                          FormatBytes(unit.shards.shard_numel() * element_bytes));
+  }
+  return text;
+}
+
 absl::StatusOr<std::string> DumpMemory(const ModelLayout& layout, const MemoryOptions& options) {
   std::string text =
       absl::StrCat("memory per rank (", DescribeHosts(layout, options), ", shards ",

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/ids.h"
+#include "layout/dtype.h"
 #include "layout/memory_plan.h"
 #include "layout/model_layout.h"
 
@@ -31,6 +32,10 @@ std::string DumpRank(const UnitLayout& unit, Rank rank, const DumpOptions& optio
 std::string DumpUnit(const UnitLayout& unit, const DumpOptions& options);
 
 std::string DumpLayout(const ModelLayout& layout, const DumpOptions& options);
+
+// A table with a row for each unit: its elements, what is padding of that, its size in
+// `compute_dtype` and how much of that is one rank's.
+std::string DumpUnits(const ModelLayout& layout, DType compute_dtype);
 
 // A table of the memory that each strategy needs.
 // Errors: InvalidArgument  as PlanMemory.

@@ -80,6 +80,20 @@ TEST(LayoutDumpTest, NamesAreEscaped) {
               HasSubstr("a\\x1b[31m 1"));
 }
 
+TEST(LayoutDumpTest, UnitTableSaysWhatIsPaddingAndWhatARankHolds) {
+  ModelSpec model;
+  model.units.push_back({"root", {MakeSpec("head", {5})}});
+  model.units.push_back({"layers.0", {MakeSpec("w", {7, 3}), MakeSpec("b", {2})}});
+  LayoutOptions options;
+  options.shard_alignment_bytes = 0;
+  ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, options, 2));
+  EXPECT_EQ(DumpUnits(layout, DType::kBf16),
+            "units (ranks: 2, compute bf16)\n"
+            "  unit     parameters       elements    padding         size    of a rank\n"
+            "  root              1              5          1         12 B          6 B\n"
+            "  layers.0          2             23          3         52 B         26 B\n");
+}
+
 TEST(LayoutDumpTest, MemoryTableHasARowForEachStrategy) {
   const ModelLayout layout = MakeModel({MakeSpec("w", {1024})}, 4);
   ASSERT_OK_AND_ASSIGN(const std::string text, DumpMemory(layout, MemoryOptions()));

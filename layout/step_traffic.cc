@@ -1,0 +1,35 @@
+#include "layout/step_traffic.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/numeric/int128.h"
+
+namespace tessera {
+namespace {
+
+bool IsTrained(const FlatLayout& flat) {
+  return std::any_of(flat.parameters().begin(), flat.parameters().end(),
+                     [](const PlacedParameter& parameter) { return parameter.spec.requires_grad; });
+}
+
+}  // namespace
+
+absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, ShardingStrategy strategy,
+                                        DType compute_dtype, DType reduce_dtype) {
+  absl::int128 gathered = 0;
+  absl::int128 reduced = 0;
+  for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+    const ShardMap& shards = layout.units[unit].shards;
+    const absl::int128 others = shards.padded_numel() - shards.shard_numel();
+    const bool twice = strategy == ShardingStrategy::kFullShard && unit != 0;
+    gathered += others * SizeBytes(compute_dtype) * (twice ? 2 : 1);
+    if (IsTrained(layout.units[unit].flat)) reduced += others * SizeBytes(reduce_dtype);
+  }
+  if (std::max(gathered, reduced) > std::numeric_limits<int64_t>::max()) {
+    return absl::InvalidArgumentError("a step's traffic in bytes overflows int64");
+  }
+  return StepTraffic{static_cast<int64_t>(gathered), static_cast<int64_t>(reduced)};
+}
+
+}  // namespace tessera

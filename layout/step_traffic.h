@@ -1,0 +1,32 @@
+// How many bytes of other ranks' one rank reads in a step of one forward and one backward.
+//
+//   gathered  to see a whole unit: W - 1 slices, as often as the unit is unsharded
+//   reduced   to sum its slice of the gradients: W - 1 slices of every unit that is trained
+//
+// Where all ranks are on one host, gathering only makes memory readable and copies none of it.
+// Quantities are BYTES. Pure values; thread-compatible.
+#ifndef TESSERA_LAYOUT_STEP_TRAFFIC_H_
+#define TESSERA_LAYOUT_STEP_TRAFFIC_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "layout/dtype.h"
+#include "layout/memory_plan.h"
+#include "layout/model_layout.h"
+
+namespace tessera {
+
+struct StepTraffic {
+  int64_t gathered_bytes = 0;
+  int64_t reduced_bytes = 0;
+};
+
+// FULL_SHARD unshards every unit but the root twice, the other strategies once.
+// Errors: InvalidArgument  the sum of bytes overflows int64.
+absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, ShardingStrategy strategy,
+                                        DType compute_dtype, DType reduce_dtype);
+
+}  // namespace tessera
+
+#endif  // TESSERA_LAYOUT_STEP_TRAFFIC_H_
