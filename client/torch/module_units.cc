@@ -1,6 +1,7 @@
 #include "client/torch/module_units.h"
 
 #include <unordered_map>
+#include <unordered_set>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -33,11 +34,60 @@ absl::StatusOr<DType> FromScalarType(torch::ScalarType type, const std::string& 
   }
 }
 
+// Asks a policy about every module, children before parents.
+class Choice {
+ public:
+  // Distinct parameters that are in no unit yet.
+  using Parameters = std::unordered_set<const c10::TensorImpl*>;
+
+  explicit Choice(const WrapPolicy& policy) : policy_(policy) {}
+
+  // Returns what the subtree leaves to the unit above it.
+  Parameters Decide(const torch::nn::Module& module, const std::string& name) {
+    Parameters all;
+    for (const torch::Tensor& tensor : module.parameters()) Add(tensor, &all);
+    if (!policy_.descend({name, module, Numel(all)})) return all;
+    Parameters left;
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) Add(item.value(), &left);
+    for (const auto& child : module.named_children()) {
+      left.merge(Decide(*child.value(), name.empty() ? child.key() : name + "." + child.key()));
+    }
+    const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
+    if (sharded == nullptr || name.empty() || !policy_.wrap({name, module, Numel(left)})) {
+      return left;
+    }
+    chosen_.insert(sharded);
+    return {};
+  }
+
+  std::unordered_set<const ShardedBase*> Take() { return std::move(chosen_); }
+
+ private:
+  static void Add(const torch::Tensor& tensor, Parameters* parameters) {
+    if (tensor.defined()) parameters->insert(tensor.unsafeGetTensorImpl());
+  }
+  static int64_t Numel(const Parameters& parameters) {
+    int64_t numel = 0;
+    for (const c10::TensorImpl* tensor : parameters) numel += tensor->numel();
+    return numel;
+  }
+
+  const WrapPolicy& policy_;
+  std::unordered_set<const ShardedBase*> chosen_;
+};
+
 class Walk {
  public:
+  explicit Walk(std::unordered_set<const ShardedBase*> chosen) : chosen_(std::move(chosen)) {}
+
   absl::Status Visit(torch::nn::Module& module, const std::string& prefix, int unit) {
-    if (auto* sharded = dynamic_cast<ShardedBase*>(&module);
-        sharded != nullptr && !prefix.empty()) {
+    auto* sharded = dynamic_cast<ShardedBase*>(&module);
+    if (sharded != nullptr && sharded->attached()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          prefix.empty() ? "the root" : "module '" + prefix.substr(0, prefix.size() - 1) + "'",
+          " is attached to a ShardedModel already"));
+    }
+    if (chosen_.count(sharded) > 0) {
       unit = static_cast<int>(units_.modules.size());
       AddUnit(sharded, prefix.substr(0, prefix.size() - 1));
     }
@@ -81,17 +131,20 @@ class Walk {
     return absl::OkStatus();
   }
 
+  const std::unordered_set<const ShardedBase*> chosen_;
   ModuleUnits units_;
   std::unordered_map<const c10::TensorImpl*, Owner> owners_;
 };
 
 }  // namespace
 
-absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root) {
+absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy& policy) {
   auto* sharded = dynamic_cast<ShardedBase*>(&root);
   if (sharded == nullptr)
     return absl::InvalidArgumentError("the root module is no tessera::Sharded<>");
-  Walk walk;
+  Choice choice(policy);
+  choice.Decide(root, "");
+  Walk walk(choice.Take());
   walk.AddUnit(sharded, "root");
   RETURN_IF_ERROR(walk.Visit(root, "", 0));
   ModuleUnits units = walk.Take();

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/torch/sharded.h"
+#include "client/torch/wrap_policy.h"
 #include "layout/tensor_spec.h"
 
 namespace tessera {
@@ -19,11 +20,12 @@ struct ModuleUnits {
   std::vector<std::vector<torch::Tensor>> parameters;
 };
 
-// `root` is unit 0; every Sharded<> below it is a unit, in walk order; a parameter belongs to the
-// innermost unit that encloses the module that registered it.
+// `root` is unit 0; every Sharded<> below it that `policy` chooses is a unit, in walk order; a
+// parameter belongs to the innermost unit that encloses the module that registered it.
 // Errors: InvalidArgument  the root is no Sharded<>; a unit without parameters; a parameter in two
 //   units (naming both names and units); a dtype that cannot be trained; all of ValidateModel's.
-absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root);
+//         FailedPrecondition  some Sharded<> of the tree is attached already (naming it).
+absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy& policy);
 
 }  // namespace tessera
 

@@ -5,7 +5,8 @@
 //   blocks->push_back(std::make_shared<Block>(config));
 //
 // Sharded<M> *is* an M: parameters and buffers keep their names, and until a ShardedModel attaches
-// (see sharded_model.h) it behaves as M does, so the same model trains unsharded too. Units nest.
+// it as a unit (see sharded_model.h) it behaves as M does, so the same model trains unsharded too.
+// Units nest.
 // Attached, forward() makes the unit's parameters readable around M::forward, and again around
 // backward through what it returned.
 //
@@ -89,6 +90,7 @@ class ShardedBase {
     observer_ = observer;
     unit_ = unit;
   }
+  bool attached() const { return observer_ != nullptr; }
 
  protected:
   UnitObserver* observer_ = nullptr;

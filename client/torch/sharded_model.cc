@@ -260,8 +260,8 @@ absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
-    std::shared_ptr<torch::nn::Module> root, SessionOptions options) {
-  ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root));
+    std::shared_ptr<torch::nn::Module> root, SessionOptions options, const WrapPolicy& policy) {
+  ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root, policy));
   options.model = units.model;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(options));
   auto model =

@@ -16,10 +16,9 @@
 // views that autograd saved stay valid; they can be read only while their unit is unsharded, and
 // never written. Buffers stay the trainer's own.
 //
-// Confined to one thread. While attached the module must outlive this, and must not be attached
-// twice. The destructor detaches and leaves each parameter empty, with its name.
-// Source: hook points as torch/distributed/fsdp/_runtime_utils.py; module hooks do not exist in
-// C++.
+// Confined to one thread. While attached the module must outlive this. The destructor detaches and
+// leaves each parameter empty, with its name. Source: hook points as
+// torch/distributed/fsdp/_runtime_utils.py; module hooks do not exist in C++.
 #ifndef TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
 #define TESSERA_CLIENT_TORCH_SHARDED_MODEL_H_
 
@@ -31,15 +30,18 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/session.h"
 #include "client/torch/sharded.h"
+#include "client/torch/wrap_policy.h"
 
 namespace tessera {
 
 class ShardedModel {
  public:
-  // `options.model` is filled in from the module.
+  // `options.model` is filled in from the module: the root, and each Sharded<> that `policy`
+  // chooses, is a unit (wrap_policy.h).
   // Errors: as FindUnits (module_units.h) and Session::Open.
   static absl::StatusOr<std::unique_ptr<ShardedModel>> Attach(
-      std::shared_ptr<torch::nn::Module> root, SessionOptions options);
+      std::shared_ptr<torch::nn::Module> root, SessionOptions options,
+      const WrapPolicy& policy = AlwaysWrap());
   virtual ~ShardedModel() = default;
 
   virtual Session& session() = 0;

@@ -205,6 +205,51 @@ TEST_F(ShardedTest, ExceptionOnOneRankIsEveryRanksErrorAndTrainingGoesOn) {
   });
 }
 
+TEST_F(ShardedTest, UnitsThatAPolicyChoosesTrainAsThePlainModuleDoes) {  // WRAP-3, WRAP-10
+  constexpr int kWorldSize = 2, kSteps = 3;
+  const auto expected = PlainRun(kWorldSize, kSteps);
+  ForEachRank(kWorldSize, [&](int rank) {
+    std::shared_ptr<Sharded<ModelImpl>> model;
+    {
+      absl::MutexLock lock(&seed_mu_);
+      model = MakeModel();
+    }
+    auto sharded = ShardedModel::Attach(
+        model, OptionsFor(rank, kWorldSize),
+        WrapIf([](const WrapCandidate& candidate) { return candidate.name == "block1"; }));
+    ASSERT_OK(sharded);
+    ASSERT_EQ((*sharded)->session().num_units(), 2);
+    EXPECT_TRUE(model->blocks[1]->attached());
+    EXPECT_FALSE(model->blocks[0]->attached()) << "not chosen, so it is a plain module";
+    while ((*sharded)->next_step() <= kSteps) {
+      ASSERT_OK((*sharded)->RunStep([&] {
+        Loss(*model, Tokens((*sharded)->next_step(), rank)).backward();
+        return (*sharded)->Step();
+      }));
+    }
+    for (int unit = 0; unit < 2; ++unit) ASSERT_OK((*sharded)->session().Unshard(unit));
+    for (auto& item : model->named_parameters()) {
+      EXPECT_LT((item.value() - expected.at(item.key())).abs().max().item<float>(), 2e-6f)
+          << item.key();
+    }
+  });
+}
+
+TEST_F(ShardedTest, ModuleThatIsAttachedAlreadyIsRefusedByName) {  // WRAP-1
+  auto model = MakeModel();
+  auto sharded = ShardedModel::Attach(model, OptionsFor(0, 1));
+  ASSERT_OK(sharded);
+  EXPECT_THAT(ShardedModel::Attach(model, OptionsFor(0, 1)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("the root is attached")));
+  struct Outer : torch::nn::Module {
+    void forward() {}
+  };
+  auto outer = std::make_shared<Sharded<Outer>>();
+  outer->register_module("inner", model->blocks[2]);
+  EXPECT_THAT(ShardedModel::Attach(outer, OptionsFor(0, 1)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'inner' is attached")));
+}
+
 TEST_F(ShardedTest, NoSyncAccumulatesWithoutReducing) {
   constexpr int kWorldSize = 2;
   ForEachRank(kWorldSize, [&](int rank) {

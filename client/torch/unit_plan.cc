@@ -1,0 +1,68 @@
+#include "client/torch/unit_plan.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/torch/module_units.h"
+#include "layout/layout_dump.h"
+#include "worker/memory/job_memory.h"
+
+namespace tessera {
+namespace {
+
+ShardingStrategy LayoutStrategy(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::kFullShard:
+      return ShardingStrategy::kFullShard;
+    case Strategy::kShardGradOp:
+      return ShardingStrategy::kShardGradOp;
+    case Strategy::kNoShard:
+      break;
+  }
+  return ShardingStrategy::kNoShard;
+}
+
+MemoryOptions OptionsOf(const JobConfig& config) {
+  MemoryOptions options;
+  options.compute_dtype = config.compute_dtype;
+  options.optimizer_states = 2;
+  if (config.optimizer == OptimizerKind::kSgd) {
+    options.optimizer_states = config.groups.front().momentum > 0 ? 1 : 0;
+  }
+  options.max_gathered_units = config.max_gathered_units;
+  options.gradient_slots = config.gradient_slots;
+  return options;
+}
+
+std::string TrafficText(const UnitPlan& plan, ShardingStrategy strategy) {
+  return absl::StrCat("a rank maps ", FormatBytes(plan.mapped_bytes), "; a step with ",
+                      Name(strategy), " gathers ", FormatBytes(plan.traffic.gathered_bytes),
+                      " of other ranks' parameters (on one host none is copied) and reduces ",
+                      FormatBytes(plan.traffic.reduced_bytes), " of their gradients\n");
+}
+
+}  // namespace
+
+absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& config,
+                                   const WrapPolicy& policy) {
+  ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(root, policy));
+  UnitPlan plan;
+  plan.model = std::move(units.model);
+  RETURN_IF_ERROR(ValidateJobConfig(config, plan.model));
+  LayoutOptions layout_options = config.layout;
+  layout_options.alignment_dtype = config.compute_dtype;
+  ASSIGN_OR_RETURN(plan.layout, ModelLayout::Create(plan.model, layout_options, config.world_size));
+  const ShardingStrategy strategy = LayoutStrategy(config.strategy);
+  const MemoryOptions options = OptionsOf(config);
+  ASSIGN_OR_RETURN(plan.memory, PlanMemory(plan.layout, strategy, options));
+  ASSIGN_OR_RETURN(plan.traffic,
+                   PlanTraffic(plan.layout, strategy, config.compute_dtype, config.reduce_dtype));
+  ASSIGN_OR_RETURN(const JobMemory mapped, JobMemory::Create(plan.layout, config));
+  plan.mapped_bytes = mapped.state_region_bytes() + mapped.gradient_region_bytes() +
+                      mapped.parameter_region_bytes() / config.world_size;
+  ASSIGN_OR_RETURN(const std::string memory, DumpMemory(plan.layout, options));
+  plan.text = absl::StrCat(DumpUnits(plan.layout, config.compute_dtype), memory,
+                           TrafficText(plan, strategy));
+  return plan;
+}
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#include "client/torch/wrap_policy.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+bool Anywhere(const WrapCandidate&) { return true; }
+
+}  // namespace
+
+WrapPolicy AlwaysWrap() { return WrapIf(Anywhere); }
+
+WrapPolicy WrapIf(WrapPredicate wrap) { return {Anywhere, std::move(wrap)}; }
+
+WrapPolicy WrapBySize(SizeRule rule) {
+  const int64_t min_numel = std::max<int64_t>(rule.min_numel, 1);
+  return {[min_numel, leaf = std::move(rule.leaf)](const WrapCandidate& candidate) {
+            return candidate.numel >= min_numel && !leaf(candidate);
+          },
+          [min_numel, excluded = std::move(rule.excluded)](const WrapCandidate& candidate) {
+            return candidate.numel >= min_numel && !excluded(candidate);
+          }};
+}
+
+WrapPolicy AnyPolicy(std::vector<WrapPolicy> policies) {
+  const auto any = [policies = std::move(policies)](WrapPredicate WrapPolicy::*question) {
+    return [policies, question](const WrapCandidate& candidate) {
+      return std::any_of(policies.begin(), policies.end(),
+                         [&](const WrapPolicy& policy) { return (policy.*question)(candidate); });
+    };
+  };
+  return {any(&WrapPolicy::descend), any(&WrapPolicy::wrap)};
+}
+
+}  // namespace tessera

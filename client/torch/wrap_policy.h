@@ -1,0 +1,71 @@
+// Which Sharded<> modules of a tree become units when a ShardedModel attaches. One that is not
+// chosen behaves as M does, and its parameters belong to the nearest unit above it.
+//
+//   ShardedModel::Attach(model, options, WrapModules<BlockImpl>());         by class
+//   ShardedModel::Attach(model, options, WrapBySize({/*min_numel=*/1 << 20}));
+//   ShardedModel::Attach(model, options, WrapIf([](const WrapCandidate& c) { return ...; }));
+//
+// Children are asked before their parents, so that a candidate knows what its descendants left to
+// it. The root is a unit always and is not asked. A policy must choose alike on every rank: it is
+// a function of names, classes and shapes. Pure; thread-compatible.
+// Source: torch/distributed/fsdp/wrap.py.
+#ifndef TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
+#define TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct WrapCandidate {
+  std::string name;  // As in named_modules(): "layers.3"; of the root "".
+  const torch::nn::Module& module;
+  // Distinct elements of the subtree's parameters, frozen ones too. When asked whether to descend:
+  // all of them. When asked whether to wrap: those in no inner unit.
+  int64_t numel = 0;
+};
+
+using WrapPredicate = std::function<bool(const WrapCandidate&)>;
+
+struct WrapPolicy {
+  // Of any module, the root too: whether it, or anything below it, may be a unit.
+  WrapPredicate descend;
+  // Of a Sharded<> below the root: whether it is a unit.
+  WrapPredicate wrap;
+};
+
+// Whether the candidate is a module of one of these classes, or derived from one.
+template <typename... M>
+bool IsAnyOf(const WrapCandidate& candidate) {
+  return ((dynamic_cast<const M*>(&candidate.module) != nullptr) || ...);
+}
+
+WrapPolicy AlwaysWrap();
+WrapPolicy WrapIf(WrapPredicate wrap);
+
+template <typename... M>
+WrapPolicy WrapModules() {
+  return WrapIf(IsAnyOf<M...>);
+}
+
+struct SizeRule {
+  int64_t min_numel = 100'000'000;
+  // Never a unit itself; its descendants may be.
+  WrapPredicate excluded = IsAnyOf<torch::nn::ModuleListImpl, torch::nn::ModuleDictImpl>;
+  // Neither it nor anything below it is a unit.
+  WrapPredicate leaf = IsAnyOf<torch::nn::MultiheadAttentionImpl>;
+};
+
+// A unit is what has at least `min_numel` elements, and at least one, outside of inner units.
+WrapPolicy WrapBySize(SizeRule rule = {});
+
+// Descends where one of them does, and wraps what one of them wraps.
+WrapPolicy AnyPolicy(std::vector<WrapPolicy> policies);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
