@@ -41,6 +41,16 @@ class StatusException : public std::runtime_error {
   absl::Status status_;
 };
 
+// Declared before use, so that each finds those below it.
+template <typename T, typename F>
+void ForEachTensor(std::vector<T>& values, F&& f);
+template <typename T, typename F>
+void ForEachTensor(std::optional<T>& value, F&& f);
+template <typename A, typename B, typename F>
+void ForEachTensor(std::pair<A, B>& values, F&& f);
+template <typename... T, typename F>
+void ForEachTensor(std::tuple<T...>& values, F&& f);
+
 template <typename F>
 void ForEachTensor(torch::Tensor& tensor, F&& f) {
   f(tensor);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "client/torch/checkpoint.h"
 #include "client/torch/module_units.h"
 
 namespace tessera {
@@ -146,7 +147,7 @@ void ShardedModelImpl::HookParameters() {
 }
 
 void ShardedModelImpl::PreForward(int unit) {
-  if (in_backward_) return;  // Recomputation inside backward: the unit is open already.
+  if (in_backward_ || Recomputing()) return PreBackward(unit);
   if (unit == 0) forward_order_.clear();
   if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit));
   forward_order_.push_back(unit);
@@ -195,17 +196,19 @@ void ShardedModelImpl::PreBackward(int unit) {
 
 void ShardedModelImpl::OnParameterGradient(int unit, int parameter) {
   torch::Tensor& tensor = units_.parameters[unit][parameter];
-  torch::Tensor gradient = tensor.grad().detach().to(torch::kFloat32).contiguous();
-  ThrowIfError(session_->AddGradient(
-      unit, parameter, absl::MakeConstSpan(gradient.data_ptr<float>(), gradient.numel())));
-  tensor.mutable_grad().reset();
+  if (tensor.grad().defined()) {  // A checkpointed segment may not use it.
+    torch::Tensor gradient = tensor.grad().detach().to(torch::kFloat32).contiguous();
+    ThrowIfError(session_->AddGradient(
+        unit, parameter, absl::MakeConstSpan(gradient.data_ptr<float>(), gradient.numel())));
+    tensor.mutable_grad().reset();
+  }
   int trainable = 0;
   for (const torch::Tensor& other : units_.parameters[unit]) trainable += other.requires_grad();
   if (++backward_[unit].parameters_ready == trainable) OnUnitGradient(unit);
 }
 
 void ShardedModelImpl::OnUnitGradient(int unit) {
-  if (sync_) ThrowIfError(session_->Reduce(unit));
+  if (sync_ && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
   backward_[unit].reduced = true;
   MaybeReshard(unit);
 }

@@ -1,0 +1,251 @@
+#include "client/torch/checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tessera {
+namespace {
+
+using checkpoint_internal::Segment;
+using checkpoint_internal::Tensors;
+using torch::autograd::AutogradContext;
+using torch::autograd::Node;
+
+thread_local int recomputations = 0;
+
+// What a forward depends on beside its inputs.
+class Surroundings {
+ public:
+  static Surroundings Now() {
+    Surroundings now;
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    now.random_ = generator.get_state();
+    now.autocast_ = at::autocast::is_cpu_enabled();
+    now.autocast_dtype_ = at::autocast::get_autocast_cpu_dtype();
+    return now;
+  }
+  void Restore() const {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(random_);
+    at::autocast::set_cpu_enabled(autocast_);
+    at::autocast::set_autocast_cpu_dtype(autocast_dtype_);
+  }
+
+ private:
+  torch::Tensor random_;
+  bool autocast_ = false;
+  at::ScalarType autocast_dtype_ = at::kBFloat16;
+};
+
+// While one lives, this thread is where it was in forward.
+class Recomputation {
+ public:
+  explicit Recomputation(const Surroundings& then) : now_(Surroundings::Now()) {
+    then.Restore();
+    ++recomputations;
+  }
+  ~Recomputation() {
+    --recomputations;
+    now_.Restore();
+  }
+  Recomputation(const Recomputation&) = delete;
+  Recomputation& operator=(const Recomputation&) = delete;
+
+ private:
+  const Surroundings now_;
+  const torch::AutoGradMode grad_mode_{true};
+};
+
+bool Differentiable(const torch::Tensor& tensor) {
+  return tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
+}
+
+Tensors TrainedParameters(const CheckpointModules& modules) {
+  Tensors parameters;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& module : modules) {
+    for (const torch::Tensor& parameter : module->parameters()) {
+      if (parameter.defined() && parameter.requires_grad() &&
+          seen.insert(parameter.unsafeGetTensorImpl()).second) {
+        parameters.push_back(parameter);
+      }
+    }
+  }
+  return parameters;
+}
+
+[[noreturn]] void ThrowForeign(const std::string& what) {
+  throw StatusException(absl::InvalidArgumentError(absl::StrCat(
+      "checkpoint: the segment uses ", what,
+      ", which needs a gradient and is neither an input nor a parameter of its modules")));
+}
+
+// Throws where gradients would leave the segment by another way than `sources`. Nodes numbered
+// below `first_node` were there before it was computed again.
+void CheckClosed(const Tensors& outputs, const Tensors& sources, uint64_t first_node) {
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const torch::Tensor& source : sources) known.insert(source.unsafeGetTensorImpl());
+  std::unordered_set<const Node*> seen;
+  std::vector<Node*> stack;
+  const auto visit = [&](Node* node) {
+    if (node != nullptr && seen.insert(node).second) stack.push_back(node);
+  };
+  for (const torch::Tensor& output : outputs) visit(output.grad_fn().get());
+  while (!stack.empty()) {
+    Node* node = stack.back();
+    stack.pop_back();
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+      if (known.count(leaf->variable.unsafeGetTensorImpl()) == 0) {
+        ThrowForeign(
+            absl::StrCat("a tensor of shape [", absl::StrJoin(leaf->variable.sizes(), ", "), "]"));
+      }
+    } else if (node->sequence_nr() < first_node) {
+      ThrowForeign(absl::StrCat("a tensor that ", node->name(), " made outside of it"));
+    }
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+}
+
+// A segment and what it returned, as one node of the graph. Its arguments are the differentiable
+// inputs, then the parameters.
+struct State : torch::CustomClassHolder {
+  Segment first, again;
+  Tensors inputs;               // In the order of the call; undefined where autograd has it.
+  std::vector<size_t> saved;    // Indices of the inputs that autograd has.
+  Tensors outputs;              // Of the first run.
+  std::vector<size_t> visible;  // Indices of the outputs that autograd sees.
+  Surroundings surroundings;
+
+  Tensors Visible(const Tensors& all) const {
+    Tensors result;
+    for (size_t i : visible) result.push_back(all[i]);
+    return result;
+  }
+};
+
+class CheckpointFunction : public torch::autograd::Function<CheckpointFunction> {
+ public:
+  static Tensors forward(AutogradContext* ctx, const c10::intrusive_ptr<State>& state,
+                         at::TensorList arguments);
+  static Tensors backward(AutogradContext* ctx, Tensors gradients);
+};
+
+Tensors CheckpointFunction::forward(AutogradContext* ctx, const c10::intrusive_ptr<State>& state,
+                                    at::TensorList arguments) {
+  Tensors inputs = state->inputs;
+  for (size_t i = 0; i < state->saved.size(); ++i) inputs[state->saved[i]] = arguments[i];
+  std::vector<uint32_t> versions;
+  for (const torch::Tensor& input : inputs) {
+    versions.push_back(input.defined() ? input._version() : 0);
+  }
+  state->surroundings = Surroundings::Now();
+  state->outputs = state->first(inputs);
+  state->first = nullptr;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].defined() && inputs[i]._version() != versions[i]) {
+      throw StatusException(absl::InvalidArgumentError(
+          absl::StrCat("checkpoint: the segment changed its tensor input ", i, " in place")));
+    }
+  }
+  for (size_t i = 0; i < state->outputs.size(); ++i) {
+    if (Differentiable(state->outputs[i])) state->visible.push_back(i);
+  }
+  ctx->set_materialize_grads(false);
+  ctx->save_for_backward(arguments.vec());
+  ctx->saved_data["state"] = c10::IValue::make_capsule(state);
+  return state->Visible(state->outputs);
+}
+
+Tensors CheckpointFunction::backward(AutogradContext* ctx, Tensors gradients) {
+  const auto capsule = ctx->saved_data["state"].toCapsule();
+  const auto* state = static_cast<const State*>(capsule.get());
+  Tensors sources = ctx->get_saved_variables();  // Refuses what was changed since.
+  Tensors inputs = state->inputs;
+  for (size_t i = 0; i < state->saved.size(); ++i) {
+    sources[i] = sources[i].detach().requires_grad_(sources[i].requires_grad());
+    inputs[state->saved[i]] = sources[i];
+  }
+  const uint64_t first_node = at::sequence_number::peek();
+  Tensors all;
+  {
+    const Recomputation recomputation(state->surroundings);
+    all = state->again(inputs);
+  }
+  if (all.size() != state->outputs.size()) {
+    throw StatusException(absl::FailedPreconditionError(
+        absl::StrCat("checkpoint: the segment returned ", state->outputs.size(),
+                     " tensors, and in its recomputation ", all.size())));
+  }
+  Tensors outputs, output_gradients;
+  const Tensors visible = state->Visible(all);
+  for (size_t i = 0; i < visible.size(); ++i) {
+    if (!gradients[i].defined() || !visible[i].requires_grad()) continue;
+    outputs.push_back(visible[i]);
+    output_gradients.push_back(gradients[i]);
+  }
+  CheckClosed(outputs, sources, first_node);
+  Tensors wanted;
+  for (const torch::Tensor& source : sources) {
+    if (source.requires_grad()) wanted.push_back(source);
+  }
+  Tensors found(wanted.size());
+  if (!outputs.empty()) {
+    found = torch::autograd::grad(outputs, wanted, output_gradients, /*retain_graph=*/false,
+                                  /*create_graph=*/false, /*allow_unused=*/true);
+  }
+  Tensors result(1);  // Of the state.
+  auto next = found.begin();
+  for (const torch::Tensor& source : sources) {
+    result.push_back(source.requires_grad() ? *next++ : torch::Tensor());
+  }
+  return result;
+}
+
+}  // namespace
+
+bool Recomputing() { return recomputations > 0; }
+
+namespace checkpoint_internal {
+
+bool NeedsGradient(const Tensors& inputs, const CheckpointModules& modules) {
+  if (!torch::GradMode::is_enabled()) return false;
+  for (const torch::Tensor& input : inputs) {
+    if (input.defined() && input.requires_grad()) return true;
+  }
+  return !TrainedParameters(modules).empty();
+}
+
+Tensors Run(Segment first, Segment again, Tensors inputs, const CheckpointModules& modules) {
+  auto state = c10::make_intrusive<State>();
+  state->first = std::move(first);
+  state->again = std::move(again);
+  Tensors arguments;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!Differentiable(inputs[i])) continue;
+    state->saved.push_back(i);
+    arguments.push_back(std::exchange(inputs[i], torch::Tensor()));
+  }
+  state->inputs = std::move(inputs);
+  const Tensors parameters = TrainedParameters(modules);
+  arguments.insert(arguments.end(), parameters.begin(), parameters.end());
+  const Tensors visible = CheckpointFunction::apply(state, at::TensorList(arguments));
+  Tensors outputs = std::move(state->outputs);
+  state->outputs.assign(outputs.size(), torch::Tensor());  // Only their number is needed again.
+  for (size_t i = 0; i < visible.size(); ++i) outputs[state->visible[i]] = visible[i];
+  return outputs;
+}
+
+}  // namespace checkpoint_internal
+}  // namespace tessera
