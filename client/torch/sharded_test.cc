@@ -193,7 +193,7 @@ TEST_F(ShardedTest, ExceptionOnOneRankIsEveryRanksErrorAndTrainingGoesOn) {
       }
       const std::string cause = step == 3 ? "index out of range" : "cannot be multiplied";
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnknown, HasSubstr(cause)));
-      if (rank == 0) EXPECT_THAT(status.message(), testing::StartsWith("rank 1: "));
+      if (rank == 0) EXPECT_THAT(std::string(status.message()), testing::StartsWith("rank 1: "));
       EXPECT_EQ((*sharded)->next_step(), step) << "the step was undone";
     }
     Session& session = (*sharded)->session();
