@@ -72,6 +72,10 @@ class Coordinator {
   //                                              no restart of it, but a second worker of its name
   absl::Status RegisterWorker(const WorkerId& worker, const Member& member, absl::Time now,
                               Effects* effects);
+  const MemberRegistry& members() const { return state_.members(); }
+  absl::Duration SilentFor(const WorkerId& worker, absl::Time now) const {
+    return liveness_.SilentFor(worker, now);
+  }
   // A stream of this worker begins; what the worker may have missed is sent again.
   // Errors, here and in the events below: as MemberRegistry::CheckCurrent. The events below also:
   //   InvalidArgument  a rank or unit that the job lacks, or a rank that is not on this worker

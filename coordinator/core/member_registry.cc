@@ -49,6 +49,12 @@ bool MemberRegistry::IsLive(const WorkerId& worker, Incarnation incarnation) con
   return member != nullptr && !member->lost && member->incarnation == incarnation;
 }
 
+absl::Duration Liveness::SilentFor(const WorkerId& worker, absl::Time now) const {
+  auto it = last_heard_.find(worker);
+  return it == last_heard_.end() ? absl::ZeroDuration()
+                                 : std::max(now - it->second, absl::ZeroDuration());
+}
+
 void Liveness::Observe(absl::Time now) {
   if (last_observed_.has_value()) {
     const absl::Duration gap = now - *last_observed_;

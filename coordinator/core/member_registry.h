@@ -55,6 +55,8 @@ class Liveness {
 
   void Heard(const WorkerId& worker, absl::Time now) { last_heard_[worker] = now; }
   void Forget(const WorkerId& worker) { last_heard_.erase(worker); }
+  // Since `worker` was last heard of; 0 for one that never was.
+  absl::Duration SilentFor(const WorkerId& worker, absl::Time now) const;
   // To be called regularly, before Silent.
   void Observe(absl::Time now);
   // Workers last heard `timeout` or longer before `now`, in id order.

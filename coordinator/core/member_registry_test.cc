@@ -60,6 +60,15 @@ TEST(LivenessTest, SilentForTheTimeoutIsSilent) {
   EXPECT_THAT(liveness.Silent(start + absl::Seconds(11)), IsEmpty());
 }
 
+TEST(LivenessTest, SilenceIsCountedFromWhatWasHeardLast) {
+  Liveness liveness(absl::Seconds(10));
+  const absl::Time start = absl::UnixEpoch();
+  EXPECT_EQ(liveness.SilentFor(WorkerId("a"), start), absl::ZeroDuration());
+  liveness.Heard(WorkerId("a"), start);
+  EXPECT_EQ(liveness.SilentFor(WorkerId("a"), start + absl::Seconds(3)), absl::Seconds(3));
+  EXPECT_EQ(liveness.SilentFor(WorkerId("a"), start - absl::Seconds(3)), absl::ZeroDuration());
+}
+
 TEST(LivenessTest, OwnPauseIsNotHeldAgainstTheWorkers) {
   Liveness liveness(absl::Seconds(10));
   const absl::Time start = absl::UnixEpoch();

@@ -170,6 +170,16 @@ absl::Status CoordinatorHost::RegisterWorker(const RegisterWorkerEvent& event) {
   });
 }
 
+std::vector<CoordinatorHost::WorkerView> CoordinatorHost::ListWorkers() {
+  absl::MutexLock lock(&mu_);
+  const absl::Time now = options_.clock->TimeNow();
+  std::vector<WorkerView> views;
+  for (const auto& [id, member] : core_.members().members()) {
+    views.push_back({id, member, core_.SilentFor(id, now)});
+  }
+  return views;
+}
+
 absl::Status CoordinatorHost::PutValue(const PutValueEvent& event) {
   absl::MutexLock lock(&mu_);
   return RunLocked([&](Coordinator& core, absl::Time, Effects* effects) {

@@ -56,6 +56,13 @@ class CoordinatorHost {
   absl::Status RegisterWorker(const RegisterWorkerEvent& event);
   absl::Status PutValue(const PutValueEvent& event);
 
+  struct WorkerView {
+    WorkerId id;
+    Member member;
+    absl::Duration silent;  // Since it was last heard of.
+  };
+  std::vector<WorkerView> ListWorkers();  // In the order of their ids.
+
   // Makes `outbox` the one that commands to this worker go to, and closes the one before.
   absl::Status Connect(const Sender& sender, std::shared_ptr<Outbox> outbox);
   void Disconnect(const WorkerId& worker, const std::shared_ptr<Outbox>& outbox);

@@ -72,6 +72,13 @@ class ServerTest : public ::testing::Test {
     ADD_FAILURE() << "watch of " << id << " ended: " << reader->Finish().error_message();
     return job;
   }
+  v1::ListWorkersResponse ListWorkers() {
+    grpc::ClientContext context;
+    v1::ListWorkersResponse response;
+    auto membership = v1::Membership::NewStub(channel_);
+    EXPECT_OK(FromGrpcStatus(membership->ListWorkers(&context, {}, &response)));
+    return response;
+  }
   absl::Status PutValue(int64_t epoch, const std::string& key, const std::string& value) {
     grpc::ClientContext context;
     v1::PutValueRequest request;
@@ -217,8 +224,30 @@ TEST_F(ServerTest, SilentWorkerIsLostAndTheJobWaitsForIt) {
       AwaitJob("gpt", [](const v1::Job& j) { return j.state() == v1::JOB_STATE_WAITING; });
   EXPECT_THAT(lost.state_reason(), HasSubstr("worker 'a' does not answer"));
   EXPECT_EQ(lost.epoch(), 2);
+  v1::ListWorkersResponse workers = ListWorkers();
+  ASSERT_EQ(workers.workers_size(), 1);
+  EXPECT_EQ(workers.workers(0).worker_id(), "a");
+  EXPECT_EQ(workers.workers(0).num_devices(), 1);
+  EXPECT_EQ(workers.workers(0).incarnation(), 1);
+  EXPECT_TRUE(workers.workers(0).lost());
+  EXPECT_GE(workers.workers(0).silent_ms(), 600);
   a_->Heartbeat();  // Only slow, not gone.
   EXPECT_GE(a_->Await(Command::kPrepare).prepare().job().epoch(), 2);
+}
+
+TEST_F(ServerTest, WorkersAreListedInTheOrderOfTheirIds) {
+  EXPECT_EQ(ListWorkers().workers_size(), 0);
+  TestWorker b(channel_, "b", 7), a(channel_, "a");
+  ASSERT_TRUE(b.Register(3).ok());
+  ASSERT_TRUE(a.Register(1).ok());
+  const v1::ListWorkersResponse workers = ListWorkers();
+  ASSERT_EQ(workers.workers_size(), 2);
+  EXPECT_EQ(workers.workers(0).worker_id(), "a");
+  EXPECT_EQ(workers.workers(1).worker_id(), "b");
+  EXPECT_EQ(workers.workers(1).num_devices(), 3);
+  EXPECT_EQ(workers.workers(1).incarnation(), 7);
+  EXPECT_FALSE(workers.workers(1).lost());
+  EXPECT_LT(workers.workers(1).silent_ms(), 60'000);
 }
 
 TEST_F(ServerTest, JobWithTooFewDevicesWaitsAndSaysWhatItNeeds) {

@@ -96,6 +96,20 @@ grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* st
   return ToGrpcStatus(status);
 }
 
+grpc::Status MembershipService::ListWorkers(grpc::ServerContext*, const v1::ListWorkersRequest*,
+                                            v1::ListWorkersResponse* reply) {
+  for (const CoordinatorHost::WorkerView& view : host_->ListWorkers()) {
+    v1::WorkerInfo* worker = reply->add_workers();
+    worker->set_worker_id(view.id.value());
+    worker->set_address(view.member.address);
+    worker->set_num_devices(view.member.num_devices);
+    worker->set_incarnation(view.member.incarnation.value());
+    worker->set_lost(view.member.lost);
+    worker->set_silent_ms(absl::ToInt64Milliseconds(view.silent));
+  }
+  return grpc::Status::OK;
+}
+
 absl::Status MembershipService::ReadEvents(const Sender& sender, v1::WorkerEvent first,
                                            Stream* stream) {
   v1::WorkerEvent event = std::move(first);

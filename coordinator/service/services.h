@@ -40,6 +40,8 @@ class MembershipService : public v1::Membership::Service {
                               v1::RegisterWorkerResponse* reply) override;
   // Reads on this thread; one more thread writes.
   grpc::Status Connect(grpc::ServerContext* context, Stream* stream) override;
+  grpc::Status ListWorkers(grpc::ServerContext* context, const v1::ListWorkersRequest* request,
+                           v1::ListWorkersResponse* reply) override;
 
  private:
   absl::Status ReadEvents(const Sender& sender, v1::WorkerEvent first, Stream* stream);
