@@ -74,8 +74,15 @@ absl::Status CompareJobSpecs(const JobSpec& a, const JobSpec& b) {
   const auto fields_b = ConfigFields(b.config);
   for (size_t i = 0; i < fields_a.size() && i < fields_b.size(); ++i) {
     if (fields_a[i] == fields_b[i]) continue;
-    return Invalid(fields_a[i].first, absl::StrCat("differs: ", name_a, ": ", fields_a[i].second,
-                                                   ", ", name_b, ": ", fields_b[i].second));
+    // Both may be of the same rank: a later trainer with other settings.
+    const std::string maker =
+        a.submitting_rank < 0 ? ""
+                              : absl::StrCat(" (made by ", SubmitterName(a.submitting_rank), ")");
+    const std::string caller =
+        b.submitting_rank < 0 ? "the caller" : absl::StrCat("this trainer (", name_b, ")");
+    return Invalid(fields_a[i].first,
+                   absl::StrCat("differs: the job", maker, " has ", fields_a[i].second, ", ",
+                                caller, " ", fields_b[i].second));
   }
   return absl::OkStatus();
 }
