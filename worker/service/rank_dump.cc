@@ -14,7 +14,6 @@ namespace tessera {
 namespace {
 
 // How many of the operations that the executor took from the trainer are told.
-constexpr uint32_t kConsumedShown = 16;
 
 void DescribeUnits(const JobRegions& regions, const ControlPage& page, std::string* text) {
   for (size_t u = 0; u < regions.layout().units.size(); ++u) {
@@ -29,13 +28,11 @@ void DescribeOps(const ControlPage& page, std::string* text) {
   const uint32_t consumed = page.consumed.load(), submitted = page.submitted.value.load();
   absl::StrAppend(text, "operations: ", submitted, " submitted, ", consumed, " consumed; at step ",
                   page.progress_step.load(), " position ", page.progress_sequence.load(), "\n");
-  const uint32_t num_pending = std::min(submitted - consumed, kRingOps - kConsumedShown);
-  const uint32_t num_consumed = std::min(consumed, kConsumedShown);
-  for (uint32_t i = 0; i < num_consumed + num_pending; ++i) {
-    const uint32_t number = consumed - num_consumed + i;
-    const Op& op = page.ring[number % kRingOps];
-    absl::StrAppend(text, "  #", number, i < num_consumed ? " done    " : " pending ",
-                    OpName(op.kind), " unit ", op.unit, " epoch ", op.epoch, "\n");
+  const uint32_t num_pending = std::min<uint32_t>(submitted - consumed, kRingOps);
+  for (uint32_t i = 0; i < num_pending; ++i) {  // Those before are in the flight records.
+    const Op& op = page.ring[(consumed + i) % kRingOps];
+    absl::StrAppend(text, "  #", consumed + i, " pending ", OpName(op.kind), " unit ", op.unit,
+                    " epoch ", op.epoch, "\n");
   }
 }
 

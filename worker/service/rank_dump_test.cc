@@ -1,6 +1,7 @@
 // What a dump says of memory into which a trainer wrote what it liked.
 #include "worker/service/rank_dump.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/status_matchers.h"
@@ -28,6 +29,27 @@ TEST(RankDumpTest, FailureThatIsNoTextIsEscapedAndTheDumpCanBeRead) {
   memset(page->failure_message, 0xe2, kMaxErrorBytes);  // And no end.
   ASSERT_TRUE(read.ParseFromString(DumpRank(regions, "toy", Rank(0)).SerializeAsString()));
   EXPECT_THAT(read.text(), HasSubstr("\\xe2\\xe2"));
+}
+
+TEST(RankDumpTest, TextHasOnlyTheOperationsThatNobodyHasTaken) {
+  ModelSpec model;
+  model.units = {{"u", {{"w", {64}, DType::kFp32}}}};
+  v1::Job job;
+  job.set_job_id("toy");
+  *job.mutable_model() = EncodeModel(model);
+  *job.mutable_config() = EncodeJobConfig(JobConfig());
+  ASSERT_OK_AND_ASSIGN(const JobRegions regions, JobRegions::Create(job));
+  ControlPage* page = regions.control(Rank(0));
+  page->consumed.store(20);
+  page->submitted.value.store(22);
+  const std::string text = DumpRank(regions, "toy", Rank(0)).text();
+  EXPECT_THAT(text, HasSubstr("operations: 22 submitted, 20 consumed"));
+  EXPECT_THAT(text, HasSubstr("#20 pending"));
+  EXPECT_THAT(text, HasSubstr("#21 pending"));
+  EXPECT_THAT(text, testing::Not(HasSubstr("#19")));
+  page->consumed.store(40);  // A trainer wrote what it liked: no more than the ring has.
+  const std::string wrapped = DumpRank(regions, "toy", Rank(0)).text();
+  EXPECT_LE(std::count(wrapped.begin(), wrapped.end(), '#'), kRingOps);
 }
 
 }  // namespace
