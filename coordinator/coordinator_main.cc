@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -11,6 +12,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/command_line.h"
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "base/status_macros.h"
@@ -59,15 +61,31 @@ absl::Status ParseDurationFlag(const std::string& name, const std::string& text,
   return absl::InvalidArgumentError(absl::StrCat(name, " '", text, "': not like 500ms or 10s"));
 }
 
+// Refuses a path where no port file can be made, before anybody is served.
+absl::Status CheckPortFile(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string what = absl::StrCat("--port-file '", path, "'");
+  if (std::filesystem::is_directory(path)) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": is a folder"));
+  }
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) {
+    return ErrnoStatus(errno, what);
+  }
+  return absl::OkStatus();
+}
+
 // Through a rename, so that who reads the file sees the whole number.
 absl::Status WritePortFile(const std::string& path, int port) {
   if (path.empty()) return absl::OkStatus();
+  const std::string what = absl::StrCat("--port-file '", path, "'");
   const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
+  errno = 0;
   std::ofstream file(temporary);
   file << port << "\n";
   file.close();
-  if (!file) return absl::UnavailableError(absl::StrCat("write '", temporary, "' failed"));
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, path);
+  if (!file) return ErrnoStatus(errno == 0 ? EIO : errno, what);
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, what);
   return absl::OkStatus();
 }
 
@@ -80,6 +98,7 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
                                     &flags.server.heartbeat_interval));
   RETURN_IF_ERROR(
       ParseDurationFlag("--prepare-timeout", flags.prepare_timeout, &flags.server.prepare_timeout));
+  RETURN_IF_ERROR(CheckPortFile(flags.port_file));
   ASSIGN_OR_RETURN(const auto server, CoordinatorServer::Start(flags.server));
   RETURN_IF_ERROR(WritePortFile(flags.port_file, server->port()));
   int signal = 0;
@@ -93,10 +112,12 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
 }  // namespace tessera::coordinator
 
 int main(int argc, char** argv) {
-  CLI::App app("Tessera coordinator");
+  CLI::App app("Who is what rank, the order, the commits: Tessera's coordinator.",
+               "tessera-coordinator");
+  app.set_version_flag("--version", absl::StrCat("tessera-coordinator ", tessera::kVersion));
   tessera::coordinator::Flags flags;
   tessera::coordinator::AddFlags(&app, &flags);
-  CLI11_PARSE(app, argc, argv);
+  if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) return *ended;
   // Blocked before any thread starts, so that only the sigwait above sees them.
   sigset_t ending_signals;
   sigemptyset(&ending_signals);

@@ -8,11 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -56,8 +58,14 @@ absl::StatusOr<std::unique_ptr<CoordinatorProcess>> CoordinatorProcess::Start(
   if (inotify_add_watch(watch.get(), folder.c_str(), IN_MOVED_TO) < 0) {
     return ErrnoStatus(errno, folder);
   }
-  std::vector<std::string> args = {BinaryPath(), "--listen=127.0.0.1:0",
-                                   absl::StrCat("--port-file=", port_file)};
+  std::vector<std::string> args = {BinaryPath()};
+  for (const std::string& own : {std::string("--listen=127.0.0.1:0"), "--port-file=" + port_file}) {
+    const std::string name = own.substr(0, own.find('=') + 1);
+    const bool given = std::any_of(flags.begin(), flags.end(), [&name](const std::string& flag) {
+      return absl::StartsWith(flag, name);
+    });
+    if (!given) args.push_back(own);
+  }
   args.insert(args.end(), flags.begin(), flags.end());
   const pid_t pid = fork();
   if (pid < 0) return ErrnoStatus(errno, "fork");

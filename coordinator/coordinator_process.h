@@ -15,7 +15,7 @@ namespace tessera::coordinator {
 
 class CoordinatorProcess {
  public:
-  // Starts it on any port of 127.0.0.1 with `flags` added and waits until it listens. `folder`
+  // Starts it on any port of 127.0.0.1 with `flags` added (or in their place) and waits until it listens. `folder`
   // must exist; the port file and the log lie there.
   // Errors: FailedPrecondition  it ended instead; the message is what it wrote to standard error
   //         DeadlineExceeded    it does not listen after 20 s

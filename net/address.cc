@@ -19,6 +19,13 @@ bool IsLoopback(const std::string& host) {
   return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
+bool IsTooLargeForAPort(absl::string_view port) {
+  uint64_t value = 0;
+  const bool is_number =
+      !port.empty() && port.find_first_not_of("0123456789") == absl::string_view::npos;
+  return is_number && (!absl::SimpleAtoi(port, &value) || value > 65535);
+}
+
 }  // namespace
 
 absl::StatusOr<ServerAddress> ParseServerAddress(absl::string_view text) {
@@ -32,9 +39,13 @@ absl::StatusOr<ServerAddress> ParseServerAddress(absl::string_view text) {
     return address;
   }
   const size_t colon = text.rfind(':');
-  if (colon == absl::string_view::npos || colon == 0 ||
-      !absl::SimpleAtoi(text.substr(colon + 1), &address.port) || address.port < 0 ||
-      address.port > 65535) {
+  const absl::string_view port = colon == absl::string_view::npos ? "" : text.substr(colon + 1);
+  if (IsTooLargeForAPort(port)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address '", text, "': port ", port, " is above 65535"));
+  }
+  if (colon == absl::string_view::npos || colon == 0 || !absl::SimpleAtoi(port, &address.port) ||
+      address.port < 0 || address.port > 65535) {
     return absl::InvalidArgumentError(
         absl::StrCat("address '", text, "': must be host:port or unix:path"));
   }

@@ -53,5 +53,12 @@ TEST(ServerAddressTest, MalformedAddressesAreRefused) {
   }
 }
 
+TEST(ServerAddressTest, PortThatNoPortIsIsNamed) {
+  for (const char* text : {"host:65536", "[::1]:99999999999999999999999"}) {
+    EXPECT_THAT(ParseServerAddress(text),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is above 65535")));
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -26,7 +26,10 @@ absl::StatusOr<Protection> ChooseProtection(Side side, absl::string_view address
                                             const TlsFiles& tls, bool permit_insecure) {
   ASSIGN_OR_RETURN(const ServerAddress parsed, ParseServerAddress(address));
   if (!tls.empty() && !tls.complete()) {
-    return absl::InvalidArgumentError("TLS needs all of certificate, key and CA");
+    return absl::InvalidArgumentError(absl::StrCat(
+        "TLS needs all of certificate, key and CA; missing:",
+        tls.certificate_path.empty() ? " --tls-cert" : "", tls.key_path.empty() ? " --tls-key" : "",
+        tls.ca_path.empty() ? " --tls-ca" : ""));
   }
   if (parsed.reach == Reach::kUnix) return Protection::kPlain;
   if (tls.complete()) return Protection::kMutualTls;

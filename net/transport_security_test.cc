@@ -65,6 +65,11 @@ TEST(ChooseProtectionTest, SomeButNotAllFilesAreRefusedEverywhere) {
   }
 }
 
+TEST(ChooseProtectionTest, FilesThatAreMissingAreNamedByTheirFlags) {
+  EXPECT_THAT(ChooseProtection(Side::kListen, "127.0.0.1:1", {"c", "", ""}, false),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--tls-key --tls-ca")));
+}
+
 TEST(ChooseProtectionTest, MalformedAddressIsRefused) {
   EXPECT_THAT(ChooseProtection(Side::kDial, "nowhere", {}, true),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nowhere")));

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "base/command_line.h"
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "worker/executor/rank_executor.h"
@@ -10,12 +11,13 @@
 int main(int argc, char** argv) {
   int socket_fd = -1;
   std::string label, log_level, faults;
-  CLI::App app("One rank's executor. The worker starts it; there is no use for it alone.");
+  CLI::App app("One rank's executor. The worker starts it; there is no use for it alone.",
+               "tessera-executor");
   app.add_option("--socket-fd", socket_fd, "the socket to the worker")->required();
   app.add_option("--label", label, "job and rank, for log lines")->required();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
   app.add_option("--fault-points", faults, "for tests");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) return *ended;
   tessera::SetLogContext("executor " + label);
   absl::Status status = tessera::SetLogLevel(log_level);
   if (status.ok()) status = tessera::ArmFaultPointsFromFlag(faults);

@@ -5,7 +5,10 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "base/command_line.h"
 #include "base/log.h"
+#include "job/field_limits.h"
 #include "worker/device/cuda/cuda_versions.h"
 #include "worker/service/worker_server.h"
 #include "worker/signals.h"
@@ -14,8 +17,8 @@ int main(int argc, char** argv) {
   tessera::WorkerServer::Options options;
   std::string log_level = "info";
   std::string executor_faults;
-  CLI::App app(
-      "The daemon of a node: owns the memory of its ranks and supervises their executors.");
+  CLI::App app("The daemon of a node: owns the memory of its ranks and supervises their executors.",
+               "tessera-worker");
   app.add_option("--coordinator", options.coordinator_address, "host:port of the coordinator")
       ->required();
   app.add_option("--tls-cert", options.tls.certificate_path, "PEM file of this worker");
@@ -25,16 +28,20 @@ int main(int argc, char** argv) {
                "permit a coordinator of another machine, without TLS");
   app.add_option("--worker-id", options.worker_id, "name of this worker, unique in the cluster")
       ->required();
-  app.add_option("--devices", options.num_devices, "ranks that this node can hold")->default_val(1);
+  app.add_option("--devices", options.num_devices, "ranks that this node can hold")
+      ->default_val(1)
+      ->check(tessera::WholeNumber(1, tessera::kMaxDevices));
   app.add_option("--socket-dir", options.socket_dir, "folder of the sockets for trainers")
       ->required();
   app.add_option("--executor-binary", options.executor_binary, "path of tessera-executor")
       ->required();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
   app.add_option("--executor-fault-points", executor_faults, "for tests: armed in each executor");
-  app.set_version_flag("--version",
-                       [] { return "tessera-worker, " + Describe(tessera::QueryCudaVersions()); });
-  CLI11_PARSE(app, argc, argv);
+  app.set_version_flag("--version", [] {
+    return absl::StrCat("tessera-worker ", tessera::kVersion, ", ",
+                        Describe(tessera::QueryCudaVersions()));
+  });
+  if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) return *ended;
   tessera::BlockStopSignals();
   tessera::SetLogContext("worker " + options.worker_id);
   options.executor_flags.push_back("--log-level=" + log_level);

@@ -1,7 +1,7 @@
 #include "client/cli/cli.h"
 
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -13,6 +13,7 @@
 #include "client/cli/status_command.h"
 #include "client/cli/text_table.h"
 #include "client/cli/top_command.h"
+#include "client/cli/workers_command.h"
 
 namespace tessera::cli {
 namespace {
@@ -30,29 +31,30 @@ int Report(const absl::Status& status, const Console& console) {
   return kExitFailed;
 }
 
+// `help` and `help COMMAND` ask for what --help shows.
+std::vector<std::string> HelpAsAFlag(std::vector<std::string> args) {
+  if (args.empty() || args[0] != "help") return args;
+  args.erase(args.begin());
+  args.push_back("--help");
+  return args;
+}
+
 }  // namespace
 
 int RunCli(const std::vector<std::string>& args, const Console& console) {
-  CLI::App app("Looks into Tessera: layouts, jobs, ranks.", "tessera");
+  CLI::App app("Looks into Tessera: layouts, jobs, ranks, workers.", "tessera");
   app.require_subcommand(1);
+  app.set_version_flag("--version", absl::StrCat("tessera ", kVersion));
   RunCommand selected;
   RegisterDumpCommand(&app, &selected);
   RegisterJobsCommand(&app, &selected);
   RegisterLayoutCommand(&app, &selected);
   RegisterStatusCommand(&app, &selected);
   RegisterTopCommand(&app, &selected);
-  try {
-    std::vector<std::string> reversed(args.rbegin(), args.rend());
-    app.parse(std::move(reversed));
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() != 0) {
-      *console.err << "tessera: " << Printable(error.what()) << " (see --help)\n";
-      return kExitUsage;
-    }
-    app.exit(error, *console.out, *console.err);  // --help
-    return Report(absl::OkStatus(), console);
-  }
-  return Report(selected(console), console);
+  RegisterWorkersCommand(&app, &selected);
+  const std::optional<int> ended =
+      ParseCommandLine(&app, HelpAsAFlag(args), console.out, console.err);
+  return ended.has_value() ? *ended : Report(selected(console), console);
 }
 
 }  // namespace tessera::cli

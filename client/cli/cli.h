@@ -5,13 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "base/command_line.h"  // The exit codes.
 #include "client/cli/command.h"
 
 namespace tessera::cli {
-
-inline constexpr int kExitOk = 0;
-inline constexpr int kExitFailed = 1;
-inline constexpr int kExitUsage = 2;
 
 // Runs `args` (without the program's name) and returns the exit code. Blocks until the command is
 // done; never throws.

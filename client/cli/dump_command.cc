@@ -13,6 +13,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "base/command_line.h"
 #include "base/status_macros.h"
 #include "client/cli/endpoint_flags.h"
 #include "client/cli/flight_trace.h"
@@ -111,23 +112,21 @@ void RegisterDumpCommand(CLI::App* app, RunCommand* selected) {
   CLI::App* command = app->add_subcommand(
       "dump", "all about a job (--coordinator), or the flight records of its ranks (--worker)");
   auto flags = std::make_shared<Flags>();
-  flags->endpoint.AddCoordinator(command, /*required=*/false);
+  flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddWorker(command);
   flags->endpoint.AddTimeout(command);
   command->add_option("job", flags->job_id, "the job's id")->required();
   constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
   std::vector<CLI::Option*> of_worker = {
-      command->add_option("--rank", flags->rank, "only this rank")->check(CLI::Range(0, kMax)),
+      command->add_option("--rank", flags->rank, "only this rank")->check(WholeNumber(0, kMax)),
       command->add_option("--last", flags->last, "so many operations a rank, and those in flight")
-          ->check(CLI::Range(0, kMax)),
+          ->check(WholeNumber(0, kMax)),
       command->add_option("--perfetto", flags->perfetto_path,
                           "write all operations to this file, as trace events")};
   CLI::Option* json = command->add_flag("--json", flags->json, "print JSON, all operations");
   json->excludes(of_worker.back());
   command->callback([flags, of_worker, selected] {
-    if (flags->endpoint.has_coordinator() == flags->endpoint.has_worker()) {
-      throw CLI::ValidationError("dump", "either --coordinator or --worker is required");
-    }
+    flags->endpoint.CheckOnlyOne();
     for (const CLI::Option* option : of_worker) {
       if (option->count() > 0 && !flags->endpoint.has_worker()) {
         throw CLI::ValidationError("dump", option->get_name() + " needs --worker");

@@ -1,46 +1,44 @@
 #include "client/cli/endpoint_flags.h"
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/numbers.h"
-#include "absl/strings/string_view.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "net/address.h"
 
 namespace tessera::cli {
 namespace {
 
-constexpr absl::string_view kUnixPrefix = "unix:";
-
-bool IsUnixAddress(absl::string_view text) {
-  return text.size() > kUnixPrefix.size() && text.substr(0, kUnixPrefix.size()) == kUnixPrefix;
-}
-
-std::string CheckHostPort(const std::string& text) {
-  if (IsUnixAddress(text)) return "";
-  const size_t colon = text.rfind(':');
-  int port = 0;
-  const bool is_valid = colon != std::string::npos && colon > 0 &&
-                        absl::SimpleAtoi(text.substr(colon + 1), &port) && port >= 1 &&
-                        port <= 65535;
-  return is_valid ? "" : "'" + text + "' is neither HOST:PORT nor unix:PATH";
+std::string CheckCoordinator(const std::string& text) {
+  const absl::StatusOr<ServerAddress> address = ParseServerAddress(text);
+  if (!address.ok()) return std::string(address.status().message());
+  if (address->reach == Reach::kUnix || address->port > 0) return "";
+  return absl::StrCat("address '", text, "': nobody listens on port 0");
 }
 
 std::string CheckUnix(const std::string& text) {
-  return IsUnixAddress(text) ? "" : "'" + text + "' is not of the form unix:PATH";
+  const absl::StatusOr<ServerAddress> address = ParseServerAddress(text);
+  if (address.ok() && address->reach == Reach::kUnix) return "";
+  return absl::StrCat("'", text, "' is not of the form unix:PATH");
 }
 
 std::string CheckTimeout(const std::string& text) {
   absl::Duration timeout;
-  const bool is_valid = absl::ParseDuration(text, &timeout) && timeout > absl::ZeroDuration() &&
-                        timeout <= absl::Hours(24);
-  return is_valid ? "" : "'" + text + "' is not a time like 500ms or 10s";
+  if (!absl::ParseDuration(text, &timeout)) {
+    return absl::StrCat("'", text, "' is not a time like 500ms or 10s");
+  }
+  if (timeout <= absl::ZeroDuration()) return absl::StrCat("'", text, "' must be > 0");
+  return timeout <= absl::Hours(24) ? "" : absl::StrCat("'", text, "' is longer than 24h");
 }
 
 }  // namespace
 
-void EndpointFlags::AddCoordinator(CLI::App* command, bool required) {
-  command->add_option("--coordinator", coordinator_address_, "HOST:PORT of the coordinator")
-      ->required(required)
-      ->check(CheckHostPort);
+void EndpointFlags::AddCoordinator(CLI::App* command) {
+  command_ = command;
+  coordinator_ =
+      command->add_option("--coordinator", coordinator_address_, "HOST:PORT of the coordinator")
+          ->check(CheckCoordinator)
+          ->capture_default_str();
   CLI::Option* certificate =
       command->add_option("--tls-cert", tls_.certificate_path, "PEM file of this client");
   CLI::Option* key = command->add_option("--tls-key", tls_.key_path, "PEM file of this client");
@@ -56,6 +54,12 @@ void EndpointFlags::AddCoordinator(CLI::App* command, bool required) {
 void EndpointFlags::AddWorker(CLI::App* command) {
   command->add_option("--worker", worker_address_, "unix:PATH of a worker on this host")
       ->check(CheckUnix);
+}
+
+void EndpointFlags::CheckOnlyOne() const {
+  if (!has_worker() || coordinator_->count() == 0) return;
+  throw CLI::ValidationError(command_->get_name(),
+                             "only one of --coordinator and --worker may be given");
 }
 
 void EndpointFlags::AddTimeout(CLI::App* command) {

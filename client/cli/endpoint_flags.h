@@ -8,17 +8,22 @@
 #include "client/cli/command.h"
 #include "client/cli/endpoint.h"
 
+namespace CLI {
+class Option;
+}  // namespace CLI
+
 namespace tessera::cli {
 
 class EndpointFlags {
  public:
   // The parser keeps pointers into this object, which must outlive it.
-  void AddCoordinator(CLI::App* command, bool required);
+  void AddCoordinator(CLI::App* command);
   void AddWorker(CLI::App* command);
   // Call once, whichever of the two was added.
   void AddTimeout(CLI::App* command);
 
-  bool has_coordinator() const { return !coordinator_address_.empty(); }
+  // In a command's callback: throws the parser's error where both were given.
+  void CheckOnlyOne() const;
   bool has_worker() const { return !worker_address_.empty(); }
   Endpoint Coordinator() const;
   Endpoint Worker() const;
@@ -26,7 +31,9 @@ class EndpointFlags {
  private:
   absl::Duration Timeout() const;
 
-  std::string coordinator_address_;
+  const CLI::App* command_ = nullptr;
+  const CLI::Option* coordinator_ = nullptr;
+  std::string coordinator_address_ = "127.0.0.1:7070";  // Where systemd starts it.
   std::string worker_address_;
   std::string timeout_ = "10s";
   TlsFiles tls_;

@@ -17,6 +17,7 @@ namespace {
 struct Content {
   mutable absl::Mutex mu;
   std::map<std::string, v1::Job> jobs ABSL_GUARDED_BY(mu);
+  v1::ListWorkersResponse workers ABSL_GUARDED_BY(mu);
   v1::WorkerStatusResponse worker ABSL_GUARDED_BY(mu);
   v1::DumpRankResponse dump ABSL_GUARDED_BY(mu);
   std::vector<std::string> delete_request_ids ABSL_GUARDED_BY(mu);
@@ -59,6 +60,21 @@ class FakeJobs : public v1::Jobs::Service {
   Content* const content_;
 };
 
+class FakeMembership : public v1::Membership::Service {
+ public:
+  explicit FakeMembership(Content* content) : content_(content) {}
+
+  grpc::Status ListWorkers(grpc::ServerContext*, const v1::ListWorkersRequest*,
+                           v1::ListWorkersResponse* response) override {
+    absl::MutexLock lock(&content_->mu);
+    *response = content_->workers;
+    return grpc::Status::OK;
+  }
+
+ private:
+  Content* const content_;
+};
+
 class FakeWorker : public v1::Worker::Service {
  public:
   explicit FakeWorker(Content* content) : content_(content) {}
@@ -89,6 +105,7 @@ class GrpcFakeServer : public FakeServer {
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.AddListeningPort(worker_address_, grpc::InsecureServerCredentials());
     builder.RegisterService(&jobs_);
+    builder.RegisterService(&membership_);
     builder.RegisterService(&worker_);
     server_ = builder.BuildAndStart();
   }
@@ -98,6 +115,10 @@ class GrpcFakeServer : public FakeServer {
   void PutJob(const v1::Job& job) override {
     absl::MutexLock lock(&content_.mu);
     content_.jobs[job.job_id()] = job;
+  }
+  void AddWorker(const v1::WorkerInfo& worker) override {
+    absl::MutexLock lock(&content_.mu);
+    *content_.workers.add_workers() = worker;
   }
   void SetWorker(const v1::WorkerStatusResponse& worker) override {
     absl::MutexLock lock(&content_.mu);
@@ -117,6 +138,7 @@ class GrpcFakeServer : public FakeServer {
   int port_ = 0;
   Content content_;
   FakeJobs jobs_{&content_};
+  FakeMembership membership_{&content_};
   FakeWorker worker_{&content_};
   std::unique_ptr<grpc::Server> server_;  // Destroyed, and with that stopped, first.
 };

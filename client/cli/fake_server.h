@@ -22,6 +22,7 @@ class FakeServer {
   virtual std::string worker_address() const = 0;       // "unix:PATH"
 
   virtual void PutJob(const v1::Job& job) = 0;
+  virtual void AddWorker(const v1::WorkerInfo& worker) = 0;  // To the coordinator's list.
   virtual void SetWorker(const v1::WorkerStatusResponse& worker) = 0;
   // What DumpRank answers for rank 0 of job "gpt"; others are not found.
   virtual void SetDump(const v1::DumpRankResponse& dump) = 0;

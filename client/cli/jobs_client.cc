@@ -24,39 +24,47 @@ std::string NewRequestId() {
 class GrpcJobsClient : public JobsClient {
  public:
   GrpcJobsClient(Endpoint endpoint, std::shared_ptr<grpc::Channel> channel)
-      : endpoint_(std::move(endpoint)), stub_(v1::Jobs::NewStub(std::move(channel))) {}
+      : endpoint_(std::move(endpoint)),
+        jobs_(v1::Jobs::NewStub(channel)),
+        membership_(v1::Membership::NewStub(channel)) {}
 
   absl::StatusOr<v1::ListJobsResponse> ListJobs() override {
-    return Call(&v1::Jobs::Stub::ListJobs, v1::ListJobsRequest());
+    return Call(jobs_.get(), &v1::Jobs::Stub::ListJobs, v1::ListJobsRequest());
   }
 
   absl::StatusOr<v1::Job> GetJob(const std::string& job_id) override {
     v1::GetJobRequest request;
     request.set_job_id(job_id);
-    return Call(&v1::Jobs::Stub::GetJob, request);
+    return Call(jobs_.get(), &v1::Jobs::Stub::GetJob, request);
   }
 
   absl::Status DeleteJob(const std::string& job_id) override {
     v1::DeleteJobRequest request;
     request.set_request_id(NewRequestId());
     request.set_job_id(job_id);
-    return Call(&v1::Jobs::Stub::DeleteJob, request).status();
+    return Call(jobs_.get(), &v1::Jobs::Stub::DeleteJob, request).status();
+  }
+
+  absl::StatusOr<v1::ListWorkersResponse> ListWorkers() override {
+    return Call(membership_.get(), &v1::Membership::Stub::ListWorkers, v1::ListWorkersRequest());
   }
 
  private:
-  template <typename Request, typename Reply>
-  absl::StatusOr<Reply> Call(grpc::Status (v1::Jobs::Stub::*method)(grpc::ClientContext*,
-                                                                    const Request&, Reply*),
+  template <typename Stub, typename Request, typename Reply>
+  absl::StatusOr<Reply> Call(Stub* stub,
+                             grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                          Reply*),
                              const Request& request) {
     grpc::ClientContext context;
     SetDeadline(endpoint_, &context);
     Reply reply;
-    RETURN_IF_ERROR(CallStatus((stub_.get()->*method)(&context, request, &reply), kWho, endpoint_));
+    RETURN_IF_ERROR(CallStatus((stub->*method)(&context, request, &reply), kWho, endpoint_));
     return reply;
   }
 
   const Endpoint endpoint_;
-  const std::unique_ptr<v1::Jobs::Stub> stub_;
+  const std::unique_ptr<v1::Jobs::Stub> jobs_;
+  const std::unique_ptr<v1::Membership::Stub> membership_;
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The coordinator's Jobs service as commands use it. Thread-safe; no gRPC type shows here.
+// The coordinator's services Jobs and Membership as commands use them. Thread-safe; no gRPC type
+// shows here.
 //
 // Every error names the coordinator's address. Beside what the service returns:
 //   Unavailable       nothing answers at the address
@@ -26,6 +27,7 @@ class JobsClient {
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& job_id) = 0;
   // Errors: NotFound  no such job.
   virtual absl::Status DeleteJob(const std::string& job_id) = 0;
+  virtual absl::StatusOr<v1::ListWorkersResponse> ListWorkers() = 0;
 };
 
 }  // namespace tessera::cli

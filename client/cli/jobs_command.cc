@@ -44,7 +44,7 @@ absl::Status Delete(const Flags& flags, const Console& console) {
 void RegisterJobsCommand(CLI::App* app, RunCommand* selected) {
   CLI::App* command = app->add_subcommand("jobs", "list the coordinator's jobs, or delete one");
   auto flags = std::make_shared<Flags>();
-  flags->endpoint.AddCoordinator(command, /*required=*/true);
+  flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddTimeout(command);
   command->add_flag("--json", flags->json, "print JSON");
   CLI::App* deletion = command->add_subcommand("delete", "delete a job with all its state");

@@ -8,6 +8,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
+#include "base/command_line.h"
 #include "base/status_macros.h"
 #include "client/cli/layout_json.h"
 #include "client/cli/model_spec_json.h"
@@ -92,20 +93,20 @@ void AddMemoryFlags(CLI::App* command, MemoryOptions* memory) {
   command
       ->add_option("--optimizer-states", memory->optimizer_states,
                    "values an element: AdamW 2, SGD with momentum 1, SGD 0")
-      ->check(CLI::Range(int64_t{0}, kMaxCount))
+      ->check(WholeNumber(0, kMaxCount))
       ->capture_default_str();
   command
       ->add_option("--max-gathered-units", memory->max_gathered_units,
                    "unsharded at once beside the root")
-      ->check(CLI::Range(int64_t{0}, kMaxCount))
+      ->check(WholeNumber(0, kMaxCount))
       ->capture_default_str();
   command
       ->add_option("--gradient-slots", memory->gradient_slots,
                    "unsharded gradients beside the root's; 0: of every unit")
-      ->check(CLI::Range(int64_t{0}, kMaxCount))
+      ->check(WholeNumber(0, kMaxCount))
       ->capture_default_str();
   command->add_option("--ranks-per-host", memory->ranks_per_host, "0: all ranks are on one host")
-      ->check(CLI::Range(int64_t{0}, kMaxWorldSize))
+      ->check(WholeNumber(0, kMaxWorldSize))
       ->capture_default_str();
 }
 
@@ -118,11 +119,11 @@ void RegisterLayoutCommand(CLI::App* app, RunCommand* selected) {
   command->add_option("--spec", flags->spec_path, "JSON file with the model's units")->required();
   command->add_option("--world-size", flags->world_size, "number of ranks")
       ->required()
-      ->check(CLI::Range(int64_t{1}, kMaxWorldSize));
+      ->check(WholeNumber(1, kMaxWorldSize));
   command
       ->add_option("--param-alignment", flags->parameter_alignment_bytes,
                    "bytes; where parameters start; 0: no padding between them")
-      ->check(CLI::Range(int64_t{0}, kMaxAlignmentBytes))
+      ->check(WholeNumber(0, kMaxAlignmentBytes))
       ->capture_default_str();
   command
       ->add_option("--shard-alignment", flags->shard_alignment,

@@ -166,7 +166,7 @@ TEST(LayoutCommandTest, FullDrawsEveryRank) {
 TEST(LayoutCommandTest, BadSpecIsOneLineAndExitCodeOne) {
   const std::string spec = WriteSpec("bad.json", R"({"units": [{"name": "u", "parameters": [
       {"name": "w", "shape": [4], "dtype": "int64"}]}]})");
-  for (const std::string& path : {spec, std::string("/nonexistent.json")}) {
+  for (const std::string& path : {spec, std::string("/nonexistent.json"), std::string("/tmp")}) {
     const Result result = RunTessera({"layout", "--spec", path, "--world-size", "2"});
     EXPECT_EQ(result.exit_code, kExitFailed);
     EXPECT_EQ(result.out, "");
@@ -207,9 +207,21 @@ TEST(CliTest, WrongUsageIsExitCodeTwo) {
   }
 }
 
+TEST(CliTest, MisspeltOptionIsNamedBesideAMissingOne) {
+  const Result result = RunTessera({"layout", "--spec", ThreeLinear(), "--worldsize", "4"});
+  EXPECT_EQ(result.err, "tessera: unknown option '--worldsize' (see --help)\n");
+}
+
+TEST(CliTest, VersionGoesToTheOutputAndSucceeds) {
+  const Result result = RunTessera({"--version"});
+  EXPECT_EQ(result.exit_code, kExitOk);
+  EXPECT_THAT(result.out, testing::StartsWith("tessera "));
+}
+
 TEST(CliTest, HelpGoesToTheOutputAndSucceeds) {
   for (const std::vector<std::string>& args :
-       {std::vector<std::string>{"--help"}, std::vector<std::string>{"layout", "--help"}}) {
+       {std::vector<std::string>{"--help"}, std::vector<std::string>{"layout", "--help"},
+        std::vector<std::string>{"help"}, std::vector<std::string>{"help", "layout"}}) {
     const Result result = RunTessera(args);
     EXPECT_EQ(result.exit_code, kExitOk);
     EXPECT_THAT(result.out, HasSubstr("layout"));

@@ -1,5 +1,7 @@
 #include "client/cli/model_spec_json.h"
 
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstdint>
 #include <fstream>
@@ -182,6 +184,10 @@ absl::StatusOr<ModelSpec> ParseModelSpecJson(absl::string_view text) {
 
 absl::StatusOr<ModelSpec> ReadModelSpecFile(const std::string& path) {
   const std::string what = absl::StrCat("spec file '", path, "'");
+  struct stat info = {};
+  if (stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " is a folder"));
+  }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) return ErrnoStatus(errno, what);

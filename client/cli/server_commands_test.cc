@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "client/cli/cli.h"
+#include "client/cli/endpoint_flags.h"
 #include "client/cli/fake_server.h"
 #include "nlohmann/json.hpp"
 
@@ -231,6 +233,44 @@ TEST_F(ServerCommandsTest, DumpOfAJobHoldsItsConfigAndModel) {
   EXPECT_EQ(json["model"]["units"][0]["name"], "root");
 }
 
+TEST_F(ServerCommandsTest, TopOfOneJobShowsOnlyThat) {
+  PutTwoJobs(server_.get());
+  EXPECT_THAT(AskCoordinator({"top", "gpt"}).out,
+              AllOf(HasSubstr(kGptRanks), HasSubstr("1 job\n"), Not(HasSubstr("bert"))));
+  const CommandResult missing = AskCoordinator({"top", "t5"});
+  EXPECT_EQ(missing.exit_code, kExitFailed);
+  EXPECT_THAT(missing.err, HasSubstr("no job 't5'"));
+}
+
+TEST_F(ServerCommandsTest, WorkersAreListedByNameWithTheirSilence) {
+  EXPECT_EQ(AskCoordinator({"workers"}).out, "no workers\n");
+  v1::WorkerInfo worker;
+  worker.set_worker_id("w1");
+  worker.set_num_devices(4);
+  worker.set_incarnation(77);
+  worker.set_lost(true);
+  worker.set_silent_ms(83'000);
+  worker.set_address("unix:/run/w1.sock");
+  server_->AddWorker(worker);
+  worker.set_worker_id("w0");
+  worker.set_lost(false);
+  worker.set_silent_ms(400);
+  worker.set_address("unix:/run/\x1b.sock");
+  server_->AddWorker(worker);
+  const CommandResult result = AskCoordinator({"workers"});
+  EXPECT_EQ(result.exit_code, kExitOk) << result.err;
+  EXPECT_EQ(result.out,
+            "worker  state  devices  last heard of  address\n"
+            "w0      live         4      400ms ago  unix:/run/?.sock\n"
+            "w1      LOST         4      1m23s ago  unix:/run/w1.sock\n");
+  const Json json = Json::parse(AskCoordinator({"workers", "--json"}).out, nullptr, false);
+  ASSERT_EQ(json["workers"].size(), 2);
+  EXPECT_EQ(json["workers"][0]["lost"], false);
+  EXPECT_EQ(json["workers"][1]["worker_id"], "w1");
+  EXPECT_EQ(json["workers"][1]["silent_ms"], 83'000);
+  EXPECT_EQ(json["workers"][1]["incarnation"], 77);
+}
+
 TEST_F(ServerCommandsTest, TopInAPipeIsOneFrameWithoutEscapes) {
   server_->PutJob(MakeJob());
   for (const std::vector<std::string>& args :
@@ -264,6 +304,7 @@ TEST_F(ServerCommandsTest, UnreachableServerIsOneLineThatNamesTheAddress) {
       {"jobs", "delete", "gpt", "--coordinator", coordinator},
       {"status", "--coordinator", coordinator},
       {"top", "--coordinator", coordinator},
+      {"workers", "--coordinator", coordinator},
       {"dump", "gpt", "--coordinator", coordinator},
       {"status", "--worker", worker},
       {"dump", "gpt", "--rank", "0", "--worker", worker},
@@ -297,12 +338,40 @@ TEST_F(ServerCommandsTest, OtherMachinesAreNotAskedWithoutTlsOrAPermit) {
   EXPECT_THAT(RunTessera(args).err, Not(HasSubstr("FAILED_PRECONDITION")));
 }
 
+TEST(ServerCommandsUsageTest, WithoutAddressTheInstalledCoordinatorIsAsked) {
+  EndpointFlags flags;
+  CLI::App app;
+  flags.AddCoordinator(&app);
+  flags.AddWorker(&app);
+  app.parse("");
+  EXPECT_EQ(flags.Coordinator().address, "127.0.0.1:7070");
+  EXPECT_FALSE(flags.has_worker());
+}
+
+TEST(ServerCommandsUsageTest, MessageSaysWhatIsWrong) {
+  const struct {
+    std::vector<std::string> args;
+    const char* says;
+  } kCases[] = {
+      {{"status", "--worker", "unix:/w.sock", "--coordinator", "h:1"},
+       "status: only one of --coordinator and --worker may be given"},
+      {{"jobs", "--timeout", "0s"}, "--timeout: '0s' must be > 0"},
+      {{"jobs", "--timeout", "soon"}, "--timeout: 'soon' is not a time like 500ms or 10s"},
+      {{"jobs", "--coordinator", "127.0.0.1:99999"}, "port 99999 is above 65535"},
+      {{"dump", "gpt", "--rank", "0"}, "dump: --rank needs --worker"},
+      {{"stauts"}, "unknown command 'stauts'"},
+  };
+  for (const auto& expected : kCases) {
+    const CommandResult result = RunTessera(expected.args);
+    EXPECT_EQ(result.exit_code, kExitUsage);
+    EXPECT_THAT(result.err, HasSubstr(expected.says));
+  }
+}
+
 TEST(ServerCommandsUsageTest, WrongUsageIsExitCodeTwoAndOneLine) {
   const std::vector<std::vector<std::string>> wrong = {
-      {"jobs"},
-      {"status"},
-      {"top"},
-      {"dump", "gpt"},
+      {"workers", "w0"},
+      {"top", "gpt", "bert"},
       {"dump", "--coordinator", "h:1"},
       {"jobs", "delete", "--coordinator", "h:1"},
       {"jobs", "--coordinator", "host"},

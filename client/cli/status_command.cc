@@ -51,15 +51,13 @@ absl::Status ShowJobs(const Flags& flags, const Console& console) {
 void RegisterStatusCommand(CLI::App* app, RunCommand* selected) {
   CLI::App* command = app->add_subcommand("status", "what jobs and their ranks are doing");
   auto flags = std::make_shared<Flags>();
-  flags->endpoint.AddCoordinator(command, /*required=*/false);
+  flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddWorker(command);
   flags->endpoint.AddTimeout(command);
   command->add_option("job", flags->job_id, "only this job of the coordinator");
   command->add_flag("--json", flags->json, "print JSON");
   command->callback([flags, selected] {
-    if (flags->endpoint.has_coordinator() == flags->endpoint.has_worker()) {
-      throw CLI::ValidationError("status", "either --coordinator or --worker is required");
-    }
+    flags->endpoint.CheckOnlyOne();
     if (flags->endpoint.has_worker() && !flags->job_id.empty()) {
       throw CLI::ValidationError("status", "a job is asked of the coordinator, not of a worker");
     }

@@ -23,6 +23,7 @@ namespace {
 
 struct Flags {
   EndpointFlags endpoint;
+  std::string job_id;  // Empty: all.
   bool once = false;
   bool json = false;
 };
@@ -60,8 +61,15 @@ int TerminalRows() {
   return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_row : 0;
 }
 
+absl::StatusOr<v1::ListJobsResponse> GetJobs(const Flags& flags, JobsClient* client) {
+  if (flags.job_id.empty()) return client->ListJobs();
+  v1::ListJobsResponse jobs;
+  ASSIGN_OR_RETURN(*jobs.add_jobs(), client->GetJob(flags.job_id));
+  return jobs;
+}
+
 absl::Status PrintOnce(const Flags& flags, JobsClient* client, const Console& console) {
-  ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, client->ListJobs());
+  ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, GetJobs(flags, client));
   TopView view(flags.endpoint.Coordinator().address);
   *console.out << (flags.json ? JobsJson(jobs) : view.Frame(jobs, absl::Now()));
   return absl::OkStatus();
@@ -76,7 +84,7 @@ absl::Status Run(const Flags& flags, const Console& console) {
   if (!is_live) return PrintOnce(flags, client.get(), console);
   TopView view(flags.endpoint.Coordinator().address);
   const auto next_frame = [&]() -> absl::StatusOr<std::string> {
-    ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, client->ListJobs());
+    ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, GetJobs(flags, client.get()));
     return CropFrame(view.Frame(jobs, absl::Now()), TerminalRows() - 1);
   };
   return RunLive(
@@ -86,10 +94,11 @@ absl::Status Run(const Flags& flags, const Console& console) {
 }  // namespace
 
 void RegisterTopCommand(CLI::App* app, RunCommand* selected) {
-  CLI::App* command = app->add_subcommand("top", "live view of all jobs and ranks");
+  CLI::App* command = app->add_subcommand("top", "live view of jobs and their ranks");
   auto flags = std::make_shared<Flags>();
-  flags->endpoint.AddCoordinator(command, /*required=*/true);
+  flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddTimeout(command);
+  command->add_option("job", flags->job_id, "only this job");
   command->add_flag("--once", flags->once, "print one frame and end");
   command->add_flag("--json", flags->json, "print one frame as JSON");
   command->callback(

@@ -175,7 +175,7 @@ absl::StatusOr<DeleteJobEvent> Decode(const v1::DeleteJobRequest& request) {
 
 absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& request) {
   RETURN_IF_ERROR(CheckRequestId(request.request_id()));
-  RETURN_IF_ERROR(CheckWorkerId(request.worker_id()));
+  RETURN_IF_ERROR(CheckWorkerId("worker_id", request.worker_id()));
   RETURN_IF_ERROR(CheckRange("num_devices", request.num_devices(), 1, kMaxDevices));
   RETURN_IF_ERROR(
       CheckRange("incarnation", request.incarnation(), 1, std::numeric_limits<int64_t>::max()));
@@ -203,7 +203,7 @@ absl::StatusOr<ValueKey> Decode(const v1::GetValueRequest& request) {
 }
 
 absl::StatusOr<Sender> DecodeSender(const v1::WorkerEvent& event) {
-  RETURN_IF_ERROR(CheckWorkerId(event.worker_id()));
+  RETURN_IF_ERROR(CheckWorkerId("worker_id", event.worker_id()));
   return Sender{WorkerId(event.worker_id()), Incarnation(event.incarnation())};
 }
 

@@ -28,12 +28,6 @@ absl::Status CheckJobId(absl::string_view id) {
   });
 }
 
-absl::Status CheckWorkerId(absl::string_view id) {
-  return CheckText("worker_id", id, 255, "of [A-Za-z0-9._-]", [](unsigned char c) {
-    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
-  });
-}
-
 absl::Status CheckRequestId(absl::string_view id) {
   return CheckText("request_id", id, 128, "printable ASCII",
                    [](unsigned char c) { return absl::ascii_isprint(c); });

@@ -11,10 +11,8 @@
 namespace tessera::coordinator {
 
 constexpr size_t kMaxReasonBytes = 4096;
-constexpr int32_t kMaxDevices = 1024;  // Of one worker.
 
 absl::Status CheckJobId(absl::string_view id);      // [a-z0-9-]{1,63}
-absl::Status CheckWorkerId(absl::string_view id);   // [A-Za-z0-9._-]{1,255}
 absl::Status CheckRequestId(absl::string_view id);  // Printable ASCII, 1 to 128 characters.
 absl::Status CheckValueKey(absl::string_view key);  // Printable ASCII, 1 to 256 characters.
 

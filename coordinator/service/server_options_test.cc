@@ -74,6 +74,9 @@ TEST(ServerOptionsTest, JournalThatCannotBeOpenedIsNamed) {
   options.journal_path = "/nonexistent/journal.db";
   EXPECT_THAT(CoordinatorServer::Start(options),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("/nonexistent/journal.db")));
+  options.journal_path = "/tmp";
+  EXPECT_THAT(CoordinatorServer::Start(options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'/tmp': is a folder")));
 }
 
 TEST(ServerOptionsTest, HealthAndReflectionAnswer) {

@@ -1,6 +1,7 @@
 #include "coordinator/storage/sqlite_journal.h"
 
 #include <sqlite3.h>
+#include <sys/stat.h>
 
 #include <utility>
 
@@ -58,6 +59,11 @@ absl::Status SqliteJournal::Error(int code, absl::string_view doing) const {
 }
 
 absl::StatusOr<std::unique_ptr<SqliteJournal>> SqliteJournal::Open(const Options& options) {
+  struct stat info = {};
+  if (stat(options.path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("journal '", options.path, "': is a folder; a file is needed"));
+  }
   sqlite3* raw = nullptr;
   const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
   const int code = sqlite3_open_v2(options.path.c_str(), &raw, flags, nullptr);

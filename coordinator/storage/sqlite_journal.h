@@ -29,6 +29,7 @@ class SqliteJournal : public Journal {
 
   // Errors: FailedPrecondition  written by a newer version (names both); held by another process;
   //                             a SQLite file of some other program
+  //         InvalidArgument     the path is a folder
   //         PermissionDenied    the path cannot be opened for writing
   //         DataLoss            not a SQLite file, or a damaged one
   //         ResourceExhausted   no room on the disk

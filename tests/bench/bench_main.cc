@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "base/command_line.h"
 #include "tests/bench/benchmarks.h"
 #include "worker/device/host/kernels.h"
 
@@ -43,7 +44,7 @@ void Append(const absl::StatusOr<std::vector<Row>>& rows, std::vector<Row>* all,
 
 int main(int argc, char** argv) {
   Flags flags;
-  CLI::App app("Benchmarks of Tessera's host path");
+  CLI::App app("Benchmarks of Tessera's host path", "tools/bench");
   app.add_option("--rounds", flags.rounds, "Interleaved rounds, 1 to 32")->capture_default_str();
   app.add_option("--mebibytes", flags.mebibytes, "Unsharded size for collectives")
       ->capture_default_str();
@@ -60,7 +61,7 @@ int main(int argc, char** argv) {
   app.add_option("--executor-binary", flags.executor_binary,
                  "tessera-executor, for whole steps; threads where none is named");
   app.add_option("--json", flags.json, "Write the rows to this file");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) return *ended;
 
   bool ok = true;
   std::vector<Row> rows;

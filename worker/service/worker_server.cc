@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
+#include "job/field_limits.h"
 #include "net/credentials.h"
 #include "worker/agent/coordinator_agent.h"
 #include "worker/keeper/descriptor_server.h"
@@ -31,10 +32,10 @@ DialOptions CoordinatorOf(const WorkerServer::Options& options) {
 }
 
 absl::Status Validate(const WorkerServer::Options& options) {
-  if (options.worker_id.empty()) return absl::InvalidArgumentError("worker_id is empty");
-  if (options.num_devices < 1) return absl::InvalidArgumentError("num_devices < 1");
+  RETURN_IF_ERROR(CheckWorkerId("--worker-id", options.worker_id));
+  RETURN_IF_ERROR(CheckRange("--devices", options.num_devices, 1, kMaxDevices));
   if (options.coordinator_address.empty())
-    return absl::InvalidArgumentError("no coordinator address");
+    return absl::InvalidArgumentError("--coordinator is empty");
   if (!options.executor_binary.empty() && access(options.executor_binary.c_str(), X_OK) != 0) {
     return ErrnoStatus(errno, absl::StrCat("executor binary ", options.executor_binary));
   }

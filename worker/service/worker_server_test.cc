@@ -104,6 +104,21 @@ TEST_F(WorkerServerTest, FolderOfAnotherUserIsRefused) {
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("of user 65534")));
 }
 
+TEST_F(WorkerServerTest, WhatNoCoordinatorWouldRegisterIsRefusedByItsFlag) {
+  for (const int num_devices : {0, -1, 1025, 1000000}) {
+    WorkerServer::Options options = options_;
+    options.num_devices = num_devices;
+    EXPECT_THAT(WorkerServer::Start(options),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--devices is ")));
+  }
+  for (const char* id : {"", "a b", "\xff"}) {
+    WorkerServer::Options options = options_;
+    options.worker_id = id;
+    EXPECT_THAT(WorkerServer::Start(options),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--worker-id '")));
+  }
+}
+
 TEST_F(WorkerServerTest, CoordinatorOfAnotherMachineNeedsTlsOrAnExplicitPermit) {
   options_.coordinator_address = "node7.invalid:7070";
   EXPECT_THAT(WorkerServer::Start(options_),

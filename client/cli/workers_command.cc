@@ -1,0 +1,77 @@
+#include "client/cli/workers_command.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "client/cli/endpoint_flags.h"
+#include "client/cli/jobs_client.h"
+#include "client/cli/text_table.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Flags {
+  EndpointFlags endpoint;
+  bool json = false;
+};
+
+std::string Table(const std::vector<v1::WorkerInfo>& workers) {
+  if (workers.empty()) return "no workers\n";
+  TextTable table({"worker", "state", "devices", "last heard of", "address"});
+  for (const v1::WorkerInfo& worker : workers) {
+    table.AddRow(
+        {Printable(worker.worker_id()), worker.lost() ? "LOST" : "live",
+         absl::StrCat(worker.num_devices()),
+         absl::StrCat(absl::FormatDuration(absl::Milliseconds(worker.silent_ms())), " ago"),
+         Printable(worker.address())});
+  }
+  return table.Render("");
+}
+
+std::string WorkersJson(const std::vector<v1::WorkerInfo>& workers) {
+  Json list = Json::array();
+  for (const v1::WorkerInfo& worker : workers) {
+    list.push_back({{"worker_id", worker.worker_id()},
+                    {"lost", worker.lost()},
+                    {"num_devices", worker.num_devices()},
+                    {"silent_ms", worker.silent_ms()},
+                    {"incarnation", worker.incarnation()},
+                    {"address", worker.address()}});
+  }
+  return Json{{"workers", std::move(list)}}.dump(2, ' ', true, Json::error_handler_t::replace) +
+         "\n";
+}
+
+absl::Status Run(const Flags& flags, const Console& console) {
+  ASSIGN_OR_RETURN(const auto client, JobsClient::Create(flags.endpoint.Coordinator()));
+  ASSIGN_OR_RETURN(const v1::ListWorkersResponse reply, client->ListWorkers());
+  std::vector<v1::WorkerInfo> workers(reply.workers().begin(), reply.workers().end());
+  std::sort(workers.begin(), workers.end(),
+            [](const auto& a, const auto& b) { return a.worker_id() < b.worker_id(); });
+  *console.out << (flags.json ? WorkersJson(workers) : Table(workers));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void RegisterWorkersCommand(CLI::App* app, RunCommand* selected) {
+  CLI::App* command = app->add_subcommand("workers", "list the coordinator's workers");
+  auto flags = std::make_shared<Flags>();
+  flags->endpoint.AddCoordinator(command);
+  flags->endpoint.AddTimeout(command);
+  command->add_flag("--json", flags->json, "print JSON");
+  command->callback(
+      [flags, selected] { *selected = [flags](const Console& c) { return Run(*flags, c); }; });
+}
+
+}  // namespace tessera::cli

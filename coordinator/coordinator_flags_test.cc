@@ -1,0 +1,52 @@
+// What the coordinator's program says of wrong flags, and that it serves nobody then.
+#include <stdlib.h>
+
+#include <filesystem>
+
+#include "base/status_matchers.h"
+#include "coordinator/coordinator_process.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class CoordinatorFlagsTest : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_NE(mkdtemp(folder_.data()), nullptr); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  // What it writes before it ends by itself.
+  std::string Refusal(const std::string& flag) {
+    const auto started = CoordinatorProcess::Start(folder_, {flag});
+    EXPECT_EQ(started.status().code(), absl::StatusCode::kFailedPrecondition) << "it runs";
+    return std::string(started.status().message());
+  }
+
+  std::string folder_ = "/tmp/tessera-flags-XXXXXX";
+};
+
+TEST_F(CoordinatorFlagsTest, WhatCannotBeDoneIsSaidBeforeAnybodyIsServed) {
+  const struct {
+    const char* flag;
+    const char* says;
+  } kCases[] = {
+      {"--port-file=/nonexistent/x",
+       "NOT_FOUND: --port-file '/nonexistent/x': No such file or directory"},
+      {"--port-file=/tmp", "INVALID_ARGUMENT: --port-file '/tmp': is a folder"},
+      {"--journal=/tmp", "INVALID_ARGUMENT: journal '/tmp': is a folder"},
+      {"--tls-cert=c.pem", "missing: --tls-key --tls-ca"},
+      {"--listen=127.0.0.1:99999", "port 99999 is above 65535"},
+      {"--lisetn=h:1", "tessera-coordinator: unknown option '--lisetn=h:1' (see --help)"},
+  };
+  for (const auto& expected : kCases) {
+    EXPECT_THAT(Refusal(expected.flag), AllOf(HasSubstr(expected.says), Not(HasSubstr("listens"))));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::coordinator
