@@ -11,8 +11,10 @@
 #include <fstream>
 #include <numeric>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "client/cpp/job_rpc.h"
@@ -26,6 +28,13 @@ constexpr char kJob[] = "demo";
 constexpr absl::Duration kStartDeadline = absl::Seconds(30);
 constexpr int64_t kComputeOnlySteps = 12;
 
+volatile sig_atomic_t g_signal = 0;
+
+absl::Status CheckNoSignal() {
+  if (g_signal == 0) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat("ended by signal ", g_signal));
+}
+
 // The file `path` once it exists and is whole.
 absl::StatusOr<std::string> AwaitFile(const std::string& path, ChildProcess* writer) {
   const absl::Time deadline = absl::Now() + kStartDeadline;
@@ -33,31 +42,44 @@ absl::StatusOr<std::string> AwaitFile(const std::string& path, ChildProcess* wri
     std::ifstream in(path);
     std::string content;
     if (in >> content) return content;
+    RETURN_IF_ERROR(CheckNoSignal());
     absl::SleepFor(absl::Milliseconds(10));
   }
   return absl::DeadlineExceededError(absl::StrCat(path, " did not appear"));
 }
 
+// The logs of this program in output_dir; others' stay.
+bool IsLog(absl::string_view name) {
+  if (!absl::ConsumeSuffix(&name, ".log")) return false;
+  if (absl::ConsumePrefix(&name, "trainer")) {
+    return !name.empty() && name.find_first_not_of("0123456789") == absl::string_view::npos;
+  }
+  return name == "coordinator" || name == "worker" || name == "compute-only" || name == "unsharded";
+}
+
 // Waits until any of the processes has output, at most 200 ms.
-void AwaitOutput(const std::vector<const ChildProcess*>& processes) {
+// Errors: Cancelled  a signal came.
+absl::Status AwaitOutput(const std::vector<const ChildProcess*>& processes) {
   std::vector<pollfd> fds;
   for (const ChildProcess* process : processes) {
     if (process != nullptr && !process->at_end()) fds.push_back({process->output_fd(), POLLIN, 0});
   }
   (void)poll(fds.data(), fds.size(), 200);
+  return CheckNoSignal();
 }
 
 }  // namespace
 
+void EndDemoOnSignal(int signal) {
+  struct sigaction action = {};
+  action.sa_handler = [](int number) { g_signal = number; };
+  sigaction(signal, &action, nullptr);
+}
+
+int DemoSignal() { return g_signal; }
+
 absl::StatusOr<DemoReport> DemoRun::Run() {
-  std::error_code error;
-  std::filesystem::create_directories(options_.output_dir, error);
-  if (error)
-    return absl::PermissionDeniedError(absl::StrCat("cannot make folder ", options_.output_dir));
-  for (const char* stale :
-       {"/journal.db", "/journal.db-wal", "/journal.db-shm", "/coordinator.port"}) {
-    unlink((options_.output_dir + stale).c_str());
-  }
+  RETURN_IF_ERROR(MakeFolders());
   report_.world_size = options_.world_size;
   report_.steps = options_.steps;
   RETURN_IF_ERROR(StartCluster());
@@ -67,26 +89,50 @@ absl::StatusOr<DemoReport> DemoRun::Run() {
   return report_;
 }
 
+DemoRun::~DemoRun() {
+  trainers_.clear();
+  worker_.reset();
+  coordinator_.reset();
+  std::error_code ignored;
+  if (!socket_dir_.empty()) std::filesystem::remove_all(socket_dir_, ignored);
+}
+
+absl::Status DemoRun::MakeFolders() {
+  std::error_code error;
+  std::filesystem::create_directories(options_.output_dir, error);
+  if (error)
+    return absl::PermissionDeniedError(absl::StrCat("cannot make folder ", options_.output_dir));
+  // What an earlier run left here under the names that this one uses.
+  for (const auto& entry : std::filesystem::directory_iterator(options_.output_dir, error)) {
+    const std::string name = entry.path().filename();
+    if (absl::StartsWith(name, "journal.sqlite") || name == "coordinator.port" || IsLog(name)) {
+      unlink(entry.path().c_str());
+    }
+  }
+  // A short path: that of a Unix socket is limited.
+  std::string folder = "/tmp/tessera-demo-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) return ErrnoStatus(errno, "make a folder for sockets");
+  socket_dir_ = folder;
+  return absl::OkStatus();
+}
+
 absl::Status DemoRun::StartCluster() {
   const std::string port_file = options_.output_dir + "/coordinator.port";
   ASSIGN_OR_RETURN(coordinator_,
                    ChildProcess::Start({options_.coordinator_binary, "--listen=127.0.0.1:0",
                                         "--port-file=" + port_file,
-                                        "--journal=" + options_.output_dir + "/journal.db"},
+                                        "--journal=" + options_.output_dir + "/journal.sqlite"},
                                        LogPath("coordinator")));
   absl::StatusOr<std::string> port = AwaitFile(port_file, coordinator_.get());
   if (!port.ok())
     return Annotate(port.status(), absl::StrCat("coordinator (see ", LogPath("coordinator"), ")"));
   coordinator_address_ = absl::StrCat("127.0.0.1:", *port);
-  // A short path: that of a Unix socket is limited.
-  std::string socket_dir = "/tmp/tessera-demo-XXXXXX";
-  if (mkdtemp(socket_dir.data()) == nullptr) return ErrnoStatus(errno, "make a folder for sockets");
-  worker_address_ = absl::StrCat("unix:", socket_dir, "/worker.sock");
+  worker_address_ = absl::StrCat("unix:", socket_dir_, "/worker.sock");
   ASSIGN_OR_RETURN(
       worker_, ChildProcess::Start(
                    {options_.worker_binary, "--coordinator=" + coordinator_address_,
                     "--worker-id=node0", absl::StrCat("--devices=", options_.world_size),
-                    "--socket-dir=" + socket_dir, "--executor-binary=" + options_.executor_binary},
+                    "--socket-dir=" + socket_dir_, "--executor-binary=" + options_.executor_binary},
                    LogPath("worker")));
   return absl::OkStatus();
 }
@@ -164,7 +210,7 @@ absl::Status DemoRun::Train() {
                                  " with SIGKILL in step ", report_.losses.size() + 1));
       RETURN_IF_ERROR(KillAndReplace(options_.world_size / 2));
     }
-    AwaitOutput(processes);
+    RETURN_IF_ERROR(AwaitOutput(processes));
   }
   if (static_cast<int64_t>(report_.losses.size()) != options_.steps)
     return absl::InternalError("a step is missing");
@@ -274,7 +320,7 @@ absl::Status DemoRun::MeasureComputeOnly() {
       ended += processes[rank]->at_end();
       waiting.push_back(processes[rank].get());
     }
-    AwaitOutput(waiting);
+    RETURN_IF_ERROR(AwaitOutput(waiting));
   }
   report_.compute_only_step_seconds_p50 = Median(seconds);
   return absl::OkStatus();
@@ -297,7 +343,7 @@ absl::Status DemoRun::TrainUnsharded() {
       progress.Update(report_.unsharded_losses.size(),
                       absl::StrFormat("loss %.4f", report_.unsharded_losses.back()));
     }
-    AwaitOutput({process.get()});
+    RETURN_IF_ERROR(AwaitOutput({process.get()}));
   }
   if (process->Wait() != 0)
     return absl::InternalError(

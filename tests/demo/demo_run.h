@@ -18,7 +18,7 @@ namespace tessera::demo {
 struct DemoOptions {
   std::string coordinator_binary, worker_binary, executor_binary, trainer_binary;
   std::string text;
-  std::string output_dir;  // Logs, sockets, journal, model; made if missing.
+  std::string output_dir;  // Logs, journal, model; made if missing.
   int world_size = 4;
   int64_t steps = 60;
   int batch = 4;
@@ -29,11 +29,18 @@ struct DemoOptions {
   bool compare_unsharded = true;
 };
 
+// From now on `signal` ends a run, with Cancelled, rather than the process. DemoSignal: the last
+// one that came, or 0.
+void EndDemoOnSignal(int signal);
+int DemoSignal();
+
 class DemoRun {
  public:
   explicit DemoRun(DemoOptions options) : options_(std::move(options)) {}
+  // Kills all that it started and removes the folder of the sockets; output_dir stays.
+  ~DemoRun();
 
-  // Errors: what kept a phase from succeeding, naming the process and its log.
+  // Errors: what kept a phase from succeeding, naming the process and its log; Cancelled.
   absl::StatusOr<DemoReport> Run();
 
  private:
@@ -42,6 +49,7 @@ class DemoRun {
     bool finished = false;
   };
 
+  absl::Status MakeFolders();
   absl::Status StartCluster();
   absl::Status Train();
   absl::Status StartTrainer(int rank, bool replace);
@@ -60,6 +68,7 @@ class DemoRun {
   DemoReport report_;
   std::unique_ptr<ChildProcess> coordinator_, worker_;
   std::string coordinator_address_, worker_address_;
+  std::string socket_dir_;  // Empty: not made yet.
   std::vector<Trainer> trainers_;
   std::vector<std::vector<double>> rank_losses_;       // [step - 1][rank]; NaN: not yet.
   std::vector<std::pair<int64_t, double>> last_loss_;  // By rank: step and loss, maybe uncommitted.

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "base/command_line.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "client/torch/sharded_model.h"
@@ -201,7 +202,8 @@ absl::Status Run(const Flags& flags) {
 int main(int argc, char** argv) {
   tessera::demo::Flags flags;
   int threads = 1;
-  CLI::App app("Trains a byte-level GPT as one rank of a Tessera job, or without Tessera.");
+  CLI::App app("Trains a byte-level GPT as one rank of a Tessera job, or without Tessera.",
+               "tessera-demo-trainer");
   app.add_option("--mode", flags.mode, "sharded, unsharded or compute-only");
   app.add_option("--coordinator", flags.coordinator);
   app.add_option("--worker", flags.worker);
@@ -218,7 +220,7 @@ int main(int argc, char** argv) {
   app.add_option("--threads", threads);
   app.add_option("--save", flags.save_path, "where the final model goes");
   app.add_flag("--replace", flags.replace, "wait for the rank's former trainer to be gone");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) return *ended;
   torch::set_num_threads(threads);
   tessera::SetLogContext("trainer " + std::to_string(flags.rank));
   const absl::Status status = tessera::demo::Run(flags);
