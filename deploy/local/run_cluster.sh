@@ -3,12 +3,12 @@
 #
 #   deploy/local/run_cluster.sh [--ranks N] [--dir DIR] [--bin DIR] [--log-level LEVEL]
 #
-#   --ranks N   devices of the worker, one rank each (default 2)
+#   --ranks N   devices of the worker, one rank each, at most 240 (default 2)
 #   --dir DIR   journal, sockets and logs (default: a new folder under TMPDIR or /tmp)
 #   --bin DIR   where the programs are (default: bazel-bin; built first if missing)
 #
-# Prints the coordinator's address once both run. DIR/logs has one file per process. If one of the
-# two ends by itself the other is stopped and the script fails; DIR is never removed.
+# Prints both addresses once both run. DIR/logs has one file per process. If one of the two ends by
+# itself the other is stopped and the script fails; DIR is never removed.
 set -euo pipefail
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$top/tools/common.sh"
@@ -28,15 +28,23 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
-[[ $ranks =~ ^[1-9][0-9]{0,2}$ ]] || die "--ranks is not a number from 1 to 999: '$ranks'"
+# No job has more ranks than this.
+[[ $ranks =~ ^[1-9][0-9]{0,2}$ && $ranks -le 240 ]] ||
+  die "--ranks is not a number from 1 to 240: '$ranks'"
 
 if [ -z "$bin" ]; then
   bin=$top/bazel-bin
   (cd "$top" && bazel_here build --ui_event_filters=-info,-debug --show_result=0 \
-    //coordinator:tessera-coordinator //worker:tessera-worker //worker:tessera-executor)
+    //coordinator:tessera-coordinator //worker:tessera-worker //worker:tessera-executor \
+    //client/cli:tessera)
 fi
+for program in coordinator/tessera-coordinator worker/tessera-worker worker/tessera-executor \
+  client/cli/tessera; do
+  [ -x "$bin/$program" ] || die "there is no program $bin/$program; see --bin"
+done
 [ -n "$dir" ] || dir=$(mktemp -d "${TMPDIR:-/tmp}/tessera-cluster.XXXXXX")
-mkdir -p "$dir/logs" "$dir/sockets"
+refusal=$(mkdir -p "$dir/logs" "$dir/sockets" 2>&1) ||
+  die "cannot make folders in '$dir': ${refusal##*: }; see --dir"
 chmod 700 "$dir/sockets"
 dir=$(cd "$dir" && pwd)
 
@@ -82,12 +90,14 @@ address=127.0.0.1:$(cat "$dir/port")
   --socket-dir "$dir/sockets" --executor-binary "$bin/worker/tessera-executor" \
   --log-level "$log_level" </dev/null >"$dir/logs/worker" 2>&1 &
 pids+=($!)
+wait_for "$dir/sockets/worker.sock" $! worker
 
 cat <<END
 coordinator  $address
-worker       local, $ranks ranks, sockets in $dir/sockets
+worker       unix:$dir/sockets/worker.sock
+             $ranks ranks
 logs         $dir/logs
-look inside  $bin/client/cli/tessera --coordinator $address status
+look inside  $bin/client/cli/tessera status --coordinator $address
 Ctrl-C stops both.
 END
 
