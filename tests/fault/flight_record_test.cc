@@ -59,7 +59,7 @@ class FlightRecordTest : public testing::Test {
     std::ostringstream out, err;
     std::vector<std::string> args = {"dump", "toy", "--worker", cluster_->worker_address()};
     args.insert(args.end(), flags.begin(), flags.end());
-    EXPECT_EQ(cli::RunCli(args, {&out, &err, false}), cli::kExitOk) << err.str();
+    EXPECT_EQ(cli::RunCli(args, {&out, &err, false}), kExitOk) << err.str();
     return out.str();
   }
   // Rank 0's records of operation `op` in `step`.
