@@ -188,7 +188,7 @@ TEST_F(GradientsTest, GradientIsDividedByTheDivisorAndByTheSumOfTheWeights) {
   ExpectReference(options, 4, variation);
 }
 
-// CLIP-1: every norm, over shards of every size.
+// CLIP-2, as far as norms go: over shards of every size.
 TEST_F(GradientsTest, ClippingByEveryNormIsThatOfTheWholeGradient) {
   for (const double p : {0.5, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
     for (const int world_size : {1, 3}) {
@@ -235,7 +235,7 @@ TEST_F(GradientsTest, RanksThatDisagreeOnADivisorOrAWeightChangeNothing) {
   ASSERT_OK(team.TrainTo(3));
 }
 
-// SCALER-1: an overflow on one rank makes every rank skip the step and lower its scale.
+// SGS-5: an overflow on one rank makes every rank skip the step and lower its scale.
 TEST_F(GradientsTest, OverflowOnOneRankIsSkippedOnAllAndLowersTheScaleOnAll) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(Options(2)));
   ASSERT_OK(team.TrainTo(2));
