@@ -239,21 +239,22 @@ TEST_F(GradientsTest, RanksThatDisagreeOnADivisorOrAWeightChangeNothing) {
 TEST_F(GradientsTest, OverflowOnOneRankIsSkippedOnAllAndLowersTheScaleOnAll) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(Options(2)));
   ASSERT_OK(team.TrainTo(2));
-  std::vector<float> before, after;
   std::vector<std::vector<double>> scales(2);
   ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
     GradientScaler::Options options;
     options.initial_scale = 1024;
     options.growth_interval = 2;
     GradientScaler scaler(options);
-    ASSIGN_OR_RETURN(before, ReadAll(session));
     for (int i = 0; i < 5; ++i) {
+      ASSIGN_OR_RETURN(const std::vector<float> before, ReadAll(session));
       const auto& parameters = session->layout().units[0].flat.parameters();
       std::vector<float> gradient(parameters[0].numel, static_cast<float>(scaler.scale()));
       if (i == 1 && session->rank() == 1) gradient[3] = std::numeric_limits<float>::infinity();
       RETURN_IF_ERROR(session->AddGradient(0, 0, gradient));
       ASSIGN_OR_RETURN(const StepResult result, session->Step(scaler.Scaled(StepOptions())));
+      ASSIGN_OR_RETURN(const std::vector<float> after, ReadAll(session));
       EXPECT_EQ(result.skipped, i == 1);
+      EXPECT_EQ(after == before, result.skipped);
       EXPECT_EQ(result.step, i == 0 ? 3 : i + 2);
       if (!result.skipped) {
         EXPECT_NEAR(result.gradient_norm, std::sqrt(parameters[0].numel), 1e-4) << "unscaled";

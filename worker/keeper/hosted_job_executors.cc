@@ -63,7 +63,8 @@ absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
   if (!sent.ok()) {
     sockets.first.Reset();  // Ends the executor, also one that is a thread.
     executor->Kill();
-    return Annotate(sent, "executor setup");
+    // How it ended says more than that it did not listen.
+    return Annotate(sent, absl::StrCat(executor->Wait(), "; executor setup"));
   }
   absl::MutexLock lock(&mu_);
   RankSlot& slot = ranks_[rank.value()];
