@@ -15,9 +15,10 @@ namespace tessera::coordinator {
 
 class CoordinatorProcess {
  public:
-  // Starts it on any port of 127.0.0.1 with `flags` added (or in their place) and waits until it listens. `folder`
-  // must exist; the port file and the log lie there.
-  // Errors: FailedPrecondition  it ended instead; the message is what it wrote to standard error
+  // Starts it on any port of 127.0.0.1 with `flags` added (or in their place) and waits until it
+  // listens. `folder` must exist; the port file and the log lie there.
+  //
+  // Errors: FailedPrecondition  it ended instead; the message is what it wrote to stderr
   //         DeadlineExceeded    it does not listen after 20 s
   static absl::StatusOr<std::unique_ptr<CoordinatorProcess>> Start(
       const std::string& folder, const std::vector<std::string>& flags);

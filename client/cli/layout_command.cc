@@ -8,13 +8,16 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "base/command_line.h"
 #include "base/status_macros.h"
 #include "client/cli/layout_json.h"
 #include "client/cli/model_spec_json.h"
+#include "job/job_config.h"
 #include "layout/layout_dump.h"
 #include "layout/memory_plan.h"
 #include "layout/model_layout.h"
+#include "worker/memory/job_memory.h"
 
 namespace tessera::cli {
 namespace {
@@ -73,18 +76,37 @@ absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, const Flags& flags) {
   return layout;
 }
 
+// What one worker that has all ranks would map.
+absl::StatusOr<JobMemory> MappedMemory(const ModelLayout& layout, const MemoryOptions& memory) {
+  JobConfig config;
+  config.world_size = layout.world_size;
+  config.compute_dtype = memory.compute_dtype;
+  config.gradient_slots = memory.gradient_slots;
+  return JobMemory::Create(layout, config);
+}
+
+std::string MappedText(const JobMemory& mapped, int64_t world_size) {
+  return absl::StrCat("mapped by one CPU worker with all ranks: ",
+                      FormatBytes(mapped.MappedBytesOfRank(world_size)), " a rank (",
+                      FormatBytes(mapped.state_region_bytes()),
+                      " two versions of parameters and AdamW's state, and the reduced gradient; ",
+                      FormatBytes(mapped.gradient_region_bytes()), " gradient slots; its part of ",
+                      FormatBytes(mapped.parameter_region_bytes()), " shared parameters)\n");
+}
+
 absl::Status Run(const Flags& flags, const Console& console) {
   ASSIGN_OR_RETURN(const ModelSpec model, ReadModelSpecFile(flags.spec_path));
   ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(model, flags));
   MemoryOptions memory = flags.memory;
   memory.compute_dtype = layout.units.front().flat.options().alignment_dtype;
-  if (flags.json) return WriteLayoutJson(layout, memory, console.out);
+  ASSIGN_OR_RETURN(const JobMemory mapped, MappedMemory(layout, memory));
+  if (flags.json) return WriteLayoutJson(layout, memory, mapped, console.out);
   ASSIGN_OR_RETURN(const std::string table, DumpMemory(layout, memory));
   const DumpOptions all = {/*max_pieces=*/0, /*max_ranks=*/0};
   for (const UnitLayout& unit : layout.units) {
     *console.out << DumpUnit(unit, flags.full ? all : DumpOptions());
   }
-  *console.out << table;
+  *console.out << table << MappedText(mapped, layout.world_size);
   return absl::OkStatus();
 }
 

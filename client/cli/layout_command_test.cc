@@ -128,7 +128,10 @@ TEST(LayoutCommandTest, DrawsRanksAndStatesMemoryOfEachStrategy) {
       "  SHARD_GRAD_OP        172 B        172 B        344 B          344 B      1.0 KiB      "
       "2.0 KiB\n"
       "  NO_SHARD             344 B        344 B        688 B            0 B      1.3 KiB      "
-      "2.7 KiB\n");
+      "2.7 KiB\n"
+      "mapped by one CPU worker with all ranks: 34.0 KiB a rank (28.0 KiB two versions of "
+      "parameters and AdamW's state, and the reduced gradient; 4.0 KiB gradient slots; its part of "
+      "4.0 KiB shared parameters)\n");
 }
 
 TEST(LayoutCommandTest, JsonStatesMemoryOfEachStrategy) {
@@ -141,6 +144,12 @@ TEST(LayoutCommandTest, JsonStatesMemoryOfEachStrategy) {
   EXPECT_EQ(json["memory"]["FULL_SHARD"]["parameter_bytes"], 172);
   EXPECT_EQ(json["memory"]["SHARD_GRAD_OP"]["optimizer_bytes"], 172);
   EXPECT_EQ(json["memory"]["NO_SHARD"]["rank_total_bytes"], 3 * 344);
+  // Seven state arrays, one gradient slot with the byte of each parameter, half of the parameters,
+  // each in whole pages.
+  EXPECT_EQ(json["cpu_worker"]["state_bytes_per_rank"], 7 * 4096);
+  EXPECT_EQ(json["cpu_worker"]["gradient_bytes_per_rank"], 4096 + 3);
+  EXPECT_EQ(json["cpu_worker"]["parameter_bytes_per_host"], 4096);
+  EXPECT_EQ(json["cpu_worker"]["mapped_bytes_per_rank"], 7 * 4096 + 4096 + 3 + 2048);
   EXPECT_EQ(json["layout_digest"].get<std::string>().size(), 16);
 }
 

@@ -82,10 +82,17 @@ absl::StatusOr<Json> MemoryJson(const ModelLayout& layout, const MemoryOptions& 
   return json;
 }
 
+Json WorkerJson(const JobMemory& mapped, int64_t world_size) {
+  return {{"mapped_bytes_per_rank", mapped.MappedBytesOfRank(world_size)},
+          {"state_bytes_per_rank", mapped.state_region_bytes()},
+          {"gradient_bytes_per_rank", mapped.gradient_region_bytes()},
+          {"parameter_bytes_per_host", mapped.parameter_region_bytes()}};
+}
+
 }  // namespace
 
 absl::Status WriteLayoutJson(const ModelLayout& layout, const MemoryOptions& memory,
-                             std::ostream* out) {
+                             const JobMemory& mapped, std::ostream* out) {
   ASSIGN_OR_RETURN(const Json memory_json, MemoryJson(layout, memory));
   *out << absl::StrFormat("{\"world_size\":%d,\"layout_digest\":\"%016x\",\"units\":[",
                           layout.world_size, LayoutDigest(layout));
@@ -93,7 +100,8 @@ absl::Status WriteLayoutJson(const ModelLayout& layout, const MemoryOptions& mem
     *out << (i == 0 ? "\n" : ",\n");
     RETURN_IF_ERROR(WriteUnit(layout.units[i], out));
   }
-  *out << "],\n\"memory\":" << Text(memory_json) << "}\n";
+  *out << "],\n\"memory\":" << Text(memory_json)
+       << ",\n\"cpu_worker\":" << Text(WorkerJson(mapped, layout.world_size)) << "}\n";
   return absl::OkStatus();
 }
 

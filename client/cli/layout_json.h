@@ -6,8 +6,11 @@
 //      "ranks": [{"rank": 0, "padding_elements": 3, "parameters": [
 //        {"name": "w", "in_shard": true, "offset_in_shard": 0, "numel_in_shard": 21,
 //         "intra_param_start": 0, "intra_param_end": 20}]}]}],
-//    "memory": {"FULL_SHARD": {"parameter_bytes": 172, ...}, ...}}
+//    "memory": {"FULL_SHARD": {"parameter_bytes": 172, ...}, ...},
+//    "cpu_worker": {"mapped_bytes_per_rank": 36864, "state_bytes_per_rank": 28672, ...}}
 //
+// `memory` is what the strategies need by themselves. `cpu_worker` is what one worker maps that has
+// all ranks, which keeps two versions of parameters and optimizer state.
 // `intra_param_end` is inclusive. Where `in_shard` is false the four numbers are null.
 #ifndef TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
 #define TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
@@ -17,13 +20,14 @@
 #include "absl/status/status.h"
 #include "layout/memory_plan.h"
 #include "layout/model_layout.h"
+#include "worker/memory/job_memory.h"
 
 namespace tessera::cli {
 
 // Writes rank by rank, so that large models and worlds need no memory for the whole text.
 // Errors: InvalidArgument  as PlanMemory; nothing is written then.
 absl::Status WriteLayoutJson(const ModelLayout& layout, const MemoryOptions& memory,
-                             std::ostream* out);
+                             const JobMemory& mapped, std::ostream* out);
 
 }  // namespace tessera::cli
 

@@ -57,8 +57,7 @@ absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& con
   ASSIGN_OR_RETURN(plan.traffic,
                    PlanTraffic(plan.layout, strategy, config.compute_dtype, config.reduce_dtype));
   ASSIGN_OR_RETURN(const JobMemory mapped, JobMemory::Create(plan.layout, config));
-  plan.mapped_bytes = mapped.state_region_bytes() + mapped.gradient_region_bytes() +
-                      mapped.parameter_region_bytes() / config.world_size;
+  plan.mapped_bytes = mapped.MappedBytesOfRank(config.world_size);
   ASSIGN_OR_RETURN(const std::string memory, DumpMemory(plan.layout, options));
   plan.text = absl::StrCat(DumpUnits(plan.layout, config.compute_dtype), memory,
                            TrafficText(plan, strategy));

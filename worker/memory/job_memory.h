@@ -50,6 +50,10 @@ class JobMemory {
   int64_t touched_offset_bytes() const { return gradient_slot_bytes_ * num_gradient_slots_; }
   int64_t gradient_region_bytes() const { return touched_offset_bytes() + num_parameters_; }
   int64_t state_region_bytes() const { return state_array_bytes_ * 7; }
+  // What is mapped for one of `world_size` ranks: its own regions, and its part of the parameters.
+  int64_t MappedBytesOfRank(int64_t world_size) const {
+    return state_region_bytes() + gradient_region_bytes() + parameter_region_bytes_ / world_size;
+  }
   // Elements of all of a rank's shards together.
   int64_t shard_numel() const { return shard_numel_; }
 
