@@ -72,6 +72,14 @@ TEST_P(ShardMemoryTest, KilledExecutorLeavesShardsByteIdenticalAndTheNextOneGoes
     ASSERT_TRUE(Eventually([pid] { return CommandLine(pid).empty(); }));
   }
   EXPECT_TRUE(Shards("hit") == before) << "after the kill";
+  // The worker has noticed, so there is something to recover from.
+  for (int rank : GetParam()) {
+    const std::string label = absl::StrCat("hit/", rank);
+    ASSERT_TRUE(Eventually([&] {
+      const auto now = ExecutorsOf(getpid());
+      return now.count(label) > 0 && now.at(label) != executors.at(label);
+    }));
+  }
 
   ASSERT_OK(hit.RunAll([](Session* session) { return session->Recover(); }));
   std::map<std::string, int> successors = ExecutorsOf(getpid());
