@@ -56,23 +56,30 @@ Buffers MakeBuffers(TeamMember* member, int64_t bytes) {
 // The all-gather is in place: each rank's own part lies where it belongs.
 void TimeOurs(TeamMember* member, const Buffers& b) {
   ShmCommunicator* comm = member->comm();
-  const int64_t begin = member->rank() * b.shard_count;
-  const auto reduce_scatter = [&](int64_t first, int64_t count) {
-    TESSERA_CHECK(comm->ReduceScatterMapped(b.gradients, first, count, DType::kFp32, 1.0f, false,
-                                            b.shard, nullptr)
-                      .ok());
+  const auto slices_of = [&](int64_t count) {
+    std::vector<ElementRange> slices;
+    for (int r = 0; r < member->size(); ++r) slices.push_back({r * count, (r + 1) * count});
+    return slices;
   };
+  const auto reduce_scatter = [&](const std::vector<ElementRange>& slices) {
+    TESSERA_CHECK(
+        comm->ReduceScatterMapped(b.gradients, slices, DType::kFp32, 1.0f, false, b.shard, nullptr)
+            .ok());
+  };
+  const std::vector<ElementRange> whole = slices_of(b.shard_count);
   member->Time(kBarrier, 500, [&] { TESSERA_CHECK(comm->Barrier().ok()); });
   const int64_t copied_before = comm->payload_bytes_copied();
-  member->Time(kMappedAllGather, 500, [&] { TESSERA_CHECK(comm->AllGatherMapped().ok()); });
+  member->Time(kMappedAllGather, 500,
+               [&] { TESSERA_CHECK(comm->AllGatherMapped(nullptr, 0).ok()); });
   member->Note(kMappedBytesCopied,
                static_cast<double>(comm->payload_bytes_copied() - copied_before));
-  member->Time(kReduceScatter, 3, [&] { reduce_scatter(begin, b.shard_count); });
-  const int64_t small = kSmallBytes / static_cast<int64_t>(sizeof(float)) / member->size();
-  member->Time(kSmallReduceScatter, 200, [&] { reduce_scatter(member->rank() * small, small); });
+  member->Time(kReduceScatter, 3, [&] { reduce_scatter(whole); });
+  const std::vector<ElementRange> small =
+      slices_of(kSmallBytes / static_cast<int64_t>(sizeof(float)) / member->size());
+  member->Time(kSmallReduceScatter, 200, [&] { reduce_scatter(small); });
   const int64_t shard_bytes = b.shard_count * static_cast<int64_t>(sizeof(float));
   member->Time(kCopiedAllGather, 2, [&] {
-    TESSERA_CHECK(comm->AllGatherMapped().ok());
+    TESSERA_CHECK(comm->AllGatherMapped(nullptr, 0).ok());
     for (int r = 0; r < member->size(); ++r) {
       if (r == member->rank()) continue;
       std::memcpy(b.full + r * b.shard_count, b.gradients[r], shard_bytes);

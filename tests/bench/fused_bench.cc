@@ -23,6 +23,7 @@ class Step {
     for (int r = 0; r < member->size(); ++r) {
       gradients_.push_back(shared + (r + 1) * num_parameters);
       slices_.push_back(shared + (r + 1) * num_parameters + member->rank() * count_);
+      ranges_.push_back({r * count_, (r + 1) * count_});
     }
     float* mine = shared + (member->rank() + 1) * num_parameters;
     for (int64_t i = 0; i < num_parameters; ++i) mine[i] = 1e-3f * static_cast<float>(i % 7 - 3);
@@ -41,10 +42,10 @@ class Step {
 
   // Reduce-scatter, AdamW, publication of the own shard.
   void ThreePasses() {
-    TESSERA_CHECK(member_->comm()
-                      ->ReduceScatterMapped(gradients_, member_->rank() * count_, count_,
-                                            DType::kFp32, 0.5f, false, reduced_, nullptr)
-                      .ok());
+    TESSERA_CHECK(
+        member_->comm()
+            ->ReduceScatterMapped(gradients_, ranges_, DType::kFp32, 0.5f, false, reduced_, nullptr)
+            .ok());
     host::AdamStep(params_, count_, reduced_, p_, m_, v_, p_, m_, v_, nullptr, nullptr);
     std::copy(p_, p_ + count_, published_);
     Arrive();
@@ -68,6 +69,7 @@ class Step {
   host::AdamParams params_;
   std::vector<const void*> gradients_;
   std::vector<const void*> slices_;
+  std::vector<ElementRange> ranges_;  // By rank.
   float* published_;
   float* copies_;
   float* reduced_;

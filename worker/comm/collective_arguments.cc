@@ -61,22 +61,28 @@ absl::Status CheckBroadcast(const void* buffer, int64_t bytes, int root, int siz
 }
 
 absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                      int64_t begin_element, int64_t count, DType dtype,
-                                      const void* recv, int size) {
+                                      absl::Span<const ElementRange> slices_by_rank, DType dtype,
+                                      const void* recv, int rank, int size) {
   RETURN_IF_ERROR(CheckGradientDType(dtype));
-  if (static_cast<int64_t>(sends_by_rank.size()) != size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(sends_by_rank.size(), " send buffers for ", size, " ranks"));
+  if (static_cast<int64_t>(sends_by_rank.size()) != size ||
+      static_cast<int64_t>(slices_by_rank.size()) != size) {
+    return absl::InvalidArgumentError(absl::StrCat(sends_by_rank.size(), " send buffers and ",
+                                                   slices_by_rank.size(), " slices for ", size,
+                                                   " ranks"));
   }
-  int64_t end_element = 0;
-  if (begin_element < 0 || count < 0 ||
-      __builtin_add_overflow(begin_element, count, &end_element)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("impossible range: ", count, " elements from ", begin_element));
+  for (const ElementRange& slice : slices_by_rank) {
+    if (slice.begin < 0 || slice.end < slice.begin) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("impossible slice [", slice.begin, ", ", slice.end, ")"));
+    }
+    RETURN_IF_ERROR(CheckExtent(slice.end, SizeBytes(dtype), 1));
   }
-  RETURN_IF_ERROR(CheckExtent(end_element, SizeBytes(dtype), 1));
-  for (const void* send : sends_by_rank) RETURN_IF_ERROR(CheckPointer(send, count, "a send"));
-  return CheckPointer(recv, count, "recv");
+  return CheckPointer(recv, slices_by_rank[rank].size(), "recv");
+}
+
+absl::Status CheckAllGatherMapped(const void* base, int64_t bytes_per_rank, int size) {
+  RETURN_IF_ERROR(CheckExtent(bytes_per_rank, 1, size));
+  return CheckPointer(base, bytes_per_rank, "base");
 }
 
 }  // namespace tessera

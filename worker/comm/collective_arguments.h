@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "layout/dtype.h"
+#include "layout/shard_map.h"
 
 namespace tessera {
 
@@ -17,8 +18,9 @@ absl::Status CheckReduceScatter(const void* send, const void* recv, int64_t coun
 absl::Status CheckAllReduce(const void* buffer, int64_t count, DType dtype);
 absl::Status CheckBroadcast(const void* buffer, int64_t bytes, int root, int size);
 absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                      int64_t begin_element, int64_t count, DType dtype,
-                                      const void* recv, int size);
+                                      absl::Span<const ElementRange> slices_by_rank, DType dtype,
+                                      const void* recv, int rank, int size);
+absl::Status CheckAllGatherMapped(const void* base, int64_t bytes_per_rank, int size);
 
 }  // namespace tessera
 

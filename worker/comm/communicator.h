@@ -21,11 +21,13 @@
 #ifndef TESSERA_WORKER_COMM_COMMUNICATOR_H_
 #define TESSERA_WORKER_COMM_COMMUNICATOR_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "layout/dtype.h"
+#include "layout/shard_map.h"
 #include "worker/device/host/kernels.h"
 
 namespace tessera {
@@ -54,27 +56,29 @@ class Communicator {
 
   virtual absl::Status Broadcast(void* buffer, int64_t bytes, int root) = 0;
 
-  // --- Buffers that every rank can address (one host, shared mappings) ---
+  // --- Buffers that all ranks of a host can address ---
 
-  // The shards already lie side by side in one mapping: waits until every rank has finished
-  // writing its own. Moves no bytes.
-  virtual absl::Status AllGatherMapped() = 0;
+  // Rank r's slice lies at `base` + r * bytes_per_rank, in a mapping of each host. Waits until
+  // every rank has finished writing its own, and brings what ranks of other hosts wrote. On one
+  // host it moves no bytes, and the arguments do not matter.
+  virtual absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) = 0;
 
-  // sends_by_rank[r] is where this process sees rank r's whole unsharded buffer. Reduces elements
-  // [begin_element, begin_element + count) of all of them into `recv` in one pass (see
-  // host::ReduceSlices). begin_element and count may differ between ranks. When it returns, no
-  // rank reads this rank's buffer any more.
+  // sends_by_rank[r] is where this process sees rank r's whole unsharded buffer; of a rank of
+  // another host it is not read. Reduces this rank's slice of all of them into `recv` in one pass
+  // (see host::ReduceSlices): the ranks of each host in rank order, then the hosts' sums in theirs.
+  // Slices are the same in every call with the same operation on all ranks; they may differ in
+  // size. When it returns, no rank reads this rank's buffer any more.
   virtual absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                           int64_t begin_element, int64_t count, DType dtype,
-                                           float scale, bool accumulate, float* recv,
+                                           absl::Span<const ElementRange> slices_by_rank,
+                                           DType dtype, float scale, bool accumulate, float* recv,
                                            host::GradientStats* stats) = 0;
 
   // Ends every wait of every rank, now and later, with Aborted and `reason`. From any thread.
   // Idempotent: the first reason stays.
   virtual void Abort(absl::Status reason) = 0;
 
-  // Bytes that operations of this rank have copied from buffer to buffer so far. Reductions read
-  // and write but do not copy.
+  // Bytes that operations of this rank have copied from buffer to buffer so far, also over the
+  // network. Reductions read and write but do not copy.
   virtual int64_t payload_bytes_copied() const = 0;
 };
 

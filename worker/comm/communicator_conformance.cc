@@ -24,6 +24,11 @@ std::function<int(int)> CommunicatorConformanceTest::DataOf() const {
   return [same](int rank) { return same ? 0 : rank; };
 }
 
+std::vector<int> CommunicatorConformanceTest::Hosts() const {
+  const auto& hosts = std::get<0>(GetParam()).hosts;
+  return hosts ? hosts(size()) : std::vector<int>{size()};
+}
+
 std::vector<absl::Status> CommunicatorConformanceTest::RunRanks(const RankBody& body,
                                                                 GroupOptions options) {
   options.size = size();
@@ -245,7 +250,7 @@ TEST_P(CommunicatorConformanceTest, AllGatherMappedShowsPeersWritesAndCopiesNoth
     const int64_t copied_before = c.comm->payload_bytes_copied();
     for (int version = 1; version <= 100; ++version) {
       shards[c.comm->rank()] = version * 100 + c.comm->rank();
-      RETURN_IF_ERROR(c.comm->AllGatherMapped());
+      RETURN_IF_ERROR(c.comm->AllGatherMapped(nullptr, 0));
       for (int r = 0; r < c.comm->size(); ++r) {
         RANK_EXPECT(shards[r] == version * 100 + r, "shard ", r, " is ", shards[r]);
       }
@@ -266,16 +271,34 @@ TEST_P(CommunicatorConformanceTest, PrivateMemoryFormsCountWhatTheyCopy) {
   });
 }
 
+// Element i of everyone's data: of each host added in rank order, the hosts in theirs.
+float SumOfHosts(const std::vector<std::vector<float>>& by_rank, const std::vector<int>& hosts,
+                 int64_t i) {
+  float sum = 0;
+  size_t r = 0;
+  for (size_t host = 0; host < hosts.size(); ++host) {
+    float of_host = by_rank[r++][i];
+    for (int local = 1; local < hosts[host]; ++local) of_host += by_rank[r++][i];
+    sum = host == 0 ? of_host : sum + of_host;
+  }
+  return sum;
+}
+
 // Gradients of all ranks lie in `shared`; ranks reduce ragged slices, then write the next ones at
 // once: a peer that still read them would see it.
-absl::Status ReduceMappedRounds(const RankContext& c, int64_t count) {
+absl::Status ReduceMappedRounds(const RankContext& c, const std::vector<int>& hosts,
+                                int64_t count) {
   const int size = c.comm->size();
   const int rank = c.comm->rank();
   auto* base = reinterpret_cast<float*>(c.shared);
   std::vector<const void*> sends;
-  for (int r = 0; r < size; ++r) sends.push_back(base + r * count);
-  const int64_t begin = count * rank / size;
-  const int64_t end = count * (rank + 1) / size;
+  std::vector<ElementRange> slices;
+  for (int r = 0; r < size; ++r) {
+    sends.push_back(base + r * count);
+    slices.push_back({count * r / size, count * (r + 1) / size});
+  }
+  const int64_t begin = slices[rank].begin;
+  const int64_t end = slices[rank].end;
   std::vector<float> recv(end - begin, 0.5f);
   for (int round = 0; round < 20; ++round) {
     std::vector<std::vector<float>> all;
@@ -284,10 +307,10 @@ absl::Status ReduceMappedRounds(const RankContext& c, int64_t count) {
     const bool accumulate = round % 2 == 1;
     const std::vector<float> before = recv;
     host::GradientStats stats;
-    RETURN_IF_ERROR(c.comm->ReduceScatterMapped(sends, begin, end - begin, DType::kFp32, 0.5f,
-                                                accumulate, recv.data(), &stats));
+    RETURN_IF_ERROR(c.comm->ReduceScatterMapped(sends, slices, DType::kFp32, 0.5f, accumulate,
+                                                recv.data(), &stats));
     for (int64_t i = begin; i < end; ++i) {
-      float expected = OrderedSum(all, i) * 0.5f;
+      float expected = SumOfHosts(all, hosts, i) * 0.5f;
       if (accumulate) expected = before[i - begin] + expected;
       RANK_EXPECT(recv[i - begin] == expected, "round ", round, " element ", i);
     }
@@ -301,7 +324,9 @@ TEST_P(CommunicatorConformanceTest, ReduceScatterMappedReducesOwnSliceOfAll) {
   constexpr int64_t kCount = 5003;
   GroupOptions options;
   options.shared_bytes = 8 * kCount * sizeof(float);
-  ExpectAllOk([](const RankContext& c) { return ReduceMappedRounds(c, kCount); }, options);
+  ExpectAllOk(
+      [hosts = Hosts()](const RankContext& c) { return ReduceMappedRounds(c, hosts, kCount); },
+      options);
 }
 
 TEST_P(CommunicatorConformanceTest, ImpossibleArgumentsAreRefusedAndHarmless) {
@@ -316,10 +341,10 @@ TEST_P(CommunicatorConformanceTest, ImpossibleArgumentsAreRefusedAndHarmless) {
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->AllReduce(&f, 1, DType::kBf16, ReduceOp::kSum)));
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->Broadcast(&f, 4, c.comm->size())));
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->ReduceScatterMapped(
-        absl::MakeSpan(send, 0), 0, 1, DType::kFp32, 1, false, &f, nullptr)));
-    RANK_EXPECT(absl::IsInvalidArgument(
-        c.comm->ReduceScatterMapped(std::vector<const void*>(c.comm->size(), &f), kHuge, kHuge + 2,
-                                    DType::kFp32, 1, false, &f, nullptr)));
+        absl::MakeSpan(send, 0), {}, DType::kFp32, 1, false, &f, nullptr)));
+    const std::vector<ElementRange> huge(c.comm->size(), {kHuge, 2 * kHuge});
+    RANK_EXPECT(absl::IsInvalidArgument(c.comm->ReduceScatterMapped(
+        std::vector<const void*>(c.comm->size(), &f), huge, DType::kFp32, 1, false, &f, nullptr)));
     return c.comm->Barrier();
   });
 }

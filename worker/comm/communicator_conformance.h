@@ -27,6 +27,8 @@ struct CommunicatorBackend {
   std::function<std::vector<absl::Status>(const GroupOptions&, const RankBody&)> run;
   // Every rank behaves as if the others held its data, so tests give all ranks the same.
   bool ranks_hold_the_same = false;
+  // How many ranks each host has: mapped reductions add the sums of hosts. Unset: all on one.
+  std::function<std::vector<int>(int size)> hosts;
   std::map<std::string, std::string> exclusions;  // Test name -> reason.
 
   friend std::ostream& operator<<(std::ostream& os, const CommunicatorBackend& b) {
@@ -42,6 +44,7 @@ class CommunicatorConformanceTest
   int size() const { return std::get<1>(GetParam()); }
   // Whose data rank r has: its own, or that of rank 0 (see ranks_hold_the_same).
   std::function<int(int)> DataOf() const;
+  std::vector<int> Hosts() const;
   std::vector<absl::Status> RunRanks(const RankBody& body, GroupOptions options = {});
   void ExpectAllOk(const RankBody& body, GroupOptions options = {});
 };

@@ -42,14 +42,14 @@ std::vector<NamedCall> EveryOperation() {
          std::vector<char> buffer(kCount);
          return c->Broadcast(buffer.data(), kCount, 0);
        }},
-      {"AllGatherMapped", [](Communicator* c) { return c->AllGatherMapped(); }},
+      {"AllGatherMapped", [](Communicator* c) { return c->AllGatherMapped(nullptr, 0); }},
       {"ReduceScatterMapped",
        [](Communicator* c) {
          const std::vector<float> send(kCount);
          const std::vector<const void*> sends(c->size(), send.data());
          std::vector<float> recv(kCount);
-         return c->ReduceScatterMapped(sends, 0, kCount, DType::kFp32, 1, false, recv.data(),
-                                       nullptr);
+         const std::vector<ElementRange> slices(c->size(), {0, kCount});
+         return c->ReduceScatterMapped(sends, slices, DType::kFp32, 1, false, recv.data(), nullptr);
        }},
   };
 }

@@ -43,7 +43,14 @@ RankEngine::RankEngine(Options options)
                  options_.state, options_.parameters),
       unit_states_(options_.layout->units.size(), UnitState::kSharded),
       reduced_(options_.layout->units.size(), false),
-      stats_(options_.layout->units.size()) {}
+      stats_(options_.layout->units.size()) {
+  for (const UnitLayout& unit : options_.layout->units) {
+    std::vector<ElementRange>& slices = slices_.emplace_back();
+    for (int rank = 0; rank < options_.config->world_size; ++rank) {
+      slices.push_back(unit.shards.RangeOf(Rank(rank)));
+    }
+  }
+}
 
 absl::Status RankEngine::Start(Step resume_step) {
   GroupPage* group = options_.group;

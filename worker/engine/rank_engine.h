@@ -134,6 +134,7 @@ class RankEngine {
   std::vector<int> upcoming_;  // Of GatherAhead; kept so that steady steps allocate nothing.
   std::vector<UnitState> unit_states_;
   std::vector<bool> reduced_;  // Since the last step, by unit.
+  std::vector<std::vector<ElementRange>> slices_;  // By unit: of each rank.
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
   std::vector<host::GradientStats> stats_;
 

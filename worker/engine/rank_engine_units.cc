@@ -104,12 +104,11 @@ void RankEngine::ReduceOnStream(int unit, bool accumulate, int64_t number) {
   for (const std::byte* gradients : options_.gradients_by_rank) {
     sends.push_back(gradients + placed.gradient_slot * options_.memory->gradient_slot_bytes());
   }
-  const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
   float* shard =
       reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +
       placed.shard_offset_elements;
   const absl::Status status = options_.communicator->ReduceScatterMapped(
-      sends, slice.begin, slice.size(), options_.config->reduce_dtype,
+      sends, slices_[unit], options_.config->reduce_dtype,
       1.0f / static_cast<float>(options_.config->world_size), accumulate, shard, &stats_[unit]);
   if (!status.ok()) {
     {

@@ -42,8 +42,9 @@ absl::Status LoopbackCommunicator::ReduceScatter(const void* send, float* recv,
                                                  int64_t count_per_rank, DType dtype, float scale) {
   RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, size_));
   const std::vector<const void*> sends(size_, send);
-  return ReduceScatterMapped(sends, rank_ * count_per_rank, count_per_rank, dtype, scale, false,
-                             recv, nullptr);
+  const std::vector<ElementRange> slices(size_,
+                                         {rank_ * count_per_rank, (rank_ + 1) * count_per_rank});
+  return ReduceScatterMapped(sends, slices, dtype, scale, false, recv, nullptr);
 }
 
 absl::Status LoopbackCommunicator::AllReduce(void* buffer, int64_t count, DType dtype,
@@ -60,20 +61,22 @@ absl::Status LoopbackCommunicator::Broadcast(void* buffer, int64_t bytes, int ro
   return CheckNotAborted();
 }
 
-absl::Status LoopbackCommunicator::AllGatherMapped() { return CheckNotAborted(); }
+absl::Status LoopbackCommunicator::AllGatherMapped(std::byte*, int64_t) {
+  return CheckNotAborted();
+}
 
-absl::Status LoopbackCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                                       int64_t begin_element, int64_t count,
-                                                       DType dtype, float scale, bool accumulate,
-                                                       float* recv, host::GradientStats* stats) {
+absl::Status LoopbackCommunicator::ReduceScatterMapped(
+    absl::Span<const void* const> sends_by_rank, absl::Span<const ElementRange> slices_by_rank,
+    DType dtype, float scale, bool accumulate, float* recv, host::GradientStats* stats) {
   RETURN_IF_ERROR(
-      CheckReduceScatterMapped(sends_by_rank, begin_element, count, dtype, recv, size_));
+      CheckReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, recv, rank_, size_));
+  const ElementRange slice = slices_by_rank[rank_];
   RETURN_IF_ERROR(CheckNotAborted());
   std::vector<const void*> slices;
   for (const void* send : sends_by_rank) {
-    slices.push_back(static_cast<const char*>(send) + begin_element * SizeBytes(dtype));
+    slices.push_back(static_cast<const char*>(send) + slice.begin * SizeBytes(dtype));
   }
-  host::ReduceSlices(slices, dtype, count, scale, accumulate, recv, stats);
+  host::ReduceSlices(slices, dtype, slice.size(), scale, accumulate, recv, stats);
   return absl::OkStatus();
 }
 

@@ -32,10 +32,10 @@ class LoopbackCommunicator : public Communicator {
                              float scale) override;
   absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
-  absl::Status AllGatherMapped() override;
+  absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                   int64_t begin_element, int64_t count, DType dtype, float scale,
-                                   bool accumulate, float* recv,
+                                   absl::Span<const ElementRange> slices_by_rank, DType dtype,
+                                   float scale, bool accumulate, float* recv,
                                    host::GradientStats* stats) override;
   void Abort(absl::Status reason) override ABSL_LOCKS_EXCLUDED(mu_);
   int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }

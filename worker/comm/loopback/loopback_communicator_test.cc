@@ -50,7 +50,8 @@ TEST(LoopbackCommunicatorTest, MappedReductionWorksOnRealBuffers) {
   const std::vector<float> b = {10, 20, 30, 40};
   const void* sends[] = {a.data(), b.data()};
   float recv[2] = {};
-  ASSERT_OK(comm->ReduceScatterMapped(sends, 2, 2, DType::kFp32, 1, false, recv, nullptr));
+  ASSERT_OK(
+      comm->ReduceScatterMapped(sends, {{0, 2}, {2, 4}}, DType::kFp32, 1, false, recv, nullptr));
   EXPECT_EQ(33, recv[0]);
   EXPECT_EQ(44, recv[1]);
 }
@@ -60,7 +61,7 @@ TEST(LoopbackCommunicatorTest, AbortStaysWithItsFirstReason) {
   comm->Abort(absl::InternalError("first"));
   comm->Abort(absl::InternalError("second"));
   EXPECT_THAT(comm->Barrier(), StatusIs(absl::StatusCode::kAborted, testing::HasSubstr("first")));
-  EXPECT_THAT(comm->AllGatherMapped(),
+  EXPECT_THAT(comm->AllGatherMapped(nullptr, 0),
               StatusIs(absl::StatusCode::kAborted, testing::HasSubstr("first")));
 }
 

@@ -7,8 +7,8 @@
 
 #include "base/status_macros.h"
 #include "worker/comm/collective_arguments.h"
+#include "worker/comm/operation_digest.h"
 #include "worker/comm/ordered_reduce.h"
-#include "worker/comm/shm/operation_digest.h"
 #include "worker/comm/shm/shm_communicator.h"
 
 namespace tessera {
@@ -33,7 +33,7 @@ void ShmCommunicator::CopyPayload(void* to, const void* from, int64_t bytes) {
 
 absl::Status ShmCommunicator::Barrier() { return Phase(OperationDigest(Operation::kBarrier, {})); }
 
-absl::Status ShmCommunicator::AllGatherMapped() {
+absl::Status ShmCommunicator::AllGatherMapped(std::byte*, int64_t) {
   return Phase(OperationDigest(Operation::kAllGatherMapped, {}));
 }
 
@@ -150,17 +150,18 @@ absl::Status ShmCommunicator::Broadcast(void* buffer, int64_t bytes, int root) {
 }
 
 absl::Status ShmCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                                  int64_t begin_element, int64_t count, DType dtype,
-                                                  float scale, bool accumulate, float* recv,
-                                                  host::GradientStats* stats) {
-  RETURN_IF_ERROR(
-      CheckReduceScatterMapped(sends_by_rank, begin_element, count, dtype, recv, options_.size));
+                                                  absl::Span<const ElementRange> slices_by_rank,
+                                                  DType dtype, float scale, bool accumulate,
+                                                  float* recv, host::GradientStats* stats) {
+  RETURN_IF_ERROR(CheckReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, recv,
+                                           options_.rank, options_.size));
+  const ElementRange slice = slices_by_rank[options_.rank];
   const uint32_t digest =
       OperationDigest(Operation::kReduceScatterMapped, {static_cast<int64_t>(dtype)});
   RETURN_IF_ERROR(Phase(digest));
-  const int64_t begin_bytes = begin_element * SizeBytes(dtype);
+  const int64_t begin_bytes = slice.begin * SizeBytes(dtype);
   for (int r = 0; r < options_.size; ++r) sources_[r] = Bytes(sends_by_rank[r]) + begin_bytes;
-  host::ReduceSlices(sources_, dtype, count, scale, accumulate, recv, stats);
+  host::ReduceSlices(sources_, dtype, slice.size(), scale, accumulate, recv, stats);
   return Phase(digest);
 }
 

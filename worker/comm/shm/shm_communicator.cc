@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "worker/comm/shm/operation_digest.h"
+#include "worker/comm/operation_digest.h"
 
 namespace tessera {
 namespace {
@@ -88,15 +88,16 @@ ShmCommunicator::ShmCommunicator(const Options& options)
       region_(RegionOf(options)),
       abort_(&region_.abort_block()->aborted_epoch, options.epoch),
       policy_(WaitPolicy::ForParties(options.size)),
+      timeout_(options.timeout),
       sources_(options.size, nullptr) {}
 
 absl::Status ShmCommunicator::Join() {
   RankSlot* mine = region_.slot(options_.channel, options_.rank);
   const uint32_t joined = mine->joined.value.load(std::memory_order_acquire);
   if (joined >= options_.epoch) {
-    return absl::FailedPreconditionError(absl::StrCat("rank ", options_.rank, " joined epoch ",
-                                                      joined, " before, so it cannot join ",
-                                                      options_.epoch));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", Named(options_.rank), " joined epoch ", joined,
+                     " before, so it cannot join ", options_.epoch));
   }
   region_.Supersede(options_.epoch);
   std::memset(region_.staging(options_.channel, options_.rank), 0,
@@ -113,12 +114,12 @@ absl::Status ShmCommunicator::Join() {
     if (absl::IsAborted(status)) return Break(status);
     if (!status.ok()) {
       return Break(absl::DeadlineExceededError(absl::StrCat(
-          "ranks ", MissingRanks(/*joining=*/true), " of ", options_.size, " did not join epoch ",
+          "ranks ", MissingRanks(/*joining=*/true), " of ", NamedSize(), " did not join epoch ",
           options_.epoch, " within ", absl::FormatDuration(options_.join_timeout))));
     }
     if (slot->geometry.load(std::memory_order_relaxed) != region_.Geometry()) {
-      return Break(absl::FailedPreconditionError(
-          absl::StrCat("rank ", r, " joined with another size, channel count or staging size")));
+      return Break(absl::FailedPreconditionError(absl::StrCat(
+          "rank ", Named(r), " joined with another size, channel count or staging size")));
     }
   }
   return absl::OkStatus();
@@ -136,7 +137,7 @@ absl::Status ShmCommunicator::Phase(uint32_t digest) {
     const int peer = (options_.rank + i) % options_.size;
     const RankSlot* slot = region_.slot(options_.channel, peer);
     if (!HasReached(slot->arrived.value.load(std::memory_order_acquire), phase)) {
-      if (deadline == absl::InfinitePast()) deadline = absl::Now() + options_.timeout;
+      if (deadline == absl::InfinitePast()) deadline = absl::Now() + timeout_;
       RETURN_IF_ERROR(AwaitPeer(peer, phase, digest, deadline));
     }
     // A peer may be one phase ahead of this one, never two: it waits for this rank. So its digest
@@ -144,8 +145,8 @@ absl::Status ShmCommunicator::Phase(uint32_t digest) {
     const uint32_t other = slot->digests[phase % 2].load(std::memory_order_relaxed);
     if (other != digest) {
       return Break(absl::FailedPreconditionError(
-          absl::StrCat("rank ", options_.rank, " called ", OperationName(digest), " while rank ",
-                       peer, " called ", OperationName(other),
+          absl::StrCat("rank ", Named(options_.rank), " called ", OperationName(digest),
+                       " while rank ", Named(peer), " called ", OperationName(other),
                        digest >> 24 == other >> 24 ? " with other sizes or types" : "")));
     }
   }
@@ -160,9 +161,9 @@ absl::Status ShmCommunicator::AwaitPeer(int peer, uint32_t phase, uint32_t diges
   if (status.ok()) return status;
   if (absl::IsAborted(status)) return Break(status);
   return Break(absl::DeadlineExceededError(absl::StrCat(
-      OperationName(digest), ": rank ", options_.rank, " waited ",
-      absl::FormatDuration(options_.timeout), " for ranks ", MissingRanks(/*joining=*/false),
-      " of ", options_.size, " (epoch ", options_.epoch, ", channel ", options_.channel, ")")));
+      OperationName(digest), ": rank ", Named(options_.rank), " waited ",
+      absl::FormatDuration(timeout_), " for ranks ", MissingRanks(/*joining=*/false), " of ",
+      NamedSize(), " (epoch ", options_.epoch, ", channel ", options_.channel, ")")));
 }
 
 absl::Status ShmCommunicator::Break(absl::Status status) {
@@ -181,13 +182,14 @@ std::string ShmCommunicator::MissingRanks(bool joining) const {
     const RankSlot* slot = region_.slot(options_.channel, r);
     const bool here = joining ? slot->joined.value.load() >= options_.epoch
                               : HasReached(slot->arrived.value.load(), phase_);
-    if (!here) missing.push_back(r);
+    if (!here) missing.push_back(Named(r));
   }
   return absl::StrJoin(missing, ", ");
 }
 
 void ShmCommunicator::Abort(absl::Status reason) {
-  region_.Abort(options_.epoch, absl::StrCat("rank ", options_.rank, ": ", reason.message()));
+  region_.Abort(options_.epoch,
+                absl::StrCat("rank ", Named(options_.rank), ": ", reason.message()));
 }
 
 }  // namespace tessera

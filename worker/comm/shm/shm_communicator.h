@@ -46,6 +46,10 @@ class ShmCommunicator : public Communicator {
     int64_t staging_bytes_per_rank = int64_t{512} << 10;  // Two halves; best within a L2 cache.
     absl::Duration join_timeout = absl::Minutes(5);       // Until all ranks have joined.
     absl::Duration timeout = absl::Minutes(5);            // Of each wait of an operation.
+    // For messages, where these ranks are some of a larger group: what rank 0 is there, and how
+    // large that is. 0: the group is this one.
+    int first_rank = 0;
+    int group_size = 0;
   };
 
   // The size of the mapping; reads num_channels and staging_bytes_per_rank of `options`.
@@ -73,11 +77,13 @@ class ShmCommunicator : public Communicator {
                              float scale) override;
   absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
-  absl::Status AllGatherMapped() override;
+  absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                   int64_t begin_element, int64_t count, DType dtype, float scale,
-                                   bool accumulate, float* recv,
+                                   absl::Span<const ElementRange> slices_by_rank, DType dtype,
+                                   float scale, bool accumulate, float* recv,
                                    host::GradientStats* stats) override;
+  // From now on, of each wait of an operation.
+  void set_timeout(absl::Duration timeout) { timeout_ = timeout; }
   void Abort(absl::Status reason) override;
   int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }
 
@@ -90,6 +96,8 @@ class ShmCommunicator : public Communicator {
   absl::Status AwaitPeer(int peer, uint32_t phase, uint32_t digest, absl::Time deadline);
   absl::Status Break(absl::Status status);  // Remembers the first error, tells the others.
   std::string MissingRanks(bool joining) const;
+  int Named(int rank) const { return options_.first_rank + rank; }
+  int NamedSize() const { return options_.group_size == 0 ? options_.size : options_.group_size; }
 
   // This rank's staging half in use, or that of another rank.
   char* Half(int rank, int half) const;
@@ -102,6 +110,7 @@ class ShmCommunicator : public Communicator {
   const ShmRegion region_;
   const AbortFlag abort_;
   const WaitPolicy policy_;
+  absl::Duration timeout_;            // Of each wait of an operation.
   uint32_t phase_ = 0;                // Of this epoch; wraps.
   int half_ = 0;                      // The staging half that is written next.
   absl::Status broken_;               // The first error, once there is one.

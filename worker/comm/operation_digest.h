@@ -1,7 +1,7 @@
 // 32 bits that say what a rank called, for its peers to compare: 8 of operation, 24 of arguments.
 // Pure; thread-safe.
-#ifndef TESSERA_WORKER_COMM_SHM_OPERATION_DIGEST_H_
-#define TESSERA_WORKER_COMM_SHM_OPERATION_DIGEST_H_
+#ifndef TESSERA_WORKER_COMM_OPERATION_DIGEST_H_
+#define TESSERA_WORKER_COMM_OPERATION_DIGEST_H_
 
 #include <cstdint>
 #include <initializer_list>
@@ -54,4 +54,4 @@ inline uint32_t OperationDigest(Operation operation, std::initializer_list<int64
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_COMM_SHM_OPERATION_DIGEST_H_
+#endif  // TESSERA_WORKER_COMM_OPERATION_DIGEST_H_

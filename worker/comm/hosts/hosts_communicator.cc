@@ -1,0 +1,288 @@
+#include "worker/comm/hosts/hosts_communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "worker/comm/collective_arguments.h"
+#include "worker/comm/ordered_reduce.h"
+
+namespace tessera {
+namespace {
+
+// Of what the small operations hold at once.
+constexpr int64_t kChunkBytes = 4 << 20;
+
+std::vector<int> OtherLeaders(const RankTopology& topology, int host) {
+  std::vector<int> leaders;
+  for (int other = 0; other < topology.num_hosts(); ++other) {
+    if (other != host) leaders.push_back(topology.FirstRank(other));
+  }
+  return leaders;
+}
+
+std::string Describe(uint64_t digest) {
+  return std::string(OperationName(static_cast<uint32_t>(digest)));
+}
+
+}  // namespace
+
+std::vector<int> MeshPeers(const RankTopology& topology, int rank) {
+  std::vector<int> peers = topology.Peers(rank);
+  const int host = topology.HostOf(rank);
+  if (rank == topology.FirstRank(host)) {
+    for (const int leader : OtherLeaders(topology, host)) peers.push_back(leader);
+    std::sort(peers.begin(), peers.end());
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  }
+  return peers;
+}
+
+HostsCommunicator::HostsCommunicator(Options options)
+    : options_(std::move(options)),
+      host_(options_.topology.HostOf(options_.rank)),
+      first_(options_.topology.FirstRank(host_)),
+      peers_(options_.topology.Peers(options_.rank)),
+      served_(options_.topology.ServedBy(options_.rank)),
+      leaders_(OtherLeaders(options_.topology, host_)),
+      operation_{0, Describe},
+      served_sums_(served_.size()),
+      host_sums_(options_.topology.num_hosts()) {}
+
+absl::Status HostsCommunicator::Run(Operation operation, std::initializer_list<int64_t> arguments,
+                                    const std::function<absl::Status()>& body) {
+  if (!broken_.ok()) return broken_;
+  operation_.digest = OperationDigest(operation, arguments);
+  absl::Status status = Agree();
+  if (status.ok()) status = body();
+  if (status.ok()) return status;
+  broken_ = Annotate(status, Describe(operation_.digest));
+  options_.local->Abort(broken_);
+  options_.mesh->Tell(broken_);
+  return broken_;
+}
+
+absl::Status HostsCommunicator::Agree() {
+  // Ranks wait here for those of their host only, and afterwards for ones that wait for others'.
+  options_.local->set_timeout(options_.timeout);
+  std::vector<uint32_t> digests(options_.local->size());
+  const uint32_t mine = static_cast<uint32_t>(operation_.digest);
+  RETURN_IF_ERROR(options_.local->AllGather(&mine, digests.data(), sizeof(mine)));
+  options_.local->set_timeout(options_.timeout + 2 * options_.host_grace);
+  for (size_t i = 0; i < digests.size(); ++i) {
+    if (digests[i] == mine) continue;
+    const std::string called = Describe(mine), other = Describe(digests[i]);
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", options_.rank, " called ", called, " while rank ", first_ + static_cast<int>(i),
+        " called ", other, called == other ? " with other sizes or types" : ""));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostsCommunicator::Exchange(absl::Span<const int> peers,
+                                         absl::Span<const PeerMesh::Part> sends,
+                                         absl::Span<const PeerMesh::Part> receives) {
+  return options_.mesh->Exchange(operation_, peers, sends, receives,
+                                 absl::Now() + options_.timeout + options_.host_grace);
+}
+
+absl::Status HostsCommunicator::Barrier() {
+  return Run(Operation::kBarrier, {}, [this] { return DoBarrier(); });
+}
+
+absl::Status HostsCommunicator::DoBarrier() {
+  if (leads()) RETURN_IF_ERROR(Exchange(leaders_, {}, {}));
+  return options_.local->Barrier();
+}
+
+absl::Status HostsCommunicator::AllGather(const void* send, void* recv, int64_t bytes_per_rank) {
+  RETURN_IF_ERROR(CheckAllGather(send, recv, bytes_per_rank, size()));
+  return Run(Operation::kAllGather, {bytes_per_rank},
+             [&] { return DoAllGather(send, recv, bytes_per_rank); });
+}
+
+absl::Status HostsCommunicator::DoAllGather(const void* send, void* recv, int64_t bytes_per_rank) {
+  const RankTopology& topology = options_.topology;
+  char* all = static_cast<char*>(recv);
+  const auto block = [&](int host) { return all + topology.FirstRank(host) * bytes_per_rank; };
+  const int64_t own_bytes = topology.NumRanks(host_) * bytes_per_rank;
+  RETURN_IF_ERROR(options_.local->AllGather(send, block(host_), bytes_per_rank));
+  if (leads()) {
+    sends_.clear();
+    receives_.clear();
+    for (const int leader : leaders_) {
+      const int host = topology.HostOf(leader);
+      sends_.push_back({leader, block(host_), own_bytes});
+      receives_.push_back({leader, block(host), topology.NumRanks(host) * bytes_per_rank});
+    }
+    RETURN_IF_ERROR(Exchange(leaders_, sends_, receives_));
+  }
+  payload_bytes_copied_ += size() * bytes_per_rank;
+  return options_.local->Broadcast(all, size() * bytes_per_rank, 0);
+}
+
+absl::Status HostsCommunicator::ReduceScatter(const void* send, float* recv, int64_t count_per_rank,
+                                              DType dtype, float scale) {
+  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, size()));
+  return Run(Operation::kReduceScatter, {count_per_rank, static_cast<int64_t>(dtype)},
+             [&] { return DoReduceScatter(send, recv, count_per_rank, dtype, scale); });
+}
+
+absl::Status HostsCommunicator::DoReduceScatter(const void* send, float* recv,
+                                                int64_t count_per_rank, DType dtype, float scale) {
+  const int64_t element_bytes = SizeBytes(dtype);
+  const int64_t chunk =
+      std::max<int64_t>(kChunkBytes / (int64_t{size()} * size() * element_bytes), 1);
+  std::vector<char> mine(size() * chunk * element_bytes), all(size() * mine.size());
+  inputs_.resize(size());
+  for (int64_t begin = 0; begin < count_per_rank; begin += chunk) {
+    const int64_t count = std::min(chunk, count_per_rank - begin);
+    const int64_t bytes = count * element_bytes;
+    for (int owner = 0; owner < size(); ++owner) {
+      const char* from =
+          static_cast<const char*>(send) + (owner * count_per_rank + begin) * element_bytes;
+      std::copy(from, from + bytes, mine.data() + owner * bytes);
+    }
+    RETURN_IF_ERROR(DoAllGather(mine.data(), all.data(), size() * bytes));
+    for (int r = 0; r < size(); ++r) {
+      inputs_[r] = all.data() + (int64_t{r} * size() + options_.rank) * bytes;
+    }
+    host::ReduceSlices(inputs_, dtype, count, scale, false, recv + begin, nullptr);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostsCommunicator::AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) {
+  RETURN_IF_ERROR(CheckAllReduce(buffer, count, dtype));
+  return Run(Operation::kAllReduce, {count, static_cast<int64_t>(dtype), static_cast<int64_t>(op)},
+             [&] { return DoAllReduce(static_cast<char*>(buffer), count, dtype, op); });
+}
+
+absl::Status HostsCommunicator::DoAllReduce(char* buffer, int64_t count, DType dtype, ReduceOp op) {
+  const int64_t element_bytes = SizeBytes(dtype);
+  const int64_t chunk =
+      std::min(count, std::max<int64_t>(kChunkBytes / (size() * element_bytes), 1));
+  std::vector<char> all(size() * chunk * element_bytes);
+  inputs_.resize(size());
+  for (int64_t begin = 0; begin < count; begin += chunk) {
+    const int64_t bytes = std::min(chunk, count - begin) * element_bytes;
+    char* part = buffer + begin * element_bytes;
+    RETURN_IF_ERROR(DoAllGather(part, all.data(), bytes));
+    for (int r = 0; r < size(); ++r) inputs_[r] = all.data() + r * bytes;
+    OrderedReduce(inputs_, dtype, op, bytes / element_bytes, part);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostsCommunicator::Broadcast(void* buffer, int64_t bytes, int root) {
+  RETURN_IF_ERROR(CheckBroadcast(buffer, bytes, root, size()));
+  return Run(Operation::kBroadcast, {bytes, root},
+             [&] { return DoBroadcast(buffer, bytes, root); });
+}
+
+absl::Status HostsCommunicator::DoBroadcast(void* buffer, int64_t bytes, int root) {
+  const int root_host = options_.topology.HostOf(root);
+  const int from = options_.topology.FirstRank(root_host);
+  const bool has_it = root_host == host_;
+  payload_bytes_copied_ += bytes;
+  if (has_it) {
+    RETURN_IF_ERROR(options_.local->Broadcast(buffer, bytes, options_.topology.LocalIndex(root)));
+  }
+  if (leads()) {
+    sends_.clear();
+    receives_.clear();
+    if (!has_it) receives_.push_back({from, buffer, bytes});
+    for (const int leader : leaders_) {
+      if (has_it) sends_.push_back({leader, buffer, bytes});
+    }
+    RETURN_IF_ERROR(Exchange(leaders_, sends_, receives_));
+  }
+  return has_it ? options_.local->Barrier() : options_.local->Broadcast(buffer, bytes, 0);
+}
+
+absl::Status HostsCommunicator::AllGatherMapped(std::byte* base, int64_t bytes_per_rank) {
+  RETURN_IF_ERROR(CheckAllGatherMapped(base, bytes_per_rank, size()));
+  return Run(Operation::kAllGatherMapped, {bytes_per_rank},
+             [&] { return DoAllGatherMapped(base, bytes_per_rank); });
+}
+
+absl::Status HostsCommunicator::DoAllGatherMapped(std::byte* base, int64_t bytes_per_rank) {
+  sends_.clear();
+  receives_.clear();
+  for (int host = 0; host < options_.topology.num_hosts(); ++host) {
+    if (host == host_) continue;
+    sends_.push_back({options_.topology.Agent(host, options_.rank),
+                      base + options_.rank * bytes_per_rank, bytes_per_rank});
+  }
+  for (const int rank : served_) {
+    receives_.push_back({rank, base + rank * bytes_per_rank, bytes_per_rank});
+    payload_bytes_copied_ += bytes_per_rank;
+  }
+  RETURN_IF_ERROR(Exchange(peers_, sends_, receives_));
+  return options_.local->Barrier();
+}
+
+absl::Status HostsCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                                    absl::Span<const ElementRange> slices_by_rank,
+                                                    DType dtype, float scale, bool accumulate,
+                                                    float* recv, host::GradientStats* stats) {
+  RETURN_IF_ERROR(
+      CheckReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, recv, options_.rank, size()));
+  return Run(Operation::kReduceScatterMapped, {static_cast<int64_t>(dtype)}, [&] {
+    return DoReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, scale, accumulate, recv,
+                                 stats);
+  });
+}
+
+void HostsCommunicator::SumLocally(absl::Span<const void* const> sends_by_rank, ElementRange slice,
+                                   DType dtype, float* sum) {
+  inputs_.clear();
+  for (int i = 0; i < options_.local->size(); ++i) {
+    inputs_.push_back(static_cast<const char*>(sends_by_rank[first_ + i]) +
+                      slice.begin * SizeBytes(dtype));
+  }
+  host::ReduceSlices(inputs_, dtype, slice.size(), 1.0f, false, sum, nullptr);
+}
+
+absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                                      absl::Span<const ElementRange> slices_by_rank,
+                                                      DType dtype, float scale, bool accumulate,
+                                                      float* recv, host::GradientStats* stats) {
+  constexpr int64_t kElementBytes = sizeof(float);
+  const ElementRange own = slices_by_rank[options_.rank];
+  for (std::vector<float>& sum : host_sums_) sum.resize(own.size());
+  SumLocally(sends_by_rank, own, dtype, host_sums_[host_].data());
+  sends_.clear();
+  receives_.clear();
+  for (size_t i = 0; i < served_.size(); ++i) {
+    const ElementRange slice = slices_by_rank[served_[i]];
+    std::vector<float>* sum = &host_sums_[host_];
+    if (!(slice == own)) {  // Replicas have equal slices.
+      sum = &served_sums_[i];
+      sum->resize(slice.size());
+      SumLocally(sends_by_rank, slice, dtype, sum->data());
+    }
+    sends_.push_back({served_[i], sum->data(), slice.size() * kElementBytes});
+  }
+  for (int host = 0; host < options_.topology.num_hosts(); ++host) {
+    if (host == host_) continue;
+    receives_.push_back({options_.topology.Agent(host, options_.rank), host_sums_[host].data(),
+                         own.size() * kElementBytes});
+    payload_bytes_copied_ += own.size() * kElementBytes;
+  }
+  RETURN_IF_ERROR(Exchange(peers_, sends_, receives_));
+  inputs_.clear();
+  for (const std::vector<float>& sum : host_sums_) inputs_.push_back(sum.data());
+  host::ReduceSlices(inputs_, DType::kFp32, own.size(), scale, accumulate, recv, stats);
+  return options_.local->Barrier();
+}
+
+void HostsCommunicator::Abort(absl::Status reason) {
+  options_.mesh->Abort(
+      absl::AbortedError(absl::StrCat("rank ", options_.rank, ": ", reason.message())));
+  options_.local->Abort(std::move(reason));
+}
+
+}  // namespace tessera

@@ -1,0 +1,113 @@
+// Collectives among ranks of several hosts: shared memory within a host, TCP between hosts, and no
+// byte crosses twice for ranks that can share it.
+//
+//   AllGatherMapped      rank r sends its slice once to each other host, to its agent there, which
+//                        writes it where all ranks of that host see it
+//   ReduceScatterMapped  on each host, the agent of rank r sums r's slice over the host's ranks and
+//                        sends the sum to r, which adds the hosts' sums in the order of the hosts
+//   the small ones       within the host; then between the first ranks of the hosts; then within
+//
+// With W ranks on H equal hosts and a unit of P bytes, each host sends and receives P * (H - 1) / H
+// for either of the first two: as little as any algorithm. The agents (see RankTopology) spread it
+// over the ranks. Sums between hosts travel as fp32.
+//
+// Each operation begins with a digest that ranks of a host compare in shared memory and hosts over
+// TCP, so different operations are an error on all ranks. An error on one rank is told to its host
+// and to its peers on others, who tell theirs. Waits for other hosts last longer than those within
+// one, so that the host on which a rank is missing names it.
+#ifndef TESSERA_WORKER_COMM_HOSTS_HOSTS_COMMUNICATOR_H_
+#define TESSERA_WORKER_COMM_HOSTS_HOSTS_COMMUNICATOR_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "job/rank_topology.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/operation_digest.h"
+#include "worker/comm/shm/shm_communicator.h"
+#include "worker/comm/tcp/peer_mesh.h"
+
+namespace tessera {
+
+// The ranks that `rank` needs connections with: its peers, and where it is the first rank of its
+// host, the first ranks of the others.
+std::vector<int> MeshPeers(const RankTopology& topology, int rank);
+
+class HostsCommunicator : public Communicator {
+ public:
+  struct Options {
+    RankTopology topology = RankTopology::OneHost(1);
+    int rank = 0;                                  // In the topology.
+    std::unique_ptr<ShmCommunicator> local;        // Of this host's ranks, by local index.
+    std::unique_ptr<PeerMesh> mesh;                // Connected with MeshPeers.
+    absl::Duration timeout = absl::Minutes(5);     // Of each wait within a host.
+    absl::Duration host_grace = absl::Seconds(5);  // What one for another host may take longer.
+  };
+  explicit HostsCommunicator(Options options);
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.topology.world_size(); }
+  absl::Status Barrier() override;
+  absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) override;
+  // By way of AllGather: for small or rare things.
+  absl::Status ReduceScatter(const void* send, float* recv, int64_t count_per_rank, DType dtype,
+                             float scale) override;
+  absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
+  absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
+  absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
+  absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                   absl::Span<const ElementRange> slices_by_rank, DType dtype,
+                                   float scale, bool accumulate, float* recv,
+                                   host::GradientStats* stats) override;
+  void Abort(absl::Status reason) override;
+  int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }
+
+ private:
+  bool leads() const { return options_.rank == first_; }
+  // Runs `body` as the operation, unless one failed before; tells everyone of the first failure.
+  absl::Status Run(Operation operation, std::initializer_list<int64_t> arguments,
+                   const std::function<absl::Status()>& body);
+  // Compares the digests of this host's ranks.
+  absl::Status Agree();
+  absl::Status Exchange(absl::Span<const int> peers, absl::Span<const PeerMesh::Part> sends,
+                        absl::Span<const PeerMesh::Part> receives);
+  // The bodies.
+  absl::Status DoBarrier();
+  absl::Status DoAllGather(const void* send, void* recv, int64_t bytes_per_rank);
+  absl::Status DoReduceScatter(const void* send, float* recv, int64_t count_per_rank, DType dtype,
+                               float scale);
+  absl::Status DoAllReduce(char* buffer, int64_t count, DType dtype, ReduceOp op);
+  absl::Status DoBroadcast(void* buffer, int64_t bytes, int root);
+  absl::Status DoAllGatherMapped(std::byte* base, int64_t bytes_per_rank);
+  absl::Status DoReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                     absl::Span<const ElementRange> slices_by_rank, DType dtype,
+                                     float scale, bool accumulate, float* recv,
+                                     host::GradientStats* stats);
+  // The host's own sum of `slice`, in `sum`.
+  void SumLocally(absl::Span<const void* const> sends_by_rank, ElementRange slice, DType dtype,
+                  float* sum);
+
+  const Options options_;
+  const int host_;
+  const int first_;                 // Rank of this host.
+  const std::vector<int> peers_;    // See RankTopology.
+  const std::vector<int> served_;   // See RankTopology.
+  const std::vector<int> leaders_;  // Of the other hosts.
+  PeerMesh::Operation operation_;   // Under way.
+  absl::Status broken_;             // The first error, once there is one.
+  std::atomic<int64_t> payload_bytes_copied_{0};
+  // Kept so that steady operations allocate nothing.
+  std::vector<PeerMesh::Part> sends_, receives_;
+  std::vector<const void*> inputs_;
+  std::vector<std::vector<float>> served_sums_;  // By served_.
+  std::vector<std::vector<float>> host_sums_;    // Of the own slice, by host.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_COMM_HOSTS_HOSTS_COMMUNICATOR_H_

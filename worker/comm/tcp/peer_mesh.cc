@@ -1,0 +1,402 @@
+#include "worker/comm/tcp/peer_mesh.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <array>
+#include <asio.hpp>
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "worker/comm/tcp/frame.h"
+
+namespace tessera {
+namespace {
+
+using asio::ip::tcp;
+using ErrorCode = asio::error_code;
+
+// One connected peer.
+struct Link {
+  Link(int peer, tcp::socket socket) : peer(peer), socket(std::move(socket)) {}
+
+  const int peer;
+  tcp::socket socket;
+  uint64_t sent = 0;      // Frames; the sequence number of the next one.
+  uint64_t received = 0;  // Frames.
+  bool torn = false;      // A frame was sent in part: nothing can follow it.
+};
+
+// What one exchange does on one link.
+struct Transfer {
+  Link* link = nullptr;
+  FrameHeader out_header, in_header;
+  std::vector<asio::const_buffer> out;
+  std::vector<asio::mutable_buffer> in;
+  int64_t in_bytes = 0;
+  bool sent = false, received = false;
+  std::string failure;  // Of the peer, where it tells of one.
+};
+
+class AsioMesh : public PeerMesh {
+ public:
+  explicit AsioMesh(Options options)
+      : options_(std::move(options)), work_(asio::make_work_guard(io_)), acceptor_(io_) {}
+
+  absl::Status Open();
+  const std::string& address() const override { return address_; }
+  absl::Status Connect(const std::map<int, std::string>& addresses, absl::Time deadline) override;
+  absl::Status Exchange(const Operation& operation, absl::Span<const int> peers,
+                        absl::Span<const Part> sends, absl::Span<const Part> receives,
+                        absl::Time deadline) override;
+  void Abort(const absl::Status& reason) override;
+  void Tell(const absl::Status& reason) override;
+  int64_t bytes_sent() const override { return bytes_sent_; }
+  int64_t bytes_received() const override { return bytes_received_; }
+
+ private:
+  // A connection that has not said yet whose it is.
+  struct Stranger {
+    explicit Stranger(tcp::socket socket) : socket(std::move(socket)) {}
+    tcp::socket socket;
+    Greeting greeting;
+  };
+
+  std::string Me() const { return absl::StrCat("rank ", options_.rank); }
+  // Runs handlers until `pending_` is 0 or something failed; then nothing is under way any more.
+  absl::Status Run(absl::Time deadline);
+  void CancelAll();
+  void Fail(absl::Status status) {
+    if (failure_.ok()) failure_ = std::move(status);
+  }
+  void FailLink(const Link& link, const ErrorCode& error) {
+    if (error == asio::error::operation_aborted) return;
+    Fail(absl::UnavailableError(
+        absl::StrCat(Me(), " lost its connection with rank ", link.peer, ": ", error.message())));
+  }
+  absl::Status AbortReason() {
+    absl::MutexLock lock(&mu_);
+    return abort_reason_;
+  }
+
+  absl::Status Dial(int peer, const std::string& address);
+  void Greet(Link* link);
+  void Accept();
+  void OnGreeting(const std::shared_ptr<Stranger>& stranger);
+
+  void Send(Transfer* transfer);
+  void Receive(const Operation& operation, Transfer* transfer);
+  // Whether the header begins what `transfer` waits for; the reason is in failure_ where not.
+  bool Expected(const Operation& operation, Transfer* transfer);
+  void ReceiveFailure(Transfer* transfer);
+
+  const Options options_;
+  asio::io_context io_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_;
+  tcp::acceptor acceptor_;
+  Secret secret_;
+  std::string address_;
+  std::vector<std::unique_ptr<Link>> dialing_;
+  std::map<int, std::unique_ptr<Link>> links_;  // By rank.
+  std::map<int, Secret> peer_secrets_;
+  std::vector<Transfer> transfers_;  // Of the exchange under way; kept so that it grows no more.
+  int pending_ = 0;                  // Handlers that the operation under way waits for.
+  int running_ = 0;                  // Handlers that may run, and refer to the caller's memory.
+  absl::Status failure_;             // The first; then the mesh is of no more use.
+  std::atomic<int64_t> bytes_sent_{0};
+  std::atomic<int64_t> bytes_received_{0};
+
+  absl::Mutex mu_;
+  absl::Status abort_reason_ ABSL_GUARDED_BY(mu_);
+};
+
+absl::Status AsioMesh::Open() {
+  ErrorCode error;
+  const asio::ip::address host = asio::ip::make_address(options_.listen_host, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", options_.listen_host, "' is not an IP address"));
+  }
+  const tcp::endpoint any_port(host, 0);
+  acceptor_.open(any_port.protocol(), error);
+  if (!error) acceptor_.bind(any_port, error);
+  if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+  if (error) {
+    return absl::UnavailableError(
+        absl::StrCat("listen on ", options_.listen_host, ": ", error.message()));
+  }
+  if (getrandom(secret_.data(), secret_.size(), 0) != static_cast<ssize_t>(secret_.size())) {
+    return absl::UnavailableError("the kernel gives no random bytes");
+  }
+  address_ = FormatPeerAddress({options_.listen_host, acceptor_.local_endpoint().port(), secret_});
+  return absl::OkStatus();
+}
+
+void AsioMesh::CancelAll() {
+  ErrorCode ignored;
+  acceptor_.close(ignored);
+  for (auto& [peer, link] : links_) link->socket.cancel(ignored);
+  for (auto& link : dialing_) link->socket.close(ignored);
+  while (running_ > 0) io_.run_one();
+}
+
+absl::Status AsioMesh::Run(absl::Time deadline) {
+  while (pending_ > 0 && failure_.ok()) {
+    absl::Status aborted = AbortReason();
+    if (!aborted.ok()) {
+      Fail(std::move(aborted));
+      break;
+    }
+    const auto left = absl::ToChronoNanoseconds(
+        std::min(std::max(deadline - absl::Now(), absl::ZeroDuration()), absl::Hours(1)));
+    if (io_.run_one_for(left) == 0 && absl::Now() >= deadline) {
+      Fail(absl::DeadlineExceededError(""));  // The caller names who is missing.
+    }
+  }
+  if (!failure_.ok()) CancelAll();
+  return failure_;
+}
+
+absl::Status AsioMesh::Connect(const std::map<int, std::string>& addresses, absl::Time deadline) {
+  if (!failure_.ok()) return failure_;
+  for (const int peer : options_.peers) {
+    const auto address = addresses.find(peer);
+    if (address == addresses.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("no address of rank ", peer));
+    }
+    RETURN_IF_ERROR(Annotate(Dial(peer, address->second), absl::StrCat("rank ", peer)));
+  }
+  Accept();
+  const absl::Status status = Run(deadline);
+  ErrorCode ignored;
+  acceptor_.close(ignored);
+  if (absl::IsDeadlineExceeded(status)) {
+    std::vector<int> missing;
+    for (const int peer : options_.peers) {
+      if (links_.count(peer) == 0) missing.push_back(peer);
+    }
+    failure_ = absl::DeadlineExceededError(absl::StrCat(Me(), " waits to connect with ranks ",
+                                                        absl::StrJoin(missing, ", "), " of ",
+                                                        options_.group_size));
+  }
+  return failure_;
+}
+
+// The lower rank dials, the higher one accepts.
+absl::Status AsioMesh::Dial(int peer, const std::string& address) {
+  ASSIGN_OR_RETURN(const PeerAddress to, ParsePeerAddress(address));
+  peer_secrets_[peer] = to.secret;
+  ++pending_;
+  if (peer < options_.rank) return absl::OkStatus();
+  ErrorCode error;
+  const asio::ip::address host = asio::ip::make_address(to.host, error);
+  if (error) return absl::InvalidArgumentError(absl::StrCat("'", to.host, "' is no IP address"));
+  Link* link = dialing_.emplace_back(std::make_unique<Link>(peer, tcp::socket(io_))).get();
+  ++running_;
+  link->socket.async_connect(tcp::endpoint(host, to.port), [this, link](ErrorCode error) {
+    --running_;
+    if (error) return FailLink(*link, error);
+    Greet(link);
+  });
+  return absl::OkStatus();
+}
+
+void AsioMesh::Greet(Link* link) {
+  ErrorCode ignored;
+  link->socket.set_option(tcp::no_delay(true), ignored);
+  auto greeting = std::make_shared<Greeting>(
+      EncodeGreeting({options_.epoch, options_.rank, link->peer, peer_secrets_.at(link->peer)}));
+  ++running_;
+  asio::async_write(
+      link->socket, asio::buffer(*greeting), [this, link, greeting](ErrorCode error, size_t) {
+        --running_;
+        if (error) return FailLink(*link, error);
+        const auto dialed =
+            std::find_if(dialing_.begin(), dialing_.end(),
+                         [link](const std::unique_ptr<Link>& l) { return l.get() == link; });
+        links_[link->peer] = std::move(*dialed);
+        dialing_.erase(dialed);
+        --pending_;
+      });
+}
+
+void AsioMesh::Accept() {
+  acceptor_.async_accept([this](ErrorCode error, tcp::socket socket) {
+    if (error) return;  // Closed, or a connection that went away.
+    auto stranger = std::make_shared<Stranger>(std::move(socket));
+    asio::async_read(stranger->socket, asio::buffer(stranger->greeting),
+                     [this, stranger](ErrorCode error, size_t) {
+                       if (!error) OnGreeting(stranger);
+                     });
+    Accept();
+  });
+}
+
+void AsioMesh::OnGreeting(const std::shared_ptr<Stranger>& stranger) {
+  const auto hello = DecodeGreeting(stranger->greeting);
+  if (!hello.has_value() || hello->secret != secret_ || hello->epoch != options_.epoch ||
+      hello->to != options_.rank || hello->from >= options_.rank ||
+      peer_secrets_.count(hello->from) == 0 || links_.count(hello->from) > 0) {
+    return;  // The socket closes.
+  }
+  ErrorCode ignored;
+  stranger->socket.set_option(tcp::no_delay(true), ignored);
+  links_[hello->from] = std::make_unique<Link>(hello->from, std::move(stranger->socket));
+  --pending_;
+}
+
+absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int> peers,
+                                absl::Span<const Part> sends, absl::Span<const Part> receives,
+                                absl::Time deadline) {
+  if (!failure_.ok()) return failure_;
+  transfers_.resize(peers.size());
+  pending_ = 2 * static_cast<int>(peers.size());
+  for (size_t i = 0; i < peers.size(); ++i) {
+    Transfer& transfer = transfers_[i];
+    transfer.link = links_.at(peers[i]).get();
+    transfer.sent = transfer.received = false;
+    transfer.in_bytes = 0;
+    transfer.in.clear();
+    transfer.out.assign(1, asio::buffer(transfer.out_header.bytes));
+    int64_t out_bytes = 0;
+    for (const Part& part : sends) {
+      if (part.peer != peers[i] || part.bytes == 0) continue;
+      transfer.out.push_back(asio::buffer(part.data, static_cast<size_t>(part.bytes)));
+      out_bytes += part.bytes;
+    }
+    for (const Part& part : receives) {
+      if (part.peer != peers[i] || part.bytes == 0) continue;
+      transfer.in.push_back(asio::buffer(part.data, static_cast<size_t>(part.bytes)));
+      transfer.in_bytes += part.bytes;
+    }
+    transfer.out_header = EncodeFrameHeader(
+        {FrameKind::kExchange, operation.digest, transfer.link->sent++, out_bytes});
+  }
+  for (Transfer& transfer : transfers_) {
+    Send(&transfer);
+    Receive(operation, &transfer);
+  }
+  const absl::Status status = Run(deadline);
+  if (status.ok()) return status;
+  std::vector<int> missing;
+  for (const Transfer& transfer : transfers_) {
+    if (!transfer.sent) transfer.link->torn = true;
+    if (!transfer.received) missing.push_back(transfer.link->peer);
+  }
+  if (absl::IsDeadlineExceeded(status)) {
+    failure_ = absl::DeadlineExceededError(
+        absl::StrCat(operation.describe(operation.digest), ": ", Me(), " waited for ranks ",
+                     absl::StrJoin(missing, ", "), " of ", options_.group_size));
+  }
+  return failure_;
+}
+
+void AsioMesh::Send(Transfer* transfer) {
+  ++running_;
+  asio::async_write(transfer->link->socket, transfer->out,
+                    [this, transfer](ErrorCode error, size_t bytes) {
+                      --running_;
+                      bytes_sent_ += static_cast<int64_t>(bytes);
+                      if (error) return FailLink(*transfer->link, error);
+                      transfer->sent = true;
+                      --pending_;
+                    });
+}
+
+void AsioMesh::Receive(const Operation& operation, Transfer* transfer) {
+  ++running_;
+  asio::async_read(transfer->link->socket, asio::buffer(transfer->in_header.bytes),
+                   [this, &operation, transfer](ErrorCode error, size_t) {
+                     --running_;
+                     if (error) return FailLink(*transfer->link, error);
+                     if (!Expected(operation, transfer)) return;
+                     ++running_;
+                     asio::async_read(transfer->link->socket, transfer->in,
+                                      [this, transfer](ErrorCode error, size_t bytes) {
+                                        --running_;
+                                        bytes_received_ += static_cast<int64_t>(bytes);
+                                        if (error) return FailLink(*transfer->link, error);
+                                        transfer->received = true;
+                                        --pending_;
+                                      });
+                   });
+}
+
+bool AsioMesh::Expected(const Operation& operation, Transfer* transfer) {
+  Link* link = transfer->link;
+  const auto frame = DecodeFrameHeader(transfer->in_header);
+  if (!frame.has_value() || frame->sequence != link->received) {
+    Fail(absl::UnavailableError(
+        absl::StrCat(Me(), " got something else than a frame from rank ", link->peer)));
+    return false;
+  }
+  ++link->received;
+  if (frame->kind == FrameKind::kFailure) {
+    ReceiveFailure(transfer);
+    return false;
+  }
+  if (frame->digest == operation.digest && frame->bytes == transfer->in_bytes) return true;
+  const std::string mine = operation.describe(operation.digest);
+  const std::string other = operation.describe(frame->digest);
+  Fail(absl::FailedPreconditionError(
+      absl::StrCat(Me(), " called ", mine, " while rank ", link->peer, " called ", other,
+                   mine == other ? " with other sizes or types" : "")));
+  return false;
+}
+
+void AsioMesh::ReceiveFailure(Transfer* transfer) {
+  const auto frame = DecodeFrameHeader(transfer->in_header);
+  transfer->failure.resize(static_cast<size_t>(std::min(frame->bytes, kMaxFailureBytes)));
+  ++running_;
+  asio::async_read(transfer->link->socket, asio::buffer(transfer->failure),
+                   [this, transfer](ErrorCode, size_t bytes) {
+                     --running_;
+                     transfer->failure.resize(bytes);
+                     Fail(absl::AbortedError(transfer->failure));
+                   });
+}
+
+void AsioMesh::Abort(const absl::Status& reason) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!abort_reason_.ok()) return;
+    abort_reason_ = absl::AbortedError(reason.message());
+  }
+  asio::post(io_, [] {});  // Run looks up.
+}
+
+void AsioMesh::Tell(const absl::Status& reason) {
+  Fail(absl::AbortedError(reason.message()));
+  CancelAll();
+  const std::string text(reason.message().substr(0, kMaxFailureBytes));
+  for (auto& [peer, link] : links_) {
+    ErrorCode error;
+    if (!link->torn) {
+      const FrameHeader header = EncodeFrameHeader(
+          {FrameKind::kFailure, 0, link->sent++, static_cast<int64_t>(text.size())});
+      const std::array<asio::const_buffer, 2> frame = {asio::buffer(header.bytes),
+                                                       asio::buffer(text)};
+      link->socket.non_blocking(true, error);
+      const size_t written = link->socket.write_some(frame, error);
+      if (!error && written == header.bytes.size() + text.size()) continue;
+    }
+    link->torn = true;
+    link->socket.close(error);  // The peer learns that much.
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerMesh>> PeerMesh::Listen(Options options) {
+  auto mesh = std::make_unique<AsioMesh>(std::move(options));
+  RETURN_IF_ERROR(mesh->Open());
+  return mesh;
+}
+
+}  // namespace tessera
