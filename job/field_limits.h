@@ -18,10 +18,12 @@ constexpr int32_t kMaxWorldSize = 1 << 16;  // That a message can say; see kMaxL
 
 // What a worker can hold. An executor gets a few descriptors and one a rank in a single packet, of
 // which the kernel allows 253; a control page has this many units and param groups.
-constexpr int kMaxLocalRanks = 240;  // Ranks of a job: all of them are on one worker.
+constexpr int kMaxLocalRanks = 240;  // Ranks of a job.
 constexpr int kMaxDevices = 1024;    // Of one worker, for ranks of any jobs.
 constexpr int kMaxUnits = 16384;
 constexpr int kMaxParamGroups = 64;
+// What workers tell each other of a step: a bit for each parameter, and the groups' numbers.
+constexpr int64_t kMaxDecisionBytes = int64_t{1} << 16;
 
 absl::Status CheckWorkerId(absl::string_view field, absl::string_view id);  // [A-Za-z0-9._-]{1,255}
 absl::Status CheckName(absl::string_view field, absl::string_view name);

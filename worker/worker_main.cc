@@ -31,6 +31,11 @@ int main(int argc, char** argv) {
   app.add_option("--devices", options.num_devices, "ranks that this node can hold")
       ->default_val(1)
       ->check(tessera::WholeNumber(1, tessera::kMaxDevices));
+  app.add_option("--data-host", options.data_host,
+                 "IP address by which ranks of other workers reach this one's; without it no job "
+                 "that needs several workers comes here");
+  app.add_flag("--insecure-data", options.insecure_data,
+               "permit a --data-host that other machines reach: ranks' data is not encrypted");
   app.add_option("--socket-dir", options.socket_dir, "folder of the sockets for trainers")
       ->required();
   app.add_option("--executor-binary", options.executor_binary, "path of tessera-executor")

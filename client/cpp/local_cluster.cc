@@ -18,8 +18,9 @@ namespace {
 class LocalClusterImpl : public LocalCluster {
  public:
   ~LocalClusterImpl() override {
-    worker_.reset();
+    workers_.clear();
     coordinator_.reset();
+    for (const std::string& folder : socket_folders_) rmdir(folder.c_str());
     if (!folder_.empty()) rmdir(folder_.c_str());
   }
 
@@ -33,28 +34,35 @@ class LocalClusterImpl : public LocalCluster {
     coordinator.heartbeat_interval = absl::Milliseconds(100);
     ASSIGN_OR_RETURN(coordinator_, coordinator::CoordinatorServer::Start(coordinator));
     WorkerServer::Options worker;
-    worker.worker_id = "local";
     worker.coordinator_address = coordinator_address();
     worker.num_devices = options.num_devices;
-    worker.socket_dir = folder_;
     worker.executor_binary = options.executor_binary;
     worker.executor_flags = options.executor_flags;
-    ASSIGN_OR_RETURN(worker_, WorkerServer::Start(worker));
+    for (int i = 0; i < options.num_workers; ++i) {
+      const bool alone = options.num_workers == 1;
+      worker.worker_id = alone ? "local" : absl::StrCat("local", i);
+      worker.data_host = alone ? "" : "127.0.0.1";
+      worker.socket_dir = alone ? folder_ : absl::StrCat(folder_, "/", i);
+      if (!alone) socket_folders_.push_back(worker.socket_dir);
+      ASSIGN_OR_RETURN(auto started, WorkerServer::Start(worker));
+      workers_.push_back(std::move(started));
+    }
     return absl::OkStatus();
   }
 
   std::string coordinator_address() const override {
     return absl::StrCat("127.0.0.1:", coordinator_->port());
   }
-  std::string worker_address() const override { return worker_->address(); }
+  std::string worker_address(int worker) const override { return workers_[worker]->address(); }
   void KillExecutorForTest(const std::string& job_id, int rank) override {
-    worker_->KillExecutorForTest(job_id, rank);
+    for (const auto& worker : workers_) worker->KillExecutorForTest(job_id, rank);
   }
 
  private:
   std::string folder_;
   std::unique_ptr<coordinator::CoordinatorServer> coordinator_;
-  std::unique_ptr<WorkerServer> worker_;
+  std::vector<std::string> socket_folders_;
+  std::vector<std::unique_ptr<WorkerServer>> workers_;
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// A coordinator and one worker in this process, for tests and small use: no daemon to deploy.
+// A coordinator and one worker, or several that stand for hosts, in this process, for tests and
+// small use: no daemon to deploy.
 //
 //   auto cluster = LocalCluster::Start({.num_devices = 4});
 //   options.coordinator_address = cluster->coordinator_address(); ...
@@ -20,7 +21,10 @@ namespace tessera {
 class LocalCluster {
  public:
   struct Options {
-    int num_devices = 1;
+    int num_devices = 1;  // Of each worker.
+    // "local", or "local0", "local1", ...: their ranks share no memory, and reach each other over
+    // the loopback interface.
+    int num_workers = 1;
     std::string journal_path;     // Empty: the coordinator's state is in memory.
     std::string executor_binary;  // Empty: threads.
     std::vector<std::string> executor_flags;
@@ -30,7 +34,8 @@ class LocalCluster {
 
   virtual ~LocalCluster() = default;  // Stops; removes its folder.
   virtual std::string coordinator_address() const = 0;
-  virtual std::string worker_address() const = 0;
+  // Requires 0 <= worker < num_workers.
+  virtual std::string worker_address(int worker = 0) const = 0;
   virtual void KillExecutorForTest(const std::string& job_id, int rank) = 0;
 };
 

@@ -35,7 +35,7 @@ struct CoordinatorOptions {
   // A worker that lives but has not prepared an epoch after this long has failed it: the job does
   // without it until it answers, starts again, or ten times as long has passed.
   absl::Duration prepare_timeout = absl::Minutes(1);
-  PlacementRule placement = PlacementRule::kOneWorker;
+  PlacementRule placement = PlacementRule::kOneWorkerFirst;
   int64_t request_capacity = 4096;
   int64_t max_jobs = 1000;
   int64_t max_workers = 10000;

@@ -128,7 +128,8 @@ void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlaceme
     // A waiting job's ranks may be placed on workers that are gone.
     if (!state_.members().IsLive(placement.worker, placement.incarnation)) continue;
     if (!told.insert(placement.worker).second) continue;
-    effects->commands.push_back({placement.worker, PrepareEpoch{view, job.status.reason}});
+    effects->commands.push_back(
+        {placement.worker, PrepareEpoch{view, job.status.reason, !job.status.bound}});
   }
   effects->changed_jobs.insert(id);
 }
@@ -143,8 +144,13 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
   next.bound = true;
   next.resume_step = runtime.gather.ResumeStep(job.committed_step);
   runtime.ledger = StepLedger(job.spec->config.world_size, next.resume_step);
-  const StartEpoch start{id, job.creation, next.epoch, next.resume_step};
   const std::set<WorkerId> workers = WorkersOf(next.placements);
+  if (workers.size() > 1) {
+    next.rank_addresses = runtime.gather.rank_addresses();
+    next.decision = runtime.gather.decision();
+  }
+  const StartEpoch start{
+      id, job.creation, next.epoch, next.resume_step, next.rank_addresses, next.decision};
   Put(JobStepRecord{id, next.resume_step}, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});

@@ -46,7 +46,7 @@ absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& m
   }
   liveness_.Heard(worker, now);
   if (known != nullptr && known->incarnation == member.incarnation &&
-      known->address == member.address && !known->lost) {
+      known->address == member.address && known->data_host == member.data_host && !known->lost) {
     return absl::OkStatus();
   }
   away_.insert(worker);
@@ -90,13 +90,15 @@ void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& jo
                             Effects* effects) const {
   if (job.status.state == JobState::kRunning) {
     effects->commands.push_back(
-        {sender.worker, StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step}});
+        {sender.worker, StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
+                                   job.status.rank_addresses, job.status.decision}});
     return;
   }
   const EpochRuntime* runtime = FindRuntime(id, job);
   if (runtime != nullptr && runtime->gather.HasAnswered(sender.worker)) return;
   if (effects->changed_jobs.count(id) > 0) return;  // This very event opened the epoch.
-  effects->commands.push_back({sender.worker, PrepareEpoch{View(id, job), job.status.reason}});
+  effects->commands.push_back(
+      {sender.worker, PrepareEpoch{View(id, job), job.status.reason, !job.status.bound}});
 }
 
 absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs,
@@ -230,7 +232,7 @@ absl::Status Coordinator::ReportPrepared(const Sender& sender, const EpochPrepar
   const auto avoided = avoided_.find(event.job);
   const bool answers_again = avoided != avoided_.end() && avoided->second.Remove(sender.worker);
   if (job->status.epoch == event.epoch) {
-    Runtime(event.job, *job).gather.Add(sender.worker, event.decided_step);
+    Runtime(event.job, *job).gather.Add(sender.worker, event);
   }
   if (answers_again || job->status.state == JobState::kStarting) Advance(event.job, now, effects);
   return absl::OkStatus();

@@ -3,6 +3,7 @@
 #ifndef TESSERA_COORDINATOR_CORE_EFFECTS_H_
 #define TESSERA_COORDINATOR_CORE_EFFECTS_H_
 
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,12 +18,15 @@ namespace tessera::coordinator {
 struct PrepareEpoch {
   JobView job;
   std::string reason;
+  bool begin_anew = false;  // What a worker has of the job is void.
 };
 struct StartEpoch {
   JobId job;
   Creation creation;
   Epoch epoch;
   Step resume_step;
+  std::map<int32_t, std::string> rank_addresses;
+  std::string decision;
 };
 struct OrderRelease {
   JobId job;

@@ -13,13 +13,15 @@ std::set<WorkerId> WorkersOf(const std::vector<RankPlacement>& placements) {
 EpochGather::EpochGather(const std::vector<RankPlacement>& placements)
     : missing_(WorkersOf(placements)) {}
 
-void EpochGather::Add(const WorkerId& worker, Step decided_step) {
+void EpochGather::Add(const WorkerId& worker, const EpochPrepared& answer) {
   if (missing_.erase(worker) > 0) {
     answered_.insert(worker);
   } else if (!HasAnswered(worker)) {
     return;
   }
-  decided_step_ = std::max(decided_step_, decided_step);
+  if (answer.decided_step > decided_step_ || decision_.empty()) decision_ = answer.decision;
+  decided_step_ = std::max(decided_step_, answer.decided_step);
+  for (const auto& [rank, address] : answer.rank_addresses) rank_addresses_[rank] = address;
 }
 
 Step EpochGather::ResumeStep(Step committed_step) const {

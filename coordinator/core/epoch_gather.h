@@ -6,9 +6,12 @@
 #ifndef TESSERA_COORDINATOR_CORE_EPOCH_GATHER_H_
 #define TESSERA_COORDINATOR_CORE_EPOCH_GATHER_H_
 
+#include <map>
 #include <set>
+#include <string>
 #include <vector>
 
+#include "coordinator/core/events.h"
 #include "coordinator/core/types.h"
 
 namespace tessera::coordinator {
@@ -18,18 +21,24 @@ class EpochGather {
   EpochGather() = default;
   explicit EpochGather(const std::vector<RankPlacement>& placements);
 
-  // Notes an answer. A repeated one is harmless, one of a worker without ranks is ignored.
-  void Add(const WorkerId& worker, Step decided_step);
+  // Notes an answer; the last one of a worker counts. One of a worker without ranks is ignored.
+  void Add(const WorkerId& worker, const EpochPrepared& answer);
 
   bool complete() const { return missing_.empty(); }
   const std::set<WorkerId>& missing() const { return missing_; }
   bool HasAnswered(const WorkerId& worker) const { return answered_.count(worker) > 0; }
   Step ResumeStep(Step committed_step) const;
+  // Where all ranks listen, as far as workers have said.
+  const std::map<int32_t, std::string>& rank_addresses() const { return rank_addresses_; }
+  // Of the latest decided step.
+  const std::string& decision() const { return decision_; }
 
  private:
   std::set<WorkerId> missing_;
   std::set<WorkerId> answered_;
   Step decided_step_;
+  std::string decision_;
+  std::map<int32_t, std::string> rank_addresses_;
 };
 
 // The distinct workers of `placements`.

@@ -59,6 +59,8 @@ struct EpochPrepared {
   Creation creation;
   Epoch epoch;
   Step decided_step;
+  std::map<int32_t, std::string> rank_addresses;  // Of the worker's ranks.
+  std::string decision;                           // Of decided_step.
 };
 // A value of the rendezvous.
 struct ValueKey {

@@ -46,6 +46,10 @@ struct JobStatus {
   // An epoch has begun on these placements: the shards are in the memory of these incarnations and
   // nowhere else, so the ranks go to no other worker.
   bool bound = false;
+  // Of a job on several workers, in kRunning: where each rank listens in this epoch, and what was
+  // decided of resume_step, for workers that do not know it.
+  std::map<int32_t, std::string> rank_addresses;
+  std::string decision;
   std::string reason;  // Why this epoch (or this waiting) began.
 };
 

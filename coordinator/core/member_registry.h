@@ -19,7 +19,8 @@ struct Member {
   Incarnation incarnation;
   int32_t num_devices = 0;
   std::string address;
-  bool lost = false;  // Not heard of for the timeout; its ranks have been given up.
+  std::string data_host;  // By which ranks of other workers reach its own; empty: they do not.
+  bool lost = false;      // Not heard of for the timeout; its ranks have been given up.
 };
 
 class MemberRegistry {

@@ -1,5 +1,7 @@
 #include "coordinator/core/rank_assigner.h"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -41,11 +43,71 @@ FreeDevices OnOneWorker(FreeDevices free, const PlacementRequest& request) {
   return one;
 }
 
+// Leaves only workers whose ranks reach others'.
+FreeDevices ThatReachOthers(FreeDevices free, const MemberRegistry& members) {
+  for (auto it = free.begin(); it != free.end();) {
+    it = members.Find(it->first)->data_host.empty() ? free.erase(it) : std::next(it);
+  }
+  return free;
+}
+
+// As many ranks as there are on the worker with the most free devices, then on the next one; the
+// workers in the order of their ids. Requires enough devices.
+std::vector<RankPlacement> AcrossWorkers(const FreeDevices& free, const MemberRegistry& members,
+                                         int32_t world_size) {
+  std::vector<const FreeDevices::value_type*> workers;
+  for (const auto& worker : free) workers.push_back(&worker);
+  std::stable_sort(workers.begin(), workers.end(), [](const auto* a, const auto* b) {
+    return a->second.size() > b->second.size();
+  });
+  size_t found = 0, used = 0;
+  while (found < static_cast<size_t>(world_size)) found += workers[used++]->second.size();
+  workers.resize(used);
+  std::sort(workers.begin(), workers.end(),
+            [](const auto* a, const auto* b) { return a->first < b->first; });
+  std::vector<RankPlacement> placements;
+  for (const auto* worker : workers) {
+    for (const int32_t device : worker->second) {
+      if (placements.size() == static_cast<size_t>(world_size)) break;
+      placements.push_back({worker->first, device, members.Find(worker->first)->incarnation});
+    }
+  }
+  return placements;
+}
+
+// Whether the ranks may stay just where they were.
+bool AreStillFree(const std::vector<RankPlacement>& placements, const FreeDevices& free) {
+  return std::all_of(placements.begin(), placements.end(), [&](const RankPlacement& placement) {
+    const auto devices = free.find(placement.worker);
+    return devices != free.end() && devices->second.count(placement.device) > 0;
+  });
+}
+
+std::vector<RankPlacement> WithNewIncarnations(std::vector<RankPlacement> placements,
+                                               const MemberRegistry& members) {
+  for (RankPlacement& placement : placements) {
+    placement.incarnation = members.Find(placement.worker)->incarnation;
+  }
+  return placements;
+}
+
 }  // namespace
 
 std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& members,
                                                       const PlacementRequest& request) {
   FreeDevices free = FindFree(members, request);
+  if (request.rule == PlacementRule::kOneWorkerFirst) {
+    PlacementRequest on_one = request;
+    on_one.rule = PlacementRule::kOneWorker;
+    if (auto placements = AssignRanks(members, on_one)) return placements;
+    free = ThatReachOthers(std::move(free), members);
+    if (CountFree(free) < request.world_size) return std::nullopt;
+    if (request.previous.size() == static_cast<size_t>(request.world_size) &&
+        AreStillFree(request.previous, free)) {
+      return WithNewIncarnations(request.previous, members);
+    }
+    return AcrossWorkers(free, members, request.world_size);
+  }
   if (request.rule == PlacementRule::kOneWorker) free = OnOneWorker(std::move(free), request);
   if (CountFree(free) < request.world_size) return std::nullopt;
   std::vector<RankPlacement> placements(request.world_size);
@@ -88,6 +150,10 @@ std::string DescribeShortage(const MemberRegistry& members, const PlacementReque
       absl::StrAppend(&text, "none");
     } else {
       absl::StrAppend(&text, largest->second.size(), " on '", largest->first.value(), "'");
+    }
+    const int64_t together = CountFree(ThatReachOthers(free, members));
+    if (request.rule == PlacementRule::kOneWorkerFirst && together > 0) {
+      absl::StrAppend(&text, "; on workers whose ranks reach each other: ", together);
     }
   }
   for (const WorkerId& worker : request.avoided) {

@@ -1,7 +1,9 @@
 // Gives every rank of a job a device. Pure; thread-safe.
 //
-//   live workers: a (2 devices), b (3 devices, one claimed), c (4 devices); world_size 2
-//   kOneWorker -> a:0 a:1     kSpread -> a:0 a:1, and for world_size 3: a:0 a:1 b:0
+//   live workers: a (2 devices), b (3 devices, one claimed), c (4 devices)
+//   world_size 2      kOneWorker a:0 a:1     kSpread a:0 a:1        kOneWorkerFirst a:0 a:1
+//   world_size 6      kOneWorker none        kSpread a:0 a:1 b:0 b:2 c:0 c:1
+//                                            kOneWorkerFirst the same if a, b and c reach others
 //
 // Stable: a rank whose device is still there keeps it, whatever joins. On one worker: the one that
 // holds the ranks already if it has room for all, else the one that the job fills best, so that the
@@ -24,13 +26,16 @@ using DeviceId = std::pair<WorkerId, int32_t>;
 
 enum class PlacementRule {
   kOneWorker,  // All ranks of a job on one worker: docs/adr/0007.
-  kSpread,     // On any workers, for ranks that reach each other across hosts.
+  kSpread,     // On any workers, whether or not their ranks reach each other.
+  // On one worker; where none has room, on as few as possible of those whose ranks reach others.
+  // The ranks of a worker follow each other.
+  kOneWorkerFirst,
 };
 
 // What the placement of one job depends on.
 struct PlacementRequest {
   int32_t world_size = 1;
-  PlacementRule rule = PlacementRule::kOneWorker;
+  PlacementRule rule = PlacementRule::kOneWorkerFirst;
   std::set<DeviceId> claimed;           // By other jobs.
   std::set<WorkerId> avoided;           // Workers that do not do what they are asked.
   std::vector<RankPlacement> previous;  // Where the ranks were: empty, or one for each rank.

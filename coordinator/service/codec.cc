@@ -91,13 +91,26 @@ absl::StatusOr<StreamEvent> DecodeStep(const v1::StepReport& step) {
 absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
   RETURN_IF_ERROR(CheckJobId(prepared.job_id()));
   RETURN_IF_ERROR(CheckRange("decided_step", prepared.decided_step(), 0, kMax));
-  return EpochPrepared{JobId(prepared.job_id()), Creation(prepared.creation()),
-                       Epoch(prepared.epoch()), Step(prepared.decided_step())};
+  RETURN_IF_ERROR(
+      CheckRange("number of rank_addresses", prepared.rank_addresses_size(), 0, kMaxLocalRanks));
+  RETURN_IF_ERROR(CheckRange("size of decision", prepared.decision().size(), 0, kMaxDecisionBytes));
+  EpochPrepared decoded{JobId(prepared.job_id()),
+                        Creation(prepared.creation()),
+                        Epoch(prepared.epoch()),
+                        Step(prepared.decided_step()),
+                        {},
+                        prepared.decision()};
+  for (const auto& [rank, address] : prepared.rank_addresses()) {
+    RETURN_IF_ERROR(CheckName("rank address", address));
+    decoded.rank_addresses[rank] = address;
+  }
+  return decoded;
 }
 
 void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
   *command->mutable_prepare()->mutable_job() = Encode(prepare.job);
   command->mutable_prepare()->set_reason(prepare.reason);
+  command->mutable_prepare()->set_begin_anew(prepare.begin_anew);
 }
 
 void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
@@ -105,6 +118,9 @@ void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
   command->mutable_start()->set_creation(start.creation.value());
   command->mutable_start()->set_epoch(start.epoch.value());
   command->mutable_start()->set_resume_step(start.resume_step.value());
+  command->mutable_start()->mutable_rank_addresses()->insert(start.rank_addresses.begin(),
+                                                             start.rank_addresses.end());
+  command->mutable_start()->set_decision(start.decision);
 }
 
 void EncodeInto(const OrderRelease& release, v1::CoordinatorCommand* command) {
@@ -184,6 +200,8 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   member.incarnation = Incarnation(request.incarnation());
   member.num_devices = request.num_devices();
   member.address = request.address();
+  if (!request.data_host().empty()) RETURN_IF_ERROR(CheckName("data_host", request.data_host()));
+  member.data_host = request.data_host();
   return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member)};
 }
 

@@ -32,6 +32,9 @@ journal::JobStatus EncodeStatus(const JobStatus& status) {
   }
   encoded.set_reason(status.reason);
   encoded.set_bound(status.bound);
+  encoded.mutable_rank_addresses()->insert(status.rank_addresses.begin(),
+                                           status.rank_addresses.end());
+  encoded.set_decision(status.decision);
   return encoded;
 }
 
@@ -70,6 +73,7 @@ struct Encoder {
     member.set_incarnation(r.member.incarnation.value());
     member.set_num_devices(r.member.num_devices);
     member.set_address(r.member.address);
+    member.set_data_host(r.member.data_host);
     member.set_lost(r.member.lost);
     Put(absl::StrCat("member/", r.worker.value()), member);
   }
@@ -128,6 +132,8 @@ absl::StatusOr<JobStatus> DecodeStatus(const JournalRow& row, const journal::Job
   JobStatus decoded;
   decoded.state = static_cast<JobState>(status.state());
   decoded.bound = status.bound();
+  decoded.rank_addresses.insert(status.rank_addresses().begin(), status.rank_addresses().end());
+  decoded.decision = status.decision();
   decoded.epoch = Epoch(status.epoch());
   decoded.resume_step = Step(status.resume_step());
   for (const journal::Placement& p : status.placements()) {
@@ -203,6 +209,7 @@ absl::StatusOr<StateRecord> DecodeMember(const JournalRow& row, const WorkerId& 
   member.incarnation = Incarnation(message.incarnation());
   member.num_devices = message.num_devices();
   member.address = message.address();
+  member.data_host = message.data_host();
   member.lost = message.lost();
   return MemberRecord{worker, std::move(member)};
 }

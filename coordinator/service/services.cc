@@ -102,6 +102,7 @@ grpc::Status MembershipService::ListWorkers(grpc::ServerContext*, const v1::List
     v1::WorkerInfo* worker = reply->add_workers();
     worker->set_worker_id(view.id.value());
     worker->set_address(view.member.address);
+    worker->set_data_host(view.member.data_host);
     worker->set_num_devices(view.member.num_devices);
     worker->set_incarnation(view.member.incarnation.value());
     worker->set_lost(view.member.lost);

@@ -43,12 +43,18 @@ SessionOptions ToyOptions(const LocalCluster& cluster, const std::string& job_id
 }
 
 absl::StatusOr<TrainerTeam> TrainerTeam::Open(const SessionOptions& options) {
+  return Open(options, std::vector<std::string>(options.config.world_size, options.worker_address));
+}
+
+absl::StatusOr<TrainerTeam> TrainerTeam::Open(const SessionOptions& options,
+                                              const std::vector<std::string>& workers_by_rank) {
   TrainerTeam team;
   const int world_size = options.config.world_size;
   team.sessions_.resize(world_size);
   RETURN_IF_ERROR(FirstError(OnThreads(world_size, [&](int rank) -> absl::Status {
     SessionOptions own = options;
     own.rank = rank;
+    own.worker_address = workers_by_rank[rank];
     ASSIGN_OR_RETURN(team.sessions_[rank], Session::Open(own));
     return absl::OkStatus();
   })));

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,6 +23,9 @@ class TrainerTeam {
  public:
   // Opens one session a rank. Errors: as Session::Open, the first of any rank.
   static absl::StatusOr<TrainerTeam> Open(const SessionOptions& options);
+  // The same, with the addresses of the workers that the ranks are on, by rank.
+  static absl::StatusOr<TrainerTeam> Open(const SessionOptions& options,
+                                          const std::vector<std::string>& workers_by_rank);
 
   // Runs `body` for every rank at once; the statuses by rank.
   std::vector<absl::Status> Run(const std::function<absl::Status(Session*)>& body);

@@ -134,6 +134,7 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   request.set_incarnation(options_.incarnation);
   request.set_num_devices(options_.num_devices);
   request.set_address(options_.worker_address);
+  request.set_data_host(options_.data_host);
   v1::RegisterWorkerResponse response;
   grpc::ClientContext& context = connection->register_context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kRegisterDeadline));

@@ -36,6 +36,7 @@ class CoordinatorAgent {
     int64_t incarnation = 1;
     int num_devices = 1;
     std::string worker_address;  // Where this worker's service listens.
+    std::string data_host;       // As RegisterWorkerRequest says.
     std::function<void(const v1::CoordinatorCommand&)> on_command;
     std::function<std::vector<v1::WorkerEvent>()> on_connected;
     std::function<v1::Heartbeat()> heartbeat;

@@ -57,6 +57,8 @@ class UpdateCounts {
     return int64_t{2} * num_parameters * static_cast<int64_t>(sizeof(std::atomic<uint32_t>));
   }
 
+  int num_parameters() const { return num_parameters_; }
+
   // Writes those of `step`, from those of the step before it. touched: by parameter.
   void Record(int64_t step, const std::vector<bool>& touched) const;
   // By parameter: which of its updates is made in `step`, 1 is the first; 0: none.

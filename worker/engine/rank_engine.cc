@@ -43,6 +43,7 @@ RankEngine::RankEngine(Options options)
                  options_.state, options_.parameters),
       unit_states_(options_.layout->units.size(), UnitState::kSharded),
       reduced_(options_.layout->units.size(), false),
+      gathered_(options_.layout->units.size(), -1),
       stats_(options_.layout->units.size()) {
   for (const UnitLayout& unit : options_.layout->units) {
     std::vector<ElementRange>& slices = slices_.emplace_back();
@@ -55,7 +56,7 @@ RankEngine::RankEngine(Options options)
 absl::Status RankEngine::Start(Step resume_step) {
   GroupPage* group = options_.group;
   ControlPage* control = options_.control;
-  RankRecord& record = group->ranks[options_.rank.value()];
+  RankRecord& record = group->ranks[LocalIndex()];
   const int64_t applied = record.applied_step.load(std::memory_order_acquire);
   if (applied + 1 == resume_step.value() &&
       group->decided_step.load(std::memory_order_acquire) == resume_step.value()) {
@@ -92,6 +93,7 @@ void RankEngine::Stop(const absl::Status& reason) {
   }
   Interrupt();
   options_.communicator->Abort(reason);
+  if (options_.gatherer != nullptr) options_.gatherer->Abort(reason);
 }
 
 void RankEngine::Interrupt() {
@@ -132,11 +134,15 @@ absl::Status RankEngine::Run() {
   }
   // Peers of this host that wait for this rank need not wait for the worker's word.
   options_.communicator->Abort(status);
+  if (options_.gatherer != nullptr) options_.gatherer->Abort(status);
   options_.post_backward->Synchronize();
-  if (absl::IsAborted(status)) status = AwaitReason(status);
+  // Unavailable: a peer's connection was lost; its own worker may know why.
+  if (absl::IsAborted(status) || absl::IsUnavailable(status)) status = AwaitReason(status);
   // A deadline ends the epoch, not the training: for the trainer it is a step to try again.
   PublishFailure(control, options_.epoch.value(),
-                 absl::IsDeadlineExceeded(status) ? absl::AbortedError(status.message()) : status);
+                 absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status)
+                     ? absl::AbortedError(status.message())
+                     : status);
   return status;
 }
 

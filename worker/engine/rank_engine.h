@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/ids.h"
+#include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/host/kernels.h"
@@ -59,15 +60,19 @@ class RankEngine {
     const ModelLayout* layout = nullptr;
     const JobConfig* config = nullptr;
     const JobMemory* memory = nullptr;
+    const RankTopology* topology = nullptr;
     Rank rank;
     Epoch epoch;
-    std::byte* parameters = nullptr;                  // The host's parameter region.
-    std::vector<const std::byte*> gradients_by_rank;  // Each rank's gradient region.
-    std::byte* state = nullptr;                       // The rank's state region.
+    std::byte* parameters = nullptr;  // The host's parameter region.
+    // Each rank's gradient region; null of ranks of other hosts.
+    std::vector<const std::byte*> gradients_by_rank;
+    std::byte* state = nullptr;  // The rank's state region.
     ControlPage* control = nullptr;
     GroupPage* group = nullptr;
     UpdateCounts updates;
     Communicator* communicator = nullptr;
+    // Brings other hosts' parameters, while the one above reduces; null: there is one host.
+    Communicator* gatherer = nullptr;
     Stream* post_backward = nullptr;
     OrderGate* gate = nullptr;
     FlightRecorder* recorder = nullptr;
@@ -94,6 +99,8 @@ class RankEngine {
   // records what later steps repeat.
   int64_t OrderStep() const;
   absl::Status Unshard(int unit);
+  // Waits until all of the unit's parameters are those of step_.
+  absl::Status Gather(int unit);
   // Gathers what the record says comes next, so that the trainer will not wait for it.
   absl::Status GatherAhead();
   absl::Status Reshard(int unit);
@@ -105,6 +112,8 @@ class RankEngine {
   absl::Status RunStep(const Op& op);
   // This rank's part of the vote on `step`: the measure of what was reduced.
   Vote VoteFor(int64_t step) const;
+  // In the group page.
+  int LocalIndex() const { return options_.topology->LocalIndex(options_.rank.value()); }
   const float* ReducedGradient() const;  // Of the rank's shards, as a state array.
   absl::Status Save();
   // Synchronises the stream; the first error of its work.
@@ -133,7 +142,8 @@ class RankEngine {
   bool trainer_failed_ = false;
   std::vector<int> upcoming_;  // Of GatherAhead; kept so that steady steps allocate nothing.
   std::vector<UnitState> unit_states_;
-  std::vector<bool> reduced_;  // Since the last step, by unit.
+  std::vector<bool> reduced_;      // Since the last step, by unit.
+  std::vector<int64_t> gathered_;  // By unit: of which step its parameters are all here; -1: none.
   std::vector<std::vector<ElementRange>> slices_;  // By unit: of each rank.
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
   std::vector<host::GradientStats> stats_;

@@ -92,7 +92,7 @@ void RankEngine::ApplyDecided(int64_t step) {
   optimizer_.Apply(
       {step, numbers.gradient_scale, std::move(numbers.groups), options_.updates.Load(step)});
   (void)FaultPoint("step.before-publish");
-  PublishApplied(options_.group, options_.rank.value(), step);
+  PublishApplied(options_.group, LocalIndex(), step);
 }
 
 }  // namespace tessera

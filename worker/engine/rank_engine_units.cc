@@ -25,7 +25,7 @@ absl::Status RankEngine::Unshard(int unit) {
   RETURN_IF_ERROR(Ordered(OpKind::kUnshard, unit, layout.shards.padded_numel(),
                           options_.config->compute_dtype));
   options_.recorder->Started(number);
-  RETURN_IF_ERROR(AwaitPeersAt(step_));
+  RETURN_IF_ERROR(Gather(unit));
   options_.recorder->Done(number);
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kUnshardDone, UnitName(unit)));
@@ -41,17 +41,32 @@ absl::Status RankEngine::GatherAhead() {
   for (const int unit : upcoming_) {
     std::atomic<int64_t>& gathered = options_.control->units[unit].gathered_for_step;
     if (gathered.load(std::memory_order_relaxed) == step_ + 1) continue;
-    RETURN_IF_ERROR(AwaitPeersAt(step_));
+    RETURN_IF_ERROR(Gather(unit));
     gathered.store(step_ + 1, std::memory_order_release);
   }
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::Gather(int unit) {
+  RETURN_IF_ERROR(AwaitPeersAt(step_));
+  if (options_.gatherer == nullptr || gathered_[unit] == step_) return absl::OkStatus();
+  const UnitMemory& placed = options_.memory->units()[unit];
+  const int64_t slice_bytes =
+      options_.layout->units[unit].shards.shard_numel() * SizeBytes(options_.config->compute_dtype);
+  RETURN_IF_ERROR(Annotate(options_.gatherer->AllGatherMapped(
+                               options_.parameters + placed.parameter_offset_bytes, slice_bytes),
+                           absl::StrCat("unshard unit '", UnitName(unit), "'")));
+  gathered_[unit] = step_;
   return absl::OkStatus();
 }
 
 absl::Status RankEngine::AwaitPeersAt(int64_t step) {
   const absl::Time deadline = absl::Now() + options_.config->collective_timeout;
   const uint32_t version = static_cast<uint32_t>(step);
-  for (int peer = 0; peer < options_.config->world_size; ++peer) {
-    WaitWord& word = options_.group->ranks[peer].applied_version;
+  const RankTopology& topology = *options_.topology;
+  const int host = topology.HostOf(options_.rank.value());
+  for (int peer = topology.FirstRank(host); peer < topology.FirstRank(host + 1); ++peer) {
+    WaitWord& word = options_.group->ranks[topology.LocalIndex(peer)].applied_version;
     while (true) {
       const uint32_t seen = word.value.load(std::memory_order_acquire);
       if (static_cast<int32_t>(seen - version) >= 0) break;
@@ -102,6 +117,10 @@ void RankEngine::ReduceOnStream(int unit, bool accumulate, int64_t number) {
   const UnitMemory& placed = options_.memory->units()[unit];
   std::vector<const void*> sends;
   for (const std::byte* gradients : options_.gradients_by_rank) {
+    if (gradients == nullptr) {
+      sends.push_back(nullptr);
+      continue;
+    }
     sends.push_back(gradients + placed.gradient_slot * options_.memory->gradient_slot_bytes());
   }
   float* shard =

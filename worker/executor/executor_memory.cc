@@ -19,6 +19,18 @@ absl::StatusOr<Mapping> MapAtLeast(int fd, int64_t size_bytes, Access access,
   return mapping;
 }
 
+absl::StatusOr<RankTopology> TopologyOf(const v1::Job& job, int world_size) {
+  std::vector<std::string> workers(world_size);
+  for (const v1::RankPlacement& placement : job.placements()) {
+    if (placement.rank() < 0 || placement.rank() >= world_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("executor setup: rank ", placement.rank(), " of ", world_size, " placed"));
+    }
+    workers[placement.rank()] = placement.worker_id();
+  }
+  return RankTopology::Create(workers);
+}
+
 }  // namespace
 
 absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
@@ -38,8 +50,10 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
   ASSIGN_OR_RETURN(memory.config, DecodeJobConfig(setup.job().config()));
   RETURN_IF_ERROR(ValidateJobConfig(memory.config, model));
   const int world_size = memory.config.world_size;
+  memory.data_host = setup.data_host();
+  ASSIGN_OR_RETURN(memory.topology, TopologyOf(setup.job(), world_size));
   if (setup.rank() < 0 || setup.rank() >= world_size ||
-      packet.fds.size() != kFixedFds + world_size) {
+      packet.fds.size() != kFixedFds + memory.topology.NumRanks(memory.host())) {
     return absl::InvalidArgumentError(
         absl::StrCat("executor setup: rank ", setup.rank(), " of ", world_size));
   }
@@ -57,9 +71,9 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
   ASSIGN_OR_RETURN(memory.flight, MapAtLeast(packet.fds[5].get(), sizeof(FlightRing),
                                              Access::kReadWrite, "flight"));
   RETURN_IF_ERROR(CheckFlightRing(*memory.flight_ring()));
-  for (int rank = 0; rank < world_size; ++rank) {
+  for (size_t fd = kFixedFds; fd < packet.fds.size(); ++fd) {
     ASSIGN_OR_RETURN(Mapping gradients,
-                     MapAtLeast(packet.fds[kFixedFds + rank].get(), plan.gradient_region_bytes(),
+                     MapAtLeast(packet.fds[fd].get(), plan.gradient_region_bytes(),
                                 Access::kReadOnly, "gradient"));
     memory.gradients.push_back(std::move(gradients));
   }

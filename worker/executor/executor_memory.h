@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/ids.h"
+#include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "worker/engine/group_page.h"
 #include "worker/memory/control_page.h"
@@ -37,12 +38,17 @@ struct ExecutorMemory {
   Mapping state;
   Mapping control;
   Mapping flight;
-  std::vector<Mapping> gradients;  // By rank; only the own one is written, by the trainer.
+  RankTopology topology = RankTopology::OneHost(1);  // A host is a worker.
+  std::string data_host;                             // Where to listen for other workers' ranks.
+  // Of this worker's ranks; only the own one is written, by the trainer.
+  std::vector<Mapping> gradients;
 
   // Errors: InvalidArgument  the packet is not a setup, or a region is smaller than the plan needs,
   //                          or the flight ring is of another version.
   static absl::StatusOr<ExecutorMemory> FromSetup(Packet packet);
 
+  int host() const { return topology.HostOf(static_cast<int>(rank.value())); }
+  bool spans_workers() const { return topology.num_hosts() > 1; }
   UpdateCounts update_counts() const {
     return UpdateCounts(group.data() + kGroupPageBytes, plan.num_parameters());
   }

@@ -7,14 +7,17 @@
 #include <thread>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "proto/executor.pb.h"
+#include "worker/comm/hosts/hosts_communicator.h"
 #include "worker/comm/shm/shm_communicator.h"
 #include "worker/device/host/host_device.h"
 #include "worker/engine/rank_engine.h"
+#include "worker/executor/epoch_meshes.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/executor/keeper_link.h"
 #include "worker/executor/model_save.h"
@@ -37,8 +40,15 @@ class RankExecutor {
 
  private:
   absl::Status StartEpoch(const v1::ExecutorStart& start);
+  // The communicator of a row of operations in `epoch`; one across workers takes its mesh.
+  absl::StatusOr<std::unique_ptr<Communicator>> Join(Epoch epoch, Row row,
+                                                     const v1::ExecutorStart& start);
+  RankEngine::Options EngineOptions(Epoch epoch);
   void RunEngine(Epoch epoch);
   void Quiesce(const absl::Status& reason);
+  // Says that the rank is quiet; where it is to prepare an epoch across workers, it listens first.
+  // False: stop.
+  bool Answer(const v1::ExecutorAbort& abort);
   void ReportFailure(Epoch epoch, const absl::Status& status);
 
   ExecutorMemory memory_;
@@ -46,7 +56,9 @@ class RankExecutor {
   FlightRecorder recorder_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> post_backward_;
+  std::unique_ptr<EpochMeshes> meshes_;  // Null: all ranks are on this worker.
   std::unique_ptr<Communicator> communicator_;
+  std::unique_ptr<Communicator> gatherer_;  // Null: all ranks are on this worker.
   std::unique_ptr<RankEngine> engine_;
   std::thread engine_thread_;
 };
@@ -76,10 +88,7 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command) {
                                         ? absl::StatusCode::kAborted
                                         : static_cast<absl::StatusCode>(command.abort().code());
       Quiesce(absl::Status(code, command.abort().reason()));
-      v1::ExecutorEvent event;
-      event.mutable_quiesced()->set_epoch(command.abort().epoch());
-      link_.Send(event);
-      return true;
+      return Answer(command.abort());
     }
     case v1::ExecutorCommand::kStop:
     case v1::ExecutorCommand::COMMAND_NOT_SET:
@@ -88,31 +97,53 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command) {
   return false;
 }
 
-absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
-  Quiesce(absl::AbortedError("a new epoch starts"));
-  const Epoch epoch(start.epoch());
-  ShmCommunicator::Options comm;
-  comm.base = memory_.group.data() + ChannelOffsetBytes(memory_.plan);
-  comm.bytes = memory_.group.size_bytes() - ChannelOffsetBytes(memory_.plan);
-  comm.rank = memory_.rank.value();
-  comm.size = memory_.config.world_size;
-  comm.epoch = static_cast<uint32_t>(epoch.value());
-  comm.timeout = memory_.config.collective_timeout;
-  ASSIGN_OR_RETURN(communicator_, ShmCommunicator::Create(comm));
+absl::StatusOr<std::unique_ptr<Communicator>> RankExecutor::Join(Epoch epoch, Row row,
+                                                                 const v1::ExecutorStart& start) {
+  const RankTopology& topology = memory_.topology;
+  const int rank = static_cast<int>(memory_.rank.value()), host = memory_.host();
+  ShmCommunicator::Options shm;
+  shm.base = memory_.group.data() + ChannelOffsetBytes(memory_.plan);
+  shm.bytes = memory_.group.size_bytes() - ChannelOffsetBytes(memory_.plan);
+  shm.rank = topology.LocalIndex(rank);
+  shm.size = topology.NumRanks(host);
+  shm.channel = static_cast<int>(row);
+  shm.epoch = static_cast<uint32_t>(epoch.value());
+  shm.timeout = memory_.config.collective_timeout;
+  shm.first_rank = topology.FirstRank(host);
+  shm.group_size = topology.world_size();
+  ASSIGN_OR_RETURN(std::unique_ptr<ShmCommunicator> local, ShmCommunicator::Create(shm));
+  if (!memory_.spans_workers()) return local;
+  if (meshes_ == nullptr) return absl::InternalError("the epoch was not prepared");
+  HostsCommunicator::Options options;
+  options.topology = topology;
+  options.rank = rank;
+  options.local = std::move(local);
+  options.timeout = memory_.config.collective_timeout;
+  ASSIGN_OR_RETURN(options.mesh,
+                   meshes_->Connect(row, start, absl::Now() + memory_.config.collective_timeout));
+  return std::make_unique<HostsCommunicator>(std::move(options));
+}
+
+RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   RankEngine::Options options;
   options.layout = &memory_.layout;
   options.config = &memory_.config;
   options.memory = &memory_.plan;
+  options.topology = &memory_.topology;
   options.rank = memory_.rank;
   options.epoch = epoch;
   options.parameters = memory_.parameters.data();
-  for (const Mapping& mapping : memory_.gradients)
-    options.gradients_by_rank.push_back(mapping.data());
+  options.gradients_by_rank.resize(memory_.config.world_size, nullptr);
+  for (size_t i = 0; i < memory_.gradients.size(); ++i) {
+    options.gradients_by_rank[memory_.topology.FirstRank(memory_.host()) + i] =
+        memory_.gradients[i].data();
+  }
   options.state = memory_.state.data();
   options.control = memory_.control_page();
   options.group = memory_.group_page();
   options.updates = memory_.update_counts();
   options.communicator = communicator_.get();
+  options.gatherer = gatherer_.get();
   options.post_backward = post_backward_.get();
   options.gate = &link_;
   options.recorder = &recorder_;
@@ -126,9 +157,19 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
     if (creates_file) link_.ReportSaving("");
     return status;
   };
+  return options;
+}
+
+absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
+  const Epoch epoch(start.epoch());
+  if (engine_ != nullptr) Quiesce(absl::AbortedError("a new epoch starts"));
+  ASSIGN_OR_RETURN(communicator_, Join(epoch, Row::kReduce, start));
+  if (memory_.spans_workers()) {
+    ASSIGN_OR_RETURN(gatherer_, Join(epoch, Row::kGather, start));
+  }
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);
-  engine_ = std::make_unique<RankEngine>(std::move(options));
+  engine_ = std::make_unique<RankEngine>(EngineOptions(epoch));
   RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
   ASSIGN_OR_RETURN(engine_thread_,
                    StartThread("the rank's engine", [this, epoch] { RunEngine(epoch); }));
@@ -142,6 +183,23 @@ void RankExecutor::RunEngine(Epoch epoch) {
   const absl::Status status = engine_->Run();
   // Aborted: a peer failed, and reports it. Told by the worker: it knows.
   if (!absl::IsAborted(status) && !link_.aborted()) ReportFailure(epoch, status);
+}
+
+bool RankExecutor::Answer(const v1::ExecutorAbort& abort) {
+  v1::ExecutorEvent event;
+  event.mutable_quiesced()->set_epoch(abort.epoch());
+  if (abort.prepare() && memory_.spans_workers()) {
+    auto meshes = EpochMeshes::Listen(memory_.topology, memory_.rank, Epoch(abort.epoch()),
+                                      memory_.data_host);
+    if (!meshes.ok()) {
+      TESSERA_LOG(ERROR, "{}", meshes.status().ToString());
+      return false;  // The worker reports the end, and later starts another.
+    }
+    meshes_ = *std::move(meshes);
+    event.mutable_quiesced()->set_address(meshes_->address());
+  }
+  link_.Send(event);
+  return true;
 }
 
 void RankExecutor::ReportFailure(Epoch epoch, const absl::Status& status) {
@@ -162,6 +220,8 @@ void RankExecutor::Quiesce(const absl::Status& reason) {
   if (engine_thread_.joinable()) engine_thread_.join();
   engine_.reset();
   communicator_.reset();
+  gatherer_.reset();
+  meshes_.reset();
 }
 
 }  // namespace

@@ -10,18 +10,20 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "worker/keeper/decision_codec.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
 
 absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
+                                                             const LocalRanks& local,
+                                                             const std::string& data_host,
                                                              ExecutorLauncher* launcher,
                                                              Emit emit) {
-  ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job));
+  ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local));
   std::unique_ptr<HostedJob> hosted(
-      new HostedJob(job, std::move(regions), launcher, std::move(emit)));
-  const int world_size = hosted->regions_.config().world_size;
-  for (int rank = 0; rank < world_size; ++rank) {
+      new HostedJob(job, std::move(regions), data_host, launcher, std::move(emit)));
+  for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
     ASSIGN_OR_RETURN(std::thread supervisor,
                      StartThread(absl::StrCat("job '", job.job_id(), "' rank ", rank),
                                  [job = hosted.get(), rank] { job->Supervise(Rank(rank)); }));
@@ -30,14 +32,16 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
   return hosted;
 }
 
-HostedJob::HostedJob(const v1::Job& job, JobRegions regions, ExecutorLauncher* launcher, Emit emit)
+HostedJob::HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
+                     ExecutorLauncher* launcher, Emit emit)
     : job_id_(job.job_id()),
       creation_(job.creation()),
       regions_(std::move(regions)),
+      data_host_(std::move(data_host)),
       launcher_(launcher),
       emit_(std::move(emit)),
       job_(job),
-      ranks_(regions_.config().world_size) {}
+      ranks_(regions_.local().count()) {}
 
 HostedJob::~HostedJob() {
   const absl::Status reason =
@@ -56,7 +60,7 @@ HostedJob::~HostedJob() {
   for (std::thread& supervisor : supervisors_) supervisor.join();
   // No executor lives. One may have been killed before it could tell its trainer, and a trainer
   // that recovers from the end of an epoch must learn that none follows.
-  for (int rank = 0; rank < regions_.config().world_size; ++rank) {
+  for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
     ControlPage* page = regions_.control(Rank(rank));
     const uint32_t ended = static_cast<uint32_t>(epoch.value()), failed = page->failed_epoch.load();
     if (failed >= ended && page->failure_code == reason.raw_code()) continue;
@@ -72,16 +76,31 @@ void HostedJob::SendLocked(RankSlot& slot, const v1::ExecutorCommand& command) {
   }
 }
 
-void HostedJob::AbortAllLocked(Epoch ended, const absl::Status& reason) {
+bool HostedJob::has_begun() const {
+  absl::MutexLock lock(&mu_);
+  return has_begun_;
+}
+
+void HostedJob::AbortAllLocked(Epoch ended, const absl::Status& reason, bool prepare) {
   regions_.AbortCollectives(ended, reason);
   v1::ExecutorCommand command;
   command.mutable_abort()->set_epoch(epoch_.value());
   command.mutable_abort()->set_reason(PrintableUtf8(reason.message()));
   command.mutable_abort()->set_code(reason.raw_code());
+  command.mutable_abort()->set_prepare(prepare);
   for (RankSlot& slot : ranks_) {
     slot.pending_order.Clear();
     SendLocked(slot, command);
   }
+}
+
+void HostedJob::PrepareRankLocked(RankSlot& slot) {
+  v1::ExecutorCommand command;
+  command.mutable_abort()->set_epoch(epoch_.value());
+  command.mutable_abort()->set_reason("a new epoch begins");
+  command.mutable_abort()->set_code(static_cast<int>(absl::StatusCode::kAborted));
+  command.mutable_abort()->set_prepare(true);
+  SendLocked(slot, command);
 }
 
 void HostedJob::FailLocked(Rank rank, const std::string& reason, EpochEvent event,
@@ -114,7 +133,8 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
   phase_ = Transition(phase_, EpochEvent::kPrepare);
   failure_.Clear();
   for (RankSlot& slot : ranks_) slot.quiet = false;
-  AbortAllLocked(ended, reason);  // Also answered by an executor that was in no epoch.
+  AbortAllLocked(ended, reason,
+                 /*prepare=*/true);  // Also answered by an executor that was in no epoch.
 }
 
 void HostedJob::MaybePreparedLocked() {
@@ -132,14 +152,31 @@ v1::WorkerEvent HostedJob::PreparedEventLocked() const {
   event.mutable_prepared()->set_creation(creation_);
   event.mutable_prepared()->set_epoch(epoch_.value());
   event.mutable_prepared()->set_decided_step(regions_.group()->decided_step.load());
+  if (!local().spans_workers()) return event;
+  event.mutable_prepared()->set_decision(
+      EncodeDecision(*regions_.group(), regions_.update_counts(), regions_.config().groups.size()));
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    (*event.mutable_prepared()->mutable_rank_addresses())[local().first() + static_cast<int>(i)] =
+        ranks_[i].address;
+  }
   return event;
+}
+
+absl::Status HostedJob::LearnDecision(const v1::StartEpoch& start) const {
+  if (regions_.group()->decided_step.load() >= start.resume_step()) return absl::OkStatus();
+  return RecordDecision(start.decision(), start.resume_step(), regions_.group(),
+                        regions_.update_counts(), regions_.config().groups.size());
 }
 
 void HostedJob::Start(const v1::StartEpoch& start) {
   absl::MutexLock lock(&mu_);
   if (start.epoch() != epoch_.value() || phase_ != EpochPhase::kPrepared) return;
+  const absl::Status learned = LearnDecision(start);
+  if (!learned.ok()) return FailLocked(Rank(local().first()), std::string(learned.message()));
   phase_ = Transition(phase_, EpochEvent::kStart);
+  has_begun_ = true;
   v1::ExecutorCommand command;
+  *command.mutable_start()->mutable_rank_addresses() = start.rank_addresses();
   command.mutable_start()->set_epoch(start.epoch());
   command.mutable_start()->set_resume_step(start.resume_step());
   for (RankSlot& slot : ranks_) {
@@ -152,11 +189,8 @@ void HostedJob::Start(const v1::StartEpoch& start) {
 
 void HostedJob::Release(const v1::OrderRelease& release) {
   absl::MutexLock lock(&mu_);
-  if (release.epoch() != epoch_.value() || release.rank() < 0 ||
-      release.rank() >= static_cast<int>(ranks_.size())) {
-    return;
-  }
-  RankSlot& slot = ranks_[release.rank()];
+  if (release.epoch() != epoch_.value() || !local().Has(release.rank())) return;
+  RankSlot& slot = SlotOf(Rank(release.rank()));
   slot.pending_order.Clear();
   v1::ExecutorCommand command;
   *command.mutable_release() = release;

@@ -36,8 +36,11 @@ class HostedJob {
  public:
   using Emit = std::function<void(const v1::WorkerEvent&)>;
 
-  // `launcher` outlives the job. Errors: as JobRegions::Create; ResourceExhausted  no thread.
+  // `launcher` outlives the job; `data_host` is as of WorkerServer::Options.
+  // Errors: as JobRegions::Create; ResourceExhausted  no thread.
   static absl::StatusOr<std::unique_ptr<HostedJob>> Create(const v1::Job& job,
+                                                           const LocalRanks& local,
+                                                           const std::string& data_host,
                                                            ExecutorLauncher* launcher, Emit emit);
   ~HostedJob();
 
@@ -65,6 +68,8 @@ class HostedJob {
   const JobRegions& regions() const { return regions_; }
   // Which of the jobs of this id it is.
   int64_t creation() const { return creation_; }
+  const LocalRanks& local() const { return regions_.local(); }
+  bool has_begun() const;  // An epoch, ever.
 
  private:
   enum class AttachState { kFree, kReserved, kAttached };
@@ -72,7 +77,8 @@ class HostedJob {
     std::unique_ptr<RunningExecutor> executor;
     UniqueFd socket;  // The worker's end.
     bool ready = false;
-    bool quiet = false;  // In no epoch.
+    bool quiet = false;   // In no epoch.
+    std::string address;  // Where it listens for ranks of other workers, in the current epoch.
     AttachState attach_state = AttachState::kFree;
     Incarnation attachment;
     absl::Time reserved_until;
@@ -81,7 +87,12 @@ class HostedJob {
     std::string saving_path;              // Of the model file that is being written; else empty.
   };
 
-  HostedJob(const v1::Job& job, JobRegions regions, ExecutorLauncher* launcher, Emit emit);
+  HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
+            ExecutorLauncher* launcher, Emit emit);
+  // Of a rank of this worker.
+  RankSlot& SlotOf(Rank rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return ranks_[rank.value() - local().first()];
+  }
   struct ExecutorEnd {
     std::string how;
     bool was_ready = false;
@@ -102,15 +113,22 @@ class HostedJob {
                   absl::StatusCode code = absl::StatusCode::kAborted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends all that runs in epochs up to `ended`; each executor answers once it is quiet.
-  void AbortAllLocked(Epoch ended, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `prepare`: for the epoch that follows.
+  void AbortAllLocked(Epoch ended, const absl::Status& reason, bool prepare = false)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Has the executor leave its epoch and make ready for the one that is being prepared.
+  void PrepareRankLocked(RankSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MaybePreparedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendLocked(RankSlot& slot, const v1::ExecutorCommand& command)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What was decided of the step that the epoch resumes from, where this worker does not know it.
+  absl::Status LearnDecision(const v1::StartEpoch& start) const;
   v1::WorkerEvent PreparedEventLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string job_id_;
   const int64_t creation_;
   const JobRegions regions_;
+  const std::string data_host_;
   ExecutorLauncher* const launcher_;
   const Emit emit_;
   std::vector<std::thread> supervisors_;
@@ -122,7 +140,8 @@ class HostedJob {
   Epoch epoch_ ABSL_GUARDED_BY(mu_);
   v1::WorkerEvent failure_ ABSL_GUARDED_BY(mu_);  // Of this epoch; unset: none.
   int64_t next_attachment_ ABSL_GUARDED_BY(mu_) = 1;
-  std::vector<RankSlot> ranks_ ABSL_GUARDED_BY(mu_);
+  bool has_begun_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<RankSlot> ranks_ ABSL_GUARDED_BY(mu_);  // This worker's.
 };
 
 }  // namespace tessera

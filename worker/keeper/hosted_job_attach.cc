@@ -40,8 +40,13 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
     return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "': the trainer of rank ",
                                                       request.rank(), " computed another layout"));
   }
+  if (!local().Has(request.rank())) {
+    return absl::NotFoundError(absl::StrCat(
+        "job '", job_id_, "': rank ", request.rank(), " is on another worker; here are ranks ",
+        local().first(), " to ", local().first() + local().count() - 1));
+  }
   absl::MutexLock lock(&mu_);
-  RankSlot& slot = ranks_[request.rank()];
+  RankSlot& slot = SlotOf(Rank(request.rank()));
   if (slot.attach_state == AttachState::kAttached ||
       (slot.attach_state == AttachState::kReserved && now < slot.reserved_until)) {
     return absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
@@ -74,9 +79,8 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
 absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachment,
                                                   absl::Time now) {
   absl::MutexLock lock(&mu_);
-  if (rank.value() < 0 || rank.value() >= static_cast<int64_t>(ranks_.size()))
-    return absl::NotFoundError("no such rank");
-  RankSlot& slot = ranks_[rank.value()];
+  if (!local().Has(rank.value())) return absl::NotFoundError("no such rank");
+  RankSlot& slot = SlotOf(rank);
   if (slot.attach_state != AttachState::kReserved || slot.attachment != attachment ||
       now >= slot.reserved_until) {
     return absl::NotFoundError(
@@ -90,7 +94,7 @@ absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachm
 
 void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
   absl::MutexLock lock(&mu_);
-  RankSlot& slot = ranks_[rank.value()];
+  RankSlot& slot = SlotOf(rank);
   if (slot.attach_state != AttachState::kAttached || slot.attachment != attachment) return;
   slot.attach_state = AttachState::kFree;
   TESSERA_LOG(INFO, "job {} rank {}: trainer {}", job_id_, rank.value(),
@@ -100,8 +104,9 @@ void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
 }
 
 void HostedJob::KillExecutor(Rank rank) {
+  if (!local().Has(rank.value())) return;
   absl::MutexLock lock(&mu_);
-  if (ranks_[rank.value()].executor != nullptr) ranks_[rank.value()].executor->Kill();
+  if (SlotOf(rank).executor != nullptr) SlotOf(rank).executor->Kill();
 }
 
 std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
@@ -124,9 +129,9 @@ v1::JobProgress HostedJob::Progress() const {
   absl::MutexLock lock(&mu_);
   progress.set_epoch(epoch_.value());
   for (size_t i = 0; i < ranks_.size(); ++i) {
-    const Rank rank(i);
+    const Rank rank(local().first() + static_cast<int64_t>(i));
     const ControlPage& page = *regions_.control(rank);
-    v1::RankStatus& status = (*progress.mutable_ranks())[i];
+    v1::RankStatus& status = (*progress.mutable_ranks())[static_cast<int>(rank.value())];
     // Until its executor has opened the epoch, the page tells of an earlier one: the same step may
     // have got further there, and the coordinator would take that for a rank that went past others.
     if (page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value())) {

@@ -59,7 +59,7 @@ absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
   ASSIGN_OR_RETURN(auto sockets, CreatePacketSocketPair());
   ASSIGN_OR_RETURN(auto executor, launcher_->Launch(std::move(sockets.second),
                                                     absl::StrCat(job_id_, "/", rank.value())));
-  const absl::Status sent = regions_.SendSetup(sockets.first.get(), job, rank);
+  const absl::Status sent = regions_.SendSetup(sockets.first.get(), job, rank, data_host_);
   if (!sent.ok()) {
     sockets.first.Reset();  // Ends the executor, also one that is a thread.
     executor->Kill();
@@ -67,7 +67,7 @@ absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
     return Annotate(sent, absl::StrCat(executor->Wait(), "; executor setup"));
   }
   absl::MutexLock lock(&mu_);
-  RankSlot& slot = ranks_[rank.value()];
+  RankSlot& slot = SlotOf(rank);
   slot.socket = std::move(sockets.first);
   slot.executor = std::move(executor);
   if (closing_) {
@@ -92,7 +92,7 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   std::string saving_path;
   {
     absl::MutexLock lock(&mu_);
-    RankSlot& slot = ranks_[rank.value()];
+    RankSlot& slot = SlotOf(rank);
     saving_path.swap(slot.saving_path);
     executor = std::move(slot.executor);
     end.was_ready = slot.ready;
@@ -128,15 +128,23 @@ void HostedJob::OnExecutorEndLocked(Rank rank, const std::string& how, int faile
 
 void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
   absl::MutexLock lock(&mu_);
-  RankSlot& slot = ranks_[rank.value()];
+  RankSlot& slot = SlotOf(rank);
   v1::WorkerEvent out;
   switch (event.event_case()) {
     case v1::ExecutorEvent::kReady:
-      slot.ready = slot.quiet = true;
+      slot.ready = true;
+      if (local().spans_workers()) {
+        if (phase_ == EpochPhase::kPreparing) PrepareRankLocked(slot);
+        return;
+      }
+      slot.quiet = true;
       MaybePreparedLocked();
       return;
     case v1::ExecutorEvent::kQuiesced:
       if (event.quiesced().epoch() < epoch_.value()) return;
+      // One that was told to leave before it was told to listen answers again.
+      if (local().spans_workers() && event.quiesced().address().empty()) return;
+      slot.address = event.quiesced().address();
       slot.quiet = true;
       MaybePreparedLocked();
       return;

@@ -47,11 +47,18 @@ class HostedJobTest : public testing::Test {
     description_.set_job_id("toy");
     *description_.mutable_model() = EncodeModel(model_);
     *description_.mutable_config() = EncodeJobConfig(config);
-    auto job =
-        HostedJob::Create(description_, launcher_.get(), [this](const v1::WorkerEvent& event) {
-          absl::MutexLock lock(&mu_);
-          events_.push_back(event);
-        });
+    for (int rank = 0; rank < world_size; ++rank) {
+      v1::RankPlacement* placement = description_.add_placements();
+      placement->set_rank(rank);
+      placement->set_worker_id("w");
+    }
+    LocalRanks local;
+    local.topology = RankTopology::OneHost(world_size);
+    auto job = HostedJob::Create(description_, local, "", launcher_.get(),
+                                 [this](const v1::WorkerEvent& event) {
+                                   absl::MutexLock lock(&mu_);
+                                   events_.push_back(event);
+                                 });
     created_ = job.status();
     if (job.ok()) job_ = *std::move(job);
   }

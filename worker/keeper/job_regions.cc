@@ -35,15 +35,42 @@ absl::StatusOr<Mapping> FormatAndMap(const SharedRegion& region) {
 
 }  // namespace
 
-absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
+absl::StatusOr<LocalRanks> LocalRanksOf(const v1::Job& job, const std::string& worker_id) {
+  std::vector<std::string> workers(job.placements_size());
+  for (const v1::RankPlacement& placement : job.placements()) {
+    if (placement.rank() < 0 || placement.rank() >= job.placements_size() ||
+        !workers[placement.rank()].empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", placement.rank(), " of ",
+                                                     job.placements_size(),
+                                                     " has two places, "
+                                                     "or is none"));
+    }
+    workers[placement.rank()] = placement.worker_id();
+  }
+  LocalRanks local;
+  ASSIGN_OR_RETURN(local.topology, RankTopology::Create(workers));
+  const auto first = std::find(workers.begin(), workers.end(), worker_id);
+  if (first == workers.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("no rank of job '", job.job_id(), "' is on worker '", worker_id, "'"));
+  }
+  local.host = local.topology.HostOf(static_cast<int>(first - workers.begin()));
+  return local;
+}
+
+absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRanks& local) {
   ASSIGN_OR_RETURN(const ModelSpec model, DecodeModel(job.model()));
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
   RETURN_IF_ERROR(ValidateJobConfig(config, model));
+  if (local.topology.world_size() != config.world_size) {
+    return absl::InvalidArgumentError(absl::StrCat(local.topology.world_size(), " ranks of ",
+                                                   config.world_size, " have a place"));
+  }
   ASSIGN_OR_RETURN(ModelLayout layout,
                    ModelLayout::Create(model, config.layout, config.world_size));
   ASSIGN_OR_RETURN(const JobMemory plan, JobMemory::Create(layout, config));
   ASSIGN_OR_RETURN(const int64_t channel_bytes,
-                   ShmCommunicator::RequiredBytes(config.world_size, ShmCommunicator::Options()));
+                   ShmCommunicator::RequiredBytes(local.count(), ShmCommunicator::Options()));
   ASSIGN_OR_RETURN(SharedRegion parameters, SharedRegion::Create(job.job_id() + "/parameters",
                                                                  plan.parameter_region_bytes()));
   ASSIGN_OR_RETURN(
@@ -52,7 +79,7 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
   JobRegions regions(std::move(parameters), std::move(group));
   ASSIGN_OR_RETURN(regions.group_mapping_,
                    Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
-  for (int rank = 0; rank < config.world_size; ++rank) {
+  for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
     const std::string label = absl::StrCat(job.job_id(), "/", rank);
     ASSIGN_OR_RETURN(SharedRegion gradients,
                      SharedRegion::Create(label + "/gradients", plan.gradient_region_bytes()));
@@ -69,32 +96,40 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job) {
                               std::move(flight), std::move(mapping), std::move(flight_mapping)});
   }
   regions.channel_offset_bytes_ = ChannelOffsetBytes(plan);
+  regions.num_parameters_ = plan.num_parameters();
+  regions.local_ = local;
   regions.layout_ = std::move(layout);
   regions.config_ = std::move(config);
   return regions;
 }
 
 ControlPage* JobRegions::control(Rank rank) const {
-  return reinterpret_cast<ControlPage*>(ranks_[rank.value()].control_mapping.data());
+  return reinterpret_cast<ControlPage*>(Of(rank).control_mapping.data());
 }
 
 const FlightRing& JobRegions::flight(Rank rank) const {
-  return *reinterpret_cast<const FlightRing*>(ranks_[rank.value()].flight_mapping.data());
+  return *reinterpret_cast<const FlightRing*>(Of(rank).flight_mapping.data());
 }
 
 GroupPage* JobRegions::group() const { return reinterpret_cast<GroupPage*>(group_mapping_.data()); }
 
 RankMemoryBytes JobRegions::Measure(Rank rank) const {
-  const RankRegions& regions = ranks_[rank.value()];
+  const RankRegions& regions = Of(rank);
   return {ResidentBytes(parameters_) / static_cast<int64_t>(ranks_.size()),
           ResidentBytes(regions.gradients), ResidentBytes(regions.state)};
 }
 
-absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank) const {
+UpdateCounts JobRegions::update_counts() const {
+  return UpdateCounts(group_mapping_.data() + kGroupPageBytes, num_parameters_);
+}
+
+absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
+                                   const std::string& data_host) const {
   v1::ExecutorSetup setup;
   *setup.mutable_job() = job;
   setup.mutable_job()->clear_ranks();
   setup.set_rank(rank.value());
+  setup.set_data_host(data_host);
   const std::string bytes = setup.SerializeAsString();
   ASSIGN_OR_RETURN(const SharedRegion message,
                    SharedRegion::Create(job.job_id() + "/setup", bytes.size()));
@@ -102,7 +137,7 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank) co
     ASSIGN_OR_RETURN(const Mapping mapping, Mapping::CreateWhole(message.fd(), Access::kReadWrite));
     std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(mapping.data()));
   }
-  const RankRegions& own = ranks_[rank.value()];
+  const RankRegions& own = Of(rank);
   const int own_fds[kSetupFds] = {message.fd(),   parameters_.fd(), group_.fd(),
                                   own.state.fd(), own.control.fd(), own.flight.fd()};
   std::vector<int> fds(std::begin(own_fds), std::end(own_fds));
@@ -111,7 +146,7 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank) co
 }
 
 std::vector<int> JobRegions::TrainerFds(Rank rank) const {
-  const RankRegions& own = ranks_[rank.value()];
+  const RankRegions& own = Of(rank);
   return {parameters_.fd(), own.gradients.fd(), own.control.fd()};
 }
 
@@ -120,7 +155,7 @@ void JobRegions::AbortCollectives(Epoch epoch, const absl::Status& reason) const
   ShmCommunicator::Options options;
   options.base = group_mapping_.data() + channel_offset_bytes_;
   options.bytes = group_mapping_.size_bytes() - channel_offset_bytes_;
-  options.size = config_.world_size;
+  options.size = local_.count();
   options.epoch = static_cast<uint32_t>(epoch.value());
   (void)ShmCommunicator::AbortEpoch(options, reason);
 }

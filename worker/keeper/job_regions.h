@@ -3,11 +3,13 @@
 #ifndef TESSERA_WORKER_KEEPER_JOB_REGIONS_H_
 #define TESSERA_WORKER_KEEPER_JOB_REGIONS_H_
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/ids.h"
+#include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "proto/coordinator.pb.h"
 #include "worker/engine/group_page.h"
@@ -25,14 +27,36 @@ struct RankMemoryBytes {
   int64_t optimizer = 0;  // Both versions of the shard's state and its reduced gradient.
 };
 
+// The ranks of a job that are on this worker.
+struct LocalRanks {
+  RankTopology topology = RankTopology::OneHost(1);  // A host is a worker.
+  int host = 0;                                      // This one.
+
+  int first() const { return topology.FirstRank(host); }
+  int count() const { return topology.NumRanks(host); }
+  bool Has(int64_t rank) const { return rank >= first() && rank < first() + count(); }
+  bool spans_workers() const { return topology.num_hosts() > 1; }
+  friend bool operator==(const LocalRanks& a, const LocalRanks& b) {
+    return a.topology == b.topology && a.host == b.host;
+  }
+};
+
+// Errors: InvalidArgument  a rank has no place, or the ranks of a worker do not follow each other
+//         NotFound         no rank of the job is on `worker_id`
+absl::StatusOr<LocalRanks> LocalRanksOf(const v1::Job& job, const std::string& worker_id);
+
 class JobRegions {
  public:
-  // Errors: InvalidArgument    the job's model or config is invalid
+  // Errors: InvalidArgument    the job's model or config is invalid, or another number of ranks is
+  //                            placed
   //         ResourceExhausted  no memory or descriptors
-  static absl::StatusOr<JobRegions> Create(const v1::Job& job);
+  static absl::StatusOr<JobRegions> Create(const v1::Job& job, const LocalRanks& local);
 
   const ModelLayout& layout() const { return layout_; }
   const JobConfig& config() const { return config_; }
+  const LocalRanks& local() const { return local_; }
+  UpdateCounts update_counts() const;
+  // Of these the rank is one of this worker's.
   ControlPage* control(Rank rank) const;
   GroupPage* group() const;
   // Written by the rank's executors, whichever lives; untrusted.
@@ -40,7 +64,8 @@ class JobRegions {
   RankMemoryBytes Measure(Rank rank) const;
 
   // Sends an executor its setup.
-  absl::Status SendSetup(int socket, const v1::Job& job, Rank rank) const;
+  absl::Status SendSetup(int socket, const v1::Job& job, Rank rank,
+                         const std::string& data_host) const;
   // Descriptors for a trainer: parameters (it maps them read-only), own gradients, own control
   // page.
   std::vector<int> TrainerFds(Rank rank) const;
@@ -59,13 +84,17 @@ class JobRegions {
   JobRegions(SharedRegion parameters, SharedRegion group)
       : parameters_(std::move(parameters)), group_(std::move(group)) {}
 
+  const RankRegions& Of(Rank rank) const { return ranks_[rank.value() - local_.first()]; }
+
   ModelLayout layout_;
   JobConfig config_;
+  LocalRanks local_;
+  int num_parameters_ = 0;
   SharedRegion parameters_;
   SharedRegion group_;
   Mapping group_mapping_;
   int64_t channel_offset_bytes_ = 0;
-  std::vector<RankRegions> ranks_;
+  std::vector<RankRegions> ranks_;  // This worker's.
 };
 
 }  // namespace tessera

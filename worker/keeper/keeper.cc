@@ -66,16 +66,16 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   Drop(job_id, creation - 1);
   std::shared_ptr<HostedJob> job = Find(job_id);
   if (job != nullptr && job->creation() != creation) return;  // Of a job that is gone.
-  absl::Status status;
-  for (const v1::RankPlacement& placement : prepare.job().placements()) {
-    if (placement.worker_id() != worker_id_) {
-      status = absl::UnimplementedError(absl::StrCat("rank ", placement.rank(), " is on worker '",
-                                                     placement.worker_id(),
-                                                     "'; ranks of one job share one worker"));
-    }
+  absl::StatusOr<LocalRanks> local = LocalRanksOf(prepare.job(), worker_id_);
+  absl::Status status = local.status();
+  const bool is_void = status.ok() && job != nullptr &&
+                       ((prepare.begin_anew() && job->has_begun()) || !(job->local() == *local));
+  if (is_void) {
+    job.reset();
+    Drop(job_id, creation);
   }
   if (status.ok() && job == nullptr) {
-    auto created = HostedJob::Create(prepare.job(), launcher_, emit_);
+    auto created = HostedJob::Create(prepare.job(), *local, data_host_, launcher_, emit_);
     status = created.status();
     if (status.ok()) {
       job = *std::move(created);

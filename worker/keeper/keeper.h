@@ -30,8 +30,13 @@ struct ClaimedAttachment {
 class Keeper {
  public:
   // `launcher` outlives the keeper. `emit` is called from many threads and must not call back.
-  Keeper(std::string worker_id, ExecutorLauncher* launcher, HostedJob::Emit emit)
-      : worker_id_(std::move(worker_id)), launcher_(launcher), emit_(std::move(emit)) {}
+  // `data_host` is as of WorkerServer::Options.
+  Keeper(std::string worker_id, std::string data_host, ExecutorLauncher* launcher,
+         HostedJob::Emit emit)
+      : worker_id_(std::move(worker_id)),
+        data_host_(std::move(data_host)),
+        launcher_(launcher),
+        emit_(std::move(emit)) {}
 
   void HandleCommand(const v1::CoordinatorCommand& command);
   // Everything the coordinator must hear when a connection to it begins: progress first.
@@ -60,6 +65,7 @@ class Keeper {
                      const std::string& reason) const;
 
   const std::string worker_id_;
+  const std::string data_host_;
   ExecutorLauncher* const launcher_;
   const HostedJob::Emit emit_;
   mutable absl::Mutex mu_;

@@ -81,7 +81,7 @@ class KeeperTest : public testing::Test {
   absl::Mutex mu_;
   std::vector<v1::WorkerEvent> events_ ABSL_GUARDED_BY(mu_);
   const std::unique_ptr<ExecutorLauncher> launcher_ = NewThreadLauncher();
-  Keeper keeper_{"w", launcher_.get(), [this](const v1::WorkerEvent& event) { Emit(event); }};
+  Keeper keeper_{"w", "", launcher_.get(), [this](const v1::WorkerEvent& event) { Emit(event); }};
 };
 
 TEST_F(KeeperTest, JobThatWasMadeAnewGetsMemoryOfItsOwn) {

@@ -20,7 +20,7 @@ TEST(RankDumpTest, FailureThatIsNoTextIsEscapedAndTheDumpCanBeRead) {
   job.set_job_id("toy");
   *job.mutable_model() = EncodeModel(model);
   *job.mutable_config() = EncodeJobConfig(JobConfig());
-  ASSERT_OK_AND_ASSIGN(const JobRegions regions, JobRegions::Create(job));
+  ASSERT_OK_AND_ASSIGN(const JobRegions regions, JobRegions::Create(job, LocalRanks()));
   ControlPage* page = regions.control(Rank(0));
   PublishFailure(page, 1, absl::AbortedError("a \xff\xe2\x82 b \x1b[2J \u20ac"));
   v1::DumpRankResponse read;
@@ -38,7 +38,7 @@ TEST(RankDumpTest, TextHasOnlyTheOperationsThatNobodyHasTaken) {
   job.set_job_id("toy");
   *job.mutable_model() = EncodeModel(model);
   *job.mutable_config() = EncodeJobConfig(JobConfig());
-  ASSERT_OK_AND_ASSIGN(const JobRegions regions, JobRegions::Create(job));
+  ASSERT_OK_AND_ASSIGN(const JobRegions regions, JobRegions::Create(job, LocalRanks()));
   ControlPage* page = regions.control(Rank(0));
   page->consumed.store(20);
   page->submitted.value.store(22);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
@@ -39,6 +40,19 @@ absl::Status Validate(const WorkerServer::Options& options) {
   if (!options.executor_binary.empty() && access(options.executor_binary.c_str(), X_OK) != 0) {
     return ErrnoStatus(errno, absl::StrCat("executor binary ", options.executor_binary));
   }
+  if (!options.data_host.empty()) {
+    const bool v6 = absl::StrContains(options.data_host, ':');
+    const std::string address =
+        v6 ? absl::StrCat("[", options.data_host, "]:1") : absl::StrCat(options.data_host, ":1");
+    const auto plain = ChooseProtection(Side::kListen, address, {}, options.insecure_data);
+    if (absl::IsFailedPrecondition(plain.status())) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "--data-host ", options.data_host,
+          ": what ranks of several workers send each other is not encrypted: permit it with "
+          "--insecure-data where the network between them is trusted"));
+    }
+    if (!plain.ok()) return Annotate(plain.status(), "--data-host");
+  }
   return CheckDialOptions(CoordinatorOf(options));
 }
 
@@ -53,7 +67,7 @@ class WorkerServerImpl : public WorkerServer {
                     ? NewThreadLauncher()
                     : NewProcessLauncher(options.executor_binary, options.executor_flags);
     keeper_ =
-        std::make_unique<Keeper>(options.worker_id, launcher_.get(),
+        std::make_unique<Keeper>(options.worker_id, options.data_host, launcher_.get(),
                                  [this](const v1::WorkerEvent& event) { agent_->Send(event); });
     // The incarnation grows with each start, also over a restart of the machine.
     const int64_t incarnation = absl::ToUnixMicros(absl::Now());
@@ -63,6 +77,7 @@ class WorkerServerImpl : public WorkerServer {
     agent.incarnation = incarnation;
     agent.num_devices = options.num_devices;
     agent.worker_address = address();
+    agent.data_host = options.data_host;
     agent.on_command = [this](const v1::CoordinatorCommand& command) {
       keeper_->HandleCommand(command);
     };

@@ -20,6 +20,11 @@ class WorkerServer {
     TlsFiles tls = {};                // For the way to the coordinator.
     bool insecure_connect = false;    // Permits a coordinator of another machine without TLS.
     int num_devices = 1;
+    // An IP address of this host by which other workers' ranks reach this one's, for jobs that no
+    // worker has room for alone; empty: no such job comes here. What ranks send each other is not
+    // encrypted: an address that is not loopback takes insecure_data too.
+    std::string data_host;
+    bool insecure_data = false;
     // Folder (made if missing, mode 0700) of the sockets worker.sock and descriptors.sock. Others
     // may not write to it, and the sockets have mode 0600: only this user and root can connect.
     std::string socket_dir;
@@ -29,7 +34,8 @@ class WorkerServer {
   };
   // Errors: InvalidArgument     a missing or malformed option, some but not all TLS files
   //         FailedPrecondition  the coordinator is on another machine and neither TLS files nor
-  //                             insecure_connect are given
+  //                             insecure_connect are given; data_host is not loopback and
+  //                             insecure_data is not given
   //         AlreadyExists       another worker has the folder
   //         NotFound            no executor binary, a TLS file
   //         PermissionDenied    the folder cannot be made, is another user's or others may write

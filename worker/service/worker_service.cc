@@ -29,8 +29,7 @@ grpc::Status WorkerService::DumpRank(grpc::ServerContext* context,
                                      const v1::DumpRankRequest* request,
                                      v1::DumpRankResponse* response) {
   const auto job = keeper_->Find(request->job_id());
-  if (job == nullptr || request->rank() < 0 ||
-      request->rank() >= job->regions().config().world_size) {
+  if (job == nullptr || !job->local().Has(request->rank())) {
     return ToGrpcStatus(absl::NotFoundError(absl::StrCat("no rank ", request->rank(), " of job '",
                                                          request->job_id(), "' on this worker")));
   }

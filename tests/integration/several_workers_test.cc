@@ -1,0 +1,84 @@
+// Jobs whose ranks are on several workers: real workers, each with memory of its own, real sockets
+// between their executors.
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "client/cpp/local_cluster.h"
+#include "gtest/gtest.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+
+namespace tessera {
+namespace {
+
+using testing::FloatNear;
+using testing::HasSubstr;
+using testing::Pointwise;
+using testing_support::ReadAll;
+using testing_support::ReferenceRun;
+using testing_support::ToyOptions;
+using testing_support::TrainerTeam;
+
+// So many workers with so many devices each, and a job that fills them.
+struct Hosts {
+  int num_workers;
+  int num_devices;
+  int world_size;
+};
+
+std::unique_ptr<LocalCluster> StartCluster(const Hosts& hosts) {
+  LocalCluster::Options options;
+  options.num_workers = hosts.num_workers;
+  options.num_devices = hosts.num_devices;
+  auto cluster = LocalCluster::Start(options);
+  EXPECT_OK(cluster);
+  return *std::move(cluster);
+}
+
+// Ranks fill the workers one after another.
+std::vector<std::string> WorkersByRank(const LocalCluster& cluster, const Hosts& hosts) {
+  std::vector<std::string> workers;
+  for (int rank = 0; rank < hosts.world_size; ++rank) {
+    workers.push_back(cluster.worker_address(rank / hosts.num_devices));
+  }
+  return workers;
+}
+
+std::vector<float> ReadFrom(TrainerTeam* team, int rank) {
+  std::vector<float> values;
+  EXPECT_OK(team->RunAll([&](Session* session) -> absl::Status {
+    auto all = ReadAll(session);
+    if (session->rank() == rank && all.ok()) values = *all;
+    return all.status();
+  }));
+  return values;
+}
+
+class SeveralWorkersTest : public testing::TestWithParam<std::tuple<Hosts, Strategy>> {};
+
+TEST_P(SeveralWorkersTest, TrainingIsThatOfTheUnshardedReferenceOnEveryWorker) {
+  const auto& [hosts, strategy] = GetParam();
+  const auto cluster = StartCluster(hosts);
+  SessionOptions options = ToyOptions(*cluster, "toy", hosts.world_size);
+  options.config.strategy = strategy;
+  options.config.max_gradient_norm = 0.5;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team,
+                       TrainerTeam::Open(options, WorkersByRank(*cluster, hosts)));
+  ASSERT_OK(team.TrainTo(6));
+  const std::vector<float> first = ReadFrom(&team, 0);
+  EXPECT_THAT(first, Pointwise(FloatNear(3e-6f), ReferenceRun(options.model, options.config, 6)));
+  EXPECT_EQ(ReadFrom(&team, hosts.world_size - 1), first);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Hosts, SeveralWorkersTest,
+    testing::Combine(testing::Values(Hosts{2, 1, 2}, Hosts{2, 2, 4}, Hosts{2, 2, 3}, Hosts{3, 1, 3},
+                                     Hosts{3, 2, 5}),
+                     testing::Values(Strategy::kFullShard, Strategy::kShardGradOp,
+                                     Strategy::kNoShard)));
+
+}  // namespace
+}  // namespace tessera

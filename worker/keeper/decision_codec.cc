@@ -1,0 +1,68 @@
+#include "worker/keeper/decision_codec.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/executor.pb.h"
+
+namespace tessera {
+
+std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, int num_groups) {
+  const int64_t step = group.decided_step.load();
+  if (step < 1) return "";
+  const StepNumbers numbers = LoadDecision(group, step, num_groups);
+  v1::StepDecision decision;
+  decision.set_step(step);
+  decision.set_gradient_scale(numbers.gradient_scale);
+  decision.set_gradient_norm(numbers.gradient_norm);
+  for (const HyperParameters& from : numbers.groups) {
+    v1::StepDecision::Group* to = decision.add_groups();
+    to->set_learning_rate(from.learning_rate);
+    to->set_beta1(from.beta1);
+    to->set_beta2(from.beta2);
+    to->set_epsilon(from.epsilon);
+    to->set_weight_decay(from.weight_decay);
+    to->set_momentum(from.momentum);
+  }
+  const std::vector<int64_t> updates = counts.Load(step);
+  std::string touched((updates.size() + 7) / 8, '\0');
+  for (size_t i = 0; i < updates.size(); ++i) {
+    if (updates[i] > 0) touched[i / 8] = static_cast<char>(touched[i / 8] | 1 << i % 8);
+  }
+  decision.set_touched(std::move(touched));
+  return decision.SerializeAsString();
+}
+
+absl::Status RecordDecision(const std::string& bytes, int64_t step, GroupPage* group,
+                            const UpdateCounts& counts, int num_groups) {
+  v1::StepDecision decision;
+  const size_t num_parameters = counts.num_parameters();
+  if (!decision.ParseFromString(bytes) || decision.step() != step ||
+      decision.groups_size() != num_groups ||
+      decision.touched().size() != (num_parameters + 7) / 8) {
+    return absl::DataLossError(
+        absl::StrCat("what was decided of step ", step, " did not reach this worker whole"));
+  }
+  if (group->decided_step.load() != step - 1) {
+    return absl::DataLossError(absl::StrCat("this worker is at step ", group->decided_step.load(),
+                                            ", from which it cannot resume at step ", step));
+  }
+  StepNumbers numbers;
+  numbers.gradient_scale = decision.gradient_scale();
+  numbers.gradient_norm = decision.gradient_norm();
+  for (const v1::StepDecision::Group& from : decision.groups()) {
+    HyperParameters& to = numbers.groups.emplace_back();
+    to.learning_rate = from.learning_rate();
+    to.beta1 = from.beta1();
+    to.beta2 = from.beta2();
+    to.epsilon = from.epsilon();
+    to.weight_decay = from.weight_decay();
+    to.momentum = from.momentum();
+  }
+  std::vector<bool> touched(num_parameters);
+  for (size_t i = 0; i < num_parameters; ++i) touched[i] = decision.touched()[i / 8] >> i % 8 & 1;
+  RecordDecision(group, counts, step, numbers, touched);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
