@@ -10,6 +10,8 @@
 namespace tessera::coordinator {
 namespace {
 
+constexpr char kPartIsGone[] = "a part of its shards is gone with a worker's memory";
+
 // "worker 'a'", or "workers 'a', 'b'".
 std::string Holders(const JobStatus& status) {
   const std::set<WorkerId> workers = WorkersOf(status.placements);
@@ -53,9 +55,12 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   if (job.status.bound && state_.MemoryIsGone(job.status)) {
     FlushStep(id, effects);
     if (job.committed_step > Step(0)) {
-      return GiveUp(id,
-                    absl::StrCat("its shards are gone with the memory of ", Holders(job.status)),
-                    effects);
+      const bool all = WorkersOf(job.status.placements).size() == 1;
+      return GiveUp(
+          id,
+          all ? absl::StrCat("its shards are gone with the memory of ", Holders(job.status))
+              : kPartIsGone,
+          effects);
     }
   }
   if (job.status.state == JobState::kWaiting) {
@@ -83,7 +88,7 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   if (job.status.state != JobState::kStarting || !all_prepared || failed) return;
   // Steps that nobody had reported when a part of the shards went with a worker's memory.
   const bool in_part = !job.status.bound && runtime->gather.ResumeStep(Step(0)) > Step(0);
-  if (in_part) return GiveUp(id, "a part of its shards is gone with a worker's memory", effects);
+  if (in_part) return GiveUp(id, kPartIsGone, effects);
   if (pacers_[id].MayStart(now)) BeginEpoch(id, effects);
 }
 

@@ -30,6 +30,7 @@ void ProcessCluster::SetUp() {
 void ProcessCluster::TearDown() {
   trainers_.clear();
   worker_.reset();
+  second_worker_.reset();
   spare_worker_.reset();
   coordinator_.reset();
   if (HasFailure()) {
@@ -59,12 +60,27 @@ void ProcessCluster::StartCoordinator() {
 void ProcessCluster::StartWorker(const std::string& executor_faults) {
   std::vector<std::string> args = {
       "worker/tessera-worker",   "--coordinator=" + coordinator_address(),
-      "--worker-id=w",           absl::StrCat("--devices=", kWorldSize),
+      "--worker-id=w",           absl::StrCat("--devices=", split_ ? kWorldSize - 1 : kWorldSize),
       "--socket-dir=" + folder_, "--executor-binary=worker/tessera-executor"};
+  if (split_) args.push_back("--data-host=127.0.0.1");
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/worker.log");
   ASSERT_OK(started);
   worker_ = *std::move(started);
+}
+
+void ProcessCluster::StartSecondWorker(const std::string& executor_faults) {
+  std::vector<std::string> args = {"worker/tessera-worker",
+                                   "--coordinator=" + coordinator_address(),
+                                   "--worker-id=x",
+                                   "--devices=1",
+                                   "--socket-dir=" + folder_ + "/x",
+                                   "--executor-binary=worker/tessera-executor",
+                                   "--data-host=127.0.0.1"};
+  if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
+  auto started = ChildProcess::Start(args, folder_ + "/second.log");
+  ASSERT_OK(started);
+  second_worker_ = *std::move(started);
 }
 
 void ProcessCluster::StartSpareWorker() {
@@ -83,15 +99,17 @@ void ProcessCluster::StartSpareWorker() {
 }
 
 void ProcessCluster::StartTrainer(int rank, bool replace) {
-  std::vector<std::string> args = {"tests/fault/toy_trainer",
-                                   "--coordinator=" + coordinator_address(),
-                                   "--worker=" + worker_address(),
-                                   absl::StrCat("--rank=", rank),
-                                   absl::StrCat("--world-size=", kWorldSize),
-                                   absl::StrCat("--steps=", kSteps),
-                                   absl::StrCat("--pause-at=", pause_at_),
-                                   "--resume-file=" + folder_ + "/resume",
-                                   "--save=" + model_path()};
+  std::vector<std::string> args = {
+      "tests/fault/toy_trainer",
+      "--coordinator=" + coordinator_address(),
+      "--worker=" + (split_ && rank == kWorldSize - 1 ? "unix:" + folder_ + "/x/worker.sock"
+                                                      : worker_address()),
+      absl::StrCat("--rank=", rank),
+      absl::StrCat("--world-size=", kWorldSize),
+      absl::StrCat("--steps=", kSteps),
+      absl::StrCat("--pause-at=", pause_at_),
+      "--resume-file=" + folder_ + "/resume",
+      "--save=" + model_path()};
   if (replace) args.push_back("--replace");
   if (collective_timeout_.has_value()) {
     args.push_back(

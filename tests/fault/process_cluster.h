@@ -27,6 +27,8 @@ class ProcessCluster : public testing::Test {
   void StartCoordinator();  // Again: on the same port, with the same journal.
   // `executor_faults`: see base/fault_point.h.
   void StartWorker(const std::string& executor_faults = "");
+  // Worker "x" with the device of the last rank, for a job that split_ divides.
+  void StartSecondWorker(const std::string& executor_faults = "");
   void StartSpareWorker();  // Another one, "w2", on which the whole job has room.
   // `replace`: waits while another trainer is attached.
   void StartTrainer(int rank, bool replace = false);
@@ -54,7 +56,9 @@ class ProcessCluster : public testing::Test {
   int64_t pause_at_ = 0;  // Trainers wait before this step until Resume(); 0: they never do.
   // Of the job and of the coordinator; unset: the default.
   std::optional<absl::Duration> collective_timeout_, worker_timeout_;
-  std::unique_ptr<demo::ChildProcess> coordinator_, worker_, spare_worker_;
+  // Worker "w" has devices for all ranks but the last, so the job needs worker "x" too.
+  bool split_ = false;
+  std::unique_ptr<demo::ChildProcess> coordinator_, worker_, second_worker_, spare_worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
 };
 
