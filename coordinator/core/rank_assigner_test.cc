@@ -125,6 +125,41 @@ INSTANTIATE_TEST_SUITE_P(
              "needs 2 devices on one worker; largest free: 1 on 'b'; 'a' is left out"}),
     [](const auto& info) { return info.param.what; });
 
+// Of these, all but those in `alone` reach others.
+MemberRegistry Reaching(const std::vector<std::pair<std::string, int32_t>>& workers,
+                        const std::string& alone = "") {
+  MemberRegistry members = Members(workers);
+  for (const auto& [id, num_devices] : workers) {
+    Member member = *members.Find(WorkerId(id));
+    if (alone.find(id) == std::string::npos) member.data_host = "10.0.0.1";
+    members.Put(WorkerId(id), member);
+  }
+  return members;
+}
+
+TEST(RankAssignerTest, JobThatNoWorkerHasRoomForGoesToAsFewAsPossibleThatReachEachOther) {
+  const auto place = [](const MemberRegistry& members, int32_t world_size) {
+    const auto placed = AssignRanks(members, Request(world_size, PlacementRule::kOneWorkerFirst));
+    return placed.has_value() ? Text(*placed) : "none";
+  };
+  const MemberRegistry members = Reaching({{"a", 1}, {"b", 2}, {"c", 2}, {"d", 4}}, "d");
+  EXPECT_EQ(place(members, 2), "b0 b1 ");
+  EXPECT_EQ(place(members, 3), "d0 d1 d2 ") << "one worker, also one that reaches no other";
+  EXPECT_EQ(place(members, 5), "a0 b0 b1 c0 c1 ");
+  EXPECT_EQ(place(Reaching({{"a", 1}, {"b", 2}, {"c", 2}}), 4), "b0 b1 c0 c1 ");
+  EXPECT_EQ(place(members, 6), "none");
+  EXPECT_EQ(DescribeShortage(members, Request(6, PlacementRule::kOneWorkerFirst)),
+            "needs 6 devices on one worker; largest free: 4 on 'd'; on workers whose ranks reach "
+            "each other: 5");
+}
+
+TEST(RankAssignerTest, RanksOnSeveralWorkersStayIfAllOfThemCan) {
+  PlacementRequest request = Request(3, PlacementRule::kOneWorkerFirst);
+  request.previous = Were("b0 b1 c1");
+  EXPECT_EQ(Text(*AssignRanks(Reaching({{"a", 2}, {"b", 2}, {"c", 2}}), request)), "b0 b1 c1 ");
+  EXPECT_EQ(Text(*AssignRanks(Reaching({{"a", 2}, {"c", 2}}), request)), "a0 a1 c0 ");
+}
+
 TEST(RankAssignerTest, SpreadRanksFollowWorkerIdsAndDevices) {
   const auto placed =
       AssignRanks(Members({{"b", 2}, {"a", 2}}), Request(3, PlacementRule::kSpread));

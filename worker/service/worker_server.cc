@@ -17,6 +17,7 @@
 #include "job/field_limits.h"
 #include "net/credentials.h"
 #include "worker/agent/coordinator_agent.h"
+#include "worker/comm/tcp/peer_mesh.h"
 #include "worker/keeper/descriptor_server.h"
 #include "worker/keeper/executor_launcher.h"
 #include "worker/keeper/keeper.h"
@@ -52,6 +53,9 @@ absl::Status Validate(const WorkerServer::Options& options) {
           "--insecure-data where the network between them is trusted"));
     }
     if (!plain.ok()) return Annotate(plain.status(), "--data-host");
+    PeerMesh::Options probe;
+    probe.listen_host = options.data_host;
+    RETURN_IF_ERROR(Annotate(PeerMesh::Listen(std::move(probe)).status(), "--data-host"));
   }
   return CheckDialOptions(CoordinatorOf(options));
 }

@@ -36,6 +36,7 @@ class WorkerServer {
   //         FailedPrecondition  the coordinator is on another machine and neither TLS files nor
   //                             insecure_connect are given; data_host is not loopback and
   //                             insecure_data is not given
+  //         Unavailable         data_host is no address of this host
   //         AlreadyExists       another worker has the folder
   //         NotFound            no executor binary, a TLS file
   //         PermissionDenied    the folder cannot be made, is another user's or others may write

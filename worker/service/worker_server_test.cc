@@ -128,6 +128,22 @@ TEST_F(WorkerServerTest, CoordinatorOfAnotherMachineNeedsTlsOrAnExplicitPermit) 
   EXPECT_OK(WorkerServer::Start(options_));
 }
 
+TEST_F(WorkerServerTest, DataHostOfTheNetworkNeedsAPermitAndIsAnAddress) {
+  options_.data_host = "10.0.0.1";
+  EXPECT_THAT(WorkerServer::Start(options_),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--insecure-data")));
+  options_.insecure_data = true;
+  options_.data_host = "192.0.2.1";
+  EXPECT_THAT(WorkerServer::Start(options_),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("192.0.2.1")));
+  options_.data_host = "not an address";
+  EXPECT_THAT(WorkerServer::Start(options_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--data-host")));
+  options_.data_host = "127.0.0.2";
+  options_.insecure_data = false;
+  EXPECT_OK(WorkerServer::Start(options_));
+}
+
 TEST_F(WorkerServerTest, TlsFilesAreReadAtTheStart) {
   options_.tls.ca_path = "/nonexistent/ca.pem";
   EXPECT_THAT(WorkerServer::Start(options_),
