@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-int64_t Session::next_step() const {
-  return page()->committed_step.load(std::memory_order_acquire) + 1;
-}
+int64_t Session::version() const { return page()->committed_step.load(std::memory_order_acquire); }
+
+int64_t Session::next_step() const { return version() + 1 - num_writes(); }
 
 bool Session::initialized() const {
   return page()->initialized.load(std::memory_order_acquire) != 0;
@@ -76,7 +76,7 @@ absl::Status Session::UnshardAsync(int unit) {
 }
 
 bool Session::gathered(int unit) const {
-  return page()->units[unit].gathered_for_step.load(std::memory_order_acquire) == next_step() &&
+  return page()->units[unit].gathered_for_step.load(std::memory_order_acquire) == version() + 1 &&
          page()->failed_epoch.load(std::memory_order_acquire) < epoch_ &&
          page()->epoch.load(std::memory_order_acquire) == epoch_;
 }
@@ -146,6 +146,7 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   RETURN_IF_ERROR(Submit(OpKind::kStep, -1, options));
   RETURN_IF_ERROR(AwaitResult(OpKind::kStep));
   ForgetTouched();
+  for (UnitGradient& gradient : gradients_) gradient.reduced = false;
   const OpResult& result = page()->result;
   if (result.non_finite != 0 && options.skip_non_finite) {
     agreed_error_ = false;
@@ -159,7 +160,7 @@ void Session::ForgetTouched() { memset(touched(), 0, plan_.num_parameters()); }
 
 absl::Status Session::DropGradients() {
   for (UnitGradient& gradient : gradients_) {
-    gradient.begun = false;
+    gradient.begun = gradient.reduced = false;
     gradient.contributed.assign(gradient.contributed.size(), 0);
   }
   ForgetTouched();

@@ -95,6 +95,10 @@ class Session {
   int num_units() const { return static_cast<int>(layout_.units.size()); }
   // The step to go on from: 1 + the last committed one.
   int64_t next_step() const;
+  // How often WriteParameters has been committed in the job's life. It tells a trainer that
+  // replaces another one whether a write that both would make is done. Writes do not count as
+  // steps.
+  int64_t num_writes() const;
 
   // --- Initial values: once in a job's life, by all ranks ---
   bool initialized() const;
@@ -118,6 +122,25 @@ class Session {
   // One original parameter of it.
   const std::byte* parameter(int unit, int parameter) const;
 
+  // --- Whole parameters in fp32, whatever the compute dtype: session_parameters.cc ---
+  // Collective: all ranks call these for the same units in the same order, outside of a step's
+  // accumulation. Errors: FailedPrecondition  no initial values; the unit's gradient slot holds a
+  // gradient that is not reduced, or ranks write different units; Aborted.
+  using Reader = std::function<void(int parameter, absl::Span<const float> values)>;
+  absl::Status ReadParameters(int unit, const Reader& read);
+  // Sets what `fill` writes; each rank's own slice of it counts. On all ranks or on none: after
+  // Aborted, num_writes() tells which, once Recover() returned. Moments, step numbers and reduced
+  // gradients stay (docs/adr/0015). A step that is undone later does not undo it. `fill` finds
+  // zeroes.
+  absl::Status WriteParameters(const std::vector<int>& units, const Filler& fill);
+  // The reduced gradient (the mean over the ranks) since the last step: `read` sees the parameters
+  // that this rank gave one.
+  absl::Status ReadGradients(int unit, const Reader& read);
+  // Sets it: `fill` finds the reduced gradient, zeroes where there is none, and returns whether
+  // the parameter has one; each rank's own slice counts.
+  using GradientFiller = std::function<bool(int parameter, absl::Span<float> values)>;
+  absl::Status WriteGradients(int unit, const GradientFiller& fill);
+
   // --- Gradients ---
   // Adds `values` (fp32; the whole gradient of one original parameter) to what the unit has since
   // its last Reduce. Copies; waits while the unit's slot is still being reduced.
@@ -129,6 +152,8 @@ class Session {
   // there; one that got none on any rank until the step is left as it is by the step, moments too.
   absl::Status Reduce(int unit);
   bool has_gradient(int unit) const { return gradients_[unit].begun; }
+  // Whether some unit has a gradient since the last step, reduced or not.
+  bool within_step() const;
 
   // --- Steps ---
   // Reshards what is unsharded and reduces what was not, then votes and updates.
@@ -166,6 +191,7 @@ class Session {
   enum class Window { kClosed, kOpening, kOpen };
   struct UnitGradient {
     bool begun = false;             // Holds something that was not reduced yet.
+    bool reduced = false;           // Something was reduced since the last step.
     std::vector<char> contributed;  // By parameter.
     uint32_t submitted = 0;         // Reductions in this epoch.
   };
@@ -189,6 +215,11 @@ class Session {
   std::byte* touched() const { return gradient_region_.data() + plan_.touched_offset_bytes(); }
   void ForgetTouched();
   absl::Status AwaitSlot(int unit);
+  absl::Status ClaimSlot(int unit);  // For values that are no gradient.
+  // Submits what concerns the claimed slot; AwaitSlot then waits for it.
+  absl::Status SubmitSlot(OpKind kind, int unit);
+  absl::Status StageValues(OpKind kind, int unit, const Filler& fill);
+  int64_t version() const;  // Of the state: steps and writes.
   std::byte* Slot(int unit) const;
   template <typename T>
   void ZeroUncovered(int unit, T* slot);

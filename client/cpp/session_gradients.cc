@@ -1,4 +1,4 @@
-// Session: initial values and gradients, which both travel through the rank's gradient slots.
+// Session: gradients, which travel through the rank's gradient slots.
 #include <algorithm>
 #include <cstring>
 
@@ -101,6 +101,19 @@ void Session::ZeroUncovered(int unit, T* slot) {
   std::fill(slot + covered, slot + unit_layout.shards.padded_numel(), T());
 }
 
+template void Session::ZeroUncovered(int unit, float* slot);
+
+absl::Status Session::SubmitSlot(OpKind kind, int unit) {
+  RETURN_IF_ERROR(Submit(kind, unit));
+  ++gradients_[unit].submitted;
+  return absl::OkStatus();
+}
+
+bool Session::within_step() const {
+  return std::any_of(gradients_.begin(), gradients_.end(),
+                     [](const UnitGradient& unit) { return unit.begun || unit.reduced; });
+}
+
 absl::Status Session::Reduce(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   UnitGradient& gradient = gradients_[unit];
@@ -113,32 +126,11 @@ absl::Status Session::Reduce(int unit) {
   } else {
     ZeroUncovered(unit, reinterpret_cast<float*>(Slot(unit)));
   }
-  RETURN_IF_ERROR(Submit(OpKind::kReduce, unit));
-  ++gradient.submitted;
+  RETURN_IF_ERROR(SubmitSlot(OpKind::kReduce, unit));
   gradient.begun = false;
+  gradient.reduced = true;
   gradient.contributed.assign(gradient.contributed.size(), 0);
   return absl::OkStatus();
-}
-
-absl::Status Session::Initialize(const Filler& fill) {
-  if (initialized())
-    return absl::FailedPreconditionError(
-        absl::StrCat("job '", options_.job_id, "' has its initial values already"));
-  for (int unit = 0; unit < num_units(); ++unit) {
-    RETURN_IF_ERROR(AwaitSlot(unit));
-    slot_user_[plan_.units()[unit].gradient_slot] = unit;
-    float* slot = reinterpret_cast<float*>(Slot(unit));
-    ZeroUncovered(unit, slot);
-    const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
-    for (size_t p = 0; p < parameters.size(); ++p) {
-      fill(unit, p, absl::MakeSpan(slot + parameters[p].offset_elements, parameters[p].numel));
-    }
-    RETURN_IF_ERROR(Submit(OpKind::kInitialize, unit));
-    ++gradients_[unit].submitted;
-  }
-  RETURN_IF_ERROR(Submit(OpKind::kFinishInitialize, -1));
-  RETURN_IF_ERROR(AwaitResult(OpKind::kFinishInitialize));
-  return ResultStatus();
 }
 
 }  // namespace tessera

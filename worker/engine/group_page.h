@@ -36,6 +36,8 @@ struct Decision {
   std::atomic<double> gradient_scale;  // The clipping coefficient.
   std::atomic<double> gradient_norm;
   SharedHyperParameters groups[kMaxParamGroups];  // As many as the job has.
+  std::atomic<uint32_t> is_write;                 // 1: sets parameters instead of updating them.
+  std::atomic<int64_t> writes;                    // Among all steps up to this one.
 };
 
 struct GroupPage {
@@ -78,6 +80,8 @@ struct StepNumbers {
   double gradient_scale = 1.0;
   double gradient_norm = 0.0;
   std::vector<HyperParameters> groups;
+  bool is_write = false;  // The new version's parameters are in the state already.
+  int64_t writes = 0;     // Among all steps up to this one; counted by RecordDecision.
 };
 
 // Records that every rank voted for `step`. The first caller decides; others find it done.

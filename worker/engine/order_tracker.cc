@@ -41,6 +41,10 @@ void OrderTracker::UpcomingUnshards(int limit, std::vector<int>* units) const {
 
 void OrderTracker::StepCommitted() {
   recorded_.swap(issued_);
+  WriteCommitted();
+}
+
+void OrderTracker::WriteCommitted() {
   issued_.clear();
   following_ = true;
   hash_ = kHashSeed;

@@ -39,6 +39,8 @@ class OrderTracker {
   void Issued(const OrderEntry& entry);
   // The step was committed: what was issued is the record that the next step follows.
   void StepCommitted();
+  // A write of parameters was committed: the record stays as it is, and begins anew.
+  void WriteCommitted();
 
   // Replaces `units` by those of the next unshards in the record, `limit` of them at most: what may
   // be gathered ahead. None while this step differs from the record.

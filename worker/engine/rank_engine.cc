@@ -43,6 +43,7 @@ RankEngine::RankEngine(Options options)
                  options_.state, options_.parameters),
       unit_states_(options_.layout->units.size(), UnitState::kSharded),
       reduced_(options_.layout->units.size(), false),
+      staged_(options_.layout->units.size(), false),
       gathered_(options_.layout->units.size(), -1),
       stats_(options_.layout->units.size()) {
   for (const UnitLayout& unit : options_.layout->units) {
@@ -77,6 +78,7 @@ absl::Status RankEngine::Start(Step resume_step) {
   control->consumed.store(control->submitted.value.load());
   control->initialized.store(group->initialized.load(std::memory_order_acquire));
   control->committed_step.store(step_);
+  control->writes.store(group->decisions[step_ % 2].writes.load(std::memory_order_relaxed));
   control->progress_step.store(OrderStep());
   control->progress_sequence.store(0);
   control->within_step.store(0);
@@ -178,6 +180,15 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kFail:
       trainer_failed_ = true;
       return TrainersError(op, *control);
+    case OpKind::kRead:
+    case OpKind::kReadGradient:
+      return Read(op.kind, op.unit);
+    case OpKind::kWrite:
+      return Write(op.unit);
+    case OpKind::kWriteGradient:
+      return WriteGradient(op.unit);
+    case OpKind::kFinishWrite:
+      return FinishWrite();
   }
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", options_.rank.value(), ": unknown ", OpName(op.kind)));
@@ -245,6 +256,9 @@ void RankEngine::PublishResult(const absl::Status& status, double gradient_norm,
   Bump(&options_.control->events);
 }
 
-void RankEngine::ForgetReduced() { reduced_.assign(reduced_.size(), false); }
+void RankEngine::ForgetReduced() {
+  reduced_.assign(reduced_.size(), false);
+  staged_.assign(staged_.size(), false);
+}
 
 }  // namespace tessera

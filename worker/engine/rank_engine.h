@@ -66,7 +66,8 @@ class RankEngine {
     std::byte* parameters = nullptr;  // The host's parameter region.
     // Each rank's gradient region; null of ranks of other hosts.
     std::vector<const std::byte*> gradients_by_rank;
-    std::byte* state = nullptr;  // The rank's state region.
+    std::byte* own_gradients = nullptr;  // This rank's, to write to.
+    std::byte* state = nullptr;          // The rank's state region.
     ControlPage* control = nullptr;
     GroupPage* group = nullptr;
     UpdateCounts updates;
@@ -115,6 +116,15 @@ class RankEngine {
   // In the group page.
   int LocalIndex() const { return options_.topology->LocalIndex(options_.rank.value()); }
   const float* ReducedGradient() const;  // Of the rank's shards, as a state array.
+  // Whole parameters and gradients, by way of the unit's gradient slot.
+  absl::Status Read(OpKind kind, int unit);
+  absl::Status Write(int unit);
+  absl::Status WriteGradient(int unit);
+  absl::Status FinishWrite();
+  void CommitWrite(int64_t next);
+  float* OwnSlot(int unit) const;
+  // The trainer may use the unit's gradient slot again.
+  void ReleaseSlot(int unit);
   absl::Status Save();
   // Synchronises the stream; the first error of its work.
   absl::Status AwaitReductions();
@@ -143,6 +153,7 @@ class RankEngine {
   std::vector<int> upcoming_;  // Of GatherAhead; kept so that steady steps allocate nothing.
   std::vector<UnitState> unit_states_;
   std::vector<bool> reduced_;      // Since the last step, by unit.
+  std::vector<bool> staged_;       // For the write under way, by unit.
   std::vector<int64_t> gathered_;  // By unit: of which step its parameters are all here; -1: none.
   std::vector<std::vector<ElementRange>> slices_;  // By unit: of each rank.
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().

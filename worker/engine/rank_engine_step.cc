@@ -89,9 +89,13 @@ absl::Status RankEngine::RunStep(const Op& op) {
 
 void RankEngine::ApplyDecided(int64_t step) {
   StepNumbers numbers = LoadDecision(*options_.group, step, options_.config->groups.size());
-  optimizer_.Apply(
-      {step, numbers.gradient_scale, std::move(numbers.groups), options_.updates.Load(step)});
-  (void)FaultPoint("step.before-publish");
+  if (numbers.is_write) {
+    optimizer_.ApplyStaged(step);
+  } else {
+    optimizer_.Apply(
+        {step, numbers.gradient_scale, std::move(numbers.groups), options_.updates.Load(step)});
+  }
+  (void)FaultPoint(numbers.is_write ? "write.before-publish" : "step.before-publish");
   PublishApplied(options_.group, LocalIndex(), step);
 }
 

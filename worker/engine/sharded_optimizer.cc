@@ -96,15 +96,50 @@ void ShardedOptimizer::Apply(const OptimizerStep& step) {
   for (const ShardSegment& segment : segments_) ApplySegment(segment, step);
 }
 
+void ShardedOptimizer::CopyFromVersionBefore(StateArray array, const ShardSegment& segment,
+                                             int64_t step) {
+  memcpy(State(array, step % 2) + segment.state_begin_elements,
+         State(array, (step - 1) % 2) + segment.state_begin_elements,
+         segment.numel * sizeof(float));
+}
+
+void ShardedOptimizer::CarryMomentsOver(const ShardSegment& segment, int64_t step) {
+  if (!segment.requires_grad) return;
+  CopyFromVersionBefore(StateArray::kFirstMoment, segment, step);
+  if (config_.optimizer == OptimizerKind::kSgd) return;
+  CopyFromVersionBefore(StateArray::kSecondMoment, segment, step);
+}
+
 // What trainers see of it stays as it is.
 void ShardedOptimizer::CarryOver(const ShardSegment& segment, int64_t step) {
-  for (const StateArray array :
-       {StateArray::kParameter, StateArray::kFirstMoment, StateArray::kSecondMoment}) {
-    if (array != StateArray::kParameter && !segment.requires_grad) return;
-    memcpy(State(array, step % 2) + segment.state_begin_elements,
-           State(array, (step - 1) % 2) + segment.state_begin_elements,
-           segment.numel * sizeof(float));
-    if (array == StateArray::kFirstMoment && config_.optimizer == OptimizerKind::kSgd) return;
+  CopyFromVersionBefore(StateArray::kParameter, segment, step);
+  CarryMomentsOver(segment, step);
+}
+
+void ShardedOptimizer::PublishValues(const ShardSegment& segment, const float* values) {
+  float* fp32;
+  uint16_t* bf16;
+  PublishedAt(segment, &fp32, &bf16);
+  if (fp32 != nullptr) memcpy(fp32, values, segment.numel * sizeof(float));
+  if (bf16 != nullptr) host::CastFp32ToBf16(values, bf16, segment.numel);
+}
+
+void ShardedOptimizer::Stage(int unit, const float* unsharded, int64_t step) {
+  for (const ShardSegment& segment : segments_) {
+    if (segment.unit != unit) continue;
+    if (unsharded == nullptr) {
+      CopyFromVersionBefore(StateArray::kParameter, segment, step);
+      continue;
+    }
+    memcpy(State(StateArray::kParameter, step % 2) + segment.state_begin_elements,
+           unsharded + segment.unit_begin_elements, segment.numel * sizeof(float));
+  }
+}
+
+void ShardedOptimizer::ApplyStaged(int64_t step) {
+  for (const ShardSegment& segment : segments_) {
+    CarryMomentsOver(segment, step);
+    PublishValues(segment, Parameters(step % 2) + segment.state_begin_elements);
   }
 }
 
@@ -143,11 +178,7 @@ void ShardedOptimizer::Initialize(int unit, const float* unsharded) {
     memcpy(State(StateArray::kParameter, 0) + at, values, segment.numel * sizeof(float));
     memset(State(StateArray::kFirstMoment, 0) + at, 0, segment.numel * sizeof(float));
     memset(State(StateArray::kSecondMoment, 0) + at, 0, segment.numel * sizeof(float));
-    float* fp32;
-    uint16_t* bf16;
-    PublishedAt(segment, &fp32, &bf16);
-    if (fp32 != nullptr) memcpy(fp32, values, segment.numel * sizeof(float));
-    if (bf16 != nullptr) host::CastFp32ToBf16(values, bf16, segment.numel);
+    PublishValues(segment, values);
   }
 }
 

@@ -59,6 +59,13 @@ class ShardedOptimizer {
   // 0 and publishes; moments become 0.
   void Initialize(int unit, const float* unsharded);
 
+  // Puts the rank's part of `unsharded` (a unit's flat parameter in fp32) into the parameters of
+  // version step % 2, where nobody looks yet; null: what the version before has.
+  void Stage(int unit, const float* unsharded, int64_t step);
+  // Makes version step % 2 whole, of which all units are staged, and publishes. Moments are carried
+  // over. Deterministic, as Apply.
+  void ApplyStaged(int64_t step);
+
   const std::vector<ShardSegment>& segments() const { return segments_; }
   const float* Parameters(int version) const;
 
@@ -66,6 +73,9 @@ class ShardedOptimizer {
   float* State(StateArray array, int version) const;
   void ApplySegment(const ShardSegment& segment, const OptimizerStep& step);
   void CarryOver(const ShardSegment& segment, int64_t step);
+  void CarryMomentsOver(const ShardSegment& segment, int64_t step);
+  void CopyFromVersionBefore(StateArray array, const ShardSegment& segment, int64_t step);
+  void PublishValues(const ShardSegment& segment, const float* values);
   // Where segment's published elements lie, as fp32 or bf16; the other is null.
   void PublishedAt(const ShardSegment& segment, float** fp32, uint16_t** bf16) const;
 

@@ -71,10 +71,14 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
   ASSIGN_OR_RETURN(memory.flight, MapAtLeast(packet.fds[5].get(), sizeof(FlightRing),
                                              Access::kReadWrite, "flight"));
   RETURN_IF_ERROR(CheckFlightRing(*memory.flight_ring()));
+  const int own = memory.topology.LocalIndex(setup.rank());
   for (size_t fd = kFixedFds; fd < packet.fds.size(); ++fd) {
-    ASSIGN_OR_RETURN(Mapping gradients,
-                     MapAtLeast(packet.fds[fd].get(), plan.gradient_region_bytes(),
-                                Access::kReadOnly, "gradient"));
+    // Its own one also takes what the trainer wants to read.
+    const Access access =
+        static_cast<int>(fd - kFixedFds) == own ? Access::kReadWrite : Access::kReadOnly;
+    ASSIGN_OR_RETURN(
+        Mapping gradients,
+        MapAtLeast(packet.fds[fd].get(), plan.gradient_region_bytes(), access, "gradient"));
     memory.gradients.push_back(std::move(gradients));
   }
   return memory;

@@ -138,6 +138,8 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
     options.gradients_by_rank[memory_.topology.FirstRank(memory_.host()) + i] =
         memory_.gradients[i].data();
   }
+  options.own_gradients =
+      memory_.gradients[memory_.topology.LocalIndex(memory_.rank.value())].data();
   options.state = memory_.state.data();
   options.control = memory_.control_page();
   options.group = memory_.group_page();

@@ -15,6 +15,7 @@ std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, i
   decision.set_step(step);
   decision.set_gradient_scale(numbers.gradient_scale);
   decision.set_gradient_norm(numbers.gradient_norm);
+  decision.set_is_write(numbers.is_write);
   for (const HyperParameters& from : numbers.groups) {
     v1::StepDecision::Group* to = decision.add_groups();
     to->set_learning_rate(from.learning_rate);
@@ -50,6 +51,7 @@ absl::Status RecordDecision(const std::string& bytes, int64_t step, GroupPage* g
   StepNumbers numbers;
   numbers.gradient_scale = decision.gradient_scale();
   numbers.gradient_norm = decision.gradient_norm();
+  numbers.is_write = decision.is_write();
   for (const v1::StepDecision::Group& from : decision.groups()) {
     HyperParameters& to = numbers.groups.emplace_back();
     to.learning_rate = from.learning_rate();

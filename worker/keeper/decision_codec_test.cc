@@ -18,8 +18,9 @@ struct Worker {
       std::vector<std::byte>(UpdateCounts::SizeBytes(kParameters), std::byte{0});
   UpdateCounts counts{memory.data(), kParameters};
 
-  void Decide(int64_t step, const std::vector<bool>& touched) {
+  void Decide(int64_t step, const std::vector<bool>& touched, bool is_write = false) {
     StepNumbers numbers;
+    numbers.is_write = is_write;
     numbers.gradient_scale = 0.125 * step;
     numbers.gradient_norm = 2.5 * step;
     numbers.groups.resize(2);
@@ -48,6 +49,17 @@ TEST(DecisionCodecTest, WorkerThatMissedADecisionLearnsItWhole) {
   EXPECT_EQ(b.groups[1].learning_rate, a.groups[1].learning_rate);
   EXPECT_EQ(b.groups[1].momentum, 0.75);
   EXPECT_EQ(missed.counts.Load(2), knows.counts.Load(2));
+}
+
+TEST(DecisionCodecTest, WorkerThatMissedAWriteLearnsThatItIsOne) {
+  Worker knows, missed;
+  for (Worker* worker : {&knows, &missed}) worker->Decide(1, Every(2));
+  knows.Decide(2, Every(100), /*is_write=*/true);
+  ASSERT_OK(RecordDecision(EncodeDecision(*knows.group, knows.counts, 2), 2, missed.group.get(),
+                           missed.counts, 2));
+  EXPECT_TRUE(LoadDecision(*missed.group, 2, 2).is_write);
+  EXPECT_EQ(LoadDecision(*missed.group, 2, 2).writes, 1);
+  EXPECT_FALSE(LoadDecision(*missed.group, 1, 2).is_write);
 }
 
 TEST(DecisionCodecTest, WithoutADecisionThereIsNothingToTell) {

@@ -27,6 +27,16 @@ std::string OpName(OpKind kind) {
       return "save";
     case OpKind::kFail:
       return "fail";
+    case OpKind::kRead:
+      return "read";
+    case OpKind::kReadGradient:
+      return "read-gradient";
+    case OpKind::kWrite:
+      return "write";
+    case OpKind::kWriteGradient:
+      return "write-gradient";
+    case OpKind::kFinishWrite:
+      return "finish-write";
   }
   return absl::StrCat("operation ", static_cast<uint32_t>(kind));
 }

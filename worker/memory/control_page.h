@@ -35,6 +35,11 @@ enum class OpKind : uint32_t {
   kDropGradients,     // Forget what was reduced since the last step.
   kSave,              // Write the consolidated model to ControlPage::text.
   kFail,              // The trainer's own code failed, ControlPage::text says why: end the epoch.
+  kRead,              // Gather the unit's parameters, in fp32, into its gradient slot.
+  kReadGradient,      // The same of its reduced gradient.
+  kWrite,             // The gradient slot holds parameters to set, in fp32: stage the own slice.
+  kWriteGradient,     // It holds what the reduced gradient shall be: take the own slice.
+  kFinishWrite,  // All units were staged: vote, decide, publish. The next version of the state.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.
@@ -66,7 +71,7 @@ struct UnitWords {
   std::atomic<int64_t> gathered_for_step;
 };
 
-inline constexpr uint32_t kControlPageVersion = 5;
+inline constexpr uint32_t kControlPageVersion = 6;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;
@@ -88,7 +93,9 @@ struct ControlPage {
   std::atomic<uint32_t> epoch;         // Running; 0 before the first.
   std::atomic<uint32_t> failed_epoch;  // The newest that ended in failure_*.
   std::atomic<uint32_t> initialized;   // 1 once the job's parameters have values.
+  // The version of the state: optimizer steps and writes of parameters together.
   std::atomic<int64_t> committed_step;
+  std::atomic<int64_t> writes;  // How many of these are writes.
   // What the rank is doing, for status displays.
   std::atomic<int64_t> progress_step;
   std::atomic<int64_t> progress_sequence;

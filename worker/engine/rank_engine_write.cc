@@ -1,0 +1,156 @@
+// What RankEngine does with whole parameters and gradients: read them, set them.
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "worker/engine/rank_engine.h"
+
+namespace tessera {
+namespace {
+
+// What each rank brings to a write; travels as bytes between ranks of one build.
+struct WriteVote {
+  int64_t step = 0;
+  uint64_t staged_units_hash = 0;
+};
+
+uint64_t HashUnits(const std::vector<bool>& units) {
+  uint64_t hash = 0;
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    if (units[unit]) hash = hash * 31 + unit + 1;
+  }
+  return hash;
+}
+
+absl::Status CheckVotes(const std::vector<WriteVote>& votes) {
+  for (size_t rank = 1; rank < votes.size(); ++rank) {
+    if (votes[rank].step != votes[0].step) {
+      return absl::FailedPreconditionError(absl::StrCat("write: rank 0 is at step ", votes[0].step,
+                                                        ", rank ", rank, " at step ",
+                                                        votes[rank].step));
+    }
+    if (votes[rank].staged_units_hash != votes[0].staged_units_hash) {
+      return absl::FailedPreconditionError(absl::StrCat("nothing was written: ranks 0 and ", rank,
+                                                        " set parameters of different units"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+float* RankEngine::OwnSlot(int unit) const {
+  return reinterpret_cast<float*>(options_.own_gradients +
+                                  options_.memory->units()[unit].gradient_slot *
+                                      options_.memory->gradient_slot_bytes());
+}
+
+void RankEngine::ReleaseSlot(int unit) {
+  options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
+  Bump(&options_.control->events);
+}
+
+absl::Status RankEngine::Read(OpKind kind, int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  const bool gradient = kind == OpKind::kReadGradient;
+  if (options_.control->initialized.load() == 0 || (gradient && !reduced_[unit])) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", UnitName(unit), "': ", OpName(kind), " where there is none"));
+  }
+  const ShardMap& shards = options_.layout->units[unit].shards;
+  const int64_t number = options_.recorder->Enqueued(step_ + 1, order_.sequence(), kind, unit,
+                                                     shards.padded_numel() * sizeof(float));
+  RETURN_IF_ERROR(AwaitReductions());
+  RETURN_IF_ERROR(Ordered(kind, unit, shards.padded_numel(), DType::kFp32));
+  options_.recorder->Started(number);
+  const float* array = gradient ? ReducedGradient() : optimizer_.Parameters(step_ % 2);
+  RETURN_IF_ERROR(
+      options_.communicator->AllGather(array + options_.memory->units()[unit].shard_offset_elements,
+                                       OwnSlot(unit), shards.shard_numel() * sizeof(float)));
+  options_.recorder->Done(number);
+  ReleaseSlot(unit);
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::Write(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  if (options_.control->initialized.load() == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", UnitName(unit), "': write before the job has initial values"));
+  }
+  optimizer_.Stage(unit, OwnSlot(unit), step_ + 1);
+  staged_[unit] = true;
+  ReleaseSlot(unit);
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::WriteGradient(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  RETURN_IF_ERROR(AwaitReductions());
+  const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
+  float* shard =
+      reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +
+      options_.memory->units()[unit].shard_offset_elements;
+  memcpy(shard, OwnSlot(unit) + slice.begin, slice.size() * sizeof(float));
+  stats_[unit] = host::MeasureGradient(shard, slice.size());
+  reduced_[unit] = true;
+  options_.control->within_step.store(1, std::memory_order_relaxed);
+  ReleaseSlot(unit);
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::FinishWrite() {
+  const int64_t next = step_ + 1;
+  const int64_t number =
+      options_.recorder->Enqueued(next, order_.sequence(), OpKind::kFinishWrite, -1, 0);
+  RETURN_IF_ERROR(Ordered(OpKind::kFinishWrite, -1, options_.memory->shard_numel(), DType::kFp32));
+  options_.recorder->Started(number);
+  for (size_t unit = 0; unit < staged_.size(); ++unit) {
+    if (!staged_[unit]) optimizer_.Stage(unit, nullptr, next);
+  }
+  const WriteVote vote = {next, HashUnits(staged_)};
+  std::vector<bool> written(staged_.size(), false);
+  written.swap(staged_);
+  std::vector<WriteVote> votes(options_.config->world_size);
+  RETURN_IF_ERROR(FaultPoint("write.before-vote"));
+  RETURN_IF_ERROR(options_.communicator->AllGather(&vote, votes.data(), sizeof(vote)));
+  RETURN_IF_ERROR(FaultPoint("write.after-vote"));
+  const absl::Status agreed = CheckVotes(votes);
+  if (!agreed.ok()) {
+    options_.recorder->Done(number);
+    PublishResult(agreed, 0);
+    return absl::OkStatus();
+  }
+  StepNumbers numbers;
+  numbers.is_write = true;
+  RecordDecision(options_.group, options_.updates, next, numbers,
+                 std::vector<bool>(options_.memory->num_parameters(), false));
+  RETURN_IF_ERROR(FaultPoint("write.after-decision"));
+  ApplyDecided(next);
+  CommitWrite(next);
+  // Units that the trainer has open are not unsharded again, so nothing else would wait.
+  RETURN_IF_ERROR(AwaitPeersAt(next));
+  for (size_t unit = 0; unit < written.size(); ++unit) {
+    if (written[unit]) RETURN_IF_ERROR(Gather(unit));
+  }
+  options_.recorder->Done(number);
+  PublishResult(absl::OkStatus(), 0);
+  return absl::OkStatus();
+}
+
+void RankEngine::CommitWrite(int64_t next) {
+  step_ = next;
+  const uint64_t order_hash = order_.hash();
+  order_.WriteCommitted();
+  ControlPage* control = options_.control;
+  control->progress_step.store(next + 1, std::memory_order_relaxed);
+  control->progress_sequence.store(0, std::memory_order_relaxed);
+  control->writes.store(options_.group->decisions[next % 2].writes.load(std::memory_order_relaxed),
+                        std::memory_order_relaxed);
+  control->committed_step.store(next, std::memory_order_release);
+  options_.gate->ReportStep(Step(next), order_hash);
+}
+
+}  // namespace tessera
