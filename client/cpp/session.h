@@ -136,9 +136,9 @@ class Session {
   // The reduced gradient (the mean over the ranks) since the last step: `read` sees the parameters
   // that this rank gave one.
   absl::Status ReadGradients(int unit, const Reader& read);
-  // Sets it: `fill` finds the reduced gradient, zeroes where there is none, and returns whether
-  // the parameter has one; each rank's own slice counts.
-  using GradientFiller = std::function<bool(int parameter, absl::Span<float> values)>;
+  // Sets it: `fill` finds it, zeroes where there is none, and whether this rank gave any; it
+  // returns whether the parameter has one. Each rank's own slice counts.
+  using GradientFiller = std::function<bool(int parameter, bool has, absl::Span<float> values)>;
   absl::Status WriteGradients(int unit, const GradientFiller& fill);
 
   // --- Gradients ---
@@ -152,6 +152,7 @@ class Session {
   // there; one that got none on any rank until the step is left as it is by the step, moments too.
   absl::Status Reduce(int unit);
   bool has_gradient(int unit) const { return gradients_[unit].begun; }
+  bool reduced(int unit) const { return gradients_[unit].reduced; }
   // Whether some unit has a gradient since the last step, reduced or not.
   bool within_step() const;
 

@@ -89,9 +89,10 @@ absl::Status Session::WriteGradients(int unit, const GradientFiller& fill) {
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {
     if (!parameters[p].spec.requires_grad) continue;
-    const bool has =
-        fill(p, absl::MakeSpan(slot + parameters[p].offset_elements, parameters[p].numel));
-    touched()[plan_.units()[unit].first_parameter + p] = std::byte{has};
+    std::byte& touched_byte = touched()[plan_.units()[unit].first_parameter + p];
+    touched_byte =
+        std::byte{fill(p, touched_byte != std::byte{0},
+                       absl::MakeSpan(slot + parameters[p].offset_elements, parameters[p].numel))};
   }
   gradients_[unit].reduced = true;
   return SubmitSlot(OpKind::kWriteGradient, unit);

@@ -19,6 +19,7 @@
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -89,6 +90,9 @@ class UnitObserver {
   // For each tensor of the result.
   virtual void WatchOutput(int unit, const torch::Tensor& output) = 0;
   virtual void PostForward(int unit) = 0;
+  // Runs `body` with the whole parameters of the units at and below `module`, and writes back.
+  virtual void WithFullParameters(const torch::nn::Module& module,
+                                  const std::function<void()>& body) = 0;
 };
 
 // The part of Sharded<M> that does not depend on M; how a ShardedModel finds units.
@@ -111,6 +115,14 @@ template <typename M>
 class Sharded : public M, public ShardedBase {
  public:
   using M::M;
+
+  // As M::apply. Attached, `function` sees whole parameters, and what it sets is set on all ranks
+  // or on none (see summon_full_params.h): collective, and not within a step.
+  using M::apply;
+  void apply(const std::function<void(torch::nn::Module&)>& function) {
+    if (observer_ == nullptr) return M::apply(function);
+    observer_->WithFullParameters(*this, [&] { M::apply(function); });
+  }
 
   template <typename... Args>
   auto forward(Args&&... args) {

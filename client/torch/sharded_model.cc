@@ -20,6 +20,19 @@ void ThrowIfError(const absl::Status& status) {
   if (!status.ok()) throw StatusException(status);
 }
 
+// What the user's code gives or throws.
+absl::Status StatusOf(const std::function<absl::Status()>& body) {
+  try {
+    return body();
+  } catch (const StatusException& e) {
+    return e.status();
+  } catch (const c10::Error& e) {
+    return absl::UnknownError(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    return absl::UnknownError(e.what());
+  }
+}
+
 // Runs after a leaf's gradient was accumulated in a backward, which happens once, with the sum of
 // all its uses.
 class AfterAccumulation : public torch::autograd::FunctionPostHook {
@@ -42,6 +55,7 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
       : root_(std::move(root)),
         units_(std::move(units)),
         session_(std::move(session)),
+        accumulators_(units_.modules.size()),
         backward_(units_.modules.size()) {}
   ~ShardedModelImpl() override;
 
@@ -52,11 +66,15 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
     return session_->Step(options);
   }
   bool SetSync(bool sync) override { return std::exchange(sync_, sync); }
+  absl::Status SummonFullParams(const SummonOptions& options,
+                                const std::function<absl::Status()>& body) override;
 
   void PreForward(int unit) override;
   void WatchInput(int unit, const torch::Tensor& input) override;
   void WatchOutput(int unit, const torch::Tensor& output) override;
   void PostForward(int unit) override;
+  void WithFullParameters(const torch::nn::Module& module,
+                          const std::function<void()>& body) override;
 
  private:
   struct UnitBackward {
@@ -67,7 +85,11 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
 
   absl::Status InitializeFromModule();
   void UseClusterMemory();
-  void HookParameters();
+  absl::Status CheckSummon(const SummonOptions& options) const;
+  absl::Status RunSummoned(const SummonOptions& options, FullParameters* full,
+                           const std::function<absl::Status()>& body);
+  absl::Status WriteBack(FullParameters* full);
+  void HookUnit(int unit);
   void PreBackward(int unit);
   void OnParameterGradient(int unit, int parameter);
   void OnUnitGradient(int unit);
@@ -78,9 +100,13 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   const std::shared_ptr<torch::nn::Module> root_;
   ModuleUnits units_;
   std::unique_ptr<Session> session_;
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // Keep the hooks alive.
+  // By unit; keep the hooks alive.
+  std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
   bool sync_ = true;
   bool in_backward_ = false;
+  int forward_depth_ = 0;           // Of units' forwards that are under way.
+  bool in_step_ = false;            // Inside of RunStep.
+  bool summoned_ = false;           // Inside of SummonFullParams.
   std::vector<int> forward_order_;  // Of this iteration.
   std::vector<UnitBackward> backward_;
   std::shared_ptr<bool> alive_ =
@@ -103,54 +129,49 @@ absl::Status ShardedModelImpl::Open() {
     if (absl::IsAborted(status)) RETURN_IF_ERROR(session_->Recover());
   }
   UseClusterMemory();
-  HookParameters();
-  for (size_t unit = 0; unit < units_.modules.size(); ++unit)
+  for (size_t unit = 0; unit < units_.modules.size(); ++unit) {
+    HookUnit(unit);
     units_.modules[unit]->AttachUnit(this, unit);
+  }
   return absl::OkStatus();
 }
 
 absl::Status ShardedModelImpl::InitializeFromModule() {
   return session_->Initialize([this](int unit, int parameter, absl::Span<float> values) {
-    if (values.empty()) return;
-    const torch::Tensor source =
-        units_.parameters[unit][parameter].detach().to(torch::kFloat32).contiguous();
-    memcpy(values.data(), source.data_ptr<float>(), values.size() * sizeof(float));
+    CopyValues(units_.parameters[unit][parameter], values);
   });
 }
 
 void ShardedModelImpl::UseClusterMemory() {
-  const auto dtype =
-      session_->config().compute_dtype == DType::kBf16 ? torch::kBFloat16 : torch::kFloat32;
   for (size_t unit = 0; unit < units_.parameters.size(); ++unit) {
-    for (size_t p = 0; p < units_.parameters[unit].size(); ++p) {
-      torch::Tensor& parameter = units_.parameters[unit][p];
-      void* address = const_cast<std::byte*>(session_->parameter(unit, p));
-      parameter.set_data(
-          torch::from_blob(address, parameter.sizes(), torch::TensorOptions().dtype(dtype)));
-    }
+    for (size_t p = 0; p < units_.parameters[unit].size(); ++p)
+      tessera::UseClusterMemory(*session_, unit, p, units_.parameters[unit][p]);
   }
 }
 
-void ShardedModelImpl::HookParameters() {
-  for (size_t unit = 0; unit < units_.parameters.size(); ++unit) {
-    for (size_t p = 0; p < units_.parameters[unit].size(); ++p) {
-      const torch::Tensor& parameter = units_.parameters[unit][p];
-      if (!parameter.requires_grad()) continue;
-      auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-      accumulator->add_post_hook(
-          std::make_unique<AfterAccumulation>([this, alive = alive_, unit, p] {
-            if (*alive) OnParameterGradient(unit, p);
-          }));
-      accumulators_.push_back(std::move(accumulator));
-    }
+void ShardedModelImpl::HookUnit(int unit) {
+  accumulators_[unit].clear();
+  for (size_t p = 0; p < units_.parameters[unit].size(); ++p) {
+    const torch::Tensor& parameter = units_.parameters[unit][p];
+    if (!parameter.requires_grad()) continue;
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+    accumulator->add_post_hook(std::make_unique<AfterAccumulation>([this, alive = alive_, unit, p] {
+      if (*alive) OnParameterGradient(unit, p);
+    }));
+    accumulators_[unit].push_back(std::move(accumulator));
   }
 }
 
 void ShardedModelImpl::PreForward(int unit) {
   if (in_backward_ || Recomputing()) return PreBackward(unit);
-  if (unit == 0) forward_order_.clear();
+  if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
+  if (unit == 0) {
+    forward_order_.clear();
+    forward_depth_ = 0;  // An exception may have ended the last one.
+  }
   if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit));
   forward_order_.push_back(unit);
+  ++forward_depth_;
 }
 
 void ShardedModelImpl::WatchInput(int unit, const torch::Tensor& input) {
@@ -174,6 +195,7 @@ void ShardedModelImpl::WatchOutput(int unit, const torch::Tensor& output) {
 }
 
 void ShardedModelImpl::PostForward(int unit) {
+  if (!in_backward_ && forward_depth_ > 0) --forward_depth_;
   // The root is needed first in backward, so it stays; so do all units of the other strategies.
   if (in_backward_ || unit == 0 || session_->config().strategy != Strategy::kFullShard) return;
   ThrowIfError(session_->Reshard(unit));
@@ -235,6 +257,7 @@ void ShardedModelImpl::EndOfBackward() {
 
 void ShardedModelImpl::Forget() {
   in_backward_ = false;
+  forward_depth_ = 0;
   forward_order_.clear();
   backward_.assign(backward_.size(), UnitBackward());
   for (auto& parameters : units_.parameters) {
@@ -244,20 +267,84 @@ void ShardedModelImpl::Forget() {
 
 absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step_body,
                                        int* redone) {
-  return session_->RunStep(
-      [&]() -> absl::Status {
+  const bool before = std::exchange(in_step_, true);
+  const absl::Status status = session_->RunStep(
+      [&] {
         Forget();
-        try {
-          return step_body();
-        } catch (const StatusException& e) {
-          return e.status();
-        } catch (const c10::Error& e) {
-          return absl::UnknownError(e.what_without_backtrace());
-        } catch (const std::exception& e) {
-          return absl::UnknownError(e.what());
-        }
+        return StatusOf(step_body);
       },
       redone);
+  in_step_ = before;
+  return status;
+}
+
+absl::Status ShardedModelImpl::CheckSummon(const SummonOptions& options) const {
+  RETURN_IF_ERROR(ValidateSummonOptions(options, session_->config()));
+  if (summoned_) return absl::FailedPreconditionError("summon: parameters are summoned already");
+  if (in_backward_) return absl::FailedPreconditionError("summon: not possible during backward");
+  if (forward_depth_ > 0)
+    return absl::FailedPreconditionError("summon: not possible during forward");
+  if (in_step_ && options.writeback) {
+    return absl::FailedPreconditionError(
+        "summon: writeback within RunStep, which could not undo it with the step");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModelImpl::SummonFullParams(const SummonOptions& options,
+                                                const std::function<absl::Status()>& body) {
+  RETURN_IF_ERROR(CheckSummon(options));
+  ASSIGN_OR_RETURN(std::vector<int> which, UnitsToSummon(units_, *root_, options));
+  FullParameters full(session_.get(), &units_, std::move(which), options);
+  absl::Status status = full.Open();
+  while (absl::IsAborted(status) && !in_step_ && !session_->within_step()) {
+    RETURN_IF_ERROR(session_->Recover());
+    status = full.Open();
+  }
+  RETURN_IF_ERROR(status);
+  summoned_ = true;
+  status = RunSummoned(options, &full, body);
+  summoned_ = false;
+  full.Close();
+  // A change of dtype makes libtorch forget what hooks hang on.
+  if (session_->config().compute_dtype != DType::kFp32 && full.HasCopy()) {
+    for (const int unit : full.units()) HookUnit(unit);
+  }
+  return status;
+}
+
+absl::Status ShardedModelImpl::RunSummoned(const SummonOptions& options, FullParameters* full,
+                                           const std::function<absl::Status()>& body) {
+  absl::Status status = StatusOf(body);
+  if (!options.writeback) return status;
+  if (status.ok()) status = full->Check();
+  if (status.ok()) return WriteBack(full);
+  RETURN_IF_ERROR(session_->Fail(status));  // The others would wait for this rank's values.
+  RETURN_IF_ERROR(session_->Recover());
+  return absl::IsAborted(status) ? absl::UnknownError(status.message()) : status;
+}
+
+absl::Status ShardedModelImpl::WriteBack(FullParameters* full) {
+  const bool within_step = session_->within_step();
+  const int64_t writes = session_->num_writes();
+  while (true) {
+    const absl::Status status = full->WriteBack();
+    if (status.ok()) return status;
+    if (absl::IsAborted(status) && within_step) return status;
+    RETURN_IF_ERROR(session_->Recover());
+    if (!absl::IsAborted(status)) return status;
+    if (session_->num_writes() > writes) return absl::OkStatus();
+  }
+}
+
+void ShardedModelImpl::WithFullParameters(const torch::nn::Module& module,
+                                          const std::function<void()>& body) {
+  SummonOptions options;
+  options.module = &module;
+  ThrowIfError(SummonFullParams(options, [&] {
+    body();
+    return absl::OkStatus();
+  }));
 }
 
 }  // namespace

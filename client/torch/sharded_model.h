@@ -30,6 +30,7 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/session.h"
 #include "client/torch/sharded.h"
+#include "client/torch/summon_full_params.h"
 #include "client/torch/wrap_policy.h"
 
 namespace tessera {
@@ -62,6 +63,15 @@ class ShardedModel {
   absl::Status Step(double learning_rate_scale = 1.0) {
     return StepWithResult(learning_rate_scale).status();
   }
+
+  // Runs `body` with whole parameters; see summon_full_params.h. Errors of the body are every
+  // rank's, as in RunStep, and nothing is written then.
+  // Errors: FailedPrecondition  in forward or backward, or nested; writeback within RunStep; the
+  //                             body left a parameter of another shape
+  //         Aborted             a process died while gradients of a step under way were there
+  //         others              ValidateSummonOptions, UnitsToSummon, Session::ReadParameters
+  virtual absl::Status SummonFullParams(const SummonOptions& options,
+                                        const std::function<absl::Status()>& body) = 0;
 
   // While one lives, backward accumulates on this rank and reduces nothing (the first backward
   // after it does). Needs config.gradient_slots = 0.

@@ -180,7 +180,8 @@ TEST_F(WriteParametersTest, ReducedGradientIsTheMeanCanBeSetAndTheStepTakesWhatW
       for (const float value : values) EXPECT_FLOAT_EQ(value, 2.0f) << "the mean of 1, 2, 3";
     }));
     EXPECT_EQ(seen, std::vector<int>{0}) << "the bias got none";
-    RETURN_IF_ERROR(session->WriteGradients(1, [](int p, absl::Span<float> values) {
+    RETURN_IF_ERROR(session->WriteGradients(1, [](int p, bool has, absl::Span<float> values) {
+      EXPECT_EQ(has, p == 0);
       for (float& value : values) value *= 3;
       return p == 0;
     }));

@@ -1,0 +1,145 @@
+#include "client/torch/summon_full_params.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+void CollectUnits(const ModuleUnits& units, const torch::nn::Module& module, bool recurse,
+                  std::vector<int>* found) {
+  const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
+  for (size_t unit = 0; unit < units.modules.size(); ++unit) {
+    if (units.modules[unit] == sharded) found->push_back(unit);
+  }
+  if (!recurse) return;
+  for (const auto& child : module.children()) CollectUnits(units, *child, recurse, found);
+}
+
+absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, absl::string_view of) {
+  if (tensor.defined() && tensor.sizes().vec() == spec.shape) return absl::OkStatus();
+  const std::vector<int64_t> shape =
+      tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "cannot write back ", of, " '", spec.name, "': its shape became [",
+      absl::StrJoin(shape, ", "), "], it was [", absl::StrJoin(spec.shape, ", "), "]"));
+}
+
+}  // namespace
+
+absl::Status ValidateSummonOptions(const SummonOptions& options, const JobConfig& config) {
+  if (options.rank0_only && options.writeback)
+    return absl::UnimplementedError("summon: writeback with rank0_only is not supported");
+  if (options.offload_to_cpu && options.with_grads)
+    return absl::UnimplementedError("summon: with_grads with offload_to_cpu is not supported");
+  if (options.offload_to_cpu && config.strategy == Strategy::kNoShard)
+    return absl::UnimplementedError(
+        "summon: offload_to_cpu is not supported where parameters are not sharded");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int>> UnitsToSummon(const ModuleUnits& units,
+                                               const torch::nn::Module& root,
+                                               const SummonOptions& options) {
+  std::vector<int> found;
+  CollectUnits(units, options.module == nullptr ? root : *options.module, options.recurse, &found);
+  if (!found.empty()) return found;
+  return absl::InvalidArgumentError(options.recurse
+                                        ? "summon: no unit of this model is at or below the module"
+                                        : "summon: the module is no unit of this model");
+}
+
+torch::Tensor TensorOf(absl::Span<const float> values, const std::vector<int64_t>& shape) {
+  torch::Tensor tensor = torch::empty(shape, torch::kFloat32);
+  if (!values.empty())
+    memcpy(tensor.data_ptr<float>(), values.data(), values.size() * sizeof(float));
+  return tensor;
+}
+
+void CopyValues(const torch::Tensor& tensor, absl::Span<float> values) {
+  if (values.empty()) return;
+  const torch::Tensor source = tensor.detach().to(torch::kFloat32).contiguous();
+  memcpy(values.data(), source.data_ptr<float>(), values.size() * sizeof(float));
+}
+
+void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor) {
+  const auto dtype =
+      session.config().compute_dtype == DType::kBf16 ? torch::kBFloat16 : torch::kFloat32;
+  void* address = const_cast<std::byte*>(session.parameter(unit, parameter));
+  const TensorSpec& spec = session.layout().units[unit].flat.parameters()[parameter].spec;
+  tensor.set_data(torch::from_blob(address, spec.shape, torch::TensorOptions().dtype(dtype)));
+}
+
+absl::Status FullParameters::Open() {
+  std::vector<std::pair<torch::Tensor*, torch::Tensor>> values, gradients;
+  for (const int unit : which_) {
+    const std::vector<PlacedParameter>& placed = session_->layout().units[unit].flat.parameters();
+    std::vector<torch::Tensor>& parameters = units_->parameters[unit];
+    const auto read = [&](auto* into) {
+      return [&, into](int p, absl::Span<const float> whole) {
+        if (HasCopy()) into->emplace_back(&parameters[p], TensorOf(whole, placed[p].spec.shape));
+      };
+    };
+    RETURN_IF_ERROR(session_->ReadParameters(unit, read(&values)));
+    if (options_.with_grads) RETURN_IF_ERROR(session_->ReadGradients(unit, read(&gradients)));
+  }
+  for (auto& [parameter, copy] : values) parameter->set_data(copy);
+  for (auto& [parameter, copy] : gradients) parameter->mutable_grad() = copy;
+  open_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status FullParameters::Check() const {
+  for (const int unit : which_) {
+    const std::vector<PlacedParameter>& placed = session_->layout().units[unit].flat.parameters();
+    for (size_t p = 0; p < placed.size(); ++p) {
+      const torch::Tensor& tensor = units_->parameters[unit][p];
+      RETURN_IF_ERROR(CheckShape(tensor, placed[p].spec, "parameter"));
+      if (options_.with_grads && tensor.grad().defined())
+        RETURN_IF_ERROR(CheckShape(tensor.grad(), placed[p].spec, "the gradient of"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FullParameters::WriteBack() {
+  RETURN_IF_ERROR(
+      session_->WriteParameters(which_, [this](int unit, int p, absl::Span<float> values) {
+        CopyValues(units_->parameters[unit][p], values);
+      }));
+  if (!options_.with_grads) return absl::OkStatus();
+  for (const int unit : which_) RETURN_IF_ERROR(WriteGradients(unit));
+  return absl::OkStatus();
+}
+
+absl::Status FullParameters::WriteGradients(int unit) {
+  bool any = session_->reduced(unit);
+  for (const torch::Tensor& tensor : units_->parameters[unit]) any |= tensor.grad().defined();
+  if (!any) return absl::OkStatus();
+  return session_->WriteGradients(unit, [&](int p, bool, absl::Span<float> values) {
+    const torch::Tensor& gradient = units_->parameters[unit][p].grad();
+    if (gradient.defined()) {
+      CopyValues(gradient, values);
+    } else {
+      std::fill(values.begin(), values.end(), 0.0f);
+    }
+    return gradient.defined();
+  });
+}
+
+void FullParameters::Close() {
+  if (!std::exchange(open_, false)) return;
+  for (const int unit : which_) {
+    for (size_t p = 0; p < units_->parameters[unit].size(); ++p) {
+      torch::Tensor& tensor = units_->parameters[unit][p];
+      tensor.mutable_grad().reset();
+      UseClusterMemory(*session_, unit, p, tensor);
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,92 @@
+// Whole parameters in the hands of the user's code, between steps:
+//
+//   sharded->SummonFullParams({}, [&] {
+//     torch::NoGradGuard no_grad;
+//     model->head->weight.mul_(0.5);          every parameter is a plain tensor, whole, in fp32
+//     return absl::OkStatus();
+//   });                                       set on all ranks or on none
+//
+// Trainers map the job's parameters read-only, so the body works on a private copy of the shards'
+// fp32 values; of what it leaves, each rank's own slice is written back. Units that were readable
+// before stay so. The memory of the copy is that of the chosen units, on every rank that gets one.
+//
+// Collective: all ranks call it with the same options, at the same place.
+// Source: rules as torch/distributed/fsdp/_unshard_param_utils.py. Differences: with
+// writeback = false nothing persists, in a world of one neither; writing back inside of RunStep is
+// refused, since a step that is undone could not undo it.
+#ifndef TESSERA_CLIENT_TORCH_SUMMON_FULL_PARAMS_H_
+#define TESSERA_CLIENT_TORCH_SUMMON_FULL_PARAMS_H_
+
+#include <torch/torch.h>
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/session.h"
+#include "client/torch/module_units.h"
+
+namespace tessera {
+
+struct SummonOptions {
+  // The units at and below it; null: the root.
+  const torch::nn::Module* module = nullptr;
+  bool recurse = true;          // False: the unit `module` alone.
+  bool writeback = true;        // False: what the body changes is forgotten.
+  bool rank0_only = false;      // Other ranks' parameters stay as they are: not readable.
+  bool offload_to_cpu = false;  // On the host they lie there anyway.
+  // Also the reduced gradients (the mean over the ranks), as grad(); undefined where this rank gave
+  // none. Written back as well: each rank's own slice, and whether there is one.
+  bool with_grads = false;
+};
+
+// Errors: Unimplemented  rank0_only with writeback; offload_to_cpu with with_grads, or where the
+//                        strategy shards nothing.
+absl::Status ValidateSummonOptions(const SummonOptions& options, const JobConfig& config);
+
+// The units that `options` mean. Errors: InvalidArgument  there is none.
+absl::StatusOr<std::vector<int>> UnitsToSummon(const ModuleUnits& units,
+                                               const torch::nn::Module& root,
+                                               const SummonOptions& options);
+
+// The private copies of some units, from Open to Close. Thread-compatible.
+class FullParameters {
+ public:
+  // Neither is owned.
+  FullParameters(Session* session, ModuleUnits* units, std::vector<int> which,
+                 const SummonOptions& options)
+      : session_(session), units_(units), which_(std::move(which)), options_(options) {}
+
+  // Gives the module the copies. Errors: as Session::ReadParameters; the module is unchanged then.
+  absl::Status Open();
+  // Errors: FailedPrecondition  the body left a tensor of another shape, named.
+  absl::Status Check() const;
+  // Errors: as Session::WriteParameters and WriteGradients.
+  absl::Status WriteBack();
+  // Gives the module the job's memory again.
+  void Close();
+
+  // Whether this rank's module gets copies.
+  bool HasCopy() const { return !options_.rank0_only || session_->rank() == 0; }
+  const std::vector<int>& units() const { return which_; }
+
+ private:
+  absl::Status WriteGradients(int unit);
+
+  Session* const session_;
+  ModuleUnits* const units_;
+  const std::vector<int> which_;
+  const SummonOptions options_;
+  bool open_ = false;
+};
+
+// Copies of what lies in the job's memory. `values` as it is in the shards.
+torch::Tensor TensorOf(absl::Span<const float> values, const std::vector<int64_t>& shape);
+// The values of any float tensor, into as many elements.
+void CopyValues(const torch::Tensor& tensor, absl::Span<float> values);
+// Gives the parameter the job's memory, at the address that it has for the session's life.
+void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_SUMMON_FULL_PARAMS_H_
