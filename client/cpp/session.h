@@ -95,9 +95,8 @@ class Session {
   int num_units() const { return static_cast<int>(layout_.units.size()); }
   // The step to go on from: 1 + the last committed one.
   int64_t next_step() const;
-  // How often WriteParameters has been committed in the job's life. It tells a trainer that
-  // replaces another one whether a write that both would make is done. Writes do not count as
-  // steps.
+  // How often WriteParameters has been committed in the job's life, which counts no step: whether a
+  // write is done that a trainer and one that replaces it would both make.
   int64_t num_writes() const;
 
   // --- Initial values: once in a job's life, by all ranks ---
@@ -128,13 +127,11 @@ class Session {
   // gradient that is not reduced, or ranks write different units; Aborted.
   using Reader = std::function<void(int parameter, absl::Span<const float> values)>;
   absl::Status ReadParameters(int unit, const Reader& read);
-  // Sets what `fill` writes; each rank's own slice of it counts. On all ranks or on none: after
-  // Aborted, num_writes() tells which, once Recover() returned. Moments, step numbers and reduced
-  // gradients stay (docs/adr/0015). A step that is undone later does not undo it. `fill` finds
-  // zeroes.
+  // Sets what `fill` writes over zeroes; each rank's own slice counts. On all ranks or on none:
+  // after Aborted, num_writes() tells which, once Recover() returned. Moments, step numbers and
+  // reduced gradients stay, and a step that is undone later does not undo it (docs/adr/0015).
   absl::Status WriteParameters(const std::vector<int>& units, const Filler& fill);
-  // The reduced gradient (the mean over the ranks) since the last step: `read` sees the parameters
-  // that this rank gave one.
+  // The reduced gradient, a mean, since the last step: of parameters that this rank gave one.
   absl::Status ReadGradients(int unit, const Reader& read);
   // Sets it: `fill` finds it, zeroes where there is none, and whether this rank gave any; it
   // returns whether the parameter has one. Each rank's own slice counts.
@@ -189,6 +186,7 @@ class Session {
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr);
 
  private:
+  friend class SessionSetup;  // session_setup.h: before the first step.
   enum class Window { kClosed, kOpening, kOpen };
   struct UnitGradient {
     bool begun = false;             // Holds something that was not reduced yet.

@@ -189,6 +189,9 @@ absl::Status RankEngine::Execute(const Op& op) {
       return WriteGradient(op.unit);
     case OpKind::kFinishWrite:
       return FinishWrite();
+    case OpKind::kBroadcast:
+    case OpKind::kExchange:
+      return Exchange(op.kind, op.unit);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", options_.rank.value(), ": unknown ", OpName(op.kind)));

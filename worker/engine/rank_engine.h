@@ -118,6 +118,7 @@ class RankEngine {
   const float* ReducedGradient() const;  // Of the rank's shards, as a state array.
   // Whole parameters and gradients, by way of the unit's gradient slot.
   absl::Status Read(OpKind kind, int unit);
+  absl::Status Exchange(OpKind kind, int unit);
   absl::Status Write(int unit);
   absl::Status WriteGradient(int unit);
   absl::Status FinishWrite();

@@ -74,6 +74,29 @@ absl::Status RankEngine::Read(OpKind kind, int unit) {
   return absl::OkStatus();
 }
 
+// Bytes of the trainers', which mean nothing here.
+absl::Status RankEngine::Exchange(OpKind kind, int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  const ShardMap& shards = options_.layout->units[unit].shards;
+  const int64_t bytes = shards.padded_numel() * static_cast<int64_t>(sizeof(float));
+  const int64_t number =
+      options_.recorder->Enqueued(OrderStep(), order_.sequence(), kind, unit, bytes);
+  RETURN_IF_ERROR(AwaitReductions());
+  RETURN_IF_ERROR(Ordered(kind, unit, shards.padded_numel(), DType::kFp32));
+  options_.recorder->Started(number);
+  float* slot = OwnSlot(unit);
+  if (kind == OpKind::kBroadcast) {
+    RETURN_IF_ERROR(options_.communicator->Broadcast(slot, bytes, /*root=*/0));
+  } else {
+    RETURN_IF_ERROR(options_.communicator->AllGather(
+        slot + options_.rank.value() * shards.shard_numel(), slot,
+        shards.shard_numel() * static_cast<int64_t>(sizeof(float))));
+  }
+  options_.recorder->Done(number);
+  ReleaseSlot(unit);
+  return absl::OkStatus();
+}
+
 absl::Status RankEngine::Write(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   if (options_.control->initialized.load() == 0) {

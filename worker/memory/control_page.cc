@@ -37,6 +37,10 @@ std::string OpName(OpKind kind) {
       return "write-gradient";
     case OpKind::kFinishWrite:
       return "finish-write";
+    case OpKind::kBroadcast:
+      return "broadcast";
+    case OpKind::kExchange:
+      return "exchange";
   }
   return absl::StrCat("operation ", static_cast<uint32_t>(kind));
 }

@@ -39,7 +39,9 @@ enum class OpKind : uint32_t {
   kReadGradient,      // The same of its reduced gradient.
   kWrite,             // The gradient slot holds parameters to set, in fp32: stage the own slice.
   kWriteGradient,     // It holds what the reduced gradient shall be: take the own slice.
-  kFinishWrite,  // All units were staged: vote, decide, publish. The next version of the state.
+  kFinishWrite,       // All units were staged: vote, decide, publish a new version of the state.
+  kBroadcast,         // What rank 0 has in its gradient slot of the unit into everyone's.
+  kExchange,          // Each rank's part of the slot, in place of its shard, into everyone's.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.

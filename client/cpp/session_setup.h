@@ -1,0 +1,60 @@
+// What the trainers of a job do together before its first step: agree on initial values.
+//
+//   Broadcast            rank 0's bytes           -> everybody
+//   AllGather            everybody's bytes        -> everybody, by rank
+//   AgreeOn              everybody's status       -> the first error, for everybody
+//   InitializeFromRank0  rank 0's values          -> the shards of all ranks
+//   InitializeSlices     each rank its own slice  -> the shards of all ranks; nobody needs the
+//   whole
+//
+// Collective: all ranks make the same calls in the same order. Bytes travel through the gradient
+// slots and the executors, so they work across whatever the executors work across. As a Session:
+// one thread at a time.
+// Errors of all: Aborted; FailedPrecondition  some gradient is under way; of the initialisers: the
+// job has its initial values. A model without any element carries no bytes: each rank keeps its
+// own.
+#ifndef TESSERA_CLIENT_CPP_SESSION_SETUP_H_
+#define TESSERA_CLIENT_CPP_SESSION_SETUP_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/cpp/session.h"
+
+namespace tessera {
+
+class SessionSetup {
+ public:
+  explicit SessionSetup(Session* session);  // Not owned.
+
+  absl::Status Broadcast(absl::Span<char> bytes);
+  // `all` holds world_size * own.size() bytes.
+  absl::Status AllGather(absl::Span<const char> own, char* all);
+
+  // OK if every rank's is; else the own error, or that of the lowest rank, with "rank R: ".
+  absl::Status AgreeOn(const absl::Status& own);
+
+  // As Session::Initialize; `fill` is called on rank 0 alone. An error of `fill` is every rank's,
+  // as AgreeOn has it, and the job has no initial values then.
+  using Filler = std::function<absl::Status(int unit, int parameter, absl::Span<float> values)>;
+  absl::Status InitializeFromRank0(const Filler& fill);
+  // `fill` writes elements [begin_elements, begin_elements + values.size()) of a parameter, and is
+  // asked for those of this rank's slices alone.
+  using SliceFiller = std::function<absl::Status(int unit, int parameter, int64_t begin_elements,
+                                                 absl::Span<float> values)>;
+  absl::Status InitializeSlices(const SliceFiller& fill);
+
+ private:
+  absl::Status CheckNew() const;
+  absl::Status Finish(const absl::Status& filled);
+  // Runs a collective operation on the claimed slot.
+  absl::Status RunOnSlot(OpKind kind, int unit);
+
+  Session* const session_;
+  int largest_unit_ = 0;  // Whose slot carries bytes.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_CPP_SESSION_SETUP_H_
