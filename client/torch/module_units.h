@@ -4,28 +4,40 @@
 
 #include <torch/torch.h>
 
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/torch/ignored_states.h"
 #include "client/torch/sharded.h"
 #include "client/torch/wrap_policy.h"
 #include "layout/tensor_spec.h"
 
 namespace tessera {
 
+// Where a module tree holds a parameter.
+struct ParameterSite {
+  torch::nn::Module* module = nullptr;
+  std::string key;  // In its own parameters.
+};
+
 struct ModuleUnits {
   ModelSpec model;
   // By unit: its module, and its parameters without aliases, as in its FlatLayout.
   std::vector<ShardedBase*> modules;
   std::vector<std::vector<torch::Tensor>> parameters;
+  std::vector<std::vector<ParameterSite>> sites;  // Of the first name of each.
 };
 
 // `root` is unit 0; every Sharded<> below it that `policy` chooses is a unit, in walk order; a
 // parameter belongs to the innermost unit that encloses the module that registered it.
+// What `ignored` names is left to the user: it is in no unit.
 // Errors: InvalidArgument  the root is no Sharded<>; a unit without parameters; a parameter in two
-//   units (naming both names and units); a dtype that cannot be trained; all of ValidateModel's.
+//   units (naming both names and units); a dtype that cannot be trained; all of ValidateModel's;
+//   `ignored` gives both lists, an empty pointer or tensor, the root, or a module that is a unit.
 //         FailedPrecondition  some Sharded<> of the tree is attached already (naming it).
-absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy& policy);
+absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy& policy,
+                                      const IgnoredStates& ignored = {});
 
 }  // namespace tessera
 

@@ -9,9 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/checkpoint.h"
+#include "client/torch/module_states.h"
 #include "client/torch/module_units.h"
+#include "client/torch/replaced_parameters.h"
 
 namespace tessera {
 namespace {
@@ -51,8 +54,9 @@ class AfterAccumulation : public torch::autograd::FunctionPostHook {
 class ShardedModelImpl : public ShardedModel, public UnitObserver {
  public:
   ShardedModelImpl(std::shared_ptr<torch::nn::Module> root, ModuleUnits units,
-                   std::unique_ptr<Session> session)
-      : root_(std::move(root)),
+                   std::unique_ptr<Session> session, AttachOptions attach)
+      : attach_(std::move(attach)),
+        root_(std::move(root)),
         units_(std::move(units)),
         session_(std::move(session)),
         accumulators_(units_.modules.size()),
@@ -62,9 +66,7 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   absl::Status Open();
   Session& session() override { return *session_; }
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
-  absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override {
-    return session_->Step(options);
-  }
+  absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override;
   bool SetSync(bool sync) override { return std::exchange(sync_, sync); }
   absl::Status SummonFullParams(const SummonOptions& options,
                                 const std::function<absl::Status()>& body) override;
@@ -83,12 +85,13 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
     bool reduced = false;
   };
 
-  absl::Status InitializeFromModule();
   void UseClusterMemory();
   absl::Status CheckSummon(const SummonOptions& options) const;
   absl::Status RunSummoned(const SummonOptions& options, FullParameters* full,
                            const std::function<absl::Status()>& body);
   absl::Status WriteBack(FullParameters* full);
+  // Takes in what the user put in place of parameters since the last look.
+  absl::Status TakeReplaced();
   void HookUnit(int unit);
   void PreBackward(int unit);
   void OnParameterGradient(int unit, int parameter);
@@ -97,10 +100,11 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   void EndOfBackward();
   void Forget();
 
+  const AttachOptions attach_;
   const std::shared_ptr<torch::nn::Module> root_;
   ModuleUnits units_;
   std::unique_ptr<Session> session_;
-  // By unit; keep the hooks alive.
+  // By unit and parameter; keep the hooks alive.
   std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
   bool sync_ = true;
   bool in_backward_ = false;
@@ -124,7 +128,7 @@ ShardedModelImpl::~ShardedModelImpl() {
 
 absl::Status ShardedModelImpl::Open() {
   while (!session_->initialized()) {
-    const absl::Status status = InitializeFromModule();
+    const absl::Status status = InitializeJob(session_.get(), units_, *root_, attach_);
     if (!absl::IsAborted(status)) RETURN_IF_ERROR(status);
     if (absl::IsAborted(status)) RETURN_IF_ERROR(session_->Recover());
   }
@@ -136,12 +140,6 @@ absl::Status ShardedModelImpl::Open() {
   return absl::OkStatus();
 }
 
-absl::Status ShardedModelImpl::InitializeFromModule() {
-  return session_->Initialize([this](int unit, int parameter, absl::Span<float> values) {
-    CopyValues(units_.parameters[unit][parameter], values);
-  });
-}
-
 void ShardedModelImpl::UseClusterMemory() {
   for (size_t unit = 0; unit < units_.parameters.size(); ++unit) {
     for (size_t p = 0; p < units_.parameters[unit].size(); ++p)
@@ -149,16 +147,19 @@ void ShardedModelImpl::UseClusterMemory() {
   }
 }
 
+// Where libtorch made new accumulators meanwhile, hooks these; those of graphs that still wait for
+// their backward keep theirs.
 void ShardedModelImpl::HookUnit(int unit) {
-  accumulators_[unit].clear();
+  accumulators_[unit].resize(units_.parameters[unit].size());
   for (size_t p = 0; p < units_.parameters[unit].size(); ++p) {
     const torch::Tensor& parameter = units_.parameters[unit][p];
     if (!parameter.requires_grad()) continue;
     auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+    if (accumulator == accumulators_[unit][p]) continue;
     accumulator->add_post_hook(std::make_unique<AfterAccumulation>([this, alive = alive_, unit, p] {
       if (*alive) OnParameterGradient(unit, p);
     }));
-    accumulators_[unit].push_back(std::move(accumulator));
+    accumulators_[unit][p] = std::move(accumulator);
   }
 }
 
@@ -168,6 +169,7 @@ void ShardedModelImpl::PreForward(int unit) {
   if (unit == 0) {
     forward_order_.clear();
     forward_depth_ = 0;  // An exception may have ended the last one.
+    ThrowIfError(TakeReplaced());
   }
   if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit));
   forward_order_.push_back(unit);
@@ -203,6 +205,11 @@ void ShardedModelImpl::PostForward(int unit) {
 
 void ShardedModelImpl::PreBackward(int unit) {
   if (!in_backward_) {
+    const std::string changed = FirstReplaced(*session_, units_);
+    if (!changed.empty()) {
+      ThrowIfError(absl::FailedPreconditionError(
+          absl::StrCat("parameter '", changed, "' was changed between forward and backward")));
+    }
     in_backward_ = true;
     torch::autograd::Engine::get_default_engine().queue_callback([this, alive = alive_] {
       if (*alive) EndOfBackward();
@@ -253,6 +260,20 @@ void ShardedModelImpl::EndOfBackward() {
       ThrowIfError(session_->Reshard(unit));
     }
   }
+}
+
+absl::StatusOr<StepResult> ShardedModelImpl::StepWithResult(const StepOptions& options) {
+  forward_depth_ = 0;
+  RETURN_IF_ERROR(TakeReplaced());
+  RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_));
+  return session_->Step(options);
+}
+
+absl::Status ShardedModelImpl::TakeReplaced() {
+  std::vector<int> changed;
+  RETURN_IF_ERROR(TakeReplacedParameters(session_.get(), &units_, &changed));
+  for (const int unit : changed) HookUnit(unit);
+  return absl::OkStatus();
 }
 
 void ShardedModelImpl::Forget() {
@@ -307,9 +328,7 @@ absl::Status ShardedModelImpl::SummonFullParams(const SummonOptions& options,
   summoned_ = false;
   full.Close();
   // A change of dtype makes libtorch forget what hooks hang on.
-  if (session_->config().compute_dtype != DType::kFp32 && full.HasCopy()) {
-    for (const int unit : full.units()) HookUnit(unit);
-  }
+  for (const int unit : full.units()) HookUnit(unit);
   return status;
 }
 
@@ -319,7 +338,9 @@ absl::Status ShardedModelImpl::RunSummoned(const SummonOptions& options, FullPar
   if (!options.writeback) return status;
   if (status.ok()) status = full->Check();
   if (status.ok()) return WriteBack(full);
-  RETURN_IF_ERROR(session_->Fail(status));  // The others would wait for this rank's values.
+  // The others would wait for this rank's values, in a new epoch too.
+  RETURN_IF_ERROR(session_->Recover());
+  RETURN_IF_ERROR(session_->Fail(status));
   RETURN_IF_ERROR(session_->Recover());
   return absl::IsAborted(status) ? absl::UnknownError(status.message()) : status;
 }
@@ -334,6 +355,9 @@ absl::Status ShardedModelImpl::WriteBack(FullParameters* full) {
     RETURN_IF_ERROR(session_->Recover());
     if (!absl::IsAborted(status)) return status;
     if (session_->num_writes() > writes) return absl::OkStatus();
+    // Another rank may still have been reading; every rank's next try begins with that.
+    const absl::Status read = full->ReadAgain();
+    if (!read.ok() && !absl::IsAborted(read)) return read;
   }
 }
 
@@ -350,12 +374,13 @@ void ShardedModelImpl::WithFullParameters(const torch::nn::Module& module,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
-    std::shared_ptr<torch::nn::Module> root, SessionOptions options, const WrapPolicy& policy) {
-  ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root, policy));
+    std::shared_ptr<torch::nn::Module> root, SessionOptions options, const WrapPolicy& policy,
+    const AttachOptions& attach) {
+  ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root, policy, attach.ignored));
   options.model = units.model;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(options));
-  auto model =
-      std::make_unique<ShardedModelImpl>(std::move(root), std::move(units), std::move(session));
+  auto model = std::make_unique<ShardedModelImpl>(std::move(root), std::move(units),
+                                                  std::move(session), attach);
   RETURN_IF_ERROR(model->Open());
   return model;
 }

@@ -14,7 +14,12 @@
 // Attaching replaces the parameters' memory by the cluster's: initial values come from the module
 // when the job is new, else the module takes the job's. Parameters lie at stable addresses, so
 // views that autograd saved stay valid; they can be read only while their unit is unsharded, and
-// never written. Buffers stay the trainer's own.
+// never written in place. Buffers stay the trainer's own.
+//
+// To set parameters, use SummonFullParams or apply(); or, between steps and on all ranks, give a
+// parameter other data or register another tensor: its values are taken at the next forward of the
+// root, or step, as those of a grad() that is set after backward are at the step. Another shape, or
+// a change between forward and backward, is an error (FailedPrecondition) that names the parameter.
 //
 // Confined to one thread. While attached the module must outlive this. The destructor detaches and
 // leaves each parameter empty, with its name. Source: hook points as
@@ -29,6 +34,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cpp/session.h"
+#include "client/torch/attach_options.h"
 #include "client/torch/sharded.h"
 #include "client/torch/summon_full_params.h"
 #include "client/torch/wrap_policy.h"
@@ -42,7 +48,7 @@ class ShardedModel {
   // Errors: as FindUnits (module_units.h) and Session::Open.
   static absl::StatusOr<std::unique_ptr<ShardedModel>> Attach(
       std::shared_ptr<torch::nn::Module> root, SessionOptions options,
-      const WrapPolicy& policy = AlwaysWrap());
+      const WrapPolicy& policy = AlwaysWrap(), const AttachOptions& attach = {});
   virtual ~ShardedModel() = default;
 
   virtual Session& session() = 0;

@@ -20,6 +20,8 @@ void CollectUnits(const ModuleUnits& units, const torch::nn::Module& module, boo
   for (const auto& child : module.children()) CollectUnits(units, *child, recurse, found);
 }
 
+}  // namespace
+
 absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, absl::string_view of) {
   if (tensor.defined() && tensor.sizes().vec() == spec.shape) return absl::OkStatus();
   const std::vector<int64_t> shape =
@@ -28,8 +30,6 @@ absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, abs
       "cannot write back ", of, " '", spec.name, "': its shape became [",
       absl::StrJoin(shape, ", "), "], it was [", absl::StrJoin(spec.shape, ", "), "]"));
 }
-
-}  // namespace
 
 absl::Status ValidateSummonOptions(const SummonOptions& options, const JobConfig& config) {
   if (options.rank0_only && options.writeback)
@@ -66,12 +66,18 @@ void CopyValues(const torch::Tensor& tensor, absl::Span<float> values) {
   memcpy(values.data(), source.data_ptr<float>(), values.size() * sizeof(float));
 }
 
+void ReplaceMemory(torch::Tensor& tensor, const torch::Tensor& memory) {
+  if (tensor.is_meta() == memory.is_meta()) return tensor.set_data(memory);
+  // Both are plain dense tensors; what set_data checks is the device alone. No graph has them yet.
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
+}
+
 void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor) {
   const auto dtype =
       session.config().compute_dtype == DType::kBf16 ? torch::kBFloat16 : torch::kFloat32;
   void* address = const_cast<std::byte*>(session.parameter(unit, parameter));
   const TensorSpec& spec = session.layout().units[unit].flat.parameters()[parameter].spec;
-  tensor.set_data(torch::from_blob(address, spec.shape, torch::TensorOptions().dtype(dtype)));
+  ReplaceMemory(tensor, torch::from_blob(address, spec.shape, torch::TensorOptions().dtype(dtype)));
 }
 
 absl::Status FullParameters::Open() {
@@ -90,6 +96,12 @@ absl::Status FullParameters::Open() {
   for (auto& [parameter, copy] : values) parameter->set_data(copy);
   for (auto& [parameter, copy] : gradients) parameter->mutable_grad() = copy;
   open_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status FullParameters::ReadAgain() {
+  for (const int unit : which_)
+    RETURN_IF_ERROR(session_->ReadParameters(unit, [](int, absl::Span<const float>) {}));
   return absl::OkStatus();
 }
 

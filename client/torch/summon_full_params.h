@@ -10,7 +10,9 @@
 // fp32 values; of what it leaves, each rank's own slice is written back. Units that were readable
 // before stay so. The memory of the copy is that of the chosen units, on every rank that gets one.
 //
-// Collective: all ranks call it with the same options, at the same place.
+// Collective: all ranks call it with the same options, at the same place. A process that dies
+// meanwhile goes unnoticed; only one that dies just when a call without writeback ends may leave
+// ranks at different places, which they are told by name.
 // Source: rules as torch/distributed/fsdp/_unshard_param_utils.py. Differences: with
 // writeback = false nothing persists, in a world of one neither; writing back inside of RunStep is
 // refused, since a step that is undone could not undo it.
@@ -23,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "client/cpp/session.h"
 #include "client/torch/module_units.h"
 
@@ -59,6 +62,8 @@ class FullParameters {
 
   // Gives the module the copies. Errors: as Session::ReadParameters; the module is unchanged then.
   absl::Status Open();
+  // Makes the collective calls of Open once more, and forgets what they give.
+  absl::Status ReadAgain();
   // Errors: FailedPrecondition  the body left a tensor of another shape, named.
   absl::Status Check() const;
   // Errors: as Session::WriteParameters and WriteGradients.
@@ -66,11 +71,11 @@ class FullParameters {
   // Gives the module the job's memory again.
   void Close();
 
-  // Whether this rank's module gets copies.
-  bool HasCopy() const { return !options_.rank0_only || session_->rank() == 0; }
   const std::vector<int>& units() const { return which_; }
 
  private:
+  // Whether this rank's module gets copies.
+  bool HasCopy() const { return !options_.rank0_only || session_->rank() == 0; }
   absl::Status WriteGradients(int unit);
 
   Session* const session_;
@@ -84,6 +89,10 @@ class FullParameters {
 torch::Tensor TensorOf(absl::Span<const float> values, const std::vector<int64_t>& shape);
 // The values of any float tensor, into as many elements.
 void CopyValues(const torch::Tensor& tensor, absl::Span<float> values);
+// Errors: FailedPrecondition  naming `of` ("parameter") and the parameter: another shape, or none.
+absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, absl::string_view of);
+// As set_data, also from and to the meta device, which libtorch refuses.
+void ReplaceMemory(torch::Tensor& tensor, const torch::Tensor& memory);
 // Gives the parameter the job's memory, at the address that it has for the session's life.
 void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor);
 

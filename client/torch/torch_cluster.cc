@@ -9,7 +9,7 @@ namespace tessera {
 
 void TorchCluster::SetUp() {
   LocalCluster::Options options;
-  options.num_devices = 8;
+  options.num_devices = 16;
   auto cluster = LocalCluster::Start(options);
   ASSERT_OK(cluster);
   cluster_ = *std::move(cluster);

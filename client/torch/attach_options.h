@@ -1,0 +1,54 @@
+// How a module is attached, beside the session's options and the policy.
+//
+//   AttachOptions attach;
+//   attach.sync_module_states = true;                          all ranks begin as rank 0 does
+//   attach.initialize_meta = InitializedBy(Initializer::Normal(0, 0.02), seed);
+//
+// A module whose parameters are on the meta device has shapes and no values; MoveToMeta makes it so
+// and gives their memory back. Attached, each rank fills in its own slices alone, so a model may be
+// larger than any trainer's memory.
+// Source: ignored_modules, sync_module_states and param_init_fn of torch/distributed/fsdp.
+#ifndef TESSERA_CLIENT_TORCH_ATTACH_OPTIONS_H_
+#define TESSERA_CLIENT_TORCH_ATTACH_OPTIONS_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/cpp/initializer.h"
+#include "client/torch/ignored_states.h"
+#include "layout/tensor_spec.h"
+
+namespace tessera {
+
+// Writes elements [begin_elements, begin_elements + values.size()) of a parameter: the same whoever
+// asks for which part. An error is every rank's, if the function is the same on all.
+using SliceInitializer = std::function<absl::Status(
+    const TensorSpec& parameter, int64_t begin_elements, absl::Span<float> values)>;
+
+// One distribution for all parameters (client/cpp/initializer.h).
+SliceInitializer InitializedBy(const Initializer& initializer, uint64_t seed);
+
+struct AttachOptions {
+  IgnoredStates ignored;
+  // Initial parameters and all buffers, but those of ignored modules, are rank 0's. Only where the
+  // job is new; a trainer that replaces another one takes the job's parameters and keeps its
+  // buffers.
+  bool sync_module_states = false;
+  // Where they are not synchronised: ranks compare them, by digest, and differences are an error
+  // that names the first tensor and two ranks.
+  bool check_module_states = true;
+  // Of parameters on the meta device.
+  SliceInitializer initialize_meta;
+};
+
+// Every parameter of the tree becomes one of the same name, shape and dtype on the meta device,
+// in place: whoever holds the tensor sees it. Buffers stay.
+void MoveToMeta(torch::nn::Module& module);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_ATTACH_OPTIONS_H_

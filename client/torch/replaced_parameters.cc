@@ -1,0 +1,139 @@
+#include "client/torch/replaced_parameters.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/torch/summon_full_params.h"
+
+namespace tessera {
+namespace {
+
+struct Replacement {
+  int unit;
+  int parameter;
+  torch::Tensor tensor;  // Registered now.
+};
+
+// What is registered at each site, with one listing of a module for all its parameters.
+class Registered {
+ public:
+  torch::Tensor At(const ParameterSite& site) {
+    if (module_ != site.module) {
+      module_ = site.module;
+      parameters_ = module_->named_parameters(/*recurse=*/false);
+    }
+    const torch::Tensor* found = parameters_.find(site.key);
+    return found == nullptr ? torch::Tensor() : *found;
+  }
+
+ private:
+  torch::nn::Module* module_ = nullptr;
+  torch::OrderedDict<std::string, torch::Tensor> parameters_;
+};
+
+bool InPlace(const Session& session, int unit, int parameter, const torch::Tensor& tensor) {
+  return tensor.defined() &&
+         (tensor.numel() == 0 || tensor.data_ptr() == session.parameter(unit, parameter));
+}
+
+std::vector<Replacement> FindReplaced(const Session& session, const ModuleUnits& units,
+                                      bool first_only) {
+  std::vector<Replacement> found;
+  Registered registered;
+  for (size_t unit = 0; unit < units.parameters.size(); ++unit) {
+    for (size_t p = 0; p < units.parameters[unit].size(); ++p) {
+      torch::Tensor tensor = registered.At(units.sites[unit][p]);
+      const TensorSpec& spec = session.layout().units[unit].flat.parameters()[p].spec;
+      if (InPlace(session, unit, p, tensor) && tensor.sizes().vec() == spec.shape) continue;
+      found.push_back({static_cast<int>(unit), static_cast<int>(p), std::move(tensor)});
+      if (first_only) return found;
+    }
+  }
+  return found;
+}
+
+const TensorSpec& SpecOf(const Session& session, const Replacement& replacement) {
+  return session.layout().units[replacement.unit].flat.parameters()[replacement.parameter].spec;
+}
+
+absl::Status Check(const Session& session, const Replacement& replacement) {
+  const TensorSpec& spec = SpecOf(session, replacement);
+  RETURN_IF_ERROR(CheckShape(replacement.tensor, spec, "parameter"));
+  if (replacement.tensor.requires_grad() == spec.requires_grad) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot write back parameter '", spec.name, "': it ",
+                   spec.requires_grad ? "needed a gradient" : "needed no gradient",
+                   ", what replaces it is not so"));
+}
+
+// By unit and parameter: whole values, where some parameter of the unit is replaced.
+using Values = std::map<std::pair<int, int>, torch::Tensor>;
+
+absl::StatusOr<Values> NewValues(Session* session, const std::vector<Replacement>& replaced,
+                                 const std::vector<int>& units) {
+  Values values;
+  for (const int unit : units) {
+    const std::vector<PlacedParameter>& placed = session->layout().units[unit].flat.parameters();
+    RETURN_IF_ERROR(session->ReadParameters(unit, [&](int p, absl::Span<const float> whole) {
+      values[{unit, p}] = TensorOf(whole, placed[p].spec.shape);
+    }));
+  }
+  for (const Replacement& r : replaced) values[{r.unit, r.parameter}] = r.tensor;
+  return values;
+}
+
+}  // namespace
+
+std::string FirstReplaced(const Session& session, const ModuleUnits& units) {
+  const std::vector<Replacement> found = FindReplaced(session, units, /*first_only=*/true);
+  return found.empty() ? "" : SpecOf(session, found[0]).name;
+}
+
+absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
+                                    std::vector<int>* changed) {
+  const std::vector<Replacement> replaced = FindReplaced(*session, *units, /*first_only=*/false);
+  if (replaced.empty()) return absl::OkStatus();
+  std::vector<int> which;
+  for (const Replacement& replacement : replaced) {
+    RETURN_IF_ERROR(Check(*session, replacement));
+    if (which.empty() || which.back() != replacement.unit) which.push_back(replacement.unit);
+  }
+  ASSIGN_OR_RETURN(const Values values, NewValues(session, replaced, which));
+  RETURN_IF_ERROR(session->WriteParameters(which, [&](int unit, int p, absl::Span<float> into) {
+    CopyValues(values.at({unit, p}), into);
+  }));
+  for (const Replacement& r : replaced) {
+    torch::Tensor& known = units->parameters[r.unit][r.parameter];
+    const bool same = known.is_same(r.tensor);
+    if (!same) known.set_data(torch::empty({0}, known.options()));
+    known = r.tensor;
+    UseClusterMemory(*session, r.unit, r.parameter, known);
+    if (changed->empty() || changed->back() != r.unit) changed->push_back(r.unit);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units) {
+  for (size_t unit = 0; unit < units.parameters.size(); ++unit) {
+    bool any = false;
+    for (size_t p = 0; p < units.parameters[unit].size(); ++p) {
+      const torch::Tensor& gradient = units.parameters[unit][p].grad();
+      if (!gradient.defined()) continue;
+      any = true;
+      RETURN_IF_ERROR(CheckShape(gradient, session->layout().units[unit].flat.parameters()[p].spec,
+                                 "the gradient of"));
+    }
+    if (!any) continue;
+    RETURN_IF_ERROR(session->WriteGradients(unit, [&](int p, bool has, absl::Span<float> values) {
+      const torch::Tensor& gradient = units.parameters[unit][p].grad();
+      if (gradient.defined()) CopyValues(gradient, values);
+      return has || gradient.defined();
+    }));
+    for (const torch::Tensor& tensor : units.parameters[unit]) tensor.mutable_grad().reset();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+// What the user put in place of a unit's parameters and gradients between steps.
+//
+//   model->head->weight.set_data(values);        other data in the tensor that Tessera placed
+//   parameters_["weight"] = fresh;               another tensor, registered under the old name
+//   model->head->weight.mutable_grad() = g;      after backward, which leaves none
+//
+// Collective: all ranks change the same parameters; of the values each rank's own slice counts.
+// Source: the writeback check of torch/distributed/fsdp/_flat_param.py.
+#ifndef TESSERA_CLIENT_TORCH_REPLACED_PARAMETERS_H_
+#define TESSERA_CLIENT_TORCH_REPLACED_PARAMETERS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/cpp/session.h"
+#include "client/torch/module_units.h"
+
+namespace tessera {
+
+// The name of the first parameter that does not lie in the job's memory any more; else empty.
+std::string FirstReplaced(const Session& session, const ModuleUnits& units);
+
+// Writes the values of all such parameters into the shards, and gives the tensors that are
+// registered now the job's memory. `changed`: units in which a tensor is another one or changed
+// its dtype, so that hooks are lost.
+// Errors: FailedPrecondition  a parameter of another shape, or that needs a gradient where it did
+//                             not, or the reverse: named, and nothing is written
+//         Session::ReadParameters and WriteParameters.
+absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
+                                    std::vector<int>* changed);
+
+// Makes each grad() that is defined the reduced gradient, and resets it.
+// Errors: FailedPrecondition  a gradient of another shape, named; Session::WriteGradients.
+absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_REPLACED_PARAMETERS_H_
