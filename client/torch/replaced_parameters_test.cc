@@ -2,6 +2,7 @@
 // conformance checklist.
 #include "client/torch/replaced_parameters.h"
 
+#include "absl/synchronization/barrier.h"
 #include "base/status_matchers.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
@@ -159,8 +160,12 @@ TEST_F(ReplacedTest, GradientThatIsSetAfterBackwardIsTaken) {  // ORIG-9
 }
 
 TEST_F(ReplacedTest, AnotherShapeIsAnErrorThatNamesTheParameter) {  // ORIG-10
+  // Else a rank may get the other one's error while it reads.
+  auto* both_have_read = new absl::Barrier(2);
+  auto* have_read_again = new absl::Barrier(2);
   WithNet(2, [&](int rank, ShardedModel& model, PairNet& net) {
     const auto before = ParametersOf(model, net);
+    if (both_have_read->Block()) delete both_have_read;
     // Different ranks, different parameters.
     net.pair->weights[rank].set_data(torch::ones({5, 5}));
     const absl::Status status = TrainStep(rank, model, net);
@@ -169,6 +174,7 @@ TEST_F(ReplacedTest, AnotherShapeIsAnErrorThatNamesTheParameter) {  // ORIG-10
                                                 HasSubstr("its shape became [5, 5], it was ["))));
     UseClusterMemory(model.session(), 1, rank, net.pair->weights[rank]);
     const auto after = ParametersOf(model, net);
+    if (have_read_again->Block()) delete have_read_again;
     for (const auto& [name, value] : before) EXPECT_TRUE(torch::equal(value, after.at(name)));
     const absl::Status gradient = model.RunStep([&] {
       PairLoss(net, 1, rank).backward();

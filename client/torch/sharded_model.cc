@@ -322,6 +322,8 @@ absl::Status ShardedModelImpl::SummonFullParams(const SummonOptions& options,
     RETURN_IF_ERROR(session_->Recover());
     status = full.Open();
   }
+  // Another rank's error, perhaps: the next call begins in the next epoch.
+  if (!status.ok() && !absl::IsAborted(status) && !in_step_) RETURN_IF_ERROR(session_->Recover());
   RETURN_IF_ERROR(status);
   summoned_ = true;
   status = RunSummoned(options, &full, body);

@@ -218,6 +218,32 @@ TEST_F(WriteParametersTest, WriteBetweenReduceAndStepKeepsTheReducedGradient) {
   EXPECT_EQ(Values(&team), AllWritten());
 }
 
+TEST_F(WriteParametersTest, RanksOfSeveralWorkersSeeTheSameAlsoInUnitsThatAreOpen) {
+  LocalCluster::Options cluster_options;
+  cluster_options.num_workers = 2;
+  cluster_options.num_devices = 2;
+  ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(cluster_options));
+  const SessionOptions options = ToyOptions(*cluster, "toy", kWorldSize);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options, {cluster->worker_address(0),
+                                                                     cluster->worker_address(0),
+                                                                     cluster->worker_address(1)}));
+  ASSERT_OK(team.TrainTo(2));
+  ASSERT_OK(team.RunAll([](Session* session) -> absl::Status {
+    RETURN_IF_ERROR(session->Unshard(1));
+    RETURN_IF_ERROR(WriteAll(session));
+    const float* open = reinterpret_cast<const float*>(session->parameter(1, 0));
+    const int64_t numel = session->layout().units[1].flat.parameters()[0].numel;
+    for (int64_t i = 0; i < numel; ++i) EXPECT_EQ(open[i], Written(1, 0, i)) << i;
+    RETURN_IF_ERROR(session->Reshard(1));
+    ASSIGN_OR_RETURN(const std::vector<float> whole, ReadWhole(session));
+    EXPECT_EQ(whole, AllWritten());
+    ASSIGN_OR_RETURN(const std::vector<float> unsharded, ReadAll(session));
+    EXPECT_EQ(unsharded, AllWritten());
+    return absl::OkStatus();
+  }));
+  ASSERT_OK(team.TrainTo(4));
+}
+
 TEST_F(WriteParametersTest, BeforeTheInitialValuesIsRefused) {
   TrainerTeam team = OpenTeam(ToyOptions(*cluster_, "toy", 1));
   EXPECT_THAT(WriteAll(team.session(0)),
