@@ -47,6 +47,7 @@ void ProcessCluster::StartCoordinator() {
   std::vector<std::string> args = {
       "coordinator/tessera-coordinator", "--listen=" + coordinator_address(),
       "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"};
+  if (!hosts_.empty()) args.push_back("--insecure-listen");
   if (worker_timeout_.has_value()) {
     args.push_back("--worker-timeout=" + absl::FormatDuration(*worker_timeout_));
     args.push_back("--heartbeat-interval=" + absl::FormatDuration(*worker_timeout_ / 10));
@@ -57,12 +58,23 @@ void ProcessCluster::StartCoordinator() {
   ASSERT_TRUE(Eventually([this] { return absl::SimpleAtoi(ReadFile(folder_ + "/port"), &port_); }));
 }
 
+void ProcessCluster::PlaceOnHost(size_t host, std::vector<std::string>* args) const {
+  if (hosts_.empty()) {
+    args->push_back("--data-host=127.0.0.1");
+    return;
+  }
+  args->insert(args->end(),
+               {"--data-host=" + hosts_[host].address, "--insecure-data", "--insecure-connect"});
+  args->insert(args->begin(),
+               {"/usr/bin/nsenter", absl::StrCat("--net=/proc/", hosts_[host].pid, "/ns/net")});
+}
+
 void ProcessCluster::StartWorker(const std::string& executor_faults) {
   std::vector<std::string> args = {
       "worker/tessera-worker",   "--coordinator=" + coordinator_address(),
       "--worker-id=w",           absl::StrCat("--devices=", split_ ? kWorldSize - 1 : kWorldSize),
       "--socket-dir=" + folder_, "--executor-binary=worker/tessera-executor"};
-  if (split_) args.push_back("--data-host=127.0.0.1");
+  if (split_) PlaceOnHost(1, &args);
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/worker.log");
   ASSERT_OK(started);
@@ -75,8 +87,8 @@ void ProcessCluster::StartSecondWorker(const std::string& executor_faults) {
                                    "--worker-id=x",
                                    "--devices=1",
                                    "--socket-dir=" + folder_ + "/x",
-                                   "--executor-binary=worker/tessera-executor",
-                                   "--data-host=127.0.0.1"};
+                                   "--executor-binary=worker/tessera-executor"};
+  PlaceOnHost(2, &args);
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/second.log");
   ASSERT_OK(started);
@@ -111,6 +123,7 @@ void ProcessCluster::StartTrainer(int rank, bool replace) {
       "--resume-file=" + folder_ + "/resume",
       "--save=" + model_path()};
   if (replace) args.push_back("--replace");
+  if (!hosts_.empty()) args.push_back("--insecure-connect");
   if (collective_timeout_.has_value()) {
     args.push_back(
         absl::StrCat("--collective-timeout-ms=", absl::ToInt64Milliseconds(*collective_timeout_)));

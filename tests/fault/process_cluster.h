@@ -34,6 +34,9 @@ class ProcessCluster : public testing::Test {
   void StartTrainer(int rank, bool replace = false);
   void StartAll(const std::string& executor_faults = "");
 
+  // Has a worker's command line say how its ranks meet others', and run where hosts_ says.
+  void PlaceOnHost(size_t host, std::vector<std::string>* args) const;
+
   void Resume();
 
   // Waits until `rank` begins `step`.
@@ -47,7 +50,9 @@ class ProcessCluster : public testing::Test {
   static const std::string& UndisturbedModel();
 
   std::string model_path() const { return folder_ + "/model.safetensors"; }
-  std::string coordinator_address() const { return "127.0.0.1:" + std::to_string(port_); }
+  std::string coordinator_address() const {
+    return (hosts_.empty() ? "127.0.0.1" : hosts_[0].address) + ":" + std::to_string(port_);
+  }
   std::string worker_address() const { return "unix:" + folder_ + "/worker.sock"; }
 
   std::string folder_;
@@ -56,6 +61,14 @@ class ProcessCluster : public testing::Test {
   int64_t pause_at_ = 0;  // Trainers wait before this step until Resume(); 0: they never do.
   // Of the job and of the coordinator; unset: the default.
   std::optional<absl::Duration> collective_timeout_, worker_timeout_;
+  // Where a process runs: in the network namespace of another one, with an address there.
+  struct Host {
+    int pid = 0;
+    std::string address;
+  };
+  // Of the coordinator (its pid is not used: it runs beside the test), of "w" and of "x"; empty:
+  // all are of this machine, and meet by its loopback interface.
+  std::vector<Host> hosts_;
   // Worker "w" has devices for all ranks but the last, so the job needs worker "x" too.
   bool split_ = false;
   std::unique_ptr<demo::ChildProcess> coordinator_, worker_, second_worker_, spare_worker_;

@@ -25,6 +25,7 @@ int main(int argc, char** argv) {
   app.add_option("--pause-at", pause_at);
   app.add_option("--resume-file", resume_file);
   app.add_flag("--replace", options.wait_if_attached);
+  app.add_flag("--insecure-connect", options.insecure_connect);
   int64_t collective_timeout_ms = absl::ToInt64Milliseconds(options.config.collective_timeout);
   app.add_option("--collective-timeout-ms", collective_timeout_ms);
   CLI11_PARSE(app, argc, argv);
