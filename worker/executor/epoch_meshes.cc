@@ -29,14 +29,15 @@ absl::StatusOr<std::unique_ptr<EpochMeshes>> EpochMeshes::Listen(const RankTopol
 
 absl::StatusOr<std::unique_ptr<PeerMesh>> EpochMeshes::Connect(Row row,
                                                                const v1::ExecutorStart& start,
-                                                               absl::Time deadline) {
+                                                               absl::Time deadline,
+                                                               const std::function<bool()>& stop) {
   const size_t index = static_cast<size_t>(row);
   std::map<int, std::string> addresses;
   for (const auto& [rank, all] : start.rank_addresses()) {
     const std::vector<std::string> rows = absl::StrSplit(all, ',');
     if (rows.size() == kNumRows) addresses[rank] = rows[index];
   }
-  RETURN_IF_ERROR(meshes_[index]->Connect(addresses, deadline));
+  RETURN_IF_ERROR(meshes_[index]->Connect(addresses, deadline, stop));
   return std::move(meshes_[index]);
 }
 

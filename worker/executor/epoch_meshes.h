@@ -4,6 +4,7 @@
 #define TESSERA_WORKER_EXECUTOR_EPOCH_MESHES_H_
 
 #include <array>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -29,10 +30,10 @@ class EpochMeshes {
                                                              const std::string& data_host);
   // What the other ranks must know: the meshes' addresses, with a comma between them.
   const std::string& address() const { return address_; }
-  // Hands out a mesh that is connected; each once.
-  // Errors: as PeerMesh::Connect
+  // Hands out a mesh that is connected; each once. Arguments and errors: as PeerMesh::Connect.
   absl::StatusOr<std::unique_ptr<PeerMesh>> Connect(Row row, const v1::ExecutorStart& start,
-                                                    absl::Time deadline);
+                                                    absl::Time deadline,
+                                                    const std::function<bool()>& stop);
 
  private:
   std::array<std::unique_ptr<PeerMesh>, kNumRows> meshes_;

@@ -119,8 +119,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> RankExecutor::Join(Epoch epoch, Ro
   options.rank = rank;
   options.local = std::move(local);
   options.timeout = memory_.config.collective_timeout;
-  ASSIGN_OR_RETURN(options.mesh,
-                   meshes_->Connect(row, start, absl::Now() + memory_.config.collective_timeout));
+  // The worker ends the epoch in shared memory, while this thread reads none of its commands.
+  const auto ended = [local = options.local.get()] { return local->aborted(); };
+  ASSIGN_OR_RETURN(
+      options.mesh,
+      meshes_->Connect(row, start, absl::Now() + memory_.config.collective_timeout, ended));
   return std::make_unique<HostsCommunicator>(std::move(options));
 }
 

@@ -86,6 +86,8 @@ class ShmCommunicator : public Communicator {
   void set_timeout(absl::Duration timeout) { timeout_ = timeout; }
   void Abort(absl::Status reason) override;
   int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }
+  // Whether anyone has ended the epoch. From any thread.
+  bool aborted() const { return abort_.raised(); }
 
  private:
   explicit ShmCommunicator(const Options& options);

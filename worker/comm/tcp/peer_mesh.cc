@@ -22,6 +22,9 @@ namespace {
 using asio::ip::tcp;
 using ErrorCode = asio::error_code;
 
+// Between two questions whether to stop.
+constexpr absl::Duration kStopInterval = absl::Milliseconds(20);
+
 // One connected peer.
 struct Link {
   Link(int peer, tcp::socket socket) : peer(peer), socket(std::move(socket)) {}
@@ -51,7 +54,8 @@ class AsioMesh : public PeerMesh {
 
   absl::Status Open();
   const std::string& address() const override { return address_; }
-  absl::Status Connect(const std::map<int, std::string>& addresses, absl::Time deadline) override;
+  absl::Status Connect(const std::map<int, std::string>& addresses, absl::Time deadline,
+                       const std::function<bool()>& stop) override;
   absl::Status Exchange(const Operation& operation, absl::Span<const int> peers,
                         absl::Span<const Part> sends, absl::Span<const Part> receives,
                         absl::Time deadline) override;
@@ -70,7 +74,7 @@ class AsioMesh : public PeerMesh {
 
   std::string Me() const { return absl::StrCat("rank ", options_.rank); }
   // Runs handlers until `pending_` is 0 or something failed; then nothing is under way any more.
-  absl::Status Run(absl::Time deadline);
+  absl::Status Run(absl::Time deadline, const std::function<bool()>& stop = nullptr);
   void CancelAll();
   void Fail(absl::Status status) {
     if (failure_.ok()) failure_ = std::move(status);
@@ -146,15 +150,17 @@ void AsioMesh::CancelAll() {
   while (running_ > 0) io_.run_one();
 }
 
-absl::Status AsioMesh::Run(absl::Time deadline) {
+absl::Status AsioMesh::Run(absl::Time deadline, const std::function<bool()>& stop) {
+  const absl::Duration longest = stop == nullptr ? absl::Hours(1) : kStopInterval;
   while (pending_ > 0 && failure_.ok()) {
     absl::Status aborted = AbortReason();
+    if (aborted.ok() && stop != nullptr && stop()) aborted = absl::AbortedError("told to stop");
     if (!aborted.ok()) {
       Fail(std::move(aborted));
       break;
     }
     const auto left = absl::ToChronoNanoseconds(
-        std::min(std::max(deadline - absl::Now(), absl::ZeroDuration()), absl::Hours(1)));
+        std::min(std::max(deadline - absl::Now(), absl::ZeroDuration()), longest));
     if (io_.run_one_for(left) == 0 && absl::Now() >= deadline) {
       Fail(absl::DeadlineExceededError(""));  // The caller names who is missing.
     }
@@ -163,7 +169,8 @@ absl::Status AsioMesh::Run(absl::Time deadline) {
   return failure_;
 }
 
-absl::Status AsioMesh::Connect(const std::map<int, std::string>& addresses, absl::Time deadline) {
+absl::Status AsioMesh::Connect(const std::map<int, std::string>& addresses, absl::Time deadline,
+                               const std::function<bool()>& stop) {
   if (!failure_.ok()) return failure_;
   for (const int peer : options_.peers) {
     const auto address = addresses.find(peer);
@@ -173,7 +180,7 @@ absl::Status AsioMesh::Connect(const std::map<int, std::string>& addresses, absl
     RETURN_IF_ERROR(Annotate(Dial(peer, address->second), absl::StrCat("rank ", peer)));
   }
   Accept();
-  const absl::Status status = Run(deadline);
+  const absl::Status status = Run(deadline, stop);
   ErrorCode ignored;
   acceptor_.close(ignored);
   if (absl::IsDeadlineExceeded(status)) {

@@ -59,13 +59,13 @@ class PeerMesh {
   // What the peers must know: "IP PORT SECRET".
   virtual const std::string& address() const = 0;
 
-  // Connects with all peers. `addresses` has those of all of them.
-  // Errors: InvalidArgument   an address is malformed or missing
+  // Connects with all peers. `addresses` has those of all of them. `stop`, if not null, is asked
+  // now and again whether to give up. Errors: InvalidArgument   an address is malformed or missing
   //         DeadlineExceeded  peers did not come in time; the message names them
   //         Unavailable       a peer refused the connection
-  //         Aborted           Abort was called
-  virtual absl::Status Connect(const std::map<int, std::string>& addresses,
-                               absl::Time deadline) = 0;
+  //         Aborted           Abort was called, or `stop` said so
+  virtual absl::Status Connect(const std::map<int, std::string>& addresses, absl::Time deadline,
+                               const std::function<bool()>& stop = nullptr) = 0;
 
   // Sends and receives; returns once everything has come and may be written again. Each of
   // `peers` calls it too, with an equal operation and with this rank among its peers, and receives

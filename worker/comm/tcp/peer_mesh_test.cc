@@ -189,6 +189,13 @@ TEST(PeerMeshTest, AbortEndsAWait) {
   aborter.join();
 }
 
+TEST(PeerMeshTest, ConnectEndsWhenItIsToldToStop) {
+  Mesh mesh(2);
+  int asked = 0;
+  EXPECT_THAT(mesh.meshes[1]->Connect(mesh.addresses, Soon(), [&] { return ++asked > 3; }),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("told to stop")));
+}
+
 TEST(PeerMeshTest, PeerOfAnotherEpochDoesNotGetIn) {
   Mesh mesh(2, /*last_epoch=*/2);
   const std::vector<absl::Status> statuses = mesh.Run([&](int, PeerMesh* m) {
