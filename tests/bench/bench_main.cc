@@ -21,8 +21,8 @@ struct Flags {
   int64_t parameters = 32 << 20;
   std::vector<int> sizes = {2, 4, 8};
   std::vector<int> batches = {1, tessera::bench::kLargeBatch};
-  std::vector<std::string> only = {"collectives", "optimizer", "fused",
-                                   "round-trip",  "sdk",       "step"};
+  std::vector<std::string> only = {"collectives", "hosts", "optimizer", "fused",
+                                   "round-trip",  "sdk",   "step"};
   std::string json;
   std::string executor_binary;
 };
@@ -56,7 +56,8 @@ int main(int argc, char** argv) {
   app.add_option("--batches", flags.batches, "Windows a rank and step, for whole steps")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--only", flags.only, "collectives, optimizer, fused, round-trip, sdk, step")
+  app.add_option("--only", flags.only,
+                 "collectives, hosts, optimizer, fused, round-trip, sdk, step")
       ->delimiter(',');
   app.add_option("--executor-binary", flags.executor_binary,
                  "tessera-executor, for whole steps; threads where none is named");
@@ -69,6 +70,11 @@ int main(int argc, char** argv) {
     for (int size : flags.sizes) {
       Append(tessera::bench::BenchCollectives(size, flags.rounds, flags.mebibytes << 20), &rows,
              &ok);
+    }
+  }
+  if (Wants(flags, "hosts")) {
+    for (int size : flags.sizes) {
+      Append(tessera::bench::BenchHosts(size, flags.rounds, flags.mebibytes << 20), &rows, &ok);
     }
   }
   if (Wants(flags, "optimizer")) {

@@ -15,6 +15,9 @@ namespace bench {
 // G1 to G4: all-gather, reduce-scatter and barrier of one host, beside Gloo.
 absl::StatusOr<std::vector<Row>> BenchCollectives(int size, int rounds, int64_t bytes);
 
+// Two hosts of half the ranks each, over TCP, beside Gloo among all ranks. Requires an even size.
+absl::StatusOr<std::vector<Row>> BenchHosts(int size, int rounds, int64_t bytes);
+
 // G6: AdamW over this many parameters in all, beside a four-read-three-write loop.
 absl::StatusOr<std::vector<Row>> BenchOptimizer(int size, int rounds, int64_t num_parameters);
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace tessera {
 namespace {
@@ -16,6 +17,9 @@ bool RaiseTo(std::atomic<uint32_t>* word, uint32_t value) {
   }
   return false;
 }
+
+// From the moment that a rank begins to say why it aborts until it has.
+constexpr absl::Duration kReasonTimeout = absl::Seconds(1);
 
 }  // namespace
 
@@ -45,6 +49,12 @@ void ShmRegion::Supersede(uint32_t epoch) const {
 
 std::string ShmRegion::AbortReason(uint32_t epoch) const {
   const AbortBlock* block = abort_block();
+  // Two may abort at once, and the one that has the word may not run yet, or have died.
+  const absl::Time deadline = absl::Now() + kReasonTimeout;
+  while (block->claimed_epoch.load(std::memory_order_acquire) == epoch &&
+         block->reason_epoch.load(std::memory_order_acquire) < epoch && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
   if (block->reason_epoch.load(std::memory_order_acquire) == epoch) {
     return std::string(block->reason, strnlen(block->reason, AbortBlock::kReasonBytes));
   }
