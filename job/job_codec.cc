@@ -1,5 +1,6 @@
 #include "job/job_codec.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -141,6 +142,24 @@ v1::DType EncodeDType(DType dtype) {
   return v1::DTYPE_UNSPECIFIED;
 }
 
+namespace {
+
+absl::Status DecodeUnitDTypes(const v1::UnitSpec& unit, UnitSpec* decoded) {
+  const auto decode = [&](v1::DType dtype, const char* field, std::optional<DType>* to) {
+    if (dtype == v1::DTYPE_UNSPECIFIED) return absl::OkStatus();
+    absl::StatusOr<DType> known = DecodeDType(dtype);
+    if (!known.ok()) {
+      return Annotate(known.status(), absl::StrCat("unit '", unit.name(), "': ", field));
+    }
+    *to = *known;
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(decode(unit.compute_dtype(), "compute_dtype", &decoded->compute_dtype));
+  return decode(unit.reduce_dtype(), "reduce_dtype", &decoded->reduce_dtype);
+}
+
+}  // namespace
+
 absl::StatusOr<ModelSpec> DecodeModel(const v1::ModelSpec& model) {
   int64_t num_parameters = 0;
   for (const v1::UnitSpec& unit : model.units()) num_parameters += unit.parameters_size();
@@ -151,6 +170,7 @@ absl::StatusOr<ModelSpec> DecodeModel(const v1::ModelSpec& model) {
     RETURN_IF_ERROR(CheckName("unit", unit.name()));
     UnitSpec& decoded_unit = decoded.units.emplace_back();
     decoded_unit.name = unit.name();
+    RETURN_IF_ERROR(DecodeUnitDTypes(unit, &decoded_unit));
     for (const v1::ParameterSpec& parameter : unit.parameters()) {
       absl::StatusOr<TensorSpec> spec = DecodeParameter(parameter);
       if (!spec.ok()) return Annotate(spec.status(), absl::StrCat("unit '", unit.name(), "'"));
@@ -171,6 +191,7 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
   absl::StatusOr<DType> reduce = DecodeDType(config.reduce_dtype());
   if (!reduce.ok()) return Annotate(reduce.status(), "config: reduce_dtype");
   decoded.reduce_dtype = *reduce;
+  decoded.keep_low_precision_gradients = config.keep_low_precision_gradients();
   decoded.layout.parameter_alignment_bytes = config.parameter_alignment_bytes();
   decoded.layout.shard_alignment_bytes = config.shard_alignment_bytes();
   decoded.layout.alignment_dtype = decoded.compute_dtype;
@@ -195,6 +216,8 @@ v1::ModelSpec EncodeModel(const ModelSpec& model) {
   for (const UnitSpec& unit : model.units) {
     v1::UnitSpec* encoded_unit = encoded.add_units();
     encoded_unit->set_name(unit.name);
+    if (unit.compute_dtype) encoded_unit->set_compute_dtype(EncodeDType(*unit.compute_dtype));
+    if (unit.reduce_dtype) encoded_unit->set_reduce_dtype(EncodeDType(*unit.reduce_dtype));
     for (const TensorSpec& parameter : unit.parameters) {
       v1::ParameterSpec* spec = encoded_unit->add_parameters();
       spec->set_name(parameter.name);
@@ -213,6 +236,7 @@ v1::JobConfig EncodeJobConfig(const JobConfig& config) {
   encoded.set_strategy(EncodeStrategy(config.strategy));
   encoded.set_compute_dtype(EncodeDType(config.compute_dtype));
   encoded.set_reduce_dtype(EncodeDType(config.reduce_dtype));
+  encoded.set_keep_low_precision_gradients(config.keep_low_precision_gradients);
   encoded.set_parameter_alignment_bytes(config.layout.parameter_alignment_bytes);
   encoded.set_shard_alignment_bytes(config.layout.shard_alignment_bytes);
   encoded.mutable_optimizer()->set_kind(EncodeOptimizer(config.optimizer));

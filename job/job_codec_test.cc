@@ -41,6 +41,7 @@ v1::JobConfig EveryField() {
   config.set_gradient_slots(5);
   config.set_collective_timeout_ms(12345);
   config.set_backward_prefetch(true);
+  config.set_keep_low_precision_gradients(true);
   return config;
 }
 
@@ -49,6 +50,8 @@ v1::ModelSpec Model() {
   for (const char* name : {"root", "blocks.0"}) {
     v1::UnitSpec* unit = model.add_units();
     unit->set_name(name);
+    unit->set_compute_dtype(v1::DTYPE_FP16);
+    unit->set_reduce_dtype(v1::DTYPE_FP32);
     for (const char* parameter : {".weight", ".tied"}) {
       v1::ParameterSpec* spec = unit->add_parameters();
       spec->set_name(absl::StrCat(name, parameter));
@@ -74,6 +77,7 @@ TEST(JobCodecTest, EveryFieldSurvivesTheRoundTrip) {
   ExpectEveryFieldIsSet(sent);
   ExpectEveryFieldIsSet(sent.optimizer());
   ExpectEveryFieldIsSet(sent.optimizer().groups(1));
+  ExpectEveryFieldIsSet(Model().units(1));
   ExpectEveryFieldIsSet(Model().units(1).parameters(1));
   for (const bool flag : {true, false}) {
     sent.set_backward_prefetch(flag);
@@ -82,6 +86,18 @@ TEST(JobCodecTest, EveryFieldSurvivesTheRoundTrip) {
   }
   ASSERT_OK_AND_ASSIGN(const ModelSpec model, DecodeModel(Model()));
   EXPECT_TRUE(MessageDifferencer::Equals(EncodeModel(model), Model()));
+}
+
+TEST(JobCodecTest, UnitWithoutDTypesHasTheJobs) {
+  v1::ModelSpec model = Model();
+  model.mutable_units(0)->clear_compute_dtype();
+  ASSERT_OK_AND_ASSIGN(const ModelSpec decoded, DecodeModel(model));
+  EXPECT_EQ(decoded.units[0].compute_dtype, std::nullopt);
+  EXPECT_EQ(decoded.units[1].compute_dtype, DType::kFp16);
+  EXPECT_TRUE(MessageDifferencer::Equals(EncodeModel(decoded), model));
+  model.mutable_units(1)->set_reduce_dtype(static_cast<v1::DType>(77));
+  EXPECT_THAT(DecodeModel(model),
+              StatusIs(kInvalid, HasSubstr("unit 'blocks.0': reduce_dtype: dtype 77")));
 }
 
 TEST(JobCodecTest, LayoutIsAlignedForTheComputeDType) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
@@ -42,8 +43,16 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateParameters(const ModelSpec& model) {
+bool IsTrainingDType(DType dtype) { return dtype == DType::kFp32 || IsHalf(dtype); }
+
+absl::Status ValidateUnits(const ModelSpec& model) {
   for (const UnitSpec& unit : model.units) {
+    for (const std::optional<DType>& dtype : {unit.compute_dtype, unit.reduce_dtype}) {
+      if (!dtype.has_value() || IsTrainingDType(*dtype)) continue;
+      return absl::InvalidArgumentError(absl::StrCat("unit '", unit.name,
+                                                     "': compute or reduce dtype ", Name(*dtype),
+                                                     ": fp32, bf16 or fp16"));
+    }
     for (const TensorSpec& spec : unit.parameters) {
       if (spec.dtype == DType::kFp32) continue;
       return absl::InvalidArgumentError(absl::StrCat("unit '", unit.name, "': parameter '",
@@ -53,8 +62,6 @@ absl::Status ValidateParameters(const ModelSpec& model) {
   }
   return absl::OkStatus();
 }
-
-bool IsTrainingDType(DType dtype) { return dtype == DType::kFp32 || dtype == DType::kBf16; }
 
 }  // namespace
 
@@ -78,11 +85,11 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
   RETURN_IF_ERROR(CheckRange("number of units", model.units.size(), 0, kMaxUnits));
   if (!IsTrainingDType(config.compute_dtype)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("config: compute_dtype ", Name(config.compute_dtype), ": fp32 or bf16"));
+        absl::StrCat("config: compute_dtype ", Name(config.compute_dtype), ": fp32, bf16 or fp16"));
   }
   if (!IsTrainingDType(config.reduce_dtype)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("config: reduce_dtype ", Name(config.reduce_dtype), ": fp32 or bf16"));
+        absl::StrCat("config: reduce_dtype ", Name(config.reduce_dtype), ": fp32, bf16 or fp16"));
   }
   if (!std::isfinite(config.max_gradient_norm) || config.max_gradient_norm < 0) {
     return absl::InvalidArgumentError("config: max_gradient_norm is negative or not finite");
@@ -97,7 +104,7 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
   if (config.collective_timeout < absl::Milliseconds(10)) {
     return absl::InvalidArgumentError("config: collective_timeout is under 10 ms");
   }
-  RETURN_IF_ERROR(ValidateParameters(model));
+  RETURN_IF_ERROR(ValidateUnits(model));
   return ValidateGroups(config, model);
 }
 

@@ -38,8 +38,11 @@ struct ParamGroup : HyperParameters {
 struct JobConfig {
   int world_size = 1;
   Strategy strategy = Strategy::kFullShard;
-  DType compute_dtype = DType::kFp32;  // fp32 or bf16; shards are always fp32.
-  DType reduce_dtype = DType::kFp32;   // fp32 or bf16.
+  DType compute_dtype = DType::kFp32;  // fp32, bf16 or fp16; shards are always fp32.
+  // What gradients travel in: fp32, bf16 or fp16. Sums over ranks are fp32 whatever it is.
+  DType reduce_dtype = DType::kFp32;
+  // The optimizer gets the mean over the ranks rounded to reduce_dtype, not as it is in fp32.
+  bool keep_low_precision_gradients = false;
   LayoutOptions layout;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   std::vector<ParamGroup> groups = {ParamGroup()};

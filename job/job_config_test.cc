@@ -61,6 +61,10 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   model.units[0].parameters[0].dtype = DType::kBf16;
   expect(JobConfig(), "'w' is bf16");
   model.units[0].parameters[0].dtype = DType::kFp32;
+  model.units[0].reduce_dtype = DType::kFp64;
+  expect(JobConfig(), "unit 'u': compute or reduce dtype fp64");
+  model.units[0].reduce_dtype = DType::kFp16;
+  EXPECT_OK(ValidateJobConfig(JobConfig(), model));
   model.units.resize(kMaxUnits + 1);
   expect(JobConfig(), "number of units is 16385");
 }

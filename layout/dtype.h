@@ -30,6 +30,8 @@ constexpr bool IsFloatingPoint(DType dtype) {
   return dtype != DType::kInt64 && dtype != DType::kInt32;
 }
 
+constexpr bool IsHalf(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kFp16; }
+
 // "fp32", "bf16", "fp16", "fp64", "int64", "int32".
 absl::string_view Name(DType dtype);
 // Accepts those names and PyTorch's ("float32", "bfloat16", ...).

@@ -154,9 +154,9 @@ std::string DumpUnits(const ModelLayout& layout, DType compute_dtype) {
       absl::StrCat("units (ranks: ", layout.world_size, ", compute ", Name(compute_dtype), ")\n");
   absl::StrAppendFormat(&text, "  %-*s %10s %14s %10s %12s %12s\n", width, "unit", "parameters",
                         "elements", "padding", "size", "of a rank");
-  const int64_t element_bytes = SizeBytes(compute_dtype);
   for (const UnitLayout& unit : layout.units) {
     const FlatLayout& flat = unit.flat;
+    const int64_t element_bytes = SizeBytes(unit.compute_dtype.value_or(compute_dtype));
     absl::StrAppendFormat(&text, "  %-*s %10d %14d %10d %12s %12s\n", width,
                           absl::CHexEscape(flat.unit_name()), flat.parameters().size(),
                           flat.unpadded_numel(), unit.shards.padded_numel() - flat.unpadded_numel(),

@@ -34,7 +34,7 @@ std::string DumpUnit(const UnitLayout& unit, const DumpOptions& options);
 std::string DumpLayout(const ModelLayout& layout, const DumpOptions& options);
 
 // A table with a row for each unit: its elements, what is padding of that, its size in
-// `compute_dtype` and how much of that is one rank's.
+// `compute_dtype`, or the unit's own, and how much of that is one rank's.
 std::string DumpUnits(const ModelLayout& layout, DType compute_dtype);
 
 // A table of the memory that each strategy needs.

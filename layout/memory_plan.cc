@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "absl/numeric/int128.h"
@@ -46,19 +47,38 @@ Bytes SumOfShards(const ModelLayout& layout) {
   return sum;
 }
 
-Bytes SumOfUnits(const ModelLayout& layout) { return SumOfShards(layout) * layout.world_size; }
-
-// Elements of the root and of the `slots` largest other units.
-Bytes LargestAlive(const ModelLayout& layout, int64_t slots) {
-  std::vector<int64_t> others;
-  for (size_t i = 1; i < layout.units.size(); ++i) {
-    others.push_back(layout.units[i].shards.padded_numel());
+// Of each unit: its unsharded elements, in its compute dtype.
+std::vector<Bytes> UnshardedBytes(const ModelLayout& layout, const MemoryOptions& options) {
+  std::vector<Bytes> bytes;
+  for (const UnitLayout& unit : layout.units) {
+    bytes.push_back(Bytes(unit.shards.padded_numel()) *
+                    SizeBytes(unit.compute_dtype.value_or(options.compute_dtype)));
   }
-  const size_t kept = std::min<uint64_t>(others.size(), slots);
-  std::partial_sort(others.begin(), others.begin() + kept, others.end(), std::greater<int64_t>());
-  Bytes sum = layout.units.empty() ? 0 : layout.units.front().shards.padded_numel();
-  for (size_t i = 0; i < kept; ++i) sum += others[i];
-  return sum;
+  return bytes;
+}
+
+// The same, but nothing where the shards side by side are the unsharded parameters.
+std::vector<Bytes> CopiedBytes(const ModelLayout& layout, const MemoryOptions& options) {
+  std::vector<Bytes> bytes = UnshardedBytes(layout, options);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (layout.units[i].compute_dtype.value_or(options.compute_dtype) == options.shard_dtype) {
+      bytes[i] = 0;
+    }
+  }
+  return bytes;
+}
+
+Bytes Sum(const std::vector<Bytes>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), Bytes(0));
+}
+
+// Of the root and of the `slots` largest other units.
+Bytes LargestAlive(std::vector<Bytes> bytes, int64_t slots) {
+  if (bytes.empty()) return 0;
+  const size_t kept = std::min<uint64_t>(bytes.size() - 1, slots);
+  const auto others = bytes.begin() + 1;
+  std::partial_sort(others, others + kept, bytes.end(), std::greater<Bytes>());
+  return std::accumulate(bytes.begin(), others + kept, Bytes(0));
 }
 
 // What a plan is made of, in wide integers.
@@ -70,22 +90,21 @@ struct Parts {
 
 Parts ComputeParts(const ModelLayout& layout, ShardingStrategy strategy,
                    const MemoryOptions& options, int64_t ranks_per_host) {
-  const int64_t compute_bytes = SizeBytes(options.compute_dtype);
-  const bool casts = options.compute_dtype != options.shard_dtype;
+  const std::vector<Bytes> unsharded = UnshardedBytes(layout, options);
+  const std::vector<Bytes> copied = CopiedBytes(layout, options);
   if (strategy == ShardingStrategy::kNoShard) {
     // Everything is resident; only a low-precision copy comes on top.
-    const Bytes copy = casts ? SumOfUnits(layout) * compute_bytes : Bytes(0);
-    return {SumOfUnits(layout), copy * ranks_per_host, copy};
+    const Bytes copy = Sum(copied);
+    return {SumOfShards(layout) * layout.world_size, copy * ranks_per_host, copy};
   }
-  const Bytes gathered = strategy == ShardingStrategy::kFullShard
-                             ? LargestAlive(layout, options.max_gathered_units)
-                             : SumOfUnits(layout);
-  const Bytes gradients = options.gradient_slots == 0
-                              ? SumOfUnits(layout)
-                              : LargestAlive(layout, options.gradient_slots);
-  const bool shards_are_unsharded = !casts && ranks_per_host == layout.world_size;
-  return {SumOfShards(layout), shards_are_unsharded ? Bytes(0) : gathered * compute_bytes,
-          gradients * compute_bytes};
+  const bool one_host = ranks_per_host == layout.world_size;
+  const std::vector<Bytes>& gathered = one_host ? copied : unsharded;
+  return {SumOfShards(layout),
+          strategy == ShardingStrategy::kFullShard
+              ? LargestAlive(gathered, options.max_gathered_units)
+              : Sum(gathered),
+          options.gradient_slots == 0 ? Sum(unsharded)
+                                      : LargestAlive(unsharded, options.gradient_slots)};
 }
 
 absl::Status Narrow(Bytes wide, int64_t* narrow) {

@@ -30,9 +30,10 @@ enum class ShardingStrategy {
 absl::string_view Name(ShardingStrategy strategy);  // "FULL_SHARD", ...
 
 struct MemoryOptions {
-  DType shard_dtype = DType::kFp32;    // Of parameters, reduced gradients, optimizer state.
-  DType compute_dtype = DType::kFp32;  // Of unsharded parameters and unsharded gradients.
-  int64_t optimizer_states = 2;        // Values a parameter element: AdamW 2, momentum 1, SGD 0.
+  DType shard_dtype = DType::kFp32;  // Of parameters, reduced gradients, optimizer state.
+  // Of unsharded parameters and unsharded gradients of units that name no dtype of their own.
+  DType compute_dtype = DType::kFp32;
+  int64_t optimizer_states = 2;  // Values a parameter element: AdamW 2, momentum 1, SGD 0.
   // Unsharded at once beside the root, under FULL_SHARD, where gathering copies.
   int64_t max_gathered_units = 2;
   int64_t gradient_slots = 2;  // Unsharded gradients beside the root's; 0: of every unit.

@@ -30,6 +30,18 @@ MemoryPlan Plan(ShardingStrategy strategy, const MemoryOptions& options) {
   return PlanMemory(FourUnits(), strategy, options).value();
 }
 
+TEST(MemoryPlanTest, UnitInTheShardsDTypeNeedsNoCopyAmongUnitsOfLowPrecision) {
+  ModelLayout layout = FourUnits();
+  layout.units[3].compute_dtype = DType::kFp32;
+  MemoryOptions options;
+  options.compute_dtype = DType::kBf16;
+  options.gradient_slots = 0;
+  ASSERT_OK_AND_ASSIGN(const MemoryPlan plan,
+                       PlanMemory(layout, ShardingStrategy::kShardGradOp, options));
+  EXPECT_EQ(plan.unsharded_parameter_bytes, (40 + 80 + 120) * 2);
+  EXPECT_EQ(plan.unsharded_gradient_bytes, (40 + 80 + 120) * 2 + 160 * 4);
+}
+
 TEST(MemoryPlanTest, OnOneHostUnshardedParametersAreTheShards) {
   for (ShardingStrategy strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
     const MemoryPlan plan = Plan(strategy, MemoryOptions());

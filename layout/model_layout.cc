@@ -13,9 +13,11 @@ absl::StatusOr<ModelLayout> ModelLayout::Create(const ModelSpec& model,
   layout.world_size = world_size;
   layout.units.reserve(model.units.size());
   for (const UnitSpec& unit : model.units) {
-    ASSIGN_OR_RETURN(FlatLayout flat, FlatLayout::Create(unit, options));
+    LayoutOptions of_unit = options;
+    of_unit.alignment_dtype = unit.compute_dtype.value_or(options.alignment_dtype);
+    ASSIGN_OR_RETURN(FlatLayout flat, FlatLayout::Create(unit, of_unit));
     ASSIGN_OR_RETURN(const ShardMap shards, ShardMap::Create(flat, world_size));
-    layout.units.push_back({std::move(flat), shards});
+    layout.units.push_back({std::move(flat), shards, unit.compute_dtype, unit.reduce_dtype});
   }
   return layout;
 }

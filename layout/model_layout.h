@@ -3,6 +3,7 @@
 #ifndef TESSERA_LAYOUT_MODEL_LAYOUT_H_
 #define TESSERA_LAYOUT_MODEL_LAYOUT_H_
 
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,12 +16,16 @@ namespace tessera {
 struct UnitLayout {
   FlatLayout flat;
   ShardMap shards;
+  // Instead of the job's, where given.
+  std::optional<DType> compute_dtype = std::nullopt;
+  std::optional<DType> reduce_dtype = std::nullopt;
 };
 
 struct ModelLayout {
   std::vector<UnitLayout> units;  // Indexed by UnitId; unit 0 is the root.
   int64_t world_size = 1;
 
+  // options.alignment_dtype is that of the units that name no compute dtype of their own.
   // Errors: InvalidArgument  as ValidateModel, FlatLayout::Create and ShardMap::Create.
   static absl::StatusOr<ModelLayout> Create(const ModelSpec& model, const LayoutOptions& options,
                                             int64_t world_size);

@@ -23,8 +23,11 @@ absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, ShardingStrat
     const ShardMap& shards = layout.units[unit].shards;
     const absl::int128 others = shards.padded_numel() - shards.shard_numel();
     const bool twice = strategy == ShardingStrategy::kFullShard && unit != 0;
-    gathered += others * SizeBytes(compute_dtype) * (twice ? 2 : 1);
-    if (IsTrained(layout.units[unit].flat)) reduced += others * SizeBytes(reduce_dtype);
+    const UnitLayout& of_unit = layout.units[unit];
+    gathered += others * SizeBytes(of_unit.compute_dtype.value_or(compute_dtype)) * (twice ? 2 : 1);
+    if (IsTrained(of_unit.flat)) {
+      reduced += others * SizeBytes(of_unit.reduce_dtype.value_or(reduce_dtype));
+    }
   }
   if (std::max(gathered, reduced) > std::numeric_limits<int64_t>::max()) {
     return absl::InvalidArgumentError("a step's traffic in bytes overflows int64");

@@ -23,6 +23,7 @@ struct StepTraffic {
 };
 
 // FULL_SHARD unshards every unit but the root twice, the other strategies once.
+// The dtypes are those of units that name none of their own.
 // Errors: InvalidArgument  the sum of bytes overflows int64.
 absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, ShardingStrategy strategy,
                                         DType compute_dtype, DType reduce_dtype);

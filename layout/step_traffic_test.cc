@@ -31,6 +31,17 @@ TEST(StepTrafficTest, FullShardGathersEveryUnitButTheRootAgainForBackward) {
   EXPECT_EQ(kept.reduced_bytes, (6 + 12) * 2);
 }
 
+TEST(StepTrafficTest, UnitWithDTypesOfItsOwnCountsInThose) {
+  ModelLayout layout = ThreeUnits();
+  layout.units[1].compute_dtype = DType::kFp32;
+  layout.units[0].reduce_dtype = DType::kBf16;
+  ASSERT_OK_AND_ASSIGN(
+      const StepTraffic traffic,
+      PlanTraffic(layout, ShardingStrategy::kShardGradOp, DType::kBf16, DType::kFp32));
+  EXPECT_EQ(traffic.gathered_bytes, 6 * 2 + 12 * 4 + 24 * 2);
+  EXPECT_EQ(traffic.reduced_bytes, 6 * 2 + 12 * 4);
+}
+
 TEST(StepTrafficTest, OneRankReadsNothingOfOthers) {
   ModelLayout layout = ThreeUnits();
   for (UnitLayout& unit : layout.units) unit.shards = ShardMap::Create(unit.flat, 1).value();

@@ -80,6 +80,13 @@ std::string Describe(const TensorSpec& spec) {
       spec.shared_with.empty() ? "" : absl::StrCat(", shared with ", Quoted(spec.shared_with)));
 }
 
+std::string DescribeDTypes(const UnitSpec& unit) {
+  const auto name = [](std::optional<DType> dtype) {
+    return dtype.has_value() ? Name(*dtype) : absl::string_view("the job's");
+  };
+  return absl::StrCat("compute ", name(unit.compute_dtype), ", reduce ", name(unit.reduce_dtype));
+}
+
 bool SameSpec(const TensorSpec& a, const TensorSpec& b) {
   return a.name == b.name && a.shape == b.shape && a.dtype == b.dtype &&
          a.requires_grad == b.requires_grad && a.shared_with == b.shared_with;
@@ -100,6 +107,9 @@ absl::Status CompareUnits(const UnitSpec& a, const UnitSpec& b, size_t index, co
   const std::string where = absl::StrCat("unit ", index, " (", Quoted(a.name), ")");
   if (a.name != b.name) {
     return sides.Differ(absl::StrCat("the name of unit ", index), Quoted(a.name), Quoted(b.name));
+  }
+  if (a.compute_dtype != b.compute_dtype || a.reduce_dtype != b.reduce_dtype) {
+    return sides.Differ(absl::StrCat(where, ", dtypes"), DescribeDTypes(a), DescribeDTypes(b));
   }
   for (size_t i = 0; i < a.parameters.size() && i < b.parameters.size(); ++i) {
     const TensorSpec& left = a.parameters[i];

@@ -3,6 +3,7 @@
 #define TESSERA_LAYOUT_TENSOR_SPEC_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,9 @@ struct TensorSpec {
 struct UnitSpec {
   std::string name;
   std::vector<TensorSpec> parameters;  // In module-walk order.
+  // Instead of the job's, where given.
+  std::optional<DType> compute_dtype = std::nullopt;
+  std::optional<DType> reduce_dtype = std::nullopt;
 };
 
 struct ModelSpec {

@@ -24,7 +24,8 @@ absl::Status Session::CheckUnit(int unit) const {
   return absl::InvalidArgumentError(absl::StrCat("no unit ", unit, " of ", num_units()));
 }
 
-absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int status_code) {
+absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int status_code,
+                             bool full_precision) {
   ControlPage* control = page();
   const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
   RETURN_IF_ERROR(
@@ -39,6 +40,7 @@ absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int
   op.gradient_divisor = step.gradient_divisor;
   op.weight = step.weight.value_or(-1.0);
   op.status_code = status_code;
+  op.full_precision = full_precision;
   op.num_groups = step.groups.size();
   std::copy(step.groups.begin(), step.groups.end(), control->step_groups);
   agreed_error_ = false;
@@ -63,13 +65,14 @@ absl::Status Session::ResultStatus() const {
                       LoadText(result.message, kMaxErrorBytes));
 }
 
-absl::Status Session::UnshardAsync(int unit) {
+absl::Status Session::UnshardAsync(int unit, Precision precision) {
   RETURN_IF_ERROR(CheckUnit(unit));
   if (windows_[unit] != Window::kClosed) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "': unshard while it is unsharded"));
   }
-  RETURN_IF_ERROR(Submit(OpKind::kUnshard, unit));
+  RETURN_IF_ERROR(Submit(OpKind::kUnshard, unit, {}, 0, precision == Precision::kFull));
+  precisions_[unit] = precision;
   windows_[unit] = Window::kOpening;
   ++unshards_[unit];
   return absl::OkStatus();
@@ -81,17 +84,18 @@ bool Session::gathered(int unit) const {
          page()->epoch.load(std::memory_order_acquire) == epoch_;
 }
 
-absl::Status Session::Unshard(int unit) {
+absl::Status Session::Unshard(int unit, Precision precision) {
   RETURN_IF_ERROR(CheckUnit(unit));
-  if (windows_[unit] != Window::kOpening) RETURN_IF_ERROR(UnshardAsync(unit));
-  if (!gathered(unit)) {
+  if (windows_[unit] != Window::kOpening) RETURN_IF_ERROR(UnshardAsync(unit, precision));
+  if (precisions_[unit] == Precision::kFull || !gathered(unit)) {
     const std::atomic<uint32_t>& unsharded = page()->units[unit].unsharded;
     RETURN_IF_ERROR(
         Await([&] { return absl::StrCat("unit '", UnitName(unit), "'"); },
               [&] { return unsharded.load(std::memory_order_acquire) == unshards_[unit]; }));
   }
   windows_[unit] = Window::kOpen;
-  return guard_ == nullptr ? absl::OkStatus() : guard_->Open(unit);
+  WindowGuard* guard = GuardOf(unit, precisions_[unit]);
+  return guard == nullptr ? absl::OkStatus() : guard->Open(unit);
 }
 
 absl::Status Session::Reshard(int unit) {
@@ -101,7 +105,8 @@ absl::Status Session::Reshard(int unit) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "': reshard while it is sharded"));
   }
-  if (guard_ != nullptr) RETURN_IF_ERROR(guard_->Close(unit));
+  WindowGuard* guard = GuardOf(unit, precisions_[unit]);
+  if (guard != nullptr) RETURN_IF_ERROR(guard->Close(unit));
   RETURN_IF_ERROR(Submit(OpKind::kReshard, unit));
   windows_[unit] = Window::kClosed;
   return absl::OkStatus();
@@ -113,7 +118,18 @@ const std::byte* Session::parameters(int unit) const {
 
 const std::byte* Session::parameter(int unit, int parameter) const {
   return parameters(unit) + layout_.units[unit].flat.parameters()[parameter].offset_elements *
-                                SizeBytes(options_.config.compute_dtype);
+                                SizeBytes(plan_.units()[unit].compute_dtype);
+}
+
+const float* Session::full_parameter(int unit, int parameter) const {
+  return reinterpret_cast<const float*>(parameters_.data() +
+                                        plan_.units()[unit].full_offset_bytes) +
+         layout_.units[unit].flat.parameters()[parameter].offset_elements;
+}
+
+WindowGuard* Session::GuardOf(int unit, Precision precision) const {
+  const bool is_other = plan_.units()[unit].compute_dtype != DType::kFp32;
+  return (precision == Precision::kFull && is_other ? full_guard_ : guard_).get();
 }
 
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {

@@ -21,7 +21,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,50 +30,14 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/unique_fd.h"
+#include "client/cpp/session_options.h"
 #include "client/cpp/window_guard.h"
 #include "layout/model_layout.h"
-#include "net/transport_security.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
 #include "worker/memory/region.h"
 
 namespace tessera {
-
-struct SessionOptions {
-  std::string coordinator_address;  // "host:port"
-  std::string worker_address;       // "unix:/.../worker.sock", the worker of this node.
-  TlsFiles tls = {};                // For the way to the coordinator; see net/transport_security.h.
-  bool insecure_connect = false;    // Permits a coordinator of another machine without TLS.
-  std::string job_id;
-  int rank = 0;
-  ModelSpec model;
-  JobConfig config;
-  absl::Duration attach_timeout = absl::Seconds(60);
-  bool wait_if_attached = false;  // For a trainer that replaces a killed one.
-  absl::Duration operation_timeout = absl::Minutes(10);  // Of each wait for other ranks.
-  absl::Duration recover_timeout = absl::Minutes(2);
-  bool guard_windows = true;  // See window_guard.h.
-};
-
-// The same on all ranks but for `weight`.
-struct StepOptions {
-  double learning_rate_scale = 1.0;  // Multiplies each param group's learning rate.
-  // This step's numbers, one for each of config.groups; empty: the job's.
-  std::vector<HyperParameters> groups;
-  // The gradient is the mean over the ranks, divided by this (the loss's scale, for instance).
-  double gradient_divisor = 1.0;
-  // On all ranks or on none: the gradient is the sum over the ranks divided by the sum of their
-  // weights (each rank's number of tokens, for instance; it may be 0), and by gradient_divisor.
-  std::optional<double> weight;
-  // NaN or Inf in a gradient is no error: the step is skipped, on all ranks.
-  bool skip_non_finite = false;
-};
-
-struct StepResult {
-  int64_t step = 0;          // The last one that was taken.
-  double gradient_norm = 0;  // Global, after all divisions, before clipping.
-  bool skipped = false;      // Nothing was changed, the gradients are dropped.
-};
 
 class Session {
  public:
@@ -107,9 +70,11 @@ class Session {
   absl::Status Initialize(const Filler& fill);
 
   // --- Parameters ---
-  // Errors of both: FailedPrecondition  naming the unit: it is already (not) unsharded; Aborted.
-  absl::Status Unshard(int unit);
-  absl::Status UnshardAsync(int unit);  // Starts it; Unshard() then waits.
+  // Collective: all ranks ask for the same units in the same order and precision.
+  // Errors of all: FailedPrecondition  naming the unit: it is already (not) unsharded; Aborted.
+  absl::Status Unshard(int unit, Precision precision = Precision::kCompute);
+  // Starts it; Unshard() then waits, in this precision.
+  absl::Status UnshardAsync(int unit, Precision precision = Precision::kCompute);
   absl::Status Reshard(int unit);
   bool unsharded(int unit) const { return windows_[unit] == Window::kOpen; }
   bool closed(int unit) const { return windows_[unit] == Window::kClosed; }
@@ -120,6 +85,10 @@ class Session {
   const std::byte* parameters(int unit) const;
   // One original parameter of it.
   const std::byte* parameter(int unit, int parameter) const;
+  // The same in fp32; readable while unsharded in full precision.
+  const float* full_parameter(int unit, int parameter) const;
+  // In which the unit is unsharded, or was last.
+  Precision precision(int unit) const { return precisions_[unit]; }
 
   // --- Whole parameters in fp32, whatever the compute dtype: session_parameters.cc ---
   // Collective: all ranks call these for the same units in the same order, outside of a step's
@@ -128,7 +97,8 @@ class Session {
   using Reader = std::function<void(int parameter, absl::Span<const float> values)>;
   absl::Status ReadParameters(int unit, const Reader& read);
   // Sets what `fill` writes over zeroes; each rank's own slice counts. On all ranks or on none:
-  // after Aborted, num_writes() tells which, once Recover() returned. Moments, step numbers and
+  // after Aborted, num_writes() tells which, once Recover() returned. Closes windows in full
+  // precision, which would go on showing the old values. Moments, step numbers and
   // reduced gradients stay, and a step that is undone later does not undo it (docs/adr/0015).
   absl::Status WriteParameters(const std::vector<int>& units, const Filler& fill);
   // The reduced gradient, a mean, since the last step: of parameters that this rank gave one.
@@ -140,7 +110,8 @@ class Session {
 
   // --- Gradients ---
   // Adds `values` (fp32; the whole gradient of one original parameter) to what the unit has since
-  // its last Reduce. Copies; waits while the unit's slot is still being reduced.
+  // its last Reduce. Copies; waits while the unit's slot is still being reduced. It travels in the
+  // unit's reduce dtype, or in fp32 where the unit was last unsharded in full precision.
   // Errors: InvalidArgument     wrong size, or a parameter that needs no gradient
   //         FailedPrecondition  the slot holds another unit's unreduced gradient (accumulating
   //                             without reducing needs config.gradient_slots = 0); Aborted.
@@ -190,6 +161,7 @@ class Session {
   enum class Window { kClosed, kOpening, kOpen };
   struct UnitGradient {
     bool begun = false;             // Holds something that was not reduced yet.
+    DType dtype = DType::kFp32;     // That the slot is in.
     bool reduced = false;           // Something was reduced since the last step.
     std::vector<char> contributed;  // By parameter.
     uint32_t submitted = 0;         // Reductions in this epoch.
@@ -205,7 +177,7 @@ class Session {
   absl::Status RunBody(const std::function<absl::Status()>& step_body);
   absl::Status CheckUnit(int unit) const;
   absl::Status Submit(OpKind kind, int unit, const StepOptions& step = StepOptions(),
-                      int status_code = 0);
+                      int status_code = 0, bool full_precision = false);
   // `what` is only called for the text of an error.
   absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
   // Waits for the operation's result. OK: the other ranks got it too, error or not.
@@ -214,9 +186,10 @@ class Session {
   std::byte* touched() const { return gradient_region_.data() + plan_.touched_offset_bytes(); }
   void ForgetTouched();
   absl::Status AwaitSlot(int unit);
-  absl::Status ClaimSlot(int unit);  // For values that are no gradient.
+  absl::Status BeginGradient(int unit);  // Unless it has begun.
+  absl::Status ClaimSlot(int unit);      // For values that are no gradient.
   // Submits what concerns the claimed slot; AwaitSlot then waits for it.
-  absl::Status SubmitSlot(OpKind kind, int unit);
+  absl::Status SubmitSlot(OpKind kind, int unit, bool full_precision = false);
   absl::Status StageValues(OpKind kind, int unit, const Filler& fill);
   int64_t version() const;  // Of the state: steps and writes.
   std::byte* Slot(int unit) const;
@@ -232,12 +205,15 @@ class Session {
   Mapping parameters_;
   Mapping gradient_region_;
   Mapping control_;
-  std::unique_ptr<WindowGuard> guard_;
+  // The guard of a unit's parameters in this precision; null: none.
+  WindowGuard* GuardOf(int unit, Precision precision) const;
+  std::unique_ptr<WindowGuard> guard_, full_guard_;
 
   uint32_t epoch_ = 0;
   uint32_t results_ = 0;       // Seen in this epoch.
   bool agreed_error_ = false;  // The last operation's result is an error that all ranks got.
   std::vector<Window> windows_;
+  std::vector<Precision> precisions_;
   std::vector<uint32_t> unshards_;  // Asked for in this epoch.
   std::vector<UnitGradient> gradients_;
   std::vector<int> slot_user_;  // The unit that used each gradient slot last; -1: none.

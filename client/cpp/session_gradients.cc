@@ -10,19 +10,19 @@
 namespace tessera {
 namespace {
 
-// dst (+)= src, rounding to bf16. In pieces that stay in the first-level cache.
-void StoreBf16(absl::Span<const float> src, bool add, uint16_t* dst) {
+// dst (+)= src, rounding to `dtype`, bf16 or fp16. In pieces that stay in the first-level cache.
+void StoreHalf(DType dtype, absl::Span<const float> src, bool add, uint16_t* dst) {
   constexpr int64_t kPiece = 1024;
   float piece[kPiece];
   for (size_t at = 0; at < src.size(); at += kPiece) {
     const int64_t count = std::min<int64_t>(kPiece, src.size() - at);
     if (!add) {
-      host::CastFp32ToBf16(src.data() + at, dst + at, count);
+      host::CastFp32ToHalf(dtype, src.data() + at, dst + at, count);
       continue;
     }
-    host::CastBf16ToFp32(dst + at, piece, count);
+    host::CastHalfToFp32(dtype, dst + at, piece, count);
     host::Accumulate(piece, src.data() + at, count);
-    host::CastFp32ToBf16(piece, dst + at, count);
+    host::CastFp32ToHalf(dtype, piece, dst + at, count);
   }
 }
 
@@ -48,6 +48,17 @@ absl::Status Session::AwaitSlot(int unit) {
                [&] { return reduced.load(std::memory_order_acquire) == submitted; });
 }
 
+absl::Status Session::BeginGradient(int unit) {
+  UnitGradient& gradient = gradients_[unit];
+  if (gradient.begun) return absl::OkStatus();
+  RETURN_IF_ERROR(AwaitSlot(unit));
+  slot_user_[plan_.units()[unit].gradient_slot] = unit;
+  gradient.dtype =
+      precisions_[unit] == Precision::kFull ? DType::kFp32 : plan_.units()[unit].reduce_dtype;
+  gradient.begun = true;
+  return absl::OkStatus();
+}
+
 absl::Status Session::AddGradient(int unit, int parameter, absl::Span<const float> values) {
   RETURN_IF_ERROR(CheckUnit(unit));
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
@@ -65,16 +76,13 @@ absl::Status Session::AddGradient(int unit, int parameter, absl::Span<const floa
     return absl::InvalidArgumentError(absl::StrCat("'", placed.spec.name, "' takes no gradient"));
   }
   UnitGradient& gradient = gradients_[unit];
-  if (!gradient.begun) {
-    RETURN_IF_ERROR(AwaitSlot(unit));
-    slot_user_[plan_.units()[unit].gradient_slot] = unit;
-    gradient.begun = true;
-  }
+  RETURN_IF_ERROR(BeginGradient(unit));
   const bool add = gradient.contributed[parameter] != 0;
   gradient.contributed[parameter] = 1;
   touched()[plan_.units()[unit].first_parameter + parameter] = std::byte{1};
-  if (options_.config.reduce_dtype == DType::kBf16) {
-    StoreBf16(values, add, reinterpret_cast<uint16_t*>(Slot(unit)) + placed.offset_elements);
+  if (IsHalf(gradient.dtype)) {
+    StoreHalf(gradient.dtype, values, add,
+              reinterpret_cast<uint16_t*>(Slot(unit)) + placed.offset_elements);
     return absl::OkStatus();
   }
   float* slot = reinterpret_cast<float*>(Slot(unit)) + placed.offset_elements;
@@ -103,8 +111,8 @@ void Session::ZeroUncovered(int unit, T* slot) {
 
 template void Session::ZeroUncovered(int unit, float* slot);
 
-absl::Status Session::SubmitSlot(OpKind kind, int unit) {
-  RETURN_IF_ERROR(Submit(kind, unit));
+absl::Status Session::SubmitSlot(OpKind kind, int unit, bool full_precision) {
+  RETURN_IF_ERROR(Submit(kind, unit, {}, 0, full_precision));
   ++gradients_[unit].submitted;
   return absl::OkStatus();
 }
@@ -117,16 +125,14 @@ bool Session::within_step() const {
 absl::Status Session::Reduce(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   UnitGradient& gradient = gradients_[unit];
-  if (!gradient.begun) {
-    RETURN_IF_ERROR(AwaitSlot(unit));
-    slot_user_[plan_.units()[unit].gradient_slot] = unit;
-  }
-  if (options_.config.reduce_dtype == DType::kBf16) {
+  RETURN_IF_ERROR(BeginGradient(unit));
+  const bool full_precision = gradient.dtype != plan_.units()[unit].reduce_dtype;
+  if (IsHalf(gradient.dtype)) {
     ZeroUncovered(unit, reinterpret_cast<uint16_t*>(Slot(unit)));
   } else {
     ZeroUncovered(unit, reinterpret_cast<float*>(Slot(unit)));
   }
-  RETURN_IF_ERROR(SubmitSlot(OpKind::kReduce, unit));
+  RETURN_IF_ERROR(SubmitSlot(OpKind::kReduce, unit, full_precision));
   gradient.begun = false;
   gradient.reduced = true;
   gradient.contributed.assign(gradient.contributed.size(), 0);

@@ -127,12 +127,18 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
   }
   gradient_region_.Populate();
   if (!options_.guard_windows) return absl::OkStatus();
-  std::vector<WindowGuard::UnitPages> pages;
+  std::vector<WindowGuard::UnitPages> pages, full_pages;
+  bool any_other = false;
   for (const UnitMemory& unit : plan_.units()) {
-    pages.push_back({parameters_.data() + unit.parameter_offset_bytes, unit.parameter_bytes});
+    const bool is_other = unit.compute_dtype != DType::kFp32;
+    any_other |= is_other;
+    pages.push_back({parameters_.data() + unit.parameter_offset_bytes, unit.parameter_bytes,
+                     SizeBytes(unit.compute_dtype)});
+    full_pages.push_back({parameters_.data() + unit.full_offset_bytes,
+                          is_other ? unit.full_bytes : 0, SizeBytes(DType::kFp32)});
   }
-  guard_ = std::make_unique<WindowGuard>(&layout_, std::move(pages),
-                                         SizeBytes(options_.config.compute_dtype));
+  guard_ = std::make_unique<WindowGuard>(&layout_, std::move(pages));
+  if (any_other) full_guard_ = std::make_unique<WindowGuard>(&layout_, std::move(full_pages));
   return absl::OkStatus();
 }
 
@@ -143,6 +149,7 @@ Session::~Session() {
 void Session::ResetEpoch() {
   results_ = 0;
   windows_.assign(num_units(), Window::kClosed);
+  precisions_.assign(num_units(), Precision::kCompute);
   unshards_.assign(num_units(), 0);
   gradients_.assign(num_units(), UnitGradient());
   slot_user_.assign(plan_.num_gradient_slots(), -1);
@@ -150,6 +157,7 @@ void Session::ResetEpoch() {
   for (int unit = 0; unit < num_units(); ++unit) {
     gradients_[unit].contributed.assign(layout_.units[unit].flat.parameters().size(), 0);
     if (guard_ != nullptr) (void)guard_->Close(unit);
+    if (full_guard_ != nullptr) (void)full_guard_->Close(unit);
   }
 }
 

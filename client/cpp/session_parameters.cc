@@ -57,6 +57,10 @@ absl::Status Session::WriteParameters(const std::vector<int>& units, const Fille
   if (!initialized())
     return absl::FailedPreconditionError(
         absl::StrCat("job '", options_.job_id, "' has no initial values yet"));
+  for (int unit = 0; unit < num_units(); ++unit) {
+    if (windows_[unit] != Window::kClosed && precisions_[unit] == Precision::kFull)
+      RETURN_IF_ERROR(Reshard(unit));
+  }
   for (const int unit : units) RETURN_IF_ERROR(StageValues(OpKind::kWrite, unit, fill));
   RETURN_IF_ERROR(Submit(OpKind::kFinishWrite, -1));
   RETURN_IF_ERROR(AwaitResult(OpKind::kFinishWrite));

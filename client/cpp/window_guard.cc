@@ -46,12 +46,8 @@ void InstallOnce() {
 
 }  // namespace
 
-WindowGuard::WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units,
-                         int64_t element_bytes)
-    : layout_(layout),
-      units_(std::move(units)),
-      element_bytes_(element_bytes),
-      open_(units_.size(), 1) {
+WindowGuard::WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units)
+    : layout_(layout), units_(std::move(units)), open_(units_.size(), 1) {
   InstallOnce();
   for (auto& entry : guards) {
     const WindowGuard* none = nullptr;
@@ -91,7 +87,7 @@ bool WindowGuard::Describe(const void* address, char* buffer, size_t capacity) c
   for (size_t u = 0; u < units_.size(); ++u) {
     if (at < units_[u].begin || at >= units_[u].begin + units_[u].size_bytes) continue;
     const FlatLayout& flat = layout_->units[u].flat;
-    const int64_t element = (at - units_[u].begin) / element_bytes_;
+    const int64_t element = (at - units_[u].begin) / units_[u].element_bytes;
     const char* parameter = "(padding)";
     for (const PlacedParameter& placed : flat.parameters()) {
       if (element >= placed.offset_elements && element < placed.offset_elements + placed.numel) {

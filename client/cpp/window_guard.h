@@ -26,9 +26,10 @@ class WindowGuard {
   struct UnitPages {
     std::byte* begin = nullptr;  // Page-aligned.
     int64_t size_bytes = 0;
+    int64_t element_bytes = 0;
   };
   // All units start closed. `layout` outlives the guard.
-  WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units, int64_t element_bytes);
+  WindowGuard(const ModelLayout* layout, std::vector<UnitPages> units);
   ~WindowGuard();
   WindowGuard(const WindowGuard&) = delete;
   WindowGuard& operator=(const WindowGuard&) = delete;
@@ -46,7 +47,6 @@ class WindowGuard {
 
   const ModelLayout* const layout_;
   const std::vector<UnitPages> units_;
-  const int64_t element_bytes_;
   std::vector<char> open_;  // Read by the handler.
 };
 

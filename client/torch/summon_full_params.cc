@@ -73,8 +73,10 @@ void ReplaceMemory(torch::Tensor& tensor, const torch::Tensor& memory) {
 }
 
 void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor) {
-  const auto dtype =
-      session.config().compute_dtype == DType::kBf16 ? torch::kBFloat16 : torch::kFloat32;
+  const DType compute_dtype = session.config().compute_dtype;
+  const auto dtype = compute_dtype == DType::kBf16   ? torch::kBFloat16
+                     : compute_dtype == DType::kFp16 ? torch::kFloat16
+                                                     : torch::kFloat32;
   void* address = const_cast<std::byte*>(session.parameter(unit, parameter));
   const TensorSpec& spec = session.layout().units[unit].flat.parameters()[parameter].spec;
   ReplaceMemory(tensor, torch::from_blob(address, spec.shape, torch::TensorOptions().dtype(dtype)));

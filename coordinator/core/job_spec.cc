@@ -28,6 +28,7 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"strategy", absl::StrCat(static_cast<int>(c.strategy))},
       {"compute_dtype", std::string(Name(c.compute_dtype))},
       {"reduce_dtype", std::string(Name(c.reduce_dtype))},
+      {"keep_low_precision_gradients", c.keep_low_precision_gradients ? "true" : "false"},
       {"parameter_alignment_bytes", absl::StrCat(c.layout.parameter_alignment_bytes)},
       {"shard_alignment_bytes", absl::StrCat(c.layout.shard_alignment_bytes)},
       {"optimizer kind", absl::StrCat(static_cast<int>(c.optimizer))},

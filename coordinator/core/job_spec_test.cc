@@ -81,7 +81,7 @@ TEST(JobSpecTest, BadConfigsAreRefusedByField) {
           "collective_timeout");
   refused([](JobConfig* c) { c->groups.resize(kMaxParamGroups + 1); }, "65 param groups");
   refused([](JobConfig* c) { c->groups[0].beta2 = 1.0; }, "beta2");
-  refused([](JobConfig* c) { c->compute_dtype = DType::kFp16; }, "compute_dtype");
+  refused([](JobConfig* c) { c->compute_dtype = DType::kFp64; }, "compute_dtype");
   refused([](JobConfig* c) { c->compute_dtype = DType::kInt32; }, "compute_dtype");
   refused([](JobConfig* c) { c->reduce_dtype = DType::kInt64; }, "reduce_dtype");
   refused([](JobConfig* c) { c->max_gradient_norm = -1; }, "max_gradient_norm");

@@ -36,7 +36,7 @@ class Step {
   void Fused() {
     Arrive();
     host::ReduceAdamStep(slices_, DType::kFp32, 0.5f, params_, count_, p_, m_, v_, p_, m_, v_,
-                         published_, nullptr, nullptr);
+                         published_, {}, nullptr);
     Arrive();
   }
 
@@ -46,7 +46,7 @@ class Step {
         member_->comm()
             ->ReduceScatterMapped(gradients_, ranges_, DType::kFp32, 0.5f, false, reduced_, nullptr)
             .ok());
-    host::AdamStep(params_, count_, reduced_, p_, m_, v_, p_, m_, v_, nullptr, nullptr);
+    host::AdamStep(params_, count_, reduced_, p_, m_, v_, p_, m_, v_, nullptr, {});
     std::copy(p_, p_ + count_, published_);
     Arrive();
   }

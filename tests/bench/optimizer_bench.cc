@@ -26,10 +26,11 @@ void Measure(TeamMember* member, int64_t num_parameters) {
   params.bias_correction2 = 0.001;
   while (member->NextRound()) {
     member->Time(kAdam, 2,
-                 [&] { host::AdamStep(params, count, g, p, m, v, p, m, v, nullptr, nullptr); });
+                 [&] { host::AdamStep(params, count, g, p, m, v, p, m, v, nullptr, {}); });
     member->Time(kTriad, 2, [&] { FourReadThreeWrite(g, p, m, v, count); });
-    member->Time(kAdamPublishing, 2,
-                 [&] { host::AdamStep(params, count, g, p, m, v, p, m, v, nullptr, bf16); });
+    member->Time(kAdamPublishing, 2, [&] {
+      host::AdamStep(params, count, g, p, m, v, p, m, v, nullptr, {bf16, DType::kBf16});
+    });
   }
 }
 

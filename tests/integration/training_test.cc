@@ -223,36 +223,6 @@ TEST_F(TrainingTest, GradientsAccumulateOverReductions) {
   });
 }
 
-TEST_F(TrainingTest, LowPrecisionComputeAndReduceStayNearTheReference) {
-  StartCluster(2);
-  JobConfig config = ConfigFor(2);
-  config.reduce_dtype = DType::kBf16;
-  ExpectNear(Train(ToyModel(3), config, 3), ReferenceRun(ToyModel(3), config, 3), 2e-2f);
-}
-
-TEST_F(TrainingTest, Bf16ParametersAreTheRoundedShards) {
-  StartCluster(2);
-  JobConfig config = ConfigFor(2);
-  config.compute_dtype = DType::kBf16;
-  ForEachRank(ToyModel(2), config, [](Session* session) {
-    ASSERT_OK(testing_support::InitializeToy(session));
-    for (int u = 0; u < session->num_units(); ++u) {
-      ASSERT_OK(session->Unshard(u));
-      const auto& parameters = session->layout().units[u].flat.parameters();
-      for (size_t p = 0; p < parameters.size(); ++p) {
-        const uint16_t* values = reinterpret_cast<const uint16_t*>(session->parameter(u, p));
-        for (int64_t i = 0; i < parameters[p].numel; ++i) {
-          const uint32_t bits = static_cast<uint32_t>(values[i]) << 16;
-          float value;
-          memcpy(&value, &bits, 4);
-          EXPECT_NEAR(value, testing_support::InitialValue(u, p, i), 1.0f / 256);
-        }
-      }
-      ASSERT_OK(session->Reshard(u));
-    }
-  });
-}
-
 TEST_F(TrainingTest, NonFiniteGradientOnOneRankChangesNothingAnywhere) {
   StartCluster(3);
   const JobConfig config = ConfigFor(3);

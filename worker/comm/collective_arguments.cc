@@ -23,8 +23,9 @@ absl::Status CheckPointer(const void* pointer, int64_t count, const char* name) 
 }
 
 absl::Status CheckGradientDType(DType dtype) {
-  if (dtype == DType::kFp32 || dtype == DType::kBf16) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("gradients are fp32 or bf16, not ", Name(dtype)));
+  if (dtype == DType::kFp32 || IsHalf(dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("gradients are fp32, bf16 or fp16, not ", Name(dtype)));
 }
 
 }  // namespace

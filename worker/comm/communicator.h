@@ -46,7 +46,8 @@ class Communicator {
   // `recv` holds size() * bytes_per_rank; `send` may be this rank's part of it (in place).
   virtual absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) = 0;
 
-  // `send` holds size() * count_per_rank elements of `dtype` (kFp32 or kBf16); sums are fp32.
+  // `send` holds size() * count_per_rank elements of `dtype` (kFp32, kBf16 or kFp16). Sums are
+  // fp32.
   // `recv` may be this rank's slice of an fp32 `send`.
   virtual absl::Status ReduceScatter(const void* send, float* recv, int64_t count_per_rank,
                                      DType dtype, float scale) = 0;

@@ -165,20 +165,21 @@ TEST_P(CommunicatorConformanceTest, ReduceScatterSumsInRankOrder) {
   });
 }
 
-TEST_P(CommunicatorConformanceTest, ReduceScatterSumsBf16InFp32) {
+TEST_P(CommunicatorConformanceTest, ReduceScatterSumsHalvesInFp32) {
   ExpectAllOk([data_of = DataOf()](const RankContext& c) -> absl::Status {
     const int size = c.comm->size();
     for (int64_t count : kCounts) {
+      const DType dtype = count % 2 == 0 ? DType::kBf16 : DType::kFp16;
       auto all = EveryonesFloats(size, data_of, count * size);
       std::vector<uint16_t> send(count * size);
       for (int r = 0; r < size; ++r) {
         std::vector<uint16_t> narrow(count * size);
-        host::CastFp32ToBf16(all[r].data(), narrow.data(), count * size);
-        host::CastBf16ToFp32(narrow.data(), all[r].data(), count * size);
+        host::CastFp32ToHalf(dtype, all[r].data(), narrow.data(), count * size);
+        host::CastHalfToFp32(dtype, narrow.data(), all[r].data(), count * size);
         if (r == c.comm->rank()) send = narrow;
       }
       std::vector<float> recv(count);
-      RETURN_IF_ERROR(c.comm->ReduceScatter(send.data(), recv.data(), count, DType::kBf16, 1.0f));
+      RETURN_IF_ERROR(c.comm->ReduceScatter(send.data(), recv.data(), count, dtype, 1.0f));
       for (int64_t i = 0; i < count; ++i) {
         const float expected = OrderedSum(all, c.comm->rank() * count + i);
         RANK_EXPECT(recv[i] == expected, i, " of ", count);

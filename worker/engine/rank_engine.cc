@@ -45,6 +45,7 @@ RankEngine::RankEngine(Options options)
       reduced_(options_.layout->units.size(), false),
       staged_(options_.layout->units.size(), false),
       gathered_(options_.layout->units.size(), -1),
+      full_precision_at_(options_.layout->units.size(), -1),
       stats_(options_.layout->units.size()) {
   for (const UnitLayout& unit : options_.layout->units) {
     std::vector<ElementRange>& slices = slices_.emplace_back();
@@ -160,11 +161,11 @@ absl::Status RankEngine::Execute(const Op& op) {
   control->progress_kind.store(static_cast<uint32_t>(op.kind), std::memory_order_relaxed);
   switch (op.kind) {
     case OpKind::kUnshard:
-      return Unshard(op.unit);
+      return Unshard(op.unit, op.full_precision != 0);
     case OpKind::kReshard:
       return Reshard(op.unit);
     case OpKind::kReduce:
-      return Reduce(op.unit);
+      return Reduce(op.unit, op.full_precision != 0);
     case OpKind::kInitialize:
       return Initialize(op.unit);
     case OpKind::kFinishInitialize:

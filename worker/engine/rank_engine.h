@@ -99,15 +99,19 @@ class RankEngine {
   // The step under way. Initial values make step 0, with an order of its own, so that step 1
   // records what later steps repeat.
   int64_t OrderStep() const;
-  absl::Status Unshard(int unit);
+  absl::Status Unshard(int unit, bool full_precision);
   // Waits until all of the unit's parameters are those of step_.
   absl::Status Gather(int unit);
+  // Makes the unit readable in fp32: each rank copies its shard, once a step and only if asked to.
+  absl::Status PublishFullPrecision(int unit);
   // Gathers what the record says comes next, so that the trainer will not wait for it.
   absl::Status GatherAhead();
   absl::Status Reshard(int unit);
-  absl::Status Reduce(int unit);
+  absl::Status Reduce(int unit, bool full_precision);
   // `number` is the reduction's in the flight record.
-  void ReduceOnStream(int unit, bool accumulate, int64_t number);
+  void ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number);
+  // Rounds a reduced gradient where the job says so.
+  void KeepLowPrecision(int unit, DType dtype, float* shard, int64_t count);
   absl::Status Initialize(int unit);
   absl::Status FinishInitialize();
   absl::Status RunStep(const Op& op);
@@ -156,6 +160,7 @@ class RankEngine {
   std::vector<bool> reduced_;      // Since the last step, by unit.
   std::vector<bool> staged_;       // For the write under way, by unit.
   std::vector<int64_t> gathered_;  // By unit: of which step its parameters are all here; -1: none.
+  std::vector<int64_t> full_precision_at_;         // The same of those in full precision.
   std::vector<std::vector<ElementRange>> slices_;  // By unit: of each rank.
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
   std::vector<host::GradientStats> stats_;

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-absl::Status RankEngine::Unshard(int unit) {
+absl::Status RankEngine::Unshard(int unit, bool full_precision) {
   RETURN_IF_ERROR(CheckUnit(unit));
   if (options_.control->initialized.load() == 0) {
     return absl::FailedPreconditionError(
@@ -22,10 +22,15 @@ absl::Status RankEngine::Unshard(int unit) {
   const UnitLayout& layout = options_.layout->units[unit];
   const int64_t number =
       options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kUnshard, unit, 0);
+  const DType compute_dtype = options_.memory->units()[unit].compute_dtype;
   RETURN_IF_ERROR(Ordered(OpKind::kUnshard, unit, layout.shards.padded_numel(),
-                          options_.config->compute_dtype));
+                          full_precision ? DType::kFp32 : compute_dtype));
   options_.recorder->Started(number);
-  RETURN_IF_ERROR(Gather(unit));
+  if (full_precision && compute_dtype != DType::kFp32) {
+    RETURN_IF_ERROR(PublishFullPrecision(unit));
+  } else {
+    RETURN_IF_ERROR(Gather(unit));
+  }
   options_.recorder->Done(number);
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kUnshardDone, UnitName(unit)));
@@ -34,6 +39,23 @@ absl::Status RankEngine::Unshard(int unit) {
   options_.control->units[unit].unsharded.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
   return GatherAhead();
+}
+
+// Nobody reads what the copy replaces: a window of an older step was closed before that rank's
+// vote.
+absl::Status RankEngine::PublishFullPrecision(int unit) {
+  if (full_precision_at_[unit] == step_) return absl::OkStatus();  // On every rank.
+  RETURN_IF_ERROR(AwaitPeersAt(step_));
+  RETURN_IF_ERROR(AwaitReductions());  // The stream uses the communicator too.
+  optimizer_.PublishFullPrecision(unit, step_);
+  const int64_t slice_bytes =
+      options_.layout->units[unit].shards.shard_numel() * SizeBytes(DType::kFp32);
+  RETURN_IF_ERROR(Annotate(
+      options_.communicator->AllGatherMapped(
+          options_.parameters + options_.memory->units()[unit].full_offset_bytes, slice_bytes),
+      absl::StrCat("unshard unit '", UnitName(unit), "' in full precision")));
+  full_precision_at_[unit] = step_;
+  return absl::OkStatus();
 }
 
 absl::Status RankEngine::GatherAhead() {
@@ -52,7 +74,7 @@ absl::Status RankEngine::Gather(int unit) {
   if (options_.gatherer == nullptr || gathered_[unit] == step_) return absl::OkStatus();
   const UnitMemory& placed = options_.memory->units()[unit];
   const int64_t slice_bytes =
-      options_.layout->units[unit].shards.shard_numel() * SizeBytes(options_.config->compute_dtype);
+      options_.layout->units[unit].shards.shard_numel() * SizeBytes(placed.compute_dtype);
   RETURN_IF_ERROR(Annotate(options_.gatherer->AllGatherMapped(
                                options_.parameters + placed.parameter_offset_bytes, slice_bytes),
                            absl::StrCat("unshard unit '", UnitName(unit), "'")));
@@ -91,24 +113,23 @@ absl::Status RankEngine::Reshard(int unit) {
   return absl::OkStatus();
 }
 
-absl::Status RankEngine::Reduce(int unit) {
+absl::Status RankEngine::Reduce(int unit, bool full_precision) {
   RETURN_IF_ERROR(CheckUnit(unit));
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kReduce, UnitName(unit)));
-  RETURN_IF_ERROR(Ordered(OpKind::kReduce, unit, options_.layout->units[unit].shards.padded_numel(),
-                          options_.config->reduce_dtype));
+  const DType dtype = full_precision ? DType::kFp32 : options_.memory->units()[unit].reduce_dtype;
+  const int64_t numel = options_.layout->units[unit].shards.padded_numel();
+  RETURN_IF_ERROR(Ordered(OpKind::kReduce, unit, numel, dtype));
   const bool accumulate = reduced_[unit];
   reduced_[unit] = true;
-  const int64_t bytes =
-      options_.layout->units[unit].shards.padded_numel() * SizeBytes(options_.config->reduce_dtype);
-  const int64_t number =
-      options_.recorder->Enqueued(step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, bytes);
+  const int64_t number = options_.recorder->Enqueued(
+      step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, numel * SizeBytes(dtype));
   options_.post_backward->Enqueue(
-      [this, unit, accumulate, number] { ReduceOnStream(unit, accumulate, number); });
+      [this, unit, dtype, accumulate, number] { ReduceOnStream(unit, dtype, accumulate, number); });
   return absl::OkStatus();
 }
 
-void RankEngine::ReduceOnStream(int unit, bool accumulate, int64_t number) {
+void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number) {
   {
     absl::MutexLock lock(&mu_);
     if (!stream_status_.ok()) return;
@@ -127,8 +148,10 @@ void RankEngine::ReduceOnStream(int unit, bool accumulate, int64_t number) {
       reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +
       placed.shard_offset_elements;
   const absl::Status status = options_.communicator->ReduceScatterMapped(
-      sends, slices_[unit], options_.config->reduce_dtype,
-      1.0f / static_cast<float>(options_.config->world_size), accumulate, shard, &stats_[unit]);
+      sends, slices_[unit], dtype, 1.0f / static_cast<float>(options_.config->world_size),
+      accumulate, shard, &stats_[unit]);
+  if (status.ok())
+    KeepLowPrecision(unit, dtype, shard, slices_[unit][options_.rank.value()].size());
   if (!status.ok()) {
     {
       absl::MutexLock lock(&mu_);
@@ -140,6 +163,12 @@ void RankEngine::ReduceOnStream(int unit, bool accumulate, int64_t number) {
   options_.recorder->Done(number);
   options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
+}
+
+void RankEngine::KeepLowPrecision(int unit, DType dtype, float* shard, int64_t count) {
+  if (!options_.config->keep_low_precision_gradients || !IsHalf(dtype)) return;
+  host::RoundToHalf(dtype, shard, count);
+  stats_[unit] = host::MeasureGradient(shard, count);  // Rounding may have made infinities.
 }
 
 absl::Status RankEngine::AwaitReductions() {

@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "worker/device/host/kernels.h"
-
 namespace tessera {
 namespace {
 
@@ -84,12 +82,20 @@ const float* ShardedOptimizer::Parameters(int version) const {
   return State(StateArray::kParameter, version);
 }
 
-void ShardedOptimizer::PublishedAt(const ShardSegment& segment, float** fp32,
-                                   uint16_t** bf16) const {
+ShardedOptimizer::Published ShardedOptimizer::PublishedAt(const ShardSegment& segment) const {
   std::byte* unit = parameters_ + memory_.units()[segment.unit].parameter_offset_bytes;
-  const bool low_precision = config_.compute_dtype == DType::kBf16;
-  *fp32 = low_precision ? nullptr : reinterpret_cast<float*>(unit) + segment.unit_begin_elements;
-  *bf16 = low_precision ? reinterpret_cast<uint16_t*>(unit) + segment.unit_begin_elements : nullptr;
+  const DType dtype = memory_.units()[segment.unit].compute_dtype;
+  if (!IsHalf(dtype)) return {reinterpret_cast<float*>(unit) + segment.unit_begin_elements, {}};
+  return {nullptr, {reinterpret_cast<uint16_t*>(unit) + segment.unit_begin_elements, dtype}};
+}
+
+void ShardedOptimizer::PublishFullPrecision(int unit, int64_t step) {
+  float* full = reinterpret_cast<float*>(parameters_ + memory_.units()[unit].full_offset_bytes);
+  for (const ShardSegment& segment : segments_) {
+    if (segment.unit != unit) continue;
+    memcpy(full + segment.unit_begin_elements, Parameters(step % 2) + segment.state_begin_elements,
+           segment.numel * sizeof(float));
+  }
 }
 
 void ShardedOptimizer::Apply(const OptimizerStep& step) {
@@ -117,11 +123,9 @@ void ShardedOptimizer::CarryOver(const ShardSegment& segment, int64_t step) {
 }
 
 void ShardedOptimizer::PublishValues(const ShardSegment& segment, const float* values) {
-  float* fp32;
-  uint16_t* bf16;
-  PublishedAt(segment, &fp32, &bf16);
+  const auto [fp32, half] = PublishedAt(segment);
   if (fp32 != nullptr) memcpy(fp32, values, segment.numel * sizeof(float));
-  if (bf16 != nullptr) host::CastFp32ToBf16(values, bf16, segment.numel);
+  if (half.to != nullptr) host::CastFp32ToHalf(half.dtype, values, half.to, segment.numel);
 }
 
 void ShardedOptimizer::Stage(int unit, const float* unsharded, int64_t step) {
@@ -157,16 +161,15 @@ void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const Optimizer
   float* v_out = State(StateArray::kSecondMoment, to) + at;
   const float* gradient =
       reinterpret_cast<const float*>(state_ + memory_.ReducedGradientOffsetBytes()) + at;
-  float* fp32;
-  uint16_t* bf16;
-  PublishedAt(segment, &fp32, &bf16);
+  const Published published = PublishedAt(segment);
   const HyperParameters& group = step.groups[segment.group];
   if (config_.optimizer == OptimizerKind::kSgd) {
     host::SgdStep(SgdParamsOf(group, step, update), segment.numel, gradient, p_in, m_in, p_out,
-                  m_out, fp32, bf16);
+                  m_out, published.fp32, published.half);
   } else {
     host::AdamStep(AdamParamsOf(group, step, update, config_.optimizer == OptimizerKind::kAdamW),
-                   segment.numel, gradient, p_in, m_in, v_in, p_out, m_out, v_out, fp32, bf16);
+                   segment.numel, gradient, p_in, m_in, v_in, p_out, m_out, v_out, published.fp32,
+                   published.half);
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include "base/ids.h"
 #include "layout/model_layout.h"
+#include "worker/device/host/kernels.h"
 #include "worker/memory/job_memory.h"
 
 namespace tessera {
@@ -59,6 +60,9 @@ class ShardedOptimizer {
   // 0 and publishes; moments become 0.
   void Initialize(int unit, const float* unsharded);
 
+  // Writes one unit's shard, as of `step`, into its part in full precision of the parameters.
+  // Requires a unit whose compute dtype is not fp32.
+  void PublishFullPrecision(int unit, int64_t step);
   // Puts the rank's part of `unsharded` (a unit's flat parameter in fp32) into the parameters of
   // version step % 2, where nobody looks yet; null: what the version before has.
   void Stage(int unit, const float* unsharded, int64_t step);
@@ -76,8 +80,12 @@ class ShardedOptimizer {
   void CarryMomentsOver(const ShardSegment& segment, int64_t step);
   void CopyFromVersionBefore(StateArray array, const ShardSegment& segment, int64_t step);
   void PublishValues(const ShardSegment& segment, const float* values);
-  // Where segment's published elements lie, as fp32 or bf16; the other is null.
-  void PublishedAt(const ShardSegment& segment, float** fp32, uint16_t** bf16) const;
+  // Where a segment's elements are published: in one of these, the other is null.
+  struct Published {
+    float* fp32 = nullptr;
+    host::HalfOutput half;
+  };
+  Published PublishedAt(const ShardSegment& segment) const;
 
   const JobConfig config_;
   const JobMemory memory_;

@@ -58,7 +58,9 @@ struct Op {
   double gradient_divisor = 1.0;
   double weight = -1.0;
   int32_t status_code = 0;  // kFail: what every rank's trainer gets.
-  uint32_t padding[5] = {};
+  // kUnshard: in fp32, whatever the unit's compute dtype. kReduce: the slot is in fp32. 0 or 1.
+  uint32_t full_precision = 0;
+  uint32_t padding[4] = {};
 };
 static_assert(sizeof(Op) == 64, "one operation is one cache line");
 
@@ -73,7 +75,7 @@ struct UnitWords {
   std::atomic<int64_t> gathered_for_step;
 };
 
-inline constexpr uint32_t kControlPageVersion = 6;
+inline constexpr uint32_t kControlPageVersion = 7;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;

@@ -2,6 +2,7 @@
 // executors and its trainers, so no offset ever travels.
 //
 //   parameters (one a host)   | unit 0: slice of rank 0 | rank 1 | ... | unit 1 ...   compute dtype
+//                             | unit 0 in full precision | unit 1 ...                 fp32
 //   gradients  (one a rank)   | slot 0 (root) | slot 1 | ... | touched |             reduce dtype
 //   state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced |  fp32
 //   control    (one a rank)   | ControlPage |                       trainer  <-> executor
@@ -12,9 +13,11 @@
 // where it has got a gradient since the last step. Update counts: see UpdateCounts.
 //
 // Parameter slices of all ranks lie side by side, so rank r's slice *is* its part of the unsharded
-// flat parameter and unsharding copies nothing. Several units share a gradient slot: unit i > 0 has
-// slot 1 + (i - 1) % gradient_slots, so two neighbours in the backward order never share one.
-// State arrays hold the rank's shards of all units one behind the other.
+// flat parameter and unsharding copies nothing. In full precision there are only the units that are
+// not in fp32 anyway, and their pages take no memory until somebody asks for them. Several units
+// share a gradient slot: unit i > 0 has slot 1 + (i - 1) % gradient_slots, so two neighbours in the
+// backward order never share one. State arrays hold the rank's shards of all units one behind the
+// other.
 #ifndef TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
 #define TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
 
@@ -30,6 +33,11 @@ namespace tessera {
 struct UnitMemory {
   int64_t parameter_offset_bytes = 0;  // In the parameter region; page-aligned.
   int64_t parameter_bytes = 0;         // padded_numel in the compute dtype.
+  // The same in fp32; the very same memory where that is the compute dtype.
+  int64_t full_offset_bytes = 0;
+  int64_t full_bytes = 0;
+  DType compute_dtype = DType::kFp32;  // The unit's own or else the job's.
+  DType reduce_dtype = DType::kFp32;
   int gradient_slot = 0;
   int64_t shard_offset_elements = 0;  // In each state array.
   int first_parameter = 0;            // Of the job's parameters, which are numbered unit by unit.
@@ -63,6 +71,8 @@ class JobMemory {
   int64_t ReducedGradientOffsetBytes() const { return state_array_bytes_ * 6; }
 
  private:
+  absl::Status PlaceFullPrecision();
+
   std::vector<UnitMemory> units_;
   int64_t parameter_region_bytes_ = 0;
   int num_gradient_slots_ = 1;

@@ -184,6 +184,29 @@ TEST(JobMemoryTest, UnitsDoNotOverlapAndNeighboursNeverShareAGradientSlot) {
   EXPECT_EQ(memory.num_gradient_slots(), 3);
 }
 
+TEST(JobMemoryTest, UnitsOfLowPrecisionHaveAPlaceInFullPrecisionBehindAllUnits) {
+  ModelLayout layout = SomeLayout(3);
+  layout.units[1].compute_dtype = DType::kFp32;
+  layout.units[2].reduce_dtype = DType::kBf16;
+  JobConfig config;
+  config.world_size = 3;
+  config.compute_dtype = config.reduce_dtype = DType::kFp16;
+  ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
+  const std::vector<UnitMemory>& units = memory.units();
+  EXPECT_EQ(units[0].compute_dtype, DType::kFp16);
+  EXPECT_EQ(units[1].compute_dtype, DType::kFp32);
+  EXPECT_EQ(units[1].reduce_dtype, DType::kFp16);
+  EXPECT_EQ(units[2].reduce_dtype, DType::kBf16);
+  EXPECT_EQ(units[1].full_offset_bytes, units[1].parameter_offset_bytes);
+  EXPECT_EQ(units[0].full_offset_bytes, units[2].parameter_offset_bytes + units[2].parameter_bytes);
+  EXPECT_EQ(units[2].full_offset_bytes, units[0].full_offset_bytes + units[0].full_bytes);
+  EXPECT_EQ(memory.parameter_region_bytes(), units[2].full_offset_bytes + units[2].full_bytes);
+  for (int unit : {0, 2}) {
+    EXPECT_GE(units[unit].parameter_bytes, layout.units[unit].shards.padded_numel() * 2);
+    EXPECT_GE(units[unit].full_bytes, layout.units[unit].shards.padded_numel() * 4);
+  }
+}
+
 TEST(JobMemoryTest, NoGradientSlotLimitGivesEachUnitItsOwn) {
   JobConfig config;
   config.world_size = 3;

@@ -6,8 +6,9 @@
 //   SgdStep        (g, p, b) -> (p', b') and a published copy of p', in one pass
 //
 // Counts are ELEMENTS, pointers need only their element's alignment (128 bytes is fastest).
-// Every result is bit-identical whatever the SIMD width, the alignment or the processor: sums run
-// in rank order, no product is fused into a sum, and each element is computed on its own.
+// Every result but the payload of a NaN is bit-identical whatever the SIMD width, the alignment or
+// the processor: sums run in rank order, no product is fused into a sum, and each element is
+// computed on its own.
 // The widest instructions of the running processor are picked at the first call.
 // Pure functions; thread-safe over disjoint outputs.
 #ifndef TESSERA_WORKER_DEVICE_HOST_KERNELS_H_
@@ -32,7 +33,7 @@ struct GradientStats {
 // Sums the inputs element by element in rank order in fp32, multiplies by `scale`, writes the
 // result to `output`, or adds it to `output` if `accumulate`. Reads each input once. `stats`, if
 // not null, is set to the measure of what was written.
-// Requires at least one input, and `input_dtype` kFp32 or kBf16. `output` may be one of the
+// Requires at least one input, and `input_dtype` kFp32, kBf16 or kFp16. `output` may be one of the
 // inputs (fp32 only), but not overlap it otherwise.
 void ReduceSlices(absl::Span<const void* const> inputs_by_rank, DType input_dtype, int64_t count,
                   float scale, bool accumulate, float* output, GradientStats* stats);
@@ -65,11 +66,17 @@ struct AdamParams {
   bool decoupled_weight_decay = false;
 };
 
+// Where a rounded copy goes: kBf16 or kFp16. Nowhere if `to` is null.
+struct HalfOutput {
+  uint16_t* to = nullptr;
+  DType dtype = DType::kBf16;
+};
+
 // Each output may equal its input (then the step is in place) but not overlap it otherwise.
-// p_out is also written to `publish_fp32` and, rounded, to `publish_bf16`, where not null.
+// p_out is also written to `publish_fp32`, where not null, and, rounded, to `publish_half`.
 void AdamStep(const AdamParams& params, int64_t count, const float* gradient, const float* p_in,
               const float* m_in, const float* v_in, float* p_out, float* m_out, float* v_out,
-              float* publish_fp32, uint16_t* publish_bf16);
+              float* publish_fp32, HalfOutput publish_half);
 
 // ReduceSlices into a gradient that never leaves the first-level cache, then AdamStep on it: reads
 // N gradient slices and the state once, writes the state and the published parameters once. The
@@ -77,7 +84,7 @@ void AdamStep(const AdamParams& params, int64_t count, const float* gradient, co
 void ReduceAdamStep(absl::Span<const void* const> inputs_by_rank, DType input_dtype, float scale,
                     const AdamParams& params, int64_t count, const float* p_in, const float* m_in,
                     const float* v_in, float* p_out, float* m_out, float* v_out,
-                    float* publish_fp32, uint16_t* publish_bf16, GradientStats* stats);
+                    float* publish_fp32, HalfOutput publish_half, GradientStats* stats);
 
 // SGD of PyTorch (no dampening, no Nesterov):
 //
@@ -96,12 +103,13 @@ struct SgdParams {
 // step momentum_in is not read.
 void SgdStep(const SgdParams& params, int64_t count, const float* gradient, const float* p_in,
              const float* momentum_in, float* p_out, float* momentum_out, float* publish_fp32,
-             uint16_t* publish_bf16);
+             HalfOutput publish_half);
 
-// Rounds to nearest, ties to even. Too large becomes infinite; NaN stays NaN, with its sign and
-// upper payload.
-void CastFp32ToBf16(const float* src, uint16_t* dst, int64_t count);
-void CastBf16ToFp32(const uint16_t* src, float* dst, int64_t count);  // Exact.
+// `dtype`: kBf16 or kFp16. Rounds to nearest, ties to even. Too large becomes infinite; NaN stays
+// NaN, with its sign and upper payload.
+void CastFp32ToHalf(DType dtype, const float* src, uint16_t* dst, int64_t count);
+void CastHalfToFp32(DType dtype, const uint16_t* src, float* dst, int64_t count);  // Exact.
+void RoundToHalf(DType dtype, float* values, int64_t count);  // There and back.
 
 // The instruction set in use, such as "AVX3"; for logs and benchmarks.
 const char* SimdTargetName();

@@ -22,7 +22,7 @@ T* Advance(T* pointer, int64_t elements) {
 void ReduceAdamStep(absl::Span<const void* const> inputs_by_rank, DType input_dtype, float scale,
                     const AdamParams& params, int64_t count, const float* p_in, const float* m_in,
                     const float* v_in, float* p_out, float* m_out, float* v_out,
-                    float* publish_fp32, uint16_t* publish_bf16, GradientStats* stats) {
+                    float* publish_fp32, HalfOutput publish_half, GradientStats* stats) {
   TESSERA_CHECK(count >= 0);
   alignas(128) float gradient[kBlockElements];
   absl::InlinedVector<const void*, 16> inputs(inputs_by_rank.begin(), inputs_by_rank.end());
@@ -39,7 +39,7 @@ void ReduceAdamStep(absl::Span<const void* const> inputs_by_rank, DType input_dt
     total.non_finite |= block.non_finite;
     AdamStep(params, size, gradient, p_in + begin, m_in + begin, v_in + begin, p_out + begin,
              m_out + begin, v_out + begin, Advance(publish_fp32, begin),
-             Advance(publish_bf16, begin));
+             {Advance(publish_half.to, begin), publish_half.dtype});
   }
   if (stats != nullptr) *stats = total;
 }

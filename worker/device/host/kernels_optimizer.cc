@@ -40,7 +40,7 @@ struct AdamPointers {
   float* m_out;
   float* v_out;
   float* publish_fp32;
-  uint16_t* publish_bf16;
+  HalfOutput publish_half;
 };
 
 struct SgdFactors {
@@ -59,7 +59,7 @@ struct SgdPointers {
   float* p_out;
   float* momentum_out;
   float* publish_fp32;
-  uint16_t* publish_bf16;
+  HalfOutput publish_half;
 };
 
 }  // namespace
@@ -73,9 +73,14 @@ namespace host {
 namespace HWY_NAMESPACE {
 
 template <class D>
-HWY_INLINE void Publish(D d, hn::Vec<D> p, size_t i, float* fp32, uint16_t* bf16) {
+HWY_INLINE void Publish(D d, hn::Vec<D> p, size_t i, float* fp32, const HalfOutput& half) {
   if (fp32 != nullptr) hn::StoreU(p, d, fp32 + i);
-  if (bf16 != nullptr) StoreBf16(d, p, bf16 + i);
+  if (half.to == nullptr) return;
+  if (half.dtype == DType::kFp16) {
+    StoreHalf(d, p, reinterpret_cast<Fp16*>(half.to) + i);
+  } else {
+    StoreHalf(d, p, half.to + i);
+  }
 }
 
 template <class D>
@@ -94,7 +99,7 @@ HWY_INLINE void AdamVector(D d, const AdamFactors& f, const AdamPointers& a, siz
   hn::StoreU(m, d, a.m_out + i);
   hn::StoreU(v, d, a.v_out + i);
   hn::StoreU(p, d, a.p_out + i);
-  Publish(d, p, i, a.publish_fp32, a.publish_bf16);
+  Publish(d, p, i, a.publish_fp32, a.publish_half);
 }
 
 HWY_INLINE void AdamPrefetch(const AdamPointers& a, size_t i) {
@@ -132,7 +137,7 @@ HWY_INLINE void SgdVector(D d, const SgdFactors& f, const SgdPointers& a, size_t
   if (f.write_momentum) hn::StoreU(g, d, a.momentum_out + i);
   p = hn::Sub(p, hn::Mul(g, hn::Set(d, f.learning_rate)));
   hn::StoreU(p, d, a.p_out + i);
-  Publish(d, p, i, a.publish_fp32, a.publish_bf16);
+  Publish(d, p, i, a.publish_fp32, a.publish_half);
 }
 
 void Sgd(const SgdFactors& factors, const SgdPointers& pointers, size_t count) {
@@ -160,7 +165,7 @@ HWY_EXPORT(Sgd);
 
 void AdamStep(const AdamParams& params, int64_t count, const float* gradient, const float* p_in,
               const float* m_in, const float* v_in, float* p_out, float* m_out, float* v_out,
-              float* publish_fp32, uint16_t* publish_bf16) {
+              float* publish_fp32, HalfOutput publish_half) {
   TESSERA_CHECK(count >= 0);
   const bool decoupled = params.decoupled_weight_decay;
   AdamFactors f;
@@ -175,13 +180,13 @@ void AdamStep(const AdamParams& params, int64_t count, const float* gradient, co
   f.epsilon = static_cast<float>(params.epsilon);
   f.step_size = static_cast<float>(params.learning_rate / params.bias_correction1);
   const AdamPointers pointers = {gradient, p_in,  m_in,         v_in,        p_out,
-                                 m_out,    v_out, publish_fp32, publish_bf16};
+                                 m_out,    v_out, publish_fp32, publish_half};
   HWY_DYNAMIC_DISPATCH(Adam)(f, pointers, static_cast<size_t>(count));
 }
 
 void SgdStep(const SgdParams& params, int64_t count, const float* gradient, const float* p_in,
              const float* momentum_in, float* p_out, float* momentum_out, float* publish_fp32,
-             uint16_t* publish_bf16) {
+             HalfOutput publish_half) {
   TESSERA_CHECK(count >= 0);
   SgdFactors f;
   f.gradient_scale = static_cast<float>(params.gradient_scale);
@@ -191,7 +196,7 @@ void SgdStep(const SgdParams& params, int64_t count, const float* gradient, cons
   f.write_momentum = params.momentum != 0;
   f.read_momentum = f.write_momentum && !params.first_step;
   const SgdPointers pointers = {gradient,     p_in,         momentum_in, p_out,
-                                momentum_out, publish_fp32, publish_bf16};
+                                momentum_out, publish_fp32, publish_half};
   HWY_DYNAMIC_DISPATCH(Sgd)(f, pointers, static_cast<size_t>(count));
 }
 

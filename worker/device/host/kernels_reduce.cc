@@ -129,9 +129,11 @@ HWY_INLINE void ReduceAs(const void* const* inputs, size_t num_inputs, size_t co
   }
 }
 
-void Reduce(const void* const* inputs, size_t num_inputs, bool is_bf16, size_t count, float scale,
+void Reduce(const void* const* inputs, size_t num_inputs, DType dtype, size_t count, float scale,
             bool accumulate, float* output, double* squares) {
-  if (is_bf16) {
+  if (dtype == DType::kFp16) {
+    ReduceAs<Fp16>(inputs, num_inputs, count, scale, accumulate, output, squares);
+  } else if (dtype == DType::kBf16) {
     ReduceAs<uint16_t>(inputs, num_inputs, count, scale, accumulate, output, squares);
   } else {
     ReduceAs<float>(inputs, num_inputs, count, scale, accumulate, output, squares);
@@ -188,12 +190,12 @@ GradientStats StatsOf(double squares) {
 void ReduceSlices(absl::Span<const void* const> inputs_by_rank, DType input_dtype, int64_t count,
                   float scale, bool accumulate, float* output, GradientStats* stats) {
   TESSERA_CHECK(!inputs_by_rank.empty());
-  TESSERA_CHECK(input_dtype == DType::kFp32 || input_dtype == DType::kBf16);
+  TESSERA_CHECK(input_dtype == DType::kFp32 || IsHalf(input_dtype));
   TESSERA_CHECK(count >= 0);
   double squares = 0;
   HWY_DYNAMIC_DISPATCH(Reduce)
-  (inputs_by_rank.data(), inputs_by_rank.size(), input_dtype == DType::kBf16,
-   static_cast<size_t>(count), scale, accumulate, output, stats == nullptr ? nullptr : &squares);
+  (inputs_by_rank.data(), inputs_by_rank.size(), input_dtype, static_cast<size_t>(count), scale,
+   accumulate, output, stats == nullptr ? nullptr : &squares);
   if (stats != nullptr) *stats = StatsOf(squares);
 }
 

@@ -29,31 +29,37 @@ std::vector<char> OutputOfEveryKernel() {
   };
   const void* inputs[] = {in[0].data(), in[1].data(), in[2].data()};
   std::vector<float> out(kCount, 0.5f), p(kCount), m(kCount), v(kCount);
-  std::vector<uint16_t> bf16(kCount);
+  std::vector<uint16_t> half(kCount);
   GradientStats stats;
   ReduceSlices(inputs, DType::kFp32, kCount, 0.3f, true, out.data(), &stats);
   keep(out.data(), kCount * sizeof(float));
   keep(&stats.sum_of_squares, sizeof(double));
-  ReduceSlices(inputs, DType::kBf16, kCount, 0.3f, false, out.data(), nullptr);
-  keep(out.data(), kCount * sizeof(float));
+  for (const DType dtype : {DType::kBf16, DType::kFp16}) {
+    std::vector<std::vector<uint16_t>> narrow(3, std::vector<uint16_t>(kCount));
+    for (int r = 0; r < 3; ++r) CastFp32ToHalf(dtype, in[r].data(), narrow[r].data(), kCount);
+    const void* halves[] = {narrow[0].data(), narrow[1].data(), narrow[2].data()};
+    ReduceSlices(halves, dtype, kCount, 0.3f, false, out.data(), nullptr);
+    keep(out.data(), kCount * sizeof(float));
+  }
   Accumulate(out.data(), in[0].data(), kCount);
   keep(out.data(), kCount * sizeof(float));
   AdamParams adam;
   adam.weight_decay = 0.1;
-  AdamStep(adam, kCount, in[0].data(), in[1].data(), in[2].data(), in[3].data(), p.data(), m.data(),
-           v.data(), nullptr, bf16.data());
+  for (const DType dtype : {DType::kBf16, DType::kFp16}) {
+    AdamStep(adam, kCount, in[0].data(), in[1].data(), in[2].data(), in[3].data(), p.data(),
+             m.data(), v.data(), nullptr, {half.data(), dtype});
+    keep(half.data(), kCount * sizeof(uint16_t));
+    CastHalfToFp32(dtype, half.data(), out.data(), kCount);
+    keep(out.data(), kCount * sizeof(float));
+  }
   for (const std::vector<float>* written : {&p, &m, &v}) {
     keep(written->data(), kCount * sizeof(float));
   }
-  keep(bf16.data(), kCount * sizeof(uint16_t));
   SgdParams sgd;
   sgd.momentum = 0.9;
   sgd.weight_decay = 0.01;
-  SgdStep(sgd, kCount, in[0].data(), in[1].data(), in[2].data(), p.data(), m.data(), nullptr,
-          nullptr);
+  SgdStep(sgd, kCount, in[0].data(), in[1].data(), in[2].data(), p.data(), m.data(), nullptr, {});
   keep(p.data(), kCount * sizeof(float));
-  CastBf16ToFp32(bf16.data(), out.data(), kCount);
-  keep(out.data(), kCount * sizeof(float));
   return bytes;
 }
 
