@@ -20,6 +20,7 @@
 #include "absl/types/span.h"
 #include "client/cpp/initializer.h"
 #include "client/torch/ignored_states.h"
+#include "client/torch/mixed_precision.h"
 #include "layout/tensor_spec.h"
 
 namespace tessera {
@@ -43,6 +44,7 @@ struct AttachOptions {
   bool check_module_states = true;
   // Of parameters on the meta device.
   SliceInitializer initialize_meta;
+  MixedPrecision precision;
 };
 
 // Every parameter of the tree becomes one of the same name, shape and dtype on the meta device,

@@ -45,13 +45,7 @@ namespace checkpoint_internal {
 using Tensors = std::vector<torch::Tensor>;
 using Segment = std::function<Tensors(const Tensors& inputs)>;
 
-// Whether ForEachTensor knows the type.
-template <typename T, typename = void>
-struct HoldsTensors : std::false_type {};
-template <typename T>
-struct HoldsTensors<T, std::void_t<decltype(ForEachTensor(
-                           std::declval<T&>(), std::declval<void (*)(const torch::Tensor&)>()))>>
-    : std::true_type {};
+using tessera::HoldsTensors;
 
 template <typename T, typename F>
 void ForEachIn(T& value, F&& f) {

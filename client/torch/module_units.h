@@ -4,16 +4,24 @@
 
 #include <torch/torch.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/torch/ignored_states.h"
+#include "client/torch/mixed_precision.h"
 #include "client/torch/sharded.h"
 #include "client/torch/wrap_policy.h"
 #include "layout/tensor_spec.h"
 
 namespace tessera {
+
+// A floating-point buffer, and the dtype that it has while the model is attached.
+struct CastBuffer {
+  torch::Tensor tensor;
+  torch::ScalarType dtype;
+};
 
 // Where a module tree holds a parameter.
 struct ParameterSite {
@@ -27,17 +35,27 @@ struct ModuleUnits {
   std::vector<ShardedBase*> modules;
   std::vector<std::vector<torch::Tensor>> parameters;
   std::vector<std::vector<ParameterSite>> sites;  // Of the first name of each.
+  // By unit: what its parameters are seen in, and what forward's arguments are cast to.
+  std::vector<torch::ScalarType> compute_dtypes;
+  std::vector<std::optional<torch::ScalarType>> input_dtypes;
+  std::vector<bool> casts_results_back;          // To the dtype that an argument was cast from.
+  std::vector<std::vector<CastBuffer>> buffers;  // Only those that are cast.
+  // By unit: whether its tensors show the fp32 memory of windows in full precision at the moment.
+  std::vector<bool> in_full_precision;
 };
 
 // `root` is unit 0; every Sharded<> below it that `policy` chooses is a unit, in walk order; a
 // parameter belongs to the innermost unit that encloses the module that registered it.
-// What `ignored` names is left to the user: it is in no unit.
-// Errors: InvalidArgument  the root is no Sharded<>; a unit without parameters; a parameter in two
-//   units (naming both names and units); a dtype that cannot be trained; all of ValidateModel's;
+// What `ignored` names is left to the user: it is in no unit. What `precision` keeps in full
+// precision is a unit too, whatever the policy says.
+// Errors: InvalidArgument  the root is no Sharded<>; a module that is kept in full precision is in
+//   none that holds nothing else (naming it); a unit without parameters; a parameter in two units
+//   (naming both names and units); a dtype that cannot be trained; all of ValidateModel's;
 //   `ignored` gives both lists, an empty pointer or tensor, the root, or a module that is a unit.
 //         FailedPrecondition  some Sharded<> of the tree is attached already (naming it).
 absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy& policy,
-                                      const IgnoredStates& ignored = {});
+                                      const IgnoredStates& ignored = {},
+                                      const MixedPrecision& precision = {});
 
 }  // namespace tessera
 

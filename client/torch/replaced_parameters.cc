@@ -33,9 +33,11 @@ class Registered {
   torch::OrderedDict<std::string, torch::Tensor> parameters_;
 };
 
-bool InPlace(const Session& session, int unit, int parameter, const torch::Tensor& tensor) {
+bool InPlace(const Session& session, const ModuleUnits& units, int unit, int parameter,
+             const torch::Tensor& tensor) {
   return tensor.defined() &&
-         (tensor.numel() == 0 || tensor.data_ptr() == session.parameter(unit, parameter));
+         (tensor.numel() == 0 || tensor.data_ptr() == ClusterMemory(session, unit, parameter,
+                                                                    units.in_full_precision[unit]));
 }
 
 std::vector<Replacement> FindReplaced(const Session& session, const ModuleUnits& units,
@@ -46,7 +48,7 @@ std::vector<Replacement> FindReplaced(const Session& session, const ModuleUnits&
     for (size_t p = 0; p < units.parameters[unit].size(); ++p) {
       torch::Tensor tensor = registered.At(units.sites[unit][p]);
       const TensorSpec& spec = session.layout().units[unit].flat.parameters()[p].spec;
-      if (InPlace(session, unit, p, tensor) && tensor.sizes().vec() == spec.shape) continue;
+      if (InPlace(session, units, unit, p, tensor) && tensor.sizes().vec() == spec.shape) continue;
       found.push_back({static_cast<int>(unit), static_cast<int>(p), std::move(tensor)});
       if (first_only) return found;
     }
@@ -109,7 +111,7 @@ absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
     const bool same = known.is_same(r.tensor);
     if (!same) known.set_data(torch::empty({0}, known.options()));
     known = r.tensor;
-    UseClusterMemory(*session, r.unit, r.parameter, known);
+    UseClusterMemory(*session, r.unit, r.parameter, known, units->in_full_precision[r.unit]);
     if (changed->empty() || changed->back() != r.unit) changed->push_back(r.unit);
   }
   return absl::OkStatus();

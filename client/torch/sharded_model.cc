@@ -14,7 +14,9 @@
 #include "client/torch/checkpoint.h"
 #include "client/torch/module_states.h"
 #include "client/torch/module_units.h"
+#include "client/torch/precision_rules.h"
 #include "client/torch/replaced_parameters.h"
+#include "client/torch/unit_precision.h"
 
 namespace tessera {
 namespace {
@@ -68,10 +70,17 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
   absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override;
   bool SetSync(bool sync) override { return std::exchange(sync_, sync); }
+  bool UseOriginalBuffers(bool original) override {
+    return precisions_->UseOriginalBuffers(original);
+  }
   absl::Status SummonFullParams(const SummonOptions& options,
                                 const std::function<absl::Status()>& body) override;
 
   void PreForward(int unit) override;
+  std::optional<torch::ScalarType> InputDType(int unit) override {
+    return precisions_->InputDType(unit);
+  }
+  bool CastsResultBack(int unit) override { return units_.casts_results_back[unit]; }
   void WatchInput(int unit, const torch::Tensor& input) override;
   void WatchOutput(int unit, const torch::Tensor& output) override;
   void PostForward(int unit) override;
@@ -85,7 +94,6 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
     bool reduced = false;
   };
 
-  void UseClusterMemory();
   absl::Status CheckSummon(const SummonOptions& options) const;
   absl::Status RunSummoned(const SummonOptions& options, FullParameters* full,
                            const std::function<absl::Status()>& body);
@@ -93,7 +101,10 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   // Takes in what the user put in place of parameters since the last look.
   absl::Status TakeReplaced();
   void HookUnit(int unit);
-  void PreBackward(int unit);
+  // Makes the unit's parameters readable in this precision, and the module use that.
+  void OpenWindow(int unit, Precision precision);
+  // `precision`: of the forward that backward goes through.
+  void PreBackward(int unit, Precision precision);
   void OnParameterGradient(int unit, int parameter);
   void OnUnitGradient(int unit);
   void MaybeReshard(int unit);
@@ -104,6 +115,7 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   const std::shared_ptr<torch::nn::Module> root_;
   ModuleUnits units_;
   std::unique_ptr<Session> session_;
+  std::unique_ptr<UnitPrecisions> precisions_;
   // By unit and parameter; keep the hooks alive.
   std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
   bool sync_ = true;
@@ -119,6 +131,7 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
 
 ShardedModelImpl::~ShardedModelImpl() {
   *alive_ = false;
+  precisions_.reset();
   for (ShardedBase* module : units_.modules) module->AttachUnit(nullptr, -1);
   for (auto& parameters : units_.parameters) {
     for (torch::Tensor& parameter : parameters)
@@ -132,19 +145,13 @@ absl::Status ShardedModelImpl::Open() {
     if (!absl::IsAborted(status)) RETURN_IF_ERROR(status);
     if (absl::IsAborted(status)) RETURN_IF_ERROR(session_->Recover());
   }
-  UseClusterMemory();
+  precisions_ = std::make_unique<UnitPrecisions>(session_.get(), &units_,
+                                                 attach_.precision.full_precision_in_eval);
   for (size_t unit = 0; unit < units_.modules.size(); ++unit) {
     HookUnit(unit);
     units_.modules[unit]->AttachUnit(this, unit);
   }
   return absl::OkStatus();
-}
-
-void ShardedModelImpl::UseClusterMemory() {
-  for (size_t unit = 0; unit < units_.parameters.size(); ++unit) {
-    for (size_t p = 0; p < units_.parameters[unit].size(); ++p)
-      tessera::UseClusterMemory(*session_, unit, p, units_.parameters[unit][p]);
-  }
 }
 
 // Where libtorch made new accumulators meanwhile, hooks these; those of graphs that still wait for
@@ -163,15 +170,25 @@ void ShardedModelImpl::HookUnit(int unit) {
   }
 }
 
+void ShardedModelImpl::OpenWindow(int unit, Precision precision) {
+  if (!session_->closed(unit) && session_->precision(unit) != precision) {
+    ThrowIfError(session_->Reshard(unit));
+  }
+  if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit, precision));
+  if (precisions_->UseParameters(unit, precision)) HookUnit(unit);
+}
+
 void ShardedModelImpl::PreForward(int unit) {
-  if (in_backward_ || Recomputing()) return PreBackward(unit);
+  if (in_backward_ || Recomputing()) return PreBackward(unit, precisions_->Wanted(unit));
   if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
   if (unit == 0) {
     forward_order_.clear();
     forward_depth_ = 0;  // An exception may have ended the last one.
     ThrowIfError(TakeReplaced());
+    precisions_->UseOriginalBuffers(attach_.precision.full_precision_in_eval &&
+                                    !root_->is_training());
   }
-  if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit));
+  OpenWindow(unit, precisions_->Wanted(unit));
   forward_order_.push_back(unit);
   ++forward_depth_;
 }
@@ -191,9 +208,10 @@ void ShardedModelImpl::WatchOutput(int unit, const torch::Tensor& output) {
   if (in_backward_ || !torch::GradMode::is_enabled() || !output.defined() ||
       !output.requires_grad())
     return;
-  output.register_hook([this, alive = alive_, unit](const torch::Tensor&) {
-    if (*alive) PreBackward(unit);
-  });
+  output.register_hook(
+      [this, alive = alive_, unit, precision = session_->precision(unit)](const torch::Tensor&) {
+        if (*alive) PreBackward(unit, precision);
+      });
 }
 
 void ShardedModelImpl::PostForward(int unit) {
@@ -203,7 +221,7 @@ void ShardedModelImpl::PostForward(int unit) {
   ThrowIfError(session_->Reshard(unit));
 }
 
-void ShardedModelImpl::PreBackward(int unit) {
+void ShardedModelImpl::PreBackward(int unit, Precision precision) {
   if (!in_backward_) {
     const std::string changed = FirstReplaced(*session_, units_);
     if (!changed.empty()) {
@@ -215,12 +233,14 @@ void ShardedModelImpl::PreBackward(int unit) {
       if (*alive) EndOfBackward();
     });
   }
-  if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit));
+  OpenWindow(unit, precision);
   if (!session_->config().backward_prefetch) return;
   const auto here = std::find(forward_order_.rbegin(), forward_order_.rend(), unit);
   if (here == forward_order_.rend() || here + 1 == forward_order_.rend()) return;
   const int next = *(here + 1);
-  if (session_->closed(next)) ThrowIfError(session_->UnshardAsync(next));
+  if (session_->closed(next)) {
+    ThrowIfError(session_->UnshardAsync(next, session_->precision(next)));
+  }
 }
 
 void ShardedModelImpl::OnParameterGradient(int unit, int parameter) {
@@ -378,7 +398,8 @@ void ShardedModelImpl::WithFullParameters(const torch::nn::Module& module,
 absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
     std::shared_ptr<torch::nn::Module> root, SessionOptions options, const WrapPolicy& policy,
     const AttachOptions& attach) {
-  ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root, policy, attach.ignored));
+  ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root, policy, attach.ignored,
+                                                MergePrecision(attach.precision, &options.config)));
   options.model = units.model;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(options));
   auto model = std::make_unique<ShardedModelImpl>(std::move(root), std::move(units),

@@ -14,7 +14,8 @@
 // Attaching replaces the parameters' memory by the cluster's: initial values come from the module
 // when the job is new, else the module takes the job's. Parameters lie at stable addresses, so
 // views that autograd saved stay valid; they can be read only while their unit is unsharded, and
-// never written in place. Buffers stay the trainer's own.
+// never written in place. Buffers stay the trainer's own; mixed_precision.h says when their dtype
+// changes.
 //
 // To set parameters, use SummonFullParams or apply(); or, between steps and on all ranks, give a
 // parameter other data or register another tensor: its values are taken at the next forward of the
@@ -44,7 +45,8 @@ namespace tessera {
 class ShardedModel {
  public:
   // `options.model` is filled in from the module: the root, and each Sharded<> that `policy`
-  // chooses, is a unit (wrap_policy.h).
+  // chooses, is a unit (wrap_policy.h). Dtypes that attach.precision names replace
+  // options.config's.
   // Errors: as FindUnits (module_units.h) and Session::Open.
   static absl::StatusOr<std::unique_ptr<ShardedModel>> Attach(
       std::shared_ptr<torch::nn::Module> root, SessionOptions options,
@@ -93,6 +95,22 @@ class ShardedModel {
     const bool before_;
   };
   virtual bool SetSync(bool sync) = 0;  // Returns what it was.
+
+  // While one lives, buffers have the dtypes that they had before attaching, as a saved model
+  // should. Around no forward.
+  class OriginalBuffers {
+   public:
+    explicit OriginalBuffers(ShardedModel* model)
+        : model_(model), before_(model->UseOriginalBuffers(true)) {}
+    ~OriginalBuffers() { model_->UseOriginalBuffers(before_); }
+    OriginalBuffers(const OriginalBuffers&) = delete;
+    OriginalBuffers& operator=(const OriginalBuffers&) = delete;
+
+   private:
+    ShardedModel* const model_;
+    const bool before_;
+  };
+  virtual bool UseOriginalBuffers(bool original) = 0;  // Returns what it was.
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "client/torch/precision_rules.h"
 
 namespace tessera {
 namespace {
@@ -72,13 +73,19 @@ void ReplaceMemory(torch::Tensor& tensor, const torch::Tensor& memory) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
 }
 
-void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor) {
-  const DType compute_dtype = session.config().compute_dtype;
-  const auto dtype = compute_dtype == DType::kBf16   ? torch::kBFloat16
-                     : compute_dtype == DType::kFp16 ? torch::kFloat16
-                                                     : torch::kFloat32;
-  void* address = const_cast<std::byte*>(session.parameter(unit, parameter));
-  const TensorSpec& spec = session.layout().units[unit].flat.parameters()[parameter].spec;
+const void* ClusterMemory(const Session& session, int unit, int parameter, bool full_precision) {
+  if (full_precision) return session.full_parameter(unit, parameter);
+  return session.parameter(unit, parameter);
+}
+
+void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor,
+                      bool full_precision) {
+  const UnitLayout& layout = session.layout().units[unit];
+  const auto dtype =
+      full_precision ? torch::kFloat32
+                     : ScalarTypeOf(layout.compute_dtype.value_or(session.config().compute_dtype));
+  void* address = const_cast<void*>(ClusterMemory(session, unit, parameter, full_precision));
+  const TensorSpec& spec = layout.flat.parameters()[parameter].spec;
   ReplaceMemory(tensor, torch::from_blob(address, spec.shape, torch::TensorOptions().dtype(dtype)));
 }
 
@@ -151,7 +158,7 @@ void FullParameters::Close() {
     for (size_t p = 0; p < units_->parameters[unit].size(); ++p) {
       torch::Tensor& tensor = units_->parameters[unit][p];
       tensor.mutable_grad().reset();
-      UseClusterMemory(*session_, unit, p, tensor);
+      UseClusterMemory(*session_, unit, p, tensor, units_->in_full_precision[unit]);
     }
   }
 }

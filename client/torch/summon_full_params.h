@@ -85,6 +85,9 @@ class FullParameters {
   bool open_ = false;
 };
 
+// Where the job has a parameter: in the unit's compute dtype or in full precision.
+const void* ClusterMemory(const Session& session, int unit, int parameter, bool full_precision);
+
 // Copies of what lies in the job's memory. `values` as it is in the shards.
 torch::Tensor TensorOf(absl::Span<const float> values, const std::vector<int64_t>& shape);
 // The values of any float tensor, into as many elements.
@@ -94,7 +97,8 @@ absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, abs
 // As set_data, also from and to the meta device, which libtorch refuses.
 void ReplaceMemory(torch::Tensor& tensor, const torch::Tensor& memory);
 // Gives the parameter the job's memory, at the address that it has for the session's life.
-void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor);
+void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor,
+                      bool full_precision = false);
 
 }  // namespace tessera
 

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/module_units.h"
+#include "client/torch/precision_rules.h"
 #include "layout/layout_dump.h"
 #include "worker/memory/job_memory.h"
 
@@ -42,9 +43,11 @@ std::string TrafficText(const UnitPlan& plan, ShardingStrategy strategy) {
 
 }  // namespace
 
-absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& config,
-                                   const WrapPolicy& policy) {
-  ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(root, policy));
+absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& of_job,
+                                   const WrapPolicy& policy, const MixedPrecision& precision) {
+  JobConfig config = of_job;
+  ASSIGN_OR_RETURN(ModuleUnits units,
+                   FindUnits(root, policy, {}, MergePrecision(precision, &config)));
   UnitPlan plan;
   plan.model = std::move(units.model);
   RETURN_IF_ERROR(ValidateJobConfig(config, plan.model));

@@ -20,6 +20,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/torch/mixed_precision.h"
 #include "client/torch/wrap_policy.h"
 #include "job/job_config.h"
 #include "layout/memory_plan.h"
@@ -41,7 +42,8 @@ struct UnitPlan {
 
 // Errors: as FindUnits (module_units.h); InvalidArgument  as ValidateJobConfig and PlanMemory.
 absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& config,
-                                   const WrapPolicy& policy = AlwaysWrap());
+                                   const WrapPolicy& policy = AlwaysWrap(),
+                                   const MixedPrecision& precision = {});
 
 }  // namespace tessera
 

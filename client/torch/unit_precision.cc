@@ -1,0 +1,65 @@
+#include "client/torch/unit_precision.h"
+
+#include <utility>
+
+#include "client/torch/summon_full_params.h"
+
+namespace tessera {
+
+UnitPrecisions::UnitPrecisions(Session* session, ModuleUnits* units, bool full_precision_in_eval)
+    : session_(session), units_(units), full_precision_in_eval_(full_precision_in_eval) {
+  for (size_t unit = 0; unit < units_->modules.size(); ++unit) {
+    PlaceParameters(unit);
+    std::vector<torch::ScalarType>& dtypes = original_buffers_.emplace_back();
+    for (const CastBuffer& buffer : units_->buffers[unit]) {
+      dtypes.push_back(buffer.tensor.scalar_type());
+    }
+  }
+  UseOriginalBuffers(false);
+}
+
+UnitPrecisions::~UnitPrecisions() { UseOriginalBuffers(true); }
+
+bool UnitPrecisions::InFullPrecisionEval(int unit) const {
+  return full_precision_in_eval_ &&
+         !dynamic_cast<const torch::nn::Module&>(*units_->modules[unit]).is_training();
+}
+
+Precision UnitPrecisions::Wanted(int unit) const {
+  const bool low = units_->compute_dtypes[unit] != torch::kFloat32;
+  return low && InFullPrecisionEval(unit) ? Precision::kFull : Precision::kCompute;
+}
+
+std::optional<torch::ScalarType> UnitPrecisions::InputDType(int unit) const {
+  if (InFullPrecisionEval(unit)) return std::nullopt;
+  return units_->input_dtypes[unit];
+}
+
+void UnitPrecisions::PlaceParameters(int unit) {
+  for (size_t p = 0; p < units_->parameters[unit].size(); ++p) {
+    UseClusterMemory(*session_, unit, p, units_->parameters[unit][p],
+                     units_->in_full_precision[unit]);
+  }
+}
+
+bool UnitPrecisions::UseParameters(int unit, Precision precision) {
+  const bool full = precision == Precision::kFull;
+  if (units_->in_full_precision[unit] == full) return false;
+  units_->in_full_precision[unit] = full;
+  PlaceParameters(unit);
+  return true;
+}
+
+bool UnitPrecisions::UseOriginalBuffers(bool original) {
+  if (buffers_original_ == original) return original;
+  for (size_t unit = 0; unit < units_->buffers.size(); ++unit) {
+    for (size_t b = 0; b < units_->buffers[unit].size(); ++b) {
+      CastBuffer& buffer = units_->buffers[unit][b];
+      buffer.tensor.set_data(
+          buffer.tensor.detach().to(original ? original_buffers_[unit][b] : buffer.dtype));
+    }
+  }
+  return std::exchange(buffers_original_, original);
+}
+
+}  // namespace tessera
