@@ -39,8 +39,8 @@ class StrongId {
   Value value_{};
 };
 
-using Rank = StrongId<struct RankTag>;                // [0, world_size)
-using Epoch = StrongId<struct EpochTag>;              // one membership of a job; starts at 1
+using Rank = StrongId<struct RankTag>;    // [0, world_size)
+using Epoch = StrongId<struct EpochTag>;  // one membership of a job; starts at 1
 // One life of a job: a job that was deleted and made again under its name has another. Never used
 // twice; a later one is larger.
 using Creation = StrongId<struct CreationTag>;
