@@ -35,9 +35,13 @@ absl::StatusOr<Strategy> DecodeStrategy(v1::Strategy strategy) {
       return Strategy::kShardGradOp;
     case v1::STRATEGY_NO_SHARD:
       return Strategy::kNoShard;
+    case v1::STRATEGY_HYBRID_SHARD:
+      return Strategy::kHybridShard;
+    case v1::STRATEGY_HYBRID_SHARD_ZERO2:
+      return Strategy::kHybridShardZero2;
     default:
       return absl::InvalidArgumentError(
-          absl::StrCat("config: strategy ", static_cast<int>(strategy), " is unknown"));
+          absl::StrCat("strategy ", static_cast<int>(strategy), " is unknown"));
   }
 }
 
@@ -86,6 +90,10 @@ v1::Strategy EncodeStrategy(Strategy strategy) {
       return v1::STRATEGY_SHARD_GRAD_OP;
     case Strategy::kNoShard:
       return v1::STRATEGY_NO_SHARD;
+    case Strategy::kHybridShard:
+      return v1::STRATEGY_HYBRID_SHARD;
+    case Strategy::kHybridShardZero2:
+      return v1::STRATEGY_HYBRID_SHARD_ZERO2;
   }
   return v1::STRATEGY_UNSPECIFIED;
 }
@@ -144,7 +152,7 @@ v1::DType EncodeDType(DType dtype) {
 
 namespace {
 
-absl::Status DecodeUnitDTypes(const v1::UnitSpec& unit, UnitSpec* decoded) {
+absl::Status DecodeUnitOptions(const v1::UnitSpec& unit, UnitSpec* decoded) {
   const auto decode = [&](v1::DType dtype, const char* field, std::optional<DType>* to) {
     if (dtype == v1::DTYPE_UNSPECIFIED) return absl::OkStatus();
     absl::StatusOr<DType> known = DecodeDType(dtype);
@@ -155,7 +163,14 @@ absl::Status DecodeUnitDTypes(const v1::UnitSpec& unit, UnitSpec* decoded) {
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(decode(unit.compute_dtype(), "compute_dtype", &decoded->compute_dtype));
-  return decode(unit.reduce_dtype(), "reduce_dtype", &decoded->reduce_dtype);
+  RETURN_IF_ERROR(decode(unit.reduce_dtype(), "reduce_dtype", &decoded->reduce_dtype));
+  if (unit.strategy() == v1::STRATEGY_UNSPECIFIED) return absl::OkStatus();
+  absl::StatusOr<Strategy> strategy = DecodeStrategy(unit.strategy());
+  if (!strategy.ok()) {
+    return Annotate(strategy.status(), absl::StrCat("unit '", unit.name(), "'"));
+  }
+  decoded->strategy = *strategy;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -170,7 +185,7 @@ absl::StatusOr<ModelSpec> DecodeModel(const v1::ModelSpec& model) {
     RETURN_IF_ERROR(CheckName("unit", unit.name()));
     UnitSpec& decoded_unit = decoded.units.emplace_back();
     decoded_unit.name = unit.name();
-    RETURN_IF_ERROR(DecodeUnitDTypes(unit, &decoded_unit));
+    RETURN_IF_ERROR(DecodeUnitOptions(unit, &decoded_unit));
     for (const v1::ParameterSpec& parameter : unit.parameters()) {
       absl::StatusOr<TensorSpec> spec = DecodeParameter(parameter);
       if (!spec.ok()) return Annotate(spec.status(), absl::StrCat("unit '", unit.name(), "'"));
@@ -184,7 +199,12 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
   JobConfig decoded;
   RETURN_IF_ERROR(CheckRange("config: world_size", config.world_size(), 1, kMaxWorldSize));
   decoded.world_size = config.world_size();
-  ASSIGN_OR_RETURN(decoded.strategy, DecodeStrategy(config.strategy()));
+  absl::StatusOr<Strategy> strategy = DecodeStrategy(config.strategy());
+  if (!strategy.ok()) return Annotate(strategy.status(), "config");
+  decoded.strategy = *strategy;
+  RETURN_IF_ERROR(
+      CheckRange("config: shard_group_size", config.shard_group_size(), 0, kMaxWorldSize));
+  decoded.shard_group_size = config.shard_group_size();
   absl::StatusOr<DType> compute = DecodeDType(config.compute_dtype());
   if (!compute.ok()) return Annotate(compute.status(), "config: compute_dtype");
   decoded.compute_dtype = *compute;
@@ -217,6 +237,7 @@ v1::ModelSpec EncodeModel(const ModelSpec& model) {
     v1::UnitSpec* encoded_unit = encoded.add_units();
     encoded_unit->set_name(unit.name);
     if (unit.compute_dtype) encoded_unit->set_compute_dtype(EncodeDType(*unit.compute_dtype));
+    if (unit.strategy) encoded_unit->set_strategy(EncodeStrategy(*unit.strategy));
     if (unit.reduce_dtype) encoded_unit->set_reduce_dtype(EncodeDType(*unit.reduce_dtype));
     for (const TensorSpec& parameter : unit.parameters) {
       v1::ParameterSpec* spec = encoded_unit->add_parameters();
@@ -234,6 +255,7 @@ v1::JobConfig EncodeJobConfig(const JobConfig& config) {
   v1::JobConfig encoded;
   encoded.set_world_size(config.world_size);
   encoded.set_strategy(EncodeStrategy(config.strategy));
+  encoded.set_shard_group_size(config.shard_group_size);
   encoded.set_compute_dtype(EncodeDType(config.compute_dtype));
   encoded.set_reduce_dtype(EncodeDType(config.reduce_dtype));
   encoded.set_keep_low_precision_gradients(config.keep_low_precision_gradients);

@@ -42,6 +42,7 @@ v1::JobConfig EveryField() {
   config.set_collective_timeout_ms(12345);
   config.set_backward_prefetch(true);
   config.set_keep_low_precision_gradients(true);
+  config.set_shard_group_size(3);
   return config;
 }
 
@@ -52,6 +53,7 @@ v1::ModelSpec Model() {
     unit->set_name(name);
     unit->set_compute_dtype(v1::DTYPE_FP16);
     unit->set_reduce_dtype(v1::DTYPE_FP32);
+    unit->set_strategy(v1::STRATEGY_HYBRID_SHARD);
     for (const char* parameter : {".weight", ".tied"}) {
       v1::ParameterSpec* spec = unit->add_parameters();
       spec->set_name(absl::StrCat(name, parameter));
@@ -98,6 +100,9 @@ TEST(JobCodecTest, UnitWithoutDTypesHasTheJobs) {
   model.mutable_units(1)->set_reduce_dtype(static_cast<v1::DType>(77));
   EXPECT_THAT(DecodeModel(model),
               StatusIs(kInvalid, HasSubstr("unit 'blocks.0': reduce_dtype: dtype 77")));
+  model = Model();
+  model.mutable_units(1)->set_strategy(static_cast<v1::Strategy>(77));
+  EXPECT_THAT(DecodeModel(model), StatusIs(kInvalid, HasSubstr("unit 'blocks.0': strategy 77")));
 }
 
 TEST(JobCodecTest, LayoutIsAlignedForTheComputeDType) {
@@ -119,7 +124,8 @@ TEST(JobCodecTest, EveryEnumSurvivesTheRoundTrip) {
   }
   v1::JobConfig config = EveryField();
   for (const v1::Strategy strategy :
-       {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_SHARD_GRAD_OP, v1::STRATEGY_NO_SHARD}) {
+       {v1::STRATEGY_FULL_SHARD, v1::STRATEGY_SHARD_GRAD_OP, v1::STRATEGY_NO_SHARD,
+        v1::STRATEGY_HYBRID_SHARD, v1::STRATEGY_HYBRID_SHARD_ZERO2}) {
     config.set_strategy(strategy);
     EXPECT_EQ(EncodeJobConfig(*DecodeJobConfig(config)).strategy(), strategy);
   }

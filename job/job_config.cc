@@ -45,6 +45,25 @@ absl::Status ValidateGroups(const JobConfig& config, const ModelSpec& model) {
 
 bool IsTrainingDType(DType dtype) { return dtype == DType::kFp32 || IsHalf(dtype); }
 
+absl::Status ValidateStrategies(const JobConfig& config, const ModelSpec& model) {
+  Strategy hybrid = config.strategy;
+  for (const UnitSpec& unit : model.units) {
+    if (unit.strategy.has_value() && IsHybrid(*unit.strategy)) hybrid = *unit.strategy;
+  }
+  const int group = config.shard_group_size;
+  if (!IsHybrid(hybrid)) {
+    if (group == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("config: shard_group_size ", group, " where no unit is hybrid"));
+  }
+  if (group < 1 || config.world_size % group != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "config: ", Name(hybrid), " needs a shard_group_size (ranks of one worker that have the ",
+        "model once) that divides world_size ", config.world_size, "; it is ", group));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateUnits(const ModelSpec& model) {
   for (const UnitSpec& unit : model.units) {
     for (const std::optional<DType>& dtype : {unit.compute_dtype, unit.reduce_dtype}) {
@@ -104,6 +123,7 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
   if (config.collective_timeout < absl::Milliseconds(10)) {
     return absl::InvalidArgumentError("config: collective_timeout is under 10 ms");
   }
+  RETURN_IF_ERROR(ValidateStrategies(config, model));
   RETURN_IF_ERROR(ValidateUnits(model));
   return ValidateGroups(config, model);
 }

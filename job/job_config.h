@@ -10,14 +10,9 @@
 #include "job/field_limits.h"
 #include "layout/flat_layout.h"
 #include "layout/model_layout.h"
+#include "layout/strategy.h"
 
 namespace tessera {
-
-enum class Strategy {
-  kFullShard,    // Unsharded only around use.
-  kShardGradOp,  // Kept unsharded from forward to the end of backward.
-  kNoShard,      // Never resharded.
-};
 
 enum class OptimizerKind { kSgd, kAdam, kAdamW };
 
@@ -37,7 +32,10 @@ struct ParamGroup : HyperParameters {
 
 struct JobConfig {
   int world_size = 1;
-  Strategy strategy = Strategy::kFullShard;
+  Strategy strategy = Strategy::kFullShard;  // Of units that name none of their own.
+  // Of the hybrid strategies: so many ranks have the model once, each group on a worker of its own.
+  // Divides world_size; 0: no unit is hybrid.
+  int shard_group_size = 0;
   DType compute_dtype = DType::kFp32;  // fp32, bf16 or fp16; shards are always fp32.
   // What gradients travel in: fp32, bf16 or fp16. Sums over ranks are fp32 whatever it is.
   DType reduce_dtype = DType::kFp32;

@@ -49,6 +49,22 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   config = JobConfig();
   config.groups[0].parameter_names = {"w"};
   expect(config, "param group 0: is the default one");
+  // HSDP-1, HSDP-2
+  config = JobConfig();
+  config.world_size = 4;
+  config.strategy = Strategy::kHybridShard;
+  expect(config, "HYBRID_SHARD needs a shard_group_size");
+  config.shard_group_size = 3;
+  expect(config, "divides world_size 4; it is 3");
+  config.shard_group_size = 2;
+  EXPECT_OK(ValidateJobConfig(config, model));
+  config.strategy = Strategy::kFullShard;
+  expect(config, "shard_group_size 2 where no unit is hybrid");
+  model.units[0].strategy = Strategy::kHybridShardZero2;
+  EXPECT_OK(ValidateJobConfig(config, model));
+  config.shard_group_size = 0;
+  expect(config, "HYBRID_SHARD_ZERO2 needs a shard_group_size");
+  model.units[0].strategy.reset();
   config = JobConfig();
   config.max_gathered_units = 0;
   expect(config, "max_gathered_units");

@@ -144,6 +144,16 @@ TEST(ShardMapTest, TrailingRanksMayOwnOnlyPadding) {
   EXPECT_EQ(shards.RangeOf(Rank(3)), (ElementRange{6, 8}));
 }
 
+TEST(ShardMapTest, RanksBeyondTheSlicesAreReplicas) {
+  const FlatLayout flat = FlatLayout::Create({"u", {MakeSpec("w", {10})}}, LayoutOptions()).value();
+  const ShardMap shards = ShardMap::Create(flat, 2).value();
+  EXPECT_EQ(shards.RangeOf(Rank(2)), shards.RangeOf(Rank(0)));
+  EXPECT_EQ(shards.RangeOf(Rank(5)), shards.RangeOf(Rank(1)));
+  EXPECT_FALSE(shards.IsReplica(Rank(1)));
+  EXPECT_TRUE(shards.IsReplica(Rank(2)));
+  EXPECT_EQ(shards.OwnerOf(shards.RangeOf(Rank(5)).begin), Rank(1));
+}
+
 TEST(ShardMapTest, EverySliceStartsOnTheShardAlignment) {
   LayoutOptions options;
   options.shard_alignment_bytes = 128;
@@ -221,6 +231,24 @@ TEST(ModelLayoutTest, HundredThousandParametersAreLaidOut) {
   ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, LayoutOptions(), 16));
   ASSERT_EQ(layout.units.size(), 2);
   EXPECT_EQ(layout.units[1].flat.parameters().size(), 50000);
+}
+
+TEST(ModelLayoutTest, HybridUnitIsCutOverAGroupAndOthersOverAllRanks) {
+  ModelSpec model;
+  model.units.push_back({"root", {MakeSpec("a", {64})}});
+  model.units.push_back({"block", {MakeSpec("b", {64})}});
+  model.units.back().strategy = Strategy::kFullShard;
+  const Sharding sharding = {/*world_size=*/8, Strategy::kHybridShard, /*group_size=*/2};
+  ASSERT_OK_AND_ASSIGN(const ModelLayout layout,
+                       ModelLayout::Create(model, LayoutOptions(), sharding));
+  EXPECT_EQ(layout.world_size, 8);
+  EXPECT_EQ(layout.units[0].shards.num_shards(), 2);
+  EXPECT_EQ(layout.units[1].shards.num_shards(), 8);
+  for (const int64_t group : {0, 3}) {
+    EXPECT_THAT(
+        ModelLayout::Create(model, LayoutOptions(), Sharding{8, Strategy::kHybridShard, group}),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unit 'root': HYBRID_SHARD")));
+  }
 }
 
 TEST(ModelLayoutTest, ErrorsOfAnyUnitAreReturned) {

@@ -51,7 +51,7 @@ void AddUnit(const UnitLayout& unit, WordHasher* hasher) {
   hasher->AddSigned(flat.options().parameter_alignment_bytes);
   hasher->AddSigned(flat.options().shard_alignment_bytes);
   hasher->Add(flat.options().alignment_dtype);
-  hasher->AddSigned(unit.shards.world_size());
+  hasher->AddSigned(unit.shards.num_shards());
   hasher->AddSigned(unit.shards.shard_numel());
   hasher->Add(uint64_t{flat.parameters().size()});
   for (const PlacedParameter& parameter : flat.parameters()) {

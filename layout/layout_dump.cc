@@ -111,7 +111,7 @@ std::string DumpRank(const UnitLayout& unit, Rank rank, const DumpOptions& optio
   }
   pieces.AddPadding({drawn_up_to, range.end}, flat.end_elements());
   const int width = static_cast<int>(absl::StrCat(unit.shards.padded_numel()).size());
-  const int rank_width = static_cast<int>(absl::StrCat(unit.shards.world_size() - 1).size());
+  const int rank_width = static_cast<int>(absl::StrCat(unit.shards.num_shards() - 1).size());
   return absl::StrFormat("rank %*d [%*d, %*d)  %s", rank_width, rank.value(), width, range.begin,
                          width, range.end, pieces.Text());
 }
@@ -124,16 +124,16 @@ std::string DumpUnit(const UnitLayout& unit, const DumpOptions& options) {
       absl::StrCat("unit \"", absl::CHexEscape(flat.unit_name()), "\": ", Name(flat.dtype()), ", ",
                    flat.unpadded_numel(), " elements in ", num_parameters,
                    num_parameters == 1 ? " parameter; " : " parameters; ");
-  absl::StrAppend(&text, shards.world_size(), shards.world_size() == 1 ? " rank of " : " ranks of ",
-                  shards.shard_numel(), " hold", shards.world_size() == 1 ? "s " : " ",
+  absl::StrAppend(&text, shards.num_shards(), shards.num_shards() == 1 ? " rank of " : " ranks of ",
+                  shards.shard_numel(), " hold", shards.num_shards() == 1 ? "s " : " ",
                   shards.padded_numel(), "\n");
-  int64_t num_drawn = shards.world_size();
+  int64_t num_drawn = shards.num_shards();
   if (options.max_ranks > 0) num_drawn = std::min(num_drawn, options.max_ranks);
   for (int64_t rank = 0; rank < num_drawn; ++rank) {
     absl::StrAppend(&text, "  ", DumpRank(unit, Rank(rank), options), "\n");
   }
-  if (num_drawn < shards.world_size()) {
-    absl::StrAppend(&text, "  ... ", shards.world_size() - num_drawn, " more ranks\n");
+  if (num_drawn < shards.num_shards()) {
+    absl::StrAppend(&text, "  ... ", shards.num_shards() - num_drawn, " more ranks\n");
   }
   AppendNotes(flat, &text);
   return text;
@@ -171,12 +171,16 @@ absl::StatusOr<std::string> DumpMemory(const ModelLayout& layout, const MemoryOp
       absl::StrCat("memory per rank (", DescribeHosts(layout, options), ", shards ",
                    Name(options.shard_dtype), ", compute ", Name(options.compute_dtype), ", ",
                    options.optimizer_states, " optimizer states)\n");
-  absl::StrAppendFormat(&text, "  %-13s %12s %12s %12s %14s %12s %12s\n", "strategy", "parameters",
-                        "gradients", "optimizer", "unsharded peak", "rank total", "host total");
-  for (ShardingStrategy strategy :
-       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard}) {
+  size_t width = 13;
+  for (const Strategy strategy : PlannedStrategies(options)) {
+    width = std::max(width, Name(strategy).size());
+  }
+  absl::StrAppendFormat(&text, "  %-*s %12s %12s %12s %14s %12s %12s\n", width, "strategy",
+                        "parameters", "gradients", "optimizer", "unsharded peak", "rank total",
+                        "host total");
+  for (const Strategy strategy : PlannedStrategies(options)) {
     ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(layout, strategy, options));
-    absl::StrAppendFormat(&text, "  %-13s %12s %12s %12s %14s %12s %12s\n", Name(strategy),
+    absl::StrAppendFormat(&text, "  %-*s %12s %12s %12s %14s %12s %12s\n", width, Name(strategy),
                           FormatBytes(plan.parameter_bytes), FormatBytes(plan.gradient_bytes),
                           FormatBytes(plan.optimizer_bytes), FormatBytes(plan.unsharded_peak_bytes),
                           FormatBytes(plan.rank_total_bytes), FormatBytes(plan.host_total_bytes));

@@ -38,73 +38,89 @@ absl::Status ValidateOptions(const ModelLayout& layout, const MemoryOptions& opt
     return absl::InvalidArgumentError(absl::StrCat("ranks_per_host ", options.ranks_per_host,
                                                    " is not in [0, ", layout.world_size, "]"));
   }
+  if (options.shard_group_size < 0 ||
+      (options.shard_group_size > 0 && layout.world_size % options.shard_group_size != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("shard_group_size ", options.shard_group_size,
+                                                   " does not divide ", layout.world_size));
+  }
   return absl::OkStatus();
 }
 
-Bytes SumOfShards(const ModelLayout& layout) {
-  Bytes sum = 0;
-  for (const UnitLayout& unit : layout.units) sum += unit.shards.shard_numel();
-  return sum;
-}
+// A unit as a plan sees it.
+struct PlannedUnit {
+  Strategy strategy;
+  Bytes shard_numel;
+  Bytes padded_numel;
+  Bytes unsharded_bytes;  // In its compute dtype.
+  Bytes copied_bytes;     // The same; 0 where the shards side by side are the unsharded unit.
+  Bytes gathered_bytes;   // What unsharding it takes on a host.
+};
 
-// Of each unit: its unsharded elements, in its compute dtype.
-std::vector<Bytes> UnshardedBytes(const ModelLayout& layout, const MemoryOptions& options) {
-  std::vector<Bytes> bytes;
-  for (const UnitLayout& unit : layout.units) {
-    bytes.push_back(Bytes(unit.shards.padded_numel()) *
-                    SizeBytes(unit.compute_dtype.value_or(options.compute_dtype)));
+// `strategies`: by unit.
+absl::StatusOr<std::vector<PlannedUnit>> PlanUnits(const ModelLayout& layout,
+                                                   const std::vector<Strategy>& strategies,
+                                                   const MemoryOptions& options,
+                                                   int64_t ranks_per_host) {
+  std::vector<PlannedUnit> planned;
+  for (size_t i = 0; i < layout.units.size(); ++i) {
+    const UnitLayout& unit = layout.units[i];
+    const int64_t num_shards =
+        IsHybrid(strategies[i]) ? options.shard_group_size : layout.world_size;
+    ASSIGN_OR_RETURN(const ShardMap shards, ShardMap::Create(unit.flat, num_shards));
+    const DType compute_dtype = unit.compute_dtype.value_or(options.compute_dtype);
+    PlannedUnit& plan = planned.emplace_back();
+    plan.strategy = strategies[i];
+    plan.shard_numel = shards.shard_numel();
+    plan.padded_numel = shards.padded_numel();
+    plan.unsharded_bytes = plan.padded_numel * SizeBytes(compute_dtype);
+    plan.copied_bytes = compute_dtype == options.shard_dtype ? Bytes(0) : plan.unsharded_bytes;
+    plan.gathered_bytes = num_shards <= ranks_per_host ? plan.copied_bytes : plan.unsharded_bytes;
   }
-  return bytes;
+  return planned;
 }
 
-// The same, but nothing where the shards side by side are the unsharded parameters.
-std::vector<Bytes> CopiedBytes(const ModelLayout& layout, const MemoryOptions& options) {
-  std::vector<Bytes> bytes = UnshardedBytes(layout, options);
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    if (layout.units[i].compute_dtype.value_or(options.compute_dtype) == options.shard_dtype) {
-      bytes[i] = 0;
-    }
-  }
-  return bytes;
-}
-
-Bytes Sum(const std::vector<Bytes>& bytes) {
-  return std::accumulate(bytes.begin(), bytes.end(), Bytes(0));
-}
-
-// Of the root and of the `slots` largest other units.
-Bytes LargestAlive(std::vector<Bytes> bytes, int64_t slots) {
-  if (bytes.empty()) return 0;
-  const size_t kept = std::min<uint64_t>(bytes.size() - 1, slots);
-  const auto others = bytes.begin() + 1;
-  std::partial_sort(others, others + kept, bytes.end(), std::greater<Bytes>());
-  return std::accumulate(bytes.begin(), others + kept, Bytes(0));
+Bytes SumOfLargest(std::vector<Bytes> bytes, int64_t count) {
+  const auto kept = bytes.begin() + std::min<uint64_t>(bytes.size(), count);
+  std::partial_sort(bytes.begin(), kept, bytes.end(), std::greater<Bytes>());
+  return std::accumulate(bytes.begin(), kept, Bytes(0));
 }
 
 // What a plan is made of, in wide integers.
 struct Parts {
-  Bytes resident_elements;     // Of one rank.
-  Bytes unsharded_parameters;  // Of one host.
-  Bytes unsharded_gradients;   // Of one rank.
+  Bytes resident_elements = 0;     // Of one rank.
+  Bytes unsharded_parameters = 0;  // Of one host.
+  Bytes unsharded_gradients = 0;   // Of one rank.
 };
 
-Parts ComputeParts(const ModelLayout& layout, ShardingStrategy strategy,
-                   const MemoryOptions& options, int64_t ranks_per_host) {
-  const std::vector<Bytes> unsharded = UnshardedBytes(layout, options);
-  const std::vector<Bytes> copied = CopiedBytes(layout, options);
-  if (strategy == ShardingStrategy::kNoShard) {
-    // Everything is resident; only a low-precision copy comes on top.
-    const Bytes copy = Sum(copied);
-    return {SumOfShards(layout) * layout.world_size, copy * ranks_per_host, copy};
+Parts ComputeParts(const std::vector<PlannedUnit>& units, const MemoryOptions& options,
+                   int64_t ranks_per_host) {
+  Parts parts;
+  std::vector<Bytes> around_use, gradients;  // Of units that share a bounded room.
+  for (size_t i = 0; i < units.size(); ++i) {
+    const PlannedUnit& unit = units[i];
+    if (unit.strategy == Strategy::kNoShard) {
+      // Everything is resident; only a low-precision copy comes on top.
+      parts.resident_elements += unit.padded_numel;
+      parts.unsharded_parameters += unit.copied_bytes * ranks_per_host;
+      parts.unsharded_gradients += unit.copied_bytes;
+      continue;
+    }
+    parts.resident_elements += unit.shard_numel;
+    const bool is_root = i == 0;
+    if (is_root || !ReshardsAfterForward(unit.strategy)) {
+      parts.unsharded_parameters += unit.gathered_bytes;
+    } else {
+      around_use.push_back(unit.gathered_bytes);
+    }
+    if (is_root || options.gradient_slots == 0) {
+      parts.unsharded_gradients += unit.unsharded_bytes;
+    } else {
+      gradients.push_back(unit.unsharded_bytes);
+    }
   }
-  const bool one_host = ranks_per_host == layout.world_size;
-  const std::vector<Bytes>& gathered = one_host ? copied : unsharded;
-  return {SumOfShards(layout),
-          strategy == ShardingStrategy::kFullShard
-              ? LargestAlive(gathered, options.max_gathered_units)
-              : Sum(gathered),
-          options.gradient_slots == 0 ? Sum(unsharded)
-                                      : LargestAlive(unsharded, options.gradient_slots)};
+  parts.unsharded_parameters += SumOfLargest(around_use, options.max_gathered_units);
+  parts.unsharded_gradients += SumOfLargest(gradients, options.gradient_slots);
+  return parts;
 }
 
 absl::Status Narrow(Bytes wide, int64_t* narrow) {
@@ -115,25 +131,19 @@ absl::Status Narrow(Bytes wide, int64_t* narrow) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::string_view Name(ShardingStrategy strategy) {
-  switch (strategy) {
-    case ShardingStrategy::kFullShard:
-      return "FULL_SHARD";
-    case ShardingStrategy::kShardGradOp:
-      return "SHARD_GRAD_OP";
-    case ShardingStrategy::kNoShard:
-      return "NO_SHARD";
-  }
-  return "UNKNOWN";
-}
-
-absl::StatusOr<MemoryPlan> PlanMemory(const ModelLayout& layout, ShardingStrategy strategy,
-                                      const MemoryOptions& options) {
+absl::StatusOr<MemoryPlan> PlanStrategies(const ModelLayout& layout,
+                                          const std::vector<Strategy>& strategies,
+                                          const MemoryOptions& options) {
   RETURN_IF_ERROR(ValidateOptions(layout, options));
-  const int64_t ranks = options.ranks_per_host == 0 ? layout.world_size : options.ranks_per_host;
-  const Parts parts = ComputeParts(layout, strategy, options, ranks);
+  const bool any_hybrid = std::any_of(strategies.begin(), strategies.end(), IsHybrid);
+  if (any_hybrid && options.shard_group_size == 0) {
+    return absl::InvalidArgumentError("a hybrid strategy without shard_group_size");
+  }
+  int64_t ranks = options.ranks_per_host;
+  if (ranks == 0) ranks = any_hybrid ? options.shard_group_size : layout.world_size;
+  ASSIGN_OR_RETURN(const std::vector<PlannedUnit> units,
+                   PlanUnits(layout, strategies, options, ranks));
+  const Parts parts = ComputeParts(units, options, ranks);
   const Bytes shard = parts.resident_elements * SizeBytes(options.shard_dtype);
   const Bytes optimizer = shard * options.optimizer_states;
   const Bytes shared_part = (parts.unsharded_parameters + ranks - 1) / ranks;
@@ -151,6 +161,29 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelLayout& layout, ShardingStrateg
       Narrow((resident + parts.unsharded_gradients) * ranks + parts.unsharded_parameters,
              &plan.host_total_bytes));
   return plan;
+}
+
+}  // namespace
+
+std::vector<Strategy> PlannedStrategies(const MemoryOptions& options) {
+  std::vector<Strategy> strategies = {Strategy::kFullShard, Strategy::kShardGradOp,
+                                      Strategy::kNoShard};
+  if (options.shard_group_size > 0) {
+    strategies.push_back(Strategy::kHybridShard);
+    strategies.push_back(Strategy::kHybridShardZero2);
+  }
+  return strategies;
+}
+
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelLayout& layout, const MemoryOptions& options) {
+  std::vector<Strategy> strategies;
+  for (const UnitLayout& unit : layout.units) strategies.push_back(unit.strategy);
+  return PlanStrategies(layout, strategies, options);
+}
+
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelLayout& layout, Strategy strategy,
+                                      const MemoryOptions& options) {
+  return PlanStrategies(layout, std::vector<Strategy>(layout.units.size(), strategy), options);
 }
 
 }  // namespace tessera

@@ -2,7 +2,8 @@
 // strategies take by themselves, with one version of everything. A worker that keeps two, so that a
 // step is atomic, maps more: see worker/memory/job_memory.h.
 //
-//   resident   parameters + gradients + optimizer state, of the rank's shards (NO_SHARD: of all)
+//   resident   parameters + gradients + optimizer state, of the rank's shards (NO_SHARD: of all;
+//              hybrid: a group has all of them)
 //   unsharded  what the largest units alive at once take while they are unsharded
 //
 // The ranks of one host share unsharded parameters. Where all ranks are on one host and compute in
@@ -13,21 +14,14 @@
 #define TESSERA_LAYOUT_MEMORY_PLAN_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "layout/dtype.h"
 #include "layout/model_layout.h"
+#include "layout/strategy.h"
 
 namespace tessera {
-
-enum class ShardingStrategy {
-  kFullShard,    // Unsharded only around use.
-  kShardGradOp,  // Every unit stays unsharded from forward to backward.
-  kNoShard,      // Every rank holds everything.
-};
-
-absl::string_view Name(ShardingStrategy strategy);  // "FULL_SHARD", ...
 
 struct MemoryOptions {
   DType shard_dtype = DType::kFp32;  // Of parameters, reduced gradients, optimizer state.
@@ -36,8 +30,9 @@ struct MemoryOptions {
   int64_t optimizer_states = 2;  // Values a parameter element: AdamW 2, momentum 1, SGD 0.
   // Unsharded at once beside the root, under FULL_SHARD, where gathering copies.
   int64_t max_gathered_units = 2;
-  int64_t gradient_slots = 2;  // Unsharded gradients beside the root's; 0: of every unit.
-  int64_t ranks_per_host = 0;  // 0: all ranks are on one host.
+  int64_t gradient_slots = 2;    // Unsharded gradients beside the root's; 0: of every unit.
+  int64_t ranks_per_host = 0;    // 0: all ranks are on one host; of a hybrid strategy, a group is.
+  int64_t shard_group_size = 0;  // Of the hybrid strategies; divides the world size.
 };
 
 struct MemoryPlan {
@@ -54,10 +49,16 @@ struct MemoryPlan {
   int64_t host_total_bytes = 0;  // All ranks of a full host.
 };
 
+// The strategies that a table of plans shows: the hybrid ones where there is a group size.
+std::vector<Strategy> PlannedStrategies(const MemoryOptions& options);
+
+// Of each unit's own strategy.
 // Errors: InvalidArgument  a count in `options` that is negative or absurd; ranks_per_host greater
-//                          than the world size, or that above 2^24; an integer dtype; a sum of
-//                          bytes that overflows int64.
-absl::StatusOr<MemoryPlan> PlanMemory(const ModelLayout& layout, ShardingStrategy strategy,
+//                          than the world size, or that above 2^24; a hybrid strategy without a
+//                          group size; an integer dtype; a sum of bytes that overflows int64.
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelLayout& layout, const MemoryOptions& options);
+// As if all units had `strategy`.
+absl::StatusOr<MemoryPlan> PlanMemory(const ModelLayout& layout, Strategy strategy,
                                       const MemoryOptions& options);
 
 }  // namespace tessera

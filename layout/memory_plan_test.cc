@@ -11,8 +11,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr ShardingStrategy kStrategies[] = {
-    ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard};
+constexpr Strategy kStrategies[] = {Strategy::kFullShard, Strategy::kShardGradOp,
+                                    Strategy::kNoShard};
 
 // Root of 40 elements and blocks of 80, 120 and 160, none of them padded on four ranks.
 ModelLayout FourUnits() {
@@ -26,7 +26,7 @@ ModelLayout FourUnits() {
   return ModelLayout::Create(model, options, 4).value();
 }
 
-MemoryPlan Plan(ShardingStrategy strategy, const MemoryOptions& options) {
+MemoryPlan Plan(Strategy strategy, const MemoryOptions& options) {
   return PlanMemory(FourUnits(), strategy, options).value();
 }
 
@@ -36,14 +36,13 @@ TEST(MemoryPlanTest, UnitInTheShardsDTypeNeedsNoCopyAmongUnitsOfLowPrecision) {
   MemoryOptions options;
   options.compute_dtype = DType::kBf16;
   options.gradient_slots = 0;
-  ASSERT_OK_AND_ASSIGN(const MemoryPlan plan,
-                       PlanMemory(layout, ShardingStrategy::kShardGradOp, options));
+  ASSERT_OK_AND_ASSIGN(const MemoryPlan plan, PlanMemory(layout, Strategy::kShardGradOp, options));
   EXPECT_EQ(plan.unsharded_parameter_bytes, (40 + 80 + 120) * 2);
   EXPECT_EQ(plan.unsharded_gradient_bytes, (40 + 80 + 120) * 2 + 160 * 4);
 }
 
 TEST(MemoryPlanTest, OnOneHostUnshardedParametersAreTheShards) {
-  for (ShardingStrategy strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp}) {
+  for (Strategy strategy : {Strategy::kFullShard, Strategy::kShardGradOp}) {
     const MemoryPlan plan = Plan(strategy, MemoryOptions());
     EXPECT_EQ(plan.parameter_bytes, 400);  // 400 elements of 4 bytes over 4 ranks.
     EXPECT_EQ(plan.gradient_bytes, 400);
@@ -60,11 +59,11 @@ TEST(MemoryPlanTest, OnOneHostUnshardedParametersAreTheShards) {
 TEST(MemoryPlanTest, LowPrecisionNeedsTheGatheredUnitsOnceAHost) {
   MemoryOptions options;
   options.compute_dtype = DType::kBf16;
-  const MemoryPlan full = Plan(ShardingStrategy::kFullShard, options);
+  const MemoryPlan full = Plan(Strategy::kFullShard, options);
   EXPECT_EQ(full.unsharded_parameter_bytes, (40 + 160 + 120) * 2);
   EXPECT_EQ(full.unsharded_peak_bytes, 640 + 640 / 4);
   EXPECT_EQ(full.host_total_bytes, 4 * (1600 + 640) + 640);
-  const MemoryPlan grad_op = Plan(ShardingStrategy::kShardGradOp, options);
+  const MemoryPlan grad_op = Plan(Strategy::kShardGradOp, options);
   EXPECT_EQ(grad_op.unsharded_parameter_bytes, 400 * 2);
 }
 
@@ -72,14 +71,14 @@ TEST(MemoryPlanTest, SeveralHostsEachHoldACopyOfWhatIsGathered) {
   MemoryOptions options;
   options.ranks_per_host = 2;
   options.max_gathered_units = 1;
-  const MemoryPlan plan = Plan(ShardingStrategy::kFullShard, options);
+  const MemoryPlan plan = Plan(Strategy::kFullShard, options);
   EXPECT_EQ(plan.unsharded_parameter_bytes, (40 + 160) * 4);
   EXPECT_EQ(plan.unsharded_peak_bytes, 1280 + 400);
   EXPECT_EQ(plan.host_total_bytes, 2 * (1600 + 1280) + 800);
 }
 
 TEST(MemoryPlanTest, WithoutShardingEveryRankHoldsEverything) {
-  const MemoryPlan plan = Plan(ShardingStrategy::kNoShard, MemoryOptions());
+  const MemoryPlan plan = Plan(Strategy::kNoShard, MemoryOptions());
   EXPECT_EQ(plan.parameter_bytes, 1600);
   EXPECT_EQ(plan.gradient_bytes, 1600);
   EXPECT_EQ(plan.optimizer_bytes, 3200);
@@ -88,21 +87,46 @@ TEST(MemoryPlanTest, WithoutShardingEveryRankHoldsEverything) {
   MemoryOptions bf16;
   bf16.compute_dtype = DType::kBf16;
   // A copy of parameters and of gradients, of every rank.
-  EXPECT_EQ(Plan(ShardingStrategy::kNoShard, bf16).host_total_bytes, 4 * (6400 + 800 + 800));
+  EXPECT_EQ(Plan(Strategy::kNoShard, bf16).host_total_bytes, 4 * (6400 + 800 + 800));
+}
+
+TEST(MemoryPlanTest, HybridGroupHoldsTheModelOnceAndItsShardsAreTheUnshardedParameters) {
+  MemoryOptions options;
+  options.shard_group_size = 2;
+  for (Strategy strategy : {Strategy::kHybridShard, Strategy::kHybridShardZero2}) {
+    const MemoryPlan plan = Plan(strategy, options);
+    EXPECT_EQ(plan.parameter_bytes, 800);  // 400 elements of 4 bytes over 2 ranks.
+    EXPECT_EQ(plan.optimizer_bytes, 1600);
+    EXPECT_EQ(plan.unsharded_parameter_bytes, 0);
+    EXPECT_EQ(plan.host_total_bytes, 2 * plan.rank_total_bytes);
+  }
+  EXPECT_EQ(Plan(Strategy::kFullShard, options).parameter_bytes, 400);
+}
+
+TEST(MemoryPlanTest, EachUnitCountsByItsOwnStrategy) {
+  ModelLayout layout = FourUnits();
+  layout.units[1].strategy = Strategy::kShardGradOp;
+  layout.units[2].strategy = Strategy::kNoShard;
+  MemoryOptions options;
+  options.compute_dtype = DType::kBf16;
+  options.max_gathered_units = 1;
+  ASSERT_OK_AND_ASSIGN(const MemoryPlan plan, PlanMemory(layout, options));
+  EXPECT_EQ(plan.parameter_bytes, (10 + 20 + 120 + 40) * 4);
+  EXPECT_EQ(plan.unsharded_parameter_bytes, (40 + 80 + 160) * 2 + 4 * 120 * 2);
 }
 
 TEST(MemoryPlanTest, NoGradientSlotsMeansOneOfEveryUnit) {
   MemoryOptions options;
   options.gradient_slots = 0;
-  EXPECT_EQ(Plan(ShardingStrategy::kFullShard, options).unsharded_gradient_bytes, 1600);
+  EXPECT_EQ(Plan(Strategy::kFullShard, options).unsharded_gradient_bytes, 1600);
   options.gradient_slots = 1000;  // More than units.
-  EXPECT_EQ(Plan(ShardingStrategy::kFullShard, options).unsharded_gradient_bytes, 1600);
+  EXPECT_EQ(Plan(Strategy::kFullShard, options).unsharded_gradient_bytes, 1600);
 }
 
 TEST(MemoryPlanTest, OptimizerWithoutStateTakesNone) {
   MemoryOptions options;
   options.optimizer_states = 0;
-  for (ShardingStrategy strategy : kStrategies) {
+  for (Strategy strategy : kStrategies) {
     EXPECT_EQ(Plan(strategy, options).optimizer_bytes, 0);
   }
 }
@@ -113,7 +137,7 @@ TEST(MemoryPlanTest, BytesThatOverflowAreInvalid) {
   LayoutOptions options;
   options.shard_alignment_bytes = 0;
   ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, options, 2));
-  for (ShardingStrategy strategy : kStrategies) {
+  for (Strategy strategy : kStrategies) {
     EXPECT_THAT(PlanMemory(layout, strategy, MemoryOptions()),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("overflows")));
   }
@@ -123,7 +147,7 @@ TEST(MemoryPlanTest, OptionsOutOfBoundsAreInvalid) {
   const auto expect_refused = [](void (*change)(MemoryOptions*), const char* fragment) {
     MemoryOptions options;
     change(&options);
-    EXPECT_THAT(PlanMemory(FourUnits(), ShardingStrategy::kFullShard, options),
+    EXPECT_THAT(PlanMemory(FourUnits(), Strategy::kFullShard, options),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(fragment)));
   };
   expect_refused([](MemoryOptions* o) { o->ranks_per_host = 5; }, "ranks_per_host");
@@ -131,6 +155,9 @@ TEST(MemoryPlanTest, OptionsOutOfBoundsAreInvalid) {
   expect_refused([](MemoryOptions* o) { o->optimizer_states = -1; }, "optimizer_states");
   expect_refused([](MemoryOptions* o) { o->max_gathered_units = -1; }, "max_gathered_units");
   expect_refused([](MemoryOptions* o) { o->gradient_slots = -1; }, "gradient_slots");
+  expect_refused([](MemoryOptions* o) { o->shard_group_size = 3; }, "shard_group_size 3");
+  EXPECT_THAT(PlanMemory(FourUnits(), Strategy::kHybridShard, MemoryOptions()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("shard_group_size")));
   expect_refused([](MemoryOptions* o) { o->compute_dtype = DType::kInt32; }, "dtype");
 }
 

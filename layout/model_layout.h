@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "layout/flat_layout.h"
 #include "layout/shard_map.h"
+#include "layout/strategy.h"
 #include "layout/tensor_spec.h"
 
 namespace tessera {
@@ -19,6 +20,14 @@ struct UnitLayout {
   // Instead of the job's, where given.
   std::optional<DType> compute_dtype = std::nullopt;
   std::optional<DType> reduce_dtype = std::nullopt;
+  Strategy strategy = Strategy::kFullShard;
+};
+
+// Over which ranks.
+struct Sharding {
+  int64_t world_size = 1;
+  Strategy strategy = Strategy::kFullShard;  // Of units that name none.
+  int64_t group_size = 0;                    // Of the hybrid strategies; divides world_size.
 };
 
 struct ModelLayout {
@@ -26,7 +35,11 @@ struct ModelLayout {
   int64_t world_size = 1;
 
   // options.alignment_dtype is that of the units that name no compute dtype of their own.
-  // Errors: InvalidArgument  as ValidateModel, FlatLayout::Create and ShardMap::Create.
+  // Errors: InvalidArgument  as ValidateModel, FlatLayout::Create and ShardMap::Create; a hybrid
+  //                          unit without a group size that divides the world size.
+  static absl::StatusOr<ModelLayout> Create(const ModelSpec& model, const LayoutOptions& options,
+                                            const Sharding& sharding);
+  // With nothing hybrid.
   static absl::StatusOr<ModelLayout> Create(const ModelSpec& model, const LayoutOptions& options,
                                             int64_t world_size);
 };

@@ -12,32 +12,33 @@ ElementRange Intersect(const ElementRange& a, const ElementRange& b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-absl::StatusOr<ShardMap> ShardMap::Create(const FlatLayout& layout, int64_t world_size) {
-  if (world_size < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("world size ", world_size, " is less than one"));
+absl::StatusOr<ShardMap> ShardMap::Create(const FlatLayout& layout, int64_t num_shards) {
+  if (num_shards < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("world size ", num_shards, " is less than one"));
   }
   const LayoutOptions& options = layout.options();
   const int64_t alignment_elements =
       options.shard_alignment_bytes == 0
           ? 1
           : options.shard_alignment_bytes / SizeBytes(options.alignment_dtype);
-  // ceil(end / world_size), without the sum that could overflow.
+  // ceil(end / num_shards), without the sum that could overflow.
   const int64_t end_elements = layout.end_elements();
-  const int64_t least_numel = end_elements / world_size + (end_elements % world_size != 0 ? 1 : 0);
+  const int64_t least_numel = end_elements / num_shards + (end_elements % num_shards != 0 ? 1 : 0);
   ShardMap map;
-  map.world_size_ = world_size;
+  map.num_shards_ = num_shards;
   int64_t padded_numel = 0;
   if (!CheckedRoundUp(least_numel, alignment_elements, &map.shard_numel_) ||
-      !CheckedMul(map.shard_numel_, world_size, &padded_numel)) {
+      !CheckedMul(map.shard_numel_, num_shards, &padded_numel)) {
     return absl::InvalidArgumentError(absl::StrCat("unit \"", layout.unit_name(),
                                                    "\": ", end_elements, " elements padded for ",
-                                                   world_size, " ranks overflow int64"));
+                                                   num_shards, " ranks overflow int64"));
   }
   return map;
 }
 
 ElementRange ShardMap::RangeOf(Rank rank) const {
-  return {shard_numel_ * rank.value(), shard_numel_ * (rank.value() + 1)};
+  const int64_t slice = rank.value() % num_shards_;
+  return {shard_numel_ * slice, shard_numel_ * (slice + 1)};
 }
 
 Rank ShardMap::OwnerOf(int64_t element) const { return Rank(element / shard_numel_); }

@@ -34,10 +34,10 @@ std::vector<ParameterShard> ComputeParameterShards(const FlatLayout& layout,
 
 absl::StatusOr<ShardView> ShardView::Create(const FlatLayout& layout, const ShardMap& shards,
                                             Rank rank) {
-  if (rank.value() < 0 || rank.value() >= shards.world_size()) {
+  if (rank.value() < 0 || rank.value() >= shards.num_shards()) {
     return absl::InvalidArgumentError(absl::StrCat("unit \"", layout.unit_name(), "\": rank ",
                                                    rank.value(), " is not in [0, ",
-                                                   shards.world_size(), ")"));
+                                                   shards.num_shards(), ")"));
   }
   ShardView view;
   view.rank_ = rank;

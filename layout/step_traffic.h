@@ -22,11 +22,12 @@ struct StepTraffic {
   int64_t reduced_bytes = 0;
 };
 
-// FULL_SHARD unshards every unit but the root twice, the other strategies once.
+// Units that reshard after forward, all but the root, are unsharded twice, the others once. Of a
+// hybrid unit a rank also reads the other groups' sums of its slice, in fp32.
 // The dtypes are those of units that name none of their own.
 // Errors: InvalidArgument  the sum of bytes overflows int64.
-absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, ShardingStrategy strategy,
-                                        DType compute_dtype, DType reduce_dtype);
+absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, DType compute_dtype,
+                                        DType reduce_dtype);
 
 }  // namespace tessera
 

@@ -80,11 +80,17 @@ std::string Describe(const TensorSpec& spec) {
       spec.shared_with.empty() ? "" : absl::StrCat(", shared with ", Quoted(spec.shared_with)));
 }
 
-std::string DescribeDTypes(const UnitSpec& unit) {
-  const auto name = [](std::optional<DType> dtype) {
-    return dtype.has_value() ? Name(*dtype) : absl::string_view("the job's");
+std::string DescribeOptions(const UnitSpec& unit) {
+  const auto name = [](const auto& option) {
+    return option.has_value() ? Name(*option) : absl::string_view("the job's");
   };
-  return absl::StrCat("compute ", name(unit.compute_dtype), ", reduce ", name(unit.reduce_dtype));
+  return absl::StrCat("compute ", name(unit.compute_dtype), ", reduce ", name(unit.reduce_dtype),
+                      ", strategy ", name(unit.strategy));
+}
+
+bool SameOptions(const UnitSpec& a, const UnitSpec& b) {
+  return a.compute_dtype == b.compute_dtype && a.reduce_dtype == b.reduce_dtype &&
+         a.strategy == b.strategy;
 }
 
 bool SameSpec(const TensorSpec& a, const TensorSpec& b) {
@@ -108,8 +114,8 @@ absl::Status CompareUnits(const UnitSpec& a, const UnitSpec& b, size_t index, co
   if (a.name != b.name) {
     return sides.Differ(absl::StrCat("the name of unit ", index), Quoted(a.name), Quoted(b.name));
   }
-  if (a.compute_dtype != b.compute_dtype || a.reduce_dtype != b.reduce_dtype) {
-    return sides.Differ(absl::StrCat(where, ", dtypes"), DescribeDTypes(a), DescribeDTypes(b));
+  if (!SameOptions(a, b)) {
+    return sides.Differ(absl::StrCat(where, ", options"), DescribeOptions(a), DescribeOptions(b));
   }
   for (size_t i = 0; i < a.parameters.size() && i < b.parameters.size(); ++i) {
     const TensorSpec& left = a.parameters[i];

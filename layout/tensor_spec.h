@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "layout/dtype.h"
+#include "layout/strategy.h"
 
 namespace tessera {
 
@@ -28,6 +29,7 @@ struct UnitSpec {
   // Instead of the job's, where given.
   std::optional<DType> compute_dtype = std::nullopt;
   std::optional<DType> reduce_dtype = std::nullopt;
+  std::optional<Strategy> strategy = std::nullopt;
 };
 
 struct ModelSpec {

@@ -127,6 +127,11 @@ void AddMemoryFlags(CLI::App* command, MemoryOptions* memory) {
                    "unsharded gradients beside the root's; 0: of every unit")
       ->check(WholeNumber(0, kMaxCount))
       ->capture_default_str();
+  command
+      ->add_option("--shard-group-size", memory->shard_group_size,
+                   "shows the hybrid strategies with groups of so many ranks, each on a host")
+      ->check(WholeNumber(0, kMaxWorldSize))
+      ->capture_default_str();
   command->add_option("--ranks-per-host", memory->ranks_per_host, "0: all ranks are on one host")
       ->check(WholeNumber(0, kMaxWorldSize))
       ->capture_default_str();

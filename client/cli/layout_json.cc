@@ -57,7 +57,7 @@ absl::Status WriteUnit(const UnitLayout& unit, std::ostream* out) {
   std::string header = Text(UnitHeaderJson(unit));
   header.pop_back();  // Its closing brace: the ranks belong inside.
   *out << header << ",\"ranks\":[";
-  for (int64_t rank = 0; rank < unit.shards.world_size(); ++rank) {
+  for (int64_t rank = 0; rank < unit.shards.num_shards(); ++rank) {
     ASSIGN_OR_RETURN(const Json json, RankJson(unit, Rank(rank)));
     *out << (rank == 0 ? "\n" : ",\n") << Text(json);
   }
@@ -67,8 +67,7 @@ absl::Status WriteUnit(const UnitLayout& unit, std::ostream* out) {
 
 absl::StatusOr<Json> MemoryJson(const ModelLayout& layout, const MemoryOptions& options) {
   Json json = Json::object();
-  for (ShardingStrategy strategy :
-       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard}) {
+  for (const Strategy strategy : PlannedStrategies(options)) {
     ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(layout, strategy, options));
     json[std::string(Name(strategy))] = {
         {"parameter_bytes", plan.parameter_bytes},

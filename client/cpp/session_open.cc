@@ -11,6 +11,7 @@
 #include "client/cpp/job_rpc.h"
 #include "client/cpp/session.h"
 #include "job/job_codec.h"
+#include "job/job_layout.h"
 #include "layout/layout_digest.h"
 #include "worker/memory/fd_passing.h"
 
@@ -40,8 +41,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& opt
 
 absl::Status Session::Attach() {
   const absl::Time deadline = absl::Now() + options_.attach_timeout;
-  ASSIGN_OR_RETURN(layout_, ModelLayout::Create(options_.model, options_.config.layout,
-                                                options_.config.world_size));
+  ASSIGN_OR_RETURN(layout_, LayOut(options_.model, options_.config));
   ASSIGN_OR_RETURN(plan_, JobMemory::Create(layout_, options_.config));
   v1::CreateJobRequest create;
   create.set_request_id(NewRequestId());

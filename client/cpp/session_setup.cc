@@ -12,7 +12,7 @@ namespace tessera {
 SessionSetup::SessionSetup(Session* session) : session_(session) {
   const std::vector<UnitLayout>& units = session->layout().units;
   for (size_t unit = 1; unit < units.size(); ++unit) {
-    if (units[unit].shards.shard_numel() > units[largest_unit_].shards.shard_numel())
+    if (units[unit].shards.padded_numel() > units[largest_unit_].shards.padded_numel())
       largest_unit_ = unit;
   }
 }
@@ -39,12 +39,7 @@ absl::Status SessionSetup::Broadcast(absl::Span<char> bytes) {
 
 absl::Status SessionSetup::AllGather(absl::Span<const char> own, char* all) {
   const int64_t capacity =
-      session_->layout().units[largest_unit_].shards.shard_numel() * sizeof(float);
-  if (capacity == 0) {
-    for (int rank = 0; rank < session_->config().world_size; ++rank)
-      memcpy(all + rank * own.size(), own.data(), own.size());
-    return absl::OkStatus();
-  }
+      session_->plan_.ExchangeNumel(session_->config().world_size) * sizeof(float);
   for (size_t at = 0; at < own.size(); at += capacity) {
     RETURN_IF_ERROR(session_->ClaimSlot(largest_unit_));
     char* slot = reinterpret_cast<char*>(session_->Slot(largest_unit_));

@@ -212,6 +212,17 @@ class Walk {
   std::unordered_map<const c10::TensorImpl*, Owner> owners_;
 };
 
+void NameStrategies(const WrapPolicy& policy, ModuleUnits* units) {
+  if (policy.strategy == nullptr) return;
+  for (size_t unit = 0; unit < units->modules.size(); ++unit) {
+    const auto& module = dynamic_cast<const torch::nn::Module&>(*units->modules[unit]);
+    int64_t numel = 0;
+    for (const torch::Tensor& parameter : module.parameters()) numel += parameter.numel();
+    UnitSpec& spec = units->model.units[unit];
+    spec.strategy = policy.strategy({unit == 0 ? "" : spec.name, module, numel});
+  }
+}
+
 absl::Status CheckIgnored(const torch::nn::Module& root, const IgnoredStates& ignored) {
   if (!ignored.modules.empty() && !ignored.parameters.empty())
     return absl::InvalidArgumentError("ignored modules and ignored parameters are both given");
@@ -280,6 +291,7 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
   walk.AddUnit(sharded, "root", KeepsFullPrecision(precision, root, ""));
   RETURN_IF_ERROR(walk.Visit(root, "", 0, /*kept=*/false));
   ModuleUnits units = walk.Take();
+  NameStrategies(policy, &units);
   RETURN_IF_ERROR(ValidateModel(units.model));
   return units;
 }

@@ -100,6 +100,7 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   absl::Status WriteBack(FullParameters* full);
   // Takes in what the user put in place of parameters since the last look.
   absl::Status TakeReplaced();
+  Strategy StrategyOf(int unit) const { return session_->layout().units[unit].strategy; }
   void HookUnit(int unit);
   // Makes the unit's parameters readable in this precision, and the module use that.
   void OpenWindow(int unit, Precision precision);
@@ -217,7 +218,7 @@ void ShardedModelImpl::WatchOutput(int unit, const torch::Tensor& output) {
 void ShardedModelImpl::PostForward(int unit) {
   if (!in_backward_ && forward_depth_ > 0) --forward_depth_;
   // The root is needed first in backward, so it stays; so do all units of the other strategies.
-  if (in_backward_ || unit == 0 || session_->config().strategy != Strategy::kFullShard) return;
+  if (in_backward_ || unit == 0 || !ReshardsAfterForward(StrategyOf(unit))) return;
   ThrowIfError(session_->Reshard(unit));
 }
 
@@ -266,7 +267,7 @@ void ShardedModelImpl::MaybeReshard(int unit) {
   const UnitBackward& state = backward_[unit];
   // What backward still has to compute of the unit's input may read its parameters.
   if (!in_backward_ || !state.reduced || state.inputs_left > 0 || unit == 0) return;
-  if (session_->config().strategy == Strategy::kNoShard) return;
+  if (!ReshardsAfterBackward(StrategyOf(unit))) return;
   if (!session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
 }
 
@@ -276,7 +277,7 @@ void ShardedModelImpl::EndOfBackward() {
     // Units of which some parameter got no gradient.
     if (sync_ && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
     backward_[unit] = UnitBackward();
-    if (session_->config().strategy != Strategy::kNoShard && !session_->closed(unit)) {
+    if (ReshardsAfterBackward(StrategyOf(unit)) && !session_->closed(unit)) {
       ThrowIfError(session_->Reshard(unit));
     }
   }

@@ -4,23 +4,12 @@
 #include "base/status_macros.h"
 #include "client/torch/module_units.h"
 #include "client/torch/precision_rules.h"
+#include "job/job_layout.h"
 #include "layout/layout_dump.h"
 #include "worker/memory/job_memory.h"
 
 namespace tessera {
 namespace {
-
-ShardingStrategy LayoutStrategy(Strategy strategy) {
-  switch (strategy) {
-    case Strategy::kFullShard:
-      return ShardingStrategy::kFullShard;
-    case Strategy::kShardGradOp:
-      return ShardingStrategy::kShardGradOp;
-    case Strategy::kNoShard:
-      break;
-  }
-  return ShardingStrategy::kNoShard;
-}
 
 MemoryOptions OptionsOf(const JobConfig& config) {
   MemoryOptions options;
@@ -31,10 +20,11 @@ MemoryOptions OptionsOf(const JobConfig& config) {
   }
   options.max_gathered_units = config.max_gathered_units;
   options.gradient_slots = config.gradient_slots;
+  options.shard_group_size = config.shard_group_size;
   return options;
 }
 
-std::string TrafficText(const UnitPlan& plan, ShardingStrategy strategy) {
+std::string TrafficText(const UnitPlan& plan, Strategy strategy) {
   return absl::StrCat("a rank maps ", FormatBytes(plan.mapped_bytes), "; a step with ",
                       Name(strategy), " gathers ", FormatBytes(plan.traffic.gathered_bytes),
                       " of other ranks' parameters (on one host none is copied) and reduces ",
@@ -51,19 +41,16 @@ absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& of_
   UnitPlan plan;
   plan.model = std::move(units.model);
   RETURN_IF_ERROR(ValidateJobConfig(config, plan.model));
-  LayoutOptions layout_options = config.layout;
-  layout_options.alignment_dtype = config.compute_dtype;
-  ASSIGN_OR_RETURN(plan.layout, ModelLayout::Create(plan.model, layout_options, config.world_size));
-  const ShardingStrategy strategy = LayoutStrategy(config.strategy);
+  ASSIGN_OR_RETURN(plan.layout, LayOut(plan.model, config));
   const MemoryOptions options = OptionsOf(config);
-  ASSIGN_OR_RETURN(plan.memory, PlanMemory(plan.layout, strategy, options));
+  ASSIGN_OR_RETURN(plan.memory, PlanMemory(plan.layout, options));
   ASSIGN_OR_RETURN(plan.traffic,
-                   PlanTraffic(plan.layout, strategy, config.compute_dtype, config.reduce_dtype));
+                   PlanTraffic(plan.layout, config.compute_dtype, config.reduce_dtype));
   ASSIGN_OR_RETURN(const JobMemory mapped, JobMemory::Create(plan.layout, config));
   plan.mapped_bytes = mapped.MappedBytesOfRank(config.world_size);
   ASSIGN_OR_RETURN(const std::string memory, DumpMemory(plan.layout, options));
   plan.text = absl::StrCat(DumpUnits(plan.layout, config.compute_dtype), memory,
-                           TrafficText(plan, strategy));
+                           TrafficText(plan, config.strategy));
   return plan;
 }
 

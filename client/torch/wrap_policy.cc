@@ -25,13 +25,20 @@ WrapPolicy WrapBySize(SizeRule rule) {
 }
 
 WrapPolicy AnyPolicy(std::vector<WrapPolicy> policies) {
-  const auto any = [policies = std::move(policies)](WrapPredicate WrapPolicy::*question) {
+  const auto any = [policies](WrapPredicate WrapPolicy::*question) {
     return [policies, question](const WrapCandidate& candidate) {
       return std::any_of(policies.begin(), policies.end(),
                          [&](const WrapPolicy& policy) { return (policy.*question)(candidate); });
     };
   };
-  return {any(&WrapPolicy::descend), any(&WrapPolicy::wrap)};
+  const auto strategy = [policies](const WrapCandidate& candidate) -> std::optional<Strategy> {
+    for (const WrapPolicy& policy : policies) {
+      if (policy.strategy == nullptr) continue;
+      if (const auto named = policy.strategy(candidate)) return named;
+    }
+    return std::nullopt;
+  };
+  return {any(&WrapPolicy::descend), any(&WrapPolicy::wrap), strategy};
 }
 
 }  // namespace tessera

@@ -16,8 +16,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "layout/strategy.h"
 
 namespace tessera {
 
@@ -36,6 +39,9 @@ struct WrapPolicy {
   WrapPredicate descend;
   // Of a Sharded<> below the root: whether it is a unit.
   WrapPredicate wrap;
+  // Of what became a unit, the root too, numel being that of its subtree: its strategy; null, or
+  // nothing: the job's.
+  std::function<std::optional<Strategy>(const WrapCandidate&)> strategy = nullptr;
 };
 
 // Whether the candidate is a module of one of these classes, or derived from one.
@@ -63,7 +69,8 @@ struct SizeRule {
 // A unit is what has at least `min_numel` elements, and at least one, outside of inner units.
 WrapPolicy WrapBySize(SizeRule rule = {});
 
-// Descends where one of them does, and wraps what one of them wraps.
+// Descends where one of them does, and wraps what one of them wraps; the first one that names a
+// unit's strategy counts.
 WrapPolicy AnyPolicy(std::vector<WrapPolicy> policies);
 
 }  // namespace tessera

@@ -162,6 +162,7 @@ PlacementRequest Coordinator::RequestFor(const JobId& id, const Job& job) const 
   PlacementRequest request;
   request.world_size = job.spec->config.world_size;
   request.rule = options_.placement;
+  request.ranks_per_worker = job.spec->config.shard_group_size;
   request.claimed = state_.ClaimedByOthers(id);
   if (const auto avoided = avoided_.find(id); avoided != avoided_.end()) {
     request.avoided = avoided->second.ids();

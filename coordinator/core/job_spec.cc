@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "job/job_layout.h"
 #include "layout/layout_digest.h"
 #include "layout/model_layout.h"
 
@@ -25,7 +26,8 @@ std::string GroupText(const ParamGroup& g) {
 std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c) {
   std::vector<std::pair<std::string, std::string>> fields = {
       {"world_size", absl::StrCat(c.world_size)},
-      {"strategy", absl::StrCat(static_cast<int>(c.strategy))},
+      {"strategy", std::string(Name(c.strategy))},
+      {"shard_group_size", absl::StrCat(c.shard_group_size)},
       {"compute_dtype", std::string(Name(c.compute_dtype))},
       {"reduce_dtype", std::string(Name(c.reduce_dtype))},
       {"keep_low_precision_gradients", c.keep_low_precision_gradients ? "true" : "false"},
@@ -51,10 +53,7 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
 absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_t submitting_rank) {
   RETURN_IF_ERROR(ValidateModel(model));
   RETURN_IF_ERROR(ValidateJobConfig(config, model));
-  LayoutOptions options = config.layout;
-  options.alignment_dtype = config.compute_dtype;
-  ASSIGN_OR_RETURN(const ModelLayout layout,
-                   ModelLayout::Create(model, options, config.world_size));
+  ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(model, config));
   auto spec = std::make_shared<JobSpec>();
   spec->layout_digest = LayoutDigest(layout);
   spec->model = std::move(model);

@@ -75,6 +75,37 @@ std::vector<RankPlacement> AcrossWorkers(const FreeDevices& free, const MemberRe
   return placements;
 }
 
+// Whether `request` asks for several workers with equally many ranks.
+bool WantsGroups(const PlacementRequest& request) {
+  return request.ranks_per_worker > 0 && request.ranks_per_worker < request.world_size;
+}
+
+// Workers with room for a group, those with the fewest free devices first.
+std::vector<WorkerId> WithRoomForAGroup(const FreeDevices& free, const PlacementRequest& request) {
+  std::vector<WorkerId> workers;
+  for (const auto& [worker, devices] : free) {
+    if (devices.size() >= static_cast<size_t>(request.ranks_per_worker)) workers.push_back(worker);
+  }
+  std::stable_sort(workers.begin(), workers.end(), [&](const WorkerId& a, const WorkerId& b) {
+    return free.at(a).size() < free.at(b).size();
+  });
+  return workers;
+}
+
+// Leaves only so many devices of so many workers as the groups need, or none.
+FreeDevices ForGroups(const FreeDevices& free, const PlacementRequest& request) {
+  std::vector<WorkerId> workers = WithRoomForAGroup(free, request);
+  const size_t wanted = request.world_size / request.ranks_per_worker;
+  if (workers.size() < wanted) return {};
+  workers.resize(wanted);
+  FreeDevices left;
+  for (const WorkerId& worker : workers) {
+    const std::set<int32_t>& devices = free.at(worker);
+    left[worker] = {devices.begin(), std::next(devices.begin(), request.ranks_per_worker)};
+  }
+  return left;
+}
+
 // Whether the ranks may stay just where they were.
 bool AreStillFree(const std::vector<RankPlacement>& placements, const FreeDevices& free) {
   return std::all_of(placements.begin(), placements.end(), [&](const RankPlacement& placement) {
@@ -97,15 +128,20 @@ std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& memb
                                                       const PlacementRequest& request) {
   FreeDevices free = FindFree(members, request);
   if (request.rule == PlacementRule::kOneWorkerFirst) {
-    PlacementRequest on_one = request;
-    on_one.rule = PlacementRule::kOneWorker;
-    if (auto placements = AssignRanks(members, on_one)) return placements;
+    if (!WantsGroups(request)) {
+      PlacementRequest on_one = request;
+      on_one.rule = PlacementRule::kOneWorker;
+      if (auto placements = AssignRanks(members, on_one)) return placements;
+      if (request.ranks_per_worker > 0) return std::nullopt;
+    }
     free = ThatReachOthers(std::move(free), members);
     if (CountFree(free) < request.world_size) return std::nullopt;
     if (request.previous.size() == static_cast<size_t>(request.world_size) &&
         AreStillFree(request.previous, free)) {
       return WithNewIncarnations(request.previous, members);
     }
+    if (WantsGroups(request)) free = ForGroups(free, request);
+    if (free.empty()) return std::nullopt;
     return AcrossWorkers(free, members, request.world_size);
   }
   if (request.rule == PlacementRule::kOneWorker) free = OnOneWorker(std::move(free), request);
@@ -140,6 +176,12 @@ std::string DescribeShortage(const MemberRegistry& members, const PlacementReque
   if (request.rule == PlacementRule::kSpread) {
     text = absl::StrCat("needs ", request.world_size, " devices, ", CountFree(free),
                         " registered are free");
+  } else if (WantsGroups(request)) {
+    const FreeDevices reaching = ThatReachOthers(free, members);
+    text =
+        absl::StrCat("needs ", request.world_size / request.ranks_per_worker, " workers with ",
+                     request.ranks_per_worker, " free devices each, whose ranks reach each other; ",
+                     "there are ", WithRoomForAGroup(reaching, request).size());
   } else {
     auto largest = free.end();
     for (auto it = free.begin(); it != free.end(); ++it) {

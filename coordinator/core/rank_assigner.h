@@ -4,6 +4,7 @@
 //   world_size 2      kOneWorker a:0 a:1     kSpread a:0 a:1        kOneWorkerFirst a:0 a:1
 //   world_size 6      kOneWorker none        kSpread a:0 a:1 b:0 b:2 c:0 c:1
 //                                            kOneWorkerFirst the same if a, b and c reach others
+//   world_size 4, two a worker               kOneWorkerFirst a:0 a:1 b:0 b:2
 //
 // Stable: a rank whose device is still there keeps it, whatever joins. On one worker: the one that
 // holds the ranks already if it has room for all, else the one that the job fills best, so that the
@@ -36,6 +37,8 @@ enum class PlacementRule {
 struct PlacementRequest {
   int32_t world_size = 1;
   PlacementRule rule = PlacementRule::kOneWorkerFirst;
+  // Not 0: just so many ranks on each of world_size / ranks_per_worker workers.
+  int32_t ranks_per_worker = 0;
   std::set<DeviceId> claimed;           // By other jobs.
   std::set<WorkerId> avoided;           // Workers that do not do what they are asked.
   std::vector<RankPlacement> previous;  // Where the ranks were: empty, or one for each rank.

@@ -190,6 +190,47 @@ TEST(RankAssignerTest, SpreadRanksStayWhereTheirDeviceIsStillThere) {
   EXPECT_EQ(Text(*after), "a0 d0 c0 c1 ");
 }
 
+// A job of groups, each on a worker of its own.
+PlacementRequest Groups(int32_t world_size, int32_t ranks_per_worker) {
+  PlacementRequest request = Request(world_size, PlacementRule::kOneWorkerFirst);
+  request.ranks_per_worker = ranks_per_worker;
+  return request;
+}
+
+TEST(RankAssignerTest, GroupsHaveWorkersOfTheirOwnThoughOneHasRoomForAll) {
+  const MemberRegistry members = Reaching({{"a", 8}, {"b", 2}, {"c", 3}});
+  const auto placed = AssignRanks(members, Groups(4, 2));
+  ASSERT_TRUE(placed.has_value());
+  EXPECT_EQ(Text(*placed), "b0 b1 c0 c1 ") << "the fullest that fit";
+  const auto all = AssignRanks(members, Groups(6, 2));
+  ASSERT_TRUE(all.has_value());
+  EXPECT_EQ(Text(*all), "a0 a1 b0 b1 c0 c1 ");
+}
+
+TEST(RankAssignerTest, OneGroupIsOnOneWorkerWhetherOrNotItReachesOthers) {
+  const auto placed = AssignRanks(Members({{"a", 1}, {"b", 2}}), Groups(2, 2));
+  ASSERT_TRUE(placed.has_value());
+  EXPECT_EQ(Text(*placed), "b0 b1 ");
+  EXPECT_FALSE(AssignRanks(Reaching({{"a", 1}, {"b", 1}}), Groups(2, 2)).has_value());
+}
+
+TEST(RankAssignerTest, GroupsStayWhereTheyWere) {
+  const MemberRegistry members = Reaching({{"a", 4}, {"b", 2}, {"c", 4}});
+  PlacementRequest request = Groups(4, 2);
+  request.previous = Were("a2 a3 c0 c1");
+  const auto placed = AssignRanks(members, request);
+  ASSERT_TRUE(placed.has_value());
+  EXPECT_EQ(Text(*placed), "a2 a3 c0 c1 ");
+}
+
+TEST(RankAssignerTest, GroupsWithoutRoomSayHowManyWorkersHaveIt) {
+  const MemberRegistry members = Reaching({{"a", 3}, {"b", 2}, {"c", 1}, {"d", 4}}, "d");
+  const PlacementRequest request = Groups(6, 2);
+  EXPECT_FALSE(AssignRanks(members, request).has_value());
+  EXPECT_EQ(DescribeShortage(members, request),
+            "needs 3 workers with 2 free devices each, whose ranks reach each other; there are 2");
+}
+
 // Whether the rule finds room, by trying: the reference for the property below.
 bool HasRoom(const MemberRegistry& members, const PlacementRequest& request) {
   int64_t together = 0, largest = 0;

@@ -71,9 +71,12 @@ void ProcessCluster::PlaceOnHost(size_t host, std::vector<std::string>* args) co
 
 void ProcessCluster::StartWorker(const std::string& executor_faults) {
   std::vector<std::string> args = {
-      "worker/tessera-worker",   "--coordinator=" + coordinator_address(),
-      "--worker-id=w",           absl::StrCat("--devices=", split_ ? kWorldSize - 1 : kWorldSize),
-      "--socket-dir=" + folder_, "--executor-binary=worker/tessera-executor"};
+      "worker/tessera-worker",
+      "--coordinator=" + coordinator_address(),
+      "--worker-id=w",
+      absl::StrCat("--devices=", split_ ? world_size_ - on_second_ : world_size_),
+      "--socket-dir=" + folder_,
+      "--executor-binary=worker/tessera-executor"};
   if (split_) PlaceOnHost(1, &args);
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/worker.log");
@@ -85,7 +88,7 @@ void ProcessCluster::StartSecondWorker(const std::string& executor_faults) {
   std::vector<std::string> args = {"worker/tessera-worker",
                                    "--coordinator=" + coordinator_address(),
                                    "--worker-id=x",
-                                   "--devices=1",
+                                   absl::StrCat("--devices=", on_second_),
                                    "--socket-dir=" + folder_ + "/x",
                                    "--executor-binary=worker/tessera-executor"};
   PlaceOnHost(2, &args);
@@ -100,7 +103,7 @@ void ProcessCluster::StartSpareWorker() {
   std::filesystem::create_directory(sockets);
   auto started =
       ChildProcess::Start({"worker/tessera-worker", "--coordinator=" + coordinator_address(),
-                           "--worker-id=w2", absl::StrCat("--devices=", kWorldSize),
+                           "--worker-id=w2", absl::StrCat("--devices=", world_size_),
                            "--socket-dir=" + sockets, "--executor-binary=worker/tessera-executor"},
                           folder_ + "/spare.log");
   ASSERT_OK(started);
@@ -111,17 +114,18 @@ void ProcessCluster::StartSpareWorker() {
 }
 
 void ProcessCluster::StartTrainer(int rank, bool replace) {
-  std::vector<std::string> args = {
-      "tests/fault/toy_trainer",
-      "--coordinator=" + coordinator_address(),
-      "--worker=" + (split_ && rank == kWorldSize - 1 ? "unix:" + folder_ + "/x/worker.sock"
+  std::vector<std::string> args = {"tests/fault/toy_trainer",
+                                   "--coordinator=" + coordinator_address(),
+                                   "--worker=" + (split_ && rank >= world_size_ - on_second_
+                                                      ? "unix:" + folder_ + "/x/worker.sock"
                                                       : worker_address()),
-      absl::StrCat("--rank=", rank),
-      absl::StrCat("--world-size=", kWorldSize),
-      absl::StrCat("--steps=", kSteps),
-      absl::StrCat("--pause-at=", pause_at_),
-      "--resume-file=" + folder_ + "/resume",
-      "--save=" + model_path()};
+                                   absl::StrCat("--rank=", rank),
+                                   absl::StrCat("--world-size=", world_size_),
+                                   absl::StrCat("--steps=", kSteps),
+                                   absl::StrCat("--pause-at=", pause_at_),
+                                   "--resume-file=" + folder_ + "/resume",
+                                   "--save=" + model_path(),
+                                   absl::StrCat("--shard-group-size=", group_size_)};
   if (replace) args.push_back("--replace");
   if (!hosts_.empty()) args.push_back("--insecure-connect");
   if (collective_timeout_.has_value()) {
@@ -130,14 +134,14 @@ void ProcessCluster::StartTrainer(int rank, bool replace) {
   }
   auto started = ChildProcess::Start(args, folder_ + "/trainer.log");
   ASSERT_OK(started);
-  trainers_.resize(kWorldSize);
+  trainers_.resize(world_size_);
   trainers_[rank] = *std::move(started);
 }
 
 void ProcessCluster::StartAll(const std::string& executor_faults) {
   StartCoordinator();
   StartWorker(executor_faults);
-  for (int rank = 0; rank < kWorldSize; ++rank) StartTrainer(rank);
+  for (int rank = 0; rank < world_size_; ++rank) StartTrainer(rank);
 }
 
 void ProcessCluster::Resume() { std::ofstream(folder_ + "/resume").flush(); }
@@ -183,7 +187,7 @@ const std::string& ProcessCluster::UndisturbedModel() {
 }
 
 std::string ProcessCluster::Finish() {
-  for (int rank = 0; rank < kWorldSize; ++rank) EXPECT_EQ(AwaitEnd(rank), 0) << "rank " << rank;
+  for (int rank = 0; rank < world_size_; ++rank) EXPECT_EQ(AwaitEnd(rank), 0) << "rank " << rank;
   return ReadFile(model_path());
 }
 

@@ -27,7 +27,7 @@ class ProcessCluster : public testing::Test {
   void StartCoordinator();  // Again: on the same port, with the same journal.
   // `executor_faults`: see base/fault_point.h.
   void StartWorker(const std::string& executor_faults = "");
-  // Worker "x" with the device of the last rank, for a job that split_ divides.
+  // Worker "x" with devices for the last ranks, for a job that split_ divides.
   void StartSecondWorker(const std::string& executor_faults = "");
   void StartSpareWorker();  // Another one, "w2", on which the whole job has room.
   // `replace`: waits while another trainer is attached.
@@ -69,8 +69,11 @@ class ProcessCluster : public testing::Test {
   // Of the coordinator (its pid is not used: it runs beside the test), of "w" and of "x"; empty:
   // all are of this machine, and meet by its loopback interface.
   std::vector<Host> hosts_;
-  // Worker "w" has devices for all ranks but the last, so the job needs worker "x" too.
+  int world_size_ = kWorldSize;
+  int group_size_ = 0;  // Of a hybrid job; 0: it is none.
+  // Worker "w" has devices for all ranks but the last ones, so the job needs worker "x" too.
   bool split_ = false;
+  int on_second_ = 1;  // Ranks that are left for "x".
   std::unique_ptr<demo::ChildProcess> coordinator_, worker_, second_worker_, spare_worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
 };

@@ -24,12 +24,15 @@ int main(int argc, char** argv) {
   app.add_option("--save", save)->required();
   app.add_option("--pause-at", pause_at);
   app.add_option("--resume-file", resume_file);
+  app.add_option("--shard-group-size", options.config.shard_group_size);
   app.add_flag("--replace", options.wait_if_attached);
   app.add_flag("--insecure-connect", options.insecure_connect);
   int64_t collective_timeout_ms = absl::ToInt64Milliseconds(options.config.collective_timeout);
   app.add_option("--collective-timeout-ms", collective_timeout_ms);
   CLI11_PARSE(app, argc, argv);
   options.job_id = "toy";
+  if (options.config.shard_group_size > 0)
+    options.config.strategy = tessera::Strategy::kHybridShard;
   options.config.collective_timeout = absl::Milliseconds(collective_timeout_ms);
   options.model = tessera::testing_support::ToyModel(4);
   options.config.groups[0].learning_rate = 0.01;

@@ -97,6 +97,18 @@ void RankEngine::Stop(const absl::Status& reason) {
   Interrupt();
   options_.communicator->Abort(reason);
   if (options_.gatherer != nullptr) options_.gatherer->Abort(reason);
+  if (options_.host != nullptr) options_.host->Abort(reason);
+}
+
+bool RankEngine::SpansHosts(int unit) const {
+  // A hybrid unit's group is one host.
+  return options_.topology->num_hosts() > 1 &&
+         options_.layout->units[unit].shards.num_shards() == options_.config->world_size;
+}
+
+Communicator& RankEngine::Holders(int unit) const {
+  const bool one_host = options_.topology->num_hosts() == 1;
+  return one_host || SpansHosts(unit) ? *options_.communicator : *options_.host;
 }
 
 void RankEngine::Interrupt() {

@@ -74,6 +74,8 @@ class RankEngine {
     Communicator* communicator = nullptr;
     // Brings other hosts' parameters, while the one above reduces; null: there is one host.
     Communicator* gatherer = nullptr;
+    // Among this host's ranks; null: there is one host.
+    Communicator* host = nullptr;
     Stream* post_backward = nullptr;
     OrderGate* gate = nullptr;
     FlightRecorder* recorder = nullptr;
@@ -117,6 +119,13 @@ class RankEngine {
   absl::Status RunStep(const Op& op);
   // This rank's part of the vote on `step`: the measure of what was reduced.
   Vote VoteFor(int64_t step) const;
+  // Whether other hosts have slices of the unit that this one has not.
+  bool SpansHosts(int unit) const;
+  // Among ranks that have each of the unit's slices once.
+  Communicator& Holders(int unit) const;
+  bool IsReplica(int unit) const {
+    return options_.layout->units[unit].shards.IsReplica(options_.rank);
+  }
   // In the group page.
   int LocalIndex() const { return options_.topology->LocalIndex(options_.rank.value()); }
   const float* ReducedGradient() const;  // Of the rank's shards, as a state array.

@@ -21,7 +21,8 @@ Vote RankEngine::VoteFor(int64_t step) const {
   vote.step = step;
   for (size_t unit = 0; unit < stats_.size(); ++unit) {
     if (!reduced_[unit]) continue;  // None of its parameters has a gradient.
-    vote.norm_part += stats_[unit].sum_of_squares;
+    // Replicas of a slice have the same gradient; one of them counts.
+    if (!IsReplica(unit)) vote.norm_part += stats_[unit].sum_of_squares;
     if (stats_[unit].non_finite && vote.first_non_finite_unit < 0)
       vote.first_non_finite_unit = unit;
     vote.reduced_units_hash = vote.reduced_units_hash * 31 + unit + 1;
@@ -29,7 +30,7 @@ Vote RankEngine::VoteFor(int64_t step) const {
   if (options_.config->gradient_norm_p == 2) return vote;
   vote.norm_part = 0;
   for (const ShardSegment& segment : optimizer_.segments()) {
-    if (!segment.requires_grad || !reduced_[segment.unit]) continue;
+    if (!segment.requires_grad || !reduced_[segment.unit] || IsReplica(segment.unit)) continue;
     AddToNormPart(ReducedGradient() + segment.state_begin_elements, segment.numel,
                   options_.config->gradient_norm_p, &vote.norm_part);
   }

@@ -51,7 +51,7 @@ absl::Status RankEngine::PublishFullPrecision(int unit) {
   const int64_t slice_bytes =
       options_.layout->units[unit].shards.shard_numel() * SizeBytes(DType::kFp32);
   RETURN_IF_ERROR(Annotate(
-      options_.communicator->AllGatherMapped(
+      Holders(unit).AllGatherMapped(
           options_.parameters + options_.memory->units()[unit].full_offset_bytes, slice_bytes),
       absl::StrCat("unshard unit '", UnitName(unit), "' in full precision")));
   full_precision_at_[unit] = step_;
@@ -71,7 +71,7 @@ absl::Status RankEngine::GatherAhead() {
 
 absl::Status RankEngine::Gather(int unit) {
   RETURN_IF_ERROR(AwaitPeersAt(step_));
-  if (options_.gatherer == nullptr || gathered_[unit] == step_) return absl::OkStatus();
+  if (!SpansHosts(unit) || gathered_[unit] == step_) return absl::OkStatus();
   const UnitMemory& placed = options_.memory->units()[unit];
   const int64_t slice_bytes =
       options_.layout->units[unit].shards.shard_numel() * SizeBytes(placed.compute_dtype);

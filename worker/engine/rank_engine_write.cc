@@ -67,8 +67,8 @@ absl::Status RankEngine::Read(OpKind kind, int unit) {
   options_.recorder->Started(number);
   const float* array = gradient ? ReducedGradient() : optimizer_.Parameters(step_ % 2);
   RETURN_IF_ERROR(
-      options_.communicator->AllGather(array + options_.memory->units()[unit].shard_offset_elements,
-                                       OwnSlot(unit), shards.shard_numel() * sizeof(float)));
+      Holders(unit).AllGather(array + options_.memory->units()[unit].shard_offset_elements,
+                              OwnSlot(unit), shards.shard_numel() * sizeof(float)));
   options_.recorder->Done(number);
   ReleaseSlot(unit);
   return absl::OkStatus();
@@ -77,20 +77,22 @@ absl::Status RankEngine::Read(OpKind kind, int unit) {
 // Bytes of the trainers', which mean nothing here.
 absl::Status RankEngine::Exchange(OpKind kind, int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
-  const ShardMap& shards = options_.layout->units[unit].shards;
-  const int64_t bytes = shards.padded_numel() * static_cast<int64_t>(sizeof(float));
-  const int64_t number =
-      options_.recorder->Enqueued(OrderStep(), order_.sequence(), kind, unit, bytes);
+  constexpr int64_t kElementBytes = sizeof(float);
+  const int64_t of_rank = options_.memory->ExchangeNumel(options_.config->world_size);
+  const int64_t numel = kind == OpKind::kBroadcast
+                            ? options_.layout->units[unit].shards.padded_numel()
+                            : of_rank * options_.config->world_size;
+  const int64_t number = options_.recorder->Enqueued(OrderStep(), order_.sequence(), kind, unit,
+                                                     numel * kElementBytes);
   RETURN_IF_ERROR(AwaitReductions());
-  RETURN_IF_ERROR(Ordered(kind, unit, shards.padded_numel(), DType::kFp32));
+  RETURN_IF_ERROR(Ordered(kind, unit, numel, DType::kFp32));
   options_.recorder->Started(number);
   float* slot = OwnSlot(unit);
   if (kind == OpKind::kBroadcast) {
-    RETURN_IF_ERROR(options_.communicator->Broadcast(slot, bytes, /*root=*/0));
+    RETURN_IF_ERROR(options_.communicator->Broadcast(slot, numel * kElementBytes, /*root=*/0));
   } else {
-    RETURN_IF_ERROR(options_.communicator->AllGather(
-        slot + options_.rank.value() * shards.shard_numel(), slot,
-        shards.shard_numel() * static_cast<int64_t>(sizeof(float))));
+    RETURN_IF_ERROR(options_.communicator->AllGather(slot + options_.rank.value() * of_rank, slot,
+                                                     of_rank * kElementBytes));
   }
   options_.recorder->Done(number);
   ReleaseSlot(unit);

@@ -19,8 +19,12 @@
 namespace tessera {
 
 // Rows of operations, each in an order of its own; also the channel in shared memory.
-enum class Row { kReduce, kGather };  // Reductions, votes and files; parameters.
-inline constexpr int kNumRows = 2;
+enum class Row {
+  kReduce,  // Reductions, votes and files.
+  kGather,  // Parameters.
+  kHost,    // What stays within a host, where there are several; has no mesh.
+};
+inline constexpr int kNumRows = 2;  // That have a mesh.
 
 class EpochMeshes {
  public:

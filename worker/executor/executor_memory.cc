@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "job/job_codec.h"
+#include "job/job_layout.h"
 #include "proto/executor.pb.h"
 
 namespace tessera {
@@ -57,7 +58,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
     return absl::InvalidArgumentError(
         absl::StrCat("executor setup: rank ", setup.rank(), " of ", world_size));
   }
-  ASSIGN_OR_RETURN(memory.layout, ModelLayout::Create(model, memory.config.layout, world_size));
+  ASSIGN_OR_RETURN(memory.layout, LayOut(model, memory.config));
   ASSIGN_OR_RETURN(memory.plan, JobMemory::Create(memory.layout, memory.config));
   const JobMemory& plan = memory.plan;
   ASSIGN_OR_RETURN(memory.parameters, MapAtLeast(packet.fds[1].get(), plan.parameter_region_bytes(),

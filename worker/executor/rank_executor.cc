@@ -40,10 +40,14 @@ class RankExecutor {
 
  private:
   absl::Status StartEpoch(const v1::ExecutorStart& start);
+  // Of this worker's ranks.
+  absl::StatusOr<std::unique_ptr<ShmCommunicator>> JoinHost(Epoch epoch, Row row);
   // The communicator of a row of operations in `epoch`; one across workers takes its mesh.
   absl::StatusOr<std::unique_ptr<Communicator>> Join(Epoch epoch, Row row,
                                                      const v1::ExecutorStart& start);
   RankEngine::Options EngineOptions(Epoch epoch);
+  // The rank's, but those that lower ranks have too.
+  std::vector<ShardSegment> SavedSegments() const;
   void RunEngine(Epoch epoch);
   void Quiesce(const absl::Status& reason);
   // Says that the rank is quiet; where it is to prepare an epoch across workers, it listens first.
@@ -58,7 +62,8 @@ class RankExecutor {
   std::unique_ptr<Stream> post_backward_;
   std::unique_ptr<EpochMeshes> meshes_;  // Null: all ranks are on this worker.
   std::unique_ptr<Communicator> communicator_;
-  std::unique_ptr<Communicator> gatherer_;  // Null: all ranks are on this worker.
+  std::unique_ptr<Communicator> gatherer_;  // These two null: all ranks are on this worker.
+  std::unique_ptr<Communicator> of_host_;
   std::unique_ptr<RankEngine> engine_;
   std::thread engine_thread_;
 };
@@ -97,8 +102,7 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command) {
   return false;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> RankExecutor::Join(Epoch epoch, Row row,
-                                                                 const v1::ExecutorStart& start) {
+absl::StatusOr<std::unique_ptr<ShmCommunicator>> RankExecutor::JoinHost(Epoch epoch, Row row) {
   const RankTopology& topology = memory_.topology;
   const int rank = static_cast<int>(memory_.rank.value()), host = memory_.host();
   ShmCommunicator::Options shm;
@@ -111,12 +115,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> RankExecutor::Join(Epoch epoch, Ro
   shm.timeout = memory_.config.collective_timeout;
   shm.first_rank = topology.FirstRank(host);
   shm.group_size = topology.world_size();
-  ASSIGN_OR_RETURN(std::unique_ptr<ShmCommunicator> local, ShmCommunicator::Create(shm));
+  return ShmCommunicator::Create(shm);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> RankExecutor::Join(Epoch epoch, Row row,
+                                                                 const v1::ExecutorStart& start) {
+  ASSIGN_OR_RETURN(std::unique_ptr<ShmCommunicator> local, JoinHost(epoch, row));
   if (!memory_.spans_workers()) return local;
   if (meshes_ == nullptr) return absl::InternalError("the epoch was not prepared");
   HostsCommunicator::Options options;
-  options.topology = topology;
-  options.rank = rank;
+  options.topology = memory_.topology;
+  options.rank = static_cast<int>(memory_.rank.value());
   options.local = std::move(local);
   options.timeout = memory_.config.collective_timeout;
   // The worker ends the epoch in shared memory, while this thread reads none of its commands.
@@ -125,6 +134,16 @@ absl::StatusOr<std::unique_ptr<Communicator>> RankExecutor::Join(Epoch epoch, Ro
       options.mesh,
       meshes_->Connect(row, start, absl::Now() + memory_.config.collective_timeout, ended));
   return std::make_unique<HostsCommunicator>(std::move(options));
+}
+
+std::vector<ShardSegment> RankExecutor::SavedSegments() const {
+  std::vector<ShardSegment> saved;
+  for (ShardSegment& segment :
+       SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)) {
+    if (memory_.layout.units[segment.unit].shards.IsReplica(memory_.rank)) continue;
+    saved.push_back(std::move(segment));
+  }
+  return saved;
 }
 
 RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
@@ -149,12 +168,11 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.updates = memory_.update_counts();
   options.communicator = communicator_.get();
   options.gatherer = gatherer_.get();
+  options.host = of_host_.get();
   options.post_backward = post_backward_.get();
   options.gate = &link_;
   options.recorder = &recorder_;
-  options.save = [this, segments =
-                            SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)](
-                     const std::string& path, const float* shard) {
+  options.save = [this, segments = SavedSegments()](const std::string& path, const float* shard) {
     const bool creates_file = memory_.rank.value() == 0;
     if (creates_file) link_.ReportSaving(path);
     const absl::Status status =
@@ -171,6 +189,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   ASSIGN_OR_RETURN(communicator_, Join(epoch, Row::kReduce, start));
   if (memory_.spans_workers()) {
     ASSIGN_OR_RETURN(gatherer_, Join(epoch, Row::kGather, start));
+    ASSIGN_OR_RETURN(of_host_, JoinHost(epoch, Row::kHost));
   }
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);
@@ -226,6 +245,7 @@ void RankExecutor::Quiesce(const absl::Status& reason) {
   engine_.reset();
   communicator_.reset();
   gatherer_.reset();
+  of_host_.reset();
   meshes_.reset();
 }
 

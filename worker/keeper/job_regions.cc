@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "job/job_codec.h"
+#include "job/job_layout.h"
 #include "proto/executor.pb.h"
 #include "worker/comm/shm/shm_communicator.h"
 #include "worker/executor/executor_memory.h"
@@ -66,8 +67,7 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
     return absl::InvalidArgumentError(absl::StrCat(local.topology.world_size(), " ranks of ",
                                                    config.world_size, " have a place"));
   }
-  ASSIGN_OR_RETURN(ModelLayout layout,
-                   ModelLayout::Create(model, config.layout, config.world_size));
+  ASSIGN_OR_RETURN(ModelLayout layout, LayOut(model, config));
   ASSIGN_OR_RETURN(const JobMemory plan, JobMemory::Create(layout, config));
   ASSIGN_OR_RETURN(const int64_t channel_bytes,
                    ShmCommunicator::RequiredBytes(local.count(), ShmCommunicator::Options()));

@@ -54,6 +54,10 @@ class JobMemory {
   int64_t parameter_region_bytes() const { return parameter_region_bytes_; }
   int num_gradient_slots() const { return num_gradient_slots_; }
   int64_t gradient_slot_bytes() const { return gradient_slot_bytes_; }
+  // What each of `world_size` ranks can put into a slot that is for all of them.
+  int64_t ExchangeNumel(int64_t world_size) const {
+    return gradient_slot_bytes_ / static_cast<int64_t>(sizeof(float)) / world_size;
+  }
   int num_parameters() const { return num_parameters_; }
   int64_t touched_offset_bytes() const { return gradient_slot_bytes_ * num_gradient_slots_; }
   int64_t gradient_region_bytes() const { return touched_offset_bytes() + num_parameters_; }
