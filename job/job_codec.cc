@@ -205,6 +205,9 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
   RETURN_IF_ERROR(
       CheckRange("config: shard_group_size", config.shard_group_size(), 0, kMaxWorldSize));
   decoded.shard_group_size = config.shard_group_size();
+  RETURN_IF_ERROR(
+      CheckRange("config: reshard_group_size", config.reshard_group_size(), 0, kMaxWorldSize));
+  decoded.reshard_group_size = config.reshard_group_size();
   absl::StatusOr<DType> compute = DecodeDType(config.compute_dtype());
   if (!compute.ok()) return Annotate(compute.status(), "config: compute_dtype");
   decoded.compute_dtype = *compute;
@@ -256,6 +259,7 @@ v1::JobConfig EncodeJobConfig(const JobConfig& config) {
   encoded.set_world_size(config.world_size);
   encoded.set_strategy(EncodeStrategy(config.strategy));
   encoded.set_shard_group_size(config.shard_group_size);
+  encoded.set_reshard_group_size(config.reshard_group_size);
   encoded.set_compute_dtype(EncodeDType(config.compute_dtype));
   encoded.set_reduce_dtype(EncodeDType(config.reduce_dtype));
   encoded.set_keep_low_precision_gradients(config.keep_low_precision_gradients);

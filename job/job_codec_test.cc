@@ -43,6 +43,7 @@ v1::JobConfig EveryField() {
   config.set_backward_prefetch(true);
   config.set_keep_low_precision_gradients(true);
   config.set_shard_group_size(3);
+  config.set_reshard_group_size(2);
   return config;
 }
 

@@ -64,6 +64,21 @@ absl::Status ValidateStrategies(const JobConfig& config, const ModelSpec& model)
   return absl::OkStatus();
 }
 
+absl::Status ValidateResharding(const JobConfig& config, const ModelSpec& model) {
+  const int group = config.reshard_group_size;
+  if (group == 0) return absl::OkStatus();
+  if (group <= 1 || group >= config.world_size || config.world_size % group != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("config: reshard_group_size ", group,
+                                                   " is no divisor of world_size ",
+                                                   config.world_size, " between the two"));
+  }
+  for (const UnitSpec& unit : model.units) {
+    if (unit.strategy.value_or(config.strategy) == Strategy::kFullShard) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("config: reshard_group_size ", group, " where no unit is FULL_SHARD"));
+}
+
 absl::Status ValidateUnits(const ModelSpec& model) {
   for (const UnitSpec& unit : model.units) {
     for (const std::optional<DType>& dtype : {unit.compute_dtype, unit.reduce_dtype}) {
@@ -124,6 +139,7 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
     return absl::InvalidArgumentError("config: collective_timeout is under 10 ms");
   }
   RETURN_IF_ERROR(ValidateStrategies(config, model));
+  RETURN_IF_ERROR(ValidateResharding(config, model));
   RETURN_IF_ERROR(ValidateUnits(model));
   return ValidateGroups(config, model);
 }

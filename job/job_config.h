@@ -36,6 +36,9 @@ struct JobConfig {
   // Of the hybrid strategies: so many ranks have the model once, each group on a worker of its own.
   // Divides world_size; 0: no unit is hybrid.
   int shard_group_size = 0;
+  // Of FULL_SHARD: after forward so many ranks keep a unit between them, so that its backward
+  // gathers from no further; between 1 and world_size, and divides it. 0: nobody does.
+  int reshard_group_size = 0;
   DType compute_dtype = DType::kFp32;  // fp32, bf16 or fp16; shards are always fp32.
   // What gradients travel in: fp32, bf16 or fp16. Sums over ranks are fp32 whatever it is.
   DType reduce_dtype = DType::kFp32;

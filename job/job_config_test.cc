@@ -1,5 +1,6 @@
 #include "job/job_config.h"
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -65,6 +66,16 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   config.shard_group_size = 0;
   expect(config, "HYBRID_SHARD_ZERO2 needs a shard_group_size");
   model.units[0].strategy.reset();
+  config = JobConfig();
+  config.world_size = 4;
+  for (const int group : {-2, 1, 3, 4}) {
+    config.reshard_group_size = group;
+    expect(config, absl::StrCat("reshard_group_size ", group, " is no divisor of world_size 4"));
+  }
+  config.reshard_group_size = 2;
+  EXPECT_OK(ValidateJobConfig(config, model));
+  config.strategy = Strategy::kShardGradOp;
+  expect(config, "reshard_group_size 2 where no unit is FULL_SHARD");
   config = JobConfig();
   config.max_gathered_units = 0;
   expect(config, "max_gathered_units");

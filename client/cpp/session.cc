@@ -79,7 +79,11 @@ absl::Status Session::UnshardAsync(int unit, Precision precision) {
 }
 
 bool Session::gathered(int unit) const {
-  return page()->units[unit].gathered_for_step.load(std::memory_order_acquire) == version() + 1 &&
+  const UnitWords& words = page()->units[unit];
+  // Of the window that is opening, or else of the next one.
+  const uint32_t window = unshards_[unit] + (windows_[unit] == Window::kClosed ? 1 : 0);
+  return (words.gathered_for_step.load(std::memory_order_acquire) == version() + 1 ||
+          words.gathered_window.load(std::memory_order_acquire) == window) &&
          page()->failed_epoch.load(std::memory_order_acquire) < epoch_ &&
          page()->epoch.load(std::memory_order_acquire) == epoch_;
 }

@@ -28,6 +28,7 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"world_size", absl::StrCat(c.world_size)},
       {"strategy", std::string(Name(c.strategy))},
       {"shard_group_size", absl::StrCat(c.shard_group_size)},
+      {"reshard_group_size", absl::StrCat(c.reshard_group_size)},
       {"compute_dtype", std::string(Name(c.compute_dtype))},
       {"reduce_dtype", std::string(Name(c.reduce_dtype))},
       {"keep_low_precision_gradients", c.keep_low_precision_gradients ? "true" : "false"},

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "job/job_config.h"
 #include "worker/comm/wait_word.h"
+#include "worker/engine/window_count.h"
 
 namespace tessera {
 
@@ -45,6 +46,7 @@ struct GroupPage {
   std::atomic<uint32_t> initialized;  // All ranks hold initial values; step 0 exists.
   Decision decisions[2];              // Of decided_step, at index decided_step % 2.
   RankRecord ranks[kMaxLocalRanks];
+  WindowWord windows[kMaxUnits];  // On what other hosts' slices were gathered into.
 };
 
 // How many updates each parameter of the job has had: a parameter that no rank gave a gradient in a

@@ -41,10 +41,11 @@ RankEngine::RankEngine(Options options)
       optimizer_(*options_.config, *options_.memory,
                  SegmentsOf(*options_.layout, *options_.config, *options_.memory, options_.rank),
                  options_.state, options_.parameters),
+      remote_({options_.layout, options_.config, options_.memory, options_.topology, options_.rank,
+               options_.epoch, options_.parameters, options_.group->windows, options_.gatherer}),
       unit_states_(options_.layout->units.size(), UnitState::kSharded),
       reduced_(options_.layout->units.size(), false),
       staged_(options_.layout->units.size(), false),
-      gathered_(options_.layout->units.size(), -1),
       full_precision_at_(options_.layout->units.size(), -1),
       stats_(options_.layout->units.size()) {
   for (const UnitLayout& unit : options_.layout->units) {
@@ -73,6 +74,7 @@ absl::Status RankEngine::Start(Step resume_step) {
     control->units[unit].reduced.store(0);
     control->units[unit].unsharded.store(0);
     control->units[unit].gathered_for_step.store(0);
+    control->units[unit].gathered_window.store(0);
   }
   control->result.count.store(0);
   // Operations of older epochs are void, whoever submitted them.
@@ -100,15 +102,9 @@ void RankEngine::Stop(const absl::Status& reason) {
   if (options_.host != nullptr) options_.host->Abort(reason);
 }
 
-bool RankEngine::SpansHosts(int unit) const {
-  // A hybrid unit's group is one host.
-  return options_.topology->num_hosts() > 1 &&
-         options_.layout->units[unit].shards.num_shards() == options_.config->world_size;
-}
-
 Communicator& RankEngine::Holders(int unit) const {
   const bool one_host = options_.topology->num_hosts() == 1;
-  return one_host || SpansHosts(unit) ? *options_.communicator : *options_.host;
+  return one_host || remote_.Spans(unit) ? *options_.communicator : *options_.host;
 }
 
 void RankEngine::Interrupt() {

@@ -36,6 +36,7 @@
 #include "worker/engine/flight_recorder.h"
 #include "worker/engine/group_page.h"
 #include "worker/engine/order_tracker.h"
+#include "worker/engine/remote_slices.h"
 #include "worker/engine/sharded_optimizer.h"
 #include "worker/engine/step_vote.h"
 #include "worker/memory/control_page.h"
@@ -102,12 +103,12 @@ class RankEngine {
   // records what later steps repeat.
   int64_t OrderStep() const;
   absl::Status Unshard(int unit, bool full_precision);
-  // Waits until all of the unit's parameters are those of step_.
-  absl::Status Gather(int unit);
   // Makes the unit readable in fp32: each rank copies its shard, once a step and only if asked to.
   absl::Status PublishFullPrecision(int unit);
   // Gathers what the record says comes next, so that the trainer will not wait for it.
   absl::Status GatherAhead();
+  // The trainer may no longer read without waiting what was gathered ahead, for it gets old.
+  void ForgetGathered();
   absl::Status Reshard(int unit);
   absl::Status Reduce(int unit, bool full_precision);
   // `number` is the reduction's in the flight record.
@@ -119,8 +120,6 @@ class RankEngine {
   absl::Status RunStep(const Op& op);
   // This rank's part of the vote on `step`: the measure of what was reduced.
   Vote VoteFor(int64_t step) const;
-  // Whether other hosts have slices of the unit that this one has not.
-  bool SpansHosts(int unit) const;
   // Among ranks that have each of the unit's slices once.
   Communicator& Holders(int unit) const;
   bool IsReplica(int unit) const {
@@ -161,6 +160,7 @@ class RankEngine {
 
   const Options options_;
   ShardedOptimizer optimizer_;
+  RemoteSlices remote_;
   OrderTracker order_;
   int64_t step_ = 0;  // Committed on this rank.
   bool trainer_failed_ = false;
@@ -168,8 +168,8 @@ class RankEngine {
   std::vector<UnitState> unit_states_;
   std::vector<bool> reduced_;      // Since the last step, by unit.
   std::vector<bool> staged_;       // For the write under way, by unit.
-  std::vector<int64_t> gathered_;  // By unit: of which step its parameters are all here; -1: none.
-  std::vector<int64_t> full_precision_at_;         // The same of those in full precision.
+  // By unit: of which step it is readable in full precision; -1: none.
+  std::vector<int64_t> full_precision_at_;
   std::vector<std::vector<ElementRange>> slices_;  // By unit: of each rank.
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
   std::vector<host::GradientStats> stats_;

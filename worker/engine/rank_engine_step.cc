@@ -73,6 +73,8 @@ absl::Status RankEngine::RunStep(const Op& op) {
   numbers.gradient_norm = tally.gradient_norm;
   RecordDecision(options_.group, options_.updates, next, numbers, tally.touched);
   RETURN_IF_ERROR(FaultPoint("step.after-decision"));
+  ForgetGathered();
+  remote_.StepTaken();  // All ranks closed their windows before they voted.
   ApplyDecided(next);
   step_ = next;
   options_.recorder->Done(number);

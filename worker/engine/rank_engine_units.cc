@@ -21,15 +21,17 @@ absl::Status RankEngine::Unshard(int unit, bool full_precision) {
                    Transition(unit_states_[unit], UnitEvent::kUnshard, UnitName(unit)));
   const UnitLayout& layout = options_.layout->units[unit];
   const int64_t number =
-      options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kUnshard, unit, 0);
+      options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kUnshard, unit,
+                                  remote_.CountGatheredBytes(unit, step_));
   const DType compute_dtype = options_.memory->units()[unit].compute_dtype;
   RETURN_IF_ERROR(Ordered(OpKind::kUnshard, unit, layout.shards.padded_numel(),
                           full_precision ? DType::kFp32 : compute_dtype));
   options_.recorder->Started(number);
+  RETURN_IF_ERROR(AwaitPeersAt(step_));
   if (full_precision && compute_dtype != DType::kFp32) {
     RETURN_IF_ERROR(PublishFullPrecision(unit));
   } else {
-    RETURN_IF_ERROR(Gather(unit));
+    RETURN_IF_ERROR(remote_.Open(unit, step_));
   }
   options_.recorder->Done(number);
   ASSIGN_OR_RETURN(unit_states_[unit],
@@ -45,7 +47,6 @@ absl::Status RankEngine::Unshard(int unit, bool full_precision) {
 // vote.
 absl::Status RankEngine::PublishFullPrecision(int unit) {
   if (full_precision_at_[unit] == step_) return absl::OkStatus();  // On every rank.
-  RETURN_IF_ERROR(AwaitPeersAt(step_));
   RETURN_IF_ERROR(AwaitReductions());  // The stream uses the communicator too.
   optimizer_.PublishFullPrecision(unit, step_);
   const int64_t slice_bytes =
@@ -61,25 +62,24 @@ absl::Status RankEngine::PublishFullPrecision(int unit) {
 absl::Status RankEngine::GatherAhead() {
   order_.UpcomingUnshards(options_.config->max_gathered_units, &upcoming_);
   for (const int unit : upcoming_) {
-    std::atomic<int64_t>& gathered = options_.control->units[unit].gathered_for_step;
-    if (gathered.load(std::memory_order_relaxed) == step_ + 1) continue;
-    RETURN_IF_ERROR(Gather(unit));
-    gathered.store(step_ + 1, std::memory_order_release);
+    UnitWords& words = options_.control->units[unit];
+    if (words.gathered_for_step.load(std::memory_order_relaxed) == step_ + 1) continue;
+    RETURN_IF_ERROR(AwaitPeersAt(step_));
+    RETURN_IF_ERROR(remote_.GatherAhead(unit, step_));
+    if (remote_.GathersEachWindow(unit)) {
+      const uint32_t next = words.unsharded.load(std::memory_order_relaxed) + 1;
+      words.gathered_window.store(next, std::memory_order_release);
+    } else {
+      words.gathered_for_step.store(step_ + 1, std::memory_order_release);
+    }
   }
   return absl::OkStatus();
 }
 
-absl::Status RankEngine::Gather(int unit) {
-  RETURN_IF_ERROR(AwaitPeersAt(step_));
-  if (!SpansHosts(unit) || gathered_[unit] == step_) return absl::OkStatus();
-  const UnitMemory& placed = options_.memory->units()[unit];
-  const int64_t slice_bytes =
-      options_.layout->units[unit].shards.shard_numel() * SizeBytes(placed.compute_dtype);
-  RETURN_IF_ERROR(Annotate(options_.gatherer->AllGatherMapped(
-                               options_.parameters + placed.parameter_offset_bytes, slice_bytes),
-                           absl::StrCat("unshard unit '", UnitName(unit), "'")));
-  gathered_[unit] = step_;
-  return absl::OkStatus();
+void RankEngine::ForgetGathered() {
+  for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
+    options_.control->units[unit].gathered_window.store(0, std::memory_order_release);
+  }
 }
 
 absl::Status RankEngine::AwaitPeersAt(int64_t step) {
@@ -108,6 +108,7 @@ absl::Status RankEngine::Reshard(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kReshard, UnitName(unit)));
+  remote_.Close(unit);
   options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded),
                                             std::memory_order_release);
   return absl::OkStatus();

@@ -153,12 +153,13 @@ absl::Status RankEngine::FinishWrite() {
   RecordDecision(options_.group, options_.updates, next, numbers,
                  std::vector<bool>(options_.memory->num_parameters(), false));
   RETURN_IF_ERROR(FaultPoint("write.after-decision"));
+  ForgetGathered();
   ApplyDecided(next);
   CommitWrite(next);
   // Units that the trainer has open are not unsharded again, so nothing else would wait.
   RETURN_IF_ERROR(AwaitPeersAt(next));
   for (size_t unit = 0; unit < written.size(); ++unit) {
-    if (written[unit]) RETURN_IF_ERROR(Gather(unit));
+    if (written[unit]) RETURN_IF_ERROR(remote_.Refresh(unit, next));
   }
   options_.recorder->Done(number);
   PublishResult(absl::OkStatus(), 0);

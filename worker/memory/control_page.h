@@ -73,9 +73,12 @@ struct UnitWords {
   // The step in which the parameters may be read without waiting; 0: none. The executor gathers
   // ahead of the trainer, in the recorded order.
   std::atomic<int64_t> gathered_for_step;
+  // The same of a unit whose parameters are given back when it is resharded: the unshard of this
+  // epoch, 1 is the first, for which they may be read; 0: none.
+  std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 7;
+inline constexpr uint32_t kControlPageVersion = 8;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;

@@ -80,4 +80,13 @@ void Mapping::Populate() const {
   }
 }
 
+void DiscardPages(std::byte* data, int64_t size_bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = (address + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const uintptr_t end = (address + size_bytes) / kPageBytes * kPageBytes;
+  if (begin >= end) return;
+  // Where it fails, the memory is merely not given back.
+  (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_REMOVE);
+}
+
 }  // namespace tessera

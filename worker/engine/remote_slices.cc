@@ -1,0 +1,115 @@
+#include "worker/engine/remote_slices.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/memory/region.h"
+
+namespace tessera {
+namespace {
+
+int FewestRanksOfAHost(const RankTopology& topology) {
+  int fewest = topology.NumRanks(0);
+  for (int host = 1; host < topology.num_hosts(); ++host)
+    fewest = std::min(fewest, topology.NumRanks(host));
+  return fewest;
+}
+
+}  // namespace
+
+RemoteSlices::RemoteSlices(const Options& options)
+    : options_(options),
+      gathered_(options.layout->units.size(), -1),
+      counted_(options.layout->units.size(), -1),
+      open_(options.layout->units.size(), 0),
+      ahead_(options.layout->units.size(), 0) {
+  // Ranks that keep a unit between them keep it on their host, which is shared anyway.
+  const int kept_by = options_.config->reshard_group_size;
+  const bool keeps = kept_by > 0 && kept_by <= FewestRanksOfAHost(*options_.topology);
+  for (size_t unit = 0; unit < options_.layout->units.size(); ++unit) {
+    each_window_.push_back(Spans(unit) && !keeps &&
+                           ReshardsAfterForward(options_.layout->units[unit].strategy));
+  }
+}
+
+bool RemoteSlices::Spans(int unit) const {
+  return options_.topology->num_hosts() > 1 &&
+         options_.layout->units[unit].shards.num_shards() == options_.config->world_size;
+}
+
+int64_t RemoteSlices::CountGatheredBytes(int unit, int64_t step) {
+  if (!Spans(unit)) return 0;
+  const int64_t counted = std::exchange(counted_[unit], step);
+  if (!each_window_[unit] && counted == step) return 0;
+  const int64_t slices = options_.topology->ServedBy(options_.rank.value()).size();
+  return slices * options_.layout->units[unit].shards.shard_numel() *
+         SizeBytes(options_.memory->units()[unit].compute_dtype);
+}
+
+absl::Status RemoteSlices::Gather(int unit, int64_t step) {
+  const UnitMemory& placed = options_.memory->units()[unit];
+  const UnitLayout& layout = options_.layout->units[unit];
+  RETURN_IF_ERROR(
+      Annotate(options_.gatherer->AllGatherMapped(
+                   options_.parameters + placed.parameter_offset_bytes,
+                   layout.shards.shard_numel() * SizeBytes(placed.compute_dtype)),
+               absl::StrCat("unshard unit '", layout.flat.unit_name(), "'")));
+  gathered_[unit] = step;
+  return absl::OkStatus();
+}
+
+absl::Status RemoteSlices::GatherAhead(int unit, int64_t step) {
+  if (!Spans(unit)) return absl::OkStatus();
+  if (!each_window_[unit]) return gathered_[unit] == step ? absl::OkStatus() : Gather(unit, step);
+  const uint64_t tag = WindowTag(options_.epoch.value(), step);
+  if (ahead_[unit] == tag) return absl::OkStatus();
+  OpenWindow(&options_.windows[unit], tag);
+  ahead_[unit] = tag;
+  return Gather(unit, step);
+}
+
+absl::Status RemoteSlices::Open(int unit, int64_t step) {
+  RETURN_IF_ERROR(GatherAhead(unit, step));
+  open_[unit] = std::exchange(ahead_[unit], 0);
+  return absl::OkStatus();
+}
+
+void RemoteSlices::Close(int unit) {
+  const uint64_t tag = std::exchange(open_[unit], 0);
+  if (tag == 0 || !CloseWindow(&options_.windows[unit], tag)) return;
+  const UnitMemory& placed = options_.memory->units()[unit];
+  GiveBack(placed.parameter_offset_bytes, options_.layout->units[unit].shards.shard_numel() *
+                                              SizeBytes(placed.compute_dtype));
+}
+
+absl::Status RemoteSlices::Refresh(int unit, int64_t step) {
+  if (!Spans(unit)) return absl::OkStatus();
+  return Gather(unit, step);
+}
+
+void RemoteSlices::GiveBack(int64_t offset_bytes, int64_t slice_bytes) {
+  const RankTopology& topology = *options_.topology;
+  const int host = topology.HostOf(options_.rank.value());
+  const int64_t begin = topology.FirstRank(host), end = begin + topology.NumRanks(host);
+  std::byte* base = options_.parameters + offset_bytes;
+  DiscardPages(base, begin * slice_bytes);
+  DiscardPages(base + end * slice_bytes, (topology.world_size() - end) * slice_bytes);
+}
+
+void RemoteSlices::StepTaken() {
+  // The others join no gather before the first rank does.
+  const int host = options_.topology->HostOf(options_.rank.value());
+  const bool first = options_.rank.value() == options_.topology->FirstRank(host);
+  for (size_t unit = 0; unit < ahead_.size(); ++unit) {
+    ahead_[unit] = open_[unit] = 0;
+    if (!first || !Spans(unit)) continue;
+    const UnitMemory& placed = options_.memory->units()[unit];
+    const int64_t numel = options_.layout->units[unit].shards.shard_numel();
+    GiveBack(placed.parameter_offset_bytes, numel * SizeBytes(placed.compute_dtype));
+    GiveBack(placed.full_offset_bytes, numel * SizeBytes(DType::kFp32));
+  }
+}
+
+}  // namespace tessera
