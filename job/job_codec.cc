@@ -59,6 +59,32 @@ absl::StatusOr<OptimizerKind> DecodeOptimizer(v1::OptimizerKind kind) {
   }
 }
 
+absl::StatusOr<BackwardPrefetch> DecodePrefetch(v1::BackwardPrefetch prefetch) {
+  switch (prefetch) {
+    case v1::BACKWARD_PREFETCH_NONE:
+      return BackwardPrefetch::kNone;
+    case v1::BACKWARD_PREFETCH_PRE:
+      return BackwardPrefetch::kPre;
+    case v1::BACKWARD_PREFETCH_POST:
+      return BackwardPrefetch::kPost;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("config: backward_prefetch ", static_cast<int>(prefetch), " is unknown"));
+  }
+}
+
+v1::BackwardPrefetch EncodePrefetch(BackwardPrefetch prefetch) {
+  switch (prefetch) {
+    case BackwardPrefetch::kNone:
+      break;
+    case BackwardPrefetch::kPre:
+      return v1::BACKWARD_PREFETCH_PRE;
+    case BackwardPrefetch::kPost:
+      return v1::BACKWARD_PREFETCH_POST;
+  }
+  return v1::BACKWARD_PREFETCH_NONE;
+}
+
 ParamGroup DecodeGroup(const v1::ParamGroup& group) {
   ParamGroup decoded;
   decoded.parameter_names.assign(group.parameter_names().begin(), group.parameter_names().end());
@@ -226,11 +252,13 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
   decoded.max_gradient_norm = config.max_gradient_norm();
   if (config.gradient_norm_p() != 0) decoded.gradient_norm_p = config.gradient_norm_p();
   decoded.max_gathered_units = config.max_gathered_units();
+  decoded.max_gathered_bytes = config.max_gathered_bytes();
   decoded.gradient_slots = config.gradient_slots();
   RETURN_IF_ERROR(CheckRange("config: collective_timeout_ms", config.collective_timeout_ms(), 0,
                              int64_t{7} * 24 * 3600 * 1000));
   decoded.collective_timeout = absl::Milliseconds(config.collective_timeout_ms());
-  decoded.backward_prefetch = config.backward_prefetch();
+  ASSIGN_OR_RETURN(decoded.backward_prefetch, DecodePrefetch(config.backward_prefetch()));
+  decoded.forward_prefetch = config.forward_prefetch();
   return decoded;
 }
 
@@ -272,9 +300,11 @@ v1::JobConfig EncodeJobConfig(const JobConfig& config) {
   encoded.set_max_gradient_norm(config.max_gradient_norm);
   encoded.set_gradient_norm_p(config.gradient_norm_p);
   encoded.set_max_gathered_units(config.max_gathered_units);
+  encoded.set_max_gathered_bytes(config.max_gathered_bytes);
   encoded.set_gradient_slots(config.gradient_slots);
   encoded.set_collective_timeout_ms(absl::ToInt64Milliseconds(config.collective_timeout));
-  encoded.set_backward_prefetch(config.backward_prefetch);
+  encoded.set_backward_prefetch(EncodePrefetch(config.backward_prefetch));
+  encoded.set_forward_prefetch(config.forward_prefetch);
   return encoded;
 }
 

@@ -40,7 +40,9 @@ v1::JobConfig EveryField() {
   config.set_max_gathered_units(7);
   config.set_gradient_slots(5);
   config.set_collective_timeout_ms(12345);
-  config.set_backward_prefetch(true);
+  config.set_backward_prefetch(v1::BACKWARD_PREFETCH_POST);
+  config.set_forward_prefetch(true);
+  config.set_max_gathered_bytes(int64_t{1} << 40);
   config.set_keep_low_precision_gradients(true);
   config.set_shard_group_size(3);
   config.set_reshard_group_size(2);
@@ -83,7 +85,7 @@ TEST(JobCodecTest, EveryFieldSurvivesTheRoundTrip) {
   ExpectEveryFieldIsSet(Model().units(1));
   ExpectEveryFieldIsSet(Model().units(1).parameters(1));
   for (const bool flag : {true, false}) {
-    sent.set_backward_prefetch(flag);
+    sent.set_forward_prefetch(flag);
     ASSERT_OK_AND_ASSIGN(const JobConfig config, DecodeJobConfig(sent));
     EXPECT_TRUE(MessageDifferencer::Equals(EncodeJobConfig(config), sent));
   }
@@ -135,6 +137,11 @@ TEST(JobCodecTest, EveryEnumSurvivesTheRoundTrip) {
     config.mutable_optimizer()->set_kind(kind);
     EXPECT_EQ(EncodeJobConfig(*DecodeJobConfig(config)).optimizer().kind(), kind);
   }
+  for (const v1::BackwardPrefetch prefetch :
+       {v1::BACKWARD_PREFETCH_NONE, v1::BACKWARD_PREFETCH_PRE, v1::BACKWARD_PREFETCH_POST}) {
+    config.set_backward_prefetch(prefetch);
+    EXPECT_EQ(EncodeJobConfig(*DecodeJobConfig(config)).backward_prefetch(), prefetch);
+  }
 }
 
 TEST(JobCodecTest, BadConfigFieldsAreNamed) {
@@ -151,6 +158,8 @@ TEST(JobCodecTest, BadConfigFieldsAreNamed) {
   refused([](C* c) { c->clear_compute_dtype(); }, "compute_dtype: dtype 0");
   refused([](C* c) { c->set_reduce_dtype(static_cast<v1::DType>(77)); }, "reduce_dtype: dtype 77");
   refused([](C* c) { c->clear_optimizer(); }, "optimizer kind 0");
+  refused([](C* c) { c->set_backward_prefetch(static_cast<v1::BackwardPrefetch>(7)); },
+          "backward_prefetch 7");
   refused([](C* c) { c->set_collective_timeout_ms(-1); }, "collective_timeout_ms");
 }
 

@@ -135,6 +135,10 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
   if (config.max_gathered_units < 1 || config.gradient_slots < 0) {
     return absl::InvalidArgumentError("config: max_gathered_units < 1 or gradient_slots < 0");
   }
+  if (config.max_gathered_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("config: max_gathered_bytes ", config.max_gathered_bytes, " is below 0"));
+  }
   if (config.collective_timeout < absl::Milliseconds(10)) {
     return absl::InvalidArgumentError("config: collective_timeout is under 10 ms");
   }

@@ -2,6 +2,7 @@
 #ifndef TESSERA_JOB_JOB_CONFIG_H_
 #define TESSERA_JOB_JOB_CONFIG_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,13 @@
 #include "layout/strategy.h"
 
 namespace tessera {
+
+// When a trainer asks for the parameters of the unit that backward needs next.
+enum class BackwardPrefetch {
+  kNone,  // When it needs them.
+  kPre,   // Before the gradients of the unit in hand are computed: two units are unsharded.
+  kPost,  // After that.
+};
 
 enum class OptimizerKind { kSgd, kAdam, kAdamW };
 
@@ -50,9 +58,14 @@ struct JobConfig {
   double max_gradient_norm = 0.0;  // 0: no clipping.
   double gradient_norm_p = 2.0;    // Of the norm: above 0; infinity: the largest magnitude.
   int max_gathered_units = 2;      // What an executor gathers ahead of its trainer, at most.
+  // The same in bytes of unsharded parameters; 0: no such bound. A unit that is larger than this is
+  // gathered when the trainer asks for it.
+  int64_t max_gathered_bytes = 0;
   int gradient_slots = 2;  // Slots for unsharded gradients beside the root's; 0: one a unit.
   absl::Duration collective_timeout = absl::Minutes(2);
-  bool backward_prefetch = true;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  // A forward asks for the unit after the one in hand too, as its first forward had them.
+  bool forward_prefetch = false;
 };
 
 // Whether a worker can train this. The coordinator accepts no other job.

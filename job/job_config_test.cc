@@ -80,6 +80,9 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   config.max_gathered_units = 0;
   expect(config, "max_gathered_units");
   config = JobConfig();
+  config.max_gathered_bytes = -1;
+  expect(config, "max_gathered_bytes -1");
+  config = JobConfig();
   config.collective_timeout = absl::Milliseconds(9);
   expect(config, "collective_timeout");
   config = JobConfig();

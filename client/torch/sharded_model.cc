@@ -15,6 +15,7 @@
 #include "client/torch/module_states.h"
 #include "client/torch/module_units.h"
 #include "client/torch/precision_rules.h"
+#include "client/torch/prefetch_plan.h"
 #include "client/torch/replaced_parameters.h"
 #include "client/torch/unit_precision.h"
 
@@ -61,6 +62,8 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
         root_(std::move(root)),
         units_(std::move(units)),
         session_(std::move(session)),
+        prefetch_(session_->config().backward_prefetch, session_->config().forward_prefetch,
+                  static_cast<int>(units_.modules.size())),
         accumulators_(units_.modules.size()),
         backward_(units_.modules.size()) {}
   ~ShardedModelImpl() override;
@@ -69,6 +72,8 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   Session& session() override { return *session_; }
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
   absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override;
+  absl::Status SetForwardPrefetch(const torch::nn::Module& module, const Modules& ahead) override;
+  absl::Status SetBackwardPrefetch(const torch::nn::Module& module, const Modules& ahead) override;
   bool SetSync(bool sync) override { return std::exchange(sync_, sync); }
   bool UseOriginalBuffers(bool original) override {
     return precisions_->UseOriginalBuffers(original);
@@ -89,23 +94,28 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
 
  private:
   struct UnitBackward {
-    int inputs_left = 0;       // Inputs whose gradient is still to come.
-    int parameters_ready = 0;  // Whose gradient came in this backward.
-    bool reduced = false;
+    int inputs_left = 0;          // Inputs whose gradient is still to come.
+    int parameters_ready = 0;     // Whose gradient came in this backward.
+    bool gradients_done = false;  // All of its parameters that have some.
   };
 
   absl::Status CheckSummon(const SummonOptions& options) const;
   absl::Status RunSummoned(const SummonOptions& options, FullParameters* full,
                            const std::function<absl::Status()>& body);
   absl::Status WriteBack(FullParameters* full);
+  absl::StatusOr<int> UnitOf(const torch::nn::Module& module) const;
+  absl::StatusOr<std::vector<int>> UnitsOf(const Modules& modules) const;
   // Takes in what the user put in place of parameters since the last look.
   absl::Status TakeReplaced();
   Strategy StrategyOf(int unit) const { return session_->layout().units[unit].strategy; }
   void HookUnit(int unit);
   // Makes the unit's parameters readable in this precision, and the module use that.
   void OpenWindow(int unit, Precision precision);
-  // `precision`: of the forward that backward goes through.
-  void PreBackward(int unit, Precision precision);
+  // Asks for the parameters of those of `units` that are sharded.
+  void AskFor(const std::vector<int>& units, bool for_forward);
+  // `use`, `precision`: of the forward that backward goes through.
+  void PreBackward(int unit, const PrefetchPlan::Use& use, Precision precision);
+  int Trainable(int unit) const;  // Parameters.
   void OnParameterGradient(int unit, int parameter);
   void OnUnitGradient(int unit);
   void MaybeReshard(int unit);
@@ -117,14 +127,14 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   ModuleUnits units_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<UnitPrecisions> precisions_;
+  PrefetchPlan prefetch_;
   // By unit and parameter; keep the hooks alive.
   std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
   bool sync_ = true;
   bool in_backward_ = false;
-  int forward_depth_ = 0;           // Of units' forwards that are under way.
-  bool in_step_ = false;            // Inside of RunStep.
-  bool summoned_ = false;           // Inside of SummonFullParams.
-  std::vector<int> forward_order_;  // Of this iteration.
+  int forward_depth_ = 0;  // Of units' forwards that are under way.
+  bool in_step_ = false;   // Inside of RunStep.
+  bool summoned_ = false;  // Inside of SummonFullParams.
   std::vector<UnitBackward> backward_;
   std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // For hooks in graphs that outlive this.
@@ -180,17 +190,18 @@ void ShardedModelImpl::OpenWindow(int unit, Precision precision) {
 }
 
 void ShardedModelImpl::PreForward(int unit) {
-  if (in_backward_ || Recomputing()) return PreBackward(unit, precisions_->Wanted(unit));
+  if (in_backward_ || Recomputing())
+    return PreBackward(unit, prefetch_.LastUse(unit), precisions_->Wanted(unit));
   if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
   if (unit == 0) {
-    forward_order_.clear();
+    prefetch_.BeginForward();
     forward_depth_ = 0;  // An exception may have ended the last one.
     ThrowIfError(TakeReplaced());
     precisions_->UseOriginalBuffers(attach_.precision.full_precision_in_eval &&
                                     !root_->is_training());
   }
   OpenWindow(unit, precisions_->Wanted(unit));
-  forward_order_.push_back(unit);
+  AskFor(prefetch_.PreForward(unit), /*for_forward=*/true);
   ++forward_depth_;
 }
 
@@ -200,7 +211,8 @@ void ShardedModelImpl::WatchInput(int unit, const torch::Tensor& input) {
   ++backward_[unit].inputs_left;
   input.register_hook([this, alive = alive_, unit](const torch::Tensor&) {
     if (!*alive) return;
-    --backward_[unit].inputs_left;
+    // Where no parameter will ever say that the unit's backward is over.
+    if (--backward_[unit].inputs_left == 0 && Trainable(unit) == 0) return OnUnitGradient(unit);
     MaybeReshard(unit);
   });
 }
@@ -209,20 +221,29 @@ void ShardedModelImpl::WatchOutput(int unit, const torch::Tensor& output) {
   if (in_backward_ || !torch::GradMode::is_enabled() || !output.defined() ||
       !output.requires_grad())
     return;
-  output.register_hook(
-      [this, alive = alive_, unit, precision = session_->precision(unit)](const torch::Tensor&) {
-        if (*alive) PreBackward(unit, precision);
-      });
+  output.register_hook([this, alive = alive_, unit, use = prefetch_.NextUse(),
+                        precision = session_->precision(unit)](const torch::Tensor&) {
+    if (*alive) PreBackward(unit, use, precision);
+  });
 }
 
 void ShardedModelImpl::PostForward(int unit) {
   if (!in_backward_ && forward_depth_ > 0) --forward_depth_;
+  if (!in_backward_) prefetch_.PostForward(unit);
   // The root is needed first in backward, so it stays; so do all units of the other strategies.
   if (in_backward_ || unit == 0 || !ReshardsAfterForward(StrategyOf(unit))) return;
   ThrowIfError(session_->Reshard(unit));
 }
 
-void ShardedModelImpl::PreBackward(int unit, Precision precision) {
+void ShardedModelImpl::AskFor(const std::vector<int>& units, bool for_forward) {
+  for (const int unit : units) {
+    if (!session_->closed(unit)) continue;
+    ThrowIfError(session_->UnshardAsync(
+        unit, for_forward ? precisions_->Wanted(unit) : session_->precision(unit)));
+  }
+}
+
+void ShardedModelImpl::PreBackward(int unit, const PrefetchPlan::Use& use, Precision precision) {
   if (!in_backward_) {
     const std::string changed = FirstReplaced(*session_, units_);
     if (!changed.empty()) {
@@ -235,13 +256,7 @@ void ShardedModelImpl::PreBackward(int unit, Precision precision) {
     });
   }
   OpenWindow(unit, precision);
-  if (!session_->config().backward_prefetch) return;
-  const auto here = std::find(forward_order_.rbegin(), forward_order_.rend(), unit);
-  if (here == forward_order_.rend() || here + 1 == forward_order_.rend()) return;
-  const int next = *(here + 1);
-  if (session_->closed(next)) {
-    ThrowIfError(session_->UnshardAsync(next, session_->precision(next)));
-  }
+  AskFor(prefetch_.PreBackward(unit, use), /*for_forward=*/false);
 }
 
 void ShardedModelImpl::OnParameterGradient(int unit, int parameter) {
@@ -252,27 +267,33 @@ void ShardedModelImpl::OnParameterGradient(int unit, int parameter) {
         unit, parameter, absl::MakeConstSpan(gradient.data_ptr<float>(), gradient.numel())));
     tensor.mutable_grad().reset();
   }
-  int trainable = 0;
-  for (const torch::Tensor& other : units_.parameters[unit]) trainable += other.requires_grad();
-  if (++backward_[unit].parameters_ready == trainable) OnUnitGradient(unit);
+  if (++backward_[unit].parameters_ready == Trainable(unit)) OnUnitGradient(unit);
+}
+
+int ShardedModelImpl::Trainable(int unit) const {
+  int count = 0;
+  for (const torch::Tensor& parameter : units_.parameters[unit]) count += parameter.requires_grad();
+  return count;
 }
 
 void ShardedModelImpl::OnUnitGradient(int unit) {
-  if (sync_ && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
-  backward_[unit].reduced = true;
+  backward_[unit].gradients_done = true;
   MaybeReshard(unit);
+  AskFor(prefetch_.PostBackward(unit), /*for_forward=*/false);
+  if (sync_ && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
 }
 
 void ShardedModelImpl::MaybeReshard(int unit) {
   const UnitBackward& state = backward_[unit];
   // What backward still has to compute of the unit's input may read its parameters.
-  if (!in_backward_ || !state.reduced || state.inputs_left > 0 || unit == 0) return;
+  if (!in_backward_ || !state.gradients_done || state.inputs_left > 0 || unit == 0) return;
   if (!ReshardsAfterBackward(StrategyOf(unit))) return;
   if (!session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
 }
 
 void ShardedModelImpl::EndOfBackward() {
   in_backward_ = false;
+  prefetch_.EndBackward();
   for (int unit = session_->num_units() - 1; unit >= 0; --unit) {
     // Units of which some parameter got no gradient.
     if (sync_ && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
@@ -281,6 +302,41 @@ void ShardedModelImpl::EndOfBackward() {
       ThrowIfError(session_->Reshard(unit));
     }
   }
+}
+
+absl::Status ShardedModelImpl::SetForwardPrefetch(const torch::nn::Module& module,
+                                                  const Modules& ahead) {
+  ASSIGN_OR_RETURN(const int unit, UnitOf(module));
+  ASSIGN_OR_RETURN(std::vector<int> units, UnitsOf(ahead));
+  prefetch_.SetForward(unit, std::move(units));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModelImpl::SetBackwardPrefetch(const torch::nn::Module& module,
+                                                   const Modules& ahead) {
+  ASSIGN_OR_RETURN(const int unit, UnitOf(module));
+  ASSIGN_OR_RETURN(std::vector<int> units, UnitsOf(ahead));
+  prefetch_.SetBackward(unit, std::move(units));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> ShardedModelImpl::UnitOf(const torch::nn::Module& module) const {
+  const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
+  const auto found = std::find(units_.modules.begin(), units_.modules.end(), sharded);
+  if (sharded == nullptr || found == units_.modules.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("module '", module.name(), "' is no unit of this model"));
+  }
+  return static_cast<int>(found - units_.modules.begin());
+}
+
+absl::StatusOr<std::vector<int>> ShardedModelImpl::UnitsOf(const Modules& modules) const {
+  std::vector<int> units;
+  for (const torch::nn::Module* module : modules) {
+    if (module == nullptr) return absl::InvalidArgumentError("a module of the list is null");
+    ASSIGN_OR_RETURN(units.emplace_back(), UnitOf(*module));
+  }
+  return units;
 }
 
 absl::StatusOr<StepResult> ShardedModelImpl::StepWithResult(const StepOptions& options) {
@@ -300,7 +356,7 @@ absl::Status ShardedModelImpl::TakeReplaced() {
 void ShardedModelImpl::Forget() {
   in_backward_ = false;
   forward_depth_ = 0;
-  forward_order_.clear();
+  prefetch_.EndBackward();
   backward_.assign(backward_.size(), UnitBackward());
   for (auto& parameters : units_.parameters) {
     for (torch::Tensor& parameter : parameters) parameter.mutable_grad().reset();

@@ -31,6 +31,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -80,6 +81,16 @@ class ShardedModel {
   //         others              ValidateSummonOptions, UnitsToSummon, Session::ReadParameters
   virtual absl::Status SummonFullParams(const SummonOptions& options,
                                         const std::function<absl::Status()>& body) = 0;
+
+  // When `module`'s forward (or backward) begins, the parameters of these are asked for too, in
+  // this order, and not those of the unit that config.forward_prefetch (backward_prefetch) says; an
+  // empty list undoes it. All ranks set the same. What a wrong choice costs: prefetch_plan.h.
+  // Errors: InvalidArgument  some module is no unit of this model.
+  using Modules = std::vector<const torch::nn::Module*>;  // Not owned.
+  virtual absl::Status SetForwardPrefetch(const torch::nn::Module& module,
+                                          const Modules& ahead) = 0;
+  virtual absl::Status SetBackwardPrefetch(const torch::nn::Module& module,
+                                           const Modules& ahead) = 0;
 
   // While one lives, backward accumulates on this rank and reduces nothing (the first backward
   // after it does). Needs config.gradient_slots = 0.

@@ -39,9 +39,11 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"max_gradient_norm", absl::StrCat(c.max_gradient_norm)},
       {"gradient_norm_p", absl::StrCat(c.gradient_norm_p)},
       {"max_gathered_units", absl::StrCat(c.max_gathered_units)},
+      {"max_gathered_bytes", absl::StrCat(c.max_gathered_bytes)},
       {"gradient_slots", absl::StrCat(c.gradient_slots)},
       {"collective_timeout_ms", absl::StrCat(absl::ToInt64Milliseconds(c.collective_timeout))},
-      {"backward_prefetch", c.backward_prefetch ? "true" : "false"},
+      {"backward_prefetch", absl::StrCat(static_cast<int>(c.backward_prefetch))},
+      {"forward_prefetch", c.forward_prefetch ? "true" : "false"},
   };
   for (size_t i = 0; i < c.groups.size(); ++i) {
     fields.emplace_back(absl::StrCat("param group ", i), GroupText(c.groups[i]));

@@ -120,6 +120,14 @@ TEST(JobSpecTest, DifferenceNamesBothRanksAndTheField) {
   EXPECT_THAT(CompareJobSpecs(*a, **MakeJobSpec(TwoUnits(), other, 0)),
               StatusIs(kInvalid, HasSubstr("(made by rank 0) has 2, this trainer (rank 0) 4")));
   other = Config();
+  other.max_gathered_bytes = 9;
+  EXPECT_THAT(CompareJobSpecs(*a, **MakeJobSpec(TwoUnits(), other, 1)),
+              StatusIs(kInvalid, HasSubstr("max_gathered_bytes differs")));
+  other = Config();
+  other.backward_prefetch = BackwardPrefetch::kPost;
+  EXPECT_THAT(CompareJobSpecs(*a, **MakeJobSpec(TwoUnits(), other, 1)),
+              StatusIs(kInvalid, HasSubstr("backward_prefetch differs")));
+  other = Config();
   other.groups[0].weight_decay = 0.5;
   EXPECT_THAT(CompareJobSpecs(*a, **MakeJobSpec(TwoUnits(), other, 1)),
               StatusIs(kInvalid, AllOf(HasSubstr("param group 0"), HasSubstr("decay 0.5"))));

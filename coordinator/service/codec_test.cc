@@ -39,7 +39,7 @@ v1::CreateJobRequest Request() {
   config->set_max_gathered_units(3);
   config->set_gradient_slots(2);
   config->set_collective_timeout_ms(12345);
-  config->set_backward_prefetch(true);
+  config->set_backward_prefetch(v1::BACKWARD_PREFETCH_PRE);
   v1::ParameterSpec* alias = request.mutable_model()->mutable_units(1)->add_parameters();
   *alias = request.model().units(1).parameters(0);
   alias->set_name("u0.tied");

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
@@ -38,7 +39,7 @@ class PrefetchTest : public testing::Test {
  protected:
   void SetUp() override {
     LocalCluster::Options options;
-    options.num_devices = 4;  // Two jobs of two ranks.
+    options.num_devices = 6;  // Three jobs of two ranks.
     auto cluster = LocalCluster::Start(options);
     ASSERT_OK(cluster);
     cluster_ = *std::move(cluster);
@@ -80,6 +81,30 @@ TEST_F(PrefetchTest, ExecutorGathersAheadUpToTheLimitAndNoFarther) {
     for (int unit = 3; unit < kUnits; ++unit) EXPECT_FALSE(session->gathered(unit)) << unit;
     ASSERT_OK(session->Reshard(0));
   });
+}
+
+TEST_F(PrefetchTest, ExecutorGathersAheadUpToTheLimitInBytesAndNoFarther) {
+  const auto bytes_of = [](const Session& session, int unit) {
+    return session.layout().units[unit].shards.padded_numel() * int64_t{sizeof(float)};
+  };
+  config_.max_gathered_units = kUnits;
+  int64_t two_units = 0;
+  ForEachRank("bytes", [&](Session* session) {
+    if (session->rank() == 0) two_units = bytes_of(*session, 0) + bytes_of(*session, 1);
+    ASSERT_OK(ToyStep(session, 1));
+    EXPECT_TRUE(Eventually([&] { return session->gathered(kUnits - 1); })) << "no limit in bytes";
+  });
+  for (const int64_t missing : {0, 1}) {
+    config_.max_gathered_bytes = two_units - missing;
+    ForEachRank(absl::StrCat("limited", missing), [&](Session* session) {
+      ASSERT_OK(ToyStep(session, 1));
+      EXPECT_TRUE(Eventually([&] { return session->gathered(missing == 0 ? 1 : 0); }));
+      for (int unit = missing == 0 ? 2 : 1; unit < kUnits; ++unit)
+        EXPECT_FALSE(session->gathered(unit)) << unit;
+      ASSERT_OK(session->Unshard(kUnits - 1)) << "a unit that is asked for is not limited";
+      ASSERT_OK(session->Reshard(kUnits - 1));
+    });
+  }
 }
 
 // One step with the units unsharded in this order.

@@ -57,21 +57,42 @@ TEST(OrderTrackerTest, DeviationAsksForTheRestOfItsStepAndBecomesTheRecord) {
 TEST(OrderTrackerTest, UpcomingUnshardsFollowTheRecordFromThePositionOn) {
   OrderTracker tracker;
   std::vector<int> units = {77};
-  tracker.UpcomingUnshards(2, &units);
+  tracker.UpcomingUnshards({2}, &units);
   EXPECT_THAT(units, testing::IsEmpty()) << "nothing is recorded yet";
   for (int unit : {0, 1, 2}) tracker.Issued(Entry(unit));
   tracker.Issued(Entry(2, OpKind::kReduce));
   tracker.Issued(Entry(1));
   tracker.StepCommitted();
-  tracker.UpcomingUnshards(2, &units);
+  tracker.UpcomingUnshards({2}, &units);
   EXPECT_THAT(units, testing::ElementsAre(0, 1));
   tracker.Issued(Entry(0));
   tracker.Issued(Entry(1));
-  tracker.UpcomingUnshards(3, &units);
+  tracker.UpcomingUnshards({3}, &units);
   EXPECT_THAT(units, testing::ElementsAre(2, 1)) << "over the reduction, up to the record's end";
   tracker.Issued(Entry(1));
-  tracker.UpcomingUnshards(3, &units);
+  tracker.UpcomingUnshards({3}, &units);
   EXPECT_THAT(units, testing::IsEmpty()) << "the step deviates from its record";
+}
+
+TEST(OrderTrackerTest, UpcomingUnshardsStopBeforeTheFirstThatExceedsTheBytes) {
+  OrderTracker tracker;
+  std::vector<int> units;
+  for (int unit : {0, 1, 0, 2, 1}) tracker.Issued(Entry(unit));
+  tracker.StepCommitted();
+  GatherLimit limit = {9, 0, {100, 30, 50}};
+  const auto upcoming = [&](int64_t max_bytes) {
+    limit.max_bytes = max_bytes;
+    tracker.UpcomingUnshards(limit, &units);
+    return units;
+  };
+  EXPECT_THAT(upcoming(0), testing::ElementsAre(0, 1, 0, 2, 1)) << "no limit in bytes";
+  EXPECT_THAT(upcoming(180), testing::ElementsAre(0, 1, 0, 2, 1)) << "each unit counts once";
+  EXPECT_THAT(upcoming(179), testing::ElementsAre(0, 1, 0)) << "and what is behind is not reached";
+  EXPECT_THAT(upcoming(130), testing::ElementsAre(0, 1, 0));
+  EXPECT_THAT(upcoming(129), testing::ElementsAre(0));
+  EXPECT_THAT(upcoming(99), testing::IsEmpty());
+  limit.max_units = 1;
+  EXPECT_THAT(upcoming(180), testing::ElementsAre(0)) << "both limits hold";
 }
 
 TEST(OrderTrackerTest, EachFieldOfAnEntryCounts) {

@@ -1,5 +1,7 @@
 #include "worker/engine/order_tracker.h"
 
+#include <algorithm>
+
 namespace tessera {
 namespace {
 
@@ -30,12 +32,19 @@ void OrderTracker::Issued(const OrderEntry& entry) {
   hash_ = Mix(hash_, static_cast<uint64_t>(entry.count_elements));
 }
 
-void OrderTracker::UpcomingUnshards(int limit, std::vector<int>* units) const {
+void OrderTracker::UpcomingUnshards(const GatherLimit& limit, std::vector<int>* units) const {
   units->clear();
   if (!following_) return;
+  int64_t bytes = 0;
   for (size_t at = issued_.size(); at < recorded_.size(); ++at) {
-    if (static_cast<int>(units->size()) >= limit) return;
-    if (recorded_[at].kind == OpKind::kUnshard) units->push_back(recorded_[at].unit);
+    if (static_cast<int>(units->size()) >= limit.max_units) return;
+    if (recorded_[at].kind != OpKind::kUnshard) continue;
+    const int unit = static_cast<int>(recorded_[at].unit);
+    if (limit.max_bytes > 0 && std::find(units->begin(), units->end(), unit) == units->end()) {
+      bytes += limit.unit_bytes[unit];
+      if (bytes > limit.max_bytes) return;
+    }
+    units->push_back(unit);
   }
 }
 

@@ -29,6 +29,13 @@ struct OrderEntry {
   }
 };
 
+// How far ahead of the trainer units may be gathered.
+struct GatherLimit {
+  int max_units = 0;
+  int64_t max_bytes = 0;            // Of different units together; 0: any number.
+  std::vector<int64_t> unit_bytes;  // By unit.
+};
+
 enum class OrderVerdict { kProceed, kAsk };
 
 class OrderTracker {
@@ -42,9 +49,9 @@ class OrderTracker {
   // A write of parameters was committed: the record stays as it is, and begins anew.
   void WriteCommitted();
 
-  // Replaces `units` by those of the next unshards in the record, `limit` of them at most: what may
-  // be gathered ahead. None while this step differs from the record.
-  void UpcomingUnshards(int limit, std::vector<int>* units) const;
+  // Replaces `units` by those of the next unshards in the record, as many as `limit` permits: what
+  // may be gathered ahead. None while this step differs from the record.
+  void UpcomingUnshards(const GatherLimit& limit, std::vector<int>* units) const;
 
   int64_t sequence() const { return static_cast<int64_t>(issued_.size()); }
   uint64_t hash() const { return hash_; }

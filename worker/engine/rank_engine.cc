@@ -48,6 +48,12 @@ RankEngine::RankEngine(Options options)
       staged_(options_.layout->units.size(), false),
       full_precision_at_(options_.layout->units.size(), -1),
       stats_(options_.layout->units.size()) {
+  gather_limit_.max_units = options_.config->max_gathered_units;
+  gather_limit_.max_bytes = options_.config->max_gathered_bytes;
+  for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
+    gather_limit_.unit_bytes.push_back(options_.layout->units[unit].shards.padded_numel() *
+                                       SizeBytes(options_.memory->units()[unit].compute_dtype));
+  }
   for (const UnitLayout& unit : options_.layout->units) {
     std::vector<ElementRange>& slices = slices_.emplace_back();
     for (int rank = 0; rank < options_.config->world_size; ++rank) {

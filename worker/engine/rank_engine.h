@@ -164,6 +164,7 @@ class RankEngine {
   OrderTracker order_;
   int64_t step_ = 0;  // Committed on this rank.
   bool trainer_failed_ = false;
+  GatherLimit gather_limit_;
   std::vector<int> upcoming_;  // Of GatherAhead; kept so that steady steps allocate nothing.
   std::vector<UnitState> unit_states_;
   std::vector<bool> reduced_;      // Since the last step, by unit.

@@ -60,7 +60,7 @@ absl::Status RankEngine::PublishFullPrecision(int unit) {
 }
 
 absl::Status RankEngine::GatherAhead() {
-  order_.UpcomingUnshards(options_.config->max_gathered_units, &upcoming_);
+  order_.UpcomingUnshards(gather_limit_, &upcoming_);
   for (const int unit : upcoming_) {
     UnitWords& words = options_.control->units[unit];
     if (words.gathered_for_step.load(std::memory_order_relaxed) == step_ + 1) continue;
