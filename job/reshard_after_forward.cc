@@ -11,9 +11,8 @@ void SetReshardAfterForward(bool reshard, JobConfig* config) {
 
 absl::Status SetReshardAfterForward(int group_size, JobConfig* config) {
   if (group_size < 1 || config->world_size % group_size != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("reshard_after_forward ", group_size,
-                                                   " does not divide world_size ",
-                                                   config->world_size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "reshard_after_forward ", group_size, " does not divide world_size ", config->world_size));
   }
   SetReshardAfterForward(group_size > 1, config);
   if (group_size > 1 && group_size < config->world_size) config->reshard_group_size = group_size;

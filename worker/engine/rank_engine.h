@@ -167,8 +167,8 @@ class RankEngine {
   GatherLimit gather_limit_;
   std::vector<int> upcoming_;  // Of GatherAhead; kept so that steady steps allocate nothing.
   std::vector<UnitState> unit_states_;
-  std::vector<bool> reduced_;      // Since the last step, by unit.
-  std::vector<bool> staged_;       // For the write under way, by unit.
+  std::vector<bool> reduced_;  // Since the last step, by unit.
+  std::vector<bool> staged_;   // For the write under way, by unit.
   // By unit: of which step it is readable in full precision; -1: none.
   std::vector<int64_t> full_precision_at_;
   std::vector<std::vector<ElementRange>> slices_;  // By unit: of each rank.

@@ -20,9 +20,8 @@ absl::Status RankEngine::Unshard(int unit, bool full_precision) {
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kUnshard, UnitName(unit)));
   const UnitLayout& layout = options_.layout->units[unit];
-  const int64_t number =
-      options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kUnshard, unit,
-                                  remote_.CountGatheredBytes(unit, step_));
+  const int64_t number = options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kUnshard,
+                                                     unit, remote_.CountGatheredBytes(unit, step_));
   const DType compute_dtype = options_.memory->units()[unit].compute_dtype;
   RETURN_IF_ERROR(Ordered(OpKind::kUnshard, unit, layout.shards.padded_numel(),
                           full_precision ? DType::kFp32 : compute_dtype));

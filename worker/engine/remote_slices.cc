@@ -51,11 +51,10 @@ int64_t RemoteSlices::CountGatheredBytes(int unit, int64_t step) {
 absl::Status RemoteSlices::Gather(int unit, int64_t step) {
   const UnitMemory& placed = options_.memory->units()[unit];
   const UnitLayout& layout = options_.layout->units[unit];
-  RETURN_IF_ERROR(
-      Annotate(options_.gatherer->AllGatherMapped(
-                   options_.parameters + placed.parameter_offset_bytes,
-                   layout.shards.shard_numel() * SizeBytes(placed.compute_dtype)),
-               absl::StrCat("unshard unit '", layout.flat.unit_name(), "'")));
+  RETURN_IF_ERROR(Annotate(options_.gatherer->AllGatherMapped(
+                               options_.parameters + placed.parameter_offset_bytes,
+                               layout.shards.shard_numel() * SizeBytes(placed.compute_dtype)),
+                           absl::StrCat("unshard unit '", layout.flat.unit_name(), "'")));
   gathered_[unit] = step;
   return absl::OkStatus();
 }
@@ -80,8 +79,8 @@ void RemoteSlices::Close(int unit) {
   const uint64_t tag = std::exchange(open_[unit], 0);
   if (tag == 0 || !CloseWindow(&options_.windows[unit], tag)) return;
   const UnitMemory& placed = options_.memory->units()[unit];
-  GiveBack(placed.parameter_offset_bytes, options_.layout->units[unit].shards.shard_numel() *
-                                              SizeBytes(placed.compute_dtype));
+  GiveBack(placed.parameter_offset_bytes,
+           options_.layout->units[unit].shards.shard_numel() * SizeBytes(placed.compute_dtype));
 }
 
 absl::Status RemoteSlices::Refresh(int unit, int64_t step) {

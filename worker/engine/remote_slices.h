@@ -38,8 +38,8 @@ class RemoteSlices {
     const RankTopology* topology = nullptr;
     Rank rank;
     Epoch epoch;
-    std::byte* parameters = nullptr;  // The host's parameter region.
-    WindowWord* windows = nullptr;    // By unit; the host's.
+    std::byte* parameters = nullptr;   // The host's parameter region.
+    WindowWord* windows = nullptr;     // By unit; the host's.
     Communicator* gatherer = nullptr;  // Null: there is one host.
   };
   explicit RemoteSlices(const Options& options);

@@ -1,11 +1,12 @@
-// How many windows on what other hosts' slices of a unit its host's ranks have, so that the last one
-// that is closed gives the memory back.
+// How many windows on what other hosts' slices of a unit its host's ranks have, so that the last
+// one that is closed gives the memory back.
 //
 //   word   | tag: epoch and step | count |
 //
 // A rank counts its window before it joins the gather that fills it, and the gather ends once all
-// have joined; so who takes the count to 0 is alone with the memory until it joins the next one. What an older epoch or step left in the word does not count: whoever opens the first
-// window of a newer one begins at 0. Shared by the executors of a host; lock-free, thread-safe.
+// have joined; so who takes the count to 0 is alone with the memory until it joins the next one.
+// What an older epoch or step left in the word does not count: whoever opens the first window of a
+// newer one begins at 0. Shared by the executors of a host; lock-free, thread-safe.
 #ifndef TESSERA_WORKER_ENGINE_WINDOW_COUNT_H_
 #define TESSERA_WORKER_ENGINE_WINDOW_COUNT_H_
 
