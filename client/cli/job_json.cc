@@ -45,6 +45,7 @@ Json JobJson(const v1::Job& job) {
               {"committed_step", job.committed_step()},
               {"world_size", job.config().world_size()},
               {"strategy", StrategyName(job.config().strategy())},
+              {"shard_group_size", job.config().shard_group_size()},
               {"num_units", job.model().units_size()},
               {"layout_digest", absl::StrCat(absl::Hex(job.layout_digest(), absl::kZeroPad16))},
               {"ranks", RanksJson(job)}};

@@ -140,8 +140,7 @@ TEST_P(ReshardTest, SlicesOfOtherHostsComeAndGoAsTheStrategySays) {
           gathered.push_back(op.bytes);
       // A rank fetches one slice of the other host's two.
       const int64_t slice = kSlicePages * kPageBytes;
-      EXPECT_EQ(gathered,
-                (std::vector<int64_t>{slice, GetParam().gathers_each_window ? slice : 0}))
+      EXPECT_EQ(gathered, (std::vector<int64_t>{slice, GetParam().gathers_each_window ? slice : 0}))
           << "rank " << rank << ", step " << step;
     }
   }
