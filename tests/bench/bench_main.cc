@@ -21,8 +21,8 @@ struct Flags {
   int64_t parameters = 32 << 20;
   std::vector<int> sizes = {2, 4, 8};
   std::vector<int> batches = {1, tessera::bench::kLargeBatch};
-  std::vector<std::string> only = {"collectives", "hosts", "optimizer", "fused",
-                                   "round-trip",  "sdk",   "step"};
+  std::vector<std::string> only = {"collectives", "hosts", "ragged", "optimizer", "fused",
+                                   "round-trip",  "sdk",   "memory", "overlap",   "step"};
   std::string json;
   std::string executor_binary;
 };
@@ -57,7 +57,8 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--only", flags.only,
-                 "collectives, hosts, optimizer, fused, round-trip, sdk, step")
+                 "collectives, hosts, ragged, optimizer, fused, round-trip, sdk, memory, overlap, "
+                 "step")
       ->delimiter(',');
   app.add_option("--executor-binary", flags.executor_binary,
                  "tessera-executor, for whole steps; threads where none is named");
@@ -77,6 +78,11 @@ int main(int argc, char** argv) {
       Append(tessera::bench::BenchHosts(size, flags.rounds, flags.mebibytes << 20), &rows, &ok);
     }
   }
+  if (Wants(flags, "ragged")) {
+    for (int size : {2, 3, 5, 7}) {
+      Append(tessera::bench::BenchRagged(size, flags.rounds, flags.mebibytes << 20), &rows, &ok);
+    }
+  }
   if (Wants(flags, "optimizer")) {
     for (int size : {1, 2}) {
       Append(tessera::bench::BenchOptimizer(size, flags.rounds, flags.parameters), &rows, &ok);
@@ -90,6 +96,17 @@ int main(int argc, char** argv) {
   if (Wants(flags, "round-trip")) Append(tessera::bench::BenchRoundTrip(flags.rounds), &rows, &ok);
   if (Wants(flags, "sdk")) {
     Append(tessera::bench::BenchSdkStep(flags.rounds, flags.executor_binary), &rows, &ok);
+  }
+  if (Wants(flags, "memory")) {
+    using tessera::Strategy;
+    for (const Strategy strategy :
+         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+      Append(tessera::bench::BenchMemory(2, flags.rounds, strategy, flags.executor_binary), &rows,
+             &ok);
+    }
+  }
+  if (Wants(flags, "overlap")) {
+    Append(tessera::bench::BenchOverlap(flags.rounds, flags.executor_binary), &rows, &ok);
   }
   if (Wants(flags, "step")) {
     for (int size : flags.sizes) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "layout/strategy.h"
 #include "tests/bench/report.h"
 
 namespace tessera {
@@ -23,6 +24,16 @@ absl::StatusOr<std::vector<Row>> BenchOptimizer(int size, int rounds, int64_t nu
 
 // G7: reduction, AdamW and publication in one pass over memory, beside the three in a row.
 absl::StatusOr<std::vector<Row>> BenchFusedStep(int size, int rounds, int64_t num_parameters);
+
+// G11: odd world sizes, and units of ragged shapes.
+absl::StatusOr<std::vector<Row>> BenchRagged(int size, int rounds, int64_t bytes);
+
+// G10: a job's memory beside the formula, and page faults a step.
+absl::StatusOr<std::vector<Row>> BenchMemory(int size, int rounds, Strategy strategy,
+                                             const std::string& executor_binary);
+
+// A step over two hosts beside the larger of its compute and its communication.
+absl::StatusOr<std::vector<Row>> BenchOverlap(int rounds, const std::string& executor_binary);
 
 // G8: a round trip through shared memory, beside an empty gRPC call.
 absl::StatusOr<std::vector<Row>> BenchRoundTrip(int rounds);

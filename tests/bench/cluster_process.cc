@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,18 +22,16 @@ namespace bench {
 namespace {
 
 // What the cluster's process does until its lifeline closes.
-int ServeCluster(int num_devices, const std::string& executor_binary, int report, int lifeline) {
+int ServeCluster(const LocalCluster::Options& options, int report, int lifeline) {
   setpgid(0, 0);
-  LocalCluster::Options options;
-  options.num_devices = num_devices;
-  options.executor_binary = executor_binary;
   const auto cluster = LocalCluster::Start(options);
   if (!cluster.ok()) {
     fprintf(stderr, "cluster: %s\n", cluster.status().ToString().c_str());
     return 1;
   }
-  const std::string addresses =
-      absl::StrCat((*cluster)->coordinator_address(), " ", (*cluster)->worker_address(), "\n");
+  std::string addresses = (*cluster)->coordinator_address();
+  for (int worker = 0; worker < options.num_workers; ++worker)
+    absl::StrAppend(&addresses, " ", (*cluster)->worker_address(worker));
   if (write(report, addresses.data(), addresses.size()) < 0) return 1;
   close(report);
   char end;
@@ -51,10 +51,47 @@ std::string ReadAll(int fd) {
   }
 }
 
+struct ProcessStat {
+  pid_t group = 0;
+  long long ticks = 0, faults = 0;
+};
+
+// Fields of /proc/PID/stat after the name: state ppid pgrp ... minflt (8th) cminflt majflt cmajflt
+// utime stime.
+ProcessStat ReadStat(pid_t pid) {
+  ProcessStat stat;
+  FILE* file = fopen(absl::StrCat("/proc/", pid, "/stat").c_str(), "r");
+  if (file == nullptr) return stat;
+  long long minor = 0, major = 0, user = 0, system = 0;
+  int group = 0;
+  if (fscanf(file, "%*d (%*[^)]) %*c %*d %d %*d %*d %*d %*u %lld %*u %lld %*u %lld %lld", &group,
+             &minor, &major, &user, &system) == 5) {
+    stat = {group, user + system, minor + major};
+  }
+  fclose(file);
+  return stat;
+}
+
+std::vector<pid_t> ProcessesOfGroup(pid_t group) {
+  std::vector<pid_t> found;
+  DIR* processes = opendir("/proc");
+  if (processes == nullptr) return found;
+  while (const dirent* entry = readdir(processes)) {
+    const pid_t pid = atoi(entry->d_name);
+    if (pid > 0 && ReadStat(pid).group == group) found.push_back(pid);
+  }
+  closedir(processes);
+  return found;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ClusterProcess>> ClusterProcess::Start(
-    int num_devices, const std::string& executor_binary) {
+    int num_devices, const std::string& executor_binary, int num_workers) {
+  LocalCluster::Options options;
+  options.num_devices = num_devices;
+  options.executor_binary = executor_binary;
+  options.num_workers = num_workers;
   int report[2], lifeline[2];
   if (pipe2(report, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
   UniqueFd report_read(report[0]), report_write(report[1]);
@@ -64,7 +101,7 @@ absl::StatusOr<std::unique_ptr<ClusterProcess>> ClusterProcess::Start(
   if (pid < 0) return ErrnoStatus(errno, "fork the cluster");
   if (pid == 0) {
     lifeline_write.Reset();
-    exit(ServeCluster(num_devices, executor_binary, report_write.get(), lifeline_read.get()));
+    exit(ServeCluster(options, report_write.get(), lifeline_read.get()));
   }
   std::unique_ptr<ClusterProcess> cluster(new ClusterProcess());
   cluster->pid_ = pid;
@@ -73,9 +110,10 @@ absl::StatusOr<std::unique_ptr<ClusterProcess>> ClusterProcess::Start(
   const std::string text = ReadAll(report_read.get());
   const std::vector<std::string> addresses =
       absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
-  if (addresses.size() != 2) return absl::InternalError("the cluster did not start");
+  if (addresses.size() != static_cast<size_t>(1 + num_workers))
+    return absl::InternalError("the cluster did not start");
   cluster->coordinator_address_ = addresses[0];
-  cluster->worker_address_ = addresses[1];
+  cluster->worker_addresses_.assign(addresses.begin() + 1, addresses.end());
   return cluster;
 }
 
@@ -86,26 +124,33 @@ ClusterProcess::~ClusterProcess() {
   }
 }
 
-// Fields of /proc/PID/stat after the name: state ppid pgrp ... utime (12th) stime (13th).
-int64_t ClusterProcess::CpuNs() const {
-  DIR* processes = opendir("/proc");
-  if (processes == nullptr) return 0;
-  long long ticks = 0;
-  while (const dirent* entry = readdir(processes)) {
-    if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
-    FILE* file = fopen(absl::StrCat("/proc/", entry->d_name, "/stat").c_str(), "r");
-    if (file == nullptr) continue;
-    int group = 0;
-    long long user = 0, system = 0;
-    if (fscanf(file, "%*d (%*[^)]) %*c %*d %d %*d %*d %*d %*u %*u %*u %*u %*u %lld %lld", &group,
-               &user, &system) == 3 &&
-        group == pid_) {
-      ticks += user + system;
-    }
-    fclose(file);
+ClusterProcess::Used ClusterProcess::Use() const {
+  long long ticks = 0, faults = 0;
+  for (const pid_t pid : ProcessesOfGroup(pid_)) {
+    const ProcessStat stat = ReadStat(pid);
+    ticks += stat.ticks;
+    faults += stat.faults;
   }
-  closedir(processes);
-  return ticks * (1000000000 / sysconf(_SC_CLK_TCK));
+  return {ticks * (1000000000 / sysconf(_SC_CLK_TCK)), faults};
+}
+
+int64_t SharedBytesOf(pid_t pid) {
+  std::ifstream maps(absl::StrCat("/proc/", pid, "/smaps"));
+  int64_t kibibytes = 0;
+  bool is_shared = false;
+  for (std::string line; std::getline(maps, line);) {
+    // A mapping's own line has an address range; those of its figures have a name and a colon.
+    if (line.find('-') < line.find(' ')) is_shared = line.find("/memfd:") != std::string::npos;
+    long long value = 0;
+    if (is_shared && sscanf(line.c_str(), "Pss: %lld kB", &value) == 1) kibibytes += value;
+  }
+  return kibibytes * 1024;
+}
+
+int64_t ClusterProcess::SharedBytes() const {
+  int64_t bytes = 0;
+  for (const pid_t pid : ProcessesOfGroup(pid_)) bytes += SharedBytesOf(pid);
+  return bytes;
 }
 
 }  // namespace bench

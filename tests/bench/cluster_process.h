@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
@@ -17,27 +18,41 @@
 namespace tessera {
 namespace bench {
 
+// Bytes of memfd mappings of a process, each page divided by the processes that map it.
+int64_t SharedBytesOf(pid_t pid);
+
 class ClusterProcess {
  public:
-  // `executor_binary` empty: executors are threads of the cluster's process.
+  // `num_devices`: of each worker. `executor_binary` empty: executors are threads of the cluster's
+  // process.
   // Errors: ResourceExhausted  no process or pipe
   //         Internal           the cluster did not start; its log says why
   static absl::StatusOr<std::unique_ptr<ClusterProcess>> Start(int num_devices,
-                                                               const std::string& executor_binary);
+                                                               const std::string& executor_binary,
+                                                               int num_workers = 1);
   ~ClusterProcess();
 
   const std::string& coordinator_address() const { return coordinator_address_; }
-  const std::string& worker_address() const { return worker_address_; }
+  const std::string& worker_address(int worker = 0) const { return worker_addresses_[worker]; }
   // Processor time that its processes have taken up to now, in nanoseconds.
-  int64_t CpuNs() const;
+  int64_t CpuNs() const { return Use().cpu_ns; }
+  // Pages that they have faulted in up to now.
+  int64_t PageFaults() const { return Use().page_faults; }
+  // Shared memory of jobs that they have mapped, each page divided by the processes that map it.
+  int64_t SharedBytes() const;
 
  private:
+  struct Used {
+    int64_t cpu_ns = 0;
+    int64_t page_faults = 0;
+  };
   ClusterProcess() = default;
+  Used Use() const;
 
   pid_t pid_ = -1;     // Leads the process group of the cluster.
   UniqueFd lifeline_;  // The cluster ends when this closes.
   std::string coordinator_address_;
-  std::string worker_address_;
+  std::vector<std::string> worker_addresses_;
 };
 
 }  // namespace bench
