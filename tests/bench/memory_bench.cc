@@ -40,8 +40,8 @@ void Step(Session* session, const std::vector<float>& gradient) {
 }
 
 void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig& config) {
-  const std::unique_ptr<Session> session = OpenSession(
-      cluster, "memory", EqualUnits(kUnits, kUnitNumel), config, member->rank());
+  const std::unique_ptr<Session> session =
+      OpenSession(cluster, "memory", EqualUnits(kUnits, kUnitNumel), config, member->rank());
   const std::vector<float> gradient(kUnitNumel, 0.01f);
   for (int step = 0; step < kWarmSteps; ++step) Step(session.get(), gradient);
   while (member->NextRound()) {

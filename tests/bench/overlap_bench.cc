@@ -58,9 +58,8 @@ double SecondsOf(TeamMember* member, absl::FunctionRef<void()> body) {
 }
 
 void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig& config) {
-  const std::unique_ptr<Session> session =
-      OpenSession(cluster, "overlap", EqualUnits(kUnits, kUnitNumel), config, member->rank(),
-                  member->rank());
+  const std::unique_ptr<Session> session = OpenSession(
+      cluster, "overlap", EqualUnits(kUnits, kUnitNumel), config, member->rank(), member->rank());
   const std::vector<float> gradient(kUnitNumel, 0.01f);
   for (int step = 0; step < 3; ++step) Step(session.get(), Compute(), gradient);
   while (member->NextRound()) {

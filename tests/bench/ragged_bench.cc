@@ -53,10 +53,10 @@ void Measure(TeamMember* member, const ShardMap& even, const ShardMap& ragged, i
   for (int64_t i = 0; i < bytes / 4; ++i) own[i] = static_cast<float>(i % 5);
   float* shard = reinterpret_cast<float*>(WarmMemory(bytes));
   const auto reduce = [&](const std::vector<ElementRange>& slices) {
-    TESSERA_CHECK(member->comm()
-                      ->ReduceScatterMapped(gradients, slices, DType::kFp32, 1.0f, false, shard,
-                                            nullptr)
-                      .ok());
+    TESSERA_CHECK(
+        member->comm()
+            ->ReduceScatterMapped(gradients, slices, DType::kFp32, 1.0f, false, shard, nullptr)
+            .ok());
   };
   const std::vector<ElementRange> even_slices = Slices(even, member->size());
   const std::vector<ElementRange> ragged_slices = Slices(ragged, member->size());
@@ -89,8 +89,8 @@ absl::StatusOr<std::vector<Row>> BenchRagged(int size, int rounds, int64_t bytes
       static_cast<double>(ragged.padded_numel()) / static_cast<double>(even.padded_numel());
   std::vector<Row> rows;
   const auto ratio = [&](const char* what, Quartiles value) {
-    rows.push_back(Row{"G11", what, size, value, "ratio", Better::kHigher, 0.95, 0.85,
-                       result.loaded_rounds});
+    rows.push_back(
+        Row{"G11", what, size, value, "ratio", Better::kHigher, 0.95, 0.85, result.loaded_rounds});
   };
   ratio("ragged unit's reduce-scatter rate / even one's",
         RatioOf(s[kEven], s[kRagged], bytes_ratio));

@@ -257,10 +257,11 @@ absl::Status RankEngine::Save() {
   RETURN_IF_ERROR(Ordered(OpKind::kSave, -1, 0, options_.config->compute_dtype));
   options_.recorder->Started(number);
   const std::string path = LoadText(options_.control->text, kMaxTextBytes);
-  const absl::Status status = options_.save(path, optimizer_.Parameters(step_ % 2));
+  absl::Status outcome;
+  RETURN_IF_ERROR(options_.save(path, optimizer_.Parameters(step_ % 2), &outcome));
   RETURN_IF_ERROR(Interruption());
   options_.recorder->Done(number);
-  PublishResult(status, 0);
+  PublishResult(outcome, 0);
   return absl::OkStatus();
 }
 

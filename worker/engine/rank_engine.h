@@ -80,8 +80,10 @@ class RankEngine {
     Stream* post_backward = nullptr;
     OrderGate* gate = nullptr;
     FlightRecorder* recorder = nullptr;
-    // Writes the rank's part of the consolidated model; `shard` is its fp32 parameter state.
-    std::function<absl::Status(const std::string& path, const float* shard)> save;
+    // Writes the rank's part of the consolidated model; `shard` is its fp32 parameter state. All
+    // ranks get the same outcome; an error, where they could not agree on one.
+    std::function<absl::Status(const std::string& path, const float* shard, absl::Status* outcome)>
+        save;
   };
   explicit RankEngine(Options options);
 

@@ -17,18 +17,19 @@ struct Outcome {
   char message[512] = {};
 };
 
-// The same status on every rank: OK if all are, else the lowest failing rank's.
-absl::Status AgreeOn(const absl::Status& own, Communicator* communicator) {
+// Makes `status` the same on every rank: OK if all are, else the lowest failing rank's.
+absl::Status AgreeOn(absl::Status* status, Communicator* communicator) {
   Outcome outcome;
-  outcome.code = own.raw_code();
-  StoreText(own.message(), outcome.message, sizeof(outcome.message));
+  outcome.code = status->raw_code();
+  StoreText(status->message(), outcome.message, sizeof(outcome.message));
   std::vector<Outcome> all(communicator->size());
   RETURN_IF_ERROR(communicator->AllGather(&outcome, all.data(), sizeof(Outcome)));
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].code == 0) continue;
-    return absl::Status(static_cast<absl::StatusCode>(all[rank].code),
-                        absl::StrCat("save on rank ", rank, ": ",
-                                     LoadText(all[rank].message, sizeof(all[rank].message))));
+    *status = absl::Status(static_cast<absl::StatusCode>(all[rank].code),
+                           absl::StrCat("save on rank ", rank, ": ",
+                                        LoadText(all[rank].message, sizeof(all[rank].message))));
+    return absl::OkStatus();
   }
   return absl::OkStatus();
 }
@@ -59,21 +60,30 @@ absl::Status WriteOwn(const std::string& path, const SafetensorsHeader& header,
   return file.Sync();
 }
 
+absl::Status WriteAndPublish(const std::string& path, const ModelLayout& layout,
+                             const std::vector<ShardSegment>& segments, const float* shard,
+                             Communicator* communicator, absl::Status* outcome) {
+  const bool leads = communicator->rank() == 0;
+  absl::StatusOr<SafetensorsHeader> header = HeaderOf(layout);
+  *outcome = header.status();
+  if (outcome->ok() && leads) *outcome = ModelFile::Create(path, *header);
+  if (outcome->ok() && leads) *outcome = FaultPoint("save.created");
+  RETURN_IF_ERROR(AgreeOn(outcome, communicator));
+  if (!outcome->ok()) return absl::OkStatus();
+  *outcome = WriteOwn(path, *header, layout, segments, shard);
+  RETURN_IF_ERROR(AgreeOn(outcome, communicator));
+  if (!outcome->ok()) return absl::OkStatus();
+  if (leads) *outcome = ModelFile::Publish(path);
+  return AgreeOn(outcome, communicator);
+}
+
 }  // namespace
 
 absl::Status SaveModel(const std::string& path, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, const float* shard,
-                       Communicator* communicator) {
-  const bool leads = communicator->rank() == 0;
-  absl::StatusOr<SafetensorsHeader> header = HeaderOf(layout);
-  absl::Status status = header.status();
-  if (status.ok() && leads) status = ModelFile::Create(path, *header);
-  if (status.ok() && leads) status = FaultPoint("save.created");
-  status = AgreeOn(status, communicator);
-  if (status.ok()) status = AgreeOn(WriteOwn(path, *header, layout, segments, shard), communicator);
-  if (status.ok())
-    status = AgreeOn(leads ? ModelFile::Publish(path) : absl::OkStatus(), communicator);
-  if (!status.ok() && leads) ModelFile::Discard(path);
+                       Communicator* communicator, absl::Status* outcome) {
+  const absl::Status status = WriteAndPublish(path, layout, segments, shard, communicator, outcome);
+  if (communicator->rank() == 0 && (!status.ok() || !outcome->ok())) ModelFile::Discard(path);
   return status;
 }
 

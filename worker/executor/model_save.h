@@ -13,12 +13,13 @@
 
 namespace tessera {
 
-// `shard` is the rank's fp32 parameter state. Every rank returns the same outcome: OK once the file
-// has its name and is durable, else the first failing rank's error with its number; then the file
-// of that name, if there was one, is as before.
+// `shard` is the rank's fp32 parameter state. `outcome` becomes the same on every rank: OK once the
+// file has its name and is durable, else the first failing rank's error with its number; then the
+// file of that name, if there was one, is as before.
+// Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
 absl::Status SaveModel(const std::string& path, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, const float* shard,
-                       Communicator* communicator);
+                       Communicator* communicator, absl::Status* outcome);
 
 }  // namespace tessera
 

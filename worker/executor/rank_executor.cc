@@ -172,11 +172,12 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.post_backward = post_backward_.get();
   options.gate = &link_;
   options.recorder = &recorder_;
-  options.save = [this, segments = SavedSegments()](const std::string& path, const float* shard) {
+  options.save = [this, segments = SavedSegments()](const std::string& path, const float* shard,
+                                                    absl::Status* outcome) {
     const bool creates_file = memory_.rank.value() == 0;
     if (creates_file) link_.ReportSaving(path);
     const absl::Status status =
-        SaveModel(path, memory_.layout, segments, shard, communicator_.get());
+        SaveModel(path, memory_.layout, segments, shard, communicator_.get(), outcome);
     if (creates_file) link_.ReportSaving("");
     return status;
   };
