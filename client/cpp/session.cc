@@ -116,6 +116,8 @@ absl::Status Session::Reshard(int unit) {
   return absl::OkStatus();
 }
 
+absl::Status Session::EndForward() { return Submit(OpKind::kEndForward, -1); }
+
 const std::byte* Session::parameters(int unit) const {
   return parameters_.data() + plan_.units()[unit].parameter_offset_bytes;
 }

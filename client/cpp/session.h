@@ -76,6 +76,10 @@ class Session {
   // Starts it; Unshard() then waits, in this precision.
   absl::Status UnshardAsync(int unit, Precision precision = Precision::kCompute);
   absl::Status Reshard(int unit);
+  // A forward ended that no backward follows, on all ranks. Where it repeats the one before, the
+  // next ones are compared with it: evaluation that says this asks the coordinator no more than
+  // training does, however long it is.
+  absl::Status EndForward();
   bool unsharded(int unit) const { return windows_[unit] == Window::kOpen; }
   bool closed(int unit) const { return windows_[unit] == Window::kClosed; }
   // Whether Unshard would return without waiting for anybody: executors gather ahead of their

@@ -230,6 +230,8 @@ void ShardedModelImpl::WatchOutput(int unit, const torch::Tensor& output) {
 void ShardedModelImpl::PostForward(int unit) {
   if (!in_backward_ && forward_depth_ > 0) --forward_depth_;
   if (!in_backward_) prefetch_.PostForward(unit);
+  const bool evaluates = unit == 0 && !root_->is_training() && !torch::GradMode::is_enabled();
+  if (evaluates && !in_backward_) ThrowIfError(session_->EndForward());
   // The root is needed first in backward, so it stays; so do all units of the other strategies.
   if (in_backward_ || unit == 0 || !ReshardsAfterForward(StrategyOf(unit))) return;
   ThrowIfError(session_->Reshard(unit));

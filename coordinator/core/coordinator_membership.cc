@@ -118,7 +118,8 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
       EpochRuntime& runtime = Runtime(progress.job, *job);
       runtime.ranks[rank] = status;
       if (job->status.state != JobState::kRunning) continue;
-      ApplyVerdict(progress.job, runtime.order.Progress(Rank(rank), {status.step, status.sequence}),
+      ApplyVerdict(progress.job,
+                   runtime.order.Progress(Rank(rank), {status.step, status.sequence, status.pass}),
                    now, effects);
     }
   }

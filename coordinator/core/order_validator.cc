@@ -35,13 +35,13 @@ OrderValidator::OrderValidator(int32_t world_size, JobSpecPtr spec)
 
 void OrderValidator::Restore(const OrderPosition& position, const OrderEntry& entry) {
   if (position.sequence >= num_recorded()) record_.resize(position.sequence + 1);
-  record_[position.sequence] = Recorded{position.step, entry};
-  recorded_step_ = std::max(recorded_step_, position.step);
+  record_[position.sequence] = Recorded{position, entry};
+  recorded_at_ = std::max(recorded_at_, position);
 }
 
 void OrderValidator::FinishRestore() {
-  // Behind the last entry of the newest step lies what an earlier, longer order left.
-  while (!record_.empty() && !(record_.back() && record_.back()->step == recorded_step_)) {
+  // Behind the last entry of the newest pass lies what an earlier, longer order left.
+  while (!record_.empty() && !(record_.back() && record_.back()->at.InPassOf(recorded_at_))) {
     record_.pop_back();
   }
 }
@@ -92,7 +92,7 @@ OrderVerdict OrderValidator::DoAnnounce(Rank rank, const OrderPosition& position
     }
     return verdict;
   }
-  if (recorded != nullptr && recorded->step == position.step && recorded->entry != entry) {
+  if (recorded != nullptr && recorded->at.InPassOf(position) && recorded->entry != entry) {
     const Rank other(rank.value() == 0 && world_size_ > 1 ? 1 : 0);
     return Mismatch(position, rank, absl::StrCat("is about to ", DescribeEntry(entry, *spec_)),
                     other,
@@ -130,8 +130,8 @@ OrderVerdict OrderValidator::Agree(const OrderPosition& position) {
   }
   verdict.recorded = announced.begin()->second;
   record_.resize(position.sequence + 1);  // What was recorded behind it holds no longer.
-  record_[position.sequence] = Recorded{position.step, *verdict.recorded};
-  recorded_step_ = position.step;
+  record_[position.sequence] = Recorded{position, *verdict.recorded};
+  recorded_at_ = position;
   return verdict;
 }
 
@@ -175,7 +175,8 @@ OrderVerdict OrderValidator::Mismatch(const OrderPosition& position, Rank a,
   OrderVerdict verdict;
   verdict.position = position;
   verdict.mismatch = absl::StrCat(
-      "the ranks' execution orders differ at step ", position.step.value(), ", position ",
+      "the ranks' execution orders differ at step ", position.step.value(),
+      position.pass == 0 ? "" : absl::StrCat(", pass ", position.pass), ", position ",
       position.sequence, ": rank ", a.value(), " ", what_a, ", rank ", b.value(), " ", what_b);
   return verdict;
 }

@@ -9,10 +9,10 @@
 //                       or went past the position by
 //                       its record
 //
-// A position is (step, sequence): `sequence` counts the operations that a rank issued before it in
-// the step. After a mismatch nothing is released any more: each call returns it again, until a new
-// epoch has a validator of its own. Nothing here times out; a rank that reports no progress keeps
-// the others waiting.
+// A position is (step, pass, sequence): `sequence` counts the operations that a rank issued before
+// it in the pass. What is said of steps here is true of the passes of one too. After a mismatch
+// nothing is released any more: each call returns it again, until a new epoch has a validator of
+// its own. Nothing here times out; a rank that reports no progress keeps the others waiting.
 #ifndef TESSERA_COORDINATOR_CORE_ORDER_VALIDATOR_H_
 #define TESSERA_COORDINATOR_CORE_ORDER_VALIDATOR_H_
 
@@ -27,7 +27,7 @@
 
 namespace tessera::coordinator {
 
-constexpr int64_t kMaxSequence = int64_t{1} << 20;  // Operations in a step.
+constexpr int64_t kMaxSequence = int64_t{1} << 20;  // Operations in a pass.
 
 struct OrderVerdict {
   std::vector<Rank> released;  // These may go on at `position`.
@@ -57,7 +57,7 @@ class OrderValidator {
 
  private:
   struct Recorded {
-    Step step;  // In which it was agreed last.
+    OrderPosition at;  // Where it was agreed last.
     OrderEntry entry;
   };
   using Announced = std::map<Rank, OrderEntry>;
@@ -76,7 +76,7 @@ class OrderValidator {
 
   int32_t world_size_ = 1;
   JobSpecPtr spec_;
-  Step recorded_step_;
+  OrderPosition recorded_at_;                    // The newest.
   std::vector<std::optional<Recorded>> record_;  // By sequence; nullopt: lost in a restart.
   std::map<OrderPosition, Announced> pending_;
   std::map<Rank, OrderPosition> waiting_at_;

@@ -153,6 +153,27 @@ TEST_F(OrderValidatorTest, AgreeingWithTheRecordIsAMismatchForWhoDeviates) {
   EXPECT_THAT(verdict.released, IsEmpty());
 }
 
+TEST_F(OrderValidatorTest, PassesOfOneStepAreComparedLikeSteps) {
+  Record(1);
+  const auto in_pass = [](int64_t pass, int64_t sequence) {
+    return OrderPosition{Step(2), sequence, pass};
+  };
+  EXPECT_TRUE(At(2, 7) < in_pass(1, 0));
+  EXPECT_TRUE(in_pass(1, 7) < At(3, 0));
+  // In place of the second unit, both end the pass; what was recorded behind it holds no longer.
+  order_.Announce(Rank(0), in_pass(1, 1), Entry("end-forward", -1));
+  EXPECT_THAT(order_.Announce(Rank(1), in_pass(1, 1), Entry("end-forward", -1)).released,
+              ElementsAre(Rank(0), Rank(1)));
+  EXPECT_EQ(order_.num_recorded(), 2);
+  // One goes on with another pass by the record, the other trains.
+  EXPECT_FALSE(order_.Announce(Rank(1), in_pass(2, 1), Entry("unshard", 1)).mismatch.has_value());
+  const OrderVerdict verdict = order_.Progress(Rank(0), in_pass(3, 0));
+  ASSERT_TRUE(verdict.mismatch.has_value());
+  EXPECT_THAT(*verdict.mismatch,
+              AllOf(HasSubstr("step 2, pass 2, position 1: rank 1"),
+                    HasSubstr("rank 0 followed its recorded order: end-forward")));
+}
+
 TEST_F(OrderValidatorTest, OldProgressReportsAreHarmless) {
   Record(1);
   order_.Announce(Rank(0), At(2, 1), Entry("reduce", 2));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -39,6 +40,7 @@ struct RankPlacement {
 struct RankStatus {
   Step step;
   int64_t sequence = 0;  // Position in the step's execution order.
+  int64_t pass = 0;      // See OrderPosition.
   std::string doing;
   bool attached = false;
   int64_t parameter_bytes = 0;
@@ -61,16 +63,21 @@ struct OrderEntry {
   friend bool operator!=(const OrderEntry& a, const OrderEntry& b) { return !(a == b); }
 };
 
-// Where in a job's execution order something happens; ordered by step, then sequence.
+// Where in a job's execution order something happens; ordered by step, then pass, then sequence. A
+// step has one pass, or more where ranks evaluate: each is checked against the one before.
 struct OrderPosition {
   Step step;
-  int64_t sequence = 0;
+  int64_t sequence = 0;  // In the pass.
+  int64_t pass = 0;
 
+  bool InPassOf(const OrderPosition& other) const {
+    return step == other.step && pass == other.pass;
+  }
   friend bool operator==(const OrderPosition& a, const OrderPosition& b) {
-    return a.step == b.step && a.sequence == b.sequence;
+    return a.InPassOf(b) && a.sequence == b.sequence;
   }
   friend bool operator<(const OrderPosition& a, const OrderPosition& b) {
-    return a.step != b.step ? a.step < b.step : a.sequence < b.sequence;
+    return std::tie(a.step, a.pass, a.sequence) < std::tie(b.step, b.pass, b.sequence);
   }
 };
 

@@ -21,6 +21,7 @@ RankStatus DecodeRankStatus(const v1::RankStatus& status) {
   RankStatus decoded;
   decoded.step = Step(status.step());
   decoded.sequence = status.sequence();
+  decoded.pass = status.pass();
   decoded.doing = std::string(Truncated(status.doing(), kMaxNameBytes));
   decoded.attached = status.attached();
   decoded.parameter_bytes = status.parameter_bytes();
@@ -34,6 +35,7 @@ v1::RankStatus EncodeRankStatus(const RankStatus& status) {
   v1::RankStatus encoded;
   encoded.set_step(status.step.value());
   encoded.set_sequence(status.sequence);
+  encoded.set_pass(status.pass);
   encoded.set_doing(status.doing);
   encoded.set_attached(status.attached);
   encoded.set_parameter_bytes(status.parameter_bytes);
@@ -54,6 +56,7 @@ absl::StatusOr<StreamEvent> DecodeHeartbeat(const v1::Heartbeat& heartbeat) {
     for (const auto& [rank, status] : job.ranks()) {
       RETURN_IF_ERROR(CheckRange("rank status: step", status.step(), 0, kMax));
       RETURN_IF_ERROR(CheckRange("rank status: sequence", status.sequence(), 0, kMax));
+      RETURN_IF_ERROR(CheckRange("rank status: pass", status.pass(), 0, kMax));
       progress.ranks[rank] = DecodeRankStatus(status);
     }
   }
@@ -64,6 +67,7 @@ absl::StatusOr<StreamEvent> DecodeOrder(const v1::OrderAnnouncement& order) {
   RETURN_IF_ERROR(CheckJobId(order.job_id()));
   RETURN_IF_ERROR(CheckRange("order: step", order.step(), 0, kMax));
   RETURN_IF_ERROR(CheckRange("order: sequence", order.sequence(), 0, kMaxSequence - 1));
+  RETURN_IF_ERROR(CheckRange("order: pass", order.pass(), 0, kMax));
   RETURN_IF_ERROR(CheckRange("order: count", order.entry().count(), 0, kMax));
   RETURN_IF_ERROR(CheckName("order: operation", order.entry().operation()));
   OrderAnnouncement decoded;
@@ -71,7 +75,7 @@ absl::StatusOr<StreamEvent> DecodeOrder(const v1::OrderAnnouncement& order) {
   decoded.creation = Creation(order.creation());
   decoded.epoch = Epoch(order.epoch());
   decoded.rank = Rank(order.rank());
-  decoded.position = {Step(order.step()), order.sequence()};
+  decoded.position = {Step(order.step()), order.sequence(), order.pass()};
   decoded.entry.operation = order.entry().operation();
   decoded.entry.unit = UnitId(order.entry().unit());
   decoded.entry.count_elements = order.entry().count();
@@ -131,6 +135,7 @@ void EncodeInto(const OrderRelease& release, v1::CoordinatorCommand* command) {
   encoded->set_rank(release.rank.value());
   encoded->set_step(release.position.step.value());
   encoded->set_sequence(release.position.sequence);
+  encoded->set_pass(release.position.pass);
 }
 
 void EncodeInto(const OrderMismatch& mismatch, v1::CoordinatorCommand* command) {
@@ -140,6 +145,7 @@ void EncodeInto(const OrderMismatch& mismatch, v1::CoordinatorCommand* command) 
   encoded->set_epoch(mismatch.epoch.value());
   encoded->set_step(mismatch.position.step.value());
   encoded->set_sequence(mismatch.position.sequence);
+  encoded->set_pass(mismatch.position.pass);
   encoded->set_message(mismatch.message);
 }
 

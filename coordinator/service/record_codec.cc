@@ -99,6 +99,7 @@ struct Encoder {
   void operator()(const OrderRecord& r) {
     journal::Order order;
     order.set_step(r.position.step.value());
+    order.set_pass(r.position.pass);
     order.set_operation(r.entry.operation);
     order.set_unit(r.entry.unit.value());
     order.set_dtype(EncodeDType(r.entry.dtype));
@@ -199,7 +200,7 @@ absl::StatusOr<StateRecord> DecodeOrder(const JournalRow& row, const Key& key) {
   if (!dtype.ok()) return Unreadable(row, dtype.status().message());
   return OrderRecord{JobId(key[1]),
                      Epoch(epoch),
-                     {Step(message.step()), sequence},
+                     {Step(message.step()), sequence, message.pass()},
                      {message.operation(), UnitId(message.unit()), *dtype, message.count()}};
 }
 

@@ -122,6 +122,60 @@ TEST_P(OrderDivergenceTest, AtEveryPositionIsAnErrorOnEveryRankAndTrainingGoesOn
   EXPECT_EQ(team.session(0)->next_step(), next + 2);
 }
 
+// Windows of all units, as a forward without gradients, and its end.
+absl::Status Evaluate(Session* session, int deviates_at) {
+  for (int unit = 0; unit < kUnits; ++unit) {
+    const int other = (unit + 1) % kUnits;
+    RETURN_IF_ERROR(Do(session, {Kind::kWindow, unit == deviates_at ? other : unit}));
+  }
+  return session->EndForward();
+}
+
+// The one that deviates ends no forward at position kUnits, but trains.
+TEST(EvaluationOrderTest, DivergenceAtEveryPositionIsAnErrorOnEveryRankAndTrainingGoesOn) {
+  constexpr int kWorldSize = 2, kForwards = 6;
+  LocalCluster::Options cluster_options;
+  cluster_options.num_devices = kWorldSize;
+  ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(cluster_options));
+  SessionOptions options = ToyOptions(*cluster, "toy", kWorldSize, kUnits);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.RunAll([](Session* session) { return testing_support::InitializeToy(session); }));
+  absl::Duration slowest;
+  for (int position = 0; position <= kUnits; ++position) {
+    for (const int forward : {0, 1, kForwards}) {
+      const int deviant = (position + forward) % kWorldSize;
+      SCOPED_TRACE(
+          absl::StrCat("rank ", deviant, " at position ", position, " of forward ", forward));
+      ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
+        for (const Operation& operation : Plan()) RETURN_IF_ERROR(Do(session, operation));
+        for (int i = 0; i < forward; ++i) RETURN_IF_ERROR(Evaluate(session, -1));
+        return absl::OkStatus();
+      }));
+      const absl::Time begin = absl::Now();
+      const std::vector<absl::Status> statuses = team.Run([&](Session* session) {
+        const bool deviates = session->rank() == deviant;
+        if (deviates && position == kUnits) {
+          for (const Operation& operation : Plan()) RETURN_IF_ERROR(Do(session, operation));
+        } else {
+          RETURN_IF_ERROR(Evaluate(session, deviates ? position : -1));
+        }
+        return session->Step().status();
+      });
+      slowest = std::max(slowest, absl::Now() - begin);
+      for (int rank = 0; rank < kWorldSize; ++rank) {
+        EXPECT_THAT(statuses[rank],
+                    StatusIs(absl::StatusCode::kFailedPrecondition,
+                             AllOf(HasSubstr(absl::StrCat("rank ", deviant)), HasSubstr("unit"))))
+            << "rank " << rank;
+      }
+      ASSERT_OK(team.RunAll([](Session* session) { return session->Recover(); }));
+    }
+  }
+  printf("slowest: %s\n", absl::FormatDuration(slowest).c_str());
+  const int64_t next = team.session(0)->next_step();
+  ASSERT_OK(team.TrainTo(next + 1));
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, OrderDivergenceTest,
                          testing::Combine(testing::Values(2, 3), testing::Values(0, 2)));
 

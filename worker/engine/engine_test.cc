@@ -95,6 +95,53 @@ TEST(OrderTrackerTest, UpcomingUnshardsStopBeforeTheFirstThatExceedsTheBytes) {
   EXPECT_THAT(upcoming(180), testing::ElementsAre(0)) << "both limits hold";
 }
 
+// Issues `order` and then, if `ends`, says that a forward ended; how often it had to ask.
+int AsksOf(OrderTracker* tracker, const std::vector<OrderEntry>& order, bool ends) {
+  int asks = 0;
+  const auto issue = [&](const OrderEntry& entry) {
+    asks += tracker->Check(entry) == OrderVerdict::kAsk;
+    tracker->Issued(entry);
+  };
+  for (const OrderEntry& entry : order) issue(entry);
+  if (ends && tracker->ForwardEnded()) {
+    issue({OpKind::kEndForward});
+    tracker->PassEnded();
+  }
+  return asks;
+}
+
+TEST(OrderTrackerTest, ForwardsThatRepeatAskNobodyHoweverManyThereAre) {
+  OrderTracker tracker;
+  const std::vector<OrderEntry> forward = {{OpKind::kUnshard, 0}, {OpKind::kUnshard, 1}};
+  const std::vector<OrderEntry> step = {
+      {OpKind::kUnshard, 0}, {OpKind::kUnshard, 1}, {OpKind::kReduce, 1}, {OpKind::kStep}};
+  AsksOf(&tracker, step, false);
+  tracker.StepCommitted();
+  EXPECT_EQ(AsksOf(&tracker, forward, true), 0) << "it begins as a step does";
+  EXPECT_EQ(tracker.pass(), 0) << "nothing is cut where a forward may be a part of a step";
+  EXPECT_EQ(AsksOf(&tracker, forward, true), 3);
+  EXPECT_EQ(tracker.pass(), 1);
+  EXPECT_EQ(AsksOf(&tracker, forward, true), 1) << "where the pass ends";
+  for (int i = 0; i < 1000; ++i) ASSERT_EQ(AsksOf(&tracker, forward, true), 0);
+  EXPECT_EQ(tracker.pass(), 1002);
+  EXPECT_EQ(tracker.sequence(), 0);
+  EXPECT_EQ(AsksOf(&tracker, step, false), 2) << "the backward and the step";
+  tracker.StepCommitted();
+  EXPECT_EQ(tracker.pass(), 0);
+  EXPECT_EQ(AsksOf(&tracker, step, false), 0);
+}
+
+TEST(OrderTrackerTest, ForwardOfEachStepIsNotCutOffFromIt) {
+  OrderTracker tracker;
+  const std::vector<OrderEntry> forward = {{OpKind::kUnshard, 0}};
+  const std::vector<OrderEntry> rest = {{OpKind::kUnshard, 0}, {OpKind::kStep}};
+  for (int step = 0; step < 3; ++step) {
+    const int asks = AsksOf(&tracker, forward, true) + AsksOf(&tracker, rest, false);
+    EXPECT_EQ(asks, step == 0 ? 3 : 0);
+    tracker.StepCommitted();
+  }
+}
+
 TEST(OrderTrackerTest, EachFieldOfAnEntryCounts) {
   OrderTracker tracker;
   tracker.Issued(Entry(1));

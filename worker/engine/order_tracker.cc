@@ -48,6 +48,24 @@ void OrderTracker::UpcomingUnshards(const GatherLimit& limit, std::vector<int>* 
   }
 }
 
+bool OrderTracker::ForwardEnded() {
+  const size_t begin = forward_end_, end = issued_.size();
+  const auto at = [this](size_t position) { return issued_.begin() + position; };
+  const bool repeats = end > begin && end - begin == forward_end_ - forward_begin_ &&
+                       std::equal(at(begin), at(end), at(forward_begin_));
+  forward_begin_ = begin;
+  forward_end_ = end;
+  return pass_ > 0 || repeats;
+}
+
+void OrderTracker::PassEnded() {
+  recorded_.swap(issued_);
+  issued_.clear();
+  following_ = true;
+  ++pass_;
+  forward_begin_ = forward_end_ = 0;
+}
+
 void OrderTracker::StepCommitted() {
   recorded_.swap(issued_);
   WriteCommitted();
@@ -57,6 +75,8 @@ void OrderTracker::WriteCommitted() {
   issued_.clear();
   following_ = true;
   hash_ = kHashSeed;
+  pass_ = 0;
+  forward_begin_ = forward_end_ = 0;
 }
 
 }  // namespace tessera

@@ -5,7 +5,14 @@
 //                            first difference             -> ask, here and for the rest of the step
 //
 // A rank that follows its record needs to ask nobody, since all recorded the same. The hash chains
-// every entry of the step, in order. Pure logic; thread-compatible.
+// every entry of the step, in order.
+//
+// Evaluation takes no steps, so a step's order could grow without an end. Forwards that repeat cut
+// it into passes, each of which is checked against the one before, as a step is:
+//
+//   F F cut | F cut | F cut | ... | forward backward step     one ask for each cut of the first two
+//
+// Pure logic; thread-compatible.
 #ifndef TESSERA_WORKER_ENGINE_ORDER_TRACKER_H_
 #define TESSERA_WORKER_ENGINE_ORDER_TRACKER_H_
 
@@ -29,6 +36,18 @@ struct OrderEntry {
   }
 };
 
+// Where in the order of an epoch: the step, the passes in it that were cut off before, and the
+// operations in this one.
+struct OrderPlace {
+  int64_t step = 0;
+  int64_t pass = 0;
+  int64_t sequence = 0;
+
+  friend bool operator==(const OrderPlace& a, const OrderPlace& b) {
+    return a.step == b.step && a.pass == b.pass && a.sequence == b.sequence;
+  }
+};
+
 // How far ahead of the trainer units may be gathered.
 struct GatherLimit {
   int max_units = 0;
@@ -44,6 +63,11 @@ class OrderTracker {
   OrderVerdict Check(const OrderEntry& entry) const;
   // `entry` was issued (after a release, where it had to ask); the position advances.
   void Issued(const OrderEntry& entry);
+  // A forward ended that no backward follows. Whether the order is to be cut here, which all ranks
+  // decide alike: the forward was the same as the one before, or the pass began with a cut.
+  bool ForwardEnded();
+  // The cut was issued as an entry: what was issued is the record that the next pass follows.
+  void PassEnded();
   // The step was committed: what was issued is the record that the next step follows.
   void StepCommitted();
   // A write of parameters was committed: the record stays as it is, and begins anew.
@@ -53,6 +77,7 @@ class OrderTracker {
   // may be gathered ahead. None while this step differs from the record.
   void UpcomingUnshards(const GatherLimit& limit, std::vector<int>* units) const;
 
+  int64_t pass() const { return pass_; }
   int64_t sequence() const { return static_cast<int64_t>(issued_.size()); }
   uint64_t hash() const { return hash_; }
 
@@ -63,6 +88,9 @@ class OrderTracker {
   std::vector<OrderEntry> issued_;  // In this step.
   bool following_ = false;          // Nothing issued in this step differed from the record.
   uint64_t hash_ = kHashSeed;
+  int64_t pass_ = 0;
+  // Of this pass: where the last forward that ended began, and where it ended.
+  size_t forward_begin_ = 0, forward_end_ = 0;
 };
 
 }  // namespace tessera

@@ -88,8 +88,7 @@ absl::Status RankEngine::Start(Step resume_step) {
   control->initialized.store(group->initialized.load(std::memory_order_acquire));
   control->committed_step.store(step_);
   control->writes.store(group->decisions[step_ % 2].writes.load(std::memory_order_relaxed));
-  control->progress_step.store(OrderStep());
-  control->progress_sequence.store(0);
+  PublishProgress(OrderStep());
   control->within_step.store(0);
   control->progress_kind.store(0);
   control->epoch.store(static_cast<uint32_t>(options_.epoch.value()), std::memory_order_release);
@@ -207,6 +206,8 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kBroadcast:
     case OpKind::kExchange:
       return Exchange(op.kind, op.unit);
+    case OpKind::kEndForward:
+      return EndForward();
   }
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", options_.rank.value(), ": unknown ", OpName(op.kind)));
@@ -225,13 +226,28 @@ int64_t RankEngine::OrderStep() const {
 absl::Status RankEngine::Ordered(OpKind kind, int unit, int64_t count_elements, DType dtype) {
   const OrderEntry entry = {kind, unit, dtype, count_elements};
   if (order_.Check(entry) == OrderVerdict::kAsk) {
-    RETURN_IF_ERROR(options_.gate->AwaitRelease(entry, Step(OrderStep()), order_.sequence()));
+    RETURN_IF_ERROR(
+        options_.gate->AwaitRelease(entry, {OrderStep(), order_.pass(), order_.sequence()}));
   }
   order_.Issued(entry);
   if (kind == OpKind::kUnshard || kind == OpKind::kReduce)
     options_.control->within_step.store(1, std::memory_order_relaxed);
   options_.control->progress_sequence.store(order_.sequence(), std::memory_order_relaxed);
   return absl::OkStatus();
+}
+
+void RankEngine::PublishProgress(int64_t step) {
+  options_.control->progress_sequence.store(0, std::memory_order_relaxed);
+  options_.control->progress_pass.store(order_.pass(), std::memory_order_release);
+  options_.control->progress_step.store(step, std::memory_order_release);
+}
+
+absl::Status RankEngine::EndForward() {
+  if (!order_.ForwardEnded()) return absl::OkStatus();
+  RETURN_IF_ERROR(Ordered(OpKind::kEndForward, -1, 0, options_.config->compute_dtype));
+  order_.PassEnded();
+  PublishProgress(OrderStep());
+  return GatherAhead();
 }
 
 absl::Status RankEngine::FinishInitialize() {
@@ -244,8 +260,7 @@ absl::Status RankEngine::FinishInitialize() {
   options_.group->initialized.store(1, std::memory_order_release);
   options_.control->initialized.store(1, std::memory_order_release);
   order_.StepCommitted();
-  options_.control->progress_step.store(OrderStep(), std::memory_order_relaxed);
-  options_.control->progress_sequence.store(0, std::memory_order_relaxed);
+  PublishProgress(OrderStep());
   PublishResult(absl::OkStatus(), 0);
   return absl::OkStatus();
 }

@@ -50,7 +50,7 @@ class OrderGate {
   virtual ~OrderGate() = default;
   // Waits for the release. Errors: FailedPrecondition  the ranks' orders differ (the message names
   // both); Aborted  the epoch ended; DeadlineExceeded  no answer in time.
-  virtual absl::Status AwaitRelease(const OrderEntry& entry, Step step, int64_t sequence) = 0;
+  virtual absl::Status AwaitRelease(const OrderEntry& entry, const OrderPlace& place) = 0;
   virtual void ReportStep(Step step, uint64_t order_hash) = 0;
 };
 
@@ -104,6 +104,9 @@ class RankEngine {
   // The step under way. Initial values make step 0, with an order of its own, so that step 1
   // records what later steps repeat.
   int64_t OrderStep() const;
+  // Tells for displays and heartbeats that a step or pass begins.
+  void PublishProgress(int64_t step);
+  absl::Status EndForward();
   absl::Status Unshard(int unit, bool full_precision);
   // Makes the unit readable in fp32: each rank copies its shard, once a step and only if asked to.
   absl::Status PublishFullPrecision(int unit);

@@ -80,8 +80,7 @@ absl::Status RankEngine::RunStep(const Op& op) {
   options_.recorder->Done(number);
   const uint64_t order_hash = order_.hash();
   order_.StepCommitted();
-  options_.control->progress_step.store(next + 1, std::memory_order_relaxed);
-  options_.control->progress_sequence.store(0, std::memory_order_relaxed);
+  PublishProgress(next + 1);
   options_.control->within_step.store(0, std::memory_order_relaxed);
   options_.control->committed_step.store(next, std::memory_order_release);
   PublishResult(absl::OkStatus(), tally.gradient_norm);

@@ -171,8 +171,7 @@ void RankEngine::CommitWrite(int64_t next) {
   const uint64_t order_hash = order_.hash();
   order_.WriteCommitted();
   ControlPage* control = options_.control;
-  control->progress_step.store(next + 1, std::memory_order_relaxed);
-  control->progress_sequence.store(0, std::memory_order_relaxed);
+  PublishProgress(next + 1);
   control->writes.store(options_.group->decisions[next % 2].writes.load(std::memory_order_relaxed),
                         std::memory_order_relaxed);
   control->committed_step.store(next, std::memory_order_release);

@@ -15,7 +15,7 @@ void KeeperLink::BeginEpoch(Epoch epoch) {
   absl::MutexLock lock(&mu_);
   epoch_ = epoch;
   abort_reason_ = absl::OkStatus();
-  released_ = {-1, -1};
+  released_ = kNowhere;
 }
 
 void KeeperLink::AbortEpoch(const absl::Status& reason) {
@@ -31,44 +31,44 @@ bool KeeperLink::aborted() const {
 void KeeperLink::OnRelease(const v1::OrderRelease& release) {
   absl::MutexLock lock(&mu_);
   if (release.epoch() != epoch_.value()) return;
-  released_ = {release.step(), release.sequence()};
+  released_ = {release.step(), release.pass(), release.sequence()};
 }
 
-absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, Step step, int64_t sequence) {
+absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, const OrderPlace& place) {
   v1::ExecutorEvent event;
   v1::OrderAnnouncement* order = event.mutable_order();
   order->set_job_id(options_.job_id);
   order->set_rank(options_.rank.value());
-  order->set_step(step.value());
-  order->set_sequence(sequence);
+  order->set_step(place.step);
+  order->set_pass(place.pass);
+  order->set_sequence(place.sequence);
   order->mutable_entry()->set_operation(OpName(entry.kind));
   order->mutable_entry()->set_unit(entry.unit);
   order->mutable_entry()->set_dtype(EncodeDType(entry.dtype));
   order->mutable_entry()->set_count(entry.count_elements);
-  const std::pair<int64_t, int64_t> position = {step.value(), sequence};
   {
     absl::MutexLock lock(&mu_);
     order->set_epoch(epoch_.value());
   }
   Send(event);
   absl::MutexLock lock(&mu_);
-  const auto released = [this, position]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return released_ == position || !abort_reason_.ok();
+  const auto released = [this, &place]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return released_ == place || !abort_reason_.ok();
   };
   if (!mu_.AwaitWithTimeout(absl::Condition(&released), options_.release_timeout)) {
-    return NotReleased(entry, step, sequence);
+    return NotReleased(entry, place);
   }
-  return released_ == position ? absl::OkStatus() : abort_reason_;
+  return released_ == place ? absl::OkStatus() : abort_reason_;
 }
 
-absl::Status KeeperLink::NotReleased(const OrderEntry& entry, Step step, int64_t sequence) const {
+absl::Status KeeperLink::NotReleased(const OrderEntry& entry, const OrderPlace& place) const {
   const std::vector<UnitLayout>& units = options_.layout->units;
   std::string what = OpName(entry.kind);
   if (entry.unit >= 0 && entry.unit < static_cast<int64_t>(units.size())) {
     absl::StrAppend(&what, " of unit '", units[entry.unit].flat.unit_name(), "'");
   }
   return absl::DeadlineExceededError(absl::StrCat(
-      "step ", step.value(), ", position ", sequence, ": ", what,
+      "step ", place.step, ", position ", place.sequence, ": ", what,
       ": the coordinator did not answer within ", absl::FormatDuration(options_.release_timeout),
       "; it is away, or another rank has not announced the same"));
 }

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -40,20 +39,22 @@ class KeeperLink : public OrderGate {
 
   // Errors: DeadlineExceeded  no release within the timeout: the coordinator is away, or a rank has
   //                           not announced this entry; names it. Whatever ended the epoch.
-  absl::Status AwaitRelease(const OrderEntry& entry, Step step, int64_t sequence) override;
+  absl::Status AwaitRelease(const OrderEntry& entry, const OrderPlace& place) override;
   void ReportStep(Step step, uint64_t order_hash) override;
   // This rank begins to write the model file `path`; empty: it has ended to.
   void ReportSaving(const std::string& path);
 
  private:
-  absl::Status NotReleased(const OrderEntry& entry, Step step, int64_t sequence) const;
+  absl::Status NotReleased(const OrderEntry& entry, const OrderPlace& place) const;
+
+  static constexpr OrderPlace kNowhere = {-1, -1, -1};
 
   const Options options_;
 
   mutable absl::Mutex mu_;
   Epoch epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status abort_reason_ ABSL_GUARDED_BY(mu_);
-  std::pair<int64_t, int64_t> released_ ABSL_GUARDED_BY(mu_) = {-1, -1};  // Step, sequence.
+  OrderPlace released_ ABSL_GUARDED_BY(mu_) = kNowhere;
 };
 
 }  // namespace tessera

@@ -56,11 +56,11 @@ class KeeperLinkTest : public ::testing::Test {
 
 TEST_F(KeeperLinkTest, WaitForAReleaseThatNeverComesNamesTheEntry) {
   const auto link = MakeLink(absl::Milliseconds(20));
-  EXPECT_THAT(link->AwaitRelease(kReduce, Step(3), 4),
+  EXPECT_THAT(link->AwaitRelease(kReduce, {3, 0, 4}),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        AllOf(HasSubstr("step 3, position 4: reduce of unit 'blocks.0'"),
                              HasSubstr("the coordinator did not answer within 20ms"))));
-  EXPECT_THAT(link->AwaitRelease({OpKind::kStep}, Step(3), 5),
+  EXPECT_THAT(link->AwaitRelease({OpKind::kStep}, {3, 0, 5}),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("position 5: step: the")));
 }
 
@@ -78,7 +78,7 @@ TEST_F(KeeperLinkTest, OnlyTheReleaseOfItsOwnPositionAndEpochEndsAWait) {
     link->OnRelease(release);
     link->OnRelease(ReleaseOf(order));
   });
-  EXPECT_OK(link->AwaitRelease(kReduce, Step(3), 4));
+  EXPECT_OK(link->AwaitRelease(kReduce, {3, 0, 4}));
   coordinator.join();
   const auto impatient = MakeLink(absl::Milliseconds(20));
   v1::OrderRelease older;
@@ -89,7 +89,7 @@ TEST_F(KeeperLinkTest, OnlyTheReleaseOfItsOwnPositionAndEpochEndsAWait) {
   older.set_epoch(7);
   older.set_sequence(3);
   impatient->OnRelease(older);
-  EXPECT_THAT(impatient->AwaitRelease(kReduce, Step(3), 4),
+  EXPECT_THAT(impatient->AwaitRelease(kReduce, {3, 0, 4}),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("position 4")));
 }
 
@@ -99,7 +99,7 @@ TEST_F(KeeperLinkTest, EndOfTheEpochEndsAWaitWithItsReason) {
     Announced();
     link->AbortEpoch(absl::AbortedError("rank 0 died"));
   });
-  EXPECT_THAT(link->AwaitRelease(kReduce, Step(3), 4),
+  EXPECT_THAT(link->AwaitRelease(kReduce, {3, 0, 4}),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 died")));
   worker.join();
 }

@@ -135,7 +135,8 @@ v1::JobProgress HostedJob::Progress() const {
     // Until its executor has opened the epoch, the page tells of an earlier one: the same step may
     // have got further there, and the coordinator would take that for a rank that went past others.
     if (page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value())) {
-      status.set_step(page.progress_step.load());
+      status.set_step(page.progress_step.load());  // In this order: see ControlPage.
+      status.set_pass(page.progress_pass.load());
       status.set_sequence(page.progress_sequence.load());
     }
     status.set_doing(Doing(page, regions_.layout()));

@@ -41,6 +41,8 @@ std::string OpName(OpKind kind) {
       return "broadcast";
     case OpKind::kExchange:
       return "exchange";
+    case OpKind::kEndForward:
+      return "end-forward";
   }
   return absl::StrCat("operation ", static_cast<uint32_t>(kind));
 }

@@ -42,6 +42,7 @@ enum class OpKind : uint32_t {
   kFinishWrite,       // All units were staged: vote, decide, publish a new version of the state.
   kBroadcast,         // What rank 0 has in its gradient slot of the unit into everyone's.
   kExchange,          // Each rank's part of the slot, in place of its shard, into everyone's.
+  kEndForward,        // A forward ended that no backward follows: the order may be cut here.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.
@@ -78,7 +79,7 @@ struct UnitWords {
   std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 8;
+inline constexpr uint32_t kControlPageVersion = 9;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;
@@ -104,7 +105,10 @@ struct ControlPage {
   std::atomic<int64_t> committed_step;
   std::atomic<int64_t> writes;  // How many of these are writes.
   // What the rank is doing, for status displays.
+  // The place in the order. Written in the order sequence, pass, step and read in the other, so
+  // that a reader never sees more progress than there is.
   std::atomic<int64_t> progress_step;
+  std::atomic<int64_t> progress_pass;
   std::atomic<int64_t> progress_sequence;
   // Not 0: the rank has done a part of the step under way, so that nobody else can go on with it.
   std::atomic<uint32_t> within_step;
