@@ -64,6 +64,10 @@ struct JobConfig {
   int gradient_slots = 2;  // Slots for unsharded gradients beside the root's; 0: one a unit.
   absl::Duration collective_timeout = absl::Minutes(2);
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  // The shards of parameters, their reduced gradients and the optimizer's state are in host memory,
+  // and the optimizer runs there. On a CPU worker they are anyway. Then gradients that are reduced
+  // cannot be added to: accumulate before reducing.
+  bool cpu_offload = false;
   // A forward asks for the unit after the one in hand too, as its first forward had them.
   bool forward_prefetch = false;
 };

@@ -125,6 +125,11 @@ bool Session::within_step() const {
 absl::Status Session::Reduce(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   UnitGradient& gradient = gradients_[unit];
+  if (gradient.reduced && options_.config.cpu_offload) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "unit '", UnitName(unit), "' was reduced since the last step already; with cpu_offload, ",
+        "gradients are accumulated before they are reduced"));
+  }
   RETURN_IF_ERROR(BeginGradient(unit));
   const bool full_precision = gradient.dtype != plan_.units()[unit].reduce_dtype;
   if (IsHalf(gradient.dtype)) {

@@ -43,6 +43,7 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"gradient_slots", absl::StrCat(c.gradient_slots)},
       {"collective_timeout_ms", absl::StrCat(absl::ToInt64Milliseconds(c.collective_timeout))},
       {"backward_prefetch", absl::StrCat(static_cast<int>(c.backward_prefetch))},
+      {"cpu_offload", c.cpu_offload ? "true" : "false"},
       {"forward_prefetch", c.forward_prefetch ? "true" : "false"},
   };
   for (size_t i = 0; i < c.groups.size(); ++i) {
