@@ -138,7 +138,7 @@ WindowGuard* Session::GuardOf(int unit, Precision precision) const {
   return (precision == Precision::kFull && is_other ? full_guard_ : guard_).get();
 }
 
-absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
+absl::Status Session::CheckStepOptions(const StepOptions& options) const {
   if (!std::isfinite(options.learning_rate_scale) || options.learning_rate_scale < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("learning-rate scale ", options.learning_rate_scale));
@@ -161,14 +161,28 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
     numbers.learning_rate *= options.learning_rate_scale;
     RETURN_IF_ERROR(ValidateHyperParameters(numbers, i));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Session::ReduceRest() {
   for (int unit = 0; unit < num_units(); ++unit) {
     if (windows_[unit] != Window::kClosed) RETURN_IF_ERROR(Reshard(unit));
     if (gradients_[unit].begun) RETURN_IF_ERROR(Reduce(unit));
   }
-  RETURN_IF_ERROR(Submit(OpKind::kStep, -1, options));
-  RETURN_IF_ERROR(AwaitResult(OpKind::kStep));
+  return absl::OkStatus();
+}
+
+void Session::ForgetGradients() {
   ForgetTouched();
   for (UnitGradient& gradient : gradients_) gradient.reduced = false;
+}
+
+absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
+  RETURN_IF_ERROR(CheckStepOptions(options));
+  RETURN_IF_ERROR(ReduceRest());
+  RETURN_IF_ERROR(Submit(OpKind::kStep, -1, options));
+  RETURN_IF_ERROR(AwaitResult(OpKind::kStep));
+  ForgetGradients();
   const OpResult& result = page()->result;
   if (result.non_finite != 0 && options.skip_non_finite) {
     agreed_error_ = false;

@@ -122,6 +122,8 @@ class Session {
   absl::Status AddGradient(int unit, int parameter, absl::Span<const float> values);
   // Averages the unit's gradient over the ranks. A rank whose parameter got none counts as zero
   // there; one that got none on any rank until the step is left as it is by the step, moments too.
+  // Again before the step, it adds to what was reduced. Errors: FailedPrecondition  that, with
+  // config.cpu_offload; Aborted.
   absl::Status Reduce(int unit);
   bool has_gradient(int unit) const { return gradients_[unit].begun; }
   bool reduced(int unit) const { return gradients_[unit].reduced; }
@@ -162,6 +164,7 @@ class Session {
 
  private:
   friend class SessionSetup;  // session_setup.h: before the first step.
+  friend class LocalShards;   // local_shards.h: steps of the trainers' own optimizers.
   enum class Window { kClosed, kOpening, kOpen };
   struct UnitGradient {
     bool begun = false;             // Holds something that was not reduced yet.
@@ -186,6 +189,11 @@ class Session {
   absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
   // Waits for the operation's result. OK: the other ranks got it too, error or not.
   absl::Status AwaitResult(OpKind kind);
+  // Errors: InvalidArgument  a number is out of range (named).
+  absl::Status CheckStepOptions(const StepOptions& options) const;
+  // Reshards what is unsharded and reduces what was not.
+  absl::Status ReduceRest();
+  void ForgetGradients();             // All are used, or dropped, in a step.
   absl::Status ResultStatus() const;  // Of the last operation with a result.
   std::byte* touched() const { return gradient_region_.data() + plan_.touched_offset_bytes(); }
   void ForgetTouched();

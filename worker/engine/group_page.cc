@@ -27,8 +27,9 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
   decision.gradient_scale.store(numbers.gradient_scale, kRelaxed);
   decision.gradient_norm.store(numbers.gradient_norm, kRelaxed);
   decision.is_write.store(numbers.is_write ? 1 : 0, kRelaxed);
+  decision.is_trainers_step.store(numbers.is_trainers_step ? 1 : 0, kRelaxed);
   const int64_t writes = group->decisions[(step + 1) % 2].writes.load(kRelaxed);
-  decision.writes.store(writes + (numbers.is_write ? 1 : 0), kRelaxed);
+  decision.writes.store(writes + (numbers.is_write && !numbers.is_trainers_step ? 1 : 0), kRelaxed);
   for (size_t i = 0; i < numbers.groups.size(); ++i) {
     const HyperParameters& from = numbers.groups[i];
     SharedHyperParameters& to = decision.groups[i];
@@ -50,6 +51,7 @@ StepNumbers LoadDecision(const GroupPage& group, int64_t step, int num_groups) {
   numbers.gradient_scale = decision.gradient_scale.load(kRelaxed);
   numbers.gradient_norm = decision.gradient_norm.load(kRelaxed);
   numbers.is_write = decision.is_write.load(kRelaxed) != 0;
+  numbers.is_trainers_step = decision.is_trainers_step.load(kRelaxed) != 0;
   numbers.writes = decision.writes.load(kRelaxed);
   for (int i = 0; i < num_groups; ++i) {
     const SharedHyperParameters& from = decision.groups[i];

@@ -38,6 +38,7 @@ struct Decision {
   std::atomic<double> gradient_norm;
   SharedHyperParameters groups[kMaxParamGroups];  // As many as the job has.
   std::atomic<uint32_t> is_write;                 // 1: sets parameters instead of updating them.
+  std::atomic<uint32_t> is_trainers_step;         // 1: to what trainers' own optimizers made.
   std::atomic<int64_t> writes;                    // Among all steps up to this one.
 };
 
@@ -83,7 +84,9 @@ struct StepNumbers {
   double gradient_norm = 0.0;
   std::vector<HyperParameters> groups;
   bool is_write = false;  // The new version's parameters are in the state already.
-  int64_t writes = 0;     // Among all steps up to this one; counted by RecordDecision.
+  // With is_write: it counts as a step, not as a write.
+  bool is_trainers_step = false;
+  int64_t writes = 0;  // Among all steps up to this one; counted by RecordDecision.
 };
 
 // Records that every rank voted for `step`. The first caller decides; others find it done.

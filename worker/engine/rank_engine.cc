@@ -202,12 +202,18 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kWriteGradient:
       return WriteGradient(op.unit);
     case OpKind::kFinishWrite:
-      return FinishWrite();
+    case OpKind::kFinishTrainersStep:
+      return FinishWrite(op.kind);
     case OpKind::kBroadcast:
     case OpKind::kExchange:
       return Exchange(op.kind, op.unit);
     case OpKind::kEndForward:
       return EndForward();
+    case OpKind::kReadShard:
+    case OpKind::kReadGradientShard:
+      return ReadShard(op.kind, op.unit);
+    case OpKind::kTally:
+      return TallyGradients(op);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", options_.rank.value(), ": unknown ", OpName(op.kind)));

@@ -123,6 +123,10 @@ class RankEngine {
   absl::Status Initialize(int unit);
   absl::Status FinishInitialize();
   absl::Status RunStep(const Op& op);
+  // Votes, and says what a step would do, for trainers that update the parameters themselves.
+  absl::Status TallyGradients(const Op& op);
+  // Both: vote on what was reduced, with the step's numbers.
+  absl::StatusOr<Tally> CountVotes(const Op& op, const std::vector<HyperParameters>& groups);
   // This rank's part of the vote on `step`: the measure of what was reduced.
   Vote VoteFor(int64_t step) const;
   // Among ranks that have each of the unit's slices once.
@@ -136,10 +140,15 @@ class RankEngine {
   // Whole parameters and gradients, by way of the unit's gradient slot.
   absl::Status Read(OpKind kind, int unit);
   absl::Status Exchange(OpKind kind, int unit);
+  // The rank's own shard, into its place in the unit's gradient slot.
+  absl::Status ReadShard(OpKind kind, int unit);
   absl::Status Write(int unit);
   absl::Status WriteGradient(int unit);
-  absl::Status FinishWrite();
+  absl::Status FinishWrite(OpKind kind);
+  // A step or a write is whole: goes on from `next`.
+  void CommitStep(int64_t next);
   void CommitWrite(int64_t next);
+  absl::Status FinishStaged(int64_t next, const std::vector<bool>& written, bool is_step);
   float* OwnSlot(int unit) const;
   // The trainer may use the unit's gradient slot again.
   void ReleaseSlot(int unit);

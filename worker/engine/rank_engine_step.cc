@@ -37,6 +37,23 @@ Vote RankEngine::VoteFor(int64_t step) const {
   return vote;
 }
 
+absl::StatusOr<Tally> RankEngine::CountVotes(const Op& op,
+                                             const std::vector<HyperParameters>& groups) {
+  Vote vote = VoteFor(step_ + 1);
+  vote.weight = op.weight;
+  vote.numbers_hash = HashNumbers(op, groups);
+  const int num_parameters = options_.memory->num_parameters();
+  const std::byte* own_gradients = options_.gradients_by_rank[options_.rank.value()];
+  const std::vector<std::byte> ballot =
+      EncodeBallot(vote, own_gradients + options_.memory->touched_offset_bytes(), num_parameters);
+  RETURN_IF_ERROR(FaultPoint("step.before-vote"));
+  std::vector<std::byte> ballots(ballot.size() * options_.config->world_size);
+  RETURN_IF_ERROR(options_.communicator->AllGather(ballot.data(), ballots.data(), ballot.size()));
+  RETURN_IF_ERROR(FaultPoint("step.after-vote"));
+  return CountBallots(ballots, op.gradient_divisor, *options_.config, *options_.layout,
+                      num_parameters);
+}
+
 absl::Status RankEngine::RunStep(const Op& op) {
   StepNumbers numbers;
   absl::StatusOr<std::vector<HyperParameters>> groups =
@@ -50,19 +67,7 @@ absl::Status RankEngine::RunStep(const Op& op) {
   options_.recorder->Started(number);
 
   const int64_t next = step_ + 1;
-  Vote vote = VoteFor(next);
-  vote.weight = op.weight;
-  vote.numbers_hash = HashNumbers(op, numbers.groups);
-  const int num_parameters = options_.memory->num_parameters();
-  const std::byte* own_gradients = options_.gradients_by_rank[options_.rank.value()];
-  const std::vector<std::byte> ballot =
-      EncodeBallot(vote, own_gradients + options_.memory->touched_offset_bytes(), num_parameters);
-  RETURN_IF_ERROR(FaultPoint("step.before-vote"));
-  std::vector<std::byte> ballots(ballot.size() * options_.config->world_size);
-  RETURN_IF_ERROR(options_.communicator->AllGather(ballot.data(), ballots.data(), ballot.size()));
-  RETURN_IF_ERROR(FaultPoint("step.after-vote"));
-  const Tally tally = CountBallots(ballots, op.gradient_divisor, *options_.config, *options_.layout,
-                                   num_parameters);
+  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, numbers.groups));
   ForgetReduced();
   if (!tally.status.ok()) {
     options_.recorder->Done(number);
@@ -76,17 +81,44 @@ absl::Status RankEngine::RunStep(const Op& op) {
   ForgetGathered();
   remote_.StepTaken();  // All ranks closed their windows before they voted.
   ApplyDecided(next);
-  step_ = next;
   options_.recorder->Done(number);
   const uint64_t order_hash = order_.hash();
-  order_.StepCommitted();
-  PublishProgress(next + 1);
-  options_.control->within_step.store(0, std::memory_order_relaxed);
-  options_.control->committed_step.store(next, std::memory_order_release);
+  CommitStep(next);
   PublishResult(absl::OkStatus(), tally.gradient_norm);
   // The trainer need not wait for this.
   options_.gate->ReportStep(Step(next), order_hash);
   return GatherAhead();
+}
+
+void RankEngine::CommitStep(int64_t next) {
+  step_ = next;
+  order_.StepCommitted();
+  PublishProgress(next + 1);
+  options_.control->within_step.store(0, std::memory_order_relaxed);
+  options_.control->committed_step.store(next, std::memory_order_release);
+}
+
+absl::Status RankEngine::TallyGradients(const Op& op) {
+  const absl::StatusOr<std::vector<HyperParameters>> groups =
+      GroupsOf(op, *options_.control, *options_.config);
+  RETURN_IF_ERROR(Annotate(groups.status(), absl::StrCat("rank ", options_.rank.value())));
+  const int64_t number =
+      options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kTally, -1, 0);
+  RETURN_IF_ERROR(Ordered(OpKind::kTally, -1, options_.memory->shard_numel(), DType::kFp32));
+  RETURN_IF_ERROR(AwaitReductions());
+  options_.recorder->Started(number);
+  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, *groups));
+  options_.recorder->Done(number);
+  if (!tally.status.ok()) {
+    ForgetReduced();
+    PublishResult(tally.status, 0, tally.non_finite);
+    return absl::OkStatus();
+  }
+  std::byte* touched = options_.own_gradients + options_.memory->touched_offset_bytes();
+  for (size_t p = 0; p < tally.touched.size(); ++p) touched[p] = std::byte{tally.touched[p]};
+  options_.control->result.gradient_scale = tally.gradient_scale;
+  PublishResult(absl::OkStatus(), tally.gradient_norm);
+  return absl::OkStatus();
 }
 
 void RankEngine::ApplyDecided(int64_t step) {

@@ -74,6 +74,22 @@ absl::Status RankEngine::Read(OpKind kind, int unit) {
   return absl::OkStatus();
 }
 
+absl::Status RankEngine::ReadShard(OpKind kind, int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  const bool gradient = kind == OpKind::kReadGradientShard;
+  if (options_.control->initialized.load() == 0 || (gradient && !reduced_[unit])) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", UnitName(unit), "': ", OpName(kind), " where there is none"));
+  }
+  RETURN_IF_ERROR(AwaitReductions());
+  const float* array = gradient ? ReducedGradient() : optimizer_.Parameters(step_ % 2);
+  const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
+  memcpy(OwnSlot(unit) + slice.begin, array + options_.memory->units()[unit].shard_offset_elements,
+         slice.size() * sizeof(float));
+  ReleaseSlot(unit);
+  return absl::OkStatus();
+}
+
 // Bytes of the trainers', which mean nothing here.
 absl::Status RankEngine::Exchange(OpKind kind, int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
@@ -126,11 +142,10 @@ absl::Status RankEngine::WriteGradient(int unit) {
   return absl::OkStatus();
 }
 
-absl::Status RankEngine::FinishWrite() {
+absl::Status RankEngine::FinishWrite(OpKind kind) {
   const int64_t next = step_ + 1;
-  const int64_t number =
-      options_.recorder->Enqueued(next, order_.sequence(), OpKind::kFinishWrite, -1, 0);
-  RETURN_IF_ERROR(Ordered(OpKind::kFinishWrite, -1, options_.memory->shard_numel(), DType::kFp32));
+  const int64_t number = options_.recorder->Enqueued(next, order_.sequence(), kind, -1, 0);
+  RETURN_IF_ERROR(Ordered(kind, -1, options_.memory->shard_numel(), DType::kFp32));
   options_.recorder->Started(number);
   for (size_t unit = 0; unit < staged_.size(); ++unit) {
     if (!staged_[unit]) optimizer_.Stage(unit, nullptr, next);
@@ -150,19 +165,34 @@ absl::Status RankEngine::FinishWrite() {
   }
   StepNumbers numbers;
   numbers.is_write = true;
+  numbers.is_trainers_step = kind == OpKind::kFinishTrainersStep;
   RecordDecision(options_.group, options_.updates, next, numbers,
                  std::vector<bool>(options_.memory->num_parameters(), false));
   RETURN_IF_ERROR(FaultPoint("write.after-decision"));
+  RETURN_IF_ERROR(FinishStaged(next, written, numbers.is_trainers_step));
+  options_.recorder->Done(number);
+  PublishResult(absl::OkStatus(), 0);
+  return numbers.is_trainers_step ? GatherAhead() : absl::OkStatus();
+}
+
+absl::Status RankEngine::FinishStaged(int64_t next, const std::vector<bool>& written,
+                                      bool is_step) {
   ForgetGathered();
+  if (is_step) remote_.StepTaken();  // All ranks closed their windows before they voted.
   ApplyDecided(next);
-  CommitWrite(next);
+  if (is_step) {
+    ForgetReduced();
+    const uint64_t order_hash = order_.hash();
+    CommitStep(next);
+    options_.gate->ReportStep(Step(next), order_hash);
+  } else {
+    CommitWrite(next);
+  }
   // Units that the trainer has open are not unsharded again, so nothing else would wait.
   RETURN_IF_ERROR(AwaitPeersAt(next));
   for (size_t unit = 0; unit < written.size(); ++unit) {
     if (written[unit]) RETURN_IF_ERROR(remote_.Refresh(unit, next));
   }
-  options_.recorder->Done(number);
-  PublishResult(absl::OkStatus(), 0);
   return absl::OkStatus();
 }
 

@@ -16,6 +16,7 @@ std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, i
   decision.set_gradient_scale(numbers.gradient_scale);
   decision.set_gradient_norm(numbers.gradient_norm);
   decision.set_is_write(numbers.is_write);
+  decision.set_is_trainers_step(numbers.is_trainers_step);
   for (const HyperParameters& from : numbers.groups) {
     v1::StepDecision::Group* to = decision.add_groups();
     to->set_learning_rate(from.learning_rate);
@@ -52,6 +53,7 @@ absl::Status RecordDecision(const std::string& bytes, int64_t step, GroupPage* g
   numbers.gradient_scale = decision.gradient_scale();
   numbers.gradient_norm = decision.gradient_norm();
   numbers.is_write = decision.is_write();
+  numbers.is_trainers_step = decision.is_trainers_step();
   for (const v1::StepDecision::Group& from : decision.groups()) {
     HyperParameters& to = numbers.groups.emplace_back();
     to.learning_rate = from.learning_rate();

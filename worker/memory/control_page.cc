@@ -43,6 +43,14 @@ std::string OpName(OpKind kind) {
       return "exchange";
     case OpKind::kEndForward:
       return "end-forward";
+    case OpKind::kReadShard:
+      return "read-shard";
+    case OpKind::kReadGradientShard:
+      return "read-gradient-shard";
+    case OpKind::kTally:
+      return "tally";
+    case OpKind::kFinishTrainersStep:
+      return "finish-trainers-step";
   }
   return absl::StrCat("operation ", static_cast<uint32_t>(kind));
 }

@@ -26,23 +26,27 @@
 namespace tessera {
 
 enum class OpKind : uint32_t {
-  kUnshard = 1,       // Make the unit's parameters readable.
-  kReshard,           // The trainer no longer reads them.
-  kReduce,            // The unit's gradient slot is complete: reduce it over the ranks.
-  kInitialize,        // The unit's gradient slot holds initial values: take the own slice.
-  kFinishInitialize,  // All units were initialised: agree, and be at step 0.
-  kStep,              // Vote, decide, update, publish.
-  kDropGradients,     // Forget what was reduced since the last step.
-  kSave,              // Write the consolidated model to ControlPage::text.
-  kFail,              // The trainer's own code failed, ControlPage::text says why: end the epoch.
-  kRead,              // Gather the unit's parameters, in fp32, into its gradient slot.
-  kReadGradient,      // The same of its reduced gradient.
-  kWrite,             // The gradient slot holds parameters to set, in fp32: stage the own slice.
-  kWriteGradient,     // It holds what the reduced gradient shall be: take the own slice.
-  kFinishWrite,       // All units were staged: vote, decide, publish a new version of the state.
-  kBroadcast,         // What rank 0 has in its gradient slot of the unit into everyone's.
-  kExchange,          // Each rank's part of the slot, in place of its shard, into everyone's.
-  kEndForward,        // A forward ended that no backward follows: the order may be cut here.
+  kUnshard = 1,        // Make the unit's parameters readable.
+  kReshard,            // The trainer no longer reads them.
+  kReduce,             // The unit's gradient slot is complete: reduce it over the ranks.
+  kInitialize,         // The unit's gradient slot holds initial values: take the own slice.
+  kFinishInitialize,   // All units were initialised: agree, and be at step 0.
+  kStep,               // Vote, decide, update, publish.
+  kDropGradients,      // Forget what was reduced since the last step.
+  kSave,               // Write the consolidated model to ControlPage::text.
+  kFail,               // The trainer's own code failed, ControlPage::text says why: end the epoch.
+  kRead,               // Gather the unit's parameters, in fp32, into its gradient slot.
+  kReadGradient,       // The same of its reduced gradient.
+  kWrite,              // The gradient slot holds parameters to set, in fp32: stage the own slice.
+  kWriteGradient,      // It holds what the reduced gradient shall be: take the own slice.
+  kFinishWrite,        // All units were staged: vote, decide, publish a new version of the state.
+  kBroadcast,          // What rank 0 has in its gradient slot of the unit into everyone's.
+  kExchange,           // Each rank's part of the slot, in place of its shard, into everyone's.
+  kReadShard,          // This rank's shard of the unit's parameters, in fp32, into its place there.
+  kReadGradientShard,  // The same of its reduced gradient.
+  kTally,  // Vote as a step does, and say the norm and which parameters have a gradient anywhere.
+  kFinishTrainersStep,  // As kFinishWrite, of values that the trainers' optimizers made: a step.
+  kEndForward,         // A forward ended that no backward follows: the order may be cut here.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.
@@ -90,6 +94,7 @@ struct OpResult {
   int32_t status_code;
   int32_t non_finite;  // Of a step: 1 where some gradient is NaN or infinite.
   double gradient_norm;
+  double gradient_scale;  // Of a tally: makes the step's gradient, clipped, of the reduced one.
   char message[kMaxErrorBytes];
 };
 
