@@ -25,7 +25,7 @@ absl::Status Session::CheckUnit(int unit) const {
 }
 
 absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int status_code,
-                             bool full_precision) {
+                             uint32_t precision) {
   ControlPage* control = page();
   const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
   RETURN_IF_ERROR(
@@ -40,7 +40,8 @@ absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int
   op.gradient_divisor = step.gradient_divisor;
   op.weight = step.weight.value_or(-1.0);
   op.status_code = status_code;
-  op.full_precision = full_precision;
+  op.full_precision = kind == OpKind::kUnshard ? precision : 0;
+  op.slot_dtype = kind == OpKind::kReduce ? precision : 0;
   op.num_groups = step.groups.size();
   std::copy(step.groups.begin(), step.groups.end(), control->step_groups);
   agreed_error_ = false;
@@ -169,12 +170,16 @@ absl::Status Session::ReduceRest() {
     if (windows_[unit] != Window::kClosed) RETURN_IF_ERROR(Reshard(unit));
     if (gradients_[unit].begun) RETURN_IF_ERROR(Reduce(unit));
   }
+  for (int unit = 0; unit < num_units(); ++unit) {
+    if (hooks_[unit].after && gradients_[unit].reduced && !gradients_[unit].after_hook_ran)
+      RETURN_IF_ERROR(RunAfterHook(unit));
+  }
   return absl::OkStatus();
 }
 
 void Session::ForgetGradients() {
   ForgetTouched();
-  for (UnitGradient& gradient : gradients_) gradient.reduced = false;
+  for (UnitGradient& gradient : gradients_) gradient.reduced = gradient.after_hook_ran = false;
 }
 
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {

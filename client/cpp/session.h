@@ -30,6 +30,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/unique_fd.h"
+#include "client/cpp/comm_hook.h"
 #include "client/cpp/session_options.h"
 #include "client/cpp/window_guard.h"
 #include "layout/model_layout.h"
@@ -125,6 +126,11 @@ class Session {
   // Again before the step, it adds to what was reduced. Errors: FailedPrecondition  that, with
   // config.cpu_offload; Aborted.
   absl::Status Reduce(int unit);
+  // Between steps; of one unit, or of all: unit -1. See comm_hook.h.
+  // Errors: AlreadyExists       a unit has one (named; nothing is registered then)
+  //         InvalidArgument     the hook does nothing, or compresses to what is no training dtype
+  //         FailedPrecondition  within a step.
+  absl::Status RegisterCommHook(int unit, CommHook hook);
   bool has_gradient(int unit) const { return gradients_[unit].begun; }
   bool reduced(int unit) const { return gradients_[unit].reduced; }
   // Whether some unit has a gradient since the last step, reduced or not.
@@ -167,8 +173,10 @@ class Session {
   friend class LocalShards;   // local_shards.h: steps of the trainers' own optimizers.
   enum class Window { kClosed, kOpening, kOpen };
   struct UnitGradient {
-    bool begun = false;             // Holds something that was not reduced yet.
-    DType dtype = DType::kFp32;     // That the slot is in.
+    bool begun = false;          // Holds something that was not reduced yet.
+    DType dtype = DType::kFp32;  // That the slot is in.
+    DType travels_in = DType::kFp32;
+    bool after_hook_ran = false;    // On what was reduced.
     bool reduced = false;           // Something was reduced since the last step.
     std::vector<char> contributed;  // By parameter.
     uint32_t submitted = 0;         // Reductions in this epoch.
@@ -184,7 +192,7 @@ class Session {
   absl::Status RunBody(const std::function<absl::Status()>& step_body);
   absl::Status CheckUnit(int unit) const;
   absl::Status Submit(OpKind kind, int unit, const StepOptions& step = StepOptions(),
-                      int status_code = 0, bool full_precision = false);
+                      int status_code = 0, uint32_t precision = 0);
   // `what` is only called for the text of an error.
   absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
   // Waits for the operation's result. OK: the other ranks got it too, error or not.
@@ -201,7 +209,8 @@ class Session {
   absl::Status BeginGradient(int unit);  // Unless it has begun.
   absl::Status ClaimSlot(int unit);      // For values that are no gradient.
   // Submits what concerns the claimed slot; AwaitSlot then waits for it.
-  absl::Status SubmitSlot(OpKind kind, int unit, bool full_precision = false);
+  absl::Status SubmitSlot(OpKind kind, int unit, DType dtype = DType::kFp32);
+  absl::Status RunAfterHook(int unit);
   absl::Status StageValues(OpKind kind, int unit, const Filler& fill);
   int64_t version() const;  // Of the state: steps and writes.
   std::byte* Slot(int unit) const;
@@ -228,7 +237,8 @@ class Session {
   std::vector<Precision> precisions_;
   std::vector<uint32_t> unshards_;  // Asked for in this epoch.
   std::vector<UnitGradient> gradients_;
-  std::vector<int> slot_user_;  // The unit that used each gradient slot last; -1: none.
+  std::vector<CommHook> hooks_;  // By unit.
+  std::vector<int> slot_user_;   // The unit that used each gradient slot last; -1: none.
 };
 
 }  // namespace tessera

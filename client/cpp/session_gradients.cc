@@ -26,6 +26,17 @@ void StoreHalf(DType dtype, absl::Span<const float> src, bool add, uint16_t* dst
   }
 }
 
+// Forward, piece by piece: what is written lies in pieces that were read.
+void CompressInPlace(DType dtype, float* values, int64_t count) {
+  constexpr int64_t kPiece = 1024;
+  float piece[kPiece];
+  for (int64_t at = 0; at < count; at += kPiece) {
+    const int64_t size = std::min(kPiece, count - at);
+    memcpy(piece, values + at, size * sizeof(float));
+    host::CastFp32ToHalf(dtype, piece, reinterpret_cast<uint16_t*>(values) + at, size);
+  }
+}
+
 }  // namespace
 
 std::byte* Session::Slot(int unit) const {
@@ -53,8 +64,12 @@ absl::Status Session::BeginGradient(int unit) {
   if (gradient.begun) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitSlot(unit));
   slot_user_[plan_.units()[unit].gradient_slot] = unit;
-  gradient.dtype =
+  gradient.travels_in =
       precisions_[unit] == Precision::kFull ? DType::kFp32 : plan_.units()[unit].reduce_dtype;
+  gradient.travels_in = hooks_[unit].compress.value_or(gradient.travels_in);
+  // Hooks see fp32, and round once.
+  gradient.dtype =
+      hooks_[unit].compress || hooks_[unit].before ? DType::kFp32 : gradient.travels_in;
   gradient.begun = true;
   return absl::OkStatus();
 }
@@ -111,8 +126,8 @@ void Session::ZeroUncovered(int unit, T* slot) {
 
 template void Session::ZeroUncovered(int unit, float* slot);
 
-absl::Status Session::SubmitSlot(OpKind kind, int unit, bool full_precision) {
-  RETURN_IF_ERROR(Submit(kind, unit, {}, 0, full_precision));
+absl::Status Session::SubmitSlot(OpKind kind, int unit, DType dtype) {
+  RETURN_IF_ERROR(Submit(kind, unit, {}, 0, static_cast<uint32_t>(dtype)));
   ++gradients_[unit].submitted;
   return absl::OkStatus();
 }
@@ -131,17 +146,66 @@ absl::Status Session::Reduce(int unit) {
         "gradients are accumulated before they are reduced"));
   }
   RETURN_IF_ERROR(BeginGradient(unit));
-  const bool full_precision = gradient.dtype != plan_.units()[unit].reduce_dtype;
   if (IsHalf(gradient.dtype)) {
     ZeroUncovered(unit, reinterpret_cast<uint16_t*>(Slot(unit)));
   } else {
-    ZeroUncovered(unit, reinterpret_cast<float*>(Slot(unit)));
+    float* slot = reinterpret_cast<float*>(Slot(unit));
+    const int64_t numel = layout_.units[unit].shards.padded_numel();
+    ZeroUncovered(unit, slot);
+    if (hooks_[unit].before) {
+      RETURN_IF_ERROR(hooks_[unit].before(unit, absl::MakeSpan(slot, numel)));
+      ZeroUncovered(unit, slot);
+    }
+    if (IsHalf(gradient.travels_in)) CompressInPlace(gradient.travels_in, slot, numel);
   }
-  RETURN_IF_ERROR(SubmitSlot(OpKind::kReduce, unit, full_precision));
+  RETURN_IF_ERROR(SubmitSlot(OpKind::kReduce, unit, gradient.travels_in));
   gradient.begun = false;
   gradient.reduced = true;
+  gradient.after_hook_ran = false;
   gradient.contributed.assign(gradient.contributed.size(), 0);
   return absl::OkStatus();
+}
+
+absl::Status Session::RegisterCommHook(int unit, CommHook hook) {
+  if (unit != -1) RETURN_IF_ERROR(CheckUnit(unit));
+  if (hook.empty()) return absl::InvalidArgumentError("a communication hook that does nothing");
+  if (hook.compress && *hook.compress != DType::kFp32 && !IsHalf(*hook.compress)) {
+    return absl::InvalidArgumentError(absl::StrCat("communication hook: compresses to ",
+                                                   Name(*hook.compress), ": fp32, bf16 or fp16"));
+  }
+  if (within_step()) {
+    return absl::FailedPreconditionError("a communication hook is registered between steps");
+  }
+  const int begin = unit == -1 ? 0 : unit, end = unit == -1 ? num_units() : unit + 1;
+  for (int u = begin; u < end; ++u) {
+    if (hooks_[u].empty()) continue;
+    return absl::AlreadyExistsError(
+        absl::StrCat("unit '", UnitName(u), "' has a communication hook already"));
+  }
+  std::fill(hooks_.begin() + begin, hooks_.begin() + end, hook);
+  return absl::OkStatus();
+}
+
+absl::Status Session::RunAfterHook(int unit) {
+  const UnitLayout& layout = layout_.units[unit];
+  const ElementRange slice = layout.shards.RangeOf(Rank(rank()));
+  RETURN_IF_ERROR(ClaimSlot(unit));
+  RETURN_IF_ERROR(SubmitSlot(OpKind::kReadGradientShard, unit));
+  RETURN_IF_ERROR(AwaitSlot(unit));
+  float* slot = reinterpret_cast<float*>(Slot(unit));
+  RETURN_IF_ERROR(
+      hooks_[unit].after(unit, absl::MakeSpan(slot + slice.begin, slice.end - slice.begin)));
+  int64_t covered = slice.begin;  // What belongs to no parameter counts in no norm.
+  for (const PlacedParameter& parameter : layout.flat.parameters()) {
+    const ElementRange part =
+        Intersect({parameter.offset_elements, parameter.offset_elements + parameter.numel}, slice);
+    if (part.empty()) continue;
+    std::fill(slot + covered, slot + part.begin, 0.0f);
+    covered = part.end;
+  }
+  std::fill(slot + covered, slot + slice.end, 0.0f);
+  gradients_[unit].after_hook_ran = true;
+  return SubmitSlot(OpKind::kWriteGradient, unit);
 }
 
 }  // namespace tessera

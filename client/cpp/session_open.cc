@@ -43,6 +43,7 @@ absl::Status Session::Attach() {
   const absl::Time deadline = absl::Now() + options_.attach_timeout;
   ASSIGN_OR_RETURN(layout_, LayOut(options_.model, options_.config));
   ASSIGN_OR_RETURN(plan_, JobMemory::Create(layout_, options_.config));
+  hooks_.resize(layout_.units.size());
   v1::CreateJobRequest create;
   create.set_request_id(NewRequestId());
   create.set_job_id(options_.job_id);

@@ -178,7 +178,7 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kReshard:
       return Reshard(op.unit);
     case OpKind::kReduce:
-      return Reduce(op.unit, op.full_precision != 0);
+      return Reduce(op.unit, op.slot_dtype);
     case OpKind::kInitialize:
       return Initialize(op.unit);
     case OpKind::kFinishInitialize:

@@ -115,7 +115,7 @@ class RankEngine {
   // The trainer may no longer read without waiting what was gathered ahead, for it gets old.
   void ForgetGathered();
   absl::Status Reshard(int unit);
-  absl::Status Reduce(int unit, bool full_precision);
+  absl::Status Reduce(int unit, uint32_t slot_dtype);
   // `number` is the reduction's in the flight record.
   void ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number);
   // Rounds a reduced gradient where the job says so.

@@ -113,11 +113,15 @@ absl::Status RankEngine::Reshard(int unit) {
   return absl::OkStatus();
 }
 
-absl::Status RankEngine::Reduce(int unit, bool full_precision) {
+absl::Status RankEngine::Reduce(int unit, uint32_t slot_dtype) {
   RETURN_IF_ERROR(CheckUnit(unit));
+  const DType dtype = static_cast<DType>(slot_dtype);
+  if (slot_dtype != static_cast<uint32_t>(dtype) || (dtype != DType::kFp32 && !IsHalf(dtype))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit '", UnitName(unit), "': gradient of dtype number ", slot_dtype));
+  }
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kReduce, UnitName(unit)));
-  const DType dtype = full_precision ? DType::kFp32 : options_.memory->units()[unit].reduce_dtype;
   const int64_t numel = options_.layout->units[unit].shards.padded_numel();
   RETURN_IF_ERROR(Ordered(OpKind::kReduce, unit, numel, dtype));
   const bool accumulate = reduced_[unit];

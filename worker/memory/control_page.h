@@ -62,10 +62,10 @@ struct Op {
   // the sum over the ranks divided by the sum of their weights, else -1.
   double gradient_divisor = 1.0;
   double weight = -1.0;
-  int32_t status_code = 0;  // kFail: what every rank's trainer gets.
-  // kUnshard: in fp32, whatever the unit's compute dtype. kReduce: the slot is in fp32. 0 or 1.
-  uint32_t full_precision = 0;
-  uint32_t padding[4] = {};
+  int32_t status_code = 0;      // kFail: what every rank's trainer gets.
+  uint32_t full_precision = 0;  // kUnshard: 1: in fp32, whatever the unit's compute dtype.
+  uint32_t slot_dtype = 0;      // kReduce: the DType that the gradient slot is in.
+  uint32_t padding[3] = {};
 };
 static_assert(sizeof(Op) == 64, "one operation is one cache line");
 
