@@ -296,4 +296,19 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
   return units;
 }
 
+std::vector<int> UnitsBelow(const ModuleUnits& units, const torch::nn::Module& module,
+                            bool recurse) {
+  std::vector<int> found;
+  const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
+  for (size_t unit = 0; unit < units.modules.size(); ++unit) {
+    if (units.modules[unit] == sharded) found.push_back(unit);
+  }
+  if (!recurse) return found;
+  for (const auto& child : module.children()) {
+    const std::vector<int> below = UnitsBelow(units, *child, recurse);
+    found.insert(found.end(), below.begin(), below.end());
+  }
+  return found;
+}
+
 }  // namespace tessera

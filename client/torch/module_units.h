@@ -57,6 +57,10 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
                                       const IgnoredStates& ignored = {},
                                       const MixedPrecision& precision = {});
 
+// The units whose module is `module` or, with `recurse`, below it. None is no error.
+std::vector<int> UnitsBelow(const ModuleUnits& units, const torch::nn::Module& module,
+                            bool recurse);
+
 }  // namespace tessera
 
 #endif  // TESSERA_CLIENT_TORCH_MODULE_UNITS_H_

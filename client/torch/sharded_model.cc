@@ -64,6 +64,7 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
         session_(std::move(session)),
         prefetch_(session_->config().backward_prefetch, session_->config().forward_prefetch,
                   static_cast<int>(units_.modules.size())),
+        sync_(units_.modules.size(), true),
         accumulators_(units_.modules.size()),
         backward_(units_.modules.size()) {}
   ~ShardedModelImpl() override;
@@ -74,7 +75,12 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override;
   absl::Status SetForwardPrefetch(const torch::nn::Module& module, const Modules& ahead) override;
   absl::Status SetBackwardPrefetch(const torch::nn::Module& module, const Modules& ahead) override;
-  bool SetSync(bool sync) override { return std::exchange(sync_, sync); }
+  absl::Status SetRequiresGradientSync(bool sync, const torch::nn::Module& module,
+                                       bool recurse) override;
+  std::vector<bool> ExchangeSync(std::vector<bool> sync) override {
+    sync.resize(sync_.size(), false);
+    return std::exchange(sync_, std::move(sync));
+  }
   bool UseOriginalBuffers(bool original) override {
     return precisions_->UseOriginalBuffers(original);
   }
@@ -119,6 +125,7 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   void OnParameterGradient(int unit, int parameter);
   void OnUnitGradient(int unit);
   void MaybeReshard(int unit);
+  bool ReshardsInBackward(int unit) const;
   void EndOfBackward();
   void Forget();
 
@@ -128,9 +135,9 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   std::unique_ptr<Session> session_;
   std::unique_ptr<UnitPrecisions> precisions_;
   PrefetchPlan prefetch_;
+  std::vector<bool> sync_;  // By unit.
   // By unit and parameter; keep the hooks alive.
   std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
-  bool sync_ = true;
   bool in_backward_ = false;
   int forward_depth_ = 0;  // Of units' forwards that are under way.
   bool in_step_ = false;   // Inside of RunStep.
@@ -282,15 +289,20 @@ void ShardedModelImpl::OnUnitGradient(int unit) {
   backward_[unit].gradients_done = true;
   MaybeReshard(unit);
   AskFor(prefetch_.PostBackward(unit), /*for_forward=*/false);
-  if (sync_ && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
+  if (sync_[unit] && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
 }
 
 void ShardedModelImpl::MaybeReshard(int unit) {
   const UnitBackward& state = backward_[unit];
   // What backward still has to compute of the unit's input may read its parameters.
   if (!in_backward_ || !state.gradients_done || state.inputs_left > 0 || unit == 0) return;
-  if (!ReshardsAfterBackward(StrategyOf(unit))) return;
-  if (!session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
+  if (ReshardsInBackward(unit) && !session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
+}
+
+// Where gradients only accumulate, the next forward needs the same parameters.
+bool ShardedModelImpl::ReshardsInBackward(int unit) const {
+  const Strategy strategy = StrategyOf(unit);
+  return ReshardsAfterForward(strategy) || (ReshardsAfterBackward(strategy) && sync_[unit]);
 }
 
 void ShardedModelImpl::EndOfBackward() {
@@ -298,11 +310,9 @@ void ShardedModelImpl::EndOfBackward() {
   prefetch_.EndBackward();
   for (int unit = session_->num_units() - 1; unit >= 0; --unit) {
     // Units of which some parameter got no gradient.
-    if (sync_ && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
+    if (sync_[unit] && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
     backward_[unit] = UnitBackward();
-    if (ReshardsAfterBackward(StrategyOf(unit)) && !session_->closed(unit)) {
-      ThrowIfError(session_->Reshard(unit));
-    }
+    if (ReshardsInBackward(unit) && !session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
   }
 }
 
@@ -322,14 +332,23 @@ absl::Status ShardedModelImpl::SetBackwardPrefetch(const torch::nn::Module& modu
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> ShardedModelImpl::UnitOf(const torch::nn::Module& module) const {
-  const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
-  const auto found = std::find(units_.modules.begin(), units_.modules.end(), sharded);
-  if (sharded == nullptr || found == units_.modules.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("module '", module.name(), "' is no unit of this model"));
+absl::Status ShardedModelImpl::SetRequiresGradientSync(bool sync, const torch::nn::Module& module,
+                                                       bool recurse) {
+  const std::vector<int> units = UnitsBelow(units_, module, recurse);
+  if (units.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("no unit of this model ",
+                                                   recurse ? "is at or below" : "is", " module '",
+                                                   module.name(), "'"));
   }
-  return static_cast<int>(found - units_.modules.begin());
+  for (const int unit : units) sync_[unit] = sync;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> ShardedModelImpl::UnitOf(const torch::nn::Module& module) const {
+  const std::vector<int> units = UnitsBelow(units_, module, /*recurse=*/false);
+  if (!units.empty()) return units[0];
+  return absl::InvalidArgumentError(
+      absl::StrCat("module '", module.name(), "' is no unit of this model"));
 }
 
 absl::StatusOr<std::vector<int>> ShardedModelImpl::UnitsOf(const Modules& modules) const {

@@ -92,20 +92,29 @@ class ShardedModel {
   virtual absl::Status SetBackwardPrefetch(const torch::nn::Module& module,
                                            const Modules& ahead) = 0;
 
-  // While one lives, backward accumulates on this rank and reduces nothing (the first backward
-  // after it does). Needs config.gradient_slots = 0.
+  // Whether backward reduces the gradients of the units at and below `module` (of `module` alone
+  // without `recurse`). Where it does not, they accumulate on this rank, and the next backward that
+  // does, or else the step, reduces them with its own. That needs config.gradient_slots = 0, and
+  // SHARD_GRAD_OP keeps parameters that were accumulated for unsharded after backward. All ranks
+  // say the same, not during forward or backward.
+  // Errors: InvalidArgument  there is no such unit.
+  virtual absl::Status SetRequiresGradientSync(bool sync, const torch::nn::Module& module,
+                                               bool recurse = true) = 0;
+
+  // While one lives, no unit's gradients are reduced. Then it is as it was before.
   class NoSync {
    public:
-    explicit NoSync(ShardedModel* model) : model_(model), before_(model->SetSync(false)) {}
-    ~NoSync() { model_->SetSync(before_); }
+    explicit NoSync(ShardedModel* model) : model_(model), before_(model->ExchangeSync({})) {}
+    ~NoSync() { model_->ExchangeSync(before_); }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
     ShardedModel* const model_;
-    const bool before_;
+    const std::vector<bool> before_;
   };
-  virtual bool SetSync(bool sync) = 0;  // Returns what it was.
+  // By unit; units that `sync` does not reach are not reduced. Returns what it was.
+  virtual std::vector<bool> ExchangeSync(std::vector<bool> sync) = 0;
 
   // While one lives, buffers have the dtypes that they had before attaching, as a saved model
   // should. Around no forward.

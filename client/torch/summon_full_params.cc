@@ -9,19 +9,7 @@
 #include "client/torch/precision_rules.h"
 
 namespace tessera {
-namespace {
-
-void CollectUnits(const ModuleUnits& units, const torch::nn::Module& module, bool recurse,
-                  std::vector<int>* found) {
-  const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
-  for (size_t unit = 0; unit < units.modules.size(); ++unit) {
-    if (units.modules[unit] == sharded) found->push_back(unit);
-  }
-  if (!recurse) return;
-  for (const auto& child : module.children()) CollectUnits(units, *child, recurse, found);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, absl::string_view of) {
   if (tensor.defined() && tensor.sizes().vec() == spec.shape) return absl::OkStatus();
@@ -46,8 +34,8 @@ absl::Status ValidateSummonOptions(const SummonOptions& options, const JobConfig
 absl::StatusOr<std::vector<int>> UnitsToSummon(const ModuleUnits& units,
                                                const torch::nn::Module& root,
                                                const SummonOptions& options) {
-  std::vector<int> found;
-  CollectUnits(units, options.module == nullptr ? root : *options.module, options.recurse, &found);
+  std::vector<int> found =
+      UnitsBelow(units, options.module == nullptr ? root : *options.module, options.recurse);
   if (!found.empty()) return found;
   return absl::InvalidArgumentError(options.recurse
                                         ? "summon: no unit of this model is at or below the module"

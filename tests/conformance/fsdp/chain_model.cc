@@ -37,7 +37,7 @@ Values CopyOf(const torch::nn::Module& module) {
 void ChainTest::SetUp() {
   torch::set_num_threads(1);
   LocalCluster::Options options;
-  options.num_devices = 32;
+  options.num_devices = 64;
   auto cluster = LocalCluster::Start(options);
   ASSERT_OK(cluster);
   cluster_ = *std::move(cluster);
