@@ -72,7 +72,11 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
   absl::Status Open();
   Session& session() override { return *session_; }
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
-  absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override;
+  absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override {
+    RETURN_IF_ERROR(PrepareStep());
+    return session_->Step(options);
+  }
+  absl::Status PrepareStep() override;
   absl::Status SetForwardPrefetch(const torch::nn::Module& module, const Modules& ahead) override;
   absl::Status SetBackwardPrefetch(const torch::nn::Module& module, const Modules& ahead) override;
   absl::Status SetRequiresGradientSync(bool sync, const torch::nn::Module& module,
@@ -360,11 +364,10 @@ absl::StatusOr<std::vector<int>> ShardedModelImpl::UnitsOf(const Modules& module
   return units;
 }
 
-absl::StatusOr<StepResult> ShardedModelImpl::StepWithResult(const StepOptions& options) {
+absl::Status ShardedModelImpl::PrepareStep() {
   forward_depth_ = 0;
   RETURN_IF_ERROR(TakeReplaced());
-  RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_));
-  return session_->Step(options);
+  return TakeReplacedGradients(session_.get(), units_);
 }
 
 absl::Status ShardedModelImpl::TakeReplaced() {

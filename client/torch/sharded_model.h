@@ -31,6 +31,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -72,6 +73,10 @@ class ShardedModel {
   absl::Status Step(double learning_rate_scale = 1.0) {
     return StepWithResult(learning_rate_scale).status();
   }
+
+  // Takes in what the user put in place of parameters and gradients. StepWithResult begins with it,
+  // and so does whoever steps in another way (shard_optimizer.h).
+  virtual absl::Status PrepareStep() = 0;
 
   // Runs `body` with whole parameters; see summon_full_params.h. Errors of the body are every
   // rank's, as in RunStep, and nothing is written then.

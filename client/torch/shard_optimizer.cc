@@ -1,0 +1,91 @@
+#include "client/torch/shard_optimizer.h"
+
+#include <sstream>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+torch::Tensor Flat(absl::Span<float> values) {
+  if (values.empty()) return torch::empty({0}, torch::kFloat32);
+  return torch::from_blob(values.data(), {static_cast<int64_t>(values.size())}, torch::kFloat32);
+}
+
+// What the user's code throws.
+absl::Status StatusOf(const std::function<void()>& body) {
+  try {
+    body();
+    return absl::OkStatus();
+  } catch (const c10::Error& e) {
+    return absl::UnknownError(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    return absl::UnknownError(e.what());
+  }
+}
+
+}  // namespace
+
+std::vector<torch::Tensor> TensorsOf(const std::vector<ShardTensor>& shards) {
+  std::vector<torch::Tensor> tensors;
+  for (const ShardTensor& shard : shards) tensors.push_back(shard.tensor);
+  return tensors;
+}
+
+ShardOptimizer::ShardOptimizer(ShardedModel* model, std::unique_ptr<LocalShards> local)
+    : model_(model), local_(std::move(local)) {
+  for (size_t part = 0; part < local_->parts().size(); ++part) {
+    const TensorSpec& spec = local_->spec(part);
+    if (!spec.requires_grad) continue;
+    parts_.push_back(part);
+    shards_.push_back({spec.name, Flat(local_->values(part)).requires_grad_(),
+                       local_->parts()[part].begin_elements});
+  }
+}
+
+absl::StatusOr<std::unique_ptr<ShardOptimizer>> ShardOptimizer::Create(ShardedModel* model,
+                                                                       const Factory& make) {
+  ASSIGN_OR_RETURN(std::unique_ptr<LocalShards> local, LocalShards::Open(&model->session()));
+  std::unique_ptr<ShardOptimizer> own(new ShardOptimizer(model, std::move(local)));
+  RETURN_IF_ERROR(StatusOf([&] { own->optimizer_ = make(own->shards_); }));
+  if (own->optimizer_ == nullptr) return absl::InvalidArgumentError("no optimizer was made");
+  return own;
+}
+
+void ShardOptimizer::KeepState() {
+  const int64_t step = model_->next_step();
+  if (kept_for_step_ == step) {
+    optimizer_->state().clear();
+    std::istringstream in(kept_state_);
+    torch::load(*optimizer_, in);
+    return;
+  }
+  std::ostringstream out;
+  torch::save(*optimizer_, out);
+  kept_state_ = out.str();
+  kept_for_step_ = step;
+}
+
+void ShardOptimizer::SetGradients() {
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    shards_[i].tensor.mutable_grad() =
+        local_->has_gradient(parts_[i]) ? Flat(local_->gradient(parts_[i])) : torch::Tensor();
+  }
+}
+
+absl::StatusOr<StepResult> ShardOptimizer::Step(const StepOptions& options) {
+  RETURN_IF_ERROR(model_->PrepareStep());
+  ASSIGN_OR_RETURN(StepResult result, local_->Begin(options));
+  if (result.skipped) return result;
+  SetGradients();
+  RETURN_IF_ERROR(StatusOf([this] {
+    KeepState();
+    optimizer_->step();
+  }));
+  RETURN_IF_ERROR(local_->Commit());
+  result.step = model_->next_step() - 1;
+  return result;
+}
+
+}  // namespace tessera
