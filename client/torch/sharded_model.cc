@@ -85,6 +85,11 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
     sync.resize(sync_.size(), false);
     return std::exchange(sync_, std::move(sync));
   }
+  using ShardedModel::RegisterCommHook;
+  absl::Status RegisterCommHook(const torch::nn::Module& module, CommHook hook) override {
+    ASSIGN_OR_RETURN(const int unit, UnitOf(module));
+    return session_->RegisterCommHook(unit, std::move(hook));
+  }
   bool UseOriginalBuffers(bool original) override {
     return precisions_->UseOriginalBuffers(original);
   }

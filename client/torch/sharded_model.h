@@ -97,6 +97,13 @@ class ShardedModel {
   virtual absl::Status SetBackwardPrefetch(const torch::nn::Module& module,
                                            const Modules& ahead) = 0;
 
+  // As Session::RegisterCommHook, of all units or of `module` alone.
+  // Errors: also InvalidArgument  `module` is no unit of this model.
+  absl::Status RegisterCommHook(CommHook hook) {
+    return session().RegisterCommHook(-1, std::move(hook));
+  }
+  virtual absl::Status RegisterCommHook(const torch::nn::Module& module, CommHook hook) = 0;
+
   // Whether backward reduces the gradients of the units at and below `module` (of `module` alone
   // without `recurse`). Where it does not, they accumulate on this rank, and the next backward that
   // does, or else the step, reduces them with its own. That needs config.gradient_slots = 0, and

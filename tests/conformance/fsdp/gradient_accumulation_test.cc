@@ -224,6 +224,26 @@ TEST_F(GradientAccumulationTest, StepReducesWhatNoBackwardDid) {
   ExpectSameBits(left, at_once, "reduced by the step");
 }
 
+TEST_F(GradientAccumulationTest, HookOfABlockCompressesThatBlockAlone) {  // HOOK-4
+  OnEachRank("hook", nullptr, [&](Trainer& trainer) {
+    EXPECT_THAT(
+        trainer.model->RegisterCommHook(*trainer.chain->blocks[0]->linear, Fp16Compression()),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("Linear")));
+    ASSERT_OK(trainer.model->RegisterCommHook(*trainer.chain->blocks[1], Fp16Compression()));
+    EXPECT_THAT(trainer.model->RegisterCommHook(Fp16Compression()),
+                StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("'block1'")));
+    ASSERT_OK(TrainStep(trainer));
+  });
+  int64_t compressed = 0, other = 0;
+  for (const FlightOp& op : LogOf("hook")) {
+    if (op.op != "reduce") continue;
+    if (op.unit == "block1") compressed = op.bytes;
+    if (op.unit == "block2") other = op.bytes;
+  }
+  EXPECT_GT(compressed, 0);
+  EXPECT_EQ(2 * compressed, other) << "the blocks are alike";
+}
+
 TEST_F(GradientAccumulationTest, WithoutASlotForEachUnitItIsRefusedByNameAndSoIsAStranger) {
   OnEachRank("slots", nullptr, [&](Trainer& trainer) {
     EXPECT_THAT(trainer.model->SetRequiresGradientSync(false, *trainer.chain->blocks[0]->linear),
