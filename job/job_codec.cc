@@ -258,6 +258,8 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
                              int64_t{7} * 24 * 3600 * 1000));
   decoded.collective_timeout = absl::Milliseconds(config.collective_timeout_ms());
   ASSIGN_OR_RETURN(decoded.backward_prefetch, DecodePrefetch(config.backward_prefetch()));
+  decoded.fake_all_gather = config.fake_all_gather();
+  decoded.fake_reduce_scatter = config.fake_reduce_scatter();
   decoded.cpu_offload = config.cpu_offload();
   decoded.forward_prefetch = config.forward_prefetch();
   return decoded;
@@ -305,6 +307,8 @@ v1::JobConfig EncodeJobConfig(const JobConfig& config) {
   encoded.set_gradient_slots(config.gradient_slots);
   encoded.set_collective_timeout_ms(absl::ToInt64Milliseconds(config.collective_timeout));
   encoded.set_backward_prefetch(EncodePrefetch(config.backward_prefetch));
+  encoded.set_fake_all_gather(config.fake_all_gather);
+  encoded.set_fake_reduce_scatter(config.fake_reduce_scatter);
   encoded.set_cpu_offload(config.cpu_offload);
   encoded.set_forward_prefetch(config.forward_prefetch);
   return encoded;

@@ -99,6 +99,12 @@ absl::Status ValidateUnits(const ModelSpec& model) {
 
 }  // namespace
 
+std::string FakeText(bool fake_all_gather, bool fake_reduce_scatter) {
+  return absl::StrCat(fake_all_gather ? "fake all-gather" : "",
+                      fake_all_gather && fake_reduce_scatter ? ", " : "",
+                      fake_reduce_scatter ? "fake reduce-scatter" : "");
+}
+
 absl::Status ValidateHyperParameters(const HyperParameters& numbers, size_t group) {
   const auto in_unit_interval = [](double x) { return x >= 0.0 && x < 1.0; };
   const auto non_negative = [](double x) { return std::isfinite(x) && x >= 0.0; };

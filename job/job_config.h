@@ -68,9 +68,17 @@ struct JobConfig {
   // and the optimizer runs there. On a CPU worker they are anyway. Then gradients that are reduced
   // cannot be added to: accumulate before reducing.
   bool cpu_offload = false;
+  // For measuring what the others cost: ordered, counted and recorded as ever, but nothing moves.
+  // With the first, other hosts' parameters stay what they were here; with the second, every
+  // reduced gradient is 0. Such a job says so wherever it is shown, and cannot be saved.
+  bool fake_all_gather = false;
+  bool fake_reduce_scatter = false;
   // A forward asks for the unit after the one in hand too, as its first forward had them.
   bool forward_prefetch = false;
 };
+
+// What is fake in the job, for a person: "fake all-gather, fake reduce-scatter"; empty: nothing.
+std::string FakeText(bool fake_all_gather, bool fake_reduce_scatter);
 
 // Whether a worker can train this. The coordinator accepts no other job.
 // Errors: InvalidArgument  naming the field, or the param group's parameter that the model lacks

@@ -46,6 +46,8 @@ Json JobJson(const v1::Job& job) {
               {"world_size", job.config().world_size()},
               {"strategy", StrategyName(job.config().strategy())},
               {"shard_group_size", job.config().shard_group_size()},
+              {"fake_all_gather", job.config().fake_all_gather()},
+              {"fake_reduce_scatter", job.config().fake_reduce_scatter()},
               {"num_units", job.model().units_size()},
               {"layout_digest", absl::StrCat(absl::Hex(job.layout_digest(), absl::kZeroPad16))},
               {"ranks", RanksJson(job)}};

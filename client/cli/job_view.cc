@@ -8,6 +8,7 @@
 #include "absl/strings/strip.h"
 #include "client/cli/job_ranks.h"
 #include "client/cli/text_table.h"
+#include "job/job_config.h"
 #include "layout/layout_dump.h"
 
 namespace tessera::cli {
@@ -41,6 +42,12 @@ Cells StatusCells(const v1::RankStatus* status) {
           status->executor_pid() == 0 ? "-" : absl::StrCat(status->executor_pid())};
 }
 
+std::string FakeSuffix(const v1::Job& job) {
+  const std::string fake =
+      FakeText(job.config().fake_all_gather(), job.config().fake_reduce_scatter());
+  return fake.empty() ? "" : absl::StrCat(", TRAINS NOTHING: ", fake);
+}
+
 }  // namespace
 
 std::string StateName(v1::JobState state) {
@@ -57,7 +64,8 @@ std::string JobsTable(const v1::ListJobsResponse& jobs) {
   for (const v1::Job* job : SortedJobs(jobs)) {
     table.AddRow({Printable(job->job_id()), StateName(job->state()), absl::StrCat(job->epoch()),
                   absl::StrCat(job->committed_step()), absl::StrCat(job->config().world_size()),
-                  absl::StrCat(CountAttached(*job)), StrategyName(job->config().strategy()),
+                  absl::StrCat(CountAttached(*job)),
+                  absl::StrCat(StrategyName(job->config().strategy()), FakeSuffix(*job)),
                   Printable(job->state_reason())});
   }
   return table.Render("");
@@ -67,7 +75,7 @@ std::string JobHeadline(const v1::Job& job) {
   return absl::StrCat(
       "job ", Printable(job.job_id()), ": ", StateName(job.state()), ", epoch ", job.epoch(),
       ", step ", job.committed_step(), ", ", CountAttached(job), " of ", job.config().world_size(),
-      " ranks attached, ", StrategyName(job.config().strategy()),
+      " ranks attached, ", StrategyName(job.config().strategy()), FakeSuffix(job),
       job.state_reason().empty() ? "" : absl::StrCat(" (", Printable(job.state_reason()), ")"));
 }
 

@@ -58,6 +58,21 @@ TEST(JobViewTest, RankThatReportsButIsNotPlacedIsShown) {
   EXPECT_THAT(RanksTable(job), AllOf(HasSubstr("shutting down"), HasSubstr("     5  ?")));
 }
 
+TEST(JobViewTest, JobOfFakeCollectivesSaysSoWhereverItIsShown) {
+  v1::ListJobsResponse jobs;
+  v1::Job* job = jobs.add_jobs();
+  EXPECT_THAT(JobHeadline(*job), Not(HasSubstr("fake")));
+  EXPECT_THAT(JobsTable(jobs), Not(HasSubstr("fake")));
+  job->mutable_config()->set_fake_reduce_scatter(true);
+  EXPECT_THAT(JobHeadline(*job), HasSubstr("TRAINS NOTHING: fake reduce-scatter"));
+  job->mutable_config()->set_fake_all_gather(true);
+  const char both[] = "TRAINS NOTHING: fake all-gather, fake reduce-scatter";
+  EXPECT_THAT(JobHeadline(*job), HasSubstr(both));
+  EXPECT_THAT(JobsTable(jobs), HasSubstr(both));
+  EXPECT_THAT(JobsJson(jobs), AllOf(HasSubstr("\"fake_all_gather\": true"),
+                                    HasSubstr("\"fake_reduce_scatter\": true")));
+}
+
 v1::ListJobsResponse JobAt(int64_t epoch, int64_t step) {
   v1::ListJobsResponse jobs;
   v1::Job* job = jobs.add_jobs();

@@ -43,6 +43,8 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"gradient_slots", absl::StrCat(c.gradient_slots)},
       {"collective_timeout_ms", absl::StrCat(absl::ToInt64Milliseconds(c.collective_timeout))},
       {"backward_prefetch", absl::StrCat(static_cast<int>(c.backward_prefetch))},
+      {"fake_all_gather", c.fake_all_gather ? "true" : "false"},
+      {"fake_reduce_scatter", c.fake_reduce_scatter ? "true" : "false"},
       {"cpu_offload", c.cpu_offload ? "true" : "false"},
       {"forward_prefetch", c.forward_prefetch ? "true" : "false"},
   };

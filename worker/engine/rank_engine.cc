@@ -279,7 +279,14 @@ absl::Status RankEngine::Save() {
   options_.recorder->Started(number);
   const std::string path = LoadText(options_.control->text, kMaxTextBytes);
   absl::Status outcome;
-  RETURN_IF_ERROR(options_.save(path, optimizer_.Parameters(step_ % 2), &outcome));
+  if (const std::string fake =
+          FakeText(options_.config->fake_all_gather, options_.config->fake_reduce_scatter);
+      !fake.empty()) {
+    outcome = absl::FailedPreconditionError(
+        absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
+  } else {
+    RETURN_IF_ERROR(options_.save(path, optimizer_.Parameters(step_ % 2), &outcome));
+  }
   RETURN_IF_ERROR(Interruption());
   options_.recorder->Done(number);
   PublishResult(outcome, 0);

@@ -118,6 +118,9 @@ class RankEngine {
   absl::Status Reduce(int unit, uint32_t slot_dtype);
   // `number` is the reduction's in the flight record.
   void ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number);
+  // Fills the rank's shard with the mean of what the ranks have in their slots; or with zeroes.
+  absl::Status ReduceMapped(int unit, DType dtype, bool accumulate, float* shard);
+  absl::Status FakeReduction(int unit, float* shard);
   // Rounds a reduced gradient where the job says so.
   void KeepLowPrecision(int unit, DType dtype, float* shard, int64_t count);
   absl::Status Initialize(int unit);

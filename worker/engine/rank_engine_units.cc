@@ -46,6 +46,7 @@ absl::Status RankEngine::Unshard(int unit, bool full_precision) {
 // vote.
 absl::Status RankEngine::PublishFullPrecision(int unit) {
   if (full_precision_at_[unit] == step_) return absl::OkStatus();  // On every rank.
+  if (options_.config->fake_all_gather) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitReductions());  // The stream uses the communicator too.
   optimizer_.PublishFullPrecision(unit, step_);
   const int64_t slice_bytes =
@@ -140,20 +141,12 @@ void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t 
   }
   options_.recorder->Started(number);
   const UnitMemory& placed = options_.memory->units()[unit];
-  std::vector<const void*> sends;
-  for (const std::byte* gradients : options_.gradients_by_rank) {
-    if (gradients == nullptr) {
-      sends.push_back(nullptr);
-      continue;
-    }
-    sends.push_back(gradients + placed.gradient_slot * options_.memory->gradient_slot_bytes());
-  }
   float* shard =
       reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +
       placed.shard_offset_elements;
-  const absl::Status status = options_.communicator->ReduceScatterMapped(
-      sends, slices_[unit], dtype, 1.0f / static_cast<float>(options_.config->world_size),
-      accumulate, shard, &stats_[unit]);
+  const absl::Status status = options_.config->fake_reduce_scatter
+                                  ? FakeReduction(unit, shard)
+                                  : ReduceMapped(unit, dtype, accumulate, shard);
   if (status.ok())
     KeepLowPrecision(unit, dtype, shard, slices_[unit][options_.rank.value()].size());
   if (!status.ok()) {
@@ -167,6 +160,27 @@ void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t 
   options_.recorder->Done(number);
   options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
+}
+
+absl::Status RankEngine::ReduceMapped(int unit, DType dtype, bool accumulate, float* shard) {
+  const UnitMemory& placed = options_.memory->units()[unit];
+  std::vector<const void*> sends;
+  for (const std::byte* gradients : options_.gradients_by_rank) {
+    if (gradients == nullptr) {
+      sends.push_back(nullptr);
+      continue;
+    }
+    sends.push_back(gradients + placed.gradient_slot * options_.memory->gradient_slot_bytes());
+  }
+  return options_.communicator->ReduceScatterMapped(
+      sends, slices_[unit], dtype, 1.0f / static_cast<float>(options_.config->world_size),
+      accumulate, shard, &stats_[unit]);
+}
+
+absl::Status RankEngine::FakeReduction(int unit, float* shard) {
+  std::fill_n(shard, slices_[unit][options_.rank.value()].size(), 0.0f);
+  stats_[unit] = host::GradientStats();
+  return absl::OkStatus();
 }
 
 void RankEngine::KeepLowPrecision(int unit, DType dtype, float* shard, int64_t count) {

@@ -198,6 +198,11 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
   ASSIGN_OR_RETURN(engine_thread_,
                    StartThread("the rank's engine", [this, epoch] { RunEngine(epoch); }));
+  if (const std::string fake =
+          FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
+      !fake.empty()) {
+    TESSERA_LOG(WARNING, "job {} trains nothing of use: {}", memory_.job_id, fake);
+  }
   v1::ExecutorEvent event;
   event.mutable_started()->set_epoch(epoch.value());
   link_.Send(event);
