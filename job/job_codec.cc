@@ -260,6 +260,7 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
   ASSIGN_OR_RETURN(decoded.backward_prefetch, DecodePrefetch(config.backward_prefetch()));
   decoded.fake_all_gather = config.fake_all_gather();
   decoded.fake_reduce_scatter = config.fake_reduce_scatter();
+  decoded.optimizer_in_backward = config.optimizer_in_backward();
   decoded.cpu_offload = config.cpu_offload();
   decoded.forward_prefetch = config.forward_prefetch();
   return decoded;
@@ -309,6 +310,7 @@ v1::JobConfig EncodeJobConfig(const JobConfig& config) {
   encoded.set_backward_prefetch(EncodePrefetch(config.backward_prefetch));
   encoded.set_fake_all_gather(config.fake_all_gather);
   encoded.set_fake_reduce_scatter(config.fake_reduce_scatter);
+  encoded.set_optimizer_in_backward(config.optimizer_in_backward);
   encoded.set_cpu_offload(config.cpu_offload);
   encoded.set_forward_prefetch(config.forward_prefetch);
   return encoded;

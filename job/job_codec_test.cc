@@ -43,6 +43,7 @@ v1::JobConfig EveryField() {
   config.set_backward_prefetch(v1::BACKWARD_PREFETCH_POST);
   config.set_forward_prefetch(true);
   config.set_cpu_offload(true);
+  config.set_optimizer_in_backward(true);
   config.set_fake_all_gather(true);
   config.set_fake_reduce_scatter(true);
   config.set_max_gathered_bytes(int64_t{1} << 40);

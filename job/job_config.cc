@@ -145,6 +145,12 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
     return absl::InvalidArgumentError(
         absl::StrCat("config: max_gathered_bytes ", config.max_gathered_bytes, " is below 0"));
   }
+  if (config.optimizer_in_backward && config.max_gradient_norm > 0) {
+    return absl::InvalidArgumentError(
+        "config: optimizer_in_backward with max_gradient_norm: clipping needs every gradient "
+        "before "
+        "the first update");
+  }
   if (config.collective_timeout < absl::Milliseconds(10)) {
     return absl::InvalidArgumentError("config: collective_timeout is under 10 ms");
   }

@@ -68,6 +68,12 @@ struct JobConfig {
   // and the optimizer runs there. On a CPU worker they are anyway. Then gradients that are reduced
   // cannot be added to: accumulate before reducing.
   bool cpu_offload = false;
+  // A unit is updated as soon as its gradient is reduced, beside backward, with the numbers that
+  // the trainer announced (Session::AnnounceStep) or else the last step's. Seen only once the step
+  // is decided; what turns out otherwise then (other numbers, a division, a parameter that only
+  // other ranks gave a gradient) is computed again. Not with clipping, which needs all gradients
+  // first.
+  bool optimizer_in_backward = false;
   // For measuring what the others cost: ordered, counted and recorded as ever, but nothing moves.
   // With the first, other hosts' parameters stay what they were here; with the second, every
   // reduced gradient is 0. Such a job says so wherever it is shown, and cannot be saved.

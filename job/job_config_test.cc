@@ -80,6 +80,11 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   config.max_gathered_units = 0;
   expect(config, "max_gathered_units");
   config = JobConfig();
+  config.optimizer_in_backward = true;
+  EXPECT_OK(ValidateJobConfig(config, model));
+  config.max_gradient_norm = 1;
+  expect(config, "optimizer_in_backward with max_gradient_norm");
+  config = JobConfig();
   config.max_gathered_bytes = -1;
   expect(config, "max_gathered_bytes -1");
   config = JobConfig();

@@ -182,6 +182,15 @@ void Session::ForgetGradients() {
   for (UnitGradient& gradient : gradients_) gradient.reduced = gradient.after_hook_ran = false;
 }
 
+absl::Status Session::AnnounceStep(const StepOptions& options) {
+  RETURN_IF_ERROR(CheckStepOptions(options));
+  RETURN_IF_ERROR(Submit(OpKind::kAnnounceStep, -1, options));
+  // The numbers lie in one place, which the next operation may write to.
+  const uint32_t submitted = page()->submitted.value.load();
+  return Await([] { return std::string("the announced step"); },
+               [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
+}
+
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   RETURN_IF_ERROR(CheckStepOptions(options));
   RETURN_IF_ERROR(ReduceRest());

@@ -142,6 +142,10 @@ class Session {
   //                             gradients are dropped; InvalidArgument  a number is out of range
   //                             (named), or ranks disagree on one.
   absl::StatusOr<StepResult> Step(const StepOptions& options);
+  // With config.optimizer_in_backward: the numbers that Step will have, before the first Reduce.
+  // Where they are others, or none are announced and they differ from the last step's, the step
+  // costs its time after backward as ever. Errors: as Step.
+  absl::Status AnnounceStep(const StepOptions& options);
   absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0) {
     StepOptions options;
     options.learning_rate_scale = learning_rate_scale;

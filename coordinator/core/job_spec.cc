@@ -45,6 +45,7 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"backward_prefetch", absl::StrCat(static_cast<int>(c.backward_prefetch))},
       {"fake_all_gather", c.fake_all_gather ? "true" : "false"},
       {"fake_reduce_scatter", c.fake_reduce_scatter ? "true" : "false"},
+      {"optimizer_in_backward", c.optimizer_in_backward ? "true" : "false"},
       {"cpu_offload", c.cpu_offload ? "true" : "false"},
       {"forward_prefetch", c.forward_prefetch ? "true" : "false"},
   };

@@ -9,7 +9,9 @@ int64_t FlightRecorder::Enqueued(int64_t step, int64_t sequence, OpKind kind, in
   record.step = step;
   record.sequence = sequence;
   record.kind = kind;
-  record.stream = kind == OpKind::kReduce ? FlightStream::kPostBackward : FlightStream::kEngine;
+  record.stream = kind == OpKind::kReduce || (kind == OpKind::kUpdate && unit >= 0)
+                      ? FlightStream::kPostBackward
+                      : FlightStream::kEngine;
   record.unit = unit;
   record.bytes = bytes;
   record.enqueued_ns = MonotonicNanos();

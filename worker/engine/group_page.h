@@ -68,6 +68,10 @@ class UpdateCounts {
   void Record(int64_t step, const std::vector<bool>& touched) const;
   // By parameter: which of its updates is made in `step`, 1 is the first; 0: none.
   std::vector<int64_t> Load(int64_t step) const;
+  // How many updates the parameter has had up to `step`.
+  int64_t CountOf(int64_t step, int parameter) const {
+    return At(step, parameter).load(std::memory_order_relaxed);
+  }
 
  private:
   std::atomic<uint32_t>& At(int64_t step, int parameter) const {

@@ -47,6 +47,9 @@ RankEngine::RankEngine(Options options)
       reduced_(options_.layout->units.size(), false),
       staged_(options_.layout->units.size(), false),
       full_precision_at_(options_.layout->units.size(), -1),
+      assumed_groups_(options_.config->groups.begin(), options_.config->groups.end()),
+      early_updates_(options_.layout->units.size()),
+      early_groups_(options_.layout->units.size()),
       stats_(options_.layout->units.size()) {
   gather_limit_.max_units = options_.config->max_gathered_units;
   gather_limit_.max_bytes = options_.config->max_gathered_bytes;
@@ -141,10 +144,11 @@ absl::Status RankEngine::Run() {
     if (op.epoch == options_.epoch.value()) status = Execute(op);
     control->progress_kind.store(0, std::memory_order_relaxed);
     control->consumed.store(consumed + 1, std::memory_order_release);
-    // Whom nothing else tells: a trainer that waits for room, or for its drop to be through. It may
+    // Whom nothing else tells: a trainer that waits for room, or for these to be through. It may
     // have filled the ring while the operation ran.
     const uint32_t filled = control->submitted.value.load(std::memory_order_acquire) - consumed;
-    if (op.kind == OpKind::kDropGradients || filled >= kRingOps) {
+    if (op.kind == OpKind::kDropGradients || op.kind == OpKind::kAnnounceStep ||
+        filled >= kRingOps) {
       Bump(&control->events);
     }
   }
@@ -214,6 +218,10 @@ absl::Status RankEngine::Execute(const Op& op) {
       return ReadShard(op.kind, op.unit);
     case OpKind::kTally:
       return TallyGradients(op);
+    case OpKind::kAnnounceStep:
+      return AnnounceStep(op);
+    case OpKind::kUpdate:
+      break;
   }
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", options_.rank.value(), ": unknown ", OpName(op.kind)));
@@ -306,6 +314,7 @@ void RankEngine::PublishResult(const absl::Status& status, double gradient_norm,
 void RankEngine::ForgetReduced() {
   reduced_.assign(reduced_.size(), false);
   staged_.assign(staged_.size(), false);
+  for (std::vector<int64_t>& updates : early_updates_) updates.clear();
 }
 
 }  // namespace tessera

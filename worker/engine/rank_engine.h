@@ -121,6 +121,15 @@ class RankEngine {
   // Fills the rank's shard with the mean of what the ranks have in their slots; or with zeroes.
   absl::Status ReduceMapped(int unit, DType dtype, bool accumulate, float* shard);
   absl::Status FakeReduction(int unit, float* shard);
+  // With config.optimizer_in_backward: rank_engine_early.cc.
+  absl::Status AnnounceStep(const Op& op);
+  // On the stream, behind the reduction of the unit.
+  void UpdateEarly(int unit, std::vector<int64_t> updates, std::vector<HyperParameters> groups,
+                   int64_t number);
+  // By parameter of the unit: which update the step will make of it, by what is known here.
+  std::vector<int64_t> AssumedUpdates(int unit) const;
+  // Which units were updated with just these numbers, so that publishing is all that is left.
+  std::vector<bool> EarlyUnits(const OptimizerStep& step) const;
   // Rounds a reduced gradient where the job says so.
   void KeepLowPrecision(int unit, DType dtype, float* shard, int64_t count);
   absl::Status Initialize(int unit);
@@ -189,6 +198,10 @@ class RankEngine {
   // By unit: of which step it is readable in full precision; -1: none.
   std::vector<int64_t> full_precision_at_;
   std::vector<std::vector<ElementRange>> slices_;  // By unit: of each rank.
+  std::vector<HyperParameters> assumed_groups_;    // Of the step under way.
+  // By unit: as UpdateEarly had them; empty: the unit was not updated. Written on the stream.
+  std::vector<std::vector<int64_t>> early_updates_;
+  std::vector<std::vector<HyperParameters>> early_groups_;
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
   std::vector<host::GradientStats> stats_;
 

@@ -68,12 +68,13 @@ absl::Status RankEngine::RunStep(const Op& op) {
 
   const int64_t next = step_ + 1;
   ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, numbers.groups));
-  ForgetReduced();
   if (!tally.status.ok()) {
+    ForgetReduced();
     options_.recorder->Done(number);
     PublishResult(tally.status, 0, tally.non_finite);
     return absl::OkStatus();
   }
+  assumed_groups_ = numbers.groups;
   numbers.gradient_scale = tally.gradient_scale;
   numbers.gradient_norm = tally.gradient_norm;
   RecordDecision(options_.group, options_.updates, next, numbers, tally.touched);
@@ -81,6 +82,7 @@ absl::Status RankEngine::RunStep(const Op& op) {
   ForgetGathered();
   remote_.StepTaken();  // All ranks closed their windows before they voted.
   ApplyDecided(next);
+  ForgetReduced();
   options_.recorder->Done(number);
   const uint64_t order_hash = order_.hash();
   CommitStep(next);
@@ -126,8 +128,9 @@ void RankEngine::ApplyDecided(int64_t step) {
   if (numbers.is_write) {
     optimizer_.ApplyStaged(step);
   } else {
-    optimizer_.Apply(
-        {step, numbers.gradient_scale, std::move(numbers.groups), options_.updates.Load(step)});
+    const OptimizerStep update = {step, numbers.gradient_scale, std::move(numbers.groups),
+                                  options_.updates.Load(step)};
+    optimizer_.Apply(update, EarlyUnits(update));
   }
   (void)FaultPoint(numbers.is_write ? "write.before-publish" : "step.before-publish");
   PublishApplied(options_.group, LocalIndex(), step);

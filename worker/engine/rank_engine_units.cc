@@ -131,6 +131,13 @@ absl::Status RankEngine::Reduce(int unit, uint32_t slot_dtype) {
       step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, numel * SizeBytes(dtype));
   options_.post_backward->Enqueue(
       [this, unit, dtype, accumulate, number] { ReduceOnStream(unit, dtype, accumulate, number); });
+  if (!options_.config->optimizer_in_backward) return absl::OkStatus();
+  const int64_t update =
+      options_.recorder->Enqueued(step_ + 1, order_.sequence() - 1, OpKind::kUpdate, unit, 0);
+  options_.post_backward->Enqueue(
+      [this, unit, updates = AssumedUpdates(unit), groups = assumed_groups_, update]() mutable {
+        UpdateEarly(unit, std::move(updates), std::move(groups), update);
+      });
   return absl::OkStatus();
 }
 

@@ -121,6 +121,7 @@ absl::Status RankEngine::Write(int unit) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "': write before the job has initial values"));
   }
+  RETURN_IF_ERROR(AwaitReductions());  // Units may be updated there, in backward.
   optimizer_.Stage(unit, OwnSlot(unit), step_ + 1);
   staged_[unit] = true;
   ReleaseSlot(unit);
@@ -137,6 +138,7 @@ absl::Status RankEngine::WriteGradient(int unit) {
   memcpy(shard, OwnSlot(unit) + slice.begin, slice.size() * sizeof(float));
   stats_[unit] = host::MeasureGradient(shard, slice.size());
   reduced_[unit] = true;
+  early_updates_[unit].clear();
   options_.control->within_step.store(1, std::memory_order_relaxed);
   ReleaseSlot(unit);
   return absl::OkStatus();
@@ -146,7 +148,9 @@ absl::Status RankEngine::FinishWrite(OpKind kind) {
   const int64_t next = step_ + 1;
   const int64_t number = options_.recorder->Enqueued(next, order_.sequence(), kind, -1, 0);
   RETURN_IF_ERROR(Ordered(kind, -1, options_.memory->shard_numel(), DType::kFp32));
+  RETURN_IF_ERROR(AwaitReductions());
   options_.recorder->Started(number);
+  for (std::vector<int64_t>& updates : early_updates_) updates.clear();
   for (size_t unit = 0; unit < staged_.size(); ++unit) {
     if (!staged_[unit]) optimizer_.Stage(unit, nullptr, next);
   }

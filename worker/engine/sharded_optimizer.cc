@@ -98,8 +98,20 @@ void ShardedOptimizer::PublishFullPrecision(int unit, int64_t step) {
   }
 }
 
-void ShardedOptimizer::Apply(const OptimizerStep& step) {
-  for (const ShardSegment& segment : segments_) ApplySegment(segment, step);
+void ShardedOptimizer::Apply(const OptimizerStep& step, const std::vector<bool>& early) {
+  for (const ShardSegment& segment : segments_) {
+    if (early.empty() || !early[segment.unit]) {
+      ApplySegment(segment, step, PublishedAt(segment));
+    } else if (segment.requires_grad && step.updates[segment.job_parameter] != 0) {
+      PublishValues(segment, Parameters(step.step % 2) + segment.state_begin_elements);
+    }
+  }
+}
+
+void ShardedOptimizer::UpdateEarly(int unit, const OptimizerStep& step) {
+  for (const ShardSegment& segment : segments_) {
+    if (segment.unit == unit) ApplySegment(segment, step, Published());
+  }
 }
 
 void ShardedOptimizer::CopyFromVersionBefore(StateArray array, const ShardSegment& segment,
@@ -147,7 +159,8 @@ void ShardedOptimizer::ApplyStaged(int64_t step) {
   }
 }
 
-void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const OptimizerStep& step) {
+void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const OptimizerStep& step,
+                                    const Published& published) {
   const int64_t update = step.updates[segment.job_parameter];
   if (!segment.requires_grad || update == 0) return CarryOver(segment, step.step);
   const int from = (step.step - 1) % 2;
@@ -161,7 +174,6 @@ void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const Optimizer
   float* v_out = State(StateArray::kSecondMoment, to) + at;
   const float* gradient =
       reinterpret_cast<const float*>(state_ + memory_.ReducedGradientOffsetBytes()) + at;
-  const Published published = PublishedAt(segment);
   const HyperParameters& group = step.groups[segment.group];
   if (config_.optimizer == OptimizerKind::kSgd) {
     host::SgdStep(SgdParamsOf(group, step, update), segment.numel, gradient, p_in, m_in, p_out,

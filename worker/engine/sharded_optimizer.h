@@ -54,7 +54,11 @@ class ShardedOptimizer {
 
   // Reads version (step - 1) % 2, writes version step % 2 and publishes. Deterministic: repeating
   // it gives the same bytes.
-  void Apply(const OptimizerStep& step);
+  // Units that are `early` are updated already: what they became is published.
+  void Apply(const OptimizerStep& step, const std::vector<bool>& early = {});
+  // The same of one unit, which is not published: nobody sees it, and version (step - 1) % 2
+  // stands.
+  void UpdateEarly(int unit, const OptimizerStep& step);
 
   // Takes initial values of one unit: `unsharded` holds its flat parameter in fp32. Writes version
   // 0 and publishes; moments become 0.
@@ -75,7 +79,10 @@ class ShardedOptimizer {
 
  private:
   float* State(StateArray array, int version) const;
-  void ApplySegment(const ShardSegment& segment, const OptimizerStep& step);
+  struct Published;
+  // Publishes there, if anywhere.
+  void ApplySegment(const ShardSegment& segment, const OptimizerStep& step,
+                    const Published& published);
   void CarryOver(const ShardSegment& segment, int64_t step);
   void CarryMomentsOver(const ShardSegment& segment, int64_t step);
   void CopyFromVersionBefore(StateArray array, const ShardSegment& segment, int64_t step);

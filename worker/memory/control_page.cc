@@ -49,6 +49,10 @@ std::string OpName(OpKind kind) {
       return "read-gradient-shard";
     case OpKind::kTally:
       return "tally";
+    case OpKind::kAnnounceStep:
+      return "announce-step";
+    case OpKind::kUpdate:
+      return "update";
     case OpKind::kFinishTrainersStep:
       return "finish-trainers-step";
   }

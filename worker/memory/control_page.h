@@ -45,6 +45,8 @@ enum class OpKind : uint32_t {
   kReadShard,          // This rank's shard of the unit's parameters, in fp32, into its place there.
   kReadGradientShard,  // The same of its reduced gradient.
   kTally,  // Vote as a step does, and say the norm and which parameters have a gradient anywhere.
+  kAnnounceStep,  // The numbers of the step under way, for units that are updated in backward.
+  kUpdate,        // In flight records alone: the executor's update of a unit.
   kFinishTrainersStep,  // As kFinishWrite, of values that the trainers' optimizers made: a step.
   kEndForward,         // A forward ended that no backward follows: the order may be cut here.
 };
