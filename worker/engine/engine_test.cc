@@ -369,6 +369,31 @@ TEST(ShardedOptimizerTest, ParameterWithoutAGradientIsCarriedOverWithItsMoments)
   }
 }
 
+// A step may set the momentum to 0; the one after it goes on from the buffers.
+TEST(ShardedOptimizerTest, MomentumOutlivesAStepWithoutIt) {
+  ModelSpec model;
+  model.units.push_back({"u", {{"w", {5}, DType::kFp32}}});
+  JobConfig config;
+  config.optimizer = OptimizerKind::kSgd;
+  ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, config.layout, 1));
+  ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
+  std::vector<std::byte> state(memory.state_region_bytes()),
+      parameters(memory.parameter_region_bytes());
+  ShardedOptimizer optimizer(config, memory, SegmentsOf(layout, config, memory, Rank(0)),
+                             state.data(), parameters.data());
+  optimizer.Initialize(0, std::vector<float>(layout.units[0].shards.padded_numel()).data());
+  float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
+  std::fill_n(gradient, 5, 1.0f);
+  HyperParameters with, without;
+  with.learning_rate = without.learning_rate = 1;
+  with.momentum = 0.5;
+  optimizer.Apply({1, 1.0, {with}, {1}});     // b = 1, p = -1
+  optimizer.Apply({2, 1.0, {without}, {2}});  // b = 1, p = -2
+  optimizer.Apply({3, 1.0, {without}, {3}});  // b = 1, p = -3
+  optimizer.Apply({4, 1.0, {with}, {4}});     // b = 1.5, p = -4.5
+  EXPECT_EQ(optimizer.Parameters(0)[4], -4.5f);
+}
+
 TEST(GradientNormTest, PartsOfTheShardsGiveTheNormOfTheWhole) {
   const std::vector<float> gradient = {3.0f, -4.0f, 0.5f, -0.25f, 12.0f};
   for (const double p : {0.5, 1.0, 2.0, 3.0, 4.5, std::numeric_limits<double>::infinity()}) {

@@ -26,6 +26,8 @@ namespace tessera {
 struct alignas(64) RankRecord {
   WaitWord applied_version;  // Low 32 bits of applied_step; what peers wait on.
   std::atomic<int64_t> applied_step;
+  // 1: some update had momentum, so one without it must carry the buffers over.
+  std::atomic<uint32_t> has_momentum;
 };
 
 // HyperParameters whose fields ranks may write at once, all with equal values.

@@ -128,8 +128,13 @@ void RankEngine::ApplyDecided(int64_t step) {
   if (numbers.is_write) {
     optimizer_.ApplyStaged(step);
   } else {
+    std::atomic<uint32_t>& has_momentum = options_.group->ranks[LocalIndex()].has_momentum;
+    for (const HyperParameters& group : numbers.groups) {
+      if (group.momentum != 0) has_momentum.store(1, std::memory_order_relaxed);
+    }
     const OptimizerStep update = {step, numbers.gradient_scale, std::move(numbers.groups),
-                                  options_.updates.Load(step)};
+                                  options_.updates.Load(step),
+                                  has_momentum.load(std::memory_order_relaxed) != 0};
     optimizer_.Apply(update, EarlyUnits(update));
   }
   (void)FaultPoint(numbers.is_write ? "write.before-publish" : "step.before-publish");

@@ -178,6 +178,9 @@ void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const Optimizer
   if (config_.optimizer == OptimizerKind::kSgd) {
     host::SgdStep(SgdParamsOf(group, step, update), segment.numel, gradient, p_in, m_in, p_out,
                   m_out, published.fp32, published.half);
+    // It left the buffers alone; a later step may have momentum again.
+    if (group.momentum == 0 && step.has_momentum)
+      CopyFromVersionBefore(StateArray::kFirstMoment, segment, step.step);
   } else {
     host::AdamStep(AdamParamsOf(group, step, update, config_.optimizer == OptimizerKind::kAdamW),
                    segment.numel, gradient, p_in, m_in, v_in, p_out, m_out, v_out, published.fp32,

@@ -44,6 +44,7 @@ struct OptimizerStep {
   std::vector<HyperParameters> groups;  // By param group of the job.
   // By parameter of the job: which of its updates this is, 1 is the first; 0: it has no gradient.
   std::vector<int64_t> updates;
+  bool has_momentum = true;  // SGD: this update or one before it has momentum.
 };
 
 class ShardedOptimizer {
