@@ -54,7 +54,31 @@ TEST(FaultPointTest, KillEndsTheProcess) {
       testing::KilledBySignal(SIGKILL), "");
 }
 
+TEST(FaultPointTest, DelaysAreThoseOfTheSeedWhateverThePointIsCalled) {
+  const auto hits_that_sleep = [](uint64_t seed, absl::string_view name) {
+    ArmDelays(seed, absl::Microseconds(10));
+    std::vector<int> slept;
+    for (int hit = 0; hit < 200; ++hit) {
+      const int64_t before = NumDelays();
+      EXPECT_OK(FaultPoint(name));
+      if (NumDelays() > before) slept.push_back(hit);
+    }
+    DisarmAllFaultPoints();
+    return slept;
+  };
+  const std::vector<int> once = hits_that_sleep(7, "a");
+  EXPECT_GT(once.size(), 10);
+  EXPECT_LT(once.size(), 50);
+  EXPECT_EQ(hits_that_sleep(7, "b"), once);
+  EXPECT_NE(hits_that_sleep(8, "a"), once);
+  const int64_t before = NumDelays();
+  for (int hit = 0; hit < 200; ++hit) EXPECT_OK(FaultPoint("a"));
+  EXPECT_EQ(NumDelays(), before) << "disarmed";
+}
+
 TEST(FaultPointTest, MalformedFlagNamesTheItem) {
+  EXPECT_THAT(ArmFaultPointsFromFlag("*=kill@1"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("*=kill@1")));
   EXPECT_THAT(ArmFaultPointsFromFlag("p=explode@1"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("p=explode@1")));
   EXPECT_THAT(ArmFaultPointsFromFlag("p=kill@x"),

@@ -1,14 +1,17 @@
 // Named seams that tests arm: `FaultPoint("journal.append")` returns OK unless armed.
 //
 // A point is armed by name with what to do at its n-th hit: return an error, or end the process
-// as SIGKILL would. Unarmed points cost one relaxed atomic load. Thread-safe.
+// as SIGKILL would. All points together can be armed to delay their threads, so that whatever may
+// overtake something else does. Unarmed points cost one relaxed atomic load. Thread-safe.
 #ifndef TESSERA_BASE_FAULT_POINT_H_
 #define TESSERA_BASE_FAULT_POINT_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace tessera {
 
@@ -24,9 +27,15 @@ struct Fault {
 };
 
 void ArmFaultPoint(absl::string_view name, Fault fault);
+
+// One hit in eight, of whichever point, sleeps for a time below `longest`: which hits and for how
+// long is random, from the seed and the number of the hit in this process.
+void ArmDelays(uint64_t seed, absl::Duration longest = absl::Milliseconds(2));
+int64_t NumDelays();  // Of this process, ever.
 void DisarmAllFaultPoints();
 
-// Arms from a flag's text: "name=kill@3" or "name=fail@1", several joined by commas.
+// Arms from a flag's text: "name=kill@3", "name=fail@1" or, for all points, "*=delay@SEED"; several
+// joined by commas.
 // Errors: InvalidArgument  the text is not of that form.
 absl::Status ArmFaultPointsFromFlag(absl::string_view text);
 

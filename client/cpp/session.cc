@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 
 namespace tessera {
@@ -27,6 +28,7 @@ absl::Status Session::CheckUnit(int unit) const {
 absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int status_code,
                              uint32_t precision) {
   ControlPage* control = page();
+  RETURN_IF_ERROR(FaultPoint("trainer.operation"));
   const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
   RETURN_IF_ERROR(
       Await([] { return std::string("room in the submission ring"); },

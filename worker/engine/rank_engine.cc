@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 
 namespace tessera {
@@ -176,6 +177,7 @@ absl::Status RankEngine::Execute(const Op& op) {
   ControlPage* control = options_.control;
   control->progress_unit.store(op.unit, std::memory_order_relaxed);
   control->progress_kind.store(static_cast<uint32_t>(op.kind), std::memory_order_relaxed);
+  RETURN_IF_ERROR(FaultPoint("engine.operation"));
   switch (op.kind) {
     case OpKind::kUnshard:
       return Unshard(op.unit, op.full_precision != 0);

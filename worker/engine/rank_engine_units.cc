@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/engine/unit_state.h"
@@ -147,6 +148,7 @@ void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t 
     if (!stream_status_.ok()) return;
   }
   options_.recorder->Started(number);
+  (void)FaultPoint("reduce.started");
   const UnitMemory& placed = options_.memory->units()[unit];
   float* shard =
       reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "worker/device/host/host_event.h"
@@ -66,7 +67,9 @@ void HostStream::Run() {
     }
     const int64_t batch = static_cast<int64_t>(running.size());
     for (absl::AnyInvocable<void()>& work : running) {
+      (void)FaultPoint("stream.before-work");
       work();
+      (void)FaultPoint("stream.after-work");
       work = nullptr;  // What it captured is let go before later work runs.
     }
     running.clear();

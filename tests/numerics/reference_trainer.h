@@ -1,0 +1,71 @@
+// A job in one process and plain scalar code: no shards, no vectors, no threads. Of every value it
+// says which bits a sharded job must have, whatever its world size and strategy.
+//
+//   slot[rank]  (+)= gradient               each sum rounded to what the gradient travels in
+//   mean         (+)= 1/W * (slot[0] + slot[1] + ... )     in fp32, in the order of the ranks
+//   p, m, v        =  the optimizer's formula, in fp32, of mean * scale
+//
+// Only the norm of the gradient may differ in its last bits, since its sum depends on who holds
+// what: a step is given the norm that the job found.
+#ifndef TESSERA_TESTS_NUMERICS_REFERENCE_TRAINER_H_
+#define TESSERA_TESTS_NUMERICS_REFERENCE_TRAINER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "client/cpp/session_options.h"
+#include "job/job_config.h"
+#include "layout/tensor_spec.h"
+
+namespace tessera::numerics {
+
+// To nearest, ties to even; fp32 stays as it is.
+float RoundTo(DType dtype, float value);
+
+class ReferenceTrainer {
+ public:
+  ReferenceTrainer(const ModelSpec& model, const JobConfig& config);
+
+  int num_parameters() const { return static_cast<int>(parameters_.size()); }
+  int UnitOf(int parameter) const { return parameters_[parameter].unit; }
+  const TensorSpec& spec(int parameter) const { return parameters_[parameter].spec; }
+  // The fp32 values of a parameter, numbered over the model.
+  std::vector<float>& values(int parameter) { return parameters_[parameter].p; }
+  DType compute_dtype(int unit) const { return units_[unit].compute_dtype; }
+
+  void AddGradient(int rank, int parameter, absl::Span<const float> gradient, bool full_precision);
+  // Of one unit, over all ranks.
+  void Reduce(int unit, bool full_precision);
+  // Of what was reduced since the last step, after all divisions.
+  double Norm(const StepOptions& options, double total_weight) const;
+  // `total_weight`: of all ranks, where options.weight is given.
+  void Step(const StepOptions& options, double total_weight, double gradient_norm);
+  void DropGradients();
+
+ private:
+  struct Parameter {
+    int unit;
+    TensorSpec spec;
+    std::vector<float> p, m, v, mean;
+    std::vector<std::vector<float>> slots;  // By rank; empty: no gradient.
+    bool touched = false;
+    int64_t updates = 0;
+  };
+  struct Unit {
+    DType compute_dtype, reduce_dtype;
+    bool reduced = false;
+  };
+
+  double Scale(const StepOptions& options, double total_weight) const;
+  void Update(const HyperParameters& numbers, double scale, Parameter* parameter);
+  void UpdateSgd(const HyperParameters& numbers, float scale, Parameter* parameter);
+
+  const JobConfig config_;
+  std::vector<Unit> units_;
+  std::vector<Parameter> parameters_;
+};
+
+}  // namespace tessera::numerics
+
+#endif  // TESSERA_TESTS_NUMERICS_REFERENCE_TRAINER_H_
