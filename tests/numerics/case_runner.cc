@@ -24,10 +24,9 @@ float FromHalf(DType dtype, uint16_t bits) {
   }
   const int exponent = bits >> 10 & 31;
   const int fraction = bits & 1023;
-  const double magnitude = exponent == 0 ? std::ldexp(fraction, -24)
-                           : exponent == 31
-                               ? (fraction == 0 ? INFINITY : NAN)
-                               : std::ldexp(1024 + fraction, exponent - 25);
+  const double magnitude = exponent == 0    ? std::ldexp(fraction, -24)
+                           : exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
+                                            : std::ldexp(1024 + fraction, exponent - 25);
   return static_cast<float>((bits & 0x8000) != 0 ? -magnitude : magnitude);
 }
 
@@ -38,7 +37,7 @@ class Runner {
         seed_(seed),
         session_(session),
         between_(std::move(between)),
-        reference_(job.model, job.config),
+        reference_(job.model, job.config, job.ranks_by_worker),
         pending_(job.model.units.size()) {
     int number = 0;
     for (const UnitLayout& unit : session->layout().units) {
@@ -104,9 +103,8 @@ class Runner {
     for (int p = first_[unit]; p < first_[unit + 1]; ++p) {
       const int in_unit = p - first_[unit];
       const auto* half = reinterpret_cast<const uint16_t*>(session_->parameter(unit, in_unit));
-      const float* full = FullPrecision(unit)
-                              ? session_->full_parameter(unit, in_unit)
-                              : reinterpret_cast<const float*>(half);
+      const float* full = FullPrecision(unit) ? session_->full_parameter(unit, in_unit)
+                                              : reinterpret_cast<const float*>(half);
       for (size_t i = 0; i < reference_.values(p).size(); ++i) {
         const float value = ShowsFp32(unit) ? full[i] : FromHalf(dtype, half[i]);
         if (value != Seen(p, i)) return Differs(p, i, value, Seen(p, i));
@@ -198,9 +196,8 @@ class Runner {
   absl::Status CheckBadStep(const absl::StatusOr<StepResult>& result, const StepOptions& options,
                             int64_t next) {
     reference_.DropGradients();
-    const bool as_asked = options.skip_non_finite
-                              ? result.ok() && result->skipped
-                              : absl::IsFailedPrecondition(result.status());
+    const bool as_asked = options.skip_non_finite ? result.ok() && result->skipped
+                                                  : absl::IsFailedPrecondition(result.status());
     if (as_asked && session_->next_step() == next) return absl::OkStatus();
     return absl::InternalError(
         absl::StrCat("a gradient that is not finite gave ", result.status().ToString()));

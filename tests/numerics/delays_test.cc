@@ -28,6 +28,7 @@ class DelaysTest : public testing::Test {
   static RandomJob JobOf(uint64_t seed) {
     RandomJob job = MakeJob(seed);
     job.config.world_size = 2 + static_cast<int>(seed % 3);
+    job.ranks_by_worker = {job.config.world_size};
     if (seed % 2 == 0) job.config.gradient_slots = 1;
     job.config.strategy = static_cast<Strategy>(seed % 3);
     return job;
@@ -37,8 +38,7 @@ class DelaysTest : public testing::Test {
     LocalCluster::Options of_job = cluster_options;
     of_job.num_devices = job.config.world_size;
     ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(of_job));
-    SessionOptions options =
-        ToyOptions(*cluster, absl::StrCat("job", seed), job.config.world_size);
+    SessionOptions options = ToyOptions(*cluster, absl::StrCat("job", seed), job.config.world_size);
     options.model = job.model;
     options.config = job.config;
     ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));

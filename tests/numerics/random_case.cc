@@ -1,5 +1,6 @@
 #include "tests/numerics/random_case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -85,18 +86,35 @@ RandomJob MakeJob(uint64_t seed) {
   config.gradient_norm_p = dice.Of<double>({2.0, 2.0, 1.0, 3.0, 0.5, kInfinity});
   config.gradient_slots = dice.Below(4);
   config.max_gathered_units = 1 + dice.Below(3);
+  job.ranks_by_worker = {config.world_size};
+  return job;
+}
+
+RandomJob MakeJobOfSeveralWorkers(uint64_t seed) {
+  RandomJob job = MakeJob(seed);
+  JobConfig& config = job.config;
+  Dice dice(seed, 1);
+  config.world_size = 2 + dice.Below(5);
+  const int most = 1 + dice.Below((config.world_size + 1) / 2);
+  job.ranks_by_worker.clear();
+  for (int left = config.world_size; left > 0; left -= most)
+    job.ranks_by_worker.push_back(std::min(most, left));
+  if (config.world_size % most == 0 && dice.OneIn(3)) {
+    config.shard_group_size = most;
+    config.strategy = dice.OneIn(2) ? Strategy::kHybridShard : Strategy::kHybridShardZero2;
+  }
   return job;
 }
 
 std::string Describe(const RandomJob& job) {
   const JobConfig& config = job.config;
   std::string text = absl::StrCat(
-      config.world_size, " ranks, strategy ", static_cast<int>(config.strategy), ", optimizer ",
-      static_cast<int>(config.optimizer), ", momentum ", config.groups[0].momentum, ", ",
-      config.groups.size(), " groups, compute ", Name(config.compute_dtype), ", reduce ",
-      Name(config.reduce_dtype), ", keep low ", config.keep_low_precision_gradients,
-      ", clip ", config.max_gradient_norm, " by p = ", config.gradient_norm_p, ", ",
-      config.gradient_slots, " slots; units");
+      absl::StrJoin(job.ranks_by_worker, "+"), " ranks, strategy ",
+      static_cast<int>(config.strategy), ", optimizer ", static_cast<int>(config.optimizer),
+      ", momentum ", config.groups[0].momentum, ", ", config.groups.size(), " groups, compute ",
+      Name(config.compute_dtype), ", reduce ", Name(config.reduce_dtype), ", keep low ",
+      config.keep_low_precision_gradients, ", clip ", config.max_gradient_norm,
+      " by p = ", config.gradient_norm_p, ", ", config.gradient_slots, " slots; units");
   for (const UnitSpec& unit : job.model.units) {
     absl::StrAppend(&text, " [");
     for (const TensorSpec& spec : unit.parameters)
@@ -128,8 +146,7 @@ RandomStep MakeStep(const RandomJob& job, uint64_t seed, int64_t number) {
       }
     }
   }
-  for (size_t u = 0; u < job.model.units.size(); ++u)
-    step.full_precision.push_back(dice.OneIn(8));
+  for (size_t u = 0; u < job.model.units.size(); ++u) step.full_precision.push_back(dice.OneIn(8));
   StepOptions options;
   options.learning_rate_scale = dice.Of<double>({1.0, 0.5, 0.3, 0.0});
   options.gradient_divisor = dice.Of<double>({1.0, 1.0, 8.0, 0.7});

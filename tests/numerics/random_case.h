@@ -45,9 +45,13 @@ class Dice {
 struct RandomJob {
   ModelSpec model;
   JobConfig config;
+  std::vector<int> ranks_by_worker;
 };
 
+// On one worker.
 RandomJob MakeJob(uint64_t seed);
+// The same on two or three workers; hybrid, one in three, where it can be.
+RandomJob MakeJobOfSeveralWorkers(uint64_t seed);
 
 // One line, for a failure.
 std::string Describe(const RandomJob& job);
@@ -60,12 +64,12 @@ struct MicroBatch {
 
 struct RandomStep {
   std::vector<MicroBatch> micro_batches;
-  std::vector<char> full_precision;   // By unit.
-  std::vector<StepOptions> options;   // By rank.
-  double total_weight = 0;            // Where ranks have weights.
-  float magnitude = 1;                // Of gradients.
-  bool drops = false;                 // The gradients, before the step.
-  bool leaves_reduction = false;      // Of the last micro-batch, to Step().
+  std::vector<char> full_precision;       // By unit.
+  std::vector<StepOptions> options;       // By rank.
+  double total_weight = 0;                // Where ranks have weights.
+  float magnitude = 1;                    // Of gradients.
+  bool drops = false;                     // The gradients, before the step.
+  bool leaves_reduction = false;          // Of the last micro-batch, to Step().
   int bad_rank = -1, bad_parameter = -1;  // Whose gradient in the last micro-batch is not finite.
   float bad_value = 0;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace tessera::numerics {
 namespace {
@@ -30,8 +31,9 @@ float RoundTo(DType dtype, float value) {
   }
 }
 
-ReferenceTrainer::ReferenceTrainer(const ModelSpec& model, const JobConfig& config)
-    : config_(config) {
+ReferenceTrainer::ReferenceTrainer(const ModelSpec& model, const JobConfig& config,
+                                   std::vector<int> ranks_by_worker)
+    : config_(config), ranks_by_worker_(std::move(ranks_by_worker)) {
   for (const UnitSpec& unit : model.units) {
     for (const TensorSpec& spec : unit.parameters) {
       if (!spec.shared_with.empty()) continue;
@@ -62,15 +64,25 @@ void ReferenceTrainer::AddGradient(int rank, int parameter, absl::Span<const flo
   }
 }
 
+float ReferenceTrainer::Sum(const Parameter& parameter, size_t i) const {
+  float sum = 0;
+  size_t rank = 0;
+  for (const int ranks : ranks_by_worker_) {
+    float of_worker = 0;
+    for (int k = 0; k < ranks; ++k, ++rank)
+      of_worker += parameter.slots[rank].empty() ? 0.0f : parameter.slots[rank][i];
+    sum += of_worker;
+  }
+  return sum;
+}
+
 void ReferenceTrainer::Reduce(int unit, bool full_precision) {
   const DType dtype = full_precision ? DType::kFp32 : units_[unit].reduce_dtype;
   const float factor = 1.0f / static_cast<float>(config_.world_size);
   for (Parameter& parameter : parameters_) {
     if (parameter.unit != unit) continue;
     for (size_t i = 0; i < parameter.mean.size(); ++i) {
-      float sum = 0;
-      for (const std::vector<float>& slot : parameter.slots) sum += slot.empty() ? 0.0f : slot[i];
-      float mean = sum * factor;
+      float mean = Sum(parameter, i) * factor;
       if (units_[unit].reduced) mean = parameter.mean[i] + mean;
       parameter.mean[i] = config_.keep_low_precision_gradients ? RoundTo(dtype, mean) : mean;
     }
@@ -130,8 +142,7 @@ void ReferenceTrainer::Update(const HyperParameters& numbers, double scale, Para
   }
 }
 
-void ReferenceTrainer::Step(const StepOptions& options, double total_weight,
-                            double gradient_norm) {
+void ReferenceTrainer::Step(const StepOptions& options, double total_weight, double gradient_norm) {
   double scale = Scale(options, total_weight);
   if (config_.max_gradient_norm > 0)
     scale *= std::min(1.0, config_.max_gradient_norm / (gradient_norm + 1e-6));

@@ -2,7 +2,9 @@
 // says which bits a sharded job must have, whatever its world size and strategy.
 //
 //   slot[rank]  (+)= gradient               each sum rounded to what the gradient travels in
-//   mean         (+)= 1/W * (slot[0] + slot[1] + ... )     in fp32, in the order of the ranks
+//   sum           =  (slot[0] + slot[1] + ...) + (...)      in fp32: the ranks of each worker in
+//                                                            order, then the workers
+//   mean         (+)= 1/W * sum
 //   p, m, v        =  the optimizer's formula, in fp32, of mean * scale
 //
 // Only the norm of the gradient may differ in its last bits, since its sum depends on who holds
@@ -25,7 +27,9 @@ float RoundTo(DType dtype, float value);
 
 class ReferenceTrainer {
  public:
-  ReferenceTrainer(const ModelSpec& model, const JobConfig& config);
+  // `ranks_by_worker` adds up to the world size.
+  ReferenceTrainer(const ModelSpec& model, const JobConfig& config,
+                   std::vector<int> ranks_by_worker);
 
   int num_parameters() const { return static_cast<int>(parameters_.size()); }
   int UnitOf(int parameter) const { return parameters_[parameter].unit; }
@@ -57,11 +61,13 @@ class ReferenceTrainer {
     bool reduced = false;
   };
 
+  float Sum(const Parameter& parameter, size_t i) const;
   double Scale(const StepOptions& options, double total_weight) const;
   void Update(const HyperParameters& numbers, double scale, Parameter* parameter);
   void UpdateSgd(const HyperParameters& numbers, float scale, Parameter* parameter);
 
   const JobConfig config_;
+  const std::vector<int> ranks_by_worker_;
   std::vector<Unit> units_;
   std::vector<Parameter> parameters_;
 };
