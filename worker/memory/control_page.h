@@ -48,7 +48,7 @@ enum class OpKind : uint32_t {
   kAnnounceStep,  // The numbers of the step under way, for units that are updated in backward.
   kUpdate,        // In flight records alone: the executor's update of a unit.
   kFinishTrainersStep,  // As kFinishWrite, of values that the trainers' optimizers made: a step.
-  kEndForward,         // A forward ended that no backward follows: the order may be cut here.
+  kEndForward,          // A forward ended that no backward follows: the order may be cut here.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.

@@ -90,12 +90,13 @@ TEST_P(FrozenTest, FrozenUnitsAreReshardedReducedNeverAndTrainAsThePlainModel) {
     for (const std::string& operation : Operations(options.job_id, 0, 3)) {
       if (operation.substr(0, 6) == "reduce") reduced.push_back(operation.substr(0, 13));
     }
-    EXPECT_THAT(reduced, ElementsAre("reduce root 2", "reduce layer5", "reduce layer3",
-                                     "reduce layer1"));
+    EXPECT_THAT(reduced,
+                ElementsAre("reduce root 2", "reduce layer5", "reduce layer3", "reduce layer1"));
   }
 }
 
-// FT-1 (its last step), ORIG-16, OSD-22: what is frozen later gets no gradient, and is thawed again.
+// FT-1 (its last step), ORIG-16, OSD-22: what is frozen later gets no gradient, and is thawed
+// again.
 TEST_P(FrozenTest, ParametersFrozenForAWhileAreLeftAsTheyAreMeanwhile) {
   Training<Layers> training;
   training.make = [] { return std::make_shared<Layers>(); };

@@ -108,8 +108,8 @@ template <typename M>
 void TrainSharded(const Training<M>& training, SessionOptions options, const Outcome& expected,
                   const std::function<void(M&, ShardedModel&, int64_t)>& after_step = nullptr) {
   std::shared_ptr<M> model = training.make();
-  ASSERT_OK_AND_ASSIGN(auto sharded, ShardedModel::Attach(model, options, training.policy,
-                                                          training.attach));
+  ASSERT_OK_AND_ASSIGN(auto sharded,
+                       ShardedModel::Attach(model, options, training.policy, training.attach));
   for (int64_t step = 1; step <= training.steps; ++step) {
     if (training.before_step) training.before_step(*model, step);
     ASSERT_OK(sharded->RunStep([&] {

@@ -82,8 +82,8 @@ TEST_F(MiscTest, MetaParametersMayBeInLowPrecisionAndIgnoredOnesStayMeta) {
     MoveToMeta(*model);
     AttachOptions with = attach;
     with.ignored.modules = {model->expert.ptr()};
-    ASSERT_OK_AND_ASSIGN(auto sharded,
-                         ShardedModel::Attach(model, own, WrapModules<torch::nn::LinearImpl>(), with));
+    ASSERT_OK_AND_ASSIGN(
+        auto sharded, ShardedModel::Attach(model, own, WrapModules<torch::nn::LinearImpl>(), with));
     EXPECT_TRUE(model->expert->weight.is_meta());
     EXPECT_FALSE(model->head->weight.is_meta());
     ASSERT_OK(sharded->RunStep([&] {
@@ -129,7 +129,8 @@ TEST_F(MiscTest, ParamGroupsTrainAsThoseOfThePlainOptimizer) {
       training.make = [frozen_biases] {
         auto model = std::make_shared<Transformer>();
         for (auto& item : model->named_parameters()) {
-          if (frozen_biases && absl::EndsWith(item.key(), "bias")) item.value().requires_grad_(false);
+          if (frozen_biases && absl::EndsWith(item.key(), "bias"))
+            item.value().requires_grad_(false);
         }
         return model;
       };
@@ -377,28 +378,30 @@ TEST_F(MiscTest, OneForwardOneBackwardScheduleTrainsAsOneBatch) {
   Training<MlpStack> training;
   training.make = [] { return std::make_shared<MlpStack>(4); };
   training.loss = [](MlpStack& model, int64_t step, int rank) {
-    return LossOf(model, step, rank) + LossOf(model, step + 20, rank) + LossOf(model, step + 40, rank);
+    return LossOf(model, step, rank) + LossOf(model, step + 20, rank) +
+           LossOf(model, step + 40, rank);
   };
   SessionOptions options = Options(kWorldSize);
   options.config.gradient_slots = 0;
   const Outcome expected = TrainPlain(training, options.config);
-  OnEachRank<MlpStack>(options, training.make, [&](MlpStack& model, ShardedModel& sharded, int rank) {
-    for (int64_t step = 1; step <= training.steps; ++step) {
-      ASSERT_OK(sharded.RunStep([&] {
-        const torch::Tensor first = LossOf(model, step, rank);
-        const torch::Tensor second = LossOf(model, step + 20, rank);
-        const bool before = sharded.SetSync(false);
-        first.backward();
-        const torch::Tensor third = LossOf(model, step + 40, rank);
-        second.backward();
-        sharded.SetSync(before);
-        third.backward();
-        return sharded.Step();
-      }));
-    }
-    ExpectNear(WholeParameters(&sharded, model), expected.parameters, 5e-6);
-    EXPECT_EQ(Count(Operations(options.job_id, rank, 2), "reduce"), 4);
-  });
+  OnEachRank<MlpStack>(options, training.make,
+                       [&](MlpStack& model, ShardedModel& sharded, int rank) {
+                         for (int64_t step = 1; step <= training.steps; ++step) {
+                           ASSERT_OK(sharded.RunStep([&] {
+                             const torch::Tensor first = LossOf(model, step, rank);
+                             const torch::Tensor second = LossOf(model, step + 20, rank);
+                             const bool before = sharded.SetSync(false);
+                             first.backward();
+                             const torch::Tensor third = LossOf(model, step + 40, rank);
+                             second.backward();
+                             sharded.SetSync(before);
+                             third.backward();
+                             return sharded.Step();
+                           }));
+                         }
+                         ExpectNear(WholeParameters(&sharded, model), expected.parameters, 5e-6);
+                         EXPECT_EQ(Count(Operations(options.job_id, rank, 2), "reduce"), 4);
+                       });
 }
 
 // ORD-1: units of one size, so that reductions of the one and the other would fit; in a first step

@@ -97,7 +97,8 @@ torch::Tensor TransformerImpl::forward(torch::Tensor source, torch::Tensor targe
 
 torch::Tensor LossOf(Transformer& model, int64_t step, int rank) {
   const torch::Tensor i = torch::arange(12, torch::kInt64).view({4, 3});
-  const torch::Tensor source = (i * (step + 2) + 5 * rank) % 23, target = (i * 7 + step + rank) % 23;
+  const torch::Tensor source = (i * (step + 2) + 5 * rank) % 23,
+                      target = (i * 7 + step + rank) % 23;
   const torch::Tensor logits = model.forward(source, target);
   return torch::nn::functional::cross_entropy(
       logits.view({-1, 23}), target.view({-1}),
@@ -114,7 +115,8 @@ torch::Tensor MlpImpl::forward(torch::Tensor x) {
 
 MlpStackImpl::MlpStackImpl(int64_t dim, int count) : dim(dim) {
   for (int i = 0; i < count; ++i)
-    mlps.push_back(register_module(absl::StrCat("mlp", i), std::make_shared<Sharded<MlpImpl>>(dim)));
+    mlps.push_back(
+        register_module(absl::StrCat("mlp", i), std::make_shared<Sharded<MlpImpl>>(dim)));
   head = register_module("head", torch::nn::Linear(dim, dim));
   FillParameters(*this);
 }

@@ -46,10 +46,10 @@ class OperationsTest : public ConformanceTest {
 // F2COMM-4, F2COMM-9, BWP-3, BWP-5.
 TEST_F(OperationsTest, FullShardGathersEachUnitAgainOneUnitEarlyInBackwardButNotTheRoot) {
   for (const auto& step : Train(Options(kWorldSize), 3, Pass)) {
-    EXPECT_THAT(step, ElementsAre("unshard root", "unshard mlp0", "unshard mlp1", "unshard mlp2",
-                                  "reduce root 256", "unshard mlp2", "unshard mlp1",
-                                  "reduce mlp2 768", "unshard mlp0", "reduce mlp1 768",
-                                  "reduce mlp0 768", "step"));
+    EXPECT_THAT(step,
+                ElementsAre("unshard root", "unshard mlp0", "unshard mlp1", "unshard mlp2",
+                            "reduce root 256", "unshard mlp2", "unshard mlp1", "reduce mlp2 768",
+                            "unshard mlp0", "reduce mlp1 768", "reduce mlp0 768", "step"));
   }
 }
 
@@ -58,10 +58,10 @@ TEST_F(OperationsTest, WithoutPrefetchEachUnitIsGatheredWhenBackwardReachesIt) {
   SessionOptions options = Options(kWorldSize);
   options.config.backward_prefetch = false;
   for (const auto& step : Train(options, 2, Pass)) {
-    EXPECT_THAT(step, ElementsAre("unshard root", "unshard mlp0", "unshard mlp1", "unshard mlp2",
-                                  "reduce root 256", "unshard mlp2", "reduce mlp2 768",
-                                  "unshard mlp1", "reduce mlp1 768", "unshard mlp0",
-                                  "reduce mlp0 768", "step"));
+    EXPECT_THAT(step,
+                ElementsAre("unshard root", "unshard mlp0", "unshard mlp1", "unshard mlp2",
+                            "reduce root 256", "unshard mlp2", "reduce mlp2 768", "unshard mlp1",
+                            "reduce mlp1 768", "unshard mlp0", "reduce mlp0 768", "step"));
   }
 }
 
@@ -83,7 +83,7 @@ TEST_F(OperationsTest, NoSyncReducesNothing) {
   SessionOptions options = Options(kWorldSize);
   options.config.gradient_slots = 0;
   for (const auto& step :
-       Train(options, 2, [](MlpStack& model, ShardedModel& sharded, int64_t step, int rank) {
+       Train(options, 2, [](MlpStack&model, ShardedModel&sharded, int64_t step, int rank) {
          {
            ShardedModel::NoSync no_sync(&sharded);
            for (int i = 0; i < 3; ++i) LossOf(model, step + 10 * i, rank).backward();
@@ -100,12 +100,12 @@ TEST_F(OperationsTest, NoSyncReducesNothing) {
 
 // COMM-8, F2COMM-18: what was asked for ahead is not gathered twice.
 TEST_F(OperationsTest, UnshardAheadOfUseGathersNothingTwice) {
-  const auto operations =
-      Train(Options(kWorldSize), 2, [](MlpStack& model, ShardedModel& sharded, int64_t step, int rank) {
-        EXPECT_OK(sharded.session().UnshardAsync(3));
-        EXPECT_OK(sharded.session().UnshardAsync(1));
-        LossOf(model, step, rank).backward();
-      });
+  const auto operations = Train(Options(kWorldSize), 2,
+                                [](MlpStack& model, ShardedModel& sharded, int64_t step, int rank) {
+                                  EXPECT_OK(sharded.session().UnshardAsync(3));
+                                  EXPECT_OK(sharded.session().UnshardAsync(1));
+                                  LossOf(model, step, rank).backward();
+                                });
   for (const auto& step : operations) {
     EXPECT_EQ(step[0], "unshard mlp2");
     EXPECT_EQ(step[1], "unshard mlp0");
@@ -119,7 +119,7 @@ TEST_F(OperationsTest, UnitsReshardedByHandAfterForwardAreGatheredAgainInBackwar
   SessionOptions options = Options(kWorldSize);
   options.config.strategy = Strategy::kShardGradOp;
   for (const auto& step :
-       Train(options, 2, [](MlpStack& model, ShardedModel& sharded, int64_t step, int rank) {
+       Train(options, 2, [](MlpStack&model, ShardedModel&sharded, int64_t step, int rank) {
          const torch::Tensor loss = LossOf(model, step, rank);
          for (int unit = 0; unit < 4; ++unit) EXPECT_OK(sharded.session().Reshard(unit));
          loss.backward();
@@ -132,7 +132,7 @@ TEST_F(OperationsTest, UnitsReshardedByHandAfterForwardAreGatheredAgainInBackwar
 // F2COMM-11: two forwards, one backward: each unit's gradients come together and travel once.
 TEST_F(OperationsTest, TwoForwardsBeforeABackwardReduceOnce) {
   for (const auto& step :
-       Train(Options(kWorldSize), 2, [](MlpStack& model, ShardedModel&, int64_t step, int rank) {
+       Train(Options(kWorldSize), 2, [](MlpStack&model, ShardedModel&, int64_t step, int rank) {
          (LossOf(model, step, rank) + LossOf(model, step + 20, rank)).backward();
        })) {
     EXPECT_EQ(Count(step, "unshard root"), 1) << "the root stays";

@@ -54,12 +54,14 @@ TEST_P(EveryStrategyTest, TiedTransformerTrainsAsThePlainModelAndItsBuffersStayI
   Training<Transformer> training;
   training.make = [] { return std::make_shared<Transformer>(); };
   training.tolerance = 2e-5;  // A sum over 12 tokens, divided by its own root.
-  Train<Transformer>(training, options, [](Transformer& model, ShardedModel& sharded, int64_t step) {
-    EXPECT_EQ(model.calls.item<int64_t>(), step);
-    EXPECT_EQ(model.calls.scalar_type(), torch::kInt64);
-    EXPECT_EQ(sharded.session().num_units(), 5);
-    EXPECT_TRUE(model.output_weight.is_same(model.embedding->weight)) << "one tensor, two names";
-  });
+  Train<Transformer>(training, options,
+                     [](Transformer& model, ShardedModel& sharded, int64_t step) {
+                       EXPECT_EQ(model.calls.item<int64_t>(), step);
+                       EXPECT_EQ(model.calls.scalar_type(), torch::kInt64);
+                       EXPECT_EQ(sharded.session().num_units(), 5);
+                       EXPECT_TRUE(model.output_weight.is_same(model.embedding->weight))
+                           << "one tensor, two names";
+                     });
 }
 
 // MISC-4, F2AUT-1: the second output counts in the first steps only. After every backward each unit
@@ -95,11 +97,11 @@ TEST_P(EveryStrategyTest, OutputsThatTheLossLeavesOutAreCaughtAtTheEndOfBackward
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    StrategiesAndPrefetch, EveryStrategyTest,
-    testing::Combine(testing::Values(Strategy::kFullShard, Strategy::kShardGradOp,
-                                     Strategy::kNoShard),
-                     testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(StrategiesAndPrefetch, EveryStrategyTest,
+                         testing::Combine(testing::Values(Strategy::kFullShard,
+                                                          Strategy::kShardGradOp,
+                                                          Strategy::kNoShard),
+                                          testing::Bool()));
 
 // CORE-8, CORE-9: each rank's expert is its own, trained by its own optimizer.
 TEST_F(ParityTest, ExpertsAreReducedOverTheirOwnRankAlone) {
@@ -330,8 +332,7 @@ TEST_F(ParityTest, EvaluationsBetweenStepsAgreeAndDisturbNothing) {
         auto model = std::make_shared<Nested>();
         AttachOptions attach;
         if (dtype != DType::kFp32) attach.precision.param_dtype = dtype;
-        ASSERT_OK_AND_ASSIGN(auto sharded,
-                             ShardedModel::Attach(model, own, NestedUnits(), attach));
+        ASSERT_OK_AND_ASSIGN(auto sharded, ShardedModel::Attach(model, own, NestedUnits(), attach));
         for (int64_t step = 1; step <= 3; ++step) {
           ASSERT_OK(sharded->RunStep([&] {
             LossOf(*model, step, rank).backward();

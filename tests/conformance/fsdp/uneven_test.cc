@@ -1,7 +1,7 @@
-// Shards of different fill, empty ones too, in worlds of 1 to 8; the norm of the gradient over them;
-// gradients accumulated with and without no_sync.
-// (PyTorch: test_fsdp_uneven, _unshard_params, _clip_grad_norm, _grad_acc, _use_orig_params,
-// test_fully_shard_training, _clip_grad_norm_)
+// Shards of different fill, empty ones too, in worlds of 1 to 8; the norm of the gradient over
+// them; gradients accumulated with and without no_sync. (PyTorch: test_fsdp_uneven,
+// _unshard_params, _clip_grad_norm, _grad_acc, _use_orig_params, test_fully_shard_training,
+// _clip_grad_norm_)
 #include <cmath>
 #include <limits>
 
@@ -30,8 +30,8 @@ class UnevenTest : public ConformanceTest, public testing::WithParamInterface<in
 // One linear layer, and nothing else.
 struct OneImpl : torch::nn::Module {
   OneImpl(int64_t in, int64_t out)
-      : linear(register_module(
-            "linear", torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)))) {
+      : linear(register_module("linear",
+                               torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)))) {
     FillParameters(*this);
   }
   torch::Tensor forward(torch::Tensor x) { return linear->forward(x); }
@@ -61,8 +61,8 @@ TEST_P(UnevenTest, OneStepIsTheMeanOverTheRanksOfWhatEachComputesByHand) {
       return sharded->Step();
     }));
     const torch::Tensor gradient = x.mean(0).unsqueeze(0).expand({3, 3});
-    ExpectNear(WholeParameters(sharded.get(), *model),
-               {{"linear.weight", weight - 0.1 * gradient}}, 1e-6);
+    ExpectNear(WholeParameters(sharded.get(), *model), {{"linear.weight", weight - 0.1 * gradient}},
+               1e-6);
   });
 }
 
@@ -186,7 +186,8 @@ TEST_P(UnevenTest, StepWithoutAnyGradientHasANormOfZeroAndChangesNothing) {
       EXPECT_EQ(result->gradient_norm, 0);
       return absl::OkStatus();
     }));
-    ExpectNear(WholeParameters(sharded.get(), *model), CopyOf(*std::make_shared<MlpStack>(3, 2)), 0);
+    ExpectNear(WholeParameters(sharded.get(), *model), CopyOf(*std::make_shared<MlpStack>(3, 2)),
+               0);
   });
 }
 
@@ -244,11 +245,11 @@ TEST_P(AccumulationTest, GradientsAreThoseOfOnePassOverAllBatches) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    StrategiesAndPrefetch, AccumulationTest,
-    testing::Combine(testing::Values(Strategy::kFullShard, Strategy::kShardGradOp,
-                                     Strategy::kNoShard),
-                     testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(StrategiesAndPrefetch, AccumulationTest,
+                         testing::Combine(testing::Values(Strategy::kFullShard,
+                                                          Strategy::kShardGradOp,
+                                                          Strategy::kNoShard),
+                                          testing::Bool()));
 
 }  // namespace
 }  // namespace tessera::conformance
