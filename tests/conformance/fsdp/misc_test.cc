@@ -4,6 +4,8 @@
 // _mixed_precision, _memory, _exec_order, test_fully_shard_training)
 #include <unistd.h>
 
+#include <optional>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/initializer.h"
@@ -359,9 +361,9 @@ TEST_F(MiscTest, LossInChunksTrainsAsTheWholeOne) {
           const torch::Tensor x = model.trunk->forward(Samples(step, rank, {4, 4}));
           torch::Tensor features = x.detach().requires_grad_();
           for (int chunk = 0; chunk < 4; ++chunk) {
-            const bool before = sharded.SetSync(!grouped || chunk == 3);
+            std::optional<ShardedModel::NoSync> no_sync;
+            if (grouped && chunk < 3) no_sync.emplace(&sharded);
             (model.head->forward(features[chunk].unsqueeze(0)).square().sum() / 16).backward();
-            sharded.SetSync(before);
           }
           x.backward(features.grad());
           return sharded.Step();
@@ -390,11 +392,11 @@ TEST_F(MiscTest, OneForwardOneBackwardScheduleTrainsAsOneBatch) {
                            ASSERT_OK(sharded.RunStep([&] {
                              const torch::Tensor first = LossOf(model, step, rank);
                              const torch::Tensor second = LossOf(model, step + 20, rank);
-                             const bool before = sharded.SetSync(false);
+                             std::optional<ShardedModel::NoSync> no_sync(std::in_place, &sharded);
                              first.backward();
                              const torch::Tensor third = LossOf(model, step + 40, rank);
                              second.backward();
-                             sharded.SetSync(before);
+                             no_sync.reset();
                              third.backward();
                              return sharded.Step();
                            }));

@@ -48,7 +48,7 @@ TEST_F(OperationsTest, FullShardGathersEachUnitAgainOneUnitEarlyInBackwardButNot
   for (const auto& step : Train(Options(kWorldSize), 3, Pass)) {
     EXPECT_THAT(step,
                 ElementsAre("unshard root", "unshard mlp0", "unshard mlp1", "unshard mlp2",
-                            "reduce root 256", "unshard mlp2", "unshard mlp1", "reduce mlp2 768",
+                            "unshard mlp2", "reduce root 256", "unshard mlp1", "reduce mlp2 768",
                             "unshard mlp0", "reduce mlp1 768", "reduce mlp0 768", "step"));
   }
 }
@@ -56,7 +56,7 @@ TEST_F(OperationsTest, FullShardGathersEachUnitAgainOneUnitEarlyInBackwardButNot
 // BWP-2.
 TEST_F(OperationsTest, WithoutPrefetchEachUnitIsGatheredWhenBackwardReachesIt) {
   SessionOptions options = Options(kWorldSize);
-  options.config.backward_prefetch = false;
+  options.config.backward_prefetch = BackwardPrefetch::kNone;
   for (const auto& step : Train(options, 2, Pass)) {
     EXPECT_THAT(step,
                 ElementsAre("unshard root", "unshard mlp0", "unshard mlp1", "unshard mlp2",
@@ -153,7 +153,8 @@ TEST_F(OperationsTest, CheckpointedUnitsMakeTheSameOperations) {
 }
 
 TEST_F(OperationsTest, NothingIsAskedForThatAStepDoesNotUse) {
-  const SessionOptions options = Options(kWorldSize);
+  SessionOptions options = Options(kWorldSize);
+  options.config.backward_prefetch = BackwardPrefetch::kNone;
   const auto operations =
       Train(options, 3, [](MlpStack& model, ShardedModel&, int64_t step, int rank) {
         if (step == 2) {  // One unit alone.

@@ -27,13 +27,14 @@ class ParityTest : public ConformanceTest {
 };
 
 // CORE-1 (not offload, device init), CORE-2, CORE-4, WRAP-3.
-class EveryStrategyTest : public ParityTest,
-                          public testing::WithParamInterface<std::tuple<Strategy, bool>> {};
+using Parameters = std::tuple<Strategy, BackwardPrefetch, bool>;  // Forward prefetch.
+class EveryStrategyTest : public ParityTest, public testing::WithParamInterface<Parameters> {};
 
 TEST_P(EveryStrategyTest, NestedUnitsTrainAsThePlainModel) {
   for (const bool many : {false, true}) {
     SessionOptions options = Options(kWorldSize);
-    std::tie(options.config.strategy, options.config.backward_prefetch) = GetParam();
+    std::tie(options.config.strategy, options.config.backward_prefetch,
+             options.config.forward_prefetch) = GetParam();
     Training<Nested> training;
     training.make = [] { return std::make_shared<Nested>(); };
     training.policy = many ? ManyUnits() : NestedUnits();
@@ -46,7 +47,8 @@ TEST_P(EveryStrategyTest, NestedUnitsTrainAsThePlainModel) {
 // CORE-5, FLAT-5, FLAT-6, F2TR-14: the output's weight is the embedding's.
 TEST_P(EveryStrategyTest, TiedTransformerTrainsAsThePlainModelAndItsBuffersStayItsOwn) {
   SessionOptions options = Options(kWorldSize);
-  std::tie(options.config.strategy, options.config.backward_prefetch) = GetParam();
+  std::tie(options.config.strategy, options.config.backward_prefetch,
+           options.config.forward_prefetch) = GetParam();
   options.config.optimizer = OptimizerKind::kAdam;
   options.config.groups[0].learning_rate = 0.01;
   // The gradient of a key's bias is 0 but for rounding, which Adam would blow up.
@@ -84,7 +86,8 @@ TEST_P(EveryStrategyTest, OutputsThatTheLossLeavesOutAreCaughtAtTheEndOfBackward
   };
   using TwoHeads = Sharded<TwoHeadsImpl>;
   SessionOptions options = Options(kWorldSize);
-  std::tie(options.config.strategy, options.config.backward_prefetch) = GetParam();
+  std::tie(options.config.strategy, options.config.backward_prefetch,
+           options.config.forward_prefetch) = GetParam();
   Training<TwoHeads> training;
   training.make = [] { return std::make_shared<TwoHeads>(); };
   training.steps = 6;
@@ -97,11 +100,12 @@ TEST_P(EveryStrategyTest, OutputsThatTheLossLeavesOutAreCaughtAtTheEndOfBackward
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(StrategiesAndPrefetch, EveryStrategyTest,
-                         testing::Combine(testing::Values(Strategy::kFullShard,
-                                                          Strategy::kShardGradOp,
-                                                          Strategy::kNoShard),
-                                          testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(
+    StrategiesAndPrefetch, EveryStrategyTest,
+    testing::Combine(
+        testing::Values(Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard),
+        testing::Values(BackwardPrefetch::kNone, BackwardPrefetch::kPre, BackwardPrefetch::kPost),
+        testing::Bool()));
 
 // CORE-8, CORE-9: each rank's expert is its own, trained by its own optimizer.
 TEST_F(ParityTest, ExpertsAreReducedOverTheirOwnRankAlone) {

@@ -4,6 +4,7 @@
 // _clip_grad_norm_)
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "tests/conformance/fsdp/harness.h"
@@ -195,8 +196,9 @@ INSTANTIATE_TEST_SUITE_P(WorldSizes, UnevenTest, testing::Values(1, 2, 3, 4, 5, 
 
 // GA-1, GA-3, ORIG-14, F2TR-17: sequences of passes in and out of no_sync, beside one pass over all
 // batches.
-class AccumulationTest : public ConformanceTest,
-                         public testing::WithParamInterface<std::tuple<Strategy, bool>> {};
+class AccumulationTest
+    : public ConformanceTest,
+      public testing::WithParamInterface<std::tuple<Strategy, BackwardPrefetch>> {};
 
 TEST_P(AccumulationTest, GradientsAreThoseOfOnePassOverAllBatches) {
   constexpr int kWorldSize = 2, kBatches = 9;
@@ -222,9 +224,9 @@ TEST_P(AccumulationTest, GradientsAreThoseOfOnePassOverAllBatches) {
       Tensors gradients, parameters;
       ASSERT_OK(sharded->RunStep([&] {
         for (int batch = 0; batch < kBatches; ++batch) {
-          const bool before = sharded->SetSync(reduces[batch]);
+          std::optional<ShardedModel::NoSync> no_sync;
+          if (!reduces[batch]) no_sync.emplace(sharded.get());
           part_of(*model, batch, rank).backward();
-          sharded->SetSync(before);
         }
         SummonOptions summon;
         summon.writeback = false;
@@ -245,11 +247,11 @@ TEST_P(AccumulationTest, GradientsAreThoseOfOnePassOverAllBatches) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(StrategiesAndPrefetch, AccumulationTest,
-                         testing::Combine(testing::Values(Strategy::kFullShard,
-                                                          Strategy::kShardGradOp,
-                                                          Strategy::kNoShard),
-                                          testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(
+    StrategiesAndPrefetch, AccumulationTest,
+    testing::Combine(
+        testing::Values(Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard),
+        testing::Values(BackwardPrefetch::kNone, BackwardPrefetch::kPre, BackwardPrefetch::kPost)));
 
 }  // namespace
 }  // namespace tessera::conformance
