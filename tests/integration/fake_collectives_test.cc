@@ -44,6 +44,7 @@ class FakeCollectivesTest : public testing::Test {
   SessionOptions OptionsFor(const std::string& job) {
     SessionOptions options = ToyOptions(*cluster_, job, kWorldSize);
     options.config.optimizer = OptimizerKind::kSgd;
+    options.config.groups[0].weight_decay = 0;
     return options;
   }
   Ops OpsOf(const std::string& job) {
