@@ -4,8 +4,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -109,7 +107,7 @@ class ShardedModelImpl : public ShardedModel, public UnitObserver {
 
  private:
   struct UnitBackward {
-    int inputs_left = 0;          // Inputs whose gradient is still to come.
+    int inputs_left = 0;          // Inputs, of any forward, whose gradient is still to come.
     int parameters_ready = 0;     // Whose gradient came in this backward.
     bool gradients_done = false;  // All of its parameters that have some.
   };
@@ -323,7 +321,7 @@ void ShardedModelImpl::EndOfBackward() {
   for (int unit = session_->num_units() - 1; unit >= 0; --unit) {
     // Units of which some parameter got no gradient.
     if (sync_[unit] && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
-    backward_[unit] = UnitBackward();
+    backward_[unit] = {backward_[unit].inputs_left};  // Other forwards may have backwards to come.
     if (ReshardsInBackward(unit) && !session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
   }
 }
@@ -374,6 +372,7 @@ absl::StatusOr<std::vector<int>> ShardedModelImpl::UnitsOf(const Modules& module
 
 absl::Status ShardedModelImpl::PrepareStep() {
   forward_depth_ = 0;
+  backward_.assign(backward_.size(), UnitBackward());
   RETURN_IF_ERROR(TakeReplaced());
   return TakeReplacedGradients(session_.get(), units_);
 }

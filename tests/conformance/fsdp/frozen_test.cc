@@ -39,6 +39,35 @@ torch::Tensor LossOf(Layers& model, int64_t step, int rank) {
   return model.forward(Samples(step, rank, {3, 5})).square().mean();
 }
 
+// A unit whose first operation needs a frozen parameter, behind a unit that is trained.
+struct ScaledImpl : torch::nn::Module {
+  ScaledImpl()
+      : linear(register_module("linear", torch::nn::Linear(5, 5))),
+        scale(register_parameter("scale", torch::ones({5}), /*requires_grad=*/false)) {}
+  torch::Tensor forward(torch::Tensor x) { return linear->forward(x * scale); }
+  torch::nn::Linear linear;
+  torch::Tensor scale;
+};
+struct BehindImpl : torch::nn::Module {
+  BehindImpl()
+      : first(register_module("first", std::make_shared<LinearUnit>(5, 5))),
+        scaled(register_module("scaled", std::make_shared<Sharded<ScaledImpl>>())),
+        last(register_module("last", torch::nn::Linear(5, 1))) {
+    FillParameters(*this);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    return last->forward(scaled->forward(torch::tanh(first->forward(x))));
+  }
+  std::shared_ptr<LinearUnit> first;
+  std::shared_ptr<Sharded<ScaledImpl>> scaled;
+  torch::nn::Linear last;
+};
+using Behind = Sharded<BehindImpl>;
+
+torch::Tensor LossOf(Behind& model, int64_t step, int rank) {
+  return model.forward(Samples(step, rank, {3, 5})).square().mean();
+}
+
 class FrozenTest : public ConformanceTest, public testing::WithParamInterface<Strategy> {
  protected:
   SessionOptions OptionsOfStrategy() {
@@ -126,6 +155,38 @@ TEST_P(FrozenTest, FrozenUnitsUsedManyTimesTrainAsThePlainModel) {
     return (x * x).mean();
   };
   Train(training, OptionsOfStrategy());
+}
+
+// Two forwards, and a backward for each: in the second one too, the unit's own gradients are there
+// before what is computed of its frozen parameter.
+TEST_P(FrozenTest, BackwardsOfSeveralForwardsReadFrozenParametersToTheirEnd) {
+  SessionOptions options = OptionsOfStrategy();
+  options.config.gradient_slots = 0;
+  Training<Behind> training;
+  training.make = [] { return std::make_shared<Behind>(); };
+  training.loss = [](Behind& model, int64_t step, int rank) {
+    return LossOf(model, step, rank) + LossOf(model, step + 20, rank);
+  };
+  const Outcome expected = TrainPlain(training, options.config);
+  ForEachRank(kWorldSize, [&](int rank) {
+    const std::shared_ptr<Behind> model = training.make();
+    SessionOptions own = options;
+    own.rank = rank;
+    ASSERT_OK_AND_ASSIGN(auto sharded, ShardedModel::Attach(model, own));
+    for (int64_t step = 1; step <= training.steps; ++step) {
+      ASSERT_OK(sharded->RunStep([&] {
+        const torch::Tensor first = LossOf(*model, step, rank);
+        const torch::Tensor second = LossOf(*model, step + 20, rank);
+        {
+          const ShardedModel::NoSync no_sync(sharded.get());
+          first.backward();
+        }
+        second.backward();
+        return sharded->Step();
+      }));
+    }
+    ExpectNear(WholeParameters(sharded.get(), *model), expected.parameters, 5e-6);
+  });
 }
 
 // FT-4: a frozen unit whose input needs no gradient, beside the same unit trainable but out of the
