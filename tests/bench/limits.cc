@@ -22,9 +22,29 @@ void Sum2(const float* __restrict a, const float* __restrict b, int64_t count,
 }
 
 TESSERA_BENCH_CLONES
+void Sum3(const float* __restrict a, const float* __restrict b, const float* __restrict c,
+          int64_t count, float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = a[i] + b[i] + c[i];
+}
+
+TESSERA_BENCH_CLONES
 void Sum4(const float* __restrict a, const float* __restrict b, const float* __restrict c,
           const float* __restrict d, int64_t count, float* __restrict out) {
   for (int64_t i = 0; i < count; ++i) out[i] = a[i] + b[i] + c[i] + d[i];
+}
+
+TESSERA_BENCH_CLONES
+void Sum5(const float* __restrict a, const float* __restrict b, const float* __restrict c,
+          const float* __restrict d, const float* __restrict e, int64_t count,
+          float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = a[i] + b[i] + c[i] + d[i] + e[i];
+}
+
+TESSERA_BENCH_CLONES
+void Sum7(const float* __restrict a, const float* __restrict b, const float* __restrict c,
+          const float* __restrict d, const float* __restrict e, const float* __restrict f,
+          const float* __restrict g, int64_t count, float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = a[i] + b[i] + c[i] + d[i] + e[i] + f[i] + g[i];
 }
 
 TESSERA_BENCH_CLONES
@@ -57,8 +77,14 @@ void ReadManyWriteOne(const float* const* in, int num_inputs, int64_t count, flo
       return Sum1(in[0], count, out);
     case 2:
       return Sum2(in[0], in[1], count, out);
+    case 3:
+      return Sum3(in[0], in[1], in[2], count, out);
     case 4:
       return Sum4(in[0], in[1], in[2], in[3], count, out);
+    case 5:
+      return Sum5(in[0], in[1], in[2], in[3], in[4], count, out);
+    case 7:
+      return Sum7(in[0], in[1], in[2], in[3], in[4], in[5], in[6], count, out);
     case 8:
       return Sum8(in[0], in[1], in[2], in[3], in[4], in[5], in[6], in[7], count, out);
   }

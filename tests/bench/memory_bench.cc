@@ -50,11 +50,12 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
     member->Barrier();
     for (int step = 0; step < kSteps; ++step) Step(session.get(), gradient);
     member->Barrier();
+    int64_t shared_bytes = SharedBytesOf(getpid());
     if (member->rank() == 0) {
       member->Note(kFaults, static_cast<double>(cluster.PageFaults() - before) / kSteps);
-      member->Note(kSharedBytes, static_cast<double>(cluster.SharedBytes()));
+      shared_bytes += cluster.SharedBytes();
     }
-    member->Note(kSharedBytes, static_cast<double>(SharedBytesOf(getpid())));
+    member->Note(kSharedBytes, static_cast<double>(shared_bytes));
     member->Barrier();
   }
 }
