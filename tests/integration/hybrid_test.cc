@@ -93,11 +93,16 @@ TEST_P(HybridTest, TrainsToTheBitsOfFullShardOnTheSameHosts) {
   const ModelSpec model = testing_support::ToyModel(3);
   JobConfig hybrid = Hybrid(groups, strategy);
   hybrid.gradient_norm_p = norm_p;
+  hybrid.optimizer = OptimizerKind::kSgd;  // Which sees how far the gradient was clipped.
+  hybrid.groups[0].learning_rate = 0.1;
   JobConfig full = hybrid;
   full.strategy = Strategy::kFullShard;
   full.shard_group_size = 0;
   const std::vector<float> trained = Train(groups, hybrid, model);
-  EXPECT_THAT(trained, Pointwise(FloatNear(1e-5f), ReferenceRun(model, hybrid, kSteps)));
+  // The reference clips by the 2-norm alone.
+  if (norm_p == 2) {
+    EXPECT_THAT(trained, Pointwise(FloatNear(1e-5f), ReferenceRun(model, hybrid, kSteps)));
+  }
   // Sums are made in the same order; only the gradient's norm is added up in other parts.
   EXPECT_THAT(trained, Pointwise(FloatNear(3e-7f), Train(groups, full, model)));
   hybrid.max_gradient_norm = full.max_gradient_norm = 0;
