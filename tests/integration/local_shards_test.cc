@@ -111,6 +111,44 @@ TEST_P(LocalShardsTest, OwnDescentIsThatOfTheUnshardedReference) {
   for (size_t i = 0; i < all.size(); ++i) ASSERT_NEAR(all[i], expected[i], 1e-6) << i;
 }
 
+class SeveralWorkersShardsTest : public testing::TestWithParam<Strategy> {};
+
+TEST_P(SeveralWorkersShardsTest, OwnDescentIsSeenOnEveryWorker) {
+  constexpr int kRanks = 4, kSteps = 4;
+  LocalCluster::Options two;
+  two.num_workers = two.num_devices = 2;
+  ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(two));
+  SessionOptions options = ToyOptions(*cluster, "own", kRanks);
+  options.config.strategy = GetParam();
+  options.config.shard_group_size = IsHybrid(GetParam()) ? 2 : 0;
+  std::vector<std::string> workers;
+  for (int rank = 0; rank < kRanks; ++rank) workers.push_back(cluster->worker_address(rank / 2));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options, workers));
+  std::vector<std::vector<float>> seen(kRanks);
+  ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    RETURN_IF_ERROR(InitializeToy(session));
+    ASSIGN_OR_RETURN(const auto shards, LocalShards::Open(session));
+    for (int64_t step = 1; step <= kSteps; ++step)
+      RETURN_IF_ERROR(session->RunStep([&] { return OwnStep(session, shards.get(), step); }));
+    ASSIGN_OR_RETURN(seen[session->rank()], ReadAll(session));
+    return absl::OkStatus();
+  }));
+  JobConfig reference = options.config;
+  reference.optimizer = OptimizerKind::kSgd;
+  reference.groups[0] = ParamGroup();
+  reference.groups[0].learning_rate = kRate;
+  const std::vector<float> expected = ReferenceRun(options.model, reference, kSteps);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ASSERT_EQ(seen[rank].size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i)
+      ASSERT_NEAR(seen[rank][i], expected[i], 1e-5) << "element " << i << " of rank " << rank;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, SeveralWorkersShardsTest,
+                         testing::Values(Strategy::kFullShard, Strategy::kShardGradOp,
+                                         Strategy::kHybridShard));
+
 TEST_P(LocalShardsTest, PartsOfAllRanksAreEachElementOnce) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(OptionsFor(GetParam())));
   ASSERT_OK(team.RunAll([](Session* session) { return InitializeToy(session); }));
