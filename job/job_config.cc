@@ -88,10 +88,10 @@ absl::Status ValidateUnits(const ModelSpec& model) {
                                                      ": fp32, bf16 or fp16"));
     }
     for (const TensorSpec& spec : unit.parameters) {
-      if (spec.dtype == DType::kFp32) continue;
+      if (spec.dtype == FullDType(spec.dtype)) continue;
       return absl::InvalidArgumentError(absl::StrCat("unit '", unit.name, "': parameter '",
                                                      spec.name, "' is ", Name(spec.dtype),
-                                                     "; shards are fp32"));
+                                                     "; shards are fp32 or fp64"));
     }
   }
   return absl::OkStatus();

@@ -47,8 +47,11 @@ struct JobConfig {
   // Of FULL_SHARD: after forward so many ranks keep a unit between them, so that its backward
   // gathers from no further; between 1 and world_size, and divides it. 0: nobody does.
   int reshard_group_size = 0;
-  DType compute_dtype = DType::kFp32;  // fp32, bf16 or fp16; shards are always fp32.
-  // What gradients travel in: fp32, bf16 or fp16. Sums over ranks are fp32 whatever it is.
+  // fp32, bf16 or fp16. Shards are fp32, and those of fp64 parameters fp64; for these, "fp32" means
+  // full precision, here and below, so that they compute and travel in fp64 or in bf16 or fp16.
+  DType compute_dtype = DType::kFp32;
+  // What gradients travel in: fp32, bf16 or fp16. Sums over ranks are in the shards' dtype whatever
+  // it is.
   DType reduce_dtype = DType::kFp32;
   // The optimizer gets the mean over the ranks rounded to reduce_dtype, not as it is in fp32.
   bool keep_low_precision_gradients = false;

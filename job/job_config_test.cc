@@ -95,6 +95,8 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   expect(config, "param group 0: beta1");
   model.units[0].parameters[0].dtype = DType::kBf16;
   expect(JobConfig(), "'w' is bf16");
+  model.units[0].parameters[0].dtype = DType::kFp64;
+  EXPECT_OK(ValidateJobConfig(JobConfig(), model));
   model.units[0].parameters[0].dtype = DType::kFp32;
   model.units[0].reduce_dtype = DType::kFp64;
   expect(JobConfig(), "unit 'u': compute or reduce dtype fp64");

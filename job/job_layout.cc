@@ -1,6 +1,22 @@
 #include "job/job_layout.h"
 
+#include <optional>
+
 namespace tessera {
+namespace {
+
+// The model with the dtypes that its fp64 units train in.
+ModelSpec WithOwnPrecision(ModelSpec model, const JobConfig& config) {
+  for (UnitSpec& unit : model.units) {
+    if (unit.parameters.empty() || unit.parameters[0].dtype != DType::kFp64) continue;
+    if (!IsHalf(unit.compute_dtype.value_or(config.compute_dtype)))
+      unit.compute_dtype = DType::kFp64;
+    if (!IsHalf(unit.reduce_dtype.value_or(config.reduce_dtype))) unit.reduce_dtype = DType::kFp64;
+  }
+  return model;
+}
+
+}  // namespace
 
 absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, const JobConfig& config) {
   LayoutOptions options = config.layout;
@@ -9,7 +25,7 @@ absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, const JobConfig& conf
   sharding.world_size = config.world_size;
   sharding.strategy = config.strategy;
   sharding.group_size = config.shard_group_size;
-  return ModelLayout::Create(model, options, sharding);
+  return ModelLayout::Create(WithOwnPrecision(model, config), options, sharding);
 }
 
 }  // namespace tessera

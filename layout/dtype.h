@@ -30,6 +30,11 @@ constexpr bool IsFloatingPoint(DType dtype) {
   return dtype != DType::kInt64 && dtype != DType::kInt32;
 }
 
+// What a job keeps a parameter in that the model has in `dtype`: fp64, or else fp32.
+constexpr DType FullDType(DType dtype) {
+  return dtype == DType::kFp64 ? DType::kFp64 : DType::kFp32;
+}
+
 constexpr bool IsHalf(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kFp16; }
 
 // "fp32", "bf16", "fp16", "fp64", "int64", "int32".

@@ -49,8 +49,8 @@ absl::Status ValidateOptions(const ModelLayout& layout, const MemoryOptions& opt
 // A unit as a plan sees it.
 struct PlannedUnit {
   Strategy strategy;
-  Bytes shard_numel;
-  Bytes padded_numel;
+  Bytes shard_bytes;
+  Bytes whole_bytes;      // In the shards' dtype.
   Bytes unsharded_bytes;  // In its compute dtype.
   Bytes copied_bytes;     // The same; 0 where the shards side by side are the unsharded unit.
   Bytes gathered_bytes;   // What unsharding it takes on a host.
@@ -70,10 +70,12 @@ absl::StatusOr<std::vector<PlannedUnit>> PlanUnits(const ModelLayout& layout,
     const DType compute_dtype = unit.compute_dtype.value_or(options.compute_dtype);
     PlannedUnit& plan = planned.emplace_back();
     plan.strategy = strategies[i];
-    plan.shard_numel = shards.shard_numel();
-    plan.padded_numel = shards.padded_numel();
-    plan.unsharded_bytes = plan.padded_numel * SizeBytes(compute_dtype);
-    plan.copied_bytes = compute_dtype == options.shard_dtype ? Bytes(0) : plan.unsharded_bytes;
+    const DType shard_dtype =
+        unit.full_dtype() == DType::kFp64 ? DType::kFp64 : options.shard_dtype;
+    plan.shard_bytes = Bytes(shards.shard_numel()) * SizeBytes(shard_dtype);
+    plan.whole_bytes = Bytes(shards.padded_numel()) * SizeBytes(shard_dtype);
+    plan.unsharded_bytes = Bytes(shards.padded_numel()) * SizeBytes(compute_dtype);
+    plan.copied_bytes = compute_dtype == shard_dtype ? Bytes(0) : plan.unsharded_bytes;
     plan.gathered_bytes = num_shards <= ranks_per_host ? plan.copied_bytes : plan.unsharded_bytes;
   }
   return planned;
@@ -87,7 +89,7 @@ Bytes SumOfLargest(std::vector<Bytes> bytes, int64_t count) {
 
 // What a plan is made of, in wide integers.
 struct Parts {
-  Bytes resident_elements = 0;     // Of one rank.
+  Bytes shard_bytes = 0;           // Of one rank.
   Bytes unsharded_parameters = 0;  // Of one host.
   Bytes unsharded_gradients = 0;   // Of one rank.
 };
@@ -100,12 +102,12 @@ Parts ComputeParts(const std::vector<PlannedUnit>& units, const MemoryOptions& o
     const PlannedUnit& unit = units[i];
     if (unit.strategy == Strategy::kNoShard) {
       // Everything is resident; only a low-precision copy comes on top.
-      parts.resident_elements += unit.padded_numel;
+      parts.shard_bytes += unit.whole_bytes;
       parts.unsharded_parameters += unit.copied_bytes * ranks_per_host;
       parts.unsharded_gradients += unit.copied_bytes;
       continue;
     }
-    parts.resident_elements += unit.shard_numel;
+    parts.shard_bytes += unit.shard_bytes;
     const bool is_root = i == 0;
     if (is_root || !ReshardsAfterForward(unit.strategy)) {
       parts.unsharded_parameters += unit.gathered_bytes;
@@ -144,7 +146,7 @@ absl::StatusOr<MemoryPlan> PlanStrategies(const ModelLayout& layout,
   ASSIGN_OR_RETURN(const std::vector<PlannedUnit> units,
                    PlanUnits(layout, strategies, options, ranks));
   const Parts parts = ComputeParts(units, options, ranks);
-  const Bytes shard = parts.resident_elements * SizeBytes(options.shard_dtype);
+  const Bytes shard = parts.shard_bytes;
   const Bytes optimizer = shard * options.optimizer_states;
   const Bytes shared_part = (parts.unsharded_parameters + ranks - 1) / ranks;
   const Bytes resident = shard * 2 + optimizer;

@@ -24,7 +24,8 @@
 namespace tessera {
 
 struct MemoryOptions {
-  DType shard_dtype = DType::kFp32;  // Of parameters, reduced gradients, optimizer state.
+  // Of parameters, reduced gradients, optimizer state; those of fp64 parameters are fp64.
+  DType shard_dtype = DType::kFp32;
   // Of unsharded parameters and unsharded gradients of units that name no dtype of their own.
   DType compute_dtype = DType::kFp32;
   int64_t optimizer_states = 2;  // Values a parameter element: AdamW 2, momentum 1, SGD 0.

@@ -21,6 +21,9 @@ struct UnitLayout {
   std::optional<DType> compute_dtype = std::nullopt;
   std::optional<DType> reduce_dtype = std::nullopt;
   Strategy strategy = Strategy::kFullShard;
+
+  // Of the shards, the reduced gradients and the optimizer's state: full precision.
+  DType full_dtype() const { return FullDType(flat.dtype()); }
 };
 
 // Over which ranks.

@@ -28,7 +28,8 @@ absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, DType compute
     if (IsTrained(of_unit.flat)) {
       reduced += others * SizeBytes(of_unit.reduce_dtype.value_or(reduce_dtype));
       const int64_t other_groups = layout.world_size / shards.num_shards() - 1;
-      reduced += absl::int128(shards.shard_numel()) * SizeBytes(DType::kFp32) * other_groups;
+      reduced +=
+          absl::int128(shards.shard_numel()) * SizeBytes(of_unit.full_dtype()) * other_groups;
     }
   }
   if (std::max(gathered, reduced) > std::numeric_limits<int64_t>::max()) {

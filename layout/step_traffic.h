@@ -23,7 +23,7 @@ struct StepTraffic {
 };
 
 // Units that reshard after forward, all but the root, are unsharded twice, the others once. Of a
-// hybrid unit a rank also reads the other groups' sums of its slice, in fp32.
+// hybrid unit a rank also reads the other groups' sums of its slice, in full precision.
 // The dtypes are those of units that name none of their own.
 // Errors: InvalidArgument  the sum of bytes overflows int64.
 absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, DType compute_dtype,

@@ -1,7 +1,7 @@
 // What a user does to a unit's gradient on its way: before it travels, and after it was reduced.
 //
 //   AddGradient ... ──► before ──► compress ──► mean over the ranks ──► after ──► vote, step
-//                       the rank's own, whole   (in fp32)               the rank's shard
+//                       the rank's own, whole   (in full)               the rank's shard
 //
 // Both are called by the trainer's thread, with what they need to remember in their captures. The
 // reduction itself stays the executors'. An error ends the step on every rank, as any error of the
@@ -15,21 +15,22 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "layout/dtype.h"
+#include "layout/values.h"
 
 namespace tessera {
 
 struct CommHook {
-  // What the gradient travels in, whatever the unit's reduce dtype is: fp32, bf16 or fp16.
+  // What the gradient travels in, whatever the unit's reduce dtype is: bf16, fp16 or, for the full
+  // dtype, fp32.
   std::optional<DType> compress;
   // The unit's gradient of this rank with all that was accumulated, laid out as its flat parameter,
   // once for each reduction. Elements of no parameter, and of parameters without a gradient, are 0
   // and become 0 again.
-  std::function<absl::Status(int unit, absl::Span<float> gradient)> before;
+  std::function<absl::Status(int unit, Values gradient)> before;
   // This rank's shard of the mean, with all that was reduced since the last step, once in a step.
   // Not of a gradient that the user set as a whole (Session::WriteGradients).
-  std::function<absl::Status(int unit, absl::Span<float> shard)> after;
+  std::function<absl::Status(int unit, Values shard)> after;
 
   bool empty() const { return !compress.has_value() && !before && !after; }
 };

@@ -90,11 +90,14 @@ absl::Status ValidateInitializer(const Initializer& initializer, const TensorSpe
   return absl::OkStatus();
 }
 
-void FillSlice(const Initializer& initializer, uint64_t seed, const TensorSpec& parameter,
-               int64_t begin_elements, absl::Span<float> values) {
+namespace {
+
+template <typename Real>
+void Fill(const Initializer& initializer, uint64_t seed, const TensorSpec& parameter,
+          int64_t begin_elements, absl::Span<Real> values) {
   const Initializer resolved = Resolve(initializer, parameter);
   if (resolved.kind == Kind::kConstant) {
-    std::fill(values.begin(), values.end(), static_cast<float>(resolved.a));
+    std::fill(values.begin(), values.end(), static_cast<Real>(resolved.a));
     return;
   }
   const uint64_t hash = KeyOf(seed, parameter.name);
@@ -106,12 +109,23 @@ void FillSlice(const Initializer& initializer, uint64_t seed, const TensorSpec& 
         Philox({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0}, key);
     const double u = UnitInterval(random[0], random[1]);
     if (resolved.kind == Kind::kUniform) {
-      values[i] = static_cast<float>(resolved.a + (resolved.b - resolved.a) * u);
+      values[i] = static_cast<Real>(resolved.a + (resolved.b - resolved.a) * u);
       continue;
     }
     const double angle = 2 * M_PI * UnitInterval(random[2], random[3]);
-    values[i] = static_cast<float>(resolved.a +
-                                   resolved.b * std::sqrt(-2 * std::log(1 - u)) * std::cos(angle));
+    values[i] = static_cast<Real>(resolved.a +
+                                  resolved.b * std::sqrt(-2 * std::log(1 - u)) * std::cos(angle));
+  }
+}
+
+}  // namespace
+
+void FillSlice(const Initializer& initializer, uint64_t seed, const TensorSpec& parameter,
+               int64_t begin_elements, Values values) {
+  if (values.dtype() == DType::kFp64) {
+    Fill(initializer, seed, parameter, begin_elements, values.as<double>());
+  } else {
+    Fill(initializer, seed, parameter, begin_elements, values.as<float>());
   }
 }
 

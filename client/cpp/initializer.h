@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "layout/tensor_spec.h"
+#include "layout/values.h"
 
 namespace tessera {
 
@@ -55,7 +56,7 @@ absl::Status ValidateInitializer(const Initializer& initializer, const TensorSpe
 // Elements [begin_elements, begin_elements + values.size()) of the parameter.
 // Requires ValidateInitializer to be OK.
 void FillSlice(const Initializer& initializer, uint64_t seed, const TensorSpec& parameter,
-               int64_t begin_elements, absl::Span<float> values);
+               int64_t begin_elements, Values values);
 
 // The generator: ten rounds over a counter. Exposed to be compared with its published vectors.
 std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);

@@ -1,18 +1,30 @@
 #include "client/cpp/local_shards.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/ids.h"
 #include "base/status_macros.h"
 
 namespace tessera {
+namespace {
+
+void Multiply(Values values, double scale) {
+  if (values.dtype() == DType::kFp64) {
+    for (double& value : values.as<double>()) value *= scale;
+  } else {
+    for (float& value : values.as<float>()) value *= static_cast<float>(scale);
+  }
+}
+
+}  // namespace
 
 LocalShards::LocalShards(Session* session) : session_(session) {
   for (int unit = 0; unit < session->num_units(); ++unit) {
     const UnitLayout& layout = session->layout().units[unit];
     const ElementRange slice = layout.shards.RangeOf(Rank(session->rank()));
-    values_.emplace_back(slice.size());
-    gradients_.emplace_back(slice.size());
+    values_.emplace_back(slice.size() * SizeBytes(session->full_dtype(unit)));
+    gradients_.emplace_back(values_.back().size());
     const std::vector<PlacedParameter>& parameters = layout.flat.parameters();
     for (size_t p = 0; p < parameters.size(); ++p) {
       const int64_t offset = parameters[p].offset_elements;
@@ -38,25 +50,26 @@ const TensorSpec& LocalShards::spec(size_t part) const {
   return session_->layout().units[parts_[part].unit].flat.parameters()[parts_[part].parameter].spec;
 }
 
-absl::Span<float> LocalShards::values(size_t part) {
-  return absl::MakeSpan(values_[parts_[part].unit].data() + offsets_[part], parts_[part].numel);
+Values LocalShards::PartOf(std::vector<Bytes>* shards, size_t part) const {
+  const int unit = parts_[part].unit;
+  const DType dtype = session_->full_dtype(unit);
+  return {(*shards)[unit].data() + offsets_[part] * SizeBytes(dtype), parts_[part].numel, dtype};
 }
 
-absl::Span<float> LocalShards::gradient(size_t part) {
-  return absl::MakeSpan(gradients_[parts_[part].unit].data() + offsets_[part], parts_[part].numel);
-}
+Values LocalShards::values(size_t part) { return PartOf(&values_, part); }
 
-absl::Span<float> LocalShards::Slice(int unit) const {
+Values LocalShards::gradient(size_t part) { return PartOf(&gradients_, part); }
+
+Values LocalShards::Slice(int unit) const {
   const ElementRange slice = session_->layout().units[unit].shards.RangeOf(Rank(session_->rank()));
-  return absl::MakeSpan(reinterpret_cast<float*>(session_->Slot(unit)) + slice.begin, slice.size());
+  return session_->SlotValues(unit, slice.begin, slice.size());
 }
 
-absl::Status LocalShards::Read(OpKind kind, int unit, std::vector<float>* into) {
+absl::Status LocalShards::Read(OpKind kind, int unit, Bytes* into) {
   RETURN_IF_ERROR(session_->ClaimSlot(unit));
   RETURN_IF_ERROR(session_->SubmitSlot(kind, unit));
   RETURN_IF_ERROR(session_->AwaitSlot(unit));
-  const absl::Span<float> slice = Slice(unit);
-  std::copy(slice.begin(), slice.end(), into->begin());
+  if (!into->empty()) memcpy(into->data(), Slice(unit).data(), into->size());
   return absl::OkStatus();
 }
 
@@ -70,14 +83,15 @@ absl::Status LocalShards::ReadValues() {
 
 absl::Status LocalShards::ReadGradients(double scale) {
   for (int unit = 0; unit < session_->num_units(); ++unit) {
-    std::vector<float>& gradient = gradients_[unit];
+    Bytes& gradient = gradients_[unit];
     if (!session_->reduced(unit)) {
-      std::fill(gradient.begin(), gradient.end(), 0.0f);
+      std::fill(gradient.begin(), gradient.end(), std::byte{0});
       continue;
     }
     RETURN_IF_ERROR(Read(OpKind::kReadGradientShard, unit, &gradient));
     if (scale == 1) continue;
-    for (float& element : gradient) element *= static_cast<float>(scale);
+    const DType dtype = session_->full_dtype(unit);
+    Multiply(Values(gradient.data(), gradient.size() / SizeBytes(dtype), dtype), scale);
   }
   for (size_t i = 0; i < parts_.size(); ++i) {
     const int parameter =
@@ -119,7 +133,8 @@ absl::Status LocalShards::Commit() {
   }
   for (int unit = 0; unit < session_->num_units(); ++unit) {
     RETURN_IF_ERROR(session_->ClaimSlot(unit));
-    std::copy(values_[unit].begin(), values_[unit].end(), Slice(unit).begin());
+    if (!values_[unit].empty())
+      memcpy(Slice(unit).data(), values_[unit].data(), values_[unit].size());
     RETURN_IF_ERROR(session_->SubmitSlot(OpKind::kWrite, unit));
   }
   RETURN_IF_ERROR(session_->Submit(OpKind::kFinishTrainersStep, -1));

@@ -15,19 +15,20 @@
 // moments stay as they are. What the user's optimizer remembers is the trainer's: after an Aborted
 // step it must be as it was before, and a trainer that is killed takes it along (docs/adr/0017).
 //
-// Memory: four bytes for each element of the rank's shards, twice; at one address for life. The
+// Memory: the rank's shards twice, in the full dtype; at one address for life. The
 // session outlives this. As a Session: one thread at a time.
 #ifndef TESSERA_CLIENT_CPP_LOCAL_SHARDS_H_
 #define TESSERA_CLIENT_CPP_LOCAL_SHARDS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "client/cpp/session.h"
+#include "layout/values.h"
 
 namespace tessera {
 
@@ -48,9 +49,9 @@ class LocalShards {
   // Of each parameter of the model, units and parameters in order.
   const std::vector<Part>& parts() const { return parts_; }
   const TensorSpec& spec(size_t part) const;
-  absl::Span<float> values(size_t part);
+  Values values(size_t part);
   // Between Begin and Commit. Zeroes where has_gradient is false.
-  absl::Span<float> gradient(size_t part);
+  Values gradient(size_t part);
   // Whether some rank gave the parameter a gradient since the last step.
   bool has_gradient(size_t part) const { return has_gradient_[part]; }
 
@@ -69,14 +70,16 @@ class LocalShards {
   absl::Status ReadValues();
   absl::Status ReadGradients(double scale);
   // This rank's slice of the unit in its gradient slot.
-  absl::Span<float> Slice(int unit) const;
-  absl::Status Read(OpKind kind, int unit, std::vector<float>* into);
+  Values Slice(int unit) const;
+  using Bytes = std::vector<std::byte>;  // A unit's shard, in the full dtype.
+  absl::Status Read(OpKind kind, int unit, Bytes* into);
+  Values PartOf(std::vector<Bytes>* shards, size_t part) const;
 
   Session* const session_;
   std::vector<Part> parts_;
-  std::vector<int64_t> offsets_;                        // By part: in its unit's shard.
-  std::vector<std::vector<float>> values_, gradients_;  // By unit: the rank's shard.
-  std::vector<bool> has_gradient_;                      // By part.
+  std::vector<int64_t> offsets_;           // By part, in elements: in its unit's shard.
+  std::vector<Bytes> values_, gradients_;  // By unit.
+  std::vector<bool> has_gradient_;         // By part.
   int64_t values_of_ = -1;  // The version of the state that values_ are; -1: may have been changed.
   // Of the Begin that Commit belongs to: epoch and version of the state; 0: none.
   uint32_t begun_epoch_ = 0;

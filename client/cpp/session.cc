@@ -130,14 +130,14 @@ const std::byte* Session::parameter(int unit, int parameter) const {
                                 SizeBytes(plan_.units()[unit].compute_dtype);
 }
 
-const float* Session::full_parameter(int unit, int parameter) const {
-  return reinterpret_cast<const float*>(parameters_.data() +
-                                        plan_.units()[unit].full_offset_bytes) +
-         layout_.units[unit].flat.parameters()[parameter].offset_elements;
+const std::byte* Session::full_parameter(int unit, int parameter) const {
+  return parameters_.data() + plan_.units()[unit].full_offset_bytes +
+         layout_.units[unit].flat.parameters()[parameter].offset_elements *
+             SizeBytes(full_dtype(unit));
 }
 
 WindowGuard* Session::GuardOf(int unit, Precision precision) const {
-  const bool is_other = plan_.units()[unit].compute_dtype != DType::kFp32;
+  const bool is_other = plan_.HasOtherFullMemory(unit);
   return (precision == Precision::kFull && is_other ? full_guard_ : guard_).get();
 }
 

@@ -32,8 +32,10 @@
 #include "base/unique_fd.h"
 #include "client/cpp/comm_hook.h"
 #include "client/cpp/session_options.h"
+#include "client/cpp/unit_gradient.h"
 #include "client/cpp/window_guard.h"
 #include "layout/model_layout.h"
+#include "layout/values.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
 #include "worker/memory/region.h"
@@ -65,9 +67,9 @@ class Session {
 
   // --- Initial values: once in a job's life, by all ranks ---
   bool initialized() const;
-  // `fill(unit, parameter, values)` writes each original parameter's elements.
+  // `fill(unit, parameter, values)` writes each original parameter's elements, in the full dtype.
   // Errors: FailedPrecondition  initialised already; Aborted.
-  using Filler = std::function<void(int unit, int parameter, absl::Span<float> values)>;
+  using Filler = std::function<void(int unit, int parameter, Values values)>;
   absl::Status Initialize(const Filler& fill);
 
   // --- Parameters ---
@@ -90,16 +92,18 @@ class Session {
   const std::byte* parameters(int unit) const;
   // One original parameter of it.
   const std::byte* parameter(int unit, int parameter) const;
-  // The same in fp32; readable while unsharded in full precision.
-  const float* full_parameter(int unit, int parameter) const;
+  // The same in the full dtype; readable while unsharded in full precision.
+  const std::byte* full_parameter(int unit, int parameter) const;
+  // Of the unit's shards, whole parameters and gradients: fp32, or fp64 if its parameters are.
+  DType full_dtype(int unit) const { return layout_.units[unit].full_dtype(); }
   // In which the unit is unsharded, or was last.
   Precision precision(int unit) const { return precisions_[unit]; }
 
-  // --- Whole parameters in fp32, whatever the compute dtype: session_parameters.cc ---
+  // --- Whole parameters in full precision: session_parameters.cc ---
   // Collective: all ranks call these for the same units in the same order, outside of a step's
   // accumulation. Errors: FailedPrecondition  no initial values; the unit's gradient slot holds a
   // gradient that is not reduced, or ranks write different units; Aborted.
-  using Reader = std::function<void(int parameter, absl::Span<const float> values)>;
+  using Reader = std::function<void(int parameter, ConstValues values)>;
   absl::Status ReadParameters(int unit, const Reader& read);
   // Sets what `fill` writes over zeroes; each rank's own slice counts. On all ranks or on none:
   // after Aborted, num_writes() tells which, once Recover() returned. Closes windows in full
@@ -110,17 +114,17 @@ class Session {
   absl::Status ReadGradients(int unit, const Reader& read);
   // Sets it: `fill` finds it, zeroes where there is none, and whether this rank gave any; it
   // returns whether the parameter has one. Each rank's own slice counts.
-  using GradientFiller = std::function<bool(int parameter, bool has, absl::Span<float> values)>;
+  using GradientFiller = std::function<bool(int parameter, bool has, Values values)>;
   absl::Status WriteGradients(int unit, const GradientFiller& fill);
 
   // --- Gradients ---
-  // Adds `values` (fp32; the whole gradient of one original parameter) to what the unit has since
-  // its last Reduce. Copies; waits while the unit's slot is still being reduced. It travels in the
-  // unit's reduce dtype, or in fp32 where the unit was last unsharded in full precision.
-  // Errors: InvalidArgument     wrong size, or a parameter that needs no gradient
+  // Adds `values` (a parameter's whole gradient, in the full dtype) to what the unit has since its
+  // last Reduce. Copies; waits while the unit's slot is still being reduced. Travels in the unit's
+  // reduce dtype, or in the full one where it was last unsharded in full precision.
+  // Errors: InvalidArgument     wrong size or dtype, or a parameter that needs no gradient
   //         FailedPrecondition  the slot holds another unit's unreduced gradient (accumulating
   //                             without reducing needs config.gradient_slots = 0); Aborted.
-  absl::Status AddGradient(int unit, int parameter, absl::Span<const float> values);
+  absl::Status AddGradient(int unit, int parameter, ConstValues values);
   // Averages the unit's gradient over the ranks. A rank whose parameter got none counts as zero
   // there; one that got none on any rank until the step is left as it is by the step, moments too.
   // Again before the step, it adds to what was reduced. Errors: FailedPrecondition  that, with
@@ -176,15 +180,6 @@ class Session {
   friend class SessionSetup;  // session_setup.h: before the first step.
   friend class LocalShards;   // local_shards.h: steps of the trainers' own optimizers.
   enum class Window { kClosed, kOpening, kOpen };
-  struct UnitGradient {
-    bool begun = false;          // Holds something that was not reduced yet.
-    DType dtype = DType::kFp32;  // That the slot is in.
-    DType travels_in = DType::kFp32;
-    bool after_hook_ran = false;    // On what was reduced.
-    bool reduced = false;           // Something was reduced since the last step.
-    std::vector<char> contributed;  // By parameter.
-    uint32_t submitted = 0;         // Reductions in this epoch.
-  };
 
   explicit Session(SessionOptions options) : options_(std::move(options)) {}
   absl::Status Attach();
@@ -218,8 +213,13 @@ class Session {
   absl::Status StageValues(OpKind kind, int unit, const Filler& fill);
   int64_t version() const;  // Of the state: steps and writes.
   std::byte* Slot(int unit) const;
-  template <typename T>
-  void ZeroUncovered(int unit, T* slot);
+  // Elements of the unit's slot, in the full dtype.
+  Values SlotValues(int unit, int64_t begin_elements, int64_t count) const;
+  Values SlotValues(int unit, const PlacedParameter& placed) const {
+    return SlotValues(unit, placed.offset_elements, placed.numel);
+  }
+  // `dtype`: that the slot is in.
+  void ZeroUncovered(int unit, DType dtype);
   ControlPage* page() const { return reinterpret_cast<ControlPage*>(control_.data()); }
   const std::string& UnitName(int unit) const { return layout_.units[unit].flat.unit_name(); }
 

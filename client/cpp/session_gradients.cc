@@ -11,6 +11,21 @@ namespace tessera {
 namespace {
 
 // dst (+)= src, rounding to `dtype`, bf16 or fp16. In pieces that stay in the first-level cache.
+void StoreHalf(DType dtype, absl::Span<const double> src, bool add, uint16_t* dst) {
+  constexpr int64_t kPiece = 1024;
+  float widened[kPiece];
+  double piece[kPiece];
+  for (size_t at = 0; at < src.size(); at += kPiece) {
+    const int64_t count = std::min<int64_t>(kPiece, src.size() - at);
+    std::copy_n(src.data() + at, count, piece);
+    if (add) {
+      host::CastHalfToFp32(dtype, dst + at, widened, count);
+      for (int64_t i = 0; i < count; ++i) piece[i] += static_cast<double>(widened[i]);
+    }
+    host::CastFp64ToHalf(dtype, piece, dst + at, count);
+  }
+}
+
 void StoreHalf(DType dtype, absl::Span<const float> src, bool add, uint16_t* dst) {
   constexpr int64_t kPiece = 1024;
   float piece[kPiece];
@@ -26,14 +41,24 @@ void StoreHalf(DType dtype, absl::Span<const float> src, bool add, uint16_t* dst
   }
 }
 
+void Narrow(DType dtype, const float* src, uint16_t* dst, int64_t count) {
+  host::CastFp32ToHalf(dtype, src, dst, count);
+}
+
+void Narrow(DType dtype, const double* src, uint16_t* dst, int64_t count) {
+  host::CastFp64ToHalf(dtype, src, dst, count);
+}
+
 // Forward, piece by piece: what is written lies in pieces that were read.
-void CompressInPlace(DType dtype, float* values, int64_t count) {
+template <typename Real>
+void CompressInPlace(DType dtype, absl::Span<Real> values) {
   constexpr int64_t kPiece = 1024;
-  float piece[kPiece];
+  Real piece[kPiece];
+  const int64_t count = values.size();
   for (int64_t at = 0; at < count; at += kPiece) {
     const int64_t size = std::min(kPiece, count - at);
-    memcpy(piece, values + at, size * sizeof(float));
-    host::CastFp32ToHalf(dtype, piece, reinterpret_cast<uint16_t*>(values) + at, size);
+    memcpy(piece, values.data() + at, size * sizeof(Real));
+    Narrow(dtype, piece, reinterpret_cast<uint16_t*>(values.data()) + at, size);
   }
 }
 
@@ -41,6 +66,11 @@ void CompressInPlace(DType dtype, float* values, int64_t count) {
 
 std::byte* Session::Slot(int unit) const {
   return gradient_region_.data() + plan_.units()[unit].gradient_slot * plan_.gradient_slot_bytes();
+}
+
+Values Session::SlotValues(int unit, int64_t begin_elements, int64_t count) const {
+  const DType dtype = full_dtype(unit);
+  return {Slot(unit) + begin_elements * SizeBytes(dtype), count, dtype};
 }
 
 // Waits until no reduction reads the unit's slot any more.
@@ -64,17 +94,18 @@ absl::Status Session::BeginGradient(int unit) {
   if (gradient.begun) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitSlot(unit));
   slot_user_[plan_.units()[unit].gradient_slot] = unit;
+  const DType full = full_dtype(unit);
   gradient.travels_in =
-      precisions_[unit] == Precision::kFull ? DType::kFp32 : plan_.units()[unit].reduce_dtype;
+      precisions_[unit] == Precision::kFull ? full : plan_.units()[unit].reduce_dtype;
   gradient.travels_in = hooks_[unit].compress.value_or(gradient.travels_in);
-  // Hooks see fp32, and round once.
-  gradient.dtype =
-      hooks_[unit].compress || hooks_[unit].before ? DType::kFp32 : gradient.travels_in;
+  if (!IsHalf(gradient.travels_in)) gradient.travels_in = full;
+  // Hooks see full precision, and round once.
+  gradient.dtype = hooks_[unit].compress || hooks_[unit].before ? full : gradient.travels_in;
   gradient.begun = true;
   return absl::OkStatus();
 }
 
-absl::Status Session::AddGradient(int unit, int parameter, absl::Span<const float> values) {
+absl::Status Session::AddGradient(int unit, int parameter, ConstValues values) {
   RETURN_IF_ERROR(CheckUnit(unit));
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
   if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
@@ -87,6 +118,12 @@ absl::Status Session::AddGradient(int unit, int parameter, absl::Span<const floa
                                                    values.size(), " elements, the parameter ",
                                                    placed.numel));
   }
+  const bool is_fp64 = full_dtype(unit) == DType::kFp64;
+  if (values.dtype() != full_dtype(unit)) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' is in ",
+                                                   Name(values.dtype()), ", the parameter in ",
+                                                   Name(full_dtype(unit))));
+  }
   if (!placed.spec.requires_grad) {
     return absl::InvalidArgumentError(absl::StrCat("'", placed.spec.name, "' takes no gradient"));
   }
@@ -96,35 +133,42 @@ absl::Status Session::AddGradient(int unit, int parameter, absl::Span<const floa
   gradient.contributed[parameter] = 1;
   touched()[plan_.units()[unit].first_parameter + parameter] = std::byte{1};
   if (IsHalf(gradient.dtype)) {
-    StoreHalf(gradient.dtype, values, add,
-              reinterpret_cast<uint16_t*>(Slot(unit)) + placed.offset_elements);
+    uint16_t* slot = reinterpret_cast<uint16_t*>(Slot(unit)) + placed.offset_elements;
+    if (is_fp64) {
+      StoreHalf(gradient.dtype, values.as<double>(), add, slot);
+    } else {
+      StoreHalf(gradient.dtype, values.as<float>(), add, slot);
+    }
     return absl::OkStatus();
   }
-  float* slot = reinterpret_cast<float*>(Slot(unit)) + placed.offset_elements;
-  if (add) {
-    host::Accumulate(slot, values.data(), placed.numel);
-  } else if (placed.numel > 0) {
-    memcpy(slot, values.data(), placed.numel * sizeof(float));
+  const Values slot = SlotValues(unit, placed);
+  if (!add && placed.numel > 0) memcpy(slot.data(), values.data(), values.size_bytes());
+  if (!add) return absl::OkStatus();
+  if (is_fp64) {
+    host::Accumulate(slot.as<double>().data(), values.as<double>().data(), placed.numel);
+  } else {
+    host::Accumulate(slot.as<float>().data(), values.as<float>().data(), placed.numel);
   }
   return absl::OkStatus();
 }
 
 // Alignment gaps, the tail and parameters without a contribution: a slot serves many units, so what
 // this one does not write would be another's old gradient.
-template <typename T>
-void Session::ZeroUncovered(int unit, T* slot) {
+void Session::ZeroUncovered(int unit, DType dtype) {
+  std::byte* slot = Slot(unit);
+  const auto zero = [&](int64_t begin, int64_t end) {
+    memset(slot + begin * SizeBytes(dtype), 0, (end - begin) * SizeBytes(dtype));
+  };
   int64_t covered = 0;
   const UnitLayout& unit_layout = layout_.units[unit];
   const std::vector<PlacedParameter>& parameters = unit_layout.flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {
     if (!gradients_[unit].contributed[p]) continue;
-    std::fill(slot + covered, slot + parameters[p].offset_elements, T());
+    zero(covered, parameters[p].offset_elements);
     covered = parameters[p].offset_elements + parameters[p].numel;
   }
-  std::fill(slot + covered, slot + unit_layout.shards.padded_numel(), T());
+  zero(covered, unit_layout.shards.padded_numel());
 }
-
-template void Session::ZeroUncovered(int unit, float* slot);
 
 absl::Status Session::SubmitSlot(OpKind kind, int unit, DType dtype) {
   RETURN_IF_ERROR(Submit(kind, unit, {}, 0, static_cast<uint32_t>(dtype)));
@@ -146,17 +190,18 @@ absl::Status Session::Reduce(int unit) {
         "gradients are accumulated before they are reduced"));
   }
   RETURN_IF_ERROR(BeginGradient(unit));
-  if (IsHalf(gradient.dtype)) {
-    ZeroUncovered(unit, reinterpret_cast<uint16_t*>(Slot(unit)));
-  } else {
-    float* slot = reinterpret_cast<float*>(Slot(unit));
-    const int64_t numel = layout_.units[unit].shards.padded_numel();
-    ZeroUncovered(unit, slot);
+  ZeroUncovered(unit, gradient.dtype);
+  if (!IsHalf(gradient.dtype)) {
+    const Values slot = SlotValues(unit, 0, layout_.units[unit].shards.padded_numel());
     if (hooks_[unit].before) {
-      RETURN_IF_ERROR(hooks_[unit].before(unit, absl::MakeSpan(slot, numel)));
-      ZeroUncovered(unit, slot);
+      RETURN_IF_ERROR(hooks_[unit].before(unit, slot));
+      ZeroUncovered(unit, gradient.dtype);
     }
-    if (IsHalf(gradient.travels_in)) CompressInPlace(gradient.travels_in, slot, numel);
+    if (IsHalf(gradient.travels_in) && slot.dtype() == DType::kFp64) {
+      CompressInPlace(gradient.travels_in, slot.as<double>());
+    } else if (IsHalf(gradient.travels_in)) {
+      CompressInPlace(gradient.travels_in, slot.as<float>());
+    }
   }
   RETURN_IF_ERROR(SubmitSlot(OpKind::kReduce, unit, gradient.travels_in));
   gradient.begun = false;
@@ -192,18 +237,20 @@ absl::Status Session::RunAfterHook(int unit) {
   RETURN_IF_ERROR(ClaimSlot(unit));
   RETURN_IF_ERROR(SubmitSlot(OpKind::kReadGradientShard, unit));
   RETURN_IF_ERROR(AwaitSlot(unit));
-  float* slot = reinterpret_cast<float*>(Slot(unit));
-  RETURN_IF_ERROR(
-      hooks_[unit].after(unit, absl::MakeSpan(slot + slice.begin, slice.end - slice.begin)));
+  RETURN_IF_ERROR(hooks_[unit].after(unit, SlotValues(unit, slice.begin, slice.size())));
+  const auto zero = [&](int64_t begin, int64_t end) {
+    const Values gap = SlotValues(unit, begin, end - begin);
+    memset(gap.data(), 0, gap.size_bytes());
+  };
   int64_t covered = slice.begin;  // What belongs to no parameter counts in no norm.
   for (const PlacedParameter& parameter : layout.flat.parameters()) {
     const ElementRange part =
         Intersect({parameter.offset_elements, parameter.offset_elements + parameter.numel}, slice);
     if (part.empty()) continue;
-    std::fill(slot + covered, slot + part.begin, 0.0f);
+    zero(covered, part.begin);
     covered = part.end;
   }
-  std::fill(slot + covered, slot + slice.end, 0.0f);
+  zero(covered, slice.end);
   gradients_[unit].after_hook_ran = true;
   return SubmitSlot(OpKind::kWriteGradient, unit);
 }

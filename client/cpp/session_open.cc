@@ -130,13 +130,14 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
   if (!options_.guard_windows) return absl::OkStatus();
   std::vector<WindowGuard::UnitPages> pages, full_pages;
   bool any_other = false;
-  for (const UnitMemory& unit : plan_.units()) {
-    const bool is_other = unit.compute_dtype != DType::kFp32;
+  for (int u = 0; u < num_units(); ++u) {
+    const UnitMemory& unit = plan_.units()[u];
+    const bool is_other = plan_.HasOtherFullMemory(u);
     any_other |= is_other;
     pages.push_back({parameters_.data() + unit.parameter_offset_bytes, unit.parameter_bytes,
                      SizeBytes(unit.compute_dtype)});
     full_pages.push_back({parameters_.data() + unit.full_offset_bytes,
-                          is_other ? unit.full_bytes : 0, SizeBytes(DType::kFp32)});
+                          is_other ? unit.full_bytes : 0, SizeBytes(unit.full_dtype)});
   }
   guard_ = std::make_unique<WindowGuard>(&layout_, std::move(pages));
   if (any_other) full_guard_ = std::make_unique<WindowGuard>(&layout_, std::move(full_pages));

@@ -52,7 +52,7 @@ struct StepResult {
 
 enum class Precision {
   kCompute,  // The unit's compute dtype.
-  kFull,     // fp32, as the shards are; costs a copy of the unit, once a step.
+  kFull,     // As the shards are, fp32 or fp64; costs a copy of the unit, once a step.
 };
 
 }  // namespace tessera

@@ -20,11 +20,9 @@ absl::Status Session::ClaimSlot(int unit) {
 
 absl::Status Session::StageValues(OpKind kind, int unit, const Filler& fill) {
   RETURN_IF_ERROR(ClaimSlot(unit));
-  float* slot = reinterpret_cast<float*>(Slot(unit));
-  ZeroUncovered(unit, slot);
+  ZeroUncovered(unit, full_dtype(unit));
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
-  for (size_t p = 0; p < parameters.size(); ++p)
-    fill(unit, p, absl::MakeSpan(slot + parameters[p].offset_elements, parameters[p].numel));
+  for (size_t p = 0; p < parameters.size(); ++p) fill(unit, p, SlotValues(unit, parameters[p]));
   return SubmitSlot(kind, unit);
 }
 
@@ -46,10 +44,8 @@ absl::Status Session::ReadParameters(int unit, const Reader& read) {
         absl::StrCat("job '", options_.job_id, "' has no initial values yet"));
   RETURN_IF_ERROR(SubmitSlot(OpKind::kRead, unit));
   RETURN_IF_ERROR(AwaitSlot(unit));
-  const float* slot = reinterpret_cast<const float*>(Slot(unit));
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
-  for (size_t p = 0; p < parameters.size(); ++p)
-    read(p, absl::MakeConstSpan(slot + parameters[p].offset_elements, parameters[p].numel));
+  for (size_t p = 0; p < parameters.size(); ++p) read(p, SlotValues(unit, parameters[p]));
   return absl::OkStatus();
 }
 
@@ -72,31 +68,28 @@ absl::Status Session::ReadGradients(int unit, const Reader& read) {
   if (!gradients_[unit].reduced) return absl::OkStatus();
   RETURN_IF_ERROR(SubmitSlot(OpKind::kReadGradient, unit));
   RETURN_IF_ERROR(AwaitSlot(unit));
-  const float* slot = reinterpret_cast<const float*>(Slot(unit));
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {
     if (touched()[plan_.units()[unit].first_parameter + p] == std::byte{0}) continue;
-    read(p, absl::MakeConstSpan(slot + parameters[p].offset_elements, parameters[p].numel));
+    read(p, SlotValues(unit, parameters[p]));
   }
   return absl::OkStatus();
 }
 
 absl::Status Session::WriteGradients(int unit, const GradientFiller& fill) {
   RETURN_IF_ERROR(ClaimSlot(unit));
-  float* slot = reinterpret_cast<float*>(Slot(unit));
   if (gradients_[unit].reduced) {
     RETURN_IF_ERROR(SubmitSlot(OpKind::kReadGradient, unit));
     RETURN_IF_ERROR(AwaitSlot(unit));
   } else {
-    ZeroUncovered(unit, slot);
+    ZeroUncovered(unit, full_dtype(unit));
   }
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {
     if (!parameters[p].spec.requires_grad) continue;
     std::byte& touched_byte = touched()[plan_.units()[unit].first_parameter + p];
     touched_byte =
-        std::byte{fill(p, touched_byte != std::byte{0},
-                       absl::MakeSpan(slot + parameters[p].offset_elements, parameters[p].numel))};
+        std::byte{fill(p, touched_byte != std::byte{0}, SlotValues(unit, parameters[p]))};
   }
   gradients_[unit].reduced = true;
   return SubmitSlot(OpKind::kWriteGradient, unit);

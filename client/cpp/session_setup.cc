@@ -10,11 +10,14 @@
 namespace tessera {
 
 SessionSetup::SessionSetup(Session* session) : session_(session) {
-  const std::vector<UnitLayout>& units = session->layout().units;
-  for (size_t unit = 1; unit < units.size(); ++unit) {
-    if (units[unit].shards.padded_numel() > units[largest_unit_].shards.padded_numel())
-      largest_unit_ = unit;
+  for (int unit = 1; unit < session->num_units(); ++unit) {
+    if (WholeBytes(unit) > WholeBytes(largest_unit_)) largest_unit_ = unit;
   }
+}
+
+int64_t SessionSetup::WholeBytes(int unit) const {
+  return session_->layout().units[unit].shards.padded_numel() *
+         SizeBytes(session_->full_dtype(unit));
 }
 
 absl::Status SessionSetup::RunOnSlot(OpKind kind, int unit) {
@@ -23,8 +26,7 @@ absl::Status SessionSetup::RunOnSlot(OpKind kind, int unit) {
 }
 
 absl::Status SessionSetup::Broadcast(absl::Span<char> bytes) {
-  const int64_t capacity =
-      session_->layout().units[largest_unit_].shards.padded_numel() * sizeof(float);
+  const int64_t capacity = WholeBytes(largest_unit_);
   if (capacity == 0) return absl::OkStatus();
   for (size_t at = 0; at < bytes.size(); at += capacity) {
     RETURN_IF_ERROR(session_->ClaimSlot(largest_unit_));
@@ -89,7 +91,7 @@ absl::Status SessionSetup::InitializeFromRank0(const Filler& fill) {
   RETURN_IF_ERROR(CheckNew());
   absl::Status filled;
   for (int unit = 0; unit < session_->num_units(); ++unit) {
-    const auto fill_on_rank0 = [&](int u, int p, absl::Span<float> values) {
+    const auto fill_on_rank0 = [&](int u, int p, Values values) {
       if (session_->rank() == 0) filled.Update(fill(u, p, values));
     };
     RETURN_IF_ERROR(session_->StageValues(OpKind::kBroadcast, unit, fill_on_rank0));
@@ -105,16 +107,16 @@ absl::Status SessionSetup::InitializeSlices(const SliceFiller& fill) {
     const UnitLayout& layout = session_->layout().units[unit];
     const ElementRange slice = layout.shards.RangeOf(Rank(session_->rank()));
     RETURN_IF_ERROR(session_->ClaimSlot(unit));
-    float* slot = reinterpret_cast<float*>(session_->Slot(unit));
     // The executor takes this slice and looks at nothing else.
-    std::fill(slot + slice.begin, slot + slice.end, 0.0f);
+    const Values whole = session_->SlotValues(unit, slice.begin, slice.size());
+    memset(whole.data(), 0, whole.size_bytes());
     const std::vector<PlacedParameter>& parameters = layout.flat.parameters();
     for (size_t p = 0; p < parameters.size(); ++p) {
       const int64_t offset = parameters[p].offset_elements;
       const ElementRange part = Intersect({offset, offset + parameters[p].numel}, slice);
       if (part.empty()) continue;
       filled.Update(
-          fill(unit, p, part.begin - offset, absl::MakeSpan(slot + part.begin, part.size())));
+          fill(unit, p, part.begin - offset, session_->SlotValues(unit, part.begin, part.size())));
     }
     RETURN_IF_ERROR(session_->SubmitSlot(OpKind::kInitialize, unit));
   }

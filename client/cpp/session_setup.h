@@ -37,17 +37,19 @@ class SessionSetup {
 
   // As Session::Initialize; `fill` is called on rank 0 alone. An error of `fill` is every rank's,
   // as AgreeOn has it, and the job has no initial values then.
-  using Filler = std::function<absl::Status(int unit, int parameter, absl::Span<float> values)>;
+  using Filler = std::function<absl::Status(int unit, int parameter, Values values)>;
   absl::Status InitializeFromRank0(const Filler& fill);
   // `fill` writes elements [begin_elements, begin_elements + values.size()) of a parameter, and is
   // asked for those of this rank's slices alone.
-  using SliceFiller = std::function<absl::Status(int unit, int parameter, int64_t begin_elements,
-                                                 absl::Span<float> values)>;
+  using SliceFiller =
+      std::function<absl::Status(int unit, int parameter, int64_t begin_elements, Values values)>;
   absl::Status InitializeSlices(const SliceFiller& fill);
 
  private:
   absl::Status CheckNew() const;
   absl::Status Finish(const absl::Status& filled);
+  // Of the whole unit in the full dtype.
+  int64_t WholeBytes(int unit) const;
   // Runs a collective operation on the claimed slot.
   absl::Status RunOnSlot(OpKind kind, int unit);
 

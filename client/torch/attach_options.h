@@ -17,18 +17,18 @@
 #include <functional>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "client/cpp/initializer.h"
 #include "client/torch/ignored_states.h"
 #include "client/torch/mixed_precision.h"
 #include "layout/tensor_spec.h"
+#include "layout/values.h"
 
 namespace tessera {
 
 // Writes elements [begin_elements, begin_elements + values.size()) of a parameter: the same whoever
 // asks for which part. An error is every rank's, if the function is the same on all.
-using SliceInitializer = std::function<absl::Status(
-    const TensorSpec& parameter, int64_t begin_elements, absl::Span<float> values)>;
+using SliceInitializer =
+    std::function<absl::Status(const TensorSpec& parameter, int64_t begin_elements, Values values)>;
 
 // One distribution for all parameters (client/cpp/initializer.h).
 SliceInitializer InitializedBy(const Initializer& initializer, uint64_t seed);

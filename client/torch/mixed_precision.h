@@ -1,4 +1,5 @@
-// In which dtypes a model computes, and its gradients travel. Shards and optimizer are fp32 always.
+// In which dtypes a model computes, and its gradients travel. Shards and optimizer are fp32, or
+// fp64 where the module's parameters are; "fp32" below means that.
 //
 //   AttachOptions attach;
 //   attach.precision.param_dtype = DType::kBf16;

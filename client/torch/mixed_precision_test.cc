@@ -112,7 +112,7 @@ std::vector<torch::Tensor> FullParameters(Session& session) {
     EXPECT_OK(session.Unshard(unit, Precision::kFull));
     const auto& parameters = session.layout().units[unit].flat.parameters();
     for (size_t p = 0; p < parameters.size(); ++p) {
-      all.push_back(torch::from_blob(const_cast<float*>(session.full_parameter(unit, p)),
+      all.push_back(torch::from_blob(const_cast<std::byte*>(session.full_parameter(unit, p)),
                                      parameters[p].spec.shape)
                         .clone());
     }

@@ -146,7 +146,7 @@ absl::Status CheckBuffers(const std::vector<NamedState>& buffers) {
 }  // namespace
 
 SliceInitializer InitializedBy(const Initializer& initializer, uint64_t seed) {
-  return [=](const TensorSpec& parameter, int64_t begin_elements, absl::Span<float> values) {
+  return [=](const TensorSpec& parameter, int64_t begin_elements, Values values) {
     const absl::Status status = ValidateInitializer(initializer, parameter);
     if (status.ok()) FillSlice(initializer, seed, parameter, begin_elements, values);
     return status;
@@ -166,7 +166,7 @@ absl::Status InitializeJob(Session* session, const ModuleUnits& units,
   absl::Status possible = CheckMeta(*session, units, attach);
   if (possible.ok()) possible = CheckBuffers(buffers);
   RETURN_IF_ERROR(setup.AgreeOn(possible));
-  const auto fill = [&](int unit, int p, int64_t begin, absl::Span<float> values) -> absl::Status {
+  const auto fill = [&](int unit, int p, int64_t begin, Values values) -> absl::Status {
     const torch::Tensor& tensor = units.parameters[unit][p];
     if (tensor.is_meta()) return attach.initialize_meta(SpecOf(*session, unit, p), begin, values);
     const int64_t end = begin + static_cast<int64_t>(values.size());
@@ -176,7 +176,7 @@ absl::Status InitializeJob(Session* session, const ModuleUnits& units,
   if (attach.sync_module_states) {
     RETURN_IF_ERROR(SyncBuffers(&setup, buffers));
     return setup.InitializeFromRank0(
-        [&](int unit, int p, absl::Span<float> values) { return fill(unit, p, 0, values); });
+        [&](int unit, int p, Values values) { return fill(unit, p, 0, values); });
   }
   if (attach.check_module_states) {
     std::vector<NamedState> states;

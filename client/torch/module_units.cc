@@ -212,6 +212,17 @@ class Walk {
   std::unordered_map<const c10::TensorImpl*, Owner> owners_;
 };
 
+// What is in full precision is in fp64 where the unit's parameters are.
+void UseOwnPrecision(ModuleUnits* units) {
+  for (size_t unit = 0; unit < units->modules.size(); ++unit) {
+    const std::vector<TensorSpec>& parameters = units->model.units[unit].parameters;
+    if (parameters.empty() || parameters[0].dtype != DType::kFp64) continue;
+    if (units->compute_dtypes[unit] == torch::kFloat32)
+      units->compute_dtypes[unit] = torch::kFloat64;
+    if (units->input_dtypes[unit] == torch::kFloat32) units->input_dtypes[unit] = torch::kFloat64;
+  }
+}
+
 void NameStrategies(const WrapPolicy& policy, ModuleUnits* units) {
   if (policy.strategy == nullptr) return;
   for (size_t unit = 0; unit < units->modules.size(); ++unit) {
@@ -291,6 +302,7 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
   walk.AddUnit(sharded, "root", KeepsFullPrecision(precision, root, ""));
   RETURN_IF_ERROR(walk.Visit(root, "", 0, /*kept=*/false));
   ModuleUnits units = walk.Take();
+  UseOwnPrecision(&units);
   NameStrategies(policy, &units);
   RETURN_IF_ERROR(ValidateModel(units.model));
   return units;

@@ -40,7 +40,7 @@ struct ModuleUnits {
   std::vector<std::optional<torch::ScalarType>> input_dtypes;
   std::vector<bool> casts_results_back;          // To the dtype that an argument was cast from.
   std::vector<std::vector<CastBuffer>> buffers;  // Only those that are cast.
-  // By unit: whether its tensors show the fp32 memory of windows in full precision at the moment.
+  // By unit: whether its tensors show the memory of windows in full precision at the moment.
   std::vector<bool> in_full_precision;
 };
 

@@ -71,14 +71,14 @@ absl::Status Check(const Session& session, const Replacement& replacement) {
 }
 
 // By unit and parameter: whole values, where some parameter of the unit is replaced.
-using Values = std::map<std::pair<int, int>, torch::Tensor>;
+using NewTensors = std::map<std::pair<int, int>, torch::Tensor>;
 
-absl::StatusOr<Values> NewValues(Session* session, const std::vector<Replacement>& replaced,
-                                 const std::vector<int>& units) {
-  Values values;
+absl::StatusOr<NewTensors> NewValues(Session* session, const std::vector<Replacement>& replaced,
+                                     const std::vector<int>& units) {
+  NewTensors values;
   for (const int unit : units) {
     const std::vector<PlacedParameter>& placed = session->layout().units[unit].flat.parameters();
-    RETURN_IF_ERROR(session->ReadParameters(unit, [&](int p, absl::Span<const float> whole) {
+    RETURN_IF_ERROR(session->ReadParameters(unit, [&](int p, ConstValues whole) {
       values[{unit, p}] = TensorOf(whole, placed[p].spec.shape);
     }));
   }
@@ -102,8 +102,8 @@ absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
     RETURN_IF_ERROR(Check(*session, replacement));
     if (which.empty() || which.back() != replacement.unit) which.push_back(replacement.unit);
   }
-  ASSIGN_OR_RETURN(const Values values, NewValues(session, replaced, which));
-  RETURN_IF_ERROR(session->WriteParameters(which, [&](int unit, int p, absl::Span<float> into) {
+  ASSIGN_OR_RETURN(const NewTensors values, NewValues(session, replaced, which));
+  RETURN_IF_ERROR(session->WriteParameters(which, [&](int unit, int p, Values into) {
     CopyValues(values.at({unit, p}), into);
   }));
   for (const Replacement& r : replaced) {
@@ -128,7 +128,7 @@ absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units) {
                                  "the gradient of"));
     }
     if (!any) continue;
-    RETURN_IF_ERROR(session->WriteGradients(unit, [&](int p, bool has, absl::Span<float> values) {
+    RETURN_IF_ERROR(session->WriteGradients(unit, [&](int p, bool has, Values values) {
       const torch::Tensor& gradient = units.parameters[unit][p].grad();
       if (gradient.defined()) CopyValues(gradient, values);
       return has || gradient.defined();

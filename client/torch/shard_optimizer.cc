@@ -4,13 +4,15 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "client/torch/precision_rules.h"
 
 namespace tessera {
 namespace {
 
-torch::Tensor Flat(absl::Span<float> values) {
-  if (values.empty()) return torch::empty({0}, torch::kFloat32);
-  return torch::from_blob(values.data(), {static_cast<int64_t>(values.size())}, torch::kFloat32);
+torch::Tensor Flat(Values values) {
+  const torch::ScalarType dtype = ScalarTypeOf(values.dtype());
+  if (values.empty()) return torch::empty({0}, dtype);
+  return torch::from_blob(values.data(), {static_cast<int64_t>(values.size())}, dtype);
 }
 
 // What the user's code throws.

@@ -32,7 +32,7 @@ namespace tessera {
 // This rank's part of a parameter that takes gradients: elements from begin_elements on, in order.
 struct ShardTensor {
   std::string name;
-  torch::Tensor tensor;  // 1-D, fp32; of no element where this rank has no part.
+  torch::Tensor tensor;  // 1-D, fp32 or fp64; of no element where this rank has no part.
   int64_t begin_elements = 0;
 };
 

@@ -42,17 +42,16 @@ absl::StatusOr<std::vector<int>> UnitsToSummon(const ModuleUnits& units,
                                         : "summon: the module is no unit of this model");
 }
 
-torch::Tensor TensorOf(absl::Span<const float> values, const std::vector<int64_t>& shape) {
-  torch::Tensor tensor = torch::empty(shape, torch::kFloat32);
-  if (!values.empty())
-    memcpy(tensor.data_ptr<float>(), values.data(), values.size() * sizeof(float));
+torch::Tensor TensorOf(ConstValues values, const std::vector<int64_t>& shape) {
+  torch::Tensor tensor = torch::empty(shape, ScalarTypeOf(values.dtype()));
+  if (!values.empty()) memcpy(tensor.data_ptr(), values.data(), values.size_bytes());
   return tensor;
 }
 
-void CopyValues(const torch::Tensor& tensor, absl::Span<float> values) {
+void CopyValues(const torch::Tensor& tensor, Values values) {
   if (values.empty()) return;
-  const torch::Tensor source = tensor.detach().to(torch::kFloat32).contiguous();
-  memcpy(values.data(), source.data_ptr<float>(), values.size() * sizeof(float));
+  const torch::Tensor source = tensor.detach().to(ScalarTypeOf(values.dtype())).contiguous();
+  memcpy(values.data(), source.data_ptr(), values.size_bytes());
 }
 
 void ReplaceMemory(torch::Tensor& tensor, const torch::Tensor& memory) {
@@ -70,8 +69,8 @@ void UseClusterMemory(const Session& session, int unit, int parameter, torch::Te
                       bool full_precision) {
   const UnitLayout& layout = session.layout().units[unit];
   const auto dtype =
-      full_precision ? torch::kFloat32
-                     : ScalarTypeOf(layout.compute_dtype.value_or(session.config().compute_dtype));
+      ScalarTypeOf(full_precision ? layout.full_dtype()
+                                  : layout.compute_dtype.value_or(session.config().compute_dtype));
   void* address = const_cast<void*>(ClusterMemory(session, unit, parameter, full_precision));
   const TensorSpec& spec = layout.flat.parameters()[parameter].spec;
   ReplaceMemory(tensor, torch::from_blob(address, spec.shape, torch::TensorOptions().dtype(dtype)));
@@ -83,7 +82,7 @@ absl::Status FullParameters::Open() {
     const std::vector<PlacedParameter>& placed = session_->layout().units[unit].flat.parameters();
     std::vector<torch::Tensor>& parameters = units_->parameters[unit];
     const auto read = [&](auto* into) {
-      return [&, into](int p, absl::Span<const float> whole) {
+      return [&, into](int p, ConstValues whole) {
         if (HasCopy()) into->emplace_back(&parameters[p], TensorOf(whole, placed[p].spec.shape));
       };
     };
@@ -98,7 +97,7 @@ absl::Status FullParameters::Open() {
 
 absl::Status FullParameters::ReadAgain() {
   for (const int unit : which_)
-    RETURN_IF_ERROR(session_->ReadParameters(unit, [](int, absl::Span<const float>) {}));
+    RETURN_IF_ERROR(session_->ReadParameters(unit, [](int, ConstValues) {}));
   return absl::OkStatus();
 }
 
@@ -116,10 +115,9 @@ absl::Status FullParameters::Check() const {
 }
 
 absl::Status FullParameters::WriteBack() {
-  RETURN_IF_ERROR(
-      session_->WriteParameters(which_, [this](int unit, int p, absl::Span<float> values) {
-        CopyValues(units_->parameters[unit][p], values);
-      }));
+  RETURN_IF_ERROR(session_->WriteParameters(which_, [this](int unit, int p, Values values) {
+    CopyValues(units_->parameters[unit][p], values);
+  }));
   if (!options_.with_grads) return absl::OkStatus();
   for (const int unit : which_) RETURN_IF_ERROR(WriteGradients(unit));
   return absl::OkStatus();
@@ -129,12 +127,12 @@ absl::Status FullParameters::WriteGradients(int unit) {
   bool any = session_->reduced(unit);
   for (const torch::Tensor& tensor : units_->parameters[unit]) any |= tensor.grad().defined();
   if (!any) return absl::OkStatus();
-  return session_->WriteGradients(unit, [&](int p, bool, absl::Span<float> values) {
+  return session_->WriteGradients(unit, [&](int p, bool, Values values) {
     const torch::Tensor& gradient = units_->parameters[unit][p].grad();
     if (gradient.defined()) {
       CopyValues(gradient, values);
     } else {
-      std::fill(values.begin(), values.end(), 0.0f);
+      memset(values.data(), 0, values.size_bytes());
     }
     return gradient.defined();
   });

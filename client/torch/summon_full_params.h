@@ -2,12 +2,12 @@
 //
 //   sharded->SummonFullParams({}, [&] {
 //     torch::NoGradGuard no_grad;
-//     model->head->weight.mul_(0.5);          every parameter is a plain tensor, whole, in fp32
+//     model->head->weight.mul_(0.5);          every parameter is a plain tensor, whole, in full
 //     return absl::OkStatus();
 //   });                                       set on all ranks or on none
 //
 // Trainers map the job's parameters read-only, so the body works on a private copy of the shards'
-// fp32 values; of what it leaves, each rank's own slice is written back. Units that were readable
+// full values; of what it leaves, each rank's own slice is written back. Units that were readable
 // before stay so. The memory of the copy is that of the chosen units, on every rank that gets one.
 //
 // Collective: all ranks call it with the same options, at the same place. A process that dies
@@ -89,9 +89,9 @@ class FullParameters {
 const void* ClusterMemory(const Session& session, int unit, int parameter, bool full_precision);
 
 // Copies of what lies in the job's memory. `values` as it is in the shards.
-torch::Tensor TensorOf(absl::Span<const float> values, const std::vector<int64_t>& shape);
+torch::Tensor TensorOf(ConstValues values, const std::vector<int64_t>& shape);
 // The values of any float tensor, into as many elements.
-void CopyValues(const torch::Tensor& tensor, absl::Span<float> values);
+void CopyValues(const torch::Tensor& tensor, Values values);
 // Errors: FailedPrecondition  naming `of` ("parameter") and the parameter: another shape, or none.
 absl::Status CheckShape(const torch::Tensor& tensor, const TensorSpec& spec, absl::string_view of);
 // As set_data, also from and to the meta device, which libtorch refuses.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "client/torch/precision_rules.h"
 #include "client/torch/summon_full_params.h"
 
 namespace tessera {
@@ -26,7 +27,7 @@ bool UnitPrecisions::InFullPrecisionEval(int unit) const {
 }
 
 Precision UnitPrecisions::Wanted(int unit) const {
-  const bool low = units_->compute_dtypes[unit] != torch::kFloat32;
+  const bool low = units_->compute_dtypes[unit] != ScalarTypeOf(session_->full_dtype(unit));
   return low && InFullPrecisionEval(unit) ? Precision::kFull : Precision::kCompute;
 }
 

@@ -1,6 +1,6 @@
 // Which memory and dtype the parameters and buffers of an attached model have at the moment.
 //
-//   parameters of a unit   compute dtype ◄── UseParameters ──► fp32 (its full-precision memory)
+//   parameters of a unit   compute dtype ◄── UseParameters ──► full (its memory of that)
 //   buffers of the model   buffer dtype  ◄── UseOriginalBuffers ──► original dtype
 //
 // Switching changes tensors in place, so that modules' members follow; it reads no parameter.

@@ -90,7 +90,7 @@ TEST_P(LocalShardsTest, OwnDescentIsThatOfTheUnshardedReference) {
   ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
     RETURN_IF_ERROR(InitializeToy(session));
     ASSIGN_OR_RETURN(const auto shards, LocalShards::Open(session));
-    const float* const address = shards->values(0).data();
+    const void* const address = shards->values(0).data();
     for (int64_t step = 1; step <= kSteps; ++step) {
       EXPECT_EQ(session->next_step(), step);
       RETURN_IF_ERROR(session->RunStep([&] { return OwnStep(session, shards.get(), step); }));
@@ -162,7 +162,7 @@ TEST_P(LocalShardsTest, PartsOfAllRanksAreEachElementOnce) {
       for (int64_t k = 0; k < part.numel; ++k) {
         const int64_t element = part.begin_elements + k;
         ++held[i][element];
-        EXPECT_EQ(shards->values(i)[k],
+        EXPECT_EQ(shards->values(i).as<float>()[k],
                   testing_support::InitialValue(part.unit, part.parameter, element));
       }
     }
@@ -232,7 +232,7 @@ TEST_P(LocalShardsOfTwoTest, WhatOthersSetMeanwhileIsSeenByTheNextBegin) {
     RETURN_IF_ERROR(Backward(session, 2));
     RETURN_IF_ERROR(shards->Begin().status());
     for (size_t i = 0; i < shards->parts().size(); ++i) {
-      for (const float value : shards->values(i)) EXPECT_EQ(value, 2.5f);
+      for (const float value : shards->values(i).as<float>()) EXPECT_EQ(value, 2.5f);
     }
     EXPECT_EQ(session->num_writes(), 1);
     RETURN_IF_ERROR(shards->Commit());

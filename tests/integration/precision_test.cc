@@ -137,7 +137,7 @@ std::vector<float> ReadUnit(Session* session, int unit) {
   for (size_t p = 0; p < parameters.size(); ++p) {
     std::vector<float> values(parameters[p].numel);
     if (session->precision(unit) == Precision::kFull) {
-      const float* full = session->full_parameter(unit, p);
+      const auto* full = reinterpret_cast<const float*>(session->full_parameter(unit, p));
       values.assign(full, full + values.size());
     } else if (IsHalf(dtype)) {
       host::CastHalfToFp32(dtype, reinterpret_cast<const uint16_t*>(session->parameter(unit, p)),
@@ -331,7 +331,7 @@ TEST_F(PrecisionTest, UseInAnotherPrecisionThanTheWindowsNamesTheParameter) {
   ASSERT_OK_AND_ASSIGN(auto session, Session::Open(OptionsFor(0, ToyModel(2), config)));
   ASSERT_OK(testing_support::InitializeToy(session.get()));
   ASSERT_OK(session->Unshard(1));
-  EXPECT_EXIT({ exit(*session->full_parameter(1, 1) > 0); }, testing::KilledBySignal(SIGSEGV),
+  EXPECT_EXIT({ exit(*session->full_parameter(1, 1) > std::byte{0}); }, testing::KilledBySignal(SIGSEGV),
               "parameter 'unit1.bias' of unit 'unit1' was used while the unit is sharded");
 }
 

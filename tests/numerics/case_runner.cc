@@ -68,61 +68,77 @@ class Runner {
   void Between() const {
     if (between_) between_();
   }
-  static std::vector<float> RandomValues(Dice dice, size_t count) {
-    std::vector<float> values(count);
-    for (float& value : values) value = dice.Uniform();
+  // Those of fp64 have bits that fp32 has no room for.
+  std::vector<double> RandomValues(Dice dice, int parameter) {
+    const bool fine = reference_.full_dtype(reference_.UnitOf(parameter)) == DType::kFp64;
+    std::vector<double> values(reference_.values(parameter).size());
+    for (double& value : values) {
+      value = dice.Uniform();
+      if (fine) value += std::ldexp(static_cast<double>(dice.Uniform()), -25);
+    }
     return values;
+  }
+  static void Store(const std::vector<double>& from, Values to) {
+    if (to.dtype() == DType::kFp64) {
+      std::copy(from.begin(), from.end(), to.as<double>().begin());
+    } else {
+      std::copy(from.begin(), from.end(), to.as<float>().begin());
+    }
   }
 
   absl::Status Initialize() {
     for (int p = 0; p < reference_.num_parameters(); ++p)
-      reference_.values(p) = RandomValues(Dice(seed_ + 2, p), reference_.values(p).size());
+      reference_.values(p) = RandomValues(Dice(seed_ + 2, p), p);
     if (session_->initialized()) return absl::OkStatus();
-    return session_->Initialize([this](int unit, int parameter, absl::Span<float> values) {
-      const std::vector<float>& from = reference_.values(first_[unit] + parameter);
-      std::copy(from.begin(), from.end(), values.begin());
+    return session_->Initialize([this](int unit, int parameter, Values values) {
+      Store(reference_.values(first_[unit] + parameter), values);
     });
   }
 
   bool FullPrecision(int unit) const { return step_.full_precision[unit] != 0; }
-  bool ShowsFp32(int unit) const {
-    return FullPrecision(unit) || reference_.compute_dtype(unit) == DType::kFp32;
+  DType ShownIn(int unit) const {
+    return FullPrecision(unit) ? reference_.full_dtype(unit) : reference_.compute_dtype(unit);
   }
   // What the module sees of an element.
-  float Seen(int parameter, size_t i) {
-    const int unit = reference_.UnitOf(parameter);
-    return RoundTo(ShowsFp32(unit) ? DType::kFp32 : reference_.compute_dtype(unit),
-                   reference_.values(parameter)[i]);
+  double Seen(int parameter, size_t i) {
+    return RoundTo(ShownIn(reference_.UnitOf(parameter)), reference_.values(parameter)[i]);
+  }
+  static double Load(DType dtype, const std::byte* from, size_t i) {
+    if (dtype == DType::kFp64) return reinterpret_cast<const double*>(from)[i];
+    if (dtype == DType::kFp32) return reinterpret_cast<const float*>(from)[i];
+    return FromHalf(dtype, reinterpret_cast<const uint16_t*>(from)[i]);
   }
 
   absl::Status Open(int unit) {
     if (session_->unsharded(unit)) return absl::OkStatus();
     RETURN_IF_ERROR(
         session_->Unshard(unit, FullPrecision(unit) ? Precision::kFull : Precision::kCompute));
-    const DType dtype = reference_.compute_dtype(unit);
     for (int p = first_[unit]; p < first_[unit + 1]; ++p) {
       const int in_unit = p - first_[unit];
-      const auto* half = reinterpret_cast<const uint16_t*>(session_->parameter(unit, in_unit));
-      const float* full = FullPrecision(unit) ? session_->full_parameter(unit, in_unit)
-                                              : reinterpret_cast<const float*>(half);
+      const std::byte* shown = FullPrecision(unit) ? session_->full_parameter(unit, in_unit)
+                                                   : session_->parameter(unit, in_unit);
       for (size_t i = 0; i < reference_.values(p).size(); ++i) {
-        const float value = ShowsFp32(unit) ? full[i] : FromHalf(dtype, half[i]);
+        const double value = Load(ShownIn(unit), shown, i);
         if (value != Seen(p, i)) return Differs(p, i, value, Seen(p, i));
       }
     }
     return absl::OkStatus();
   }
 
-  absl::Status Differs(int parameter, size_t i, float value, float expected) const {
+  absl::Status Differs(int parameter, size_t i, double value, double expected) const {
     return absl::InternalError(absl::StrCat(reference_.spec(parameter).name, "[", i, "] is ", value,
                                             ", the reference has ", expected));
   }
 
-  std::vector<float> Gradient(int64_t batch, int rank, int parameter) {
+  std::vector<double> Gradient(int64_t batch, int rank, int parameter) {
+    const bool fine = reference_.full_dtype(reference_.UnitOf(parameter)) == DType::kFp64;
     Dice dice(seed_ + 3, ((number_ * 8 + batch) * 16 + rank) * 64 + parameter);
-    std::vector<float> gradient(reference_.values(parameter).size());
-    for (size_t i = 0; i < gradient.size(); ++i)
-      gradient[i] = GradientOf(Seen(parameter, i), dice.Uniform(), step_.magnitude);
+    std::vector<double> gradient(reference_.values(parameter).size());
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      const float random = dice.Uniform();
+      gradient[i] = fine ? GradientOf<double>(Seen(parameter, i), random, step_.magnitude)
+                         : GradientOf<float>(Seen(parameter, i), random, step_.magnitude);
+    }
     const bool last = batch + 1 == static_cast<int64_t>(step_.micro_batches.size());
     if (last && rank == step_.bad_rank && parameter == step_.bad_parameter && !gradient.empty()) {
       gradient[gradient.size() / 2] = step_.bad_value;
@@ -135,30 +151,39 @@ class Runner {
     for (int p = first_[unit]; p < first_[unit + 1]; ++p) {
       for (int rank = 0; rank < job_.config.world_size; ++rank) {
         if (step_.micro_batches[batch].gives[p][rank] == 0) continue;
-        const std::vector<float> gradient = Gradient(batch, rank, p);
+        const std::vector<double> gradient = Gradient(batch, rank, p);
         pending_[unit] = true;
         reference_.AddGradient(rank, p, gradient, FullPrecision(unit));
         if (rank == session_->rank())
-          RETURN_IF_ERROR(session_->AddGradient(unit, p - first_[unit], gradient));
+          RETURN_IF_ERROR(GiveGradient(unit, p - first_[unit], gradient));
       }
     }
     return absl::OkStatus();
   }
 
+  absl::Status GiveGradient(int unit, int parameter, const std::vector<double>& gradient) {
+    if (reference_.full_dtype(unit) == DType::kFp64)
+      return session_->AddGradient(unit, parameter, gradient);
+    return session_->AddGradient(unit, parameter,
+                                 std::vector<float>(gradient.begin(), gradient.end()));
+  }
+
+  Strategy StrategyOf(int unit) const { return session_->layout().units[unit].strategy; }
+
   absl::Status RunBatch(int64_t batch) {
-    const Strategy strategy = job_.config.strategy;
     const int num_units = session_->num_units();
     for (int unit = 0; unit < num_units; ++unit) {
       RETURN_IF_ERROR(Open(unit));
       Between();
-      if (strategy == Strategy::kFullShard && unit != 0) RETURN_IF_ERROR(session_->Reshard(unit));
+      if (unit != 0 && ReshardsAfterForward(StrategyOf(unit)))
+        RETURN_IF_ERROR(session_->Reshard(unit));
     }
     const bool last = batch + 1 == static_cast<int64_t>(step_.micro_batches.size());
     for (int unit = num_units - 1; unit >= 0; --unit) {
       RETURN_IF_ERROR(Open(unit));
       Between();
       RETURN_IF_ERROR(AddGradients(batch, unit));
-      if (strategy != Strategy::kNoShard) RETURN_IF_ERROR(session_->Reshard(unit));
+      if (StrategyOf(unit) != Strategy::kNoShard) RETURN_IF_ERROR(session_->Reshard(unit));
       if (!step_.micro_batches[batch].reduces || !pending_[unit]) continue;
       reference_.Reduce(unit, FullPrecision(unit));
       pending_[unit] = false;
@@ -209,24 +234,23 @@ class Runner {
       if (!dice->OneIn(2)) continue;
       units.push_back(unit);
       for (int p = first_[unit]; p < first_[unit + 1]; ++p) {
-        reference_.values(p) =
-            RandomValues(Dice(seed_ + 4, number_ * 64 + p), reference_.values(p).size());
+        reference_.values(p) = RandomValues(Dice(seed_ + 4, number_ * 64 + p), p);
       }
     }
-    return session_->WriteParameters(units, [this](int unit, int p, absl::Span<float> values) {
-      const std::vector<float>& from = reference_.values(first_[unit] + p);
-      std::copy(from.begin(), from.end(), values.begin());
+    return session_->WriteParameters(units, [this](int unit, int p, Values values) {
+      Store(reference_.values(first_[unit] + p), values);
     });
   }
 
   absl::Status CompareShards() {
     absl::Status status;
     for (int unit = 0; unit < session_->num_units(); ++unit) {
-      RETURN_IF_ERROR(session_->ReadParameters(unit, [&](int p, absl::Span<const float> values) {
-        const std::vector<float>& expected = reference_.values(first_[unit] + p);
+      RETURN_IF_ERROR(session_->ReadParameters(unit, [&](int p, ConstValues values) {
+        const std::vector<double>& expected = reference_.values(first_[unit] + p);
+        const auto* read = static_cast<const std::byte*>(values.data());
         for (size_t i = 0; i < values.size() && status.ok(); ++i) {
-          if (values[i] != expected[i])
-            status = Differs(first_[unit] + p, i, values[i], expected[i]);
+          const double value = Load(values.dtype(), read, i);
+          if (value != expected[i]) status = Differs(first_[unit] + p, i, value, expected[i]);
         }
       }));
     }

@@ -83,11 +83,11 @@ absl::StatusOr<double> Step(Session* session, int64_t step) {
   const double loss =
       LossAndGradients(step, session->rank() * count, (session->rank() + 1) * count, values(0, 0),
                        values(0, 1), values(1, 0), values(1, 1)[0], &gradients);
-  RETURN_IF_ERROR(session->AddGradient(1, 0, gradients.w2));
-  RETURN_IF_ERROR(session->AddGradient(1, 1, gradients.b2));
+  RETURN_IF_ERROR(session->AddGradient(1, 0, absl::MakeSpan(gradients.w2)));
+  RETURN_IF_ERROR(session->AddGradient(1, 1, absl::MakeSpan(gradients.b2)));
   RETURN_IF_ERROR(session->Reduce(1));
-  RETURN_IF_ERROR(session->AddGradient(0, 0, gradients.w1));
-  RETURN_IF_ERROR(session->AddGradient(0, 1, gradients.b1));
+  RETURN_IF_ERROR(session->AddGradient(0, 0, absl::MakeSpan(gradients.w1)));
+  RETURN_IF_ERROR(session->AddGradient(0, 1, absl::MakeSpan(gradients.b1)));
   RETURN_IF_ERROR(session->Reduce(0));
   RETURN_IF_ERROR(session->Step().status());
   return loss;

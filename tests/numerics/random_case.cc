@@ -24,8 +24,9 @@ UnitSpec RandomUnit(const std::string& name, Dice* dice) {
   UnitSpec unit;
   unit.name = name;
   const int count = 1 + dice->Below(4);
+  const DType dtype = dice->OneIn(4) ? DType::kFp64 : DType::kFp32;
   for (int p = 0; p < count; ++p) {
-    TensorSpec spec = {absl::StrCat(name, ".p", p), RandomShape(dice), DType::kFp32};
+    TensorSpec spec = {absl::StrCat(name, ".p", p), RandomShape(dice), dtype};
     spec.requires_grad = !dice->OneIn(6);
     unit.parameters.push_back(spec);
   }
@@ -61,6 +62,14 @@ void RandomPrecision(Dice* dice, JobConfig* config) {
   config->layout.shard_alignment_bytes = dice->Of<int64_t>({128, 0, 64});
 }
 
+// Of one job in three, some units have a strategy of their own.
+void MixStrategies(const std::vector<Strategy>& choices, Dice* dice, RandomJob* job) {
+  if (!dice->OneIn(3)) return;
+  for (UnitSpec& unit : job->model.units) {
+    if (dice->OneIn(2)) unit.strategy = dice->Of(choices);
+  }
+}
+
 }  // namespace
 
 RandomJob MakeJob(uint64_t seed) {
@@ -87,6 +96,7 @@ RandomJob MakeJob(uint64_t seed) {
   config.gradient_slots = dice.Below(4);
   config.max_gathered_units = 1 + dice.Below(3);
   job.ranks_by_worker = {config.world_size};
+  MixStrategies({Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}, &dice, &job);
   return job;
 }
 
@@ -102,6 +112,9 @@ RandomJob MakeJobOfSeveralWorkers(uint64_t seed) {
   if (config.world_size % most == 0 && dice.OneIn(3)) {
     config.shard_group_size = most;
     config.strategy = dice.OneIn(2) ? Strategy::kHybridShard : Strategy::kHybridShardZero2;
+    MixStrategies({Strategy::kFullShard, Strategy::kHybridShard, Strategy::kHybridShardZero2,
+                   Strategy::kNoShard},
+                  &dice, &job);
   }
   return job;
 }
@@ -116,7 +129,9 @@ std::string Describe(const RandomJob& job) {
       config.keep_low_precision_gradients, ", clip ", config.max_gradient_norm,
       " by p = ", config.gradient_norm_p, ", ", config.gradient_slots, " slots; units");
   for (const UnitSpec& unit : job.model.units) {
-    absl::StrAppend(&text, " [");
+    absl::StrAppend(&text, " [", unit.parameters[0].dtype == DType::kFp64 ? "fp64" : "");
+    if (unit.strategy.has_value())
+      absl::StrAppend(&text, " strategy ", static_cast<int>(*unit.strategy), ":");
     for (const TensorSpec& spec : unit.parameters)
       absl::StrAppend(&text, " ", absl::StrJoin(spec.shape, "x"), spec.requires_grad ? "" : "*");
     absl::StrAppend(&text, " ]");
@@ -171,11 +186,6 @@ RandomStep MakeStep(const RandomJob& job, uint64_t seed, int64_t number) {
     step.bad_value = dice.OneIn(2) ? kInfinity : std::numeric_limits<float>::quiet_NaN();
   }
   return step;
-}
-
-float GradientOf(float value, float random, float magnitude) {
-  const float pull = value * 0.125f;
-  return random * magnitude + pull;
 }
 
 }  // namespace tessera::numerics

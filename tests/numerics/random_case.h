@@ -1,8 +1,9 @@
 // Random jobs and random steps of them, from a seed: the same on every rank, since each rank makes
 // them anew.
 //
-//   a job   model (units, shapes, ties, frozen parameters), world size, strategy, dtypes of the job
-//           and of units, layout, optimizer, param groups, clipping, gradient slots
+//   a job   model (units in fp32 and fp64, shapes, ties, frozen parameters), world size, strategies
+//           and dtypes of the job and of units, layout, optimizer, param groups, clipping, gradient
+//           slots
 //   a step  micro-batches, which of them are reduced, who gives a gradient to what, windows in full
 //           precision, divisor, weights, hyper-parameters, a NaN or an infinity, dropped gradients
 #ifndef TESSERA_TESTS_NUMERICS_RANDOM_CASE_H_
@@ -77,7 +78,11 @@ struct RandomStep {
 RandomStep MakeStep(const RandomJob& job, uint64_t seed, int64_t step);
 
 // A rank's gradient of an element that it sees as `value`.
-float GradientOf(float value, float random, float magnitude);
+template <typename Real>
+Real GradientOf(Real value, float random, float magnitude) {
+  const Real pull = value * Real(0.125);
+  return static_cast<Real>(random) * static_cast<Real>(magnitude) + pull;
+}
 
 }  // namespace tessera::numerics
 

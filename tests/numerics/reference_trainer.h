@@ -2,11 +2,13 @@
 // says which bits a sharded job must have, whatever its world size and strategy.
 //
 //   slot[rank]  (+)= gradient               each sum rounded to what the gradient travels in
-//   sum           =  (slot[0] + slot[1] + ...) + (...)      in fp32: the ranks of each worker in
-//                                                            order, then the workers
+//   sum           =  (slot[0] + slot[1] + ...) + (...)      in full precision: the ranks of each
+//                                                            worker in order, then the workers
 //   mean         (+)= 1/W * sum
-//   p, m, v        =  the optimizer's formula, in fp32, of mean * scale
+//   p, m, v        =  the optimizer's formula, in full precision, of mean * scale
 //
+// Full precision is fp32, or fp64 of parameters that are; numbers are kept as double, and those of
+// fp32 are computed as float, so that they are floats always.
 // Only the norm of the gradient may differ in its last bits, since its sum depends on who holds
 // what: a step is given the norm that the job found.
 #ifndef TESSERA_TESTS_NUMERICS_REFERENCE_TRAINER_H_
@@ -22,8 +24,8 @@
 
 namespace tessera::numerics {
 
-// To nearest, ties to even; fp32 stays as it is.
-float RoundTo(DType dtype, float value);
+// To nearest, ties to even, from fp64 by way of fp32; fp32 and fp64 stay as they are.
+double RoundTo(DType dtype, double value);
 
 class ReferenceTrainer {
  public:
@@ -34,11 +36,12 @@ class ReferenceTrainer {
   int num_parameters() const { return static_cast<int>(parameters_.size()); }
   int UnitOf(int parameter) const { return parameters_[parameter].unit; }
   const TensorSpec& spec(int parameter) const { return parameters_[parameter].spec; }
-  // The fp32 values of a parameter, numbered over the model.
-  std::vector<float>& values(int parameter) { return parameters_[parameter].p; }
+  // The values of a parameter in full precision, numbered over the model.
+  std::vector<double>& values(int parameter) { return parameters_[parameter].p; }
   DType compute_dtype(int unit) const { return units_[unit].compute_dtype; }
+  DType full_dtype(int unit) const { return units_[unit].full_dtype; }
 
-  void AddGradient(int rank, int parameter, absl::Span<const float> gradient, bool full_precision);
+  void AddGradient(int rank, int parameter, absl::Span<const double> gradient, bool full_precision);
   // Of one unit, over all ranks.
   void Reduce(int unit, bool full_precision);
   // Of what was reduced since the last step, after all divisions.
@@ -51,20 +54,26 @@ class ReferenceTrainer {
   struct Parameter {
     int unit;
     TensorSpec spec;
-    std::vector<float> p, m, v, mean;
-    std::vector<std::vector<float>> slots;  // By rank; empty: no gradient.
+    std::vector<double> p, m, v, mean;
+    std::vector<std::vector<double>> slots;  // By rank; empty: no gradient.
     bool touched = false;
     int64_t updates = 0;
   };
   struct Unit {
-    DType compute_dtype, reduce_dtype;
+    DType full_dtype, compute_dtype, reduce_dtype;
     bool reduced = false;
   };
 
-  float Sum(const Parameter& parameter, size_t i) const;
+  // Real: what the parameter's unit has as full precision.
+  template <typename Real>
+  Real Sum(const Parameter& parameter, size_t i) const;
+  template <typename Real>
+  void ReduceParameter(DType dtype, Parameter* parameter);
   double Scale(const StepOptions& options, double total_weight) const;
+  template <typename Real>
   void Update(const HyperParameters& numbers, double scale, Parameter* parameter);
-  void UpdateSgd(const HyperParameters& numbers, float scale, Parameter* parameter);
+  template <typename Real>
+  void UpdateSgd(const HyperParameters& numbers, Real scale, Parameter* parameter);
 
   const JobConfig config_;
   const std::vector<int> ranks_by_worker_;

@@ -22,10 +22,19 @@ absl::Status CheckPointer(const void* pointer, int64_t count, const char* name) 
   return absl::InvalidArgumentError(absl::StrCat(name, " is null"));
 }
 
-absl::Status CheckGradientDType(DType dtype) {
+absl::Status CheckGradientDType(DType dtype, DType sum_dtype) {
   if (dtype == DType::kFp32 || IsHalf(dtype)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("gradients are fp32, bf16 or fp16, not ", Name(dtype)));
+  if (dtype == DType::kFp64 && sum_dtype == DType::kFp64) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "gradients are fp32, bf16, fp16 or, where sums are too, fp64; not ", Name(dtype)));
+}
+
+absl::Status CheckSumOutput(host::SumOutput recv, int64_t count) {
+  if (recv.dtype != DType::kFp32 && recv.dtype != DType::kFp64) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sums are fp32 or fp64, not ", Name(recv.dtype)));
+  }
+  return CheckPointer(recv.data, count, "recv");
 }
 
 }  // namespace
@@ -36,12 +45,12 @@ absl::Status CheckAllGather(const void* send, const void* recv, int64_t bytes_pe
   return CheckPointer(recv, bytes_per_rank, "recv");
 }
 
-absl::Status CheckReduceScatter(const void* send, const void* recv, int64_t count_per_rank,
+absl::Status CheckReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
                                 DType dtype, int size) {
-  RETURN_IF_ERROR(CheckGradientDType(dtype));
+  RETURN_IF_ERROR(CheckGradientDType(dtype, recv.dtype));
   RETURN_IF_ERROR(CheckExtent(count_per_rank, SizeBytes(dtype), size));
   RETURN_IF_ERROR(CheckPointer(send, count_per_rank, "send"));
-  return CheckPointer(recv, count_per_rank, "recv");
+  return CheckSumOutput(recv, count_per_rank);
 }
 
 absl::Status CheckAllReduce(const void* buffer, int64_t count, DType dtype) {
@@ -63,8 +72,8 @@ absl::Status CheckBroadcast(const void* buffer, int64_t bytes, int root, int siz
 
 absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                       absl::Span<const ElementRange> slices_by_rank, DType dtype,
-                                      const void* recv, int rank, int size) {
-  RETURN_IF_ERROR(CheckGradientDType(dtype));
+                                      host::SumOutput recv, int rank, int size) {
+  RETURN_IF_ERROR(CheckGradientDType(dtype, recv.dtype));
   if (static_cast<int64_t>(sends_by_rank.size()) != size ||
       static_cast<int64_t>(slices_by_rank.size()) != size) {
     return absl::InvalidArgumentError(absl::StrCat(sends_by_rank.size(), " send buffers and ",
@@ -78,7 +87,7 @@ absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_ran
     }
     RETURN_IF_ERROR(CheckExtent(slice.end, SizeBytes(dtype), 1));
   }
-  return CheckPointer(recv, slices_by_rank[rank].size(), "recv");
+  return CheckSumOutput(recv, slices_by_rank[rank].size());
 }
 
 absl::Status CheckAllGatherMapped(const void* base, int64_t bytes_per_rank, int size) {

@@ -9,17 +9,18 @@
 #include "absl/types/span.h"
 #include "layout/dtype.h"
 #include "layout/shard_map.h"
+#include "worker/device/host/kernels.h"
 
 namespace tessera {
 
 absl::Status CheckAllGather(const void* send, const void* recv, int64_t bytes_per_rank, int size);
-absl::Status CheckReduceScatter(const void* send, const void* recv, int64_t count_per_rank,
+absl::Status CheckReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
                                 DType dtype, int size);
 absl::Status CheckAllReduce(const void* buffer, int64_t count, DType dtype);
 absl::Status CheckBroadcast(const void* buffer, int64_t bytes, int root, int size);
 absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                       absl::Span<const ElementRange> slices_by_rank, DType dtype,
-                                      const void* recv, int rank, int size);
+                                      host::SumOutput recv, int rank, int size);
 absl::Status CheckAllGatherMapped(const void* base, int64_t bytes_per_rank, int size);
 
 }  // namespace tessera

@@ -46,11 +46,11 @@ class Communicator {
   // `recv` holds size() * bytes_per_rank; `send` may be this rank's part of it (in place).
   virtual absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) = 0;
 
-  // `send` holds size() * count_per_rank elements of `dtype` (kFp32, kBf16 or kFp16). Sums are
-  // fp32.
-  // `recv` may be this rank's slice of an fp32 `send`.
-  virtual absl::Status ReduceScatter(const void* send, float* recv, int64_t count_per_rank,
-                                     DType dtype, float scale) = 0;
+  // `send` holds size() * count_per_rank elements of `dtype`: kFp32, kBf16, kFp16 or, into fp64,
+  // kFp64. Sums are in the dtype of `recv`, which may be this rank's slice of a `send` of that
+  // dtype.
+  virtual absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
+                                     DType dtype, double scale) = 0;
 
   // In place; `dtype` is kFp32 or kFp64. A NaN on any rank makes any result NaN.
   virtual absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) = 0;
@@ -71,8 +71,8 @@ class Communicator {
   // size. When it returns, no rank reads this rank's buffer any more.
   virtual absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                            absl::Span<const ElementRange> slices_by_rank,
-                                           DType dtype, float scale, bool accumulate, float* recv,
-                                           host::GradientStats* stats) = 0;
+                                           DType dtype, double scale, bool accumulate,
+                                           host::SumOutput recv, host::GradientStats* stats) = 0;
 
   // Ends every wait of every rank, now and later, with Aborted and `reason`. From any thread.
   // Idempotent: the first reason stays.

@@ -189,6 +189,40 @@ TEST_P(CommunicatorConformanceTest, ReduceScatterSumsHalvesInFp32) {
   });
 }
 
+// What fp32 has no room for.
+std::vector<double> Doubles(int owner, int64_t count) {
+  std::vector<double> values;
+  for (const float value : Floats(owner, count)) values.push_back(value * (1 + 1e-11));
+  return values;
+}
+
+TEST_P(CommunicatorConformanceTest, ReduceScatterSumsInFp64WhereAskedTo) {
+  ExpectAllOk([data_of = DataOf()](const RankContext& c) -> absl::Status {
+    const int size = c.comm->size();
+    for (int64_t count : kCounts) {
+      std::vector<std::vector<double>> all;
+      for (int r = 0; r < size; ++r) all.push_back(Doubles(data_of(r), count * size));
+      const std::vector<double>& send = all[c.comm->rank()];
+      std::vector<double> recv(count), of_floats(count);
+      RETURN_IF_ERROR(c.comm->ReduceScatter(send.data(), recv.data(), count, DType::kFp64, 0.3));
+      const std::vector<float> floats(send.begin(), send.end());
+      RETURN_IF_ERROR(
+          c.comm->ReduceScatter(floats.data(), of_floats.data(), count, DType::kFp32, 0.3));
+      for (int64_t i = 0; i < count; ++i) {
+        double sum = 0, sum_of_floats = 0;
+        for (int r = 0; r < size; ++r) {
+          const double value = all[r][c.comm->rank() * count + i];
+          sum += value;
+          sum_of_floats += static_cast<float>(value);
+        }
+        RANK_EXPECT(recv[i] == sum * 0.3, i, " of ", count);
+        RANK_EXPECT(of_floats[i] == sum_of_floats * 0.3, "of floats, ", i, " of ", count);
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
 template <typename Real>
 absl::Status CheckAllReduceOf(const RankContext& c, const std::function<int(int)>& data_of,
                               DType dtype, ReduceOp op, int64_t count) {
@@ -273,25 +307,36 @@ TEST_P(CommunicatorConformanceTest, PrivateMemoryFormsCountWhatTheyCopy) {
 }
 
 // Element i of everyone's data: of each host added in rank order, the hosts in theirs.
-float SumOfHosts(const std::vector<std::vector<float>>& by_rank, const std::vector<int>& hosts,
-                 int64_t i) {
-  float sum = 0;
+template <typename Real>
+Real SumOfHosts(const std::vector<std::vector<Real>>& by_rank, const std::vector<int>& hosts,
+                int64_t i) {
+  Real sum = 0;
   size_t r = 0;
   for (size_t host = 0; host < hosts.size(); ++host) {
-    float of_host = by_rank[r++][i];
+    Real of_host = by_rank[r++][i];
     for (int local = 1; local < hosts[host]; ++local) of_host += by_rank[r++][i];
     sum = host == 0 ? of_host : sum + of_host;
   }
   return sum;
 }
 
+void MakeReals(int owner, int64_t count, std::vector<float>* values) {
+  *values = Floats(owner, count);
+}
+
+void MakeReals(int owner, int64_t count, std::vector<double>* values) {
+  *values = Doubles(owner, count);
+}
+
 // Gradients of all ranks lie in `shared`; ranks reduce ragged slices, then write the next ones at
 // once: a peer that still read them would see it.
+template <typename Real>
 absl::Status ReduceMappedRounds(const RankContext& c, const std::vector<int>& hosts,
                                 int64_t count) {
+  const DType dtype = sizeof(Real) == 8 ? DType::kFp64 : DType::kFp32;
   const int size = c.comm->size();
   const int rank = c.comm->rank();
-  auto* base = reinterpret_cast<float*>(c.shared);
+  auto* base = reinterpret_cast<Real*>(c.shared);
   std::vector<const void*> sends;
   std::vector<ElementRange> slices;
   for (int r = 0; r < size; ++r) {
@@ -300,18 +345,18 @@ absl::Status ReduceMappedRounds(const RankContext& c, const std::vector<int>& ho
   }
   const int64_t begin = slices[rank].begin;
   const int64_t end = slices[rank].end;
-  std::vector<float> recv(end - begin, 0.5f);
+  std::vector<Real> recv(end - begin, Real(0.5));
   for (int round = 0; round < 20; ++round) {
-    std::vector<std::vector<float>> all;
-    for (int r = 0; r < size; ++r) all.push_back(Floats(round * 100 + r, count));
+    std::vector<std::vector<Real>> all(size);
+    for (int r = 0; r < size; ++r) MakeReals(round * 100 + r, count, &all[r]);
     std::copy(all[rank].begin(), all[rank].end(), base + rank * count);
     const bool accumulate = round % 2 == 1;
-    const std::vector<float> before = recv;
+    const std::vector<Real> before = recv;
     host::GradientStats stats;
-    RETURN_IF_ERROR(c.comm->ReduceScatterMapped(sends, slices, DType::kFp32, 0.5f, accumulate,
-                                                recv.data(), &stats));
+    RETURN_IF_ERROR(
+        c.comm->ReduceScatterMapped(sends, slices, dtype, 0.5, accumulate, recv.data(), &stats));
     for (int64_t i = begin; i < end; ++i) {
-      float expected = SumOfHosts(all, hosts, i) * 0.5f;
+      Real expected = SumOfHosts(all, hosts, i) * Real(0.5);
       if (accumulate) expected = before[i - begin] + expected;
       RANK_EXPECT(recv[i - begin] == expected, "round ", round, " element ", i);
     }
@@ -324,9 +369,12 @@ absl::Status ReduceMappedRounds(const RankContext& c, const std::vector<int>& ho
 TEST_P(CommunicatorConformanceTest, ReduceScatterMappedReducesOwnSliceOfAll) {
   constexpr int64_t kCount = 5003;
   GroupOptions options;
-  options.shared_bytes = 8 * kCount * sizeof(float);
+  options.shared_bytes = 8 * kCount * sizeof(double);
   ExpectAllOk(
-      [hosts = Hosts()](const RankContext& c) { return ReduceMappedRounds(c, hosts, kCount); },
+      [hosts = Hosts()](const RankContext& c) -> absl::Status {
+        RETURN_IF_ERROR(ReduceMappedRounds<float>(c, hosts, kCount));
+        return ReduceMappedRounds<double>(c, hosts, kCount);
+      },
       options);
 }
 
@@ -338,6 +386,8 @@ TEST_P(CommunicatorConformanceTest, ImpossibleArgumentsAreRefusedAndHarmless) {
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->AllGather(&f, &f, -1)));
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->AllGather(nullptr, &f, 4)));
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->ReduceScatter(&f, &f, 1, DType::kInt64, 1)));
+    double d = 0;
+    RANK_EXPECT(absl::IsInvalidArgument(c.comm->ReduceScatter(&d, &f, 1, DType::kFp64, 1)));
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->ReduceScatter(&f, &f, kHuge, DType::kFp32, 1)));
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->AllReduce(&f, 1, DType::kBf16, ReduceOp::kSum)));
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->Broadcast(&f, 4, c.comm->size())));

@@ -310,6 +310,14 @@ TEST(SegmentsTest, CoverEveryElementOfEveryParameterOnce) {
   }
 }
 
+const std::byte* BytesOf(const std::vector<float>& values) {
+  return reinterpret_cast<const std::byte*>(values.data());
+}
+
+const float* ParametersOf(const ShardedOptimizer& optimizer, int version) {
+  return reinterpret_cast<const float*>(optimizer.Parameters(version));
+}
+
 TEST(ShardedOptimizerTest, RepeatingAnUpdateGivesTheSameBytesAndLeavesTheOldVersion) {
   ModelSpec model;
   model.units.push_back({"u", {{"w", {37}, DType::kFp32}}});
@@ -322,7 +330,7 @@ TEST(ShardedOptimizerTest, RepeatingAnUpdateGivesTheSameBytesAndLeavesTheOldVers
                              state.data(), parameters.data());
   std::vector<float> initial(layout.units[0].shards.padded_numel());
   for (int i = 0; i < 37; ++i) initial[i] = static_cast<float>(i);
-  optimizer.Initialize(0, initial.data());
+  optimizer.Initialize(0, BytesOf(initial));
   float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
   for (int i = 0; i < 37; ++i) gradient[i] = 1.0f + static_cast<float>(i % 3);
   optimizer.Apply({1, 1.0, {HyperParameters()}, {1}});
@@ -330,8 +338,8 @@ TEST(ShardedOptimizerTest, RepeatingAnUpdateGivesTheSameBytesAndLeavesTheOldVers
   optimizer.Apply({1, 1.0, {HyperParameters()}, {1}});
   EXPECT_EQ(state, once);
   EXPECT_EQ(parameters, published);
-  EXPECT_EQ(optimizer.Parameters(0)[5], 5.0f) << "the version that a repetition starts from";
-  EXPECT_NEAR(optimizer.Parameters(1)[5], 5.0f - 1e-3f, 1e-5f);
+  EXPECT_EQ(ParametersOf(optimizer, 0)[5], 5.0f) << "the version that a repetition starts from";
+  EXPECT_NEAR(ParametersOf(optimizer, 1)[5], 5.0f - 1e-3f, 1e-5f);
 }
 
 TEST(ShardedOptimizerTest, ParameterWithoutAGradientIsCarriedOverWithItsMoments) {
@@ -348,7 +356,8 @@ TEST(ShardedOptimizerTest, ParameterWithoutAGradientIsCarriedOverWithItsMoments)
         parameters(memory.parameter_region_bytes());
     const std::vector<ShardSegment> segments = SegmentsOf(layout, config, memory, Rank(0));
     ShardedOptimizer optimizer(config, memory, segments, state.data(), parameters.data());
-    optimizer.Initialize(0, std::vector<float>(layout.units[0].shards.padded_numel(), 3.0f).data());
+    optimizer.Initialize(0,
+                         BytesOf(std::vector<float>(layout.units[0].shards.padded_numel(), 3.0f)));
     float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
     std::fill_n(gradient, memory.shard_numel(), 1.0f);
     const auto values = [&](const ShardSegment& segment, StateArray array, int64_t step) {
@@ -381,7 +390,7 @@ TEST(ShardedOptimizerTest, MomentumOutlivesAStepWithoutIt) {
       parameters(memory.parameter_region_bytes());
   ShardedOptimizer optimizer(config, memory, SegmentsOf(layout, config, memory, Rank(0)),
                              state.data(), parameters.data());
-  optimizer.Initialize(0, std::vector<float>(layout.units[0].shards.padded_numel()).data());
+  optimizer.Initialize(0, BytesOf(std::vector<float>(layout.units[0].shards.padded_numel())));
   float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
   std::fill_n(gradient, 5, 1.0f);
   HyperParameters with, without;
@@ -391,7 +400,7 @@ TEST(ShardedOptimizerTest, MomentumOutlivesAStepWithoutIt) {
   optimizer.Apply({2, 1.0, {without}, {2}});  // b = 1, p = -2
   optimizer.Apply({3, 1.0, {without}, {3}});  // b = 1, p = -3
   optimizer.Apply({4, 1.0, {with}, {4}});     // b = 1.5, p = -4.5
-  EXPECT_EQ(optimizer.Parameters(0)[4], -4.5f);
+  EXPECT_EQ(ParametersOf(optimizer, 0)[4], -4.5f);
 }
 
 TEST(GradientNormTest, PartsOfTheShardsGiveTheNormOfTheWhole) {

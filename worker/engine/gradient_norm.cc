@@ -9,9 +9,8 @@ namespace {
 // Added to the norm before dividing.
 constexpr double kClipEpsilon = 1e-6;
 
-}  // namespace
-
-void AddToNormPart(const float* gradient, int64_t count, double p, double* part) {
+template <typename Real>
+void Add(const Real* gradient, int64_t count, double p, double* part) {
   for (int64_t i = 0; i < count; ++i) {
     const double magnitude = std::fabs(static_cast<double>(gradient[i]));
     if (std::isinf(p)) {
@@ -20,6 +19,16 @@ void AddToNormPart(const float* gradient, int64_t count, double p, double* part)
       *part += p == 1 ? magnitude : p == 2 ? magnitude * magnitude : std::pow(magnitude, p);
     }
   }
+}
+
+}  // namespace
+
+void AddToNormPart(const float* gradient, int64_t count, double p, double* part) {
+  Add(gradient, count, p, part);
+}
+
+void AddToNormPart(const double* gradient, int64_t count, double p, double* part) {
+  Add(gradient, count, p, part);
 }
 
 double CombineNormParts(absl::Span<const double> parts_by_rank, double p) {

@@ -80,9 +80,10 @@ class RankEngine {
     Stream* post_backward = nullptr;
     OrderGate* gate = nullptr;
     FlightRecorder* recorder = nullptr;
-    // Writes the rank's part of the consolidated model; `shard` is its fp32 parameter state. All
+    // Writes the rank's part of the consolidated model; `shard` is its parameter state. All
     // ranks get the same outcome; an error, where they could not agree on one.
-    std::function<absl::Status(const std::string& path, const float* shard, absl::Status* outcome)>
+    std::function<absl::Status(const std::string& path, const std::byte* shard,
+                               absl::Status* outcome)>
         save;
   };
   explicit RankEngine(Options options);
@@ -108,7 +109,7 @@ class RankEngine {
   void PublishProgress(int64_t step);
   absl::Status EndForward();
   absl::Status Unshard(int unit, bool full_precision);
-  // Makes the unit readable in fp32: each rank copies its shard, once a step and only if asked to.
+  // Makes the unit readable in full: each rank copies its shard, once a step and only if asked to.
   absl::Status PublishFullPrecision(int unit);
   // Gathers what the record says comes next, so that the trainer will not wait for it.
   absl::Status GatherAhead();
@@ -119,8 +120,8 @@ class RankEngine {
   // `number` is the reduction's in the flight record.
   void ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number);
   // Fills the rank's shard with the mean of what the ranks have in their slots; or with zeroes.
-  absl::Status ReduceMapped(int unit, DType dtype, bool accumulate, float* shard);
-  absl::Status FakeReduction(int unit, float* shard);
+  absl::Status ReduceMapped(int unit, DType dtype, bool accumulate);
+  void FakeReduction(int unit);
   // With config.optimizer_in_backward: rank_engine_early.cc.
   absl::Status AnnounceStep(const Op& op);
   // On the stream, behind the reduction of the unit.
@@ -131,7 +132,7 @@ class RankEngine {
   // Which units were updated with just these numbers, so that publishing is all that is left.
   std::vector<bool> EarlyUnits(const OptimizerStep& step) const;
   // Rounds a reduced gradient where the job says so.
-  void KeepLowPrecision(int unit, DType dtype, float* shard, int64_t count);
+  void KeepLowPrecision(int unit, DType dtype);
   absl::Status Initialize(int unit);
   absl::Status FinishInitialize();
   absl::Status RunStep(const Op& op);
@@ -148,7 +149,15 @@ class RankEngine {
   }
   // In the group page.
   int LocalIndex() const { return options_.topology->LocalIndex(options_.rank.value()); }
-  const float* ReducedGradient() const;  // Of the rank's shards, as a state array.
+  // The unit's, of the rank's shard, in the full dtype; and the measure of all its elements.
+  std::byte* ReducedGradient(int unit) const;
+  host::GradientStats MeasureReduced(int unit) const;
+  DType FullDTypeOf(int unit) const { return options_.memory->units()[unit].full_dtype; }
+  int64_t FullBytes(int unit, int64_t elements) const {
+    return elements * SizeBytes(FullDTypeOf(unit));
+  }
+  // Of what kRead and its like read: the rank's shard of it.
+  absl::StatusOr<const std::byte*> ShardToRead(bool gradient, OpKind kind, int unit) const;
   // Whole parameters and gradients, by way of the unit's gradient slot.
   absl::Status Read(OpKind kind, int unit);
   absl::Status Exchange(OpKind kind, int unit);
@@ -161,7 +170,7 @@ class RankEngine {
   void CommitStep(int64_t next);
   void CommitWrite(int64_t next);
   absl::Status FinishStaged(int64_t next, const std::vector<bool>& written, bool is_step);
-  float* OwnSlot(int unit) const;
+  std::byte* OwnSlot(int unit) const;
   // The trainer may use the unit's gradient slot again.
   void ReleaseSlot(int unit);
   absl::Status Save();

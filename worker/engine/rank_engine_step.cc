@@ -11,9 +11,17 @@
 
 namespace tessera {
 
-const float* RankEngine::ReducedGradient() const {
-  return reinterpret_cast<const float*>(options_.state +
-                                        options_.memory->ReducedGradientOffsetBytes());
+std::byte* RankEngine::ReducedGradient(int unit) const {
+  return options_.state + options_.memory->ReducedGradientOffsetBytes() +
+         options_.memory->units()[unit].shard_offset_bytes;
+}
+
+host::GradientStats RankEngine::MeasureReduced(int unit) const {
+  const std::byte* shard = ReducedGradient(unit);
+  const int64_t count = slices_[unit][options_.rank.value()].size();
+  if (FullDTypeOf(unit) == DType::kFp64)
+    return host::MeasureGradient(reinterpret_cast<const double*>(shard), count);
+  return host::MeasureGradient(reinterpret_cast<const float*>(shard), count);
 }
 
 Vote RankEngine::VoteFor(int64_t step) const {
@@ -31,8 +39,14 @@ Vote RankEngine::VoteFor(int64_t step) const {
   vote.norm_part = 0;
   for (const ShardSegment& segment : optimizer_.segments()) {
     if (!segment.requires_grad || !reduced_[segment.unit] || IsReplica(segment.unit)) continue;
-    AddToNormPart(ReducedGradient() + segment.state_begin_elements, segment.numel,
-                  options_.config->gradient_norm_p, &vote.norm_part);
+    const std::byte* gradient = options_.state + options_.memory->ReducedGradientOffsetBytes() +
+                                segment.state_begin_elements * SizeBytes(segment.dtype);
+    const double p = options_.config->gradient_norm_p;
+    if (segment.dtype == DType::kFp64) {
+      AddToNormPart(reinterpret_cast<const double*>(gradient), segment.numel, p, &vote.norm_part);
+    } else {
+      AddToNormPart(reinterpret_cast<const float*>(gradient), segment.numel, p, &vote.norm_part);
+    }
   }
   return vote;
 }

@@ -1,5 +1,5 @@
 // What RankEngine does with single units: unshard, gather ahead, reshard, reduce, initialise.
-#include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -25,10 +25,10 @@ absl::Status RankEngine::Unshard(int unit, bool full_precision) {
                                                      unit, remote_.CountGatheredBytes(unit, step_));
   const DType compute_dtype = options_.memory->units()[unit].compute_dtype;
   RETURN_IF_ERROR(Ordered(OpKind::kUnshard, unit, layout.shards.padded_numel(),
-                          full_precision ? DType::kFp32 : compute_dtype));
+                          full_precision ? FullDTypeOf(unit) : compute_dtype));
   options_.recorder->Started(number);
   RETURN_IF_ERROR(AwaitPeersAt(step_));
-  if (full_precision && compute_dtype != DType::kFp32) {
+  if (full_precision && options_.memory->HasOtherFullMemory(unit)) {
     RETURN_IF_ERROR(PublishFullPrecision(unit));
   } else {
     RETURN_IF_ERROR(remote_.Open(unit, step_));
@@ -50,8 +50,7 @@ absl::Status RankEngine::PublishFullPrecision(int unit) {
   if (options_.config->fake_all_gather) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitReductions());  // The stream uses the communicator too.
   optimizer_.PublishFullPrecision(unit, step_);
-  const int64_t slice_bytes =
-      options_.layout->units[unit].shards.shard_numel() * SizeBytes(DType::kFp32);
+  const int64_t slice_bytes = FullBytes(unit, options_.layout->units[unit].shards.shard_numel());
   RETURN_IF_ERROR(Annotate(
       Holders(unit).AllGatherMapped(
           options_.parameters + options_.memory->units()[unit].full_offset_bytes, slice_bytes),
@@ -118,7 +117,8 @@ absl::Status RankEngine::Reshard(int unit) {
 absl::Status RankEngine::Reduce(int unit, uint32_t slot_dtype) {
   RETURN_IF_ERROR(CheckUnit(unit));
   const DType dtype = static_cast<DType>(slot_dtype);
-  if (slot_dtype != static_cast<uint32_t>(dtype) || (dtype != DType::kFp32 && !IsHalf(dtype))) {
+  if (slot_dtype != static_cast<uint32_t>(dtype) ||
+      (dtype != FullDTypeOf(unit) && !IsHalf(dtype))) {
     return absl::InvalidArgumentError(
         absl::StrCat("unit '", UnitName(unit), "': gradient of dtype number ", slot_dtype));
   }
@@ -149,15 +149,13 @@ void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t 
   }
   options_.recorder->Started(number);
   (void)FaultPoint("reduce.started");
-  const UnitMemory& placed = options_.memory->units()[unit];
-  float* shard =
-      reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +
-      placed.shard_offset_elements;
-  const absl::Status status = options_.config->fake_reduce_scatter
-                                  ? FakeReduction(unit, shard)
-                                  : ReduceMapped(unit, dtype, accumulate, shard);
-  if (status.ok())
-    KeepLowPrecision(unit, dtype, shard, slices_[unit][options_.rank.value()].size());
+  absl::Status status;
+  if (options_.config->fake_reduce_scatter) {
+    FakeReduction(unit);
+  } else {
+    status = ReduceMapped(unit, dtype, accumulate);
+  }
+  if (status.ok()) KeepLowPrecision(unit, dtype);
   if (!status.ok()) {
     {
       absl::MutexLock lock(&mu_);
@@ -171,7 +169,7 @@ void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t 
   Bump(&options_.control->events);
 }
 
-absl::Status RankEngine::ReduceMapped(int unit, DType dtype, bool accumulate, float* shard) {
+absl::Status RankEngine::ReduceMapped(int unit, DType dtype, bool accumulate) {
   const UnitMemory& placed = options_.memory->units()[unit];
   std::vector<const void*> sends;
   for (const std::byte* gradients : options_.gradients_by_rank) {
@@ -182,20 +180,25 @@ absl::Status RankEngine::ReduceMapped(int unit, DType dtype, bool accumulate, fl
     sends.push_back(gradients + placed.gradient_slot * options_.memory->gradient_slot_bytes());
   }
   return options_.communicator->ReduceScatterMapped(
-      sends, slices_[unit], dtype, 1.0f / static_cast<float>(options_.config->world_size),
-      accumulate, shard, &stats_[unit]);
+      sends, slices_[unit], dtype, 1.0 / options_.config->world_size, accumulate,
+      {ReducedGradient(unit), FullDTypeOf(unit)}, &stats_[unit]);
 }
 
-absl::Status RankEngine::FakeReduction(int unit, float* shard) {
-  std::fill_n(shard, slices_[unit][options_.rank.value()].size(), 0.0f);
+void RankEngine::FakeReduction(int unit) {
+  memset(ReducedGradient(unit), 0, FullBytes(unit, slices_[unit][options_.rank.value()].size()));
   stats_[unit] = host::GradientStats();
-  return absl::OkStatus();
 }
 
-void RankEngine::KeepLowPrecision(int unit, DType dtype, float* shard, int64_t count) {
+void RankEngine::KeepLowPrecision(int unit, DType dtype) {
   if (!options_.config->keep_low_precision_gradients || !IsHalf(dtype)) return;
-  host::RoundToHalf(dtype, shard, count);
-  stats_[unit] = host::MeasureGradient(shard, count);  // Rounding may have made infinities.
+  const int64_t count = slices_[unit][options_.rank.value()].size();
+  std::byte* shard = ReducedGradient(unit);
+  if (FullDTypeOf(unit) == DType::kFp64) {
+    host::RoundToHalf(dtype, reinterpret_cast<double*>(shard), count);
+  } else {
+    host::RoundToHalf(dtype, reinterpret_cast<float*>(shard), count);
+  }
+  stats_[unit] = MeasureReduced(unit);  // Rounding may have made infinities.
 }
 
 absl::Status RankEngine::AwaitReductions() {
@@ -213,9 +216,8 @@ absl::Status RankEngine::Initialize(int unit) {
         absl::StrCat("unit '", UnitName(unit), "': the job has its initial values already"));
   }
   const std::byte* own = options_.gradients_by_rank[options_.rank.value()];
-  optimizer_.Initialize(
-      unit, reinterpret_cast<const float*>(own + options_.memory->units()[unit].gradient_slot *
-                                                     options_.memory->gradient_slot_bytes()));
+  optimizer_.Initialize(unit, own + options_.memory->units()[unit].gradient_slot *
+                                        options_.memory->gradient_slot_bytes());
   options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
   return absl::OkStatus();

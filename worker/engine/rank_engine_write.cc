@@ -41,10 +41,9 @@ absl::Status CheckVotes(const std::vector<WriteVote>& votes) {
 
 }  // namespace
 
-float* RankEngine::OwnSlot(int unit) const {
-  return reinterpret_cast<float*>(options_.own_gradients +
-                                  options_.memory->units()[unit].gradient_slot *
-                                      options_.memory->gradient_slot_bytes());
+std::byte* RankEngine::OwnSlot(int unit) const {
+  return options_.own_gradients +
+         options_.memory->units()[unit].gradient_slot * options_.memory->gradient_slot_bytes();
 }
 
 void RankEngine::ReleaseSlot(int unit) {
@@ -52,23 +51,27 @@ void RankEngine::ReleaseSlot(int unit) {
   Bump(&options_.control->events);
 }
 
-absl::Status RankEngine::Read(OpKind kind, int unit) {
-  RETURN_IF_ERROR(CheckUnit(unit));
-  const bool gradient = kind == OpKind::kReadGradient;
+absl::StatusOr<const std::byte*> RankEngine::ShardToRead(bool gradient, OpKind kind,
+                                                         int unit) const {
   if (options_.control->initialized.load() == 0 || (gradient && !reduced_[unit])) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "': ", OpName(kind), " where there is none"));
   }
+  if (gradient) return ReducedGradient(unit);
+  return optimizer_.Parameters(step_ % 2) + options_.memory->units()[unit].shard_offset_bytes;
+}
+
+absl::Status RankEngine::Read(OpKind kind, int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  ASSIGN_OR_RETURN(const std::byte* shard, ShardToRead(kind == OpKind::kReadGradient, kind, unit));
   const ShardMap& shards = options_.layout->units[unit].shards;
   const int64_t number = options_.recorder->Enqueued(step_ + 1, order_.sequence(), kind, unit,
-                                                     shards.padded_numel() * sizeof(float));
+                                                     FullBytes(unit, shards.padded_numel()));
   RETURN_IF_ERROR(AwaitReductions());
-  RETURN_IF_ERROR(Ordered(kind, unit, shards.padded_numel(), DType::kFp32));
+  RETURN_IF_ERROR(Ordered(kind, unit, shards.padded_numel(), FullDTypeOf(unit)));
   options_.recorder->Started(number);
-  const float* array = gradient ? ReducedGradient() : optimizer_.Parameters(step_ % 2);
   RETURN_IF_ERROR(
-      Holders(unit).AllGather(array + options_.memory->units()[unit].shard_offset_elements,
-                              OwnSlot(unit), shards.shard_numel() * sizeof(float)));
+      Holders(unit).AllGather(shard, OwnSlot(unit), FullBytes(unit, shards.shard_numel())));
   options_.recorder->Done(number);
   ReleaseSlot(unit);
   return absl::OkStatus();
@@ -76,16 +79,11 @@ absl::Status RankEngine::Read(OpKind kind, int unit) {
 
 absl::Status RankEngine::ReadShard(OpKind kind, int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
-  const bool gradient = kind == OpKind::kReadGradientShard;
-  if (options_.control->initialized.load() == 0 || (gradient && !reduced_[unit])) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("unit '", UnitName(unit), "': ", OpName(kind), " where there is none"));
-  }
+  ASSIGN_OR_RETURN(const std::byte* shard,
+                   ShardToRead(kind == OpKind::kReadGradientShard, kind, unit));
   RETURN_IF_ERROR(AwaitReductions());
-  const float* array = gradient ? ReducedGradient() : optimizer_.Parameters(step_ % 2);
   const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
-  memcpy(OwnSlot(unit) + slice.begin, array + options_.memory->units()[unit].shard_offset_elements,
-         slice.size() * sizeof(float));
+  memcpy(OwnSlot(unit) + FullBytes(unit, slice.begin), shard, FullBytes(unit, slice.size()));
   ReleaseSlot(unit);
   return absl::OkStatus();
 }
@@ -93,22 +91,23 @@ absl::Status RankEngine::ReadShard(OpKind kind, int unit) {
 // Bytes of the trainers', which mean nothing here.
 absl::Status RankEngine::Exchange(OpKind kind, int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
-  constexpr int64_t kElementBytes = sizeof(float);
+  const bool is_broadcast = kind == OpKind::kBroadcast;
+  const DType dtype = is_broadcast ? FullDTypeOf(unit) : DType::kFp32;
   const int64_t of_rank = options_.memory->ExchangeNumel(options_.config->world_size);
-  const int64_t numel = kind == OpKind::kBroadcast
-                            ? options_.layout->units[unit].shards.padded_numel()
-                            : of_rank * options_.config->world_size;
+  const int64_t numel = is_broadcast ? options_.layout->units[unit].shards.padded_numel()
+                                     : of_rank * options_.config->world_size;
   const int64_t number = options_.recorder->Enqueued(OrderStep(), order_.sequence(), kind, unit,
-                                                     numel * kElementBytes);
+                                                     numel * SizeBytes(dtype));
   RETURN_IF_ERROR(AwaitReductions());
-  RETURN_IF_ERROR(Ordered(kind, unit, numel, DType::kFp32));
+  RETURN_IF_ERROR(Ordered(kind, unit, numel, dtype));
   options_.recorder->Started(number);
-  float* slot = OwnSlot(unit);
-  if (kind == OpKind::kBroadcast) {
-    RETURN_IF_ERROR(options_.communicator->Broadcast(slot, numel * kElementBytes, /*root=*/0));
+  std::byte* slot = OwnSlot(unit);
+  if (is_broadcast) {
+    RETURN_IF_ERROR(options_.communicator->Broadcast(slot, numel * SizeBytes(dtype), /*root=*/0));
   } else {
-    RETURN_IF_ERROR(options_.communicator->AllGather(slot + options_.rank.value() * of_rank, slot,
-                                                     of_rank * kElementBytes));
+    const int64_t bytes = of_rank * SizeBytes(dtype);
+    RETURN_IF_ERROR(
+        options_.communicator->AllGather(slot + options_.rank.value() * bytes, slot, bytes));
   }
   options_.recorder->Done(number);
   ReleaseSlot(unit);
@@ -132,11 +131,9 @@ absl::Status RankEngine::WriteGradient(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   RETURN_IF_ERROR(AwaitReductions());
   const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
-  float* shard =
-      reinterpret_cast<float*>(options_.state + options_.memory->ReducedGradientOffsetBytes()) +
-      options_.memory->units()[unit].shard_offset_elements;
-  memcpy(shard, OwnSlot(unit) + slice.begin, slice.size() * sizeof(float));
-  stats_[unit] = host::MeasureGradient(shard, slice.size());
+  memcpy(ReducedGradient(unit), OwnSlot(unit) + FullBytes(unit, slice.begin),
+         FullBytes(unit, slice.size()));
+  stats_[unit] = MeasureReduced(unit);
   reduced_[unit] = true;
   early_updates_[unit].clear();
   options_.control->within_step.store(1, std::memory_order_relaxed);

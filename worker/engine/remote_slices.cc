@@ -108,7 +108,7 @@ void RemoteSlices::StepTaken() {
     const UnitMemory& placed = options_.memory->units()[unit];
     const int64_t numel = options_.layout->units[unit].shards.shard_numel();
     GiveBack(placed.parameter_offset_bytes, numel * SizeBytes(placed.compute_dtype));
-    GiveBack(placed.full_offset_bytes, numel * SizeBytes(DType::kFp32));
+    GiveBack(placed.full_offset_bytes, numel * SizeBytes(placed.full_dtype));
   }
 }
 

@@ -34,6 +34,10 @@ host::SgdParams SgdParamsOf(const HyperParameters& group, const OptimizerStep& s
   return params;
 }
 
+int64_t SizeBytesOf(const ShardSegment& segment) {
+  return segment.numel * SizeBytes(segment.dtype);
+}
+
 }  // namespace
 
 std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig& config,
@@ -59,6 +63,7 @@ std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig&
       segment.numel = part.size();
       segment.group = GroupOf(config, parameters[p].spec.name);
       segment.requires_grad = parameters[p].spec.requires_grad;
+      segment.dtype = memory.units()[u].full_dtype;
       segments.push_back(segment);
     }
   }
@@ -74,27 +79,26 @@ ShardedOptimizer::ShardedOptimizer(const JobConfig& config, const JobMemory& mem
       state_(state),
       parameters_(parameters) {}
 
-float* ShardedOptimizer::State(StateArray array, int version) const {
-  return reinterpret_cast<float*>(state_ + memory_.StateOffsetBytes(array, version));
-}
-
-const float* ShardedOptimizer::Parameters(int version) const {
-  return State(StateArray::kParameter, version);
+std::byte* ShardedOptimizer::State(StateArray array, int version,
+                                   const ShardSegment& segment) const {
+  return state_ + memory_.StateOffsetBytes(array, version) +
+         segment.state_begin_elements * SizeBytes(segment.dtype);
 }
 
 ShardedOptimizer::Published ShardedOptimizer::PublishedAt(const ShardSegment& segment) const {
-  std::byte* unit = parameters_ + memory_.units()[segment.unit].parameter_offset_bytes;
-  const DType dtype = memory_.units()[segment.unit].compute_dtype;
-  if (!IsHalf(dtype)) return {reinterpret_cast<float*>(unit) + segment.unit_begin_elements, {}};
-  return {nullptr, {reinterpret_cast<uint16_t*>(unit) + segment.unit_begin_elements, dtype}};
+  const UnitMemory& placed = memory_.units()[segment.unit];
+  std::byte* at = parameters_ + placed.parameter_offset_bytes +
+                  segment.unit_begin_elements * SizeBytes(placed.compute_dtype);
+  if (!IsHalf(placed.compute_dtype)) return {at, {}};
+  return {nullptr, {reinterpret_cast<uint16_t*>(at), placed.compute_dtype}};
 }
 
 void ShardedOptimizer::PublishFullPrecision(int unit, int64_t step) {
-  float* full = reinterpret_cast<float*>(parameters_ + memory_.units()[unit].full_offset_bytes);
+  std::byte* full = parameters_ + memory_.units()[unit].full_offset_bytes;
   for (const ShardSegment& segment : segments_) {
     if (segment.unit != unit) continue;
-    memcpy(full + segment.unit_begin_elements, Parameters(step % 2) + segment.state_begin_elements,
-           segment.numel * sizeof(float));
+    memcpy(full + segment.unit_begin_elements * SizeBytes(segment.dtype),
+           State(StateArray::kParameter, step % 2, segment), SizeBytesOf(segment));
   }
 }
 
@@ -103,7 +107,7 @@ void ShardedOptimizer::Apply(const OptimizerStep& step, const std::vector<bool>&
     if (early.empty() || !early[segment.unit]) {
       ApplySegment(segment, step, PublishedAt(segment));
     } else if (segment.requires_grad && step.updates[segment.job_parameter] != 0) {
-      PublishValues(segment, Parameters(step.step % 2) + segment.state_begin_elements);
+      PublishValues(segment, State(StateArray::kParameter, step.step % 2, segment));
     }
   }
 }
@@ -116,9 +120,8 @@ void ShardedOptimizer::UpdateEarly(int unit, const OptimizerStep& step) {
 
 void ShardedOptimizer::CopyFromVersionBefore(StateArray array, const ShardSegment& segment,
                                              int64_t step) {
-  memcpy(State(array, step % 2) + segment.state_begin_elements,
-         State(array, (step - 1) % 2) + segment.state_begin_elements,
-         segment.numel * sizeof(float));
+  memcpy(State(array, step % 2, segment), State(array, (step - 1) % 2, segment),
+         SizeBytesOf(segment));
 }
 
 void ShardedOptimizer::CarryMomentsOver(const ShardSegment& segment, int64_t step) {
@@ -134,68 +137,88 @@ void ShardedOptimizer::CarryOver(const ShardSegment& segment, int64_t step) {
   CarryMomentsOver(segment, step);
 }
 
-void ShardedOptimizer::PublishValues(const ShardSegment& segment, const float* values) {
-  const auto [fp32, half] = PublishedAt(segment);
-  if (fp32 != nullptr) memcpy(fp32, values, segment.numel * sizeof(float));
-  if (half.to != nullptr) host::CastFp32ToHalf(half.dtype, values, half.to, segment.numel);
+void ShardedOptimizer::PublishValues(const ShardSegment& segment, const std::byte* values) {
+  const auto [full, half] = PublishedAt(segment);
+  if (full != nullptr) {
+    memcpy(full, values, SizeBytesOf(segment));
+  } else if (segment.dtype == DType::kFp64) {
+    host::CastFp64ToHalf(half.dtype, reinterpret_cast<const double*>(values), half.to,
+                         segment.numel);
+  } else {
+    host::CastFp32ToHalf(half.dtype, reinterpret_cast<const float*>(values), half.to,
+                         segment.numel);
+  }
 }
 
-void ShardedOptimizer::Stage(int unit, const float* unsharded, int64_t step) {
+void ShardedOptimizer::Stage(int unit, const std::byte* unsharded, int64_t step) {
   for (const ShardSegment& segment : segments_) {
     if (segment.unit != unit) continue;
     if (unsharded == nullptr) {
       CopyFromVersionBefore(StateArray::kParameter, segment, step);
       continue;
     }
-    memcpy(State(StateArray::kParameter, step % 2) + segment.state_begin_elements,
-           unsharded + segment.unit_begin_elements, segment.numel * sizeof(float));
+    memcpy(State(StateArray::kParameter, step % 2, segment),
+           unsharded + segment.unit_begin_elements * SizeBytes(segment.dtype),
+           SizeBytesOf(segment));
   }
 }
 
 void ShardedOptimizer::ApplyStaged(int64_t step) {
   for (const ShardSegment& segment : segments_) {
     CarryMomentsOver(segment, step);
-    PublishValues(segment, Parameters(step % 2) + segment.state_begin_elements);
+    PublishValues(segment, State(StateArray::kParameter, step % 2, segment));
   }
 }
 
 void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const OptimizerStep& step,
                                     const Published& published) {
+  if (!segment.requires_grad || step.updates[segment.job_parameter] == 0)
+    return CarryOver(segment, step.step);
+  if (segment.dtype == DType::kFp64) return UpdateSegment<double>(segment, step, published);
+  UpdateSegment<float>(segment, step, published);
+}
+
+template <typename Real>
+void ShardedOptimizer::UpdateSegment(const ShardSegment& segment, const OptimizerStep& step,
+                                     const Published& published) {
   const int64_t update = step.updates[segment.job_parameter];
-  if (!segment.requires_grad || update == 0) return CarryOver(segment, step.step);
   const int from = (step.step - 1) % 2;
   const int to = step.step % 2;
-  const int64_t at = segment.state_begin_elements;
-  const float* p_in = State(StateArray::kParameter, from) + at;
-  const float* m_in = State(StateArray::kFirstMoment, from) + at;
-  const float* v_in = State(StateArray::kSecondMoment, from) + at;
-  float* p_out = State(StateArray::kParameter, to) + at;
-  float* m_out = State(StateArray::kFirstMoment, to) + at;
-  float* v_out = State(StateArray::kSecondMoment, to) + at;
-  const float* gradient =
-      reinterpret_cast<const float*>(state_ + memory_.ReducedGradientOffsetBytes()) + at;
+  const auto state = [&](StateArray array, int version) {
+    return reinterpret_cast<Real*>(State(array, version, segment));
+  };
+  const Real* p_in = state(StateArray::kParameter, from);
+  const Real* m_in = state(StateArray::kFirstMoment, from);
+  const Real* v_in = state(StateArray::kSecondMoment, from);
+  Real* p_out = state(StateArray::kParameter, to);
+  Real* m_out = state(StateArray::kFirstMoment, to);
+  Real* v_out = state(StateArray::kSecondMoment, to);
+  Real* publish = reinterpret_cast<Real*>(published.full);
+  const Real* gradient =
+      reinterpret_cast<const Real*>(state_ + memory_.ReducedGradientOffsetBytes()) +
+      segment.state_begin_elements;
   const HyperParameters& group = step.groups[segment.group];
   if (config_.optimizer == OptimizerKind::kSgd) {
     host::SgdStep(SgdParamsOf(group, step, update), segment.numel, gradient, p_in, m_in, p_out,
-                  m_out, published.fp32, published.half);
+                  m_out, publish, published.half);
     // It left the buffers alone; a later step may have momentum again.
     if (group.momentum == 0 && step.has_momentum)
       CopyFromVersionBefore(StateArray::kFirstMoment, segment, step.step);
   } else {
     host::AdamStep(AdamParamsOf(group, step, update, config_.optimizer == OptimizerKind::kAdamW),
-                   segment.numel, gradient, p_in, m_in, v_in, p_out, m_out, v_out, published.fp32,
+                   segment.numel, gradient, p_in, m_in, v_in, p_out, m_out, v_out, publish,
                    published.half);
   }
 }
 
-void ShardedOptimizer::Initialize(int unit, const float* unsharded) {
+void ShardedOptimizer::Initialize(int unit, const std::byte* unsharded) {
   for (const ShardSegment& segment : segments_) {
     if (segment.unit != unit) continue;
-    const int64_t at = segment.state_begin_elements;
-    const float* values = unsharded + segment.unit_begin_elements;
-    memcpy(State(StateArray::kParameter, 0) + at, values, segment.numel * sizeof(float));
-    memset(State(StateArray::kFirstMoment, 0) + at, 0, segment.numel * sizeof(float));
-    memset(State(StateArray::kSecondMoment, 0) + at, 0, segment.numel * sizeof(float));
+    const std::byte* values = unsharded + segment.unit_begin_elements * SizeBytes(segment.dtype);
+    const int64_t size_bytes = SizeBytesOf(segment);
+    memcpy(State(StateArray::kParameter, 0, segment), values, size_bytes);
+    memset(State(StateArray::kFirstMoment, 0, segment), 0, size_bytes);
+    memset(State(StateArray::kSecondMoment, 0, segment), 0, size_bytes);
     PublishValues(segment, values);
   }
 }

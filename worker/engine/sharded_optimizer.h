@@ -26,12 +26,13 @@ struct ShardSegment {
   int unit = 0;
   int parameter = 0;                     // Index in the unit's FlatLayout.
   int job_parameter = 0;                 // Its number in the whole job.
-  int64_t state_begin_elements = 0;      // In each state array.
+  int64_t state_begin_elements = 0;      // In each state array, of elements of `dtype`.
   int64_t unit_begin_elements = 0;       // In the unit's unsharded flat parameter.
   int64_t parameter_begin_elements = 0;  // In the original parameter.
   int64_t numel = 0;
   int group = 0;
   bool requires_grad = true;
+  DType dtype = DType::kFp32;  // Of the state: fp32 or fp64.
 };
 
 // All segments of `rank`, units and parameters in order.
@@ -61,36 +62,43 @@ class ShardedOptimizer {
   // stands.
   void UpdateEarly(int unit, const OptimizerStep& step);
 
-  // Takes initial values of one unit: `unsharded` holds its flat parameter in fp32. Writes version
-  // 0 and publishes; moments become 0.
-  void Initialize(int unit, const float* unsharded);
+  // Takes initial values of one unit: `unsharded` holds its flat parameter in the full dtype.
+  // Writes version 0 and publishes; moments become 0.
+  void Initialize(int unit, const std::byte* unsharded);
 
   // Writes one unit's shard, as of `step`, into its part in full precision of the parameters.
-  // Requires a unit whose compute dtype is not fp32.
+  // Requires a unit whose compute dtype is another than its full dtype.
   void PublishFullPrecision(int unit, int64_t step);
-  // Puts the rank's part of `unsharded` (a unit's flat parameter in fp32) into the parameters of
-  // version step % 2, where nobody looks yet; null: what the version before has.
-  void Stage(int unit, const float* unsharded, int64_t step);
+  // Puts the rank's part of `unsharded` (a unit's flat parameter in the full dtype) into the
+  // parameters of version step % 2, where nobody looks yet; null: what the version before has.
+  void Stage(int unit, const std::byte* unsharded, int64_t step);
   // Makes version step % 2 whole, of which all units are staged, and publishes. Moments are carried
   // over. Deterministic, as Apply.
   void ApplyStaged(int64_t step);
 
   const std::vector<ShardSegment>& segments() const { return segments_; }
-  const float* Parameters(int version) const;
+  // The state array of the parameters.
+  const std::byte* Parameters(int version) const {
+    return state_ + memory_.StateOffsetBytes(StateArray::kParameter, version);
+  }
 
  private:
-  float* State(StateArray array, int version) const;
+  // Where the segment begins.
+  std::byte* State(StateArray array, int version, const ShardSegment& segment) const;
   struct Published;
   // Publishes there, if anywhere.
   void ApplySegment(const ShardSegment& segment, const OptimizerStep& step,
                     const Published& published);
+  template <typename Real>
+  void UpdateSegment(const ShardSegment& segment, const OptimizerStep& step,
+                     const Published& published);
   void CarryOver(const ShardSegment& segment, int64_t step);
   void CarryMomentsOver(const ShardSegment& segment, int64_t step);
   void CopyFromVersionBefore(StateArray array, const ShardSegment& segment, int64_t step);
-  void PublishValues(const ShardSegment& segment, const float* values);
+  void PublishValues(const ShardSegment& segment, const std::byte* values);
   // Where a segment's elements are published: in one of these, the other is null.
   struct Published {
-    float* fp32 = nullptr;
+    std::byte* full = nullptr;
     host::HalfOutput half;
   };
   Published PublishedAt(const ShardSegment& segment) const;

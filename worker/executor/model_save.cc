@@ -48,20 +48,21 @@ absl::StatusOr<SafetensorsHeader> HeaderOf(const ModelLayout& layout) {
 
 absl::Status WriteOwn(const std::string& path, const SafetensorsHeader& header,
                       const ModelLayout& layout, const std::vector<ShardSegment>& segments,
-                      const float* shard) {
+                      const std::byte* shard) {
   ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(path, header));
   for (const ShardSegment& segment : segments) {
     const PlacedParameter& parameter =
         layout.units[segment.unit].flat.parameters()[segment.parameter];
     RETURN_IF_ERROR(
         file.WriteSlice(parameter.spec.name, segment.parameter_begin_elements,
-                        absl::MakeSpan(shard + segment.state_begin_elements, segment.numel)));
+                        {shard + segment.state_begin_elements * SizeBytes(segment.dtype),
+                         segment.numel, segment.dtype}));
   }
   return file.Sync();
 }
 
 absl::Status WriteAndPublish(const std::string& path, const ModelLayout& layout,
-                             const std::vector<ShardSegment>& segments, const float* shard,
+                             const std::vector<ShardSegment>& segments, const std::byte* shard,
                              Communicator* communicator, absl::Status* outcome) {
   const bool leads = communicator->rank() == 0;
   absl::StatusOr<SafetensorsHeader> header = HeaderOf(layout);
@@ -80,7 +81,7 @@ absl::Status WriteAndPublish(const std::string& path, const ModelLayout& layout,
 }  // namespace
 
 absl::Status SaveModel(const std::string& path, const ModelLayout& layout,
-                       const std::vector<ShardSegment>& segments, const float* shard,
+                       const std::vector<ShardSegment>& segments, const std::byte* shard,
                        Communicator* communicator, absl::Status* outcome) {
   const absl::Status status = WriteAndPublish(path, layout, segments, shard, communicator, outcome);
   if (communicator->rank() == 0 && (!status.ok() || !outcome->ok())) ModelFile::Discard(path);

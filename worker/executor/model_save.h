@@ -3,6 +3,7 @@
 #ifndef TESSERA_WORKER_EXECUTOR_MODEL_SAVE_H_
 #define TESSERA_WORKER_EXECUTOR_MODEL_SAVE_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -13,12 +14,12 @@
 
 namespace tessera {
 
-// `shard` is the rank's fp32 parameter state. `outcome` becomes the same on every rank: OK once the
+// `shard` is the rank's parameter state. `outcome` becomes the same on every rank: OK once the
 // file has its name and is durable, else the first failing rank's error with its number; then the
 // file of that name, if there was one, is as before.
 // Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
 absl::Status SaveModel(const std::string& path, const ModelLayout& layout,
-                       const std::vector<ShardSegment>& segments, const float* shard,
+                       const std::vector<ShardSegment>& segments, const std::byte* shard,
                        Communicator* communicator, absl::Status* outcome);
 
 }  // namespace tessera

@@ -172,7 +172,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.post_backward = post_backward_.get();
   options.gate = &link_;
   options.recorder = &recorder_;
-  options.save = [this, segments = SavedSegments()](const std::string& path, const float* shard,
+  options.save = [this, segments = SavedSegments()](const std::string& path, const std::byte* shard,
                                                     absl::Status* outcome) {
     const bool creates_file = memory_.rank.value() == 0;
     if (creates_file) link_.ReportSaving(path);

@@ -35,14 +35,14 @@ enum class OpKind : uint32_t {
   kDropGradients,      // Forget what was reduced since the last step.
   kSave,               // Write the consolidated model to ControlPage::text.
   kFail,               // The trainer's own code failed, ControlPage::text says why: end the epoch.
-  kRead,               // Gather the unit's parameters, in fp32, into its gradient slot.
+  kRead,               // Gather the unit's parameters, in full, into its gradient slot.
   kReadGradient,       // The same of its reduced gradient.
-  kWrite,              // The gradient slot holds parameters to set, in fp32: stage the own slice.
+  kWrite,              // The gradient slot holds parameters to set, in full: stage the own slice.
   kWriteGradient,      // It holds what the reduced gradient shall be: take the own slice.
   kFinishWrite,        // All units were staged: vote, decide, publish a new version of the state.
   kBroadcast,          // What rank 0 has in its gradient slot of the unit into everyone's.
   kExchange,           // Each rank's part of the slot, in place of its shard, into everyone's.
-  kReadShard,          // This rank's shard of the unit's parameters, in fp32, into its place there.
+  kReadShard,          // This rank's shard of the unit's parameters, in full, into its place there.
   kReadGradientShard,  // The same of its reduced gradient.
   kTally,  // Vote as a step does, and say the norm and which parameters have a gradient anywhere.
   kAnnounceStep,  // The numbers of the step under way, for units that are updated in backward.
@@ -65,7 +65,7 @@ struct Op {
   double gradient_divisor = 1.0;
   double weight = -1.0;
   int32_t status_code = 0;      // kFail: what every rank's trainer gets.
-  uint32_t full_precision = 0;  // kUnshard: 1: in fp32, whatever the unit's compute dtype.
+  uint32_t full_precision = 0;  // kUnshard: 1: in full, whatever the unit's compute dtype.
   uint32_t slot_dtype = 0;      // kReduce: the DType that the gradient slot is in.
   uint32_t padding[3] = {};
 };

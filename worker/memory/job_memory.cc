@@ -36,6 +36,7 @@ absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const Job
     const UnitLayout& unit = layout.units[i];
     const std::string name = absl::StrCat("unit '", unit.flat.unit_name(), "'");
     UnitMemory& placed = memory.units_.emplace_back();
+    placed.full_dtype = unit.full_dtype();
     placed.compute_dtype = unit.compute_dtype.value_or(config.compute_dtype);
     placed.reduce_dtype = unit.reduce_dtype.value_or(config.reduce_dtype);
     placed.parameter_offset_bytes = memory.parameter_region_bytes_;
@@ -45,28 +46,40 @@ absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const Job
     placed.gradient_slot = i == 0 ? 0 : 1 + (i - 1) % shared_slots;
     placed.first_parameter = memory.num_parameters_;
     memory.num_parameters_ += unit.flat.parameters().size();
-    placed.shard_offset_elements = memory.shard_numel_;
     memory.shard_numel_ += unit.shards.shard_numel();
-    // Slots also stage initial values in fp32, so they are sized for that.
-    ASSIGN_OR_RETURN(placed.full_bytes, PageAligned(unit.shards.padded_numel(), 4, name));
+    RETURN_IF_ERROR(memory.PlaceShard(unit.shards.shard_numel(), name, &placed));
+    // Slots also stage initial values in full precision, so they are sized for that.
+    ASSIGN_OR_RETURN(placed.full_bytes,
+                     PageAligned(unit.shards.padded_numel(), SizeBytes(placed.full_dtype), name));
     memory.gradient_slot_bytes_ = std::max(memory.gradient_slot_bytes_, placed.full_bytes);
-    if (memory.parameter_region_bytes_ > kMaxRegionBytes || memory.shard_numel_ > kMaxRegionBytes) {
+    if (memory.parameter_region_bytes_ > kMaxRegionBytes) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": the job is too large"));
     }
   }
   RETURN_IF_ERROR(memory.PlaceFullPrecision());
   ASSIGN_OR_RETURN(memory.state_array_bytes_,
-                   PageAligned(memory.shard_numel_, 4, "a rank's shards"));
+                   PageAligned(memory.state_array_bytes_, 1, "a rank's shards"));
   if (memory.gradient_slot_bytes_ > kMaxRegionBytes / memory.num_gradient_slots_) {
     return absl::InvalidArgumentError("gradient slots: the job is too large");
   }
   return memory;
 }
 
+absl::Status JobMemory::PlaceShard(int64_t numel, const std::string& name, UnitMemory* placed) {
+  const int64_t element_bytes = SizeBytes(placed->full_dtype);
+  placed->shard_offset_elements = (state_array_bytes_ + element_bytes - 1) / element_bytes;
+  placed->shard_offset_bytes = placed->shard_offset_elements * element_bytes;
+  if (numel > (kMaxRegionBytes - placed->shard_offset_bytes) / element_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": the job is too large"));
+  }
+  state_array_bytes_ = placed->shard_offset_bytes + numel * element_bytes;
+  return absl::OkStatus();
+}
+
 absl::Status JobMemory::PlaceFullPrecision() {
   for (UnitMemory& unit : units_) {
     unit.full_offset_bytes = unit.parameter_offset_bytes;
-    if (unit.compute_dtype == DType::kFp32) continue;
+    if (unit.compute_dtype == unit.full_dtype) continue;
     unit.full_offset_bytes = parameter_region_bytes_;
     parameter_region_bytes_ += unit.full_bytes;
     if (parameter_region_bytes_ > kMaxRegionBytes) {

@@ -2,9 +2,9 @@
 // executors and its trainers, so no offset ever travels.
 //
 //   parameters (one a host)   | unit 0: slice of rank 0 | rank 1 | ... | unit 1 ...   compute dtype
-//                             | unit 0 in full precision | unit 1 ...                 fp32
+//                             | unit 0 in full precision | unit 1 ...                 full dtype
 //   gradients  (one a rank)   | slot 0 (root) | slot 1 | ... | touched |             reduce dtype
-//   state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced |  fp32
+//   state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced |  full dtype
 //   control    (one a rank)   | ControlPage |                       trainer  <-> executor
 //   group      (one a host)   | GroupPage | update counts | channel |   executor <-> executor
 //   flight     (one a rank)   | FlightRing |                        executor  -> worker
@@ -12,16 +12,19 @@
 // A gradient slot holds an unsharded unit; `touched` is a byte for each parameter of the job, not 0
 // where it has got a gradient since the last step. Update counts: see UpdateCounts.
 //
+// The full dtype of a unit is fp32, or fp64 if its parameters are.
+//
 // Parameter slices of all ranks lie side by side, so rank r's slice *is* its part of the unsharded
 // flat parameter and unsharding copies nothing. In full precision there are only the units that are
-// not in fp32 anyway, and their pages take no memory until somebody asks for them. Several units
-// share a gradient slot: unit i > 0 has slot 1 + (i - 1) % gradient_slots, so two neighbours in the
-// backward order never share one. State arrays hold the rank's shards of all units one behind the
-// other.
+// not in their full dtype anyway, and their pages take no memory until somebody asks for them.
+// Several units share a gradient slot: unit i > 0 has slot 1 + (i - 1) % gradient_slots, so two
+// neighbours in the backward order never share one. State arrays hold the rank's shards of all
+// units one behind the other.
 #ifndef TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
 #define TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -33,13 +36,15 @@ namespace tessera {
 struct UnitMemory {
   int64_t parameter_offset_bytes = 0;  // In the parameter region; page-aligned.
   int64_t parameter_bytes = 0;         // padded_numel in the compute dtype.
-  // The same in fp32; the very same memory where that is the compute dtype.
+  // The same in the full dtype; the very same memory where that is the compute dtype.
   int64_t full_offset_bytes = 0;
   int64_t full_bytes = 0;
+  DType full_dtype = DType::kFp32;     // Of shards and state.
   DType compute_dtype = DType::kFp32;  // The unit's own or else the job's.
   DType reduce_dtype = DType::kFp32;
   int gradient_slot = 0;
-  int64_t shard_offset_elements = 0;  // In each state array.
+  int64_t shard_offset_elements = 0;  // In each state array, of elements of the full dtype.
+  int64_t shard_offset_bytes = 0;     // The same.
   int first_parameter = 0;            // Of the job's parameters, which are numbered unit by unit.
 };
 
@@ -51,6 +56,10 @@ class JobMemory {
   static absl::StatusOr<JobMemory> Create(const ModelLayout& layout, const JobConfig& config);
 
   const std::vector<UnitMemory>& units() const { return units_; }
+  // Whether windows in full precision show other memory than those in the compute dtype.
+  bool HasOtherFullMemory(int unit) const {
+    return units_[unit].compute_dtype != units_[unit].full_dtype;
+  }
   int64_t parameter_region_bytes() const { return parameter_region_bytes_; }
   int num_gradient_slots() const { return num_gradient_slots_; }
   int64_t gradient_slot_bytes() const { return gradient_slot_bytes_; }
@@ -75,6 +84,8 @@ class JobMemory {
   int64_t ReducedGradientOffsetBytes() const { return state_array_bytes_ * 6; }
 
  private:
+  // Behind those that are placed.
+  absl::Status PlaceShard(int64_t numel, const std::string& name, UnitMemory* placed);
   absl::Status PlaceFullPrecision();
 
   std::vector<UnitMemory> units_;

@@ -8,6 +8,8 @@
 #include "absl/time/clock.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "job/job_layout.h"
+#include "layout/dtype.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/fd_passing.h"
 #include "worker/memory/job_memory.h"
@@ -205,6 +207,38 @@ TEST(JobMemoryTest, UnitsOfLowPrecisionHaveAPlaceInFullPrecisionBehindAllUnits) 
     EXPECT_GE(units[unit].parameter_bytes, layout.units[unit].shards.padded_numel() * 2);
     EXPECT_GE(units[unit].full_bytes, layout.units[unit].shards.padded_numel() * 4);
   }
+}
+
+TEST(JobMemoryTest, UnitsInFp64TakeEightBytesAnElementAndAreAligned) {
+  ModelSpec model;
+  for (int u = 0; u < 4; ++u) {
+    const DType dtype = u % 2 == 0 ? DType::kFp32 : DType::kFp64;
+    const std::string name = absl::StrCat("u", u);
+    model.units.push_back({name, {{name + ".w", {3 + 2 * u}, dtype}}});
+  }
+  model.units[3].compute_dtype = DType::kBf16;
+  JobConfig config;
+  config.world_size = 2;
+  config.layout.shard_alignment_bytes = 0;
+  ASSERT_OK_AND_ASSIGN(const ModelLayout layout, LayOut(model, config));
+  ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
+  int64_t end_bytes = 0;
+  for (int u = 0; u < 4; ++u) {
+    const UnitMemory& unit = memory.units()[u];
+    const int64_t size = u % 2 == 0 ? 4 : 8;
+    EXPECT_EQ(unit.full_dtype, u % 2 == 0 ? DType::kFp32 : DType::kFp64);
+    EXPECT_EQ(unit.compute_dtype, u == 3 ? DType::kBf16 : unit.full_dtype);
+    EXPECT_EQ(unit.reduce_dtype, unit.full_dtype);
+    EXPECT_EQ(memory.HasOtherFullMemory(u), u == 3);
+    EXPECT_EQ(unit.shard_offset_bytes % size, 0);
+    EXPECT_EQ(unit.shard_offset_bytes, unit.shard_offset_elements * size);
+    EXPECT_GE(unit.shard_offset_bytes, end_bytes);
+    EXPECT_LT(unit.shard_offset_bytes, end_bytes + 8);
+    end_bytes = unit.shard_offset_bytes + layout.units[u].shards.shard_numel() * size;
+    EXPECT_GE(memory.gradient_slot_bytes(), layout.units[u].shards.padded_numel() * size);
+  }
+  EXPECT_GE(memory.ReducedGradientOffsetBytes() / 6, end_bytes);
+  EXPECT_GE(memory.units()[3].full_bytes, layout.units[3].shards.padded_numel() * 8);
 }
 
 TEST(JobMemoryTest, NoGradientSlotLimitGivesEachUnitItsOwn) {

@@ -81,22 +81,23 @@ absl::StatusOr<ModelFile> ModelFile::Open(const std::string& path,
 }
 
 absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elements,
-                                   absl::Span<const float> values) {
+                                   ConstValues values) {
   const auto it = header_->tensors.find(tensor);
   if (it == header_->tensors.end()) {
     return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
   }
   const StoredTensor& stored = it->second;
-  const int64_t numel = (stored.end_bytes - stored.begin_bytes) / 4;
-  if (stored.dtype != DType::kFp32 || begin_elements < 0 || begin_elements > numel ||
+  const int64_t element_bytes = SizeBytes(stored.dtype);
+  const int64_t numel = (stored.end_bytes - stored.begin_bytes) / element_bytes;
+  if (stored.dtype != values.dtype() || begin_elements < 0 || begin_elements > numel ||
       static_cast<int64_t>(values.size()) > numel - begin_elements) {
     return absl::InvalidArgumentError(absl::StrCat(path_, ": elements [", begin_elements, ", +",
-                                                   values.size(), ") are not in tensor '", tensor,
-                                                   "'"));
+                                                   values.size(), ") of ", Name(values.dtype()),
+                                                   " are not in tensor '", tensor, "'"));
   }
-  return WriteAll(fd_.get(), reinterpret_cast<const char*>(values.data()),
-                  values.size() * sizeof(float),
-                  header_->data_offset_bytes + stored.begin_bytes + begin_elements * 4, path_);
+  return WriteAll(fd_.get(), static_cast<const char*>(values.data()), values.size_bytes(),
+                  header_->data_offset_bytes + stored.begin_bytes + begin_elements * element_bytes,
+                  path_);
 }
 
 absl::Status ModelFile::Sync() {
@@ -131,15 +132,20 @@ absl::StatusOr<std::vector<LoadedTensor>> ReadModelFile(const std::string& path)
   if (!header.ok()) return Annotate(header.status(), path);
   std::vector<LoadedTensor> tensors;
   for (const auto& [name, stored] : header->tensors) {
-    if (stored.dtype != DType::kFp32) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": tensor '", name, "' is not F32"));
+    if (stored.dtype != DType::kFp32 && stored.dtype != DType::kFp64) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": tensor '", name, "' is neither F32 nor F64"));
     }
     LoadedTensor& tensor = tensors.emplace_back();
     tensor.stored = stored;
-    tensor.values.resize((stored.end_bytes - stored.begin_bytes) / 4);
-    RETURN_IF_ERROR(ReadAll(fd.get(), reinterpret_cast<char*>(tensor.values.data()),
-                            stored.end_bytes - stored.begin_bytes,
-                            header->data_offset_bytes + stored.begin_bytes, path));
+    const int64_t size_bytes = stored.end_bytes - stored.begin_bytes;
+    const bool is_fp64 = stored.dtype == DType::kFp64;
+    if (is_fp64) tensor.values64.resize(size_bytes / 8);
+    if (!is_fp64) tensor.values.resize(size_bytes / 4);
+    char* into = is_fp64 ? reinterpret_cast<char*>(tensor.values64.data())
+                         : reinterpret_cast<char*>(tensor.values.data());
+    RETURN_IF_ERROR(
+        ReadAll(fd.get(), into, size_bytes, header->data_offset_bytes + stored.begin_bytes, path));
   }
   return tensors;
 }

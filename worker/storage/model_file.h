@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "base/unique_fd.h"
+#include "layout/values.h"
 #include "worker/storage/safetensors_header.h"
 
 namespace tessera {
@@ -29,10 +29,10 @@ class ModelFile {
   // Opens what Create made.
   static absl::StatusOr<ModelFile> Open(const std::string& path, const SafetensorsHeader& header);
 
-  // Writes elements [begin, begin + values.size()) of an F32 tensor.
-  // Errors: NotFound no such tensor; InvalidArgument outside of it; ResourceExhausted disk full.
-  absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements,
-                          absl::Span<const float> values);
+  // Writes elements [begin, begin + values.size()) of an F32 or F64 tensor.
+  // Errors: NotFound no such tensor; InvalidArgument outside of it, or of another dtype;
+  //         ResourceExhausted disk full.
+  absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values);
   // Makes what this process wrote durable.
   absl::Status Sync();
 
@@ -52,10 +52,12 @@ class ModelFile {
 
 struct LoadedTensor {
   StoredTensor stored;
-  std::vector<float> values;  // F32 tensors only.
+  std::vector<float> values;     // Of an F32 tensor.
+  std::vector<double> values64;  // Of an F64 tensor.
 };
 
-// Reads a whole F32 file back. Errors: as DecodeHeader, and those of the file system.
+// Reads a whole file of F32 and F64 tensors back. Errors: as DecodeHeader, and those of the file
+// system.
 absl::StatusOr<std::vector<LoadedTensor>> ReadModelFile(const std::string& path);
 
 }  // namespace tessera

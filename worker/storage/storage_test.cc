@@ -126,7 +126,9 @@ TEST(ModelFileTest, SliceOutsideItsTensorIsRefused) {
                        PlaceTensors({{"w", {4}, DType::kFp32}}, {}));
   ASSERT_OK(ModelFile::Create(path, header));
   ASSERT_OK_AND_ASSIGN(ModelFile file, ModelFile::Open(path, header));
-  const float values[3] = {};
+  const std::vector<float> values(3);
+  EXPECT_THAT(file.WriteSlice("w", 0, std::vector<double>(3)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("fp64")));
   EXPECT_THAT(file.WriteSlice("w", 2, values),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w'")));
   EXPECT_THAT(file.WriteSlice("v", 0, values),

@@ -44,6 +44,33 @@ TEST_P(EveryStrategyTest, NestedUnitsTrainAsThePlainModel) {
   }
 }
 
+// F2TR-3 (made fp64 before it is attached): what fp32 would lose would be a hundred million times
+// the tolerance.
+TEST_P(EveryStrategyTest, ModelInFp64HasShardsGradientsAndOptimizerInFp64) {
+  SessionOptions options = Options(kWorldSize);
+  std::tie(options.config.strategy, options.config.backward_prefetch,
+           options.config.forward_prefetch) = GetParam();
+  options.config.optimizer = OptimizerKind::kAdamW;
+  options.config.groups[0].learning_rate = 0.01;
+  Training<Nested> training;
+  training.make = [] {
+    auto model = std::make_shared<Nested>();
+    model->to(torch::kFloat64);
+    return model;
+  };
+  training.loss = [](Nested& model, int64_t step, int rank) {
+    return model.forward(Samples(step, rank, {4, 8}).to(torch::kFloat64)).pow(2).sum();
+  };
+  training.steps = 10;
+  training.policy = NestedUnits();
+  training.tolerance = 1e-13;
+  Train<Nested>(training, options, [&](Nested& model, ShardedModel& sharded, int64_t) {
+    EXPECT_EQ(model.in->weight.scalar_type(), torch::kFloat64);
+    for (int unit = 0; unit < sharded.session().num_units(); ++unit)
+      EXPECT_EQ(sharded.session().full_dtype(unit), DType::kFp64);
+  });
+}
+
 // CORE-5, FLAT-5, FLAT-6, F2TR-14: the output's weight is the embedding's.
 TEST_P(EveryStrategyTest, TiedTransformerTrainsAsThePlainModelAndItsBuffersStayItsOwn) {
   SessionOptions options = Options(kWorldSize);

@@ -123,15 +123,16 @@ absl::Status HostsCommunicator::DoAllGather(const void* send, void* recv, int64_
   return options_.local->Broadcast(all, size() * bytes_per_rank, 0);
 }
 
-absl::Status HostsCommunicator::ReduceScatter(const void* send, float* recv, int64_t count_per_rank,
-                                              DType dtype, float scale) {
+absl::Status HostsCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
+                                              int64_t count_per_rank, DType dtype, double scale) {
   RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, size()));
-  return Run(Operation::kReduceScatter, {count_per_rank, static_cast<int64_t>(dtype)},
+  return Run(Operation::kReduceScatter,
+             {count_per_rank, static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)},
              [&] { return DoReduceScatter(send, recv, count_per_rank, dtype, scale); });
 }
 
-absl::Status HostsCommunicator::DoReduceScatter(const void* send, float* recv,
-                                                int64_t count_per_rank, DType dtype, float scale) {
+absl::Status HostsCommunicator::DoReduceScatter(const void* send, host::SumOutput recv,
+                                                int64_t count_per_rank, DType dtype, double scale) {
   const int64_t element_bytes = SizeBytes(dtype);
   const int64_t chunk =
       std::max<int64_t>(kChunkBytes / (int64_t{size()} * size() * element_bytes), 1);
@@ -149,7 +150,7 @@ absl::Status HostsCommunicator::DoReduceScatter(const void* send, float* recv,
     for (int r = 0; r < size(); ++r) {
       inputs_[r] = all.data() + (int64_t{r} * size() + options_.rank) * bytes;
     }
-    host::ReduceSlices(inputs_, dtype, count, scale, false, recv + begin, nullptr);
+    host::ReduceSlices(inputs_, dtype, count, scale, false, recv.At(begin), nullptr);
   }
   return absl::OkStatus();
 }
@@ -226,56 +227,59 @@ absl::Status HostsCommunicator::DoAllGatherMapped(std::byte* base, int64_t bytes
 
 absl::Status HostsCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                                     absl::Span<const ElementRange> slices_by_rank,
-                                                    DType dtype, float scale, bool accumulate,
-                                                    float* recv, host::GradientStats* stats) {
+                                                    DType dtype, double scale, bool accumulate,
+                                                    host::SumOutput recv,
+                                                    host::GradientStats* stats) {
   RETURN_IF_ERROR(
       CheckReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, recv, options_.rank, size()));
-  return Run(Operation::kReduceScatterMapped, {static_cast<int64_t>(dtype)}, [&] {
+  const auto types = {static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)};
+  return Run(Operation::kReduceScatterMapped, types, [&] {
     return DoReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, scale, accumulate, recv,
                                  stats);
   });
 }
 
 void HostsCommunicator::SumLocally(absl::Span<const void* const> sends_by_rank, ElementRange slice,
-                                   DType dtype, float* sum) {
+                                   DType dtype, host::SumOutput sum) {
   inputs_.clear();
   for (int i = 0; i < options_.local->size(); ++i) {
     inputs_.push_back(static_cast<const char*>(sends_by_rank[first_ + i]) +
                       slice.begin * SizeBytes(dtype));
   }
-  host::ReduceSlices(inputs_, dtype, slice.size(), 1.0f, false, sum, nullptr);
+  host::ReduceSlices(inputs_, dtype, slice.size(), 1.0, false, sum, nullptr);
 }
 
 absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                                       absl::Span<const ElementRange> slices_by_rank,
-                                                      DType dtype, float scale, bool accumulate,
-                                                      float* recv, host::GradientStats* stats) {
-  constexpr int64_t kElementBytes = sizeof(float);
+                                                      DType dtype, double scale, bool accumulate,
+                                                      host::SumOutput recv,
+                                                      host::GradientStats* stats) {
+  const int64_t element_bytes = SizeBytes(recv.dtype);
   const ElementRange own = slices_by_rank[options_.rank];
-  for (std::vector<float>& sum : host_sums_) sum.resize(own.size());
-  SumLocally(sends_by_rank, own, dtype, host_sums_[host_].data());
+  for (std::vector<std::byte>& sum : host_sums_) sum.resize(own.size() * element_bytes);
+  SumLocally(sends_by_rank, own, dtype, {host_sums_[host_].data(), recv.dtype});
   sends_.clear();
   receives_.clear();
   for (size_t i = 0; i < served_.size(); ++i) {
     const ElementRange slice = slices_by_rank[served_[i]];
-    std::vector<float>* sum = &host_sums_[host_];
+    std::vector<std::byte>* sum = &host_sums_[host_];
     if (!(slice == own)) {  // Replicas have equal slices.
       sum = &served_sums_[i];
-      sum->resize(slice.size());
-      SumLocally(sends_by_rank, slice, dtype, sum->data());
+      sum->resize(slice.size() * element_bytes);
+      SumLocally(sends_by_rank, slice, dtype, {sum->data(), recv.dtype});
     }
-    sends_.push_back({served_[i], sum->data(), slice.size() * kElementBytes});
+    sends_.push_back({served_[i], sum->data(), slice.size() * element_bytes});
   }
   for (int host = 0; host < options_.topology.num_hosts(); ++host) {
     if (host == host_) continue;
     receives_.push_back({options_.topology.Agent(host, options_.rank), host_sums_[host].data(),
-                         own.size() * kElementBytes});
-    payload_bytes_copied_ += own.size() * kElementBytes;
+                         own.size() * element_bytes});
+    payload_bytes_copied_ += own.size() * element_bytes;
   }
   RETURN_IF_ERROR(Exchange(peers_, sends_, receives_));
   inputs_.clear();
-  for (const std::vector<float>& sum : host_sums_) inputs_.push_back(sum.data());
-  host::ReduceSlices(inputs_, DType::kFp32, own.size(), scale, accumulate, recv, stats);
+  for (const std::vector<std::byte>& sum : host_sums_) inputs_.push_back(sum.data());
+  host::ReduceSlices(inputs_, recv.dtype, own.size(), scale, accumulate, recv, stats);
   return options_.local->Barrier();
 }
 

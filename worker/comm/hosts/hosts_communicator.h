@@ -55,14 +55,14 @@ class HostsCommunicator : public Communicator {
   absl::Status Barrier() override;
   absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) override;
   // By way of AllGather: for small or rare things.
-  absl::Status ReduceScatter(const void* send, float* recv, int64_t count_per_rank, DType dtype,
-                             float scale) override;
+  absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
+                             DType dtype, double scale) override;
   absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
   absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                    absl::Span<const ElementRange> slices_by_rank, DType dtype,
-                                   float scale, bool accumulate, float* recv,
+                                   double scale, bool accumulate, host::SumOutput recv,
                                    host::GradientStats* stats) override;
   void Abort(absl::Status reason) override;
   int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }
@@ -79,18 +79,18 @@ class HostsCommunicator : public Communicator {
   // The bodies.
   absl::Status DoBarrier();
   absl::Status DoAllGather(const void* send, void* recv, int64_t bytes_per_rank);
-  absl::Status DoReduceScatter(const void* send, float* recv, int64_t count_per_rank, DType dtype,
-                               float scale);
+  absl::Status DoReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
+                               DType dtype, double scale);
   absl::Status DoAllReduce(char* buffer, int64_t count, DType dtype, ReduceOp op);
   absl::Status DoBroadcast(void* buffer, int64_t bytes, int root);
   absl::Status DoAllGatherMapped(std::byte* base, int64_t bytes_per_rank);
   absl::Status DoReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                      absl::Span<const ElementRange> slices_by_rank, DType dtype,
-                                     float scale, bool accumulate, float* recv,
+                                     double scale, bool accumulate, host::SumOutput recv,
                                      host::GradientStats* stats);
   // The host's own sum of `slice`, in `sum`.
   void SumLocally(absl::Span<const void* const> sends_by_rank, ElementRange slice, DType dtype,
-                  float* sum);
+                  host::SumOutput sum);
 
   const Options options_;
   const int host_;
@@ -104,8 +104,9 @@ class HostsCommunicator : public Communicator {
   // Kept so that steady operations allocate nothing.
   std::vector<PeerMesh::Part> sends_, receives_;
   std::vector<const void*> inputs_;
-  std::vector<std::vector<float>> served_sums_;  // By served_.
-  std::vector<std::vector<float>> host_sums_;    // Of the own slice, by host.
+  // In the dtype of the result.
+  std::vector<std::vector<std::byte>> served_sums_;  // By served_.
+  std::vector<std::vector<std::byte>> host_sums_;    // Of the own slice, by host.
 };
 
 }  // namespace tessera

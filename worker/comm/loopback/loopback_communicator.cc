@@ -38,8 +38,9 @@ absl::Status LoopbackCommunicator::AllGather(const void* send, void* recv, int64
   return absl::OkStatus();
 }
 
-absl::Status LoopbackCommunicator::ReduceScatter(const void* send, float* recv,
-                                                 int64_t count_per_rank, DType dtype, float scale) {
+absl::Status LoopbackCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
+                                                 int64_t count_per_rank, DType dtype,
+                                                 double scale) {
   RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, size_));
   const std::vector<const void*> sends(size_, send);
   const std::vector<ElementRange> slices(size_,
@@ -67,7 +68,7 @@ absl::Status LoopbackCommunicator::AllGatherMapped(std::byte*, int64_t) {
 
 absl::Status LoopbackCommunicator::ReduceScatterMapped(
     absl::Span<const void* const> sends_by_rank, absl::Span<const ElementRange> slices_by_rank,
-    DType dtype, float scale, bool accumulate, float* recv, host::GradientStats* stats) {
+    DType dtype, double scale, bool accumulate, host::SumOutput recv, host::GradientStats* stats) {
   RETURN_IF_ERROR(
       CheckReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, recv, rank_, size_));
   const ElementRange slice = slices_by_rank[rank_];

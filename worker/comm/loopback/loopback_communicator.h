@@ -28,14 +28,14 @@ class LoopbackCommunicator : public Communicator {
   int size() const override { return size_; }
   absl::Status Barrier() override;
   absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) override;
-  absl::Status ReduceScatter(const void* send, float* recv, int64_t count_per_rank, DType dtype,
-                             float scale) override;
+  absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
+                             DType dtype, double scale) override;
   absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
   absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                    absl::Span<const ElementRange> slices_by_rank, DType dtype,
-                                   float scale, bool accumulate, float* recv,
+                                   double scale, bool accumulate, host::SumOutput recv,
                                    host::GradientStats* stats) override;
   void Abort(absl::Status reason) override ABSL_LOCKS_EXCLUDED(mu_);
   int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }

@@ -56,11 +56,12 @@ absl::Status ShmCommunicator::AllGather(const void* send, void* recv, int64_t by
   return absl::OkStatus();
 }
 
-absl::Status ShmCommunicator::ReduceScatter(const void* send, float* recv, int64_t count_per_rank,
-                                            DType dtype, float scale) {
+absl::Status ShmCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
+                                            int64_t count_per_rank, DType dtype, double scale) {
   RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, options_.size));
-  const uint32_t digest =
-      OperationDigest(Operation::kReduceScatter, {count_per_rank, static_cast<int64_t>(dtype)});
+  const uint32_t digest = OperationDigest(
+      Operation::kReduceScatter,
+      {count_per_rank, static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)});
   const int64_t element_bytes = SizeBytes(dtype);
   const int64_t piece_bytes = half_bytes() / options_.size / kShmLineBytes * kShmLineBytes;
   int64_t begin = 0;
@@ -77,7 +78,7 @@ absl::Status ShmCommunicator::ReduceScatter(const void* send, float* recv, int64
     for (int r = 0; r < options_.size; ++r) {
       sources_[r] = r == options_.rank ? piece_of(r) : Half(r, half_) + options_.rank * piece_bytes;
     }
-    host::ReduceSlices(sources_, dtype, chunk, scale, false, recv + begin, nullptr);
+    host::ReduceSlices(sources_, dtype, chunk, scale, false, recv.At(begin), nullptr);
     half_ = 1 - half_;
     begin += chunk;
   } while (begin < count_per_rank);
@@ -151,13 +152,15 @@ absl::Status ShmCommunicator::Broadcast(void* buffer, int64_t bytes, int root) {
 
 absl::Status ShmCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                                   absl::Span<const ElementRange> slices_by_rank,
-                                                  DType dtype, float scale, bool accumulate,
-                                                  float* recv, host::GradientStats* stats) {
+                                                  DType dtype, double scale, bool accumulate,
+                                                  host::SumOutput recv,
+                                                  host::GradientStats* stats) {
   RETURN_IF_ERROR(CheckReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, recv,
                                            options_.rank, options_.size));
   const ElementRange slice = slices_by_rank[options_.rank];
   const uint32_t digest =
-      OperationDigest(Operation::kReduceScatterMapped, {static_cast<int64_t>(dtype)});
+      OperationDigest(Operation::kReduceScatterMapped,
+                      {static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)});
   RETURN_IF_ERROR(Phase(digest));
   const int64_t begin_bytes = slice.begin * SizeBytes(dtype);
   for (int r = 0; r < options_.size; ++r) sources_[r] = Bytes(sends_by_rank[r]) + begin_bytes;

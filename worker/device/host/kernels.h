@@ -10,6 +10,8 @@
 // the processor: sums run in rank order, no product is fused into a sum, and each element is
 // computed on its own.
 // The widest instructions of the running processor are picked at the first call.
+// The overloads on double are for shards of fp64: the same formulas, rounded in double; what is
+// said of fp32 below holds for fp64 there.
 // Pure functions; thread-safe over disjoint outputs.
 #ifndef TESSERA_WORKER_DEVICE_HOST_KERNELS_H_
 #define TESSERA_WORKER_DEVICE_HOST_KERNELS_H_
@@ -24,24 +26,44 @@ namespace host {
 
 // What the finite check and the gradient norm need of a slice. Slices add up: sums add, flags or.
 struct GradientStats {
-  // In double. Of each 2048 elements, element i goes to lane i mod 16; the lanes are added in
-  // order, then the blocks: so the bits do not depend on the width of vectors.
+  // In double. Of fp64 elements in order. Of fp32, of each 2048 elements, element i goes to lane i
+  // mod 16; the lanes are added in order, then the blocks: so the bits do not depend on the width
+  // of vectors.
   double sum_of_squares = 0;
   bool non_finite = false;  // Some element is infinite or not a number.
 };
 
-// Sums the inputs element by element in rank order in fp32, multiplies by `scale`, writes the
-// result to `output`, or adds it to `output` if `accumulate`. Reads each input once. `stats`, if
-// not null, is set to the measure of what was written.
-// Requires at least one input, and `input_dtype` kFp32, kBf16 or kFp16. `output` may be one of the
-// inputs (fp32 only), but not overlap it otherwise.
+// Where sums go, fp32 or fp64. A view.
+struct SumOutput {
+  SumOutput(float* to) : data(to), dtype(DType::kFp32) {}   // NOLINT(google-explicit-constructor)
+  SumOutput(double* to) : data(to), dtype(DType::kFp64) {}  // NOLINT(google-explicit-constructor)
+  // `of`: kFp32 or kFp64.
+  SumOutput(void* to, DType of) : data(to), dtype(of) {}
+  SumOutput At(int64_t elements) const {
+    return {static_cast<char*>(data) + elements * SizeBytes(dtype), dtype};
+  }
+
+  void* data;
+  DType dtype;
+};
+
+// Sums the inputs element by element in rank order in the output's dtype, multiplies by `scale`,
+// writes the result to `output`, or adds it to `output` if `accumulate`. Reads each input once.
+// `stats`, if not null, is set to the measure of what was written.
+// Requires at least one input, and `input_dtype` kFp32, kBf16, kFp16 or, into fp64, kFp64. `output`
+// may be one of the inputs (of its dtype only), but not overlap it otherwise.
 void ReduceSlices(absl::Span<const void* const> inputs_by_rank, DType input_dtype, int64_t count,
-                  float scale, bool accumulate, float* output, GradientStats* stats);
+                  double scale, bool accumulate, SumOutput output, GradientStats* stats);
+void ReduceSlicesToFp64(absl::Span<const void* const> inputs_by_rank, DType input_dtype,
+                        int64_t count, double scale, bool accumulate, double* output,
+                        GradientStats* stats);
 
 GradientStats MeasureGradient(const float* gradient, int64_t count);
+GradientStats MeasureGradient(const double* gradient, int64_t count);
 
 // dst[i] += src[i].
 void Accumulate(float* dst, const float* src, int64_t count);
+void Accumulate(double* dst, const double* src, int64_t count);
 
 // Adam and AdamW of PyTorch, for one step t >= 1. All rounding is fp32:
 //
@@ -77,6 +99,9 @@ struct HalfOutput {
 void AdamStep(const AdamParams& params, int64_t count, const float* gradient, const float* p_in,
               const float* m_in, const float* v_in, float* p_out, float* m_out, float* v_out,
               float* publish_fp32, HalfOutput publish_half);
+void AdamStep(const AdamParams& params, int64_t count, const double* gradient, const double* p_in,
+              const double* m_in, const double* v_in, double* p_out, double* m_out, double* v_out,
+              double* publish_fp64, HalfOutput publish_half);
 
 // ReduceSlices into a gradient that never leaves the first-level cache, then AdamStep on it: reads
 // N gradient slices and the state once, writes the state and the published parameters once. The
@@ -104,12 +129,18 @@ struct SgdParams {
 void SgdStep(const SgdParams& params, int64_t count, const float* gradient, const float* p_in,
              const float* momentum_in, float* p_out, float* momentum_out, float* publish_fp32,
              HalfOutput publish_half);
+void SgdStep(const SgdParams& params, int64_t count, const double* gradient, const double* p_in,
+             const double* momentum_in, double* p_out, double* momentum_out, double* publish_fp64,
+             HalfOutput publish_half);
 
 // `dtype`: kBf16 or kFp16. Rounds to nearest, ties to even. Too large becomes infinite; NaN stays
 // NaN, with its sign and upper payload.
 void CastFp32ToHalf(DType dtype, const float* src, uint16_t* dst, int64_t count);
 void CastHalfToFp32(DType dtype, const uint16_t* src, float* dst, int64_t count);  // Exact.
 void RoundToHalf(DType dtype, float* values, int64_t count);  // There and back.
+// By way of fp32, as libtorch rounds.
+void CastFp64ToHalf(DType dtype, const double* src, uint16_t* dst, int64_t count);
+void RoundToHalf(DType dtype, double* values, int64_t count);
 
 // The instruction set in use, such as "AVX3"; for logs and benchmarks.
 const char* SimdTargetName();

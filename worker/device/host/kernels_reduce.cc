@@ -188,14 +188,19 @@ GradientStats StatsOf(double squares) {
 }  // namespace
 
 void ReduceSlices(absl::Span<const void* const> inputs_by_rank, DType input_dtype, int64_t count,
-                  float scale, bool accumulate, float* output, GradientStats* stats) {
+                  double scale, bool accumulate, SumOutput output, GradientStats* stats) {
+  if (output.dtype == DType::kFp64) {
+    return ReduceSlicesToFp64(inputs_by_rank, input_dtype, count, scale, accumulate,
+                              static_cast<double*>(output.data), stats);
+  }
   TESSERA_CHECK(!inputs_by_rank.empty());
   TESSERA_CHECK(input_dtype == DType::kFp32 || IsHalf(input_dtype));
   TESSERA_CHECK(count >= 0);
   double squares = 0;
   HWY_DYNAMIC_DISPATCH(Reduce)
-  (inputs_by_rank.data(), inputs_by_rank.size(), input_dtype, static_cast<size_t>(count), scale,
-   accumulate, output, stats == nullptr ? nullptr : &squares);
+  (inputs_by_rank.data(), inputs_by_rank.size(), input_dtype, static_cast<size_t>(count),
+   static_cast<float>(scale), accumulate, static_cast<float*>(output.data),
+   stats == nullptr ? nullptr : &squares);
   if (stats != nullptr) *stats = StatsOf(squares);
 }
 

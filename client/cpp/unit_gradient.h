@@ -1,0 +1,24 @@
+// What a session knows of a unit's gradient since the last step. A plain value.
+#ifndef TESSERA_CLIENT_CPP_UNIT_GRADIENT_H_
+#define TESSERA_CLIENT_CPP_UNIT_GRADIENT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "layout/dtype.h"
+
+namespace tessera {
+
+struct UnitGradient {
+  bool begun = false;          // Holds something that was not reduced yet.
+  DType dtype = DType::kFp32;  // That the slot is in: bf16, fp16 or the full dtype.
+  DType travels_in = DType::kFp32;
+  bool after_hook_ran = false;    // On what was reduced.
+  bool reduced = false;           // Something was reduced since the last step.
+  std::vector<char> contributed;  // By parameter.
+  uint32_t submitted = 0;         // Reductions in this epoch.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_CPP_UNIT_GRADIENT_H_
