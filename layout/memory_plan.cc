@@ -31,8 +31,10 @@ absl::Status ValidateOptions(const ModelLayout& layout, const MemoryOptions& opt
     return absl::InvalidArgumentError(
         absl::StrCat("optimizer_states ", options.optimizer_states, " is out of bounds"));
   }
-  if (options.max_gathered_units < 0 || options.gradient_slots < 0) {
-    return absl::InvalidArgumentError("max_gathered_units and gradient_slots must not be negative");
+  if (options.max_gathered_units < 0 || options.max_gathered_bytes < 0 ||
+      options.gradient_slots < 0) {
+    return absl::InvalidArgumentError(
+        "max_gathered_units, max_gathered_bytes and gradient_slots must not be negative");
   }
   if (options.ranks_per_host < 0 || options.ranks_per_host > layout.world_size) {
     return absl::InvalidArgumentError(absl::StrCat("ranks_per_host ", options.ranks_per_host,
@@ -87,6 +89,36 @@ Bytes SumOfLargest(std::vector<Bytes> bytes, int64_t count) {
   return std::accumulate(bytes.begin(), kept, Bytes(0));
 }
 
+// Whether the unit is gathered anew for forward and for backward. The root is not.
+bool ComesAndGoes(const std::vector<PlannedUnit>& units, int64_t unit) {
+  return unit != 0 && ReshardsAfterForward(units[unit].strategy);
+}
+
+// What is gathered on a host while `unit` is in hand, of the units that come and go. `direction`:
+// 1 in forward, -1 in backward. Units that stay count among those ahead too.
+Bytes AliveWith(const std::vector<PlannedUnit>& units, int64_t unit, int direction,
+                const MemoryOptions& options) {
+  Bytes alive = ComesAndGoes(units, unit) ? units[unit].gathered_bytes : Bytes(0);
+  Bytes ahead = 0;
+  for (int64_t i = 1; i <= options.max_gathered_units; ++i) {
+    const int64_t next = unit + direction * i;
+    if (next < 1 || next >= static_cast<int64_t>(units.size())) break;
+    ahead += units[next].unsharded_bytes;
+    if (options.max_gathered_bytes > 0 && ahead > options.max_gathered_bytes) break;
+    if (ComesAndGoes(units, next)) alive += units[next].gathered_bytes;
+  }
+  return alive;
+}
+
+Bytes MostAlive(const std::vector<PlannedUnit>& units, const MemoryOptions& options) {
+  Bytes most = 0;
+  for (size_t unit = 1; unit < units.size(); ++unit) {
+    most = std::max(most, AliveWith(units, unit, 1, options));
+    most = std::max(most, AliveWith(units, unit, -1, options));
+  }
+  return most;
+}
+
 // What a plan is made of, in wide integers.
 struct Parts {
   Bytes shard_bytes = 0;           // Of one rank.
@@ -97,7 +129,7 @@ struct Parts {
 Parts ComputeParts(const std::vector<PlannedUnit>& units, const MemoryOptions& options,
                    int64_t ranks_per_host) {
   Parts parts;
-  std::vector<Bytes> around_use, gradients;  // Of units that share a bounded room.
+  std::vector<Bytes> gradients;  // Of units that share a bounded room.
   for (size_t i = 0; i < units.size(); ++i) {
     const PlannedUnit& unit = units[i];
     if (unit.strategy == Strategy::kNoShard) {
@@ -108,19 +140,14 @@ Parts ComputeParts(const std::vector<PlannedUnit>& units, const MemoryOptions& o
       continue;
     }
     parts.shard_bytes += unit.shard_bytes;
-    const bool is_root = i == 0;
-    if (is_root || !ReshardsAfterForward(unit.strategy)) {
-      parts.unsharded_parameters += unit.gathered_bytes;
-    } else {
-      around_use.push_back(unit.gathered_bytes);
-    }
-    if (is_root || options.gradient_slots == 0) {
+    if (!ComesAndGoes(units, i)) parts.unsharded_parameters += unit.gathered_bytes;
+    if (i == 0 || options.gradient_slots == 0) {
       parts.unsharded_gradients += unit.unsharded_bytes;
     } else {
       gradients.push_back(unit.unsharded_bytes);
     }
   }
-  parts.unsharded_parameters += SumOfLargest(around_use, options.max_gathered_units);
+  parts.unsharded_parameters += MostAlive(units, options);
   parts.unsharded_gradients += SumOfLargest(gradients, options.gradient_slots);
   return parts;
 }

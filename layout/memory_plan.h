@@ -4,7 +4,8 @@
 //
 //   resident   parameters + gradients + optimizer state, of the rank's shards (NO_SHARD: of all;
 //              hybrid: a group has all of them)
-//   unsharded  what the largest units alive at once take while they are unsharded
+//   unsharded  what units alive at once take while they are unsharded, at most: the root, a unit in
+//              hand, and those after it, forward or backward, that are gathered ahead of it
 //
 // The ranks of one host share unsharded parameters. Where all ranks are on one host and compute in
 // the shards' dtype, the shards side by side are the unsharded parameters: they exist once a host
@@ -29,9 +30,10 @@ struct MemoryOptions {
   // Of unsharded parameters and unsharded gradients of units that name no dtype of their own.
   DType compute_dtype = DType::kFp32;
   int64_t optimizer_states = 2;  // Values a parameter element: AdamW 2, momentum 1, SGD 0.
-  // Unsharded at once beside the root, under FULL_SHARD, where gathering copies.
+  // Gathered ahead of the unit in hand, under FULL_SHARD, where gathering copies.
   int64_t max_gathered_units = 2;
-  int64_t gradient_slots = 2;    // Unsharded gradients beside the root's; 0: of every unit.
+  int64_t max_gathered_bytes = 0;  // The same, of unsharded parameters together; 0: no such bound.
+  int64_t gradient_slots = 2;      // Unsharded gradients beside the root's; 0: of every unit.
   int64_t ranks_per_host = 0;    // 0: all ranks are on one host; of a hybrid strategy, a group is.
   int64_t shard_group_size = 0;  // Of the hybrid strategies; divides the world size.
 };

@@ -59,6 +59,7 @@ TEST(MemoryPlanTest, OnOneHostUnshardedParametersAreTheShards) {
 TEST(MemoryPlanTest, LowPrecisionNeedsTheGatheredUnitsOnceAHost) {
   MemoryOptions options;
   options.compute_dtype = DType::kBf16;
+  options.max_gathered_units = 1;
   const MemoryPlan full = Plan(Strategy::kFullShard, options);
   EXPECT_EQ(full.unsharded_parameter_bytes, (40 + 160 + 120) * 2);
   EXPECT_EQ(full.unsharded_peak_bytes, 640 + 640 / 4);
@@ -72,9 +73,43 @@ TEST(MemoryPlanTest, SeveralHostsEachHoldACopyOfWhatIsGathered) {
   options.ranks_per_host = 2;
   options.max_gathered_units = 1;
   const MemoryPlan plan = Plan(Strategy::kFullShard, options);
-  EXPECT_EQ(plan.unsharded_parameter_bytes, (40 + 160) * 4);
-  EXPECT_EQ(plan.unsharded_peak_bytes, 1280 + 400);
-  EXPECT_EQ(plan.host_total_bytes, 2 * (1600 + 1280) + 800);
+  EXPECT_EQ(plan.unsharded_parameter_bytes, (40 + 160 + 120) * 4) << "root, in hand, ahead";
+  EXPECT_EQ(plan.unsharded_peak_bytes, 1280 + 640);
+  EXPECT_EQ(plan.host_total_bytes, 2 * (1600 + 1280) + 1280);
+}
+
+TEST(MemoryPlanTest, UnitsAliveAtOnceAreOneInHandAndThoseAheadWithinBothLimits) {
+  const auto alive = [](int64_t max_units, int64_t max_bytes) {
+    MemoryOptions options;
+    options.ranks_per_host = 2;
+    options.max_gathered_units = max_units;
+    options.max_gathered_bytes = max_bytes;
+    const int64_t root = 40 * 4;
+    return Plan(Strategy::kFullShard, options).unsharded_parameter_bytes - root;
+  };
+  const int64_t small = 80 * 4, middle = 120 * 4, large = 160 * 4;
+  EXPECT_EQ(alive(0, 0), large);
+  EXPECT_EQ(alive(1, 0), large + middle);
+  EXPECT_EQ(alive(5, 0), large + middle + small);
+  EXPECT_EQ(alive(5, middle + small), large + middle + small);
+  EXPECT_EQ(alive(1, middle + small), large + middle);
+  EXPECT_EQ(alive(5, middle + small - 1), large + middle);
+  EXPECT_EQ(alive(5, middle - 1), middle + small) << "nothing is gathered ahead of the largest";
+  EXPECT_EQ(alive(5, 1), large) << "what is asked for is not limited";
+}
+
+TEST(MemoryPlanTest, UnitThatStaysCountsAmongThoseAhead) {
+  ModelLayout layout = FourUnits();
+  layout.units[2].strategy = Strategy::kShardGradOp;
+  MemoryOptions options;
+  options.ranks_per_host = 2;
+  options.max_gathered_units = 2;
+  const int64_t resident = (40 + 120) * 4;
+  ASSERT_OK_AND_ASSIGN(MemoryPlan plan, PlanMemory(layout, options));
+  EXPECT_EQ(plan.unsharded_parameter_bytes, resident + (80 + 160) * 4);
+  options.max_gathered_bytes = (120 + 80) * 4 - 1;
+  ASSERT_OK_AND_ASSIGN(plan, PlanMemory(layout, options));
+  EXPECT_EQ(plan.unsharded_parameter_bytes, resident + 160 * 4);
 }
 
 TEST(MemoryPlanTest, WithoutShardingEveryRankHoldsEverything) {
@@ -154,6 +189,7 @@ TEST(MemoryPlanTest, OptionsOutOfBoundsAreInvalid) {
   expect_refused([](MemoryOptions* o) { o->ranks_per_host = -1; }, "ranks_per_host");
   expect_refused([](MemoryOptions* o) { o->optimizer_states = -1; }, "optimizer_states");
   expect_refused([](MemoryOptions* o) { o->max_gathered_units = -1; }, "max_gathered_units");
+  expect_refused([](MemoryOptions* o) { o->max_gathered_bytes = -1; }, "max_gathered_bytes");
   expect_refused([](MemoryOptions* o) { o->gradient_slots = -1; }, "gradient_slots");
   expect_refused([](MemoryOptions* o) { o->shard_group_size = 3; }, "shard_group_size 3");
   EXPECT_THAT(PlanMemory(FourUnits(), Strategy::kHybridShard, MemoryOptions()),

@@ -1,6 +1,7 @@
 #include "client/cli/layout_command.h"
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -119,8 +120,13 @@ void AddMemoryFlags(CLI::App* command, MemoryOptions* memory) {
       ->capture_default_str();
   command
       ->add_option("--max-gathered-units", memory->max_gathered_units,
-                   "unsharded at once beside the root")
+                   "gathered ahead of the unit in hand, beside the root")
       ->check(WholeNumber(0, kMaxCount))
+      ->capture_default_str();
+  command
+      ->add_option("--max-gathered-bytes", memory->max_gathered_bytes,
+                   "the same in bytes of unsharded parameters; 0: no such bound")
+      ->check(WholeNumber(0, std::numeric_limits<int64_t>::max()))
       ->capture_default_str();
   command
       ->add_option("--gradient-slots", memory->gradient_slots,

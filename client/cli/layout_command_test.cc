@@ -153,6 +153,26 @@ TEST(LayoutCommandTest, JsonStatesMemoryOfEachStrategy) {
   EXPECT_EQ(json["layout_digest"].get<std::string>().size(), 16);
 }
 
+TEST(LayoutCommandTest, LimitsOfGatheringAheadBoundTheUnshardedPeak) {
+  const std::string spec = WriteSpec("limits.json", R"({"units": [
+      {"name": "root", "parameters": [{"name": "r", "shape": [4], "dtype": "fp32"}]},
+      {"name": "a", "parameters": [{"name": "a", "shape": [100], "dtype": "fp32"}]},
+      {"name": "b", "parameters": [{"name": "b", "shape": [200], "dtype": "fp32"}]}]})");
+  const auto gathered = [&](const std::string& flag, const std::string& value) {
+    const Result result =
+        RunTessera({"layout", "--spec", spec, "--world-size", "2", "--shard-alignment", "element",
+                    "--ranks-per-host", "1", "--json", flag, value});
+    EXPECT_EQ(result.exit_code, kExitOk) << result.err;
+    const Json json = Json::parse(result.out, nullptr, false);
+    return json["memory"]["FULL_SHARD"].value("host_unsharded_parameter_bytes", int64_t{-1});
+  };
+  EXPECT_EQ(gathered("--max-gathered-units", "0"), (4 + 200) * 4);
+  EXPECT_EQ(gathered("--max-gathered-units", "1"), (4 + 100 + 200) * 4);
+  EXPECT_EQ(gathered("--max-gathered-bytes", "0"), (4 + 100 + 200) * 4);
+  EXPECT_EQ(gathered("--max-gathered-bytes", "400"), (4 + 100 + 200) * 4);
+  EXPECT_EQ(gathered("--max-gathered-bytes", "399"), (4 + 200) * 4);
+}
+
 TEST(LayoutCommandTest, JsonListsSharedParametersOnce) {
   const std::string spec = WriteSpec("tied.json", R"({"units": [{"name": "u", "parameters": [
       {"name": "0.weight", "shape": [4], "dtype": "fp32"},
@@ -205,6 +225,7 @@ TEST(CliTest, WrongUsageIsExitCodeTwo) {
       {"layout", "--spec", spec, "--world-size", "2", "--param-alignment", "-1"},
       {"layout", "--spec", spec, "--world-size", "2", "--shard-alignment", "elements"},
       {"layout", "--spec", spec, "--world-size", "2", "--compute-dtype", "int32"},
+      {"layout", "--spec", spec, "--world-size", "2", "--max-gathered-bytes", "-1"},
       {"layout", "--spec", spec, "--world-size", "2", "--unknown"},
   };
   for (const std::vector<std::string>& args : wrong) {

@@ -19,6 +19,7 @@ MemoryOptions OptionsOf(const JobConfig& config) {
     options.optimizer_states = config.groups.front().momentum > 0 ? 1 : 0;
   }
   options.max_gathered_units = config.max_gathered_units;
+  options.max_gathered_bytes = config.max_gathered_bytes;
   options.gradient_slots = config.gradient_slots;
   options.shard_group_size = config.shard_group_size;
   return options;

@@ -70,6 +70,17 @@ TEST(UnitPlanTest, PolicyAndConfigChangeThePlan) {
   EXPECT_EQ(stateless.memory.optimizer_bytes, 0);
 }
 
+TEST(UnitPlanTest, LimitOfGatheringAheadInBytesIsTheConfigs) {
+  Sharded<RootImpl> root;
+  JobConfig config = TwoRanks(Strategy::kFullShard);
+  config.compute_dtype = DType::kBf16;  // So that what is gathered is a copy.
+  ASSERT_OK_AND_ASSIGN(const UnitPlan both, PlanUnits(root, config));
+  config.max_gathered_bytes = 1;
+  ASSERT_OK_AND_ASSIGN(const UnitPlan one, PlanUnits(root, config));
+  EXPECT_EQ(both.memory.unsharded_parameter_bytes - one.memory.unsharded_parameter_bytes,
+            both.layout.units[1].shards.padded_numel() * 2);
+}
+
 TEST(UnitPlanTest, ChangesNothingInTheModule) {
   Sharded<RootImpl> root;
   ASSERT_OK(PlanUnits(root, TwoRanks(Strategy::kFullShard)).status());
