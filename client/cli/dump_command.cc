@@ -20,6 +20,7 @@
 #include "client/cli/flight_view.h"
 #include "client/cli/jobs_client.h"
 #include "client/cli/worker_client.h"
+#include "job/job_config.h"
 
 namespace tessera::cli {
 namespace {
@@ -54,6 +55,9 @@ absl::Status DumpJob(const Flags& flags, const Console& console) {
   } else {
     std::string text;
     google::protobuf::TextFormat::PrintToString(job, &text);  // Escapes what is not printable.
+    const std::string fake =
+        FakeText(job.config().fake_all_gather(), job.config().fake_reduce_scatter());
+    if (!fake.empty()) *console.out << "# TRAINS NOTHING: " << fake << "\n";  // A comment to it.
     *console.out << text;
   }
   return absl::OkStatus();

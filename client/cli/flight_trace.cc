@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "client/cli/fake_note.h"
 #include "client/cli/flight_view.h"
 #include "nlohmann/json.hpp"
 
@@ -63,7 +64,9 @@ Json Event(const v1::FlightRecord& record, const v1::DumpRankResponse& dump, int
 std::string FlightTrace(const std::vector<v1::DumpRankResponse>& dumps) {
   Json events = Json::array();
   for (const v1::DumpRankResponse& dump : dumps) {
-    events.push_back(Metadata("process_name", dump.rank(), 0, absl::StrCat("rank ", dump.rank())));
+    const std::string note = FakeNote(dump.fake_all_gather(), dump.fake_reduce_scatter());
+    events.push_back(
+        Metadata("process_name", dump.rank(), 0, absl::StrCat("rank ", dump.rank(), note)));
     std::map<std::string, int> tracks;
     for (const v1::FlightRecord& record : dump.records()) {
       const auto [track, is_new] =

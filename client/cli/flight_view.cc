@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/cli/fake_note.h"
 #include "client/cli/text_table.h"
 #include "nlohmann/json.hpp"
 
@@ -89,7 +90,8 @@ std::string FlightText(const v1::DumpRankResponse& dump, int last) {
   }
   std::string text =
       absl::StrCat("rank ", dump.rank(), " of job ", Printable(dump.job_id()), ": epoch ",
-                   dump.epoch(), ", ", num_shown, " of ", dump.records_size(), " operations\n");
+                   dump.epoch(), ", ", num_shown, " of ", dump.records_size(), " operations",
+                   FakeNote(dump.fake_all_gather(), dump.fake_reduce_scatter()), "\n");
   if (num_shown > 0) absl::StrAppend(&text, table.Render("  "));
   if (dump.torn_records() + dump.invalid_records() > 0) {
     absl::StrAppend(&text, "  left out: ", dump.torn_records(), " torn and ",
@@ -111,6 +113,8 @@ std::string FlightJson(const std::vector<v1::DumpRankResponse>& dumps) {
                      {"rank", dump.rank()},
                      {"epoch", dump.epoch()},
                      {"failed_epoch", dump.failed_epoch()},
+                     {"fake_all_gather", dump.fake_all_gather()},
+                     {"fake_reduce_scatter", dump.fake_reduce_scatter()},
                      {"now_steady_ns", dump.now_steady_ns()},
                      {"now_unix_ns", dump.now_unix_ns()},
                      {"torn_records", dump.torn_records()},

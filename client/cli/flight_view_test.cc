@@ -94,6 +94,20 @@ TEST(FlightTextTest, SkippedRecordsAreSaidAndAnEmptyDumpIsNoTable) {
             "  left out: 1 torn and 2 invalid records\n");
 }
 
+TEST(FlightTextTest, RecordsOfFakeCollectivesSaySoInTextJsonAndTrace) {
+  v1::DumpRankResponse dump = SomeDump();
+  for (const std::string& shown : {FlightText(dump, 20), FlightTrace({dump})}) {
+    EXPECT_THAT(shown, Not(HasSubstr("fake")));
+  }
+  dump.set_fake_reduce_scatter(true);
+  for (const std::string& shown : {FlightText(dump, 20), FlightTrace({dump})}) {
+    EXPECT_THAT(shown, HasSubstr(", TRAINS NOTHING: fake reduce-scatter"));
+  }
+  const Json rank = Json::parse(FlightJson({dump}), nullptr, false)["ranks"][0];
+  EXPECT_EQ(rank["fake_reduce_scatter"], true);
+  EXPECT_EQ(rank["fake_all_gather"], false);
+}
+
 TEST(FlightTextTest, BytesOfAWorkerDoNotReachTheTerminalAndHarmNothing) {
   v1::DumpRankResponse dump = SomeDump();
   dump.set_job_id("\x1b[2J");

@@ -66,8 +66,11 @@ std::string WorkerJson(const v1::WorkerStatusResponse& worker) {
   for (const v1::JobProgress& progress : worker.jobs()) {
     v1::Job job;
     *job.mutable_ranks() = progress.ranks();
-    jobs.push_back(
-        {{"job_id", progress.job_id()}, {"epoch", progress.epoch()}, {"ranks", RanksJson(job)}});
+    jobs.push_back({{"job_id", progress.job_id()},
+                    {"epoch", progress.epoch()},
+                    {"fake_all_gather", progress.fake_all_gather()},
+                    {"fake_reduce_scatter", progress.fake_reduce_scatter()},
+                    {"ranks", RanksJson(job)}});
   }
   return Text(Json{{"worker_id", worker.worker_id()},
                    {"incarnation", worker.incarnation()},

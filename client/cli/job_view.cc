@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "client/cli/fake_note.h"
 #include "client/cli/job_ranks.h"
 #include "client/cli/text_table.h"
-#include "job/job_config.h"
 #include "layout/layout_dump.h"
 
 namespace tessera::cli {
@@ -42,10 +42,8 @@ Cells StatusCells(const v1::RankStatus* status) {
           status->executor_pid() == 0 ? "-" : absl::StrCat(status->executor_pid())};
 }
 
-std::string FakeSuffix(const v1::Job& job) {
-  const std::string fake =
-      FakeText(job.config().fake_all_gather(), job.config().fake_reduce_scatter());
-  return fake.empty() ? "" : absl::StrCat(", TRAINS NOTHING: ", fake);
+std::string NoteOf(const v1::Job& job) {
+  return FakeNote(job.config().fake_all_gather(), job.config().fake_reduce_scatter());
 }
 
 }  // namespace
@@ -65,7 +63,7 @@ std::string JobsTable(const v1::ListJobsResponse& jobs) {
     table.AddRow({Printable(job->job_id()), StateName(job->state()), absl::StrCat(job->epoch()),
                   absl::StrCat(job->committed_step()), absl::StrCat(job->config().world_size()),
                   absl::StrCat(CountAttached(*job)),
-                  absl::StrCat(StrategyName(job->config().strategy()), FakeSuffix(*job)),
+                  absl::StrCat(StrategyName(job->config().strategy()), NoteOf(*job)),
                   Printable(job->state_reason())});
   }
   return table.Render("");
@@ -75,7 +73,7 @@ std::string JobHeadline(const v1::Job& job) {
   return absl::StrCat(
       "job ", Printable(job.job_id()), ": ", StateName(job.state()), ", epoch ", job.epoch(),
       ", step ", job.committed_step(), ", ", CountAttached(job), " of ", job.config().world_size(),
-      " ranks attached, ", StrategyName(job.config().strategy()), FakeSuffix(job),
+      " ranks attached, ", StrategyName(job.config().strategy()), NoteOf(job),
       job.state_reason().empty() ? "" : absl::StrCat(" (", Printable(job.state_reason()), ")"));
 }
 
@@ -105,7 +103,8 @@ std::string WorkerText(const v1::WorkerStatusResponse& worker) {
     }
     absl::StrAppend(&text, "job ", Printable(progress.job_id()), ": epoch ", progress.epoch(), ", ",
                     progress.ranks_size(),
-                    progress.ranks_size() == 1 ? " rank here\n" : " ranks here\n",
+                    progress.ranks_size() == 1 ? " rank here" : " ranks here",
+                    FakeNote(progress.fake_all_gather(), progress.fake_reduce_scatter()), "\n",
                     table.Render("  "));
   }
   return text;

@@ -73,6 +73,17 @@ TEST(JobViewTest, JobOfFakeCollectivesSaysSoWhereverItIsShown) {
                                     HasSubstr("\"fake_reduce_scatter\": true")));
 }
 
+TEST(JobViewTest, WorkersViewOfSuchAJobSaysSoToo) {
+  v1::WorkerStatusResponse worker;
+  v1::JobProgress* progress = worker.add_jobs();
+  EXPECT_THAT(WorkerText(worker), Not(HasSubstr("fake")));
+  EXPECT_THAT(WorkerJson(worker), HasSubstr("\"fake_all_gather\": false"));
+  progress->set_fake_all_gather(true);
+  EXPECT_THAT(WorkerText(worker), HasSubstr("ranks here, TRAINS NOTHING: fake all-gather\n"));
+  EXPECT_THAT(WorkerJson(worker), AllOf(HasSubstr("\"fake_all_gather\": true"),
+                                        HasSubstr("\"fake_reduce_scatter\": false")));
+}
+
 v1::ListJobsResponse JobAt(int64_t epoch, int64_t step) {
   v1::ListJobsResponse jobs;
   v1::Job* job = jobs.add_jobs();

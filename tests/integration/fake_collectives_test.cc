@@ -53,12 +53,22 @@ class FakeCollectivesTest : public testing::Test {
       ops.emplace_back(op.step, op.op, op.unit, op.bytes);
     return ops;
   }
-  std::string Status(std::vector<std::string> flags) {
-    std::ostringstream out, err;
-    std::vector<std::string> args = {"status", "--coordinator", cluster_->coordinator_address()};
-    args.insert(args.end(), flags.begin(), flags.end());
-    EXPECT_EQ(cli::RunCli(args, {&out, &err, false}), kExitOk) << err.str();
-    return out.str();
+  // What `tessera` prints of the job "fake", asking the coordinator and the worker.
+  std::vector<std::string> Shown(const std::vector<std::string>& flags) {
+    const std::string& worker = cluster_->worker_address();
+    const std::string& coordinator = cluster_->coordinator_address();
+    std::vector<std::string> shown;
+    for (std::vector<std::string> args :
+         {std::vector<std::string>{"status", "--coordinator", coordinator},
+          std::vector<std::string>{"status", "--worker", worker},
+          std::vector<std::string>{"dump", "fake", "--coordinator", coordinator},
+          std::vector<std::string>{"dump", "fake", "--worker", worker}}) {
+      std::ostringstream out, err;
+      args.insert(args.end(), flags.begin(), flags.end());
+      EXPECT_EQ(cli::RunCli(args, {&out, &err, false}), kExitOk) << err.str();
+      shown.push_back(out.str());
+    }
+    return shown;
   }
   std::unique_ptr<LocalCluster> cluster_;
 };
@@ -110,7 +120,7 @@ TEST_F(FakeCollectivesTest, GatherFromAnotherHostIsOrderedAndCountedAndBringsNot
             3);
 }
 
-TEST_F(FakeCollectivesTest, JobSaysSoInItsStatusAndIsNotSaved) {
+TEST_F(FakeCollectivesTest, JobSaysSoWhereverItIsShownAndIsNotSaved) {
   Start(1);
   SessionOptions options = OptionsFor("fake");
   options.config.fake_all_gather = options.config.fake_reduce_scatter = true;
@@ -121,8 +131,10 @@ TEST_F(FakeCollectivesTest, JobSaysSoInItsStatusAndIsNotSaved) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
                                  HasSubstr("fake all-gather, fake reduce-scatter")));
   EXPECT_OK(team.TrainTo(2));
-  EXPECT_THAT(Status({}), HasSubstr("TRAINS NOTHING: fake all-gather, fake reduce-scatter"));
-  EXPECT_THAT(Status({"--json"}), HasSubstr("\"fake_reduce_scatter\": true"));
+  for (const std::string& shown : Shown({}))
+    EXPECT_THAT(shown, HasSubstr("TRAINS NOTHING: fake all-gather, fake reduce-scatter"));
+  for (const std::string& shown : Shown({"--json"}))
+    EXPECT_THAT(shown, HasSubstr("\"fake_reduce_scatter\": true"));
   SessionOptions other = OptionsFor("fake");
   EXPECT_THAT(Session::Open(other),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("fake_all_gather differs")));

@@ -126,6 +126,8 @@ v1::JobProgress HostedJob::Progress() const {
   v1::JobProgress progress;
   progress.set_job_id(job_id_);
   progress.set_creation(creation_);
+  progress.set_fake_all_gather(regions_.config().fake_all_gather);
+  progress.set_fake_reduce_scatter(regions_.config().fake_reduce_scatter);
   absl::MutexLock lock(&mu_);
   progress.set_epoch(epoch_.value());
   for (size_t i = 0; i < ranks_.size(); ++i) {

@@ -13,8 +13,6 @@
 namespace tessera {
 namespace {
 
-// How many of the operations that the executor took from the trainer are told.
-
 void DescribeUnits(const JobRegions& regions, const ControlPage& page, std::string* text) {
   for (size_t u = 0; u < regions.layout().units.size(); ++u) {
     absl::StrAppend(text, "  ", regions.layout().units[u].flat.unit_name(), ": ",
@@ -38,7 +36,7 @@ void DescribeOps(const ControlPage& page, std::string* text) {
 
 std::string Describe(const JobRegions& regions, Rank rank) {
   const ControlPage& page = *regions.control(rank);
-  const RankRecord& record = regions.group()->ranks[rank.value()];
+  const RankRecord& record = regions.group()->ranks[rank.value() - regions.local().first()];
   std::string text =
       absl::StrCat("rank ", rank.value(), ": epoch ", page.epoch.load(), ", committed step ",
                    page.committed_step.load(), ", applied step ", record.applied_step.load(),
@@ -75,6 +73,8 @@ v1::DumpRankResponse DumpRank(const JobRegions& regions, const std::string& job_
   dump.set_job_id(job_id);
   dump.set_rank(static_cast<int32_t>(rank.value()));
   dump.set_epoch(regions.control(rank)->epoch.load());
+  dump.set_fake_all_gather(regions.config().fake_all_gather);
+  dump.set_fake_reduce_scatter(regions.config().fake_reduce_scatter);
   dump.set_failed_epoch(regions.control(rank)->failed_epoch.load());
   dump.set_text(Describe(regions, rank));
   const absl::StatusOr<FlightRecords> read =

@@ -12,7 +12,7 @@ namespace tessera {
 
 // Reads the rank's shared memory, whatever executor and trainer do to it meanwhile. A flight ring
 // whose header was overwritten has no records, and the text says so. Thread-safe.
-// Requires rank < world size.
+// Requires a rank of this worker.
 v1::DumpRankResponse DumpRank(const JobRegions& regions, const std::string& job_id, Rank rank);
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
+#include "worker/engine/group_page.h"
 
 namespace tessera {
 namespace {
@@ -29,6 +30,26 @@ TEST(RankDumpTest, FailureThatIsNoTextIsEscapedAndTheDumpCanBeRead) {
   memset(page->failure_message, 0xe2, kMaxErrorBytes);  // And no end.
   ASSERT_TRUE(read.ParseFromString(DumpRank(regions, "toy", Rank(0)).SerializeAsString()));
   EXPECT_THAT(read.text(), HasSubstr("\\xe2\\xe2"));
+}
+
+TEST(RankDumpTest, StepsAreThoseOfTheRankAlsoWhereOtherWorkersHaveTheFirstRanks) {
+  ModelSpec model;
+  model.units = {{"u", {{"w", {64}, DType::kFp32}}}};
+  JobConfig config;
+  config.world_size = 2;
+  v1::Job job;
+  job.set_job_id("toy");
+  *job.mutable_model() = EncodeModel(model);
+  *job.mutable_config() = EncodeJobConfig(config);
+  for (int rank = 0; rank < 2; ++rank) {
+    v1::RankPlacement* placement = job.add_placements();
+    placement->set_rank(rank);
+    placement->set_worker_id(rank == 0 ? "first" : "second");
+  }
+  ASSERT_OK_AND_ASSIGN(const LocalRanks local, LocalRanksOf(job, "second"));
+  ASSERT_OK_AND_ASSIGN(const JobRegions regions, JobRegions::Create(job, local));
+  PublishApplied(regions.group(), local.topology.LocalIndex(1), 7);
+  EXPECT_THAT(DumpRank(regions, "toy", Rank(1)).text(), HasSubstr("applied step 7"));
 }
 
 TEST(RankDumpTest, TextHasOnlyTheOperationsThatNobodyHasTaken) {
