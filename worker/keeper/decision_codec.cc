@@ -1,11 +1,60 @@
 #include "worker/keeper/decision_codec.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "job/job_config.h"
 #include "proto/executor.pb.h"
 
 namespace tessera {
+namespace {
+
+absl::Status Refusal(int64_t step, absl::string_view why) {
+  return absl::DataLossError(
+      absl::StrCat("what was decided of step ", step, " did not reach this worker whole: ", why));
+}
+
+absl::StatusOr<StepNumbers> DecodeNumbers(const v1::StepDecision& decision, int64_t step) {
+  StepNumbers numbers;
+  numbers.gradient_scale = decision.gradient_scale();
+  numbers.gradient_norm = decision.gradient_norm();
+  numbers.is_write = decision.is_write();
+  numbers.is_trainers_step = decision.is_trainers_step();
+  // Not a number is refused too.
+  if (!(numbers.gradient_scale >= 0)) return Refusal(step, "its gradient scale is none");
+  if (!(numbers.gradient_norm >= 0)) return Refusal(step, "its gradient norm is none");
+  if (numbers.is_trainers_step && !numbers.is_write)
+    return Refusal(step, "a step of the trainers' own without values");
+  for (const v1::StepDecision::Group& from : decision.groups()) {
+    HyperParameters& to = numbers.groups.emplace_back();
+    to.learning_rate = from.learning_rate();
+    to.beta1 = from.beta1();
+    to.beta2 = from.beta2();
+    to.epsilon = from.epsilon();
+    to.weight_decay = from.weight_decay();
+    to.momentum = from.momentum();
+    const absl::Status valid = ValidateHyperParameters(to, numbers.groups.size() - 1);
+    if (!valid.ok()) return Refusal(step, valid.message());
+  }
+  return numbers;
+}
+
+absl::StatusOr<std::vector<bool>> DecodeTouched(const v1::StepDecision& decision, int64_t step,
+                                                size_t num_parameters) {
+  std::vector<bool> touched(decision.touched().size() * 8);
+  for (size_t i = 0; i < touched.size(); ++i) touched[i] = decision.touched()[i / 8] >> i % 8 & 1;
+  const auto end = touched.begin() + num_parameters;
+  if (std::find(end, touched.end(), true) != touched.end())
+    return Refusal(step, "a gradient of a parameter that the job does not have");
+  if (decision.is_write() && std::find(touched.begin(), end, true) != end)
+    return Refusal(step, "a write with a gradient");
+  touched.resize(num_parameters);
+  return touched;
+}
+
+}  // namespace
 
 std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, int num_groups) {
   const int64_t step = group.decided_step.load();
@@ -42,29 +91,14 @@ absl::Status RecordDecision(const std::string& bytes, int64_t step, GroupPage* g
   if (!decision.ParseFromString(bytes) || decision.step() != step ||
       decision.groups_size() != num_groups ||
       decision.touched().size() != (num_parameters + 7) / 8) {
-    return absl::DataLossError(
-        absl::StrCat("what was decided of step ", step, " did not reach this worker whole"));
+    return Refusal(step, "it is malformed, or of another step or job");
   }
   if (group->decided_step.load() != step - 1) {
     return absl::DataLossError(absl::StrCat("this worker is at step ", group->decided_step.load(),
                                             ", from which it cannot resume at step ", step));
   }
-  StepNumbers numbers;
-  numbers.gradient_scale = decision.gradient_scale();
-  numbers.gradient_norm = decision.gradient_norm();
-  numbers.is_write = decision.is_write();
-  numbers.is_trainers_step = decision.is_trainers_step();
-  for (const v1::StepDecision::Group& from : decision.groups()) {
-    HyperParameters& to = numbers.groups.emplace_back();
-    to.learning_rate = from.learning_rate();
-    to.beta1 = from.beta1();
-    to.beta2 = from.beta2();
-    to.epsilon = from.epsilon();
-    to.weight_decay = from.weight_decay();
-    to.momentum = from.momentum();
-  }
-  std::vector<bool> touched(num_parameters);
-  for (size_t i = 0; i < num_parameters; ++i) touched[i] = decision.touched()[i / 8] >> i % 8 & 1;
+  ASSIGN_OR_RETURN(const StepNumbers numbers, DecodeNumbers(decision, step));
+  ASSIGN_OR_RETURN(const std::vector<bool> touched, DecodeTouched(decision, step, num_parameters));
   RecordDecision(group, counts, step, numbers, touched);
   return absl::OkStatus();
 }

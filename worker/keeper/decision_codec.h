@@ -16,8 +16,8 @@ namespace tessera {
 std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, int num_groups);
 
 // Records that `step` was decided, as `bytes` (untrusted) say. No rank is in an epoch meanwhile.
-// Errors: DataLoss  the bytes are malformed, or of another step or job; or the page's decided step
-//                   is not the one before
+// Errors: DataLoss  the bytes are malformed, of another step or job, or have numbers that no step
+//                   has; or the page's decided step is not the one before. Nothing is changed
 absl::Status RecordDecision(const std::string& bytes, int64_t step, GroupPage* group,
                             const UpdateCounts& counts, int num_groups);
 

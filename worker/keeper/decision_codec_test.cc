@@ -1,13 +1,17 @@
 #include "worker/keeper/decision_codec.h"
 
+#include <limits>
 #include <memory>
+#include <random>
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "proto/executor.pb.h"
 
 namespace tessera {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 // A worker's page and counts, after the steps that were recorded.
@@ -18,9 +22,11 @@ struct Worker {
       std::vector<std::byte>(UpdateCounts::SizeBytes(kParameters), std::byte{0});
   UpdateCounts counts{memory.data(), kParameters};
 
-  void Decide(int64_t step, const std::vector<bool>& touched, bool is_write = false) {
+  void Decide(int64_t step, const std::vector<bool>& touched, bool is_write = false,
+              bool is_trainers_step = false) {
     StepNumbers numbers;
     numbers.is_write = is_write;
+    numbers.is_trainers_step = is_trainers_step;
     numbers.gradient_scale = 0.125 * step;
     numbers.gradient_norm = 2.5 * step;
     numbers.groups.resize(2);
@@ -35,6 +41,8 @@ std::vector<bool> Every(int nth) {
   for (int i = 0; i < Worker::kParameters; ++i) touched[i] = i % nth == 0;
   return touched;
 }
+
+std::vector<bool> None() { return std::vector<bool>(Worker::kParameters); }
 
 TEST(DecisionCodecTest, WorkerThatMissedADecisionLearnsItWhole) {
   Worker knows, missed;
@@ -54,12 +62,27 @@ TEST(DecisionCodecTest, WorkerThatMissedADecisionLearnsItWhole) {
 TEST(DecisionCodecTest, WorkerThatMissedAWriteLearnsThatItIsOne) {
   Worker knows, missed;
   for (Worker* worker : {&knows, &missed}) worker->Decide(1, Every(2));
-  knows.Decide(2, Every(100), /*is_write=*/true);
+  knows.Decide(2, None(), /*is_write=*/true);
   ASSERT_OK(RecordDecision(EncodeDecision(*knows.group, knows.counts, 2), 2, missed.group.get(),
                            missed.counts, 2));
   EXPECT_TRUE(LoadDecision(*missed.group, 2, 2).is_write);
   EXPECT_EQ(LoadDecision(*missed.group, 2, 2).writes, 1);
   EXPECT_FALSE(LoadDecision(*missed.group, 1, 2).is_write);
+}
+
+TEST(DecisionCodecTest, WorkerThatMissedATrainersOwnStepLearnsThatItIsOneAndNoWrite) {
+  Worker knows, missed;
+  for (Worker* worker : {&knows, &missed}) worker->Decide(1, None(), /*is_write=*/true);
+  knows.Decide(2, None(), /*is_write=*/true, /*is_trainers_step=*/true);
+  ASSERT_OK(RecordDecision(EncodeDecision(*knows.group, knows.counts, 2), 2, missed.group.get(),
+                           missed.counts, 2));
+  const StepNumbers numbers = LoadDecision(*missed.group, 2, 2);
+  EXPECT_TRUE(numbers.is_write);
+  EXPECT_TRUE(numbers.is_trainers_step);
+  EXPECT_EQ(numbers.writes, 1) << "it counts as a step";
+  EXPECT_FALSE(LoadDecision(*missed.group, 1, 2).is_trainers_step);
+  missed.Decide(3, Every(2));
+  EXPECT_FALSE(LoadDecision(*missed.group, 3, 2).is_trainers_step) << "nor does the mark stay";
 }
 
 TEST(DecisionCodecTest, WithoutADecisionThereIsNothingToTell) {
@@ -82,6 +105,56 @@ TEST(DecisionCodecTest, WhatDoesNotFitIsRefusedAndChangesNothing) {
   expect_refused(bytes, 1, 3);
   knows.Decide(2, Every(2));
   expect_refused(EncodeDecision(*knows.group, knows.counts, 2), 2, 2);  // It is at 0, not at 1.
+}
+
+TEST(DecisionCodecTest, NumbersThatNoStepHasAreRefusedAndChangeNothing) {
+  Worker knows, missed;
+  knows.Decide(1, Every(2));
+  v1::StepDecision good;
+  ASSERT_TRUE(good.ParseFromString(EncodeDecision(*knows.group, knows.counts, 2)));
+  const auto expect_refused = [&](void (*change)(v1::StepDecision*), const char* fragment) {
+    v1::StepDecision bad = good;
+    change(&bad);
+    EXPECT_THAT(
+        RecordDecision(bad.SerializeAsString(), 1, missed.group.get(), missed.counts, 2),
+        StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("step 1"), HasSubstr(fragment))));
+    EXPECT_EQ(missed.group->decided_step.load(), 0);
+  };
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  expect_refused([](v1::StepDecision* d) { d->set_gradient_scale(kNan); }, "gradient scale");
+  expect_refused([](v1::StepDecision* d) { d->set_gradient_scale(-1); }, "gradient scale");
+  expect_refused([](v1::StepDecision* d) { d->set_gradient_norm(kNan); }, "gradient norm");
+  expect_refused([](v1::StepDecision* d) { d->set_gradient_norm(-1); }, "gradient norm");
+  expect_refused([](v1::StepDecision* d) { d->mutable_groups(1)->set_beta2(1.5); }, "beta2");
+  expect_refused([](v1::StepDecision* d) { d->set_is_trainers_step(true); }, "without");
+  expect_refused([](v1::StepDecision* d) { d->set_is_write(true); }, "gradient");
+  expect_refused([](v1::StepDecision* d) { d->mutable_touched()->back() = '\x08'; }, "parameter");
+  ASSERT_OK(RecordDecision(good.SerializeAsString(), 1, missed.group.get(), missed.counts, 2));
+}
+
+TEST(DecisionCodecTest, RandomBytesAndFlippedBitsAreRefusedOrAreADecision) {
+  std::mt19937 random(20260612);
+  Worker knows;
+  knows.Decide(1, Every(2));
+  const std::string good = EncodeDecision(*knows.group, knows.counts, 2);
+  for (int round = 0; round < 2000; ++round) {
+    std::string bytes = good;
+    if (round % 2 == 0) {
+      bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+    } else {
+      bytes.resize(random() % 200);
+      for (char& byte : bytes) byte = static_cast<char>(random());
+    }
+    Worker missed;
+    const absl::Status status = RecordDecision(bytes, 1, missed.group.get(), missed.counts, 2);
+    if (!status.ok()) {
+      EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+      EXPECT_EQ(missed.group->decided_step.load(), 0);
+      continue;
+    }
+    for (const HyperParameters& group : LoadDecision(*missed.group, 1, 2).groups)
+      EXPECT_OK(ValidateHyperParameters(group, 0));
+  }
 }
 
 }  // namespace
