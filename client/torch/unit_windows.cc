@@ -1,0 +1,237 @@
+#include "client/torch/unit_windows.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/torch/checkpoint.h"
+#include "client/torch/replaced_parameters.h"
+
+namespace tessera {
+namespace {
+
+// Runs after a leaf's gradient was accumulated in a backward, which happens once, with the sum of
+// all its uses.
+class AfterAccumulation : public torch::autograd::FunctionPostHook {
+ public:
+  explicit AfterAccumulation(std::function<void()> done) : done_(std::move(done)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    done_();
+    return outputs;
+  }
+
+ private:
+  const std::function<void()> done_;
+};
+
+}  // namespace
+
+void ThrowIfError(const absl::Status& status) {
+  if (!status.ok()) throw StatusException(status);
+}
+
+UnitWindows::UnitWindows(Session* session, ModuleUnits* units, const torch::nn::Module* root,
+                         bool full_precision_in_eval, Summon summon)
+    : session_(session),
+      units_(units),
+      root_(root),
+      full_precision_in_eval_(full_precision_in_eval),
+      summon_(std::move(summon)),
+      precisions_(session, units, full_precision_in_eval),
+      prefetch_(session->config().backward_prefetch, session->config().forward_prefetch,
+                static_cast<int>(units->modules.size())),
+      sync_(units->modules.size(), true),
+      accumulators_(units->modules.size()),
+      backward_(units->modules.size()) {
+  for (size_t unit = 0; unit < units_->modules.size(); ++unit) {
+    HookUnit(unit);
+    units_->modules[unit]->AttachUnit(this, unit);
+  }
+}
+
+UnitWindows::~UnitWindows() {
+  *alive_ = false;
+  for (ShardedBase* module : units_->modules) module->AttachUnit(nullptr, -1);
+  for (auto& parameters : units_->parameters) {
+    for (torch::Tensor& parameter : parameters)
+      parameter.set_data(torch::empty({0}, parameter.options()));
+  }
+}
+
+// Where libtorch made new accumulators meanwhile, hooks these; those of graphs that still wait for
+// their backward keep theirs.
+void UnitWindows::HookUnit(int unit) {
+  accumulators_[unit].resize(units_->parameters[unit].size());
+  for (size_t p = 0; p < units_->parameters[unit].size(); ++p) {
+    const torch::Tensor& parameter = units_->parameters[unit][p];
+    if (!parameter.requires_grad()) continue;
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+    if (accumulator == accumulators_[unit][p]) continue;
+    accumulator->add_post_hook(std::make_unique<AfterAccumulation>([this, alive = alive_, unit, p] {
+      if (*alive) OnParameterGradient(unit, p);
+    }));
+    accumulators_[unit][p] = std::move(accumulator);
+  }
+}
+
+void UnitWindows::OpenWindow(int unit, Precision precision) {
+  if (!session_->closed(unit) && session_->precision(unit) != precision) {
+    ThrowIfError(session_->Reshard(unit));
+  }
+  if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit, precision));
+  if (precisions_.UseParameters(unit, precision)) HookUnit(unit);
+}
+
+void UnitWindows::PreForward(int unit) {
+  if (in_backward_ || Recomputing())
+    return PreBackward(unit, prefetch_.LastUse(unit), precisions_.Wanted(unit));
+  if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
+  if (unit == 0) BeginRootForward();
+  OpenWindow(unit, precisions_.Wanted(unit));
+  AskFor(prefetch_.PreForward(unit), /*for_forward=*/true);
+  ++forward_depth_;
+}
+
+void UnitWindows::BeginRootForward() {
+  prefetch_.BeginForward();
+  forward_depth_ = 0;  // An exception may have ended the last one.
+  ThrowIfError(TakeReplaced());
+  precisions_.UseOriginalBuffers(full_precision_in_eval_ && !root_->is_training());
+}
+
+void UnitWindows::WatchInput(int unit, const torch::Tensor& input) {
+  if (in_backward_ || !torch::GradMode::is_enabled() || !input.defined() || !input.requires_grad())
+    return;
+  ++backward_[unit].inputs_left;
+  input.register_hook([this, alive = alive_, unit](const torch::Tensor&) {
+    if (!*alive) return;
+    // Where no parameter will ever say that the unit's backward is over.
+    if (--backward_[unit].inputs_left == 0 && Trainable(unit) == 0) return OnUnitGradient(unit);
+    MaybeReshard(unit);
+  });
+}
+
+void UnitWindows::WatchOutput(int unit, const torch::Tensor& output) {
+  if (in_backward_ || !torch::GradMode::is_enabled() || !output.defined() ||
+      !output.requires_grad())
+    return;
+  output.register_hook([this, alive = alive_, unit, use = prefetch_.NextUse(),
+                        precision = session_->precision(unit)](const torch::Tensor&) {
+    if (*alive) PreBackward(unit, use, precision);
+  });
+}
+
+void UnitWindows::PostForward(int unit) {
+  if (!in_backward_ && forward_depth_ > 0) --forward_depth_;
+  if (!in_backward_) prefetch_.PostForward(unit);
+  const bool evaluates = unit == 0 && !root_->is_training() && !torch::GradMode::is_enabled();
+  if (evaluates && !in_backward_) ThrowIfError(session_->EndForward());
+  // The root is needed first in backward, so it stays; so do all units of the other strategies.
+  if (in_backward_ || unit == 0 || !ReshardsAfterForward(StrategyOf(unit))) return;
+  ThrowIfError(session_->Reshard(unit));
+}
+
+void UnitWindows::AskFor(const std::vector<int>& units, bool for_forward) {
+  for (const int unit : units) {
+    if (!session_->closed(unit)) continue;
+    ThrowIfError(session_->UnshardAsync(
+        unit, for_forward ? precisions_.Wanted(unit) : session_->precision(unit)));
+  }
+}
+
+void UnitWindows::PreBackward(int unit, const PrefetchPlan::Use& use, Precision precision) {
+  if (!in_backward_) {
+    const std::string changed = FirstReplaced(*session_, *units_);
+    if (!changed.empty()) {
+      ThrowIfError(absl::FailedPreconditionError(
+          absl::StrCat("parameter '", changed, "' was changed between forward and backward")));
+    }
+    in_backward_ = true;
+    torch::autograd::Engine::get_default_engine().queue_callback([this, alive = alive_] {
+      if (*alive) EndOfBackward();
+    });
+  }
+  OpenWindow(unit, precision);
+  AskFor(prefetch_.PreBackward(unit, use), /*for_forward=*/false);
+}
+
+void UnitWindows::OnParameterGradient(int unit, int parameter) {
+  torch::Tensor& tensor = units_->parameters[unit][parameter];
+  if (tensor.grad().defined()) {  // A checkpointed segment may not use it.
+    torch::Tensor gradient = tensor.grad().detach().to(torch::kFloat32);
+    // Of an embedding, perhaps: rows that come twice are summed in fp32.
+    if (gradient.is_sparse()) gradient = gradient.to_dense();
+    gradient = gradient.contiguous();
+    ThrowIfError(session_->AddGradient(
+        unit, parameter, absl::MakeConstSpan(gradient.data_ptr<float>(), gradient.numel())));
+    tensor.mutable_grad().reset();
+  }
+  if (++backward_[unit].parameters_ready == Trainable(unit)) OnUnitGradient(unit);
+}
+
+int UnitWindows::Trainable(int unit) const {
+  int count = 0;
+  for (const torch::Tensor& parameter : units_->parameters[unit])
+    count += parameter.requires_grad();
+  return count;
+}
+
+void UnitWindows::OnUnitGradient(int unit) {
+  backward_[unit].gradients_done = true;
+  MaybeReshard(unit);
+  AskFor(prefetch_.PostBackward(unit), /*for_forward=*/false);
+  if (sync_[unit] && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
+}
+
+void UnitWindows::MaybeReshard(int unit) {
+  const UnitBackward& state = backward_[unit];
+  // What backward still has to compute of the unit's input may read its parameters.
+  if (!in_backward_ || !state.gradients_done || state.inputs_left > 0 || unit == 0) return;
+  if (ReshardsInBackward(unit) && !session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
+}
+
+// Where gradients only accumulate, the next forward needs the same parameters.
+bool UnitWindows::ReshardsInBackward(int unit) const {
+  const Strategy strategy = StrategyOf(unit);
+  return ReshardsAfterForward(strategy) || (ReshardsAfterBackward(strategy) && sync_[unit]);
+}
+
+void UnitWindows::EndOfBackward() {
+  in_backward_ = false;
+  prefetch_.EndBackward();
+  for (int unit = session_->num_units() - 1; unit >= 0; --unit) {
+    // Units of which some parameter got no gradient.
+    if (sync_[unit] && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
+    backward_[unit] = {backward_[unit].inputs_left};  // Other forwards may have backwards to come.
+    if (ReshardsInBackward(unit) && !session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
+  }
+}
+
+absl::Status UnitWindows::TakeReplaced() {
+  std::vector<int> changed;
+  RETURN_IF_ERROR(TakeReplacedParameters(session_, units_, &changed));
+  for (const int unit : changed) HookUnit(unit);
+  return absl::OkStatus();
+}
+
+void UnitWindows::BeginStep() {
+  forward_depth_ = 0;
+  backward_.assign(backward_.size(), UnitBackward());
+}
+
+void UnitWindows::Forget() {
+  in_backward_ = false;
+  prefetch_.EndBackward();
+  BeginStep();
+  for (auto& parameters : units_->parameters) {
+    for (torch::Tensor& parameter : parameters) parameter.mutable_grad().reset();
+  }
+}
+
+}  // namespace tessera
