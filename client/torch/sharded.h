@@ -7,14 +7,16 @@
 // Sharded<M> *is* an M: parameters and buffers keep their names, and until a ShardedModel attaches
 // it as a unit (see sharded_model.h) it behaves as M does, so the same model trains unsharded too.
 // Units nest.
-// Attached, forward() makes the unit's parameters readable around M::forward, and again around
-// backward through what it returned.
 //
-// The result may be a tensor, or a vector, pair, tuple or optional of results; of another type
-// that holds tensors, overload `template <class F> void ForEachTensor(T&, F&&)` beside the type.
-// Confined to the thread that trains. forward() throws StatusException where the session fails,
-// since M::forward has no way to return a status. Arguments may be cast (mixed_precision.h): then
-// M::forward gets copies of those that hold tensors.
+// Attached, forward() makes the unit's parameters readable around M::forward, and again around
+// backward through what it returned. So does Call() around another method:
+//
+//   features = encoder->Call(&EncoderImpl::features, images);
+//
+// Both throw StatusException where the session fails, since M::forward has no way to return a
+// status; inside of a window of its own module either is the plain call. What results and arguments
+// may be: for_each_tensor.h. Arguments may be cast (mixed_precision.h): then the method gets copies
+// of those that hold tensors. Confined to the thread that trains.
 #ifndef TESSERA_CLIENT_TORCH_SHARDED_H_
 #define TESSERA_CLIENT_TORCH_SHARDED_H_
 
@@ -26,9 +28,9 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
+#include "client/torch/for_each_tensor.h"
 
 namespace tessera {
 
@@ -43,80 +45,8 @@ class StatusException : public std::runtime_error {
   absl::Status status_;
 };
 
-// Declared before use, so that each finds those below it.
-template <typename T, typename F>
-void ForEachTensor(std::vector<T>& values, F&& f);
-template <typename T, typename F>
-void ForEachTensor(std::optional<T>& value, F&& f);
-template <typename A, typename B, typename F>
-void ForEachTensor(std::pair<A, B>& values, F&& f);
-template <typename... T, typename F>
-void ForEachTensor(std::tuple<T...>& values, F&& f);
-
-template <typename F>
-void ForEachTensor(torch::Tensor& tensor, F&& f) {
-  f(tensor);
-}
-template <typename F>
-void ForEachTensor(const torch::Tensor& tensor, F&& f) {
-  f(tensor);
-}
-template <typename T, typename F>
-void ForEachTensor(std::vector<T>& values, F&& f) {
-  for (T& value : values) ForEachTensor(value, f);
-}
-template <typename T, typename F>
-void ForEachTensor(std::optional<T>& value, F&& f) {
-  if (value.has_value()) ForEachTensor(*value, f);
-}
-template <typename T, typename F, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
-void ForEachTensor(const T&, F&&) {}
-template <typename A, typename B, typename F>
-void ForEachTensor(std::pair<A, B>& values, F&& f) {
-  ForEachTensor(values.first, f);
-  ForEachTensor(values.second, f);
-}
-template <typename... T, typename F>
-void ForEachTensor(std::tuple<T...>& values, F&& f) {
-  std::apply([&](auto&... value) { (ForEachTensor(value, f), ...); }, values);
-}
-
-// Whether ForEachTensor knows the type.
-template <typename T, typename = void>
-struct HoldsTensors : std::false_type {};
-template <typename T>
-struct HoldsTensors<T, std::void_t<decltype(ForEachTensor(
-                           std::declval<T&>(), std::declval<void (*)(const torch::Tensor&)>()))>>
-    : std::true_type {};
-
-// Casts floating-point tensors, if there is something to cast to.
-class TensorCast {
- public:
-  explicit TensorCast(std::optional<torch::ScalarType> to) : to_(to) {}
-
-  bool casts() const { return to_.has_value(); }
-  // The dtype of the last tensor that was cast.
-  std::optional<torch::ScalarType> from() const { return from_; }
-
-  template <typename T>
-  void operator()(T& value) {
-    if constexpr (HoldsTensors<T>::value) {
-      ForEachTensor(value, [this](torch::Tensor& tensor) { CastTensor(tensor); });
-    }
-  }
-
- private:
-  void CastTensor(torch::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_floating_point() || tensor.scalar_type() == *to_) return;
-    from_ = tensor.scalar_type();
-    tensor = tensor.to(*to_);
-  }
-
-  std::optional<torch::ScalarType> to_;
-  std::optional<torch::ScalarType> from_;
-};
-
-// What a ShardedModel does around a unit's forward. All throw StatusException.
+// What a ShardedModel does around a unit's forward, or what is called as one. All throw
+// StatusException.
 class UnitObserver {
  public:
   virtual ~UnitObserver() = default;
@@ -147,8 +77,21 @@ class ShardedBase {
   bool attached() const { return observer_ != nullptr; }
 
  protected:
+  // While one lives, the module is in a window of its own.
+  class WindowScope {
+   public:
+    explicit WindowScope(bool* in_window) : in_window_(in_window) { *in_window_ = true; }
+    ~WindowScope() { *in_window_ = false; }
+    WindowScope(const WindowScope&) = delete;
+    WindowScope& operator=(const WindowScope&) = delete;
+
+   private:
+    bool* const in_window_;
+  };
+
   UnitObserver* observer_ = nullptr;
   int unit_ = -1;
+  bool in_window_ = false;
 };
 
 template <typename M>
@@ -166,18 +109,24 @@ class Sharded : public M, public ShardedBase {
 
   template <typename... Args>
   auto forward(Args&&... args) {
-    if (observer_ == nullptr) return M::forward(std::forward<Args>(args)...);
-    observer_->PreForward(unit_);
-    TensorCast cast(observer_->InputDType(unit_));
-    if (!cast.casts()) return Watched(std::nullopt, std::forward<Args>(args)...);
-    std::tuple<Held<Args>...> held(std::forward<Args>(args)...);
-    return std::apply(
-        [&](auto&... values) {
-          (Cast(values, &cast), ...);
-          return Watched(observer_->CastsResultBack(unit_) ? cast.from() : std::nullopt,
-                         static_cast<Args&&>(values)...);
+    return InWindow(
+        [this](auto&&... values) {
+          return this->M::forward(std::forward<decltype(values)>(values)...);
         },
-        held);
+        std::forward<Args>(args)...);
+  }
+
+  // `method` of M, or a function of an M&, with what forward() does around it.
+  template <typename Method, typename... Args>
+  auto Call(const Method& method, Args&&... args) {
+    static_assert(std::is_invocable_v<const Method&, M&, Args&&...>,
+                  "a method of M, or a function that takes an M&, and what it is called with");
+    return InWindow(
+        [this, &method](auto&&... values) {
+          return std::invoke(method, static_cast<M&>(*this),
+                             std::forward<decltype(values)>(values)...);
+        },
+        std::forward<Args>(args)...);
   }
 
  private:
@@ -194,16 +143,33 @@ class Sharded : public M, public ShardedBase {
     if constexpr (kIsCast<T> && !std::is_const_v<T>) (*cast)(value);
   }
 
-  // Around M::forward; the result goes back to `back`, if that is given.
-  template <typename... Args>
-  auto Watched(std::optional<torch::ScalarType> back, Args&&... args) {
-    using Result = decltype(std::declval<M&>().forward(std::forward<Args>(args)...));
+  template <typename F, typename... Args>
+  auto InWindow(const F& function, Args&&... args) {
+    if (observer_ == nullptr || in_window_) return function(std::forward<Args>(args)...);
+    const WindowScope scope(&in_window_);
+    observer_->PreForward(unit_);
+    TensorCast cast(observer_->InputDType(unit_));
+    if (!cast.casts()) return Watched(function, std::nullopt, std::forward<Args>(args)...);
+    std::tuple<Held<Args>...> held(std::forward<Args>(args)...);
+    return std::apply(
+        [&](auto&... values) {
+          (Cast(values, &cast), ...);
+          return Watched(function, observer_->CastsResultBack(unit_) ? cast.from() : std::nullopt,
+                         static_cast<Args&&>(values)...);
+        },
+        held);
+  }
+
+  // The call itself; the result goes back to `back`, if that is given.
+  template <typename F, typename... Args>
+  auto Watched(const F& function, std::optional<torch::ScalarType> back, Args&&... args) {
+    using Result = decltype(function(std::forward<Args>(args)...));
     (WatchArgument(args), ...);
     if constexpr (std::is_void_v<Result>) {
-      M::forward(std::forward<Args>(args)...);
+      function(std::forward<Args>(args)...);
       observer_->PostForward(unit_);
     } else {
-      Result result = M::forward(std::forward<Args>(args)...);
+      Result result = function(std::forward<Args>(args)...);
       if (back.has_value()) TensorCast{back}(result);
       ForEachTensor(result,
                     [this](const torch::Tensor& tensor) { observer_->WatchOutput(unit_, tensor); });
