@@ -1,11 +1,13 @@
 #include "client/torch/module_units.h"
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/precision_rules.h"
+#include "client/torch/unit_choice.h"
 
 namespace tessera {
 namespace {
@@ -35,59 +37,21 @@ absl::StatusOr<DType> FromScalarType(torch::ScalarType type, const std::string& 
   }
 }
 
-using Parameters = std::unordered_set<const c10::TensorImpl*>;
-
-// Asks a policy about every module, children before parents.
-class Choice {
- public:
-  Choice(const WrapPolicy& policy, const Parameters& ignored, const MixedPrecision& precision)
-      : policy_(policy), ignored_(ignored), precision_(precision) {}
-
-  // Returns the distinct parameters that the subtree leaves to the unit above it. `asks`: the
-  // policy may choose in it.
-  Parameters Decide(const torch::nn::Module& module, const std::string& name, bool asks = true) {
-    Parameters all;
-    for (const torch::Tensor& tensor : module.parameters()) Add(tensor, &all);
-    asks = asks && policy_.descend({name, module, Numel(all)});
-    const bool kept = !all.empty() && KeepsFullPrecision(precision_, module, name);
-    Parameters left;
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) Add(item.value(), &left);
-    for (const auto& child : module.named_children()) {
-      const std::string child_name = name.empty() ? child.key() : name + "." + child.key();
-      left.merge(Decide(*child.value(), child_name, asks));
-    }
-    const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
-    if (sharded == nullptr || name.empty()) return left;
-    if (!(kept && !left.empty()) && !(asks && policy_.wrap({name, module, Numel(left)})))
-      return left;
-    chosen_.insert(sharded);
-    return {};
+int64_t NumelOf(const std::vector<const torch::nn::Module*>& modules) {
+  int64_t numel = 0;
+  for (const torch::nn::Module* module : modules) {
+    for (const torch::Tensor& parameter : module->parameters()) numel += parameter.numel();
   }
-
-  std::unordered_set<const ShardedBase*> Take() { return std::move(chosen_); }
-
- private:
-  void Add(const torch::Tensor& tensor, Parameters* parameters) const {
-    if (!tensor.defined() || ignored_.count(tensor.unsafeGetTensorImpl()) > 0) return;
-    parameters->insert(tensor.unsafeGetTensorImpl());
-  }
-  static int64_t Numel(const Parameters& parameters) {
-    int64_t numel = 0;
-    for (const c10::TensorImpl* tensor : parameters) numel += tensor->numel();
-    return numel;
-  }
-
-  const WrapPolicy& policy_;
-  const Parameters& ignored_;
-  const MixedPrecision& precision_;
-  std::unordered_set<const ShardedBase*> chosen_;
-};
+  return numel;
+}
 
 class Walk {
  public:
-  Walk(std::unordered_set<const ShardedBase*> chosen, const Parameters& ignored,
-       const MixedPrecision& precision)
-      : chosen_(std::move(chosen)), ignored_(ignored), precision_(precision) {}
+  Walk(const WrapPolicy& policy, const UnitChoice& choice, const MixedPrecision& precision)
+      : policy_(policy),
+        choice_(choice),
+        precision_(precision),
+        unit_of_group_(choice.groups.size(), -1) {}
 
   // `kept`: something that encloses the module is kept in full precision.
   absl::Status Visit(torch::nn::Module& module, const std::string& prefix, int unit, bool kept) {
@@ -106,9 +70,8 @@ class Walk {
                        "holds nothing else (or MixedPrecision::full_precision must not name it)"));
     }
     kept |= begins;
-    if (chosen_.count(sharded) > 0) {
-      unit = static_cast<int>(units_.modules.size());
-      AddUnit(sharded, name, kept);
+    if (choice_.Has(sharded)) {
+      ASSIGN_OR_RETURN(unit, UnitOf(sharded, name, kept));
     }
     if (!kept) AddBuffers(unit, module);
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
@@ -120,18 +83,22 @@ class Walk {
     return absl::OkStatus();
   }
 
-  void AddUnit(ShardedBase* module, const std::string& name, bool kept) {
+  // `of`: the candidate that stands for the unit, of which `module` is the first.
+  void AddUnit(ShardedBase* module, const WrapCandidate& of, bool kept) {
     const bool is_root = units_.modules.empty();
-    units_.modules.push_back(module);
+    units_.modules.push_back({module});
     units_.parameters.emplace_back();
     units_.sites.emplace_back();
     units_.in_full_precision.push_back(false);
     units_.buffers.emplace_back();
     UnitSpec& spec = units_.model.units.emplace_back();
-    spec.name = name;
+    spec.name = is_root ? "root" : of.name;
+    if (policy_.strategy != nullptr) spec.strategy = policy_.strategy(of);
     const UnitPrecision of_unit =
-        kept ? UnitPrecision() : PrecisionOf(*module, is_root ? "" : name);
+        kept ? UnitPrecision()
+             : (precision_.per_unit ? precision_.per_unit(of, precision_) : precision_);
     of_units_.push_back(of_unit);
+    kept_.push_back(kept);
     if (of_unit.param_dtype != precision_.param_dtype) {
       spec.compute_dtype = of_unit.param_dtype.value_or(DType::kFp32);
     }
@@ -154,17 +121,36 @@ class Walk {
  private:
   bool AllIgnored(const torch::nn::Module& module) const {
     for (const torch::Tensor& tensor : module.parameters()) {
-      if (tensor.defined() && ignored_.count(tensor.unsafeGetTensorImpl()) == 0) return false;
+      if (tensor.defined() && choice_.ignored.count(tensor.unsafeGetTensorImpl()) == 0)
+        return false;
     }
     return true;
   }
 
-  UnitPrecision PrecisionOf(const ShardedBase& unit, const std::string& name) const {
-    if (precision_.per_unit == nullptr) return precision_;
-    const auto& module = dynamic_cast<const torch::nn::Module&>(unit);
-    int64_t numel = 0;
-    for (const torch::Tensor& parameter : module.parameters()) numel += parameter.numel();
-    return precision_.per_unit({name, module, numel}, precision_);
+  // The unit of a module that is chosen, which begins here or has begun at another one of its
+  // group.
+  absl::StatusOr<int> UnitOf(ShardedBase* module, const std::string& name, bool kept) {
+    const int next = static_cast<int>(units_.modules.size());
+    const int group = choice_.chosen.at(module);
+    if (group == UnitChoice::kAlone) {
+      const auto& alone = dynamic_cast<const torch::nn::Module&>(*module);
+      AddUnit(module, {name, alone, NumelOf({&alone})}, kept);
+      return next;
+    }
+    int& unit = unit_of_group_[group];
+    const UnitGroup& members = choice_.groups[group];
+    if (unit < 0) {
+      unit = next;
+      AddUnit(module, {members.name, *members.modules.front(), NumelOf(members.modules)}, kept);
+      return unit;
+    }
+    if (kept_[unit] != kept) {
+      return absl::InvalidArgumentError(absl::StrCat("unit of several modules '", members.name,
+                                                     "': '", name, "' is ", kept ? "" : "not ",
+                                                     "kept in full precision, unlike the others"));
+    }
+    units_.modules[unit].push_back(module);
+    return unit;
   }
 
   void AddBuffers(int unit, const torch::nn::Module& module) {
@@ -172,7 +158,7 @@ class Walk {
     if (!dtype.has_value()) return;
     for (const torch::Tensor& buffer : module.buffers(/*recurse=*/false)) {
       if (!buffer.defined() || !buffer.is_floating_point()) continue;
-      if (ignored_.count(buffer.unsafeGetTensorImpl()) > 0) continue;
+      if (choice_.ignored.count(buffer.unsafeGetTensorImpl()) > 0) continue;
       if (!cast_buffers_.insert(buffer.unsafeGetTensorImpl()).second) continue;
       units_.buffers[unit].push_back({buffer, ScalarTypeOf(*dtype)});
     }
@@ -180,7 +166,7 @@ class Walk {
 
   absl::Status AddParameter(int unit, const std::string& name, const torch::Tensor& tensor,
                             ParameterSite site) {
-    if (!tensor.defined() || ignored_.count(tensor.unsafeGetTensorImpl()) > 0)
+    if (!tensor.defined() || choice_.ignored.count(tensor.unsafeGetTensorImpl()) > 0)
       return absl::OkStatus();
     TensorSpec spec;
     spec.name = name;
@@ -203,11 +189,13 @@ class Walk {
     return absl::OkStatus();
   }
 
-  const std::unordered_set<const ShardedBase*> chosen_;
-  const Parameters& ignored_;
+  const WrapPolicy& policy_;
+  const UnitChoice& choice_;
   const MixedPrecision& precision_;
+  std::vector<int> unit_of_group_;  // -1: of none yet.
   ModuleUnits units_;
   std::vector<UnitPrecision> of_units_;
+  std::vector<bool> kept_;  // By unit: in full precision.
   std::unordered_set<const c10::TensorImpl*> cast_buffers_;
   std::unordered_map<const c10::TensorImpl*, Owner> owners_;
 };
@@ -223,58 +211,6 @@ void UseOwnPrecision(ModuleUnits* units) {
   }
 }
 
-void NameStrategies(const WrapPolicy& policy, ModuleUnits* units) {
-  if (policy.strategy == nullptr) return;
-  for (size_t unit = 0; unit < units->modules.size(); ++unit) {
-    const auto& module = dynamic_cast<const torch::nn::Module&>(*units->modules[unit]);
-    int64_t numel = 0;
-    for (const torch::Tensor& parameter : module.parameters()) numel += parameter.numel();
-    UnitSpec& spec = units->model.units[unit];
-    spec.strategy = policy.strategy({unit == 0 ? "" : spec.name, module, numel});
-  }
-}
-
-absl::Status CheckIgnored(const torch::nn::Module& root, const IgnoredStates& ignored) {
-  if (!ignored.modules.empty() && !ignored.parameters.empty())
-    return absl::InvalidArgumentError("ignored modules and ignored parameters are both given");
-  for (const auto& module : ignored.modules) {
-    if (module == nullptr) return absl::InvalidArgumentError("an ignored module is null");
-    if (module.get() == &root)
-      return absl::InvalidArgumentError("the root module cannot be ignored");
-  }
-  for (const torch::Tensor& parameter : ignored.parameters) {
-    if (!parameter.defined())
-      return absl::InvalidArgumentError("an ignored parameter is an undefined tensor");
-  }
-  return absl::OkStatus();
-}
-
-// The parameters and buffers that `module` and what is below it hold, but for those of Sharded<>
-// that a policy may choose: whoever ignores a subtree leaves its units alone.
-void IgnoreSubtree(const torch::nn::Module& module, Parameters* ignored) {
-  for (const torch::Tensor& tensor : module.parameters(/*recurse=*/false)) {
-    if (tensor.defined()) ignored->insert(tensor.unsafeGetTensorImpl());
-  }
-  for (const torch::Tensor& tensor : module.buffers(/*recurse=*/false)) {
-    if (tensor.defined()) ignored->insert(tensor.unsafeGetTensorImpl());
-  }
-  for (const auto& child : module.children()) IgnoreSubtree(*child, ignored);
-}
-
-// Those below `module` that stay units.
-void KeepUnits(const torch::nn::Module& module,
-               const std::unordered_set<const ShardedBase*>& chosen, bool in_unit,
-               Parameters* ignored) {
-  in_unit |= chosen.count(dynamic_cast<const ShardedBase*>(&module)) > 0;
-  for (const torch::Tensor& tensor : module.parameters(/*recurse=*/false)) {
-    if (in_unit && tensor.defined()) ignored->erase(tensor.unsafeGetTensorImpl());
-  }
-  for (const torch::Tensor& tensor : module.buffers(/*recurse=*/false)) {
-    if (in_unit && tensor.defined()) ignored->erase(tensor.unsafeGetTensorImpl());
-  }
-  for (const auto& child : module.children()) KeepUnits(*child, chosen, in_unit, ignored);
-}
-
 }  // namespace
 
 absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy& policy,
@@ -283,27 +219,12 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
   auto* sharded = dynamic_cast<ShardedBase*>(&root);
   if (sharded == nullptr)
     return absl::InvalidArgumentError("the root module is no tessera::Sharded<>");
-  RETURN_IF_ERROR(CheckIgnored(root, ignored));
-  Parameters left_out;
-  for (const torch::Tensor& tensor : ignored.parameters)
-    left_out.insert(tensor.unsafeGetTensorImpl());
-  for (const auto& module : ignored.modules) IgnoreSubtree(*module, &left_out);
-  Choice choice(policy, left_out, precision);
-  choice.Decide(root, "");
-  auto chosen = choice.Take();
-  for (const auto& module : ignored.modules) {
-    if (chosen.count(dynamic_cast<const ShardedBase*>(module.get())) > 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("an ignored module (", module->name(), ") is a unit"));
-    }
-    KeepUnits(*module, chosen, /*in_unit=*/false, &left_out);
-  }
-  Walk walk(std::move(chosen), left_out, precision);
-  walk.AddUnit(sharded, "root", KeepsFullPrecision(precision, root, ""));
+  ASSIGN_OR_RETURN(const UnitChoice choice, ChooseUnits(root, policy, ignored, precision));
+  Walk walk(policy, choice, precision);
+  walk.AddUnit(sharded, {"", root, NumelOf({&root})}, KeepsFullPrecision(precision, root, ""));
   RETURN_IF_ERROR(walk.Visit(root, "", 0, /*kept=*/false));
   ModuleUnits units = walk.Take();
   UseOwnPrecision(&units);
-  NameStrategies(policy, &units);
   RETURN_IF_ERROR(ValidateModel(units.model));
   return units;
 }
@@ -311,15 +232,19 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
 std::vector<int> UnitsBelow(const ModuleUnits& units, const torch::nn::Module& module,
                             bool recurse) {
   std::vector<int> found;
+  const auto add = [&](const std::vector<int>& more) {
+    for (const int unit : more) {
+      if (std::find(found.begin(), found.end(), unit) == found.end()) found.push_back(unit);
+    }
+  };
   const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
   for (size_t unit = 0; unit < units.modules.size(); ++unit) {
-    if (units.modules[unit] == sharded) found.push_back(unit);
+    const auto& modules = units.modules[unit];
+    if (std::find(modules.begin(), modules.end(), sharded) != modules.end())
+      add({static_cast<int>(unit)});
   }
   if (!recurse) return found;
-  for (const auto& child : module.children()) {
-    const std::vector<int> below = UnitsBelow(units, *child, recurse);
-    found.insert(found.end(), below.begin(), below.end());
-  }
+  for (const auto& child : module.children()) add(UnitsBelow(units, *child, recurse));
   return found;
 }
 

@@ -31,8 +31,9 @@ struct ParameterSite {
 
 struct ModuleUnits {
   ModelSpec model;
-  // By unit: its module, and its parameters without aliases, as in its FlatLayout.
-  std::vector<ShardedBase*> modules;
+  // By unit: its modules, more than one where the policy groups them, and its parameters without
+  // aliases, as in its FlatLayout.
+  std::vector<std::vector<ShardedBase*>> modules;
   std::vector<std::vector<torch::Tensor>> parameters;
   std::vector<std::vector<ParameterSite>> sites;  // Of the first name of each.
   // By unit: what its parameters are seen in, and what forward's arguments are cast to.
@@ -44,20 +45,21 @@ struct ModuleUnits {
   std::vector<bool> in_full_precision;
 };
 
-// `root` is unit 0; every Sharded<> below it that `policy` chooses is a unit, in walk order; a
-// parameter belongs to the innermost unit that encloses the module that registered it.
+// `root` is unit 0; every Sharded<> below it that `policy` chooses is a unit, or part of one that
+// the policy groups, in walk order of the first module; a parameter belongs to the innermost unit
+// that encloses the module that registered it.
 // What `ignored` names is left to the user: it is in no unit. What `precision` keeps in full
 // precision is a unit too, whatever the policy says.
 // Errors: InvalidArgument  the root is no Sharded<>; a module that is kept in full precision is in
 //   none that holds nothing else (naming it); a unit without parameters; a parameter in two units
-//   (naming both names and units); a dtype that cannot be trained; all of ValidateModel's;
-//   `ignored` gives both lists, an empty pointer or tensor, the root, or a module that is a unit.
+//   (naming both names and units); a dtype that cannot be trained; a group of which only a part is
+//   kept in full precision; all of ValidateModel's and ChooseUnits' (unit_choice.h).
 //         FailedPrecondition  some Sharded<> of the tree is attached already (naming it).
 absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy& policy,
                                       const IgnoredStates& ignored = {},
                                       const MixedPrecision& precision = {});
 
-// The units whose module is `module` or, with `recurse`, below it. None is no error.
+// The units of which a module is `module` or, with `recurse`, below it. None is no error.
 std::vector<int> UnitsBelow(const ModuleUnits& units, const torch::nn::Module& module,
                             bool recurse);
 

@@ -50,7 +50,8 @@ class StatusException : public std::runtime_error {
 class UnitObserver {
  public:
   virtual ~UnitObserver() = default;
-  virtual void PreForward(int unit) = 0;
+  // `member`: which of the unit's modules it is.
+  virtual void PreForward(int unit, int member) = 0;
   // What the unit's floating-point arguments are cast to, if anything, and whether its result is
   // cast back.
   virtual std::optional<torch::ScalarType> InputDType(int unit) = 0;
@@ -59,7 +60,7 @@ class UnitObserver {
   virtual void WatchInput(int unit, const torch::Tensor& input) = 0;
   // For each tensor of the result.
   virtual void WatchOutput(int unit, const torch::Tensor& output) = 0;
-  virtual void PostForward(int unit) = 0;
+  virtual void PostForward(int unit, int member) = 0;
   // Runs `body` with the whole parameters of the units at and below `module`, and writes back.
   virtual void WithFullParameters(const torch::nn::Module& module,
                                   const std::function<void()>& body) = 0;
@@ -69,11 +70,13 @@ class UnitObserver {
 class ShardedBase {
  public:
   virtual ~ShardedBase() = default;
-  // `observer` outlives the attachment; null detaches.
-  void AttachUnit(UnitObserver* observer, int unit) {
+  // As which module of which unit; `observer` outlives the attachment.
+  void AttachUnit(UnitObserver* observer, int unit, int member) {
     observer_ = observer;
     unit_ = unit;
+    member_ = member;
   }
+  void DetachUnit() { observer_ = nullptr; }
   bool attached() const { return observer_ != nullptr; }
 
  protected:
@@ -91,6 +94,7 @@ class ShardedBase {
 
   UnitObserver* observer_ = nullptr;
   int unit_ = -1;
+  int member_ = -1;
   bool in_window_ = false;
 };
 
@@ -147,7 +151,7 @@ class Sharded : public M, public ShardedBase {
   auto InWindow(const F& function, Args&&... args) {
     if (observer_ == nullptr || in_window_) return function(std::forward<Args>(args)...);
     const WindowScope scope(&in_window_);
-    observer_->PreForward(unit_);
+    observer_->PreForward(unit_, member_);
     TensorCast cast(observer_->InputDType(unit_));
     if (!cast.casts()) return Watched(function, std::nullopt, std::forward<Args>(args)...);
     std::tuple<Held<Args>...> held(std::forward<Args>(args)...);
@@ -167,13 +171,13 @@ class Sharded : public M, public ShardedBase {
     (WatchArgument(args), ...);
     if constexpr (std::is_void_v<Result>) {
       function(std::forward<Args>(args)...);
-      observer_->PostForward(unit_);
+      observer_->PostForward(unit_, member_);
     } else {
       Result result = function(std::forward<Args>(args)...);
       if (back.has_value()) TensorCast{back}(result);
       ForEachTensor(result,
                     [this](const torch::Tensor& tensor) { observer_->WatchOutput(unit_, tensor); });
-      observer_->PostForward(unit_);
+      observer_->PostForward(unit_, member_);
       return result;
     }
   }

@@ -1,5 +1,6 @@
 #include "client/torch/unit_precision.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "client/torch/precision_rules.h"
@@ -22,8 +23,11 @@ UnitPrecisions::UnitPrecisions(Session* session, ModuleUnits* units, bool full_p
 UnitPrecisions::~UnitPrecisions() { UseOriginalBuffers(true); }
 
 bool UnitPrecisions::InFullPrecisionEval(int unit) const {
+  const auto& modules = units_->modules[unit];
   return full_precision_in_eval_ &&
-         !dynamic_cast<const torch::nn::Module&>(*units_->modules[unit]).is_training();
+         std::none_of(modules.begin(), modules.end(), [](const ShardedBase* module) {
+           return dynamic_cast<const torch::nn::Module&>(*module).is_training();
+         });
 }
 
 Precision UnitPrecisions::Wanted(int unit) const {

@@ -27,7 +27,7 @@ class UnitPrecisions {
   UnitPrecisions(const UnitPrecisions&) = delete;
   UnitPrecisions& operator=(const UnitPrecisions&) = delete;
 
-  // In which the unit's next forward is, as its module is in training or evaluation.
+  // In which the unit's next forward is, as its modules are in training or evaluation.
   Precision Wanted(int unit) const;
   // What the unit's next forward casts its arguments to.
   std::optional<torch::ScalarType> InputDType(int unit) const;

@@ -51,13 +51,17 @@ UnitWindows::UnitWindows(Session* session, ModuleUnits* units, const torch::nn::
       backward_(units->modules.size()) {
   for (size_t unit = 0; unit < units_->modules.size(); ++unit) {
     HookUnit(unit);
-    units_->modules[unit]->AttachUnit(this, unit);
+    const auto& modules = units_->modules[unit];
+    forwards_.emplace_back(static_cast<int>(modules.size()));
+    for (size_t m = 0; m < modules.size(); ++m) modules[m]->AttachUnit(this, unit, m);
   }
 }
 
 UnitWindows::~UnitWindows() {
   *alive_ = false;
-  for (ShardedBase* module : units_->modules) module->AttachUnit(nullptr, -1);
+  for (const auto& modules : units_->modules) {
+    for (ShardedBase* module : modules) module->DetachUnit();
+  }
   for (auto& parameters : units_->parameters) {
     for (torch::Tensor& parameter : parameters)
       parameter.set_data(torch::empty({0}, parameter.options()));
@@ -88,21 +92,26 @@ void UnitWindows::OpenWindow(int unit, Precision precision) {
   if (precisions_.UseParameters(unit, precision)) HookUnit(unit);
 }
 
-void UnitWindows::PreForward(int unit) {
+void UnitWindows::PreForward(int unit, int /*member*/) {
   if (in_backward_ || Recomputing())
     return PreBackward(unit, prefetch_.LastUse(unit), precisions_.Wanted(unit));
   if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
   if (unit == 0) BeginRootForward();
-  OpenWindow(unit, precisions_.Wanted(unit));
-  AskFor(prefetch_.PreForward(unit), /*for_forward=*/true);
+  OpenWindow(unit, precisions_.Wanted(unit));  // If it is not open.
+  if (forwards_[unit].Begin()) AskFor(prefetch_.PreForward(unit), /*for_forward=*/true);
   ++forward_depth_;
 }
 
 void UnitWindows::BeginRootForward() {
   prefetch_.BeginForward();
-  forward_depth_ = 0;  // An exception may have ended the last one.
+  ForgetForwards();  // An exception may have ended the last one.
   ThrowIfError(TakeReplaced());
   precisions_.UseOriginalBuffers(full_precision_in_eval_ && !root_->is_training());
+}
+
+void UnitWindows::ForgetForwards() {
+  forward_depth_ = 0;
+  for (ForwardGroup& forward : forwards_) forward.Forget();
 }
 
 void UnitWindows::WatchInput(int unit, const torch::Tensor& input) {
@@ -127,14 +136,15 @@ void UnitWindows::WatchOutput(int unit, const torch::Tensor& output) {
   });
 }
 
-void UnitWindows::PostForward(int unit) {
-  if (!in_backward_ && forward_depth_ > 0) --forward_depth_;
-  if (!in_backward_) prefetch_.PostForward(unit);
+void UnitWindows::PostForward(int unit, int member) {
+  if (in_backward_) return;
+  if (forward_depth_ > 0) --forward_depth_;
+  if (!forwards_[unit].End(member)) return;
+  prefetch_.PostForward(unit);
   const bool evaluates = unit == 0 && !root_->is_training() && !torch::GradMode::is_enabled();
-  if (evaluates && !in_backward_) ThrowIfError(session_->EndForward());
+  if (evaluates) ThrowIfError(session_->EndForward());
   // The root is needed first in backward, so it stays; so do all units of the other strategies.
-  if (in_backward_ || unit == 0 || !ReshardsAfterForward(StrategyOf(unit))) return;
-  ThrowIfError(session_->Reshard(unit));
+  if (unit != 0 && ReshardsAfterForward(StrategyOf(unit))) ThrowIfError(session_->Reshard(unit));
 }
 
 void UnitWindows::AskFor(const std::vector<int>& units, bool for_forward) {
@@ -205,6 +215,7 @@ bool UnitWindows::ReshardsInBackward(int unit) const {
 void UnitWindows::EndOfBackward() {
   in_backward_ = false;
   prefetch_.EndBackward();
+  for (ForwardGroup& forward : forwards_) forward.Forget();
   for (int unit = session_->num_units() - 1; unit >= 0; --unit) {
     // Units of which some parameter got no gradient.
     if (sync_[unit] && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
@@ -221,7 +232,7 @@ absl::Status UnitWindows::TakeReplaced() {
 }
 
 void UnitWindows::BeginStep() {
-  forward_depth_ = 0;
+  ForgetForwards();
   backward_.assign(backward_.size(), UnitBackward());
 }
 

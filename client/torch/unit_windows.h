@@ -2,6 +2,7 @@
 // happens around forwards and in backward.
 //
 //   forward    PreForward ─► open ─► PostForward ─► closed, where the strategy says so
+//              (of a unit of several modules: of the first one ... of the last one)
 //   backward   gradient of an output ─► open ─► gradients of all parameters ─► reduced
 //                                               those of the inputs too     ─► closed
 //   its end    what is left over is reduced and closed
@@ -21,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "client/cpp/session.h"
+#include "client/torch/forward_group.h"
 #include "client/torch/module_units.h"
 #include "client/torch/prefetch_plan.h"
 #include "client/torch/sharded.h"
@@ -57,19 +59,19 @@ class UnitWindows : public UnitObserver {
   absl::Status TakeReplaced();
   // After whatever may have changed a parameter's dtype: libtorch then makes new accumulators.
   void HookUnit(int unit);
-  // Nothing that began will go on: before a step, ...
+  // No forward that began will go on, and nothing waits for a backward: before a step, ...
   void BeginStep();
   // ... and before a step's body runs, perhaps again: gradients are dropped too.
   void Forget();
 
-  void PreForward(int unit) override;
+  void PreForward(int unit, int member) override;
   std::optional<torch::ScalarType> InputDType(int unit) override {
     return precisions_.InputDType(unit);
   }
   bool CastsResultBack(int unit) override { return units_->casts_results_back[unit]; }
   void WatchInput(int unit, const torch::Tensor& input) override;
   void WatchOutput(int unit, const torch::Tensor& output) override;
-  void PostForward(int unit) override;
+  void PostForward(int unit, int member) override;
   void WithFullParameters(const torch::nn::Module& module,
                           const std::function<void()>& body) override {
     ThrowIfError(summon_(module, body));
@@ -84,6 +86,7 @@ class UnitWindows : public UnitObserver {
 
   Strategy StrategyOf(int unit) const { return session_->layout().units[unit].strategy; }
   void BeginRootForward();
+  void ForgetForwards();
   // Makes the unit's parameters readable in this precision, and the module use that.
   void OpenWindow(int unit, Precision precision);
   // Asks for the parameters of those of `units` that are sharded.
@@ -108,8 +111,9 @@ class UnitWindows : public UnitObserver {
   // By unit and parameter; keep the hooks alive.
   std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
   bool in_backward_ = false;
-  int forward_depth_ = 0;  // Of units' forwards that are under way.
+  int forward_depth_ = 0;  // Of modules' forwards that are under way.
   bool summoned_ = false;
+  std::vector<ForwardGroup> forwards_;  // By unit.
   std::vector<UnitBackward> backward_;
   const std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // For hooks in graphs that outlive this.

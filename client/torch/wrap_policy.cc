@@ -1,6 +1,7 @@
 #include "client/torch/wrap_policy.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace tessera {
@@ -24,6 +25,11 @@ WrapPolicy WrapBySize(SizeRule rule) {
           }};
 }
 
+WrapPolicy WrapTogether(std::vector<std::vector<std::string>> groups, WrapPolicy policy) {
+  std::move(groups.begin(), groups.end(), std::back_inserter(policy.groups));
+  return policy;
+}
+
 WrapPolicy AnyPolicy(std::vector<WrapPolicy> policies) {
   const auto any = [policies](WrapPredicate WrapPolicy::*question) {
     return [policies, question](const WrapCandidate& candidate) {
@@ -38,7 +44,10 @@ WrapPolicy AnyPolicy(std::vector<WrapPolicy> policies) {
     }
     return std::nullopt;
   };
-  return {any(&WrapPolicy::descend), any(&WrapPolicy::wrap), strategy};
+  WrapPolicy policy = {any(&WrapPolicy::descend), any(&WrapPolicy::wrap), strategy};
+  for (const WrapPolicy& one : policies)
+    policy.groups.insert(policy.groups.end(), one.groups.begin(), one.groups.end());
+  return policy;
 }
 
 }  // namespace tessera

@@ -4,11 +4,12 @@
 //   ShardedModel::Attach(model, options, WrapModules<BlockImpl>());         by class
 //   ShardedModel::Attach(model, options, WrapBySize({/*min_numel=*/1 << 20}));
 //   ShardedModel::Attach(model, options, WrapIf([](const WrapCandidate& c) { return ...; }));
+//   ShardedModel::Attach(model, options, WrapTogether({{"norm", "output"}}));    one unit of two
 //
 // Children are asked before their parents, so that a candidate knows what its descendants left to
 // it. The root is a unit always and is not asked. A policy must choose alike on every rank: it is
 // a function of names, classes and shapes. Pure; thread-compatible.
-// Source: torch/distributed/fsdp/wrap.py.
+// Source: torch/distributed/fsdp/wrap.py; groups: fully_shard of a list of modules.
 #ifndef TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
 #define TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
 
@@ -42,6 +43,11 @@ struct WrapPolicy {
   // Of what became a unit, the root too, numel being that of its subtree: its strategy; null, or
   // nothing: the job's.
   std::function<std::optional<Strategy>(const WrapCandidate&)> strategy = nullptr;
+  // Modules that are one unit, by name, whatever the functions above choose: Sharded<> below the
+  // root, none inside of another. The unit's window is open from the first one's forward until each
+  // had one, so of a group of which one runs none it stays open until the end of backward. As a
+  // candidate such a unit is called "norm, output", and its module is the first of them.
+  std::vector<std::vector<std::string>> groups = {};
 };
 
 // Whether the candidate is a module of one of these classes, or derived from one.
@@ -69,8 +75,12 @@ struct SizeRule {
 // A unit is what has at least `min_numel` elements, and at least one, outside of inner units.
 WrapPolicy WrapBySize(SizeRule rule = {});
 
+// `policy`, and these groups.
+WrapPolicy WrapTogether(std::vector<std::vector<std::string>> groups,
+                        WrapPolicy policy = AlwaysWrap());
+
 // Descends where one of them does, and wraps what one of them wraps; the first one that names a
-// unit's strategy counts.
+// unit's strategy counts. Has the groups of all.
 WrapPolicy AnyPolicy(std::vector<WrapPolicy> policies);
 
 }  // namespace tessera

@@ -177,5 +177,68 @@ TEST(WrapPolicyTest, UnitWithNothingToShardIsRefusedByName) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unit \"a\": has no parameters")));
 }
 
+TEST(WrapPolicyTest, ModulesThatAreNamedTogetherAreOneUnitInTheirOrder) {  // F2COMM-15
+  Sharded<RootImpl> root;
+  const WrapPolicy never = WrapIf([](const WrapCandidate&) { return false; });
+  const WrapPolicy together = WrapTogether({{"b.norm", "a"}}, never);
+  EXPECT_THAT(UnitsOf(root, together), ElementsAre("root", "b.norm, a"));
+  EXPECT_THAT(ParametersOf(root, together, "b.norm, a"),
+              ElementsAre("a.linear.weight", "a.linear.bias", "a.norm.weight", "a.norm.bias",
+                          "b.norm.weight", "b.norm.bias"))
+      << "as the walk finds them";
+  EXPECT_THAT(UnitsOf(root, AnyPolicy({WrapTogether({{"a.norm", "b.norm"}}, never),
+                                       WrapModules<BlockImpl>()})),
+              ElementsAre("root", "a", "a.norm, b.norm", "b"))
+      << "inside of other units";
+}
+
+TEST(WrapPolicyTest, GroupIsOneCandidateForStrategyAndPrecision) {
+  Sharded<RootImpl> root;
+  WrapPolicy policy = WrapTogether({{"a", "b"}}, WrapModules<NormImpl>());
+  std::vector<std::string> asked;
+  int64_t numel = 0;
+  policy.strategy = [&](const WrapCandidate& unit) {
+    if (unit.name == "a, b") numel = unit.numel;
+    asked.push_back(unit.name);
+    return unit.name == "a, b" ? std::make_optional(Strategy::kNoShard) : std::nullopt;
+  };
+  MixedPrecision precision;
+  precision.per_unit = [](const WrapCandidate& unit, const UnitPrecision& of_model) {
+    UnitPrecision own = of_model;
+    if (unit.name == "a, b") own.param_dtype = DType::kBf16;
+    return own;
+  };
+  ASSERT_OK_AND_ASSIGN(const UnitPlan plan, PlanUnits(root, JobConfig(), policy, precision));
+  EXPECT_THAT(asked, ElementsAre("", "a, b", "a.norm", "b.norm"));
+  EXPECT_EQ(plan.model.units[1].strategy, Strategy::kNoShard);
+  EXPECT_EQ(plan.model.units[1].compute_dtype, DType::kBf16);
+  int64_t of_both = 0;
+  for (const char* name : {"a", "b"}) {
+    for (const torch::Tensor& p : root.named_children()[name]->parameters()) of_both += p.numel();
+  }
+  EXPECT_EQ(numel, of_both);
+}
+
+TEST(WrapPolicyTest, GroupThatCannotBeAUnitIsRefusedByName) {
+  Sharded<RootImpl> root;
+  const auto refused = [&](std::vector<std::vector<std::string>> groups, const std::string& why) {
+    EXPECT_THAT(PlanUnits(root, JobConfig(), WrapTogether(std::move(groups))),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  refused({{}}, "names none");
+  refused({{"a", "c"}}, "unit of several modules 'a, c': 'c' is no module below the root");
+  refused({{"", "a"}}, "'' is no module below the root");
+  refused({{"a", "plain"}}, "'plain' is no tessera::Sharded<>");
+  refused({{"a", "a.norm"}}, "'a.norm' is inside of another one of them");
+  refused({{"a", "a"}}, "'a' is in a unit of several modules already");
+  refused({{"a"}, {"b", "a"}}, "'b, a': 'a' is in a unit of several modules already");
+  MixedPrecision precision;
+  precision.param_dtype = DType::kBf16;
+  precision.full_precision = IsAnyOf<NormImpl>;
+  EXPECT_THAT(
+      PlanUnits(root, JobConfig(), WrapTogether({{"a.norm", "b"}}), precision),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'b' is not kept in full precision")));
+}
+
 }  // namespace
 }  // namespace tessera
