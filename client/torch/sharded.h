@@ -50,8 +50,7 @@ class StatusException : public std::runtime_error {
 class UnitObserver {
  public:
   virtual ~UnitObserver() = default;
-  // `member`: which of the unit's modules it is.
-  virtual void PreForward(int unit, int member) = 0;
+  virtual void PreForward(int unit) = 0;
   // What the unit's floating-point arguments are cast to, if anything, and whether its result is
   // cast back.
   virtual std::optional<torch::ScalarType> InputDType(int unit) = 0;
@@ -60,6 +59,7 @@ class UnitObserver {
   virtual void WatchInput(int unit, const torch::Tensor& input) = 0;
   // For each tensor of the result.
   virtual void WatchOutput(int unit, const torch::Tensor& output) = 0;
+  // `member`: which of the unit's modules it is.
   virtual void PostForward(int unit, int member) = 0;
   // Runs `body` with the whole parameters of the units at and below `module`, and writes back.
   virtual void WithFullParameters(const torch::nn::Module& module,
@@ -151,7 +151,7 @@ class Sharded : public M, public ShardedBase {
   auto InWindow(const F& function, Args&&... args) {
     if (observer_ == nullptr || in_window_) return function(std::forward<Args>(args)...);
     const WindowScope scope(&in_window_);
-    observer_->PreForward(unit_, member_);
+    observer_->PreForward(unit_);
     TensorCast cast(observer_->InputDType(unit_));
     if (!cast.casts()) return Watched(function, std::nullopt, std::forward<Args>(args)...);
     std::tuple<Held<Args>...> held(std::forward<Args>(args)...);

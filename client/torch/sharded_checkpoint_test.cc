@@ -1,4 +1,5 @@
-// A sharded module with checkpointed segments trains to the bits of the same one without.
+// A sharded module with checkpointed segments, or offloaded ones, trains to the bits of the same
+// one without.
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -6,6 +7,7 @@
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
 #include "client/torch/checkpoint.h"
+#include "client/torch/offload.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
 
@@ -17,7 +19,16 @@ using testing::HasSubstr;
 constexpr int kBlocks = 3, kSteps = 3;
 
 // What is a segment.
-enum class Segments { kNone, kUnits, kInsideUnits, kTwoUnits, kNested, kRoot };
+enum class Segments {
+  kNone,
+  kUnits,
+  kInsideUnits,
+  kTwoUnits,
+  kNested,
+  kRoot,
+  kOffloaded,         // Computed once; what autograd saves is offloaded.
+  kOffloadedAtInput,  // Computed again from inputs that are offloaded.
+};
 
 struct MlpImpl : torch::nn::Module {
   MlpImpl() {
@@ -73,10 +84,25 @@ struct ModelImpl : torch::nn::Module {
     }
     for (; depth < kBlocks;) {
       auto block = blocks[depth];
-      const bool keep_inputs = segments == Segments::kUnits || segments == Segments::kNested;
-      std::tie(x, depth) = keep_inputs ? Checkpoint(block, x, depth) : block->forward(x, depth);
+      std::tie(x, depth) = Run(block, x, depth);
     }
     return torch::matmul(x, embedding.t());
+  }
+  std::pair<torch::Tensor, int> Run(const std::shared_ptr<Block>& block, torch::Tensor x,
+                                    int depth) {
+    switch (segments) {
+      case Segments::kUnits:
+      case Segments::kNested:
+        return Checkpoint(block, x, depth);
+      case Segments::kOffloaded:
+        return Offload(block, x, depth);
+      case Segments::kOffloadedAtInput:
+        return OffloadWith(
+            {block}, [&block](torch::Tensor x, int depth) { return Checkpoint(block, x, depth); },
+            x, depth);
+      default:
+        return block->forward(x, depth);
+    }
   }
   const Segments segments;
   torch::Tensor embedding;
@@ -98,7 +124,7 @@ class ShardedCheckpointTest : public testing::Test {
   void SetUp() override {
     torch::set_num_threads(1);
     LocalCluster::Options options;
-    options.num_devices = 12;  // Six jobs of two ranks.
+    options.num_devices = 16;  // Eight jobs of two ranks.
     auto cluster = LocalCluster::Start(options);
     ASSERT_OK(cluster);
     cluster_ = *std::move(cluster);
@@ -173,11 +199,10 @@ class CheckpointStrategyTest : public ShardedCheckpointTest,
 TEST_P(CheckpointStrategyTest, TrainsToTheBitsOfTheModelWithoutSegments) {
   const Values expected = Train(Segments::kNone, GetParam(), /*calls=*/1);
   ASSERT_FALSE(expected.empty());
-  const std::vector<std::pair<Segments, int>> cases = {{Segments::kUnits, 2},
-                                                       {Segments::kInsideUnits, 1},
-                                                       {Segments::kTwoUnits, 2},
-                                                       {Segments::kNested, 3},
-                                                       {Segments::kRoot, 2}};
+  const std::vector<std::pair<Segments, int>> cases = {
+      {Segments::kUnits, 2},           {Segments::kInsideUnits, 1}, {Segments::kTwoUnits, 2},
+      {Segments::kNested, 3},          {Segments::kRoot, 2},        {Segments::kOffloaded, 1},
+      {Segments::kOffloadedAtInput, 2}};
   for (const auto& [segments, calls] : cases) {
     SCOPED_TRACE(absl::StrCat("segments ", static_cast<int>(segments)));
     const Values values = Train(segments, GetParam(), calls);

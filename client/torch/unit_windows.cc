@@ -92,7 +92,7 @@ void UnitWindows::OpenWindow(int unit, Precision precision) {
   if (precisions_.UseParameters(unit, precision)) HookUnit(unit);
 }
 
-void UnitWindows::PreForward(int unit, int /*member*/) {
+void UnitWindows::PreForward(int unit) {
   if (in_backward_ || Recomputing())
     return PreBackward(unit, prefetch_.LastUse(unit), precisions_.Wanted(unit));
   if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));

@@ -64,7 +64,7 @@ class UnitWindows : public UnitObserver {
   // ... and before a step's body runs, perhaps again: gradients are dropped too.
   void Forget();
 
-  void PreForward(int unit, int member) override;
+  void PreForward(int unit) override;
   std::optional<torch::ScalarType> InputDType(int unit) override {
     return precisions_.InputDType(unit);
   }

@@ -1,0 +1,106 @@
+#include "client/torch/offload.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <typeinfo>
+#include <unordered_set>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::Engine;
+using torch::autograd::SavedVariableHooks;
+
+thread_local const SavedTensorScope* innermost = nullptr;
+
+// One saved tensor.
+class StoredTensor : public SavedVariableHooks {
+ public:
+  explicit StoredTensor(std::shared_ptr<const SavedTensorStore> store) : store_(std::move(store)) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override { give_back_ = store_->Keep(tensor); }
+  at::Tensor call_unpack_hook() override { return give_back_(); }
+
+ private:
+  const std::shared_ptr<const SavedTensorStore> store_;
+  std::function<torch::Tensor()> give_back_;
+};
+
+// libtorch's engine, but for the one question that it asks whenever a graph saves a tensor. It
+// takes over before the first graph with a store is made; backwards under way end where they began.
+class StoringEngine : public Engine {
+ public:
+  static Engine& Get() {
+    static auto* const engine = new StoringEngine;  // Its threads may outlive main.
+    return *engine;
+  }
+  std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (innermost == nullptr) return nullptr;
+    return std::make_unique<StoredTensor>(innermost->store());
+  }
+};
+
+void UseStoringEngine() {
+  Engine& engine = Engine::get_default_engine();
+  if (&engine == &StoringEngine::Get()) return;
+  if (typeid(engine) != typeid(Engine)) {
+    throw StatusException(absl::UnimplementedError(
+        "offload: autograd's engine is another library's, which knows no store of saved tensors"));
+  }
+  torch::autograd::set_default_engine_stub(&StoringEngine::Get);
+}
+
+const c10::StorageImpl* StorageOf(const torch::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+class DeviceStore : public SavedTensorStore {
+ public:
+  DeviceStore(torch::Device device, const CheckpointModules& modules) : device_(device) {
+    for (const auto& module : modules) {
+      for (const torch::Tensor& parameter : module->parameters()) {
+        if (parameter.defined() && parameter.has_storage())
+          parameters_.insert(StorageOf(parameter));
+      }
+    }
+  }
+
+  std::function<torch::Tensor()> Keep(const torch::Tensor& tensor) const override {
+    const torch::Tensor alias = tensor.detach();
+    if (tensor.device().type() != device_.type() && parameters_.count(StorageOf(alias)) == 0)
+      return [copy = alias.to(device_), from = tensor.device()] { return copy.to(from); };
+    // It counts changes together with what it is an alias of.
+    return [alias, version = alias._version()] {
+      if (alias._version() == version) return alias;
+      throw StatusException(absl::FailedPreconditionError(
+          absl::StrCat("offload: a saved tensor of shape [", absl::StrJoin(alias.sizes(), ", "),
+                       "] was changed in place before backward")));
+    };
+  }
+
+ private:
+  const torch::Device device_;
+  std::unordered_set<const c10::StorageImpl*> parameters_;
+};
+
+}  // namespace
+
+std::shared_ptr<const SavedTensorStore> StoreOn(torch::Device device,
+                                                const CheckpointModules& modules) {
+  return std::make_shared<DeviceStore>(device, modules);
+}
+
+SavedTensorScope::SavedTensorScope(std::shared_ptr<const SavedTensorStore> store)
+    : store_(std::move(store)), outer_(innermost) {
+  UseStoringEngine();
+  innermost = this;
+}
+
+SavedTensorScope::~SavedTensorScope() { innermost = outer_; }
+
+}  // namespace tessera
