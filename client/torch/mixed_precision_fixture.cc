@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "base/status_matchers.h"
+#include "client/torch/precision_rules.h"
 
 namespace tessera {
 
@@ -27,6 +28,12 @@ void MixedPrecisionTest::SetUp() {
   auto cluster = LocalCluster::Start(options);
   ASSERT_OK(cluster);
   cluster_ = *std::move(cluster);
+}
+
+std::shared_ptr<Net> WithParametersIn(DType dtype, std::shared_ptr<Net> net) {
+  for (torch::Tensor& parameter : net->parameters())
+    parameter.set_data(parameter.to(ScalarTypeOf(dtype)));
+  return net;
 }
 
 SessionOptions MixedPrecisionTest::OptionsFor(int rank, int world_size) const {
@@ -56,8 +63,9 @@ std::vector<torch::Tensor> MasterParameters(Session& session) {
     EXPECT_OK(session.Unshard(unit, Precision::kFull));
     const auto& parameters = session.layout().units[unit].flat.parameters();
     for (size_t p = 0; p < parameters.size(); ++p) {
-      all.push_back(torch::from_blob(const_cast<float*>(session.full_parameter(unit, p)),
-                                     parameters[p].spec.shape)
+      all.push_back(torch::from_blob(const_cast<std::byte*>(session.full_parameter(unit, p)),
+                                     parameters[p].spec.shape,
+                                     ScalarTypeOf(session.full_dtype(unit)))
                         .clone());
     }
     EXPECT_OK(session.Reshard(unit));
@@ -67,6 +75,7 @@ std::vector<torch::Tensor> MasterParameters(Session& session) {
 
 std::vector<torch::Tensor> UnshardedRun(Net& net, int world_size, int64_t steps,
                                         const Dtypes& dtypes) {
+  const torch::ScalarType full = net.scale.scalar_type();
   std::vector<torch::Tensor> masters = {net.scale, net.first->weight, net.second->weight};
   for (torch::Tensor& master : masters) master = master.detach().clone();
   for (int64_t step = 1; step <= steps; ++step) {
@@ -82,7 +91,7 @@ std::vector<torch::Tensor> UnshardedRun(Net& net, int world_size, int64_t steps,
       x = ((x * p[1] + shift) * p[0]) * p[2] + shift;
       Loss(x).backward();
       for (int i = 0; i < 3; ++i) {
-        const torch::Tensor g = p[i].grad().to(dtypes.reduce).to(torch::kFloat32);
+        const torch::Tensor g = p[i].grad().to(dtypes.reduce).to(full);
         sums[i] = rank == 0 ? g.clone() : sums[i] + g;
       }
     }

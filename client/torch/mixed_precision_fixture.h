@@ -52,6 +52,9 @@ struct NetImpl : torch::nn::Module {
 };
 using Net = Sharded<NetImpl>;
 
+// Its buffers stay as they are.
+std::shared_ptr<Net> WithParametersIn(DType dtype, std::shared_ptr<Net> net);
+
 torch::Tensor Batch(int rank, int64_t step);
 torch::Tensor Loss(const torch::Tensor& output);
 AttachOptions With(const MixedPrecision& precision);
@@ -72,15 +75,15 @@ class MixedPrecisionTest : public testing::Test {
   absl::Mutex seed_mu_;
 };
 
-// The parameters in fp32, through windows in full precision.
+// The parameters in full precision, through windows in full precision.
 std::vector<torch::Tensor> MasterParameters(Session& session);
 
 struct Dtypes {
   torch::ScalarType parameters, buffers, reduce;
 };
 
-// Master parameters in fp32; each rank computes with rounded copies; gradients are rounded to the
-// reduce dtype, summed in fp32 in rank order. In the order of MasterParameters.
+// Master parameters in the net's dtype; each rank computes with rounded copies; gradients are
+// rounded to the reduce dtype, summed in the net's in rank order. In the order of MasterParameters.
 std::vector<torch::Tensor> UnshardedRun(Net& net, int world_size, int64_t steps,
                                         const Dtypes& dtypes);
 

@@ -16,49 +16,51 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-using TrainCase = std::tuple<DType, bool, Strategy>;
+using TrainCase = std::tuple<DType, bool, Strategy, DType>;
 class MixedPrecisionTrainingTest : public MixedPrecisionTest,
                                    public testing::WithParamInterface<TrainCase> {};
 
-// MP-1 (fp32 originals, not offload), MP-2, MP-3, MP-5, MP-9 (not offload), MP-18, CORE-3, F2MP-1.
+// MP-1 (not offload), MP-2, MP-3, MP-5, MP-9 (not offload), MP-18, CORE-3, F2MP-1.
 TEST_P(MixedPrecisionTrainingTest, TrainsToTheBitsOfTheUnshardedModelThatCastsAtTheSamePlaces) {
-  const auto [dtype, reduces_in_fp32, strategy] = GetParam();
+  const auto [dtype, reduces_in_fp32, strategy, original] = GetParam();
   const torch::ScalarType low = ScalarTypeOf(dtype);
-  const auto expected = UnshardedRun(
-      *Make<Net>(), 2, 4, {low, torch::kBFloat16, reduces_in_fp32 ? torch::kFloat32 : low});
-  ForEachRank(
-      2, [&, dtype = dtype, reduces_in_fp32 = reduces_in_fp32, strategy = strategy](int rank) {
-        auto model = Make<Net>();
-        MixedPrecision precision;
-        precision.param_dtype = dtype;
-        if (reduces_in_fp32) precision.reduce_dtype = DType::kFp32;
-        precision.buffer_dtype = DType::kBf16;
-        SessionOptions options = OptionsFor(rank, 2);
-        options.config.strategy = strategy;
-        ASSERT_OK_AND_ASSIGN(auto sharded,
-                             ShardedModel::Attach(model, options, AlwaysWrap(), With(precision)));
-        while (sharded->next_step() <= 4) {
-          ASSERT_OK(sharded->RunStep([&] {
-            torch::Tensor x = Batch(rank, sharded->next_step()).requires_grad_();
-            const torch::Tensor output = model->forward(x);
-            EXPECT_EQ(output.scalar_type(), low);
-            Loss(output).backward();
-            EXPECT_EQ(x.grad().scalar_type(), torch::kFloat32) << "as the input";
-            return sharded->Step();
-          }));
-        }
-        EXPECT_EQ(model->seen, low);
-        EXPECT_THAT(model->second->seen, ElementsAre(low, low, torch::kBFloat16));
-        EXPECT_EQ(model->second->count.item<int64_t>(), 4) << "integers are not cast";
-        const auto trained = MasterParameters(sharded->session());
-        for (int i = 0; i < 3; ++i) EXPECT_TRUE(torch::equal(trained[i], expected[i])) << i;
-      });
+  const auto expected =
+      UnshardedRun(*WithParametersIn(original, Make<Net>()), 2, 4,
+                   {low, torch::kBFloat16, reduces_in_fp32 ? torch::kFloat32 : low});
+  ForEachRank(2, [&, dtype = dtype, reduces_in_fp32 = reduces_in_fp32, strategy = strategy,
+                  original = original](int rank) {
+    auto model = WithParametersIn(original, Make<Net>());
+    MixedPrecision precision;
+    precision.param_dtype = dtype;
+    if (reduces_in_fp32) precision.reduce_dtype = DType::kFp32;
+    precision.buffer_dtype = DType::kBf16;
+    SessionOptions options = OptionsFor(rank, 2);
+    options.config.strategy = strategy;
+    ASSERT_OK_AND_ASSIGN(auto sharded,
+                         ShardedModel::Attach(model, options, AlwaysWrap(), With(precision)));
+    while (sharded->next_step() <= 4) {
+      ASSERT_OK(sharded->RunStep([&] {
+        torch::Tensor x = Batch(rank, sharded->next_step()).requires_grad_();
+        const torch::Tensor output = model->forward(x);
+        EXPECT_EQ(output.scalar_type(), low);
+        Loss(output).backward();
+        EXPECT_EQ(x.grad().scalar_type(), torch::kFloat32) << "as the input";
+        return sharded->Step();
+      }));
+    }
+    EXPECT_EQ(model->seen, low);
+    EXPECT_THAT(model->second->seen, ElementsAre(low, low, torch::kBFloat16));
+    EXPECT_EQ(model->second->count.item<int64_t>(), 4) << "integers are not cast";
+    const auto trained = MasterParameters(sharded->session());
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(torch::equal(trained[i], expected[i])) << i;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes, MixedPrecisionTrainingTest,
     testing::Combine(testing::Values(DType::kBf16, DType::kFp16), testing::Bool(),
-                     testing::Values(Strategy::kFullShard, Strategy::kShardGradOp)));
+                     testing::Values(Strategy::kFullShard, Strategy::kShardGradOp),
+                     testing::Values(DType::kFp32, DType::kFp64)));
 
 // The scale is a power of two, so it leaves no trace but in overflows. SGS-4, MP-6 (fp16, not
 // offload)

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/checkpoint.h"
+#include "client/torch/precision_rules.h"
 #include "client/torch/replaced_parameters.h"
 
 namespace tessera {
@@ -174,12 +175,13 @@ void UnitWindows::PreBackward(int unit, const PrefetchPlan::Use& use, Precision 
 void UnitWindows::OnParameterGradient(int unit, int parameter) {
   torch::Tensor& tensor = units_->parameters[unit][parameter];
   if (tensor.grad().defined()) {  // A checkpointed segment may not use it.
-    torch::Tensor gradient = tensor.grad().detach().to(torch::kFloat32);
-    // Of an embedding, perhaps: rows that come twice are summed in fp32.
+    const DType dtype = session_->full_dtype(unit);
+    torch::Tensor gradient = tensor.grad().detach().to(ScalarTypeOf(dtype));
+    // Of an embedding, perhaps: rows that come twice are summed in full precision.
     if (gradient.is_sparse()) gradient = gradient.to_dense();
     gradient = gradient.contiguous();
-    ThrowIfError(session_->AddGradient(
-        unit, parameter, absl::MakeConstSpan(gradient.data_ptr<float>(), gradient.numel())));
+    ThrowIfError(session_->AddGradient(unit, parameter,
+                                       ConstValues(gradient.data_ptr(), gradient.numel(), dtype)));
     tensor.mutable_grad().reset();
   }
   if (++backward_[unit].parameters_ready == Trainable(unit)) OnUnitGradient(unit);
