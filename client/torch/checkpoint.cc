@@ -4,6 +4,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <mutex>
 #include <string>
@@ -95,8 +96,15 @@ Tensors TrainedParameters(const CheckpointModules& modules) {
 // Throws where gradients would leave the segment by another way than `sources`. Nodes numbered
 // below `first_node` were there before it was computed again.
 void CheckClosed(const Tensors& outputs, const Tensors& sources, uint64_t first_node) {
-  std::unordered_set<const c10::TensorImpl*> known;
-  for (const torch::Tensor& source : sources) known.insert(source.unsafeGetTensorImpl());
+  // By what takes their gradients, as a source need not be the tensor that the segment uses: one
+  // that autograd kept elsewhere comes back as another (offload.h).
+  std::vector<std::shared_ptr<Node>> alive;
+  std::unordered_set<const Node*> known;
+  for (const torch::Tensor& source : sources) {
+    if (!source.defined() || !source.requires_grad()) continue;
+    alive.push_back(torch::autograd::impl::grad_accumulator(source));
+    known.insert(alive.back().get());
+  }
   std::unordered_set<const Node*> seen;
   std::vector<Node*> stack;
   const auto visit = [&](Node* node) {
@@ -107,7 +115,7 @@ void CheckClosed(const Tensors& outputs, const Tensors& sources, uint64_t first_
     Node* node = stack.back();
     stack.pop_back();
     if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
-      if (known.count(leaf->variable.unsafeGetTensorImpl()) == 0) {
+      if (known.count(node) == 0) {
         ThrowForeign(
             absl::StrCat("a tensor of shape [", absl::StrJoin(leaf->variable.sizes(), ", "), "]"));
       }

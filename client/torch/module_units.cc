@@ -12,6 +12,8 @@
 namespace tessera {
 namespace {
 
+constexpr int kNoUnit = ShardedBase::kRootWithoutUnit;
+
 struct Owner {
   int unit;
   std::string name;
@@ -84,19 +86,18 @@ class Walk {
   }
 
   // `of`: the candidate that stands for the unit, of which `module` is the first.
-  void AddUnit(ShardedBase* module, const WrapCandidate& of, bool kept) {
-    const bool is_root = units_.modules.empty();
+  void AddUnit(ShardedBase* module, const WrapCandidate& of, bool kept, bool is_root = false) {
     units_.modules.push_back({module});
     units_.parameters.emplace_back();
     units_.sites.emplace_back();
     units_.in_full_precision.push_back(false);
-    units_.buffers.emplace_back();
     UnitSpec& spec = units_.model.units.emplace_back();
     spec.name = is_root ? "root" : of.name;
     if (policy_.strategy != nullptr) spec.strategy = policy_.strategy(of);
-    const UnitPrecision of_unit =
-        kept ? UnitPrecision()
-             : (precision_.per_unit ? precision_.per_unit(of, precision_) : precision_);
+    UnitPrecision of_unit;
+    if (!kept)
+      of_unit =
+          precision_.per_unit ? precision_.per_unit(of, precision_) : UnitPrecision(precision_);
     of_units_.push_back(of_unit);
     kept_.push_back(kept);
     if (of_unit.param_dtype != precision_.param_dtype) {
@@ -154,13 +155,14 @@ class Walk {
   }
 
   void AddBuffers(int unit, const torch::nn::Module& module) {
-    const std::optional<DType> dtype = of_units_[unit].buffer_dtype;
+    const UnitPrecision& of_unit = unit == kNoUnit ? precision_ : of_units_[unit];
+    const std::optional<DType> dtype = of_unit.buffer_dtype;
     if (!dtype.has_value()) return;
     for (const torch::Tensor& buffer : module.buffers(/*recurse=*/false)) {
       if (!buffer.defined() || !buffer.is_floating_point()) continue;
       if (choice_.ignored.count(buffer.unsafeGetTensorImpl()) > 0) continue;
       if (!cast_buffers_.insert(buffer.unsafeGetTensorImpl()).second) continue;
-      units_.buffers[unit].push_back({buffer, ScalarTypeOf(*dtype)});
+      units_.buffers.push_back({buffer, ScalarTypeOf(*dtype)});
     }
   }
 
@@ -208,6 +210,7 @@ void UseOwnPrecision(ModuleUnits* units) {
     if (units->compute_dtypes[unit] == torch::kFloat32)
       units->compute_dtypes[unit] = torch::kFloat64;
     if (units->input_dtypes[unit] == torch::kFloat32) units->input_dtypes[unit] = torch::kFloat64;
+    if (units->root_input_dtype == torch::kFloat32) units->root_input_dtype = torch::kFloat64;
   }
 }
 
@@ -221,9 +224,16 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
     return absl::InvalidArgumentError("the root module is no tessera::Sharded<>");
   ASSIGN_OR_RETURN(const UnitChoice choice, ChooseUnits(root, policy, ignored, precision));
   Walk walk(policy, choice, precision);
-  walk.AddUnit(sharded, {"", root, NumelOf({&root})}, KeepsFullPrecision(precision, root, ""));
-  RETURN_IF_ERROR(walk.Visit(root, "", 0, /*kept=*/false));
+  if (choice.root_is_unit) {
+    walk.AddUnit(sharded, {"", root, NumelOf({&root})}, KeepsFullPrecision(precision, root, ""),
+                 /*is_root=*/true);
+  }
+  RETURN_IF_ERROR(walk.Visit(root, "", choice.root_is_unit ? 0 : kNoUnit, /*kept=*/false));
   ModuleUnits units = walk.Take();
+  units.root = sharded;
+  units.root_is_unit = choice.root_is_unit;
+  if (precision.param_dtype.has_value() && precision.cast_root_forward_inputs)
+    units.root_input_dtype = ScalarTypeOf(*precision.param_dtype);
   UseOwnPrecision(&units);
   RETURN_IF_ERROR(ValidateModel(units.model));
   return units;

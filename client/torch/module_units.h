@@ -39,19 +39,27 @@ struct ModuleUnits {
   // By unit: what its parameters are seen in, and what forward's arguments are cast to.
   std::vector<torch::ScalarType> compute_dtypes;
   std::vector<std::optional<torch::ScalarType>> input_dtypes;
-  std::vector<bool> casts_results_back;          // To the dtype that an argument was cast from.
-  std::vector<std::vector<CastBuffer>> buffers;  // Only those that are cast.
+  std::vector<bool> casts_results_back;  // To the dtype that an argument was cast from.
+  std::vector<CastBuffer> buffers;       // Of the model; only those that are cast.
   // By unit: whether its tensors show the memory of windows in full precision at the moment.
   std::vector<bool> in_full_precision;
+
+  ShardedBase* root = nullptr;
+  // Whether the root is unit 0. It is none where all parameters are in inner units; then its
+  // forward, which begins and ends the model's, opens no window.
+  bool root_is_unit = true;
+  std::optional<torch::ScalarType> root_input_dtype;  // As input_dtypes, of a root that is no unit.
+
+  int root_unit() const { return root_is_unit ? 0 : ShardedBase::kRootWithoutUnit; }
 };
 
-// `root` is unit 0; every Sharded<> below it that `policy` chooses is a unit, or part of one that
-// the policy groups, in walk order of the first module; a parameter belongs to the innermost unit
-// that encloses the module that registered it.
-// What `ignored` names is left to the user: it is in no unit. What `precision` keeps in full
-// precision is a unit too, whatever the policy says.
+// `root` is unit 0, unless all parameters are in inner units; every Sharded<> below it that
+// `policy` chooses is a unit, or part of one that the policy groups, in walk order of the first
+// module; a parameter belongs to the innermost unit that encloses the module that registered it.
+// What has no parameters of its own is no unit. What `ignored` names is left to the user: it is in
+// no unit. What `precision` keeps in full precision is a unit too, whatever the policy says.
 // Errors: InvalidArgument  the root is no Sharded<>; a module that is kept in full precision is in
-//   none that holds nothing else (naming it); a unit without parameters; a parameter in two units
+//   none that holds nothing else (naming it); no parameter at all; a parameter in two units
 //   (naming both names and units); a dtype that cannot be trained; a group of which only a part is
 //   kept in full precision; all of ValidateModel's and ChooseUnits' (unit_choice.h).
 //         FailedPrecondition  some Sharded<> of the tree is attached already (naming it).

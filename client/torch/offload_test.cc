@@ -24,7 +24,7 @@ struct LayerImpl : torch::nn::Module {
   }
   torch::Tensor forward(torch::Tensor x) {
     torch::Tensor h = linear->forward(x * frozen);
-    h = torch::relu_(h + x.exp()).softmax(1);
+    h = (h + x.exp()).relu_().softmax(1);
     return x + torch::dropout(torch::layer_norm(h, {6}), 0.5, /*train=*/true).tanh();
   }
   torch::nn::Linear linear{nullptr};

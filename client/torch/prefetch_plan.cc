@@ -32,10 +32,9 @@ std::vector<int> PrefetchPlan::PreForward(int unit) {
   return {*(here + 1)};
 }
 
-void PrefetchPlan::PostForward(int unit) {
-  ended_->push_back(unit);
-  if (unit == 0) recorded_ = true;
-}
+void PrefetchPlan::PostForward(int unit) { ended_->push_back(unit); }
+
+void PrefetchPlan::EndForward() { recorded_ = true; }
 
 PrefetchPlan::Use PrefetchPlan::LastUse(int unit) const {
   for (size_t at = ended_->size(); at > 0; --at) {

@@ -37,13 +37,15 @@ class PrefetchPlan {
   void SetForward(int unit, std::vector<int> ahead) { forward_lists_[unit] = std::move(ahead); }
   void SetBackward(int unit, std::vector<int> ahead) { backward_lists_[unit] = std::move(ahead); }
 
-  // Unit 0 begins a forward of the whole model. Each of the others returns the units to ask for
-  // now; some of them may be unsharded already.
+  // The root's forward begins, which is one of the whole model. Each of the others returns the
+  // units to ask for now; some of them may be unsharded already.
   void BeginForward();
   std::vector<int> PreForward(int unit);
   // The forward of the unit that ends next; its outputs give it back in backward.
   Use NextUse() const { return {ended_, ended_->size()}; }
   void PostForward(int unit);
+  // The root's forward ended.
+  void EndForward();
   // The unit's last forward since the root's began, for one that is computed again in backward.
   Use LastUse(int unit) const;
   std::vector<int> PreBackward(int unit, const Use& use);

@@ -27,6 +27,7 @@ struct Chain {
       End(unit);
     }
     End(0);
+    plan.EndForward();
     return log;
   }
   std::string Backward() {

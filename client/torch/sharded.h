@@ -69,6 +69,9 @@ class UnitObserver {
 // The part of Sharded<M> that does not depend on M; how a ShardedModel finds units.
 class ShardedBase {
  public:
+  // The unit of a root that has none: its forward begins and ends the model's, and that is all.
+  static constexpr int kRootWithoutUnit = -1;
+
   virtual ~ShardedBase() = default;
   // As which module of which unit; `observer` outlives the attachment.
   void AttachUnit(UnitObserver* observer, int unit, int member) {

@@ -140,13 +140,6 @@ absl::StatusOr<std::vector<int>> ShardedModelImpl::UnitsOf(const Modules& module
 }
 
 absl::Status ShardedModelImpl::PrepareStep() {
-  forward_depth_ = 0;
-  backward_.assign(backward_.size(), UnitBackward());
-  RETURN_IF_ERROR(TakeReplaced());
-  return TakeReplacedGradients(session_.get(), units_);
-}
-
-absl::Status ShardedModelImpl::PrepareStep() {
   windows_->BeginStep();
   RETURN_IF_ERROR(windows_->TakeReplaced());
   return TakeReplacedGradients(session_.get(), units_);

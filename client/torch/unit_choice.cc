@@ -34,8 +34,8 @@ class Asking {
     const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
     if (choice_->Has(sharded)) return {};  // With others.
     if (sharded == nullptr || name.empty()) return left;
-    if (!(kept && !left.empty()) && !(asks && policy_.wrap({name, module, Numel(left)})))
-      return left;
+    if (left.empty()) return left;  // Nothing to shard.
+    if (!kept && !(asks && policy_.wrap({name, module, Numel(left)}))) return left;
     choice_->chosen.emplace(sharded, UnitChoice::kAlone);
     return {};
   }
@@ -135,7 +135,7 @@ absl::StatusOr<UnitChoice> ChooseUnits(torch::nn::Module& root, const WrapPolicy
     choice.ignored.insert(tensor.unsafeGetTensorImpl());
   for (const auto& module : ignored.modules) IgnoreSubtree(*module, &choice.ignored);
   for (const auto& names : policy.groups) RETURN_IF_ERROR(AddGroup(root, names, &choice));
-  Asking(policy, precision, &choice).Decide(root, "");
+  choice.root_is_unit = !Asking(policy, precision, &choice).Decide(root, "").empty();
   for (const auto& module : ignored.modules) {
     if (choice.Has(dynamic_cast<const ShardedBase*>(module.get()))) {
       return absl::InvalidArgumentError(

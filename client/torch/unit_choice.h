@@ -32,7 +32,8 @@ struct UnitChoice {
   // Of each module below the root that is a unit, or part of one: its group, if it has one.
   std::unordered_map<const ShardedBase*, int> chosen;
   std::vector<UnitGroup> groups;
-  TensorSet ignored;  // Parameters and buffers.
+  TensorSet ignored;         // Parameters and buffers.
+  bool root_is_unit = true;  // Some parameter is left to it.
 
   bool Has(const ShardedBase* module) const { return chosen.count(module) > 0; }
 };

@@ -12,11 +12,9 @@ UnitPrecisions::UnitPrecisions(Session* session, ModuleUnits* units, bool full_p
     : session_(session), units_(units), full_precision_in_eval_(full_precision_in_eval) {
   for (size_t unit = 0; unit < units_->modules.size(); ++unit) {
     PlaceParameters(unit);
-    std::vector<torch::ScalarType>& dtypes = original_buffers_.emplace_back();
-    for (const CastBuffer& buffer : units_->buffers[unit]) {
-      dtypes.push_back(buffer.tensor.scalar_type());
-    }
   }
+  for (const CastBuffer& buffer : units_->buffers)
+    original_buffers_.push_back(buffer.tensor.scalar_type());
   UseOriginalBuffers(false);
 }
 
@@ -36,6 +34,11 @@ Precision UnitPrecisions::Wanted(int unit) const {
 }
 
 std::optional<torch::ScalarType> UnitPrecisions::InputDType(int unit) const {
+  if (unit == ShardedBase::kRootWithoutUnit) {
+    const auto& root = dynamic_cast<const torch::nn::Module&>(*units_->root);
+    if (full_precision_in_eval_ && !root.is_training()) return std::nullopt;
+    return units_->root_input_dtype;
+  }
   if (InFullPrecisionEval(unit)) return std::nullopt;
   return units_->input_dtypes[unit];
 }
@@ -57,12 +60,10 @@ bool UnitPrecisions::UseParameters(int unit, Precision precision) {
 
 bool UnitPrecisions::UseOriginalBuffers(bool original) {
   if (buffers_original_ == original) return original;
-  for (size_t unit = 0; unit < units_->buffers.size(); ++unit) {
-    for (size_t b = 0; b < units_->buffers[unit].size(); ++b) {
-      CastBuffer& buffer = units_->buffers[unit][b];
-      buffer.tensor.set_data(
-          buffer.tensor.detach().to(original ? original_buffers_[unit][b] : buffer.dtype));
-    }
+  for (size_t b = 0; b < units_->buffers.size(); ++b) {
+    CastBuffer& buffer = units_->buffers[b];
+    buffer.tensor.set_data(
+        buffer.tensor.detach().to(original ? original_buffers_[b] : buffer.dtype));
   }
   return std::exchange(buffers_original_, original);
 }

@@ -43,7 +43,7 @@ class UnitPrecisions {
   Session* const session_;
   ModuleUnits* const units_;
   const bool full_precision_in_eval_;
-  std::vector<std::vector<torch::ScalarType>> original_buffers_;
+  std::vector<torch::ScalarType> original_buffers_;
   bool buffers_original_ = true;
 };
 

@@ -56,6 +56,7 @@ UnitWindows::UnitWindows(Session* session, ModuleUnits* units, const torch::nn::
     forwards_.emplace_back(static_cast<int>(modules.size()));
     for (size_t m = 0; m < modules.size(); ++m) modules[m]->AttachUnit(this, unit, m);
   }
+  if (!units_->root_is_unit) units_->root->AttachUnit(this, ShardedBase::kRootWithoutUnit, 0);
 }
 
 UnitWindows::~UnitWindows() {
@@ -63,6 +64,7 @@ UnitWindows::~UnitWindows() {
   for (const auto& modules : units_->modules) {
     for (ShardedBase* module : modules) module->DetachUnit();
   }
+  units_->root->DetachUnit();
   for (auto& parameters : units_->parameters) {
     for (torch::Tensor& parameter : parameters)
       parameter.set_data(torch::empty({0}, parameter.options()));
@@ -94,12 +96,17 @@ void UnitWindows::OpenWindow(int unit, Precision precision) {
 }
 
 void UnitWindows::PreForward(int unit) {
-  if (in_backward_ || Recomputing())
-    return PreBackward(unit, prefetch_.LastUse(unit), precisions_.Wanted(unit));
+  const bool is_unit = unit != ShardedBase::kRootWithoutUnit;
+  if (in_backward_ || Recomputing()) {
+    if (is_unit) PreBackward(unit, prefetch_.LastUse(unit), precisions_.Wanted(unit));
+    return;
+  }
   if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
-  if (unit == 0) BeginRootForward();
-  OpenWindow(unit, precisions_.Wanted(unit));  // If it is not open.
-  if (forwards_[unit].Begin()) AskFor(prefetch_.PreForward(unit), /*for_forward=*/true);
+  if (unit == units_->root_unit()) BeginRootForward();
+  if (is_unit) {
+    OpenWindow(unit, precisions_.Wanted(unit));  // If it is not open.
+    if (forwards_[unit].Begin()) AskFor(prefetch_.PreForward(unit), /*for_forward=*/true);
+  }
   ++forward_depth_;
 }
 
@@ -110,12 +117,19 @@ void UnitWindows::BeginRootForward() {
   precisions_.UseOriginalBuffers(full_precision_in_eval_ && !root_->is_training());
 }
 
+void UnitWindows::EndRootForward() {
+  prefetch_.EndForward();
+  const bool evaluates = !root_->is_training() && !torch::GradMode::is_enabled();
+  if (evaluates) ThrowIfError(session_->EndForward());
+}
+
 void UnitWindows::ForgetForwards() {
   forward_depth_ = 0;
   for (ForwardGroup& forward : forwards_) forward.Forget();
 }
 
 void UnitWindows::WatchInput(int unit, const torch::Tensor& input) {
+  if (unit == ShardedBase::kRootWithoutUnit) return;
   if (in_backward_ || !torch::GradMode::is_enabled() || !input.defined() || !input.requires_grad())
     return;
   ++backward_[unit].inputs_left;
@@ -128,6 +142,7 @@ void UnitWindows::WatchInput(int unit, const torch::Tensor& input) {
 }
 
 void UnitWindows::WatchOutput(int unit, const torch::Tensor& output) {
+  if (unit == ShardedBase::kRootWithoutUnit) return;
   if (in_backward_ || !torch::GradMode::is_enabled() || !output.defined() ||
       !output.requires_grad())
     return;
@@ -140,12 +155,13 @@ void UnitWindows::WatchOutput(int unit, const torch::Tensor& output) {
 void UnitWindows::PostForward(int unit, int member) {
   if (in_backward_) return;
   if (forward_depth_ > 0) --forward_depth_;
-  if (!forwards_[unit].End(member)) return;
-  prefetch_.PostForward(unit);
-  const bool evaluates = unit == 0 && !root_->is_training() && !torch::GradMode::is_enabled();
-  if (evaluates) ThrowIfError(session_->EndForward());
+  if (unit != ShardedBase::kRootWithoutUnit) {
+    if (!forwards_[unit].End(member)) return;
+    prefetch_.PostForward(unit);
+  }
   // The root is needed first in backward, so it stays; so do all units of the other strategies.
-  if (unit != 0 && ReshardsAfterForward(StrategyOf(unit))) ThrowIfError(session_->Reshard(unit));
+  if (unit == units_->root_unit()) return EndRootForward();
+  if (ReshardsAfterForward(StrategyOf(unit))) ThrowIfError(session_->Reshard(unit));
 }
 
 void UnitWindows::AskFor(const std::vector<int>& units, bool for_forward) {
@@ -204,7 +220,9 @@ void UnitWindows::OnUnitGradient(int unit) {
 void UnitWindows::MaybeReshard(int unit) {
   const UnitBackward& state = backward_[unit];
   // What backward still has to compute of the unit's input may read its parameters.
-  if (!in_backward_ || !state.gradients_done || state.inputs_left > 0 || unit == 0) return;
+  if (!in_backward_ || !state.gradients_done || state.inputs_left > 0 ||
+      unit == units_->root_unit())
+    return;
   if (ReshardsInBackward(unit) && !session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
 }
 

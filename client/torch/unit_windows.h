@@ -68,7 +68,9 @@ class UnitWindows : public UnitObserver {
   std::optional<torch::ScalarType> InputDType(int unit) override {
     return precisions_.InputDType(unit);
   }
-  bool CastsResultBack(int unit) override { return units_->casts_results_back[unit]; }
+  bool CastsResultBack(int unit) override {
+    return unit != ShardedBase::kRootWithoutUnit && units_->casts_results_back[unit];
+  }
   void WatchInput(int unit, const torch::Tensor& input) override;
   void WatchOutput(int unit, const torch::Tensor& output) override;
   void PostForward(int unit, int member) override;
@@ -86,6 +88,7 @@ class UnitWindows : public UnitObserver {
 
   Strategy StrategyOf(int unit) const { return session_->layout().units[unit].strategy; }
   void BeginRootForward();
+  void EndRootForward();
   void ForgetForwards();
   // Makes the unit's parameters readable in this precision, and the module use that.
   void OpenWindow(int unit, Precision precision);

@@ -170,11 +170,15 @@ TEST(WrapPolicyTest, TieOverTwoUnitsIsRefusedAndAPolicyThatJoinsThemIsNot) {
   EXPECT_THAT(UnitsOf(root, WrapModules<BlockImpl>()), ElementsAre("root", "a", "b"));
 }
 
-TEST(WrapPolicyTest, UnitWithNothingToShardIsRefusedByName) {
+TEST(WrapPolicyTest, ModuleWithNothingLeftToShardIsNoUnit) {  // MISC-18
   Sharded<RootImpl> root;
-  EXPECT_THAT(
-      PlanUnits(root, JobConfig(), AlwaysWrap()),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unit \"a\": has no parameters")));
+  EXPECT_THAT(UnitsOf(root, AlwaysWrap()),
+              ElementsAre("root", "a.linear", "a.norm", "b.linear", "b.norm"));
+  Sharded<ListImpl> list;
+  EXPECT_THAT(UnitsOf(list, AlwaysWrap()), ElementsAre("0", "1")) << "neither is such a root";
+  Sharded<torch::nn::TanhImpl> nothing;
+  EXPECT_THAT(PlanUnits(nothing, JobConfig(), AlwaysWrap()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no unit")));
 }
 
 TEST(WrapPolicyTest, ModulesThatAreNamedTogetherAreOneUnitInTheirOrder) {  // F2COMM-15

@@ -186,7 +186,7 @@ TEST_F(ModuleGroupsTest, ForwardThatAnErrorEndedInTheMiddleOfAGroupIsForgotten) 
     model->layers[2]->forward(torch::ones({2, 4}));
     return absl::CancelledError("enough");
   }),
-              StatusIs(absl::StatusCode::kCancelled));
+              StatusIs(absl::StatusCode::kCancelled, testing::HasSubstr("enough")));
   ASSERT_OK(sharded->RunStep([&] {
     const torch::Tensor loss = LossOf(*model, 1, 0);
     for (int unit = 1; unit < 6; ++unit) EXPECT_TRUE(sharded->session().closed(unit)) << unit;

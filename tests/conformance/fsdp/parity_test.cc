@@ -71,6 +71,55 @@ TEST_P(EveryStrategyTest, ModelInFp64HasShardsGradientsAndOptimizerInFp64) {
   });
 }
 
+// MISC-18: all parameters of the root and of the pair are in inner units.
+struct PairImpl : torch::nn::Module {
+  PairImpl()
+      : first(register_module("first", std::make_shared<LinearUnit>(5, 7))),
+        second(register_module("second", std::make_shared<LinearUnit>(7, 5))) {}
+  torch::Tensor forward(torch::Tensor x) { return second->forward(torch::tanh(first->forward(x))); }
+  std::shared_ptr<LinearUnit> first, second;
+};
+struct HollowImpl : torch::nn::Module {
+  HollowImpl()
+      : in(register_module("in", std::make_shared<LinearUnit>(8, 5))),
+        pair(register_module("pair", std::make_shared<Sharded<PairImpl>>())),
+        out(register_module("out", std::make_shared<LinearUnit>(5, 3))) {
+    FillParameters(*this);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    return out->forward(torch::tanh(pair->forward(in->forward(x))));
+  }
+  std::shared_ptr<LinearUnit> in;
+  std::shared_ptr<Sharded<PairImpl>> pair;
+  std::shared_ptr<LinearUnit> out;
+};
+using Hollow = Sharded<HollowImpl>;
+
+TEST_P(EveryStrategyTest, ModulesWithoutParametersOfTheirOwnAreNoUnits) {
+  SessionOptions options = Options(kWorldSize);
+  std::tie(options.config.strategy, options.config.backward_prefetch,
+           options.config.forward_prefetch) = GetParam();
+  Training<Hollow> training;
+  training.make = [] { return std::make_shared<Hollow>(); };
+  training.loss = [](Hollow& model, int64_t step, int rank) {
+    return model.forward(Samples(step, rank, {4, 8})).square().mean();
+  };
+  Train<Hollow>(training, options, [&](Hollow& model, ShardedModel& sharded, int64_t step) {
+    ASSERT_EQ(sharded.session().num_units(), 4);
+    model.eval();
+    torch::Tensor evaluated[2];
+    ASSERT_OK(sharded.RunStep([&] {
+      torch::NoGradGuard no_grad;
+      for (torch::Tensor& result : evaluated) result = model.forward(Samples(step, 0, {4, 8}));
+      return absl::OkStatus();
+    }));
+    EXPECT_TRUE(torch::equal(evaluated[0], evaluated[1]));
+    model.train();
+    if (options.config.strategy != Strategy::kFullShard) return;
+    for (int unit = 0; unit < 4; ++unit) EXPECT_TRUE(sharded.session().closed(unit)) << unit;
+  });
+}
+
 // CORE-5, FLAT-5, FLAT-6, F2TR-14: the output's weight is the embedding's.
 TEST_P(EveryStrategyTest, TiedTransformerTrainsAsThePlainModelAndItsBuffersStayItsOwn) {
   SessionOptions options = Options(kWorldSize);
