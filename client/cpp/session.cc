@@ -11,6 +11,16 @@
 #include "base/status_macros.h"
 
 namespace tessera {
+namespace {
+
+absl::Status StorePath(const std::string& path, ControlPage* page) {
+  if (path.size() >= kMaxTextBytes)
+    return absl::InvalidArgumentError(absl::StrCat("path of ", path.size(), " bytes"));
+  StoreText(path, page->text, kMaxTextBytes);
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 int64_t Session::version() const { return page()->committed_step.load(std::memory_order_acquire); }
 
@@ -44,6 +54,7 @@ absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int
   op.status_code = status_code;
   op.full_precision = kind == OpKind::kUnshard ? precision : 0;
   op.slot_dtype = kind == OpKind::kReduce ? precision : 0;
+  op.strict = kind == OpKind::kLoad ? precision : 0;
   op.num_groups = step.groups.size();
   std::copy(step.groups.begin(), step.groups.end(), control->step_groups);
   agreed_error_ = false;
@@ -219,10 +230,17 @@ absl::Status Session::DropGradients() {
   return Submit(OpKind::kDropGradients, -1);
 }
 
+absl::StatusOr<std::string> Session::Load(const std::string& path, bool strict) {
+  RETURN_IF_ERROR(CloseFullWindows());
+  RETURN_IF_ERROR(StorePath(path, page()));
+  RETURN_IF_ERROR(Submit(OpKind::kLoad, -1, {}, 0, strict ? 1 : 0));
+  RETURN_IF_ERROR(AwaitResult(OpKind::kLoad));
+  RETURN_IF_ERROR(ResultStatus());
+  return LoadText(page()->text, kMaxTextBytes);
+}
+
 absl::Status Session::Save(const std::string& path) {
-  if (path.size() >= kMaxTextBytes)
-    return absl::InvalidArgumentError(absl::StrCat("path of ", path.size(), " bytes"));
-  StoreText(path, page()->text, kMaxTextBytes);
+  RETURN_IF_ERROR(StorePath(path, page()));
   RETURN_IF_ERROR(Submit(OpKind::kSave, -1));
   RETURN_IF_ERROR(AwaitResult(OpKind::kSave));
   return ResultStatus();

@@ -27,8 +27,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "base/unique_fd.h"
 #include "client/cpp/comm_hook.h"
 #include "client/cpp/session_options.h"
@@ -158,6 +156,7 @@ class Session {
   absl::Status DropGradients();
   // Writes the consolidated model; collective. `path` is on a file system that all workers share.
   absl::Status Save(const std::string& path);
+  absl::StatusOr<std::string> Load(const std::string& path, bool strict);  // See load_model.h.
 
   // Ends the epoch since this rank cannot do its part: undoes the step everywhere and gives every
   // other rank this error, with "rank R: " before its message. Codes that mean something else to
@@ -190,6 +189,7 @@ class Session {
   // Runs it; tells the other ranks of an error that they do not have. Not Aborted then.
   absl::Status RunBody(const std::function<absl::Status()>& step_body);
   absl::Status CheckUnit(int unit) const;
+  absl::Status CloseFullWindows();
   absl::Status Submit(OpKind kind, int unit, const StepOptions& step = StepOptions(),
                       int status_code = 0, uint32_t precision = 0);
   // `what` is only called for the text of an error.

@@ -49,14 +49,19 @@ absl::Status Session::ReadParameters(int unit, const Reader& read) {
   return absl::OkStatus();
 }
 
-absl::Status Session::WriteParameters(const std::vector<int>& units, const Filler& fill) {
-  if (!initialized())
-    return absl::FailedPreconditionError(
-        absl::StrCat("job '", options_.job_id, "' has no initial values yet"));
+absl::Status Session::CloseFullWindows() {
   for (int unit = 0; unit < num_units(); ++unit) {
     if (windows_[unit] != Window::kClosed && precisions_[unit] == Precision::kFull)
       RETURN_IF_ERROR(Reshard(unit));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Session::WriteParameters(const std::vector<int>& units, const Filler& fill) {
+  if (!initialized())
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", options_.job_id, "' has no initial values yet"));
+  RETURN_IF_ERROR(CloseFullWindows());
   for (const int unit : units) RETURN_IF_ERROR(StageValues(OpKind::kWrite, unit, fill));
   RETURN_IF_ERROR(Submit(OpKind::kFinishWrite, -1));
   RETURN_IF_ERROR(AwaitResult(OpKind::kFinishWrite));

@@ -155,7 +155,8 @@ class Walk {
   }
 
   void AddBuffers(int unit, const torch::nn::Module& module) {
-    const UnitPrecision& of_unit = unit == kNoUnit ? precision_ : of_units_[unit];
+    const UnitPrecision& of_model = precision_;
+    const UnitPrecision& of_unit = unit == kNoUnit ? of_model : of_units_[unit];
     const std::optional<DType> dtype = of_unit.buffer_dtype;
     if (!dtype.has_value()) return;
     for (const torch::Tensor& buffer : module.buffers(/*recurse=*/false)) {

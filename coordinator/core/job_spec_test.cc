@@ -59,9 +59,9 @@ TEST(JobSpecTest, BadModelsAreRefusedByName) {
   twice.units[1].parameters[0].name = "root.w";
   EXPECT_THAT(MakeJobSpec(twice, Config(), 0), StatusIs(kInvalid, HasSubstr("root.w")));
 
-  ModelSpec doubles = TwoUnits();
-  for (TensorSpec& parameter : doubles.units[1].parameters) parameter.dtype = DType::kFp64;
-  EXPECT_THAT(MakeJobSpec(doubles, Config(), 0), StatusIs(kInvalid, HasSubstr("block.a")));
+  ModelSpec halves = TwoUnits();
+  for (TensorSpec& parameter : halves.units[1].parameters) parameter.dtype = DType::kBf16;
+  EXPECT_THAT(MakeJobSpec(halves, Config(), 0), StatusIs(kInvalid, HasSubstr("block.a")));
 
   ModelSpec overflow = TwoUnits();
   overflow.units[1].parameters[0].shape = {int64_t{1} << 40, int64_t{1} << 40};

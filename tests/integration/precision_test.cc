@@ -331,7 +331,8 @@ TEST_F(PrecisionTest, UseInAnotherPrecisionThanTheWindowsNamesTheParameter) {
   ASSERT_OK_AND_ASSIGN(auto session, Session::Open(OptionsFor(0, ToyModel(2), config)));
   ASSERT_OK(testing_support::InitializeToy(session.get()));
   ASSERT_OK(session->Unshard(1));
-  EXPECT_EXIT({ exit(*session->full_parameter(1, 1) > std::byte{0}); }, testing::KilledBySignal(SIGSEGV),
+  EXPECT_EXIT({ exit(*session->full_parameter(1, 1) > std::byte{0}); },
+              testing::KilledBySignal(SIGSEGV),
               "parameter 'unit1.bias' of unit 'unit1' was used while the unit is sharded");
 }
 

@@ -197,6 +197,8 @@ absl::Status RankEngine::Execute(const Op& op) {
       return absl::OkStatus();
     case OpKind::kSave:
       return Save();
+    case OpKind::kLoad:
+      return Load(op.strict != 0);
     case OpKind::kFail:
       trainer_failed_ = true;
       return TrainersError(op, *control);

@@ -24,12 +24,14 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/ids.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
+#include "layout/values.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/host/kernels.h"
 #include "worker/device/stream.h"
@@ -85,6 +87,12 @@ class RankEngine {
     std::function<absl::Status(const std::string& path, const std::byte* shard,
                                absl::Status* outcome)>
         save;
+    // Reads the rank's part of a model file into what `into` gives for a segment; `report` says
+    // what was missing and unexpected. Otherwise as `save`.
+    std::function<absl::Status(const std::string& path, bool strict,
+                               absl::FunctionRef<Values(const ShardSegment&)> into,
+                               std::string* report, absl::Status* outcome)>
+        load;
   };
   explicit RankEngine(Options options);
 
@@ -166,6 +174,8 @@ class RankEngine {
   absl::Status Write(int unit);
   absl::Status WriteGradient(int unit);
   absl::Status FinishWrite(OpKind kind);
+  // What is staged of all units becomes a version of the state; `written`: by unit, what is new.
+  absl::Status CommitStaged(OpKind kind, int64_t number, const std::vector<bool>& written);
   // A step or a write is whole: goes on from `next`.
   void CommitStep(int64_t next);
   void CommitWrite(int64_t next);
@@ -174,6 +184,7 @@ class RankEngine {
   // The trainer may use the unit's gradient slot again.
   void ReleaseSlot(int unit);
   absl::Status Save();
+  absl::Status Load(bool strict);
   // Synchronises the stream; the first error of its work.
   absl::Status AwaitReductions();
   absl::Status AwaitPeersAt(int64_t step);

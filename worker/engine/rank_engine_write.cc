@@ -151,9 +151,47 @@ absl::Status RankEngine::FinishWrite(OpKind kind) {
   for (size_t unit = 0; unit < staged_.size(); ++unit) {
     if (!staged_[unit]) optimizer_.Stage(unit, nullptr, next);
   }
-  const WriteVote vote = {next, HashUnits(staged_)};
   std::vector<bool> written(staged_.size(), false);
   written.swap(staged_);
+  return CommitStaged(kind, number, written);
+}
+
+absl::Status RankEngine::Load(bool strict) {
+  const bool first = options_.control->initialized.load() == 0;
+  const int64_t number =
+      options_.recorder->Enqueued(OrderStep(), order_.sequence(), OpKind::kLoad, -1, 0);
+  RETURN_IF_ERROR(AwaitReductions());
+  RETURN_IF_ERROR(Ordered(OpKind::kLoad, -1, strict ? 1 : 0, DType::kFp32));
+  options_.recorder->Started(number);
+  for (std::vector<int64_t>& updates : early_updates_) updates.clear();
+  const std::string path = LoadText(options_.control->text, kMaxTextBytes);
+  const int64_t version = first ? 0 : step_ + 1;
+  if (first) optimizer_.BeginInitial();
+  for (size_t unit = 0; unit < staged_.size() && !first; ++unit)
+    optimizer_.Stage(unit, nullptr, version);
+  const auto into = [&](const ShardSegment& segment) {
+    return optimizer_.Staged(segment, version);
+  };
+  std::string report;
+  absl::Status outcome;
+  RETURN_IF_ERROR(options_.load(path, strict || first, into, &report, &outcome));
+  RETURN_IF_ERROR(Interruption());
+  StoreText(report, options_.control->text, kMaxTextBytes);
+  if (outcome.ok() && !first)
+    return CommitStaged(OpKind::kLoad, number, std::vector<bool>(staged_.size(), true));
+  options_.recorder->Done(number);
+  if (outcome.ok()) {
+    optimizer_.PublishInitial();
+    return FinishInitialize();
+  }
+  PublishResult(outcome, 0);
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number,
+                                      const std::vector<bool>& written) {
+  const int64_t next = step_ + 1;
+  const WriteVote vote = {next, HashUnits(written)};
   std::vector<WriteVote> votes(options_.config->world_size);
   RETURN_IF_ERROR(FaultPoint("write.before-vote"));
   RETURN_IF_ERROR(options_.communicator->AllGather(&vote, votes.data(), sizeof(vote)));

@@ -163,6 +163,23 @@ void ShardedOptimizer::Stage(int unit, const std::byte* unsharded, int64_t step)
   }
 }
 
+Values ShardedOptimizer::Staged(const ShardSegment& segment, int64_t step) {
+  return {State(StateArray::kParameter, step % 2, segment), segment.numel, segment.dtype};
+}
+
+void ShardedOptimizer::BeginInitial() {
+  for (const ShardSegment& segment : segments_) {
+    for (const StateArray array :
+         {StateArray::kParameter, StateArray::kFirstMoment, StateArray::kSecondMoment})
+      memset(State(array, 0, segment), 0, SizeBytesOf(segment));
+  }
+}
+
+void ShardedOptimizer::PublishInitial() {
+  for (const ShardSegment& segment : segments_)
+    PublishValues(segment, State(StateArray::kParameter, 0, segment));
+}
+
 void ShardedOptimizer::ApplyStaged(int64_t step) {
   for (const ShardSegment& segment : segments_) {
     CarryMomentsOver(segment, step);

@@ -16,6 +16,7 @@
 
 #include "base/ids.h"
 #include "layout/model_layout.h"
+#include "layout/values.h"
 #include "worker/device/host/kernels.h"
 #include "worker/memory/job_memory.h"
 
@@ -72,6 +73,12 @@ class ShardedOptimizer {
   // Puts the rank's part of `unsharded` (a unit's flat parameter in the full dtype) into the
   // parameters of version step % 2, where nobody looks yet; null: what the version before has.
   void Stage(int unit, const std::byte* unsharded, int64_t step);
+  // Where the segment's parameters of version step % 2 are.
+  Values Staged(const ShardSegment& segment, int64_t step);
+  // Begins initial values that Staged(segment, 0) takes: all of the rank's state becomes 0. Then
+  // publishes them.
+  void BeginInitial();
+  void PublishInitial();
   // Makes version step % 2 whole, of which all units are staged, and publishes. Moments are carried
   // over. Deterministic, as Apply.
   void ApplyStaged(int64_t step);

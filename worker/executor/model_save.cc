@@ -5,34 +5,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "worker/memory/control_page.h"
+#include "worker/executor/agreement.h"
 #include "worker/storage/model_file.h"
 
 namespace tessera {
 namespace {
-
-// A rank's outcome as bytes that ranks exchange.
-struct Outcome {
-  int32_t code = 0;
-  char message[512] = {};
-};
-
-// Makes `status` the same on every rank: OK if all are, else the lowest failing rank's.
-absl::Status AgreeOn(absl::Status* status, Communicator* communicator) {
-  Outcome outcome;
-  outcome.code = status->raw_code();
-  StoreText(status->message(), outcome.message, sizeof(outcome.message));
-  std::vector<Outcome> all(communicator->size());
-  RETURN_IF_ERROR(communicator->AllGather(&outcome, all.data(), sizeof(Outcome)));
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].code == 0) continue;
-    *status = absl::Status(static_cast<absl::StatusCode>(all[rank].code),
-                           absl::StrCat("save on rank ", rank, ": ",
-                                        LoadText(all[rank].message, sizeof(all[rank].message))));
-    return absl::OkStatus();
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<SafetensorsHeader> HeaderOf(const ModelLayout& layout) {
   std::vector<TensorSpec> tensors;
@@ -69,13 +46,13 @@ absl::Status WriteAndPublish(const std::string& path, const ModelLayout& layout,
   *outcome = header.status();
   if (outcome->ok() && leads) *outcome = ModelFile::Create(path, *header);
   if (outcome->ok() && leads) *outcome = FaultPoint("save.created");
-  RETURN_IF_ERROR(AgreeOn(outcome, communicator));
+  RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   *outcome = WriteOwn(path, *header, layout, segments, shard);
-  RETURN_IF_ERROR(AgreeOn(outcome, communicator));
+  RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   if (leads) *outcome = ModelFile::Publish(path);
-  return AgreeOn(outcome, communicator);
+  return AgreeOn("save", outcome, communicator);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "worker/executor/epoch_meshes.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/executor/keeper_link.h"
+#include "worker/executor/model_load.h"
 #include "worker/executor/model_save.h"
 
 namespace tessera {
@@ -180,6 +181,13 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
         SaveModel(path, memory_.layout, segments, shard, communicator_.get(), outcome);
     if (creates_file) link_.ReportSaving("");
     return status;
+  };
+  options.load = [this](const std::string& path, bool strict,
+                        absl::FunctionRef<Values(const ShardSegment&)> into, std::string* report,
+                        absl::Status* outcome) {
+    return LoadModel(path, strict, memory_.layout,
+                     SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank), into,
+                     communicator_.get(), report, outcome);
   };
   return options;
 }

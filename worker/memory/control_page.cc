@@ -53,6 +53,8 @@ std::string OpName(OpKind kind) {
       return "announce-step";
     case OpKind::kUpdate:
       return "update";
+    case OpKind::kLoad:
+      return "load";
     case OpKind::kFinishTrainersStep:
       return "finish-trainers-step";
   }

@@ -49,6 +49,7 @@ enum class OpKind : uint32_t {
   kUpdate,        // In flight records alone: the executor's update of a unit.
   kFinishTrainersStep,  // As kFinishWrite, of values that the trainers' optimizers made: a step.
   kEndForward,          // A forward ended that no backward follows: the order may be cut here.
+  kLoad,  // Read the parameters from the model file ControlPage::text: as one write, or the first.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.
@@ -67,7 +68,8 @@ struct Op {
   int32_t status_code = 0;      // kFail: what every rank's trainer gets.
   uint32_t full_precision = 0;  // kUnshard: 1: in full, whatever the unit's compute dtype.
   uint32_t slot_dtype = 0;      // kReduce: the DType that the gradient slot is in.
-  uint32_t padding[3] = {};
+  uint32_t strict = 0;          // kLoad: 1: parameters without a tensor, and others, are errors.
+  uint32_t padding[2] = {};
 };
 static_assert(sizeof(Op) == 64, "one operation is one cache line");
 
@@ -85,7 +87,7 @@ struct UnitWords {
   std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 9;
+inline constexpr uint32_t kControlPageVersion = 10;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;
@@ -125,7 +127,9 @@ struct ControlPage {
   int32_t failure_code;
   char failure_message[kMaxErrorBytes];
   OpResult result;
-  char text[kMaxTextBytes];  // Of the operation that is asked for last: a path, a cause.
+  // Of the operation that is asked for last: a path, a cause. Of a load's result: what was missing
+  // and unexpected.
+  char text[kMaxTextBytes];
   // Of the step that is asked for last: hyper-parameters by param group.
   HyperParameters step_groups[kMaxParamGroups];
   alignas(64) Op ring[kRingOps];

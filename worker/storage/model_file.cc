@@ -1,17 +1,15 @@
 #include "worker/storage/model_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "worker/storage/model_reader.h"
 
 namespace tessera {
 namespace {
@@ -30,19 +28,6 @@ absl::Status WriteAll(int fd, const char* data, int64_t size_bytes, int64_t at,
     data += written;
     at += written;
     size_bytes -= written;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadAll(int fd, char* data, int64_t size_bytes, int64_t at, const std::string& path) {
-  while (size_bytes > 0) {
-    const ssize_t got = pread(fd, data, size_bytes, at);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus(errno, absl::StrCat("read ", path));
-    if (got == 0) return absl::DataLossError(absl::StrCat(path, ": shorter than it was"));
-    data += got;
-    at += got;
-    size_bytes -= got;
   }
   return absl::OkStatus();
 }
@@ -116,36 +101,22 @@ absl::Status ModelFile::Publish(const std::string& path) {
 void ModelFile::Discard(const std::string& path) { unlink(PartialPath(path).c_str()); }
 
 absl::StatusOr<std::vector<LoadedTensor>> ReadModelFile(const std::string& path) {
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
-  struct stat info;
-  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
-  std::string prefix(std::min<int64_t>(info.st_size, 8), '\0');
-  RETURN_IF_ERROR(ReadAll(fd.get(), prefix.data(), prefix.size(), 0, path));
-  uint64_t header_bytes = 0;
-  memcpy(&header_bytes, prefix.data(), prefix.size());
-  header_bytes = std::min<uint64_t>(
-      {header_bytes, kMaxHeaderBytes, static_cast<uint64_t>(info.st_size) - prefix.size()});
-  prefix.resize(prefix.size() + header_bytes);
-  RETURN_IF_ERROR(ReadAll(fd.get(), prefix.data() + 8, header_bytes, 8, path));
-  absl::StatusOr<SafetensorsHeader> header = DecodeHeader(prefix, info.st_size);
-  if (!header.ok()) return Annotate(header.status(), path);
+  ASSIGN_OR_RETURN(const ModelReader file, ModelReader::Open(path));
   std::vector<LoadedTensor> tensors;
-  for (const auto& [name, stored] : header->tensors) {
+  for (const auto& [name, stored] : file.header().tensors) {
     if (stored.dtype != DType::kFp32 && stored.dtype != DType::kFp64) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": tensor '", name, "' is neither F32 nor F64"));
     }
     LoadedTensor& tensor = tensors.emplace_back();
     tensor.stored = stored;
-    const int64_t size_bytes = stored.end_bytes - stored.begin_bytes;
     const bool is_fp64 = stored.dtype == DType::kFp64;
-    if (is_fp64) tensor.values64.resize(size_bytes / 8);
-    if (!is_fp64) tensor.values.resize(size_bytes / 4);
-    char* into = is_fp64 ? reinterpret_cast<char*>(tensor.values64.data())
-                         : reinterpret_cast<char*>(tensor.values.data());
-    RETURN_IF_ERROR(
-        ReadAll(fd.get(), into, size_bytes, header->data_offset_bytes + stored.begin_bytes, path));
+    const int64_t numel = (stored.end_bytes - stored.begin_bytes) / SizeBytes(stored.dtype);
+    tensor.values.resize(is_fp64 ? 0 : numel);
+    tensor.values64.resize(is_fp64 ? numel : 0);
+    const Values into =
+        is_fp64 ? Values(absl::MakeSpan(tensor.values64)) : Values(absl::MakeSpan(tensor.values));
+    RETURN_IF_ERROR(file.ReadSlice(name, 0, into));
   }
   return tensors;
 }

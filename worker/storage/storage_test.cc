@@ -1,4 +1,6 @@
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -10,6 +12,7 @@
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "worker/storage/model_file.h"
+#include "worker/storage/model_reader.h"
 #include "worker/storage/safetensors_header.h"
 
 namespace tessera {
@@ -133,6 +136,47 @@ TEST(ModelFileTest, SliceOutsideItsTensorIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w'")));
   EXPECT_THAT(file.WriteSlice("v", 0, values),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("'v'")));
+}
+
+TEST(ModelReaderTest, SlicesAreWidenedAndRounded) {
+  const std::string path = TempFolder() + "/model.safetensors";
+  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header,
+                       PlaceTensors({{"w", {70000}, DType::kFp64}, {"n", {2}, DType::kInt64}}, {}));
+  ASSERT_OK(ModelFile::Create(path, header));
+  ASSERT_OK_AND_ASSIGN(ModelFile file, ModelFile::Open(path, header));
+  std::vector<double> values(70000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = 1.0 / static_cast<double>(i + 1);
+  ASSERT_OK(file.WriteSlice("w", 0, values));
+  ASSERT_OK(ModelFile::Publish(path));
+  ASSERT_OK_AND_ASSIGN(const ModelReader reader, ModelReader::Open(path));
+  std::vector<float> rounded(69000);
+  ASSERT_OK(reader.ReadSlice("w", 1000, absl::MakeSpan(rounded)));
+  for (size_t i = 0; i < rounded.size(); ++i)
+    ASSERT_EQ(rounded[i], static_cast<float>(values[i + 1000])) << i;
+  std::vector<double> exact(3);
+  ASSERT_OK(reader.ReadSlice("w", 69997, absl::MakeSpan(exact)));
+  EXPECT_EQ(exact, std::vector<double>(values.end() - 3, values.end()));
+  EXPECT_THAT(reader.ReadSlice("w", 69998, absl::MakeSpan(exact)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w'")));
+  EXPECT_THAT(reader.ReadSlice("w", -1, absl::MakeSpan(exact)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w'")));
+  EXPECT_THAT(reader.ReadSlice("n", 0, absl::MakeSpan(exact)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("int64")));
+  EXPECT_THAT(reader.ReadSlice("v", 0, absl::MakeSpan(exact)),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("'v'")));
+}
+
+TEST(ModelReaderTest, AnotherFileAndAnotherStateOfOneHaveAnotherIdentity) {
+  const std::string path = TempFolder() + "/model.safetensors";
+  const auto identity = [&] { return ModelReader::Open(path)->identity(); };
+  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header, PlaceTensors(SomeTensors(), {}));
+  ASSERT_OK(ModelFile::Create(path, header));
+  ASSERT_OK(ModelFile::Publish(path));
+  const uint64_t first = identity();
+  EXPECT_EQ(identity(), first);
+  const timespec times[2] = {{1, 0}, {1, 0}};
+  ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  EXPECT_NE(identity(), first);
 }
 
 TEST(ModelFileTest, MissingFolderAndRelativePathAreNamed) {

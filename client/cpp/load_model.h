@@ -1,0 +1,42 @@
+// Parameters from a model file: what a job begins with, or goes on with.
+//
+//   ASSIGN_OR_RETURN(LoadReport report, LoadModel(session, "/models/model.safetensors"));
+//
+// The file is a safetensors file that all workers see, from Session::Save or anybody: whole
+// parameters by name, so world size, strategy and units may be others than those that wrote it.
+// Each rank's executor reads the bytes of its own shards alone and rounds or widens them to full
+// precision. Collective; on all ranks or on none, as Session::WriteParameters: moments, step
+// numbers and reduced gradients stay. In a job without initial values it gives them, and is strict.
+#ifndef TESSERA_CLIENT_CPP_LOAD_MODEL_H_
+#define TESSERA_CLIENT_CPP_LOAD_MODEL_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cpp/session.h"
+
+namespace tessera {
+
+struct LoadOptions {
+  // Parameters that the file lacks, and tensors that the model lacks, are an error. Otherwise the
+  // former stay as they are, and the latter are not read.
+  bool strict = true;
+};
+
+struct LoadReport {
+  std::vector<std::string> missing, unexpected;  // Names; there may be more.
+  bool cut_short = false;                        // There are more.
+};
+
+// Errors: InvalidArgument     no safetensors file, or one that does not fit: naming the tensor
+//         NotFound, PermissionDenied, DataLoss  the file, as some rank sees it
+//         FailedPrecondition  the ranks see different files, or it changed meanwhile; within a
+//                             gradient that is not reduced
+//         Aborted             as Session::WriteParameters.
+absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
+                                     const LoadOptions& options = {});
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_CPP_LOAD_MODEL_H_

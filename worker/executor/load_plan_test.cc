@@ -1,0 +1,85 @@
+#include "worker/executor/load_plan.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+ModelLayout Layout() {
+  ModelSpec model;
+  model.units.push_back({"root",
+                         {{"a", {2, 3}, DType::kFp32},
+                          {"b", {5}, DType::kFp32},
+                          {"tied", {2, 3}, DType::kFp32, true, "a"}}});
+  model.units.push_back({"block", {{"c", {}, DType::kFp64}}});
+  return *ModelLayout::Create(model, LayoutOptions(), 2);
+}
+
+SafetensorsHeader HeaderOf(const std::vector<TensorSpec>& tensors) {
+  return *PlaceTensors(tensors, {});
+}
+
+TEST(LoadPlanTest, EachParameterTakesTheTensorOfItsName) {
+  ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(HeaderOf({{"c", {}, DType::kBf16},
+                                                               {"b", {5}, DType::kFp64},
+                                                               {"a", {2, 3}, DType::kFp32}}),
+                                                     Layout(), /*strict=*/true));
+  EXPECT_THAT(plan.tensors, ElementsAre(ElementsAre("a", "b"), ElementsAre("c")));
+  EXPECT_EQ(plan.Report(), "");
+}
+
+TEST(LoadPlanTest, TiedWeightsMayBeWrittenUnderEitherNameOrBoth) {
+  const TensorSpec a = {"a", {2, 3}, DType::kFp32}, tied = {"tied", {2, 3}, DType::kFp32};
+  const TensorSpec b = {"b", {5}, DType::kFp32}, c = {"c", {}, DType::kFp64};
+  ASSERT_OK_AND_ASSIGN(const LoadPlan both, PlanLoad(HeaderOf({a, b, c, tied}), Layout(), true));
+  EXPECT_EQ(both.tensors[0][0], "a");
+  ASSERT_OK_AND_ASSIGN(const LoadPlan other, PlanLoad(HeaderOf({b, c, tied}), Layout(), true));
+  EXPECT_EQ(other.tensors[0][0], "tied");
+}
+
+TEST(LoadPlanTest, WhatIsMissingAndUnexpectedIsAnErrorOrReported) {
+  const SafetensorsHeader header =
+      HeaderOf({{"a", {2, 3}, DType::kFp32}, {"d", {7}, DType::kFp32}, {"n", {1}, DType::kInt64}});
+  EXPECT_THAT(
+      PlanLoad(header, Layout(), true),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("it lacks 'b', 'c'"), HasSubstr("the model lacks 'd', 'n'"))));
+  ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(header, Layout(), false));
+  EXPECT_EQ(plan.Report(), "missing b\nmissing c\nunexpected d\nunexpected n\n");
+  EXPECT_THAT(plan.tensors[1], ElementsAre(IsEmpty()));
+}
+
+TEST(LoadPlanTest, ManyNamesAreCutShortInTheErrorOnly) {
+  std::vector<TensorSpec> tensors = {{"a", {2, 3}}, {"b", {5}}, {"c", {}}};
+  for (int i = 10; i < 40; ++i) tensors.push_back({absl::StrCat("x", i), {1}});
+  EXPECT_THAT(PlanLoad(HeaderOf(tensors), Layout(), true),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("'x21' and 18 more"), Not(HasSubstr("x22")))));
+  ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(HeaderOf(tensors), Layout(), false));
+  EXPECT_EQ(plan.unexpected.size(), 30);
+}
+
+TEST(LoadPlanTest, AnotherShapeAndIntegersAreRefusedWhetherStrictOrNot) {
+  for (const bool strict : {true, false}) {
+    EXPECT_THAT(PlanLoad(HeaderOf({{"a", {3, 2}, DType::kFp32}}), Layout(), strict),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("tensor 'a' is [3, 2], parameter 'a' is [2, 3]")));
+    EXPECT_THAT(PlanLoad(HeaderOf({{"b", {5}, DType::kInt32}}), Layout(), strict),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("tensor 'b' is int32, parameter 'b' is fp32")));
+    EXPECT_THAT(PlanLoad(HeaderOf({{"tied", {6}, DType::kFp32}}), Layout(), strict),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tensor 'tied' is [6]")));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

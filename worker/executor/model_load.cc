@@ -1,0 +1,77 @@
+#include "worker/executor/model_load.h"
+
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "worker/executor/agreement.h"
+#include "worker/executor/load_plan.h"
+#include "worker/storage/model_reader.h"
+
+namespace tessera {
+namespace {
+
+// A file, and what of it goes where.
+struct Source {
+  ModelReader file;
+  LoadPlan plan;
+};
+
+absl::StatusOr<Source> OpenSource(const std::string& path, bool strict, const ModelLayout& layout) {
+  if (path.empty() || path[0] != '/') {
+    return absl::InvalidArgumentError(
+        absl::StrCat("model file '", path, "' is no absolute file path"));
+  }
+  ASSIGN_OR_RETURN(ModelReader file, ModelReader::Open(path));
+  absl::StatusOr<LoadPlan> plan = PlanLoad(file.header(), layout, strict);
+  if (!plan.ok()) return Annotate(plan.status(), path);
+  return Source{std::move(file), *std::move(plan)};
+}
+
+// Whether all ranks have the same file open.
+absl::Status CompareFiles(const std::string& path, uint64_t identity, Communicator* communicator,
+                          absl::Status* outcome) {
+  std::vector<uint64_t> all(communicator->size());
+  RETURN_IF_ERROR(communicator->AllGather(&identity, all.data(), sizeof(identity)));
+  for (size_t rank = 1; rank < all.size() && outcome->ok(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    *outcome = absl::FailedPreconditionError(absl::StrCat(
+        "load: ranks 0 and ", rank, " see different files at ", path, ", or it changed meanwhile"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segments,
+                     absl::FunctionRef<Values(const ShardSegment&)> into) {
+  for (const ShardSegment& segment : segments) {
+    const std::string& tensor = source.plan.tensors[segment.unit][segment.parameter];
+    if (tensor.empty()) continue;
+    RETURN_IF_ERROR(FaultPoint("load.read"));
+    RETURN_IF_ERROR(source.file.ReadSlice(tensor, segment.parameter_begin_elements, into(segment)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status LoadModel(const std::string& path, bool strict, const ModelLayout& layout,
+                       const std::vector<ShardSegment>& segments,
+                       absl::FunctionRef<Values(const ShardSegment&)> into,
+                       Communicator* communicator, std::string* report, absl::Status* outcome) {
+  absl::StatusOr<Source> source = OpenSource(path, strict, layout);
+  *outcome = source.status();
+  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
+  if (!outcome->ok()) return absl::OkStatus();
+  RETURN_IF_ERROR(CompareFiles(path, source->file.identity(), communicator, outcome));
+  if (!outcome->ok()) return absl::OkStatus();
+  *report = source->plan.Report();
+  *outcome = ReadOwn(*source, segments, into);
+  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
+  if (!outcome->ok()) return absl::OkStatus();
+  // Nobody may have written to it while it was read.
+  const absl::StatusOr<ModelReader> again = ModelReader::Open(path);
+  return CompareFiles(path, again.ok() ? again->identity() : 0, communicator, outcome);
+}
+
+}  // namespace tessera

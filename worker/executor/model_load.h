@@ -1,0 +1,30 @@
+// All ranks of a group read a model file, each the elements that it holds.
+// Collective: every rank calls it at the same point of its order. Thread-compatible.
+#ifndef TESSERA_WORKER_EXECUTOR_MODEL_LOAD_H_
+#define TESSERA_WORKER_EXECUTOR_MODEL_LOAD_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "layout/model_layout.h"
+#include "layout/values.h"
+#include "worker/comm/communicator.h"
+#include "worker/engine/sharded_optimizer.h"
+
+namespace tessera {
+
+// Reads into `into(segment)` what the file has for each of the rank's segments, and says in
+// `report` what is missing and unexpected (LoadPlan::Report). `outcome` becomes the same on every
+// rank: OK once all ranks have read, from one file that nobody changed meanwhile, else the first
+// failing rank's error with its number.
+// Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
+absl::Status LoadModel(const std::string& path, bool strict, const ModelLayout& layout,
+                       const std::vector<ShardSegment>& segments,
+                       absl::FunctionRef<Values(const ShardSegment&)> into,
+                       Communicator* communicator, std::string* report, absl::Status* outcome);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_MODEL_LOAD_H_
