@@ -240,23 +240,4 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
   return units;
 }
 
-std::vector<int> UnitsBelow(const ModuleUnits& units, const torch::nn::Module& module,
-                            bool recurse) {
-  std::vector<int> found;
-  const auto add = [&](const std::vector<int>& more) {
-    for (const int unit : more) {
-      if (std::find(found.begin(), found.end(), unit) == found.end()) found.push_back(unit);
-    }
-  };
-  const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
-  for (size_t unit = 0; unit < units.modules.size(); ++unit) {
-    const auto& modules = units.modules[unit];
-    if (std::find(modules.begin(), modules.end(), sharded) != modules.end())
-      add({static_cast<int>(unit)});
-  }
-  if (!recurse) return found;
-  for (const auto& child : module.children()) add(UnitsBelow(units, *child, recurse));
-  return found;
-}
-
 }  // namespace tessera

@@ -67,10 +67,6 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
                                       const IgnoredStates& ignored = {},
                                       const MixedPrecision& precision = {});
 
-// The units of which a module is `module` or, with `recurse`, below it. None is no error.
-std::vector<int> UnitsBelow(const ModuleUnits& units, const torch::nn::Module& module,
-                            bool recurse);
-
 }  // namespace tessera
 
 #endif  // TESSERA_CLIENT_TORCH_MODULE_UNITS_H_

@@ -9,6 +9,7 @@
 #include "client/torch/module_units.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/replaced_parameters.h"
+#include "client/torch/unit_lookup.h"
 #include "client/torch/unit_windows.h"
 
 namespace tessera {
@@ -48,13 +49,14 @@ class ShardedModelImpl : public ShardedModel {
   absl::Status SetBackwardPrefetch(const torch::nn::Module& module, const Modules& ahead) override;
   absl::Status SetRequiresGradientSync(bool sync, const torch::nn::Module& module,
                                        bool recurse) override;
+  absl::Status SetReshardAfterForward(bool reshard, const torch::nn::Module& module,
+                                      bool recurse) override;
   std::vector<bool> ExchangeSync(std::vector<bool> sync) override {
-    sync.resize(units_.modules.size(), false);
-    return std::exchange(windows_->sync(), std::move(sync));
+    return windows_->rules().ExchangeSync(std::move(sync));
   }
   using ShardedModel::RegisterCommHook;
   absl::Status RegisterCommHook(const torch::nn::Module& module, CommHook hook) override {
-    ASSIGN_OR_RETURN(const int unit, UnitOf(module));
+    ASSIGN_OR_RETURN(const int unit, UnitOf(units_, module));
     return session_->RegisterCommHook(unit, std::move(hook));
   }
   bool UseOriginalBuffers(bool original) override {
@@ -70,8 +72,6 @@ class ShardedModelImpl : public ShardedModel {
   absl::Status WriteBack(FullParameters* full);
   // For Sharded<M>::apply.
   absl::Status SummonModule(const torch::nn::Module& module, const std::function<void()>& body);
-  absl::StatusOr<int> UnitOf(const torch::nn::Module& module) const;
-  absl::StatusOr<std::vector<int>> UnitsOf(const Modules& modules) const;
 
   const AttachOptions attach_;
   const std::shared_ptr<torch::nn::Module> root_;
@@ -97,46 +97,32 @@ absl::Status ShardedModelImpl::Open() {
 
 absl::Status ShardedModelImpl::SetForwardPrefetch(const torch::nn::Module& module,
                                                   const Modules& ahead) {
-  ASSIGN_OR_RETURN(const int unit, UnitOf(module));
-  ASSIGN_OR_RETURN(std::vector<int> units, UnitsOf(ahead));
+  ASSIGN_OR_RETURN(const int unit, UnitOf(units_, module));
+  ASSIGN_OR_RETURN(std::vector<int> units, UnitsOf(units_, ahead));
   windows_->prefetch().SetForward(unit, std::move(units));
   return absl::OkStatus();
 }
 
 absl::Status ShardedModelImpl::SetBackwardPrefetch(const torch::nn::Module& module,
                                                    const Modules& ahead) {
-  ASSIGN_OR_RETURN(const int unit, UnitOf(module));
-  ASSIGN_OR_RETURN(std::vector<int> units, UnitsOf(ahead));
+  ASSIGN_OR_RETURN(const int unit, UnitOf(units_, module));
+  ASSIGN_OR_RETURN(std::vector<int> units, UnitsOf(units_, ahead));
   windows_->prefetch().SetBackward(unit, std::move(units));
   return absl::OkStatus();
 }
 
 absl::Status ShardedModelImpl::SetRequiresGradientSync(bool sync, const torch::nn::Module& module,
                                                        bool recurse) {
-  const std::vector<int> units = UnitsBelow(units_, module, recurse);
-  if (units.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("no unit of this model ",
-                                                   recurse ? "is at or below" : "is", " module '",
-                                                   module.name(), "'"));
-  }
-  for (const int unit : units) windows_->sync()[unit] = sync;
+  ASSIGN_OR_RETURN(const std::vector<int> units, SomeUnitsBelow(units_, module, recurse));
+  for (const int unit : units) windows_->rules().SetSync(unit, sync);
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> ShardedModelImpl::UnitOf(const torch::nn::Module& module) const {
-  const std::vector<int> units = UnitsBelow(units_, module, /*recurse=*/false);
-  if (!units.empty()) return units[0];
-  return absl::InvalidArgumentError(
-      absl::StrCat("module '", module.name(), "' is no unit of this model"));
-}
-
-absl::StatusOr<std::vector<int>> ShardedModelImpl::UnitsOf(const Modules& modules) const {
-  std::vector<int> units;
-  for (const torch::nn::Module* module : modules) {
-    if (module == nullptr) return absl::InvalidArgumentError("a module of the list is null");
-    ASSIGN_OR_RETURN(units.emplace_back(), UnitOf(*module));
-  }
-  return units;
+absl::Status ShardedModelImpl::SetReshardAfterForward(bool reshard, const torch::nn::Module& module,
+                                                      bool recurse) {
+  ASSIGN_OR_RETURN(const std::vector<int> units, SomeUnitsBelow(units_, module, recurse));
+  for (const int unit : units) windows_->rules().SetReshardAfterForward(unit, reshard);
+  return absl::OkStatus();
 }
 
 absl::Status ShardedModelImpl::PrepareStep() {

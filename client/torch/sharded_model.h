@@ -113,6 +113,16 @@ class ShardedModel {
   virtual absl::Status SetRequiresGradientSync(bool sync, const torch::nn::Module& module,
                                                bool recurse = true) = 0;
 
+  // Whether the units at and below `module` (`module` alone without `recurse`) are resharded after
+  // forward, from the next one on, whatever their strategy says; the root too, which stays else.
+  // NO_SHARD units stay whole. A unit that is resharded is asked for again in backward; one that is
+  // kept is not. Slices of other hosts leave the memory with a window, and travel again for the
+  // next, only of FULL_SHARD units, so a job that wants the choice has that strategy. All ranks say
+  // the same, not during forward or backward: it changes the order of execution.
+  // Errors: InvalidArgument  there is no such unit.
+  virtual absl::Status SetReshardAfterForward(bool reshard, const torch::nn::Module& module,
+                                              bool recurse = true) = 0;
+
   // While one lives, no unit's gradients are reduced. Then it is as it was before.
   class NoSync {
    public:

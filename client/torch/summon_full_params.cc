@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "client/torch/precision_rules.h"
+#include "client/torch/unit_lookup.h"
 
 namespace tessera {
 namespace {}  // namespace

@@ -47,7 +47,7 @@ UnitWindows::UnitWindows(Session* session, ModuleUnits* units, const torch::nn::
       precisions_(session, units, full_precision_in_eval),
       prefetch_(session->config().backward_prefetch, session->config().forward_prefetch,
                 static_cast<int>(units->modules.size())),
-      sync_(units->modules.size(), true),
+      rules_(session->layout().units, units->root_unit()),
       accumulators_(units->modules.size()),
       backward_(units->modules.size()) {
   for (size_t unit = 0; unit < units_->modules.size(); ++unit) {
@@ -159,9 +159,9 @@ void UnitWindows::PostForward(int unit, int member) {
     if (!forwards_[unit].End(member)) return;
     prefetch_.PostForward(unit);
   }
-  // The root is needed first in backward, so it stays; so do all units of the other strategies.
-  if (unit == units_->root_unit()) return EndRootForward();
-  if (ReshardsAfterForward(StrategyOf(unit))) ThrowIfError(session_->Reshard(unit));
+  if (unit == units_->root_unit()) EndRootForward();
+  if (unit == ShardedBase::kRootWithoutUnit || !rules_.ReshardsAfterForward(unit)) return;
+  ThrowIfError(session_->Reshard(unit));
 }
 
 void UnitWindows::AskFor(const std::vector<int>& units, bool for_forward) {
@@ -214,7 +214,7 @@ void UnitWindows::OnUnitGradient(int unit) {
   backward_[unit].gradients_done = true;
   MaybeReshard(unit);
   AskFor(prefetch_.PostBackward(unit), /*for_forward=*/false);
-  if (sync_[unit] && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
+  if (rules_.Syncs(unit) && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
 }
 
 void UnitWindows::MaybeReshard(int unit) {
@@ -223,13 +223,8 @@ void UnitWindows::MaybeReshard(int unit) {
   if (!in_backward_ || !state.gradients_done || state.inputs_left > 0 ||
       unit == units_->root_unit())
     return;
-  if (ReshardsInBackward(unit) && !session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
-}
-
-// Where gradients only accumulate, the next forward needs the same parameters.
-bool UnitWindows::ReshardsInBackward(int unit) const {
-  const Strategy strategy = StrategyOf(unit);
-  return ReshardsAfterForward(strategy) || (ReshardsAfterBackward(strategy) && sync_[unit]);
+  if (rules_.ReshardsAfterBackward(unit) && !session_->closed(unit))
+    ThrowIfError(session_->Reshard(unit));
 }
 
 void UnitWindows::EndOfBackward() {
@@ -238,9 +233,10 @@ void UnitWindows::EndOfBackward() {
   for (ForwardGroup& forward : forwards_) forward.Forget();
   for (int unit = session_->num_units() - 1; unit >= 0; --unit) {
     // Units of which some parameter got no gradient.
-    if (sync_[unit] && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
+    if (rules_.Syncs(unit) && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
     backward_[unit] = {backward_[unit].inputs_left};  // Other forwards may have backwards to come.
-    if (ReshardsInBackward(unit) && !session_->closed(unit)) ThrowIfError(session_->Reshard(unit));
+    if (rules_.ReshardsAfterBackward(unit) && !session_->closed(unit))
+      ThrowIfError(session_->Reshard(unit));
   }
 }
 

@@ -27,6 +27,7 @@
 #include "client/torch/prefetch_plan.h"
 #include "client/torch/sharded.h"
 #include "client/torch/unit_precision.h"
+#include "client/torch/window_rules.h"
 
 namespace tessera {
 
@@ -48,7 +49,7 @@ class UnitWindows : public UnitObserver {
 
   PrefetchPlan& prefetch() { return prefetch_; }
   UnitPrecisions& precisions() { return precisions_; }
-  std::vector<bool>& sync() { return sync_; }  // By unit: whether its gradients are reduced.
+  WindowRules& rules() { return rules_; }
   bool in_forward() const { return forward_depth_ > 0; }
   bool in_backward() const { return in_backward_; }
   // While the user sees whole parameters no forward can be.
@@ -86,7 +87,6 @@ class UnitWindows : public UnitObserver {
     bool gradients_done = false;  // All of its parameters that have some.
   };
 
-  Strategy StrategyOf(int unit) const { return session_->layout().units[unit].strategy; }
   void BeginRootForward();
   void EndRootForward();
   void ForgetForwards();
@@ -100,7 +100,6 @@ class UnitWindows : public UnitObserver {
   void OnParameterGradient(int unit, int parameter);
   void OnUnitGradient(int unit);
   void MaybeReshard(int unit);
-  bool ReshardsInBackward(int unit) const;
   void EndOfBackward();
 
   Session* const session_;
@@ -110,7 +109,7 @@ class UnitWindows : public UnitObserver {
   const Summon summon_;
   UnitPrecisions precisions_;
   PrefetchPlan prefetch_;
-  std::vector<bool> sync_;
+  WindowRules rules_;
   // By unit and parameter; keep the hooks alive.
   std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
   bool in_backward_ = false;

@@ -129,6 +129,55 @@ TEST_F(OperationsTest, UnitsReshardedByHandAfterForwardAreGatheredAgainInBackwar
   }
 }
 
+// F2COMM-7: the mlps and the root by default, the root alone without recursion.
+TEST_F(OperationsTest, ReshardAfterForwardMayBeSetInTheMiddleOfARunAndChangesNoBit) {
+  const struct {
+    Strategy strategy;
+    bool reshard, recurse;
+    int unshards_before, unshards_after;
+  } cases[] = {{Strategy::kFullShard, false, true, 7, 4},
+               {Strategy::kFullShard, false, false, 7, 7},
+               {Strategy::kFullShard, true, false, 7, 8},
+               {Strategy::kShardGradOp, true, true, 4, 8},
+               {Strategy::kShardGradOp, true, false, 4, 5}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(testing::Message()
+                 << Name(c.strategy) << ", set " << c.reshard << ", recursively " << c.recurse);
+    SessionOptions options = Options(kWorldSize);
+    options.config.strategy = c.strategy;
+    std::vector<std::vector<double>> losses(kWorldSize), untouched(kWorldSize);
+    const auto steps =
+        Train(options, 4, [&](MlpStack& model, ShardedModel& sharded, int64_t step, int rank) {
+          if (step == 3) EXPECT_OK(sharded.SetReshardAfterForward(c.reshard, model, c.recurse));
+          const torch::Tensor loss = LossOf(model, step, rank);
+          losses[rank].push_back(loss.item<double>());
+          loss.backward();
+          EXPECT_TRUE(sharded.session().closed(1)) << "after backward";
+        });
+    SessionOptions same = Options(kWorldSize);
+    same.config.strategy = c.strategy;
+    Train(same, 4, [&](MlpStack& model, ShardedModel&, int64_t step, int rank) {
+      const torch::Tensor loss = LossOf(model, step, rank);
+      untouched[rank].push_back(loss.item<double>());
+      loss.backward();
+    });
+    EXPECT_EQ(losses, untouched);
+    for (size_t i = 0; i < steps.size(); ++i) {
+      EXPECT_EQ(Count(steps[i], "unshard"), i < 2 ? c.unshards_before : c.unshards_after)
+          << "step " << i + 1;
+      EXPECT_EQ(Count(steps[i], "reduce"), 4);
+    }
+  }
+}
+
+TEST_F(OperationsTest, ReshardAfterForwardOfAModuleThatIsNoUnitIsRefusedByName) {
+  Train(Options(kWorldSize), 1, [](MlpStack& model, ShardedModel& sharded, int64_t step, int rank) {
+    EXPECT_THAT(sharded.SetReshardAfterForward(false, *model.head),
+                StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("Linear")));
+    LossOf(model, step, rank).backward();
+  });
+}
+
 // F2COMM-11: two forwards, one backward: each unit's gradients come together and travel once.
 TEST_F(OperationsTest, TwoForwardsBeforeABackwardReduceOnce) {
   for (const auto& step :
