@@ -101,7 +101,7 @@ void CheckClosed(const Tensors& outputs, const Tensors& sources, uint64_t first_
   std::vector<std::shared_ptr<Node>> alive;
   std::unordered_set<const Node*> known;
   for (const torch::Tensor& source : sources) {
-    if (!source.defined() || !source.requires_grad()) continue;
+    if (!source.defined() || !source.requires_grad() || !source.is_leaf()) continue;
     alive.push_back(torch::autograd::impl::grad_accumulator(source));
     known.insert(alive.back().get());
   }

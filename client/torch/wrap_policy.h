@@ -45,8 +45,9 @@ struct WrapPolicy {
   std::function<std::optional<Strategy>(const WrapCandidate&)> strategy = nullptr;
   // Modules that are one unit, by name, whatever the functions above choose: Sharded<> below the
   // root, none inside of another. The unit's window is open from the first one's forward until each
-  // had one, so of a group of which one runs none it stays open until the end of backward. As a
-  // candidate such a unit is called "norm, output", and its module is the first of them.
+  // had one, so of a group of which one runs none it stays open until the end of backward. Where
+  // other units run in between, their gradients are there together: config.gradient_slots = 0. As
+  // a candidate such a unit is called "norm, output", and its module is the first of them.
   std::vector<std::vector<std::string>> groups = {};
 };
 
