@@ -126,6 +126,7 @@ void ProcessCluster::StartTrainer(int rank, bool replace) {
                                    "--resume-file=" + folder_ + "/resume",
                                    "--save=" + model_path(),
                                    absl::StrCat("--shard-group-size=", group_size_)};
+  args.insert(args.end(), trainer_flags_.begin(), trainer_flags_.end());
   if (replace) args.push_back("--replace");
   if (!hosts_.empty()) args.push_back("--insecure-connect");
   if (collective_timeout_.has_value()) {

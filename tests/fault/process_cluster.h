@@ -70,7 +70,8 @@ class ProcessCluster : public testing::Test {
   // all are of this machine, and meet by its loopback interface.
   std::vector<Host> hosts_;
   int world_size_ = kWorldSize;
-  int group_size_ = 0;  // Of a hybrid job; 0: it is none.
+  int group_size_ = 0;                      // Of a hybrid job; 0: it is none.
+  std::vector<std::string> trainer_flags_;  // Beside what the others here say.
   // Worker "w" has devices for all ranks but the last ones, so the job needs worker "x" too.
   bool split_ = false;
   int on_second_ = 1;  // Ranks that are left for "x".

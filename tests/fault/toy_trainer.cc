@@ -29,6 +29,9 @@ int main(int argc, char** argv) {
   app.add_flag("--insecure-connect", options.insecure_connect);
   int64_t collective_timeout_ms = absl::ToInt64Milliseconds(options.config.collective_timeout);
   app.add_option("--collective-timeout-ms", collective_timeout_ms);
+  bool no_clipping = false;
+  app.add_flag("--no-clipping", no_clipping);
+  app.add_flag("--optimizer-in-backward", options.config.optimizer_in_backward);
   CLI11_PARSE(app, argc, argv);
   options.job_id = "toy";
   if (options.config.shard_group_size > 0)
@@ -36,14 +39,9 @@ int main(int argc, char** argv) {
   options.config.collective_timeout = absl::Milliseconds(collective_timeout_ms);
   options.model = tessera::testing_support::ToyModel(4);
   options.config.groups[0].learning_rate = 0.01;
-  options.config.max_gradient_norm = 1.0;
+  options.config.max_gradient_norm = no_clipping ? 0.0 : 1.0;
   auto session = tessera::Session::Open(options);
   absl::Status status = session.status();
-  const auto announce = [&](int64_t step) {
-    printf("step %ld\n", static_cast<long>(step));
-    fflush(stdout);
-    while (step == pause_at && access(resume_file.c_str(), F_OK) != 0) usleep(1000);
-  };
   // Every step has numbers of its own, so that one that is redone with another's would show.
   const auto numbers = [&](int64_t step) {
     tessera::StepOptions of_step;
@@ -51,6 +49,13 @@ int main(int argc, char** argv) {
     of_step.groups[0].learning_rate *= 1.0 / static_cast<double>(step);
     of_step.groups[0].beta1 = 0.9 - 0.01 * static_cast<double>(step % 5);
     return of_step;
+  };
+  const auto announce = [&](int64_t step) {
+    printf("step %ld\n", static_cast<long>(step));
+    fflush(stdout);
+    while (step == pause_at && access(resume_file.c_str(), F_OK) != 0) usleep(1000);
+    // Where this fails the try of the step will too, and says so.
+    if (options.config.optimizer_in_backward) (void)(*session)->AnnounceStep(numbers(step));
   };
   while (status.ok()) {
     status = tessera::testing_support::TrainToy(session->get(), steps, announce, 1, numbers);
