@@ -4,13 +4,19 @@
 #include <limits>
 
 #include "absl/numeric/int128.h"
+#include "base/ids.h"
+#include "layout/reduced_parts.h"
 
 namespace tessera {
 namespace {
 
-bool IsTrained(const FlatLayout& flat) {
-  return std::any_of(flat.parameters().begin(), flat.parameters().end(),
-                     [](const PlacedParameter& parameter) { return parameter.spec.requires_grad; });
+// Elements that are reduced in the slice that has most of them.
+int64_t MostReduced(const UnitLayout& unit) {
+  const std::vector<ElementRange> parts = ReducedParts(unit);
+  int64_t most = 0;
+  for (int64_t rank = 0; rank < unit.shards.num_shards(); ++rank)
+    most = std::max(most, CountIn(parts, unit.shards.RangeOf(Rank(rank))));
+  return most;
 }
 
 }  // namespace
@@ -25,12 +31,11 @@ absl::StatusOr<StepTraffic> PlanTraffic(const ModelLayout& layout, DType compute
     const UnitLayout& of_unit = layout.units[unit];
     const bool twice = ReshardsAfterForward(of_unit.strategy) && unit != 0;
     gathered += others * SizeBytes(of_unit.compute_dtype.value_or(compute_dtype)) * (twice ? 2 : 1);
-    if (IsTrained(of_unit.flat)) {
-      reduced += others * SizeBytes(of_unit.reduce_dtype.value_or(reduce_dtype));
-      const int64_t other_groups = layout.world_size / shards.num_shards() - 1;
-      reduced +=
-          absl::int128(shards.shard_numel()) * SizeBytes(of_unit.full_dtype()) * other_groups;
-    }
+    const absl::int128 slice = MostReduced(of_unit);
+    const int64_t other_groups = layout.world_size / shards.num_shards() - 1;
+    reduced +=
+        slice * (shards.num_shards() - 1) * SizeBytes(of_unit.reduce_dtype.value_or(reduce_dtype));
+    reduced += slice * SizeBytes(of_unit.full_dtype()) * other_groups;
   }
   if (std::max(gathered, reduced) > std::numeric_limits<int64_t>::max()) {
     return absl::InvalidArgumentError("a step's traffic in bytes overflows int64");

@@ -1,7 +1,8 @@
 // How many bytes of other ranks' one rank reads in a step of one forward and one backward.
 //
 //   gathered  to see a whole unit: W - 1 slices, as often as the unit is unsharded
-//   reduced   to sum its slice of the gradients: W - 1 slices of every unit that is trained
+//   reduced   to sum its slice of the gradients: W - 1 slices of every unit that is trained; of one
+//             with frozen parameters, what is trainable in them, of the rank that has most of it
 //
 // Where all ranks are on one host, gathering only makes memory readable and copies none of it.
 // Quantities are BYTES. Pure values; thread-compatible.

@@ -50,6 +50,18 @@ TEST(StepTrafficTest, HybridRankReadsItsGroupsSlicesAndTheOtherGroupsSums) {
   EXPECT_EQ(kept.reduced_bytes, traffic.reduced_bytes);
 }
 
+TEST(StepTrafficTest, OfAMixedUnitOnlyTheTrainableParametersAreReduced) {
+  ModelSpec model;
+  model.units.push_back({"root", {MakeSpec("w", {60}), MakeSpec("b", {4})}});
+  model.units[0].parameters[0].requires_grad = false;
+  LayoutOptions options;
+  options.shard_alignment_bytes = 0;
+  ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, options, 4));
+  ASSERT_OK_AND_ASSIGN(const StepTraffic traffic, PlanTraffic(layout, DType::kFp32, DType::kFp32));
+  EXPECT_EQ(traffic.gathered_bytes, 48 * 4);
+  EXPECT_EQ(traffic.reduced_bytes, 3 * 4 * 4) << "the last rank has all of the bias";
+}
+
 TEST(StepTrafficTest, OneRankReadsNothingOfOthers) {
   ModelLayout layout = ThreeUnits();
   layout.world_size = 1;

@@ -153,7 +153,8 @@ absl::Status Session::AddGradient(int unit, int parameter, ConstValues values) {
 }
 
 // Alignment gaps, the tail and parameters without a contribution: a slot serves many units, so what
-// this one does not write would be another's old gradient.
+// this one does not write would be another's old gradient. Frozen parameters too if a hook sees
+// them; no reduction reads those.
 void Session::ZeroUncovered(int unit, DType dtype) {
   std::byte* slot = Slot(unit);
   const auto zero = [&](int64_t begin, int64_t end) {
@@ -163,7 +164,8 @@ void Session::ZeroUncovered(int unit, DType dtype) {
   const UnitLayout& unit_layout = layout_.units[unit];
   const std::vector<PlacedParameter>& parameters = unit_layout.flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {
-    if (!gradients_[unit].contributed[p]) continue;
+    const bool unread = !parameters[p].spec.requires_grad && !hooks_[unit].before;
+    if (!gradients_[unit].contributed[p] && !unread) continue;
     zero(covered, parameters[p].offset_elements);
     covered = parameters[p].offset_elements + parameters[p].numel;
   }

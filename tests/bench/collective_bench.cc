@@ -64,9 +64,9 @@ void TimeOurs(TeamMember* member, const Buffers& b) {
     return slices;
   };
   const auto reduce_scatter = [&](const std::vector<ElementRange>& slices) {
-    TESSERA_CHECK(
-        comm->ReduceScatterMapped(b.gradients, slices, DType::kFp32, 1.0f, false, b.shard, nullptr)
-            .ok());
+    TESSERA_CHECK(comm->ReduceScatterMapped(b.gradients, slices, {{0, slices.back().end}},
+                                            DType::kFp32, 1.0f, false, b.shard, nullptr)
+                      .ok());
   };
   const std::vector<ElementRange> whole = slices_of(b.shard_count);
   member->Time(kBarrier, 500, [&] { TESSERA_CHECK(comm->Barrier().ok()); });

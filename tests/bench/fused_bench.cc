@@ -42,10 +42,10 @@ class Step {
 
   // Reduce-scatter, AdamW, publication of the own shard.
   void ThreePasses() {
-    TESSERA_CHECK(
-        member_->comm()
-            ->ReduceScatterMapped(gradients_, ranges_, DType::kFp32, 0.5f, false, reduced_, nullptr)
-            .ok());
+    TESSERA_CHECK(member_->comm()
+                      ->ReduceScatterMapped(gradients_, ranges_, {{0, ranges_.back().end}},
+                                            DType::kFp32, 0.5f, false, reduced_, nullptr)
+                      .ok());
     host::AdamStep(params_, count_, reduced_, p_, m_, v_, p_, m_, v_, nullptr, {});
     std::copy(p_, p_ + count_, published_);
     Arrive();

@@ -108,9 +108,9 @@ void Measure(TeamMember* member, const Places& places, const std::string& gloo_d
     member->Note(kBytesReceived, static_cast<double>(comm->payload_bytes_copied() - before));
     member->Time(kGlooGather, 1, [&] { gloo.AllGather(full + rank * shard, shard, full); });
     member->Time(kReduceScatter, 1, [&] {
-      TESSERA_CHECK(
-          comm->ReduceScatterMapped(gradients, slices, DType::kFp32, 1.0f, false, reduced, nullptr)
-              .ok());
+      TESSERA_CHECK(comm->ReduceScatterMapped(gradients, slices, {{0, slices.back().end}},
+                                              DType::kFp32, 1.0f, false, reduced, nullptr)
+                        .ok());
     });
     member->Time(kGlooReduceScatter, 1, [&] { gloo.ReduceScatter(full, count); });
     member->Time(kBarrier, 20, [&] { TESSERA_CHECK(comm->Barrier().ok()); });

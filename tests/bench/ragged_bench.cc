@@ -53,10 +53,10 @@ void Measure(TeamMember* member, const ShardMap& even, const ShardMap& ragged, i
   for (int64_t i = 0; i < bytes / 4; ++i) own[i] = static_cast<float>(i % 5);
   float* shard = reinterpret_cast<float*>(WarmMemory(bytes));
   const auto reduce = [&](const std::vector<ElementRange>& slices) {
-    TESSERA_CHECK(
-        member->comm()
-            ->ReduceScatterMapped(gradients, slices, DType::kFp32, 1.0f, false, shard, nullptr)
-            .ok());
+    TESSERA_CHECK(member->comm()
+                      ->ReduceScatterMapped(gradients, slices, {{0, slices.back().end}},
+                                            DType::kFp32, 1.0f, false, shard, nullptr)
+                      .ok());
   };
   const std::vector<ElementRange> even_slices = Slices(even, member->size());
   const std::vector<ElementRange> ragged_slices = Slices(ragged, member->size());

@@ -127,6 +127,49 @@ TEST_F(CommHookTest, CompressionGivesTheBitsAndTheBytesOfThatReduceDType) {  // 
   }
 }
 
+// The parameter's elements in `values`, which begin with element `begin` of the unit.
+absl::Span<float> ElementsOf(const PlacedParameter& parameter, int64_t begin,
+                             absl::Span<float> values) {
+  const ElementRange part =
+      Intersect({parameter.offset_elements, parameter.offset_elements + parameter.numel},
+                {begin, begin + static_cast<int64_t>(values.size())});
+  return part.empty() ? absl::Span<float>() : values.subspan(part.begin - begin, part.size());
+}
+
+// Sees that frozen parameters have zeroes there, and writes something else.
+absl::Status SpoilFrozen(const UnitLayout& unit, int64_t begin, absl::Span<float> values) {
+  for (const PlacedParameter& parameter : unit.flat.parameters()) {
+    if (parameter.spec.requires_grad) continue;
+    for (float& value : ElementsOf(parameter, begin, values)) {
+      EXPECT_EQ(value, 0) << parameter.spec.name;
+      value = 1e6f;
+    }
+  }
+  return absl::OkStatus();
+}
+
+TEST_F(CommHookTest, FrozenParametersHaveZeroesAndWhatAHookWritesThereCountsNowhere) {
+  SessionOptions options = OptionsFor("plain");
+  options.model = testing_support::ToyModel(3, /*with_frozen=*/true);
+  options.config.optimizer = OptimizerKind::kSgd;
+  options.config.max_gradient_norm = 0.5;
+  const std::vector<float> expected = Train(options);
+  ASSERT_FALSE(expected.empty());
+  options.job_id = "hooked";
+  const std::vector<float> hooked = Train(options, [](Session* session) {
+    CommHook hook;
+    hook.before = [session](int unit, absl::Span<float> gradient) {
+      return SpoilFrozen(session->layout().units[unit], 0, gradient);
+    };
+    hook.after = [session](int unit, absl::Span<float> shard) {
+      const UnitLayout& layout = session->layout().units[unit];
+      return SpoilFrozen(layout, layout.shards.RangeOf(Rank(session->rank())).begin, shard);
+    };
+    return session->RegisterCommHook(-1, hook);
+  });
+  EXPECT_THAT(hooked, testing::Pointwise(testing::FloatNear(1e-6f), expected));
+}
+
 TEST_F(CommHookTest, OneUnitMayBeCompressedWhateverTheReduceDTypeIs) {
   const SessionOptions plain = OptionsFor("plain");
   const std::vector<float> uncompressed = Train(plain);

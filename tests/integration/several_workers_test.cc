@@ -8,6 +8,7 @@
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tests/testing/flight_log.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -17,8 +18,11 @@ namespace {
 using testing::FloatNear;
 using testing::HasSubstr;
 using testing::Pointwise;
+using testing_support::FlightOp;
 using testing_support::ReadAll;
+using testing_support::ReadFlightLog;
 using testing_support::ReferenceRun;
+using testing_support::ToyModel;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
 
@@ -71,6 +75,28 @@ TEST_P(SeveralWorkersTest, TrainingIsThatOfTheUnshardedReferenceOnEveryWorker) {
   const std::vector<float> first = ReadFrom(&team, 0);
   EXPECT_THAT(first, Pointwise(FloatNear(3e-6f), ReferenceRun(options.model, options.config, 6)));
   EXPECT_EQ(ReadFrom(&team, hosts.world_size - 1), first);
+}
+
+TEST_P(SeveralWorkersTest, UnitsWithFrozenParametersTrainToTheReferenceAndReduceTheOthersOnly) {
+  const auto& [hosts, strategy] = GetParam();
+  const auto cluster = StartCluster(hosts);
+  SessionOptions options = ToyOptions(*cluster, "toy", hosts.world_size);
+  options.model = ToyModel(3, /*with_frozen=*/true);
+  options.config.strategy = strategy;
+  options.config.max_gradient_norm = 0.5;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team,
+                       TrainerTeam::Open(options, WorkersByRank(*cluster, hosts)));
+  ASSERT_OK(team.TrainTo(4));
+  EXPECT_THAT(ReadFrom(&team, 0),
+              Pointwise(FloatNear(3e-6f), ReferenceRun(options.model, options.config, 4)));
+  for (const FlightOp& op : ReadFlightLog(cluster->worker_address(), "toy", 0)) {
+    if (op.op != "reduce") continue;
+    for (const UnitSpec& unit : options.model.units) {
+      if (unit.name != op.unit) continue;
+      EXPECT_EQ(op.bytes, (*Numel(unit.parameters[0]) + *Numel(unit.parameters[1])) *
+                              static_cast<int64_t>(sizeof(float)));
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -71,7 +71,8 @@ absl::Status CheckBroadcast(const void* buffer, int64_t bytes, int root, int siz
 }
 
 absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                      absl::Span<const ElementRange> slices_by_rank, DType dtype,
+                                      absl::Span<const ElementRange> slices_by_rank,
+                                      absl::Span<const ElementRange> parts, DType dtype,
                                       host::SumOutput recv, int rank, int size) {
   RETURN_IF_ERROR(CheckGradientDType(dtype, recv.dtype));
   if (static_cast<int64_t>(sends_by_rank.size()) != size ||
@@ -86,6 +87,14 @@ absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_ran
           absl::StrCat("impossible slice [", slice.begin, ", ", slice.end, ")"));
     }
     RETURN_IF_ERROR(CheckExtent(slice.end, SizeBytes(dtype), 1));
+  }
+  int64_t end = 0;
+  for (const ElementRange& part : parts) {
+    if (part.begin < end || part.end < part.begin) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("impossible part [", part.begin, ", ", part.end, ") after ", end));
+    }
+    end = part.end;
   }
   return CheckSumOutput(recv, slices_by_rank[rank].size());
 }

@@ -19,7 +19,8 @@ absl::Status CheckReduceScatter(const void* send, host::SumOutput recv, int64_t 
 absl::Status CheckAllReduce(const void* buffer, int64_t count, DType dtype);
 absl::Status CheckBroadcast(const void* buffer, int64_t bytes, int root, int size);
 absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                      absl::Span<const ElementRange> slices_by_rank, DType dtype,
+                                      absl::Span<const ElementRange> slices_by_rank,
+                                      absl::Span<const ElementRange> parts, DType dtype,
                                       host::SumOutput recv, int rank, int size);
 absl::Status CheckAllGatherMapped(const void* base, int64_t bytes_per_rank, int size);
 

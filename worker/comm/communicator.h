@@ -67,12 +67,15 @@ class Communicator {
   // sends_by_rank[r] is where this process sees rank r's whole unsharded buffer; of a rank of
   // another host it is not read. Reduces this rank's slice of all of them into `recv` in one pass
   // (see host::ReduceSlices): the ranks of each host in rank order, then the hosts' sums in theirs.
-  // Slices are the same in every call with the same operation on all ranks; they may differ in
-  // size. When it returns, no rank reads this rank's buffer any more.
+  // Only the elements in `parts`, which are ascending and disjoint, are read, travel and are
+  // written, to recv[element - begin of the slice]. Slices and parts are the same in every call
+  // with the same operation on all ranks; slices may differ in size. When it returns, no rank reads
+  // this rank's buffer any more.
   virtual absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                            absl::Span<const ElementRange> slices_by_rank,
-                                           DType dtype, double scale, bool accumulate,
-                                           host::SumOutput recv, host::GradientStats* stats) = 0;
+                                           absl::Span<const ElementRange> parts, DType dtype,
+                                           double scale, bool accumulate, host::SumOutput recv,
+                                           host::GradientStats* stats) = 0;
 
   // Ends every wait of every rank, now and later, with Aborted and `reason`. From any thread.
   // Idempotent: the first reason stays.

@@ -1,6 +1,7 @@
 // The results of operations. What happens on failure is in communicator_conformance_failures.cc.
 #include "worker/comm/communicator_conformance.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -320,14 +321,6 @@ Real SumOfHosts(const std::vector<std::vector<Real>>& by_rank, const std::vector
   return sum;
 }
 
-void MakeReals(int owner, int64_t count, std::vector<float>* values) {
-  *values = Floats(owner, count);
-}
-
-void MakeReals(int owner, int64_t count, std::vector<double>* values) {
-  *values = Doubles(owner, count);
-}
-
 // Gradients of all ranks lie in `shared`; ranks reduce ragged slices, then write the next ones at
 // once: a peer that still read them would see it.
 template <typename Real>
@@ -347,14 +340,17 @@ absl::Status ReduceMappedRounds(const RankContext& c, const std::vector<int>& ho
   const int64_t end = slices[rank].end;
   std::vector<Real> recv(end - begin, Real(0.5));
   for (int round = 0; round < 20; ++round) {
-    std::vector<std::vector<Real>> all(size);
-    for (int r = 0; r < size; ++r) MakeReals(round * 100 + r, count, &all[r]);
+    std::vector<std::vector<Real>> all;
+    for (int r = 0; r < size; ++r) {
+      const std::vector<double> values = Doubles(round * 100 + r, count);
+      all.emplace_back(values.begin(), values.end());
+    }
     std::copy(all[rank].begin(), all[rank].end(), base + rank * count);
     const bool accumulate = round % 2 == 1;
     const std::vector<Real> before = recv;
     host::GradientStats stats;
-    RETURN_IF_ERROR(
-        c.comm->ReduceScatterMapped(sends, slices, dtype, 0.5, accumulate, recv.data(), &stats));
+    RETURN_IF_ERROR(c.comm->ReduceScatterMapped(sends, slices, {{0, count}}, dtype, 0.5, accumulate,
+                                                recv.data(), &stats));
     for (int64_t i = begin; i < end; ++i) {
       Real expected = SumOfHosts(all, hosts, i) * Real(0.5);
       if (accumulate) expected = before[i - begin] + expected;
@@ -378,6 +374,56 @@ TEST_P(CommunicatorConformanceTest, ReduceScatterMappedReducesOwnSliceOfAll) {
       options);
 }
 
+// What is not in a part is not a number on any rank.
+absl::Status ReduceMappedParts(const RankContext& c, const std::vector<int>& hosts, int64_t count) {
+  const int size = c.comm->size(), rank = c.comm->rank();
+  const std::vector<ElementRange> parts = {{3, 4}, {10, 17}, {17, 17}, {100, 2600}, {4990, count}};
+  const auto is_reduced = [&](int64_t i) {
+    return std::any_of(parts.begin(), parts.end(),
+                       [i](const ElementRange& p) { return i >= p.begin && i < p.end; });
+  };
+  auto* base = reinterpret_cast<float*>(c.shared);
+  std::vector<const void*> sends;
+  std::vector<ElementRange> slices;
+  std::vector<std::vector<float>> all;
+  for (int r = 0; r < size; ++r) {
+    sends.push_back(base + r * count);
+    slices.push_back({count * r / size, count * (r + 1) / size});
+    all.push_back(Floats(r, count));
+    for (int64_t i = 0; i < count; ++i)
+      if (!is_reduced(i)) all[r][i] = std::numeric_limits<float>::quiet_NaN();
+  }
+  std::copy(all[rank].begin(), all[rank].end(), base + rank * count);
+  const ElementRange own = slices[rank];
+  std::vector<float> recv(own.size(), 0.25f);
+  host::GradientStats stats;
+  const int64_t copied_before = c.comm->payload_bytes_copied();
+  RETURN_IF_ERROR(c.comm->ReduceScatterMapped(sends, slices, parts, DType::kFp32, 0.5f, false,
+                                              recv.data(), &stats));
+  double squares = 0, own_count = 0;
+  for (int64_t i = own.begin; i < own.end; ++i) {
+    const float expected = is_reduced(i) ? SumOfHosts(all, hosts, i) * 0.5f : 0.25f;
+    RANK_EXPECT(recv[i - own.begin] == expected, "element ", i);
+    if (!is_reduced(i)) continue;
+    squares += static_cast<double>(expected) * expected;
+    ++own_count;
+  }
+  RANK_EXPECT(!stats.non_finite && std::fabs(stats.sum_of_squares - squares) <= 1e-12 * squares);
+  // Nothing is copied within a host, and between hosts a sum of each other one.
+  RANK_EXPECT(c.comm->payload_bytes_copied() - copied_before ==
+              static_cast<int64_t>((hosts.size() - 1) * own_count * sizeof(float)));
+  return c.comm->Barrier();
+}
+
+TEST_P(CommunicatorConformanceTest, ReduceScatterMappedReadsMovesAndWritesOnlyTheParts) {
+  constexpr int64_t kCount = 5003;
+  GroupOptions options;
+  options.shared_bytes = 8 * kCount * sizeof(float);
+  ExpectAllOk(
+      [hosts = Hosts()](const RankContext& c) { return ReduceMappedParts(c, hosts, kCount); },
+      options);
+}
+
 TEST_P(CommunicatorConformanceTest, ImpossibleArgumentsAreRefusedAndHarmless) {
   ExpectAllOk([](const RankContext& c) -> absl::Status {
     constexpr int64_t kHuge = std::numeric_limits<int64_t>::max() / 2;
@@ -392,10 +438,17 @@ TEST_P(CommunicatorConformanceTest, ImpossibleArgumentsAreRefusedAndHarmless) {
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->AllReduce(&f, 1, DType::kBf16, ReduceOp::kSum)));
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->Broadcast(&f, 4, c.comm->size())));
     RANK_EXPECT(absl::IsInvalidArgument(c.comm->ReduceScatterMapped(
-        absl::MakeSpan(send, 0), {}, DType::kFp32, 1, false, &f, nullptr)));
+        absl::MakeSpan(send, 0), {}, {}, DType::kFp32, 1, false, &f, nullptr)));
     const std::vector<ElementRange> huge(c.comm->size(), {kHuge, 2 * kHuge});
-    RANK_EXPECT(absl::IsInvalidArgument(c.comm->ReduceScatterMapped(
-        std::vector<const void*>(c.comm->size(), &f), huge, DType::kFp32, 1, false, &f, nullptr)));
+    const std::vector<const void*> sends(c.comm->size(), &f);
+    RANK_EXPECT(absl::IsInvalidArgument(
+        c.comm->ReduceScatterMapped(sends, huge, {}, DType::kFp32, 1, false, &f, nullptr)));
+    const std::vector<ElementRange> slices(c.comm->size(), {0, 1});
+    for (const ElementRange& second :
+         {ElementRange{-1, 1}, ElementRange{1, 0}, ElementRange{0, 1}}) {
+      RANK_EXPECT(absl::IsInvalidArgument(c.comm->ReduceScatterMapped(
+          sends, slices, {{0, 1}, second}, DType::kFp32, 1, false, &f, nullptr)));
+    }
     return c.comm->Barrier();
   });
 }

@@ -49,7 +49,8 @@ std::vector<NamedCall> EveryOperation() {
          const std::vector<const void*> sends(c->size(), send.data());
          std::vector<float> recv(kCount);
          const std::vector<ElementRange> slices(c->size(), {0, kCount});
-         return c->ReduceScatterMapped(sends, slices, DType::kFp32, 1, false, recv.data(), nullptr);
+         return c->ReduceScatterMapped(sends, slices, {{0, kCount}}, DType::kFp32, 1, false,
+                                       recv.data(), nullptr);
        }},
   };
 }

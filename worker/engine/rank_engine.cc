@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "layout/reduced_parts.h"
 
 namespace tessera {
 namespace {
@@ -59,6 +60,7 @@ RankEngine::RankEngine(Options options)
                                        SizeBytes(options_.memory->units()[unit].compute_dtype));
   }
   for (const UnitLayout& unit : options_.layout->units) {
+    reduced_parts_.push_back(ReducedParts(unit));
     std::vector<ElementRange>& slices = slices_.emplace_back();
     for (int rank = 0; rank < options_.config->world_size; ++rank) {
       slices.push_back(unit.shards.RangeOf(Rank(rank)));

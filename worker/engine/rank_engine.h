@@ -217,8 +217,9 @@ class RankEngine {
   std::vector<bool> staged_;   // For the write under way, by unit.
   // By unit: of which step it is readable in full precision; -1: none.
   std::vector<int64_t> full_precision_at_;
-  std::vector<std::vector<ElementRange>> slices_;  // By unit: of each rank.
-  std::vector<HyperParameters> assumed_groups_;    // Of the step under way.
+  std::vector<std::vector<ElementRange>> slices_;         // By unit: of each rank.
+  std::vector<std::vector<ElementRange>> reduced_parts_;  // By unit: see layout/reduced_parts.h.
+  std::vector<HyperParameters> assumed_groups_;           // Of the step under way.
   // By unit: as UpdateEarly had them; empty: the unit was not updated. Written on the stream.
   std::vector<std::vector<int64_t>> early_updates_;
   std::vector<std::vector<HyperParameters>> early_groups_;

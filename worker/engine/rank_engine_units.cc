@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "layout/reduced_parts.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/engine/unit_state.h"
 
@@ -124,7 +125,8 @@ absl::Status RankEngine::Reduce(int unit, uint32_t slot_dtype) {
   }
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kReduce, UnitName(unit)));
-  const int64_t numel = options_.layout->units[unit].shards.padded_numel();
+  const int64_t numel =
+      CountIn(reduced_parts_[unit], {0, options_.layout->units[unit].shards.padded_numel()});
   RETURN_IF_ERROR(Ordered(OpKind::kReduce, unit, numel, dtype));
   const bool accumulate = reduced_[unit];
   reduced_[unit] = true;
@@ -180,8 +182,8 @@ absl::Status RankEngine::ReduceMapped(int unit, DType dtype, bool accumulate) {
     sends.push_back(gradients + placed.gradient_slot * options_.memory->gradient_slot_bytes());
   }
   return options_.communicator->ReduceScatterMapped(
-      sends, slices_[unit], dtype, 1.0 / options_.config->world_size, accumulate,
-      {ReducedGradient(unit), FullDTypeOf(unit)}, &stats_[unit]);
+      sends, slices_[unit], reduced_parts_[unit], dtype, 1.0 / options_.config->world_size,
+      accumulate, {ReducedGradient(unit), FullDTypeOf(unit)}, &stats_[unit]);
 }
 
 void RankEngine::FakeReduction(int unit) {

@@ -131,8 +131,12 @@ absl::Status RankEngine::WriteGradient(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   RETURN_IF_ERROR(AwaitReductions());
   const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
-  memcpy(ReducedGradient(unit), OwnSlot(unit) + FullBytes(unit, slice.begin),
-         FullBytes(unit, slice.size()));
+  for (const ElementRange& part : reduced_parts_[unit]) {  // The rest stays 0.
+    const ElementRange own = Intersect(part, slice);
+    if (own.empty()) continue;
+    memcpy(ReducedGradient(unit) + FullBytes(unit, own.begin - slice.begin),
+           OwnSlot(unit) + FullBytes(unit, own.begin), FullBytes(unit, own.size()));
+  }
   stats_[unit] = MeasureReduced(unit);
   reduced_[unit] = true;
   early_updates_[unit].clear();

@@ -1,5 +1,9 @@
 // Parameters without requires_grad, from the start or for a while.
 // (PyTorch: test_fsdp_fine_tune, _freezing_weights, _use_orig_params, test_fully_shard_frozen)
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "tests/conformance/fsdp/harness.h"
 #include "tests/conformance/fsdp/models.h"
@@ -187,6 +191,46 @@ TEST_P(FrozenTest, BackwardsOfSeveralForwardsReadFrozenParametersToTheirEnd) {
     }
     ExpectNear(WholeParameters(sharded.get(), *model), expected.parameters, 5e-6);
   });
+}
+
+// F2FRZ-1: three units and a root of which just the biases are trainable.
+TEST_P(FrozenTest, OfMixedUnitsJustTheTrainableParametersAreReduced) {
+  constexpr int64_t kDim = 6, kSteps = 10;
+  for (const bool checkpoints : {false, true}) {
+    SessionOptions options = OptionsOfStrategy();
+    Training<MlpStack> training;
+    training.make = [checkpoints] {
+      auto model = std::make_shared<MlpStack>(kDim);
+      model->checkpoints = checkpoints;
+      for (auto& parameter : model->named_parameters()) {
+        if (parameter.key().find("weight") != std::string::npos)
+          parameter.value().requires_grad_(false);
+      }
+      return model;
+    };
+    training.steps = kSteps;
+    training.tolerance = 2e-5;
+    Train(training, options);
+    std::vector<std::string> operations = Operations(options.job_id, 0, kSteps);
+    EXPECT_EQ(operations, Operations(options.job_id, 1, kSteps));
+    const auto place_of = [&](const std::string& operation) {
+      return std::find(operations.rbegin(), operations.rend(), operation) - operations.rbegin();
+    };
+    if (GetParam() == Strategy::kFullShard) {
+      EXPECT_GT(place_of(absl::StrCat("reduce mlp2 ", 5 * kDim * sizeof(float))),
+                place_of("unshard mlp0"))
+          << "backward goes on beside it";
+    }
+    operations.erase(std::remove_if(operations.begin(), operations.end(),
+                                    [](const std::string& operation) {
+                                      return operation.substr(0, 6) != "reduce";
+                                    }),
+                     operations.end());
+    const std::string mlp = absl::StrCat(" ", 5 * kDim * sizeof(float));
+    EXPECT_THAT(operations,
+                ElementsAre(absl::StrCat("reduce root ", kDim * sizeof(float)), "reduce mlp2" + mlp,
+                            "reduce mlp1" + mlp, "reduce mlp0" + mlp));
+  }
 }
 
 // FT-4: a frozen unit whose input needs no gradient, beside the same unit trainable but out of the

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "layout/reduced_parts.h"
 #include "worker/comm/collective_arguments.h"
 #include "worker/comm/ordered_reduce.h"
 
@@ -227,37 +228,42 @@ absl::Status HostsCommunicator::DoAllGatherMapped(std::byte* base, int64_t bytes
 
 absl::Status HostsCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                                     absl::Span<const ElementRange> slices_by_rank,
+                                                    absl::Span<const ElementRange> parts,
                                                     DType dtype, double scale, bool accumulate,
                                                     host::SumOutput recv,
                                                     host::GradientStats* stats) {
-  RETURN_IF_ERROR(
-      CheckReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, recv, options_.rank, size()));
+  RETURN_IF_ERROR(CheckReduceScatterMapped(sends_by_rank, slices_by_rank, parts, dtype, recv,
+                                           options_.rank, size()));
   const auto types = {static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)};
   return Run(Operation::kReduceScatterMapped, types, [&] {
-    return DoReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, scale, accumulate, recv,
-                                 stats);
+    return DoReduceScatterMapped(sends_by_rank, slices_by_rank, parts, dtype, scale, accumulate,
+                                 recv, stats);
   });
 }
 
-void HostsCommunicator::SumLocally(absl::Span<const void* const> sends_by_rank, ElementRange slice,
-                                   DType dtype, host::SumOutput sum) {
-  inputs_.clear();
-  for (int i = 0; i < options_.local->size(); ++i) {
-    inputs_.push_back(static_cast<const char*>(sends_by_rank[first_ + i]) +
-                      slice.begin * SizeBytes(dtype));
-  }
-  host::ReduceSlices(inputs_, dtype, slice.size(), 1.0, false, sum, nullptr);
+void HostsCommunicator::SumLocally(absl::Span<const void* const> sends_by_rank,
+                                   const PartsReduction& reduction, host::SumOutput sum) {
+  inputs_.resize(options_.local->size());
+  ReduceParts(
+      reduction, &inputs_,
+      [&](size_t i, const SlicePart& part) {
+        return static_cast<const char*>(sends_by_rank[first_ + i]) +
+               part.range.begin * SizeBytes(reduction.dtype);
+      },
+      [&](const SlicePart& part) { return sum.At(part.packed_elements); }, nullptr);
 }
 
 absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                                       absl::Span<const ElementRange> slices_by_rank,
+                                                      absl::Span<const ElementRange> parts,
                                                       DType dtype, double scale, bool accumulate,
                                                       host::SumOutput recv,
                                                       host::GradientStats* stats) {
   const int64_t element_bytes = SizeBytes(recv.dtype);
   const ElementRange own = slices_by_rank[options_.rank];
-  for (std::vector<std::byte>& sum : host_sums_) sum.resize(own.size() * element_bytes);
-  SumLocally(sends_by_rank, own, dtype, {host_sums_[host_].data(), recv.dtype});
+  const int64_t own_bytes = CountIn(parts, own) * element_bytes;
+  for (std::vector<std::byte>& sum : host_sums_) sum.resize(own_bytes);
+  SumLocally(sends_by_rank, {parts, own, dtype}, {host_sums_[host_].data(), recv.dtype});
   sends_.clear();
   receives_.clear();
   for (size_t i = 0; i < served_.size(); ++i) {
@@ -265,21 +271,25 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
     std::vector<std::byte>* sum = &host_sums_[host_];
     if (!(slice == own)) {  // Replicas have equal slices.
       sum = &served_sums_[i];
-      sum->resize(slice.size() * element_bytes);
-      SumLocally(sends_by_rank, slice, dtype, {sum->data(), recv.dtype});
+      sum->resize(CountIn(parts, slice) * element_bytes);
+      SumLocally(sends_by_rank, {parts, slice, dtype}, {sum->data(), recv.dtype});
     }
-    sends_.push_back({served_[i], sum->data(), slice.size() * element_bytes});
+    sends_.push_back({served_[i], sum->data(), static_cast<int64_t>(sum->size())});
   }
   for (int host = 0; host < options_.topology.num_hosts(); ++host) {
     if (host == host_) continue;
-    receives_.push_back({options_.topology.Agent(host, options_.rank), host_sums_[host].data(),
-                         own.size() * element_bytes});
-    payload_bytes_copied_ += own.size() * element_bytes;
+    receives_.push_back(
+        {options_.topology.Agent(host, options_.rank), host_sums_[host].data(), own_bytes});
+    payload_bytes_copied_ += own_bytes;
   }
   RETURN_IF_ERROR(Exchange(peers_, sends_, receives_));
-  inputs_.clear();
-  for (const std::vector<std::byte>& sum : host_sums_) inputs_.push_back(sum.data());
-  host::ReduceSlices(inputs_, recv.dtype, own.size(), scale, accumulate, recv, stats);
+  inputs_.resize(host_sums_.size());
+  ReduceParts(
+      {parts, own, recv.dtype, scale, accumulate}, &inputs_,
+      [&](size_t host, const SlicePart& part) {
+        return host_sums_[host].data() + part.packed_elements * element_bytes;
+      },
+      [&](const SlicePart& part) { return recv.At(part.range.begin - own.begin); }, stats);
   return options_.local->Barrier();
 }
 

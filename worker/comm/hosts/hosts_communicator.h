@@ -9,7 +9,7 @@
 //
 // With W ranks on H equal hosts and a unit of P bytes, each host sends and receives P * (H - 1) / H
 // for either of the first two: as little as any algorithm. The agents (see RankTopology) spread it
-// over the ranks. Sums between hosts travel as fp32.
+// over the ranks. Sums between hosts travel as fp32, the parts of a slice one behind another.
 //
 // Each operation begins with a digest that ranks of a host compare in shared memory and hosts over
 // TCP, so different operations are an error on all ranks. An error on one rank is told to its host
@@ -29,6 +29,7 @@
 #include "job/rank_topology.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/operation_digest.h"
+#include "worker/comm/reduce_parts.h"
 #include "worker/comm/shm/shm_communicator.h"
 #include "worker/comm/tcp/peer_mesh.h"
 
@@ -61,8 +62,9 @@ class HostsCommunicator : public Communicator {
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
   absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                   absl::Span<const ElementRange> slices_by_rank, DType dtype,
-                                   double scale, bool accumulate, host::SumOutput recv,
+                                   absl::Span<const ElementRange> slices_by_rank,
+                                   absl::Span<const ElementRange> parts, DType dtype, double scale,
+                                   bool accumulate, host::SumOutput recv,
                                    host::GradientStats* stats) override;
   void Abort(absl::Status reason) override;
   int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }
@@ -85,11 +87,12 @@ class HostsCommunicator : public Communicator {
   absl::Status DoBroadcast(void* buffer, int64_t bytes, int root);
   absl::Status DoAllGatherMapped(std::byte* base, int64_t bytes_per_rank);
   absl::Status DoReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                     absl::Span<const ElementRange> slices_by_rank, DType dtype,
+                                     absl::Span<const ElementRange> slices_by_rank,
+                                     absl::Span<const ElementRange> parts, DType dtype,
                                      double scale, bool accumulate, host::SumOutput recv,
                                      host::GradientStats* stats);
-  // The host's own sum of `slice`, in `sum`.
-  void SumLocally(absl::Span<const void* const> sends_by_rank, ElementRange slice, DType dtype,
+  // The host's own sum of the slice's parts, packed, in `sum`.
+  void SumLocally(absl::Span<const void* const> sends_by_rank, const PartsReduction& reduction,
                   host::SumOutput sum);
 
   const Options options_;
@@ -104,7 +107,7 @@ class HostsCommunicator : public Communicator {
   // Kept so that steady operations allocate nothing.
   std::vector<PeerMesh::Part> sends_, receives_;
   std::vector<const void*> inputs_;
-  // In the dtype of the result.
+  // In the dtype of the result, packed.
   std::vector<std::vector<std::byte>> served_sums_;  // By served_.
   std::vector<std::vector<std::byte>> host_sums_;    // Of the own slice, by host.
 };

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "worker/comm/collective_arguments.h"
 #include "worker/comm/ordered_reduce.h"
+#include "worker/comm/reduce_parts.h"
 
 namespace tessera {
 
@@ -45,7 +46,7 @@ absl::Status LoopbackCommunicator::ReduceScatter(const void* send, host::SumOutp
   const std::vector<const void*> sends(size_, send);
   const std::vector<ElementRange> slices(size_,
                                          {rank_ * count_per_rank, (rank_ + 1) * count_per_rank});
-  return ReduceScatterMapped(sends, slices, dtype, scale, false, recv, nullptr);
+  return ReduceScatterMapped(sends, slices, {slices[rank_]}, dtype, scale, false, recv, nullptr);
 }
 
 absl::Status LoopbackCommunicator::AllReduce(void* buffer, int64_t count, DType dtype,
@@ -68,16 +69,19 @@ absl::Status LoopbackCommunicator::AllGatherMapped(std::byte*, int64_t) {
 
 absl::Status LoopbackCommunicator::ReduceScatterMapped(
     absl::Span<const void* const> sends_by_rank, absl::Span<const ElementRange> slices_by_rank,
-    DType dtype, double scale, bool accumulate, host::SumOutput recv, host::GradientStats* stats) {
+    absl::Span<const ElementRange> parts, DType dtype, double scale, bool accumulate,
+    host::SumOutput recv, host::GradientStats* stats) {
   RETURN_IF_ERROR(
-      CheckReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, recv, rank_, size_));
+      CheckReduceScatterMapped(sends_by_rank, slices_by_rank, parts, dtype, recv, rank_, size_));
   const ElementRange slice = slices_by_rank[rank_];
   RETURN_IF_ERROR(CheckNotAborted());
-  std::vector<const void*> slices;
-  for (const void* send : sends_by_rank) {
-    slices.push_back(static_cast<const char*>(send) + slice.begin * SizeBytes(dtype));
-  }
-  host::ReduceSlices(slices, dtype, slice.size(), scale, accumulate, recv, stats);
+  std::vector<const void*> inputs(sends_by_rank.size());
+  ReduceParts(
+      {parts, slice, dtype, scale, accumulate}, &inputs,
+      [&](size_t r, const SlicePart& part) {
+        return static_cast<const char*>(sends_by_rank[r]) + part.range.begin * SizeBytes(dtype);
+      },
+      [&](const SlicePart& part) { return recv.At(part.range.begin - slice.begin); }, stats);
   return absl::OkStatus();
 }
 

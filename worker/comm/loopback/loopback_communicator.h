@@ -34,8 +34,9 @@ class LoopbackCommunicator : public Communicator {
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
   absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                   absl::Span<const ElementRange> slices_by_rank, DType dtype,
-                                   double scale, bool accumulate, host::SumOutput recv,
+                                   absl::Span<const ElementRange> slices_by_rank,
+                                   absl::Span<const ElementRange> parts, DType dtype, double scale,
+                                   bool accumulate, host::SumOutput recv,
                                    host::GradientStats* stats) override;
   void Abort(absl::Status reason) override ABSL_LOCKS_EXCLUDED(mu_);
   int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }

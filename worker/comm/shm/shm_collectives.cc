@@ -9,6 +9,7 @@
 #include "worker/comm/collective_arguments.h"
 #include "worker/comm/operation_digest.h"
 #include "worker/comm/ordered_reduce.h"
+#include "worker/comm/reduce_parts.h"
 #include "worker/comm/shm/shm_communicator.h"
 
 namespace tessera {
@@ -152,19 +153,23 @@ absl::Status ShmCommunicator::Broadcast(void* buffer, int64_t bytes, int root) {
 
 absl::Status ShmCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                                   absl::Span<const ElementRange> slices_by_rank,
-                                                  DType dtype, double scale, bool accumulate,
+                                                  absl::Span<const ElementRange> parts, DType dtype,
+                                                  double scale, bool accumulate,
                                                   host::SumOutput recv,
                                                   host::GradientStats* stats) {
-  RETURN_IF_ERROR(CheckReduceScatterMapped(sends_by_rank, slices_by_rank, dtype, recv,
+  RETURN_IF_ERROR(CheckReduceScatterMapped(sends_by_rank, slices_by_rank, parts, dtype, recv,
                                            options_.rank, options_.size));
   const ElementRange slice = slices_by_rank[options_.rank];
   const uint32_t digest =
       OperationDigest(Operation::kReduceScatterMapped,
                       {static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)});
   RETURN_IF_ERROR(Phase(digest));
-  const int64_t begin_bytes = slice.begin * SizeBytes(dtype);
-  for (int r = 0; r < options_.size; ++r) sources_[r] = Bytes(sends_by_rank[r]) + begin_bytes;
-  host::ReduceSlices(sources_, dtype, slice.size(), scale, accumulate, recv, stats);
+  ReduceParts(
+      {parts, slice, dtype, scale, accumulate}, &sources_,
+      [&](size_t r, const SlicePart& part) {
+        return Bytes(sends_by_rank[r]) + part.range.begin * SizeBytes(dtype);
+      },
+      [&](const SlicePart& part) { return recv.At(part.range.begin - slice.begin); }, stats);
   return Phase(digest);
 }
 

@@ -79,8 +79,9 @@ class ShmCommunicator : public Communicator {
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
   absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
-                                   absl::Span<const ElementRange> slices_by_rank, DType dtype,
-                                   double scale, bool accumulate, host::SumOutput recv,
+                                   absl::Span<const ElementRange> slices_by_rank,
+                                   absl::Span<const ElementRange> parts, DType dtype, double scale,
+                                   bool accumulate, host::SumOutput recv,
                                    host::GradientStats* stats) override;
   // From now on, of each wait of an operation.
   void set_timeout(absl::Duration timeout) { timeout_ = timeout; }
