@@ -18,24 +18,34 @@ class Asking {
   Asking(const WrapPolicy& policy, const MixedPrecision& precision, UnitChoice* choice)
       : policy_(policy), precision_(precision), choice_(choice) {}
 
-  // Returns the distinct parameters that the subtree leaves to the unit above it. `asks`: the
-  // policy may choose in it.
-  TensorSet Decide(const torch::nn::Module& module, const std::string& name, bool asks = true) {
+  // Distinct parameters: those that count, and those that are ignored too.
+  struct Left {
+    TensorSet counted, all;
+  };
+
+  // Returns what the subtree leaves to the unit above it. `asks`: the policy may choose in it.
+  Left Decide(const torch::nn::Module& module, const std::string& name, bool asks = true) {
     TensorSet all;
     for (const torch::Tensor& tensor : module.parameters()) Add(tensor, &all);
     asks = asks && policy_.descend({name, module, Numel(all)});
     const bool kept = !all.empty() && KeepsFullPrecision(precision_, module, name);
-    TensorSet left;
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) Add(item.value(), &left);
+    Left left;
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      Add(item.value(), &left.counted);
+      if (item.value().defined()) left.all.insert(item.value().unsafeGetTensorImpl());
+    }
     for (const auto& child : module.named_children()) {
       const std::string child_name = name.empty() ? child.key() : name + "." + child.key();
-      left.merge(Decide(*child.value(), child_name, asks));
+      Left below = Decide(*child.value(), child_name, asks);
+      left.counted.merge(below.counted);
+      left.all.merge(below.all);
     }
     const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
     if (choice_->Has(sharded)) return {};  // With others.
     if (sharded == nullptr || name.empty()) return left;
-    if (left.empty()) return left;  // Nothing to shard.
-    if (!kept && !(asks && policy_.wrap({name, module, Numel(left)}))) return left;
+    const bool wraps = asks && policy_.wrap({name, module, Numel(left.counted)});
+    if (!kept && !wraps) return left;
+    if (left.all.empty()) return left;  // Nothing to shard.
     choice_->chosen.emplace(sharded, UnitChoice::kAlone);
     return {};
   }
@@ -135,7 +145,7 @@ absl::StatusOr<UnitChoice> ChooseUnits(torch::nn::Module& root, const WrapPolicy
     choice.ignored.insert(tensor.unsafeGetTensorImpl());
   for (const auto& module : ignored.modules) IgnoreSubtree(*module, &choice.ignored);
   for (const auto& names : policy.groups) RETURN_IF_ERROR(AddGroup(root, names, &choice));
-  choice.root_is_unit = !Asking(policy, precision, &choice).Decide(root, "").empty();
+  choice.root_is_unit = !Asking(policy, precision, &choice).Decide(root, "").counted.empty();
   for (const auto& module : ignored.modules) {
     if (choice.Has(dynamic_cast<const ShardedBase*>(module.get()))) {
       return absl::InvalidArgumentError(

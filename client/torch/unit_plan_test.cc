@@ -96,9 +96,9 @@ TEST(UnitPlanTest, WhatCouldNotBeTrainedIsRefusedAsTheCoordinatorWould) {
   config.world_size = 0;
   EXPECT_THAT(PlanUnits(root, config),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("world")));
-  root.to(torch::kFloat64);
+  root.to(torch::kBFloat16);
   EXPECT_THAT(PlanUnits(root, TwoRanks(Strategy::kFullShard)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("fp32")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("fp32 or fp64")));
 }
 
 }  // namespace

@@ -195,7 +195,7 @@ TEST_P(FrozenTest, BackwardsOfSeveralForwardsReadFrozenParametersToTheirEnd) {
 
 // F2FRZ-1: three units and a root of which just the biases are trainable.
 TEST_P(FrozenTest, OfMixedUnitsJustTheTrainableParametersAreReduced) {
-  constexpr int64_t kDim = 6, kSteps = 10;
+  static constexpr int64_t kDim = 6, kSteps = 10;
   for (const bool checkpoints : {false, true}) {
     SessionOptions options = OptionsOfStrategy();
     Training<MlpStack> training;
