@@ -1,9 +1,16 @@
 // Session: whole parameters, initial ones too, which travel through the rank's gradient slots.
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/cpp/session.h"
 
 namespace tessera {
+namespace {
+
+void Zero(Values values) { memset(values.data(), 0, values.size_bytes()); }
+
+}  // namespace
 
 int64_t Session::num_writes() const { return page()->writes.load(std::memory_order_acquire); }
 
@@ -20,7 +27,7 @@ absl::Status Session::ClaimSlot(int unit) {
 
 absl::Status Session::StageValues(OpKind kind, int unit, const Filler& fill) {
   RETURN_IF_ERROR(ClaimSlot(unit));
-  ZeroUncovered(unit, full_dtype(unit));
+  Zero(SlotValues(unit, 0, layout_.units[unit].shards.padded_numel()));
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) fill(unit, p, SlotValues(unit, parameters[p]));
   return SubmitSlot(kind, unit);
@@ -87,7 +94,7 @@ absl::Status Session::WriteGradients(int unit, const GradientFiller& fill) {
     RETURN_IF_ERROR(SubmitSlot(OpKind::kReadGradient, unit));
     RETURN_IF_ERROR(AwaitSlot(unit));
   } else {
-    ZeroUncovered(unit, full_dtype(unit));
+    Zero(SlotValues(unit, 0, layout_.units[unit].shards.padded_numel()));
   }
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {

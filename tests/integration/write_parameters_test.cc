@@ -143,6 +143,20 @@ TEST_F(WriteParametersTest, UnitsThatAreNotWrittenStayAndEachRanksOwnSliceCounts
   }
 }
 
+// What a slot held before, a gradient or other values, is nobody's value, frozen or not.
+TEST_F(WriteParametersTest, WhatAFillerDoesNotWriteIsZero) {
+  SessionOptions options = ToyOptions(*cluster_, "zeroes", kWorldSize);
+  options.model = ToyModel(3, /*with_frozen=*/true);
+  TrainerTeam team = OpenTeam(options);
+  ASSERT_OK(team.TrainTo(2));
+  ASSERT_OK(team.RunAll([](Session* session) {
+    return session->WriteParameters(kAllUnits, [](int, int, absl::Span<float>) {});
+  }));
+  const std::vector<float> values = Values(&team);
+  EXPECT_FALSE(values.empty());
+  for (const float value : values) EXPECT_EQ(value, 0.0f);
+}
+
 TEST_F(WriteParametersTest, RanksThatWriteDifferentUnitsGetAnErrorAndNothingIsWritten) {
   TrainerTeam team = OpenTeam(ToyOptions(*cluster_, "toy", kWorldSize));
   ASSERT_OK(team.TrainTo(2));
