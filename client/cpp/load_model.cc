@@ -1,6 +1,9 @@
 #include "client/cpp/load_model.h"
 
-#include "absl/strings/str_cat.h"
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
@@ -8,15 +11,18 @@
 namespace tessera {
 namespace {
 
-// The last line may have been cut.
+// See LoadPlan::Report. What was too long lacks its end, and perhaps a part of its last line.
 LoadReport ParseReport(const std::string& text) {
   LoadReport report;
-  report.cut_short = !text.empty() && text.back() != '\n';
+  report.cut_short = !text.empty() && !absl::EndsWith(text, "\nend\n");
   std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
   lines.pop_back();
   for (absl::string_view line : lines) {
-    if (absl::ConsumePrefix(&line, "missing ")) report.missing.emplace_back(line);
-    if (absl::ConsumePrefix(&line, "unexpected ")) report.unexpected.emplace_back(line);
+    std::vector<std::string>* into = nullptr;
+    if (absl::ConsumePrefix(&line, "missing ")) into = &report.missing;
+    if (absl::ConsumePrefix(&line, "unexpected ")) into = &report.unexpected;
+    std::string name;
+    if (into != nullptr && absl::CUnescape(line, &name)) into->push_back(std::move(name));
   }
   return report;
 }

@@ -31,9 +31,9 @@ struct LoadReport {
 
 // Errors: InvalidArgument     no safetensors file, or one that does not fit: naming the tensor
 //         NotFound, PermissionDenied, DataLoss  the file, as some rank sees it
-//         FailedPrecondition  the ranks see different files, or it changed meanwhile; within a
-//                             gradient that is not reduced
-//         Aborted             as Session::WriteParameters.
+//         FailedPrecondition  the ranks see different files, or it changed meanwhile
+//         Aborted             as Session::WriteParameters; or some rank read for longer than the
+//                             others by more than config.collective_timeout.
 absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
                                      const LoadOptions& options = {});
 

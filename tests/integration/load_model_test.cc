@@ -198,6 +198,24 @@ TEST_F(LoadModelTest, NotStrictlyWhatIsMissingStaysAndIsReported) {
   EXPECT_EQ(Values(&team), expected);
 }
 
+TEST_F(LoadModelTest, ReportThatIsTooLongSaysSo) {
+  std::vector<TensorSpec> tensors = TensorsOf(ToyModel(3));
+  for (int i = 1000; i < 2000; ++i)
+    tensors.push_back({absl::StrCat("stranger", i), {1}, DType::kFp32});
+  Write(Path("many"), tensors);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
+  ASSERT_OK(team.TrainTo(1));
+  LoadOptions options;
+  options.strict = false;
+  ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    ASSIGN_OR_RETURN(const LoadReport report, LoadModel(session, Path("many"), options));
+    EXPECT_TRUE(report.cut_short);
+    EXPECT_GT(report.unexpected.size(), 100);
+    EXPECT_EQ(report.unexpected[0], "stranger1000");
+    return absl::OkStatus();
+  }));
+}
+
 // Each rank names a file of its own, of another time.
 TEST_F(LoadModelTest, RanksThatSeeDifferentFilesAreTold) {
   Write(Path("of0"), TensorsOf(ToyModel(3)));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -44,8 +45,11 @@ absl::Status CheckStrict(const LoadPlan& plan) {
 
 std::string LoadPlan::Report() const {
   std::string report;
-  for (const std::string& name : missing) absl::StrAppend(&report, "missing ", name, "\n");
-  for (const std::string& name : unexpected) absl::StrAppend(&report, "unexpected ", name, "\n");
+  for (const std::string& name : missing)
+    absl::StrAppend(&report, "missing ", absl::Utf8SafeCEscape(name), "\n");
+  for (const std::string& name : unexpected)
+    absl::StrAppend(&report, "unexpected ", absl::Utf8SafeCEscape(name), "\n");
+  if (!report.empty()) absl::StrAppend(&report, "end\n");
   return report;
 }
 

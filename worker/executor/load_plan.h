@@ -21,7 +21,8 @@ struct LoadPlan {
   std::vector<std::string> missing;     // Parameters without a tensor.
   std::vector<std::string> unexpected;  // Tensors that are nobody's.
 
-  // For a person and a program: a line "missing NAME" or "unexpected NAME" each; empty: neither.
+  // A line "missing NAME" or "unexpected NAME" each, names with C's escapes, and a last line "end",
+  // by which a reader sees that it is whole; empty: neither.
   std::string Report() const;
 };
 

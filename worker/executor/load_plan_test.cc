@@ -54,8 +54,17 @@ TEST(LoadPlanTest, WhatIsMissingAndUnexpectedIsAnErrorOrReported) {
       StatusIs(absl::StatusCode::kInvalidArgument,
                AllOf(HasSubstr("it lacks 'b', 'c'"), HasSubstr("the model lacks 'd', 'n'"))));
   ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(header, Layout(), false));
-  EXPECT_EQ(plan.Report(), "missing b\nmissing c\nunexpected d\nunexpected n\n");
+  EXPECT_EQ(plan.Report(), "missing b\nmissing c\nunexpected d\nunexpected n\nend\n");
   EXPECT_THAT(plan.tensors[1], ElementsAre(IsEmpty()));
+}
+
+// The file may be anybody's.
+TEST(LoadPlanTest, NameThatLooksLikeLinesOfTheReportStaysOne) {
+  ASSERT_OK_AND_ASSIGN(
+      const LoadPlan plan,
+      PlanLoad(HeaderOf({{"a", {2, 3}}, {"b", {5}}, {"c", {}}, {"x\nmissing a\nend\n", {1}}}),
+               Layout(), /*strict=*/false));
+  EXPECT_EQ(plan.Report(), "unexpected x\\nmissing a\\nend\\n\nend\n");
 }
 
 TEST(LoadPlanTest, ManyNamesAreCutShortInTheErrorOnly) {
