@@ -13,7 +13,7 @@ Violation = collections.namedtuple("Violation", ["path", "line", "include", "rea
 
 _GRPC = r"grpc|.*\.grpc\.pb\.h$"
 _PROTO = r"proto/|google/protobuf/|.*\.pb\.h$"
-_FOLDERS = r"(?:base|layout|job|net|proto|coordinator|worker|client|tests)/"
+_FOLDERS = r"(?:base|layout|job|net|proto|checkpoint|coordinator|worker|client|tests)/"
 _TESTS = r".*_test\.cc$|tests/"
 
 # `where` and `unless` match from the start of the including file's path, `forbidden` from the
@@ -26,19 +26,21 @@ RULES = [
          "job includes only base, layout and the wire's messages"),
     Rule(r"job/(job_config|job_layout)", _TESTS, _PROTO + r"|job/job_codec", "a job's config and layout know no wire"),
     Rule(r"net/", _TESTS, r"(?!base/|net/)" + _FOLDERS, "net includes only base"),
+    Rule(r"checkpoint/", _TESTS, r"(?!base/|layout/|checkpoint/|worker/device/host/kernels)" + _FOLDERS,
+         "files of models and checkpoints include only base, layout and the kernels that cast"),
     Rule(r"coordinator/core/", _TESTS, r"(?!base/|layout/|job/job_config|job/job_layout|coordinator/core/)" + _FOLDERS,
          "the coordinator's core includes only base, layout and a job's config"),
     Rule(r"coordinator/", None, r"worker/|client/", "the coordinator includes no worker or client"),
     Rule(r"worker/", None, r"coordinator/|client/", "the worker includes no coordinator or client"),
-    Rule(r"client/", None, r"worker/engine/|worker/agent/|worker/storage/|coordinator/core/",
+    Rule(r"client/", None, r"worker/engine/|worker/agent/|coordinator/core/",
          "clients see the worker's memory protocol and its servers, not their insides"),
-    Rule(r"worker/engine/", _TESTS, _GRPC + "|" + _PROTO + r"|job/job_codec|net/|worker/storage/|sqlite3|etcd",
-         "the engine includes no gRPC, no proto, no net and no storage"),
+    Rule(r"worker/engine/", _TESTS, _GRPC + "|" + _PROTO + r"|job/job_codec|net/|checkpoint/|sqlite3|etcd",
+         "the engine includes no gRPC, no proto, no net and no checkpoint"),
     Rule(r"worker/(?:engine|device|comm)/", None, r"worker/(?:agent|service|keeper)/",
          "the engine, its devices and collectives include nothing above them"),
-    Rule(r"worker/device/", None, r"worker/(?:comm|engine|storage)/",
+    Rule(r"worker/device/", None, r"worker/(?:comm|engine)/|checkpoint/",
          "devices include nothing above them"),
-    Rule(r"worker/comm/", None, r"worker/(?:engine|storage)/",
+    Rule(r"worker/comm/", None, r"worker/engine/|checkpoint/",
          "collectives may use devices, not the engine"),
     Rule(r"", r"worker/device/cuda/|worker/comm/nccl/",
          r"cuda[_.A-Z]|cuda\w*\.h|cub/|thrust/|cooperative_groups|nvtx|nccl",
@@ -51,7 +53,7 @@ RULES = [
 ]
 
 SOURCE = re.compile(
-    r"^(?:base|layout|job|net|proto|coordinator|worker|client|tests)/.*\.(?:h|cc|cu|cuh|c|inc)$")
+    r"^(?:base|layout|job|net|proto|checkpoint|coordinator|worker|client|tests)/.*\.(?:h|cc|cu|cuh|c|inc)$")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 

@@ -25,7 +25,7 @@ BROKEN = [
     ("client/cpp/rank.cc", "worker/engine/unit.h"),
     ("worker/engine/unit.cc", "grpcpp/grpcpp.h"),
     ("worker/engine/unit.cc", "proto/types.pb.h"),
-    ("worker/engine/unit.cc", "worker/storage/object_store.h"),
+    ("worker/engine/unit.cc", "checkpoint/object_store.h"),
     ("worker/engine/unit.cc", "worker/service/server.h"),
     ("worker/comm/shm/shm.cc", "worker/engine/unit.h"),
     ("worker/device/device.h", "worker/comm/communicator.h"),
@@ -34,7 +34,7 @@ BROKEN = [
     ("worker/comm/tcp/tcp.cc", "nccl.h"),
     ("worker/keeper/keeper.h", "grpcpp/server.h"),
     ("client/cpp/client.h", "grpcpp/channel.h"),
-    ("worker/storage/publish.cc", "proto/worker.grpc.pb.h"),
+    ("checkpoint/publish.cc", "proto/worker.grpc.pb.h"),
     ("layout/shard_map_test.cc", "tests/testing/cluster.h"),
     ("client/cpp/client.cc", "torch/torch.h"),
 ]

@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
-#include "worker/storage/model_file.h"
+#include "checkpoint/model_file.h"
 
 namespace tessera::demo {
 namespace {

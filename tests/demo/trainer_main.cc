@@ -15,7 +15,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/demo/gpt.h"
 #include "tests/demo/text.h"
-#include "worker/storage/model_file.h"
+#include "checkpoint/model_file.h"
 
 namespace tessera::demo {
 namespace {

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/flight_log.h"
 #include "tests/testing/toy_cluster.h"
-#include "worker/storage/model_file.h"
+#include "checkpoint/model_file.h"
 
 namespace tessera {
 namespace {

@@ -19,7 +19,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/storage/model_file.h"
+#include "checkpoint/model_file.h"
 
 namespace tessera {
 namespace {

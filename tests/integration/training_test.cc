@@ -14,7 +14,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/toy_cluster.h"
 #include "tests/testing/toy_training.h"
-#include "worker/storage/model_file.h"
+#include "checkpoint/model_file.h"
 
 namespace tessera {
 namespace {

@@ -30,28 +30,41 @@ int StatusField(int pid, const std::string& key) {
   return -1;
 }
 
-// Where /proc shows the regions of a job, by label.
-std::map<std::string, std::string> RegionPaths(int pid, const std::string& job_id) {
-  std::map<std::string, std::string> paths;
+std::string NameOf(int fd) {
+  std::error_code error;
+  return std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", fd), error).string();
+}
+
+// The regions of a job that a process has open, by label.
+std::map<std::string, UniqueFd> OpenRegions(int pid, const std::string& job_id) {
+  std::map<std::string, UniqueFd> regions;
   const std::string prefix = absl::StrCat("/memfd:tessera:", job_id, "/");
   for (const auto& [fd, name] : DescriptorsOf(pid)) {
-    absl::string_view label = name;
+    if (!absl::StartsWith(name, prefix)) continue;
+    UniqueFd region(open(absl::StrCat("/proc/", pid, "/fd/", fd).c_str(), O_RDONLY | O_CLOEXEC));
+    // The number may be another file's by now, so the name counts that this one has.
+    const std::string opened = NameOf(region.get());
+    absl::string_view label = opened;
     if (!absl::ConsumePrefix(&label, prefix)) continue;
     absl::ConsumeSuffix(&label, " (deleted)");
-    paths[std::string(label)] = absl::StrCat("/proc/", pid, "/fd/", fd);
+    regions[std::string(label)] = std::move(region);
   }
-  return paths;
+  return regions;
+}
+
+std::string ReadAll(int fd) {
+  std::string text;
+  char buffer[1 << 16];
+  ssize_t got;
+  while (fd >= 0 && (got = read(fd, buffer, sizeof(buffer))) > 0) text.append(buffer, got);
+  return text;
 }
 
 }  // namespace
 
 std::string ReadFile(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::string text;
-  char buffer[1 << 16];
-  ssize_t got;
-  while (fd.valid() && (got = read(fd.get(), buffer, sizeof(buffer))) > 0) text.append(buffer, got);
-  return text;
+  return ReadAll(fd.get());
 }
 
 std::string CommandLine(int pid) { return ReadFile(absl::StrCat("/proc/", pid, "/cmdline")); }
@@ -109,15 +122,15 @@ int NumThreads(int pid) { return StatusField(pid, "Threads"); }
 
 std::map<std::string, std::string> RegionsOf(int pid, const std::string& job_id) {
   std::map<std::string, std::string> regions;
-  for (const auto& [label, path] : RegionPaths(pid, job_id)) regions[label] = ReadFile(path);
+  for (const auto& [label, fd] : OpenRegions(pid, job_id)) regions[label] = ReadAll(fd.get());
   return regions;
 }
 
 std::map<std::string, int64_t> ResidentBytesOf(int pid, const std::string& job_id) {
   std::map<std::string, int64_t> bytes;
-  for (const auto& [label, path] : RegionPaths(pid, job_id)) {
+  for (const auto& [label, fd] : OpenRegions(pid, job_id)) {
     struct stat info;
-    if (stat(path.c_str(), &info) == 0) bytes[label] = static_cast<int64_t>(info.st_blocks) * 512;
+    if (fstat(fd.get(), &info) == 0) bytes[label] = static_cast<int64_t>(info.st_blocks) * 512;
   }
   return bytes;
 }

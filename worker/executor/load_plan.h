@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "layout/model_layout.h"
-#include "worker/storage/safetensors_header.h"
+#include "checkpoint/safetensors_header.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load_plan.h"
-#include "worker/storage/model_reader.h"
+#include "checkpoint/model_reader.h"
 
 namespace tessera {
 namespace {

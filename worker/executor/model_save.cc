@@ -6,7 +6,7 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "worker/executor/agreement.h"
-#include "worker/storage/model_file.h"
+#include "checkpoint/model_file.h"
 
 namespace tessera {
 namespace {

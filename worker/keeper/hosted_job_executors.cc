@@ -10,7 +10,7 @@
 #include "base/utf8.h"
 #include "worker/keeper/hosted_job.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/storage/model_file.h"
+#include "checkpoint/model_file.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/storage/model_reader.h"
+#include "checkpoint/model_reader.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

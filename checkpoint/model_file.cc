@@ -1,4 +1,4 @@
-#include "worker/storage/model_file.h"
+#include "checkpoint/model_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "worker/storage/model_reader.h"
+#include "checkpoint/model_reader.h"
 
 namespace tessera {
 namespace {

@@ -5,8 +5,8 @@
 // The file grows under "<path>.partial" and gets its name only when it is whole and on disk, so
 // that a crash leaves the old file or the new one. No rank holds more than its own slices.
 // Move-only; thread-compatible. Between the phases the ranks synchronise by themselves.
-#ifndef TESSERA_WORKER_STORAGE_MODEL_FILE_H_
-#define TESSERA_WORKER_STORAGE_MODEL_FILE_H_
+#ifndef TESSERA_CHECKPOINT_MODEL_FILE_H_
+#define TESSERA_CHECKPOINT_MODEL_FILE_H_
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
 #include "layout/values.h"
-#include "worker/storage/safetensors_header.h"
+#include "checkpoint/safetensors_header.h"
 
 namespace tessera {
 
@@ -62,4 +62,4 @@ absl::StatusOr<std::vector<LoadedTensor>> ReadModelFile(const std::string& path)
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_STORAGE_MODEL_FILE_H_
+#endif  // TESSERA_CHECKPOINT_MODEL_FILE_H_

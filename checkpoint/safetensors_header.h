@@ -5,8 +5,8 @@
 // Tensors lie in the order that the format's reference writer uses (element size descending, then
 // name), so each is aligned to its own element size. Offsets are known before a byte of data is.
 // Source: huggingface/safetensors README.md (format); its writer (order).
-#ifndef TESSERA_WORKER_STORAGE_SAFETENSORS_HEADER_H_
-#define TESSERA_WORKER_STORAGE_SAFETENSORS_HEADER_H_
+#ifndef TESSERA_CHECKPOINT_SAFETENSORS_HEADER_H_
+#define TESSERA_CHECKPOINT_SAFETENSORS_HEADER_H_
 
 #include <cstdint>
 #include <map>
@@ -53,4 +53,4 @@ absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_STORAGE_SAFETENSORS_HEADER_H_
+#endif  // TESSERA_CHECKPOINT_SAFETENSORS_HEADER_H_

@@ -1,4 +1,4 @@
-#include "worker/storage/safetensors_header.h"
+#include "checkpoint/safetensors_header.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,8 +5,8 @@
 //
 // What a slice is stored in is rounded or widened to what `values` are. The file may be anybody's:
 // its header is checked whole before anything is read by it. Move-only; ReadSlice is thread-safe.
-#ifndef TESSERA_WORKER_STORAGE_MODEL_READER_H_
-#define TESSERA_WORKER_STORAGE_MODEL_READER_H_
+#ifndef TESSERA_CHECKPOINT_MODEL_READER_H_
+#define TESSERA_CHECKPOINT_MODEL_READER_H_
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
 #include "layout/values.h"
-#include "worker/storage/safetensors_header.h"
+#include "checkpoint/safetensors_header.h"
 
 namespace tessera {
 
@@ -51,4 +51,4 @@ class ModelReader {
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_STORAGE_MODEL_READER_H_
+#endif  // TESSERA_CHECKPOINT_MODEL_READER_H_

@@ -11,9 +11,9 @@
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
-#include "worker/storage/model_file.h"
-#include "worker/storage/model_reader.h"
-#include "worker/storage/safetensors_header.h"
+#include "checkpoint/model_file.h"
+#include "checkpoint/model_reader.h"
+#include "checkpoint/safetensors_header.h"
 
 namespace tessera {
 namespace {
