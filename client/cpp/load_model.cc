@@ -2,37 +2,23 @@
 
 #include <utility>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "client/cpp/state_access.h"
+#include "proto/checkpoint.pb.h"
 
 namespace tessera {
-namespace {
-
-// See LoadPlan::Report. What was too long lacks its end, and perhaps a part of its last line.
-LoadReport ParseReport(const std::string& text) {
-  LoadReport report;
-  report.cut_short = !text.empty() && !absl::EndsWith(text, "\nend\n");
-  std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
-  lines.pop_back();
-  for (absl::string_view line : lines) {
-    std::vector<std::string>* into = nullptr;
-    if (absl::ConsumePrefix(&line, "missing ")) into = &report.missing;
-    if (absl::ConsumePrefix(&line, "unexpected ")) into = &report.unexpected;
-    std::string name;
-    if (into != nullptr && absl::CUnescape(line, &name)) into->push_back(std::move(name));
-  }
-  return report;
-}
-
-}  // namespace
 
 absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
                                      const LoadOptions& options) {
-  ASSIGN_OR_RETURN(const std::string report, session->Load(path, options.strict));
-  return ParseReport(report);
+  v1::LoadRequest request;
+  request.set_path(path);
+  request.set_strict(options.strict);
+  ASSIGN_OR_RETURN(const std::string bytes,
+                   StateAccess(session).CallToWrite(OpKind::kLoad, request.SerializeAsString()));
+  v1::LoadReply reply;
+  if (!reply.ParseFromString(bytes)) return absl::InternalError("the load's reply is malformed");
+  return LoadReport{{reply.missing().begin(), reply.missing().end()},
+                    {reply.unexpected().begin(), reply.unexpected().end()}};
 }
 
 }  // namespace tessera

@@ -25,8 +25,7 @@ struct LoadOptions {
 };
 
 struct LoadReport {
-  std::vector<std::string> missing, unexpected;  // Names; there may be more.
-  bool cut_short = false;                        // There are more.
+  std::vector<std::string> missing, unexpected;  // Names.
 };
 
 // Errors: InvalidArgument     no safetensors file, or one that does not fit: naming the tensor

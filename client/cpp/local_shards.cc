@@ -105,7 +105,7 @@ absl::StatusOr<StepResult> LocalShards::Begin(const StepOptions& options) {
   begun_epoch_ = 0;
   RETURN_IF_ERROR(session_->CheckStepOptions(options));
   RETURN_IF_ERROR(session_->ReduceRest());
-  RETURN_IF_ERROR(session_->Submit(OpKind::kTally, -1, options));
+  RETURN_IF_ERROR(session_->Submit(OpKind::kTally, options));
   RETURN_IF_ERROR(session_->AwaitResult(OpKind::kTally));
   const OpResult& result = session_->page()->result;
   if (result.status_code != 0) session_->ForgetGradients();

@@ -13,18 +13,20 @@
 namespace tessera {
 namespace {
 
-absl::Status StorePath(const std::string& path, ControlPage* page) {
-  if (path.size() >= kMaxTextBytes)
-    return absl::InvalidArgumentError(absl::StrCat("path of ", path.size(), " bytes"));
-  StoreText(path, page->text, kMaxTextBytes);
-  return absl::OkStatus();
+Op OpOf(OpKind kind, int unit) {
+  Op op;
+  op.kind = kind;
+  op.unit = unit;
+  return op;
 }
 
 }  // namespace
 
 int64_t Session::version() const { return page()->committed_step.load(std::memory_order_acquire); }
 
-int64_t Session::next_step() const { return version() + 1 - num_writes(); }
+int64_t Session::next_step() const {
+  return page()->trained_step.load(std::memory_order_acquire) + 1;
+}
 
 bool Session::initialized() const {
   return page()->initialized.load(std::memory_order_acquire) != 0;
@@ -35,31 +37,37 @@ absl::Status Session::CheckUnit(int unit) const {
   return absl::InvalidArgumentError(absl::StrCat("no unit ", unit, " of ", num_units()));
 }
 
-absl::Status Session::Submit(OpKind kind, int unit, const StepOptions& step, int status_code,
-                             uint32_t precision) {
+absl::Status Session::Submit(Op op) {
   ControlPage* control = page();
   RETURN_IF_ERROR(FaultPoint("trainer.operation"));
   const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
   RETURN_IF_ERROR(
       Await([] { return std::string("room in the submission ring"); },
             [&] { return number - control->consumed.load(std::memory_order_acquire) < kRingOps; }));
-  Op& op = control->ring[number % kRingOps];
-  op = Op();
-  op.kind = kind;
   op.epoch = epoch_;
-  op.unit = unit;
-  op.learning_rate_scale = step.learning_rate_scale;
-  op.gradient_divisor = step.gradient_divisor;
-  op.weight = step.weight.value_or(-1.0);
-  op.status_code = status_code;
-  op.full_precision = kind == OpKind::kUnshard ? precision : 0;
-  op.slot_dtype = kind == OpKind::kReduce ? precision : 0;
-  op.strict = kind == OpKind::kLoad ? precision : 0;
-  op.num_groups = step.groups.size();
-  std::copy(step.groups.begin(), step.groups.end(), control->step_groups);
+  control->ring[number % kRingOps] = op;
   agreed_error_ = false;
   Publish(&control->submitted, number + 1);
   return absl::OkStatus();
+}
+
+absl::Status Session::Submit(OpKind kind, int unit) { return Submit(OpOf(kind, unit)); }
+
+absl::Status Session::Submit(OpKind kind, const StepOptions& step) {
+  Op op = OpOf(kind, -1);
+  op.learning_rate_scale = step.learning_rate_scale;
+  op.gradient_divisor = step.gradient_divisor;
+  op.weight = step.weight.value_or(-1.0);
+  op.num_groups = step.groups.size();
+  std::copy(step.groups.begin(), step.groups.end(), page()->step_groups);
+  return Submit(op);
+}
+
+absl::Status Session::SubmitAndAwait(Op op) {
+  RETURN_IF_ERROR(Submit(op));
+  const uint32_t submitted = page()->submitted.value.load();
+  return Await([&] { return OpName(op.kind); },
+               [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
 }
 
 absl::Status Session::AwaitResult(OpKind kind) {
@@ -85,7 +93,9 @@ absl::Status Session::UnshardAsync(int unit, Precision precision) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "': unshard while it is unsharded"));
   }
-  RETURN_IF_ERROR(Submit(OpKind::kUnshard, unit, {}, 0, precision == Precision::kFull));
+  Op op = OpOf(OpKind::kUnshard, unit);
+  op.full_precision = precision == Precision::kFull ? 1 : 0;
+  RETURN_IF_ERROR(Submit(op));
   precisions_[unit] = precision;
   windows_[unit] = Window::kOpening;
   ++unshards_[unit];
@@ -197,7 +207,7 @@ void Session::ForgetGradients() {
 
 absl::Status Session::AnnounceStep(const StepOptions& options) {
   RETURN_IF_ERROR(CheckStepOptions(options));
-  RETURN_IF_ERROR(Submit(OpKind::kAnnounceStep, -1, options));
+  RETURN_IF_ERROR(Submit(OpKind::kAnnounceStep, options));
   // The numbers lie in one place, which the next operation may write to.
   const uint32_t submitted = page()->submitted.value.load();
   return Await([] { return std::string("the announced step"); },
@@ -207,7 +217,7 @@ absl::Status Session::AnnounceStep(const StepOptions& options) {
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   RETURN_IF_ERROR(CheckStepOptions(options));
   RETURN_IF_ERROR(ReduceRest());
-  RETURN_IF_ERROR(Submit(OpKind::kStep, -1, options));
+  RETURN_IF_ERROR(Submit(OpKind::kStep, options));
   RETURN_IF_ERROR(AwaitResult(OpKind::kStep));
   ForgetGradients();
   const OpResult& result = page()->result;
@@ -228,22 +238,6 @@ absl::Status Session::DropGradients() {
   }
   ForgetTouched();
   return Submit(OpKind::kDropGradients, -1);
-}
-
-absl::StatusOr<std::string> Session::Load(const std::string& path, bool strict) {
-  RETURN_IF_ERROR(CloseFullWindows());
-  RETURN_IF_ERROR(StorePath(path, page()));
-  RETURN_IF_ERROR(Submit(OpKind::kLoad, -1, {}, 0, strict ? 1 : 0));
-  RETURN_IF_ERROR(AwaitResult(OpKind::kLoad));
-  RETURN_IF_ERROR(ResultStatus());
-  return LoadText(page()->text, kMaxTextBytes);
-}
-
-absl::Status Session::Save(const std::string& path) {
-  RETURN_IF_ERROR(StorePath(path, page()));
-  RETURN_IF_ERROR(Submit(OpKind::kSave, -1));
-  RETURN_IF_ERROR(AwaitResult(OpKind::kSave));
-  return ResultStatus();
 }
 
 }  // namespace tessera

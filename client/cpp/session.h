@@ -155,8 +155,8 @@ class Session {
   }
   absl::Status DropGradients();
   // Writes the consolidated model; collective. `path` is on a file system that all workers share.
+  // More of files: checkpoint.h.
   absl::Status Save(const std::string& path);
-  absl::StatusOr<std::string> Load(const std::string& path, bool strict);  // See load_model.h.
 
   // Ends the epoch since this rank cannot do its part: undoes the step everywhere and gives every
   // other rank this error, with "rank R: " before its message. Codes that mean something else to
@@ -178,6 +178,7 @@ class Session {
  private:
   friend class SessionSetup;  // session_setup.h: before the first step.
   friend class LocalShards;   // local_shards.h: steps of the trainers' own optimizers.
+  friend class StateAccess;   // state_access.h: files and the optimizer's state.
   enum class Window { kClosed, kOpening, kOpen };
 
   explicit Session(SessionOptions options) : options_(std::move(options)) {}
@@ -190,8 +191,11 @@ class Session {
   absl::Status RunBody(const std::function<absl::Status()>& step_body);
   absl::Status CheckUnit(int unit) const;
   absl::Status CloseFullWindows();
-  absl::Status Submit(OpKind kind, int unit, const StepOptions& step = StepOptions(),
-                      int status_code = 0, uint32_t precision = 0);
+  absl::Status Submit(Op op);
+  absl::Status Submit(OpKind kind, int unit);
+  absl::Status Submit(OpKind kind, const StepOptions& step);
+  // Returns once the executor is through with it.
+  absl::Status SubmitAndAwait(Op op);
   // `what` is only called for the text of an error.
   absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
   // Waits for the operation's result. OK: the other ranks got it too, error or not.
@@ -208,9 +212,10 @@ class Session {
   absl::Status BeginGradient(int unit);  // Unless it has begun.
   absl::Status ClaimSlot(int unit);      // For values that are no gradient.
   // Submits what concerns the claimed slot; AwaitSlot then waits for it.
-  absl::Status SubmitSlot(OpKind kind, int unit, DType dtype = DType::kFp32);
+  absl::Status SubmitSlot(Op op);
+  absl::Status SubmitSlot(OpKind kind, int unit);
   absl::Status RunAfterHook(int unit);
-  absl::Status StageValues(OpKind kind, int unit, const Filler& fill);
+  absl::Status StageValues(OpKind kind, int unit, const Filler& fill, uint32_t array = 0);
   int64_t version() const;  // Of the state: steps and writes.
   std::byte* Slot(int unit) const;
   // Elements of the unit's slot, in the full dtype.

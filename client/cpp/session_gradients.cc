@@ -172,8 +172,16 @@ void Session::ZeroUncovered(int unit, DType dtype) {
   zero(covered, unit_layout.shards.padded_numel());
 }
 
-absl::Status Session::SubmitSlot(OpKind kind, int unit, DType dtype) {
-  RETURN_IF_ERROR(Submit(kind, unit, {}, 0, static_cast<uint32_t>(dtype)));
+absl::Status Session::SubmitSlot(OpKind kind, int unit) {
+  Op op;
+  op.kind = kind;
+  op.unit = unit;
+  return SubmitSlot(op);
+}
+
+absl::Status Session::SubmitSlot(Op op) {
+  const int unit = op.unit;
+  RETURN_IF_ERROR(Submit(op));
   ++gradients_[unit].submitted;
   return absl::OkStatus();
 }
@@ -205,7 +213,11 @@ absl::Status Session::Reduce(int unit) {
       CompressInPlace(gradient.travels_in, slot.as<float>());
     }
   }
-  RETURN_IF_ERROR(SubmitSlot(OpKind::kReduce, unit, gradient.travels_in));
+  Op op;
+  op.kind = OpKind::kReduce;
+  op.unit = unit;
+  op.slot_dtype = static_cast<uint32_t>(gradient.travels_in);
+  RETURN_IF_ERROR(SubmitSlot(op));
   gradient.begun = false;
   gradient.reduced = true;
   gradient.after_hook_ran = false;

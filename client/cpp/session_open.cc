@@ -195,7 +195,10 @@ bool Session::EpochIsOver() const {
 absl::Status Session::Fail(const absl::Status& cause) {
   if (EpochIsOver()) return absl::OkStatus();
   StoreText(cause.message(), page()->text, kMaxTextBytes);
-  RETURN_IF_ERROR(Submit(OpKind::kFail, -1, {}, cause.raw_code()));
+  Op op;
+  op.kind = OpKind::kFail;
+  op.status_code = cause.raw_code();
+  RETURN_IF_ERROR(Submit(op));
   const absl::Status over =
       Await([] { return std::string("the end of the epoch"); }, [this] { return EpochIsOver(); });
   return EpochIsOver() ? absl::OkStatus() : over;

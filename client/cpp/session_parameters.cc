@@ -25,12 +25,16 @@ absl::Status Session::ClaimSlot(int unit) {
   return absl::OkStatus();
 }
 
-absl::Status Session::StageValues(OpKind kind, int unit, const Filler& fill) {
+absl::Status Session::StageValues(OpKind kind, int unit, const Filler& fill, uint32_t array) {
   RETURN_IF_ERROR(ClaimSlot(unit));
   Zero(SlotValues(unit, 0, layout_.units[unit].shards.padded_numel()));
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) fill(unit, p, SlotValues(unit, parameters[p]));
-  return SubmitSlot(kind, unit);
+  Op op;
+  op.kind = kind;
+  op.unit = unit;
+  op.array = array;
+  return SubmitSlot(op);
 }
 
 absl::Status Session::Initialize(const Filler& fill) {

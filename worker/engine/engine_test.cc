@@ -204,7 +204,7 @@ TEST(GroupPageTest, FirstDecisionOfAStepStands) {
   RecordDecision(page.get(), counts, 1, {0.25, 4.0, {numbers, numbers}}, {true, true});
   EXPECT_THAT(counts.Load(1), testing::ElementsAre(1, 0));
   EXPECT_EQ(page->decided_step.load(), 1);
-  const StepNumbers loaded = LoadDecision(*page, 1, 2);
+  const StepNumbers loaded = LoadDecision(*page, counts, 1, 2);
   EXPECT_EQ(loaded.gradient_scale, 0.5);
   EXPECT_EQ(loaded.gradient_norm, 2.0);
   ASSERT_EQ(loaded.groups.size(), 2);
@@ -315,7 +315,7 @@ const std::byte* BytesOf(const std::vector<float>& values) {
 }
 
 const float* ParametersOf(const ShardedOptimizer& optimizer, int version) {
-  return reinterpret_cast<const float*>(optimizer.Parameters(version));
+  return reinterpret_cast<const float*>(optimizer.Array(StateArray::kParameter, version));
 }
 
 TEST(ShardedOptimizerTest, RepeatingAnUpdateGivesTheSameBytesAndLeavesTheOldVersion) {

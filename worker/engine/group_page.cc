@@ -1,6 +1,39 @@
 #include "worker/engine/group_page.h"
 
 namespace tessera {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+void StoreGroups(const std::vector<HyperParameters>& groups, Decision* decision) {
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const HyperParameters& from = groups[i];
+    SharedHyperParameters& to = decision->groups[i];
+    to.learning_rate.store(from.learning_rate, kRelaxed);
+    to.beta1.store(from.beta1, kRelaxed);
+    to.beta2.store(from.beta2, kRelaxed);
+    to.epsilon.store(from.epsilon, kRelaxed);
+    to.weight_decay.store(from.weight_decay, kRelaxed);
+    to.momentum.store(from.momentum, kRelaxed);
+  }
+}
+
+std::vector<HyperParameters> LoadGroups(const Decision& decision, int num_groups) {
+  std::vector<HyperParameters> groups;
+  for (int i = 0; i < num_groups; ++i) {
+    const SharedHyperParameters& from = decision.groups[i];
+    HyperParameters& to = groups.emplace_back();
+    to.learning_rate = from.learning_rate.load(kRelaxed);
+    to.beta1 = from.beta1.load(kRelaxed);
+    to.beta2 = from.beta2.load(kRelaxed);
+    to.epsilon = from.epsilon.load(kRelaxed);
+    to.weight_decay = from.weight_decay.load(kRelaxed);
+    to.momentum = from.momentum.load(kRelaxed);
+  }
+  return groups;
+}
+
+}  // namespace
 
 void UpdateCounts::Record(int64_t step, const std::vector<bool>& touched) const {
   for (int p = 0; p < num_parameters_; ++p) {
@@ -18,51 +51,70 @@ std::vector<int64_t> UpdateCounts::Load(int64_t step) const {
   return updates;
 }
 
+void UpdateCounts::Set(int64_t step, const std::vector<int64_t>& counts) const {
+  for (int p = 0; p < num_parameters_; ++p) At(step, p).store(counts[p], std::memory_order_relaxed);
+}
+
+TrainingProgress LoadProgress(const GroupPage& group, const UpdateCounts& counts, int64_t step,
+                              int num_groups) {
+  TrainingProgress progress;
+  const Decision& decision = group.decisions[step % 2];
+  progress.step = decision.trained_step.load(std::memory_order_relaxed);
+  for (int p = 0; p < counts.num_parameters(); ++p)
+    progress.update_counts.push_back(counts.CountOf(step, p));
+  progress.groups = LoadGroups(decision, num_groups);
+  return progress;
+}
+
+void RecordInitialProgress(GroupPage* group, const UpdateCounts& counts,
+                           const TrainingProgress& progress) {
+  counts.Set(0, progress.update_counts);
+  group->decisions[0].trained_step.store(progress.step, std::memory_order_relaxed);
+  StoreGroups(progress.groups, &group->decisions[0]);
+}
+
 void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const StepNumbers& numbers,
                     const std::vector<bool>& touched) {
   if (group->decided_step.load(std::memory_order_acquire) >= step) return;
-  counts.Record(step, touched);
+  if (numbers.loaded.has_value()) {
+    counts.Set(step, numbers.loaded->update_counts);
+  } else {
+    counts.Record(step, touched);
+  }
   Decision& decision = group->decisions[step % 2];
-  constexpr auto kRelaxed = std::memory_order_relaxed;
   decision.gradient_scale.store(numbers.gradient_scale, kRelaxed);
   decision.gradient_norm.store(numbers.gradient_norm, kRelaxed);
   decision.is_write.store(numbers.is_write ? 1 : 0, kRelaxed);
   decision.is_trainers_step.store(numbers.is_trainers_step ? 1 : 0, kRelaxed);
-  const int64_t writes = group->decisions[(step + 1) % 2].writes.load(kRelaxed);
-  decision.writes.store(writes + (numbers.is_write && !numbers.is_trainers_step ? 1 : 0), kRelaxed);
-  for (size_t i = 0; i < numbers.groups.size(); ++i) {
-    const HyperParameters& from = numbers.groups[i];
-    SharedHyperParameters& to = decision.groups[i];
-    to.learning_rate.store(from.learning_rate, kRelaxed);
-    to.beta1.store(from.beta1, kRelaxed);
-    to.beta2.store(from.beta2, kRelaxed);
-    to.epsilon.store(from.epsilon, kRelaxed);
-    to.weight_decay.store(from.weight_decay, kRelaxed);
-    to.momentum.store(from.momentum, kRelaxed);
+  decision.sets_moments.store(numbers.loaded.has_value() ? 1 : 0, kRelaxed);
+  const Decision& before_it = group->decisions[(step + 1) % 2];
+  const bool counts_as_write = numbers.is_write && !numbers.is_trainers_step;
+  decision.writes.store(before_it.writes.load(kRelaxed) + (counts_as_write ? 1 : 0), kRelaxed);
+  decision.trained_step.store(numbers.loaded.has_value() ? numbers.loaded->step
+                                                         : before_it.trained_step.load(kRelaxed) +
+                                                               (counts_as_write ? 0 : 1),
+                              kRelaxed);
+  if (numbers.groups.empty()) {
+    StoreGroups(LoadGroups(before_it, kMaxParamGroups), &decision);
+  } else {
+    StoreGroups(numbers.groups, &decision);
   }
   int64_t before = step - 1;
   group->decided_step.compare_exchange_strong(before, step, std::memory_order_acq_rel);
 }
 
-StepNumbers LoadDecision(const GroupPage& group, int64_t step, int num_groups) {
+StepNumbers LoadDecision(const GroupPage& group, const UpdateCounts& counts, int64_t step,
+                         int num_groups) {
   const Decision& decision = group.decisions[step % 2];
-  constexpr auto kRelaxed = std::memory_order_relaxed;
   StepNumbers numbers;
   numbers.gradient_scale = decision.gradient_scale.load(kRelaxed);
   numbers.gradient_norm = decision.gradient_norm.load(kRelaxed);
   numbers.is_write = decision.is_write.load(kRelaxed) != 0;
   numbers.is_trainers_step = decision.is_trainers_step.load(kRelaxed) != 0;
   numbers.writes = decision.writes.load(kRelaxed);
-  for (int i = 0; i < num_groups; ++i) {
-    const SharedHyperParameters& from = decision.groups[i];
-    HyperParameters& to = numbers.groups.emplace_back();
-    to.learning_rate = from.learning_rate.load(kRelaxed);
-    to.beta1 = from.beta1.load(kRelaxed);
-    to.beta2 = from.beta2.load(kRelaxed);
-    to.epsilon = from.epsilon.load(kRelaxed);
-    to.weight_decay = from.weight_decay.load(kRelaxed);
-    to.momentum = from.momentum.load(kRelaxed);
-  }
+  if (decision.sets_moments.load(kRelaxed) != 0)
+    numbers.loaded = LoadProgress(group, counts, step, num_groups);
+  numbers.groups = LoadGroups(decision, num_groups);
   return numbers;
 }
 

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,6 +21,7 @@
 #include "job/job_config.h"
 #include "worker/comm/wait_word.h"
 #include "worker/engine/window_count.h"
+#include "worker/memory/training_progress.h"
 
 namespace tessera {
 
@@ -41,7 +43,9 @@ struct Decision {
   SharedHyperParameters groups[kMaxParamGroups];  // As many as the job has.
   std::atomic<uint32_t> is_write;                 // 1: sets parameters instead of updating them.
   std::atomic<uint32_t> is_trainers_step;         // 1: to what trainers' own optimizers made.
-  std::atomic<int64_t> writes;                    // Among all steps up to this one.
+  std::atomic<uint32_t> sets_moments;  // 1, with is_write: moments and update counts as well.
+  std::atomic<int64_t> writes;         // Among all steps up to this one.
+  std::atomic<int64_t> trained_step;   // Its number as trainers count: a load sets it.
 };
 
 struct GroupPage {
@@ -65,6 +69,8 @@ class UpdateCounts {
   }
 
   int num_parameters() const { return num_parameters_; }
+  // As a load has them, by parameter.
+  void Set(int64_t step, const std::vector<int64_t>& counts) const;
 
   // Writes those of `step`, from those of the step before it. touched: by parameter.
   void Record(int64_t step, const std::vector<bool>& touched) const;
@@ -88,19 +94,31 @@ class UpdateCounts {
 struct StepNumbers {
   double gradient_scale = 1.0;
   double gradient_norm = 0.0;
-  std::vector<HyperParameters> groups;
-  bool is_write = false;  // The new version's parameters are in the state already.
+  std::vector<HyperParameters> groups;  // Empty: the step's before it, as of a write.
+  bool is_write = false;                // The new version's parameters are in the state already.
   // With is_write: it counts as a step, not as a write.
   bool is_trainers_step = false;
   int64_t writes = 0;  // Among all steps up to this one; counted by RecordDecision.
+  // With is_write: the new version's moments are in the state already as well, and this is where
+  // training stands then.
+  std::optional<TrainingProgress> loaded;
 };
+
+// Where training stands after the decided `step`. Requires num_groups <= kMaxParamGroups.
+TrainingProgress LoadProgress(const GroupPage& group, const UpdateCounts& counts, int64_t step,
+                              int num_groups);
+
+// Where a job begins: at step 0, with nothing decided. All ranks write equal values.
+void RecordInitialProgress(GroupPage* group, const UpdateCounts& counts,
+                           const TrainingProgress& progress);
 
 // Records that every rank voted for `step`. The first caller decides; others find it done.
 // `touched`: the parameters that some rank gave a gradient.
 void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const StepNumbers& numbers,
                     const std::vector<bool>& touched);
 // The numbers of the decided `step`. Requires num_groups <= kMaxParamGroups.
-StepNumbers LoadDecision(const GroupPage& group, int64_t step, int num_groups);
+StepNumbers LoadDecision(const GroupPage& group, const UpdateCounts& counts, int64_t step,
+                         int num_groups);
 
 // Publishes that `rank`'s shard is whole at `step`, and wakes who waits for it.
 void PublishApplied(GroupPage* group, int rank, int64_t step);

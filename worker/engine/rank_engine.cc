@@ -14,6 +14,12 @@ namespace {
 // Between the end of a peer's epoch and the worker's word about it.
 constexpr absl::Duration kReasonTimeout = absl::Seconds(5);
 
+// Those whose end the trainer sees by what was consumed.
+bool IsAwaitedThroughTheRing(OpKind kind) {
+  return kind == OpKind::kDropGradients || kind == OpKind::kAnnounceStep || kind == OpKind::kSend ||
+         kind == OpKind::kReceive;
+}
+
 // What the trainer asks every rank's trainer to be told. Codes that mean something else to them
 // become Unknown.
 absl::Status TrainersError(const Op& op, const ControlPage& control) {
@@ -47,8 +53,11 @@ RankEngine::RankEngine(Options options)
                options_.epoch, options_.parameters, options_.group->windows, options_.gatherer}),
       unit_states_(options_.layout->units.size(), UnitState::kSharded),
       reduced_(options_.layout->units.size(), false),
-      staged_(options_.layout->units.size(), false),
+      staged_(options_.layout->units.size(), 0),
       full_precision_at_(options_.layout->units.size(), -1),
+      initial_progress_({0,
+                         std::vector<int64_t>(options_.memory->num_parameters(), 0),
+                         {options_.config->groups.begin(), options_.config->groups.end()}}),
       assumed_groups_(options_.config->groups.begin(), options_.config->groups.end()),
       early_updates_(options_.layout->units.size()),
       early_groups_(options_.layout->units.size()),
@@ -94,6 +103,8 @@ absl::Status RankEngine::Start(Step resume_step) {
   control->initialized.store(group->initialized.load(std::memory_order_acquire));
   control->committed_step.store(step_);
   control->writes.store(group->decisions[step_ % 2].writes.load(std::memory_order_relaxed));
+  control->trained_step.store(
+      group->decisions[step_ % 2].trained_step.load(std::memory_order_relaxed));
   PublishProgress(OrderStep());
   control->within_step.store(0);
   control->progress_kind.store(0);
@@ -150,10 +161,7 @@ absl::Status RankEngine::Run() {
     // Whom nothing else tells: a trainer that waits for room, or for these to be through. It may
     // have filled the ring while the operation ran.
     const uint32_t filled = control->submitted.value.load(std::memory_order_acquire) - consumed;
-    if (op.kind == OpKind::kDropGradients || op.kind == OpKind::kAnnounceStep ||
-        filled >= kRingOps) {
-      Bump(&control->events);
-    }
+    if (IsAwaitedThroughTheRing(op.kind) || filled >= kRingOps) Bump(&control->events);
   }
   // Peers of this host that wait for this rank need not wait for the worker's word.
   options_.communicator->Abort(status);
@@ -200,20 +208,28 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kSave:
       return Save();
     case OpKind::kLoad:
-      return Load(op.strict != 0);
+      return Load();
+    case OpKind::kSend:
+      return Send(op);
+    case OpKind::kReceive:
+      Receive();
+      return absl::OkStatus();
+    case OpKind::kReadProgress:
+      ReadProgress();
+      return absl::OkStatus();
     case OpKind::kFail:
       trainer_failed_ = true;
       return TrainersError(op, *control);
     case OpKind::kRead:
     case OpKind::kReadGradient:
-      return Read(op.kind, op.unit);
+      return Read(op);
     case OpKind::kWrite:
-      return Write(op.unit);
+      return Write(op);
     case OpKind::kWriteGradient:
       return WriteGradient(op.unit);
     case OpKind::kFinishWrite:
     case OpKind::kFinishTrainersStep:
-      return FinishWrite(op.kind);
+      return FinishWrite(op);
     case OpKind::kBroadcast:
     case OpKind::kExchange:
       return Exchange(op.kind, op.unit);
@@ -221,7 +237,7 @@ absl::Status RankEngine::Execute(const Op& op) {
       return EndForward();
     case OpKind::kReadShard:
     case OpKind::kReadGradientShard:
-      return ReadShard(op.kind, op.unit);
+      return ReadShard(op);
     case OpKind::kTally:
       return TallyGradients(op);
     case OpKind::kAnnounceStep:
@@ -275,35 +291,15 @@ absl::Status RankEngine::FinishInitialize() {
       options_.recorder->Enqueued(OrderStep(), order_.sequence(), OpKind::kFinishInitialize, -1, 0);
   RETURN_IF_ERROR(Ordered(OpKind::kFinishInitialize, -1, 0, options_.config->compute_dtype));
   options_.recorder->Started(number);
+  RecordInitialProgress(options_.group, options_.updates, initial_progress_);
   RETURN_IF_ERROR(options_.communicator->Barrier());
   options_.recorder->Done(number);
+  options_.control->trained_step.store(initial_progress_.step, std::memory_order_relaxed);
   options_.group->initialized.store(1, std::memory_order_release);
   options_.control->initialized.store(1, std::memory_order_release);
   order_.StepCommitted();
   PublishProgress(OrderStep());
   PublishResult(absl::OkStatus(), 0);
-  return absl::OkStatus();
-}
-
-absl::Status RankEngine::Save() {
-  const int64_t number =
-      options_.recorder->Enqueued(OrderStep(), order_.sequence(), OpKind::kSave, -1, 0);
-  RETURN_IF_ERROR(AwaitReductions());
-  RETURN_IF_ERROR(Ordered(OpKind::kSave, -1, 0, options_.config->compute_dtype));
-  options_.recorder->Started(number);
-  const std::string path = LoadText(options_.control->text, kMaxTextBytes);
-  absl::Status outcome;
-  if (const std::string fake =
-          FakeText(options_.config->fake_all_gather, options_.config->fake_reduce_scatter);
-      !fake.empty()) {
-    outcome = absl::FailedPreconditionError(
-        absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
-  } else {
-    RETURN_IF_ERROR(options_.save(path, optimizer_.Parameters(step_ % 2), &outcome));
-  }
-  RETURN_IF_ERROR(Interruption());
-  options_.recorder->Done(number);
-  PublishResult(outcome, 0);
   return absl::OkStatus();
 }
 
@@ -319,7 +315,7 @@ void RankEngine::PublishResult(const absl::Status& status, double gradient_norm,
 
 void RankEngine::ForgetReduced() {
   reduced_.assign(reduced_.size(), false);
-  staged_.assign(staged_.size(), false);
+  staged_.assign(staged_.size(), 0);
   for (std::vector<int64_t>& updates : early_updates_) updates.clear();
 }
 

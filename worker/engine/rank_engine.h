@@ -18,20 +18,18 @@
 
 #include <atomic>
 #include <cstddef>
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/ids.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
-#include "layout/values.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/host/kernels.h"
 #include "worker/device/stream.h"
@@ -40,6 +38,7 @@
 #include "worker/engine/order_tracker.h"
 #include "worker/engine/remote_slices.h"
 #include "worker/engine/sharded_optimizer.h"
+#include "worker/engine/state_files.h"
 #include "worker/engine/step_vote.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
@@ -82,17 +81,7 @@ class RankEngine {
     Stream* post_backward = nullptr;
     OrderGate* gate = nullptr;
     FlightRecorder* recorder = nullptr;
-    // Writes the rank's part of the consolidated model; `shard` is its parameter state. All
-    // ranks get the same outcome; an error, where they could not agree on one.
-    std::function<absl::Status(const std::string& path, const std::byte* shard,
-                               absl::Status* outcome)>
-        save;
-    // Reads the rank's part of a model file into what `into` gives for a segment; `report` says
-    // what was missing and unexpected. Otherwise as `save`.
-    std::function<absl::Status(const std::string& path, bool strict,
-                               absl::FunctionRef<Values(const ShardSegment&)> into,
-                               std::string* report, absl::Status* outcome)>
-        load;
+    StateFiles* files = nullptr;
   };
   explicit RankEngine(Options options);
 
@@ -165,26 +154,36 @@ class RankEngine {
     return elements * SizeBytes(FullDTypeOf(unit));
   }
   // Of what kRead and its like read: the rank's shard of it.
-  absl::StatusOr<const std::byte*> ShardToRead(bool gradient, OpKind kind, int unit) const;
-  // Whole parameters and gradients, by way of the unit's gradient slot.
-  absl::Status Read(OpKind kind, int unit);
+  absl::StatusOr<const std::byte*> ShardToRead(const Op& op, bool gradient) const;
+  // Whole parameters, moments and gradients, by way of the unit's gradient slot.
+  absl::Status Read(const Op& op);
   absl::Status Exchange(OpKind kind, int unit);
   // The rank's own shard, into its place in the unit's gradient slot.
-  absl::Status ReadShard(OpKind kind, int unit);
-  absl::Status Write(int unit);
+  absl::Status ReadShard(const Op& op);
+  absl::Status Write(const Op& op);
   absl::Status WriteGradient(int unit);
-  absl::Status FinishWrite(OpKind kind);
-  // What is staged of all units becomes a version of the state; `written`: by unit, what is new.
-  absl::Status CommitStaged(OpKind kind, int64_t number, const std::vector<bool>& written);
+  absl::Status FinishWrite(const Op& op);
+  // By unit: the arrays of its state that were staged, a bit each.
+  using StagedArrays = std::vector<uint32_t>;
+  // What is staged of all units becomes a version of the state; with `loaded`, moments too.
+  absl::Status CommitStaged(OpKind kind, int64_t number, const StagedArrays& written,
+                            const std::optional<TrainingProgress>& loaded);
   // A step or a write is whole: goes on from `next`.
   void CommitStep(int64_t next);
   void CommitWrite(int64_t next);
-  absl::Status FinishStaged(int64_t next, const std::vector<bool>& written, bool is_step);
+  absl::Status FinishStaged(int64_t next, const StagedArrays& written, bool is_step);
   std::byte* OwnSlot(int unit) const;
   // The trainer may use the unit's gradient slot again.
   void ReleaseSlot(int unit);
+  // Files, and messages that are longer than an operation: rank_engine_files.cc.
   absl::Status Save();
-  absl::Status Load(bool strict);
+  absl::Status Load();
+  absl::Status Send(const Op& op);
+  void Receive();
+  void ReadProgress();
+  // The message that was sent; there is none then.
+  std::string TakeRequest();
+  void Reply(std::string reply);
   // Synchronises the stream; the first error of its work.
   absl::Status AwaitReductions();
   absl::Status AwaitPeersAt(int64_t step);
@@ -214,7 +213,12 @@ class RankEngine {
   std::vector<int> upcoming_;  // Of GatherAhead; kept so that steady steps allocate nothing.
   std::vector<UnitState> unit_states_;
   std::vector<bool> reduced_;  // Since the last step, by unit.
-  std::vector<bool> staged_;   // For the write under way, by unit.
+  StagedArrays staged_;        // For the write under way.
+  std::string request_;        // What was sent of it.
+  std::string reply_;          // Of the last operation that has one, from reply_offset_ on.
+  size_t reply_offset_ = 0;
+  // With which the values under way will be the job's first.
+  TrainingProgress initial_progress_;
   // By unit: of which step it is readable in full precision; -1: none.
   std::vector<int64_t> full_precision_at_;
   std::vector<std::vector<ElementRange>> slices_;         // By unit: of each rank.

@@ -111,6 +111,9 @@ void RankEngine::CommitStep(int64_t next) {
   order_.StepCommitted();
   PublishProgress(next + 1);
   options_.control->within_step.store(0, std::memory_order_relaxed);
+  options_.control->trained_step.store(
+      options_.group->decisions[next % 2].trained_step.load(std::memory_order_relaxed),
+      std::memory_order_relaxed);
   options_.control->committed_step.store(next, std::memory_order_release);
 }
 
@@ -138,9 +141,12 @@ absl::Status RankEngine::TallyGradients(const Op& op) {
 }
 
 void RankEngine::ApplyDecided(int64_t step) {
-  StepNumbers numbers = LoadDecision(*options_.group, step, options_.config->groups.size());
+  StepNumbers numbers =
+      LoadDecision(*options_.group, options_.updates, step, options_.config->groups.size());
   if (numbers.is_write) {
-    optimizer_.ApplyStaged(step);
+    optimizer_.ApplyStaged(step, numbers.loaded.has_value());
+    // Whatever was loaded may hold momentum.
+    if (numbers.loaded.has_value()) options_.group->ranks[LocalIndex()].has_momentum.store(1);
   } else {
     std::atomic<uint32_t>& has_momentum = options_.group->ranks[LocalIndex()].has_momentum;
     for (const HyperParameters& group : numbers.groups) {

@@ -13,16 +13,19 @@ namespace {
 // What each rank brings to a write; travels as bytes between ranks of one build.
 struct WriteVote {
   int64_t step = 0;
-  uint64_t staged_units_hash = 0;
+  uint64_t staged_hash = 0;
 };
 
-uint64_t HashUnits(const std::vector<bool>& units) {
+uint64_t HashStaged(const std::vector<uint32_t>& units,
+                    const std::optional<TrainingProgress>& loaded) {
   uint64_t hash = 0;
-  for (size_t unit = 0; unit < units.size(); ++unit) {
-    if (units[unit]) hash = hash * 31 + unit + 1;
-  }
-  return hash;
+  for (const uint32_t arrays : units) hash = hash * 31 + arrays + 1;
+  if (!loaded.has_value()) return hash;
+  for (const int64_t count : loaded->update_counts) hash = hash * 31 + count + 1;
+  return hash * 31 + loaded->step + 1;
 }
+
+constexpr uint32_t Bit(StateArray array) { return 1u << static_cast<int>(array); }
 
 absl::Status CheckVotes(const std::vector<WriteVote>& votes) {
   for (size_t rank = 1; rank < votes.size(); ++rank) {
@@ -31,9 +34,10 @@ absl::Status CheckVotes(const std::vector<WriteVote>& votes) {
                                                         ", rank ", rank, " at step ",
                                                         votes[rank].step));
     }
-    if (votes[rank].staged_units_hash != votes[0].staged_units_hash) {
-      return absl::FailedPreconditionError(absl::StrCat("nothing was written: ranks 0 and ", rank,
-                                                        " set parameters of different units"));
+    if (votes[rank].staged_hash != votes[0].staged_hash) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("nothing was written: ranks 0 and ", rank,
+                       " set parameters of different units, or another state of the optimizer"));
     }
   }
   return absl::OkStatus();
@@ -51,19 +55,24 @@ void RankEngine::ReleaseSlot(int unit) {
   Bump(&options_.control->events);
 }
 
-absl::StatusOr<const std::byte*> RankEngine::ShardToRead(bool gradient, OpKind kind,
-                                                         int unit) const {
+absl::StatusOr<const std::byte*> RankEngine::ShardToRead(const Op& op, bool gradient) const {
+  const int unit = op.unit;
   if (options_.control->initialized.load() == 0 || (gradient && !reduced_[unit])) {
     return absl::FailedPreconditionError(
-        absl::StrCat("unit '", UnitName(unit), "': ", OpName(kind), " where there is none"));
+        absl::StrCat("unit '", UnitName(unit), "': ", OpName(op.kind), " where there is none"));
   }
   if (gradient) return ReducedGradient(unit);
-  return optimizer_.Parameters(step_ % 2) + options_.memory->units()[unit].shard_offset_bytes;
+  if (op.array > static_cast<uint32_t>(StateArray::kSecondMoment))
+    return absl::InvalidArgumentError(absl::StrCat(OpName(op.kind), " of array ", op.array));
+  return optimizer_.Array(static_cast<StateArray>(op.array), step_ % 2) +
+         options_.memory->units()[unit].shard_offset_bytes;
 }
 
-absl::Status RankEngine::Read(OpKind kind, int unit) {
+absl::Status RankEngine::Read(const Op& op) {
+  const OpKind kind = op.kind;
+  const int unit = op.unit;
   RETURN_IF_ERROR(CheckUnit(unit));
-  ASSIGN_OR_RETURN(const std::byte* shard, ShardToRead(kind == OpKind::kReadGradient, kind, unit));
+  ASSIGN_OR_RETURN(const std::byte* shard, ShardToRead(op, kind == OpKind::kReadGradient));
   const ShardMap& shards = options_.layout->units[unit].shards;
   const int64_t number = options_.recorder->Enqueued(step_ + 1, order_.sequence(), kind, unit,
                                                      FullBytes(unit, shards.padded_numel()));
@@ -77,10 +86,11 @@ absl::Status RankEngine::Read(OpKind kind, int unit) {
   return absl::OkStatus();
 }
 
-absl::Status RankEngine::ReadShard(OpKind kind, int unit) {
+absl::Status RankEngine::ReadShard(const Op& op) {
+  const OpKind kind = op.kind;
+  const int unit = op.unit;
   RETURN_IF_ERROR(CheckUnit(unit));
-  ASSIGN_OR_RETURN(const std::byte* shard,
-                   ShardToRead(kind == OpKind::kReadGradientShard, kind, unit));
+  ASSIGN_OR_RETURN(const std::byte* shard, ShardToRead(op, kind == OpKind::kReadGradientShard));
   RETURN_IF_ERROR(AwaitReductions());
   const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
   memcpy(OwnSlot(unit) + FullBytes(unit, slice.begin), shard, FullBytes(unit, slice.size()));
@@ -114,15 +124,19 @@ absl::Status RankEngine::Exchange(OpKind kind, int unit) {
   return absl::OkStatus();
 }
 
-absl::Status RankEngine::Write(int unit) {
+absl::Status RankEngine::Write(const Op& op) {
+  const int unit = op.unit;
   RETURN_IF_ERROR(CheckUnit(unit));
+  if (op.array > static_cast<uint32_t>(StateArray::kSecondMoment))
+    return absl::InvalidArgumentError(absl::StrCat(OpName(op.kind), " of array ", op.array));
   if (options_.control->initialized.load() == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "': write before the job has initial values"));
   }
   RETURN_IF_ERROR(AwaitReductions());  // Units may be updated there, in backward.
-  optimizer_.Stage(unit, OwnSlot(unit), step_ + 1);
-  staged_[unit] = true;
+  const auto array = static_cast<StateArray>(op.array);
+  optimizer_.Stage(array, unit, OwnSlot(unit), step_ + 1);
+  staged_[unit] |= Bit(array);
   ReleaseSlot(unit);
   return absl::OkStatus();
 }
@@ -145,57 +159,36 @@ absl::Status RankEngine::WriteGradient(int unit) {
   return absl::OkStatus();
 }
 
-absl::Status RankEngine::FinishWrite(OpKind kind) {
+absl::Status RankEngine::FinishWrite(const Op& op) {
   const int64_t next = step_ + 1;
-  const int64_t number = options_.recorder->Enqueued(next, order_.sequence(), kind, -1, 0);
-  RETURN_IF_ERROR(Ordered(kind, -1, options_.memory->shard_numel(), DType::kFp32));
+  const int64_t number = options_.recorder->Enqueued(next, order_.sequence(), op.kind, -1, 0);
+  std::optional<TrainingProgress> loaded;
+  if (op.sets_moments != 0) {
+    ASSIGN_OR_RETURN(loaded, DecodeProgress(TakeRequest(), options_.memory->num_parameters(),
+                                            options_.config->groups.size()));
+  }
+  RETURN_IF_ERROR(Ordered(op.kind, -1, options_.memory->shard_numel(), DType::kFp32));
   RETURN_IF_ERROR(AwaitReductions());
   options_.recorder->Started(number);
   for (std::vector<int64_t>& updates : early_updates_) updates.clear();
-  for (size_t unit = 0; unit < staged_.size(); ++unit) {
-    if (!staged_[unit]) optimizer_.Stage(unit, nullptr, next);
-  }
-  std::vector<bool> written(staged_.size(), false);
+  StagedArrays written(staged_.size(), 0);
   written.swap(staged_);
-  return CommitStaged(kind, number, written);
-}
-
-absl::Status RankEngine::Load(bool strict) {
-  const bool first = options_.control->initialized.load() == 0;
-  const int64_t number =
-      options_.recorder->Enqueued(OrderStep(), order_.sequence(), OpKind::kLoad, -1, 0);
-  RETURN_IF_ERROR(AwaitReductions());
-  RETURN_IF_ERROR(Ordered(OpKind::kLoad, -1, strict ? 1 : 0, DType::kFp32));
-  options_.recorder->Started(number);
-  for (std::vector<int64_t>& updates : early_updates_) updates.clear();
-  const std::string path = LoadText(options_.control->text, kMaxTextBytes);
-  const int64_t version = first ? 0 : step_ + 1;
-  if (first) optimizer_.BeginInitial();
-  for (size_t unit = 0; unit < staged_.size() && !first; ++unit)
-    optimizer_.Stage(unit, nullptr, version);
-  const auto into = [&](const ShardSegment& segment) {
-    return optimizer_.Staged(segment, version);
-  };
-  std::string report;
-  absl::Status outcome;
-  RETURN_IF_ERROR(options_.load(path, strict || first, into, &report, &outcome));
-  RETURN_IF_ERROR(Interruption());
-  StoreText(report, options_.control->text, kMaxTextBytes);
-  if (outcome.ok() && !first)
-    return CommitStaged(OpKind::kLoad, number, std::vector<bool>(staged_.size(), true));
-  options_.recorder->Done(number);
-  if (outcome.ok()) {
-    optimizer_.PublishInitial();
-    return FinishInitialize();
+  std::vector<StateArray> arrays = {StateArray::kParameter};
+  if (loaded.has_value()) {
+    for (const StateArray moment : optimizer_.Moments()) arrays.push_back(moment);
   }
-  PublishResult(outcome, 0);
-  return absl::OkStatus();
+  for (size_t unit = 0; unit < written.size(); ++unit) {
+    for (const StateArray array : arrays) {
+      if ((written[unit] & Bit(array)) == 0) optimizer_.Stage(array, unit, nullptr, next);
+    }
+  }
+  return CommitStaged(op.kind, number, written, loaded);
 }
 
-absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number,
-                                      const std::vector<bool>& written) {
+absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number, const StagedArrays& written,
+                                      const std::optional<TrainingProgress>& loaded) {
   const int64_t next = step_ + 1;
-  const WriteVote vote = {next, HashUnits(written)};
+  const WriteVote vote = {next, HashStaged(written, loaded)};
   std::vector<WriteVote> votes(options_.config->world_size);
   RETURN_IF_ERROR(FaultPoint("write.before-vote"));
   RETURN_IF_ERROR(options_.communicator->AllGather(&vote, votes.data(), sizeof(vote)));
@@ -209,6 +202,7 @@ absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number,
   StepNumbers numbers;
   numbers.is_write = true;
   numbers.is_trainers_step = kind == OpKind::kFinishTrainersStep;
+  numbers.loaded = loaded;
   RecordDecision(options_.group, options_.updates, next, numbers,
                  std::vector<bool>(options_.memory->num_parameters(), false));
   RETURN_IF_ERROR(FaultPoint("write.after-decision"));
@@ -218,8 +212,7 @@ absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number,
   return numbers.is_trainers_step ? GatherAhead() : absl::OkStatus();
 }
 
-absl::Status RankEngine::FinishStaged(int64_t next, const std::vector<bool>& written,
-                                      bool is_step) {
+absl::Status RankEngine::FinishStaged(int64_t next, const StagedArrays& written, bool is_step) {
   ForgetGathered();
   if (is_step) remote_.StepTaken();  // All ranks closed their windows before they voted.
   ApplyDecided(next);
@@ -234,7 +227,8 @@ absl::Status RankEngine::FinishStaged(int64_t next, const std::vector<bool>& wri
   // Units that the trainer has open are not unsharded again, so nothing else would wait.
   RETURN_IF_ERROR(AwaitPeersAt(next));
   for (size_t unit = 0; unit < written.size(); ++unit) {
-    if (written[unit]) RETURN_IF_ERROR(remote_.Refresh(unit, next));
+    if ((written[unit] & Bit(StateArray::kParameter)) != 0)
+      RETURN_IF_ERROR(remote_.Refresh(unit, next));
   }
   return absl::OkStatus();
 }
@@ -245,8 +239,10 @@ void RankEngine::CommitWrite(int64_t next) {
   order_.WriteCommitted();
   ControlPage* control = options_.control;
   PublishProgress(next + 1);
-  control->writes.store(options_.group->decisions[next % 2].writes.load(std::memory_order_relaxed),
-                        std::memory_order_relaxed);
+  const Decision& decision = options_.group->decisions[next % 2];
+  control->writes.store(decision.writes.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  control->trained_step.store(decision.trained_step.load(std::memory_order_relaxed),
+                              std::memory_order_relaxed);
   control->committed_step.store(next, std::memory_order_release);
   options_.gate->ReportStep(Step(next), order_hash);
 }

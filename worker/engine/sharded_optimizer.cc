@@ -126,9 +126,7 @@ void ShardedOptimizer::CopyFromVersionBefore(StateArray array, const ShardSegmen
 
 void ShardedOptimizer::CarryMomentsOver(const ShardSegment& segment, int64_t step) {
   if (!segment.requires_grad) return;
-  CopyFromVersionBefore(StateArray::kFirstMoment, segment, step);
-  if (config_.optimizer == OptimizerKind::kSgd) return;
-  CopyFromVersionBefore(StateArray::kSecondMoment, segment, step);
+  for (const StateArray moment : Moments()) CopyFromVersionBefore(moment, segment, step);
 }
 
 // What trainers see of it stays as it is.
@@ -150,22 +148,24 @@ void ShardedOptimizer::PublishValues(const ShardSegment& segment, const std::byt
   }
 }
 
-void ShardedOptimizer::Stage(int unit, const std::byte* unsharded, int64_t step) {
+void ShardedOptimizer::Stage(StateArray array, int unit, const std::byte* unsharded, int64_t step) {
   for (const ShardSegment& segment : segments_) {
     if (segment.unit != unit) continue;
     if (unsharded == nullptr) {
-      CopyFromVersionBefore(StateArray::kParameter, segment, step);
+      CopyFromVersionBefore(array, segment, step);
       continue;
     }
-    memcpy(State(StateArray::kParameter, step % 2, segment),
+    memcpy(State(array, step % 2, segment),
            unsharded + segment.unit_begin_elements * SizeBytes(segment.dtype),
            SizeBytesOf(segment));
   }
 }
 
-Values ShardedOptimizer::Staged(const ShardSegment& segment, int64_t step) {
-  return {State(StateArray::kParameter, step % 2, segment), segment.numel, segment.dtype};
+Values ShardedOptimizer::Staged(StateArray array, const ShardSegment& segment, int64_t step) const {
+  return {State(array, step % 2, segment), segment.numel, segment.dtype};
 }
+
+std::vector<StateArray> ShardedOptimizer::Moments() const { return MomentsOf(config_.optimizer); }
 
 void ShardedOptimizer::BeginInitial() {
   for (const ShardSegment& segment : segments_) {
@@ -180,9 +180,9 @@ void ShardedOptimizer::PublishInitial() {
     PublishValues(segment, State(StateArray::kParameter, 0, segment));
 }
 
-void ShardedOptimizer::ApplyStaged(int64_t step) {
+void ShardedOptimizer::ApplyStaged(int64_t step, bool with_moments) {
   for (const ShardSegment& segment : segments_) {
-    CarryMomentsOver(segment, step);
+    if (!with_moments) CarryMomentsOver(segment, step);
     PublishValues(segment, State(StateArray::kParameter, step % 2, segment));
   }
 }

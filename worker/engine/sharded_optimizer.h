@@ -70,23 +70,25 @@ class ShardedOptimizer {
   // Writes one unit's shard, as of `step`, into its part in full precision of the parameters.
   // Requires a unit whose compute dtype is another than its full dtype.
   void PublishFullPrecision(int unit, int64_t step);
-  // Puts the rank's part of `unsharded` (a unit's flat parameter in the full dtype) into the
-  // parameters of version step % 2, where nobody looks yet; null: what the version before has.
-  void Stage(int unit, const std::byte* unsharded, int64_t step);
-  // Where the segment's parameters of version step % 2 are.
-  Values Staged(const ShardSegment& segment, int64_t step);
+  // Puts the rank's part of `unsharded` (a unit's flat parameter, or its moments, in the full
+  // dtype) into the array's version step % 2, where nobody looks yet; null: what the version before
+  // has.
+  void Stage(StateArray array, int unit, const std::byte* unsharded, int64_t step);
+  // Where the segment's elements of version step % 2 are.
+  Values Staged(StateArray array, const ShardSegment& segment, int64_t step) const;
+  // The arrays of the state besides the parameters.
+  std::vector<StateArray> Moments() const;
   // Begins initial values that Staged(segment, 0) takes: all of the rank's state becomes 0. Then
   // publishes them.
   void BeginInitial();
   void PublishInitial();
   // Makes version step % 2 whole, of which all units are staged, and publishes. Moments are carried
-  // over. Deterministic, as Apply.
-  void ApplyStaged(int64_t step);
+  // over, unless they are staged as well. Deterministic, as Apply.
+  void ApplyStaged(int64_t step, bool with_moments);
 
   const std::vector<ShardSegment>& segments() const { return segments_; }
-  // The state array of the parameters.
-  const std::byte* Parameters(int version) const {
-    return state_ + memory_.StateOffsetBytes(StateArray::kParameter, version);
+  const std::byte* Array(StateArray array, int version) const {
+    return state_ + memory_.StateOffsetBytes(array, version);
   }
 
  private:

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -42,16 +41,6 @@ absl::Status CheckStrict(const LoadPlan& plan) {
 }
 
 }  // namespace
-
-std::string LoadPlan::Report() const {
-  std::string report;
-  for (const std::string& name : missing)
-    absl::StrAppend(&report, "missing ", absl::Utf8SafeCEscape(name), "\n");
-  for (const std::string& name : unexpected)
-    absl::StrAppend(&report, "unexpected ", absl::Utf8SafeCEscape(name), "\n");
-  if (!report.empty()) absl::StrAppend(&report, "end\n");
-  return report;
-}
 
 absl::StatusOr<LoadPlan> PlanLoad(const SafetensorsHeader& header, const ModelLayout& layout,
                                   bool strict) {

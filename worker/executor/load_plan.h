@@ -20,10 +20,6 @@ struct LoadPlan {
   std::vector<std::vector<std::string>> tensors;
   std::vector<std::string> missing;     // Parameters without a tensor.
   std::vector<std::string> unexpected;  // Tensors that are nobody's.
-
-  // A line "missing NAME" or "unexpected NAME" each, names with C's escapes, and a last line "end",
-  // by which a reader sees that it is whole; empty: neither.
-  std::string Report() const;
 };
 
 // `strict`: what is missing or unexpected is an error.

@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "checkpoint/model_reader.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load_plan.h"
-#include "checkpoint/model_reader.h"
 
 namespace tessera {
 namespace {
@@ -43,12 +43,13 @@ absl::Status CompareFiles(const std::string& path, uint64_t identity, Communicat
 }
 
 absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segments,
-                     absl::FunctionRef<Values(const ShardSegment&)> into) {
+                     const LoadedState& state) {
   for (const ShardSegment& segment : segments) {
     const std::string& tensor = source.plan.tensors[segment.unit][segment.parameter];
     if (tensor.empty()) continue;
     RETURN_IF_ERROR(FaultPoint("load.read"));
-    RETURN_IF_ERROR(source.file.ReadSlice(tensor, segment.parameter_begin_elements, into(segment)));
+    RETURN_IF_ERROR(source.file.ReadSlice(tensor, segment.parameter_begin_elements,
+                                          state.values(StateArray::kParameter, segment)));
   }
   return absl::OkStatus();
 }
@@ -56,17 +57,16 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
 }  // namespace
 
 absl::Status LoadModel(const std::string& path, bool strict, const ModelLayout& layout,
-                       const std::vector<ShardSegment>& segments,
-                       absl::FunctionRef<Values(const ShardSegment&)> into,
-                       Communicator* communicator, std::string* report, absl::Status* outcome) {
+                       const std::vector<ShardSegment>& segments, LoadedState* state,
+                       Communicator* communicator, LoadPlan* plan, absl::Status* outcome) {
   absl::StatusOr<Source> source = OpenSource(path, strict, layout);
   *outcome = source.status();
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   RETURN_IF_ERROR(CompareFiles(path, source->file.identity(), communicator, outcome));
   if (!outcome->ok()) return absl::OkStatus();
-  *report = source->plan.Report();
-  *outcome = ReadOwn(*source, segments, into);
+  *plan = source->plan;
+  *outcome = ReadOwn(*source, segments, *state);
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   // Nobody may have written to it while it was read.

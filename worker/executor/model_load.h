@@ -6,24 +6,22 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "layout/model_layout.h"
-#include "layout/values.h"
 #include "worker/comm/communicator.h"
-#include "worker/engine/sharded_optimizer.h"
+#include "worker/engine/state_files.h"
+#include "worker/executor/load_plan.h"
 
 namespace tessera {
 
-// Reads into `into(segment)` what the file has for each of the rank's segments, and says in
-// `report` what is missing and unexpected (LoadPlan::Report). `outcome` becomes the same on every
+// Reads into `state` what the file has for each of the rank's segments. `plan` says what is missing
+// and unexpected. `outcome` becomes the same on every
 // rank: OK once all ranks have read, from one file that nobody changed meanwhile, else the first
 // failing rank's error with its number.
 // Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
 absl::Status LoadModel(const std::string& path, bool strict, const ModelLayout& layout,
-                       const std::vector<ShardSegment>& segments,
-                       absl::FunctionRef<Values(const ShardSegment&)> into,
-                       Communicator* communicator, std::string* report, absl::Status* outcome);
+                       const std::vector<ShardSegment>& segments, LoadedState* state,
+                       Communicator* communicator, LoadPlan* plan, absl::Status* outcome);
 
 }  // namespace tessera
 

@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "worker/executor/agreement.h"
 #include "checkpoint/model_file.h"
+#include "worker/executor/agreement.h"
 
 namespace tessera {
 namespace {
@@ -25,21 +25,19 @@ absl::StatusOr<SafetensorsHeader> HeaderOf(const ModelLayout& layout) {
 
 absl::Status WriteOwn(const std::string& path, const SafetensorsHeader& header,
                       const ModelLayout& layout, const std::vector<ShardSegment>& segments,
-                      const std::byte* shard) {
+                      const SavedState& state) {
   ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(path, header));
   for (const ShardSegment& segment : segments) {
     const PlacedParameter& parameter =
         layout.units[segment.unit].flat.parameters()[segment.parameter];
-    RETURN_IF_ERROR(
-        file.WriteSlice(parameter.spec.name, segment.parameter_begin_elements,
-                        {shard + segment.state_begin_elements * SizeBytes(segment.dtype),
-                         segment.numel, segment.dtype}));
+    RETURN_IF_ERROR(file.WriteSlice(parameter.spec.name, segment.parameter_begin_elements,
+                                    state.values(StateArray::kParameter, segment)));
   }
   return file.Sync();
 }
 
 absl::Status WriteAndPublish(const std::string& path, const ModelLayout& layout,
-                             const std::vector<ShardSegment>& segments, const std::byte* shard,
+                             const std::vector<ShardSegment>& segments, const SavedState& state,
                              Communicator* communicator, absl::Status* outcome) {
   const bool leads = communicator->rank() == 0;
   absl::StatusOr<SafetensorsHeader> header = HeaderOf(layout);
@@ -48,7 +46,7 @@ absl::Status WriteAndPublish(const std::string& path, const ModelLayout& layout,
   if (outcome->ok() && leads) *outcome = FaultPoint("save.created");
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
-  *outcome = WriteOwn(path, *header, layout, segments, shard);
+  *outcome = WriteOwn(path, *header, layout, segments, state);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   if (leads) *outcome = ModelFile::Publish(path);
@@ -58,9 +56,9 @@ absl::Status WriteAndPublish(const std::string& path, const ModelLayout& layout,
 }  // namespace
 
 absl::Status SaveModel(const std::string& path, const ModelLayout& layout,
-                       const std::vector<ShardSegment>& segments, const std::byte* shard,
+                       const std::vector<ShardSegment>& segments, const SavedState& state,
                        Communicator* communicator, absl::Status* outcome) {
-  const absl::Status status = WriteAndPublish(path, layout, segments, shard, communicator, outcome);
+  const absl::Status status = WriteAndPublish(path, layout, segments, state, communicator, outcome);
   if (communicator->rank() == 0 && (!status.ok() || !outcome->ok())) ModelFile::Discard(path);
   return status;
 }

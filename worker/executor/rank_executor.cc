@@ -18,10 +18,9 @@
 #include "worker/device/host/host_device.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/executor/epoch_meshes.h"
+#include "worker/executor/executor_files.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/executor/keeper_link.h"
-#include "worker/executor/model_load.h"
-#include "worker/executor/model_save.h"
 
 namespace tessera {
 namespace {
@@ -32,6 +31,7 @@ class RankExecutor {
       : memory_(std::move(memory)),
         link_({socket, memory_.job_id, memory_.rank, memory_.config.collective_timeout,
                &memory_.layout}),
+        files_(&memory_, [this](const std::string& path) { link_.ReportSaving(path); }),
         recorder_(memory_.flight_ring()) {}
   ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
 
@@ -47,8 +47,6 @@ class RankExecutor {
   absl::StatusOr<std::unique_ptr<Communicator>> Join(Epoch epoch, Row row,
                                                      const v1::ExecutorStart& start);
   RankEngine::Options EngineOptions(Epoch epoch);
-  // The rank's, but those that lower ranks have too.
-  std::vector<ShardSegment> SavedSegments() const;
   void RunEngine(Epoch epoch);
   void Quiesce(const absl::Status& reason);
   // Says that the rank is quiet; where it is to prepare an epoch across workers, it listens first.
@@ -58,6 +56,7 @@ class RankExecutor {
 
   ExecutorMemory memory_;
   KeeperLink link_;
+  ExecutorFiles files_;
   FlightRecorder recorder_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> post_backward_;
@@ -137,16 +136,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> RankExecutor::Join(Epoch epoch, Ro
   return std::make_unique<HostsCommunicator>(std::move(options));
 }
 
-std::vector<ShardSegment> RankExecutor::SavedSegments() const {
-  std::vector<ShardSegment> saved;
-  for (ShardSegment& segment :
-       SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)) {
-    if (memory_.layout.units[segment.unit].shards.IsReplica(memory_.rank)) continue;
-    saved.push_back(std::move(segment));
-  }
-  return saved;
-}
-
 RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   RankEngine::Options options;
   options.layout = &memory_.layout;
@@ -173,22 +162,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.post_backward = post_backward_.get();
   options.gate = &link_;
   options.recorder = &recorder_;
-  options.save = [this, segments = SavedSegments()](const std::string& path, const std::byte* shard,
-                                                    absl::Status* outcome) {
-    const bool creates_file = memory_.rank.value() == 0;
-    if (creates_file) link_.ReportSaving(path);
-    const absl::Status status =
-        SaveModel(path, memory_.layout, segments, shard, communicator_.get(), outcome);
-    if (creates_file) link_.ReportSaving("");
-    return status;
-  };
-  options.load = [this](const std::string& path, bool strict,
-                        absl::FunctionRef<Values(const ShardSegment&)> into, std::string* report,
-                        absl::Status* outcome) {
-    return LoadModel(path, strict, memory_.layout,
-                     SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank), into,
-                     communicator_.get(), report, outcome);
-  };
+  options.files = &files_;
   return options;
 }
 
@@ -202,6 +176,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   }
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);
+  files_.BeginEpoch(communicator_.get());
   engine_ = std::make_unique<RankEngine>(EngineOptions(epoch));
   RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
   ASSIGN_OR_RETURN(engine_thread_,

@@ -41,6 +41,19 @@ absl::StatusOr<StepNumbers> DecodeNumbers(const v1::StepDecision& decision, int6
   return numbers;
 }
 
+absl::StatusOr<TrainingProgress> DecodeLoaded(const v1::StepDecision& decision, int64_t step,
+                                              int num_parameters) {
+  TrainingProgress loaded;
+  loaded.step = decision.loaded().trained_step();
+  loaded.update_counts.assign(decision.loaded().update_counts().begin(),
+                              decision.loaded().update_counts().end());
+  if (!decision.is_write() || decision.is_trainers_step())
+    return Refusal(step, "moments without a write");
+  if (loaded.step < 0 || decision.loaded().update_counts_size() != num_parameters)
+    return Refusal(step, "it says where training stands of another job");
+  return loaded;
+}
+
 absl::StatusOr<std::vector<bool>> DecodeTouched(const v1::StepDecision& decision, int64_t step,
                                                 size_t num_parameters) {
   std::vector<bool> touched(decision.touched().size() * 8);
@@ -59,7 +72,7 @@ absl::StatusOr<std::vector<bool>> DecodeTouched(const v1::StepDecision& decision
 std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, int num_groups) {
   const int64_t step = group.decided_step.load();
   if (step < 1) return "";
-  const StepNumbers numbers = LoadDecision(group, step, num_groups);
+  const StepNumbers numbers = LoadDecision(group, counts, step, num_groups);
   v1::StepDecision decision;
   decision.set_step(step);
   decision.set_gradient_scale(numbers.gradient_scale);
@@ -75,7 +88,13 @@ std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, i
     to->set_weight_decay(from.weight_decay);
     to->set_momentum(from.momentum);
   }
-  const std::vector<int64_t> updates = counts.Load(step);
+  std::vector<int64_t> updates = counts.Load(step);
+  if (numbers.loaded.has_value()) {
+    decision.mutable_loaded()->set_trained_step(numbers.loaded->step);
+    for (const int64_t count : numbers.loaded->update_counts)
+      decision.mutable_loaded()->add_update_counts(count);
+    updates.assign(updates.size(), 0);
+  }
   std::string touched((updates.size() + 7) / 8, '\0');
   for (size_t i = 0; i < updates.size(); ++i) {
     if (updates[i] > 0) touched[i / 8] = static_cast<char>(touched[i / 8] | 1 << i % 8);
@@ -97,7 +116,10 @@ absl::Status RecordDecision(const std::string& bytes, int64_t step, GroupPage* g
     return absl::DataLossError(absl::StrCat("this worker is at step ", group->decided_step.load(),
                                             ", from which it cannot resume at step ", step));
   }
-  ASSIGN_OR_RETURN(const StepNumbers numbers, DecodeNumbers(decision, step));
+  ASSIGN_OR_RETURN(StepNumbers numbers, DecodeNumbers(decision, step));
+  if (decision.has_loaded()) {
+    ASSIGN_OR_RETURN(numbers.loaded, DecodeLoaded(decision, step, num_parameters));
+  }
   ASSIGN_OR_RETURN(const std::vector<bool> touched, DecodeTouched(decision, step, num_parameters));
   RecordDecision(group, counts, step, numbers, touched);
   return absl::OkStatus();

@@ -51,7 +51,8 @@ TEST(DecisionCodecTest, WorkerThatMissedADecisionLearnsItWhole) {
   const std::string bytes = EncodeDecision(*knows.group, knows.counts, 2);
   ASSERT_OK(RecordDecision(bytes, 2, missed.group.get(), missed.counts, 2));
   EXPECT_EQ(missed.group->decided_step.load(), 2);
-  const StepNumbers a = LoadDecision(*knows.group, 2, 2), b = LoadDecision(*missed.group, 2, 2);
+  const StepNumbers a = LoadDecision(*knows.group, knows.counts, 2, 2),
+                    b = LoadDecision(*missed.group, missed.counts, 2, 2);
   EXPECT_EQ(b.gradient_scale, 0.25);
   EXPECT_EQ(b.gradient_norm, 5.0);
   EXPECT_EQ(b.groups[1].learning_rate, a.groups[1].learning_rate);
@@ -65,9 +66,35 @@ TEST(DecisionCodecTest, WorkerThatMissedAWriteLearnsThatItIsOne) {
   knows.Decide(2, None(), /*is_write=*/true);
   ASSERT_OK(RecordDecision(EncodeDecision(*knows.group, knows.counts, 2), 2, missed.group.get(),
                            missed.counts, 2));
-  EXPECT_TRUE(LoadDecision(*missed.group, 2, 2).is_write);
-  EXPECT_EQ(LoadDecision(*missed.group, 2, 2).writes, 1);
-  EXPECT_FALSE(LoadDecision(*missed.group, 1, 2).is_write);
+  EXPECT_TRUE(LoadDecision(*missed.group, missed.counts, 2, 2).is_write);
+  EXPECT_EQ(LoadDecision(*missed.group, missed.counts, 2, 2).writes, 1);
+  EXPECT_FALSE(LoadDecision(*missed.group, missed.counts, 1, 2).is_write);
+}
+
+TEST(DecisionCodecTest, WorkerThatMissedALoadLearnsWhereTrainingStands) {
+  Worker knows, missed;
+  for (Worker* worker : {&knows, &missed}) worker->Decide(1, Every(2));
+  StepNumbers numbers;
+  numbers.is_write = true;
+  numbers.loaded.emplace();
+  numbers.loaded->step = 41;
+  for (int i = 0; i < Worker::kParameters; ++i) numbers.loaded->update_counts.push_back(7 * i);
+  RecordDecision(knows.group.get(), knows.counts, 2, numbers, None());
+  ASSERT_OK(RecordDecision(EncodeDecision(*knows.group, knows.counts, 2), 2, missed.group.get(),
+                           missed.counts, 2));
+  const StepNumbers told = LoadDecision(*missed.group, missed.counts, 2, 2);
+  ASSERT_TRUE(told.loaded.has_value());
+  EXPECT_EQ(told.loaded->step, 41);
+  EXPECT_EQ(told.loaded->update_counts, numbers.loaded->update_counts);
+  EXPECT_EQ(told.groups[1].momentum, 0.75) << "as in the step before";
+  // The steps after it count on.
+  for (Worker* worker : {&knows, &missed}) {
+    worker->Decide(3, Every(2));
+    const TrainingProgress progress = LoadProgress(*worker->group, worker->counts, 3, 2);
+    EXPECT_EQ(progress.step, 42);
+    EXPECT_EQ(progress.update_counts[2], 15);
+    EXPECT_EQ(progress.update_counts[3], 21);
+  }
 }
 
 TEST(DecisionCodecTest, WorkerThatMissedATrainersOwnStepLearnsThatItIsOneAndNoWrite) {
@@ -76,13 +103,14 @@ TEST(DecisionCodecTest, WorkerThatMissedATrainersOwnStepLearnsThatItIsOneAndNoWr
   knows.Decide(2, None(), /*is_write=*/true, /*is_trainers_step=*/true);
   ASSERT_OK(RecordDecision(EncodeDecision(*knows.group, knows.counts, 2), 2, missed.group.get(),
                            missed.counts, 2));
-  const StepNumbers numbers = LoadDecision(*missed.group, 2, 2);
+  const StepNumbers numbers = LoadDecision(*missed.group, missed.counts, 2, 2);
   EXPECT_TRUE(numbers.is_write);
   EXPECT_TRUE(numbers.is_trainers_step);
   EXPECT_EQ(numbers.writes, 1) << "it counts as a step";
-  EXPECT_FALSE(LoadDecision(*missed.group, 1, 2).is_trainers_step);
+  EXPECT_FALSE(LoadDecision(*missed.group, missed.counts, 1, 2).is_trainers_step);
   missed.Decide(3, Every(2));
-  EXPECT_FALSE(LoadDecision(*missed.group, 3, 2).is_trainers_step) << "nor does the mark stay";
+  EXPECT_FALSE(LoadDecision(*missed.group, missed.counts, 3, 2).is_trainers_step)
+      << "nor does the mark stay";
 }
 
 TEST(DecisionCodecTest, WithoutADecisionThereIsNothingToTell) {
@@ -152,7 +180,7 @@ TEST(DecisionCodecTest, RandomBytesAndFlippedBitsAreRefusedOrAreADecision) {
       EXPECT_EQ(missed.group->decided_step.load(), 0);
       continue;
     }
-    for (const HyperParameters& group : LoadDecision(*missed.group, 1, 2).groups)
+    for (const HyperParameters& group : LoadDecision(*missed.group, missed.counts, 1, 2).groups)
       EXPECT_OK(ValidateHyperParameters(group, 0));
   }
 }

@@ -55,6 +55,12 @@ std::string OpName(OpKind kind) {
       return "update";
     case OpKind::kLoad:
       return "load";
+    case OpKind::kSend:
+      return "send";
+    case OpKind::kReceive:
+      return "receive";
+    case OpKind::kReadProgress:
+      return "read-progress";
     case OpKind::kFinishTrainersStep:
       return "finish-trainers-step";
   }

@@ -33,7 +33,7 @@ enum class OpKind : uint32_t {
   kFinishInitialize,   // All units were initialised: agree, and be at step 0.
   kStep,               // Vote, decide, update, publish.
   kDropGradients,      // Forget what was reduced since the last step.
-  kSave,               // Write the consolidated model to ControlPage::text.
+  kSave,               // Do what the message that was sent asks for: write files.
   kFail,               // The trainer's own code failed, ControlPage::text says why: end the epoch.
   kRead,               // Gather the unit's parameters, in full, into its gradient slot.
   kReadGradient,       // The same of its reduced gradient.
@@ -49,7 +49,10 @@ enum class OpKind : uint32_t {
   kUpdate,        // In flight records alone: the executor's update of a unit.
   kFinishTrainersStep,  // As kFinishWrite, of values that the trainers' optimizers made: a step.
   kEndForward,          // A forward ended that no backward follows: the order may be cut here.
-  kLoad,  // Read the parameters from the model file ControlPage::text: as one write, or the first.
+  kLoad,  // As the message that was sent says: read values from files, as one write or the first.
+  kSend,  // ControlPage::piece holds the next piece of a message for kSave and others.
+  kReceive,       // Put the next piece of the last operation's reply there.
+  kReadProgress,  // Reply with where training stands.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.
@@ -68,8 +71,9 @@ struct Op {
   int32_t status_code = 0;      // kFail: what every rank's trainer gets.
   uint32_t full_precision = 0;  // kUnshard: 1: in full, whatever the unit's compute dtype.
   uint32_t slot_dtype = 0;      // kReduce: the DType that the gradient slot is in.
-  uint32_t strict = 0;          // kLoad: 1: parameters without a tensor, and others, are errors.
-  uint32_t padding[2] = {};
+  uint32_t array = 0;           // kRead, kWrite: the StateArray.
+  uint32_t message_bytes = 0;   // kSend: of the piece.
+  uint32_t sets_moments = 0;  // kFinishWrite: 1: moments are staged too; the message says the rest.
 };
 static_assert(sizeof(Op) == 64, "one operation is one cache line");
 
@@ -87,10 +91,11 @@ struct UnitWords {
   std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 10;
+inline constexpr uint32_t kControlPageVersion = 11;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;
+inline constexpr size_t kPieceBytes = 64 << 10;
 
 // What the last collective operation with a result (step, save, finish-initialize) gave.
 struct OpResult {
@@ -112,7 +117,8 @@ struct ControlPage {
   std::atomic<uint32_t> initialized;   // 1 once the job's parameters have values.
   // The version of the state: optimizer steps and writes of parameters together.
   std::atomic<int64_t> committed_step;
-  std::atomic<int64_t> writes;  // How many of these are writes.
+  std::atomic<int64_t> writes;        // How many of these are writes.
+  std::atomic<int64_t> trained_step;  // The last step's number as trainers count.
   // What the rank is doing, for status displays.
   // The place in the order. Written in the order sequence, pass, step and read in the other, so
   // that a reader never sees more progress than there is.
@@ -127,9 +133,10 @@ struct ControlPage {
   int32_t failure_code;
   char failure_message[kMaxErrorBytes];
   OpResult result;
-  // Of the operation that is asked for last: a path, a cause. Of a load's result: what was missing
-  // and unexpected.
-  char text[kMaxTextBytes];
+  char text[kMaxTextBytes];  // Of kFail: the cause.
+  // A piece of a message or reply. Fewer than kPieceBytes end a reply.
+  std::atomic<uint32_t> piece_bytes;
+  char piece[kPieceBytes];
   // Of the step that is asked for last: hyper-parameters by param group.
   HyperParameters step_groups[kMaxParamGroups];
   alignas(64) Op ring[kRingOps];

@@ -26,6 +26,11 @@ absl::StatusOr<int64_t> PageAligned(int64_t elements, int64_t element_bytes,
 
 }  // namespace
 
+std::vector<StateArray> MomentsOf(OptimizerKind optimizer) {
+  if (optimizer == OptimizerKind::kSgd) return {StateArray::kFirstMoment};
+  return {StateArray::kFirstMoment, StateArray::kSecondMoment};
+}
+
 absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const JobConfig& config) {
   JobMemory memory;
   const int num_units = layout.units.size();

@@ -49,6 +49,8 @@ struct UnitMemory {
 };
 
 enum class StateArray { kParameter, kFirstMoment, kSecondMoment };
+// Those besides the parameters that an optimizer of this kind uses: SGD just the first.
+std::vector<StateArray> MomentsOf(OptimizerKind optimizer);
 
 class JobMemory {
  public:

@@ -1,0 +1,42 @@
+// Of a Session: messages of any length to its executor, and the optimizer's state.
+// For this folder; see checkpoint.h and optimizer_state.h. As thread-compatible as the session.
+#ifndef TESSERA_CLIENT_CPP_STATE_ACCESS_H_
+#define TESSERA_CLIENT_CPP_STATE_ACCESS_H_
+
+#include <functional>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "client/cpp/session.h"
+#include "worker/memory/job_memory.h"
+#include "worker/memory/training_progress.h"
+
+namespace tessera {
+
+class StateAccess {
+ public:
+  explicit StateAccess(Session* session) : session_(session) {}  // Not owned.
+
+  // Sends the request, runs the operation, and returns its reply.
+  // Errors: the operation's; Aborted.
+  absl::StatusOr<std::string> Call(OpKind kind, absl::string_view request);
+  // The same where the job's values may change with it.
+  absl::StatusOr<std::string> CallToWrite(OpKind kind, absl::string_view request);
+  absl::Status ReadArray(int unit, StateArray array, const Session::Reader& read);
+  absl::Status StageArray(int unit, StateArray array, const Session::Filler& fill);
+  // What was staged becomes the state, with this progress.
+  absl::Status FinishState(const TrainingProgress& progress);
+
+ private:
+  absl::Status Send(absl::string_view message);
+  absl::StatusOr<std::string> Receive();
+
+  Session* const session_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_CPP_STATE_ACCESS_H_

@@ -1,0 +1,123 @@
+// What RankEngine does with files, through StateFiles, and with long messages of its trainer.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/engine/rank_engine.h"
+
+namespace tessera {
+namespace {
+
+// Of what a trainer sends at once, its own bytes for a checkpoint included.
+constexpr size_t kMaxRequestBytes = size_t{1} << 30;
+
+constexpr uint32_t kAllArrays = 7;
+
+}  // namespace
+
+absl::Status RankEngine::Send(const Op& op) {
+  if (op.message_bytes > kPieceBytes || request_.size() + op.message_bytes > kMaxRequestBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", options_.rank.value(), ": a message of ", request_.size() + op.message_bytes,
+        " bytes, or a piece of ", op.message_bytes));
+  }
+  request_.append(options_.control->piece, op.message_bytes);
+  return absl::OkStatus();
+}
+
+std::string RankEngine::TakeRequest() { return std::exchange(request_, std::string()); }
+
+void RankEngine::Reply(std::string reply) {
+  reply_ = std::move(reply);
+  reply_offset_ = 0;
+}
+
+void RankEngine::Receive() {
+  const size_t bytes = std::min(kPieceBytes, reply_.size() - reply_offset_);
+  memcpy(options_.control->piece, reply_.data() + reply_offset_, bytes);
+  options_.control->piece_bytes.store(bytes, std::memory_order_relaxed);
+  reply_offset_ += bytes;
+}
+
+void RankEngine::ReadProgress() {
+  Reply(EncodeProgress(
+      LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size())));
+  PublishResult(absl::OkStatus(), 0);
+}
+
+absl::Status RankEngine::Save() {
+  const std::string request = TakeRequest();
+  const int64_t number =
+      options_.recorder->Enqueued(OrderStep(), order_.sequence(), OpKind::kSave, -1, 0);
+  RETURN_IF_ERROR(AwaitReductions());
+  RETURN_IF_ERROR(Ordered(OpKind::kSave, -1, 0, options_.config->compute_dtype));
+  options_.recorder->Started(number);
+  absl::Status outcome;
+  std::string reply;
+  if (const std::string fake =
+          FakeText(options_.config->fake_all_gather, options_.config->fake_reduce_scatter);
+      !fake.empty()) {
+    outcome = absl::FailedPreconditionError(
+        absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
+  } else {
+    const auto values = [&](StateArray array, const ShardSegment& segment) {
+      return ConstValues(optimizer_.Staged(array, segment, step_));
+    };
+    const SavedState state = {
+        LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size()),
+        optimizer_.Moments(), values};
+    RETURN_IF_ERROR(options_.files->Save(request, state, &reply, &outcome));
+  }
+  RETURN_IF_ERROR(Interruption());
+  options_.recorder->Done(number);
+  Reply(std::move(reply));
+  PublishResult(outcome, 0);
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::Load() {
+  const std::string request = TakeRequest();
+  const bool first = options_.control->initialized.load() == 0;
+  const int64_t number =
+      options_.recorder->Enqueued(OrderStep(), order_.sequence(), OpKind::kLoad, -1, 0);
+  RETURN_IF_ERROR(AwaitReductions());
+  RETURN_IF_ERROR(Ordered(OpKind::kLoad, -1, 0, DType::kFp32));
+  options_.recorder->Started(number);
+  for (std::vector<int64_t>& updates : early_updates_) updates.clear();
+  const int64_t version = first ? 0 : step_ + 1;
+  std::vector<StateArray> arrays = optimizer_.Moments();
+  arrays.push_back(StateArray::kParameter);
+  if (first) optimizer_.BeginInitial();
+  for (size_t unit = 0; unit < staged_.size() && !first; ++unit) {
+    for (const StateArray array : arrays) optimizer_.Stage(array, unit, nullptr, version);
+  }
+  const auto values = [&](StateArray array, const ShardSegment& segment) {
+    return optimizer_.Staged(array, segment, version);
+  };
+  LoadedState state = {first, optimizer_.Moments(), values, std::nullopt};
+  std::string reply;
+  absl::Status outcome;
+  RETURN_IF_ERROR(options_.files->Load(request, &state, &reply, &outcome));
+  RETURN_IF_ERROR(Interruption());
+  Reply(std::move(reply));
+  if (outcome.ok() && !first) {
+    return CommitStaged(OpKind::kLoad, number, StagedArrays(staged_.size(), kAllArrays),
+                        state.progress);
+  }
+  options_.recorder->Done(number);
+  if (!outcome.ok()) {
+    PublishResult(outcome, 0);
+    return absl::OkStatus();
+  }
+  optimizer_.PublishInitial();
+  if (state.progress.has_value()) {
+    initial_progress_.step = state.progress->step;
+    initial_progress_.update_counts = state.progress->update_counts;
+    options_.group->ranks[LocalIndex()].has_momentum.store(1);
+  }
+  return FinishInitialize();
+}
+
+}  // namespace tessera

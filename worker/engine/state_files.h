@@ -1,0 +1,54 @@
+// What the engine has done with files, of which it knows nothing itself.
+//
+//   trainer ── request ──► engine ── Save(request, state) ──► files ── reply ──► trainer
+//
+// Requests and replies are between the trainer and the implementation. Both calls are collective:
+// every rank makes them at the same point of its order, and gets the same outcome; an error, where
+// the ranks could not agree on one. Called by the engine's thread.
+#ifndef TESSERA_WORKER_ENGINE_STATE_FILES_H_
+#define TESSERA_WORKER_ENGINE_STATE_FILES_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "layout/values.h"
+#include "worker/engine/sharded_optimizer.h"
+#include "worker/memory/job_memory.h"
+#include "worker/memory/training_progress.h"
+
+namespace tessera {
+
+// A whole version of a rank's state, which nobody writes to meanwhile.
+struct SavedState {
+  TrainingProgress progress;
+  std::vector<StateArray> moments;  // Which there are.
+  absl::FunctionRef<ConstValues(StateArray, const ShardSegment&)> values;
+};
+
+// A version to come.
+struct LoadedState {
+  // The job has no values yet: all must be set.
+  bool first = false;
+  std::vector<StateArray> moments;
+  // What is not written to is as in the version before, or zero if this is the first.
+  absl::FunctionRef<Values(StateArray, const ShardSegment&)> values;
+  // Set where the moments were loaded too, all of them. The groups are not looked at.
+  std::optional<TrainingProgress> progress;
+};
+
+class StateFiles {
+ public:
+  virtual ~StateFiles() = default;
+  virtual absl::Status Save(const std::string& request, const SavedState& state, std::string* reply,
+                            absl::Status* outcome) = 0;
+  virtual absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
+                            absl::Status* outcome) = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_ENGINE_STATE_FILES_H_

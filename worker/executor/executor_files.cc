@@ -1,0 +1,64 @@
+#include "worker/executor/executor_files.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+#include "proto/checkpoint.pb.h"
+#include "worker/executor/agreement.h"
+#include "worker/executor/model_load.h"
+#include "worker/executor/model_save.h"
+
+namespace tessera {
+namespace {
+
+// The same outcome for all ranks where a request is malformed on some.
+template <typename Request>
+absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator, Request* request,
+                        absl::Status* outcome) {
+  *outcome = request->ParseFromString(bytes)
+                 ? absl::OkStatus()
+                 : absl::InvalidArgumentError("the trainer's request is malformed");
+  return AgreeOn("request", outcome, communicator);
+}
+
+}  // namespace
+
+ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving)
+    : memory_(*memory),
+      report_saving_(std::move(report_saving)),
+      segments_(SegmentsOf(memory->layout, memory->config, memory->plan, memory->rank)) {}
+
+absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,
+                                 std::string* reply, absl::Status* outcome) {
+  v1::SaveRequest request;
+  RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
+  if (!outcome->ok()) return absl::OkStatus();
+  const bool creates_file = memory_.rank.value() == 0;
+  if (creates_file) report_saving_(request.path());
+  std::vector<ShardSegment> own;  // But those that lower ranks have too.
+  for (const ShardSegment& segment : segments_) {
+    if (!memory_.layout.units[segment.unit].shards.IsReplica(memory_.rank)) own.push_back(segment);
+  }
+  const absl::Status status =
+      SaveModel(request.path(), memory_.layout, own, state, communicator_, outcome);
+  if (creates_file) report_saving_("");
+  *reply = v1::SaveReply().SerializeAsString();
+  return status;
+}
+
+absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* state,
+                                 std::string* reply, absl::Status* outcome) {
+  v1::LoadRequest request;
+  RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
+  if (!outcome->ok()) return absl::OkStatus();
+  LoadPlan plan;
+  RETURN_IF_ERROR(LoadModel(request.path(), request.strict() || state->first, memory_.layout,
+                            segments_, state, communicator_, &plan, outcome));
+  v1::LoadReply answer;
+  for (const std::string& name : plan.missing) answer.add_missing(name);
+  for (const std::string& name : plan.unexpected) answer.add_unexpected(name);
+  *reply = answer.SerializeAsString();
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+// What trainers ask for of files, decoded and carried out by a rank's part of it.
+//
+//   v1::SaveRequest ──► SaveModel ──► v1::SaveReply       v1::LoadRequest ──► LoadModel
+//
+// Requests come from this rank's trainer and are untrusted. Confined to the engine's thread.
+#ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_FILES_H_
+#define TESSERA_WORKER_EXECUTOR_EXECUTOR_FILES_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "worker/comm/communicator.h"
+#include "worker/engine/state_files.h"
+#include "worker/executor/executor_memory.h"
+
+namespace tessera {
+
+class ExecutorFiles : public StateFiles {
+ public:
+  // Told what rank 0 is writing, so that what it leaves can be removed if it dies; "": nothing.
+  using ReportSaving = std::function<void(const std::string& path)>;
+  // `memory` is not owned and outlives this.
+  ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving);
+
+  // Of the epoch that begins; not owned.
+  void BeginEpoch(Communicator* communicator) { communicator_ = communicator; }
+
+  absl::Status Save(const std::string& request, const SavedState& state, std::string* reply,
+                    absl::Status* outcome) override;
+  absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
+                    absl::Status* outcome) override;
+
+ private:
+  const ExecutorMemory& memory_;
+  const ReportSaving report_saving_;
+  const std::vector<ShardSegment> segments_;
+  Communicator* communicator_ = nullptr;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_EXECUTOR_FILES_H_
