@@ -1,3 +1,5 @@
+#include "checkpoint/model_file.h"
+
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -10,10 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
-#include "gtest/gtest.h"
-#include "checkpoint/model_file.h"
 #include "checkpoint/model_reader.h"
 #include "checkpoint/safetensors_header.h"
+#include "gtest/gtest.h"
 
 namespace tessera {
 namespace {

@@ -15,8 +15,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "layout/values.h"
 #include "checkpoint/safetensors_header.h"
+#include "layout/values.h"
 
 namespace tessera {
 

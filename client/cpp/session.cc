@@ -229,6 +229,12 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   return StepResult{next_step() - 1, result.gradient_norm};
 }
 
+absl::StatusOr<StepResult> Session::Step(double learning_rate_scale) {
+  StepOptions options;
+  options.learning_rate_scale = learning_rate_scale;
+  return Step(options);
+}
+
 void Session::ForgetTouched() { memset(touched(), 0, plan_.num_parameters()); }
 
 absl::Status Session::DropGradients() {

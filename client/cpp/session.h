@@ -148,14 +148,9 @@ class Session {
   // Where they are others, or none are announced and they differ from the last step's, the step
   // costs its time after backward as ever. Errors: as Step.
   absl::Status AnnounceStep(const StepOptions& options);
-  absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0) {
-    StepOptions options;
-    options.learning_rate_scale = learning_rate_scale;
-    return Step(options);
-  }
+  absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0);
   absl::Status DropGradients();
-  // Writes the consolidated model; collective. `path` is on a file system that all workers share.
-  // More of files: checkpoint.h.
+  // Writes the model; collective. `path` is on a file system that all workers share.
   absl::Status Save(const std::string& path);
 
   // Ends the epoch since this rank cannot do its part: undoes the step everywhere and gives every

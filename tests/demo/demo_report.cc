@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "nlohmann/json.hpp"
 #include "checkpoint/model_file.h"
+#include "nlohmann/json.hpp"
 
 namespace tessera::demo {
 namespace {

@@ -11,11 +11,11 @@
 #include "base/command_line.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "checkpoint/model_file.h"
 #include "client/torch/sharded_model.h"
 #include "nlohmann/json.hpp"
 #include "tests/demo/gpt.h"
 #include "tests/demo/text.h"
-#include "checkpoint/model_file.h"
 
 namespace tessera::demo {
 namespace {

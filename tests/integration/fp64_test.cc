@@ -7,12 +7,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "checkpoint/model_file.h"
 #include "client/cpp/local_shards.h"
 #include "client/cpp/session.h"
 #include "gtest/gtest.h"
 #include "tests/testing/flight_log.h"
 #include "tests/testing/toy_cluster.h"
-#include "checkpoint/model_file.h"
 
 namespace tessera {
 namespace {

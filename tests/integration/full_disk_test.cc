@@ -14,13 +14,13 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "base/unique_fd.h"
+#include "checkpoint/model_file.h"
 #include "client/cpp/job_rpc.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "checkpoint/model_file.h"
 
 namespace tessera {
 namespace {

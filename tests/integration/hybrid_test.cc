@@ -11,12 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
+#include "checkpoint/model_file.h"
 #include "client/cpp/job_rpc.h"
 #include "client/cpp/local_cluster.h"
 #include "gtest/gtest.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "checkpoint/model_file.h"
 
 namespace tessera {
 namespace {

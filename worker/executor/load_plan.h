@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "layout/model_layout.h"
 #include "checkpoint/safetensors_header.h"
+#include "layout/model_layout.h"
 
 namespace tessera {
 

@@ -8,9 +8,9 @@
 #include "base/retry.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "checkpoint/model_file.h"
 #include "worker/keeper/hosted_job.h"
 #include "worker/memory/fd_passing.h"
-#include "checkpoint/model_file.h"
 
 namespace tessera {
 namespace {
