@@ -85,6 +85,20 @@ absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elem
                   path_);
 }
 
+absl::Status ModelFile::WriteBytes(const std::string& tensor, absl::string_view bytes) {
+  const auto it = header_->tensors.find(tensor);
+  if (it == header_->tensors.end())
+    return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
+  const StoredTensor& stored = it->second;
+  if (static_cast<int64_t>(bytes.size()) != stored.end_bytes - stored.begin_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": ", bytes.size(), " bytes for tensor '",
+                                                   tensor, "', which has ",
+                                                   stored.end_bytes - stored.begin_bytes));
+  }
+  return WriteAll(fd_.get(), bytes.data(), bytes.size(),
+                  header_->data_offset_bytes + stored.begin_bytes, path_);
+}
+
 absl::Status ModelFile::Sync() {
   if (fsync(fd_.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", path_));
   return absl::OkStatus();

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/unique_fd.h"
 #include "checkpoint/safetensors_header.h"
 #include "layout/values.h"
@@ -33,6 +34,9 @@ class ModelFile {
   // Errors: NotFound no such tensor; InvalidArgument outside of it, or of another dtype;
   //         ResourceExhausted disk full.
   absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values);
+  // Writes a tensor of whatever dtype, whole.
+  // Errors: as WriteSlice; InvalidArgument  it has another size.
+  absl::Status WriteBytes(const std::string& tensor, absl::string_view bytes);
   // Makes what this process wrote durable.
   absl::Status Sync();
 

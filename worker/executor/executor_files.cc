@@ -5,6 +5,8 @@
 #include "base/status_macros.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/executor/agreement.h"
+#include "worker/executor/checkpoint_load.h"
+#include "worker/executor/checkpoint_save.h"
 #include "worker/executor/model_load.h"
 #include "worker/executor/model_save.h"
 
@@ -28,6 +30,14 @@ ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_s
       report_saving_(std::move(report_saving)),
       segments_(SegmentsOf(memory->layout, memory->config, memory->plan, memory->rank)) {}
 
+std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
+  std::vector<ShardSegment> own;
+  for (const ShardSegment& segment : segments_) {
+    if (!memory_.layout.units[segment.unit].shards.IsReplica(memory_.rank)) own.push_back(segment);
+  }
+  return own;
+}
+
 absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,
                                  std::string* reply, absl::Status* outcome) {
   v1::SaveRequest request;
@@ -35,14 +45,13 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   if (!outcome->ok()) return absl::OkStatus();
   const bool creates_file = memory_.rank.value() == 0;
   if (creates_file) report_saving_(request.path());
-  std::vector<ShardSegment> own;  // But those that lower ranks have too.
-  for (const ShardSegment& segment : segments_) {
-    if (!memory_.layout.units[segment.unit].shards.IsReplica(memory_.rank)) own.push_back(segment);
-  }
+  v1::SaveReply answer;
   const absl::Status status =
-      SaveModel(request.path(), memory_.layout, own, state, communicator_, outcome);
+      request.is_checkpoint()
+          ? SaveCheckpoint(request, memory_, state, communicator_, &answer, outcome)
+          : SaveModel(request.path(), memory_.layout, OwnSegments(), state, communicator_, outcome);
   if (creates_file) report_saving_("");
-  *reply = v1::SaveReply().SerializeAsString();
+  *reply = answer.SerializeAsString();
   return status;
 }
 
@@ -51,10 +60,15 @@ absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* 
   v1::LoadRequest request;
   RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
   if (!outcome->ok()) return absl::OkStatus();
+  v1::LoadReply answer;
+  if (request.is_checkpoint()) {
+    RETURN_IF_ERROR(LoadCheckpoint(request, memory_, state, communicator_, &answer, outcome));
+    *reply = answer.SerializeAsString();
+    return absl::OkStatus();
+  }
   LoadPlan plan;
   RETURN_IF_ERROR(LoadModel(request.path(), request.strict() || state->first, memory_.layout,
                             segments_, state, communicator_, &plan, outcome));
-  v1::LoadReply answer;
   for (const std::string& name : plan.missing) answer.add_missing(name);
   for (const std::string& name : plan.unexpected) answer.add_unexpected(name);
   *reply = answer.SerializeAsString();

@@ -1,6 +1,7 @@
 // What trainers ask for of files, decoded and carried out by a rank's part of it.
 //
-//   v1::SaveRequest ──► SaveModel ──► v1::SaveReply       v1::LoadRequest ──► LoadModel
+//   v1::SaveRequest ──► SaveModel or SaveCheckpoint ──► v1::SaveReply
+//   v1::LoadRequest ──► LoadModel or LoadCheckpoint ──► v1::LoadReply
 //
 // Requests come from this rank's trainer and are untrusted. Confined to the engine's thread.
 #ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_FILES_H_
@@ -32,6 +33,9 @@ class ExecutorFiles : public StateFiles {
                     absl::Status* outcome) override;
 
  private:
+  // But those that lower ranks have too.
+  std::vector<ShardSegment> OwnSegments() const;
+
   const ExecutorMemory& memory_;
   const ReportSaving report_saving_;
   const std::vector<ShardSegment> segments_;

@@ -1,0 +1,143 @@
+#include "checkpoint/checked_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/crc32.h"
+#include "checkpoint/file_io.h"
+
+namespace tessera {
+namespace {
+
+absl::Status ReadAt(int fd, int64_t at, int64_t size_bytes, void* into, const std::string& path) {
+  char* data = static_cast<char*>(into);
+  while (size_bytes > 0) {
+    const ssize_t got = pread(fd, data, size_bytes, at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, absl::StrCat("read ", path));
+    if (got == 0) return absl::DataLossError(absl::StrCat(path, ": shorter than it was"));
+    data += got;
+    at += got;
+    size_bytes -= got;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ManifestFile> Expected(const std::string& folder, const std::string& name,
+                                      const Manifest& manifest) {
+  const auto it = manifest.files.find(name);
+  if (it != manifest.files.end()) return it->second;
+  return absl::InvalidArgumentError(absl::StrCat(folder, ": the checkpoint has no ", name));
+}
+
+absl::StatusOr<UniqueFd> OpenExpected(const std::string& path, const ManifestFile& expected) {
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid() && errno == ENOENT)
+    return absl::DataLossError(absl::StrCat(path, " is missing from the checkpoint"));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
+  if (!S_ISREG(info.st_mode) || info.st_size != expected.size_bytes) {
+    return absl::DataLossError(absl::StrCat(path, " has ", info.st_size,
+                                            " bytes, the manifest says ", expected.size_bytes));
+  }
+  return fd;
+}
+
+absl::Status CheckTensorsAreThose(const std::string& path, const SafetensorsHeader& header,
+                                  const ManifestFile& expected) {
+  for (const auto& [name, crc32] : expected.tensors) {
+    if (header.tensors.count(name) == 0)
+      return absl::DataLossError(absl::StrCat(path, " lacks tensor '", name, "'"));
+  }
+  for (const auto& [name, stored] : header.tensors) {
+    if (expected.tensors.count(name) == 0) {
+      return absl::DataLossError(absl::StrCat(path, ": the manifest knows no tensor '", name, "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<CheckedFile> CheckedFile::Open(const std::string& folder, const std::string& name,
+                                              const Manifest& manifest) {
+  ASSIGN_OR_RETURN(ManifestFile expected, Expected(folder, name, manifest));
+  std::string path = absl::StrCat(folder, "/", name);
+  ASSIGN_OR_RETURN(UniqueFd fd, OpenExpected(path, expected));
+  uint64_t header_bytes = 0;
+  if (expected.size_bytes < 8)
+    return absl::DataLossError(absl::StrCat(path, ": shorter than 8 bytes"));
+  RETURN_IF_ERROR(ReadAt(fd.get(), 0, 8, &header_bytes, path));
+  const uint64_t most = std::min<uint64_t>(kMaxHeaderBytes, expected.size_bytes - 8);
+  std::string prefix(8 + std::min(header_bytes, most), '\0');
+  RETURN_IF_ERROR(ReadAt(fd.get(), 0, prefix.size(), prefix.data(), path));
+  if (Crc32(prefix) != expected.crc32)
+    return absl::DataLossError(absl::StrCat(path, ": its header is damaged"));
+  absl::StatusOr<SafetensorsHeader> header = DecodeHeader(prefix, expected.size_bytes);
+  if (!header.ok()) return absl::DataLossError(absl::StrCat(path, ": ", header.status().message()));
+  RETURN_IF_ERROR(CheckTensorsAreThose(path, *header, expected));
+  return CheckedFile(std::move(fd), std::move(path), *std::move(header), std::move(expected));
+}
+
+absl::StatusOr<const StoredTensor*> CheckedFile::Find(const std::string& tensor) const {
+  const auto it = header_.tensors.find(tensor);
+  if (it != header_.tensors.end()) return &it->second;
+  return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
+}
+
+absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes,
+                               void* into, uint32_t* crc32) const {
+  ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
+  const int64_t all_bytes = stored->end_bytes - stored->begin_bytes;
+  if (begin_bytes < 0 || size_bytes < 0 || begin_bytes > all_bytes ||
+      size_bytes > all_bytes - begin_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": bytes [", begin_bytes, ", +",
+                                                   size_bytes, ") of tensor '", tensor, "', ",
+                                                   all_bytes));
+  }
+  RETURN_IF_ERROR(ReadAt(fd_.get(), header_.data_offset_bytes + stored->begin_bytes + begin_bytes,
+                         size_bytes, into, path_));
+  *crc32 = Crc32(into, size_bytes, *crc32);
+  return absl::OkStatus();
+}
+
+absl::Status CheckedFile::Check(const std::string& tensor, uint32_t crc32) const {
+  const auto it = expected_.tensors.find(tensor);
+  if (it != expected_.tensors.end() && it->second == crc32) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(path_, ": tensor '", tensor, "' is damaged"));
+}
+
+absl::Status CheckedFile::Verify(const std::string& tensor) const {
+  constexpr int64_t kPieceBytes = 1 << 20;
+  ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
+  const int64_t all_bytes = stored->end_bytes - stored->begin_bytes;
+  std::vector<char> piece(std::min(all_bytes, kPieceBytes));
+  uint32_t crc32 = kCrc32OfNothing;
+  for (int64_t at = 0; at < all_bytes; at += kPieceBytes) {
+    const int64_t size_bytes = std::min(kPieceBytes, all_bytes - at);
+    RETURN_IF_ERROR(Read(tensor, at, size_bytes, piece.data(), &crc32));
+  }
+  return Check(tensor, crc32);
+}
+
+absl::StatusOr<std::string> ReadCheckedBytes(const std::string& folder, const std::string& name,
+                                             const Manifest& manifest) {
+  ASSIGN_OR_RETURN(const ManifestFile expected, Expected(folder, name, manifest));
+  const std::string path = absl::StrCat(folder, "/", name);
+  ASSIGN_OR_RETURN(const UniqueFd fd, OpenExpected(path, expected));
+  std::string bytes(expected.size_bytes, '\0');
+  RETURN_IF_ERROR(ReadAt(fd.get(), 0, expected.size_bytes, bytes.data(), path));
+  if (Crc32(bytes) == expected.crc32) return bytes;
+  return absl::DataLossError(absl::StrCat(path, " is damaged"));
+}
+
+}  // namespace tessera

@@ -1,0 +1,65 @@
+// A file of tensors of a checkpoint, read piece by piece and checked against the manifest.
+//
+//   ASSIGN_OR_RETURN(CheckedFile file, CheckedFile::Open(folder, "model.safetensors", manifest));
+//   uint32_t crc32 = kCrc32OfNothing;
+//   file.Read("block0.up.weight", begin_bytes, size_bytes, into, &crc32);
+//   file.Check("block0.up.weight", crc32_of_all_its_bytes);
+//
+// Who reads a part of a tensor cannot check it alone: sums of parts are combined (crc32.h).
+// Move-only; Read and Check are thread-safe.
+#ifndef TESSERA_CHECKPOINT_CHECKED_FILE_H_
+#define TESSERA_CHECKPOINT_CHECKED_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors_header.h"
+
+namespace tessera {
+
+class CheckedFile {
+ public:
+  // Errors: DataLoss  it is not there, or its size, header or list of tensors is not the manifest's
+  //         InvalidArgument  the manifest has no such file; others  the file system's.
+  static absl::StatusOr<CheckedFile> Open(const std::string& folder, const std::string& name,
+                                          const Manifest& manifest);
+
+  const SafetensorsHeader& header() const { return header_; }
+  // Errors: NotFound  no such tensor.
+  absl::StatusOr<const StoredTensor*> Find(const std::string& tensor) const;
+
+  // Bytes [begin_bytes, begin_bytes + size_bytes) of the tensor; `crc32` goes on by them.
+  // Errors: NotFound  no such tensor; InvalidArgument  outside of it; DataLoss  the file became
+  //         shorter.
+  absl::Status Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes, void* into,
+                    uint32_t* crc32) const;
+  // Errors: DataLoss  naming file and tensor: that is not the checksum of what was saved.
+  absl::Status Check(const std::string& tensor, uint32_t crc32) const;
+  // Reads the tensor and checks it.
+  absl::Status Verify(const std::string& tensor) const;
+
+ private:
+  CheckedFile(UniqueFd fd, std::string path, SafetensorsHeader header, ManifestFile expected)
+      : fd_(std::move(fd)),
+        path_(std::move(path)),
+        header_(std::move(header)),
+        expected_(std::move(expected)) {}
+
+  UniqueFd fd_;
+  std::string path_;
+  SafetensorsHeader header_;
+  ManifestFile expected_;
+};
+
+// A checkpoint's file without tensors, whole. Errors: as CheckedFile::Open.
+absl::StatusOr<std::string> ReadCheckedBytes(const std::string& folder, const std::string& name,
+                                             const Manifest& manifest);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_CHECKED_FILE_H_

@@ -1,0 +1,55 @@
+// How a checkpoint's folder gets its name.
+//
+//   Begin: PATH.partial/ ──► files, manifest, all synced ──► Publish: PATH/
+//
+// The name is given by one rename: a crash leaves the old checkpoint of that name or the new one,
+// and perhaps PATH.partial, which the next Begin removes. Stateless; thread-safe for different
+// paths. Errors: the file system's, with the path.
+#ifndef TESSERA_CHECKPOINT_CHECKPOINT_FOLDER_H_
+#define TESSERA_CHECKPOINT_CHECKPOINT_FOLDER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/manifest.h"
+
+namespace tessera {
+
+// Where the files are until then.
+std::string PartialFolder(const std::string& path);
+
+// Makes PATH.partial, empty.
+// Errors: InvalidArgument     the path is not absolute, or ends in '/'
+//         FailedPrecondition  PATH exists and is no checkpoint.
+absl::Status BeginCheckpoint(const std::string& path);
+
+// Writes the manifest, and gives the folder its name, durably. A checkpoint of that name is
+// replaced.
+absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest);
+
+// Removes PATH.partial, if there is one.
+void DiscardCheckpoint(const std::string& path);
+
+// Errors: NotFound         no such folder, or no manifest in it
+//         InvalidArgument  as DecodeManifest; DataLoss  it is damaged.
+absl::StatusOr<Manifest> ReadManifest(const std::string& path);
+
+struct ListedCheckpoint {
+  std::string path;
+  int64_t step = 0;
+  std::string job_id;
+  int64_t size_bytes = 0;
+};
+// Those right below `folder`, by step and then path. What cannot be read is left out.
+absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string& folder);
+
+// Removes a job's oldest checkpoints right below `folder`, so that at most `keep` are left. Each
+// loses its name first, so that a crash leaves none that is damaged. Requires keep >= 1.
+absl::Status KeepNewest(const std::string& folder, const std::string& job_id, int keep);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_CHECKPOINT_FOLDER_H_

@@ -1,0 +1,24 @@
+// Whole files, and what makes a change of a folder durable. Stateless; thread-safe.
+// Errors of all: the file system's, with the path: NotFound, PermissionDenied, ResourceExhausted
+// (disk full), DataLoss (I/O error).
+#ifndef TESSERA_CHECKPOINT_FILE_IO_H_
+#define TESSERA_CHECKPOINT_FILE_IO_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+// Writes and syncs.
+absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes);
+// Errors: also ResourceExhausted  it has more than max_bytes; InvalidArgument  no regular file.
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
+absl::Status SyncFolder(const std::string& path);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_FILE_IO_H_

@@ -1,0 +1,82 @@
+#include "client/cpp/checkpoint.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/cpp/state_access.h"
+#include "job/job_codec.h"
+#include "proto/checkpoint.pb.h"
+
+namespace tessera {
+namespace {
+
+void EncodeTensor(const NamedTensor& tensor, bool with_values, v1::NamedTensor* to) {
+  to->set_name(tensor.name);
+  to->set_dtype(EncodeDType(tensor.dtype));
+  for (const int64_t dim : tensor.shape) to->add_shape(dim);
+  if (with_values) to->set_values(tensor.values);
+}
+
+absl::StatusOr<NamedTensor> DecodeTensor(const v1::NamedTensor& from) {
+  NamedTensor tensor;
+  tensor.name = from.name();
+  ASSIGN_OR_RETURN(tensor.dtype, DecodeDType(from.dtype()));
+  tensor.shape.assign(from.shape().begin(), from.shape().end());
+  tensor.values = from.values();
+  return tensor;
+}
+
+ParamGroup DecodeGroup(const v1::ParamGroup& from) {
+  ParamGroup group;
+  group.parameter_names.assign(from.parameter_names().begin(), from.parameter_names().end());
+  group.learning_rate = from.learning_rate();
+  group.beta1 = from.beta1();
+  group.beta2 = from.beta2();
+  group.epsilon = from.epsilon();
+  group.weight_decay = from.weight_decay();
+  group.momentum = from.momentum();
+  return group;
+}
+
+}  // namespace
+
+absl::Status SaveCheckpoint(Session* session, const std::string& path,
+                            const CheckpointContents& contents) {
+  v1::SaveRequest request;
+  request.set_path(path);
+  request.set_is_checkpoint(true);
+  if (session->rank() == 0) {
+    for (const NamedTensor& buffer : contents.buffers)
+      EncodeTensor(buffer, /*with_values=*/true, request.add_buffers());
+  }
+  request.set_trainer_state(contents.trainer_state);
+  return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();
+}
+
+absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::string& path,
+                                                const LoadCheckpointOptions& options) {
+  v1::LoadRequest request;
+  request.set_path(path);
+  request.set_strict(options.strict);
+  request.set_is_checkpoint(true);
+  request.set_model_only(options.model_only);
+  for (const NamedTensor& buffer : options.buffers)
+    EncodeTensor(buffer, /*with_values=*/false, request.add_buffers());
+  ASSIGN_OR_RETURN(const std::string bytes,
+                   StateAccess(session).CallToWrite(OpKind::kLoad, request.SerializeAsString()));
+  v1::LoadReply reply;
+  if (!reply.ParseFromString(bytes)) return absl::InternalError("the load's reply is malformed");
+  LoadedCheckpoint loaded;
+  loaded.missing.assign(reply.missing().begin(), reply.missing().end());
+  loaded.unexpected.assign(reply.unexpected().begin(), reply.unexpected().end());
+  for (const v1::NamedTensor& buffer : reply.buffers()) {
+    ASSIGN_OR_RETURN(NamedTensor tensor, DecodeTensor(buffer));
+    loaded.buffers.push_back(std::move(tensor));
+  }
+  loaded.step = reply.step();
+  loaded.saved_world_size = reply.saved_world_size();
+  for (const v1::ParamGroup& group : reply.groups()) loaded.groups.push_back(DecodeGroup(group));
+  loaded.trainer_state = reply.trainer_state();
+  return loaded;
+}
+
+}  // namespace tessera

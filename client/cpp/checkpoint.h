@@ -1,0 +1,81 @@
+// Checkpoints: all of a job's state in one folder, from which a job of any size goes on.
+//
+//   CheckpointContents own;
+//   own.trainer_state = ...;                     position in the data, random state, any bytes
+//   RETURN_IF_ERROR(SaveCheckpoint(&session, "/checkpoints/gpt/step-100", own));
+//   ...
+//   ASSIGN_OR_RETURN(LoadedCheckpoint loaded, LoadCheckpoint(&session,
+//   "/checkpoints/gpt/step-100")); session.next_step() == loaded.step + 1
+//
+// Parameters and the optimizer's state are written in parallel by the executors of the ranks that
+// own them; nothing is gathered, and no rank holds more than its own slices. The folder gets its
+// name only when all of it is on disk, and has a checksum for each tensor, which are checked when
+// it is loaded. Its files are safetensors (docs/formats/checkpoint.md).
+// All calls are collective, not within RunStep; paths are absolute and on a file system that all
+// workers share. Thread-compatible, as the session.
+#ifndef TESSERA_CLIENT_CPP_CHECKPOINT_H_
+#define TESSERA_CLIENT_CPP_CHECKPOINT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/session.h"
+
+namespace tessera {
+
+// A tensor that is no parameter: a module's buffer.
+struct NamedTensor {
+  std::string name;
+  DType dtype = DType::kFp32;
+  std::vector<int64_t> shape;
+  std::string values;  // Little-endian, row-major.
+};
+
+struct CheckpointContents {
+  std::vector<NamedTensor> buffers;  // Rank 0's are saved.
+  std::string trainer_state;         // This rank's own bytes.
+};
+
+// Errors: InvalidArgument     the path, or a buffer's name or size (named)
+//         FailedPrecondition  something that is no checkpoint has that name; fake collectives
+//         the file system's (ResourceExhausted: the disk is full), with the rank's number: a
+//         checkpoint that had the name is as it was then
+//         Aborted             a process died, or the ranks could not agree in time.
+absl::Status SaveCheckpoint(Session* session, const std::string& path,
+                            const CheckpointContents& contents = {});
+
+struct LoadCheckpointOptions {
+  // As LoadOptions::strict (load_model.h), for buffers and the optimizer's state too.
+  bool strict = true;
+  // Only parameters and buffers: the job's optimizer, moments and step stay its own.
+  bool model_only = false;
+  // What to read of buffers; their values are not looked at.
+  std::vector<NamedTensor> buffers;
+};
+
+struct LoadedCheckpoint {
+  std::vector<std::string> missing, unexpected;  // Names.
+  std::vector<NamedTensor> buffers;              // Those that were there.
+  int64_t step = 0;                              // The last one that was taken when it was saved.
+  int saved_world_size = 0;
+  std::vector<ParamGroup> groups;  // The hyper-parameters of that step. The job's own are used.
+  // What the trainer of this rank's number saved; empty where there was none.
+  std::string trainer_state;
+};
+
+// Sets parameters, moments, update counts and the step's number, on all ranks or on none, as one
+// write; in a job without initial values it gives them, and is strict.
+// Errors: NotFound            there is no checkpoint
+//         InvalidArgument     it does not fit the model or the optimizer: naming the tensor
+//         DataLoss            it is damaged: naming file and tensor; nothing is set then
+//         FailedPrecondition  the ranks see different checkpoints
+//         Aborted             as SaveCheckpoint.
+absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::string& path,
+                                                const LoadCheckpointOptions& options = {});
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_CPP_CHECKPOINT_H_

@@ -1,0 +1,169 @@
+// Executors are killed while they save or load a checkpoint. What has the checkpoint's name is
+// always a whole one, the old or the new; what is loaded is on all ranks or on none.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/verify_checkpoint.h"
+#include "client/cpp/checkpoint.h"
+#include "client/cpp/local_cluster.h"
+#include "client/cpp/optimizer_state.h"
+#include "gtest/gtest.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+
+namespace tessera {
+namespace {
+
+using testing::IsEmpty;
+using testing_support::ReadAll;
+using testing_support::ToyOptions;
+using testing_support::TrainerTeam;
+
+constexpr int kWorldSize = 3;
+
+struct Place {
+  const char* point;
+  int hit = 1;
+  bool there = false;  // Of a save: the new one has its name; of a load: it is decided.
+};
+
+std::string NameOf(const testing::TestParamInfo<Place>& info) {
+  std::string name = absl::StrCat(info.param.point, info.param.hit);
+  name.erase(std::remove_if(name.begin(), name.end(), [](char c) { return !isalnum(c); }),
+             name.end());
+  return name;
+}
+
+class CheckpointKillTest : public testing::TestWithParam<Place> {
+ protected:
+  void SetUp() override {
+    LocalCluster::Options options;
+    options.num_devices = 2 * kWorldSize;
+    options.executor_binary = "worker/tessera-executor";
+    options.executor_flags = {
+        absl::StrCat("--fault-points=", GetParam().point, "=kill@", GetParam().hit)};
+    ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
+    path_ = absl::StrCat(testing::TempDir(), "/killed-", getpid());
+    std::filesystem::remove_all(path_);
+  }
+  absl::StatusOr<TrainerTeam> OpenTeam(const std::string& job) {
+    return TrainerTeam::Open(ToyOptions(*cluster_, job, kWorldSize));
+  }
+  static std::vector<float> Values(TrainerTeam* team) {
+    std::vector<float> values;
+    EXPECT_OK(team->RunAll([&](Session* session) -> absl::Status {
+      ASSIGN_OR_RETURN(const std::vector<float> all, ReadAll(session));
+      if (session->rank() == 0) values = all;
+      return absl::OkStatus();
+    }));
+    return values;
+  }
+  // Until it is done: every try may meet a new executor that dies at the same place.
+  static absl::Status SaveUntilDone(TrainerTeam* team, const std::string& path) {
+    return team->RunAll([&](Session* session) -> absl::Status {
+      while (true) {
+        const absl::Status status = SaveCheckpoint(session, path);
+        if (!absl::IsAborted(status)) return status;
+        RETURN_IF_ERROR(session->Recover());
+      }
+    });
+  }
+  std::unique_ptr<LocalCluster> cluster_;
+  std::string path_;
+};
+
+class SaveKillTest : public CheckpointKillTest {};
+
+// The first save of each job is whole; each executor dies in a later one.
+TEST_P(SaveKillTest, LeavesTheOldCheckpointOrTheNewOneWhole) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam("toy"));
+  ASSERT_OK(team.TrainTo(1));
+  std::vector<std::vector<float>> at_step = {{}, Values(&team)};
+  ASSERT_OK(SaveUntilDone(&team, path_));
+  ASSERT_OK(team.TrainTo(2));
+  at_step.push_back(Values(&team));
+  bool died = false;
+  for (const absl::Status& status :
+       team.Run([&](Session* session) { return SaveCheckpoint(session, path_); })) {
+    if (!status.ok()) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, testing::_));
+      died = true;
+    }
+  }
+  EXPECT_TRUE(died);
+  ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(path_));
+  EXPECT_THAT(verified.damages, IsEmpty());
+  EXPECT_EQ(verified.manifest.step, GetParam().there ? 2 : 1);
+  const int64_t step = verified.manifest.step;
+  // Training goes on, and a job of its own begins with what is there.
+  ASSERT_OK(team.RunAll([](Session* session) { return session->Recover(); }));
+  ASSERT_OK(team.TrainTo(3));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam next, OpenTeam("next"));
+  ASSERT_OK(next.RunAll([&](Session* session) { return LoadCheckpoint(session, path_).status(); }));
+  EXPECT_EQ(Values(&next), at_step[step]);
+  EXPECT_EQ(next.session(0)->next_step(), step + 1);
+  ASSERT_OK(SaveUntilDone(&team, path_));
+  EXPECT_FALSE(std::filesystem::exists(PartialFolder(path_))) << "nothing is left behind";
+}
+
+// Rank 0 writes three whole files a save: none here but the manifest; folders twice.
+INSTANTIATE_TEST_SUITE_P(
+    Points, SaveKillTest,
+    testing::Values(Place{"checkpoint.begin", 2}, Place{"save.created", 2},
+                    Place{"model-file.write", 60}, Place{"save.written", 2},
+                    Place{"model-file.publish", 3}, Place{"model-file.publish", 4},
+                    Place{"file.write", 2}, Place{"file.sync", 2}, Place{"folder.sync", 3},
+                    Place{"checkpoint.rename", 2}, Place{"checkpoint.renamed", 2, true},
+                    Place{"folder.sync", 4, true}, Place{"checkpoint.published", 2, true}),
+    NameOf);
+
+class LoadCheckpointKillTest : public CheckpointKillTest {};
+
+TEST_P(LoadCheckpointKillTest, LeavesTheOldStateOrTheCheckpointsOnAllRanks) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam("toy"));
+  ASSERT_OK(team.TrainTo(2));
+  const std::vector<float> saved = Values(&team);
+  ASSERT_OK(SaveUntilDone(&team, path_));
+  ASSERT_OK(team.TrainTo(3));
+  const std::vector<float> trained = Values(&team);
+  for (const absl::Status& status :
+       team.Run([&](Session* session) { return LoadCheckpoint(session, path_).status(); })) {
+    if (!status.ok()) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, testing::_));
+    }
+  }
+  ASSERT_OK(team.RunAll([](Session* session) { return session->Recover(); }));
+  const bool loaded = team.session(0)->next_step() == 3;
+  if (GetParam().there) EXPECT_TRUE(loaded);
+  ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    EXPECT_EQ(session->next_step(), loaded ? 3 : 4);
+    EXPECT_EQ(session->num_writes(), loaded ? 1 : 0);
+    ASSIGN_OR_RETURN(const TrainingProgress progress, ReadProgress(session));
+    EXPECT_EQ(progress.update_counts[0], loaded ? 2 : 3);
+    return absl::OkStatus();
+  }));
+  EXPECT_EQ(Values(&team), loaded ? saved : trained);
+  // Moments and counts are those of the values: the same step gives the same bits.
+  ASSERT_OK(team.TrainTo(3));
+  EXPECT_EQ(Values(&team), trained);
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, LoadCheckpointKillTest,
+                         testing::Values(Place{"load.read", 1}, Place{"load.read", 5},
+                                         Place{"write.before-vote", 1},
+                                         Place{"write.after-vote", 1},
+                                         Place{"write.after-decision", 1, true},
+                                         Place{"write.before-publish", 1, true}),
+                         NameOf);
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,328 @@
+// Checkpoints through a real coordinator, worker, executors (threads) and sessions.
+#include "client/cpp/checkpoint.h"
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/verify_checkpoint.h"
+#include "client/cpp/local_cluster.h"
+#include "client/cpp/optimizer_state.h"
+#include "gtest/gtest.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing_support::ReadAll;
+using testing_support::ToyOptions;
+using testing_support::TrainerTeam;
+
+struct State {
+  std::vector<float> parameters;
+  // By array, unit and parameter.
+  std::map<std::tuple<StateArray, int, int>, std::vector<float>> moments;
+  std::vector<int64_t> update_counts;
+  int64_t step = 0;
+
+  bool operator==(const State& other) const {
+    return parameters == other.parameters && moments == other.moments &&
+           update_counts == other.update_counts && step == other.step;
+  }
+};
+
+class CheckpointTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    DisarmAllFaultPoints();
+    LocalCluster::Options options;
+    options.num_devices = 32;
+    ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
+    folder_ = absl::StrCat(testing::TempDir(), "/",
+                           testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::remove_all(folder_);
+    ASSERT_TRUE(std::filesystem::create_directories(folder_));
+  }
+  void TearDown() override { DisarmAllFaultPoints(); }
+
+  SessionOptions Options(int world_size, Strategy strategy = Strategy::kFullShard) {
+    SessionOptions options = ToyOptions(*cluster_, absl::StrCat("job", ++num_jobs_), world_size);
+    options.config.strategy = strategy;
+    return options;
+  }
+  absl::StatusOr<TrainerTeam> OpenTeam(int world_size, Strategy strategy = Strategy::kFullShard) {
+    return TrainerTeam::Open(Options(world_size, strategy));
+  }
+  std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
+
+  static absl::StatusOr<State> ReadState(Session* session) {
+    State state;
+    ASSIGN_OR_RETURN(state.parameters, ReadAll(session));
+    ASSIGN_OR_RETURN(const TrainingProgress progress, ReadProgress(session));
+    state.update_counts = progress.update_counts;
+    state.step = progress.step;
+    for (const StateArray array : MomentsOf(session->config().optimizer)) {
+      for (int unit = 0; unit < session->num_units(); ++unit) {
+        RETURN_IF_ERROR(ReadMoments(session, unit, array, [&](int p, ConstValues values) {
+          const absl::Span<const float> all = values.as<float>();
+          state.moments[{array, unit, p}].assign(all.begin(), all.end());
+        }));
+      }
+    }
+    return state;
+  }
+  // Rank 0's view.
+  static State StateOf(TrainerTeam* team) {
+    State state;
+    EXPECT_OK(team->RunAll([&](Session* session) -> absl::Status {
+      ASSIGN_OR_RETURN(State read, ReadState(session));
+      if (session->rank() == 0) state = std::move(read);
+      return absl::OkStatus();
+    }));
+    return state;
+  }
+  static absl::Status Save(TrainerTeam* team, const std::string& path) {
+    return team->RunAll([&](Session* session) { return SaveCheckpoint(session, path); });
+  }
+  static absl::Status Load(TrainerTeam* team, const std::string& path) {
+    return team->RunAll([&](Session* session) { return LoadCheckpoint(session, path).status(); });
+  }
+
+  std::unique_ptr<LocalCluster> cluster_;
+  std::string folder_;
+  int num_jobs_ = 0;
+};
+
+TEST_F(CheckpointTest, GoesFromAnyWorldToAnyOtherToTheBitOptimizerIncluded) {
+  State expected;
+  {
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(8));
+    ASSERT_OK(team.TrainTo(3));
+    expected = StateOf(&team);
+    ASSERT_OK(Save(&team, Path("8")));
+  }
+  std::string from = Path("8");
+  for (const auto& [world, strategy] :
+       {std::pair(3, Strategy::kShardGradOp), std::pair(5, Strategy::kNoShard),
+        std::pair(1, Strategy::kFullShard), std::pair(8, Strategy::kFullShard)}) {
+    SCOPED_TRACE(world);
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(world, strategy));
+    ASSERT_OK(Load(&team, from));
+    EXPECT_EQ(team.session(0)->next_step(), 4);
+    EXPECT_TRUE(StateOf(&team) == expected);
+    from = Path(absl::StrCat("after", world));
+    ASSERT_OK(Save(&team, from));
+    ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(from));
+    EXPECT_THAT(verified.damages, IsEmpty());
+  }
+  ASSERT_OK_AND_ASSIGN(const Manifest first, ReadManifest(Path("8")));
+  ASSERT_OK_AND_ASSIGN(const Manifest last, ReadManifest(Path("after8")));
+  for (const absl::string_view file : {kModelFileName, kOptimizerFileName}) {
+    EXPECT_EQ(last.files.at(std::string(file)).tensors, first.files.at(std::string(file)).tensors)
+        << "checksums of sums over slices of whatever world";
+  }
+}
+
+TEST_F(CheckpointTest, JobThatLoadsItGoesOnToTheBitsOfTheOneThatSavedIt) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam whole, OpenTeam(3));
+  ASSERT_OK(whole.TrainTo(4));
+  ASSERT_OK(Save(&whole, Path("c")));
+  ASSERT_OK(whole.TrainTo(8));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam next, OpenTeam(3));
+  ASSERT_OK(Load(&next, Path("c")));
+  ASSERT_OK(next.TrainTo(8));
+  EXPECT_TRUE(StateOf(&next) == StateOf(&whole));
+  // A job that went on goes back, as one write.
+  const int64_t writes = whole.session(0)->num_writes();
+  ASSERT_OK(Load(&whole, Path("c")));
+  EXPECT_EQ(whole.session(0)->num_writes(), writes + 1);
+  EXPECT_EQ(whole.session(0)->next_step(), 5);
+  ASSERT_OK(whole.TrainTo(8));
+  EXPECT_TRUE(StateOf(&next) == StateOf(&whole));
+}
+
+TEST_F(CheckpointTest, TrainersBytesAndBuffersComeBackToTheRankThatSavedThem) {
+  const NamedTensor running_mean = {"bn.running_mean", DType::kFp32, {3}, "abcdefghijkl"};
+  const NamedTensor count = {"bn.num_batches", DType::kInt64, {}, "12345678"};
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
+  ASSERT_OK(team.TrainTo(1));
+  const std::string large(300'000, 'x');  // Longer than a piece of a message.
+  ASSERT_OK(team.RunAll([&](Session* session) {
+    CheckpointContents own;
+    own.trainer_state = absl::StrCat("rank ", session->rank(), large);
+    own.buffers = {running_mean, count};
+    if (session->rank() == 1) own.buffers[0].values = "another rank";
+    return SaveCheckpoint(session, Path("c"), own);
+  }));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam wider, OpenTeam(3));
+  ASSERT_OK(wider.RunAll([&](Session* session) -> absl::Status {
+    LoadCheckpointOptions options;
+    options.buffers = {{running_mean.name, running_mean.dtype, running_mean.shape, ""},
+                       {count.name, count.dtype, count.shape, ""}};
+    ASSIGN_OR_RETURN(const LoadedCheckpoint loaded, LoadCheckpoint(session, Path("c"), options));
+    EXPECT_EQ(loaded.step, 1);
+    EXPECT_EQ(loaded.saved_world_size, 2);
+    EXPECT_EQ(loaded.trainer_state,
+              session->rank() < 2 ? absl::StrCat("rank ", session->rank(), large) : "");
+    EXPECT_EQ(loaded.buffers.size(), 2);
+    EXPECT_EQ(loaded.buffers[0].values, running_mean.values) << "rank 0's";
+    EXPECT_EQ(loaded.buffers[1].values, count.values);
+    EXPECT_EQ(loaded.groups.size(), 1);
+    EXPECT_EQ(loaded.groups[0].learning_rate, session->config().groups[0].learning_rate);
+    return absl::OkStatus();
+  }));
+}
+
+TEST_F(CheckpointTest, WhatDoesNotFitIsAnErrorByNameAndNothingChanges) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
+  ASSERT_OK(team.TrainTo(2));
+  ASSERT_OK(team.RunAll([&](Session* session) {
+    return SaveCheckpoint(session, Path("c"), {{{"buffer", DType::kFp32, {1}, "abcd"}}, ""});
+  }));
+  const State before = StateOf(&team);
+  const auto load = [&](const std::string& path, const LoadCheckpointOptions& options) {
+    absl::Status first;
+    for (const absl::Status& status : team.Run(
+             [&](Session* session) { return LoadCheckpoint(session, path, options).status(); })) {
+      EXPECT_FALSE(status.ok());
+      if (first.ok()) first = status;
+    }
+    return first;
+  };
+  EXPECT_THAT(load(Path("none"), {}), StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
+  EXPECT_THAT(load(Path("c"), {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the model lacks 'buffer'")));
+  LoadCheckpointOptions options;
+  options.buffers = {{"buffer", DType::kFp32, {2}, ""}};
+  EXPECT_THAT(load(Path("c"), options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'buffer' is fp32 [1]")));
+  options.buffers = {{"buffer", DType::kFp32, {1}, ""}, {"other", DType::kFp32, {1}, ""}};
+  EXPECT_THAT(load(Path("c"), options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("lacks buffer 'other'")));
+  EXPECT_TRUE(StateOf(&team) == before);
+
+  SessionOptions sgd = Options(2);
+  sgd.config.optimizer = OptimizerKind::kSgd;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam other, TrainerTeam::Open(sgd));
+  for (const absl::Status& status :
+       other.Run([&](Session* session) { return LoadCheckpoint(session, Path("c")).status(); })) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 AllOf(HasSubstr("'adamw'"), HasSubstr("'sgd'"))));
+  }
+  // Its parameters can be used, though.
+  ASSERT_OK(other.RunAll([&](Session* session) {
+    LoadCheckpointOptions model_only;
+    model_only.model_only = true;
+    model_only.buffers = {{"buffer", DType::kFp32, {1}, ""}};
+    return LoadCheckpoint(session, Path("c"), model_only).status();
+  }));
+  EXPECT_EQ(StateOf(&other).parameters, before.parameters);
+  EXPECT_EQ(other.session(0)->next_step(), 1);
+}
+
+TEST_F(CheckpointTest, AnyDamageIsFoundByNameOnAllRanksAndNothingIsLoaded) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
+  ASSERT_OK(team.TrainTo(2));
+  ASSERT_OK(team.RunAll([&](Session* session) {
+    return SaveCheckpoint(session, Path("c"), {{}, "a trainer's own bytes"});
+  }));
+  const State before = StateOf(&team);
+  ASSERT_OK_AND_ASSIGN(const Manifest manifest, ReadManifest(Path("c")));
+  for (const auto& [name, expected] : manifest.files) {
+    const std::string path = absl::StrCat(Path("c"), "/", name);
+    for (int i = 0; i < 6; ++i) {
+      // Spread over the file: header, the ranks' slices, the last byte.
+      const int64_t at = i == 5 ? expected.size_bytes - 1 : expected.size_bytes * i / 5;
+      SCOPED_TRACE(absl::StrCat(name, " at ", at));
+      const auto flip = [&] {
+        std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekg(at);
+        const char byte = static_cast<char>(file.get() ^ (1 << i));
+        file.seekp(at);
+        file.put(byte);
+      };
+      flip();
+      for (const absl::Status& status : team.Run(
+               [&](Session* session) { return LoadCheckpoint(session, Path("c")).status(); })) {
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, HasSubstr(name)));
+      }
+      ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(Path("c")));
+      EXPECT_EQ(verified.damages.size(), 1);
+      flip();
+    }
+  }
+  std::filesystem::resize_file(absl::StrCat(Path("c"), "/", kModelFileName), 1000);
+  EXPECT_THAT(Load(&team, Path("c")), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("1000")));
+  std::filesystem::remove(absl::StrCat(Path("c"), "/", kOptimizerFileName));
+  ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(Path("c")));
+  EXPECT_EQ(verified.damages.size(), 2);
+  EXPECT_TRUE(StateOf(&team) == before);
+}
+
+TEST_F(CheckpointTest, ErrorAtAnyPointOfASaveIsEveryRanksAndThePreviousOneStays) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
+  ASSERT_OK(team.TrainTo(1));
+  ASSERT_OK(Save(&team, Path("c")));
+  ASSERT_OK(team.TrainTo(2));
+  for (const char* point :
+       {"checkpoint.begin", "save.created", "model-file.write", "save.written",
+        "model-file.publish", "file.write", "file.sync", "folder.sync", "checkpoint.rename"}) {
+    int hit = 1;
+    while (true) {
+      SCOPED_TRACE(absl::StrCat(point, " ", hit));
+      Fault fault;
+      fault.at_hit = hit;
+      fault.status = absl::ResourceExhaustedError("no space left");
+      ArmFaultPoint(point, fault);
+      const std::vector<absl::Status> statuses =
+          team.Run([&](Session* session) { return SaveCheckpoint(session, Path("c")); });
+      DisarmAllFaultPoints();
+      if (statuses[0].ok()) break;  // All hits were tried.
+      for (const absl::Status& status : statuses)
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("rank")));
+      ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(Path("c")));
+      EXPECT_THAT(verified.damages, IsEmpty());
+      EXPECT_EQ(verified.manifest.step, 1);
+      ++hit;
+    }
+    EXPECT_GT(hit, 1) << "the point is on the way";
+    ASSERT_OK_AND_ASSIGN(const Manifest saved, ReadManifest(Path("c")));
+    EXPECT_EQ(saved.step, 2);
+    // Back to the older one, for the next point.
+    ASSERT_OK(Load(&team, Path("c")));
+    ASSERT_OK_AND_ASSIGN(TrainerTeam old, OpenTeam(1));
+    ASSERT_OK(old.TrainTo(1));
+    ASSERT_OK(Save(&old, Path("c")));
+    ASSERT_OK_AND_ASSIGN(const std::vector<ListedCheckpoint> left, ListCheckpoints(folder_));
+    ASSERT_EQ(left.size(), 1);
+    EXPECT_EQ(left[0].step, 1);
+  }
+}
+
+TEST_F(CheckpointTest, FolderThatIsNoCheckpointIsNotReplaced) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
+  ASSERT_OK(team.TrainTo(1));
+  ASSERT_TRUE(std::filesystem::create_directories(Path("photos/of/last/year")));
+  EXPECT_THAT(Save(&team, Path("photos")),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is no checkpoint")));
+  EXPECT_TRUE(std::filesystem::exists(Path("photos/of/last/year")));
+  EXPECT_THAT(Save(&team, "relative"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'relative'")));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,293 @@
+#include "worker/executor/checkpoint_load.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "checkpoint/checked_file.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/crc32.h"
+#include "checkpoint/manifest.h"
+#include "job/job_codec.h"
+#include "worker/executor/agreement.h"
+#include "worker/executor/checkpoint_load_plan.h"
+#include "worker/executor/checkpoint_plan.h"
+#include "worker/executor/checkpoint_slices.h"
+
+namespace tessera {
+namespace {
+
+// fp32 or fp64 from what is stored, one of these too or a half: of the model's file alone.
+absl::Status Convert(DType from, const std::vector<char>& bytes, Values into) {
+  const auto cast = [&](auto* stored, auto span) {
+    for (size_t i = 0; i < span.size(); ++i) span[i] = stored[i];
+  };
+  if (from == DType::kFp64 && into.dtype() == DType::kFp32) {
+    cast(reinterpret_cast<const double*>(bytes.data()), into.as<float>());
+  } else if (from == DType::kFp32 && into.dtype() == DType::kFp64) {
+    cast(reinterpret_cast<const float*>(bytes.data()), into.as<double>());
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a checkpoint in ", Name(from), ", not in full precision"));
+  }
+  return absl::OkStatus();
+}
+
+class CheckpointLoad {
+ public:
+  CheckpointLoad(const v1::LoadRequest& request, const ExecutorMemory& memory, LoadedState* state,
+                 Communicator* communicator)
+      : request_(request), memory_(memory), state_(*state), communicator_(*communicator) {}
+
+  absl::Status Run(v1::LoadReply* reply, absl::Status* outcome) {
+    *outcome = Open();
+    RETURN_IF_ERROR(AgreeOn("load", outcome, &communicator_));
+    if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(CompareManifests(outcome));
+    if (!outcome->ok()) return absl::OkStatus();
+    *outcome = ReadOwn();
+    if (outcome->ok()) *outcome = ReadForTrainer(reply);
+    RETURN_IF_ERROR(AgreeOn("load", outcome, &communicator_));
+    if (!outcome->ok()) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
+    *outcome = CheckSums(sums);
+    return AgreeOn("load", outcome, &communicator_);
+  }
+
+ private:
+  bool with_optimizer() const { return !request_.model_only(); }
+
+  absl::Status Open() {
+    ASSIGN_OR_RETURN(manifest_, ReadManifest(request_.path()));
+    ASSIGN_OR_RETURN(CheckedFile model, OpenFile(kModelFileName));
+    model_.emplace(std::move(model));
+    if (with_optimizer()) RETURN_IF_ERROR(OpenOptimizer());
+    std::vector<TensorSpec> buffers;
+    for (const v1::NamedTensor& buffer : request_.buffers()) {
+      TensorSpec& spec = buffers.emplace_back();
+      spec.name = buffer.name();
+      spec.shape.assign(buffer.shape().begin(), buffer.shape().end());
+      ASSIGN_OR_RETURN(spec.dtype, DecodeDType(buffer.dtype()));
+    }
+    absl::StatusOr<CheckpointLoadPlan> plan = PlanCheckpointLoad(
+        model_->header(), with_optimizer() ? &optimizer_->header() : nullptr, buffers,
+        memory_.layout, memory_.config, request_.strict() || state_.first);
+    if (!plan.ok()) return Annotate(plan.status(), request_.path());
+    plan_ = *std::move(plan);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<CheckedFile> OpenFile(absl::string_view name) {
+    return CheckedFile::Open(request_.path(), std::string(name), manifest_);
+  }
+
+  absl::Status OpenOptimizer() {
+    const std::string own = OptimizerName(memory_.config.optimizer);
+    if (manifest_.optimizer != own) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(request_.path(), " has the state of optimizer '", manifest_.optimizer,
+                       "', the job's is '", own, "'"));
+    }
+    ASSIGN_OR_RETURN(CheckedFile optimizer, OpenFile(kOptimizerFileName));
+    optimizer_.emplace(std::move(optimizer));
+    return HyperParametersOf(manifest_).status();
+  }
+
+  // Whether all ranks read the same checkpoint.
+  absl::Status CompareManifests(absl::Status* outcome) {
+    const uint64_t own = Crc32(EncodeManifest(manifest_));
+    std::vector<uint64_t> all(communicator_.size());
+    RETURN_IF_ERROR(communicator_.AllGather(&own, all.data(), sizeof(own)));
+    for (size_t rank = 1; rank < all.size() && outcome->ok(); ++rank) {
+      if (all[rank] == all[0]) continue;
+      *outcome = absl::FailedPreconditionError(absl::StrCat(
+          "load: ranks 0 and ", rank, " see different checkpoints at ", request_.path()));
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<bool> HasStates() const {
+    std::vector<bool> has(plan_.states.size());
+    for (size_t i = 0; i < has.size(); ++i) has[i] = !plan_.states[i].empty();
+    return has;
+  }
+
+  // The tensor that the file has for a slice; "" where it has none.
+  std::string StoredName(const CheckpointSlice& slice) const {
+    if (slice.array == StateArray::kParameter)
+      return plan_.model.tensors[slice.segment.unit][slice.segment.parameter];
+    return MomentTensor(plan_.states[slice.segment.job_parameter], memory_.config.optimizer,
+                        slice.array);
+  }
+  const CheckedFile& FileOf(const CheckpointSlice& slice) const {
+    return slice.array == StateArray::kParameter ? *model_ : *optimizer_;
+  }
+
+  absl::Status ReadSlice(const CheckpointSlice& slice, const std::string& tensor) {
+    const CheckedFile& file = FileOf(slice);
+    ASSIGN_OR_RETURN(const StoredTensor* stored, file.Find(tensor));
+    const Values into = state_.values(slice.array, slice.segment);
+    const int64_t element_bytes = SizeBytes(stored->dtype);
+    int64_t at = slice.segment.parameter_begin_elements * element_bytes;
+    uint32_t crc32 = kCrc32OfNothing;
+    if (stored->dtype == into.dtype()) {
+      RETURN_IF_ERROR(file.Read(tensor, at, into.size_bytes(), into.data(), &crc32));
+    } else {
+      constexpr int64_t kPieceElements = 1 << 16;
+      const int64_t count = into.size();
+      std::vector<char> piece;
+      for (int64_t begin = 0; begin < count; begin += kPieceElements) {
+        const int64_t size = std::min(kPieceElements, count - begin);
+        piece.resize(size * element_bytes);
+        RETURN_IF_ERROR(file.Read(tensor, at + begin * element_bytes, size * element_bytes,
+                                  piece.data(), &crc32));
+        char* part = static_cast<char*>(into.data()) + begin * SizeBytes(into.dtype());
+        RETURN_IF_ERROR(Convert(stored->dtype, piece, {part, size, into.dtype()}));
+      }
+    }
+    sums_.push_back(crc32);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadOwn() {
+    const std::vector<bool> has_states = HasStates();
+    for (const CheckpointSlice& slice : SlicesOf(memory_, memory_.rank, has_states)) {
+      RETURN_IF_ERROR(FaultPoint("load.read"));
+      const std::string tensor = StoredName(slice);
+      if (tensor.empty()) {
+        sums_.push_back(0);
+      } else {
+        RETURN_IF_ERROR(ReadSlice(slice, tensor));
+      }
+    }
+    if (!with_optimizer()) return absl::OkStatus();
+    // Who has no state in the checkpoint begins without.
+    for (const ShardSegment& segment :
+         SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)) {
+      if (has_states[segment.job_parameter]) continue;
+      for (const StateArray moment : state_.moments) {
+        const Values none = state_.values(moment, segment);
+        memset(none.data(), 0, none.size_bytes());
+      }
+    }
+    return ReadProgress();
+  }
+
+  absl::Status ReadProgress() {
+    TrainingProgress progress;
+    progress.step = manifest_.step;
+    for (const std::string& name : plan_.states) {
+      int64_t& count = progress.update_counts.emplace_back(0);
+      if (name.empty()) continue;
+      const std::string tensor = StepTensor(name);
+      ASSIGN_OR_RETURN(const StoredTensor* stored, optimizer_->Find(tensor));
+      RETURN_IF_ERROR(optimizer_->Verify(tensor));
+      uint32_t crc32 = kCrc32OfNothing;
+      double updates = 0;
+      if (stored->dtype == DType::kFp64) {
+        RETURN_IF_ERROR(optimizer_->Read(tensor, 0, sizeof(updates), &updates, &crc32));
+      } else {
+        float single = 0;
+        RETURN_IF_ERROR(optimizer_->Read(tensor, 0, sizeof(single), &single, &crc32));
+        updates = single;
+      }
+      // Not a number is refused too.
+      if (!(updates >= 0 && updates <= 4e9)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("tensor '", tensor, "' says ", updates, " updates"));
+      }
+      count = static_cast<int64_t>(updates);
+    }
+    state_.progress = std::move(progress);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadForTrainer(v1::LoadReply* reply) {
+    for (const std::string& name : plan_.model.missing) reply->add_missing(name);
+    for (const std::string& name : plan_.model.unexpected) reply->add_unexpected(name);
+    for (const TensorSpec& buffer : plan_.buffers) {
+      RETURN_IF_ERROR(model_->Verify(buffer.name));
+      ASSIGN_OR_RETURN(const StoredTensor* stored, model_->Find(buffer.name));
+      v1::NamedTensor* to = reply->add_buffers();
+      to->set_name(buffer.name);
+      to->set_dtype(EncodeDType(buffer.dtype));
+      for (const int64_t dim : buffer.shape) to->add_shape(dim);
+      std::string* values = to->mutable_values();
+      values->resize(stored->end_bytes - stored->begin_bytes);
+      uint32_t crc32 = kCrc32OfNothing;
+      RETURN_IF_ERROR(model_->Read(buffer.name, 0, values->size(), values->data(), &crc32));
+    }
+    reply->set_step(manifest_.step);
+    reply->set_saved_world_size(manifest_.world_size);
+    ASSIGN_OR_RETURN(const std::vector<HyperParameters> groups, HyperParametersOf(manifest_));
+    for (size_t i = 0; i < groups.size(); ++i) {
+      v1::ParamGroup* group = reply->add_groups();
+      for (const std::string& name : manifest_.groups[i].parameters)
+        group->add_parameter_names(name);
+      group->set_learning_rate(groups[i].learning_rate);
+      group->set_beta1(groups[i].beta1);
+      group->set_beta2(groups[i].beta2);
+      group->set_epsilon(groups[i].epsilon);
+      group->set_weight_decay(groups[i].weight_decay);
+      group->set_momentum(groups[i].momentum);
+    }
+    const std::string own = TrainerFileName(memory_.rank.value());
+    if (manifest_.files.count(own) == 0) return absl::OkStatus();
+    ASSIGN_OR_RETURN(*reply->mutable_trainer_state(),
+                     ReadCheckedBytes(request_.path(), own, manifest_));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckSums(const std::vector<SliceSums>& sums) {
+    const std::vector<bool> has_states = HasStates();
+    const auto of_rank = [&](Rank rank) {
+      std::vector<CheckpointSlice> slices = SlicesOf(memory_, rank, has_states);
+      for (CheckpointSlice& slice : slices) slice.tensor.second = StoredName(slice);
+      return slices;
+    };
+    const auto element_bytes = [&](const CheckpointSlice& slice) {
+      const auto stored = FileOf(slice).Find(slice.tensor.second);
+      return stored.ok() ? SizeBytes((*stored)->dtype) : 0;
+    };
+    for (const auto& [key, slices] : SlicesByTensor(of_rank, sums, element_bytes)) {
+      const auto& [file_name, tensor] = key;
+      if (tensor.empty()) continue;
+      const CheckedFile& file = file_name == kModelFileName ? *model_ : *optimizer_;
+      ASSIGN_OR_RETURN(const StoredTensor* stored, file.Find(tensor));
+      const absl::StatusOr<uint32_t> crc32 =
+          CombineSums(slices, stored->end_bytes - stored->begin_bytes);
+      if (!crc32.ok()) return Annotate(crc32.status(), absl::StrCat("tensor '", tensor, "'"));
+      RETURN_IF_ERROR(file.Check(tensor, *crc32));
+    }
+    return absl::OkStatus();
+  }
+
+  const v1::LoadRequest& request_;
+  const ExecutorMemory& memory_;
+  LoadedState& state_;
+  Communicator& communicator_;
+  Manifest manifest_;
+  std::optional<CheckedFile> model_, optimizer_;
+  CheckpointLoadPlan plan_;
+  SliceSums sums_;  // Of this rank's slices.
+};
+
+}  // namespace
+
+absl::Status LoadCheckpoint(const v1::LoadRequest& request, const ExecutorMemory& memory,
+                            LoadedState* state, Communicator* communicator, v1::LoadReply* reply,
+                            absl::Status* outcome) {
+  return CheckpointLoad(request, memory, state, communicator).Run(reply, outcome);
+}
+
+}  // namespace tessera

@@ -1,0 +1,26 @@
+// All ranks of a group read one checkpoint, each the elements that it holds, and check together
+// that none is damaged. Collective: every rank calls it at the same point of its order.
+// Thread-compatible.
+#ifndef TESSERA_WORKER_EXECUTOR_CHECKPOINT_LOAD_H_
+#define TESSERA_WORKER_EXECUTOR_CHECKPOINT_LOAD_H_
+
+#include "absl/status/status.h"
+#include "proto/checkpoint.pb.h"
+#include "worker/comm/communicator.h"
+#include "worker/engine/state_files.h"
+#include "worker/executor/executor_memory.h"
+
+namespace tessera {
+
+// Reads into `state` what the checkpoint has for each of the rank's segments: parameters and,
+// unless the request is for the model only, moments, with where training stood. `outcome` becomes
+// the same on every rank: OK once all ranks have read, of one checkpoint, what was saved, else the
+// first failing rank's error with its number.
+// Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
+absl::Status LoadCheckpoint(const v1::LoadRequest& request, const ExecutorMemory& memory,
+                            LoadedState* state, Communicator* communicator, v1::LoadReply* reply,
+                            absl::Status* outcome);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_CHECKPOINT_LOAD_H_

@@ -1,0 +1,117 @@
+#include "worker/executor/checkpoint_plan.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+// fp32 counts exactly up to here.
+constexpr int64_t kMaxUpdates = int64_t{1} << 24;
+
+constexpr absl::string_view kNumbers[] = {"lr",  "beta1",        "beta2",
+                                          "eps", "weight_decay", "momentum"};
+constexpr double HyperParameters::*kFields[] = {
+    &HyperParameters::learning_rate, &HyperParameters::beta1,        &HyperParameters::beta2,
+    &HyperParameters::epsilon,       &HyperParameters::weight_decay, &HyperParameters::momentum};
+
+}  // namespace
+
+std::string MomentTensor(const std::string& parameter, OptimizerKind optimizer, StateArray moment) {
+  absl::string_view name = moment == StateArray::kFirstMoment ? "exp_avg" : "exp_avg_sq";
+  if (optimizer == OptimizerKind::kSgd) name = "momentum_buffer";
+  return absl::StrCat("state.", parameter, ".", name);
+}
+
+std::string StepTensor(const std::string& parameter) {
+  return absl::StrCat("state.", parameter, ".step");
+}
+
+std::string OptimizerName(OptimizerKind optimizer) {
+  switch (optimizer) {
+    case OptimizerKind::kSgd:
+      return "sgd";
+    case OptimizerKind::kAdam:
+      return "adam";
+    case OptimizerKind::kAdamW:
+      return "adamw";
+  }
+  return "";
+}
+
+void ForEachParameter(
+    const ModelLayout& layout,
+    const std::function<void(const PlacedParameter& parameter, int job_parameter)>& visit) {
+  int job_parameter = 0;
+  for (const UnitLayout& unit : layout.units) {
+    for (const PlacedParameter& parameter : unit.flat.parameters())
+      visit(parameter, job_parameter++);
+  }
+}
+
+absl::StatusOr<CheckpointPlan> PlanCheckpoint(const ModelLayout& layout, const JobConfig& config,
+                                              const TrainingProgress& progress,
+                                              const std::vector<TensorSpec>& buffers) {
+  std::vector<TensorSpec> model = buffers, optimizer;
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  absl::Status status;
+  ForEachParameter(layout, [&](const PlacedParameter& parameter, int number) {
+    TensorSpec spec = parameter.spec;
+    spec.dtype = FullDType(spec.dtype);
+    model.push_back(spec);
+    const int64_t updates = progress.update_counts[number];
+    if (!HasState(spec, updates)) return;
+    if (updates > kMaxUpdates) {
+      status = absl::InvalidArgumentError(absl::StrCat("parameter '", spec.name, "' was updated ",
+                                                       updates, " times, more than fp32 counts"));
+    }
+    const std::string name = spec.name;
+    for (const StateArray moment : MomentsOf(config.optimizer)) {
+      spec.name = MomentTensor(name, config.optimizer, moment);
+      optimizer.push_back(spec);
+    }
+    optimizer.push_back({StepTensor(name), {}, DType::kFp32});
+  });
+  RETURN_IF_ERROR(status);
+  for (const UnitLayout& unit : layout.units) {
+    for (const Alias& alias : unit.flat.aliases()) metadata[alias.name] = alias.primary;
+  }
+  CheckpointPlan plan;
+  ASSIGN_OR_RETURN(plan.model, PlaceTensors(model, metadata));
+  ASSIGN_OR_RETURN(plan.optimizer, PlaceTensors(optimizer, {{"format", "pt"}}));
+  return plan;
+}
+
+std::vector<ManifestGroup> GroupsFor(const ModelLayout& layout, const JobConfig& config,
+                                     const TrainingProgress& progress) {
+  std::vector<ManifestGroup> groups(progress.groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (size_t n = 0; n < std::size(kNumbers); ++n)
+      groups[i].numbers[std::string(kNumbers[n])] = progress.groups[i].*kFields[n];
+  }
+  ForEachParameter(layout, [&](const PlacedParameter& parameter, int) {
+    groups[GroupOf(config, parameter.spec.name)].parameters.push_back(parameter.spec.name);
+  });
+  return groups;
+}
+
+absl::StatusOr<std::vector<HyperParameters>> HyperParametersOf(const Manifest& manifest) {
+  std::vector<HyperParameters> groups;
+  for (const ManifestGroup& from : manifest.groups) {
+    HyperParameters& to = groups.emplace_back();
+    for (size_t n = 0; n < std::size(kNumbers); ++n) {
+      const auto number = from.numbers.find(std::string(kNumbers[n]));
+      if (number == from.numbers.end()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("manifest: param group ", groups.size() - 1, " lacks ", kNumbers[n]));
+      }
+      to.*kFields[n] = number->second;
+    }
+    RETURN_IF_ERROR(ValidateHyperParameters(to, groups.size() - 1));
+  }
+  return groups;
+}
+
+}  // namespace tessera

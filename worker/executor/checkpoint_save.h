@@ -1,0 +1,26 @@
+// All ranks of a group write one checkpoint, each the bytes that it owns (checkpoint/manifest.h).
+// Collective: every rank calls it at the same point of its order. Thread-compatible.
+//
+//   rank 0: folder and files ──► all: own slices, synced, with checksums ──► rank 0: manifest, name
+#ifndef TESSERA_WORKER_EXECUTOR_CHECKPOINT_SAVE_H_
+#define TESSERA_WORKER_EXECUTOR_CHECKPOINT_SAVE_H_
+
+#include "absl/status/status.h"
+#include "proto/checkpoint.pb.h"
+#include "worker/comm/communicator.h"
+#include "worker/engine/state_files.h"
+#include "worker/executor/executor_memory.h"
+
+namespace tessera {
+
+// `outcome` becomes the same on every rank: OK once the checkpoint has its name and is durable,
+// else the first failing rank's error with its number; then the checkpoint of that name, if there
+// was one, is as before. Errors: the communicator's, where the ranks could not agree; `outcome`
+// means nothing then.
+absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
+                            const SavedState& state, Communicator* communicator,
+                            v1::SaveReply* reply, absl::Status* outcome);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_CHECKPOINT_SAVE_H_
