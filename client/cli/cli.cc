@@ -7,6 +7,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "client/cli/checkpoint_commands.h"
 #include "client/cli/dump_command.h"
 #include "client/cli/jobs_command.h"
 #include "client/cli/layout_command.h"
@@ -46,11 +47,13 @@ int RunCli(const std::vector<std::string>& args, const Console& console) {
   app.require_subcommand(1);
   app.set_version_flag("--version", absl::StrCat("tessera ", kVersion));
   RunCommand selected;
+  RegisterCheckpointsCommand(&app, &selected);
   RegisterDumpCommand(&app, &selected);
   RegisterJobsCommand(&app, &selected);
   RegisterLayoutCommand(&app, &selected);
   RegisterStatusCommand(&app, &selected);
   RegisterTopCommand(&app, &selected);
+  RegisterVerifyCommand(&app, &selected);
   RegisterWorkersCommand(&app, &selected);
   const std::optional<int> ended =
       ParseCommandLine(&app, HelpAsAFlag(args), console.out, console.err);

@@ -1,6 +1,8 @@
 #include "client/cpp/checkpoint.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "client/cpp/state_access.h"
 #include "job/job_codec.h"
@@ -40,7 +42,12 @@ ParamGroup DecodeGroup(const v1::ParamGroup& from) {
 }  // namespace
 
 absl::Status SaveCheckpoint(Session* session, const std::string& path,
-                            const CheckpointContents& contents) {
+                            const CheckpointContents& contents,
+                            const SaveCheckpointOptions& options) {
+  if (options.keep_newest < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the newest ", options.keep_newest, " checkpoints cannot be kept"));
+  }
   v1::SaveRequest request;
   request.set_path(path);
   request.set_is_checkpoint(true);
@@ -49,7 +56,33 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
       EncodeTensor(buffer, /*with_values=*/true, request.add_buffers());
   }
   request.set_trainer_state(contents.trainer_state);
+  request.set_in_background(options.in_background);
+  request.set_keep_newest(options.keep_newest);
   return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();
+}
+
+absl::StatusOr<SaveStatus> GetSaveStatus(Session* session) {
+  ASSIGN_OR_RETURN(const std::string bytes, StateAccess(session).Call(OpKind::kSaveStatus, ""));
+  v1::SaveStatus reply;
+  if (!reply.ParseFromString(bytes)) return absl::InternalError("the save's status is malformed");
+  SaveStatus status;
+  status.path = reply.path();
+  status.running = reply.running();
+  status.written_bytes = reply.written_bytes();
+  status.all_bytes = reply.all_bytes();
+  status.outcome = absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message());
+  return status;
+}
+
+absl::Status AwaitSave(Session* session) {
+  constexpr absl::Duration kLookAgain = absl::Milliseconds(5);
+  while (true) {
+    ASSIGN_OR_RETURN(const SaveStatus status, GetSaveStatus(session));
+    if (status.path.empty())
+      return absl::FailedPreconditionError("there is no save in the background");
+    if (!status.running) return status.outcome;
+    absl::SleepFor(kLookAgain);
+  }
 }
 
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::string& path,

@@ -34,6 +34,16 @@ struct NamedTensor {
   std::string values;  // Little-endian, row-major.
 };
 
+struct SaveCheckpointOptions {
+  // Returns once the state is copied, which costs each rank the time of a copy and as much memory
+  // again until the save is over; AwaitSave and GetSaveStatus tell the rest. The next save or load
+  // waits for it. A process that dies meanwhile ends it: the checkpoint that had the name stays.
+  bool in_background = false;
+  // Of the job's checkpoints in the same folder the oldest are removed, so that so many are left;
+  // 0: all stay.
+  int keep_newest = 0;
+};
+
 struct CheckpointContents {
   std::vector<NamedTensor> buffers;  // Rank 0's are saved.
   std::string trainer_state;         // This rank's own bytes.
@@ -45,7 +55,22 @@ struct CheckpointContents {
 //         checkpoint that had the name is as it was then
 //         Aborted             a process died, or the ranks could not agree in time.
 absl::Status SaveCheckpoint(Session* session, const std::string& path,
-                            const CheckpointContents& contents = {});
+                            const CheckpointContents& contents = {},
+                            const SaveCheckpointOptions& options = {});
+
+// The last save in the background, as this rank has it; no other rank has to ask.
+struct SaveStatus {
+  std::string path;  // Empty: there was none since this rank's executor began.
+  bool running = false;
+  int64_t written_bytes = 0;  // By this rank, of its part of the state.
+  int64_t all_bytes = 0;
+  absl::Status outcome;  // Once it does not run any more: the same on every rank.
+};
+// Errors: Aborted.
+absl::StatusOr<SaveStatus> GetSaveStatus(Session* session);
+// Waits until none runs. Returns its outcome; Aborted, too, if a process died.
+// Errors: FailedPrecondition  there was none.
+absl::Status AwaitSave(Session* session);
 
 struct LoadCheckpointOptions {
   // As LoadOptions::strict (load_model.h), for buffers and the optimizer's state too.

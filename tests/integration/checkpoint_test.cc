@@ -313,6 +313,68 @@ TEST_F(CheckpointTest, ErrorAtAnyPointOfASaveIsEveryRanksAndThePreviousOneStays)
   }
 }
 
+TEST_F(CheckpointTest, SaveInTheBackgroundHasTheStateOfItsStepWhateverTrainingDoesMeanwhile) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
+  ASSERT_OK(team.TrainTo(2));
+  const State saved = StateOf(&team);
+  SaveCheckpointOptions background;
+  background.in_background = true;
+  ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    EXPECT_THAT(AwaitSave(session), StatusIs(absl::StatusCode::kFailedPrecondition, testing::_));
+    return SaveCheckpoint(session, Path("c"), {{}, "own"}, background);
+  }));
+  ASSERT_OK(team.TrainTo(7));
+  ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    RETURN_IF_ERROR(AwaitSave(session));
+    ASSIGN_OR_RETURN(const SaveStatus status, GetSaveStatus(session));
+    EXPECT_EQ(status.path, Path("c"));
+    if (session->rank() == 0) EXPECT_GT(status.all_bytes, 0);
+    EXPECT_EQ(status.written_bytes, status.all_bytes);
+    return absl::OkStatus();
+  }));
+  ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(Path("c")));
+  EXPECT_THAT(verified.damages, IsEmpty());
+  ASSERT_OK_AND_ASSIGN(TrainerTeam next, OpenTeam(2));
+  ASSERT_OK(Load(&next, Path("c")));
+  EXPECT_TRUE(StateOf(&next) == saved);
+}
+
+TEST_F(CheckpointTest, SavesInTheBackgroundFollowEachOtherAndJustTheNewestStay) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
+  SaveCheckpointOptions options;
+  options.in_background = true;
+  options.keep_newest = 2;
+  for (int step = 1; step <= 5; ++step) {
+    ASSERT_OK(team.TrainTo(step));
+    ASSERT_OK(team.RunAll([&](Session* session) {
+      return SaveCheckpoint(session, Path(absl::StrCat("step-", step)), {}, options);
+    }));
+  }
+  ASSERT_OK(team.RunAll([](Session* session) { return AwaitSave(session); }));
+  ASSERT_OK_AND_ASSIGN(const std::vector<ListedCheckpoint> left, ListCheckpoints(folder_));
+  ASSERT_EQ(left.size(), 2);
+  EXPECT_EQ(left[0].step, 4);
+  EXPECT_EQ(left[1].step, 5);
+}
+
+TEST_F(CheckpointTest, ErrorOfASaveInTheBackgroundIsToldToAllWhoAskAndTrainingGoesOn) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
+  ASSERT_OK(team.TrainTo(1));
+  Fault fault;
+  fault.status = absl::ResourceExhaustedError("no space left");
+  ArmFaultPoint("save.written", fault);
+  SaveCheckpointOptions options;
+  options.in_background = true;
+  ASSERT_OK(team.RunAll(
+      [&](Session* session) { return SaveCheckpoint(session, Path("c"), {}, options); }));
+  ASSERT_OK(team.TrainTo(2));
+  for (const absl::Status& status : team.Run([](Session* session) { return AwaitSave(session); }))
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no space left")));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  ASSERT_OK(team.TrainTo(3));
+  ASSERT_OK(Save(&team, Path("c")));
+}
+
 TEST_F(CheckpointTest, FolderThatIsNoCheckpointIsNotReplaced) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
   ASSERT_OK(team.TrainTo(1));

@@ -215,7 +215,8 @@ absl::Status RankEngine::Execute(const Op& op) {
       Receive();
       return absl::OkStatus();
     case OpKind::kReadProgress:
-      ReadProgress();
+    case OpKind::kSaveStatus:
+      Tell(op.kind);
       return absl::OkStatus();
     case OpKind::kFail:
       trainer_failed_ = true;

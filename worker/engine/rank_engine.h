@@ -180,7 +180,7 @@ class RankEngine {
   absl::Status Load();
   absl::Status Send(const Op& op);
   void Receive();
-  void ReadProgress();
+  void Tell(OpKind kind);  // What this rank knows by itself.
   // The message that was sent; there is none then.
   std::string TakeRequest();
   void Reply(std::string reply);

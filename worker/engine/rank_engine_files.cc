@@ -41,9 +41,11 @@ void RankEngine::Receive() {
   reply_offset_ += bytes;
 }
 
-void RankEngine::ReadProgress() {
-  Reply(EncodeProgress(
-      LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size())));
+void RankEngine::Tell(OpKind kind) {
+  Reply(kind == OpKind::kSaveStatus
+            ? options_.files->SaveStatus()
+            : EncodeProgress(LoadProgress(*options_.group, options_.updates, step_,
+                                          options_.config->groups.size())));
   PublishResult(absl::OkStatus(), 0);
 }
 

@@ -47,6 +47,8 @@ class StateFiles {
                             absl::Status* outcome) = 0;
   virtual absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
                             absl::Status* outcome) = 0;
+  // How what Save began and left to another thread goes. Of this rank alone.
+  virtual std::string SaveStatus() = 0;
 };
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/crc32.h"
@@ -55,18 +56,16 @@ absl::StatusOr<std::vector<TensorSpec>> SpecsOf(const v1::SaveRequest& shared) {
 class CheckpointSave {
  public:
   CheckpointSave(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                 const SavedState& state, Communicator* communicator)
+                 const SavedState& state, Communicator* communicator,
+                 std::atomic<int64_t>* written_bytes)
       : request_(request),
         memory_(memory),
         state_(state),
         communicator_(*communicator),
         leads_(communicator->rank() == 0),
         folder_(PartialFolder(request.path())),
-        has_state_(state.progress.update_counts.size()) {
-    ForEachParameter(memory.layout, [&](const PlacedParameter& parameter, int number) {
-      has_state_[number] = HasState(parameter.spec, state.progress.update_counts[number]);
-    });
-  }
+        has_state_(HasStates(memory.layout, state.progress)),
+        written_bytes_(written_bytes) {}
 
   absl::Status Run(absl::Status* outcome) {
     v1::SaveRequest shared;
@@ -140,6 +139,7 @@ class CheckpointSave {
       RETURN_IF_ERROR(
           file.WriteSlice(slice.tensor.second, slice.segment.parameter_begin_elements, values));
       sums_.push_back(Crc32(values.data(), values.size_bytes()));
+      if (written_bytes_ != nullptr) written_bytes_->fetch_add(values.size_bytes());
     }
     if (leads_) {
       RETURN_IF_ERROR(WriteBuffers(&model));
@@ -198,7 +198,18 @@ class CheckpointSave {
     }
     RETURN_IF_ERROR(ModelFile::Publish(PathOf(kModelFileName)));
     RETURN_IF_ERROR(ModelFile::Publish(PathOf(kOptimizerFileName)));
-    return PublishCheckpoint(request_.path(), manifest);
+    RETURN_IF_ERROR(PublishCheckpoint(request_.path(), manifest));
+    RetireOlder();
+    return absl::OkStatus();
+  }
+
+  // The checkpoint is there; one that is too many is no reason to say that it is not.
+  void RetireOlder() {
+    if (request_.keep_newest() < 1) return;
+    const std::string parent = request_.path().substr(0, request_.path().rfind('/') + 1);
+    const absl::Status status = KeepNewest(parent, memory_.job_id, request_.keep_newest());
+    if (!status.ok())
+      TESSERA_LOG(WARNING, "older checkpoints are not removed: {}", status.ToString());
   }
 
   const v1::SaveRequest& request_;
@@ -207,7 +218,8 @@ class CheckpointSave {
   Communicator& communicator_;
   const bool leads_;
   const std::string folder_;
-  std::vector<bool> has_state_;  // By parameter of the job.
+  const std::vector<bool> has_state_;          // By parameter of the job.
+  std::atomic<int64_t>* const written_bytes_;  // May be null.
   std::optional<CheckpointPlan> plan_;
   SliceSums sums_;                            // Of this rank's slices, then of its trainer's bytes.
   std::map<TensorKey, uint32_t> whole_sums_;  // Of tensors that rank 0 wrote whole.
@@ -215,10 +227,19 @@ class CheckpointSave {
 
 }  // namespace
 
+std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& progress) {
+  std::vector<bool> has(progress.update_counts.size());
+  ForEachParameter(layout, [&](const PlacedParameter& parameter, int number) {
+    has[number] = HasState(parameter.spec, progress.update_counts[number]);
+  });
+  return has;
+}
+
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
                             const SavedState& state, Communicator* communicator,
-                            v1::SaveReply* reply, absl::Status* outcome) {
-  CheckpointSave save(request, memory, state, communicator);
+                            v1::SaveReply* reply, absl::Status* outcome,
+                            std::atomic<int64_t>* written_bytes) {
+  CheckpointSave save(request, memory, state, communicator, written_bytes);
   const absl::Status status = save.Run(outcome);
   if (communicator->rank() == 0 && (!status.ok() || !outcome->ok()))
     DiscardCheckpoint(request.path());

@@ -20,11 +20,12 @@ namespace tessera {
 
 // Rows of operations, each in an order of its own; also the channel in shared memory.
 enum class Row {
-  kReduce,  // Reductions, votes and files.
+  kReduce,  // Reductions and votes.
   kGather,  // Parameters.
+  kFiles,   // What is read and written, perhaps while training goes on.
   kHost,    // What stays within a host, where there are several; has no mesh.
 };
-inline constexpr int kNumRows = 2;  // That have a mesh.
+inline constexpr int kNumRows = 3;  // That have a mesh.
 
 class EpochMeshes {
  public:

@@ -28,7 +28,8 @@ absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator, Re
 ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving)
     : memory_(*memory),
       report_saving_(std::move(report_saving)),
-      segments_(SegmentsOf(memory->layout, memory->config, memory->plan, memory->rank)) {}
+      segments_(SegmentsOf(memory->layout, memory->config, memory->plan, memory->rank)),
+      background_(memory) {}
 
 std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
   std::vector<ShardSegment> own;
@@ -41,8 +42,11 @@ std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
 absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,
                                  std::string* reply, absl::Status* outcome) {
   v1::SaveRequest request;
+  background_.End();
   RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
   if (!outcome->ok()) return absl::OkStatus();
+  if (request.is_checkpoint() && request.in_background())
+    return BeginInBackground(request, state, outcome);
   const bool creates_file = memory_.rank.value() == 0;
   if (creates_file) report_saving_(request.path());
   v1::SaveReply answer;
@@ -55,9 +59,21 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   return status;
 }
 
+absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
+                                              const SavedState& state, absl::Status* outcome) {
+  const auto report = [this](const std::string& path) {
+    if (memory_.rank.value() == 0) report_saving_(path);
+  };
+  report(request.path());
+  *outcome = background_.Begin(request, state, communicator_, [report] { report(""); });
+  // A rank that could not begin ends the epoch, and with it the others' saves.
+  return *outcome;
+}
+
 absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* state,
                                  std::string* reply, absl::Status* outcome) {
   v1::LoadRequest request;
+  background_.End();
   RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
   if (!outcome->ok()) return absl::OkStatus();
   v1::LoadReply answer;

@@ -3,7 +3,8 @@
 //   v1::SaveRequest ──► SaveModel or SaveCheckpoint ──► v1::SaveReply
 //   v1::LoadRequest ──► LoadModel or LoadCheckpoint ──► v1::LoadReply
 //
-// Requests come from this rank's trainer and are untrusted. Confined to the engine's thread.
+// Requests come from this rank's trainer and are untrusted. What is asked for while a save runs in
+// the background waits for its end. Confined to one thread at a time.
 #ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_FILES_H_
 #define TESSERA_WORKER_EXECUTOR_EXECUTOR_FILES_H_
 
@@ -13,6 +14,7 @@
 
 #include "worker/comm/communicator.h"
 #include "worker/engine/state_files.h"
+#include "worker/executor/background_save.h"
 #include "worker/executor/executor_memory.h"
 
 namespace tessera {
@@ -20,19 +22,25 @@ namespace tessera {
 class ExecutorFiles : public StateFiles {
  public:
   // Told what rank 0 is writing, so that what it leaves can be removed if it dies; "": nothing.
+  // Called by any thread.
   using ReportSaving = std::function<void(const std::string& path)>;
   // `memory` is not owned and outlives this.
   ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving);
 
-  // Of the epoch that begins; not owned.
+  // Of the epoch that begins, for files alone; not owned.
   void BeginEpoch(Communicator* communicator) { communicator_ = communicator; }
+  // Waits for what is under way, which ends soon where the communicator was aborted.
+  void EndEpoch() { background_.End(); }
 
   absl::Status Save(const std::string& request, const SavedState& state, std::string* reply,
                     absl::Status* outcome) override;
   absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
                     absl::Status* outcome) override;
+  std::string SaveStatus() override { return background_.status().SerializeAsString(); }
 
  private:
+  absl::Status BeginInBackground(const v1::SaveRequest& request, const SavedState& state,
+                                 absl::Status* outcome);
   // But those that lower ranks have too.
   std::vector<ShardSegment> OwnSegments() const;
 
@@ -40,6 +48,7 @@ class ExecutorFiles : public StateFiles {
   const ReportSaving report_saving_;
   const std::vector<ShardSegment> segments_;
   Communicator* communicator_ = nullptr;
+  BackgroundSave background_;
 };
 
 }  // namespace tessera

@@ -41,6 +41,10 @@ class RankExecutor {
 
  private:
   absl::Status StartEpoch(const v1::ExecutorStart& start);
+  // Storage may be slow, and other ranks' larger; whoever dies is noticed otherwise.
+  absl::Duration TimeoutOf(Row row) const {
+    return row == Row::kFiles ? absl::Hours(1) : memory_.config.collective_timeout;
+  }
   // Of this worker's ranks.
   absl::StatusOr<std::unique_ptr<ShmCommunicator>> JoinHost(Epoch epoch, Row row);
   // The communicator of a row of operations in `epoch`; one across workers takes its mesh.
@@ -62,6 +66,7 @@ class RankExecutor {
   std::unique_ptr<Stream> post_backward_;
   std::unique_ptr<EpochMeshes> meshes_;  // Null: all ranks are on this worker.
   std::unique_ptr<Communicator> communicator_;
+  std::unique_ptr<Communicator> files_communicator_;
   std::unique_ptr<Communicator> gatherer_;  // These two null: all ranks are on this worker.
   std::unique_ptr<Communicator> of_host_;
   std::unique_ptr<RankEngine> engine_;
@@ -112,7 +117,7 @@ absl::StatusOr<std::unique_ptr<ShmCommunicator>> RankExecutor::JoinHost(Epoch ep
   shm.size = topology.NumRanks(host);
   shm.channel = static_cast<int>(row);
   shm.epoch = static_cast<uint32_t>(epoch.value());
-  shm.timeout = memory_.config.collective_timeout;
+  shm.timeout = TimeoutOf(row);
   shm.first_rank = topology.FirstRank(host);
   shm.group_size = topology.world_size();
   return ShmCommunicator::Create(shm);
@@ -127,7 +132,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> RankExecutor::Join(Epoch epoch, Ro
   options.topology = memory_.topology;
   options.rank = static_cast<int>(memory_.rank.value());
   options.local = std::move(local);
-  options.timeout = memory_.config.collective_timeout;
+  options.timeout = TimeoutOf(row);
   // The worker ends the epoch in shared memory, while this thread reads none of its commands.
   const auto ended = [local = options.local.get()] { return local->aborted(); };
   ASSIGN_OR_RETURN(
@@ -170,13 +175,14 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   const Epoch epoch(start.epoch());
   if (engine_ != nullptr) Quiesce(absl::AbortedError("a new epoch starts"));
   ASSIGN_OR_RETURN(communicator_, Join(epoch, Row::kReduce, start));
+  ASSIGN_OR_RETURN(files_communicator_, Join(epoch, Row::kFiles, start));
   if (memory_.spans_workers()) {
     ASSIGN_OR_RETURN(gatherer_, Join(epoch, Row::kGather, start));
     ASSIGN_OR_RETURN(of_host_, JoinHost(epoch, Row::kHost));
   }
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);
-  files_.BeginEpoch(communicator_.get());
+  files_.BeginEpoch(files_communicator_.get());
   engine_ = std::make_unique<RankEngine>(EngineOptions(epoch));
   RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
   ASSIGN_OR_RETURN(engine_thread_,
@@ -229,9 +235,12 @@ void RankExecutor::ReportFailure(Epoch epoch, const absl::Status& status) {
 
 void RankExecutor::Quiesce(const absl::Status& reason) {
   link_.AbortEpoch(reason);
+  if (files_communicator_ != nullptr) files_communicator_->Abort(reason);
   if (engine_ != nullptr) engine_->Stop(reason);
   if (engine_thread_.joinable()) engine_thread_.join();
   engine_.reset();
+  files_.EndEpoch();
+  files_communicator_.reset();
   communicator_.reset();
   gatherer_.reset();
   of_host_.reset();

@@ -61,6 +61,8 @@ std::string OpName(OpKind kind) {
       return "receive";
     case OpKind::kReadProgress:
       return "read-progress";
+    case OpKind::kSaveStatus:
+      return "save-status";
     case OpKind::kFinishTrainersStep:
       return "finish-trainers-step";
   }

@@ -53,6 +53,7 @@ enum class OpKind : uint32_t {
   kSend,  // ControlPage::piece holds the next piece of a message for kSave and others.
   kReceive,       // Put the next piece of the last operation's reply there.
   kReadProgress,  // Reply with where training stands.
+  kSaveStatus,    // Reply with how the last save in the background goes.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.

@@ -1,0 +1,127 @@
+#include "client/cli/checkpoint_commands.h"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/verify_checkpoint.h"
+#include "client/cli/text_table.h"
+#include "layout/layout_dump.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct Flags {
+  std::string path;
+  bool json = false;
+};
+
+std::string WithoutSlash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+CLI::App* AddCommand(CLI::App* app, const char* name, const char* help, Flags* flags) {
+  CLI::App* command = app->add_subcommand(name, help);
+  command->add_option("path", flags->path, "the folder")->required();
+  command->add_flag("--json", flags->json, "for programs");
+  return command;
+}
+
+absl::Status RunCheckpoints(const Flags& flags, const Console& console) {
+  ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> found, ListCheckpoints(flags.path));
+  if (flags.json) {
+    nlohmann::ordered_json json = nlohmann::ordered_json::array();
+    for (const ListedCheckpoint& listed : found) {
+      json.push_back({{"path", listed.path},
+                      {"job", listed.job_id},
+                      {"step", listed.step},
+                      {"bytes", listed.size_bytes}});
+    }
+    const nlohmann::ordered_json all = {{"checkpoints", std::move(json)}};
+    *console.out << all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    return absl::OkStatus();
+  }
+  if (found.empty()) {
+    *console.out << "no checkpoints\n";
+    return absl::OkStatus();
+  }
+  TextTable table({"step", "size", "job", "path"});
+  for (const ListedCheckpoint& listed : found) {
+    table.AddRow({absl::StrCat(listed.step), FormatBytes(listed.size_bytes),
+                  Printable(listed.job_id), Printable(listed.path)});
+  }
+  *console.out << table.Render("");
+  return absl::OkStatus();
+}
+
+void WriteVerificationJson(const Verification& found, const Console& console) {
+  nlohmann::ordered_json json;
+  json["job"] = found.manifest.job_id;
+  json["step"] = found.manifest.step;
+  json["whole"] = found.damages.empty();
+  json["damages"] = nlohmann::ordered_json::array();
+  for (const absl::Status& damage : found.damages)
+    json["damages"].push_back(std::string(damage.message()));
+  *console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+}
+
+absl::Status RunVerify(const Flags& flags, const Console& console) {
+  const std::string path = WithoutSlash(flags.path);
+  int64_t told_percent = -1;
+  const auto progress = [&](int64_t done_bytes, int64_t all_bytes) {
+    const int64_t percent = all_bytes == 0 ? 100 : done_bytes * 100 / all_bytes;
+    if (!console.out_is_terminal || percent == told_percent) return;
+    told_percent = percent;
+    *console.err << "\rverifying: " << percent << "% of " << FormatBytes(all_bytes) << std::flush;
+    if (done_bytes == all_bytes) *console.err << "\n";
+  };
+  ASSIGN_OR_RETURN(const Verification found, VerifyCheckpoint(path, progress));
+  int64_t tensors = 0, bytes = 0;
+  for (const auto& [name, file] : found.manifest.files) {
+    tensors += static_cast<int64_t>(file.tensors.size());
+    bytes += file.size_bytes;
+  }
+  if (flags.json) {
+    WriteVerificationJson(found, console);
+  } else {
+    for (const absl::Status& damage : found.damages)
+      *console.out << Printable(damage.message()) << "\n";
+  }
+  if (!found.damages.empty()) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": ", found.damages.size(), " of its parts are damaged"));
+  }
+  if (!flags.json) {
+    *console.out << Printable(path) << ": whole. Step " << found.manifest.step << " of job '"
+                 << Printable(found.manifest.job_id) << "', " << found.manifest.files.size()
+                 << " files, " << tensors << " tensors, " << FormatBytes(bytes) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void RegisterCheckpointsCommand(CLI::App* app, RunCommand* selected) {
+  auto flags = std::make_shared<Flags>();
+  AddCommand(app, "checkpoints", "lists the checkpoints in a folder, by step", flags.get())
+      ->callback([flags, selected] {
+        *selected = [flags](const Console& console) { return RunCheckpoints(*flags, console); };
+      });
+}
+
+void RegisterVerifyCommand(CLI::App* app, RunCommand* selected) {
+  auto flags = std::make_shared<Flags>();
+  AddCommand(app, "verify", "reads a checkpoint whole and says what of it is damaged", flags.get())
+      ->callback([flags, selected] {
+        *selected = [flags](const Console& console) { return RunVerify(*flags, console); };
+      });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,114 @@
+#include <filesystem>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/crc32.h"
+#include "checkpoint/file_io.h"
+#include "client/cli/cli.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+struct Result {
+  int exit_code = 0;
+  std::string out, err;
+};
+
+Result Invoke(const std::vector<std::string>& args) {
+  std::ostringstream out, err;
+  Result result;
+  result.exit_code = RunCli(args, {&out, &err, false});
+  result.out = out.str();
+  result.err = err.str();
+  return result;
+}
+
+class CheckpointCommandsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = absl::StrCat(testing::TempDir(), "/checkpoints");
+    std::filesystem::remove_all(folder_);
+    ASSERT_TRUE(std::filesystem::create_directories(folder_));
+  }
+  // One with a trainer's bytes alone.
+  std::string Make(const std::string& name, int64_t step, const std::string& job = "gpt") {
+    const std::string path = absl::StrCat(folder_, "/", name);
+    EXPECT_OK(BeginCheckpoint(path));
+    const std::string bytes = "position 17";
+    EXPECT_OK(WriteWholeFile(absl::StrCat(PartialFolder(path), "/", TrainerFileName(0)), bytes));
+    Manifest manifest;
+    manifest.job_id = job;
+    manifest.step = step;
+    manifest.world_size = 1;
+    manifest.optimizer = "adamw";
+    manifest.files[TrainerFileName(0)] = {static_cast<int64_t>(bytes.size()), Crc32(bytes), {}};
+    EXPECT_OK(PublishCheckpoint(path, manifest));
+    return path;
+  }
+  std::string folder_;
+};
+
+TEST_F(CheckpointCommandsTest, ListsThemByStepAndNothingElse) {
+  EXPECT_EQ(Invoke({"checkpoints", folder_}).out, "no checkpoints\n");
+  Make("b", 200);
+  Make("a", 1000);
+  Make("c", 3);
+  ASSERT_TRUE(std::filesystem::create_directories(folder_ + "/photos"));
+  std::filesystem::rename(folder_ + "/c", folder_ + "/c.partial");
+  const Result result = Invoke({"checkpoints", folder_});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, absl::StrCat("step  size  job  path\n",             //
+                                     " 200  11 B  gpt  ", folder_, "/b\n",  //
+                                     "1000  11 B  gpt  ", folder_, "/a\n"));
+  const auto json = nlohmann::json::parse(Invoke({"checkpoints", "--json", folder_}).out);
+  EXPECT_EQ(json["checkpoints"].size(), 2);
+  EXPECT_EQ(json["checkpoints"][0]["step"], 200);
+  EXPECT_THAT(Invoke({"checkpoints", folder_ + "/none"}).err, HasSubstr("NOT_FOUND"));
+}
+
+TEST_F(CheckpointCommandsTest, VerifySaysThatOneIsWholeOrWhatIsDamaged) {
+  const std::string path = Make("step-7", 7);
+  const Result whole = Invoke({"verify", path + "/"});
+  EXPECT_EQ(whole.exit_code, 0);
+  EXPECT_THAT(whole.out, AllOf(HasSubstr(path + ": whole"), HasSubstr("Step 7 of job 'gpt'")));
+  ASSERT_OK(WriteWholeFile(path + "/trainer-00000.bin", "position 18"));
+  ASSERT_OK(WriteWholeFile(path + "/stranger", ""));
+  const Result damaged = Invoke({"verify", path});
+  EXPECT_EQ(damaged.exit_code, 1);
+  EXPECT_THAT(damaged.out, AllOf(HasSubstr("trainer-00000.bin is damaged"),
+                                 HasSubstr("stranger is not in the manifest")));
+  EXPECT_THAT(damaged.err, HasSubstr("2 of its parts are damaged"));
+  const auto json = nlohmann::json::parse(Invoke({"verify", "--json", path}).out);
+  EXPECT_EQ(json["whole"], false);
+  EXPECT_EQ(json["damages"].size(), 2);
+}
+
+TEST_F(CheckpointCommandsTest, OldestAreRemovedAndThoseOfOtherJobsStay) {
+  for (int step = 1; step <= 5; ++step) Make(absl::StrCat("step-", step), step);
+  const std::string other = Make("other", 1, "bert");
+  ASSERT_OK(KeepNewest(folder_, "gpt", 2));
+  ASSERT_OK_AND_ASSIGN(const std::vector<ListedCheckpoint> left, ListCheckpoints(folder_));
+  ASSERT_EQ(left.size(), 3);
+  EXPECT_EQ(left[0].path, other);
+  EXPECT_EQ(left[1].step, 4);
+  EXPECT_EQ(left[2].step, 5);
+}
+
+TEST_F(CheckpointCommandsTest, PublishingReplacesACheckpointOfTheSameName) {
+  Make("latest", 1);
+  const std::string path = Make("latest", 2);
+  ASSERT_OK_AND_ASSIGN(const Manifest manifest, ReadManifest(path));
+  EXPECT_EQ(manifest.step, 2);
+  EXPECT_FALSE(std::filesystem::exists(PartialFolder(path)));
+}
+
+}  // namespace
+}  // namespace tessera::cli
