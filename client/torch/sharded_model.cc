@@ -64,6 +64,10 @@ class ShardedModelImpl : public ShardedModel {
   }
   absl::Status SummonFullParams(const SummonOptions& options,
                                 const std::function<absl::Status()>& body) override;
+  const torch::nn::Module& root() const override { return *root_; }
+  const ModuleUnits& units() const override { return units_; }
+  absl::Status CheckIdle(absl::string_view what) const override;
+  bool in_step() const override { return in_step_; }
 
  private:
   absl::Status CheckSummon(const SummonOptions& options) const;
@@ -144,14 +148,19 @@ absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step
   return status;
 }
 
+absl::Status ShardedModelImpl::CheckIdle(absl::string_view what) const {
+  if (windows_->summoned())
+    return absl::FailedPreconditionError(absl::StrCat(what, ": parameters are summoned already"));
+  if (windows_->in_backward())
+    return absl::FailedPreconditionError(absl::StrCat(what, ": not possible during backward"));
+  if (windows_->in_forward())
+    return absl::FailedPreconditionError(absl::StrCat(what, ": not possible during forward"));
+  return absl::OkStatus();
+}
+
 absl::Status ShardedModelImpl::CheckSummon(const SummonOptions& options) const {
   RETURN_IF_ERROR(ValidateSummonOptions(options, session_->config()));
-  if (windows_->summoned())
-    return absl::FailedPreconditionError("summon: parameters are summoned already");
-  if (windows_->in_backward())
-    return absl::FailedPreconditionError("summon: not possible during backward");
-  if (windows_->in_forward())
-    return absl::FailedPreconditionError("summon: not possible during forward");
+  RETURN_IF_ERROR(CheckIdle("summon"));
   if (in_step_ && options.writeback) {
     return absl::FailedPreconditionError(
         "summon: writeback within RunStep, which could not undo it with the step");

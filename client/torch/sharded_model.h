@@ -36,8 +36,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "client/cpp/session.h"
 #include "client/torch/attach_options.h"
+#include "client/torch/module_units.h"
 #include "client/torch/sharded.h"
 #include "client/torch/summon_full_params.h"
 #include "client/torch/wrap_policy.h"
@@ -153,6 +155,14 @@ class ShardedModel {
     const bool before_;
   };
   virtual bool UseOriginalBuffers(bool original) = 0;  // Returns what it was.
+
+  // --- For what reads and sets the model's state as a whole ---
+  virtual const torch::nn::Module& root() const = 0;
+  virtual const ModuleUnits& units() const = 0;
+  // Errors: FailedPrecondition  `what` cannot be: in forward or backward, or while parameters are
+  //                             summoned.
+  virtual absl::Status CheckIdle(absl::string_view what) const = 0;
+  virtual bool in_step() const = 0;  // Within RunStep.
 };
 
 }  // namespace tessera

@@ -1,0 +1,42 @@
+#include "client/torch/state_dict.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+
+const char* Name(StateDictType type) {
+  switch (type) {
+    case StateDictType::kFull:
+      return "FULL_STATE_DICT";
+    case StateDictType::kSharded:
+      return "SHARDED_STATE_DICT";
+    case StateDictType::kLocal:
+      return "LOCAL_STATE_DICT";
+  }
+  return "";
+}
+
+StateEntry StateEntry::Whole(torch::Tensor tensor) {
+  StateEntry entry;
+  entry.shape = tensor.sizes().vec();
+  entry.tensor = std::move(tensor);
+  return entry;
+}
+
+ElementRange RowsOf(int64_t rows, int64_t num_chunks, int64_t chunk) {
+  const int64_t each = (rows + num_chunks - 1) / num_chunks;
+  return {std::min(rows, chunk * each), std::min(rows, (chunk + 1) * each)};
+}
+
+StateEntry RowsEntry(const torch::Tensor& whole, int64_t num_chunks, int64_t chunk) {
+  const ElementRange rows = RowsOf(whole.size(0), num_chunks, chunk);
+  StateEntry entry;
+  entry.tensor = whole.narrow(0, rows.begin, rows.size()).clone();
+  entry.kind = StateEntry::Kind::kRows;
+  entry.shape = whole.sizes().vec();
+  entry.begin = rows.begin;
+  return entry;
+}
+
+}  // namespace tessera
