@@ -55,18 +55,20 @@ absl::StatusOr<std::unique_ptr<ShardOptimizer>> ShardOptimizer::Create(ShardedMo
   return own;
 }
 
+void ShardOptimizer::UndoState() {
+  if (kept_for_step_ != model_->next_step()) return;
+  optimizer_->state().clear();
+  std::istringstream in(kept_state_);
+  torch::load(*optimizer_, in);
+  kept_for_step_ = 0;
+}
+
 void ShardOptimizer::KeepState() {
-  const int64_t step = model_->next_step();
-  if (kept_for_step_ == step) {
-    optimizer_->state().clear();
-    std::istringstream in(kept_state_);
-    torch::load(*optimizer_, in);
-    return;
-  }
+  UndoState();
   std::ostringstream out;
   torch::save(*optimizer_, out);
   kept_state_ = out.str();
-  kept_for_step_ = step;
+  kept_for_step_ = model_->next_step();
 }
 
 void ShardOptimizer::SetGradients() {

@@ -8,7 +8,8 @@
 // Instead of sharded->Step(), and with the same guarantees for the parameters: set on all ranks or
 // on none. The optimizer's own state is the trainer's. Step copies it first (by its save()), and
 // goes back to the copy where the step before it was undone, so that RunStep repeats it exactly; a
-// trainer that replaces a killed one starts without it, unless the user saves it.
+// trainer that replaces a killed one starts without it, unless the user saves it, for instance as
+// shard_optim_state.h gives it.
 //
 // What the optimizer does must be element by element: a tensor here is flat, a part of a parameter
 // (client/cpp/local_shards.h). Confined to the thread that trains; the model outlives this.
@@ -52,12 +53,16 @@ class ShardOptimizer {
   // Errors: as LocalShards::Begin and Commit; Unknown  the optimizer threw.
   absl::StatusOr<StepResult> Step(const StepOptions& options = StepOptions());
 
+  // Where the last step was undone, the optimizer's state becomes what it was before it; the next
+  // Step does the same by itself. For whoever reads or sets the state between steps.
+  void UndoState();
+
   const std::vector<ShardTensor>& shards() const { return shards_; }
   torch::optim::Optimizer& optimizer() { return *optimizer_; }  // To change its options.
 
  private:
   ShardOptimizer(ShardedModel* model, std::unique_ptr<LocalShards> local);
-  // Puts the optimizer's state back if this step was tried before, else keeps a copy of it.
+  // Puts the optimizer's state back if this step was tried before, and keeps a copy of it.
   void KeepState();
   void SetGradients();
 

@@ -1,0 +1,54 @@
+#include "client/torch/optim_state_dict.h"
+
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+
+absl::StatusOr<OptimStateDict> Rekey(const OptimStateDict& dict, OptimStateKeyType key_type,
+                                     const std::vector<std::string>& names) {
+  std::unordered_map<std::string, std::string> new_keys;
+  for (size_t id = 0; id < names.size(); ++id) {
+    const std::string text = absl::StrCat(id);
+    const bool to_ids = key_type == OptimStateKeyType::kParamId;
+    new_keys[to_ids ? names[id] : text] = to_ids ? text : names[id];
+  }
+  const auto new_key = [&](const std::string& key) -> absl::StatusOr<std::string> {
+    const auto found = new_keys.find(key);
+    if (found != new_keys.end()) return found->second;
+    return absl::NotFoundError(
+        absl::StrCat("optimizer state: '", key, "' is no parameter of the optimizer"));
+  };
+  OptimStateDict rekeyed;
+  rekeyed.last_step = dict.last_step;
+  for (const auto& item : dict.state) {
+    for (const auto& [name, entry] : item.value().moments) {
+      if (entry.kind == StateEntry::Kind::kFlat) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "optimizer state: '", item.key(), "' is of a unit, and only parameters have ids"));
+      }
+    }
+    ASSIGN_OR_RETURN(const std::string key, new_key(item.key()));
+    rekeyed.state.insert(key, item.value());
+  }
+  for (const OptimParamGroup& group : dict.groups) {
+    OptimParamGroup& to = rekeyed.groups.emplace_back();
+    to.numbers = group.numbers;
+    for (const std::string& param : group.params) {
+      ASSIGN_OR_RETURN(to.params.emplace_back(), new_key(param));
+    }
+  }
+  return rekeyed;
+}
+
+std::vector<std::string> ParamsOf(const OptimStateDict& dict) {
+  std::vector<std::string> params;
+  for (const OptimParamGroup& group : dict.groups)
+    params.insert(params.end(), group.params.begin(), group.params.end());
+  return params;
+}
+
+}  // namespace tessera

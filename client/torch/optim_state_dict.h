@@ -1,0 +1,74 @@
+// An optimizer's state under the names of the parameters, in memory. Plain values.
+//
+//   FULL, SHARDED   state["1.weight"]       exp_avg, exp_avg_sq as the model's entries, and a step
+//   FLATTENED       state["1._flat_param"]  this rank's elements of them; LOCAL of the model
+//
+// Adam's and AdamW's moments are called "exp_avg" and "exp_avg_sq", SGD's "momentum_buffer", as in
+// PyTorch. `step` is how often the parameter was updated, so it says of each parameter what PyTorch
+// says; one that never was has no entry.
+// Source: optimizer state dicts of torch/distributed/fsdp.
+#ifndef TESSERA_CLIENT_TORCH_OPTIM_STATE_DICT_H_
+#define TESSERA_CLIENT_TORCH_OPTIM_STATE_DICT_H_
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/torch/state_dict.h"
+#include "job/job_config.h"
+
+namespace tessera {
+
+struct OptimParamState {
+  std::map<std::string, StateEntry> moments;
+  int64_t step = 0;
+};
+
+struct OptimParamGroup {
+  HyperParameters numbers;
+  std::vector<std::string> params;  // Keys: names, or ids.
+};
+
+struct OptimStateDict {
+  torch::OrderedDict<std::string, OptimParamState> state;
+  std::vector<OptimParamGroup> groups;
+  // The job's last step; none: of an optimizer that counts none.
+  std::optional<int64_t> last_step;
+};
+
+enum class OptimStateKeyType { kParamName, kParamId };
+
+// The same with other keys. An id is a parameter's place in an optimizer's param groups, one group
+// behind the other: `names[id]` is its name.
+// Errors: NotFound         a key that is no such name or id, named
+//         InvalidArgument  FLATTENED, whose keys are units.
+absl::StatusOr<OptimStateDict> Rekey(const OptimStateDict& dict, OptimStateKeyType key_type,
+                                     const std::vector<std::string>& names);
+
+// The parameters of the groups, one group behind the other: what ids count.
+std::vector<std::string> ParamsOf(const OptimStateDict& dict);
+
+// --- libtorch's own Adam, AdamW and SGD; whole tensors ---
+
+// By `names`, in the order of its parameters. Tensors are copies.
+// Errors: InvalidArgument  not as many names as parameters; Unimplemented  another optimizer.
+absl::StatusOr<OptimStateDict> OptimStateOf(const torch::optim::Optimizer& optimizer,
+                                            const std::vector<std::string>& names);
+
+// Replaces all of the optimizer's state, and its groups' numbers if there are as many groups.
+// Errors: also NotFound  a key that is in no group; InvalidArgument  an entry is of another shape
+// or lacks a moment. Nothing is set then.
+absl::Status SetOptimState(const OptimStateDict& dict, const std::vector<std::string>& names,
+                           torch::optim::Optimizer* optimizer);
+// Whether that is possible; its errors.
+absl::Status CheckOptimState(const OptimStateDict& dict, const std::vector<std::string>& names,
+                             const torch::optim::Optimizer& optimizer);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_OPTIM_STATE_DICT_H_
