@@ -1,0 +1,8 @@
+// LoadCudaApi of a build without the toolkit.
+#include "worker/device/cuda/cuda_api.h"
+
+namespace tessera {
+
+absl::StatusOr<CudaApi*> LoadCudaApi() { return absl::UnimplementedError("built without CUDA"); }
+
+}  // namespace tessera

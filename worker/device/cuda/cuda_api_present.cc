@@ -1,0 +1,268 @@
+// LoadCudaApi of a build with the toolkit.
+#include <dlfcn.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "cuda.h"
+#include "worker/device/cuda/cuda_api.h"
+#include "worker/device/cuda/cuda_error.h"
+
+// Every call that is made. The header maps names to versions ("cuMemAlloc_v2"), and so do these.
+// clang-format off
+#define TESSERA_CUDA_CALLS(X) \
+  X(cuDriverGetVersion) X(cuInit) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetAttribute) \
+  X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) \
+  X(cuCtxGetStreamPriorityRange) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) \
+  X(cuMemFreeHost) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) \
+  X(cuStreamWaitEvent) X(cuStreamWaitValue32) X(cuLaunchHostFunc) X(cuMemcpyAsync) \
+  X(cuMemsetD8Async) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
+  X(cuEventSynchronize) X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) \
+  X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuMemAddressReserve) \
+  X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)
+// clang-format on
+
+#define TESSERA_CUDA_STRING(name) #name
+#define TESSERA_CUDA_NAME(name) TESSERA_CUDA_STRING(name)
+
+namespace tessera {
+namespace {
+
+static_assert(kCudaOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
+static_assert(kCudaDeviceUnavailable == CUDA_ERROR_DEVICE_UNAVAILABLE);
+static_assert(kCudaNoDevice == CUDA_ERROR_NO_DEVICE);
+static_assert(kCudaInvalidContext == CUDA_ERROR_INVALID_CONTEXT);
+static_assert(kCudaNotReady == CUDA_ERROR_NOT_READY);
+static_assert(kCudaIllegalAddress == CUDA_ERROR_ILLEGAL_ADDRESS);
+static_assert(kCudaNotSupported == CUDA_ERROR_NOT_SUPPORTED);
+static_assert(kCudaSystemDriverMismatch == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+static_assert(static_cast<int>(CudaAttribute::kVirtualMemoryManagementSupported) ==
+              CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+static_assert(static_cast<int>(CudaAttribute::kPosixFileDescriptorSupported) ==
+              CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+static_assert(static_cast<int>(CudaAccess::kRead) == CU_MEM_ACCESS_FLAGS_PROT_READ);
+static_assert(static_cast<int>(CudaAccess::kReadWrite) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+
+CUstream Native(CudaStreamHandle* stream) { return reinterpret_cast<CUstream>(stream); }
+CUevent Native(CudaEventHandle* event) { return reinterpret_cast<CUevent>(event); }
+
+template <typename T>
+absl::StatusOr<T> Either(absl::Status status, T value) {
+  if (!status.ok()) return status;
+  return value;
+}
+
+class Driver : public CudaApi {
+ public:
+  absl::Status Load() {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return absl::NotFoundError(dlerror());
+#define TESSERA_CUDA_RESOLVE(name)                                                             \
+  name##_ = reinterpret_cast<decltype(name##_)>(dlsym(library, TESSERA_CUDA_NAME(name)));      \
+  if (name##_ == nullptr) {                                                                    \
+    return absl::NotFoundError(absl::StrCat("libcuda.so.1 has no ", TESSERA_CUDA_NAME(name))); \
+  }
+    TESSERA_CUDA_CALLS(TESSERA_CUDA_RESOLVE)
+#undef TESSERA_CUDA_RESOLVE
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<int> DriverGetVersion() override {
+    int version = 0;
+    return Either(CudaStatus("cuDriverGetVersion", cuDriverGetVersion_(&version)), version);
+  }
+  absl::Status Init() override { return CudaStatus("cuInit", cuInit_(0)); }
+
+  absl::StatusOr<int> DeviceGetCount() override {
+    int count = 0;
+    return Either(CudaStatus("cuDeviceGetCount", cuDeviceGetCount_(&count)), count);
+  }
+  absl::StatusOr<int> DeviceGetAttribute(CudaAttribute attribute, int device) override {
+    int value = 0;
+    const auto native = static_cast<CUdevice_attribute>(attribute);
+    return Either(CudaStatus("cuDeviceGetAttribute", cuDeviceGetAttribute_(&value, native, device)),
+                  value);
+  }
+
+  absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) override {
+    CUdevice native = 0;
+    RETURN_IF_ERROR(CudaStatus("cuDeviceGet", cuDeviceGet_(&native, device)));
+    CUcontext context = nullptr;
+    RETURN_IF_ERROR(
+        CudaStatus("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain_(&context, native)));
+    return reinterpret_cast<CudaContext*>(context);
+  }
+  absl::Status DevicePrimaryCtxRelease(int device) override {
+    return CudaStatus("cuDevicePrimaryCtxRelease", cuDevicePrimaryCtxRelease_(device));
+  }
+  absl::Status CtxSetCurrent(CudaContext* context) override {
+    return CudaStatus("cuCtxSetCurrent", cuCtxSetCurrent_(reinterpret_cast<CUcontext>(context)));
+  }
+  absl::StatusOr<CudaPriorityRange> CtxGetStreamPriorityRange() override {
+    CudaPriorityRange range;
+    const CUresult result = cuCtxGetStreamPriorityRange_(&range.least, &range.greatest);
+    return Either(CudaStatus("cuCtxGetStreamPriorityRange", result), range);
+  }
+
+  absl::StatusOr<CudaMemInfo> MemGetInfo() override {
+    size_t free = 0;
+    size_t total = 0;
+    RETURN_IF_ERROR(CudaStatus("cuMemGetInfo", cuMemGetInfo_(&free, &total)));
+    return CudaMemInfo{static_cast<int64_t>(free), static_cast<int64_t>(total)};
+  }
+  absl::StatusOr<CudaAddress> MemAlloc(int64_t size_bytes) override {
+    CUdeviceptr address = 0;
+    RETURN_IF_ERROR(CudaStatus("cuMemAlloc", cuMemAlloc_(&address, size_bytes)));
+    return address;
+  }
+  absl::Status MemFree(CudaAddress address) override {
+    return CudaStatus("cuMemFree", cuMemFree_(address));
+  }
+  absl::StatusOr<void*> MemHostAlloc(int64_t size_bytes) override {
+    void* memory = nullptr;
+    const unsigned flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+    RETURN_IF_ERROR(CudaStatus("cuMemHostAlloc", cuMemHostAlloc_(&memory, size_bytes, flags)));
+    return memory;
+  }
+  absl::Status MemFreeHost(void* memory) override {
+    return CudaStatus("cuMemFreeHost", cuMemFreeHost_(memory));
+  }
+
+  absl::StatusOr<CudaStreamHandle*> StreamCreateWithPriority(int priority) override {
+    CUstream stream = nullptr;
+    RETURN_IF_ERROR(
+        CudaStatus("cuStreamCreateWithPriority",
+                   cuStreamCreateWithPriority_(&stream, CU_STREAM_NON_BLOCKING, priority)));
+    return reinterpret_cast<CudaStreamHandle*>(stream);
+  }
+  absl::Status StreamDestroy(CudaStreamHandle* stream) override {
+    return CudaStatus("cuStreamDestroy", cuStreamDestroy_(Native(stream)));
+  }
+  absl::Status StreamSynchronize(CudaStreamHandle* stream) override {
+    return CudaStatus("cuStreamSynchronize", cuStreamSynchronize_(Native(stream)));
+  }
+  absl::Status StreamWaitEvent(CudaStreamHandle* stream, CudaEventHandle* event) override {
+    return CudaStatus("cuStreamWaitEvent", cuStreamWaitEvent_(Native(stream), Native(event), 0));
+  }
+  absl::Status StreamWaitValue32(CudaStreamHandle* stream, CudaAddress word,
+                                 uint32_t value) override {
+    return CudaStatus("cuStreamWaitValue32",
+                      cuStreamWaitValue32_(Native(stream), word, value, CU_STREAM_WAIT_VALUE_GEQ));
+  }
+  absl::Status LaunchHostFunc(CudaStreamHandle* stream, void (*function)(void*),
+                              void* argument) override {
+    return CudaStatus("cuLaunchHostFunc", cuLaunchHostFunc_(Native(stream), function, argument));
+  }
+  absl::Status MemcpyAsync(CudaAddress dst, CudaAddress src, int64_t size_bytes,
+                           CudaStreamHandle* stream) override {
+    return CudaStatus("cuMemcpyAsync", cuMemcpyAsync_(dst, src, size_bytes, Native(stream)));
+  }
+  absl::Status MemsetD8Async(CudaAddress dst, uint8_t value, int64_t size_bytes,
+                             CudaStreamHandle* stream) override {
+    return CudaStatus("cuMemsetD8Async", cuMemsetD8Async_(dst, value, size_bytes, Native(stream)));
+  }
+  absl::StatusOr<CudaEventHandle*> EventCreate() override {
+    CUevent event = nullptr;
+    const unsigned flags = CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC;
+    RETURN_IF_ERROR(CudaStatus("cuEventCreate", cuEventCreate_(&event, flags)));
+    return reinterpret_cast<CudaEventHandle*>(event);
+  }
+  absl::Status EventDestroy(CudaEventHandle* event) override {
+    return CudaStatus("cuEventDestroy", cuEventDestroy_(Native(event)));
+  }
+  absl::Status EventRecord(CudaEventHandle* event, CudaStreamHandle* stream) override {
+    return CudaStatus("cuEventRecord", cuEventRecord_(Native(event), Native(stream)));
+  }
+  absl::StatusOr<bool> EventQuery(CudaEventHandle* event) override {
+    const CUresult result = cuEventQuery_(Native(event));
+    if (result == CUDA_ERROR_NOT_READY) return false;
+    return Either(CudaStatus("cuEventQuery", result), true);
+  }
+  absl::Status EventSynchronize(CudaEventHandle* event) override {
+    return CudaStatus("cuEventSynchronize", cuEventSynchronize_(Native(event)));
+  }
+
+  absl::StatusOr<int64_t> MemGetAllocationGranularity(int device) override {
+    size_t granularity = 0;
+    const CUmemAllocationProp properties = PropertiesOf(device);
+    RETURN_IF_ERROR(
+        CudaStatus("cuMemGetAllocationGranularity",
+                   cuMemGetAllocationGranularity_(&granularity, &properties,
+                                                  CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)));
+    return static_cast<int64_t>(granularity);
+  }
+  absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes) override {
+    CUmemGenericAllocationHandle handle = 0;
+    const CUmemAllocationProp properties = PropertiesOf(device);
+    RETURN_IF_ERROR(
+        CudaStatus("cuMemCreate", cuMemCreate_(&handle, size_bytes, &properties, /*flags=*/0)));
+    return handle;
+  }
+  absl::Status MemRelease(CudaMemHandle handle) override {
+    return CudaStatus("cuMemRelease", cuMemRelease_(handle));
+  }
+  absl::StatusOr<UniqueFd> MemExportToShareableHandle(CudaMemHandle handle) override {
+    int descriptor = -1;
+    RETURN_IF_ERROR(CudaStatus(
+        "cuMemExportToShareableHandle",
+        cuMemExportToShareableHandle_(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      /*flags=*/0)));
+    return UniqueFd(descriptor);
+  }
+  absl::StatusOr<CudaMemHandle> MemImportFromShareableHandle(int descriptor) override {
+    CUmemGenericAllocationHandle handle = 0;
+    void* as_pointer = reinterpret_cast<void*>(static_cast<uintptr_t>(descriptor));
+    RETURN_IF_ERROR(CudaStatus("cuMemImportFromShareableHandle",
+                               cuMemImportFromShareableHandle_(
+                                   &handle, as_pointer, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)));
+    return handle;
+  }
+  absl::StatusOr<CudaAddress> MemAddressReserve(int64_t size_bytes,
+                                                int64_t alignment_bytes) override {
+    CUdeviceptr address = 0;
+    RETURN_IF_ERROR(CudaStatus(
+        "cuMemAddressReserve",
+        cuMemAddressReserve_(&address, size_bytes, alignment_bytes, /*addr=*/0, /*flags=*/0)));
+    return address;
+  }
+  absl::Status MemAddressFree(CudaAddress address, int64_t size_bytes) override {
+    return CudaStatus("cuMemAddressFree", cuMemAddressFree_(address, size_bytes));
+  }
+  absl::Status MemMap(CudaAddress address, int64_t size_bytes, CudaMemHandle handle) override {
+    return CudaStatus("cuMemMap", cuMemMap_(address, size_bytes, /*offset=*/0, handle, 0));
+  }
+  absl::Status MemUnmap(CudaAddress address, int64_t size_bytes) override {
+    return CudaStatus("cuMemUnmap", cuMemUnmap_(address, size_bytes));
+  }
+  absl::Status MemSetAccess(CudaAddress address, int64_t size_bytes, int device,
+                            CudaAccess access) override {
+    CUmemAccessDesc descriptor = {};
+    descriptor.location = PropertiesOf(device).location;
+    descriptor.flags = static_cast<CUmemAccess_flags>(access);
+    return CudaStatus("cuMemSetAccess", cuMemSetAccess_(address, size_bytes, &descriptor, 1));
+  }
+
+ private:
+  static CUmemAllocationProp PropertiesOf(int device) {
+    CUmemAllocationProp properties = {};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = device;
+    return properties;
+  }
+
+#define TESSERA_CUDA_DECLARE(name) decltype(&name) name##_ = nullptr;
+  TESSERA_CUDA_CALLS(TESSERA_CUDA_DECLARE)
+#undef TESSERA_CUDA_DECLARE
+};
+
+}  // namespace
+
+absl::StatusOr<CudaApi*> LoadCudaApi() {
+  static Driver* const driver = new Driver();  // Never destroyed: threads may outlive main.
+  static const absl::Status loaded = driver->Load();
+  if (!loaded.ok()) return loaded;
+  return driver;
+}
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+#include "worker/device/cuda/cuda_context.h"
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+std::string VersionName(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+}  // namespace
+
+PrimaryContext::PrimaryContext(CudaApi* api, int device)
+    : api_(api), device_(device), name_(absl::StrCat("cuda:", device)) {}
+
+absl::StatusOr<std::unique_ptr<PrimaryContext>> PrimaryContext::Create(CudaApi* api, int device,
+                                                                       int min_driver_version) {
+  ASSIGN_OR_RETURN(const int version, api->DriverGetVersion());
+  if (version < min_driver_version) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the driver serves CUDA ", VersionName(version), ", and CUDA ",
+                     VersionName(min_driver_version), " is needed"));
+  }
+  RETURN_IF_ERROR(api->Init());
+  ASSIGN_OR_RETURN(const int count, api->DeviceGetCount());
+  if (device < 0 || device >= count) {
+    return absl::NotFoundError(absl::StrCat("no cuda:", device, ": there are ", count, " devices"));
+  }
+  auto context = absl::WrapUnique(new PrimaryContext(api, device));
+  absl::StatusOr<CudaContext*> retained = api->DevicePrimaryCtxRetain(device);
+  RETURN_IF_ERROR(Annotate(retained.status(), context->name()));
+  context->context_ = *retained;
+  RETURN_IF_ERROR(Annotate(context->Use(), context->name()));
+  return context;
+}
+
+PrimaryContext::~PrimaryContext() {
+  if (context_ != nullptr) Check(api_->DevicePrimaryCtxRelease(device_));
+}
+
+bool PrimaryContext::Check(const absl::Status& status) {
+  if (status.ok()) return true;
+  absl::MutexLock lock(&mu_);
+  if (first_error_.ok()) {
+    first_error_ = Annotate(status, name_);
+    TESSERA_LOG(ERROR, "{}", first_error_.ToString());
+  }
+  return false;
+}
+
+absl::Status PrimaryContext::status() const {
+  absl::MutexLock lock(&mu_);
+  return first_error_;
+}
+
+}  // namespace tessera

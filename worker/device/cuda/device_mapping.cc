@@ -1,0 +1,62 @@
+#include "worker/device/cuda/device_mapping.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+void LogIfError(const absl::Status& status) {
+  if (!status.ok()) TESSERA_LOG(ERROR, "device memory is not given back: {}", status.ToString());
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceMapping> DeviceMapping::Import(const SharingDevice& device, int descriptor,
+                                                    int64_t size_bytes, CudaAccess access) {
+  RETURN_IF_ERROR(device.Use());
+  absl::StatusOr<CudaMemHandle> handle = device.api->MemImportFromShareableHandle(descriptor);
+  RETURN_IF_ERROR(Annotate(handle.status(), "memory of another process"));
+  absl::StatusOr<DeviceMapping> mapping = Map(device, *handle, size_bytes, access);
+  // The mapping holds the memory by itself.
+  const absl::Status released = device.api->MemRelease(*handle);
+  if (!mapping.ok()) return Annotate(mapping.status(), "memory of another process");
+  RETURN_IF_ERROR(released);
+  return mapping;
+}
+
+absl::StatusOr<DeviceMapping> DeviceMapping::Map(const SharingDevice& device, CudaMemHandle handle,
+                                                 int64_t size_bytes, CudaAccess access) {
+  RETURN_IF_ERROR(device.Use());
+  DeviceMapping mapping;  // Gives back what was done before an error.
+  mapping.device_ = device;
+  ASSIGN_OR_RETURN(mapping.address_, device.api->MemAddressReserve(size_bytes, 0));
+  mapping.size_bytes_ = size_bytes;
+  RETURN_IF_ERROR(device.api->MemMap(mapping.address_, size_bytes, handle));
+  mapping.mapped_ = true;
+  RETURN_IF_ERROR(device.api->MemSetAccess(mapping.address_, size_bytes, device.device, access));
+  return mapping;
+}
+
+DeviceMapping& DeviceMapping::operator=(DeviceMapping&& other) noexcept {
+  if (this == &other) return *this;
+  Reset();
+  device_ = other.device_;
+  address_ = std::exchange(other.address_, 0);
+  size_bytes_ = std::exchange(other.size_bytes_, 0);
+  mapped_ = std::exchange(other.mapped_, false);
+  return *this;
+}
+
+void DeviceMapping::Reset() {
+  if (address_ == 0) return;
+  LogIfError(device_.Use());
+  if (mapped_) LogIfError(device_.api->MemUnmap(address_, size_bytes_));
+  LogIfError(device_.api->MemAddressFree(address_, size_bytes_));
+  address_ = 0;
+  size_bytes_ = 0;
+  mapped_ = false;
+}
+
+}  // namespace tessera

@@ -1,0 +1,320 @@
+#include "worker/device/cuda/fake_cuda_api.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "worker/device/cuda/cuda_error.h"
+#include "worker/device/host/host_event.h"
+#include "worker/device/host/host_stream.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kAllocationAlignmentBytes = 256;
+
+// As the driver's, and as far as a fake can tell one from another.
+thread_local CudaContext* current_context = nullptr;
+
+struct FakeStream {
+  std::unique_ptr<HostStream> queue;
+  int priority = 0;
+};
+
+FakeStream* Of(CudaStreamHandle* stream) { return reinterpret_cast<FakeStream*>(stream); }
+HostEvent* Of(CudaEventHandle* event) { return reinterpret_cast<HostEvent*>(event); }
+void* Pointer(CudaAddress address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+FakeCudaApi::FakeCudaApi(const Options& options)
+    : options_(options), memory_(options.memory_bytes, options.granularity_bytes) {}
+
+FakeCudaApi::~FakeCudaApi() {
+  if (current_context == reinterpret_cast<CudaContext*>(this)) current_context = nullptr;
+  for (const auto& [data, size_bytes] : allocations_) std::free(data);
+}
+
+void FakeCudaApi::FailCall(absl::string_view call, int error, int skip) {
+  absl::MutexLock lock(&mu_);
+  planned_.emplace(std::string(call), Planned{error, skip});
+}
+
+int FakeCudaApi::num_calls(absl::string_view call) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = calls_.find(std::string(call));
+  return found == calls_.end() ? 0 : found->second;
+}
+
+std::string FakeCudaApi::Held() const {
+  std::string text = memory_.Held();
+  absl::MutexLock lock(&mu_);
+  if (contexts_ + streams_ + events_ + allocations_.size() > 0) {
+    absl::StrAppend(&text, " contexts=", contexts_, " streams=", streams_, " events=", events_,
+                    " allocations=", allocations_.size());
+  }
+  return text;
+}
+
+absl::Status FakeCudaApi::Enter(absl::string_view call, Needs needs) {
+  const std::string native = absl::StrCat("cu", call);
+  absl::MutexLock lock(&mu_);
+  ++calls_[std::string(call)];
+  const auto [begin, end] = planned_.equal_range(std::string(call));
+  for (auto planned = begin; planned != end; ++planned) {
+    if (planned->second.skip-- > 0) continue;
+    const int error = planned->second.error;
+    planned_.erase(planned);
+    return CudaStatus(native, error);
+  }
+  if (broken_ != kCudaSuccess) return CudaStatus(native, broken_);
+  if (call != "Init" && call != "DriverGetVersion" && !initialized_) {
+    return CudaStatus(native, kCudaNotInitialized);
+  }
+  if (needs == Needs::kContext && current_context != reinterpret_cast<CudaContext*>(this)) {
+    return CudaStatus(native, kCudaInvalidContext);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeCudaApi::EnterSharing(absl::string_view call) {
+  RETURN_IF_ERROR(Enter(call, options_.memory_needs_context ? Needs::kContext : Needs::kNothing));
+  return options_.memory_management ? absl::OkStatus()
+                                    : CudaStatus(absl::StrCat("cu", call), kCudaNotSupported);
+}
+
+absl::Status FakeCudaApi::CheckDevice(absl::string_view call, int device) const {
+  const bool known = device >= 0 && device < options_.num_devices;
+  return CudaStatus(call, known ? kCudaSuccess : kCudaInvalidDevice);
+}
+
+absl::StatusOr<int> FakeCudaApi::DriverGetVersion() {
+  RETURN_IF_ERROR(Enter("DriverGetVersion", Needs::kNothing));
+  return options_.driver_version;
+}
+
+absl::Status FakeCudaApi::Init() {
+  RETURN_IF_ERROR(Enter("Init", Needs::kNothing));
+  if (options_.num_devices == 0) return CudaStatus("cuInit", kCudaNoDevice);
+  absl::MutexLock lock(&mu_);
+  initialized_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> FakeCudaApi::DeviceGetCount() {
+  RETURN_IF_ERROR(Enter("DeviceGetCount", Needs::kNothing));
+  return options_.num_devices;
+}
+
+absl::StatusOr<int> FakeCudaApi::DeviceGetAttribute(CudaAttribute attribute, int device) {
+  RETURN_IF_ERROR(Enter("DeviceGetAttribute", Needs::kNothing));
+  RETURN_IF_ERROR(CheckDevice("cuDeviceGetAttribute", device));
+  switch (attribute) {
+    case CudaAttribute::kComputeCapabilityMajor:
+      return 9;
+    case CudaAttribute::kComputeCapabilityMinor:
+      return 0;
+    case CudaAttribute::kVirtualMemoryManagementSupported:
+      return options_.memory_management ? 1 : 0;
+    case CudaAttribute::kPosixFileDescriptorSupported:
+      return options_.descriptors ? 1 : 0;
+  }
+  return CudaStatus("cuDeviceGetAttribute", kCudaInvalidValue);
+}
+
+absl::StatusOr<CudaContext*> FakeCudaApi::DevicePrimaryCtxRetain(int device) {
+  RETURN_IF_ERROR(Enter("DevicePrimaryCtxRetain", Needs::kNothing));
+  RETURN_IF_ERROR(CheckDevice("cuDeviceGet", device));
+  absl::MutexLock lock(&mu_);
+  ++contexts_;
+  return reinterpret_cast<CudaContext*>(this);
+}
+
+absl::Status FakeCudaApi::DevicePrimaryCtxRelease(int device) {
+  absl::MutexLock lock(&mu_);
+  ++calls_["DevicePrimaryCtxRelease"];
+  if (contexts_ == 0) return CudaStatus("cuDevicePrimaryCtxRelease", kCudaInvalidContext);
+  --contexts_;
+  return absl::OkStatus();
+}
+
+absl::Status FakeCudaApi::CtxSetCurrent(CudaContext* context) {
+  RETURN_IF_ERROR(Enter("CtxSetCurrent", Needs::kNothing));
+  current_context = context;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CudaPriorityRange> FakeCudaApi::CtxGetStreamPriorityRange() {
+  RETURN_IF_ERROR(Enter("CtxGetStreamPriorityRange", Needs::kContext));
+  return CudaPriorityRange{0, -5};
+}
+
+absl::StatusOr<CudaMemInfo> FakeCudaApi::MemGetInfo() {
+  RETURN_IF_ERROR(Enter("MemGetInfo", Needs::kContext));
+  return CudaMemInfo{memory_.free_bytes(), options_.memory_bytes};
+}
+
+absl::Status FakeCudaApi::HostMemory(absl::string_view call, int64_t size_bytes, void** memory) {
+  if (size_bytes <= 0) return CudaStatus(call, kCudaInvalidValue);
+  if (!memory_.Take(size_bytes)) return CudaStatus(call, kCudaOutOfMemory);
+  if (posix_memalign(memory, kAllocationAlignmentBytes, size_bytes) != 0) {
+    memory_.Give(size_bytes);
+    return CudaStatus(call, kCudaOutOfMemory);
+  }
+  absl::MutexLock lock(&mu_);
+  allocations_[*memory] = size_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status FakeCudaApi::FreeHostMemory(absl::string_view call, void* memory) {
+  absl::MutexLock lock(&mu_);
+  const auto found = allocations_.find(memory);
+  if (found == allocations_.end()) return CudaStatus(call, kCudaInvalidValue);
+  memory_.Give(found->second);
+  std::free(memory);
+  allocations_.erase(found);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CudaAddress> FakeCudaApi::MemAlloc(int64_t size_bytes) {
+  RETURN_IF_ERROR(Enter("MemAlloc", Needs::kContext));
+  void* memory = nullptr;
+  RETURN_IF_ERROR(HostMemory("cuMemAlloc", size_bytes, &memory));
+  return reinterpret_cast<CudaAddress>(memory);
+}
+
+absl::Status FakeCudaApi::MemFree(CudaAddress address) {
+  RETURN_IF_ERROR(Enter("MemFree", Needs::kContext));
+  return FreeHostMemory("cuMemFree", Pointer(address));
+}
+
+absl::StatusOr<void*> FakeCudaApi::MemHostAlloc(int64_t size_bytes) {
+  RETURN_IF_ERROR(Enter("MemHostAlloc", Needs::kContext));
+  void* memory = nullptr;
+  RETURN_IF_ERROR(HostMemory("cuMemHostAlloc", size_bytes, &memory));
+  return memory;
+}
+
+absl::Status FakeCudaApi::MemFreeHost(void* memory) {
+  RETURN_IF_ERROR(Enter("MemFreeHost", Needs::kContext));
+  return FreeHostMemory("cuMemFreeHost", memory);
+}
+
+absl::StatusOr<CudaStreamHandle*> FakeCudaApi::StreamCreateWithPriority(int priority) {
+  RETURN_IF_ERROR(Enter("StreamCreateWithPriority", Needs::kContext));
+  auto stream = std::make_unique<FakeStream>();
+  stream->priority = priority;
+  absl::StatusOr<std::unique_ptr<HostStream>> queue = HostStream::Create("fake-cuda");
+  if (!queue.ok()) return CudaStatus("cuStreamCreateWithPriority", kCudaOutOfMemory);
+  stream->queue = *std::move(queue);
+  absl::MutexLock lock(&mu_);
+  ++streams_;
+  return reinterpret_cast<CudaStreamHandle*>(stream.release());
+}
+
+absl::Status FakeCudaApi::StreamDestroy(CudaStreamHandle* stream) {
+  const absl::Status entered = Enter("StreamDestroy", Needs::kContext);
+  if (!entered.ok() && !IsBroken(entered)) return entered;
+  delete Of(stream);  // A broken context takes its streams with it; the threads must end here.
+  absl::MutexLock lock(&mu_);
+  --streams_;
+  return entered;
+}
+
+absl::Status FakeCudaApi::StreamSynchronize(CudaStreamHandle* stream) {
+  RETURN_IF_ERROR(Enter("StreamSynchronize", Needs::kContext));
+  Of(stream)->queue->Synchronize();
+  return CudaStatus("cuStreamSynchronize", broken_);
+}
+
+absl::Status FakeCudaApi::StreamWaitEvent(CudaStreamHandle* stream, CudaEventHandle* event) {
+  RETURN_IF_ERROR(Enter("StreamWaitEvent", Needs::kContext));
+  Of(stream)->queue->Wait(Of(event));
+  return absl::OkStatus();
+}
+
+absl::Status FakeCudaApi::StreamWaitValue32(CudaStreamHandle* stream, CudaAddress word,
+                                            uint32_t value) {
+  RETURN_IF_ERROR(Enter("StreamWaitValue32", Needs::kContext));
+  Of(stream)->queue->Enqueue([this, word, value] {
+    const auto* at = reinterpret_cast<const uint32_t*>(word);
+    const auto reached = [&] {
+      return static_cast<int32_t>(__atomic_load_n(at, __ATOMIC_ACQUIRE) - value) >= 0;
+    };
+    // A device polls the word too; nobody tells it.
+    for (int polls = 0; !reached() && broken_ == kCudaSuccess; ++polls) {
+      if (polls < 50)
+        std::this_thread::yield();
+      else
+        absl::SleepFor(absl::Microseconds(50));
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status FakeCudaApi::LaunchHostFunc(CudaStreamHandle* stream, void (*function)(void*),
+                                         void* argument) {
+  RETURN_IF_ERROR(Enter("LaunchHostFunc", Needs::kContext));
+  RunOnStream(stream, [function, argument] { function(argument); });
+  return absl::OkStatus();
+}
+
+absl::Status FakeCudaApi::MemcpyAsync(CudaAddress dst, CudaAddress src, int64_t size_bytes,
+                                      CudaStreamHandle* stream) {
+  RETURN_IF_ERROR(Enter("MemcpyAsync", Needs::kContext));
+  RunOnStream(stream, [=] { std::memcpy(Pointer(dst), Pointer(src), size_bytes); });
+  return absl::OkStatus();
+}
+
+absl::Status FakeCudaApi::MemsetD8Async(CudaAddress dst, uint8_t value, int64_t size_bytes,
+                                        CudaStreamHandle* stream) {
+  RETURN_IF_ERROR(Enter("MemsetD8Async", Needs::kContext));
+  RunOnStream(stream, [=] { std::memset(Pointer(dst), value, size_bytes); });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CudaEventHandle*> FakeCudaApi::EventCreate() {
+  RETURN_IF_ERROR(Enter("EventCreate", Needs::kContext));
+  absl::MutexLock lock(&mu_);
+  ++events_;
+  return reinterpret_cast<CudaEventHandle*>(new HostEvent());
+}
+
+absl::Status FakeCudaApi::EventDestroy(CudaEventHandle* event) {
+  const absl::Status entered = Enter("EventDestroy", Needs::kContext);
+  if (!entered.ok() && !IsBroken(entered)) return entered;
+  delete Of(event);
+  absl::MutexLock lock(&mu_);
+  --events_;
+  return entered;
+}
+
+absl::Status FakeCudaApi::EventRecord(CudaEventHandle* event, CudaStreamHandle* stream) {
+  RETURN_IF_ERROR(Enter("EventRecord", Needs::kContext));
+  Of(stream)->queue->Record(Of(event));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> FakeCudaApi::EventQuery(CudaEventHandle* event) {
+  RETURN_IF_ERROR(Enter("EventQuery", Needs::kContext));
+  return Of(event)->Query();
+}
+
+absl::Status FakeCudaApi::EventSynchronize(CudaEventHandle* event) {
+  RETURN_IF_ERROR(Enter("EventSynchronize", Needs::kContext));
+  Of(event)->Synchronize();
+  return CudaStatus("cuEventSynchronize", broken_);
+}
+
+void FakeCudaApi::RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work) {
+  Of(stream)->queue->Enqueue([this, work = std::move(work)]() mutable {
+    if (broken_ == kCudaSuccess) work();
+  });
+}
+
+int FakeCudaApi::PriorityOf(CudaStreamHandle* stream) const { return Of(stream)->priority; }
+
+}  // namespace tessera

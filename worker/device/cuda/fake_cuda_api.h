@@ -1,0 +1,127 @@
+// A driver made of threads and memfds, which does what cuda_api.h says and fails where it is told.
+//
+//   stream           a thread (HostStream)         device address   an address of this process
+//   physical memory  a memfd: export, import and map work between processes
+//
+// Contexts are checked: a call marked [ctx] on a thread without a current context fails. Calls and
+// what is held are counted. Thread-safe.
+#ifndef TESSERA_WORKER_DEVICE_CUDA_FAKE_CUDA_API_H_
+#define TESSERA_WORKER_DEVICE_CUDA_FAKE_CUDA_API_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/device/cuda/cuda_api.h"
+#include "worker/device/cuda/fake_cuda_memory.h"
+
+namespace tessera {
+
+class FakeCudaApi : public CudaApi {
+ public:
+  struct Options {
+    int driver_version = 13000;
+    int num_devices = 1;
+    int64_t memory_bytes = int64_t{1} << 30;  // Of all devices together.
+    int64_t granularity_bytes = 64 << 10;
+    bool memory_management = true;  // The attributes of that name.
+    bool descriptors = true;
+    bool memory_needs_context = false;  // MemCreate and the calls that share are [ctx] too.
+  };
+  FakeCudaApi() : FakeCudaApi(Options()) {}
+  explicit FakeCudaApi(const Options& options);
+  ~FakeCudaApi() override;
+
+  // The call ("MemAlloc") fails once with `error`, after `skip` more calls that do not.
+  void FailCall(absl::string_view call, int error, int skip = 0);
+  // From now on each call but the releases of contexts fails with `error`, and work that is queued
+  // is dropped: a sticky error, or a device that is gone.
+  void Break(int error) { broken_ = error; }
+
+  int num_calls(absl::string_view call) const ABSL_LOCKS_EXCLUDED(mu_);
+  // What is held, by kind: "contexts=1 streams=2"; empty when everything was given back.
+  std::string Held() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  absl::StatusOr<int> DriverGetVersion() override;
+  absl::Status Init() override;
+  absl::StatusOr<int> DeviceGetCount() override;
+  absl::StatusOr<int> DeviceGetAttribute(CudaAttribute attribute, int device) override;
+  absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) override;
+  absl::Status DevicePrimaryCtxRelease(int device) override;
+  absl::Status CtxSetCurrent(CudaContext* context) override;
+  absl::StatusOr<CudaPriorityRange> CtxGetStreamPriorityRange() override;
+  absl::StatusOr<CudaMemInfo> MemGetInfo() override;
+  absl::StatusOr<CudaAddress> MemAlloc(int64_t size_bytes) override;
+  absl::Status MemFree(CudaAddress address) override;
+  absl::StatusOr<void*> MemHostAlloc(int64_t size_bytes) override;
+  absl::Status MemFreeHost(void* memory) override;
+  absl::StatusOr<CudaStreamHandle*> StreamCreateWithPriority(int priority) override;
+  absl::Status StreamDestroy(CudaStreamHandle* stream) override;
+  absl::Status StreamSynchronize(CudaStreamHandle* stream) override;
+  absl::Status StreamWaitEvent(CudaStreamHandle* stream, CudaEventHandle* event) override;
+  absl::Status StreamWaitValue32(CudaStreamHandle* stream, CudaAddress word,
+                                 uint32_t value) override;
+  absl::Status LaunchHostFunc(CudaStreamHandle* stream, void (*function)(void*),
+                              void* argument) override;
+  absl::Status MemcpyAsync(CudaAddress dst, CudaAddress src, int64_t size_bytes,
+                           CudaStreamHandle* stream) override;
+  absl::Status MemsetD8Async(CudaAddress dst, uint8_t value, int64_t size_bytes,
+                             CudaStreamHandle* stream) override;
+  absl::StatusOr<CudaEventHandle*> EventCreate() override;
+  absl::Status EventDestroy(CudaEventHandle* event) override;
+  absl::Status EventRecord(CudaEventHandle* event, CudaStreamHandle* stream) override;
+  absl::StatusOr<bool> EventQuery(CudaEventHandle* event) override;
+  absl::Status EventSynchronize(CudaEventHandle* event) override;
+  absl::StatusOr<int64_t> MemGetAllocationGranularity(int device) override;
+  absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes) override;
+  absl::Status MemRelease(CudaMemHandle handle) override;
+  absl::StatusOr<UniqueFd> MemExportToShareableHandle(CudaMemHandle handle) override;
+  absl::StatusOr<CudaMemHandle> MemImportFromShareableHandle(int descriptor) override;
+  absl::StatusOr<CudaAddress> MemAddressReserve(int64_t size_bytes,
+                                                int64_t alignment_bytes) override;
+  absl::Status MemAddressFree(CudaAddress address, int64_t size_bytes) override;
+  absl::Status MemMap(CudaAddress address, int64_t size_bytes, CudaMemHandle handle) override;
+  absl::Status MemUnmap(CudaAddress address, int64_t size_bytes) override;
+  absl::Status MemSetAccess(CudaAddress address, int64_t size_bytes, int device,
+                            CudaAccess access) override;
+
+  // Runs `work` in the order of the stream, as a kernel would; dropped once the context is broken.
+  void RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work);
+  // What StreamCreateWithPriority was given.
+  int PriorityOf(CudaStreamHandle* stream) const;
+
+ private:
+  enum class Needs { kNothing, kContext };
+  struct Planned {
+    int error = 0;
+    int skip = 0;
+  };
+  // Counts the call, and returns the error that it was told to make, or the sticky one.
+  absl::Status Enter(absl::string_view call, Needs needs) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status EnterSharing(absl::string_view call);
+  absl::Status CheckDevice(absl::string_view call, int device) const;
+  absl::Status HostMemory(absl::string_view call, int64_t size_bytes, void** memory)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status FreeHostMemory(absl::string_view call, void* memory) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const Options options_;
+  std::atomic<int> broken_{0};
+  FakeCudaMemory memory_;
+  mutable absl::Mutex mu_;
+  std::multimap<std::string, Planned> planned_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);
+  bool initialized_ ABSL_GUARDED_BY(mu_) = false;
+  int contexts_ ABSL_GUARDED_BY(mu_) = 0;
+  int streams_ ABSL_GUARDED_BY(mu_) = 0;
+  int events_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<void*, int64_t> allocations_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_CUDA_FAKE_CUDA_API_H_

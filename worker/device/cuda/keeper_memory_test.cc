@@ -1,0 +1,65 @@
+#include "worker/device/cuda/keeper_memory.h"
+
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "worker/device/cuda/cuda_error.h"
+#include "worker/device/cuda/fake_cuda_api.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(KeeperMemoryTest, EveryCaseOfTheChoice) {
+  const absl::Status ok;
+  const absl::Status bad = absl::FailedPreconditionError("cuMemCreate: refused");
+  const struct {
+    DeviceMemoryFacts facts;
+    KeeperMemory where;
+    const char* reason;
+  } cases[] = {
+      {{bad, true, true, ok, ok}, KeeperMemory::kInExecutor, "no device: cuMemCreate: refused"},
+      {{ok, false, true, ok, ok}, KeeperMemory::kInExecutor, "no virtual memory management"},
+      {{ok, true, false, ok, ok}, KeeperMemory::kInExecutor, "no descriptors"},
+      {{ok, true, true, ok, ok}, KeeperMemory::kWithoutContext, "without a context"},
+      {{ok, true, true, ok, bad}, KeeperMemory::kWithoutContext, "without a context"},
+      {{ok, true, true, bad, ok}, KeeperMemory::kWithContext, "need a context: cuMemCreate"},
+      {{ok, true, true, bad, bad}, KeeperMemory::kInExecutor, "do not work here: cuMemCreate"},
+  };
+  for (const auto& c : cases) {
+    const KeeperMemoryChoice choice = ChooseKeeperMemory(c.facts);
+    EXPECT_EQ(choice.where, c.where) << c.reason;
+    EXPECT_THAT(choice.reason, HasSubstr(c.reason));
+  }
+}
+
+TEST(KeeperMemoryTest, ProbeFindsWhatTheMachineDoesAndGivesEverythingBack) {
+  const auto choose = [](const FakeCudaApi::Options& options, const char* fails = nullptr) {
+    FakeCudaApi api(options);
+    if (fails != nullptr) {
+      api.FailCall(fails, kCudaNotPermitted);
+      api.FailCall(fails, kCudaNotPermitted);
+    }
+    const KeeperMemory where = FindKeeperMemory(&api, 0).where;
+    EXPECT_EQ(api.Held(), "");
+    return where;
+  };
+  FakeCudaApi::Options options;
+  EXPECT_EQ(choose(options), KeeperMemory::kWithoutContext);
+  EXPECT_EQ(choose(options, "MemExportToShareableHandle"), KeeperMemory::kInExecutor);
+  EXPECT_EQ(choose(options, "MemImportFromShareableHandle"), KeeperMemory::kInExecutor);
+  EXPECT_EQ(choose(options, "Init"), KeeperMemory::kInExecutor);
+  options.memory_needs_context = true;
+  EXPECT_EQ(choose(options), KeeperMemory::kWithContext);
+  options.descriptors = false;
+  EXPECT_EQ(choose(options), KeeperMemory::kInExecutor);
+  options = {};
+  options.memory_management = false;
+  EXPECT_EQ(choose(options), KeeperMemory::kInExecutor);
+  options = {};
+  options.num_devices = 0;
+  EXPECT_EQ(choose(options), KeeperMemory::kInExecutor);
+}
+
+}  // namespace
+}  // namespace tessera
