@@ -49,6 +49,11 @@ def _find_cuda(ctx):
               "include/cuda_runtime_api.h or the cudart library is missing") % wanted)
     return None
 
+def _find_nvcc(ctx, cuda):
+    """Returns the path of the compiler for kernels, or ""."""
+    nvcc = ctx.path(cuda.root + "/bin/nvcc") if cuda else None
+    return str(nvcc) if nvcc and nvcc.exists else ""
+
 def _find_nccl(ctx, cuda):
     """Returns struct(version, libraries), or None."""
     for root in [cuda.root, "/usr"] if cuda else []:
@@ -84,6 +89,7 @@ def _cuda_configure_impl(ctx):
         "",
         "CUDA_VERSION = %d" % (cuda.version if cuda else 0),
         "NCCL_VERSION_CODE = %d" % (nccl.version if nccl else 0),
+        "NVCC = %s" % repr(_find_nvcc(ctx, cuda)),
         "",
         "def if_cuda(if_true, if_false = []):",
         "    return if_true if CUDA_VERSION else if_false",

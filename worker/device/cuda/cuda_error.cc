@@ -18,9 +18,13 @@ constexpr Meaning kMeanings[] = {
     {kCudaOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", Code::kResourceExhausted},
     {kCudaNotInitialized, "CUDA_ERROR_NOT_INITIALIZED", Code::kFailedPrecondition},
     {4, "CUDA_ERROR_DEINITIALIZED", Code::kFailedPrecondition},
+    // Of the runtime alone, which kernels are launched by.
+    {9, "cudaErrorInvalidConfiguration", Code::kInvalidArgument},
     {34, "CUDA_ERROR_STUB_LIBRARY", Code::kFailedPrecondition},
+    {35, "cudaErrorInsufficientDriver", Code::kFailedPrecondition},
     {36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", Code::kFailedPrecondition},
     {kCudaDeviceUnavailable, "CUDA_ERROR_DEVICE_UNAVAILABLE", Code::kUnavailable},
+    {98, "cudaErrorInvalidDeviceFunction", Code::kUnimplemented},
     {kCudaNoDevice, "CUDA_ERROR_NO_DEVICE", Code::kNotFound},
     {kCudaInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", Code::kNotFound},
     {102, "CUDA_ERROR_DEVICE_NOT_LICENSED", Code::kPermissionDenied},

@@ -1,0 +1,166 @@
+#include "worker/device/cuda/gpu_kernels.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/device/cuda/cuda_error.h"
+#include "worker/device/cuda/gpu_factors.h"
+#include "worker/device/cuda/kernel_launch.h"
+
+namespace tessera {
+namespace {
+
+static_assert(gpu::kNotBuilt == kCudaNotSupported);
+static_assert(gpu::kMaxInputs == kMaxSlices);
+static_assert(static_cast<int>(DType::kFp32) == 0 && static_cast<int>(DType::kBf16) == 1);
+static_assert(static_cast<int>(DType::kFp16) == 2 && static_cast<int>(DType::kFp64) == 3);
+static_assert(sizeof(gpu::Stats) == sizeof(host::GradientStats));
+static_assert(offsetof(gpu::Stats, non_finite) == offsetof(host::GradientStats, non_finite));
+
+int Number(DType dtype) { return static_cast<int>(dtype); }
+bool IsSum(DType dtype) { return dtype == DType::kFp32 || dtype == DType::kFp64; }
+
+absl::Status Launched(const char* kernel, int result) {
+  return CudaStatus(absl::StrCat("kernel ", kernel), result);
+}
+
+gpu::Inputs InputsOf(absl::Span<const void* const> pointers) {
+  gpu::Inputs inputs = {};
+  inputs.count = static_cast<int>(pointers.size());
+  std::copy(pointers.begin(), pointers.end(), inputs.at);
+  return inputs;
+}
+
+absl::Status CheckInputs(const char* kernel, absl::Span<const void* const> inputs) {
+  if (!inputs.empty() && inputs.size() <= kMaxSlices) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("kernel ", kernel, ": ", inputs.size(),
+                                                 " inputs are not in [1, ", kMaxSlices, "]"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GpuKernels>> GpuKernels::Create(CudaDevice* device,
+                                                               int64_t max_count) {
+  if (max_count < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("kernels for ", max_count, " elements"));
+  }
+  const int64_t num_blocks = (max_count - 1) / gpu::kStatsBlockElements + 1;
+  ASSIGN_OR_RETURN(Buffer block_sums, device->Allocate(num_blocks * int64_t{sizeof(double)}));
+  return absl::WrapUnique(new GpuKernels(device, max_count, std::move(block_sums)));
+}
+
+absl::Status GpuKernels::Check(const char* kernel, int64_t count,
+                               std::initializer_list<const void*> pointers, bool dtypes_fit) const {
+  const auto refuse = [kernel](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("kernel ", kernel, ": ", why));
+  };
+  if (count < 0) return refuse(absl::StrCat(count, " elements"));
+  if (!dtypes_fit) return refuse("it has no such dtype");
+  for (const void* pointer : pointers) {
+    if (pointer == nullptr && count > 0) return refuse("a pointer is null");
+  }
+  return Annotate(device_->context()->Use(), absl::StrCat("kernel ", kernel));
+}
+
+absl::Status GpuKernels::Reduce(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
+                                DType input_dtype, int64_t count, double scale, bool accumulate,
+                                host::SumOutput output, host::GradientStats* stats) {
+  RETURN_IF_ERROR(CheckInputs("Reduce", inputs));
+  const bool fit = IsSum(output.dtype) && IsFloatingPoint(input_dtype) &&
+                   (input_dtype != DType::kFp64 || output.dtype == DType::kFp64);
+  RETURN_IF_ERROR(Check("Reduce", count, {inputs[0], output.data}, fit));
+  if (count == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(
+      Launched("Reduce", gpu::LaunchReduce(stream, InputsOf(inputs), Number(input_dtype), count,
+                                           scale, accumulate, Number(output.dtype), output.data)));
+  if (stats == nullptr) return absl::OkStatus();
+  return Measure(stream, output.dtype, output.data, count, stats);
+}
+
+absl::Status GpuKernels::Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
+                                 DType dtype, SliceOp op, int64_t count, void* output) {
+  RETURN_IF_ERROR(CheckInputs("Combine", inputs));
+  RETURN_IF_ERROR(Check("Combine", count, {inputs[0], output}, IsSum(dtype)));
+  if (count == 0) return absl::OkStatus();
+  return Launched("Combine", gpu::LaunchCombine(stream, InputsOf(inputs), Number(dtype),
+                                                static_cast<int>(op), count, output));
+}
+
+absl::Status GpuKernels::Scale(CudaStreamHandle* stream, void* values, DType dtype, int64_t count,
+                               double factor) {
+  RETURN_IF_ERROR(Check("Scale", count, {values}, IsSum(dtype)));
+  if (count == 0) return absl::OkStatus();
+  return Launched("Scale", gpu::LaunchScale(stream, Number(dtype), values, count, factor));
+}
+
+absl::Status GpuKernels::Cast(CudaStreamHandle* stream, DType from_dtype, const void* from,
+                              DType to_dtype, void* to, int64_t count, double scale) {
+  const bool fit = IsFloatingPoint(from_dtype) && IsFloatingPoint(to_dtype);
+  RETURN_IF_ERROR(Check("Cast", count, {from, to}, fit));
+  if (count == 0) return absl::OkStatus();
+  return Launched("Cast", gpu::LaunchCast(stream, Number(from_dtype), from, Number(to_dtype), to,
+                                          count, scale));
+}
+
+absl::Status GpuKernels::Measure(CudaStreamHandle* stream, DType dtype, const void* values,
+                                 int64_t count, host::GradientStats* stats) {
+  RETURN_IF_ERROR(Check("Measure", count, {values, stats}, IsSum(dtype)));
+  if (count > max_count_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("kernel Measure: ", count, " elements, and ", max_count_, " are the most"));
+  }
+  if (count == 0) return absl::OkStatus();
+  return Launched("Measure", gpu::LaunchMeasure(stream, Number(dtype), values, count,
+                                                block_sums_.data_as<double>(),
+                                                reinterpret_cast<gpu::Stats*>(stats)));
+}
+
+absl::Status GpuKernels::AdamStep(CudaStreamHandle* stream, const host::AdamParams& params,
+                                  int64_t count, const float* gradient, const float* p_in,
+                                  const float* m_in, const float* v_in, float* p_out, float* m_out,
+                                  float* v_out, float* publish_fp32,
+                                  host::HalfOutput publish_half) {
+  RETURN_IF_ERROR(Check("AdamStep", count, {gradient, p_in, m_in, v_in, p_out, m_out, v_out},
+                        publish_half.to == nullptr || IsHalf(publish_half.dtype)));
+  if (count == 0) return absl::OkStatus();
+  return Launched("AdamStep",
+                  gpu::LaunchAdam(stream, gpu::FactorsOf<float>(params), count, gradient, p_in,
+                                  m_in, v_in, p_out, m_out, v_out,
+                                  {publish_fp32, publish_half.to, Number(publish_half.dtype)}));
+}
+
+absl::Status GpuKernels::SgdStep(CudaStreamHandle* stream, const host::SgdParams& params,
+                                 int64_t count, const float* gradient, const float* p_in,
+                                 const float* momentum_in, float* p_out, float* momentum_out,
+                                 float* publish_fp32, host::HalfOutput publish_half) {
+  const gpu::SgdFactors<float> factors = gpu::FactorsOf<float>(params);
+  RETURN_IF_ERROR(Check("SgdStep", count,
+                        {gradient, p_in, p_out, factors.read_momentum ? momentum_in : gradient,
+                         factors.write_momentum ? momentum_out : p_out},
+                        publish_half.to == nullptr || IsHalf(publish_half.dtype)));
+  if (count == 0) return absl::OkStatus();
+  return Launched(
+      "SgdStep",
+      gpu::LaunchSgd(stream, factors, count, gradient, p_in, momentum_in, p_out, momentum_out,
+                     {publish_fp32, publish_half.to, Number(publish_half.dtype)}));
+}
+
+absl::Status GpuKernels::Fill(CudaStreamHandle* stream, DType dtype, void* values, int64_t count,
+                              double value) {
+  RETURN_IF_ERROR(Check("Fill", count, {values}, IsFloatingPoint(dtype)));
+  if (count == 0) return absl::OkStatus();
+  return Launched("Fill", gpu::LaunchFill(stream, Number(dtype), values, count, value));
+}
+
+absl::Status GpuKernels::Checksum(CudaStreamHandle* stream, DType dtype, const void* values,
+                                  int64_t count, uint64_t* sum) {
+  RETURN_IF_ERROR(Check("Checksum", count, {values, sum}, true));
+  if (count == 0) return absl::OkStatus();
+  return Launched("Checksum", gpu::LaunchChecksum(stream, values,
+                                                  static_cast<int>(SizeBytes(dtype)), count, sum));
+}
+
+}  // namespace tessera

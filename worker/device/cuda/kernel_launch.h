@@ -1,0 +1,61 @@
+// One function a kernel: launches it on a stream and returns CUDA's number for what the launch
+// said, or kNotBuilt where this program was built without nvcc. See gpu_kernels.h, which checks
+// arguments and is what others call. Included by nvcc, so it knows nothing but plain types: dtypes
+// are DType's numbers, counts are ELEMENTS, pointers are addresses of the device. Thread-safe.
+#ifndef TESSERA_WORKER_DEVICE_CUDA_KERNEL_LAUNCH_H_
+#define TESSERA_WORKER_DEVICE_CUDA_KERNEL_LAUNCH_H_
+
+#include <cstdint>
+
+#include "worker/device/cuda/kernel_math.h"
+
+namespace tessera {
+namespace gpu {
+
+constexpr int kNotBuilt = 801;   // CUDA_ERROR_NOT_SUPPORTED.
+constexpr int kMaxInputs = 256;  // Their addresses fit into a kernel's arguments.
+
+struct Inputs {
+  const void* at[kMaxInputs];
+  int count;
+};
+
+// Where a rounded copy of new parameters goes; null: nowhere. `half_dtype` is of `half`.
+struct Published {
+  void* full;
+  void* half;
+  int half_dtype;
+};
+
+// Sums of blocks, and of them all. As host::GradientStats, whose layout this has.
+struct Stats {
+  double sum_of_squares;
+  bool non_finite;
+};
+
+int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, void* to,
+               int64_t count, double scale);
+int LaunchScale(void* stream, int dtype, void* values, int64_t count, double factor);
+int LaunchFill(void* stream, int dtype, void* values, int64_t count, double value);
+int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t count, double scale,
+                 bool accumulate, int output_dtype, void* output);
+int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
+                  void* output);
+// Adds the measure of `values` to `stats`. `block_sums` has room for a double for each
+// kStatsBlockElements elements.
+int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double* block_sums,
+                  Stats* stats);
+int LaunchAdam(void* stream, const AdamFactors<float>& factors, int64_t count,
+               const float* gradient, const float* p_in, const float* m_in, const float* v_in,
+               float* p_out, float* m_out, float* v_out, const Published& published);
+int LaunchSgd(void* stream, const SgdFactors<float>& factors, int64_t count, const float* gradient,
+              const float* p_in, const float* momentum_in, float* p_out, float* momentum_out,
+              const Published& published);
+// Adds the elements' checksums to `sum`.
+int LaunchChecksum(void* stream, const void* values, int element_bytes, int64_t count,
+                   uint64_t* sum);
+
+}  // namespace gpu
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_CUDA_KERNEL_LAUNCH_H_

@@ -1,0 +1,185 @@
+// What the GPU's kernels do to one element, for the GPU and for the CPU that tests it.
+//
+// The same operations in the same order as host/kernels.h, each rounded: nvcc compiles this with
+// --fmad=false and the CPU's compiler with -ffp-contract=off, and both divide and take square roots
+// exactly rounded. So results have the bits of the host's kernels, but for the payload of a NaN.
+// Includes nothing but what nvcc has. Pure; thread-safe.
+#ifndef TESSERA_WORKER_DEVICE_CUDA_KERNEL_MATH_H_
+#define TESSERA_WORKER_DEVICE_CUDA_KERNEL_MATH_H_
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define TESSERA_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define TESSERA_HOST_DEVICE inline
+#endif
+
+namespace tessera {
+namespace gpu {
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct Fp16 {
+  uint16_t bits;
+};
+
+TESSERA_HOST_DEVICE uint32_t BitsOf(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+TESSERA_HOST_DEVICE float FloatOf(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+TESSERA_HOST_DEVICE float Widen(float value) { return value; }
+TESSERA_HOST_DEVICE double Widen(double value) { return value; }
+TESSERA_HOST_DEVICE float Widen(Bf16 value) { return FloatOf(uint32_t{value.bits} << 16); }
+
+TESSERA_HOST_DEVICE float Widen(Fp16 value) {
+  const uint32_t sign = (value.bits & 0x8000u) << 16;
+  const uint32_t exponent = (value.bits >> 10) & 0x1Fu;
+  const uint32_t fraction = value.bits & 0x3FFu;
+  if (exponent == 0x1F) return FloatOf(sign | 0x7F800000u | fraction << 13);
+  if (exponent != 0) return FloatOf(sign | (exponent + 112) << 23 | fraction << 13);
+  // A multiple of 2^-24, exact.
+  return FloatOf(sign | BitsOf(static_cast<float>(fraction) * FloatOf((127u - 24u) << 23)));
+}
+
+TESSERA_HOST_DEVICE void Narrow(float value, float* to) { *to = value; }
+TESSERA_HOST_DEVICE void Narrow(double value, float* to) { *to = static_cast<float>(value); }
+TESSERA_HOST_DEVICE void Narrow(double value, double* to) { *to = value; }
+
+// To nearest, ties to even. NaN stays NaN.
+TESSERA_HOST_DEVICE void Narrow(float value, Bf16* to) {
+  const uint32_t bits = BitsOf(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
+    to->bits = static_cast<uint16_t>(bits >> 16 | 0x40u);
+  } else {
+    to->bits = static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+  }
+}
+
+TESSERA_HOST_DEVICE void Narrow(float value, Fp16* to) {
+  const uint32_t bits = BitsOf(value);
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  uint32_t result;
+  if (magnitude > 0x7F800000u) {
+    result = 0x7E00u | (magnitude >> 13 & 0x3FFu);
+  } else if (magnitude >= 143u << 23) {
+    result = 0x7C00u;
+  } else if (magnitude < 113u << 23) {
+    // Below 2^-14 the unit of the last place is that of 0.5: the sum is rounded as it should be.
+    const float half = FloatOf(126u << 23);
+    result = BitsOf(FloatOf(magnitude) + half) - BitsOf(half);
+  } else {
+    const uint32_t odd = magnitude >> 13 & 1u;
+    result = (magnitude + odd + 0xFFFu - (112u << 23)) >> 13;
+  }
+  to->bits = static_cast<uint16_t>(result | (bits >> 16 & 0x8000u));
+}
+
+TESSERA_HOST_DEVICE void Narrow(double value, Bf16* to) { Narrow(static_cast<float>(value), to); }
+TESSERA_HOST_DEVICE void Narrow(double value, Fp16* to) { Narrow(static_cast<float>(value), to); }
+
+TESSERA_HOST_DEVICE float SquareRoot(float value) { return sqrtf(value); }
+TESSERA_HOST_DEVICE double SquareRoot(double value) { return sqrt(value); }
+
+// What a product by `scale` is computed in: fp64 between fp64s, else fp32.
+template <typename From, typename To>
+TESSERA_HOST_DEVICE void CastElement(From from, double scale, To* to) {
+  Narrow(static_cast<float>(Widen(from)) * static_cast<float>(scale), to);
+}
+TESSERA_HOST_DEVICE void CastElement(double from, double scale, double* to) { *to = from * scale; }
+TESSERA_HOST_DEVICE void CastElement(float from, double scale, double* to) {
+  *to = static_cast<double>(from) * scale;
+}
+TESSERA_HOST_DEVICE void CastElement(Bf16 from, double scale, double* to) {
+  *to = static_cast<double>(Widen(from)) * scale;
+}
+TESSERA_HOST_DEVICE void CastElement(Fp16 from, double scale, double* to) {
+  *to = static_cast<double>(Widen(from)) * scale;
+}
+
+// See host::AdamStep and host::SgdStep. Each factor is rounded to Real once.
+template <typename Real>
+struct AdamFactors {
+  Real gradient_scale;
+  Real l2_decay;
+  Real decay;
+  Real beta1;
+  Real one_minus_beta1;
+  Real beta2;
+  Real one_minus_beta2;
+  Real inverse_sqrt_correction2;
+  Real epsilon;
+  Real step_size;
+};
+
+template <typename Real>
+TESSERA_HOST_DEVICE void AdamElement(const AdamFactors<Real>& f, Real gradient, Real* p, Real* m,
+                                     Real* v) {
+  Real g = gradient * f.gradient_scale;
+  if (f.l2_decay != 0) g = g + *p * f.l2_decay;
+  if (f.decay != 1) *p = *p * f.decay;
+  *m = *m * f.beta1 + g * f.one_minus_beta1;
+  *v = *v * f.beta2 + g * f.one_minus_beta2 * g;
+  const Real denominator = SquareRoot(*v) * f.inverse_sqrt_correction2 + f.epsilon;
+  *p = *p - f.step_size * (*m / denominator);
+}
+
+template <typename Real>
+struct SgdFactors {
+  Real gradient_scale;
+  Real weight_decay;
+  Real momentum;
+  Real learning_rate;
+  bool read_momentum;
+  bool write_momentum;
+};
+
+// Returns the new momentum, which is the direction of the step too.
+template <typename Real>
+TESSERA_HOST_DEVICE Real SgdElement(const SgdFactors<Real>& f, Real gradient, Real momentum,
+                                    Real* p) {
+  Real g = gradient * f.gradient_scale;
+  if (f.weight_decay != 0) g = g + *p * f.weight_decay;
+  if (f.read_momentum) g = momentum * f.momentum + g;
+  *p = *p - g * f.learning_rate;
+  return g;
+}
+
+// 0: sum, 1: maximum, 2: minimum. A NaN stays.
+template <typename Real>
+TESSERA_HOST_DEVICE Real CombineElements(int op, Real a, Real b) {
+  if (op == 0) return a + b;
+  if (a != a) return a;
+  if (op == 1) return b > a || b != b ? b : a;
+  return b < a || b != b ? b : a;
+}
+
+// A checksum that depends on every bit and its place, and not on the order of adding up: the sum
+// over all elements, modulo 2^64. `bits` is the element as an unsigned integer.
+TESSERA_HOST_DEVICE uint64_t ChecksumElement(uint64_t index, uint64_t bits) {
+  uint64_t mixed = (bits + 1) * 0x9E3779B97F4A7C15u ^ (index + 1) * 0xC2B2AE3D27D4EB4Fu;
+  mixed ^= mixed >> 32;
+  mixed *= 0xD6E8FEB86659FD93u;
+  mixed ^= mixed >> 32;
+  return mixed * 0xD6E8FEB86659FD93u;
+}
+
+// The definition of host::GradientStats: in a block element i goes to lane i mod 16.
+constexpr int64_t kStatsBlockElements = 2048;
+constexpr int kStatsLanes = 16;
+
+}  // namespace gpu
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_CUDA_KERNEL_MATH_H_
