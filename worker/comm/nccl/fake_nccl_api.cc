@@ -1,0 +1,200 @@
+#include "worker/comm/nccl/fake_nccl_api.h"
+
+#include <cstring>
+#include <utility>
+
+#include "worker/comm/nccl/fake_nccl_batch.h"
+
+namespace tessera {
+
+struct FakeNcclApi::Comm {
+  int rank = 0;
+  std::shared_ptr<FakeNcclGroup> group;
+  int64_t next_batch = 0;
+  bool in_progress = false;  // A group was issued and nobody has asked since.
+  bool revoked = false;
+  bool aborted = false;  // Guarded by the world's mutex.
+};
+
+class FakeNcclApi::Inside {
+ public:
+  explicit Inside(FakeNcclApi* api) : api_(api) {
+    if (api_->inside_++ != 0) ++api_->misuses_;
+  }
+  ~Inside() { --api_->inside_; }
+
+ private:
+  FakeNcclApi* const api_;
+};
+
+std::shared_ptr<FakeNcclApi::Comm> FakeNcclApi::Find(NcclComm* comm) {
+  const auto found = comms_.find(comm);
+  if (found != comms_.end()) return found->second;
+  ++misuses_;
+  return nullptr;
+}
+
+NcclResult FakeNcclApi::GetVersion(int* version) {
+  *version = options_.version;
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNcclApi::GetUniqueId(NcclUniqueId* id) {
+  static std::atomic<int64_t> next{1};
+  const int64_t number = next++;
+  id->fill(0);
+  std::memcpy(id->data(), &number, sizeof(number));
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNcclApi::CommInitRankConfig(NcclComm** comm, int num_ranks, const NcclUniqueId& id,
+                                           int rank) {
+  const Inside inside(this);
+  if (options_.init_result != NcclResult::kSuccess) return options_.init_result;
+  auto made = std::make_shared<Comm>();
+  made->rank = rank;
+  absl::MutexLock lock(&world_->mu);
+  std::shared_ptr<FakeNcclGroup>& group = world_->groups[id];
+  if (group == nullptr) group = std::make_shared<FakeNcclGroup>();
+  group->num_ranks = num_ranks;
+  ++group->num_joined;
+  made->group = group;
+  *comm = reinterpret_cast<NcclComm*>(made.get());
+  comms_[*comm] = std::move(made);
+  return NcclResult::kInProgress;
+}
+
+NcclResult FakeNcclApi::CommGetAsyncError(NcclComm* comm, NcclResult* error) {
+  const Inside inside(this);
+  const std::shared_ptr<Comm> found = Find(comm);
+  if (found == nullptr) return NcclResult::kInvalidArgument;
+  *error = async_error_;
+  if (*error != NcclResult::kSuccess) return NcclResult::kSuccess;
+  absl::MutexLock lock(&world_->mu);
+  const bool joining = options_.never_joins || found->group->num_joined < found->group->num_ranks;
+  if (joining || std::exchange(found->in_progress, false)) *error = NcclResult::kInProgress;
+  return NcclResult::kSuccess;
+}
+
+std::string FakeNcclApi::GetLastError(NcclComm* comm) {
+  return async_error_.load() == NcclResult::kSuccess ? "" : "the fake was told to fail";
+}
+
+NcclResult FakeNcclApi::CommAbort(NcclComm* comm) {
+  const Inside inside(this);
+  ++num_aborts_;
+  const std::shared_ptr<Comm> found = Find(comm);
+  if (found == nullptr) return NcclResult::kInvalidArgument;
+  if (options_.abort_until != nullptr) options_.abort_until->WaitForNotification();
+  comms_.erase(comm);
+  absl::MutexLock lock(&world_->mu);
+  found->aborted = true;
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNcclApi::CommRevoke(NcclComm* comm) {
+  const Inside inside(this);
+  if (!options_.has_revoke) return NcclResult::kInvalidUsage;
+  ++num_revokes_;
+  const std::shared_ptr<Comm> found = Find(comm);
+  if (found == nullptr || found->revoked) return NcclResult::kInvalidArgument;
+  found->revoked = true;
+  absl::MutexLock lock(&world_->mu);
+  found->aborted = true;
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNcclApi::GroupStart() {
+  const Inside inside(this);
+  if (std::exchange(group_open_, true)) ++misuses_;
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNcclApi::GroupEnd() {
+  const Inside inside(this);
+  if (!std::exchange(group_open_, false)) ++misuses_;
+  if (open_comm_ == nullptr) return NcclResult::kSuccess;
+  std::shared_ptr<Comm> comm = std::exchange(open_comm_, nullptr);
+  comm->in_progress = true;
+  cuda_->RunOnStream(open_stream_, [world = world_, comm, number = comm->next_batch++,
+                                    hangs = options_.hangs, calls = std::exchange(open_, {})] {
+    RunBatch(world, comm.get(), number, hangs, calls);
+  });
+  return NcclResult::kInProgress;
+}
+
+NcclResult FakeNcclApi::Add(const FakeNcclCall& call, NcclComm* comm, CudaStreamHandle* stream) {
+  const Inside inside(this);
+  std::shared_ptr<Comm> found = Find(comm);
+  if (found == nullptr || !group_open_) return NcclResult::kInvalidArgument;
+  if (found->revoked) return NcclResult::kInvalidUsage;
+  open_.push_back(call);
+  open_comm_ = std::move(found);
+  open_stream_ = stream;
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNcclApi::AllGather(const void* send, void* recv, int64_t count, NcclType type,
+                                  NcclComm* comm, CudaStreamHandle* stream) {
+  return Add({FakeNcclCall::Kind::kAllGather, send, recv, count, type}, comm, stream);
+}
+NcclResult FakeNcclApi::ReduceScatter(const void* send, void* recv, int64_t count, NcclType type,
+                                      NcclOp op, NcclComm* comm, CudaStreamHandle* stream) {
+  return Add({FakeNcclCall::Kind::kReduceScatter, send, recv, count, type, op}, comm, stream);
+}
+NcclResult FakeNcclApi::AllReduce(const void* send, void* recv, int64_t count, NcclType type,
+                                  NcclOp op, NcclComm* comm, CudaStreamHandle* stream) {
+  return Add({FakeNcclCall::Kind::kAllReduce, send, recv, count, type, op}, comm, stream);
+}
+NcclResult FakeNcclApi::Broadcast(const void* send, void* recv, int64_t count, NcclType type,
+                                  int root, NcclComm* comm, CudaStreamHandle* stream) {
+  return Add({FakeNcclCall::Kind::kBroadcast, send, recv, count, type, NcclOp::kSum, root}, comm,
+             stream);
+}
+NcclResult FakeNcclApi::Send(const void* send, int64_t count, NcclType type, int peer,
+                             NcclComm* comm, CudaStreamHandle* stream) {
+  return Add({FakeNcclCall::Kind::kSend, send, nullptr, count, type, NcclOp::kSum, peer}, comm,
+             stream);
+}
+NcclResult FakeNcclApi::Recv(void* recv, int64_t count, NcclType type, int peer, NcclComm* comm,
+                             CudaStreamHandle* stream) {
+  return Add({FakeNcclCall::Kind::kRecv, nullptr, recv, count, type, NcclOp::kSum, peer}, comm,
+             stream);
+}
+
+void FakeNcclApi::RunBatch(FakeNcclWorld* world, Comm* comm, int64_t number, bool hangs,
+                           const std::vector<FakeNcclCall>& calls) {
+  FakeNcclGroup* group = comm->group.get();
+  std::vector<const std::vector<FakeNcclCall>*> calls_by_rank;
+  {
+    absl::MutexLock lock(&world->mu);
+    if (hangs) return world->mu.Await(absl::Condition(&comm->aborted));
+    FakeNcclGroup::Batch& batch = group->batches[number];
+    batch.calls_by_rank.resize(group->num_ranks);
+    batch.calls_by_rank[comm->rank] = &calls;
+    ++batch.num_arrived;
+    const auto all_or_aborted = [&] {
+      return batch.num_arrived == group->num_ranks || comm->aborted;
+    };
+    world->mu.Await(absl::Condition(&all_or_aborted));
+    if (batch.num_arrived < group->num_ranks) {
+      --batch.num_arrived;  // Nobody may read from a rank that has left.
+      return;
+    }
+    calls_by_rank = batch.calls_by_rank;
+  }
+  // From here on all ranks go through, aborted or not: none of them waits for anything else.
+  const std::vector<std::vector<char>> results = ReadFakeNcclBatch(calls_by_rank, comm->rank);
+  {
+    absl::MutexLock lock(&world->mu);
+    FakeNcclGroup::Batch& batch = group->batches[number];
+    ++batch.num_read;
+    const auto all_read = [&] { return batch.num_read >= group->num_ranks; };
+    world->mu.Await(absl::Condition(&all_read));
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (!results[i].empty()) std::memcpy(calls[i].recv, results[i].data(), results[i].size());
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,127 @@
+// An NCCL whose ranks are threads of one process, over FakeCudaApi's streams. It really moves and
+// sums, makes the caller poll as the non-blocking library does, hangs where the library would, and
+// fails where it is told. One FakeNcclApi a rank, one FakeNcclWorld for all.
+//
+//   group of calls ──► a batch on the stream: waits for the same batch of every rank, reads what
+//                      they send, waits until all have read, writes
+//
+// Calls that the library forbids (two threads at once, a communicator used after it was aborted)
+// are counted as misuses. Thread-safe.
+#ifndef TESSERA_WORKER_COMM_NCCL_FAKE_NCCL_API_H_
+#define TESSERA_WORKER_COMM_NCCL_FAKE_NCCL_API_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "worker/comm/nccl/nccl_api.h"
+#include "worker/device/cuda/fake_cuda_api.h"
+
+namespace tessera {
+
+// One call within a group.
+struct FakeNcclCall {
+  enum class Kind { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kSend, kRecv };
+  Kind kind = Kind::kAllGather;
+  const void* send = nullptr;
+  void* recv = nullptr;
+  int64_t count = 0;
+  NcclType type = NcclType::kUint8;
+  NcclOp op = NcclOp::kSum;
+  int peer = 0;  // Or the root.
+};
+
+// The ranks that joined with one id.
+struct FakeNcclGroup {
+  struct Batch {
+    std::vector<const std::vector<FakeNcclCall>*> calls_by_rank;
+    int num_arrived = 0;
+    int num_read = 0;
+  };
+  int num_ranks = 0;
+  int num_joined = 0;
+  std::map<int64_t, Batch> batches;
+};
+
+struct FakeNcclWorld {
+  absl::Mutex mu;
+  std::map<NcclUniqueId, std::shared_ptr<FakeNcclGroup>> groups ABSL_GUARDED_BY(mu);
+};
+
+class FakeNcclApi : public NcclApi {
+ public:
+  struct Options {
+    int version = 22809;
+    bool has_revoke = true;
+    bool never_joins = false;                   // Joining stays in progress.
+    bool hangs = false;                         // Batches never come.
+    absl::Notification* abort_until = nullptr;  // CommAbort does not come back before.
+    NcclResult init_result = NcclResult::kSuccess;
+  };
+  FakeNcclApi(FakeNcclWorld* world, FakeCudaApi* cuda) : FakeNcclApi(world, cuda, Options()) {}
+  FakeNcclApi(FakeNcclWorld* world, FakeCudaApi* cuda, const Options& options)
+      : world_(world), cuda_(cuda), options_(options) {}
+
+  // What CommGetAsyncError says from now on, and GetLastError of it.
+  void FailAsync(NcclResult error) { async_error_ = error; }
+  int misuses() const { return misuses_; }
+  bool idle() const { return inside_ == 0; }  // No thread is in a call.
+  int num_aborts() const { return num_aborts_; }
+  int num_revokes() const { return num_revokes_; }
+
+  NcclResult GetVersion(int* version) override;
+  NcclResult GetUniqueId(NcclUniqueId* id) override;
+  NcclResult CommInitRankConfig(NcclComm** comm, int num_ranks, const NcclUniqueId& id,
+                                int rank) override;
+  NcclResult CommGetAsyncError(NcclComm* comm, NcclResult* error) override;
+  std::string GetLastError(NcclComm* comm) override;
+  NcclResult CommAbort(NcclComm* comm) override;
+  NcclResult CommRevoke(NcclComm* comm) override;
+  NcclResult GroupStart() override;
+  NcclResult GroupEnd() override;
+  NcclResult AllGather(const void* send, void* recv, int64_t count, NcclType type, NcclComm* comm,
+                       CudaStreamHandle* stream) override;
+  NcclResult ReduceScatter(const void* send, void* recv, int64_t count, NcclType type, NcclOp op,
+                           NcclComm* comm, CudaStreamHandle* stream) override;
+  NcclResult AllReduce(const void* send, void* recv, int64_t count, NcclType type, NcclOp op,
+                       NcclComm* comm, CudaStreamHandle* stream) override;
+  NcclResult Broadcast(const void* send, void* recv, int64_t count, NcclType type, int root,
+                       NcclComm* comm, CudaStreamHandle* stream) override;
+  NcclResult Send(const void* send, int64_t count, NcclType type, int peer, NcclComm* comm,
+                  CudaStreamHandle* stream) override;
+  NcclResult Recv(void* recv, int64_t count, NcclType type, int peer, NcclComm* comm,
+                  CudaStreamHandle* stream) override;
+
+ private:
+  struct Comm;
+  class Inside;  // Counts the threads that are in a call.
+  std::shared_ptr<Comm> Find(NcclComm* comm);
+  NcclResult Add(const FakeNcclCall& call, NcclComm* comm, CudaStreamHandle* stream);
+  // On the stream's thread.
+  static void RunBatch(FakeNcclWorld* world, Comm* comm, int64_t number, bool hangs,
+                       const std::vector<FakeNcclCall>& calls);
+
+  FakeNcclWorld* const world_;
+  FakeCudaApi* const cuda_;
+  const Options options_;
+  std::atomic<NcclResult> async_error_{NcclResult::kSuccess};
+  std::atomic<int> inside_{0};
+  std::atomic<int> misuses_{0};
+  std::atomic<int> num_aborts_{0};
+  std::atomic<int> num_revokes_{0};
+  // Of the one thread that calls.
+  std::map<NcclComm*, std::shared_ptr<Comm>> comms_;
+  bool group_open_ = false;
+  std::vector<FakeNcclCall> open_;
+  std::shared_ptr<Comm> open_comm_;
+  CudaStreamHandle* open_stream_ = nullptr;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_COMM_NCCL_FAKE_NCCL_API_H_

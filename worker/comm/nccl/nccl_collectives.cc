@@ -1,0 +1,280 @@
+// The operations of NcclCommunicator.
+#include <algorithm>
+
+#include "base/status_macros.h"
+#include "worker/comm/collective_arguments.h"
+#include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/comm/operation_digest.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kSlotAlignmentBytes = 128;
+
+const char* At(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
+char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
+
+int64_t AlignUp(int64_t bytes) {
+  return (bytes + kSlotAlignmentBytes - 1) / kSlotAlignmentBytes * kSlotAlignmentBytes;
+}
+
+NcclOp Of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return NcclOp::kSum;
+    case ReduceOp::kMax:
+      return NcclOp::kMax;
+    case ReduceOp::kMin:
+      return NcclOp::kMin;
+  }
+  return NcclOp::kSum;
+}
+
+SliceOp SliceOpOf(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return SliceOp::kSum;
+    case ReduceOp::kMax:
+      return SliceOp::kMax;
+    case ReduceOp::kMin:
+      return SliceOp::kMin;
+  }
+  return SliceOp::kSum;
+}
+
+}  // namespace
+
+// A run that is sent to or received from a peer.
+struct NcclCommunicator::Move {
+  bool is_send = false;
+  const void* from = nullptr;
+  void* to = nullptr;
+  int64_t count = 0;
+  int peer = 0;
+};
+
+NcclRank::Group NcclCommunicator::Exchange(std::vector<Move> moves, NcclType type) const {
+  return [nccl = options_.nccl, moves = std::move(moves), type](NcclComm* comm,
+                                                                CudaStreamHandle* stream) {
+    for (const Move& move : moves) {
+      const NcclResult result =
+          move.is_send ? nccl->Send(move.from, move.count, type, move.peer, comm, stream)
+                       : nccl->Recv(move.to, move.count, type, move.peer, comm, stream);
+      if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) return result;
+    }
+    return NcclResult::kSuccess;
+  };
+}
+
+struct NcclCommunicator::MappedSum {
+  const void* own_send;
+  absl::Span<const ElementRange> slices;
+  absl::Span<const ElementRange> parts;
+  DType dtype;
+  double scale;
+  bool accumulate;
+};
+
+absl::Status NcclCommunicator::Barrier() { return Agree(OperationDigest(Operation::kBarrier, {})); }
+
+absl::Status NcclCommunicator::AllGather(const void* send, void* recv, int64_t bytes_per_rank) {
+  RETURN_IF_ERROR(CheckAllGather(send, recv, bytes_per_rank, size()));
+  RETURN_IF_ERROR(Agree(OperationDigest(Operation::kAllGather, {bytes_per_rank})));
+  return Finish(Gather(send, recv, bytes_per_rank));
+}
+
+absl::Status NcclCommunicator::AllGatherMapped(std::byte* base, int64_t bytes_per_rank) {
+  RETURN_IF_ERROR(CheckAllGatherMapped(base, bytes_per_rank, size()));
+  RETURN_IF_ERROR(Agree(OperationDigest(Operation::kAllGatherMapped, {bytes_per_rank})));
+  if (bytes_per_rank == 0) return absl::OkStatus();
+  return Finish(Gather(base + rank() * bytes_per_rank, base, bytes_per_rank));
+}
+
+absl::Status NcclCommunicator::Gather(const void* send, void* recv, int64_t bytes_per_rank) {
+  if (bytes_per_rank == 0) return absl::OkStatus();
+  payload_bytes_copied_ += bytes_per_rank * size();
+  NcclApi* nccl = options_.nccl;
+  RETURN_IF_ERROR(nccl_->Issue("ncclAllGather", [=](NcclComm* comm, CudaStreamHandle* stream) {
+    return nccl->AllGather(send, recv, bytes_per_rank, NcclType::kUint8, comm, stream);
+  }));
+  return nccl_->Await("ncclAllGather");
+}
+
+absl::Status NcclCommunicator::Broadcast(void* buffer, int64_t bytes, int root) {
+  RETURN_IF_ERROR(CheckBroadcast(buffer, bytes, root, size()));
+  RETURN_IF_ERROR(Agree(OperationDigest(Operation::kBroadcast, {bytes, root})));
+  if (bytes == 0) return absl::OkStatus();
+  payload_bytes_copied_ += bytes;
+  NcclApi* nccl = options_.nccl;
+  RETURN_IF_ERROR(
+      Finish(nccl_->Issue("ncclBroadcast", [=](NcclComm* comm, CudaStreamHandle* stream) {
+        return nccl->Broadcast(buffer, buffer, bytes, NcclType::kUint8, root, comm, stream);
+      })));
+  return Finish(nccl_->Await("ncclBroadcast"));
+}
+
+absl::Status NcclCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
+                                             int64_t count_per_rank, DType dtype, double scale) {
+  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, size()));
+  RETURN_IF_ERROR(
+      Agree(OperationDigest(Operation::kReduceScatter, {count_per_rank, static_cast<int64_t>(dtype),
+                                                        static_cast<int64_t>(recv.dtype)})));
+  if (count_per_rank == 0) return absl::OkStatus();
+  const bool by_library = options_.library_sums && recv.dtype == dtype;
+  return Finish(by_library ? SumByLibrary(send, recv, count_per_rank, dtype, scale)
+                           : SumByKernel(send, recv, count_per_rank, dtype, scale));
+}
+
+absl::Status NcclCommunicator::SumByLibrary(const void* send, host::SumOutput recv, int64_t count,
+                                            DType dtype, double scale) {
+  NcclApi* nccl = options_.nccl;
+  void* to = recv.data;
+  RETURN_IF_ERROR(nccl_->Issue("ncclReduceScatter", [=](NcclComm* comm, CudaStreamHandle* stream) {
+    return nccl->ReduceScatter(send, to, count, NcclTypeOf(dtype), NcclOp::kSum, comm, stream);
+  }));
+  if (scale != 1) {
+    RETURN_IF_ERROR(options_.kernels->Scale(nccl_->stream(), to, dtype, count, scale));
+  }
+  return nccl_->Await("ncclReduceScatter");
+}
+
+// Piece by piece, so that the staging stays small; the stream keeps the pieces apart.
+absl::Status NcclCommunicator::SumByKernel(const void* send, host::SumOutput recv, int64_t count,
+                                           DType dtype, double scale) {
+  const int64_t element_bytes = SizeBytes(dtype);
+  const int64_t peers = std::max(size() - 1, 1);
+  const int64_t piece = std::min(
+      count,
+      std::max<int64_t>(1, (options_.staging_bytes / peers - kSlotAlignmentBytes) / element_bytes));
+  const int64_t slot_bytes = AlignUp(piece * element_bytes);
+  RETURN_IF_ERROR(EnsureStaging(slot_bytes * (size() - 1)));
+  for (int64_t begin = 0; begin < count; begin += piece) {
+    const int64_t now = std::min(piece, count - begin);
+    std::vector<Move> moves;
+    for (int r = 0, slot = 0; r < size(); ++r) {
+      const char* slice = At(send, (r * count + begin) * element_bytes);
+      sources_[r] = slice;
+      if (r == rank()) continue;
+      char* to = At(staging_.data(), slot_bytes * slot++);
+      moves.push_back({true, slice, nullptr, now, r});
+      moves.push_back({false, nullptr, to, now, r});
+      sources_[r] = to;
+    }
+    payload_bytes_copied_ += now * element_bytes * (size() - 1);
+    if (!moves.empty()) {
+      RETURN_IF_ERROR(nccl_->Issue("ncclSend", Exchange(std::move(moves), NcclTypeOf(dtype))));
+    }
+    RETURN_IF_ERROR(options_.kernels->Reduce(nccl_->stream(), sources_, dtype, now, scale, false,
+                                             recv.At(begin), nullptr));
+  }
+  return nccl_->Await("ReduceScatter");
+}
+
+absl::Status NcclCommunicator::AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) {
+  RETURN_IF_ERROR(CheckAllReduce(buffer, count, dtype));
+  RETURN_IF_ERROR(Agree(OperationDigest(
+      Operation::kAllReduce, {count, static_cast<int64_t>(dtype), static_cast<int64_t>(op)})));
+  if (count == 0) return absl::OkStatus();
+  // The library's maximum may lose a NaN.
+  if (!options_.library_sums || op != ReduceOp::kSum) {
+    return Finish(CombineAll(buffer, count, dtype, op));
+  }
+  NcclApi* nccl = options_.nccl;
+  RETURN_IF_ERROR(
+      Finish(nccl_->Issue("ncclAllReduce", [=](NcclComm* comm, CudaStreamHandle* stream) {
+        return nccl->AllReduce(buffer, buffer, count, NcclTypeOf(dtype), Of(op), comm, stream);
+      })));
+  return Finish(nccl_->Await("ncclAllReduce"));
+}
+
+absl::Status NcclCommunicator::CombineAll(void* buffer, int64_t count, DType dtype, ReduceOp op) {
+  const int64_t element_bytes = SizeBytes(dtype);
+  const int64_t piece =
+      std::min(count, std::max<int64_t>(1, options_.staging_bytes / (size() * element_bytes)));
+  RETURN_IF_ERROR(EnsureStaging(piece * element_bytes * size()));
+  NcclApi* nccl = options_.nccl;
+  void* staging = staging_.data();
+  for (int64_t begin = 0; begin < count; begin += piece) {
+    const int64_t bytes = std::min(piece, count - begin) * element_bytes;
+    void* part = At(buffer, begin * element_bytes);
+    RETURN_IF_ERROR(nccl_->Issue("ncclAllGather", [=](NcclComm* comm, CudaStreamHandle* stream) {
+      return nccl->AllGather(part, staging, bytes, NcclType::kUint8, comm, stream);
+    }));
+    for (int r = 0; r < size(); ++r) sources_[r] = At(staging, r * bytes);
+    payload_bytes_copied_ += bytes * size();
+    RETURN_IF_ERROR(options_.kernels->Combine(nccl_->stream(), sources_, dtype, SliceOpOf(op),
+                                              bytes / element_bytes, part));
+  }
+  return nccl_->Await("AllReduce");
+}
+
+absl::Status NcclCommunicator::ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                                   absl::Span<const ElementRange> slices_by_rank,
+                                                   absl::Span<const ElementRange> parts,
+                                                   DType dtype, double scale, bool accumulate,
+                                                   host::SumOutput recv,
+                                                   host::GradientStats* stats) {
+  RETURN_IF_ERROR(
+      CheckReduceScatterMapped(sends_by_rank, slices_by_rank, parts, dtype, recv, rank(), size()));
+  RETURN_IF_ERROR(
+      Agree(OperationDigest(Operation::kReduceScatterMapped,
+                            {slices_by_rank.back().end, static_cast<int64_t>(parts.size()),
+                             static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)})));
+  const MappedSum sum = {sends_by_rank[rank()], slices_by_rank, parts, dtype, scale, accumulate};
+  return Finish(SumParts(sum, recv, stats));
+}
+
+// What `rank` sends to `peer` and gets from it, part by part; what comes is packed into `slot`.
+void NcclCommunicator::AppendMoves(const MappedSum& sum, int rank, int peer, char* slot,
+                                   std::vector<Move>* moves) {
+  const int64_t element_bytes = SizeBytes(sum.dtype);
+  for (const ElementRange& part : sum.parts) {
+    const ElementRange theirs = Intersect(part, sum.slices[peer]);
+    const ElementRange mine = Intersect(part, sum.slices[rank]);
+    const char* from = At(sum.own_send, theirs.begin * element_bytes);
+    if (!theirs.empty()) moves->push_back({true, from, nullptr, theirs.size(), peer});
+    if (!mine.empty()) moves->push_back({false, nullptr, slot, mine.size(), peer});
+    slot += mine.size() * element_bytes;
+  }
+}
+
+absl::Status NcclCommunicator::SumParts(const MappedSum& sum, host::SumOutput recv,
+                                        host::GradientStats* stats) {
+  const int64_t element_bytes = SizeBytes(sum.dtype);
+  const ElementRange own = sum.slices[rank()];
+  int64_t own_elements = 0;
+  for (const ElementRange& part : sum.parts) own_elements += Intersect(part, own).size();
+  const int64_t slot_bytes = AlignUp(own_elements * element_bytes);
+  RETURN_IF_ERROR(EnsureStaging(slot_bytes * (size() - 1)));
+  const auto slot_of = [&](int r) {
+    return At(staging_.data(), slot_bytes * (r < rank() ? r : r - 1));
+  };
+  std::vector<Move> moves;
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank()) AppendMoves(sum, rank(), r, slot_of(r), &moves);
+  }
+  payload_bytes_copied_ += own_elements * element_bytes * (size() - 1);
+  if (!moves.empty()) {
+    RETURN_IF_ERROR(nccl_->Issue("ncclSend", Exchange(std::move(moves), NcclTypeOf(sum.dtype))));
+  }
+  auto* measured = stats == nullptr ? nullptr : stats_.data_as<host::GradientStats>();
+  if (measured != nullptr) *measured = {};
+  int64_t packed = 0;
+  for (const ElementRange& part : sum.parts) {
+    const ElementRange mine = Intersect(part, own);
+    if (mine.empty()) continue;
+    for (int r = 0; r < size(); ++r) {
+      sources_[r] = r == rank() ? At(sum.own_send, mine.begin * element_bytes)
+                                : slot_of(r) + packed * element_bytes;
+    }
+    RETURN_IF_ERROR(options_.kernels->Reduce(nccl_->stream(), sources_, sum.dtype, mine.size(),
+                                             sum.scale, sum.accumulate,
+                                             recv.At(mine.begin - own.begin), measured));
+    packed += mine.size();
+  }
+  RETURN_IF_ERROR(nccl_->Await("ReduceScatterMapped"));
+  if (stats != nullptr) *stats = *measured;
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,166 @@
+// Joining, agreeing, failing. The operations are in nccl_collectives.cc.
+#include "worker/comm/nccl/nccl_communicator.h"
+
+#include <deque>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "worker/comm/operation_digest.h"
+
+namespace tessera {
+namespace {
+
+// The versions of all ranks; each must be the same, or the library refuses or hangs.
+absl::Status CompareVersions(NcclApi* nccl, Communicator* control) {
+  int version = 0;
+  const NcclResult result = nccl->GetVersion(&version);
+  if (result != NcclResult::kSuccess) {
+    return absl::InternalError(absl::StrCat("ncclGetVersion: ", NcclName(result)));
+  }
+  std::vector<int> versions(control->size());
+  RETURN_IF_ERROR(control->AllGather(&version, versions.data(), sizeof(version)));
+  for (int r = 0; r < control->size(); ++r) {
+    if (versions[r] == version) continue;
+    return absl::FailedPreconditionError(absl::StrCat("rank ", control->rank(), " has NCCL ",
+                                                      version, " and rank ", r, " has NCCL ",
+                                                      versions[r]));
+  }
+  return absl::OkStatus();
+}
+
+// Rank 0 makes the id, the others get it.
+absl::Status ShareId(NcclApi* nccl, Communicator* control, NcclUniqueId* id) {
+  if (control->rank() == 0) {
+    const NcclResult result = nccl->GetUniqueId(id);
+    if (result != NcclResult::kSuccess) {
+      return absl::InternalError(absl::StrCat("ncclGetUniqueId: ", NcclName(result)));
+    }
+  }
+  return control->Broadcast(id->data(), id->size(), 0);
+}
+
+absl::Status Meet(const NcclCommunicator::Options& options, NcclRank* ranked) {
+  RETURN_IF_ERROR(CompareVersions(options.nccl, options.control));
+  NcclUniqueId id = {};
+  RETURN_IF_ERROR(ShareId(options.nccl, options.control, &id));
+  return ranked->Join(id);
+}
+
+absl::StatusOr<std::shared_ptr<NcclRank>> MakeRank(const NcclCommunicator::Options& options) {
+  if (options.control->size() > kMaxSlices) {
+    return absl::InvalidArgumentError(absl::StrCat(options.control->size(), " ranks; at most ",
+                                                   kMaxSlices, " can be summed in one kernel"));
+  }
+  PrimaryContext* context = options.device->context();
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream,
+                   CudaStream::Create(context, "nccl", /*priority=*/0));
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaEvent> event, CudaEvent::Create(context));
+  NcclRank::Options ranked;
+  ranked.api = options.nccl;
+  ranked.thread = options.thread;
+  ranked.rank = options.control->rank();
+  ranked.size = options.control->size();
+  ranked.timeout = options.timeout;
+  ranked.call_timeout = options.call_timeout;
+  ranked.aborted = options.control_aborted;
+  return std::make_shared<NcclRank>(ranked, std::move(stream), std::move(event));
+}
+
+template <typename T>
+void KeepForEver(T value) {
+  static absl::Mutex mu(absl::kConstInit);
+  static auto* const kept = new std::deque<T>();
+  absl::MutexLock lock(&mu);
+  kept->push_back(std::move(value));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(const Options& options) {
+  absl::StatusOr<std::shared_ptr<NcclRank>> ranked = MakeRank(options);
+  absl::StatusOr<Buffer> stats = options.device->AllocatePinned(sizeof(host::GradientStats));
+  absl::Status status = ranked.status();
+  status.Update(stats.status());
+  if (!status.ok()) {
+    options.control->Abort(status);  // The others wait for this rank.
+    return status;
+  }
+  auto communicator = absl::WrapUnique(new NcclCommunicator(options, *ranked, *std::move(stats)));
+  RETURN_IF_ERROR(communicator->Finish(Meet(options, ranked->get())));
+  return communicator;
+}
+
+NcclCommunicator::NcclCommunicator(const Options& options, std::shared_ptr<NcclRank> ranked,
+                                   Buffer stats)
+    : options_(options),
+      nccl_(std::move(ranked)),
+      stats_(std::move(stats)),
+      digests_(options.control->size()),
+      sources_(options.control->size()) {}
+
+NcclCommunicator::~NcclCommunicator() {
+  const absl::Status aborted = nccl_->Abort();
+  if (!aborted.ok()) TESSERA_LOG(ERROR, "NCCL is not aborted: {}", aborted.ToString());
+  if (nccl_->phase() != NcclPhase::kStuck) return;
+  // Whatever is stuck may still use all of it, until the process ends.
+  KeepForEver(std::move(nccl_));
+  KeepForEver(std::move(stats_));
+  KeepForEver(std::move(staging_));
+}
+
+absl::Status NcclCommunicator::Agree(uint32_t digest) {
+  if (!broken_.ok()) return broken_;
+  const absl::Status met = options_.control->AllGather(&digest, digests_.data(), sizeof(digest));
+  if (!met.ok()) return End(Annotate(met, OperationName(digest)));  // The others know.
+  for (int r = 0; r < size(); ++r) {
+    if (digests_[r] == digest) continue;
+    const bool same_name = digests_[r] >> 24 == digest >> 24;
+    return Break(absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank(), " called ", OperationName(digest), " while rank ", r, " called ",
+        OperationName(digests_[r]), same_name ? " with other sizes or types" : "")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::Break(absl::Status status) {
+  if (absl::IsAborted(status)) {
+    const absl::Status reason = options_.control->Barrier();  // At once, and with the reason.
+    if (absl::IsAborted(reason)) status = reason;
+  } else {
+    options_.control->Abort(status);
+  }
+  return End(std::move(status));
+}
+
+absl::Status NcclCommunicator::End(absl::Status status) {
+  broken_ = std::move(status);
+  const absl::Status aborted = nccl_->Abort();
+  if (!aborted.ok()) {
+    TESSERA_LOG(ERROR, "NCCL is not aborted: {}", aborted.ToString());
+    if (nccl_->phase() == NcclPhase::kStuck) broken_ = Annotate(broken_, "NCCL is stuck");
+  }
+  return broken_;
+}
+
+absl::Status NcclCommunicator::Revoke(absl::Status reason) {
+  options_.control->Abort(reason);
+  const absl::Status revoked = nccl_->Revoke();
+  if (broken_.ok()) {
+    broken_ = options_.control->Barrier();
+    if (broken_.ok()) broken_ = absl::AbortedError(reason.message());
+  }
+  return revoked;
+}
+
+absl::Status NcclCommunicator::EnsureStaging(int64_t size_bytes) {
+  if (staging_.size_bytes() >= size_bytes) return absl::OkStatus();
+  staging_ = Buffer();  // First, so that there is room for the larger one.
+  ASSIGN_OR_RETURN(staging_, options_.device->Allocate(size_bytes));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,116 @@
+// Collectives among ranks that have a GPU each. NCCL moves; what is summed is summed here.
+//
+//   agree     over `control`: have all ranks come, with the same operation and sizes?
+//   move      one group of NCCL calls on this communicator's stream
+//   combine   a kernel on the same stream, which takes the slices in rank order
+//   await     the device, the library's errors, an abort, the deadline
+//
+// So results have the bits of the CPU's communicators, a rank that stays away or disagrees is named
+// and never makes the others hang inside of NCCL, and an abort by anyone ends every rank's wait
+// with its reason. With `library_sums` NCCL itself sums where types allow, in an order of its own:
+// fewer bytes through memory, and results that are equal on all ranks but not those of the CPU.
+//
+// Buffers are addresses of the device. Each mapped buffer lies in each rank's own memory, so the
+// operations on them move bytes: ranks are hosts of one rank each.
+#ifndef TESSERA_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_
+#define TESSERA_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/nccl/nccl_rank.h"
+#include "worker/device/cuda/cuda_device.h"
+#include "worker/device/cuda/slice_kernels.h"
+
+namespace tessera {
+
+class NcclCommunicator : public Communicator {
+ public:
+  struct Options {
+    NcclApi* nccl = nullptr;
+    NcclThread* thread = nullptr;  // The device's only one.
+    CudaDevice* device = nullptr;
+    SliceKernels* kernels = nullptr;
+    // The same ranks, on the CPU; nobody else calls it but for Abort. What it copies is small.
+    Communicator* control = nullptr;
+    std::function<bool()> control_aborted;            // Whether anyone aborted it. From any thread.
+    absl::Duration timeout = absl::Minutes(5);        // Of joining, and of each operation.
+    absl::Duration call_timeout = absl::Seconds(30);  // Of each call of NCCL, abort among them.
+    int64_t staging_bytes = int64_t{64} << 20;        // Of the device; more where it must be.
+    bool library_sums = false;
+  };
+
+  // What `options` points to outlives the communicator. Waits until all ranks have joined.
+  // Errors: InvalidArgument     more than kMaxSlices ranks
+  //         FailedPrecondition  ranks have different versions of NCCL: the message names both
+  //         ResourceExhausted   the device has no stream or event left
+  //         DeadlineExceeded    ranks did not join in time
+  //         Aborted             the epoch was ended, also by a rank that could not join
+  //         Unavailable, Internal  NCCL or the device failed
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(const Options& options);
+  // Aborts: it waits for no other rank.
+  ~NcclCommunicator() override;
+
+  int rank() const override { return options_.control->rank(); }
+  int size() const override { return options_.control->size(); }
+  absl::Status Barrier() override;
+  absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) override;
+  absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
+                             DType dtype, double scale) override;
+  absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
+  absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
+  absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
+  absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                   absl::Span<const ElementRange> slices_by_rank,
+                                   absl::Span<const ElementRange> parts, DType dtype, double scale,
+                                   bool accumulate, host::SumOutput recv,
+                                   host::GradientStats* stats) override;
+  void Abort(absl::Status reason) override { options_.control->Abort(std::move(reason)); }
+  int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }
+
+  // Stops what runs on all ranks, and leaves the library its resources, where it can. Broken then.
+  // Idempotent. As all operations, from one thread at a time. Errors: those of NcclRank::Revoke
+  absl::Status Revoke(absl::Status reason);
+
+ private:
+  NcclCommunicator(const Options& options, std::shared_ptr<NcclRank> ranked, Buffer stats);
+
+  // All ranks have come with the same `digest` (see operation_digest.h).
+  absl::Status Agree(uint32_t digest);
+  absl::Status Break(absl::Status status);  // Tells the others, and then does as End.
+  absl::Status End(absl::Status status);    // Remembers the first error, and ends what runs.
+  absl::Status Finish(absl::Status status) { return status.ok() ? status : Break(status); }
+  absl::Status EnsureStaging(int64_t size_bytes);
+
+  // What follows an agreement. None of it breaks the communicator by itself.
+  absl::Status Gather(const void* send, void* recv, int64_t bytes_per_rank);
+  absl::Status SumByLibrary(const void* send, host::SumOutput recv, int64_t count, DType dtype,
+                            double scale);
+  absl::Status SumByKernel(const void* send, host::SumOutput recv, int64_t count, DType dtype,
+                           double scale);
+  absl::Status CombineAll(void* buffer, int64_t count, DType dtype, ReduceOp op);
+  struct Move;
+  NcclRank::Group Exchange(std::vector<Move> moves, NcclType type) const;
+  struct MappedSum;
+  static void AppendMoves(const MappedSum& sum, int rank, int peer, char* slot,
+                          std::vector<Move>* moves);
+  absl::Status SumParts(const MappedSum& sum, host::SumOutput recv, host::GradientStats* stats);
+
+  const Options options_;
+  std::shared_ptr<NcclRank> nccl_;
+  Buffer stats_;  // Pinned: one GradientStats.
+  Buffer staging_;
+  std::vector<uint32_t> digests_;
+  std::vector<const void*> sources_;
+  absl::Status broken_;
+  std::atomic<int64_t> payload_bytes_copied_{0};
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_

@@ -1,0 +1,164 @@
+#include "worker/comm/nccl/nccl_rank.h"
+
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+// The library is asked this often while the device is waited for: an error of another rank is seen
+// so much later at most.
+constexpr absl::Duration kAskLibraryEvery = absl::Milliseconds(1);
+
+}  // namespace
+
+NcclRank::NcclRank(const Options& options, std::unique_ptr<CudaStream> stream,
+                   std::unique_ptr<CudaEvent> event)
+    : options_(options), event_(std::move(event)), stream_(std::move(stream)) {}
+
+absl::Status NcclRank::Call(std::function<absl::Status(NcclRank*)> work, bool aborts) {
+  const absl::Status status = options_.thread->Run(
+      [self = shared_from_this(), work = std::move(work), aborts]() -> absl::Status {
+        const absl::Status usable = self->stream_->context()->Use();
+        if (!usable.ok() && !aborts) return usable;
+        return work(self.get());
+      },
+      options_.call_timeout);
+  if (options_.thread->stuck()) phase_ = Next(phase_, NcclEvent::kAbortHung).next;
+  return status;
+}
+
+absl::Status NcclRank::ToStatus(absl::string_view call, NcclResult result) const {
+  if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return absl::OkStatus();
+  std::string text = absl::StrCat(call, ": rank ", options_.rank, ": ", NcclName(result));
+  const std::string said = comm_ == nullptr ? "" : options_.api->GetLastError(comm_);
+  if (!said.empty()) absl::StrAppend(&text, ": ", said);
+  const bool others = result == NcclResult::kRemoteError || result == NcclResult::kSystemError;
+  return others ? absl::UnavailableError(text) : absl::InternalError(text);
+}
+
+absl::StatusOr<bool> NcclRank::LibraryIsDone(const std::string& call) {
+  auto state = std::make_shared<NcclResult>(NcclResult::kSuccess);
+  RETURN_IF_ERROR(Call([call, state](NcclRank* self) -> absl::Status {
+    RETURN_IF_ERROR(
+        self->ToStatus(call, self->options_.api->CommGetAsyncError(self->comm_, state.get())));
+    return self->ToStatus(call, *state);
+  }));
+  return *state == NcclResult::kSuccess;
+}
+
+absl::Status NcclRank::Poll(const std::string& call,
+                            absl::FunctionRef<absl::StatusOr<bool>()> done) {
+  const absl::Time deadline = absl::Now() + options_.timeout;
+  for (int polls = 0;; ++polls) {
+    ASSIGN_OR_RETURN(const bool is_done, done());
+    if (is_done) return absl::OkStatus();
+    if (options_.aborted()) return absl::AbortedError(absl::StrCat(call, ": the epoch was ended"));
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          call, ": rank ", options_.rank, " waited ", absl::FormatDuration(options_.timeout),
+          " for NCCL among ", options_.size, " ranks, which had all come"));
+    }
+    // Soon at first, for what is short; then seldom enough to leave the processor to others.
+    if (polls < 50) {
+      std::this_thread::yield();
+    } else {
+      absl::SleepFor(absl::Microseconds(50));
+    }
+  }
+}
+
+absl::Status NcclRank::Join(const NcclUniqueId& id) {
+  const std::string call = "ncclCommInitRankConfig";
+  RETURN_IF_ERROR(Call([call, id](NcclRank* self) -> absl::Status {
+    const Options& options = self->options_;
+    RETURN_IF_ERROR(self->ToStatus(
+        call, options.api->CommInitRankConfig(&self->comm_, options.size, id, options.rank)));
+    if (self->comm_ != nullptr) return absl::OkStatus();
+    return absl::InternalError("ncclCommInitRankConfig made no communicator");
+  }));
+  RETURN_IF_ERROR(Poll(call, [this, &call] { return LibraryIsDone(call); }));
+  return Apply(NcclEvent::kJoined);
+}
+
+absl::Status NcclRank::Issue(const std::string& call, Group group) {
+  auto ended = std::make_shared<NcclResult>(NcclResult::kSuccess);
+  RETURN_IF_ERROR(Call([call, ended, group = std::move(group)](NcclRank* self) -> absl::Status {
+    NcclApi* api = self->options_.api;
+    RETURN_IF_ERROR(self->ToStatus("ncclGroupStart", api->GroupStart()));
+    // The group is ended whatever happened within, or the next one would be inside of it.
+    const NcclResult issued = group(self->comm_, self->stream_->handle());
+    *ended = api->GroupEnd();
+    RETURN_IF_ERROR(self->ToStatus(call, issued));
+    return self->ToStatus(call, *ended);
+  }));
+  if (*ended == NcclResult::kSuccess) return absl::OkStatus();
+  return Poll(call, [this, &call] { return LibraryIsDone(call); });
+}
+
+absl::Status NcclRank::Await(const std::string& call) {
+  stream_->Record(event_.get());
+  absl::Time ask_library = absl::Now() + kAskLibraryEvery;
+  return Poll(call, [&]() -> absl::StatusOr<bool> {
+    const bool reached = event_->Query();
+    RETURN_IF_ERROR(Annotate(stream_->context()->status(), call));
+    if (reached || absl::Now() < ask_library) return reached;
+    ask_library = absl::Now() + kAskLibraryEvery;
+    RETURN_IF_ERROR(LibraryIsDone(call).status());
+    return false;
+  });
+}
+
+absl::Status NcclRank::Abort() {
+  const bool was_open = phase_ != NcclPhase::kAborted && phase_ != NcclPhase::kStuck;
+  absl::Status status = Apply(NcclEvent::kAbort);
+  if (was_open && phase_ != NcclPhase::kStuck) status.Update(Drain());
+  return status;
+}
+
+absl::Status NcclRank::Drain() {
+  stream_->Record(event_.get());
+  const absl::Time deadline = absl::Now() + options_.call_timeout;
+  while (!event_->Query()) {  // An event of a broken device counts as reached.
+    if (absl::Now() > deadline) {
+      phase_ = Next(phase_, NcclEvent::kAbortHung).next;
+      return absl::DeadlineExceededError(absl::StrCat("the stream of NCCL did not end within ",
+                                                      absl::FormatDuration(options_.call_timeout),
+                                                      " of the abort"));
+    }
+    absl::SleepFor(absl::Microseconds(50));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclRank::Apply(NcclEvent event) {
+  const NcclStep step = Next(phase_, event);
+  phase_ = step.next;
+  if (step.call == NcclCall::kAbort) {
+    return Call([](NcclRank* self) { return self->AbortNow(); }, /*aborts=*/true);
+  }
+  if (step.call != NcclCall::kRevoke) return absl::OkStatus();
+  auto revoked = std::make_shared<bool>(true);
+  const absl::Status status = Call(
+      [revoked](NcclRank* self) {
+        const NcclResult result = self->options_.api->CommRevoke(self->comm_);
+        if (result != NcclResult::kInvalidUsage) return self->ToStatus("ncclCommRevoke", result);
+        *revoked = false;  // A library that cannot. Aborting ends it as well.
+        return self->AbortNow();
+      },
+      /*aborts=*/true);
+  if (!*revoked) phase_ = Next(phase_, NcclEvent::kAbort).next;
+  return status;
+}
+
+absl::Status NcclRank::AbortNow() {
+  if (comm_ == nullptr) return absl::OkStatus();
+  NcclComm* comm = std::exchange(comm_, nullptr);  // Freed by the call, whatever it returns.
+  return ToStatus("ncclCommAbort", options_.api->CommAbort(comm));
+}
+
+}  // namespace tessera

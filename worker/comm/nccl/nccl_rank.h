@@ -1,0 +1,86 @@
+// One rank's NCCL communicator: joining, issuing groups of calls, waiting for them, aborting.
+//
+//   caller      Issue ───────► Await: asks the device, the epoch, the clock; now and then NCCL
+//                 │              │
+//   NCCL thread  group          async error?          calls of NCCL, none of which waits
+//
+// Communicators are made in non-blocking mode, so no call waits for another rank inside of the
+// library, where nothing could end the wait, and communicators that share a thread do not wait for
+// each other. Owned by shared pointers: a call that never comes back keeps what it uses.
+// Thread-compatible: one thread calls it at a time.
+#ifndef TESSERA_WORKER_COMM_NCCL_NCCL_RANK_H_
+#define TESSERA_WORKER_COMM_NCCL_NCCL_RANK_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "worker/comm/nccl/nccl_api.h"
+#include "worker/comm/nccl/nccl_phase.h"
+#include "worker/comm/nccl/nccl_thread.h"
+#include "worker/device/cuda/cuda_stream.h"
+
+namespace tessera {
+
+class NcclRank : public std::enable_shared_from_this<NcclRank> {
+ public:
+  struct Options {
+    NcclApi* api = nullptr;
+    NcclThread* thread = nullptr;
+    int rank = 0;
+    int size = 1;
+    absl::Duration timeout;         // Of joining, and of each operation.
+    absl::Duration call_timeout;    // Of a call of NCCL, none of which should take long.
+    std::function<bool()> aborted;  // Whether anyone has ended the epoch. From any thread.
+  };
+  // A group's calls, on this communicator and stream. Owns what it uses.
+  using Group = std::function<NcclResult(NcclComm*, CudaStreamHandle*)>;
+
+  NcclRank(const Options& options, std::unique_ptr<CudaStream> stream,
+           std::unique_ptr<CudaEvent> event);
+
+  // Each returns
+  //   Aborted            the epoch was ended
+  //   DeadlineExceeded   the other ranks or the device did not come in time, or a call of NCCL did
+  //                      not come back
+  //   Unavailable        another rank, the network or the device is gone; or a call was stuck
+  //   Internal           the library or the device failed
+  // and names the call and what the library says of it.
+  absl::Status Join(const NcclUniqueId& id);
+  absl::Status Issue(const std::string& call, Group group);  // Until the stream has it.
+  absl::Status Await(const std::string& call);               // Until the stream has done it.
+
+  // Ends what runs: idempotent, and back soon after `call_timeout` at the latest. After Abort the
+  // stream touches no memory any more, unless it is an error.
+  // Errors: DeadlineExceeded, Unavailable  the call or the stream is stuck: the process must end
+  //         Internal                       the library failed
+  absl::Status Revoke() { return Apply(NcclEvent::kRevoke); }
+  absl::Status Abort();
+
+  CudaStreamHandle* stream() const { return stream_->handle(); }
+  NcclPhase phase() const { return phase_; }
+
+ private:
+  // On the NCCL thread. What aborts is called on a broken device too, where nothing else is.
+  absl::Status Call(std::function<absl::Status(NcclRank*)> work, bool aborts = false);
+  // Polls until `done` says true, or an error.
+  absl::Status Poll(const std::string& call, absl::FunctionRef<absl::StatusOr<bool>()> done);
+  absl::StatusOr<bool> LibraryIsDone(const std::string& call);
+  absl::Status Apply(NcclEvent event);
+  absl::Status Drain();  // Until the stream is empty.
+  // These run on the NCCL thread.
+  absl::Status ToStatus(absl::string_view call, NcclResult result) const;
+  absl::Status AbortNow();
+
+  const Options options_;
+  const std::unique_ptr<CudaEvent> event_;  // Outlives the work of the stream that mentions it.
+  const std::unique_ptr<CudaStream> stream_;
+  NcclComm* comm_ = nullptr;  // Only the NCCL thread looks at it.
+  NcclPhase phase_ = NcclPhase::kJoining;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_COMM_NCCL_NCCL_RANK_H_

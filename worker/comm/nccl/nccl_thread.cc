@@ -1,0 +1,76 @@
+#include "worker/comm/nccl/nccl_thread.h"
+
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<NcclThread>> NcclThread::Create() {
+  auto thread = absl::WrapUnique(new NcclThread());
+  ASSIGN_OR_RETURN(thread->thread_,
+                   StartThread("NCCL", [state = thread->state_] { Loop(state.get()); }));
+  return thread;
+}
+
+NcclThread::~NcclThread() {
+  if (!thread_.joinable()) return;
+  bool stuck = false;
+  {
+    absl::MutexLock lock(&state_->mu);
+    state_->stopping = true;
+    stuck = state_->stuck;
+  }
+  if (stuck) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+absl::Status NcclThread::Run(absl::AnyInvocable<absl::Status()> work, absl::Duration timeout) {
+  auto job = std::make_shared<Job>();
+  job->work = std::move(work);
+  absl::MutexLock lock(&state_->mu);
+  if (state_->stuck) {
+    return absl::UnavailableError("a call of NCCL never came back: the process must end");
+  }
+  state_->jobs.push_back(job);
+  if (state_->mu.AwaitWithTimeout(absl::Condition(&job->done), timeout)) return job->result;
+  state_->stuck = true;
+  return absl::DeadlineExceededError(
+      absl::StrCat("a call of NCCL did not come back within ", absl::FormatDuration(timeout)));
+}
+
+bool NcclThread::stuck() const {
+  absl::MutexLock lock(&state_->mu);
+  return state_->stuck;
+}
+
+void NcclThread::Loop(State* state) {
+  const auto woken = [state]() ABSL_SHARED_LOCKS_REQUIRED(state->mu) {
+    return !state->jobs.empty() || state->stopping;
+  };
+  while (true) {
+    std::shared_ptr<Job> job;
+    {
+      absl::MutexLock lock(&state->mu);
+      state->mu.Await(absl::Condition(&woken));
+      // What waits behind a call that was stuck and came back after all is not run: its caller
+      // left.
+      if (state->jobs.empty() || state->stuck) return;
+      job = std::move(state->jobs.front());
+      state->jobs.pop_front();
+    }
+    absl::Status result = job->work();
+    job->work = nullptr;
+    absl::MutexLock lock(&state->mu);
+    job->result = std::move(result);
+    job->done = true;
+  }
+}
+
+}  // namespace tessera
