@@ -5,7 +5,8 @@
 //   host thread                 └──► work 7 ──word = 7
 //
 // So work may block, and may take as long as it likes, without holding up other streams: the
-// driver's own host functions share a thread, and here they only count.
+// driver's own host functions share a thread, and here they only count. It may call CUDA, but not
+// free memory of the device: that may wait for all streams, this one among them.
 //
 // Errors go to the context (see PrimaryContext::status). Once it is broken the stream runs nothing,
 // and host work that is left runs at Synchronize or in the destructor, so that nobody waits for it
