@@ -1,0 +1,102 @@
+// Checkpoints of attached modules, through a real cluster.
+#include "client/torch/model_checkpoint.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "client/torch/torch_cluster.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+class ModelCheckpointTest : public TorchCluster {
+ protected:
+  static std::string Path() {
+    return absl::StrCat(testing::TempDir(), "/",
+                        testing::UnitTest::GetInstance()->current_test_info()->name());
+  }
+  static void TrainTo(Trainer& trainer, int64_t last_step) {
+    while (trainer.model->next_step() <= last_step) {
+      ASSERT_OK(trainer.model->RunStep([&] {
+        LossOf(*trainer.net, trainer.model->next_step(), trainer.rank).backward();
+        return trainer.model->Step();
+      }));
+    }
+  }
+  static void ExpectEqual(const std::map<std::string, torch::Tensor>& a,
+                          const std::map<std::string, torch::Tensor>& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (const auto& [name, value] : a) EXPECT_TRUE(torch::equal(value, b.at(name))) << name;
+  }
+};
+
+TEST_F(ModelCheckpointTest, JobOfAnotherSizeGoesOnWithParametersBuffersAndTrainersBytes) {
+  std::map<std::string, torch::Tensor> saved, trained_on;
+  OnEachRank(2, [&](Trainer& trainer) {
+    TrainTo(trainer, 1);
+    trainer.net->first->shift.fill_(0.5 + trainer.rank);
+    TrainTo(trainer, 3);
+    SaveCheckpointOptions options;
+    options.in_background = true;
+    ASSERT_OK(SaveModelCheckpoint(trainer.model.get(), Path(), absl::StrCat("rank ", trainer.rank),
+                                  options));
+    const auto whole = WholeParameters(trainer);
+    ASSERT_OK(AwaitSave(&trainer.model->session()));
+    if (trainer.rank == 0) saved = whole;
+  });
+  OnEachRank(
+      3,
+      [&](Trainer& trainer) {
+        EXPECT_EQ(trainer.net->first->shift.min().item<float>(), 0.25);
+        ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded,
+                             LoadModelCheckpoint(trainer.model.get(), Path()));
+        EXPECT_EQ(loaded.trainer_state,
+                  trainer.rank < 2 ? absl::StrCat("rank ", trainer.rank) : "");
+        EXPECT_EQ(trainer.model->next_step(), 4);
+        EXPECT_EQ(trainer.net->first->shift.min().item<float>(), 0.5) << "rank 0's";
+        EXPECT_EQ(trainer.net->second->shift.min().item<float>(), 0.25);
+        ExpectEqual(WholeParameters(trainer), saved);
+        TrainTo(trainer, 5);
+      },
+      [](SessionOptions* options) { options->job_id = "wider"; });
+}
+
+TEST_F(ModelCheckpointTest, RunThatIsInterruptedGivesTheBitsOfOneThatIsNot) {
+  std::map<std::string, torch::Tensor> expected;
+  OnEachRank(2, [&](Trainer& trainer) {
+    TrainTo(trainer, 2);
+    ASSERT_OK(SaveModelCheckpoint(trainer.model.get(), Path()));
+    TrainTo(trainer, 5);
+    const auto whole = WholeParameters(trainer);
+    if (trainer.rank == 0) expected = whole;
+  });
+  OnEachRank(
+      2,
+      [&](Trainer& trainer) {
+        ASSERT_OK(LoadModelCheckpoint(trainer.model.get(), Path()).status());
+        TrainTo(trainer, 5);
+        ExpectEqual(WholeParameters(trainer), expected);
+      },
+      [](SessionOptions* options) { options->job_id = "resumed"; });
+}
+
+TEST_F(ModelCheckpointTest, IsRefusedWithinAStepAndForDTypesThatFilesDoNotHave) {
+  OnEachRank(1, [&](Trainer& trainer) {
+    EXPECT_THAT(trainer.model->RunStep([&]() -> absl::Status {
+      EXPECT_THAT(LoadModelCheckpoint(trainer.model.get(), Path()).status(),
+                  StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("within RunStep")));
+      return SaveModelCheckpoint(trainer.model.get(), Path());
+    }),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("within RunStep")));
+    trainer.net->register_buffer("flags", torch::zeros({2}, torch::kBool));
+    EXPECT_THAT(SaveModelCheckpoint(trainer.model.get(), Path()),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("buffer 'flags' is Bool")));
+  });
+}
+
+}  // namespace
+}  // namespace tessera
