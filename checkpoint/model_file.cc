@@ -72,7 +72,7 @@ absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elem
     return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
   }
   const StoredTensor& stored = it->second;
-  const int64_t element_bytes = SizeBytes(stored.dtype);
+  const int64_t element_bytes = SizeBytes(values.dtype());
   const int64_t numel = (stored.end_bytes - stored.begin_bytes) / element_bytes;
   if (stored.dtype != values.dtype() || begin_elements < 0 || begin_elements > numel ||
       static_cast<int64_t>(values.size()) > numel - begin_elements) {
@@ -125,7 +125,7 @@ absl::StatusOr<std::vector<LoadedTensor>> ReadModelFile(const std::string& path)
     LoadedTensor& tensor = tensors.emplace_back();
     tensor.stored = stored;
     const bool is_fp64 = stored.dtype == DType::kFp64;
-    const int64_t numel = (stored.end_bytes - stored.begin_bytes) / SizeBytes(stored.dtype);
+    const int64_t numel = (stored.end_bytes - stored.begin_bytes) / (is_fp64 ? 8 : 4);
     tensor.values.resize(is_fp64 ? 0 : numel);
     tensor.values64.resize(is_fp64 ? numel : 0);
     const Values into =

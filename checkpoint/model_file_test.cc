@@ -162,7 +162,7 @@ TEST(ModelReaderTest, SlicesAreWidenedAndRounded) {
   EXPECT_THAT(reader.ReadSlice("w", -1, absl::MakeSpan(exact)),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w'")));
   EXPECT_THAT(reader.ReadSlice("n", 0, absl::MakeSpan(exact)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("int64")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("I64")));
   EXPECT_THAT(reader.ReadSlice("v", 0, absl::MakeSpan(exact)),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("'v'")));
 }

@@ -1,12 +1,12 @@
 #include "checkpoint/safetensors_header.h"
 
 #include <algorithm>
-#include <cstring>
-#include <set>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -14,54 +14,25 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::pair<DType, const char*> kDTypeNames[] = {
-    {DType::kFp32, "F32"}, {DType::kBf16, "BF16"}, {DType::kFp16, "F16"},
-    {DType::kFp64, "F64"}, {DType::kInt64, "I64"}, {DType::kInt32, "I32"},
-};
-
-// Rank in the reference writer's order of dtypes; larger comes first in the file.
-int WriterRank(DType dtype) {
-  constexpr DType kAscending[] = {DType::kFp16, DType::kBf16, DType::kInt32,
-                                  DType::kFp32, DType::kFp64, DType::kInt64};
-  return std::find(std::begin(kAscending), std::end(kAscending), dtype) - std::begin(kAscending);
-}
-
-const char* FormatName(DType dtype) {
-  for (const auto& [known, name] : kDTypeNames) {
-    if (known == dtype) return name;
-  }
-  return "?";
-}
-
-absl::StatusOr<DType> FromFormatName(const std::string& name) {
-  for (const auto& [dtype, known] : kDTypeNames) {
-    if (name == known) return dtype;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("unknown dtype '", name, "'"));
+// Whether `a` stands before `b` in the reference writer's order.
+bool WrittenBefore(StoredDType dtype_a, const std::string& name_a, StoredDType dtype_b,
+                   const std::string& name_b) {
+  if (dtype_a != dtype_b) return static_cast<int>(dtype_a) > static_cast<int>(dtype_b);
+  return name_a < name_b;
 }
 
 absl::Status InvalidTensor(const std::string& name, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("safetensors: tensor '", name, "': ", why));
 }
 
-// Refuses duplicate keys, which the parser itself would merge silently.
-class DuplicateKeyCheck {
- public:
-  bool operator()(int depth, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) keys_.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys_.pop_back();
-    if (event == Json::parse_event_t::key &&
-        !keys_.back().insert(parsed.get<std::string>()).second) {
-      duplicate_ = parsed.get<std::string>();
-    }
-    return true;
+// An array of whole numbers, none below 0.
+bool ReadNumbers(const Json& array, std::vector<int64_t>* numbers) {
+  for (const Json& number : array) {
+    if (!number.is_number_unsigned() || number.get<uint64_t>() > INT64_MAX) return false;
+    numbers->push_back(number.get<int64_t>());
   }
-  const std::string& duplicate() const { return duplicate_; }
-
- private:
-  std::vector<std::set<std::string>> keys_;
-  std::string duplicate_;
-};
+  return true;
+}
 
 absl::StatusOr<StoredTensor> DecodeTensor(const std::string& name, const Json& entry) {
   StoredTensor tensor;
@@ -71,31 +42,27 @@ absl::StatusOr<StoredTensor> DecodeTensor(const std::string& name, const Json& e
       !entry["data_offsets"].is_array() || entry["data_offsets"].size() != 2) {
     return InvalidTensor(name, "no dtype, shape or data_offsets");
   }
-  absl::StatusOr<DType> dtype = FromFormatName(entry["dtype"].get<std::string>());
-  if (!dtype.ok()) return InvalidTensor(name, dtype.status().message());
+  const std::string& dtype_name = entry["dtype"].get_ref<const std::string&>();
+  const std::optional<StoredDType> dtype = ParseStoredDType(dtype_name);
+  if (!dtype.has_value())
+    return InvalidTensor(name, absl::StrCat("unknown dtype '", dtype_name, "'"));
+  tensor.dtype = *dtype;
   TensorSpec spec;
   spec.name = name;
-  spec.dtype = tensor.dtype = *dtype;
-  for (const Json& dim : entry["shape"]) {
-    if (!dim.is_number_unsigned() || dim.get<uint64_t>() > INT64_MAX)
-      return InvalidTensor(name, "bad shape");
-    spec.shape.push_back(dim.get<int64_t>());
-  }
-  for (const Json& offset : entry["data_offsets"]) {
-    if (!offset.is_number_unsigned() || offset.get<uint64_t>() > INT64_MAX) {
-      return InvalidTensor(name, "bad data_offsets");
-    }
-  }
-  tensor.begin_bytes = entry["data_offsets"][0].get<int64_t>();
-  tensor.end_bytes = entry["data_offsets"][1].get<int64_t>();
+  if (!ReadNumbers(entry["shape"], &spec.shape)) return InvalidTensor(name, "bad shape");
+  std::vector<int64_t> offsets_bytes;
+  if (!ReadNumbers(entry["data_offsets"], &offsets_bytes))
+    return InvalidTensor(name, "bad data_offsets");
+  tensor.begin_bytes = offsets_bytes[0];
+  tensor.end_bytes = offsets_bytes[1];
   const absl::StatusOr<int64_t> numel = Numel(spec);
-  int64_t size_bytes;
-  if (!numel.ok() || __builtin_mul_overflow(*numel, SizeBytes(spec.dtype), &size_bytes)) {
-    return InvalidTensor(name, "the shape overflows");
-  }
+  if (!numel.ok()) return InvalidTensor(name, "the shape overflows");
+  const std::optional<int64_t> size_bytes = SizeBytes(*dtype, *numel);
+  if (!size_bytes.has_value())
+    return InvalidTensor(name, "the shape overflows, or ends within a byte");
   if (tensor.end_bytes < tensor.begin_bytes ||
-      tensor.end_bytes - tensor.begin_bytes != size_bytes) {
-    return InvalidTensor(name, absl::StrCat("data_offsets do not hold ", size_bytes, " bytes"));
+      tensor.end_bytes - tensor.begin_bytes != *size_bytes) {
+    return InvalidTensor(name, absl::StrCat("data_offsets do not hold ", *size_bytes, " bytes"));
   }
   tensor.shape = std::move(spec.shape);
   return tensor;
@@ -122,19 +89,28 @@ absl::Status CheckCoverage(const SafetensorsHeader& header) {
   return absl::OkStatus();
 }
 
+absl::Status DecodeMetadata(const Json& entry, std::map<std::string, std::string>* metadata) {
+  if (!entry.is_object())
+    return absl::InvalidArgumentError("safetensors: __metadata__ is no object");
+  for (const auto& [key, value] : entry.items()) {
+    if (!value.is_string())
+      return absl::InvalidArgumentError("safetensors: __metadata__ holds a non-string");
+    (*metadata)[key] = value.get<std::string>();
+  }
+  return absl::OkStatus();
+}
+
 std::string HeaderJson(const SafetensorsHeader& header) {
   std::vector<const StoredTensor*> in_file_order;
   for (const auto& [name, tensor] : header.tensors) in_file_order.push_back(&tensor);
   std::stable_sort(in_file_order.begin(), in_file_order.end(), [](const auto* a, const auto* b) {
-    if (WriterRank(a->dtype) != WriterRank(b->dtype))
-      return WriterRank(a->dtype) > WriterRank(b->dtype);
-    return a->name < b->name;
+    return WrittenBefore(a->dtype, a->name, b->dtype, b->name);
   });
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) json["__metadata__"] = header.metadata;
   for (const StoredTensor* tensor : in_file_order) {
     nlohmann::ordered_json entry;
-    entry["dtype"] = FormatName(tensor->dtype);
+    entry["dtype"] = std::string(Name(tensor->dtype));
     entry["shape"] = tensor->shape;
     entry["data_offsets"] = {tensor->begin_bytes, tensor->end_bytes};
     json[tensor->name] = std::move(entry);
@@ -153,16 +129,14 @@ absl::StatusOr<SafetensorsHeader> PlaceTensors(const std::vector<TensorSpec>& te
   std::vector<const TensorSpec*> order;
   for (const TensorSpec& spec : tensors) order.push_back(&spec);
   std::stable_sort(order.begin(), order.end(), [](const TensorSpec* a, const TensorSpec* b) {
-    if (WriterRank(a->dtype) != WriterRank(b->dtype))
-      return WriterRank(a->dtype) > WriterRank(b->dtype);
-    return a->name < b->name;
+    return WrittenBefore(StoredAs(a->dtype), a->name, StoredAs(b->dtype), b->name);
   });
   int64_t at = 0;
   for (const TensorSpec* spec : order) {
     if (spec->name.empty() || spec->name == "__metadata__")
       return InvalidTensor(spec->name, "not a usable name");
     ASSIGN_OR_RETURN(const int64_t numel, Numel(*spec));
-    StoredTensor tensor = {spec->name, spec->dtype, spec->shape, at, 0};
+    StoredTensor tensor = {spec->name, StoredAs(spec->dtype), spec->shape, at, 0};
     int64_t size_bytes;
     if (__builtin_mul_overflow(numel, SizeBytes(spec->dtype), &size_bytes) ||
         __builtin_add_overflow(at, size_bytes, &at)) {
@@ -186,6 +160,13 @@ std::string EncodeHeader(const SafetensorsHeader& header) {
   return bytes + json;
 }
 
+TensorTable TableOf(const SafetensorsHeader& header) {
+  TensorTable table;
+  for (const auto& [name, stored] : header.tensors)
+    table.emplace_hint(table.end(), name, TensorInfo{stored.dtype, stored.shape});
+  return table;
+}
+
 absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t file_bytes) {
   uint64_t size = 0;
   if (prefix.size() < 8) return absl::InvalidArgumentError("safetensors: shorter than 8 bytes");
@@ -197,32 +178,17 @@ absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t
   const absl::string_view text = prefix.substr(8, size);
   if (text.empty() || text[0] != '{')
     return absl::InvalidArgumentError("safetensors: the header is no JSON object");
-  DuplicateKeyCheck check;
-  const Json json = Json::parse(
-      text,
-      [&](int depth, Json::parse_event_t event, Json& parsed) {
-        return check(depth, event, parsed);
-      },
-      /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object()) {
-    return absl::InvalidArgumentError("safetensors: the header is no JSON object");
-  }
-  if (!check.duplicate().empty()) return InvalidTensor(check.duplicate(), "the key is there twice");
+  const absl::StatusOr<Json> json = ParseStrictJsonObject(text);
+  if (!json.ok()) return Annotate(json.status(), "safetensors: the header");
   SafetensorsHeader header;
   header.data_offset_bytes = 8 + static_cast<int64_t>(size);
   header.file_bytes = file_bytes;
-  for (const auto& [name, entry] : json.items()) {
+  for (const auto& [name, entry] : json->items()) {
     if (name == "__metadata__") {
-      if (!entry.is_object())
-        return absl::InvalidArgumentError("safetensors: __metadata__ is no object");
-      for (const auto& [key, value] : entry.items()) {
-        if (!value.is_string())
-          return absl::InvalidArgumentError("safetensors: __metadata__ holds a non-string");
-        header.metadata[key] = value.get<std::string>();
-      }
-      continue;
+      RETURN_IF_ERROR(DecodeMetadata(entry, &header.metadata));
+    } else {
+      ASSIGN_OR_RETURN(header.tensors[name], DecodeTensor(name, entry));
     }
-    ASSIGN_OR_RETURN(header.tensors[name], DecodeTensor(name, entry));
   }
   RETURN_IF_ERROR(CheckCoverage(header));
   return header;

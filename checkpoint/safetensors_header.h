@@ -15,13 +15,15 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/stored_dtype.h"
+#include "checkpoint/tensor_table.h"
 #include "layout/tensor_spec.h"
 
 namespace tessera {
 
 struct StoredTensor {
   std::string name;
-  DType dtype = DType::kFp32;
+  StoredDType dtype = StoredDType::kF32;
   std::vector<int64_t> shape;
   int64_t begin_bytes = 0;  // In the data part.
   int64_t end_bytes = 0;
@@ -42,13 +44,14 @@ absl::StatusOr<SafetensorsHeader> PlaceTensors(const std::vector<TensorSpec>& te
 // The bytes [0, data_offset_bytes) of the file.
 std::string EncodeHeader(const SafetensorsHeader& header);
 
+TensorTable TableOf(const SafetensorsHeader& header);
+
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
 // `prefix` is the file's start, at least 8 bytes and the whole header.
-// Errors: InvalidArgument  naming the tensor where there is one: no JSON object, a duplicate key,
-// an
-//   unknown dtype, offsets that leave a hole, overlap or do not match shape and dtype, or a file of
-//   another size than the header says.
+// Errors: InvalidArgument  naming the tensor where there is one: no JSON object, a duplicate key, a
+//   dtype that the format does not have, offsets that leave a hole, overlap or do not match shape
+//   and dtype, or a file of another size than the header says.
 absl::StatusOr<SafetensorsHeader> DecodeHeader(absl::string_view prefix, int64_t file_bytes);
 
 }  // namespace tessera

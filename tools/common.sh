@@ -58,3 +58,29 @@ bazel_here() {
       --output_user_root="${TMPDIR:-/tmp}/tessera-bazel-$(id -u)" "$@"
   fi
 }
+
+# python_venv FOLDER REQUIREMENTS: a virtual environment with just those packages from PyPI, made
+# again when the file changes. It keeps a copy of what it was made from, written last.
+python_venv() {
+  if cmp -s "$2" "$1/requirements.txt"; then return; fi
+  python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
+  say "installing $(tr '\n' ' ' <"$2")into $1"
+  rm -rf "$1"
+  mkdir -p "${1%/*}"
+  python3 -m venv "$1"
+  "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2" >&2
+  cp "$2" "$1/requirements.txt"
+}
+
+# keep_golden MADE GOLDEN WHO CHECK: what WHO said just now takes the place of the golden file, or,
+# where CHECK is --check, has to be the same.
+keep_golden() {
+  if cmp -s "$1" "$2"; then
+    say "$2 is what $3 says"
+  elif [ "$4" = --check ]; then
+    die "$3 says something else than $2"
+  else
+    cat "$1" >"$2"
+    say "wrote $2"
+  fi
+}

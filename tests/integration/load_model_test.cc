@@ -3,6 +3,7 @@
 #include "client/cpp/load_model.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "checkpoint/model_file.h"
+#include "checkpoint/model_index.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/session.h"
 #include "gtest/gtest.h"
@@ -161,8 +163,8 @@ TEST_F(LoadModelTest, WhatDoesNotFitIsRefusedOnEveryRankAndChangesNothing) {
   Write(Path("shape"), tensors);
   refused(Path("shape"), absl::StatusCode::kInvalidArgument, absl::StrCat("tensor '", name, "'"));
   refused(Path("none"), absl::StatusCode::kNotFound, Path("none"));
-  refused("relative", absl::StatusCode::kInvalidArgument, "'relative' is no absolute file path");
-  refused(testing::TempDir(), absl::StatusCode::kInvalidArgument, "no regular file");
+  refused("relative", absl::StatusCode::kInvalidArgument, "'relative' is no absolute path");
+  refused(testing::TempDir(), absl::StatusCode::kInvalidArgument, "holds no model");
   std::ofstream(Path("text")) << "no safetensors file";
   refused(Path("text"), absl::StatusCode::kInvalidArgument, Path("text"));
   Write(Path("cut"), TensorsOf(ToyModel(3)));
@@ -226,6 +228,47 @@ TEST_F(LoadModelTest, RanksThatSeeDifferentFilesAreTold) {
        }))
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
                                  HasSubstr("ranks 0 and 1 see different files")));
+}
+
+// As others write a large model: several files and an index.
+TEST_F(LoadModelTest, ModelInSeveralFilesIsReadThroughItsIndex) {
+  std::vector<float> expected;
+  std::string path = testing::TempDir() + "/tessera-index-XXXXXX";
+  const std::string folder = mkdtemp(path.data());
+  {
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
+    ASSERT_OK(team.TrainTo(2));
+    expected = Values(&team);
+    ASSERT_OK(team.RunAll([&](Session* session) { return session->Save(Path("whole")); }));
+  }
+  ASSERT_OK_AND_ASSIGN(const auto tensors, ReadModelFile(Path("whole")));
+  std::vector<std::pair<std::string, int64_t>> sizes;
+  for (const LoadedTensor& tensor : tensors)
+    sizes.emplace_back(tensor.stored.name, tensor.stored.end_bytes - tensor.stored.begin_bytes);
+  ASSERT_OK_AND_ASSIGN(const std::vector<ModelShard> shards, SplitIntoShards(sizes, 100));
+  ASSERT_GT(shards.size(), 2);
+  ModelIndex index;
+  for (const ModelShard& shard : shards) {
+    std::vector<TensorSpec> specs;
+    for (const std::string& name : shard.tensors) index.file_of[name] = shard.file;
+    for (const LoadedTensor& tensor : tensors) {
+      if (index.file_of[tensor.stored.name] == shard.file)
+        specs.push_back({tensor.stored.name, tensor.stored.shape, DType::kFp32});
+    }
+    const std::string file_path = absl::StrCat(folder, "/", shard.file);
+    ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header, PlaceTensors(specs, {}));
+    ASSERT_OK(ModelFile::Create(file_path, header));
+    ASSERT_OK_AND_ASSIGN(ModelFile file, ModelFile::Open(file_path, header));
+    for (const LoadedTensor& tensor : tensors) {
+      if (header.tensors.count(tensor.stored.name) > 0)
+        ASSERT_OK(file.WriteSlice(tensor.stored.name, 0, tensor.values));
+    }
+    ASSERT_OK(ModelFile::Publish(file_path));
+  }
+  std::ofstream(absl::StrCat(folder, "/", kModelIndexName)) << EncodeModelIndex(index);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(5));
+  ASSERT_OK(team.RunAll([&](Session* session) { return LoadModel(session, folder).status(); }));
+  EXPECT_EQ(Values(&team), expected);
 }
 
 TEST_F(LoadModelTest, ValuesInLowPrecisionAreWidened) {

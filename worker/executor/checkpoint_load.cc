@@ -137,10 +137,15 @@ class CheckpointLoad {
     const CheckedFile& file = FileOf(slice);
     ASSIGN_OR_RETURN(const StoredTensor* stored, file.Find(tensor));
     const Values into = state_.values(slice.array, slice.segment);
-    const int64_t element_bytes = SizeBytes(stored->dtype);
+    const std::optional<DType> dtype = LayoutDType(stored->dtype);
+    if (!dtype.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a checkpoint in ", Name(stored->dtype), ", not in full precision"));
+    }
+    const int64_t element_bytes = SizeBytes(*dtype);
     int64_t at = slice.segment.parameter_begin_elements * element_bytes;
     uint32_t crc32 = kCrc32OfNothing;
-    if (stored->dtype == into.dtype()) {
+    if (*dtype == into.dtype()) {
       RETURN_IF_ERROR(file.Read(tensor, at, into.size_bytes(), into.data(), &crc32));
     } else {
       constexpr int64_t kPieceElements = 1 << 16;
@@ -152,7 +157,7 @@ class CheckpointLoad {
         RETURN_IF_ERROR(file.Read(tensor, at + begin * element_bytes, size * element_bytes,
                                   piece.data(), &crc32));
         char* part = static_cast<char*>(into.data()) + begin * SizeBytes(into.dtype());
-        RETURN_IF_ERROR(Convert(stored->dtype, piece, {part, size, into.dtype()}));
+        RETURN_IF_ERROR(Convert(*dtype, piece, {part, size, into.dtype()}));
       }
     }
     sums_.push_back(crc32);
@@ -257,7 +262,7 @@ class CheckpointLoad {
     };
     const auto element_bytes = [&](const CheckpointSlice& slice) {
       const auto stored = FileOf(slice).Find(slice.tensor.second);
-      return stored.ok() ? SizeBytes((*stored)->dtype) : 0;
+      return stored.ok() ? SizeBits((*stored)->dtype) / 8 : 0;
     };
     for (const auto& [key, slices] : SlicesByTensor(of_rank, sums, element_bytes)) {
       const auto& [file_name, tensor] = key;

@@ -103,7 +103,7 @@ absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& m
   }
   if (strict && !missing.empty())
     return absl::InvalidArgumentError(absl::StrCat("it lacks buffer '", missing[0], "'"));
-  ASSIGN_OR_RETURN(plan.model, PlanLoad(parameters, layout, strict));
+  ASSIGN_OR_RETURN(plan.model, PlanLoad(TableOf(parameters), layout, strict));
   plan.model.missing.insert(plan.model.missing.end(), missing.begin(), missing.end());
   ForEachParameter(layout, [&](const PlacedParameter&, int) { plan.states.emplace_back(); });
   if (optimizer != nullptr) RETURN_IF_ERROR(PlanStates(*optimizer, layout, config, strict, &plan));

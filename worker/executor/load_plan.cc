@@ -1,6 +1,7 @@
 #include "worker/executor/load_plan.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -10,16 +11,18 @@
 namespace tessera {
 namespace {
 
-absl::Status CheckTensor(const StoredTensor& stored, const TensorSpec& spec) {
+absl::Status CheckTensor(const std::string& name, const TensorInfo& stored,
+                         const TensorSpec& spec) {
   if (stored.shape != spec.shape) {
     return absl::InvalidArgumentError(
-        absl::StrCat("tensor '", stored.name, "' is [", absl::StrJoin(stored.shape, ", "),
+        absl::StrCat("tensor '", name, "' is [", absl::StrJoin(stored.shape, ", "),
                      "], parameter '", spec.name, "' is [", absl::StrJoin(spec.shape, ", "), "]"));
   }
-  if (IsFloatingPoint(stored.dtype)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("tensor '", stored.name, "' is ",
-                                                 Name(stored.dtype), ", parameter '", spec.name,
-                                                 "' is ", Name(spec.dtype)));
+  const std::optional<DType> dtype = LayoutDType(stored.dtype);
+  if (dtype.has_value() && IsFloatingPoint(*dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tensor '", name, "' is ", Name(stored.dtype),
+                                                 ", parameter '", spec.name, "' is ",
+                                                 Name(spec.dtype)));
 }
 
 std::string SomeOf(const std::vector<std::string>& names) {
@@ -42,7 +45,7 @@ absl::Status CheckStrict(const LoadPlan& plan) {
 
 }  // namespace
 
-absl::StatusOr<LoadPlan> PlanLoad(const SafetensorsHeader& header, const ModelLayout& layout,
+absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& layout,
                                   bool strict) {
   LoadPlan plan;
   std::set<std::string> known;
@@ -56,15 +59,15 @@ absl::StatusOr<LoadPlan> PlanLoad(const SafetensorsHeader& header, const ModelLa
       std::string& from = of_unit.emplace_back();
       for (const std::string& name : names) {
         known.insert(name);
-        const auto stored = header.tensors.find(name);
-        if (stored == header.tensors.end()) continue;
-        RETURN_IF_ERROR(CheckTensor(stored->second, parameter.spec));
+        const auto tensor = stored.find(name);
+        if (tensor == stored.end()) continue;
+        RETURN_IF_ERROR(CheckTensor(name, tensor->second, parameter.spec));
         if (from.empty()) from = name;
       }
       if (from.empty()) plan.missing.push_back(parameter.spec.name);
     }
   }
-  for (const auto& [name, stored] : header.tensors) {
+  for (const auto& [name, tensor] : stored) {
     if (known.count(name) == 0) plan.unexpected.push_back(name);
   }
   if (strict) RETURN_IF_ERROR(CheckStrict(plan));

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "checkpoint/safetensors_header.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -24,15 +25,16 @@ ModelLayout Layout() {
   return *ModelLayout::Create(model, LayoutOptions(), 2);
 }
 
-SafetensorsHeader HeaderOf(const std::vector<TensorSpec>& tensors) {
-  return *PlaceTensors(tensors, {});
+TensorTable Stored(const std::vector<TensorSpec>& tensors) {
+  return TableOf(*PlaceTensors(tensors, {}));
 }
 
 TEST(LoadPlanTest, EachParameterTakesTheTensorOfItsName) {
-  ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(HeaderOf({{"c", {}, DType::kBf16},
-                                                               {"b", {5}, DType::kFp64},
-                                                               {"a", {2, 3}, DType::kFp32}}),
-                                                     Layout(), /*strict=*/true));
+  ASSERT_OK_AND_ASSIGN(
+      const LoadPlan plan,
+      PlanLoad(
+          Stored({{"c", {}, DType::kBf16}, {"b", {5}, DType::kFp64}, {"a", {2, 3}, DType::kFp32}}),
+          Layout(), /*strict=*/true));
   EXPECT_THAT(plan.tensors, ElementsAre(ElementsAre("a", "b"), ElementsAre("c")));
   EXPECT_THAT(plan.missing, IsEmpty());
   EXPECT_THAT(plan.unexpected, IsEmpty());
@@ -41,20 +43,20 @@ TEST(LoadPlanTest, EachParameterTakesTheTensorOfItsName) {
 TEST(LoadPlanTest, TiedWeightsMayBeWrittenUnderEitherNameOrBoth) {
   const TensorSpec a = {"a", {2, 3}, DType::kFp32}, tied = {"tied", {2, 3}, DType::kFp32};
   const TensorSpec b = {"b", {5}, DType::kFp32}, c = {"c", {}, DType::kFp64};
-  ASSERT_OK_AND_ASSIGN(const LoadPlan both, PlanLoad(HeaderOf({a, b, c, tied}), Layout(), true));
+  ASSERT_OK_AND_ASSIGN(const LoadPlan both, PlanLoad(Stored({a, b, c, tied}), Layout(), true));
   EXPECT_EQ(both.tensors[0][0], "a");
-  ASSERT_OK_AND_ASSIGN(const LoadPlan other, PlanLoad(HeaderOf({b, c, tied}), Layout(), true));
+  ASSERT_OK_AND_ASSIGN(const LoadPlan other, PlanLoad(Stored({b, c, tied}), Layout(), true));
   EXPECT_EQ(other.tensors[0][0], "tied");
 }
 
 TEST(LoadPlanTest, WhatIsMissingAndUnexpectedIsAnErrorOrReported) {
-  const SafetensorsHeader header =
-      HeaderOf({{"a", {2, 3}, DType::kFp32}, {"d", {7}, DType::kFp32}, {"n", {1}, DType::kInt64}});
+  const TensorTable stored =
+      Stored({{"a", {2, 3}, DType::kFp32}, {"d", {7}, DType::kFp32}, {"n", {1}, DType::kInt64}});
   EXPECT_THAT(
-      PlanLoad(header, Layout(), true),
+      PlanLoad(stored, Layout(), true),
       StatusIs(absl::StatusCode::kInvalidArgument,
                AllOf(HasSubstr("it lacks 'b', 'c'"), HasSubstr("the model lacks 'd', 'n'"))));
-  ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(header, Layout(), false));
+  ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(stored, Layout(), false));
   EXPECT_THAT(plan.missing, ElementsAre("b", "c"));
   EXPECT_THAT(plan.unexpected, ElementsAre("d", "n"));
   EXPECT_THAT(plan.tensors[1], ElementsAre(IsEmpty()));
@@ -63,22 +65,25 @@ TEST(LoadPlanTest, WhatIsMissingAndUnexpectedIsAnErrorOrReported) {
 TEST(LoadPlanTest, ManyNamesAreCutShortInTheErrorOnly) {
   std::vector<TensorSpec> tensors = {{"a", {2, 3}}, {"b", {5}}, {"c", {}}};
   for (int i = 10; i < 40; ++i) tensors.push_back({absl::StrCat("x", i), {1}});
-  EXPECT_THAT(PlanLoad(HeaderOf(tensors), Layout(), true),
+  EXPECT_THAT(PlanLoad(Stored(tensors), Layout(), true),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("'x21' and 18 more"), Not(HasSubstr("x22")))));
-  ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(HeaderOf(tensors), Layout(), false));
+  ASSERT_OK_AND_ASSIGN(const LoadPlan plan, PlanLoad(Stored(tensors), Layout(), false));
   EXPECT_EQ(plan.unexpected.size(), 30);
 }
 
 TEST(LoadPlanTest, AnotherShapeAndIntegersAreRefusedWhetherStrictOrNot) {
   for (const bool strict : {true, false}) {
-    EXPECT_THAT(PlanLoad(HeaderOf({{"a", {3, 2}, DType::kFp32}}), Layout(), strict),
+    EXPECT_THAT(PlanLoad(Stored({{"a", {3, 2}, DType::kFp32}}), Layout(), strict),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr("tensor 'a' is [3, 2], parameter 'a' is [2, 3]")));
-    EXPECT_THAT(PlanLoad(HeaderOf({{"b", {5}, DType::kInt32}}), Layout(), strict),
+    EXPECT_THAT(PlanLoad(Stored({{"b", {5}, DType::kInt32}}), Layout(), strict),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("tensor 'b' is int32, parameter 'b' is fp32")));
-    EXPECT_THAT(PlanLoad(HeaderOf({{"tied", {6}, DType::kFp32}}), Layout(), strict),
+                         HasSubstr("tensor 'b' is I32, parameter 'b' is fp32")));
+    EXPECT_THAT(PlanLoad({{"b", {StoredDType::kF8E4M3, {5}}}}, Layout(), strict),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("tensor 'b' is F8_E4M3, parameter 'b' is fp32")));
+    EXPECT_THAT(PlanLoad(Stored({{"tied", {6}, DType::kFp32}}), Layout(), strict),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tensor 'tied' is [6]")));
   }
 }

@@ -1,32 +1,30 @@
 #include "worker/executor/model_load.h"
 
-#include <optional>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "checkpoint/model_reader.h"
+#include "checkpoint/open_model.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load_plan.h"
 
 namespace tessera {
 namespace {
 
-// A file, and what of it goes where.
+// A stored model, and what of it goes where.
 struct Source {
-  ModelReader file;
+  std::unique_ptr<ModelSource> model;
   LoadPlan plan;
 };
 
 absl::StatusOr<Source> OpenSource(const std::string& path, bool strict, const ModelLayout& layout) {
-  if (path.empty() || path[0] != '/') {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model file '", path, "' is no absolute file path"));
-  }
-  ASSIGN_OR_RETURN(ModelReader file, ModelReader::Open(path));
-  absl::StatusOr<LoadPlan> plan = PlanLoad(file.header(), layout, strict);
+  ASSIGN_OR_RETURN(std::unique_ptr<ModelSource> model, OpenModel(path));
+  absl::StatusOr<LoadPlan> plan = PlanLoad(model->tensors(), layout, strict);
   if (!plan.ok()) return Annotate(plan.status(), path);
-  return Source{std::move(file), *std::move(plan)};
+  return Source{std::move(model), *std::move(plan)};
 }
 
 // Whether all ranks have the same file open.
@@ -36,8 +34,8 @@ absl::Status CompareFiles(const std::string& path, uint64_t identity, Communicat
   RETURN_IF_ERROR(communicator->AllGather(&identity, all.data(), sizeof(identity)));
   for (size_t rank = 1; rank < all.size() && outcome->ok(); ++rank) {
     if (all[rank] == all[0]) continue;
-    *outcome = absl::FailedPreconditionError(absl::StrCat(
-        "load: ranks 0 and ", rank, " see different files at ", path, ", or it changed meanwhile"));
+    *outcome = absl::FailedPreconditionError(
+        absl::StrCat("load: ranks 0 and ", rank, " see different files at ", path));
   }
   return absl::OkStatus();
 }
@@ -48,8 +46,8 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
     const std::string& tensor = source.plan.tensors[segment.unit][segment.parameter];
     if (tensor.empty()) continue;
     RETURN_IF_ERROR(FaultPoint("load.read"));
-    RETURN_IF_ERROR(source.file.ReadSlice(tensor, segment.parameter_begin_elements,
-                                          state.values(StateArray::kParameter, segment)));
+    RETURN_IF_ERROR(source.model->ReadSlice(tensor, segment.parameter_begin_elements,
+                                            state.values(StateArray::kParameter, segment)));
   }
   return absl::OkStatus();
 }
@@ -63,15 +61,16 @@ absl::Status LoadModel(const std::string& path, bool strict, const ModelLayout& 
   *outcome = source.status();
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
-  RETURN_IF_ERROR(CompareFiles(path, source->file.identity(), communicator, outcome));
+  RETURN_IF_ERROR(CompareFiles(path, source->model->identity(), communicator, outcome));
   if (!outcome->ok()) return absl::OkStatus();
   *plan = source->plan;
   *outcome = ReadOwn(*source, segments, *state);
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
-  // Nobody may have written to it while it was read.
-  const absl::StatusOr<ModelReader> again = ModelReader::Open(path);
-  return CompareFiles(path, again.ok() ? again->identity() : 0, communicator, outcome);
+  const absl::StatusOr<std::unique_ptr<ModelSource>> again = OpenModel(path);
+  if (!again.ok() || (*again)->identity() != source->model->identity())
+    *outcome = absl::FailedPreconditionError(absl::StrCat(path, " changed while it was read"));
+  return AgreeOn("load", outcome, communicator);
 }
 
 }  // namespace tessera

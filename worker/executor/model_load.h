@@ -1,4 +1,4 @@
-// All ranks of a group read a model file, each the elements that it holds.
+// All ranks of a group read a stored model, each the elements that it holds.
 // Collective: every rank calls it at the same point of its order. Thread-compatible.
 #ifndef TESSERA_WORKER_EXECUTOR_MODEL_LOAD_H_
 #define TESSERA_WORKER_EXECUTOR_MODEL_LOAD_H_
@@ -14,11 +14,11 @@
 
 namespace tessera {
 
-// Reads into `state` what the file has for each of the rank's segments. `plan` says what is missing
-// and unexpected. `outcome` becomes the same on every
-// rank: OK once all ranks have read, from one file that nobody changed meanwhile, else the first
-// failing rank's error with its number.
-// Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
+// `path`: whatever OpenModel takes. Reads into `state` what the model has for each of the rank's
+// segments. `plan` says what is missing and unexpected. `outcome` becomes the same on every rank:
+// OK once all ranks have read, from files that nobody changed meanwhile, else the first failing
+// rank's error with its number. Errors: the communicator's, where the ranks could not agree;
+// `outcome` means nothing then.
 absl::Status LoadModel(const std::string& path, bool strict, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, LoadedState* state,
                        Communicator* communicator, LoadPlan* plan, absl::Status* outcome);

@@ -1,0 +1,33 @@
+// What tensors somebody's model has: names, shapes and dtypes, wherever they lie. Plain values and
+// pure functions.
+#ifndef TESSERA_CHECKPOINT_TENSOR_TABLE_H_
+#define TESSERA_CHECKPOINT_TENSOR_TABLE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/stored_dtype.h"
+
+namespace tessera {
+
+struct TensorInfo {
+  StoredDType dtype = StoredDType::kF32;
+  std::vector<int64_t> shape;  // Empty: 0-d, one element. A 0 in it: no elements.
+};
+
+// By name.
+using TensorTable = std::map<std::string, TensorInfo>;
+
+// Whether elements [begin_elements, begin_elements + count) of a tensor, row-major, can be read as
+// floating-point values: what they are stored as.
+// Errors: NotFound  no such tensor; InvalidArgument  outside of it, or a tensor that is not of
+//         floating-point values or that Tessera has no type for. The message names the tensor.
+absl::StatusOr<DType> CheckSlice(const TensorTable& tensors, const std::string& name,
+                                 int64_t begin_elements, int64_t count);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_TENSOR_TABLE_H_
