@@ -2,7 +2,7 @@
 //
 //   one safetensors file           ModelReader
 //   an index and its files         ShardedModel
-//                                  OpenModel finds out which it is
+//   a folder of PyTorch's DCP       dcp::DcpModel           OpenModel finds out which it is
 //
 // What elements are stored in is rounded or widened to what the values are. All of it may be
 // anybody's: nothing is read by what has not been checked. ReadSlice is thread-safe.

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "checkpoint/dcp/dcp_model.h"
 #include "checkpoint/model_index.h"
 #include "checkpoint/model_reader.h"
 #include "checkpoint/sharded_model.h"
@@ -26,7 +27,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> Open(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(const std::string& folder) {
-  const std::string names[] = {kModelIndexName, kModelFileName};
+  const std::string names[] = {kModelIndexName, kModelFileName, dcp::kMetadataName};
   std::vector<std::string> found;
   for (const std::string& name : names) {
     if (access(absl::StrCat(folder, "/", name).c_str(), F_OK) == 0) found.push_back(name);
@@ -39,6 +40,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(const std::string& folde
     return absl::InvalidArgumentError(absl::StrCat(
         folder, " holds more than one model: ", absl::StrJoin(found, ", "), "; name one of them"));
   }
+  if (found[0] == dcp::kMetadataName) return Open<dcp::DcpModel>(folder);
   const std::string path = absl::StrCat(folder, "/", found[0]);
   return found[0] == kModelIndexName ? Open<ShardedModel>(path) : Open<ModelReader>(path);
 }

@@ -1,6 +1,6 @@
 // Opens a model of whatever form (model_source.h), by its path alone:
 //
-//   a folder with model.safetensors.index.json, or with model.safetensors
+//   a folder with model.safetensors.index.json, model.safetensors, or a .metadata of PyTorch's DCP
 //   a file whose name ends in ".json"                an index
 //   any other file                                   a safetensors file
 #ifndef TESSERA_CHECKPOINT_OPEN_MODEL_H_

@@ -1,0 +1,32 @@
+// The folders that PyTorch's DCP wrote, of tests/reference/torch/golden/dcp_folders.json, as they
+// were on disk. For tests that have the target's data.
+#ifndef TESSERA_TESTS_CONFORMANCE_DCP_GOLDEN_FOLDERS_H_
+#define TESSERA_TESTS_CONFORMANCE_DCP_GOLDEN_FOLDERS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::testing_support {
+
+struct GoldenTensor {
+  std::string dtype;  // As PyTorch says it: "torch.float32".
+  std::vector<int64_t> shape;
+  std::vector<double> values;  // Empty where it is no floating-point tensor.
+};
+
+struct GoldenFolder {
+  std::map<std::string, std::string> files;  // Name to bytes.
+  std::map<std::string, GoldenTensor> tensors;
+
+  // Writes the files into a new folder of the test's and returns its path.
+  std::string WriteOut() const;
+};
+
+// `name`: "sharded", "nested" or "alone".
+GoldenFolder ReadGoldenFolder(const std::string& name);
+
+}  // namespace tessera::testing_support
+
+#endif  // TESSERA_TESTS_CONFORMANCE_DCP_GOLDEN_FOLDERS_H_
