@@ -1,0 +1,95 @@
+#include "tests/fuzz/fuzz_targets.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/dcp/torch_tensor.h"
+#include "checkpoint/model_index.h"
+#include "checkpoint/safetensors_header.h"
+#include "layout/tensor_spec.h"
+
+namespace tessera::fuzz {
+namespace {
+
+int64_t NumelOf(const std::vector<int64_t>& shape) {
+  TensorSpec spec;
+  spec.shape = shape;
+  return *Numel(spec);
+}
+
+}  // namespace
+
+// Tensors that were accepted lie in the file and cover it.
+void SafetensorsHeader(absl::string_view bytes) {
+  const auto header = DecodeHeader(bytes, static_cast<int64_t>(bytes.size()));
+  if (!header.ok()) return;
+  int64_t covered = 0;
+  for (const auto& [name, tensor] : header->tensors) {
+    TESSERA_CHECK(tensor.begin_bytes >= 0 && tensor.end_bytes <= bytes.size());
+    TESSERA_CHECK(*SizeBytes(tensor.dtype, NumelOf(tensor.shape)) ==
+                  tensor.end_bytes - tensor.begin_bytes);
+    covered += tensor.end_bytes - tensor.begin_bytes;
+  }
+  TESSERA_CHECK(header->data_offset_bytes + covered == bytes.size());
+  const std::string encoded = EncodeHeader(*header);
+  const auto again = DecodeHeader(encoded, static_cast<int64_t>(encoded.size()) + covered);
+  TESSERA_CHECK(again.ok() && again->tensors.size() == header->tensors.size());
+}
+
+// An index that was accepted is written and read as the same.
+void ModelIndex(absl::string_view bytes) {
+  const auto index = DecodeModelIndex(bytes);
+  if (!index.ok()) return;
+  const auto again = DecodeModelIndex(EncodeModelIndex(*index));
+  TESSERA_CHECK(again.ok() && again->file_of == index->file_of &&
+                again->total_size_bytes == index->total_size_bytes);
+  for (const std::string& file : FilesOf(*index)) TESSERA_CHECK(!file.empty() && file[0] != '/');
+}
+
+// The boxes of a tensor that was accepted hold each of its elements once.
+void DcpMetadata(absl::string_view bytes) {
+  const auto metadata = dcp::DecodeMetadata(bytes);
+  if (!metadata.ok()) return;
+  for (const auto& [name, tensor] : *metadata) {
+    int64_t covered = 0;
+    for (const dcp::Chunk& chunk : tensor.chunks) {
+      TESSERA_CHECK(chunk.item.begin_bytes >= 0 && chunk.item.size_bytes >= 0);
+      TESSERA_CHECK(!chunk.file.empty() && chunk.file[0] != '/');
+      covered += NumelOf(chunk.sizes);
+    }
+    TESSERA_CHECK(covered == NumelOf(tensor.info.shape));
+  }
+}
+
+// A tensor that was accepted lies in the file, its storage too.
+void TorchTensor(absl::string_view bytes) {
+  OpenFile file;
+  file.path = "fuzzed";
+  file.fd.Reset(memfd_create("fuzzed", MFD_CLOEXEC));
+  file.size_bytes = static_cast<int64_t>(bytes.size());
+  TESSERA_CHECK(file.fd.valid());
+  TESSERA_CHECK(write(file.fd.get(), bytes.data(), bytes.size()) ==
+                static_cast<ssize_t>(bytes.size()));
+  const auto tensor = dcp::LocateTorchTensor(file, {0, file.size_bytes});
+  if (!tensor.ok()) return;
+  tensor->IsContiguous();
+  TESSERA_CHECK(tensor->storage.begin_bytes >= 0 && tensor->storage.size_bytes >= 0);
+  TESSERA_CHECK(tensor->storage.begin_bytes + tensor->storage.size_bytes <= file.size_bytes);
+}
+
+absl::Span<const Target> Targets() {
+  static constexpr Target kTargets[] = {
+      {"safetensors_header", SafetensorsHeader},
+      {"model_index", ModelIndex},
+      {"dcp_metadata", DcpMetadata},
+      {"torch_tensor", TorchTensor},
+  };
+  return kTargets;
+}
+
+}  // namespace tessera::fuzz

@@ -1,0 +1,32 @@
+// What is done with bytes of anybody's, one function a format: it reads them as far as they go and
+// checks what then must hold. A crash, a report of a sanitizer or a failed check is a bug.
+//
+//   tools/fuzz             ──► libFuzzer, bytes that it finds   ──► a target
+//   :corpus_test           ──► each file of corpus/NAME         ──► the target of that name
+#ifndef TESSERA_TESTS_FUZZ_FUZZ_TARGETS_H_
+#define TESSERA_TESTS_FUZZ_FUZZ_TARGETS_H_
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace tessera::fuzz {
+
+// A whole safetensors file.
+void SafetensorsHeader(absl::string_view bytes);
+// An index.json of a model in several files.
+void ModelIndex(absl::string_view bytes);
+// The .metadata of a DCP folder.
+void DcpMetadata(absl::string_view bytes);
+// A tensor as torch.save writes it.
+void TorchTensor(absl::string_view bytes);
+
+struct Target {
+  absl::string_view name;  // As the folder of its corpus.
+  void (*run)(absl::string_view bytes);
+};
+
+absl::Span<const Target> Targets();
+
+}  // namespace tessera::fuzz
+
+#endif  // TESSERA_TESTS_FUZZ_FUZZ_TARGETS_H_
