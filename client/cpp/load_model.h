@@ -1,9 +1,11 @@
-// Parameters from a model file: what a job begins with, or goes on with.
+// Parameters from a stored model: what a job begins with, or goes on with.
 //
 //   ASSIGN_OR_RETURN(LoadReport report, LoadModel(session, "/models/model.safetensors"));
 //
-// The file is a safetensors file that all workers see, from Session::Save or anybody: whole
-// parameters by name, so world size, strategy and units may be others than those that wrote it.
+// The path is a safetensors file, an index.json of several, or a folder that holds either or that
+// PyTorch's Distributed Checkpoint wrote (checkpoint/open_model.h); all workers see it. It is from
+// Session::Save or anybody: whole parameters by name, so world size, strategy and units may be
+// others than those that wrote it.
 // Each rank's executor reads the bytes of its own shards alone and rounds or widens them to full
 // precision. Collective; on all ranks or on none, as Session::WriteParameters: moments, step
 // numbers and reduced gradients stay. In a job without initial values it gives them, and is strict.
@@ -28,8 +30,9 @@ struct LoadReport {
   std::vector<std::string> missing, unexpected;  // Names.
 };
 
-// Errors: InvalidArgument     no safetensors file, or one that does not fit: naming the tensor
-//         NotFound, PermissionDenied, DataLoss  the file, as some rank sees it
+// Errors: InvalidArgument     no model, or one that does not fit: naming the tensor
+//         NotFound, PermissionDenied, DataLoss  the files, as some rank sees them
+//         Unimplemented       a folder of PyTorch's that an extension compressed
 //         FailedPrecondition  the ranks see different files, or it changed meanwhile
 //         Aborted             as Session::WriteParameters; or some rank read for longer than the
 //                             others by more than config.collective_timeout.

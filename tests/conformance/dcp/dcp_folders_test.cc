@@ -27,7 +27,8 @@ using testing_support::ReadGoldenFolder;
 
 class DcpFoldersTest : public testing::TestWithParam<const char*> {};
 
-INSTANTIATE_TEST_SUITE_P(Golden, DcpFoldersTest, testing::Values("sharded", "nested", "alone"),
+INSTANTIATE_TEST_SUITE_P(Golden, DcpFoldersTest,
+                         testing::Values("sharded", "nested", "alone", "fsdp1"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(DcpFoldersTest, TensorsAreThoseThatPyTorchSaved) {

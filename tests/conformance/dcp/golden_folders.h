@@ -24,7 +24,7 @@ struct GoldenFolder {
   std::string WriteOut() const;
 };
 
-// `name`: "sharded", "nested" or "alone".
+// `name`: "sharded", "nested", "alone" or "fsdp1".
 GoldenFolder ReadGoldenFolder(const std::string& name);
 
 }  // namespace tessera::testing_support

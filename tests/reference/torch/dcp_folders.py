@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.filesystem as dcp_files
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 WORLD_SIZE = 2
@@ -55,6 +56,21 @@ def whole():
     return {"weight": fractions([5, 3], 21), "bias": fractions([3], 22)}
 
 
+def linear():
+    """What the folder "fsdp1" holds: FSDP1's own sharded state dict, of ShardedTensors."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+    with torch.no_grad():
+        for k, parameter in enumerate(model.parameters()):
+            parameter.copy_(fractions(parameter.shape, 40 + k))
+    return model
+
+
+def save_fsdp1():
+    model = FullyShardedDataParallel(linear(), device_id=torch.device("cpu"))
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        dcp.save(model.state_dict(), storage_writer=dcp.FileSystemWriter("fsdp1"))
+
+
 def save_rank(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE,
@@ -68,6 +84,7 @@ def save_rank(rank, folder):
     dcp.save(state, storage_writer=dcp.FileSystemWriter("sharded", thread_count=1))
     dcp.save({"model": {name: state[name] for name in ("embed.weight", "scale")}},
              storage_writer=dcp.FileSystemWriter("nested", single_file_per_rank=False))
+    save_fsdp1()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -101,8 +118,10 @@ def main():
         expected["extra.list.1"] = described(fractions([2], 30))
         nested = {f"model.{name}": expected[name] for name in ("embed.weight", "scale")}
         alone = {name: described(tensor) for name, tensor in whole().items()}
+        fsdp1 = {name: described(tensor) for name, tensor in linear().state_dict().items()}
         folders = [{"name": name, "files": files_of(os.path.join(folder, name)), "tensors": holds}
-                   for name, holds in (("sharded", expected), ("nested", nested), ("alone", alone))]
+                   for name, holds in (("sharded", expected), ("nested", nested), ("alone", alone),
+                                       ("fsdp1", fsdp1))]
     with open(sys.argv[1], "w", encoding="ascii") as out:
         json.dump({"torch": torch.__version__.split("+")[0], "folders": folders}, out, indent=1)
         out.write("\n")

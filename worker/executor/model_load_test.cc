@@ -1,0 +1,74 @@
+#include "worker/executor/model_load.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/status_matchers.h"
+#include "checkpoint/model_file.h"
+#include "checkpoint/safetensors_header.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/comm/loopback/loopback_communicator.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+// One rank, one parameter, and a model of it in a file.
+class LoadModelOfOneRankTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string folder = testing::TempDir() + "/tessera-load-XXXXXX";
+    path_ = std::string(mkdtemp(folder.data())) + "/model.safetensors";
+    ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header,
+                         PlaceTensors({{"w", {4}, DType::kFp32}}, {}));
+    ASSERT_OK(ModelFile::Create(path_, header));
+    ASSERT_OK(ModelFile::Publish(path_));
+    ModelSpec model;
+    model.units.push_back({"root", {{"w", {4}, DType::kFp32}}});
+    ASSERT_OK_AND_ASSIGN(layout_, ModelLayout::Create(model, LayoutOptions(), 1));
+    segment_.numel = 4;
+  }
+  // What becomes of a load during which `meanwhile` happens.
+  absl::Status Load(absl::FunctionRef<void()> meanwhile) {
+    auto communicator = LoopbackCommunicator::Create(0, 1);
+    std::vector<float> values(4, 1.0f);
+    const auto into = [&](StateArray, const ShardSegment&) -> Values {
+      meanwhile();
+      return absl::MakeSpan(values);
+    };
+    LoadedState state{/*first=*/true, {}, into, std::nullopt};
+    LoadPlan plan;
+    absl::Status outcome;
+    EXPECT_OK(LoadModel(path_, /*strict=*/true, layout_, {segment_}, &state, communicator->get(),
+                        &plan, &outcome));
+    return outcome;
+  }
+  std::string path_;
+  ModelLayout layout_;
+  ShardSegment segment_;
+};
+
+TEST_F(LoadModelOfOneRankTest, FileThatStaysAsItIsIsLoaded) {
+  EXPECT_OK(Load([] {}));
+}
+
+TEST_F(LoadModelOfOneRankTest, FileThatChangesWhileItIsReadIsRefused) {
+  const timespec times[2] = {{1, 0}, {1, 0}};
+  EXPECT_THAT(Load([&] { EXPECT_EQ(utimensat(AT_FDCWD, path_.c_str(), times, 0), 0); }),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(path_ + " changed")));
+}
+
+TEST_F(LoadModelOfOneRankTest, FileThatVanishesWhileItIsReadIsRefused) {
+  EXPECT_THAT(Load([&] { EXPECT_EQ(remove(path_.c_str()), 0); }),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(path_ + " changed")));
+}
+
+}  // namespace
+}  // namespace tessera
