@@ -115,7 +115,7 @@ absl::StatusOr<std::vector<ModelShard>> SplitIntoShards(
   for (size_t i = 0; i < split.size(); ++i) {
     ModelShard& shard = shards.emplace_back();
     shard.file = split.size() == 1
-                     ? kModelFileName
+                     ? kSingleFileName
                      : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, split.size());
     for (const size_t tensor : split[i]) shard.tensors.push_back(tensors[tensor].first);
   }

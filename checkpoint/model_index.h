@@ -23,7 +23,7 @@
 
 namespace tessera {
 
-inline constexpr char kModelFileName[] = "model.safetensors";
+inline constexpr char kSingleFileName[] = "model.safetensors";
 inline constexpr char kModelIndexName[] = "model.safetensors.index.json";
 inline constexpr int64_t kMaxIndexBytes = 100'000'000;
 // That of huggingface_hub.
@@ -59,7 +59,7 @@ struct ModelShard {
 
 // Puts tensors (name, bytes), in their order, into one file after the other, none of more bytes
 // than `max_shard_bytes` but for a tensor that is larger itself, which gets one of its own. One
-// file is called kModelFileName and needs no index.
+// file is called kSingleFileName and needs no index.
 // Errors: InvalidArgument  a limit below 1, a negative size, a name that is there twice.
 absl::StatusOr<std::vector<ModelShard>> SplitIntoShards(
     const std::vector<std::pair<std::string, int64_t>>& tensors, int64_t max_shard_bytes);

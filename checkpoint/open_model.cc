@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> Open(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(const std::string& folder) {
-  const std::string names[] = {kModelIndexName, kModelFileName, dcp::kMetadataName};
+  const std::string names[] = {kModelIndexName, kSingleFileName, dcp::kMetadataName};
   std::vector<std::string> found;
   for (const std::string& name : names) {
     if (access(absl::StrCat(folder, "/", name).c_str(), F_OK) == 0) found.push_back(name);

@@ -76,7 +76,7 @@ TEST_F(OpenModelTest, FileIndexAndFolderAreOneKindOfModel) {
 }
 
 TEST_F(OpenModelTest, FolderWithOneFileIsThatFile) {
-  WriteFile(kModelFileName, {"a"}, 5);
+  WriteFile(kSingleFileName, {"a"}, 5);
   ASSERT_OK_AND_ASSIGN(const auto model, OpenModel(folder_));
   EXPECT_THAT(Read(*model, "a"), ElementsAre(5, 6));
 }
@@ -85,10 +85,10 @@ TEST_F(OpenModelTest, FolderWithNoModelOrTwoIsRefusedByName) {
   EXPECT_THAT(OpenModel(folder_), StatusIs(absl::StatusCode::kInvalidArgument,
                                            AllOf(HasSubstr(folder_), HasSubstr("holds no model"))));
   WriteShardedModel();
-  WriteFile(kModelFileName, {"a"}, 5);
+  WriteFile(kSingleFileName, {"a"}, 5);
   EXPECT_THAT(OpenModel(folder_),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("more than one"), HasSubstr(kModelFileName))));
+                       AllOf(HasSubstr("more than one"), HasSubstr(kSingleFileName))));
   EXPECT_THAT(OpenModel("relative"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'relative'")));
   EXPECT_THAT(OpenModel(Path("none")),
@@ -131,7 +131,7 @@ TEST_F(OpenModelTest, TensorsOfEveryTypeOfTheFormatAreListed) {
                            R"("c":{"dtype":"C64","shape":[],"data_offsets":[4,12]}})";
   std::string size(8, '\0');
   size[0] = static_cast<char>(json.size());
-  WriteText(kModelFileName, size + json + std::string(12, '\0'));
+  WriteText(kSingleFileName, size + json + std::string(12, '\0'));
   ASSERT_OK_AND_ASSIGN(const auto model, OpenModel(folder_));
   EXPECT_EQ(model->tensors().at("f4").dtype, StoredDType::kF4);
   EXPECT_THAT(model->tensors().at("f8").shape, ElementsAre(3));
