@@ -209,7 +209,7 @@ TEST_F(CheckpointTest, WhatDoesNotFitIsAnErrorByNameAndNothingChanges) {
   LoadCheckpointOptions options;
   options.buffers = {{"buffer", DType::kFp32, {2}, ""}};
   EXPECT_THAT(load(Path("c"), options),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'buffer' is fp32 [1]")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'buffer' is F32 [1]")));
   options.buffers = {{"buffer", DType::kFp32, {1}, ""}, {"other", DType::kFp32, {1}, ""}};
   EXPECT_THAT(load(Path("c"), options),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("lacks buffer 'other'")));
