@@ -21,8 +21,10 @@ struct Flags {
   int64_t parameters = 32 << 20;
   std::vector<int> sizes = {2, 4, 8};
   std::vector<int> batches = {1, tessera::bench::kLargeBatch};
-  std::vector<std::string> only = {"collectives", "hosts", "ragged", "optimizer", "fused",
-                                   "round-trip",  "sdk",   "memory", "overlap",   "step"};
+  std::vector<std::string> only = {"collectives", "hosts",      "ragged", "optimizer",
+                                   "fused",       "round-trip", "sdk",    "memory",
+                                   "overlap",     "checkpoint", "step"};
+  std::string folder = "/tmp";
   std::string json;
   std::string executor_binary;
 };
@@ -58,10 +60,12 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--only", flags.only,
                  "collectives, hosts, ragged, optimizer, fused, round-trip, sdk, memory, overlap, "
-                 "step")
+                 "checkpoint, step")
       ->delimiter(',');
   app.add_option("--executor-binary", flags.executor_binary,
                  "tessera-executor, for whole steps; threads where none is named");
+  app.add_option("--folder", flags.folder, "Where checkpoints go, on the disk to be measured")
+      ->capture_default_str();
   app.add_option("--json", flags.json, "Write the rows to this file");
   if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) return *ended;
 
@@ -107,6 +111,14 @@ int main(int argc, char** argv) {
   }
   if (Wants(flags, "overlap")) {
     Append(tessera::bench::BenchOverlap(flags.rounds, flags.executor_binary), &rows, &ok);
+  }
+  if (Wants(flags, "checkpoint")) {
+    for (int size : flags.sizes) {
+      if (size > 4) continue;
+      Append(
+          tessera::bench::BenchCheckpoint(size, flags.rounds, flags.folder, flags.executor_binary),
+          &rows, &ok);
+    }
   }
   if (Wants(flags, "step")) {
     for (int size : flags.sizes) {

@@ -41,6 +41,10 @@ absl::StatusOr<std::vector<Row>> BenchRoundTrip(int rounds);
 // G8 and G9 through the SDK: a step, and a unit's windows, of a model that costs nothing.
 absl::StatusOr<std::vector<Row>> BenchSdkStep(int rounds, const std::string& executor_binary);
 
+// G12 to G14: a checkpoint in `folder`, saved, loaded, and saved in the background.
+absl::StatusOr<std::vector<Row>> BenchCheckpoint(int size, int rounds, const std::string& folder,
+                                                 const std::string& executor_binary);
+
 // G5: a whole step of the demo's model with `batch` windows a rank, beside forward and backward
 // alone and beside a replicated step with Gloo. An empty `executor_binary` means threads.
 inline constexpr int kLargeBatch = 8;
