@@ -17,6 +17,9 @@
 namespace tessera {
 namespace {
 
+// As much as a trainer can give.
+constexpr int64_t kMaxWholeFileBytes = int64_t{1} << 30;
+
 absl::Status ReadAt(int fd, int64_t at, int64_t size_bytes, void* into, const std::string& path) {
   char* data = static_cast<char*>(into);
   while (size_bytes > 0) {
@@ -134,6 +137,10 @@ absl::StatusOr<std::string> ReadCheckedBytes(const std::string& folder, const st
   ASSIGN_OR_RETURN(const ManifestFile expected, Expected(folder, name, manifest));
   const std::string path = absl::StrCat(folder, "/", name);
   ASSIGN_OR_RETURN(const UniqueFd fd, OpenExpected(path, expected));
+  if (expected.size_bytes > kMaxWholeFileBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(path, " has ", expected.size_bytes, " bytes, more than ", kMaxWholeFileBytes));
+  }
   std::string bytes(expected.size_bytes, '\0');
   RETURN_IF_ERROR(ReadAt(fd.get(), 0, expected.size_bytes, bytes.data(), path));
   if (Crc32(bytes) == expected.crc32) return bytes;

@@ -56,7 +56,8 @@ class CheckedFile {
   ManifestFile expected_;
 };
 
-// A checkpoint's file without tensors, whole. Errors: as CheckedFile::Open.
+// A checkpoint's file without tensors, whole. Errors: as CheckedFile::Open; ResourceExhausted  it
+// has more than 1 GiB.
 absl::StatusOr<std::string> ReadCheckedBytes(const std::string& folder, const std::string& name,
                                              const Manifest& manifest);
 

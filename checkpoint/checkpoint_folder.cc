@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -30,15 +31,48 @@ std::string ManifestPath(const std::string& folder) {
   return absl::StrCat(folder, "/", kManifestName);
 }
 
-absl::Status Remove(const std::string& folder) {
-  std::error_code error;
-  fs::remove_all(folder, error);
-  if (!error) return absl::OkStatus();
-  return ErrnoStatus(error.value(), absl::StrCat("remove ", folder));
+// What a save puts into a folder, finished or not.
+bool IsOfACheckpoint(const std::string& name) {
+  return name == kManifestName || absl::StartsWith(name, kModelFileName) ||
+         absl::StartsWith(name, kOptimizerFileName) ||
+         (absl::StartsWith(name, "trainer-") && absl::EndsWith(name, ".bin"));
 }
 
-absl::Status Rename(const std::string& from, const std::string& to, unsigned flags) {
+// Nothing but what saves put there is removed; a folder with anything else stays.
+absl::Status Remove(const std::string& folder) {
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  if (error == std::errc::no_such_file_or_directory) return absl::OkStatus();
+  std::vector<std::string> names;
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
+    names.push_back(entries->path().filename().string());
+  if (error) return ErrnoStatus(error.value(), absl::StrCat("list ", folder));
+  for (const std::string& name : names) {
+    if (IsOfACheckpoint(name)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, " holds '", name, "', which is of no checkpoint, so it is not removed"));
+  }
+  for (const std::string& name : names) {
+    const std::string path = absl::StrCat(folder, "/", name);
+    if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, absl::StrCat("remove ", path));
+  }
+  if (rmdir(folder.c_str()) != 0) return ErrnoStatus(errno, absl::StrCat("remove ", folder));
+  return absl::OkStatus();
+}
+
+// Some network file systems know no flags.
+bool RefusesFlags(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
+
+absl::Status Rename(const std::string& from, const std::string& to, bool exchange) {
+  const unsigned flags = exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE;
   if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return absl::OkStatus();
+  if (RefusesFlags(errno) && exchange) {
+    return absl::FailedPreconditionError(absl::StrCat("this file system cannot exchange ", from,
+                                                      " and ", to,
+                                                      ": give each checkpoint a name of its own"));
+  }
+  // Nothing has that name, or only an empty folder.
+  if (RefusesFlags(errno) && rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
   return ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", to));
 }
 
@@ -79,11 +113,10 @@ absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest
   RETURN_IF_ERROR(SyncFolder(partial));
   ASSIGN_OR_RETURN(const bool replaces, IsCheckpoint(path));
   RETURN_IF_ERROR(FaultPoint("checkpoint.rename"));
-  const unsigned flags = replaces ? RENAME_EXCHANGE : RENAME_NOREPLACE;
-  RETURN_IF_ERROR(Rename(partial, path, flags));
+  RETURN_IF_ERROR(Rename(partial, path, replaces));
   (void)FaultPoint("checkpoint.renamed");
   if (const absl::Status synced = SyncFolder(ParentOf(path)); !synced.ok()) {
-    (void)Rename(path, partial, flags);  // Who is told of an error finds what was there before.
+    (void)Rename(path, partial, replaces);  // Who is told of an error finds what was there before.
     return synced;
   }
   (void)FaultPoint("checkpoint.published");
@@ -109,9 +142,10 @@ absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string&
     const std::string path = entries->path().string();
     if (absl::EndsWith(path, ".partial")) continue;
     const absl::StatusOr<Manifest> manifest = ReadManifest(path);
-    if (!manifest.ok()) continue;
+    struct stat info;
+    if (!manifest.ok() || stat(ManifestPath(path).c_str(), &info) != 0) continue;
     ListedCheckpoint& listed = found.emplace_back();
-    listed = {path, manifest->step, manifest->job_id, 0};
+    listed = {path, manifest->step, manifest->job_id, 0, absl::TimeFromTimespec(info.st_mtim)};
     for (const auto& [name, file] : manifest->files) listed.size_bytes += file.size_bytes;
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
@@ -120,16 +154,41 @@ absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string&
   return found;
 }
 
-absl::Status KeepNewest(const std::string& folder, const std::string& job_id, int keep) {
-  ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> found, ListCheckpoints(folder));
-  found.erase(std::remove_if(found.begin(), found.end(),
-                             [&](const auto& listed) { return listed.job_id != job_id; }),
-              found.end());
-  for (size_t i = 0; i + keep < found.size(); ++i) {
-    const std::string gone = PartialFolder(found[i].path);
+namespace {
+
+// What a crash left of a job's checkpoint that was being removed, or was not published.
+void RemoveLeftovers(const std::string& folder, const std::string& job_id) {
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string path = entries->path().string();
+    if (!absl::EndsWith(path, ".partial")) continue;
+    const absl::StatusOr<Manifest> manifest = ReadManifest(path);
+    if (manifest.ok() && manifest->job_id == job_id) (void)Remove(path);
+  }
+}
+
+}  // namespace
+
+absl::Status KeepNewest(const std::string& path, const std::string& job_id, int keep) {
+  const std::string folder = ParentOf(path);
+  RemoveLeftovers(folder, job_id);
+  ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> others, ListCheckpoints(folder));
+  const auto is_other = [&](const ListedCheckpoint& listed) {
+    std::error_code error;
+    return listed.job_id == job_id && !fs::is_symlink(listed.path, error) &&
+           !fs::equivalent(listed.path, path, error);
+  };
+  others.erase(std::remove_if(others.begin(), others.end(),
+                              [&](const auto& listed) { return !is_other(listed); }),
+               others.end());
+  std::sort(others.begin(), others.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.saved_at, a.path) < std::tie(b.saved_at, b.path);
+  });
+  for (size_t i = 0; i + keep - 1 < others.size(); ++i) {
+    const std::string gone = PartialFolder(others[i].path);
     RETURN_IF_ERROR(Remove(gone));
-    if (rename(found[i].path.c_str(), gone.c_str()) != 0)
-      return ErrnoStatus(errno, absl::StrCat("rename ", found[i].path));
+    RETURN_IF_ERROR(Rename(others[i].path, gone, /*exchange=*/false));
     RETURN_IF_ERROR(FaultPoint("checkpoint.retired"));
     RETURN_IF_ERROR(Remove(gone));
   }

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "checkpoint/manifest.h"
 
 namespace tessera {
@@ -23,14 +24,15 @@ std::string PartialFolder(const std::string& path);
 
 // Makes PATH.partial, empty.
 // Errors: InvalidArgument     the path is not absolute, or ends in '/'
-//         FailedPrecondition  PATH exists and is no checkpoint.
+//         FailedPrecondition  PATH exists and is no checkpoint, or PATH.partial holds something
+//                             else.
 absl::Status BeginCheckpoint(const std::string& path);
 
 // Writes the manifest, and gives the folder its name, durably. A checkpoint of that name is
-// replaced.
+// replaced. Errors: FailedPrecondition  the file system cannot replace a folder.
 absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest);
 
-// Removes PATH.partial, if there is one.
+// Removes PATH.partial, if there is one that holds nothing but a checkpoint's files.
 void DiscardCheckpoint(const std::string& path);
 
 // Errors: NotFound         no such folder, or no manifest in it
@@ -42,13 +44,16 @@ struct ListedCheckpoint {
   int64_t step = 0;
   std::string job_id;
   int64_t size_bytes = 0;
+  absl::Time saved_at;
 };
 // Those right below `folder`, by step and then path. What cannot be read is left out.
 absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string& folder);
 
-// Removes a job's oldest checkpoints right below `folder`, so that at most `keep` are left. Each
-// loses its name first, so that a crash leaves none that is damaged. Requires keep >= 1.
-absl::Status KeepNewest(const std::string& folder, const std::string& job_id, int keep);
+// Removes a job's checkpoints beside `path`, which was just published: those that were saved first,
+// so that with it at most `keep` are left. Each loses its name before its files, so that a crash
+// leaves none that is damaged; what an earlier crash left so is removed too. Links stay. Requires
+// keep >= 1.
+absl::Status KeepNewest(const std::string& path, const std::string& job_id, int keep);
 
 }  // namespace tessera
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "checkpoint/crc32.h"
+#include "checkpoint/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -153,9 +154,9 @@ std::string EncodeManifest(const Manifest& manifest) {
 }
 
 absl::StatusOr<Manifest> DecodeManifest(absl::string_view text) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object())
-    return absl::InvalidArgumentError("manifest: no JSON object");
+  absl::StatusOr<Json> parsed = ParseStrictJsonObject(text);
+  if (!parsed.ok()) return Annotate(parsed.status(), "manifest");
+  const Json json = *std::move(parsed);
   ASSIGN_OR_RETURN(const std::string format, StringAt(json, "format"));
   ASSIGN_OR_RETURN(const int64_t version, IntegerAt(json, "version"));
   if (format != kFormat) return Refusal("format");

@@ -79,6 +79,16 @@ TEST(ManifestTest, FilesOutsideOfTheFolderAreRefused) {
   }
 }
 
+TEST(ManifestTest, HostileNestingAndDoubleKeysAreRefused) {
+  std::string text = EncodeManifest(Example());
+  const std::string deep(200'000, '[');
+  EXPECT_THAT(DecodeManifest("{\"format\": " + deep),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::_));
+  text.insert(1, "\"step\": 7,");
+  EXPECT_THAT(DecodeManifest(text),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("step")));
+}
+
 TEST(Crc32Test, SumsOfPartsCombineToThatOfTheWhole) {
   EXPECT_EQ(Crc32("123456789"), 0xcbf43926) << "the published check value";
   std::mt19937 random(5);

@@ -94,7 +94,7 @@ TEST_F(CheckpointCommandsTest, VerifySaysThatOneIsWholeOrWhatIsDamaged) {
 TEST_F(CheckpointCommandsTest, OldestAreRemovedAndThoseOfOtherJobsStay) {
   for (int step = 1; step <= 5; ++step) Make(absl::StrCat("step-", step), step);
   const std::string other = Make("other", 1, "bert");
-  ASSERT_OK(KeepNewest(folder_, "gpt", 2));
+  ASSERT_OK(KeepNewest(folder_ + "/step-5", "gpt", 2));
   ASSERT_OK_AND_ASSIGN(const std::vector<ListedCheckpoint> left, ListCheckpoints(folder_));
   ASSERT_EQ(left.size(), 3);
   EXPECT_EQ(left[0].path, other);

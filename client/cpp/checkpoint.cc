@@ -55,7 +55,12 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
     for (const NamedTensor& buffer : contents.buffers)
       EncodeTensor(buffer, /*with_values=*/true, request.add_buffers());
   }
-  request.set_trainer_state(contents.trainer_state);
+  if (contents.trainer_state.size() > kMaxTrainerStateBytes) {
+    request.set_refusal(absl::StrCat("trainer state of ", contents.trainer_state.size(),
+                                     " bytes, more than ", kMaxTrainerStateBytes));
+  } else {
+    request.set_trainer_state(contents.trainer_state);
+  }
   request.set_in_background(options.in_background);
   request.set_keep_newest(options.keep_newest);
   return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();

@@ -16,6 +16,7 @@
 #ifndef TESSERA_CLIENT_CPP_CHECKPOINT_H_
 #define TESSERA_CLIENT_CPP_CHECKPOINT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -39,18 +40,21 @@ struct SaveCheckpointOptions {
   // again until the save is over; AwaitSave and GetSaveStatus tell the rest. The next save or load
   // waits for it. A process that dies meanwhile ends it: the checkpoint that had the name stays.
   bool in_background = false;
-  // Of the job's checkpoints in the same folder the oldest are removed, so that so many are left;
-  // 0: all stay.
+  // Of the job's checkpoints in the same folder those that were saved first are removed, so that
+  // with this one so many are left; 0: all stay.
   int keep_newest = 0;
 };
 
+inline constexpr size_t kMaxTrainerStateBytes = size_t{512} << 20;
+
 struct CheckpointContents {
   std::vector<NamedTensor> buffers;  // Rank 0's are saved.
-  std::string trainer_state;         // This rank's own bytes.
+  std::string trainer_state;         // This rank's own bytes; at most kMaxTrainerStateBytes.
 };
 
-// Errors: InvalidArgument     the path, or a buffer's name or size (named)
-//         FailedPrecondition  something that is no checkpoint has that name; fake collectives
+// Errors: InvalidArgument     the path, a buffer's name or size (named), or too many bytes
+//         FailedPrecondition  something that is no checkpoint has that name, or the file system
+//                             cannot replace one; no initial values; fake collectives
 //         the file system's (ResourceExhausted: the disk is full), with the rank's number: a
 //         checkpoint that had the name is as it was then
 //         Aborted             a process died, or the ranks could not agree in time.

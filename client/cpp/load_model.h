@@ -35,7 +35,7 @@ struct LoadReport {
 //         Unimplemented       a folder of PyTorch's that an extension compressed
 //         FailedPrecondition  the ranks see different files, or it changed meanwhile
 //         Aborted             as Session::WriteParameters; or some rank read for longer than the
-//                             others by more than config.collective_timeout.
+//                             others by more than an hour.
 absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
                                      const LoadOptions& options = {});
 

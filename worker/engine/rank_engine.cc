@@ -103,8 +103,8 @@ absl::Status RankEngine::Start(Step resume_step) {
   control->initialized.store(group->initialized.load(std::memory_order_acquire));
   control->committed_step.store(step_);
   control->writes.store(group->decisions[step_ % 2].writes.load(std::memory_order_relaxed));
-  control->trained_step.store(
-      group->decisions[step_ % 2].trained_step.load(std::memory_order_relaxed));
+  const int64_t trained_step = group->decisions[step_ % 2].trained_step.load();
+  control->trained_step.store(control->initialized.load() != 0 ? trained_step : 0);
   PublishProgress(OrderStep());
   control->within_step.store(0);
   control->progress_kind.store(0);

@@ -58,9 +58,11 @@ absl::Status RankEngine::Save() {
   options_.recorder->Started(number);
   absl::Status outcome;
   std::string reply;
-  if (const std::string fake =
-          FakeText(options_.config->fake_all_gather, options_.config->fake_reduce_scatter);
-      !fake.empty()) {
+  if (options_.control->initialized.load() == 0) {
+    outcome = absl::FailedPreconditionError("not saved: the job has no initial values yet");
+  } else if (const std::string fake =
+                 FakeText(options_.config->fake_all_gather, options_.config->fake_reduce_scatter);
+             !fake.empty()) {
     outcome = absl::FailedPreconditionError(
         absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
   } else {
@@ -88,6 +90,7 @@ absl::Status RankEngine::Load() {
   RETURN_IF_ERROR(Ordered(OpKind::kLoad, -1, 0, DType::kFp32));
   options_.recorder->Started(number);
   for (std::vector<int64_t>& updates : early_updates_) updates.clear();
+  staged_.assign(staged_.size(), 0);
   const int64_t version = first ? 0 : step_ + 1;
   std::vector<StateArray> arrays = optimizer_.Moments();
   arrays.push_back(StateArray::kParameter);

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-absl::Status BackgroundSave::Copy(const SavedState& state, int64_t* all_bytes) {
+absl::Status BackgroundSave::CopySlices(const SavedState& state, int64_t* all_bytes) {
   const std::vector<CheckpointSlice> slices =
       SavedSlicesOf(memory_, memory_.rank, HasStates(memory_.layout, state.progress));
   *all_bytes = 0;
@@ -36,25 +36,30 @@ absl::Status BackgroundSave::Copy(const SavedState& state, int64_t* all_bytes) {
   return absl::OkStatus();
 }
 
-absl::Status BackgroundSave::Begin(const v1::SaveRequest& request, const SavedState& state,
-                                   Communicator* communicator, std::function<void()> over) {
+absl::Status BackgroundSave::Copy(const v1::SaveRequest& request, const SavedState& state) {
   End();
   request_ = request;
   progress_ = state.progress;
   moments_ = state.moments;
   written_bytes_.store(0);
   int64_t all_bytes = 0;
-  RETURN_IF_ERROR(Copy(state, &all_bytes));
+  RETURN_IF_ERROR(CopySlices(state, &all_bytes));
+  absl::MutexLock lock(&mu_);
+  status_.Clear();
+  status_.set_path(request.path());
+  status_.set_all_bytes(all_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status BackgroundSave::Start(Communicator* communicator, const std::atomic<bool>* stopped,
+                                   std::function<void(const absl::Status&)> over) {
   {
     absl::MutexLock lock(&mu_);
-    status_.Clear();
-    status_.set_path(request.path());
     status_.set_running(true);
-    status_.set_all_bytes(all_bytes);
   }
-  absl::StatusOr<std::thread> thread =
-      StartThread("a save in the background",
-                  [this, communicator, over = std::move(over)] { Run(communicator, over); });
+  absl::StatusOr<std::thread> thread = StartThread(
+      "a save in the background",
+      [this, communicator, stopped, over = std::move(over)] { Run(communicator, stopped, over); });
   if (thread.ok()) {
     thread_ = *std::move(thread);
     return absl::OkStatus();
@@ -64,29 +69,36 @@ absl::Status BackgroundSave::Begin(const v1::SaveRequest& request, const SavedSt
   return thread.status();
 }
 
-void BackgroundSave::Run(Communicator* communicator, const std::function<void()>& over) {
+void BackgroundSave::Run(Communicator* communicator, const std::atomic<bool>* stopped,
+                         const std::function<void(const absl::Status&)>& over) {
   const auto values = [this](StateArray array, const ShardSegment& segment) {
     return values_.at(Key(array, segment.unit, segment.parameter));
   };
   const SavedState state = {progress_, moments_, values};
   v1::SaveReply reply;
   absl::Status outcome;
-  const absl::Status agreed =
-      SaveCheckpoint(request_, memory_, state, communicator, &reply, &outcome, &written_bytes_);
+  const absl::Status agreed = SaveCheckpoint(request_, memory_, state, communicator, stopped,
+                                             &reply, &outcome, &written_bytes_);
   if (!agreed.ok()) outcome = agreed;
   if (!outcome.ok())
     TESSERA_LOG(WARNING, "checkpoint {} was not saved: {}", request_.path(), outcome.ToString());
-  over();
+  Forget();
+  over(agreed);
   absl::MutexLock lock(&mu_);
   status_.set_running(false);
   status_.set_code(outcome.raw_code());
   status_.set_message(std::string(outcome.message()));
 }
 
-void BackgroundSave::End() {
-  if (thread_.joinable()) thread_.join();
+void BackgroundSave::Forget() {
   copy_.reset();
   values_.clear();
+  request_.Clear();
+}
+
+void BackgroundSave::End() {
+  if (thread_.joinable()) thread_.join();
+  Forget();
 }
 
 v1::SaveStatus BackgroundSave::status() const {

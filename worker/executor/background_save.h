@@ -1,6 +1,6 @@
 // A checkpoint that is written while training goes on.
 //
-//   Begin: copies the rank's slices ──► training goes on ──► files, manifest, name: on a thread
+//   Copy: the rank's slices ──► training goes on ──► Start: files, manifest, name: on a thread
 //
 // What training waits for is the copy, at memory's speed; the rank holds that much more memory
 // until the save is over. One at a time. status() is thread-safe, the rest is the owner's thread's.
@@ -32,12 +32,16 @@ class BackgroundSave {
   explicit BackgroundSave(const ExecutorMemory* memory) : memory_(*memory) {}
   ~BackgroundSave() { End(); }
 
-  // Copies the state and returns. Until End the communicator, which is not owned, is the thread's,
-  // which calls `over` last.
-  // Errors: ResourceExhausted  no memory for the copy, or no thread; `over` is not called then.
-  absl::Status Begin(const v1::SaveRequest& request, const SavedState& state,
-                     Communicator* communicator, std::function<void()> over);
-  // Waits for the thread, if there is one.
+  // Takes a copy of the state; what was saved before has ended.
+  // Errors: ResourceExhausted  no memory for it.
+  absl::Status Copy(const v1::SaveRequest& request, const SavedState& state);
+  // Saves the copy. Until End the communicator, which is not owned, is the thread's; it calls
+  // `over` last, with the communicator's error if the ranks could not agree. The save is given up
+  // between two slices once `stopped`.
+  // Errors: ResourceExhausted  no thread; `over` is not called then.
+  absl::Status Start(Communicator* communicator, const std::atomic<bool>* stopped,
+                     std::function<void(const absl::Status&)> over);
+  // Waits for the thread, if there is one, and forgets the copy.
   void End();
   v1::SaveStatus status() const;
 
@@ -45,8 +49,10 @@ class BackgroundSave {
   // Array, unit and parameter.
   using Key = std::tuple<StateArray, int, int>;
 
-  absl::Status Copy(const SavedState& state, int64_t* all_bytes);
-  void Run(Communicator* communicator, const std::function<void()>& over);
+  absl::Status CopySlices(const SavedState& state, int64_t* all_bytes);
+  void Run(Communicator* communicator, const std::atomic<bool>* stopped,
+           const std::function<void(const absl::Status&)>& over);
+  void Forget();
 
   const ExecutorMemory& memory_;
   // Of the save under way; the thread reads them.

@@ -57,7 +57,7 @@ class CheckpointSave {
  public:
   CheckpointSave(const v1::SaveRequest& request, const ExecutorMemory& memory,
                  const SavedState& state, Communicator* communicator,
-                 std::atomic<int64_t>* written_bytes)
+                 const std::atomic<bool>* stopped, std::atomic<int64_t>* written_bytes)
       : request_(request),
         memory_(memory),
         state_(state),
@@ -65,6 +65,7 @@ class CheckpointSave {
         leads_(communicator->rank() == 0),
         folder_(PartialFolder(request.path())),
         has_state_(HasStates(memory.layout, state.progress)),
+        stopped_(*stopped),
         written_bytes_(written_bytes) {}
 
   absl::Status Run(absl::Status* outcome) {
@@ -134,6 +135,7 @@ class CheckpointSave {
     ASSIGN_OR_RETURN(ModelFile optimizer,
                      ModelFile::Open(PathOf(kOptimizerFileName), plan_->optimizer));
     for (const CheckpointSlice& slice : SavedSlicesOf(memory_, memory_.rank, has_state_)) {
+      if (stopped_.load()) return absl::AbortedError("the epoch ended");
       const ConstValues values = state_.values(slice.array, slice.segment);
       ModelFile& file = slice.array == StateArray::kParameter ? model : optimizer;
       RETURN_IF_ERROR(
@@ -206,8 +208,7 @@ class CheckpointSave {
   // The checkpoint is there; one that is too many is no reason to say that it is not.
   void RetireOlder() {
     if (request_.keep_newest() < 1) return;
-    const std::string parent = request_.path().substr(0, request_.path().rfind('/') + 1);
-    const absl::Status status = KeepNewest(parent, memory_.job_id, request_.keep_newest());
+    const absl::Status status = KeepNewest(request_.path(), memory_.job_id, request_.keep_newest());
     if (!status.ok())
       TESSERA_LOG(WARNING, "older checkpoints are not removed: {}", status.ToString());
   }
@@ -218,7 +219,8 @@ class CheckpointSave {
   Communicator& communicator_;
   const bool leads_;
   const std::string folder_;
-  const std::vector<bool> has_state_;          // By parameter of the job.
+  const std::vector<bool> has_state_;  // By parameter of the job.
+  const std::atomic<bool>& stopped_;
   std::atomic<int64_t>* const written_bytes_;  // May be null.
   std::optional<CheckpointPlan> plan_;
   SliceSums sums_;                            // Of this rank's slices, then of its trainer's bytes.
@@ -237,9 +239,9 @@ std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& p
 
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
                             const SavedState& state, Communicator* communicator,
-                            v1::SaveReply* reply, absl::Status* outcome,
-                            std::atomic<int64_t>* written_bytes) {
-  CheckpointSave save(request, memory, state, communicator, written_bytes);
+                            const std::atomic<bool>* stopped, v1::SaveReply* reply,
+                            absl::Status* outcome, std::atomic<int64_t>* written_bytes) {
+  CheckpointSave save(request, memory, state, communicator, stopped, written_bytes);
   const absl::Status status = save.Run(outcome);
   if (communicator->rank() == 0 && (!status.ok() || !outcome->ok()))
     DiscardCheckpoint(request.path());

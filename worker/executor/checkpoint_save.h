@@ -21,11 +21,12 @@ namespace tessera {
 // else the first failing rank's error with its number; then the checkpoint of that name, if there
 // was one, is as before. Errors: the communicator's, where the ranks could not agree; `outcome`
 // means nothing then.
-// `written_bytes`, if not null, counts what of the state this rank has written.
+// `written_bytes`, if not null, counts what of the state this rank has written. Given up between
+// two slices once `stopped`, with Aborted.
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
                             const SavedState& state, Communicator* communicator,
-                            v1::SaveReply* reply, absl::Status* outcome,
-                            std::atomic<int64_t>* written_bytes = nullptr);
+                            const std::atomic<bool>* stopped, v1::SaveReply* reply,
+                            absl::Status* outcome, std::atomic<int64_t>* written_bytes = nullptr);
 
 // By parameter of the job: whether the checkpoint has optimizer state of it.
 std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& progress);

@@ -13,21 +13,29 @@
 namespace tessera {
 namespace {
 
+absl::Status CheckRequest(const v1::LoadRequest&) { return absl::OkStatus(); }
+absl::Status CheckRequest(const v1::SaveRequest& request) {
+  if (request.refusal().empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(request.refusal());
+}
+
 // The same outcome for all ranks where a request is malformed on some.
 template <typename Request>
 absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator, Request* request,
                         absl::Status* outcome) {
   *outcome = request->ParseFromString(bytes)
-                 ? absl::OkStatus()
+                 ? CheckRequest(*request)
                  : absl::InvalidArgumentError("the trainer's request is malformed");
   return AgreeOn("request", outcome, communicator);
 }
 
 }  // namespace
 
-ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving)
+ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving,
+                             ReportError report_error)
     : memory_(*memory),
       report_saving_(std::move(report_saving)),
+      report_error_(std::move(report_error)),
       segments_(SegmentsOf(memory->layout, memory->config, memory->plan, memory->rank)),
       background_(memory) {}
 
@@ -52,7 +60,7 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   v1::SaveReply answer;
   const absl::Status status =
       request.is_checkpoint()
-          ? SaveCheckpoint(request, memory_, state, communicator_, &answer, outcome)
+          ? SaveCheckpoint(request, memory_, state, communicator_, &stopped_, &answer, outcome)
           : SaveModel(request.path(), memory_.layout, OwnSegments(), state, communicator_, outcome);
   if (creates_file) report_saving_("");
   *reply = answer.SerializeAsString();
@@ -61,13 +69,24 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
 
 absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
                                               const SavedState& state, absl::Status* outcome) {
+  *outcome = background_.Copy(request, state);
+  RETURN_IF_ERROR(AgreeOn("save", outcome, communicator_));
+  if (!outcome->ok()) {
+    background_.End();
+    return absl::OkStatus();
+  }
   const auto report = [this](const std::string& path) {
     if (memory_.rank.value() == 0) report_saving_(path);
   };
   report(request.path());
-  *outcome = background_.Begin(request, state, communicator_, [report] { report(""); });
-  // A rank that could not begin ends the epoch, and with it the others' saves.
-  return *outcome;
+  const absl::Status started =
+      background_.Start(communicator_, &stopped_, [this, report](const absl::Status& agreed) {
+        report("");
+        // It has aborted what the other ranks do, and none of them knows why. Aborted: another did.
+        if (!agreed.ok() && !absl::IsAborted(agreed) && !stopped_.load()) report_error_(agreed);
+      });
+  if (!started.ok()) report("");
+  return started;  // An error ends the epoch, and with it the other ranks' saves.
 }
 
 absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* state,

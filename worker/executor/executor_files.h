@@ -8,6 +8,7 @@
 #ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_FILES_H_
 #define TESSERA_WORKER_EXECUTOR_EXECUTOR_FILES_H_
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -24,12 +25,19 @@ class ExecutorFiles : public StateFiles {
   // Told what rank 0 is writing, so that what it leaves can be removed if it dies; "": nothing.
   // Called by any thread.
   using ReportSaving = std::function<void(const std::string& path)>;
+  // Told why ranks could not agree, where nothing else tells the worker. Called by any thread.
+  using ReportError = std::function<void(const absl::Status& status)>;
   // `memory` is not owned and outlives this.
-  ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving);
+  ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving, ReportError report_error);
 
   // Of the epoch that begins, for files alone; not owned.
-  void BeginEpoch(Communicator* communicator) { communicator_ = communicator; }
-  // Waits for what is under way, which ends soon where the communicator was aborted.
+  void BeginEpoch(Communicator* communicator) {
+    communicator_ = communicator;
+    stopped_.store(false);
+  }
+  // What is under way is given up between two slices. Thread-safe.
+  void Stop() { stopped_.store(true); }
+  // Waits for what is under way in the background, after Stop.
   void EndEpoch() { background_.End(); }
 
   absl::Status Save(const std::string& request, const SavedState& state, std::string* reply,
@@ -46,8 +54,10 @@ class ExecutorFiles : public StateFiles {
 
   const ExecutorMemory& memory_;
   const ReportSaving report_saving_;
+  const ReportError report_error_;
   const std::vector<ShardSegment> segments_;
   Communicator* communicator_ = nullptr;
+  std::atomic<bool> stopped_{false};
   BackgroundSave background_;
 };
 

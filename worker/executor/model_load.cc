@@ -67,8 +67,11 @@ absl::Status LoadModel(const std::string& path, bool strict, const ModelLayout& 
   *outcome = ReadOwn(*source, segments, *state);
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
+  const uint64_t identity = source->model->identity();
+  source->model.reset();  // Its descriptors may be many.
   const absl::StatusOr<std::unique_ptr<ModelSource>> again = OpenModel(path);
-  if (!again.ok() || (*again)->identity() != source->model->identity())
+  *outcome = again.status();
+  if (again.ok() && (*again)->identity() != identity)
     *outcome = absl::FailedPreconditionError(absl::StrCat(path, " changed while it was read"));
   return AgreeOn("load", outcome, communicator);
 }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -31,7 +32,9 @@ class RankExecutor {
       : memory_(std::move(memory)),
         link_({socket, memory_.job_id, memory_.rank, memory_.config.collective_timeout,
                &memory_.layout}),
-        files_(&memory_, [this](const std::string& path) { link_.ReportSaving(path); }),
+        files_(
+            &memory_, [this](const std::string& path) { link_.ReportSaving(path); },
+            [this](const absl::Status& status) { SendFailure(status); }),
         recorder_(memory_.flight_ring()) {}
   ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
 
@@ -57,10 +60,13 @@ class RankExecutor {
   // False: stop.
   bool Answer(const v1::ExecutorAbort& abort);
   void ReportFailure(Epoch epoch, const absl::Status& status);
+  // Of the epoch that runs, told by a thread that is neither the engine's nor this one.
+  void SendFailure(const absl::Status& status);
 
   ExecutorMemory memory_;
   KeeperLink link_;
   ExecutorFiles files_;
+  std::atomic<uint64_t> running_epoch_{0};
   FlightRecorder recorder_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> post_backward_;
@@ -180,6 +186,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
     ASSIGN_OR_RETURN(gatherer_, Join(epoch, Row::kGather, start));
     ASSIGN_OR_RETURN(of_host_, JoinHost(epoch, Row::kHost));
   }
+  running_epoch_.store(epoch.value());
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);
   files_.BeginEpoch(files_communicator_.get());
@@ -233,8 +240,19 @@ void RankExecutor::ReportFailure(Epoch epoch, const absl::Status& status) {
   link_.Send(event);
 }
 
+void RankExecutor::SendFailure(const absl::Status& status) {
+  TESSERA_LOG(WARNING, "epoch {} failed: {}", running_epoch_.load(), status.ToString());
+  v1::ExecutorEvent event;
+  event.mutable_failure()->set_job_id(memory_.job_id);
+  event.mutable_failure()->set_epoch(running_epoch_.load());
+  event.mutable_failure()->set_rank(memory_.rank.value());
+  event.mutable_failure()->set_reason(PrintableUtf8(status.message()));
+  link_.Send(event);
+}
+
 void RankExecutor::Quiesce(const absl::Status& reason) {
   link_.AbortEpoch(reason);
+  files_.Stop();
   if (files_communicator_ != nullptr) files_communicator_->Abort(reason);
   if (engine_ != nullptr) engine_->Stop(reason);
   if (engine_thread_.joinable()) engine_thread_.join();

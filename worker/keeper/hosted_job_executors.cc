@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/model_file.h"
 #include "worker/keeper/hosted_job.h"
 #include "worker/memory/fd_passing.h"
 
@@ -107,6 +108,7 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   if (!saving_path.empty()) {
     TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", job_id_, rank.value(),
                 PrintableUtf8(saving_path));
+    ModelFile::Discard(saving_path);
     DiscardCheckpoint(saving_path);
   }
   return end;
