@@ -53,4 +53,14 @@ absl::Status ModelReader::ReadSlice(const std::string& tensor, int64_t begin_ele
   return ReadElements(file_, at_bytes, *dtype, into);
 }
 
+absl::Status ModelReader::ReadStored(const std::string& tensor, int64_t begin_elements,
+                                     int64_t count, char* into) const {
+  const absl::StatusOr<StoredSlice> slice =
+      CheckStoredSlice(tensors_, tensor, begin_elements, count);
+  if (!slice.ok()) return Annotate(slice.status(), file_.path);
+  const int64_t at_bytes =
+      header_.data_offset_bytes + header_.tensors.at(tensor).begin_bytes + slice->begin_bytes;
+  return ReadBytes(file_, at_bytes, slice->size_bytes, into);
+}
+
 }  // namespace tessera

@@ -31,6 +31,8 @@ class ModelReader final : public ModelSource {
   uint64_t identity() const override { return identity_; }
   absl::Status ReadSlice(const std::string& tensor, int64_t begin_elements,
                          Values into) const override;
+  absl::Status ReadStored(const std::string& tensor, int64_t begin_elements, int64_t count,
+                          char* into) const override;
 
  private:
   ModelReader(OpenFile file, SafetensorsHeader header, uint64_t identity);

@@ -5,7 +5,7 @@
 //   a folder of PyTorch's DCP       dcp::DcpModel           OpenModel finds out which it is
 //
 // What elements are stored in is rounded or widened to what the values are. All of it may be
-// anybody's: nothing is read by what has not been checked. ReadSlice is thread-safe.
+// anybody's: nothing is read by what has not been checked. Reading is thread-safe.
 #ifndef TESSERA_CHECKPOINT_MODEL_SOURCE_H_
 #define TESSERA_CHECKPOINT_MODEL_SOURCE_H_
 
@@ -33,6 +33,12 @@ class ModelSource {
   //         file and the tensor.
   virtual absl::Status ReadSlice(const std::string& tensor, int64_t begin_elements,
                                  Values into) const = 0;
+  // Elements [begin_elements, begin_elements + count) of a tensor of whatever type, row-major, as
+  // they are stored: little-endian, elements below a byte packed. `into` has room for them.
+  // Errors: as ReadSlice, but for the types; InvalidArgument  also where the slice does not begin
+  //         and end between bytes.
+  virtual absl::Status ReadStored(const std::string& tensor, int64_t begin_elements, int64_t count,
+                                  char* into) const = 0;
 };
 
 }  // namespace tessera

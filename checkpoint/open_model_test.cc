@@ -143,5 +143,28 @@ TEST_F(OpenModelTest, TensorsOfEveryTypeOfTheFormatAreListed) {
   }
 }
 
+TEST_F(OpenModelTest, TensorsOfEveryTypeAreReadAsTheyAreStored) {
+  const std::string json = R"({"f8":{"dtype":"F8_E4M3","shape":[3],"data_offsets":[0,3]},)"
+                           R"("f4":{"dtype":"F4","shape":[4],"data_offsets":[3,5]}})";
+  std::string size(8, '\0');
+  size[0] = static_cast<char>(json.size());
+  WriteText("one", size + json + "abcde");
+  WriteText(kModelIndexName, R"({"weight_map": {"f4": "one", "f8": "one"}})");
+  for (const std::string& path : {Path("one"), folder_}) {
+    ASSERT_OK_AND_ASSIGN(const auto model, OpenModel(path));
+    std::string bytes(2, 'x');
+    ASSERT_OK(model->ReadStored("f8", 1, 2, bytes.data()));
+    EXPECT_EQ(bytes, "bc");
+    ASSERT_OK(model->ReadStored("f4", 2, 2, bytes.data()));
+    EXPECT_EQ(bytes, "ec");
+    EXPECT_THAT(model->ReadStored("f4", 1, 2, bytes.data()),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'f4'")));
+    EXPECT_THAT(model->ReadStored("f8", 2, 2, bytes.data()),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'f8'")));
+    EXPECT_THAT(model->ReadStored("none", 0, 0, bytes.data()),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr("'none'")));
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -52,4 +52,12 @@ absl::Status ShardedModel::ReadSlice(const std::string& tensor, int64_t begin_el
   return files_.at(file->second).ReadSlice(tensor, begin_elements, into);
 }
 
+absl::Status ShardedModel::ReadStored(const std::string& tensor, int64_t begin_elements,
+                                      int64_t count, char* into) const {
+  const auto file = index_.file_of.find(tensor);
+  if (file == index_.file_of.end())
+    return absl::NotFoundError(absl::StrCat(path_, ": no tensor '", tensor, "'"));
+  return files_.at(file->second).ReadStored(tensor, begin_elements, count, into);
+}
+
 }  // namespace tessera

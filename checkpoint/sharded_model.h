@@ -27,6 +27,8 @@ class ShardedModel final : public ModelSource {
   uint64_t identity() const override { return identity_; }
   absl::Status ReadSlice(const std::string& tensor, int64_t begin_elements,
                          Values into) const override;
+  absl::Status ReadStored(const std::string& tensor, int64_t begin_elements, int64_t count,
+                          char* into) const override;
 
  private:
   ShardedModel(std::string path, ModelIndex index, std::map<std::string, ModelReader> files,

@@ -28,6 +28,18 @@ using TensorTable = std::map<std::string, TensorInfo>;
 absl::StatusOr<DType> CheckSlice(const TensorTable& tensors, const std::string& name,
                                  int64_t begin_elements, int64_t count);
 
+struct StoredSlice {
+  int64_t begin_bytes = 0, size_bytes = 0;  // Of the tensor's bytes, row-major.
+};
+// Where elements [begin_elements, begin_elements + count) of a tensor of whatever type lie.
+// Errors: NotFound  no such tensor; InvalidArgument  outside of it, or not between bytes. The
+//         message names the tensor.
+absl::StatusOr<StoredSlice> CheckStoredSlice(const TensorTable& tensors, const std::string& name,
+                                             int64_t begin_elements, int64_t count);
+
+// Errors: InvalidArgument  a negative dimension, or the product overflows int64.
+absl::StatusOr<int64_t> NumelOf(const TensorInfo& info);
+
 }  // namespace tessera
 
 #endif  // TESSERA_CHECKPOINT_TENSOR_TABLE_H_

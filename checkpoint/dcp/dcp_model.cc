@@ -1,6 +1,7 @@
 #include "checkpoint/dcp/dcp_model.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
@@ -15,67 +16,70 @@
 namespace tessera::dcp {
 namespace {
 
-// Elements [begin, begin + count) of values.
-Values Part(Values values, int64_t begin, int64_t count) {
-  return Values(static_cast<char*>(values.data()) + begin * SizeBytes(values.dtype()), count,
-                values.dtype());
-}
+// Where elements go: as values of a type, or as they are stored.
+struct Target {
+  char* data = nullptr;
+  int64_t count = 0;
+  std::optional<DType> values;
+  int64_t element_bytes = 0;  // Of one, at `data`.
 
-// One value; both are of one type.
-void CopyOne(const Values& from, int64_t from_element, const Values& into, int64_t into_element) {
-  if (into.dtype() == DType::kFp64) {
-    into.as<double>()[into_element] = from.as<double>()[from_element];
-  } else {
-    into.as<float>()[into_element] = from.as<float>()[from_element];
+  Target Part(int64_t begin, int64_t part_count) const {
+    return {data + begin * element_bytes, part_count, values, element_bytes};
   }
+};
+
+int64_t StoredBytes(StoredDType dtype) { return SizeBits(dtype) / 8; }  // PyTorch packs none.
+
+absl::Status ReadInto(const OpenFile& file, int64_t at_bytes, StoredDType dtype,
+                      const Target& into) {
+  if (!into.values.has_value())
+    return ReadBytes(file, at_bytes, into.count * into.element_bytes, into.data);
+  return ReadElements(file, at_bytes, *LayoutDType(dtype),
+                      Values(into.data, into.count, *into.values));
 }
 
 // A box of a tensor, in an open file.
 class ItemReader {
  public:
-  ItemReader(const OpenFile& file, const TorchTensor& tensor, DType dtype)
-      : file_(file), tensor_(tensor), dtype_(dtype) {}
+  ItemReader(const OpenFile& file, const TorchTensor& tensor) : file_(file), tensor_(tensor) {}
 
   // Elements of the box, row-major.
-  absl::Status Read(int64_t begin_elements, Values into) {
+  absl::Status Read(int64_t begin_elements, const Target& into) {
     if (!tensor_.IsContiguous()) return Pick(begin_elements, into);
-    return ReadElements(file_,
-                        tensor_.storage.begin_bytes +
-                            (tensor_.offset_elements + begin_elements) * SizeBytes(dtype_),
-                        dtype_, into);
+    const int64_t at = tensor_.offset_elements + begin_elements;
+    return ReadInto(file_, tensor_.storage.begin_bytes + at * StoredBytes(tensor_.dtype),
+                    tensor_.dtype, into);
   }
 
  private:
   // One by one, out of the whole storage, which is read once.
-  absl::Status Pick(int64_t begin_elements, const Values& into) {
+  absl::Status Pick(int64_t begin_elements, const Target& into) {
     if (whole_.empty()) {
-      const int64_t numel = tensor_.storage.size_bytes / SizeBytes(dtype_);
-      whole_.resize(numel * SizeBytes(into.dtype()));
-      RETURN_IF_ERROR(ReadElements(file_, tensor_.storage.begin_bytes, dtype_,
-                                   Values(whole_.data(), numel, into.dtype())));
+      const int64_t numel = tensor_.storage.size_bytes / StoredBytes(tensor_.dtype);
+      whole_.resize(numel * into.element_bytes);
+      RETURN_IF_ERROR(ReadInto(file_, tensor_.storage.begin_bytes, tensor_.dtype,
+                               {whole_.data(), numel, into.values, into.element_bytes}));
     }
-    const Values whole(whole_.data(), static_cast<int64_t>(whole_.size()) / SizeBytes(into.dtype()),
-                       into.dtype());
-    for (int64_t i = 0; i < static_cast<int64_t>(into.size()); ++i) {
+    for (int64_t i = 0; i < into.count; ++i) {
       int64_t rest = begin_elements + i, at = tensor_.offset_elements;
       for (size_t d = tensor_.sizes.size(); d-- > 0;) {
         at += rest % tensor_.sizes[d] * tensor_.strides[d];
         rest /= tensor_.sizes[d];
       }
-      CopyOne(whole, at, into, i);
+      memcpy(into.data + i * into.element_bytes, whole_.data() + at * into.element_bytes,
+             into.element_bytes);
     }
     return absl::OkStatus();
   }
 
   const OpenFile& file_;
   const TorchTensor& tensor_;
-  const DType dtype_;
   std::vector<char> whole_;  // Of a tensor that is not contiguous, once it was needed.
 };
 
 absl::Status ReadChunk(const std::string& folder, const ChunkedTensor& tensor, const Chunk& chunk,
-                       DType dtype, int64_t begin_elements, Values into) {
-  const int64_t end_elements = begin_elements + static_cast<int64_t>(into.size());
+                       int64_t begin_elements, const Target& into) {
+  const int64_t end_elements = begin_elements + into.count;
   std::optional<OpenFile> file;
   std::optional<TorchTensor> item;
   std::optional<ItemReader> reader;
@@ -89,11 +93,21 @@ absl::Status ReadChunk(const std::string& folder, const ChunkedTensor& tensor, c
             return absl::InvalidArgumentError(absl::StrCat(
                 file->path, ": item at ", chunk.item.begin_bytes, ": not what the metadata says"));
           }
-          reader.emplace(*file, *item, dtype);
+          reader.emplace(*file, *item);
         }
         return reader->Read(run.box_begin_elements,
-                            Part(into, run.tensor_begin_elements - begin_elements, run.numel));
+                            into.Part(run.tensor_begin_elements - begin_elements, run.numel));
       });
+}
+
+absl::Status ReadChunks(const std::string& folder, const Metadata& metadata,
+                        const std::string& tensor, int64_t begin_elements, const Target& into) {
+  const ChunkedTensor& stored = metadata.at(tensor);
+  for (const Chunk& chunk : stored.chunks) {
+    const absl::Status status = ReadChunk(folder, stored, chunk, begin_elements, into);
+    if (!status.ok()) return Annotate(status, absl::StrCat("tensor '", tensor, "'"));
+  }
+  return absl::OkStatus();
 }
 
 // How long each file has to be.
@@ -140,12 +154,18 @@ absl::Status DcpModel::ReadSlice(const std::string& tensor, int64_t begin_elemen
   const absl::StatusOr<DType> dtype =
       CheckSlice(tensors_, tensor, begin_elements, static_cast<int64_t>(into.size()));
   if (!dtype.ok()) return Annotate(dtype.status(), folder_);
-  const ChunkedTensor& stored = metadata_.at(tensor);
-  for (const Chunk& chunk : stored.chunks) {
-    const absl::Status status = ReadChunk(folder_, stored, chunk, *dtype, begin_elements, into);
-    if (!status.ok()) return Annotate(status, absl::StrCat("tensor '", tensor, "'"));
-  }
-  return absl::OkStatus();
+  return ReadChunks(folder_, metadata_, tensor, begin_elements,
+                    {static_cast<char*>(into.data()), static_cast<int64_t>(into.size()),
+                     into.dtype(), SizeBytes(into.dtype())});
+}
+
+absl::Status DcpModel::ReadStored(const std::string& tensor, int64_t begin_elements, int64_t count,
+                                  char* into) const {
+  const absl::StatusOr<StoredSlice> slice =
+      CheckStoredSlice(tensors_, tensor, begin_elements, count);
+  if (!slice.ok()) return Annotate(slice.status(), folder_);
+  return ReadChunks(folder_, metadata_, tensor, begin_elements,
+                    {into, count, std::nullopt, StoredBytes(tensors_.at(tensor).dtype)});
 }
 
 }  // namespace tessera::dcp

@@ -31,6 +31,8 @@ class DcpModel final : public ModelSource {
   // says. A tensor whose elements do not lie row-major in its item costs memory for that item.
   absl::Status ReadSlice(const std::string& tensor, int64_t begin_elements,
                          Values into) const override;
+  absl::Status ReadStored(const std::string& tensor, int64_t begin_elements, int64_t count,
+                          char* into) const override;
 
  private:
   DcpModel(std::string folder, Metadata metadata, uint64_t identity);

@@ -63,6 +63,49 @@ TEST_P(DcpFoldersTest, AnySliceIsTheTensorsOwn) {
   }
 }
 
+// Elements as they are stored, in a slice that begins where it likes.
+template <typename Number>
+std::vector<double> ReadAsStored(const ModelSource& model, const std::string& name, int64_t begin,
+                                 int64_t count) {
+  std::vector<Number> numbers(count);
+  EXPECT_OK(model.ReadStored(name, begin, count, reinterpret_cast<char*>(numbers.data())));
+  return {numbers.begin(), numbers.end()};
+}
+
+TEST_P(DcpFoldersTest, AnySliceCanBeReadAsItIsStored) {
+  const GoldenFolder golden = ReadGoldenFolder(GetParam());
+  ASSERT_OK_AND_ASSIGN(const auto model, OpenModel(golden.WriteOut()));
+  int num_read = 0;
+  for (const auto& [name, tensor] : golden.tensors) {
+    const StoredDType dtype = model->tensors().at(name).dtype;
+    if (dtype != StoredDType::kF32 && dtype != StoredDType::kF64) continue;
+    const int64_t numel = static_cast<int64_t>(tensor.values.size());
+    for (int64_t begin = 0; begin < numel; ++begin) {
+      const int64_t count = std::min<int64_t>(numel - begin, 7);
+      const std::vector<double> expected(tensor.values.begin() + begin,
+                                         tensor.values.begin() + begin + count);
+      EXPECT_EQ(dtype == StoredDType::kF32 ? ReadAsStored<float>(*model, name, begin, count)
+                                           : ReadAsStored<double>(*model, name, begin, count),
+                expected)
+          << name << " " << begin;
+      ++num_read;
+    }
+  }
+  EXPECT_GT(num_read, 0);
+}
+
+TEST(DcpFolderTest, TensorsOfOtherTypesAreReadAsTheyAreStored) {
+  ASSERT_OK_AND_ASSIGN(const auto model, OpenModel(ReadGoldenFolder("sharded").WriteOut()));
+  EXPECT_EQ(ReadAsStored<int64_t>(*model, "steps", 1, 3), (std::vector<double>{1, 2, 3}));
+  for (const std::string name : {"small", "mask", "waves"}) {
+    std::string bytes(8, 'x');
+    EXPECT_OK(model->ReadStored(name, 0, 1, bytes.data()));
+  }
+  char byte = 0;
+  EXPECT_THAT(model->ReadStored("steps", 4, 1, &byte),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("steps")));
+}
+
 TEST(DcpFolderTest, TensorsOfOtherTypesAreListedAndNotRead) {
   ASSERT_OK_AND_ASSIGN(const auto model, OpenModel(ReadGoldenFolder("sharded").WriteOut()));
   EXPECT_EQ(model->tensors().at("small").dtype, StoredDType::kF8E4M3);
