@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/verify_checkpoint.h"
+#include "client/cli/progress_line.h"
 #include "client/cli/text_table.h"
 #include "layout/layout_dump.h"
 #include "nlohmann/json.hpp"
@@ -74,15 +75,13 @@ void WriteVerificationJson(const Verification& found, const Console& console) {
 
 absl::Status RunVerify(const Flags& flags, const Console& console) {
   const std::string path = WithoutSlash(flags.path);
-  int64_t told_percent = -1;
-  const auto progress = [&](int64_t done_bytes, int64_t all_bytes) {
-    const int64_t percent = all_bytes == 0 ? 100 : done_bytes * 100 / all_bytes;
-    if (!console.out_is_terminal || percent == told_percent) return;
-    told_percent = percent;
-    *console.err << "\rverifying: " << percent << "% of " << FormatBytes(all_bytes) << std::flush;
-    if (done_bytes == all_bytes) *console.err << "\n";
-  };
-  ASSIGN_OR_RETURN(const Verification found, VerifyCheckpoint(path, progress));
+  Verification found;
+  {
+    ProgressLine progress(console, "verifying");
+    ASSIGN_OR_RETURN(found, VerifyCheckpoint(path, [&](int64_t done_bytes, int64_t all_bytes) {
+                       progress.Tell(done_bytes, all_bytes);
+                     }));
+  }
   int64_t tensors = 0, bytes = 0;
   for (const auto& [name, file] : found.manifest.files) {
     tensors += static_cast<int64_t>(file.tensors.size());

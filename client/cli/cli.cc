@@ -12,6 +12,7 @@
 #include "client/cli/jobs_command.h"
 #include "client/cli/layout_command.h"
 #include "client/cli/status_command.h"
+#include "client/cli/tensor_commands.h"
 #include "client/cli/text_table.h"
 #include "client/cli/top_command.h"
 #include "client/cli/workers_command.h"
@@ -48,9 +49,11 @@ int RunCli(const std::vector<std::string>& args, const Console& console) {
   app.set_version_flag("--version", absl::StrCat("tessera ", kVersion));
   RunCommand selected;
   RegisterCheckpointsCommand(&app, &selected);
+  RegisterDiffCommand(&app, &selected);
   RegisterDumpCommand(&app, &selected);
   RegisterJobsCommand(&app, &selected);
   RegisterLayoutCommand(&app, &selected);
+  RegisterLsCommand(&app, &selected);
   RegisterStatusCommand(&app, &selected);
   RegisterTopCommand(&app, &selected);
   RegisterVerifyCommand(&app, &selected);

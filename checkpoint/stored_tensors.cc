@@ -1,0 +1,127 @@
+#include "checkpoint/stored_tensors.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/checked_file.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/crc32.h"
+#include "checkpoint/element_reader.h"
+#include "checkpoint/open_model.h"
+#include "checkpoint/tensor_table.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kModelPart[] = "model";
+
+absl::StatusOr<StoredEntry> EntryOf(const std::string& name, const TensorInfo& info) {
+  StoredEntry entry;
+  entry.dtype = info.dtype;
+  entry.shape = info.shape;
+  ASSIGN_OR_RETURN(entry.numel, NumelOf(info));
+  const std::optional<int64_t> size_bytes = SizeBytes(info.dtype, entry.numel);
+  if (!size_bytes.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor '", name, "': ", entry.numel, " of ", Name(info.dtype)));
+  }
+  entry.size_bytes = *size_bytes;
+  return entry;
+}
+
+class StoredModel final : public StoredTensors {
+ public:
+  static absl::StatusOr<std::unique_ptr<StoredTensors>> Open(const std::string& path) {
+    auto model = std::make_unique<StoredModel>();
+    ASSIGN_OR_RETURN(model->source_, OpenModel(path));
+    for (const auto& [name, info] : model->source_->tensors()) {
+      ASSIGN_OR_RETURN((model->entries_[{kModelPart, name}]), EntryOf(name, info));
+    }
+    return model;
+  }
+
+  absl::Status Read(const StoredKey& key, int64_t begin_elements, int64_t count,
+                    char* into) const override {
+    return source_->ReadStored(key.second, begin_elements, count, into);
+  }
+
+ private:
+  std::unique_ptr<ModelSource> source_;
+};
+
+class StoredCheckpoint final : public StoredTensors {
+ public:
+  static absl::StatusOr<std::unique_ptr<StoredTensors>> Open(const std::string& folder) {
+    ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
+    auto checkpoint = std::make_unique<StoredCheckpoint>();
+    for (const auto& [name, file] : manifest.files) {
+      RETURN_IF_ERROR(file.tensors.empty() ? checkpoint->AddBytes(folder, name, file)
+                                           : checkpoint->AddTensors(folder, name, manifest));
+    }
+    return checkpoint;
+  }
+
+  absl::Status Read(const StoredKey& key, int64_t begin_elements, int64_t count,
+                    char* into) const override {
+    const auto& [part, name] = key;
+    if (const auto file = files_.find(part); file != files_.end()) {
+      ASSIGN_OR_RETURN(const StoredSlice slice,
+                       CheckStoredSlice(tables_.at(part), name, begin_elements, count));
+      uint32_t crc32 = kCrc32OfNothing;  // Of a part of the tensor: says nothing.
+      return file->second.Read(name, slice.begin_bytes, slice.size_bytes, into, &crc32);
+    }
+    const auto bytes = bytes_.find(name);
+    if (bytes == bytes_.end()) return absl::NotFoundError(absl::StrCat("no entry '", name, "'"));
+    return ReadBytes(bytes->second, begin_elements, count, into);
+  }
+
+ private:
+  absl::Status AddTensors(const std::string& folder, const std::string& name,
+                          const Manifest& manifest) {
+    ASSIGN_OR_RETURN(CheckedFile file, CheckedFile::Open(folder, name, manifest));
+    const std::string part = name == kModelFileName       ? kModelPart
+                             : name == kOptimizerFileName ? "optimizer"
+                                                          : name;
+    const TensorTable& table = tables_[part] = TableOf(file.header());
+    for (const auto& [tensor, info] : table) {
+      ASSIGN_OR_RETURN((entries_[{part, tensor}]), EntryOf(tensor, info));
+    }
+    files_.emplace(part, std::move(file));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddBytes(const std::string& folder, const std::string& name,
+                        const ManifestFile& expected) {
+    ASSIGN_OR_RETURN(OpenFile file, OpenRegularFile(absl::StrCat(folder, "/", name)));
+    if (file.size_bytes != expected.size_bytes) {
+      return absl::DataLossError(absl::StrCat(file.path, " has ", file.size_bytes,
+                                              " bytes, the manifest says ", expected.size_bytes));
+    }
+    entries_[{"trainer", name}] = {
+        std::nullopt, {file.size_bytes}, file.size_bytes, file.size_bytes};
+    bytes_.emplace(name, std::move(file));
+    return absl::OkStatus();
+  }
+
+  std::map<std::string, CheckedFile> files_;   // By part.
+  std::map<std::string, TensorTable> tables_;  // Likewise.
+  std::map<std::string, OpenFile> bytes_;      // By name.
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StoredTensors>> StoredTensors::Open(const std::string& path) {
+  std::error_code error;
+  const std::string absolute = std::filesystem::absolute(path, error).string();
+  if (error)
+    return absl::InvalidArgumentError(absl::StrCat("path '", path, "': ", error.message()));
+  const std::string manifest = absl::StrCat(absolute, "/", kManifestName);
+  return access(manifest.c_str(), F_OK) == 0 ? StoredCheckpoint::Open(absolute)
+                                             : StoredModel::Open(absolute);
+}
+
+}  // namespace tessera

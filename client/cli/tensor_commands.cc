@@ -1,0 +1,189 @@
+#include "client/cli/tensor_commands.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/diff_tensors.h"
+#include "checkpoint/stored_tensors.h"
+#include "client/cli/progress_line.h"
+#include "client/cli/tensor_text.h"
+#include "client/cli/text_table.h"
+#include "layout/layout_dump.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Flags {
+  std::string a, b;  // `ls` has only a.
+  std::string match;
+  bool json = false;
+};
+
+void AddFlags(CLI::App* command, Flags* flags) {
+  command->add_option("--match", flags->match, "only tensors of such names, as '*.weight'");
+  command->add_flag("--json", flags->json, "for programs");
+}
+
+absl::Status NoneMatches(const Flags& flags) {
+  return absl::NotFoundError(absl::StrCat("no tensor's name matches '", flags.match, "'"));
+}
+
+void Write(const Json& json, const Console& console) {
+  *console.out << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
+}
+
+Json DTypeJson(const StoredEntry& entry) {
+  return entry.dtype.has_value() ? Json(DTypeText(entry)) : Json(nullptr);
+}
+
+Json EntryJson(const StoredEntry& entry) {
+  return {{"dtype", DTypeJson(entry)}, {"shape", entry.shape}, {"bytes", entry.size_bytes}};
+}
+
+Json KeyJson(const StoredKey& key) { return {{"part", key.first}, {"name", key.second}}; }
+
+// What there is of a part: a model has only one.
+struct Total {
+  int64_t tensors = 0, files = 0, bytes = 0;
+};
+
+std::string TotalText(const Total& total) {
+  std::string text;
+  if (total.tensors > 0 || total.files == 0) absl::StrAppend(&text, total.tensors, " tensors, ");
+  if (total.files > 0) absl::StrAppend(&text, total.files, " files of bytes, ");
+  return absl::StrCat(text, FormatBytes(total.bytes));
+}
+
+void WriteList(const std::map<StoredKey, StoredEntry>& entries, const Console& console) {
+  TextTable table({"part", "name", "dtype", "shape", "size"});
+  std::map<std::string, Total> totals;
+  Total all;
+  for (const auto& [key, entry] : entries) {
+    table.AddRow({Printable(key.first), Printable(key.second), DTypeText(entry), ShapeText(entry),
+                  FormatBytes(entry.size_bytes)});
+    for (Total* total : {&totals[key.first], &all}) {
+      ++(entry.dtype.has_value() ? total->tensors : total->files);
+      total->bytes += entry.size_bytes;
+    }
+  }
+  if (!entries.empty()) *console.out << table.Render("");
+  if (totals.size() > 1) {
+    for (const auto& [part, total] : totals)
+      *console.out << Printable(part) << ": " << TotalText(total) << "\n";
+  }
+  *console.out << "all: " << TotalText(all) << "\n";
+}
+
+absl::Status RunLs(const Flags& flags, const Console& console) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> stored, StoredTensors::Open(flags.a));
+  std::map<StoredKey, StoredEntry> entries;
+  Json tensors = Json::array();
+  int64_t all_bytes = 0;
+  for (const auto& [key, entry] : stored->entries()) {
+    if (!MatchesPattern(flags.match, key.second)) continue;
+    entries[key] = entry;
+    all_bytes += entry.size_bytes;
+    if (!flags.json) continue;
+    tensors.push_back(KeyJson(key));
+    tensors.back().update(EntryJson(entry));
+  }
+  if (entries.empty() && !flags.match.empty()) return NoneMatches(flags);
+  if (flags.json) {
+    Write({{"tensors", std::move(tensors)}, {"bytes", all_bytes}}, console);
+  } else {
+    WriteList(entries, console);
+  }
+  return absl::OkStatus();
+}
+
+Json DifferenceJson(const TensorDiff& diff) {
+  Json json = KeyJson(diff.key);
+  json["differs"] = std::string(Name(diff.kind));
+  if (diff.kind != DiffKind::kOnlyInB) json["a"] = EntryJson(diff.a);
+  if (diff.kind != DiffKind::kOnlyInA) json["b"] = EntryJson(diff.b);
+  if (diff.kind != DiffKind::kValues) return json;
+  const bool known = HasDifferences(diff.a.dtype.value_or(StoredDType::kU8));
+  json["elements"] = diff.a.numel;
+  json["different_elements"] = diff.elements.num_different;
+  json["first_element"] = diff.elements.first_element;
+  json["non_finite_elements"] = diff.elements.num_non_finite;
+  json["largest_difference"] = known ? Json(diff.elements.largest) : Json(nullptr);
+  return json;
+}
+
+void WriteDiff(const TensorsDiff& found, const Flags& flags, const Console& console) {
+  const size_t num_different = found.differences.size();
+  if (flags.json) {
+    Json json = {{"equal", num_different == 0}, {"compared", found.num_compared}};
+    json["differences"] = Json::array();
+    for (const TensorDiff& diff : found.differences)
+      json["differences"].push_back(DifferenceJson(diff));
+    return Write(json, console);
+  }
+  if (num_different == 0) {
+    *console.out << "equal: " << found.num_compared << " of " << found.num_compared << "\n";
+    return;
+  }
+  TextTable table({"part", "name", "differs", "how"});
+  for (const TensorDiff& diff : found.differences) {
+    table.AddRow({Printable(diff.key.first), Printable(diff.key.second),
+                  std::string(Name(diff.kind)), DifferenceText(diff)});
+  }
+  *console.out << table.Render("");
+  *console.out << "different: " << num_different << " of " << found.num_compared << "\n";
+}
+
+absl::Status RunDiff(const Flags& flags, const Console& console) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> a, StoredTensors::Open(flags.a));
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> b, StoredTensors::Open(flags.b));
+  TensorsDiff found;
+  {
+    ProgressLine progress(console, "comparing");
+    DiffOptions options;
+    options.selects = [&](const std::string& name) { return MatchesPattern(flags.match, name); };
+    options.progress = [&](int64_t done, int64_t all) { progress.Tell(done, all); };
+    ASSIGN_OR_RETURN(found, DiffTensors(*a, *b, options));
+  }
+  if (found.num_compared == 0 && !flags.match.empty()) return NoneMatches(flags);
+  WriteDiff(found, flags, console);
+  if (found.differences.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(flags.a, " and ", flags.b, " differ in ",
+                                                    found.differences.size(), " of ",
+                                                    found.num_compared, " tensors"));
+}
+
+}  // namespace
+
+void RegisterLsCommand(CLI::App* app, RunCommand* selected) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app->add_subcommand("ls", "lists the tensors of a model or a checkpoint");
+  command->add_option("path", flags->a, "file, index or folder")->required();
+  AddFlags(command, flags.get());
+  command->callback([flags, selected] {
+    *selected = [flags](const Console& console) { return RunLs(*flags, console); };
+  });
+}
+
+void RegisterDiffCommand(CLI::App* app, RunCommand* selected) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      app->add_subcommand("diff", "says what differs between two models or checkpoints");
+  command->add_option("a", flags->a, "file, index or folder")->required();
+  command->add_option("b", flags->b, "the other one")->required();
+  AddFlags(command, flags.get());
+  command->callback([flags, selected] {
+    *selected = [flags](const Console& console) { return RunDiff(*flags, console); };
+  });
+}
+
+}  // namespace tessera::cli
