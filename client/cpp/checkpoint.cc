@@ -4,6 +4,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "client/cpp/load_request.h"
 #include "client/cpp/state_access.h"
 #include "job/job_codec.h"
 #include "proto/checkpoint.pb.h"
@@ -97,6 +98,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::str
   request.set_strict(options.strict);
   request.set_is_checkpoint(true);
   request.set_model_only(options.model_only);
+  EncodeNames(options.names, &request);
   for (const NamedTensor& buffer : options.buffers)
     EncodeTensor(buffer, /*with_values=*/false, request.add_buffers());
   ASSIGN_OR_RETURN(const std::string bytes,

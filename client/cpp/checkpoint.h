@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/name_selection.h"
 #include "client/cpp/session.h"
 
 namespace tessera {
@@ -81,12 +82,15 @@ struct LoadCheckpointOptions {
   bool strict = true;
   // Only parameters and buffers: the job's optimizer, moments and step stay its own.
   bool model_only = false;
-  // What to read of buffers; their values are not looked at.
-  std::vector<NamedTensor> buffers;
+  // As LoadOptions::names. State of the optimizer follows its parameter, so what is left out keeps
+  // values, moments and update count; the step's number is then the job's own too.
+  NameSelection names = {};
+  // What to read of buffers, whatever `names` leaves out; their values are not looked at.
+  std::vector<NamedTensor> buffers = {};
 };
 
 struct LoadedCheckpoint {
-  std::vector<std::string> missing, unexpected;  // Names.
+  std::vector<std::string> missing, unexpected;  // As LoadReport's.
   std::vector<NamedTensor> buffers;              // Those that were there.
   int64_t step = 0;                              // The last one that was taken when it was saved.
   int saved_world_size = 0;
@@ -98,9 +102,10 @@ struct LoadedCheckpoint {
 // Sets parameters, moments, update counts and the step's number, on all ranks or on none, as one
 // write; in a job without initial values it gives them, and is strict.
 // Errors: NotFound            there is no checkpoint
-//         InvalidArgument     it does not fit the model or the optimizer: naming the tensor
+//         InvalidArgument     it does not fit the model or the optimizer: naming the tensor; and
+//                             for names as LoadModel
 //         DataLoss            it is damaged: naming file and tensor; nothing is set then
-//         FailedPrecondition  the ranks see different checkpoints
+//         FailedPrecondition  the ranks see different checkpoints; or for names as LoadModel
 //         Aborted             as SaveCheckpoint.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::string& path,
                                                 const LoadCheckpointOptions& options = {});

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "client/cpp/load_request.h"
 #include "client/cpp/state_access.h"
 #include "proto/checkpoint.pb.h"
 
@@ -13,6 +14,7 @@ absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
   v1::LoadRequest request;
   request.set_path(path);
   request.set_strict(options.strict);
+  EncodeNames(options.names, &request);
   ASSIGN_OR_RETURN(const std::string bytes,
                    StateAccess(session).CallToWrite(OpKind::kLoad, request.SerializeAsString()));
   v1::LoadReply reply;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/name_selection.h"
 #include "client/cpp/session.h"
 
 namespace tessera {
@@ -24,16 +25,22 @@ struct LoadOptions {
   // Parameters that the file lacks, and tensors that the model lacks, are an error. Otherwise the
   // former stay as they are, and the latter are not read.
   bool strict = true;
+  // Which parameters are loaded and what the file calls them. What is left out keeps its values and
+  // is neither missing nor unexpected, whatever its shape in the file. The same on all ranks.
+  NameSelection names = {};
 };
 
 struct LoadReport {
-  std::vector<std::string> missing, unexpected;  // Names.
+  // Names: the model's of what is missing, the file's of what is unexpected.
+  std::vector<std::string> missing, unexpected;
 };
 
-// Errors: InvalidArgument     no model, or one that does not fit: naming the tensor
+// Errors: InvalidArgument     no model, or one that does not fit: naming the tensor; two tensors
+//                             that are renamed alike, or a pattern that includes no parameter
 //         NotFound, PermissionDenied, DataLoss  the files, as some rank sees them
 //         Unimplemented       a folder of PyTorch's that an extension compressed
-//         FailedPrecondition  the ranks see different files, or it changed meanwhile
+//         FailedPrecondition  the ranks see different files or ask for different names, or it
+//                             changed meanwhile; a job without initial values is to get but some
 //         Aborted             as Session::WriteParameters; or some rank read for longer than the
 //                             others by more than an hour.
 absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,

@@ -101,7 +101,11 @@ absl::Status RankEngine::Load() {
   const auto values = [&](StateArray array, const ShardSegment& segment) {
     return optimizer_.Staged(array, segment, version);
   };
-  LoadedState state = {first, optimizer_.Moments(), values, std::nullopt};
+  LoadedState state = {first, optimizer_.Moments(), values, std::nullopt, {}};
+  if (!first) {
+    state.before =
+        LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size());
+  }
   std::string reply;
   absl::Status outcome;
   RETURN_IF_ERROR(options_.files->Load(request, &state, &reply, &outcome));

@@ -36,8 +36,10 @@ struct LoadedState {
   std::vector<StateArray> moments;
   // What is not written to is as in the version before, or zero if this is the first.
   absl::FunctionRef<Values(StateArray, const ShardSegment&)> values;
-  // Set where the moments were loaded too, all of them. The groups are not looked at.
+  // Set where moments were loaded too: of all parameters, `before`'s of those that were not loaded.
+  // The groups are not looked at.
   std::optional<TrainingProgress> progress;
+  TrainingProgress before;  // Where training stands; nothing if this is the first.
 };
 
 class StateFiles {

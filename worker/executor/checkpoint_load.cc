@@ -23,6 +23,8 @@
 #include "worker/executor/checkpoint_load_plan.h"
 #include "worker/executor/checkpoint_plan.h"
 #include "worker/executor/checkpoint_slices.h"
+#include "worker/executor/load_plan.h"
+#include "worker/executor/load_request.h"
 
 namespace tessera {
 namespace {
@@ -81,8 +83,9 @@ class CheckpointLoad {
     }
     absl::StatusOr<CheckpointLoadPlan> plan = PlanCheckpointLoad(
         model_->header(), with_optimizer() ? &optimizer_->header() : nullptr, buffers,
-        memory_.layout, memory_.config, request_.strict() || state_.first);
+        memory_.layout, memory_.config, RulesOf(request_, state_.first));
     if (!plan.ok()) return Annotate(plan.status(), request_.path());
+    if (state_.first) RETURN_IF_ERROR(CheckGivesAll(plan->model));
     plan_ = *std::move(plan);
     return absl::OkStatus();
   }
@@ -179,7 +182,7 @@ class CheckpointLoad {
     // Who has no state in the checkpoint begins without.
     for (const ShardSegment& segment :
          SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)) {
-      if (has_states[segment.job_parameter]) continue;
+      if (has_states[segment.job_parameter] || plan_.left_out[segment.job_parameter]) continue;
       for (const StateArray moment : state_.moments) {
         const Values none = state_.values(moment, segment);
         memset(none.data(), 0, none.size_bytes());
@@ -190,9 +193,11 @@ class CheckpointLoad {
 
   absl::Status ReadProgress() {
     TrainingProgress progress;
-    progress.step = manifest_.step;
-    for (const std::string& name : plan_.states) {
+    progress.step = plan_.model.left_out.empty() ? manifest_.step : state_.before.step;
+    for (size_t i = 0; i < plan_.states.size(); ++i) {
+      const std::string& name = plan_.states[i];
       int64_t& count = progress.update_counts.emplace_back(0);
+      if (plan_.left_out[i]) count = state_.before.update_counts[i];
       if (name.empty()) continue;
       const std::string tensor = StepTensor(name);
       ASSIGN_OR_RETURN(const StoredTensor* stored, optimizer_->Find(tensor));
@@ -220,9 +225,9 @@ class CheckpointLoad {
   absl::Status ReadForTrainer(v1::LoadReply* reply) {
     for (const std::string& name : plan_.model.missing) reply->add_missing(name);
     for (const std::string& name : plan_.model.unexpected) reply->add_unexpected(name);
-    for (const TensorSpec& buffer : plan_.buffers) {
-      RETURN_IF_ERROR(model_->Verify(buffer.name));
-      ASSIGN_OR_RETURN(const StoredTensor* stored, model_->Find(buffer.name));
+    for (const auto& [buffer, tensor] : plan_.buffers) {
+      RETURN_IF_ERROR(model_->Verify(tensor));
+      ASSIGN_OR_RETURN(const StoredTensor* stored, model_->Find(tensor));
       v1::NamedTensor* to = reply->add_buffers();
       to->set_name(buffer.name);
       to->set_dtype(EncodeDType(buffer.dtype));
@@ -230,7 +235,7 @@ class CheckpointLoad {
       std::string* values = to->mutable_values();
       values->resize(stored->end_bytes - stored->begin_bytes);
       uint32_t crc32 = kCrc32OfNothing;
-      RETURN_IF_ERROR(model_->Read(buffer.name, 0, values->size(), values->data(), &crc32));
+      RETURN_IF_ERROR(model_->Read(tensor, 0, values->size(), values->data(), &crc32));
     }
     reply->set_step(manifest_.step);
     reply->set_saved_world_size(manifest_.world_size);

@@ -1,11 +1,13 @@
 #include "worker/executor/checkpoint_load_plan.h"
 
+#include <map>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "checkpoint/name_selection.h"
 #include "worker/executor/checkpoint_plan.h"
 
 namespace tessera {
@@ -17,22 +19,12 @@ absl::Status Mismatch(const StoredTensor& stored, const std::vector<int64_t>& sh
       "], wanted is [", absl::StrJoin(shape, ", "), "]"));
 }
 
-// The names that a parameter has in the model; its own is the first.
-std::vector<std::string> NamesOf(const UnitLayout& unit, const std::string& name) {
-  std::vector<std::string> names = {name};
-  for (const Alias& alias : unit.flat.aliases()) {
-    if (alias.primary == name) names.push_back(alias.name);
-  }
-  return names;
-}
-
-// Whether the file has state under that name, whole.
-absl::StatusOr<bool> FindState(const SafetensorsHeader& optimizer, const std::string& name,
-                               const TensorSpec& spec, OptimizerKind kind) {
+// Whether the file has all of the state that it has some of, under that name.
+absl::Status CheckState(const SafetensorsHeader& optimizer, const std::string& name,
+                        const TensorSpec& spec, OptimizerKind kind) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> wanted = {{StepTensor(name), {}}};
   for (const StateArray moment : MomentsOf(kind))
     wanted.emplace_back(MomentTensor(name, kind, moment), spec.shape);
-  size_t found = 0;
   std::string missing;
   for (const auto& [tensor, shape] : wanted) {
     const auto stored = optimizer.tensors.find(tensor);
@@ -40,38 +32,37 @@ absl::StatusOr<bool> FindState(const SafetensorsHeader& optimizer, const std::st
       missing = tensor;
       continue;
     }
-    ++found;
     const bool fits = stored->second.shape == shape && (stored->second.dtype == DType::kFp32 ||
                                                         stored->second.dtype == DType::kFp64);
     if (!fits) return Mismatch(stored->second, shape);
   }
-  if (found == 0) return false;
-  if (found == wanted.size()) return true;
+  if (missing.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("tensor '", missing, "' is missing, but others ",
                                                  "of the same parameter's state are there"));
 }
 
-absl::Status PlanStates(const SafetensorsHeader& optimizer, const ModelLayout& layout,
-                        const JobConfig& config, bool strict, CheckpointLoadPlan* plan) {
-  std::set<std::string> known;
-  size_t number = 0;
-  for (const UnitLayout& unit : layout.units) {
-    for (const PlacedParameter& parameter : unit.flat.parameters()) {
-      std::string& state = plan->states[number++];
-      for (const std::string& name : NamesOf(unit, parameter.spec.name)) {
-        known.insert(StepTensor(name));
-        for (const StateArray moment : MomentsOf(config.optimizer))
-          known.insert(MomentTensor(name, config.optimizer, moment));
-        if (!state.empty() || !parameter.spec.requires_grad) continue;
-        ASSIGN_OR_RETURN(const bool found,
-                         FindState(optimizer, name, parameter.spec, config.optimizer));
-        if (found) state = name;
-      }
-    }
-  }
+using NameMap = std::map<std::string, std::string>;  // In the model to in the file.
+
+// Of the parameters that the file has state of.
+absl::StatusOr<NameMap> StatesInFile(const SafetensorsHeader& optimizer, OptimizerKind kind,
+                                     const LoadRules& rules) {
+  std::set<std::string> names;
   for (const auto& [tensor, stored] : optimizer.tensors) {
-    if (known.count(tensor) != 0) continue;
-    if (strict) {
+    if (const auto name = ParameterOf(tensor, kind); name.has_value()) names.insert(*name);
+  }
+  return NamesInModel({names.begin(), names.end()}, rules.names.renames);
+}
+
+// Tensors that are state of no parameter, and not left out.
+absl::Status FindStrangers(const SafetensorsHeader& optimizer, OptimizerKind kind,
+                           const std::set<std::string>& known, const LoadRules& rules,
+                           CheckpointLoadPlan* plan) {
+  for (const auto& [tensor, stored] : optimizer.tensors) {
+    if (const auto in_file = ParameterOf(tensor, kind); in_file.has_value()) {
+      const std::string name = NameInModel(rules.names.renames, *in_file);
+      if (known.count(name) != 0 || !IsWanted(rules.names, {name})) continue;
+    }
+    if (rules.strict) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor '", tensor, "' is the state of no parameter of the model"));
     }
@@ -80,33 +71,75 @@ absl::Status PlanStates(const SafetensorsHeader& optimizer, const ModelLayout& l
   return absl::OkStatus();
 }
 
+absl::Status PlanStates(const SafetensorsHeader& optimizer, const ModelLayout& layout,
+                        OptimizerKind kind, const LoadRules& rules, CheckpointLoadPlan* plan) {
+  ASSIGN_OR_RETURN(const NameMap in_file, StatesInFile(optimizer, kind, rules));
+  std::set<std::string> known;
+  size_t number = 0;
+  for (const UnitLayout& unit : layout.units) {
+    for (const PlacedParameter& parameter : unit.flat.parameters()) {
+      std::string& state = plan->states[number];
+      const bool wanted = !plan->left_out[number] && parameter.spec.requires_grad;
+      ++number;
+      for (const std::string& name : NamesOf(unit, parameter.spec.name)) {
+        known.insert(name);
+        const auto found = in_file.find(name);
+        if (!wanted || !state.empty() || found == in_file.end()) continue;
+        RETURN_IF_ERROR(CheckState(optimizer, found->second, parameter.spec, kind));
+        state = found->second;
+      }
+    }
+  }
+  return FindStrangers(optimizer, kind, known, rules, plan);
+}
+
+// The names of the buffers that the file lacks.
+absl::StatusOr<std::vector<std::string>> PlanBuffers(const SafetensorsHeader& model,
+                                                     const std::vector<TensorSpec>& buffers,
+                                                     const LoadRules& rules,
+                                                     CheckpointLoadPlan* plan) {
+  std::vector<std::string> names, missing;
+  for (const auto& [tensor, stored] : model.tensors) names.push_back(tensor);
+  ASSIGN_OR_RETURN(const NameMap in_file, NamesInModel(names, rules.names.renames));
+  for (const TensorSpec& buffer : buffers) {
+    const auto found = in_file.find(buffer.name);
+    if (found == in_file.end()) {
+      missing.push_back(buffer.name);
+      continue;
+    }
+    const StoredTensor& stored = model.tensors.at(found->second);
+    if (stored.shape != buffer.shape || stored.dtype != buffer.dtype)
+      return Mismatch(stored, buffer.shape);
+    plan->buffers.push_back({buffer, found->second});
+  }
+  if (rules.strict && !missing.empty())
+    return absl::InvalidArgumentError(absl::StrCat("it lacks buffer '", missing[0], "'"));
+  return missing;
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& model,
                                                       const SafetensorsHeader* optimizer,
                                                       const std::vector<TensorSpec>& buffers,
                                                       const ModelLayout& layout,
-                                                      const JobConfig& config, bool strict) {
+                                                      const JobConfig& config,
+                                                      const LoadRules& rules) {
   CheckpointLoadPlan plan;
+  ASSIGN_OR_RETURN(const std::vector<std::string> missing,
+                   PlanBuffers(model, buffers, rules, &plan));
   SafetensorsHeader parameters = model;
-  std::vector<std::string> missing;
-  for (const TensorSpec& buffer : buffers) {
-    const auto stored = model.tensors.find(buffer.name);
-    if (stored == model.tensors.end()) {
-      missing.push_back(buffer.name);
-      continue;
-    }
-    if (stored->second.shape != buffer.shape || stored->second.dtype != buffer.dtype)
-      return Mismatch(stored->second, buffer.shape);
-    plan.buffers.push_back(buffer);
-    parameters.tensors.erase(buffer.name);
-  }
-  if (strict && !missing.empty())
-    return absl::InvalidArgumentError(absl::StrCat("it lacks buffer '", missing[0], "'"));
-  ASSIGN_OR_RETURN(plan.model, PlanLoad(TableOf(parameters), layout, strict));
+  for (const CheckpointLoadPlan::Buffer& buffer : plan.buffers)
+    parameters.tensors.erase(buffer.tensor);
+  ASSIGN_OR_RETURN(plan.model, PlanLoad(TableOf(parameters), layout, rules));
   plan.model.missing.insert(plan.model.missing.end(), missing.begin(), missing.end());
-  ForEachParameter(layout, [&](const PlacedParameter&, int) { plan.states.emplace_back(); });
-  if (optimizer != nullptr) RETURN_IF_ERROR(PlanStates(*optimizer, layout, config, strict, &plan));
+  const std::set<std::string> left_out(plan.model.left_out.begin(), plan.model.left_out.end());
+  ForEachParameter(layout, [&](const PlacedParameter& parameter, int) {
+    plan.states.emplace_back();
+    plan.left_out.push_back(left_out.count(parameter.spec.name) != 0);
+  });
+  if (optimizer != nullptr)
+    RETURN_IF_ERROR(PlanStates(*optimizer, layout, config.optimizer, rules, &plan));
   return plan;
 }
 

@@ -14,23 +14,30 @@
 namespace tessera {
 
 struct CheckpointLoadPlan {
+  struct Buffer {
+    TensorSpec spec;     // As the trainer calls it.
+    std::string tensor;  // As the file does.
+  };
   LoadPlan model;
-  // By parameter of the job: under which of its names the optimizer's state is; empty: there is
-  // none. In a plan without the optimizer, all are.
+  // By parameter of the job: under which name in the file the optimizer's state is; empty: there is
+  // none, or it is left out. In a plan without the optimizer, all are.
   std::vector<std::string> states;
+  std::vector<bool> left_out;  // By parameter of the job: its state stays as it is.
   // Of the trainer's buffers: which of them the file has.
-  std::vector<TensorSpec> buffers;
+  std::vector<Buffer> buffers;
 };
 
-// `optimizer`: null: only the model is wanted. `buffers`: what the trainer wants to have.
+// `optimizer`: null: only the model is wanted. `buffers`: what the trainer wants to have; patterns
+// are not for them. State follows its parameter: it is renamed and left out with it.
 // Errors: as PlanLoad; InvalidArgument  naming the tensor: a buffer or moment of another shape or
-//         dtype, or state of which a part is missing; `strict`: also buffers that are missing, and
+//         dtype, or state of which a part is missing; if strict, also buffers that are missing, and
 //         state of no parameter.
 absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& model,
                                                       const SafetensorsHeader* optimizer,
                                                       const std::vector<TensorSpec>& buffers,
                                                       const ModelLayout& layout,
-                                                      const JobConfig& config, bool strict);
+                                                      const JobConfig& config,
+                                                      const LoadRules& rules);
 
 }  // namespace tessera
 

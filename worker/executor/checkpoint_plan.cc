@@ -3,6 +3,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 
 namespace tessera {
@@ -27,6 +28,20 @@ std::string MomentTensor(const std::string& parameter, OptimizerKind optimizer, 
 
 std::string StepTensor(const std::string& parameter) {
   return absl::StrCat("state.", parameter, ".step");
+}
+
+std::optional<std::string> ParameterOf(const std::string& tensor, OptimizerKind optimizer) {
+  constexpr absl::string_view kPrefix = "state.";
+  std::vector<std::string> forms = {StepTensor("")};
+  for (const StateArray moment : MomentsOf(optimizer))
+    forms.push_back(MomentTensor("", optimizer, moment));
+  for (const absl::string_view form : forms) {
+    absl::string_view name = tensor;
+    if (absl::ConsumePrefix(&name, kPrefix) &&
+        absl::ConsumeSuffix(&name, form.substr(kPrefix.size())))
+      return std::string(name);
+  }
+  return std::nullopt;
 }
 
 std::string OptimizerName(OptimizerKind optimizer) {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ namespace tessera {
 // "state.W.exp_avg"; the array is a moment of that optimizer.
 std::string MomentTensor(const std::string& parameter, OptimizerKind optimizer, StateArray moment);
 std::string StepTensor(const std::string& parameter);
+// The parameter whose moment or step the tensor is; nothing: no parameter's.
+std::optional<std::string> ParameterOf(const std::string& tensor, OptimizerKind optimizer);
 std::string OptimizerName(OptimizerKind optimizer);
 
 // Calls `visit` with each parameter of the job, in order, and its number.

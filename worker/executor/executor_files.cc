@@ -7,6 +7,7 @@
 #include "worker/executor/agreement.h"
 #include "worker/executor/checkpoint_load.h"
 #include "worker/executor/checkpoint_save.h"
+#include "worker/executor/load_request.h"
 #include "worker/executor/model_load.h"
 #include "worker/executor/model_save.h"
 
@@ -95,6 +96,8 @@ absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* 
   background_.End();
   RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
   if (!outcome->ok()) return absl::OkStatus();
+  RETURN_IF_ERROR(CompareRequests(request, communicator_, outcome));
+  if (!outcome->ok()) return absl::OkStatus();
   v1::LoadReply answer;
   if (request.is_checkpoint()) {
     RETURN_IF_ERROR(LoadCheckpoint(request, memory_, state, communicator_, &answer, outcome));
@@ -102,7 +105,7 @@ absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* 
     return absl::OkStatus();
   }
   LoadPlan plan;
-  RETURN_IF_ERROR(LoadModel(request.path(), request.strict() || state->first, memory_.layout,
+  RETURN_IF_ERROR(LoadModel(request.path(), RulesOf(request, state->first), memory_.layout,
                             segments_, state, communicator_, &plan, outcome));
   for (const std::string& name : plan.missing) answer.add_missing(name);
   for (const std::string& name : plan.unexpected) answer.add_unexpected(name);

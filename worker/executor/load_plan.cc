@@ -1,6 +1,7 @@
 #include "worker/executor/load_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -43,35 +44,77 @@ absl::Status CheckStrict(const LoadPlan& plan) {
   return absl::InvalidArgumentError(absl::StrJoin(parts, "; "));
 }
 
+// A pattern that matches nothing is a slip: what was meant would silently stay as it is.
+absl::Status CheckPatterns(const std::vector<std::string>& include, const ModelLayout& layout) {
+  for (const std::string& pattern : include) {
+    bool matches = false;
+    for (const UnitLayout& unit : layout.units) {
+      for (const PlacedParameter& parameter : unit.flat.parameters())
+        matches |= IsWanted({{}, {pattern}, {}}, NamesOf(unit, parameter.spec.name));
+    }
+    if (!matches) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("no parameter of the model matches '", pattern, "', which is to be loaded"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::map<std::string, std::string>> InFile(const TensorTable& stored,
+                                                          const LoadRules& rules) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : stored) names.push_back(name);
+  return NamesInModel(names, rules.names.renames);
+}
+
 }  // namespace
 
+std::vector<std::string> NamesOf(const UnitLayout& unit, const std::string& parameter) {
+  std::vector<std::string> names = {parameter};
+  for (const Alias& alias : unit.flat.aliases()) {
+    if (alias.primary == parameter) names.push_back(alias.name);
+  }
+  return names;
+}
+
 absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& layout,
-                                  bool strict) {
+                                  const LoadRules& rules) {
+  RETURN_IF_ERROR(CheckPatterns(rules.names.include, layout));
+  ASSIGN_OR_RETURN(const auto in_file, InFile(stored, rules));
   LoadPlan plan;
   std::set<std::string> known;
   for (const UnitLayout& unit : layout.units) {
     std::vector<std::string>& of_unit = plan.tensors.emplace_back();
     for (const PlacedParameter& parameter : unit.flat.parameters()) {
-      std::vector<std::string> names = {parameter.spec.name};
-      for (const Alias& alias : unit.flat.aliases()) {
-        if (alias.primary == parameter.spec.name) names.push_back(alias.name);
-      }
+      const std::vector<std::string> names = NamesOf(unit, parameter.spec.name);
+      known.insert(names.begin(), names.end());
       std::string& from = of_unit.emplace_back();
+      if (!IsWanted(rules.names, names)) {
+        plan.left_out.push_back(parameter.spec.name);
+        continue;
+      }
       for (const std::string& name : names) {
-        known.insert(name);
-        const auto tensor = stored.find(name);
-        if (tensor == stored.end()) continue;
-        RETURN_IF_ERROR(CheckTensor(name, tensor->second, parameter.spec));
-        if (from.empty()) from = name;
+        const auto found = in_file.find(name);
+        if (found == in_file.end()) continue;
+        const std::string& tensor = found->second;
+        RETURN_IF_ERROR(CheckTensor(tensor, stored.at(tensor), parameter.spec));
+        if (from.empty()) from = tensor;
       }
       if (from.empty()) plan.missing.push_back(parameter.spec.name);
     }
   }
-  for (const auto& [name, tensor] : stored) {
-    if (known.count(name) == 0) plan.unexpected.push_back(name);
+  for (const auto& [name, tensor] : in_file) {
+    if (known.count(name) == 0 && IsWanted(rules.names, {name})) plan.unexpected.push_back(tensor);
   }
-  if (strict) RETURN_IF_ERROR(CheckStrict(plan));
+  if (rules.strict) RETURN_IF_ERROR(CheckStrict(plan));
   return plan;
+}
+
+absl::Status CheckGivesAll(const LoadPlan& plan) {
+  if (plan.left_out.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the job has no values yet, so all must be loaded, but left out are ",
+                   SomeOf(plan.left_out)));
 }
 
 }  // namespace tessera

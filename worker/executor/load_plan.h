@@ -2,7 +2,8 @@
 //
 // A parameter takes the tensor of its name or, where there is none, of one of its aliases' (tied
 // weights are written once or more than once, as the writer liked). Tensors are whole parameters,
-// so the model says nothing of ranks, strategies or units.
+// so the model says nothing of ranks, strategies or units. What the rules leave out stays as it is:
+// no tensor is looked for or checked against it.
 #ifndef TESSERA_WORKER_EXECUTOR_LOAD_PLAN_H_
 #define TESSERA_WORKER_EXECUTOR_LOAD_PLAN_H_
 
@@ -10,24 +11,38 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/name_selection.h"
 #include "checkpoint/tensor_table.h"
 #include "layout/model_layout.h"
 
 namespace tessera {
 
-struct LoadPlan {
-  // By unit and parameter: the tensor; empty: none.
-  std::vector<std::vector<std::string>> tensors;
-  std::vector<std::string> missing;     // Parameters without a tensor.
-  std::vector<std::string> unexpected;  // Tensors that are nobody's.
+struct LoadRules {
+  bool strict = true;  // What is missing or unexpected is an error.
+  NameSelection names = {};
 };
 
-// `strict`: what is missing or unexpected is an error.
+struct LoadPlan {
+  // By unit and parameter: the tensor as the file calls it; empty: none.
+  std::vector<std::vector<std::string>> tensors;
+  std::vector<std::string> missing;     // Parameters without a tensor.
+  std::vector<std::string> unexpected;  // Tensors that are nobody's, as the file calls them.
+  std::vector<std::string> left_out;    // Parameters that are not wanted.
+};
+
+// The names that a parameter has in the model; its own is the first, then its aliases'.
+std::vector<std::string> NamesOf(const UnitLayout& unit, const std::string& parameter);
+
 // Errors: InvalidArgument  naming the tensor and both sides: another shape, or elements that are no
-//                          floating-point type of Tessera's; with `strict`, all that is missing or
+//                          floating-point type of Tessera's; two tensors of one name; a pattern of
+//                          `include` that no parameter has; if strict, all that is missing or
 //                          unexpected, up to a dozen names.
 absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& layout,
-                                  bool strict);
+                                  const LoadRules& rules);
+
+// Of a plan that gives a job its first values.
+// Errors: FailedPrecondition  something is left out: naming it.
+absl::Status CheckGivesAll(const LoadPlan& plan);
 
 }  // namespace tessera
 

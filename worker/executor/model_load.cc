@@ -20,10 +20,12 @@ struct Source {
   LoadPlan plan;
 };
 
-absl::StatusOr<Source> OpenSource(const std::string& path, bool strict, const ModelLayout& layout) {
+absl::StatusOr<Source> OpenSource(const std::string& path, const LoadRules& rules,
+                                  const ModelLayout& layout, bool first) {
   ASSIGN_OR_RETURN(std::unique_ptr<ModelSource> model, OpenModel(path));
-  absl::StatusOr<LoadPlan> plan = PlanLoad(model->tensors(), layout, strict);
+  absl::StatusOr<LoadPlan> plan = PlanLoad(model->tensors(), layout, rules);
   if (!plan.ok()) return Annotate(plan.status(), path);
+  if (first) RETURN_IF_ERROR(CheckGivesAll(*plan));
   return Source{std::move(model), *std::move(plan)};
 }
 
@@ -54,10 +56,10 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
 
 }  // namespace
 
-absl::Status LoadModel(const std::string& path, bool strict, const ModelLayout& layout,
+absl::Status LoadModel(const std::string& path, const LoadRules& rules, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, LoadedState* state,
                        Communicator* communicator, LoadPlan* plan, absl::Status* outcome) {
-  absl::StatusOr<Source> source = OpenSource(path, strict, layout);
+  absl::StatusOr<Source> source = OpenSource(path, rules, layout, state->first);
   *outcome = source.status();
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();

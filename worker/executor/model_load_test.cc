@@ -43,10 +43,10 @@ class LoadModelOfOneRankTest : public testing::Test {
       meanwhile();
       return absl::MakeSpan(values);
     };
-    LoadedState state{/*first=*/true, {}, into, std::nullopt};
+    LoadedState state{/*first=*/true, {}, into, std::nullopt, {}};
     LoadPlan plan;
     absl::Status outcome;
-    EXPECT_OK(LoadModel(path_, /*strict=*/true, layout_, {segment_}, &state, communicator->get(),
+    EXPECT_OK(LoadModel(path_, {/*strict=*/true}, layout_, {segment_}, &state, communicator->get(),
                         &plan, &outcome));
     return outcome;
   }
