@@ -87,6 +87,7 @@ absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(ShardedModel* model, const 
   LoadCheckpointOptions wanted;
   wanted.strict = options.strict;
   wanted.model_only = options.model_only;
+  wanted.names = options.names;
   ASSIGN_OR_RETURN(wanted.buffers, Describe(tensors, /*with_values=*/false));
   ASSIGN_OR_RETURN(LoadedCheckpoint loaded, LoadCheckpoint(&model->session(), path, wanted));
   const torch::NoGradGuard no_grad;

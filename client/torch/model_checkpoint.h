@@ -29,6 +29,7 @@ absl::Status SaveModelCheckpoint(ShardedModel* model, const std::string& path,
 struct LoadModelCheckpointOptions {
   bool strict = true;       // As LoadCheckpointOptions.
   bool model_only = false;  // The same.
+  NameSelection names;      // The same.
 };
 
 // What is returned has no buffers: they are in the module.

@@ -84,6 +84,24 @@ TEST_F(ModelCheckpointTest, RunThatIsInterruptedGivesTheBitsOfOneThatIsNot) {
       [](SessionOptions* options) { options->job_id = "resumed"; });
 }
 
+TEST_F(ModelCheckpointTest, PartOfItIsLoadedIntoAModelThatTrainedOn) {
+  OnEachRank(2, [&](Trainer& trainer) {
+    TrainTo(trainer, 1);
+    const auto saved = WholeParameters(trainer);
+    ASSERT_OK(SaveModelCheckpoint(trainer.model.get(), Path()));
+    TrainTo(trainer, 3);
+    const auto trained = WholeParameters(trainer);
+    LoadModelCheckpointOptions options;
+    options.names.include = {"first.*"};
+    ASSERT_OK(LoadModelCheckpoint(trainer.model.get(), Path(), options).status());
+    EXPECT_EQ(trainer.model->next_step(), 4);
+    for (const auto& [name, value] : WholeParameters(trainer)) {
+      const bool loaded = name.rfind("first.", 0) == 0;
+      EXPECT_TRUE(torch::equal(value, (loaded ? saved : trained).at(name))) << name;
+    }
+  });
+}
+
 TEST_F(ModelCheckpointTest, IsRefusedWithinAStepAndForDTypesThatFilesDoNotHave) {
   OnEachRank(1, [&](Trainer& trainer) {
     EXPECT_THAT(trainer.model->RunStep([&]() -> absl::Status {
