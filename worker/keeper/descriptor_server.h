@@ -20,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
+#include "job/field_limits.h"
 #include "worker/keeper/keeper.h"
 
 namespace tessera {
@@ -28,7 +29,9 @@ class DescriptorServer {
  public:
   struct Options {
     absl::Duration claim_timeout = absl::Seconds(10);
-    int max_unclaimed = 64;  // Connections; those that claimed are bounded by the ranks.
+    // Connections, of all trainers of a job at once and more; those that claimed are bounded by
+    // the ranks.
+    int max_unclaimed = 2 * kMaxLocalRanks;
   };
   // `keeper` outlives the server. Errors: as ListenPacketSocket; ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(const std::string& path,
