@@ -104,10 +104,12 @@ class AttachCyclesTest : public testing::Test {
 };
 
 // What the RPC library and the allocator (AddressSanitizer's maps more) keep or drop on their own
-// between two looks: far less than one a cycle. Shared memory has no slack.
+// between two looks: far less than one a cycle. Shared memory has no slack. The heap was seen to
+// grow by 330 to 380 bytes a cycle alone, by 514 beside other tests; a session that stays is many
+// times that.
 constexpr int kSlackThreads = 8;
 constexpr int kSlackMappings = 200;
-constexpr int64_t kSlackHeapBytesPerCycle = 512;
+constexpr int64_t kSlackHeapBytesPerCycle = 1024;
 
 TEST_F(AttachCyclesTest, ThousandCyclesLeaveNoDescriptorMappingThreadOrMemoryBehind) {
   constexpr int kCycles = 1000;
