@@ -241,16 +241,61 @@ absl::Status HostsCommunicator::ReduceScatterMapped(absl::Span<const void* const
   });
 }
 
-void HostsCommunicator::SumLocally(absl::Span<const void* const> sends_by_rank,
-                                   const PartsReduction& reduction, host::SumOutput sum) {
+bool HostsCommunicator::HasSum(const Reduction& reduction) const {
+  return options_.local->size() == 1 && reduction.parts.dtype == reduction.sum_dtype;
+}
+
+const std::byte* HostsCommunicator::OwnGradient(const Reduction& reduction,
+                                                ElementRange range) const {
+  return static_cast<const std::byte*>(reduction.sends_by_rank[options_.rank]) +
+         range.begin * SizeBytes(reduction.parts.dtype);
+}
+
+std::vector<std::byte>* HostsCommunicator::SumLocally(const Reduction& reduction,
+                                                      ElementRange slice,
+                                                      std::vector<std::byte>* sum) {
+  PartsReduction parts = reduction.parts;
+  parts.slice = slice;
+  sum->resize(CountIn(parts.parts, slice) * SizeBytes(reduction.sum_dtype));
+  const host::SumOutput output = {sum->data(), reduction.sum_dtype};
   inputs_.resize(options_.local->size());
   ReduceParts(
-      reduction, &inputs_,
+      parts, &inputs_,
       [&](size_t i, const SlicePart& part) {
-        return static_cast<const char*>(sends_by_rank[first_ + i]) +
-               part.range.begin * SizeBytes(reduction.dtype);
+        return static_cast<const char*>(reduction.sends_by_rank[first_ + i]) +
+               part.range.begin * SizeBytes(parts.dtype);
       },
-      [&](const SlicePart& part) { return sum.At(part.packed_elements); }, nullptr);
+      [&](const SlicePart& part) { return output.At(part.packed_elements); }, nullptr);
+  return sum;
+}
+
+void HostsCommunicator::SendSum(const Reduction& reduction, size_t served, ElementRange slice) {
+  const int to = served_[served];
+  if (!HasSum(reduction)) {
+    std::vector<std::byte>* sum = slice == reduction.parts.slice  // Replicas have equal slices.
+                                      ? &host_sums_[host_]
+                                      : SumLocally(reduction, slice, &served_sums_[served]);
+    sends_.push_back({to, sum->data(), static_cast<int64_t>(sum->size())});
+    return;
+  }
+  for (const ElementRange& whole : reduction.parts.parts) {
+    const ElementRange part = Intersect(whole, slice);
+    if (part.empty()) continue;
+    sends_.push_back({to, const_cast<std::byte*>(OwnGradient(reduction, part)),
+                      part.size() * SizeBytes(reduction.sum_dtype)});
+  }
+}
+
+void HostsCommunicator::ReceiveSums(const Reduction& reduction) {
+  const int64_t bytes =
+      CountIn(reduction.parts.parts, reduction.parts.slice) * SizeBytes(reduction.sum_dtype);
+  for (int host = 0; host < options_.topology.num_hosts(); ++host) {
+    if (host == host_) continue;
+    host_sums_[host].resize(bytes);
+    receives_.push_back(
+        {options_.topology.Agent(host, options_.rank), host_sums_[host].data(), bytes});
+    payload_bytes_copied_ += bytes;
+  }
 }
 
 absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
@@ -259,35 +304,23 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
                                                       DType dtype, double scale, bool accumulate,
                                                       host::SumOutput recv,
                                                       host::GradientStats* stats) {
-  const int64_t element_bytes = SizeBytes(recv.dtype);
   const ElementRange own = slices_by_rank[options_.rank];
-  const int64_t own_bytes = CountIn(parts, own) * element_bytes;
-  for (std::vector<std::byte>& sum : host_sums_) sum.resize(own_bytes);
-  SumLocally(sends_by_rank, {parts, own, dtype}, {host_sums_[host_].data(), recv.dtype});
+  const Reduction reduction = {sends_by_rank, {parts, own, dtype}, recv.dtype};
   sends_.clear();
   receives_.clear();
-  for (size_t i = 0; i < served_.size(); ++i) {
-    const ElementRange slice = slices_by_rank[served_[i]];
-    std::vector<std::byte>* sum = &host_sums_[host_];
-    if (!(slice == own)) {  // Replicas have equal slices.
-      sum = &served_sums_[i];
-      sum->resize(CountIn(parts, slice) * element_bytes);
-      SumLocally(sends_by_rank, {parts, slice, dtype}, {sum->data(), recv.dtype});
-    }
-    sends_.push_back({served_[i], sum->data(), static_cast<int64_t>(sum->size())});
-  }
-  for (int host = 0; host < options_.topology.num_hosts(); ++host) {
-    if (host == host_) continue;
-    receives_.push_back(
-        {options_.topology.Agent(host, options_.rank), host_sums_[host].data(), own_bytes});
-    payload_bytes_copied_ += own_bytes;
-  }
+  if (!HasSum(reduction)) SumLocally(reduction, own, &host_sums_[host_]);
+  for (size_t i = 0; i < served_.size(); ++i) SendSum(reduction, i, slices_by_rank[served_[i]]);
+  ReceiveSums(reduction);
   RETURN_IF_ERROR(Exchange(peers_, sends_, receives_));
   inputs_.resize(host_sums_.size());
   ReduceParts(
       {parts, own, recv.dtype, scale, accumulate}, &inputs_,
       [&](size_t host, const SlicePart& part) {
-        return host_sums_[host].data() + part.packed_elements * element_bytes;
+        if (static_cast<int>(host) == host_ && HasSum(reduction)) {
+          return OwnGradient(reduction, part.range);
+        }
+        const std::byte* sum = host_sums_[host].data();
+        return sum + part.packed_elements * SizeBytes(recv.dtype);
       },
       [&](const SlicePart& part) { return recv.At(part.range.begin - own.begin); }, stats);
   return options_.local->Barrier();

@@ -91,9 +91,22 @@ class HostsCommunicator : public Communicator {
                                      absl::Span<const ElementRange> parts, DType dtype,
                                      double scale, bool accumulate, host::SumOutput recv,
                                      host::GradientStats* stats);
-  // The host's own sum of the slice's parts, packed, in `sum`.
-  void SumLocally(absl::Span<const void* const> sends_by_rank, const PartsReduction& reduction,
-                  host::SumOutput sum);
+  // One ReduceScatterMapped of this rank.
+  struct Reduction {
+    absl::Span<const void* const> sends_by_rank;
+    PartsReduction parts;  // Of the own slice.
+    DType sum_dtype = DType::kFp32;
+  };
+  // Whether the gradients of this rank are its host's sum where they lie: nothing is to be summed,
+  // converted or copied before it is sent.
+  bool HasSum(const Reduction& reduction) const;
+  const std::byte* OwnGradient(const Reduction& reduction, ElementRange range) const;
+  // Sums the slice's parts over the host's ranks, packed.
+  std::vector<std::byte>* SumLocally(const Reduction& reduction, ElementRange slice,
+                                     std::vector<std::byte>* sum);
+  // Adds to sends_ and receives_.
+  void SendSum(const Reduction& reduction, size_t served, ElementRange slice);
+  void ReceiveSums(const Reduction& reduction);
 
   const Options options_;
   const int host_;

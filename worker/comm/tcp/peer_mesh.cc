@@ -25,6 +25,13 @@ using ErrorCode = asio::error_code;
 // Between two questions whether to stop.
 constexpr absl::Duration kStopInterval = absl::Milliseconds(20);
 
+// Moves all of a part's bytes, as many in each system call as the socket takes. Asio's own limit is
+// 64 KiB a call.
+struct MoveAll {
+  static constexpr size_t kMaxCallBytes = size_t{4} << 20;
+  size_t operator()(const ErrorCode& error, size_t) const { return error ? 0 : kMaxCallBytes; }
+};
+
 // One connected peer.
 struct Link {
   Link(int peer, tcp::socket socket) : peer(peer), socket(std::move(socket)) {}
@@ -306,7 +313,7 @@ absl::Status AsioMesh::Exchange(const Operation& operation, absl::Span<const int
 
 void AsioMesh::Send(Transfer* transfer) {
   ++running_;
-  asio::async_write(transfer->link->socket, transfer->out,
+  asio::async_write(transfer->link->socket, transfer->out, MoveAll(),
                     [this, transfer](ErrorCode error, size_t bytes) {
                       --running_;
                       bytes_sent_ += static_cast<int64_t>(bytes);
@@ -324,7 +331,7 @@ void AsioMesh::Receive(const Operation& operation, Transfer* transfer) {
                      if (error) return FailLink(*transfer->link, error);
                      if (!Expected(operation, transfer)) return;
                      ++running_;
-                     asio::async_read(transfer->link->socket, transfer->in,
+                     asio::async_read(transfer->link->socket, transfer->in, MoveAll(),
                                       [this, transfer](ErrorCode error, size_t bytes) {
                                         --running_;
                                         bytes_received_ += static_cast<int64_t>(bytes);
