@@ -125,13 +125,13 @@ ClusterProcess::~ClusterProcess() {
 }
 
 ClusterProcess::Used ClusterProcess::Use() const {
-  long long ticks = 0, faults = 0;
+  Used used;
   for (const pid_t pid : ProcessesOfGroup(pid_)) {
     const ProcessStat stat = ReadStat(pid);
-    ticks += stat.ticks;
-    faults += stat.faults;
+    used.cpu_ns += stat.ticks * (1000000000 / sysconf(_SC_CLK_TCK));
+    (pid == pid_ ? used.control_page_faults : used.executor_page_faults) += stat.faults;
   }
-  return {ticks * (1000000000 / sysconf(_SC_CLK_TCK)), faults};
+  return used;
 }
 
 int64_t SharedBytesOf(pid_t pid) {

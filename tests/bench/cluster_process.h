@@ -36,15 +36,18 @@ class ClusterProcess {
   const std::string& worker_address(int worker = 0) const { return worker_addresses_[worker]; }
   // Processor time that its processes have taken up to now, in nanoseconds.
   int64_t CpuNs() const { return Use().cpu_ns; }
-  // Pages that they have faulted in up to now.
-  int64_t PageFaults() const { return Use().page_faults; }
+  // Pages that they have faulted in up to now: executors that are processes of their own, and
+  // coordinator and workers.
+  int64_t ExecutorPageFaults() const { return Use().executor_page_faults; }
+  int64_t ControlPageFaults() const { return Use().control_page_faults; }
   // Shared memory of jobs that they have mapped, each page divided by the processes that map it.
   int64_t SharedBytes() const;
 
  private:
   struct Used {
     int64_t cpu_ns = 0;
-    int64_t page_faults = 0;
+    int64_t executor_page_faults = 0;
+    int64_t control_page_faults = 0;
   };
   ClusterProcess() = default;
   Used Use() const;

@@ -72,6 +72,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
   ASSIGN_OR_RETURN(memory.flight, MapAtLeast(packet.fds[5].get(), sizeof(FlightRing),
                                              Access::kReadWrite, "flight"));
   RETURN_IF_ERROR(CheckFlightRing(*memory.flight_ring()));
+  memory.flight.Populate();  // No step is to fault in the pages it writes to.
   const int own = memory.topology.LocalIndex(setup.rank());
   for (size_t fd = kFixedFds; fd < packet.fds.size(); ++fd) {
     // Its own one also takes what the trainer wants to read.
