@@ -22,6 +22,8 @@ constexpr int kMaxLocalRanks = 240;  // Ranks of a job.
 constexpr int kMaxDevices = 1024;    // Of one worker, for ranks of any jobs.
 constexpr int kMaxUnits = 16384;
 constexpr int kMaxParamGroups = 64;
+// Reports of steps that travel with a later one's. A coordinator remembers twice as many.
+constexpr int kMaxEarlierReports = 127;
 // What workers tell each other of a step: a bit for each parameter, and the groups' numbers.
 constexpr int64_t kMaxDecisionBytes = int64_t{1} << 16;
 

@@ -193,16 +193,24 @@ absl::Status Coordinator::ReportStep(const Sender& sender, const StepReport& eve
                    CurrentJob(sender, event.job, event.creation, event.epoch, event.rank));
   if (job == nullptr || job->status.state != JobState::kRunning) return absl::OkStatus();
   EpochRuntime& runtime = Runtime(event.job, *job);
-  OrderVerdict verdict = runtime.order.Finished(event.rank, event.step);
-  const auto differs = runtime.ledger.Report(event.rank, event.step, event.order_hash);
-  if (differs.has_value() && !verdict.mismatch.has_value()) {
-    verdict.position = {event.step, 0};
-    verdict.mismatch =
-        absl::StrCat("ranks ", differs->first.value(), " and ", differs->second.value(),
-                     " issued different operations in step ", event.step.value(),
-                     ": the hashes of their execution orders differ");
+  std::vector<uint64_t> hashes = event.earlier_order_hashes;
+  hashes.push_back(event.order_hash);
+  const int64_t last = event.step.value(), count = hashes.size();
+  for (int64_t i = 0; i < count; ++i) {
+    const Step step(last - count + 1 + i);
+    OrderVerdict verdict = runtime.order.Finished(event.rank, step);
+    const auto differs = runtime.ledger.Report(event.rank, step, hashes[i]);
+    if (differs.has_value() && !verdict.mismatch.has_value()) {
+      verdict.position = {step, 0};
+      verdict.mismatch =
+          absl::StrCat("ranks ", differs->first.value(), " and ", differs->second.value(),
+                       " issued different operations in step ", step.value(),
+                       ": the hashes of their execution orders differ");
+    }
+    const bool ends_the_epoch = verdict.mismatch.has_value();
+    ApplyVerdict(event.job, verdict, now, effects);
+    if (ends_the_epoch) break;
   }
-  ApplyVerdict(event.job, verdict, now, effects);
   return absl::OkStatus();
 }
 

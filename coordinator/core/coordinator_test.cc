@@ -73,10 +73,11 @@ class CoordinatorTest : public ::testing::Test {
     });
   }
   absl::Status StepDone(const Sender& sender, int64_t epoch, int64_t rank, int64_t step,
-                        uint64_t hash = 1) {
+                        uint64_t hash = 1, std::vector<uint64_t> earlier = {}) {
     return Run([&](Effects* e) {
-      return core_.ReportStep(sender, {kJob, creation_, Epoch(epoch), Rank(rank), Step(step), hash},
-                              now_, e);
+      const StepReport report = {kJob,       creation_, Epoch(epoch),      Rank(rank),
+                                 Step(step), hash,      std::move(earlier)};
+      return core_.ReportStep(sender, report, now_, e);
     });
   }
   absl::Status Connect(const Sender& sender) {
@@ -314,6 +315,19 @@ TEST_F(CoordinatorTest, DifferentHashesAreAMismatch) {
   EXPECT_EQ(Count<PrepareEpoch>(), 2);
   EXPECT_THAT(std::get<OrderMismatch>(effects_.commands[0].command).message,
               HasSubstr("ranks 0 and 1 issued different operations in step 1"));
+}
+
+TEST_F(CoordinatorTest, ReportsThatTravelTogetherCountEachWhereverTheyAreCut) {
+  StartTwoRanks();
+  ASSERT_OK(StepDone(Life("a"), 1, 0, /*step=*/3, /*hash=*/30, /*earlier=*/{10, 20}));
+  ASSERT_OK(StepDone(Life("b"), 1, 1, 2, 20, {10}));
+  ASSERT_OK(StepDone(Life("b"), 1, 1, 4, 40, {30}));
+  Pass(absl::Seconds(1), {Life("a"), Life("b")});
+  EXPECT_EQ(Job().committed_step, Step(3));
+  ASSERT_OK(StepDone(Life("a"), 1, 0, 6, 60, {41, 50}));
+  EXPECT_EQ(Count<OrderMismatch>(), 2);
+  EXPECT_THAT(std::get<OrderMismatch>(effects_.commands[0].command).message,
+              HasSubstr("different operations in step 4"));
 }
 
 TEST_F(CoordinatorTest, RollbackLeavesTheStateAndATickTriesAgain) {

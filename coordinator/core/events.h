@@ -5,6 +5,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "coordinator/core/types.h"
 
@@ -46,6 +47,8 @@ struct StepReport {
   Rank rank;
   Step step;
   uint64_t order_hash = 0;
+  // Of the steps right before it, which are reported with it; the one before it last.
+  std::vector<uint64_t> earlier_order_hashes;
 };
 struct RankFailure {  // Of rank -1: the worker cannot hold the job at all.
   JobId job;

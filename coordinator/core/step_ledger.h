@@ -32,8 +32,8 @@ class StepLedger {
   Step committed_step() const { return committed_step_; }
 
  private:
-  // Steps that some but not all ranks reported. Ranks are in lock step, so these are one or two; a
-  // rank that runs away cannot grow this.
+  // Steps that some but not all ranks reported. Ranks are in lock step, so these are no more than
+  // are reported together; a rank that runs away cannot grow this.
   static constexpr size_t kMaxOpenSteps = 256;
 
   int32_t world_size_ = 1;

@@ -87,9 +87,17 @@ absl::StatusOr<StreamEvent> DecodeOrder(const v1::OrderAnnouncement& order) {
 
 absl::StatusOr<StreamEvent> DecodeStep(const v1::StepReport& step) {
   RETURN_IF_ERROR(CheckJobId(step.job_id()));
-  RETURN_IF_ERROR(CheckRange("step report: step", step.step(), 0, kMax));
-  return StepReport{JobId(step.job_id()), Creation(step.creation()), Epoch(step.epoch()),
-                    Rank(step.rank()),    Step(step.step()),         step.order_hash()};
+  RETURN_IF_ERROR(CheckRange("step report: number of earlier hashes",
+                             step.earlier_order_hashes_size(), 0, kMaxEarlierReports));
+  RETURN_IF_ERROR(
+      CheckRange("step report: step", step.step(), step.earlier_order_hashes_size(), kMax));
+  return StepReport{JobId(step.job_id()),
+                    Creation(step.creation()),
+                    Epoch(step.epoch()),
+                    Rank(step.rank()),
+                    Step(step.step()),
+                    step.order_hash(),
+                    {step.earlier_order_hashes().begin(), step.earlier_order_hashes().end()}};
 }
 
 absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {

@@ -149,9 +149,7 @@ absl::Status RankEngine::Run() {
     const uint32_t submitted = control->submitted.value.load(std::memory_order_acquire);
     const uint32_t consumed = control->consumed.load(std::memory_order_relaxed);
     if (submitted == consumed) {
-      (void)WaitUntil(
-          &control->submitted, [submitted](uint32_t now) { return now != submitted; },
-          AbortFlag(&interrupt_), absl::InfiniteFuture());
+      AwaitSubmission(submitted);
       continue;
     }
     const Op op = control->ring[consumed % kRingOps];
@@ -163,6 +161,7 @@ absl::Status RankEngine::Run() {
     const uint32_t filled = control->submitted.value.load(std::memory_order_acquire) - consumed;
     if (IsAwaitedThroughTheRing(op.kind) || filled >= kRingOps) Bump(&control->events);
   }
+  options_.gate->SendReports();
   // Peers of this host that wait for this rank need not wait for the worker's word.
   options_.communicator->Abort(status);
   if (options_.gatherer != nullptr) options_.gatherer->Abort(status);
@@ -175,6 +174,19 @@ absl::Status RankEngine::Run() {
                      ? absl::AbortedError(status.message())
                      : status);
   return status;
+}
+
+void RankEngine::AwaitSubmission(uint32_t submitted) {
+  const auto await = [&](absl::Time deadline) {
+    return WaitUntil(
+        &options_.control->submitted, [submitted](uint32_t now) { return now != submitted; },
+        AbortFlag(&interrupt_), deadline);
+  };
+  if (options_.gate->keeps_reports_back()) {
+    if (await(absl::Now() + OrderGate::kLongestReportDelay).ok()) return;
+    options_.gate->SendReports();
+  }
+  (void)await(absl::InfiniteFuture());
 }
 
 absl::Status RankEngine::AwaitReason(const absl::Status& status) const {

@@ -52,7 +52,12 @@ class OrderGate {
   // Waits for the release. Errors: FailedPrecondition  the ranks' orders differ (the message names
   // both); Aborted  the epoch ended; DeadlineExceeded  no answer in time.
   virtual absl::Status AwaitRelease(const OrderEntry& entry, const OrderPlace& place) = 0;
+  // May keep the report back, to travel with those of steps that follow within
+  // kLongestReportDelay; the engine has them sent before it waits for longer.
   virtual void ReportStep(Step step, uint64_t order_hash) = 0;
+  virtual bool keeps_reports_back() const = 0;
+  virtual void SendReports() = 0;
+  static constexpr absl::Duration kLongestReportDelay = absl::Milliseconds(1);
 };
 
 class RankEngine {
@@ -97,6 +102,8 @@ class RankEngine {
   void Stop(const absl::Status& reason);
 
  private:
+  // Waits until the trainer has submitted more, or for an interruption.
+  void AwaitSubmission(uint32_t submitted);
   absl::Status Execute(const Op& op);
   absl::Status Ordered(OpKind kind, int unit, int64_t count_elements, DType dtype);
   // The step under way. Initial values make step 0, with an order of its own, so that step 1

@@ -1,7 +1,9 @@
 #include "worker/executor/keeper_link.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "job/field_limits.h"
 #include "job/job_codec.h"
 #include "worker/memory/fd_passing.h"
 
@@ -16,6 +18,7 @@ void KeeperLink::BeginEpoch(Epoch epoch) {
   epoch_ = epoch;
   abort_reason_ = absl::OkStatus();
   released_ = kNowhere;
+  kept_back_.Clear();  // Of an epoch that is over.
 }
 
 void KeeperLink::AbortEpoch(const absl::Status& reason) {
@@ -46,12 +49,10 @@ absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, const OrderPlace&
   order->mutable_entry()->set_unit(entry.unit);
   order->mutable_entry()->set_dtype(EncodeDType(entry.dtype));
   order->mutable_entry()->set_count(entry.count_elements);
-  {
-    absl::MutexLock lock(&mu_);
-    order->set_epoch(epoch_.value());
-  }
-  Send(event);
   absl::MutexLock lock(&mu_);
+  order->set_epoch(epoch_.value());
+  SendReportsLocked();
+  Send(event);
   const auto released = [this, &place]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return released_ == place || !abort_reason_.ok();
   };
@@ -74,17 +75,41 @@ absl::Status KeeperLink::NotReleased(const OrderEntry& entry, const OrderPlace& 
 }
 
 void KeeperLink::ReportStep(Step step, uint64_t order_hash) {
-  v1::ExecutorEvent event;
-  v1::StepReport* report = event.mutable_step();
-  report->set_job_id(options_.job_id);
-  report->set_rank(options_.rank.value());
-  report->set_step(step.value());
-  report->set_order_hash(order_hash);
-  {
-    absl::MutexLock lock(&mu_);
-    report->set_epoch(epoch_.value());
+  absl::MutexLock lock(&mu_);
+  v1::StepReport& report = kept_back_;
+  if (report.epoch() != 0 && report.step() + 1 == step.value()) {
+    report.add_earlier_order_hashes(report.order_hash());
+  } else {
+    SendReportsLocked();
+    report.set_job_id(options_.job_id);
+    report.set_rank(options_.rank.value());
+    report.set_epoch(epoch_.value());
   }
+  report.set_step(step.value());
+  report.set_order_hash(order_hash);
+  if (report.earlier_order_hashes_size() == kMaxEarlierReports ||
+      absl::Now() - reported_at_ >= options_.report_interval) {
+    SendReportsLocked();
+  }
+}
+
+bool KeeperLink::keeps_reports_back() const {
+  absl::MutexLock lock(&mu_);
+  return kept_back_.epoch() != 0;
+}
+
+void KeeperLink::SendReports() {
+  absl::MutexLock lock(&mu_);
+  SendReportsLocked();
+}
+
+void KeeperLink::SendReportsLocked() {
+  if (kept_back_.epoch() == 0) return;
+  v1::ExecutorEvent event;
+  event.mutable_step()->Swap(&kept_back_);
+  kept_back_.Clear();
   Send(event);
+  reported_at_ = absl::Now();
 }
 
 void KeeperLink::ReportSaving(const std::string& path) {

@@ -25,6 +25,8 @@ class KeeperLink : public OrderGate {
     Rank rank;
     absl::Duration release_timeout;       // Of each wait for a release.
     const ModelLayout* layout = nullptr;  // Names the units in errors; outlives the link.
+    // A report that comes sooner after the last one that was sent is kept back.
+    absl::Duration report_interval = kLongestReportDelay;
   };
   explicit KeeperLink(Options options) : options_(std::move(options)) {}
 
@@ -41,11 +43,14 @@ class KeeperLink : public OrderGate {
   //                           not announced this entry; names it. Whatever ended the epoch.
   absl::Status AwaitRelease(const OrderEntry& entry, const OrderPlace& place) override;
   void ReportStep(Step step, uint64_t order_hash) override;
+  bool keeps_reports_back() const override;
+  void SendReports() override;
   // This rank begins to write the model file `path`; empty: it has ended to.
   void ReportSaving(const std::string& path);
 
  private:
   absl::Status NotReleased(const OrderEntry& entry, const OrderPlace& place) const;
+  void SendReportsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   static constexpr OrderPlace kNowhere = {-1, -1, -1};
 
@@ -55,6 +60,8 @@ class KeeperLink : public OrderGate {
   Epoch epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status abort_reason_ ABSL_GUARDED_BY(mu_);
   OrderPlace released_ ABSL_GUARDED_BY(mu_) = kNowhere;
+  v1::StepReport kept_back_ ABSL_GUARDED_BY(mu_);  // Of epoch 0: none.
+  absl::Time reported_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "job/field_limits.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
@@ -31,6 +32,7 @@ class KeeperLinkTest : public ::testing::Test {
   }
   std::unique_ptr<KeeperLink> MakeLink(absl::Duration release_timeout) {
     KeeperLink::Options options = {sockets_.first.get(), "job", Rank(1), release_timeout, &layout_};
+    options.report_interval = report_interval_;
     auto link = std::make_unique<KeeperLink>(std::move(options));
     link->BeginEpoch(Epoch(7));
     return link;
@@ -42,6 +44,17 @@ class KeeperLinkTest : public ::testing::Test {
     EXPECT_TRUE(packet.ok() && event.ParseFromString(packet->bytes) && event.has_order());
     return event.order();
   }
+  // The next event, which must be a report, as "step: hash, hash" with that of the step last.
+  std::string Reported() {
+    absl::StatusOr<Packet> packet = ReceivePacket(sockets_.second.get());
+    v1::ExecutorEvent event;
+    if (!packet.ok() || !event.ParseFromString(packet->bytes) || !event.has_step()) return "none";
+    EXPECT_EQ(event.step().epoch(), 7);
+    std::string text = absl::StrCat(event.step().step(), ":");
+    for (const uint64_t hash : event.step().earlier_order_hashes())
+      absl::StrAppend(&text, " ", hash);
+    return absl::StrCat(text, " ", event.step().order_hash());
+  }
   static v1::OrderRelease ReleaseOf(const v1::OrderAnnouncement& order) {
     v1::OrderRelease release;
     release.set_epoch(order.epoch());
@@ -50,6 +63,7 @@ class KeeperLinkTest : public ::testing::Test {
     return release;
   }
 
+  absl::Duration report_interval_ = absl::ZeroDuration();
   ModelLayout layout_;
   std::pair<UniqueFd, UniqueFd> sockets_;
 };
@@ -102,6 +116,55 @@ TEST_F(KeeperLinkTest, EndOfTheEpochEndsAWaitWithItsReason) {
   EXPECT_THAT(link->AwaitRelease(kReduce, {3, 0, 4}),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 died")));
   worker.join();
+}
+
+TEST_F(KeeperLinkTest, ReportsOfStepsThatAreFarApartAreSentAtOnce) {
+  const auto link = MakeLink(absl::Minutes(1));
+  link->ReportStep(Step(3), 30);
+  EXPECT_FALSE(link->keeps_reports_back());
+  link->ReportStep(Step(4), 40);
+  EXPECT_EQ(Reported(), "3: 30");
+  EXPECT_EQ(Reported(), "4: 40");
+}
+
+TEST_F(KeeperLinkTest, ReportsOfStepsInQuickSuccessionTravelTogetherAndNoneIsLost) {
+  report_interval_ = absl::Hours(1);
+  const auto link = MakeLink(absl::Minutes(1));
+  link->ReportStep(Step(3), 30);  // The first: nothing was sent before it.
+  EXPECT_FALSE(link->keeps_reports_back());
+  for (int step = 4; step <= 6; ++step) link->ReportStep(Step(step), 10 * step);
+  EXPECT_TRUE(link->keeps_reports_back());
+  link->SendReports();
+  EXPECT_FALSE(link->keeps_reports_back());
+  link->ReportStep(Step(7), 70);
+  link->ReportStep(Step(9), 90);  // Not the next one: they cannot be in one report.
+  link->SendReports();
+  for (const char* report : {"3: 30", "6: 40 50 60", "7: 70", "9: 90"})
+    EXPECT_EQ(Reported(), report);
+}
+
+TEST_F(KeeperLinkTest, NoMoreReportsAreKeptBackThanTheCoordinatorTakesAtOnce) {
+  report_interval_ = absl::Hours(1);
+  const auto link = MakeLink(absl::Minutes(1));
+  for (int step = 1; step <= kMaxEarlierReports + 1; ++step) link->ReportStep(Step(step), 1);
+  EXPECT_TRUE(link->keeps_reports_back());
+  link->ReportStep(Step(kMaxEarlierReports + 2), 1);
+  EXPECT_FALSE(link->keeps_reports_back());
+}
+
+TEST_F(KeeperLinkTest, ReportsTravelBeforeTheQuestionOfALaterStepAndNotIntoALaterEpoch) {
+  report_interval_ = absl::Hours(1);
+  const auto link = MakeLink(absl::Milliseconds(1));
+  link->ReportStep(Step(3), 30);
+  link->ReportStep(Step(4), 40);
+  EXPECT_THAT(link->AwaitRelease(kReduce, {5, 0, 0}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("step 5")));
+  EXPECT_EQ(Reported(), "3: 30");
+  EXPECT_EQ(Reported(), "4: 40");
+  EXPECT_EQ(Announced().step(), 5);
+  link->ReportStep(Step(5), 50);
+  link->BeginEpoch(Epoch(8));
+  EXPECT_FALSE(link->keeps_reports_back());
 }
 
 }  // namespace
