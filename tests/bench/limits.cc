@@ -1,5 +1,7 @@
 #include "tests/bench/limits.h"
 
+#include <cstring>
+
 #include "base/check.h"
 
 // One body for each instruction set, chosen when the program is loaded.
@@ -89,6 +91,15 @@ void ReadManyWriteOne(const float* const* in, int num_inputs, int64_t count, flo
       return Sum8(in[0], in[1], in[2], in[3], in[4], in[5], in[6], in[7], count, out);
   }
   TESSERA_CHECK(false);
+}
+
+TESSERA_BENCH_CLONES
+void ReadFourWriteTwo(const float* in, int64_t count, uint16_t* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, in + i, sizeof(bits));
+    out[i] = static_cast<uint16_t>(bits >> 16);
+  }
 }
 
 void FourReadThreeWrite(const float* g, float* p, float* m, float* v, int64_t count) {

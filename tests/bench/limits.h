@@ -11,6 +11,9 @@ namespace bench {
 // out[i] = in[0][i] + ... + in[num_inputs - 1][i], for num_inputs 1, 2, 4 or 8.
 void ReadManyWriteOne(const float* const* in, int num_inputs, int64_t count, float* out);
 
+// out[i] = the upper half of in[i]: reads four bytes for two that it writes.
+void ReadFourWriteTwo(const float* in, int64_t count, uint16_t* out);
+
 // Four reads, three writes, in place: the traffic of Adam, a few sums of arithmetic.
 void FourReadThreeWrite(const float* g, float* p, float* m, float* v, int64_t count);
 

@@ -10,6 +10,7 @@
 #include "worker/comm/operation_digest.h"
 #include "worker/comm/ordered_reduce.h"
 #include "worker/comm/reduce_parts.h"
+#include "worker/comm/shm/process_memory.h"
 #include "worker/comm/shm/shm_communicator.h"
 
 namespace tessera {
@@ -17,6 +18,11 @@ namespace {
 
 // Up to this size every rank of an AllReduce reduces everything; above, each its part.
 constexpr int64_t kSmallAllReduceBytes = 16 << 10;
+
+// From this size on it pays to ask the kernel for the others' memory, among so few ranks: more of
+// them read what is staged out of the caches, and that again pays for the second copy.
+constexpr int64_t kMinReadBytes = 64 << 10;
+constexpr int kMaxReaders = 3;
 
 const char* Bytes(const void* pointer) { return static_cast<const char*>(pointer); }
 
@@ -42,6 +48,8 @@ absl::Status ShmCommunicator::AllGather(const void* send, void* recv, int64_t by
   RETURN_IF_ERROR(CheckAllGather(send, recv, bytes_per_rank, options_.size));
   const uint32_t digest = OperationDigest(Operation::kAllGather, {bytes_per_rank});
   char* to = static_cast<char*>(recv);
+  const bool reads = reads_memory_ && options_.size > 1 && options_.size <= kMaxReaders;
+  if (reads && bytes_per_rank >= kMinReadBytes) return ReadPeers(send, to, bytes_per_rank, digest);
   int64_t begin = 0;
   do {
     const int64_t chunk = std::min(bytes_per_rank - begin, half_bytes());
@@ -55,6 +63,29 @@ absl::Status ShmCommunicator::AllGather(const void* send, void* recv, int64_t by
     begin += chunk;
   } while (begin < bytes_per_rank);
   return absl::OkStatus();
+}
+
+absl::Status ShmCommunicator::ReadPeers(const void* send, char* recv, int64_t bytes_per_rank,
+                                        uint32_t digest) {
+  RankSlot* mine = region_.slot(options_.channel, options_.rank);
+  mine->offered.store(reinterpret_cast<uint64_t>(send), std::memory_order_relaxed);
+  RETURN_IF_ERROR(Phase(digest));
+  CopyPayload(recv + options_.rank * bytes_per_rank, send, bytes_per_rank);
+  // Each begins with the next rank's, so that no two read the same memory at once.
+  for (int i = 1; i < options_.size; ++i) {
+    const int r = (options_.rank + i) % options_.size;
+    const RankSlot* slot = region_.slot(options_.channel, r);
+    const absl::Status read = ReadProcessMemory(slot->process.load(std::memory_order_relaxed),
+                                                slot->offered.load(std::memory_order_relaxed),
+                                                recv + r * bytes_per_rank, bytes_per_rank);
+    if (!read.ok()) {
+      // Most likely it has died: then it does not come, and who supervises it says why.
+      RETURN_IF_ERROR(Phase(digest));
+      return Break(Annotate(read, absl::StrCat("rank ", Named(r))));
+    }
+    payload_bytes_copied_.fetch_add(bytes_per_rank, std::memory_order_relaxed);
+  }
+  return Phase(digest);  // Then all have read what this rank sends.
 }
 
 absl::Status ShmCommunicator::ReduceScatter(const void* send, host::SumOutput recv,

@@ -1,7 +1,10 @@
 // Joining, phases, aborting. The operations are in shm_collectives.cc.
 #include "worker/comm/shm/shm_communicator.h"
 
+#include <unistd.h>
+
 #include <cstring>
+#include <random>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
@@ -9,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "worker/comm/operation_digest.h"
+#include "worker/comm/shm/process_memory.h"
 
 namespace tessera {
 namespace {
@@ -89,6 +93,7 @@ ShmCommunicator::ShmCommunicator(const Options& options)
       abort_(&region_.abort_block()->aborted_epoch, options.epoch),
       policy_(WaitPolicy::ForParties(options.size)),
       timeout_(options.timeout),
+      nonce_(std::random_device()() | uint64_t{std::random_device()()} << 32),
       sources_(options.size, nullptr) {}
 
 absl::Status ShmCommunicator::Join() {
@@ -104,25 +109,58 @@ absl::Status ShmCommunicator::Join() {
               static_cast<size_t>(options_.staging_bytes_per_rank));  // Faults the pages in.
   mine->arrived.value.store(0, std::memory_order_relaxed);
   mine->geometry.store(region_.Geometry(), std::memory_order_relaxed);
+  mine->process.store(getpid(), std::memory_order_relaxed);
+  mine->offered.store(reinterpret_cast<uint64_t>(&nonce_), std::memory_order_relaxed);
+  mine->nonce.store(nonce_, std::memory_order_relaxed);
   Publish(&mine->joined, options_.epoch);
-  const absl::Time deadline = absl::Now() + options_.join_timeout;
+  RETURN_IF_ERROR(AwaitAll(&RankSlot::joined));
   for (int r = 0; r < options_.size; ++r) {
-    RankSlot* slot = region_.slot(options_.channel, r);
-    const absl::Status status = WaitUntil(
-        &slot->joined, [this](uint32_t epoch) { return epoch >= options_.epoch; }, abort_, deadline,
-        policy_);
-    if (absl::IsAborted(status)) return Break(status);
-    if (!status.ok()) {
-      return Break(absl::DeadlineExceededError(absl::StrCat(
-          "ranks ", MissingRanks(/*joining=*/true), " of ", NamedSize(), " did not join epoch ",
-          options_.epoch, " within ", absl::FormatDuration(options_.join_timeout))));
-    }
+    const RankSlot* slot = region_.slot(options_.channel, r);
     if (slot->geometry.load(std::memory_order_relaxed) != region_.Geometry()) {
       return Break(absl::FailedPreconditionError(absl::StrCat(
           "rank ", Named(r), " joined with another size, channel count or staging size")));
     }
   }
+  mine->reads_memory.store(CanReadPeers(), std::memory_order_relaxed);
+  Publish(&mine->probed, options_.epoch);
+  RETURN_IF_ERROR(AwaitAll(&RankSlot::probed));
+  reads_memory_ = true;
+  for (int r = 0; r < options_.size; ++r) {
+    const RankSlot* slot = region_.slot(options_.channel, r);
+    if (slot->reads_memory.load(std::memory_order_relaxed) == 0) reads_memory_ = false;
+  }
   return absl::OkStatus();
+}
+
+absl::Status ShmCommunicator::AwaitAll(WaitWord RankSlot::*word) {
+  const absl::Time deadline = absl::Now() + options_.join_timeout;
+  for (int r = 0; r < options_.size; ++r) {
+    const absl::Status status = WaitUntil(
+        &(region_.slot(options_.channel, r)->*word),
+        [this](uint32_t epoch) { return epoch >= options_.epoch; }, abort_, deadline, policy_);
+    if (absl::IsAborted(status)) return Break(status);
+    if (!status.ok()) {
+      return Break(absl::DeadlineExceededError(absl::StrCat(
+          "ranks ", MissingRanks(word, options_.epoch), " of ", NamedSize(), " did not join epoch ",
+          options_.epoch, " within ", absl::FormatDuration(options_.join_timeout))));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool ShmCommunicator::CanReadPeers() const {
+  if (!options_.reads_peers_memory) return false;
+  for (int r = 0; r < options_.size; ++r) {
+    if (r == options_.rank) continue;
+    const RankSlot* slot = region_.slot(options_.channel, r);
+    // Of another pid namespace it may be anybody's, or nobody's.
+    uint64_t found = 0;
+    const absl::Status read =
+        ReadProcessMemory(slot->process.load(std::memory_order_relaxed),
+                          slot->offered.load(std::memory_order_relaxed), &found, sizeof(found));
+    if (!read.ok() || found != slot->nonce.load(std::memory_order_relaxed)) return false;
+  }
+  return true;
 }
 
 absl::Status ShmCommunicator::Phase(uint32_t digest) {
@@ -162,8 +200,8 @@ absl::Status ShmCommunicator::AwaitPeer(int peer, uint32_t phase, uint32_t diges
   if (absl::IsAborted(status)) return Break(status);
   return Break(absl::DeadlineExceededError(absl::StrCat(
       OperationName(digest), ": rank ", Named(options_.rank), " waited ",
-      absl::FormatDuration(timeout_), " for ranks ", MissingRanks(/*joining=*/false), " of ",
-      NamedSize(), " (epoch ", options_.epoch, ", channel ", options_.channel, ")")));
+      absl::FormatDuration(timeout_), " for ranks ", MissingRanks(&RankSlot::arrived, phase_),
+      " of ", NamedSize(), " (epoch ", options_.epoch, ", channel ", options_.channel, ")")));
 }
 
 absl::Status ShmCommunicator::Break(absl::Status status) {
@@ -176,13 +214,11 @@ absl::Status ShmCommunicator::Break(absl::Status status) {
   return status;
 }
 
-std::string ShmCommunicator::MissingRanks(bool joining) const {
+std::string ShmCommunicator::MissingRanks(WaitWord RankSlot::*word, uint32_t value) const {
   std::vector<int> missing;
   for (int r = 0; r < options_.size; ++r) {
     const RankSlot* slot = region_.slot(options_.channel, r);
-    const bool here = joining ? slot->joined.value.load() >= options_.epoch
-                              : HasReached(slot->arrived.value.load(), phase_);
-    if (!here) missing.push_back(Named(r));
+    if (!HasReached((slot->*word).value.load(), value)) missing.push_back(Named(r));
   }
   return absl::StrJoin(missing, ", ");
 }

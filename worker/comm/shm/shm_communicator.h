@@ -6,6 +6,8 @@
 //   AllGatherMapped      phase                           0 bytes copied
 //   ReduceScatterMapped  phase, reduce own slice, phase  each input byte read once
 //   private memory       (copy a chunk to staging, phase, read all staging) per chunk
+//   large AllGather      phase, read all others' memory, phase, where the kernel lets ranks read
+//                        each other's memory: one copy instead of two
 //
 // Two halves of each staging area alternate, so that a chunk costs one phase. Results do not
 // depend on timing: sums run in rank order.
@@ -44,8 +46,9 @@ class ShmCommunicator : public Communicator {
     int channel = 0;     // In [0, num_channels).
     int num_channels = 4;
     int64_t staging_bytes_per_rank = int64_t{512} << 10;  // Two halves; best within a L2 cache.
-    absl::Duration join_timeout = absl::Minutes(5);       // Until all ranks have joined.
-    absl::Duration timeout = absl::Minutes(5);            // Of each wait of an operation.
+    bool reads_peers_memory = true;                  // If all ranks can; false on one: none does.
+    absl::Duration join_timeout = absl::Minutes(5);  // Until all ranks have joined.
+    absl::Duration timeout = absl::Minutes(5);       // Of each wait of an operation.
     // For messages, where these ranks are some of a larger group: what rank 0 is there, and how
     // large that is. 0: the group is this one.
     int first_rank = 0;
@@ -94,11 +97,16 @@ class ShmCommunicator : public Communicator {
   explicit ShmCommunicator(const Options& options);
 
   absl::Status Join();
+  // Waits until the word of every rank has come to this epoch.
+  absl::Status AwaitAll(WaitWord RankSlot::*word);
+  // Whether this rank can read the memory of all others.
+  bool CanReadPeers() const;
   // One phase of the operation that `digest` describes (see operation_digest.h).
   absl::Status Phase(uint32_t digest);
   absl::Status AwaitPeer(int peer, uint32_t phase, uint32_t digest, absl::Time deadline);
   absl::Status Break(absl::Status status);  // Remembers the first error, tells the others.
-  std::string MissingRanks(bool joining) const;
+  // Those whose word has not come to `value`.
+  std::string MissingRanks(WaitWord RankSlot::*word, uint32_t value) const;
   int Named(int rank) const { return options_.first_rank + rank; }
   int NamedSize() const { return options_.group_size == 0 ? options_.size : options_.group_size; }
 
@@ -106,6 +114,7 @@ class ShmCommunicator : public Communicator {
   char* Half(int rank, int half) const;
   int64_t half_bytes() const { return options_.staging_bytes_per_rank / 2; }
   void CopyPayload(void* to, const void* from, int64_t bytes);
+  absl::Status ReadPeers(const void* send, char* recv, int64_t bytes_per_rank, uint32_t digest);
   absl::Status AllReduceChunk(char* buffer, int64_t count, DType dtype, ReduceOp op,
                               uint32_t digest);
 
@@ -114,6 +123,8 @@ class ShmCommunicator : public Communicator {
   const AbortFlag abort_;
   const WaitPolicy policy_;
   absl::Duration timeout_;            // Of each wait of an operation.
+  const uint64_t nonce_;              // Others read it to see whether they can.
+  bool reads_memory_ = false;         // All ranks can read all others' memory.
   uint32_t phase_ = 0;                // Of this epoch; wraps.
   int half_ = 0;                      // The staging half that is written next.
   absl::Status broken_;               // The first error, once there is one.

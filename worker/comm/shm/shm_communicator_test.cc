@@ -12,6 +12,7 @@
 namespace tessera {
 namespace {
 
+using testing::Each;
 using testing::HasSubstr;
 
 GroupOptions Group(int size) {
@@ -172,6 +173,34 @@ TEST(ShmCommunicatorTest, ChannelsAreIndependentRowsOfOperations) {
   for (const absl::Status& status : statuses) EXPECT_OK(status);
 }
 
+// Ranks that cannot read each other's memory bring everything through the staging area.
+TEST(ShmCommunicatorTest, LargeAllGatherCopiesEachByteOnceWhereAllRanksCanReadEachOther) {
+  constexpr int64_t kBytes = 200'000;
+  const auto copied = [&](bool last_one_reads) {
+    const SharedMapping mapping(ShmBytes(Group(3)));
+    std::vector<int64_t> copied(3, 0);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        ShmCommunicator::Options options = ShmOptions(Group(3), mapping);
+        options.rank = rank;
+        options.reads_peers_memory = rank < 2 || last_one_reads;
+        auto comm = ShmCommunicator::Create(options);
+        ASSERT_OK(comm);
+        const std::vector<char> send(kBytes, static_cast<char>(rank));
+        std::vector<char> recv(3 * kBytes, -1);
+        ASSERT_OK((*comm)->AllGather(send.data(), recv.data(), kBytes));
+        for (int64_t i = 0; i < 3 * kBytes; ++i) ASSERT_EQ(recv[i], i / kBytes);
+        copied[rank] = (*comm)->payload_bytes_copied();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return copied;
+  };
+  EXPECT_THAT(copied(true), Each(3 * kBytes));
+  EXPECT_THAT(copied(false), Each(4 * kBytes));
+}
+
 // Rank 1 dies wherever it happens to be in a row of operations; a supervisor aborts the epoch; all
 // ranks, one of them new, go on in the next epoch on the same mapping, which nobody cleans.
 TEST(ShmCommunicatorTest, NewEpochWorksAfterARankIsKilledAnywhere) {
@@ -187,8 +216,9 @@ TEST(ShmCommunicatorTest, NewEpochWorksAfterARankIsKilledAnywhere) {
       options.rank = rank;
       options.epoch = 2 * epoch;
       ASSIGN_OR_RETURN(auto comm, ShmCommunicator::Create(options));
-      std::vector<float> data(20000, 1.0f);
+      std::vector<float> data(20000, 1.0f), all(kSize * data.size());
       while (true) {
+        RETURN_IF_ERROR(comm->AllGather(data.data(), all.data(), data.size() * sizeof(float)));
         RETURN_IF_ERROR(comm->AllReduce(data.data(), data.size(), DType::kFp32, ReduceOp::kMax));
         RETURN_IF_ERROR(comm->Barrier());
         counter->fetch_add(1);

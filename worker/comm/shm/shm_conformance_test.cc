@@ -16,6 +16,10 @@ CommunicatorBackend Backend(const char* name,
 INSTANTIATE_TEST_SUITE_P(ShmProcesses, CommunicatorConformanceTest,
                          testing::Combine(testing::Values(Backend("processes", RunShmProcesses)),
                                           testing::Values(1, 2, 3, 4, 8)));
+INSTANTIATE_TEST_SUITE_P(ShmProcessesThatStage, CommunicatorConformanceTest,
+                         testing::Combine(testing::Values(Backend("staging processes",
+                                                                  RunShmProcessesThatStage)),
+                                          testing::Values(2, 5)));
 INSTANTIATE_TEST_SUITE_P(ShmThreads, CommunicatorConformanceTest,
                          testing::Combine(testing::Values(Backend("threads", RunShmThreads)),
                                           testing::Values(1, 2, 3, 4, 8)));

@@ -6,7 +6,8 @@
 //
 // A slot and a staging area are written by their rank only; the abort block by anyone. All words
 // are valid at zero. What another process wrote is never trusted for more than a value: no
-// offset, length or pointer is read from here.
+// offset, length or pointer of this process is read from here. The one address in a slot is of its
+// rank's own memory, for the kernel to read.
 #ifndef TESSERA_WORKER_COMM_SHM_SHM_REGION_H_
 #define TESSERA_WORKER_COMM_SHM_SHM_REGION_H_
 
@@ -36,6 +37,13 @@ struct alignas(kShmLineBytes) RankSlot {
   std::atomic<uint32_t> digests[2];  // What it entered: phase p is at p mod 2.
   WaitWord joined;                   // The epoch that this rank joined.
   std::atomic<uint32_t> geometry;    // Must be the same on all ranks.
+  // Whether ranks read each other's memory: in this epoch, `reads_memory` if this one can read that
+  // of all others.
+  WaitWord probed;  // The epoch of which the next word is.
+  std::atomic<uint32_t> reads_memory;
+  std::atomic<int32_t> process;   // Its pid.
+  std::atomic<uint64_t> offered;  // An address in it: the nonce's, then what it sends.
+  std::atomic<uint64_t> nonce;    // What lies there when it joins.
 };
 
 // Where things are. Pure arithmetic over one base address.

@@ -104,19 +104,35 @@ std::vector<absl::Status> RunShmThreads(const GroupOptions& options, const RankB
   return statuses;
 }
 
-std::vector<absl::Status> RunShmProcesses(const GroupOptions& options, const RankBody& body) {
+namespace {
+
+std::vector<absl::Status> RunProcesses(const GroupOptions& options, bool read_memory,
+                                       const RankBody& body) {
   const SharedMapping mapping(ShmBytes(options));
   const SharedMapping shared(options.shared_bytes);
   std::vector<RankProcess> ranks;
   for (int rank = 0; rank < options.size; ++rank) {
     ranks.emplace_back([&, rank] {
-      return RunRank(ShmOptions(options, mapping), rank, mapping.MapAgain(), shared.MapAgain(),
-                     body);
+      ShmCommunicator::Options own = ShmOptions(options, mapping);
+      // One that cannot is enough.
+      own.reads_peers_memory = read_memory || rank + 1 < options.size;
+      return RunRank(own, rank, mapping.MapAgain(), shared.MapAgain(), body);
     });
   }
   std::vector<absl::Status> statuses;
   for (RankProcess& rank : ranks) statuses.push_back(rank.Join());
   return statuses;
+}
+
+}  // namespace
+
+std::vector<absl::Status> RunShmProcesses(const GroupOptions& options, const RankBody& body) {
+  return RunProcesses(options, /*read_memory=*/true, body);
+}
+
+std::vector<absl::Status> RunShmProcessesThatStage(const GroupOptions& options,
+                                                   const RankBody& body) {
+  return RunProcesses(options, /*read_memory=*/false, body);
 }
 
 }  // namespace tessera

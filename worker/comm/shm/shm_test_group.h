@@ -53,6 +53,9 @@ int64_t ShmBytes(const GroupOptions& group);
 
 std::vector<absl::Status> RunShmThreads(const GroupOptions& options, const RankBody& body);
 std::vector<absl::Status> RunShmProcesses(const GroupOptions& options, const RankBody& body);
+// Ranks that may not read each other's memory.
+std::vector<absl::Status> RunShmProcessesThatStage(const GroupOptions& options,
+                                                   const RankBody& body);
 
 }  // namespace tessera
 
