@@ -34,6 +34,7 @@ struct Registry {
   uint64_t delay_seed ABSL_GUARDED_BY(mu) = 0;
   uint64_t hits ABSL_GUARDED_BY(mu) = 0;
   absl::flat_hash_map<std::string, Fault> faults ABSL_GUARDED_BY(mu);
+  int64_t disarms ABSL_GUARDED_BY(mu) = 0;
 };
 
 Registry& GetRegistry() {
@@ -64,8 +65,14 @@ absl::Status FaultPoint(absl::string_view name) {
   auto it = registry.faults.find(name);
   if (it == registry.faults.end() || --it->second.at_hit > 0) return absl::OkStatus();
   if (it->second.action == FaultAction::kKillProcess) raise(SIGKILL);
-  absl::Status status = it->second.status;
+  const bool holds = it->second.action == FaultAction::kHold;
+  absl::Status status = holds ? absl::OkStatus() : it->second.status;
   registry.faults.erase(it);
+  if (holds) {
+    const auto released = [&registry, then = registry.disarms]()
+                              ABSL_NO_THREAD_SAFETY_ANALYSIS { return registry.disarms != then; };
+    registry.mu.Await(absl::Condition(&released));
+  }
   return status;
 }
 
@@ -92,6 +99,7 @@ void DisarmAllFaultPoints() {
   absl::MutexLock lock(&registry.mu);
   registry.longest_delay = absl::ZeroDuration();
   registry.faults.clear();
+  ++registry.disarms;
   any_armed.store(false, std::memory_order_relaxed);
 }
 

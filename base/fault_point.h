@@ -1,8 +1,9 @@
 // Named seams that tests arm: `FaultPoint("journal.append")` returns OK unless armed.
 //
-// A point is armed by name with what to do at its n-th hit: return an error, or end the process
-// as SIGKILL would. All points together can be armed to delay their threads, so that whatever may
-// overtake something else does. Unarmed points cost one relaxed atomic load. Thread-safe.
+// A point is armed by name with what to do at its n-th hit: return an error, end the process as
+// SIGKILL would, or hold the thread until all points are disarmed. All points together can be armed
+// to delay their threads, so that whatever may overtake something else does. Unarmed points cost
+// one relaxed atomic load. Thread-safe.
 #ifndef TESSERA_BASE_FAULT_POINT_H_
 #define TESSERA_BASE_FAULT_POINT_H_
 
@@ -18,7 +19,7 @@ namespace tessera {
 // Passes through the seam `name`.
 absl::Status FaultPoint(absl::string_view name);
 
-enum class FaultAction { kFail, kKillProcess };
+enum class FaultAction { kFail, kKillProcess, kHold };
 
 struct Fault {
   FaultAction action = FaultAction::kFail;

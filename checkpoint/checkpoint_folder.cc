@@ -1,12 +1,8 @@
 #include "checkpoint/checkpoint_folder.h"
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <system_error>
 #include <tuple>
@@ -31,106 +27,28 @@ std::string ManifestPath(const std::string& folder) {
   return absl::StrCat(folder, "/", kManifestName);
 }
 
-// What a save puts into a folder, finished or not.
-bool IsOfACheckpoint(const std::string& name) {
-  return name == kManifestName || absl::StartsWith(name, kModelFileName) ||
-         absl::StartsWith(name, kOptimizerFileName) ||
-         (absl::StartsWith(name, "trainer-") && absl::EndsWith(name, ".bin"));
-}
-
-// Nothing but what saves put there is removed; a folder with anything else stays.
-absl::Status Remove(const std::string& folder) {
-  std::error_code error;
-  fs::directory_iterator entries(folder, error);
-  if (error == std::errc::no_such_file_or_directory) return absl::OkStatus();
-  std::vector<std::string> names;
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error))
-    names.push_back(entries->path().filename().string());
-  if (error) return ErrnoStatus(error.value(), absl::StrCat("list ", folder));
-  for (const std::string& name : names) {
-    if (IsOfACheckpoint(name)) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        folder, " holds '", name, "', which is of no checkpoint, so it is not removed"));
-  }
-  for (const std::string& name : names) {
-    const std::string path = absl::StrCat(folder, "/", name);
-    if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, absl::StrCat("remove ", path));
-  }
-  if (rmdir(folder.c_str()) != 0) return ErrnoStatus(errno, absl::StrCat("remove ", folder));
-  return absl::OkStatus();
-}
-
-// Some network file systems know no flags.
-bool RefusesFlags(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
-
-absl::Status Rename(const std::string& from, const std::string& to, bool exchange) {
-  const unsigned flags = exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE;
-  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return absl::OkStatus();
-  if (RefusesFlags(errno) && exchange) {
-    return absl::FailedPreconditionError(absl::StrCat("this file system cannot exchange ", from,
-                                                      " and ", to,
-                                                      ": give each checkpoint a name of its own"));
-  }
-  // Nothing has that name, or only an empty folder.
-  if (RefusesFlags(errno) && rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-  return ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", to));
-}
-
-// Whether something has that name; a checkpoint may be replaced, nothing else.
-absl::StatusOr<bool> IsCheckpoint(const std::string& path) {
-  struct stat info;
-  if (lstat(path.c_str(), &info) != 0) {
-    if (errno == ENOENT) return false;
-    return ErrnoStatus(errno, absl::StrCat("stat ", path));
-  }
-  std::error_code error;
-  if (S_ISDIR(info.st_mode) && fs::exists(ManifestPath(path), error)) return true;
-  return absl::FailedPreconditionError(
-      absl::StrCat(path, " exists and is no checkpoint, so it is not replaced"));
+template <typename Decode>
+absl::StatusOr<Manifest> Read(const std::string& path, absl::string_view name, Decode decode) {
+  ASSIGN_OR_RETURN(const std::string text,
+                   ReadWholeFile(absl::StrCat(path, "/", name), kMaxManifestBytes));
+  absl::StatusOr<Manifest> manifest = decode(text);
+  if (!manifest.ok()) return Annotate(manifest.status(), path);
+  return manifest;
 }
 
 }  // namespace
 
-std::string PartialFolder(const std::string& path) { return path + ".partial"; }
-
-absl::Status BeginCheckpoint(const std::string& path) {
-  if (path.empty() || path[0] != '/' || path.back() == '/') {
-    return absl::InvalidArgumentError(
-        absl::StrCat("checkpoint '", path, "' is no absolute path of a folder"));
-  }
-  RETURN_IF_ERROR(IsCheckpoint(path).status());
-  const std::string partial = PartialFolder(path);
-  RETURN_IF_ERROR(Remove(partial));
-  RETURN_IF_ERROR(FaultPoint("checkpoint.begin"));
-  if (mkdir(partial.c_str(), 0755) != 0)
-    return ErrnoStatus(errno, absl::StrCat("make folder ", partial));
-  return absl::OkStatus();
-}
-
 absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest) {
-  const std::string partial = PartialFolder(path);
-  RETURN_IF_ERROR(WriteWholeFile(ManifestPath(partial), EncodeManifest(manifest)));
-  RETURN_IF_ERROR(SyncFolder(partial));
-  ASSIGN_OR_RETURN(const bool replaces, IsCheckpoint(path));
-  RETURN_IF_ERROR(FaultPoint("checkpoint.rename"));
-  RETURN_IF_ERROR(Rename(partial, path, replaces));
-  (void)FaultPoint("checkpoint.renamed");
-  if (const absl::Status synced = SyncFolder(ParentOf(path)); !synced.ok()) {
-    (void)Rename(path, partial, replaces);  // Who is told of an error finds what was there before.
-    return synced;
-  }
-  (void)FaultPoint("checkpoint.published");
-  if (replaces) DiscardCheckpoint(path);  // What has the partial one's name now is the old one.
-  return absl::OkStatus();
+  RETURN_IF_ERROR(WriteWholeFile(ManifestPath(PartialFolder(path)), EncodeManifest(manifest)));
+  return PublishFolder(path, FolderKind::kCheckpoint);
 }
-
-void DiscardCheckpoint(const std::string& path) { (void)Remove(PartialFolder(path)); }
 
 absl::StatusOr<Manifest> ReadManifest(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(ManifestPath(path), kMaxManifestBytes));
-  absl::StatusOr<Manifest> manifest = DecodeManifest(text);
-  if (!manifest.ok()) return Annotate(manifest.status(), path);
-  return manifest;
+  return Read(path, kManifestName, DecodeManifest);
+}
+
+absl::StatusOr<Manifest> ReadPartManifest(const std::string& path) {
+  return Read(path, kPartManifestName, DecodePartManifest);
 }
 
 absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string& folder) {
@@ -164,7 +82,7 @@ void RemoveLeftovers(const std::string& folder, const std::string& job_id) {
     const std::string path = entries->path().string();
     if (!absl::EndsWith(path, ".partial")) continue;
     const absl::StatusOr<Manifest> manifest = ReadManifest(path);
-    if (manifest.ok() && manifest->job_id == job_id) (void)Remove(path);
+    if (manifest.ok() && manifest->job_id == job_id) (void)RemoveFolder(path);
   }
 }
 
@@ -187,10 +105,12 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
   });
   for (size_t i = 0; i + keep - 1 < others.size(); ++i) {
     const std::string gone = PartialFolder(others[i].path);
-    RETURN_IF_ERROR(Remove(gone));
-    RETURN_IF_ERROR(Rename(others[i].path, gone, /*exchange=*/false));
+    RETURN_IF_ERROR(RemoveFolder(gone));
+    RETURN_IF_ERROR(RenameFolder(others[i].path, gone, /*exchange=*/false));
+    // Else a power loss could keep the name and lose the files.
+    RETURN_IF_ERROR(SyncFolder(folder));
     RETURN_IF_ERROR(FaultPoint("checkpoint.retired"));
-    RETURN_IF_ERROR(Remove(gone));
+    RETURN_IF_ERROR(RemoveFolder(gone));
   }
   return absl::OkStatus();
 }

@@ -1,10 +1,8 @@
-// How a checkpoint's folder gets its name.
+// A checkpoint's folder: how it is published (named_folder.h), found again and retired.
 //
-//   Begin: PATH.partial/ ──► files, manifest, all synced ──► Publish: PATH/
+//   BeginFolder: PATH.partial/ ──► files, manifest, all synced ──► PublishCheckpoint: PATH/
 //
-// The name is given by one rename: a crash leaves the old checkpoint of that name or the new one,
-// and perhaps PATH.partial, which the next Begin removes. Stateless; thread-safe for different
-// paths. Errors: the file system's, with the path.
+// Stateless; thread-safe for different paths. Errors: the file system's, with the path.
 #ifndef TESSERA_CHECKPOINT_CHECKPOINT_FOLDER_H_
 #define TESSERA_CHECKPOINT_CHECKPOINT_FOLDER_H_
 
@@ -16,28 +14,19 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/named_folder.h"
 
 namespace tessera {
-
-// Where the files are until then.
-std::string PartialFolder(const std::string& path);
-
-// Makes PATH.partial, empty.
-// Errors: InvalidArgument     the path is not absolute, or ends in '/'
-//         FailedPrecondition  PATH exists and is no checkpoint, or PATH.partial holds something
-//                             else.
-absl::Status BeginCheckpoint(const std::string& path);
 
 // Writes the manifest, and gives the folder its name, durably. A checkpoint of that name is
 // replaced. Errors: FailedPrecondition  the file system cannot replace a folder.
 absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest);
 
-// Removes PATH.partial, if there is one that holds nothing but a checkpoint's files.
-void DiscardCheckpoint(const std::string& path);
-
 // Errors: NotFound         no such folder, or no manifest in it
 //         InvalidArgument  as DecodeManifest; DataLoss  it is damaged.
 absl::StatusOr<Manifest> ReadManifest(const std::string& path);
+// Of a rank's part of a checkpoint: likewise.
+absl::StatusOr<Manifest> ReadPartManifest(const std::string& path);
 
 struct ListedCheckpoint {
   std::string path;

@@ -6,6 +6,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "checkpoint/crc32.h"
 #include "checkpoint/strict_json.h"
@@ -17,6 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr absl::string_view kFormat = "tessera checkpoint";
+constexpr absl::string_view kPartFormat = "tessera checkpoint part";
 constexpr int kVersion = 1;
 constexpr char kOwnChecksum[] = "manifest_crc32";
 
@@ -128,13 +131,74 @@ absl::Status CheckOwnChecksum(Json json) {
   return absl::DataLossError("manifest: its checksum does not fit, it is damaged");
 }
 
+absl::Status DecodePart(const Json& json, Manifest* manifest) {
+  const auto part = json.find("part");
+  if (part == json.end() || !part->is_object()) return Refusal("part");
+  ASSIGN_OR_RETURN(const int64_t rank, IntegerAt(*part, "rank"));
+  if (rank >= manifest->world_size) return Refusal("rank");
+  manifest->part = ManifestPart{static_cast<int>(rank), ""};
+  ASSIGN_OR_RETURN(manifest->part->save_id, StringAt(*part, "save"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Manifest> Decode(absl::string_view text, absl::string_view wanted_format) {
+  absl::StatusOr<Json> parsed = ParseStrictJsonObject(text);
+  if (!parsed.ok()) return Annotate(parsed.status(), "manifest");
+  const Json json = *std::move(parsed);
+  ASSIGN_OR_RETURN(const std::string format, StringAt(json, "format"));
+  ASSIGN_OR_RETURN(const int64_t version, IntegerAt(json, "version"));
+  if (format != wanted_format) return Refusal("format");
+  if (version != kVersion) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("manifest: version ", version, ", known is ", kVersion));
+  }
+  RETURN_IF_ERROR(CheckOwnChecksum(json));
+  Manifest manifest;
+  ASSIGN_OR_RETURN(manifest.job_id, StringAt(json, "job"));
+  ASSIGN_OR_RETURN(manifest.step, IntegerAt(json, "step"));
+  ASSIGN_OR_RETURN(const int64_t world_size, IntegerAt(json, "world_size"));
+  if (world_size < 1 || world_size > std::numeric_limits<int>::max()) return Refusal("world_size");
+  manifest.world_size = static_cast<int>(world_size);
+  RETURN_IF_ERROR(DecodeOptimizer(json, &manifest));
+  RETURN_IF_ERROR(DecodeFiles(json, &manifest));
+  if (wanted_format == kPartFormat) RETURN_IF_ERROR(DecodePart(json, &manifest));
+  return manifest;
+}
+
 }  // namespace
 
 std::string TrainerFileName(int rank) { return absl::StrFormat("trainer-%05d.bin", rank); }
 
+bool IsModelFileName(absl::string_view name) {
+  if (name == kModelFileName) return true;
+  if (!absl::ConsumePrefix(&name, "model-") || !absl::ConsumeSuffix(&name, ".safetensors"))
+    return false;
+  const std::vector<absl::string_view> numbers = absl::StrSplit(name, "-of-");
+  const auto is_number = [](absl::string_view text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+  };
+  return numbers.size() == 2 && is_number(numbers[0]) && is_number(numbers[1]);
+}
+
+absl::StatusOr<std::vector<std::string>> ModelFilesOf(const Manifest& manifest) {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : manifest.files) {
+    if (IsModelFileName(name)) names.push_back(name);
+  }
+  if (names.empty())
+    return absl::InvalidArgumentError(absl::StrCat("the checkpoint has no ", kModelFileName));
+  if (names.size() > 1 && manifest.files.count(std::string(kModelFileName)) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("manifest: ", names[0], " and ", kModelFileName, " are two models"));
+  }
+  return names;
+}
+
 std::string EncodeManifest(const Manifest& manifest) {
   Json json;
-  json["format"] = kFormat;
+  json["format"] = manifest.part.has_value() ? kPartFormat : kFormat;
+  if (manifest.part.has_value())
+    json["part"] = {{"rank", manifest.part->rank}, {"save", manifest.part->save_id}};
   json["version"] = kVersion;
   json["job"] = manifest.job_id;
   json["step"] = manifest.step;
@@ -153,27 +217,10 @@ std::string EncodeManifest(const Manifest& manifest) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-absl::StatusOr<Manifest> DecodeManifest(absl::string_view text) {
-  absl::StatusOr<Json> parsed = ParseStrictJsonObject(text);
-  if (!parsed.ok()) return Annotate(parsed.status(), "manifest");
-  const Json json = *std::move(parsed);
-  ASSIGN_OR_RETURN(const std::string format, StringAt(json, "format"));
-  ASSIGN_OR_RETURN(const int64_t version, IntegerAt(json, "version"));
-  if (format != kFormat) return Refusal("format");
-  if (version != kVersion) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("manifest: version ", version, ", known is ", kVersion));
-  }
-  RETURN_IF_ERROR(CheckOwnChecksum(json));
-  Manifest manifest;
-  ASSIGN_OR_RETURN(manifest.job_id, StringAt(json, "job"));
-  ASSIGN_OR_RETURN(manifest.step, IntegerAt(json, "step"));
-  ASSIGN_OR_RETURN(const int64_t world_size, IntegerAt(json, "world_size"));
-  if (world_size < 1 || world_size > std::numeric_limits<int>::max()) return Refusal("world_size");
-  manifest.world_size = static_cast<int>(world_size);
-  RETURN_IF_ERROR(DecodeOptimizer(json, &manifest));
-  RETURN_IF_ERROR(DecodeFiles(json, &manifest));
-  return manifest;
+absl::StatusOr<Manifest> DecodeManifest(absl::string_view text) { return Decode(text, kFormat); }
+
+absl::StatusOr<Manifest> DecodePartManifest(absl::string_view text) {
+  return Decode(text, kPartFormat);
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -67,11 +68,8 @@ absl::StatusOr<ModelFile> ModelFile::Open(const std::string& path,
 
 absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elements,
                                    ConstValues values) {
-  const auto it = header_->tensors.find(tensor);
-  if (it == header_->tensors.end()) {
-    return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
-  }
-  const StoredTensor& stored = it->second;
+  ASSIGN_OR_RETURN(const StoredTensor* found, Find(tensor));
+  const StoredTensor& stored = *found;
   const int64_t element_bytes = SizeBytes(values.dtype());
   const int64_t numel = (stored.end_bytes - stored.begin_bytes) / element_bytes;
   if (stored.dtype != values.dtype() || begin_elements < 0 || begin_elements > numel ||
@@ -85,21 +83,38 @@ absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elem
                   path_);
 }
 
-absl::Status ModelFile::WriteBytes(const std::string& tensor, absl::string_view bytes) {
+absl::StatusOr<const StoredTensor*> ModelFile::Find(const std::string& tensor) const {
   const auto it = header_->tensors.find(tensor);
-  if (it == header_->tensors.end())
-    return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
-  const StoredTensor& stored = it->second;
-  if (static_cast<int64_t>(bytes.size()) != stored.end_bytes - stored.begin_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": ", bytes.size(), " bytes for tensor '",
-                                                   tensor, "', which has ",
-                                                   stored.end_bytes - stored.begin_bytes));
+  if (it != header_->tensors.end()) return &it->second;
+  return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
+}
+
+absl::Status ModelFile::WriteStored(const std::string& tensor, int64_t begin_elements,
+                                    absl::string_view bytes) {
+  ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
+  const std::optional<int64_t> begin = SizeBytes(stored->dtype, begin_elements);
+  const int64_t all_bytes = stored->end_bytes - stored->begin_bytes;
+  if (!begin.has_value() || *begin < 0 || *begin > all_bytes ||
+      static_cast<int64_t>(bytes.size()) > all_bytes - *begin) {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": ", bytes.size(),
+                                                   " bytes from element ", begin_elements,
+                                                   " on are not in tensor '", tensor, "'"));
   }
   return WriteAll(fd_.get(), bytes.data(), bytes.size(),
-                  header_->data_offset_bytes + stored.begin_bytes, path_);
+                  header_->data_offset_bytes + stored->begin_bytes + *begin, path_);
+}
+
+absl::Status ModelFile::WriteBytes(const std::string& tensor, absl::string_view bytes) {
+  ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
+  if (static_cast<int64_t>(bytes.size()) == stored->end_bytes - stored->begin_bytes)
+    return WriteStored(tensor, 0, bytes);
+  return absl::InvalidArgumentError(absl::StrCat(path_, ": ", bytes.size(), " bytes for tensor '",
+                                                 tensor, "', which has ",
+                                                 stored->end_bytes - stored->begin_bytes));
 }
 
 absl::Status ModelFile::Sync() {
+  RETURN_IF_ERROR(FaultPoint("model-file.sync"));
   if (fsync(fd_.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", path_));
   return absl::OkStatus();
 }

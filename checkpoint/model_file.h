@@ -34,6 +34,10 @@ class ModelFile {
   // Errors: NotFound no such tensor; InvalidArgument outside of it, or of another dtype;
   //         ResourceExhausted disk full.
   absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values);
+  // Writes elements from begin_elements on of a tensor of whatever dtype, as they are stored.
+  // Errors: NotFound no such tensor; InvalidArgument outside of it, or not between bytes.
+  absl::Status WriteStored(const std::string& tensor, int64_t begin_elements,
+                           absl::string_view bytes);
   // Writes a tensor of whatever dtype, whole.
   // Errors: as WriteSlice; InvalidArgument  it has another size.
   absl::Status WriteBytes(const std::string& tensor, absl::string_view bytes);
@@ -48,6 +52,8 @@ class ModelFile {
  private:
   ModelFile(UniqueFd fd, std::string path, const SafetensorsHeader* header)
       : fd_(std::move(fd)), path_(std::move(path)), header_(header) {}
+
+  absl::StatusOr<const StoredTensor*> Find(const std::string& tensor) const;
 
   UniqueFd fd_;
   std::string path_;

@@ -122,34 +122,42 @@ std::string HeaderJson(const SafetensorsHeader& header) {
 
 }  // namespace
 
-absl::StatusOr<SafetensorsHeader> PlaceTensors(const std::vector<TensorSpec>& tensors,
-                                               const std::map<std::string, std::string>& metadata) {
+NamedTensorInfo InfoOf(const TensorSpec& spec) {
+  return {spec.name, {StoredAs(spec.dtype), spec.shape}};
+}
+
+absl::StatusOr<SafetensorsHeader> PlaceInfos(const std::vector<NamedTensorInfo>& tensors,
+                                             const std::map<std::string, std::string>& metadata) {
   SafetensorsHeader header;
   header.metadata = metadata;
-  std::vector<const TensorSpec*> order;
-  for (const TensorSpec& spec : tensors) order.push_back(&spec);
-  std::stable_sort(order.begin(), order.end(), [](const TensorSpec* a, const TensorSpec* b) {
-    return WrittenBefore(StoredAs(a->dtype), a->name, StoredAs(b->dtype), b->name);
+  std::vector<const NamedTensorInfo*> order;
+  for (const NamedTensorInfo& tensor : tensors) order.push_back(&tensor);
+  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    return WrittenBefore(a->info.dtype, a->name, b->info.dtype, b->name);
   });
   int64_t at = 0;
-  for (const TensorSpec* spec : order) {
-    if (spec->name.empty() || spec->name == "__metadata__")
-      return InvalidTensor(spec->name, "not a usable name");
-    ASSIGN_OR_RETURN(const int64_t numel, Numel(*spec));
-    StoredTensor tensor = {spec->name, StoredAs(spec->dtype), spec->shape, at, 0};
-    int64_t size_bytes;
-    if (__builtin_mul_overflow(numel, SizeBytes(spec->dtype), &size_bytes) ||
-        __builtin_add_overflow(at, size_bytes, &at)) {
-      return InvalidTensor(spec->name, "the file's size overflows");
-    }
+  for (const NamedTensorInfo* placed : order) {
+    const auto& [name, info] = *placed;
+    if (name.empty() || name == "__metadata__") return InvalidTensor(name, "not a usable name");
+    ASSIGN_OR_RETURN(const int64_t numel, NumelOf(info));
+    StoredTensor tensor = {name, info.dtype, info.shape, at, 0};
+    const std::optional<int64_t> size_bytes = SizeBytes(info.dtype, numel);
+    if (!size_bytes.has_value() || __builtin_add_overflow(at, *size_bytes, &at))
+      return InvalidTensor(name, "the file's size overflows, or it ends within a byte");
     tensor.end_bytes = at;
-    if (!header.tensors.emplace(spec->name, std::move(tensor)).second) {
-      return InvalidTensor(spec->name, "the name is there twice");
-    }
+    if (!header.tensors.emplace(name, std::move(tensor)).second)
+      return InvalidTensor(name, "the name is there twice");
   }
   header.data_offset_bytes = 8 + static_cast<int64_t>(HeaderJson(header).size());
   header.file_bytes = header.data_offset_bytes + at;
   return header;
+}
+
+absl::StatusOr<SafetensorsHeader> PlaceTensors(const std::vector<TensorSpec>& tensors,
+                                               const std::map<std::string, std::string>& metadata) {
+  std::vector<NamedTensorInfo> infos;
+  for (const TensorSpec& spec : tensors) infos.push_back(InfoOf(spec));
+  return PlaceInfos(infos, metadata);
 }
 
 std::string EncodeHeader(const SafetensorsHeader& header) {

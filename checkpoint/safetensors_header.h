@@ -36,10 +36,15 @@ struct SafetensorsHeader {
   int64_t file_bytes = 0;
 };
 
-// Places the tensors (shared_with and requires_grad are not looked at).
-// Errors: InvalidArgument  an empty or duplicate name, or overflow.
+// Places the tensors. Errors: InvalidArgument  an empty or duplicate name, overflow, or a tensor
+// that
+//   ends within a byte.
+absl::StatusOr<SafetensorsHeader> PlaceInfos(const std::vector<NamedTensorInfo>& tensors,
+                                             const std::map<std::string, std::string>& metadata);
+// The same of parameters (shared_with and requires_grad are not looked at).
 absl::StatusOr<SafetensorsHeader> PlaceTensors(const std::vector<TensorSpec>& tensors,
                                                const std::map<std::string, std::string>& metadata);
+NamedTensorInfo InfoOf(const TensorSpec& spec);
 
 // The bytes [0, data_offset_bytes) of the file.
 std::string EncodeHeader(const SafetensorsHeader& header);

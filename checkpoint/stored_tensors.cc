@@ -7,10 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/checked_file.h"
+#include "checkpoint/checked_files.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/crc32.h"
 #include "checkpoint/element_reader.h"
+#include "checkpoint/model_index.h"
 #include "checkpoint/open_model.h"
 #include "checkpoint/tensor_table.h"
 
@@ -58,9 +59,12 @@ class StoredCheckpoint final : public StoredTensors {
   static absl::StatusOr<std::unique_ptr<StoredTensors>> Open(const std::string& folder) {
     ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
     auto checkpoint = std::make_unique<StoredCheckpoint>();
+    ASSIGN_OR_RETURN(const auto parts, PartsOf(manifest));
+    for (const auto& [part, names] : parts)
+      RETURN_IF_ERROR(checkpoint->AddTensors(folder, part, names, manifest));
     for (const auto& [name, file] : manifest.files) {
-      RETURN_IF_ERROR(file.tensors.empty() ? checkpoint->AddBytes(folder, name, file)
-                                           : checkpoint->AddTensors(folder, name, manifest));
+      if (!file.tensors.empty() || name == kModelIndexName) continue;
+      RETURN_IF_ERROR(checkpoint->AddBytes(folder, name, file));
     }
     return checkpoint;
   }
@@ -80,17 +84,30 @@ class StoredCheckpoint final : public StoredTensors {
   }
 
  private:
-  absl::Status AddTensors(const std::string& folder, const std::string& name,
+  using Names = std::vector<std::string>;
+
+  // The files of tensors by part.
+  static absl::StatusOr<std::map<std::string, Names>> PartsOf(const Manifest& manifest) {
+    std::map<std::string, Names> parts;
+    for (const auto& [name, file] : manifest.files) {
+      if (file.tensors.empty()) continue;
+      parts[IsModelFileName(name)        ? kModelPart
+            : name == kOptimizerFileName ? "optimizer"
+                                         : name]
+          .push_back(name);
+    }
+    if (parts.count(kModelPart) != 0) RETURN_IF_ERROR(ModelFilesOf(manifest).status());
+    return parts;
+  }
+
+  absl::Status AddTensors(const std::string& folder, const std::string& part, const Names& names,
                           const Manifest& manifest) {
-    ASSIGN_OR_RETURN(CheckedFile file, CheckedFile::Open(folder, name, manifest));
-    const std::string part = name == kModelFileName       ? kModelPart
-                             : name == kOptimizerFileName ? "optimizer"
-                                                          : name;
-    const TensorTable& table = tables_[part] = TableOf(file.header());
+    ASSIGN_OR_RETURN(CheckedFiles files, CheckedFiles::Open(folder, names, manifest));
+    const TensorTable& table = tables_[part] = TableOf(files.header());
     for (const auto& [tensor, info] : table) {
       ASSIGN_OR_RETURN((entries_[{part, tensor}]), EntryOf(tensor, info));
     }
-    files_.emplace(part, std::move(file));
+    files_.emplace(part, std::move(files));
     return absl::OkStatus();
   }
 
@@ -107,7 +124,7 @@ class StoredCheckpoint final : public StoredTensors {
     return absl::OkStatus();
   }
 
-  std::map<std::string, CheckedFile> files_;   // By part.
+  std::map<std::string, CheckedFiles> files_;  // By part.
   std::map<std::string, TensorTable> tables_;  // Likewise.
   std::map<std::string, OpenFile> bytes_;      // By name.
 };

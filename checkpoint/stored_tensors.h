@@ -2,7 +2,7 @@
 // (open_model.h), or a checkpoint of ours, by its manifest.
 //
 //   model.safetensors, an index, a folder, DCP    part "model"
-//   step-00000042/  model.safetensors             part "model"
+//   step-00000042/  model.safetensors, or several part "model"
 //                   optimizer.safetensors         part "optimizer"
 //                   trainer-00000.bin             part "trainer", one entry without a dtype
 //

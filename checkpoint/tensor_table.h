@@ -18,6 +18,11 @@ struct TensorInfo {
   std::vector<int64_t> shape;  // Empty: 0-d, one element. A 0 in it: no elements.
 };
 
+struct NamedTensorInfo {
+  std::string name;
+  TensorInfo info;
+};
+
 // By name.
 using TensorTable = std::map<std::string, TensorInfo>;
 

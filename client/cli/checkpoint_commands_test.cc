@@ -41,7 +41,7 @@ class CheckpointCommandsTest : public testing::Test {
   // One with a trainer's bytes alone.
   std::string Make(const std::string& name, int64_t step, const std::string& job = "gpt") {
     const std::string path = absl::StrCat(folder_, "/", name);
-    EXPECT_OK(BeginCheckpoint(path));
+    EXPECT_OK(BeginFolder(path, FolderKind::kCheckpoint));
     const std::string bytes = "position 17";
     EXPECT_OK(WriteWholeFile(absl::StrCat(PartialFolder(path), "/", TrainerFileName(0)), bytes));
     Manifest manifest;

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/checkpoint_commands.h"
+#include "client/cli/consolidate_command.h"
 #include "client/cli/dump_command.h"
 #include "client/cli/jobs_command.h"
 #include "client/cli/layout_command.h"
@@ -49,6 +50,7 @@ int RunCli(const std::vector<std::string>& args, const Console& console) {
   app.set_version_flag("--version", absl::StrCat("tessera ", kVersion));
   RunCommand selected;
   RegisterCheckpointsCommand(&app, &selected);
+  RegisterConsolidateCommand(&app, &selected);
   RegisterDiffCommand(&app, &selected);
   RegisterDumpCommand(&app, &selected);
   RegisterJobsCommand(&app, &selected);

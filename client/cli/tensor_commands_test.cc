@@ -72,7 +72,7 @@ class TensorCommandsTest : public testing::Test {
   // A checkpoint with a parameter, its moment and a trainer's bytes.
   std::string WriteCheckpoint(const std::string& name, float moment, const std::string& bytes) {
     const std::string path = Path(name), partial = PartialFolder(path);
-    EXPECT_OK(BeginCheckpoint(path));
+    EXPECT_OK(BeginFolder(path, FolderKind::kCheckpoint));
     Manifest manifest;
     manifest.job_id = "gpt";
     manifest.world_size = 1;

@@ -1,12 +1,13 @@
 #include "client/cpp/checkpoint.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "client/cpp/load_request.h"
 #include "client/cpp/state_access.h"
-#include "job/job_codec.h"
 #include "proto/checkpoint.pb.h"
 
 namespace tessera {
@@ -14,7 +15,7 @@ namespace {
 
 void EncodeTensor(const NamedTensor& tensor, bool with_values, v1::NamedTensor* to) {
   to->set_name(tensor.name);
-  to->set_dtype(EncodeDType(tensor.dtype));
+  to->set_dtype(std::string(Name(tensor.dtype)));
   for (const int64_t dim : tensor.shape) to->add_shape(dim);
   if (with_values) to->set_values(tensor.values);
 }
@@ -22,7 +23,9 @@ void EncodeTensor(const NamedTensor& tensor, bool with_values, v1::NamedTensor* 
 absl::StatusOr<NamedTensor> DecodeTensor(const v1::NamedTensor& from) {
   NamedTensor tensor;
   tensor.name = from.name();
-  ASSIGN_OR_RETURN(tensor.dtype, DecodeDType(from.dtype()));
+  const std::optional<StoredDType> dtype = ParseStoredDType(from.dtype());
+  if (!dtype.has_value()) return absl::InternalError("the load's reply has an unknown dtype");
+  tensor.dtype = *dtype;
   tensor.shape.assign(from.shape().begin(), from.shape().end());
   tensor.values = from.values();
   return tensor;
@@ -64,6 +67,9 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
   }
   request.set_in_background(options.in_background);
   request.set_keep_newest(options.keep_newest);
+  request.set_max_file_bytes(options.max_file_bytes);
+  request.set_in_parts(options.in_parts);
+  request.set_with_replicas(options.with_replicas);
   return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();
 }
 
@@ -78,6 +84,10 @@ absl::StatusOr<SaveStatus> GetSaveStatus(Session* session) {
   status.all_bytes = reply.all_bytes();
   status.outcome = absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message());
   return status;
+}
+
+absl::Status CancelSave(Session* session) {
+  return StateAccess(session).Call(OpKind::kCancelSave, "").status();
 }
 
 absl::Status AwaitSave(Session* session) {

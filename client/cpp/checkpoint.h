@@ -19,19 +19,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/name_selection.h"
+#include "checkpoint/stored_dtype.h"
 #include "client/cpp/session.h"
 
 namespace tessera {
 
-// A tensor that is no parameter: a module's buffer.
+// A tensor that is no parameter: a module's buffer, of any dtype that safetensors has.
 struct NamedTensor {
+  NamedTensor() = default;
+  NamedTensor(std::string name, StoredDType dtype, std::vector<int64_t> shape, std::string values)
+      : name(std::move(name)), dtype(dtype), shape(std::move(shape)), values(std::move(values)) {}
+  NamedTensor(std::string name, DType dtype, std::vector<int64_t> shape, std::string values)
+      : NamedTensor(std::move(name), StoredAs(dtype), std::move(shape), std::move(values)) {}
+
   std::string name;
-  DType dtype = DType::kFp32;
+  StoredDType dtype = StoredDType::kF32;
   std::vector<int64_t> shape;
   std::string values;  // Little-endian, row-major.
 };
@@ -44,6 +52,17 @@ struct SaveCheckpointOptions {
   // Of the job's checkpoints in the same folder those that were saved first are removed, so that
   // with this one so many are left; 0: all stay.
   int keep_newest = 0;
+  // The model in files of at most so many bytes of tensors and an index, as SaveModelOptions'; 0:
+  // in one file.
+  int64_t max_file_bytes = 0;
+  // Where workers share no file system: each rank writes a part, PATH/rank-00003, on its own; PATH
+  // may be another on each. `tessera consolidate` makes the checkpoint of them, which alone can be
+  // loaded. Parts of another step are not replaced, so each save needs a PATH of its own. Not in
+  // the background, in files of a size, or keeping the newest.
+  bool in_parts = false;
+  // Of parts: replicas of no_shard and the hybrid strategies write what other ranks write too, so
+  // that a host may be lost.
+  bool with_replicas = false;
 };
 
 inline constexpr size_t kMaxTrainerStateBytes = size_t{512} << 20;
@@ -73,6 +92,11 @@ struct SaveStatus {
 };
 // Errors: Aborted.
 absl::StatusOr<SaveStatus> GetSaveStatus(Session* session);
+// Says that the save in the background is not wanted any more, and returns at once. One rank is
+// enough; the more ranks say so, the sooner it ends. What AwaitSave returns is every rank's
+// outcome: Cancelled, and the checkpoint that had the name is as it was; or OK, since all was
+// written already. Nothing where none runs. Errors: Aborted.
+absl::Status CancelSave(Session* session);
 // Waits until none runs. Returns its outcome; Aborted, too, if a process died.
 // Errors: FailedPrecondition  there was none.
 absl::Status AwaitSave(Session* session);

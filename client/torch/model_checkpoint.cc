@@ -12,25 +12,46 @@
 namespace tessera {
 namespace {
 
-absl::StatusOr<DType> DTypeOf(const std::string& name, const torch::Tensor& tensor) {
+absl::StatusOr<StoredDType> DTypeOf(const std::string& name, const torch::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case torch::kFloat:
-      return DType::kFp32;
+      return StoredDType::kF32;
     case torch::kDouble:
-      return DType::kFp64;
+      return StoredDType::kF64;
     case torch::kBFloat16:
-      return DType::kBf16;
+      return StoredDType::kBf16;
     case torch::kHalf:
-      return DType::kFp16;
+      return StoredDType::kF16;
     case torch::kLong:
-      return DType::kInt64;
+      return StoredDType::kI64;
     case torch::kInt:
-      return DType::kInt32;
+      return StoredDType::kI32;
+    case torch::kShort:
+      return StoredDType::kI16;
+    case torch::kChar:
+      return StoredDType::kI8;
+    case torch::kByte:
+      return StoredDType::kU8;
+    case torch::kBool:
+      return StoredDType::kBool;
+    case torch::kComplexFloat:
+      return StoredDType::kC64;
     default:
       return absl::InvalidArgumentError(absl::StrCat("buffer '", name, "' is ",
                                                      torch::toString(tensor.scalar_type()),
                                                      ", which checkpoints do not have"));
   }
+}
+
+// A bool of another byte than 0 and 1 is none that a program may look at.
+absl::Status CheckBools(const NamedTensor& tensor) {
+  if (tensor.dtype != StoredDType::kBool) return absl::OkStatus();
+  for (const char value : tensor.values) {
+    if (value == 0 || value == 1) continue;
+    return absl::InvalidArgumentError(absl::StrCat("buffer '", tensor.name, "' has a bool of byte ",
+                                                   static_cast<unsigned char>(value)));
+  }
+  return absl::OkStatus();
 }
 
 // Buffers and ignored parameters, by name in the model.
@@ -90,6 +111,7 @@ absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(ShardedModel* model, const 
   wanted.names = options.names;
   ASSIGN_OR_RETURN(wanted.buffers, Describe(tensors, /*with_values=*/false));
   ASSIGN_OR_RETURN(LoadedCheckpoint loaded, LoadCheckpoint(&model->session(), path, wanted));
+  for (const NamedTensor& from : loaded.buffers) RETURN_IF_ERROR(CheckBools(from));
   const torch::NoGradGuard no_grad;
   for (const NamedTensor& from : loaded.buffers) {
     torch::Tensor tensor = tensors.at(from.name);

@@ -5,6 +5,8 @@
 #include <set>
 
 #include "base/status_matchers.h"
+#include "client/cpp/checkpoint.h"
+#include "client/cpp/save_model.h"
 #include "gtest/gtest.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/trainer_team.h"
@@ -52,6 +54,39 @@ TEST_F(SaveTest, KilledSaveLeavesNothingAndTheNextOneWorks) {
   for (const absl::Status& status : save("second")) EXPECT_OK(status);
   EXPECT_EQ(Files(), (std::set<std::string>{"first", "second"}));
   EXPECT_EQ(ReadFile(folder_ + "/first"), ReadFile(folder_ + "/second"));
+}
+
+// Whoever is killed, and wherever: the folder of the model, or the ranks' parts, are as before.
+TEST_F(SaveTest, KilledSaveOfFilesOrPartsLeavesNothingAndTheNextOneWorks) {
+  for (const bool in_parts : {false, true}) {
+    for (const char* point : {"save.created", "model-file.publish", "file.sync"}) {
+      SCOPED_TRACE(std::string(in_parts ? "parts " : "files ") + point);
+      LocalCluster::Options options;
+      options.num_devices = 2;
+      options.executor_binary = "worker/tessera-executor";
+      options.executor_flags = {std::string("--fault-points=") + point + "=kill@1"};
+      ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(options));
+      ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(ToyOptions(*cluster, "toy", 2)));
+      ASSERT_OK(team.TrainTo(3));
+      const std::string path = folder_ + "/s";
+      const auto save = [&] {
+        return team.Run([&](Session* session) {
+          SaveModelOptions files;
+          files.max_file_bytes = 150;
+          SaveCheckpointOptions parts;
+          parts.in_parts = true;
+          return in_parts ? SaveCheckpoint(session, path, {}, parts)
+                          : SaveModel(session, path, files);
+        });
+      };
+      // In parts each rank's executor has the fault, so both die, and both again at their next hit.
+      for (const absl::Status& status : save())
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, testing::_));
+      EXPECT_TRUE(!std::filesystem::exists(path) || std::filesystem::is_empty(path));
+      EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
+      std::filesystem::remove_all(path);
+    }
+  }
 }
 
 }  // namespace

@@ -7,8 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "checkpoint/checkpoint_part.h"
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/dcp/torch_tensor.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/model_index.h"
 #include "checkpoint/safetensors_header.h"
 #include "layout/tensor_spec.h"
@@ -51,6 +53,46 @@ void ModelIndex(absl::string_view bytes) {
   for (const std::string& file : FilesOf(*index)) TESSERA_CHECK(!file.empty() && file[0] != '/');
 }
 
+// Slices that were accepted lie in the file and in their tensors, and are written as they were
+// read.
+void CheckpointPart(absl::string_view bytes) {
+  const auto header = DecodeHeader(bytes, static_cast<int64_t>(bytes.size()));
+  if (!header.ok()) return;
+  const auto part = DecodePart(*header);
+  if (!part.ok()) return;
+  TESSERA_CHECK(part->slices.size() == header->tensors.size());
+  for (const auto& [name, slice] : part->slices) {
+    TESSERA_CHECK(NameOf(slice) == name);
+    TESSERA_CHECK(slice.begin_elements >= 0 && slice.count >= 0);
+    TESSERA_CHECK(slice.begin_elements + slice.count <= NumelOf(slice.whole.shape));
+  }
+  const auto placed = PlacePart(*part);
+  if (!placed.ok()) return;  // A name that no writer may use.
+  const std::string encoded = EncodeHeader(*placed);
+  const auto again = DecodeHeader(encoded, placed->file_bytes);
+  TESSERA_CHECK(again.ok());
+  const auto part_again = DecodePart(*again);
+  TESSERA_CHECK(part_again.ok() && part_again->slices.size() == part->slices.size());
+  TESSERA_CHECK(part_again->whole.has_value() == part->whole.has_value());
+}
+
+// A manifest that was accepted names files of its folder alone, and is read as it is written.
+void Manifest(absl::string_view bytes) {
+  for (const bool is_part : {false, true}) {
+    const auto manifest = is_part ? DecodePartManifest(bytes) : DecodeManifest(bytes);
+    if (!manifest.ok()) continue;
+    TESSERA_CHECK(manifest->part.has_value() == is_part);
+    TESSERA_CHECK(!is_part || manifest->part->rank < manifest->world_size);
+    for (const auto& [name, file] : manifest->files) {
+      TESSERA_CHECK(!name.empty() && name.find('/') == std::string::npos);
+      TESSERA_CHECK(file.size_bytes >= 0);
+    }
+    const std::string encoded = EncodeManifest(*manifest);
+    const auto again = is_part ? DecodePartManifest(encoded) : DecodeManifest(encoded);
+    TESSERA_CHECK(again.ok() && EncodeManifest(*again) == encoded);
+  }
+}
+
 // The boxes of a tensor that was accepted hold each of its elements once.
 void DcpMetadata(absl::string_view bytes) {
   const auto metadata = dcp::DecodeMetadata(bytes);
@@ -86,6 +128,8 @@ absl::Span<const Target> Targets() {
   static constexpr Target kTargets[] = {
       {"safetensors_header", SafetensorsHeader},
       {"model_index", ModelIndex},
+      {"checkpoint_part", CheckpointPart},
+      {"manifest", Manifest},
       {"dcp_metadata", DcpMetadata},
       {"torch_tensor", TorchTensor},
   };

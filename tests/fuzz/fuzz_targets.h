@@ -15,6 +15,10 @@ namespace tessera::fuzz {
 void SafetensorsHeader(absl::string_view bytes);
 // An index.json of a model in several files.
 void ModelIndex(absl::string_view bytes);
+// The shard of a rank's part of a checkpoint, a whole safetensors file.
+void CheckpointPart(absl::string_view bytes);
+// The manifest of such a part, or of a checkpoint.
+void Manifest(absl::string_view bytes);
 // The .metadata of a DCP folder.
 void DcpMetadata(absl::string_view bytes);
 // A tensor as torch.save writes it.

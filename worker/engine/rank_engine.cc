@@ -228,6 +228,7 @@ absl::Status RankEngine::Execute(const Op& op) {
       return absl::OkStatus();
     case OpKind::kReadProgress:
     case OpKind::kSaveStatus:
+    case OpKind::kCancelSave:
       Tell(op.kind);
       return absl::OkStatus();
     case OpKind::kFail:

@@ -42,10 +42,13 @@ void RankEngine::Receive() {
 }
 
 void RankEngine::Tell(OpKind kind) {
-  Reply(kind == OpKind::kSaveStatus
-            ? options_.files->SaveStatus()
-            : EncodeProgress(LoadProgress(*options_.group, options_.updates, step_,
-                                          options_.config->groups.size())));
+  if (kind == OpKind::kCancelSave) options_.files->CancelSave();
+  if (kind == OpKind::kReadProgress) {
+    Reply(EncodeProgress(
+        LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size())));
+  } else {
+    Reply(kind == OpKind::kSaveStatus ? options_.files->SaveStatus() : "");
+  }
   PublishResult(absl::OkStatus(), 0);
 }
 

@@ -51,6 +51,8 @@ class StateFiles {
                             absl::Status* outcome) = 0;
   // How what Save began and left to another thread goes. Of this rank alone.
   virtual std::string SaveStatus() = 0;
+  // That is given up if it is not too late. Of this rank alone; all learn the outcome.
+  virtual void CancelSave() = 0;
 };
 
 }  // namespace tessera

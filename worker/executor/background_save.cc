@@ -42,6 +42,7 @@ absl::Status BackgroundSave::Copy(const v1::SaveRequest& request, const SavedSta
   progress_ = state.progress;
   moments_ = state.moments;
   written_bytes_.store(0);
+  cancelled_.store(false);
   int64_t all_bytes = 0;
   RETURN_IF_ERROR(CopySlices(state, &all_bytes));
   absl::MutexLock lock(&mu_);
@@ -77,8 +78,9 @@ void BackgroundSave::Run(Communicator* communicator, const std::atomic<bool>* st
   const SavedState state = {progress_, moments_, values};
   v1::SaveReply reply;
   absl::Status outcome;
-  const absl::Status agreed = SaveCheckpoint(request_, memory_, state, communicator, stopped,
-                                             &reply, &outcome, &written_bytes_);
+  const absl::Status agreed =
+      SaveCheckpoint(request_, memory_, state, communicator,
+                     {stopped, &cancelled_, &written_bytes_}, &reply, &outcome);
   if (!agreed.ok()) outcome = agreed;
   if (!outcome.ok())
     TESSERA_LOG(WARNING, "checkpoint {} was not saved: {}", request_.path(), outcome.ToString());

@@ -3,7 +3,8 @@
 //   Copy: the rank's slices ──► training goes on ──► Start: files, manifest, name: on a thread
 //
 // What training waits for is the copy, at memory's speed; the rank holds that much more memory
-// until the save is over. One at a time. status() is thread-safe, the rest is the owner's thread's.
+// until the save is over. One at a time. status() and Cancel are thread-safe, the rest is the
+// owner's thread's.
 #ifndef TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
 #define TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
 
@@ -41,6 +42,9 @@ class BackgroundSave {
   // Errors: ResourceExhausted  no thread; `over` is not called then.
   absl::Status Start(Communicator* communicator, const std::atomic<bool>* stopped,
                      std::function<void(const absl::Status&)> over);
+  // What runs is given up, on all ranks, unless its files are all written: then it is published.
+  // Thread-safe; nothing if none runs.
+  void Cancel() { cancelled_.store(true); }
   // Waits for the thread, if there is one, and forgets the copy.
   void End();
   v1::SaveStatus status() const;
@@ -62,6 +66,7 @@ class BackgroundSave {
   std::unique_ptr<std::byte[]> copy_;
   std::map<Key, ConstValues> values_;  // In the copy.
   std::atomic<int64_t> written_bytes_{0};
+  std::atomic<bool> cancelled_{false};
   std::thread thread_;
 
   mutable absl::Mutex mu_;

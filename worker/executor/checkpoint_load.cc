@@ -15,16 +15,17 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "checkpoint/checked_file.h"
+#include "checkpoint/checked_files.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/crc32.h"
 #include "checkpoint/manifest.h"
-#include "job/job_codec.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/checkpoint_load_plan.h"
 #include "worker/executor/checkpoint_plan.h"
 #include "worker/executor/checkpoint_slices.h"
 #include "worker/executor/load_plan.h"
 #include "worker/executor/load_request.h"
+#include "worker/executor/save_request.h"
 
 namespace tessera {
 namespace {
@@ -48,8 +49,12 @@ absl::Status Convert(DType from, const std::vector<char>& bytes, Values into) {
 class CheckpointLoad {
  public:
   CheckpointLoad(const v1::LoadRequest& request, const ExecutorMemory& memory, LoadedState* state,
-                 Communicator* communicator)
-      : request_(request), memory_(memory), state_(*state), communicator_(*communicator) {}
+                 Communicator* communicator, const std::atomic<bool>* stopped)
+      : request_(request),
+        memory_(memory),
+        state_(*state),
+        communicator_(*communicator),
+        stopped_(*stopped) {}
 
   absl::Status Run(v1::LoadReply* reply, absl::Status* outcome) {
     *outcome = Open();
@@ -71,15 +76,13 @@ class CheckpointLoad {
 
   absl::Status Open() {
     ASSIGN_OR_RETURN(manifest_, ReadManifest(request_.path()));
-    ASSIGN_OR_RETURN(CheckedFile model, OpenFile(kModelFileName));
+    ASSIGN_OR_RETURN(CheckedFiles model, CheckedFiles::OpenModel(request_.path(), manifest_));
     model_.emplace(std::move(model));
     if (with_optimizer()) RETURN_IF_ERROR(OpenOptimizer());
-    std::vector<TensorSpec> buffers;
+    std::vector<NamedTensorInfo> buffers;
     for (const v1::NamedTensor& buffer : request_.buffers()) {
-      TensorSpec& spec = buffers.emplace_back();
-      spec.name = buffer.name();
-      spec.shape.assign(buffer.shape().begin(), buffer.shape().end());
-      ASSIGN_OR_RETURN(spec.dtype, DecodeDType(buffer.dtype()));
+      ASSIGN_OR_RETURN(NamedTensorInfo info, InfoOf(buffer));
+      buffers.push_back(std::move(info));
     }
     absl::StatusOr<CheckpointLoadPlan> plan = PlanCheckpointLoad(
         model_->header(), with_optimizer() ? &optimizer_->header() : nullptr, buffers,
@@ -90,10 +93,6 @@ class CheckpointLoad {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<CheckedFile> OpenFile(absl::string_view name) {
-    return CheckedFile::Open(request_.path(), std::string(name), manifest_);
-  }
-
   absl::Status OpenOptimizer() {
     const std::string own = OptimizerName(memory_.config.optimizer);
     if (manifest_.optimizer != own) {
@@ -101,7 +100,9 @@ class CheckpointLoad {
           absl::StrCat(request_.path(), " has the state of optimizer '", manifest_.optimizer,
                        "', the job's is '", own, "'"));
     }
-    ASSIGN_OR_RETURN(CheckedFile optimizer, OpenFile(kOptimizerFileName));
+    ASSIGN_OR_RETURN(
+        CheckedFiles optimizer,
+        CheckedFiles::Open(request_.path(), {std::string(kOptimizerFileName)}, manifest_));
     optimizer_.emplace(std::move(optimizer));
     return HyperParametersOf(manifest_).status();
   }
@@ -132,12 +133,12 @@ class CheckpointLoad {
     return MomentTensor(plan_.states[slice.segment.job_parameter], memory_.config.optimizer,
                         slice.array);
   }
-  const CheckedFile& FileOf(const CheckpointSlice& slice) const {
+  const CheckedFiles& FileOf(const CheckpointSlice& slice) const {
     return slice.array == StateArray::kParameter ? *model_ : *optimizer_;
   }
 
   absl::Status ReadSlice(const CheckpointSlice& slice, const std::string& tensor) {
-    const CheckedFile& file = FileOf(slice);
+    const CheckedFiles& file = FileOf(slice);
     ASSIGN_OR_RETURN(const StoredTensor* stored, file.Find(tensor));
     const Values into = state_.values(slice.array, slice.segment);
     const std::optional<DType> dtype = LayoutDType(stored->dtype);
@@ -171,6 +172,7 @@ class CheckpointLoad {
     const std::vector<bool> has_states = HasStates();
     for (const CheckpointSlice& slice : SlicesOf(memory_, memory_.rank, has_states)) {
       RETURN_IF_ERROR(FaultPoint("load.read"));
+      if (stopped_.load()) return absl::AbortedError("the epoch ended");
       const std::string tensor = StoredName(slice);
       if (tensor.empty()) {
         sums_.push_back(0);
@@ -230,8 +232,8 @@ class CheckpointLoad {
       ASSIGN_OR_RETURN(const StoredTensor* stored, model_->Find(tensor));
       v1::NamedTensor* to = reply->add_buffers();
       to->set_name(buffer.name);
-      to->set_dtype(EncodeDType(buffer.dtype));
-      for (const int64_t dim : buffer.shape) to->add_shape(dim);
+      to->set_dtype(std::string(Name(stored->dtype)));
+      for (const int64_t dim : stored->shape) to->add_shape(dim);
       std::string* values = to->mutable_values();
       values->resize(stored->end_bytes - stored->begin_bytes);
       uint32_t crc32 = kCrc32OfNothing;
@@ -272,7 +274,7 @@ class CheckpointLoad {
     for (const auto& [key, slices] : SlicesByTensor(of_rank, sums, element_bytes)) {
       const auto& [file_name, tensor] = key;
       if (tensor.empty()) continue;
-      const CheckedFile& file = file_name == kModelFileName ? *model_ : *optimizer_;
+      const CheckedFiles& file = file_name == kModelFileName ? *model_ : *optimizer_;
       ASSIGN_OR_RETURN(const StoredTensor* stored, file.Find(tensor));
       const absl::StatusOr<uint32_t> crc32 =
           CombineSums(slices, stored->end_bytes - stored->begin_bytes);
@@ -286,8 +288,9 @@ class CheckpointLoad {
   const ExecutorMemory& memory_;
   LoadedState& state_;
   Communicator& communicator_;
+  const std::atomic<bool>& stopped_;
   Manifest manifest_;
-  std::optional<CheckedFile> model_, optimizer_;
+  std::optional<CheckedFiles> model_, optimizer_;
   CheckpointLoadPlan plan_;
   SliceSums sums_;  // Of this rank's slices.
 };
@@ -295,9 +298,10 @@ class CheckpointLoad {
 }  // namespace
 
 absl::Status LoadCheckpoint(const v1::LoadRequest& request, const ExecutorMemory& memory,
-                            LoadedState* state, Communicator* communicator, v1::LoadReply* reply,
+                            LoadedState* state, Communicator* communicator,
+                            const std::atomic<bool>* stopped, v1::LoadReply* reply,
                             absl::Status* outcome) {
-  return CheckpointLoad(request, memory, state, communicator).Run(reply, outcome);
+  return CheckpointLoad(request, memory, state, communicator, stopped).Run(reply, outcome);
 }
 
 }  // namespace tessera

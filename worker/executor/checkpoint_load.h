@@ -4,6 +4,8 @@
 #ifndef TESSERA_WORKER_EXECUTOR_CHECKPOINT_LOAD_H_
 #define TESSERA_WORKER_EXECUTOR_CHECKPOINT_LOAD_H_
 
+#include <atomic>
+
 #include "absl/status/status.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
@@ -15,11 +17,13 @@ namespace tessera {
 // Reads into `state` what the checkpoint has for each of the rank's segments: parameters and,
 // unless the request is for the model only, moments, with where training stood. What the request,
 // the same on all ranks, leaves out is not touched; training then stands where the job's does, and
-// a job's first values need all. `outcome` becomes the same on every rank: OK once all ranks have
-// read, of one checkpoint, what was saved, else the first failing rank's error with its number.
-// Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
+// a job's first values need all. Given up between two slices once `stopped`, with Aborted.
+// `outcome` becomes the same on every rank: OK once all ranks have read, of one checkpoint, what
+// was saved, else the first failing rank's error with its number. Errors: the communicator's, where
+// the ranks could not agree; `outcome` means nothing then.
 absl::Status LoadCheckpoint(const v1::LoadRequest& request, const ExecutorMemory& memory,
-                            LoadedState* state, Communicator* communicator, v1::LoadReply* reply,
+                            LoadedState* state, Communicator* communicator,
+                            const std::atomic<bool>* stopped, v1::LoadReply* reply,
                             absl::Status* outcome);
 
 }  // namespace tessera

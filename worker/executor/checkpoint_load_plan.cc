@@ -13,10 +13,10 @@
 namespace tessera {
 namespace {
 
-absl::Status Mismatch(const StoredTensor& stored, const std::vector<int64_t>& shape) {
+absl::Status Mismatch(const StoredTensor& stored, const TensorInfo& wanted) {
   return absl::InvalidArgumentError(absl::StrCat(
       "tensor '", stored.name, "' is ", Name(stored.dtype), " [", absl::StrJoin(stored.shape, ", "),
-      "], wanted is [", absl::StrJoin(shape, ", "), "]"));
+      "], wanted is ", Name(wanted.dtype), " [", absl::StrJoin(wanted.shape, ", "), "]"));
 }
 
 // Whether the file has all of the state that it has some of, under that name.
@@ -34,7 +34,10 @@ absl::Status CheckState(const SafetensorsHeader& optimizer, const std::string& n
     }
     const bool fits = stored->second.shape == shape && (stored->second.dtype == DType::kFp32 ||
                                                         stored->second.dtype == DType::kFp64);
-    if (!fits) return Mismatch(stored->second, shape);
+    if (!fits) {
+      const bool is_fp64 = stored->second.dtype == DType::kFp64;
+      return Mismatch(stored->second, {StoredAs(is_fp64 ? DType::kFp64 : DType::kFp32), shape});
+    }
   }
   if (missing.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("tensor '", missing, "' is missing, but others ",
@@ -95,21 +98,21 @@ absl::Status PlanStates(const SafetensorsHeader& optimizer, const ModelLayout& l
 
 // The names of the buffers that the file lacks.
 absl::StatusOr<std::vector<std::string>> PlanBuffers(const SafetensorsHeader& model,
-                                                     const std::vector<TensorSpec>& buffers,
+                                                     const std::vector<NamedTensorInfo>& buffers,
                                                      const LoadRules& rules,
                                                      CheckpointLoadPlan* plan) {
   std::vector<std::string> names, missing;
   for (const auto& [tensor, stored] : model.tensors) names.push_back(tensor);
   ASSIGN_OR_RETURN(const NameMap in_file, NamesInModel(names, rules.names.renames));
-  for (const TensorSpec& buffer : buffers) {
+  for (const NamedTensorInfo& buffer : buffers) {
     const auto found = in_file.find(buffer.name);
     if (found == in_file.end()) {
       missing.push_back(buffer.name);
       continue;
     }
     const StoredTensor& stored = model.tensors.at(found->second);
-    if (stored.shape != buffer.shape || stored.dtype != buffer.dtype)
-      return Mismatch(stored, buffer.shape);
+    if (stored.shape != buffer.info.shape || stored.dtype != buffer.info.dtype)
+      return Mismatch(stored, buffer.info);
     plan->buffers.push_back({buffer, found->second});
   }
   if (rules.strict && !missing.empty())
@@ -121,7 +124,7 @@ absl::StatusOr<std::vector<std::string>> PlanBuffers(const SafetensorsHeader& mo
 
 absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& model,
                                                       const SafetensorsHeader* optimizer,
-                                                      const std::vector<TensorSpec>& buffers,
+                                                      const std::vector<NamedTensorInfo>& buffers,
                                                       const ModelLayout& layout,
                                                       const JobConfig& config,
                                                       const LoadRules& rules) {

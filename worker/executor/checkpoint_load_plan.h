@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/tensor_table.h"
 #include "job/job_config.h"
 #include "layout/model_layout.h"
 #include "worker/executor/load_plan.h"
@@ -15,8 +16,8 @@ namespace tessera {
 
 struct CheckpointLoadPlan {
   struct Buffer {
-    TensorSpec spec;     // As the trainer calls it.
-    std::string tensor;  // As the file does.
+    NamedTensorInfo wanted;  // As the trainer calls it.
+    std::string tensor;      // As the file does.
   };
   LoadPlan model;
   // By parameter of the job: under which name in the file the optimizer's state is; empty: there is
@@ -34,7 +35,7 @@ struct CheckpointLoadPlan {
 //         state of no parameter.
 absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& model,
                                                       const SafetensorsHeader* optimizer,
-                                                      const std::vector<TensorSpec>& buffers,
+                                                      const std::vector<NamedTensorInfo>& buffers,
                                                       const ModelLayout& layout,
                                                       const JobConfig& config,
                                                       const LoadRules& rules);

@@ -38,7 +38,7 @@ class CheckpointLoadPlanTest : public testing::Test {
     optimizer_ = *PlaceTensors(states, {});
   }
   absl::StatusOr<CheckpointLoadPlan> Plan(const LoadRules& rules,
-                                          const std::vector<TensorSpec>& buffers = {}) {
+                                          const std::vector<NamedTensorInfo>& buffers = {}) {
     return PlanCheckpointLoad(model_, &optimizer_, buffers, layout_, config_, rules);
   }
   JobConfig config_;
@@ -72,12 +72,13 @@ TEST_F(CheckpointLoadPlanTest, StateAndBuffersAreRenamedAsParametersAre) {
       {"model.tied", {2}}, {"model.b", {3}}, {"model.see", {4}}, {"model.mean", {1}}};
   model_ = *PlaceTensors(parameters, {});
   const LoadRules rules = {true, {{{"model.see", "c"}, {"model.", ""}}, {}, {}}};
-  ASSERT_OK_AND_ASSIGN(const CheckpointLoadPlan plan, Plan(rules, {{"mean", {1}}}));
+  ASSERT_OK_AND_ASSIGN(const CheckpointLoadPlan plan,
+                       Plan(rules, {{"mean", {StoredDType::kF32, {1}}}}));
   EXPECT_THAT(plan.states, ElementsAre("model.tied", "model.b", "model.see"));
   EXPECT_THAT(plan.model.tensors,
               ElementsAre(ElementsAre("model.tied"), ElementsAre("model.b", "model.see")));
   ASSERT_EQ(plan.buffers.size(), 1);
-  EXPECT_EQ(plan.buffers[0].spec.name, "mean");
+  EXPECT_EQ(plan.buffers[0].wanted.name, "mean");
   EXPECT_EQ(plan.buffers[0].tensor, "model.mean");
 }
 

@@ -68,14 +68,16 @@ void ForEachParameter(
 
 absl::StatusOr<CheckpointPlan> PlanCheckpoint(const ModelLayout& layout, const JobConfig& config,
                                               const TrainingProgress& progress,
-                                              const std::vector<TensorSpec>& buffers) {
-  std::vector<TensorSpec> model = buffers, optimizer;
+                                              const std::vector<NamedTensorInfo>& buffers,
+                                              int64_t max_file_bytes) {
+  std::vector<NamedTensorInfo> model;
+  std::vector<TensorSpec> optimizer;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   absl::Status status;
   ForEachParameter(layout, [&](const PlacedParameter& parameter, int number) {
     TensorSpec spec = parameter.spec;
     spec.dtype = FullDType(spec.dtype);
-    model.push_back(spec);
+    model.push_back(InfoOf(spec));
     const int64_t updates = progress.update_counts[number];
     if (!HasState(spec, updates)) return;
     if (updates > kMaxUpdates) {
@@ -93,8 +95,9 @@ absl::StatusOr<CheckpointPlan> PlanCheckpoint(const ModelLayout& layout, const J
   for (const UnitLayout& unit : layout.units) {
     for (const Alias& alias : unit.flat.aliases()) metadata[alias.name] = alias.primary;
   }
+  model.insert(model.end(), buffers.begin(), buffers.end());
   CheckpointPlan plan;
-  ASSIGN_OR_RETURN(plan.model, PlaceTensors(model, metadata));
+  ASSIGN_OR_RETURN(plan.model, PlanModelFiles(model, metadata, max_file_bytes));
   ASSIGN_OR_RETURN(plan.optimizer, PlaceTensors(optimizer, {{"format", "pt"}}));
   return plan;
 }

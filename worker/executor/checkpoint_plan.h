@@ -1,7 +1,8 @@
 // Which tensors a checkpoint of a job has, and where each lies. Pure; thread-safe.
 //
-//   model.safetensors       NAME of each parameter, and of the trainers' buffers
-//   optimizer.safetensors   state.NAME.exp_avg, .exp_avg_sq (Adam), .momentum_buffer (SGD), .step
+//   model.safetensors, or several   NAME of each parameter, and of the trainers' buffers
+//   optimizer.safetensors           state.NAME.exp_avg, .exp_avg_sq (Adam), .momentum_buffer (SGD),
+//   .step
 //
 // A parameter has state once it was updated. Names are those of PyTorch's optimizers.
 #ifndef TESSERA_WORKER_EXECUTOR_CHECKPOINT_PLAN_H_
@@ -15,7 +16,9 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/model_files.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/tensor_table.h"
 #include "job/job_config.h"
 #include "layout/model_layout.h"
 #include "worker/memory/job_memory.h"
@@ -41,15 +44,18 @@ inline bool HasState(const TensorSpec& spec, int64_t updates) {
 }
 
 struct CheckpointPlan {
-  SafetensorsHeader model, optimizer;
+  ModelFilesPlan model;
+  SafetensorsHeader optimizer;
 };
 
+// `max_file_bytes`: as PlanModelFiles.
 // Errors: InvalidArgument  a buffer has the name of a parameter or of another buffer, or the files'
 //                          size overflows; a parameter was updated so often that PyTorch's fp32
 //                          counter cannot say it.
 absl::StatusOr<CheckpointPlan> PlanCheckpoint(const ModelLayout& layout, const JobConfig& config,
                                               const TrainingProgress& progress,
-                                              const std::vector<TensorSpec>& buffers);
+                                              const std::vector<NamedTensorInfo>& buffers,
+                                              int64_t max_file_bytes);
 
 // What the manifest says of param groups.
 std::vector<ManifestGroup> GroupsFor(const ModelLayout& layout, const JobConfig& config,

@@ -15,49 +15,21 @@
 #include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_file.h"
-#include "job/job_codec.h"
+#include "checkpoint/model_files.h"
+#include "checkpoint/model_index.h"
+#include "checkpoint/named_folder.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/checkpoint_plan.h"
 #include "worker/executor/checkpoint_slices.h"
+#include "worker/executor/save_request.h"
 
 namespace tessera {
 namespace {
 
-// The buffers of rank 0, without their values, on all ranks.
-absl::Status ShareBuffers(const v1::SaveRequest& request, Communicator* communicator,
-                          v1::SaveRequest* shared) {
-  v1::SaveRequest specs;
-  for (const v1::NamedTensor& buffer : request.buffers()) {
-    v1::NamedTensor* spec = specs.add_buffers();
-    *spec = buffer;
-    spec->clear_values();
-  }
-  specs.set_path(request.path());
-  std::string bytes = specs.SerializeAsString();
-  uint64_t size = bytes.size();
-  RETURN_IF_ERROR(communicator->Broadcast(&size, sizeof(size), /*root=*/0));
-  bytes.resize(size);
-  RETURN_IF_ERROR(communicator->Broadcast(bytes.data(), size, /*root=*/0));
-  if (!shared->ParseFromString(bytes)) return absl::InternalError("rank 0's buffers are malformed");
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<TensorSpec>> SpecsOf(const v1::SaveRequest& shared) {
-  std::vector<TensorSpec> specs;
-  for (const v1::NamedTensor& buffer : shared.buffers()) {
-    TensorSpec& spec = specs.emplace_back();
-    spec.name = buffer.name();
-    spec.shape.assign(buffer.shape().begin(), buffer.shape().end());
-    ASSIGN_OR_RETURN(spec.dtype, DecodeDType(buffer.dtype()));
-  }
-  return specs;
-}
-
 class CheckpointSave {
  public:
   CheckpointSave(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                 const SavedState& state, Communicator* communicator,
-                 const std::atomic<bool>* stopped, std::atomic<int64_t>* written_bytes)
+                 const SavedState& state, Communicator* communicator, const SaveControl& control)
       : request_(request),
         memory_(memory),
         state_(state),
@@ -65,13 +37,12 @@ class CheckpointSave {
         leads_(communicator->rank() == 0),
         folder_(PartialFolder(request.path())),
         has_state_(HasStates(memory.layout, state.progress)),
-        stopped_(*stopped),
-        written_bytes_(written_bytes) {}
+        control_(control) {}
 
   absl::Status Run(absl::Status* outcome) {
-    v1::SaveRequest shared;
-    RETURN_IF_ERROR(ShareBuffers(request_, &communicator_, &shared));
-    *outcome = Plan(shared);
+    std::vector<NamedTensorInfo> buffers;
+    RETURN_IF_ERROR(ShareBuffers(request_, &communicator_, &buffers, outcome));
+    if (outcome->ok()) *outcome = Plan(buffers);
     if (outcome->ok() && leads_) *outcome = CreateFiles();
     if (outcome->ok() && leads_) *outcome = FaultPoint("save.created");
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
@@ -80,36 +51,43 @@ class CheckpointSave {
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
+    *outcome = CheckGoesOn();  // The last time: from here on it is published.
+    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
+    if (!outcome->ok()) return absl::OkStatus();
     if (leads_) *outcome = Publish(sums);
     return AgreeOn("save", outcome, &communicator_);
   }
 
   int64_t written_bytes() const {
-    return plan_.has_value() ? plan_->model.file_bytes + plan_->optimizer.file_bytes : 0;
+    return plan_.has_value() ? plan_->model.all_bytes() + plan_->optimizer.file_bytes : 0;
   }
 
  private:
   std::string PathOf(absl::string_view file) const { return absl::StrCat(folder_, "/", file); }
 
-  absl::Status Plan(const v1::SaveRequest& shared) {
-    if (shared.path() != request_.path()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("this rank saves to ", request_.path(), ", rank 0 to ", shared.path()));
-    }
-    ASSIGN_OR_RETURN(const std::vector<TensorSpec> buffers, SpecsOf(shared));
-    ASSIGN_OR_RETURN(plan_,
-                     PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers));
+  // Errors: Aborted  the epoch ended; Cancelled  the trainer does not want it any more.
+  absl::Status CheckGoesOn() const {
+    if (control_.stopped != nullptr && control_.stopped->load())
+      return absl::AbortedError("the epoch ended");
+    if (control_.cancelled != nullptr && control_.cancelled->load())
+      return absl::CancelledError("the save was cancelled");
+    return absl::OkStatus();
+  }
+
+  absl::Status Plan(const std::vector<NamedTensorInfo>& buffers) {
+    ASSIGN_OR_RETURN(plan_, PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers,
+                                           request_.max_file_bytes()));
     return absl::OkStatus();
   }
 
   absl::Status CreateFiles() {
-    RETURN_IF_ERROR(BeginCheckpoint(request_.path()));
-    RETURN_IF_ERROR(ModelFile::Create(PathOf(kModelFileName), plan_->model));
+    RETURN_IF_ERROR(BeginFolder(request_.path(), FolderKind::kCheckpoint));
+    RETURN_IF_ERROR(ModelFiles::Create(folder_, plan_->model));
     return ModelFile::Create(PathOf(kOptimizerFileName), plan_->optimizer);
   }
 
   // Rank 0 alone has these.
-  absl::Status WriteBuffers(ModelFile* model) {
+  absl::Status WriteBuffers(ModelFiles* model) {
     for (const v1::NamedTensor& buffer : request_.buffers()) {
       RETURN_IF_ERROR(model->WriteBytes(buffer.name(), buffer.values()));
       whole_sums_[{std::string(kModelFileName), buffer.name()}] = Crc32(buffer.values());
@@ -131,17 +109,18 @@ class CheckpointSave {
   }
 
   absl::Status WriteOwn() {
-    ASSIGN_OR_RETURN(ModelFile model, ModelFile::Open(PathOf(kModelFileName), plan_->model));
+    ModelFiles model(folder_, &plan_->model);
     ASSIGN_OR_RETURN(ModelFile optimizer,
                      ModelFile::Open(PathOf(kOptimizerFileName), plan_->optimizer));
     for (const CheckpointSlice& slice : SavedSlicesOf(memory_, memory_.rank, has_state_)) {
-      if (stopped_.load()) return absl::AbortedError("the epoch ended");
+      RETURN_IF_ERROR(CheckGoesOn());
       const ConstValues values = state_.values(slice.array, slice.segment);
-      ModelFile& file = slice.array == StateArray::kParameter ? model : optimizer;
-      RETURN_IF_ERROR(
-          file.WriteSlice(slice.tensor.second, slice.segment.parameter_begin_elements, values));
+      const int64_t begin_elements = slice.segment.parameter_begin_elements;
+      RETURN_IF_ERROR(slice.array == StateArray::kParameter
+                          ? model.WriteSlice(slice.tensor.second, begin_elements, values)
+                          : optimizer.WriteSlice(slice.tensor.second, begin_elements, values));
       sums_.push_back(Crc32(values.data(), values.size_bytes()));
-      if (written_bytes_ != nullptr) written_bytes_->fetch_add(values.size_bytes());
+      if (control_.written_bytes != nullptr) control_.written_bytes->fetch_add(values.size_bytes());
     }
     if (leads_) {
       RETURN_IF_ERROR(WriteBuffers(&model));
@@ -158,14 +137,16 @@ class CheckpointSave {
     return FaultPoint("save.written");
   }
 
-  absl::Status AddTensorFile(absl::string_view name, const SafetensorsHeader& header,
+  // `part`: what the tensors' keys begin with, whatever file they are in.
+  absl::Status AddTensorFile(absl::string_view part, const std::string& name,
+                             const SafetensorsHeader& header,
                              const std::map<TensorKey, std::vector<SummedSlice>>& slices,
                              Manifest* manifest) {
-    ManifestFile& file = manifest->files[std::string(name)];
+    ManifestFile& file = manifest->files[name];
     file.size_bytes = header.file_bytes;
     file.crc32 = Crc32(EncodeHeader(header));
     for (const auto& [tensor, stored] : header.tensors) {
-      const TensorKey key = {std::string(name), tensor};
+      const TensorKey key = {std::string(part), tensor};
       if (const auto whole = whole_sums_.find(key); whole != whole_sums_.end()) {
         file.tensors[tensor] = whole->second;
         continue;
@@ -190,15 +171,20 @@ class CheckpointSave {
     const auto slices =
         SlicesByTensor([&](Rank rank) { return SavedSlicesOf(memory_, rank, has_state_); }, sums,
                        [](const CheckpointSlice& slice) { return SizeBytes(slice.segment.dtype); });
-    RETURN_IF_ERROR(AddTensorFile(kModelFileName, plan_->model, slices, &manifest));
-    RETURN_IF_ERROR(AddTensorFile(kOptimizerFileName, plan_->optimizer, slices, &manifest));
+    for (const auto& [name, header] : plan_->model.headers)
+      RETURN_IF_ERROR(AddTensorFile(kModelFileName, name, header, slices, &manifest));
+    if (const std::string& index = plan_->model.index; !index.empty()) {
+      manifest.files[kModelIndexName] = {static_cast<int64_t>(index.size()), Crc32(index), {}};
+    }
+    RETURN_IF_ERROR(AddTensorFile(kOptimizerFileName, std::string(kOptimizerFileName),
+                                  plan_->optimizer, slices, &manifest));
     for (size_t rank = 0; rank < sums.size(); ++rank) {
       const size_t size_bytes = sums[rank][sums[rank].size() - 2];
       if (size_bytes == 0) continue;
       manifest.files[TrainerFileName(rank)] = {
           static_cast<int64_t>(size_bytes), static_cast<uint32_t>(sums[rank].back()), {}};
     }
-    RETURN_IF_ERROR(ModelFile::Publish(PathOf(kModelFileName)));
+    RETURN_IF_ERROR(ModelFiles::Publish(folder_, plan_->model));
     RETURN_IF_ERROR(ModelFile::Publish(PathOf(kOptimizerFileName)));
     RETURN_IF_ERROR(PublishCheckpoint(request_.path(), manifest));
     RetireOlder();
@@ -220,8 +206,7 @@ class CheckpointSave {
   const bool leads_;
   const std::string folder_;
   const std::vector<bool> has_state_;  // By parameter of the job.
-  const std::atomic<bool>& stopped_;
-  std::atomic<int64_t>* const written_bytes_;  // May be null.
+  const SaveControl control_;
   std::optional<CheckpointPlan> plan_;
   SliceSums sums_;                            // Of this rank's slices, then of its trainer's bytes.
   std::map<TensorKey, uint32_t> whole_sums_;  // Of tensors that rank 0 wrote whole.
@@ -239,12 +224,11 @@ std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& p
 
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
                             const SavedState& state, Communicator* communicator,
-                            const std::atomic<bool>* stopped, v1::SaveReply* reply,
-                            absl::Status* outcome, std::atomic<int64_t>* written_bytes) {
-  CheckpointSave save(request, memory, state, communicator, stopped, written_bytes);
+                            const SaveControl& control, v1::SaveReply* reply,
+                            absl::Status* outcome) {
+  CheckpointSave save(request, memory, state, communicator, control);
   const absl::Status status = save.Run(outcome);
-  if (communicator->rank() == 0 && (!status.ok() || !outcome->ok()))
-    DiscardCheckpoint(request.path());
+  if (communicator->rank() == 0 && (!status.ok() || !outcome->ok())) DiscardFolder(request.path());
   reply->set_written_bytes(save.written_bytes());
   return status;
 }

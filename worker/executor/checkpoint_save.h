@@ -17,16 +17,23 @@
 
 namespace tessera {
 
-// `outcome` becomes the same on every rank: OK once the checkpoint has its name and is durable,
-// else the first failing rank's error with its number; then the checkpoint of that name, if there
-// was one, is as before. Errors: the communicator's, where the ranks could not agree; `outcome`
-// means nothing then.
-// `written_bytes`, if not null, counts what of the state this rank has written. Given up between
-// two slices once `stopped`, with Aborted.
+// What others say of a save under way, and are told. All may be null.
+struct SaveControl {
+  const std::atomic<bool>* stopped = nullptr;     // The epoch ends.
+  const std::atomic<bool>* cancelled = nullptr;   // This rank's trainer does not want it any more.
+  std::atomic<int64_t>* written_bytes = nullptr;  // Of the state, by this rank.
+};
+
+// `request`: checked, and the same on all ranks but for what is each one's own. `outcome` becomes
+// the same on every rank: OK once the checkpoint has its name and is durable, else the first
+// failing rank's error with its number; then the checkpoint of that name, if there was one, is as
+// before. Given up between two slices, and once more when all are written: with Aborted once
+// `stopped`, with Cancelled once `cancelled`, on whichever rank. Errors: the communicator's, where
+// the ranks could not agree; `outcome` means nothing then.
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
                             const SavedState& state, Communicator* communicator,
-                            const std::atomic<bool>* stopped, v1::SaveReply* reply,
-                            absl::Status* outcome, std::atomic<int64_t>* written_bytes = nullptr);
+                            const SaveControl& control, v1::SaveReply* reply,
+                            absl::Status* outcome);
 
 // By parameter of the job: whether the checkpoint has optimizer state of it.
 std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& progress);

@@ -10,15 +10,14 @@
 #include "worker/executor/load_request.h"
 #include "worker/executor/model_load.h"
 #include "worker/executor/model_save.h"
+#include "worker/executor/part_save.h"
+#include "worker/executor/save_request.h"
 
 namespace tessera {
 namespace {
 
 absl::Status CheckRequest(const v1::LoadRequest&) { return absl::OkStatus(); }
-absl::Status CheckRequest(const v1::SaveRequest& request) {
-  if (request.refusal().empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(request.refusal());
-}
+absl::Status CheckRequest(const v1::SaveRequest& request) { return CheckSaveRequest(request); }
 
 // The same outcome for all ranks where a request is malformed on some.
 template <typename Request>
@@ -54,18 +53,28 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   background_.End();
   RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
   if (!outcome->ok()) return absl::OkStatus();
+  RETURN_IF_ERROR(CompareRequests(request, communicator_, outcome));
+  if (!outcome->ok()) return absl::OkStatus();
   if (request.is_checkpoint() && request.in_background())
     return BeginInBackground(request, state, outcome);
-  const bool creates_file = memory_.rank.value() == 0;
-  if (creates_file) report_saving_(request.path());
+  const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
+  if (creates_file)
+    report_saving_(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
   v1::SaveReply answer;
-  const absl::Status status =
-      request.is_checkpoint()
-          ? SaveCheckpoint(request, memory_, state, communicator_, &stopped_, &answer, outcome)
-          : SaveModel(request.path(), memory_.layout, OwnSegments(), state, communicator_, outcome);
+  const absl::Status status = SaveNow(request, state, &answer, outcome);
   if (creates_file) report_saving_("");
   *reply = answer.SerializeAsString();
   return status;
+}
+
+absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const SavedState& state,
+                                    v1::SaveReply* reply, absl::Status* outcome) {
+  if (request.in_parts())
+    return SaveParts(request, memory_, state, communicator_, {&stopped_}, reply, outcome);
+  if (request.is_checkpoint())
+    return SaveCheckpoint(request, memory_, state, communicator_, {&stopped_}, reply, outcome);
+  return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
+                   outcome);
 }
 
 absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
@@ -100,13 +109,14 @@ absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* 
   if (!outcome->ok()) return absl::OkStatus();
   v1::LoadReply answer;
   if (request.is_checkpoint()) {
-    RETURN_IF_ERROR(LoadCheckpoint(request, memory_, state, communicator_, &answer, outcome));
+    RETURN_IF_ERROR(
+        LoadCheckpoint(request, memory_, state, communicator_, &stopped_, &answer, outcome));
     *reply = answer.SerializeAsString();
     return absl::OkStatus();
   }
   LoadPlan plan;
   RETURN_IF_ERROR(LoadModel(request.path(), RulesOf(request, state->first), memory_.layout,
-                            segments_, state, communicator_, &plan, outcome));
+                            segments_, state, communicator_, &stopped_, &plan, outcome));
   for (const std::string& name : plan.missing) answer.add_missing(name);
   for (const std::string& name : plan.unexpected) answer.add_unexpected(name);
   *reply = answer.SerializeAsString();

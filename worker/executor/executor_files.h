@@ -1,6 +1,6 @@
 // What trainers ask for of files, decoded and carried out by a rank's part of it.
 //
-//   v1::SaveRequest ──► SaveModel or SaveCheckpoint ──► v1::SaveReply
+//   v1::SaveRequest ──► SaveModel, SaveCheckpoint or SaveParts ──► v1::SaveReply
 //   v1::LoadRequest ──► LoadModel or LoadCheckpoint ──► v1::LoadReply
 //
 // Requests come from this rank's trainer and are untrusted. What is asked for while a save runs in
@@ -22,8 +22,8 @@ namespace tessera {
 
 class ExecutorFiles : public StateFiles {
  public:
-  // Told what rank 0 is writing, so that what it leaves can be removed if it dies; "": nothing.
-  // Called by any thread.
+  // Told what this rank makes files of, so that what it leaves can be removed if it dies; "":
+  // nothing. Called by any thread.
   using ReportSaving = std::function<void(const std::string& path)>;
   // Told why ranks could not agree, where nothing else tells the worker. Called by any thread.
   using ReportError = std::function<void(const absl::Status& status)>;
@@ -45,8 +45,11 @@ class ExecutorFiles : public StateFiles {
   absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
                     absl::Status* outcome) override;
   std::string SaveStatus() override { return background_.status().SerializeAsString(); }
+  void CancelSave() override { background_.Cancel(); }
 
  private:
+  absl::Status SaveNow(const v1::SaveRequest& request, const SavedState& state,
+                       v1::SaveReply* reply, absl::Status* outcome);
   absl::Status BeginInBackground(const v1::SaveRequest& request, const SavedState& state,
                                  absl::Status* outcome);
   // But those that lower ranks have too.

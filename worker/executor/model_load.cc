@@ -43,11 +43,12 @@ absl::Status CompareFiles(const std::string& path, uint64_t identity, Communicat
 }
 
 absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segments,
-                     const LoadedState& state) {
+                     const LoadedState& state, const std::atomic<bool>& stopped) {
   for (const ShardSegment& segment : segments) {
     const std::string& tensor = source.plan.tensors[segment.unit][segment.parameter];
     if (tensor.empty()) continue;
     RETURN_IF_ERROR(FaultPoint("load.read"));
+    if (stopped.load()) return absl::AbortedError("the epoch ended");
     RETURN_IF_ERROR(source.model->ReadSlice(tensor, segment.parameter_begin_elements,
                                             state.values(StateArray::kParameter, segment)));
   }
@@ -58,7 +59,8 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
 
 absl::Status LoadModel(const std::string& path, const LoadRules& rules, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, LoadedState* state,
-                       Communicator* communicator, LoadPlan* plan, absl::Status* outcome) {
+                       Communicator* communicator, const std::atomic<bool>* stopped, LoadPlan* plan,
+                       absl::Status* outcome) {
   absl::StatusOr<Source> source = OpenSource(path, rules, layout, state->first);
   *outcome = source.status();
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
@@ -66,7 +68,7 @@ absl::Status LoadModel(const std::string& path, const LoadRules& rules, const Mo
   RETURN_IF_ERROR(CompareFiles(path, source->model->identity(), communicator, outcome));
   if (!outcome->ok()) return absl::OkStatus();
   *plan = source->plan;
-  *outcome = ReadOwn(*source, segments, *state);
+  *outcome = ReadOwn(*source, segments, *state, *stopped);
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   const uint64_t identity = source->model->identity();

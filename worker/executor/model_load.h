@@ -3,6 +3,7 @@
 #ifndef TESSERA_WORKER_EXECUTOR_MODEL_LOAD_H_
 #define TESSERA_WORKER_EXECUTOR_MODEL_LOAD_H_
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -16,13 +17,15 @@ namespace tessera {
 
 // `path`: whatever OpenModel takes. Reads into `state` what the model has for each of the rank's
 // segments that the rules, the same on all ranks, do not leave out; a job's first values need all.
-// `plan` says what is missing and unexpected. `outcome` becomes the same on every rank:
+// `plan` says what is missing and unexpected. Given up between two segments once `stopped`, with
+// Aborted. `outcome` becomes the same on every rank:
 // OK once all ranks have read, from files that nobody changed meanwhile, else the first failing
 // rank's error with its number. Errors: the communicator's, where the ranks could not agree;
 // `outcome` means nothing then.
 absl::Status LoadModel(const std::string& path, const LoadRules& rules, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, LoadedState* state,
-                       Communicator* communicator, LoadPlan* plan, absl::Status* outcome);
+                       Communicator* communicator, const std::atomic<bool>* stopped, LoadPlan* plan,
+                       absl::Status* outcome);
 
 }  // namespace tessera
 

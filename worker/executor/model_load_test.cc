@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,8 @@ class LoadModelOfOneRankTest : public testing::Test {
     ModelSpec model;
     model.units.push_back({"root", {{"w", {4}, DType::kFp32}}});
     ASSERT_OK_AND_ASSIGN(layout_, ModelLayout::Create(model, LayoutOptions(), 1));
-    segment_.numel = 4;
+    segments_ = {ShardSegment()};
+    segments_[0].numel = 4;
   }
   // What becomes of a load during which `meanwhile` happens.
   absl::Status Load(absl::FunctionRef<void()> meanwhile) {
@@ -46,13 +48,14 @@ class LoadModelOfOneRankTest : public testing::Test {
     LoadedState state{/*first=*/true, {}, into, std::nullopt, {}};
     LoadPlan plan;
     absl::Status outcome;
-    EXPECT_OK(LoadModel(path_, {/*strict=*/true}, layout_, {segment_}, &state, communicator->get(),
-                        &plan, &outcome));
+    EXPECT_OK(LoadModel(path_, {/*strict=*/true}, layout_, segments_, &state, communicator->get(),
+                        &stopped_, &plan, &outcome));
     return outcome;
   }
   std::string path_;
   ModelLayout layout_;
-  ShardSegment segment_;
+  std::vector<ShardSegment> segments_;
+  std::atomic<bool> stopped_{false};
 };
 
 TEST_F(LoadModelOfOneRankTest, FileThatStaysAsItIsIsLoaded) {
@@ -63,6 +66,14 @@ TEST_F(LoadModelOfOneRankTest, FileThatChangesWhileItIsReadIsRefused) {
   const timespec times[2] = {{1, 0}, {1, 0}};
   EXPECT_THAT(Load([&] { EXPECT_EQ(utimensat(AT_FDCWD, path_.c_str(), times, 0), 0); }),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(path_ + " changed")));
+}
+
+TEST_F(LoadModelOfOneRankTest, ReadsNoSliceMoreOnceTheEpochEnds) {
+  segments_ = {segments_[0], segments_[0], segments_[0]};
+  int num_read = 0;
+  EXPECT_THAT(Load([&] { stopped_.store(++num_read == 2); }),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("the epoch ended")));
+  EXPECT_EQ(num_read, 2);
 }
 
 TEST_F(LoadModelOfOneRankTest, FileThatVanishesWhileItIsReadIsRefused) {

@@ -1,65 +1,117 @@
 #include "worker/executor/model_save.h"
 
 #include <map>
+#include <optional>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "checkpoint/model_file.h"
+#include "checkpoint/model_files.h"
+#include "checkpoint/named_folder.h"
+#include "checkpoint/rounded_values.h"
+#include "job/job_codec.h"
 #include "worker/executor/agreement.h"
 
 namespace tessera {
 namespace {
 
-absl::StatusOr<SafetensorsHeader> HeaderOf(const ModelLayout& layout) {
-  std::vector<TensorSpec> tensors;
+// Where the files grow, and what they are.
+struct Target {
+  bool is_folder = false;  // It gets its name as one, else the file does.
+  std::string path;
+  std::string folder;  // That the files are made in.
+  ModelFilesPlan files;
+};
+
+absl::StatusOr<ModelFilesPlan> PlanFiles(const v1::SaveRequest& request, const ModelLayout& layout,
+                                         const std::string& single_name) {
+  std::vector<NamedTensorInfo> tensors;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  std::optional<DType> dtype;
+  if (request.save_dtype() != v1::DTYPE_UNSPECIFIED) {
+    ASSIGN_OR_RETURN(dtype, DecodeDType(request.save_dtype()));
+    metadata["tessera.save_dtype"] = std::string(Name(*dtype));
+  }
   for (const UnitLayout& unit : layout.units) {
-    for (const PlacedParameter& parameter : unit.flat.parameters())
-      tensors.push_back(parameter.spec);
+    for (const PlacedParameter& parameter : unit.flat.parameters()) {
+      TensorSpec spec = parameter.spec;
+      spec.dtype = FullDType(spec.dtype);
+      if (dtype.has_value()) spec.dtype = SavedDType(spec.dtype, *dtype);
+      tensors.push_back(InfoOf(spec));
+    }
     // Shared storage is not representable in the format; the alias is recorded instead.
     for (const Alias& alias : unit.flat.aliases()) metadata[alias.name] = alias.primary;
   }
-  return PlaceTensors(tensors, metadata);
+  return PlanModelFiles(tensors, metadata, request.max_file_bytes(), single_name);
 }
 
-absl::Status WriteOwn(const std::string& path, const SafetensorsHeader& header,
-                      const ModelLayout& layout, const std::vector<ShardSegment>& segments,
-                      const SavedState& state) {
-  ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(path, header));
+absl::StatusOr<Target> TargetOf(const v1::SaveRequest& request, const ModelLayout& layout) {
+  Target target;
+  target.is_folder = request.max_file_bytes() > 0;
+  target.path = request.path();
+  const size_t slash = target.path.rfind('/');
+  target.folder = target.is_folder ? PartialFolder(target.path) : target.path.substr(0, slash);
+  ASSIGN_OR_RETURN(target.files, PlanFiles(request, layout, target.path.substr(slash + 1)));
+  return target;
+}
+
+absl::Status Begin(const Target& target) {
+  if (target.is_folder) RETURN_IF_ERROR(BeginFolder(target.path, FolderKind::kModel));
+  RETURN_IF_ERROR(ModelFiles::Create(target.folder, target.files));
+  return FaultPoint("save.created");
+}
+
+absl::Status WriteOwn(const Target& target, const ModelLayout& layout,
+                      const std::vector<ShardSegment>& segments, const SavedState& state,
+                      const std::atomic<bool>& stopped) {
+  ModelFiles files(target.folder, &target.files);
   for (const ShardSegment& segment : segments) {
+    if (stopped.load()) return absl::AbortedError("the epoch ended");
     const PlacedParameter& parameter =
         layout.units[segment.unit].flat.parameters()[segment.parameter];
-    RETURN_IF_ERROR(file.WriteSlice(parameter.spec.name, segment.parameter_begin_elements,
-                                    state.values(StateArray::kParameter, segment)));
+    RETURN_IF_ERROR(files.WriteSlice(parameter.spec.name, segment.parameter_begin_elements,
+                                     state.values(StateArray::kParameter, segment)));
   }
-  return file.Sync();
+  return files.Sync();
 }
 
-absl::Status WriteAndPublish(const std::string& path, const ModelLayout& layout,
+absl::Status Publish(const Target& target) {
+  RETURN_IF_ERROR(ModelFiles::Publish(target.folder, target.files));
+  return target.is_folder ? PublishFolder(target.path, FolderKind::kModel) : absl::OkStatus();
+}
+
+absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& layout,
                              const std::vector<ShardSegment>& segments, const SavedState& state,
-                             Communicator* communicator, absl::Status* outcome) {
+                             Communicator* communicator, const std::atomic<bool>* stopped,
+                             absl::Status* outcome) {
   const bool leads = communicator->rank() == 0;
-  absl::StatusOr<SafetensorsHeader> header = HeaderOf(layout);
-  *outcome = header.status();
-  if (outcome->ok() && leads) *outcome = ModelFile::Create(path, *header);
-  if (outcome->ok() && leads) *outcome = FaultPoint("save.created");
+  const absl::StatusOr<Target> target = TargetOf(request, layout);
+  *outcome = target.status();
+  if (outcome->ok() && leads) *outcome = Begin(*target);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
-  *outcome = WriteOwn(path, *header, layout, segments, state);
+  *outcome = WriteOwn(*target, layout, segments, state, *stopped);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
-  if (leads) *outcome = ModelFile::Publish(path);
+  if (leads) *outcome = Publish(*target);
   return AgreeOn("save", outcome, communicator);
 }
 
 }  // namespace
 
-absl::Status SaveModel(const std::string& path, const ModelLayout& layout,
+absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, const SavedState& state,
-                       Communicator* communicator, absl::Status* outcome) {
-  const absl::Status status = WriteAndPublish(path, layout, segments, state, communicator, outcome);
-  if (communicator->rank() == 0 && (!status.ok() || !outcome->ok())) ModelFile::Discard(path);
+                       Communicator* communicator, const std::atomic<bool>* stopped,
+                       absl::Status* outcome) {
+  const absl::Status status =
+      WriteAndPublish(request, layout, segments, state, communicator, stopped, outcome);
+  if (communicator->rank() != 0 || (status.ok() && outcome->ok())) return status;
+  if (request.max_file_bytes() > 0) {
+    DiscardFolder(request.path());
+  } else {
+    ModelFile::Discard(request.path());
+  }
   return status;
 }
 

@@ -109,7 +109,7 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
     TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", job_id_, rank.value(),
                 PrintableUtf8(saving_path));
     ModelFile::Discard(saving_path);
-    DiscardCheckpoint(saving_path);
+    DiscardFolder(saving_path);
   }
   return end;
 }

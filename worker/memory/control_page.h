@@ -54,6 +54,7 @@ enum class OpKind : uint32_t {
   kReceive,       // Put the next piece of the last operation's reply there.
   kReadProgress,  // Reply with where training stands.
   kSaveStatus,    // Reply with how the last save in the background goes.
+  kCancelSave,    // That save is not wanted any more; the reply is empty.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.

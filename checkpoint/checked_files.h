@@ -1,0 +1,51 @@
+// The tensors of a checkpoint's model or optimizer, in one file or several, read and checked as
+// those of one (checked_file.h). Move-only; Read, Check and Verify are thread-safe.
+#ifndef TESSERA_CHECKPOINT_CHECKED_FILES_H_
+#define TESSERA_CHECKPOINT_CHECKED_FILES_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/checked_file.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors_header.h"
+
+namespace tessera {
+
+class CheckedFiles {
+ public:
+  // Opens the files, a descriptor each.
+  // Errors: as CheckedFile::Open; DataLoss  two of them have a tensor, named.
+  static absl::StatusOr<CheckedFiles> Open(const std::string& folder,
+                                           const std::vector<std::string>& names,
+                                           const Manifest& manifest);
+  // The model of a checkpoint. Errors: also as ModelFilesOf.
+  static absl::StatusOr<CheckedFiles> OpenModel(const std::string& folder,
+                                                const Manifest& manifest);
+
+  // The tensors of all files; the places of each are in its own file's data.
+  const SafetensorsHeader& header() const { return all_; }
+
+  // As those of CheckedFile.
+  absl::StatusOr<const StoredTensor*> Find(const std::string& tensor) const;
+  absl::Status Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes, void* into,
+                    uint32_t* crc32) const;
+  absl::Status Check(const std::string& tensor, uint32_t crc32) const;
+  absl::Status Verify(const std::string& tensor) const;
+
+ private:
+  // The first file where no file has it, whose error says so.
+  const CheckedFile& FileOf(const std::string& tensor) const;
+
+  std::vector<CheckedFile> files_;         // At least one.
+  std::map<std::string, size_t> file_of_;  // By tensor.
+  SafetensorsHeader all_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_CHECKED_FILES_H_

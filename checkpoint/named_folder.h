@@ -1,0 +1,52 @@
+// A folder that gets its name only when all that it holds is on disk.
+//
+//   BeginFolder: PATH.partial/ ──► files, all synced ──► PublishFolder: PATH/
+//
+// The name is given by one rename, or by an exchange with a folder of the same kind: a crash leaves
+// what had the name, or the new one, and perhaps PATH.partial, which the next BeginFolder removes.
+// Stateless; thread-safe for different paths. Errors: the file system's, with the path.
+#ifndef TESSERA_CHECKPOINT_NAMED_FOLDER_H_
+#define TESSERA_CHECKPOINT_NAMED_FOLDER_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+// What a folder of that name may be replaced by: one of the same kind.
+enum class FolderKind {
+  kCheckpoint,  // It has a manifest.
+  kModel,       // Files of a model and their index, and nothing else.
+  kPart,        // A rank's part of a checkpoint: it has a part's manifest.
+};
+
+// Where the files are until then.
+std::string PartialFolder(const std::string& path);
+
+// Makes PATH.partial, empty.
+// Errors: InvalidArgument     the path is not absolute, or ends in '/'
+//         FailedPrecondition  PATH exists and is of no such kind, or PATH.partial holds something
+//                             that no save puts there.
+absl::Status BeginFolder(const std::string& path, FolderKind kind);
+
+// Gives the folder its name, durably. Returns whether another had it, which is PATH.partial now.
+// Errors: FailedPrecondition  the file system cannot exchange folders. The names are as before.
+absl::StatusOr<bool> NameFolder(const std::string& path, FolderKind kind);
+// Takes the name away again, and gives it back to who had it.
+void UnnameFolder(const std::string& path, bool had_another);
+// NameFolder, and removes who had the name.
+absl::Status PublishFolder(const std::string& path, FolderKind kind);
+
+// Removes PATH.partial, if there is one that holds nothing but what saves put there.
+void DiscardFolder(const std::string& path);
+
+// Removes a folder that holds nothing else; it need not be there.
+absl::Status RemoveFolder(const std::string& folder);
+// Where nothing has the name `to` or, with `exchange`, something has, which becomes `from`.
+absl::Status RenameFolder(const std::string& from, const std::string& to, bool exchange);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_NAMED_FOLDER_H_

@@ -1,0 +1,17 @@
+#include "client/cpp/save_model.h"
+
+#include "client/cpp/state_access.h"
+#include "job/job_codec.h"
+#include "proto/checkpoint.pb.h"
+
+namespace tessera {
+
+absl::Status SaveModel(Session* session, const std::string& path, const SaveModelOptions& options) {
+  v1::SaveRequest request;
+  request.set_path(path);
+  request.set_max_file_bytes(options.max_file_bytes);
+  if (options.dtype.has_value()) request.set_save_dtype(EncodeDType(*options.dtype));
+  return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();
+}
+
+}  // namespace tessera

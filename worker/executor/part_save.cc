@@ -1,0 +1,265 @@
+#include "worker/executor/part_save.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <map>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/checkpoint_part.h"
+#include "checkpoint/crc32.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/model_file.h"
+#include "worker/executor/agreement.h"
+#include "worker/executor/checkpoint_plan.h"
+#include "worker/executor/checkpoint_slices.h"
+#include "worker/executor/save_request.h"
+
+namespace tessera {
+namespace {
+
+// The same on all ranks, and no other save's.
+absl::StatusOr<std::string> AgreeOnSaveId(Communicator* communicator) {
+  std::array<uint64_t, 2> id;
+  std::random_device random;
+  for (uint64_t& word : id) word = (uint64_t{random()} << 32) | random();
+  RETURN_IF_ERROR(communicator->Broadcast(id.data(), sizeof(id), /*root=*/0));
+  return absl::StrFormat("%016x%016x", id[0], id[1]);
+}
+
+class PartSave {
+ public:
+  PartSave(const v1::SaveRequest& request, const ExecutorMemory& memory, const SavedState& state,
+           Communicator* communicator, const SaveControl& control)
+      : request_(request),
+        memory_(memory),
+        state_(state),
+        communicator_(*communicator),
+        control_(control),
+        leads_(communicator->rank() == 0),
+        path_(PartPath(request, memory.rank)),
+        folder_(PartialFolder(path_)),
+        has_state_(HasStates(memory.layout, state.progress)) {}
+
+  absl::Status Run(absl::Status* outcome) {
+    std::vector<NamedTensorInfo> buffers;
+    RETURN_IF_ERROR(ShareBuffers(request_, &communicator_, &buffers, outcome));
+    ASSIGN_OR_RETURN(save_id_, AgreeOnSaveId(&communicator_));
+    if (outcome->ok()) *outcome = Begin(buffers);
+    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
+    if (!outcome->ok()) return absl::OkStatus();
+    *outcome = Write();
+    RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
+    if (!outcome->ok()) return absl::OkStatus();
+    *outcome = Name();
+    return AgreeOn("save", outcome, &communicator_);
+  }
+
+  // Nothing of this save is left, and what had the name has it again. `together`: all ranks do
+  // this.
+  absl::Status Undo(bool together) {
+    if (replaced_.has_value()) UnnameFolder(path_, *replaced_);
+    if (began_) DiscardFolder(path_);
+    absl::Status undone, agreed;
+    if (together) agreed = AgreeOn("save", &undone, &communicator_);  // Theirs are gone too.
+    if (made_folder_) (void)rmdir(request_.path().c_str());           // If nothing else is in it.
+    return agreed;
+  }
+  void Finish() {
+    if (replaced_.value_or(false)) DiscardFolder(path_);
+  }
+
+  int64_t written_bytes() const { return header_.file_bytes; }
+
+ private:
+  std::string PathOf(absl::string_view file) const { return absl::StrCat(folder_, "/", file); }
+
+  absl::Status CheckMayReplace() const {
+    struct stat info;
+    if (lstat(path_.c_str(), &info) != 0 && errno == ENOENT) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const Manifest there, ReadPartManifest(path_));
+    if (there.job_id == memory_.job_id && there.step == state_.progress.step)
+      return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        path_, " is of step ", there.step, " of job '", there.job_id,
+        "': parts of another step are not replaced, so each save needs a path of its own"));
+  }
+
+  absl::Status Begin(const std::vector<NamedTensorInfo>& buffers) {
+    ASSIGN_OR_RETURN(plan_, PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers,
+                                           /*max_file_bytes=*/0));
+    Collect(buffers);
+    absl::StatusOr<SafetensorsHeader> header = PlacePart(contents_);
+    RETURN_IF_ERROR(header.status());
+    header_ = *std::move(header);
+    made_folder_ = mkdir(request_.path().c_str(), 0755) == 0;
+    if (!made_folder_ && errno != EEXIST)
+      return ErrnoStatus(errno, absl::StrCat("make folder ", request_.path()));
+    RETURN_IF_ERROR(CheckMayReplace());
+    RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart));
+    began_ = true;
+    RETURN_IF_ERROR(ModelFile::Create(PathOf(kPartFileName), header_));
+    return FaultPoint("save.created");
+  }
+
+  // The slices that this rank writes, in their order.
+  std::vector<CheckpointSlice> OwnSlices() const {
+    return request_.with_replicas() ? SlicesOf(memory_, memory_.rank, has_state_)
+                                    : SavedSlicesOf(memory_, memory_.rank, has_state_);
+  }
+
+  static PartSlice PlaceOf(const CheckpointSlice& slice, const std::vector<int64_t>& shape) {
+    const bool is_model = slice.array == StateArray::kParameter;
+    return {is_model ? PartFile::kModel : PartFile::kOptimizer,
+            slice.tensor.second,
+            {StoredAs(slice.segment.dtype), shape},
+            slice.segment.parameter_begin_elements,
+            slice.segment.numel};
+  }
+
+  void Add(PartSlice slice) {
+    std::string name = NameOf(slice);
+    contents_.slices.emplace(std::move(name), std::move(slice));
+  }
+
+  void AddWhole(PartFile file, const NamedTensorInfo& tensor) {
+    const absl::StatusOr<int64_t> numel = NumelOf(tensor.info);
+    Add({file, tensor.name, tensor.info, 0, numel.value_or(0)});  // Of a plan, so it has one.
+  }
+
+  void Collect(const std::vector<NamedTensorInfo>& buffers) {
+    for (const CheckpointSlice& slice : OwnSlices()) {
+      const UnitLayout& unit = memory_.layout.units[slice.segment.unit];
+      Add(PlaceOf(slice, unit.flat.parameters()[slice.segment.parameter].spec.shape));
+    }
+    if (!leads_) return;
+    for (const NamedTensorInfo& buffer : buffers) AddWhole(PartFile::kModel, buffer);
+    ForEachParameter(memory_.layout, [&](const PlacedParameter& parameter, int number) {
+      if (!has_state_[number]) return;
+      AddWhole(PartFile::kOptimizer, {StepTensor(parameter.spec.name), {StoredDType::kF32, {}}});
+    });
+    contents_.whole.emplace(WholeOf(plan_->model.headers.begin()->second),
+                            WholeOf(plan_->optimizer));
+  }
+
+  static WholeFile WholeOf(const SafetensorsHeader& header) {
+    WholeFile whole;
+    whole.metadata = header.metadata;
+    for (const auto& [name, stored] : header.tensors)
+      whole.tensors.push_back({name, {stored.dtype, stored.shape}});
+    return whole;
+  }
+
+  absl::Status WriteWhole(ModelFile* file, const std::string& name, absl::string_view bytes) {
+    sums_[name] = Crc32(bytes);
+    return file->WriteBytes(name, bytes);
+  }
+
+  absl::Status WriteRankZeros(ModelFile* file) {
+    for (const v1::NamedTensor& buffer : request_.buffers()) {
+      const PartSlice slice = {PartFile::kModel, buffer.name(), {}, 0, 0};
+      RETURN_IF_ERROR(WriteWhole(file, NameOf(slice), buffer.values()));
+    }
+    absl::Status status;
+    ForEachParameter(memory_.layout, [&](const PlacedParameter& parameter, int number) {
+      if (!has_state_[number] || !status.ok()) return;
+      const float updates = state_.progress.update_counts[number];
+      const PartSlice slice = {PartFile::kOptimizer, StepTensor(parameter.spec.name), {}, 0, 0};
+      status = WriteWhole(file, NameOf(slice),
+                          {reinterpret_cast<const char*>(&updates), sizeof(updates)});
+    });
+    return status;
+  }
+
+  absl::Status WriteShard() {
+    ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(PathOf(kPartFileName), header_));
+    for (const CheckpointSlice& slice : OwnSlices()) {
+      if (control_.stopped != nullptr && control_.stopped->load())
+        return absl::AbortedError("the epoch ended");
+      const std::string name = NameOf(PlaceOf(slice, {}));
+      const ConstValues values = state_.values(slice.array, slice.segment);
+      RETURN_IF_ERROR(file.WriteSlice(name, 0, values));
+      sums_[name] = Crc32(values.data(), values.size_bytes());
+    }
+    if (leads_) RETURN_IF_ERROR(WriteRankZeros(&file));
+    RETURN_IF_ERROR(file.Sync());
+    return ModelFile::Publish(PathOf(kPartFileName));
+  }
+
+  absl::Status Write() {
+    RETURN_IF_ERROR(WriteShard());
+    const int rank = memory_.rank.value();
+    Manifest manifest;
+    manifest.job_id = memory_.job_id;
+    manifest.step = state_.progress.step;
+    manifest.world_size = memory_.config.world_size;
+    manifest.optimizer = OptimizerName(memory_.config.optimizer);
+    manifest.groups = GroupsFor(memory_.layout, memory_.config, state_.progress);
+    manifest.part = ManifestPart{rank, save_id_};
+    manifest.files[std::string(kPartFileName)] = {header_.file_bytes, Crc32(EncodeHeader(header_)),
+                                                  sums_};
+    if (const std::string& own = request_.trainer_state(); !own.empty()) {
+      const std::string name = TrainerFileName(rank);
+      RETURN_IF_ERROR(WriteWholeFile(PathOf(name), own));
+      manifest.files[name] = {static_cast<int64_t>(own.size()), Crc32(own), {}};
+    }
+    RETURN_IF_ERROR(WriteWholeFile(PathOf(kPartManifestName), EncodeManifest(manifest)));
+    return FaultPoint("save.written");
+  }
+
+  absl::Status Name() {
+    absl::StatusOr<bool> named = NameFolder(path_, FolderKind::kPart);
+    if (named.ok()) replaced_ = *named;
+    return named.status();
+  }
+
+  const v1::SaveRequest& request_;
+  const ExecutorMemory& memory_;
+  const SavedState& state_;
+  Communicator& communicator_;
+  const SaveControl control_;
+  const bool leads_;
+  const std::string path_, folder_;
+  const std::vector<bool> has_state_;  // By parameter of the job.
+  std::string save_id_;
+  std::optional<CheckpointPlan> plan_;
+  PartContents contents_;
+  SafetensorsHeader header_;
+  std::map<std::string, uint32_t> sums_;  // By tensor of the shard.
+  bool made_folder_ = false, began_ = false;
+  std::optional<bool> replaced_;  // Once the part has its name: whether another had it.
+};
+
+}  // namespace
+
+std::string PartPath(const v1::SaveRequest& request, Rank rank) {
+  return absl::StrCat(request.path(), "/", PartFolderName(rank.value()));
+}
+
+absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& memory,
+                       const SavedState& state, Communicator* communicator,
+                       const SaveControl& control, v1::SaveReply* reply, absl::Status* outcome) {
+  PartSave save(request, memory, state, communicator, control);
+  const absl::Status status = save.Run(outcome);
+  reply->set_written_bytes(save.written_bytes());
+  if (!status.ok() || !outcome->ok()) {
+    const absl::Status undone = save.Undo(/*together=*/status.ok());
+    return status.ok() ? undone : status;
+  }
+  save.Finish();
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
