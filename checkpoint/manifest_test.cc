@@ -2,6 +2,7 @@
 
 #include <random>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_replace.h"
 #include "base/status_matchers.h"
@@ -87,6 +88,40 @@ TEST(ManifestTest, HostileNestingAndDoubleKeysAreRefused) {
   text.insert(1, "\"step\": 7,");
   EXPECT_THAT(DecodeManifest(text),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("step")));
+}
+
+TEST(ManifestTest, PartAndWholeCheckpointAreNotTakenForEachOther) {
+  Manifest part = Example();
+  part.part = ManifestPart{3, "a save"};
+  ASSERT_OK_AND_ASSIGN(const Manifest decoded, DecodePartManifest(EncodeManifest(part)));
+  EXPECT_EQ(decoded.part->rank, 3);
+  EXPECT_EQ(decoded.part->save_id, "a save");
+  EXPECT_EQ(EncodeManifest(decoded), EncodeManifest(part));
+  EXPECT_THAT(DecodeManifest(EncodeManifest(part)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("format")));
+  EXPECT_THAT(DecodePartManifest(EncodeManifest(Example())),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("format")));
+  part.part->rank = 4;
+  EXPECT_THAT(DecodePartManifest(EncodeManifest(part)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'rank'")));
+}
+
+TEST(ManifestTest, ModelIsOneFileOrNumberedOnesButNotBoth) {
+  for (const char* name :
+       {"model.safetensors", "model-00001-of-00002.safetensors", "model-1-of-100000.safetensors"})
+    EXPECT_TRUE(IsModelFileName(name)) << name;
+  for (const char* name : {"model-.safetensors", "model-1-of-.safetensors", "model-1.safetensors",
+                           "model-a-of-b.safetensors", "xmodel.safetensors", "model-1-of-2-of-3",
+                           "model-1-of-2-of-3.safetensors", "optimizer.safetensors", ""})
+    EXPECT_FALSE(IsModelFileName(name)) << name;
+  Manifest manifest = Example();
+  EXPECT_EQ(*ModelFilesOf(manifest), std::vector<std::string>{"model.safetensors"});
+  manifest.files["model-00001-of-00002.safetensors"] = {};
+  EXPECT_THAT(ModelFilesOf(manifest),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("two models")));
+  manifest.files.clear();
+  EXPECT_THAT(ModelFilesOf(manifest),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("model.safetensors")));
 }
 
 TEST(Crc32Test, SumsOfPartsCombineToThatOfTheWhole) {
