@@ -1,0 +1,130 @@
+// Saves and loads of checkpoints, of a rank alone, that are given up in the middle.
+#include <stdlib.h>
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "worker/comm/loopback/loopback_communicator.h"
+#include "worker/executor/checkpoint_load.h"
+#include "worker/executor/checkpoint_save.h"
+#include "worker/executor/part_save.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+class CheckpointStopTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = "/tmp/tessera-stop-XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+    ModelSpec model;
+    model.units.push_back({"root", {{"a", {4}}, {"b", {4}}, {"c", {4}}}});
+    memory_.job_id = "toy";
+    memory_.rank = Rank(0);
+    memory_.config.world_size = 1;
+    ASSERT_OK_AND_ASSIGN(memory_.layout, ModelLayout::Create(model, LayoutOptions(), 1));
+    ASSERT_OK_AND_ASSIGN(memory_.plan, JobMemory::Create(memory_.layout, memory_.config));
+    ASSERT_OK_AND_ASSIGN(communicator_, LoopbackCommunicator::Create(0, 1));
+    progress_.step = 3;
+    progress_.update_counts = {1, 1, 1};
+    progress_.groups = {HyperParameters()};
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  using Save = std::function<absl::Status(const v1::SaveRequest&, const SavedState&,
+                                          const SaveControl&, absl::Status* outcome)>;
+  // What becomes of it where `flag` is set once its second slice is asked for. Counts the slices.
+  absl::Status RunSave(const Save& save, std::atomic<bool>* flag, int* num_slices) {
+    const std::vector<float> values(4, 1.0f);
+    const auto read = [&](StateArray, const ShardSegment&) -> ConstValues {
+      if (++*num_slices == 2 && flag != nullptr) flag->store(true);
+      return values;
+    };
+    const SavedState state = {progress_, MomentsOf(memory_.config.optimizer), read};
+    v1::SaveRequest request;
+    request.set_path(folder_ + "/c");
+    request.set_is_checkpoint(true);
+    absl::Status outcome;
+    EXPECT_OK(save(request, state, {&stopped_, &cancelled_}, &outcome));
+    return outcome;
+  }
+  Save Whole() {
+    return [this](const v1::SaveRequest& request, const SavedState& state,
+                  const SaveControl& control, absl::Status* outcome) {
+      v1::SaveReply reply;
+      return SaveCheckpoint(request, memory_, state, communicator_.get(), control, &reply, outcome);
+    };
+  }
+  Save Parts() {
+    return [this](const v1::SaveRequest& request, const SavedState& state,
+                  const SaveControl& control, absl::Status* outcome) {
+      v1::SaveReply reply;
+      return SaveParts(request, memory_, state, communicator_.get(), control, &reply, outcome);
+    };
+  }
+
+  std::string folder_;
+  ExecutorMemory memory_;
+  std::unique_ptr<Communicator> communicator_;
+  TrainingProgress progress_;
+  std::atomic<bool> stopped_{false}, cancelled_{false};
+};
+
+TEST_F(CheckpointStopTest, SavesWriteNoSliceMoreOnceTheEpochEndsAndLeaveNothing) {
+  for (const Save& save : {Whole(), Parts()}) {
+    stopped_.store(false);
+    int num_slices = 0;
+    EXPECT_THAT(RunSave(save, &stopped_, &num_slices),
+                StatusIs(absl::StatusCode::kAborted, HasSubstr("the epoch ended")));
+    EXPECT_EQ(num_slices, 2);
+    EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  }
+}
+
+TEST_F(CheckpointStopTest, SaveThatIsCancelledWritesNoSliceMore) {
+  int num_slices = 0;
+  EXPECT_THAT(RunSave(Whole(), &cancelled_, &num_slices),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("cancelled")));
+  EXPECT_EQ(num_slices, 2);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(CheckpointStopTest, LoadReadsNoSliceMoreOnceTheEpochEnds) {
+  int num_saved = 0;
+  ASSERT_OK(RunSave(Whole(), nullptr, &num_saved));
+  std::vector<float> values(4);
+  int num_slices = 0;
+  const auto write = [&](StateArray, const ShardSegment&) -> Values {
+    if (++num_slices == 2) stopped_.store(true);
+    return absl::MakeSpan(values);
+  };
+  v1::LoadRequest request;
+  request.set_path(folder_ + "/c");
+  request.set_is_checkpoint(true);
+  const auto load = [&] {
+    LoadedState state = {
+        /*first=*/true, MomentsOf(memory_.config.optimizer), write, std::nullopt, {}};
+    v1::LoadReply reply;
+    absl::Status outcome;
+    EXPECT_OK(
+        LoadCheckpoint(request, memory_, &state, communicator_.get(), &stopped_, &reply, &outcome));
+    return outcome;
+  };
+  EXPECT_THAT(load(), StatusIs(absl::StatusCode::kAborted, HasSubstr("the epoch ended")));
+  EXPECT_EQ(num_slices, 2);
+  stopped_.store(false);
+  EXPECT_OK(load());
+  EXPECT_EQ(num_slices, 2 + num_saved);
+}
+
+}  // namespace
+}  // namespace tessera
