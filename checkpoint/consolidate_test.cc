@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -225,6 +226,10 @@ TEST_F(ConsolidateTest, MissingRanksAreNamedAndLeftOutOnlyIfAskedForAndCovered) 
                        HasSubstr("'model/w': elements [4, 8) are nowhere")));
   EXPECT_THAT(Run({Path("p/rank-00001")}, options),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("the part of rank 0")));
+  for (Part& part : parts_) part.manifest.world_size = std::numeric_limits<int>::max();
+  WriteAll();
+  EXPECT_THAT(Run({Path("p")}, options),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2147483647 ranks")));
   std::filesystem::create_directories(Path("empty"));
   EXPECT_THAT(Run({Path("empty")}), StatusIs(absl::StatusCode::kNotFound, HasSubstr("empty")));
 }

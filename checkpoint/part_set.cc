@@ -21,6 +21,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// More than any job has: who lists those that are missing lists no more.
+constexpr int kMaxRanks = 1 << 20;
+
 bool IsPart(const std::string& folder) {
   std::error_code error;
   return fs::exists(absl::StrCat(folder, "/", kPartManifestName), error);
@@ -80,19 +83,18 @@ absl::Status CheckSameSave(const FoundPart& a, const FoundPart& b) {
 
 // Sorts them by rank, each once.
 absl::Status OrderParts(std::vector<FoundPart>* parts) {
-  std::map<int, FoundPart> by_rank;
+  std::map<int, FoundPart*> by_rank;
   for (FoundPart& part : *parts) {
     RETURN_IF_ERROR(CheckSameSave(parts->front(), part));
     const int rank = part.manifest.part->rank;
-    const auto [it, is_new] = by_rank.try_emplace(rank);
-    if (!is_new && EncodeManifest(it->second.manifest) != EncodeManifest(part.manifest)) {
-      return absl::DataLossError(absl::StrCat(it->second.folder, " and ", part.folder,
-                                              " are both of rank ", rank, " and not the same"));
-    }
-    if (is_new) it->second = part;
+    const FoundPart& known = *by_rank.try_emplace(rank, &part).first->second;
+    if (EncodeManifest(known.manifest) == EncodeManifest(part.manifest)) continue;
+    return absl::DataLossError(absl::StrCat(known.folder, " and ", part.folder,
+                                            " are both of rank ", rank, " and not the same"));
   }
-  parts->clear();
-  for (auto& [rank, part] : by_rank) parts->push_back(std::move(part));
+  std::vector<FoundPart> ordered;
+  for (const auto& [rank, part] : by_rank) ordered.push_back(std::move(*part));
+  *parts = std::move(ordered);
   return absl::OkStatus();
 }
 
@@ -100,6 +102,10 @@ absl::Status CheckRanks(bool allow_missing_ranks, PartSet* set) {
   const FoundPart& first = set->parts.front();
   if (first.manifest.part->rank != 0 || !first.contents.whole.has_value())
     return absl::NotFoundError("the part of rank 0, which says what there is, is not given");
+  if (first.manifest.world_size > kMaxRanks) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        first.folder, " is of ", first.manifest.world_size, " ranks, more than ", kMaxRanks));
+  }
   for (int rank = 0, at = 0; rank < first.manifest.world_size; ++rank) {
     if (at < set->parts.size() && set->parts[at].manifest.part->rank == rank) {
       ++at;
