@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "job/job_config.h"
 #include "worker/comm/wait_word.h"
+#include "worker/engine/state_hold.h"
 #include "worker/engine/window_count.h"
 #include "worker/memory/training_progress.h"
 
@@ -30,6 +31,7 @@ struct alignas(64) RankRecord {
   std::atomic<int64_t> applied_step;
   // 1: some update had momentum, so one without it must carry the buffers over.
   std::atomic<uint32_t> has_momentum;
+  StateHold hold;  // Of one of the rank's versions, by the keeper.
 };
 
 // HyperParameters whose fields ranks may write at once, all with equal values.

@@ -55,6 +55,8 @@ void RankEngine::UpdateEarly(int unit, std::vector<int64_t> updates,
     absl::MutexLock lock(&mu_);
     if (!stream_status_.ok()) return;
   }
+  // It would be a guess that holds the stream up: the step does it, once nobody reads there.
+  if (!TryBeginWriting(&options_.group->ranks[LocalIndex()].hold, step_ + 1)) return;
   options_.recorder->Started(number);
   OptimizerStep step = {step_ + 1, 1.0, groups, std::vector<int64_t>()};
   step.updates.resize(options_.memory->num_parameters());

@@ -97,6 +97,7 @@ absl::Status RankEngine::Load() {
   const int64_t version = first ? 0 : step_ + 1;
   std::vector<StateArray> arrays = optimizer_.Moments();
   arrays.push_back(StateArray::kParameter);
+  RETURN_IF_ERROR(AwaitHold());
   if (first) optimizer_.BeginInitial();
   for (size_t unit = 0; unit < staged_.size() && !first; ++unit) {
     for (const StateArray array : arrays) optimizer_.Stage(array, unit, nullptr, version);

@@ -1,15 +1,25 @@
 // The step of RankEngine: vote, decide, update, publish (see group_page.h for what survives).
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/fault_point.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "worker/engine/gradient_norm.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/engine/step_vote.h"
 
 namespace tessera {
+namespace {
+
+// How long a reader of the state may hold a step up. Half of the job's timeout at most, since the
+// other ranks wait for this one.
+constexpr absl::Duration kHoldPatience = absl::Seconds(30);
+
+}  // namespace
 
 std::byte* RankEngine::ReducedGradient(int unit) const {
   return options_.state + options_.memory->ReducedGradientOffsetBytes() +
@@ -68,6 +78,19 @@ absl::StatusOr<Tally> RankEngine::CountVotes(const Op& op,
                       num_parameters);
 }
 
+absl::Status RankEngine::AwaitHold() {
+  const absl::Duration patience = std::min(kHoldPatience, options_.config->collective_timeout / 2);
+  const absl::StatusOr<WriteBegin> begin =
+      BeginWriting(&options_.group->ranks[LocalIndex()].hold, step_ + 1, AbortFlag(&interrupt_),
+                   absl::Now() + patience);
+  if (!begin.ok()) return Interruption();
+  if (*begin == WriteBegin::kBrokeHold) {
+    TESSERA_LOG(WARNING, "rank {}: who copied step {} took longer than {}: its copy is void",
+                options_.rank.value(), step_ - 1, absl::FormatDuration(patience));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RankEngine::RunStep(const Op& op) {
   StepNumbers numbers;
   absl::StatusOr<std::vector<HyperParameters>> groups =
@@ -81,6 +104,7 @@ absl::Status RankEngine::RunStep(const Op& op) {
   options_.recorder->Started(number);
 
   const int64_t next = step_ + 1;
+  RETURN_IF_ERROR(AwaitHold());
   ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, numbers.groups));
   if (!tally.status.ok()) {
     ForgetReduced();

@@ -134,6 +134,7 @@ absl::Status RankEngine::Write(const Op& op) {
         absl::StrCat("unit '", UnitName(unit), "': write before the job has initial values"));
   }
   RETURN_IF_ERROR(AwaitReductions());  // Units may be updated there, in backward.
+  RETURN_IF_ERROR(AwaitHold());
   const auto array = static_cast<StateArray>(op.array);
   optimizer_.Stage(array, unit, OwnSlot(unit), step_ + 1);
   staged_[unit] |= Bit(array);
@@ -177,6 +178,7 @@ absl::Status RankEngine::FinishWrite(const Op& op) {
   if (loaded.has_value()) {
     for (const StateArray moment : optimizer_.Moments()) arrays.push_back(moment);
   }
+  RETURN_IF_ERROR(AwaitHold());
   for (size_t unit = 0; unit < written.size(); ++unit) {
     for (const StateArray array : arrays) {
       if ((written[unit] & Bit(array)) == 0) optimizer_.Stage(array, unit, nullptr, next);

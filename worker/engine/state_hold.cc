@@ -1,0 +1,74 @@
+#include "worker/engine/state_hold.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace tessera {
+namespace {
+
+// Each try that fails takes a whole step of training, so this many mean that the words lie.
+constexpr int kMaxTries = 1000;
+
+// Of `held`.
+bool Blocks(int64_t held, int64_t step) { return held != 0 && held - 1 <= step - 2; }
+
+}  // namespace
+
+absl::StatusOr<int64_t> HoldNewest(StateHold* hold, const std::atomic<int64_t>& applied_step) {
+  int64_t held = 0;
+  for (int tries = 0; tries < kMaxTries; ++tries) {
+    const int64_t step = applied_step.load(std::memory_order_acquire);
+    if (step < 0) break;
+    if (!hold->held.compare_exchange_strong(held, step + 1)) {
+      if (tries > 0 && held == 0) continue;  // The writer took it away meanwhile.
+      return absl::UnavailableError("another reader holds the state");
+    }
+    held = step + 1;
+    Bump(&hold->changes);
+    if (hold->writing.load() < step + 2) return step;
+  }
+  if (held != 0 && hold->held.compare_exchange_strong(held, 0)) Bump(&hold->changes);
+  return absl::UnavailableError("steps are faster than a reader can hold one");
+}
+
+absl::Status MoveHold(StateHold* hold, int64_t from, int64_t to) {
+  int64_t held = from + 1;
+  if (!hold->held.compare_exchange_strong(held, to + 1)) {
+    return absl::AbortedError(absl::StrCat("step ", from, " is held no longer"));
+  }
+  Bump(&hold->changes);
+  return absl::OkStatus();
+}
+
+bool Release(StateHold* hold, int64_t step) {
+  int64_t held = step + 1;
+  const bool stood = hold->held.compare_exchange_strong(held, 0);
+  if (stood) Bump(&hold->changes);
+  return stood;
+}
+
+bool TryBeginWriting(StateHold* hold, int64_t step) {
+  hold->writing.store(step);
+  return !Blocks(hold->held.load(), step);
+}
+
+absl::StatusOr<WriteBegin> BeginWriting(StateHold* hold, int64_t step, const AbortFlag& abort,
+                                        absl::Time deadline) {
+  WriteBegin outcome = WriteBegin::kAtOnce;
+  hold->writing.store(step);
+  while (true) {
+    const uint32_t seen = hold->changes.value.load(std::memory_order_acquire);
+    int64_t held = hold->held.load();
+    if (!Blocks(held, step)) return outcome;
+    if (absl::Now() >= deadline) {
+      if (hold->held.compare_exchange_strong(held, 0)) return WriteBegin::kBrokeHold;
+      continue;
+    }
+    outcome = WriteBegin::kWaited;
+    const absl::Status status = WaitUntil(
+        &hold->changes, [seen](uint32_t now) { return now != seen; }, abort, deadline);
+    if (absl::IsAborted(status)) return status;
+  }
+}
+
+}  // namespace tessera
