@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "job/live_tensors.h"
 
 namespace tessera {
 namespace {
@@ -21,9 +22,7 @@ constexpr double HyperParameters::*kFields[] = {
 }  // namespace
 
 std::string MomentTensor(const std::string& parameter, OptimizerKind optimizer, StateArray moment) {
-  absl::string_view name = moment == StateArray::kFirstMoment ? "exp_avg" : "exp_avg_sq";
-  if (optimizer == OptimizerKind::kSgd) name = "momentum_buffer";
-  return absl::StrCat("state.", parameter, ".", name);
+  return MomentTensorName(parameter, optimizer, static_cast<LiveArray>(moment));
 }
 
 std::string StepTensor(const std::string& parameter) {

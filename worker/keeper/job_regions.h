@@ -62,6 +62,9 @@ class JobRegions {
   // Written by the rank's executors, whichever lives; untrusted.
   const FlightRing& flight(Rank rank) const;
   RankMemoryBytes Measure(Rank rank) const;
+  // For who copies from there, or maps it, on its own. Owned by this.
+  int state_fd(Rank rank) const { return Of(rank).state.fd(); }
+  int group_fd() const { return group_.fd(); }
 
   // Sends an executor its setup.
   absl::Status SendSetup(int socket, const v1::Job& job, Rank rank,

@@ -1,0 +1,66 @@
+// Which tensors a reader of a job's state asked for, and which part of each a rank has: one order
+// for the coordinator and all workers, so that what they send each other needs no index.
+//
+//   for each tensor            "w", "state.w.exp_avg", "b", ...
+//     for each rank from 0     its slice of the tensor, if it has any
+//
+// Ranks that hold copies of others' slices are left out. Pure; thread-safe.
+#ifndef TESSERA_JOB_LIVE_TENSORS_H_
+#define TESSERA_JOB_LIVE_TENSORS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "job/job_config.h"
+#include "layout/model_layout.h"
+
+namespace tessera {
+
+// An array of a rank's state. Its number is that of worker/memory's StateArray.
+enum class LiveArray { kParameter, kFirstMoment, kSecondMoment };
+
+struct LiveTensor {
+  int unit = 0;
+  int parameter = 0;      // Of the unit's FlatLayout.
+  int job_parameter = 0;  // Its number in the whole job.
+  LiveArray array = LiveArray::kParameter;
+};
+
+// Of a tensor, that a rank has.
+struct LiveSlice {
+  int tensor = 0;  // Its index.
+  int rank = 0;
+  int64_t begin_elements = 0;        // In the tensor.
+  int64_t shard_begin_elements = 0;  // In the rank's slice of the unit.
+  int64_t numel = 0;
+};
+
+// Those of the parameters with these numbers; with `moments`, each one's moments follow it, unless
+// it is frozen.
+// Errors: InvalidArgument  the numbers are not those of parameters of the job, in rising order.
+absl::StatusOr<std::vector<LiveTensor>> LiveTensors(const ModelLayout& layout,
+                                                    OptimizerKind optimizer,
+                                                    const std::vector<int>& job_parameters,
+                                                    bool moments);
+
+const PlacedParameter& ParameterOf(const ModelLayout& layout, const LiveTensor& tensor);
+
+// What it is called: a moment as in the optimizer's file of a checkpoint.
+std::string LiveTensorName(const ModelLayout& layout, OptimizerKind optimizer,
+                           const LiveTensor& tensor);
+// "state.W.exp_avg", "state.W.exp_avg_sq", or "state.W.momentum_buffer" of SGD.
+std::string MomentTensorName(const std::string& parameter, OptimizerKind optimizer,
+                             LiveArray moment);
+
+// Calls `visit` with each slice that ranks [first_rank, end_rank) have, in order, until it returns
+// an error, which is returned.
+absl::Status ForEachLiveSlice(const ModelLayout& layout, const std::vector<LiveTensor>& tensors,
+                              int first_rank, int end_rank,
+                              absl::FunctionRef<absl::Status(const LiveSlice&)> visit);
+
+}  // namespace tessera
+
+#endif  // TESSERA_JOB_LIVE_TENSORS_H_

@@ -1,0 +1,40 @@
+// A file without a name: written once from front to back, read anywhere, gone with the process or
+// this object. For bytes that must not lie in this process's memory. Move-only; thread-compatible.
+#ifndef TESSERA_WORKER_KEEPER_SPOOL_FILE_H_
+#define TESSERA_WORKER_KEEPER_SPOOL_FILE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+
+namespace tessera {
+
+class SpoolFile {
+ public:
+  // Has room for `size_bytes` where the file system can reserve it.
+  // Errors, here and below, all naming the folder:
+  //   NotFound           there is no such folder
+  //   PermissionDenied   it may not be written to
+  //   ResourceExhausted  no room is left there
+  static absl::StatusOr<SpoolFile> Create(const std::string& folder, int64_t size_bytes);
+
+  absl::Status Append(const void* data, int64_t size_bytes);
+  // Errors: also DataLoss  there are no such bytes, or they cannot be read.
+  absl::Status Read(int64_t offset_bytes, void* into, int64_t size_bytes) const;
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  SpoolFile(UniqueFd fd, std::string folder) : fd_(std::move(fd)), folder_(std::move(folder)) {}
+  std::string What() const;
+
+  UniqueFd fd_;
+  std::string folder_;
+  int64_t size_bytes_ = 0;  // Appended.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_KEEPER_SPOOL_FILE_H_

@@ -1,0 +1,245 @@
+// Copies of state, from real regions; the test is the executors.
+#include "worker/keeper/state_snapshot.h"
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "base/fault_point.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "job/job_codec.h"
+#include "worker/engine/state_hold.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+bool Never() { return false; }
+
+// What element `i` of an array's shards is at a step.
+double ValueAt(int rank, StateArray array, int64_t step, int64_t i) {
+  return rank * 1000.0 + static_cast<int>(array) * 100.0 + static_cast<double>(step) +
+         static_cast<double>(i) * 0.001;
+}
+
+class StateSnapshotTest : public testing::Test {
+ protected:
+  void TearDown() override { DisarmAllFaultPoints(); }
+
+  void Make(int world_size, DType dtype = DType::kFp32) {
+    v1::Job job;
+    ModelSpec model;
+    model.units.push_back({"root", {{"a", {70}, dtype}, {"frozen", {3}, dtype, false}}});
+    model.units.push_back({"u", {{"b", {50, 4}, dtype}, {"empty", {0}, dtype}}});
+    JobConfig config;
+    config.world_size = world_size;
+    job.set_job_id("toy");
+    *job.mutable_model() = EncodeModel(model);
+    *job.mutable_config() = EncodeJobConfig(config);
+    for (int rank = 0; rank < world_size; ++rank) {
+      v1::RankPlacement* placement = job.add_placements();
+      placement->set_rank(rank);
+      placement->set_worker_id("w");
+    }
+    auto regions = JobRegions::Create(job, *LocalRanksOf(job, "w"));
+    ASSERT_OK(regions);
+    regions_ = std::make_unique<JobRegions>(*std::move(regions));
+    memory_ = *JobMemory::Create(regions_->layout(), regions_->config());
+    request_.parameters = {0, 1, 2, 3};
+    request_.moments = true;
+    request_.spool_folder = testing::TempDir();
+    regions_->group()->initialized.store(1);
+    for (int rank = 0; rank < world_size; ++rank) Apply(rank, 4);
+  }
+  // Writes a rank's version of `step` and publishes it.
+  void Apply(int rank, int64_t step) {
+    const auto mapping = Mapping::CreateWhole(regions_->state_fd(Rank(rank)), Access::kReadWrite);
+    for (int a = 0; a < 3; ++a) {
+      const auto array = static_cast<StateArray>(a);
+      std::byte* base = mapping->data() + memory_.StateOffsetBytes(array, step % 2);
+      const bool is_double = memory_.units()[0].full_dtype == DType::kFp64;
+      for (int64_t i = 0; i < memory_.shard_numel(); ++i) {
+        if (is_double) {
+          reinterpret_cast<double*>(base)[i] = ValueAt(rank, array, step, i);
+        } else {
+          reinterpret_cast<float*>(base)[i] = static_cast<float>(ValueAt(rank, array, step, i));
+        }
+      }
+    }
+    const std::vector<int64_t> counts = {step, 0, step - 1, 0};
+    regions_->update_counts().Set(step, counts);
+    regions_->group()->decisions[step % 2].trained_step.store(step + 100);
+    PublishApplied(regions_->group(), rank, step);
+  }
+  StateHold& HoldOf(int rank) { return regions_->group()->ranks[rank].hold; }
+
+  std::unique_ptr<StateSnapshot> Snapshot() {
+    auto snapshot = StateSnapshot::Create(*regions_, request_);
+    EXPECT_OK(snapshot);
+    return *std::move(snapshot);
+  }
+  // All pieces must follow each other as the slices do, with these values.
+  template <typename Real>
+  void ExpectPieces(StateSnapshot* snapshot, int64_t step, int world_size) {
+    const auto tensors = *LiveTensors(regions_->layout(), regions_->config().optimizer,
+                                      request_.parameters, request_.moments);
+    ASSERT_OK(
+        ForEachLiveSlice(regions_->layout(), tensors, 0, world_size, [&](const LiveSlice& slice) {
+          const auto piece = *snapshot->Next();
+          EXPECT_TRUE(piece.has_value());
+          EXPECT_EQ(piece->offset_elements, slice.begin_elements);
+          std::vector<Real> values(slice.numel);
+          EXPECT_EQ(piece->bytes.size(), values.size() * sizeof(Real));
+          memcpy(values.data(), piece->bytes.data(), piece->bytes.size());
+          const LiveTensor& tensor = tensors[slice.tensor];
+          const int64_t first =
+              memory_.units()[tensor.unit].shard_offset_elements + slice.shard_begin_elements;
+          for (int64_t i = 0; i < slice.numel; ++i) {
+            EXPECT_EQ(values[i],
+                      static_cast<Real>(ValueAt(slice.rank, static_cast<StateArray>(tensor.array),
+                                                step, first + i)));
+          }
+          return absl::OkStatus();
+        }));
+    EXPECT_FALSE(snapshot->Next()->has_value());
+  }
+
+  std::unique_ptr<JobRegions> regions_;
+  JobMemory memory_;
+  StateSnapshot::Request request_;
+};
+
+TEST_F(StateSnapshotTest, CopyIsTheStateOfTheStepWhateverComesAfterIt) {
+  for (const int world_size : {1, 3}) {
+    Make(world_size);
+    const auto snapshot = Snapshot();
+    ASSERT_EQ(snapshot->Hold().value(), 4);
+    for (int rank = 0; rank < world_size; ++rank) Apply(rank, 5);
+    const auto copied = snapshot->CopyAt(4, kPatience, Never);
+    ASSERT_OK(copied);
+    EXPECT_EQ(copied->trained_step, 104);
+    EXPECT_THAT(copied->update_counts, testing::ElementsAre(4, 0, 3, 0));
+    for (int rank = 0; rank < world_size; ++rank) {
+      EXPECT_EQ(HoldOf(rank).held.load(), 0);
+      Apply(rank, 6);
+    }
+    ExpectPieces<float>(snapshot.get(), 4, world_size);
+  }
+}
+
+TEST_F(StateSnapshotTest, RankThatIsBehindIsWaitedForAndCopiedAtTheSameStep) {
+  Make(2);
+  Apply(0, 5);
+  const auto snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 5);
+  std::thread executor([&] {
+    while (HoldOf(1).held.load() != 6) std::this_thread::yield();
+    Apply(1, 5);
+  });
+  ASSERT_OK(snapshot->CopyAt(5, kPatience, Never));
+  executor.join();
+  ExpectPieces<float>(snapshot.get(), 5, 2);
+}
+
+TEST_F(StateSnapshotTest, RankThatNeverComesIsNamedAndNothingIsHeldAfterwards) {
+  Make(2);
+  Apply(0, 5);
+  auto snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 5);
+  EXPECT_THAT(snapshot->CopyAt(5, absl::Milliseconds(1), Never).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 1 has not completed")));
+  snapshot.reset();
+  EXPECT_EQ(HoldOf(0).held.load(), 0);
+  EXPECT_EQ(HoldOf(1).held.load(), 0);
+}
+
+TEST_F(StateSnapshotTest, CopyThatTrainingDidNotWaitForIsVoid) {
+  Make(2);
+  const auto snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  ASSERT_EQ(BeginWriting(&HoldOf(1), 6, AbortFlag(), absl::InfinitePast()).value(),
+            WriteBegin::kBrokeHold);
+  EXPECT_THAT(snapshot->CopyAt(5, kPatience, Never).status(),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1")));
+}
+
+TEST_F(StateSnapshotTest, SecondOneOfAJobIsRefusedWhileTheFirstHolds) {
+  Make(2);
+  const auto first = Snapshot(), second = Snapshot();
+  ASSERT_EQ(first->Hold().value(), 4);
+  EXPECT_THAT(second->Hold().status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("reader")));
+  ASSERT_OK(first->CopyAt(4, kPatience, Never));
+  EXPECT_EQ(second->Hold().value(), 4);
+}
+
+TEST_F(StateSnapshotTest, DiskThatIsFullIsAnErrorByNameAndNothingIsHeldAfterwards) {
+  Make(2);
+  auto snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  ArmFaultPoint("snapshot.copy",
+                {FaultAction::kFail, 2, absl::ResourceExhaustedError("spool folder: full")});
+  EXPECT_THAT(snapshot->CopyAt(4, kPatience, Never).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("spool folder")));
+  snapshot.reset();
+  EXPECT_EQ(HoldOf(0).held.load(), 0);
+  request_.spool_folder = "/nonexistent";
+  snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  EXPECT_THAT(snapshot->CopyAt(4, kPatience, Never).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("'/nonexistent'")));
+}
+
+TEST_F(StateSnapshotTest, ReaderThatIsGoneEndsIt) {
+  Make(1);
+  auto snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  EXPECT_THAT(snapshot->CopyAt(4, kPatience, [] { return true; }).status(),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("")));
+}
+
+TEST_F(StateSnapshotTest, Fp64IsReadInFullOrInFp32AndFp32IsNoFp64) {
+  Make(3, DType::kFp64);
+  auto snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  ASSERT_OK(snapshot->CopyAt(4, kPatience, Never));
+  ExpectPieces<double>(snapshot.get(), 4, 3);
+  request_.dtype = DType::kFp32;
+  snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  ASSERT_OK(snapshot->CopyAt(4, kPatience, Never));
+  ExpectPieces<float>(snapshot.get(), 4, 3);
+  Make(1);
+  request_.dtype = DType::kFp64;
+  EXPECT_THAT(StateSnapshot::Create(*regions_, request_).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'a' is kept in fp32")));
+}
+
+TEST_F(StateSnapshotTest, JobWithoutValuesIsRefused) {
+  Make(1);
+  regions_->group()->initialized.store(0);
+  EXPECT_THAT(StateSnapshot::Create(*regions_, request_).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no values yet")));
+}
+
+TEST(SpoolFileTest, HasNoNameAndGivesBackWhatWasAppended) {
+  const std::string folder = testing::TempDir() + "/spool-test";
+  ASSERT_EQ(system(("rm -rf " + folder + " && mkdir " + folder).c_str()), 0);
+  auto spool = SpoolFile::Create(folder, 8);
+  ASSERT_OK(spool);
+  ASSERT_OK(spool->Append("abcd", 4));
+  ASSERT_OK(spool->Append("efgh", 4));
+  EXPECT_EQ(rmdir(folder.c_str()), 0);  // It is empty.
+  char bytes[4];
+  ASSERT_OK(spool->Read(2, bytes, 4));
+  EXPECT_EQ(std::string(bytes, 4), "cdef");
+  EXPECT_THAT(spool->Read(6, bytes, 4), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(folder)));
+}
+
+}  // namespace
+}  // namespace tessera
