@@ -38,6 +38,9 @@ int main(int argc, char** argv) {
                "permit a --data-host that other machines reach: ranks' data is not encrypted");
   app.add_option("--socket-dir", options.socket_dir, "folder of the sockets for trainers")
       ->required();
+  app.add_option("--spool-folder", options.spool_folder,
+                 "folder on a disk, for copies of jobs' states while clients read them")
+      ->capture_default_str();
   app.add_option("--executor-binary", options.executor_binary, "path of tessera-executor")
       ->required();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");

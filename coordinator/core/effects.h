@@ -46,7 +46,13 @@ struct DropJob {
   JobId job;
   Creation creation;  // This one, or an older one.
 };
-using Command = std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob>;
+struct ServeState {  // Somebody reads the job's state; the core sends none.
+  JobId job;
+  Creation creation;
+  std::string session;
+};
+using Command =
+    std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob, ServeState>;
 
 struct Outgoing {
   WorkerId worker;

@@ -157,6 +157,11 @@ void EncodeInto(const OrderMismatch& mismatch, v1::CoordinatorCommand* command) 
   encoded->set_message(mismatch.message);
 }
 
+void EncodeInto(const ServeState& serve, v1::CoordinatorCommand* command) {
+  command->mutable_serve_state()->set_job_id(serve.job.value());
+  command->mutable_serve_state()->set_creation(serve.creation.value());
+  command->mutable_serve_state()->set_session(serve.session);
+}
 void EncodeInto(const DropJob& drop, v1::CoordinatorCommand* command) {
   command->mutable_drop()->set_job_id(drop.job.value());
   command->mutable_drop()->set_creation(drop.creation.value());

@@ -243,6 +243,14 @@ absl::Status CoordinatorHost::OnStreamEvent(const Sender& sender, const StreamEv
   return journal_failed ? absl::OkStatus() : status;
 }
 
+bool CoordinatorHost::SendCommand(const WorkerId& worker, Command command) {
+  absl::MutexLock lock(&mu_);
+  const auto outbox = outboxes_.find(worker);
+  if (outbox == outboxes_.end()) return false;
+  outbox->second->Push(std::move(command));
+  return true;
+}
+
 absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* generation,
                                                      absl::FunctionRef<bool()> cancelled) {
   absl::MutexLock lock(&mu_);

@@ -69,6 +69,9 @@ class CoordinatorHost {
   // Errors: the core's. That the journal failed is no error here: the core tries again each tick.
   absl::Status OnStreamEvent(const Sender& sender, const StreamEvent& event);
 
+  // Sends what the core knows nothing of. False: the worker is not connected.
+  bool SendCommand(const WorkerId& worker, Command command);
+
   // Waits until the job differs from what `*generation` saw (0: nothing yet), and updates it.
   // Errors: NotFound, Cancelled (`cancelled` became true), Unavailable
   absl::StatusOr<JobView> AwaitChange(const JobId& job, int64_t* generation,

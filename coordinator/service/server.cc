@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/live/live_service.h"
 #include "coordinator/service/services.h"
 #include "coordinator/storage/memory_journal.h"
 #include "coordinator/storage/sqlite_journal.h"
@@ -49,13 +50,21 @@ absl::StatusOr<std::unique_ptr<Journal>> OpenJournal(const std::string& path) {
   return SqliteJournal::Open(options);
 }
 
+LiveTimes LiveTimesOf(const CoordinatorServer::Options& options) {
+  LiveTimes times;
+  times.client = options.live_client_timeout;
+  return times;
+}
+
 class GrpcCoordinatorServer : public CoordinatorServer {
  public:
   GrpcCoordinatorServer(const Options& options, std::unique_ptr<CoordinatorHost> host)
       : host_(std::move(host)),
         jobs_(host_.get()),
         membership_(host_.get(), options.heartbeat_interval, options.worker_timeout),
-        rendezvous_(host_.get()) {}
+        rendezvous_(host_.get()),
+        live_state_(host_.get(), &live_hub_, LiveTimesOf(options)),
+        live_relay_(&live_hub_) {}
   ~GrpcCoordinatorServer() override { Stop(); }
 
   absl::Status Listen(const Options& options, const ServerAddress& address,
@@ -70,6 +79,9 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   JobsService jobs_;
   MembershipService membership_;
   RendezvousService rendezvous_;
+  LiveHub live_hub_;
+  LiveStateService live_state_;
+  LiveRelayService live_relay_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   absl::once_flag stop_once_;
@@ -94,6 +106,8 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.RegisterService(&jobs_);
   builder.RegisterService(&membership_);
   builder.RegisterService(&rendezvous_);
+  builder.RegisterService(&live_state_);
+  builder.RegisterService(&live_relay_);
   server_ = builder.BuildAndStart();
   if (server_ != nullptr && port_ > 0) return absl::OkStatus();
   const absl::Status status = DiagnoseListenFailure(address, options.listen_address);

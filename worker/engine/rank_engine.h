@@ -123,9 +123,7 @@ class RankEngine {
   absl::Status Reduce(int unit, uint32_t slot_dtype);
   // `number` is the reduction's in the flight record.
   void ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number);
-  // Before anything of the step after this one is written or voted for: waits for who copies the
-  // version that it overwrites.
-  absl::Status AwaitHold();
+  absl::Status AwaitHold();  // Before the next step is staged or voted for: see state_hold.h.
   // Fills the rank's shard with the mean of what the ranks have in their slots; or with zeroes.
   absl::Status ReduceMapped(int unit, DType dtype, bool accumulate);
   void FakeReduction(int unit);

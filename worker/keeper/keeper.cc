@@ -39,6 +39,7 @@ void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
       return;
     case v1::CoordinatorCommand::kDrop:
       return Drop(command.drop().job_id(), command.drop().creation());
+    case v1::CoordinatorCommand::kServeState:  // A StateRelay's.
     case v1::CoordinatorCommand::COMMAND_NOT_SET:
       return;
   }
@@ -160,6 +161,16 @@ absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& ticket) {
 void Keeper::Detach(const ClaimedAttachment& claimed, bool clean) {
   const std::shared_ptr<HostedJob> job = Find(claimed.job_id, claimed.creation);
   if (job != nullptr) job->Detach(claimed.rank, claimed.attachment, clean);
+}
+
+absl::StatusOr<std::unique_ptr<StateSnapshot>> Keeper::SnapshotState(
+    const std::string& job_id, int64_t creation, const StateSnapshot::Request& request) const {
+  const std::shared_ptr<HostedJob> job = Find(job_id, creation);
+  if (job == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("worker '", worker_id_, "' does not hold job '", job_id, "'"));
+  }
+  return StateSnapshot::Create(job->regions(), request);
 }
 
 void Keeper::Shutdown() {

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "worker/keeper/hosted_job.h"
+#include "worker/keeper/state_snapshot.h"
 
 namespace tessera {
 
@@ -51,6 +52,10 @@ class Keeper {
 
   // Null where there is no such job.
   std::shared_ptr<HostedJob> Find(const std::string& job_id) const;
+  // Of this creation of the job. Errors: Unavailable  it is not held here; as
+  // StateSnapshot::Create.
+  absl::StatusOr<std::unique_ptr<StateSnapshot>> SnapshotState(
+      const std::string& job_id, int64_t creation, const StateSnapshot::Request& request) const;
   // Ends all jobs.
   void Shutdown();
 

@@ -17,6 +17,7 @@
 #include "job/field_limits.h"
 #include "net/credentials.h"
 #include "worker/agent/coordinator_agent.h"
+#include "worker/agent/state_relay.h"
 #include "worker/comm/tcp/peer_mesh.h"
 #include "worker/keeper/descriptor_server.h"
 #include "worker/keeper/executor_launcher.h"
@@ -83,11 +84,13 @@ class WorkerServerImpl : public WorkerServer {
     agent.worker_address = address();
     agent.data_host = options.data_host;
     agent.on_command = [this](const v1::CoordinatorCommand& command) {
+      if (command.has_serve_state()) return relay_->Serve(command.serve_state());
       keeper_->HandleCommand(command);
     };
     agent.on_connected = [this] { return keeper_->OnConnected(); };
     agent.heartbeat = [this] { return keeper_->Progress(); };
     agent_ = std::make_unique<CoordinatorAgent>(std::move(agent));
+    relay_ = std::make_unique<StateRelay>(RelayOptions(options));
     ASSIGN_OR_RETURN(descriptors_, DescriptorServer::Start(options.socket_dir + "/descriptors.sock",
                                                            keeper_.get()));
     WorkerService::Options service;
@@ -116,6 +119,7 @@ class WorkerServerImpl : public WorkerServer {
   void Stop() override {
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
     if (agent_ != nullptr) agent_->Stop();
+    if (relay_ != nullptr) relay_->Stop();
     if (folder_.has_value()) unlink(socket_path_.c_str());  // Else it may be another worker's.
     descriptors_.reset();
     if (keeper_ != nullptr) keeper_->Shutdown();
@@ -131,11 +135,24 @@ class WorkerServerImpl : public WorkerServer {
   }
 
  private:
+  StateRelay::Options RelayOptions(const Options& options) {
+    StateRelay::Options relay;
+    relay.coordinator = CoordinatorOf(options);
+    relay.worker_id = options.worker_id;
+    relay.spool_folder = options.spool_folder;
+    relay.open = [this](const std::string& job_id, int64_t creation,
+                        const StateSnapshot::Request& request) {
+      return keeper_->SnapshotState(job_id, creation, request);
+    };
+    return relay;
+  }
+
   std::optional<SocketFolder> folder_;  // Until all sockets are gone.
   std::string socket_path_;
   std::unique_ptr<ExecutorLauncher> launcher_;
   std::unique_ptr<CoordinatorAgent> agent_;
   std::unique_ptr<Keeper> keeper_;
+  std::unique_ptr<StateRelay> relay_;
   std::unique_ptr<DescriptorServer> descriptors_;
   std::unique_ptr<WorkerService> service_;
   std::unique_ptr<grpc::Server> server_;

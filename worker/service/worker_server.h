@@ -28,6 +28,9 @@ class WorkerServer {
     // Folder (made if missing, mode 0700) of the sockets worker.sock and descriptors.sock. Others
     // may not write to it, and the sockets have mode 0600: only this user and root can connect.
     std::string socket_dir;
+    // Where copies of jobs' states lie while clients read them, in files without names. They are as
+    // large as what is read: a folder on a disk, for memory they must not take.
+    std::string spool_folder = "/tmp";
     // Executors as processes of this binary; empty: as threads of this process.
     std::string executor_binary;
     std::vector<std::string> executor_flags;

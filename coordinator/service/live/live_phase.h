@@ -1,0 +1,27 @@
+// Where one reading of a job's state stands: one enum, one transition function.
+//
+//              all held           all copied             end
+//   kHolding ───────────► kCopying ─────────► kServing ───────► kClosed      (end is legal
+//   anywhere)
+//      ▲                     │
+//      └───── try again ◄────┘         a try that fails begins anew; once something was served, not
+//
+// Only while holding and copying can training wait for it.
+#ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_PHASE_H_
+#define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_PHASE_H_
+
+#include "absl/strings/string_view.h"
+
+namespace tessera::coordinator {
+
+enum class LivePhase { kHolding, kCopying, kServing, kClosed };
+enum class LiveStep { kAllHeld, kAllCopied, kTryAgain, kEnd };
+
+absl::string_view Name(LivePhase phase);
+
+// The phase after `step`; the same phase where the step cannot happen there.
+LivePhase Transition(LivePhase phase, LiveStep step);
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_PHASE_H_

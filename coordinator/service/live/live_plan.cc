@@ -1,0 +1,111 @@
+#include "coordinator/service/live/live_plan.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/name_selection.h"
+#include "job/field_limits.h"
+#include "job/job_codec.h"
+#include "job/job_layout.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr int kMaxPatterns = 100;
+
+absl::StatusOr<NameSelection> SelectionOf(const v1::LiveStateQuery& query) {
+  RETURN_IF_ERROR(CheckRange("number of patterns", query.include_size() + query.exclude_size(), 0,
+                             kMaxPatterns));
+  for (const auto* patterns : {&query.include(), &query.exclude()}) {
+    for (const std::string& pattern : *patterns)
+      RETURN_IF_ERROR(CheckRange("bytes of a pattern", pattern.size(), 1, kMaxNameBytes));
+  }
+  NameSelection selection;
+  selection.include.assign(query.include().begin(), query.include().end());
+  selection.exclude.assign(query.exclude().begin(), query.exclude().end());
+  return selection;
+}
+
+absl::StatusOr<DType> ServedDType(DType kept, std::optional<DType> wanted,
+                                  const std::string& parameter) {
+  if (!wanted.has_value() || *wanted == kept || *wanted == DType::kFp32 || IsHalf(*wanted))
+    return wanted.value_or(kept);
+  return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter, "' is kept in ",
+                                                 Name(kept), ": it cannot be read as ",
+                                                 Name(*wanted)));
+}
+
+v1::LiveStateArray EncodeArray(LiveArray array) {
+  switch (array) {
+    case LiveArray::kParameter:
+      return v1::LIVE_STATE_ARRAY_PARAMETER;
+    case LiveArray::kFirstMoment:
+      return v1::LIVE_STATE_ARRAY_FIRST_MOMENT;
+    case LiveArray::kSecondMoment:
+      return v1::LIVE_STATE_ARRAY_SECOND_MOMENT;
+  }
+  return v1::LIVE_STATE_ARRAY_UNSPECIFIED;
+}
+
+std::vector<int> SelectParameters(const LivePlan& plan, const NameSelection& selection) {
+  std::vector<int> selected;
+  int number = 0;
+  for (const UnitLayout& unit : plan.layout.units) {
+    for (const PlacedParameter& parameter : unit.flat.parameters()) {
+      std::vector<std::string> names = {parameter.spec.name};
+      const auto aliases = plan.aliases.find(parameter.spec.name);
+      if (aliases != plan.aliases.end())
+        names.insert(names.end(), aliases->second.begin(), aliases->second.end());
+      if (IsWanted(selection, names)) selected.push_back(number);
+      ++number;
+    }
+  }
+  return selected;
+}
+
+}  // namespace
+
+v1::LiveTensorInfo LivePlan::InfoOf(size_t tensor) const {
+  const TensorSpec& spec = ParameterOf(layout, tensors[tensor]).spec;
+  v1::LiveTensorInfo info;
+  info.set_name(LiveTensorName(layout, optimizer, tensors[tensor]));
+  info.set_parameter(spec.name);
+  info.set_array(EncodeArray(tensors[tensor].array));
+  info.set_dtype(EncodeDType(dtypes[tensor]));
+  for (const int64_t dimension : spec.shape) info.add_shape(dimension);
+  const auto others = aliases.find(spec.name);
+  if (others == aliases.end() || tensors[tensor].array != LiveArray::kParameter) return info;
+  for (const std::string& alias : others->second) info.add_aliases(alias);
+  return info;
+}
+
+absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQuery& query) {
+  ASSIGN_OR_RETURN(const NameSelection selection, SelectionOf(query));
+  std::optional<DType> wanted;
+  if (query.dtype() != v1::DTYPE_UNSPECIFIED) {
+    ASSIGN_OR_RETURN(wanted, DecodeDType(query.dtype()));
+  }
+  LivePlan plan;
+  ASSIGN_OR_RETURN(plan.layout, LayOut(spec.model, spec.config));
+  plan.optimizer = spec.config.optimizer;
+  for (const UnitLayout& unit : plan.layout.units) {
+    for (const Alias& alias : unit.flat.aliases())
+      plan.aliases[alias.primary].push_back(alias.name);
+  }
+  plan.parameters = SelectParameters(plan, selection);
+  if (plan.parameters.empty())
+    return absl::NotFoundError("no parameter's name matches the patterns");
+  ASSIGN_OR_RETURN(plan.tensors,
+                   LiveTensors(plan.layout, plan.optimizer, plan.parameters, query.moments()));
+  for (const LiveTensor& tensor : plan.tensors) {
+    ASSIGN_OR_RETURN(const DType dtype,
+                     ServedDType(plan.layout.units[tensor.unit].full_dtype(), wanted,
+                                 ParameterOf(plan.layout, tensor).spec.name));
+    plan.dtypes.push_back(dtype);
+  }
+  return plan;
+}
+
+}  // namespace tessera::coordinator

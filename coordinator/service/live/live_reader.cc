@@ -1,0 +1,266 @@
+#include "coordinator/service/live/live_reader.h"
+
+#include <algorithm>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "job/job_codec.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr int kMaxTries = 3;
+constexpr absl::Duration kBetweenTries = absl::Milliseconds(200);
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
+
+bool IsWorthAnotherTry(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsDeadlineExceeded(status);
+}
+
+}  // namespace
+
+absl::Status LiveReader::Read(const v1::LiveStateQuery& query) {
+  job_ = JobId(query.job_id());
+  ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
+  creation_ = view.creation;
+  ASSIGN_OR_RETURN(plan_, PlanLiveRead(*view.spec, query));
+  wanted_dtype_ = query.dtype();
+  RETURN_IF_ERROR(ReadableJob().status());
+  RETURN_IF_ERROR(hub_->Enter(job_));
+  absl::StatusOr<std::thread> watch = StartThread("a reading of live state", [this] { Watch(); });
+  absl::Status status = watch.ok() ? ReadWatched() : watch.status();
+  CloseLines();
+  hub_->Leave(job_);
+  phase_ = Transition(phase_, LiveStep::kEnd);
+  {
+    absl::MutexLock lock(&mu_);
+    done_ = true;
+    if (!reason_.ok()) status = reason_;
+  }
+  if (watch.ok()) watch->join();
+  if (!status.ok()) TESSERA_LOG(INFO, "job={} live state: {}", job_.value(), status.ToString());
+  return status;
+}
+
+absl::Status LiveReader::ReadWatched() {
+  v1::LiveStateBegin begin;
+  RETURN_IF_ERROR(CopyWithTries(&begin));
+  return Serve(std::move(begin));
+}
+
+absl::StatusOr<JobView> LiveReader::ReadableJob() const {
+  ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
+  const std::string what = absl::StrCat("job '", job_.value(), "'");
+  if (view.creation != creation_)
+    return absl::AbortedError(absl::StrCat(what, " was deleted and made anew meanwhile"));
+  if (view.status.state == JobState::kLost) {
+    return absl::FailedPreconditionError(absl::StrCat(what, " is lost: ", view.status.reason));
+  }
+  if (!view.status.bound) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " has no values yet: it has not begun: ", view.status.reason));
+  }
+  return view;
+}
+
+absl::Status LiveReader::CopyWithTries(v1::LiveStateBegin* begin) {
+  absl::Status status;
+  for (int tries = 0; tries < kMaxTries; ++tries) {
+    if (tries > 0) absl::SleepFor(kBetweenTries);
+    RETURN_IF_ERROR(
+        hub_->TakeTurn(job_, absl::Now() + times_.copy, [this] { return Cancelled(); }));
+    status = Copy(begin);
+    hub_->EndTurn(job_);
+    if (status.ok() || !IsWorthAnotherTry(status)) return status;
+    CloseLines();
+    phase_ = Transition(phase_, LiveStep::kTryAgain);
+    TESSERA_LOG(INFO, "job={} live state, try {}: {}", job_.value(), tries + 1, status.ToString());
+  }
+  return absl::UnavailableError(absl::StrCat("job '", job_.value(),
+                                             "': its state could not be read in ", kMaxTries,
+                                             " tries: ", status.message()));
+}
+
+absl::Status LiveReader::OpenLines(const JobView& view) {
+  const int world_size = static_cast<int>(view.status.placements.size());
+  std::vector<bool> is_asked(world_size, false);
+  is_asked[0] = true;  // Somebody must say which step there is.
+  RETURN_IF_ERROR(
+      ForEachLiveSlice(plan_.layout, plan_.tensors, 0, world_size, [&](const LiveSlice& slice) {
+        is_asked[slice.rank] = true;
+        return absl::OkStatus();
+      }));
+  session_ = LiveHub::NewSession();
+  std::map<WorkerId, int> workers;
+  std::vector<std::shared_ptr<LiveLine>> lines;
+  line_of_rank_.assign(world_size, -1);
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (!is_asked[rank]) continue;
+    const WorkerId& worker = view.status.placements[rank].worker;
+    const auto [it, is_new] = workers.emplace(worker, static_cast<int>(lines.size()));
+    line_of_rank_[rank] = it->second;
+    if (is_new) lines.push_back(std::make_shared<LiveLine>(worker.value()));
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    lines_ = lines;
+  }
+  for (const auto& line : lines) {
+    hub_->Expect(session_, line);
+    if (!host_->SendCommand(WorkerId(line->worker()), ServeState{job_, creation_, session_})) {
+      return absl::UnavailableError(absl::StrCat("worker '", line->worker(), "' is not connected"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::LiveEvent> LiveReader::Await(LiveLine* line, v1::LiveEvent::EventCase kind,
+                                                absl::Duration timeout) {
+  ASSIGN_OR_RETURN(v1::LiveEvent event,
+                   line->Next(absl::Now() + timeout, [this] { return Cancelled(); }));
+  if (event.event_case() == kind) return event;
+  return absl::UnavailableError(
+      absl::StrCat("worker '", line->worker(), "' answered out of order"));
+}
+
+absl::Status LiveReader::Copy(v1::LiveStateBegin* begin) {
+  ASSIGN_OR_RETURN(const JobView view, ReadableJob());
+  RETURN_IF_ERROR(OpenLines(view));
+  std::vector<std::shared_ptr<LiveLine>> lines;
+  {
+    absl::MutexLock lock(&mu_);
+    lines = lines_;
+  }
+  v1::LiveCommand hold;
+  hold.mutable_hold()->mutable_parameters()->Add(plan_.parameters.begin(), plan_.parameters.end());
+  hold.mutable_hold()->set_moments(plan_.tensors.size() > plan_.parameters.size());
+  hold.mutable_hold()->set_dtype(wanted_dtype_);
+  for (const auto& line : lines) line->Send(hold);
+  int64_t step = 0;
+  for (const auto& line : lines) {
+    ASSIGN_OR_RETURN(const v1::LiveEvent held,
+                     Await(line.get(), v1::LiveEvent::kHeld, times_.answer));
+    step = std::max(step, held.held().step());
+  }
+  phase_ = Transition(phase_, LiveStep::kAllHeld);
+  v1::LiveCommand copy;
+  copy.mutable_copy()->set_step(step);
+  for (const auto& line : lines) line->Send(copy);
+  for (const auto& line : lines) {
+    ASSIGN_OR_RETURN(const v1::LiveEvent copied,
+                     Await(line.get(), v1::LiveEvent::kCopied, times_.copy));
+    if (copied.copied().update_counts_size() != static_cast<int>(plan_.parameters.size())) {
+      return absl::UnavailableError(
+          absl::StrCat("worker '", line->worker(), "' copied other parameters"));
+    }
+    begin->set_trained_step(copied.copied().trained_step());
+    update_counts_.assign(copied.copied().update_counts().begin(),
+                          copied.copied().update_counts().end());
+  }
+  phase_ = Transition(phase_, LiveStep::kAllCopied);
+  begin->set_step(step);
+  return absl::OkStatus();
+}
+
+void LiveReader::CloseLines() {
+  absl::MutexLock lock(&mu_);
+  for (const auto& line : lines_) {
+    hub_->Forget(session_, line->worker());
+    line->Close();
+  }
+  lines_.clear();
+}
+
+absl::Status LiveReader::Serve(v1::LiveStateBegin begin) {
+  begin.set_creation(creation_.value());
+  begin.set_num_tensors(plan_.tensors.size());
+  int64_t size_bytes = 0;
+  for (size_t t = 0; t < plan_.tensors.size(); ++t) size_bytes += plan_.SizeBytesOf(t);
+  begin.set_size_bytes(size_bytes);
+  v1::LiveStateReply reply;
+  *reply.mutable_begin() = std::move(begin);
+  RETURN_IF_ERROR(Write(reply));
+  size_t next_tensor = 0, next_parameter = 0;
+  const auto announce_up_to = [&](size_t tensor) -> absl::Status {
+    for (; next_tensor <= tensor; ++next_tensor) {
+      while (plan_.parameters[next_parameter] != plan_.tensors[next_tensor].job_parameter)
+        ++next_parameter;
+      *reply.mutable_tensor() = plan_.InfoOf(next_tensor);
+      reply.mutable_tensor()->set_update_count(update_counts_[next_parameter]);
+      RETURN_IF_ERROR(Write(reply));
+    }
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(ForEachLiveSlice(plan_.layout, plan_.tensors, 0,
+                                   static_cast<int>(line_of_rank_.size()),
+                                   [&](const LiveSlice& slice) -> absl::Status {
+                                     RETURN_IF_ERROR(announce_up_to(slice.tensor));
+                                     return ServeSlice(slice);
+                                   }));
+  return announce_up_to(plan_.tensors.size() - 1);
+}
+
+absl::Status LiveReader::ServeSlice(const LiveSlice& slice) {
+  std::shared_ptr<LiveLine> line;
+  {
+    absl::MutexLock lock(&mu_);
+    if (lines_.empty()) return absl::CancelledError("the reading was ended");
+    line = lines_[line_of_rank_[slice.rank]];
+  }
+  const int64_t element_bytes = SizeBytes(plan_.dtypes[slice.tensor]);
+  for (int64_t done = 0; done < slice.numel;) {
+    ASSIGN_OR_RETURN(v1::LiveEvent event, Await(line.get(), v1::LiveEvent::kPiece, times_.copy));
+    const int64_t size_bytes = event.piece().data().size();
+    if (event.piece().offset_elements() != slice.begin_elements + done || size_bytes == 0 ||
+        size_bytes % element_bytes != 0 || size_bytes / element_bytes > slice.numel - done) {
+      return absl::UnavailableError(
+          absl::StrCat("worker '", line->worker(), "' sent what it was not asked for"));
+    }
+    done += size_bytes / element_bytes;
+    v1::LiveStateReply reply;
+    *reply.mutable_piece() = std::move(*event.mutable_piece());
+    RETURN_IF_ERROR(Write(reply));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LiveReader::Write(const v1::LiveStateReply& reply) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!reason_.ok()) return reason_;
+    writing_since_ = absl::Now();
+  }
+  const bool written = client_.write(reply);
+  absl::MutexLock lock(&mu_);
+  writing_since_ = absl::InfiniteFuture();
+  return written ? absl::OkStatus() : absl::CancelledError("the client is gone");
+}
+
+void LiveReader::Watch() {
+  absl::MutexLock lock(&mu_);
+  while (!mu_.AwaitWithTimeout(absl::Condition(&done_), kWatchInterval)) {
+    if (ended_.load()) continue;
+    const absl::StatusOr<JobView> view = host_->GetJob(job_);
+    if (!view.ok() || view->creation != creation_) {
+      End(absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile")));
+    } else if (absl::Now() - writing_since_ > times_.client) {
+      End(absl::CancelledError(
+          absl::StrCat("the client read nothing for ", absl::FormatDuration(times_.client))));
+      client_.cancel();
+    }
+  }
+}
+
+void LiveReader::End(const absl::Status& reason) {
+  reason_ = reason;
+  ended_.store(true);
+  for (const auto& line : lines_) line->Close();
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,92 @@
+// Reads a job's state for one client, as one step left it.
+//
+//   1. a session; every worker with a slice of what is asked for is told to open a stream
+//   2. all hold ──► the newest step that any of them answers ──► all copy that one and let go
+//   3. tensor by tensor, rank by rank: pieces from the workers' streams to the client
+//
+// Steps 1 and 2 are tried a few times. A thread beside it watches: it ends the reading when the job
+// is deleted, and when the client has read nothing for a while. What lies here of a reading is at
+// most LiveLine::kMaxEvents pieces a worker, beside what gRPC has in its windows. Use once, by one
+// thread.
+#ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READER_H_
+#define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READER_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/live/live_hub.h"
+#include "coordinator/service/live/live_phase.h"
+#include "coordinator/service/live/live_plan.h"
+#include "proto/live_state.pb.h"
+
+namespace tessera::coordinator {
+
+struct LiveTimes {
+  absl::Duration answer = absl::Seconds(10);  // Of a worker, to open its stream and to hold.
+  absl::Duration copy = absl::Minutes(10);    // To copy, and to send a piece of it.
+  absl::Duration client = absl::Seconds(60);  // To read a piece.
+};
+
+class LiveReader {
+ public:
+  struct Client {
+    std::function<bool(const v1::LiveStateReply&)> write;  // False: it is gone.
+    std::function<bool()> cancelled;
+    std::function<void()> cancel;  // Ends a write; called by another thread.
+  };
+  // `host` and `hub` outlive this.
+  LiveReader(CoordinatorHost* host, LiveHub* hub, const LiveTimes& times, Client client)
+      : host_(host), hub_(hub), times_(times), client_(std::move(client)) {}
+
+  // Errors: as LiveState.GetLiveState in proto/live_state.proto.
+  absl::Status Read(const v1::LiveStateQuery& query);
+
+ private:
+  absl::Status ReadWatched();
+  absl::Status CopyWithTries(v1::LiveStateBegin* begin);
+  // Opens the streams, holds and copies. What is open afterwards is the caller's to close.
+  absl::Status Copy(v1::LiveStateBegin* begin);
+  absl::Status OpenLines(const JobView& view);
+  absl::StatusOr<v1::LiveEvent> Await(LiveLine* line, v1::LiveEvent::EventCase kind,
+                                      absl::Duration timeout);
+  void CloseLines();
+  absl::Status Serve(v1::LiveStateBegin begin);
+  absl::Status ServeSlice(const LiveSlice& slice);
+  absl::Status Write(const v1::LiveStateReply& reply);
+  void Watch();
+  void End(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Cancelled() const { return ended_.load() || client_.cancelled(); }
+  absl::StatusOr<JobView> ReadableJob() const;
+
+  CoordinatorHost* const host_;
+  LiveHub* const hub_;
+  const LiveTimes times_;
+  const Client client_;
+  JobId job_;
+  Creation creation_;
+  LivePlan plan_;
+  v1::DType wanted_dtype_ = v1::DTYPE_UNSPECIFIED;
+  LivePhase phase_ = LivePhase::kHolding;
+  std::string session_;
+  std::vector<int> line_of_rank_;       // -1: nothing is asked of it.
+  std::vector<int64_t> update_counts_;  // By parameter of the plan.
+
+  std::atomic<bool> ended_{false};  // By the watch.
+  absl::Mutex mu_;
+  std::vector<std::shared_ptr<LiveLine>> lines_ ABSL_GUARDED_BY(mu_);
+  absl::Time writing_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  absl::Status reason_ ABSL_GUARDED_BY(mu_);
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_READER_H_

@@ -1,0 +1,68 @@
+#include "coordinator/service/live/live_service.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/grpc_status.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr size_t kMaxPieceBytes = 1 << 20;
+
+// Runs the worker's commands one after the other: each has one answer, a copy's has pieces after
+// it.
+void ServeLine(LiveLine* line, grpc::ServerContext* context, LiveRelayService::Stream* stream) {
+  const auto cancelled = [context] { return context->IsCancelled(); };
+  v1::LiveEvent event;
+  while (std::optional<v1::LiveCommand> command = line->AwaitCommand(cancelled)) {
+    const bool is_copy = command->has_copy();
+    if (!stream->Write(*command)) return;
+    do {
+      if (!stream->Read(&event)) return;
+      if (event.has_piece() && event.piece().data().size() > kMaxPieceBytes) return;
+      if (!line->Push(std::move(event))) return;
+    } while (is_copy);
+  }
+}
+
+}  // namespace
+
+grpc::Status LiveStateService::ListLiveState(grpc::ServerContext*, const v1::LiveStateQuery* query,
+                                             grpc::ServerWriter<v1::LiveTensorInfo>* writer) {
+  const absl::StatusOr<JobView> view = host_->GetJob(JobId(query->job_id()));
+  if (!view.ok()) return ToGrpcStatus(view.status());
+  const absl::StatusOr<LivePlan> plan = PlanLiveRead(*view->spec, *query);
+  if (!plan.ok()) return ToGrpcStatus(plan.status());
+  for (size_t tensor = 0; tensor < plan->tensors.size(); ++tensor) {
+    if (!writer->Write(plan->InfoOf(tensor))) return grpc::Status::CANCELLED;
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status LiveStateService::GetLiveState(grpc::ServerContext* context,
+                                            const v1::LiveStateQuery* query,
+                                            grpc::ServerWriter<v1::LiveStateReply>* writer) {
+  LiveReader::Client client;
+  client.write = [writer](const v1::LiveStateReply& reply) { return writer->Write(reply); };
+  client.cancelled = [context] { return context->IsCancelled(); };
+  client.cancel = [context] { context->TryCancel(); };
+  return ToGrpcStatus(LiveReader(host_, hub_, times_, std::move(client)).Read(*query));
+}
+
+grpc::Status LiveRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
+  v1::LiveEvent hello;
+  if (!stream->Read(&hello) || !hello.has_hello())
+    return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));
+  const std::shared_ptr<LiveLine> line =
+      hub_->Find(hello.hello().session(), hello.hello().worker_id());
+  if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))
+    return ToGrpcStatus(absl::NotFoundError("nobody waits for this worker's state"));
+  ServeLine(line.get(), context, stream);
+  line->Detach();
+  return grpc::Status::OK;
+}
+
+}  // namespace tessera::coordinator

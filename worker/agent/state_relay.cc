@@ -1,0 +1,209 @@
+#include "worker/agent/state_relay.h"
+
+#include <atomic>
+#include <deque>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "base/utf8.h"
+#include "grpcpp/grpcpp.h"
+#include "job/job_codec.h"
+#include "net/credentials.h"
+#include "proto/grpc_status.h"
+#include "proto/live_state.grpc.pb.h"
+
+namespace tessera {
+namespace {
+
+// For a rank that is a step behind what another worker's ranks have.
+constexpr absl::Duration kStepPatience = absl::Seconds(10);
+
+absl::StatusOr<StateSnapshot::Request> Decode(const v1::LiveHold& hold,
+                                              const std::string& spool_folder) {
+  StateSnapshot::Request request;
+  request.parameters.assign(hold.parameters().begin(), hold.parameters().end());
+  request.moments = hold.moments();
+  request.spool_folder = spool_folder;
+  if (hold.dtype() != v1::DTYPE_UNSPECIFIED) {
+    ASSIGN_OR_RETURN(request.dtype, DecodeDType(hold.dtype()));
+  }
+  return request;
+}
+
+}  // namespace
+
+class StateRelay::Session {
+ public:
+  Session(const Options* options, v1::ServeState command)
+      : options_(options), command_(std::move(command)) {}
+  ~Session() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  absl::Status Start() {
+    ASSIGN_OR_RETURN(thread_, StartThread("a reading of live state", [this] { Run(); }));
+    return absl::OkStatus();
+  }
+  void Cancel() {
+    cancelled_.store(true);
+    context_.TryCancel();
+  }
+  bool done() const { return done_.load(); }
+
+ private:
+  using Stream = grpc::ClientReaderWriter<v1::LiveEvent, v1::LiveCommand>;
+
+  void Run() {
+    const absl::Status status = Serve();
+    snapshot_.reset();
+    if (!status.ok()) {
+      TESSERA_LOG(INFO, "job {}: reading of live state: {}", command_.job_id(), status.ToString());
+    }
+    done_.store(true);
+  }
+
+  absl::Status Serve() {
+    grpc::ChannelArguments args;
+    // A coordinator that is frozen, or whose machine is gone, must not keep a step held.
+    args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
+    args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);
+    args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    args.SetMaxReceiveMessageSize(64 << 20);
+    ASSIGN_OR_RETURN(const auto channel, OpenChannel(options_->coordinator, std::move(args)));
+    const auto stub = v1::LiveRelay::NewStub(channel);
+    const std::unique_ptr<Stream> stream = stub->Relay(&context_);
+    auto reader = StartThread("a reading's commands", [&] { ReadCommands(stream.get()); });
+    absl::Status status = reader.status();
+    if (status.ok()) status = Answer(stream.get());
+    snapshot_.reset();  // What is held is let go before the coordinator's end is awaited.
+    if (status.ok()) {
+      stream->WritesDone();
+    } else {
+      context_.TryCancel();
+    }
+    if (reader.ok()) reader->join();
+    const absl::Status end = FromGrpcStatus(stream->Finish());
+    return status.ok() ? end : status;
+  }
+
+  void ReadCommands(Stream* stream) {
+    v1::LiveCommand command;
+    while (stream->Read(&command)) {
+      absl::MutexLock lock(&mu_);
+      commands_.push_back(std::move(command));
+    }
+    cancelled_.store(true);
+    absl::MutexLock lock(&mu_);
+    ended_ = true;
+  }
+
+  std::optional<v1::LiveCommand> NextCommand() {
+    absl::MutexLock lock(&mu_);
+    const auto ready = [this]()
+                           ABSL_SHARED_LOCKS_REQUIRED(mu_) { return ended_ || !commands_.empty(); };
+    mu_.Await(absl::Condition(&ready));
+    if (commands_.empty()) return std::nullopt;
+    v1::LiveCommand command = std::move(commands_.front());
+    commands_.pop_front();
+    return command;
+  }
+
+  // Until the pieces are sent, something failed and was told, or the stream ended.
+  absl::Status Answer(Stream* stream) {
+    v1::LiveEvent hello;
+    hello.mutable_hello()->set_session(command_.session());
+    hello.mutable_hello()->set_worker_id(options_->worker_id);
+    if (!stream->Write(hello)) return absl::OkStatus();  // Finish() says why.
+    while (const std::optional<v1::LiveCommand> command = NextCommand()) {
+      v1::LiveEvent event;
+      const absl::Status status =
+          command->has_copy() ? Copy(command->copy(), &event) : Hold(command->hold(), &event);
+      if (!status.ok()) {
+        event.mutable_failure()->set_code(status.raw_code());
+        event.mutable_failure()->set_message(PrintableUtf8(status.message()));
+      }
+      if (!stream->Write(event) || !status.ok()) return absl::OkStatus();
+      if (command->has_copy()) return SendPieces(stream);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Hold(const v1::LiveHold& hold, v1::LiveEvent* event) {
+    ASSIGN_OR_RETURN(const StateSnapshot::Request request, Decode(hold, options_->spool_folder));
+    ASSIGN_OR_RETURN(snapshot_, options_->open(command_.job_id(), command_.creation(), request));
+    ASSIGN_OR_RETURN(const int64_t step, snapshot_->Hold());
+    event->mutable_held()->set_step(step);
+    return absl::OkStatus();
+  }
+
+  absl::Status Copy(const v1::LiveCopy& copy, v1::LiveEvent* event) {
+    if (snapshot_ == nullptr) return absl::InvalidArgumentError("a copy before a hold");
+    ASSIGN_OR_RETURN(
+        const StateSnapshot::Copied copied,
+        snapshot_->CopyAt(copy.step(), kStepPatience, [this] { return cancelled_.load(); }));
+    event->mutable_copied()->set_trained_step(copied.trained_step);
+    event->mutable_copied()->mutable_update_counts()->Add(copied.update_counts.begin(),
+                                                          copied.update_counts.end());
+    return absl::OkStatus();
+  }
+
+  absl::Status SendPieces(Stream* stream) {
+    v1::LiveEvent event;
+    while (true) {
+      ASSIGN_OR_RETURN(auto piece, snapshot_->Next());
+      if (!piece.has_value()) return absl::OkStatus();
+      event.mutable_piece()->set_offset_elements(piece->offset_elements);
+      event.mutable_piece()->set_data(std::move(piece->bytes));
+      if (!stream->Write(event)) return absl::OkStatus();
+    }
+  }
+
+  const Options* const options_;
+  const v1::ServeState command_;
+  grpc::ClientContext context_;
+  std::unique_ptr<StateSnapshot> snapshot_;  // Of the session's thread.
+  std::thread thread_;
+  std::atomic<bool> cancelled_{false}, done_{false};
+  absl::Mutex mu_;
+  std::deque<v1::LiveCommand> commands_ ABSL_GUARDED_BY(mu_);
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+StateRelay::StateRelay(Options options) : options_(std::move(options)) {}
+
+StateRelay::~StateRelay() { Stop(); }
+
+void StateRelay::Serve(const v1::ServeState& command) {
+  absl::MutexLock lock(&mu_);
+  if (stopping_) return;
+  sessions_.remove_if([](const std::unique_ptr<Session>& session) { return session->done(); });
+  absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat(sessions_.size(), " clients read state of this worker already"));
+  if (sessions_.size() < kMaxSessions) {
+    auto session = std::make_unique<Session>(&options_, command);
+    status = session->Start();
+    if (status.ok()) sessions_.push_back(std::move(session));
+  }
+  if (!status.ok()) {
+    TESSERA_LOG(WARNING, "job {}: its state is not served: {}", command.job_id(),
+                status.ToString());
+  }
+}
+
+void StateRelay::Stop() {
+  std::list<std::unique_ptr<Session>> sessions;
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+    sessions.swap(sessions_);
+  }
+  for (const auto& session : sessions) session->Cancel();
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+// Sends this worker's part of jobs' states to the coordinator, for clients that read them there.
+//
+//   ServeState ──► a thread: dials, says hello ──► hold / held ──► copy / copied, pieces
+//                  another one reads the stream: its end cancels a copy, and lets go at once
+//
+// Each session has a stream of its own on a connection of its own, so that a slow one holds up no
+// other, nor the worker's line. Thread-safe.
+#ifndef TESSERA_WORKER_AGENT_STATE_RELAY_H_
+#define TESSERA_WORKER_AGENT_STATE_RELAY_H_
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "net/transport_security.h"
+#include "proto/coordinator.pb.h"
+#include "worker/keeper/state_snapshot.h"
+
+namespace tessera {
+
+class StateRelay {
+ public:
+  static constexpr size_t kMaxSessions = 16;
+
+  struct Options {
+    DialOptions coordinator;
+    std::string worker_id;
+    std::string spool_folder;
+    // Errors: Unavailable  the worker does not hold this creation of the job; as
+    // StateSnapshot::Create.
+    std::function<absl::StatusOr<std::unique_ptr<StateSnapshot>>(
+        const std::string& job_id, int64_t creation, const StateSnapshot::Request& request)>
+        open;
+  };
+  explicit StateRelay(Options options);
+  ~StateRelay();  // Stop().
+
+  // Returns at once. Where no thread can be made, or kMaxSessions are served, the session is not
+  // opened, and the coordinator's wait for it ends.
+  void Serve(const v1::ServeState& command);
+  // Ends all sessions, and lets go of what they hold.
+  void Stop();
+
+ private:
+  class Session;
+
+  const Options options_;
+  absl::Mutex mu_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::list<std::unique_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_AGENT_STATE_RELAY_H_
