@@ -12,6 +12,7 @@
 #include "client/cli/dump_command.h"
 #include "client/cli/jobs_command.h"
 #include "client/cli/layout_command.h"
+#include "client/cli/live_commands.h"
 #include "client/cli/status_command.h"
 #include "client/cli/tensor_commands.h"
 #include "client/cli/text_table.h"
@@ -53,6 +54,7 @@ int RunCli(const std::vector<std::string>& args, const Console& console) {
   RegisterConsolidateCommand(&app, &selected);
   RegisterDiffCommand(&app, &selected);
   RegisterDumpCommand(&app, &selected);
+  RegisterGetCommand(&app, &selected);
   RegisterJobsCommand(&app, &selected);
   RegisterLayoutCommand(&app, &selected);
   RegisterLsCommand(&app, &selected);

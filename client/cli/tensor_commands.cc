@@ -1,6 +1,10 @@
 #include "client/cli/tensor_commands.h"
 
+#include <stdlib.h>
+
+#include <cerrno>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -10,8 +14,12 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 #include "checkpoint/diff_tensors.h"
 #include "checkpoint/stored_tensors.h"
+#include "client/cli/endpoint_flags.h"
+#include "client/cli/live_client.h"
+#include "client/cli/live_file.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/tensor_text.h"
 #include "client/cli/text_table.h"
@@ -25,6 +33,8 @@ using Json = nlohmann::ordered_json;
 
 struct Flags {
   std::string a, b;  // `ls` has only a.
+  std::string job;   // Instead of a: what it is now.
+  EndpointFlags endpoint;
   std::string match;
   bool json = false;
 };
@@ -32,6 +42,8 @@ struct Flags {
 void AddFlags(CLI::App* command, Flags* flags) {
   command->add_option("--match", flags->match, "only tensors of such names, as '*.weight'");
   command->add_flag("--json", flags->json, "for programs");
+  flags->endpoint.AddCoordinator(command);
+  flags->endpoint.AddTimeout(command);
 }
 
 absl::Status NoneMatches(const Flags& flags) {
@@ -84,12 +96,24 @@ void WriteList(const std::map<StoredKey, StoredEntry>& entries, const Console& c
   *console.out << "all: " << TotalText(all) << "\n";
 }
 
+absl::StatusOr<std::map<StoredKey, StoredEntry>> EntriesOf(const Flags& flags) {
+  if (flags.job.empty()) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> stored, StoredTensors::Open(flags.a));
+    return stored->entries();
+  }
+  v1::LiveStateQuery query;
+  query.set_job_id(flags.job);
+  query.set_moments(true);
+  ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
+  return ListLiveState(client.get(), query);
+}
+
 absl::Status RunLs(const Flags& flags, const Console& console) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> stored, StoredTensors::Open(flags.a));
+  ASSIGN_OR_RETURN(const auto all, EntriesOf(flags));
   std::map<StoredKey, StoredEntry> entries;
   Json tensors = Json::array();
   int64_t all_bytes = 0;
-  for (const auto& [key, entry] : stored->entries()) {
+  for (const auto& [key, entry] : all) {
     if (!MatchesPattern(flags.match, key.second)) continue;
     entries[key] = entry;
     all_bytes += entry.size_bytes;
@@ -143,21 +167,53 @@ void WriteDiff(const TensorsDiff& found, const Flags& flags, const Console& cons
   *console.out << "different: " << num_different << " of " << found.num_compared << "\n";
 }
 
+// A job's parameters, in a file that is gone with this.
+class LiveCopy {
+ public:
+  ~LiveCopy() {
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+  absl::StatusOr<std::unique_ptr<StoredTensors>> Open(const Flags& flags, const Console& console) {
+    v1::LiveStateQuery query;
+    query.set_job_id(flags.job);
+    if (!flags.match.empty()) query.add_include(flags.match);
+    ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
+    std::string folder = "/tmp/tessera-diff-XXXXXX";
+    if (mkdtemp(folder.data()) == nullptr) return ErrnoStatus(errno, "make a folder in /tmp");
+    folder_ = folder;
+    const std::string path = folder_ + "/model.safetensors";
+    ProgressLine progress(console, "reading");
+    const auto tell = [&](int64_t done, int64_t all) { progress.Tell(done, all); };
+    RETURN_IF_ERROR(SaveLiveState(client.get(), query, path, tell).status());
+    return StoredTensors::Open(path);
+  }
+
+ private:
+  std::string folder_;
+};
+
 absl::Status RunDiff(const Flags& flags, const Console& console) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> a, StoredTensors::Open(flags.a));
+  LiveCopy copy;
+  ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> a,
+                   flags.job.empty() ? StoredTensors::Open(flags.a) : copy.Open(flags, console));
   ASSIGN_OR_RETURN(const std::unique_ptr<StoredTensors> b, StoredTensors::Open(flags.b));
   TensorsDiff found;
   {
     ProgressLine progress(console, "comparing");
     DiffOptions options;
-    options.selects = [&](const std::string& name) { return MatchesPattern(flags.match, name); };
+    options.selects = [&](const std::string& name) {
+      if (!MatchesPattern(flags.match, name)) return false;
+      // Of a job just its parameters are compared: what else a checkpoint has is not its matter.
+      return flags.job.empty() || a->entries().count({"model", name}) > 0;
+    };
     options.progress = [&](int64_t done, int64_t all) { progress.Tell(done, all); };
     ASSIGN_OR_RETURN(found, DiffTensors(*a, *b, options));
   }
   if (found.num_compared == 0 && !flags.match.empty()) return NoneMatches(flags);
   WriteDiff(found, flags, console);
   if (found.differences.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(flags.a, " and ", flags.b, " differ in ",
+  const std::string what = flags.job.empty() ? flags.a : absl::StrCat("job '", flags.job, "'");
+  return absl::FailedPreconditionError(absl::StrCat(what, " and ", flags.b, " differ in ",
                                                     found.differences.size(), " of ",
                                                     found.num_compared, " tensors"));
 }
@@ -167,9 +223,12 @@ absl::Status RunDiff(const Flags& flags, const Console& console) {
 void RegisterLsCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command = app->add_subcommand("ls", "lists the tensors of a model or a checkpoint");
-  command->add_option("path", flags->a, "file, index or folder")->required();
+  command->add_option("path", flags->a, "file, index or folder");
+  command->add_option("--job", flags->job, "those of a job that trains, instead");
   AddFlags(command, flags.get());
   command->callback([flags, selected] {
+    if (flags->a.empty() == flags->job.empty())
+      throw CLI::ValidationError("ls", "takes a path, or --job");
     *selected = [flags](const Console& console) { return RunLs(*flags, console); };
   });
 }
@@ -179,9 +238,14 @@ void RegisterDiffCommand(CLI::App* app, RunCommand* selected) {
   CLI::App* command =
       app->add_subcommand("diff", "says what differs between two models or checkpoints");
   command->add_option("a", flags->a, "file, index or folder")->required();
-  command->add_option("b", flags->b, "the other one")->required();
+  command->add_option("b", flags->b, "the other one");
+  command->add_option("--job", flags->job,
+                      "compare the parameters of a job that trains with one file, index or folder");
   AddFlags(command, flags.get());
   command->callback([flags, selected] {
+    if (flags->b.empty() == flags->job.empty())
+      throw CLI::ValidationError("diff", "takes two paths, or one and --job");
+    if (flags->b.empty()) flags->b = flags->a;
     *selected = [flags](const Console& console) { return RunDiff(*flags, console); };
   });
 }

@@ -1,0 +1,33 @@
+// The coordinator's service LiveState as commands use it. Thread-safe; no gRPC type shows here.
+//
+// Every error names the coordinator's address. Beside what the service returns: Unavailable where
+// nothing answers there; DeadlineExceeded where a list takes longer than the endpoint's timeout.
+#ifndef TESSERA_CLIENT_CLI_LIVE_CLIENT_H_
+#define TESSERA_CLIENT_CLI_LIVE_CLIENT_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cli/endpoint.h"
+#include "proto/live_state.pb.h"
+
+namespace tessera::cli {
+
+class LiveClient {
+ public:
+  // Errors: as OpenChannel. Connects at the first call.
+  static absl::StatusOr<std::unique_ptr<LiveClient>> Create(const Endpoint& endpoint);
+  virtual ~LiveClient() = default;
+
+  virtual absl::StatusOr<std::vector<v1::LiveTensorInfo>> List(const v1::LiveStateQuery& query) = 0;
+  // Calls `take` with each reply in order. An error of it ends the call and is returned as it is.
+  virtual absl::Status Get(const v1::LiveStateQuery& query,
+                           absl::FunctionRef<absl::Status(const v1::LiveStateReply&)> take) = 0;
+};
+
+}  // namespace tessera::cli
+
+#endif  // TESSERA_CLIENT_CLI_LIVE_CLIENT_H_

@@ -1,0 +1,88 @@
+#include "client/cli/live_commands.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "base/status_macros.h"
+#include "client/cli/endpoint_flags.h"
+#include "client/cli/live_client.h"
+#include "client/cli/live_file.h"
+#include "client/cli/progress_line.h"
+#include "client/cli/text_table.h"
+#include "job/job_codec.h"
+#include "layout/dtype.h"
+#include "layout/layout_dump.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct Flags {
+  EndpointFlags endpoint;
+  std::string job, out, dtype;
+  std::vector<std::string> include, exclude;
+  bool optimizer = false, json = false;
+};
+
+absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
+  v1::LiveStateQuery query;
+  query.set_job_id(flags.job);
+  for (const std::string& pattern : flags.include) query.add_include(pattern);
+  for (const std::string& pattern : flags.exclude) query.add_exclude(pattern);
+  query.set_moments(flags.optimizer);
+  if (flags.dtype.empty()) return query;
+  absl::StatusOr<DType> dtype = ParseDType(flags.dtype);
+  RETURN_IF_ERROR(Annotate(dtype.status(), "--dtype"));
+  query.set_dtype(EncodeDType(*dtype));
+  return query;
+}
+
+absl::Status RunGet(const Flags& flags, const Console& console) {
+  ASSIGN_OR_RETURN(const v1::LiveStateQuery query, QueryOf(flags));
+  ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
+  LiveFile file;
+  {
+    ProgressLine progress(console, "reading");
+    ASSIGN_OR_RETURN(file,
+                     SaveLiveState(client.get(), query, flags.out,
+                                   [&](int64_t done, int64_t all) { progress.Tell(done, all); }));
+  }
+  if (flags.json) {
+    const nlohmann::ordered_json json = {{"job", flags.job},
+                                         {"path", flags.out},
+                                         {"step", file.trained_step},
+                                         {"committed_step", file.step},
+                                         {"tensors", file.num_tensors},
+                                         {"bytes", file.size_bytes}};
+    *console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    return absl::OkStatus();
+  }
+  *console.out << Printable(flags.out) << ": step " << file.trained_step << " of job '"
+               << Printable(flags.job) << "', " << file.num_tensors << " tensors, "
+               << FormatBytes(file.size_bytes) << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void RegisterGetCommand(CLI::App* app, RunCommand* selected) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      app->add_subcommand("get", "writes the parameters of a job that trains to a file");
+  command->add_option("job", flags->job, "the job's id")->required();
+  command->add_option("--out", flags->out, "safetensors file to write")->required();
+  command->add_option("--include", flags->include, "only parameters of such names, as 'head.*'");
+  command->add_option("--exclude", flags->exclude, "but those of such names");
+  command->add_option("--dtype", flags->dtype, "what to round to: fp32, bf16 or fp16");
+  command->add_flag("--optimizer", flags->optimizer, "the optimizer's state of them too");
+  command->add_flag("--json", flags->json, "print JSON");
+  flags->endpoint.AddCoordinator(command);
+  flags->endpoint.AddTimeout(command);
+  command->callback([flags, selected] {
+    *selected = [flags](const Console& console) { return RunGet(*flags, console); };
+  });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,184 @@
+#include "client/cli/live_file.h"
+
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/model_file.h"
+#include "checkpoint/safetensors_header.h"
+#include "job/job_codec.h"
+#include "layout/tensor_spec.h"
+
+namespace tessera::cli {
+namespace {
+
+absl::StatusOr<TensorSpec> SpecOf(const v1::LiveTensorInfo& info) {
+  TensorSpec spec;
+  spec.name = info.name();
+  spec.shape.assign(info.shape().begin(), info.shape().end());
+  ASSIGN_OR_RETURN(spec.dtype, DecodeDType(info.dtype()));
+  return spec;
+}
+
+bool IsFirstMoment(const v1::LiveTensorInfo& info) {
+  return info.array() == v1::LIVE_STATE_ARRAY_FIRST_MOMENT;
+}
+
+std::string StepTensor(const v1::LiveTensorInfo& info) {
+  return absl::StrCat("state.", info.parameter(), ".step");
+}
+
+absl::StatusOr<SafetensorsHeader> HeaderOf(const std::vector<v1::LiveTensorInfo>& tensors) {
+  std::vector<TensorSpec> specs;
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  for (const v1::LiveTensorInfo& info : tensors) {
+    ASSIGN_OR_RETURN(TensorSpec spec, SpecOf(info));
+    specs.push_back(std::move(spec));
+    if (IsFirstMoment(info)) specs.push_back({StepTensor(info), {}, DType::kFp32});
+    // Shared storage is not representable in the format; the alias is recorded instead.
+    for (const std::string& alias : info.aliases()) metadata[alias] = info.name();
+  }
+  return PlaceTensors(specs, metadata);
+}
+
+// Takes the replies of one call, in order.
+class Writer {
+ public:
+  Writer(std::vector<v1::LiveTensorInfo> tensors, const SafetensorsHeader* header, ModelFile file,
+         const LiveProgress& progress)
+      : tensors_(std::move(tensors)),
+        header_(header),
+        file_(std::move(file)),
+        progress_(progress) {}
+
+  absl::Status Take(const v1::LiveStateReply& reply) {
+    switch (reply.reply_case()) {
+      case v1::LiveStateReply::kBegin:
+        result_.step = reply.begin().step();
+        result_.trained_step = reply.begin().trained_step();
+        result_.size_bytes = reply.begin().size_bytes();
+        return absl::OkStatus();
+      case v1::LiveStateReply::kTensor:
+        return TakeTensor(reply.tensor());
+      case v1::LiveStateReply::kPiece:
+        return TakePiece(reply.piece());
+      case v1::LiveStateReply::REPLY_NOT_SET:
+        break;
+    }
+    return absl::OkStatus();  // Of a newer coordinator.
+  }
+
+  absl::StatusOr<LiveFile> Finish() {
+    RETURN_IF_ERROR(CheckWhole());
+    if (next_ != tensors_.size())
+      return absl::DataLossError(absl::StrCat("tensor '", tensors_[next_].name(), "' is missing"));
+    RETURN_IF_ERROR(file_.Sync());
+    result_.num_tensors = static_cast<int64_t>(header_->tensors.size());
+    return result_;
+  }
+
+ private:
+  // Whether the tensor that came last has all of its bytes.
+  absl::Status CheckWhole() const {
+    if (current_ == nullptr || end_bytes_ == current_->end_bytes - current_->begin_bytes)
+      return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat("tensor '", current_->name, "' ends after ", end_bytes_, " bytes"));
+  }
+
+  absl::Status TakeTensor(const v1::LiveTensorInfo& info) {
+    RETURN_IF_ERROR(CheckWhole());
+    if (next_ == tensors_.size() || tensors_[next_].name() != info.name() ||
+        tensors_[next_].dtype() != info.dtype()) {
+      return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' was not listed"));
+    }
+    ++next_;
+    current_ = &header_->tensors.at(info.name());
+    end_bytes_ = 0;
+    if (!IsFirstMoment(info)) return absl::OkStatus();
+    const auto updates = static_cast<float>(info.update_count());
+    char bytes[sizeof(updates)];
+    memcpy(bytes, &updates, sizeof(updates));
+    return file_.WriteBytes(StepTensor(info), absl::string_view(bytes, sizeof(bytes)));
+  }
+
+  absl::Status TakePiece(const v1::LivePiece& piece) {
+    if (current_ == nullptr) return absl::DataLossError("a piece of no tensor");
+    const int64_t element_bytes = SizeBits(current_->dtype) / 8;
+    if (piece.offset_elements() != end_bytes_ / element_bytes) {
+      return absl::DataLossError(absl::StrCat("tensor '", current_->name, "': element ",
+                                              end_bytes_ / element_bytes, " was left out"));
+    }
+    RETURN_IF_ERROR(file_.WriteStored(current_->name, end_bytes_, piece.data()));
+    end_bytes_ += static_cast<int64_t>(piece.data().size());
+    done_bytes_ += static_cast<int64_t>(piece.data().size());
+    if (progress_ != nullptr) progress_(done_bytes_, result_.size_bytes);
+    return absl::OkStatus();
+  }
+
+  const std::vector<v1::LiveTensorInfo> tensors_;
+  const SafetensorsHeader* const header_;
+  ModelFile file_;
+  const LiveProgress progress_;
+  LiveFile result_;
+  size_t next_ = 0;
+  const StoredTensor* current_ = nullptr;
+  int64_t end_bytes_ = 0;  // Of the current tensor, so far.
+  int64_t done_bytes_ = 0;
+};
+
+absl::StatusOr<LiveFile> Write(LiveClient* client, const v1::LiveStateQuery& query,
+                               std::vector<v1::LiveTensorInfo> tensors,
+                               const SafetensorsHeader& header, const std::string& path,
+                               const LiveProgress& progress) {
+  ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(path, header));
+  Writer writer(std::move(tensors), &header, std::move(file), progress);
+  RETURN_IF_ERROR(
+      client->Get(query, [&](const v1::LiveStateReply& reply) { return writer.Take(reply); }));
+  ASSIGN_OR_RETURN(const LiveFile result, writer.Finish());
+  RETURN_IF_ERROR(ModelFile::Publish(path));
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<LiveFile> SaveLiveState(LiveClient* client, const v1::LiveStateQuery& query,
+                                       const std::string& path, const LiveProgress& progress) {
+  std::error_code error;
+  const std::string whole = std::filesystem::absolute(path, error).string();
+  ASSIGN_OR_RETURN(std::vector<v1::LiveTensorInfo> tensors, client->List(query));
+  ASSIGN_OR_RETURN(const SafetensorsHeader header, HeaderOf(tensors));
+  absl::StatusOr<LiveFile> result = LiveFile();
+  const absl::Status created = ModelFile::Create(whole, header);
+  if (created.ok()) {
+    result = Write(client, query, std::move(tensors), header, whole, progress);
+  } else {
+    result = created;
+  }
+  if (!result.ok()) ModelFile::Discard(whole);
+  return result;
+}
+
+absl::StatusOr<std::map<StoredKey, StoredEntry>> ListLiveState(LiveClient* client,
+                                                               const v1::LiveStateQuery& query) {
+  ASSIGN_OR_RETURN(const std::vector<v1::LiveTensorInfo> tensors, client->List(query));
+  std::map<StoredKey, StoredEntry> entries;
+  for (const v1::LiveTensorInfo& info : tensors) {
+    ASSIGN_OR_RETURN(const TensorSpec spec, SpecOf(info));
+    StoredEntry entry;
+    entry.dtype = StoredAs(spec.dtype);
+    entry.shape = spec.shape;
+    ASSIGN_OR_RETURN(entry.numel, Numel(spec));
+    entry.size_bytes = entry.numel * SizeBytes(spec.dtype);
+    const bool is_parameter = info.array() == v1::LIVE_STATE_ARRAY_PARAMETER;
+    entries[{is_parameter ? "model" : "optimizer", spec.name}] = entry;
+  }
+  return entries;
+}
+
+}  // namespace tessera::cli
