@@ -1,0 +1,146 @@
+// Readers of live state that hang, and processes that are killed while state is held or read: the
+// final model is the same bytes as that of an undisturbed run.
+#include <fcntl.h>
+#include <signal.h>
+
+#include <atomic>
+#include <map>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "base/unique_fd.h"
+#include "client/cli/cli.h"
+#include "gtest/gtest.h"
+#include "tests/fault/process_cluster.h"
+#include "tests/testing/process_view.h"
+#include "worker/engine/group_page.h"
+#include "worker/memory/region.h"
+
+namespace tessera {
+namespace {
+
+using testing_support::DescriptorsOf;
+using testing_support::Eventually;
+using testing_support::ExecutorsOf;
+using testing_support::ReadFile;
+
+// Maps a region of the worker's, as the test's own reader: the keeper has no words for hanging.
+Mapping MapRegionOf(int worker_pid, const std::string& label) {
+  Mapping mapping;
+  for (const auto& [number, name] : DescriptorsOf(worker_pid)) {
+    if (name != absl::StrCat("/memfd:tessera:", label, " (deleted)")) continue;
+    const std::string path = absl::StrCat("/proc/", worker_pid, "/fd/", number);
+    const UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    auto mapped = Mapping::CreateWhole(fd.get(), Access::kReadWrite);
+    EXPECT_OK(mapped);
+    if (mapped.ok()) mapping = *std::move(mapped);
+    break;
+  }
+  return mapping;
+}
+
+class LiveStateKillTest : public ProcessCluster {
+ protected:
+  // Runs up to a third, with rank 0's newest version held.
+  void StartAndHold() {
+    pause_at_ = 2 * kSteps / 3;
+    StartAll();
+    AwaitStep(0, kSteps / 3);
+    group_ = MapRegionOf(worker_->pid(), "toy/group");
+    ASSERT_TRUE(group_.valid());
+    RankRecord& record = reinterpret_cast<GroupPage*>(group_.data())->ranks[0];
+    hold_ = &record.hold;
+    ASSERT_OK_AND_ASSIGN(held_, HoldNewest(hold_, record.applied_step));
+  }
+
+  Mapping group_;
+  StateHold* hold_ = nullptr;
+  int64_t held_ = 0;
+};
+
+TEST_F(LiveStateKillTest, HoldOfAReaderThatHangsIsTakenAwayAndTrainingGoesOn) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  collective_timeout_ = absl::Seconds(2);
+  ASSERT_NO_FATAL_FAILURE(StartAndHold());
+  Resume();
+  EXPECT_EQ(Finish(), UndisturbedModel());
+  EXPECT_FALSE(Release(hold_, held_)) << "the reader is not told that its copy is void";
+  EXPECT_FALSE(absl::StrContains(ReadFile(folder_ + "/worker.log"), " failed: "))
+      << "no epoch ended";
+}
+
+TEST_F(LiveStateKillTest, ExecutorKilledWhileItWaitsForAReaderLeavesTheVersionAsItIs) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  ASSERT_NO_FATAL_FAILURE(StartAndHold());
+  const Mapping state = MapRegionOf(worker_->pid(), "toy/0/state");
+  ASSERT_TRUE(state.valid());
+  // p v0 | p v1 | m v0 | ...: all that version held_ % 2 has.
+  const auto version = [&] {
+    const int64_t array_bytes = state.size_bytes() / 7;
+    std::string bytes;
+    for (int array = 0; array < 3; ++array) {
+      bytes.append(
+          reinterpret_cast<const char*>(state.data()) + array_bytes * (2 * array + held_ % 2),
+          array_bytes);
+    }
+    return bytes;
+  };
+  const std::string before = version();
+  ASSERT_TRUE(Eventually([&] { return hold_->writing.load() == held_ + 2; }));
+  const int killed = ExecutorsOf(worker_->pid()).at("toy/0");
+  ASSERT_EQ(kill(killed, SIGKILL), 0);
+  ASSERT_TRUE(Eventually([&] {
+    const std::map<std::string, int> now = ExecutorsOf(worker_->pid());
+    return now.count("toy/0") == 1 && now.at("toy/0") != killed;
+  }));
+  EXPECT_EQ(version(), before);
+  EXPECT_TRUE(Release(hold_, held_));
+  Resume();
+  EXPECT_EQ(Finish(), UndisturbedModel());
+}
+
+TEST_F(LiveStateKillTest, ReadingsWhileTheCoordinatorRestartsAreWholeOrUnavailable) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  pause_at_ = 2 * kSteps / 3;
+  StartAll();
+  AwaitStep(0, 3);
+  std::atomic<bool> stop{false};
+  std::atomic<int> readings{0};
+  const std::string path = folder_ + "/get.safetensors";
+  const std::string address = coordinator_address();
+  const auto get = [&] {
+    std::ostringstream out, err;
+    const int exit_code =
+        cli::RunCli({"get", "toy", "--out", path, "--coordinator", address}, {&out, &err, false});
+    return exit_code == 0 ? "" : err.str();
+  };
+  std::thread reader([&] {
+    while (!stop.load()) {
+      const std::string error = get();
+      EXPECT_TRUE(error.empty() || absl::StrContains(error, "UNAVAILABLE")) << error;
+      if (error.empty()) readings.fetch_add(1);
+    }
+  });
+  EXPECT_TRUE(Eventually([&] { return readings.load() > 1; }));
+  coordinator_->Kill(SIGKILL);
+  coordinator_->Wait();
+  StartCoordinator();
+  const int before = readings.load();
+  EXPECT_TRUE(Eventually([&] { return readings.load() > before + 1; }));
+  Resume();
+  EXPECT_EQ(Finish(), UndisturbedModel());
+  stop.store(true);
+  reader.join();
+  EXPECT_EQ(get(), "");
+  EXPECT_EQ(ReadFile(path), UndisturbedModel());
+  EXPECT_FALSE(absl::StrContains(ReadFile(folder_ + "/worker.log"), " failed: "))
+      << "no step was disturbed";
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,184 @@
+// Clients that read the state of a large model and hang, die, or are too many; and what memory a
+// reading takes. Coordinator, worker and clients are of this process.
+#include <dirent.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "client/cpp/job_rpc.h"
+#include "client/cpp/local_cluster.h"
+#include "client/cpp/session.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "proto/grpc_status.h"
+#include "proto/live_state.grpc.pb.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kNumel = 4 << 20;  // With moments 48 MiB, far more than fits on the way.
+constexpr int64_t kLargeNumel = 8 << 20;
+constexpr int64_t kMostBytes = 40 << 20;  // Less than half of what is read of that.
+
+// Files without a name that this process has open in /tmp: the spool files of readings.
+int CountSpoolFiles() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (const dirent* entry = readdir(folder)) {
+    char target[256];
+    const std::string path = absl::StrCat("/proc/self/fd/", entry->d_name);
+    const ssize_t size = readlink(path.c_str(), target, sizeof(target));
+    const absl::string_view name(target, size > 0 ? size : 0);
+    if (absl::StartsWith(name, "/tmp/#") && absl::EndsWith(name, "(deleted)")) ++count;
+  }
+  closedir(folder);
+  return count;
+}
+
+// False where it did not come to that.
+bool AwaitSpoolFiles(int count) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (CountSpoolFiles() != count && absl::Now() < deadline) std::this_thread::yield();
+  return CountSpoolFiles() == count;
+}
+
+int64_t RssAnonBytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    absl::string_view text = line;
+    int64_t kib = 0;
+    if (!absl::ConsumePrefix(&text, "RssAnon:") || !absl::ConsumeSuffix(&text, "kB")) continue;
+    if (absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &kib)) return kib << 10;
+  }
+  return 0;
+}
+
+// One that reads only when it is told to.
+class Reader {
+ public:
+  explicit Reader(const LocalCluster& cluster)
+      : stub_(v1::LiveState::NewStub(grpc::CreateChannel(cluster.coordinator_address(),
+                                                         grpc::InsecureChannelCredentials()))) {
+    v1::LiveStateQuery query;
+    query.set_job_id("big");
+    query.set_moments(true);
+    stream_ = stub_->GetLiveState(&context_, query);
+  }
+  ~Reader() {
+    context_.TryCancel();
+    (void)Finish();
+  }
+  bool Read() { return stream_->Read(&reply_); }
+  const v1::LiveStateReply& reply() const { return reply_; }
+  absl::Status Finish() {
+    if (is_finished_) return absl::OkStatus();
+    is_finished_ = true;
+    while (Read()) {
+    }
+    return FromGrpcStatus(stream_->Finish());
+  }
+
+ private:
+  const std::unique_ptr<v1::LiveState::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::LiveStateReply>> stream_;
+  v1::LiveStateReply reply_;
+  bool is_finished_ = false;
+};
+
+class LiveReadersTest : public testing::Test {
+ protected:
+  void Start(int64_t numel) {
+    ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start({}));
+    SessionOptions options;
+    options.coordinator_address = cluster_->coordinator_address();
+    options.worker_address = cluster_->worker_address();
+    options.job_id = "big";
+    options.config.world_size = 1;
+    options.model = {{{"root", {{"w", {numel}, DType::kFp32}}}}};
+    ASSERT_OK_AND_ASSIGN(session_, Session::Open(options));
+    ASSERT_OK(session_->Initialize(
+        [](int, int, absl::Span<float> values) { std::fill(values.begin(), values.end(), 1.0f); }));
+    gradient_.assign(numel, 0.5f);
+    before_ = CountSpoolFiles();
+  }
+  absl::Status Step() {
+    return session_->RunStep([&]() -> absl::Status {
+      RETURN_IF_ERROR(session_->Unshard(0));
+      RETURN_IF_ERROR(session_->Reshard(0));
+      RETURN_IF_ERROR(session_->AddGradient(0, 0, gradient_));
+      RETURN_IF_ERROR(session_->Reduce(0));
+      return session_->Step().status();
+    });
+  }
+
+  std::unique_ptr<LocalCluster> cluster_;
+  std::unique_ptr<Session> session_;
+  std::vector<float> gradient_;
+  int before_ = 0;  // Of others.
+};
+
+TEST_F(LiveReadersTest, ThoseThatHangHoldNothingUpAndLeaveNothingBehind) {
+  Start(kNumel);
+  ASSERT_OK(Step());
+  std::vector<std::unique_ptr<Reader>> readers;
+  for (int i = 0; i < 4; ++i) {
+    readers.push_back(std::make_unique<Reader>(*cluster_));
+    ASSERT_TRUE(readers.back()->Read());
+    EXPECT_EQ(readers.back()->reply().begin().step(), 1);
+  }
+  EXPECT_EQ(CountSpoolFiles(), before_ + 4);
+  EXPECT_THAT(Reader(*cluster_).Finish(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("job 'big': 4 clients")));
+  for (int i = 0; i < 6; ++i) ASSERT_OK(Step());
+  EXPECT_EQ(session_->next_step(), 8);
+  EXPECT_EQ(CountSpoolFiles(), before_ + 4);
+  readers.pop_back();  // It goes away.
+  EXPECT_TRUE(AwaitSpoolFiles(before_ + 3));
+  ASSERT_OK(Step());
+  // The ones that are left get what they asked for, if they only read.
+  EXPECT_OK(readers.back()->Finish());
+  readers.pop_back();
+  EXPECT_TRUE(AwaitSpoolFiles(before_ + 2));
+  v1::DeleteJobRequest deletion;
+  deletion.set_request_id("d1");
+  deletion.set_job_id("big");
+  ASSERT_OK(DeleteJob({cluster_->coordinator_address()}, deletion, absl::InfiniteFuture()));
+  EXPECT_TRUE(AwaitSpoolFiles(before_));
+  EXPECT_THAT(readers.back()->Finish(), StatusIs(absl::StatusCode::kAborted, HasSubstr("deleted")));
+}
+
+TEST_F(LiveReadersTest, ReadingTakesLittleMemoryHoweverLargeTheModel) {
+  Start(kLargeNumel);
+  ASSERT_OK(Step());
+  const int64_t before_bytes = RssAnonBytes();
+  int64_t most_bytes = before_bytes, read_bytes = 0;
+  Reader reader(*cluster_);
+  while (reader.Read()) {
+    read_bytes += static_cast<int64_t>(reader.reply().piece().data().size());
+    most_bytes = std::max(most_bytes, RssAnonBytes());
+  }
+  EXPECT_OK(reader.Finish());
+  EXPECT_EQ(read_bytes, kLargeNumel * 12);
+  // Of worker, coordinator and client together, windows of gRPC included.
+  RecordProperty("grown_kib", static_cast<int>((most_bytes - before_bytes) >> 10));
+  EXPECT_LT(most_bytes - before_bytes, kMostBytes);
+}
+
+}  // namespace
+}  // namespace tessera
