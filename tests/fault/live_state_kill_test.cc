@@ -1,6 +1,5 @@
 // Readers of live state that hang, and processes that are killed while state is held or read: the
 // final model is the same bytes as that of an undisturbed run.
-#include <fcntl.h>
 #include <signal.h>
 
 #include <atomic>
@@ -8,41 +7,26 @@
 #include <sstream>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "base/unique_fd.h"
 #include "client/cli/cli.h"
 #include "gtest/gtest.h"
 #include "tests/fault/process_cluster.h"
 #include "tests/testing/process_view.h"
+#include "tests/testing/region_view.h"
 #include "worker/engine/group_page.h"
 #include "worker/memory/region.h"
 
 namespace tessera {
 namespace {
 
-using testing_support::DescriptorsOf;
 using testing_support::Eventually;
 using testing_support::ExecutorsOf;
+using testing_support::MapRegionOf;
 using testing_support::ReadFile;
-
-// Maps a region of the worker's, as the test's own reader: the keeper has no words for hanging.
-Mapping MapRegionOf(int worker_pid, const std::string& label) {
-  Mapping mapping;
-  for (const auto& [number, name] : DescriptorsOf(worker_pid)) {
-    if (name != absl::StrCat("/memfd:tessera:", label, " (deleted)")) continue;
-    const std::string path = absl::StrCat("/proc/", worker_pid, "/fd/", number);
-    const UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
-    auto mapped = Mapping::CreateWhole(fd.get(), Access::kReadWrite);
-    EXPECT_OK(mapped);
-    if (mapped.ok()) mapping = *std::move(mapped);
-    break;
-  }
-  return mapping;
-}
+using testing_support::VersionOf;
 
 class LiveStateKillTest : public ProcessCluster {
  protected:
@@ -79,26 +63,15 @@ TEST_F(LiveStateKillTest, ExecutorKilledWhileItWaitsForAReaderLeavesTheVersionAs
   ASSERT_NO_FATAL_FAILURE(StartAndHold());
   const Mapping state = MapRegionOf(worker_->pid(), "toy/0/state");
   ASSERT_TRUE(state.valid());
-  // p v0 | p v1 | m v0 | ...: all that version held_ % 2 has.
-  const auto version = [&] {
-    const int64_t array_bytes = state.size_bytes() / 7;
-    std::string bytes;
-    for (int array = 0; array < 3; ++array) {
-      bytes.append(
-          reinterpret_cast<const char*>(state.data()) + array_bytes * (2 * array + held_ % 2),
-          array_bytes);
-    }
-    return bytes;
-  };
-  const std::string before = version();
-  ASSERT_TRUE(Eventually([&] { return hold_->writing.load() == held_ + 2; }));
+  const std::string before = VersionOf(state, held_);
+  ASSERT_TRUE(Eventually([&] { return hold_->changes.sleepers.load() > 0; }));
   const int killed = ExecutorsOf(worker_->pid()).at("toy/0");
   ASSERT_EQ(kill(killed, SIGKILL), 0);
   ASSERT_TRUE(Eventually([&] {
     const std::map<std::string, int> now = ExecutorsOf(worker_->pid());
     return now.count("toy/0") == 1 && now.at("toy/0") != killed;
   }));
-  EXPECT_EQ(version(), before);
+  EXPECT_EQ(VersionOf(state, held_), before);
   EXPECT_TRUE(Release(hold_, held_));
   Resume();
   EXPECT_EQ(Finish(), UndisturbedModel());

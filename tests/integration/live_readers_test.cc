@@ -33,7 +33,7 @@ using testing::HasSubstr;
 
 constexpr int64_t kNumel = 4 << 20;  // With moments 48 MiB, far more than fits on the way.
 constexpr int64_t kLargeNumel = 8 << 20;
-constexpr int64_t kMostBytes = 40 << 20;  // Less than half of what is read of that.
+constexpr int64_t kMostBytes = 64 << 20;  // A copy of what is read of that would be 96 MiB.
 
 // Files without a name that this process has open in /tmp: the spool files of readings.
 int CountSpoolFiles() {

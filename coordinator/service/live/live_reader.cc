@@ -245,20 +245,18 @@ absl::Status LiveReader::Write(const v1::LiveStateReply& reply) {
 void LiveReader::Watch() {
   absl::MutexLock lock(&mu_);
   while (!mu_.AwaitWithTimeout(absl::Condition(&done_), kWatchInterval)) {
-    if (ended_.load()) continue;
     const absl::StatusOr<JobView> view = host_->GetJob(job_);
-    if (!view.ok() || view->creation != creation_) {
+    if (!view.ok() || view->creation != creation_)
       End(absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile")));
-    } else if (absl::Now() - writing_since_ > times_.client) {
-      End(absl::CancelledError(
-          absl::StrCat("the client read nothing for ", absl::FormatDuration(times_.client))));
-      client_.cancel();
-    }
+    if (absl::Now() - writing_since_ <= times_.client) continue;
+    End(absl::CancelledError(
+        absl::StrCat("the client read nothing for ", absl::FormatDuration(times_.client))));
+    client_.cancel();
   }
 }
 
 void LiveReader::End(const absl::Status& reason) {
-  reason_ = reason;
+  if (reason_.ok()) reason_ = reason;
   ended_.store(true);
   for (const auto& line : lines_) line->Close();
 }

@@ -1,0 +1,86 @@
+// Whatever would overwrite a version of the state that somebody copies waits until it is let go.
+// The test is that somebody.
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "client/cpp/load_model.h"
+#include "client/cpp/local_cluster.h"
+#include "gtest/gtest.h"
+#include "tests/testing/process_view.h"
+#include "tests/testing/region_view.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+#include "worker/engine/group_page.h"
+
+namespace tessera {
+namespace {
+
+using testing_support::Eventually;
+using testing_support::MapRegionOf;
+using testing_support::ToyOptions;
+using testing_support::TrainerTeam;
+using testing_support::VersionOf;
+
+struct Change {
+  std::string name;
+  bool optimizer_in_backward;
+  // `next`: the next step's number as trainers count, if it is a step.
+  std::function<absl::Status(TrainerTeam*, int64_t next, const std::string& saved)> make;
+};
+
+absl::Status TakeStep(TrainerTeam* team, int64_t next, const std::string&) {
+  return team->TrainTo(next);
+}
+absl::Status Write(TrainerTeam* team, int64_t next, const std::string&) {
+  return team->RunAll([&](Session* session) {
+    return session->WriteParameters({0, 1, 2}, [&](int, int, absl::Span<float> values) {
+      for (float& value : values) value = static_cast<float>(next);
+    });
+  });
+}
+absl::Status Load(TrainerTeam* team, int64_t, const std::string& saved) {
+  return team->RunAll([&](Session* session) { return LoadModel(session, saved).status(); });
+}
+
+class HeldStateTest : public testing::TestWithParam<Change> {};
+
+TEST_P(HeldStateTest, IsOverwrittenByNobodyUntilItIsLetGo) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start({2}));
+  SessionOptions options = ToyOptions(*cluster, "toy", 2);
+  options.config.optimizer_in_backward = GetParam().optimizer_in_backward;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  const std::string saved = testing::TempDir() + "/held-" + GetParam().name + ".safetensors";
+  ASSERT_OK(team.TrainTo(1));
+  ASSERT_OK(team.RunAll([&](Session* session) { return session->Save(saved); }));
+  ASSERT_OK(team.TrainTo(3));
+
+  const Mapping group = MapRegionOf(getpid(), "toy/group");
+  const Mapping state = MapRegionOf(getpid(), "toy/1/state");
+  ASSERT_TRUE(group.valid() && state.valid());
+  RankRecord& record = reinterpret_cast<GroupPage*>(group.data())->ranks[1];
+  ASSERT_OK_AND_ASSIGN(const int64_t held, HoldNewest(&record.hold, record.applied_step));
+  EXPECT_EQ(held, 3);
+  const std::string before = VersionOf(state, held);
+  ASSERT_OK(GetParam().make(&team, 4, saved)) << "the other version is free";
+  std::thread second([&] { EXPECT_OK(GetParam().make(&team, 5, saved)); });
+  EXPECT_TRUE(Eventually([&] { return record.hold.changes.sleepers.load() > 0; }));
+  EXPECT_EQ(VersionOf(state, held), before);
+  EXPECT_TRUE(Release(&record.hold, held));
+  second.join();
+  EXPECT_NE(VersionOf(state, held), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Changes, HeldStateTest,
+    testing::Values(Change{"Step", false, TakeStep}, Change{"StepInBackward", true, TakeStep},
+                    Change{"Write", false, Write}, Change{"Load", false, Load}),
+    [](const testing::TestParamInfo<Change>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera
