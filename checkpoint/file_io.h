@@ -1,6 +1,6 @@
 // Whole files, and what makes a change of a folder durable. Stateless; thread-safe.
 // Errors of all: the file system's, with the path: NotFound, PermissionDenied, ResourceExhausted
-// (disk full), DataLoss (I/O error).
+// (disk full), Internal (I/O error).
 #ifndef TESSERA_CHECKPOINT_FILE_IO_H_
 #define TESSERA_CHECKPOINT_FILE_IO_H_
 

@@ -1,6 +1,8 @@
 #include "checkpoint/model_file.h"
 
 #include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -39,6 +41,14 @@ absl::Status SyncFolderOf(const std::string& path) {
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open folder ", folder));
   if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync folder ", folder));
   return absl::OkStatus();
+}
+
+// Whether the two files have each other's name now. Not where there is but one, where `to` is a
+// folder, or on a file system that cannot.
+bool Exchange(const std::string& from, const std::string& to) {
+  struct stat info;
+  if (lstat(to.c_str(), &info) != 0 || S_ISDIR(info.st_mode)) return false;
+  return renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;
 }
 
 }  // namespace
@@ -137,10 +147,17 @@ absl::Status ModelFile::Sync() {
 
 absl::Status ModelFile::Publish(const std::string& path) {
   RETURN_IF_ERROR(FaultPoint("model-file.publish"));
-  if (rename(PartialPath(path).c_str(), path.c_str()) != 0) {
+  const std::string partial = PartialPath(path);
+  const bool exchanged = Exchange(partial, path);
+  if (!exchanged && rename(partial.c_str(), path.c_str()) != 0)
     return ErrnoStatus(errno, absl::StrCat("rename to ", path));
+  if (const absl::Status synced = SyncFolderOf(path); !synced.ok()) {
+    // Who is told of an error finds what was there before.
+    if (exchanged) (void)Exchange(path, partial);
+    return synced;
   }
-  return SyncFolderOf(path);
+  if (exchanged) Discard(path);  // What has the partial one's name now is the older file.
+  return absl::OkStatus();
 }
 
 void ModelFile::Discard(const std::string& path) { unlink(PartialPath(path).c_str()); }

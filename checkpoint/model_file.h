@@ -47,7 +47,9 @@ class ModelFile {
   // Makes what this process wrote durable.
   absl::Status Sync();
 
-  // Gives the finished file its name, durably.
+  // Gives the finished file its name, durably. After an error the file that had the name has it
+  // again; where that could not be synced on a file system that cannot exchange two files
+  // (renameat2), the finished one has it.
   static absl::Status Publish(const std::string& path);
   // Removes "<path>.partial", if there is one.
   static void Discard(const std::string& path);

@@ -1,0 +1,293 @@
+// The power fails after any operation of a save on the disk. The executors' real operations are
+// logged, and every state that the disk may then have is looked at: all un-synced lost, all kept,
+// and some at random. Under each name is a version that was saved, to the bit.
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/verify_checkpoint.h"
+#include "client/cpp/checkpoint.h"
+#include "client/cpp/load_model.h"
+#include "gtest/gtest.h"
+#include "tests/fault/disk_log/crash_disk.h"
+#include "tests/fault/watched_training.h"
+
+namespace tessera {
+namespace {
+
+using disk_log::CrashDisk;
+using disk_log::DiskEvent;
+using disk_log::DiskRecord;
+using disk_log::DiskTree;
+using disk_log::ReadTree;
+using disk_log::TreeAt;
+using disk_log::WriteTree;
+using testing::IsEmpty;
+using testing_support::TrainerTeam;
+
+constexpr uint64_t kSeed = 20240607;
+constexpr int kTornStates = 32;    // After each operation.
+constexpr int kVerifiedOneIn = 8;  // Of the states that differ: written to a real disk.
+constexpr int kStatesLoaded = 16;   // By a job.
+
+// What has a name: a folder's files, or a file; none.
+using Version = std::optional<DiskTree>;
+
+Version VersionAt(const DiskTree& tree, const std::string& name) {
+  const auto it = tree.find(name);
+  if (it == tree.end() || !it->second.has_value()) return TreeAt(tree, name);
+  return DiskTree{{"", it->second}};
+}
+
+// What may have each name, by the marks of a log: "begin NAME", "end NAME", "retire NAME".
+class Allowed {
+ public:
+  explicit Allowed(std::map<std::string, std::vector<Version>> saved) : saved_(std::move(saved)) {
+    for (const auto& [name, versions] : saved_) allowed_[name] = {std::nullopt};
+  }
+  void Mark(const std::string& text) {
+    const std::vector<std::string> words = absl::StrSplit(text, ' ');
+    std::set<Version>& allowed = allowed_[words[1]];
+    if (words[0] == "begin") allowed.insert(saved_[words[1]][ended_[words[1]]]);
+    if (words[0] == "end") allowed = {saved_[words[1]][ended_[words[1]]++]};
+    if (words[0] == "retire") allowed.insert(std::nullopt);
+  }
+  // The first name that has something else; "".
+  std::string Wrong(const DiskTree& state) const {
+    for (const auto& [name, versions] : allowed_) {
+      if (versions.count(VersionAt(state, name)) == 0) return name;
+    }
+    return "";
+  }
+
+ private:
+  std::map<std::string, std::vector<Version>> saved_;  // In their order.
+  std::map<std::string, size_t> ended_;
+  std::map<std::string, std::set<Version>> allowed_;
+};
+
+std::string ListOf(const DiskTree& state) {
+  std::string list;
+  for (const auto& [path, bytes] : state)
+    absl::StrAppend(&list, "  ", path,
+                    bytes ? absl::StrCat(" ", bytes->size(), " bytes\n") : "/\n");
+  return list;
+}
+
+class PowerLossTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto training = WatchedTraining::Start();
+    ASSERT_OK(training);
+    training_ = *std::move(training);
+    scratch_ = "/tmp/tessera-crashed-XXXXXX";
+    ASSERT_NE(mkdtemp(scratch_.data()), nullptr);
+  }
+  void TearDown() override {
+    training_.reset();
+    std::filesystem::remove_all(scratch_);
+  }
+
+  // One step more, then saved under `name` by `save`.
+  template <typename Save>
+  void SaveNext(const std::string& name, const Save& save) {
+    ASSERT_OK(training_->TrainStep());
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> values, ValuesOf(&training_->team()));
+    ASSERT_OK(training_->log().Mark(absl::StrCat("begin ", name)));
+    for (const absl::Status& status : save()) ASSERT_OK(status);
+    ASSERT_OK(training_->log().Mark(absl::StrCat("end ", name)));
+    ASSERT_OK_AND_ASSIGN(const DiskTree now, ReadTree(training_->folder()));
+    values_.push_back({VersionAt(now, name), values});
+  }
+  void SaveCheckpoint(const std::string& name, int keep_newest = 0) {
+    SaveNext(name, [&] { return training_->SaveCheckpoint(name, keep_newest); });
+  }
+  void SaveModel(const std::string& name) {
+    SaveNext(name, [&] { return training_->SaveModel(name); });
+  }
+
+  // Looks at every crash of the log, and calls `look` for some states.
+  void CrashEverywhere(const std::function<void(const std::string& folder)>& look) {
+    ASSERT_OK_AND_ASSIGN(const std::vector<DiskRecord> records, training_->log().Read());
+    std::map<std::string, std::vector<Version>> saved;
+    CrashDisk whole;
+    for (const DiskRecord& record : records) {
+      ASSERT_OK(whole.Apply(record));
+      if (record.event != DiskEvent::kMark || !absl::StartsWith(record.path, "end ")) continue;
+      const std::string name = record.path.substr(4);
+      saved[name].push_back(VersionAt(whole.Kept(), name));
+    }
+    // What the log lacks would be a state that nobody looked at.
+    ASSERT_TRUE(ReadTree(training_->folder()).value() == whole.Kept())
+        << "the folder:\n"
+        << ListOf(ReadTree(training_->folder()).value()) << "the log:\n"
+        << ListOf(whole.Kept());
+    Allowed allowed(saved);
+    CrashDisk disk;
+    for (size_t i = 0; i < records.size(); ++i) {
+      ASSERT_OK(disk.Apply(records[i]));
+      if (records[i].event == DiskEvent::kMark) allowed.Mark(records[i].path);
+      Look(disk.Lost(), allowed, absl::StrCat("record ", i, ", lost"));
+      Look(disk.Kept(), allowed, absl::StrCat("record ", i, ", kept"));
+      for (int torn = 0; torn < kTornStates; ++torn) {
+        std::mt19937_64 random(kSeed + i * kTornStates + torn);
+        Look(disk.Torn(&random), allowed,
+             absl::StrCat("record ", i, ", seed ", kSeed + i * kTornStates + torn));
+      }
+      if (HasFailure()) {
+        FAIL() << "after " << static_cast<int>(records[i].event) << " " << records[i].path << " "
+               << records[i].second_path;
+      }
+    }
+    std::cout << records.size() << " records, " << different_.size() << " states that differ\n";
+    EXPECT_GT(records.size(), 40);
+    std::mt19937_64 random(kSeed);
+    std::shuffle(sample_.begin(), sample_.end(), random);
+    sample_.resize(std::min<size_t>(sample_.size(), kStatesLoaded));
+    for (const DiskTree& state : sample_) {
+      SCOPED_TRACE(ListOf(state));
+      look(Materialise(state));
+      if (HasFailure()) return;
+    }
+  }
+
+  // The values of the version that lies there; null where none does.
+  const std::vector<float>* ValuesAt(const std::string& folder, const std::string& name) {
+    const auto tree = ReadTree(folder);
+    EXPECT_OK(tree);
+    const Version version = VersionAt(*tree, name);
+    if (!version.has_value()) return nullptr;
+    for (const auto& [saved, values] : values_) {
+      if (saved == version) return &values;
+    }
+    ADD_FAILURE() << name << " is no version that was saved";
+    return nullptr;
+  }
+
+  // After each operation, of a crash that loses nothing.
+  std::vector<DiskTree> KeptStates() const {
+    const auto records = training_->log().Read();
+    EXPECT_OK(records);
+    std::vector<DiskTree> states;
+    CrashDisk disk;
+    for (const DiskRecord& record : *records) {
+      EXPECT_OK(disk.Apply(record));
+      states.push_back(disk.Kept());
+    }
+    return states;
+  }
+  std::string Materialise(const DiskTree& state) {
+    const std::string folder = scratch_ + "/state";
+    std::filesystem::remove_all(folder);
+    EXPECT_OK(WriteTree(state, folder));
+    return folder;
+  }
+
+  std::unique_ptr<WatchedTraining> training_;
+
+ private:
+  void Look(const DiskTree& state, const Allowed& allowed, const std::string& which) {
+    ASSERT_EQ(allowed.Wrong(state), "") << which << "\n" << ListOf(state);
+    if (!different_.insert(std::hash<std::string>()(ListOf(state) + BytesOf(state))).second) return;
+    if (different_.size() % kVerifiedOneIn != 0) return;
+    sample_.push_back(state);
+    const std::string folder = Materialise(state);
+    ASSERT_OK_AND_ASSIGN(const std::vector<ListedCheckpoint> listed, ListCheckpoints(folder));
+    for (const ListedCheckpoint& checkpoint : listed) {
+      ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(checkpoint.path));
+      EXPECT_THAT(verified.damages, IsEmpty()) << which;
+    }
+  }
+  static std::string BytesOf(const DiskTree& state) {
+    std::string all;
+    for (const auto& [path, bytes] : state) absl::StrAppend(&all, bytes.value_or(""));
+    return all;
+  }
+
+  std::string scratch_;
+  std::vector<std::pair<Version, std::vector<float>>> values_;  // Of parameters, by version.
+  std::set<size_t> different_;                                  // Hashes of states.
+  std::vector<DiskTree> sample_;
+};
+
+// A job that comes after the crash: what lies at `name` is loaded to the bit, if anything does, and
+// saved again at the same place, whatever else the crash has left there.
+void LoadAndSaveAgain(TrainerTeam* next, const std::string& folder, const std::string& name,
+                      const std::vector<float>* values) {
+  const std::string path = absl::StrCat(folder, "/", name);
+  if (values != nullptr) {
+    LoadCheckpointOptions options;
+    options.strict = false;  // It has a buffer, the job none.
+    ASSERT_OK(next->RunAll(
+        [&](Session* session) { return LoadCheckpoint(session, path, options).status(); }));
+    EXPECT_EQ(ValuesOf(next).value(), *values);
+  }
+  ASSERT_OK(next->RunAll([&](Session* session) { return SaveCheckpoint(session, path); }));
+  ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(path));
+  EXPECT_THAT(verified.damages, IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(PartialFolder(path)));
+}
+
+TEST_F(PowerLossTest, LeavesTheOldCheckpointOrTheNewOneToTheBit) {
+  for (int i = 0; i < 3; ++i) SaveCheckpoint("c");  // The first one of that name, and two over it.
+  ASSERT_OK_AND_ASSIGN(TrainerTeam next, training_->OpenAnother("next"));
+  ASSERT_OK(next.TrainTo(1));
+  CrashEverywhere([&](const std::string& folder) {
+    LoadAndSaveAgain(&next, folder, "c", ValuesAt(folder, "c"));
+  });
+}
+
+TEST_F(PowerLossTest, LeavesTheNewestCheckpointsWhereOlderOnesAreRemoved) {
+  const std::vector<std::string> names = {"s1", "s2", "s3", "s4"};
+  for (int i = 0; i < 4; ++i) {
+    if (i >= 2) ASSERT_OK(training_->log().Mark("retire " + names[i - 2]));
+    SaveCheckpoint(names[i], /*keep_newest=*/2);
+  }
+  ASSERT_OK_AND_ASSIGN(TrainerTeam next, training_->OpenAnother("next"));
+  ASSERT_OK(next.TrainTo(1));
+  CrashEverywhere([&](const std::string& folder) {
+    for (const std::string& name : names)
+      LoadAndSaveAgain(&next, folder, name, ValuesAt(folder, name));
+  });
+  // What a crash leaves of one that was being removed, the next save removes; but for its folder
+  // if that is empty already, which could be anybody's.
+  for (const DiskTree& state : KeptStates()) {
+    const bool is_last = VersionAt(state, "s4").has_value();
+    if (!is_last && !VersionAt(state, "s3").has_value()) continue;
+    const std::string folder = Materialise(state);
+    ASSERT_OK(KeepNewest(absl::StrCat(folder, is_last ? "/s4" : "/s3"), "toy", 2));
+    const DiskTree left = ReadTree(folder).value();
+    for (const char* name : {"s1", "s2"})
+      EXPECT_TRUE(TreeAt(left, PartialFolder(name)).value_or(DiskTree()).empty()) << ListOf(left);
+  }
+}
+
+TEST_F(PowerLossTest, LeavesTheOldModelFileOrTheNewOneToTheBit) {
+  for (int i = 0; i < 3; ++i) SaveModel("m");
+  ASSERT_OK_AND_ASSIGN(TrainerTeam next, training_->OpenAnother("next"));
+  ASSERT_OK(next.TrainTo(1));
+  CrashEverywhere([&](const std::string& folder) {
+    const std::string path = folder + "/m";
+    if (const std::vector<float>* values = ValuesAt(folder, "m"); values != nullptr) {
+      ASSERT_OK(next.RunAll([&](Session* session) { return LoadModel(session, path).status(); }));
+      EXPECT_EQ(ValuesOf(&next).value(), *values);
+    }
+    ASSERT_OK(next.RunAll([&](Session* session) { return session->Save(path); }));
+    ASSERT_OK_AND_ASSIGN(const DiskTree tree, ReadTree(folder));
+    EXPECT_EQ(tree.size(), 1) << "just the model";
+  });
+}
+
+}  // namespace
+}  // namespace tessera
