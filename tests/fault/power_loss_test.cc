@@ -39,7 +39,7 @@ using testing_support::TrainerTeam;
 constexpr uint64_t kSeed = 20240607;
 constexpr int kTornStates = 32;    // After each operation.
 constexpr int kVerifiedOneIn = 8;  // Of the states that differ: written to a real disk.
-constexpr int kStatesLoaded = 16;   // By a job.
+constexpr int kStatesLoaded = 16;  // By a job.
 
 // What has a name: a folder's files, or a file; none.
 using Version = std::optional<DiskTree>;
@@ -50,10 +50,12 @@ Version VersionAt(const DiskTree& tree, const std::string& name) {
   return DiskTree{{"", it->second}};
 }
 
+using Saved = std::map<std::string, std::vector<Version>>;  // By name, in their order.
+
 // What may have each name, by the marks of a log: "begin NAME", "end NAME", "retire NAME".
 class Allowed {
  public:
-  explicit Allowed(std::map<std::string, std::vector<Version>> saved) : saved_(std::move(saved)) {
+  explicit Allowed(Saved saved) : saved_(std::move(saved)) {
     for (const auto& [name, versions] : saved_) allowed_[name] = {std::nullopt};
   }
   void Mark(const std::string& text) {
@@ -72,7 +74,7 @@ class Allowed {
   }
 
  private:
-  std::map<std::string, std::vector<Version>> saved_;  // In their order.
+  Saved saved_;
   std::map<std::string, size_t> ended_;
   std::map<std::string, std::set<Version>> allowed_;
 };
@@ -120,46 +122,31 @@ class PowerLossTest : public testing::Test {
   // Looks at every crash of the log, and calls `look` for some states.
   void CrashEverywhere(const std::function<void(const std::string& folder)>& look) {
     ASSERT_OK_AND_ASSIGN(const std::vector<DiskRecord> records, training_->log().Read());
-    std::map<std::string, std::vector<Version>> saved;
-    CrashDisk whole;
-    for (const DiskRecord& record : records) {
-      ASSERT_OK(whole.Apply(record));
-      if (record.event != DiskEvent::kMark || !absl::StartsWith(record.path, "end ")) continue;
-      const std::string name = record.path.substr(4);
-      saved[name].push_back(VersionAt(whole.Kept(), name));
-    }
-    // What the log lacks would be a state that nobody looked at.
-    ASSERT_TRUE(ReadTree(training_->folder()).value() == whole.Kept())
-        << "the folder:\n"
-        << ListOf(ReadTree(training_->folder()).value()) << "the log:\n"
-        << ListOf(whole.Kept());
-    Allowed allowed(saved);
-    CrashDisk disk;
-    for (size_t i = 0; i < records.size(); ++i) {
-      ASSERT_OK(disk.Apply(records[i]));
-      if (records[i].event == DiskEvent::kMark) allowed.Mark(records[i].path);
-      Look(disk.Lost(), allowed, absl::StrCat("record ", i, ", lost"));
-      Look(disk.Kept(), allowed, absl::StrCat("record ", i, ", kept"));
-      for (int torn = 0; torn < kTornStates; ++torn) {
-        std::mt19937_64 random(kSeed + i * kTornStates + torn);
-        Look(disk.Torn(&random), allowed,
-             absl::StrCat("record ", i, ", seed ", kSeed + i * kTornStates + torn));
-      }
-      if (HasFailure()) {
-        FAIL() << "after " << static_cast<int>(records[i].event) << " " << records[i].path << " "
-               << records[i].second_path;
-      }
-    }
-    std::cout << records.size() << " records, " << different_.size() << " states that differ\n";
+    ASSERT_OK_AND_ASSIGN(const Saved saved, SavedIn(records));
+    std::vector<DiskTree> sample;
+    const std::string wrong = FirstWrong(records, saved, &sample);
+    ASSERT_EQ(wrong, "");
     EXPECT_GT(records.size(), 40);
     std::mt19937_64 random(kSeed);
-    std::shuffle(sample_.begin(), sample_.end(), random);
-    sample_.resize(std::min<size_t>(sample_.size(), kStatesLoaded));
-    for (const DiskTree& state : sample_) {
-      SCOPED_TRACE(ListOf(state));
-      look(Materialise(state));
+    std::shuffle(sample.begin(), sample.end(), random);
+    for (size_t i = 0; i < sample.size(); ++i) {
+      SCOPED_TRACE(ListOf(sample[i]));
+      const std::string folder = Materialise(sample[i]);
+      VerifyAllIn(folder);
+      if (i < kStatesLoaded) look(folder);
       if (HasFailure()) return;
     }
+  }
+
+  // Of the syncs that `is_left_out` names any could be one that nothing needs; all of them cannot.
+  void ExpectWrongWithout(const std::function<bool(const DiskRecord&)>& is_left_out) {
+    ASSERT_OK_AND_ASSIGN(std::vector<DiskRecord> records, training_->log().Read());
+    ASSERT_OK_AND_ASSIGN(const Saved saved, SavedIn(records));
+    const size_t before = records.size();
+    records.erase(std::remove_if(records.begin(), records.end(), is_left_out), records.end());
+    ASSERT_LT(records.size(), before);
+    std::vector<DiskTree> sample;
+    EXPECT_NE(FirstWrong(records, saved, &sample), "");
   }
 
   // The values of the version that lies there; null where none does.
@@ -197,16 +184,63 @@ class PowerLossTest : public testing::Test {
   std::unique_ptr<WatchedTraining> training_;
 
  private:
-  void Look(const DiskTree& state, const Allowed& allowed, const std::string& which) {
-    ASSERT_EQ(allowed.Wrong(state), "") << which << "\n" << ListOf(state);
-    if (!different_.insert(std::hash<std::string>()(ListOf(state) + BytesOf(state))).second) return;
-    if (different_.size() % kVerifiedOneIn != 0) return;
-    sample_.push_back(state);
-    const std::string folder = Materialise(state);
+  // The versions at the marks "end NAME". What the log lacks would be a state that nobody looked
+  // at, so it has to end with what is in the folder.
+  absl::StatusOr<Saved> SavedIn(const std::vector<DiskRecord>& records) const {
+    Saved saved;
+    CrashDisk disk;
+    for (const DiskRecord& record : records) {
+      RETURN_IF_ERROR(disk.Apply(record));
+      if (record.event != DiskEvent::kMark || !absl::StartsWith(record.path, "end ")) continue;
+      const std::string name = record.path.substr(4);
+      saved[name].push_back(VersionAt(disk.Kept(), name));
+    }
+    ASSIGN_OR_RETURN(const DiskTree folder, ReadTree(training_->folder()));
+    if (folder == disk.Kept()) return saved;
+    return absl::DataLossError(
+        absl::StrCat("the folder:\n", ListOf(folder), "the log:\n", ListOf(disk.Kept())));
+  }
+
+  // The first state that is not as allowed, in words; "" if all are. Some go into `sample`.
+  static std::string FirstWrong(const std::vector<DiskRecord>& records, const Saved& saved,
+                                std::vector<DiskTree>* sample) {
+    Allowed allowed(saved);
+    CrashDisk disk;
+    std::set<size_t> different;  // Hashes.
+    std::string wrong;
+    const auto look = [&](const DiskTree& state, absl::string_view which, uint64_t seed) {
+      if (!wrong.empty()) return;
+      if (const std::string name = allowed.Wrong(state); !name.empty())
+        wrong = absl::StrCat(name, " is wrong: ", which, ", seed ", seed, "\n", ListOf(state));
+      if (different.insert(std::hash<std::string>()(ListOf(state) + BytesOf(state))).second &&
+          different.size() % kVerifiedOneIn == 0)
+        sample->push_back(state);
+    };
+    for (size_t i = 0; i < records.size() && wrong.empty(); ++i) {
+      const DiskRecord& record = records[i];
+      if (const absl::Status status = disk.Apply(record); !status.ok()) return status.ToString();
+      if (record.event == DiskEvent::kMark) allowed.Mark(record.path);
+      look(disk.Lost(), "all is lost", 0);
+      look(disk.Kept(), "all is kept", 0);
+      for (int torn = 0; torn < kTornStates; ++torn) {
+        const uint64_t seed = kSeed + i * kTornStates + torn;
+        std::mt19937_64 random(seed);
+        look(disk.Torn(&random), "some is lost", seed);
+      }
+      if (!wrong.empty()) {
+        absl::StrAppend(&wrong, "after record ", i, ", ", static_cast<int>(record.event), " ",
+                        record.path, " ", record.second_path);
+      }
+    }
+    std::cout << records.size() << " records, " << different.size() << " states that differ\n";
+    return wrong;
+  }
+
+  static void VerifyAllIn(const std::string& folder) {
     ASSERT_OK_AND_ASSIGN(const std::vector<ListedCheckpoint> listed, ListCheckpoints(folder));
     for (const ListedCheckpoint& checkpoint : listed) {
       ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(checkpoint.path));
-      EXPECT_THAT(verified.damages, IsEmpty()) << which;
+      EXPECT_THAT(verified.damages, IsEmpty());
     }
   }
   static std::string BytesOf(const DiskTree& state) {
@@ -217,8 +251,6 @@ class PowerLossTest : public testing::Test {
 
   std::string scratch_;
   std::vector<std::pair<Version, std::vector<float>>> values_;  // Of parameters, by version.
-  std::set<size_t> different_;                                  // Hashes of states.
-  std::vector<DiskTree> sample_;
 };
 
 // A job that comes after the crash: what lies at `name` is loaded to the bit, if anything does, and
@@ -246,6 +278,25 @@ TEST_F(PowerLossTest, LeavesTheOldCheckpointOrTheNewOneToTheBit) {
   CrashEverywhere([&](const std::string& folder) {
     LoadAndSaveAgain(&next, folder, "c", ValuesAt(folder, "c"));
   });
+}
+
+// The same states would be wrong if a rank did not sync its bytes, or nobody the names.
+TEST_F(PowerLossTest, EachRanksSyncsAndThoseOfFoldersAreWhatKeepsIt) {
+  for (int i = 0; i < 2; ++i) SaveCheckpoint("c");
+  std::map<uint64_t, bool> is_folder;  // By inode, as the log goes on.
+  const auto is_sync = [&](const DiskRecord& record) {
+    if (record.event == DiskEvent::kMakeFolder) is_folder[record.inode] = true;
+    if (record.event == DiskEvent::kCreate) is_folder[record.inode] = false;
+    return record.event == DiskEvent::kSync;
+  };
+  for (int rank = 0; rank < WatchedTraining::kWorldSize; ++rank) {
+    SCOPED_TRACE(rank);
+    ExpectWrongWithout([&](const DiskRecord& record) {
+      return is_sync(record) && !is_folder[record.inode] && record.rank == rank;
+    });
+  }
+  ExpectWrongWithout(
+      [&](const DiskRecord& record) { return is_sync(record) && is_folder[record.inode]; });
 }
 
 TEST_F(PowerLossTest, LeavesTheNewestCheckpointsWhereOlderOnesAreRemoved) {

@@ -63,7 +63,10 @@ Process Attach() {
   return process;
 }
 
+// Not before libc has the environment: a sanitizer's runtime opens files earlier than that.
 const Process& ThisProcess() {
+  static const Process none;
+  if (environ == nullptr) return none;
   static const Process process = Attach();
   return process;
 }
