@@ -20,6 +20,7 @@
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/load_model.h"
 #include "gtest/gtest.h"
+#include "tests/fault/disk_log/crash_check.h"
 #include "tests/fault/disk_log/crash_disk.h"
 #include "tests/fault/watched_training.h"
 
@@ -30,62 +31,20 @@ using disk_log::CrashDisk;
 using disk_log::DiskEvent;
 using disk_log::DiskRecord;
 using disk_log::DiskTree;
+using disk_log::FirstWrong;
+using disk_log::ListOf;
 using disk_log::ReadTree;
+using disk_log::Saved;
+using disk_log::SavedIn;
 using disk_log::TreeAt;
+using disk_log::Version;
+using disk_log::VersionAt;
 using disk_log::WriteTree;
 using testing::IsEmpty;
 using testing_support::TrainerTeam;
 
 constexpr uint64_t kSeed = 20240607;
-constexpr int kTornStates = 32;    // After each operation.
-constexpr int kVerifiedOneIn = 8;  // Of the states that differ: written to a real disk.
 constexpr int kStatesLoaded = 16;  // By a job.
-
-// What has a name: a folder's files, or a file; none.
-using Version = std::optional<DiskTree>;
-
-Version VersionAt(const DiskTree& tree, const std::string& name) {
-  const auto it = tree.find(name);
-  if (it == tree.end() || !it->second.has_value()) return TreeAt(tree, name);
-  return DiskTree{{"", it->second}};
-}
-
-using Saved = std::map<std::string, std::vector<Version>>;  // By name, in their order.
-
-// What may have each name, by the marks of a log: "begin NAME", "end NAME", "retire NAME".
-class Allowed {
- public:
-  explicit Allowed(Saved saved) : saved_(std::move(saved)) {
-    for (const auto& [name, versions] : saved_) allowed_[name] = {std::nullopt};
-  }
-  void Mark(const std::string& text) {
-    const std::vector<std::string> words = absl::StrSplit(text, ' ');
-    std::set<Version>& allowed = allowed_[words[1]];
-    if (words[0] == "begin") allowed.insert(saved_[words[1]][ended_[words[1]]]);
-    if (words[0] == "end") allowed = {saved_[words[1]][ended_[words[1]]++]};
-    if (words[0] == "retire") allowed.insert(std::nullopt);
-  }
-  // The first name that has something else; "".
-  std::string Wrong(const DiskTree& state) const {
-    for (const auto& [name, versions] : allowed_) {
-      if (versions.count(VersionAt(state, name)) == 0) return name;
-    }
-    return "";
-  }
-
- private:
-  Saved saved_;
-  std::map<std::string, size_t> ended_;
-  std::map<std::string, std::set<Version>> allowed_;
-};
-
-std::string ListOf(const DiskTree& state) {
-  std::string list;
-  for (const auto& [path, bytes] : state)
-    absl::StrAppend(&list, "  ", path,
-                    bytes ? absl::StrCat(" ", bytes->size(), " bytes\n") : "/\n");
-  return list;
-}
 
 class PowerLossTest : public testing::Test {
  protected:
@@ -122,9 +81,9 @@ class PowerLossTest : public testing::Test {
   // Looks at every crash of the log, and calls `look` for some states.
   void CrashEverywhere(const std::function<void(const std::string& folder)>& look) {
     ASSERT_OK_AND_ASSIGN(const std::vector<DiskRecord> records, training_->log().Read());
-    ASSERT_OK_AND_ASSIGN(const Saved saved, SavedIn(records));
+    ASSERT_OK_AND_ASSIGN(const Saved saved, SavedIn(records, training_->folder()));
     std::vector<DiskTree> sample;
-    const std::string wrong = FirstWrong(records, saved, &sample);
+    const std::string wrong = FirstWrong(records, saved, kSeed, &sample);
     ASSERT_EQ(wrong, "");
     EXPECT_GT(records.size(), 40);
     std::mt19937_64 random(kSeed);
@@ -141,12 +100,12 @@ class PowerLossTest : public testing::Test {
   // Of the syncs that `is_left_out` names any could be one that nothing needs; all of them cannot.
   void ExpectWrongWithout(const std::function<bool(const DiskRecord&)>& is_left_out) {
     ASSERT_OK_AND_ASSIGN(std::vector<DiskRecord> records, training_->log().Read());
-    ASSERT_OK_AND_ASSIGN(const Saved saved, SavedIn(records));
+    ASSERT_OK_AND_ASSIGN(const Saved saved, SavedIn(records, training_->folder()));
     const size_t before = records.size();
     records.erase(std::remove_if(records.begin(), records.end(), is_left_out), records.end());
     ASSERT_LT(records.size(), before);
     std::vector<DiskTree> sample;
-    EXPECT_NE(FirstWrong(records, saved, &sample), "");
+    EXPECT_NE(FirstWrong(records, saved, kSeed, &sample), "");
   }
 
   // The values of the version that lies there; null where none does.
@@ -184,58 +143,6 @@ class PowerLossTest : public testing::Test {
   std::unique_ptr<WatchedTraining> training_;
 
  private:
-  // The versions at the marks "end NAME". What the log lacks would be a state that nobody looked
-  // at, so it has to end with what is in the folder.
-  absl::StatusOr<Saved> SavedIn(const std::vector<DiskRecord>& records) const {
-    Saved saved;
-    CrashDisk disk;
-    for (const DiskRecord& record : records) {
-      RETURN_IF_ERROR(disk.Apply(record));
-      if (record.event != DiskEvent::kMark || !absl::StartsWith(record.path, "end ")) continue;
-      const std::string name = record.path.substr(4);
-      saved[name].push_back(VersionAt(disk.Kept(), name));
-    }
-    ASSIGN_OR_RETURN(const DiskTree folder, ReadTree(training_->folder()));
-    if (folder == disk.Kept()) return saved;
-    return absl::DataLossError(
-        absl::StrCat("the folder:\n", ListOf(folder), "the log:\n", ListOf(disk.Kept())));
-  }
-
-  // The first state that is not as allowed, in words; "" if all are. Some go into `sample`.
-  static std::string FirstWrong(const std::vector<DiskRecord>& records, const Saved& saved,
-                                std::vector<DiskTree>* sample) {
-    Allowed allowed(saved);
-    CrashDisk disk;
-    std::set<size_t> different;  // Hashes.
-    std::string wrong;
-    const auto look = [&](const DiskTree& state, absl::string_view which, uint64_t seed) {
-      if (!wrong.empty()) return;
-      if (const std::string name = allowed.Wrong(state); !name.empty())
-        wrong = absl::StrCat(name, " is wrong: ", which, ", seed ", seed, "\n", ListOf(state));
-      if (different.insert(std::hash<std::string>()(ListOf(state) + BytesOf(state))).second &&
-          different.size() % kVerifiedOneIn == 0)
-        sample->push_back(state);
-    };
-    for (size_t i = 0; i < records.size() && wrong.empty(); ++i) {
-      const DiskRecord& record = records[i];
-      if (const absl::Status status = disk.Apply(record); !status.ok()) return status.ToString();
-      if (record.event == DiskEvent::kMark) allowed.Mark(record.path);
-      look(disk.Lost(), "all is lost", 0);
-      look(disk.Kept(), "all is kept", 0);
-      for (int torn = 0; torn < kTornStates; ++torn) {
-        const uint64_t seed = kSeed + i * kTornStates + torn;
-        std::mt19937_64 random(seed);
-        look(disk.Torn(&random), "some is lost", seed);
-      }
-      if (!wrong.empty()) {
-        absl::StrAppend(&wrong, "after record ", i, ", ", static_cast<int>(record.event), " ",
-                        record.path, " ", record.second_path);
-      }
-    }
-    std::cout << records.size() << " records, " << different.size() << " states that differ\n";
-    return wrong;
-  }
-
   static void VerifyAllIn(const std::string& folder) {
     ASSERT_OK_AND_ASSIGN(const std::vector<ListedCheckpoint> listed, ListCheckpoints(folder));
     for (const ListedCheckpoint& checkpoint : listed) {
@@ -243,12 +150,6 @@ class PowerLossTest : public testing::Test {
       EXPECT_THAT(verified.damages, IsEmpty());
     }
   }
-  static std::string BytesOf(const DiskTree& state) {
-    std::string all;
-    for (const auto& [path, bytes] : state) absl::StrAppend(&all, bytes.value_or(""));
-    return all;
-  }
-
   std::string scratch_;
   std::vector<std::pair<Version, std::vector<float>>> values_;  // Of parameters, by version.
 };
