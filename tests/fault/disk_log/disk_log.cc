@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -60,15 +61,13 @@ absl::Status Append(const std::string& log, const DiskRecordHead& head, absl::st
   return absl::OkStatus();
 }
 
-// A sanitizer's runtime would rather be the first library.
-void LetPreload(const std::string& library) {
-  const char* options = getenv("ASAN_OPTIONS");
-  const std::string more = "verify_asan_link_order=0";
-  if (options == nullptr || !strstr(options, more.c_str())) {
-    setenv("ASAN_OPTIONS",
-           options == nullptr ? more.c_str() : absl::StrCat(options, ":", more).c_str(), 1);
+// A sanitizer's runtime, if there is one, has to be the first library; it calls the next.
+std::string WithSanitizer(const std::string& library) {
+  for (const std::string& loaded : testing_support::MappingsOf(getpid())) {
+    if (absl::StrContains(loaded, "/libasan.so") || absl::StrContains(loaded, "/libtsan.so"))
+      return absl::StrCat(loaded, ":", library);
   }
-  setenv("LD_PRELOAD", library.c_str(), 1);
+  return library;
 }
 
 }  // namespace
@@ -92,7 +91,7 @@ absl::StatusOr<std::unique_ptr<DiskLog>> DiskLog::Start(const std::string& folde
   head.inode = info.st_ino;
   RETURN_IF_ERROR(Append(log->path_, head, ""));
   setenv(kControlVariable, (log->own_ + "/control").c_str(), 1);
-  LetPreload(library);
+  setenv("LD_PRELOAD", WithSanitizer(library).c_str(), 1);
   return log;
 }
 

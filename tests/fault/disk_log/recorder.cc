@@ -63,13 +63,12 @@ Process Attach() {
   return process;
 }
 
-// Not before libc has the environment: a sanitizer's runtime opens files earlier than that.
-const Process& ThisProcess() {
-  static const Process none;
-  if (environ == nullptr) return none;
-  static const Process process = Attach();
-  return process;
-}
+Process this_process;  // Watches nothing until it is attached.
+
+// When the library is loaded: a sanitizer's runtime calls it earlier, when nothing works yet.
+__attribute__((constructor)) void AttachThisProcess() { this_process = Attach(); }
+
+const Process& ThisProcess() { return this_process; }
 
 // What of an absolute path follows the folder; false where it is not in there.
 bool Relative(const DiskControl& control, const char* path, char* relative, size_t size) {

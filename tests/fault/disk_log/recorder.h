@@ -11,9 +11,12 @@
 
 #include "tests/fault/disk_log/log_format.h"
 
-// real_NAME: the function that the program would have called.
-#define REAL(name) \
-  static const auto real_##name = reinterpret_cast<decltype(&::name)>(dlsym(RTLD_NEXT, #name))
+// real_NAME: the function that the program would have called. Found anew where two threads ask at
+// once; a guarded static would call into the runtime of a sanitizer that is not ready yet.
+#define REAL(name)                                \
+  static decltype(&::name) real_##name = nullptr; \
+  if (real_##name == nullptr)                     \
+  real_##name = reinterpret_cast<decltype(&::name)>(dlsym(RTLD_NEXT, #name))
 
 namespace tessera::disk_log {
 
