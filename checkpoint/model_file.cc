@@ -123,22 +123,6 @@ absl::Status ModelFile::WriteBytes(const std::string& tensor, absl::string_view 
                                                  stored->end_bytes - stored->begin_bytes));
 }
 
-absl::Status ModelFile::WriteStored(const std::string& tensor, int64_t begin_bytes,
-                                    absl::string_view bytes) {
-  const auto it = header_->tensors.find(tensor);
-  if (it == header_->tensors.end())
-    return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
-  const int64_t size_bytes = it->second.end_bytes - it->second.begin_bytes;
-  if (begin_bytes < 0 || begin_bytes > size_bytes ||
-      static_cast<int64_t>(bytes.size()) > size_bytes - begin_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": bytes [", begin_bytes, ", +",
-                                                   bytes.size(), ") are not in tensor '", tensor,
-                                                   "', which has ", size_bytes));
-  }
-  return WriteAll(fd_.get(), bytes.data(), bytes.size(),
-                  header_->data_offset_bytes + it->second.begin_bytes + begin_bytes, path_);
-}
-
 absl::Status ModelFile::Sync() {
   RETURN_IF_ERROR(FaultPoint("model-file.sync"));
   if (fsync(fd_.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", path_));

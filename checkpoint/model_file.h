@@ -41,9 +41,6 @@ class ModelFile {
   // Writes a tensor of whatever dtype, whole.
   // Errors: as WriteSlice; InvalidArgument  it has another size.
   absl::Status WriteBytes(const std::string& tensor, absl::string_view bytes);
-  // Writes bytes [begin_bytes, begin_bytes + bytes.size()) of a tensor of whatever dtype.
-  // Errors: as WriteSlice.
-  absl::Status WriteStored(const std::string& tensor, int64_t begin_bytes, absl::string_view bytes);
   // Makes what this process wrote durable.
   absl::Status Sync();
 

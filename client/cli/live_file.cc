@@ -114,7 +114,7 @@ class Writer {
       return absl::DataLossError(absl::StrCat("tensor '", current_->name, "': element ",
                                               end_bytes_ / element_bytes, " was left out"));
     }
-    RETURN_IF_ERROR(file_.WriteStored(current_->name, end_bytes_, piece.data()));
+    RETURN_IF_ERROR(file_.WriteStored(current_->name, piece.offset_elements(), piece.data()));
     end_bytes_ += static_cast<int64_t>(piece.data().size());
     done_bytes_ += static_cast<int64_t>(piece.data().size());
     if (progress_ != nullptr) progress_(done_bytes_, result_.size_bytes);
