@@ -52,8 +52,8 @@ class OrderGate {
   // Waits for the release. Errors: FailedPrecondition  the ranks' orders differ (the message names
   // both); Aborted  the epoch ended; DeadlineExceeded  no answer in time.
   virtual absl::Status AwaitRelease(const OrderEntry& entry, const OrderPlace& place) = 0;
-  // May keep the report back, to travel with those of steps that follow within
-  // kLongestReportDelay; the engine has them sent before it waits for longer.
+  // May keep the report back, to travel with those of steps that follow within kLongestReportDelay,
+  // until the engine waits longer for its trainer (not: for other ranks), or ends.
   virtual void ReportStep(Step step, uint64_t order_hash) = 0;
   virtual bool keeps_reports_back() const = 0;
   virtual void SendReports() = 0;
