@@ -27,6 +27,7 @@ struct Flags {
   std::string folder = "/tmp";
   std::string json;
   std::string executor_binary;
+  std::string open_mpi_peer;
 };
 
 bool Wants(const Flags& flags, const char* name) {
@@ -64,6 +65,8 @@ int main(int argc, char** argv) {
       ->delimiter(',');
   app.add_option("--executor-binary", flags.executor_binary,
                  "tessera-executor, for whole steps; threads where none is named");
+  app.add_option("--open-mpi-peer", flags.open_mpi_peer,
+                 "The program that is measured beside the collectives; none where none is named");
   app.add_option("--folder", flags.folder, "Where checkpoints go, on the disk to be measured")
       ->capture_default_str();
   app.add_option("--json", flags.json, "Write the rows to this file");
@@ -73,8 +76,9 @@ int main(int argc, char** argv) {
   std::vector<Row> rows;
   if (Wants(flags, "collectives")) {
     for (int size : flags.sizes) {
-      Append(tessera::bench::BenchCollectives(size, flags.rounds, flags.mebibytes << 20), &rows,
-             &ok);
+      Append(tessera::bench::BenchCollectives(size, flags.rounds, flags.mebibytes << 20,
+                                              flags.open_mpi_peer),
+             &rows, &ok);
     }
   }
   if (Wants(flags, "hosts")) {

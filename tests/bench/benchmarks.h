@@ -13,8 +13,10 @@
 namespace tessera {
 namespace bench {
 
-// G1 to G4: all-gather, reduce-scatter and barrier of one host, beside Gloo.
-absl::StatusOr<std::vector<Row>> BenchCollectives(int size, int rounds, int64_t bytes);
+// G1 to G4: all-gather, reduce-scatter and barrier of one host, beside Gloo, and beside Open MPI
+// where the program `open_mpi_peer` is named.
+absl::StatusOr<std::vector<Row>> BenchCollectives(int size, int rounds, int64_t bytes,
+                                                  const std::string& open_mpi_peer);
 
 // Two hosts of half the ranks each, over TCP, beside Gloo among all ranks. Requires an even size.
 absl::StatusOr<std::vector<Row>> BenchHosts(int size, int rounds, int64_t bytes);

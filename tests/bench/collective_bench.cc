@@ -1,7 +1,12 @@
+#include <sys/stat.h>
+
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
@@ -9,6 +14,7 @@
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/gloo_group.h"
 #include "tests/bench/limits.h"
+#include "tests/bench/open_mpi_group.h"
 #include "tests/bench/team.h"
 #include "worker/device/host/kernels.h"
 
@@ -32,6 +38,10 @@ enum Series {
   kMappedBytesCopied,
   kConvertingAllGather,
   kConvertingStream,
+  kOpenMpiBarrier,
+  kOpenMpiAllGather,
+  kOpenMpiReduceScatter,
+  kOpenMpiSmallReduceScatter,
 };
 
 constexpr int64_t kSmallBytes = 4096;
@@ -157,7 +167,23 @@ void TimeGloo(TeamMember* member, GlooGroup* gloo, const Buffers& b) {
   member->Time(kGlooReduceScatter, 1, [&] { gloo->ReduceScatter(b.full, b.full_count); });
 }
 
-void Measure(TeamMember* member, int64_t bytes, const std::string& gloo_directory) {
+// Its ranks are processes of their own, which rank 0 has do one thing after another.
+void TimeOpenMpi(TeamMember* member, OpenMpiGroup* open_mpi, int64_t bytes) {
+  member->Barrier();
+  if (member->rank() == 0) {
+    const auto time = [&](int series, OpenMpiOp op, int repetitions, int64_t op_bytes) {
+      member->Note(series, open_mpi->Seconds(op, repetitions, op_bytes));
+    };
+    time(kOpenMpiBarrier, OpenMpiOp::kBarrier, 500, 0);
+    time(kOpenMpiSmallReduceScatter, OpenMpiOp::kReduceScatter, 200, kSmallBytes);
+    time(kOpenMpiAllGather, OpenMpiOp::kAllGather, kCopies, bytes);
+    time(kOpenMpiReduceScatter, OpenMpiOp::kReduceScatter, 1, bytes);
+  }
+  member->Barrier();
+}
+
+void Measure(TeamMember* member, int64_t bytes, const std::string& gloo_directory,
+             OpenMpiGroup* open_mpi) {
   const Buffers buffers = MakeBuffers(member, bytes);
   GlooGroup gloo(gloo_directory, member->rank(), member->size());
   while (member->NextRound()) {
@@ -165,6 +191,7 @@ void Measure(TeamMember* member, int64_t bytes, const std::string& gloo_director
     TimeConversion(member, buffers);
     TimeLimits(member, buffers);
     TimeGloo(member, &gloo, buffers);
+    if (open_mpi != nullptr) TimeOpenMpi(member, open_mpi, bytes);
   }
 }
 
@@ -237,20 +264,57 @@ std::vector<Row> Judge(int size, const TeamResult& result) {
   return rows.Take();
 }
 
+std::vector<Row> JudgeByOpenMpi(int size, const TeamResult& result) {
+  const auto& s = result.series;
+  Rows rows(size, result);
+  rows.Ratio("G1", "Open MPI all-gather (private copies) / mapped all-gather",
+             RatioOf(s[kOpenMpiAllGather], s[kMappedAllGather]), Better::kHigher, 1000, 1000);
+  rows.Seconds("G2", "all-gather, Open MPI", kOpenMpiAllGather);
+  rows.Ratio("G2", "Open MPI all-gather / copies of mapped shards",
+             RatioOf(s[kOpenMpiAllGather], s[kCopiedAllGather]), Better::kHigher, 1, 1);
+  rows.Ratio("G2", "Open MPI all-gather / private to private",
+             RatioOf(s[kOpenMpiAllGather], s[kPrivateAllGather]), Better::kHigher, 1, 1);
+  rows.Seconds("G3", "reduce-scatter, Open MPI", kOpenMpiReduceScatter);
+  rows.Ratio("G3", "Open MPI reduce-scatter / ours",
+             RatioOf(s[kOpenMpiReduceScatter], s[kReduceScatter]), Better::kHigher,
+             size >= 8 ? 7 : 3.5, size >= 8 ? 6 : 3);
+  const double target = size >= 4 ? 0.5 : 1.2, gate = size >= 4 ? 0.8 : 3;
+  rows.Ratio("G4", "barrier / Open MPI's", RatioOf(s[kBarrier], s[kOpenMpiBarrier]), Better::kLower,
+             target, gate);
+  rows.Ratio("G4", "reduce-scatter of 4 KiB / Open MPI's",
+             RatioOf(s[kSmallReduceScatter], s[kOpenMpiSmallReduceScatter]), Better::kLower, target,
+             gate);
+  return rows.Take();
+}
+
 }  // namespace
 
-absl::StatusOr<std::vector<Row>> BenchCollectives(int size, int rounds, int64_t bytes) {
+absl::StatusOr<std::vector<Row>> BenchCollectives(int size, int rounds, int64_t bytes,
+                                                  const std::string& open_mpi_peer) {
   char directory[] = "/tmp/tessera_bench_XXXXXX";
   if (mkdtemp(directory) == nullptr) return absl::InternalError("no directory below /tmp");
+  const absl::Cleanup remove = [&] {
+    std::system(absl::StrCat("rm -rf '", directory, "'").c_str());
+  };
+  const std::string gloo_directory = absl::StrCat(directory, "/gloo");
+  if (mkdir(gloo_directory.c_str(), 0700) != 0) return absl::InternalError("no directory for Gloo");
+  std::unique_ptr<OpenMpiGroup> open_mpi;
   TeamOptions options;
   options.size = size;
   options.rounds = rounds;
   options.shared_bytes = size * bytes;
-  absl::StatusOr<TeamResult> result =
-      RunTeam(options, [&](TeamMember* member) { Measure(member, bytes, directory); });
-  std::system(absl::StrCat("rm -rf '", directory, "'").c_str());
-  RETURN_IF_ERROR(result.status());
-  return Judge(size, *result);
+  if (!open_mpi_peer.empty()) {
+    ASSIGN_OR_RETURN(open_mpi, OpenMpiGroup::Start(open_mpi_peer, size, bytes, directory));
+    options.helpers_cpu_ns = [&open_mpi] { return open_mpi->cpu_ns(); };
+  }
+  ASSIGN_OR_RETURN(const TeamResult result, RunTeam(options, [&](TeamMember* member) {
+                     Measure(member, bytes, gloo_directory, open_mpi.get());
+                   }));
+  std::vector<Row> rows = Judge(size, result);
+  if (open_mpi != nullptr) {
+    for (Row& row : JudgeByOpenMpi(size, result)) rows.push_back(std::move(row));
+  }
+  return rows;
 }
 
 }  // namespace bench
