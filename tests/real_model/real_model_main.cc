@@ -1,16 +1,21 @@
 // Loads a model of anybody's into jobs of 1 to 8 ranks, each through a real coordinator, worker and
-// executors (threads), and saves it from each. tools/real-model runs it.
+// executors (threads), saves it from each, reads it over gRPC as somebody who has no part in it,
+// and saves it again after a step. tools/real-model runs it.
 //
-//   real_model MODEL OUT    writes OUT/world1.safetensors ... OUT/world8.safetensors
+//   real_model MODEL OUT    writes OUT/{world,live,trained}{1..8}.safetensors
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "checkpoint/open_model.h"
+#include "client/cli/live_client.h"
+#include "client/cli/live_file.h"
 #include "client/cpp/load_model.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/session.h"
@@ -38,15 +43,49 @@ absl::StatusOr<ModelSpec> SpecOf(const std::string& path) {
   return spec;
 }
 
+// The same gradients on every rank, so that as many ranks as one likes make the same of them.
+absl::Status TrainStep(const ModelSpec& model, Session* session) {
+  for (size_t unit = 0; unit < model.units.size(); ++unit) {
+    RETURN_IF_ERROR(session->Unshard(unit));
+    RETURN_IF_ERROR(session->Reshard(unit));
+    const std::vector<TensorSpec>& parameters = model.units[unit].parameters;
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      ASSIGN_OR_RETURN(const int64_t numel, Numel(parameters[p]));
+      std::vector<float> gradient(numel);
+      for (size_t i = 0; i < gradient.size(); ++i)
+        gradient[i] = std::sin(1.0f + static_cast<float>(i));
+      RETURN_IF_ERROR(session->AddGradient(unit, p, gradient));
+    }
+    RETURN_IF_ERROR(session->Reduce(unit));
+  }
+  return session->Step().status();
+}
+
+absl::Status ReadLive(const LocalCluster& cluster, const std::string& job,
+                      const std::string& path) {
+  ASSIGN_OR_RETURN(const auto client, cli::LiveClient::Create({cluster.coordinator_address()}));
+  v1::LiveStateQuery query;
+  query.set_job_id(job);
+  return cli::SaveLiveState(client.get(), query, path, nullptr).status();
+}
+
 absl::Status LoadAndSave(const std::string& path, const std::string& out, const ModelSpec& spec,
                          int world_size, LocalCluster* cluster) {
+  const auto out_path = [&](const char* kind) {
+    return absl::StrCat(out, "/", kind, world_size, ".safetensors");
+  };
   SessionOptions options =
       testing_support::ToyOptions(*cluster, absl::StrCat("world", world_size), world_size);
   options.model = spec;
   ASSIGN_OR_RETURN(testing_support::TrainerTeam team, testing_support::TrainerTeam::Open(options));
-  return team.RunAll([&](Session* session) -> absl::Status {
+  RETURN_IF_ERROR(team.RunAll([&](Session* session) -> absl::Status {
     RETURN_IF_ERROR(LoadModel(session, path).status());
-    return session->Save(absl::StrCat(out, "/world", world_size, ".safetensors"));
+    return session->Save(out_path("world"));
+  }));
+  RETURN_IF_ERROR(ReadLive(*cluster, options.job_id, out_path("live")));
+  return team.RunAll([&](Session* session) -> absl::Status {
+    RETURN_IF_ERROR(TrainStep(spec, session));
+    return session->Save(out_path("trained"));
   });
 }
 
