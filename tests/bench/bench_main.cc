@@ -23,11 +23,12 @@ struct Flags {
   std::vector<int> batches = {1, tessera::bench::kLargeBatch};
   std::vector<std::string> only = {"collectives", "hosts",      "ragged", "optimizer",
                                    "fused",       "round-trip", "sdk",    "memory",
-                                   "overlap",     "checkpoint", "step"};
+                                   "overlap",     "checkpoint", "live",   "step"};
   std::string folder = "/tmp";
   std::string json;
   std::string executor_binary;
   std::string open_mpi_peer;
+  tessera::bench::CheckpointPeerFlags checkpoint_peer;
 };
 
 bool Wants(const Flags& flags, const char* name) {
@@ -61,12 +62,16 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--only", flags.only,
                  "collectives, hosts, ragged, optimizer, fused, round-trip, sdk, memory, overlap, "
-                 "checkpoint, step")
+                 "checkpoint, live, step")
       ->delimiter(',');
   app.add_option("--executor-binary", flags.executor_binary,
                  "tessera-executor, for whole steps; threads where none is named");
   app.add_option("--open-mpi-peer", flags.open_mpi_peer,
                  "The program that is measured beside the collectives; none where none is named");
+  app.add_option(
+      "--peer-python", flags.checkpoint_peer.python,
+      "A Python with PyTorch, measured beside the checkpoints; none where none is named");
+  app.add_option("--peer-script", flags.checkpoint_peer.script, "What it runs");
   app.add_option("--folder", flags.folder, "Where checkpoints go, on the disk to be measured")
       ->capture_default_str();
   app.add_option("--json", flags.json, "Write the rows to this file");
@@ -119,11 +124,13 @@ int main(int argc, char** argv) {
   if (Wants(flags, "checkpoint")) {
     for (int size : flags.sizes) {
       if (size > 4) continue;
-      Append(
-          tessera::bench::BenchCheckpoint(size, flags.rounds, flags.folder, flags.executor_binary),
-          &rows, &ok);
+      Append(tessera::bench::BenchCheckpoint(size, flags.rounds, flags.folder,
+                                             flags.executor_binary, flags.checkpoint_peer),
+             &rows, &ok);
     }
   }
+  if (Wants(flags, "live"))
+    Append(tessera::bench::BenchLiveState(2, flags.rounds, flags.executor_binary), &rows, &ok);
   if (Wants(flags, "step")) {
     for (int size : flags.sizes) {
       if (size > 4) continue;  // More trainers than that say nothing new on a small machine.

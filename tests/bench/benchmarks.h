@@ -43,9 +43,19 @@ absl::StatusOr<std::vector<Row>> BenchRoundTrip(int rounds);
 // G8 and G9 through the SDK: a step, and a unit's windows, of a model that costs nothing.
 absl::StatusOr<std::vector<Row>> BenchSdkStep(int rounds, const std::string& executor_binary);
 
-// G12 to G14: a checkpoint in `folder`, saved, loaded, and saved in the background.
+// G12 to G14: a checkpoint in `folder`, saved, loaded, and saved in the background; beside
+// PyTorch's own ways where a Python that has it is named, with peers/checkpoint_peer.py.
+struct CheckpointPeerFlags {
+  std::string python;
+  std::string script;
+};
 absl::StatusOr<std::vector<Row>> BenchCheckpoint(int size, int rounds, const std::string& folder,
-                                                 const std::string& executor_binary);
+                                                 const std::string& executor_binary,
+                                                 const CheckpointPeerFlags& peer_flags);
+
+// G14: the whole state of a job, read over gRPC. Requires two ranks or more.
+absl::StatusOr<std::vector<Row>> BenchLiveState(int size, int rounds,
+                                                const std::string& executor_binary);
 
 // G5: a whole step of the demo's model with `batch` windows a rank, beside forward and backward
 // alone and beside a replicated step with Gloo. An empty `executor_binary` means threads.

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
@@ -84,6 +86,18 @@ std::vector<pid_t> ProcessesOfGroup(pid_t group) {
   return found;
 }
 
+// "VmRSS" or "VmHWM" of /proc/PID/status.
+int64_t StatusBytes(pid_t pid, const std::string& key) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  std::string line;
+  long long kibibytes = 0;
+  while (std::getline(status, line)) {
+    if (absl::StartsWith(line, key + ":"))
+      sscanf(line.c_str() + key.size() + 1, "%lld", &kibibytes);
+  }
+  return kibibytes << 10;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ClusterProcess>> ClusterProcess::Start(
@@ -132,6 +146,22 @@ ClusterProcess::Used ClusterProcess::Use() const {
     (pid == pid_ ? used.control_page_faults : used.executor_page_faults) += stat.faults;
   }
   return used;
+}
+
+std::map<pid_t, int64_t> ClusterProcess::MarkMemory() const {
+  std::map<pid_t, int64_t> mark;
+  for (const pid_t pid : ProcessesOfGroup(pid_)) {
+    std::ofstream(absl::StrCat("/proc/", pid, "/clear_refs")) << "5";  // The peak is what there is.
+    mark[pid] = StatusBytes(pid, "VmRSS");
+  }
+  return mark;
+}
+
+int64_t ClusterProcess::PeakGrowthBytes(const std::map<pid_t, int64_t>& mark) const {
+  int64_t growth = 0;
+  for (const auto& [pid, bytes] : mark)
+    growth += std::max<int64_t>(0, StatusBytes(pid, "VmHWM") - bytes);
+  return growth;
 }
 
 int64_t SharedBytesOf(pid_t pid) {

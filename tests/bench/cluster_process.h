@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +41,10 @@ class ClusterProcess {
   // coordinator and workers.
   int64_t ExecutorPageFaults() const { return Use().executor_page_faults; }
   int64_t ControlPageFaults() const { return Use().control_page_faults; }
+  // Resident bytes of each of its processes; from now on their peaks count from here.
+  std::map<pid_t, int64_t> MarkMemory() const;
+  // By how much they have grown since at the most, each for itself, summed.
+  int64_t PeakGrowthBytes(const std::map<pid_t, int64_t>& mark) const;
   // Shared memory of jobs that they have mapped, each page divided by the processes that map it.
   int64_t SharedBytes() const;
 

@@ -17,7 +17,7 @@ constexpr int kMaxOpenMpiRanks = 64;
 
 struct OpenMpiControl {
   sem_t go[kMaxOpenMpiRanks];  // Posted for each operation, by rank.
-  sem_t done;                  // Posted by each rank: once when it is ready, then for each operation.
+  sem_t done;  // Posted by each rank: once when it is ready, then for each operation.
   // Written before `go`.
   OpenMpiOp op;
   int32_t repetitions;

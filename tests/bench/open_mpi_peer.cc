@@ -45,8 +45,7 @@ void PinTo(int rank) {
 OpenMpiControl* MapControl(const char* path) {
   const int fd = open(path, O_RDWR | O_CLOEXEC);
   if (fd < 0) return nullptr;
-  void* memory =
-      mmap(nullptr, sizeof(OpenMpiControl), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* memory = mmap(nullptr, sizeof(OpenMpiControl), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
   return memory == MAP_FAILED ? nullptr : static_cast<OpenMpiControl*>(memory);
 }

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace bench {
 
-constexpr int kMaxSeries = 24;
+constexpr int kMaxSeries = 32;
 constexpr int kMaxRounds = 32;
 constexpr int kMaxRanks = 64;
 constexpr double kForeignShare = 0.10;

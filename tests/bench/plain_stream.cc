@@ -1,0 +1,82 @@
+#include "tests/bench/plain_stream.h"
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/live_state.grpc.pb.h"
+
+namespace tessera {
+namespace bench {
+namespace {
+
+constexpr int64_t kMessageBytes = 1 << 20;
+
+}  // namespace
+
+struct PlainStreamServer::State {
+  class Service final : public v1::LiveState::Service {
+   public:
+    // What it shall send stands where a job's name would.
+    grpc::Status GetLiveState(grpc::ServerContext*, const v1::LiveStateQuery* query,
+                              grpc::ServerWriter<v1::LiveStateReply>* writer) override {
+      int64_t left = 0;
+      TESSERA_CHECK(absl::SimpleAtoi(query->job_id(), &left));
+      v1::LiveStateReply reply;
+      reply.mutable_piece()->mutable_data()->assign(kMessageBytes, 'x');
+      for (; left > 0; left -= kMessageBytes) {
+        if (left < kMessageBytes) reply.mutable_piece()->mutable_data()->resize(left);
+        if (!writer->Write(reply)) break;
+      }
+      return grpc::Status::OK;
+    }
+  };
+  Service service;
+  int port = 0;
+  std::unique_ptr<grpc::Server> server;
+};
+
+PlainStreamServer::PlainStreamServer() : state_(std::make_unique<State>()) {
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &state_->port);
+  builder.RegisterService(&state_->service);
+  state_->server = builder.BuildAndStart();
+  TESSERA_CHECK(state_->server != nullptr);
+}
+
+PlainStreamServer::~PlainStreamServer() = default;
+
+int PlainStreamServer::port() const { return state_->port; }
+
+struct StreamClient::State {
+  std::unique_ptr<v1::LiveState::Stub> stub;
+};
+
+StreamClient::StreamClient(const std::string& address) : state_(std::make_unique<State>()) {
+  state_->stub =
+      v1::LiveState::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+}
+
+StreamClient::~StreamClient() = default;
+
+double StreamClient::SecondsFor(const std::string& job, bool moments, int64_t bytes) {
+  const int64_t start_ns = absl::GetCurrentTimeNanos();
+  grpc::ClientContext context;
+  v1::LiveStateQuery query;
+  query.set_job_id(job.empty() ? absl::StrCat(bytes) : job);
+  query.set_moments(moments);
+  const auto stream = state_->stub->GetLiveState(&context, query);
+  v1::LiveStateReply reply;
+  int64_t got = 0;
+  while (stream->Read(&reply)) got += static_cast<int64_t>(reply.piece().data().size());
+  const grpc::Status status = stream->Finish();
+  if (!status.ok()) fprintf(stderr, "stream: %s\n", status.error_message().c_str());
+  TESSERA_CHECK(status.ok() && got == bytes);
+  return 1e-9 * static_cast<double>(absl::GetCurrentTimeNanos() - start_ns);
+}
+
+}  // namespace bench
+}  // namespace tessera
