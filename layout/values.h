@@ -55,6 +55,12 @@ class ConstValues {
   size_t size_bytes() const { return size_ * static_cast<size_t>(SizeBytes(dtype_)); }
   bool empty() const { return size_ == 0; }
   const void* data() const { return data_; }
+  // Elements [begin, begin + count), which there are.
+  ConstValues Part(size_t begin, size_t count) const {
+    TESSERA_CHECK(begin <= size_ && count <= size_ - begin);
+    return ConstValues(static_cast<const char*>(data_) + begin * SizeBytes(dtype_),
+                       static_cast<int64_t>(count), dtype_);
+  }
 
   template <typename Real>
   absl::Span<const Real> as() const {

@@ -57,6 +57,7 @@ void RankEngine::UpdateEarly(int unit, std::vector<int64_t> updates,
   }
   // It would be a guess that holds the stream up: the step does it, once nobody reads there.
   if (!TryBeginWriting(&options_.group->ranks[LocalIndex()].hold, step_ + 1)) return;
+  if (options_.files != nullptr && !options_.files->MayOverwrite(step_ + 1)) return;
   options_.recorder->Started(number);
   OptimizerStep step = {step_ + 1, 1.0, groups, std::vector<int64_t>()};
   step.updates.resize(options_.memory->num_parameters());

@@ -73,6 +73,7 @@ absl::Status RankEngine::Save() {
       return ConstValues(optimizer_.Staged(array, segment, step_));
     };
     const SavedState state = {
+        step_,
         LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size()),
         optimizer_.Moments(), values};
     RETURN_IF_ERROR(options_.files->Save(request, state, &reply, &outcome));
@@ -95,17 +96,15 @@ absl::Status RankEngine::Load() {
   for (std::vector<int64_t>& updates : early_updates_) updates.clear();
   staged_.assign(staged_.size(), 0);
   const int64_t version = first ? 0 : step_ + 1;
-  std::vector<StateArray> arrays = optimizer_.Moments();
-  arrays.push_back(StateArray::kParameter);
   RETURN_IF_ERROR(AwaitHold());
   if (first) optimizer_.BeginInitial();
-  for (size_t unit = 0; unit < staged_.size() && !first; ++unit) {
-    for (const StateArray array : arrays) optimizer_.Stage(array, unit, nullptr, version);
-  }
   const auto values = [&](StateArray array, const ShardSegment& segment) {
     return optimizer_.Staged(array, segment, version);
   };
-  LoadedState state = {first, optimizer_.Moments(), values, std::nullopt, {}};
+  const auto keep = [&](StateArray array, const ShardSegment& segment) {
+    if (!first) optimizer_.CopyFromVersionBefore(array, segment, version);
+  };
+  LoadedState state = {first, optimizer_.Moments(), values, keep, std::nullopt, {}};
   if (!first) {
     state.before =
         LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size());

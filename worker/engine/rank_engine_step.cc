@@ -79,6 +79,7 @@ absl::StatusOr<Tally> RankEngine::CountVotes(const Op& op,
 }
 
 absl::Status RankEngine::AwaitHold() {
+  if (options_.files != nullptr) options_.files->AwaitOverwrite(step_ + 1);
   const absl::Duration patience = std::min(kHoldPatience, options_.config->collective_timeout / 2);
   const absl::StatusOr<WriteBegin> begin =
       BeginWriting(&options_.group->ranks[LocalIndex()].hold, step_ + 1, AbortFlag(&interrupt_),

@@ -74,6 +74,8 @@ class ShardedOptimizer {
   // dtype) into the array's version step % 2, where nobody looks yet; null: what the version before
   // has.
   void Stage(StateArray array, int unit, const std::byte* unsharded, int64_t step);
+  // The same of one segment.
+  void CopyFromVersionBefore(StateArray array, const ShardSegment& segment, int64_t step);
   // Where the segment's elements of version step % 2 are.
   Values Staged(StateArray array, const ShardSegment& segment, int64_t step) const;
   // The arrays of the state besides the parameters.
@@ -103,7 +105,6 @@ class ShardedOptimizer {
                      const Published& published);
   void CarryOver(const ShardSegment& segment, int64_t step);
   void CarryMomentsOver(const ShardSegment& segment, int64_t step);
-  void CopyFromVersionBefore(StateArray array, const ShardSegment& segment, int64_t step);
   void PublishValues(const ShardSegment& segment, const std::byte* values);
   // Where a segment's elements are published: in one of these, the other is null.
   struct Published {

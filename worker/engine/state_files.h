@@ -8,7 +8,7 @@
 #ifndef TESSERA_WORKER_ENGINE_STATE_FILES_H_
 #define TESSERA_WORKER_ENGINE_STATE_FILES_H_
 
-#include <functional>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,20 +22,25 @@
 
 namespace tessera {
 
-// A whole version of a rank's state, which nobody writes to meanwhile.
+// A whole version of a rank's state. Nobody writes to it during the call, and after it not before
+// StateFiles::MayOverwrite.
 struct SavedState {
+  int64_t version = 0;  // The step that made it; it stands until version + 2 is begun.
   TrainingProgress progress;
   std::vector<StateArray> moments;  // Which there are.
   absl::FunctionRef<ConstValues(StateArray, const ShardSegment&)> values;
 };
 
-// A version to come.
+// A version to come. What is neither written nor kept of it means nothing, but that of the first,
+// which is zero then.
 struct LoadedState {
   // The job has no values yet: all must be set.
   bool first = false;
   std::vector<StateArray> moments;
-  // What is not written to is as in the version before, or zero if this is the first.
+  // Where to write. Moments are written or kept if `progress` is set, and stay otherwise.
   absl::FunctionRef<Values(StateArray, const ShardSegment&)> values;
+  // As in the version before; nothing if this is the first.
+  absl::FunctionRef<void(StateArray, const ShardSegment&)> keep;
   // Set where moments were loaded too: of all parameters, `before`'s of those that were not loaded.
   // The groups are not looked at.
   std::optional<TrainingProgress> progress;
@@ -53,6 +58,11 @@ class StateFiles {
   virtual std::string SaveStatus() = 0;
   // That is given up if it is not too late. Of this rank alone; all learn the outcome.
   virtual void CancelSave() = 0;
+  // Whether version `step` of the state may be written: nothing that it overwrites is being saved.
+  // Thread-safe.
+  virtual bool MayOverwrite(int64_t step) const = 0;
+  // Waits until it may, for the time of a copy in memory at most. Called by the engine's thread.
+  virtual void AwaitOverwrite(int64_t step) = 0;
 };
 
 }  // namespace tessera

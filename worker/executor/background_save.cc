@@ -1,11 +1,13 @@
 #include "worker/executor/background_save.h"
 
-#include <cstring>
-#include <new>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <map>
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -13,54 +15,51 @@
 #include "worker/executor/checkpoint_slices.h"
 
 namespace tessera {
+namespace {
 
-absl::Status BackgroundSave::CopySlices(const SavedState& state, int64_t* all_bytes) {
-  const std::vector<CheckpointSlice> slices =
-      SavedSlicesOf(memory_, memory_.rank, HasStates(memory_.layout, state.progress));
-  *all_bytes = 0;
-  for (const CheckpointSlice& slice : slices)
-    *all_bytes += slice.segment.numel * SizeBytes(slice.segment.dtype);
-  copy_.reset(new (std::nothrow) std::byte[*all_bytes]);
-  if (copy_ == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for a copy of ", *all_bytes, " bytes of the state"));
-  }
-  std::byte* at = copy_.get();
-  for (const CheckpointSlice& slice : slices) {
-    const ConstValues from = state.values(slice.array, slice.segment);
-    memcpy(at, from.data(), from.size_bytes());
-    values_.emplace(Key(slice.array, slice.segment.unit, slice.segment.parameter),
-                    ConstValues(at, static_cast<int64_t>(from.size()), from.dtype()));
-    at += from.size_bytes();
-  }
-  return absl::OkStatus();
+// Of threads whose work can wait; 19 is the lowest priority.
+constexpr int kNiceness = 10;
+
+// The thread is scheduled after those of ordinary priority.
+void YieldToOthers() {
+  // On Linux the priority is the thread's own. Where that is forbidden it stays as it is.
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness);
 }
 
-absl::Status BackgroundSave::Copy(const v1::SaveRequest& request, const SavedState& state) {
+}  // namespace
+
+absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const SavedState& state,
+                                     const std::atomic<bool>* stopped) {
   End();
   request_ = request;
   progress_ = state.progress;
   moments_ = state.moments;
+  stopped_ = stopped;
   written_bytes_.store(0);
   cancelled_.store(false);
-  int64_t all_bytes = 0;
-  RETURN_IF_ERROR(CopySlices(state, &all_bytes));
+  std::vector<ConstValues> slices;
+  for (const CheckpointSlice& slice :
+       SavedSlicesOf(memory_, memory_.rank, HasStates(memory_.layout, state.progress))) {
+    slices.push_back(state.values(slice.array, slice.segment));
+    keys_.push_back(KeyOf(slice.array, slice.segment));
+  }
+  RETURN_IF_ERROR(copy_.Begin(state.version, std::move(slices), stopped));
   absl::MutexLock lock(&mu_);
   status_.Clear();
   status_.set_path(request.path());
-  status_.set_all_bytes(all_bytes);
+  status_.set_all_bytes(copy_.size_bytes());
   return absl::OkStatus();
 }
 
-absl::Status BackgroundSave::Start(Communicator* communicator, const std::atomic<bool>* stopped,
+absl::Status BackgroundSave::Start(Communicator* communicator,
                                    std::function<void(const absl::Status&)> over) {
   {
     absl::MutexLock lock(&mu_);
     status_.set_running(true);
   }
-  absl::StatusOr<std::thread> thread = StartThread(
-      "a save in the background",
-      [this, communicator, stopped, over = std::move(over)] { Run(communicator, stopped, over); });
+  absl::StatusOr<std::thread> thread =
+      StartThread("a save in the background",
+                  [this, communicator, over = std::move(over)] { Run(communicator, over); });
   if (thread.ok()) {
     thread_ = *std::move(thread);
     return absl::OkStatus();
@@ -70,21 +69,16 @@ absl::Status BackgroundSave::Start(Communicator* communicator, const std::atomic
   return thread.status();
 }
 
-void BackgroundSave::Run(Communicator* communicator, const std::atomic<bool>* stopped,
+void BackgroundSave::Run(Communicator* communicator,
                          const std::function<void(const absl::Status&)>& over) {
-  const auto values = [this](StateArray array, const ShardSegment& segment) {
-    return values_.at(Key(array, segment.unit, segment.parameter));
-  };
-  const SavedState state = {progress_, moments_, values};
-  v1::SaveReply reply;
+  YieldToOthers();
   absl::Status outcome;
+  // Where a copy was cut off the other ranks need not be told: their epoch ends too.
   const absl::Status agreed =
-      SaveCheckpoint(request_, memory_, state, communicator,
-                     {stopped, &cancelled_, &written_bytes_}, &reply, &outcome);
+      copy_.CopyAll() ? SaveCopy(communicator, &outcome) : absl::AbortedError("the epoch ended");
   if (!agreed.ok()) outcome = agreed;
   if (!outcome.ok())
     TESSERA_LOG(WARNING, "checkpoint {} was not saved: {}", request_.path(), outcome.ToString());
-  Forget();
   over(agreed);
   absl::MutexLock lock(&mu_);
   status_.set_running(false);
@@ -92,15 +86,26 @@ void BackgroundSave::Run(Communicator* communicator, const std::atomic<bool>* st
   status_.set_message(std::string(outcome.message()));
 }
 
-void BackgroundSave::Forget() {
-  copy_.reset();
-  values_.clear();
-  request_.Clear();
+absl::Status BackgroundSave::SaveCopy(Communicator* communicator, absl::Status* outcome) {
+  std::map<Key, ConstValues> copies;
+  for (size_t i = 0; i < keys_.size(); ++i) copies.emplace(keys_[i], copy_.slice(i));
+  const auto values = [&copies](StateArray array, const ShardSegment& segment) {
+    return copies.at(KeyOf(array, segment));
+  };
+  const SavedState state = {/*version=*/0, progress_, moments_, values};
+  v1::SaveReply reply;
+  const absl::Status status =
+      SaveCheckpoint(request_, memory_, state, communicator,
+                     {stopped_, &cancelled_, &written_bytes_}, &reply, outcome);
+  copy_.DropMemory();
+  return status;
 }
 
 void BackgroundSave::End() {
   if (thread_.joinable()) thread_.join();
-  Forget();
+  copy_.Clear();
+  keys_.clear();
+  request_.Clear();
 }
 
 v1::SaveStatus BackgroundSave::status() const {

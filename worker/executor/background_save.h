@@ -1,17 +1,18 @@
 // A checkpoint that is written while training goes on.
 //
-//   Copy: the rank's slices ──► training goes on ──► Start: files, manifest, name: on a thread
+//   Prepare: memory for a copy ──► Start: a thread copies, then writes files, manifest, name
+//                                  training goes on; AwaitCopied before it overwrites the version
 //
-// What training waits for is the copy, at memory's speed; the rank holds that much more memory
-// until the save is over. One at a time. status() and Cancel are thread-safe, the rest is the
-// owner's thread's.
+// The rank holds that much more memory until the files are written. The thread has a low priority,
+// so that training has the processors first. One at a time. status(), Cancel and MayOverwrite are
+// thread-safe, the rest is the owner's thread's.
 #ifndef TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
 #define TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <thread>
 #include <tuple>
@@ -24,6 +25,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/engine/state_files.h"
 #include "worker/executor/executor_memory.h"
+#include "worker/executor/state_copy.h"
 
 namespace tessera {
 
@@ -33,38 +35,43 @@ class BackgroundSave {
   explicit BackgroundSave(const ExecutorMemory* memory) : memory_(*memory) {}
   ~BackgroundSave() { End(); }
 
-  // Takes a copy of the state; what was saved before has ended.
+  // Takes note of the state, and memory for a copy; what was saved before has ended. The save is
+  // given up between two pieces or slices once `stopped`, which is not owned.
   // Errors: ResourceExhausted  no memory for it.
-  absl::Status Copy(const v1::SaveRequest& request, const SavedState& state);
-  // Saves the copy. Until End the communicator, which is not owned, is the thread's; it calls
-  // `over` last, with the communicator's error if the ranks could not agree. The save is given up
-  // between two slices once `stopped`.
+  absl::Status Prepare(const v1::SaveRequest& request, const SavedState& state,
+                       const std::atomic<bool>* stopped);
+  // Copies the state and saves the copy. Until End the communicator, which is not owned, is the
+  // thread's; it calls `over` last, with the communicator's error if the ranks could not agree.
   // Errors: ResourceExhausted  no thread; `over` is not called then.
-  absl::Status Start(Communicator* communicator, const std::atomic<bool>* stopped,
-                     std::function<void(const absl::Status&)> over);
+  absl::Status Start(Communicator* communicator, std::function<void(const absl::Status&)> over);
   // What runs is given up, on all ranks, unless its files are all written: then it is published.
   // Thread-safe; nothing if none runs.
   void Cancel() { cancelled_.store(true); }
   // Waits for the thread, if there is one, and forgets the copy.
   void End();
+  // As StateCopy has them, of what is being saved.
+  bool MayOverwrite(int64_t step) const { return copy_.MayOverwrite(step); }
+  void AwaitCopied(int64_t step) { copy_.AwaitCopied(step); }
   v1::SaveStatus status() const;
 
  private:
   // Array, unit and parameter.
   using Key = std::tuple<StateArray, int, int>;
+  static Key KeyOf(StateArray array, const ShardSegment& segment) {
+    return {array, segment.unit, segment.parameter};
+  }
 
-  absl::Status CopySlices(const SavedState& state, int64_t* all_bytes);
-  void Run(Communicator* communicator, const std::atomic<bool>* stopped,
-           const std::function<void(const absl::Status&)>& over);
-  void Forget();
+  void Run(Communicator* communicator, const std::function<void(const absl::Status&)>& over);
+  absl::Status SaveCopy(Communicator* communicator, absl::Status* outcome);
 
   const ExecutorMemory& memory_;
   // Of the save under way; the thread reads them.
   v1::SaveRequest request_;
   TrainingProgress progress_;
   std::vector<StateArray> moments_;
-  std::unique_ptr<std::byte[]> copy_;
-  std::map<Key, ConstValues> values_;  // In the copy.
+  const std::atomic<bool>* stopped_ = nullptr;
+  std::vector<Key> keys_;  // Of the copy's slices.
+  StateCopy copy_;
   std::atomic<int64_t> written_bytes_{0};
   std::atomic<bool> cancelled_{false};
   std::thread thread_;

@@ -175,17 +175,22 @@ class CheckpointLoad {
       if (stopped_.load()) return absl::AbortedError("the epoch ended");
       const std::string tensor = StoredName(slice);
       if (tensor.empty()) {
+        state_.keep(slice.array, slice.segment);
         sums_.push_back(0);
       } else {
         RETURN_IF_ERROR(ReadSlice(slice, tensor));
       }
     }
     if (!with_optimizer()) return absl::OkStatus();
-    // Who has no state in the checkpoint begins without.
+    // Who has no state in the checkpoint begins without, but for those that are left out.
     for (const ShardSegment& segment :
          SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)) {
-      if (has_states[segment.job_parameter] || plan_.left_out[segment.job_parameter]) continue;
+      if (has_states[segment.job_parameter]) continue;
       for (const StateArray moment : state_.moments) {
+        if (plan_.left_out[segment.job_parameter]) {
+          state_.keep(moment, segment);
+          continue;
+        }
         const Values none = state_.values(moment, segment);
         memset(none.data(), 0, none.size_bytes());
       }

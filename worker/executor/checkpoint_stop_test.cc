@@ -49,7 +49,7 @@ class CheckpointStopTest : public testing::Test {
       if (++*num_slices == 2 && flag != nullptr) flag->store(true);
       return values;
     };
-    const SavedState state = {progress_, MomentsOf(memory_.config.optimizer), read};
+    const SavedState state = {/*version=*/5, progress_, MomentsOf(memory_.config.optimizer), read};
     v1::SaveRequest request;
     request.set_path(folder_ + "/c");
     request.set_is_checkpoint(true);
@@ -111,8 +111,10 @@ TEST_F(CheckpointStopTest, LoadReadsNoSliceMoreOnceTheEpochEnds) {
   request.set_path(folder_ + "/c");
   request.set_is_checkpoint(true);
   const auto load = [&] {
-    LoadedState state = {
-        /*first=*/true, MomentsOf(memory_.config.optimizer), write, std::nullopt, {}};
+    const auto keep = [](StateArray, const ShardSegment&) { ADD_FAILURE(); };
+    LoadedState state = {/*first=*/true, MomentsOf(memory_.config.optimizer),
+                         write,          keep,
+                         std::nullopt,   {}};
     v1::LoadReply reply;
     absl::Status outcome;
     EXPECT_OK(

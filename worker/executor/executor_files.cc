@@ -79,7 +79,7 @@ absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const SavedS
 
 absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
                                               const SavedState& state, absl::Status* outcome) {
-  *outcome = background_.Copy(request, state);
+  *outcome = background_.Prepare(request, state, &stopped_);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator_));
   if (!outcome->ok()) {
     background_.End();
@@ -90,7 +90,7 @@ absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
   };
   report(request.path());
   const absl::Status started =
-      background_.Start(communicator_, &stopped_, [this, report](const absl::Status& agreed) {
+      background_.Start(communicator_, [this, report](const absl::Status& agreed) {
         report("");
         // It has aborted what the other ranks do, and none of them knows why. Aborted: another did.
         if (!agreed.ok() && !absl::IsAborted(agreed) && !stopped_.load()) report_error_(agreed);

@@ -46,6 +46,8 @@ class ExecutorFiles : public StateFiles {
                     absl::Status* outcome) override;
   std::string SaveStatus() override { return background_.status().SerializeAsString(); }
   void CancelSave() override { background_.Cancel(); }
+  bool MayOverwrite(int64_t step) const override { return background_.MayOverwrite(step); }
+  void AwaitOverwrite(int64_t step) override { background_.AwaitCopied(step); }
 
  private:
   absl::Status SaveNow(const v1::SaveRequest& request, const SavedState& state,

@@ -46,7 +46,10 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
                      const LoadedState& state, const std::atomic<bool>& stopped) {
   for (const ShardSegment& segment : segments) {
     const std::string& tensor = source.plan.tensors[segment.unit][segment.parameter];
-    if (tensor.empty()) continue;
+    if (tensor.empty()) {
+      state.keep(StateArray::kParameter, segment);
+      continue;
+    }
     RETURN_IF_ERROR(FaultPoint("load.read"));
     if (stopped.load()) return absl::AbortedError("the epoch ended");
     RETURN_IF_ERROR(source.model->ReadSlice(tensor, segment.parameter_begin_elements,

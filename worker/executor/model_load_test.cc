@@ -45,7 +45,8 @@ class LoadModelOfOneRankTest : public testing::Test {
       meanwhile();
       return absl::MakeSpan(values);
     };
-    LoadedState state{/*first=*/true, {}, into, std::nullopt, {}};
+    const auto keep = [](StateArray, const ShardSegment&) { ADD_FAILURE(); };
+    LoadedState state{/*first=*/true, {}, into, keep, std::nullopt, {}};
     LoadPlan plan;
     absl::Status outcome;
     EXPECT_OK(LoadModel(path_, {/*strict=*/true}, layout_, segments_, &state, communicator->get(),

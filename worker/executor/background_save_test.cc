@@ -1,0 +1,118 @@
+#include "worker/executor/background_save.h"
+
+#include <stdlib.h>
+
+#include <atomic>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/fault_point.h"
+#include "base/status_matchers.h"
+#include "checkpoint/model_reader.h"
+#include "gtest/gtest.h"
+#include "worker/comm/loopback/loopback_communicator.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kNumel = 1000;
+
+class BackgroundSaveTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = "/tmp/tessera-background-XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+    ModelSpec model;
+    model.units.push_back({"root", {{"w", {kNumel}, DType::kFp32, {}}}});
+    memory_.job_id = "toy";
+    memory_.rank = Rank(0);
+    memory_.config.world_size = 1;
+    ASSERT_OK_AND_ASSIGN(memory_.layout, ModelLayout::Create(model, LayoutOptions(), 1));
+    ASSERT_OK_AND_ASSIGN(memory_.plan, JobMemory::Create(memory_.layout, memory_.config));
+    ASSERT_OK_AND_ASSIGN(communicator_, LoopbackCommunicator::Create(0, 1));
+    save_ = std::make_unique<BackgroundSave>(&memory_);
+  }
+  void TearDown() override {
+    DisarmAllFaultPoints();
+    save_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  // Version 5 has values_ in all arrays.
+  absl::Status Prepare() {
+    const auto read = [&](StateArray, const ShardSegment&) -> ConstValues { return values_; };
+    TrainingProgress progress;
+    progress.update_counts = {1};
+    progress.groups = {HyperParameters()};
+    v1::SaveRequest request;
+    request.set_path(folder_ + "/c");
+    request.set_is_checkpoint(true);
+    return save_->Prepare(
+        request, {/*version=*/5, progress, MomentsOf(memory_.config.optimizer), read}, &stopped_);
+  }
+  absl::Status Start() {
+    return save_->Start(communicator_.get(), [](const absl::Status&) {});
+  }
+
+  std::string folder_;
+  ExecutorMemory memory_;
+  std::unique_ptr<Communicator> communicator_;
+  std::vector<float> values_ = std::vector<float>(kNumel, 1.0f);
+  std::atomic<bool> stopped_{false};
+  std::unique_ptr<BackgroundSave> save_;
+};
+
+TEST_F(BackgroundSaveTest, VersionIsNotOverwrittenBeforeItIsCopiedAndTheNextIsWrittenMeanwhile) {
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("save.copy", hold);
+  EXPECT_TRUE(save_->MayOverwrite(7));
+  ASSERT_OK(Prepare());
+  ASSERT_OK(Start());
+  EXPECT_TRUE(save_->MayOverwrite(6));
+  EXPECT_FALSE(save_->MayOverwrite(7));
+  // What training does: it overwrites as soon as it may.
+  std::thread training([&] {
+    save_->AwaitCopied(6);
+    save_->AwaitCopied(7);
+    values_.assign(kNumel, 2.0f);
+  });
+  DisarmAllFaultPoints();
+  training.join();
+  save_->End();
+  ASSERT_EQ(save_->status().code(), 0) << save_->status().message();
+  ASSERT_OK_AND_ASSIGN(const ModelReader model,
+                       ModelReader::Open(folder_ + "/c/model.safetensors"));
+  std::vector<float> saved(kNumel);
+  ASSERT_OK(model.ReadSlice("w", 0, absl::MakeSpan(saved)));
+  EXPECT_EQ(saved, std::vector<float>(kNumel, 1.0f));
+}
+
+TEST_F(BackgroundSaveTest, EndOfTheEpochEndsTheCopyAndWhoWaitsForItAndSavesNothing) {
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("save.copy", hold);
+  ASSERT_OK(Prepare());
+  ASSERT_OK(Start());
+  stopped_.store(true);
+  std::thread training([&] { save_->AwaitCopied(7); });
+  DisarmAllFaultPoints();
+  training.join();
+  save_->End();
+  EXPECT_EQ(save_->status().code(), static_cast<int>(absl::StatusCode::kAborted));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(BackgroundSaveTest, WhatIsNotStartedHoldsNothingUp) {
+  ASSERT_OK(Prepare());
+  EXPECT_FALSE(save_->MayOverwrite(7));
+  save_->End();
+  EXPECT_TRUE(save_->MayOverwrite(7));
+}
+
+}  // namespace
+}  // namespace tessera
