@@ -141,7 +141,7 @@ absl::Status LocalShards::Commit() {
   RETURN_IF_ERROR(session_->AwaitResult(OpKind::kFinishTrainersStep));
   session_->ForgetGradients();
   RETURN_IF_ERROR(session_->ResultStatus());
-  values_of_ = session_->version();
+  values_of_ = begun_at_ + 1;  // Others may have set values behind it.
   return absl::OkStatus();
 }
 

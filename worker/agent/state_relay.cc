@@ -13,9 +13,9 @@
 #include "base/utf8.h"
 #include "grpcpp/grpcpp.h"
 #include "job/job_codec.h"
-#include "net/credentials.h"
 #include "proto/grpc_status.h"
 #include "proto/live_state.grpc.pb.h"
+#include "worker/agent/relay_channel.h"
 
 namespace tessera {
 namespace {
@@ -68,14 +68,7 @@ class StateRelay::Session {
   }
 
   absl::Status Serve() {
-    grpc::ChannelArguments args;
-    // A coordinator that is frozen, or whose machine is gone, must not keep a step held.
-    args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
-    args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);
-    args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-    args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    args.SetMaxReceiveMessageSize(64 << 20);
-    ASSIGN_OR_RETURN(const auto channel, OpenChannel(options_->coordinator, std::move(args)));
+    ASSIGN_OR_RETURN(const auto channel, OpenRelayChannel(options_->coordinator));
     const auto stub = v1::LiveRelay::NewStub(channel);
     const std::unique_ptr<Stream> stream = stub->Relay(&context_);
     auto reader = StartThread("a reading's commands", [&] { ReadCommands(stream.get()); });

@@ -89,7 +89,8 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
   decision.sets_moments.store(numbers.loaded.has_value() ? 1 : 0, kRelaxed);
   const Decision& before_it = group->decisions[(step + 1) % 2];
   const bool counts_as_write = numbers.is_write && !numbers.is_trainers_step;
-  decision.writes.store(before_it.writes.load(kRelaxed) + (counts_as_write ? 1 : 0), kRelaxed);
+  const bool is_trainers_write = counts_as_write && numbers.put == 0;
+  decision.writes.store(before_it.writes.load(kRelaxed) + (is_trainers_write ? 1 : 0), kRelaxed);
   decision.trained_step.store(numbers.loaded.has_value() ? numbers.loaded->step
                                                          : before_it.trained_step.load(kRelaxed) +
                                                                (counts_as_write ? 0 : 1),
@@ -99,6 +100,7 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
   } else {
     StoreGroups(numbers.groups, &decision);
   }
+  decision.put.store(numbers.put, kRelaxed);
   int64_t before = step - 1;
   group->decided_step.compare_exchange_strong(before, step, std::memory_order_acq_rel);
 }
@@ -112,10 +114,31 @@ StepNumbers LoadDecision(const GroupPage& group, const UpdateCounts& counts, int
   numbers.is_write = decision.is_write.load(kRelaxed) != 0;
   numbers.is_trainers_step = decision.is_trainers_step.load(kRelaxed) != 0;
   numbers.writes = decision.writes.load(kRelaxed);
+  numbers.put = decision.put.load(kRelaxed);
   if (decision.sets_moments.load(kRelaxed) != 0)
     numbers.loaded = LoadProgress(group, counts, step, num_groups);
   numbers.groups = LoadGroups(decision, num_groups);
   return numbers;
+}
+
+void RememberPut(GroupPage* group, uint64_t put, int64_t step) {
+  group->put_step.store(step, kRelaxed);
+  group->put_trained_step.store(group->decisions[step % 2].trained_step.load(kRelaxed), kRelaxed);
+  group->put.store(put, std::memory_order_release);
+}
+
+std::optional<DecidedPut> FindPut(const GroupPage& group, uint64_t put) {
+  while (true) {
+    const int64_t decided = group.decided_step.load(std::memory_order_acquire);
+    const Decision& decision = group.decisions[decided % 2];
+    const bool is_last = decision.put.load(kRelaxed) == put;
+    const DecidedPut last = {decided, decision.trained_step.load(kRelaxed)};
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (group.decided_step.load(kRelaxed) != decided) continue;  // The decision may be another's.
+    if (is_last) return last;
+    if (group.put.load(std::memory_order_acquire) != put) return std::nullopt;
+    return DecidedPut{group.put_step.load(kRelaxed), group.put_trained_step.load(kRelaxed)};
+  }
 }
 
 void PublishApplied(GroupPage* group, int rank, int64_t step) {

@@ -46,8 +46,9 @@ struct Decision {
   std::atomic<uint32_t> is_write;                 // 1: sets parameters instead of updating them.
   std::atomic<uint32_t> is_trainers_step;         // 1: to what trainers' own optimizers made.
   std::atomic<uint32_t> sets_moments;  // 1, with is_write: moments and update counts as well.
-  std::atomic<int64_t> writes;         // Among all steps up to this one.
+  std::atomic<int64_t> writes;         // Of the trainers, among all steps up to this one.
   std::atomic<int64_t> trained_step;   // Its number as trainers count: a load sets it.
+  std::atomic<uint64_t> put;           // Whose values a write sets; 0: trainers'.
 };
 
 struct GroupPage {
@@ -56,6 +57,10 @@ struct GroupPage {
   Decision decisions[2];              // Of decided_step, at index decided_step % 2.
   RankRecord ranks[kMaxLocalRanks];
   WindowWord windows[kMaxUnits];  // On what other hosts' slices were gathered into.
+  // Of the last put that was applied: see RememberPut. 0: there was none.
+  std::atomic<uint64_t> put;
+  std::atomic<int64_t> put_step;
+  std::atomic<int64_t> put_trained_step;
 };
 
 // How many updates each parameter of the job has had: a parameter that no rank gave a gradient in a
@@ -100,7 +105,9 @@ struct StepNumbers {
   bool is_write = false;                // The new version's parameters are in the state already.
   // With is_write: it counts as a step, not as a write.
   bool is_trainers_step = false;
-  int64_t writes = 0;  // Among all steps up to this one; counted by RecordDecision.
+  // With is_write: the values are this put's, which no trainer set; 0: they are trainers'.
+  uint64_t put = 0;
+  int64_t writes = 0;  // Of trainers, up to this step; counted by RecordDecision.
   // With is_write: the new version's moments are in the state already as well, and this is where
   // training stands then.
   std::optional<TrainingProgress> loaded;
@@ -121,6 +128,18 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
 // The numbers of the decided `step`. Requires num_groups <= kMaxParamGroups.
 StepNumbers LoadDecision(const GroupPage& group, const UpdateCounts& counts, int64_t step,
                          int num_groups);
+
+// Called of a decided step by each rank that applies it, before the next one is decided: a decision
+// is kept for two steps only.
+void RememberPut(GroupPage* group, uint64_t put, int64_t step);
+
+struct DecidedPut {
+  int64_t step = 0;
+  int64_t trained_step = 0;  // The trainers' last step before it.
+};
+// The step that this put is, if it was decided and no other one since. Requires put != 0. While
+// ranks are in an epoch it may be decided right afterwards.
+std::optional<DecidedPut> FindPut(const GroupPage& group, uint64_t put);
 
 // Publishes that `rank`'s shard is whole at `step`, and wakes who waits for it.
 void PublishApplied(GroupPage* group, int rank, int64_t step);

@@ -257,6 +257,7 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kAnnounceStep:
       return AnnounceStep(op);
     case OpKind::kUpdate:
+    case OpKind::kPut:
       break;
   }
   return absl::InvalidArgumentError(

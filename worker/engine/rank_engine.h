@@ -35,7 +35,9 @@
 #include "worker/device/stream.h"
 #include "worker/engine/flight_recorder.h"
 #include "worker/engine/group_page.h"
+#include "worker/engine/order_gate.h"
 #include "worker/engine/order_tracker.h"
+#include "worker/engine/put_source.h"
 #include "worker/engine/remote_slices.h"
 #include "worker/engine/sharded_optimizer.h"
 #include "worker/engine/state_files.h"
@@ -44,21 +46,6 @@
 #include "worker/memory/job_memory.h"
 
 namespace tessera {
-
-// Asks the coordinator where the rank may not decide alone. Called by the engine's thread.
-class OrderGate {
- public:
-  virtual ~OrderGate() = default;
-  // Waits for the release. Errors: FailedPrecondition  the ranks' orders differ (the message names
-  // both); Aborted  the epoch ended; DeadlineExceeded  no answer in time.
-  virtual absl::Status AwaitRelease(const OrderEntry& entry, const OrderPlace& place) = 0;
-  // May keep the report back, to travel with those of steps that follow within kLongestReportDelay,
-  // until the engine waits longer for its trainer (not: for other ranks), or ends.
-  virtual void ReportStep(Step step, uint64_t order_hash) = 0;
-  virtual bool keeps_reports_back() const = 0;
-  virtual void SendReports() = 0;
-  static constexpr absl::Duration kLongestReportDelay = absl::Milliseconds(1);
-};
 
 class RankEngine {
  public:
@@ -87,6 +74,7 @@ class RankEngine {
     OrderGate* gate = nullptr;
     FlightRecorder* recorder = nullptr;
     StateFiles* files = nullptr;
+    PutSource* puts = nullptr;
   };
   explicit RankEngine(Options options);
 
@@ -144,7 +132,8 @@ class RankEngine {
   // Votes, and says what a step would do, for trainers that update the parameters themselves.
   absl::Status TallyGradients(const Op& op);
   // Both: vote on what was reduced, with the step's numbers.
-  absl::StatusOr<Tally> CountVotes(const Op& op, const std::vector<HyperParameters>& groups);
+  absl::StatusOr<Tally> CountVotes(const Op& op, const std::vector<HyperParameters>& groups,
+                                   uint64_t put);
   // This rank's part of the vote on `step`: the measure of what was reduced.
   Vote VoteFor(int64_t step) const;
   // Among ranks that have each of the unit's slices once.
@@ -176,6 +165,12 @@ class RankEngine {
   // What is staged of all units becomes a version of the state; with `loaded`, moments too.
   absl::Status CommitStaged(OpKind kind, int64_t number, const StagedArrays& written,
                             const std::optional<TrainingProgress>& loaded);
+  // Of others than the trainers, at the end of a step: rank_engine_put.cc. What this rank offers
+  // in its vote; then takes it, if all offered the same.
+  uint64_t OfferPut();
+  absl::Status TakePut(uint64_t offered, uint64_t agreed);
+  // Puts it into the version to come, with what it leaves as it is.
+  absl::Status StagePut(int64_t next, std::optional<TrainingProgress>* loaded);
   // A step or a write is whole: goes on from `next`.
   void CommitStep(int64_t next);
   void CommitWrite(int64_t next);

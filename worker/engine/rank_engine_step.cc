@@ -62,8 +62,10 @@ Vote RankEngine::VoteFor(int64_t step) const {
 }
 
 absl::StatusOr<Tally> RankEngine::CountVotes(const Op& op,
-                                             const std::vector<HyperParameters>& groups) {
+                                             const std::vector<HyperParameters>& groups,
+                                             uint64_t put) {
   Vote vote = VoteFor(step_ + 1);
+  vote.put = put;
   vote.weight = op.weight;
   vote.numbers_hash = HashNumbers(op, groups);
   const int num_parameters = options_.memory->num_parameters();
@@ -106,10 +108,12 @@ absl::Status RankEngine::RunStep(const Op& op) {
 
   const int64_t next = step_ + 1;
   RETURN_IF_ERROR(AwaitHold());
-  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, numbers.groups));
+  const uint64_t put = OfferPut();
+  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, numbers.groups, put));
   if (!tally.status.ok()) {
     ForgetReduced();
     options_.recorder->Done(number);
+    RETURN_IF_ERROR(TakePut(put, tally.non_finite ? tally.put : 0));  // It may be what helps.
     PublishResult(tally.status, 0, tally.non_finite);
     return absl::OkStatus();
   }
@@ -125,9 +129,13 @@ absl::Status RankEngine::RunStep(const Op& op) {
   options_.recorder->Done(number);
   const uint64_t order_hash = order_.hash();
   CommitStep(next);
-  PublishResult(absl::OkStatus(), tally.gradient_norm);
+  if (put == 0) PublishResult(absl::OkStatus(), tally.gradient_norm);
   // The trainer need not wait for this.
   options_.gate->ReportStep(Step(next), order_hash);
+  if (put != 0) {
+    RETURN_IF_ERROR(TakePut(put, tally.put));
+    PublishResult(absl::OkStatus(), tally.gradient_norm);
+  }
   return GatherAhead();
 }
 
@@ -151,7 +159,7 @@ absl::Status RankEngine::TallyGradients(const Op& op) {
   RETURN_IF_ERROR(Ordered(OpKind::kTally, -1, options_.memory->shard_numel(), DType::kFp32));
   RETURN_IF_ERROR(AwaitReductions());
   options_.recorder->Started(number);
-  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, *groups));
+  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, *groups, /*put=*/0));
   options_.recorder->Done(number);
   if (!tally.status.ok()) {
     ForgetReduced();
@@ -168,6 +176,7 @@ absl::Status RankEngine::TallyGradients(const Op& op) {
 void RankEngine::ApplyDecided(int64_t step) {
   StepNumbers numbers =
       LoadDecision(*options_.group, options_.updates, step, options_.config->groups.size());
+  if (numbers.put != 0) RememberPut(options_.group, numbers.put, step);
   if (numbers.is_write) {
     optimizer_.ApplyStaged(step, numbers.loaded.has_value());
     // Whatever was loaded may hold momentum.
@@ -182,7 +191,9 @@ void RankEngine::ApplyDecided(int64_t step) {
                                   has_momentum.load(std::memory_order_relaxed) != 0};
     optimizer_.Apply(update, EarlyUnits(update));
   }
-  (void)FaultPoint(numbers.is_write ? "write.before-publish" : "step.before-publish");
+  (void)FaultPoint(numbers.put != 0   ? "put.before-publish"
+                   : numbers.is_write ? "write.before-publish"
+                                      : "step.before-publish");
   PublishApplied(options_.group, LocalIndex(), step);
 }
 

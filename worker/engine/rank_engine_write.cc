@@ -14,6 +14,7 @@ namespace {
 struct WriteVote {
   int64_t step = 0;
   uint64_t staged_hash = 0;
+  uint64_t put = 0;  // As Vote::put.
 };
 
 uint64_t HashStaged(const std::vector<uint32_t>& units,
@@ -41,6 +42,14 @@ absl::Status CheckVotes(const std::vector<WriteVote>& votes) {
     }
   }
   return absl::OkStatus();
+}
+
+// The put that all offered; 0: none.
+uint64_t AgreedPut(const std::vector<WriteVote>& votes) {
+  for (const WriteVote& vote : votes) {
+    if (vote.put != votes[0].put) return 0;
+  }
+  return votes[0].put;
 }
 
 }  // namespace
@@ -190,7 +199,10 @@ absl::Status RankEngine::FinishWrite(const Op& op) {
 absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number, const StagedArrays& written,
                                       const std::optional<TrainingProgress>& loaded) {
   const int64_t next = step_ + 1;
-  const WriteVote vote = {next, HashStaged(written, loaded)};
+  const bool is_step = kind == OpKind::kFinishTrainersStep;
+  // Elsewhere a trainer may be in the middle of a forward.
+  const uint64_t put = is_step ? OfferPut() : 0;
+  const WriteVote vote = {next, HashStaged(written, loaded), put};
   std::vector<WriteVote> votes(options_.config->world_size);
   RETURN_IF_ERROR(FaultPoint("write.before-vote"));
   RETURN_IF_ERROR(options_.communicator->AllGather(&vote, votes.data(), sizeof(vote)));
@@ -198,20 +210,22 @@ absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number, const StagedA
   const absl::Status agreed = CheckVotes(votes);
   if (!agreed.ok()) {
     options_.recorder->Done(number);
+    RETURN_IF_ERROR(TakePut(put, 0));
     PublishResult(agreed, 0);
     return absl::OkStatus();
   }
   StepNumbers numbers;
   numbers.is_write = true;
-  numbers.is_trainers_step = kind == OpKind::kFinishTrainersStep;
+  numbers.is_trainers_step = is_step;
   numbers.loaded = loaded;
   RecordDecision(options_.group, options_.updates, next, numbers,
                  std::vector<bool>(options_.memory->num_parameters(), false));
   RETURN_IF_ERROR(FaultPoint("write.after-decision"));
-  RETURN_IF_ERROR(FinishStaged(next, written, numbers.is_trainers_step));
+  RETURN_IF_ERROR(FinishStaged(next, written, is_step));
   options_.recorder->Done(number);
+  RETURN_IF_ERROR(TakePut(put, AgreedPut(votes)));
   PublishResult(absl::OkStatus(), 0);
-  return numbers.is_trainers_step ? GatherAhead() : absl::OkStatus();
+  return is_step ? GatherAhead() : absl::OkStatus();
 }
 
 absl::Status RankEngine::FinishStaged(int64_t next, const StagedArrays& written, bool is_step) {

@@ -24,6 +24,7 @@ struct Vote {
   uint64_t numbers_hash = 0;  // Of what all ranks must give alike.
   int64_t first_non_finite_unit = -1;
   uint64_t reduced_units_hash = 0;
+  uint64_t put = 0;  // What this rank would take behind the step; 0: none.
 };
 
 int64_t BallotBytes(int num_parameters);
@@ -36,6 +37,7 @@ struct Tally {
   double gradient_norm = 0;   // Of the step's gradient.
   double gradient_scale = 1;  // Makes it, clipped, of the reduced one: the mean over the ranks.
   std::vector<bool> touched;  // By parameter: some rank gave it a gradient.
+  uint64_t put = 0;           // That all ranks would take; 0: none.
 };
 
 // `ballots`: of all ranks, one behind the other.

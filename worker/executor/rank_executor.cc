@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "base/log.h"
@@ -21,6 +22,7 @@
 #include "worker/executor/epoch_meshes.h"
 #include "worker/executor/executor_files.h"
 #include "worker/executor/executor_memory.h"
+#include "worker/executor/executor_puts.h"
 #include "worker/executor/keeper_link.h"
 
 namespace tessera {
@@ -35,12 +37,15 @@ class RankExecutor {
         files_(
             &memory_, [this](const std::string& path) { link_.ReportSaving(path); },
             [this](const absl::Status& status) { SendFailure(status); }),
+        puts_(
+            memory_.plan.num_parameters(),
+            [this](uint64_t put, const std::string& failure) { SendPutGone(put, failure); }),
         recorder_(memory_.flight_ring()) {}
   ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
 
   absl::Status Open();
-  // False: stop.
-  bool Handle(const v1::ExecutorCommand& command);
+  // `fds`: that came with it. False: stop.
+  bool Handle(const v1::ExecutorCommand& command, std::vector<UniqueFd> fds);
 
  private:
   absl::Status StartEpoch(const v1::ExecutorStart& start);
@@ -62,10 +67,12 @@ class RankExecutor {
   void ReportFailure(Epoch epoch, const absl::Status& status);
   // Of the epoch that runs, told by a thread that is neither the engine's nor this one.
   void SendFailure(const absl::Status& status);
+  void SendPutGone(uint64_t put, const std::string& failure);
 
   ExecutorMemory memory_;
   KeeperLink link_;
   ExecutorFiles files_;
+  ExecutorPuts puts_;
   std::atomic<uint64_t> running_epoch_{0};
   FlightRecorder recorder_;
   std::unique_ptr<Device> device_;
@@ -89,7 +96,7 @@ absl::Status RankExecutor::Open() {
   return absl::OkStatus();
 }
 
-bool RankExecutor::Handle(const v1::ExecutorCommand& command) {
+bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<UniqueFd> fds) {
   switch (command.command_case()) {
     case v1::ExecutorCommand::kStart: {
       const absl::Status status = StartEpoch(command.start());
@@ -106,6 +113,12 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command) {
       Quiesce(absl::Status(code, command.abort().reason()));
       return Answer(command.abort());
     }
+    case v1::ExecutorCommand::kPut:
+      puts_.Give(command.put(), fds.empty() ? UniqueFd() : std::move(fds[0]));
+      return true;
+    case v1::ExecutorCommand::kDropPut:
+      puts_.Drop(command.drop_put().put());
+      return true;
     case v1::ExecutorCommand::kStop:
     case v1::ExecutorCommand::COMMAND_NOT_SET:
       return false;
@@ -174,6 +187,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.gate = &link_;
   options.recorder = &recorder_;
   options.files = &files_;
+  options.puts = &puts_;
   return options;
 }
 
@@ -250,6 +264,13 @@ void RankExecutor::SendFailure(const absl::Status& status) {
   link_.Send(event);
 }
 
+void RankExecutor::SendPutGone(uint64_t put, const std::string& failure) {
+  v1::ExecutorEvent event;
+  event.mutable_put_gone()->set_put(put);
+  event.mutable_put_gone()->set_failure(PrintableUtf8(failure));
+  link_.Send(event);
+}
+
 void RankExecutor::Quiesce(const absl::Status& reason) {
   link_.AbortEpoch(reason);
   files_.Stop();
@@ -258,6 +279,7 @@ void RankExecutor::Quiesce(const absl::Status& reason) {
   if (engine_thread_.joinable()) engine_thread_.join();
   engine_.reset();
   files_.EndEpoch();
+  puts_.EndEpoch();
   files_communicator_.reset();
   communicator_.reset();
   gatherer_.reset();
@@ -276,7 +298,7 @@ absl::Status RunRankExecutor(UniqueFd socket) {
     absl::StatusOr<Packet> packet = ReceivePacket(socket.get());
     if (!packet.ok()) return absl::OkStatus();  // The worker is gone.
     v1::ExecutorCommand command;
-    if (!command.ParseFromString(packet->bytes) || !executor.Handle(command))
+    if (!command.ParseFromString(packet->bytes) || !executor.Handle(command, std::move(packet->fds)))
       return absl::OkStatus();
   }
 }

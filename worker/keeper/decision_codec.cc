@@ -27,6 +27,9 @@ absl::StatusOr<StepNumbers> DecodeNumbers(const v1::StepDecision& decision, int6
   if (!(numbers.gradient_norm >= 0)) return Refusal(step, "its gradient norm is none");
   if (numbers.is_trainers_step && !numbers.is_write)
     return Refusal(step, "a step of the trainers' own without values");
+  numbers.put = decision.put();
+  if (numbers.put != 0 && (!numbers.is_write || numbers.is_trainers_step))
+    return Refusal(step, "a put that is no write");
   for (const v1::StepDecision::Group& from : decision.groups()) {
     HyperParameters& to = numbers.groups.emplace_back();
     to.learning_rate = from.learning_rate();
@@ -79,6 +82,7 @@ std::string EncodeDecision(const GroupPage& group, const UpdateCounts& counts, i
   decision.set_gradient_norm(numbers.gradient_norm);
   decision.set_is_write(numbers.is_write);
   decision.set_is_trainers_step(numbers.is_trainers_step);
+  decision.set_put(numbers.put);
   for (const HyperParameters& from : numbers.groups) {
     v1::StepDecision::Group* to = decision.add_groups();
     to->set_learning_rate(from.learning_rate);

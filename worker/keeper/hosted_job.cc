@@ -68,10 +68,11 @@ HostedJob::~HostedJob() {
   }
 }
 
-void HostedJob::SendLocked(RankSlot& slot, const v1::ExecutorCommand& command) {
+void HostedJob::SendLocked(RankSlot& slot, const v1::ExecutorCommand& command,
+                           absl::Span<const int> fds) {
   // A full or closed socket means a stuck or dead executor; its supervisor sees the end.
   if (slot.ready &&
-      !SendPacket(slot.socket.get(), command.SerializeAsString(), {}, /*wait=*/false).ok()) {
+      !SendPacket(slot.socket.get(), command.SerializeAsString(), fds, /*wait=*/false).ok()) {
     shutdown(slot.socket.get(), SHUT_RDWR);
   }
 }

@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,13 +23,17 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "base/ids.h"
 #include "proto/coordinator.pb.h"
 #include "proto/executor.pb.h"
 #include "proto/worker.pb.h"
+#include "worker/engine/group_page.h"
 #include "worker/keeper/epoch_phase.h"
 #include "worker/keeper/executor_launcher.h"
+#include "worker/keeper/job_put.h"
 #include "worker/keeper/job_regions.h"
+#include "worker/keeper/put_stage.h"
 
 namespace tessera {
 
@@ -62,6 +67,19 @@ class HostedJob {
   absl::StatusOr<std::vector<int>> Claim(Rank rank, Incarnation attachment, absl::Time now);
   // The trainer left; `clean` means that it said so.
   void Detach(Rank rank, Incarnation attachment, bool clean);
+
+  // --- Puts: hosted_job_puts.cc ---
+  // Has the ranks vote for it, in this epoch and later ones, until it is decided or withdrawn. One
+  // that was there before is as if withdrawn.
+  void OfferPut(std::shared_ptr<const StagedPut> put);
+  void WithdrawPut(uint64_t put);
+  struct PutProgress {
+    std::optional<DecidedPut> decided;  // Known here, that is.
+    bool is_applied = false;            // By all of this worker's ranks.
+    bool is_over = false;               // None of them votes for it any more.
+    std::string failure;                // Why no rank can take it; else empty.
+  };
+  PutProgress ProgressOfPut(uint64_t put) const;
 
   // Kills a rank's executor, as an operator or a test would.
   void KillExecutor(Rank rank);
@@ -119,7 +137,11 @@ class HostedJob {
   // Has the executor leave its epoch and make ready for the one that is being prepared.
   void PrepareRankLocked(RankSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MaybePreparedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SendLocked(RankSlot& slot, const v1::ExecutorCommand& command)
+  void SendLocked(RankSlot& slot, const v1::ExecutorCommand& command,
+                  absl::Span<const int> fds = {}) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GivePutLocked(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // If there is one.
+  void DropPutLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OnPutGoneLocked(Rank rank, const v1::ExecutorPutGone& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What was decided of the step that the epoch resumes from, where this worker does not know it.
   absl::Status LearnDecision(const v1::StartEpoch& start) const;
@@ -142,6 +164,8 @@ class HostedJob {
   int64_t next_attachment_ ABSL_GUARDED_BY(mu_) = 1;
   bool has_begun_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<RankSlot> ranks_ ABSL_GUARDED_BY(mu_);  // This worker's.
+  JobPut put_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<const StagedPut> staged_put_ ABSL_GUARDED_BY(mu_);  // Null: none is offered.
 };
 
 }  // namespace tessera

@@ -105,6 +105,10 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   // The socket is closed, so either it is dead or it is beyond use.
   executor->Kill();
   end.how = executor->Wait();
+  {
+    absl::MutexLock lock(&mu_);
+    put_.Ended(static_cast<int>(rank.value()));
+  }
   if (!saving_path.empty()) {
     TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", job_id_, rank.value(),
                 PrintableUtf8(saving_path));
@@ -135,6 +139,7 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
   switch (event.event_case()) {
     case v1::ExecutorEvent::kReady:
       slot.ready = true;
+      GivePutLocked(static_cast<int>(rank.value()));
       if (local().spans_workers()) {
         if (phase_ == EpochPhase::kPreparing) PrepareRankLocked(slot);
         return;
@@ -172,6 +177,9 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
       return;
     case v1::ExecutorEvent::kSaving:
       slot.saving_path = event.saving().path();
+      return;
+    case v1::ExecutorEvent::kPutGone:
+      OnPutGoneLocked(rank, event.put_gone());
       return;
     case v1::ExecutorEvent::kStarted:
     case v1::ExecutorEvent::EVENT_NOT_SET:

@@ -17,6 +17,14 @@ std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id) const {
   return it == jobs_.end() ? nullptr : it->second;
 }
 
+absl::StatusOr<std::shared_ptr<HostedJob>> Keeper::FindForPut(const std::string& job_id,
+                                                              int64_t creation) const {
+  std::shared_ptr<HostedJob> job = Find(job_id, creation);
+  if (job != nullptr) return job;
+  return absl::UnavailableError(
+      absl::StrCat("worker '", worker_id_, "' does not hold job '", job_id, "'"));
+}
+
 std::shared_ptr<HostedJob> Keeper::Find(const std::string& job_id, int64_t creation) const {
   std::shared_ptr<HostedJob> job = Find(job_id);
   return job != nullptr && job->creation() == creation ? job : nullptr;
@@ -40,6 +48,7 @@ void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
     case v1::CoordinatorCommand::kDrop:
       return Drop(command.drop().job_id(), command.drop().creation());
     case v1::CoordinatorCommand::kServeState:  // A StateRelay's.
+    case v1::CoordinatorCommand::kStagePut:    // A PutRelay's.
     case v1::CoordinatorCommand::COMMAND_NOT_SET:
       return;
   }

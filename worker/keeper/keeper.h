@@ -56,6 +56,10 @@ class Keeper {
   // StateSnapshot::Create.
   absl::StatusOr<std::unique_ptr<StateSnapshot>> SnapshotState(
       const std::string& job_id, int64_t creation, const StateSnapshot::Request& request) const;
+  // Likewise. Whoever keeps it for long keeps a job's memory that was deleted.
+  // Errors: Unavailable  it is not held here.
+  absl::StatusOr<std::shared_ptr<HostedJob>> FindForPut(const std::string& job_id,
+                                                        int64_t creation) const;
   // Ends all jobs.
   void Shutdown();
 

@@ -25,6 +25,7 @@ class SpoolFile {
   // Errors: also DataLoss  there are no such bytes, or they cannot be read.
   absl::Status Read(int64_t offset_bytes, void* into, int64_t size_bytes) const;
   int64_t size_bytes() const { return size_bytes_; }
+  int fd() const { return fd_.get(); }  // For who reads it elsewhere. Owned by this.
 
  private:
   SpoolFile(UniqueFd fd, std::string folder) : fd_(std::move(fd)), folder_(std::move(folder)) {}

@@ -63,6 +63,8 @@ std::string OpName(OpKind kind) {
       return "read-progress";
     case OpKind::kSaveStatus:
       return "save-status";
+    case OpKind::kPut:
+      return "put";
     case OpKind::kCancelSave:
       return "cancel-save";
     case OpKind::kFinishTrainersStep:

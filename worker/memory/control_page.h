@@ -55,6 +55,7 @@ enum class OpKind : uint32_t {
   kReadProgress,  // Reply with where training stands.
   kSaveStatus,    // Reply with how the last save in the background goes.
   kCancelSave,    // That save is not wanted any more; the reply is empty.
+  kPut,           // In flight records alone: values that others than trainers set.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.

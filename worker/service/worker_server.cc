@@ -17,6 +17,7 @@
 #include "job/field_limits.h"
 #include "net/credentials.h"
 #include "worker/agent/coordinator_agent.h"
+#include "worker/agent/put_relay.h"
 #include "worker/agent/state_relay.h"
 #include "worker/comm/tcp/peer_mesh.h"
 #include "worker/keeper/descriptor_server.h"
@@ -85,12 +86,14 @@ class WorkerServerImpl : public WorkerServer {
     agent.data_host = options.data_host;
     agent.on_command = [this](const v1::CoordinatorCommand& command) {
       if (command.has_serve_state()) return relay_->Serve(command.serve_state());
+      if (command.has_stage_put()) return puts_->Serve(command.stage_put());
       keeper_->HandleCommand(command);
     };
     agent.on_connected = [this] { return keeper_->OnConnected(); };
     agent.heartbeat = [this] { return keeper_->Progress(); };
     agent_ = std::make_unique<CoordinatorAgent>(std::move(agent));
     relay_ = std::make_unique<StateRelay>(RelayOptions(options));
+    puts_ = std::make_unique<PutRelay>(PutOptions(options));
     ASSIGN_OR_RETURN(descriptors_, DescriptorServer::Start(options.socket_dir + "/descriptors.sock",
                                                            keeper_.get()));
     WorkerService::Options service;
@@ -120,6 +123,7 @@ class WorkerServerImpl : public WorkerServer {
     if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
     if (agent_ != nullptr) agent_->Stop();
     if (relay_ != nullptr) relay_->Stop();
+    if (puts_ != nullptr) puts_->Stop();
     if (folder_.has_value()) unlink(socket_path_.c_str());  // Else it may be another worker's.
     descriptors_.reset();
     if (keeper_ != nullptr) keeper_->Shutdown();
@@ -147,12 +151,24 @@ class WorkerServerImpl : public WorkerServer {
     return relay;
   }
 
+  PutRelay::Options PutOptions(const Options& options) {
+    PutRelay::Options puts;
+    puts.coordinator = CoordinatorOf(options);
+    puts.worker_id = options.worker_id;
+    puts.spool_folder = options.spool_folder;
+    puts.find = [this](const std::string& job_id, int64_t creation) {
+      return keeper_->FindForPut(job_id, creation);
+    };
+    return puts;
+  }
+
   std::optional<SocketFolder> folder_;  // Until all sockets are gone.
   std::string socket_path_;
   std::unique_ptr<ExecutorLauncher> launcher_;
   std::unique_ptr<CoordinatorAgent> agent_;
   std::unique_ptr<Keeper> keeper_;
   std::unique_ptr<StateRelay> relay_;
+  std::unique_ptr<PutRelay> puts_;
   std::unique_ptr<DescriptorServer> descriptors_;
   std::unique_ptr<WorkerService> service_;
   std::unique_ptr<grpc::Server> server_;

@@ -1,0 +1,242 @@
+#include "worker/agent/put_relay.h"
+
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "base/utf8.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/grpc_status.h"
+#include "proto/live_put.grpc.pb.h"
+#include "worker/agent/relay_channel.h"
+
+namespace tessera {
+namespace {
+
+// How often a put that is offered is looked at.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+
+}  // namespace
+
+class PutRelay::Session {
+ public:
+  Session(const Options* options, v1::StagePut command)
+      : options_(options), command_(std::move(command)) {}
+  ~Session() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  absl::Status Start() {
+    ASSIGN_OR_RETURN(thread_, StartThread("a put", [this] { Run(); }));
+    return absl::OkStatus();
+  }
+  void Cancel() { context_.TryCancel(); }
+  bool done() const { return done_.load(); }
+
+ private:
+  using Stream = grpc::ClientReaderWriter<v1::PutEvent, v1::PutCommand>;
+
+  void Run() {
+    const absl::Status status = Serve();
+    if (!status.ok()) {
+      TESSERA_LOG(INFO, "job {}: a put: {}", command_.job_id(), status.ToString());
+    }
+    done_.store(true);
+  }
+
+  absl::Status Serve() {
+    ASSIGN_OR_RETURN(const auto channel, OpenRelayChannel(options_->coordinator));
+    const auto stub = v1::LivePutRelay::NewStub(channel);
+    const std::unique_ptr<Stream> stream = stub->Relay(&context_);
+    const absl::Status status = Talk(stream.get());
+    if (!status.ok()) {
+      v1::PutEvent event;
+      event.mutable_failure()->set_code(status.raw_code());
+      event.mutable_failure()->set_message(PrintableUtf8(status.message()));
+      stream->Write(event);
+    }
+    stream->WritesDone();
+    // Until the coordinator has heard the last word.
+    if (reader_.joinable()) {
+      reader_.join();
+    } else {
+      v1::PutCommand command;
+      while (stream->Read(&command)) continue;
+    }
+    const absl::Status end = FromGrpcStatus(stream->Finish());
+    return status.ok() ? end : status;
+  }
+
+  // OK: all is said, or the stream ended. An error is still to be told.
+  absl::Status Talk(Stream* stream) {
+    v1::PutEvent event;
+    event.mutable_hello()->set_session(command_.session());
+    event.mutable_hello()->set_worker_id(options_->worker_id);
+    if (!stream->Write(event)) return absl::OkStatus();  // Finish() says why.
+    v1::PutCommand command;
+    while (stream->Read(&command)) {
+      event.Clear();
+      switch (command.command_case()) {
+        case v1::PutCommand::kStage:
+          RETURN_IF_ERROR(Stage(command.stage()));
+          event.mutable_ready();
+          break;
+        case v1::PutCommand::kPiece:
+          if (stage_ == nullptr) return absl::InvalidArgumentError("a piece of nothing");
+          RETURN_IF_ERROR(stage_->Take(command.piece()));
+          continue;
+        case v1::PutCommand::kSeal:
+          if (stage_ == nullptr) return absl::InvalidArgumentError("a seal on nothing");
+          ASSIGN_OR_RETURN(staged_, stage_->Seal());
+          stage_.reset();
+          event.mutable_staged();
+          break;
+        case v1::PutCommand::kOffer:
+          if (staged_ == nullptr) return absl::InvalidArgumentError("an offer of nothing");
+          return Offer(stream);
+        case v1::PutCommand::kWithdraw:
+          event.mutable_withdrawn();
+          stream->Write(event);
+          return absl::OkStatus();
+        case v1::PutCommand::COMMAND_NOT_SET:
+          return absl::InvalidArgumentError("a command that this worker does not know");
+      }
+      if (!stream->Write(event)) return absl::OkStatus();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Stage(const v1::PutStage& request) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job,
+                     options_->find(command_.job_id(), command_.creation()));
+    ASSIGN_OR_RETURN(stage_,
+                     PutStage::Create(job->regions(), request, options_->spool_folder));
+    job_ = job;
+    return absl::OkStatus();
+  }
+
+  absl::Status Offer(Stream* stream) {
+    const uint64_t put = staged_->put;
+    {
+      const std::shared_ptr<HostedJob> job = job_.lock();
+      if (job == nullptr) return Dropped();
+      job->OfferPut(std::move(staged_));
+    }
+    auto reader = StartThread("a put's commands", [this, stream] { AwaitWithdrawal(stream); });
+    if (reader.ok()) {
+      reader_ = *std::move(reader);
+      return Follow(stream, put);
+    }
+    const std::shared_ptr<HostedJob> job = job_.lock();
+    if (job != nullptr) job->WithdrawPut(put);
+    return reader.status();
+  }
+
+  // The coordinator sends nothing else once it has offered.
+  void AwaitWithdrawal(Stream* stream) {
+    v1::PutCommand command;
+    bool more = true;
+    while (more) {
+      more = stream->Read(&command);
+      absl::MutexLock lock(&mu_);
+      wanted_ = false;
+      ended_ = !more;
+    }
+  }
+
+  absl::Status Dropped() const {
+    return absl::UnavailableError(absl::StrCat("worker '", options_->worker_id,
+                                               "' does not hold job '", command_.job_id(),
+                                               "' any more"));
+  }
+
+  // Until it is applied, or no rank will vote for it any more.
+  absl::Status Follow(Stream* stream, uint64_t put) {
+    bool withdrawn = false;
+    while (true) {
+      HostedJob::PutProgress progress;
+      {
+        const std::shared_ptr<HostedJob> job = job_.lock();
+        if (job == nullptr) return Dropped();
+        if (!withdrawn && !IsWanted()) {
+          job->WithdrawPut(put);
+          withdrawn = true;
+        }
+        progress = job->ProgressOfPut(put);
+      }
+      v1::PutEvent event;
+      if (progress.is_applied) {
+        event.mutable_applied()->set_step(progress.decided->step);
+        event.mutable_applied()->set_trained_step(progress.decided->trained_step);
+      } else if (progress.is_over && !progress.decided.has_value()) {
+        if (!progress.failure.empty()) return absl::DataLossError(progress.failure);
+        event.mutable_withdrawn();
+      }
+      if (event.event_case() != v1::PutEvent::EVENT_NOT_SET) {
+        stream->Write(event);
+        return absl::OkStatus();
+      }
+      absl::MutexLock lock(&mu_);
+      const auto news = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+        return ended_ || (!wanted_ && !withdrawn);
+      };
+      mu_.AwaitWithTimeout(absl::Condition(&news), kLook);
+      // Nobody is there to be told, and what was offered is withdrawn.
+      if (ended_ && withdrawn) return absl::OkStatus();
+    }
+  }
+
+  bool IsWanted() {
+    absl::MutexLock lock(&mu_);
+    return wanted_;
+  }
+
+  const Options* const options_;
+  const v1::StagePut command_;
+  grpc::ClientContext context_;
+  std::weak_ptr<HostedJob> job_;
+  std::unique_ptr<PutStage> stage_;  // Of the session's thread, as what follows.
+  std::shared_ptr<const StagedPut> staged_;
+  std::thread thread_;
+  std::thread reader_;  // Once it is offered.
+  std::atomic<bool> done_{false};
+  absl::Mutex mu_;
+  bool wanted_ ABSL_GUARDED_BY(mu_) = true;  // Not withdrawn by the coordinator.
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;  // The stream.
+};
+
+PutRelay::PutRelay(Options options) : options_(std::move(options)) {}
+
+PutRelay::~PutRelay() { Stop(); }
+
+void PutRelay::Serve(const v1::StagePut& command) {
+  absl::MutexLock lock(&mu_);
+  if (stopping_) return;
+  sessions_.remove_if([](const std::unique_ptr<Session>& session) { return session->done(); });
+  absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat(sessions_.size(), " clients set values on this worker already"));
+  if (sessions_.size() < kMaxSessions) {
+    auto session = std::make_unique<Session>(&options_, command);
+    status = session->Start();
+    if (status.ok()) sessions_.push_back(std::move(session));
+  }
+  if (!status.ok()) {
+    TESSERA_LOG(WARNING, "job {}: a put is not taken: {}", command.job_id(), status.ToString());
+  }
+}
+
+void PutRelay::Stop() {
+  std::list<std::unique_ptr<Session>> sessions;
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+    sessions.swap(sessions_);
+  }
+  for (const auto& session : sessions) session->Cancel();
+}
+
+}  // namespace tessera

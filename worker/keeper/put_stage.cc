@@ -1,0 +1,156 @@
+#include "worker/keeper/put_stage.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/crc32.h"
+#include "job/job_codec.h"
+#include "worker/device/host/kernels.h"
+
+namespace tessera {
+namespace {
+
+// Elements in the dtypes of the wire and of the state; bytes have no alignment.
+template <typename From, typename To>
+void Cast(absl::string_view bytes, To* into) {
+  for (size_t i = 0; i < bytes.size() / sizeof(From); ++i) {
+    From value;
+    memcpy(&value, bytes.data() + i * sizeof(From), sizeof(From));
+    into[i] = static_cast<To>(value);
+  }
+}
+
+template <typename To>
+void Widen(DType from, absl::string_view bytes, To* into) {
+  constexpr size_t kPiece = 1024;
+  uint16_t halves[kPiece];
+  float widened[kPiece];
+  const size_t count = bytes.size() / sizeof(uint16_t);
+  for (size_t at = 0; at < count; at += kPiece) {
+    const size_t size = std::min(kPiece, count - at);
+    memcpy(halves, bytes.data() + at * sizeof(uint16_t), size * sizeof(uint16_t));
+    host::CastHalfToFp32(from, halves, widened, static_cast<int64_t>(size));
+    std::copy_n(widened, size, into + at);
+  }
+}
+
+void Convert(DType from, absl::string_view bytes, DType to, std::string* out) {
+  out->resize(bytes.size() / SizeBytes(from) * SizeBytes(to));
+  if (to == DType::kFp64) {
+    auto* into = reinterpret_cast<double*>(out->data());
+    return from == DType::kFp32 ? Cast<float>(bytes, into) : Widen(from, bytes, into);
+  }
+  auto* into = reinterpret_cast<float*>(out->data());
+  return from == DType::kFp64 ? Cast<double>(bytes, into) : Widen(from, bytes, into);
+}
+
+absl::StatusOr<LiveArray> DecodeArray(v1::LiveStateArray array) {
+  switch (array) {
+    case v1::LIVE_STATE_ARRAY_PARAMETER:
+      return LiveArray::kParameter;
+    case v1::LIVE_STATE_ARRAY_FIRST_MOMENT:
+      return LiveArray::kFirstMoment;
+    case v1::LIVE_STATE_ARRAY_SECOND_MOMENT:
+      return LiveArray::kSecondMoment;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("no array of the state: ", static_cast<int>(array)));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& regions,
+                                                           const v1::PutStage& request,
+                                                           const std::string& spool_folder) {
+  if (request.put() == 0) return absl::InvalidArgumentError("a put without a number");
+  if (regions.group()->initialized.load(std::memory_order_acquire) == 0)
+    return absl::FailedPreconditionError("the job has no values yet");
+  const ModelLayout& layout = regions.layout();
+  const ParameterNumbers numbers(layout);
+  std::vector<Slot> slots;
+  std::vector<LiveTensor> tensors;
+  v1::PutManifest manifest;
+  for (const v1::PutSlot& from : request.slots()) {
+    Slot slot;
+    ASSIGN_OR_RETURN(const LiveArray array, DecodeArray(from.array()));
+    ASSIGN_OR_RETURN(slot.tensor, numbers.TensorOf(from.job_parameter(), array,
+                                                   regions.config().optimizer));
+    ASSIGN_OR_RETURN(slot.comes_in, DecodeDType(from.dtype()));
+    slot.kept_in = layout.units[slot.tensor.unit].full_dtype();
+    if (array != LiveArray::kParameter) {
+      if (from.update_count() < 1)
+        return absl::InvalidArgumentError("a moment without a count of updates");
+      (*manifest.mutable_update_counts())[from.job_parameter()] = from.update_count();
+    }
+    tensors.push_back(slot.tensor);
+    slots.push_back(slot);
+  }
+  std::vector<HeldRange> ranges;
+  int64_t size_bytes = 0;
+  const LocalRanks& local = regions.local();
+  RETURN_IF_ERROR(ForEachHeldRange(layout, tensors, local.first(), local.first() + local.count(),
+                                   [&](const HeldRange& range) {
+                                     ranges.push_back(range);
+                                     size_bytes +=
+                                         range.numel * SizeBytes(slots[range.tensor].kept_in);
+                                     return absl::OkStatus();
+                                   }));
+  ASSIGN_OR_RETURN(SpoolFile file, SpoolFile::Create(spool_folder, size_bytes));
+  std::unique_ptr<PutStage> stage(new PutStage(request.put(), std::move(file)));
+  stage->slots_ = std::move(slots);
+  stage->ranges_ = std::move(ranges);
+  stage->manifest_ = std::move(manifest);
+  return stage;
+}
+
+absl::Status PutStage::Take(const v1::LivePiece& piece) {
+  const absl::Status refusal =
+      absl::InvalidArgumentError("elements that do not follow those before them");
+  if (next_range_ == ranges_.size() || piece.data().empty()) return refusal;
+  const HeldRange& range = ranges_[next_range_];
+  const Slot& slot = slots_[range.tensor];
+  const auto size_bytes = static_cast<int64_t>(piece.data().size());
+  const int64_t count = size_bytes / SizeBytes(slot.comes_in);
+  if (piece.data().size() > kMaxPieceBytes || size_bytes % SizeBytes(slot.comes_in) != 0 ||
+      piece.offset_elements() != range.begin_elements + done_elements_ ||
+      count > range.numel - done_elements_) {
+    return refusal;
+  }
+  absl::string_view bytes = piece.data();
+  if (slot.comes_in != slot.kept_in) {
+    Convert(slot.comes_in, bytes, slot.kept_in, &converted_);
+    bytes = converted_;
+  }
+  if (done_elements_ == 0) {
+    v1::PutManifest::Range* stored = manifest_.add_ranges();
+    stored->set_job_parameter(slot.tensor.job_parameter);
+    stored->set_array(static_cast<int>(slot.tensor.array));
+    stored->set_begin_elements(range.begin_elements);
+    stored->set_numel(range.numel);
+    stored->set_offset_bytes(file_.size_bytes());
+    stored->set_crc32(kCrc32OfNothing);
+  }
+  v1::PutManifest::Range* stored = manifest_.mutable_ranges(manifest_.ranges_size() - 1);
+  stored->set_crc32(Crc32(bytes.data(), bytes.size(), stored->crc32()));
+  RETURN_IF_ERROR(file_.Append(bytes.data(), static_cast<int64_t>(bytes.size())));
+  done_elements_ += count;
+  if (done_elements_ < range.numel) return absl::OkStatus();
+  ++next_range_;
+  done_elements_ = 0;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const StagedPut>> PutStage::Seal() {
+  if (next_range_ != ranges_.size()) return absl::InvalidArgumentError("elements are missing");
+  const std::string manifest = manifest_.SerializeAsString();
+  const int64_t offset_bytes = file_.size_bytes();
+  const auto size_bytes = static_cast<int64_t>(manifest.size());
+  RETURN_IF_ERROR(file_.Append(manifest.data(), size_bytes));
+  return std::make_shared<const StagedPut>(
+      StagedPut{put_, std::move(file_), offset_bytes, size_bytes});
+}
+
+}  // namespace tessera
