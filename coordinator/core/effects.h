@@ -51,8 +51,13 @@ struct ServeState {  // Somebody reads the job's state; the core sends none.
   Creation creation;
   std::string session;
 };
-using Command =
-    std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob, ServeState>;
+struct StagePut {  // Somebody sets the job's values; the core sends none.
+  JobId job;
+  Creation creation;
+  std::string session;
+};
+using Command = std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob,
+                             ServeState, StagePut>;
 
 struct Outgoing {
   WorkerId worker;

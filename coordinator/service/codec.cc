@@ -162,6 +162,11 @@ void EncodeInto(const ServeState& serve, v1::CoordinatorCommand* command) {
   command->mutable_serve_state()->set_creation(serve.creation.value());
   command->mutable_serve_state()->set_session(serve.session);
 }
+void EncodeInto(const StagePut& stage, v1::CoordinatorCommand* command) {
+  command->mutable_stage_put()->set_job_id(stage.job.value());
+  command->mutable_stage_put()->set_creation(stage.creation.value());
+  command->mutable_stage_put()->set_session(stage.session);
+}
 void EncodeInto(const DropJob& drop, v1::CoordinatorCommand* command) {
   command->mutable_drop()->set_job_id(drop.job.value());
   command->mutable_drop()->set_creation(drop.creation.value());

@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/live/live_service.h"
+#include "coordinator/service/live/put_service.h"
 #include "coordinator/service/services.h"
 #include "coordinator/storage/memory_journal.h"
 #include "coordinator/storage/sqlite_journal.h"
@@ -56,6 +57,12 @@ LiveTimes LiveTimesOf(const CoordinatorServer::Options& options) {
   return times;
 }
 
+PutTimes PutTimesOf(const CoordinatorServer::Options& options) {
+  PutTimes times;
+  times.client = options.live_client_timeout;
+  return times;
+}
+
 class GrpcCoordinatorServer : public CoordinatorServer {
  public:
   GrpcCoordinatorServer(const Options& options, std::unique_ptr<CoordinatorHost> host)
@@ -64,7 +71,9 @@ class GrpcCoordinatorServer : public CoordinatorServer {
         membership_(host_.get(), options.heartbeat_interval, options.worker_timeout),
         rendezvous_(host_.get()),
         live_state_(host_.get(), &live_hub_, LiveTimesOf(options)),
-        live_relay_(&live_hub_) {}
+        live_relay_(&live_hub_),
+        live_put_(host_.get(), &put_hub_, PutTimesOf(options)),
+        put_relay_(&put_hub_) {}
   ~GrpcCoordinatorServer() override { Stop(); }
 
   absl::Status Listen(const Options& options, const ServerAddress& address,
@@ -82,6 +91,9 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   LiveHub live_hub_;
   LiveStateService live_state_;
   LiveRelayService live_relay_;
+  PutHub put_hub_;
+  LivePutService live_put_;
+  LivePutRelayService put_relay_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   absl::once_flag stop_once_;
@@ -108,6 +120,8 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.RegisterService(&rendezvous_);
   builder.RegisterService(&live_state_);
   builder.RegisterService(&live_relay_);
+  builder.RegisterService(&live_put_);
+  builder.RegisterService(&put_relay_);
   server_ = builder.BuildAndStart();
   if (server_ != nullptr && port_ > 0) return absl::OkStatus();
   const absl::Status status = DiagnoseListenFailure(address, options.listen_address);

@@ -32,7 +32,7 @@ class CoordinatorServer {
     // Places the ranks of a job on any workers, not on one: for workers whose ranks reach each
     // other across hosts (docs/adr/0007-a-job-lives-on-one-worker.md).
     bool spread_ranks = false;
-    // How long a client that reads a job's state may take to read a piece of it.
+    // How long a client that reads or sets a job's state may take to read or send a piece of it.
     absl::Duration live_client_timeout = absl::Minutes(1);
     Clock* clock = Clock::Real();
   };

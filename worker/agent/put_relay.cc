@@ -90,9 +90,7 @@ class PutRelay::Session {
           RETURN_IF_ERROR(stage_->Take(command.piece()));
           continue;
         case v1::PutCommand::kSeal:
-          if (stage_ == nullptr) return absl::InvalidArgumentError("a seal on nothing");
-          ASSIGN_OR_RETURN(staged_, stage_->Seal());
-          stage_.reset();
+          RETURN_IF_ERROR(Seal());
           event.mutable_staged();
           break;
         case v1::PutCommand::kOffer:
@@ -116,6 +114,13 @@ class PutRelay::Session {
     ASSIGN_OR_RETURN(stage_,
                      PutStage::Create(job->regions(), request, options_->spool_folder));
     job_ = job;
+    return absl::OkStatus();
+  }
+
+  absl::Status Seal() {
+    if (stage_ == nullptr) return absl::InvalidArgumentError("a seal on nothing");
+    ASSIGN_OR_RETURN(staged_, stage_->Seal());
+    stage_.reset();
     return absl::OkStatus();
   }
 

@@ -1,0 +1,382 @@
+#include "coordinator/service/live/live_writer.h"
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "coordinator/service/live/live_hub.h"
+#include "job/field_limits.h"
+#include "job/held_ranges.h"
+#include "job/job_codec.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr size_t kMaxPieceBytes = 1 << 20;
+constexpr int64_t kMaxWaitMs = 24 * 3600 * 1000;
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
+// How long one worker is listened to before the next one is.
+constexpr absl::Duration kListen = absl::Milliseconds(20);
+constexpr uint64_t kHashSeed = 0xcbf29ce484222325;
+
+uint64_t Hash(uint64_t hash, const std::string& bytes) {
+  for (const char byte : bytes) {
+    hash ^= static_cast<unsigned char>(byte);
+    hash *= 0x100000001b3;
+  }
+  return hash;
+}
+
+uint64_t NewPut() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;
+}
+
+v1::LiveStateArray EncodeArray(LiveArray array) {
+  switch (array) {
+    case LiveArray::kParameter:
+      return v1::LIVE_STATE_ARRAY_PARAMETER;
+    case LiveArray::kFirstMoment:
+      return v1::LIVE_STATE_ARRAY_FIRST_MOMENT;
+    case LiveArray::kSecondMoment:
+      return v1::LIVE_STATE_ARRAY_SECOND_MOMENT;
+  }
+  return v1::LIVE_STATE_ARRAY_UNSPECIFIED;
+}
+
+v1::PutCommand StageCommand(const PutPlan& plan, uint64_t put) {
+  v1::PutCommand command;
+  command.mutable_stage()->set_put(put);
+  for (const PutPlan::Tensor& tensor : plan.tensors) {
+    if (tensor.same_as >= 0) continue;
+    v1::PutSlot* slot = command.mutable_stage()->add_slots();
+    slot->set_job_parameter(tensor.tensor.job_parameter);
+    slot->set_array(EncodeArray(tensor.tensor.array));
+    slot->set_dtype(EncodeDType(tensor.dtype));
+    slot->set_update_count(tensor.update_count);
+  }
+  return command;
+}
+
+absl::Status NothingWasChanged(const absl::Status& why) {
+  return absl::Status(why.code(), absl::StrCat(why.message(), "; nothing was changed"));
+}
+
+}  // namespace
+
+absl::StatusOr<v1::PutReply> LiveWriter::Write() {
+  v1::PutRequest request;
+  if (!client_.read(&request) || !request.has_begin())
+    return absl::InvalidArgumentError("the put does not begin with a begin");
+  const v1::PutBegin& begin = request.begin();
+  job_ = JobId(begin.job_id());
+  RETURN_IF_ERROR(CheckRange("wait_ms", begin.wait_ms(), 0, kMaxWaitMs));
+  step_timeout_ = begin.wait_ms() == 0 ? times_.step : absl::Milliseconds(begin.wait_ms());
+  ASSIGN_OR_RETURN(const JobView view, WritableJob(begin.creation()));
+  creation_ = view.creation;
+  collective_timeout_ = view.spec->config.collective_timeout;
+  ASSIGN_OR_RETURN(plan_, PlanPut(*view.spec, begin));
+  RETURN_IF_ERROR(hub_->Enter(job_));
+  absl::StatusOr<std::thread> watch = StartThread("a put", [this] { Watch(); });
+  absl::StatusOr<v1::PutReply> reply = watch.status();
+  if (watch.ok()) reply = WriteWatched();
+  CloseLines();
+  hub_->Leave(job_);
+  {
+    absl::MutexLock lock(&mu_);
+    done_ = true;
+    if (!reply.ok() && !reason_.ok()) reply = reason_;
+  }
+  if (watch.ok()) watch->join();
+  TESSERA_LOG(INFO, "job={} put of {} tensors: {}", job_.value(), plan_.num_tensors,
+              reply.ok() ? absl::StrCat("step ", reply->step()) : reply.status().ToString());
+  return reply;
+}
+
+absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
+  ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
+  const std::string what = absl::StrCat("job '", job_.value(), "'");
+  if (wanted_creation != 0 && view.creation.value() != wanted_creation) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, " is of creation ", view.creation.value(), ", not of ", wanted_creation));
+  }
+  if (view.status.state == JobState::kLost)
+    return absl::FailedPreconditionError(absl::StrCat(what, " is lost: ", view.status.reason));
+  if (!view.status.bound) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " has no values yet: it has not begun: ", view.status.reason));
+  }
+  return view;
+}
+
+absl::StatusOr<v1::PutReply> LiveWriter::WriteWatched() {
+  RETURN_IF_ERROR(OpenLines());
+  RETURN_IF_ERROR(SendAll(StageCommand(plan_, NewPut())));
+  RETURN_IF_ERROR(AwaitAll(v1::PutEvent::kReady, times_.answer));
+  RETURN_IF_ERROR(TakeAll());
+  v1::PutCommand seal;
+  seal.mutable_seal();
+  RETURN_IF_ERROR(SendAll(seal));
+  RETURN_IF_ERROR(AwaitAll(v1::PutEvent::kStaged, times_.worker));
+  return Offer();
+}
+
+absl::Status LiveWriter::OpenLines() {
+  ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
+  session_ = LiveHub::NewSession();
+  const std::vector<Placement>& placements = view.status.placements;
+  for (size_t rank = 0; rank < placements.size(); ++rank) {
+    const std::string& worker = placements[rank].worker.value();
+    // The ranks of a worker follow each other.
+    if (workers_.empty() || workers_.back().line->worker() != worker) {
+      const int first = static_cast<int>(rank);
+      workers_.push_back({std::make_shared<PutLine>(worker), first, first});
+    }
+    ++workers_.back().end_rank;
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    for (const Worker& worker : workers_) lines_.push_back(worker.line);
+  }
+  for (const Worker& worker : workers_) {
+    hub_->Expect(session_, worker.line);
+    if (!host_->SendCommand(WorkerId(worker.line->worker()), StagePut{job_, creation_, session_})) {
+      return absl::UnavailableError(absl::StrCat("worker '", worker.line->worker(),
+                                                 "' is not connected; nothing was changed"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LiveWriter::SendAll(const v1::PutCommand& command) {
+  for (const Worker& worker : workers_) {
+    RETURN_IF_ERROR(worker.line->Send(command, absl::Now() + times_.worker,
+                                      [this] { return Cancelled(); }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LiveWriter::AwaitAll(v1::PutEvent::EventCase kind, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  for (const Worker& worker : workers_) {
+    const absl::StatusOr<v1::PutEvent> event =
+        worker.line->Next(deadline, [this] { return Cancelled(); });
+    if (absl::IsDeadlineExceeded(event.status()))
+      return NothingWasChanged(absl::UnavailableError(event.status().message()));
+    if (!event.ok()) return NothingWasChanged(event.status());
+    if (event->event_case() == kind) continue;
+    return absl::UnavailableError(absl::StrCat(
+        "worker '", worker.line->worker(), "' answered out of order; nothing was changed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LiveWriter::ReadRequest(v1::PutRequest* request) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!reason_.ok()) return reason_;
+    reading_since_ = absl::Now();
+  }
+  const bool read = client_.read(request);
+  absl::MutexLock lock(&mu_);
+  reading_since_ = absl::InfiniteFuture();
+  if (read) return absl::OkStatus();
+  if (client_.cancelled()) return absl::CancelledError("the client is gone; nothing was changed");
+  return absl::InvalidArgumentError("the client ended the put before its end; nothing was changed");
+}
+
+absl::Status LiveWriter::TakeAll() {
+  hashes_.assign(plan_.tensors.size(), kHashSeed);
+  for (size_t index = 0; index < plan_.tensors.size(); ++index) {
+    const absl::Status taken = TakeTensor(index);
+    if (absl::IsInvalidArgument(taken))
+      return Annotate(taken, absl::StrCat("tensor '", plan_.tensors[index].name, "'"));
+    RETURN_IF_ERROR(taken);
+  }
+  v1::PutRequest request;
+  RETURN_IF_ERROR(ReadRequest(&request));
+  if (request.has_end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "more elements than the put's tensors have; nothing was changed");
+}
+
+absl::Status LiveWriter::TakeTensor(size_t index) {
+  const PutPlan::Tensor& tensor = plan_.tensors[index];
+  const int64_t element_bytes = SizeBytes(tensor.dtype);
+  v1::PutRequest request;
+  for (int64_t done = 0; done < tensor.numel;) {
+    RETURN_IF_ERROR(ReadRequest(&request));
+    const std::string& data = request.piece().data();
+    const auto size_bytes = static_cast<int64_t>(data.size());
+    if (!request.has_piece()) {
+      return absl::InvalidArgumentError(absl::StrCat("it ends after ", done, " of ", tensor.numel,
+                                                     " elements; nothing was changed"));
+    }
+    const int64_t offset = request.piece().offset_elements(), count = size_bytes / element_bytes;
+    if (offset != done || data.empty() || size_bytes % element_bytes != 0 ||
+        data.size() > kMaxPieceBytes || count > tensor.numel - done) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a piece of ", size_bytes, " bytes at element ", offset, ", where element ", done, " of ",
+          tensor.numel, " comes next, in pieces of at most ", kMaxPieceBytes,
+          " bytes; nothing was changed"));
+    }
+    if (tensor.is_shared || tensor.same_as >= 0) hashes_[index] = Hash(hashes_[index], data);
+    if (tensor.same_as < 0) RETURN_IF_ERROR(Forward(tensor, request.piece()));
+    done += count;
+  }
+  if (tensor.same_as < 0 || hashes_[index] == hashes_[tensor.same_as]) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("it is one parameter with '", plan_.tensors[tensor.same_as].name,
+                   "', and has other values; nothing was changed"));
+}
+
+absl::Status LiveWriter::Forward(const PutPlan::Tensor& tensor, const v1::LivePiece& piece) {
+  const int64_t element_bytes = SizeBytes(tensor.dtype);
+  const int64_t begin = piece.offset_elements();
+  const int64_t end = begin + static_cast<int64_t>(piece.data().size()) / element_bytes;
+  for (const Worker& worker : workers_) {
+    RETURN_IF_ERROR(ForEachHeldRange(
+        plan_.layout, {tensor.tensor}, worker.first_rank, worker.end_rank,
+        [&](const HeldRange& range) -> absl::Status {
+          const int64_t from = std::max(begin, range.begin_elements);
+          const int64_t to = std::min(end, range.begin_elements + range.numel);
+          if (from >= to) return absl::OkStatus();
+          v1::PutCommand command;
+          command.mutable_piece()->set_offset_elements(from);
+          command.mutable_piece()->set_data(piece.data().substr((from - begin) * element_bytes,
+                                                                (to - from) * element_bytes));
+          const absl::Status sent =
+              worker.line->Send(std::move(command), absl::Now() + times_.worker,
+                                [this] { return Cancelled(); });
+          if (absl::IsDeadlineExceeded(sent))
+            return NothingWasChanged(absl::UnavailableError(sent.message()));
+          // What the worker finds wrong with a piece is not the client's doing.
+          if (absl::IsInvalidArgument(sent))
+            return NothingWasChanged(absl::UnavailableError(sent.message()));
+          return sent.ok() ? sent : NothingWasChanged(sent);
+        }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LiveWriter::GivenUp(absl::Time deadline) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!reason_.ok()) return reason_;
+  }
+  if (client_.cancelled()) return absl::CancelledError("the client is gone");
+  if (absl::Now() < deadline) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("job '", job_.value(), "': its trainers took no step within ",
+                   absl::FormatDuration(step_timeout_)));
+}
+
+void LiveWriter::Hear(Worker* worker) {
+  absl::StatusOr<v1::PutEvent> event =
+      worker->line->Next(absl::Now() + kListen, [] { return false; });
+  if (absl::IsDeadlineExceeded(event.status()) && !worker->line->has_failed()) return;
+  if (event.ok() && event->has_applied()) {
+    worker->state = WorkerPut::kApplied;
+    reply_.set_step(event->applied().step());
+    reply_.set_trained_step(event->applied().trained_step());
+  } else if (event.ok() && event->has_withdrawn()) {
+    worker->state = WorkerPut::kOut;
+  } else {
+    worker->state = worker->line->has_failed() ? WorkerPut::kOut : WorkerPut::kLost;
+    worker->why = event.ok() ? absl::UnavailableError(absl::StrCat("worker '", worker->line->worker(),
+                                                                   "' answered out of order"))
+                             : event.status();
+  }
+}
+
+absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
+  v1::PutCommand offer, withdraw;
+  offer.mutable_offer();
+  withdraw.mutable_withdraw();
+  // A worker that does not hear of it will not take it, so that none does.
+  for (const Worker& worker : workers_)
+    (void)worker.line->Send(offer, absl::Now() + times_.worker, [] { return false; });
+  const absl::Time step_deadline = absl::Now() + step_timeout_;
+  // Once nobody wants it, or one worker has it: ranks that vote end that within their timeout.
+  absl::Time deadline = absl::InfiniteFuture();
+  const absl::Duration patience = 2 * collective_timeout_ + times_.worker;
+  absl::Status given_up;
+  bool is_withdrawn = false;
+  while (true) {
+    if (given_up.ok()) given_up = GivenUp(step_deadline);
+    std::vector<WorkerPut> states;
+    for (const Worker& worker : workers_) states.push_back(worker.state);
+    const bool has_news = std::any_of(states.begin(), states.end(), [](WorkerPut state) {
+      return state != WorkerPut::kPending;
+    });
+    if (has_news || is_withdrawn) deadline = std::min(deadline, absl::Now() + patience);
+    const PutVerdict verdict = Judge(states, given_up.ok(), absl::Now() >= deadline);
+    if (verdict == PutVerdict::kWithdraw && !is_withdrawn) {
+      is_withdrawn = true;
+      for (const Worker& worker : workers_)
+        (void)worker.line->Send(withdraw, absl::Now() + times_.worker, [] { return false; });
+    }
+    if (verdict != PutVerdict::kWait && verdict != PutVerdict::kWithdraw)
+      return Conclude(verdict, given_up);
+    for (Worker& worker : workers_) {
+      if (worker.state == WorkerPut::kPending) Hear(&worker);
+    }
+  }
+}
+
+absl::StatusOr<v1::PutReply> LiveWriter::Conclude(PutVerdict verdict,
+                                                  const absl::Status& given_up) {
+  if (verdict == PutVerdict::kSet) {
+    reply_.set_creation(creation_.value());
+    reply_.set_num_tensors(plan_.num_tensors);
+    reply_.set_size_bytes(plan_.size_bytes);
+    return reply_;
+  }
+  absl::Status why = given_up;
+  for (const Worker& worker : workers_) {
+    if (why.ok()) why = worker.why;
+  }
+  if (why.ok()) why = absl::UnavailableError("the workers gave it up");
+  if (verdict == PutVerdict::kNotSet) return NothingWasChanged(why);
+  return absl::UnavailableError(absl::StrCat(
+      why.message(), "; whether the values were set is not known: all ranks have them, or none"));
+}
+
+void LiveWriter::CloseLines() {
+  absl::MutexLock lock(&mu_);
+  for (const auto& line : lines_) {
+    hub_->Forget(session_, line->worker());
+    line->Close();
+  }
+  lines_.clear();
+}
+
+void LiveWriter::Watch() {
+  absl::MutexLock lock(&mu_);
+  while (!mu_.AwaitWithTimeout(absl::Condition(&done_), kWatchInterval)) {
+    const absl::StatusOr<JobView> view = host_->GetJob(job_);
+    const bool is_gone = !view.ok() || view->creation != creation_;
+    if (is_gone)
+      End(absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile")));
+    const bool is_silent = absl::Now() - reading_since_ > times_.client;
+    if (is_silent) {
+      End(absl::CancelledError(absl::StrCat("the client sent nothing for ",
+                                            absl::FormatDuration(times_.client),
+                                            "; nothing was changed")));
+    }
+    if (reading_since_ != absl::InfiniteFuture() && (is_gone || is_silent)) client_.cancel();
+  }
+}
+
+void LiveWriter::End(const absl::Status& reason) {
+  if (reason_.ok()) reason_ = reason;
+  ended_.store(true);
+  for (const auto& line : lines_) line->Close();
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,156 @@
+#include "coordinator/service/live/put_plan.h"
+
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "job/field_limits.h"
+#include "job/held_ranges.h"
+#include "job/job_codec.h"
+#include "job/job_layout.h"
+
+namespace tessera::coordinator {
+namespace {
+
+// Parameters, two moments of each, and as many aliases.
+constexpr int64_t kMaxTensors = 4 * kMaxParameters;
+
+absl::StatusOr<LiveArray> DecodeArray(v1::LiveStateArray array) {
+  switch (array) {
+    case v1::LIVE_STATE_ARRAY_PARAMETER:
+      return LiveArray::kParameter;
+    case v1::LIVE_STATE_ARRAY_FIRST_MOMENT:
+      return LiveArray::kFirstMoment;
+    case v1::LIVE_STATE_ARRAY_SECOND_MOMENT:
+      return LiveArray::kSecondMoment;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("array ", static_cast<int>(array), " of the state: there is none"));
+  }
+}
+
+// By name, aliases too: the number of the parameter.
+std::map<std::string, int> NumbersByName(const ModelLayout& layout) {
+  std::map<std::string, int> numbers;
+  int number = 0;
+  for (const UnitLayout& unit : layout.units) {
+    for (const PlacedParameter& parameter : unit.flat.parameters())
+      numbers[parameter.spec.name] = number++;
+  }
+  for (const UnitLayout& unit : layout.units) {
+    for (const Alias& alias : unit.flat.aliases()) {
+      const auto primary = numbers.find(alias.primary);
+      if (primary != numbers.end()) numbers[alias.name] = primary->second;
+    }
+  }
+  return numbers;
+}
+
+std::string ShapeText(absl::Span<const int64_t> shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+absl::Status CheckCount(const v1::PutTensor& from, LiveArray array) {
+  if (array == LiveArray::kParameter)
+    return CheckRange("count of updates of what is no moment", from.update_count(), 0, 0);
+  return CheckRange("count of updates", from.update_count(), 1,
+                    std::numeric_limits<int32_t>::max());
+}
+
+absl::StatusOr<PutPlan::Tensor> PlanTensor(const JobSpec& spec, const ModelLayout& layout,
+                                           const ParameterNumbers& places,
+                                           const std::map<std::string, int>& numbers,
+                                           const v1::PutTensor& from) {
+  const auto number = numbers.find(from.parameter());
+  if (number == numbers.end()) return absl::NotFoundError("the job has no such parameter");
+  PutPlan::Tensor tensor;
+  tensor.name = from.parameter();
+  ASSIGN_OR_RETURN(const LiveArray array, DecodeArray(from.array()));
+  ASSIGN_OR_RETURN(tensor.tensor, places.TensorOf(number->second, array, spec.config.optimizer));
+  const PlacedParameter& placed = ParameterOf(layout, tensor.tensor);
+  const std::vector<int64_t> shape(from.shape().begin(), from.shape().end());
+  if (shape != placed.spec.shape) {
+    return absl::InvalidArgumentError(absl::StrCat("its shape is ", ShapeText(placed.spec.shape),
+                                                   ", the put gives ", ShapeText(shape)));
+  }
+  ASSIGN_OR_RETURN(tensor.dtype, DecodeDType(from.dtype()));
+  RETURN_IF_ERROR(CheckCount(from, array));
+  tensor.update_count = from.update_count();
+  tensor.numel = placed.numel;
+  return tensor;
+}
+
+// Which tensors set the same, and that none is there twice.
+absl::Status FindShared(PutPlan* plan) {
+  std::map<std::pair<int, LiveArray>, int> first;
+  std::set<std::pair<std::string, LiveArray>> seen;
+  for (size_t t = 0; t < plan->tensors.size(); ++t) {
+    PutPlan::Tensor& tensor = plan->tensors[t];
+    if (!seen.emplace(tensor.name, tensor.tensor.array).second)
+      return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor.name, "' is there twice"));
+    const auto [it, is_new] = first.emplace(
+        std::pair(tensor.tensor.job_parameter, tensor.tensor.array), static_cast<int>(t));
+    if (is_new) {
+      ++plan->num_tensors;
+      continue;
+    }
+    PutPlan::Tensor& other = plan->tensors[it->second];
+    if (other.dtype != tensor.dtype || other.update_count != tensor.update_count) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", other.name, "' and '", tensor.name,
+                       "' are one parameter, and are given in two dtypes or counts of updates"));
+    }
+    tensor.same_as = it->second;
+    other.is_shared = true;
+  }
+  return absl::OkStatus();
+}
+
+// Moments of a parameter come together, with one count.
+absl::Status CheckMoments(const JobSpec& spec, const PutPlan& plan) {
+  std::map<int, std::vector<const PutPlan::Tensor*>> moments;
+  for (const PutPlan::Tensor& tensor : plan.tensors) {
+    if (tensor.tensor.array == LiveArray::kParameter || tensor.same_as >= 0) continue;
+    moments[tensor.tensor.job_parameter].push_back(&tensor);
+  }
+  const size_t wanted = spec.config.optimizer == OptimizerKind::kSgd ? 1 : 2;
+  for (const auto& [parameter, tensors] : moments) {
+    const std::string& name = tensors[0]->name;
+    if (tensors.size() != wanted) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter '", name, "': one of its two moments is given"));
+    }
+    if (tensors[0]->update_count != tensors.back()->update_count) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter '", name, "': its moments are those after ", tensors[0]->update_count,
+          " and after ", tensors.back()->update_count, " updates"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<PutPlan> PlanPut(const JobSpec& spec, const v1::PutBegin& begin) {
+  RETURN_IF_ERROR(CheckRange("number of tensors", begin.tensors_size(), 1, kMaxTensors));
+  PutPlan plan;
+  ASSIGN_OR_RETURN(plan.layout, LayOut(spec.model, spec.config));
+  const ParameterNumbers places(plan.layout);
+  const std::map<std::string, int> numbers = NumbersByName(plan.layout);
+  for (const v1::PutTensor& from : begin.tensors()) {
+    absl::StatusOr<PutPlan::Tensor> tensor = PlanTensor(spec, plan.layout, places, numbers, from);
+    RETURN_IF_ERROR(
+        Annotate(tensor.status(), absl::StrCat("parameter '", from.parameter(), "'")));
+    plan.size_bytes += tensor->numel * SizeBytes(tensor->dtype);
+    plan.tensors.push_back(*std::move(tensor));
+  }
+  RETURN_IF_ERROR(FindShared(&plan));
+  RETURN_IF_ERROR(CheckMoments(spec, plan));
+  return plan;
+}
+
+}  // namespace tessera::coordinator

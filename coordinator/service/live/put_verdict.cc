@@ -1,0 +1,21 @@
+#include "coordinator/service/live/put_verdict.h"
+
+#include <algorithm>
+
+namespace tessera::coordinator {
+
+PutVerdict Judge(const std::vector<WorkerPut>& workers, bool is_wanted, bool is_over) {
+  const auto count = [&](WorkerPut state) {
+    return std::count(workers.begin(), workers.end(), state);
+  };
+  const bool is_pending = count(WorkerPut::kPending) > 0 && !is_over;
+  if (count(WorkerPut::kApplied) > 0) return is_pending ? PutVerdict::kWait : PutVerdict::kSet;
+  if (count(WorkerPut::kOut) == static_cast<long>(workers.size())) return PutVerdict::kNotSet;
+  if (is_pending) {
+    const bool can_come = count(WorkerPut::kOut) + count(WorkerPut::kLost) == 0;
+    return is_wanted && can_come ? PutVerdict::kWait : PutVerdict::kWithdraw;
+  }
+  return PutVerdict::kUnknown;
+}
+
+}  // namespace tessera::coordinator
