@@ -13,6 +13,7 @@
 #include "client/cli/jobs_command.h"
 #include "client/cli/layout_command.h"
 #include "client/cli/live_commands.h"
+#include "client/cli/put_command.h"
 #include "client/cli/status_command.h"
 #include "client/cli/tensor_commands.h"
 #include "client/cli/text_table.h"
@@ -58,6 +59,7 @@ int RunCli(const std::vector<std::string>& args, const Console& console) {
   RegisterJobsCommand(&app, &selected);
   RegisterLayoutCommand(&app, &selected);
   RegisterLsCommand(&app, &selected);
+  RegisterPutCommand(&app, &selected);
   RegisterStatusCommand(&app, &selected);
   RegisterTopCommand(&app, &selected);
   RegisterVerifyCommand(&app, &selected);

@@ -56,7 +56,7 @@ absl::Status ExecutorPuts::ReadManifest(const v1::ExecutorPut& command, Put* put
         range.numel(), range.offset_bytes(), range.crc32()};
   }
   for (const auto& [parameter, count] : manifest.update_counts()) {
-    if (parameter < 0 || parameter >= num_parameters_ || count < 1)
+    if (parameter < 0 || parameter >= num_parameters_ || count < 0)
       return absl::DataLossError("the manifest is of another job");
     put->update_counts[parameter] = count;
   }

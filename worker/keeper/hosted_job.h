@@ -141,6 +141,7 @@ class HostedJob {
                   absl::Span<const int> fds = {}) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void GivePutLocked(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // If there is one.
   void DropPutLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OnPutHolderEnded(Rank rank);  // The executor of this rank.
   void OnPutGoneLocked(Rank rank, const v1::ExecutorPutGone& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What was decided of the step that the epoch resumes from, where this worker does not know it.

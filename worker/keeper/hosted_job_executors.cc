@@ -105,10 +105,7 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   // The socket is closed, so either it is dead or it is beyond use.
   executor->Kill();
   end.how = executor->Wait();
-  {
-    absl::MutexLock lock(&mu_);
-    put_.Ended(static_cast<int>(rank.value()));
-  }
+  OnPutHolderEnded(rank);
   if (!saving_path.empty()) {
     TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", job_id_, rank.value(),
                 PrintableUtf8(saving_path));

@@ -46,6 +46,13 @@ void HostedJob::OnPutGoneLocked(Rank rank, const v1::ExecutorPutGone& gone) {
   if (was_offered && !put_.is_offered()) DropPutLocked();
 }
 
+void HostedJob::OnPutHolderEnded(Rank rank) {
+  absl::MutexLock lock(&mu_);
+  const bool was_offered = put_.is_offered();
+  put_.Ended(static_cast<int>(rank.value()));
+  if (was_offered && !put_.is_offered()) DropPutLocked();
+}
+
 HostedJob::PutProgress HostedJob::ProgressOfPut(uint64_t put) const {
   absl::MutexLock lock(&mu_);
   PutProgress progress;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/crc32.h"
+#include "job/field_limits.h"
 #include "job/job_codec.h"
 #include "worker/device/host/kernels.h"
 
@@ -81,8 +83,8 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
     ASSIGN_OR_RETURN(slot.comes_in, DecodeDType(from.dtype()));
     slot.kept_in = layout.units[slot.tensor.unit].full_dtype();
     if (array != LiveArray::kParameter) {
-      if (from.update_count() < 1)
-        return absl::InvalidArgumentError("a moment without a count of updates");
+      RETURN_IF_ERROR(CheckRange("count of updates", from.update_count(), 0,
+                                 std::numeric_limits<int32_t>::max()));
       (*manifest.mutable_update_counts())[from.job_parameter()] = from.update_count();
     }
     tensors.push_back(slot.tensor);

@@ -129,7 +129,7 @@ absl::StatusOr<v1::PutReply> LiveWriter::WriteWatched() {
 absl::Status LiveWriter::OpenLines() {
   ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
   session_ = LiveHub::NewSession();
-  const std::vector<Placement>& placements = view.status.placements;
+  const std::vector<RankPlacement>& placements = view.status.placements;
   for (size_t rank = 0; rank < placements.size(); ++rank) {
     const std::string& worker = placements[rank].worker.value();
     // The ranks of a worker follow each other.

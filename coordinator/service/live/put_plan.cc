@@ -55,9 +55,11 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
 }
 
 absl::Status CheckCount(const v1::PutTensor& from, LiveArray array) {
-  if (array == LiveArray::kParameter)
-    return CheckRange("count of updates of what is no moment", from.update_count(), 0, 0);
-  return CheckRange("count of updates", from.update_count(), 1,
+  if ((array != LiveArray::kParameter) != from.has_update_count()) {
+    return absl::InvalidArgumentError(
+        "a count of updates belongs to each moment, and to nothing else");
+  }
+  return CheckRange("count of updates", from.update_count(), 0,
                     std::numeric_limits<int32_t>::max());
 }
 

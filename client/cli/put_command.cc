@@ -1,0 +1,84 @@
+#include "client/cli/put_command.h"
+
+#include <memory>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "client/cli/endpoint_flags.h"
+#include "client/cli/live_client.h"
+#include "client/cli/progress_line.h"
+#include "client/cli/put_client.h"
+#include "client/cli/put_file.h"
+#include "client/cli/text_table.h"
+#include "layout/layout_dump.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::cli {
+namespace {
+
+struct Flags {
+  EndpointFlags endpoint;
+  std::string job, from, wait = "10m";
+  PutFileOptions options;
+  bool json = false;
+};
+
+absl::Status RunPut(const Flags& flags, const Console& console) {
+  PutFileOptions options = flags.options;
+  absl::Duration wait;
+  if (!absl::ParseDuration(flags.wait, &wait) || wait < absl::Milliseconds(1) ||
+      wait > absl::Hours(24)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--wait ", flags.wait, ": a time from 1ms to 24h"));
+  }
+  options.wait_ms = absl::ToInt64Milliseconds(wait);
+  ASSIGN_OR_RETURN(const auto live, LiveClient::Create(flags.endpoint.Coordinator()));
+  ASSIGN_OR_RETURN(const auto client, PutClient::Create(flags.endpoint.Coordinator()));
+  v1::PutReply reply;
+  {
+    ProgressLine progress(console, "sending");
+    ASSIGN_OR_RETURN(reply,
+                     PutFile(live.get(), client.get(), flags.job, flags.from, options,
+                             [&](int64_t done, int64_t all) { progress.Tell(done, all); }));
+  }
+  if (flags.json) {
+    const nlohmann::ordered_json json = {
+        {"job", flags.job},           {"path", flags.from},
+        {"step", reply.trained_step()}, {"committed_step", reply.step()},
+        {"tensors", reply.num_tensors()}, {"bytes", reply.size_bytes()}};
+    *console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    return absl::OkStatus();
+  }
+  *console.out << "job '" << Printable(flags.job) << "' has " << reply.num_tensors()
+               << " tensors of " << Printable(flags.from) << " since the end of step "
+               << reply.trained_step() << ", " << FormatBytes(reply.size_bytes()) << "\n";
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void RegisterPutCommand(CLI::App* app, RunCommand* selected) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      app->add_subcommand("put", "sets the parameters of a job that trains from a file");
+  command->add_option("--job", flags->job, "the job's id")->required();
+  command->add_option("--from", flags->from, "a model's file or folder, or a checkpoint")
+      ->required();
+  command->add_option("--include", flags->options.selection.include,
+                      "only parameters of such names, as 'head.*'");
+  command->add_option("--exclude", flags->options.selection.exclude, "but those of such names");
+  command->add_flag("--moments", flags->options.moments, "the optimizer's state of them too");
+  command->add_option("--wait", flags->wait, "how long the trainers may take for a step")
+      ->capture_default_str();
+  command->add_flag("--json", flags->json, "print JSON");
+  flags->endpoint.AddCoordinator(command);
+  flags->endpoint.AddTimeout(command);
+  command->callback([flags, selected] {
+    *selected = [flags](const Console& console) { return RunPut(*flags, console); };
+  });
+}
+
+}  // namespace tessera::cli

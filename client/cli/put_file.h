@@ -1,0 +1,52 @@
+// What lies at a path, set in a job that trains: what `tessera put` does.
+//
+//   NAME of a parameter, or of an alias          its values
+//   state.NAME.exp_avg, .exp_avg_sq (Adam), .momentum_buffer (SGD), with state.NAME.step
+//                                                its moments, where those are asked for
+#ifndef TESSERA_CLIENT_CLI_PUT_FILE_H_
+#define TESSERA_CLIENT_CLI_PUT_FILE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/name_selection.h"
+#include "checkpoint/stored_tensors.h"
+#include "client/cli/live_client.h"
+#include "client/cli/put_client.h"
+#include "proto/live_put.pb.h"
+
+namespace tessera::cli {
+
+struct PutFileOptions {
+  NameSelection selection;  // Of names as they are stored; nothing is renamed.
+  bool moments = false;     // Too.
+  int64_t wait_ms = 0;      // As PutBegin.
+};
+
+struct PutFilePlan {
+  v1::PutBegin begin;            // But for the job and the wait.
+  std::vector<StoredKey> keys;   // By tensor of it.
+};
+
+// `job`: all that the job has, moments too. Pure, but that it reads counts of updates.
+// Errors: NotFound         a tensor that is wanted and that the job does not have; nothing is wanted
+//         InvalidArgument  integers, or another dtype that parameters do not have; a moment without
+//                          its count of updates. They name the tensor.
+absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& job,
+                                        const StoredTensors& stored, const PutFileOptions& options);
+
+using PutProgress = std::function<void(int64_t done_bytes, int64_t all_bytes)>;
+
+// Reads what lies at `path` (anything that StoredTensors takes) piece by piece; no tensor lies in
+// memory whole.
+// Errors: above; of StoredTensors, LiveClient and PutClient.
+absl::StatusOr<v1::PutReply> PutFile(LiveClient* live, PutClient* client, const std::string& job_id,
+                                     const std::string& path, const PutFileOptions& options,
+                                     const PutProgress& progress);
+
+}  // namespace tessera::cli
+
+#endif  // TESSERA_CLIENT_CLI_PUT_FILE_H_
