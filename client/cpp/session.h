@@ -60,7 +60,7 @@ class Session {
   // The step to go on from: 1 + the last committed one.
   int64_t next_step() const;
   // How often WriteParameters has been committed in the job's life, which counts no step: whether a
-  // write is done that a trainer and one that replaces it would both make.
+  // write is done that a trainer and one that replaces it would both make. Puts do not count.
   int64_t num_writes() const;
 
   // --- Initial values: once in a job's life, by all ranks ---
