@@ -198,8 +198,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"Sgd", 1, 2, 2, Strategy::kFullShard, 0, false, OptimizerKind::kSgd},
                     Case{"NoShard", 1, 2, 2, Strategy::kNoShard},
                     Case{"InBackward", 1, 2, 2, Strategy::kFullShard, 0, true},
-                    Case{"TwoWorkers", 2, 2, 3}, Case{"HybridOnOne", 1, 4, 4,
-                                                      Strategy::kHybridShard, 2},
+                    Case{"TwoWorkers", 2, 2, 3}, Case{"FourRanks", 1, 4, 4},
                     Case{"Hybrid", 2, 2, 4, Strategy::kHybridShard, 2}),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 

@@ -83,8 +83,8 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write() {
   ASSIGN_OR_RETURN(plan_, PlanPut(*view.spec, begin));
   RETURN_IF_ERROR(hub_->Enter(job_));
   absl::StatusOr<std::thread> watch = StartThread("a put", [this] { Watch(); });
-  absl::StatusOr<v1::PutReply> reply = watch.status();
-  if (watch.ok()) reply = WriteWatched();
+  absl::StatusOr<v1::PutReply> reply =
+      watch.ok() ? WriteWatched() : absl::StatusOr<v1::PutReply>(watch.status());
   CloseLines();
   hub_->Leave(job_);
   {
