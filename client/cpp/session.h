@@ -234,8 +234,8 @@ class Session {
   WindowGuard* GuardOf(int unit, Precision precision) const;
   std::unique_ptr<WindowGuard> guard_, full_guard_;
 
-  uint32_t epoch_ = 0;
-  uint32_t results_ = 0;       // Seen in this epoch.
+  int64_t creation_ = 0;             // Of the job.
+  uint32_t epoch_ = 0, results_ = 0;  // Results seen in this epoch.
   bool agreed_error_ = false;  // The last operation's result is an error that all ranks got.
   std::vector<Window> windows_;
   std::vector<Precision> precisions_;

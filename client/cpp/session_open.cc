@@ -57,6 +57,10 @@ absl::Status Session::Attach() {
     return absl::DataLossError(
         absl::StrCat("job '", options_.job_id, "' is lost: ", job.state_reason()));
   }
+  if (job.state() == v1::JOB_STATE_HANDED_OVER) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", options_.job_id, "' is over: ", job.state_reason()));
+  }
 
   v1::AttachRequest request;
   request.set_request_id(NewRequestId());
@@ -64,7 +68,8 @@ absl::Status Session::Attach() {
   request.set_rank(options_.rank);
   request.set_world_size(options_.config.world_size);
   request.set_layout_digest(LayoutDigest(layout_));
-  request.set_creation(job.creation());
+  creation_ = job.creation();
+  request.set_creation(creation_);
   const absl::StatusOr<v1::AttachResponse> attached =
       AttachToRank({options_.worker_address}, request, options_.wait_if_attached, deadline);
   if (absl::IsDeadlineExceeded(attached.status())) {

@@ -70,6 +70,23 @@ absl::Status StateAccess::StageArray(int unit, StateArray array, const Session::
   return session_->StageValues(OpKind::kWrite, unit, fill, static_cast<uint32_t>(array));
 }
 
+absl::Status StateAccess::StageSlice(int unit, StateArray array,
+                                     absl::FunctionRef<absl::Status(Values slice)> fill) {
+  RETURN_IF_ERROR(session_->ClaimSlot(unit));
+  const ElementRange slice = session_->layout_.units[unit].shards.RangeOf(Rank(session_->rank()));
+  RETURN_IF_ERROR(fill(session_->SlotValues(unit, slice.begin, slice.size())));
+  Op op;
+  op.kind = OpKind::kWrite;
+  op.unit = unit;
+  op.array = static_cast<uint32_t>(array);
+  return session_->SubmitSlot(op);
+}
+
+DialOptions StateAccess::coordinator() const {
+  const SessionOptions& options = session_->options_;
+  return {options.coordinator_address, options.tls, options.insecure_connect};
+}
+
 absl::Status StateAccess::FinishState(const TrainingProgress& progress) {
   RETURN_IF_ERROR(session_->CloseFullWindows());
   RETURN_IF_ERROR(Send(EncodeProgress(progress)));

@@ -27,8 +27,20 @@ class StateAccess {
   absl::StatusOr<std::string> CallToWrite(OpKind kind, absl::string_view request);
   absl::Status ReadArray(int unit, StateArray array, const Session::Reader& read);
   absl::Status StageArray(int unit, StateArray array, const Session::Filler& fill);
-  // What was staged becomes the state, with this progress.
+  // The same of this rank's own slice of the unit alone, padding included: `fill` writes all of it.
+  // Errors: those of `fill`, whereupon nothing is staged; Aborted.
+  absl::Status StageSlice(int unit, StateArray array,
+                          absl::FunctionRef<absl::Status(Values slice)> fill);
+  // What was staged becomes the state, with this progress; of a job without values, its first.
   absl::Status FinishState(const TrainingProgress& progress);
+
+  // How the job and its coordinator are reached.
+  DialOptions coordinator() const;
+  const std::string& job_id() const { return session_->options_.job_id; }
+  int64_t creation() const { return session_->creation_; }
+  int64_t epoch() const { return session_->epoch_; }
+  int64_t version() const { return session_->version(); }
+  absl::Duration patience() const { return session_->options_.operation_timeout; }
 
  private:
   absl::Status Send(absl::string_view message);

@@ -175,6 +175,8 @@ std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
   if (job.status.state == JobState::kWaiting) {
     return absl::StrCat(job.status.reason, "; ", WhyWaiting(id, job));
   }
+  if (job.status.state == JobState::kRunning && job.IsFrozen())
+    return DescribeHandOver(*job.hand_over);
   if (job.status.state != JobState::kStarting) return job.status.reason;
   const EpochRuntime* runtime = FindRuntime(id, job);
   if (runtime != nullptr && runtime->failure.has_value()) {
@@ -191,7 +193,7 @@ std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
 }
 
 JobView Coordinator::View(const JobId& id, const Job& job) const {
-  JobView view{id, job.creation, job.spec, job.status, job.committed_step, {}};
+  JobView view{id, job.creation, job.spec, job.status, job.committed_step, {}, job.hand_over};
   view.status.reason = StateReason(id, job);
   if (const EpochRuntime* runtime = FindRuntime(id, job)) view.ranks = runtime->ranks;
   return view;

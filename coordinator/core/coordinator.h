@@ -95,6 +95,25 @@ class Coordinator {
   absl::Status ReportPrepared(const Sender& sender, const EpochPrepared& event, absl::Time now,
                               Effects* effects);
 
+  // --- hand-over: coordinator_hand_over.cc ---
+  // One rank offers; once all of the epoch have offered the same step, the hand-over stands. A
+  // repeat of what stands changes nothing.
+  // Errors: NotFound; Aborted     the epoch is not current
+  //         FailedPrecondition  the creation is not, or another rank offered another step (names
+  //                             both)
+  //         ResourceExhausted   too many bytes of trainers
+  absl::Status OfferHandOver(const HandOverOffer& offer, absl::Time now, Effects* effects);
+  // Unless it stands by now, or the rank has offered again since.
+  void WithdrawOffer(const HandOverOffer& offer);
+  // Errors: NotFound; FailedPrecondition  there is none, or it is accepted (says by whom)
+  absl::Status CancelHandOver(const JobId& job, const std::string& reason, absl::Time now,
+                              Effects* effects);
+  // One rank of a job that takes over. Once all of its epoch say so, the next phase is reached.
+  // Errors: NotFound; Aborted     the taker's epoch is not current
+  //         FailedPrecondition  it does not stand, or is another job's; the taker's creation is not
+  //                             current
+  absl::Status TakeOverJob(const TakeOver& event, absl::Time now, Effects* effects);
+
   // --- rendezvous ---
   // Errors: NotFound, FailedPrecondition (not the current creation or epoch), and as
   // Rendezvous::CheckPut.
@@ -148,6 +167,13 @@ class Coordinator {
   std::string StateReason(const JobId& id, const Job& job) const;
   std::string WhyWaiting(const JobId& id, const Job& job) const;
   void FlushStep(const JobId& id, Effects* effects);
+
+  // What time, and what became of their takers, brings to hand-overs.
+  void AdvanceHandOvers(absl::Time now, Effects* effects);
+  void AdvanceHandOver(const JobId& id, absl::Time now, Effects* effects);
+  void EndHandOver(const JobId& id, HandOver ended, absl::Time now, Effects* effects);
+  void FinishHandOver(const JobId& id, Effects* effects);
+  static std::string DescribeHandOver(const HandOver& hand_over);
 
   CoordinatorOptions options_;
   DurableState state_;

@@ -51,7 +51,7 @@ void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
 
 void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_.FindJob(id);
-  if (job.status.state == JobState::kLost) return;
+  if (IsOver(job.status.state)) return;
   if (job.status.bound && state_.MemoryIsGone(job.status)) {
     FlushStep(id, effects);
     if (job.committed_step > Step(0)) {
@@ -149,13 +149,20 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
   next.bound = true;
   next.resume_step = runtime.gather.ResumeStep(job.committed_step);
   runtime.ledger = StepLedger(job.spec->config.world_size, next.resume_step);
+  if (job.IsFrozen() && job.hand_over->phase == HandOverPhase::kOffered &&
+      job.hand_over->step != next.resume_step) {
+    HandOver ended = *job.hand_over;
+    ended.phase = HandOverPhase::kCancelled;
+    ended.reason = absl::StrCat("step ", next.resume_step.value(), " is decided");
+    Put(HandOverRecord{id, std::move(ended)}, effects);
+  }
   const std::set<WorkerId> workers = WorkersOf(next.placements);
   if (workers.size() > 1) {
     next.rank_addresses = runtime.gather.rank_addresses();
     next.decision = runtime.gather.decision();
   }
-  const StartEpoch start{
-      id, job.creation, next.epoch, next.resume_step, next.rank_addresses, next.decision};
+  const StartEpoch start{id,           job.creation, next.epoch, next.resume_step, next.rank_addresses,
+                         next.decision, job.IsFrozen()};
   Put(JobStepRecord{id, next.resume_step}, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});
@@ -240,6 +247,7 @@ void Coordinator::Tick(absl::Time now, Effects* effects) {
   }
   for (auto& [id, avoided] : avoided_) avoided.Expire(state_.members(), now);
   CheckPreparing(now);
+  AdvanceHandOvers(now, effects);
   AdvanceAll(now, effects);
   ForgetLostMembers(effects);
 }

@@ -10,7 +10,7 @@ namespace tessera::coordinator {
 namespace {
 
 bool HasRankOn(const Job& job, const WorkerId& worker) {
-  if (job.status.state == JobState::kLost) return false;
+  if (IsOver(job.status.state)) return false;
   return std::any_of(job.status.placements.begin(), job.status.placements.end(),
                      [&](const RankPlacement& p) { return p.worker == worker; });
 }
@@ -81,7 +81,7 @@ void Coordinator::ResendOnConnect(const Sender& sender, Effects* effects) const 
         std::any_of(placements.begin(), placements.end(), [&](const RankPlacement& p) {
           return p.worker == sender.worker && p.incarnation == sender.incarnation;
         });
-    if (placed_on_sender && job.status.state != JobState::kLost)
+    if (placed_on_sender && !IsOver(job.status.state))
       ResendJob(sender, id, job, effects);
   }
 }
@@ -91,7 +91,8 @@ void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& jo
   if (job.status.state == JobState::kRunning) {
     effects->commands.push_back(
         {sender.worker, StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
-                                   job.status.rank_addresses, job.status.decision}});
+                                   job.status.rank_addresses, job.status.decision,
+                                   job.IsFrozen()}});
     return;
   }
   const EpochRuntime* runtime = FindRuntime(id, job);

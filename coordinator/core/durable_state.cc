@@ -28,6 +28,7 @@ void DurableState::Apply(const StateRecord& record) {
                    Job& job = jobs_[r.job];
                    job.committed_step = std::max(job.committed_step, r.committed_step);
                  },
+                 [&](const HandOverRecord& r) { jobs_[r.job].hand_over = r.hand_over; },
                  [&](const JobGoneRecord& r) { jobs_.erase(r.job); },
                  [&](const MemberRecord& r) { members_.Put(r.worker, r.member); },
                  [&](const MemberGoneRecord& r) { members_.Forget(r.worker); },
@@ -64,7 +65,7 @@ const Job* DurableState::FindJob(const JobId& job) const {
 std::set<DeviceId> DurableState::ClaimedByOthers(const JobId& job) const {
   std::set<DeviceId> claimed;
   for (const auto& [id, other] : jobs_) {
-    if (id == job || other.status.state == JobState::kLost) continue;
+    if (id == job || IsOver(other.status.state)) continue;
     for (const RankPlacement& p : other.status.placements) claimed.emplace(p.worker, p.device);
   }
   return claimed;
@@ -73,7 +74,7 @@ std::set<DeviceId> DurableState::ClaimedByOthers(const JobId& job) const {
 std::vector<WorkerId> DurableState::ForgettableMembers() const {
   std::set<WorkerId> needed;
   for (const auto& [id, job] : jobs_) {
-    if (job.status.state == JobState::kLost) continue;
+    if (IsOver(job.status.state)) continue;
     for (const RankPlacement& placement : job.status.placements) needed.insert(placement.worker);
   }
   std::vector<WorkerId> forgettable;

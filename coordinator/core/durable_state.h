@@ -4,6 +4,7 @@
 #define TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
 
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct Job {
   JobStatus status;
   Step committed_step;
   Rendezvous values;  // Of status.epoch.
+  std::optional<HandOver> hand_over;
+
+  bool IsFrozen() const { return hand_over.has_value() && Stands(hand_over->phase); }
 };
 
 class DurableState {
@@ -38,7 +42,7 @@ class DurableState {
   const MemberRegistry& members() const { return members_; }
   const RequestLog& requests() const { return requests_; }
 
-  // Devices that jobs other than `job` hold; a lost job holds none.
+  // Devices that jobs other than `job` hold; one that is over holds none.
   std::set<DeviceId> ClaimedByOthers(const JobId& job) const;
   // Lost workers on which no job has a rank: nothing is gained by remembering them.
   std::vector<WorkerId> ForgettableMembers() const;

@@ -27,6 +27,7 @@ struct StartEpoch {
   Step resume_step;
   std::map<int32_t, std::string> rank_addresses;
   std::string decision;
+  bool frozen = false;  // No step is decided in it.
 };
 struct OrderRelease {
   JobId job;

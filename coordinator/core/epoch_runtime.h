@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "coordinator/core/effects.h"
 #include "coordinator/core/epoch_gather.h"
+#include "coordinator/core/hand_over.h"
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/order_validator.h"
 #include "coordinator/core/step_ledger.h"
@@ -41,6 +42,10 @@ struct EpochRuntime {
   std::map<int32_t, RankStatus> ranks;
   std::optional<EpochFailure> failure;
   std::optional<absl::Time> preparing_since;
+  // By rank: those whose trainers have offered to hand the job over, and those of a job that takes
+  // another one over that are ready for the next step of that.
+  std::map<int32_t, HandOverOffer> offers;
+  std::map<int32_t, TakeOver> take_overs;
 };
 
 // Workers on which a job is not placed for now, since they did not prepare an epoch in time.

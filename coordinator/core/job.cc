@@ -14,13 +14,15 @@ absl::string_view Name(JobState state) {
       return "DELETED";
     case JobState::kLost:
       return "LOST";
+    case JobState::kHandedOver:
+      return "HANDED_OVER";
   }
   return "?";
 }
 
 std::optional<JobState> NextState(JobState state, JobEvent event) {
   if (state == JobState::kDeleted) return std::nullopt;
-  if (state == JobState::kLost && event != JobEvent::kDeleted) return std::nullopt;
+  if (IsOver(state) && event != JobEvent::kDeleted) return std::nullopt;
   switch (event) {
     case JobEvent::kPlaced:
       return JobState::kStarting;
@@ -31,6 +33,8 @@ std::optional<JobState> NextState(JobState state, JobEvent event) {
       return JobState::kRunning;
     case JobEvent::kShardsLost:
       return JobState::kLost;
+    case JobEvent::kHandedOver:
+      return JobState::kHandedOver;
     case JobEvent::kDeleted:
       return JobState::kDeleted;
   }

@@ -4,11 +4,14 @@
 //   kWaiting ───────────► kStarting ───────────────► kRunning
 //      ▲                   │  ▲  │ placed (again)       │
 //      └─── unplaceable ───┘  └──┘◄────── placed ───────┤      any ─── deleted ──► kDeleted
-//      ▲                                                │      any but kDeleted
+//      ▲                                                │      any but kDeleted, kHandedOver
 //      └────────────────── unplaceable ─────────────────┘          ── shards lost ──► kLost
+//                                                              any but kDeleted, kLost
+//                                                                  ── handed over ──► kHandedOver
 //
 // Pure; thread-safe. "Placed" opens a new epoch whose ranks all have a device. A lost job had
-// committed steps and nobody holds their result any more; nothing but its deletion leads out.
+// committed steps and nobody holds their result any more; with the state of one that is handed over
+// another job goes on. Nothing but their deletion leads out of these two, and no worker holds them.
 #ifndef TESSERA_COORDINATOR_CORE_JOB_H_
 #define TESSERA_COORDINATOR_CORE_JOB_H_
 
@@ -18,12 +21,13 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "coordinator/core/hand_over.h"
 #include "coordinator/core/types.h"
 
 namespace tessera::coordinator {
 
-enum class JobState { kWaiting, kStarting, kRunning, kDeleted, kLost };
-enum class JobEvent { kPlaced, kUnplaceable, kAllPrepared, kShardsLost, kDeleted };
+enum class JobState { kWaiting, kStarting, kRunning, kDeleted, kLost, kHandedOver };
+enum class JobEvent { kPlaced, kUnplaceable, kAllPrepared, kShardsLost, kHandedOver, kDeleted };
 
 absl::string_view Name(JobState state);
 
@@ -35,13 +39,18 @@ inline bool HasEpoch(JobState state) {
   return state == JobState::kStarting || state == JobState::kRunning;
 }
 
+// Whether a job in `state` is over: no worker holds it, and it has no device.
+inline bool IsOver(JobState state) {
+  return state == JobState::kDeleted || state == JobState::kLost || state == JobState::kHandedOver;
+}
+
 // What of a job changes and survives a restart. Copyable value.
 struct JobStatus {
   JobState state = JobState::kWaiting;
   Epoch epoch;       // 0 before the first placement.
   Step resume_step;  // Of this epoch; meaningful in kRunning.
-  // By rank. In kWaiting: where the ranks were, so that they go back there. In kLost: where the
-  // shards were; the devices are free.
+  // By rank. In kWaiting: where the ranks were, so that they go back there. Of one that is
+  // over: where the shards were; the devices are free.
   std::vector<RankPlacement> placements;
   // An epoch has begun on these placements: the shards are in the memory of these incarnations and
   // nowhere else, so the ranks go to no other worker.
@@ -61,6 +70,7 @@ struct JobView {
   JobStatus status;
   Step committed_step;
   std::map<int32_t, RankStatus> ranks;
+  std::optional<HandOver> hand_over;  // The newest, if there was any.
 };
 
 }  // namespace tessera::coordinator

@@ -10,6 +10,7 @@ constexpr JobState kS = JobState::kStarting;
 constexpr JobState kR = JobState::kRunning;
 constexpr JobState kD = JobState::kDeleted;
 constexpr JobState kL = JobState::kLost;
+constexpr JobState kH = JobState::kHandedOver;
 
 TEST(JobTest, TransitionTableIsAsDrawn) {
   struct Row {
@@ -39,6 +40,17 @@ TEST(JobTest, TransitionTableIsAsDrawn) {
       {kL, JobEvent::kAllPrepared, std::nullopt},
       {kL, JobEvent::kShardsLost, std::nullopt},
       {kL, JobEvent::kDeleted, kD},
+      {kW, JobEvent::kHandedOver, kH},
+      {kS, JobEvent::kHandedOver, kH},
+      {kR, JobEvent::kHandedOver, kH},
+      {kD, JobEvent::kHandedOver, std::nullopt},
+      {kL, JobEvent::kHandedOver, std::nullopt},
+      {kH, JobEvent::kHandedOver, std::nullopt},
+      {kH, JobEvent::kPlaced, std::nullopt},
+      {kH, JobEvent::kUnplaceable, std::nullopt},
+      {kH, JobEvent::kAllPrepared, std::nullopt},
+      {kH, JobEvent::kShardsLost, std::nullopt},
+      {kH, JobEvent::kDeleted, kD},
       {kW, JobEvent::kDeleted, kD},
       {kS, JobEvent::kDeleted, kD},
       {kR, JobEvent::kDeleted, kD},

@@ -6,6 +6,7 @@
 #include <string>
 #include <variant>
 
+#include "coordinator/core/hand_over.h"
 #include "coordinator/core/job.h"
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/request_log.h"
@@ -25,6 +26,11 @@ struct JobStatusRecord {
 struct JobStepRecord {
   JobId job;
   Step committed_step;
+};
+// The newest one.
+struct HandOverRecord {
+  JobId job;
+  HandOver hand_over;
 };
 // With everything that belongs to the job.
 struct JobGoneRecord {
@@ -64,7 +70,7 @@ struct EpochOverRecord {
 
 using StateRecord = std::variant<JobSpecRecord, JobStatusRecord, JobStepRecord, JobGoneRecord,
                                  MemberRecord, MemberGoneRecord, RequestRecord, RequestGoneRecord,
-                                 ValueRecord, OrderRecord, EpochOverRecord>;
+                                 ValueRecord, OrderRecord, EpochOverRecord, HandOverRecord>;
 
 }  // namespace tessera::coordinator
 

@@ -133,6 +133,7 @@ void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
   command->mutable_start()->mutable_rank_addresses()->insert(start.rank_addresses.begin(),
                                                              start.rank_addresses.end());
   command->mutable_start()->set_decision(start.decision);
+  command->mutable_start()->set_frozen(start.frozen);
 }
 
 void EncodeInto(const OrderRelease& release, v1::CoordinatorCommand* command) {
@@ -184,6 +185,8 @@ v1::JobState EncodeState(JobState state) {
       return v1::JOB_STATE_DELETED;
     case JobState::kLost:
       return v1::JOB_STATE_LOST;
+    case JobState::kHandedOver:
+      return v1::JOB_STATE_HANDED_OVER;
   }
   return v1::JOB_STATE_UNSPECIFIED;
 }

@@ -196,6 +196,26 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   const auto value = RoundTrip(ValueRecord{JobId("gpt"), Epoch(2), "a/b", std::string("\0x", 2)});
   EXPECT_EQ(value.key, "a/b");
   EXPECT_EQ(value.value, std::string("\0x", 2));
+  HandOver hand_over;
+  hand_over.phase = HandOverPhase::kAccepted;
+  hand_over.number = 4;
+  hand_over.step = Step(7);
+  hand_over.deadline = absl::FromUnixMillis(12345);
+  hand_over.taker = JobId("next");
+  hand_over.taker_creation = Creation(9);
+  hand_over.reason = "why";
+  hand_over.trainer_states =
+      std::make_shared<const std::vector<std::string>>(2, std::string("\0a", 2));
+  const auto handed = RoundTrip(HandOverRecord{JobId("gpt"), hand_over});
+  EXPECT_EQ(handed.job, JobId("gpt"));
+  EXPECT_EQ(handed.hand_over.phase, HandOverPhase::kAccepted);
+  EXPECT_EQ(handed.hand_over.number, 4);
+  EXPECT_EQ(handed.hand_over.step, Step(7));
+  EXPECT_EQ(handed.hand_over.deadline, hand_over.deadline);
+  EXPECT_EQ(handed.hand_over.taker, JobId("next"));
+  EXPECT_EQ(handed.hand_over.taker_creation, Creation(9));
+  EXPECT_EQ(handed.hand_over.reason, "why");
+  EXPECT_EQ(*handed.hand_over.trainer_states, *hand_over.trainer_states);
   const OrderEntry entry{"reduce", UnitId(-1), DType::kBf16, 77};
   const auto order = RoundTrip(OrderRecord{JobId("gpt"), Epoch(2), {Step(3), 40}, entry});
   EXPECT_EQ(order.position, (OrderPosition{Step(3), 40}));
@@ -213,6 +233,7 @@ TEST(RecordCodecTest, UnreadableRowsAreNamed) {
   lost("job/gpt/novel", "");
   lost("job/gpt/status", "\xff");
   lost("job/gpt/spec", "\xff");
+  lost("job/gpt/hand-over", "\xff");
   lost("job/gpt/spec", "");
   lost("job/gpt/status", "\x08\x63");  // State 99.
   lost("member/a", "\xff");

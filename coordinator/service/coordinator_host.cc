@@ -251,6 +251,26 @@ bool CoordinatorHost::SendCommand(const WorkerId& worker, Command command) {
   return true;
 }
 
+absl::Status CoordinatorHost::Run(Handler handler) {
+  absl::MutexLock lock(&mu_);
+  return RunLocked(handler);
+}
+
+absl::Status CoordinatorHost::AwaitCore(
+    absl::FunctionRef<std::optional<absl::Status>(const Coordinator&)> look,
+    absl::FunctionRef<bool()> cancelled) {
+  absl::MutexLock lock(&mu_);
+  while (true) {
+    if (stopped_) return Stopping();
+    if (cancelled()) return absl::CancelledError("the caller is gone");
+    if (std::optional<absl::Status> status = look(core_)) return *std::move(status);
+    const int64_t seen = generation_;
+    const auto ready = [&]()
+                           ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stopped_ || generation_ > seen; };
+    mu_.AwaitWithTimeout(absl::Condition(&ready), kCancelPoll);
+  }
+}
+
 absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* generation,
                                                      absl::FunctionRef<bool()> cancelled) {
   absl::MutexLock lock(&mu_);

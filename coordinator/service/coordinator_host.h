@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -72,6 +73,15 @@ class CoordinatorHost {
   // Sends what the core knows nothing of. False: the worker is not connected.
   bool SendCommand(const WorkerId& worker, Command command);
 
+  // One event of the core's, whole; errors as above.
+  using Handler =
+      absl::FunctionRef<absl::Status(Coordinator& core, absl::Time now, Effects* effects)>;
+  absl::Status Run(Handler handler);
+  // Waits until `look`, which is called anew as jobs change, has a status, and returns it.
+  // Errors: Cancelled, Unavailable, and that status.
+  absl::Status AwaitCore(absl::FunctionRef<std::optional<absl::Status>(const Coordinator&)> look,
+                         absl::FunctionRef<bool()> cancelled);
+
   // Waits until the job differs from what `*generation` saw (0: nothing yet), and updates it.
   // Errors: NotFound, Cancelled (`cancelled` became true), Unavailable
   absl::StatusOr<JobView> AwaitChange(const JobId& job, int64_t* generation,
@@ -80,9 +90,6 @@ class CoordinatorHost {
   absl::StatusOr<std::string> AwaitValue(const ValueKey& key, absl::FunctionRef<bool()> cancelled);
 
  private:
-  using Handler =
-      absl::FunctionRef<absl::Status(Coordinator& core, absl::Time now, Effects* effects)>;
-
   CoordinatorHost(const Options& options, std::unique_ptr<Journal> journal, Coordinator core);
 
   // One event, whole. `journal_failed`: set where it was refused because of the journal.

@@ -59,6 +59,19 @@ struct Encoder {
   void operator()(const JobStatusRecord& r) {
     Put(absl::StrCat("job/", r.job.value(), "/status"), EncodeStatus(r.status));
   }
+  void operator()(const HandOverRecord& r) {
+    const HandOver& from = r.hand_over;
+    journal::HandOver hand_over;
+    hand_over.set_phase(static_cast<journal::HandOver::Phase>(from.phase));
+    hand_over.set_number(from.number);
+    hand_over.set_step(from.step.value());
+    hand_over.set_deadline_unix_ms(absl::ToUnixMillis(from.deadline));
+    hand_over.set_taker(from.taker.value());
+    hand_over.set_taker_creation(from.taker_creation.value());
+    hand_over.set_reason(from.reason);
+    for (const std::string& state : *from.trainer_states) hand_over.add_trainer_states(state);
+    Put(absl::StrCat("job/", r.job.value(), "/hand-over"), hand_over);
+  }
   void operator()(const JobStepRecord& r) {
     journal::JobStep step;
     step.set_committed_step(r.committed_step.value());
@@ -163,10 +176,27 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
       Creation(message.creation())};
 }
 
+absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& job) {
+  ASSIGN_OR_RETURN(journal::HandOver message, Parse<journal::HandOver>(row));
+  if (!journal::HandOver::Phase_IsValid(message.phase())) return Unreadable(row, "unknown phase");
+  HandOver hand_over;
+  hand_over.phase = static_cast<HandOverPhase>(message.phase());
+  hand_over.number = message.number();
+  hand_over.step = Step(message.step());
+  hand_over.deadline = absl::FromUnixMillis(message.deadline_unix_ms());
+  hand_over.taker = JobId(message.taker());
+  hand_over.taker_creation = Creation(message.taker_creation());
+  hand_over.reason = message.reason();
+  hand_over.trainer_states = std::make_shared<const std::vector<std::string>>(
+      message.trainer_states().begin(), message.trainer_states().end());
+  return HandOverRecord{job, std::move(hand_over)};
+}
+
 absl::StatusOr<StateRecord> DecodeJob(const JournalRow& row, const Key& key) {
   if (key.size() != 3) return Unreadable(row, "its key is of no known form");
   const JobId job(key[1]);
   if (key[2] == "spec") return DecodeJobSpec(row, job);
+  if (key[2] == "hand-over") return DecodeHandOver(row, job);
   if (key[2] == "status") {
     ASSIGN_OR_RETURN(const journal::JobStatus message, Parse<journal::JobStatus>(row));
     ASSIGN_OR_RETURN(JobStatus status, DecodeStatus(row, message));

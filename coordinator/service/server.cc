@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/hand_over/hand_over_service.h"
 #include "coordinator/service/live/live_service.h"
 #include "coordinator/service/live/put_service.h"
 #include "coordinator/service/services.h"
@@ -73,7 +74,8 @@ class GrpcCoordinatorServer : public CoordinatorServer {
         live_state_(host_.get(), &live_hub_, LiveTimesOf(options)),
         live_relay_(&live_hub_),
         live_put_(host_.get(), &put_hub_, PutTimesOf(options)),
-        put_relay_(&put_hub_) {}
+        put_relay_(&put_hub_),
+        hand_overs_(host_.get(), &live_hub_, LiveTimesOf(options)) {}
   ~GrpcCoordinatorServer() override { Stop(); }
 
   absl::Status Listen(const Options& options, const ServerAddress& address,
@@ -94,6 +96,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   PutHub put_hub_;
   LivePutService live_put_;
   LivePutRelayService put_relay_;
+  HandOverService hand_overs_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   absl::once_flag stop_once_;
@@ -122,6 +125,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.RegisterService(&live_relay_);
   builder.RegisterService(&live_put_);
   builder.RegisterService(&put_relay_);
+  builder.RegisterService(&hand_overs_);
   server_ = builder.BuildAndStart();
   if (server_ != nullptr && port_ > 0) return absl::OkStatus();
   const absl::Status status = DiagnoseListenFailure(address, options.listen_address);

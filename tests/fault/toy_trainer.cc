@@ -1,5 +1,6 @@
 // Trains the toy model as one rank and saves it. Prints "step N" before each step, "done" at the
-// end. Before step --pause-at it waits until the file --resume-file exists.
+// end. Before step --pause-at it waits until the file --resume-file exists. After step
+// --hand-over-at it hands the job over, and prints "handed over" or "goes on".
 #include <unistd.h>
 
 #include <cstdio>
@@ -7,6 +8,7 @@
 
 #include "CLI/CLI.hpp"
 #include "base/log.h"
+#include "client/cpp/hand_over.h"
 #include "client/cpp/session.h"
 #include "tests/testing/toy_training.h"
 
@@ -32,6 +34,8 @@ int main(int argc, char** argv) {
   bool no_clipping = false;
   app.add_flag("--no-clipping", no_clipping);
   app.add_flag("--optimizer-in-backward", options.config.optimizer_in_backward);
+  int64_t hand_over_at = 0;
+  app.add_option("--hand-over-at", hand_over_at);
   CLI11_PARSE(app, argc, argv);
   options.job_id = "toy";
   if (options.config.shard_group_size > 0)
@@ -57,6 +61,20 @@ int main(int argc, char** argv) {
     // Where this fails the try of the step will too, and says so.
     if (options.config.optimizer_in_backward) (void)(*session)->AnnounceStep(numbers(step));
   };
+  while (status.ok() && hand_over_at > 0) {
+    status = tessera::testing_support::TrainToy(session->get(), hand_over_at, announce, 1, numbers);
+    if (status.ok()) {
+      status = tessera::HandOver(session->get(), {std::to_string(options.rank)});
+      if (status.ok()) return puts("handed over") < 0;
+    }
+    if (absl::IsCancelled(status)) {
+      puts("goes on");
+      fflush(stdout);
+      status = absl::OkStatus();
+      break;
+    }
+    if (absl::IsAborted(status)) status = (*session)->Recover();
+  }
   while (status.ok()) {
     status = tessera::testing_support::TrainToy(session->get(), steps, announce, 1, numbers);
     if (status.ok()) status = (*session)->Save(save);

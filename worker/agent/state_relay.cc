@@ -114,13 +114,11 @@ class StateRelay::Session {
     hello.mutable_hello()->set_worker_id(options_->worker_id);
     if (!stream->Write(hello)) return absl::OkStatus();  // Finish() says why.
     while (const std::optional<v1::LiveCommand> command = NextCommand()) {
+      if (command->has_read()) return SendFrozen(command->read(), stream);
       v1::LiveEvent event;
       const absl::Status status =
           command->has_copy() ? Copy(command->copy(), &event) : Hold(command->hold(), &event);
-      if (!status.ok()) {
-        event.mutable_failure()->set_code(status.raw_code());
-        event.mutable_failure()->set_message(PrintableUtf8(status.message()));
-      }
+      if (!status.ok()) SetFailure(status, &event);
       if (!stream->Write(event) || !status.ok()) return absl::OkStatus();
       if (command->has_copy()) return SendPieces(stream);
     }
@@ -155,6 +153,37 @@ class StateRelay::Session {
       event.mutable_piece()->set_data(std::move(piece->bytes));
       if (!stream->Write(event)) return absl::OkStatus();
     }
+  }
+
+  static void SetFailure(const absl::Status& status, v1::LiveEvent* event) {
+    event->mutable_failure()->set_code(status.raw_code());
+    event->mutable_failure()->set_message(PrintableUtf8(status.message()));
+  }
+
+  absl::Status SendFrozen(const v1::LiveRead& read, Stream* stream) {
+    v1::LiveEvent event;
+    const absl::Status status = Frozen(read, stream, &event);
+    if (status.ok()) return status;
+    SetFailure(status, &event);
+    stream->Write(event);
+    return absl::OkStatus();
+  }
+
+  absl::Status Frozen(const v1::LiveRead& read, Stream* stream, v1::LiveEvent* event) {
+    ASSIGN_OR_RETURN(
+        const std::unique_ptr<FrozenState> state,
+        options_->open_frozen(command_.job_id(), command_.creation(), read.step()));
+    RETURN_IF_ERROR(state->Await(kStepPatience, [this] { return cancelled_.load(); }));
+    *event->mutable_copied() = state->Progress();
+    if (!stream->Write(*event)) return absl::OkStatus();
+    for (const v1::LiveRange& range : read.ranges()) {
+      for (int64_t done = 0; done < range.numel();) {
+        ASSIGN_OR_RETURN(const int64_t elements, state->Read(range, done, event->mutable_piece()));
+        if (!stream->Write(*event)) return absl::OkStatus();
+        done += elements;
+      }
+    }
+    return absl::OkStatus();
   }
 
   const Options* const options_;

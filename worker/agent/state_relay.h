@@ -1,6 +1,7 @@
 // Sends this worker's part of jobs' states to the coordinator, for clients that read them there.
 //
 //   ServeState ──► a thread: dials, says hello ──► hold / held ──► copy / copied, pieces
+//                                              or, of a job that is handed over: read / copied, pieces
 //                  another one reads the stream: its end cancels a copy, and lets go at once
 //
 // Each session has a stream of its own on a connection of its own, so that a slow one holds up no
@@ -18,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "net/transport_security.h"
 #include "proto/coordinator.pb.h"
+#include "worker/keeper/frozen_state.h"
 #include "worker/keeper/state_snapshot.h"
 
 namespace tessera {
@@ -35,6 +37,10 @@ class StateRelay {
     std::function<absl::StatusOr<std::unique_ptr<StateSnapshot>>(
         const std::string& job_id, int64_t creation, const StateSnapshot::Request& request)>
         open;
+    // The same of a job that is handed over; as FrozenState::Create.
+    std::function<absl::StatusOr<std::unique_ptr<FrozenState>>(const std::string& job_id,
+                                                               int64_t creation, int64_t step)>
+        open_frozen;
   };
   explicit StateRelay(Options options);
   ~StateRelay();  // Stop().

@@ -307,7 +307,9 @@ absl::Status RankEngine::FinishInitialize() {
   RETURN_IF_ERROR(Ordered(OpKind::kFinishInitialize, -1, 0, options_.config->compute_dtype));
   options_.recorder->Started(number);
   RecordInitialProgress(options_.group, options_.updates, initial_progress_);
+  RETURN_IF_ERROR(FaultPoint("initialize.before-barrier"));
   RETURN_IF_ERROR(options_.communicator->Barrier());
+  RETURN_IF_ERROR(FaultPoint("initialize.after-barrier"));
   options_.recorder->Done(number);
   options_.control->trained_step.store(initial_progress_.step, std::memory_order_relaxed);
   options_.group->initialized.store(1, std::memory_order_release);

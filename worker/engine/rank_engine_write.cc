@@ -1,4 +1,5 @@
 // What RankEngine does with whole parameters and gradients: read them, set them.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -138,14 +139,14 @@ absl::Status RankEngine::Write(const Op& op) {
   RETURN_IF_ERROR(CheckUnit(unit));
   if (op.array > static_cast<uint32_t>(StateArray::kSecondMoment))
     return absl::InvalidArgumentError(absl::StrCat(OpName(op.kind), " of array ", op.array));
-  if (options_.control->initialized.load() == 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("unit '", UnitName(unit), "': write before the job has initial values"));
-  }
+  // The job's first values, of which version 0 is made.
+  const bool first = options_.control->initialized.load() == 0;
   RETURN_IF_ERROR(AwaitReductions());  // Units may be updated there, in backward.
-  RETURN_IF_ERROR(AwaitHold());
+  if (!first) RETURN_IF_ERROR(AwaitHold());
+  const bool is_begun = std::any_of(staged_.begin(), staged_.end(), [](uint32_t a) { return a; });
+  if (first && !is_begun) optimizer_.BeginInitial();
   const auto array = static_cast<StateArray>(op.array);
-  optimizer_.Stage(array, unit, OwnSlot(unit), step_ + 1);
+  optimizer_.Stage(array, unit, OwnSlot(unit), first ? 0 : step_ + 1);
   staged_[unit] |= Bit(array);
   ReleaseSlot(unit);
   return absl::OkStatus();
@@ -183,6 +184,19 @@ absl::Status RankEngine::FinishWrite(const Op& op) {
   for (std::vector<int64_t>& updates : early_updates_) updates.clear();
   StagedArrays written(staged_.size(), 0);
   written.swap(staged_);
+  if (options_.control->initialized.load() == 0) {
+    for (size_t unit = 0; unit < written.size(); ++unit) {
+      if (loaded.has_value() && (written[unit] & Bit(StateArray::kParameter)) != 0) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("unit '", UnitName(unit), "': write before the job has initial values"));
+    }
+    options_.recorder->Done(number);
+    optimizer_.PublishInitial();
+    initial_progress_.step = loaded->step;
+    initial_progress_.update_counts = loaded->update_counts;
+    options_.group->ranks[LocalIndex()].has_momentum.store(1);
+    return FinishInitialize();
+  }
   std::vector<StateArray> arrays = {StateArray::kParameter};
   if (loaded.has_value()) {
     for (const StateArray moment : optimizer_.Moments()) arrays.push_back(moment);

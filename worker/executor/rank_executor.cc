@@ -206,6 +206,13 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   files_.BeginEpoch(files_communicator_.get());
   engine_ = std::make_unique<RankEngine>(EngineOptions(epoch));
   RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
+  if (start.frozen()) {
+    // The shard is at its step, and nothing that the trainer asks for is done.
+    PublishFailure(memory_.control_page(), static_cast<uint32_t>(epoch.value()),
+                   absl::AbortedError(absl::StrCat("the job is handed over at step ",
+                                                   start.resume_step(), ": no step is taken")));
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(engine_thread_,
                    StartThread("the rank's engine", [this, epoch] { RunEngine(epoch); }));
   if (const std::string fake =

@@ -180,6 +180,7 @@ void HostedJob::Start(const v1::StartEpoch& start) {
   *command.mutable_start()->mutable_rank_addresses() = start.rank_addresses();
   command.mutable_start()->set_epoch(start.epoch());
   command.mutable_start()->set_resume_step(start.resume_step());
+  command.mutable_start()->set_frozen(start.frozen());
   for (RankSlot& slot : ranks_) {
     slot.quiet = false;
     SendLocked(slot, command);

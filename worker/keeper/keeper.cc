@@ -182,6 +182,17 @@ absl::StatusOr<std::unique_ptr<StateSnapshot>> Keeper::SnapshotState(
   return StateSnapshot::Create(job->regions(), request);
 }
 
+absl::StatusOr<std::unique_ptr<FrozenState>> Keeper::FrozenStateOf(const std::string& job_id,
+                                                                   int64_t creation,
+                                                                   int64_t step) const {
+  const std::shared_ptr<HostedJob> job = Find(job_id, creation);
+  if (job == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("worker '", worker_id_, "' does not hold job '", job_id, "'"));
+  }
+  return FrozenState::Create(job->regions(), step);
+}
+
 void Keeper::Shutdown() {
   std::map<std::string, std::shared_ptr<HostedJob>> jobs;
   {

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "worker/keeper/frozen_state.h"
 #include "worker/keeper/hosted_job.h"
 #include "worker/keeper/state_snapshot.h"
 
@@ -60,6 +61,10 @@ class Keeper {
   // Errors: Unavailable  it is not held here.
   absl::StatusOr<std::shared_ptr<HostedJob>> FindForPut(const std::string& job_id,
                                                         int64_t creation) const;
+  // The same of a job that is handed over. Errors: as FrozenState::Create too.
+  absl::StatusOr<std::unique_ptr<FrozenState>> FrozenStateOf(const std::string& job_id,
+                                                             int64_t creation,
+                                                             int64_t step) const;
   // Ends all jobs.
   void Shutdown();
 

@@ -148,6 +148,9 @@ class WorkerServerImpl : public WorkerServer {
                         const StateSnapshot::Request& request) {
       return keeper_->SnapshotState(job_id, creation, request);
     };
+    relay.open_frozen = [this](const std::string& job_id, int64_t creation, int64_t step) {
+      return keeper_->FrozenStateOf(job_id, creation, step);
+    };
     return relay;
   }
 

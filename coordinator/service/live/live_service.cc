@@ -18,7 +18,7 @@ void ServeLine(LiveLine* line, grpc::ServerContext* context, LiveRelayService::S
   const auto cancelled = [context] { return context->IsCancelled(); };
   v1::LiveEvent event;
   while (std::optional<v1::LiveCommand> command = line->AwaitCommand(cancelled)) {
-    const bool is_copy = command->has_copy();
+    const bool is_copy = command->has_copy() || command->has_read();  // With pieces after it.
     if (!stream->Write(*command)) return;
     do {
       if (!stream->Read(&event)) return;

@@ -1,0 +1,217 @@
+// How one job goes on as another: the hand-over of hand_over.h, and who decides the next step.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "coordinator/core/coordinator.h"
+
+namespace tessera::coordinator {
+namespace {
+
+absl::Status NoSuchJob(const JobId& job) {
+  return absl::NotFoundError(absl::StrCat("no job '", job.value(), "'"));
+}
+
+std::string What(const JobId& job) { return absl::StrCat("job '", job.value(), "'"); }
+
+// Whether the rank may speak for the job in this epoch.
+absl::Status CheckSpeaker(const JobId& id, const Job& job, Creation creation, Epoch epoch,
+                          Rank rank) {
+  if (job.creation != creation) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(What(id), " was deleted and made anew: creation ", creation.value(),
+                     " is not current"));
+  }
+  if (job.status.state != JobState::kRunning || job.status.epoch != epoch) {
+    return absl::AbortedError(
+        absl::StrCat(What(id), ": epoch ", epoch.value(), " is not current; the job is ",
+                     Name(job.status.state), " in epoch ", job.status.epoch.value()));
+  }
+  if (rank.value() >= 0 && rank.value() < job.spec->config.world_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(What(id), " has no rank ", rank.value()));
+}
+
+HandOver Moved(HandOver hand_over, HandOverStep step) {
+  const auto phase = NextPhase(hand_over.phase, step);
+  TESSERA_CHECK(phase.has_value());
+  hand_over.phase = *phase;
+  return hand_over;
+}
+
+}  // namespace
+
+std::string Coordinator::DescribeHandOver(const HandOver& hand_over) {
+  const std::string at = absl::StrCat("handed over at step ", hand_over.step.value());
+  if (hand_over.phase == HandOverPhase::kOffered)
+    return absl::StrCat(at, ": waits for a job that takes it over");
+  return absl::StrCat(at, ": job '", hand_over.taker.value(), "' takes it over");
+}
+
+absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time now,
+                                        Effects* effects) {
+  const Job* job = state_.FindJob(offer.job);
+  if (job == nullptr) return NoSuchJob(offer.job);
+  // A repeat, whose reply was lost with a connection or a coordinator.
+  if (job->IsFrozen() && job->creation == offer.creation && job->hand_over->step == offer.step)
+    return absl::OkStatus();
+  RETURN_IF_ERROR(CheckSpeaker(offer.job, *job, offer.creation, offer.epoch, offer.rank));
+  auto& offers = Runtime(offer.job, *job).offers;
+  for (const auto& [rank, other] : offers) {
+    if (rank == offer.rank.value() || other.step == offer.step) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        What(offer.job), ": rank ", rank, " hands it over at step ", other.step.value(), ", rank ",
+        offer.rank.value(), " at step ", offer.step.value()));
+  }
+  offers[static_cast<int32_t>(offer.rank.value())] = offer;
+  if (static_cast<int>(offers.size()) < job->spec->config.world_size) return absl::OkStatus();
+  HandOver made;
+  made.number = offer.epoch.value();
+  made.step = offer.step;
+  auto states = std::make_shared<std::vector<std::string>>();
+  size_t bytes = 0;
+  absl::Duration patience = offer.patience;
+  for (const auto& [rank, of_rank] : offers) {
+    states->push_back(of_rank.trainer_state);
+    bytes += of_rank.trainer_state.size();
+    patience = std::min(patience, of_rank.patience);
+  }
+  if (bytes > kMaxHandOverStatesBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(What(offer.job), ": its trainers' states are ", bytes, " bytes together, ",
+                     kMaxHandOverStatesBytes, " at most are kept"));
+  }
+  made.deadline = now + patience;
+  made.trainer_states = std::move(states);
+  Put(HandOverRecord{offer.job, made}, effects);
+  OpenEpoch(offer.job, absl::StrCat("it is handed over at step ", made.step.value()), now,
+            effects);
+  return absl::OkStatus();
+}
+
+void Coordinator::WithdrawOffer(const HandOverOffer& offer) {
+  const Job* job = state_.FindJob(offer.job);
+  if (job == nullptr || job->creation != offer.creation || job->status.epoch != offer.epoch) return;
+  auto& offers = Runtime(offer.job, *job).offers;
+  const auto it = offers.find(static_cast<int32_t>(offer.rank.value()));
+  if (it != offers.end() && it->second.call == offer.call) offers.erase(it);
+}
+
+absl::Status Coordinator::CancelHandOver(const JobId& id, const std::string& reason,
+                                         absl::Time now, Effects* effects) {
+  const Job* job = state_.FindJob(id);
+  if (job == nullptr) return NoSuchJob(id);
+  if (!job->IsFrozen() || IsOver(job->status.state))
+    return absl::FailedPreconditionError(absl::StrCat(What(id), " is not handed over"));
+  if (job->hand_over->phase == HandOverPhase::kAccepted) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(What(id), ": job '", job->hand_over->taker.value(),
+                     "' takes it over already: as long as that exists, it alone goes on"));
+  }
+  HandOver ended = Moved(*job->hand_over, HandOverStep::kCancel);
+  ended.reason = reason;
+  EndHandOver(id, std::move(ended), now, effects);
+  return absl::OkStatus();
+}
+
+void Coordinator::EndHandOver(const JobId& id, HandOver ended, absl::Time now, Effects* effects) {
+  const std::string reason = absl::StrCat("its hand-over is cancelled: ", ended.reason);
+  Put(HandOverRecord{id, std::move(ended)}, effects);
+  // Where an epoch is prepared, that one is not frozen any more; where none is, the next.
+  if (state_.FindJob(id)->status.state == JobState::kRunning) OpenEpoch(id, reason, now, effects);
+  effects->changed_jobs.insert(id);
+}
+
+absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time, Effects* effects) {
+  const Job* job = state_.FindJob(event.job);
+  if (job == nullptr) return NoSuchJob(event.job);
+  const auto refuse = [&](absl::string_view why) {
+    return absl::FailedPreconditionError(absl::StrCat(What(event.job), ": ", why));
+  };
+  if (job->creation != event.creation || !job->hand_over.has_value() ||
+      job->hand_over->number != event.number) {
+    return refuse("this hand-over does not stand any more");
+  }
+  const HandOver& hand_over = *job->hand_over;
+  if (hand_over.phase == HandOverPhase::kCancelled)
+    return refuse(absl::StrCat("its hand-over is cancelled: ", hand_over.reason));
+  if (job->status.state == JobState::kLost) return refuse(job->status.reason);
+  const bool is_takers = hand_over.phase != HandOverPhase::kOffered;
+  if (is_takers &&
+      (hand_over.taker != event.taker || hand_over.taker_creation != event.taker_creation)) {
+    return refuse(absl::StrCat("job '", hand_over.taker.value(), "' takes it over already"));
+  }
+  if (hand_over.phase == HandOverPhase::kDone || (is_takers && !event.finish))
+    return absl::OkStatus();
+  if (event.finish && !is_takers) return refuse("nobody has accepted it");
+  const Job* taker = state_.FindJob(event.taker);
+  if (taker == nullptr) return NoSuchJob(event.taker);
+  if (event.taker == event.job) return refuse("it cannot take over itself");
+  RETURN_IF_ERROR(
+      CheckSpeaker(event.taker, *taker, event.taker_creation, event.epoch, event.rank));
+  auto& ready = Runtime(event.taker, *taker).take_overs;
+  for (auto it = ready.begin(); it != ready.end();)
+    it = SameBut(it->second, event) ? std::next(it) : ready.erase(it);
+  ready[static_cast<int32_t>(event.rank.value())] = event;
+  if (static_cast<int>(ready.size()) < taker->spec->config.world_size) return absl::OkStatus();
+  if (event.finish) {
+    FinishHandOver(event.job, effects);
+    return absl::OkStatus();
+  }
+  HandOver accepted = Moved(hand_over, HandOverStep::kAccept);
+  accepted.taker = event.taker;
+  accepted.taker_creation = event.taker_creation;
+  Put(HandOverRecord{event.job, std::move(accepted)}, effects);
+  effects->changed_jobs.insert(event.job);
+  return absl::OkStatus();
+}
+
+void Coordinator::FinishHandOver(const JobId& id, Effects* effects) {
+  const Job& job = *state_.FindJob(id);
+  HandOver done = Moved(*job.hand_over, HandOverStep::kFinish);
+  JobStatus next = job.status;
+  const auto state = NextState(next.state, JobEvent::kHandedOver);
+  TESSERA_CHECK(state.has_value());
+  next.state = *state;
+  next.reason = absl::StrCat("job '", done.taker.value(), "' has taken it over at step ",
+                             done.step.value());
+  for (const WorkerId& worker : WorkersOf(next.placements))
+    effects->commands.push_back({worker, DropJob{id, job.creation}});
+  Put(HandOverRecord{id, std::move(done)}, effects);
+  Put(JobStatusRecord{id, std::move(next)}, effects);
+  Put(EpochOverRecord{id}, effects);
+  effects->changed_jobs.insert(id);
+}
+
+void Coordinator::AdvanceHandOvers(absl::Time now, Effects* effects) {
+  std::vector<JobId> frozen;
+  for (const auto& [id, job] : state_.jobs()) {
+    if (job.IsFrozen() && !IsOver(job.status.state)) frozen.push_back(id);
+  }
+  for (const JobId& id : frozen) AdvanceHandOver(id, now, effects);
+}
+
+void Coordinator::AdvanceHandOver(const JobId& id, absl::Time now, Effects* effects) {
+  const HandOver& hand_over = *state_.FindJob(id)->hand_over;
+  if (hand_over.phase == HandOverPhase::kOffered) {
+    if (now < hand_over.deadline) return;
+    HandOver ended = Moved(hand_over, HandOverStep::kCancel);
+    ended.reason = "no job took it over in time";
+    return EndHandOver(id, std::move(ended), now, effects);
+  }
+  const Job* taker = state_.FindJob(hand_over.taker);
+  if (taker != nullptr && taker->creation == hand_over.taker_creation) {
+    // Its trainers went on without a word: all of its ranks have the state, and more.
+    if (taker->committed_step > Step(0)) FinishHandOver(id, effects);
+    return;
+  }
+  HandOver offered = Moved(hand_over, HandOverStep::kTakerGone);
+  offered.taker = JobId();
+  offered.taker_creation = Creation();
+  Put(HandOverRecord{id, std::move(offered)}, effects);
+  effects->changed_jobs.insert(id);
+}
+
+}  // namespace tessera::coordinator

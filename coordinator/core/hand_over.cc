@@ -1,0 +1,37 @@
+#include "coordinator/core/hand_over.h"
+
+namespace tessera::coordinator {
+
+absl::string_view Name(HandOverPhase phase) {
+  switch (phase) {
+    case HandOverPhase::kOffered:
+      return "OFFERED";
+    case HandOverPhase::kAccepted:
+      return "ACCEPTED";
+    case HandOverPhase::kDone:
+      return "DONE";
+    case HandOverPhase::kCancelled:
+      return "CANCELLED";
+  }
+  return "?";
+}
+
+std::optional<HandOverPhase> NextPhase(HandOverPhase phase, HandOverStep step) {
+  switch (step) {
+    case HandOverStep::kAccept:
+      if (phase == HandOverPhase::kOffered) return HandOverPhase::kAccepted;
+      return std::nullopt;
+    case HandOverStep::kTakerGone:
+      if (phase == HandOverPhase::kAccepted) return HandOverPhase::kOffered;
+      return std::nullopt;
+    case HandOverStep::kFinish:
+      if (phase == HandOverPhase::kAccepted) return HandOverPhase::kDone;
+      return std::nullopt;
+    case HandOverStep::kCancel:
+      if (phase == HandOverPhase::kOffered) return HandOverPhase::kCancelled;
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,89 @@
+// The hand-over of a job to another one, as one enum and one transition function.
+//
+//              all of the taker's ranks          all of them have it
+//                are ready                         as their values
+//   kOffered ─────────────────────► kAccepted ───────────────────────► kDone
+//      │  ▲                             │
+//      │  └──────── the taker is gone ──┘
+//      └── cancelled, nobody came ──► kCancelled           a new offer begins from any but kAccepted
+//                                                          and kDone
+//
+// While it stands (kOffered, kAccepted) the job runs in frozen epochs alone: no step of it is
+// decided. So of the two jobs the old one decides the next step once it is kCancelled, the taker
+// once it is kAccepted, and nobody before. Pure; thread-safe.
+#ifndef TESSERA_COORDINATOR_CORE_HAND_OVER_H_
+#define TESSERA_COORDINATOR_CORE_HAND_OVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "coordinator/core/types.h"
+
+namespace tessera::coordinator {
+
+enum class HandOverPhase { kOffered, kAccepted, kDone, kCancelled };
+enum class HandOverStep { kAccept, kTakerGone, kFinish, kCancel };
+
+absl::string_view Name(HandOverPhase phase);
+
+// The phase after `step`, or nullopt where it cannot happen.
+std::optional<HandOverPhase> NextPhase(HandOverPhase phase, HandOverStep step);
+
+inline bool Stands(HandOverPhase phase) {
+  return phase == HandOverPhase::kOffered || phase == HandOverPhase::kAccepted;
+}
+
+constexpr size_t kMaxHandOverStateBytes = 64 << 10;  // Of a trainer.
+constexpr size_t kMaxHandOverStatesBytes = 4 << 20;  // Of all of them.
+
+// The bytes that trainers give with it, by rank.
+using TrainerStates = std::shared_ptr<const std::vector<std::string>>;
+
+// What of it survives a restart. Copyable value; copies share the trainers' states.
+struct HandOver {
+  HandOverPhase phase = HandOverPhase::kOffered;
+  int64_t number = 0;  // Larger than those of the job's hand-overs before.
+  Step step;           // The last one that is decided.
+  absl::Time deadline;  // For a job that accepts it.
+  JobId taker;          // From kAccepted on.
+  Creation taker_creation;
+  std::string reason;  // kCancelled: why.
+  TrainerStates trainer_states;
+};
+
+// One rank's part of an offer.
+struct HandOverOffer {
+  JobId job;
+  Creation creation;
+  Epoch epoch;
+  Rank rank;
+  Step step;
+  std::string trainer_state;
+  absl::Duration patience;
+  int64_t call = 0;  // Tells one try from the next.
+};
+// One rank of a taker is ready, or has it.
+struct TakeOver {
+  JobId job;
+  Creation creation;
+  int64_t number = 0;
+  JobId taker;
+  Creation taker_creation;
+  Epoch epoch;  // The taker's.
+  Rank rank;
+  bool finish = false;
+
+  friend bool SameBut(const TakeOver& a, const TakeOver& b) {  // But for the rank.
+    return a.job == b.job && a.creation == b.creation && a.number == b.number &&
+           a.finish == b.finish;
+  }
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_HAND_OVER_H_

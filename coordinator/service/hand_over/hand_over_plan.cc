@@ -1,0 +1,83 @@
+#include "coordinator/service/hand_over/hand_over_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "job/field_limits.h"
+#include "job/live_tensors.h"
+
+namespace tessera::coordinator {
+namespace {
+
+// Of each parameter all arrays, and some that two units share.
+constexpr int kMaxRanges = 4 * kMaxParameters;
+
+// Each parameter of the job, by its number.
+std::vector<LiveTensor> Parameters(const ModelLayout& layout) {
+  std::vector<LiveTensor> parameters;
+  for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+    for (size_t p = 0; p < layout.units[unit].flat.parameters().size(); ++p) {
+      parameters.push_back({static_cast<int>(unit), static_cast<int>(p),
+                            static_cast<int>(parameters.size()), LiveArray::kParameter});
+    }
+  }
+  return parameters;
+}
+
+bool HasArray(const TensorSpec& spec, OptimizerKind optimizer, v1::LiveStateArray array) {
+  switch (array) {
+    case v1::LIVE_STATE_ARRAY_PARAMETER:
+      return true;
+    case v1::LIVE_STATE_ARRAY_FIRST_MOMENT:
+      return spec.requires_grad;
+    case v1::LIVE_STATE_ARRAY_SECOND_MOMENT:
+      return spec.requires_grad && optimizer != OptimizerKind::kSgd;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<HandOverPart>> PlanHandOverRead(const ModelLayout& layout,
+                                                           OptimizerKind optimizer,
+                                                           const v1::ReadHandOverRequest& request) {
+  if (request.ranges_size() > kMaxRanges)
+    return absl::InvalidArgumentError(absl::StrCat(request.ranges_size(), " ranges at once"));
+  const std::vector<LiveTensor> parameters = Parameters(layout);
+  std::vector<HandOverPart> plan;
+  for (const v1::LiveRange& range : request.ranges()) {
+    if (range.parameter() < 0 || range.parameter() >= static_cast<int>(parameters.size()))
+      return absl::InvalidArgumentError(absl::StrCat("the job has no parameter ", range.parameter()));
+    const LiveTensor& tensor = parameters[range.parameter()];
+    const PlacedParameter& parameter = ParameterOf(layout, tensor);
+    if (!HasArray(parameter.spec, optimizer, range.array())) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.spec.name,
+                                                     "' has no state array ", range.array()));
+    }
+    const int64_t begin = range.begin_elements(), numel = range.numel();
+    if (begin < 0 || numel < 0 || begin > parameter.numel || numel > parameter.numel - begin) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter '", parameter.spec.name, "' has ", parameter.numel,
+                       " elements, and not ", numel, " from ", begin, " on"));
+    }
+    const UnitLayout& unit = layout.units[tensor.unit];
+    const auto add = [&](const LiveSlice& slice) {
+      const int64_t from = std::max(begin, slice.begin_elements);
+      const int64_t to = std::min(begin + numel, slice.begin_elements + slice.numel);
+      if (from >= to) return absl::OkStatus();
+      HandOverPart part = {range, SizeBytes(unit.full_dtype())};
+      part.range.set_begin_elements(from);
+      part.range.set_numel(to - from);
+      part.range.set_rank(slice.rank);
+      plan.push_back(std::move(part));
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(ForEachLiveSlice(layout, {tensor}, 0, unit.shards.num_shards(), add));
+  }
+  return plan;
+}
+
+}  // namespace tessera::coordinator

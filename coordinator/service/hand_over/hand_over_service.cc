@@ -1,0 +1,239 @@
+#include "coordinator/service/hand_over/hand_over_service.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/service/field_checks.h"
+#include "job/field_limits.h"
+#include "job/job_codec.h"
+#include "proto/grpc_status.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr int64_t kMaxPatienceMs = int64_t{7} * 24 * 3600 * 1000;
+
+v1::HandOverPhase EncodePhase(HandOverPhase phase) {
+  switch (phase) {
+    case HandOverPhase::kOffered:
+      return v1::HAND_OVER_PHASE_OFFERED;
+    case HandOverPhase::kAccepted:
+      return v1::HAND_OVER_PHASE_ACCEPTED;
+    case HandOverPhase::kDone:
+      return v1::HAND_OVER_PHASE_DONE;
+    case HandOverPhase::kCancelled:
+      return v1::HAND_OVER_PHASE_CANCELLED;
+  }
+  return v1::HAND_OVER_PHASE_UNSPECIFIED;
+}
+
+// Requires that there was one.
+void Encode(const JobView& view, v1::HandOverInfo* info) {
+  const HandOver& hand_over = *view.hand_over;
+  info->set_job_id(view.id.value());
+  info->set_creation(view.creation.value());
+  info->set_number(hand_over.number);
+  info->set_phase(EncodePhase(hand_over.phase));
+  info->set_step(hand_over.step.value());
+  info->set_reason(hand_over.reason);
+  info->set_taker_job_id(hand_over.taker.value());
+  info->set_taker_creation(hand_over.taker_creation.value());
+}
+
+absl::Status Gone(const JobId& job) {
+  return absl::AbortedError(absl::StrCat("job '", job.value(), "' was deleted meanwhile"));
+}
+
+absl::StatusOr<HandOverOffer> Decode(const v1::OfferRequest& request) {
+  RETURN_IF_ERROR(CheckJobId(request.job_id()));
+  RETURN_IF_ERROR(CheckRange("rank", request.rank(), 0, kMaxWorldSize));
+  RETURN_IF_ERROR(CheckRange("patience_ms", request.patience_ms(), 0, kMaxPatienceMs));
+  RETURN_IF_ERROR(CheckRange("size of trainer_state in bytes", request.trainer_state().size(), 0,
+                             kMaxHandOverStateBytes));
+  HandOverOffer offer;
+  offer.job = JobId(request.job_id());
+  offer.creation = Creation(request.creation());
+  offer.epoch = Epoch(request.epoch());
+  offer.rank = Rank(request.rank());
+  offer.step = Step(request.step());
+  offer.trainer_state = request.trainer_state();
+  offer.patience = absl::Milliseconds(request.patience_ms());
+  return offer;
+}
+
+absl::StatusOr<TakeOver> Decode(const v1::TakeOverRequest& request) {
+  RETURN_IF_ERROR(CheckJobId(request.job_id()));
+  RETURN_IF_ERROR(CheckJobId(request.taker_job_id()));
+  RETURN_IF_ERROR(CheckRange("rank", request.rank(), 0, kMaxWorldSize));
+  TakeOver event;
+  event.job = JobId(request.job_id());
+  event.creation = Creation(request.creation());
+  event.number = request.number();
+  event.taker = JobId(request.taker_job_id());
+  event.taker_creation = Creation(request.taker_creation());
+  event.epoch = Epoch(request.epoch());
+  event.rank = Rank(request.rank());
+  event.finish = request.finish();
+  return event;
+}
+
+// Nothing: the other ranks have not offered yet.
+std::optional<absl::Status> LookAtOffer(const Coordinator& core, const HandOverOffer& offer,
+                                        v1::HandOverInfo* reply) {
+  const absl::StatusOr<JobView> view = core.GetJob(offer.job);
+  if (!view.ok() || view->creation != offer.creation) return Gone(offer.job);
+  if (view->hand_over.has_value() && view->hand_over->step == offer.step &&
+      (view->hand_over->number == offer.epoch.value() || Stands(view->hand_over->phase))) {
+    Encode(*view, reply);
+    return absl::OkStatus();
+  }
+  if (view->status.epoch == offer.epoch && view->status.state == JobState::kRunning)
+    return std::nullopt;
+  return absl::AbortedError(absl::StrCat("job '", offer.job.value(), "': the epoch ended before ",
+                                         "all ranks had handed it over: ", view->status.reason));
+}
+
+std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOver& event,
+                                           v1::HandOverInfo* reply) {
+  const absl::StatusOr<JobView> view = core.GetJob(event.job);
+  if (!view.ok() || view->creation != event.creation) return Gone(event.job);
+  if (!view->hand_over.has_value() || view->hand_over->number != event.number ||
+      view->hand_over->phase == HandOverPhase::kCancelled || view->status.state == JobState::kLost) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job '", event.job.value(), "': its hand-over does not stand any more: ",
+        view->hand_over.has_value() ? view->hand_over->reason : view->status.reason));
+  }
+  const HandOverPhase phase = view->hand_over->phase;
+  if (phase == HandOverPhase::kDone || (phase == HandOverPhase::kAccepted && !event.finish)) {
+    if (view->hand_over->taker != event.taker ||
+        view->hand_over->taker_creation != event.taker_creation) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "job '", event.job.value(), "': job '", view->hand_over->taker.value(), "' takes it over"));
+    }
+    Encode(*view, reply);
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<JobView> taker = core.GetJob(event.taker);
+  if (!taker.ok() || taker->creation != event.taker_creation) return Gone(event.taker);
+  if (taker->status.epoch == event.epoch && taker->status.state == JobState::kRunning)
+    return std::nullopt;
+  return absl::AbortedError(absl::StrCat("job '", event.taker.value(), "': the epoch ended before ",
+                                         "all ranks were ready: ", taker->status.reason));
+}
+
+}  // namespace
+
+grpc::Status HandOverService::Offer(grpc::ServerContext* context, const v1::OfferRequest* request,
+                                    v1::HandOverInfo* reply) {
+  absl::StatusOr<HandOverOffer> offer = Decode(*request);
+  if (!offer.ok()) return ToGrpcStatus(offer.status());
+  offer->call = next_call_.fetch_add(1);
+  absl::Status status = host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
+    return core.OfferHandOver(*offer, now, effects);
+  });
+  if (!status.ok()) return ToGrpcStatus(status);
+  status = host_->AwaitCore(
+      [&](const Coordinator& core) { return LookAtOffer(core, *offer, reply); },
+      [context] { return context->IsCancelled(); });
+  if (!status.ok()) {
+    host_
+        ->Run([&](Coordinator& core, absl::Time, Effects*) {
+          core.WithdrawOffer(*offer);
+          return absl::OkStatus();
+        })
+        .IgnoreError();  // The coordinator stops.
+  }
+  return ToGrpcStatus(status);
+}
+
+grpc::Status HandOverService::AwaitEnd(grpc::ServerContext* context,
+                                       const v1::AwaitEndRequest* request,
+                                       v1::HandOverInfo* reply) {
+  const JobId job(request->job_id());
+  const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
+    const absl::StatusOr<JobView> view = core.GetJob(job);
+    if (!view.ok() || view->creation != Creation(request->creation())) return Gone(job);
+    if (!view->hand_over.has_value() || view->hand_over->number != request->number())
+      return absl::AbortedError(absl::StrCat("job '", job.value(), "' hands over again"));
+    if (view->status.state == JobState::kLost) {
+      return absl::DataLossError(
+          absl::StrCat("job '", job.value(), "' is lost: ", view->status.reason));
+    }
+    const HandOverPhase phase = view->hand_over->phase;
+    const bool goes_on =
+        phase == HandOverPhase::kCancelled && view->status.state == JobState::kRunning;
+    if (phase != HandOverPhase::kDone && !goes_on) return std::nullopt;
+    Encode(*view, reply);
+    return absl::OkStatus();
+  };
+  return ToGrpcStatus(host_->AwaitCore(look, [context] { return context->IsCancelled(); }));
+}
+
+grpc::Status HandOverService::Cancel(grpc::ServerContext*,
+                                     const v1::CancelHandOverRequest* request,
+                                     v1::HandOverInfo* reply) {
+  const JobId job(request->job_id());
+  const absl::Status status =
+      host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
+        RETURN_IF_ERROR(core.CancelHandOver(job, "it was asked to be", now, effects));
+        ASSIGN_OR_RETURN(const JobView view, core.GetJob(job));
+        Encode(view, reply);
+        return absl::OkStatus();
+      });
+  return ToGrpcStatus(status);
+}
+
+grpc::Status HandOverService::Get(grpc::ServerContext* context,
+                                  const v1::GetHandOverRequest* request,
+                                  v1::HandOverInfo* reply) {
+  const JobId job(request->job_id());
+  const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
+    const absl::StatusOr<JobView> view = core.GetJob(job);
+    if (!view.ok()) return view.status();
+    if (view->status.state == JobState::kLost) {
+      return absl::DataLossError(
+          absl::StrCat("job '", job.value(), "' is lost: ", view->status.reason));
+    }
+    if (!view->hand_over.has_value()) return std::nullopt;
+    const HandOverPhase phase = view->hand_over->phase;
+    const bool is_ready = Stands(phase) && view->status.state == JobState::kRunning;
+    if (phase != HandOverPhase::kDone && !is_ready) return std::nullopt;
+    Encode(*view, reply);
+    *reply->mutable_model() = EncodeModel(view->spec->model);
+    *reply->mutable_config() = EncodeJobConfig(view->spec->config);
+    for (const std::string& state : *view->hand_over->trainer_states)
+      reply->add_trainer_states(state);
+    return absl::OkStatus();
+  };
+  return ToGrpcStatus(host_->AwaitCore(look, [context] { return context->IsCancelled(); }));
+}
+
+grpc::Status HandOverService::Read(grpc::ServerContext* context,
+                                   const v1::ReadHandOverRequest* request,
+                                   grpc::ServerWriter<v1::HandOverReply>* writer) {
+  HandOverReader::Client client;
+  client.write = [writer](const v1::HandOverReply& reply) { return writer->Write(reply); };
+  client.cancelled = [context] { return context->IsCancelled(); };
+  client.cancel = [context] { context->TryCancel(); };
+  return ToGrpcStatus(
+      HandOverReader(host_, hub_, &places_, times_, std::move(client)).Read(*request));
+}
+
+grpc::Status HandOverService::TakeOver(grpc::ServerContext* context,
+                                       const v1::TakeOverRequest* request,
+                                       v1::HandOverInfo* reply) {
+  const absl::StatusOr<coordinator::TakeOver> event = Decode(*request);
+  if (!event.ok()) return ToGrpcStatus(event.status());
+  const absl::Status status =
+      host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
+        return core.TakeOverJob(*event, now, effects);
+      });
+  if (!status.ok()) return ToGrpcStatus(status);
+  return ToGrpcStatus(host_->AwaitCore(
+      [&](const Coordinator& core) { return LookAtTakeOver(core, *event, reply); },
+      [context] { return context->IsCancelled(); }));
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,43 @@
+// The gRPC service of hand-overs (proto/hand_over.proto). Thread-safe.
+#ifndef TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_SERVICE_H_
+#define TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_SERVICE_H_
+
+#include <atomic>
+
+#include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/hand_over/hand_over_reader.h"
+#include "coordinator/service/live/live_hub.h"
+#include "proto/hand_over.grpc.pb.h"
+
+namespace tessera::coordinator {
+
+class HandOverService : public v1::HandOvers::Service {
+ public:
+  // `host` and `hub` outlive this.
+  HandOverService(CoordinatorHost* host, LiveHub* hub, const LiveTimes& times)
+      : host_(host), hub_(hub), times_(times) {}
+
+  grpc::Status Offer(grpc::ServerContext* context, const v1::OfferRequest* request,
+                     v1::HandOverInfo* reply) override;
+  grpc::Status AwaitEnd(grpc::ServerContext* context, const v1::AwaitEndRequest* request,
+                        v1::HandOverInfo* reply) override;
+  grpc::Status Cancel(grpc::ServerContext* context, const v1::CancelHandOverRequest* request,
+                      v1::HandOverInfo* reply) override;
+  grpc::Status Get(grpc::ServerContext* context, const v1::GetHandOverRequest* request,
+                   v1::HandOverInfo* reply) override;
+  grpc::Status Read(grpc::ServerContext* context, const v1::ReadHandOverRequest* request,
+                    grpc::ServerWriter<v1::HandOverReply>* writer) override;
+  grpc::Status TakeOver(grpc::ServerContext* context, const v1::TakeOverRequest* request,
+                        v1::HandOverInfo* reply) override;
+
+ private:
+  CoordinatorHost* const host_;
+  LiveHub* const hub_;
+  const LiveTimes times_;
+  ReadingPlaces places_;
+  std::atomic<int64_t> next_call_{1};
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_HAND_OVER_HAND_OVER_SERVICE_H_

@@ -1,0 +1,265 @@
+// Processes are killed while a job is handed over: the state is not lost, one of the two jobs goes
+// on, and its final model is the same bytes as that of an undisturbed run.
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "client/cpp/hand_over.h"
+#include "client/cpp/hand_over_rpc.h"
+#include "client/cpp/job_rpc.h"
+#include "gtest/gtest.h"
+#include "tests/fault/process_cluster.h"
+#include "tests/testing/process_view.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::Eventually;
+using testing_support::ExecutorsOf;
+using testing_support::ToyModel;
+using testing_support::TrainerTeam;
+
+class HandOverKillTest : public ProcessCluster {
+ protected:
+  void SetUp() override {
+    DisarmAllFaultPoints();
+    ProcessCluster::SetUp();
+  }
+  void TearDown() override {
+    DisarmAllFaultPoints();
+    if (taking_.joinable()) taking_.join();
+    ProcessCluster::TearDown();
+  }
+
+  // Trains a third of all steps and hands over.
+  void HandOverAThird() {
+    ASSERT_FALSE(UndisturbedModel().empty());
+    trainer_flags_ = {absl::StrCat("--hand-over-at=", kSteps / 3)};
+    StartAll();
+    ASSERT_NO_FATAL_FAILURE(AwaitPhase(v1::HAND_OVER_PHASE_OFFERED));
+    StartSpareWorker();
+  }
+  std::optional<v1::HandOverInfo> Get() {
+    v1::GetHandOverRequest request;
+    request.set_job_id("toy");
+    const auto info =
+        HandOverRpc({coordinator_address()}).Get(request, absl::Now() + absl::Seconds(20));
+    return info.ok() ? std::make_optional(*info) : std::nullopt;
+  }
+  void AwaitPhase(v1::HandOverPhase phase) {
+    ASSERT_TRUE(Eventually([&] {
+      const auto info = Get();
+      return info.has_value() && info->phase() == phase;
+    })) << v1::HandOverPhase_Name(phase);
+  }
+  void OpenTakers(const std::string& job = "next") {
+    SessionOptions options;
+    options.coordinator_address = coordinator_address();
+    options.worker_address = absl::StrCat("unix:", folder_, "/spare/worker.sock");
+    options.job_id = job;
+    options.model = ToyModel(4);
+    options.config.world_size = kWorldSize;
+    options.config.strategy = Strategy::kShardGradOp;
+    options.config.groups[0].learning_rate = 0.01;
+    options.config.max_gradient_norm = 1.0;
+    options.operation_timeout = absl::Seconds(60);
+    groups_ = options.config.groups;
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+    team_.emplace(std::move(team));
+  }
+  // As trainers do that are told to go on whoever dies.
+  static absl::Status TakeOverAlways(Session* session) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (true) {
+      const absl::StatusOr<TakenOver> taken = TakeOver(session, {"toy", absl::Seconds(60)});
+      if (taken.ok()) {
+        EXPECT_EQ(taken->step, kSteps / 3);
+        EXPECT_THAT(taken->trainer_states, testing::ElementsAre("0", "1", "2"));
+      }
+      if (!absl::IsAborted(taken.status()) || absl::Now() > deadline) return taken.status();
+      RETURN_IF_ERROR(session->Recover());
+    }
+  }
+  void TakeOverInBackground() {
+    taking_ = std::thread([this] { taken_ = team_->RunAll(TakeOverAlways); });
+  }
+  // The rest of the steps, by the new job; its model has the bytes of an undisturbed run.
+  void ExpectTakersGoOn() {
+    if (taking_.joinable()) taking_.join();
+    ASSERT_OK(taken_);
+    const auto numbers = [this](int64_t step) {  // As those of toy_trainer.cc.
+      StepOptions of_step;
+      of_step.groups = {groups_[0]};
+      of_step.groups[0].learning_rate *= 1.0 / static_cast<double>(step);
+      of_step.groups[0].beta1 = 0.9 - 0.01 * static_cast<double>(step % 5);
+      return of_step;
+    };
+    ASSERT_OK(team_->RunAll([&](Session* session) -> absl::Status {
+      EXPECT_EQ(session->next_step(), kSteps / 3 + 1);
+      RETURN_IF_ERROR(testing_support::TrainToy(session, kSteps, nullptr, 1, numbers));
+      return session->Save(model_path());
+    }));
+    EXPECT_EQ(testing_support::ReadFile(model_path()), UndisturbedModel());
+    ASSERT_NO_FATAL_FAILURE(AwaitPhase(v1::HAND_OVER_PHASE_DONE));
+    EXPECT_TRUE(Eventually([&] { return ExecutorsOf(worker_->pid()).empty(); }))
+        << "the old job's memory is not given back";
+  }
+  void ExpectOldTrainersEnded() {
+    for (int rank = 0; rank < kWorldSize; ++rank) EXPECT_EQ(AwaitEnd(rank), 0) << "rank " << rank;
+  }
+  static void KillExecutors(int worker_pid, const std::string& label) {
+    const auto executors = ExecutorsOf(worker_pid);
+    ASSERT_EQ(executors.count(label), 1) << label;
+    kill(executors.at(label), SIGKILL);
+  }
+  void KillCoordinator() {
+    coordinator_->Kill(SIGKILL);
+    coordinator_->Wait();
+  }
+
+  std::optional<TrainerTeam> team_;
+  std::vector<ParamGroup> groups_;
+  std::thread taking_;
+  absl::Status taken_;
+};
+
+TEST_F(HandOverKillTest, StateOutlivesTrainersExecutorsAndCoordinatorOfTheOldJob) {
+  ASSERT_NO_FATAL_FAILURE(HandOverAThird());
+  for (const auto& trainer : trainers_) trainer->Kill(SIGKILL);
+  for (int rank = 0; rank < kWorldSize; ++rank)
+    KillExecutors(worker_->pid(), absl::StrCat("toy/", rank));
+  KillCoordinator();
+  StartCoordinator();
+  ASSERT_NO_FATAL_FAILURE(OpenTakers());
+  TakeOverInBackground();
+  ASSERT_NO_FATAL_FAILURE(ExpectTakersGoOn());
+}
+
+TEST_F(HandOverKillTest, OldTrainersLearnTheEndFromACoordinatorThatStartedAgain) {
+  ASSERT_NO_FATAL_FAILURE(HandOverAThird());
+  KillCoordinator();
+  StartCoordinator();
+  ASSERT_NO_FATAL_FAILURE(OpenTakers());
+  TakeOverInBackground();
+  ASSERT_NO_FATAL_FAILURE(ExpectTakersGoOn());
+  ExpectOldTrainersEnded();
+}
+
+struct Place {
+  const char* point;  // Where one rank of the new job stands.
+  bool kill_new_executor, kill_old_executor, kill_coordinator;
+};
+
+class HandOverKillPointTest : public HandOverKillTest, public testing::WithParamInterface<Place> {
+};
+
+TEST_P(HandOverKillPointTest, NewJobHasTheStateAndTheOldOneIsOver) {
+  ASSERT_NO_FATAL_FAILURE(HandOverAThird());
+  ASSERT_NO_FATAL_FAILURE(OpenTakers());
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint(GetParam().point, hold);
+  TakeOverInBackground();
+  const std::string point = GetParam().point;
+  if (point != "take-over.read") {
+    ASSERT_NO_FATAL_FAILURE(AwaitPhase(v1::HAND_OVER_PHASE_ACCEPTED));
+    v1::CancelHandOverRequest cancel;
+    cancel.set_job_id("toy");
+    EXPECT_THAT(HandOverRpc({coordinator_address()}).Cancel(cancel, absl::Now() + absl::Seconds(20)),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'next'")));
+  }
+  if (point == "take-over.committed")
+    ASSERT_TRUE(Eventually([&] { return team_->session(0)->initialized(); }));
+  if (GetParam().kill_new_executor) KillExecutors(spare_worker_->pid(), "next/1");
+  if (GetParam().kill_old_executor) KillExecutors(worker_->pid(), "toy/2");
+  if (GetParam().kill_coordinator) {
+    KillCoordinator();
+    StartCoordinator();
+  }
+  DisarmAllFaultPoints();
+  ASSERT_NO_FATAL_FAILURE(ExpectTakersGoOn());
+  ExpectOldTrainersEnded();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Points, HandOverKillPointTest,
+    testing::Values(Place{"take-over.read", true, false, false},
+                    Place{"take-over.read", false, true, true},
+                    Place{"take-over.accepted", true, false, false},
+                    Place{"take-over.accepted", true, true, true},
+                    Place{"take-over.committed", true, false, false},
+                    Place{"take-over.committed", true, true, true}),
+    [](const auto& info) {
+      std::string name = info.param.point;
+      name.erase(std::remove_if(name.begin(), name.end(), [](char c) { return !isalpha(c); }),
+                 name.end());
+      return absl::StrCat(name, info.param.kill_new_executor ? "NewExecutor" : "",
+                          info.param.kill_old_executor ? "OldExecutor" : "",
+                          info.param.kill_coordinator ? "Coordinator" : "");
+    });
+
+TEST_F(HandOverKillTest, CancelledBeforeItIsAcceptedTheOldJobGoesOnAndTheNewOneCannot) {
+  ASSERT_NO_FATAL_FAILURE(HandOverAThird());
+  ASSERT_NO_FATAL_FAILURE(OpenTakers());
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("take-over.read", hold);
+  TakeOverInBackground();
+  KillExecutors(worker_->pid(), "toy/0");
+  v1::CancelHandOverRequest cancel;
+  cancel.set_job_id("toy");
+  HandOverRpc rpc({coordinator_address()});
+  ASSERT_OK(rpc.Cancel(cancel, absl::Now() + absl::Seconds(20)));
+  KillCoordinator();
+  StartCoordinator();
+  EXPECT_EQ(Finish(), UndisturbedModel());
+  DisarmAllFaultPoints();
+  v1::DeleteJobRequest drop;  // Its trainers would wait for another hand-over.
+  drop.set_request_id("drop");
+  drop.set_job_id("toy");
+  EXPECT_OK(DeleteJob({coordinator_address()}, drop, absl::Now() + absl::Seconds(20)));
+  taking_.join();
+  EXPECT_FALSE(taken_.ok());
+  EXPECT_FALSE(team_->session(0)->initialized());
+}
+
+TEST_F(HandOverKillTest, WithTheNewJobDeletedBeforeItHasTheStateTheOldOneCanGoOn) {
+  ASSERT_NO_FATAL_FAILURE(HandOverAThird());
+  ASSERT_NO_FATAL_FAILURE(OpenTakers());
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("take-over.accepted", hold);
+  TakeOverInBackground();
+  ASSERT_NO_FATAL_FAILURE(AwaitPhase(v1::HAND_OVER_PHASE_ACCEPTED));
+  v1::DeleteJobRequest drop;
+  drop.set_request_id("drop");
+  drop.set_job_id("next");
+  ASSERT_OK(DeleteJob({coordinator_address()}, drop, absl::Now() + absl::Seconds(20)));
+  ASSERT_NO_FATAL_FAILURE(AwaitPhase(v1::HAND_OVER_PHASE_OFFERED));
+  DisarmAllFaultPoints();
+  taking_.join();
+  EXPECT_FALSE(taken_.ok());
+  v1::CancelHandOverRequest cancel;
+  cancel.set_job_id("toy");
+  ASSERT_OK(HandOverRpc({coordinator_address()}).Cancel(cancel, absl::Now() + absl::Seconds(20)));
+  EXPECT_EQ(Finish(), UndisturbedModel());
+}
+
+}  // namespace
+}  // namespace tessera

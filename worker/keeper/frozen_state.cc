@@ -1,0 +1,153 @@
+#include "worker/keeper/frozen_state.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "checkpoint/crc32.h"
+#include "worker/executor/executor_memory.h"
+
+namespace tessera {
+namespace {
+
+// How often a wait looks whether it was cancelled.
+constexpr absl::Duration kSlice = absl::Milliseconds(50);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegions& regions,
+                                                                 int64_t step) {
+  if (regions.group()->initialized.load(std::memory_order_acquire) == 0)
+    return absl::FailedPreconditionError("the job has no values");
+  auto frozen = std::unique_ptr<FrozenState>(new FrozenState());
+  frozen->step_ = step;
+  frozen->layout_ = regions.layout();
+  frozen->local_ = regions.local();
+  ASSIGN_OR_RETURN(frozen->memory_, JobMemory::Create(regions.layout(), regions.config()));
+  std::vector<int> all(frozen->memory_.num_parameters());
+  std::iota(all.begin(), all.end(), 0);
+  ASSIGN_OR_RETURN(frozen->parameters_, LiveTensors(regions.layout(), regions.config().optimizer,
+                                                    all, /*moments=*/false));
+  ASSIGN_OR_RETURN(frozen->group_, Mapping::CreateWhole(regions.group_fd(), Access::kReadWrite));
+  frozen->counts_ =
+      UpdateCounts(frozen->group_.data() + kGroupPageBytes, frozen->memory_.num_parameters());
+  const auto* page = reinterpret_cast<const GroupPage*>(frozen->group_.data());
+  for (int i = 0; i < frozen->local_.count(); ++i) {
+    const int rank = frozen->local_.first() + i;
+    UniqueFd state(fcntl(regions.state_fd(Rank(rank)), F_DUPFD_CLOEXEC, 0));
+    if (!state.valid()) return ErrnoStatus(errno, absl::StrCat("the state of rank ", rank));
+    frozen->ranks_.push_back({std::move(state), &page->ranks[i]});
+  }
+  return frozen;
+}
+
+absl::Status FrozenState::CheckStands() const {
+  for (const RankState& rank : ranks_) {
+    if (rank.record->applied_step.load(std::memory_order_acquire) > step_ ||
+        rank.record->hold.writing.load() > step_ + 1) {
+      return absl::AbortedError(absl::StrCat("the job trains on after step ", step_));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FrozenState::Await(absl::Duration patience, absl::FunctionRef<bool()> cancelled) {
+  const absl::Time deadline = absl::Now() + patience;
+  for (const RankState& rank : ranks_) {
+    auto* record = const_cast<RankRecord*>(rank.record);
+    while (true) {
+      const uint32_t seen = record->applied_version.value.load(std::memory_order_acquire);
+      const int64_t applied = record->applied_step.load(std::memory_order_acquire);
+      if (applied == step_) break;
+      if (applied > step_) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("a rank is at step ", applied, ", not at ", step_));
+      }
+      if (cancelled()) return absl::CancelledError("the reader is gone");
+      const absl::Time now = absl::Now();
+      if (now >= deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("a rank has not completed step ", step_, ", which is decided"));
+      }
+      WaitForChange(&record->applied_version, seen, std::min(deadline, now + kSlice));
+    }
+  }
+  return CheckStands();
+}
+
+v1::LiveCopied FrozenState::Progress() const {
+  const auto* page = reinterpret_cast<const GroupPage*>(group_.data());
+  v1::LiveCopied progress;
+  progress.set_trained_step(
+      page->decisions[step_ % 2].trained_step.load(std::memory_order_relaxed));
+  for (int parameter = 0; parameter < memory_.num_parameters(); ++parameter)
+    progress.add_update_counts(counts_.CountOf(step_, parameter));
+  return progress;
+}
+
+absl::StatusOr<int64_t> FrozenState::Locate(const v1::LiveRange& range,
+                                            int64_t* element_bytes) const {
+  const auto refuse = [&] {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", range.rank(), " has no elements ", range.begin_elements(), " + ",
+                     range.numel(), " of array ", range.array(), " of parameter ",
+                     range.parameter(), " here"));
+  };
+  if (range.parameter() < 0 || range.parameter() >= static_cast<int>(parameters_.size()) ||
+      !local_.Has(range.rank()) || range.array() < v1::LIVE_STATE_ARRAY_PARAMETER ||
+      range.array() > v1::LIVE_STATE_ARRAY_SECOND_MOMENT) {
+    return refuse();
+  }
+  const LiveTensor& tensor = parameters_[range.parameter()];
+  const UnitMemory& unit = memory_.units()[tensor.unit];
+  *element_bytes = SizeBytes(unit.full_dtype);
+  const auto array = static_cast<StateArray>(range.array() - v1::LIVE_STATE_ARRAY_PARAMETER);
+  int64_t at = -1;
+  RETURN_IF_ERROR(ForEachLiveSlice(
+      layout_, {tensor}, range.rank(), range.rank() + 1, [&](const LiveSlice& slice) {
+        const int64_t skip = range.begin_elements() - slice.begin_elements;
+        if (skip >= 0 && skip <= slice.numel && range.numel() >= 0 &&
+            range.numel() <= slice.numel - skip) {
+          at = memory_.StateOffsetBytes(array, static_cast<int>(step_ % 2)) +
+               unit.shard_offset_bytes + (slice.shard_begin_elements + skip) * *element_bytes;
+        }
+        return absl::OkStatus();
+      }));
+  if (at < 0) return refuse();
+  return at;
+}
+
+absl::StatusOr<int64_t> FrozenState::Read(const v1::LiveRange& range, int64_t done,
+                                          v1::LivePiece* piece) {
+  RETURN_IF_ERROR(FaultPoint("hand-over.read"));
+  int64_t element_bytes = 0;
+  ASSIGN_OR_RETURN(int64_t from, Locate(range, &element_bytes));
+  if (done < 0 || done >= range.numel())
+    return absl::InvalidArgumentError(absl::StrCat("piece at ", done, " of ", range.numel()));
+  const int64_t count = std::min(range.numel() - done, kMaxPieceBytes / element_bytes);
+  from += done * element_bytes;
+  piece->set_offset_elements(range.begin_elements() + done);
+  std::string* data = piece->mutable_data();
+  data->resize(count * element_bytes);
+  for (size_t got = 0; got < data->size();) {
+    const ssize_t n = pread(ranks_[range.rank() - local_.first()].state.get(), data->data() + got,
+                            data->size() - got, from + static_cast<int64_t>(got));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return ErrnoStatus(n < 0 ? errno : EIO, "a rank's state");
+    got += n;
+  }
+  RETURN_IF_ERROR(CheckStands());
+  piece->set_crc32(Crc32(*data));
+  return count;
+}
+
+}  // namespace tessera
