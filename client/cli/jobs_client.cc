@@ -8,6 +8,7 @@
 #include "client/cli/channel.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "proto/hand_over.grpc.pb.h"
 
 namespace tessera::cli {
 namespace {
@@ -26,6 +27,7 @@ class GrpcJobsClient : public JobsClient {
   GrpcJobsClient(Endpoint endpoint, std::shared_ptr<grpc::Channel> channel)
       : endpoint_(std::move(endpoint)),
         jobs_(v1::Jobs::NewStub(channel)),
+        hand_overs_(v1::HandOvers::NewStub(channel)),
         membership_(v1::Membership::NewStub(channel)) {}
 
   absl::StatusOr<v1::ListJobsResponse> ListJobs() override {
@@ -43,6 +45,12 @@ class GrpcJobsClient : public JobsClient {
     request.set_request_id(NewRequestId());
     request.set_job_id(job_id);
     return Call(jobs_.get(), &v1::Jobs::Stub::DeleteJob, request).status();
+  }
+
+  absl::Status TakeBack(const std::string& job_id) override {
+    v1::CancelHandOverRequest request;
+    request.set_job_id(job_id);
+    return Call(hand_overs_.get(), &v1::HandOvers::Stub::Cancel, request).status();
   }
 
   absl::StatusOr<v1::ListWorkersResponse> ListWorkers() override {
@@ -64,6 +72,7 @@ class GrpcJobsClient : public JobsClient {
 
   const Endpoint endpoint_;
   const std::unique_ptr<v1::Jobs::Stub> jobs_;
+  const std::unique_ptr<v1::HandOvers::Stub> hand_overs_;
   const std::unique_ptr<v1::Membership::Stub> membership_;
 };
 

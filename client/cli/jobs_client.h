@@ -1,5 +1,5 @@
-// The coordinator's services Jobs and Membership as commands use them. Thread-safe; no gRPC type
-// shows here.
+// The coordinator's services Jobs, HandOvers and Membership as commands use them. Thread-safe; no
+// gRPC type shows here.
 //
 // Every error names the coordinator's address. Beside what the service returns:
 //   Unavailable       nothing answers at the address
@@ -27,6 +27,9 @@ class JobsClient {
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& job_id) = 0;
   // Errors: NotFound  no such job.
   virtual absl::Status DeleteJob(const std::string& job_id) = 0;
+  // Has a job that is handed over go on itself. Errors: NotFound; FailedPrecondition  it is not
+  // handed over, or another job takes it over already.
+  virtual absl::Status TakeBack(const std::string& job_id) = 0;
   virtual absl::StatusOr<v1::ListWorkersResponse> ListWorkers() = 0;
 };
 

@@ -24,8 +24,7 @@ absl::Status Check(const Session& session, const HandOverOptions& options) {
   }
   if (!session.initialized())
     return absl::FailedPreconditionError("not handed over: the job has no initial values yet");
-  if (session.within_step())
-    return absl::FailedPreconditionError("not handed over: within a step");
+  if (session.within_step()) return absl::FailedPreconditionError("not handed over: within a step");
   return absl::OkStatus();
 }
 
@@ -50,14 +49,13 @@ absl::Status HandOver(Session* session, const HandOverOptions& options) {
   request.set_creation(offered.creation());
   request.set_number(offered.number());
   // From its acceptance on the taker needs a moment more.
-  ASSIGN_OR_RETURN(
-      const v1::HandOverInfo end,
-      rpc.AwaitEnd(request, absl::Now() + options.patience + access.patience()));
+  ASSIGN_OR_RETURN(const v1::HandOverInfo end,
+                   rpc.AwaitEnd(request, absl::Now() + options.patience + access.patience()));
   if (end.phase() == v1::HAND_OVER_PHASE_DONE) return absl::OkStatus();
   RETURN_IF_ERROR(session->Recover());
   return absl::CancelledError(absl::StrCat("job '", access.job_id(), "' goes on after step ",
-                                           end.step(), ": its hand-over is cancelled: ",
-                                           end.reason()));
+                                           end.step(),
+                                           ": its hand-over is cancelled: ", end.reason()));
 }
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 //
 // Parameters and the optimizer's state go from the memory of the old job's workers into that of the
 // new one's, each rank's slices to the rank that has them, by way of the coordinator; nothing is
-// gathered, no rank holds more than its own slices and a few pieces of a MiB, and no disk is used.
+// gathered, no rank holds more than its own slices and a few pieces, and no disk is used.
 // Both jobs are there for that time. At each moment, whoever dies, one of the two jobs can take the
 // next step and the other one cannot: the old one until all ranks of the new one are ready, the new
 // one from then on. docs/adr/0032.
@@ -37,16 +37,16 @@ struct HandOverOptions {
   absl::Duration patience = absl::Minutes(10);
 };
 
-// Between two steps. Returns once the hand-over has ended; meanwhile no step is taken, the trainers
-// may be killed and the job stays handed over.
-// OK: another job has taken this one over. It is over, and all of its calls give Cancelled.
-// Errors: Cancelled           nobody took it over in time, or it was told to go on: the session is
+// Between two steps; a save in the background ends. Returns once the hand-over has ended; meanwhile
+// no step is taken, the trainers may be killed and the job stays handed over. OK: another job has
+// taken this one over. It is over, and all of its calls give Cancelled. Errors: Cancelled nobody
+// took it over in time, or it was told to go on: the session is
 //                             ready for the next step, and everything is as it was
 //         Aborted             a process died before all ranks had handed over, or the job was
 //                             deleted: as elsewhere, Recover() and try again
 //         InvalidArgument     trainer_state or patience out of bounds
-//         FailedPrecondition  within a step; no initial values; another rank hands over another step
-//         ResourceExhausted   the ranks' trainer states are too many bytes together
+//         FailedPrecondition  within a step; no initial values; another rank hands over another
+//         step ResourceExhausted   the ranks' trainer states are too many bytes together
 //         DeadlineExceeded    another rank did not come, or the coordinator is away: whether the
 //                             job is handed over is then told by calling this again
 //         DataLoss            the job's shards went with the memory of a worker.
@@ -58,7 +58,7 @@ struct TakeOverOptions {
 };
 
 struct TakenOver {
-  int64_t step = 0;  // The last one that was taken, as trainers count.
+  int64_t step = 0;                         // The last one that was taken, as trainers count.
   std::vector<std::string> trainer_states;  // The old job's, by rank; as many as it had ranks.
 };
 

@@ -23,12 +23,15 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const DialOptions& co
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // What may be on its way to here: a bound, where gRPC would let it grow with the line's speed.
+  args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  args.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 20);
   args.SetMaxReceiveMessageSize(64 << 20);
   return OpenChannel(coordinator, std::move(args));
 }
 
-using Call = absl::FunctionRef<grpc::Status(v1::HandOvers::Stub*, grpc::ClientContext*,
-                                            v1::HandOverInfo*)>;
+using Call =
+    absl::FunctionRef<grpc::Status(v1::HandOvers::Stub*, grpc::ClientContext*, v1::HandOverInfo*)>;
 
 absl::StatusOr<v1::HandOverInfo> CallUntil(const DialOptions& coordinator, absl::Time deadline,
                                            Call call) {

@@ -1,4 +1,5 @@
-// The calls of hand-overs that trainers and people make (proto/hand_over.proto). Blocking; thread-compatible.
+// The calls of hand-overs that trainers and people make (proto/hand_over.proto). Blocking;
+// thread-compatible.
 #ifndef TESSERA_CLIENT_CPP_HAND_OVER_RPC_H_
 #define TESSERA_CLIENT_CPP_HAND_OVER_RPC_H_
 

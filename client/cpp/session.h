@@ -234,9 +234,9 @@ class Session {
   WindowGuard* GuardOf(int unit, Precision precision) const;
   std::unique_ptr<WindowGuard> guard_, full_guard_;
 
-  int64_t creation_ = 0;             // Of the job.
+  int64_t creation_ = 0;              // Of the job.
   uint32_t epoch_ = 0, results_ = 0;  // Results seen in this epoch.
-  bool agreed_error_ = false;  // The last operation's result is an error that all ranks got.
+  bool agreed_error_ = false;         // The last operation's result is an error that all ranks got.
   std::vector<Window> windows_;
   std::vector<Precision> precisions_;
   std::vector<uint32_t> unshards_;  // Asked for in this epoch.

@@ -50,8 +50,7 @@ class StateReader {
     memset(slice.data(), 0, slice.size_bytes());
     const int64_t element_bytes = SizeBytes(slice.dtype());
     for (const TakenRange& range : plan_.slices[index].ranges) {
-      char* into =
-          static_cast<char*>(slice.data()) + range.slice_begin_elements * element_bytes;
+      char* into = static_cast<char*>(slice.data()) + range.slice_begin_elements * element_bytes;
       RETURN_IF_ERROR(ReadRange(range, element_bytes, into));
     }
     return absl::OkStatus();
@@ -135,8 +134,7 @@ class Taker {
  private:
   bool IsOurs() const {
     return info_.phase() != v1::HAND_OVER_PHASE_OFFERED &&
-           info_.taker_job_id() == access_.job_id() &&
-           info_.taker_creation() == access_.creation();
+           info_.taker_job_id() == access_.job_id() && info_.taker_creation() == access_.creation();
   }
 
   absl::Status GetAndPlan() {
@@ -144,13 +142,13 @@ class Taker {
     request.set_job_id(options_.from_job);
     ASSIGN_OR_RETURN(info_, rpc_.Get(request, deadline_));
     if (info_.phase() != v1::HAND_OVER_PHASE_OFFERED && !IsOurs()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "job '", options_.from_job, "': job '", info_.taker_job_id(), "' takes it over"));
+      return absl::FailedPreconditionError(absl::StrCat("job '", options_.from_job, "': job '",
+                                                        info_.taker_job_id(), "' takes it over"));
     }
     if (session_.initialized()) {
       if (IsOurs()) return absl::OkStatus();
-      return absl::FailedPreconditionError(
-          absl::StrCat("job '", access_.job_id(), "' has its values already: nothing is taken over"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "job '", access_.job_id(), "' has its values already: nothing is taken over"));
     }
     if (info_.phase() == v1::HAND_OVER_PHASE_DONE) {
       return absl::DataLossError(absl::StrCat("job '", access_.job_id(), "' had taken over '",
@@ -172,14 +170,14 @@ class Taker {
     // So that no two ranks take parts of different steps.
     const int64_t own = info_.number();
     std::vector<int64_t> all(session_.config().world_size, own);
-    RETURN_IF_ERROR(setup.AllGather(
-        absl::MakeConstSpan(reinterpret_cast<const char*>(&own), sizeof(own)),
-        reinterpret_cast<char*>(all.data())));
+    RETURN_IF_ERROR(
+        setup.AllGather(absl::MakeConstSpan(reinterpret_cast<const char*>(&own), sizeof(own)),
+                        reinterpret_cast<char*>(all.data())));
     for (size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank] == all[0]) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("ranks 0 and ", rank, " saw different hand-overs of job '",
-                       options_.from_job, "': try again"));
+      return absl::FailedPreconditionError(absl::StrCat("ranks 0 and ", rank,
+                                                        " saw different hand-overs of job '",
+                                                        options_.from_job, "': try again"));
     }
     return absl::OkStatus();
   }
@@ -188,9 +186,9 @@ class Taker {
     StateReader reader(access_.coordinator(), info_, plan_);
     for (size_t i = 0; i < plan_.slices.size(); ++i) {
       RETURN_IF_ERROR(FaultPoint("take-over.read"));
-      RETURN_IF_ERROR(access_.StageSlice(
-          plan_.slices[i].unit, plan_.slices[i].array,
-          [&](Values slice) { return reader.Read(i, slice, deadline_); }));
+      RETURN_IF_ERROR(
+          access_.StageSlice(plan_.slices[i].unit, plan_.slices[i].array,
+                             [&](Values slice) { return reader.Read(i, slice, deadline_); }));
     }
     TrainingProgress progress;
     progress.step = reader.begin().trained_step();

@@ -37,17 +37,15 @@ absl::Status CheckSame(const Parameter& old, const Parameter& own) {
   const auto& shape = own.placed->spec.shape;
   const auto& old_shape = old.placed->spec.shape;
   if (shape != old_shape) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parameter '", name, "' is [", absl::StrJoin(old_shape, ", "),
-                     "] in the job that is taken over, and [", absl::StrJoin(shape, ", "),
-                     "] in this one"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter '", name, "' is [", absl::StrJoin(old_shape, ", "),
+        "] in the job that is taken over, and [", absl::StrJoin(shape, ", "), "] in this one"));
   }
   const DType dtype = own.unit->full_dtype(), old_dtype = old.unit->full_dtype();
   if (dtype == old_dtype) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("parameter '", name, "' is kept in ",
-                                                 Name(old_dtype),
-                                                 " by the job that is taken over, and in ",
-                                                 Name(dtype), " by this one"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter '", name, "' is kept in ", Name(old_dtype),
+                   " by the job that is taken over, and in ", Name(dtype), " by this one"));
 }
 
 // By own parameter: the number of the old one.
@@ -72,8 +70,8 @@ absl::StatusOr<std::vector<int>> Match(const std::vector<Parameter>& from,
       number = found->second;
     }
     if (number < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the job that is taken over lacks parameter '", own.placed->spec.name, "'"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the job that is taken over lacks parameter '", own.placed->spec.name, "'"));
     }
     if (taken[number] != nullptr) {
       return absl::InvalidArgumentError(
@@ -86,8 +84,9 @@ absl::StatusOr<std::vector<int>> Match(const std::vector<Parameter>& from,
   }
   for (size_t i = 0; i < from.size(); ++i) {
     if (taken[i] != nullptr) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "this job lacks parameter '", from[i].placed->spec.name, "' of the job that is taken over"));
+    return absl::InvalidArgumentError(absl::StrCat("this job lacks parameter '",
+                                                   from[i].placed->spec.name,
+                                                   "' of the job that is taken over"));
   }
   return matched;
 }
@@ -120,13 +119,12 @@ absl::StatusOr<TakeOverPlan> PlanTakeOver(const JobShape& from, const JobShape& 
       for (size_t p = 0; p < unit.flat.parameters().size(); ++p) {
         const PlacedParameter& placed = unit.flat.parameters()[p];
         const int number = plan.old_parameters[first + p];
-        const bool is_trained =
-            placed.spec.requires_grad && old[number].placed->spec.requires_grad;
-        const ElementRange part = Intersect(
-            {placed.offset_elements, placed.offset_elements + placed.numel}, slice);
+        const bool is_trained = placed.spec.requires_grad && old[number].placed->spec.requires_grad;
+        const ElementRange part =
+            Intersect({placed.offset_elements, placed.offset_elements + placed.numel}, slice);
         if (part.empty() || (array != StateArray::kParameter && !is_trained)) continue;
-        taken.ranges.push_back({number, part.begin - placed.offset_elements, part.size(),
-                                part.begin - slice.begin});
+        taken.ranges.push_back(
+            {number, part.begin - placed.offset_elements, part.size(), part.begin - slice.begin});
       }
     }
     first += unit.flat.parameters().size();

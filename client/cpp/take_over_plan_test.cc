@@ -48,9 +48,9 @@ TEST(TakeOverPlanTest, RanksTogetherReadEachElementOfEachArrayOnce) {
     std::vector<std::vector<std::vector<int>>> reads(
         3, {std::vector<int>(15), std::vector<int>(7), std::vector<int>(11)});
     for (int rank = 0; rank < world; ++rank) {
-      ASSERT_OK_AND_ASSIGN(const TakeOverPlan plan,
-                           PlanTakeOver({old, OptimizerKind::kAdamW},
-                                        {own, OptimizerKind::kAdamW}, Rank(rank)));
+      ASSERT_OK_AND_ASSIGN(
+          const TakeOverPlan plan,
+          PlanTakeOver({old, OptimizerKind::kAdamW}, {own, OptimizerKind::kAdamW}, Rank(rank)));
       EXPECT_EQ(plan.num_old_parameters, 3);
       EXPECT_EQ(plan.old_parameters, std::vector<int>({2, 1, 0}));
       for (const TakenSlice& slice : plan.slices) {
@@ -78,8 +78,7 @@ TEST(TakeOverPlanTest, WhatDiffersIsNamed) {
   EXPECT_THAT(Plan(units, {{"u", {Spec("w", {4})}}}),
               StatusIs(kInvalid, HasSubstr("this job lacks parameter 'b'")));
   EXPECT_THAT(Plan(units, {{"u", {Spec("w", {2, 2}), Spec("b", {2})}}}),
-              StatusIs(kInvalid,
-                       AllOf(HasSubstr("'w' is [4]"), HasSubstr("[2, 2] in this one"))));
+              StatusIs(kInvalid, AllOf(HasSubstr("'w' is [4]"), HasSubstr("[2, 2] in this one"))));
   std::vector<UnitSpec> wide = units;
   for (TensorSpec& spec : wide[0].parameters) spec.dtype = DType::kFp64;
   EXPECT_THAT(Plan(units, wide), StatusIs(kInvalid, HasSubstr("'w' is kept in fp32")));

@@ -25,6 +25,8 @@
 
 namespace tessera {
 
+class Session;
+
 // Writes elements [begin_elements, begin_elements + values.size()) of a parameter: the same whoever
 // asks for which part. An error is every rank's, if the function is the same on all.
 using SliceInitializer =
@@ -45,6 +47,10 @@ struct AttachOptions {
   // Of parameters on the meta device.
   SliceInitializer initialize_meta;
   MixedPrecision precision;
+  // Gives a new job its values instead of the module: TakeOver (client/cpp/hand_over.h) from
+  // another job, for instance, or LoadCheckpoint. The module's parameters may be on the meta device
+  // then. Collective; called again where it returns Aborted and the job has no values.
+  std::function<absl::Status(Session* session)> first_values;
 };
 
 // Every parameter of the tree becomes one of the same name, shape and dtype on the meta device,

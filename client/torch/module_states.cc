@@ -163,9 +163,14 @@ absl::Status InitializeJob(Session* session, const ModuleUnits& units,
                            const torch::nn::Module& root, const AttachOptions& attach) {
   SessionSetup setup(session);
   const std::vector<NamedState> buffers = BuffersOf(root, attach);
-  absl::Status possible = CheckMeta(*session, units, attach);
+  const bool from_module = attach.first_values == nullptr;
+  absl::Status possible = from_module ? CheckMeta(*session, units, attach) : absl::OkStatus();
   if (possible.ok()) possible = CheckBuffers(buffers);
   RETURN_IF_ERROR(setup.AgreeOn(possible));
+  if (!from_module) {
+    if (attach.sync_module_states) RETURN_IF_ERROR(SyncBuffers(&setup, buffers));
+    return attach.first_values(session);
+  }
   const auto fill = [&](int unit, int p, int64_t begin, Values values) -> absl::Status {
     const torch::Tensor& tensor = units.parameters[unit][p];
     if (tensor.is_meta()) return attach.initialize_meta(SpecOf(*session, unit, p), begin, values);

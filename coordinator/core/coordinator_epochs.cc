@@ -161,8 +161,13 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
     next.rank_addresses = runtime.gather.rank_addresses();
     next.decision = runtime.gather.decision();
   }
-  const StartEpoch start{id,           job.creation, next.epoch, next.resume_step, next.rank_addresses,
-                         next.decision, job.IsFrozen()};
+  const StartEpoch start{id,
+                         job.creation,
+                         next.epoch,
+                         next.resume_step,
+                         next.rank_addresses,
+                         next.decision,
+                         job.IsFrozen()};
   Put(JobStepRecord{id, next.resume_step}, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});

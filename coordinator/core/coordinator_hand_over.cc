@@ -21,14 +21,13 @@ std::string What(const JobId& job) { return absl::StrCat("job '", job.value(), "
 absl::Status CheckSpeaker(const JobId& id, const Job& job, Creation creation, Epoch epoch,
                           Rank rank) {
   if (job.creation != creation) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(What(id), " was deleted and made anew: creation ", creation.value(),
-                     " is not current"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        What(id), " was deleted and made anew: creation ", creation.value(), " is not current"));
   }
   if (job.status.state != JobState::kRunning || job.status.epoch != epoch) {
-    return absl::AbortedError(
-        absl::StrCat(What(id), ": epoch ", epoch.value(), " is not current; the job is ",
-                     Name(job.status.state), " in epoch ", job.status.epoch.value()));
+    return absl::AbortedError(absl::StrCat(What(id), ": epoch ", epoch.value(),
+                                           " is not current; the job is ", Name(job.status.state),
+                                           " in epoch ", job.status.epoch.value()));
   }
   if (rank.value() >= 0 && rank.value() < job.spec->config.world_size) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(What(id), " has no rank ", rank.value()));
@@ -55,8 +54,11 @@ absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time n
   const Job* job = state_.FindJob(offer.job);
   if (job == nullptr) return NoSuchJob(offer.job);
   // A repeat, whose reply was lost with a connection or a coordinator.
-  if (job->IsFrozen() && job->creation == offer.creation && job->hand_over->step == offer.step)
+  if (job->creation == offer.creation && job->hand_over.has_value() &&
+      job->hand_over->step == offer.step &&
+      (job->IsFrozen() || job->hand_over->number == offer.epoch.value())) {
     return absl::OkStatus();
+  }
   RETURN_IF_ERROR(CheckSpeaker(offer.job, *job, offer.creation, offer.epoch, offer.rank));
   auto& offers = Runtime(offer.job, *job).offers;
   for (const auto& [rank, other] : offers) {
@@ -79,15 +81,14 @@ absl::Status Coordinator::OfferHandOver(const HandOverOffer& offer, absl::Time n
     patience = std::min(patience, of_rank.patience);
   }
   if (bytes > kMaxHandOverStatesBytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(What(offer.job), ": its trainers' states are ", bytes, " bytes together, ",
-                     kMaxHandOverStatesBytes, " at most are kept"));
+    return absl::ResourceExhaustedError(absl::StrCat(What(offer.job), ": its trainers' states are ",
+                                                     bytes, " bytes together, ",
+                                                     kMaxHandOverStatesBytes, " at most are kept"));
   }
   made.deadline = now + patience;
   made.trainer_states = std::move(states);
   Put(HandOverRecord{offer.job, made}, effects);
-  OpenEpoch(offer.job, absl::StrCat("it is handed over at step ", made.step.value()), now,
-            effects);
+  OpenEpoch(offer.job, absl::StrCat("it is handed over at step ", made.step.value()), now, effects);
   return absl::OkStatus();
 }
 
@@ -99,8 +100,8 @@ void Coordinator::WithdrawOffer(const HandOverOffer& offer) {
   if (it != offers.end() && it->second.call == offer.call) offers.erase(it);
 }
 
-absl::Status Coordinator::CancelHandOver(const JobId& id, const std::string& reason,
-                                         absl::Time now, Effects* effects) {
+absl::Status Coordinator::CancelHandOver(const JobId& id, const std::string& reason, absl::Time now,
+                                         Effects* effects) {
   const Job* job = state_.FindJob(id);
   if (job == nullptr) return NoSuchJob(id);
   if (!job->IsFrozen() || IsOver(job->status.state))
@@ -149,8 +150,7 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time, Effects
   const Job* taker = state_.FindJob(event.taker);
   if (taker == nullptr) return NoSuchJob(event.taker);
   if (event.taker == event.job) return refuse("it cannot take over itself");
-  RETURN_IF_ERROR(
-      CheckSpeaker(event.taker, *taker, event.taker_creation, event.epoch, event.rank));
+  RETURN_IF_ERROR(CheckSpeaker(event.taker, *taker, event.taker_creation, event.epoch, event.rank));
   auto& ready = Runtime(event.taker, *taker).take_overs;
   for (auto it = ready.begin(); it != ready.end();)
     it = SameBut(it->second, event) ? std::next(it) : ready.erase(it);
@@ -175,8 +175,8 @@ void Coordinator::FinishHandOver(const JobId& id, Effects* effects) {
   const auto state = NextState(next.state, JobEvent::kHandedOver);
   TESSERA_CHECK(state.has_value());
   next.state = *state;
-  next.reason = absl::StrCat("job '", done.taker.value(), "' has taken it over at step ",
-                             done.step.value());
+  next.reason =
+      absl::StrCat("job '", done.taker.value(), "' has taken it over at step ", done.step.value());
   for (const WorkerId& worker : WorkersOf(next.placements))
     effects->commands.push_back({worker, DropJob{id, job.creation}});
   Put(HandOverRecord{id, std::move(done)}, effects);

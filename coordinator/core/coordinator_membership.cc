@@ -81,8 +81,7 @@ void Coordinator::ResendOnConnect(const Sender& sender, Effects* effects) const 
         std::any_of(placements.begin(), placements.end(), [&](const RankPlacement& p) {
           return p.worker == sender.worker && p.incarnation == sender.incarnation;
         });
-    if (placed_on_sender && !IsOver(job.status.state))
-      ResendJob(sender, id, job, effects);
+    if (placed_on_sender && !IsOver(job.status.state)) ResendJob(sender, id, job, effects);
   }
 }
 
@@ -90,9 +89,9 @@ void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& jo
                             Effects* effects) const {
   if (job.status.state == JobState::kRunning) {
     effects->commands.push_back(
-        {sender.worker, StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
-                                   job.status.rank_addresses, job.status.decision,
-                                   job.IsFrozen()}});
+        {sender.worker,
+         StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
+                    job.status.rank_addresses, job.status.decision, job.IsFrozen()}});
     return;
   }
   const EpochRuntime* runtime = FindRuntime(id, job);

@@ -5,7 +5,8 @@
 //   kOffered ─────────────────────► kAccepted ───────────────────────► kDone
 //      │  ▲                             │
 //      │  └──────── the taker is gone ──┘
-//      └── cancelled, nobody came ──► kCancelled           a new offer begins from any but kAccepted
+//      └── cancelled, nobody came ──► kCancelled           a new offer begins from any but
+//      kAccepted
 //                                                          and kDone
 //
 // While it stands (kOffered, kAccepted) the job runs in frozen epochs alone: no step of it is
@@ -47,8 +48,8 @@ using TrainerStates = std::shared_ptr<const std::vector<std::string>>;
 // What of it survives a restart. Copyable value; copies share the trainers' states.
 struct HandOver {
   HandOverPhase phase = HandOverPhase::kOffered;
-  int64_t number = 0;  // Larger than those of the job's hand-overs before.
-  Step step;           // The last one that is decided.
+  int64_t number = 0;   // Larger than those of the job's hand-overs before.
+  Step step;            // The last one that is decided.
   absl::Time deadline;  // For a job that accepts it.
   JobId taker;          // From kAccepted on.
   Creation taker_creation;

@@ -265,8 +265,9 @@ absl::Status CoordinatorHost::AwaitCore(
     if (cancelled()) return absl::CancelledError("the caller is gone");
     if (std::optional<absl::Status> status = look(core_)) return *std::move(status);
     const int64_t seen = generation_;
-    const auto ready = [&]()
-                           ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stopped_ || generation_ > seen; };
+    const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      return stopped_ || generation_ > seen;
+    };
     mu_.AwaitWithTimeout(absl::Condition(&ready), kCancelPoll);
   }
 }

@@ -166,8 +166,7 @@ struct Place {
   bool kill_new_executor, kill_old_executor, kill_coordinator;
 };
 
-class HandOverKillPointTest : public HandOverKillTest, public testing::WithParamInterface<Place> {
-};
+class HandOverKillPointTest : public HandOverKillTest, public testing::WithParamInterface<Place> {};
 
 TEST_P(HandOverKillPointTest, NewJobHasTheStateAndTheOldOneIsOver) {
   ASSERT_NO_FATAL_FAILURE(HandOverAThird());
@@ -181,8 +180,9 @@ TEST_P(HandOverKillPointTest, NewJobHasTheStateAndTheOldOneIsOver) {
     ASSERT_NO_FATAL_FAILURE(AwaitPhase(v1::HAND_OVER_PHASE_ACCEPTED));
     v1::CancelHandOverRequest cancel;
     cancel.set_job_id("toy");
-    EXPECT_THAT(HandOverRpc({coordinator_address()}).Cancel(cancel, absl::Now() + absl::Seconds(20)),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'next'")));
+    EXPECT_THAT(
+        HandOverRpc({coordinator_address()}).Cancel(cancel, absl::Now() + absl::Seconds(20)),
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'next'")));
   }
   if (point == "take-over.committed")
     ASSERT_TRUE(Eventually([&] { return team_->session(0)->initialized(); }));
@@ -197,22 +197,23 @@ TEST_P(HandOverKillPointTest, NewJobHasTheStateAndTheOldOneIsOver) {
   ExpectOldTrainersEnded();
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Points, HandOverKillPointTest,
-    testing::Values(Place{"take-over.read", true, false, false},
-                    Place{"take-over.read", false, true, true},
-                    Place{"take-over.accepted", true, false, false},
-                    Place{"take-over.accepted", true, true, true},
-                    Place{"take-over.committed", true, false, false},
-                    Place{"take-over.committed", true, true, true}),
-    [](const auto& info) {
-      std::string name = info.param.point;
-      name.erase(std::remove_if(name.begin(), name.end(), [](char c) { return !isalpha(c); }),
-                 name.end());
-      return absl::StrCat(name, info.param.kill_new_executor ? "NewExecutor" : "",
-                          info.param.kill_old_executor ? "OldExecutor" : "",
-                          info.param.kill_coordinator ? "Coordinator" : "");
-    });
+INSTANTIATE_TEST_SUITE_P(Points, HandOverKillPointTest,
+                         testing::Values(Place{"take-over.read", true, false, false},
+                                         Place{"take-over.read", false, true, true},
+                                         Place{"take-over.accepted", true, false, false},
+                                         Place{"take-over.accepted", true, true, true},
+                                         Place{"take-over.committed", true, false, false},
+                                         Place{"take-over.committed", true, true, true}),
+                         [](const auto& info) {
+                           std::string name = info.param.point;
+                           name.erase(std::remove_if(name.begin(), name.end(),
+                                                     [](char c) { return !isalpha(c); }),
+                                      name.end());
+                           return absl::StrCat(name,
+                                               info.param.kill_new_executor ? "NewExecutor" : "",
+                                               info.param.kill_old_executor ? "OldExecutor" : "",
+                                               info.param.kill_coordinator ? "Coordinator" : "");
+                         });
 
 TEST_F(HandOverKillTest, CancelledBeforeItIsAcceptedTheOldJobGoesOnAndTheNewOneCannot) {
   ASSERT_NO_FATAL_FAILURE(HandOverAThird());

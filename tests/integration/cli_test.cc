@@ -120,6 +120,11 @@ TEST_F(CliTest, ShowsDumpsAndDeletesJobsOfARealCluster) {
   EXPECT_EQ(unknown.exit_code, 1);
   EXPECT_THAT(unknown.err, HasSubstr("no job 't5'"));
 
+  const Outcome not_given =
+      Tessera({"jobs", "take-back", "toy", "--coordinator", coordinator_address()});
+  EXPECT_EQ(not_given.exit_code, 1);
+  EXPECT_THAT(not_given.err, HasSubstr("job 'toy' is not handed over"));
+
   EXPECT_EQ(AskCoordinator({"jobs", "delete", "toy"}), "deleted toy\n");
   EXPECT_TRUE(Eventually([&] { return ExecutorsOf(worker_->pid()).empty(); }));
   EXPECT_TRUE(TopOf("toy").is_null());

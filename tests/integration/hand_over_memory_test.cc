@@ -44,7 +44,8 @@ int64_t WrittenBytes() { return NumberOf("io", "write_bytes:"); }
 
 SessionOptions Options(const LocalCluster& cluster, const std::string& job, int world_size) {
   SessionOptions options = testing_support::ToyOptions(cluster, job, world_size);
-  options.model = {{{"root", {{"w", {kNumel / 2}, DType::kFp32}, {"b", {kNumel / 2}, DType::kFp32}}}}};
+  options.model = {
+      {{"root", {{"w", {kNumel / 2}, DType::kFp32}, {"b", {kNumel / 2}, DType::kFp32}}}}};
   return options;
 }
 

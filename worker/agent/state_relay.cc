@@ -170,9 +170,8 @@ class StateRelay::Session {
   }
 
   absl::Status Frozen(const v1::LiveRead& read, Stream* stream, v1::LiveEvent* event) {
-    ASSIGN_OR_RETURN(
-        const std::unique_ptr<FrozenState> state,
-        options_->open_frozen(command_.job_id(), command_.creation(), read.step()));
+    ASSIGN_OR_RETURN(const std::unique_ptr<FrozenState> state,
+                     options_->open_frozen(command_.job_id(), command_.creation(), read.step()));
     RETURN_IF_ERROR(state->Await(kStepPatience, [this] { return cancelled_.load(); }));
     *event->mutable_copied() = state->Progress();
     if (!stream->Write(*event)) return absl::OkStatus();

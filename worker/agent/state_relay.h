@@ -1,7 +1,8 @@
 // Sends this worker's part of jobs' states to the coordinator, for clients that read them there.
 //
 //   ServeState ──► a thread: dials, says hello ──► hold / held ──► copy / copied, pieces
-//                                              or, of a job that is handed over: read / copied, pieces
+//                                              or, of a job that is handed over: read / copied,
+//                                              pieces
 //                  another one reads the stream: its end cancels a copy, and lets go at once
 //
 // Each session has a stream of its own on a connection of its own, so that a slow one holds up no

@@ -97,10 +97,9 @@ v1::LiveCopied FrozenState::Progress() const {
 absl::StatusOr<int64_t> FrozenState::Locate(const v1::LiveRange& range,
                                             int64_t* element_bytes) const {
   const auto refuse = [&] {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", range.rank(), " has no elements ", range.begin_elements(), " + ",
-                     range.numel(), " of array ", range.array(), " of parameter ",
-                     range.parameter(), " here"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", range.rank(), " has no elements ", range.begin_elements(), " + ", range.numel(),
+        " of array ", range.array(), " of parameter ", range.parameter(), " here"));
   };
   if (range.parameter() < 0 || range.parameter() >= static_cast<int>(parameters_.size()) ||
       !local_.Has(range.rank()) || range.array() < v1::LIVE_STATE_ARRAY_PARAMETER ||

@@ -29,7 +29,8 @@ namespace tessera {
 
 class FrozenState {
  public:
-  static constexpr int64_t kMaxPieceBytes = 1 << 20;
+  // Small, since some lie in each of the places between here and the reader.
+  static constexpr int64_t kMaxPieceBytes = 256 << 10;
 
   // Errors: FailedPrecondition  the job has no values; ResourceExhausted  no descriptors
   static absl::StatusOr<std::unique_ptr<FrozenState>> Create(const JobRegions& regions,

@@ -50,18 +50,19 @@ absl::StatusOr<std::vector<HandOverPart>> PlanHandOverRead(const ModelLayout& la
   std::vector<HandOverPart> plan;
   for (const v1::LiveRange& range : request.ranges()) {
     if (range.parameter() < 0 || range.parameter() >= static_cast<int>(parameters.size()))
-      return absl::InvalidArgumentError(absl::StrCat("the job has no parameter ", range.parameter()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the job has no parameter ", range.parameter()));
     const LiveTensor& tensor = parameters[range.parameter()];
     const PlacedParameter& parameter = ParameterOf(layout, tensor);
     if (!HasArray(parameter.spec, optimizer, range.array())) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.spec.name,
-                                                     "' has no state array ", range.array()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter '", parameter.spec.name, "' has no state array ", range.array()));
     }
     const int64_t begin = range.begin_elements(), numel = range.numel();
     if (begin < 0 || numel < 0 || begin > parameter.numel || numel > parameter.numel - begin) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter '", parameter.spec.name, "' has ", parameter.numel,
-                       " elements, and not ", numel, " from ", begin, " on"));
+      return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.spec.name, "' has ",
+                                                     parameter.numel, " elements, and not ", numel,
+                                                     " from ", begin, " on"));
     }
     const UnitLayout& unit = layout.units[tensor.unit];
     const auto add = [&](const LiveSlice& slice) {

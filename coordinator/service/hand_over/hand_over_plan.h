@@ -20,7 +20,8 @@ struct HandOverPart {
 
 // In the order of the ranges, and within a range of its elements. Of ranks that hold the same, the
 // first.
-// Errors: InvalidArgument  a range of no parameter or array of the job, or outside of it (names it);
+// Errors: InvalidArgument  a range of no parameter or array of the job, or outside of it (names
+// it);
 //                          too many
 absl::StatusOr<std::vector<HandOverPart>> PlanHandOverRead(const ModelLayout& layout,
                                                            OptimizerKind optimizer,

@@ -102,8 +102,7 @@ absl::Status HandOverReader::OpenLines(const JobView& view) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::LiveEvent> HandOverReader::Await(LiveLine* line,
-                                                    v1::LiveEvent::EventCase kind) {
+absl::StatusOr<v1::LiveEvent> HandOverReader::Await(LiveLine* line, v1::LiveEvent::EventCase kind) {
   absl::StatusOr<v1::LiveEvent> event =
       line->Next(absl::Now() + times_.answer, [this] { return Cancelled(); });
   if (absl::IsDeadlineExceeded(event.status()))

@@ -100,17 +100,19 @@ std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOv
   const absl::StatusOr<JobView> view = core.GetJob(event.job);
   if (!view.ok() || view->creation != event.creation) return Gone(event.job);
   if (!view->hand_over.has_value() || view->hand_over->number != event.number ||
-      view->hand_over->phase == HandOverPhase::kCancelled || view->status.state == JobState::kLost) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "job '", event.job.value(), "': its hand-over does not stand any more: ",
-        view->hand_over.has_value() ? view->hand_over->reason : view->status.reason));
+      view->hand_over->phase == HandOverPhase::kCancelled ||
+      view->status.state == JobState::kLost) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job '", event.job.value(), "': its hand-over does not stand any more: ",
+                     view->hand_over.has_value() ? view->hand_over->reason : view->status.reason));
   }
   const HandOverPhase phase = view->hand_over->phase;
   if (phase == HandOverPhase::kDone || (phase == HandOverPhase::kAccepted && !event.finish)) {
     if (view->hand_over->taker != event.taker ||
         view->hand_over->taker_creation != event.taker_creation) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "job '", event.job.value(), "': job '", view->hand_over->taker.value(), "' takes it over"));
+      return absl::FailedPreconditionError(absl::StrCat("job '", event.job.value(), "': job '",
+                                                        view->hand_over->taker.value(),
+                                                        "' takes it over"));
     }
     Encode(*view, reply);
     return absl::OkStatus();
@@ -134,9 +136,9 @@ grpc::Status HandOverService::Offer(grpc::ServerContext* context, const v1::Offe
     return core.OfferHandOver(*offer, now, effects);
   });
   if (!status.ok()) return ToGrpcStatus(status);
-  status = host_->AwaitCore(
-      [&](const Coordinator& core) { return LookAtOffer(core, *offer, reply); },
-      [context] { return context->IsCancelled(); });
+  status =
+      host_->AwaitCore([&](const Coordinator& core) { return LookAtOffer(core, *offer, reply); },
+                       [context] { return context->IsCancelled(); });
   if (!status.ok()) {
     host_
         ->Run([&](Coordinator& core, absl::Time, Effects*) {
@@ -171,23 +173,20 @@ grpc::Status HandOverService::AwaitEnd(grpc::ServerContext* context,
   return ToGrpcStatus(host_->AwaitCore(look, [context] { return context->IsCancelled(); }));
 }
 
-grpc::Status HandOverService::Cancel(grpc::ServerContext*,
-                                     const v1::CancelHandOverRequest* request,
+grpc::Status HandOverService::Cancel(grpc::ServerContext*, const v1::CancelHandOverRequest* request,
                                      v1::HandOverInfo* reply) {
   const JobId job(request->job_id());
-  const absl::Status status =
-      host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
-        RETURN_IF_ERROR(core.CancelHandOver(job, "it was asked to be", now, effects));
-        ASSIGN_OR_RETURN(const JobView view, core.GetJob(job));
-        Encode(view, reply);
-        return absl::OkStatus();
-      });
+  const absl::Status status = host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
+    RETURN_IF_ERROR(core.CancelHandOver(job, "it was asked to be", now, effects));
+    ASSIGN_OR_RETURN(const JobView view, core.GetJob(job));
+    Encode(view, reply);
+    return absl::OkStatus();
+  });
   return ToGrpcStatus(status);
 }
 
 grpc::Status HandOverService::Get(grpc::ServerContext* context,
-                                  const v1::GetHandOverRequest* request,
-                                  v1::HandOverInfo* reply) {
+                                  const v1::GetHandOverRequest* request, v1::HandOverInfo* reply) {
   const JobId job(request->job_id());
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
     const absl::StatusOr<JobView> view = core.GetJob(job);
@@ -226,14 +225,13 @@ grpc::Status HandOverService::TakeOver(grpc::ServerContext* context,
                                        v1::HandOverInfo* reply) {
   const absl::StatusOr<coordinator::TakeOver> event = Decode(*request);
   if (!event.ok()) return ToGrpcStatus(event.status());
-  const absl::Status status =
-      host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
-        return core.TakeOverJob(*event, now, effects);
-      });
+  const absl::Status status = host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
+    return core.TakeOverJob(*event, now, effects);
+  });
   if (!status.ok()) return ToGrpcStatus(status);
-  return ToGrpcStatus(host_->AwaitCore(
-      [&](const Coordinator& core) { return LookAtTakeOver(core, *event, reply); },
-      [context] { return context->IsCancelled(); }));
+  return ToGrpcStatus(
+      host_->AwaitCore([&](const Coordinator& core) { return LookAtTakeOver(core, *event, reply); },
+                       [context] { return context->IsCancelled(); }));
 }
 
 }  // namespace tessera::coordinator

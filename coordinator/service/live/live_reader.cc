@@ -59,8 +59,10 @@ absl::StatusOr<JobView> LiveReader::ReadableJob() const {
   const std::string what = absl::StrCat("job '", job_.value(), "'");
   if (view.creation != creation_)
     return absl::AbortedError(absl::StrCat(what, " was deleted and made anew meanwhile"));
-  if (view.status.state == JobState::kLost) {
-    return absl::FailedPreconditionError(absl::StrCat(what, " is lost: ", view.status.reason));
+  if (IsOver(view.status.state)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what,
+        view.status.state == JobState::kLost ? " is lost: " : " is over: ", view.status.reason));
   }
   if (!view.status.bound) {
     return absl::FailedPreconditionError(
