@@ -215,6 +215,96 @@ INSTANTIATE_TEST_SUITE_P(Points, HandOverKillPointTest,
                                                info.param.kill_coordinator ? "Coordinator" : "");
                          });
 
+TEST_F(HandOverKillTest, StateOutlivesTheNewJobsWorkerThatDiesBeforeItHasIt) {
+  ASSERT_NO_FATAL_FAILURE(HandOverAThird());
+  ASSERT_NO_FATAL_FAILURE(OpenTakers());
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("take-over.accepted", hold);
+  TakeOverInBackground();
+  ASSERT_NO_FATAL_FAILURE(AwaitPhase(v1::HAND_OVER_PHASE_ACCEPTED));
+  spare_worker_->Kill(SIGKILL);
+  spare_worker_->Wait();
+  DisarmAllFaultPoints();
+  taking_.join();
+  EXPECT_FALSE(taken_.ok());
+  team_.reset();
+  StartSpareWorker();
+  ASSERT_NO_FATAL_FAILURE(OpenTakers());
+  EXPECT_FALSE(team_->session(0)->initialized()) << "it begins anew";
+  TakeOverInBackground();
+  ASSERT_NO_FATAL_FAILURE(ExpectTakersGoOn());
+  ExpectOldTrainersEnded();
+}
+
+// The coordinator dies at its n-th change of the journal from before the hand-over on.
+struct JournalKill {
+  const char* point;
+  int hit;
+};
+
+class HandOverJournalKillTest : public HandOverKillTest,
+                                public testing::WithParamInterface<JournalKill> {
+ protected:
+  void TearDown() override {
+    stop_.store(true);
+    if (monitor_.joinable()) monitor_.join();
+    HandOverKillTest::TearDown();
+  }
+  void StartFaultyCoordinator() {
+    KillCoordinator();
+    auto started = demo::ChildProcess::Start(
+        {"coordinator/tessera-coordinator", "--listen=" + coordinator_address(),
+         "--journal=" + folder_ + "/journal",
+         absl::StrCat("--fault-points=journal.", GetParam().point, "=kill@", GetParam().hit)},
+        folder_ + "/coordinator.log");
+    ASSERT_OK(started);
+    coordinator_ = *std::move(started);
+    monitor_ = std::thread([this] {  // No other thread uses coordinator_ from here on.
+      while (!stop_.load()) {
+        if (!coordinator_->running()) {
+          ++deaths_;
+          StartCoordinator();
+        }
+        absl::SleepFor(absl::Milliseconds(5));
+      }
+    });
+  }
+
+  std::thread monitor_;
+  std::atomic<bool> stop_{false};
+  std::atomic<int> deaths_{0};
+};
+
+TEST_P(HandOverJournalKillTest, NewJobHasTheStateAndTheOldOneIsOver) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  pause_at_ = kSteps / 3;
+  trainer_flags_ = {absl::StrCat("--hand-over-at=", kSteps / 3)};
+  StartAll();
+  AwaitStep(0, pause_at_);
+  ASSERT_NO_FATAL_FAILURE(StartFaultyCoordinator());
+  Resume();
+  StartSpareWorker();
+  ASSERT_NO_FATAL_FAILURE(OpenTakers());
+  TakeOverInBackground();
+  ASSERT_NO_FATAL_FAILURE(ExpectTakersGoOn());
+  ExpectOldTrainersEnded();
+  EXPECT_EQ(deaths_.load(), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Hits, HandOverJournalKillTest,
+    testing::Values(JournalKill{"before_append", 1}, JournalKill{"before_append", 3},
+                    JournalKill{"before_append", 5}, JournalKill{"before_append", 7},
+                    JournalKill{"after_append", 1}, JournalKill{"after_append", 2},
+                    JournalKill{"after_append", 3}, JournalKill{"after_append", 4},
+                    JournalKill{"after_append", 5}, JournalKill{"after_append", 6},
+                    JournalKill{"after_append", 7}),
+    [](const auto& info) {
+      const std::string point = info.param.point;
+      return absl::StrCat(point == "before_append" ? "Before" : "After", info.param.hit);
+    });
+
 TEST_F(HandOverKillTest, CancelledBeforeItIsAcceptedTheOldJobGoesOnAndTheNewOneCannot) {
   ASSERT_NO_FATAL_FAILURE(HandOverAThird());
   ASSERT_NO_FATAL_FAILURE(OpenTakers());
