@@ -1,7 +1,8 @@
-// What memory a hand-over takes beside the shards of both jobs. Coordinator, worker and trainers
-// are of this process, so the bound holds for all of them together.
+// What memory a hand-over takes beside the shards of both jobs, and readers that hang. Coordinator,
+// worker and trainers are of this process, so the bound holds for all of them together.
 #include <atomic>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -9,11 +10,14 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/hand_over.h"
+#include "client/cpp/hand_over_rpc.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/optimizer_state.h"
+#include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "tests/testing/trainer_team.h"
@@ -49,6 +53,20 @@ SessionOptions Options(const LocalCluster& cluster, const std::string& job, int 
   return options;
 }
 
+absl::Status GiveValues(Session* session) {
+  RETURN_IF_ERROR(session->Initialize([](int, int p, absl::Span<float> values) {
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 1000 + p);
+  }));
+  TrainingProgress progress;
+  progress.step = 7;
+  progress.update_counts = {7, 7};
+  for (const ParamGroup& group : session->config().groups) progress.groups.push_back(group);
+  return WriteOptimizerState(session, progress, [](StateArray array, int, int p, Values values) {
+    for (float& value : values.as<float>())
+      value = static_cast<float>(p + 10 * static_cast<int>(array));
+  });
+}
+
 TEST(HandOverMemoryTest, TakesLittleMemoryAndNoFileHoweverLargeTheModel) {
   // With its last object gRPC ends all of itself, which takes it 10 s now and then: one stays.
   static const auto* const last = new grpc::CompletionQueue();
@@ -57,18 +75,7 @@ TEST(HandOverMemoryTest, TakesLittleMemoryAndNoFileHoweverLargeTheModel) {
   of_cluster.num_devices = 5;
   ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(of_cluster));
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(Options(*cluster, "old", 2)));
-  ASSERT_OK(team.RunAll([](Session* session) -> absl::Status {
-    RETURN_IF_ERROR(session->Initialize([](int, int p, absl::Span<float> values) {
-      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 1000 + p);
-    }));
-    TrainingProgress progress;
-    progress.step = 7;
-    progress.update_counts = {7, 7};
-    for (const ParamGroup& group : session->config().groups) progress.groups.push_back(group);
-    return WriteOptimizerState(session, progress, [](StateArray array, int, int p, Values values) {
-      for (float& value : values.as<float>()) value = static_cast<float>(p + 10 * int(array));
-    });
-  }));
+  ASSERT_OK(team.RunAll(GiveValues));
   ASSERT_OK_AND_ASSIGN(TrainerTeam taker, TrainerTeam::Open(Options(*cluster, "new", 3)));
   const int64_t before = OwnBytes(), written_before = WrittenBytes();
   std::atomic<bool> done{false};
@@ -104,6 +111,46 @@ TEST(HandOverMemoryTest, TakesLittleMemoryAndNoFileHoweverLargeTheModel) {
       EXPECT_EQ(all.back(), static_cast<float>(p + 20));
     });
   }));
+}
+
+TEST(HandOverMemoryTest, ReadersThatHangHoldNobodyUpOnceTheyAreGone) {
+  LocalCluster::Options of_cluster;
+  of_cluster.num_devices = 3;
+  ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(of_cluster));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(Options(*cluster, "old", 1)));
+  ASSERT_OK(team.RunAll(GiveValues));
+  std::thread old([&] { EXPECT_OK(HandOver(team.session(0))); });
+  const DialOptions coordinator = {cluster->coordinator_address()};
+  v1::GetHandOverRequest get;
+  get.set_job_id("old");
+  auto info = HandOverRpc(coordinator).Get(get, absl::Now() + absl::Seconds(20));
+  EXPECT_OK(info);
+  v1::ReadHandOverRequest all;
+  all.set_job_id("old");
+  all.set_creation(info->creation());
+  all.set_number(info->number());
+  v1::LiveRange* range = all.add_ranges();
+  range->set_array(v1::LIVE_STATE_ARRAY_PARAMETER);
+  range->set_numel(kNumel / 2);
+  std::vector<std::unique_ptr<HandOverStream>> hanging;
+  for (int i = 0; i < 4; ++i) {  // As many as there are places.
+    auto stream = HandOverStream::Open(coordinator, all);
+    EXPECT_OK(stream);
+    EXPECT_OK((*stream)->Next());
+    hanging.push_back(*std::move(stream));
+  }
+  ASSERT_OK_AND_ASSIGN(TrainerTeam taker, TrainerTeam::Open(Options(*cluster, "new", 2)));
+  std::thread go([&] { hanging.clear(); });
+  EXPECT_OK(taker.RunAll([](Session* session) {
+    return TakeOver(session, {"old", absl::Seconds(60)}).status();
+  }));
+  go.join();
+  old.join();
+  all.set_number(info->number() + 1);
+  auto late = HandOverStream::Open(coordinator, all);
+  EXPECT_OK(late);
+  EXPECT_THAT((*late)->Next(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        testing::HasSubstr("does not stand any more")));
 }
 
 }  // namespace

@@ -82,9 +82,14 @@ TEST(HandOverPlanTest, RangesThatAreNotOfTheJobAreRefusedByName) {
   refused(Request(2, v1::LIVE_STATE_ARRAY_FIRST_MOMENT, 0, 1), "'frozen' has no state array");
   refused(Request(0, v1::LIVE_STATE_ARRAY_SECOND_MOMENT, 0, 1), "'w' has no state array",
           OptimizerKind::kSgd);
-  for (const auto& [begin, numel] :
-       {std::pair<int64_t, int64_t>{0, 16}, {15, 1}, {16, 0}, {-1, 1}, {0, -1}, {1, kMax}, {kMax, 1},
-        {kMax, kMax}}) {
+  for (const auto& [begin, numel] : {std::pair<int64_t, int64_t>{0, 16},
+                                     {15, 1},
+                                     {16, 0},
+                                     {-1, 1},
+                                     {0, -1},
+                                     {1, kMax},
+                                     {kMax, 1},
+                                     {kMax, kMax}}) {
     refused(Request(0, v1::LIVE_STATE_ARRAY_PARAMETER, begin, numel), "'w' has 15 elements");
   }
 }
