@@ -88,7 +88,8 @@ void RemoveLeftovers(const std::string& folder, const std::string& job_id) {
 
 }  // namespace
 
-absl::Status KeepNewest(const std::string& path, const std::string& job_id, int keep) {
+absl::Status KeepNewest(const std::string& path, const std::string& job_id, int keep,
+                        std::vector<std::string>* removed) {
   const std::string folder = ParentOf(path);
   RemoveLeftovers(folder, job_id);
   ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> others, ListCheckpoints(folder));
@@ -107,6 +108,7 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
     const std::string gone = PartialFolder(others[i].path);
     RETURN_IF_ERROR(RemoveFolder(gone));
     RETURN_IF_ERROR(RenameFolder(others[i].path, gone, /*exchange=*/false));
+    if (removed != nullptr) removed->push_back(others[i].path);
     // Else a power loss could keep the name and lose the files.
     RETURN_IF_ERROR(SyncFolder(folder));
     RETURN_IF_ERROR(FaultPoint("checkpoint.retired"));

@@ -10,7 +10,9 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/verify_checkpoint.h"
+#include "client/cli/endpoint_flags.h"
 #include "client/cli/progress_line.h"
+#include "client/cli/save_commands.h"
 #include "client/cli/text_table.h"
 #include "layout/layout_dump.h"
 #include "nlohmann/json.hpp"
@@ -19,7 +21,8 @@ namespace tessera::cli {
 namespace {
 
 struct Flags {
-  std::string path;
+  EndpointFlags endpoint;
+  std::string path, job;
   bool json = false;
 };
 
@@ -30,12 +33,14 @@ std::string WithoutSlash(std::string path) {
 
 CLI::App* AddCommand(CLI::App* app, const char* name, const char* help, Flags* flags) {
   CLI::App* command = app->add_subcommand(name, help);
-  command->add_option("path", flags->path, "the folder")->required();
+  command->add_option("path", flags->path, "the folder");
   command->add_flag("--json", flags->json, "for programs");
   return command;
 }
 
 absl::Status RunCheckpoints(const Flags& flags, const Console& console) {
+  if (!flags.job.empty())
+    return ListSaves(flags.endpoint.Coordinator(), flags.job, /*ended=*/true, flags.json, console);
   ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> found, ListCheckpoints(flags.path));
   if (flags.json) {
     nlohmann::ordered_json json = nlohmann::ordered_json::array();
@@ -109,18 +114,27 @@ absl::Status RunVerify(const Flags& flags, const Console& console) {
 
 void RegisterCheckpointsCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
-  AddCommand(app, "checkpoints", "lists the checkpoints in a folder, by step", flags.get())
-      ->callback([flags, selected] {
-        *selected = [flags](const Console& console) { return RunCheckpoints(*flags, console); };
-      });
+  CLI::App* command =
+      AddCommand(app, "checkpoints", "lists the checkpoints in a folder, or what a job has saved",
+                 flags.get());
+  CLI::Option* job = command->add_option("--job", flags->job, "the job's id");
+  command->get_option("path")->excludes(job);
+  flags->endpoint.AddCoordinator(command);
+  flags->endpoint.AddTimeout(command);
+  command->callback([flags, selected] {
+    if (flags->path.empty() && flags->job.empty()) throw CLI::RequiredError("path or --job");
+    *selected = [flags](const Console& console) { return RunCheckpoints(*flags, console); };
+  });
 }
 
 void RegisterVerifyCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
-  AddCommand(app, "verify", "reads a checkpoint whole and says what of it is damaged", flags.get())
-      ->callback([flags, selected] {
-        *selected = [flags](const Console& console) { return RunVerify(*flags, console); };
-      });
+  CLI::App* command = AddCommand(
+      app, "verify", "reads a checkpoint whole and says what of it is damaged", flags.get());
+  command->get_option("path")->required();
+  command->callback([flags, selected] {
+    *selected = [flags](const Console& console) { return RunVerify(*flags, console); };
+  });
 }
 
 }  // namespace tessera::cli

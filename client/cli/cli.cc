@@ -14,6 +14,7 @@
 #include "client/cli/layout_command.h"
 #include "client/cli/live_commands.h"
 #include "client/cli/put_command.h"
+#include "client/cli/save_commands.h"
 #include "client/cli/status_command.h"
 #include "client/cli/tensor_commands.h"
 #include "client/cli/text_table.h"
@@ -60,6 +61,8 @@ int RunCli(const std::vector<std::string>& args, const Console& console) {
   RegisterLayoutCommand(&app, &selected);
   RegisterLsCommand(&app, &selected);
   RegisterPutCommand(&app, &selected);
+  RegisterSaveCommand(&app, &selected);
+  RegisterSavesCommand(&app, &selected);
   RegisterStatusCommand(&app, &selected);
   RegisterTopCommand(&app, &selected);
   RegisterVerifyCommand(&app, &selected);

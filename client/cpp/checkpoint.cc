@@ -1,6 +1,7 @@
 #include "client/cpp/checkpoint.h"
 
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -43,6 +44,30 @@ ParamGroup DecodeGroup(const v1::ParamGroup& from) {
   return group;
 }
 
+// What is the trainer's own.
+void EncodeContents(const CheckpointContents& contents, bool with_buffers,
+                    v1::SaveRequest* request) {
+  request->set_is_checkpoint(true);
+  if (with_buffers) {
+    for (const NamedTensor& buffer : contents.buffers)
+      EncodeTensor(buffer, /*with_values=*/true, request->add_buffers());
+  }
+  if (contents.trainer_state.size() > kMaxTrainerStateBytes) {
+    request->set_refusal(absl::StrCat("trainer state of ", contents.trainer_state.size(),
+                                      " bytes, more than ", kMaxTrainerStateBytes));
+  } else {
+    request->set_trainer_state(contents.trainer_state);
+  }
+}
+
+absl::StatusOr<CheckpointContents> ContentsOf(const WantedContents& contents, int64_t step) {
+  try {
+    return contents(step);
+  } catch (...) {  // The trainer's; the step that it is in is taken.
+    return absl::UnknownError("the trainer's code threw an exception");
+  }
+}
+
 }  // namespace
 
 absl::Status SaveCheckpoint(Session* session, const std::string& path,
@@ -54,23 +79,28 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
   }
   v1::SaveRequest request;
   request.set_path(path);
-  request.set_is_checkpoint(true);
-  if (session->rank() == 0) {
-    for (const NamedTensor& buffer : contents.buffers)
-      EncodeTensor(buffer, /*with_values=*/true, request.add_buffers());
-  }
-  if (contents.trainer_state.size() > kMaxTrainerStateBytes) {
-    request.set_refusal(absl::StrCat("trainer state of ", contents.trainer_state.size(),
-                                     " bytes, more than ", kMaxTrainerStateBytes));
-  } else {
-    request.set_trainer_state(contents.trainer_state);
-  }
+  EncodeContents(contents, /*with_buffers=*/session->rank() == 0, &request);
   request.set_in_background(options.in_background);
   request.set_keep_newest(options.keep_newest);
   request.set_max_file_bytes(options.max_file_bytes);
   request.set_in_parts(options.in_parts);
   request.set_with_replicas(options.with_replicas);
   return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();
+}
+
+void OnSaveRequest(Session* session, WantedContents contents) {
+  StateAccess(session).OnWantedSave([session, contents = std::move(contents)](int64_t wish) {
+    v1::SaveRequest request;
+    request.set_is_checkpoint(true);
+    request.set_wish(wish);
+    const absl::StatusOr<CheckpointContents> own = ContentsOf(contents, session->next_step() - 1);
+    if (own.ok()) {
+      EncodeContents(*own, /*with_buffers=*/session->rank() == 0, &request);
+    } else {
+      request.set_refusal(own.status().ToString());
+    }
+    return request.SerializeAsString();
+  });
 }
 
 absl::StatusOr<SaveStatus> GetSaveStatus(Session* session) {

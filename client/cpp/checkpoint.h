@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,7 +60,7 @@ struct SaveCheckpointOptions {
   // Where workers share no file system: each rank writes a part, PATH/rank-00003, on its own; PATH
   // may be another on each. `tessera consolidate` makes the checkpoint of them, which alone can be
   // loaded. Parts of another step are not replaced, so each save needs a PATH of its own. Not in
-  // the background, in files of a size, or keeping the newest.
+  // files of a size, or keeping the newest.
   bool in_parts = false;
   // Of parts: replicas of no_shard and the hybrid strategies write what other ranks write too, so
   // that a host may be lost.
@@ -101,6 +102,16 @@ absl::Status CancelSave(Session* session);
 // Waits until none runs. Returns its outcome; Aborted, too, if a process died.
 // Errors: FailedPrecondition  there was none.
 absl::Status AwaitSave(Session* session);
+
+// Checkpoints that somebody else asks for while the job trains (`tessera save`, proto/saves.proto)
+// are made by the trainers inside of Session::Step, right after the step is taken, on all ranks at
+// the same one. `contents` is called there and gives what goes with that step: where to go on after
+// it. Its error, or an exception, is the save's. Without this the checkpoint has nothing of the
+// trainer's own: no buffers, no trainer state. In the background unless asked otherwise, so that
+// Step waits for the copy. How a save ends is never the step's error: who asked for it is told.
+// `contents` is called by the session's thread, and must not call the session.
+using WantedContents = std::function<absl::StatusOr<CheckpointContents>(int64_t step)>;
+void OnSaveRequest(Session* session, WantedContents contents);
 
 struct LoadCheckpointOptions {
   // As LoadOptions::strict (load_model.h), for buffers and the optimizer's state too.

@@ -5,6 +5,7 @@
 
 #include "base/ids.h"
 #include "base/status_macros.h"
+#include "client/cpp/state_access.h"
 
 namespace tessera {
 namespace {
@@ -142,6 +143,7 @@ absl::Status LocalShards::Commit() {
   session_->ForgetGradients();
   RETURN_IF_ERROR(session_->ResultStatus());
   values_of_ = begun_at_ + 1;  // Others may have set values behind it.
+  StateAccess(session_).SaveWanted();
   return absl::OkStatus();
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "client/cpp/state_access.h"
 
 namespace tessera {
 namespace {
@@ -226,7 +227,9 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
     return StepResult{next_step() - 1, 0, /*skipped=*/true};
   }
   RETURN_IF_ERROR(ResultStatus());
-  return StepResult{next_step() - 1, result.gradient_norm};
+  const StepResult step = {next_step() - 1, result.gradient_norm};
+  StateAccess(this).SaveWanted();
+  return step;
 }
 
 absl::StatusOr<StepResult> Session::Step(double learning_rate_scale) {

@@ -227,9 +227,7 @@ class Session {
   ModelLayout layout_;
   JobMemory plan_;
   UniqueFd lease_;  // Open as long as the rank is attached.
-  Mapping parameters_;
-  Mapping gradient_region_;
-  Mapping control_;
+  Mapping parameters_, gradient_region_, control_;
   // The guard of a unit's parameters in this precision; null: none.
   WindowGuard* GuardOf(int unit, Precision precision) const;
   std::unique_ptr<WindowGuard> guard_, full_guard_;
@@ -243,6 +241,7 @@ class Session {
   std::vector<UnitGradient> gradients_;
   std::vector<CommHook> hooks_;  // By unit.
   std::vector<int> slot_user_;   // The unit that used each gradient slot last; -1: none.
+  std::function<std::string(int64_t wish)> wanted_save_request_;  // See StateAccess::SaveWanted.
 };
 
 }  // namespace tessera

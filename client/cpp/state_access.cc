@@ -98,6 +98,25 @@ absl::Status StateAccess::FinishState(const TrainingProgress& progress) {
   return session_->ResultStatus();
 }
 
+void StateAccess::SaveWanted() {
+  const int64_t wish = session_->page()->result.wanted_save;
+  if (wish == 0) return;
+  std::string bytes;
+  if (session_->wanted_save_request_ != nullptr) {
+    bytes = session_->wanted_save_request_(wish);
+  } else {
+    v1::SaveRequest request;
+    request.set_is_checkpoint(true);
+    request.set_wish(wish);
+    bytes = request.SerializeAsString();
+  }
+  const absl::Status status = Call(OpKind::kSave, bytes).status();
+  const bool all_have_it = status.ok() || session_->agreed_error_ || session_->EpochIsOver();
+  session_->agreed_error_ = false;  // Not the step's.
+  // Its result would be taken for that of what comes next.
+  if (!all_have_it) (void)session_->Fail(status);
+}
+
 absl::Status Session::Save(const std::string& path) {
   v1::SaveRequest request;
   request.set_path(path);

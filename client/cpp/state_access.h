@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -41,6 +42,15 @@ class StateAccess {
   int64_t epoch() const { return session_->epoch_; }
   int64_t version() const { return session_->version(); }
   absl::Duration patience() const { return session_->options_.operation_timeout; }
+
+  // After a step: where a checkpoint of it is wanted from outside, on all ranks alike, asks for it.
+  // How that ends is told to who wants it; a trainer learns of an epoch that ended from what it
+  // does next.
+  void SaveWanted();
+  // Makes the request of SaveWanted; else it has nothing of the trainer's own.
+  void OnWantedSave(std::function<std::string(int64_t wish)> request) {
+    session_->wanted_save_request_ = std::move(request);
+  }
 
  private:
   absl::Status Send(absl::string_view message);

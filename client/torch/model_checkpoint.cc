@@ -84,6 +84,12 @@ absl::Status CheckIdle(ShardedModel* model, absl::string_view what) {
   return model->CheckIdle(what);
 }
 
+absl::StatusOr<std::vector<NamedTensor>> OwnBuffers(ShardedModel* model) {
+  const ShardedModel::OriginalBuffers original(model);
+  ASSIGN_OR_RETURN(const auto tensors, OwnTensors(model));
+  return Describe(tensors, /*with_values=*/true);
+}
+
 }  // namespace
 
 absl::Status SaveModelCheckpoint(ShardedModel* model, const std::string& path,
@@ -92,12 +98,23 @@ absl::Status SaveModelCheckpoint(ShardedModel* model, const std::string& path,
   RETURN_IF_ERROR(CheckIdle(model, "a checkpoint"));
   CheckpointContents contents;
   contents.trainer_state = trainer_state;
-  {
-    const ShardedModel::OriginalBuffers original(model);
-    ASSIGN_OR_RETURN(const auto tensors, OwnTensors(model));
-    ASSIGN_OR_RETURN(contents.buffers, Describe(tensors, /*with_values=*/true));
-  }
+  ASSIGN_OR_RETURN(contents.buffers, OwnBuffers(model));
   return SaveCheckpoint(&model->session(), path, contents, options);
+}
+
+void OnModelSaveRequest(ShardedModel* model,
+                        std::function<absl::StatusOr<std::string>(int64_t step)> trainer_state) {
+  OnSaveRequest(&model->session(),
+                [model, trainer_state = std::move(trainer_state)](
+                    int64_t step) -> absl::StatusOr<CheckpointContents> {
+                  RETURN_IF_ERROR(model->CheckIdle("a checkpoint"));
+                  CheckpointContents contents;
+                  ASSIGN_OR_RETURN(contents.buffers, OwnBuffers(model));
+                  if (trainer_state != nullptr) {
+                    ASSIGN_OR_RETURN(contents.trainer_state, trainer_state(step));
+                  }
+                  return contents;
+                });
 }
 
 absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(ShardedModel* model, const std::string& path,

@@ -11,6 +11,8 @@
 #ifndef TESSERA_CLIENT_TORCH_MODEL_CHECKPOINT_H_
 #define TESSERA_CLIENT_TORCH_MODEL_CHECKPOINT_H_
 
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -25,6 +27,12 @@ namespace tessera {
 absl::Status SaveModelCheckpoint(ShardedModel* model, const std::string& path,
                                  const std::string& trainer_state = "",
                                  const SaveCheckpointOptions& options = {});
+
+// As OnSaveRequest, with the model's buffers and ignored parameters. Without this they are not in
+// checkpoints that others ask for. `trainer_state`, if not null, gives the rank's own bytes.
+void OnModelSaveRequest(
+    ShardedModel* model,
+    std::function<absl::StatusOr<std::string>(int64_t step)> trainer_state = nullptr);
 
 struct LoadModelCheckpointOptions {
   bool strict = true;       // As LoadCheckpointOptions.

@@ -1,10 +1,12 @@
 // Checkpoints of attached modules, through a real cluster.
 #include "client/torch/model_checkpoint.h"
 
+#include <sstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "client/cli/cli.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
 
@@ -82,6 +84,42 @@ TEST_F(ModelCheckpointTest, RunThatIsInterruptedGivesTheBitsOfOneThatIsNot) {
         ExpectEqual(WholeParameters(trainer), expected);
       },
       [](SessionOptions* options) { options->job_id = "resumed"; });
+}
+
+TEST_F(ModelCheckpointTest, OneThatIsAskedForFromOutsideHasBuffersAndTrainersBytes) {
+  const auto named = [](const char* job) {
+    return [job](SessionOptions* options) { options->job_id = job; };
+  };
+  OnEachRank(
+      2,
+      [&](Trainer& trainer) {
+        trainer.net->first->shift.fill_(0.5 + trainer.rank);
+        OnModelSaveRequest(trainer.model.get(), [rank = trainer.rank](int64_t step) {
+          return absl::StrCat("rank ", rank, " after step ", step);
+        });
+        if (trainer.rank ==
+            0) {  // Before the first step, which asks the coordinator for its order.
+          std::ostringstream out, err;
+          EXPECT_EQ(cli::RunCli({"save", "--job", "asked", "--to", Path(), "--no-wait",
+                                 "--coordinator", cluster_->coordinator_address()},
+                                {&out, &err, false}),
+                    0)
+              << err.str();
+        }
+        TrainTo(trainer, 3);
+        ASSERT_OK(AwaitSave(&trainer.model->session()));
+      },
+      named("asked"));
+  OnEachRank(
+      2,
+      [&](Trainer& trainer) {
+        ASSERT_OK_AND_ASSIGN(const LoadedCheckpoint loaded,
+                             LoadModelCheckpoint(trainer.model.get(), Path()));
+        EXPECT_EQ(loaded.step, 1);
+        EXPECT_EQ(loaded.trainer_state, absl::StrCat("rank ", trainer.rank, " after step 1"));
+        EXPECT_EQ(trainer.net->first->shift.min().item<float>(), 0.5) << "rank 0's";
+      },
+      named("reader"));
 }
 
 TEST_F(ModelCheckpointTest, PartOfItIsLoadedIntoAModelThatTrainedOn) {

@@ -39,6 +39,8 @@ absl::StatusOr<Coordinator> Coordinator::Restore(const CoordinatorOptions& optio
 }
 
 void Coordinator::Accept() {
+  heard_saves_.erase(heard_saves_.begin(), heard_saves_.begin() + noted_saves_);
+  noted_saves_ = 0;
   if (!before_.has_value()) return;
   before_.reset();
   for (auto it = runtimes_.begin(); it != runtimes_.end();) {
@@ -53,6 +55,7 @@ void Coordinator::Accept() {
 }
 
 void Coordinator::Rollback() {
+  noted_saves_ = 0;
   if (before_.has_value()) state_ = *std::move(before_);
   before_.reset();
 }

@@ -114,6 +114,19 @@ class Coordinator {
   //                             current
   absl::Status TakeOverJob(const TakeOver& event, absl::Time now, Effects* effects);
 
+  // --- saves: coordinator_saves.cc ---
+  // Errors: see Checkpoints in proto/saves.proto, but those of the form.
+  absl::StatusOr<SaveView> RequestSave(const RequestSaveEvent& event, absl::Time now,
+                                       Effects* effects);
+  absl::StatusOr<SaveView> CancelSave(const JobId& job, int64_t number, absl::Time now,
+                                      Effects* effects);
+  absl::StatusOr<SaveView> GetSave(const JobId& job, int64_t number) const;  // Errors: NotFound
+  // Those that have not ended, by number; then the others, the newest first. Errors: NotFound
+  absl::StatusOr<std::vector<SaveView>> ListSaves(const JobId& job) const;
+  // Errors: as of the events above. An end that cannot be journalled is noted by a later Tick.
+  absl::Status ReportSave(const Sender& sender, const SaveReport& event, absl::Time now,
+                          Effects* effects);
+
   // --- rendezvous ---
   // Errors: NotFound, FailedPrecondition (not the current creation or epoch), and as
   // Rendezvous::CheckPut.
@@ -161,7 +174,7 @@ class Coordinator {
   void Advance(const JobId& id, absl::Time now, Effects* effects);
   void OpenEpoch(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
   void BeginEpoch(const JobId& id, Effects* effects);
-  void GiveUp(const JobId& id, const std::string& reason, Effects* effects);
+  void GiveUp(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
   void SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
                        const std::optional<OrderMismatch>& mismatch, Effects* effects) const;
   std::string StateReason(const JobId& id, const Job& job) const;
@@ -175,6 +188,21 @@ class Coordinator {
   void FinishHandOver(const JobId& id, Effects* effects);
   static std::string DescribeHandOver(const HandOver& hand_over);
 
+  SaveView ViewSave(const JobId& id, const Job& job, const Save& save) const;
+  std::string WhySaveWaits(const JobId& id, const Job& job, const Save& save) const;
+  // Tells workers which save is wanted, if the job ever had one.
+  void SendWish(const JobId& id, const std::set<WorkerId>& workers, Effects* effects) const;
+  // Journals that it ended so, and what else that changes; and tells of the next one.
+  void EndSave(const JobId& id, Save save, const absl::Status& outcome, absl::Time now,
+               Effects* effects);
+  void NoteHeardSaves(absl::Time now, Effects* effects);
+  void NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* effects);
+  // The epoch is over, for this reason, and what was being saved in it.
+  void EndSaveTry(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
+  void EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,
+                       Effects* effects);
+  void WithdrawExpiredSaves(absl::Time now, Effects* effects);
+
   CoordinatorOptions options_;
   DurableState state_;
   std::optional<DurableState> before_;  // Set while changes wait for Accept or Rollback.
@@ -183,6 +211,9 @@ class Coordinator {
   std::map<JobId, EpochRuntime> runtimes_;
   std::map<JobId, RestartPacer> pacers_;
   std::map<JobId, AvoidedWorkers> avoided_;
+  // Ends of saves that are not durable yet, of which the first ones are in what waits for Accept.
+  std::vector<SaveReport> heard_saves_;
+  size_t noted_saves_ = 0;
 };
 
 }  // namespace tessera::coordinator

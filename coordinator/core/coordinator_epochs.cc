@@ -60,7 +60,7 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
           id,
           all ? absl::StrCat("its shards are gone with the memory of ", Holders(job.status))
               : kPartIsGone,
-          effects);
+          now, effects);
     }
   }
   if (job.status.state == JobState::kWaiting) {
@@ -88,7 +88,7 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   if (job.status.state != JobState::kStarting || !all_prepared || failed) return;
   // Steps that nobody had reported when a part of the shards went with a worker's memory.
   const bool in_part = !job.status.bound && runtime->gather.ResumeStep(Step(0)) > Step(0);
-  if (in_part) return GiveUp(id, kPartIsGone, effects);
+  if (in_part) return GiveUp(id, kPartIsGone, now, effects);
   if (pacers_[id].MayStart(now)) BeginEpoch(id, effects);
 }
 
@@ -114,6 +114,7 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
   next.reason = reason;
   Put(JobStatusRecord{id, std::move(next)}, effects);
   Put(EpochOverRecord{id}, effects);
+  EndSaveTry(id, reason, now, effects);
   SendEpochOpened(id, job.status.placements, mismatch, effects);
 }
 
@@ -171,10 +172,12 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
   Put(JobStepRecord{id, next.resume_step}, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});
+  SendWish(id, workers, effects);
   effects->changed_jobs.insert(id);
 }
 
-void Coordinator::GiveUp(const JobId& id, const std::string& reason, Effects* effects) {
+void Coordinator::GiveUp(const JobId& id, const std::string& reason, absl::Time now,
+                         Effects* effects) {
   const Job& job = *state_.FindJob(id);
   JobStatus next = job.status;
   const auto state = NextState(next.state, JobEvent::kShardsLost);
@@ -186,6 +189,8 @@ void Coordinator::GiveUp(const JobId& id, const std::string& reason, Effects* ef
   for (const WorkerId& worker : WorkersOf(next.placements)) {
     effects->commands.push_back({worker, DropJob{id, job.creation}});
   }
+  EndPendingSaves(id, absl::FailedPreconditionError(absl::StrCat("the job is lost: ", next.reason)),
+                  now, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);
   Put(EpochOverRecord{id}, effects);
   effects->changed_jobs.insert(id);
@@ -251,6 +256,8 @@ void Coordinator::Tick(absl::Time now, Effects* effects) {
     if (state_.FindJob(id) != nullptr) FlushStep(id, effects);
   }
   for (auto& [id, avoided] : avoided_) avoided.Expire(state_.members(), now);
+  NoteHeardSaves(now, effects);
+  WithdrawExpiredSaves(now, effects);
   CheckPreparing(now);
   AdvanceHandOvers(now, effects);
   AdvanceAll(now, effects);

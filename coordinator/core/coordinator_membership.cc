@@ -92,6 +92,7 @@ void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& jo
         {sender.worker,
          StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
                     job.status.rank_addresses, job.status.decision, job.IsFrozen()}});
+    SendWish(id, {sender.worker}, effects);
     return;
   }
   const EpochRuntime* runtime = FindRuntime(id, job);

@@ -14,7 +14,22 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
+// The job's own log of saves, to be changed.
+SaveLog& OwnSaves(Job* job) {
+  if (job->save_log == nullptr) {
+    job->save_log = std::make_shared<SaveLog>();
+  } else if (job->save_log.use_count() > 1) {
+    job->save_log = std::make_shared<SaveLog>(*job->save_log);
+  }
+  return *job->save_log;
+}
+
 }  // namespace
+
+const SaveLog& Job::saves() const {
+  static const SaveLog* const kNone = new SaveLog();
+  return save_log == nullptr ? *kNone : *save_log;
+}
 
 void DurableState::Apply(const StateRecord& record) {
   std::visit(Overloaded{
@@ -37,6 +52,8 @@ void DurableState::Apply(const StateRecord& record) {
                  [&](const ValueRecord& r) { jobs_[r.job].values.Put(r.key, r.value); },
                  [](const OrderRecord&) {},  // Kept by the epoch's OrderValidator.
                  [&](const EpochOverRecord& r) { jobs_[r.job].values = Rendezvous(); },
+                 [&](const SaveRecord& r) { OwnSaves(&jobs_[r.job]).Put(r.save); },
+                 [&](const SaveGoneRecord& r) { OwnSaves(&jobs_[r.job]).Forget(r.number); },
              },
              record);
 }

@@ -4,6 +4,7 @@
 #define TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <vector>
@@ -26,6 +27,10 @@ struct Job {
   std::optional<HandOver> hand_over;
 
   bool IsFrozen() const { return hand_over.has_value() && Stands(hand_over->phase); }
+  // Shared with copies of this, and changed only where it is not; null: it never had a save.
+  std::shared_ptr<SaveLog> save_log;
+
+  const SaveLog& saves() const;
 };
 
 class DurableState {

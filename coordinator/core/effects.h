@@ -57,8 +57,15 @@ struct StagePut {  // Somebody sets the job's values; the core sends none.
   Creation creation;
   std::string session;
 };
+struct WantSave {  // After the job's next step.
+  JobId job;
+  Creation creation;
+  int64_t number = 0;  // 0: none is wanted.
+  SaveForm form;
+  bool cancelled = false;  // It is under way, and not wanted any more.
+};
 using Command = std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob,
-                             ServeState, StagePut>;
+                             ServeState, StagePut, WantSave>;
 
 struct Outgoing {
   WorkerId worker;

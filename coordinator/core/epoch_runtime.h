@@ -26,6 +26,12 @@ struct EpochFailure {
   std::optional<OrderMismatch> mismatch;  // To be told to every worker of the epoch.
 };
 
+// How far a rank is with the save `number`.
+struct SaveProgress {
+  int64_t number = 0;
+  int64_t written_bytes = 0, all_bytes = 0;
+};
+
 struct EpochRuntime {
   EpochRuntime() = default;
   EpochRuntime(Epoch epoch, const std::vector<RankPlacement>& placements, const JobSpecPtr& spec,
@@ -40,6 +46,7 @@ struct EpochRuntime {
   OrderValidator order;
   StepLedger ledger;
   std::map<int32_t, RankStatus> ranks;
+  std::map<int32_t, SaveProgress> saving;  // By rank.
   std::optional<EpochFailure> failure;
   std::optional<absl::Time> preparing_since;
   // By rank: those whose trainers have offered to hand the job over, and those of a job that takes

@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "coordinator/core/save_log.h"
 #include "coordinator/core/types.h"
 
 namespace tessera::coordinator {
@@ -19,6 +22,12 @@ struct CreateJobEvent {
 struct DeleteJobEvent {
   std::string request_id;
   JobId job;
+};
+struct RequestSaveEvent {
+  std::string request_id;
+  JobId job;
+  SaveForm form;
+  absl::Duration expires_in = absl::InfiniteDuration();
 };
 
 // One life of a worker.
@@ -64,6 +73,24 @@ struct EpochPrepared {
   Step decided_step;
   std::map<int32_t, std::string> rank_addresses;  // Of the worker's ranks.
   std::string decision;                           // Of decided_step.
+};
+struct SaveReport {
+  enum class Phase { kBegun, kWriting, kEnded };
+  JobId job;
+  Creation creation;
+  Epoch epoch;
+  Rank rank;
+  int64_t ordinal = 0;  // Which of the epoch's saves.
+  int64_t number = 0;   // Of the wish; 0: the trainers want it.
+  SaveForm form;
+  Phase phase = Phase::kBegun;
+  Step step;  // As trainers count.
+  int64_t written_bytes = 0, all_bytes = 0;
+  // Of kEnded.
+  absl::Duration took;
+  int64_t size_bytes = 0;
+  absl::Status outcome;
+  std::vector<std::string> removed;
 };
 // A value of the rendezvous.
 struct ValueKey {

@@ -10,6 +10,7 @@
 #include "coordinator/core/job.h"
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/request_log.h"
+#include "coordinator/core/save_log.h"
 #include "coordinator/core/types.h"
 
 namespace tessera::coordinator {
@@ -68,9 +69,19 @@ struct EpochOverRecord {
   JobId job;
 };
 
-using StateRecord = std::variant<JobSpecRecord, JobStatusRecord, JobStepRecord, JobGoneRecord,
-                                 MemberRecord, MemberGoneRecord, RequestRecord, RequestGoneRecord,
-                                 ValueRecord, OrderRecord, EpochOverRecord, HandOverRecord>;
+struct SaveRecord {
+  JobId job;
+  Save save;
+};
+struct SaveGoneRecord {
+  JobId job;
+  int64_t number = 0;
+};
+
+using StateRecord =
+    std::variant<JobSpecRecord, JobStatusRecord, JobStepRecord, JobGoneRecord, MemberRecord,
+                 MemberGoneRecord, RequestRecord, RequestGoneRecord, ValueRecord, OrderRecord,
+                 EpochOverRecord, HandOverRecord, SaveRecord, SaveGoneRecord>;
 
 }  // namespace tessera::coordinator
 

@@ -9,6 +9,7 @@
 #include "coordinator/core/order_validator.h"
 #include "coordinator/core/rendezvous.h"
 #include "coordinator/service/field_checks.h"
+#include "coordinator/service/save_codec.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
 
@@ -168,6 +169,16 @@ void EncodeInto(const StagePut& stage, v1::CoordinatorCommand* command) {
   command->mutable_stage_put()->set_creation(stage.creation.value());
   command->mutable_stage_put()->set_session(stage.session);
 }
+
+void EncodeInto(const WantSave& want, v1::CoordinatorCommand* command) {
+  v1::SaveWish* wish = command->mutable_save_wish();
+  wish->set_job_id(want.job.value());
+  wish->set_creation(want.creation.value());
+  wish->set_number(want.number);
+  if (want.number != 0) *wish->mutable_form() = EncodeSaveForm(want.form);
+  wish->set_cancelled(want.cancelled);
+}
+
 void EncodeInto(const DropJob& drop, v1::CoordinatorCommand* command) {
   command->mutable_drop()->set_job_id(drop.job.value());
   command->mutable_drop()->set_creation(drop.creation.value());
@@ -268,6 +279,8 @@ absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event) {
                          Epoch(event.failure().epoch()), Rank(event.failure().rank()),
                          std::string(Truncated(event.failure().reason()))};
     }
+    case v1::WorkerEvent::kSave:
+      return DecodeSaveReport(event.save());
     case v1::WorkerEvent::EVENT_NOT_SET:
       break;
   }

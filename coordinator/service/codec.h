@@ -15,8 +15,8 @@
 namespace tessera::coordinator {
 
 using HeartbeatEvent = std::vector<JobProgress>;
-using StreamEvent =
-    std::variant<HeartbeatEvent, OrderAnnouncement, StepReport, RankFailure, EpochPrepared>;
+using StreamEvent = std::variant<HeartbeatEvent, OrderAnnouncement, StepReport, RankFailure,
+                                 EpochPrepared, SaveReport>;
 
 struct RegisterWorkerEvent {
   WorkerId worker;

@@ -8,6 +8,7 @@
 #include "coordinator/core/rendezvous.h"
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/record_codec.h"
+#include "coordinator/service/save_codec.h"
 #include "coordinator/service/test_worker.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -87,6 +88,54 @@ TEST(CodecTest, BadCreateJobFieldsAreNamed) {
         for (int i = 0; i < kMaxDimensions; ++i) parameter(r)->add_shape(1);
       },
       "number of dimensions is 18");
+}
+
+TEST(CodecTest, BadSaveRequestsAndReportsAreNamed) {
+  const auto refused = [](auto change, const char* what) {
+    v1::RequestSaveRequest request;
+    request.set_request_id("r1");
+    request.set_job_id("gpt");
+    request.mutable_form()->set_path("/c");
+    EXPECT_OK(Decode(request));
+    change(&request);
+    EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr(what)));
+  };
+  refused([](auto* r) { r->set_request_id(""); }, "request_id");
+  refused([](auto* r) { r->set_job_id("No"); }, "job_id");
+  for (const std::string& path :
+       {std::string(), std::string("c"), std::string("/c/"), "/" + std::string(5000, 'c')}) {
+    refused([&](auto* r) { r->mutable_form()->set_path(path); }, "absolute path");
+  }
+  refused([](auto* r) { r->mutable_form()->set_keep_newest(-1); }, "keep_newest -1");
+  refused([](auto* r) { r->mutable_form()->set_max_file_bytes(-1); }, "max_file_bytes -1");
+  refused([](auto* r) { r->mutable_form()->set_with_replicas(true); }, "with_replicas");
+  refused(
+      [](auto* r) {
+        r->mutable_form()->set_in_parts(true);
+        r->mutable_form()->set_keep_newest(1);
+      },
+      "in_parts");
+  refused([](auto* r) { r->set_expires_in_ms(-1); }, "expires_in_ms");
+  const auto bad_report = [](auto change, const char* what) {
+    v1::WorkerEvent event;
+    v1::SaveReport* report = event.mutable_save();
+    report->set_job_id("gpt");
+    report->set_phase(v1::SaveReport::BEGUN);
+    report->set_ordinal(1);
+    EXPECT_OK(Decode(event));
+    change(report);
+    EXPECT_THAT(Decode(event), StatusIs(kInvalid, HasSubstr(what)));
+  };
+  bad_report([](auto* r) { r->set_job_id(""); }, "job_id");
+  bad_report([](auto* r) { r->set_phase(v1::SaveReport::PHASE_UNSPECIFIED); }, "phase");
+  bad_report([](auto* r) { r->set_ordinal(0); }, "ordinal");
+  bad_report([](auto* r) { r->set_number(-1); }, "number");
+  bad_report([](auto* r) { r->set_written_bytes(-1); }, "written_bytes");
+  bad_report(
+      [](auto* r) {
+        for (int i = 0; i < 5000; ++i) r->add_removed("/c");
+      },
+      "5000 removed");
 }
 
 TEST(CodecTest, TooManyParametersAreRefused) {
@@ -222,6 +271,52 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   EXPECT_EQ(order.entry, entry);
 }
 
+TEST(RecordCodecTest, SavesSurviveTheRoundTrip) {
+  Save save;
+  save.number = 12;
+  save.request_id = "r/1";
+  save.form = {"/c/s", 3, 1 << 20, true, true, true};
+  save.state = SaveState::kEnded;
+  save.requested_at = absl::FromUnixNanos(1001);
+  save.expires_at = absl::FromUnixNanos(2002);
+  save.tries = 2;
+  save.last_failure = "died";
+  save.cancelled = true;
+  save.step = Step(5);
+  save.ended_sequence = 7;
+  save.ended_at = absl::FromUnixNanos(3003);
+  save.epoch = Epoch(4);
+  save.ordinal = 9;
+  save.took = absl::Milliseconds(15);
+  save.size_bytes = 77;
+  save.outcome = absl::AbortedError("why");
+  save.fate = SaveFate::kReplaced;
+  const auto back = RoundTrip(SaveRecord{JobId("gpt"), save});
+  EXPECT_EQ(back.job, JobId("gpt"));
+  const Save& read = back.save;
+  EXPECT_EQ(read.number, 12);
+  EXPECT_EQ(read.request_id, save.request_id);
+  EXPECT_TRUE(read.form == save.form);
+  EXPECT_EQ(read.state, save.state);
+  EXPECT_EQ(read.requested_at, save.requested_at);
+  EXPECT_EQ(read.expires_at, save.expires_at);
+  EXPECT_EQ(read.tries, save.tries);
+  EXPECT_EQ(read.last_failure, save.last_failure);
+  EXPECT_EQ(read.cancelled, save.cancelled);
+  EXPECT_EQ(read.step, save.step);
+  EXPECT_EQ(read.ended_sequence, save.ended_sequence);
+  EXPECT_EQ(read.ended_at, save.ended_at);
+  EXPECT_EQ(read.epoch, save.epoch);
+  EXPECT_EQ(read.ordinal, save.ordinal);
+  EXPECT_EQ(read.took, save.took);
+  EXPECT_EQ(read.size_bytes, save.size_bytes);
+  EXPECT_EQ(read.outcome, save.outcome);
+  EXPECT_EQ(read.fate, save.fate);
+  Save forever;
+  forever.number = 1;
+  EXPECT_EQ(RoundTrip(SaveRecord{JobId("gpt"), forever}).save.expires_at, absl::InfiniteFuture());
+}
+
 TEST(RecordCodecTest, UnreadableRowsAreNamed) {
   const auto lost = [](const std::string& key, const std::string& value) {
     EXPECT_THAT(DecodeRecord({key, value}),
@@ -236,6 +331,9 @@ TEST(RecordCodecTest, UnreadableRowsAreNamed) {
   lost("job/gpt/hand-over", "\xff");
   lost("job/gpt/spec", "");
   lost("job/gpt/status", "\x08\x63");  // State 99.
+  lost("job/gpt/save/x", "");
+  lost("job/gpt/save/0000000000000000000", "");
+  lost("job/gpt/save/0000000000000000001", std::string("\x40\x63", 2));  // State 99.
   lost("member/a", "\xff");
   lost("request/r", "\x08\x63");
   lost("value/gpt/x/k", "");

@@ -187,6 +187,36 @@ absl::Status CoordinatorHost::PutValue(const PutValueEvent& event) {
   });
 }
 
+absl::StatusOr<SaveView> CoordinatorHost::RequestSave(const RequestSaveEvent& event) {
+  absl::StatusOr<SaveView> view = Stopping();
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
+    view = core.RequestSave(event, now, effects);
+    return view.status();
+  }));
+  return view;
+}
+
+absl::StatusOr<SaveView> CoordinatorHost::CancelSave(const JobId& job, int64_t number) {
+  absl::StatusOr<SaveView> view = Stopping();
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
+    view = core.CancelSave(job, number, now, effects);
+    return view.status();
+  }));
+  return view;
+}
+
+absl::StatusOr<SaveView> CoordinatorHost::GetSave(const JobId& job, int64_t number) {
+  absl::MutexLock lock(&mu_);
+  return core_.GetSave(job, number);
+}
+
+absl::StatusOr<std::vector<SaveView>> CoordinatorHost::ListSaves(const JobId& job) {
+  absl::MutexLock lock(&mu_);
+  return core_.ListSaves(job);
+}
+
 absl::Status CoordinatorHost::Connect(const Sender& sender, std::shared_ptr<Outbox> outbox) {
   absl::MutexLock lock(&mu_);
   std::shared_ptr<Outbox> previous = std::exchange(outboxes_[sender.worker], outbox);
@@ -235,6 +265,9 @@ absl::Status CoordinatorHost::OnStreamEvent(const Sender& sender, const StreamEv
           }
           absl::Status operator()(const EpochPrepared& e) {
             return core.ReportPrepared(sender, e, now, effects);
+          }
+          absl::Status operator()(const SaveReport& e) {
+            return core.ReportSave(sender, e, now, effects);
           }
         };
         return std::visit(Visitor{core, sender, now, effects}, event);

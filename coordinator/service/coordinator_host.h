@@ -56,6 +56,10 @@ class CoordinatorHost {
   std::vector<JobView> ListJobs();
   absl::Status RegisterWorker(const RegisterWorkerEvent& event);
   absl::Status PutValue(const PutValueEvent& event);
+  absl::StatusOr<SaveView> RequestSave(const RequestSaveEvent& event);
+  absl::StatusOr<SaveView> CancelSave(const JobId& job, int64_t number);
+  absl::StatusOr<SaveView> GetSave(const JobId& job, int64_t number);
+  absl::StatusOr<std::vector<SaveView>> ListSaves(const JobId& job);
 
   struct WorkerView {
     WorkerId id;

@@ -38,6 +38,39 @@ journal::JobStatus EncodeStatus(const JobStatus& status) {
   return encoded;
 }
 
+journal::Save EncodeSave(const Save& save) {
+  journal::Save encoded;
+  encoded.set_request_id(save.request_id);
+  encoded.set_path(save.form.path);
+  encoded.set_keep_newest(save.form.keep_newest);
+  encoded.set_max_file_bytes(save.form.max_file_bytes);
+  encoded.set_in_parts(save.form.in_parts);
+  encoded.set_with_replicas(save.form.with_replicas);
+  encoded.set_in_foreground(save.form.in_foreground);
+  encoded.set_state(static_cast<journal::Save::State>(save.state));
+  encoded.set_requested_ns(absl::ToUnixNanos(save.requested_at));
+  if (save.expires_at != absl::InfiniteFuture())
+    encoded.set_expires_ns(absl::ToUnixNanos(save.expires_at));
+  encoded.set_tries(save.tries);
+  encoded.set_last_failure(save.last_failure);
+  encoded.set_cancelled(save.cancelled);
+  encoded.set_step(save.step.value());
+  encoded.set_ended_sequence(save.ended_sequence);
+  encoded.set_ended_ns(absl::ToUnixNanos(save.ended_at));
+  encoded.set_epoch(save.epoch.value());
+  encoded.set_ordinal(save.ordinal);
+  encoded.set_took_ns(absl::ToInt64Nanoseconds(save.took));
+  encoded.set_size_bytes(save.size_bytes);
+  encoded.set_code(save.outcome.raw_code());
+  encoded.set_message(std::string(save.outcome.message()));
+  encoded.set_fate(static_cast<journal::Save::Fate>(save.fate));
+  return encoded;
+}
+
+std::string SaveKey(const JobId& job, int64_t number) {
+  return absl::StrFormat("job/%s/save/%019d", job.value(), number);
+}
+
 struct Encoder {
   std::vector<JournalChange>* batch;
 
@@ -124,6 +157,8 @@ struct Encoder {
     Delete(Kind::kDeletePrefix, absl::StrCat("value/", r.job.value(), "/"));
     Delete(Kind::kDeletePrefix, absl::StrCat("order/", r.job.value(), "/"));
   }
+  void operator()(const SaveRecord& r) { Put(SaveKey(r.job, r.save.number), EncodeSave(r.save)); }
+  void operator()(const SaveGoneRecord& r) { Delete(Kind::kDelete, SaveKey(r.job, r.number)); }
 };
 
 // --- rows -> core ---
@@ -192,7 +227,38 @@ absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& j
   return HandOverRecord{job, std::move(hand_over)};
 }
 
+absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key) {
+  Save save;
+  if (!absl::SimpleAtoi(key[3], &save.number) || save.number < 1)
+    return Unreadable(row, "its key is of no known form");
+  ASSIGN_OR_RETURN(const journal::Save message, Parse<journal::Save>(row));
+  if (!journal::Save::State_IsValid(message.state()) ||
+      !journal::Save::Fate_IsValid(message.fate())) {
+    return Unreadable(row, "its state or fate is unknown");
+  }
+  save.request_id = message.request_id();
+  save.form = {message.path(),     message.keep_newest(),   message.max_file_bytes(),
+               message.in_parts(), message.with_replicas(), message.in_foreground()};
+  save.state = static_cast<SaveState>(message.state());
+  save.requested_at = absl::FromUnixNanos(message.requested_ns());
+  if (message.expires_ns() != 0) save.expires_at = absl::FromUnixNanos(message.expires_ns());
+  save.tries = message.tries();
+  save.last_failure = message.last_failure();
+  save.cancelled = message.cancelled();
+  save.step = Step(message.step());
+  save.ended_sequence = message.ended_sequence();
+  save.ended_at = absl::FromUnixNanos(message.ended_ns());
+  save.epoch = Epoch(message.epoch());
+  save.ordinal = message.ordinal();
+  save.took = absl::Nanoseconds(message.took_ns());
+  save.size_bytes = message.size_bytes();
+  save.outcome = absl::Status(static_cast<absl::StatusCode>(message.code()), message.message());
+  save.fate = static_cast<SaveFate>(message.fate());
+  return SaveRecord{JobId(key[1]), std::move(save)};
+}
+
 absl::StatusOr<StateRecord> DecodeJob(const JournalRow& row, const Key& key) {
+  if (key.size() == 4 && key[2] == "save") return DecodeSave(row, key);
   if (key.size() != 3) return Unreadable(row, "its key is of no known form");
   const JobId job(key[1]);
   if (key[2] == "spec") return DecodeJobSpec(row, job);

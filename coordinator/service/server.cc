@@ -71,6 +71,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
         jobs_(host_.get()),
         membership_(host_.get(), options.heartbeat_interval, options.worker_timeout),
         rendezvous_(host_.get()),
+        checkpoints_(host_.get()),
         live_state_(host_.get(), &live_hub_, LiveTimesOf(options)),
         live_relay_(&live_hub_),
         live_put_(host_.get(), &put_hub_, PutTimesOf(options)),
@@ -90,6 +91,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   JobsService jobs_;
   MembershipService membership_;
   RendezvousService rendezvous_;
+  CheckpointsService checkpoints_;
   LiveHub live_hub_;
   LiveStateService live_state_;
   LiveRelayService live_relay_;
@@ -121,6 +123,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.RegisterService(&jobs_);
   builder.RegisterService(&membership_);
   builder.RegisterService(&rendezvous_);
+  builder.RegisterService(&checkpoints_);
   builder.RegisterService(&live_state_);
   builder.RegisterService(&live_relay_);
   builder.RegisterService(&live_put_);

@@ -7,6 +7,7 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "coordinator/service/field_checks.h"
+#include "coordinator/service/save_codec.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
@@ -124,6 +125,45 @@ absl::Status MembershipService::ReadEvents(const Sender& sender, v1::WorkerEvent
     has_event = true;
   } while (stream->Read(&event));
   return absl::OkStatus();
+}
+
+namespace {
+
+grpc::Status Reply(const std::string& job, const absl::StatusOr<SaveView>& view, v1::Save* reply) {
+  if (view.ok()) *reply = Encode(JobId(job), *view);
+  return ToGrpcStatus(view.status());
+}
+
+}  // namespace
+
+grpc::Status CheckpointsService::RequestSave(grpc::ServerContext*,
+                                             const v1::RequestSaveRequest* request,
+                                             v1::Save* reply) {
+  const absl::StatusOr<RequestSaveEvent> event = Decode(*request);
+  if (!event.ok()) return ToGrpcStatus(event.status());
+  return Reply(request->job_id(), host_->RequestSave(*event), reply);
+}
+
+grpc::Status CheckpointsService::GetSave(grpc::ServerContext*, const v1::GetSaveRequest* request,
+                                         v1::Save* reply) {
+  return Reply(request->job_id(), host_->GetSave(JobId(request->job_id()), request->number()),
+               reply);
+}
+
+grpc::Status CheckpointsService::CancelSave(grpc::ServerContext*,
+                                            const v1::CancelSaveRequest* request, v1::Save* reply) {
+  return Reply(request->job_id(), host_->CancelSave(JobId(request->job_id()), request->number()),
+               reply);
+}
+
+grpc::Status CheckpointsService::ListCheckpoints(grpc::ServerContext*,
+                                                 const v1::ListCheckpointsRequest* request,
+                                                 v1::ListCheckpointsResponse* reply) {
+  const JobId job(request->job_id());
+  const auto views = host_->ListSaves(job);
+  if (!views.ok()) return ToGrpcStatus(views.status());
+  for (const SaveView& view : *views) *reply->add_saves() = Encode(job, view);
+  return grpc::Status::OK;
 }
 
 grpc::Status RendezvousService::PutValue(grpc::ServerContext*, const v1::PutValueRequest* request,

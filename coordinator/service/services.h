@@ -5,6 +5,7 @@
 #include "absl/time/time.h"
 #include "coordinator/service/coordinator_host.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "proto/saves.grpc.pb.h"
 
 namespace tessera::coordinator {
 
@@ -49,6 +50,24 @@ class MembershipService : public v1::Membership::Service {
   CoordinatorHost* const host_;
   const absl::Duration heartbeat_interval_;
   const absl::Duration worker_timeout_;
+};
+
+class CheckpointsService : public v1::Checkpoints::Service {
+ public:
+  explicit CheckpointsService(CoordinatorHost* host) : host_(host) {}
+
+  grpc::Status RequestSave(grpc::ServerContext* context, const v1::RequestSaveRequest* request,
+                           v1::Save* reply) override;
+  grpc::Status GetSave(grpc::ServerContext* context, const v1::GetSaveRequest* request,
+                       v1::Save* reply) override;
+  grpc::Status CancelSave(grpc::ServerContext* context, const v1::CancelSaveRequest* request,
+                          v1::Save* reply) override;
+  grpc::Status ListCheckpoints(grpc::ServerContext* context,
+                               const v1::ListCheckpointsRequest* request,
+                               v1::ListCheckpointsResponse* reply) override;
+
+ private:
+  CoordinatorHost* const host_;
 };
 
 class RendezvousService : public v1::Rendezvous::Service {

@@ -247,13 +247,11 @@ TEST_F(CheckpointPartsTest, WhatPartsHaveNotIsRefusedAndAPartIsNotLoaded) {
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
     }
   };
-  SaveCheckpointOptions background, files, newest, replicas;
-  background.in_parts = background.in_background = true;
+  SaveCheckpointOptions files, newest, replicas;
   files.in_parts = newest.in_parts = true;
   files.max_file_bytes = 100;
   newest.keep_newest = 1;
   replicas.with_replicas = true;
-  refused(background, "not saved in the background");
   refused(files, "a part is one file");
   refused(newest, "none is removed");
   refused(replicas, "replicas are of parts");

@@ -481,5 +481,17 @@ TEST_F(BallotTest, WhatRanksGiveDifferentlyIsNamed) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("add up to 0")));
 }
 
+TEST_F(BallotTest, SaveIsWantedOfAStepWhereAllRanksSayTheSame) {
+  Vote a, b;
+  EXPECT_EQ(Count(a, b).wanted_save, 0);
+  a.wanted_save = 7;
+  EXPECT_EQ(Count(a, b).wanted_save, 0) << "rank 1 has not heard of it";
+  EXPECT_EQ(Count(b, a).wanted_save, 0);
+  b.wanted_save = 8;
+  EXPECT_EQ(Count(a, b).wanted_save, 0) << "rank 1 has heard of the next one already";
+  b.wanted_save = 7;
+  EXPECT_EQ(Count(a, b).wanted_save, 7);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -63,11 +63,6 @@ absl::Status RankEngine::Save() {
   std::string reply;
   if (options_.control->initialized.load() == 0) {
     outcome = absl::FailedPreconditionError("not saved: the job has no initial values yet");
-  } else if (const std::string fake =
-                 FakeText(options_.config->fake_all_gather, options_.config->fake_reduce_scatter);
-             !fake.empty()) {
-    outcome = absl::FailedPreconditionError(
-        absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
   } else {
     const auto values = [&](StateArray array, const ShardSegment& segment) {
       return ConstValues(optimizer_.Staged(array, segment, step_));

@@ -68,6 +68,7 @@ absl::StatusOr<Tally> RankEngine::CountVotes(const Op& op,
   vote.put = put;
   vote.weight = op.weight;
   vote.numbers_hash = HashNumbers(op, groups);
+  vote.wanted_save = options_.files->wanted_save();
   const int num_parameters = options_.memory->num_parameters();
   const std::byte* own_gradients = options_.gradients_by_rank[options_.rank.value()];
   const std::vector<std::byte> ballot =
@@ -129,6 +130,7 @@ absl::Status RankEngine::RunStep(const Op& op) {
   options_.recorder->Done(number);
   const uint64_t order_hash = order_.hash();
   CommitStep(next);
+  options_.control->result.wanted_save = tally.wanted_save;
   if (put == 0) PublishResult(absl::OkStatus(), tally.gradient_norm);
   // The trainer need not wait for this.
   options_.gate->ReportStep(Step(next), order_hash);

@@ -16,6 +16,7 @@ struct WriteVote {
   int64_t step = 0;
   uint64_t staged_hash = 0;
   uint64_t put = 0;  // As Vote::put.
+  int64_t wanted_save = 0;  // See state_files.h.
 };
 
 uint64_t HashStaged(const std::vector<uint32_t>& units,
@@ -51,6 +52,11 @@ uint64_t AgreedPut(const std::vector<WriteVote>& votes) {
     if (vote.put != votes[0].put) return 0;
   }
   return votes[0].put;
+}
+
+int64_t WantedByAll(const std::vector<WriteVote>& votes) {
+  const auto same = [&](const WriteVote& vote) { return vote.wanted_save == votes[0].wanted_save; };
+  return std::all_of(votes.begin(), votes.end(), same) ? votes[0].wanted_save : 0;
 }
 
 }  // namespace
@@ -216,7 +222,7 @@ absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number, const StagedA
   const bool is_step = kind == OpKind::kFinishTrainersStep;
   // Elsewhere a trainer may be in the middle of a forward.
   const uint64_t put = is_step ? OfferPut() : 0;
-  const WriteVote vote = {next, HashStaged(written, loaded), put};
+  const WriteVote vote = {next, HashStaged(written, loaded), put, options_.files->wanted_save()};
   std::vector<WriteVote> votes(options_.config->world_size);
   RETURN_IF_ERROR(FaultPoint("write.before-vote"));
   RETURN_IF_ERROR(options_.communicator->AllGather(&vote, votes.data(), sizeof(vote)));
@@ -238,6 +244,7 @@ absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number, const StagedA
   RETURN_IF_ERROR(FinishStaged(next, written, is_step));
   options_.recorder->Done(number);
   RETURN_IF_ERROR(TakePut(put, AgreedPut(votes)));
+  options_.control->result.wanted_save = WantedByAll(votes);  // After a trainers' step.
   PublishResult(absl::OkStatus(), 0);
   return is_step ? GatherAhead() : absl::OkStatus();
 }

@@ -63,6 +63,9 @@ class StateFiles {
   virtual bool MayOverwrite(int64_t step) const = 0;
   // Waits until it may, for the time of a copy in memory at most. Called by the engine's thread.
   virtual void AwaitOverwrite(int64_t step) = 0;
+  // The number of the checkpoint that is wanted from outside and that this rank could save now; 0:
+  // none. Where all ranks say the same at a step, their trainers ask for it right after the step.
+  virtual int64_t wanted_save() const = 0;
 };
 
 }  // namespace tessera

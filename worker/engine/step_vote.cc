@@ -78,6 +78,8 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
     std::memcpy(&votes[rank], ballot, sizeof(Vote));
     parts.push_back(votes[rank].norm_part);
     tally.put = rank == 0 || votes[rank].put == tally.put ? votes[rank].put : 0;
+    if (rank == 0) tally.wanted_save = votes[0].wanted_save;
+    if (votes[rank].wanted_save != tally.wanted_save) tally.wanted_save = 0;
     for (int p = 0; p < num_parameters; ++p) {
       const std::byte bit = ballot[sizeof(Vote) + p / kBits] >> (p % kBits) & std::byte{1};
       if (bit != std::byte{0}) tally.touched[p] = true;

@@ -25,6 +25,7 @@ struct Vote {
   int64_t first_non_finite_unit = -1;
   uint64_t reduced_units_hash = 0;
   uint64_t put = 0;  // What this rank would take behind the step; 0: none.
+  int64_t wanted_save = 0;  // See state_files.h.
 };
 
 int64_t BallotBytes(int num_parameters);
@@ -38,6 +39,7 @@ struct Tally {
   double gradient_scale = 1;  // Makes it, clipped, of the reduced one: the mean over the ranks.
   std::vector<bool> touched;  // By parameter: some rank gave it a gradient.
   uint64_t put = 0;           // That all ranks would take; 0: none.
+  int64_t wanted_save = 0;    // By all ranks; 0: none.
 };
 
 // `ballots`: of all ranks, one behind the other.

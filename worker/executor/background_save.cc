@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "worker/executor/checkpoint_save.h"
 #include "worker/executor/checkpoint_slices.h"
+#include "worker/executor/part_save.h"
 
 namespace tessera {
 namespace {
@@ -29,21 +30,20 @@ void YieldToOthers() {
 }  // namespace
 
 absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const SavedState& state,
-                                     const std::atomic<bool>* stopped) {
+                                     SaveControl control) {
   End();
   request_ = request;
   progress_ = state.progress;
   moments_ = state.moments;
-  stopped_ = stopped;
+  control_ = std::move(control);
   written_bytes_.store(0);
-  cancelled_.store(false);
   std::vector<ConstValues> slices;
   for (const CheckpointSlice& slice :
-       SavedSlicesOf(memory_, memory_.rank, HasStates(memory_.layout, state.progress))) {
+       SlicesToWrite(request_, memory_, HasStates(memory_.layout, state.progress))) {
     slices.push_back(state.values(slice.array, slice.segment));
     keys_.push_back(KeyOf(slice.array, slice.segment));
   }
-  RETURN_IF_ERROR(copy_.Begin(state.version, std::move(slices), stopped));
+  RETURN_IF_ERROR(copy_.Begin(state.version, std::move(slices), control_.stopped));
   absl::MutexLock lock(&mu_);
   status_.Clear();
   status_.set_path(request.path());
@@ -51,8 +51,7 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
   return absl::OkStatus();
 }
 
-absl::Status BackgroundSave::Start(Communicator* communicator,
-                                   std::function<void(const absl::Status&)> over) {
+absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
   {
     absl::MutexLock lock(&mu_);
     status_.set_running(true);
@@ -69,34 +68,39 @@ absl::Status BackgroundSave::Start(Communicator* communicator,
   return thread.status();
 }
 
-void BackgroundSave::Run(Communicator* communicator,
-                         const std::function<void(const absl::Status&)>& over) {
+void BackgroundSave::Run(Communicator* communicator, const Over& over) {
   YieldToOthers();
+  v1::SaveReply reply;
   absl::Status outcome;
   // Where a copy was cut off the other ranks need not be told: their epoch ends too.
-  const absl::Status agreed =
-      copy_.CopyAll() ? SaveCopy(communicator, &outcome) : absl::AbortedError("the epoch ended");
+  const absl::Status agreed = copy_.CopyAll() ? SaveCopy(communicator, &reply, &outcome)
+                                              : absl::AbortedError("the epoch ended");
+  over(request_, agreed, outcome, reply);
   if (!agreed.ok()) outcome = agreed;
   if (!outcome.ok())
     TESSERA_LOG(WARNING, "checkpoint {} was not saved: {}", request_.path(), outcome.ToString());
-  over(agreed);
   absl::MutexLock lock(&mu_);
   status_.set_running(false);
   status_.set_code(outcome.raw_code());
   status_.set_message(std::string(outcome.message()));
 }
 
-absl::Status BackgroundSave::SaveCopy(Communicator* communicator, absl::Status* outcome) {
+absl::Status BackgroundSave::SaveCopy(Communicator* communicator, v1::SaveReply* reply,
+                                      absl::Status* outcome) {
   std::map<Key, ConstValues> copies;
   for (size_t i = 0; i < keys_.size(); ++i) copies.emplace(keys_[i], copy_.slice(i));
   const auto values = [&copies](StateArray array, const ShardSegment& segment) {
     return copies.at(KeyOf(array, segment));
   };
   const SavedState state = {/*version=*/0, progress_, moments_, values};
-  v1::SaveReply reply;
+  SaveControl control = control_;
+  control.wrote = [this](int64_t bytes) {
+    written_bytes_.fetch_add(bytes);
+    if (control_.wrote != nullptr) control_.wrote(bytes);
+  };
+  const auto save = request_.in_parts() ? SaveParts : SaveCheckpoint;
   const absl::Status status =
-      SaveCheckpoint(request_, memory_, state, communicator,
-                     {stopped_, &cancelled_, &written_bytes_}, &reply, outcome);
+      save(request_, memory_, state, communicator, control, reply, outcome);
   copy_.DropMemory();
   return status;
 }

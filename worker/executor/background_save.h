@@ -4,7 +4,7 @@
 //                                  training goes on; AwaitCopied before it overwrites the version
 //
 // The rank holds that much more memory until the files are written. The thread has a low priority,
-// so that training has the processors first. One at a time. status(), Cancel and MayOverwrite are
+// so that training has the processors first. One at a time. status() and MayOverwrite are
 // thread-safe, the rest is the owner's thread's.
 #ifndef TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
 #define TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
@@ -24,6 +24,7 @@
 #include "proto/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/engine/state_files.h"
+#include "worker/executor/checkpoint_save.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/executor/state_copy.h"
 
@@ -35,18 +36,19 @@ class BackgroundSave {
   explicit BackgroundSave(const ExecutorMemory* memory) : memory_(*memory) {}
   ~BackgroundSave() { End(); }
 
-  // Takes note of the state, and memory for a copy; what was saved before has ended. The save is
-  // given up between two pieces or slices once `stopped`, which is not owned.
+  // Takes note of the state, of what `request` has this rank write, and memory for a copy; what was
+  // saved before has ended. The save is given up as `control` says, whose flags outlive it; the copy
+  // once it says `stopped`, which it must have.
   // Errors: ResourceExhausted  no memory for it.
   absl::Status Prepare(const v1::SaveRequest& request, const SavedState& state,
-                       const std::atomic<bool>* stopped);
+                       SaveControl control);
+  // With the communicator's error if the ranks could not agree on an outcome.
+  using Over = std::function<void(const v1::SaveRequest& request, const absl::Status& agreed,
+                                  const absl::Status& outcome, const v1::SaveReply& reply)>;
   // Copies the state and saves the copy. Until End the communicator, which is not owned, is the
-  // thread's; it calls `over` last, with the communicator's error if the ranks could not agree.
+  // thread's; it calls `over` last.
   // Errors: ResourceExhausted  no thread; `over` is not called then.
-  absl::Status Start(Communicator* communicator, std::function<void(const absl::Status&)> over);
-  // What runs is given up, on all ranks, unless its files are all written: then it is published.
-  // Thread-safe; nothing if none runs.
-  void Cancel() { cancelled_.store(true); }
+  absl::Status Start(Communicator* communicator, Over over);
   // Waits for the thread, if there is one, and forgets the copy.
   void End();
   // As StateCopy has them, of what is being saved.
@@ -61,19 +63,18 @@ class BackgroundSave {
     return {array, segment.unit, segment.parameter};
   }
 
-  void Run(Communicator* communicator, const std::function<void(const absl::Status&)>& over);
-  absl::Status SaveCopy(Communicator* communicator, absl::Status* outcome);
+  void Run(Communicator* communicator, const Over& over);
+  absl::Status SaveCopy(Communicator* communicator, v1::SaveReply* reply, absl::Status* outcome);
 
   const ExecutorMemory& memory_;
   // Of the save under way; the thread reads them.
   v1::SaveRequest request_;
   TrainingProgress progress_;
   std::vector<StateArray> moments_;
-  const std::atomic<bool>* stopped_ = nullptr;
+  SaveControl control_;
   std::vector<Key> keys_;  // Of the copy's slices.
   StateCopy copy_;
   std::atomic<int64_t> written_bytes_{0};
-  std::atomic<bool> cancelled_{false};
   std::thread thread_;
 
   mutable absl::Mutex mu_;

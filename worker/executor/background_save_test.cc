@@ -52,10 +52,11 @@ class BackgroundSaveTest : public testing::Test {
     request.set_path(folder_ + "/c");
     request.set_is_checkpoint(true);
     return save_->Prepare(
-        request, {/*version=*/5, progress, MomentsOf(memory_.config.optimizer), read}, &stopped_);
+        request, {/*version=*/5, progress, MomentsOf(memory_.config.optimizer), read}, {&stopped_});
   }
   absl::Status Start() {
-    return save_->Start(communicator_.get(), [](const absl::Status&) {});
+    return save_->Start(communicator_.get(), [](const v1::SaveRequest&, const absl::Status&,
+                                                  const absl::Status&, const v1::SaveReply&) {});
   }
 
   std::string folder_;

@@ -53,28 +53,20 @@ class CheckpointSave {
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
-    *outcome = CheckGoesOn();  // The last time: from here on it is published.
+    *outcome = CheckGoesOn(control_);  // The last time: from here on it is published.
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     if (leads_) *outcome = Publish(sums);
     return AgreeOn("save", outcome, &communicator_);
   }
 
+  std::vector<std::string> TakeRemoved() { return std::move(removed_); }
   int64_t written_bytes() const {
     return plan_.has_value() ? plan_->model.all_bytes() + plan_->optimizer.file_bytes : 0;
   }
 
  private:
   std::string PathOf(absl::string_view file) const { return absl::StrCat(folder_, "/", file); }
-
-  // Errors: Aborted  the epoch ended; Cancelled  the trainer does not want it any more.
-  absl::Status CheckGoesOn() const {
-    if (control_.stopped != nullptr && control_.stopped->load())
-      return absl::AbortedError("the epoch ended");
-    if (control_.cancelled != nullptr && control_.cancelled->load())
-      return absl::CancelledError("the save was cancelled");
-    return absl::OkStatus();
-  }
 
   absl::Status Plan(const std::vector<NamedTensorInfo>& buffers) {
     ASSIGN_OR_RETURN(plan_, PlanCheckpoint(memory_.layout, memory_.config, state_.progress, buffers,
@@ -119,7 +111,7 @@ class CheckpointSave {
       const ConstValues piece = values.Part(at, std::min(kPieceElements, values.size() - at));
       RETURN_IF_ERROR(write(static_cast<int64_t>(at), piece));
       crc32 = Crc32(piece.data(), piece.size_bytes(), crc32);
-      if (control_.written_bytes != nullptr) control_.written_bytes->fetch_add(piece.size_bytes());
+      if (control_.wrote != nullptr) control_.wrote(static_cast<int64_t>(piece.size_bytes()));
     }
     sums_.push_back(crc32);
     return absl::OkStatus();
@@ -130,7 +122,7 @@ class CheckpointSave {
     ASSIGN_OR_RETURN(ModelFile optimizer,
                      ModelFile::Open(PathOf(kOptimizerFileName), plan_->optimizer));
     for (const CheckpointSlice& slice : SavedSlicesOf(memory_, memory_.rank, has_state_)) {
-      RETURN_IF_ERROR(CheckGoesOn());
+      RETURN_IF_ERROR(CheckGoesOn(control_));
       const auto write = [&](int64_t at, ConstValues piece) {
         const int64_t begin_elements = slice.segment.parameter_begin_elements + at;
         return slice.array == StateArray::kParameter
@@ -211,7 +203,8 @@ class CheckpointSave {
   // The checkpoint is there; one that is too many is no reason to say that it is not.
   void RetireOlder() {
     if (request_.keep_newest() < 1) return;
-    const absl::Status status = KeepNewest(request_.path(), memory_.job_id, request_.keep_newest());
+    const absl::Status status =
+        KeepNewest(request_.path(), memory_.job_id, request_.keep_newest(), &removed_);
     if (!status.ok())
       TESSERA_LOG(WARNING, "older checkpoints are not removed: {}", status.ToString());
   }
@@ -227,9 +220,25 @@ class CheckpointSave {
   std::optional<CheckpointPlan> plan_;
   SliceSums sums_;                            // Of this rank's slices, then of its trainer's bytes.
   std::map<TensorKey, uint32_t> whole_sums_;  // Of tensors that rank 0 wrote whole.
+  std::vector<std::string> removed_;          // Older checkpoints.
 };
 
 }  // namespace
+
+absl::Status CheckGoesOn(const SaveControl& control) {
+  if (control.stopped != nullptr && control.stopped->load())
+    return absl::AbortedError("the epoch ended");
+  if (control.cancelled != nullptr && control.cancelled->load())
+    return absl::CancelledError("the save was cancelled");
+  return absl::OkStatus();
+}
+
+std::vector<CheckpointSlice> SlicesToWrite(const v1::SaveRequest& request,
+                                           const ExecutorMemory& memory,
+                                           const std::vector<bool>& has_state) {
+  return request.with_replicas() ? SlicesOf(memory, memory.rank, has_state)
+                                 : SavedSlicesOf(memory, memory.rank, has_state);
+}
 
 std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& progress) {
   std::vector<bool> has(progress.update_counts.size());
@@ -247,6 +256,7 @@ absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory
   const absl::Status status = save.Run(outcome);
   if (communicator->rank() == 0 && (!status.ok() || !outcome->ok())) DiscardFolder(request.path());
   reply->set_written_bytes(save.written_bytes());
+  for (std::string& path : save.TakeRemoved()) reply->add_removed(std::move(path));
   return status;
 }
 

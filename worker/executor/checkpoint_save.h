@@ -7,22 +7,28 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/engine/state_files.h"
+#include "worker/executor/checkpoint_slices.h"
 #include "worker/executor/executor_memory.h"
 
 namespace tessera {
 
 // What others say of a save under way, and are told. All may be null.
 struct SaveControl {
-  const std::atomic<bool>* stopped = nullptr;     // The epoch ends.
-  const std::atomic<bool>* cancelled = nullptr;   // This rank's trainer does not want it any more.
-  std::atomic<int64_t>* written_bytes = nullptr;  // Of the state, by this rank.
+  const std::atomic<bool>* stopped = nullptr;    // The epoch ends.
+  const std::atomic<bool>* cancelled = nullptr;  // Who asked for it does not want it any more.
+  // So much more of the state was written, by this rank.
+  std::function<void(int64_t bytes)> wrote = nullptr;
 };
+
+// Whether the save goes on. Errors: Aborted  stopped; Cancelled.
+absl::Status CheckGoesOn(const SaveControl& control);
 
 // `request`: checked, and the same on all ranks but for what is each one's own. `outcome` becomes
 // the same on every rank: OK once the checkpoint has its name and is durable, else the first
@@ -34,6 +40,11 @@ absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory
                             const SavedState& state, Communicator* communicator,
                             const SaveControl& control, v1::SaveReply* reply,
                             absl::Status* outcome);
+
+// Those that this rank writes, in their order.
+std::vector<CheckpointSlice> SlicesToWrite(const v1::SaveRequest& request,
+                                           const ExecutorMemory& memory,
+                                           const std::vector<bool>& has_state);
 
 // By parameter of the job: whether the checkpoint has optimizer state of it.
 std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& progress);

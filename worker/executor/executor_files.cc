@@ -2,11 +2,13 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/checkpoint_load.h"
 #include "worker/executor/checkpoint_save.h"
+#include "worker/executor/checkpoint_slices.h"
 #include "worker/executor/load_request.h"
 #include "worker/executor/model_load.h"
 #include "worker/executor/model_save.h"
@@ -16,15 +18,11 @@
 namespace tessera {
 namespace {
 
-absl::Status CheckRequest(const v1::LoadRequest&) { return absl::OkStatus(); }
-absl::Status CheckRequest(const v1::SaveRequest& request) { return CheckSaveRequest(request); }
-
 // The same outcome for all ranks where a request is malformed on some.
-template <typename Request>
-absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator, Request* request,
-                        absl::Status* outcome) {
+absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator,
+                        v1::LoadRequest* request, absl::Status* outcome) {
   *outcome = request->ParseFromString(bytes)
-                 ? CheckRequest(*request)
+                 ? absl::OkStatus()
                  : absl::InvalidArgumentError("the trainer's request is malformed");
   return AgreeOn("request", outcome, communicator);
 }
@@ -32,11 +30,12 @@ absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator, Re
 }  // namespace
 
 ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving,
-                             ReportError report_error)
+                             ReportError report_error, SaveBook::Send send_report)
     : memory_(*memory),
       report_saving_(std::move(report_saving)),
       report_error_(std::move(report_error)),
       segments_(SegmentsOf(memory->layout, memory->config, memory->plan, memory->rank)),
+      book_(std::move(send_report)),
       background_(memory) {}
 
 std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
@@ -47,55 +46,95 @@ std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
   return own;
 }
 
+absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveRequest* request) {
+  if (!request->ParseFromString(bytes))
+    return absl::InvalidArgumentError("the trainer's request is malformed");
+  RETURN_IF_ERROR(book_.Fill(request));
+  return CheckSaveRequest(*request);
+}
+
 absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,
                                  std::string* reply, absl::Status* outcome) {
   v1::SaveRequest request;
-  background_.End();
-  RETURN_IF_ERROR(ParseOnAll(request_bytes, communicator_, &request, outcome));
-  if (!outcome->ok()) return absl::OkStatus();
-  RETURN_IF_ERROR(CompareRequests(request, communicator_, outcome));
-  if (!outcome->ok()) return absl::OkStatus();
-  if (request.is_checkpoint() && request.in_background())
-    return BeginInBackground(request, state, outcome);
-  const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
-  if (creates_file)
-    report_saving_(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
   v1::SaveReply answer;
-  const absl::Status status = SaveNow(request, state, &answer, outcome);
-  if (creates_file) report_saving_("");
-  *reply = answer.SerializeAsString();
-  return status;
+  background_.End();
+  book_.Next();
+  *outcome = CheckRequest(request_bytes, &request);
+  const std::string fake =
+      FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
+  if (!fake.empty()) {  // On all ranks alike.
+    *outcome = absl::FailedPreconditionError(
+        absl::StrCat("not saved: the job's collectives are fake (", fake, ")"));
+    book_.End(request, state.progress.step, absl::OkStatus(), *outcome, answer);
+    return absl::OkStatus();
+  }
+  absl::Status agreed = AgreeOn("request", outcome, communicator_);
+  if (agreed.ok() && outcome->ok()) agreed = CompareRequests(request, communicator_, outcome);
+  if (agreed.ok() && outcome->ok()) {
+    Begin(request, state.progress);
+    if (request.is_checkpoint() && request.in_background())
+      return BeginInBackground(request, state, outcome);
+    const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
+    if (creates_file)
+      report_saving_(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
+    agreed = SaveNow(request, state, &answer, outcome);
+    if (creates_file) report_saving_("");
+    *reply = answer.SerializeAsString();
+  }
+  book_.End(request, state.progress.step, agreed, *outcome, answer);
+  return agreed;
+}
+
+SaveControl ExecutorFiles::Control() {
+  return {&stopped_, &book_.cancelled(), [this](int64_t bytes) { book_.Wrote(bytes); }};
+}
+
+void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress& progress) {
+  if (!request.is_checkpoint()) return;
+  int64_t all_bytes = 0;
+  for (const CheckpointSlice& slice :
+       SlicesToWrite(request, memory_, HasStates(memory_.layout, progress)))
+    all_bytes += slice.segment.numel * SizeBytes(slice.segment.dtype);
+  book_.Begin(request, progress.step, all_bytes);
 }
 
 absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const SavedState& state,
                                     v1::SaveReply* reply, absl::Status* outcome) {
   if (request.in_parts())
-    return SaveParts(request, memory_, state, communicator_, {&stopped_}, reply, outcome);
+    return SaveParts(request, memory_, state, communicator_, Control(), reply, outcome);
   if (request.is_checkpoint())
-    return SaveCheckpoint(request, memory_, state, communicator_, {&stopped_}, reply, outcome);
+    return SaveCheckpoint(request, memory_, state, communicator_, Control(), reply, outcome);
   return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
                    outcome);
 }
 
 absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
                                               const SavedState& state, absl::Status* outcome) {
-  *outcome = background_.Prepare(request, state, &stopped_);
-  RETURN_IF_ERROR(AgreeOn("save", outcome, communicator_));
-  if (!outcome->ok()) {
+  *outcome = background_.Prepare(request, state, Control());
+  const absl::Status agreed = AgreeOn("save", outcome, communicator_);
+  if (!agreed.ok() || !outcome->ok()) {
     background_.End();
-    return absl::OkStatus();
+    book_.End(request, step, agreed, *outcome, {});
+    return agreed;
   }
-  const auto report = [this](const std::string& path) {
-    if (memory_.rank.value() == 0) report_saving_(path);
+  const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
+  const auto report = [this, creates_file](const std::string& path) {
+    if (creates_file) report_saving_(path);
   };
-  report(request.path());
-  const absl::Status started =
-      background_.Start(communicator_, [this, report](const absl::Status& agreed) {
+  report(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
+  const absl::Status started = background_.Start(
+      communicator_,
+      [this, report, step](const v1::SaveRequest& saved, const absl::Status& all_agreed,
+                           const absl::Status& end, const v1::SaveReply& answer) {
         report("");
+        book_.End(saved, step, all_agreed, end, answer);
         // It has aborted what the other ranks do, and none of them knows why. Aborted: another did.
-        if (!agreed.ok() && !absl::IsAborted(agreed) && !stopped_.load()) report_error_(agreed);
+        if (!all_agreed.ok() && !absl::IsAborted(all_agreed) && !stopped_.load())
+          report_error_(all_agreed);
       });
-  if (!started.ok()) report("");
+  if (started.ok()) return started;
+  report("");
+  book_.End(request, step, started, *outcome, {});
   return started;  // An error ends the epoch, and with it the other ranks' saves.
 }
 

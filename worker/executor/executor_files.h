@@ -17,6 +17,7 @@
 #include "worker/engine/state_files.h"
 #include "worker/executor/background_save.h"
 #include "worker/executor/executor_memory.h"
+#include "worker/executor/save_book.h"
 
 namespace tessera {
 
@@ -27,14 +28,18 @@ class ExecutorFiles : public StateFiles {
   using ReportSaving = std::function<void(const std::string& path)>;
   // Told why ranks could not agree, where nothing else tells the worker. Called by any thread.
   using ReportError = std::function<void(const absl::Status& status)>;
-  // `memory` is not owned and outlives this.
-  ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving, ReportError report_error);
+  // `memory` is not owned and outlives this. `send_report`: as SaveBook's.
+  ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving, ReportError report_error,
+                SaveBook::Send send_report);
 
   // Of the epoch that begins, for files alone; not owned.
   void BeginEpoch(Communicator* communicator) {
     communicator_ = communicator;
     stopped_.store(false);
+    book_.BeginEpoch();
   }
+  // What the coordinator wants. Thread-safe.
+  void SetWish(const v1::SaveWish& wish) { book_.SetWish(wish); }
   // What is under way is given up between two slices. Thread-safe.
   void Stop() { stopped_.store(true); }
   // Waits for what is under way in the background, after Stop.
@@ -45,13 +50,19 @@ class ExecutorFiles : public StateFiles {
   absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
                     absl::Status* outcome) override;
   std::string SaveStatus() override { return background_.status().SerializeAsString(); }
-  void CancelSave() override { background_.Cancel(); }
+  void CancelSave() override { book_.Cancel(); }
+  int64_t wanted_save() const override { return book_.wanted(); }
   bool MayOverwrite(int64_t step) const override { return background_.MayOverwrite(step); }
   void AwaitOverwrite(int64_t step) override { background_.AwaitCopied(step); }
 
  private:
+  // What may be wrong of it on one rank alone. Fills in what a wish says.
+  absl::Status CheckRequest(const std::string& bytes, v1::SaveRequest* request);
   absl::Status SaveNow(const v1::SaveRequest& request, const SavedState& state,
                        v1::SaveReply* reply, absl::Status* outcome);
+  SaveControl Control();
+  // Tells that one begins, if it is a checkpoint.
+  void Begin(const v1::SaveRequest& request, const TrainingProgress& progress);
   absl::Status BeginInBackground(const v1::SaveRequest& request, const SavedState& state,
                                  absl::Status* outcome);
   // But those that lower ranks have too.
@@ -63,6 +74,7 @@ class ExecutorFiles : public StateFiles {
   const std::vector<ShardSegment> segments_;
   Communicator* communicator_ = nullptr;
   std::atomic<bool> stopped_{false};
+  SaveBook book_;
   BackgroundSave background_;
 };
 

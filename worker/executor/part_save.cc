@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <utility>
@@ -60,7 +61,9 @@ class PartSave {
     if (outcome->ok()) *outcome = Begin(buffers);
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(AddUpSizes());
     *outcome = Write();
+    if (outcome->ok()) *outcome = CheckGoesOn(control_);  // The last time.
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     *outcome = Name();
@@ -81,9 +84,16 @@ class PartSave {
     if (replaced_.value_or(false)) DiscardFolder(path_);
   }
 
-  int64_t written_bytes() const { return header_.file_bytes; }
+  int64_t written_bytes() const { return all_parts_bytes_; }
 
  private:
+  absl::Status AddUpSizes() {
+    std::vector<int64_t> sizes(communicator_.size());
+    RETURN_IF_ERROR(communicator_.AllGather(&header_.file_bytes, sizes.data(), sizeof(int64_t)));
+    all_parts_bytes_ = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    return absl::OkStatus();
+  }
+
   std::string PathOf(absl::string_view file) const { return absl::StrCat(folder_, "/", file); }
 
   absl::Status CheckMayReplace() const {
@@ -116,8 +126,7 @@ class PartSave {
 
   // The slices that this rank writes, in their order.
   std::vector<CheckpointSlice> OwnSlices() const {
-    return request_.with_replicas() ? SlicesOf(memory_, memory_.rank, has_state_)
-                                    : SavedSlicesOf(memory_, memory_.rank, has_state_);
+    return SlicesToWrite(request_, memory_, has_state_);
   }
 
   static PartSlice PlaceOf(const CheckpointSlice& slice, const std::vector<int64_t>& shape) {
@@ -186,12 +195,12 @@ class PartSave {
   absl::Status WriteShard() {
     ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(PathOf(kPartFileName), header_));
     for (const CheckpointSlice& slice : OwnSlices()) {
-      if (control_.stopped != nullptr && control_.stopped->load())
-        return absl::AbortedError("the epoch ended");
+      RETURN_IF_ERROR(CheckGoesOn(control_));
       const std::string name = NameOf(PlaceOf(slice, {}));
       const ConstValues values = state_.values(slice.array, slice.segment);
       RETURN_IF_ERROR(file.WriteSlice(name, 0, values));
       sums_[name] = Crc32(values.data(), values.size_bytes());
+      if (control_.wrote != nullptr) control_.wrote(values.size_bytes());
     }
     if (leads_) RETURN_IF_ERROR(WriteRankZeros(&file));
     RETURN_IF_ERROR(file.Sync());
@@ -237,6 +246,7 @@ class PartSave {
   std::optional<CheckpointPlan> plan_;
   PartContents contents_;
   SafetensorsHeader header_;
+  int64_t all_parts_bytes_ = 0;           // Of all ranks.
   std::map<std::string, uint32_t> sums_;  // By tensor of the shard.
   bool made_folder_ = false, began_ = false;
   std::optional<bool> replaced_;  // Once the part has its name: whether another had it.

@@ -36,7 +36,8 @@ class RankExecutor {
                &memory_.layout}),
         files_(
             &memory_, [this](const std::string& path) { link_.ReportSaving(path); },
-            [this](const absl::Status& status) { SendFailure(status); }),
+            [this](const absl::Status& status) { SendFailure(status); },
+            [this](const v1::SaveReport& report) { SendSaveReport(report); }),
         puts_(
             memory_.plan.num_parameters(),
             [this](uint64_t put, const std::string& failure) { SendPutGone(put, failure); }),
@@ -68,6 +69,7 @@ class RankExecutor {
   // Of the epoch that runs, told by a thread that is neither the engine's nor this one.
   void SendFailure(const absl::Status& status);
   void SendPutGone(uint64_t put, const std::string& failure);
+  void SendSaveReport(v1::SaveReport report);
 
   ExecutorMemory memory_;
   KeeperLink link_;
@@ -118,6 +120,9 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<Unique
       return true;
     case v1::ExecutorCommand::kDropPut:
       puts_.Drop(command.drop_put().put());
+      return true;
+    case v1::ExecutorCommand::kSaveWish:
+      files_.SetWish(command.save_wish());
       return true;
     case v1::ExecutorCommand::kStop:
     case v1::ExecutorCommand::COMMAND_NOT_SET:
@@ -275,6 +280,15 @@ void RankExecutor::SendPutGone(uint64_t put, const std::string& failure) {
   v1::ExecutorEvent event;
   event.mutable_put_gone()->set_put(put);
   event.mutable_put_gone()->set_failure(PrintableUtf8(failure));
+  link_.Send(event);
+}
+
+void RankExecutor::SendSaveReport(v1::SaveReport report) {
+  report.set_job_id(memory_.job_id);
+  report.set_epoch(running_epoch_.load());
+  report.set_rank(memory_.rank.value());
+  v1::ExecutorEvent event;
+  *event.mutable_save() = std::move(report);
   link_.Send(event);
 }
 

@@ -34,7 +34,6 @@ absl::Status CheckParts(const v1::SaveRequest& request) {
   if (request.with_replicas() && !request.in_parts()) return Invalid("replicas are of parts");
   if (!request.in_parts()) return absl::OkStatus();
   if (!request.is_checkpoint()) return Invalid("a model alone is not saved in parts");
-  if (request.in_background()) return Invalid("parts are not saved in the background");
   if (request.max_file_bytes() != 0) return Invalid("a part is one file");
   if (request.keep_newest() != 0) return Invalid("of parts none is removed");
   return absl::OkStatus();

@@ -14,7 +14,7 @@ namespace tessera {
 
 // Errors: InvalidArgument  what the trainer found wrong; no path of a file or folder; a limit below
 //   0; a dtype that is no smaller floating-point one, or one for a checkpoint, which is always in
-//   full precision; parts in the background, in files of a size, or of a model.
+//   full precision; parts in files of a size, keeping the newest, or of a model.
 absl::Status CheckSaveRequest(const v1::SaveRequest& request);
 
 // Whether all ranks ask for the same. As CompareRequests (load_request.h).

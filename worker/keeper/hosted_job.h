@@ -11,6 +11,7 @@
 #ifndef TESSERA_WORKER_KEEPER_HOSTED_JOB_H_
 #define TESSERA_WORKER_KEEPER_HOSTED_JOB_H_
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -54,6 +55,7 @@ class HostedJob {
   void Start(const v1::StartEpoch& start);
   void Release(const v1::OrderRelease& release);
   void Mismatch(const v1::OrderMismatch& mismatch);
+  void WantSave(const v1::SaveWish& wish);  // Of whichever epoch.
 
   // --- What the coordinator must hear again after it, or the connection, was away. ---
   std::vector<v1::WorkerEvent> Unacknowledged() const;
@@ -103,6 +105,7 @@ class HostedJob {
     v1::OrderAnnouncement pending_order;  // epoch 0: none.
     v1::StepReport last_report;           // epoch 0: none.
     std::string saving_path;              // Of the model file that is being written; else empty.
+    v1::SaveReport open_save;             // That its executor has begun and not ended; 0: none.
   };
 
   HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
@@ -147,6 +150,11 @@ class HostedJob {
   // What was decided of the step that the epoch resumes from, where this worker does not know it.
   absl::Status LearnDecision(const v1::StartEpoch& start) const;
   v1::WorkerEvent PreparedEventLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Saves of checkpoints: hosted_job_saves.cc.
+  void SendWishLocked(RankSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OnSaveReportLocked(Rank rank, v1::SaveReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The rank's executor has ended, perhaps in the middle of one.
+  void EndOpenSaveLocked(Rank rank, const std::string& how) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string job_id_;
   const int64_t creation_;
@@ -164,6 +172,10 @@ class HostedJob {
   v1::WorkerEvent failure_ ABSL_GUARDED_BY(mu_);  // Of this epoch; unset: none.
   int64_t next_attachment_ ABSL_GUARDED_BY(mu_) = 1;
   bool has_begun_ ABSL_GUARDED_BY(mu_) = false;
+  v1::SaveWish wish_ ABSL_GUARDED_BY(mu_);
+  int64_t ended_wish_ ABSL_GUARDED_BY(mu_) = 0;  // Up to this one they are over.
+  // The last that ended, each once, as a coordinator must hear again.
+  std::deque<v1::SaveReport> ended_saves_ ABSL_GUARDED_BY(mu_);
   std::vector<RankSlot> ranks_ ABSL_GUARDED_BY(mu_);  // This worker's.
   JobPut put_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<const StagedPut> staged_put_ ABSL_GUARDED_BY(mu_);  // Null: none is offered.

@@ -117,6 +117,7 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
 
 void HostedJob::OnExecutorEndLocked(Rank rank, const std::string& how, int failed_starts) {
   TESSERA_LOG(WARNING, "job {} rank {}: executor {}", job_id_, rank.value(), how);
+  EndOpenSaveLocked(rank, how);
   std::string reason = absl::StrCat("the executor of rank ", rank.value(), " ended: ", how);
   if (failed_starts >= kFailedStartsTold) {
     reason = absl::StrCat("the executor of rank ", rank.value(), " (", launcher_->name(),
@@ -137,6 +138,7 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
     case v1::ExecutorEvent::kReady:
       slot.ready = true;
       GivePutLocked(static_cast<int>(rank.value()));
+      SendWishLocked(slot);
       if (local().spans_workers()) {
         if (phase_ == EpochPhase::kPreparing) PrepareRankLocked(slot);
         return;
@@ -177,6 +179,9 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
       return;
     case v1::ExecutorEvent::kPutGone:
       OnPutGoneLocked(rank, event.put_gone());
+      return;
+    case v1::ExecutorEvent::kSave:
+      OnSaveReportLocked(rank, event.save());
       return;
     case v1::ExecutorEvent::kStarted:
     case v1::ExecutorEvent::EVENT_NOT_SET:

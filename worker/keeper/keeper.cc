@@ -47,6 +47,10 @@ void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
       return;
     case v1::CoordinatorCommand::kDrop:
       return Drop(command.drop().job_id(), command.drop().creation());
+    case v1::CoordinatorCommand::kSaveWish:
+      job = Find(command.save_wish().job_id(), command.save_wish().creation());
+      if (job != nullptr) job->WantSave(command.save_wish());
+      return;
     case v1::CoordinatorCommand::kServeState:  // A StateRelay's.
     case v1::CoordinatorCommand::kStagePut:    // A PutRelay's.
     case v1::CoordinatorCommand::COMMAND_NOT_SET:

@@ -94,7 +94,7 @@ struct UnitWords {
   std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 11;
+inline constexpr uint32_t kControlPageVersion = 12;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;
@@ -107,6 +107,7 @@ struct OpResult {
   int32_t non_finite;  // Of a step: 1 where some gradient is NaN or infinite.
   double gradient_norm;
   double gradient_scale;  // Of a tally: makes the step's gradient, clipped, of the reduced one.
+  int64_t wanted_save;    // Of a step: the wish that it is saved for (checkpoint.proto); 0: none.
   char message[kMaxErrorBytes];
 };
 

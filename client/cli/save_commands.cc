@@ -1,0 +1,165 @@
+#include "client/cli/save_commands.h"
+
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "client/cli/endpoint_flags.h"
+#include "client/cli/save_view.h"
+#include "client/cli/saves_client.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
+
+struct Flags {
+  EndpointFlags endpoint;
+  std::string job, to, deadline;
+  int keep_newest = 0;
+  int64_t max_file_bytes = 0, cancel = 0;
+  bool in_parts = false, with_replicas = false, in_foreground = false;
+  bool no_wait = false, json = false;
+};
+
+std::string NewRequestId() {
+  std::random_device random;
+  std::string id = "cli-";
+  for (int i = 0; i < 4; ++i) absl::StrAppend(&id, absl::Hex(random(), absl::kZeroPad8));
+  return id;
+}
+
+std::string CheckDeadline(const std::string& text) {
+  absl::Duration deadline;
+  if (!absl::ParseDuration(text, &deadline) || deadline < absl::Milliseconds(1))
+    return absl::StrCat("'", text, "' is not a time like 90s or 2h");
+  return deadline <= absl::Hours(24 * 365) ? "" : absl::StrCat("'", text, "' is over a year");
+}
+
+v1::RequestSaveRequest RequestOf(const Flags& flags) {
+  v1::RequestSaveRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_job_id(flags.job);
+  v1::SaveForm* form = request.mutable_form();
+  form->set_path(flags.to);
+  while (form->path().size() > 1 && form->path().back() == '/') form->mutable_path()->pop_back();
+  form->set_keep_newest(flags.keep_newest);
+  form->set_max_file_bytes(flags.max_file_bytes);
+  form->set_in_parts(flags.in_parts);
+  form->set_with_replicas(flags.with_replicas);
+  form->set_in_foreground(flags.in_foreground);
+  absl::Duration deadline;
+  if (absl::ParseDuration(flags.deadline, &deadline))
+    request.set_expires_in_ms(absl::ToInt64Milliseconds(deadline));
+  return request;
+}
+
+// Until it has ended. A coordinator that is away meanwhile is waited for: it knows it afterwards.
+absl::StatusOr<v1::Save> Await(SavesClient* client, v1::Save save, const Flags& flags,
+                               const Console& console) {
+  std::string told;
+  while (save.state() != v1::SAVE_STATE_ENDED) {
+    const std::string line = SaveLine(save);
+    if (line != told && console.out_is_terminal && !flags.json) *console.err << line << std::endl;
+    told = line;
+    absl::SleepFor(kLookAgain);
+    absl::StatusOr<v1::Save> now = client->Get(flags.job, save.number());
+    if (now.ok()) {
+      save = *std::move(now);
+    } else if (!absl::IsUnavailable(now.status()) && !absl::IsDeadlineExceeded(now.status())) {
+      return Annotate(now.status(), absl::StrCat("save ", save.number()));
+    }
+  }
+  return save;
+}
+
+absl::Status RunSave(const Flags& flags, const Console& console) {
+  ASSIGN_OR_RETURN(const auto client, SavesClient::Create(flags.endpoint.Coordinator()));
+  ASSIGN_OR_RETURN(v1::Save save, client->Request(RequestOf(flags)));
+  if (!flags.no_wait) {
+    ASSIGN_OR_RETURN(save, Await(client.get(), std::move(save), flags, console));
+  }
+  const bool failed = save.state() == v1::SAVE_STATE_ENDED && save.code() != 0;
+  if (flags.json) {
+    *console.out << SaveJson(save);
+  } else if (!failed) {
+    *console.out << SaveLine(save) << "\n";
+  }
+  return failed ? Annotate(OutcomeOf(save), absl::StrCat("save ", save.number()))
+                : absl::OkStatus();
+}
+
+absl::Status RunSaves(const Flags& flags, const Console& console) {
+  if (flags.cancel == 0)
+    return ListSaves(flags.endpoint.Coordinator(), flags.job, /*ended=*/false, flags.json, console);
+  ASSIGN_OR_RETURN(const auto client, SavesClient::Create(flags.endpoint.Coordinator()));
+  ASSIGN_OR_RETURN(const v1::Save save, client->Cancel(flags.job, flags.cancel));
+  if (flags.json) {
+    *console.out << SaveJson(save);
+  } else {
+    *console.out << SaveLine(save) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ListSaves(const Endpoint& coordinator, const std::string& job_id, bool ended,
+                       bool json, const Console& console) {
+  ASSIGN_OR_RETURN(const auto client, SavesClient::Create(coordinator));
+  ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse saves, client->List(job_id));
+  if (json) {
+    *console.out << SavesJson(job_id, saves, ended);
+  } else {
+    *console.out << (ended ? EndedTable(saves) : PendingTable(saves));
+  }
+  return absl::OkStatus();
+}
+
+void RegisterSaveCommand(CLI::App* app, RunCommand* selected) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      app->add_subcommand("save", "has the trainers of a job save a checkpoint at their next step");
+  command->add_option("--job", flags->job, "the job's id")->required();
+  command->add_option("--to", flags->to, "absolute path, where all workers see it")->required();
+  command->add_option("--keep-newest", flags->keep_newest,
+                      "so many of the job's are left in that folder");
+  command->add_option("--max-file-bytes", flags->max_file_bytes, "the model in files of a size");
+  command->add_flag("--in-parts", flags->in_parts, "each rank on its own, for `consolidate`");
+  command->add_flag("--with-replicas", flags->with_replicas, "of parts: what others write too");
+  command->add_flag("--foreground", flags->in_foreground,
+                    "training waits for the disk, and needs no memory for a copy");
+  command->add_option("--deadline", flags->deadline, "withdrawn if no step took it by then, as 90s")
+      ->check(CheckDeadline);
+  CLI::Option* waits = command->add_flag("--wait", "return once it has ended (the default)");
+  command->add_flag("--no-wait", flags->no_wait, "return once it is asked for")->excludes(waits);
+  command->add_flag("--json", flags->json, "print JSON");
+  flags->endpoint.AddCoordinator(command);
+  flags->endpoint.AddTimeout(command);
+  command->callback([flags, selected] {
+    *selected = [flags](const Console& console) { return RunSave(*flags, console); };
+  });
+}
+
+void RegisterSavesCommand(CLI::App* app, RunCommand* selected) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app->add_subcommand(
+      "saves", "checkpoints that were asked for and are not made yet, or cancel one");
+  command->add_option("--job", flags->job, "the job's id")->required();
+  command->add_option("--cancel", flags->cancel, "the number of one that is not wanted any more")
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--json", flags->json, "print JSON");
+  flags->endpoint.AddCoordinator(command);
+  flags->endpoint.AddTimeout(command);
+  command->callback([flags, selected] {
+    *selected = [flags](const Console& console) { return RunSaves(*flags, console); };
+  });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,283 @@
+// Saves that somebody asks for, and what workers tell of any, of coordinator.h.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "coordinator/core/coordinator.h"
+
+namespace tessera::coordinator {
+namespace {
+
+// In so many epochs a requested save is begun; the last one's end is its own.
+constexpr int kMaxSaveTries = 3;
+// How many ranks a text names.
+constexpr size_t kMaxNamedRanks = 8;
+// Of ends that could not be journalled yet; those of later saves are lost.
+constexpr size_t kMaxHeardSaves = 1024;
+
+absl::Status NoSuchJob(const JobId& job) {
+  return absl::NotFoundError(absl::StrCat("no job '", job.value(), "'"));
+}
+
+absl::Status NoSuchSave(const JobId& job, int64_t number) {
+  return absl::NotFoundError(
+      absl::StrCat("job '", job.value(), "' has no save ", number, ", or it is too long ago"));
+}
+
+}  // namespace
+
+std::string Coordinator::WhySaveWaits(const JobId& id, const Job& job, const Save& save) const {
+  const Save* head = job.saves().Head();
+  if (head != nullptr && head->number != save.number)
+    return absl::StrCat("save ", head->number, ", which is before it");
+  if (job.status.state != JobState::kRunning)
+    return absl::StrCat("the job, which is ", Name(job.status.state), ": ", StateReason(id, job));
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  std::vector<int32_t> alone;
+  for (int32_t rank = 0; rank < job.spec->config.world_size; ++rank) {
+    if (runtime == nullptr || runtime->ranks.count(rank) == 0)
+      return absl::StrCat("word of rank ", rank, " in epoch ", job.status.epoch.value());
+    if (!runtime->ranks.at(rank).attached) alone.push_back(rank);
+  }
+  if (alone.empty()) return "the next step";
+  const bool all_named = alone.size() <= kMaxNamedRanks;
+  const std::string of = alone.size() == 1 ? "rank " : "ranks ";
+  if (!all_named) alone.resize(kMaxNamedRanks);
+  return absl::StrCat("trainers: none is attached to ", of, absl::StrJoin(alone, ", "),
+                      all_named ? "" : " and others");
+}
+
+SaveView Coordinator::ViewSave(const JobId& id, const Job& job, const Save& save) const {
+  SaveView view{save, 0, 0, ""};
+  if (save.state == SaveState::kWaiting) view.waits_for = WhySaveWaits(id, job, save);
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  if (save.state != SaveState::kSaving || runtime == nullptr) return view;
+  for (const auto& [rank, progress] : runtime->saving) {
+    if (progress.number != save.number) continue;
+    view.written_bytes += progress.written_bytes;
+    view.all_bytes += progress.all_bytes;
+  }
+  return view;
+}
+
+absl::StatusOr<SaveView> Coordinator::GetSave(const JobId& job, int64_t number) const {
+  const Job* found = state_.FindJob(job);
+  if (found == nullptr) return NoSuchJob(job);
+  const Save* save = found->saves().Find(number);
+  if (save == nullptr) return NoSuchSave(job, number);
+  return ViewSave(job, *found, *save);
+}
+
+absl::StatusOr<std::vector<SaveView>> Coordinator::ListSaves(const JobId& job) const {
+  const Job* found = state_.FindJob(job);
+  if (found == nullptr) return NoSuchJob(job);
+  std::vector<SaveView> views;
+  for (const int64_t number : found->saves().pending())
+    views.push_back(ViewSave(job, *found, *found->saves().Find(number)));
+  const std::vector<const Save*> ended = found->saves().Ended();
+  for (auto save = ended.rbegin(); save != ended.rend(); ++save)
+    views.push_back(ViewSave(job, *found, **save));
+  return views;
+}
+
+void Coordinator::SendWish(const JobId& id, const std::set<WorkerId>& workers,
+                           Effects* effects) const {
+  const Job& job = *state_.FindJob(id);
+  if (job.save_log == nullptr || job.status.state != JobState::kRunning) return;
+  WantSave want{id, job.creation, 0, {}, false};
+  if (const Save* head = job.saves().Head(); head != nullptr) {
+    want.number = head->number;
+    want.form = head->form;
+    want.cancelled = head->cancelled;
+  }
+  for (const WorkerId& worker : workers) effects->commands.push_back({worker, want});
+}
+
+absl::StatusOr<SaveView> Coordinator::RequestSave(const RequestSaveEvent& event, absl::Time now,
+                                                  Effects* effects) {
+  const Job* job = state_.FindJob(event.job);
+  if (job == nullptr) return NoSuchJob(event.job);
+  if (const Save* known = job->saves().FindRequest(event.request_id); known != nullptr) {
+    if (known->form == event.form) return ViewSave(event.job, *job, *known);
+    return absl::AlreadyExistsError(absl::StrCat("request id '", event.request_id,
+                                                 "' was used for save ", known->number, " to '",
+                                                 known->form.path, "'"));
+  }
+  if (job->status.state == JobState::kLost)
+    return absl::FailedPreconditionError(absl::StrCat("the job is lost: ", job->status.reason));
+  if (job->saves().pending().size() >= SaveLog::kMaxPending) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("job '", event.job.value(), "': ", SaveLog::kMaxPending,
+                     " saves wait already; save ", job->saves().Head()->number, " waits for ",
+                     WhySaveWaits(event.job, *job, *job->saves().Head())));
+  }
+  Save save;
+  save.number = job->saves().NextNumber();
+  save.request_id = event.request_id;
+  save.form = event.form;
+  save.requested_at = now;
+  save.expires_at = now + event.expires_in;
+  Put(SaveRecord{event.job, save}, effects);
+  SendWish(event.job, WorkersOf(job->status.placements), effects);
+  effects->changed_jobs.insert(event.job);
+  return ViewSave(event.job, *job, save);
+}
+
+absl::StatusOr<SaveView> Coordinator::CancelSave(const JobId& id, int64_t number, absl::Time now,
+                                                 Effects* effects) {
+  const Job* job = state_.FindJob(id);
+  if (job == nullptr) return NoSuchJob(id);
+  const Save* found = job->saves().Find(number);
+  if (found == nullptr) return NoSuchSave(id, number);
+  Save save = *found;
+  if (NextState(save.state, SaveEvent::kWithdrawn).has_value()) {
+    EndSave(id, std::move(save), absl::CancelledError("it was withdrawn before a step took it"),
+            now, effects);
+  } else if (save.state == SaveState::kSaving && !save.cancelled) {
+    save.cancelled = true;
+    Put(SaveRecord{id, std::move(save)}, effects);
+    SendWish(id, WorkersOf(job->status.placements), effects);
+    effects->changed_jobs.insert(id);
+  }
+  return GetSave(id, number);
+}
+
+void Coordinator::EndSave(const JobId& id, Save save, const absl::Status& outcome, absl::Time now,
+                          Effects* effects) {
+  const Job& job = *state_.FindJob(id);
+  const bool was_head = job.saves().Head() != nullptr && job.saves().Head()->number == save.number;
+  for (const int64_t number : job.saves().Surplus()) Put(SaveGoneRecord{id, number}, effects);
+  save.state = SaveState::kEnded;
+  save.ended_at = now;
+  save.ended_sequence = job.saves().NextEndedSequence();
+  save.outcome = outcome;
+  save.fate = outcome.ok() ? SaveFate::kKept : SaveFate::kNone;
+  Put(SaveRecord{id, save}, effects);
+  if (outcome.ok()) {
+    for (Save& other : job.saves().Outdated(save, {}))
+      Put(SaveRecord{id, std::move(other)}, effects);
+  }
+  if (was_head) SendWish(id, WorkersOf(job.status.placements), effects);
+  effects->changed_jobs.insert(id);
+}
+
+absl::Status Coordinator::ReportSave(const Sender& sender, const SaveReport& event, absl::Time now,
+                                     Effects* effects) {
+  RETURN_IF_ERROR(Hear(sender, now, effects));
+  const Job* job = state_.FindJob(event.job);
+  if (job == nullptr || job->creation != event.creation) return absl::OkStatus();
+  const auto& placements = job->status.placements;
+  if (event.rank.value() < 0 || event.rank.value() >= static_cast<int64_t>(placements.size()) ||
+      placements[event.rank.value()].worker != sender.worker) {
+    return absl::OkStatus();  // It holds nothing of the job any more.
+  }
+  if (event.phase == SaveReport::Phase::kEnded) {
+    if (heard_saves_.size() < kMaxHeardSaves) heard_saves_.push_back(event);
+    NoteHeardSaves(now, effects);
+    return absl::OkStatus();
+  }
+  if (event.epoch != job->status.epoch || job->status.state != JobState::kRunning)
+    return absl::OkStatus();
+  Runtime(event.job, *job).saving[event.rank.value()] = {event.number, event.written_bytes,
+                                                         event.all_bytes};
+  const Save* head = job->saves().Head();
+  if (head == nullptr || head->number != event.number || head->state != SaveState::kWaiting)
+    return absl::OkStatus();
+  Save save = *head;
+  save.state = *NextState(save.state, SaveEvent::kBegun);
+  save.step = event.step;
+  Put(SaveRecord{event.job, std::move(save)}, effects);
+  effects->changed_jobs.insert(event.job);
+  return absl::OkStatus();
+}
+
+void Coordinator::NoteHeardSaves(absl::Time now, Effects* effects) {
+  for (; noted_saves_ < heard_saves_.size(); ++noted_saves_)
+    NoteSaveEnd(heard_saves_[noted_saves_], now, effects);
+}
+
+void Coordinator::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects* effects) {
+  const Job* job = state_.FindJob(report.job);
+  if (job == nullptr || job->creation != report.creation) return;
+  const Save* known = job->saves().FindReported(report.epoch, report.ordinal);
+  // One rank knows how it ended, and another had only heard that its epoch was over.
+  const bool knows_more =
+      known != nullptr && absl::IsAborted(known->outcome) && !absl::IsAborted(report.outcome);
+  if (known == nullptr || knows_more) {
+    Save save;
+    if (knows_more) {
+      save = *known;
+    } else if (report.number != 0) {
+      const Save* wanted = job->saves().Find(report.number);
+      // What ended with its epoch is tried again.
+      if (wanted == nullptr || absl::IsAborted(report.outcome)) return;
+      // It was withdrawn, or given up, and yet was saved.
+      const bool corrects = wanted->ordinal == 0 && report.outcome.ok();
+      if (wanted->state == SaveState::kEnded && !corrects) return;
+      save = *wanted;
+    } else {
+      save.number = job->saves().NextNumber();
+      save.form = report.form;
+    }
+    save.step = report.step;
+    save.epoch = report.epoch;
+    save.ordinal = report.ordinal;
+    save.took = report.took;
+    save.size_bytes = report.size_bytes;
+    EndSave(report.job, std::move(save), report.outcome, now, effects);
+    known = job->saves().FindReported(report.epoch, report.ordinal);
+  }
+  if (report.removed.empty()) return;
+  for (Save& other : job->saves().Outdated(*known, report.removed))
+    Put(SaveRecord{report.job, std::move(other)}, effects);
+  effects->changed_jobs.insert(report.job);
+}
+
+void Coordinator::EndSaveTry(const JobId& id, const std::string& reason, absl::Time now,
+                             Effects* effects) {
+  const Save* head = state_.FindJob(id)->saves().Head();
+  if (head == nullptr || head->state != SaveState::kSaving) return;
+  Save save = *head;
+  ++save.tries;
+  save.last_failure = reason;
+  if (save.cancelled) {
+    return EndSave(id, std::move(save),
+                   absl::CancelledError("it was cancelled, and a process died in it"), now,
+                   effects);
+  }
+  if (save.tries >= kMaxSaveTries) {
+    const absl::Status outcome = absl::AbortedError(
+        absl::StrCat("given up after ", save.tries, " tries; the last one: ", reason));
+    return EndSave(id, std::move(save), outcome, now, effects);
+  }
+  save.state = *NextState(save.state, SaveEvent::kEpochOver);
+  Put(SaveRecord{id, std::move(save)}, effects);
+}
+
+void Coordinator::EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,
+                                  Effects* effects) {
+  const std::set<int64_t> pending = state_.FindJob(id)->saves().pending();
+  for (const int64_t number : pending)
+    EndSave(id, *state_.FindJob(id)->saves().Find(number), outcome, now, effects);
+}
+
+void Coordinator::WithdrawExpiredSaves(absl::Time now, Effects* effects) {
+  std::vector<std::pair<JobId, int64_t>> expired;
+  for (const auto& [id, job] : state_.jobs()) {
+    for (const int64_t number : job.saves().pending()) {
+      const Save& save = *job.saves().Find(number);
+      if (now >= save.expires_at && NextState(save.state, SaveEvent::kWithdrawn).has_value())
+        expired.emplace_back(id, number);
+    }
+  }
+  for (const auto& [id, number] : expired) {
+    const Job& job = *state_.FindJob(id);
+    Save save = *job.saves().Find(number);
+    const absl::Status outcome = absl::DeadlineExceededError(
+        absl::StrCat("no step took it in time; it waited for ", WhySaveWaits(id, job, save)));
+    EndSave(id, std::move(save), outcome, now, effects);
+  }
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,120 @@
+// The saves of one job: those that somebody asked for, and what became of each, whoever asked.
+//
+//               begun                 reported
+//   kWaiting ───────────► kSaving ───────────────► kEnded
+//      ▲  │                 │ │                      ▲
+//      │  │  epoch over     │ │ given up             │
+//      │  └──(nothing)      │ └──────────────────────┤
+//      └────────────────────┘                        │
+//      kWaiting ── withdrawn, given up, reported ────┘
+//
+// Requests are done one after the other, in the order of their numbers. A copyable value;
+// thread-compatible.
+#ifndef TESSERA_COORDINATOR_CORE_SAVE_LOG_H_
+#define TESSERA_COORDINATOR_CORE_SAVE_LOG_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/ids.h"
+
+namespace tessera::coordinator {
+
+enum class SaveState { kWaiting, kSaving, kEnded };
+enum class SaveEvent { kBegun, kEpochOver, kReported, kWithdrawn, kGivenUp };
+// The state after `event`, or nullopt where the event cannot happen in `state`.
+std::optional<SaveState> NextState(SaveState state, SaveEvent event);
+
+// What has become of a checkpoint, as far as the job's own saves go.
+enum class SaveFate { kNone, kKept, kReplaced, kRemoved };
+
+struct SaveForm {
+  std::string path;
+  int32_t keep_newest = 0;
+  int64_t max_file_bytes = 0;
+  bool in_parts = false;
+  bool with_replicas = false;
+  bool in_foreground = false;
+
+  friend bool operator==(const SaveForm& a, const SaveForm& b) {
+    return a.path == b.path && a.keep_newest == b.keep_newest &&
+           a.max_file_bytes == b.max_file_bytes && a.in_parts == b.in_parts &&
+           a.with_replicas == b.with_replicas && a.in_foreground == b.in_foreground;
+  }
+};
+
+struct Save {
+  int64_t number = 0;      // Of the job's saves; from 1.
+  std::string request_id;  // Empty: the trainers made it by themselves.
+  SaveForm form;
+  SaveState state = SaveState::kWaiting;
+  absl::Time requested_at = absl::UnixEpoch();
+  absl::Time expires_at = absl::InfiniteFuture();  // If it waits then, it is withdrawn.
+  int32_t tries = 0;         // Epochs in which it was begun and that ended before it.
+  std::string last_failure;  // Why the last of them did.
+  bool cancelled = false;    // While kSaving: it is not wanted any more.
+  Step step;                 // As trainers count; of the last try.
+  // Of kEnded.
+  int64_t ended_sequence = 0;  // Rises with each save that ends.
+  absl::Time ended_at = absl::UnixEpoch();
+  // Which of which epoch's saves the ranks called it. 0: they never said how it ended.
+  Epoch epoch;
+  int64_t ordinal = 0;
+  absl::Duration took;
+  int64_t size_bytes = 0;
+  absl::Status outcome;
+  SaveFate fate = SaveFate::kNone;
+
+  bool requested() const { return !request_id.empty(); }
+};
+
+// A consistent copy of one save, for replies.
+struct SaveView {
+  Save save;
+  int64_t written_bytes = 0, all_bytes = 0;  // While kSaving, as far as ranks have told.
+  std::string waits_for;                     // While kWaiting, for a person.
+};
+
+class SaveLog {
+ public:
+  static constexpr int kMaxEnded = 256;
+  static constexpr int kMaxPending = 16;
+
+  void Put(const Save& save);
+  void Forget(int64_t number);
+
+  const Save* Find(int64_t number) const;
+  const Save* FindRequest(const std::string& request_id) const;
+  // That the ranks call so, if its end was reported.
+  const Save* FindReported(Epoch epoch, int64_t ordinal) const;
+  // The one that is to be made next, or is being made; null: none.
+  const Save* Head() const;
+  // The numbers of those that have not ended.
+  const std::set<int64_t>& pending() const { return pending_; }
+  // By the order in which they ended.
+  std::vector<const Save*> Ended() const;
+
+  int64_t NextNumber() const { return last_number_ + 1; }
+  int64_t NextEndedSequence() const { return last_ended_sequence_ + 1; }
+  // What is to be forgotten when one more ends: numbers.
+  std::vector<int64_t> Surplus() const;
+
+  // Which of the others change their fate when `save` is kept, and to what: those that ended before
+  // it and had its path, or one that it removed.
+  std::vector<Save> Outdated(const Save& save, const std::vector<std::string>& removed) const;
+
+ private:
+  std::map<int64_t, Save> saves_;
+  std::set<int64_t> pending_;
+  int64_t last_number_ = 0, last_ended_sequence_ = 0;  // Ever, as far as is known.
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_CORE_SAVE_LOG_H_

@@ -1,0 +1,173 @@
+#include "coordinator/service/save_codec.h"
+
+#include <limits>
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/utf8.h"
+#include "coordinator/service/field_checks.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr size_t kMaxPathBytes = 4096;
+constexpr int kMaxRemoved = 4096;
+constexpr int64_t kMaxExpiresInMs = int64_t{366} * 24 * 3600 * 1000;
+
+absl::Status Invalid(absl::string_view why) { return absl::InvalidArgumentError(why); }
+
+// What of it no rank would take.
+absl::Status CheckForm(const v1::SaveForm& form) {
+  const std::string& path = form.path();
+  if (path.empty() || path[0] != '/' || path.back() == '/' || path.size() > kMaxPathBytes) {
+    return Invalid(absl::StrCat("path '", absl::CHexEscape(Truncated(path, 80)),
+                                "': must be the absolute path of a folder, of at most ",
+                                kMaxPathBytes, " bytes"));
+  }
+  if (form.keep_newest() < 0) return Invalid(absl::StrCat("keep_newest ", form.keep_newest()));
+  if (form.max_file_bytes() < 0)
+    return Invalid(absl::StrCat("max_file_bytes ", form.max_file_bytes()));
+  if (form.with_replicas() && !form.in_parts()) return Invalid("with_replicas: is of parts");
+  if (form.in_parts() && form.max_file_bytes() != 0) return Invalid("in_parts: a part is one file");
+  if (form.in_parts() && form.keep_newest() != 0) return Invalid("in_parts: none is removed");
+  return absl::OkStatus();
+}
+
+SaveForm DecodeForm(const v1::SaveForm& form) {
+  return {form.path(),     form.keep_newest(),   form.max_file_bytes(),
+          form.in_parts(), form.with_replicas(), form.in_foreground()};
+}
+
+v1::SaveState EncodeState(SaveState state) {
+  switch (state) {
+    case SaveState::kWaiting:
+      return v1::SAVE_STATE_WAITING;
+    case SaveState::kSaving:
+      return v1::SAVE_STATE_SAVING;
+    case SaveState::kEnded:
+      return v1::SAVE_STATE_ENDED;
+  }
+  return v1::SAVE_STATE_UNSPECIFIED;
+}
+
+v1::SaveFate EncodeFate(SaveFate fate) {
+  switch (fate) {
+    case SaveFate::kNone:
+      return v1::SAVE_FATE_UNSPECIFIED;
+    case SaveFate::kKept:
+      return v1::SAVE_FATE_KEPT;
+    case SaveFate::kReplaced:
+      return v1::SAVE_FATE_REPLACED;
+    case SaveFate::kRemoved:
+      return v1::SAVE_FATE_REMOVED;
+  }
+  return v1::SAVE_FATE_UNSPECIFIED;
+}
+
+absl::Status CheckCount(absl::string_view field, int64_t value) {
+  if (value >= 0) return absl::OkStatus();
+  return Invalid(absl::StrCat("save report: ", field, " is ", value));
+}
+
+}  // namespace
+
+absl::StatusOr<RequestSaveEvent> Decode(const v1::RequestSaveRequest& request) {
+  RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  RETURN_IF_ERROR(CheckJobId(request.job_id()));
+  RETURN_IF_ERROR(CheckForm(request.form()));
+  if (request.expires_in_ms() < 0 || request.expires_in_ms() > kMaxExpiresInMs)
+    return Invalid(absl::StrCat("expires_in_ms ", request.expires_in_ms(), ": not within a year"));
+  RequestSaveEvent event = {request.request_id(), JobId(request.job_id()),
+                            DecodeForm(request.form()), absl::InfiniteDuration()};
+  if (request.expires_in_ms() > 0) event.expires_in = absl::Milliseconds(request.expires_in_ms());
+  return event;
+}
+
+absl::StatusOr<SaveReport> DecodeSaveReport(const v1::SaveReport& report) {
+  RETURN_IF_ERROR(CheckJobId(report.job_id()));
+  SaveReport decoded;
+  switch (report.phase()) {
+    case v1::SaveReport::BEGUN:
+      decoded.phase = SaveReport::Phase::kBegun;
+      break;
+    case v1::SaveReport::WRITING:
+      decoded.phase = SaveReport::Phase::kWriting;
+      break;
+    case v1::SaveReport::ENDED:
+      decoded.phase = SaveReport::Phase::kEnded;
+      break;
+    default:
+      return Invalid("save report: an unknown phase");
+  }
+  if (report.ordinal() < 1)
+    return Invalid(absl::StrCat("save report: ordinal is ", report.ordinal()));
+  RETURN_IF_ERROR(CheckCount("number", report.number()));
+  RETURN_IF_ERROR(CheckCount("step", report.step()));
+  RETURN_IF_ERROR(CheckCount("written_bytes", report.written_bytes()));
+  RETURN_IF_ERROR(CheckCount("all_bytes", report.all_bytes()));
+  RETURN_IF_ERROR(CheckCount("took_ms", report.took_ms()));
+  RETURN_IF_ERROR(CheckCount("size_bytes", report.size_bytes()));
+  if (report.removed_size() > kMaxRemoved)
+    return Invalid(absl::StrCat("save report: ", report.removed_size(), " removed checkpoints"));
+  decoded.job = JobId(report.job_id());
+  decoded.creation = Creation(report.creation());
+  decoded.epoch = Epoch(report.epoch());
+  decoded.rank = Rank(report.rank());
+  decoded.ordinal = report.ordinal();
+  decoded.number = report.number();
+  decoded.form = DecodeForm(report.form());
+  decoded.form.path = std::string(Utf8Prefix(report.form().path(), kMaxPathBytes));
+  decoded.step = Step(report.step());
+  decoded.written_bytes = report.written_bytes();
+  decoded.all_bytes = report.all_bytes();
+  decoded.took = absl::Milliseconds(report.took_ms());
+  decoded.size_bytes = report.size_bytes();
+  decoded.outcome = absl::Status(static_cast<absl::StatusCode>(report.code()),
+                                 Utf8Prefix(report.message(), kMaxReasonBytes));
+  decoded.removed.assign(report.removed().begin(), report.removed().end());
+  return decoded;
+}
+
+v1::SaveForm EncodeSaveForm(const SaveForm& form) {
+  v1::SaveForm encoded;
+  encoded.set_path(form.path);
+  encoded.set_keep_newest(form.keep_newest);
+  encoded.set_max_file_bytes(form.max_file_bytes);
+  encoded.set_in_parts(form.in_parts);
+  encoded.set_with_replicas(form.with_replicas);
+  encoded.set_in_foreground(form.in_foreground);
+  return encoded;
+}
+
+v1::Save Encode(const JobId& job, const SaveView& view) {
+  const Save& save = view.save;
+  v1::Save encoded;
+  encoded.set_job_id(job.value());
+  encoded.set_number(save.number);
+  encoded.set_requested(save.requested());
+  *encoded.mutable_form() = EncodeSaveForm(save.form);
+  encoded.set_state(EncodeState(save.state));
+  if (save.requested()) encoded.set_requested_unix_ms(absl::ToUnixMillis(save.requested_at));
+  if (save.expires_at != absl::InfiniteFuture())
+    encoded.set_expires_unix_ms(absl::ToUnixMillis(save.expires_at));
+  encoded.set_tries(save.tries);
+  encoded.set_last_failure(save.last_failure);
+  encoded.set_cancel_requested(save.cancelled);
+  encoded.set_waits_for(view.waits_for);
+  encoded.set_written_bytes(view.written_bytes);
+  encoded.set_all_bytes(view.all_bytes);
+  encoded.set_step(save.step.value());
+  if (save.state != SaveState::kEnded) return encoded;
+  encoded.set_ended_unix_ms(absl::ToUnixMillis(save.ended_at));
+  encoded.set_took_ms(absl::ToInt64Milliseconds(save.took));
+  encoded.set_size_bytes(save.size_bytes);
+  encoded.set_code(save.outcome.raw_code());
+  encoded.set_message(std::string(save.outcome.message()));
+  encoded.set_fate(EncodeFate(save.fate));
+  encoded.set_ended_sequence(save.ended_sequence);
+  return encoded;
+}
+
+}  // namespace tessera::coordinator

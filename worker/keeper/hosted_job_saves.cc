@@ -1,0 +1,81 @@
+// Checkpoints of the job: what the coordinator wants, and what executors tell of any.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/utf8.h"
+#include "worker/keeper/hosted_job.h"
+
+namespace tessera {
+namespace {
+
+// Of the last that ended, a coordinator that was away is told again.
+constexpr size_t kMaxEndedSaves = 16;
+constexpr int kMaxRemoved = 1024;
+
+bool OfOneSave(const v1::SaveReport& a, const v1::SaveReport& b) {
+  return a.epoch() == b.epoch() && a.ordinal() == b.ordinal();
+}
+
+bool IsAborted(const v1::SaveReport& report) {
+  return report.code() == static_cast<int>(absl::StatusCode::kAborted);
+}
+
+}  // namespace
+
+void HostedJob::SendWishLocked(RankSlot& slot) {
+  if (wish_.creation() == 0) return;  // There never was one.
+  v1::ExecutorCommand command;
+  *command.mutable_save_wish() = wish_;
+  SendLocked(slot, command);
+}
+
+void HostedJob::WantSave(const v1::SaveWish& wish) {
+  absl::MutexLock lock(&mu_);
+  wish_ = wish;
+  // The coordinator may not have heard yet that it is over.
+  if (wish_.number() <= ended_wish_) wish_.set_number(0);
+  for (RankSlot& slot : ranks_) SendWishLocked(slot);
+}
+
+void HostedJob::OnSaveReportLocked(Rank rank, v1::SaveReport report) {
+  report.set_creation(creation_);
+  RankSlot& slot = SlotOf(rank);
+  v1::WorkerEvent event;
+  if (report.phase() != v1::SaveReport::ENDED) {
+    slot.open_save = report;
+    *event.mutable_save() = std::move(report);
+    return emit_(event);
+  }
+  slot.open_save.Clear();
+  if (report.number() != 0 && !IsAborted(report))
+    ended_wish_ = std::max(ended_wish_, report.number());
+  const auto known = std::find_if(ended_saves_.begin(), ended_saves_.end(),
+                                  [&](const auto& other) { return OfOneSave(report, other); });
+  if (known == ended_saves_.end()) {
+    if (ended_saves_.size() == kMaxEndedSaves) ended_saves_.pop_front();
+    ended_saves_.push_back(report);
+  } else if (IsAborted(*known) && !IsAborted(report)) {
+    *known = report;  // This rank knows how it ended.
+  } else if (report.removed().empty()) {
+    return;  // Every rank says it.
+  } else if (known->removed_size() < kMaxRemoved) {
+    known->mutable_removed()->MergeFrom(report.removed());
+  }
+  *event.mutable_save() = std::move(report);
+  emit_(event);
+}
+
+void HostedJob::EndOpenSaveLocked(Rank rank, const std::string& how) {
+  v1::SaveReport report;
+  report.Swap(&SlotOf(rank).open_save);
+  if (report.ordinal() == 0) return;
+  report.set_phase(v1::SaveReport::ENDED);
+  report.set_code(static_cast<int>(absl::StatusCode::kAborted));
+  report.set_message(
+      PrintableUtf8(absl::StrCat("the executor of rank ", rank.value(), " ended: ", how)));
+  OnSaveReportLocked(rank, std::move(report));
+}
+
+}  // namespace tessera
