@@ -58,18 +58,17 @@ TEST(HeldRangesTest, AreWhatAnyOfTheRanksHoldsOnceAndRising) {
         }
         int last_tensor = 0;
         int64_t last_end = 0;
-        ASSERT_OK(
-            ForEachHeldRange(layout, tensors, first, end, [&](const HeldRange& range) {
-              if (range.tensor != last_tensor) last_end = 0;
-              EXPECT_GE(range.tensor, last_tensor);
-              EXPECT_GE(range.begin_elements, last_end);
-              EXPECT_GT(range.numel, 0);
-              last_tensor = range.tensor;
-              last_end = range.begin_elements + range.numel;
-              for (int64_t i = range.begin_elements; i < last_end; ++i)
-                EXPECT_TRUE(found[range.tensor].insert(i).second);
-              return absl::OkStatus();
-            }));
+        ASSERT_OK(ForEachHeldRange(layout, tensors, first, end, [&](const HeldRange& range) {
+          if (range.tensor != last_tensor) last_end = 0;
+          EXPECT_GE(range.tensor, last_tensor);
+          EXPECT_GE(range.begin_elements, last_end);
+          EXPECT_GT(range.numel, 0);
+          last_tensor = range.tensor;
+          last_end = range.begin_elements + range.numel;
+          for (int64_t i = range.begin_elements; i < last_end; ++i)
+            EXPECT_TRUE(found[range.tensor].insert(i).second);
+          return absl::OkStatus();
+        }));
         EXPECT_EQ(found, expected) << "ranks " << first << " to " << end;
       }
     }

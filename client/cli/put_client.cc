@@ -16,8 +16,7 @@ class GrpcPutClient : public PutClient {
       : endpoint_(std::move(endpoint)), stub_(v1::LivePut::NewStub(channel)) {}
 
   absl::StatusOr<v1::PutReply> Put(
-      const v1::PutBegin& begin,
-      absl::FunctionRef<absl::Status(SendPiece)> send_pieces) override {
+      const v1::PutBegin& begin, absl::FunctionRef<absl::Status(SendPiece)> send_pieces) override {
     grpc::ClientContext context;
     v1::PutReply reply;
     const auto writer = stub_->PutLiveState(&context, &reply);

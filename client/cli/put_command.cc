@@ -40,15 +40,16 @@ absl::Status RunPut(const Flags& flags, const Console& console) {
   v1::PutReply reply;
   {
     ProgressLine progress(console, "sending");
-    ASSIGN_OR_RETURN(reply,
-                     PutFile(live.get(), client.get(), flags.job, flags.from, options,
-                             [&](int64_t done, int64_t all) { progress.Tell(done, all); }));
+    ASSIGN_OR_RETURN(reply, PutFile(live.get(), client.get(), flags.job, flags.from, options,
+                                    [&](int64_t done, int64_t all) { progress.Tell(done, all); }));
   }
   if (flags.json) {
-    const nlohmann::ordered_json json = {
-        {"job", flags.job},           {"path", flags.from},
-        {"step", reply.trained_step()}, {"committed_step", reply.step()},
-        {"tensors", reply.num_tensors()}, {"bytes", reply.size_bytes()}};
+    const nlohmann::ordered_json json = {{"job", flags.job},
+                                         {"path", flags.from},
+                                         {"step", reply.trained_step()},
+                                         {"committed_step", reply.step()},
+                                         {"tensors", reply.num_tensors()},
+                                         {"bytes", reply.size_bytes()}};
     *console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
     return absl::OkStatus();
   }

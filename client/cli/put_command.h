@@ -1,5 +1,5 @@
-// `tessera put --job JOB --from PATH`: sets parameters of a job that trains, on all its ranks at the
-// end of one step.
+// `tessera put --job JOB --from PATH`: sets parameters of a job that trains, on all its ranks at
+// the end of one step.
 //
 //   PATH                            a safetensors file, an index, a folder of a model, a checkpoint
 //   --include / --exclude PATTERN   only some of them; --moments: the optimizer's state of them too

@@ -59,12 +59,10 @@ absl::StatusOr<v1::PutTensor> TensorOf(const Meaning& meaning, const std::string
                                        const StoredEntry& entry) {
   const std::optional<DType> dtype =
       entry.dtype.has_value() ? LayoutDType(*entry.dtype) : std::nullopt;
-  if (!dtype.has_value() ||
-      (*dtype != DType::kFp32 && *dtype != DType::kFp64 && !IsHalf(*dtype))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor '", name, "' is in ",
-                     entry.dtype.has_value() ? Name(*entry.dtype) : "bytes",
-                     ": parameters are set from F32, F64, BF16 or F16"));
+  if (!dtype.has_value() || (*dtype != DType::kFp32 && *dtype != DType::kFp64 && !IsHalf(*dtype))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor '", name, "' is in ", entry.dtype.has_value() ? Name(*entry.dtype) : "bytes",
+        ": parameters are set from F32, F64, BF16 or F16"));
   }
   v1::PutTensor tensor;
   tensor.set_parameter(meaning.parameter);

@@ -27,12 +27,13 @@ struct PutFileOptions {
 };
 
 struct PutFilePlan {
-  v1::PutBegin begin;            // But for the job and the wait.
-  std::vector<StoredKey> keys;   // By tensor of it.
+  v1::PutBegin begin;           // But for the job and the wait.
+  std::vector<StoredKey> keys;  // By tensor of it.
 };
 
 // `job`: all that the job has, moments too. Pure, but that it reads counts of updates.
-// Errors: NotFound         a tensor that is wanted and that the job does not have; nothing is wanted
+// Errors: NotFound         a tensor that is wanted and that the job does not have; nothing is
+// wanted
 //         InvalidArgument  integers, or another dtype that parameters do not have; a moment without
 //                          its count of updates. They name the tensor.
 absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& job,

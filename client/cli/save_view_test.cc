@@ -69,10 +69,10 @@ TEST(SaveViewTest, LineSaysWhatItWaitsForHowFarItIsAndHowItEnded) {
 
 TEST(SaveViewTest, TablesHaveThoseThatEndedOrTheOthersAndAreSafeForATerminal) {
   EXPECT_THAT(PendingTable(All()), AllOf(HasSubstr("/c/three"), Not(HasSubstr("/c/two"))));
-  EXPECT_THAT(EndedTable(All()),
-              AllOf(HasSubstr("/c/two"), HasSubstr("kept"), HasSubstr("2023-11-14 22:13:20"),
-                    HasSubstr("PERMISSION_DENIED"), Not(HasSubstr("/c/three")),
-                    Not(HasSubstr("\x1b"))));
+  EXPECT_THAT(
+      EndedTable(All()),
+      AllOf(HasSubstr("/c/two"), HasSubstr("kept"), HasSubstr("2023-11-14 22:13:20"),
+            HasSubstr("PERMISSION_DENIED"), Not(HasSubstr("/c/three")), Not(HasSubstr("\x1b"))));
   EXPECT_EQ(PendingTable({}), "no saves wait or run\n");
   EXPECT_EQ(EndedTable({}), "no checkpoints\n");
 }

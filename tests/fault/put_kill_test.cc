@@ -84,8 +84,7 @@ class PutKillTest : public testing::TestWithParam<Place> {
     const int64_t step = team_->session(0)->next_step();
     EXPECT_OK(team_->RunAll([&](Session* session) -> absl::Status {
       while (session->next_step() == step) {
-        const absl::Status status =
-            session->RunStep([&] { return session->Step().status(); });
+        const absl::Status status = session->RunStep([&] { return session->Step().status(); });
         if (!status.ok() && !absl::IsAborted(status)) return status;
       }
       return absl::OkStatus();
@@ -93,12 +92,14 @@ class PutKillTest : public testing::TestWithParam<Place> {
     const LiveReading now =
         testing_support::ReadLive(cluster_->coordinator_address(), "toy", Path("look"));
     if (!now.ok) return;  // An epoch ends.
-    EXPECT_TRUE(std::any_of(allowed.begin(), allowed.end(), [&](const StoredValues& values) {
-      return std::all_of(values.begin(), values.end(), [&](const auto& tensor) {
-        return now.values.at(tensor.first) == tensor.second;
-      });
-    })) << "a mixture at step "
-        << step;
+    EXPECT_TRUE(std::any_of(allowed.begin(), allowed.end(),
+                            [&](const StoredValues& values) {
+                              return std::all_of(
+                                  values.begin(), values.end(), [&](const auto& tensor) {
+                                    return now.values.at(tensor.first) == tensor.second;
+                                  });
+                            }))
+        << "a mixture at step " << step;
   }
   PutOutcome Put(const std::string& path, const std::vector<StoredValues>& allowed) {
     return PutWhileTraining(cluster_->coordinator_address(), "toy", {"--from", path},
@@ -112,8 +113,7 @@ class PutKillTest : public testing::TestWithParam<Place> {
 
 // Each executor dies at its second put.
 TEST_P(PutKillTest, LeavesTheOldValuesOrTheNewOnesOnAllRanksAndIsDoneInTheEnd) {
-  ASSERT_NO_FATAL_FAILURE(
-      Start(absl::StrCat(GetParam().point, "=kill@2"), GetParam().num_workers));
+  ASSERT_NO_FATAL_FAILURE(Start(absl::StrCat(GetParam().point, "=kill@2"), GetParam().num_workers));
   const std::string first = PutFileOf("first"), second = PutFileOf("second");
   StoredValues initial =
       testing_support::ReadLive(cluster_->coordinator_address(), "toy", Path("look")).values;
@@ -135,20 +135,18 @@ TEST_P(PutKillTest, LeavesTheOldValuesOrTheNewOnesOnAllRanksAndIsDoneInTheEnd) {
   ASSERT_OK(team_->TrainTo(end.step + 2));
 }
 
-INSTANTIATE_TEST_SUITE_P(Points, PutKillTest,
-                         testing::Values(Place{"put.before-vote", 1}, Place{"put.after-vote", 1},
-                                         Place{"put.after-decision", 1},
-                                         Place{"put.before-publish", 1},
-                                         Place{"put.before-vote", 2}, Place{"put.after-vote", 2},
-                                         Place{"put.after-decision", 2},
-                                         Place{"put.before-publish", 2}),
-                         [](const auto& info) {
-                           std::string name = info.param.point;
-                           name.erase(std::remove_if(name.begin(), name.end(),
-                                                     [](char c) { return !isalpha(c); }),
-                                      name.end());
-                           return name + absl::StrCat(info.param.num_workers);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Points, PutKillTest,
+    testing::Values(Place{"put.before-vote", 1}, Place{"put.after-vote", 1},
+                    Place{"put.after-decision", 1}, Place{"put.before-publish", 1},
+                    Place{"put.before-vote", 2}, Place{"put.after-vote", 2},
+                    Place{"put.after-decision", 2}, Place{"put.before-publish", 2}),
+    [](const auto& info) {
+      std::string name = info.param.point;
+      name.erase(std::remove_if(name.begin(), name.end(), [](char c) { return !isalpha(c); }),
+                 name.end());
+      return name + absl::StrCat(info.param.num_workers);
+    });
 
 using PutOfDeathTest = PutKillTest;
 
@@ -159,9 +157,8 @@ TEST_F(PutOfDeathTest, PutThatExecutorsDieWithIsGivenUpAndTrainingGoesOn) {
       testing_support::ReadLive(cluster_->coordinator_address(), "toy", Path("look"));
   const PutOutcome put = Put(path, {before.values});
   EXPECT_FALSE(put.applied);
-  EXPECT_THAT(put.result.err,
-              testing::AllOf(testing::HasSubstr("ended 3 times with it"),
-                             testing::HasSubstr("nothing was changed")));
+  EXPECT_THAT(put.result.err, testing::AllOf(testing::HasSubstr("ended 3 times with it"),
+                                             testing::HasSubstr("nothing was changed")));
   StepAndLook({before.values});
 }
 

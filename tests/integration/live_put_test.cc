@@ -95,9 +95,8 @@ class LivePutTest : public testing::TestWithParam<Case> {
 
   PutOutcome Put(const LocalCluster& cluster, TrainerTeam* team, std::vector<std::string> args) {
     return PutWhileTraining(cluster.coordinator_address(), "toy", std::move(args),
-                            Path("now.safetensors"), [&] {
-                              EXPECT_OK(team->TrainTo(team->session(0)->next_step()));
-                            });
+                            Path("now.safetensors"),
+                            [&] { EXPECT_OK(team->TrainTo(team->session(0)->next_step())); });
   }
   LiveReading Read(const LocalCluster& cluster) {
     LiveReading now = ReadLive(cluster.coordinator_address(), "toy", Path("now.safetensors"));
@@ -111,8 +110,7 @@ class LivePutTest : public testing::TestWithParam<Case> {
 // Sets what is PutValue's, as a trainer does.
 absl::Status WriteAsTrainer(Session* session, const std::vector<int>& units) {
   return session->WriteParameters(units, [&](int unit, int parameter, absl::Span<float> values) {
-    const std::string& name =
-        session->layout().units[unit].flat.parameters()[parameter].spec.name;
+    const std::string& name = session->layout().units[unit].flat.parameters()[parameter].spec.name;
     for (size_t i = 0; i < values.size(); ++i) values[i] = PutValue(name, i);
   });
 }
@@ -192,15 +190,15 @@ TEST_P(LivePutTest, WhatIsNotNamedStaysAsTheStepLeftIt) {
   EXPECT_EQ(after, expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Jobs, LivePutTest,
-    testing::Values(Case{"OneRank", 1, 1, 1}, Case{"ThreeRanks", 1, 3, 3},
-                    Case{"Sgd", 1, 2, 2, Strategy::kFullShard, 0, false, OptimizerKind::kSgd},
-                    Case{"NoShard", 1, 2, 2, Strategy::kNoShard},
-                    Case{"InBackward", 1, 2, 2, Strategy::kFullShard, 0, true},
-                    Case{"TwoWorkers", 2, 2, 3}, Case{"FourRanks", 1, 4, 4},
-                    Case{"Hybrid", 2, 2, 4, Strategy::kHybridShard, 2}),
-    [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Jobs, LivePutTest,
+                         testing::Values(Case{"OneRank", 1, 1, 1}, Case{"ThreeRanks", 1, 3, 3},
+                                         Case{"Sgd", 1, 2, 2, Strategy::kFullShard, 0, false,
+                                              OptimizerKind::kSgd},
+                                         Case{"NoShard", 1, 2, 2, Strategy::kNoShard},
+                                         Case{"InBackward", 1, 2, 2, Strategy::kFullShard, 0, true},
+                                         Case{"TwoWorkers", 2, 2, 3}, Case{"FourRanks", 1, 4, 4},
+                                         Case{"Hybrid", 2, 2, 4, Strategy::kHybridShard, 2}),
+                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 using LivePutOfOneTest = LivePutTest;
 
@@ -218,9 +216,8 @@ class LivePutIdleTest : public LivePutTest {
     ASSERT_OK(team);
     team_ = std::make_unique<TrainerTeam>(*std::move(team));
     ASSERT_OK(team_->RunAll([](Session* session) {
-      return session->Initialize([](int, int, Values values) {
-        memset(values.data(), 0, values.size_bytes());
-      });
+      return session->Initialize(
+          [](int, int, Values values) { memset(values.data(), 0, values.size_bytes()); });
     }));
     initial_ = Read(*cluster_).values;
   }
@@ -252,8 +249,8 @@ TEST_F(LivePutIdleTest, ElementsAreRoundedOrWidenedToWhatTheJobKeeps) {
   Start();
   const std::string path = Path("put.safetensors");
   for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64}) {
-    WritePutFile(path, {{"a", {5}, dtype}, {"empty", {0}, dtype}, {"b", {7, 3}, dtype},
-                        {"c", {9}, dtype}});
+    WritePutFile(
+        path, {{"a", {5}, dtype}, {"empty", {0}, dtype}, {"b", {7, 3}, dtype}, {"c", {9}, dtype}});
     const PutOutcome put = PutIdle({"--from", path});
     ASSERT_EQ(put.result.exit_code, 0) << put.result.err;
     const auto expected = [&](const std::string& name, int64_t i) {

@@ -111,8 +111,7 @@ class PutRelay::Session {
   absl::Status Stage(const v1::PutStage& request) {
     ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job,
                      options_->find(command_.job_id(), command_.creation()));
-    ASSIGN_OR_RETURN(stage_,
-                     PutStage::Create(job->regions(), request, options_->spool_folder));
+    ASSIGN_OR_RETURN(stage_, PutStage::Create(job->regions(), request, options_->spool_folder));
     job_ = job;
     return absl::OkStatus();
   }
@@ -154,9 +153,8 @@ class PutRelay::Session {
   }
 
   absl::Status Dropped() const {
-    return absl::UnavailableError(absl::StrCat("worker '", options_->worker_id,
-                                               "' does not hold job '", command_.job_id(),
-                                               "' any more"));
+    return absl::UnavailableError(absl::StrCat(
+        "worker '", options_->worker_id, "' does not hold job '", command_.job_id(), "' any more"));
   }
 
   // Until it is applied, or no rank will vote for it any more.

@@ -73,10 +73,10 @@ absl::Status RankEngine::TakePut(uint64_t offered, uint64_t agreed) {
     options_.recorder->Done(number);
     TESSERA_LOG(WARNING, "rank {}: nothing was put: rank {} has not read its part: {}",
                 options_.rank.value(), without, staged.ToString());
-    options_.puts->Settle(PutSource::Outcome::kVoid,
-                          staged.ok() ? absl::StrCat("rank ", without, " could not read its part")
-                                      : absl::StrCat("rank ", options_.rank.value(), ": ",
-                                                     staged.message()));
+    options_.puts->Settle(
+        PutSource::Outcome::kVoid,
+        staged.ok() ? absl::StrCat("rank ", without, " could not read its part")
+                    : absl::StrCat("rank ", options_.rank.value(), ": ", staged.message()));
     return absl::OkStatus();
   }
   numbers.is_write = true;

@@ -15,7 +15,7 @@ namespace {
 struct WriteVote {
   int64_t step = 0;
   uint64_t staged_hash = 0;
-  uint64_t put = 0;  // As Vote::put.
+  uint64_t put = 0;         // As Vote::put.
   int64_t wanted_save = 0;  // See state_files.h.
 };
 

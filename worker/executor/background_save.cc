@@ -99,8 +99,7 @@ absl::Status BackgroundSave::SaveCopy(Communicator* communicator, v1::SaveReply*
     if (control_.wrote != nullptr) control_.wrote(bytes);
   };
   const auto save = request_.in_parts() ? SaveParts : SaveCheckpoint;
-  const absl::Status status =
-      save(request_, memory_, state, communicator, control, reply, outcome);
+  const absl::Status status = save(request_, memory_, state, communicator, control, reply, outcome);
   copy_.DropMemory();
   return status;
 }

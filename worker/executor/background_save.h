@@ -37,9 +37,8 @@ class BackgroundSave {
   ~BackgroundSave() { End(); }
 
   // Takes note of the state, of what `request` has this rank write, and memory for a copy; what was
-  // saved before has ended. The save is given up as `control` says, whose flags outlive it; the copy
-  // once it says `stopped`, which it must have.
-  // Errors: ResourceExhausted  no memory for it.
+  // saved before has ended. The save is given up as `control` says, whose flags outlive it; the
+  // copy once it says `stopped`, which it must have. Errors: ResourceExhausted  no memory for it.
   absl::Status Prepare(const v1::SaveRequest& request, const SavedState& state,
                        SaveControl control);
   // With the communicator's error if the ranks could not agree on an outcome.

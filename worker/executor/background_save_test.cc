@@ -56,7 +56,7 @@ class BackgroundSaveTest : public testing::Test {
   }
   absl::Status Start() {
     return save_->Start(communicator_.get(), [](const v1::SaveRequest&, const absl::Status&,
-                                                  const absl::Status&, const v1::SaveReply&) {});
+                                                const absl::Status&, const v1::SaveReply&) {});
   }
 
   std::string folder_;

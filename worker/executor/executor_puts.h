@@ -43,8 +43,9 @@ class ExecutorPuts : public PutSource {
 
   uint64_t Offer(uint64_t decided) override;
   const std::map<int, int64_t>& update_counts() const override;
-  absl::Status Read(const std::vector<ShardSegment>& segments,
-                    absl::FunctionRef<Values(StateArray, const ShardSegment&)> values) const override;
+  absl::Status Read(
+      const std::vector<ShardSegment>& segments,
+      absl::FunctionRef<Values(StateArray, const ShardSegment&)> values) const override;
   void Settle(Outcome outcome, const std::string& why) override;
 
  private:

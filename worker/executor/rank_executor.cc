@@ -38,9 +38,8 @@ class RankExecutor {
             &memory_, [this](const std::string& path) { link_.ReportSaving(path); },
             [this](const absl::Status& status) { SendFailure(status); },
             [this](const v1::SaveReport& report) { SendSaveReport(report); }),
-        puts_(
-            memory_.plan.num_parameters(),
-            [this](uint64_t put, const std::string& failure) { SendPutGone(put, failure); }),
+        puts_(memory_.plan.num_parameters(),
+              [this](uint64_t put, const std::string& failure) { SendPutGone(put, failure); }),
         recorder_(memory_.flight_ring()) {}
   ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
 
@@ -319,7 +318,8 @@ absl::Status RunRankExecutor(UniqueFd socket) {
     absl::StatusOr<Packet> packet = ReceivePacket(socket.get());
     if (!packet.ok()) return absl::OkStatus();  // The worker is gone.
     v1::ExecutorCommand command;
-    if (!command.ParseFromString(packet->bytes) || !executor.Handle(command, std::move(packet->fds)))
+    if (!command.ParseFromString(packet->bytes) ||
+        !executor.Handle(command, std::move(packet->fds)))
       return absl::OkStatus();
   }
 }

@@ -88,9 +88,8 @@ bool StateCopy::MayOverwrite(int64_t step) const {
 void StateCopy::AwaitCopied(int64_t step) {
   if (MayOverwrite(step)) return;
   CopyPieces();
-  const auto may = [this, step]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return MayOverwriteLocked(step);
-  };
+  const auto may = [this, step]()
+                       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return MayOverwriteLocked(step); };
   absl::MutexLock lock(&mu_, absl::Condition(&may));
 }
 

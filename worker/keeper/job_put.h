@@ -26,8 +26,8 @@ class JobPut {
   void Given(int rank) { holders_.insert(rank); }
   // The rank says that it has it no more. `failure`: no rank can take it; else empty.
   void Gone(int rank, uint64_t put, const std::string& failure);
-  // The rank's executor ended, and what it had with it. If that was kMaxEnds times, it may have been
-  // the put's doing: it is void.
+  // The rank's executor ended, and what it had with it. If that was kMaxEnds times, it may have
+  // been the put's doing: it is void.
   void Ended(int rank);
   static constexpr int kMaxEnds = 3;
   void Withdraw(uint64_t put);

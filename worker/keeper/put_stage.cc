@@ -78,8 +78,8 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
   for (const v1::PutSlot& from : request.slots()) {
     Slot slot;
     ASSIGN_OR_RETURN(const LiveArray array, DecodeArray(from.array()));
-    ASSIGN_OR_RETURN(slot.tensor, numbers.TensorOf(from.job_parameter(), array,
-                                                   regions.config().optimizer));
+    ASSIGN_OR_RETURN(slot.tensor,
+                     numbers.TensorOf(from.job_parameter(), array, regions.config().optimizer));
     ASSIGN_OR_RETURN(slot.comes_in, DecodeDType(from.dtype()));
     slot.kept_in = layout.units[slot.tensor.unit].full_dtype();
     if (array != LiveArray::kParameter) {
@@ -93,13 +93,12 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
   std::vector<HeldRange> ranges;
   int64_t size_bytes = 0;
   const LocalRanks& local = regions.local();
-  RETURN_IF_ERROR(ForEachHeldRange(layout, tensors, local.first(), local.first() + local.count(),
-                                   [&](const HeldRange& range) {
-                                     ranges.push_back(range);
-                                     size_bytes +=
-                                         range.numel * SizeBytes(slots[range.tensor].kept_in);
-                                     return absl::OkStatus();
-                                   }));
+  RETURN_IF_ERROR(ForEachHeldRange(
+      layout, tensors, local.first(), local.first() + local.count(), [&](const HeldRange& range) {
+        ranges.push_back(range);
+        size_bytes += range.numel * SizeBytes(slots[range.tensor].kept_in);
+        return absl::OkStatus();
+      }));
   ASSIGN_OR_RETURN(SpoolFile file, SpoolFile::Create(spool_folder, size_bytes));
   std::unique_ptr<PutStage> stage(new PutStage(request.put(), std::move(file)));
   stage->slots_ = std::move(slots);

@@ -155,8 +155,8 @@ absl::Status LiveWriter::OpenLines() {
 
 absl::Status LiveWriter::SendAll(const v1::PutCommand& command) {
   for (const Worker& worker : workers_) {
-    RETURN_IF_ERROR(worker.line->Send(command, absl::Now() + times_.worker,
-                                      [this] { return Cancelled(); }));
+    RETURN_IF_ERROR(
+        worker.line->Send(command, absl::Now() + times_.worker, [this] { return Cancelled(); }));
   }
   return absl::OkStatus();
 }
@@ -170,8 +170,8 @@ absl::Status LiveWriter::AwaitAll(v1::PutEvent::EventCase kind, absl::Duration t
       return NothingWasChanged(absl::UnavailableError(event.status().message()));
     if (!event.ok()) return NothingWasChanged(event.status());
     if (event->event_case() == kind) continue;
-    return absl::UnavailableError(absl::StrCat(
-        "worker '", worker.line->worker(), "' answered out of order; nothing was changed"));
+    return absl::UnavailableError(absl::StrCat("worker '", worker.line->worker(),
+                                               "' answered out of order; nothing was changed"));
   }
   return absl::OkStatus();
 }
@@ -220,19 +220,19 @@ absl::Status LiveWriter::TakeTensor(size_t index) {
     const int64_t offset = request.piece().offset_elements(), count = size_bytes / element_bytes;
     if (offset != done || data.empty() || size_bytes % element_bytes != 0 ||
         data.size() > kMaxPieceBytes || count > tensor.numel - done) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a piece of ", size_bytes, " bytes at element ", offset, ", where element ", done, " of ",
-          tensor.numel, " comes next, in pieces of at most ", kMaxPieceBytes,
-          " bytes; nothing was changed"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a piece of ", size_bytes, " bytes at element ", offset, ", where element ",
+                       done, " of ", tensor.numel, " comes next, in pieces of at most ",
+                       kMaxPieceBytes, " bytes; nothing was changed"));
     }
     if (tensor.is_shared || tensor.same_as >= 0) hashes_[index] = Hash(hashes_[index], data);
     if (tensor.same_as < 0) RETURN_IF_ERROR(Forward(tensor, request.piece()));
     done += count;
   }
   if (tensor.same_as < 0 || hashes_[index] == hashes_[tensor.same_as]) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("it is one parameter with '", plan_.tensors[tensor.same_as].name,
-                   "', and has other values; nothing was changed"));
+  return absl::InvalidArgumentError(absl::StrCat("it is one parameter with '",
+                                                 plan_.tensors[tensor.same_as].name,
+                                                 "', and has other values; nothing was changed"));
 }
 
 absl::Status LiveWriter::Forward(const PutPlan::Tensor& tensor, const v1::LivePiece& piece) {
@@ -248,11 +248,10 @@ absl::Status LiveWriter::Forward(const PutPlan::Tensor& tensor, const v1::LivePi
           if (from >= to) return absl::OkStatus();
           v1::PutCommand command;
           command.mutable_piece()->set_offset_elements(from);
-          command.mutable_piece()->set_data(piece.data().substr((from - begin) * element_bytes,
-                                                                (to - from) * element_bytes));
-          const absl::Status sent =
-              worker.line->Send(std::move(command), absl::Now() + times_.worker,
-                                [this] { return Cancelled(); });
+          command.mutable_piece()->set_data(
+              piece.data().substr((from - begin) * element_bytes, (to - from) * element_bytes));
+          const absl::Status sent = worker.line->Send(
+              std::move(command), absl::Now() + times_.worker, [this] { return Cancelled(); });
           if (absl::IsDeadlineExceeded(sent))
             return NothingWasChanged(absl::UnavailableError(sent.message()));
           // What the worker finds wrong with a piece is not the client's doing.
@@ -271,9 +270,9 @@ absl::Status LiveWriter::GivenUp(absl::Time deadline) {
   }
   if (client_.cancelled()) return absl::CancelledError("the client is gone");
   if (absl::Now() < deadline) return absl::OkStatus();
-  return absl::DeadlineExceededError(
-      absl::StrCat("job '", job_.value(), "': its trainers took no step within ",
-                   absl::FormatDuration(step_timeout_)));
+  return absl::DeadlineExceededError(absl::StrCat("job '", job_.value(),
+                                                  "': its trainers took no step within ",
+                                                  absl::FormatDuration(step_timeout_)));
 }
 
 void LiveWriter::Hear(Worker* worker) {
@@ -288,8 +287,8 @@ void LiveWriter::Hear(Worker* worker) {
     worker->state = WorkerPut::kOut;
   } else {
     worker->state = worker->line->has_failed() ? WorkerPut::kOut : WorkerPut::kLost;
-    worker->why = event.ok() ? absl::UnavailableError(absl::StrCat("worker '", worker->line->worker(),
-                                                                   "' answered out of order"))
+    worker->why = event.ok() ? absl::UnavailableError(absl::StrCat(
+                                   "worker '", worker->line->worker(), "' answered out of order"))
                              : event.status();
   }
 }
@@ -311,9 +310,8 @@ absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
     if (given_up.ok()) given_up = GivenUp(step_deadline);
     std::vector<WorkerPut> states;
     for (const Worker& worker : workers_) states.push_back(worker.state);
-    const bool has_news = std::any_of(states.begin(), states.end(), [](WorkerPut state) {
-      return state != WorkerPut::kPending;
-    });
+    const bool has_news = std::any_of(states.begin(), states.end(),
+                                      [](WorkerPut state) { return state != WorkerPut::kPending; });
     if (has_news || is_withdrawn) deadline = std::min(deadline, absl::Now() + patience);
     const PutVerdict verdict = Judge(states, given_up.ok(), absl::Now() >= deadline);
     if (verdict == PutVerdict::kWithdraw && !is_withdrawn) {

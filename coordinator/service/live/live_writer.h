@@ -90,7 +90,8 @@ class LiveWriter {
   Creation creation_;
   absl::Duration collective_timeout_, step_timeout_;
   PutPlan plan_;
-  std::vector<uint64_t> hashes_;  // By tensor: of the elements of those that others are the same as.
+  std::vector<uint64_t>
+      hashes_;  // By tensor: of the elements of those that others are the same as.
   std::string session_;
   std::vector<Worker> workers_;
   v1::PutReply reply_;

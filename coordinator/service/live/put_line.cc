@@ -36,7 +36,8 @@ absl::StatusCode CodeOf(const v1::LiveFailure& failure) {
 absl::Status PutLine::TroubleLocked() const {
   if (failure_.has_value()) return *failure_;
   if (closed_) return absl::CancelledError("the put was ended");
-  if (ended_) return absl::UnavailableError(absl::StrCat("worker '", worker_, "' ended its stream"));
+  if (ended_)
+    return absl::UnavailableError(absl::StrCat("worker '", worker_, "' ended its stream"));
   return absl::OkStatus();
 }
 

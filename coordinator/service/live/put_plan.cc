@@ -145,8 +145,7 @@ absl::StatusOr<PutPlan> PlanPut(const JobSpec& spec, const v1::PutBegin& begin) 
   const std::map<std::string, int> numbers = NumbersByName(plan.layout);
   for (const v1::PutTensor& from : begin.tensors()) {
     absl::StatusOr<PutPlan::Tensor> tensor = PlanTensor(spec, plan.layout, places, numbers, from);
-    RETURN_IF_ERROR(
-        Annotate(tensor.status(), absl::StrCat("parameter '", from.parameter(), "'")));
+    RETURN_IF_ERROR(Annotate(tensor.status(), absl::StrCat("parameter '", from.parameter(), "'")));
     plan.size_bytes += tensor->numel * SizeBytes(tensor->dtype);
     plan.tensors.push_back(*std::move(tensor));
   }

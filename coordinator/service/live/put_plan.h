@@ -1,4 +1,5 @@
-// What a client sets in a job: which tensors, in which order their elements come. Pure; thread-safe.
+// What a client sets in a job: which tensors, in which order their elements come. Pure;
+// thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_LIVE_PUT_PLAN_H_
 #define TESSERA_COORDINATOR_SERVICE_LIVE_PUT_PLAN_H_
 
@@ -21,7 +22,7 @@ struct PutPlan {
     DType dtype = DType::kFp32;  // In which its elements come.
     int64_t update_count = 0;    // Of a moment.
     int64_t numel = 0;
-    int same_as = -1;        // Weights that are tied: the one before it that sets the same; -1: none.
+    int same_as = -1;  // Weights that are tied: the one before it that sets the same; -1: none.
     bool is_shared = false;  // A later one is the same as this one.
   };
   ModelLayout layout;

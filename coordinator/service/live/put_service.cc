@@ -17,8 +17,7 @@ grpc::Status LivePutService::PutLiveState(grpc::ServerContext* context,
   client.read = [reader](v1::PutRequest* request) { return reader->Read(request); };
   client.cancelled = [context] { return context->IsCancelled(); };
   client.cancel = [context] { context->TryCancel(); };
-  absl::StatusOr<v1::PutReply> written =
-      LiveWriter(host_, hub_, times_, std::move(client)).Write();
+  absl::StatusOr<v1::PutReply> written = LiveWriter(host_, hub_, times_, std::move(client)).Write();
   if (written.ok()) *reply = *std::move(written);
   return ToGrpcStatus(written.status());
 }

@@ -16,7 +16,8 @@ class LivePutService : public v1::LivePut::Service {
   LivePutService(CoordinatorHost* host, PutHub* hub, const PutTimes& times)
       : host_(host), hub_(hub), times_(times) {}
 
-  grpc::Status PutLiveState(grpc::ServerContext* context, grpc::ServerReader<v1::PutRequest>* reader,
+  grpc::Status PutLiveState(grpc::ServerContext* context,
+                            grpc::ServerReader<v1::PutRequest>* reader,
                             v1::PutReply* reply) override;
 
  private:
