@@ -110,6 +110,7 @@ absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const SavedS
 
 absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
                                               const SavedState& state, absl::Status* outcome) {
+  const int64_t step = state.progress.step;
   *outcome = background_.Prepare(request, state, Control());
   const absl::Status agreed = AgreeOn("save", outcome, communicator_);
   if (!agreed.ok() || !outcome->ok()) {
