@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "job/job_config.h"
 #include "job/live_tensors.h"
+#include "layout/dtype.h"
 #include "layout/model_layout.h"
 
 namespace tessera {
@@ -40,6 +41,11 @@ class ParameterNumbers {
   };
   std::vector<Place> places_;
 };
+
+// What elements that somebody sets may come in.
+inline bool IsPutDType(DType dtype) {
+  return dtype == DType::kFp32 || dtype == DType::kFp64 || IsHalf(dtype);
+}
 
 struct HeldRange {
   int tensor = 0;              // Its index.

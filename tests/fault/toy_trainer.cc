@@ -31,6 +31,8 @@ int main(int argc, char** argv) {
   app.add_flag("--insecure-connect", options.insecure_connect);
   int64_t collective_timeout_ms = absl::ToInt64Milliseconds(options.config.collective_timeout);
   app.add_option("--collective-timeout-ms", collective_timeout_ms);
+  double learning_rate = 0.01;
+  app.add_option("--learning-rate", learning_rate);
   bool no_clipping = false;
   app.add_flag("--no-clipping", no_clipping);
   app.add_flag("--optimizer-in-backward", options.config.optimizer_in_backward);
@@ -42,7 +44,7 @@ int main(int argc, char** argv) {
     options.config.strategy = tessera::Strategy::kHybridShard;
   options.config.collective_timeout = absl::Milliseconds(collective_timeout_ms);
   options.model = tessera::testing_support::ToyModel(4);
-  options.config.groups[0].learning_rate = 0.01;
+  options.config.groups[0].learning_rate = learning_rate;
   options.config.max_gradient_norm = no_clipping ? 0.0 : 1.0;
   auto session = tessera::Session::Open(options);
   absl::Status status = session.status();

@@ -81,6 +81,11 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
     ASSIGN_OR_RETURN(slot.tensor,
                      numbers.TensorOf(from.job_parameter(), array, regions.config().optimizer));
     ASSIGN_OR_RETURN(slot.comes_in, DecodeDType(from.dtype()));
+    if (!IsPutDType(slot.comes_in)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("elements of ", Name(slot.comes_in), " for parameter ",
+                       from.job_parameter()));
+    }
     slot.kept_in = layout.units[slot.tensor.unit].full_dtype();
     if (array != LiveArray::kParameter) {
       RETURN_IF_ERROR(CheckRange("count of updates", from.update_count(), 0,

@@ -90,6 +90,8 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write() {
   {
     absl::MutexLock lock(&mu_);
     done_ = true;
+    // The workers may have heard of a deletion first.
+    if (reason_.ok()) reason_ = Deletion();
     if (!reply.ok() && !reason_.ok()) reply = reason_;
   }
   if (watch.ok()) watch->join();
@@ -354,13 +356,18 @@ void LiveWriter::CloseLines() {
   lines_.clear();
 }
 
+absl::Status LiveWriter::Deletion() const {
+  const absl::StatusOr<JobView> view = host_->GetJob(job_);
+  if (view.ok() && view->creation == creation_) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile"));
+}
+
 void LiveWriter::Watch() {
   absl::MutexLock lock(&mu_);
   while (!mu_.AwaitWithTimeout(absl::Condition(&done_), kWatchInterval)) {
-    const absl::StatusOr<JobView> view = host_->GetJob(job_);
-    const bool is_gone = !view.ok() || view->creation != creation_;
-    if (is_gone)
-      End(absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile")));
+    const absl::Status deletion = Deletion();
+    const bool is_gone = !deletion.ok();
+    if (is_gone) End(deletion);
     const bool is_silent = absl::Now() - reading_since_ > times_.client;
     if (is_silent) {
       End(absl::CancelledError(absl::StrCat("the client sent nothing for ",

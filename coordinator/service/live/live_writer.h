@@ -77,6 +77,7 @@ class LiveWriter {
   absl::StatusOr<v1::PutReply> Conclude(PutVerdict verdict, const absl::Status& given_up);
   // Why it is not wanted any more; OK: it is.
   absl::Status GivenUp(absl::Time deadline);
+  absl::Status Deletion() const;  // OK: there is none.
   void CloseLines();
   void Watch();
   void End(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
