@@ -29,8 +29,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int64_t kNumel = 1000;
-constexpr int64_t kLargeNumel = 24 << 20;     // 96 MiB.
-constexpr int64_t kPieceNumel = 128 << 10;    // 512 KiB.
+constexpr int64_t kLargeNumel = 24 << 20;   // 96 MiB.
+constexpr int64_t kPieceNumel = 128 << 10;  // 512 KiB.
 constexpr int64_t kMostBytes = 64 << 20;
 
 int64_t RssAnonBytes() {
@@ -179,7 +179,8 @@ TEST_F(LivePutClientsTest, WhatIsNoWholePutIsRefusedAndChangesNothing) {
     const char* text;
   };
   const v1::PutTensor right = Client::Tensor(kNumel);
-  v1::PutTensor integers = right, no_array = right, counted = right, moment = right, unknown = right;
+  v1::PutTensor integers = right, no_array = right, counted = right, moment = right,
+                unknown = right;
   integers.set_dtype(v1::DTYPE_INT64);
   no_array.set_array(v1::LIVE_STATE_ARRAY_UNSPECIFIED);
   counted.set_update_count(3);
@@ -191,7 +192,11 @@ TEST_F(LivePutClientsTest, WhatIsNoWholePutIsRefusedAndChangesNothing) {
   const Wrong table[] = {
       {{}, {}, true, kInvalid, "number of tensors"},
       {{unknown}, {}, true, absl::StatusCode::kNotFound, "parameter 'v': the job has no such"},
-      {{Client::Tensor(kNumel + 1)}, {}, true, kInvalid, "its shape is [1000], the put gives [1001]"},
+      {{Client::Tensor(kNumel + 1)},
+       {},
+       true,
+       kInvalid,
+       "its shape is [1000], the put gives [1001]"},
       {{integers}, {}, true, kInvalid, "parameter 'w': elements of int64"},
       {{no_array}, {}, true, kInvalid, "array 0 of the state"},
       {{counted}, {}, true, kInvalid, "a count of updates belongs to each moment"},

@@ -65,9 +65,8 @@ class ExecutorPutsTest : public testing::Test {
   UniqueFd file_;
   v1::PutManifest manifest_;
   std::vector<std::pair<uint64_t, std::string>> gone_;
-  ExecutorPuts puts_{2, [this](uint64_t put, const std::string& failure) {
-                       gone_.emplace_back(put, failure);
-                     }};
+  ExecutorPuts puts_{
+      2, [this](uint64_t put, const std::string& failure) { gone_.emplace_back(put, failure); }};
 };
 
 TEST_F(ExecutorPutsTest, IsOfferedUntilItIsDecided) {

@@ -82,9 +82,8 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
                      numbers.TensorOf(from.job_parameter(), array, regions.config().optimizer));
     ASSIGN_OR_RETURN(slot.comes_in, DecodeDType(from.dtype()));
     if (!IsPutDType(slot.comes_in)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("elements of ", Name(slot.comes_in), " for parameter ",
-                       from.job_parameter()));
+      return absl::InvalidArgumentError(absl::StrCat("elements of ", Name(slot.comes_in),
+                                                     " for parameter ", from.job_parameter()));
     }
     slot.kept_in = layout.units[slot.tensor.unit].full_dtype();
     if (array != LiveArray::kParameter) {

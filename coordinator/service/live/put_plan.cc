@@ -81,8 +81,8 @@ absl::StatusOr<PutPlan::Tensor> PlanTensor(const JobSpec& spec, const ModelLayou
   }
   ASSIGN_OR_RETURN(tensor.dtype, DecodeDType(from.dtype()));
   if (!IsPutDType(tensor.dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "elements of ", Name(tensor.dtype), ": it is set from fp32, fp64, bf16 or fp16"));
+    return absl::InvalidArgumentError(absl::StrCat("elements of ", Name(tensor.dtype),
+                                                   ": it is set from fp32, fp64, bf16 or fp16"));
   }
   RETURN_IF_ERROR(CheckCount(from, array));
   tensor.update_count = from.update_count();

@@ -58,13 +58,14 @@ class Relay {
     staged.mutable_staged();
     while (true) {
       const v1::PutCommand command = Read();
-      if (command.has_seal()) EXPECT_TRUE(stream_->Write(staged));
-      if (!command.has_piece() && !command.has_seal()) {
+      if (command.has_seal()) {
+        EXPECT_TRUE(stream_->Write(staged));
+      } else if (command.has_piece()) {
+        pieces.emplace_back(command.piece().offset_elements(), command.piece().data());
+      } else {
         EXPECT_TRUE(command.has_offer());
         return pieces;
       }
-      if (command.has_piece())
-        pieces.emplace_back(command.piece().offset_elements(), command.piece().data());
     }
   }
   void Applied(int64_t step) {
@@ -186,8 +187,7 @@ class PutServiceTest : public ::testing::Test {
     EXPECT_EQ(stage.slots(0).dtype(), v1::DTYPE_BF16);
     auto of_b = std::async(std::launch::async, [&] { return b->TakeUntilOffer(); });
     EXPECT_THAT(a->TakeUntilOffer(), testing::ElementsAre(std::pair(0, "abcdefghij")));
-    EXPECT_THAT(of_b.get(),
-                testing::ElementsAre(std::pair(5, "klmn"), std::pair(7, "opqrst")));
+    EXPECT_THAT(of_b.get(), testing::ElementsAre(std::pair(5, "klmn"), std::pair(7, "opqrst")));
   }
 
   std::unique_ptr<CoordinatorServer> server_;
@@ -261,9 +261,9 @@ TEST_F(PutServiceTest, ErrorOfAWorkerIsTheClientsAndEndsTheOthersStreams) {
   ra_->Ready();
   EXPECT_TRUE(rb_->Read().has_stage());
   rb_->Fail(absl::StatusCode::kResourceExhausted, "no room");
-  EXPECT_THAT(put.get(), StatusIs(absl::StatusCode::kResourceExhausted,
-                                  AllOf(HasSubstr("worker 'b': no room"),
-                                        HasSubstr("nothing was changed"))));
+  EXPECT_THAT(put.get(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("worker 'b': no room"), HasSubstr("nothing was changed"))));
   EXPECT_THAT(ra_->Finish(), StatusIs(absl::StatusCode::kCancelled, testing::_));
   // Once it is offered too: then the others are told to leave it first.
   put = Put();
@@ -271,9 +271,9 @@ TEST_F(PutServiceTest, ErrorOfAWorkerIsTheClientsAndEndsTheOthersStreams) {
   rb_->Fail(absl::StatusCode::kDataLoss, "changed on disk");
   EXPECT_TRUE(ra_->Read().has_withdraw());
   ra_->Withdrawn();
-  EXPECT_THAT(put.get(), StatusIs(absl::StatusCode::kDataLoss,
-                                  AllOf(HasSubstr("worker 'b': changed on disk"),
-                                        HasSubstr("nothing was changed"))));
+  EXPECT_THAT(put.get(),
+              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("worker 'b': changed on disk"),
+                                                          HasSubstr("nothing was changed"))));
 }
 
 TEST_F(PutServiceTest, ClientThatSendsNothingForAWhileIsCutOff) {
