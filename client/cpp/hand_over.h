@@ -70,7 +70,8 @@ struct TakenOver {
 //         FailedPrecondition  the job has values, the hand-over was cancelled, or another job takes
 //                             it over
 //         NotFound            there is no job from_job
-//         DeadlineExceeded    it was not handed over in time
+//         DeadlineExceeded    it was not handed over in time; or some rank read for longer than
+//                             the others by more than an hour
 //         DataLoss            it is lost; or a piece was damaged on its way
 //         Aborted             a process died.
 // After any but Aborted the session is ready, and nothing is changed on either side.

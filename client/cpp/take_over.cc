@@ -22,6 +22,8 @@ namespace tessera {
 namespace {
 
 constexpr absl::Duration kRetryEvery = absl::Milliseconds(50);
+// By which some rank may read longer than others.
+constexpr absl::Duration kLongestRead = absl::Hours(1);
 
 // The old job's state as a stream of what the plan wants, from some slice of the plan on.
 class StateReader {
@@ -208,7 +210,8 @@ class Taker {
     request.set_epoch(access_.epoch());
     request.set_rank(session_.rank());
     request.set_finish(finish);
-    return rpc_.TakeOver(request, absl::Now() + access_.patience()).status();
+    const absl::Duration patience = finish ? access_.patience() : kLongestRead;
+    return rpc_.TakeOver(request, absl::Now() + patience).status();
   }
 
   // Nothing was taken over on any rank: all get the error of the first that has one.

@@ -150,12 +150,14 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
   next.bound = true;
   next.resume_step = runtime.gather.ResumeStep(job.committed_step);
   runtime.ledger = StepLedger(job.spec->config.world_size, next.resume_step);
-  if (job.IsFrozen() && job.hand_over->phase == HandOverPhase::kOffered &&
-      job.hand_over->step != next.resume_step) {
-    HandOver ended = *job.hand_over;
-    ended.phase = HandOverPhase::kCancelled;
-    ended.reason = absl::StrCat("step ", next.resume_step.value(), " is decided");
-    Put(HandOverRecord{id, std::move(ended)}, effects);
+  if (job.IsFrozen() && !job.hand_over->frozen) {
+    HandOver begun = *job.hand_over;
+    begun.frozen = begun.step == next.resume_step;
+    if (!begun.frozen) {  // Its trainers had gone on before anybody could stop them.
+      begun.phase = *NextPhase(begun.phase, HandOverStep::kCancel);
+      begun.reason = absl::StrCat("step ", next.resume_step.value(), " is decided");
+    }
+    Put(HandOverRecord{id, std::move(begun)}, effects);
   }
   const std::set<WorkerId> workers = WorkersOf(next.placements);
   if (workers.size() > 1) {

@@ -147,6 +147,8 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time, Effects
   if (hand_over.phase == HandOverPhase::kDone || (is_takers && !event.finish))
     return absl::OkStatus();
   if (event.finish && !is_takers) return refuse("nobody has accepted it");
+  if (!hand_over.frozen)
+    return absl::AbortedError(absl::StrCat(What(event.job), ": its epoch has not begun"));
   const Job* taker = state_.FindJob(event.taker);
   if (taker == nullptr) return NoSuchJob(event.taker);
   if (event.taker == event.job) return refuse("it cannot take over itself");

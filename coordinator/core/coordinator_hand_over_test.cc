@@ -173,6 +173,19 @@ TEST_F(CoordinatorHandOverTest, JobIsFrozenOnceAllRanksOfferedOneStep) {
   EXPECT_EQ(View(kOld).status.epoch, Epoch(2));
 }
 
+TEST_F(CoordinatorHandOverTest, IsCancelledWhereStepsWereDecidedBeforeItsWorkersWereReached) {
+  const HandOverOffer first = Offered(0), second = Offered(1);
+  ASSERT_OK(Offer(first));
+  ASSERT_OK(Offer(second));
+  Create(kNew, 3);
+  EXPECT_THAT(Take(0, false), StatusIs(absl::StatusCode::kAborted, HasSubstr("has not begun")));
+  Begin(kOld, 4);  // The worker was cut off meanwhile, and its trainers had gone on.
+  EXPECT_EQ(Frozen(), 0);
+  EXPECT_EQ(Phase(), HandOverPhase::kCancelled);
+  EXPECT_THAT(View(kOld).hand_over->reason, HasSubstr("step 4 is decided"));
+  EXPECT_THAT(Take(0, false), StatusIs(kRefused, HasSubstr("is cancelled")));
+}
+
 TEST_F(CoordinatorHandOverTest, OfferThatIsWithdrawnOrOfAnEndedEpochDoesNotCount) {
   const HandOverOffer first = Offered(0), again = Offered(0), second = Offered(1);
   ASSERT_OK(Offer(first));

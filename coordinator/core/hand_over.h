@@ -50,6 +50,7 @@ struct HandOver {
   HandOverPhase phase = HandOverPhase::kOffered;
   int64_t number = 0;   // Larger than those of the job's hand-overs before.
   Step step;            // The last one that is decided.
+  bool frozen = false;  // A frozen epoch has begun at that step: no worker is in an older one.
   absl::Time deadline;  // For a job that accepts it.
   JobId taker;          // From kAccepted on.
   Creation taker_creation;

@@ -249,6 +249,7 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   hand_over.phase = HandOverPhase::kAccepted;
   hand_over.number = 4;
   hand_over.step = Step(7);
+  hand_over.frozen = true;
   hand_over.deadline = absl::FromUnixMillis(12345);
   hand_over.taker = JobId("next");
   hand_over.taker_creation = Creation(9);
@@ -260,6 +261,7 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   EXPECT_EQ(handed.hand_over.phase, HandOverPhase::kAccepted);
   EXPECT_EQ(handed.hand_over.number, 4);
   EXPECT_EQ(handed.hand_over.step, Step(7));
+  EXPECT_TRUE(handed.hand_over.frozen);
   EXPECT_EQ(handed.hand_over.deadline, hand_over.deadline);
   EXPECT_EQ(handed.hand_over.taker, JobId("next"));
   EXPECT_EQ(handed.hand_over.taker_creation, Creation(9));

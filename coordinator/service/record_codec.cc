@@ -98,6 +98,7 @@ struct Encoder {
     hand_over.set_phase(static_cast<journal::HandOver::Phase>(from.phase));
     hand_over.set_number(from.number);
     hand_over.set_step(from.step.value());
+    hand_over.set_frozen(from.frozen);
     hand_over.set_deadline_unix_ms(absl::ToUnixMillis(from.deadline));
     hand_over.set_taker(from.taker.value());
     hand_over.set_taker_creation(from.taker_creation.value());
@@ -218,6 +219,7 @@ absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& j
   hand_over.phase = static_cast<HandOverPhase>(message.phase());
   hand_over.number = message.number();
   hand_over.step = Step(message.step());
+  hand_over.frozen = message.frozen();
   hand_over.deadline = absl::FromUnixMillis(message.deadline_unix_ms());
   hand_over.taker = JobId(message.taker());
   hand_over.taker_creation = Creation(message.taker_creation());
