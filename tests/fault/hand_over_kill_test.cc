@@ -161,6 +161,26 @@ TEST_F(HandOverKillTest, OldTrainersLearnTheEndFromACoordinatorThatStartedAgain)
   ExpectOldTrainersEnded();
 }
 
+TEST_F(HandOverKillTest, JobOfTwoWorkersGoesOnOnAnotherOneWhoeverDies) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  split_ = true;
+  trainer_flags_ = {absl::StrCat("--hand-over-at=", kSteps / 3)};
+  StartCoordinator();
+  StartWorker();
+  StartSecondWorker();
+  for (int rank = 0; rank < kWorldSize; ++rank) StartTrainer(rank);
+  ASSERT_NO_FATAL_FAILURE(AwaitPhase(v1::HAND_OVER_PHASE_OFFERED));
+  trainers_[0]->Kill(SIGKILL);
+  KillExecutors(worker_->pid(), "toy/0");
+  KillExecutors(second_worker_->pid(), "toy/2");
+  StartSpareWorker();
+  ASSERT_NO_FATAL_FAILURE(OpenTakers());
+  TakeOverInBackground();
+  ASSERT_NO_FATAL_FAILURE(ExpectTakersGoOn());
+  EXPECT_TRUE(Eventually([&] { return ExecutorsOf(second_worker_->pid()).empty(); }));
+  for (int rank : {1, 2}) EXPECT_EQ(AwaitEnd(rank), 0) << "rank " << rank;
+}
+
 struct Place {
   const char* point;  // Where one rank of the new job stands.
   bool kill_new_executor, kill_old_executor, kill_coordinator;
@@ -184,8 +204,9 @@ TEST_P(HandOverKillPointTest, NewJobHasTheStateAndTheOldOneIsOver) {
         HandOverRpc({coordinator_address()}).Cancel(cancel, absl::Now() + absl::Seconds(20)),
         StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'next'")));
   }
-  if (point == "take-over.committed")
+  if (point == "take-over.committed") {
     ASSERT_TRUE(Eventually([&] { return team_->session(0)->initialized(); }));
+  }
   if (GetParam().kill_new_executor) KillExecutors(spare_worker_->pid(), "next/1");
   if (GetParam().kill_old_executor) KillExecutors(worker_->pid(), "toy/2");
   if (GetParam().kill_coordinator) {
