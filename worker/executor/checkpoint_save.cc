@@ -12,6 +12,7 @@
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/crc32.h"
 #include "checkpoint/file_io.h"
@@ -256,7 +257,7 @@ absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory
   const absl::Status status = save.Run(outcome);
   if (communicator->rank() == 0 && (!status.ok() || !outcome->ok())) DiscardFolder(request.path());
   reply->set_written_bytes(save.written_bytes());
-  for (std::string& path : save.TakeRemoved()) reply->add_removed(std::move(path));
+  for (const std::string& path : save.TakeRemoved()) reply->add_removed(PrintableUtf8(path));
   return status;
 }
 

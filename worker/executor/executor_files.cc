@@ -47,8 +47,10 @@ std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
 }
 
 absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveRequest* request) {
-  if (!request->ParseFromString(bytes))
+  if (!request->ParseFromString(bytes)) {
+    request->Clear();
     return absl::InvalidArgumentError("the trainer's request is malformed");
+  }
   RETURN_IF_ERROR(book_.Fill(request));
   return CheckSaveRequest(*request);
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/utf8.h"
 
@@ -13,8 +13,14 @@ namespace {
 // A rank says so often how far it is.
 constexpr int kProgressReports = 16;
 // A report is one packet to the worker, of 64 KiB at most.
-constexpr size_t kMaxPathBytes = 4096;
+constexpr size_t kMaxTextBytes = 4096;
 constexpr int kMaxRemovedPerReport = 8;
+
+// Fit for a proto: names of folders may be of any bytes.
+std::string Told(absl::string_view text) {
+  const std::string printable = PrintableUtf8(text);
+  return std::string(Utf8Prefix(printable, kMaxTextBytes));
+}
 
 }  // namespace
 
@@ -69,7 +75,7 @@ v1::SaveReport SaveBook::ReportLocked(v1::SaveReport::Phase phase, const v1::Sav
   report.set_phase(phase);
   report.set_step(step);
   v1::SaveForm* form = report.mutable_form();
-  form->set_path(std::string(Utf8Prefix(request.path(), kMaxPathBytes)));
+  form->set_path(Told(request.path()));
   form->set_keep_newest(request.keep_newest());
   form->set_max_file_bytes(request.max_file_bytes());
   form->set_in_parts(request.in_parts());
@@ -106,14 +112,14 @@ void SaveBook::End(const v1::SaveRequest& request, int64_t step, const absl::Sta
   // What the others have of it is not known then.
   const absl::Status end = agreed.ok() ? outcome : absl::AbortedError(agreed.message());
   report.set_code(end.raw_code());
-  report.set_message(PrintableUtf8(end.message()));
+  report.set_message(Told(end.message()));
   report.set_took_ms(absl::ToInt64Milliseconds(absl::Now() - began_at_));
   if (end.ok()) report.set_size_bytes(reply.written_bytes());
   const auto& removed = reply.removed();
   for (int i = 0; i < removed.size() || i == 0; i += kMaxRemovedPerReport) {
     report.clear_removed();
     for (int j = i; j < std::min(i + kMaxRemovedPerReport, removed.size()); ++j)
-      report.add_removed(removed[j]);
+      report.add_removed(Told(removed[j]));
     send_(report);
   }
   // Of one that ended with its epoch there is another try.

@@ -132,6 +132,7 @@ TEST_F(SaveBookTest, TellsNowAndThenHowFarItIsAndHowItEnded) {
   ASSERT_EQ(told_.size(), 3) << "eight paths at once";
   EXPECT_EQ(told_[2].removed_size(), 4);
   EXPECT_EQ(told_[0].form().path(), "/own");
+  EXPECT_EQ(told_[2].removed(3), "/old-19");
   EXPECT_EQ(told_[0].ordinal(), 1);
   EXPECT_EQ(told_[0].step(), 5);
   EXPECT_EQ(told_[0].size_bytes(), 2000);
