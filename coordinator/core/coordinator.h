@@ -185,7 +185,7 @@ class Coordinator {
   void AdvanceHandOvers(absl::Time now, Effects* effects);
   void AdvanceHandOver(const JobId& id, absl::Time now, Effects* effects);
   void EndHandOver(const JobId& id, HandOver ended, absl::Time now, Effects* effects);
-  void FinishHandOver(const JobId& id, Effects* effects);
+  void FinishHandOver(const JobId& id, absl::Time now, Effects* effects);
   static std::string DescribeHandOver(const HandOver& hand_over);
 
   SaveView ViewSave(const JobId& id, const Job& job, const Save& save) const;

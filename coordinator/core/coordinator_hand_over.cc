@@ -125,7 +125,7 @@ void Coordinator::EndHandOver(const JobId& id, HandOver ended, absl::Time now, E
   effects->changed_jobs.insert(id);
 }
 
-absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time, Effects* effects) {
+absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time now, Effects* effects) {
   const Job* job = state_.FindJob(event.job);
   if (job == nullptr) return NoSuchJob(event.job);
   const auto refuse = [&](absl::string_view why) {
@@ -159,7 +159,7 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time, Effects
   ready[static_cast<int32_t>(event.rank.value())] = event;
   if (static_cast<int>(ready.size()) < taker->spec->config.world_size) return absl::OkStatus();
   if (event.finish) {
-    FinishHandOver(event.job, effects);
+    FinishHandOver(event.job, now, effects);
     return absl::OkStatus();
   }
   HandOver accepted = Moved(hand_over, HandOverStep::kAccept);
@@ -170,7 +170,7 @@ absl::Status Coordinator::TakeOverJob(const TakeOver& event, absl::Time, Effects
   return absl::OkStatus();
 }
 
-void Coordinator::FinishHandOver(const JobId& id, Effects* effects) {
+void Coordinator::FinishHandOver(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_.FindJob(id);
   HandOver done = Moved(*job.hand_over, HandOverStep::kFinish);
   JobStatus next = job.status;
@@ -181,6 +181,7 @@ void Coordinator::FinishHandOver(const JobId& id, Effects* effects) {
       absl::StrCat("job '", done.taker.value(), "' has taken it over at step ", done.step.value());
   for (const WorkerId& worker : WorkersOf(next.placements))
     effects->commands.push_back({worker, DropJob{id, job.creation}});
+  EndPendingSaves(id, absl::FailedPreconditionError(next.reason), now, effects);
   Put(HandOverRecord{id, std::move(done)}, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);
   Put(EpochOverRecord{id}, effects);
@@ -206,7 +207,7 @@ void Coordinator::AdvanceHandOver(const JobId& id, absl::Time now, Effects* effe
   const Job* taker = state_.FindJob(hand_over.taker);
   if (taker != nullptr && taker->creation == hand_over.taker_creation) {
     // Its trainers went on without a word: all of its ranks have the state, and more.
-    if (taker->committed_step > Step(0)) FinishHandOver(id, effects);
+    if (taker->committed_step > Step(0)) FinishHandOver(id, now, effects);
     return;
   }
   HandOver offered = Moved(hand_over, HandOverStep::kTakerGone);

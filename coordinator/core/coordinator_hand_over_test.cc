@@ -263,6 +263,28 @@ TEST_F(CoordinatorHandOverTest, TakerOwnsItOnceAllOfItsRanksAreReadyInOneEpoch) 
   EXPECT_THAT(Take(0, false, JobId("late")), StatusIs(kRefused, HasSubstr("'new'")));
 }
 
+TEST_F(CoordinatorHandOverTest, SaveThatWaitsEndsWithTheOldJobAndNoneIsTakenAfterIt) {
+  const auto request = [&](const std::string& id) {
+    return Run([&](Effects* e) {
+      return core_.RequestSave({id, kOld, {}, absl::Hours(100)}, now_, e).status();
+    });
+  };
+  ASSERT_OK(request("before"));
+  OfferAll();
+  ASSERT_OK(request("of a frozen job"));
+  Create(kNew, 3);
+  AcceptAll();
+  for (int64_t rank : {0, 1, 2}) ASSERT_OK(Take(rank, true));
+  Restart();
+  ASSERT_OK_AND_ASSIGN(const std::vector<SaveView> saves, core_.ListSaves(kOld));
+  ASSERT_EQ(saves.size(), 2);
+  for (const SaveView& view : saves) {
+    EXPECT_THAT(view.save.outcome, StatusIs(kRefused, HasSubstr("'new' has taken it over")));
+    EXPECT_EQ(view.save.state, SaveState::kEnded);
+  }
+  EXPECT_THAT(request("after"), StatusIs(kRefused, HasSubstr("the job is over")));
+}
+
 TEST_F(CoordinatorHandOverTest, OldJobIsOverOnceAllRanksOfTheTakerHaveIt) {
   const HandOverOffer offer = Offered(1);
   OfferAll();

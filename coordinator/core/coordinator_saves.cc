@@ -104,8 +104,11 @@ absl::StatusOr<SaveView> Coordinator::RequestSave(const RequestSaveEvent& event,
                                                  "' was used for save ", known->number, " to '",
                                                  known->form.path, "'"));
   }
-  if (job->status.state == JobState::kLost)
-    return absl::FailedPreconditionError(absl::StrCat("the job is lost: ", job->status.reason));
+  if (IsOver(job->status.state)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the job is ", job->status.state == JobState::kLost ? "lost: " : "over: ",
+                     job->status.reason));
+  }
   if (job->saves().pending().size() >= SaveLog::kMaxPending) {
     return absl::ResourceExhaustedError(
         absl::StrCat("job '", event.job.value(), "': ", SaveLog::kMaxPending,

@@ -107,8 +107,11 @@ absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
     return absl::FailedPreconditionError(absl::StrCat(
         what, " is of creation ", view.creation.value(), ", not of ", wanted_creation));
   }
-  if (view.status.state == JobState::kLost)
-    return absl::FailedPreconditionError(absl::StrCat(what, " is lost: ", view.status.reason));
+  if (IsOver(view.status.state)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, view.status.state == JobState::kLost ? " is lost: " : " is over: ",
+                     view.status.reason));
+  }
   if (!view.status.bound) {
     return absl::FailedPreconditionError(
         absl::StrCat(what, " has no values yet: it has not begun: ", view.status.reason));
@@ -358,8 +361,11 @@ void LiveWriter::CloseLines() {
 
 absl::Status LiveWriter::Deletion() const {
   const absl::StatusOr<JobView> view = host_->GetJob(job_);
-  if (view.ok() && view->creation == creation_) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile"));
+  if (!view.ok() || view->creation != creation_)
+    return absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile"));
+  if (!IsOver(view->status.state)) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrCat("job '", job_.value(), "' is over: ", view->status.reason));
 }
 
 void LiveWriter::Watch() {
