@@ -107,6 +107,11 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
     plan.keys.push_back(key);
   }
   if (plan.keys.empty()) return absl::NotFoundError("nothing there is to be set");
+  const bool has_moments =
+      std::any_of(plan.begin.tensors().begin(), plan.begin.tensors().end(),
+                  [](const v1::PutTensor& tensor) { return tensor.has_update_count(); });
+  if (options.moments && !has_moments)
+    return absl::NotFoundError("there are no moments of what is to be set");
   return plan;
 }
 

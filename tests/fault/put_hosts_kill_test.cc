@@ -153,8 +153,7 @@ TEST_P(PutHostsKillPointTest, PutIsOnBothWorkersOrOnNoneAndOnceDecidedOnBoth) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, PutHostsKillPointTest,
-                         testing::Combine(testing::Values("put.after-vote", "put.after-decision",
-                                                          "put.before-publish"),
+                         testing::Combine(testing::Values("put.after-vote", "put.after-decision"),
                                           testing::Bool()));
 
 }  // namespace

@@ -1,14 +1,17 @@
 // Values that clients set in jobs that train: through a real coordinator, workers and executors
 // (threads), with trainers that go on meanwhile.
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
@@ -19,9 +22,12 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/live_puts.h"
+#include "tests/testing/process_view.h"
+#include "tests/testing/region_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 #include "worker/device/host/kernels.h"
+#include "worker/engine/group_page.h"
 
 namespace tessera {
 namespace {
@@ -29,7 +35,10 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing_support::CliResult;
+using testing_support::DescriptorsOf;
+using testing_support::Eventually;
 using testing_support::LiveReading;
+using testing_support::MapRegionOf;
 using testing_support::PutOutcome;
 using testing_support::PutValue;
 using testing_support::PutWhileTraining;
@@ -41,6 +50,7 @@ using testing_support::StoredValues;
 using testing_support::ToyModel;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
+using testing_support::VersionOf;
 using testing_support::WritePutFile;
 
 struct Case {
@@ -82,6 +92,14 @@ std::vector<TensorSpec> AllParameters(const ModelSpec& model) {
   for (const UnitSpec& unit : model.units)
     all.insert(all.end(), unit.parameters.begin(), unit.parameters.end());
   return all;
+}
+
+// Descriptors of files without a name that this process has in /tmp.
+int CountSpoolFiles() {
+  int count = 0;
+  for (const auto& [fd, what] : DescriptorsOf(getpid()))
+    count += absl::StartsWith(what, "/tmp/#") && absl::EndsWith(what, "(deleted)") ? 1 : 0;
+  return count;
 }
 
 class LivePutTest : public testing::TestWithParam<Case> {
@@ -328,6 +346,7 @@ TEST_F(LivePutIdleTest, WhatDoesNotFitIsRefusedByNameAndChangesNothing) {
   ExpectRefusal({"--from", path}, "INVALID_ARGUMENT",
                 "parameter 'b': its shape is [7, 3], the put gives [3, 7]");
   ExpectRefusal({"--from", path, "--include", "none"}, "NOT_FOUND", "nothing there is to be set");
+  ExpectRefusal({"--from", path, "--exclude", "b", "--moments"}, "NOT_FOUND", "no moments");
   ExpectRefusal({"--from", path, "--wait", "soon"}, "INVALID_ARGUMENT", "--wait soon");
   ExpectRefusal({"--from", Path("none")}, "NOT_FOUND", "none");
   const PutOutcome rest = PutIdle({"--from", path, "--exclude", "b"});
@@ -356,6 +375,40 @@ TEST_F(LivePutOfOneTest, JobWithoutValuesIsRefused) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(*cluster, {"", 1, 1, 1}));
   EXPECT_THAT(RunTessera(cluster->coordinator_address(), args).err,
               AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("the job has no values yet")));
+}
+
+// The version that a put makes takes the place of the one before the step that it follows.
+TEST_F(LivePutOfOneTest, WaitsForAReaderOfWhatItWouldOverwrite) {
+  const Case c = {"", 1, 2, 2};
+  const auto cluster = StartCluster(c);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(*cluster, c));
+  ASSERT_OK(team.TrainTo(3));
+  const Mapping group = MapRegionOf(getpid(), "toy/group");
+  const Mapping state = MapRegionOf(getpid(), "toy/1/state");
+  ASSERT_TRUE(group.valid() && state.valid());
+  WritePutFile(Path("put.safetensors"), AllParameters(ToyModel(3, true)));
+  CliResult result;
+  std::thread putter([&] {
+    result = RunTessera(cluster->coordinator_address(),
+                        {"put", "--job", "toy", "--from", Path("put.safetensors")});
+  });
+  // The worker's file, and that of each rank.
+  EXPECT_TRUE(Eventually([] { return CountSpoolFiles() == 3; }));
+  RankRecord& record = reinterpret_cast<GroupPage*>(group.data())->ranks[1];
+  ASSERT_OK_AND_ASSIGN(const int64_t held, HoldNewest(&record.hold, record.applied_step));
+  EXPECT_EQ(held, 3);
+  const std::string before = VersionOf(state, held);
+  std::thread trainer([&] { EXPECT_OK(team.TrainTo(4)); });
+  EXPECT_TRUE(Eventually([&] { return record.hold.changes.sleepers.load() > 0; }));
+  EXPECT_EQ(VersionOf(state, held), before);
+  EXPECT_TRUE(Release(&record.hold, held));
+  trainer.join();
+  // It may have been given to a rank too late for this step.
+  ASSERT_OK(team.TrainTo(5));
+  putter.join();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(VersionOf(state, held), before);
+  EXPECT_TRUE(Eventually([] { return CountSpoolFiles() == 0; })) << "nothing is left behind";
 }
 
 // Trainers whose own optimizers write their shards have the values before their next update.

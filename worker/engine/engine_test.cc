@@ -226,6 +226,24 @@ TEST(UpdateCountsTest, EachParameterCountsItsOwnUpdatesAndTheLastStepCanBeRepeat
   EXPECT_THAT(counts.Load(3), testing::ElementsAre(3, 1, 2));
 }
 
+TEST(GroupPageTest, PutIsFoundOnceItIsDecidedAndAfterLaterSteps) {
+  auto page = std::make_unique<GroupPage>();
+  StepNumbers put;
+  put.is_write = true;
+  put.put = 77;
+  RecordDecision(page.get(), UpdateCounts(), 1, {}, {});
+  EXPECT_FALSE(FindPut(*page, 77).has_value());
+  RecordDecision(page.get(), UpdateCounts(), 2, put, {});
+  EXPECT_EQ(FindPut(*page, 77)->step, 2) << "also where nobody applied it yet";
+  EXPECT_FALSE(FindPut(*page, 78).has_value());
+  RememberPut(page.get(), 77, 2);
+  for (int64_t step = 3; step < 7; ++step) {
+    RecordDecision(page.get(), UpdateCounts(), step, {}, {});
+    EXPECT_EQ(FindPut(*page, 77)->step, 2);
+    EXPECT_EQ(FindPut(*page, 77)->trained_step, 1);
+  }
+}
+
 TEST(GroupPageTest, StepIsNotDecidedBeforeItsPredecessor) {
   auto page = std::make_unique<GroupPage>();
   RecordDecision(page.get(), UpdateCounts(), 2, {1.0, 1.0, {}}, {});

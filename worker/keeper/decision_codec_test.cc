@@ -23,8 +23,9 @@ struct Worker {
   UpdateCounts counts{memory.data(), kParameters};
 
   void Decide(int64_t step, const std::vector<bool>& touched, bool is_write = false,
-              bool is_trainers_step = false) {
+              bool is_trainers_step = false, uint64_t put = 0) {
     StepNumbers numbers;
+    numbers.put = put;
     numbers.is_write = is_write;
     numbers.is_trainers_step = is_trainers_step;
     numbers.gradient_scale = 0.125 * step;
@@ -58,6 +59,29 @@ TEST(DecisionCodecTest, WorkerThatMissedADecisionLearnsItWhole) {
   EXPECT_EQ(b.groups[1].learning_rate, a.groups[1].learning_rate);
   EXPECT_EQ(b.groups[1].momentum, 0.75);
   EXPECT_EQ(missed.counts.Load(2), knows.counts.Load(2));
+}
+
+TEST(DecisionCodecTest, WorkerThatMissedAPutLearnsWhichOne) {
+  constexpr uint64_t kPut = 0x8000000000000001;
+  Worker knows, missed;
+  for (Worker* worker : {&knows, &missed}) worker->Decide(1, Every(2));
+  knows.Decide(2, None(), /*is_write=*/true, /*is_trainers_step=*/false, kPut);
+  const std::string bytes = EncodeDecision(*knows.group, knows.counts, 2);
+  EXPECT_FALSE(FindPut(*missed.group, kPut).has_value());
+  ASSERT_OK(RecordDecision(bytes, 2, missed.group.get(), missed.counts, 2));
+  ASSERT_TRUE(FindPut(*missed.group, kPut).has_value());
+  EXPECT_EQ(FindPut(*missed.group, kPut)->step, 2);
+  EXPECT_EQ(FindPut(*missed.group, kPut)->trained_step, 1);
+  EXPECT_EQ(LoadDecision(*missed.group, missed.counts, 2, 2).writes, 0) << "no trainer's";
+  // Of what is no write there is none.
+  v1::StepDecision decision;
+  ASSERT_TRUE(decision.ParseFromString(bytes));
+  decision.set_is_write(false);
+  Worker other;
+  other.Decide(1, Every(2));
+  EXPECT_THAT(RecordDecision(decision.SerializeAsString(), 2, other.group.get(), other.counts, 2),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a put that is no write")));
+  EXPECT_EQ(other.group->decided_step.load(), 1);
 }
 
 TEST(DecisionCodecTest, WorkerThatMissedAWriteLearnsThatItIsOne) {
