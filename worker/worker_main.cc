@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   app.add_option("--socket-dir", options.socket_dir, "folder of the sockets for trainers")
       ->required();
   app.add_option("--spool-folder", options.spool_folder,
-                 "folder on a disk, for copies of jobs' states while clients read them")
+                 "folder on a disk, for what clients read of jobs' states, or set")
       ->capture_default_str();
   app.add_option("--executor-binary", options.executor_binary, "path of tessera-executor")
       ->required();

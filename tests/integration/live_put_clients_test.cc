@@ -1,5 +1,7 @@
 // Clients that put values and send nonsense, hang, go away, or are too many; and what memory a put
 // takes. Coordinator, worker and clients are of this process.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <fstream>
@@ -8,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -21,12 +24,15 @@
 #include "gtest/gtest.h"
 #include "proto/grpc_status.h"
 #include "proto/live_put.grpc.pb.h"
+#include "tests/testing/process_view.h"
 
 namespace tessera {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing_support::DescriptorsOf;
+using testing_support::Eventually;
 
 constexpr int64_t kNumel = 1000;
 constexpr int64_t kLargeNumel = 24 << 20;   // 96 MiB.
@@ -42,6 +48,14 @@ int64_t RssAnonBytes() {
     if (absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &kib)) return kib << 10;
   }
   return 0;
+}
+
+// Descriptors of files without a name that this process has in /tmp.
+int CountSpoolFiles() {
+  int count = 0;
+  for (const auto& [fd, what] : DescriptorsOf(getpid()))
+    count += absl::StartsWith(what, "/tmp/#") && absl::EndsWith(what, "(deleted)") ? 1 : 0;
+  return count;
 }
 
 // One that sends what it is told to.
@@ -251,6 +265,7 @@ TEST_F(LivePutClientsTest, ClientThatHangsDisturbsNoStepAndOneThatGoesAwayChange
     EXPECT_THAT(std::string(second.message()), HasSubstr("another client sets its values"));
     EXPECT_THAT(client.Cancel(), StatusIs(absl::StatusCode::kCancelled, testing::_));
   }
+  EXPECT_TRUE(Eventually([] { return CountSpoolFiles() == 0; })) << "it left a file behind";
   auto next = BeginWhenThereIsNoOther({Client::Tensor(kNumel)});
   ExpectNothingChanged();
   ASSERT_TRUE(next->Piece(0, kNumel, 3.0f));

@@ -42,6 +42,8 @@ class PutRelay::Session {
 
   void Run() {
     const absl::Status status = Serve();
+    stage_.reset();  // What was stored goes with it.
+    staged_.reset();
     if (!status.ok()) {
       TESSERA_LOG(INFO, "job {}: a put: {}", command_.job_id(), status.ToString());
     }
