@@ -84,8 +84,8 @@ TEST_F(PutStageTest, KeepsTheRangesOfItsRanksInTheStatesDTypeWithTheirSums) {
   ASSERT_EQ(pread(staged->file.fd(), stored.data(), count * 4, 0), count * 4);
   EXPECT_EQ(stored, expected);
   std::string bytes(staged->manifest_size_bytes, 0);
-  ASSERT_OK(staged->file.Read(staged->manifest_offset_bytes, bytes.data(),
-                              staged->manifest_size_bytes));
+  ASSERT_OK(
+      staged->file.Read(staged->manifest_offset_bytes, bytes.data(), staged->manifest_size_bytes));
   v1::PutManifest manifest;
   ASSERT_TRUE(manifest.ParseFromString(bytes));
   ASSERT_EQ(manifest.ranges_size(), 1);

@@ -20,8 +20,6 @@ namespace {
 constexpr size_t kMaxPieceBytes = 1 << 20;
 constexpr int64_t kMaxWaitMs = 24 * 3600 * 1000;
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
-// How long one worker is listened to before the next one is.
-constexpr absl::Duration kListen = absl::Milliseconds(20);
 constexpr uint64_t kHashSeed = 0xcbf29ce484222325;
 
 uint64_t Hash(uint64_t hash, const std::string& bytes) {
@@ -63,8 +61,12 @@ v1::PutCommand StageCommand(const PutPlan& plan, uint64_t put) {
   return command;
 }
 
-absl::Status NothingWasChanged(const absl::Status& why) {
-  return absl::Status(why.code(), absl::StrCat(why.message(), "; nothing was changed"));
+// What of a worker ends a put before anybody was offered it. What it finds wrong with a piece, or
+// is too slow for, is not the client's doing.
+absl::Status Unset(const absl::Status& of_worker) {
+  const bool is_its_own = absl::IsDeadlineExceeded(of_worker) || absl::IsInvalidArgument(of_worker);
+  return absl::Status(is_its_own ? absl::StatusCode::kUnavailable : of_worker.code(),
+                      absl::StrCat(of_worker.message(), "; nothing was changed"));
 }
 
 }  // namespace
@@ -171,9 +173,7 @@ absl::Status LiveWriter::AwaitAll(v1::PutEvent::EventCase kind, absl::Duration t
   for (const Worker& worker : workers_) {
     const absl::StatusOr<v1::PutEvent> event =
         worker.line->Next(deadline, [this] { return Cancelled(); });
-    if (absl::IsDeadlineExceeded(event.status()))
-      return NothingWasChanged(absl::UnavailableError(event.status().message()));
-    if (!event.ok()) return NothingWasChanged(event.status());
+    if (!event.ok()) return Unset(event.status());
     if (event->event_case() == kind) continue;
     return absl::UnavailableError(absl::StrCat("worker '", worker.line->worker(),
                                                "' answered out of order; nothing was changed"));
@@ -257,97 +257,10 @@ absl::Status LiveWriter::Forward(const PutPlan::Tensor& tensor, const v1::LivePi
               piece.data().substr((from - begin) * element_bytes, (to - from) * element_bytes));
           const absl::Status sent = worker.line->Send(
               std::move(command), absl::Now() + times_.worker, [this] { return Cancelled(); });
-          if (absl::IsDeadlineExceeded(sent))
-            return NothingWasChanged(absl::UnavailableError(sent.message()));
-          // What the worker finds wrong with a piece is not the client's doing.
-          if (absl::IsInvalidArgument(sent))
-            return NothingWasChanged(absl::UnavailableError(sent.message()));
-          return sent.ok() ? sent : NothingWasChanged(sent);
+          return sent.ok() ? sent : Unset(sent);
         }));
   }
   return absl::OkStatus();
-}
-
-absl::Status LiveWriter::GivenUp(absl::Time deadline) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!reason_.ok()) return reason_;
-  }
-  if (client_.cancelled()) return absl::CancelledError("the client is gone");
-  if (absl::Now() < deadline) return absl::OkStatus();
-  return absl::DeadlineExceededError(absl::StrCat("job '", job_.value(),
-                                                  "': its trainers took no step within ",
-                                                  absl::FormatDuration(step_timeout_)));
-}
-
-void LiveWriter::Hear(Worker* worker) {
-  absl::StatusOr<v1::PutEvent> event =
-      worker->line->Next(absl::Now() + kListen, [] { return false; });
-  if (absl::IsDeadlineExceeded(event.status()) && !worker->line->has_failed()) return;
-  if (event.ok() && event->has_applied()) {
-    worker->state = WorkerPut::kApplied;
-    reply_.set_step(event->applied().step());
-    reply_.set_trained_step(event->applied().trained_step());
-  } else if (event.ok() && event->has_withdrawn()) {
-    worker->state = WorkerPut::kOut;
-  } else {
-    worker->state = worker->line->has_failed() ? WorkerPut::kOut : WorkerPut::kLost;
-    worker->why = event.ok() ? absl::UnavailableError(absl::StrCat(
-                                   "worker '", worker->line->worker(), "' answered out of order"))
-                             : event.status();
-  }
-}
-
-absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
-  v1::PutCommand offer, withdraw;
-  offer.mutable_offer();
-  withdraw.mutable_withdraw();
-  // A worker that does not hear of it will not take it, so that none does.
-  for (const Worker& worker : workers_)
-    (void)worker.line->Send(offer, absl::Now() + times_.worker, [] { return false; });
-  const absl::Time step_deadline = absl::Now() + step_timeout_;
-  // Once nobody wants it, or one worker has it: ranks that vote end that within their timeout.
-  absl::Time deadline = absl::InfiniteFuture();
-  const absl::Duration patience = 2 * collective_timeout_ + times_.worker;
-  absl::Status given_up;
-  bool is_withdrawn = false;
-  while (true) {
-    if (given_up.ok()) given_up = GivenUp(step_deadline);
-    std::vector<WorkerPut> states;
-    for (const Worker& worker : workers_) states.push_back(worker.state);
-    const bool has_news = std::any_of(states.begin(), states.end(),
-                                      [](WorkerPut state) { return state != WorkerPut::kPending; });
-    if (has_news || is_withdrawn) deadline = std::min(deadline, absl::Now() + patience);
-    const PutVerdict verdict = Judge(states, given_up.ok(), absl::Now() >= deadline);
-    if (verdict == PutVerdict::kWithdraw && !is_withdrawn) {
-      is_withdrawn = true;
-      for (const Worker& worker : workers_)
-        (void)worker.line->Send(withdraw, absl::Now() + times_.worker, [] { return false; });
-    }
-    if (verdict != PutVerdict::kWait && verdict != PutVerdict::kWithdraw)
-      return Conclude(verdict, given_up);
-    for (Worker& worker : workers_) {
-      if (worker.state == WorkerPut::kPending) Hear(&worker);
-    }
-  }
-}
-
-absl::StatusOr<v1::PutReply> LiveWriter::Conclude(PutVerdict verdict,
-                                                  const absl::Status& given_up) {
-  if (verdict == PutVerdict::kSet) {
-    reply_.set_creation(creation_.value());
-    reply_.set_num_tensors(plan_.num_tensors);
-    reply_.set_size_bytes(plan_.size_bytes);
-    return reply_;
-  }
-  absl::Status why = given_up;
-  for (const Worker& worker : workers_) {
-    if (why.ok()) why = worker.why;
-  }
-  if (why.ok()) why = absl::UnavailableError("the workers gave it up");
-  if (verdict == PutVerdict::kNotSet) return NothingWasChanged(why);
-  return absl::UnavailableError(absl::StrCat(
-      why.message(), "; whether the values were set is not known: all ranks have them, or none"));
 }
 
 void LiveWriter::CloseLines() {

@@ -1,0 +1,102 @@
+// LiveWriter: what becomes of a put that all workers have.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "coordinator/service/live/live_writer.h"
+
+namespace tessera::coordinator {
+namespace {
+
+// How long one worker is listened to before the next one is.
+constexpr absl::Duration kListen = absl::Milliseconds(20);
+
+}  // namespace
+
+absl::Status LiveWriter::GivenUp(absl::Time deadline) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!reason_.ok()) return reason_;
+  }
+  if (client_.cancelled()) return absl::CancelledError("the client is gone");
+  if (absl::Now() < deadline) return absl::OkStatus();
+  return absl::DeadlineExceededError(absl::StrCat("job '", job_.value(),
+                                                  "': its trainers took no step within ",
+                                                  absl::FormatDuration(step_timeout_)));
+}
+
+void LiveWriter::Hear(Worker* worker) {
+  absl::StatusOr<v1::PutEvent> event =
+      worker->line->Next(absl::Now() + kListen, [] { return false; });
+  if (absl::IsDeadlineExceeded(event.status()) && !worker->line->has_failed()) return;
+  if (event.ok() && event->has_applied()) {
+    worker->state = WorkerPut::kApplied;
+    reply_.set_step(event->applied().step());
+    reply_.set_trained_step(event->applied().trained_step());
+  } else if (event.ok() && event->has_withdrawn()) {
+    worker->state = WorkerPut::kOut;
+  } else {
+    worker->state = worker->line->has_failed() ? WorkerPut::kOut : WorkerPut::kLost;
+    worker->why = event.ok() ? absl::UnavailableError(absl::StrCat(
+                                   "worker '", worker->line->worker(), "' answered out of order"))
+                             : event.status();
+  }
+}
+
+absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
+  v1::PutCommand offer, withdraw;
+  offer.mutable_offer();
+  withdraw.mutable_withdraw();
+  for (Worker& worker : workers_) {
+    worker.why = worker.line->Send(offer, absl::Now() + times_.worker, [] { return false; });
+    if (!worker.why.ok()) worker.state = WorkerPut::kOut;  // It will never hear of it.
+  }
+  const absl::Time step_deadline = absl::Now() + step_timeout_;
+  // Once nobody wants it, or one worker has it: ranks that vote end that within their timeout.
+  absl::Time deadline = absl::InfiniteFuture();
+  const absl::Duration patience = 2 * collective_timeout_ + times_.worker;
+  absl::Status given_up;
+  bool is_withdrawn = false;
+  while (true) {
+    if (given_up.ok()) given_up = GivenUp(step_deadline);
+    std::vector<WorkerPut> states;
+    for (const Worker& worker : workers_) states.push_back(worker.state);
+    const bool has_news = std::any_of(states.begin(), states.end(),
+                                      [](WorkerPut state) { return state != WorkerPut::kPending; });
+    if (has_news || is_withdrawn) deadline = std::min(deadline, absl::Now() + patience);
+    const PutVerdict verdict = Judge(states, given_up.ok(), absl::Now() >= deadline);
+    if (verdict == PutVerdict::kWithdraw && !is_withdrawn) {
+      is_withdrawn = true;
+      for (const Worker& worker : workers_)
+        (void)worker.line->Send(withdraw, absl::Now() + times_.worker, [] { return false; });
+    }
+    if (verdict != PutVerdict::kWait && verdict != PutVerdict::kWithdraw)
+      return Conclude(verdict, given_up);
+    for (Worker& worker : workers_) {
+      if (worker.state == WorkerPut::kPending) Hear(&worker);
+    }
+  }
+}
+
+absl::StatusOr<v1::PutReply> LiveWriter::Conclude(PutVerdict verdict,
+                                                  const absl::Status& given_up) {
+  if (verdict == PutVerdict::kSet) {
+    reply_.set_creation(creation_.value());
+    reply_.set_num_tensors(plan_.num_tensors);
+    reply_.set_size_bytes(plan_.size_bytes);
+    return reply_;
+  }
+  absl::Status why = given_up;
+  for (const Worker& worker : workers_) {
+    if (why.ok()) why = worker.why;
+  }
+  if (why.ok()) why = absl::UnavailableError("the workers gave it up");
+  if (verdict == PutVerdict::kNotSet)
+    return absl::Status(why.code(), absl::StrCat(why.message(), "; nothing was changed"));
+  return absl::UnavailableError(absl::StrCat(
+      why.message(), "; whether the values were set is not known: all ranks have them, or none"));
+}
+
+}  // namespace tessera::coordinator
