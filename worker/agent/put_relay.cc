@@ -172,6 +172,7 @@ class PutRelay::Session {
           withdrawn = true;
         }
         progress = job->ProgressOfPut(put);
+        if (progress.is_applied) job->WithdrawPut(put);  // What it was read from may go.
       }
       v1::PutEvent event;
       if (progress.is_applied) {

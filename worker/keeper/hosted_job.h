@@ -74,7 +74,7 @@ class HostedJob {
   // Has the ranks vote for it, in this epoch and later ones, until it is decided or withdrawn. One
   // that was there before is as if withdrawn.
   void OfferPut(std::shared_ptr<const StagedPut> put);
-  void WithdrawPut(uint64_t put);
+  void WithdrawPut(uint64_t put);  // Also of one that is applied: then its file is let go.
   struct PutProgress {
     std::optional<DecidedPut> decided;  // Known here, that is.
     bool is_applied = false;            // By all of this worker's ranks.

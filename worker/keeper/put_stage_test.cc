@@ -26,7 +26,7 @@ class PutStageTest : public testing::Test {
   void Make(bool both = true) {
     v1::Job job;
     ModelSpec model;
-    model.units.push_back({"root", {{"a", {6}}, {"wide", {3}, DType::kFp32, false}}});
+    model.units.push_back({"root", {{"a", {20}}, {"b", {3}, DType::kFp32, false}}});
     JobConfig config;
     config.world_size = 2;
     config.layout.shard_alignment_bytes = 0;
@@ -69,7 +69,7 @@ class PutStageTest : public testing::Test {
 TEST_F(PutStageTest, KeepsTheRangesOfItsRanksInTheStatesDTypeWithTheirSums) {
   Make(/*both=*/false);
   const ElementRange slice = regions_->layout().units[0].shards.RangeOf(Rank(1));
-  const int64_t begin = slice.begin, count = 6 - begin;
+  const int64_t begin = slice.begin, count = 20 - begin;
   ASSERT_GT(count, 1) << "the second rank has the end of it";
   ASSERT_OK_AND_ASSIGN(auto stage, Create());
   EXPECT_THAT(stage->Seal().status(), StatusIs(absl::StatusCode::kInvalidArgument, testing::_));
