@@ -11,7 +11,8 @@
 // gathered, no rank holds more than its own slices and a few pieces, and no disk is used. What
 // trainers' own optimizers keep (local_shards.h) is theirs to hand on. Both jobs are there for that
 // time. Whoever dies when, the old job alone can take the next step once the hand-over is
-// cancelled, the new one alone once all of its ranks are ready, and neither before. docs/adr/0032.
+// cancelled, the new one alone once all of its ranks are ready, and neither of them before that.
+// docs/adr/0032.
 // All calls are collective, not within RunStep. Thread-compatible, as the session.
 #ifndef TESSERA_CLIENT_CPP_HAND_OVER_H_
 #define TESSERA_CLIENT_CPP_HAND_OVER_H_
