@@ -104,12 +104,13 @@ absl::Status CancelSave(Session* session);
 absl::Status AwaitSave(Session* session);
 
 // Checkpoints that somebody else asks for while the job trains (`tessera save`, proto/saves.proto)
-// are made by the trainers inside of Session::Step (or LocalShards::Commit), right after the step is
-// taken, on all ranks at the same one. `contents` is called there and gives what goes with that step: where to go on after
-// it. Its error, or an exception, is the save's. Without this the checkpoint has nothing of the
-// trainer's own: no buffers, no trainer state. In the background unless asked otherwise, so that
-// Step waits for the copy. How a save ends is never the step's error: who asked for it is told.
-// `contents` is called by the session's thread, and must not call the session.
+// are made by the trainers inside of Session::Step (or LocalShards::Commit), right after the step
+// is taken, on all ranks at the same one. `contents` is called there and gives what goes with that
+// step: where to go on after it. Its error, or an exception, is the save's. Without this the
+// checkpoint has nothing of the trainer's own: no buffers, no trainer state. In the background
+// unless asked otherwise, so that Step waits for the copy. How a save ends is never the step's
+// error: who asked for it is told. `contents` is called by the session's thread, and must not call
+// the session.
 using WantedContents = std::function<absl::StatusOr<CheckpointContents>(int64_t step)>;
 void OnSaveRequest(Session* session, WantedContents contents);
 

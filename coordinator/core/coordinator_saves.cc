@@ -105,9 +105,9 @@ absl::StatusOr<SaveView> Coordinator::RequestSave(const RequestSaveEvent& event,
                                                  known->form.path, "'"));
   }
   if (IsOver(job->status.state)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the job is ", job->status.state == JobState::kLost ? "lost: " : "over: ",
-                     job->status.reason));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the job is ",
+        job->status.state == JobState::kLost ? "lost: " : "over: ", job->status.reason));
   }
   if (job->saves().pending().size() >= SaveLog::kMaxPending) {
     return absl::ResourceExhaustedError(

@@ -110,9 +110,9 @@ absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
         what, " is of creation ", view.creation.value(), ", not of ", wanted_creation));
   }
   if (IsOver(view.status.state)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(what, view.status.state == JobState::kLost ? " is lost: " : " is over: ",
-                     view.status.reason));
+    return absl::FailedPreconditionError(absl::StrCat(
+        what,
+        view.status.state == JobState::kLost ? " is lost: " : " is over: ", view.status.reason));
   }
   if (!view.status.bound) {
     return absl::FailedPreconditionError(
