@@ -139,6 +139,53 @@ TEST_F(CheckpointPartsTest, ConsolidatedPartsAreTheCheckpointThatRanksWouldHaveS
   }
 }
 
+TEST_F(CheckpointPartsTest, InTheBackgroundTheyAreOfTheStepAtWhichTheyWereAskedFor) {
+  for (const bool with_replicas : {false, true}) {
+    const std::string name = absl::StrCat("background-", with_replicas);
+    SCOPED_TRACE(name);
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(Strategy::kHybridShard));
+    const int64_t step = team.session(0)->next_step();
+    ASSERT_OK(team.TrainTo(step));
+    ASSERT_OK(team.RunAll([&](Session* session) {
+      return SaveCheckpoint(session, Path(name + "-together"), Own(session->rank()));
+    }));
+    SaveCheckpointOptions options;
+    options.in_parts = options.in_background = true;
+    options.with_replicas = with_replicas;
+    Fault hold;  // Until training has gone on.
+    hold.action = FaultAction::kHold;
+    ArmFaultPoint("save.created", hold);
+    ASSERT_OK(team.RunAll([&](Session* session) {
+      return SaveCheckpoint(session, HostPath(session->rank(), name), Own(session->rank()),
+                            options);
+    }));
+    ASSERT_OK(team.TrainTo(step + 3));
+    DisarmAllFaultPoints();
+    ASSERT_OK(team.RunAll([](Session* session) { return AwaitSave(session); }));
+    ASSERT_OK(Consolidate(Parts(name), Path(name), {}).status());
+    EXPECT_TRUE(BytesIn(Path(name)) == BytesIn(Path(name + "-together")));
+  }
+}
+
+TEST_F(CheckpointPartsTest, OneRankThatCancelsThemEndsThemOnAllAndNoPartIsLeft) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(Strategy::kFullShard));
+  ASSERT_OK(team.TrainTo(2));
+  SaveCheckpointOptions options;
+  options.in_parts = options.in_background = true;
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("save.created", hold);
+  ASSERT_OK(team.RunAll([&](Session* session) {
+    return SaveCheckpoint(session, HostPath(session->rank(), "c"), {}, options);
+  }));
+  ASSERT_OK(CancelSave(team.session(1)));
+  DisarmAllFaultPoints();
+  for (const absl::Status& status : team.Run([](Session* session) { return AwaitSave(session); }))
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, HasSubstr("rank 1")));
+  for (const std::string& name : NamesOnHosts())
+    EXPECT_THAT(name, testing::Not(HasSubstr("rank-")));
+}
+
 TEST_F(CheckpointPartsTest, HostWithReplicasMayBeLost) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(Strategy::kHybridShard));
   ASSERT_OK(team.TrainTo(2));
