@@ -224,9 +224,9 @@ class World {
     if (old == nullptr || !old->hand_over.has_value()) return;
     const HandOver& hand_over = *old->hand_over;
     const JobView* taker = View(kNew);
-    const bool is_owned =
-        (hand_over.phase == HandOverPhase::kAccepted || hand_over.phase == HandOverPhase::kDone) &&
-        taker != nullptr && taker->creation == hand_over.taker_creation;
+    // Who was once told that it owns the state can go on from it for as long as it is there.
+    if (hand_over.phase == HandOverPhase::kAccepted) owners_.insert(hand_over.taker_creation);
+    const bool is_owned = taker != nullptr && owners_.count(taker->creation) > 0;
     const WorkerState& worker = workers_[SenderOf(kOld).worker];
     const bool can_step = worker.running && !worker.frozen;
     EXPECT_FALSE(is_owned && can_step) << "of step " << worker.decided;
@@ -247,6 +247,7 @@ class World {
   std::map<WorkerId, WorkerState> workers_;
   std::map<JobId, JobView> views_;
   std::set<int> offered_;  // Ranks of the old job whose trainers wait.
+  std::set<Creation> owners_;
   std::pair<int64_t, HandOverPhase> last_;
   int64_t requests_ = 0;
   int done_ = 0, cancelled_ = 0;
