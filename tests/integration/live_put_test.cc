@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -351,6 +352,31 @@ TEST_F(LivePutIdleTest, WhatDoesNotFitIsRefusedByNameAndChangesNothing) {
   ExpectRefusal({"--from", Path("none")}, "NOT_FOUND", "none");
   const PutOutcome rest = PutIdle({"--from", path, "--exclude", "b"});
   EXPECT_EQ(rest.result.exit_code, 0) << rest.result.err;
+}
+
+TEST_F(LivePutIdleTest, StepThatIsSkippedForANaNTakesItToo) {
+  Start();
+  const std::string path = Path("put.safetensors");
+  WritePutFile(path, {{"a", {5}}});
+  const PutOutcome put = PutWhileTraining(
+      cluster_->coordinator_address(), "toy", {"--from", path}, Path("now.safetensors"), [this] {
+        ASSERT_OK(team_->RunAll([](Session* session) -> absl::Status {
+          RETURN_IF_ERROR(session->Unshard(0));
+          RETURN_IF_ERROR(session->Reshard(0));
+          RETURN_IF_ERROR(session->AddGradient(0, 0, std::vector<float>(5, std::nanf(""))));
+          RETURN_IF_ERROR(session->Reduce(0));
+          StepOptions options;
+          options.skip_non_finite = true;
+          ASSIGN_OR_RETURN(const StepResult result, session->Step(options));
+          EXPECT_TRUE(result.skipped);
+          return absl::OkStatus();
+        }));
+      });
+  ASSERT_EQ(put.result.exit_code, 0) << put.result.err;
+  ASSERT_TRUE(put.applied);
+  EXPECT_EQ(put.after.values.at("a"), ReadStored(path).at("a"));
+  EXPECT_EQ(put.after.values.at("c"), initial_.at("c"));
+  EXPECT_EQ(put.after.step, 0) << "no step was taken";
 }
 
 TEST_F(LivePutIdleTest, WithoutAStepInTimeNothingIsChanged) {
