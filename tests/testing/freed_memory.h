@@ -1,5 +1,5 @@
-// Whether this build keeps what was freed for a while (AddressSanitizer does, 256 MiB of it), so that
-// a process's memory says nothing of what it needs.
+// Whether this build keeps what was freed for a while (AddressSanitizer does, 256 MiB of it), so
+// that a process's memory says nothing of what it needs.
 #ifndef TESSERA_TESTS_TESTING_FREED_MEMORY_H_
 #define TESSERA_TESTS_TESTING_FREED_MEMORY_H_
 

@@ -220,29 +220,12 @@ PutRelay::PutRelay(Options options) : options_(std::move(options)) {}
 PutRelay::~PutRelay() { Stop(); }
 
 void PutRelay::Serve(const v1::StagePut& command) {
-  absl::MutexLock lock(&mu_);
-  if (stopping_) return;
-  sessions_.remove_if([](const std::unique_ptr<Session>& session) { return session->done(); });
-  absl::Status status = absl::ResourceExhaustedError(
-      absl::StrCat(sessions_.size(), " clients set values on this worker already"));
-  if (sessions_.size() < kMaxSessions) {
-    auto session = std::make_unique<Session>(&options_, command);
-    status = session->Start();
-    if (status.ok()) sessions_.push_back(std::move(session));
-  }
-  if (!status.ok()) {
+  const absl::Status status = sessions_.Serve(std::make_unique<Session>(&options_, command),
+                                              "set values on this worker already");
+  if (!status.ok())
     TESSERA_LOG(WARNING, "job {}: a put is not taken: {}", command.job_id(), status.ToString());
-  }
 }
 
-void PutRelay::Stop() {
-  std::list<std::unique_ptr<Session>> sessions;
-  {
-    absl::MutexLock lock(&mu_);
-    stopping_ = true;
-    sessions.swap(sessions_);
-  }
-  for (const auto& session : sessions) session->Cancel();
-}
+void PutRelay::Stop() { sessions_.Stop(); }
 
 }  // namespace tessera

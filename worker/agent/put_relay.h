@@ -10,23 +10,19 @@
 #define TESSERA_WORKER_AGENT_PUT_RELAY_H_
 
 #include <functional>
-#include <list>
 #include <memory>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "net/transport_security.h"
 #include "proto/coordinator.pb.h"
+#include "worker/agent/relay_sessions.h"
 #include "worker/keeper/hosted_job.h"
 
 namespace tessera {
 
 class PutRelay {
  public:
-  static constexpr size_t kMaxSessions = 16;
-
   struct Options {
     DialOptions coordinator;
     std::string worker_id;
@@ -39,8 +35,8 @@ class PutRelay {
   explicit PutRelay(Options options);
   ~PutRelay();  // Stop().
 
-  // Returns at once. Where no thread can be made, or kMaxSessions are served, the session is not
-  // opened, and the coordinator's wait for it ends.
+  // Returns at once. Where no thread can be made, or as many as may be are served, the session is
+  // not opened, and the coordinator's wait for it ends.
   void Serve(const v1::StagePut& command);
   // Ends all sessions, and withdraws what they have offered.
   void Stop();
@@ -49,9 +45,7 @@ class PutRelay {
   class Session;
 
   const Options options_;
-  absl::Mutex mu_;
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  std::list<std::unique_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  RelaySessions<Session> sessions_;
 };
 
 }  // namespace tessera

@@ -82,6 +82,7 @@ class StateRelay::Session {
     }
     if (reader.ok()) reader->join();
     const absl::Status end = FromGrpcStatus(stream->Finish());
+    if (sent_all_) return absl::OkStatus();  // The coordinator ends the stream once it has it all.
     return status.ok() ? end : status;
   }
 
@@ -148,7 +149,10 @@ class StateRelay::Session {
     v1::LiveEvent event;
     while (true) {
       ASSIGN_OR_RETURN(auto piece, snapshot_->Next());
-      if (!piece.has_value()) return absl::OkStatus();
+      if (!piece.has_value()) {
+        sent_all_ = true;
+        return absl::OkStatus();
+      }
       event.mutable_piece()->set_offset_elements(piece->offset_elements);
       event.mutable_piece()->set_data(std::move(piece->bytes));
       if (!stream->Write(event)) return absl::OkStatus();
@@ -189,6 +193,7 @@ class StateRelay::Session {
   const v1::ServeState command_;
   grpc::ClientContext context_;
   std::unique_ptr<StateSnapshot> snapshot_;  // Of the session's thread.
+  bool sent_all_ = false;                    // Likewise.
   std::thread thread_;
   std::atomic<bool> cancelled_{false}, done_{false};
   absl::Mutex mu_;
@@ -201,30 +206,13 @@ StateRelay::StateRelay(Options options) : options_(std::move(options)) {}
 StateRelay::~StateRelay() { Stop(); }
 
 void StateRelay::Serve(const v1::ServeState& command) {
-  absl::MutexLock lock(&mu_);
-  if (stopping_) return;
-  sessions_.remove_if([](const std::unique_ptr<Session>& session) { return session->done(); });
-  absl::Status status = absl::ResourceExhaustedError(
-      absl::StrCat(sessions_.size(), " clients read state of this worker already"));
-  if (sessions_.size() < kMaxSessions) {
-    auto session = std::make_unique<Session>(&options_, command);
-    status = session->Start();
-    if (status.ok()) sessions_.push_back(std::move(session));
-  }
-  if (!status.ok()) {
+  const absl::Status status = sessions_.Serve(std::make_unique<Session>(&options_, command),
+                                              "read state of this worker already");
+  if (!status.ok())
     TESSERA_LOG(WARNING, "job {}: its state is not served: {}", command.job_id(),
                 status.ToString());
-  }
 }
 
-void StateRelay::Stop() {
-  std::list<std::unique_ptr<Session>> sessions;
-  {
-    absl::MutexLock lock(&mu_);
-    stopping_ = true;
-    sessions.swap(sessions_);
-  }
-  for (const auto& session : sessions) session->Cancel();
-}
+void StateRelay::Stop() { sessions_.Stop(); }
 
 }  // namespace tessera

@@ -11,15 +11,13 @@
 #define TESSERA_WORKER_AGENT_STATE_RELAY_H_
 
 #include <functional>
-#include <list>
 #include <memory>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "net/transport_security.h"
 #include "proto/coordinator.pb.h"
+#include "worker/agent/relay_sessions.h"
 #include "worker/keeper/frozen_state.h"
 #include "worker/keeper/state_snapshot.h"
 
@@ -27,8 +25,6 @@ namespace tessera {
 
 class StateRelay {
  public:
-  static constexpr size_t kMaxSessions = 16;
-
   struct Options {
     DialOptions coordinator;
     std::string worker_id;
@@ -46,8 +42,8 @@ class StateRelay {
   explicit StateRelay(Options options);
   ~StateRelay();  // Stop().
 
-  // Returns at once. Where no thread can be made, or kMaxSessions are served, the session is not
-  // opened, and the coordinator's wait for it ends.
+  // Returns at once. Where no thread can be made, or as many as may be are served, the session is
+  // not opened, and the coordinator's wait for it ends.
   void Serve(const v1::ServeState& command);
   // Ends all sessions, and lets go of what they hold.
   void Stop();
@@ -56,9 +52,7 @@ class StateRelay {
   class Session;
 
   const Options options_;
-  absl::Mutex mu_;
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  std::list<std::unique_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  RelaySessions<Session> sessions_;
 };
 
 }  // namespace tessera

@@ -4,28 +4,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "coordinator/service/live/worker_failure.h"
 
 namespace tessera::coordinator {
 namespace {
 
 // How often a wait looks whether it was cancelled.
 constexpr absl::Duration kPoll = absl::Milliseconds(100);
-
-// What a worker may say went wrong; anything else is the worker's own trouble.
-absl::StatusCode CodeOf(const v1::LiveFailure& failure) {
-  switch (static_cast<absl::StatusCode>(failure.code())) {
-    case absl::StatusCode::kInvalidArgument:
-      return absl::StatusCode::kInvalidArgument;
-    case absl::StatusCode::kResourceExhausted:
-      return absl::StatusCode::kResourceExhausted;
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kAborted:
-    case absl::StatusCode::kDeadlineExceeded:
-      return absl::StatusCode::kUnavailable;
-    default:
-      return absl::StatusCode::kFailedPrecondition;
-  }
-}
 
 }  // namespace
 
@@ -55,8 +40,7 @@ absl::StatusOr<v1::LiveEvent> LiveLine::Next(absl::Time deadline,
   v1::LiveEvent event = std::move(events_.front());
   events_.pop_front();
   if (!event.has_failure()) return event;
-  return absl::Status(CodeOf(event.failure()),
-                      absl::StrCat("worker '", worker_, "': ", event.failure().message()));
+  return WorkerFailure(worker_, event.failure());
 }
 
 void LiveLine::Close() {

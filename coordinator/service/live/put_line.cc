@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "coordinator/service/live/worker_failure.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -12,24 +13,6 @@ namespace {
 constexpr absl::Duration kPoll = absl::Milliseconds(100);
 // More than there is to say.
 constexpr size_t kMaxEvents = 16;
-
-// What a worker may say went wrong; anything else is the worker's own trouble.
-absl::StatusCode CodeOf(const v1::LiveFailure& failure) {
-  switch (static_cast<absl::StatusCode>(failure.code())) {
-    case absl::StatusCode::kInvalidArgument:
-      return absl::StatusCode::kInvalidArgument;
-    case absl::StatusCode::kResourceExhausted:
-      return absl::StatusCode::kResourceExhausted;
-    case absl::StatusCode::kDataLoss:
-      return absl::StatusCode::kDataLoss;
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kAborted:
-    case absl::StatusCode::kDeadlineExceeded:
-      return absl::StatusCode::kUnavailable;
-    default:
-      return absl::StatusCode::kFailedPrecondition;
-  }
-}
 
 }  // namespace
 
@@ -120,8 +103,7 @@ bool PutLine::Push(v1::PutEvent event) {
     events_.push_back(std::move(event));
     return true;
   }
-  failure_ = absl::Status(CodeOf(event.failure()),
-                          absl::StrCat("worker '", worker_, "': ", event.failure().message()));
+  failure_ = WorkerFailure(worker_, event.failure());
   return true;
 }
 
