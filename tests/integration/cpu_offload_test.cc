@@ -1,7 +1,6 @@
 // cpu_offload on a CPU worker, where everything is in host memory anyway: accepted with every
 // strategy, and no bit or operation differs. What it forbids elsewhere is forbidden here too.
 #include <memory>
-#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,7 +16,8 @@ namespace tessera {
 namespace {
 
 using testing::HasSubstr;
-using testing_support::FlightOp;
+using testing_support::FlightOps;
+using testing_support::OpsOfSteps;
 using testing_support::ReadAll;
 using testing_support::ReadFlightLog;
 using testing_support::ToyOptions;
@@ -25,6 +25,7 @@ using testing_support::ToyStep;
 using testing_support::TrainerTeam;
 
 constexpr int kWorldSize = 2;
+constexpr int kSteps = 4;
 
 class CpuOffloadTest : public testing::Test {
  protected:
@@ -46,26 +47,24 @@ TEST_F(CpuOffloadTest, ChangesNoBitAndNoOperation) {  // CORE-1, CLIP-2 (offload
   for (const Strategy strategy :
        {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
     std::vector<std::vector<float>> values;
-    std::vector<std::vector<std::tuple<int64_t, std::string, std::string, int64_t>>> logs;
+    std::vector<FlightOps> logs;
     for (const bool offload : {false, true}) {
       const std::string job = absl::StrCat("job", static_cast<int>(strategy), offload);
       SessionOptions options = OptionsFor(job, offload);
       options.config.strategy = strategy;
       ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
-      ASSERT_OK(team.TrainTo(4));
+      ASSERT_OK(team.TrainTo(kSteps));
       values.resize(values.size() + 1);
       ASSERT_OK(team.RunAll([&](Session* session) {
         const auto all = ReadAll(session);
         if (all.ok() && session->rank() == 0) values.back() = *all;
         return all.status();
       }));
-      logs.emplace_back();
-      for (const FlightOp& op : ReadFlightLog(cluster_->worker_address(), job, 0))
-        logs.back().emplace_back(op.step, op.op, op.unit, op.bytes);
+      logs.push_back(OpsOfSteps(ReadFlightLog(cluster_->worker_address(), job, 0), kSteps));
     }
     ASSERT_FALSE(values[0].empty());
     EXPECT_EQ(values[0], values[1]);
-    EXPECT_GT(logs[0].size(), 4 * 3 * 2);
+    EXPECT_GT(logs[0].size(), kSteps * 3 * 2);
     EXPECT_EQ(logs[0], logs[1]);
   }
 }

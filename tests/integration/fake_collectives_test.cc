@@ -2,7 +2,6 @@
 #include <memory>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,8 +19,9 @@ namespace tessera {
 namespace {
 
 using testing::HasSubstr;
-using testing_support::FlightOp;
+using testing_support::FlightOps;
 using testing_support::InitializeToy;
+using testing_support::OpsOfSteps;
 using testing_support::ReadAll;
 using testing_support::ReadFlightLog;
 using testing_support::ToyOptions;
@@ -30,8 +30,6 @@ using testing_support::TrainerTeam;
 
 constexpr int kWorldSize = 2;
 constexpr int kSteps = 2;
-
-using Ops = std::vector<std::tuple<int64_t, std::string, std::string, int64_t>>;
 
 class FakeCollectivesTest : public testing::Test {
  protected:
@@ -47,11 +45,8 @@ class FakeCollectivesTest : public testing::Test {
     options.config.groups[0].weight_decay = 0;
     return options;
   }
-  Ops OpsOf(const std::string& job) {
-    Ops ops;
-    for (const FlightOp& op : ReadFlightLog(cluster_->worker_address(), job, 0))
-      ops.emplace_back(op.step, op.op, op.unit, op.bytes);
-    return ops;
+  FlightOps OpsOf(const std::string& job) {
+    return OpsOfSteps(ReadFlightLog(cluster_->worker_address(), job, 0), kSteps);
   }
   // What `tessera` prints of the job "fake", asking the coordinator and the worker.
   std::vector<std::string> Shown(const std::vector<std::string>& flags) {
@@ -75,7 +70,7 @@ class FakeCollectivesTest : public testing::Test {
 
 TEST_F(FakeCollectivesTest, ReductionIsOrderedAndCountedAndGivesZeroes) {
   Start(1);
-  Ops real;
+  FlightOps real;
   for (const bool fake : {false, true}) {
     const std::string job = fake ? "fake" : "real";
     SessionOptions options = OptionsFor(job);

@@ -34,6 +34,13 @@ std::vector<FlightOp> ReadFlightLog(const std::string& worker_address, const std
   return log;
 }
 
+FlightOps OpsOfSteps(const std::vector<FlightOp>& log, int64_t last_step) {
+  FlightOps ops;
+  for (const FlightOp& op : log)
+    if (op.step <= last_step) ops.emplace_back(op.step, op.op, op.unit, op.bytes);
+  return ops;
+}
+
 std::string UnshardsAndReductions(const std::vector<FlightOp>& log, int64_t step) {
   std::string script;
   for (const FlightOp& op : log) {

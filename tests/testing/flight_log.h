@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace tessera::testing_support {
@@ -19,6 +20,12 @@ struct FlightOp {
 // where there is no such rank.
 std::vector<FlightOp> ReadFlightLog(const std::string& worker_address, const std::string& job_id,
                                     int rank);
+
+// Step, operation, unit and bytes of each entry of steps up to `last_step`, which is committed.
+// Later ones may be asked for and not recorded yet: an unshard of what is gathered already does
+// not wait for the executor.
+using FlightOps = std::vector<std::tuple<int64_t, std::string, std::string, int64_t>>;
+FlightOps OpsOfSteps(const std::vector<FlightOp>& log, int64_t last_step);
 
 // The unshards and reductions of a step: "U root U block0 R block0".
 std::string UnshardsAndReductions(const std::vector<FlightOp>& log, int64_t step);
