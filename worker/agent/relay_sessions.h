@@ -1,7 +1,7 @@
 // The sessions that a relay serves, each with a thread of its own. Thread-safe.
 //
-// `Session` has: absl::Status Start(), which makes its thread; Cancel(), thread-safe; done(), whether
-// the thread is at its end; and a destructor that waits for it.
+// `Session` has: absl::Status Start(), which makes its thread; Cancel(), thread-safe; done(),
+// whether the thread is at its end; and a destructor that waits for it.
 #ifndef TESSERA_WORKER_AGENT_RELAY_SESSIONS_H_
 #define TESSERA_WORKER_AGENT_RELAY_SESSIONS_H_
 

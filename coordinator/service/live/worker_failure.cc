@@ -23,8 +23,7 @@ absl::StatusCode CodeOf(const v1::LiveFailure& failure) {
 }  // namespace
 
 absl::Status WorkerFailure(const std::string& worker, const v1::LiveFailure& failure) {
-  return absl::Status(CodeOf(failure),
-                      absl::StrCat("worker '", worker, "': ", failure.message()));
+  return absl::Status(CodeOf(failure), absl::StrCat("worker '", worker, "': ", failure.message()));
 }
 
 }  // namespace tessera::coordinator
