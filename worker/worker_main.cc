@@ -41,6 +41,12 @@ int main(int argc, char** argv) {
   app.add_option("--spool-folder", options.spool_folder,
                  "folder on a disk, for what clients read of jobs' states, or set")
       ->capture_default_str();
+  app.add_option(
+      "--state-listen", options.state_listen_address,
+      "host:port where clients of other machines fetch jobs' states; without it they get "
+      "them through the coordinator");
+  app.add_flag("--insecure-state-listen", options.insecure_state_listen,
+               "permit a --state-listen that other machines reach, without TLS");
   app.add_option("--executor-binary", options.executor_binary, "path of tessera-executor")
       ->required();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");

@@ -1,10 +1,16 @@
 #include "client/cli/live_client.h"
 
+#include <cstdint>
+#include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/cli/channel.h"
+#include "client/cli/live_fetch.h"
 #include "grpcpp/grpcpp.h"
+#include "job/job_codec.h"
+#include "layout/dtype.h"
 #include "proto/live_state.grpc.pb.h"
 
 namespace tessera::cli {
@@ -28,19 +34,104 @@ class GrpcLiveClient : public LiveClient {
     return tensors;
   }
 
-  absl::Status Get(const v1::LiveStateQuery& query,
-                   absl::FunctionRef<absl::Status(const v1::LiveStateReply&)> take) override {
+  absl::Status Get(const v1::LiveStateQuery& query, Way way, Take take) override {
+    if (way == Way::kDirectIfPossible) {
+      const auto status = GetDirect(query, take);
+      if (status.has_value()) return *status;
+    }
     grpc::ClientContext context;
     const auto reader = stub_->GetLiveState(&context, query);
+    return TakeAll(reader.get(), &context, take);
+  }
+
+ private:
+  using Reader = grpc::ClientReader<v1::LiveStateReply>;
+
+  // To the end of the call.
+  absl::Status TakeAll(Reader* reader, grpc::ClientContext* context, Take take) {
     v1::LiveStateReply reply;
     absl::Status taken;
     while (taken.ok() && reader->Read(&reply)) taken = take(reply);
-    if (!taken.ok()) context.TryCancel();
+    return End(reader, context, taken);
+  }
+
+  // An error of the call's own says more than what followed from it.
+  absl::Status End(Reader* reader, grpc::ClientContext* context, const absl::Status& taken) {
+    if (!taken.ok()) context->TryCancel();
     const absl::Status status = CallStatus(reader->Finish(), kWho, endpoint_);
     return taken.ok() ? status : taken;
   }
 
- private:
+  // Nothing: some worker cannot be reached, and nothing was taken.
+  std::optional<absl::Status> GetDirect(v1::LiveStateQuery query, Take take) {
+    query.set_direct(true);
+    grpc::ClientContext context;
+    const auto reader = stub_->GetLiveState(&context, query);
+    v1::LiveStateReply begin, sources;
+    if (!reader->Read(&begin) || !reader->Read(&sources))
+      return End(reader.get(), &context, absl::OkStatus());
+    absl::Status taken;
+    if (!sources.has_sources()) {  // A coordinator that knows no direct queries.
+      taken = take(begin);
+      if (taken.ok()) taken = take(sources);
+      return taken.ok() ? TakeAll(reader.get(), &context, take)
+                        : End(reader.get(), &context, taken);
+    }
+    std::vector<std::unique_ptr<LiveFetch>> fetches;
+    for (const v1::LiveSource& source : sources.sources().sources()) {
+      auto fetch = LiveFetch::Open(source, endpoint_);
+      if (!fetch.ok()) {
+        (void)End(reader.get(), &context, fetch.status());
+        return std::nullopt;
+      }
+      fetches.push_back(*std::move(fetch));
+    }
+    taken = take(begin);
+    absl::Status fetched;
+    if (taken.ok()) {
+      // All of them at once: the coordinator is not to wait for what is fetched between them.
+      std::vector<v1::LiveStateReply> tensors;
+      const auto num_tensors = static_cast<size_t>(begin.begin().num_tensors());
+      v1::LiveStateReply reply;
+      while (tensors.size() < num_tensors && reader->Read(&reply)) tensors.push_back(reply);
+      for (size_t i = 0; i < tensors.size() && taken.ok() && fetched.ok(); ++i) {
+        taken = take(tensors[i]);
+        if (taken.ok()) fetched = FetchTensor(tensors[i].tensor(), fetches, take, &taken);
+      }
+    }
+    if (absl::IsDataLoss(fetched)) taken = fetched;  // Which the worker does not know of.
+    if (!taken.ok()) return End(reader.get(), &context, taken);
+    // The call ends as the reading did, and with the cause where a fetch only broke off.
+    v1::LiveStateReply rest;
+    while (reader->Read(&rest)) {
+    }
+    const absl::Status status = End(reader.get(), &context, absl::OkStatus());
+    return fetched.ok() || !status.ok() ? status : fetched;
+  }
+
+  // Its elements, from whom has them. `taken`: as `take` said, if it refused a piece.
+  static absl::Status FetchTensor(const v1::LiveTensorInfo& tensor,
+                                  const std::vector<std::unique_ptr<LiveFetch>>& fetches, Take take,
+                                  absl::Status* taken) {
+    ASSIGN_OR_RETURN(const DType dtype, DecodeDType(tensor.dtype()));
+    v1::LiveStateReply reply;
+    for (const v1::LiveExtent& extent : tensor.extents()) {
+      if (extent.source() < 0 || extent.source() >= static_cast<int>(fetches.size()))
+        return absl::DataLossError(absl::StrCat("tensor '", tensor.name(), "' is of no source"));
+      for (int64_t done = 0; done < extent.numel();) {
+        RETURN_IF_ERROR(fetches[extent.source()]->Next(reply.mutable_piece()));
+        const int64_t numel = static_cast<int64_t>(reply.piece().data().size()) / SizeBytes(dtype);
+        if (numel == 0 || numel > extent.numel() - done)
+          return absl::DataLossError(
+              absl::StrCat("tensor '", tensor.name(), "': a piece of ", numel, " elements"));
+        done += numel;
+        *taken = take(reply);
+        if (!taken->ok()) return absl::OkStatus();
+      }
+    }
+    return absl::OkStatus();
+  }
+
   const Endpoint endpoint_;
   const std::unique_ptr<v1::LiveState::Stub> stub_;
 };

@@ -23,9 +23,13 @@ class LiveClient {
   virtual ~LiveClient() = default;
 
   virtual absl::StatusOr<std::vector<v1::LiveTensorInfo>> List(const v1::LiveStateQuery& query) = 0;
-  // Calls `take` with each reply in order. An error of it ends the call and is returned as it is.
-  virtual absl::Status Get(const v1::LiveStateQuery& query,
-                           absl::FunctionRef<absl::Status(const v1::LiveStateReply&)> take) = 0;
+
+  // Calls `take` with each reply in order: the begin, then each tensor and its pieces. The pieces
+  // come from the workers themselves where this host reaches them all, unless `way` says otherwise.
+  // An error of `take` ends the call and is returned as it is.
+  enum class Way { kDirectIfPossible, kThroughCoordinator };
+  using Take = absl::FunctionRef<absl::Status(const v1::LiveStateReply&)>;
+  virtual absl::Status Get(const v1::LiveStateQuery& query, Way way, Take take) = 0;
 };
 
 }  // namespace tessera::cli

@@ -23,7 +23,7 @@ struct Flags {
   EndpointFlags endpoint;
   std::string job, out, dtype;
   std::vector<std::string> include, exclude;
-  bool optimizer = false, json = false;
+  bool optimizer = false, json = false, through_coordinator = false;
 };
 
 absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
@@ -39,6 +39,11 @@ absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
   return query;
 }
 
+LiveClient::Way WayOf(const Flags& flags) {
+  return flags.through_coordinator ? LiveClient::Way::kThroughCoordinator
+                                   : LiveClient::Way::kDirectIfPossible;
+}
+
 absl::Status RunGet(const Flags& flags, const Console& console) {
   ASSIGN_OR_RETURN(const v1::LiveStateQuery query, QueryOf(flags));
   ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
@@ -46,7 +51,7 @@ absl::Status RunGet(const Flags& flags, const Console& console) {
   {
     ProgressLine progress(console, "reading");
     ASSIGN_OR_RETURN(file,
-                     SaveLiveState(client.get(), query, flags.out,
+                     SaveLiveState(client.get(), query, WayOf(flags), flags.out,
                                    [&](int64_t done, int64_t all) { progress.Tell(done, all); }));
   }
   if (flags.json) {
@@ -77,6 +82,8 @@ void RegisterGetCommand(CLI::App* app, RunCommand* selected) {
   command->add_option("--exclude", flags->exclude, "but those of such names");
   command->add_option("--dtype", flags->dtype, "what to round to: fp32, bf16 or fp16");
   command->add_flag("--optimizer", flags->optimizer, "the optimizer's state of them too");
+  command->add_flag("--through-coordinator", flags->through_coordinator,
+                    "ask no worker, also where this host reaches them all");
   command->add_flag("--json", flags->json, "print JSON");
   flags->endpoint.AddCoordinator(command);
   flags->endpoint.AddTimeout(command);

@@ -17,6 +17,8 @@
 namespace tessera::cli {
 namespace {
 
+constexpr int kMaxTries = 2;
+
 absl::StatusOr<TensorSpec> SpecOf(const v1::LiveTensorInfo& info) {
   TensorSpec spec;
   spec.name = info.name();
@@ -67,6 +69,7 @@ class Writer {
         return TakeTensor(reply.tensor());
       case v1::LiveStateReply::kPiece:
         return TakePiece(reply.piece());
+      case v1::LiveStateReply::kSources:
       case v1::LiveStateReply::REPLY_NOT_SET:
         break;
     }
@@ -133,13 +136,14 @@ class Writer {
 };
 
 absl::StatusOr<LiveFile> Write(LiveClient* client, const v1::LiveStateQuery& query,
-                               std::vector<v1::LiveTensorInfo> tensors,
+                               LiveClient::Way way, std::vector<v1::LiveTensorInfo> tensors,
                                const SafetensorsHeader& header, const std::string& path,
                                const LiveProgress& progress) {
+  RETURN_IF_ERROR(ModelFile::Create(path, header));
   ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(path, header));
   Writer writer(std::move(tensors), &header, std::move(file), progress);
   RETURN_IF_ERROR(
-      client->Get(query, [&](const v1::LiveStateReply& reply) { return writer.Take(reply); }));
+      client->Get(query, way, [&](const v1::LiveStateReply& reply) { return writer.Take(reply); }));
   ASSIGN_OR_RETURN(const LiveFile result, writer.Finish());
   RETURN_IF_ERROR(ModelFile::Publish(path));
   return result;
@@ -148,20 +152,21 @@ absl::StatusOr<LiveFile> Write(LiveClient* client, const v1::LiveStateQuery& que
 }  // namespace
 
 absl::StatusOr<LiveFile> SaveLiveState(LiveClient* client, const v1::LiveStateQuery& query,
-                                       const std::string& path, const LiveProgress& progress) {
+                                       LiveClient::Way way, const std::string& path,
+                                       const LiveProgress& progress) {
   std::error_code error;
   const std::string whole = std::filesystem::absolute(path, error).string();
-  ASSIGN_OR_RETURN(std::vector<v1::LiveTensorInfo> tensors, client->List(query));
+  ASSIGN_OR_RETURN(const std::vector<v1::LiveTensorInfo> tensors, client->List(query));
   ASSIGN_OR_RETURN(const SafetensorsHeader header, HeaderOf(tensors));
-  absl::StatusOr<LiveFile> result = LiveFile();
-  const absl::Status created = ModelFile::Create(whole, header);
-  if (created.ok()) {
-    result = Write(client, query, std::move(tensors), header, whole, progress);
-  } else {
-    result = created;
+  for (int tries = 1;; ++tries) {
+    absl::StatusOr<LiveFile> result = Write(client, query, way, tensors, header, whole, progress);
+    if (result.ok()) return result;
+    ModelFile::Discard(whole);
+    if (!absl::IsAborted(result.status()) || tries == kMaxTries) return result;
+    // Training could not wait until all was fetched or copied: what the coordinator hands on is
+    // copied before anything is sent.
+    way = LiveClient::Way::kThroughCoordinator;
   }
-  if (!result.ok()) ModelFile::Discard(whole);
-  return result;
 }
 
 absl::StatusOr<std::map<StoredKey, StoredEntry>> ListLiveState(LiveClient* client,

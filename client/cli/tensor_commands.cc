@@ -184,7 +184,9 @@ class LiveCopy {
     const std::string path = folder_ + "/model.safetensors";
     ProgressLine progress(console, "reading");
     const auto tell = [&](int64_t done, int64_t all) { progress.Tell(done, all); };
-    RETURN_IF_ERROR(SaveLiveState(client.get(), query, path, tell).status());
+    RETURN_IF_ERROR(
+        SaveLiveState(client.get(), query, LiveClient::Way::kDirectIfPossible, path, tell)
+            .status());
     return StoredTensors::Open(path);
   }
 

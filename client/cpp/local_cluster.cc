@@ -42,6 +42,7 @@ class LocalClusterImpl : public LocalCluster {
       const bool alone = options.num_workers == 1;
       worker.worker_id = alone ? "local" : absl::StrCat("local", i);
       worker.data_host = alone ? "" : "127.0.0.1";
+      worker.state_listen_address = "127.0.0.1:0";
       worker.socket_dir = alone ? folder_ : absl::StrCat(folder_, "/", i);
       if (!alone) socket_folders_.push_back(worker.socket_dir);
       ASSIGN_OR_RETURN(auto started, WorkerServer::Start(worker));

@@ -66,7 +66,9 @@ absl::Status ReadLive(const LocalCluster& cluster, const std::string& job,
   ASSIGN_OR_RETURN(const auto client, cli::LiveClient::Create({cluster.coordinator_address()}));
   v1::LiveStateQuery query;
   query.set_job_id(job);
-  return cli::SaveLiveState(client.get(), query, path, nullptr).status();
+  return cli::SaveLiveState(client.get(), query, cli::LiveClient::Way::kDirectIfPossible, path,
+                            nullptr)
+      .status();
 }
 
 absl::Status LoadAndSave(const std::string& path, const std::string& out, const ModelSpec& spec,

@@ -1,5 +1,9 @@
 #include "worker/agent/state_relay.h"
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <deque>
 #include <optional>
@@ -19,6 +23,12 @@
 
 namespace tessera {
 namespace {
+
+constexpr int kNiceness = 10;
+
+void LowerPriority() {
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness);
+}
 
 // For a rank that is a step behind what another worker's ranks have.
 constexpr absl::Duration kStepPatience = absl::Seconds(10);
@@ -116,6 +126,7 @@ class StateRelay::Session {
     if (!stream->Write(hello)) return absl::OkStatus();  // Finish() says why.
     while (const std::optional<v1::LiveCommand> command = NextCommand()) {
       if (command->has_read()) return SendFrozen(command->read(), stream);
+      if (command->has_serve()) return ServeFetch(command->serve(), stream);
       v1::LiveEvent event;
       const absl::Status status =
           command->has_copy() ? Copy(command->copy(), &event) : Hold(command->hold(), &event);
@@ -134,29 +145,78 @@ class StateRelay::Session {
     return absl::OkStatus();
   }
 
-  absl::Status Copy(const v1::LiveCopy& copy, v1::LiveEvent* event) {
+  absl::StatusOr<StateSnapshot::Progress> Begin(int64_t step) {
     if (snapshot_ == nullptr) return absl::InvalidArgumentError("a copy before a hold");
-    ASSIGN_OR_RETURN(
-        const StateSnapshot::Copied copied,
-        snapshot_->CopyAt(copy.step(), kStepPatience, [this] { return cancelled_.load(); }));
-    event->mutable_copied()->set_trained_step(copied.trained_step);
-    event->mutable_copied()->mutable_update_counts()->Add(copied.update_counts.begin(),
-                                                          copied.update_counts.end());
+    return snapshot_->Begin(step, kStepPatience, [this] { return cancelled_.load(); });
+  }
+
+  absl::Status Copy(const v1::LiveCopy& copy, v1::LiveEvent* event) {
+    ASSIGN_OR_RETURN(const StateSnapshot::Progress progress, Begin(copy.step()));
+    RETURN_IF_ERROR(snapshot_->Copy([this] { return cancelled_.load(); }));
+    event->mutable_copied()->set_trained_step(progress.trained_step);
+    event->mutable_copied()->mutable_update_counts()->Add(progress.update_counts.begin(),
+                                                          progress.update_counts.end());
     return absl::OkStatus();
   }
 
   absl::Status SendPieces(Stream* stream) {
     v1::LiveEvent event;
     while (true) {
-      ASSIGN_OR_RETURN(auto piece, snapshot_->Next());
+      ASSIGN_OR_RETURN(const auto piece, snapshot_->Next([&event](int64_t size_bytes) {
+        std::string* data = event.mutable_piece()->mutable_data();
+        data->resize(size_bytes);
+        return data->data();
+      }));
       if (!piece.has_value()) {
         sent_all_ = true;
         return absl::OkStatus();
       }
       event.mutable_piece()->set_offset_elements(piece->offset_elements);
-      event.mutable_piece()->set_data(std::move(piece->bytes));
       if (!stream->Write(event)) return absl::OkStatus();
     }
+  }
+
+  // For a client that fetches it itself. Everything that fails is told.
+  absl::Status ServeFetch(const v1::LiveServe& serve, Stream* stream) {
+    absl::Status status = BeginFetch(serve, stream);
+    if (source_ != nullptr) {
+      if (status.ok()) status = CopyAndAwaitFetch(serve, stream);
+      options_->sources->Remove(command_.session());
+      source_->Close();
+    }
+    v1::LiveEvent event;
+    event.mutable_sent();
+    if (!status.ok()) SetFailure(status, &event);
+    sent_all_ = stream->Write(event) && status.ok();
+    return absl::OkStatus();
+  }
+
+  absl::Status BeginFetch(const v1::LiveServe& serve, Stream* stream) {
+    ASSIGN_OR_RETURN(const StateSnapshot::Progress progress, Begin(serve.step()));
+    source_ = std::make_shared<LiveSource>(snapshot_);
+    options_->sources->Add(command_.session(), source_);
+    v1::LiveEvent event;
+    event.mutable_serving()->set_trained_step(progress.trained_step);
+    event.mutable_serving()->mutable_update_counts()->Add(progress.update_counts.begin(),
+                                                          progress.update_counts.end());
+    for (const std::string& address : options_->fetch_addresses())
+      event.mutable_serving()->add_addresses(address);
+    return Tell(event, stream);
+  }
+
+  absl::Status CopyAndAwaitFetch(const v1::LiveServe& serve, Stream* stream) {
+    LowerPriority();  // Of this thread, which ends with the session: the client's has the bytes
+                      // too.
+    RETURN_IF_ERROR(snapshot_->Copy([this] { return cancelled_.load(); }));
+    v1::LiveEvent event;
+    event.mutable_released();
+    RETURN_IF_ERROR(Tell(event, stream));
+    return source_->AwaitEnd(absl::Milliseconds(serve.client_timeout_ms()),
+                             [this] { return cancelled_.load(); });
+  }
+
+  static absl::Status Tell(const v1::LiveEvent& event, Stream* stream) {
+    return stream->Write(event) ? absl::OkStatus() : absl::CancelledError("the reading was ended");
   }
 
   static void SetFailure(const absl::Status& status, v1::LiveEvent* event) {
@@ -192,8 +252,10 @@ class StateRelay::Session {
   const Options* const options_;
   const v1::ServeState command_;
   grpc::ClientContext context_;
-  std::unique_ptr<StateSnapshot> snapshot_;  // Of the session's thread.
-  bool sent_all_ = false;                    // Likewise.
+  // Of the session's thread.
+  std::shared_ptr<StateSnapshot> snapshot_;
+  std::shared_ptr<LiveSource> source_;
+  bool sent_all_ = false;
   std::thread thread_;
   std::atomic<bool> cancelled_{false}, done_{false};
   absl::Mutex mu_;

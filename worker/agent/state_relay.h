@@ -1,6 +1,8 @@
-// Sends this worker's part of jobs' states to the coordinator, for clients that read them there.
+// Sends this worker's part of jobs' states to the coordinator, for clients that read them there, or
+// gives it to clients that fetch it themselves.
 //
 //   ServeState ──► a thread: dials, says hello ──► hold / held ──► copy / copied, pieces
+//                                                           or ──► serve / serving, released, sent
 //                                              or, of a job that is handed over: read / copied,
 //                                              pieces
 //                  another one reads the stream: its end cancels a copy, and lets go at once
@@ -13,10 +15,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "net/transport_security.h"
 #include "proto/coordinator.pb.h"
+#include "worker/agent/live_sources.h"
 #include "worker/agent/relay_sessions.h"
 #include "worker/keeper/frozen_state.h"
 #include "worker/keeper/state_snapshot.h"
@@ -29,6 +33,9 @@ class StateRelay {
     DialOptions coordinator;
     std::string worker_id;
     std::string spool_folder;
+    LiveSources* sources = nullptr;  // Not owned. Those that clients fetch.
+    // Where they do.
+    std::function<std::vector<std::string>()> fetch_addresses;
     // Errors: Unavailable  the worker does not hold this creation of the job; as
     // StateSnapshot::Create.
     std::function<absl::StatusOr<std::unique_ptr<StateSnapshot>>(

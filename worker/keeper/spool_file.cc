@@ -49,14 +49,20 @@ absl::StatusOr<SpoolFile> SpoolFile::Create(const std::string& folder, int64_t s
 }
 
 absl::Status SpoolFile::Append(const void* data, int64_t size_bytes) {
+  const absl::Status status = WriteAt(size_bytes_, data, size_bytes);
+  if (status.ok()) size_bytes_ += size_bytes;
+  return status;
+}
+
+absl::Status SpoolFile::WriteAt(int64_t offset_bytes, const void* data, int64_t size_bytes) const {
   const char* next = static_cast<const char*>(data);
-  for (int64_t left = size_bytes; left > 0;) {
-    const ssize_t written = pwrite(fd_.get(), next, left, size_bytes_);
+  while (size_bytes > 0) {
+    const ssize_t written = pwrite(fd_.get(), next, size_bytes, offset_bytes);
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) return ErrnoStatus(written < 0 ? errno : ENOSPC, What());
     next += written;
-    left -= written;
-    size_bytes_ += written;
+    offset_bytes += written;
+    size_bytes -= written;
   }
   return absl::OkStatus();
 }

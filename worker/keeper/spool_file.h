@@ -1,5 +1,6 @@
-// A file without a name: written once from front to back, read anywhere, gone with the process or
-// this object. For bytes that must not lie in this process's memory. Move-only; thread-compatible.
+// A file without a name: each byte is written once, read anywhere, gone with the process or this
+// object. For bytes that must not lie in this process's memory. Move-only; thread-compatible, but
+// WriteAt and Read may be called by any threads at once.
 #ifndef TESSERA_WORKER_KEEPER_SPOOL_FILE_H_
 #define TESSERA_WORKER_KEEPER_SPOOL_FILE_H_
 
@@ -21,7 +22,9 @@ class SpoolFile {
   //   ResourceExhausted  no room is left there
   static absl::StatusOr<SpoolFile> Create(const std::string& folder, int64_t size_bytes);
 
+  // Behind what was appended.
   absl::Status Append(const void* data, int64_t size_bytes);
+  absl::Status WriteAt(int64_t offset_bytes, const void* data, int64_t size_bytes) const;
   // Errors: also DataLoss  there are no such bytes, or they cannot be read.
   absl::Status Read(int64_t offset_bytes, void* into, int64_t size_bytes) const;
   int64_t size_bytes() const { return size_bytes_; }

@@ -17,7 +17,6 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kCopyBytes = 1 << 20;
 // How often a wait looks whether it was cancelled.
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
 
@@ -28,19 +27,17 @@ absl::Status CheckDType(DType stored, DType wanted, const std::string& tensor) {
                                                  ": it cannot be read as ", Name(wanted)));
 }
 
-void Convert(DType from, const std::string& source, DType to, std::string* out) {
-  const int64_t count = static_cast<int64_t>(source.size()) / SizeBytes(from);
-  out->resize(count * SizeBytes(to));
+void Convert(DType from, const char* source, DType to, char* out, int64_t numel) {
   if (from == DType::kFp64 && to == DType::kFp32) {
-    const auto* values = reinterpret_cast<const double*>(source.data());
-    std::transform(values, values + count, reinterpret_cast<float*>(out->data()),
+    const auto* values = reinterpret_cast<const double*>(source);
+    std::transform(values, values + numel, reinterpret_cast<float*>(out),
                    [](double value) { return static_cast<float>(value); });
   } else if (from == DType::kFp64) {
-    host::CastFp64ToHalf(to, reinterpret_cast<const double*>(source.data()),
-                         reinterpret_cast<uint16_t*>(out->data()), count);
+    host::CastFp64ToHalf(to, reinterpret_cast<const double*>(source),
+                         reinterpret_cast<uint16_t*>(out), numel);
   } else {
-    host::CastFp32ToHalf(to, reinterpret_cast<const float*>(source.data()),
-                         reinterpret_cast<uint16_t*>(out->data()), count);
+    host::CastFp32ToHalf(to, reinterpret_cast<const float*>(source),
+                         reinterpret_cast<uint16_t*>(out), numel);
   }
 }
 
@@ -90,13 +87,17 @@ absl::Status StateSnapshot::CollectRanks(const JobRegions& regions) {
 
 StateSnapshot::~StateSnapshot() { ReleaseAll(); }
 
-StateSnapshot::RankState& StateSnapshot::Of(int rank) {
+const StateSnapshot::RankState& StateSnapshot::Of(int rank) const {
   return *std::find_if(ranks_.begin(), ranks_.end(),
                        [rank](const RankState& state) { return state.rank == rank; });
 }
 
 DType StateSnapshot::StoredDType(const LiveSlice& slice) const {
   return memory_.units()[tensors_[slice.tensor].unit].full_dtype;
+}
+
+int64_t StateSnapshot::StoredBytes(const Chunk& chunk) const {
+  return chunk.numel * SizeBytes(StoredDType(slices_[chunk.slice]));
 }
 
 absl::StatusOr<int64_t> StateSnapshot::Hold() {
@@ -109,8 +110,8 @@ absl::StatusOr<int64_t> StateSnapshot::Hold() {
   return newest;
 }
 
-absl::StatusOr<StateSnapshot::Copied> StateSnapshot::CopyAt(int64_t step, absl::Duration patience,
-                                                            absl::FunctionRef<bool()> cancelled) {
+absl::StatusOr<StateSnapshot::Progress> StateSnapshot::Begin(int64_t step, absl::Duration patience,
+                                                             absl::FunctionRef<bool()> cancelled) {
   for (RankState& rank : ranks_) {
     if (!rank.held.has_value() || *rank.held > step) {
       return absl::InvalidArgumentError(
@@ -120,21 +121,26 @@ absl::StatusOr<StateSnapshot::Copied> StateSnapshot::CopyAt(int64_t step, absl::
         Annotate(MoveHold(&rank.record->hold, *rank.held, step), absl::StrCat("rank ", rank.rank)));
     rank.held = step;
   }
+  step_ = step;
   const absl::Time deadline = absl::Now() + patience;
   for (RankState& rank : ranks_) RETURN_IF_ERROR(AwaitStep(&rank, step, deadline, cancelled));
-  int64_t size_bytes = 0;
-  for (const LiveSlice& slice : slices_) size_bytes += slice.numel * SizeBytes(StoredDType(slice));
-  ASSIGN_OR_RETURN(spool_, SpoolFile::Create(request_.spool_folder, size_bytes));
-  std::string buffer;
-  for (const LiveSlice& slice : slices_)
-    RETURN_IF_ERROR(CopySlice(slice, step, &buffer, cancelled));
-  const Copied copied = ReadProgress(step);
-  if (!ReleaseAll()) {
-    return absl::AbortedError(
-        absl::StrCat("step ", step, " was copied for too long: training went on without waiting"));
+  ASSIGN_OR_RETURN(spool_, SpoolFile::Create(request_.spool_folder, CutIntoChunks()));
+  absl::MutexLock lock(&mu_);
+  back_ = chunks_.size();
+  return ReadProgress();
+}
+
+int64_t StateSnapshot::CutIntoChunks() {
+  int64_t offset_bytes = 0;
+  for (size_t slice = 0; slice < slices_.size(); ++slice) {
+    const int64_t most = kMaxPieceBytes / SizeBytes(StoredDType(slices_[slice]));
+    for (int64_t begin = 0; begin < slices_[slice].numel; begin += most) {
+      chunks_.push_back({static_cast<int>(slice), begin,
+                         std::min(most, slices_[slice].numel - begin), offset_bytes});
+      offset_bytes += StoredBytes(chunks_.back());
+    }
   }
-  ranks_.clear();
-  return copied;
+  return offset_bytes;
 }
 
 absl::Status StateSnapshot::AwaitStep(RankState* rank, int64_t step, absl::Time deadline,
@@ -153,37 +159,82 @@ absl::Status StateSnapshot::AwaitStep(RankState* rank, int64_t step, absl::Time 
   return absl::OkStatus();
 }
 
-absl::Status StateSnapshot::CopySlice(const LiveSlice& slice, int64_t step, std::string* buffer,
-                                      absl::FunctionRef<bool()> cancelled) {
+const StateSnapshot::Chunk* StateSnapshot::ClaimLast() {
+  absl::MutexLock lock(&mu_);
+  if (!failure_.ok() || front_ == back_) return nullptr;
+  ++num_claims_;
+  return &chunks_[--back_];
+}
+
+const StateSnapshot::Chunk* StateSnapshot::ClaimFirst() {
+  absl::MutexLock lock(&mu_);
+  if (!failure_.ok() || front_ == back_) return nullptr;
+  ++num_claims_;
+  return &chunks_[front_++];
+}
+
+void StateSnapshot::EndClaim(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  --num_claims_;
+  if (failure_.ok()) failure_ = status;
+  MaybeLetGo();
+}
+
+void StateSnapshot::MaybeLetGo() {
+  if (let_go_ || num_claims_ > 0 || (failure_.ok() && front_ < back_)) return;
+  if (!ReleaseAll() && failure_.ok()) {
+    failure_ = absl::AbortedError(
+        absl::StrCat("step ", step_, " was copied for too long: training went on without waiting"));
+  }
+  let_go_ = true;
+}
+
+absl::Status StateSnapshot::ReadHeld(const Chunk& chunk, char* into) const {
+  RETURN_IF_ERROR(FaultPoint("snapshot.copy"));
+  const LiveSlice& slice = slices_[chunk.slice];
   const RankState& rank = Of(slice.rank);
   const LiveTensor& tensor = tensors_[slice.tensor];
-  const int64_t element_bytes = SizeBytes(StoredDType(slice));
   int64_t from =
-      memory_.StateOffsetBytes(static_cast<StateArray>(tensor.array), static_cast<int>(step % 2)) +
-      memory_.units()[tensor.unit].shard_offset_bytes + slice.shard_begin_elements * element_bytes;
-  buffer->resize(kCopyBytes);
-  for (int64_t left = slice.numel * element_bytes; left > 0;) {
-    if (cancelled()) return absl::CancelledError("the reader is gone");
-    if (rank.record->hold.held.load() != step + 1) break;  // In vain: ReleaseAll() will say so.
-    RETURN_IF_ERROR(FaultPoint("snapshot.copy"));
-    const ssize_t got = pread(rank.state.get(), buffer->data(), std::min(left, kCopyBytes), from);
+      memory_.StateOffsetBytes(static_cast<StateArray>(tensor.array), static_cast<int>(step_ % 2)) +
+      memory_.units()[tensor.unit].shard_offset_bytes +
+      (slice.shard_begin_elements + chunk.begin_elements) * SizeBytes(StoredDType(slice));
+  for (int64_t left = StoredBytes(chunk); left > 0;) {
+    const ssize_t got = pread(rank.state.get(), into, left, from);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return ErrnoStatus(got < 0 ? errno : EIO, "a rank's state");
-    RETURN_IF_ERROR(spool_->Append(buffer->data(), got));
+    into += got;
     from += got;
     left -= got;
   }
-  return absl::OkStatus();
+  if (rank.record->hold.held.load() == step_ + 1) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("rank ", slice.rank, " did not wait until step ", step_,
+                                         " was copied: training went on"));
 }
 
-// While a rank holds `step` nobody decides the step that takes its place in the page.
-StateSnapshot::Copied StateSnapshot::ReadProgress(int64_t step) const {
+absl::Status StateSnapshot::Copy(absl::FunctionRef<bool()> cancelled) {
+  std::string buffer;
+  while (const Chunk* chunk = ClaimLast()) {
+    buffer.resize(kMaxPieceBytes);
+    absl::Status status =
+        cancelled() ? absl::CancelledError("the reader is gone") : ReadHeld(*chunk, buffer.data());
+    if (status.ok())
+      status = spool_->WriteAt(chunk->offset_bytes, buffer.data(), StoredBytes(*chunk));
+    EndClaim(status);
+  }
+  absl::MutexLock lock(&mu_);
+  MaybeLetGo();
+  mu_.Await(absl::Condition(&let_go_));  // What others have claimed ends by itself.
+  return failure_;
+}
+
+// While a rank holds a step nobody decides the one that takes its place in the page.
+StateSnapshot::Progress StateSnapshot::ReadProgress() const {
   const auto* page = reinterpret_cast<const GroupPage*>(group_.data());
-  Copied copied;
-  copied.trained_step = page->decisions[step % 2].trained_step.load(std::memory_order_relaxed);
+  Progress progress;
+  progress.trained_step = page->decisions[step_ % 2].trained_step.load(std::memory_order_relaxed);
   for (const int parameter : request_.parameters)
-    copied.update_counts.push_back(counts_.CountOf(step, parameter));
-  return copied;
+    progress.update_counts.push_back(counts_.CountOf(step_, parameter));
+  return progress;
 }
 
 bool StateSnapshot::ReleaseAll() {
@@ -192,31 +243,50 @@ bool StateSnapshot::ReleaseAll() {
     if (!rank.held.has_value()) continue;
     stood = Release(&rank.record->hold, *rank.held) && stood;
     rank.held.reset();
+    rank.state.Reset();
   }
   return stood;
 }
 
-absl::StatusOr<std::optional<StateSnapshot::Piece>> StateSnapshot::Next() {
-  if (next_slice_ == slices_.size()) return std::nullopt;
-  if (!spool_.has_value()) return absl::FailedPreconditionError("nothing was copied");
-  const LiveSlice& slice = slices_[next_slice_];
+bool StateSnapshot::IsWaitedFor() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [this](const RankState& rank) {
+    return rank.record->hold.writing.load(std::memory_order_relaxed) >= step_ + 2;
+  });
+}
+
+absl::Status StateSnapshot::ReadNext(char* into) {
+  if (const Chunk* chunk = ClaimFirst()) {
+    const absl::Status status = ReadHeld(*chunk, into);
+    EndClaim(status);
+    return status;
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&let_go_));
+    RETURN_IF_ERROR(failure_);
+  }
+  return spool_->Read(chunks_[next_].offset_bytes, into, StoredBytes(chunks_[next_]));
+}
+
+absl::StatusOr<std::optional<StateSnapshot::Piece>> StateSnapshot::Next(Room room) {
+  if (!spool_.has_value()) return absl::FailedPreconditionError("it has not begun");
+  if (next_ == chunks_.size()) return std::nullopt;
+  if (IsWaitedFor()) RETURN_IF_ERROR(Copy([] { return false; }));
+  const Chunk& chunk = chunks_[next_];
+  const LiveSlice& slice = slices_[chunk.slice];
   const DType stored = StoredDType(slice), wanted = request_.dtype.value_or(stored);
-  const int64_t count = std::min(slice.numel - done_elements_, kMaxPieceBytes / SizeBytes(stored));
   Piece piece;
-  piece.offset_elements = slice.begin_elements + done_elements_;
-  piece.bytes.resize(count * SizeBytes(stored));
-  RETURN_IF_ERROR(spool_->Read(offset_bytes_, piece.bytes.data(), piece.bytes.size()));
-  offset_bytes_ += count * SizeBytes(stored);
-  done_elements_ += count;
-  if (done_elements_ == slice.numel) {
-    ++next_slice_;
-    done_elements_ = 0;
+  piece.offset_elements = slice.begin_elements + chunk.begin_elements;
+  piece.size_bytes = chunk.numel * SizeBytes(wanted);
+  char* const into = room(piece.size_bytes);
+  if (wanted == stored) {
+    RETURN_IF_ERROR(ReadNext(into));
+  } else {
+    std::string source(StoredBytes(chunk), 0);
+    RETURN_IF_ERROR(ReadNext(source.data()));
+    Convert(stored, source.data(), wanted, into, chunk.numel);
   }
-  if (wanted != stored) {
-    const std::string source = std::move(piece.bytes);
-    piece.bytes.clear();
-    Convert(stored, source, wanted, &piece.bytes);
-  }
+  ++next_;
   return piece;
 }
 

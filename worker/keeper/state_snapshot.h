@@ -1,27 +1,37 @@
-// A copy of the slices that this worker's ranks have of some tensors, all as one step left them,
-// made while training goes on.
+// The slices that this worker's ranks have of some tensors, all as one step left them, read while
+// training goes on.
 //
-//   Create ─► Hold ──────────► CopyAt(step) ─────────────────────────► Next, Next, ...
-//             newest version   that version, once every rank has it:   slice by slice
-//             of each rank     state ─► spool file, then let go
+//   Create ─► Hold ──────────► Begin(step) ──────────► Next, Next, ...  from the front, slice by
+//             newest version   that version, once                       slice, to a reader
+//             of each rank     every rank has it      Copy              from the end into a spool
+//                                                                       file; where they meet: let
+//                                                                       go
 //
 // Ranks of a job may be a step apart; whoever asks several workers takes the newest step that any
 // of them answered. Holding delays a rank only if it is about to take the second step from then
-// (worker/engine/state_hold.h). The state of no rank is mapped here and the copy lies in a file, so
-// that memory is needed for a piece at a time only. Thread-compatible. Holds on to the memory of
-// the job's ranks until it is copied, also where the job is dropped meanwhile.
+// (worker/engine/state_hold.h), and then Next() helps to copy before it goes on. Next() reads what
+// is held until somebody has copied the rest, and the file from then on: a reader that is as fast
+// as the copy needs none, and one that is slow holds nothing up.
+//
+// The state of no rank is mapped here and the copy lies in a file, so that memory is needed for a
+// piece at a time only. Hold() and Begin() by one thread, one after the other; from then on one
+// calls Next() and any Copy(). Holds on to the memory of the job's ranks until it lets go, also
+// where the job is dropped meanwhile.
 #ifndef TESSERA_WORKER_KEEPER_STATE_SNAPSHOT_H_
 #define TESSERA_WORKER_KEEPER_STATE_SNAPSHOT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "job/live_tensors.h"
 #include "worker/engine/group_page.h"
@@ -53,26 +63,33 @@ class StateSnapshot {
   // Errors: Unavailable  another snapshot of the job is being made
   absl::StatusOr<int64_t> Hold();
 
-  struct Copied {
+  struct Progress {
     int64_t trained_step = 0;
     std::vector<int64_t> update_counts;  // By parameter of the request.
   };
   // `step` is what Hold() returned here or at another worker of the job. Looks at `cancelled` now
   // and then.
   // Errors: DeadlineExceeded  some rank does not get to `step` in time (names it)
-  //         Aborted           a rank waited for too long and went on; the copy was void
+  //         Aborted           a rank waited for too long and went on
   //         Cancelled         `cancelled` became true
-  //         as SpoolFile
-  absl::StatusOr<Copied> CopyAt(int64_t step, absl::Duration patience,
-                                absl::FunctionRef<bool()> cancelled);
+  //         as SpoolFile::Create
+  absl::StatusOr<Progress> Begin(int64_t step, absl::Duration patience,
+                                 absl::FunctionRef<bool()> cancelled);
+  // Returns when nothing is held any more; whether all is copied or was given out before.
+  // Errors: Aborted  a rank waited for too long and went on; what is not given out yet is void
+  //         Cancelled, or as SpoolFile::WriteAt; Next() returns them too
+  absl::Status Copy(absl::FunctionRef<bool()> cancelled);
 
   struct Piece {
     int64_t offset_elements = 0;  // In its tensor.
-    std::string bytes;            // At most kPieceBytes; of no two slices.
+    int64_t size_bytes = 0;       // At most kMaxPieceBytes; of no two slices.
   };
-  static constexpr int64_t kMaxPieceBytes = 256 << 10;
-  // The next piece in order; nothing: that was all. Errors: as SpoolFile::Read.
-  absl::StatusOr<std::optional<Piece>> Next();
+  static constexpr int64_t kMaxPieceBytes = 1 << 20;
+  // Where a piece of so many bytes shall lie.
+  using Room = absl::FunctionRef<char*(int64_t size_bytes)>;
+  // The next piece in order; nothing: that was all. Waits for Copy() where that has begun with what
+  // comes next. Errors: as Copy(), SpoolFile::Read.
+  absl::StatusOr<std::optional<Piece>> Next(Room room);
 
  private:
   struct RankState {
@@ -81,17 +98,35 @@ class StateSnapshot {
     RankRecord* record = nullptr;  // In group_.
     std::optional<int64_t> held;
   };
+  // What is copied, or given out, at once.
+  struct Chunk {
+    int slice = 0;
+    int64_t begin_elements = 0;  // In the slice.
+    int64_t numel = 0;
+    int64_t offset_bytes = 0;  // In the spool file.
+  };
   StateSnapshot() = default;
   absl::Status CollectRanks(const JobRegions& regions);
   absl::Status AwaitStep(RankState* rank, int64_t step, absl::Time deadline,
                          absl::FunctionRef<bool()> cancelled);
-  absl::Status CopySlice(const LiveSlice& slice, int64_t step, std::string* buffer,
-                         absl::FunctionRef<bool()> cancelled);
-  Copied ReadProgress(int64_t step) const;
+  int64_t CutIntoChunks();  // How many bytes they are.
+  // Of a chunk that was claimed; then it was.
+  absl::Status ReadHeld(const Chunk& chunk, char* into) const;
+  void EndClaim(const absl::Status& status);
+  const Chunk* ClaimLast();
+  const Chunk* ClaimFirst();
+  // Lets go once nothing is to be read any more.
+  void MaybeLetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether an executor waits for the end of the hold.
+  bool IsWaitedFor() const;
+  // A chunk, as it is stored, from where it lies now.
+  absl::Status ReadNext(char* into);
+  Progress ReadProgress() const;
   // False where some hold was taken away.
   bool ReleaseAll();
-  RankState& Of(int rank);
+  const RankState& Of(int rank) const;
   DType StoredDType(const LiveSlice& slice) const;
+  int64_t StoredBytes(const Chunk& chunk) const;
 
   Request request_;
   ModelLayout layout_;
@@ -101,12 +136,20 @@ class StateSnapshot {
   Mapping group_;
   UpdateCounts counts_;
   std::vector<RankState> ranks_;  // That have any of it.
+  int64_t step_ = 0;
   std::optional<SpoolFile> spool_;
-  // Where Next() is.
   std::vector<LiveSlice> slices_;
-  size_t next_slice_ = 0;
-  int64_t done_elements_ = 0;  // Of that slice.
-  int64_t offset_bytes_ = 0;   // In the spool file.
+  std::vector<Chunk> chunks_;
+  size_t next_ = 0;  // Of Next().
+
+  absl::Mutex mu_;
+  // Nobody has claimed those from front_ to back_ yet; those before were given out, those behind
+  // copied.
+  size_t front_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t back_ ABSL_GUARDED_BY(mu_) = 0;
+  int num_claims_ ABSL_GUARDED_BY(mu_) = 0;  // Under way.
+  bool let_go_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace tessera

@@ -4,8 +4,11 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <optional>
+#include <string>
 #include <thread>
 
+#include "absl/functional/function_ref.h"
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
@@ -20,6 +23,35 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
 bool Never() { return false; }
+
+// All of it, before anything is read.
+absl::StatusOr<StateSnapshot::Progress> CopyAt(StateSnapshot* snapshot, int64_t step,
+                                               absl::Duration patience,
+                                               absl::FunctionRef<bool()> cancelled) {
+  auto progress = snapshot->Begin(step, patience, cancelled);
+  if (!progress.ok()) return progress;
+  const absl::Status status = snapshot->Copy(cancelled);
+  if (!status.ok()) return status;
+  return progress;
+}
+
+struct Piece {
+  int64_t offset_elements = 0;
+  std::string bytes;
+};
+
+absl::StatusOr<std::optional<Piece>> NextOf(StateSnapshot* snapshot) {
+  Piece read;
+  const auto piece = snapshot->Next([&](int64_t size_bytes) {
+    read.bytes.resize(size_bytes);
+    return read.bytes.data();
+  });
+  if (!piece.ok()) return piece.status();
+  if (!piece->has_value()) return std::nullopt;
+  read.offset_elements = (*piece)->offset_elements;
+  EXPECT_EQ((*piece)->size_bytes, static_cast<int64_t>(read.bytes.size()));
+  return read;
+}
 
 // What element `i` of an array's shards is at a step.
 double ValueAt(int rank, StateArray array, int64_t step, int64_t i) {
@@ -90,7 +122,7 @@ class StateSnapshotTest : public testing::Test {
                                       request_.parameters, request_.moments);
     ASSERT_OK(
         ForEachLiveSlice(regions_->layout(), tensors, 0, world_size, [&](const LiveSlice& slice) {
-          const auto piece = *snapshot->Next();
+          const auto piece = *NextOf(snapshot);
           EXPECT_TRUE(piece.has_value());
           EXPECT_EQ(piece->offset_elements, slice.begin_elements);
           std::vector<Real> values(slice.numel);
@@ -106,7 +138,7 @@ class StateSnapshotTest : public testing::Test {
           }
           return absl::OkStatus();
         }));
-    EXPECT_FALSE(snapshot->Next()->has_value());
+    EXPECT_FALSE(NextOf(snapshot)->has_value());
   }
 
   std::unique_ptr<JobRegions> regions_;
@@ -120,7 +152,7 @@ TEST_F(StateSnapshotTest, CopyIsTheStateOfTheStepWhateverComesAfterIt) {
     const auto snapshot = Snapshot();
     ASSERT_EQ(snapshot->Hold().value(), 4);
     for (int rank = 0; rank < world_size; ++rank) Apply(rank, 5);
-    const auto copied = snapshot->CopyAt(4, kPatience, Never);
+    const auto copied = CopyAt(snapshot.get(), 4, kPatience, Never);
     ASSERT_OK(copied);
     EXPECT_EQ(copied->trained_step, 104);
     EXPECT_THAT(copied->update_counts, testing::ElementsAre(4, 0, 3, 0));
@@ -141,7 +173,7 @@ TEST_F(StateSnapshotTest, RankThatIsBehindIsWaitedForAndCopiedAtTheSameStep) {
     while (HoldOf(1).held.load() != 6) std::this_thread::yield();
     Apply(1, 5);
   });
-  ASSERT_OK(snapshot->CopyAt(5, kPatience, Never));
+  ASSERT_OK(CopyAt(snapshot.get(), 5, kPatience, Never));
   executor.join();
   ExpectPieces<float>(snapshot.get(), 5, 2);
 }
@@ -151,7 +183,7 @@ TEST_F(StateSnapshotTest, RankThatNeverComesIsNamedAndNothingIsHeldAfterwards) {
   Apply(0, 5);
   auto snapshot = Snapshot();
   ASSERT_EQ(snapshot->Hold().value(), 5);
-  EXPECT_THAT(snapshot->CopyAt(5, absl::Milliseconds(1), Never).status(),
+  EXPECT_THAT(CopyAt(snapshot.get(), 5, absl::Milliseconds(1), Never).status(),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 1 has not completed")));
   snapshot.reset();
   EXPECT_EQ(HoldOf(0).held.load(), 0);
@@ -164,7 +196,7 @@ TEST_F(StateSnapshotTest, CopyThatTrainingDidNotWaitForIsVoid) {
   ASSERT_EQ(snapshot->Hold().value(), 4);
   ASSERT_EQ(BeginWriting(&HoldOf(1), 6, AbortFlag(), absl::InfinitePast()).value(),
             WriteBegin::kBrokeHold);
-  EXPECT_THAT(snapshot->CopyAt(5, kPatience, Never).status(),
+  EXPECT_THAT(CopyAt(snapshot.get(), 5, kPatience, Never).status(),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1")));
 }
 
@@ -174,7 +206,7 @@ TEST_F(StateSnapshotTest, SecondOneOfAJobIsRefusedWhileTheFirstHolds) {
   ASSERT_EQ(first->Hold().value(), 4);
   EXPECT_THAT(second->Hold().status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("reader")));
-  ASSERT_OK(first->CopyAt(4, kPatience, Never));
+  ASSERT_OK(CopyAt(first.get(), 4, kPatience, Never));
   EXPECT_EQ(second->Hold().value(), 4);
 }
 
@@ -184,14 +216,14 @@ TEST_F(StateSnapshotTest, DiskThatIsFullIsAnErrorByNameAndNothingIsHeldAfterward
   ASSERT_EQ(snapshot->Hold().value(), 4);
   ArmFaultPoint("snapshot.copy",
                 {FaultAction::kFail, 2, absl::ResourceExhaustedError("spool folder: full")});
-  EXPECT_THAT(snapshot->CopyAt(4, kPatience, Never).status(),
+  EXPECT_THAT(CopyAt(snapshot.get(), 4, kPatience, Never).status(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("spool folder")));
   snapshot.reset();
   EXPECT_EQ(HoldOf(0).held.load(), 0);
   request_.spool_folder = "/nonexistent";
   snapshot = Snapshot();
   ASSERT_EQ(snapshot->Hold().value(), 4);
-  EXPECT_THAT(snapshot->CopyAt(4, kPatience, Never).status(),
+  EXPECT_THAT(CopyAt(snapshot.get(), 4, kPatience, Never).status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("'/nonexistent'")));
 }
 
@@ -199,20 +231,91 @@ TEST_F(StateSnapshotTest, ReaderThatIsGoneEndsIt) {
   Make(1);
   auto snapshot = Snapshot();
   ASSERT_EQ(snapshot->Hold().value(), 4);
-  EXPECT_THAT(snapshot->CopyAt(4, kPatience, [] { return true; }).status(),
+  EXPECT_THAT(CopyAt(snapshot.get(), 4, kPatience, [] { return true; }).status(),
               StatusIs(absl::StatusCode::kCancelled, HasSubstr("")));
+}
+
+TEST_F(StateSnapshotTest, WhatWasGivenOutNeedsNoCopyAndTheRestIsOfTheSameStepWhateverComesAfterIt) {
+  Make(3);
+  auto snapshot = Snapshot();
+  std::vector<Piece> expected;
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  ASSERT_OK(snapshot->Begin(4, kPatience, Never));
+  while (const auto piece = *NextOf(snapshot.get())) expected.push_back(*piece);
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(HoldOf(rank).held.load(), 0);
+  EXPECT_GT(expected.size(), 6u);
+  for (size_t given_out = 0; given_out <= expected.size(); ++given_out) {
+    for (int rank = 0; rank < 3; ++rank) Apply(rank, 4);
+    snapshot = Snapshot();
+    ASSERT_EQ(snapshot->Hold().value(), 4);
+    ASSERT_OK(snapshot->Begin(4, kPatience, Never));
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (i == given_out) {
+        EXPECT_EQ(HoldOf(0).held.load(), 5);
+        ASSERT_OK(snapshot->Copy(Never));
+        EXPECT_EQ(HoldOf(0).held.load(), 0);
+        for (int rank = 0; rank < 3; ++rank) Apply(rank, 6);
+      }
+      const auto piece = *NextOf(snapshot.get());
+      ASSERT_TRUE(piece.has_value());
+      EXPECT_EQ(piece->offset_elements, expected[i].offset_elements);
+      EXPECT_EQ(piece->bytes, expected[i].bytes) << given_out << " given out, piece " << i;
+    }
+    EXPECT_FALSE(NextOf(snapshot.get())->has_value());
+  }
+}
+
+TEST_F(StateSnapshotTest, ReaderAndCopierAtOnceGiveTheStateOfTheStep) {
+  Make(3);
+  for (int round = 0; round < 50; ++round) {
+    for (int rank = 0; rank < 3; ++rank) Apply(rank, 4);
+    const auto snapshot = Snapshot();
+    ASSERT_EQ(snapshot->Hold().value(), 4);
+    ASSERT_OK(snapshot->Begin(4, kPatience, Never));
+    std::thread copier([&] {
+      EXPECT_OK(snapshot->Copy(Never));
+      for (int rank = 0; rank < 3; ++rank) Apply(rank, 6);
+    });
+    ExpectPieces<float>(snapshot.get(), 4, 3);
+    copier.join();
+  }
+}
+
+TEST_F(StateSnapshotTest, ReaderCopiesFirstWhereAnExecutorWaits) {
+  Make(2);
+  const auto snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  ASSERT_OK(snapshot->Begin(4, kPatience, Never));
+  ASSERT_FALSE(TryBeginWriting(&HoldOf(1), 6));
+  ASSERT_TRUE(NextOf(snapshot.get())->has_value());
+  EXPECT_TRUE(TryBeginWriting(&HoldOf(1), 6));
+  EXPECT_TRUE(TryBeginWriting(&HoldOf(0), 6));
+}
+
+TEST_F(StateSnapshotTest, NothingIsGivenOutOfAStateThatIsHeldNoLonger) {
+  Make(2);
+  const auto snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  ASSERT_OK(snapshot->Begin(4, kPatience, Never));
+  ASSERT_TRUE(NextOf(snapshot.get())->has_value());
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_EQ(BeginWriting(&HoldOf(rank), 6, AbortFlag(), absl::InfinitePast()).value(),
+              WriteBegin::kBrokeHold);
+  }
+  EXPECT_THAT(NextOf(snapshot.get()).status(),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("training went on")));
 }
 
 TEST_F(StateSnapshotTest, Fp64IsReadInFullOrInFp32AndFp32IsNoFp64) {
   Make(3, DType::kFp64);
   auto snapshot = Snapshot();
   ASSERT_EQ(snapshot->Hold().value(), 4);
-  ASSERT_OK(snapshot->CopyAt(4, kPatience, Never));
+  ASSERT_OK(CopyAt(snapshot.get(), 4, kPatience, Never));
   ExpectPieces<double>(snapshot.get(), 4, 3);
   request_.dtype = DType::kFp32;
   snapshot = Snapshot();
   ASSERT_EQ(snapshot->Hold().value(), 4);
-  ASSERT_OK(snapshot->CopyAt(4, kPatience, Never));
+  ASSERT_OK(CopyAt(snapshot.get(), 4, kPatience, Never));
   ExpectPieces<float>(snapshot.get(), 4, 3);
   Make(1);
   request_.dtype = DType::kFp64;

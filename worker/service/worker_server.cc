@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -17,13 +18,16 @@
 #include "job/field_limits.h"
 #include "net/credentials.h"
 #include "worker/agent/coordinator_agent.h"
+#include "worker/agent/live_sources.h"
 #include "worker/agent/put_relay.h"
 #include "worker/agent/state_relay.h"
 #include "worker/comm/tcp/peer_mesh.h"
 #include "worker/keeper/descriptor_server.h"
 #include "worker/keeper/executor_launcher.h"
 #include "worker/keeper/keeper.h"
+#include "worker/service/live_fetch_service.h"
 #include "worker/service/socket_folder.h"
+#include "worker/service/state_listener.h"
 #include "worker/service/worker_service.h"
 
 namespace tessera {
@@ -92,6 +96,13 @@ class WorkerServerImpl : public WorkerServer {
     agent.on_connected = [this] { return keeper_->OnConnected(); };
     agent.heartbeat = [this] { return keeper_->Progress(); };
     agent_ = std::make_unique<CoordinatorAgent>(std::move(agent));
+    if (!options.state_listen_address.empty()) {
+      auto listener = StateListener::Start(options.state_listen_address, options.tls,
+                                           options.insecure_state_listen, &sources_);
+      RETURN_IF_ERROR(Annotate(listener.status(), "--state-listen"));
+      listener_ = *std::move(listener);
+      TESSERA_LOG(INFO, "jobs' states are fetched at {}", listener_->address());
+    }
     relay_ = std::make_unique<StateRelay>(RelayOptions(options));
     puts_ = std::make_unique<PutRelay>(PutOptions(options));
     ASSIGN_OR_RETURN(descriptors_, DescriptorServer::Start(options.socket_dir + "/descriptors.sock",
@@ -109,6 +120,7 @@ class WorkerServerImpl : public WorkerServer {
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
     builder.RegisterService(service_.get());
+    builder.RegisterService(&fetches_);
     builder.SetMaxReceiveMessageSize(1 << 20);
     // For this user and root alone, from the very moment that the socket is there.
     const mode_t old_mask = umask(0177);
@@ -124,6 +136,7 @@ class WorkerServerImpl : public WorkerServer {
     if (agent_ != nullptr) agent_->Stop();
     if (relay_ != nullptr) relay_->Stop();
     if (puts_ != nullptr) puts_->Stop();
+    listener_.reset();
     if (folder_.has_value()) unlink(socket_path_.c_str());  // Else it may be another worker's.
     descriptors_.reset();
     if (keeper_ != nullptr) keeper_->Shutdown();
@@ -144,6 +157,12 @@ class WorkerServerImpl : public WorkerServer {
     relay.coordinator = CoordinatorOf(options);
     relay.worker_id = options.worker_id;
     relay.spool_folder = options.spool_folder;
+    relay.sources = &sources_;
+    relay.fetch_addresses = [this] {
+      std::vector<std::string> addresses = {address()};
+      if (listener_ != nullptr) addresses.push_back(listener_->address());
+      return addresses;
+    };
     relay.open = [this](const std::string& job_id, int64_t creation,
                         const StateSnapshot::Request& request) {
       return keeper_->SnapshotState(job_id, creation, request);
@@ -170,6 +189,9 @@ class WorkerServerImpl : public WorkerServer {
   std::unique_ptr<ExecutorLauncher> launcher_;
   std::unique_ptr<CoordinatorAgent> agent_;
   std::unique_ptr<Keeper> keeper_;
+  LiveSources sources_;
+  LiveFetchService fetches_{&sources_};
+  std::unique_ptr<StateListener> listener_;
   std::unique_ptr<StateRelay> relay_;
   std::unique_ptr<PutRelay> puts_;
   std::unique_ptr<DescriptorServer> descriptors_;

@@ -31,6 +31,11 @@ class WorkerServer {
     // Where copies of jobs' states lie while clients read them, in files without names. They are as
     // large as what is read: a folder on a disk, for memory they must not take.
     std::string spool_folder = "/tmp";
+    // "host:port" for clients of other machines that fetch jobs' states; host as they reach this
+    // one by, port 0: one that is free. Empty: they get them through the coordinator. With TLS
+    // every client needs a certificate of the CA.
+    std::string state_listen_address;
+    bool insecure_state_listen = false;  // Permits that other machines come without TLS.
     // Executors as processes of this binary; empty: as threads of this process.
     std::string executor_binary;
     std::vector<std::string> executor_flags;
@@ -41,6 +46,7 @@ class WorkerServer {
   //                             insecure_data is not given
   //         Unavailable         data_host is no address of this host
   //         AlreadyExists       another worker has the folder
+  //         as StateListener::Start, naming --state-listen
   //         NotFound            no executor binary, a TLS file
   //         PermissionDenied    the folder cannot be made, is another user's or others may write
   //                             to it

@@ -31,11 +31,13 @@ absl::Status LiveReader::Read(const v1::LiveStateQuery& query) {
   creation_ = view.creation;
   ASSIGN_OR_RETURN(plan_, PlanLiveRead(*view.spec, query));
   wanted_dtype_ = query.dtype();
+  is_direct_ = query.direct();
   RETURN_IF_ERROR(ReadableJob().status());
   RETURN_IF_ERROR(hub_->Enter(job_));
   absl::StatusOr<std::thread> watch = StartThread("a reading of live state", [this] { Watch(); });
   absl::Status status = watch.ok() ? ReadWatched() : watch.status();
   CloseLines();
+  EndTurn();
   hub_->Leave(job_);
   phase_ = Transition(phase_, LiveStep::kEnd);
   {
@@ -51,6 +53,8 @@ absl::Status LiveReader::Read(const v1::LiveStateQuery& query) {
 absl::Status LiveReader::ReadWatched() {
   v1::LiveStateBegin begin;
   RETURN_IF_ERROR(CopyWithTries(&begin));
+  if (is_direct_) return ServeDirect(std::move(begin));
+  EndTurn();
   return Serve(std::move(begin));
 }
 
@@ -77,10 +81,11 @@ absl::Status LiveReader::CopyWithTries(v1::LiveStateBegin* begin) {
     if (tries > 0) absl::SleepFor(kBetweenTries);
     RETURN_IF_ERROR(
         hub_->TakeTurn(job_, absl::Now() + times_.copy, [this] { return Cancelled(); }));
+    has_turn_ = true;
     status = Copy(begin);
-    hub_->EndTurn(job_);
     if (status.ok() || !IsWorthAnotherTry(status)) return status;
     CloseLines();
+    EndTurn();
     phase_ = Transition(phase_, LiveStep::kTryAgain);
     TESSERA_LOG(INFO, "job={} live state, try {}: {}", job_.value(), tries + 1, status.ToString());
   }
@@ -131,42 +136,63 @@ absl::StatusOr<v1::LiveEvent> LiveReader::Await(LiveLine* line, v1::LiveEvent::E
       absl::StrCat("worker '", line->worker(), "' answered out of order"));
 }
 
+void LiveReader::EndTurn() {
+  if (has_turn_) hub_->EndTurn(job_);
+  has_turn_ = false;
+}
+
+std::vector<std::shared_ptr<LiveLine>> LiveReader::Lines() {
+  absl::MutexLock lock(&mu_);
+  return lines_;
+}
+
 absl::Status LiveReader::Copy(v1::LiveStateBegin* begin) {
   ASSIGN_OR_RETURN(const JobView view, ReadableJob());
   RETURN_IF_ERROR(OpenLines(view));
-  std::vector<std::shared_ptr<LiveLine>> lines;
-  {
-    absl::MutexLock lock(&mu_);
-    lines = lines_;
-  }
+  ASSIGN_OR_RETURN(const int64_t step, HoldAll());
+  phase_ = Transition(phase_, LiveStep::kAllHeld);
+  begin->set_step(step);
+  if (is_direct_) return ServeAll(begin);
+  RETURN_IF_ERROR(CopyAll(begin));
+  phase_ = Transition(phase_, LiveStep::kAllCopied);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> LiveReader::HoldAll() {
   v1::LiveCommand hold;
   hold.mutable_hold()->mutable_parameters()->Add(plan_.parameters.begin(), plan_.parameters.end());
   hold.mutable_hold()->set_moments(plan_.tensors.size() > plan_.parameters.size());
   hold.mutable_hold()->set_dtype(wanted_dtype_);
-  for (const auto& line : lines) line->Send(hold);
+  for (const auto& line : Lines()) line->Send(hold);
   int64_t step = 0;
-  for (const auto& line : lines) {
+  for (const auto& line : Lines()) {
     ASSIGN_OR_RETURN(const v1::LiveEvent held,
                      Await(line.get(), v1::LiveEvent::kHeld, times_.answer));
     step = std::max(step, held.held().step());
   }
-  phase_ = Transition(phase_, LiveStep::kAllHeld);
+  return step;
+}
+
+absl::Status LiveReader::CopyAll(v1::LiveStateBegin* begin) {
   v1::LiveCommand copy;
-  copy.mutable_copy()->set_step(step);
-  for (const auto& line : lines) line->Send(copy);
-  for (const auto& line : lines) {
+  copy.mutable_copy()->set_step(begin->step());
+  for (const auto& line : Lines()) line->Send(copy);
+  for (const auto& line : Lines()) {
     ASSIGN_OR_RETURN(const v1::LiveEvent copied,
                      Await(line.get(), v1::LiveEvent::kCopied, times_.copy));
-    if (copied.copied().update_counts_size() != static_cast<int>(plan_.parameters.size())) {
-      return absl::UnavailableError(
-          absl::StrCat("worker '", line->worker(), "' copied other parameters"));
-    }
-    begin->set_trained_step(copied.copied().trained_step());
-    update_counts_.assign(copied.copied().update_counts().begin(),
-                          copied.copied().update_counts().end());
+    RETURN_IF_ERROR(NoteProgress(line->worker(), copied.copied().trained_step(),
+                                 copied.copied().update_counts(), begin));
   }
-  phase_ = Transition(phase_, LiveStep::kAllCopied);
-  begin->set_step(step);
+  return absl::OkStatus();
+}
+
+absl::Status LiveReader::NoteProgress(const std::string& worker, int64_t trained_step,
+                                      const google::protobuf::RepeatedField<int64_t>& update_counts,
+                                      v1::LiveStateBegin* begin) {
+  if (update_counts.size() != static_cast<int>(plan_.parameters.size()))
+    return absl::UnavailableError(absl::StrCat("worker '", worker, "' copied other parameters"));
+  begin->set_trained_step(trained_step);
+  update_counts_.assign(update_counts.begin(), update_counts.end());
   return absl::OkStatus();
 }
 
@@ -179,7 +205,7 @@ void LiveReader::CloseLines() {
   lines_.clear();
 }
 
-absl::Status LiveReader::Serve(v1::LiveStateBegin begin) {
+absl::Status LiveReader::TellBegin(v1::LiveStateBegin begin) {
   begin.set_creation(creation_.value());
   begin.set_num_tensors(plan_.tensors.size());
   int64_t size_bytes = 0;
@@ -187,14 +213,24 @@ absl::Status LiveReader::Serve(v1::LiveStateBegin begin) {
   begin.set_size_bytes(size_bytes);
   v1::LiveStateReply reply;
   *reply.mutable_begin() = std::move(begin);
-  RETURN_IF_ERROR(Write(reply));
-  size_t next_tensor = 0, next_parameter = 0;
+  return Write(reply);
+}
+
+v1::LiveTensorInfo LiveReader::InfoOf(size_t tensor) {
+  v1::LiveTensorInfo info = plan_.InfoOf(tensor);
+  const auto parameter = std::lower_bound(plan_.parameters.begin(), plan_.parameters.end(),
+                                          plan_.tensors[tensor].job_parameter);
+  info.set_update_count(update_counts_[parameter - plan_.parameters.begin()]);
+  return info;
+}
+
+absl::Status LiveReader::Serve(v1::LiveStateBegin begin) {
+  RETURN_IF_ERROR(TellBegin(std::move(begin)));
+  size_t next_tensor = 0;
   const auto announce_up_to = [&](size_t tensor) -> absl::Status {
+    v1::LiveStateReply reply;
     for (; next_tensor <= tensor; ++next_tensor) {
-      while (plan_.parameters[next_parameter] != plan_.tensors[next_tensor].job_parameter)
-        ++next_parameter;
-      *reply.mutable_tensor() = plan_.InfoOf(next_tensor);
-      reply.mutable_tensor()->set_update_count(update_counts_[next_parameter]);
+      *reply.mutable_tensor() = InfoOf(next_tensor);
       RETURN_IF_ERROR(Write(reply));
     }
     return absl::OkStatus();

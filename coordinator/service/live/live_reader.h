@@ -4,6 +4,9 @@
 //   2. all hold ──► the newest step that any of them answers ──► all copy that one and let go
 //   3. tensor by tensor, rank by rank: pieces from the workers' streams to the client
 //
+// Of a direct query (live_reader_direct.cc) workers copy while the client fetches from them, and 3.
+// is to tell it where, and to wait until it has done so.
+//
 // Steps 1 and 2 are tried a few times. A thread beside it watches: it ends the reading when the job
 // is deleted, and when the client has read nothing for a while. What lies here of a reading is at
 // most LiveLine::kMaxEvents pieces a worker, beside what gRPC has in its windows. Use once, by one
@@ -52,14 +55,29 @@ class LiveReader {
  private:
   absl::Status ReadWatched();
   absl::Status CopyWithTries(v1::LiveStateBegin* begin);
-  // Opens the streams, holds and copies. What is open afterwards is the caller's to close.
+  // Opens the streams, holds and copies, or has the workers begin to. What is open afterwards, and
+  // the turn, are the caller's to close.
   absl::Status Copy(v1::LiveStateBegin* begin);
+  absl::StatusOr<int64_t> HoldAll();
+  absl::Status CopyAll(v1::LiveStateBegin* begin);
+  absl::Status ServeAll(v1::LiveStateBegin* begin);
+  absl::Status NoteProgress(const std::string& worker, int64_t trained_step,
+                            const google::protobuf::RepeatedField<int64_t>& update_counts,
+                            v1::LiveStateBegin* begin);
+  void EndTurn();
   absl::Status OpenLines(const JobView& view);
   absl::StatusOr<v1::LiveEvent> Await(LiveLine* line, v1::LiveEvent::EventCase kind,
                                       absl::Duration timeout);
   void CloseLines();
   absl::Status Serve(v1::LiveStateBegin begin);
   absl::Status ServeSlice(const LiveSlice& slice);
+  absl::Status TellBegin(v1::LiveStateBegin begin);
+  // What is told of a tensor before its elements.
+  v1::LiveTensorInfo InfoOf(size_t tensor);
+  // Of a direct query: tells what there is and where, then waits until it was fetched.
+  absl::Status ServeDirect(v1::LiveStateBegin begin);
+  absl::Status TellTensors(const std::vector<int>& source_of_line);
+  std::vector<std::shared_ptr<LiveLine>> Lines();
   absl::Status Write(const v1::LiveStateReply& reply);
   void Watch();
   void End(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -75,9 +93,12 @@ class LiveReader {
   LivePlan plan_;
   v1::DType wanted_dtype_ = v1::DTYPE_UNSPECIFIED;
   LivePhase phase_ = LivePhase::kHolding;
+  bool is_direct_ = false, has_turn_ = false;
   std::string session_;
   std::vector<int> line_of_rank_;       // -1: nothing is asked of it.
   std::vector<int64_t> update_counts_;  // By parameter of the plan.
+  // Of a direct query, by line: where its worker's part is fetched.
+  std::vector<std::vector<std::string>> addresses_;
 
   std::atomic<bool> ended_{false};  // By the watch.
   absl::Mutex mu_;

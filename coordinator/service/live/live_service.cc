@@ -18,7 +18,8 @@ void ServeLine(LiveLine* line, grpc::ServerContext* context, LiveRelayService::S
   const auto cancelled = [context] { return context->IsCancelled(); };
   v1::LiveEvent event;
   while (std::optional<v1::LiveCommand> command = line->AwaitCommand(cancelled)) {
-    const bool is_copy = command->has_copy() || command->has_read();  // With pieces after it.
+    // Of these more follows.
+    const bool is_copy = command->has_copy() || command->has_read() || command->has_serve();
     if (!stream->Write(*command)) return;
     do {
       if (!stream->Read(&event)) return;

@@ -1,0 +1,92 @@
+#include "client/cli/live_fetch.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "client/cli/channel.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/grpc_status.h"
+#include "proto/live_state.grpc.pb.h"
+
+namespace tessera::cli {
+namespace {
+
+// For a connection. What does not answer by then is on a network that this client is not on.
+constexpr absl::Duration kPatience = absl::Seconds(3);
+
+class GrpcLiveFetch : public LiveFetch {
+ public:
+  GrpcLiveFetch(std::string worker, std::shared_ptr<grpc::Channel> channel)
+      : worker_(std::move(worker)),
+        channel_(std::move(channel)),
+        stub_(v1::LiveFetch::NewStub(channel_)) {}
+  ~GrpcLiveFetch() override {
+    if (reader_ == nullptr || ended_) return;
+    context_.TryCancel();
+    (void)End();
+  }
+
+  // With the first piece, so that it is known to be the right worker's.
+  absl::Status Begin(const std::string& session) {
+    if (!channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + kPatience)))
+      return absl::UnavailableError("nothing answers");
+    v1::LiveFetchRequest request;
+    request.set_session(session);
+    reader_ = stub_->Fetch(&context_, request);
+    has_first_ = reader_->Read(&first_);
+    return has_first_ ? absl::OkStatus() : End();
+  }
+
+  absl::Status Next(v1::LivePiece* piece) override {
+    if (std::exchange(has_first_, false)) {
+      *piece = std::move(first_);
+      return absl::OkStatus();
+    }
+    if (!ended_ && reader_->Read(piece)) return absl::OkStatus();
+    return Annotate(End(), absl::StrCat("worker '", worker_, "'"));
+  }
+
+ private:
+  absl::Status End() {
+    if (!std::exchange(ended_, true)) status_ = FromGrpcStatus(reader_->Finish());
+    return status_.ok() ? absl::DataLossError("it sent too little") : status_;
+  }
+
+  const std::string worker_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::LiveFetch::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::LivePiece>> reader_;
+  v1::LivePiece first_;
+  bool has_first_ = false, ended_ = false;
+  absl::Status status_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LiveFetch>> LiveFetch::Open(const v1::LiveSource& source,
+                                                           const Endpoint& coordinator) {
+  std::vector<std::string> causes;
+  for (const std::string& address : source.addresses()) {
+    Endpoint endpoint = coordinator;
+    endpoint.address = address;
+    auto channel = OpenChannel(endpoint);
+    absl::Status status = channel.status();
+    if (status.ok()) {
+      auto fetch = std::make_unique<GrpcLiveFetch>(source.worker_id(), *std::move(channel));
+      status = fetch->Begin(source.session());
+      if (status.ok()) return fetch;
+    }
+    causes.push_back(absl::StrCat(address, ": ", status.message()));
+  }
+  return absl::UnavailableError(absl::StrCat("worker '", source.worker_id(),
+                                             "' cannot be reached: ", absl::StrJoin(causes, "; ")));
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,30 @@
+// What workers have of a state, fetched from them: the parts of a direct query's reply.
+// Thread-compatible; no gRPC type shows here.
+#ifndef TESSERA_CLIENT_CLI_LIVE_FETCH_H_
+#define TESSERA_CLIENT_CLI_LIVE_FETCH_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cli/endpoint.h"
+#include "proto/live_state.pb.h"
+
+namespace tessera::cli {
+
+class LiveFetch {
+ public:
+  // Tries the source's addresses, each with the protection of `coordinator`, until one answers.
+  // Errors: Unavailable  none does (names the worker and each address with its cause)
+  static absl::StatusOr<std::unique_ptr<LiveFetch>> Open(const v1::LiveSource& source,
+                                                         const Endpoint& coordinator);
+  virtual ~LiveFetch() = default;  // Ends the call.
+
+  // The next piece. Errors, naming the worker: as LiveFetch.Fetch (proto/live_state.proto);
+  // DataLoss  there is none.
+  virtual absl::Status Next(v1::LivePiece* piece) = 0;
+};
+
+}  // namespace tessera::cli
+
+#endif  // TESSERA_CLIENT_CLI_LIVE_FETCH_H_

@@ -1,0 +1,84 @@
+// Readings whose bytes the client fetches from the workers: see live_reader.h.
+#include <utility>
+
+#include "base/status_macros.h"
+#include "coordinator/service/live/live_reader.h"
+
+namespace tessera::coordinator {
+
+absl::Status LiveReader::ServeAll(v1::LiveStateBegin* begin) {
+  v1::LiveCommand serve;
+  serve.mutable_serve()->set_step(begin->step());
+  serve.mutable_serve()->set_client_timeout_ms(absl::ToInt64Milliseconds(times_.client));
+  for (const auto& line : Lines()) line->Send(serve);
+  addresses_.clear();
+  for (const auto& line : Lines()) {
+    ASSIGN_OR_RETURN(const v1::LiveEvent serving,
+                     Await(line.get(), v1::LiveEvent::kServing, times_.copy));
+    RETURN_IF_ERROR(NoteProgress(line->worker(), serving.serving().trained_step(),
+                                 serving.serving().update_counts(), begin));
+    addresses_.emplace_back(serving.serving().addresses().begin(),
+                            serving.serving().addresses().end());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LiveReader::ServeDirect(v1::LiveStateBegin begin) {
+  RETURN_IF_ERROR(TellBegin(std::move(begin)));
+  const std::vector<std::shared_ptr<LiveLine>> lines = Lines();
+  std::vector<bool> has_any(lines.size(), false);
+  RETURN_IF_ERROR(ForEachLiveSlice(plan_.layout, plan_.tensors, 0,
+                                   static_cast<int>(line_of_rank_.size()),
+                                   [&](const LiveSlice& slice) {
+                                     has_any[line_of_rank_[slice.rank]] = true;
+                                     return absl::OkStatus();
+                                   }));
+  v1::LiveStateReply reply;
+  std::vector<int> source_of_line(lines.size(), -1);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (!has_any[i]) continue;
+    source_of_line[i] = reply.sources().sources_size();
+    v1::LiveSource* source = reply.mutable_sources()->add_sources();
+    source->set_worker_id(lines[i]->worker());
+    source->set_session(session_);
+    for (const std::string& address : addresses_[i]) source->add_addresses(address);
+  }
+  reply.mutable_sources();  // Also where all tensors are empty.
+  RETURN_IF_ERROR(Write(reply));
+  RETURN_IF_ERROR(TellTensors(source_of_line));
+  for (const auto& line : lines)
+    RETURN_IF_ERROR(Await(line.get(), v1::LiveEvent::kReleased, times_.copy).status());
+  phase_ = Transition(phase_, LiveStep::kAllCopied);
+  EndTurn();
+  // As long as the client takes pieces; its worker watches that.
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (!has_any[i]) continue;
+    RETURN_IF_ERROR(
+        Await(lines[i].get(), v1::LiveEvent::kSent, absl::InfiniteDuration()).status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LiveReader::TellTensors(const std::vector<int>& source_of_line) {
+  std::vector<v1::LiveTensorInfo> tensors;
+  for (size_t tensor = 0; tensor < plan_.tensors.size(); ++tensor)
+    tensors.push_back(InfoOf(tensor));
+  RETURN_IF_ERROR(ForEachLiveSlice(
+      plan_.layout, plan_.tensors, 0, static_cast<int>(line_of_rank_.size()),
+      [&](const LiveSlice& slice) {
+        const int source = source_of_line[line_of_rank_[slice.rank]];
+        auto* extents = tensors[slice.tensor].mutable_extents();
+        if (extents->empty() || extents->rbegin()->source() != source)
+          extents->Add()->set_source(source);
+        extents->rbegin()->set_numel(extents->rbegin()->numel() + slice.numel);
+        return absl::OkStatus();
+      }));
+  v1::LiveStateReply reply;
+  for (v1::LiveTensorInfo& tensor : tensors) {
+    *reply.mutable_tensor() = std::move(tensor);
+    RETURN_IF_ERROR(Write(reply));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::coordinator

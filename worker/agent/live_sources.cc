@@ -1,0 +1,78 @@
+#include "worker/agent/live_sources.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace tessera {
+namespace {
+
+// How often a wait looks whether it was cancelled.
+constexpr absl::Duration kPoll = absl::Milliseconds(50);
+
+}  // namespace
+
+LiveSource::LiveSource(std::shared_ptr<StateSnapshot> snapshot)
+    : snapshot_(std::move(snapshot)), taken_at_(absl::Now()) {}
+
+absl::Status LiveSource::AwaitEnd(absl::Duration client_timeout,
+                                  absl::FunctionRef<bool()> cancelled) {
+  absl::MutexLock lock(&mu_);
+  const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return end_.has_value(); };
+  while (!mu_.AwaitWithTimeout(absl::Condition(&ended), kPoll)) {
+    if (cancelled()) return absl::CancelledError("the reading was ended");
+    if (absl::Now() - taken_at_ > client_timeout) {
+      return absl::CancelledError(
+          absl::StrCat("the client ", entered_ ? "took nothing" : "did not come", " for ",
+                       absl::FormatDuration(client_timeout)));
+    }
+  }
+  return *end_;
+}
+
+void LiveSource::Close() {
+  absl::MutexLock lock(&mu_);
+  closed_ = true;
+  if (cancel_ != nullptr) cancel_();
+  cancel_ = nullptr;
+}
+
+bool LiveSource::Enter(std::function<void()> cancel) {
+  absl::MutexLock lock(&mu_);
+  if (entered_ || closed_) return false;
+  entered_ = true;
+  taken_at_ = absl::Now();
+  cancel_ = std::move(cancel);
+  return true;
+}
+
+absl::StatusOr<std::optional<StateSnapshot::Piece>> LiveSource::Next(StateSnapshot::Room room) {
+  auto piece = snapshot_->Next(room);
+  absl::MutexLock lock(&mu_);
+  if (closed_) return absl::CancelledError("the reading was ended");
+  taken_at_ = absl::Now();
+  return piece;
+}
+
+void LiveSource::Leave(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  cancel_ = nullptr;
+  end_ = status;
+}
+
+void LiveSources::Add(const std::string& session, std::shared_ptr<LiveSource> source) {
+  absl::MutexLock lock(&mu_);
+  sources_[session] = std::move(source);
+}
+
+void LiveSources::Remove(const std::string& session) {
+  absl::MutexLock lock(&mu_);
+  sources_.erase(session);
+}
+
+std::shared_ptr<LiveSource> LiveSources::Find(const std::string& session) const {
+  absl::MutexLock lock(&mu_);
+  const auto it = sources_.find(session);
+  return it == sources_.end() ? nullptr : it->second;
+}
+
+}  // namespace tessera
