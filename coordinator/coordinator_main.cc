@@ -25,6 +25,7 @@ namespace {
 struct Flags {
   CoordinatorServer::Options server;
   std::string worker_timeout = "10s";
+  std::string live_client_timeout = "1m";
   std::string heartbeat_interval = "1s";
   std::string prepare_timeout = "1m";
   std::string log_level = "info";
@@ -48,6 +49,9 @@ void AddFlags(CLI::App* app, Flags* flags) {
       ->capture_default_str();
   app->add_option("--prepare-timeout", flags->prepare_timeout,
                   "time to prepare an epoch after which a worker has failed it")
+      ->capture_default_str();
+  app->add_option("--live-client-timeout", flags->live_client_timeout,
+                  "how long a client that reads or sets a job's state may take for a piece of it")
       ->capture_default_str();
   app->add_option("--log-level", flags->log_level, "debug, info, warning, error")
       ->capture_default_str();
@@ -98,6 +102,8 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
                                     &flags.server.heartbeat_interval));
   RETURN_IF_ERROR(
       ParseDurationFlag("--prepare-timeout", flags.prepare_timeout, &flags.server.prepare_timeout));
+  RETURN_IF_ERROR(ParseDurationFlag("--live-client-timeout", flags.live_client_timeout,
+                                    &flags.server.live_client_timeout));
   RETURN_IF_ERROR(CheckPortFile(flags.port_file));
   ASSIGN_OR_RETURN(const auto server, CoordinatorServer::Start(flags.server));
   RETURN_IF_ERROR(WritePortFile(flags.port_file, server->port()));

@@ -14,6 +14,10 @@
 
 namespace tessera {
 
+// What a peer may send of a stream before it is taken, at clients and servers alike. gRPC would
+// measure connections and let it grow with them: on a busy machine to tens of MiB.
+inline constexpr int kStreamWindowBytes = 4 << 20;
+
 // With TLS, every client needs a certificate that the CA signed.
 // Errors: as ChooseProtection, and
 //         NotFound, PermissionDenied, ...  a TLS file cannot be read (names it)
@@ -23,8 +27,8 @@ namespace tessera {
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
     const std::string& listen_address, const TlsFiles& tls, bool insecure_listen);
 
-// Connects at the first call, not here; never through a proxy. A handshake that fails is then an
-// Unavailable call. Errors: as MakeServerCredentials.
+// Connects at the first call, not here; never through a proxy; with kStreamWindowBytes. A handshake
+// that fails is then an Unavailable call. Errors: as MakeServerCredentials.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const DialOptions& options,
                                                            grpc::ChannelArguments arguments);
 

@@ -17,8 +17,6 @@
 namespace tessera::cli {
 namespace {
 
-constexpr int kMaxTries = 2;
-
 absl::StatusOr<TensorSpec> SpecOf(const v1::LiveTensorInfo& info) {
   TensorSpec spec;
   spec.name = info.name();
@@ -158,13 +156,14 @@ absl::StatusOr<LiveFile> SaveLiveState(LiveClient* client, const v1::LiveStateQu
   const std::string whole = std::filesystem::absolute(path, error).string();
   ASSIGN_OR_RETURN(const std::vector<v1::LiveTensorInfo> tensors, client->List(query));
   ASSIGN_OR_RETURN(const SafetensorsHeader header, HeaderOf(tensors));
-  for (int tries = 1;; ++tries) {
+  while (true) {
     absl::StatusOr<LiveFile> result = Write(client, query, way, tensors, header, whole, progress);
     if (result.ok()) return result;
     ModelFile::Discard(whole);
-    if (!absl::IsAborted(result.status()) || tries == kMaxTries) return result;
-    // Training could not wait until all was fetched or copied: what the coordinator hands on is
-    // copied before anything is sent.
+    if (!absl::IsUnavailable(result.status()) || way == LiveClient::Way::kThroughCoordinator)
+      return result;
+    // Training may not have waited until all was fetched or copied: what the coordinator hands on
+    // is copied before anything is sent.
     way = LiveClient::Way::kThroughCoordinator;
   }
 }

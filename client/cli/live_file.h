@@ -26,8 +26,8 @@ struct LiveFile {
 using LiveProgress = std::function<void(int64_t done_bytes, int64_t all_bytes)>;
 
 // Reads what the query asks for into a file at `path`, which gets its name once it is whole and on
-// disk. No tensor lies in memory whole. Tried once more, through the coordinator, where training
-// went on before all was fetched.
+// disk. No tensor lies in memory whole. Tried once more, through the coordinator, where workers
+// were fetched from and became unavailable.
 // Errors: of LiveClient and ModelFile; DataLoss  the coordinator sent what it did not list, or
 //         left something out.
 absl::StatusOr<LiveFile> SaveLiveState(LiveClient* client, const v1::LiveStateQuery& query,

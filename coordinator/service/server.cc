@@ -30,6 +30,11 @@ namespace {
 constexpr int kMaxMessageSizeBytes = 64 << 20;
 
 absl::Status CheckTimes(const CoordinatorServer::Options& options) {
+  if (options.live_client_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("live client timeout ", absl::FormatDuration(options.live_client_timeout),
+                     " must be longer than 0"));
+  }
   if (options.prepare_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat("prepare timeout ",
                                                    absl::FormatDuration(options.prepare_timeout),
@@ -115,6 +120,8 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   grpc::ServerBuilder builder;
   builder.AddListeningPort(options.listen_address, std::move(credentials), &port_);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1'000);

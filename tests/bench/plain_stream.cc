@@ -53,6 +53,8 @@ int PlainStreamServer::port() const { return state_->port; }
 
 struct StreamClient::State {
   std::unique_ptr<v1::LiveState::Stub> stub;
+  std::string worker_address;  // Which `fetch` is of.
+  std::unique_ptr<v1::LiveFetch::Stub> fetch;
 };
 
 StreamClient::StreamClient(const std::string& address) : state_(std::make_unique<State>()) {
@@ -75,6 +77,41 @@ double StreamClient::SecondsFor(const std::string& job, bool moments, int64_t by
   const grpc::Status status = stream->Finish();
   if (!status.ok()) fprintf(stderr, "stream: %s\n", status.error_message().c_str());
   TESSERA_CHECK(status.ok() && got == bytes);
+  return 1e-9 * static_cast<double>(absl::GetCurrentTimeNanos() - start_ns);
+}
+
+double StreamClient::SecondsForFetch(const std::string& job, int64_t bytes) {
+  const int64_t start_ns = absl::GetCurrentTimeNanos();
+  grpc::ClientContext context;
+  v1::LiveStateQuery query;
+  query.set_job_id(job);
+  query.set_moments(true);
+  query.set_direct(true);
+  const auto stream = state_->stub->GetLiveState(&context, query);
+  v1::LiveStateReply reply;
+  TESSERA_CHECK(stream->Read(&reply) && stream->Read(&reply));
+  TESSERA_CHECK(reply.sources().sources_size() == 1);
+  const v1::LiveSource source = reply.sources().sources(0);
+  const std::string& address = *source.addresses().rbegin();
+  if (state_->worker_address != address) {
+    state_->worker_address = address;
+    state_->fetch =
+        v1::LiveFetch::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  }
+  grpc::ClientContext fetch_context;
+  v1::LiveFetchRequest request;
+  request.set_session(source.session());
+  const auto fetch = state_->fetch->Fetch(&fetch_context, request);
+  v1::LivePiece piece;
+  int64_t got = 0;
+  while (fetch->Read(&piece)) got += static_cast<int64_t>(piece.data().size());
+  const grpc::Status fetched = fetch->Finish();
+  while (stream->Read(&reply)) {
+  }
+  const grpc::Status status = stream->Finish();
+  for (const grpc::Status* each : {&fetched, &status})
+    if (!each->ok()) fprintf(stderr, "fetch: %s\n", each->error_message().c_str());
+  TESSERA_CHECK(fetched.ok() && status.ok() && got == bytes);
   return 1e-9 * static_cast<double>(absl::GetCurrentTimeNanos() - start_ns);
 }
 

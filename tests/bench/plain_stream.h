@@ -30,6 +30,8 @@ class StreamClient {
   ~StreamClient();
   // Ends the process where it fails or the bytes are not as many.
   double SecondsFor(const std::string& job, bool moments, int64_t bytes);
+  // The same of the job's state, moments included, fetched from its one worker, over TCP.
+  double SecondsForFetch(const std::string& job, int64_t bytes);
 
  private:
   struct State;

@@ -23,6 +23,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/credentials.h"
 #include "proto/grpc_status.h"
 #include "proto/live_state.grpc.pb.h"
 
@@ -68,40 +69,77 @@ int64_t RssAnonBytes() {
   return 0;
 }
 
+std::shared_ptr<grpc::Channel> Dial(const std::string& address) {
+  return *OpenChannel({address}, {});
+}
+
 // One that reads only when it is told to.
 class Reader {
  public:
-  explicit Reader(const LocalCluster& cluster)
-      : stub_(v1::LiveState::NewStub(grpc::CreateChannel(cluster.coordinator_address(),
-                                                         grpc::InsecureChannelCredentials()))) {
+  Reader(const LocalCluster& cluster, bool direct)
+      : stub_(v1::LiveState::NewStub(Dial(cluster.coordinator_address()))) {
     v1::LiveStateQuery query;
     query.set_job_id("big");
     query.set_moments(true);
+    query.set_direct(direct);
     stream_ = stub_->GetLiveState(&context_, query);
   }
   ~Reader() {
     context_.TryCancel();
+    fetch_context_.TryCancel();
     (void)Finish();
   }
-  bool Read() { return stream_->Read(&reply_); }
+  // Of the coordinator's stream.
+  bool Read() {
+    if (!stream_->Read(&reply_)) return false;
+    read_bytes_ += static_cast<int64_t>(reply_.piece().data().size());
+    return true;
+  }
   const v1::LiveStateReply& reply() const { return reply_; }
+  // Of a direct reading: the next piece of its one worker.
+  bool Fetch() {
+    if (fetch_ == nullptr) {
+      while (!reply_.has_sources()) {
+        if (!Read()) return false;
+      }
+      const v1::LiveSource& source = reply_.sources().sources(0);
+      fetch_stub_ = v1::LiveFetch::NewStub(Dial(*source.addresses().rbegin()));
+      v1::LiveFetchRequest request;
+      request.set_session(source.session());
+      fetch_ = fetch_stub_->Fetch(&fetch_context_, request);
+    }
+    v1::LivePiece piece;
+    if (!fetch_->Read(&piece)) return false;
+    read_bytes_ += static_cast<int64_t>(piece.data().size());
+    return true;
+  }
   absl::Status Finish() {
     if (is_finished_) return absl::OkStatus();
     is_finished_ = true;
+    if (fetch_ != nullptr) {
+      while (Fetch()) {
+      }
+      (void)fetch_->Finish();
+    }
     while (Read()) {
     }
     return FromGrpcStatus(stream_->Finish());
   }
+  int64_t read_bytes() const { return read_bytes_; }
 
  private:
   const std::unique_ptr<v1::LiveState::Stub> stub_;
-  grpc::ClientContext context_;
+  grpc::ClientContext context_, fetch_context_;
   std::unique_ptr<grpc::ClientReader<v1::LiveStateReply>> stream_;
+  std::unique_ptr<v1::LiveFetch::Stub> fetch_stub_;
+  std::unique_ptr<grpc::ClientReader<v1::LivePiece>> fetch_;
   v1::LiveStateReply reply_;
+  int64_t read_bytes_ = 0;
   bool is_finished_ = false;
 };
 
-class LiveReadersTest : public testing::Test {
+// Whether they fetch from the worker.
+class LiveReadersTest : public testing::TestWithParam<bool> {
  protected:
   void Start(int64_t numel) {
     // With its last object gRPC ends all of itself, which takes it 10 s now and then: one stays.
@@ -136,17 +174,20 @@ class LiveReadersTest : public testing::Test {
   int before_ = 0;  // Of others.
 };
 
-TEST_F(LiveReadersTest, ThoseThatHangHoldNothingUpAndLeaveNothingBehind) {
+TEST_P(LiveReadersTest, ThoseThatHangHoldNothingUpAndLeaveNothingBehind) {
   Start(kNumel);
   ASSERT_OK(Step());
   std::vector<std::unique_ptr<Reader>> readers;
   for (int i = 0; i < 4; ++i) {
-    readers.push_back(std::make_unique<Reader>(*cluster_));
+    readers.push_back(std::make_unique<Reader>(*cluster_, GetParam()));
     ASSERT_TRUE(readers.back()->Read());
     EXPECT_EQ(readers.back()->reply().begin().step(), 1);
+    if (GetParam()) {
+      ASSERT_TRUE(readers.back()->Fetch());
+    }
   }
   EXPECT_EQ(CountSpoolFiles(), before_ + 4);
-  EXPECT_THAT(Reader(*cluster_).Finish(),
+  EXPECT_THAT(Reader(*cluster_, GetParam()).Finish(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("job 'big': 4 clients")));
   for (int i = 0; i < 6; ++i) ASSERT_OK(Step());
   EXPECT_EQ(session_->next_step(), 8);
@@ -166,22 +207,24 @@ TEST_F(LiveReadersTest, ThoseThatHangHoldNothingUpAndLeaveNothingBehind) {
   EXPECT_THAT(readers.back()->Finish(), StatusIs(absl::StatusCode::kAborted, HasSubstr("deleted")));
 }
 
-TEST_F(LiveReadersTest, ReadingTakesLittleMemoryHoweverLargeTheModel) {
+TEST_P(LiveReadersTest, ReadingTakesLittleMemoryHoweverLargeTheModel) {
   Start(kLargeNumel);
   ASSERT_OK(Step());
   const int64_t before_bytes = RssAnonBytes();
-  int64_t most_bytes = before_bytes, read_bytes = 0;
-  Reader reader(*cluster_);
-  while (reader.Read()) {
-    read_bytes += static_cast<int64_t>(reader.reply().piece().data().size());
+  int64_t most_bytes = before_bytes;
+  Reader reader(*cluster_, GetParam());
+  while (GetParam() ? reader.Fetch() : reader.Read())
     most_bytes = std::max(most_bytes, RssAnonBytes());
-  }
   EXPECT_OK(reader.Finish());
-  EXPECT_EQ(read_bytes, kLargeNumel * 12);
+  EXPECT_EQ(reader.read_bytes(), kLargeNumel * 12);
   // Of worker, coordinator and client together, windows of gRPC included.
   RecordProperty("grown_kib", static_cast<int>((most_bytes - before_bytes) >> 10));
   EXPECT_LT(most_bytes - before_bytes, kMostBytes);
 }
+
+INSTANTIATE_TEST_SUITE_P(Ways, LiveReadersTest, testing::Bool(), [](const auto& info) {
+  return info.param ? "FromTheWorker" : "ThroughTheCoordinator";
+});
 
 }  // namespace
 }  // namespace tessera

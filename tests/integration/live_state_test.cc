@@ -122,7 +122,9 @@ class LiveStateTest : public testing::TestWithParam<Case> {
   // Reads the job and notes what it was at which step.
   absl::Status GetOnce(const LocalCluster& cluster, std::map<int64_t, Tensors>* read) {
     const std::string path = Path("get.safetensors");
-    const Result result = Cli(cluster, {"get", "toy", "--optimizer", "--json", "--out", path});
+    std::vector<std::string> args = {"get", "toy", "--optimizer", "--json", "--out", path};
+    if (++num_gets_ % 2 == 0) args.push_back("--through-coordinator");
+    const Result result = Cli(cluster, args);
     if (result.exit_code != 0) return absl::UnavailableError(result.err);
     const int64_t step = nlohmann::json::parse(result.out)["step"];
     Tensors tensors = ReadTensors(path);
@@ -149,6 +151,7 @@ class LiveStateTest : public testing::TestWithParam<Case> {
   }
 
   std::string folder_;
+  int num_gets_ = 0;  // By turns from the workers and through the coordinator.
 };
 
 // Trainers that go on, step by step, until they are told to stop.

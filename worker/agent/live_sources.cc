@@ -21,9 +21,9 @@ absl::Status LiveSource::AwaitEnd(absl::Duration client_timeout,
   while (!mu_.AwaitWithTimeout(absl::Condition(&ended), kPoll)) {
     if (cancelled()) return absl::CancelledError("the reading was ended");
     if (absl::Now() - taken_at_ > client_timeout) {
-      return absl::CancelledError(
-          absl::StrCat("the client ", entered_ ? "took nothing" : "did not come", " for ",
-                       absl::FormatDuration(client_timeout)));
+      return absl::CancelledError(absl::StrCat("the client ",
+                                               entered_ ? "took nothing" : "did not come", " for ",
+                                               absl::FormatDuration(client_timeout)));
     }
   }
   return *end_;

@@ -1,5 +1,5 @@
-// States that clients fetch from this worker, between the sessions that make them and the calls that
-// fetch them.
+// States that clients fetch from this worker, between the sessions that make them and the calls
+// that fetch them.
 //
 //   session   Add ─► LiveSource ◄─ Find, Enter   call: Next, Next, ...
 //             AwaitEnd ◄──────────────── Leave

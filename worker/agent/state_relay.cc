@@ -70,6 +70,7 @@ class StateRelay::Session {
 
   void Run() {
     const absl::Status status = Serve();
+    source_.reset();
     snapshot_.reset();
     if (!status.ok()) {
       TESSERA_LOG(INFO, "job {}: reading of live state: {}", command_.job_id(), status.ToString());

@@ -35,8 +35,8 @@ class GrpcStateListener : public StateListener {
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) return DiagnoseListenFailure(address, text);
     const bool v6 = absl::StrContains(address.host, ':');
-    address_ = v6 ? absl::StrCat("[", address.host, "]:", port)
-                  : absl::StrCat(address.host, ":", port);
+    address_ =
+        v6 ? absl::StrCat("[", address.host, "]:", port) : absl::StrCat(address.host, ":", port);
     return absl::OkStatus();
   }
 
@@ -56,8 +56,9 @@ absl::StatusOr<std::unique_ptr<StateListener>> StateListener::Start(const std::s
                                                                     LiveSources* sources) {
   ASSIGN_OR_RETURN(const ServerAddress parsed, ParseServerAddress(address));
   if (parsed.reach == Reach::kUnix || parsed.host == "0.0.0.0" || parsed.host == "::") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "'", address, "': clients are told this address: name a host by which they reach this one"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", address,
+                     "': clients are told this address: name a host by which they reach this one"));
   }
   ASSIGN_OR_RETURN(auto credentials, MakeServerCredentials(address, tls, insecure_listen));
   auto listener = std::make_unique<GrpcStateListener>(sources);

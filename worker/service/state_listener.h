@@ -22,7 +22,7 @@ class StateListener {
                                                               const TlsFiles& tls,
                                                               bool insecure_listen,
                                                               LiveSources* sources);
-  virtual ~StateListener() = default;  // Ends all calls.
+  virtual ~StateListener() = default;       // Ends all calls.
   virtual std::string address() const = 0;  // With the port that it has.
 };
 

@@ -43,6 +43,13 @@ absl::StatusOr<v1::LiveEvent> LiveLine::Next(absl::Time deadline,
   return WorkerFailure(worker_, event.failure());
 }
 
+bool LiveLine::HasFailed() {
+  absl::MutexLock lock(&mu_);
+  if (events_.empty()) return closed_ || ended_;
+  return std::any_of(events_.begin(), events_.end(),
+                     [](const v1::LiveEvent& event) { return event.has_failure(); });
+}
+
 void LiveLine::Close() {
   absl::MutexLock lock(&mu_);
   closed_ = true;

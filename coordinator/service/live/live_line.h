@@ -38,6 +38,8 @@ class LiveLine {
   // Errors: DeadlineExceeded; Cancelled  `cancelled` became true, or Close() was called;
   //         Unavailable  the stream ended; what the worker said.
   absl::StatusOr<v1::LiveEvent> Next(absl::Time deadline, absl::FunctionRef<bool()> cancelled);
+  // Whether Next() will sooner or later say that something failed, or the stream ended too early.
+  bool HasFailed();
   // Ends the stream.
   void Close();
 

@@ -132,8 +132,11 @@ absl::StatusOr<v1::LiveEvent> LiveReader::Await(LiveLine* line, v1::LiveEvent::E
   ASSIGN_OR_RETURN(v1::LiveEvent event,
                    line->Next(absl::Now() + timeout, [this] { return Cancelled(); }));
   if (event.event_case() == kind) return event;
-  return absl::UnavailableError(
-      absl::StrCat("worker '", line->worker(), "' answered out of order"));
+  return OutOfOrder(*line);
+}
+
+absl::Status LiveReader::OutOfOrder(const LiveLine& line) {
+  return absl::UnavailableError(absl::StrCat("worker '", line.worker(), "' answered out of order"));
 }
 
 void LiveReader::EndTurn() {

@@ -68,6 +68,11 @@ class LiveReader {
   absl::Status OpenLines(const JobView& view);
   absl::StatusOr<v1::LiveEvent> Await(LiveLine* line, v1::LiveEvent::EventCase kind,
                                       absl::Duration timeout);
+  static absl::Status OutOfOrder(const LiveLine& line);
+  // An event of this kind of each.
+  absl::Status AwaitAll(const std::vector<std::shared_ptr<LiveLine>>& lines,
+                        v1::LiveEvent::EventCase kind, absl::Duration timeout);
+  absl::Status NextFailure(LiveLine* line, absl::Time deadline);
   void CloseLines();
   absl::Status Serve(v1::LiveStateBegin begin);
   absl::Status ServeSlice(const LiveSlice& slice);

@@ -1,6 +1,8 @@
 // Readings whose bytes the client fetches from the workers: see live_reader.h.
+#include <algorithm>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "coordinator/service/live/live_reader.h"
 
@@ -46,33 +48,53 @@ absl::Status LiveReader::ServeDirect(v1::LiveStateBegin begin) {
   reply.mutable_sources();  // Also where all tensors are empty.
   RETURN_IF_ERROR(Write(reply));
   RETURN_IF_ERROR(TellTensors(source_of_line));
-  for (const auto& line : lines)
-    RETURN_IF_ERROR(Await(line.get(), v1::LiveEvent::kReleased, times_.copy).status());
+  RETURN_IF_ERROR(AwaitAll(lines, v1::LiveEvent::kReleased, times_.copy));
   phase_ = Transition(phase_, LiveStep::kAllCopied);
   EndTurn();
-  // As long as the client takes pieces; its worker watches that.
+  std::vector<std::shared_ptr<LiveLine>> sources;
+  for (size_t i = 0; i < lines.size(); ++i)
+    if (has_any[i]) sources.push_back(lines[i]);
+  // As long as the client takes pieces; its workers watch that.
+  return AwaitAll(sources, v1::LiveEvent::kSent, absl::InfiniteDuration());
+}
+
+absl::Status LiveReader::AwaitAll(const std::vector<std::shared_ptr<LiveLine>>& lines,
+                                  v1::LiveEvent::EventCase kind, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
   for (size_t i = 0; i < lines.size(); ++i) {
-    if (!has_any[i]) continue;
-    RETURN_IF_ERROR(
-        Await(lines[i].get(), v1::LiveEvent::kSent, absl::InfiniteDuration()).status());
+    // A worker that fails ends it for all, also for one that waits for the client, which waits for
+    // that worker.
+    LiveLine* failed = nullptr;
+    const auto event = lines[i]->Next(deadline, [&] {
+      for (size_t other = i + 1; other < lines.size(); ++other)
+        if (lines[other]->HasFailed()) failed = lines[other].get();
+      return Cancelled() || failed != nullptr;
+    });
+    if (failed != nullptr) return NextFailure(failed, deadline);
+    RETURN_IF_ERROR(event.status());
+    if (event->event_case() != kind) return OutOfOrder(*lines[i]);
   }
   return absl::OkStatus();
+}
+
+absl::Status LiveReader::NextFailure(LiveLine* line, absl::Time deadline) {
+  while (true) RETURN_IF_ERROR(line->Next(deadline, [this] { return Cancelled(); }).status());
 }
 
 absl::Status LiveReader::TellTensors(const std::vector<int>& source_of_line) {
   std::vector<v1::LiveTensorInfo> tensors;
   for (size_t tensor = 0; tensor < plan_.tensors.size(); ++tensor)
     tensors.push_back(InfoOf(tensor));
-  RETURN_IF_ERROR(ForEachLiveSlice(
-      plan_.layout, plan_.tensors, 0, static_cast<int>(line_of_rank_.size()),
-      [&](const LiveSlice& slice) {
-        const int source = source_of_line[line_of_rank_[slice.rank]];
-        auto* extents = tensors[slice.tensor].mutable_extents();
-        if (extents->empty() || extents->rbegin()->source() != source)
-          extents->Add()->set_source(source);
-        extents->rbegin()->set_numel(extents->rbegin()->numel() + slice.numel);
-        return absl::OkStatus();
-      }));
+  RETURN_IF_ERROR(
+      ForEachLiveSlice(plan_.layout, plan_.tensors, 0, static_cast<int>(line_of_rank_.size()),
+                       [&](const LiveSlice& slice) {
+                         const int source = source_of_line[line_of_rank_[slice.rank]];
+                         auto* extents = tensors[slice.tensor].mutable_extents();
+                         if (extents->empty() || extents->rbegin()->source() != source)
+                           extents->Add()->set_source(source);
+                         extents->rbegin()->set_numel(extents->rbegin()->numel() + slice.numel);
+                         return absl::OkStatus();
+                       }));
   v1::LiveStateReply reply;
   for (v1::LiveTensorInfo& tensor : tensors) {
     *reply.mutable_tensor() = std::move(tensor);

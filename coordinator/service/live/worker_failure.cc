@@ -10,6 +10,7 @@ absl::StatusCode CodeOf(const v1::LiveFailure& failure) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kCancelled:
       return code;
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kAborted:
