@@ -17,6 +17,7 @@ LiveSource::LiveSource(std::shared_ptr<StateSnapshot> snapshot)
 absl::Status LiveSource::AwaitEnd(absl::Duration client_timeout,
                                   absl::FunctionRef<bool()> cancelled) {
   absl::MutexLock lock(&mu_);
+  taken_at_ = absl::Now();  // It may have waited for the copy until now.
   const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return end_.has_value(); };
   while (!mu_.AwaitWithTimeout(absl::Condition(&ended), kPoll)) {
     if (cancelled()) return absl::CancelledError("the reading was ended");
