@@ -191,8 +191,10 @@ void Coordinator::GiveUp(const JobId& id, const std::string& reason, absl::Time 
   for (const WorkerId& worker : WorkersOf(next.placements)) {
     effects->commands.push_back({worker, DropJob{id, job.creation}});
   }
-  EndPendingSaves(id, absl::FailedPreconditionError(absl::StrCat("the job is lost: ", next.reason)),
-                  now, effects);
+  EndPendingSaves(
+      id,
+      absl::FailedPreconditionError(absl::StrCat("job '", id.value(), "' is lost: ", next.reason)),
+      now, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);
   Put(EpochOverRecord{id}, effects);
   effects->changed_jobs.insert(id);

@@ -106,8 +106,8 @@ absl::StatusOr<SaveView> Coordinator::RequestSave(const RequestSaveEvent& event,
   }
   if (IsOver(job->status.state)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the job is ",
-        job->status.state == JobState::kLost ? "lost: " : "over: ", job->status.reason));
+        "job '", event.job.value(),
+        job->status.state == JobState::kLost ? "' is lost: " : "' is over: ", job->status.reason));
   }
   if (job->saves().pending().size() >= SaveLog::kMaxPending) {
     return absl::ResourceExhaustedError(

@@ -102,6 +102,13 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write() {
   return reply;
 }
 
+absl::Status LiveWriter::Over(const JobView& view) const {
+  if (!IsOver(view.status.state)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job '", job_.value(),
+      view.status.state == JobState::kLost ? "' is lost: " : "' is over: ", view.status.reason));
+}
+
 absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
@@ -109,11 +116,7 @@ absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
     return absl::FailedPreconditionError(absl::StrCat(
         what, " is of creation ", view.creation.value(), ", not of ", wanted_creation));
   }
-  if (IsOver(view.status.state)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        what,
-        view.status.state == JobState::kLost ? " is lost: " : " is over: ", view.status.reason));
-  }
+  RETURN_IF_ERROR(Over(view));
   if (!view.status.bound) {
     return absl::FailedPreconditionError(
         absl::StrCat(what, " has no values yet: it has not begun: ", view.status.reason));
@@ -162,8 +165,9 @@ absl::Status LiveWriter::OpenLines() {
 
 absl::Status LiveWriter::SendAll(const v1::PutCommand& command) {
   for (const Worker& worker : workers_) {
-    RETURN_IF_ERROR(
-        worker.line->Send(command, absl::Now() + times_.worker, [this] { return Cancelled(); }));
+    const absl::Status sent =
+        worker.line->Send(command, absl::Now() + times_.worker, [this] { return Cancelled(); });
+    if (!sent.ok()) return Unset(sent);
   }
   return absl::OkStatus();
 }
@@ -276,9 +280,7 @@ absl::Status LiveWriter::Deletion() const {
   const absl::StatusOr<JobView> view = host_->GetJob(job_);
   if (!view.ok() || view->creation != creation_)
     return absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile"));
-  if (!IsOver(view->status.state)) return absl::OkStatus();
-  return absl::AbortedError(
-      absl::StrCat("job '", job_.value(), "' is over: ", view->status.reason));
+  return Over(*view);
 }
 
 void LiveWriter::Watch() {

@@ -63,6 +63,7 @@ class LiveWriter {
     absl::Status why;  // Where it is out or lost.
   };
   absl::StatusOr<v1::PutReply> WriteWatched();
+  absl::Status Over(const JobView& view) const;  // OK: it is not.
   absl::StatusOr<JobView> WritableJob(int64_t wanted_creation) const;
   absl::Status OpenLines();
   absl::Status SendAll(const v1::PutCommand& command);
@@ -77,7 +78,7 @@ class LiveWriter {
   absl::StatusOr<v1::PutReply> Conclude(PutVerdict verdict, const absl::Status& given_up);
   // Why it is not wanted any more; OK: it is.
   absl::Status GivenUp(absl::Time deadline);
-  absl::Status Deletion() const;  // OK: there is none.
+  absl::Status Deletion() const;  // Or the job's end. OK: there is none.
   void CloseLines();
   void Watch();
   void End(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
