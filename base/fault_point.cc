@@ -119,9 +119,11 @@ absl::Status ArmFaultPointsFromFlag(absl::string_view text) {
     Fault fault;
     if (action_hit.first == "kill") {
       fault.action = FaultAction::kKillProcess;
+    } else if (action_hit.first == "hold") {
+      fault.action = FaultAction::kHold;
     } else if (action_hit.first != "fail") {
       return absl::InvalidArgumentError(
-          absl::StrCat("fault '", item, "': action is not kill or fail"));
+          absl::StrCat("fault '", item, "': action is not kill, fail or hold"));
     }
     if (!absl::SimpleAtoi(action_hit.second, &fault.at_hit) || fault.at_hit < 1) {
       return absl::InvalidArgumentError(

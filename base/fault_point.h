@@ -35,8 +35,8 @@ void ArmDelays(uint64_t seed, absl::Duration longest = absl::Milliseconds(2));
 int64_t NumDelays();  // Of this process, ever.
 void DisarmAllFaultPoints();
 
-// Arms from a flag's text: "name=kill@3", "name=fail@1" or, for all points, "*=delay@SEED"; several
-// joined by commas.
+// Arms from a flag's text: "name=kill@3", "name=fail@1", "name=hold@1" (for good: who gave the flag
+// ends the process) or, for all points, "*=delay@SEED"; several joined by commas.
 // Errors: InvalidArgument  the text is not of that form.
 absl::Status ArmFaultPointsFromFlag(absl::string_view text);
 
