@@ -42,12 +42,13 @@ void ProcessCluster::TearDown() {
   std::filesystem::remove_all(folder_);
 }
 
-void ProcessCluster::StartCoordinator() {
+void ProcessCluster::StartCoordinator(const std::string& faults) {
   unlink((folder_ + "/port").c_str());
   std::vector<std::string> args = {
       "coordinator/tessera-coordinator", "--listen=" + coordinator_address(),
       "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"};
   if (!hosts_.empty()) args.push_back("--insecure-listen");
+  if (!faults.empty()) args.push_back("--fault-points=" + faults);
   if (worker_timeout_.has_value()) {
     args.push_back("--worker-timeout=" + absl::FormatDuration(*worker_timeout_));
     args.push_back("--heartbeat-interval=" + absl::FormatDuration(*worker_timeout_ / 10));

@@ -24,8 +24,8 @@ class ProcessCluster : public testing::Test {
   void SetUp() override;
   void TearDown() override;  // Kills what still runs; removes the folder.
 
-  void StartCoordinator();  // Again: on the same port, with the same journal.
-  // `executor_faults`: see base/fault_point.h.
+  // Again: on the same port, with the same journal. Faults: see base/fault_point.h.
+  void StartCoordinator(const std::string& faults = "");
   void StartWorker(const std::string& executor_faults = "");
   // Worker "x" with devices for the last ranks, for a job that split_ divides.
   void StartSecondWorker(const std::string& executor_faults = "");
