@@ -78,7 +78,8 @@ TEST_F(LiveClientKillTest, ThatOfAReadingLeavesNothingAndTheNextOneReadsTheRight
   for (int i = 0; i < 5; ++i) {
     SCOPED_TRACE(i);
     ASSERT_NO_FATAL_FAILURE(
-        StallClient({"get", "toy", "--out", path}, StallingProxy::Direction::kToClient));
+        StallClient({"get", "toy", "--out", path, "--through-coordinator"},
+                    StallingProxy::Direction::kToClient));
     ASSERT_NO_FATAL_FAILURE(Step());
     ASSERT_NO_FATAL_FAILURE(Step());
     ASSERT_NO_FATAL_FAILURE(Kill());

@@ -73,7 +73,8 @@ TEST_P(LiveReadingWorkerKillTest, InTheMiddleOfAReadingIsNamedAndNoFileIsLeft) {
   const std::string path = Path("get.safetensors");
   ASSERT_OK_AND_ASSIGN(const auto proxy,
                        StallingProxy::Start(port_, StallingProxy::Direction::kToClient, 1 << 20));
-  Client client = StartClient({"get", "toy", "--out", path}, proxy->address());
+  Client client =
+      StartClient({"get", "toy", "--out", path, "--through-coordinator"}, proxy->address());
   ASSERT_TRUE(Eventually([&] { return proxy->has_stalled(); }));
   ASSERT_EQ(CountSpoolFiles(victim->pid()), 1);
   KillWhole(victim.get());
