@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,25 +27,25 @@ constexpr int64_t kSomeBytes = 1 << 20;
 
 class LiveClientKillTest : public LiveCluster {
  protected:
-  // After a reading and a put that nobody disturbed: a worker keeps a connection for either.
-  void Start() {
-    ASSERT_NO_FATAL_FAILURE(StartJob(kManyElements));
+  // What goes before is read or put once, undisturbed: a worker keeps the connection for it.
+  void Start(int64_t big_numel, const std::function<void()>& undisturbed) {
+    ASSERT_NO_FATAL_FAILURE(StartJob(big_numel));
     spool_files_ = CountSpoolFiles(worker_->pid());
-    worker_sockets_ = CountSockets(worker_->pid()) + 2;
-    coordinator_sockets_ = CountSockets(coordinator_->pid()) + 2;
-    path_ = Path("put.safetensors");
-    ASSERT_NO_FATAL_FAILURE(PutBig(path_, WriteBig(path_, "before")));
-    ASSERT_NO_FATAL_FAILURE(ExpectRead());
+    worker_sockets_ = CountSockets(worker_->pid()) + 1;
+    coordinator_sockets_ = CountSockets(coordinator_->pid()) + 1;
+    ASSERT_NO_FATAL_FAILURE(undisturbed());
     ExpectNothingIsLeft();
+  }
+  void StartWithPut(int64_t big_numel) {
+    path_ = Path("put.safetensors");
+    Start(big_numel, [this] { PutBig(path_, WriteBig(path_, "before")); });
   }
   void StallClient(std::vector<std::string> args, StallingProxy::Direction direction) {
     ASSERT_OK_AND_ASSIGN(proxy_, StallingProxy::Start(port_, direction, kSomeBytes));
     client_ = StartClient(std::move(args), proxy_->address());
     ASSERT_NE(client_.process, nullptr);
     ASSERT_TRUE(Eventually([this] { return proxy_->has_stalled(); }));
-    ASSERT_TRUE(Eventually([this] {
-      return CountSpoolFiles(worker_->pid()) == spool_files_ + 1;
-    }));
+    ASSERT_TRUE(Eventually([this] { return CountSpoolFiles(worker_->pid()) == spool_files_ + 1; }));
   }
   void Kill() {
     ASSERT_TRUE(client_.process->running());
@@ -55,9 +56,8 @@ class LiveClientKillTest : public LiveCluster {
     EXPECT_TRUE(Eventually([this] { return CountSpoolFiles(worker_->pid()) == spool_files_; }));
     EXPECT_TRUE(Eventually([this] { return CountHolders() == 0; }));
     EXPECT_TRUE(Eventually([this] { return CountSockets(worker_->pid()) <= worker_sockets_; }));
-    EXPECT_TRUE(Eventually([this] {
-      return CountSockets(coordinator_->pid()) <= coordinator_sockets_;
-    }));
+    EXPECT_TRUE(
+        Eventually([this] { return CountSockets(coordinator_->pid()) <= coordinator_sockets_; }));
   }
   void ExpectTrainingWentOn() {
     Step();
@@ -73,7 +73,7 @@ class LiveClientKillTest : public LiveCluster {
 
 // More of them than are served at once, so that one that was not let go would show.
 TEST_F(LiveClientKillTest, ThatOfAReadingLeavesNothingAndTheNextOneReadsTheRightBits) {
-  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_NO_FATAL_FAILURE(Start(kManyElements, [this] { ExpectRead(); }));
   const std::string path = Path("killed.safetensors");
   for (int i = 0; i < 5; ++i) {
     SCOPED_TRACE(i);
@@ -93,7 +93,7 @@ TEST_F(LiveClientKillTest, ThatOfAReadingLeavesNothingAndTheNextOneReadsTheRight
 }
 
 TEST_F(LiveClientKillTest, ThatOfAPutThatSendsLeavesNothingAndTheNextOneIsSet) {
-  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_NO_FATAL_FAILURE(StartWithPut(kManyElements));
   const std::vector<float> values = WriteBig(path_, "after");
   for (int i = 0; i < 2; ++i) {
     ASSERT_NO_FATAL_FAILURE(StallClient({"put", "--job", "toy", "--from", path_, "--wait", "24h"},
@@ -111,7 +111,7 @@ TEST_F(LiveClientKillTest, ThatOfAPutThatSendsLeavesNothingAndTheNextOneIsSet) {
 
 // All ranks have been told of it, and a step would set it.
 TEST_F(LiveClientKillTest, ThatOfAPutThatWaitsForAStepHasItTakenBackFromAllRanks) {
-  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_NO_FATAL_FAILURE(StartWithPut(kFewElements));
   const std::vector<float> values = WriteBig(path_, "after");
   client_ = StartClient({"put", "--job", "toy", "--from", path_, "--wait", "24h"});
   ASSERT_TRUE(Eventually([this] { return CountHolders() == world_size_; }));

@@ -30,7 +30,7 @@ namespace tessera {
 class LiveCluster : public ProcessCluster {
  protected:
   // More than fits on the way from a worker to a client, or back.
-  static constexpr int64_t kManyElements = 12 << 20;
+  static constexpr int64_t kManyElements = 8 << 20;
   static constexpr int64_t kFewElements = 1000;
 
   LiveCluster() { world_size_ = 2; }

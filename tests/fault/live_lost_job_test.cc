@@ -43,9 +43,9 @@ TEST_F(LiveLostJobTest, EndsPutsAndSavesThatWaitAndIsNamedToWhoeverComesLater) {
   // Nobody knows yet that it does not come back with the job's memory.
   EXPECT_THAT(RunClient({"get", "toy", "--out", Path("get.safetensors")}).err,
               AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("worker 'w'")));
-  EXPECT_THAT(RunClient({"put", "--job", "toy", "--from", path}).err,
-              AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("worker 'w'"),
-                    HasSubstr("nothing was changed")));
+  EXPECT_THAT(
+      RunClient({"put", "--job", "toy", "--from", path}).err,
+      AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("worker 'w'"), HasSubstr("nothing was changed")));
   EXPECT_TRUE(save.process->running());
 
   StartWorker();

@@ -111,9 +111,9 @@ class PutSaveRandomTest : public testing::Test {
     options.num_devices = kPerWorker;
     options.executor_binary = "worker/tessera-executor";
     // Every executor dies at one of these, and its successors do: that is late enough to get on.
-    const std::string point = dice.Of<std::string>({"put.before-vote", "put.after-vote",
-                                                    "put.after-decision", "step.after-vote",
-                                                    "step.after-decision", "save.created"});
+    const std::string point =
+        dice.Of<std::string>({"put.before-vote", "put.after-vote", "put.after-decision",
+                              "step.after-vote", "step.after-decision", "save.created"});
     const int hit = absl::StartsWith(point, "step") ? 30 + dice.Below(30) : 2 + dice.Below(3);
     options.executor_flags = {absl::StrCat("--fault-points=", point, "=kill@", hit)};
     ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));

@@ -56,9 +56,8 @@ class PutWorkerKillTest : public LiveCluster {
   void ExpectNothingCanBeRead() {
     const std::vector<std::string> get = {"get", "toy", "--out", Path("get.safetensors")};
     EXPECT_THAT(RunClient(get).err, AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("worker 'x'")));
-    for (const absl::Status& read : team_->Run([](Session* session) {
-           return testing_support::ReadAll(session).status();
-         })) {
+    for (const absl::Status& read :
+         team_->Run([](Session* session) { return testing_support::ReadAll(session).status(); })) {
       EXPECT_FALSE(read.ok());
     }
     EXPECT_TRUE(Eventually([this] { return CountSpoolFiles(worker_->pid()) == 0; }));

@@ -110,8 +110,7 @@ void StallingProxy::Accept() {
 bool StallingProxy::Move(Connection* connection, short client_events, short server_events) {
   // A client that is gone takes nothing any more, and what it sent last matters to nobody.
   if ((client_events & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return false;
-  if ((client_events & POLLIN) != 0 &&
-      !Receive(connection->client.get(), &connection->to_server)) {
+  if ((client_events & POLLIN) != 0 && !Receive(connection->client.get(), &connection->to_server)) {
     return false;
   }
   if ((server_events & (POLLIN | POLLHUP | POLLERR)) != 0) {
@@ -127,8 +126,8 @@ void StallingProxy::Run() {
   while (!stopping_.load()) {
     std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     for (const Connection& connection : connections_) {
-      // Both are read from even while nothing goes on: a peer that gets no room cannot even say that
-      // it ends. How much that may be is up to the flow control of whatever passes through.
+      // Both are read from even while nothing goes on: a peer that gets no room cannot even say
+      // that it ends. How much that may be is up to the flow control of whatever passes through.
       short client = POLLIN | POLLRDHUP, server = POLLIN;
       if (Sendable(Direction::kToClient, connection.to_client) > 0) client |= POLLOUT;
       if (Sendable(Direction::kToServer, connection.to_server) > 0) server |= POLLOUT;

@@ -1,7 +1,7 @@
 // Connections to a server that stop in the middle: what goes in one direction passes up to a number
 // of bytes, and no further until it is released. So a client is certainly in the middle of what it
-// sends or is sent, for as long as a test likes. What is held back lies here: for protocols that have
-// a flow control of their own, as gRPC's. The end of either side ends the other. Thread-safe.
+// sends or is sent, for as long as a test likes. What is held back lies here: for protocols that
+// have a flow control of their own, as gRPC's. The end of either side ends the other. Thread-safe.
 #ifndef TESSERA_TESTS_TESTING_STALLING_PROXY_H_
 #define TESSERA_TESTS_TESTING_STALLING_PROXY_H_
 
@@ -31,7 +31,7 @@ class StallingProxy {
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   bool has_stalled() const { return has_stalled_.load(); }  // Something was held back.
-  void Release();  // From now on everything passes.
+  void Release();                                           // From now on everything passes.
 
  private:
   struct Connection {
