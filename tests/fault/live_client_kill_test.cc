@@ -77,9 +77,8 @@ TEST_F(LiveClientKillTest, ThatOfAReadingLeavesNothingAndTheNextOneReadsTheRight
   const std::string path = Path("killed.safetensors");
   for (int i = 0; i < 5; ++i) {
     SCOPED_TRACE(i);
-    ASSERT_NO_FATAL_FAILURE(
-        StallClient({"get", "toy", "--out", path, "--through-coordinator"},
-                    StallingProxy::Direction::kToClient));
+    ASSERT_NO_FATAL_FAILURE(StallClient({"get", "toy", "--out", path, "--through-coordinator"},
+                                        StallingProxy::Direction::kToClient));
     ASSERT_NO_FATAL_FAILURE(Step());
     ASSERT_NO_FATAL_FAILURE(Step());
     ASSERT_NO_FATAL_FAILURE(Kill());
@@ -88,6 +87,29 @@ TEST_F(LiveClientKillTest, ThatOfAReadingLeavesNothingAndTheNextOneReadsTheRight
   }
   EXPECT_EQ(RunClient({"get", "toy", "--out", path}).exit_code, 0);
   EXPECT_FALSE(std::filesystem::exists(path + ".partial")) << "of the ones that were killed";
+  ExpectRead();
+  ExpectTrainingWentOn();
+}
+
+// From the worker itself; whenever it is killed, though its end may come first.
+TEST_F(LiveClientKillTest, ThatFetchesFromTheWorkerLeavesNothingAndTheNextOneReadsTheRightBits) {
+  const std::string path = Path("killed.safetensors");
+  ASSERT_NO_FATAL_FAILURE(Start(kManyElements, [this] { ExpectRead(); }));
+  for (int i = 0; i < 5; ++i) {
+    SCOPED_TRACE(i);
+    client_ = StartClient({"get", "toy", "--out", path});
+    ASSERT_NE(client_.process, nullptr);
+    ASSERT_TRUE(Eventually([this] {
+      return CountSpoolFiles(worker_->pid()) > spool_files_ || !client_.process->running();
+    }));
+    client_.process->Kill(SIGKILL);
+    const int exit_code = client_.process->Wait();
+    EXPECT_TRUE(exit_code == 128 + SIGKILL || exit_code == 0) << exit_code;
+    EXPECT_EQ(std::filesystem::remove(path), exit_code == 0) << "a part, or a whole one too few";
+    ASSERT_NO_FATAL_FAILURE(Step());
+    ASSERT_NO_FATAL_FAILURE(Step());
+    ExpectNothingIsLeft();
+  }
   ExpectRead();
   ExpectTrainingWentOn();
 }

@@ -88,6 +88,27 @@ TEST_P(LiveReadingWorkerKillTest, InTheMiddleOfAReadingIsNamedAndNoFileIsLeft) {
   EXPECT_TRUE(Eventually([&] { return CountSpoolFiles(other->pid()) == 0; }));
 }
 
+// Whenever: what was read by then is whole, or there is nothing.
+TEST_P(LiveReadingWorkerKillTest, OneThatIsFetchedFromIsNamedAndNoFileIsLeft) {
+  split_ = true;
+  ASSERT_NO_FATAL_FAILURE(StartJob(kManyElements));
+  auto& victim = GetParam() ? second_worker_ : worker_;
+  auto& other = GetParam() ? worker_ : second_worker_;
+  const std::string path = Path("get.safetensors");
+  Client client = StartClient({"get", "toy", "--out", path});
+  ASSERT_TRUE(Eventually(
+      [&] { return CountSpoolFiles(victim->pid()) == 1 || !client.process->running(); }));
+  KillWhole(victim.get());
+  const CliResult get = Await(std::move(client));
+  EXPECT_EQ(std::filesystem::exists(path), get.exit_code == 0);
+  if (get.exit_code != 0) {
+    EXPECT_THAT(get.err, AllOf(HasSubstr("UNAVAILABLE"),
+                               HasSubstr(GetParam() ? "worker 'x'" : "worker 'w'")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
+  EXPECT_TRUE(Eventually([&] { return CountSpoolFiles(other->pid()) == 0; }));
+}
+
 INSTANTIATE_TEST_SUITE_P(Worker, LiveReadingWorkerKillTest, testing::Bool(),
                          [](const auto& info) { return info.param ? "Second" : "First"; });
 

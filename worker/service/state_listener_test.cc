@@ -71,8 +71,7 @@ TEST(StateListenerTest, AddressThatClientsCannotBeToldOrReachUnprotectedIsRefuse
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nowhere")));
   EXPECT_THAT(StateListener::Start("10.0.0.1:0", {}, false, &sources).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("10.0.0.1")));
-  ASSERT_OK_AND_ASSIGN(const auto first,
-                       StateListener::Start("127.0.0.1:0", {}, false, &sources));
+  ASSERT_OK_AND_ASSIGN(const auto first, StateListener::Start("127.0.0.1:0", {}, false, &sources));
   EXPECT_THAT(StateListener::Start(first->address(), {}, false, &sources).status(),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(first->address())));
 }

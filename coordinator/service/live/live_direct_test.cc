@@ -81,9 +81,8 @@ TEST_F(LiveDirectTest, WorkerThatCannotServeIsAskedAgainAndOneThatFailsLaterIsNa
   ra_->Fail(absl::StatusCode::kAborted, "training went on");
   ServeBoth();  // Anew.
   ra_->Fail(absl::StatusCode::kAborted, "training went on again");
-  EXPECT_THAT(get.get().status,
-              StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("worker 'a': training went on again")));
+  EXPECT_THAT(get.get().status, StatusIs(absl::StatusCode::kUnavailable,
+                                         HasSubstr("worker 'a': training went on again")));
   rb_->AwaitEnd();
   get = Get(DirectQuery());
   ServeBoth();

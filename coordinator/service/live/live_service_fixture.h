@@ -25,7 +25,8 @@ namespace tessera::coordinator {
 class Relay {
  public:
   Relay(const std::shared_ptr<grpc::Channel>& channel, TestWorker* worker, const std::string& id)
-      : Relay(channel, id, worker->Await(v1::CoordinatorCommand::kServeState).serve_state().session()) {}
+      : Relay(channel, id,
+              worker->Await(v1::CoordinatorCommand::kServeState).serve_state().session()) {}
   Relay(const std::shared_ptr<grpc::Channel>& channel, const std::string& id,
         const std::string& session)
       : stub_(v1::LiveRelay::NewStub(channel)), stream_(stub_->Relay(&context_)) {
