@@ -21,6 +21,9 @@ void CommunicatorConformanceTest::SetUp() {
   const auto& exclusions = std::get<0>(GetParam()).exclusions;
   const auto excluded = exclusions.find(name.substr(0, name.find('/')));
   if (excluded != exclusions.end()) GTEST_SKIP() << excluded->second;
+  const auto& available = std::get<0>(GetParam()).available;
+  const absl::Status status = available ? available() : absl::OkStatus();
+  if (!status.ok()) GTEST_SKIP() << status;
 }
 
 std::function<int(int)> CommunicatorConformanceTest::DataOf() const {

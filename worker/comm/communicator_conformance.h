@@ -30,6 +30,8 @@ struct CommunicatorBackend {
   // How many ranks each host has: mapped reductions add the sums of hosts. Unset: all on one.
   std::function<std::vector<int>(int size)> hosts;
   std::map<std::string, std::string> exclusions;  // Test name -> reason.
+  // Whether this machine has what the back-end needs: an error skips its tests. Unset: it has.
+  std::function<absl::Status()> available;
 
   friend std::ostream& operator<<(std::ostream& os, const CommunicatorBackend& b) {
     return os << b.name;

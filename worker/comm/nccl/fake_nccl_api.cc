@@ -128,6 +128,11 @@ NcclResult FakeNcclApi::Add(const FakeNcclCall& call, NcclComm* comm, CudaStream
   std::shared_ptr<Comm> found = Find(comm);
   if (found == nullptr || !group_open_) return NcclResult::kInvalidArgument;
   if (found->revoked) return NcclResult::kInvalidUsage;
+  for (const void* buffer : {call.send, static_cast<const void*>(call.recv)}) {
+    const int64_t size_bytes = call.count * SizeBytes(call.type);  // At the least.
+    const bool is_other = buffer != nullptr && !cuda_->Holds(buffer, size_bytes);
+    if (options_.device_buffers_only && is_other) ++misuses_;
+  }
   open_.push_back(call);
   open_comm_ = std::move(found);
   open_stream_ = stream;

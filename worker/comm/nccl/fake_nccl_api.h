@@ -60,6 +60,7 @@ class FakeNcclApi : public NcclApi {
     bool has_revoke = true;
     bool never_joins = false;                   // Joining stays in progress.
     bool hangs = false;                         // Batches never come.
+    bool device_buffers_only = false;           // Other memory is a misuse, as to the library.
     absl::Notification* abort_until = nullptr;  // CommAbort does not come back before.
     NcclResult init_result = NcclResult::kSuccess;
   };

@@ -14,6 +14,7 @@
 #define TESSERA_WORKER_DEVICE_CUDA_CUDA_API_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -57,6 +58,7 @@ class CudaApi {
   virtual absl::Status Init() = 0;
   virtual absl::StatusOr<int> DeviceGetCount() = 0;
   virtual absl::StatusOr<int> DeviceGetAttribute(CudaAttribute attribute, int device) = 0;
+  virtual absl::StatusOr<std::string> DeviceGetName(int device) = 0;
 
   // --- Contexts ---
   virtual absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) = 0;
@@ -92,6 +94,9 @@ class CudaApi {
   virtual absl::Status EventRecord(CudaEventHandle* event, CudaStreamHandle* stream) = 0;
   virtual absl::StatusOr<bool> EventQuery(CudaEventHandle* event) = 0;  // Whether it is reached.
   virtual absl::Status EventSynchronize(CudaEventHandle* event) = 0;
+  virtual absl::StatusOr<CudaEventHandle*> EventCreateTimed() = 0;  // As EventCreate, and a time.
+  // Between two timed events that were reached, in milliseconds.
+  virtual absl::StatusOr<double> EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) = 0;
 
   // --- Memory that processes share by POSIX descriptors. Sizes are multiples of the granularity.
   // Physical memory lives while a handle, a mapping or a descriptor of any process holds it ---

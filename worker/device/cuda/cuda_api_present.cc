@@ -11,7 +11,7 @@
 // clang-format off
 #define TESSERA_CUDA_CALLS(X) \
   X(cuDriverGetVersion) X(cuInit) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetAttribute) \
-  X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) \
+  X(cuDeviceGetName) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) \
   X(cuCtxGetStreamPriorityRange) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) \
   X(cuMemFreeHost) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) \
   X(cuStreamWaitEvent) X(cuStreamWaitValue32) X(cuLaunchHostFunc) X(cuMemcpyAsync) \
@@ -63,6 +63,7 @@ class Driver : public CudaApi {
   }
     TESSERA_CUDA_CALLS(TESSERA_CUDA_RESOLVE)
 #undef TESSERA_CUDA_RESOLVE
+    elapsed_time_ = reinterpret_cast<decltype(elapsed_time_)>(dlsym(library, "cuEventElapsedTime"));
     return absl::OkStatus();
   }
 
@@ -81,6 +82,11 @@ class Driver : public CudaApi {
     const auto native = static_cast<CUdevice_attribute>(attribute);
     return Either(CudaStatus("cuDeviceGetAttribute", cuDeviceGetAttribute_(&value, native, device)),
                   value);
+  }
+  absl::StatusOr<std::string> DeviceGetName(int device) override {
+    char name[256] = "";
+    RETURN_IF_ERROR(CudaStatus("cuDeviceGetName", cuDeviceGetName_(name, sizeof(name), device)));
+    return std::string(name);
   }
 
   absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) override {
@@ -161,10 +167,7 @@ class Driver : public CudaApi {
     return CudaStatus("cuMemsetD8Async", cuMemsetD8Async_(dst, value, size_bytes, Native(stream)));
   }
   absl::StatusOr<CudaEventHandle*> EventCreate() override {
-    CUevent event = nullptr;
-    const unsigned flags = CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC;
-    RETURN_IF_ERROR(CudaStatus("cuEventCreate", cuEventCreate_(&event, flags)));
-    return reinterpret_cast<CudaEventHandle*>(event);
+    return NewEvent(CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
   }
   absl::Status EventDestroy(CudaEventHandle* event) override {
     return CudaStatus("cuEventDestroy", cuEventDestroy_(Native(event)));
@@ -179,6 +182,16 @@ class Driver : public CudaApi {
   }
   absl::Status EventSynchronize(CudaEventHandle* event) override {
     return CudaStatus("cuEventSynchronize", cuEventSynchronize_(Native(event)));
+  }
+  absl::StatusOr<CudaEventHandle*> EventCreateTimed() override {
+    return NewEvent(CU_EVENT_BLOCKING_SYNC);
+  }
+  absl::StatusOr<double> EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) override {
+    if (elapsed_time_ == nullptr) return CudaStatus("cuEventElapsedTime", kCudaNotSupported);
+    float milliseconds = 0;
+    RETURN_IF_ERROR(CudaStatus("cuEventElapsedTime",
+                               elapsed_time_(&milliseconds, Native(start), Native(end))));
+    return milliseconds;
   }
 
   absl::StatusOr<int64_t> MemGetAllocationGranularity(int device) override {
@@ -242,6 +255,11 @@ class Driver : public CudaApi {
   }
 
  private:
+  absl::StatusOr<CudaEventHandle*> NewEvent(unsigned flags) {
+    CUevent event = nullptr;
+    RETURN_IF_ERROR(CudaStatus("cuEventCreate", cuEventCreate_(&event, flags)));
+    return reinterpret_cast<CudaEventHandle*>(event);
+  }
   static CUmemAllocationProp PropertiesOf(int device) {
     CUmemAllocationProp properties = {};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -254,6 +272,8 @@ class Driver : public CudaApi {
 #define TESSERA_CUDA_DECLARE(name) decltype(&name) name##_ = nullptr;
   TESSERA_CUDA_CALLS(TESSERA_CUDA_DECLARE)
 #undef TESSERA_CUDA_DECLARE
+  // Newer headers map the name to one that older drivers lack, and only measuring calls it.
+  CUresult (*elapsed_time_)(float*, CUevent, CUevent) = nullptr;
 };
 
 }  // namespace

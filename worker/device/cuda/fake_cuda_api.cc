@@ -24,8 +24,16 @@ struct FakeStream {
   int priority = 0;
 };
 
+struct FakeEvent {
+  bool timed = false;
+  HostEvent reached;
+  // Of the last mark that was reached. Owned by the work that sets it too: an event may be
+  // destroyed before the stream has come to it.
+  std::shared_ptr<std::atomic<int64_t>> nanos = std::make_shared<std::atomic<int64_t>>(-1);
+};
+
 FakeStream* Of(CudaStreamHandle* stream) { return reinterpret_cast<FakeStream*>(stream); }
-HostEvent* Of(CudaEventHandle* event) { return reinterpret_cast<HostEvent*>(event); }
+FakeEvent* Of(CudaEventHandle* event) { return reinterpret_cast<FakeEvent*>(event); }
 void* Pointer(CudaAddress address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
@@ -57,6 +65,14 @@ std::string FakeCudaApi::Held() const {
                     " allocations=", allocations_.size());
   }
   return text;
+}
+
+bool FakeCudaApi::Holds(const void* address, int64_t size_bytes) const {
+  absl::MutexLock lock(&mu_);
+  auto after = allocations_.upper_bound(const_cast<void*>(address));
+  if (after == allocations_.begin()) return false;
+  const auto& [begin, held_bytes] = *--after;
+  return static_cast<const char*>(address) + size_bytes <= static_cast<char*>(begin) + held_bytes;
 }
 
 absl::Status FakeCudaApi::Enter(absl::string_view call, Needs needs) {
@@ -123,6 +139,12 @@ absl::StatusOr<int> FakeCudaApi::DeviceGetAttribute(CudaAttribute attribute, int
       return options_.descriptors ? 1 : 0;
   }
   return CudaStatus("cuDeviceGetAttribute", kCudaInvalidValue);
+}
+
+absl::StatusOr<std::string> FakeCudaApi::DeviceGetName(int device) {
+  RETURN_IF_ERROR(Enter("DeviceGetName", Needs::kNothing));
+  RETURN_IF_ERROR(CheckDevice("cuDeviceGetName", device));
+  return std::string("a fake of threads");
 }
 
 absl::StatusOr<CudaContext*> FakeCudaApi::DevicePrimaryCtxRetain(int device) {
@@ -232,7 +254,7 @@ absl::Status FakeCudaApi::StreamSynchronize(CudaStreamHandle* stream) {
 
 absl::Status FakeCudaApi::StreamWaitEvent(CudaStreamHandle* stream, CudaEventHandle* event) {
   RETURN_IF_ERROR(Enter("StreamWaitEvent", Needs::kContext));
-  Of(stream)->queue->Wait(Of(event));
+  Of(stream)->queue->Wait(&Of(event)->reached);
   return absl::OkStatus();
 }
 
@@ -265,7 +287,12 @@ absl::Status FakeCudaApi::LaunchHostFunc(CudaStreamHandle* stream, void (*functi
 absl::Status FakeCudaApi::MemcpyAsync(CudaAddress dst, CudaAddress src, int64_t size_bytes,
                                       CudaStreamHandle* stream) {
   RETURN_IF_ERROR(Enter("MemcpyAsync", Needs::kContext));
-  RunOnStream(stream, [=] { std::memcpy(Pointer(dst), Pointer(src), size_bytes); });
+  RunOnStream(stream, [=] {
+    std::memcpy(Pointer(dst), Pointer(src), size_bytes);
+    if (options_.copy_bytes_per_second > 0) {
+      AdvanceClock(static_cast<double>(size_bytes) / options_.copy_bytes_per_second);
+    }
+  });
   return absl::OkStatus();
 }
 
@@ -278,9 +305,20 @@ absl::Status FakeCudaApi::MemsetD8Async(CudaAddress dst, uint8_t value, int64_t 
 
 absl::StatusOr<CudaEventHandle*> FakeCudaApi::EventCreate() {
   RETURN_IF_ERROR(Enter("EventCreate", Needs::kContext));
+  return NewEvent(/*timed=*/false);
+}
+
+absl::StatusOr<CudaEventHandle*> FakeCudaApi::EventCreateTimed() {
+  RETURN_IF_ERROR(Enter("EventCreateTimed", Needs::kContext));
+  return NewEvent(/*timed=*/true);
+}
+
+CudaEventHandle* FakeCudaApi::NewEvent(bool timed) {
+  auto* event = new FakeEvent();
+  event->timed = timed;
   absl::MutexLock lock(&mu_);
   ++events_;
-  return reinterpret_cast<CudaEventHandle*>(new HostEvent());
+  return reinterpret_cast<CudaEventHandle*>(event);
 }
 
 absl::Status FakeCudaApi::EventDestroy(CudaEventHandle* event) {
@@ -294,19 +332,33 @@ absl::Status FakeCudaApi::EventDestroy(CudaEventHandle* event) {
 
 absl::Status FakeCudaApi::EventRecord(CudaEventHandle* event, CudaStreamHandle* stream) {
   RETURN_IF_ERROR(Enter("EventRecord", Needs::kContext));
-  Of(stream)->queue->Record(Of(event));
+  if (Of(event)->timed) {
+    RunOnStream(stream, [this, nanos = Of(event)->nanos] { *nanos = clock_nanos_.load(); });
+  }
+  Of(stream)->queue->Record(&Of(event)->reached);
   return absl::OkStatus();
 }
 
 absl::StatusOr<bool> FakeCudaApi::EventQuery(CudaEventHandle* event) {
   RETURN_IF_ERROR(Enter("EventQuery", Needs::kContext));
-  return Of(event)->Query();
+  return Of(event)->reached.Query();
 }
 
 absl::Status FakeCudaApi::EventSynchronize(CudaEventHandle* event) {
   RETURN_IF_ERROR(Enter("EventSynchronize", Needs::kContext));
-  Of(event)->Synchronize();
+  Of(event)->reached.Synchronize();
   return CudaStatus("cuEventSynchronize", broken_);
+}
+
+absl::StatusOr<double> FakeCudaApi::EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) {
+  RETURN_IF_ERROR(Enter("EventElapsedTime", Needs::kContext));
+  for (CudaEventHandle* event : {start, end}) {
+    if (!Of(event)->timed || *Of(event)->nanos < 0) {
+      return CudaStatus("cuEventElapsedTime", kCudaInvalidHandle);
+    }
+    if (!Of(event)->reached.Query()) return CudaStatus("cuEventElapsedTime", kCudaNotReady);
+  }
+  return static_cast<double>(*Of(end)->nanos - *Of(start)->nanos) * 1e-6;
 }
 
 void FakeCudaApi::RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work) {

@@ -32,6 +32,7 @@ class FakeCudaApi : public CudaApi {
     bool memory_management = true;  // The attributes of that name.
     bool descriptors = true;
     bool memory_needs_context = false;  // MemCreate and the calls that share are [ctx] too.
+    double copy_bytes_per_second = 0;   // Of the device's clock; 0: copies take no time of it.
   };
   FakeCudaApi() : FakeCudaApi(Options()) {}
   explicit FakeCudaApi(const Options& options);
@@ -51,6 +52,7 @@ class FakeCudaApi : public CudaApi {
   absl::Status Init() override;
   absl::StatusOr<int> DeviceGetCount() override;
   absl::StatusOr<int> DeviceGetAttribute(CudaAttribute attribute, int device) override;
+  absl::StatusOr<std::string> DeviceGetName(int device) override;
   absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) override;
   absl::Status DevicePrimaryCtxRelease(int device) override;
   absl::Status CtxSetCurrent(CudaContext* context) override;
@@ -77,6 +79,8 @@ class FakeCudaApi : public CudaApi {
   absl::Status EventRecord(CudaEventHandle* event, CudaStreamHandle* stream) override;
   absl::StatusOr<bool> EventQuery(CudaEventHandle* event) override;
   absl::Status EventSynchronize(CudaEventHandle* event) override;
+  absl::StatusOr<CudaEventHandle*> EventCreateTimed() override;
+  absl::StatusOr<double> EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) override;
   absl::StatusOr<int64_t> MemGetAllocationGranularity(int device) override;
   absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes) override;
   absl::Status MemRelease(CudaMemHandle handle) override;
@@ -92,6 +96,10 @@ class FakeCudaApi : public CudaApi {
 
   // Runs `work` in the order of the stream, as a kernel would; dropped once the context is broken.
   void RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work);
+  // Whether these bytes lie in one piece of what MemAlloc or MemHostAlloc gave.
+  bool Holds(const void* address, int64_t size_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The device's clock, which timed events read: it stands still but for copies and for this.
+  void AdvanceClock(double seconds) { clock_nanos_ += static_cast<int64_t>(seconds * 1e9); }
   // What StreamCreateWithPriority was given.
   int PriorityOf(CudaStreamHandle* stream) const;
 
@@ -105,12 +113,14 @@ class FakeCudaApi : public CudaApi {
   absl::Status Enter(absl::string_view call, Needs needs) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status EnterSharing(absl::string_view call);
   absl::Status CheckDevice(absl::string_view call, int device) const;
+  CudaEventHandle* NewEvent(bool timed) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status HostMemory(absl::string_view call, int64_t size_bytes, void** memory)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status FreeHostMemory(absl::string_view call, void* memory) ABSL_LOCKS_EXCLUDED(mu_);
 
   const Options options_;
   std::atomic<int> broken_{0};
+  std::atomic<int64_t> clock_nanos_{0};
   FakeCudaMemory memory_;
   mutable absl::Mutex mu_;
   std::multimap<std::string, Planned> planned_ ABSL_GUARDED_BY(mu_);

@@ -1,0 +1,76 @@
+#include "tests/gpu/bench_row.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+namespace gpu_check {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json QuartilesJson(const bench::Quartiles& q) {
+  return {{"median", q.median}, {"quartiles", {q.low, q.high}}};
+}
+
+bench::Quartiles QuartilesFrom(const Json& json) {
+  const Json& quartiles = json.at("quartiles");
+  return {quartiles.at(0).get<double>(), json.at("median").get<double>(),
+          quartiles.at(1).get<double>()};
+}
+
+BenchRow RowFrom(const Json& json) {
+  BenchRow row;
+  row.name = json.at("name").get<std::string>();
+  if (json.contains("error")) {
+    row.error = json["error"].get<std::string>();
+    return row;
+  }
+  row.unit = json.at("unit").get<std::string>();
+  row.value = QuartilesFrom(json);
+  if (!json.contains("ratio")) return row;
+  row.ratio_to = json["ratio"].at("to").get<std::string>();
+  row.ratio = QuartilesFrom(json["ratio"]);
+  row.aim = json.value("aim", 0.0);
+  return row;
+}
+
+}  // namespace
+
+Json ToJson(const BenchRow& row) {
+  Json json = {{"name", row.name}};
+  if (!row.measured()) {
+    json["error"] = row.error;
+    return json;
+  }
+  json["unit"] = row.unit;
+  json.update(QuartilesJson(row.value));
+  if (row.ratio_to.empty()) return json;
+  json["ratio"] = {{"to", row.ratio_to}};
+  json["ratio"].update(QuartilesJson(row.ratio));
+  if (row.aim == 0) return json;
+  json["aim"] = row.aim;
+  json["aim_met"] = !row.misses_aim();
+  return json;
+}
+
+std::string RowsToJson(const std::vector<BenchRow>& rows) {
+  Json document;
+  document["rows"] = Json::array();
+  for (const BenchRow& row : rows) document["rows"].push_back(ToJson(row));
+  return document.dump(2);
+}
+
+absl::StatusOr<std::vector<BenchRow>> RowsFromJson(const std::string& text) {
+  std::vector<BenchRow> rows;
+  try {
+    const Json document = Json::parse(text);
+    for (const Json& row : document.at("rows")) rows.push_back(RowFrom(row));
+  } catch (const Json::exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat("no rows of a benchmark: ", error.what()));
+  }
+  if (rows.empty()) return absl::InvalidArgumentError("no rows of a benchmark: there are none");
+  return rows;
+}
+
+}  // namespace gpu_check
+}  // namespace tessera

@@ -1,0 +1,38 @@
+// What the benchmark of a GPU found, as rows, and the same as JSON. Pure; thread-safe.
+#ifndef TESSERA_TESTS_GPU_BENCH_ROW_H_
+#define TESSERA_TESTS_GPU_BENCH_ROW_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+#include "tests/bench/report.h"
+
+namespace tessera {
+namespace gpu_check {
+
+struct BenchRow {
+  std::string name;
+  std::string unit;  // "GB/s": 1e9 bytes a second.  "us"
+  bench::Quartiles value;
+  std::string ratio_to;    // The row that `ratio` is to; empty: there is none.
+  bench::Quartiles ratio;  // Of the two in the same round.
+  double aim = 0;          // The ratio's; 0: none.
+  std::string error;       // Why it was not measured; then all but the name is empty.
+
+  bool measured() const { return error.empty(); }
+  bool misses_aim() const { return measured() && aim > 0 && ratio.median < aim; }
+};
+
+nlohmann::ordered_json ToJson(const BenchRow& row);
+
+// {"rows": [...]}, as the benchmark writes it.
+std::string RowsToJson(const std::vector<BenchRow>& rows);
+// Errors: InvalidArgument  it is not such a document, or has no row
+absl::StatusOr<std::vector<BenchRow>> RowsFromJson(const std::string& text);
+
+}  // namespace gpu_check
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_GPU_BENCH_ROW_H_

@@ -1,0 +1,97 @@
+// Measures a GPU and writes what came of it as JSON: part of what DIR/gpu-check runs.
+//
+// Exit status: 0 all was measured, 1 something was not: the rows say what, or there is no device.
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "base/command_line.h"
+#include "base/status_macros.h"
+#include "tests/gpu/gpu_bench.h"
+#include "worker/device/cuda/gpu_kernels.h"
+
+namespace tessera {
+namespace gpu_check {
+namespace {
+
+class DeviceKernels : public MeasuredKernels {
+ public:
+  explicit DeviceKernels(GpuKernels* kernels) : kernels_(kernels) {}
+  absl::Status Adam(CudaStreamHandle* stream, int64_t count, const float* gradient, float* p,
+                    float* m, float* v, uint16_t* published) override {
+    return kernels_->AdamStep(stream, {}, count, gradient, p, m, v, p, m, v, nullptr,
+                              {published, DType::kBf16});
+  }
+  absl::Status Cast(CudaStreamHandle* stream, DType from_dtype, const void* from, DType to_dtype,
+                    void* to, int64_t count, double scale) override {
+    return kernels_->Cast(stream, from_dtype, from, to_dtype, to, count, scale);
+  }
+  absl::Status Measure(CudaStreamHandle* stream, const float* values, int64_t count,
+                       host::GradientStats* stats) override {
+    return kernels_->Measure(stream, DType::kFp32, values, count, stats);
+  }
+  absl::Status Touch(CudaStreamHandle* stream, float* value) override {
+    return kernels_->Fill(stream, DType::kFp32, value, 1, 0);
+  }
+
+ private:
+  GpuKernels* const kernels_;
+};
+
+absl::StatusOr<std::vector<BenchRow>> Bench(CudaDevice* device, const BenchOptions& options) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<GpuKernels> kernels,
+                   GpuKernels::Create(device, options.array_bytes / 4));
+  DeviceKernels measured(kernels.get());
+  return BenchGpu(device, &measured, options);
+}
+
+int Run(const BenchOptions& options, const std::string& json) {
+  const absl::StatusOr<CudaApi*> api = LoadCudaApi();
+  absl::StatusOr<std::unique_ptr<CudaDevice>> device = api.status();
+  if (api.ok()) device = CudaDevice::Create(*api, {});
+  if (!device.ok()) {
+    std::cerr << "no device: " << device.status() << "\n";
+    return 1;
+  }
+  const absl::StatusOr<std::vector<BenchRow>> rows = Bench(device->get(), options);
+  if (!rows.ok()) {
+    std::cerr << rows.status() << "\n";
+    return 1;
+  }
+  std::ofstream file(json);
+  file << RowsToJson(*rows) << "\n";
+  if (!file.flush()) {
+    std::cerr << "cannot write " << json << "\n";
+    return 1;
+  }
+  int status = 0;
+  for (const BenchRow& row : *rows) {
+    if (row.measured()) continue;
+    std::cerr << row.name << ": " << row.error << "\n";
+    status = 1;
+  }
+  return status;
+}
+
+}  // namespace
+}  // namespace gpu_check
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  tessera::gpu_check::BenchOptions options;
+  int64_t mebibytes = options.array_bytes >> 20;
+  std::string json;
+  CLI::App app("Measures a GPU's memory and Tessera's kernels on it", "gpu_bench");
+  app.add_option("--json", json, "Where the rows go")->required();
+  app.add_option("--rounds", options.rounds, "Interleaved rounds")
+      ->check(tessera::WholeNumber(1, 1000))
+      ->capture_default_str();
+  app.add_option("--mebibytes", mebibytes, "Of each array, where there is room")
+      ->check(tessera::WholeNumber(1, 1 << 14))
+      ->capture_default_str();
+  if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) return *ended;
+  options.array_bytes = mebibytes << 20;
+  return tessera::gpu_check::Run(options, json);
+}

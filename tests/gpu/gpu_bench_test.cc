@@ -1,0 +1,214 @@
+// The benchmark over a fake device whose clock goes as the test says.
+#include "tests/gpu/gpu_bench.h"
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "worker/device/cuda/cuda_error.h"
+#include "worker/device/cuda/fake_cuda_api.h"
+
+namespace tessera {
+namespace gpu_check {
+namespace {
+
+using absl::StatusCode;
+using testing::HasSubstr;
+
+constexpr double kCopyBytesPerSecond = 1e9;  // Each counts twice: it is read and written.
+
+// Kernels of the host, in the order of the stream, that take as long as their floor does at some
+// part of the rate of a copy.
+class FakeKernels : public MeasuredKernels {
+ public:
+  FakeKernels(FakeCudaApi* api, double part_of_copy) : api_(api), part_of_copy_(part_of_copy) {}
+  absl::Status Adam(CudaStreamHandle* stream, int64_t count, const float* gradient, float* p,
+                    float* m, float* v, uint16_t* published) override {
+    return Enqueue(stream, 30 * count, [=] {
+      host::AdamStep({}, count, gradient, p, m, v, p, m, v, nullptr, {published, DType::kBf16});
+    });
+  }
+  absl::Status Cast(CudaStreamHandle* stream, DType from_dtype, const void* from, DType, void* to,
+                    int64_t count, double) override {
+    if (!cast_error.ok()) return cast_error;
+    return Enqueue(stream, 6 * count, [=] {
+      if (from_dtype == DType::kFp32) {
+        host::CastFp32ToHalf(DType::kBf16, static_cast<const float*>(from),
+                             static_cast<uint16_t*>(to), count);
+      } else {
+        host::CastHalfToFp32(DType::kBf16, static_cast<const uint16_t*>(from),
+                             static_cast<float*>(to), count);
+      }
+    });
+  }
+  absl::Status Measure(CudaStreamHandle* stream, const float* values, int64_t count,
+                       host::GradientStats* stats) override {
+    return Enqueue(stream, 4 * count, [=] { *stats = host::MeasureGradient(values, count); });
+  }
+  absl::Status Touch(CudaStreamHandle* stream, float* value) override {
+    return Enqueue(stream, 0, [=] { *value = 0; });
+  }
+
+  absl::Status cast_error;
+
+ private:
+  absl::Status Enqueue(CudaStreamHandle* stream, int64_t bytes, std::function<void()> work) {
+    const double seconds = bytes / (2 * kCopyBytesPerSecond * part_of_copy_);
+    api_->RunOnStream(stream, [api = api_, seconds, work] {
+      work();
+      api->AdvanceClock(seconds);
+    });
+    return absl::OkStatus();
+  }
+
+  FakeCudaApi* const api_;
+  const double part_of_copy_;
+};
+
+class GpuBenchTest : public testing::Test {
+ protected:
+  GpuBenchTest() {
+    FakeCudaApi::Options options;
+    options.copy_bytes_per_second = kCopyBytesPerSecond;
+    api_ = std::make_unique<FakeCudaApi>(options);
+    bench_.rounds = 3;
+    bench_.warm_up_rounds = 1;
+    bench_.repeats = 2;
+    bench_.array_bytes = 1 << 20;
+    bench_.region_bytes = 64 << 10;
+    bench_.host_seconds = [this] { return host_seconds_ += 0.25; };
+  }
+  absl::StatusOr<std::vector<BenchRow>> Bench(MeasuredKernels* kernels) {
+    absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(api_.get(), {});
+    if (!device.ok()) return device.status();
+    return BenchGpu(device->get(), kernels, bench_);
+  }
+
+  std::unique_ptr<FakeCudaApi> api_;
+  BenchOptions bench_;
+  double host_seconds_ = 0;
+};
+
+TEST_F(GpuBenchTest, RatesAreFloorsByTheDevicesTimeAndRatiosAreToItsCopy) {
+  FakeKernels kernels(api_.get(), 0.5);
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&kernels));
+  ASSERT_EQ(rows.size(), 9);
+  const double copy = 2 * kCopyBytesPerSecond * 1e-9;
+  EXPECT_NEAR(rows[0].value.median, copy, 1e-3 * copy);
+  EXPECT_EQ(rows[0].unit, "GB/s");
+  EXPECT_EQ(rows[0].ratio_to, "");
+  for (int i = 1; i <= 4; ++i) {
+    EXPECT_NEAR(rows[i].value.median, 0.5 * copy, 1e-3 * copy) << rows[i].name;
+    EXPECT_NEAR(rows[i].ratio.low, 0.5, 1e-3) << rows[i].name;
+    EXPECT_NEAR(rows[i].ratio.high, 0.5, 1e-3) << rows[i].name;
+    EXPECT_EQ(rows[i].ratio_to, rows[0].name);
+    EXPECT_TRUE(rows[i].misses_aim()) << rows[i].name;
+  }
+  for (int i = 5; i <= 6; ++i) {  // Of host copies each byte counts once.
+    EXPECT_NEAR(rows[i].value.median, copy / 2, 1e-3 * copy) << rows[i].name;
+    EXPECT_EQ(rows[i].aim, 0) << rows[i].name;
+  }
+  for (int i = 7; i <= 8; ++i) {
+    EXPECT_NEAR(rows[i].value.median, 0.25e6, 1) << rows[i].name;
+    EXPECT_EQ(rows[i].unit, "us");
+  }
+  EXPECT_EQ(api_->Held(), "");
+}
+
+TEST_F(GpuBenchTest, KernelAsFastAsACopyMeetsItsAim) {
+  FakeKernels kernels(api_.get(), 1);
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&kernels));
+  for (const BenchRow& row : rows) EXPECT_FALSE(row.misses_aim()) << row.name;
+}
+
+TEST_F(GpuBenchTest, WhatCannotBeMeasuredSaysWhyAndTheRestIsMeasured) {
+  FakeKernels kernels(api_.get(), 1);
+  kernels.cast_error = absl::UnimplementedError("built without nvcc");
+  // After some rounds, too: half of a figure is none.
+  api_->FailCall("MemImportFromShareableHandle", kCudaNotPermitted, /*skip=*/2);
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&kernels));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const char* error = i == 2 || i == 3 ? "built without nvcc" : i == 7 ? "NOT_PERMITTED" : "";
+    EXPECT_THAT(rows[i].error, HasSubstr(error)) << rows[i].name;
+    EXPECT_EQ(rows[i].measured(), *error == '\0') << rows[i].name;
+  }
+  EXPECT_EQ(api_->Held(), "");
+}
+
+TEST_F(GpuBenchTest, DeviceThatBreaksMakesEveryRowVoid) {
+  class Breaking : public FakeKernels {
+   public:
+    explicit Breaking(FakeCudaApi* api) : FakeKernels(api, 1), api_(api) {}
+    absl::Status Touch(CudaStreamHandle* stream, float* value) override {
+      api_->Break(kCudaIllegalAddress);
+      return FakeKernels::Touch(stream, value);
+    }
+    FakeCudaApi* const api_;
+  };
+  Breaking kernels(api_.get());
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&kernels));
+  for (const BenchRow& row : rows) {
+    EXPECT_THAT(row.error, HasSubstr("ILLEGAL_ADDRESS")) << row.name;
+  }
+}
+
+TEST_F(GpuBenchTest, ClockThatStandsStillIsAnErrorAndNoInfiniteRate) {
+  api_ = std::make_unique<FakeCudaApi>();
+  FakeKernels kernels(api_.get(), 1);
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&kernels));
+  EXPECT_THAT(rows[0].error, HasSubstr("stands still"));
+  EXPECT_TRUE(rows[1].measured());
+  EXPECT_EQ(rows[1].ratio_to, "") << "there is no copy to compare it with";
+}
+
+TEST_F(GpuBenchTest, WithoutADeviceOrMemoryNothingIsMeasured) {
+  FakeCudaApi::Options options;
+  options.num_devices = 0;
+  api_ = std::make_unique<FakeCudaApi>(options);
+  FakeKernels none(api_.get(), 1);
+  EXPECT_THAT(Bench(&none), StatusIs(StatusCode::kNotFound, HasSubstr("NO_DEVICE")));
+  options = {};
+  options.memory_bytes = 15 * kMinArrayBytes;
+  api_ = std::make_unique<FakeCudaApi>(options);
+  FakeKernels small(api_.get(), 1);
+  EXPECT_THAT(Bench(&small), StatusIs(StatusCode::kResourceExhausted, HasSubstr("bytes are free")));
+  EXPECT_EQ(api_->Held(), "");
+}
+
+TEST(ArrayBytesTest, AreWhatIsWantedOrASixteenthOfWhatIsFree) {
+  EXPECT_EQ(*ArrayBytes(1 << 20, int64_t{1} << 40), 1 << 20);
+  EXPECT_EQ(*ArrayBytes(int64_t{1} << 40, 16 << 20), 1 << 20);
+  EXPECT_EQ(*ArrayBytes((1 << 20) + 1, int64_t{1} << 40), 1 << 20) << "whole pieces";
+  EXPECT_THAT(ArrayBytes(1 << 20, 16 * kMinArrayBytes - 1),
+              StatusIs(StatusCode::kResourceExhausted, testing::_));
+}
+
+TEST(BenchRowTest, RowsGoThroughJsonAndWhatIsNoneIsRefused) {
+  BenchRow rate;
+  rate.name = "AdamW";
+  rate.unit = "GB/s";
+  rate.value = {1, 2, 3};
+  rate.ratio_to = "copy";
+  rate.ratio = {0.5, 0.875, 1};
+  rate.aim = 0.9;
+  BenchRow none;
+  none.name = "import";
+  none.error = "refused";
+  const std::string text = RowsToJson({rate, none});
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, RowsFromJson(text));
+  ASSERT_EQ(rows.size(), 2);
+  EXPECT_EQ(RowsToJson(rows), text);
+  EXPECT_EQ(rows[0].ratio.median, 0.875);
+  EXPECT_TRUE(rows[0].misses_aim());
+  EXPECT_EQ(rows[1].error, "refused");
+  for (const char* bad : {"", "[]", "{}", "{\"rows\": []}", "{\"rows\": [{}]}",
+                          "{\"rows\": [{\"name\": \"x\", \"unit\": 1}]}"}) {
+    EXPECT_THAT(RowsFromJson(bad), StatusIs(StatusCode::kInvalidArgument, testing::_)) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace gpu_check
+}  // namespace tessera
