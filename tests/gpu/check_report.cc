@@ -145,10 +145,9 @@ std::string ToJson(const Report& report) {
 }
 
 std::string Describe(const SuiteResult& result) {
-  std::string text = absl::StrFormat("%s: %d passed, %d failed, %d skipped (%.1f s)",
-                                     Name(result.outcome), result.counts.passed,
-                                     result.counts.failures.size(), result.counts.skipped,
-                                     result.seconds);
+  std::string text = absl::StrFormat(
+      "%s: %d passed, %d failed, %d skipped (%.1f s)", Name(result.outcome), result.counts.passed,
+      result.counts.failures.size(), result.counts.skipped, result.seconds);
   if (!result.reason.empty()) absl::StrAppend(&text, ": ", result.reason);
   return text;
 }

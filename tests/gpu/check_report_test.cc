@@ -104,10 +104,8 @@ TEST(JudgeBenchTest, RowsCountAsTestsAndAnAimIsNone) {
   none.name = "none";
   none.error = "refused";
   std::vector<BenchRow> rows;
-  EXPECT_EQ(JudgeBench(SampleSuite(), End(0), RowsToJson({slow}), &rows).outcome,
-            Outcome::kPassed);
-  EXPECT_EQ(JudgeBench(SampleSuite(), End(1), RowsToJson({slow}), &rows).outcome,
-            Outcome::kFailed);
+  EXPECT_EQ(JudgeBench(SampleSuite(), End(0), RowsToJson({slow}), &rows).outcome, Outcome::kPassed);
+  EXPECT_EQ(JudgeBench(SampleSuite(), End(1), RowsToJson({slow}), &rows).outcome, Outcome::kFailed);
   const SuiteResult result = JudgeBench(SampleSuite(), End(1), RowsToJson({slow, none}), &rows);
   EXPECT_EQ(result.outcome, Outcome::kFailed);
   EXPECT_EQ(result.counts.passed, 1);

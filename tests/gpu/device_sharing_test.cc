@@ -234,9 +234,8 @@ TEST_P(DeviceSharingTest, WriteThroughAReadOnlyMappingIsAnErrorOfWhoWritesAndCha
   RankProcess writer([this]() -> absl::Status {
     BeWriter();
     ASSIGN_OR_RETURN(const Executor executor, Executor::Create(GetParam()));
-    ASSIGN_OR_RETURN(
-        const DeviceMapping mapping,
-        Receive(to_writer_.second.get(), executor.sharing, CudaAccess::kRead));
+    ASSIGN_OR_RETURN(const DeviceMapping mapping,
+                     Receive(to_writer_.second.get(), executor.sharing, CudaAccess::kRead));
     return executor.Write(mapping, std::vector<char>(kSizeBytes));
   });
   to_writer_ = {};

@@ -68,8 +68,8 @@ class Stopwatch {
 // One figure: how a sample of it is taken, and what came of it.
 struct Figure {
   std::string name;
-  bool is_rate = true;     // GB/s, measured by events; else microseconds.
-  bool to_copy = false;    // Has a ratio to the copy, and an aim.
+  bool is_rate = true;   // GB/s, measured by events; else microseconds.
+  bool to_copy = false;  // Has a ratio to the copy, and an aim.
   std::function<absl::StatusOr<double>()> sample;
   std::vector<double> samples = {};
   absl::Status status = {};
@@ -129,9 +129,8 @@ class GpuBench {
     std::vector<Figure> figures;
     const auto add_rate = [&](std::string name, int64_t bytes, bool to_copy,
                               std::function<absl::Status()> work) {
-      figures.push_back({std::move(name), true, to_copy, [this, bytes, work] {
-                           return BytesPerSecond(bytes, work);
-                         }});
+      figures.push_back({std::move(name), true, to_copy,
+                         [this, bytes, work] { return BytesPerSecond(bytes, work); }});
     };
     add_rate(kCopy, CopyFloorBytes(bytes_), false,
              [=] { return api_->MemcpyAsync(Address(p), Address(m_.data()), bytes_, stream); });
@@ -155,12 +154,11 @@ class GpuBench {
     add_rate("device to pinned memory of the host", bytes_, false, [=] {
       return api_->MemcpyAsync(Address(pinned_.data()), Address(p), bytes_, stream);
     });
-    figures.push_back({absl::StrCat("import and map a descriptor of ",
-                                    options_.region_bytes >> 10, " KiB"),
-                       false, false, [this] { return ImportSeconds(); }});
-    figures.push_back({"launch of a kernel and back", false, false, [this] {
-                         return LaunchSeconds();
-                       }});
+    figures.push_back(
+        {absl::StrCat("import and map a descriptor of ", options_.region_bytes >> 10, " KiB"),
+         false, false, [this] { return ImportSeconds(); }});
+    figures.push_back(
+        {"launch of a kernel and back", false, false, [this] { return LaunchSeconds(); }});
     return figures;
   }
 

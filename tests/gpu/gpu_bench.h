@@ -55,8 +55,8 @@ struct BenchOptions {
   int repeats = 8;         // Of a copy or kernel between two events.
   // Of each fp32 array; less where the device has not 16 times as much free.
   int64_t array_bytes = int64_t{512} << 20;
-  int64_t region_bytes = int64_t{64} << 20;     // What is imported and mapped.
-  std::function<double()> host_seconds = {};    // A clock of the host; empty: the steady one.
+  int64_t region_bytes = int64_t{64} << 20;   // What is imported and mapped.
+  std::function<double()> host_seconds = {};  // A clock of the host; empty: the steady one.
 };
 
 inline constexpr int64_t kMinArrayBytes = 64 << 10;

@@ -9,36 +9,11 @@
 #include "CLI/CLI.hpp"
 #include "base/command_line.h"
 #include "base/status_macros.h"
-#include "tests/gpu/gpu_bench.h"
-#include "worker/device/cuda/gpu_kernels.h"
+#include "tests/gpu/device_kernels.h"
 
 namespace tessera {
 namespace gpu_check {
 namespace {
-
-class DeviceKernels : public MeasuredKernels {
- public:
-  explicit DeviceKernels(GpuKernels* kernels) : kernels_(kernels) {}
-  absl::Status Adam(CudaStreamHandle* stream, int64_t count, const float* gradient, float* p,
-                    float* m, float* v, uint16_t* published) override {
-    return kernels_->AdamStep(stream, {}, count, gradient, p, m, v, p, m, v, nullptr,
-                              {published, DType::kBf16});
-  }
-  absl::Status Cast(CudaStreamHandle* stream, DType from_dtype, const void* from, DType to_dtype,
-                    void* to, int64_t count, double scale) override {
-    return kernels_->Cast(stream, from_dtype, from, to_dtype, to, count, scale);
-  }
-  absl::Status Measure(CudaStreamHandle* stream, const float* values, int64_t count,
-                       host::GradientStats* stats) override {
-    return kernels_->Measure(stream, DType::kFp32, values, count, stats);
-  }
-  absl::Status Touch(CudaStreamHandle* stream, float* value) override {
-    return kernels_->Fill(stream, DType::kFp32, value, 1, 0);
-  }
-
- private:
-  GpuKernels* const kernels_;
-};
 
 absl::StatusOr<std::vector<BenchRow>> Bench(CudaDevice* device, const BenchOptions& options) {
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuKernels> kernels,

@@ -1,12 +1,14 @@
 // The benchmark over a fake device whose clock goes as the test says.
 #include "tests/gpu/gpu_bench.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "tests/gpu/device_kernels.h"
 #include "worker/device/cuda/cuda_error.h"
 #include "worker/device/cuda/fake_cuda_api.h"
 
@@ -175,6 +177,32 @@ TEST_F(GpuBenchTest, WithoutADeviceOrMemoryNothingIsMeasured) {
   FakeKernels small(api_.get(), 1);
   EXPECT_THAT(Bench(&small), StatusIs(StatusCode::kResourceExhausted, HasSubstr("bytes are free")));
   EXPECT_EQ(api_->Held(), "");
+}
+
+// What is measured on a device, over kernels that are loops of the host.
+TEST(DeviceKernelsTest, EachIsTheKernelOfItsName) {
+  FakeCudaApi api;
+  ASSERT_OK_AND_ASSIGN(const auto device, CudaDevice::Create(&api, {}));
+  ASSERT_OK_AND_ASSIGN(const auto gpu_kernels, GpuKernels::Create(device.get(), 2));
+  DeviceKernels kernels(gpu_kernels.get());
+  const float gradient[] = {1, 1};
+  float p[] = {3, 3}, m[] = {0, 0}, v[] = {0, 0}, widened[] = {0, 0};
+  uint16_t published[] = {0, 0};
+  ASSERT_OK(kernels.Adam(nullptr, 2, gradient, p, m, v, published));
+  EXPECT_LT(p[1], 3);
+  EXPECT_GT(m[1], 0);
+  EXPECT_GT(v[1], 0);
+  EXPECT_EQ(published[1], 0x4040) << "3 as bf16: the step is below its last place";
+  ASSERT_OK(kernels.Cast(nullptr, DType::kBf16, published, DType::kFp32, widened, 2, 0.5));
+  EXPECT_EQ(widened[1], 1.5f);
+  ASSERT_OK(kernels.Cast(nullptr, DType::kFp32, widened, DType::kBf16, published, 2, 2));
+  EXPECT_EQ(published[1], 0x4040);
+  host::GradientStats stats;
+  ASSERT_OK(kernels.Measure(nullptr, widened, 2, &stats));
+  EXPECT_EQ(stats.sum_of_squares, 4.5);
+  ASSERT_OK(kernels.Touch(nullptr, widened));
+  EXPECT_EQ(widened[0], 0);
+  EXPECT_EQ(widened[1], 1.5f);
 }
 
 TEST(ArrayBytesTest, AreWhatIsWantedOrASixteenthOfWhatIsFree) {

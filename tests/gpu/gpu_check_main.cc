@@ -44,7 +44,8 @@ int main(int argc, char** argv) {
       "gpu-check");
   app.add_option("--only", options.only, "Run only these programs, by name")->delimiter(',');
   app.add_option("--out", options.out, "The JSON file")->capture_default_str();
-  app.add_option("--programs", options.folder, "The folder of the programs and of their list"
+  app.add_option("--programs", options.folder,
+                 "The folder of the programs and of their list"
                  " (that of this program)");
   if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) {
     return *ended == tessera::kExitUsage ? gpu_check::kExitWrongUsage : *ended;

@@ -37,10 +37,9 @@ absl::Status LookAtDevice(CudaApi* api, GpuFacts* facts) {
                    api->DeviceGetAttribute(CudaAttribute::kComputeCapabilityMinor, 0));
   facts->capability = 10 * major + minor;
   if (facts->capability < kMinCapability) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("device too old: ", facts->name, " has compute capability ",
-                     CapabilityName(facts->capability), ", and ", CapabilityName(kMinCapability),
-                     " is needed"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "device too old: ", facts->name, " has compute capability ",
+        CapabilityName(facts->capability), ", and ", CapabilityName(kMinCapability), " is needed"));
   }
   // As the tests and the benchmark will get it, and given back at once.
   const absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(api, {});
@@ -57,9 +56,9 @@ absl::Status Look(const absl::StatusOr<CudaApi*>& cuda, GpuFacts* facts) {
   ASSIGN_OR_RETURN(facts->driver_cuda, api->DriverGetVersion());
   const int min_driver = MinDriver(facts->built_with);
   if (facts->driver_cuda < min_driver) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("driver too old: it serves CUDA ", CudaName(facts->driver_cuda), ", and CUDA ",
-                     CudaName(min_driver), " is needed"));
+    return absl::FailedPreconditionError(absl::StrCat("driver too old: it serves CUDA ",
+                                                      CudaName(facts->driver_cuda), ", and CUDA ",
+                                                      CudaName(min_driver), " is needed"));
   }
   RETURN_IF_ERROR(Annotate(api->Init(), "no device"));
   ASSIGN_OR_RETURN(facts->num_devices, api->DeviceGetCount());

@@ -21,7 +21,7 @@ struct GpuFacts {
   int driver_cuda = 0;  // The newest CUDA that the driver serves.
   std::string driver;   // What the kernel's module says of itself.
   int num_devices = 0;
-  std::string name;  // Of cuda:0, which is the one that is checked.
+  std::string name;    // Of cuda:0, which is the one that is checked.
   int capability = 0;  // 90: 9.0.
   int64_t memory_bytes = 0;
   int nccl = 0;

@@ -124,8 +124,8 @@ TEST_F(RunCheckTest, RowsOfTheBenchmarkAreInTheDocumentAndTheTable) {
   row.name = "copy";
   row.unit = "GB/s";
   row.value = {1, 2, 3};
-  Write("bench", absl::StrCat("#!/bin/sh\ncat >\"${1#--json=}\" <<'END'\n", RowsToJson({row}),
-                              "\nEND\n"));
+  Write("bench",
+        absl::StrCat("#!/bin/sh\ncat >\"${1#--json=}\" <<'END'\n", RowsToJson({row}), "\nEND\n"));
   std::filesystem::permissions(options_.folder + "/bench", std::filesystem::perms::owner_all);
   suites_ = "//sample:bench 300 rows\n";
   EXPECT_EQ(Run(), kExitPassed);

@@ -84,8 +84,7 @@ absl::StatusOr<ProgramEnd> RunProgram(const std::vector<std::string>& arguments,
 
   ProgramEnd end;
   end.killed = !*ended;
-  end.exit_status =
-      WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
+  end.exit_status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
   end.seconds = absl::ToDoubleSeconds(absl::Now() - started);
   ASSIGN_OR_RETURN(end.output, ReadFrom(file.get(), begin));
   return end;

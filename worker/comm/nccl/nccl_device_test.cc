@@ -102,7 +102,8 @@ TEST(PlaceNcclRankTest, RankHasADeviceOfItsOwnOrSharesOneWithoutNcclSeeingIt) {
                           Pair("NCCL_SOCKET_IFNAME", "lo"), Pair("NCCL_NVLS_ENABLE", "0")));
   EXPECT_NE(PlaceNcclRank(1, 2, 1, 22907).environment[0],
             PlaceNcclRank(0, 2, 1, 22907).environment[0]);
-  EXPECT_THAT(PlaceNcclRank(1, 2, 1, 23003).environment[0], Pair("NCCL_MULTI_RANK_GPU_ENABLE", "1"));
+  EXPECT_THAT(PlaceNcclRank(1, 2, 1, 23003).environment[0],
+              Pair("NCCL_MULTI_RANK_GPU_ENABLE", "1"));
 }
 
 // Two ranks; the second one is killed.

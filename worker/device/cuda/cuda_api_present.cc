@@ -189,8 +189,8 @@ class Driver : public CudaApi {
   absl::StatusOr<double> EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) override {
     if (elapsed_time_ == nullptr) return CudaStatus("cuEventElapsedTime", kCudaNotSupported);
     float milliseconds = 0;
-    RETURN_IF_ERROR(CudaStatus("cuEventElapsedTime",
-                               elapsed_time_(&milliseconds, Native(start), Native(end))));
+    RETURN_IF_ERROR(
+        CudaStatus("cuEventElapsedTime", elapsed_time_(&milliseconds, Native(start), Native(end))));
     return milliseconds;
   }
 

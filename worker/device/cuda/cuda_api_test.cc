@@ -61,6 +61,38 @@ TEST(FakeCudaApiTest, CallsWithoutInitOrContextAreRefusedAsTheDriverRefusesThem)
   EXPECT_EQ(api.Held(), "");
 }
 
+TEST(FakeCudaApiTest, TimedEventsReadTheDevicesClockInTheOrderOfTheStream) {
+  FakeCudaApi::Options options;
+  options.copy_bytes_per_second = 1e6;
+  FakeCudaApi api(options);
+  ASSERT_OK(api.Init());
+  ASSERT_OK_AND_ASSIGN(CudaContext * context, api.DevicePrimaryCtxRetain(0));
+  ASSERT_OK(api.CtxSetCurrent(context));
+  ASSERT_OK_AND_ASSIGN(CudaStreamHandle * stream, api.StreamCreateWithPriority(0));
+  ASSERT_OK_AND_ASSIGN(CudaEventHandle * start, api.EventCreateTimed());
+  ASSERT_OK_AND_ASSIGN(CudaEventHandle * end, api.EventCreateTimed());
+  ASSERT_OK_AND_ASSIGN(CudaEventHandle * untimed, api.EventCreate());
+  ASSERT_OK_AND_ASSIGN(const CudaAddress memory, api.MemAlloc(2000));
+  ASSERT_OK(api.MemcpyAsync(memory, memory + 1000, 1000, stream));
+  ASSERT_OK(api.EventRecord(start, stream));
+  EXPECT_THAT(api.EventElapsedTime(start, end),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cuEventElapsedTime")))
+      << "one was never recorded";
+  ASSERT_OK(api.MemcpyAsync(memory, memory + 1000, 500, stream));
+  api.RunOnStream(stream, [&api] { api.AdvanceClock(0.25); });
+  ASSERT_OK(api.EventRecord(end, stream));
+  ASSERT_OK(api.EventRecord(untimed, stream));
+  ASSERT_OK(api.StreamSynchronize(stream));
+  ASSERT_OK_AND_ASSIGN(const double milliseconds, api.EventElapsedTime(start, end));
+  EXPECT_NEAR(milliseconds, 250.5, 1e-3);
+  EXPECT_FALSE(api.EventElapsedTime(start, untimed).ok());
+  for (CudaEventHandle* event : {start, end, untimed}) EXPECT_OK(api.EventDestroy(event));
+  EXPECT_OK(api.StreamDestroy(stream));
+  EXPECT_OK(api.MemFree(memory));
+  EXPECT_OK(api.DevicePrimaryCtxRelease(0));
+  EXPECT_EQ(api.Held(), "");
+}
+
 TEST(FakeCudaApiTest, PlannedErrorComesOnceAtTheCallThatWasMeant) {
   FakeCudaApi api;
   ASSERT_OK(api.Init());

@@ -1,0 +1,250 @@
+// The kernels beside the host's, to the bit. Built twice: over the machine's device, where it has
+// one, and, with TESSERA_KERNELS_ON_HOST, over loops of the host in the kernels' place and a fake
+// device, so that all but the kernels themselves runs everywhere.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "worker/device/cuda/cuda_stream.h"
+#include "worker/device/cuda/fake_cuda_api.h"
+#include "worker/device/cuda/gpu_kernels.h"
+#include "worker/device/cuda/kernel_math.h"
+
+namespace tessera {
+namespace {
+
+// More than the threads of the largest grid, so that each takes several.
+constexpr int64_t kLargeCount = 2 * 4096 * 256 + 777;
+
+absl::StatusOr<CudaApi*> LoadApi() {
+#ifdef TESSERA_KERNELS_ON_HOST
+  static auto* const api = new FakeCudaApi();
+  return api;
+#else
+  return LoadCudaApi();
+#endif
+}
+
+class GpuKernelsDeviceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const absl::StatusOr<CudaApi*> api = LoadApi();
+    if (!api.ok()) GTEST_SKIP() << api.status();
+    absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(*api, {});
+    if (absl::IsNotFound(device.status())) GTEST_SKIP() << device.status();
+    ASSERT_OK(device);
+    device_ = *std::move(device);
+    ASSERT_OK_AND_ASSIGN(kernels_, GpuKernels::Create(device_.get(), kLargeCount));
+    ASSERT_OK_AND_ASSIGN(stream_, CudaStream::Create(device_->context(), "test", 0));
+  }
+  template <typename T>
+  Buffer Upload(const std::vector<T>& values) {
+    absl::StatusOr<Buffer> buffer = device_->Allocate(values.size() * sizeof(T));
+    EXPECT_OK(buffer);
+    device_->Copy(stream_.get(), buffer->data(), values.data(), values.size() * sizeof(T));
+    stream_->Synchronize();
+    return *std::move(buffer);
+  }
+  template <typename T>
+  std::vector<T> Download(const Buffer& buffer) {
+    std::vector<T> values(buffer.size_bytes() / sizeof(T));
+    device_->Copy(stream_.get(), values.data(), buffer.data(), buffer.size_bytes());
+    stream_->Synchronize();
+    EXPECT_OK(device_->status());
+    return values;
+  }
+  static std::vector<float> Values(int seed, int64_t count = 10007) {
+    std::vector<float> values(count);
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = std::sin(static_cast<float>(i * (seed + 3))) * (i % 5 == 0 ? 1e-3f : 20.0f);
+    }
+    return values;
+  }
+
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<GpuKernels> kernels_;
+  std::unique_ptr<CudaStream> stream_;
+};
+
+TEST_F(GpuKernelsDeviceTest, SumMeasureAndCastHaveTheBitsOfTheHosts) {
+  const std::vector<float> a = Values(1), b = Values(2);
+  const int64_t count = a.size();
+  const Buffer on_a = Upload(a), on_b = Upload(b), on_sum = Upload(a);
+  ASSERT_OK_AND_ASSIGN(const Buffer stats, device_->AllocatePinned(sizeof(host::GradientStats)));
+  *stats.data_as<host::GradientStats>() = {};
+  const void* inputs[] = {on_a.data(), on_b.data()};
+  ASSERT_OK(kernels_->Reduce(stream_->handle(), inputs, DType::kFp32, count, 0.3, false,
+                             on_sum.data_as<float>(), stats.data_as<host::GradientStats>()));
+  const std::vector<float> sum = Download<float>(on_sum);
+  std::vector<float> expected(count);
+  host::GradientStats measured;
+  const void* on_host[] = {a.data(), b.data()};
+  host::ReduceSlices(on_host, DType::kFp32, count, 0.3, false, expected.data(), &measured);
+  EXPECT_EQ(sum, expected);
+  EXPECT_EQ(stats.data_as<host::GradientStats>()->sum_of_squares, measured.sum_of_squares);
+  EXPECT_FALSE(stats.data_as<host::GradientStats>()->non_finite);
+  for (DType dtype : {DType::kBf16, DType::kFp16}) {
+    const Buffer halves = Upload(std::vector<uint16_t>(count));
+    ASSERT_OK(kernels_->CopyIn(stream_->handle(), DType::kFp32, on_sum.data(), dtype, halves.data(),
+                               count));
+    std::vector<uint16_t> narrow(count);
+    host::CastFp32ToHalf(dtype, expected.data(), narrow.data(), count);
+    EXPECT_EQ(Download<uint16_t>(halves), narrow) << Name(dtype);
+  }
+}
+
+TEST_F(GpuKernelsDeviceTest, AdamHasTheBitsOfTheHosts) {
+  const std::vector<float> g = Values(1), p = Values(2), m = Values(3), v(p.size(), 0.25f);
+  const int64_t count = g.size();
+  const Buffer on_g = Upload(g), on_p = Upload(p), on_m = Upload(m), on_v = Upload(v);
+  const Buffer halves = Upload(std::vector<uint16_t>(count));
+  host::AdamParams params;
+  params.weight_decay = 0.1;
+  params.decoupled_weight_decay = true;
+  params.bias_correction2 = 0.01;
+  ASSERT_OK(kernels_->AdamStep(stream_->handle(), params, count, on_g.data_as<float>(),
+                               on_p.data_as<float>(), on_m.data_as<float>(), on_v.data_as<float>(),
+                               on_p.data_as<float>(), on_m.data_as<float>(), on_v.data_as<float>(),
+                               nullptr, {halves.data_as<uint16_t>(), DType::kBf16}));
+  std::vector<float> p_out(count), m_out(count), v_out(count);
+  std::vector<uint16_t> published(count);
+  host::AdamStep(params, count, g.data(), p.data(), m.data(), v.data(), p_out.data(), m_out.data(),
+                 v_out.data(), nullptr, {published.data(), DType::kBf16});
+  EXPECT_EQ(Download<float>(on_p), p_out);
+  EXPECT_EQ(Download<float>(on_m), m_out);
+  EXPECT_EQ(Download<float>(on_v), v_out);
+  EXPECT_EQ(Download<uint16_t>(halves), published);
+}
+
+TEST_F(GpuKernelsDeviceTest, SgdHasTheBitsOfTheHosts) {
+  const std::vector<float> g = Values(1), p = Values(2), b = Values(3);
+  const int64_t count = g.size();
+  for (const bool first_step : {true, false}) {
+    const Buffer on_g = Upload(g), on_p = Upload(p), on_b = Upload(b);
+    const Buffer full = Upload(std::vector<float>(count));
+    const Buffer halves = Upload(std::vector<uint16_t>(count));
+    host::SgdParams params;
+    params.momentum = 0.9;
+    params.weight_decay = 0.01;
+    params.gradient_scale = 0.5;
+    params.first_step = first_step;
+    ASSERT_OK(kernels_->SgdStep(stream_->handle(), params, count, on_g.data_as<float>(),
+                                on_p.data_as<float>(), on_b.data_as<float>(), on_p.data_as<float>(),
+                                on_b.data_as<float>(), full.data_as<float>(),
+                                {halves.data_as<uint16_t>(), DType::kFp16}));
+    std::vector<float> p_out(count), b_out(count), published(count);
+    std::vector<uint16_t> rounded(count);
+    host::SgdStep(params, count, g.data(), p.data(), b.data(), p_out.data(), b_out.data(),
+                  published.data(), {rounded.data(), DType::kFp16});
+    EXPECT_EQ(Download<float>(on_p), p_out);
+    EXPECT_EQ(Download<float>(on_b), b_out);
+    EXPECT_EQ(Download<float>(full), published);
+    EXPECT_EQ(Download<uint16_t>(halves), rounded);
+  }
+}
+
+TEST_F(GpuKernelsDeviceTest, SumsOfHalvesAndOfFp64HaveTheBitsOfTheHosts) {
+  const std::vector<float> a = Values(1), b = Values(2), c = Values(3);
+  const int64_t count = a.size();
+  for (DType dtype : {DType::kBf16, DType::kFp16}) {
+    std::vector<std::vector<uint16_t>> halves(3, std::vector<uint16_t>(count));
+    host::CastFp32ToHalf(dtype, a.data(), halves[0].data(), count);
+    host::CastFp32ToHalf(dtype, b.data(), halves[1].data(), count);
+    host::CastFp32ToHalf(dtype, c.data(), halves[2].data(), count);
+    const Buffer on_a = Upload(halves[0]), on_b = Upload(halves[1]), on_c = Upload(halves[2]);
+    const Buffer on_sum = Upload(a);
+    const void* inputs[] = {on_a.data(), on_b.data(), on_c.data()};
+    const void* on_host[] = {halves[0].data(), halves[1].data(), halves[2].data()};
+    ASSERT_OK(kernels_->Reduce(stream_->handle(), inputs, dtype, count, 0.3, /*accumulate=*/true,
+                               on_sum.data_as<float>(), nullptr));
+    std::vector<float> expected = a;
+    host::ReduceSlices(on_host, dtype, count, 0.3, true, expected.data(), nullptr);
+    EXPECT_EQ(Download<float>(on_sum), expected) << Name(dtype);
+  }
+  const std::vector<double> wide(a.begin(), a.end()), other(b.begin(), b.end());
+  const Buffer on_wide = Upload(wide), on_other = Upload(other), on_sum = Upload(wide);
+  const void* inputs[] = {on_wide.data(), on_other.data()};
+  const void* on_host[] = {wide.data(), other.data()};
+  ASSERT_OK(kernels_->Reduce(stream_->handle(), inputs, DType::kFp64, count, 0.3, false,
+                             on_sum.data_as<double>(), nullptr));
+  std::vector<double> expected(count);
+  host::ReduceSlices(on_host, DType::kFp64, count, 0.3, false, expected.data(), nullptr);
+  EXPECT_EQ(Download<double>(on_sum), expected);
+}
+
+TEST_F(GpuKernelsDeviceTest, CombineTakesEachElementAndKeepsNan) {
+  std::vector<float> a = Values(1), b = Values(2);
+  a[5] = b[10000] = std::numeric_limits<float>::quiet_NaN();
+  const int64_t count = a.size();
+  const Buffer on_a = Upload(a), on_b = Upload(b), on_result = Upload(a);
+  const void* inputs[] = {on_a.data(), on_b.data()};
+  for (SliceOp op : {SliceOp::kSum, SliceOp::kMax, SliceOp::kMin}) {
+    ASSERT_OK(kernels_->Combine(stream_->handle(), inputs, DType::kFp32, op, count,
+                                on_result.data()));
+    const std::vector<float> result = Download<float>(on_result);
+    for (int64_t i = 0; i < count; ++i) {
+      if (i == 5 || i == 10000) {
+        EXPECT_TRUE(std::isnan(result[i]));
+        continue;
+      }
+      const float expected = op == SliceOp::kSum   ? a[i] + b[i]
+                             : op == SliceOp::kMax ? std::max(a[i], b[i])
+                                                   : std::min(a[i], b[i]);
+      ASSERT_EQ(result[i], expected) << i;
+    }
+  }
+}
+
+TEST_F(GpuKernelsDeviceTest, OneNonFiniteElementAnywhereIsSeen) {
+  ASSERT_OK_AND_ASSIGN(const Buffer stats, device_->AllocatePinned(sizeof(host::GradientStats)));
+  auto* const measured = stats.data_as<host::GradientStats>();
+  for (const int64_t at : {int64_t{-1}, int64_t{0}, int64_t{5000}, int64_t{10006}}) {
+    for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+      std::vector<float> values = Values(1);
+      if (at >= 0) values[at] = bad;
+      const Buffer on_values = Upload(values);
+      *measured = {};
+      ASSERT_OK(kernels_->Measure(stream_->handle(), DType::kFp32, on_values.data(), values.size(),
+                                  measured));
+      stream_->Synchronize();
+      EXPECT_EQ(measured->non_finite, at >= 0) << at;
+    }
+  }
+}
+
+// Each kernel's grid at a count that leaves a piece over.
+TEST_F(GpuKernelsDeviceTest, EveryElementOfALargeArrayIsCovered) {
+  const std::vector<float> values = Values(1, kLargeCount);
+  const Buffer on_values = Upload(values);
+  ASSERT_OK_AND_ASSIGN(const Buffer stats, device_->AllocatePinned(sizeof(host::GradientStats)));
+  *stats.data_as<host::GradientStats>() = {};
+  ASSERT_OK(kernels_->Measure(stream_->handle(), DType::kFp32, on_values.data(), kLargeCount,
+                              stats.data_as<host::GradientStats>()));
+  ASSERT_OK_AND_ASSIGN(const Buffer sum, device_->AllocatePinned(sizeof(uint64_t)));
+  *sum.data_as<uint64_t>() = 0;
+  ASSERT_OK(kernels_->Checksum(stream_->handle(), DType::kFp32, on_values.data(), kLargeCount,
+                               sum.data_as<uint64_t>()));
+  stream_->Synchronize();
+  const host::GradientStats expected = host::MeasureGradient(values.data(), kLargeCount);
+  EXPECT_EQ(stats.data_as<host::GradientStats>()->sum_of_squares, expected.sum_of_squares);
+  uint64_t checksum = 0;
+  for (int64_t i = 0; i < kLargeCount; ++i) {
+    checksum += gpu::ChecksumElement(i, gpu::BitsOf(values[i]));
+  }
+  EXPECT_EQ(*sum.data_as<uint64_t>(), checksum);
+
+  const Buffer scaled = Upload(std::vector<float>(kLargeCount, -1));
+  ASSERT_OK(kernels_->Cast(stream_->handle(), DType::kFp32, on_values.data(), DType::kFp32,
+                           scaled.data(), kLargeCount, 0.5));
+  ASSERT_OK(kernels_->Scale(stream_->handle(), scaled.data(), DType::kFp32, kLargeCount, 4));
+  const std::vector<float> doubled = Download<float>(scaled);
+  for (int64_t i = 0; i < kLargeCount; ++i) ASSERT_EQ(doubled[i], values[i] * 2) << i;
+  ASSERT_OK(kernels_->Fill(stream_->handle(), DType::kFp32, scaled.data(), kLargeCount, 42));
+  EXPECT_EQ(Download<float>(scaled), std::vector<float>(kLargeCount, 42));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,199 @@
+// The launches as loops of the host over kernel_math.h, for tests: what is above them and beside
+// them runs everywhere then, and the grids are all that needs a device. Each runs at once, so what
+// it reads must be there: tests wait for the stream before.
+#include <cmath>
+#include <type_traits>
+
+#include "worker/device/cuda/kernel_launch.h"
+
+namespace tessera {
+namespace gpu {
+namespace {
+
+constexpr int kInvalidValue = 1;  // CUDA_ERROR_INVALID_VALUE.
+
+template <typename Body>
+int ByType(int dtype, Body body) {
+  switch (dtype) {
+    case 0:
+      return body(static_cast<float*>(nullptr));
+    case 1:
+      return body(static_cast<Bf16*>(nullptr));
+    case 2:
+      return body(static_cast<Fp16*>(nullptr));
+    case 3:
+      return body(static_cast<double*>(nullptr));
+  }
+  return kInvalidValue;
+}
+
+template <typename T>
+T Element(const void* values, int64_t i) {
+  return static_cast<const T*>(values)[i];
+}
+
+void Publish(const Published& published, int64_t i, float p) {
+  if (published.full != nullptr) static_cast<float*>(published.full)[i] = p;
+  if (published.half == nullptr) return;
+  if (published.half_dtype == 1) Narrow(p, static_cast<Bf16*>(published.half) + i);
+  if (published.half_dtype == 2) Narrow(p, static_cast<Fp16*>(published.half) + i);
+}
+
+template <typename T, typename Sum>
+void Reduce(const Inputs& inputs, int64_t count, Sum scale, bool accumulate, void* output) {
+  for (int64_t i = 0; i < count; ++i) {
+    Sum sum = static_cast<Sum>(Widen(Element<T>(inputs.at[0], i)));
+    for (int r = 1; r < inputs.count; ++r) {
+      sum = sum + static_cast<Sum>(Widen(Element<T>(inputs.at[r], i)));
+    }
+    sum = sum * scale;
+    Sum& to = static_cast<Sum*>(output)[i];
+    to = accumulate ? to + sum : sum;
+  }
+}
+
+template <typename Real>
+void Combine(const Inputs& inputs, int op, int64_t count, void* output) {
+  for (int64_t i = 0; i < count; ++i) {
+    Real value = Element<Real>(inputs.at[0], i);
+    for (int r = 1; r < inputs.count; ++r) {
+      value = CombineElements(op, value, Element<Real>(inputs.at[r], i));
+    }
+    static_cast<Real*>(output)[i] = value;
+  }
+}
+
+double SumOfBlock(const float* values, int64_t count) {
+  double total = 0;
+  for (int lane = 0; lane < kStatsLanes; ++lane) {
+    double sum = 0;
+    for (int64_t i = lane; i < count; i += kStatsLanes) {
+      const double value = values[i];
+      sum = sum + value * value;
+    }
+    total = total + sum;
+  }
+  return total;
+}
+
+template <typename Bits>
+uint64_t ChecksumOf(const void* values, int64_t count) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += ChecksumElement(i, Element<Bits>(values, i));
+  return sum;
+}
+
+}  // namespace
+
+int LaunchCast(void*, int from_dtype, const void* from, int to_dtype, void* to, int64_t count,
+               double scale) {
+  return ByType(from_dtype, [&](auto* from_type) {
+    return ByType(to_dtype, [&](auto* to_type) {
+      const auto* source = static_cast<decltype(from_type)>(const_cast<void*>(from));
+      auto* target = static_cast<decltype(to_type)>(to);
+      for (int64_t i = 0; i < count; ++i) CastElement(source[i], scale, &target[i]);
+      return 0;
+    });
+  });
+}
+
+int LaunchScale(void*, int dtype, void* values, int64_t count, double factor) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (dtype == 3) {
+      static_cast<double*>(values)[i] *= factor;
+    } else {
+      static_cast<float*>(values)[i] *= static_cast<float>(factor);
+    }
+  }
+  return 0;
+}
+
+int LaunchFill(void*, int dtype, void* values, int64_t count, double value) {
+  return ByType(dtype, [&](auto* type) {
+    for (int64_t i = 0; i < count; ++i) Narrow(value, static_cast<decltype(type)>(values) + i);
+    return 0;
+  });
+}
+
+int LaunchReduce(void*, const Inputs& inputs, int input_dtype, int64_t count, double scale,
+                 bool accumulate, int output_dtype, void* output) {
+  return ByType(input_dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (output_dtype == 3) {
+      Reduce<T, double>(inputs, count, scale, accumulate, output);
+    } else {
+      Reduce<T, float>(inputs, count, static_cast<float>(scale), accumulate, output);
+    }
+    return 0;
+  });
+}
+
+int LaunchCombine(void*, const Inputs& inputs, int dtype, int op, int64_t count, void* output) {
+  if (dtype == 3) {
+    Combine<double>(inputs, op, count, output);
+  } else {
+    Combine<float>(inputs, op, count, output);
+  }
+  return 0;
+}
+
+int LaunchMeasure(void*, int dtype, const void* values, int64_t count, double* block_sums,
+                  Stats* stats) {
+  double total = 0;
+  if (dtype == 3) {
+    for (int64_t i = 0; i < count; ++i) {
+      total = total + Element<double>(values, i) * Element<double>(values, i);
+    }
+  } else {
+    const auto* floats = static_cast<const float*>(values);
+    const int64_t num_blocks = (count + kStatsBlockElements - 1) / kStatsBlockElements;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      const int64_t begin = block * kStatsBlockElements;
+      const int64_t size = count - begin < kStatsBlockElements ? count - begin
+                                                               : kStatsBlockElements;
+      block_sums[block] = SumOfBlock(floats + begin, size);
+      total = total + block_sums[block];
+    }
+  }
+  stats->sum_of_squares = stats->sum_of_squares + total;
+  stats->non_finite = stats->non_finite || !std::isfinite(total);
+  return 0;
+}
+
+int LaunchAdam(void*, const AdamFactors<float>& factors, int64_t count, const float* gradient,
+               const float* p_in, const float* m_in, const float* v_in, float* p_out, float* m_out,
+               float* v_out, const Published& published) {
+  for (int64_t i = 0; i < count; ++i) {
+    float p = p_in[i], m = m_in[i], v = v_in[i];
+    AdamElement(factors, gradient[i], &p, &m, &v);
+    p_out[i] = p;
+    m_out[i] = m;
+    v_out[i] = v;
+    Publish(published, i, p);
+  }
+  return 0;
+}
+
+int LaunchSgd(void*, const SgdFactors<float>& factors, int64_t count, const float* gradient,
+              const float* p_in, const float* momentum_in, float* p_out, float* momentum_out,
+              const Published& published) {
+  for (int64_t i = 0; i < count; ++i) {
+    float p = p_in[i];
+    const float momentum = factors.read_momentum ? momentum_in[i] : 0.0f;
+    const float step = SgdElement(factors, gradient[i], momentum, &p);
+    if (factors.write_momentum) momentum_out[i] = step;
+    p_out[i] = p;
+    Publish(published, i, p);
+  }
+  return 0;
+}
+
+int LaunchChecksum(void*, const void* values, int element_bytes, int64_t count, uint64_t* sum) {
+  if (element_bytes == 2) *sum += ChecksumOf<uint16_t>(values, count);
+  if (element_bytes == 4) *sum += ChecksumOf<uint32_t>(values, count);
+  if (element_bytes == 8) *sum += ChecksumOf<uint64_t>(values, count);
+  return 0;
+}
+
+}  // namespace gpu
+}  // namespace tessera
