@@ -53,7 +53,9 @@ absl::Status Look(const absl::StatusOr<CudaApi*>& cuda, GpuFacts* facts) {
   if (facts->built_with == 0) return absl::UnimplementedError("this was built without CUDA");
   RETURN_IF_ERROR(Annotate(cuda.status(), "no driver"));
   CudaApi* api = *cuda;
-  ASSIGN_OR_RETURN(facts->driver_cuda, api->DriverGetVersion());
+  const absl::StatusOr<int> version = api->DriverGetVersion();
+  RETURN_IF_ERROR(Annotate(version.status(), "driver not to be had"));
+  facts->driver_cuda = *version;
   const int min_driver = MinDriver(facts->built_with);
   if (facts->driver_cuda < min_driver) {
     return absl::FailedPreconditionError(absl::StrCat("driver too old: it serves CUDA ",

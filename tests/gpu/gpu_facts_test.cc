@@ -32,7 +32,7 @@ TEST(GpuFactsTest, EachThingThatIsMissingIsNamedFirst) {
       {&old_driver, 13000, "driver too old: it serves CUDA 12.9, and CUDA 13.0 is needed"},
       {&no_device, 13000, "no device: cuInit: CUDA_ERROR_NO_DEVICE"},
       {&not_to_be_had, 13000, "device not to be had: cuda:0: cuDevicePrimaryCtxRetain"},
-      {&lost, 13000, "cuDriverGetVersion: CUDA_ERROR_DEVICE_UNAVAILABLE"},
+      {&lost, 13000, "driver not to be had: cuDriverGetVersion: CUDA_ERROR_DEVICE_UNAVAILABLE"},
   };
   for (const auto& c : cases) {
     const GpuFacts facts = FindGpu(c.api, kNoNccl, c.toolkit, "");

@@ -182,8 +182,8 @@ TEST_F(GpuKernelsDeviceTest, CombineTakesEachElementAndKeepsNan) {
   const Buffer on_a = Upload(a), on_b = Upload(b), on_result = Upload(a);
   const void* inputs[] = {on_a.data(), on_b.data()};
   for (SliceOp op : {SliceOp::kSum, SliceOp::kMax, SliceOp::kMin}) {
-    ASSERT_OK(kernels_->Combine(stream_->handle(), inputs, DType::kFp32, op, count,
-                                on_result.data()));
+    ASSERT_OK(
+        kernels_->Combine(stream_->handle(), inputs, DType::kFp32, op, count, on_result.data()));
     const std::vector<float> result = Download<float>(on_result);
     for (int64_t i = 0; i < count; ++i) {
       if (i == 5 || i == 10000) {

@@ -149,8 +149,8 @@ int LaunchMeasure(void*, int dtype, const void* values, int64_t count, double* b
     const int64_t num_blocks = (count + kStatsBlockElements - 1) / kStatsBlockElements;
     for (int64_t block = 0; block < num_blocks; ++block) {
       const int64_t begin = block * kStatsBlockElements;
-      const int64_t size = count - begin < kStatsBlockElements ? count - begin
-                                                               : kStatsBlockElements;
+      const int64_t size =
+          count - begin < kStatsBlockElements ? count - begin : kStatsBlockElements;
       block_sums[block] = SumOfBlock(floats + begin, size);
       total = total + block_sums[block];
     }
