@@ -20,26 +20,37 @@ constexpr int64_t kMessageBytes = 1 << 20;
 struct PlainStreamServer::State {
   class Service final : public v1::LiveState::Service {
    public:
-    // What it shall send stands where a job's name would.
+    explicit Service(int64_t most_bytes) : memory_(most_bytes, 'x') {}
+    // What it shall send stands where a job's name would; moments: the same again.
     grpc::Status GetLiveState(grpc::ServerContext*, const v1::LiveStateQuery* query,
                               grpc::ServerWriter<v1::LiveStateReply>* writer) override {
       int64_t left = 0;
       TESSERA_CHECK(absl::SimpleAtoi(query->job_id(), &left));
+      const bool again = query->moments();
+      TESSERA_CHECK(left % kMessageBytes == 0 &&
+                    (again || left <= static_cast<int64_t>(memory_.size())));
       v1::LiveStateReply reply;
-      reply.mutable_piece()->mutable_data()->assign(kMessageBytes, 'x');
-      for (; left > 0; left -= kMessageBytes) {
-        if (left < kMessageBytes) reply.mutable_piece()->mutable_data()->resize(left);
-        if (!writer->Write(reply)) break;
+      const char* next = memory_.data();
+      reply.mutable_piece()->mutable_data()->assign(next, kMessageBytes);
+      for (; left > 0 && writer->Write(reply); left -= kMessageBytes) {
+        if (again || left == kMessageBytes) continue;
+        next += kMessageBytes;
+        reply.mutable_piece()->mutable_data()->assign(next, kMessageBytes);
       }
       return grpc::Status::OK;
     }
+
+   private:
+    const std::string memory_;
   };
+  explicit State(int64_t most_bytes) : service(most_bytes) {}
   Service service;
   int port = 0;
   std::unique_ptr<grpc::Server> server;
 };
 
-PlainStreamServer::PlainStreamServer() : state_(std::make_unique<State>()) {
+PlainStreamServer::PlainStreamServer(int64_t most_bytes)
+    : state_(std::make_unique<State>(most_bytes)) {
   grpc::ServerBuilder builder;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &state_->port);
   builder.RegisterService(&state_->service);
@@ -64,11 +75,19 @@ StreamClient::StreamClient(const std::string& address) : state_(std::make_unique
 
 StreamClient::~StreamClient() = default;
 
-double StreamClient::SecondsFor(const std::string& job, bool moments, int64_t bytes) {
+double StreamClient::SecondsForPlain(int64_t bytes, bool again) {
+  return Seconds(absl::StrCat(bytes), again, bytes);
+}
+
+double StreamClient::SecondsFor(const std::string& job, int64_t bytes) {
+  return Seconds(job, /*moments=*/true, bytes);
+}
+
+double StreamClient::Seconds(const std::string& job, bool moments, int64_t bytes) {
   const int64_t start_ns = absl::GetCurrentTimeNanos();
   grpc::ClientContext context;
   v1::LiveStateQuery query;
-  query.set_job_id(job.empty() ? absl::StrCat(bytes) : job);
+  query.set_job_id(job);
   query.set_moments(moments);
   const auto stream = state_->stub->GetLiveState(&context, query);
   v1::LiveStateReply reply;

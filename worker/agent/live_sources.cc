@@ -8,11 +8,19 @@ namespace {
 
 // How often a wait looks whether it was cancelled.
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
+constexpr absl::Duration kHurryPoll = absl::Milliseconds(2);
 
 }  // namespace
 
 LiveSource::LiveSource(std::shared_ptr<StateSnapshot> snapshot)
     : snapshot_(std::move(snapshot)), taken_at_(absl::Now()) {}
+
+void LiveSource::AwaitLull(absl::Duration lull, absl::FunctionRef<bool()> hurry) {
+  absl::MutexLock lock(&mu_);
+  const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return end_.has_value(); };
+  while (absl::Now() - taken_at_ < lull && !hurry())
+    if (mu_.AwaitWithTimeout(absl::Condition(&ended), kHurryPoll)) return;
+}
 
 absl::Status LiveSource::AwaitEnd(absl::Duration client_timeout,
                                   absl::FunctionRef<bool()> cancelled) {

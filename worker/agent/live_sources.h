@@ -33,6 +33,9 @@ class LiveSource {
 
   // --- The session's side ---
 
+  // Returns once the client has taken no piece for `lull`, or it has all, or `hurry` became true,
+  // which is looked at often.
+  void AwaitLull(absl::Duration lull, absl::FunctionRef<bool()> hurry);
   // Waits for the end of the fetch. Looks at `cancelled` now and then.
   // Errors: Cancelled  no client came, or it took no piece, for `client_timeout`; it went away;
   //                    `cancelled` became true

@@ -33,6 +33,18 @@ TEST(LiveSourceTest, ClientThatDoesNotComeOrTakesNothingIsWaitedForSoLong) {
               StatusIs(absl::StatusCode::kCancelled, HasSubstr("took nothing for 1ms")));
 }
 
+TEST(LiveSourceTest, LullEndsWhereThereIsHurryOrNothingIsTakenOrAllWas) {
+  LiveSource source(nullptr);
+  int looks = 0;
+  source.AwaitLull(absl::InfiniteDuration(), [&] { return ++looks == 3; });
+  EXPECT_EQ(looks, 3);
+  source.AwaitLull(absl::Milliseconds(1), Never);
+  ASSERT_TRUE(source.Enter([] {}));
+  std::thread call([&] { source.Leave(absl::OkStatus()); });
+  source.AwaitLull(absl::InfiniteDuration(), Never);
+  call.join();
+}
+
 TEST(LiveSourceTest, EndOfTheSessionIsNoticedAndEndsTheCall) {
   LiveSource source(nullptr);
   int cancelled = 0;

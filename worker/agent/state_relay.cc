@@ -25,6 +25,7 @@ namespace tessera {
 namespace {
 
 constexpr int kNiceness = 10;
+constexpr absl::Duration kLull = absl::Milliseconds(20);
 
 void LowerPriority() {
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness);
@@ -206,8 +207,9 @@ class StateRelay::Session {
   }
 
   absl::Status CopyAndAwaitFetch(const v1::LiveServe& serve, Stream* stream) {
-    LowerPriority();  // Of this thread, which ends with the session: the client's has the bytes
-                      // too.
+    // A client that keeps taking pieces needs no copy, unless training will not wait for it.
+    source_->AwaitLull(kLull, [this] { return cancelled_.load() || snapshot_->IsTrainingOn(); });
+    LowerPriority();  // Of this thread, which ends with the session.
     RETURN_IF_ERROR(snapshot_->Copy([this] { return cancelled_.load(); }));
     v1::LiveEvent event;
     event.mutable_released();

@@ -248,9 +248,9 @@ bool StateSnapshot::ReleaseAll() {
   return stood;
 }
 
-bool StateSnapshot::IsWaitedFor() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [this](const RankState& rank) {
-    return rank.record->hold.writing.load(std::memory_order_relaxed) >= step_ + 2;
+bool StateSnapshot::HasBegunToWrite(int64_t step) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [step](const RankState& rank) {
+    return rank.record->hold.writing.load(std::memory_order_relaxed) >= step;
   });
 }
 
@@ -271,7 +271,7 @@ absl::Status StateSnapshot::ReadNext(char* into) {
 absl::StatusOr<std::optional<StateSnapshot::Piece>> StateSnapshot::Next(Room room) {
   if (!spool_.has_value()) return absl::FailedPreconditionError("it has not begun");
   if (next_ == chunks_.size()) return std::nullopt;
-  if (IsWaitedFor()) RETURN_IF_ERROR(Copy([] { return false; }));
+  if (HasBegunToWrite(step_ + 2)) RETURN_IF_ERROR(Copy([] { return false; }));
   const Chunk& chunk = chunks_[next_];
   const LiveSlice& slice = slices_[chunk.slice];
   const DType stored = StoredDType(slice), wanted = request_.dtype.value_or(stored);

@@ -75,6 +75,8 @@ class StateSnapshot {
   //         as SpoolFile::Create
   absl::StatusOr<Progress> Begin(int64_t step, absl::Duration patience,
                                  absl::FunctionRef<bool()> cancelled);
+  // Whether a rank writes the step behind what is held already, so that the one after it is near.
+  bool IsTrainingOn() const { return HasBegunToWrite(step_ + 1); }
   // Returns when nothing is held any more; whether all is copied or was given out before.
   // Errors: Aborted  a rank waited for too long and went on; what is not given out yet is void
   //         Cancelled, or as SpoolFile::WriteAt; Next() returns them too
@@ -117,8 +119,8 @@ class StateSnapshot {
   const Chunk* ClaimFirst();
   // Lets go once nothing is to be read any more.
   void MaybeLetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whether an executor waits for the end of the hold.
-  bool IsWaitedFor() const;
+  // Whether an executor has; where it is the step after the next, it waits for the end of the hold.
+  bool HasBegunToWrite(int64_t step) const;
   // A chunk, as it is stored, from where it lies now.
   absl::Status ReadNext(char* into);
   Progress ReadProgress() const;

@@ -286,6 +286,9 @@ TEST_F(StateSnapshotTest, ReaderCopiesFirstWhereAnExecutorWaits) {
   const auto snapshot = Snapshot();
   ASSERT_EQ(snapshot->Hold().value(), 4);
   ASSERT_OK(snapshot->Begin(4, kPatience, Never));
+  EXPECT_FALSE(snapshot->IsTrainingOn());
+  ASSERT_TRUE(TryBeginWriting(&HoldOf(0), 5));
+  EXPECT_TRUE(snapshot->IsTrainingOn());
   ASSERT_FALSE(TryBeginWriting(&HoldOf(1), 6));
   ASSERT_TRUE(NextOf(snapshot.get())->has_value());
   EXPECT_TRUE(TryBeginWriting(&HoldOf(1), 6));
