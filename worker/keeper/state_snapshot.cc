@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <utility>
 
@@ -206,6 +207,7 @@ absl::Status StateSnapshot::ReadHeld(const Chunk& chunk, char* into) const {
     from += got;
     left -= got;
   }
+  std::atomic_thread_fence(std::memory_order_acquire);  // The look comes after what was read.
   if (rank.record->hold.held.load() == step_ + 1) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("rank ", slice.rank, " did not wait until step ", step_,
                                          " was copied: training went on"));
