@@ -282,7 +282,7 @@ TEST_F(CoordinatorHandOverTest, SaveThatWaitsEndsWithTheOldJobAndNoneIsTakenAfte
     EXPECT_THAT(view.save.outcome, StatusIs(kRefused, HasSubstr("'new' has taken it over")));
     EXPECT_EQ(view.save.state, SaveState::kEnded);
   }
-  EXPECT_THAT(request("after"), StatusIs(kRefused, HasSubstr("the job is over")));
+  EXPECT_THAT(request("after"), StatusIs(kRefused, HasSubstr("job 'old' is over")));
 }
 
 TEST_F(CoordinatorHandOverTest, OldJobIsOverOnceAllRanksOfTheTakerHaveIt) {
