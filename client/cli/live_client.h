@@ -24,11 +24,11 @@ class LiveClient {
 
   virtual absl::StatusOr<std::vector<v1::LiveTensorInfo>> List(const v1::LiveStateQuery& query) = 0;
 
+  enum class Way { kDirectIfPossible, kThroughCoordinator };
+  using Take = absl::FunctionRef<absl::Status(const v1::LiveStateReply&)>;
   // Calls `take` with each reply in order: the begin, then each tensor and its pieces. The pieces
   // come from the workers themselves where this host reaches them all, unless `way` says otherwise.
   // An error of `take` ends the call and is returned as it is.
-  enum class Way { kDirectIfPossible, kThroughCoordinator };
-  using Take = absl::FunctionRef<absl::Status(const v1::LiveStateReply&)>;
   virtual absl::Status Get(const v1::LiveStateQuery& query, Way way, Take take) = 0;
 };
 

@@ -104,11 +104,7 @@ absl::StatusOr<SaveView> Coordinator::RequestSave(const RequestSaveEvent& event,
                                                  "' was used for save ", known->number, " to '",
                                                  known->form.path, "'"));
   }
-  if (IsOver(job->status.state)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "job '", event.job.value(),
-        job->status.state == JobState::kLost ? "' is lost: " : "' is over: ", job->status.reason));
-  }
+  RETURN_IF_ERROR(CheckNotOver(event.job, job->status));
   if (job->saves().pending().size() >= SaveLog::kMaxPending) {
     return absl::ResourceExhaustedError(
         absl::StrCat("job '", event.job.value(), "': ", SaveLog::kMaxPending,

@@ -1,5 +1,7 @@
 #include "coordinator/core/job.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace tessera::coordinator {
 
 absl::string_view Name(JobState state) {
@@ -18,6 +20,13 @@ absl::string_view Name(JobState state) {
       return "HANDED_OVER";
   }
   return "?";
+}
+
+absl::Status CheckNotOver(const JobId& id, const JobStatus& status) {
+  if (!IsOver(status.state)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("job '", id.value(), "' is ",
+                   status.state == JobState::kLost ? "lost: " : "over: ", status.reason));
 }
 
 std::optional<JobState> NextState(JobState state, JobEvent event) {

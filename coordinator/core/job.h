@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "coordinator/core/hand_over.h"
 #include "coordinator/core/types.h"
@@ -61,6 +62,9 @@ struct JobStatus {
   std::string decision;
   std::string reason;  // Why this epoch (or this waiting) began.
 };
+
+// OK where the job is not over. Errors: FailedPrecondition  names the job, and why.
+absl::Status CheckNotOver(const JobId& id, const JobStatus& status);
 
 // A consistent copy of one job, for replies, watches and commands.
 struct JobView {

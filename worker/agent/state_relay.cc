@@ -1,9 +1,5 @@
 #include "worker/agent/state_relay.h"
 
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <deque>
 #include <optional>
@@ -15,6 +11,7 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "base/yield_to_others.h"
 #include "grpcpp/grpcpp.h"
 #include "job/job_codec.h"
 #include "proto/grpc_status.h"
@@ -24,12 +21,8 @@
 namespace tessera {
 namespace {
 
-constexpr int kNiceness = 10;
+// A client that takes no piece for so long is not one that a copy can be spared.
 constexpr absl::Duration kLull = absl::Milliseconds(20);
-
-void LowerPriority() {
-  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness);
-}
 
 // For a rank that is a step behind what another worker's ranks have.
 constexpr absl::Duration kStepPatience = absl::Seconds(10);
@@ -209,7 +202,7 @@ class StateRelay::Session {
   absl::Status CopyAndAwaitFetch(const v1::LiveServe& serve, Stream* stream) {
     // A client that keeps taking pieces needs no copy, unless training will not wait for it.
     source_->AwaitLull(kLull, [this] { return cancelled_.load() || snapshot_->IsTrainingOn(); });
-    LowerPriority();  // Of this thread, which ends with the session.
+    YieldToOthers();  // Of this thread, which ends with the session.
     RETURN_IF_ERROR(snapshot_->Copy([this] { return cancelled_.load(); }));
     v1::LiveEvent event;
     event.mutable_released();

@@ -1,9 +1,5 @@
 #include "worker/executor/background_save.h"
 
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <map>
 #include <string>
 #include <utility>
@@ -11,24 +7,12 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/yield_to_others.h"
 #include "worker/executor/checkpoint_save.h"
 #include "worker/executor/checkpoint_slices.h"
 #include "worker/executor/part_save.h"
 
 namespace tessera {
-namespace {
-
-// Of threads whose work can wait; 19 is the lowest priority.
-constexpr int kNiceness = 10;
-
-// The thread is scheduled after those of ordinary priority.
-void YieldToOthers() {
-  // On Linux the priority is the thread's own. Where that is forbidden it stays as it is.
-  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness);
-}
-
-}  // namespace
-
 absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const SavedState& state,
                                      SaveControl control) {
   End();

@@ -63,11 +63,7 @@ absl::StatusOr<JobView> LiveReader::ReadableJob() const {
   const std::string what = absl::StrCat("job '", job_.value(), "'");
   if (view.creation != creation_)
     return absl::AbortedError(absl::StrCat(what, " was deleted and made anew meanwhile"));
-  if (IsOver(view.status.state)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        what,
-        view.status.state == JobState::kLost ? " is lost: " : " is over: ", view.status.reason));
-  }
+  RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
     return absl::FailedPreconditionError(
         absl::StrCat(what, " has no values yet: it has not begun: ", view.status.reason));

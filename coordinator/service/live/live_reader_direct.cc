@@ -1,5 +1,4 @@
 // Readings whose bytes the client fetches from the workers: see live_reader.h.
-#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"

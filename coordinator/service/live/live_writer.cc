@@ -102,13 +102,6 @@ absl::StatusOr<v1::PutReply> LiveWriter::Write() {
   return reply;
 }
 
-absl::Status LiveWriter::Over(const JobView& view) const {
-  if (!IsOver(view.status.state)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "job '", job_.value(),
-      view.status.state == JobState::kLost ? "' is lost: " : "' is over: ", view.status.reason));
-}
-
 absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
   ASSIGN_OR_RETURN(JobView view, host_->GetJob(job_));
   const std::string what = absl::StrCat("job '", job_.value(), "'");
@@ -116,7 +109,7 @@ absl::StatusOr<JobView> LiveWriter::WritableJob(int64_t wanted_creation) const {
     return absl::FailedPreconditionError(absl::StrCat(
         what, " is of creation ", view.creation.value(), ", not of ", wanted_creation));
   }
-  RETURN_IF_ERROR(Over(view));
+  RETURN_IF_ERROR(CheckNotOver(job_, view.status));
   if (!view.status.bound) {
     return absl::FailedPreconditionError(
         absl::StrCat(what, " has no values yet: it has not begun: ", view.status.reason));
@@ -280,7 +273,7 @@ absl::Status LiveWriter::Deletion() const {
   const absl::StatusOr<JobView> view = host_->GetJob(job_);
   if (!view.ok() || view->creation != creation_)
     return absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile"));
-  return Over(*view);
+  return CheckNotOver(job_, view->status);
 }
 
 void LiveWriter::Watch() {

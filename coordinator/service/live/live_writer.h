@@ -63,7 +63,6 @@ class LiveWriter {
     absl::Status why;  // Where it is out or lost.
   };
   absl::StatusOr<v1::PutReply> WriteWatched();
-  absl::Status Over(const JobView& view) const;  // OK: it is not.
   absl::StatusOr<JobView> WritableJob(int64_t wanted_creation) const;
   absl::Status OpenLines();
   absl::Status SendAll(const v1::PutCommand& command);
