@@ -7,6 +7,7 @@
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "worker/executor/rank_executor.h"
+#include "worker/memory/host_rank_device.h"
 
 int main(int argc, char** argv) {
   int socket_fd = -1;
@@ -21,7 +22,8 @@ int main(int argc, char** argv) {
   tessera::SetLogContext("executor " + label);
   absl::Status status = tessera::SetLogLevel(log_level);
   if (status.ok()) status = tessera::ArmFaultPointsFromFlag(faults);
-  if (status.ok()) status = tessera::RunRankExecutor(tessera::UniqueFd(socket_fd));
+  if (status.ok())
+    status = tessera::RunRankExecutor(tessera::UniqueFd(socket_fd), tessera::MakeHostRankDevice);
   if (status.ok()) return 0;
   fprintf(stderr, "tessera-executor %s: %s\n", label.c_str(), status.ToString().c_str());
   return 1;

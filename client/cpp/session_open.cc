@@ -131,6 +131,10 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
     return absl::FailedPreconditionError(
         "the worker is of another version: its memory has another form");
   }
+  if (page()->device != -1) {
+    return absl::UnimplementedError(
+        absl::StrCat("the rank is on GPU ", page()->device, ", which this client cannot map"));
+  }
   gradient_region_.Populate();
   if (!options_.guard_windows) return absl::OkStatus();
   std::vector<WindowGuard::UnitPages> pages, full_pages;

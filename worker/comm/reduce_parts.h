@@ -3,7 +3,7 @@
 //   slice  | ...... | part | .... | part | .. |      what lies between is neither read nor written
 //   packed          | part | part |                  how sums travel between hosts
 //
-// Pure; thread-safe.
+// Thread-safe over disjoint outputs and kernels.
 #ifndef TESSERA_WORKER_COMM_REDUCE_PARTS_H_
 #define TESSERA_WORKER_COMM_REDUCE_PARTS_H_
 
@@ -13,7 +13,7 @@
 #include "absl/types/span.h"
 #include "layout/dtype.h"
 #include "layout/shard_map.h"
-#include "worker/device/host/kernels.h"
+#include "worker/device/rank_kernels.h"
 
 namespace tessera {
 
@@ -32,26 +32,24 @@ struct PartsReduction {
   bool accumulate = false;
 };
 
-// As host::ReduceSlices for each part, of `inputs->size()` inputs. input(i, part) is where the
-// part's elements of input i lie, output(part) where they go. `inputs` is room for pointers.
-// `stats`, if not null, is set to the measure of all parts.
+// As host::ReduceSlices for each part, of `inputs->size()` inputs, by `kernels`, which know the
+// memory. input(i, part) is where the part's elements of input i lie, output(part) where they go.
+// `inputs` is room for pointers. `stats`, if not null, is set to the measure of all parts. Waits.
+// Errors: those of RankKernels::Finish
 template <typename Input, typename Output>
-void ReduceParts(const PartsReduction& reduction, std::vector<const void*>* inputs, Input input,
-                 Output output, host::GradientStats* stats) {
-  host::GradientStats total;
+absl::Status ReduceParts(RankKernels* kernels, const PartsReduction& reduction,
+                         std::vector<const void*>* inputs, Input input, Output output,
+                         host::GradientStats* stats) {
   SlicePart part;
   for (const ElementRange& whole : reduction.parts) {
     part.range = Intersect(whole, reduction.slice);
     if (part.range.empty()) continue;
     for (size_t i = 0; i < inputs->size(); ++i) (*inputs)[i] = input(i, part);
-    host::GradientStats measured;
-    host::ReduceSlices(*inputs, reduction.dtype, part.range.size(), reduction.scale,
-                       reduction.accumulate, output(part), stats == nullptr ? nullptr : &measured);
-    total.sum_of_squares += measured.sum_of_squares;
-    total.non_finite = total.non_finite || measured.non_finite;
+    kernels->Reduce(*inputs, reduction.dtype, part.range.size(), reduction.scale,
+                    reduction.accumulate, output(part), stats != nullptr);
     part.packed_elements += part.range.size();
   }
-  if (stats != nullptr) *stats = total;
+  return stats == nullptr ? kernels->Finish() : kernels->TakeStats(stats);
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/device/host/host_rank_kernels.h"
 #include "worker/engine/flight_recorder.h"
 #include "worker/engine/gradient_norm.h"
 #include "worker/engine/group_page.h"
@@ -344,8 +345,9 @@ TEST(ShardedOptimizerTest, RepeatingAnUpdateGivesTheSameBytesAndLeavesTheOldVers
   ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
   std::vector<std::byte> state(memory.state_region_bytes()),
       parameters(memory.parameter_region_bytes());
+  HostRankKernels kernels;
   ShardedOptimizer optimizer(config, memory, SegmentsOf(layout, config, memory, Rank(0)),
-                             state.data(), parameters.data());
+                             state.data(), parameters.data(), &kernels);
   std::vector<float> initial(layout.units[0].shards.padded_numel());
   for (int i = 0; i < 37; ++i) initial[i] = static_cast<float>(i);
   optimizer.Initialize(0, BytesOf(initial));
@@ -373,7 +375,8 @@ TEST(ShardedOptimizerTest, ParameterWithoutAGradientIsCarriedOverWithItsMoments)
     std::vector<std::byte> state(memory.state_region_bytes()),
         parameters(memory.parameter_region_bytes());
     const std::vector<ShardSegment> segments = SegmentsOf(layout, config, memory, Rank(0));
-    ShardedOptimizer optimizer(config, memory, segments, state.data(), parameters.data());
+    HostRankKernels kernels;
+    ShardedOptimizer optimizer(config, memory, segments, state.data(), parameters.data(), &kernels);
     optimizer.Initialize(0,
                          BytesOf(std::vector<float>(layout.units[0].shards.padded_numel(), 3.0f)));
     float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
@@ -406,8 +409,9 @@ TEST(ShardedOptimizerTest, MomentumOutlivesAStepWithoutIt) {
   ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
   std::vector<std::byte> state(memory.state_region_bytes()),
       parameters(memory.parameter_region_bytes());
+  HostRankKernels kernels;
   ShardedOptimizer optimizer(config, memory, SegmentsOf(layout, config, memory, Rank(0)),
-                             state.data(), parameters.data());
+                             state.data(), parameters.data(), &kernels);
   optimizer.Initialize(0, BytesOf(std::vector<float>(layout.units[0].shards.padded_numel())));
   float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
   std::fill_n(gradient, 5, 1.0f);

@@ -31,6 +31,15 @@ void AddToNormPart(const double* gradient, int64_t count, double p, double* part
   Add(gradient, count, p, part);
 }
 
+void AddToNormPart(ConstValues gradient, double p, double* part) {
+  const int64_t count = gradient.size();
+  if (gradient.dtype() == DType::kFp64) {
+    AddToNormPart(static_cast<const double*>(gradient.data()), count, p, part);
+  } else {
+    AddToNormPart(static_cast<const float*>(gradient.data()), count, p, part);
+  }
+}
+
 double CombineNormParts(absl::Span<const double> parts_by_rank, double p) {
   double combined = 0;
   for (const double part : parts_by_rank) {

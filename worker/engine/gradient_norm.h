@@ -11,12 +11,14 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "layout/values.h"
 
 namespace tessera {
 
 // Adds `count` elements to a part. Requires p > 0. For p = 2 host::GradientStats has the sum.
 void AddToNormPart(const float* gradient, int64_t count, double p, double* part);
 void AddToNormPart(const double* gradient, int64_t count, double p, double* part);
+void AddToNormPart(ConstValues gradient, double p, double* part);
 
 double CombineNormParts(absl::Span<const double> parts_by_rank, double p);
 

@@ -31,6 +31,8 @@ struct alignas(64) RankRecord {
   std::atomic<int64_t> applied_step;
   // 1: some update had momentum, so one without it must carry the buffers over.
   std::atomic<uint32_t> has_momentum;
+  // 1: what the rank has on a GPU was set to zero, as the processor's memory is from the start.
+  std::atomic<uint32_t> device_cleared;
   StateHold hold;  // Of one of the rank's versions, by the keeper.
 };
 

@@ -48,7 +48,7 @@ RankEngine::RankEngine(Options options)
     : options_(std::move(options)),
       optimizer_(*options_.config, *options_.memory,
                  SegmentsOf(*options_.layout, *options_.config, *options_.memory, options_.rank),
-                 options_.state, options_.parameters),
+                 options_.state, options_.parameters, options_.kernels),
       remote_({options_.layout, options_.config, options_.memory, options_.topology, options_.rank,
                options_.epoch, options_.parameters, options_.group->windows, options_.gatherer}),
       unit_states_(options_.layout->units.size(), UnitState::kSharded),
@@ -84,7 +84,7 @@ absl::Status RankEngine::Start(Step resume_step) {
   const int64_t applied = record.applied_step.load(std::memory_order_acquire);
   if (applied + 1 == resume_step.value() &&
       group->decided_step.load(std::memory_order_acquire) == resume_step.value()) {
-    ApplyDecided(resume_step.value());
+    RETURN_IF_ERROR(ApplyDecided(resume_step.value()));
   } else if (applied != resume_step.value()) {
     return absl::InternalError(absl::StrCat("rank ", options_.rank.value(), " holds step ", applied,
                                             " and cannot resume at step ", resume_step.value()));
@@ -206,7 +206,7 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kReshard:
       return Reshard(op.unit);
     case OpKind::kReduce:
-      return Reduce(op.unit, op.slot_dtype);
+      return Reduce(op);
     case OpKind::kInitialize:
       return Initialize(op.unit);
     case OpKind::kFinishInitialize:

@@ -28,19 +28,13 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/ids.h"
-#include "job/rank_topology.h"
 #include "layout/model_layout.h"
-#include "worker/comm/communicator.h"
 #include "worker/device/host/kernels.h"
-#include "worker/device/stream.h"
-#include "worker/engine/flight_recorder.h"
 #include "worker/engine/group_page.h"
-#include "worker/engine/order_gate.h"
 #include "worker/engine/order_tracker.h"
-#include "worker/engine/put_source.h"
+#include "worker/engine/rank_engine_options.h"
 #include "worker/engine/remote_slices.h"
 #include "worker/engine/sharded_optimizer.h"
-#include "worker/engine/state_files.h"
 #include "worker/engine/step_vote.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
@@ -49,33 +43,7 @@ namespace tessera {
 
 class RankEngine {
  public:
-  // Nothing in here is owned; all of it outlives the engine.
-  struct Options {
-    const ModelLayout* layout = nullptr;
-    const JobConfig* config = nullptr;
-    const JobMemory* memory = nullptr;
-    const RankTopology* topology = nullptr;
-    Rank rank;
-    Epoch epoch;
-    std::byte* parameters = nullptr;  // The host's parameter region.
-    // Each rank's gradient region; null of ranks of other hosts.
-    std::vector<const std::byte*> gradients_by_rank;
-    std::byte* own_gradients = nullptr;  // This rank's, to write to.
-    std::byte* state = nullptr;          // The rank's state region.
-    ControlPage* control = nullptr;
-    GroupPage* group = nullptr;
-    UpdateCounts updates;
-    Communicator* communicator = nullptr;
-    // Brings other hosts' parameters, while the one above reduces; null: there is one host.
-    Communicator* gatherer = nullptr;
-    // Among this host's ranks; null: there is one host.
-    Communicator* host = nullptr;
-    Stream* post_backward = nullptr;
-    OrderGate* gate = nullptr;
-    FlightRecorder* recorder = nullptr;
-    StateFiles* files = nullptr;
-    PutSource* puts = nullptr;
-  };
+  using Options = RankEngineOptions;
   explicit RankEngine(Options options);
 
   // Brings the shard to `resume_step` (redoing a decided update where an earlier executor died in
@@ -108,13 +76,16 @@ class RankEngine {
   // The trainer may no longer read without waiting what was gathered ahead, for it gets old.
   void ForgetGathered();
   absl::Status Reshard(int unit);
-  absl::Status Reduce(int unit, uint32_t slot_dtype);
+  absl::Status Reduce(const Op& op);
+  // Of a rank on a device: the trainer's slot, in memory of the host, to where reductions read.
+  absl::Status BringToDevice(int unit, DType dtype);
   // `number` is the reduction's in the flight record.
-  void ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number);
+  void ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number, bool from_host);
+  absl::Status ReduceOnce(int unit, DType dtype, bool accumulate);
   absl::Status AwaitHold();  // Before the next step is staged or voted for: see state_hold.h.
   // Fills the rank's shard with the mean of what the ranks have in their slots; or with zeroes.
   absl::Status ReduceMapped(int unit, DType dtype, bool accumulate);
-  void FakeReduction(int unit);
+  absl::Status FakeReduction(int unit);
   // With config.optimizer_in_backward: rank_engine_early.cc.
   absl::Status AnnounceStep(const Op& op);
   // On the stream, behind the reduction of the unit.
@@ -125,7 +96,7 @@ class RankEngine {
   // Which units were updated with just these numbers, so that publishing is all that is left.
   std::vector<bool> EarlyUnits(const OptimizerStep& step) const;
   // Rounds a reduced gradient where the job says so.
-  void KeepLowPrecision(int unit, DType dtype);
+  absl::Status KeepLowPrecision(int unit, DType dtype);
   absl::Status Initialize(int unit);
   absl::Status FinishInitialize();
   absl::Status RunStep(const Op& op);
@@ -135,17 +106,21 @@ class RankEngine {
   absl::StatusOr<Tally> CountVotes(const Op& op, const std::vector<HyperParameters>& groups,
                                    uint64_t put);
   // This rank's part of the vote on `step`: the measure of what was reduced.
-  Vote VoteFor(int64_t step) const;
+  absl::StatusOr<Vote> VoteFor(int64_t step);
+  // Of all reduced gradients, for norms that are not measured in the reduction.
+  absl::StatusOr<double> NormPart();
   // Among ranks that have each of the unit's slices once.
   Communicator& Holders(int unit) const;
   bool IsReplica(int unit) const {
     return options_.layout->units[unit].shards.IsReplica(options_.rank);
   }
+  bool OnDevice() const { return options_.device_gradients != nullptr; }
   // In the group page.
   int LocalIndex() const { return options_.topology->LocalIndex(options_.rank.value()); }
   // The unit's, of the rank's shard, in the full dtype; and the measure of all its elements.
   std::byte* ReducedGradient(int unit) const;
-  host::GradientStats MeasureReduced(int unit) const;
+  Values ReducedValues(int unit) const;
+  absl::Status MeasureReduced(int unit, RankKernels* kernels);
   DType FullDTypeOf(int unit) const { return options_.memory->units()[unit].full_dtype; }
   int64_t FullBytes(int unit, int64_t elements) const {
     return elements * SizeBytes(FullDTypeOf(unit));
@@ -202,7 +177,15 @@ class RankEngine {
   const std::string& UnitName(int unit) const {
     return options_.layout->units[unit].flat.unit_name();
   }
-  void ApplyDecided(int64_t step);
+  absl::Status ApplyDecided(int64_t step);
+  // Where files and puts find and write the segment's elements of version step % 2.
+  Values Addressable(StateImage* image, StateArray array, const ShardSegment& segment,
+                     int64_t step) const;
+  // Before files write a version to come, or the job's first one.
+  absl::Status BeginStaging(bool first);
+  StateImage* staged_image() const {
+    return options_.images == nullptr ? nullptr : &options_.images->staged;
+  }
   void PublishResult(const absl::Status& status, double gradient_norm, bool non_finite = false);
   void ForgetReduced();
 
@@ -232,6 +215,7 @@ class RankEngine {
   std::vector<std::vector<HyperParameters>> early_groups_;
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
   std::vector<host::GradientStats> stats_;
+  std::vector<std::byte> norm_piece_;
 
   // 1 once Stop() was called or the stream's work failed: the engine's waits look up.
   std::atomic<uint32_t> interrupt_{0};

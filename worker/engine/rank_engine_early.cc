@@ -63,7 +63,8 @@ void RankEngine::UpdateEarly(int unit, std::vector<int64_t> updates,
   step.updates.resize(options_.memory->num_parameters());
   std::copy(updates.begin(), updates.end(),
             step.updates.begin() + options_.memory->units()[unit].first_parameter);
-  optimizer_.UpdateEarly(unit, step);
+  optimizer_.UpdateEarly(unit, step, options_.stream_kernels);
+  if (!options_.stream_kernels->Finish().ok()) return;  // The step meets it, too.
   (void)FaultPoint("update.in-backward");
   early_updates_[unit] = std::move(updates);
   early_groups_[unit] = std::move(groups);

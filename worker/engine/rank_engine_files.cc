@@ -64,8 +64,10 @@ absl::Status RankEngine::Save() {
   if (options_.control->initialized.load() == 0) {
     outcome = absl::FailedPreconditionError("not saved: the job has no initial values yet");
   } else {
+    StateImage* image = options_.images == nullptr ? nullptr : &options_.images->saved;
+    if (image != nullptr) RETURN_IF_ERROR(image->Pull(step_ % 2, options_.kernels));
     const auto values = [&](StateArray array, const ShardSegment& segment) {
-      return ConstValues(optimizer_.Staged(array, segment, step_));
+      return ConstValues(Addressable(image, array, segment, step_));
     };
     const SavedState state = {
         step_,
@@ -77,6 +79,20 @@ absl::Status RankEngine::Save() {
   options_.recorder->Done(number);
   Reply(std::move(reply));
   PublishResult(outcome, 0);
+  return absl::OkStatus();
+}
+
+Values RankEngine::Addressable(StateImage* image, StateArray array, const ShardSegment& segment,
+                               int64_t step) const {
+  return image == nullptr ? optimizer_.Staged(array, segment, step) : image->At(array, segment);
+}
+
+absl::Status RankEngine::BeginStaging(bool first) {
+  StateImage* image = staged_image();
+  if (image != nullptr) {
+    return first ? image->Clear(options_.kernels) : image->Pull(step_ % 2, options_.kernels);
+  }
+  if (first) optimizer_.BeginInitial();
   return absl::OkStatus();
 }
 
@@ -92,12 +108,13 @@ absl::Status RankEngine::Load() {
   staged_.assign(staged_.size(), 0);
   const int64_t version = first ? 0 : step_ + 1;
   RETURN_IF_ERROR(AwaitHold());
-  if (first) optimizer_.BeginInitial();
+  RETURN_IF_ERROR(BeginStaging(first));
+  StateImage* image = staged_image();
   const auto values = [&](StateArray array, const ShardSegment& segment) {
-    return optimizer_.Staged(array, segment, version);
+    return Addressable(image, array, segment, version);
   };
-  const auto keep = [&](StateArray array, const ShardSegment& segment) {
-    if (!first) optimizer_.CopyFromVersionBefore(array, segment, version);
+  const auto keep = [&](StateArray array, const ShardSegment& segment) {  // The image has it.
+    if (!first && image == nullptr) optimizer_.CopyFromVersionBefore(array, segment, version);
   };
   LoadedState state = {first, optimizer_.Moments(), values, keep, std::nullopt, {}};
   if (!first) {
@@ -108,6 +125,7 @@ absl::Status RankEngine::Load() {
   absl::Status outcome;
   RETURN_IF_ERROR(options_.files->Load(request, &state, &reply, &outcome));
   RETURN_IF_ERROR(Interruption());
+  if (image != nullptr && outcome.ok()) RETURN_IF_ERROR(image->Push(version % 2, options_.kernels));
   Reply(std::move(reply));
   if (outcome.ok() && !first) {
     return CommitStaged(OpKind::kLoad, number, StagedArrays(staged_.size(), kAllArrays),
@@ -119,6 +137,7 @@ absl::Status RankEngine::Load() {
     return absl::OkStatus();
   }
   optimizer_.PublishInitial();
+  RETURN_IF_ERROR(options_.kernels->Finish());
   if (state.progress.has_value()) {
     initial_progress_.step = state.progress->step;
     initial_progress_.update_counts = state.progress->update_counts;

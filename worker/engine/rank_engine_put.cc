@@ -43,13 +43,19 @@ absl::Status RankEngine::StagePut(int64_t next, std::optional<TrainingProgress>*
         LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size());
     for (const auto& [parameter, count] : counts) (*loaded)->update_counts[parameter] = count;
   }
-  for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
-    for (const StateArray array : arrays) optimizer_.Stage(array, unit, nullptr, next);
+  StateImage* image = staged_image();
+  if (image == nullptr) {
+    for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
+      for (const StateArray array : arrays) optimizer_.Stage(array, unit, nullptr, next);
+    }
+  } else {
+    RETURN_IF_ERROR(image->Pull(step_ % 2, options_.kernels));
   }
-  return options_.puts->Read(optimizer_.segments(),
-                             [&](StateArray array, const ShardSegment& segment) {
-                               return optimizer_.Staged(array, segment, next);
-                             });
+  RETURN_IF_ERROR(options_.puts->Read(optimizer_.segments(),
+                                      [&](StateArray array, const ShardSegment& segment) {
+                                        return Addressable(image, array, segment, next);
+                                      }));
+  return image == nullptr ? absl::OkStatus() : image->Push(next % 2, options_.kernels);
 }
 
 absl::Status RankEngine::TakePut(uint64_t offered, uint64_t agreed) {
@@ -86,7 +92,7 @@ absl::Status RankEngine::TakePut(uint64_t offered, uint64_t agreed) {
   RETURN_IF_ERROR(FaultPoint("put.after-decision"));
   ForgetGathered();
   remote_.StepTaken();  // All ranks closed their windows before they voted on the step.
-  ApplyDecided(next);
+  RETURN_IF_ERROR(ApplyDecided(next));
   CommitWrite(next);
   options_.puts->Settle(PutSource::Outcome::kDecided, "");
   options_.recorder->Done(number);

@@ -19,6 +19,9 @@ namespace {
 // other ranks wait for this one.
 constexpr absl::Duration kHoldPatience = absl::Seconds(30);
 
+// Of a gradient on a device that is looked at by the processor.
+constexpr int64_t kNormPieceBytes = 1 << 20;
+
 }  // namespace
 
 std::byte* RankEngine::ReducedGradient(int unit) const {
@@ -26,15 +29,43 @@ std::byte* RankEngine::ReducedGradient(int unit) const {
          options_.memory->units()[unit].shard_offset_bytes;
 }
 
-host::GradientStats RankEngine::MeasureReduced(int unit) const {
-  const std::byte* shard = ReducedGradient(unit);
+Values RankEngine::ReducedValues(int unit) const {
   const int64_t count = slices_[unit][options_.rank.value()].size();
-  if (FullDTypeOf(unit) == DType::kFp64)
-    return host::MeasureGradient(reinterpret_cast<const double*>(shard), count);
-  return host::MeasureGradient(reinterpret_cast<const float*>(shard), count);
+  return {ReducedGradient(unit), count, FullDTypeOf(unit)};
 }
 
-Vote RankEngine::VoteFor(int64_t step) const {
+absl::Status RankEngine::MeasureReduced(int unit, RankKernels* kernels) {
+  kernels->Measure(ReducedValues(unit));
+  return kernels->TakeStats(&stats_[unit]);
+}
+
+absl::StatusOr<double> RankEngine::NormPart() {
+  const double p = options_.config->gradient_norm_p;
+  double part = 0;
+  for (const ShardSegment& segment : optimizer_.segments()) {
+    if (!segment.requires_grad || !reduced_[segment.unit] || IsReplica(segment.unit)) continue;
+    const std::byte* gradient = options_.state + options_.memory->ReducedGradientOffsetBytes() +
+                                segment.state_begin_elements * SizeBytes(segment.dtype);
+    const ConstValues values(gradient, segment.numel, segment.dtype);
+    if (options_.images == nullptr) {
+      AddToNormPart(values, p, &part);
+      continue;
+    }
+    norm_piece_.resize(std::min<int64_t>(kNormPieceBytes, values.size_bytes()));
+    for (int64_t at = 0; at < segment.numel;) {
+      const int64_t count =
+          std::min<int64_t>(segment.numel - at, kNormPieceBytes / SizeBytes(segment.dtype));
+      const ConstValues piece = values.Part(at, count);
+      options_.kernels->Copy(norm_piece_.data(), piece.data(), piece.size_bytes());
+      RETURN_IF_ERROR(options_.kernels->Finish());
+      AddToNormPart(ConstValues(norm_piece_.data(), count, segment.dtype), p, &part);
+      at += count;
+    }
+  }
+  return part;
+}
+
+absl::StatusOr<Vote> RankEngine::VoteFor(int64_t step) {
   Vote vote;
   vote.step = step;
   for (size_t unit = 0; unit < stats_.size(); ++unit) {
@@ -46,33 +77,21 @@ Vote RankEngine::VoteFor(int64_t step) const {
     vote.reduced_units_hash = vote.reduced_units_hash * 31 + unit + 1;
   }
   if (options_.config->gradient_norm_p == 2) return vote;
-  vote.norm_part = 0;
-  for (const ShardSegment& segment : optimizer_.segments()) {
-    if (!segment.requires_grad || !reduced_[segment.unit] || IsReplica(segment.unit)) continue;
-    const std::byte* gradient = options_.state + options_.memory->ReducedGradientOffsetBytes() +
-                                segment.state_begin_elements * SizeBytes(segment.dtype);
-    const double p = options_.config->gradient_norm_p;
-    if (segment.dtype == DType::kFp64) {
-      AddToNormPart(reinterpret_cast<const double*>(gradient), segment.numel, p, &vote.norm_part);
-    } else {
-      AddToNormPart(reinterpret_cast<const float*>(gradient), segment.numel, p, &vote.norm_part);
-    }
-  }
+  ASSIGN_OR_RETURN(vote.norm_part, NormPart());
   return vote;
 }
 
 absl::StatusOr<Tally> RankEngine::CountVotes(const Op& op,
                                              const std::vector<HyperParameters>& groups,
                                              uint64_t put) {
-  Vote vote = VoteFor(step_ + 1);
+  ASSIGN_OR_RETURN(Vote vote, VoteFor(step_ + 1));
   vote.put = put;
   vote.weight = op.weight;
   vote.numbers_hash = HashNumbers(op, groups);
   vote.wanted_save = options_.files->wanted_save();
   const int num_parameters = options_.memory->num_parameters();
-  const std::byte* own_gradients = options_.gradients_by_rank[options_.rank.value()];
-  const std::vector<std::byte> ballot =
-      EncodeBallot(vote, own_gradients + options_.memory->touched_offset_bytes(), num_parameters);
+  const std::byte* touched = options_.own_gradients + options_.memory->touched_offset_bytes();
+  const std::vector<std::byte> ballot = EncodeBallot(vote, touched, num_parameters);
   RETURN_IF_ERROR(FaultPoint("step.before-vote"));
   std::vector<std::byte> ballots(ballot.size() * options_.config->world_size);
   RETURN_IF_ERROR(options_.communicator->AllGather(ballot.data(), ballots.data(), ballot.size()));
@@ -125,7 +144,7 @@ absl::Status RankEngine::RunStep(const Op& op) {
   RETURN_IF_ERROR(FaultPoint("step.after-decision"));
   ForgetGathered();
   remote_.StepTaken();  // All ranks closed their windows before they voted.
-  ApplyDecided(next);
+  RETURN_IF_ERROR(ApplyDecided(next));
   ForgetReduced();
   options_.recorder->Done(number);
   const uint64_t order_hash = order_.hash();
@@ -175,7 +194,7 @@ absl::Status RankEngine::TallyGradients(const Op& op) {
   return absl::OkStatus();
 }
 
-void RankEngine::ApplyDecided(int64_t step) {
+absl::Status RankEngine::ApplyDecided(int64_t step) {
   StepNumbers numbers =
       LoadDecision(*options_.group, options_.updates, step, options_.config->groups.size());
   if (numbers.put != 0) RememberPut(options_.group, numbers.put, step);
@@ -193,10 +212,12 @@ void RankEngine::ApplyDecided(int64_t step) {
                                   has_momentum.load(std::memory_order_relaxed) != 0};
     optimizer_.Apply(update, EarlyUnits(update));
   }
+  RETURN_IF_ERROR(options_.kernels->Finish());
   (void)FaultPoint(numbers.put != 0   ? "put.before-publish"
                    : numbers.is_write ? "write.before-publish"
                                       : "step.before-publish");
   PublishApplied(options_.group, LocalIndex(), step);
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

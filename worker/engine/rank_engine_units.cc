@@ -1,5 +1,4 @@
 // What RankEngine does with single units: unshard, gather ahead, reshard, reduce, initialise.
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -51,6 +50,7 @@ absl::Status RankEngine::PublishFullPrecision(int unit) {
   if (options_.config->fake_all_gather) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitReductions());  // The stream uses the communicator too.
   optimizer_.PublishFullPrecision(unit, step_);
+  RETURN_IF_ERROR(options_.kernels->Finish());
   const int64_t slice_bytes = FullBytes(unit, options_.layout->units[unit].shards.shard_numel());
   RETURN_IF_ERROR(Annotate(
       Holders(unit).AllGatherMapped(
@@ -115,13 +115,19 @@ absl::Status RankEngine::Reshard(int unit) {
   return absl::OkStatus();
 }
 
-absl::Status RankEngine::Reduce(int unit, uint32_t slot_dtype) {
+absl::Status RankEngine::Reduce(const Op& op) {
+  const int unit = op.unit;
   RETURN_IF_ERROR(CheckUnit(unit));
-  const DType dtype = static_cast<DType>(slot_dtype);
-  if (slot_dtype != static_cast<uint32_t>(dtype) ||
+  const DType dtype = static_cast<DType>(op.slot_dtype);
+  const bool on_device = op.gradient_on_device != 0;
+  if (op.slot_dtype != static_cast<uint32_t>(dtype) ||
       (dtype != FullDTypeOf(unit) && !IsHalf(dtype))) {
     return absl::InvalidArgumentError(
-        absl::StrCat("unit '", UnitName(unit), "': gradient of dtype number ", slot_dtype));
+        absl::StrCat("unit '", UnitName(unit), "': gradient of dtype number ", op.slot_dtype));
+  }
+  if (on_device && options_.device_gradients == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit '", UnitName(unit), "': gradient on a device, and the rank has none"));
   }
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kReduce, UnitName(unit)));
@@ -133,7 +139,9 @@ absl::Status RankEngine::Reduce(int unit, uint32_t slot_dtype) {
   const int64_t number = options_.recorder->Enqueued(
       step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, numel * SizeBytes(dtype));
   options_.post_backward->Enqueue(
-      [this, unit, dtype, accumulate, number] { ReduceOnStream(unit, dtype, accumulate, number); });
+      [this, unit, dtype, accumulate, number, from_host = !on_device && OnDevice()] {
+        ReduceOnStream(unit, dtype, accumulate, number, from_host);
+      });
   if (!options_.config->optimizer_in_backward) return absl::OkStatus();
   const int64_t update =
       options_.recorder->Enqueued(step_ + 1, order_.sequence() - 1, OpKind::kUpdate, unit, 0);
@@ -144,20 +152,16 @@ absl::Status RankEngine::Reduce(int unit, uint32_t slot_dtype) {
   return absl::OkStatus();
 }
 
-void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number) {
+void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number,
+                                bool from_host) {
   {
     absl::MutexLock lock(&mu_);
     if (!stream_status_.ok()) return;
   }
   options_.recorder->Started(number);
   (void)FaultPoint("reduce.started");
-  absl::Status status;
-  if (options_.config->fake_reduce_scatter) {
-    FakeReduction(unit);
-  } else {
-    status = ReduceMapped(unit, dtype, accumulate);
-  }
-  if (status.ok()) KeepLowPrecision(unit, dtype);
+  absl::Status status = from_host ? BringToDevice(unit, dtype) : absl::OkStatus();
+  if (status.ok()) status = ReduceOnce(unit, dtype, accumulate);
   if (!status.ok()) {
     {
       absl::MutexLock lock(&mu_);
@@ -169,6 +173,24 @@ void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t 
   options_.recorder->Done(number);
   options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
+}
+
+absl::Status RankEngine::ReduceOnce(int unit, DType dtype, bool accumulate) {
+  if (options_.config->fake_reduce_scatter) {
+    RETURN_IF_ERROR(FakeReduction(unit));
+  } else {
+    RETURN_IF_ERROR(ReduceMapped(unit, dtype, accumulate));
+  }
+  return KeepLowPrecision(unit, dtype);
+}
+
+absl::Status RankEngine::BringToDevice(int unit, DType dtype) {
+  const int64_t offset =
+      options_.memory->units()[unit].gradient_slot * options_.memory->gradient_slot_bytes();
+  options_.stream_kernels->Copy(
+      options_.device_gradients + offset, OwnSlot(unit),
+      options_.layout->units[unit].shards.padded_numel() * SizeBytes(dtype));
+  return options_.stream_kernels->Finish();
 }
 
 absl::Status RankEngine::ReduceMapped(int unit, DType dtype, bool accumulate) {
@@ -186,21 +208,17 @@ absl::Status RankEngine::ReduceMapped(int unit, DType dtype, bool accumulate) {
       accumulate, {ReducedGradient(unit), FullDTypeOf(unit)}, &stats_[unit]);
 }
 
-void RankEngine::FakeReduction(int unit) {
-  memset(ReducedGradient(unit), 0, FullBytes(unit, slices_[unit][options_.rank.value()].size()));
+absl::Status RankEngine::FakeReduction(int unit) {
+  options_.stream_kernels->Clear(ReducedGradient(unit),
+                                 FullBytes(unit, slices_[unit][options_.rank.value()].size()));
   stats_[unit] = host::GradientStats();
+  return options_.stream_kernels->Finish();
 }
 
-void RankEngine::KeepLowPrecision(int unit, DType dtype) {
-  if (!options_.config->keep_low_precision_gradients || !IsHalf(dtype)) return;
-  const int64_t count = slices_[unit][options_.rank.value()].size();
-  std::byte* shard = ReducedGradient(unit);
-  if (FullDTypeOf(unit) == DType::kFp64) {
-    host::RoundToHalf(dtype, reinterpret_cast<double*>(shard), count);
-  } else {
-    host::RoundToHalf(dtype, reinterpret_cast<float*>(shard), count);
-  }
-  stats_[unit] = MeasureReduced(unit);  // Rounding may have made infinities.
+absl::Status RankEngine::KeepLowPrecision(int unit, DType dtype) {
+  if (!options_.config->keep_low_precision_gradients || !IsHalf(dtype)) return absl::OkStatus();
+  options_.stream_kernels->RoundToHalf(dtype, ReducedValues(unit));
+  return MeasureReduced(unit, options_.stream_kernels);  // Rounding may have made infinities.
 }
 
 absl::Status RankEngine::AwaitReductions() {
@@ -217,9 +235,8 @@ absl::Status RankEngine::Initialize(int unit) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "': the job has its initial values already"));
   }
-  const std::byte* own = options_.gradients_by_rank[options_.rank.value()];
-  optimizer_.Initialize(unit, own + options_.memory->units()[unit].gradient_slot *
-                                        options_.memory->gradient_slot_bytes());
+  optimizer_.Initialize(unit, OwnSlot(unit));
+  RETURN_IF_ERROR(options_.kernels->Finish());
   options_.control->units[unit].reduced.fetch_add(1, std::memory_order_acq_rel);
   Bump(&options_.control->events);
   return absl::OkStatus();

@@ -95,8 +95,14 @@ absl::Status RankEngine::Read(const Op& op) {
   RETURN_IF_ERROR(AwaitReductions());
   RETURN_IF_ERROR(Ordered(kind, unit, shards.padded_numel(), FullDTypeOf(unit)));
   options_.recorder->Started(number);
-  RETURN_IF_ERROR(
-      Holders(unit).AllGather(shard, OwnSlot(unit), FullBytes(unit, shards.shard_numel())));
+  const int64_t shard_bytes = FullBytes(unit, shards.shard_numel());
+  if (options_.images != nullptr) {
+    std::byte* own = OwnSlot(unit) + FullBytes(unit, shards.RangeOf(options_.rank).begin);
+    options_.kernels->Copy(own, shard, shard_bytes);
+    RETURN_IF_ERROR(options_.kernels->Finish());
+    shard = own;
+  }
+  RETURN_IF_ERROR(Holders(unit).AllGather(shard, OwnSlot(unit), shard_bytes));
   options_.recorder->Done(number);
   ReleaseSlot(unit);
   return absl::OkStatus();
@@ -109,7 +115,9 @@ absl::Status RankEngine::ReadShard(const Op& op) {
   ASSIGN_OR_RETURN(const std::byte* shard, ShardToRead(op, kind == OpKind::kReadGradientShard));
   RETURN_IF_ERROR(AwaitReductions());
   const ElementRange slice = options_.layout->units[unit].shards.RangeOf(options_.rank);
-  memcpy(OwnSlot(unit) + FullBytes(unit, slice.begin), shard, FullBytes(unit, slice.size()));
+  options_.kernels->Copy(OwnSlot(unit) + FullBytes(unit, slice.begin), shard,
+                         FullBytes(unit, slice.size()));
+  RETURN_IF_ERROR(options_.kernels->Finish());
   ReleaseSlot(unit);
   return absl::OkStatus();
 }
@@ -153,6 +161,7 @@ absl::Status RankEngine::Write(const Op& op) {
   if (first && !is_begun) optimizer_.BeginInitial();
   const auto array = static_cast<StateArray>(op.array);
   optimizer_.Stage(array, unit, OwnSlot(unit), first ? 0 : step_ + 1);
+  RETURN_IF_ERROR(options_.kernels->Finish());
   staged_[unit] |= Bit(array);
   ReleaseSlot(unit);
   return absl::OkStatus();
@@ -165,10 +174,10 @@ absl::Status RankEngine::WriteGradient(int unit) {
   for (const ElementRange& part : reduced_parts_[unit]) {  // The rest stays 0.
     const ElementRange own = Intersect(part, slice);
     if (own.empty()) continue;
-    memcpy(ReducedGradient(unit) + FullBytes(unit, own.begin - slice.begin),
-           OwnSlot(unit) + FullBytes(unit, own.begin), FullBytes(unit, own.size()));
+    options_.kernels->Copy(ReducedGradient(unit) + FullBytes(unit, own.begin - slice.begin),
+                           OwnSlot(unit) + FullBytes(unit, own.begin), FullBytes(unit, own.size()));
   }
-  stats_[unit] = MeasureReduced(unit);
+  RETURN_IF_ERROR(MeasureReduced(unit, options_.kernels));
   reduced_[unit] = true;
   early_updates_[unit].clear();
   options_.control->within_step.store(1, std::memory_order_relaxed);
@@ -198,6 +207,7 @@ absl::Status RankEngine::FinishWrite(const Op& op) {
     }
     options_.recorder->Done(number);
     optimizer_.PublishInitial();
+    RETURN_IF_ERROR(options_.kernels->Finish());
     initial_progress_.step = loaded->step;
     initial_progress_.update_counts = loaded->update_counts;
     options_.group->ranks[LocalIndex()].has_momentum.store(1);
@@ -252,7 +262,7 @@ absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number, const StagedA
 absl::Status RankEngine::FinishStaged(int64_t next, const StagedArrays& written, bool is_step) {
   ForgetGathered();
   if (is_step) remote_.StepTaken();  // All ranks closed their windows before they voted.
-  ApplyDecided(next);
+  RETURN_IF_ERROR(ApplyDecided(next));
   if (is_step) {
     ForgetReduced();
     const uint64_t order_hash = order_.hash();

@@ -1,7 +1,6 @@
 #include "worker/engine/sharded_optimizer.h"
 
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 namespace tessera {
@@ -72,12 +71,13 @@ std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig&
 
 ShardedOptimizer::ShardedOptimizer(const JobConfig& config, const JobMemory& memory,
                                    std::vector<ShardSegment> segments, std::byte* state,
-                                   std::byte* parameters)
+                                   std::byte* parameters, RankKernels* kernels)
     : config_(config),
       memory_(memory),
       segments_(std::move(segments)),
       state_(state),
-      parameters_(parameters) {}
+      parameters_(parameters),
+      kernels_(kernels) {}
 
 std::byte* ShardedOptimizer::State(StateArray array, int version,
                                    const ShardSegment& segment) const {
@@ -97,54 +97,50 @@ void ShardedOptimizer::PublishFullPrecision(int unit, int64_t step) {
   std::byte* full = parameters_ + memory_.units()[unit].full_offset_bytes;
   for (const ShardSegment& segment : segments_) {
     if (segment.unit != unit) continue;
-    memcpy(full + segment.unit_begin_elements * SizeBytes(segment.dtype),
-           State(StateArray::kParameter, step % 2, segment), SizeBytesOf(segment));
+    kernels_->Copy(full + segment.unit_begin_elements * SizeBytes(segment.dtype),
+                   State(StateArray::kParameter, step % 2, segment), SizeBytesOf(segment));
   }
 }
 
 void ShardedOptimizer::Apply(const OptimizerStep& step, const std::vector<bool>& early) {
   for (const ShardSegment& segment : segments_) {
     if (early.empty() || !early[segment.unit]) {
-      ApplySegment(segment, step, PublishedAt(segment));
+      ApplySegment(segment, step, PublishedAt(segment), kernels_);
     } else if (segment.requires_grad && step.updates[segment.job_parameter] != 0) {
       PublishValues(segment, State(StateArray::kParameter, step.step % 2, segment));
     }
   }
 }
 
-void ShardedOptimizer::UpdateEarly(int unit, const OptimizerStep& step) {
+void ShardedOptimizer::UpdateEarly(int unit, const OptimizerStep& step, RankKernels* kernels) {
   for (const ShardSegment& segment : segments_) {
-    if (segment.unit == unit) ApplySegment(segment, step, Published());
+    if (segment.unit == unit) ApplySegment(segment, step, Published(), kernels);
   }
 }
 
 void ShardedOptimizer::CopyFromVersionBefore(StateArray array, const ShardSegment& segment,
                                              int64_t step) {
-  memcpy(State(array, step % 2, segment), State(array, (step - 1) % 2, segment),
-         SizeBytesOf(segment));
+  CopyVersion(array, segment, step, kernels_);
 }
 
-void ShardedOptimizer::CarryMomentsOver(const ShardSegment& segment, int64_t step) {
+void ShardedOptimizer::CopyVersion(StateArray array, const ShardSegment& segment, int64_t step,
+                                   RankKernels* kernels) {
+  kernels->Copy(State(array, step % 2, segment), State(array, (step - 1) % 2, segment),
+                SizeBytesOf(segment));
+}
+
+void ShardedOptimizer::CarryMomentsOver(const ShardSegment& segment, int64_t step,
+                                        RankKernels* kernels) {
   if (!segment.requires_grad) return;
-  for (const StateArray moment : Moments()) CopyFromVersionBefore(moment, segment, step);
-}
-
-// What trainers see of it stays as it is.
-void ShardedOptimizer::CarryOver(const ShardSegment& segment, int64_t step) {
-  CopyFromVersionBefore(StateArray::kParameter, segment, step);
-  CarryMomentsOver(segment, step);
+  for (const StateArray moment : Moments()) CopyVersion(moment, segment, step, kernels);
 }
 
 void ShardedOptimizer::PublishValues(const ShardSegment& segment, const std::byte* values) {
   const auto [full, half] = PublishedAt(segment);
   if (full != nullptr) {
-    memcpy(full, values, SizeBytesOf(segment));
-  } else if (segment.dtype == DType::kFp64) {
-    host::CastFp64ToHalf(half.dtype, reinterpret_cast<const double*>(values), half.to,
-                         segment.numel);
+    kernels_->Copy(full, values, SizeBytesOf(segment));
   } else {
-    host::CastFp32ToHalf(half.dtype, reinterpret_cast<const float*>(values), half.to,
-                         segment.numel);
+    kernels_->CastToHalf(ConstValues(values, segment.numel, segment.dtype), half);
   }
 }
 
@@ -155,9 +151,9 @@ void ShardedOptimizer::Stage(StateArray array, int unit, const std::byte* unshar
       CopyFromVersionBefore(array, segment, step);
       continue;
     }
-    memcpy(State(array, step % 2, segment),
-           unsharded + segment.unit_begin_elements * SizeBytes(segment.dtype),
-           SizeBytesOf(segment));
+    kernels_->Copy(State(array, step % 2, segment),
+                   unsharded + segment.unit_begin_elements * SizeBytes(segment.dtype),
+                   SizeBytesOf(segment));
   }
 }
 
@@ -171,7 +167,7 @@ void ShardedOptimizer::BeginInitial() {
   for (const ShardSegment& segment : segments_) {
     for (const StateArray array :
          {StateArray::kParameter, StateArray::kFirstMoment, StateArray::kSecondMoment})
-      memset(State(array, 0, segment), 0, SizeBytesOf(segment));
+      kernels_->Clear(State(array, 0, segment), SizeBytesOf(segment));
   }
 }
 
@@ -182,49 +178,47 @@ void ShardedOptimizer::PublishInitial() {
 
 void ShardedOptimizer::ApplyStaged(int64_t step, bool with_moments) {
   for (const ShardSegment& segment : segments_) {
-    if (!with_moments) CarryMomentsOver(segment, step);
+    if (!with_moments) CarryMomentsOver(segment, step, kernels_);
     PublishValues(segment, State(StateArray::kParameter, step % 2, segment));
   }
 }
 
+// What is carried over stays as it is for trainers, too.
 void ShardedOptimizer::ApplySegment(const ShardSegment& segment, const OptimizerStep& step,
-                                    const Published& published) {
-  if (!segment.requires_grad || step.updates[segment.job_parameter] == 0)
-    return CarryOver(segment, step.step);
-  if (segment.dtype == DType::kFp64) return UpdateSegment<double>(segment, step, published);
-  UpdateSegment<float>(segment, step, published);
+                                    const Published& published, RankKernels* kernels) {
+  if (segment.requires_grad && step.updates[segment.job_parameter] != 0)
+    return UpdateSegment(segment, step, published, kernels);
+  CopyVersion(StateArray::kParameter, segment, step.step, kernels);
+  CarryMomentsOver(segment, step.step, kernels);
 }
 
-template <typename Real>
 void ShardedOptimizer::UpdateSegment(const ShardSegment& segment, const OptimizerStep& step,
-                                     const Published& published) {
+                                     const Published& published, RankKernels* kernels) {
   const int64_t update = step.updates[segment.job_parameter];
   const int from = (step.step - 1) % 2;
   const int to = step.step % 2;
-  const auto state = [&](StateArray array, int version) {
-    return reinterpret_cast<Real*>(State(array, version, segment));
-  };
-  const Real* p_in = state(StateArray::kParameter, from);
-  const Real* m_in = state(StateArray::kFirstMoment, from);
-  const Real* v_in = state(StateArray::kSecondMoment, from);
-  Real* p_out = state(StateArray::kParameter, to);
-  Real* m_out = state(StateArray::kFirstMoment, to);
-  Real* v_out = state(StateArray::kSecondMoment, to);
-  Real* publish = reinterpret_cast<Real*>(published.full);
-  const Real* gradient =
-      reinterpret_cast<const Real*>(state_ + memory_.ReducedGradientOffsetBytes()) +
-      segment.state_begin_elements;
+  UpdateArrays arrays;
+  arrays.dtype = segment.dtype;
+  arrays.count = segment.numel;
+  arrays.gradient = state_ + memory_.ReducedGradientOffsetBytes() +
+                    segment.state_begin_elements * SizeBytes(segment.dtype);
+  arrays.p_in = State(StateArray::kParameter, from, segment);
+  arrays.m_in = State(StateArray::kFirstMoment, from, segment);
+  arrays.v_in = State(StateArray::kSecondMoment, from, segment);
+  arrays.p_out = State(StateArray::kParameter, to, segment);
+  arrays.m_out = State(StateArray::kFirstMoment, to, segment);
+  arrays.v_out = State(StateArray::kSecondMoment, to, segment);
+  arrays.publish_full = published.full;
+  arrays.publish_half = published.half;
   const HyperParameters& group = step.groups[segment.group];
   if (config_.optimizer == OptimizerKind::kSgd) {
-    host::SgdStep(SgdParamsOf(group, step, update), segment.numel, gradient, p_in, m_in, p_out,
-                  m_out, publish, published.half);
+    kernels->SgdStep(SgdParamsOf(group, step, update), arrays);
     // It left the buffers alone; a later step may have momentum again.
     if (group.momentum == 0 && step.has_momentum)
-      CopyFromVersionBefore(StateArray::kFirstMoment, segment, step.step);
+      CopyVersion(StateArray::kFirstMoment, segment, step.step, kernels);
   } else {
-    host::AdamStep(AdamParamsOf(group, step, update, config_.optimizer == OptimizerKind::kAdamW),
-                   segment.numel, gradient, p_in, m_in, v_in, p_out, m_out, v_out, publish,
-                   published.half);
+    kernels->AdamStep(AdamParamsOf(group, step, update, config_.optimizer == OptimizerKind::kAdamW),
+                      arrays);
   }
 }
 
@@ -233,10 +227,11 @@ void ShardedOptimizer::Initialize(int unit, const std::byte* unsharded) {
     if (segment.unit != unit) continue;
     const std::byte* values = unsharded + segment.unit_begin_elements * SizeBytes(segment.dtype);
     const int64_t size_bytes = SizeBytesOf(segment);
-    memcpy(State(StateArray::kParameter, 0, segment), values, size_bytes);
-    memset(State(StateArray::kFirstMoment, 0, segment), 0, size_bytes);
-    memset(State(StateArray::kSecondMoment, 0, segment), 0, size_bytes);
-    PublishValues(segment, values);
+    std::byte* parameter = State(StateArray::kParameter, 0, segment);
+    kernels_->Copy(parameter, values, size_bytes);
+    kernels_->Clear(State(StateArray::kFirstMoment, 0, segment), size_bytes);
+    kernels_->Clear(State(StateArray::kSecondMoment, 0, segment), size_bytes);
+    PublishValues(segment, parameter);
   }
 }
 

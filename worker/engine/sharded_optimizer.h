@@ -4,7 +4,8 @@
 //   reduced gradient  g ─────────┴─► state version v+1, and the parameters that trainers see
 //
 // One pass over memory. Only parameters that got a gradient are updated; others, and frozen ones,
-// are carried over with their moments; padding is never touched. Thread-compatible.
+// are carried over with their moments; padding is never touched. All of it is called on kernels,
+// so it is done, or has failed, once their Finish says so. Thread-compatible.
 //
 // Source of the formulae: torch.optim.SGD, Adam and AdamW (dampening 0, no Nesterov, no AMSGrad).
 #ifndef TESSERA_WORKER_ENGINE_SHARDED_OPTIMIZER_H_
@@ -17,7 +18,7 @@
 #include "base/ids.h"
 #include "layout/model_layout.h"
 #include "layout/values.h"
-#include "worker/device/host/kernels.h"
+#include "worker/device/rank_kernels.h"
 #include "worker/memory/job_memory.h"
 
 namespace tessera {
@@ -51,17 +52,19 @@ struct OptimizerStep {
 
 class ShardedOptimizer {
  public:
-  // `state` is the rank's state region, `parameters` the host's parameter region. Not owned.
+  // `state` is the rank's state region, `parameters` the host's or device's parameter region, both
+  // of memory that `kernels` know. Not owned.
   ShardedOptimizer(const JobConfig& config, const JobMemory& memory,
-                   std::vector<ShardSegment> segments, std::byte* state, std::byte* parameters);
+                   std::vector<ShardSegment> segments, std::byte* state, std::byte* parameters,
+                   RankKernels* kernels);
 
   // Reads version (step - 1) % 2, writes version step % 2 and publishes. Deterministic: repeating
   // it gives the same bytes.
   // Units that are `early` are updated already: what they became is published.
   void Apply(const OptimizerStep& step, const std::vector<bool>& early = {});
   // The same of one unit, which is not published: nobody sees it, and version (step - 1) % 2
-  // stands.
-  void UpdateEarly(int unit, const OptimizerStep& step);
+  // stands. By `kernels`: another thread's than the rest.
+  void UpdateEarly(int unit, const OptimizerStep& step, RankKernels* kernels);
 
   // Takes initial values of one unit: `unsharded` holds its flat parameter in the full dtype.
   // Writes version 0 and publishes; moments become 0.
@@ -99,12 +102,12 @@ class ShardedOptimizer {
   struct Published;
   // Publishes there, if anywhere.
   void ApplySegment(const ShardSegment& segment, const OptimizerStep& step,
-                    const Published& published);
-  template <typename Real>
+                    const Published& published, RankKernels* kernels);
   void UpdateSegment(const ShardSegment& segment, const OptimizerStep& step,
-                     const Published& published);
-  void CarryOver(const ShardSegment& segment, int64_t step);
-  void CarryMomentsOver(const ShardSegment& segment, int64_t step);
+                     const Published& published, RankKernels* kernels);
+  void CopyVersion(StateArray array, const ShardSegment& segment, int64_t step,
+                   RankKernels* kernels);
+  void CarryMomentsOver(const ShardSegment& segment, int64_t step, RankKernels* kernels);
   void PublishValues(const ShardSegment& segment, const std::byte* values);
   // Where a segment's elements are published: in one of these, the other is null.
   struct Published {
@@ -118,6 +121,7 @@ class ShardedOptimizer {
   const std::vector<ShardSegment> segments_;
   std::byte* const state_;
   std::byte* const parameters_;
+  RankKernels* const kernels_;
 };
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "proto/executor.pb.h"
+#include "worker/memory/host_rank_device.h"
 
 namespace tessera {
 namespace {
@@ -32,18 +33,75 @@ absl::StatusOr<RankTopology> TopologyOf(const v1::Job& job, int world_size) {
   return RankTopology::Create(workers);
 }
 
-}  // namespace
+// Where each descriptor is in the packet, see proto/executor.proto.
+enum SetupFd { kMessage, kParameters, kGroup, kState, kControl, kFlight, kFixedFds };
 
-absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
-  constexpr size_t kFixedFds = 6;
+absl::StatusOr<v1::ExecutorSetup> ReadSetup(const Packet& packet) {
   if (packet.fds.size() <= kFixedFds)
     return absl::InvalidArgumentError("executor setup: too few descriptors");
   ASSIGN_OR_RETURN(const Mapping message,
-                   Mapping::CreateWhole(packet.fds[0].get(), Access::kReadOnly));
+                   Mapping::CreateWhole(packet.fds[kMessage].get(), Access::kReadOnly));
   v1::ExecutorSetup setup;
   if (!setup.ParseFromArray(message.data(), message.size_bytes())) {
     return absl::InvalidArgumentError("executor setup: malformed message");
   }
+  return setup;
+}
+
+// Those of the processor's memory but the gradients, and those that others look at.
+absl::Status MapHostRegions(const Packet& packet, ExecutorMemory* memory) {
+  const auto map = [&](SetupFd fd, int64_t size_bytes, absl::string_view what) {
+    return MapAtLeast(packet.fds[fd].get(), size_bytes, Access::kReadWrite, what);
+  };
+  ASSIGN_OR_RETURN(memory->group, map(kGroup, ChannelOffsetBytes(memory->plan) + 1, "group"));
+  ASSIGN_OR_RETURN(memory->control, map(kControl, sizeof(ControlPage), "control"));
+  ASSIGN_OR_RETURN(memory->flight, map(kFlight, sizeof(FlightRing), "flight"));
+  RETURN_IF_ERROR(CheckFlightRing(*memory->flight_ring()));
+  memory->flight.Populate();  // No step is to fault in the pages it writes to.
+  return absl::OkStatus();
+}
+
+absl::Status MapDeviceRegions(const Packet& packet, ExecutorMemory* memory) {
+  const JobMemory& plan = memory->plan;
+  RankDevice& device = *memory->device;
+  absl::StatusOr<Buffer> parameters = device.MapRegion(
+      packet.fds[kParameters].get(), plan.parameter_region_bytes(), /*writable=*/true);
+  RETURN_IF_ERROR(Annotate(parameters.status(), "parameter"));
+  memory->parameters = *std::move(parameters);
+  HostRankDevice host;
+  RankDevice& of_state = memory->state_is_addressable() ? host : device;
+  absl::StatusOr<Buffer> state =
+      of_state.MapRegion(packet.fds[kState].get(), plan.state_region_bytes(), /*writable=*/true);
+  RETURN_IF_ERROR(Annotate(state.status(), "state"));
+  memory->state = *std::move(state);
+  return absl::OkStatus();
+}
+
+absl::Status MapGradients(const Packet& packet, ExecutorMemory* memory) {
+  const int num_ranks = memory->topology.NumRanks(memory->host());
+  const int own = memory->topology.LocalIndex(static_cast<int>(memory->rank.value()));
+  for (int i = 0; i < num_ranks; ++i) {
+    // Its own one also takes what the trainer wants to read.
+    const Access access = i == own ? Access::kReadWrite : Access::kReadOnly;
+    ASSIGN_OR_RETURN(Mapping gradients,
+                     MapAtLeast(packet.fds[kFixedFds + i].get(),
+                                memory->plan.gradient_region_bytes(), access, "gradient"));
+    memory->gradients.push_back(std::move(gradients));
+    if (!memory->device->is_separate()) continue;
+    absl::StatusOr<Buffer> on_device =
+        memory->device->MapRegion(packet.fds[kFixedFds + num_ranks + i].get(),
+                                  memory->plan.device_gradient_region_bytes(), i == own);
+    RETURN_IF_ERROR(Annotate(on_device.status(), "gradients on the device"));
+    memory->device_gradients.push_back(*std::move(on_device));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
+                                                         const MakeRankDevice& make_device) {
+  ASSIGN_OR_RETURN(const v1::ExecutorSetup setup, ReadSetup(packet));
   ExecutorMemory memory;
   memory.job_id = setup.job().job_id();
   memory.rank = Rank(setup.rank());
@@ -53,36 +111,23 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet) {
   const int world_size = memory.config.world_size;
   memory.data_host = setup.data_host();
   ASSIGN_OR_RETURN(memory.topology, TopologyOf(setup.job(), world_size));
-  if (setup.rank() < 0 || setup.rank() >= world_size ||
-      packet.fds.size() != kFixedFds + memory.topology.NumRanks(memory.host())) {
+  if (setup.rank() < 0 || setup.rank() >= world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("executor setup: rank ", setup.rank(), " of ", world_size));
   }
   ASSIGN_OR_RETURN(memory.layout, LayOut(model, memory.config));
   ASSIGN_OR_RETURN(memory.plan, JobMemory::Create(memory.layout, memory.config));
-  const JobMemory& plan = memory.plan;
-  ASSIGN_OR_RETURN(memory.parameters, MapAtLeast(packet.fds[1].get(), plan.parameter_region_bytes(),
-                                                 Access::kReadWrite, "parameter"));
-  ASSIGN_OR_RETURN(memory.group, MapAtLeast(packet.fds[2].get(), ChannelOffsetBytes(plan) + 1,
-                                            Access::kReadWrite, "group"));
-  ASSIGN_OR_RETURN(memory.state, MapAtLeast(packet.fds[3].get(), plan.state_region_bytes(),
-                                            Access::kReadWrite, "state"));
-  ASSIGN_OR_RETURN(memory.control, MapAtLeast(packet.fds[4].get(), sizeof(ControlPage),
-                                              Access::kReadWrite, "control"));
-  ASSIGN_OR_RETURN(memory.flight, MapAtLeast(packet.fds[5].get(), sizeof(FlightRing),
-                                             Access::kReadWrite, "flight"));
-  RETURN_IF_ERROR(CheckFlightRing(*memory.flight_ring()));
-  memory.flight.Populate();  // No step is to fault in the pages it writes to.
-  const int own = memory.topology.LocalIndex(setup.rank());
-  for (size_t fd = kFixedFds; fd < packet.fds.size(); ++fd) {
-    // Its own one also takes what the trainer wants to read.
-    const Access access =
-        static_cast<int>(fd - kFixedFds) == own ? Access::kReadWrite : Access::kReadOnly;
-    ASSIGN_OR_RETURN(
-        Mapping gradients,
-        MapAtLeast(packet.fds[fd].get(), plan.gradient_region_bytes(), access, "gradient"));
-    memory.gradients.push_back(std::move(gradients));
+  RETURN_IF_ERROR(MapHostRegions(packet, &memory));
+  ASSIGN_OR_RETURN(memory.device, make_device(memory.control_page()->device));
+  const size_t gradients_of_rank = memory.device->is_separate() ? 2 : 1;
+  const size_t num_ranks = memory.topology.NumRanks(memory.host());
+  if (packet.fds.size() != kFixedFds + num_ranks * gradients_of_rank) {
+    return absl::InvalidArgumentError(absl::StrCat("executor setup: ", packet.fds.size(),
+                                                   " descriptors for ", num_ranks, " ranks on ",
+                                                   memory.device->name()));
   }
+  RETURN_IF_ERROR(MapDeviceRegions(packet, &memory));
+  RETURN_IF_ERROR(MapGradients(packet, &memory));
   return memory;
 }
 

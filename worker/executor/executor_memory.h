@@ -2,6 +2,7 @@
 #ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_MEMORY_H_
 #define TESSERA_WORKER_EXECUTOR_EXECUTOR_MEMORY_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "base/ids.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
+#include "worker/device/rank_device.h"
 #include "worker/engine/group_page.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/fd_passing.h"
@@ -33,19 +35,26 @@ struct ExecutorMemory {
   JobConfig config;
   ModelLayout layout;
   JobMemory plan;
-  Mapping parameters;
+  // Where the ranks of this worker have their parameters, gradients and shards.
+  std::unique_ptr<RankDevice> device;
+  Buffer parameters;  // On the device.
+  Buffer state;       // On the device, unless it is offloaded.
   Mapping group;
-  Mapping state;
   Mapping control;
   Mapping flight;
   RankTopology topology = RankTopology::OneHost(1);  // A host is a worker.
   std::string data_host;                             // Where to listen for other workers' ranks.
   // Of this worker's ranks; only the own one is written, by the trainer.
   std::vector<Mapping> gradients;
+  std::vector<Buffer> device_gradients;  // The same on a separate device; else none.
 
   // Errors: InvalidArgument  the packet is not a setup, or a region is smaller than the plan needs,
   //                          or the flight ring is of another version.
-  static absl::StatusOr<ExecutorMemory> FromSetup(Packet packet);
+  //         those of MakeRankDevice
+  static absl::StatusOr<ExecutorMemory> FromSetup(Packet packet, const MakeRankDevice& make_device);
+
+  // Whether this process can read and write the state by itself.
+  bool state_is_addressable() const { return !device->is_separate() || config.cpu_offload; }
 
   int host() const { return topology.HostOf(static_cast<int>(rank.value())); }
   bool spans_workers() const { return topology.num_hosts() > 1; }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -48,6 +49,9 @@ class RankExecutor {
   bool Handle(const v1::ExecutorCommand& command, std::vector<UniqueFd> fds);
 
  private:
+  absl::Status CreateKernels();
+  // Once in a job's life, before its first epoch.
+  absl::Status ClearDeviceMemory();
   absl::Status StartEpoch(const v1::ExecutorStart& start);
   // Storage may be slow, and other ranks' larger; whoever dies is noticed otherwise.
   absl::Duration TimeoutOf(Row row) const {
@@ -76,8 +80,11 @@ class RankExecutor {
   ExecutorPuts puts_;
   std::atomic<uint64_t> running_epoch_{0};
   FlightRecorder recorder_;
-  std::unique_ptr<Device> device_;
+  HostDevice threads_;
   std::unique_ptr<Stream> post_backward_;
+  // Of the engine's thread, of the stream, and of whoever reduces on it.
+  std::unique_ptr<RankKernels> kernels_, stream_kernels_, reduce_kernels_;
+  std::unique_ptr<StateImages> images_;  // Null: the state is addressable.
   std::unique_ptr<EpochMeshes> meshes_;  // Null: all ranks are on this worker.
   std::unique_ptr<Communicator> communicator_;
   std::unique_ptr<Communicator> files_communicator_;
@@ -88,12 +95,44 @@ class RankExecutor {
 };
 
 absl::Status RankExecutor::Open() {
-  device_ = std::make_unique<HostDevice>();
-  ASSIGN_OR_RETURN(post_backward_, device_->CreateStream("post-backward"));
+  ASSIGN_OR_RETURN(post_backward_, threads_.CreateStream("post-backward"));
+  RETURN_IF_ERROR(CreateKernels());
+  if (memory_.device->is_separate()) RETURN_IF_ERROR(ClearDeviceMemory());
   memory_.control_page()->executor_pid.store(getpid());
   v1::ExecutorEvent event;
   event.mutable_ready();
   link_.Send(event);
+  return absl::OkStatus();
+}
+
+absl::Status RankExecutor::CreateKernels() {
+  RankDevice::KernelOptions options;
+  options.state_on_host = memory_.state_is_addressable();
+  for (const UnitLayout& unit : memory_.layout.units)
+    options.max_count = std::max(options.max_count, unit.shards.shard_numel());
+  ASSIGN_OR_RETURN(kernels_, memory_.device->CreateKernels(options));
+  ASSIGN_OR_RETURN(stream_kernels_, memory_.device->CreateKernels(options));
+  ASSIGN_OR_RETURN(reduce_kernels_, memory_.device->CreateKernels(options));
+  if (memory_.state_is_addressable()) return absl::OkStatus();
+  std::byte* state = memory_.state.data_as<std::byte>();
+  const OptimizerKind optimizer = memory_.config.optimizer;
+  images_.reset(new StateImages{StateImage(&memory_.plan, optimizer, state),
+                                StateImage(&memory_.plan, optimizer, state)});
+  return absl::OkStatus();
+}
+
+absl::Status RankExecutor::ClearDeviceMemory() {
+  const int own = memory_.topology.LocalIndex(static_cast<int>(memory_.rank.value()));
+  std::atomic<uint32_t>& cleared = memory_.group_page()->ranks[own].device_cleared;
+  if (cleared.load(std::memory_order_acquire) != 0) return absl::OkStatus();
+  const Buffer& gradients = memory_.device_gradients[own];
+  kernels_->Clear(gradients.data(), memory_.plan.device_gradient_region_bytes());
+  if (!memory_.state_is_addressable())
+    kernels_->Clear(memory_.state.data(), memory_.plan.state_region_bytes());
+  // The worker starts an epoch once all of its executors are ready.
+  if (own == 0) kernels_->Clear(memory_.parameters.data(), memory_.plan.parameter_region_bytes());
+  RETURN_IF_ERROR(kernels_->Finish());
+  cleared.store(1, std::memory_order_release);
   return absl::OkStatus();
 }
 
@@ -143,6 +182,7 @@ absl::StatusOr<std::unique_ptr<ShmCommunicator>> RankExecutor::JoinHost(Epoch ep
   shm.timeout = TimeoutOf(row);
   shm.first_rank = topology.FirstRank(host);
   shm.group_size = topology.world_size();
+  if (memory_.device->is_separate()) shm.kernels = reduce_kernels_.get();
   return ShmCommunicator::Create(shm);
 }
 
@@ -172,15 +212,21 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.topology = &memory_.topology;
   options.rank = memory_.rank;
   options.epoch = epoch;
-  options.parameters = memory_.parameters.data();
+  options.parameters = memory_.parameters.data_as<std::byte>();
+  options.state = memory_.state.data_as<std::byte>();
+  const int own = memory_.topology.LocalIndex(static_cast<int>(memory_.rank.value()));
+  const int first = memory_.topology.FirstRank(memory_.host());
+  options.own_gradients = memory_.gradients[own].data();
   options.gradients_by_rank.resize(memory_.config.world_size, nullptr);
-  for (size_t i = 0; i < memory_.gradients.size(); ++i) {
-    options.gradients_by_rank[memory_.topology.FirstRank(memory_.host()) + i] =
-        memory_.gradients[i].data();
-  }
-  options.own_gradients =
-      memory_.gradients[memory_.topology.LocalIndex(memory_.rank.value())].data();
-  options.state = memory_.state.data();
+  for (size_t i = 0; i < memory_.gradients.size(); ++i)
+    options.gradients_by_rank[first + i] = memory_.gradients[i].data();
+  for (size_t i = 0; i < memory_.device_gradients.size(); ++i)
+    options.gradients_by_rank[first + i] = memory_.device_gradients[i].data_as<std::byte>();
+  if (memory_.device->is_separate())
+    options.device_gradients = memory_.device_gradients[own].data_as<std::byte>();
+  options.images = images_.get();
+  options.kernels = kernels_.get();
+  options.stream_kernels = stream_kernels_.get();
   options.control = memory_.control_page();
   options.group = memory_.group_page();
   options.updates = memory_.update_counts();
@@ -309,9 +355,9 @@ void RankExecutor::Quiesce(const absl::Status& reason) {
 
 }  // namespace
 
-absl::Status RunRankExecutor(UniqueFd socket) {
+absl::Status RunRankExecutor(UniqueFd socket, const MakeRankDevice& make_device) {
   ASSIGN_OR_RETURN(Packet setup, ReceivePacket(socket.get()));
-  ASSIGN_OR_RETURN(ExecutorMemory memory, ExecutorMemory::FromSetup(std::move(setup)));
+  ASSIGN_OR_RETURN(ExecutorMemory memory, ExecutorMemory::FromSetup(std::move(setup), make_device));
   RankExecutor executor(socket.get(), std::move(memory));
   RETURN_IF_ERROR(executor.Open());
   while (true) {

@@ -64,17 +64,22 @@ class ExecutorThread : public RunningExecutor {
 
 class ThreadLauncher : public ExecutorLauncher {
  public:
+  explicit ThreadLauncher(MakeRankDevice make_device) : make_device_(std::move(make_device)) {}
   absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
                                                           const std::string& label) override {
     ASSIGN_OR_RETURN(std::thread thread,
-                     StartThread("an executor", [socket = std::move(socket)]() mutable {
-                       const absl::Status status = RunRankExecutor(std::move(socket));
+                     StartThread("an executor", [socket = std::move(socket),
+                                                 make_device = make_device_]() mutable {
+                       const absl::Status status = RunRankExecutor(std::move(socket), make_device);
                        if (!status.ok())
                          TESSERA_LOG(ERROR, "executor thread: {}", status.ToString());
                      }));
     return std::make_unique<ExecutorThread>(std::move(thread));
   }
   std::string name() const override { return "a thread"; }
+
+ private:
+  const MakeRankDevice make_device_;
 };
 
 class ProcessLauncher : public ExecutorLauncher {
@@ -130,6 +135,8 @@ std::unique_ptr<ExecutorLauncher> NewProcessLauncher(std::string binary,
   return std::make_unique<ProcessLauncher>(std::move(binary), std::move(extra_flags));
 }
 
-std::unique_ptr<ExecutorLauncher> NewThreadLauncher() { return std::make_unique<ThreadLauncher>(); }
+std::unique_ptr<ExecutorLauncher> NewThreadLauncher(MakeRankDevice make_device) {
+  return std::make_unique<ThreadLauncher>(std::move(make_device));
+}
 
 }  // namespace tessera

@@ -9,6 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
+#include "worker/device/rank_device.h"
+#include "worker/memory/host_rank_device.h"
 
 namespace tessera {
 
@@ -37,7 +39,9 @@ class ExecutorLauncher {
 // when this one is killed, so no orphan is left.
 std::unique_ptr<ExecutorLauncher> NewProcessLauncher(std::string binary,
                                                      std::vector<std::string> extra_flags);
-std::unique_ptr<ExecutorLauncher> NewThreadLauncher();
+// `make_device`: as of RunRankExecutor.
+std::unique_ptr<ExecutorLauncher> NewThreadLauncher(
+    MakeRankDevice make_device = MakeHostRankDevice);
 
 }  // namespace tessera
 

@@ -22,9 +22,20 @@ namespace {
 constexpr size_t kSetupFds = 6;
 static_assert(kSetupFds + kMaxLocalRanks <= kMaxPacketFds, "a setup does not fit in a packet");
 
-int64_t ResidentBytes(const SharedRegion& region) {
+int64_t ResidentBytes(int fd) {
   struct stat info;
-  return fstat(region.fd(), &info) == 0 ? static_cast<int64_t>(info.st_blocks) * 512 : 0;
+  return fstat(fd, &info) == 0 ? static_cast<int64_t>(info.st_blocks) * 512 : 0;
+}
+
+// Memory of the device, or of the processor where there is none.
+absl::StatusOr<UniqueFd> CreateRegion(DeviceMemory* device_memory, const std::string& label,
+                                      int64_t size_bytes) {
+  if (device_memory == nullptr) {
+    ASSIGN_OR_RETURN(SharedRegion region, SharedRegion::Create(label, size_bytes));
+    return std::move(region).TakeFd();
+  }
+  absl::StatusOr<UniqueFd> region = device_memory->Create(label, size_bytes);
+  return region.ok() ? std::move(region) : Annotate(region.status(), label);
 }
 
 // Makes a flight ring of `region`; returns a mapping to read it by.
@@ -59,7 +70,35 @@ absl::StatusOr<LocalRanks> LocalRanksOf(const v1::Job& job, const std::string& w
   return local;
 }
 
-absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRanks& local) {
+absl::StatusOr<JobRegions::RankRegions> JobRegions::CreateRank(const std::string& label,
+                                                               const JobMemory& plan,
+                                                               const JobConfig& config,
+                                                               DeviceMemory* device_memory) {
+  ASSIGN_OR_RETURN(SharedRegion gradients,
+                   SharedRegion::Create(label + "/gradients", plan.gradient_region_bytes()));
+  ASSIGN_OR_RETURN(UniqueFd state, CreateRegion(config.cpu_offload ? nullptr : device_memory,
+                                                label + "/state", plan.state_region_bytes()));
+  UniqueFd device_gradients;
+  if (device_memory != nullptr) {
+    ASSIGN_OR_RETURN(device_gradients, CreateRegion(device_memory, label + "/device-gradients",
+                                                    plan.device_gradient_region_bytes()));
+  }
+  ASSIGN_OR_RETURN(SharedRegion control,
+                   SharedRegion::Create(label + "/control", sizeof(ControlPage)));
+  ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
+  ControlPage* page = reinterpret_cast<ControlPage*>(mapping.data());
+  page->version = kControlPageVersion;
+  page->device = device_memory == nullptr ? kHostDevice : device_memory->device();
+  ASSIGN_OR_RETURN(SharedRegion flight,
+                   SharedRegion::Create(label + "/flight", sizeof(FlightRing)));
+  ASSIGN_OR_RETURN(Mapping flight_mapping, FormatAndMap(flight));
+  return RankRegions{std::move(gradients),     std::move(state),  std::move(device_gradients),
+                     std::move(control),       std::move(flight), std::move(mapping),
+                     std::move(flight_mapping)};
+}
+
+absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRanks& local,
+                                              DeviceMemory* device_memory) {
   ASSIGN_OR_RETURN(const ModelSpec model, DecodeModel(job.model()));
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
   RETURN_IF_ERROR(ValidateJobConfig(config, model));
@@ -67,12 +106,16 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
     return absl::InvalidArgumentError(absl::StrCat(local.topology.world_size(), " ranks of ",
                                                    config.world_size, " have a place"));
   }
+  if (device_memory != nullptr && kSetupFds + 2 * local.count() > kMaxPacketFds) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        local.count(), " ranks on one GPU: ", (kMaxPacketFds - kSetupFds) / 2, " are the most"));
+  }
   ASSIGN_OR_RETURN(ModelLayout layout, LayOut(model, config));
   ASSIGN_OR_RETURN(const JobMemory plan, JobMemory::Create(layout, config));
   ASSIGN_OR_RETURN(const int64_t channel_bytes,
                    ShmCommunicator::RequiredBytes(local.count(), ShmCommunicator::Options()));
-  ASSIGN_OR_RETURN(SharedRegion parameters, SharedRegion::Create(job.job_id() + "/parameters",
-                                                                 plan.parameter_region_bytes()));
+  ASSIGN_OR_RETURN(UniqueFd parameters, CreateRegion(device_memory, job.job_id() + "/parameters",
+                                                     plan.parameter_region_bytes()));
   ASSIGN_OR_RETURN(
       SharedRegion group,
       SharedRegion::Create(job.job_id() + "/group", ChannelOffsetBytes(plan) + channel_bytes));
@@ -81,19 +124,14 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
                    Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
   for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
     const std::string label = absl::StrCat(job.job_id(), "/", rank);
-    ASSIGN_OR_RETURN(SharedRegion gradients,
-                     SharedRegion::Create(label + "/gradients", plan.gradient_region_bytes()));
-    ASSIGN_OR_RETURN(SharedRegion state,
-                     SharedRegion::Create(label + "/state", plan.state_region_bytes()));
-    ASSIGN_OR_RETURN(SharedRegion control,
-                     SharedRegion::Create(label + "/control", sizeof(ControlPage)));
-    ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
-    reinterpret_cast<ControlPage*>(mapping.data())->version = kControlPageVersion;
-    ASSIGN_OR_RETURN(SharedRegion flight,
-                     SharedRegion::Create(label + "/flight", sizeof(FlightRing)));
-    ASSIGN_OR_RETURN(Mapping flight_mapping, FormatAndMap(flight));
-    regions.ranks_.push_back({std::move(gradients), std::move(state), std::move(control),
-                              std::move(flight), std::move(mapping), std::move(flight_mapping)});
+    ASSIGN_OR_RETURN(RankRegions of_rank, CreateRank(label, plan, config, device_memory));
+    regions.ranks_.push_back(std::move(of_rank));
+  }
+  if (device_memory != nullptr) {
+    regions.device_ = device_memory->device();
+    regions.device_bytes_ = {plan.parameter_region_bytes() / local.count(),
+                             plan.device_gradient_region_bytes(),
+                             config.cpu_offload ? 0 : plan.state_region_bytes()};
   }
   regions.channel_offset_bytes_ = ChannelOffsetBytes(plan);
   regions.num_parameters_ = plan.num_parameters();
@@ -115,8 +153,14 @@ GroupPage* JobRegions::group() const { return reinterpret_cast<GroupPage*>(group
 
 RankMemoryBytes JobRegions::Measure(Rank rank) const {
   const RankRegions& regions = Of(rank);
-  return {ResidentBytes(parameters_) / static_cast<int64_t>(ranks_.size()),
-          ResidentBytes(regions.gradients), ResidentBytes(regions.state)};
+  const int64_t gradients = ResidentBytes(regions.gradients.fd());
+  const int64_t state = ResidentBytes(regions.state.get());
+  if (device_ == kHostDevice) {
+    return {ResidentBytes(parameters_.get()) / static_cast<int64_t>(ranks_.size()), gradients,
+            state};
+  }
+  return {device_bytes_.parameters, gradients + device_bytes_.gradients,
+          config_.cpu_offload ? state : device_bytes_.optimizer};
 }
 
 UpdateCounts JobRegions::update_counts() const {
@@ -138,16 +182,21 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
     std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(mapping.data()));
   }
   const RankRegions& own = Of(rank);
-  const int own_fds[kSetupFds] = {message.fd(),   parameters_.fd(), group_.fd(),
-                                  own.state.fd(), own.control.fd(), own.flight.fd()};
+  const int own_fds[kSetupFds] = {message.fd(),    parameters_.get(), group_.fd(),
+                                  own.state.get(), own.control.fd(),  own.flight.fd()};
   std::vector<int> fds(std::begin(own_fds), std::end(own_fds));
   for (const RankRegions& regions : ranks_) fds.push_back(regions.gradients.fd());
+  for (const RankRegions& regions : ranks_) {
+    if (regions.device_gradients.valid()) fds.push_back(regions.device_gradients.get());
+  }
   return SendPacket(socket, "setup", fds);
 }
 
 std::vector<int> JobRegions::TrainerFds(Rank rank) const {
   const RankRegions& own = Of(rank);
-  return {parameters_.fd(), own.gradients.fd(), own.control.fd()};
+  std::vector<int> fds = {parameters_.get(), own.gradients.fd(), own.control.fd()};
+  if (own.device_gradients.valid()) fds.push_back(own.device_gradients.get());
+  return fds;
 }
 
 void JobRegions::AbortCollectives(Epoch epoch, const absl::Status& reason) const {

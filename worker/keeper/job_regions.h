@@ -9,9 +9,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/ids.h"
+#include "base/unique_fd.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "proto/coordinator.pb.h"
+#include "worker/device/device_memory.h"
+#include "worker/device/rank_device.h"
 #include "worker/engine/group_page.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/flight_ring.h"
@@ -50,7 +53,11 @@ class JobRegions {
   // Errors: InvalidArgument    the job's model or config is invalid, or another number of ranks is
   //                            placed
   //         ResourceExhausted  no memory or descriptors
-  static absl::StatusOr<JobRegions> Create(const v1::Job& job, const LocalRanks& local);
+  //         those of DeviceMemory::Create
+  // `device_memory` has the parameters, and of each rank gradients and state (but state that is
+  // offloaded); null: the processor's memory has all of it.
+  static absl::StatusOr<JobRegions> Create(const v1::Job& job, const LocalRanks& local,
+                                           DeviceMemory* device_memory = nullptr);
 
   const ModelLayout& layout() const { return layout_; }
   const JobConfig& config() const { return config_; }
@@ -63,14 +70,16 @@ class JobRegions {
   const FlightRing& flight(Rank rank) const;
   RankMemoryBytes Measure(Rank rank) const;
   // For who copies from there, or maps it, on its own. Owned by this.
-  int state_fd(Rank rank) const { return Of(rank).state.fd(); }
+  int state_fd(Rank rank) const { return Of(rank).state.get(); }
+  // What the state's descriptor is of: see ControlPage::device.
+  int state_device() const { return config_.cpu_offload ? kHostDevice : device_; }
   int group_fd() const { return group_.fd(); }
 
   // Sends an executor its setup.
   absl::Status SendSetup(int socket, const v1::Job& job, Rank rank,
                          const std::string& data_host) const;
   // Descriptors for a trainer: parameters (it maps them read-only), own gradients, own control
-  // page.
+  // page; and the gradients on a GPU, if there is one.
   std::vector<int> TrainerFds(Rank rank) const;
   // Ends every wait of the group's collectives in `epoch`.
   void AbortCollectives(Epoch epoch, const absl::Status& reason) const;
@@ -78,14 +87,18 @@ class JobRegions {
  private:
   struct RankRegions {
     SharedRegion gradients;
-    SharedRegion state;
+    UniqueFd state;
+    UniqueFd device_gradients;  // Invalid: there is no device.
     SharedRegion control;
     SharedRegion flight;
     Mapping control_mapping;
     Mapping flight_mapping;  // Read-only.
   };
-  JobRegions(SharedRegion parameters, SharedRegion group)
+  JobRegions(UniqueFd parameters, SharedRegion group)
       : parameters_(std::move(parameters)), group_(std::move(group)) {}
+  static absl::StatusOr<RankRegions> CreateRank(const std::string& label, const JobMemory& plan,
+                                                const JobConfig& config,
+                                                DeviceMemory* device_memory);
 
   const RankRegions& Of(Rank rank) const { return ranks_[rank.value() - local_.first()]; }
 
@@ -93,7 +106,9 @@ class JobRegions {
   JobConfig config_;
   LocalRanks local_;
   int num_parameters_ = 0;
-  SharedRegion parameters_;
+  int device_ = kHostDevice;
+  RankMemoryBytes device_bytes_;  // What a rank takes of a device.
+  UniqueFd parameters_;
   SharedRegion group_;
   Mapping group_mapping_;
   int64_t channel_offset_bytes_ = 0;

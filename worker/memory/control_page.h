@@ -71,11 +71,12 @@ struct Op {
   // the sum over the ranks divided by the sum of their weights, else -1.
   double gradient_divisor = 1.0;
   double weight = -1.0;
-  int32_t status_code = 0;      // kFail: what every rank's trainer gets.
-  uint32_t full_precision = 0;  // kUnshard: 1: in full, whatever the unit's compute dtype.
-  uint32_t slot_dtype = 0;      // kReduce: the DType that the gradient slot is in.
-  uint32_t array = 0;           // kRead, kWrite: the StateArray.
-  uint32_t message_bytes = 0;   // kSend: of the piece.
+  int32_t status_code = 0;          // kFail: what every rank's trainer gets.
+  uint16_t full_precision = 0;      // kUnshard: 1: in full, whatever the unit's compute dtype.
+  uint16_t gradient_on_device = 0;  // kReduce: 1: in the rank's slot on its GPU; 0: the host's.
+  uint32_t slot_dtype = 0;          // kReduce: the DType that the gradient slot is in.
+  uint32_t array = 0;               // kRead, kWrite: the StateArray.
+  uint32_t message_bytes = 0;       // kSend: of the piece.
   uint32_t sets_moments = 0;  // kFinishWrite: 1: moments are staged too; the message says the rest.
 };
 static_assert(sizeof(Op) == 64, "one operation is one cache line");
@@ -94,7 +95,7 @@ struct UnitWords {
   std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 12;
+inline constexpr uint32_t kControlPageVersion = 13;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;
@@ -113,6 +114,9 @@ struct OpResult {
 
 struct ControlPage {
   uint32_t version;
+  // The GPU that has the job's parameters and the rank's gradients and shards; -1: the processor's
+  // memory has them. Written once, before anybody else has the page.
+  int32_t device;
   alignas(64) WaitWord submitted;
   alignas(64) std::atomic<uint32_t> consumed;
   alignas(64) WaitWord events;         // Bumped at every change that a trainer may await.

@@ -5,6 +5,7 @@
 //                             | unit 0 in full precision | unit 1 ...                 full dtype
 //   gradients  (one a rank)   | slot 0 (root) | slot 1 | ... | touched |             reduce dtype
 //   state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced |  full dtype
+//   on a GPU   (one a rank)   | slot 0 | slot 1 | ... |              as gradients; only on GPUs
 //   control    (one a rank)   | ControlPage |                       trainer  <-> executor
 //   group      (one a host)   | GroupPage | update counts | channel |   executor <-> executor
 //   flight     (one a rank)   | FlightRing |                        executor  -> worker
@@ -15,10 +16,12 @@
 // The full dtype of a unit is fp32, or fp64 if its parameters are.
 //
 // Parameter slices of all ranks lie side by side, so rank r's slice *is* its part of the unsharded
-// flat parameter and unsharding copies nothing. In full precision there are only the units that are
-// not in their full dtype anyway, and their pages take no memory until somebody asks for them.
-// Several units share a gradient slot: unit i > 0 has slot 1 + (i - 1) % gradient_slots, so two
-// neighbours in the backward order never share one. State arrays hold the rank's shards of all
+// flat parameter and unsharding copies nothing. Of a worker with a GPU, "host" means that GPU for
+// parameters and state (but state that is offloaded); a trainer may put gradients into its slots
+// there, and everything else goes by those of the host. In full precision there are only the units
+// that are not in their full dtype anyway, and their pages take no memory until somebody asks for
+// them. Several units share a gradient slot: unit i > 0 has slot 1 + (i - 1) % gradient_slots, so
+// two neighbours in the backward order never share one. State arrays hold the rank's shards of all
 // units one behind the other.
 #ifndef TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
 #define TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
@@ -72,6 +75,8 @@ class JobMemory {
   int num_parameters() const { return num_parameters_; }
   int64_t touched_offset_bytes() const { return gradient_slot_bytes_ * num_gradient_slots_; }
   int64_t gradient_region_bytes() const { return touched_offset_bytes() + num_parameters_; }
+  // The slots again, where the rank has a GPU: reductions read these.
+  int64_t device_gradient_region_bytes() const { return touched_offset_bytes(); }
   int64_t state_region_bytes() const { return state_array_bytes_ * 7; }
   // What is mapped for one of `world_size` ranks: its own regions, and its part of the parameters.
   int64_t MappedBytesOfRank(int64_t world_size) const {

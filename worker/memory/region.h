@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -24,6 +25,8 @@ class SharedRegion {
 
   int fd() const { return fd_.get(); }
   int64_t size_bytes() const { return size_bytes_; }
+  // Leaves a region that is nothing.
+  UniqueFd TakeFd() && { return std::move(fd_); }
 
  private:
   SharedRegion(UniqueFd fd, int64_t size_bytes) : fd_(std::move(fd)), size_bytes_(size_bytes) {}

@@ -259,8 +259,8 @@ std::vector<std::byte>* HostsCommunicator::SumLocally(const Reduction& reduction
   sum->resize(CountIn(parts.parts, slice) * SizeBytes(reduction.sum_dtype));
   const host::SumOutput output = {sum->data(), reduction.sum_dtype};
   inputs_.resize(options_.local->size());
-  ReduceParts(
-      parts, &inputs_,
+  (void)ReduceParts(  // The processor's memory: it cannot fail.
+      &kernels_, parts, &inputs_,
       [&](size_t i, const SlicePart& part) {
         return static_cast<const char*>(reduction.sends_by_rank[first_ + i]) +
                part.range.begin * SizeBytes(parts.dtype);
@@ -313,8 +313,8 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
   ReceiveSums(reduction);
   RETURN_IF_ERROR(Exchange(peers_, sends_, receives_));
   inputs_.resize(host_sums_.size());
-  ReduceParts(
-      {parts, own, recv.dtype, scale, accumulate}, &inputs_,
+  RETURN_IF_ERROR(ReduceParts(
+      &kernels_, {parts, own, recv.dtype, scale, accumulate}, &inputs_,
       [&](size_t host, const SlicePart& part) {
         if (static_cast<int>(host) == host_ && HasSum(reduction)) {
           return OwnGradient(reduction, part.range);
@@ -322,7 +322,7 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
         const std::byte* sum = host_sums_[host].data();
         return sum + part.packed_elements * SizeBytes(recv.dtype);
       },
-      [&](const SlicePart& part) { return recv.At(part.range.begin - own.begin); }, stats);
+      [&](const SlicePart& part) { return recv.At(part.range.begin - own.begin); }, stats));
   return options_.local->Barrier();
 }
 

@@ -32,6 +32,7 @@
 #include "worker/comm/reduce_parts.h"
 #include "worker/comm/shm/shm_communicator.h"
 #include "worker/comm/tcp/peer_mesh.h"
+#include "worker/device/host/host_rank_kernels.h"
 
 namespace tessera {
 
@@ -120,6 +121,7 @@ class HostsCommunicator : public Communicator {
   // Kept so that steady operations allocate nothing.
   std::vector<PeerMesh::Part> sends_, receives_;
   std::vector<const void*> inputs_;
+  HostRankKernels kernels_;
   // In the dtype of the result, packed.
   std::vector<std::vector<std::byte>> served_sums_;  // By served_.
   std::vector<std::vector<std::byte>> host_sums_;    // Of the own slice, by host.

@@ -9,6 +9,7 @@
 #include "worker/comm/collective_arguments.h"
 #include "worker/comm/ordered_reduce.h"
 #include "worker/comm/reduce_parts.h"
+#include "worker/device/host/host_rank_kernels.h"
 
 namespace tessera {
 
@@ -76,13 +77,13 @@ absl::Status LoopbackCommunicator::ReduceScatterMapped(
   const ElementRange slice = slices_by_rank[rank_];
   RETURN_IF_ERROR(CheckNotAborted());
   std::vector<const void*> inputs(sends_by_rank.size());
-  ReduceParts(
-      {parts, slice, dtype, scale, accumulate}, &inputs,
+  HostRankKernels kernels;
+  return ReduceParts(
+      &kernels, {parts, slice, dtype, scale, accumulate}, &inputs,
       [&](size_t r, const SlicePart& part) {
         return static_cast<const char*>(sends_by_rank[r]) + part.range.begin * SizeBytes(dtype);
       },
       [&](const SlicePart& part) { return recv.At(part.range.begin - slice.begin); }, stats);
-  return absl::OkStatus();
 }
 
 void LoopbackCommunicator::Abort(absl::Status reason) {

@@ -195,12 +195,13 @@ absl::Status ShmCommunicator::ReduceScatterMapped(absl::Span<const void* const> 
       OperationDigest(Operation::kReduceScatterMapped,
                       {static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)});
   RETURN_IF_ERROR(Phase(digest));
-  ReduceParts(
-      {parts, slice, dtype, scale, accumulate}, &sources_,
+  const absl::Status reduced = ReduceParts(
+      kernels(), {parts, slice, dtype, scale, accumulate}, &sources_,
       [&](size_t r, const SlicePart& part) {
         return Bytes(sends_by_rank[r]) + part.range.begin * SizeBytes(dtype);
       },
       [&](const SlicePart& part) { return recv.At(part.range.begin - slice.begin); }, stats);
+  if (!reduced.ok()) return Break(reduced);
   return Phase(digest);
 }
 

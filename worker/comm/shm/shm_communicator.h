@@ -32,6 +32,7 @@
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/shm/shm_region.h"
+#include "worker/device/host/host_rank_kernels.h"
 
 namespace tessera {
 
@@ -53,6 +54,8 @@ class ShmCommunicator : public Communicator {
     // large that is. 0: the group is this one.
     int first_rank = 0;
     int group_size = 0;
+    // What ReduceScatterMapped sums with, where its buffers are not the processor's; outlives this.
+    RankKernels* kernels = nullptr;
   };
 
   // The size of the mapping; reads num_channels and staging_bytes_per_rank of `options`.
@@ -112,6 +115,7 @@ class ShmCommunicator : public Communicator {
 
   // This rank's staging half in use, or that of another rank.
   char* Half(int rank, int half) const;
+  RankKernels* kernels() { return options_.kernels != nullptr ? options_.kernels : &host_kernels_; }
   int64_t half_bytes() const { return options_.staging_bytes_per_rank / 2; }
   void CopyPayload(void* to, const void* from, int64_t bytes);
   absl::Status ReadPeers(const void* send, char* recv, int64_t bytes_per_rank, uint32_t digest);
@@ -119,6 +123,7 @@ class ShmCommunicator : public Communicator {
                               uint32_t digest);
 
   const Options options_;
+  HostRankKernels host_kernels_;
   const ShmRegion region_;
   const AbortFlag abort_;
   const WaitPolicy policy_;

@@ -1,0 +1,35 @@
+// A keeper's memory of a GPU, as descriptors (see device_memory.h and keeper_memory.h).
+#ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_
+#define TESSERA_WORKER_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_
+
+#include <memory>
+#include <string>
+
+#include "worker/device/cuda/cuda_context.h"
+#include "worker/device/device_memory.h"
+
+namespace tessera {
+
+class CudaDeviceMemory : public DeviceMemory {
+ public:
+  // Finds out whether descriptors work, and whether they do without a context, and says so in the
+  // log. `api` outlives it.
+  // Errors: FailedPrecondition  they do not work here: the message says why
+  //         those of PrimaryContext::Create
+  static absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> Create(CudaApi* api, int device);
+
+  int device() const override { return device_; }
+  absl::StatusOr<UniqueFd> Create(const std::string& label, int64_t size_bytes) override;
+
+ private:
+  CudaDeviceMemory(CudaApi* api, int device, std::unique_ptr<PrimaryContext> context)
+      : api_(api), device_(device), context_(std::move(context)) {}
+
+  CudaApi* const api_;
+  const int device_;
+  const std::unique_ptr<PrimaryContext> context_;  // Null: the calls need none.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_

@@ -1,0 +1,61 @@
+#include "worker/device/cuda/cuda_rank_device.h"
+
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "base/status_macros.h"
+#include "worker/device/cuda/cuda_rank_kernels.h"
+#include "worker/device/cuda/device_region.h"
+#include "worker/device/cuda/offloaded_rank_kernels.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<CudaRankDevice>> CudaRankDevice::Create(CudaApi* api, int device) {
+  CudaDevice::Options options;
+  options.device = device;
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> made, CudaDevice::Create(api, options));
+  return absl::WrapUnique(new CudaRankDevice(std::move(made)));
+}
+
+absl::StatusOr<Buffer> CudaRankDevice::MapRegion(int descriptor, int64_t size_bytes,
+                                                 bool writable) {
+  PrimaryContext* context = device_->context();
+  const SharingDevice sharing = {context->api(), context->device(), context};
+  RETURN_IF_ERROR(sharing.Use());
+  ASSIGN_OR_RETURN(const int64_t granularity,
+                   sharing.api->MemGetAllocationGranularity(sharing.device));
+  ASSIGN_OR_RETURN(const int64_t rounded, RoundUpToGranularity(size_bytes, granularity));
+  ASSIGN_OR_RETURN(DeviceMapping mapping,
+                   DeviceMapping::Import(sharing, descriptor, rounded,
+                                         writable ? CudaAccess::kReadWrite : CudaAccess::kRead));
+  std::byte* data = mapping.data();
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  absl::MutexLock lock(&mu_);
+  regions_[begin] = rounded;
+  return Buffer(data, rounded, [this, begin, mapping = std::move(mapping)]() mutable {
+    {
+      absl::MutexLock lock(&mu_);
+      regions_.erase(begin);
+    }
+    mapping.Reset();
+  });
+}
+
+bool CudaRankDevice::IsOnDevice(const void* address) const {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  absl::MutexLock lock(&mu_);
+  auto region = regions_.upper_bound(at);
+  if (region == regions_.begin()) return false;
+  --region;
+  return at - region->first < static_cast<uint64_t>(region->second);
+}
+
+absl::StatusOr<std::unique_ptr<RankKernels>> CudaRankDevice::CreateKernels(
+    const KernelOptions& options) {
+  if (!options.state_on_host) return CudaRankKernels::Create(device_.get(), options.max_count);
+  return OffloadedRankKernels::Create(
+      device_.get(), options.max_count,
+      [this](const void* address) { return IsOnDevice(address); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+// A GPU as what a rank works on: its keeper's memory, mapped, and kernels over it.
+#ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_DEVICE_H_
+#define TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_DEVICE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/device/cuda/cuda_device.h"
+#include "worker/device/rank_device.h"
+
+namespace tessera {
+
+class CudaRankDevice : public RankDevice {
+ public:
+  // `api` outlives the device. Errors: those of CudaDevice::Create
+  static absl::StatusOr<std::unique_ptr<CudaRankDevice>> Create(CudaApi* api, int device);
+
+  absl::string_view name() const override { return device_->name(); }
+  bool is_separate() const override { return true; }
+  absl::StatusOr<Buffer> MapRegion(int descriptor, int64_t size_bytes, bool writable) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(const KernelOptions& options) override;
+
+  // Whether the address is in a region that MapRegion gave and that is still there.
+  bool IsOnDevice(const void* address) const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  explicit CudaRankDevice(std::unique_ptr<CudaDevice> device) : device_(std::move(device)) {}
+
+  const std::unique_ptr<CudaDevice> device_;
+  mutable absl::Mutex mu_;
+  std::map<uintptr_t, int64_t> regions_ ABSL_GUARDED_BY(mu_);  // Begin -> bytes.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_DEVICE_H_

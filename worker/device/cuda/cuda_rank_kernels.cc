@@ -1,0 +1,103 @@
+#include "worker/device/cuda/cuda_rank_kernels.h"
+
+#include <new>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+template <typename Real>
+absl::Status Adam(GpuKernels* kernels, CudaStreamHandle* stream, const host::AdamParams& params,
+                  const UpdateArrays& a) {
+  const auto in = [](const void* array) { return static_cast<const Real*>(array); };
+  const auto out = [](void* array) { return static_cast<Real*>(array); };
+  return kernels->AdamStep(stream, params, a.count, in(a.gradient), in(a.p_in), in(a.m_in),
+                           in(a.v_in), out(a.p_out), out(a.m_out), out(a.v_out),
+                           out(a.publish_full), a.publish_half);
+}
+
+template <typename Real>
+absl::Status Sgd(GpuKernels* kernels, CudaStreamHandle* stream, const host::SgdParams& params,
+                 const UpdateArrays& a) {
+  const auto in = [](const void* array) { return static_cast<const Real*>(array); };
+  const auto out = [](void* array) { return static_cast<Real*>(array); };
+  return kernels->SgdStep(stream, params, a.count, in(a.gradient), in(a.p_in), in(a.m_in),
+                          out(a.p_out), out(a.m_out), out(a.publish_full), a.publish_half);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaRankKernels>> CudaRankKernels::Create(CudaDevice* device,
+                                                                         int64_t max_count) {
+  auto kernels = absl::WrapUnique(new CudaRankKernels(device));
+  ASSIGN_OR_RETURN(kernels->kernels_, GpuKernels::Create(device, max_count));
+  ASSIGN_OR_RETURN(kernels->stats_, device->AllocatePinned(sizeof(host::GradientStats)));
+  new (kernels->stats_.data()) host::GradientStats();
+  ASSIGN_OR_RETURN(kernels->stream_, device->CreateStream("rank-kernels"));
+  return kernels;
+}
+
+CudaRankKernels::~CudaRankKernels() {
+  if (stream_ != nullptr) stream_->Synchronize();
+}
+
+void CudaRankKernels::Note(const absl::Status& status) {
+  if (first_error_.ok()) first_error_ = status;
+}
+
+void CudaRankKernels::Copy(void* to, const void* from, int64_t size_bytes) {
+  device_->Copy(stream_.get(), to, from, size_bytes);
+}
+
+void CudaRankKernels::Clear(void* at, int64_t size_bytes) {
+  device_->Fill(stream_.get(), at, 0, size_bytes);
+}
+
+void CudaRankKernels::AdamStep(const host::AdamParams& params, const UpdateArrays& arrays) {
+  Note(arrays.dtype == DType::kFp64 ? Adam<double>(kernels_.get(), handle(), params, arrays)
+                                    : Adam<float>(kernels_.get(), handle(), params, arrays));
+}
+
+void CudaRankKernels::SgdStep(const host::SgdParams& params, const UpdateArrays& arrays) {
+  Note(arrays.dtype == DType::kFp64 ? Sgd<double>(kernels_.get(), handle(), params, arrays)
+                                    : Sgd<float>(kernels_.get(), handle(), params, arrays));
+}
+
+void CudaRankKernels::CastToHalf(ConstValues from, host::HalfOutput to) {
+  Note(kernels_->Cast(handle(), from.dtype(), from.data(), to.dtype, to.to,
+                      static_cast<int64_t>(from.size()), 1.0));
+}
+
+void CudaRankKernels::RoundToHalf(DType half, Values values) {
+  Note(kernels_->RoundToHalf(handle(), half, values.dtype(), values.data(),
+                             static_cast<int64_t>(values.size())));
+}
+
+void CudaRankKernels::Reduce(absl::Span<const void* const> inputs, DType input_dtype, int64_t count,
+                             double scale, bool accumulate, host::SumOutput output, bool measure) {
+  Note(kernels_->Reduce(handle(), inputs, input_dtype, count, scale, accumulate, output,
+                        measure ? stats_.data_as<host::GradientStats>() : nullptr));
+}
+
+void CudaRankKernels::Measure(ConstValues gradient) {
+  Note(kernels_->Measure(handle(), gradient.dtype(), gradient.data(),
+                         static_cast<int64_t>(gradient.size()),
+                         stats_.data_as<host::GradientStats>()));
+}
+
+absl::Status CudaRankKernels::Finish() {
+  stream_->Synchronize();
+  RETURN_IF_ERROR(device_->status());
+  return first_error_;
+}
+
+absl::Status CudaRankKernels::TakeStats(host::GradientStats* stats) {
+  RETURN_IF_ERROR(Finish());
+  *stats = std::exchange(*stats_.data_as<host::GradientStats>(), host::GradientStats());
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

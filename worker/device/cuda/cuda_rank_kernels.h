@@ -1,0 +1,55 @@
+// RankKernels of a GPU whose memory has all of the rank's state: one stream, in the order of calls.
+//
+// Copies between the device and memory of the processor that is not pinned are made by the driver
+// in pieces, at some cost in speed and none in meaning.
+#ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_KERNELS_H_
+#define TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_KERNELS_H_
+
+#include <memory>
+
+#include "worker/device/cuda/cuda_device.h"
+#include "worker/device/cuda/cuda_stream.h"
+#include "worker/device/cuda/gpu_kernels.h"
+#include "worker/device/rank_kernels.h"
+
+namespace tessera {
+
+class CudaRankKernels : public RankKernels {
+ public:
+  // `device` outlives the kernels. At most `max_count` elements are measured at once.
+  // Errors: ResourceExhausted  no stream or memory is left.  Internal, Unavailable
+  static absl::StatusOr<std::unique_ptr<CudaRankKernels>> Create(CudaDevice* device,
+                                                                 int64_t max_count);
+  ~CudaRankKernels() override;
+
+  void Copy(void* to, const void* from, int64_t size_bytes) override;
+  void Clear(void* at, int64_t size_bytes) override;
+  void AdamStep(const host::AdamParams& params, const UpdateArrays& arrays) override;
+  void SgdStep(const host::SgdParams& params, const UpdateArrays& arrays) override;
+  void CastToHalf(ConstValues from, host::HalfOutput to) override;
+  void RoundToHalf(DType half, Values values) override;
+  void Reduce(absl::Span<const void* const> inputs, DType input_dtype, int64_t count, double scale,
+              bool accumulate, host::SumOutput output, bool measure) override;
+  void Measure(ConstValues gradient) override;
+  absl::Status Finish() override;
+  absl::Status TakeStats(host::GradientStats* stats) override;
+  Stream* stream() const { return stream_.get(); }
+  absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) override {
+    return device_->AllocatePinned(size_bytes);
+  }
+
+ private:
+  explicit CudaRankKernels(CudaDevice* device) : device_(device) {}
+  void Note(const absl::Status& status);  // Keeps the first error of a launch.
+  CudaStreamHandle* handle() const { return static_cast<CudaStream*>(stream_.get())->handle(); }
+
+  CudaDevice* const device_;
+  std::unique_ptr<GpuKernels> kernels_;
+  Buffer stats_;  // Pinned: one GradientStats.
+  std::unique_ptr<Stream> stream_;
+  absl::Status first_error_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_KERNELS_H_

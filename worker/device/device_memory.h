@@ -1,0 +1,32 @@
+// Where a keeper gets the memory of its ranks' device from: a GPU's, as descriptors that hold it.
+//
+//   keeper ── Create ──► descriptor ──(Unix socket)──► RankDevice::MapRegion in executor, trainer
+//
+// The memory goes when the last descriptor and mapping of all processes have. Thread-safe.
+#ifndef TESSERA_WORKER_DEVICE_DEVICE_MEMORY_H_
+#define TESSERA_WORKER_DEVICE_DEVICE_MEMORY_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+
+namespace tessera {
+
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+
+  virtual int device() const = 0;  // As RankDevice numbers them.
+
+  // At least `size_bytes` of undefined content.
+  // Errors: InvalidArgument    size_bytes < 1, or too large for any machine
+  //         ResourceExhausted  the device has no memory left: the message has what was wanted
+  //         FailedPrecondition, Unavailable, Internal  the system or the device refuses
+  virtual absl::StatusOr<UniqueFd> Create(const std::string& label, int64_t size_bytes) = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_DEVICE_MEMORY_H_

@@ -1,0 +1,55 @@
+// Where a rank's parameters, gradients and shards lie, and what works on them: the processor's
+// memory, or a GPU.
+//
+//   descriptor of the keeper's ──► MapRegion ──► addresses of the device
+//   row of work ──► CreateKernels ──► RankKernels
+//
+// Outlives what it makes. Thread-safe.
+#ifndef TESSERA_WORKER_DEVICE_RANK_DEVICE_H_
+#define TESSERA_WORKER_DEVICE_RANK_DEVICE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "worker/device/buffer.h"
+#include "worker/device/rank_kernels.h"
+
+namespace tessera {
+
+class RankDevice {
+ public:
+  virtual ~RankDevice() = default;
+
+  virtual absl::string_view name() const = 0;  // "host", "cuda:0"
+  // Whether its memory is not the processor's.
+  virtual bool is_separate() const = 0;
+
+  // Maps memory of the device, whose descriptor another process sent; the descriptor stays the
+  // caller's. `size_bytes` must be there.
+  // Errors: InvalidArgument     it is no such memory, or less
+  //         FailedPrecondition  the system refuses the descriptor
+  //         ResourceExhausted   no addresses are left
+  virtual absl::StatusOr<Buffer> MapRegion(int descriptor, int64_t size_bytes, bool writable) = 0;
+
+  struct KernelOptions {
+    // The rank's shards and optimizer state are in the processor's memory, and not on the device.
+    bool state_on_host = false;
+    int64_t max_count = 1;  // ELEMENTS, of what is measured or updated at once.
+  };
+  // Errors: ResourceExhausted  the device has no memory or stream left
+  virtual absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(
+      const KernelOptions& options) = 0;
+};
+
+// -1: the processor; else a GPU, as CUDA numbers them.
+// Errors: NotFound, Unimplemented  there is no driver, or this program was built without CUDA
+//         FailedPrecondition       the driver is too old, or the device is missing
+using MakeRankDevice = std::function<absl::StatusOr<std::unique_ptr<RankDevice>>(int device)>;
+inline constexpr int kHostDevice = -1;
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_RANK_DEVICE_H_

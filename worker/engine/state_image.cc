@@ -1,0 +1,52 @@
+#include "worker/engine/state_image.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace tessera {
+
+StateImage::StateImage(const JobMemory* plan, OptimizerKind optimizer, std::byte* state)
+    : plan_(plan),
+      arrays_(MomentsOf(optimizer)),
+      state_(state),
+      array_bytes_(plan->StateOffsetBytes(StateArray::kParameter, 1)) {
+  arrays_.insert(arrays_.begin(), StateArray::kParameter);
+}
+
+std::byte* StateImage::Array(StateArray array) const {
+  return image_.data_as<std::byte>() + static_cast<int>(array) * array_bytes_;
+}
+
+absl::Status StateImage::Allocate(RankKernels* kernels) {
+  if (!image_.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(image_, kernels->AllocateOnHost(arrays_.size() * array_bytes_));
+  return absl::OkStatus();
+}
+
+absl::Status StateImage::Pull(int version, RankKernels* kernels) {
+  RETURN_IF_ERROR(Allocate(kernels));
+  for (const StateArray array : arrays_)
+    kernels->Copy(Array(array), state_ + plan_->StateOffsetBytes(array, version), array_bytes_);
+  return kernels->Finish();
+}
+
+absl::Status StateImage::Clear(RankKernels* kernels) {
+  RETURN_IF_ERROR(Allocate(kernels));
+  memset(image_.data(), 0, image_.size_bytes());
+  return absl::OkStatus();
+}
+
+absl::Status StateImage::Push(int version, RankKernels* kernels) {
+  for (const StateArray array : arrays_)
+    kernels->Copy(state_ + plan_->StateOffsetBytes(array, version), Array(array), array_bytes_);
+  return kernels->Finish();
+}
+
+Values StateImage::At(StateArray array, const ShardSegment& segment) const {
+  return {Array(array) + segment.state_begin_elements * SizeBytes(segment.dtype), segment.numel,
+          segment.dtype};
+}
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+// A version of a rank's state in memory of the processor, for who reads and writes it there: files
+// and puts, where the state itself lies on a GPU.
+//
+//   state on the device  | p v0 | p v1 | m v0 | m v1 | ...
+//                 Pull(1)    │ ▲
+//                            ▼ │ Push(1)
+//   image                | p | m | v |
+//
+// Takes memory when it is first used, half of what the state takes. Used by one thread at a time.
+#ifndef TESSERA_WORKER_ENGINE_STATE_IMAGE_H_
+#define TESSERA_WORKER_ENGINE_STATE_IMAGE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "layout/values.h"
+#include "worker/device/rank_kernels.h"
+#include "worker/engine/sharded_optimizer.h"
+#include "worker/memory/job_memory.h"
+
+namespace tessera {
+
+class StateImage {
+ public:
+  // `plan` and `state`, the rank's state region, outlive the image.
+  StateImage(const JobMemory* plan, OptimizerKind optimizer, std::byte* state);
+
+  // The image becomes version `version` of the state; or all zero. Both wait.
+  // Errors: ResourceExhausted  no memory of the host is left
+  //         those of RankKernels::Finish
+  absl::Status Pull(int version, RankKernels* kernels);
+  absl::Status Clear(RankKernels* kernels);
+  // Version `version` of the state becomes the image. Waits. Errors: those of RankKernels::Finish
+  absl::Status Push(int version, RankKernels* kernels);
+
+  // Where the segment's elements are. After Pull or Clear.
+  Values At(StateArray array, const ShardSegment& segment) const;
+
+ private:
+  absl::Status Allocate(RankKernels* kernels);
+  std::byte* Array(StateArray array) const;
+
+  const JobMemory* const plan_;
+  std::vector<StateArray> arrays_;  // Which there are.
+  std::byte* const state_;
+  const int64_t array_bytes_;
+  Buffer image_;
+};
+
+// One that a save in the background goes on reading, and one for what is to come.
+struct StateImages {
+  StateImage saved;
+  StateImage staged;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_ENGINE_STATE_IMAGE_H_
