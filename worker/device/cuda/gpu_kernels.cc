@@ -118,25 +118,34 @@ absl::Status GpuKernels::Measure(CudaStreamHandle* stream, DType dtype, const vo
                                                 reinterpret_cast<gpu::Stats*>(stats)));
 }
 
-absl::Status GpuKernels::AdamStep(CudaStreamHandle* stream, const host::AdamParams& params,
-                                  int64_t count, const float* gradient, const float* p_in,
-                                  const float* m_in, const float* v_in, float* p_out, float* m_out,
-                                  float* v_out, float* publish_fp32,
-                                  host::HalfOutput publish_half) {
+absl::Status GpuKernels::RoundToHalf(CudaStreamHandle* stream, DType half_dtype, DType dtype,
+                                     void* values, int64_t count) {
+  RETURN_IF_ERROR(Check("RoundToHalf", count, {values}, IsHalf(half_dtype) && IsSum(dtype)));
+  if (count == 0) return absl::OkStatus();
+  return Launched("RoundToHalf",
+                  gpu::LaunchRoundToHalf(stream, Number(half_dtype), Number(dtype), values, count));
+}
+
+template <typename Real>
+absl::Status GpuKernels::Adam(CudaStreamHandle* stream, const host::AdamParams& params,
+                              int64_t count, const Real* gradient, const Real* p_in,
+                              const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
+                              Real* v_out, Real* publish, host::HalfOutput publish_half) const {
   RETURN_IF_ERROR(Check("AdamStep", count, {gradient, p_in, m_in, v_in, p_out, m_out, v_out},
                         publish_half.to == nullptr || IsHalf(publish_half.dtype)));
   if (count == 0) return absl::OkStatus();
-  return Launched("AdamStep",
-                  gpu::LaunchAdam(stream, gpu::FactorsOf<float>(params), count, gradient, p_in,
-                                  m_in, v_in, p_out, m_out, v_out,
-                                  {publish_fp32, publish_half.to, Number(publish_half.dtype)}));
+  return Launched(
+      "AdamStep",
+      gpu::LaunchAdam(stream, gpu::FactorsOf<Real>(params), count, gradient, p_in, m_in, v_in,
+                      p_out, m_out, v_out, {publish, publish_half.to, Number(publish_half.dtype)}));
 }
 
-absl::Status GpuKernels::SgdStep(CudaStreamHandle* stream, const host::SgdParams& params,
-                                 int64_t count, const float* gradient, const float* p_in,
-                                 const float* momentum_in, float* p_out, float* momentum_out,
-                                 float* publish_fp32, host::HalfOutput publish_half) {
-  const gpu::SgdFactors<float> factors = gpu::FactorsOf<float>(params);
+template <typename Real>
+absl::Status GpuKernels::Sgd(CudaStreamHandle* stream, const host::SgdParams& params, int64_t count,
+                             const Real* gradient, const Real* p_in, const Real* momentum_in,
+                             Real* p_out, Real* momentum_out, Real* publish,
+                             host::HalfOutput publish_half) const {
+  const gpu::SgdFactors<Real> factors = gpu::FactorsOf<Real>(params);
   RETURN_IF_ERROR(Check("SgdStep", count,
                         {gradient, p_in, p_out, factors.read_momentum ? momentum_in : gradient,
                          factors.write_momentum ? momentum_out : p_out},
@@ -145,7 +154,41 @@ absl::Status GpuKernels::SgdStep(CudaStreamHandle* stream, const host::SgdParams
   return Launched(
       "SgdStep",
       gpu::LaunchSgd(stream, factors, count, gradient, p_in, momentum_in, p_out, momentum_out,
-                     {publish_fp32, publish_half.to, Number(publish_half.dtype)}));
+                     {publish, publish_half.to, Number(publish_half.dtype)}));
+}
+
+absl::Status GpuKernels::AdamStep(CudaStreamHandle* stream, const host::AdamParams& params,
+                                  int64_t count, const float* gradient, const float* p_in,
+                                  const float* m_in, const float* v_in, float* p_out, float* m_out,
+                                  float* v_out, float* publish_fp32,
+                                  host::HalfOutput publish_half) {
+  return Adam(stream, params, count, gradient, p_in, m_in, v_in, p_out, m_out, v_out, publish_fp32,
+              publish_half);
+}
+
+absl::Status GpuKernels::AdamStep(CudaStreamHandle* stream, const host::AdamParams& params,
+                                  int64_t count, const double* gradient, const double* p_in,
+                                  const double* m_in, const double* v_in, double* p_out,
+                                  double* m_out, double* v_out, double* publish_fp64,
+                                  host::HalfOutput publish_half) {
+  return Adam(stream, params, count, gradient, p_in, m_in, v_in, p_out, m_out, v_out, publish_fp64,
+              publish_half);
+}
+
+absl::Status GpuKernels::SgdStep(CudaStreamHandle* stream, const host::SgdParams& params,
+                                 int64_t count, const float* gradient, const float* p_in,
+                                 const float* momentum_in, float* p_out, float* momentum_out,
+                                 float* publish_fp32, host::HalfOutput publish_half) {
+  return Sgd(stream, params, count, gradient, p_in, momentum_in, p_out, momentum_out, publish_fp32,
+             publish_half);
+}
+
+absl::Status GpuKernels::SgdStep(CudaStreamHandle* stream, const host::SgdParams& params,
+                                 int64_t count, const double* gradient, const double* p_in,
+                                 const double* momentum_in, double* p_out, double* momentum_out,
+                                 double* publish_fp64, host::HalfOutput publish_half) {
+  return Sgd(stream, params, count, gradient, p_in, momentum_in, p_out, momentum_out, publish_fp64,
+             publish_half);
 }
 
 absl::Status GpuKernels::Fill(CudaStreamHandle* stream, DType dtype, void* values, int64_t count,

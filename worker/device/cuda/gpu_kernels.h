@@ -51,14 +51,27 @@ class GpuKernels : public SliceKernels {
   absl::Status Measure(CudaStreamHandle* stream, DType dtype, const void* values, int64_t count,
                        host::GradientStats* stats);
 
-  // See host::AdamStep and host::SgdStep, on an fp32 shard.
+  // In place, as host::RoundToHalf: `half_dtype` is kBf16 or kFp16, `dtype`, of the values, kFp32
+  // or kFp64.
+  absl::Status RoundToHalf(CudaStreamHandle* stream, DType half_dtype, DType dtype, void* values,
+                           int64_t count);
+
+  // See host::AdamStep and host::SgdStep, on a shard of fp32 or of fp64.
   absl::Status AdamStep(CudaStreamHandle* stream, const host::AdamParams& params, int64_t count,
                         const float* gradient, const float* p_in, const float* m_in,
                         const float* v_in, float* p_out, float* m_out, float* v_out,
                         float* publish_fp32, host::HalfOutput publish_half);
+  absl::Status AdamStep(CudaStreamHandle* stream, const host::AdamParams& params, int64_t count,
+                        const double* gradient, const double* p_in, const double* m_in,
+                        const double* v_in, double* p_out, double* m_out, double* v_out,
+                        double* publish_fp64, host::HalfOutput publish_half);
   absl::Status SgdStep(CudaStreamHandle* stream, const host::SgdParams& params, int64_t count,
                        const float* gradient, const float* p_in, const float* momentum_in,
                        float* p_out, float* momentum_out, float* publish_fp32,
+                       host::HalfOutput publish_half);
+  absl::Status SgdStep(CudaStreamHandle* stream, const host::SgdParams& params, int64_t count,
+                       const double* gradient, const double* p_in, const double* momentum_in,
+                       double* p_out, double* momentum_out, double* publish_fp64,
                        host::HalfOutput publish_half);
 
   // Padding: each element becomes `value`.
@@ -71,6 +84,15 @@ class GpuKernels : public SliceKernels {
                         uint64_t* sum);
 
  private:
+  template <typename Real>
+  absl::Status Adam(CudaStreamHandle* stream, const host::AdamParams& params, int64_t count,
+                    const Real* gradient, const Real* p_in, const Real* m_in, const Real* v_in,
+                    Real* p_out, Real* m_out, Real* v_out, Real* publish,
+                    host::HalfOutput publish_half) const;
+  template <typename Real>
+  absl::Status Sgd(CudaStreamHandle* stream, const host::SgdParams& params, int64_t count,
+                   const Real* gradient, const Real* p_in, const Real* momentum_in, Real* p_out,
+                   Real* momentum_out, Real* publish, host::HalfOutput publish_half) const;
   GpuKernels(CudaDevice* device, int64_t max_count, Buffer block_sums)
       : device_(device), max_count_(max_count), block_sums_(std::move(block_sums)) {}
   // Makes the device's context current, and says whether the arguments can be meant.

@@ -63,6 +63,18 @@ class GpuKernelsDeviceTest : public testing::Test {
     }
     return values;
   }
+  // In fp64 with bits that fp32 has no room for.
+  template <typename Real>
+  static std::vector<Real> ValuesOf(int seed) {
+    const std::vector<float> floats = Values(seed);
+    std::vector<Real> values(floats.begin(), floats.end());
+    for (Real& value : values) value = value * static_cast<Real>(1.1);
+    return values;
+  }
+  template <typename Real>
+  void ExpectAdamOfTheHosts();
+  template <typename Real>
+  void ExpectSgdOfTheHosts();
 
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<GpuKernels> kernels_;
@@ -96,53 +108,96 @@ TEST_F(GpuKernelsDeviceTest, SumMeasureAndCastHaveTheBitsOfTheHosts) {
   }
 }
 
-TEST_F(GpuKernelsDeviceTest, AdamHasTheBitsOfTheHosts) {
-  const std::vector<float> g = Values(1), p = Values(2), m = Values(3), v(p.size(), 0.25f);
+template <typename Real>
+void GpuKernelsDeviceTest::ExpectAdamOfTheHosts() {
+  const std::vector<Real> g = ValuesOf<Real>(1), p = ValuesOf<Real>(2), m = ValuesOf<Real>(3);
+  const std::vector<Real> v(p.size(), Real(0.25));
   const int64_t count = g.size();
-  const Buffer on_g = Upload(g), on_p = Upload(p), on_m = Upload(m), on_v = Upload(v);
-  const Buffer halves = Upload(std::vector<uint16_t>(count));
   host::AdamParams params;
   params.weight_decay = 0.1;
-  params.decoupled_weight_decay = true;
+  params.gradient_scale = 0.7;
   params.bias_correction2 = 0.01;
-  ASSERT_OK(kernels_->AdamStep(stream_->handle(), params, count, on_g.data_as<float>(),
-                               on_p.data_as<float>(), on_m.data_as<float>(), on_v.data_as<float>(),
-                               on_p.data_as<float>(), on_m.data_as<float>(), on_v.data_as<float>(),
-                               nullptr, {halves.data_as<uint16_t>(), DType::kBf16}));
-  std::vector<float> p_out(count), m_out(count), v_out(count);
-  std::vector<uint16_t> published(count);
-  host::AdamStep(params, count, g.data(), p.data(), m.data(), v.data(), p_out.data(), m_out.data(),
-                 v_out.data(), nullptr, {published.data(), DType::kBf16});
-  EXPECT_EQ(Download<float>(on_p), p_out);
-  EXPECT_EQ(Download<float>(on_m), m_out);
-  EXPECT_EQ(Download<float>(on_v), v_out);
-  EXPECT_EQ(Download<uint16_t>(halves), published);
+  for (const bool decoupled : {true, false}) {
+    params.decoupled_weight_decay = decoupled;
+    const Buffer on_g = Upload(g), on_p = Upload(p), on_m = Upload(m), on_v = Upload(v);
+    const Buffer full = Upload(std::vector<Real>(count));
+    const Buffer halves = Upload(std::vector<uint16_t>(count));
+    ASSERT_OK(kernels_->AdamStep(stream_->handle(), params, count, on_g.data_as<Real>(),
+                                 on_p.data_as<Real>(), on_m.data_as<Real>(), on_v.data_as<Real>(),
+                                 on_p.data_as<Real>(), on_m.data_as<Real>(), on_v.data_as<Real>(),
+                                 full.data_as<Real>(), {halves.data_as<uint16_t>(), DType::kBf16}));
+    std::vector<Real> p_out(count), m_out(count), v_out(count), published(count);
+    std::vector<uint16_t> rounded(count);
+    host::AdamStep(params, count, g.data(), p.data(), m.data(), v.data(), p_out.data(),
+                   m_out.data(), v_out.data(), published.data(), {rounded.data(), DType::kBf16});
+    EXPECT_EQ(Download<Real>(on_p), p_out);
+    EXPECT_EQ(Download<Real>(on_m), m_out);
+    EXPECT_EQ(Download<Real>(on_v), v_out);
+    EXPECT_EQ(Download<Real>(full), published);
+    EXPECT_EQ(Download<uint16_t>(halves), rounded);
+  }
 }
 
-TEST_F(GpuKernelsDeviceTest, SgdHasTheBitsOfTheHosts) {
-  const std::vector<float> g = Values(1), p = Values(2), b = Values(3);
+TEST_F(GpuKernelsDeviceTest, AdamHasTheBitsOfTheHosts) {
+  ExpectAdamOfTheHosts<float>();
+  ExpectAdamOfTheHosts<double>();
+}
+
+template <typename Real>
+void GpuKernelsDeviceTest::ExpectSgdOfTheHosts() {
+  const std::vector<Real> g = ValuesOf<Real>(1), p = ValuesOf<Real>(2), b = ValuesOf<Real>(3);
   const int64_t count = g.size();
   for (const bool first_step : {true, false}) {
     const Buffer on_g = Upload(g), on_p = Upload(p), on_b = Upload(b);
-    const Buffer full = Upload(std::vector<float>(count));
+    const Buffer full = Upload(std::vector<Real>(count));
     const Buffer halves = Upload(std::vector<uint16_t>(count));
     host::SgdParams params;
     params.momentum = 0.9;
     params.weight_decay = 0.01;
     params.gradient_scale = 0.5;
     params.first_step = first_step;
-    ASSERT_OK(kernels_->SgdStep(stream_->handle(), params, count, on_g.data_as<float>(),
-                                on_p.data_as<float>(), on_b.data_as<float>(), on_p.data_as<float>(),
-                                on_b.data_as<float>(), full.data_as<float>(),
+    ASSERT_OK(kernels_->SgdStep(stream_->handle(), params, count, on_g.data_as<Real>(),
+                                on_p.data_as<Real>(), on_b.data_as<Real>(), on_p.data_as<Real>(),
+                                on_b.data_as<Real>(), full.data_as<Real>(),
                                 {halves.data_as<uint16_t>(), DType::kFp16}));
-    std::vector<float> p_out(count), b_out(count), published(count);
+    std::vector<Real> p_out(count), b_out(count), published(count);
     std::vector<uint16_t> rounded(count);
     host::SgdStep(params, count, g.data(), p.data(), b.data(), p_out.data(), b_out.data(),
                   published.data(), {rounded.data(), DType::kFp16});
-    EXPECT_EQ(Download<float>(on_p), p_out);
-    EXPECT_EQ(Download<float>(on_b), b_out);
-    EXPECT_EQ(Download<float>(full), published);
+    EXPECT_EQ(Download<Real>(on_p), p_out);
+    EXPECT_EQ(Download<Real>(on_b), b_out);
+    EXPECT_EQ(Download<Real>(full), published);
     EXPECT_EQ(Download<uint16_t>(halves), rounded);
+  }
+}
+
+TEST_F(GpuKernelsDeviceTest, SgdHasTheBitsOfTheHosts) {
+  ExpectSgdOfTheHosts<float>();
+  ExpectSgdOfTheHosts<double>();
+}
+
+TEST_F(GpuKernelsDeviceTest, RoundingInPlaceHasTheBitsOfTheHosts) {
+  const std::vector<float> values = Values(1);
+  std::vector<double> wide(values.begin(), values.end());
+  // Beside what fp32 can hold, so that the way by fp32 is seen.
+  for (double& value : wide) value *= 1 + 1e-11;
+  wide[7] = 1 + 0x1p-11 + 0x1p-40;  // By fp32 a tie of fp16, which goes down to even.
+  for (DType half : {DType::kBf16, DType::kFp16}) {
+    const Buffer on_values = Upload(values), on_wide = Upload(wide);
+    ASSERT_OK(kernels_->RoundToHalf(stream_->handle(), half, DType::kFp32, on_values.data(),
+                                    values.size()));
+    ASSERT_OK(
+        kernels_->RoundToHalf(stream_->handle(), half, DType::kFp64, on_wide.data(), wide.size()));
+    std::vector<float> expected = values;
+    std::vector<double> expected_wide = wide;
+    host::RoundToHalf(half, expected.data(), expected.size());
+    host::RoundToHalf(half, expected_wide.data(), expected_wide.size());
+    EXPECT_EQ(Download<float>(on_values), expected) << Name(half);
+    EXPECT_EQ(Download<double>(on_wide), expected_wide) << Name(half);
+    EXPECT_NE(expected, values);
+    if (half == DType::kFp16) {
+      EXPECT_EQ(expected_wide[7], 1);
+    }
   }
 }
 

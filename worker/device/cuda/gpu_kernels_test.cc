@@ -20,7 +20,9 @@ TEST(GpuKernelsTest, ImpossibleArgumentsAreRefusedByNameAndNothingIsLaunched) {
               StatusIs(StatusCode::kInvalidArgument, HasSubstr("0 elements")));
   ASSERT_OK_AND_ASSIGN(auto kernels, GpuKernels::Create(device.get(), 100));
   float value = 1;
+  double wide = 1;
   float* null = nullptr;
+  double* null_wide = nullptr;
   host::GradientStats stats;
   const void* inputs[] = {&value};
   const std::vector<const void*> too_many(kMaxSlices + 1, &value);
@@ -30,6 +32,14 @@ TEST(GpuKernelsTest, ImpossibleArgumentsAreRefusedByNameAndNothingIsLaunched) {
        "Cast: it has no"},
       {kernels->Scale(nullptr, &value, DType::kBf16, 1, 2), "Scale: it has no such dtype"},
       {kernels->Scale(nullptr, &value, DType::kFp32, -1, 2), "Scale: -1 elements"},
+      {kernels->RoundToHalf(nullptr, DType::kFp32, DType::kFp32, &value, 1), "no such dtype"},
+      {kernels->RoundToHalf(nullptr, DType::kBf16, DType::kFp16, &value, 1), "no such dtype"},
+      {kernels->RoundToHalf(nullptr, DType::kBf16, DType::kFp32, null, 1), "a pointer is null"},
+      {kernels->AdamStep(nullptr, {}, 1, &wide, &wide, &wide, &wide, &wide, &wide, null_wide,
+                         nullptr, {}),
+       "AdamStep: a pointer is null"},
+      {kernels->SgdStep(nullptr, {}, -1, &wide, &wide, &wide, &wide, &wide, nullptr, {}),
+       "SgdStep: -1 elements"},
       {kernels->Fill(nullptr, DType::kFp32, null, 1, 42), "Fill: a pointer is null"},
       {kernels->Measure(nullptr, DType::kFp32, &value, 101, &stats), "101 elements, and 100"},
       {kernels->Reduce(nullptr, {}, DType::kFp32, 1, 1, false, &value, nullptr), "0 inputs"},

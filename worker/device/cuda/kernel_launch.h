@@ -20,7 +20,8 @@ struct Inputs {
   int count;
 };
 
-// Where a rounded copy of new parameters goes; null: nowhere. `half_dtype` is of `half`.
+// Where copies of new parameters go; null: nowhere. `full` is of the parameters' own type,
+// `half_dtype` is of `half`.
 struct Published {
   void* full;
   void* half;
@@ -36,6 +37,8 @@ struct Stats {
 int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, void* to,
                int64_t count, double scale);
 int LaunchScale(void* stream, int dtype, void* values, int64_t count, double factor);
+// `dtype`, of `values`: fp32 or fp64.
+int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int64_t count);
 int LaunchFill(void* stream, int dtype, void* values, int64_t count, double value);
 int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t count, double scale,
                  bool accumulate, int output_dtype, void* output);
@@ -45,11 +48,14 @@ int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t
 // kStatsBlockElements elements.
 int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double* block_sums,
                   Stats* stats);
-int LaunchAdam(void* stream, const AdamFactors<float>& factors, int64_t count,
-               const float* gradient, const float* p_in, const float* m_in, const float* v_in,
-               float* p_out, float* m_out, float* v_out, const Published& published);
-int LaunchSgd(void* stream, const SgdFactors<float>& factors, int64_t count, const float* gradient,
-              const float* p_in, const float* momentum_in, float* p_out, float* momentum_out,
+// Of float and of double.
+template <typename Real>
+int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,
+               const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
+               Real* v_out, const Published& published);
+template <typename Real>
+int LaunchSgd(void* stream, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
+              const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,
               const Published& published);
 // Adds the elements' checksums to `sum`.
 int LaunchChecksum(void* stream, const void* values, int element_bytes, int64_t count,

@@ -32,8 +32,9 @@ T Element(const void* values, int64_t i) {
   return static_cast<const T*>(values)[i];
 }
 
-void Publish(const Published& published, int64_t i, float p) {
-  if (published.full != nullptr) static_cast<float*>(published.full)[i] = p;
+template <typename Real>
+void Publish(const Published& published, int64_t i, Real p) {
+  if (published.full != nullptr) static_cast<Real*>(published.full)[i] = p;
   if (published.half == nullptr) return;
   if (published.half_dtype == 1) Narrow(p, static_cast<Bf16*>(published.half) + i);
   if (published.half_dtype == 2) Narrow(p, static_cast<Fp16*>(published.half) + i);
@@ -108,6 +109,18 @@ int LaunchScale(void*, int dtype, void* values, int64_t count, double factor) {
   return 0;
 }
 
+int LaunchRoundToHalf(void*, int half_dtype, int dtype, void* values, int64_t count) {
+  const auto round = [&](auto* to, auto half) {
+    for (int64_t i = 0; i < count; ++i) to[i] = RoundedTo<decltype(half)>(to[i]);
+    return 0;
+  };
+  const auto round_all = [&](auto* to) {
+    return half_dtype == 1 ? round(to, Bf16{}) : round(to, Fp16{});
+  };
+  return dtype == 3 ? round_all(static_cast<double*>(values))
+                    : round_all(static_cast<float*>(values));
+}
+
 int LaunchFill(void*, int dtype, void* values, int64_t count, double value) {
   return ByType(dtype, [&](auto* type) {
     for (int64_t i = 0; i < count; ++i) Narrow(value, static_cast<decltype(type)>(values) + i);
@@ -160,11 +173,12 @@ int LaunchMeasure(void*, int dtype, const void* values, int64_t count, double* b
   return 0;
 }
 
-int LaunchAdam(void*, const AdamFactors<float>& factors, int64_t count, const float* gradient,
-               const float* p_in, const float* m_in, const float* v_in, float* p_out, float* m_out,
-               float* v_out, const Published& published) {
+template <typename Real>
+int LaunchAdam(void*, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,
+               const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
+               Real* v_out, const Published& published) {
   for (int64_t i = 0; i < count; ++i) {
-    float p = p_in[i], m = m_in[i], v = v_in[i];
+    Real p = p_in[i], m = m_in[i], v = v_in[i];
     AdamElement(factors, gradient[i], &p, &m, &v);
     p_out[i] = p;
     m_out[i] = m;
@@ -174,13 +188,14 @@ int LaunchAdam(void*, const AdamFactors<float>& factors, int64_t count, const fl
   return 0;
 }
 
-int LaunchSgd(void*, const SgdFactors<float>& factors, int64_t count, const float* gradient,
-              const float* p_in, const float* momentum_in, float* p_out, float* momentum_out,
+template <typename Real>
+int LaunchSgd(void*, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
+              const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,
               const Published& published) {
   for (int64_t i = 0; i < count; ++i) {
-    float p = p_in[i];
-    const float momentum = factors.read_momentum ? momentum_in[i] : 0.0f;
-    const float step = SgdElement(factors, gradient[i], momentum, &p);
+    Real p = p_in[i];
+    const Real momentum = factors.read_momentum ? momentum_in[i] : Real(0);
+    const Real step = SgdElement(factors, gradient[i], momentum, &p);
     if (factors.write_momentum) momentum_out[i] = step;
     p_out[i] = p;
     Publish(published, i, p);
@@ -194,6 +209,15 @@ int LaunchChecksum(void*, const void* values, int element_bytes, int64_t count, 
   if (element_bytes == 8) *sum += ChecksumOf<uint64_t>(values, count);
   return 0;
 }
+
+template int LaunchAdam(void*, const AdamFactors<float>&, int64_t, const float*, const float*,
+                        const float*, const float*, float*, float*, float*, const Published&);
+template int LaunchAdam(void*, const AdamFactors<double>&, int64_t, const double*, const double*,
+                        const double*, const double*, double*, double*, double*, const Published&);
+template int LaunchSgd(void*, const SgdFactors<float>&, int64_t, const float*, const float*,
+                       const float*, float*, float*, const Published&);
+template int LaunchSgd(void*, const SgdFactors<double>&, int64_t, const double*, const double*,
+                       const double*, double*, double*, const Published&);
 
 }  // namespace gpu
 }  // namespace tessera

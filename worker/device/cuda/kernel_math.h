@@ -89,6 +89,14 @@ TESSERA_HOST_DEVICE void Narrow(float value, Fp16* to) {
 TESSERA_HOST_DEVICE void Narrow(double value, Bf16* to) { Narrow(static_cast<float>(value), to); }
 TESSERA_HOST_DEVICE void Narrow(double value, Fp16* to) { Narrow(static_cast<float>(value), to); }
 
+// There and back; a double by way of fp32.
+template <typename Half, typename Real>
+TESSERA_HOST_DEVICE Real RoundedTo(Real value) {
+  Half half;
+  Narrow(value, &half);
+  return static_cast<Real>(Widen(half));
+}
+
 TESSERA_HOST_DEVICE float SquareRoot(float value) { return sqrtf(value); }
 TESSERA_HOST_DEVICE double SquareRoot(double value) { return sqrt(value); }
 

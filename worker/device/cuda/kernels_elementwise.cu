@@ -1,4 +1,4 @@
-// Cast, scale, fill, and the optimizers.
+// Cast, round, scale, fill, and the optimizers.
 #include "worker/device/cuda/kernels_common.cuh"
 
 namespace tessera {
@@ -22,8 +22,14 @@ __global__ void Fill(T* values, int64_t count, double value) {
   for (int64_t i = First(); i < count; i += Stride()) values[i] = element;
 }
 
-__device__ inline void Publish(const Published& published, int64_t i, float p) {
-  if (published.full != nullptr) static_cast<float*>(published.full)[i] = p;
+template <typename Half, typename Real>
+__global__ void RoundToHalf(Real* values, int64_t count) {
+  for (int64_t i = First(); i < count; i += Stride()) values[i] = RoundedTo<Half>(values[i]);
+}
+
+template <typename Real>
+__device__ inline void Publish(const Published& published, int64_t i, Real p) {
+  if (published.full != nullptr) static_cast<Real*>(published.full)[i] = p;
   if (published.half == nullptr) return;
   if (published.half_dtype == 1) {
     Narrow(p, static_cast<Bf16*>(published.half) + i);
@@ -32,13 +38,14 @@ __device__ inline void Publish(const Published& published, int64_t i, float p) {
   }
 }
 
-__global__ void Adam(AdamFactors<float> factors, int64_t count, const float* gradient,
-                     const float* p_in, const float* m_in, const float* v_in, float* p_out,
-                     float* m_out, float* v_out, Published published) {
+template <typename Real>
+__global__ void Adam(AdamFactors<Real> factors, int64_t count, const Real* gradient,
+                     const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
+                     Real* v_out, Published published) {
   for (int64_t i = First(); i < count; i += Stride()) {
-    float p = p_in[i];
-    float m = m_in[i];
-    float v = v_in[i];
+    Real p = p_in[i];
+    Real m = m_in[i];
+    Real v = v_in[i];
     AdamElement(factors, gradient[i], &p, &m, &v);
     p_out[i] = p;
     m_out[i] = m;
@@ -47,17 +54,28 @@ __global__ void Adam(AdamFactors<float> factors, int64_t count, const float* gra
   }
 }
 
-__global__ void Sgd(SgdFactors<float> factors, int64_t count, const float* gradient,
-                    const float* p_in, const float* momentum_in, float* p_out, float* momentum_out,
-                    Published published) {
+template <typename Real>
+__global__ void Sgd(SgdFactors<Real> factors, int64_t count, const Real* gradient, const Real* p_in,
+                    const Real* momentum_in, Real* p_out, Real* momentum_out, Published published) {
   for (int64_t i = First(); i < count; i += Stride()) {
-    float p = p_in[i];
-    const float momentum = factors.read_momentum ? momentum_in[i] : 0.0f;
-    const float step = SgdElement(factors, gradient[i], momentum, &p);
+    Real p = p_in[i];
+    const Real momentum = factors.read_momentum ? momentum_in[i] : Real(0);
+    const Real step = SgdElement(factors, gradient[i], momentum, &p);
     if (factors.write_momentum) momentum_out[i] = step;
     p_out[i] = p;
     Publish(published, i, p);
   }
+}
+
+template <typename Real>
+int RoundAll(void* stream, int half_dtype, void* values, int64_t count) {
+  auto* const to = static_cast<Real*>(values);
+  if (half_dtype == 1) {
+    RoundToHalf<Bf16><<<Blocks(count), kThreads, 0, Of(stream)>>>(to, count);
+  } else {
+    RoundToHalf<Fp16><<<Blocks(count), kThreads, 0, Of(stream)>>>(to, count);
+  }
+  return Launched();
 }
 
 }  // namespace
@@ -84,6 +102,11 @@ int LaunchScale(void* stream, int dtype, void* values, int64_t count, double fac
   return Launched();
 }
 
+int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int64_t count) {
+  return dtype == 3 ? RoundAll<double>(stream, half_dtype, values, count)
+                    : RoundAll<float>(stream, half_dtype, values, count);
+}
+
 int LaunchFill(void* stream, int dtype, void* values, int64_t count, double value) {
   return ByType(dtype, [&](auto* type) {
     Fill<<<Blocks(count), kThreads, 0, Of(stream)>>>(static_cast<decltype(type)>(values), count,
@@ -92,21 +115,32 @@ int LaunchFill(void* stream, int dtype, void* values, int64_t count, double valu
   });
 }
 
-int LaunchAdam(void* stream, const AdamFactors<float>& factors, int64_t count,
-               const float* gradient, const float* p_in, const float* m_in, const float* v_in,
-               float* p_out, float* m_out, float* v_out, const Published& published) {
+template <typename Real>
+int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,
+               const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
+               Real* v_out, const Published& published) {
   Adam<<<Blocks(count), kThreads, 0, Of(stream)>>>(factors, count, gradient, p_in, m_in, v_in,
                                                    p_out, m_out, v_out, published);
   return Launched();
 }
 
-int LaunchSgd(void* stream, const SgdFactors<float>& factors, int64_t count, const float* gradient,
-              const float* p_in, const float* momentum_in, float* p_out, float* momentum_out,
+template <typename Real>
+int LaunchSgd(void* stream, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
+              const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,
               const Published& published) {
   Sgd<<<Blocks(count), kThreads, 0, Of(stream)>>>(factors, count, gradient, p_in, momentum_in,
                                                   p_out, momentum_out, published);
   return Launched();
 }
+
+template int LaunchAdam(void*, const AdamFactors<float>&, int64_t, const float*, const float*,
+                        const float*, const float*, float*, float*, float*, const Published&);
+template int LaunchAdam(void*, const AdamFactors<double>&, int64_t, const double*, const double*,
+                        const double*, const double*, double*, double*, double*, const Published&);
+template int LaunchSgd(void*, const SgdFactors<float>&, int64_t, const float*, const float*,
+                       const float*, float*, float*, const Published&);
+template int LaunchSgd(void*, const SgdFactors<double>&, int64_t, const double*, const double*,
+                       const double*, double*, double*, const Published&);
 
 }  // namespace gpu
 }  // namespace tessera
