@@ -441,6 +441,16 @@ TEST(GradientNormTest, PartsOfTheShardsGiveTheNormOfTheWhole) {
   }
 }
 
+TEST(GradientNormTest, NanOfOneRankMakesTheNormOne) {
+  const std::vector<double> gradient = {1.0, std::nan(""), 2.0};
+  for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    std::vector<double> parts = {5.0, 0.5, 7.0};
+    AddToNormPart(gradient.data(), 3, p, &parts[1]);
+    AddToNormPart(gradient.data(), 1, p, &parts[1]);
+    EXPECT_TRUE(std::isnan(CombineNormParts(parts, p))) << "p = " << p;
+  }
+}
+
 TEST(GradientNormTest, ClippingShortensWhatIsTooLongAndLeavesTheRest) {
   EXPECT_EQ(ClipCoefficient(0, 5), 1.0) << "no clipping";
   EXPECT_EQ(ClipCoefficient(5, 2), 1.0);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "worker/device/measured_sum.h"
+
 namespace tessera {
 namespace {
 
@@ -11,14 +13,10 @@ constexpr double kClipEpsilon = 1e-6;
 
 template <typename Real>
 void Add(const Real* gradient, int64_t count, double p, double* part) {
-  for (int64_t i = 0; i < count; ++i) {
-    const double magnitude = std::fabs(static_cast<double>(gradient[i]));
-    if (std::isinf(p)) {
-      *part = std::max(*part, magnitude);
-    } else {
-      *part += p == 1 ? magnitude : p == 2 ? magnitude * magnitude : std::pow(magnitude, p);
-    }
-  }
+  WithMeasured(p, [&](auto measured) {
+    constexpr Measured kWhat = decltype(measured)::value;
+    *part = AddTerm<kWhat>(*part, MeasuredSum<kWhat>(gradient, count, p));
+  });
 }
 
 }  // namespace
@@ -43,7 +41,7 @@ void AddToNormPart(ConstValues gradient, double p, double* part) {
 double CombineNormParts(absl::Span<const double> parts_by_rank, double p) {
   double combined = 0;
   for (const double part : parts_by_rank) {
-    combined = std::isinf(p) ? std::max(combined, part) : combined + part;
+    combined = std::isinf(p) ? AddTerm<Measured::kLargest>(combined, part) : combined + part;
   }
   if (std::isinf(p) || p == 1) return combined;
   return p == 2 ? std::sqrt(combined) : std::pow(combined, 1 / p);

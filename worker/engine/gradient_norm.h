@@ -3,8 +3,9 @@
 //   part_r = sum |g|^p  over rank r's shards        norm = (part_0 + ... + part_{N-1})^(1/p)
 //   part_r = max |g|    where p is infinite         norm = max of the parts
 //
-// In double, in element and rank order, so every rank and run gets the same bits. Pure;
-// thread-safe.
+// In double, a rank's elements in the order of measured_sum.h and the parts in rank order, so every
+// rank and run gets the same bits; for p = 1, 2 and infinity whatever its devices. A NaN makes the
+// norm one. Pure; thread-safe.
 #ifndef TESSERA_WORKER_ENGINE_GRADIENT_NORM_H_
 #define TESSERA_WORKER_ENGINE_GRADIENT_NORM_H_
 

@@ -1,7 +1,6 @@
 #include "worker/device/cuda/gpu_kernels.h"
 
 #include <algorithm>
-#include <cstddef>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
@@ -17,8 +16,6 @@ static_assert(gpu::kNotBuilt == kCudaNotSupported);
 static_assert(gpu::kMaxInputs == kMaxSlices);
 static_assert(static_cast<int>(DType::kFp32) == 0 && static_cast<int>(DType::kBf16) == 1);
 static_assert(static_cast<int>(DType::kFp16) == 2 && static_cast<int>(DType::kFp64) == 3);
-static_assert(sizeof(gpu::Stats) == sizeof(host::GradientStats));
-static_assert(offsetof(gpu::Stats, non_finite) == offsetof(host::GradientStats, non_finite));
 
 int Number(DType dtype) { return static_cast<int>(dtype); }
 bool IsSum(DType dtype) { return dtype == DType::kFp32 || dtype == DType::kFp64; }
@@ -47,9 +44,9 @@ absl::StatusOr<std::unique_ptr<GpuKernels>> GpuKernels::Create(CudaDevice* devic
   if (max_count < 1) {
     return absl::InvalidArgumentError(absl::StrCat("kernels for ", max_count, " elements"));
   }
-  const int64_t num_blocks = (max_count - 1) / gpu::kStatsBlockElements + 1;
-  ASSIGN_OR_RETURN(Buffer block_sums, device->Allocate(num_blocks * int64_t{sizeof(double)}));
-  return absl::WrapUnique(new GpuKernels(device, max_count, std::move(block_sums)));
+  const int64_t room_bytes = gpu::MeasureRoom(max_count) * int64_t{sizeof(double)};
+  ASSIGN_OR_RETURN(Buffer room, device->Allocate(room_bytes));
+  return absl::WrapUnique(new GpuKernels(device, max_count, std::move(room)));
 }
 
 absl::Status GpuKernels::Check(const char* kernel, int64_t count,
@@ -105,17 +102,32 @@ absl::Status GpuKernels::Cast(CudaStreamHandle* stream, DType from_dtype, const 
                                           count, scale));
 }
 
-absl::Status GpuKernels::Measure(CudaStreamHandle* stream, DType dtype, const void* values,
-                                 int64_t count, host::GradientStats* stats) {
-  RETURN_IF_ERROR(Check("Measure", count, {values, stats}, IsSum(dtype)));
+absl::Status GpuKernels::MeasureNorm(const char* kernel, CudaStreamHandle* stream, DType dtype,
+                                     const void* values, int64_t count, double p, double* sum,
+                                     bool* non_finite) const {
+  RETURN_IF_ERROR(Check(kernel, count, {values, sum}, IsSum(dtype)));
   if (count > max_count_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("kernel Measure: ", count, " elements, and ", max_count_, " are the most"));
+    return absl::InvalidArgumentError(absl::StrCat("kernel ", kernel, ": ", count,
+                                                   " elements, and ", max_count_, " are the most"));
   }
   if (count == 0) return absl::OkStatus();
-  return Launched("Measure", gpu::LaunchMeasure(stream, Number(dtype), values, count,
-                                                block_sums_.data_as<double>(),
-                                                reinterpret_cast<gpu::Stats*>(stats)));
+  return Launched(kernel, gpu::LaunchMeasure(stream, Number(dtype), values, count, p,
+                                             measure_room_.data_as<double>(), sum, non_finite));
+}
+
+absl::Status GpuKernels::Measure(CudaStreamHandle* stream, DType dtype, const void* values,
+                                 int64_t count, host::GradientStats* stats) {
+  double* const sum = stats == nullptr ? nullptr : &stats->sum_of_squares;
+  bool* const non_finite = stats == nullptr ? nullptr : &stats->non_finite;
+  return MeasureNorm("Measure", stream, dtype, values, count, 2, sum, non_finite);
+}
+
+absl::Status GpuKernels::AddToNormPart(CudaStreamHandle* stream, DType dtype, const void* values,
+                                       int64_t count, double p, double* part) {
+  if (!(p > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("kernel AddToNormPart: p is ", p));
+  }
+  return MeasureNorm("AddToNormPart", stream, dtype, values, count, p, part, nullptr);
 }
 
 absl::Status GpuKernels::RoundToHalf(CudaStreamHandle* stream, DType half_dtype, DType dtype,

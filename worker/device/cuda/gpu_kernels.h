@@ -50,6 +50,12 @@ class GpuKernels : public SliceKernels {
   // The norm and the finite check in one pass: kFp32 or kFp64. Added to `stats`, in pinned memory.
   absl::Status Measure(CudaStreamHandle* stream, DType dtype, const void* values, int64_t count,
                        host::GradientStats* stats);
+  // The part of a p-norm that these values are, kFp32 or kFp64, is added to `part`, in pinned
+  // memory; by infinity it is the larger of the two. p > 0. As AddToNormPart of
+  // worker/engine/gradient_norm.h, whose bits it has for p = 1, 2 and infinity; other powers may
+  // differ by a unit in the last place each (see measured_sum.h).
+  absl::Status AddToNormPart(CudaStreamHandle* stream, DType dtype, const void* values,
+                             int64_t count, double p, double* part);
 
   // In place, as host::RoundToHalf: `half_dtype` is kBf16 or kFp16, `dtype`, of the values, kFp32
   // or kFp64.
@@ -93,15 +99,18 @@ class GpuKernels : public SliceKernels {
   absl::Status Sgd(CudaStreamHandle* stream, const host::SgdParams& params, int64_t count,
                    const Real* gradient, const Real* p_in, const Real* momentum_in, Real* p_out,
                    Real* momentum_out, Real* publish, host::HalfOutput publish_half) const;
-  GpuKernels(CudaDevice* device, int64_t max_count, Buffer block_sums)
-      : device_(device), max_count_(max_count), block_sums_(std::move(block_sums)) {}
+  GpuKernels(CudaDevice* device, int64_t max_count, Buffer measure_room)
+      : device_(device), max_count_(max_count), measure_room_(std::move(measure_room)) {}
   // Makes the device's context current, and says whether the arguments can be meant.
   absl::Status Check(const char* kernel, int64_t count, std::initializer_list<const void*> pointers,
                      bool dtypes_fit) const;
+  absl::Status MeasureNorm(const char* kernel, CudaStreamHandle* stream, DType dtype,
+                           const void* values, int64_t count, double p, double* sum,
+                           bool* non_finite) const;
 
   CudaDevice* const device_;
   const int64_t max_count_;
-  const Buffer block_sums_;  // A double for each block of max_count_ elements.
+  const Buffer measure_room_;  // See gpu::MeasureRoom.
 };
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 #include "worker/device/cuda/fake_cuda_api.h"
 #include "worker/device/cuda/gpu_kernels.h"
 #include "worker/device/cuda/kernel_math.h"
+#include "worker/device/measured_sum.h"
 
 namespace tessera {
 namespace {
@@ -75,6 +76,8 @@ class GpuKernelsDeviceTest : public testing::Test {
   void ExpectAdamOfTheHosts();
   template <typename Real>
   void ExpectSgdOfTheHosts();
+  template <typename Real>
+  void ExpectNormsOfTheHosts(DType dtype, int64_t count);
 
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<GpuKernels> kernels_;
@@ -267,6 +270,81 @@ TEST_F(GpuKernelsDeviceTest, OneNonFiniteElementAnywhereIsSeen) {
       stream_->Synchronize();
       EXPECT_EQ(measured->non_finite, at >= 0) << at;
     }
+  }
+}
+
+// What is promised of powers: each term within a unit in the last place on either side, and one
+// rounding for each addition on a term's way.
+double PowersTolerance(int64_t count) {
+  const double additions = 128 + kMeasureLanes + kMeasureGroupBlocks +
+                           static_cast<double>(MeasureGroupsOf(MeasureBlocksOf(count)));
+  return 2 * (additions + 1) * std::numeric_limits<double>::epsilon();
+}
+
+template <typename Real>
+void GpuKernelsDeviceTest::ExpectNormsOfTheHosts(DType dtype, int64_t count) {
+  const std::vector<float> floats = Values(4, count);
+  std::vector<Real> values(floats.begin(), floats.end());
+  for (Real& value : values) value = value * static_cast<Real>(1.1);
+  values[0] = 3;
+  const Buffer on_values = Upload(values);
+  ASSERT_OK_AND_ASSIGN(const Buffer part, device_->AllocatePinned(sizeof(double)));
+  for (const double p : {1.0, 2.0, std::numeric_limits<double>::infinity(), 0.5, 3.0, 4.5}) {
+    SCOPED_TRACE(testing::Message() << Name(dtype) << ", p = " << p << ", " << count);
+    *part.data_as<double>() = 0.75;
+    ASSERT_OK(kernels_->AddToNormPart(stream_->handle(), dtype, on_values.data(), count, p,
+                                      part.data_as<double>()));
+    stream_->Synchronize();
+    const double expected = WithMeasured(p, [&](auto measured) {
+      constexpr Measured kWhat = decltype(measured)::value;
+      return AddTerm<kWhat>(0.75, MeasuredSum<kWhat>(values.data(), count, p));
+    });
+    const bool is_exact = p == 1 || p == 2 || std::isinf(p);
+    const double tolerance = is_exact ? 0 : expected * PowersTolerance(count);
+    EXPECT_GT(expected, 0.75);
+    EXPECT_NEAR(*part.data_as<double>(), expected, tolerance);
+  }
+  EXPECT_OK(device_->status());
+}
+
+TEST_F(GpuKernelsDeviceTest, NormsHaveTheBitsOfTheHostsAndPowersAreNearThem) {
+  for (const int64_t count : {int64_t{1}, int64_t{10007}, kLargeCount}) {
+    ExpectNormsOfTheHosts<float>(DType::kFp32, count);
+    ExpectNormsOfTheHosts<double>(DType::kFp64, count);
+  }
+}
+
+TEST_F(GpuKernelsDeviceTest, NanStaysInEveryNorm) {
+  ASSERT_OK_AND_ASSIGN(const Buffer part, device_->AllocatePinned(sizeof(double)));
+  for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    for (const size_t at : {0, 2047, 10006}) {
+      std::vector<float> values = Values(1);
+      values[at] = std::nanf("");
+      const Buffer on_values = Upload(values);
+      *part.data_as<double>() = 1;
+      ASSERT_OK(kernels_->AddToNormPart(stream_->handle(), DType::kFp32, on_values.data(),
+                                        values.size(), p, part.data_as<double>()));
+      stream_->Synchronize();
+      EXPECT_TRUE(std::isnan(*part.data_as<double>())) << "p = " << p << ", element " << at;
+    }
+  }
+}
+
+TEST_F(GpuKernelsDeviceTest, MeasureOfFp64HasTheBitsOfTheHosts) {
+  ASSERT_OK_AND_ASSIGN(const Buffer stats, device_->AllocatePinned(sizeof(host::GradientStats)));
+  auto* const measured = stats.data_as<host::GradientStats>();
+  std::vector<double> values = ValuesOf<double>(5);
+  for (const double element : {1.0, 1e200, std::numeric_limits<double>::infinity()}) {
+    values[4321] = element;  // The square of the second is infinite, and itself it is not.
+    const Buffer on_values = Upload(values);
+    *measured = {};
+    ASSERT_OK(kernels_->Measure(stream_->handle(), DType::kFp64, on_values.data(), values.size(),
+                                measured));
+    stream_->Synchronize();
+    const host::GradientStats expected = host::MeasureGradient(values.data(), values.size());
+    EXPECT_EQ(measured->sum_of_squares, expected.sum_of_squares) << element;
+    EXPECT_EQ(measured->non_finite, expected.non_finite) << element;
+    EXPECT_EQ(measured->non_finite, std::isinf(element));
   }
 }
 

@@ -1,6 +1,7 @@
 // What the kernels' wrappers refuse. What the kernels compute is in gpu_kernels_device_test.cc.
 #include "worker/device/cuda/gpu_kernels.h"
 
+#include <cmath>
 #include <vector>
 
 #include "base/status_matchers.h"
@@ -42,6 +43,11 @@ TEST(GpuKernelsTest, ImpossibleArgumentsAreRefusedByNameAndNothingIsLaunched) {
        "SgdStep: -1 elements"},
       {kernels->Fill(nullptr, DType::kFp32, null, 1, 42), "Fill: a pointer is null"},
       {kernels->Measure(nullptr, DType::kFp32, &value, 101, &stats), "101 elements, and 100"},
+      {kernels->Measure(nullptr, DType::kFp32, &value, 1, nullptr), "Measure: a pointer is null"},
+      {kernels->AddToNormPart(nullptr, DType::kFp32, &value, 101, 3, &wide), "100 are the most"},
+      {kernels->AddToNormPart(nullptr, DType::kFp32, &value, 1, 0, &wide), "p is 0"},
+      {kernels->AddToNormPart(nullptr, DType::kFp32, &value, 1, std::nan(""), &wide), "p is nan"},
+      {kernels->AddToNormPart(nullptr, DType::kFp32, &value, 1, 3, nullptr), "a pointer is null"},
       {kernels->Reduce(nullptr, {}, DType::kFp32, 1, 1, false, &value, nullptr), "0 inputs"},
       {kernels->Reduce(nullptr, too_many, DType::kFp32, 1, 1, false, &value, nullptr),
        "257 inputs"},

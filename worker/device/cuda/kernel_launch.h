@@ -28,12 +28,6 @@ struct Published {
   int half_dtype;
 };
 
-// Sums of blocks, and of them all. As host::GradientStats, whose layout this has.
-struct Stats {
-  double sum_of_squares;
-  bool non_finite;
-};
-
 int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, void* to,
                int64_t count, double scale);
 int LaunchScale(void* stream, int dtype, void* values, int64_t count, double factor);
@@ -44,10 +38,10 @@ int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t co
                  bool accumulate, int output_dtype, void* output);
 int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
                   void* output);
-// Adds the measure of `values` to `stats`. `block_sums` has room for a double for each
-// kStatsBlockElements elements.
-int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double* block_sums,
-                  Stats* stats);
+// Adds what is measured for the p-norm of fp32 or fp64 values to `sum`; sets `non_finite`, where
+// not null, if one of them is. `room` is for MeasureRoom(count).
+int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double p,
+                  double* room, double* sum, bool* non_finite);
 // Of float and of double.
 template <typename Real>
 int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,

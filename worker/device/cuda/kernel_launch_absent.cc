@@ -10,7 +10,9 @@ int LaunchRoundToHalf(void*, int, int, void*, int64_t) { return kNotBuilt; }
 int LaunchFill(void*, int, void*, int64_t, double) { return kNotBuilt; }
 int LaunchReduce(void*, const Inputs&, int, int64_t, double, bool, int, void*) { return kNotBuilt; }
 int LaunchCombine(void*, const Inputs&, int, int, int64_t, void*) { return kNotBuilt; }
-int LaunchMeasure(void*, int, const void*, int64_t, double*, Stats*) { return kNotBuilt; }
+int LaunchMeasure(void*, int, const void*, int64_t, double, double*, double*, bool*) {
+  return kNotBuilt;
+}
 template <typename Real>
 int LaunchAdam(void*, const AdamFactors<Real>&, int64_t, const Real*, const Real*, const Real*,
                const Real*, Real*, Real*, Real*, const Published&) {

@@ -1,6 +1,7 @@
 // The launches as loops of the host over kernel_math.h, for tests: what is above them and beside
 // them runs everywhere then, and the grids are all that needs a device. Each runs at once, so what
 // it reads must be there: tests wait for the stream before.
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -64,17 +65,30 @@ void Combine(const Inputs& inputs, int op, int64_t count, void* output) {
   }
 }
 
-double SumOfBlock(const float* values, int64_t count) {
-  double total = 0;
-  for (int lane = 0; lane < kStatsLanes; ++lane) {
-    double sum = 0;
-    for (int64_t i = lane; i < count; i += kStatsLanes) {
-      const double value = values[i];
-      sum = sum + value * value;
-    }
-    total = total + sum;
+// As the kernels do it: all blocks, then all groups, then these in order.
+template <Measured what, typename Real>
+void Measure(const Real* values, int64_t count, double p, double* room, double* sum,
+             bool* non_finite) {
+  const int64_t num_blocks = MeasureBlocksOf(count);
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const int64_t begin = block * kMeasureBlockElements;
+    room[block] =
+        SumOfBlock<what>(values + begin, std::min(count - begin, kMeasureBlockElements), p);
   }
-  return total;
+  double* const groups = room + num_blocks;
+  for (int64_t group = 0; group < MeasureGroupsOf(num_blocks); ++group) {
+    const int64_t begin = group * kMeasureGroupBlocks;
+    groups[group] = 0;
+    for (int64_t k = begin; k < std::min<int64_t>(num_blocks, begin + kMeasureGroupBlocks); ++k) {
+      groups[group] = AddTerm<what>(groups[group], room[k]);
+    }
+  }
+  double total = 0;
+  for (int64_t k = 0; k < MeasureGroupsOf(num_blocks); ++k) total = AddTerm<what>(total, groups[k]);
+  *sum = AddTerm<what>(*sum, total);
+  for (int64_t i = 0; i < count && non_finite != nullptr; ++i) {
+    if (!std::isfinite(values[i])) *non_finite = true;
+  }
 }
 
 template <typename Bits>
@@ -150,27 +164,17 @@ int LaunchCombine(void*, const Inputs& inputs, int dtype, int op, int64_t count,
   return 0;
 }
 
-int LaunchMeasure(void*, int dtype, const void* values, int64_t count, double* block_sums,
-                  Stats* stats) {
-  double total = 0;
-  if (dtype == 3) {
-    for (int64_t i = 0; i < count; ++i) {
-      total = total + Element<double>(values, i) * Element<double>(values, i);
+int LaunchMeasure(void*, int dtype, const void* values, int64_t count, double p, double* room,
+                  double* sum, bool* non_finite) {
+  return WithMeasured(p, [&](auto measured) {
+    constexpr Measured kWhat = decltype(measured)::value;
+    if (dtype == 3) {
+      Measure<kWhat>(static_cast<const double*>(values), count, p, room, sum, non_finite);
+    } else {
+      Measure<kWhat>(static_cast<const float*>(values), count, p, room, sum, non_finite);
     }
-  } else {
-    const auto* floats = static_cast<const float*>(values);
-    const int64_t num_blocks = (count + kStatsBlockElements - 1) / kStatsBlockElements;
-    for (int64_t block = 0; block < num_blocks; ++block) {
-      const int64_t begin = block * kStatsBlockElements;
-      const int64_t size =
-          count - begin < kStatsBlockElements ? count - begin : kStatsBlockElements;
-      block_sums[block] = SumOfBlock(floats + begin, size);
-      total = total + block_sums[block];
-    }
-  }
-  stats->sum_of_squares = stats->sum_of_squares + total;
-  stats->non_finite = stats->non_finite || !std::isfinite(total);
-  return 0;
+    return 0;
+  });
 }
 
 template <typename Real>

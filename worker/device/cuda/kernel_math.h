@@ -3,6 +3,7 @@
 // The same operations in the same order as host/kernels.h, each rounded: nvcc compiles this with
 // --fmad=false and the CPU's compiler with -ffp-contract=off, and both divide and take square roots
 // exactly rounded. So results have the bits of the host's kernels, but for the payload of a NaN.
+// How sums are added up is in measured_sum.h.
 // Includes nothing but what nvcc has. Pure; thread-safe.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_KERNEL_MATH_H_
 #define TESSERA_WORKER_DEVICE_CUDA_KERNEL_MATH_H_
@@ -11,11 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __CUDACC__
-#define TESSERA_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define TESSERA_HOST_DEVICE inline
-#endif
+#include "worker/device/measured_sum.h"
 
 namespace tessera {
 namespace gpu {
@@ -183,9 +180,10 @@ TESSERA_HOST_DEVICE uint64_t ChecksumElement(uint64_t index, uint64_t bits) {
   return mixed * 0xD6E8FEB86659FD93u;
 }
 
-// The definition of host::GradientStats: in a block element i goes to lane i mod 16.
-constexpr int64_t kStatsBlockElements = 2048;
-constexpr int kStatsLanes = 16;
+// Doubles in which `count` elements are measured: a sum for each block and each group.
+constexpr int64_t MeasureRoom(int64_t count) {
+  return MeasureBlocksOf(count) + MeasureGroupsOf(MeasureBlocksOf(count));
+}
 
 }  // namespace gpu
 }  // namespace tessera

@@ -190,27 +190,22 @@ TEST(KernelMathTest, SgdIsThatOfTheHostBitForBit) {
   }
 }
 
-// The blocks and lanes of the measure, as the kernel takes them.
+// The host adds up fp32 in vectors.
 TEST(KernelMathTest, MeasureByLanesIsThatOfTheHost) {
-  for (size_t count : {size_t{1}, size_t{15}, size_t{2048}, size_t{2049}, size_t{10007}}) {
+  for (size_t count : {size_t{1}, size_t{15}, size_t{2048}, size_t{2049}, size_t{1200007}}) {
     const std::vector<float> values = Moderate(/*seed=*/41, count);
-    double total = 0;
-    for (size_t begin = 0; begin < count; begin += kStatsBlockElements) {
-      const size_t end = std::min(count, begin + kStatsBlockElements);
-      double block = 0;
-      for (int lane = 0; lane < kStatsLanes; ++lane) {
-        double sum = 0;
-        for (size_t i = begin + lane; i < end; i += kStatsLanes) {
-          const double value = values[i];
-          sum = sum + value * value;
-        }
-        block = block + sum;
-      }
-      total = total + block;
-    }
+    const double total = MeasuredSum<Measured::kSquares>(values.data(), count, 2);
     EXPECT_TRUE(SameBits(total, host::MeasureGradient(values.data(), count).sum_of_squares))
         << count;
   }
+}
+
+TEST(KernelMathTest, RoomOfAMeasureIsASumForEachBlockAndEachGroup) {
+  EXPECT_EQ(MeasureRoom(1), 1 + 1);
+  EXPECT_EQ(MeasureRoom(2048), 1 + 1);
+  EXPECT_EQ(MeasureRoom(2049), 2 + 1);
+  EXPECT_EQ(MeasureRoom(256 * 2048), 256 + 1);
+  EXPECT_EQ(MeasureRoom(256 * 2048 + 1), 257 + 2);
 }
 
 TEST(KernelMathTest, NanStaysInEveryCombination) {

@@ -30,52 +30,102 @@ __global__ void Combine(Inputs inputs, int op, int64_t count, Real* output) {
 
 // Sixteen threads a block of elements, one for each lane of the definition; the first of them adds
 // the lanes in order.
-__global__ void MeasureBlocks(const float* values, int64_t count, int64_t num_blocks,
-                              double* block_sums) {
+template <Measured what, typename Real>
+__global__ void MeasureBlocks(const Real* values, int64_t count, int64_t num_blocks, double p,
+                              double* block_sums, bool* non_finite) {
   __shared__ double lanes[kThreads];
-  constexpr int kGroups = kThreads / kStatsLanes;
-  const int lane = threadIdx.x % kStatsLanes;
-  for (int64_t first = int64_t{blockIdx.x} * kGroups; first < num_blocks;
-       first += int64_t{gridDim.x} * kGroups) {
-    const int64_t block = first + threadIdx.x / kStatsLanes;
-    const int64_t begin = block * kStatsBlockElements;
-    const int64_t end = begin + kStatsBlockElements < count ? begin + kStatsBlockElements : count;
+  constexpr int kBlocksAtOnce = kThreads / kMeasureLanes;
+  const int lane = threadIdx.x % kMeasureLanes;
+  for (int64_t first = int64_t{blockIdx.x} * kBlocksAtOnce; first < num_blocks;
+       first += int64_t{gridDim.x} * kBlocksAtOnce) {
+    const int64_t block = first + threadIdx.x / kMeasureLanes;
+    const Real* const own = values + block * kMeasureBlockElements + lane;
+    const int64_t left = count - block * kMeasureBlockElements - lane;
     double sum = 0;
-    for (int64_t i = begin + lane; i < end; i += kStatsLanes) {
-      const double value = values[i];
-      sum = sum + value * value;
+    bool finite = true;
+    const auto take = [&](Real value) {
+      finite = finite && isfinite(value);
+      sum = AddTerm<what>(sum, TermOf<what>(value, p));
+    };
+    if (left >
+        kMeasureBlockElements - kMeasureLanes) {  // So that many loads are under way at once.
+#pragma unroll 16
+      for (int i = 0; i < kMeasureBlockElements; i += kMeasureLanes) take(own[i]);
+    } else {
+      for (int64_t i = 0; i < left && i < kMeasureBlockElements; i += kMeasureLanes) take(own[i]);
     }
     lanes[threadIdx.x] = sum;
-    __syncthreads();
+    const bool any_non_finite = __syncthreads_or(!finite);
+    if (threadIdx.x == 0 && any_non_finite && non_finite != nullptr) *non_finite = true;
     if (lane == 0 && block < num_blocks) {
       double total = 0;
-      for (int k = 0; k < kStatsLanes; ++k) total = total + lanes[threadIdx.x + k];
+      for (int k = 0; k < kMeasureLanes; ++k) {
+        total = AddTerm<what>(total, lanes[threadIdx.x + k]);
+      }
       block_sums[block] = total;
     }
     __syncthreads();
   }
 }
 
-// One warp: all load, the first thread adds in order. `square`: of values, not of sums of squares.
-__global__ void AddInOrder(const double* values, int64_t count, bool square, Stats* stats) {
-  __shared__ double piece[32];
+// All threads of the block load; the first one adds in order, and has the sum.
+template <Measured what>
+__device__ double AddInOrder(const double* values, int64_t count) {
+  __shared__ double piece[kThreads];
   double total = 0;
-  bool finite = true;
-  for (int64_t begin = 0; begin < count; begin += 32) {
+  for (int64_t begin = 0; begin < count; begin += kThreads) {
     if (begin + threadIdx.x < count) piece[threadIdx.x] = values[begin + threadIdx.x];
-    __syncwarp();
+    __syncthreads();
     if (threadIdx.x == 0) {
-      for (int k = 0; k < 32 && begin + k < count; ++k) {
-        finite = finite && isfinite(piece[k]);
-        total = total + (square ? piece[k] * piece[k] : piece[k]);
+      if (count - begin >= kThreads) {
+#pragma unroll 16
+        for (int k = 0; k < kThreads; ++k) total = AddTerm<what>(total, piece[k]);
+      } else {
+        for (int k = 0; begin + k < count; ++k) total = AddTerm<what>(total, piece[k]);
       }
     }
-    __syncwarp();
+    __syncthreads();
   }
-  if (threadIdx.x != 0) return;
-  stats->sum_of_squares = stats->sum_of_squares + total;
-  // Squares of floats are finite in double, and so is any sum of them: see host/kernels_reduce.cc.
-  stats->non_finite = stats->non_finite || !finite;
+  return total;
+}
+
+template <Measured what>
+__global__ void AddGroups(const double* block_sums, int64_t num_blocks, double* group_sums) {
+  for (int64_t begin = int64_t{blockIdx.x} * kMeasureGroupBlocks; begin < num_blocks;
+       begin += int64_t{gridDim.x} * kMeasureGroupBlocks) {
+    const int64_t left = num_blocks - begin;
+    const double sum = AddInOrder<what>(block_sums + begin,
+                                        left < kMeasureGroupBlocks ? left : kMeasureGroupBlocks);
+    if (threadIdx.x == 0) group_sums[begin / kMeasureGroupBlocks] = sum;
+  }
+}
+
+// One block of threads.
+template <Measured what>
+__global__ void AddUp(const double* sums, int64_t count, double* to) {
+  const double total = AddInOrder<what>(sums, count);
+  if (threadIdx.x == 0) *to = AddTerm<what>(*to, total);
+}
+
+template <Measured what, typename Real>
+int MeasureAs(void* stream, const Real* values, int64_t count, double p, double* room, double* sum,
+              bool* non_finite) {
+  const int64_t num_blocks = MeasureBlocksOf(count);
+  MeasureBlocks<what><<<Blocks(num_blocks * kMeasureLanes), kThreads, 0, Of(stream)>>>(
+      values, count, num_blocks, p, room, non_finite);
+  const int measured = Launched();
+  if (measured != 0) return measured;
+  const int64_t num_groups = MeasureGroupsOf(num_blocks);
+  if (num_groups == 1) {
+    AddUp<what><<<1, kThreads, 0, Of(stream)>>>(room, num_blocks, sum);
+    return Launched();
+  }
+  AddGroups<what><<<Blocks(num_groups * kThreads), kThreads, 0, Of(stream)>>>(room, num_blocks,
+                                                                              room + num_blocks);
+  const int grouped = Launched();
+  if (grouped != 0) return grouped;
+  AddUp<what><<<1, kThreads, 0, Of(stream)>>>(room + num_blocks, num_groups, sum);
+  return Launched();
 }
 
 template <typename Bits>
@@ -126,19 +176,17 @@ int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t
   return Launched();
 }
 
-int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double* block_sums,
-                  Stats* stats) {
-  if (dtype == 3) {
-    AddInOrder<<<1, 32, 0, Of(stream)>>>(static_cast<const double*>(values), count, true, stats);
-    return Launched();
-  }
-  const int64_t num_blocks = (count + kStatsBlockElements - 1) / kStatsBlockElements;
-  MeasureBlocks<<<Blocks(num_blocks * kStatsLanes), kThreads, 0, Of(stream)>>>(
-      static_cast<const float*>(values), count, num_blocks, block_sums);
-  const int launched = Launched();
-  if (launched != 0) return launched;
-  AddInOrder<<<1, 32, 0, Of(stream)>>>(block_sums, num_blocks, false, stats);
-  return Launched();
+int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double p,
+                  double* room, double* sum, bool* non_finite) {
+  return WithMeasured(p, [&](auto measured) {
+    constexpr Measured kWhat = decltype(measured)::value;
+    if (dtype == 3) {
+      return MeasureAs<kWhat>(stream, static_cast<const double*>(values), count, p, room, sum,
+                              non_finite);
+    }
+    return MeasureAs<kWhat>(stream, static_cast<const float*>(values), count, p, room, sum,
+                            non_finite);
+  });
 }
 
 int LaunchChecksum(void* stream, const void* values, int element_bytes, int64_t count,

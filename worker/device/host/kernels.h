@@ -26,9 +26,8 @@ namespace host {
 
 // What the finite check and the gradient norm need of a slice. Slices add up: sums add, flags or.
 struct GradientStats {
-  // In double. Of fp64 elements in order. Of fp32, of each 2048 elements, element i goes to lane i
-  // mod 16; the lanes are added in order, then the blocks: so the bits do not depend on the width
-  // of vectors.
+  // In double, in the order of measured_sum.h, so that the bits do not depend on the width of
+  // vectors and are those of a GPU.
   double sum_of_squares = 0;
   bool non_finite = false;  // Some element is infinite or not a number.
 };

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "worker/device/host/kernels.h"
+#include "worker/device/measured_sum.h"
 
 namespace tessera {
 namespace host {
@@ -58,10 +59,9 @@ void ReduceSlicesToFp64(absl::Span<const void* const> inputs_by_rank, DType inpu
 GradientStats MeasureGradient(const double* gradient, int64_t count) {
   TESSERA_CHECK(count >= 0);
   GradientStats stats;
-  for (int64_t i = 0; i < count; ++i) {
-    stats.sum_of_squares += gradient[i] * gradient[i];
-    stats.non_finite |= !std::isfinite(gradient[i]);
-  }
+  stats.sum_of_squares = MeasuredSum<Measured::kSquares>(gradient, count, 2);
+  // Squares of finite numbers may be infinite.
+  for (int64_t i = 0; i < count; ++i) stats.non_finite |= !std::isfinite(gradient[i]);
   return stats;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "worker/device/host/kernels.h"
+#include "worker/device/measured_sum.h"
 
 #ifndef TESSERA_WORKER_DEVICE_HOST_KERNELS_REDUCE_BLOCK_
 #define TESSERA_WORKER_DEVICE_HOST_KERNELS_REDUCE_BLOCK_
@@ -11,7 +12,9 @@ namespace tessera {
 namespace host {
 namespace {
 
-constexpr size_t kBlockElements = 2048;  // Part of the definition of GradientStats.
+constexpr size_t kBlockElements = kMeasureBlockElements;
+
+using SumOfSquaresOfBlocks = GroupedSum<Measured::kSquares>;
 
 inline size_t BlockSize(size_t left) { return left < kBlockElements ? left : kBlockElements; }
 
@@ -110,13 +113,13 @@ HWY_INLINE void ReduceRange(const void* const* inputs, size_t num_inputs, size_t
 template <typename T>
 HWY_INLINE double ReduceAndMeasure(const void* const* inputs, size_t num_inputs, size_t count,
                                    float scale, bool accumulate, float* output) {
-  double squares = 0;
+  SumOfSquaresOfBlocks squares;
   for (size_t begin = 0; begin < count; begin += kBlockElements) {
     const size_t end = begin + BlockSize(count - begin);
     ReduceRange<T>(inputs, num_inputs, begin, end, scale, accumulate, output);
-    squares += SquaresOfBlock(output + begin, end - begin);
+    squares.AddBlock(SquaresOfBlock(output + begin, end - begin));
   }
-  return squares;
+  return squares.Total();
 }
 
 template <typename T>
@@ -141,11 +144,11 @@ void Reduce(const void* const* inputs, size_t num_inputs, DType dtype, size_t co
 }
 
 double SumOfSquares(const float* values, size_t count) {
-  double squares = 0;
+  SumOfSquaresOfBlocks squares;
   for (size_t begin = 0; begin < count; begin += kBlockElements) {
-    squares += SquaresOfBlock(values + begin, BlockSize(count - begin));
+    squares.AddBlock(SquaresOfBlock(values + begin, BlockSize(count - begin)));
   }
-  return squares;
+  return squares.Total();
 }
 
 void Add(float* dst, const float* src, size_t count) {

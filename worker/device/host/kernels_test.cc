@@ -169,8 +169,9 @@ TEST(ReduceSlicesTest, OutputMayBeAnInput) {
   for (float v : b) EXPECT_EQ(7.0f, v);
 }
 
+// Of 256 blocks each, the sums of the groups are added up.
 double ReferenceSquares(const float* values, int count) {
-  double total = 0;
+  double total = 0, group = 0;
   for (int begin = 0; begin < count; begin += 2048) {
     double lanes[16] = {};
     for (int i = begin; i < std::min(count, begin + 2048); ++i) {
@@ -178,14 +179,17 @@ double ReferenceSquares(const float* values, int count) {
     }
     double block = 0;
     for (double lane : lanes) block += lane;
-    total += block;
+    group += block;
+    if (begin / 2048 % 256 < 255 && begin + 2048 < count) continue;
+    total += group;
+    group = 0;
   }
   return total;
 }
 
 TEST(GradientStatsTest, SumsLaneByLaneWhateverTheWidth) {
   std::mt19937 random(kSeed);
-  for (int count : {0, 1, 15, 16, 17, 255, 2047, 2048, 2049, 5000}) {
+  for (int count : {0, 1, 15, 16, 17, 255, 2047, 2048, 2049, 5000, 256 * 2048, 600 * 2048 + 5}) {
     const std::vector<float> values = RandomFloats(&random, count + 3);
     const double expected = ReferenceSquares(values.data() + 3, count);
     EXPECT_EQ(expected, MeasureGradient(values.data() + 3, count).sum_of_squares) << count;

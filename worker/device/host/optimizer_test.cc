@@ -134,7 +134,7 @@ TEST(AdamStepTest, HundredStepsStayNearDoublePrecision) {
 
 TEST(ReduceAdamStepTest, EqualsReductionThenAdamBitForBit) {
   std::mt19937 random(kSeed);
-  for (int count : {0, 1, 31, 2047, 2048, 2049, 6001}) {
+  for (int count : {0, 1, 31, 2047, 2048, 2049, 6001, 300 * 2048 + 1}) {
     SCOPED_TRACE(count);
     const int ranks = 3;
     std::vector<State> states;
