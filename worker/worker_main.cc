@@ -2,16 +2,31 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <memory>
 #include <string>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "base/command_line.h"
 #include "base/log.h"
+#include "base/status_macros.h"
 #include "job/field_limits.h"
 #include "worker/device/cuda/cuda_versions.h"
+#include "worker/executor/machine_devices.h"
 #include "worker/service/worker_server.h"
 #include "worker/signals.h"
+
+namespace {
+
+absl::StatusOr<std::unique_ptr<tessera::WorkerServer>> StartServer(
+    tessera::WorkerServer::Options options, int gpu) {
+  if (gpu != tessera::kHostDevice) {
+    ASSIGN_OR_RETURN(options.device_memory, tessera::MakeMachineDeviceMemory(gpu));
+  }
+  return tessera::WorkerServer::Start(options);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   tessera::WorkerServer::Options options;
@@ -31,6 +46,11 @@ int main(int argc, char** argv) {
   app.add_option("--devices", options.num_devices, "ranks that this node can hold")
       ->default_val(1)
       ->check(tessera::WholeNumber(1, tessera::kMaxDevices));
+  int gpu = tessera::kHostDevice;
+  app.add_option("--gpu", gpu,
+                 "the GPU, as CUDA numbers them, that has the ranks' parameters, gradients and "
+                 "shards; without it the processor's memory has them. A worker for each GPU")
+      ->check(tessera::WholeNumber(0, tessera::kMaxDevices));
   app.add_option("--data-host", options.data_host,
                  "IP address by which ranks of other workers reach this one's; without it no job "
                  "that needs several workers comes here");
@@ -64,7 +84,7 @@ int main(int argc, char** argv) {
   absl::Status status = tessera::SetLogLevel(log_level);
   if (status.ok()) {
     TESSERA_LOG(INFO, "{}", Describe(tessera::QueryCudaVersions()));
-    auto server = tessera::WorkerServer::Start(options);
+    auto server = StartServer(options, gpu);
     status = server.status();
     if (status.ok()) {
       TESSERA_LOG(INFO, "serving {} devices on {}", options.num_devices, (*server)->address());

@@ -38,6 +38,8 @@ class LocalClusterImpl : public LocalCluster {
     worker.num_devices = options.num_devices;
     worker.executor_binary = options.executor_binary;
     worker.executor_flags = options.executor_flags;
+    worker.device_memory = options.device_memory;
+    worker.make_device = options.make_device;
     for (int i = 0; i < options.num_workers; ++i) {
       const bool alone = options.num_workers == 1;
       worker.worker_id = alone ? "local" : absl::StrCat("local", i);

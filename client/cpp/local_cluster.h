@@ -15,6 +15,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "worker/device/device_memory.h"
+#include "worker/device/rank_device.h"
+#include "worker/memory/host_rank_device.h"
 
 namespace tessera {
 
@@ -28,6 +31,9 @@ class LocalCluster {
     std::string journal_path;     // Empty: the coordinator's state is in memory.
     std::string executor_binary;  // Empty: threads.
     std::vector<std::string> executor_flags;
+    // The GPU of all ranks, as of WorkerServer::Options; not owned by what is made of it.
+    std::shared_ptr<DeviceMemory> device_memory;
+    MakeRankDevice make_device = MakeHostRankDevice;
   };
   // Errors: ResourceExhausted  no port, socket or memory; NotFound  no such executor binary.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(const Options& options);

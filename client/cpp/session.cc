@@ -144,7 +144,7 @@ absl::Status Session::Reshard(int unit) {
 absl::Status Session::EndForward() { return Submit(OpKind::kEndForward, -1); }
 
 const std::byte* Session::parameters(int unit) const {
-  return parameters_.data() + plan_.units()[unit].parameter_offset_bytes;
+  return memory_.parameters.data_as<std::byte>() + plan_.units()[unit].parameter_offset_bytes;
 }
 
 const std::byte* Session::parameter(int unit, int parameter) const {
@@ -153,7 +153,7 @@ const std::byte* Session::parameter(int unit, int parameter) const {
 }
 
 const std::byte* Session::full_parameter(int unit, int parameter) const {
-  return parameters_.data() + plan_.units()[unit].full_offset_bytes +
+  return memory_.parameters.data_as<std::byte>() + plan_.units()[unit].full_offset_bytes +
          layout_.units[unit].flat.parameters()[parameter].offset_elements *
              SizeBytes(full_dtype(unit));
 }

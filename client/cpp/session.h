@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
 #include "client/cpp/comm_hook.h"
+#include "client/cpp/mapped_rank.h"
 #include "client/cpp/session_options.h"
 #include "client/cpp/unit_gradient.h"
 #include "client/cpp/window_guard.h"
@@ -174,61 +175,62 @@ class Session {
   friend class SessionSetup;  // session_setup.h: before the first step.
   friend class LocalShards;   // local_shards.h: steps of the trainers' own optimizers.
   friend class StateAccess;   // state_access.h: files and the optimizer's state.
+  friend class DeviceGradients;
   enum class Window { kClosed, kOpening, kOpen };
 
   explicit Session(SessionOptions options) : options_(std::move(options)) {}
   absl::Status Attach();
   absl::Status JoinEpoch();
   absl::Status MapRegions(std::vector<UniqueFd> fds);
+  absl::Status GuardWindows();
   void ResetEpoch();
   bool EpochIsOver() const;
-  // Runs it; tells the other ranks of an error that they do not have. Not Aborted then.
+  // Tells the other ranks of an error that they do not have. Not Aborted then.
   absl::Status RunBody(const std::function<absl::Status()>& step_body);
   absl::Status CheckUnit(int unit) const;
   absl::Status CloseFullWindows();
   absl::Status Submit(Op op);
   absl::Status Submit(OpKind kind, int unit);
   absl::Status Submit(OpKind kind, const StepOptions& step);
-  // Returns once the executor is through with it.
-  absl::Status SubmitAndAwait(Op op);
+  absl::Status SubmitAndAwait(Op op);  // Returns once the executor is through with it.
   // `what` is only called for the text of an error.
   absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
-  // Waits for the operation's result. OK: the other ranks got it too, error or not.
+  // OK: the other ranks got the result too, error or not.
   absl::Status AwaitResult(OpKind kind);
-  // Errors: InvalidArgument  a number is out of range (named).
   absl::Status CheckStepOptions(const StepOptions& options) const;
-  // Reshards what is unsharded and reduces what was not.
-  absl::Status ReduceRest();
+  absl::Status ReduceRest();          // Reshards what is unsharded and reduces what was not.
   void ForgetGradients();             // All are used, or dropped, in a step.
   absl::Status ResultStatus() const;  // Of the last operation with a result.
-  std::byte* touched() const { return gradient_region_.data() + plan_.touched_offset_bytes(); }
+  std::byte* touched() const { return memory_.gradients.data() + plan_.touched_offset_bytes(); }
   void ForgetTouched();
   absl::Status AwaitSlot(int unit);
   absl::Status BeginGradient(int unit);  // Unless it has begun.
-  absl::Status ClaimSlot(int unit);      // For values that are no gradient.
-  // Submits what concerns the claimed slot; AwaitSlot then waits for it.
-  absl::Status SubmitSlot(Op op);
+  absl::Status CheckTakesGradient(int unit, int parameter, int64_t numel) const;
+  void Touch(int unit, int parameter);  // It got a gradient.
+  absl::Status ClaimSlot(int unit);     // For values that are no gradient.
+  absl::Status SubmitSlot(Op op);       // Of the claimed slot; AwaitSlot then waits for it.
   absl::Status SubmitSlot(OpKind kind, int unit);
   absl::Status RunAfterHook(int unit);
   absl::Status StageValues(OpKind kind, int unit, const Filler& fill, uint32_t array = 0);
   int64_t version() const;  // Of the state: steps and writes.
   std::byte* Slot(int unit) const;
-  // Elements of the unit's slot, in the full dtype.
+  std::byte* DeviceSlot(int unit) const;
   Values SlotValues(int unit, int64_t begin_elements, int64_t count) const;
   Values SlotValues(int unit, const PlacedParameter& placed) const {
     return SlotValues(unit, placed.offset_elements, placed.numel);
   }
-  // `dtype`: that the slot is in.
-  void ZeroUncovered(int unit, DType dtype);
-  ControlPage* page() const { return reinterpret_cast<ControlPage*>(control_.data()); }
+  // Calls `zero(begin, end)`, in elements, with what no parameter of the unit's gradient covers.
+  void ForEachUncovered(int unit, absl::FunctionRef<void(int64_t, int64_t)> zero) const;
+  absl::Status FinishSlot(int unit);
+  void ZeroUncovered(int unit, DType dtype);  // `dtype`: that the slot is in.
+  ControlPage* page() const { return reinterpret_cast<ControlPage*>(memory_.control.data()); }
   const std::string& UnitName(int unit) const { return layout_.units[unit].flat.unit_name(); }
 
   const SessionOptions options_;
   ModelLayout layout_;
   JobMemory plan_;
   UniqueFd lease_;  // Open as long as the rank is attached.
-  Mapping parameters_, gradient_region_, control_;
-  // The guard of a unit's parameters in this precision; null: none.
+  MappedRank memory_;
   WindowGuard* GuardOf(int unit, Precision precision) const;
   std::unique_ptr<WindowGuard> guard_, full_guard_;
 

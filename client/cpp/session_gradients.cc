@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cpp/device_gradients.h"
 #include "client/cpp/session.h"
 #include "worker/device/host/kernels.h"
 
@@ -65,7 +66,12 @@ void CompressInPlace(DType dtype, absl::Span<Real> values) {
 }  // namespace
 
 std::byte* Session::Slot(int unit) const {
-  return gradient_region_.data() + plan_.units()[unit].gradient_slot * plan_.gradient_slot_bytes();
+  return memory_.gradients.data() + plan_.units()[unit].gradient_slot * plan_.gradient_slot_bytes();
+}
+
+std::byte* Session::DeviceSlot(int unit) const {
+  return memory_.device_gradients.data_as<std::byte>() +
+         plan_.units()[unit].gradient_slot * plan_.gradient_slot_bytes();
 }
 
 Values Session::SlotValues(int unit, int64_t begin_elements, int64_t count) const {
@@ -105,33 +111,47 @@ absl::Status Session::BeginGradient(int unit) {
   return absl::OkStatus();
 }
 
-absl::Status Session::AddGradient(int unit, int parameter, ConstValues values) {
-  RETURN_IF_ERROR(CheckUnit(unit));
+absl::Status Session::CheckTakesGradient(int unit, int parameter, int64_t numel) const {
   const std::vector<PlacedParameter>& parameters = layout_.units[unit].flat.parameters();
   if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
     return absl::InvalidArgumentError(
         absl::StrCat("unit '", UnitName(unit), "' has no parameter ", parameter));
   }
   const PlacedParameter& placed = parameters[parameter];
-  if (static_cast<int64_t>(values.size()) != placed.numel) {
+  if (numel != placed.numel) {
     return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' has ",
-                                                   values.size(), " elements, the parameter ",
+                                                   numel, " elements, the parameter ",
                                                    placed.numel));
   }
+  if (!placed.spec.requires_grad) {
+    return absl::InvalidArgumentError(absl::StrCat("'", placed.spec.name, "' takes no gradient"));
+  }
+  return absl::OkStatus();
+}
+
+void Session::Touch(int unit, int parameter) {
+  touched()[plan_.units()[unit].first_parameter + parameter] = std::byte{1};
+}
+
+absl::Status Session::AddGradient(int unit, int parameter, ConstValues values) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  RETURN_IF_ERROR(CheckTakesGradient(unit, parameter, static_cast<int64_t>(values.size())));
+  const PlacedParameter& placed = layout_.units[unit].flat.parameters()[parameter];
   const bool is_fp64 = full_dtype(unit) == DType::kFp64;
   if (values.dtype() != full_dtype(unit)) {
     return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' is in ",
                                                    Name(values.dtype()), ", the parameter in ",
                                                    Name(full_dtype(unit))));
   }
-  if (!placed.spec.requires_grad) {
-    return absl::InvalidArgumentError(absl::StrCat("'", placed.spec.name, "' takes no gradient"));
+  if (gradients_[unit].begun && gradients_[unit].on_device) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "unit '", UnitName(unit), "' has a gradient on its GPU that is not reduced yet"));
   }
   UnitGradient& gradient = gradients_[unit];
   RETURN_IF_ERROR(BeginGradient(unit));
   const bool add = gradient.contributed[parameter] != 0;
   gradient.contributed[parameter] = 1;
-  touched()[plan_.units()[unit].first_parameter + parameter] = std::byte{1};
+  Touch(unit, parameter);
   if (IsHalf(gradient.dtype)) {
     uint16_t* slot = reinterpret_cast<uint16_t*>(Slot(unit)) + placed.offset_elements;
     if (is_fp64) {
@@ -155,11 +175,7 @@ absl::Status Session::AddGradient(int unit, int parameter, ConstValues values) {
 // Alignment gaps, the tail and parameters without a contribution: a slot serves many units, so what
 // this one does not write would be another's old gradient. Frozen parameters too if a hook sees
 // them; no reduction reads those.
-void Session::ZeroUncovered(int unit, DType dtype) {
-  std::byte* slot = Slot(unit);
-  const auto zero = [&](int64_t begin, int64_t end) {
-    memset(slot + begin * SizeBytes(dtype), 0, (end - begin) * SizeBytes(dtype));
-  };
+void Session::ForEachUncovered(int unit, absl::FunctionRef<void(int64_t, int64_t)> zero) const {
   int64_t covered = 0;
   const UnitLayout& unit_layout = layout_.units[unit];
   const std::vector<PlacedParameter>& parameters = unit_layout.flat.parameters();
@@ -170,6 +186,13 @@ void Session::ZeroUncovered(int unit, DType dtype) {
     covered = parameters[p].offset_elements + parameters[p].numel;
   }
   zero(covered, unit_layout.shards.padded_numel());
+}
+
+void Session::ZeroUncovered(int unit, DType dtype) {
+  std::byte* slot = Slot(unit);
+  ForEachUncovered(unit, [&](int64_t begin, int64_t end) {
+    memset(slot + begin * SizeBytes(dtype), 0, (end - begin) * SizeBytes(dtype));
+  });
 }
 
 absl::Status Session::SubmitSlot(OpKind kind, int unit) {
@@ -191,6 +214,24 @@ bool Session::within_step() const {
                      [](const UnitGradient& unit) { return unit.begun || unit.reduced; });
 }
 
+// Makes what will be reduced of what was added.
+absl::Status Session::FinishSlot(int unit) {
+  const UnitGradient& gradient = gradients_[unit];
+  ZeroUncovered(unit, gradient.dtype);
+  if (IsHalf(gradient.dtype)) return absl::OkStatus();
+  const Values slot = SlotValues(unit, 0, layout_.units[unit].shards.padded_numel());
+  if (hooks_[unit].before) {
+    RETURN_IF_ERROR(hooks_[unit].before(unit, slot));
+    ZeroUncovered(unit, gradient.dtype);
+  }
+  if (IsHalf(gradient.travels_in) && slot.dtype() == DType::kFp64) {
+    CompressInPlace(gradient.travels_in, slot.as<double>());
+  } else if (IsHalf(gradient.travels_in)) {
+    CompressInPlace(gradient.travels_in, slot.as<float>());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Session::Reduce(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
   UnitGradient& gradient = gradients_[unit];
@@ -200,25 +241,14 @@ absl::Status Session::Reduce(int unit) {
         "gradients are accumulated before they are reduced"));
   }
   RETURN_IF_ERROR(BeginGradient(unit));
-  ZeroUncovered(unit, gradient.dtype);
-  if (!IsHalf(gradient.dtype)) {
-    const Values slot = SlotValues(unit, 0, layout_.units[unit].shards.padded_numel());
-    if (hooks_[unit].before) {
-      RETURN_IF_ERROR(hooks_[unit].before(unit, slot));
-      ZeroUncovered(unit, gradient.dtype);
-    }
-    if (IsHalf(gradient.travels_in) && slot.dtype() == DType::kFp64) {
-      CompressInPlace(gradient.travels_in, slot.as<double>());
-    } else if (IsHalf(gradient.travels_in)) {
-      CompressInPlace(gradient.travels_in, slot.as<float>());
-    }
-  }
+  RETURN_IF_ERROR(gradient.on_device ? DeviceGradients(this).FinishSlot(unit) : FinishSlot(unit));
   Op op;
   op.kind = OpKind::kReduce;
   op.unit = unit;
   op.slot_dtype = static_cast<uint32_t>(gradient.travels_in);
+  op.gradient_on_device = gradient.on_device ? 1 : 0;
   RETURN_IF_ERROR(SubmitSlot(op));
-  gradient.begun = false;
+  gradient.begun = gradient.on_device = false;
   gradient.reduced = true;
   gradient.after_hook_ran = false;
   gradient.contributed.assign(gradient.contributed.size(), 0);

@@ -86,7 +86,7 @@ absl::Status Session::Attach() {
     return absl::DeadlineExceededError("the worker sent no descriptors in time");
   }
   ASSIGN_OR_RETURN(Packet packet, ReceivePacket(lease_.get()));
-  if (packet.bytes != "ok" || packet.fds.size() != 3) {
+  if (packet.bytes != "ok" || packet.fds.size() < 3) {
     return absl::UnavailableError(absl::StrCat("the worker gave no memory: ", packet.bytes));
   }
   RETURN_IF_ERROR(MapRegions(std::move(packet.fds)));
@@ -121,32 +121,46 @@ absl::Status Session::JoinEpoch() {
 }
 
 absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
-  ASSIGN_OR_RETURN(parameters_, Mapping::CreateWhole(fds[0].get(), Access::kReadOnly));
-  ASSIGN_OR_RETURN(gradient_region_, Mapping::CreateWhole(fds[1].get(), Access::kReadWrite));
-  ASSIGN_OR_RETURN(control_, Mapping::CreateWhole(fds[2].get(), Access::kReadWrite));
-  if (parameters_.size_bytes() < plan_.parameter_region_bytes() ||
-      gradient_region_.size_bytes() < plan_.gradient_region_bytes() ||
-      control_.size_bytes() < static_cast<int64_t>(sizeof(ControlPage)) ||
+  ASSIGN_OR_RETURN(memory_.gradients, Mapping::CreateWhole(fds[1].get(), Access::kReadWrite));
+  ASSIGN_OR_RETURN(memory_.control, Mapping::CreateWhole(fds[2].get(), Access::kReadWrite));
+  if (memory_.gradients.size_bytes() < plan_.gradient_region_bytes() ||
+      memory_.control.size_bytes() < static_cast<int64_t>(sizeof(ControlPage)) ||
       page()->version != kControlPageVersion) {
     return absl::FailedPreconditionError(
         "the worker is of another version: its memory has another form");
   }
-  if (page()->device != -1) {
-    return absl::UnimplementedError(
-        absl::StrCat("the rank is on GPU ", page()->device, ", which this client cannot map"));
+  absl::StatusOr<std::unique_ptr<RankDevice>> device = options_.make_device(page()->device);
+  RETURN_IF_ERROR(
+      Annotate(device.status(), absl::StrCat("rank ", options_.rank, " is on another device")));
+  memory_.device = *std::move(device);
+  ASSIGN_OR_RETURN(memory_.parameters,
+                   memory_.device->MapRegion(fds[0].get(), plan_.parameter_region_bytes(),
+                                             /*writable=*/false));
+  if (memory_.device->is_separate()) {
+    if (fds.size() != 4) return absl::UnavailableError("the worker gave no gradients of the GPU");
+    ASSIGN_OR_RETURN(memory_.device_gradients,
+                     memory_.device->MapRegion(fds[3].get(), plan_.device_gradient_region_bytes(),
+                                               /*writable=*/true));
+    ASSIGN_OR_RETURN(memory_.kernels, memory_.device->CreateKernels({}));
+    return absl::OkStatus();
   }
-  gradient_region_.Populate();
+  memory_.gradients.Populate();
+  return GuardWindows();
+}
+
+absl::Status Session::GuardWindows() {
   if (!options_.guard_windows) return absl::OkStatus();
   std::vector<WindowGuard::UnitPages> pages, full_pages;
   bool any_other = false;
+  std::byte* parameters = memory_.parameters.data_as<std::byte>();
   for (int u = 0; u < num_units(); ++u) {
     const UnitMemory& unit = plan_.units()[u];
     const bool is_other = plan_.HasOtherFullMemory(u);
     any_other |= is_other;
-    pages.push_back({parameters_.data() + unit.parameter_offset_bytes, unit.parameter_bytes,
+    pages.push_back({parameters + unit.parameter_offset_bytes, unit.parameter_bytes,
                      SizeBytes(unit.compute_dtype)});
-    full_pages.push_back({parameters_.data() + unit.full_offset_bytes,
-                          is_other ? unit.full_bytes : 0, SizeBytes(unit.full_dtype)});
+    full_pages.push_back({parameters + unit.full_offset_bytes, is_other ? unit.full_bytes : 0,
+                          SizeBytes(unit.full_dtype)});
   }
   guard_ = std::make_unique<WindowGuard>(&layout_, std::move(pages));
   if (any_other) full_guard_ = std::make_unique<WindowGuard>(&layout_, std::move(full_pages));

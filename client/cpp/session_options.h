@@ -11,6 +11,8 @@
 #include "job/job_config.h"
 #include "layout/tensor_spec.h"
 #include "net/transport_security.h"
+#include "worker/device/rank_device.h"
+#include "worker/memory/host_rank_device.h"
 
 namespace tessera {
 
@@ -27,7 +29,10 @@ struct SessionOptions {
   bool wait_if_attached = false;  // For a trainer that replaces a killed one.
   absl::Duration operation_timeout = absl::Minutes(10);  // Of each wait for other ranks.
   absl::Duration recover_timeout = absl::Minutes(2);
-  bool guard_windows = true;  // See window_guard.h.
+  bool guard_windows = true;  // See window_guard.h; of ranks whose memory is the processor's.
+  // Gives the GPU that the rank is on, for trainers that can use one: see
+  // worker/executor/machine_devices.h. Attaching to a rank on a GPU is refused without.
+  MakeRankDevice make_device = MakeHostRankDevice;
 };
 
 // The same on all ranks but for `weight`.

@@ -11,6 +11,7 @@ namespace tessera {
 
 struct UnitGradient {
   bool begun = false;          // Holds something that was not reduced yet.
+  bool on_device = false;      // That lies in the slot on the GPU.
   DType dtype = DType::kFp32;  // That the slot is in: bf16, fp16 or the full dtype.
   DType travels_in = DType::kFp32;
   bool after_hook_ran = false;    // On what was reduced.

@@ -7,12 +7,23 @@
 #define TESSERA_WORKER_DEVICE_DEVICE_MEMORY_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
 
 namespace tessera {
+
+// A piece of memory that this process only reads. Thread-safe.
+class MemoryReader {
+ public:
+  virtual ~MemoryReader() = default;
+  // Bytes [offset_bytes, offset_bytes + size_bytes), which there are, into memory of the processor.
+  // Errors: Unavailable, Internal  those of the device or the system
+  virtual absl::Status Read(void* to, int64_t offset_bytes, int64_t size_bytes) = 0;
+};
 
 class DeviceMemory {
  public:
@@ -25,6 +36,12 @@ class DeviceMemory {
   //         ResourceExhausted  the device has no memory left: the message has what was wanted
   //         FailedPrecondition, Unavailable, Internal  the system or the device refuses
   virtual absl::StatusOr<UniqueFd> Create(const std::string& label, int64_t size_bytes) = 0;
+
+  // For who is no rank and reads what Create gave, of this size. May take room on the device as
+  // long as the reader is there. The descriptor stays the caller's; this outlives the reader.
+  // Errors: as RankDevice::MapRegion
+  virtual absl::StatusOr<std::unique_ptr<MemoryReader>> OpenReader(int descriptor,
+                                                                   int64_t size_bytes) = 0;
 };
 
 }  // namespace tessera

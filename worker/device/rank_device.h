@@ -34,6 +34,10 @@ class RankDevice {
   //         ResourceExhausted   no addresses are left
   virtual absl::StatusOr<Buffer> MapRegion(int descriptor, int64_t size_bytes, bool writable) = 0;
 
+  // Memory of the device, of this process alone; undefined content.
+  // Errors: ResourceExhausted  none is left
+  virtual absl::StatusOr<Buffer> Allocate(int64_t size_bytes) = 0;
+
   struct KernelOptions {
     // The rank's shards and optimizer state are in the processor's memory, and not on the device.
     bool state_on_host = false;

@@ -56,11 +56,15 @@ class RankKernels {
   virtual void Reduce(absl::Span<const void* const> inputs, DType input_dtype, int64_t count,
                       double scale, bool accumulate, host::SumOutput output, bool measure) = 0;
   virtual void Measure(ConstValues gradient) = 0;  // For TakeStats, too.
+  // Adds the part of a p-norm that these are to what the next TakeNormPart returns, for norms that
+  // TakeStats has not. p > 0.
+  virtual void AddToNormPart(ConstValues gradient, double p) = 0;
 
   // Waits until all that was called is done. Errors: those of the device.
   virtual absl::Status Finish() = 0;
   // Does so, and hands out what was measured since the last time. `stats`: not touched on error.
   virtual absl::Status TakeStats(host::GradientStats* stats) = 0;
+  virtual absl::StatusOr<double> TakeNormPart() = 0;
 
   // Memory of the processor that this device copies from and to at full speed; undefined content.
   // Errors: ResourceExhausted  there is none

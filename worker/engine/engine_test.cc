@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/device/host/host_rank_kernels.h"
+#include "worker/device/host/norm_part.h"
 #include "worker/engine/flight_recorder.h"
 #include "worker/engine/gradient_norm.h"
 #include "worker/engine/group_page.h"
@@ -435,8 +436,8 @@ TEST(GradientNormTest, PartsOfTheShardsGiveTheNormOfTheWhole) {
     }
     if (!std::isinf(p)) whole = std::pow(whole, 1 / p);
     std::vector<double> parts(3);
-    AddToNormPart(gradient.data(), 2, p, &parts[0]);
-    AddToNormPart(gradient.data() + 2, 3, p, &parts[2]);  // Rank 1 has an empty shard.
+    host::AddToNormPart(gradient.data(), 2, p, &parts[0]);
+    host::AddToNormPart(gradient.data() + 2, 3, p, &parts[2]);  // Rank 1 has an empty shard.
     EXPECT_NEAR(CombineNormParts(parts, p), whole, 1e-12 * whole) << "p = " << p;
   }
 }
@@ -445,8 +446,8 @@ TEST(GradientNormTest, NanOfOneRankMakesTheNormOne) {
   const std::vector<double> gradient = {1.0, std::nan(""), 2.0};
   for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
     std::vector<double> parts = {5.0, 0.5, 7.0};
-    AddToNormPart(gradient.data(), 3, p, &parts[1]);
-    AddToNormPart(gradient.data(), 1, p, &parts[1]);
+    host::AddToNormPart(gradient.data(), 3, p, &parts[1]);
+    host::AddToNormPart(gradient.data(), 1, p, &parts[1]);
     EXPECT_TRUE(std::isnan(CombineNormParts(parts, p))) << "p = " << p;
   }
 }

@@ -11,32 +11,7 @@ namespace {
 // Added to the norm before dividing.
 constexpr double kClipEpsilon = 1e-6;
 
-template <typename Real>
-void Add(const Real* gradient, int64_t count, double p, double* part) {
-  WithMeasured(p, [&](auto measured) {
-    constexpr Measured kWhat = decltype(measured)::value;
-    *part = AddTerm<kWhat>(*part, MeasuredSum<kWhat>(gradient, count, p));
-  });
-}
-
 }  // namespace
-
-void AddToNormPart(const float* gradient, int64_t count, double p, double* part) {
-  Add(gradient, count, p, part);
-}
-
-void AddToNormPart(const double* gradient, int64_t count, double p, double* part) {
-  Add(gradient, count, p, part);
-}
-
-void AddToNormPart(ConstValues gradient, double p, double* part) {
-  const int64_t count = gradient.size();
-  if (gradient.dtype() == DType::kFp64) {
-    AddToNormPart(static_cast<const double*>(gradient.data()), count, p, part);
-  } else {
-    AddToNormPart(static_cast<const float*>(gradient.data()), count, p, part);
-  }
-}
 
 double CombineNormParts(absl::Span<const double> parts_by_rank, double p) {
   double combined = 0;

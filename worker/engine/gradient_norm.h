@@ -3,23 +3,15 @@
 //   part_r = sum |g|^p  over rank r's shards        norm = (part_0 + ... + part_{N-1})^(1/p)
 //   part_r = max |g|    where p is infinite         norm = max of the parts
 //
-// In double, a rank's elements in the order of measured_sum.h and the parts in rank order, so every
-// rank and run gets the same bits; for p = 1, 2 and infinity whatever its devices. A NaN makes the
-// norm one. Pure; thread-safe.
+// RankKernels has the parts. In double, a rank's elements in the order of measured_sum.h and the
+// parts in rank order, so every rank and run gets the same bits; for p = 1, 2 and infinity whatever
+// its devices. A NaN makes the norm one. Pure; thread-safe.
 #ifndef TESSERA_WORKER_ENGINE_GRADIENT_NORM_H_
 #define TESSERA_WORKER_ENGINE_GRADIENT_NORM_H_
 
-#include <cstdint>
-
 #include "absl/types/span.h"
-#include "layout/values.h"
 
 namespace tessera {
-
-// Adds `count` elements to a part. Requires p > 0. For p = 2 host::GradientStats has the sum.
-void AddToNormPart(const float* gradient, int64_t count, double p, double* part);
-void AddToNormPart(const double* gradient, int64_t count, double p, double* part);
-void AddToNormPart(ConstValues gradient, double p, double* part);
 
 double CombineNormParts(absl::Span<const double> parts_by_rank, double p);
 

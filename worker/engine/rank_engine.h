@@ -215,7 +215,6 @@ class RankEngine {
   std::vector<std::vector<HyperParameters>> early_groups_;
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
   std::vector<host::GradientStats> stats_;
-  std::vector<std::byte> norm_piece_;
 
   // 1 once Stop() was called or the stream's work failed: the engine's waits look up.
   std::atomic<uint32_t> interrupt_{0};

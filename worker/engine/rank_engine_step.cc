@@ -8,7 +8,6 @@
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "worker/engine/gradient_norm.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/engine/step_vote.h"
 
@@ -18,9 +17,6 @@ namespace {
 // How long a reader of the state may hold a step up. Half of the job's timeout at most, since the
 // other ranks wait for this one.
 constexpr absl::Duration kHoldPatience = absl::Seconds(30);
-
-// Of a gradient on a device that is looked at by the processor.
-constexpr int64_t kNormPieceBytes = 1 << 20;
 
 }  // namespace
 
@@ -40,29 +36,14 @@ absl::Status RankEngine::MeasureReduced(int unit, RankKernels* kernels) {
 }
 
 absl::StatusOr<double> RankEngine::NormPart() {
-  const double p = options_.config->gradient_norm_p;
-  double part = 0;
   for (const ShardSegment& segment : optimizer_.segments()) {
     if (!segment.requires_grad || !reduced_[segment.unit] || IsReplica(segment.unit)) continue;
     const std::byte* gradient = options_.state + options_.memory->ReducedGradientOffsetBytes() +
                                 segment.state_begin_elements * SizeBytes(segment.dtype);
-    const ConstValues values(gradient, segment.numel, segment.dtype);
-    if (options_.images == nullptr) {
-      AddToNormPart(values, p, &part);
-      continue;
-    }
-    norm_piece_.resize(std::min<int64_t>(kNormPieceBytes, values.size_bytes()));
-    for (int64_t at = 0; at < segment.numel;) {
-      const int64_t count =
-          std::min<int64_t>(segment.numel - at, kNormPieceBytes / SizeBytes(segment.dtype));
-      const ConstValues piece = values.Part(at, count);
-      options_.kernels->Copy(norm_piece_.data(), piece.data(), piece.size_bytes());
-      RETURN_IF_ERROR(options_.kernels->Finish());
-      AddToNormPart(ConstValues(norm_piece_.data(), count, segment.dtype), p, &part);
-      at += count;
-    }
+    options_.kernels->AddToNormPart(ConstValues(gradient, segment.numel, segment.dtype),
+                                    options_.config->gradient_norm_p);
   }
-  return part;
+  return options_.kernels->TakeNormPart();
 }
 
 absl::StatusOr<Vote> RankEngine::VoteFor(int64_t step) {

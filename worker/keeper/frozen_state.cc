@@ -1,10 +1,6 @@
 #include "worker/keeper/frozen_state.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -43,8 +39,7 @@ absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegion
   const auto* page = reinterpret_cast<const GroupPage*>(frozen->group_.data());
   for (int i = 0; i < frozen->local_.count(); ++i) {
     const int rank = frozen->local_.first() + i;
-    UniqueFd state(fcntl(regions.state_fd(Rank(rank)), F_DUPFD_CLOEXEC, 0));
-    if (!state.valid()) return ErrnoStatus(errno, absl::StrCat("the state of rank ", rank));
+    ASSIGN_OR_RETURN(std::unique_ptr<MemoryReader> state, regions.OpenState(Rank(rank)));
     frozen->ranks_.push_back({std::move(state), &page->ranks[i]});
   }
   return frozen;
@@ -137,13 +132,8 @@ absl::StatusOr<int64_t> FrozenState::Read(const v1::LiveRange& range, int64_t do
   piece->set_offset_elements(range.begin_elements() + done);
   std::string* data = piece->mutable_data();
   data->resize(count * element_bytes);
-  for (size_t got = 0; got < data->size();) {
-    const ssize_t n = pread(ranks_[range.rank() - local_.first()].state.get(), data->data() + got,
-                            data->size() - got, from + static_cast<int64_t>(got));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return ErrnoStatus(n < 0 ? errno : EIO, "a rank's state");
-    got += n;
-  }
+  MemoryReader& state = *ranks_[range.rank() - local_.first()].state;
+  RETURN_IF_ERROR(state.Read(data->data(), from, static_cast<int64_t>(data->size())));
   RETURN_IF_ERROR(CheckStands());
   piece->set_crc32(Crc32(*data));
   return count;

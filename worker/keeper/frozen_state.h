@@ -49,7 +49,7 @@ class FrozenState {
 
  private:
   struct RankState {
-    UniqueFd state;
+    std::unique_ptr<MemoryReader> state;
     const RankRecord* record = nullptr;  // In group_.
   };
   FrozenState() = default;

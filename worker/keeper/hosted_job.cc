@@ -18,9 +18,9 @@ namespace tessera {
 absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
                                                              const LocalRanks& local,
                                                              const std::string& data_host,
-                                                             ExecutorLauncher* launcher,
-                                                             Emit emit) {
-  ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local));
+                                                             ExecutorLauncher* launcher, Emit emit,
+                                                             DeviceMemory* device_memory) {
+  ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local, device_memory));
   std::unique_ptr<HostedJob> hosted(
       new HostedJob(job, std::move(regions), data_host, launcher, std::move(emit)));
   for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {

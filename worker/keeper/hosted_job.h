@@ -42,12 +42,14 @@ class HostedJob {
  public:
   using Emit = std::function<void(const v1::WorkerEvent&)>;
 
-  // `launcher` outlives the job; `data_host` is as of WorkerServer::Options.
+  // `launcher`, and `device_memory` if there is any, outlive the job; `data_host` is as of
+  // WorkerServer::Options.
   // Errors: as JobRegions::Create; ResourceExhausted  no thread.
   static absl::StatusOr<std::unique_ptr<HostedJob>> Create(const v1::Job& job,
                                                            const LocalRanks& local,
                                                            const std::string& data_host,
-                                                           ExecutorLauncher* launcher, Emit emit);
+                                                           ExecutorLauncher* launcher, Emit emit,
+                                                           DeviceMemory* device_memory = nullptr);
   ~HostedJob();
 
   // --- What the coordinator commands. A command of an epoch that is past is ignored. ---

@@ -2,9 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -12,6 +15,7 @@
 #include "job/job_layout.h"
 #include "proto/executor.pb.h"
 #include "worker/comm/shm/shm_communicator.h"
+#include "worker/device/rank_device.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/memory/fd_passing.h"
 
@@ -37,6 +41,27 @@ absl::StatusOr<UniqueFd> CreateRegion(DeviceMemory* device_memory, const std::st
   absl::StatusOr<UniqueFd> region = device_memory->Create(label, size_bytes);
   return region.ok() ? std::move(region) : Annotate(region.status(), label);
 }
+
+class FileReader : public MemoryReader {
+ public:
+  explicit FileReader(UniqueFd fd) : fd_(std::move(fd)) {}
+
+  absl::Status Read(void* to, int64_t offset_bytes, int64_t size_bytes) override {
+    char* into = static_cast<char*>(to);
+    while (size_bytes > 0) {
+      const ssize_t got = pread(fd_.get(), into, size_bytes, offset_bytes);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return ErrnoStatus(got < 0 ? errno : EIO, "a rank's state");
+      into += got;
+      offset_bytes += got;
+      size_bytes -= got;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const UniqueFd fd_;
+};
 
 // Makes a flight ring of `region`; returns a mapping to read it by.
 absl::StatusOr<Mapping> FormatAndMap(const SharedRegion& region) {
@@ -128,17 +153,27 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
     regions.ranks_.push_back(std::move(of_rank));
   }
   if (device_memory != nullptr) {
-    regions.device_ = device_memory->device();
+    regions.device_memory_ = device_memory;
     regions.device_bytes_ = {plan.parameter_region_bytes() / local.count(),
                              plan.device_gradient_region_bytes(),
                              config.cpu_offload ? 0 : plan.state_region_bytes()};
   }
   regions.channel_offset_bytes_ = ChannelOffsetBytes(plan);
+  regions.state_bytes_ = plan.state_region_bytes();
   regions.num_parameters_ = plan.num_parameters();
   regions.local_ = local;
   regions.layout_ = std::move(layout);
   regions.config_ = std::move(config);
   return regions;
+}
+
+absl::StatusOr<std::unique_ptr<MemoryReader>> JobRegions::OpenState(Rank rank) const {
+  const int state = Of(rank).state.get();
+  if (device_memory_ != nullptr && !config_.cpu_offload)
+    return device_memory_->OpenReader(state, state_bytes_);
+  UniqueFd own(fcntl(state, F_DUPFD_CLOEXEC, 0));
+  if (!own.valid()) return ErrnoStatus(errno, absl::StrCat("the state of rank ", rank.value()));
+  return std::make_unique<FileReader>(std::move(own));
 }
 
 ControlPage* JobRegions::control(Rank rank) const {
@@ -155,7 +190,7 @@ RankMemoryBytes JobRegions::Measure(Rank rank) const {
   const RankRegions& regions = Of(rank);
   const int64_t gradients = ResidentBytes(regions.gradients.fd());
   const int64_t state = ResidentBytes(regions.state.get());
-  if (device_ == kHostDevice) {
+  if (device_memory_ == nullptr) {
     return {ResidentBytes(parameters_.get()) / static_cast<int64_t>(ranks_.size()), gradients,
             state};
   }

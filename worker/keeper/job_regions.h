@@ -3,6 +3,7 @@
 #ifndef TESSERA_WORKER_KEEPER_JOB_REGIONS_H_
 #define TESSERA_WORKER_KEEPER_JOB_REGIONS_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,6 @@
 #include "layout/model_layout.h"
 #include "proto/coordinator.pb.h"
 #include "worker/device/device_memory.h"
-#include "worker/device/rank_device.h"
 #include "worker/engine/group_page.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/flight_ring.h"
@@ -69,10 +69,11 @@ class JobRegions {
   // Written by the rank's executors, whichever lives; untrusted.
   const FlightRing& flight(Rank rank) const;
   RankMemoryBytes Measure(Rank rank) const;
-  // For who copies from there, or maps it, on its own. Owned by this.
+  // For who reads the rank's state region and may outlive this. Errors: ResourceExhausted  no
+  // descriptors; as DeviceMemory::OpenReader
+  absl::StatusOr<std::unique_ptr<MemoryReader>> OpenState(Rank rank) const;
+  // Owned by this.
   int state_fd(Rank rank) const { return Of(rank).state.get(); }
-  // What the state's descriptor is of: see ControlPage::device.
-  int state_device() const { return config_.cpu_offload ? kHostDevice : device_; }
   int group_fd() const { return group_.fd(); }
 
   // Sends an executor its setup.
@@ -106,7 +107,8 @@ class JobRegions {
   JobConfig config_;
   LocalRanks local_;
   int num_parameters_ = 0;
-  int device_ = kHostDevice;
+  DeviceMemory* device_memory_ = nullptr;
+  int64_t state_bytes_ = 0;
   RankMemoryBytes device_bytes_;  // What a rank takes of a device.
   UniqueFd parameters_;
   SharedRegion group_;

@@ -89,7 +89,8 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
     Drop(job_id, creation);
   }
   if (status.ok() && job == nullptr) {
-    auto created = HostedJob::Create(prepare.job(), *local, data_host_, launcher_, emit_);
+    auto created =
+        HostedJob::Create(prepare.job(), *local, data_host_, launcher_, emit_, device_memory_);
     status = created.status();
     if (status.ok()) {
       job = *std::move(created);

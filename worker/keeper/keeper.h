@@ -31,14 +31,16 @@ struct ClaimedAttachment {
 
 class Keeper {
  public:
-  // `launcher` outlives the keeper. `emit` is called from many threads and must not call back.
-  // `data_host` is as of WorkerServer::Options.
+  // `launcher`, and `device_memory`, which jobs are on if it is not null, outlive the keeper.
+  // `emit` is called from many threads and must not call back. `data_host` is as of
+  // WorkerServer::Options.
   Keeper(std::string worker_id, std::string data_host, ExecutorLauncher* launcher,
-         HostedJob::Emit emit)
+         HostedJob::Emit emit, DeviceMemory* device_memory = nullptr)
       : worker_id_(std::move(worker_id)),
         data_host_(std::move(data_host)),
         launcher_(launcher),
-        emit_(std::move(emit)) {}
+        emit_(std::move(emit)),
+        device_memory_(device_memory) {}
 
   void HandleCommand(const v1::CoordinatorCommand& command);
   // Everything the coordinator must hear when a connection to it begins: progress first.
@@ -81,6 +83,7 @@ class Keeper {
   const std::string data_host_;
   ExecutorLauncher* const launcher_;
   const HostedJob::Emit emit_;
+  DeviceMemory* const device_memory_;
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<HostedJob>> jobs_ ABSL_GUARDED_BY(mu_);
 };

@@ -1,11 +1,7 @@
 #include "worker/keeper/state_snapshot.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -79,8 +75,7 @@ absl::Status StateSnapshot::CollectRanks(const JobRegions& regions) {
   auto* page = reinterpret_cast<GroupPage*>(group_.data());
   for (int i = 0; i < local_.count(); ++i) {
     if (!has_any[i]) continue;
-    UniqueFd state(fcntl(regions.state_fd(Rank(first + i)), F_DUPFD_CLOEXEC, 0));
-    if (!state.valid()) return ErrnoStatus(errno, absl::StrCat("the state of rank ", first + i));
+    ASSIGN_OR_RETURN(std::unique_ptr<MemoryReader> state, regions.OpenState(Rank(first + i)));
     ranks_.push_back({first + i, std::move(state), &page->ranks[i], std::nullopt});
   }
   return absl::OkStatus();
@@ -195,18 +190,11 @@ absl::Status StateSnapshot::ReadHeld(const Chunk& chunk, char* into) const {
   const LiveSlice& slice = slices_[chunk.slice];
   const RankState& rank = Of(slice.rank);
   const LiveTensor& tensor = tensors_[slice.tensor];
-  int64_t from =
+  const int64_t from =
       memory_.StateOffsetBytes(static_cast<StateArray>(tensor.array), static_cast<int>(step_ % 2)) +
       memory_.units()[tensor.unit].shard_offset_bytes +
       (slice.shard_begin_elements + chunk.begin_elements) * SizeBytes(StoredDType(slice));
-  for (int64_t left = StoredBytes(chunk); left > 0;) {
-    const ssize_t got = pread(rank.state.get(), into, left, from);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return ErrnoStatus(got < 0 ? errno : EIO, "a rank's state");
-    into += got;
-    from += got;
-    left -= got;
-  }
+  RETURN_IF_ERROR(rank.state->Read(into, from, StoredBytes(chunk)));
   std::atomic_thread_fence(std::memory_order_acquire);  // The look comes after what was read.
   if (rank.record->hold.held.load() == step_ + 1) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("rank ", slice.rank, " did not wait until step ", step_,
@@ -245,7 +233,7 @@ bool StateSnapshot::ReleaseAll() {
     if (!rank.held.has_value()) continue;
     stood = Release(&rank.record->hold, *rank.held) && stood;
     rank.held.reset();
-    rank.state.Reset();
+    rank.state.reset();
   }
   return stood;
 }

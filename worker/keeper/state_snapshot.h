@@ -96,7 +96,7 @@ class StateSnapshot {
  private:
   struct RankState {
     int rank = 0;
-    UniqueFd state;
+    std::unique_ptr<MemoryReader> state;
     RankRecord* record = nullptr;  // In group_.
     std::optional<int64_t> held;
   };

@@ -23,6 +23,10 @@ absl::StatusOr<Buffer> HostRankDevice::MapRegion(int descriptor, int64_t size_by
                 [mapping = std::move(mapping)]() mutable { mapping = Mapping(); });
 }
 
+absl::StatusOr<Buffer> HostRankDevice::Allocate(int64_t size_bytes) {
+  return HostRankKernels().AllocateOnHost(size_bytes);
+}
+
 absl::StatusOr<std::unique_ptr<RankKernels>> HostRankDevice::CreateKernels(const KernelOptions&) {
   return std::make_unique<HostRankKernels>();
 }

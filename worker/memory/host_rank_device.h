@@ -13,6 +13,7 @@ class HostRankDevice : public RankDevice {
   absl::string_view name() const override { return "host"; }
   bool is_separate() const override { return false; }
   absl::StatusOr<Buffer> MapRegion(int descriptor, int64_t size_bytes, bool writable) override;
+  absl::StatusOr<Buffer> Allocate(int64_t size_bytes) override;
   absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(const KernelOptions& options) override;
 };
 

@@ -74,11 +74,12 @@ class WorkerServerImpl : public WorkerServer {
     ASSIGN_OR_RETURN(folder_, SocketFolder::Open(options.socket_dir));
     socket_path_ = options.socket_dir + "/worker.sock";
     launcher_ = options.executor_binary.empty()
-                    ? NewThreadLauncher()
+                    ? NewThreadLauncher(options.make_device)
                     : NewProcessLauncher(options.executor_binary, options.executor_flags);
-    keeper_ =
-        std::make_unique<Keeper>(options.worker_id, options.data_host, launcher_.get(),
-                                 [this](const v1::WorkerEvent& event) { agent_->Send(event); });
+    device_memory_ = options.device_memory;
+    keeper_ = std::make_unique<Keeper>(
+        options.worker_id, options.data_host, launcher_.get(),
+        [this](const v1::WorkerEvent& event) { agent_->Send(event); }, device_memory_.get());
     // The incarnation grows with each start, also over a restart of the machine.
     const int64_t incarnation = absl::ToUnixMicros(absl::Now());
     CoordinatorAgent::Options agent;
@@ -187,6 +188,7 @@ class WorkerServerImpl : public WorkerServer {
   std::optional<SocketFolder> folder_;  // Until all sockets are gone.
   std::string socket_path_;
   std::unique_ptr<ExecutorLauncher> launcher_;
+  std::shared_ptr<DeviceMemory> device_memory_;
   std::unique_ptr<CoordinatorAgent> agent_;
   std::unique_ptr<Keeper> keeper_;
   LiveSources sources_;

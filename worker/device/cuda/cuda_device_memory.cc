@@ -4,12 +4,37 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/cuda/device_region.h"
 #include "worker/device/cuda/keeper_memory.h"
 
 namespace tessera {
+namespace {
+
+class CudaMemoryReader : public MemoryReader {
+ public:
+  CudaMemoryReader(std::unique_ptr<CudaDevice> device, DeviceMapping mapping,
+                   std::unique_ptr<Stream> stream)
+      : device_(std::move(device)), mapping_(std::move(mapping)), stream_(std::move(stream)) {}
+
+  absl::Status Read(void* to, int64_t offset_bytes, int64_t size_bytes) override
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    device_->Copy(stream_.get(), to, mapping_.data() + offset_bytes, size_bytes);
+    stream_->Synchronize();
+    return device_->status();
+  }
+
+ private:
+  const std::unique_ptr<CudaDevice> device_;
+  const DeviceMapping mapping_;
+  absl::Mutex mu_;  // One copy at a time.
+  const std::unique_ptr<Stream> stream_;
+};
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> CudaDeviceMemory::Create(CudaApi* api,
                                                                            int device) {
@@ -20,8 +45,8 @@ absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> CudaDeviceMemory::Create(CudaA
   }
   std::unique_ptr<PrimaryContext> context;
   if (choice.where == KeeperMemory::kWithContext) {
-    ASSIGN_OR_RETURN(context, PrimaryContext::Create(api, device,
-                                                     CudaDevice::Options().min_driver_version));
+    ASSIGN_OR_RETURN(context,
+                     PrimaryContext::Create(api, device, CudaDevice::Options().min_driver_version));
   }
   return absl::WrapUnique(new CudaDeviceMemory(api, device, std::move(context)));
 }
@@ -32,6 +57,22 @@ absl::StatusOr<UniqueFd> CudaDeviceMemory::Create(const std::string& label, int6
   absl::StatusOr<DeviceRegion> region = DeviceRegion::Create(sharing, size_bytes);
   RETURN_IF_ERROR(Annotate(region.status(), label));
   return region->Export();
+}
+
+absl::StatusOr<std::unique_ptr<MemoryReader>> CudaDeviceMemory::OpenReader(int descriptor,
+                                                                           int64_t size_bytes) {
+  CudaDevice::Options options;
+  options.device = device_;
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Create(api_, options));
+  const SharingDevice sharing = {api_, device_, device->context()};
+  RETURN_IF_ERROR(sharing.Use());
+  ASSIGN_OR_RETURN(const int64_t granularity, api_->MemGetAllocationGranularity(device_));
+  ASSIGN_OR_RETURN(const int64_t rounded, RoundUpToGranularity(size_bytes, granularity));
+  ASSIGN_OR_RETURN(DeviceMapping mapping,
+                   DeviceMapping::Import(sharing, descriptor, rounded, CudaAccess::kRead));
+  ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device->CreateStream("state-reader"));
+  return std::make_unique<CudaMemoryReader>(std::move(device), std::move(mapping),
+                                            std::move(stream));
 }
 
 }  // namespace tessera

@@ -20,6 +20,9 @@ class CudaDeviceMemory : public DeviceMemory {
 
   int device() const override { return device_; }
   absl::StatusOr<UniqueFd> Create(const std::string& label, int64_t size_bytes) override;
+  // With a context of its own, where the keeper has none.
+  absl::StatusOr<std::unique_ptr<MemoryReader>> OpenReader(int descriptor,
+                                                           int64_t size_bytes) override;
 
  private:
   CudaDeviceMemory(CudaApi* api, int device, std::unique_ptr<PrimaryContext> context)

@@ -53,9 +53,8 @@ bool CudaRankDevice::IsOnDevice(const void* address) const {
 absl::StatusOr<std::unique_ptr<RankKernels>> CudaRankDevice::CreateKernels(
     const KernelOptions& options) {
   if (!options.state_on_host) return CudaRankKernels::Create(device_.get(), options.max_count);
-  return OffloadedRankKernels::Create(
-      device_.get(), options.max_count,
-      [this](const void* address) { return IsOnDevice(address); });
+  return OffloadedRankKernels::Create(device_.get(), options.max_count,
+                                      [this](const void* address) { return IsOnDevice(address); });
 }
 
 }  // namespace tessera

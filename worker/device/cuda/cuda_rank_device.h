@@ -22,6 +22,9 @@ class CudaRankDevice : public RankDevice {
   bool is_separate() const override { return true; }
   absl::StatusOr<Buffer> MapRegion(int descriptor, int64_t size_bytes, bool writable) override
       ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Buffer> Allocate(int64_t size_bytes) override {
+    return device_->Allocate(size_bytes);
+  }
   absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(const KernelOptions& options) override;
 
   // Whether the address is in a region that MapRegion gave and that is still there.

@@ -34,8 +34,8 @@ absl::StatusOr<std::unique_ptr<CudaRankKernels>> CudaRankKernels::Create(CudaDev
                                                                          int64_t max_count) {
   auto kernels = absl::WrapUnique(new CudaRankKernels(device));
   ASSIGN_OR_RETURN(kernels->kernels_, GpuKernels::Create(device, max_count));
-  ASSIGN_OR_RETURN(kernels->stats_, device->AllocatePinned(sizeof(host::GradientStats)));
-  new (kernels->stats_.data()) host::GradientStats();
+  ASSIGN_OR_RETURN(kernels->measures_, device->AllocatePinned(sizeof(Measures)));
+  new (kernels->measures_.data()) Measures();
   ASSIGN_OR_RETURN(kernels->stream_, device->CreateStream("rank-kernels"));
   return kernels;
 }
@@ -79,13 +79,17 @@ void CudaRankKernels::RoundToHalf(DType half, Values values) {
 void CudaRankKernels::Reduce(absl::Span<const void* const> inputs, DType input_dtype, int64_t count,
                              double scale, bool accumulate, host::SumOutput output, bool measure) {
   Note(kernels_->Reduce(handle(), inputs, input_dtype, count, scale, accumulate, output,
-                        measure ? stats_.data_as<host::GradientStats>() : nullptr));
+                        measure ? &measures()->stats : nullptr));
 }
 
 void CudaRankKernels::Measure(ConstValues gradient) {
   Note(kernels_->Measure(handle(), gradient.dtype(), gradient.data(),
-                         static_cast<int64_t>(gradient.size()),
-                         stats_.data_as<host::GradientStats>()));
+                         static_cast<int64_t>(gradient.size()), &measures()->stats));
+}
+
+void CudaRankKernels::AddToNormPart(ConstValues gradient, double p) {
+  Note(kernels_->AddToNormPart(handle(), gradient.dtype(), gradient.data(),
+                               static_cast<int64_t>(gradient.size()), p, &measures()->norm_part));
 }
 
 absl::Status CudaRankKernels::Finish() {
@@ -96,8 +100,13 @@ absl::Status CudaRankKernels::Finish() {
 
 absl::Status CudaRankKernels::TakeStats(host::GradientStats* stats) {
   RETURN_IF_ERROR(Finish());
-  *stats = std::exchange(*stats_.data_as<host::GradientStats>(), host::GradientStats());
+  *stats = std::exchange(measures()->stats, host::GradientStats());
   return absl::OkStatus();
+}
+
+absl::StatusOr<double> CudaRankKernels::TakeNormPart() {
+  RETURN_IF_ERROR(Finish());
+  return std::exchange(measures()->norm_part, 0.0);
 }
 
 }  // namespace tessera

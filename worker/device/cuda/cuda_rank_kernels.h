@@ -31,8 +31,10 @@ class CudaRankKernels : public RankKernels {
   void Reduce(absl::Span<const void* const> inputs, DType input_dtype, int64_t count, double scale,
               bool accumulate, host::SumOutput output, bool measure) override;
   void Measure(ConstValues gradient) override;
+  void AddToNormPart(ConstValues gradient, double p) override;
   absl::Status Finish() override;
   absl::Status TakeStats(host::GradientStats* stats) override;
+  absl::StatusOr<double> TakeNormPart() override;
   Stream* stream() const { return stream_.get(); }
   absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) override {
     return device_->AllocatePinned(size_bytes);
@@ -45,7 +47,12 @@ class CudaRankKernels : public RankKernels {
 
   CudaDevice* const device_;
   std::unique_ptr<GpuKernels> kernels_;
-  Buffer stats_;  // Pinned: one GradientStats.
+  struct Measures {
+    host::GradientStats stats;
+    double norm_part = 0;
+  };
+  Measures* measures() const { return measures_.data_as<Measures>(); }
+  Buffer measures_;  // Pinned.
   std::unique_ptr<Stream> stream_;
   absl::Status first_error_;
 };

@@ -1,7 +1,11 @@
 // The launches as loops of the host over kernel_math.h, for tests: what is above them and beside
-// them runs everywhere then, and the grids are all that needs a device. Each runs at once, so what
-// it reads must be there: tests wait for the stream before.
+// them runs everywhere then, and the grids are all that needs a device. Each runs at once, once
+// what the stream did before is done, where it is told how to wait for that: see
+// kernel_launch_on_host.h.
+#include "worker/device/cuda/kernel_launch_on_host.h"
+
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <type_traits>
 
@@ -12,6 +16,12 @@ namespace gpu {
 namespace {
 
 constexpr int kInvalidValue = 1;  // CUDA_ERROR_INVALID_VALUE.
+
+std::atomic<void (*)(void*)> await_stream = nullptr;
+
+void AwaitEarlierWork(void* stream) {
+  if (const auto await = await_stream.load()) await(stream);
+}
 
 template <typename Body>
 int ByType(int dtype, Body body) {
@@ -100,8 +110,11 @@ uint64_t ChecksumOf(const void* values, int64_t count) {
 
 }  // namespace
 
-int LaunchCast(void*, int from_dtype, const void* from, int to_dtype, void* to, int64_t count,
-               double scale) {
+void AwaitStreamsBeforeLaunches(void (*await)(void* stream)) { await_stream = await; }
+
+int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, void* to,
+               int64_t count, double scale) {
+  AwaitEarlierWork(stream);
   return ByType(from_dtype, [&](auto* from_type) {
     return ByType(to_dtype, [&](auto* to_type) {
       const auto* source = static_cast<decltype(from_type)>(const_cast<void*>(from));
@@ -112,7 +125,8 @@ int LaunchCast(void*, int from_dtype, const void* from, int to_dtype, void* to, 
   });
 }
 
-int LaunchScale(void*, int dtype, void* values, int64_t count, double factor) {
+int LaunchScale(void* stream, int dtype, void* values, int64_t count, double factor) {
+  AwaitEarlierWork(stream);
   for (int64_t i = 0; i < count; ++i) {
     if (dtype == 3) {
       static_cast<double*>(values)[i] *= factor;
@@ -123,7 +137,8 @@ int LaunchScale(void*, int dtype, void* values, int64_t count, double factor) {
   return 0;
 }
 
-int LaunchRoundToHalf(void*, int half_dtype, int dtype, void* values, int64_t count) {
+int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int64_t count) {
+  AwaitEarlierWork(stream);
   const auto round = [&](auto* to, auto half) {
     for (int64_t i = 0; i < count; ++i) to[i] = RoundedTo<decltype(half)>(to[i]);
     return 0;
@@ -135,15 +150,17 @@ int LaunchRoundToHalf(void*, int half_dtype, int dtype, void* values, int64_t co
                     : round_all(static_cast<float*>(values));
 }
 
-int LaunchFill(void*, int dtype, void* values, int64_t count, double value) {
+int LaunchFill(void* stream, int dtype, void* values, int64_t count, double value) {
+  AwaitEarlierWork(stream);
   return ByType(dtype, [&](auto* type) {
     for (int64_t i = 0; i < count; ++i) Narrow(value, static_cast<decltype(type)>(values) + i);
     return 0;
   });
 }
 
-int LaunchReduce(void*, const Inputs& inputs, int input_dtype, int64_t count, double scale,
+int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t count, double scale,
                  bool accumulate, int output_dtype, void* output) {
+  AwaitEarlierWork(stream);
   return ByType(input_dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (output_dtype == 3) {
@@ -155,7 +172,9 @@ int LaunchReduce(void*, const Inputs& inputs, int input_dtype, int64_t count, do
   });
 }
 
-int LaunchCombine(void*, const Inputs& inputs, int dtype, int op, int64_t count, void* output) {
+int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
+                  void* output) {
+  AwaitEarlierWork(stream);
   if (dtype == 3) {
     Combine<double>(inputs, op, count, output);
   } else {
@@ -164,8 +183,9 @@ int LaunchCombine(void*, const Inputs& inputs, int dtype, int op, int64_t count,
   return 0;
 }
 
-int LaunchMeasure(void*, int dtype, const void* values, int64_t count, double p, double* room,
-                  double* sum, bool* non_finite) {
+int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double p,
+                  double* room, double* sum, bool* non_finite) {
+  AwaitEarlierWork(stream);
   return WithMeasured(p, [&](auto measured) {
     constexpr Measured kWhat = decltype(measured)::value;
     if (dtype == 3) {
@@ -178,9 +198,10 @@ int LaunchMeasure(void*, int dtype, const void* values, int64_t count, double p,
 }
 
 template <typename Real>
-int LaunchAdam(void*, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,
+int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,
                const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
                Real* v_out, const Published& published) {
+  AwaitEarlierWork(stream);
   for (int64_t i = 0; i < count; ++i) {
     Real p = p_in[i], m = m_in[i], v = v_in[i];
     AdamElement(factors, gradient[i], &p, &m, &v);
@@ -193,9 +214,10 @@ int LaunchAdam(void*, const AdamFactors<Real>& factors, int64_t count, const Rea
 }
 
 template <typename Real>
-int LaunchSgd(void*, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
+int LaunchSgd(void* stream, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
               const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,
               const Published& published) {
+  AwaitEarlierWork(stream);
   for (int64_t i = 0; i < count; ++i) {
     Real p = p_in[i];
     const Real momentum = factors.read_momentum ? momentum_in[i] : Real(0);
@@ -207,7 +229,9 @@ int LaunchSgd(void*, const SgdFactors<Real>& factors, int64_t count, const Real*
   return 0;
 }
 
-int LaunchChecksum(void*, const void* values, int element_bytes, int64_t count, uint64_t* sum) {
+int LaunchChecksum(void* stream, const void* values, int element_bytes, int64_t count,
+                   uint64_t* sum) {
+  AwaitEarlierWork(stream);
   if (element_bytes == 2) *sum += ChecksumOf<uint16_t>(values, count);
   if (element_bytes == 4) *sum += ChecksumOf<uint32_t>(values, count);
   if (element_bytes == 8) *sum += ChecksumOf<uint64_t>(values, count);

@@ -21,7 +21,9 @@ Byte* At(Byte* array, int64_t offset_bytes) {
 // Elements [begin, begin + count) of all of them, published nowhere.
 UpdateArrays PieceOf(const UpdateArrays& arrays, int64_t begin, int64_t count) {
   const int64_t offset = begin * SizeBytes(arrays.dtype);
-  const auto in = [&](const void* array) { return At(static_cast<const std::byte*>(array), offset); };
+  const auto in = [&](const void* array) {
+    return At(static_cast<const std::byte*>(array), offset);
+  };
   const auto out = [&](void* array) { return At(static_cast<std::byte*>(array), offset); };
   UpdateArrays piece = {arrays.dtype,     count,           in(arrays.gradient), in(arrays.p_in),
                         in(arrays.m_in),  in(arrays.v_in), out(arrays.p_out),   out(arrays.m_out),
@@ -131,6 +133,16 @@ void OffloadedRankKernels::Reduce(absl::Span<const void* const> inputs, DType in
 void OffloadedRankKernels::Measure(ConstValues gradient) {
   (void)Finish();
   host_kernels_.Measure(gradient);
+}
+
+void OffloadedRankKernels::AddToNormPart(ConstValues gradient, double p) {
+  (void)Finish();
+  host_kernels_.AddToNormPart(gradient, p);
+}
+
+absl::StatusOr<double> OffloadedRankKernels::TakeNormPart() {
+  RETURN_IF_ERROR(Finish());
+  return host_kernels_.TakeNormPart();
 }
 
 absl::Status OffloadedRankKernels::TakeStats(host::GradientStats* stats) {

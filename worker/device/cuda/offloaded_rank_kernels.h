@@ -36,8 +36,10 @@ class OffloadedRankKernels : public RankKernels {
   void Reduce(absl::Span<const void* const> inputs, DType input_dtype, int64_t count, double scale,
               bool accumulate, host::SumOutput output, bool measure) override;
   void Measure(ConstValues gradient) override;
+  void AddToNormPart(ConstValues gradient, double p) override;
   absl::Status Finish() override { return device_kernels_->Finish(); }
   absl::Status TakeStats(host::GradientStats* stats) override;
+  absl::StatusOr<double> TakeNormPart() override;
   absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) override {
     return device_kernels_->AllocateOnHost(size_bytes);
   }

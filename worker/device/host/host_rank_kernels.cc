@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "worker/device/host/norm_part.h"
 
 namespace tessera {
 namespace {
@@ -21,8 +22,8 @@ template <typename Real>
 void Sgd(const host::SgdParams& params, const UpdateArrays& a) {
   const auto in = [](const void* array) { return static_cast<const Real*>(array); };
   const auto out = [](void* array) { return static_cast<Real*>(array); };
-  host::SgdStep(params, a.count, in(a.gradient), in(a.p_in), in(a.m_in), out(a.p_out),
-                out(a.m_out), out(a.publish_full), a.publish_half);
+  host::SgdStep(params, a.count, in(a.gradient), in(a.p_in), in(a.m_in), out(a.p_out), out(a.m_out),
+                out(a.publish_full), a.publish_half);
 }
 
 }  // namespace
@@ -87,6 +88,17 @@ absl::Status HostRankKernels::TakeStats(host::GradientStats* stats) {
   *stats = std::exchange(stats_, host::GradientStats());
   return absl::OkStatus();
 }
+
+void HostRankKernels::AddToNormPart(ConstValues gradient, double p) {
+  const int64_t count = gradient.size();
+  if (gradient.dtype() == DType::kFp64) {
+    host::AddToNormPart(static_cast<const double*>(gradient.data()), count, p, &norm_part_);
+  } else {
+    host::AddToNormPart(static_cast<const float*>(gradient.data()), count, p, &norm_part_);
+  }
+}
+
+absl::StatusOr<double> HostRankKernels::TakeNormPart() { return std::exchange(norm_part_, 0.0); }
 
 absl::StatusOr<Buffer> HostRankKernels::AllocateOnHost(int64_t size_bytes) {
   char* memory = new (std::nothrow) char[size_bytes];

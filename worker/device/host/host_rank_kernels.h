@@ -1,5 +1,5 @@
-// RankKernels of ranks whose memory is the processor's: each call does its work at once, and nothing
-// can fail but what the caller could not have meant. Thread-compatible.
+// RankKernels of ranks whose memory is the processor's: each call does its work at once, and
+// nothing can fail but what the caller could not have meant. Thread-compatible.
 #ifndef TESSERA_WORKER_DEVICE_HOST_HOST_RANK_KERNELS_H_
 #define TESSERA_WORKER_DEVICE_HOST_HOST_RANK_KERNELS_H_
 
@@ -18,14 +18,17 @@ class HostRankKernels : public RankKernels {
   void Reduce(absl::Span<const void* const> inputs, DType input_dtype, int64_t count, double scale,
               bool accumulate, host::SumOutput output, bool measure) override;
   void Measure(ConstValues gradient) override;
+  void AddToNormPart(ConstValues gradient, double p) override;
   absl::Status Finish() override { return absl::OkStatus(); }
   absl::Status TakeStats(host::GradientStats* stats) override;
+  absl::StatusOr<double> TakeNormPart() override;
   absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) override;
 
  private:
   void Add(const host::GradientStats& measured);
 
   host::GradientStats stats_;
+  double norm_part_ = 0;
 };
 
 }  // namespace tessera

@@ -1,0 +1,88 @@
+#include "client/cpp/device_gradients.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/cpp/session.h"
+
+namespace tessera {
+
+bool DeviceGradients::available() const { return session_->memory_.kernels != nullptr; }
+
+absl::Status DeviceGradients::Check(int unit, int parameter, int64_t numel, DType dtype) const {
+  if (!available()) {
+    return absl::FailedPreconditionError(absl::StrCat("rank ", session_->rank(), " is on no GPU"));
+  }
+  RETURN_IF_ERROR(session_->CheckUnit(unit));
+  RETURN_IF_ERROR(session_->CheckTakesGradient(unit, parameter, numel));
+  const std::string& name = session_->UnitName(unit);
+  if (!IsHalf(dtype) && dtype != session_->full_dtype(unit)) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient of unit '", name, "' is in ",
+                                                   Name(dtype), ", its parameters in ",
+                                                   Name(session_->full_dtype(unit))));
+  }
+  if (!session_->hooks_[unit].empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "unit '", name, "' has a communication hook, which looks at the processor's memory"));
+  }
+  if (session_->gradients_[unit].begun && !session_->gradients_[unit].on_device) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "unit '", name, "' has a gradient in the processor's memory that is not reduced yet"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceGradients::Add(int unit, int parameter, const void* values, int64_t numel,
+                                  DType dtype) {
+  RETURN_IF_ERROR(Check(unit, parameter, numel, dtype));
+  RETURN_IF_ERROR(session_->BeginGradient(unit));
+  UnitGradient& gradient = session_->gradients_[unit];
+  gradient.on_device = true;
+  const bool add = gradient.contributed[parameter] != 0;
+  gradient.contributed[parameter] = 1;
+  session_->Touch(unit, parameter);
+  if (numel == 0) return absl::OkStatus();
+  const PlacedParameter& placed = session_->layout_.units[unit].flat.parameters()[parameter];
+  std::byte* slot =
+      session_->DeviceSlot(unit) + placed.offset_elements * SizeBytes(gradient.dtype);
+  RankKernels& kernels = *session_->memory_.kernels;
+  if (dtype == gradient.dtype && !add) {
+    kernels.Copy(slot, values, numel * SizeBytes(dtype));
+  } else if (!IsHalf(gradient.dtype)) {
+    kernels.Reduce({values}, dtype, numel, 1.0, add, {slot, gradient.dtype}, /*measure=*/false);
+  } else if (!add && !IsHalf(dtype)) {
+    kernels.CastToHalf(ConstValues(values, numel, dtype),
+                       {reinterpret_cast<uint16_t*>(slot), gradient.dtype});
+  } else if (add) {
+    return AddToHalf(unit, reinterpret_cast<uint16_t*>(slot), values, numel, dtype);
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient of '", placed.spec.name, "' is in ", Name(dtype),
+                     ", and the unit's travel in ", Name(gradient.dtype)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceGradients::AddToHalf(int unit, uint16_t* slot, const void* values, int64_t numel,
+                                        DType dtype) {
+  RankKernels& kernels = *session_->memory_.kernels;
+  const DType half = session_->gradients_[unit].dtype, full = session_->full_dtype(unit);
+  ASSIGN_OR_RETURN(const Buffer sum, session_->memory_.device->Allocate(numel * SizeBytes(full)));
+  kernels.Reduce({slot}, half, numel, 1.0, /*accumulate=*/false, {sum.data(), full},
+                 /*measure=*/false);
+  kernels.Reduce({values}, dtype, numel, 1.0, /*accumulate=*/true, {sum.data(), full},
+                 /*measure=*/false);
+  kernels.CastToHalf(ConstValues(sum.data(), numel, full), {slot, half});
+  return kernels.Finish();
+}
+
+absl::Status DeviceGradients::FinishSlot(int unit) {
+  const DType dtype = session_->gradients_[unit].dtype;
+  std::byte* slot = session_->DeviceSlot(unit);
+  session_->ForEachUncovered(unit, [&](int64_t begin, int64_t end) {
+    session_->memory_.kernels->Clear(slot + begin * SizeBytes(dtype),
+                                     (end - begin) * SizeBytes(dtype));
+  });
+  return session_->memory_.kernels->Finish();
+}
+
+}  // namespace tessera

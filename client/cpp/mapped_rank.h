@@ -1,0 +1,24 @@
+// The memory of a rank that its trainer has mapped: see worker/memory/job_memory.h. A plain value.
+#ifndef TESSERA_CLIENT_CPP_MAPPED_RANK_H_
+#define TESSERA_CLIENT_CPP_MAPPED_RANK_H_
+
+#include <memory>
+
+#include "worker/device/rank_device.h"
+#include "worker/memory/region.h"
+
+namespace tessera {
+
+struct MappedRank {
+  std::unique_ptr<RankDevice> device;  // Outlives what it has mapped.
+  Buffer parameters;                   // On the device, read-only.
+  Mapping gradients;                   // In the processor's memory, whatever the device.
+  Mapping control;
+  // Of a rank on a GPU; else nothing.
+  Buffer device_gradients;
+  std::unique_ptr<RankKernels> kernels;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_CPP_MAPPED_RANK_H_

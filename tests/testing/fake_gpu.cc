@@ -1,0 +1,32 @@
+#include "tests/testing/fake_gpu.h"
+
+#include "base/check.h"
+#include "worker/device/cuda/cuda_device_memory.h"
+#include "worker/device/cuda/cuda_rank_device.h"
+#include "worker/device/cuda/kernel_launch_on_host.h"
+#include "worker/memory/host_rank_device.h"
+
+namespace tessera::testing_support {
+
+FakeCudaApi* FakeGpu() {
+  static FakeCudaApi* const api = [] {
+    gpu::AwaitStreamsBeforeLaunches([](void* stream) {
+      (void)FakeGpu()->StreamSynchronize(static_cast<CudaStreamHandle*>(stream));
+    });
+    return new FakeCudaApi();
+  }();
+  return api;
+}
+
+absl::StatusOr<std::unique_ptr<RankDevice>> MakeFakeGpuDevice(int device) {
+  if (device == kHostDevice) return MakeHostRankDevice(device);
+  return CudaRankDevice::Create(FakeGpu(), device);
+}
+
+std::shared_ptr<DeviceMemory> FakeGpuMemory() {
+  auto memory = CudaDeviceMemory::Create(FakeGpu(), 0);
+  TESSERA_CHECK(memory.ok());
+  return *std::move(memory);
+}
+
+}  // namespace tessera::testing_support

@@ -1,0 +1,24 @@
+// A GPU of this process that is none: FakeCudaApi, and loops of the host for kernels. Memory that
+// one process makes of it is mapped by others that have one, too.
+#ifndef TESSERA_TESTS_TESTING_FAKE_GPU_H_
+#define TESSERA_TESTS_TESTING_FAKE_GPU_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "worker/device/cuda/fake_cuda_api.h"
+#include "worker/device/device_memory.h"
+#include "worker/device/rank_device.h"
+
+namespace tessera::testing_support {
+
+// The process's only one; never destroyed. Thread-safe.
+FakeCudaApi* FakeGpu();
+// A MakeRankDevice: the processor, or that GPU.
+absl::StatusOr<std::unique_ptr<RankDevice>> MakeFakeGpuDevice(int device);
+// Of device 0; null and a failed check where it cannot be made.
+std::shared_ptr<DeviceMemory> FakeGpuMemory();
+
+}  // namespace tessera::testing_support
+
+#endif  // TESSERA_TESTS_TESTING_FAKE_GPU_H_

@@ -1,0 +1,99 @@
+#include "tests/testing/gpu_training.h"
+
+#include "base/status_macros.h"
+#include "client/cpp/device_gradients.h"
+#include "tests/testing/toy_training.h"
+
+namespace tessera::testing_support {
+namespace {
+
+using Unit = std::vector<std::vector<float>>;  // By parameter.
+
+absl::Status AddOnDevice(Session* session, RankDevice* device, int unit, const Unit& gradients) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankKernels> kernels, device->CreateKernels({}));
+  std::vector<Buffer> on_gpu;
+  for (const std::vector<float>& gradient : gradients) {
+    ASSIGN_OR_RETURN(Buffer buffer, device->Allocate(gradient.size() * sizeof(float)));
+    kernels->Copy(buffer.data(), gradient.data(), buffer.size_bytes());
+    on_gpu.push_back(std::move(buffer));
+  }
+  RETURN_IF_ERROR(kernels->Finish());
+  const auto& parameters = session->layout().units[unit].flat.parameters();
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    if (!parameters[p].spec.requires_grad) continue;
+    RETURN_IF_ERROR(DeviceGradients(session).Add(unit, p, on_gpu[p].data(), parameters[p].numel,
+                                                 DType::kFp32));
+  }
+  return session->Reduce(unit);  // Then the buffers were read.
+}
+
+absl::Status AddAndReduce(Session* session, RankDevice* device, int unit, const Unit& gradients) {
+  if (DeviceGradients(session).available()) return AddOnDevice(session, device, unit, gradients);
+  const auto& parameters = session->layout().units[unit].flat.parameters();
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    if (parameters[p].spec.requires_grad)
+      RETURN_IF_ERROR(session->AddGradient(unit, p, gradients[p]));
+  }
+  return session->Reduce(unit);
+}
+
+}  // namespace
+
+absl::StatusOr<Unit> ReadUnit(Session* session, RankDevice* device, int unit) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankKernels> kernels, device->CreateKernels({}));
+  const auto& parameters = session->layout().units[unit].flat.parameters();
+  Unit values(parameters.size());
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    values[p].resize(parameters[p].numel);
+    kernels->Copy(values[p].data(), session->parameter(unit, p),
+                  parameters[p].numel * sizeof(float));
+  }
+  RETURN_IF_ERROR(kernels->Finish());
+  return values;
+}
+
+absl::StatusOr<std::vector<float>> ReadAllFrom(Session* session, RankDevice* device) {
+  std::vector<float> all;
+  for (int u = 0; u < session->num_units(); ++u) {
+    RETURN_IF_ERROR(session->Unshard(u));
+    ASSIGN_OR_RETURN(const Unit values, ReadUnit(session, device, u));
+    for (const std::vector<float>& parameter : values)
+      all.insert(all.end(), parameter.begin(), parameter.end());
+    RETURN_IF_ERROR(session->Reshard(u));
+  }
+  return all;
+}
+
+absl::Status ToyStepOn(Session* session, RankDevice* device, int64_t step, int micro_batches) {
+  std::vector<Unit> gradients(session->num_units());
+  for (int u = 0; u < session->num_units(); ++u) {
+    RETURN_IF_ERROR(session->Unshard(u));
+    ASSIGN_OR_RETURN(gradients[u], ReadUnit(session, device, u));
+    for (std::vector<float>& parameter : gradients[u]) {
+      for (size_t i = 0; i < parameter.size(); ++i)
+        parameter[i] = ToyGradient(parameter[i], i, session->rank(), step);
+    }
+    RETURN_IF_ERROR(session->Reshard(u));
+  }
+  for (int k = 0; k < micro_batches; ++k) {
+    for (int u = session->num_units() - 1; u >= 0; --u)
+      RETURN_IF_ERROR(AddAndReduce(session, device, u, gradients[u]));
+  }
+  return session->Step().status();
+}
+
+absl::Status TrainToyOn(Session* session, RankDevice* device, int64_t last_step,
+                        int micro_batches) {
+  while (true) {
+    absl::Status status = InitializeToy(session);
+    while (status.ok() && session->next_step() <= last_step) {
+      const int64_t step = session->next_step();
+      status =
+          session->RunStep([&] { return ToyStepOn(session, device, step, micro_batches); });
+    }
+    if (!absl::IsAborted(status)) return status;
+    RETURN_IF_ERROR(session->Recover());
+  }
+}
+
+}  // namespace tessera::testing_support

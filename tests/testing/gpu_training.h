@@ -1,0 +1,31 @@
+// The toy model's trainer on whatever device the rank has: on a GPU gradients lie there, and
+// parameters are read from there.
+#ifndef TESSERA_TESTS_TESTING_GPU_TRAINING_H_
+#define TESSERA_TESTS_TESTING_GPU_TRAINING_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/session.h"
+#include "worker/device/rank_device.h"
+
+namespace tessera::testing_support {
+
+// Of a unit, by parameter, in full precision. The unit is unsharded.
+absl::StatusOr<std::vector<std::vector<float>>> ReadUnit(Session* session, RankDevice* device,
+                                                         int unit);
+// As ReadAll of toy_training.h.
+absl::StatusOr<std::vector<float>> ReadAllFrom(Session* session, RankDevice* device);
+// As ToyStep, with the same gradients, each reduced once for each micro-batch.
+absl::Status ToyStepOn(Session* session, RankDevice* device, int64_t step,
+                          int micro_batches = 1);
+// As TrainToy, with its recoveries.
+absl::Status TrainToyOn(Session* session, RankDevice* device, int64_t last_step,
+                           int micro_batches = 1);
+
+}  // namespace tessera::testing_support
+
+#endif  // TESSERA_TESTS_TESTING_GPU_TRAINING_H_

@@ -1,0 +1,33 @@
+#include "worker/executor/executor_program.h"
+
+#include <cstdio>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "base/command_line.h"
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "worker/executor/rank_executor.h"
+
+namespace tessera {
+
+int RunExecutorProgram(int argc, char** argv, const MakeRankDevice& make_device) {
+  int socket_fd = -1;
+  std::string label, log_level, faults;
+  CLI::App app("One rank's executor. The worker starts it; there is no use for it alone.",
+               "tessera-executor");
+  app.add_option("--socket-fd", socket_fd, "the socket to the worker")->required();
+  app.add_option("--label", label, "job and rank, for log lines")->required();
+  app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
+  app.add_option("--fault-points", faults, "for tests");
+  if (const auto ended = ParseCommandLine(&app, argc, argv)) return *ended;
+  SetLogContext("executor " + label);
+  absl::Status status = SetLogLevel(log_level);
+  if (status.ok()) status = ArmFaultPointsFromFlag(faults);
+  if (status.ok()) status = RunRankExecutor(UniqueFd(socket_fd), make_device);
+  if (status.ok()) return 0;
+  fprintf(stderr, "tessera-executor %s: %s\n", label.c_str(), status.ToString().c_str());
+  return 1;
+}
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+// The devices of this machine: its processor, and its GPUs through the driver.
+#ifndef TESSERA_WORKER_EXECUTOR_MACHINE_DEVICES_H_
+#define TESSERA_WORKER_EXECUTOR_MACHINE_DEVICES_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "worker/device/device_memory.h"
+#include "worker/device/rank_device.h"
+
+namespace tessera {
+
+// A MakeRankDevice. Thread-safe.
+absl::StatusOr<std::unique_ptr<RankDevice>> MakeMachineRankDevice(int device);
+
+// What a keeper of a GPU's ranks makes their memory with. Says in the log how it is shared.
+// Errors: as of MakeRankDevice
+//         FailedPrecondition  its memory cannot be shared between processes here
+absl::StatusOr<std::shared_ptr<DeviceMemory>> MakeMachineDeviceMemory(int device);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_MACHINE_DEVICES_H_
