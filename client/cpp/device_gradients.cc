@@ -42,8 +42,7 @@ absl::Status DeviceGradients::Add(int unit, int parameter, const void* values, i
   session_->Touch(unit, parameter);
   if (numel == 0) return absl::OkStatus();
   const PlacedParameter& placed = session_->layout_.units[unit].flat.parameters()[parameter];
-  std::byte* slot =
-      session_->DeviceSlot(unit) + placed.offset_elements * SizeBytes(gradient.dtype);
+  std::byte* slot = session_->DeviceSlot(unit) + placed.offset_elements * SizeBytes(gradient.dtype);
   RankKernels& kernels = *session_->memory_.kernels;
   if (dtype == gradient.dtype && !add) {
     kernels.Copy(slot, values, numel * SizeBytes(dtype));
@@ -55,9 +54,9 @@ absl::Status DeviceGradients::Add(int unit, int parameter, const void* values, i
   } else if (add) {
     return AddToHalf(unit, reinterpret_cast<uint16_t*>(slot), values, numel, dtype);
   } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradient of '", placed.spec.name, "' is in ", Name(dtype),
-                     ", and the unit's travel in ", Name(gradient.dtype)));
+    return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' is in ",
+                                                   Name(dtype), ", and the unit's travel in ",
+                                                   Name(gradient.dtype)));
   }
   return absl::OkStatus();
 }

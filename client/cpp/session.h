@@ -213,8 +213,7 @@ class Session {
   absl::Status RunAfterHook(int unit);
   absl::Status StageValues(OpKind kind, int unit, const Filler& fill, uint32_t array = 0);
   int64_t version() const;  // Of the state: steps and writes.
-  std::byte* Slot(int unit) const;
-  std::byte* DeviceSlot(int unit) const;
+  std::byte *Slot(int unit) const, *DeviceSlot(int unit) const;
   Values SlotValues(int unit, int64_t begin_elements, int64_t count) const;
   Values SlotValues(int unit, const PlacedParameter& placed) const {
     return SlotValues(unit, placed.offset_elements, placed.numel);

@@ -1,5 +1,7 @@
-// Jobs whose ranks are on a GPU, which is a fake here: what they compute, and that all that a job on
-// the processor can do is there.
+// Jobs whose ranks are on a GPU, which is a fake here: what they compute, and that all that a job
+// on the processor can do is there.
+#include "tests/testing/gpu_training.h"
+
 #include <limits>
 #include <memory>
 #include <vector>
@@ -12,7 +14,6 @@
 #include "client/cpp/session.h"
 #include "gtest/gtest.h"
 #include "tests/testing/fake_gpu.h"
-#include "tests/testing/gpu_training.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -149,9 +150,9 @@ TEST_F(GpuTrainingTest, LowPrecisionGradientsThatAreKeptHaveTheSameBits) {
 TEST_F(GpuTrainingTest, ClientWithoutTheGpuIsRefusedByName) {
   SessionOptions options = OptionsOn(*on_gpu_, Job(1));
   options.make_device = MakeHostRankDevice;
-  EXPECT_THAT(Session::Open(options), StatusIs(absl::StatusCode::kUnimplemented,
-                                               testing::AllOf(HasSubstr("rank 0"),
-                                                              HasSubstr("GPU 0"))));
+  EXPECT_THAT(Session::Open(options),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       testing::AllOf(HasSubstr("rank 0"), HasSubstr("GPU 0"))));
 }
 
 TEST_F(GpuTrainingTest, WhatIsNoGradientOfTheGpuIsRefusedByName) {

@@ -21,8 +21,8 @@ absl::Status AddOnDevice(Session* session, RankDevice* device, int unit, const U
   const auto& parameters = session->layout().units[unit].flat.parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {
     if (!parameters[p].spec.requires_grad) continue;
-    RETURN_IF_ERROR(DeviceGradients(session).Add(unit, p, on_gpu[p].data(), parameters[p].numel,
-                                                 DType::kFp32));
+    RETURN_IF_ERROR(
+        DeviceGradients(session).Add(unit, p, on_gpu[p].data(), parameters[p].numel, DType::kFp32));
   }
   return session->Reduce(unit);  // Then the buffers were read.
 }
@@ -88,8 +88,7 @@ absl::Status TrainToyOn(Session* session, RankDevice* device, int64_t last_step,
     absl::Status status = InitializeToy(session);
     while (status.ok() && session->next_step() <= last_step) {
       const int64_t step = session->next_step();
-      status =
-          session->RunStep([&] { return ToyStepOn(session, device, step, micro_batches); });
+      status = session->RunStep([&] { return ToyStepOn(session, device, step, micro_batches); });
     }
     if (!absl::IsAborted(status)) return status;
     RETURN_IF_ERROR(session->Recover());

@@ -20,11 +20,10 @@ absl::StatusOr<std::vector<std::vector<float>>> ReadUnit(Session* session, RankD
 // As ReadAll of toy_training.h.
 absl::StatusOr<std::vector<float>> ReadAllFrom(Session* session, RankDevice* device);
 // As ToyStep, with the same gradients, each reduced once for each micro-batch.
-absl::Status ToyStepOn(Session* session, RankDevice* device, int64_t step,
-                          int micro_batches = 1);
+absl::Status ToyStepOn(Session* session, RankDevice* device, int64_t step, int micro_batches = 1);
 // As TrainToy, with its recoveries.
 absl::Status TrainToyOn(Session* session, RankDevice* device, int64_t last_step,
-                           int micro_batches = 1);
+                        int micro_batches = 1);
 
 }  // namespace tessera::testing_support
 

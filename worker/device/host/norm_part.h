@@ -1,5 +1,5 @@
-// The part of a p-norm that some elements are: sum |g|^p, or max |g| where p is infinite. In double,
-// in the order of measured_sum.h. Pure; thread-safe.
+// The part of a p-norm that some elements are: sum |g|^p, or max |g| where p is infinite. In
+// double, in the order of measured_sum.h. Pure; thread-safe.
 #ifndef TESSERA_WORKER_DEVICE_HOST_NORM_PART_H_
 #define TESSERA_WORKER_DEVICE_HOST_NORM_PART_H_
 
