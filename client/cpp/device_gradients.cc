@@ -6,7 +6,11 @@
 
 namespace tessera {
 
-bool DeviceGradients::available() const { return session_->memory_.kernels != nullptr; }
+int DeviceGradients::device() const { return session_->page()->device; }
+
+absl::Status DeviceGradients::Finish() {
+  return available() ? session_->memory_.kernels->Finish() : absl::OkStatus();
+}
 
 absl::Status DeviceGradients::Check(int unit, int parameter, int64_t numel, DType dtype) const {
   if (!available()) {

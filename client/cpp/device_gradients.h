@@ -22,17 +22,20 @@ class DeviceGradients {
   // `session` outlives this.
   explicit DeviceGradients(Session* session) : session_(session) {}
 
-  // Whether the rank is on a GPU.
-  bool available() const;
+  // Whether the rank is on a GPU; and on which, as CUDA numbers them, or kHostDevice.
+  bool available() const { return device() >= 0; }
+  int device() const;
 
   // As Session::AddGradient, of `numel` elements that lie on that GPU and are complete: the stream
-  // that wrote them was synchronised. They are read before Session::Reduce of the unit returns.
-  // `dtype`: the unit's full dtype, or bf16 or fp16.
-  // Errors: InvalidArgument     wrong size or dtype, or a parameter that needs no gradient
+  // that wrote them was synchronised. They are read once Finish, or Session::Reduce of the unit,
+  // has returned. `dtype`: the unit's full dtype, or bf16 or fp16. Errors: InvalidArgument wrong
+  // size or dtype, or a parameter that needs no gradient
   //         FailedPrecondition  the rank is on no GPU; the unit has a gradient in the processor's
   //                             memory, or a communication hook, which would look for it there
   //         those of Session::AddGradient, and of the GPU
   absl::Status Add(int unit, int parameter, const void* values, int64_t numel, DType dtype);
+
+  absl::Status Finish();
 
  private:
   friend class Session;

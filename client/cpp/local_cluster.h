@@ -16,8 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/device/device_memory.h"
-#include "worker/device/rank_device.h"
-#include "worker/memory/host_rank_device.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 
@@ -33,7 +32,7 @@ class LocalCluster {
     std::vector<std::string> executor_flags;
     // The GPU of all ranks, as of WorkerServer::Options; not owned by what is made of it.
     std::shared_ptr<DeviceMemory> device_memory;
-    MakeRankDevice make_device = MakeHostRankDevice;
+    ExecutorMachine machine;
   };
   // Errors: ResourceExhausted  no port, socket or memory; NotFound  no such executor binary.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(const Options& options);

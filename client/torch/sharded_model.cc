@@ -42,6 +42,7 @@ class ShardedModelImpl : public ShardedModel {
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
   absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override {
     RETURN_IF_ERROR(PrepareStep());
+    AwaitStreamOf(DeviceOf(*session_));  // The step writes the parameters.
     return session_->Step(options);
   }
   absl::Status PrepareStep() override;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "client/cpp/device_gradients.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/unit_lookup.h"
 
@@ -51,7 +52,8 @@ torch::Tensor TensorOf(ConstValues values, const std::vector<int64_t>& shape) {
 
 void CopyValues(const torch::Tensor& tensor, Values values) {
   if (values.empty()) return;
-  const torch::Tensor source = tensor.detach().to(ScalarTypeOf(values.dtype())).contiguous();
+  const torch::Tensor source =
+      tensor.detach().to(torch::kCPU, ScalarTypeOf(values.dtype())).contiguous();
   memcpy(values.data(), source.data_ptr(), values.size_bytes());
 }
 
@@ -66,6 +68,12 @@ const void* ClusterMemory(const Session& session, int unit, int parameter, bool 
   return session.parameter(unit, parameter);
 }
 
+torch::Device DeviceOf(const Session& session) {
+  const int device = DeviceGradients(const_cast<Session*>(&session)).device();
+  if (device < 0) return torch::kCPU;
+  return {torch::kCUDA, static_cast<torch::DeviceIndex>(device)};
+}
+
 void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor,
                       bool full_precision) {
   const UnitLayout& layout = session.layout().units[unit];
@@ -74,7 +82,9 @@ void UseClusterMemory(const Session& session, int unit, int parameter, torch::Te
                                   : layout.compute_dtype.value_or(session.config().compute_dtype));
   void* address = const_cast<void*>(ClusterMemory(session, unit, parameter, full_precision));
   const TensorSpec& spec = layout.flat.parameters()[parameter].spec;
-  ReplaceMemory(tensor, torch::from_blob(address, spec.shape, torch::TensorOptions().dtype(dtype)));
+  const torch::TensorOptions options =
+      torch::TensorOptions().dtype(dtype).device(DeviceOf(session));
+  ReplaceMemory(tensor, torch::from_blob(address, spec.shape, options));
 }
 
 absl::Status FullParameters::Open() {
@@ -90,8 +100,9 @@ absl::Status FullParameters::Open() {
     RETURN_IF_ERROR(session_->ReadParameters(unit, read(&values)));
     if (options_.with_grads) RETURN_IF_ERROR(session_->ReadGradients(unit, read(&gradients)));
   }
-  for (auto& [parameter, copy] : values) parameter->set_data(copy);
-  for (auto& [parameter, copy] : gradients) parameter->mutable_grad() = copy;
+  const torch::Device device = DeviceOf(*session_);
+  for (auto& [parameter, copy] : values) parameter->set_data(copy.to(device));
+  for (auto& [parameter, copy] : gradients) parameter->mutable_grad() = copy.to(device);
   open_ = true;
   return absl::OkStatus();
 }

@@ -49,7 +49,8 @@ UnitWindows::UnitWindows(Session* session, ModuleUnits* units, const torch::nn::
                 static_cast<int>(units->modules.size())),
       rules_(session->layout().units, units->root_unit()),
       accumulators_(units->modules.size()),
-      backward_(units->modules.size()) {
+      backward_(units->modules.size()),
+      gradients_(session) {
   for (size_t unit = 0; unit < units_->modules.size(); ++unit) {
     HookUnit(unit);
     const auto& modules = units_->modules[unit];
@@ -191,13 +192,7 @@ void UnitWindows::PreBackward(int unit, const PrefetchPlan::Use& use, Precision 
 void UnitWindows::OnParameterGradient(int unit, int parameter) {
   torch::Tensor& tensor = units_->parameters[unit][parameter];
   if (tensor.grad().defined()) {  // A checkpointed segment may not use it.
-    const DType dtype = session_->full_dtype(unit);
-    torch::Tensor gradient = tensor.grad().detach().to(ScalarTypeOf(dtype));
-    // Of an embedding, perhaps: rows that come twice are summed in full precision.
-    if (gradient.is_sparse()) gradient = gradient.to_dense();
-    gradient = gradient.contiguous();
-    ThrowIfError(session_->AddGradient(unit, parameter,
-                                       ConstValues(gradient.data_ptr(), gradient.numel(), dtype)));
+    ThrowIfError(gradients_.Add(unit, parameter, tensor.grad()));
     tensor.mutable_grad().reset();
   }
   if (++backward_[unit].parameters_ready == Trainable(unit)) OnUnitGradient(unit);
@@ -214,6 +209,7 @@ void UnitWindows::OnUnitGradient(int unit) {
   backward_[unit].gradients_done = true;
   MaybeReshard(unit);
   AskFor(prefetch_.PostBackward(unit), /*for_forward=*/false);
+  ThrowIfError(gradients_.Flush(unit));
   if (rules_.Syncs(unit) && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
 }
 
@@ -233,6 +229,7 @@ void UnitWindows::EndOfBackward() {
   for (ForwardGroup& forward : forwards_) forward.Forget();
   for (int unit = session_->num_units() - 1; unit >= 0; --unit) {
     // Units of which some parameter got no gradient.
+    ThrowIfError(gradients_.Flush(unit));
     if (rules_.Syncs(unit) && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
     backward_[unit] = {backward_[unit].inputs_left};  // Other forwards may have backwards to come.
     if (rules_.ReshardsAfterBackward(unit) && !session_->closed(unit))
@@ -255,6 +252,7 @@ void UnitWindows::BeginStep() {
 void UnitWindows::Forget() {
   in_backward_ = false;
   prefetch_.EndBackward();
+  gradients_.Drop();
   BeginStep();
   for (auto& parameters : units_->parameters) {
     for (torch::Tensor& parameter : parameters) parameter.mutable_grad().reset();

@@ -26,6 +26,7 @@
 #include "client/torch/module_units.h"
 #include "client/torch/prefetch_plan.h"
 #include "client/torch/sharded.h"
+#include "client/torch/unit_gradients.h"
 #include "client/torch/unit_precision.h"
 #include "client/torch/window_rules.h"
 
@@ -117,6 +118,7 @@ class UnitWindows : public UnitObserver {
   bool summoned_ = false;
   std::vector<ForwardGroup> forwards_;  // By unit.
   std::vector<UnitBackward> backward_;
+  UnitGradients gradients_;
   const std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // For hooks in graphs that outlive this.
 };

@@ -42,7 +42,7 @@ class GpuTrainingTest : public testing::Test {
     options.num_devices = 32;  // Jobs stay.
     ASSERT_OK_AND_ASSIGN(on_host_, LocalCluster::Start(options));
     options.device_memory = FakeGpuMemory();
-    options.make_device = MakeFakeGpuDevice;
+    options.machine.make_device = MakeFakeGpuDevice;
     ASSERT_OK_AND_ASSIGN(on_gpu_, LocalCluster::Start(options));
     ASSERT_OK_AND_ASSIGN(gpu_, MakeFakeGpuDevice(0));
     ASSERT_OK_AND_ASSIGN(host_, MakeFakeGpuDevice(kHostDevice));

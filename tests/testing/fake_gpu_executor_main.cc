@@ -3,5 +3,5 @@
 #include "worker/executor/executor_program.h"
 
 int main(int argc, char** argv) {
-  return tessera::RunExecutorProgram(argc, argv, tessera::testing_support::MakeFakeGpuDevice);
+  return tessera::RunExecutorProgram(argc, argv, {tessera::testing_support::MakeFakeGpuDevice});
 }

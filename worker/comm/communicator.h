@@ -82,7 +82,8 @@ class Communicator {
   virtual void Abort(absl::Status reason) = 0;
 
   // Bytes that operations of this rank have copied from buffer to buffer so far, also over the
-  // network. Reductions read and write but do not copy.
+  // network. Reductions read and write but do not copy; what goes to a device and back on its way
+  // is not counted again.
   virtual int64_t payload_bytes_copied() const = 0;
 };
 

@@ -90,6 +90,7 @@ absl::Status RemoteSlices::Refresh(int unit, int64_t step) {
 }
 
 void RemoteSlices::GiveBack(int64_t offset_bytes, int64_t slice_bytes) {
+  if (!options_.gives_memory_back) return;
   const RankTopology& topology = *options_.topology;
   const int host = topology.HostOf(options_.rank.value());
   const int64_t begin = topology.FirstRank(host), end = begin + topology.NumRanks(host);

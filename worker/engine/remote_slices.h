@@ -41,6 +41,7 @@ class RemoteSlices {
     std::byte* parameters = nullptr;   // The host's parameter region.
     WindowWord* windows = nullptr;     // By unit; the host's.
     Communicator* gatherer = nullptr;  // Null: there is one host.
+    bool gives_memory_back = true;     // False: a GPU's parameter region keeps its memory.
   };
   explicit RemoteSlices(const Options& options);
 

@@ -1,5 +1,8 @@
 #include "worker/executor/executor_memory.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "job/job_codec.h"
@@ -98,6 +101,12 @@ absl::Status MapGradients(const Packet& packet, ExecutorMemory* memory) {
 }
 
 }  // namespace
+
+int64_t ExecutorMemory::LargestShard() const {
+  int64_t numel = 1;
+  for (const UnitLayout& unit : layout.units) numel = std::max(numel, unit.shards.shard_numel());
+  return numel;
+}
 
 absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
                                                          const MakeRankDevice& make_device) {

@@ -56,6 +56,7 @@ struct ExecutorMemory {
   // Whether this process can read and write the state by itself.
   bool state_is_addressable() const { return !device->is_separate() || config.cpu_offload; }
 
+  int64_t LargestShard() const;  // ELEMENTS, of any unit.
   int host() const { return topology.HostOf(static_cast<int>(rank.value())); }
   bool spans_workers() const { return topology.num_hosts() > 1; }
   UpdateCounts update_counts() const {

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-int RunExecutorProgram(int argc, char** argv, const MakeRankDevice& make_device) {
+int RunExecutorProgram(int argc, char** argv, const ExecutorMachine& machine) {
   int socket_fd = -1;
   std::string label, log_level, faults;
   CLI::App app("One rank's executor. The worker starts it; there is no use for it alone.",
@@ -24,7 +24,7 @@ int RunExecutorProgram(int argc, char** argv, const MakeRankDevice& make_device)
   SetLogContext("executor " + label);
   absl::Status status = SetLogLevel(log_level);
   if (status.ok()) status = ArmFaultPointsFromFlag(faults);
-  if (status.ok()) status = RunRankExecutor(UniqueFd(socket_fd), make_device);
+  if (status.ok()) status = RunRankExecutor(UniqueFd(socket_fd), machine);
   if (status.ok()) return 0;
   fprintf(stderr, "tessera-executor %s: %s\n", label.c_str(), status.ToString().c_str());
   return 1;

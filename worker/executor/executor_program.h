@@ -2,12 +2,12 @@
 #ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_PROGRAM_H_
 #define TESSERA_WORKER_EXECUTOR_EXECUTOR_PROGRAM_H_
 
-#include "worker/device/rank_device.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 
 // What main returns.
-int RunExecutorProgram(int argc, char** argv, const MakeRankDevice& make_device);
+int RunExecutorProgram(int argc, char** argv, const ExecutorMachine& machine);
 
 }  // namespace tessera
 

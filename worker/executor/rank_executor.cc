@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -16,11 +17,9 @@
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "proto/executor.pb.h"
-#include "worker/comm/hosts/hosts_communicator.h"
-#include "worker/comm/shm/shm_communicator.h"
 #include "worker/device/host/host_device.h"
 #include "worker/engine/rank_engine.h"
-#include "worker/executor/epoch_meshes.h"
+#include "worker/executor/epoch_communicators.h"
 #include "worker/executor/executor_files.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/executor/executor_puts.h"
@@ -31,7 +30,7 @@ namespace {
 
 class RankExecutor {
  public:
-  RankExecutor(int socket, ExecutorMemory memory)
+  RankExecutor(int socket, ExecutorMemory memory, MakeDirectCommunicators make_direct)
       : memory_(std::move(memory)),
         link_({socket, memory_.job_id, memory_.rank, memory_.config.collective_timeout,
                &memory_.layout}),
@@ -41,7 +40,8 @@ class RankExecutor {
             [this](const v1::SaveReport& report) { SendSaveReport(report); }),
         puts_(memory_.plan.num_parameters(),
               [this](uint64_t put, const std::string& failure) { SendPutGone(put, failure); }),
-        recorder_(memory_.flight_ring()) {}
+        recorder_(memory_.flight_ring()),
+        communicators_(&memory_, std::move(make_direct)) {}
   ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
 
   absl::Status Open();
@@ -53,15 +53,6 @@ class RankExecutor {
   // Once in a job's life, before its first epoch.
   absl::Status ClearDeviceMemory();
   absl::Status StartEpoch(const v1::ExecutorStart& start);
-  // Storage may be slow, and other ranks' larger; whoever dies is noticed otherwise.
-  absl::Duration TimeoutOf(Row row) const {
-    return row == Row::kFiles ? absl::Hours(1) : memory_.config.collective_timeout;
-  }
-  // Of this worker's ranks.
-  absl::StatusOr<std::unique_ptr<ShmCommunicator>> JoinHost(Epoch epoch, Row row);
-  // The communicator of a row of operations in `epoch`; one across workers takes its mesh.
-  absl::StatusOr<std::unique_ptr<Communicator>> Join(Epoch epoch, Row row,
-                                                     const v1::ExecutorStart& start);
   RankEngine::Options EngineOptions(Epoch epoch);
   void RunEngine(Epoch epoch);
   void Quiesce(const absl::Status& reason);
@@ -82,14 +73,9 @@ class RankExecutor {
   FlightRecorder recorder_;
   HostDevice threads_;
   std::unique_ptr<Stream> post_backward_;
-  // Of the engine's thread, of the stream, and of whoever reduces on it.
-  std::unique_ptr<RankKernels> kernels_, stream_kernels_, reduce_kernels_;
-  std::unique_ptr<StateImages> images_;  // Null: the state is addressable.
-  std::unique_ptr<EpochMeshes> meshes_;  // Null: all ranks are on this worker.
-  std::unique_ptr<Communicator> communicator_;
-  std::unique_ptr<Communicator> files_communicator_;
-  std::unique_ptr<Communicator> gatherer_;  // These two null: all ranks are on this worker.
-  std::unique_ptr<Communicator> of_host_;
+  std::unique_ptr<RankKernels> kernels_, stream_kernels_;  // The engine's thread's, the stream's.
+  std::unique_ptr<StateImages> images_;                    // Null: the state is addressable.
+  EpochCommunicators communicators_;
   std::unique_ptr<RankEngine> engine_;
   std::thread engine_thread_;
 };
@@ -98,6 +84,7 @@ absl::Status RankExecutor::Open() {
   ASSIGN_OR_RETURN(post_backward_, threads_.CreateStream("post-backward"));
   RETURN_IF_ERROR(CreateKernels());
   if (memory_.device->is_separate()) RETURN_IF_ERROR(ClearDeviceMemory());
+  RETURN_IF_ERROR(communicators_.Open());
   memory_.control_page()->executor_pid.store(getpid());
   v1::ExecutorEvent event;
   event.mutable_ready();
@@ -108,11 +95,9 @@ absl::Status RankExecutor::Open() {
 absl::Status RankExecutor::CreateKernels() {
   RankDevice::KernelOptions options;
   options.state_on_host = memory_.state_is_addressable();
-  for (const UnitLayout& unit : memory_.layout.units)
-    options.max_count = std::max(options.max_count, unit.shards.shard_numel());
+  options.max_count = memory_.LargestShard();
   ASSIGN_OR_RETURN(kernels_, memory_.device->CreateKernels(options));
   ASSIGN_OR_RETURN(stream_kernels_, memory_.device->CreateKernels(options));
-  ASSIGN_OR_RETURN(reduce_kernels_, memory_.device->CreateKernels(options));
   if (memory_.state_is_addressable()) return absl::OkStatus();
   std::byte* state = memory_.state.data_as<std::byte>();
   const OptimizerKind optimizer = memory_.config.optimizer;
@@ -169,41 +154,6 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<Unique
   return false;
 }
 
-absl::StatusOr<std::unique_ptr<ShmCommunicator>> RankExecutor::JoinHost(Epoch epoch, Row row) {
-  const RankTopology& topology = memory_.topology;
-  const int rank = static_cast<int>(memory_.rank.value()), host = memory_.host();
-  ShmCommunicator::Options shm;
-  shm.base = memory_.group.data() + ChannelOffsetBytes(memory_.plan);
-  shm.bytes = memory_.group.size_bytes() - ChannelOffsetBytes(memory_.plan);
-  shm.rank = topology.LocalIndex(rank);
-  shm.size = topology.NumRanks(host);
-  shm.channel = static_cast<int>(row);
-  shm.epoch = static_cast<uint32_t>(epoch.value());
-  shm.timeout = TimeoutOf(row);
-  shm.first_rank = topology.FirstRank(host);
-  shm.group_size = topology.world_size();
-  if (memory_.device->is_separate()) shm.kernels = reduce_kernels_.get();
-  return ShmCommunicator::Create(shm);
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> RankExecutor::Join(Epoch epoch, Row row,
-                                                                 const v1::ExecutorStart& start) {
-  ASSIGN_OR_RETURN(std::unique_ptr<ShmCommunicator> local, JoinHost(epoch, row));
-  if (!memory_.spans_workers()) return local;
-  if (meshes_ == nullptr) return absl::InternalError("the epoch was not prepared");
-  HostsCommunicator::Options options;
-  options.topology = memory_.topology;
-  options.rank = static_cast<int>(memory_.rank.value());
-  options.local = std::move(local);
-  options.timeout = TimeoutOf(row);
-  // The worker ends the epoch in shared memory, while this thread reads none of its commands.
-  const auto ended = [local = options.local.get()] { return local->aborted(); };
-  ASSIGN_OR_RETURN(
-      options.mesh,
-      meshes_->Connect(row, start, absl::Now() + memory_.config.collective_timeout, ended));
-  return std::make_unique<HostsCommunicator>(std::move(options));
-}
-
 RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   RankEngine::Options options;
   options.layout = &memory_.layout;
@@ -230,9 +180,9 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.control = memory_.control_page();
   options.group = memory_.group_page();
   options.updates = memory_.update_counts();
-  options.communicator = communicator_.get();
-  options.gatherer = gatherer_.get();
-  options.host = of_host_.get();
+  options.communicator = communicators_.reduce();
+  options.gatherer = communicators_.gather();
+  options.host = communicators_.of_host();
   options.post_backward = post_backward_.get();
   options.gate = &link_;
   options.recorder = &recorder_;
@@ -244,16 +194,11 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
 absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   const Epoch epoch(start.epoch());
   if (engine_ != nullptr) Quiesce(absl::AbortedError("a new epoch starts"));
-  ASSIGN_OR_RETURN(communicator_, Join(epoch, Row::kReduce, start));
-  ASSIGN_OR_RETURN(files_communicator_, Join(epoch, Row::kFiles, start));
-  if (memory_.spans_workers()) {
-    ASSIGN_OR_RETURN(gatherer_, Join(epoch, Row::kGather, start));
-    ASSIGN_OR_RETURN(of_host_, JoinHost(epoch, Row::kHost));
-  }
+  RETURN_IF_ERROR(communicators_.Join(epoch, start));
   running_epoch_.store(epoch.value());
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);
-  files_.BeginEpoch(files_communicator_.get());
+  files_.BeginEpoch(communicators_.files());
   engine_ = std::make_unique<RankEngine>(EngineOptions(epoch));
   RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
   if (start.frozen()) {
@@ -286,14 +231,12 @@ bool RankExecutor::Answer(const v1::ExecutorAbort& abort) {
   v1::ExecutorEvent event;
   event.mutable_quiesced()->set_epoch(abort.epoch());
   if (abort.prepare() && memory_.spans_workers()) {
-    auto meshes = EpochMeshes::Listen(memory_.topology, memory_.rank, Epoch(abort.epoch()),
-                                      memory_.data_host);
-    if (!meshes.ok()) {
-      TESSERA_LOG(ERROR, "{}", meshes.status().ToString());
+    const absl::StatusOr<std::string> address = communicators_.Listen(Epoch(abort.epoch()));
+    if (!address.ok()) {
+      TESSERA_LOG(ERROR, "{}", address.status().ToString());
       return false;  // The worker reports the end, and later starts another.
     }
-    meshes_ = *std::move(meshes);
-    event.mutable_quiesced()->set_address(meshes_->address());
+    event.mutable_quiesced()->set_address(*address);
   }
   link_.Send(event);
   return true;
@@ -340,25 +283,22 @@ void RankExecutor::SendSaveReport(v1::SaveReport report) {
 void RankExecutor::Quiesce(const absl::Status& reason) {
   link_.AbortEpoch(reason);
   files_.Stop();
-  if (files_communicator_ != nullptr) files_communicator_->Abort(reason);
+  if (communicators_.files() != nullptr) communicators_.files()->Abort(reason);
   if (engine_ != nullptr) engine_->Stop(reason);
   if (engine_thread_.joinable()) engine_thread_.join();
   engine_.reset();
   files_.EndEpoch();
   puts_.EndEpoch();
-  files_communicator_.reset();
-  communicator_.reset();
-  gatherer_.reset();
-  of_host_.reset();
-  meshes_.reset();
+  communicators_.Leave();
 }
 
 }  // namespace
 
-absl::Status RunRankExecutor(UniqueFd socket, const MakeRankDevice& make_device) {
+absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
   ASSIGN_OR_RETURN(Packet setup, ReceivePacket(socket.get()));
-  ASSIGN_OR_RETURN(ExecutorMemory memory, ExecutorMemory::FromSetup(std::move(setup), make_device));
-  RankExecutor executor(socket.get(), std::move(memory));
+  ASSIGN_OR_RETURN(ExecutorMemory memory,
+                   ExecutorMemory::FromSetup(std::move(setup), machine.make_device));
+  RankExecutor executor(socket.get(), std::move(memory), machine.make_direct);
   RETURN_IF_ERROR(executor.Open());
   while (true) {
     absl::StatusOr<Packet> packet = ReceivePacket(socket.get());

@@ -12,14 +12,13 @@
 
 #include "absl/status/status.h"
 #include "base/unique_fd.h"
-#include "worker/device/rank_device.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 
-// Runs until the worker stops it or closes the socket. Blocks; one call a socket. `make_device`
-// gives the device that the setup names.
+// Runs until the worker stops it or closes the socket. Blocks; one call a socket.
 // Errors: what made the setup impossible. The end of the worker is OK.
-absl::Status RunRankExecutor(UniqueFd socket, const MakeRankDevice& make_device);
+absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine);
 
 }  // namespace tessera
 

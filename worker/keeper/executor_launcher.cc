@@ -64,13 +64,12 @@ class ExecutorThread : public RunningExecutor {
 
 class ThreadLauncher : public ExecutorLauncher {
  public:
-  explicit ThreadLauncher(MakeRankDevice make_device) : make_device_(std::move(make_device)) {}
+  explicit ThreadLauncher(ExecutorMachine machine) : machine_(std::move(machine)) {}
   absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
                                                           const std::string& label) override {
-    ASSIGN_OR_RETURN(std::thread thread,
-                     StartThread("an executor", [socket = std::move(socket),
-                                                 make_device = make_device_]() mutable {
-                       const absl::Status status = RunRankExecutor(std::move(socket), make_device);
+    ASSIGN_OR_RETURN(std::thread thread, StartThread("an executor", [socket = std::move(socket),
+                                                                     machine = machine_]() mutable {
+                       const absl::Status status = RunRankExecutor(std::move(socket), machine);
                        if (!status.ok())
                          TESSERA_LOG(ERROR, "executor thread: {}", status.ToString());
                      }));
@@ -79,7 +78,7 @@ class ThreadLauncher : public ExecutorLauncher {
   std::string name() const override { return "a thread"; }
 
  private:
-  const MakeRankDevice make_device_;
+  const ExecutorMachine machine_;
 };
 
 class ProcessLauncher : public ExecutorLauncher {
@@ -135,8 +134,8 @@ std::unique_ptr<ExecutorLauncher> NewProcessLauncher(std::string binary,
   return std::make_unique<ProcessLauncher>(std::move(binary), std::move(extra_flags));
 }
 
-std::unique_ptr<ExecutorLauncher> NewThreadLauncher(MakeRankDevice make_device) {
-  return std::make_unique<ThreadLauncher>(std::move(make_device));
+std::unique_ptr<ExecutorLauncher> NewThreadLauncher(ExecutorMachine machine) {
+  return std::make_unique<ThreadLauncher>(std::move(machine));
 }
 
 }  // namespace tessera

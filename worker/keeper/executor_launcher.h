@@ -9,8 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "worker/device/rank_device.h"
-#include "worker/memory/host_rank_device.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 
@@ -39,9 +38,7 @@ class ExecutorLauncher {
 // when this one is killed, so no orphan is left.
 std::unique_ptr<ExecutorLauncher> NewProcessLauncher(std::string binary,
                                                      std::vector<std::string> extra_flags);
-// `make_device`: as of RunRankExecutor.
-std::unique_ptr<ExecutorLauncher> NewThreadLauncher(
-    MakeRankDevice make_device = MakeHostRankDevice);
+std::unique_ptr<ExecutorLauncher> NewThreadLauncher(ExecutorMachine machine = ExecutorMachine());
 
 }  // namespace tessera
 

@@ -74,7 +74,7 @@ class WorkerServerImpl : public WorkerServer {
     ASSIGN_OR_RETURN(folder_, SocketFolder::Open(options.socket_dir));
     socket_path_ = options.socket_dir + "/worker.sock";
     launcher_ = options.executor_binary.empty()
-                    ? NewThreadLauncher(options.make_device)
+                    ? NewThreadLauncher(options.machine)
                     : NewProcessLauncher(options.executor_binary, options.executor_flags);
     device_memory_ = options.device_memory;
     keeper_ = std::make_unique<Keeper>(

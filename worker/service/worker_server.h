@@ -10,8 +10,7 @@
 #include "absl/status/statusor.h"
 #include "net/transport_security.h"
 #include "worker/device/device_memory.h"
-#include "worker/device/rank_device.h"
-#include "worker/memory/host_rank_device.h"
+#include "worker/executor/executor_machine.h"
 
 namespace tessera {
 
@@ -44,8 +43,7 @@ class WorkerServer {
     std::vector<std::string> executor_flags;
     // The GPU that has all ranks' parameters, gradients and shards; null: the processor's memory.
     std::shared_ptr<DeviceMemory> device_memory;
-    // Gives it to executors that are threads; processes have their own way.
-    MakeRankDevice make_device = MakeHostRankDevice;
+    ExecutorMachine machine;  // Of executors that are threads; processes find their own.
   };
   // Errors: InvalidArgument     a missing or malformed option, some but not all TLS files
   //         FailedPrecondition  the coordinator is on another machine and neither TLS files nor

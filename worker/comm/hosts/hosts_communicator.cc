@@ -211,6 +211,7 @@ absl::Status HostsCommunicator::AllGatherMapped(std::byte* base, int64_t bytes_p
 }
 
 absl::Status HostsCommunicator::DoAllGatherMapped(std::byte* base, int64_t bytes_per_rank) {
+  if (options_.device != nullptr) return GatherFromDevice(base, bytes_per_rank);
   sends_.clear();
   receives_.clear();
   for (int host = 0; host < options_.topology.num_hosts(); ++host) {
@@ -242,7 +243,8 @@ absl::Status HostsCommunicator::ReduceScatterMapped(absl::Span<const void* const
 }
 
 bool HostsCommunicator::HasSum(const Reduction& reduction) const {
-  return options_.local->size() == 1 && reduction.parts.dtype == reduction.sum_dtype;
+  return options_.device == nullptr && options_.local->size() == 1 &&
+         reduction.parts.dtype == reduction.sum_dtype;
 }
 
 const std::byte* HostsCommunicator::OwnGradient(const Reduction& reduction,
@@ -251,32 +253,34 @@ const std::byte* HostsCommunicator::OwnGradient(const Reduction& reduction,
          range.begin * SizeBytes(reduction.parts.dtype);
 }
 
-std::vector<std::byte>* HostsCommunicator::SumLocally(const Reduction& reduction,
-                                                      ElementRange slice,
-                                                      std::vector<std::byte>* sum) {
+absl::Status HostsCommunicator::SumLocally(const Reduction& reduction, ElementRange slice,
+                                           std::vector<std::byte>* sum) {
+  if (options_.device != nullptr) return SumFromDevice(reduction, slice, sum);
   PartsReduction parts = reduction.parts;
   parts.slice = slice;
   sum->resize(CountIn(parts.parts, slice) * SizeBytes(reduction.sum_dtype));
   const host::SumOutput output = {sum->data(), reduction.sum_dtype};
   inputs_.resize(options_.local->size());
-  (void)ReduceParts(  // The processor's memory: it cannot fail.
+  return ReduceParts(
       &kernels_, parts, &inputs_,
       [&](size_t i, const SlicePart& part) {
         return static_cast<const char*>(reduction.sends_by_rank[first_ + i]) +
                part.range.begin * SizeBytes(parts.dtype);
       },
       [&](const SlicePart& part) { return output.At(part.packed_elements); }, nullptr);
-  return sum;
 }
 
-void HostsCommunicator::SendSum(const Reduction& reduction, size_t served, ElementRange slice) {
+absl::Status HostsCommunicator::SendSum(const Reduction& reduction, size_t served,
+                                        ElementRange slice) {
   const int to = served_[served];
   if (!HasSum(reduction)) {
-    std::vector<std::byte>* sum = slice == reduction.parts.slice  // Replicas have equal slices.
-                                      ? &host_sums_[host_]
-                                      : SumLocally(reduction, slice, &served_sums_[served]);
+    std::vector<std::byte>* sum = &host_sums_[host_];  // Replicas have equal slices.
+    if (!(slice == reduction.parts.slice)) {
+      sum = &served_sums_[served];
+      RETURN_IF_ERROR(SumLocally(reduction, slice, sum));
+    }
     sends_.push_back({to, sum->data(), static_cast<int64_t>(sum->size())});
-    return;
+    return absl::OkStatus();
   }
   for (const ElementRange& whole : reduction.parts.parts) {
     const ElementRange part = Intersect(whole, slice);
@@ -284,6 +288,7 @@ void HostsCommunicator::SendSum(const Reduction& reduction, size_t served, Eleme
     sends_.push_back({to, const_cast<std::byte*>(OwnGradient(reduction, part)),
                       part.size() * SizeBytes(reduction.sum_dtype)});
   }
+  return absl::OkStatus();
 }
 
 void HostsCommunicator::ReceiveSums(const Reduction& reduction) {
@@ -308,10 +313,15 @@ absl::Status HostsCommunicator::DoReduceScatterMapped(absl::Span<const void* con
   const Reduction reduction = {sends_by_rank, {parts, own, dtype}, recv.dtype};
   sends_.clear();
   receives_.clear();
-  if (!HasSum(reduction)) SumLocally(reduction, own, &host_sums_[host_]);
-  for (size_t i = 0; i < served_.size(); ++i) SendSum(reduction, i, slices_by_rank[served_[i]]);
+  if (!HasSum(reduction)) RETURN_IF_ERROR(SumLocally(reduction, own, &host_sums_[host_]));
+  for (size_t i = 0; i < served_.size(); ++i)
+    RETURN_IF_ERROR(SendSum(reduction, i, slices_by_rank[served_[i]]));
   ReceiveSums(reduction);
   RETURN_IF_ERROR(Exchange(peers_, sends_, receives_));
+  if (options_.device != nullptr) {
+    RETURN_IF_ERROR(FinishToDevice(reduction, scale, accumulate, recv, stats));
+    return options_.local->Barrier();
+  }
   inputs_.resize(host_sums_.size());
   RETURN_IF_ERROR(ReduceParts(
       &kernels_, {parts, own, recv.dtype, scale, accumulate}, &inputs_,

@@ -33,6 +33,7 @@
 #include "worker/comm/shm/shm_communicator.h"
 #include "worker/comm/tcp/peer_mesh.h"
 #include "worker/device/host/host_rank_kernels.h"
+#include "worker/device/rank_device.h"
 
 namespace tessera {
 
@@ -49,6 +50,10 @@ class HostsCommunicator : public Communicator {
     std::unique_ptr<PeerMesh> mesh;                // Connected with MeshPeers.
     absl::Duration timeout = absl::Minutes(5);     // Of each wait within a host.
     absl::Duration host_grace = absl::Seconds(5);  // What one for another host may take longer.
+    // Where the buffers of mapped operations lie, and what copies and sums there: a GPU, of which
+    // everything goes by way of this host's memory. Both outlive this; null: that memory has them.
+    RankDevice* device = nullptr;
+    RankKernels* kernels = nullptr;
   };
   explicit HostsCommunicator(Options options);
 
@@ -102,11 +107,18 @@ class HostsCommunicator : public Communicator {
   // converted or copied before it is sent.
   bool HasSum(const Reduction& reduction) const;
   const std::byte* OwnGradient(const Reduction& reduction, ElementRange range) const;
+  // The same with a device between: hosts_communicator_device.cc.
+  absl::Status GatherFromDevice(std::byte* base, int64_t bytes_per_rank);
+  absl::Status SumFromDevice(const Reduction& reduction, ElementRange slice,
+                             std::vector<std::byte>* sum);
+  absl::Status FinishToDevice(const Reduction& reduction, double scale, bool accumulate,
+                              host::SumOutput recv, host::GradientStats* stats);
+  absl::Status CopyParts(const Reduction& reduction, host::SumOutput recv, bool to_device);
   // Sums the slice's parts over the host's ranks, packed.
-  std::vector<std::byte>* SumLocally(const Reduction& reduction, ElementRange slice,
-                                     std::vector<std::byte>* sum);
+  absl::Status SumLocally(const Reduction& reduction, ElementRange slice,
+                          std::vector<std::byte>* sum);
   // Adds to sends_ and receives_.
-  void SendSum(const Reduction& reduction, size_t served, ElementRange slice);
+  absl::Status SendSum(const Reduction& reduction, size_t served, ElementRange slice);
   void ReceiveSums(const Reduction& reduction);
 
   const Options options_;
@@ -122,6 +134,9 @@ class HostsCommunicator : public Communicator {
   std::vector<PeerMesh::Part> sends_, receives_;
   std::vector<const void*> inputs_;
   HostRankKernels kernels_;
+  // With a device: a sum there; slices that are gathered, and a result, here.
+  Buffer device_sum_, slices_;
+  std::vector<std::byte> result_;
   // In the dtype of the result, packed.
   std::vector<std::vector<std::byte>> served_sums_;  // By served_.
   std::vector<std::vector<std::byte>> host_sums_;    // Of the own slice, by host.

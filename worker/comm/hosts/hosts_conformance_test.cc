@@ -8,6 +8,8 @@
 #include "worker/comm/communicator_conformance.h"
 #include "worker/comm/hosts/hosts_communicator.h"
 #include "worker/comm/shm/shm_test_group.h"
+#include "worker/device/host/host_rank_kernels.h"
+#include "worker/memory/host_rank_device.h"
 
 namespace tessera {
 namespace {
@@ -31,10 +33,14 @@ std::vector<std::string> UnevenHosts(int size) {
 
 struct Rank {
   std::unique_ptr<PeerMesh> mesh;
+  HostRankDevice device;
+  HostRankKernels kernels;
   std::unique_ptr<HostsCommunicator> comm;
 };
 
-std::vector<absl::Status> Run(const GroupOptions& group, const RankBody& body, Cut cut) {
+// With `by_device`, everything goes the way that it goes where a GPU has the mapped buffers.
+std::vector<absl::Status> Run(const GroupOptions& group, const RankBody& body, Cut cut,
+                              bool by_device) {
   const RankTopology topology = RankTopology::Create(cut(group.size)).value();
   SharedMapping shared(group.shared_bytes);
   std::vector<std::unique_ptr<SharedMapping>> host_memory;
@@ -71,6 +77,10 @@ std::vector<absl::Status> Run(const GroupOptions& group, const RankBody& body, C
     options.mesh = std::move(ranks[rank].mesh);
     options.timeout = group.timeout;
     options.host_grace = absl::Seconds(1);
+    if (by_device) {
+      options.device = &ranks[rank].device;
+      options.kernels = &ranks[rank].kernels;
+    }
     ranks[rank].comm = std::make_unique<HostsCommunicator>(std::move(options));
     return body({ranks[rank].comm.get(), shared.data()});
   };
@@ -82,11 +92,11 @@ std::vector<absl::Status> Run(const GroupOptions& group, const RankBody& body, C
   return statuses;
 }
 
-CommunicatorBackend Backend(const char* name, Cut cut) {
+CommunicatorBackend Backend(const char* name, Cut cut, bool by_device = false) {
   CommunicatorBackend backend;
   backend.name = name;
-  backend.run = [cut](const GroupOptions& group, const RankBody& body) {
-    return Run(group, body, cut);
+  backend.run = [cut, by_device](const GroupOptions& group, const RankBody& body) {
+    return Run(group, body, cut, by_device);
   };
   backend.hosts = [cut](int size) {
     const RankTopology topology = RankTopology::Create(cut(size)).value();
@@ -102,6 +112,10 @@ CommunicatorBackend Backend(const char* name, Cut cut) {
 INSTANTIATE_TEST_SUITE_P(TwoHosts, CommunicatorConformanceTest,
                          testing::Combine(testing::Values(Backend("two hosts", TwoHosts)),
                                           testing::Values(1, 2, 4, 8)));
+INSTANTIATE_TEST_SUITE_P(ByDevice, CommunicatorConformanceTest,
+                         testing::Combine(testing::Values(Backend("devices of two hosts", TwoHosts,
+                                                                  /*by_device=*/true)),
+                                          testing::Values(1, 2, 4)));
 INSTANTIATE_TEST_SUITE_P(UnevenHosts, CommunicatorConformanceTest,
                          testing::Combine(testing::Values(Backend("uneven hosts", UnevenHosts)),
                                           testing::Values(3, 8)));

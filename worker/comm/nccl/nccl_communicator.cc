@@ -110,6 +110,7 @@ NcclCommunicator::~NcclCommunicator() {
   KeepForEver(std::move(nccl_));
   KeepForEver(std::move(stats_));
   KeepForEver(std::move(staging_));
+  KeepForEver(options_.owned_kernels);
 }
 
 absl::Status NcclCommunicator::Agree(uint32_t digest) {

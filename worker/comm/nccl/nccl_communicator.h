@@ -36,6 +36,7 @@ class NcclCommunicator : public Communicator {
     NcclThread* thread = nullptr;  // The device's only one.
     CudaDevice* device = nullptr;
     SliceKernels* kernels = nullptr;
+    std::shared_ptr<SliceKernels> owned_kernels;  // Kept with the communicator, if not null.
     // The same ranks, on the CPU; nobody else calls it but for Abort. What it copies is small.
     Communicator* control = nullptr;
     std::function<bool()> control_aborted;            // Whether anyone aborted it. From any thread.

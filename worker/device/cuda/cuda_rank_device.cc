@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_rank_kernels.h"
 #include "worker/device/cuda/device_region.h"
+#include "worker/device/cuda/gpu_kernels.h"
 #include "worker/device/cuda/offloaded_rank_kernels.h"
 
 namespace tessera {
@@ -48,6 +49,11 @@ bool CudaRankDevice::IsOnDevice(const void* address) const {
   if (region == regions_.begin()) return false;
   --region;
   return at - region->first < static_cast<uint64_t>(region->second);
+}
+
+absl::StatusOr<std::unique_ptr<SliceKernels>> CudaRankDevice::CreateSliceKernels(
+    int64_t max_count) {
+  return GpuKernels::Create(device_.get(), max_count);
 }
 
 absl::StatusOr<std::unique_ptr<RankKernels>> CudaRankDevice::CreateKernels(

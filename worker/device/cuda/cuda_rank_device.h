@@ -8,12 +8,13 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "worker/device/cuda/cuda_backend.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/rank_device.h"
 
 namespace tessera {
 
-class CudaRankDevice : public RankDevice {
+class CudaRankDevice : public RankDevice, public CudaBackend {
  public:
   // `api` outlives the device. Errors: those of CudaDevice::Create
   static absl::StatusOr<std::unique_ptr<CudaRankDevice>> Create(CudaApi* api, int device);
@@ -26,6 +27,9 @@ class CudaRankDevice : public RankDevice {
     return device_->Allocate(size_bytes);
   }
   absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(const KernelOptions& options) override;
+
+  CudaDevice* cuda_device() override { return device_.get(); }
+  absl::StatusOr<std::unique_ptr<SliceKernels>> CreateSliceKernels(int64_t max_count) override;
 
   // Whether the address is in a region that MapRegion gave and that is still there.
   bool IsOnDevice(const void* address) const ABSL_LOCKS_EXCLUDED(mu_);

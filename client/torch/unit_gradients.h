@@ -1,0 +1,45 @@
+// What autograd has computed of units' parameters, on its way to the session.
+//
+//   on the processor   Add ──► Session::AddGradient
+//   on a GPU           Add ──► kept ──Flush: once the GPU's stream is done──► DeviceGradients::Add
+//
+// Thread-compatible.
+#ifndef TESSERA_CLIENT_TORCH_UNIT_GRADIENTS_H_
+#define TESSERA_CLIENT_TORCH_UNIT_GRADIENTS_H_
+
+#include <torch/torch.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/cpp/session.h"
+
+namespace tessera {
+
+class UnitGradients {
+ public:
+  // `session` outlives this.
+  explicit UnitGradients(Session* session)
+      : session_(session), kept_(static_cast<size_t>(session->num_units())) {}
+
+  // Of the unit's parameter; shape, dtype and layout are as autograd left them.
+  // Errors: those of Session::AddGradient
+  absl::Status Add(int unit, int parameter, const torch::Tensor& gradient);
+  // All that was added of the unit is the session's. Before its Reduce, or its step.
+  // Errors: those of DeviceGradients::Add
+  absl::Status Flush(int unit);
+  void Drop();  // What was not flushed.
+
+ private:
+  Session* const session_;
+  std::vector<std::vector<std::pair<int, torch::Tensor>>> kept_;  // By unit: parameter, gradient.
+};
+
+// Waits for what the calling thread's stream of the tensors' GPU was given so far; on the processor
+// there is nothing to wait for.
+void AwaitStreamOf(const torch::Device& device);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_UNIT_GRADIENTS_H_

@@ -1,0 +1,133 @@
+// Jobs on GPUs, which are fakes here, of several workers: what they compute is what workers without
+// a GPU do, whichever way it goes from one to the other.
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "client/cpp/local_cluster.h"
+#include "client/cpp/session.h"
+#include "gtest/gtest.h"
+#include "tests/testing/fake_gpu.h"
+#include "tests/testing/gpu_training.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+#include "worker/comm/nccl/fake_nccl_api.h"
+#include "worker/comm/nccl/nccl_direct.h"
+
+namespace tessera {
+namespace {
+
+using testing_support::FakeGpu;
+using testing_support::FakeGpuMemory;
+using testing_support::MakeFakeGpuDevice;
+using testing_support::ReadAllFrom;
+using testing_support::ToyOptions;
+using testing_support::TrainerTeam;
+using testing_support::TrainToyOn;
+
+constexpr int kSteps = 5;
+
+enum class Way { kNccl, kMemoryOfTheHosts };
+
+struct Case {
+  int num_workers;
+  int ranks_per_worker;
+  Way way;
+  bool cpu_offload = false;
+};
+
+// Counts the ranks that were given NCCL.
+struct FakeNccl {
+  FakeNcclWorld world;
+  std::vector<std::unique_ptr<FakeNcclApi>> apis ABSL_GUARDED_BY(mu);
+  absl::Mutex mu;
+
+  absl::StatusOr<std::unique_ptr<DirectCommunicators>> Make(RankDevice* device) {
+    absl::MutexLock lock(&mu);
+    FakeNcclApi::Options options;
+    options.device_buffers_only = false;  // Regions of keepers are no allocations of this process.
+    apis.push_back(std::make_unique<FakeNcclApi>(&world, FakeGpu(), options));
+    return MakeNcclCommunicators(apis.back().get(), device);
+  }
+};
+
+class GpuWorkersTest : public testing::TestWithParam<std::tuple<Case, Strategy>> {
+ protected:
+  // Trains on all ranks and returns what the first and the last see, which are the same.
+  absl::StatusOr<std::vector<float>> Train(LocalCluster* cluster, RankDevice* device,
+                                           SessionOptions options, int ranks_per_worker) {
+    options.coordinator_address = cluster->coordinator_address();
+    options.make_device = MakeFakeGpuDevice;
+    std::vector<std::string> workers;
+    for (int rank = 0; rank < options.config.world_size; ++rank)
+      workers.push_back(cluster->worker_address(rank / ranks_per_worker));
+    ASSIGN_OR_RETURN(TrainerTeam team, TrainerTeam::Open(options, workers));
+    std::vector<std::vector<float>> values(options.config.world_size);
+    RETURN_IF_ERROR(team.RunAll([&](Session* session) -> absl::Status {
+      RETURN_IF_ERROR(TrainToyOn(session, device, kSteps));
+      ASSIGN_OR_RETURN(values[session->rank()], ReadAllFrom(session, device));
+      return absl::OkStatus();
+    }));
+    EXPECT_EQ(values.front(), values.back());
+    return values.front();
+  }
+};
+
+TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
+  const auto& [test, strategy] = GetParam();
+  FakeNccl nccl;
+  LocalCluster::Options options;
+  options.num_workers = test.num_workers;
+  options.num_devices = test.ranks_per_worker;
+  ASSERT_OK_AND_ASSIGN(const auto on_host, LocalCluster::Start(options));
+  options.device_memory = FakeGpuMemory();
+  options.machine.make_device = MakeFakeGpuDevice;
+  if (test.way == Way::kNccl)
+    options.machine.make_direct = [&](RankDevice* device) { return nccl.Make(device); };
+  const int world_size = test.num_workers * test.ranks_per_worker;
+  SessionOptions job = ToyOptions(*on_host, "toy", world_size);
+  job.config.strategy = strategy;
+  if (strategy == Strategy::kHybridShard) job.config.shard_group_size = test.ranks_per_worker;
+  job.config.max_gradient_norm = 0.5;
+  job.config.cpu_offload = test.cpu_offload;
+  ASSERT_OK_AND_ASSIGN(const auto host, MakeFakeGpuDevice(kHostDevice));
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> expected,
+                       Train(on_host.get(), host.get(), job, test.ranks_per_worker));
+  ASSERT_FALSE(expected.empty());
+  {
+    ASSERT_OK_AND_ASSIGN(const auto on_gpu, LocalCluster::Start(options));
+    ASSERT_OK_AND_ASSIGN(const auto gpu, MakeFakeGpuDevice(0));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
+                         Train(on_gpu.get(), gpu.get(), job, test.ranks_per_worker));
+    EXPECT_EQ(values, expected);
+  }
+  absl::MutexLock lock(&nccl.mu);
+  EXPECT_EQ(static_cast<int>(nccl.apis.size()), test.way == Way::kNccl ? world_size : 0);
+  for (const auto& api : nccl.apis) EXPECT_EQ(api->misuses(), 0);
+}
+
+std::string CaseName(const testing::TestParamInfo<std::tuple<Case, Strategy>>& info) {
+  const auto& [of, strategy] = info.param;
+  return absl::StrCat(of.num_workers, "workers", of.ranks_per_worker, "ranks",
+                      of.way == Way::kNccl ? "Nccl" : "", of.cpu_offload ? "Offloaded" : "",
+                      static_cast<int>(strategy));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GpuWorkersTest,
+    testing::Combine(testing::Values(Case{2, 1, Way::kNccl}, Case{3, 1, Way::kNccl},
+                                     Case{2, 1, Way::kMemoryOfTheHosts},
+                                     Case{2, 1, Way::kMemoryOfTheHosts, /*cpu_offload=*/true},
+                                     Case{2, 2, Way::kMemoryOfTheHosts}),
+                     testing::Values(Strategy::kFullShard, Strategy::kShardGradOp,
+                                     Strategy::kHybridShard)),
+    CaseName);
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,58 @@
+#include "worker/comm/direct_communicators.h"
+
+#include <utility>
+
+namespace tessera {
+namespace {
+
+class ControlAndDirect : public Communicator {
+ public:
+  ControlAndDirect(std::unique_ptr<Communicator> control, std::unique_ptr<Communicator> direct)
+      : control_(std::move(control)), direct_(std::move(direct)) {}
+
+  int rank() const override { return control_->rank(); }
+  int size() const override { return control_->size(); }
+  absl::Status Barrier() override { return control_->Barrier(); }
+  absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) override {
+    return control_->AllGather(send, recv, bytes_per_rank);
+  }
+  absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
+                             DType dtype, double scale) override {
+    return control_->ReduceScatter(send, recv, count_per_rank, dtype, scale);
+  }
+  absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override {
+    return control_->AllReduce(buffer, count, dtype, op);
+  }
+  absl::Status Broadcast(void* buffer, int64_t bytes, int root) override {
+    return control_->Broadcast(buffer, bytes, root);
+  }
+  absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override {
+    return direct_->AllGatherMapped(base, bytes_per_rank);
+  }
+  absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
+                                   absl::Span<const ElementRange> slices_by_rank,
+                                   absl::Span<const ElementRange> parts, DType dtype, double scale,
+                                   bool accumulate, host::SumOutput recv,
+                                   host::GradientStats* stats) override {
+    return direct_->ReduceScatterMapped(sends_by_rank, slices_by_rank, parts, dtype, scale,
+                                        accumulate, recv, stats);
+  }
+  // Both end: the direct one looks at the other.
+  void Abort(absl::Status reason) override { control_->Abort(std::move(reason)); }
+  int64_t payload_bytes_copied() const override {
+    return control_->payload_bytes_copied() + direct_->payload_bytes_copied();
+  }
+
+ private:
+  const std::unique_ptr<Communicator> control_;  // Outlives the other.
+  const std::unique_ptr<Communicator> direct_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> JoinControlAndDirect(std::unique_ptr<Communicator> control,
+                                                   std::unique_ptr<Communicator> direct) {
+  return std::make_unique<ControlAndDirect>(std::move(control), std::move(direct));
+}
+
+}  // namespace tessera

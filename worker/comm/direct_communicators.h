@@ -1,0 +1,48 @@
+// Communicators that move what lies on devices of several workers from one to the other, without the
+// processor's memory between.
+//
+//   rank on a GPU ── DirectCommunicators::Join(control) ──► Communicator: NCCL
+//
+// Thread-compatible; what it makes may be used beside each other.
+#ifndef TESSERA_WORKER_COMM_DIRECT_COMMUNICATORS_H_
+#define TESSERA_WORKER_COMM_DIRECT_COMMUNICATORS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "worker/comm/communicator.h"
+#include "worker/device/rank_device.h"
+
+namespace tessera {
+
+class DirectCommunicators {
+ public:
+  virtual ~DirectCommunicators() = default;
+
+  struct JoinOptions {
+    Communicator* control = nullptr;  // Among the same ranks; outlives what is made.
+    std::function<bool()> aborted;    // Whether anyone has aborted that. From any thread.
+    absl::Duration timeout;           // Of joining, and of each operation.
+    int64_t max_count = 1;            // ELEMENTS of the largest slice.
+  };
+  // Collective: waits for all ranks.
+  // Errors: those of a communicator's operations (see communicator.h)
+  //         FailedPrecondition  ranks have different versions of the library: names both
+  //         ResourceExhausted   the device has no stream or memory left
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Join(const JoinOptions& options) = 0;
+};
+
+// For ranks on `device`, which outlives what is made of it. Errors: why there are none here.
+using MakeDirectCommunicators =
+    std::function<absl::StatusOr<std::unique_ptr<DirectCommunicators>>(RankDevice* device)>;
+
+// Mapped reductions and gathers are `direct`'s, all else is `control`'s. Owns both.
+std::unique_ptr<Communicator> JoinControlAndDirect(std::unique_ptr<Communicator> control,
+                                                   std::unique_ptr<Communicator> direct);
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_COMM_DIRECT_COMMUNICATORS_H_

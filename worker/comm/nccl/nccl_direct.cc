@@ -1,0 +1,62 @@
+#include "worker/comm/nccl/nccl_direct.h"
+
+#include <stdlib.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/device/cuda/cuda_backend.h"
+
+namespace tessera {
+namespace {
+
+class NcclDirect : public DirectCommunicators {
+ public:
+  NcclDirect(NcclApi* nccl, CudaBackend* backend, std::unique_ptr<NcclThread> thread)
+      : nccl_(nccl), backend_(backend), thread_(std::move(thread)) {}
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Join(const JoinOptions& join) override {
+    NcclCommunicator::Options options;
+    options.nccl = nccl_;
+    options.thread = thread_.get();
+    options.device = backend_->cuda_device();
+    absl::StatusOr<std::unique_ptr<SliceKernels>> kernels =
+        backend_->CreateSliceKernels(join.max_count);
+    if (!kernels.ok()) {
+      join.control->Abort(kernels.status());  // The others wait for this rank.
+      return kernels.status();
+    }
+    options.owned_kernels = *std::move(kernels);
+    options.kernels = options.owned_kernels.get();
+    options.control = join.control;
+    options.control_aborted = join.aborted;
+    options.timeout = join.timeout;
+    return NcclCommunicator::Create(options);
+  }
+
+ private:
+  NcclApi* const nccl_;
+  CudaBackend* const backend_;
+  const std::unique_ptr<NcclThread> thread_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeNcclCommunicators(NcclApi* nccl,
+                                                                          RankDevice* device) {
+  auto* const backend = dynamic_cast<CudaBackend*>(device);
+  if (backend == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("NCCL for ", device->name()));
+  ASSIGN_OR_RETURN(std::unique_ptr<NcclThread> thread, NcclThread::Create());
+  return std::make_unique<NcclDirect>(nccl, backend, std::move(thread));
+}
+
+absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeMachineNccl(RankDevice* device) {
+  unsetenv("NCCL_COMM_BLOCKING");  // It would overrule what communicators ask for.
+  ASSIGN_OR_RETURN(NcclApi* const nccl, LoadNcclApi());
+  return MakeNcclCommunicators(nccl, device);
+}
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+// A rank's communicators in one epoch, one for each row of operations that runs beside the others.
+//
+//   one worker       shared memory; sums on the rank's device
+//   several workers  shared memory and sockets; what lies on GPUs goes directly between them where
+//                    every rank can do that, else by way of the processor's memory
+//
+// Thread-compatible; the communicators have their own contracts.
+#ifndef TESSERA_WORKER_EXECUTOR_EPOCH_COMMUNICATORS_H_
+#define TESSERA_WORKER_EXECUTOR_EPOCH_COMMUNICATORS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/ids.h"
+#include "proto/executor.pb.h"
+#include "worker/comm/direct_communicators.h"
+#include "worker/comm/shm/shm_communicator.h"
+#include "worker/device/rank_kernels.h"
+#include "worker/executor/epoch_meshes.h"
+#include "worker/executor/executor_memory.h"
+
+namespace tessera {
+
+class EpochCommunicators {
+ public:
+  // `memory` outlives this. `make_direct` may be null.
+  EpochCommunicators(const ExecutorMemory* memory, MakeDirectCommunicators make_direct)
+      : memory_(memory), make_direct_(std::move(make_direct)) {}
+
+  // Once, before all else. Errors: those of RankDevice::CreateKernels
+  absl::Status Open();
+  // Listens for the ranks of other workers, for `epoch`; where they reach this one.
+  // Errors: as EpochMeshes::Listen
+  absl::StatusOr<std::string> Listen(Epoch epoch);
+  // Collective. Errors: as ShmCommunicator::Create, EpochMeshes::Connect, DirectCommunicators::Join
+  absl::Status Join(Epoch epoch, const v1::ExecutorStart& start);
+  void Leave();
+
+  // Null before Join and after Leave; the latter two where there is one worker, too.
+  Communicator* reduce() const { return reduce_.get(); }
+  Communicator* files() const { return files_.get(); }
+  Communicator* gather() const { return gather_.get(); }
+  Communicator* of_host() const { return of_host_.get(); }
+
+ private:
+  // A row's communicator, and whether anyone has aborted it: from any thread.
+  struct Joined {
+    std::unique_ptr<Communicator> communicator;
+    std::function<bool()> aborted;
+  };
+  // Storage may be slow, and other ranks' larger; whoever dies is noticed otherwise.
+  absl::Duration TimeoutOf(Row row) const {
+    return row == Row::kFiles ? absl::Hours(1) : memory_->config.collective_timeout;
+  }
+  // Null: the processor's memory has what the row moves.
+  RankKernels* KernelsOf(Row row) const {
+    return row == Row::kReduce   ? reduce_kernels_.get()
+           : row == Row::kGather ? gather_kernels_.get()
+                                 : nullptr;
+  }
+  void FindDirectWay();
+  // Of this worker's ranks.
+  absl::StatusOr<std::unique_ptr<ShmCommunicator>> JoinHost(Epoch epoch, Row row);
+  absl::StatusOr<Joined> JoinRow(Epoch epoch, Row row, const v1::ExecutorStart& start);
+  // Whether every rank can move what is on its device directly; the same on all ranks.
+  absl::StatusOr<bool> AllAreDirect(Communicator* control);
+  absl::StatusOr<std::unique_ptr<Communicator>> JoinDirect(Joined joined, Row row);
+
+  const ExecutorMemory* const memory_;
+  const MakeDirectCommunicators make_direct_;
+  std::unique_ptr<RankKernels> reduce_kernels_, gather_kernels_;  // Of a GPU; else null.
+  std::unique_ptr<DirectCommunicators> direct_;                   // Null: this rank has no such way.
+  std::unique_ptr<EpochMeshes> meshes_;                           // Of the epoch that is prepared.
+  std::unique_ptr<Communicator> reduce_, files_, gather_, of_host_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_EPOCH_COMMUNICATORS_H_

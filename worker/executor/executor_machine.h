@@ -1,0 +1,18 @@
+// What an executor finds on its machine. A plain value.
+#ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_MACHINE_H_
+#define TESSERA_WORKER_EXECUTOR_EXECUTOR_MACHINE_H_
+
+#include "worker/comm/direct_communicators.h"
+#include "worker/device/rank_device.h"
+#include "worker/memory/host_rank_device.h"
+
+namespace tessera {
+
+struct ExecutorMachine {
+  MakeRankDevice make_device = MakeHostRankDevice;  // The device that the setup names.
+  MakeDirectCommunicators make_direct;  // For ranks on a GPU; null: what moves goes by the host.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_EXECUTOR_MACHINE_H_
