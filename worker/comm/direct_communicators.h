@@ -1,5 +1,5 @@
-// Communicators that move what lies on devices of several workers from one to the other, without the
-// processor's memory between.
+// Communicators that move what lies on devices of several workers from one to the other, without
+// the processor's memory between.
 //
 //   rank on a GPU ── DirectCommunicators::Join(control) ──► Communicator: NCCL
 //

@@ -23,8 +23,8 @@ absl::Status EpochCommunicators::Open() {
 }
 
 absl::StatusOr<std::string> EpochCommunicators::Listen(Epoch epoch) {
-  ASSIGN_OR_RETURN(meshes_, EpochMeshes::Listen(memory_->topology, memory_->rank, epoch,
-                                                memory_->data_host));
+  ASSIGN_OR_RETURN(
+      meshes_, EpochMeshes::Listen(memory_->topology, memory_->rank, epoch, memory_->data_host));
   return meshes_->address();
 }
 
@@ -36,7 +36,8 @@ void EpochCommunicators::Leave() {
   meshes_.reset();
 }
 
-absl::StatusOr<std::unique_ptr<ShmCommunicator>> EpochCommunicators::JoinHost(Epoch epoch, Row row) {
+absl::StatusOr<std::unique_ptr<ShmCommunicator>> EpochCommunicators::JoinHost(Epoch epoch,
+                                                                              Row row) {
   const RankTopology& topology = memory_->topology;
   const int rank = static_cast<int>(memory_->rank.value()), host = memory_->host();
   ShmCommunicator::Options shm;
@@ -75,7 +76,8 @@ absl::StatusOr<bool> EpochCommunicators::AllAreDirect(Communicator* control) {
   return std::all_of(all.begin(), all.end(), [](uint8_t can) { return can != 0; });
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> EpochCommunicators::JoinDirect(Joined joined, Row row) {
+absl::StatusOr<std::unique_ptr<Communicator>> EpochCommunicators::JoinDirect(Joined joined,
+                                                                             Row row) {
   DirectCommunicators::JoinOptions options;
   options.control = joined.communicator.get();
   options.aborted = std::move(joined.aborted);
@@ -106,8 +108,8 @@ absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& star
   return absl::OkStatus();
 }
 
-absl::StatusOr<EpochCommunicators::Joined> EpochCommunicators::JoinRow(Epoch epoch, Row row,
-                                                        const v1::ExecutorStart& start) {
+absl::StatusOr<EpochCommunicators::Joined> EpochCommunicators::JoinRow(
+    Epoch epoch, Row row, const v1::ExecutorStart& start) {
   ASSIGN_OR_RETURN(std::unique_ptr<ShmCommunicator> local, JoinHost(epoch, row));
   // The worker ends the epoch in shared memory, while this thread reads none of its commands.
   const auto ended = [local = local.get()] { return local->aborted(); };

@@ -72,8 +72,8 @@ class EpochCommunicators {
   const ExecutorMemory* const memory_;
   const MakeDirectCommunicators make_direct_;
   std::unique_ptr<RankKernels> reduce_kernels_, gather_kernels_;  // Of a GPU; else null.
-  std::unique_ptr<DirectCommunicators> direct_;                   // Null: this rank has no such way.
-  std::unique_ptr<EpochMeshes> meshes_;                           // Of the epoch that is prepared.
+  std::unique_ptr<DirectCommunicators> direct_;  // Null: this rank has no such way.
+  std::unique_ptr<EpochMeshes> meshes_;          // Of the epoch that is prepared.
   std::unique_ptr<Communicator> reduce_, files_, gather_, of_host_;
 };
 

@@ -45,7 +45,7 @@ class NcclDirect : public DirectCommunicators {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeNcclCommunicators(NcclApi* nccl,
-                                                                          RankDevice* device) {
+                                                                           RankDevice* device) {
   auto* const backend = dynamic_cast<CudaBackend*>(device);
   if (backend == nullptr)
     return absl::InvalidArgumentError(absl::StrCat("NCCL for ", device->name()));

@@ -14,7 +14,7 @@ namespace tessera {
 // Errors: InvalidArgument    `device` is no GPU
 //         ResourceExhausted  no thread can be made
 absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeNcclCommunicators(NcclApi* nccl,
-                                                                          RankDevice* device);
+                                                                           RankDevice* device);
 
 // With this machine's library, which is told by its environment not to block. A
 // MakeDirectCommunicators. Errors: those of LoadNcclApi too.

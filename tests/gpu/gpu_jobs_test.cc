@@ -1,0 +1,120 @@
+// Whole jobs on a GPU: the bits of jobs on the processor, with executors that are killed, too.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "client/cpp/local_cluster.h"
+#include "client/cpp/session.h"
+#include "gtest/gtest.h"
+#include "tests/testing/gpu_training.h"
+#include "tests/testing/gpu_under_test.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+
+namespace tessera {
+namespace {
+
+using testing_support::FindGpuUnderTest;
+using testing_support::GpuUnderTest;
+using testing_support::ReadAllFrom;
+using testing_support::ToyOptions;
+using testing_support::ToyStepOn;
+using testing_support::TrainerTeam;
+using testing_support::TrainToyOn;
+
+constexpr int kSteps = 12;
+
+struct Case {
+  int world_size;
+  bool cpu_offload = false;
+};
+
+class GpuJobsTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<GpuUnderTest> gpu = FindGpuUnderTest();
+    if (absl::IsNotFound(gpu.status()) || absl::IsUnimplemented(gpu.status()))
+      GTEST_SKIP() << gpu.status().message();
+    ASSERT_OK(gpu);
+    gpu_ = *std::move(gpu);
+    ASSERT_OK_AND_ASSIGN(on_gpu_, gpu_.make_device(0));
+    ASSERT_OK_AND_ASSIGN(on_host_, gpu_.make_device(kHostDevice));
+  }
+  SessionOptions Job(const LocalCluster& cluster) {
+    SessionOptions options = ToyOptions(cluster, "toy", GetParam().world_size);
+    options.config.max_gradient_norm = 0.5;
+    options.config.cpu_offload = GetParam().cpu_offload;
+    options.make_device = gpu_.make_device;
+    return options;
+  }
+  absl::StatusOr<std::unique_ptr<LocalCluster>> StartOnGpu(const std::string& executor_binary) {
+    LocalCluster::Options options;
+    options.num_devices = GetParam().world_size;
+    options.executor_binary = executor_binary;
+    options.device_memory = gpu_.memory;
+    options.machine.make_device = gpu_.make_device;
+    return LocalCluster::Start(options);
+  }
+  // What a job of so many steps on the processor ends with.
+  absl::StatusOr<std::vector<float>> Expected() {
+    LocalCluster::Options options;
+    options.num_devices = GetParam().world_size;
+    ASSIGN_OR_RETURN(const auto cluster, LocalCluster::Start(options));
+    return TrainOn(cluster.get(), on_host_.get(), nullptr);
+  }
+  // `before` runs on rank 0 at the start of each try of a step.
+  absl::StatusOr<std::vector<float>> TrainOn(LocalCluster* cluster, RankDevice* device,
+                                             const std::function<void(int64_t step)>& before) {
+    ASSIGN_OR_RETURN(TrainerTeam team, TrainerTeam::Open(Job(*cluster)));
+    std::vector<std::vector<float>> values(GetParam().world_size);
+    RETURN_IF_ERROR(team.RunAll([&](Session* session) -> absl::Status {
+      while (session->next_step() <= kSteps) {
+        if (before && session->rank() == 0 && session->initialized()) before(session->next_step());
+        RETURN_IF_ERROR(TrainToyOn(session, device, session->next_step()));
+      }
+      ASSIGN_OR_RETURN(values[session->rank()], ReadAllFrom(session, device));
+      return absl::OkStatus();
+    }));
+    EXPECT_EQ(values.front(), values.back());
+    return values.front();
+  }
+
+  GpuUnderTest gpu_;
+  std::unique_ptr<RankDevice> on_gpu_, on_host_;
+};
+
+TEST_P(GpuJobsTest, TrainToTheBitsOfTheProcessor) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(/*executor_binary=*/""));
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
+                       TrainOn(cluster.get(), on_gpu_.get(), nullptr));
+  EXPECT_EQ(values, expected);
+}
+
+TEST_P(GpuJobsTest, ExecutorsThatAreKilledCostNoBit) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(gpu_.executor_binary));
+  int num_kills = 0;
+  const auto kill_some = [&](int64_t step) {
+    if (step % 4 != 0) return;
+    cluster->KillExecutorForTest("toy", static_cast<int>(step / 4) % GetParam().world_size);
+    ++num_kills;
+  };
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
+                       TrainOn(cluster.get(), on_gpu_.get(), kill_some));
+  EXPECT_EQ(values, expected);
+  EXPECT_GE(num_kills, kSteps / 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Device, GpuJobsTest,
+                         testing::Values(Case{1}, Case{2}, Case{4}, Case{2, /*cpu_offload=*/true}),
+                         [](const testing::TestParamInfo<Case>& info) {
+                           return absl::StrCat(info.param.world_size, "ranks",
+                                               info.param.cpu_offload ? "Offloaded" : "");
+                         });
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,10 @@
+#include "tests/testing/fake_gpu.h"
+#include "tests/testing/gpu_under_test.h"
+
+namespace tessera::testing_support {
+
+absl::StatusOr<GpuUnderTest> FindGpuUnderTest() {
+  return GpuUnderTest{MakeFakeGpuDevice, FakeGpuMemory(), "tests/testing/fake_gpu_executor"};
+}
+
+}  // namespace tessera::testing_support

@@ -1,0 +1,26 @@
+// The GPU that a test of jobs is about: a fake one, or that of the machine. A test links the one or
+// the other implementation, and is the same for both.
+#ifndef TESSERA_TESTS_TESTING_GPU_UNDER_TEST_H_
+#define TESSERA_TESTS_TESTING_GPU_UNDER_TEST_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "worker/device/device_memory.h"
+#include "worker/device/rank_device.h"
+
+namespace tessera::testing_support {
+
+struct GpuUnderTest {
+  MakeRankDevice make_device;  // The processor too.
+  std::shared_ptr<DeviceMemory> memory;
+  std::string executor_binary;  // Of executors that are processes.
+};
+
+// Errors: NotFound, Unimplemented  the machine has none: the test is skipped
+absl::StatusOr<GpuUnderTest> FindGpuUnderTest();
+
+}  // namespace tessera::testing_support
+
+#endif  // TESSERA_TESTS_TESTING_GPU_UNDER_TEST_H_
