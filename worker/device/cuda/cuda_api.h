@@ -28,12 +28,20 @@ struct CudaContext;
 struct CudaStreamHandle;
 struct CudaEventHandle;
 
+// Names an event to other processes of this host. Opaque; may be sent as it is.
+struct CudaIpcEventHandle {
+  char bytes[64];
+};
+
 // The numbers are CUDA's.
 enum class CudaAttribute : int {
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
+  // Registered memory of the host has one address for the host and this device.
+  kCanUseHostPointerForRegisteredMem = 91,
   kVirtualMemoryManagementSupported = 102,
   kPosixFileDescriptorSupported = 103,
+  kIpcEventSupported = 125,
 };
 
 enum class CudaAccess : int { kRead = 1, kReadWrite = 3 };
@@ -72,6 +80,12 @@ class CudaApi {
   virtual absl::Status MemFree(CudaAddress address) = 0;
   virtual absl::StatusOr<void*> MemHostAlloc(int64_t size_bytes) = 0;  // Pinned, portable, mapped.
   virtual absl::Status MemFreeHost(void* memory) = 0;
+  // Pins memory that the process has mapped, shared memory too: portable, and mapped for the device
+  // (at what address: kCanUseHostPointerForRegisteredMem). Whole pages are pinned. Unregistered
+  // before it is unmapped. What is registered already, in part even, is AlreadyExists; what is not
+  // registered by just this address is FailedPrecondition.
+  virtual absl::Status MemHostRegister(void* memory, int64_t size_bytes) = 0;
+  virtual absl::Status MemHostUnregister(void* memory) = 0;
 
   // --- Streams and events [ctx]. Streams do not wait for the legacy default stream ---
   virtual absl::StatusOr<CudaStreamHandle*> StreamCreateWithPriority(int priority) = 0;
@@ -97,6 +111,14 @@ class CudaApi {
   virtual absl::StatusOr<CudaEventHandle*> EventCreateTimed() = 0;  // As EventCreate, and a time.
   // Between two timed events that were reached, in milliseconds.
   virtual absl::StatusOr<double> EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) = 0;
+
+  // --- Events that processes share [ctx]. Each of them may record, wait for and query the event,
+  // and destroys what it created or opened. It is of no use to anybody once its creator has
+  // destroyed it. A wait takes the last record that was made before, in whichever process ---
+  virtual absl::StatusOr<CudaEventHandle*> EventCreateInterprocess() = 0;  // As EventCreate.
+  virtual absl::StatusOr<CudaIpcEventHandle> IpcGetEventHandle(CudaEventHandle* event) = 0;
+  virtual absl::StatusOr<CudaEventHandle*> IpcOpenEventHandle(  // Another process's.
+      const CudaIpcEventHandle& handle) = 0;
 
   // --- Memory that processes share by POSIX descriptors. Sizes are multiples of the granularity.
   // Physical memory lives while a handle, a mapping or a descriptor of any process holds it ---

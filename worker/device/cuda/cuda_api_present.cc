@@ -1,6 +1,8 @@
 // LoadCudaApi of a build with the toolkit.
 #include <dlfcn.h>
 
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "cuda.h"
@@ -13,10 +15,10 @@
   X(cuDriverGetVersion) X(cuInit) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetAttribute) \
   X(cuDeviceGetName) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) \
   X(cuCtxGetStreamPriorityRange) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) \
-  X(cuMemFreeHost) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) \
+  X(cuMemFreeHost) X(cuMemHostRegister) X(cuMemHostUnregister) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) \
   X(cuStreamWaitEvent) X(cuStreamWaitValue32) X(cuLaunchHostFunc) X(cuMemcpyAsync) \
   X(cuMemsetD8Async) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
-  X(cuEventSynchronize) X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) \
+  X(cuEventSynchronize) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) \
   X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuMemAddressReserve) \
   X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)
 // clang-format on
@@ -39,6 +41,13 @@ static_assert(static_cast<int>(CudaAttribute::kVirtualMemoryManagementSupported)
               CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(static_cast<int>(CudaAttribute::kPosixFileDescriptorSupported) ==
               CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+static_assert(static_cast<int>(CudaAttribute::kCanUseHostPointerForRegisteredMem) ==
+              CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
+static_assert(static_cast<int>(CudaAttribute::kIpcEventSupported) ==
+              CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED);
+static_assert(sizeof(CudaIpcEventHandle) == sizeof(CUipcEventHandle));
+static_assert(kCudaHostMemoryAlreadyRegistered == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+static_assert(kCudaHostMemoryNotRegistered == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 static_assert(static_cast<int>(CudaAccess::kRead) == CU_MEM_ACCESS_FLAGS_PROT_READ);
 static_assert(static_cast<int>(CudaAccess::kReadWrite) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
@@ -132,6 +141,13 @@ class Driver : public CudaApi {
   absl::Status MemFreeHost(void* memory) override {
     return CudaStatus("cuMemFreeHost", cuMemFreeHost_(memory));
   }
+  absl::Status MemHostRegister(void* memory, int64_t size_bytes) override {
+    const unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+    return CudaStatus("cuMemHostRegister", cuMemHostRegister_(memory, size_bytes, flags));
+  }
+  absl::Status MemHostUnregister(void* memory) override {
+    return CudaStatus("cuMemHostUnregister", cuMemHostUnregister_(memory));
+  }
 
   absl::StatusOr<CudaStreamHandle*> StreamCreateWithPriority(int priority) override {
     CUstream stream = nullptr;
@@ -192,6 +208,25 @@ class Driver : public CudaApi {
     RETURN_IF_ERROR(
         CudaStatus("cuEventElapsedTime", elapsed_time_(&milliseconds, Native(start), Native(end))));
     return milliseconds;
+  }
+
+  absl::StatusOr<CudaEventHandle*> EventCreateInterprocess() override {
+    return NewEvent(CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+  }
+  absl::StatusOr<CudaIpcEventHandle> IpcGetEventHandle(CudaEventHandle* event) override {
+    CUipcEventHandle native;
+    RETURN_IF_ERROR(
+        CudaStatus("cuIpcGetEventHandle", cuIpcGetEventHandle_(&native, Native(event))));
+    CudaIpcEventHandle handle;
+    std::memcpy(handle.bytes, native.reserved, sizeof(handle.bytes));
+    return handle;
+  }
+  absl::StatusOr<CudaEventHandle*> IpcOpenEventHandle(const CudaIpcEventHandle& handle) override {
+    CUipcEventHandle native;
+    std::memcpy(native.reserved, handle.bytes, sizeof(handle.bytes));
+    CUevent event = nullptr;
+    RETURN_IF_ERROR(CudaStatus("cuIpcOpenEventHandle", cuIpcOpenEventHandle_(&event, native)));
+    return reinterpret_cast<CudaEventHandle*>(event);
   }
 
   absl::StatusOr<int64_t> MemGetAllocationGranularity(int device) override {

@@ -5,6 +5,9 @@
 
 #include <atomic>
 #include <cstring>
+#include <new>
+#include <utility>
+#include <vector>
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
@@ -101,6 +104,127 @@ TEST(FakeCudaApiTest, PlannedErrorComesOnceAtTheCallThatWasMeant) {
   EXPECT_THAT(api.DeviceGetCount(), StatusIs(absl::StatusCode::kPermissionDenied, testing::_));
   EXPECT_OK(api.DeviceGetCount());
   EXPECT_EQ(api.num_calls("DeviceGetCount"), 3);
+}
+
+// A current context of an own fake.
+class FakeCudaContextTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(api_.Init());
+    ASSERT_OK_AND_ASSIGN(CudaContext * context, api_.DevicePrimaryCtxRetain(0));
+    ASSERT_OK(api_.CtxSetCurrent(context));
+    ASSERT_OK_AND_ASSIGN(stream_, api_.StreamCreateWithPriority(0));
+  }
+  void TearDown() override {
+    EXPECT_OK(api_.StreamDestroy(stream_));
+    EXPECT_OK(api_.DevicePrimaryCtxRelease(0));
+    EXPECT_EQ(api_.Held(), "");
+  }
+  bool IsReached(CudaEventHandle* event) {
+    const absl::StatusOr<bool> reached = api_.EventQuery(event);
+    EXPECT_OK(reached);
+    return reached.value_or(false);
+  }
+
+  FakeCudaApi api_;
+  CudaStreamHandle* stream_ = nullptr;
+};
+
+TEST_F(FakeCudaContextTest, MemoryOfTheHostIsRegisteredOnceAndNoPartOfItTwice) {
+  std::vector<char> memory(3000);
+  ASSERT_OK(api_.MemHostRegister(&memory[1000], 1000));
+  EXPECT_THAT(api_.Held(), HasSubstr("registered=1"));
+  const std::pair<int, int> overlapping[] = {{1000, 1000}, {0, 1001}, {1999, 1}, {500, 2000}};
+  for (const auto& [begin, size_bytes] : overlapping) {
+    EXPECT_THAT(api_.MemHostRegister(&memory[begin], size_bytes),
+                StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("cuMemHostRegister")))
+        << begin << ", " << size_bytes;
+  }
+  ASSERT_OK(api_.MemHostRegister(&memory[0], 1000));
+  ASSERT_OK(api_.MemHostRegister(&memory[2000], 1000));
+  EXPECT_TRUE(api_.Holds(&memory[1500], 500));
+  EXPECT_FALSE(api_.Holds(&memory[1500], 501));
+  ASSERT_OK_AND_ASSIGN(void* const pinned, api_.MemHostAlloc(64));
+  EXPECT_THAT(api_.MemHostRegister(pinned, 64),
+              StatusIs(absl::StatusCode::kAlreadyExists, testing::_));
+  EXPECT_OK(api_.MemFreeHost(pinned));
+  EXPECT_THAT(api_.MemHostRegister(nullptr, 64),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::_));
+  EXPECT_THAT(api_.MemHostUnregister(&memory[1]),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("cuMemHostUnregister")));
+  for (const int begin : {0, 1000, 2000}) EXPECT_OK(api_.MemHostUnregister(&memory[begin]));
+  EXPECT_THAT(api_.MemHostUnregister(&memory[0]),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("NOT_REGISTERED")));
+}
+
+TEST_F(FakeCudaContextTest, EventForSeveralProcessesIsAnEventOfItsOwnToo) {
+  ASSERT_OK_AND_ASSIGN(void* const pinned, api_.MemHostAlloc(sizeof(uint32_t)));
+  auto* const word = new (pinned) std::atomic<uint32_t>(0);
+  ASSERT_OK_AND_ASSIGN(CudaEventHandle * event, api_.EventCreateInterprocess());
+  EXPECT_TRUE(IsReached(event)) << "never recorded";
+  EXPECT_OK(api_.EventSynchronize(event));
+  ASSERT_OK(api_.StreamWaitValue32(stream_, reinterpret_cast<CudaAddress>(word), 1));
+  ASSERT_OK(api_.EventRecord(event, stream_));
+  EXPECT_FALSE(IsReached(event));
+  ASSERT_OK_AND_ASSIGN(CudaStreamHandle * other, api_.StreamCreateWithPriority(0));
+  ASSERT_OK(api_.StreamWaitEvent(other, event));
+  std::atomic<uint32_t> word_at_end{0};
+  api_.RunOnStream(other, [&] { word_at_end = word->load(); });
+  *word = 1;
+  ASSERT_OK(api_.EventSynchronize(event));
+  EXPECT_TRUE(IsReached(event));
+  ASSERT_OK(api_.StreamSynchronize(other));
+  EXPECT_EQ(word_at_end, 1);
+  EXPECT_OK(api_.EventDestroy(event));
+  EXPECT_OK(api_.StreamDestroy(other));
+  EXPECT_OK(api_.MemFreeHost(pinned));
+}
+
+TEST_F(FakeCudaContextTest, WhatIsNoEventOfAnotherProcessIsNotOpened) {
+  ASSERT_OK_AND_ASSIGN(CudaEventHandle * event, api_.EventCreateInterprocess());
+  ASSERT_OK_AND_ASSIGN(CudaEventHandle * plain, api_.EventCreate());
+  EXPECT_THAT(api_.IpcGetEventHandle(plain),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cuIpcGetEventHandle")));
+  ASSERT_OK_AND_ASSIGN(const CudaIpcEventHandle own, api_.IpcGetEventHandle(event));
+  for (const CudaIpcEventHandle& handle : {own, CudaIpcEventHandle()}) {
+    EXPECT_THAT(api_.IpcOpenEventHandle(handle),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cuIpcOpenEventHandle")));
+  }
+  EXPECT_OK(api_.EventDestroy(event));
+  EXPECT_OK(api_.EventDestroy(plain));
+}
+
+TEST_F(FakeCudaContextTest, BrokenContextEndsWaitsForEventsOfSeveralProcessesAndReachesNone) {
+  ASSERT_OK_AND_ASSIGN(void* const pinned, api_.MemHostAlloc(sizeof(uint32_t)));
+  auto* const word = new (pinned) std::atomic<uint32_t>(0);
+  ASSERT_OK_AND_ASSIGN(CudaEventHandle * event, api_.EventCreateInterprocess());
+  ASSERT_OK_AND_ASSIGN(CudaStreamHandle * other, api_.StreamCreateWithPriority(0));
+  ASSERT_OK(api_.StreamWaitValue32(stream_, reinterpret_cast<CudaAddress>(word), 1));
+  ASSERT_OK(api_.EventRecord(event, stream_));
+  ASSERT_OK(api_.StreamWaitEvent(other, event));
+  api_.Break(kCudaIllegalAddress);
+  for (CudaStreamHandle* stream : {other, stream_}) {  // Each waits for what is queued.
+    EXPECT_THAT(api_.StreamDestroy(stream), StatusIs(absl::StatusCode::kInternal, testing::_));
+  }
+  api_.Break(kCudaSuccess);
+  EXPECT_FALSE(IsReached(event));
+  EXPECT_OK(api_.EventDestroy(event));
+  EXPECT_OK(api_.MemFreeHost(pinned));
+  ASSERT_OK_AND_ASSIGN(stream_, api_.StreamCreateWithPriority(0));
+}
+
+TEST(FakeCudaApiTest, DeviceWithoutEventsOfSeveralProcessesSaysSo) {
+  FakeCudaApi::Options options;
+  options.ipc_events = false;
+  FakeCudaApi api(options);
+  ASSERT_OK(api.Init());
+  ASSERT_OK_AND_ASSIGN(const int supported,
+                       api.DeviceGetAttribute(CudaAttribute::kIpcEventSupported, 0));
+  EXPECT_EQ(supported, 0);
+  ASSERT_OK_AND_ASSIGN(CudaContext * context, api.DevicePrimaryCtxRetain(0));
+  ASSERT_OK(api.CtxSetCurrent(context));
+  EXPECT_THAT(api.IpcOpenEventHandle({}),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("NOT_SUPPORTED")));
 }
 
 TEST(FakeCudaApiTest, SharedMemoryIsSeenThroughEachMappingAndRefusesWhatIsNotGranular) {

@@ -5,6 +5,7 @@
 //   ResourceExhausted   no memory, no launch resources           try less; all is as before
 //   InvalidArgument     an impossible value, a refused handle    nothing was done
 //   FailedPrecondition  driver too old, no context               another driver, another order
+//   AlreadyExists       memory that is registered already        nothing was done
 //   NotFound            no device, no such device                run without
 //   Unimplemented       the device or driver cannot do it        another way
 //   PermissionDenied    the system refuses it                    ask the administrator
@@ -34,6 +35,8 @@ inline constexpr int kCudaOperatingSystem = 304;
 inline constexpr int kCudaInvalidHandle = 400;
 inline constexpr int kCudaNotReady = 600;
 inline constexpr int kCudaIllegalAddress = 700;
+inline constexpr int kCudaHostMemoryAlreadyRegistered = 712;
+inline constexpr int kCudaHostMemoryNotRegistered = 713;
 inline constexpr int kCudaLaunchFailed = 719;
 inline constexpr int kCudaNotPermitted = 800;
 inline constexpr int kCudaNotSupported = 801;

@@ -8,8 +8,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_error.h"
-#include "worker/device/host/host_event.h"
-#include "worker/device/host/host_stream.h"
+#include "worker/device/cuda/fake_cuda_handles.h"
 
 namespace tessera {
 namespace {
@@ -19,22 +18,22 @@ constexpr int64_t kAllocationAlignmentBytes = 256;
 // As the driver's, and as far as a fake can tell one from another.
 thread_local CudaContext* current_context = nullptr;
 
-struct FakeStream {
-  std::unique_ptr<HostStream> queue;
-  int priority = 0;
-};
-
-struct FakeEvent {
-  bool timed = false;
-  HostEvent reached;
-  // Of the last mark that was reached. Owned by the work that sets it too: an event may be
-  // destroyed before the stream has come to it.
-  std::shared_ptr<std::atomic<int64_t>> nanos = std::make_shared<std::atomic<int64_t>>(-1);
-};
-
-FakeStream* Of(CudaStreamHandle* stream) { return reinterpret_cast<FakeStream*>(stream); }
-FakeEvent* Of(CudaEventHandle* event) { return reinterpret_cast<FakeEvent*>(event); }
 void* Pointer(CudaAddress address) { return reinterpret_cast<void*>(address); }
+
+bool LiesIn(const std::map<void*, int64_t>& pieces, const void* address, int64_t size_bytes) {
+  auto after = pieces.upper_bound(const_cast<void*>(address));
+  if (after == pieces.begin()) return false;
+  const auto& [begin, held_bytes] = *--after;
+  return static_cast<const char*>(address) + size_bytes <= static_cast<char*>(begin) + held_bytes;
+}
+
+bool Overlaps(const std::map<void*, int64_t>& pieces, const void* address, int64_t size_bytes) {
+  const char* const begin = static_cast<const char*>(address);
+  auto after = pieces.lower_bound(const_cast<char*>(begin) + size_bytes);
+  if (after == pieces.begin()) return false;
+  --after;
+  return static_cast<char*>(after->first) + after->second > begin;
+}
 
 }  // namespace
 
@@ -64,15 +63,13 @@ std::string FakeCudaApi::Held() const {
     absl::StrAppend(&text, " contexts=", contexts_, " streams=", streams_, " events=", events_,
                     " allocations=", allocations_.size());
   }
+  if (!registered_.empty()) absl::StrAppend(&text, " registered=", registered_.size());
   return text;
 }
 
 bool FakeCudaApi::Holds(const void* address, int64_t size_bytes) const {
   absl::MutexLock lock(&mu_);
-  auto after = allocations_.upper_bound(const_cast<void*>(address));
-  if (after == allocations_.begin()) return false;
-  const auto& [begin, held_bytes] = *--after;
-  return static_cast<const char*>(address) + size_bytes <= static_cast<char*>(begin) + held_bytes;
+  return LiesIn(allocations_, address, size_bytes) || LiesIn(registered_, address, size_bytes);
 }
 
 absl::Status FakeCudaApi::Enter(absl::string_view call, Needs needs) {
@@ -133,6 +130,10 @@ absl::StatusOr<int> FakeCudaApi::DeviceGetAttribute(CudaAttribute attribute, int
       return 9;
     case CudaAttribute::kComputeCapabilityMinor:
       return 0;
+    case CudaAttribute::kCanUseHostPointerForRegisteredMem:
+      return 1;
+    case CudaAttribute::kIpcEventSupported:
+      return options_.ipc_events ? 1 : 0;
     case CudaAttribute::kVirtualMemoryManagementSupported:
       return options_.memory_management ? 1 : 0;
     case CudaAttribute::kPosixFileDescriptorSupported:
@@ -225,6 +226,26 @@ absl::Status FakeCudaApi::MemFreeHost(void* memory) {
   return FreeHostMemory("cuMemFreeHost", memory);
 }
 
+absl::Status FakeCudaApi::MemHostRegister(void* memory, int64_t size_bytes) {
+  RETURN_IF_ERROR(Enter("MemHostRegister", Needs::kContext));
+  if (memory == nullptr || size_bytes <= 0) {
+    return CudaStatus("cuMemHostRegister", kCudaInvalidValue);
+  }
+  absl::MutexLock lock(&mu_);
+  if (Overlaps(registered_, memory, size_bytes) || Overlaps(allocations_, memory, size_bytes)) {
+    return CudaStatus("cuMemHostRegister", kCudaHostMemoryAlreadyRegistered);
+  }
+  registered_[memory] = size_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status FakeCudaApi::MemHostUnregister(void* memory) {
+  RETURN_IF_ERROR(Enter("MemHostUnregister", Needs::kContext));
+  absl::MutexLock lock(&mu_);
+  const bool known = registered_.erase(memory) == 1;
+  return CudaStatus("cuMemHostUnregister", known ? kCudaSuccess : kCudaHostMemoryNotRegistered);
+}
+
 absl::StatusOr<CudaStreamHandle*> FakeCudaApi::StreamCreateWithPriority(int priority) {
   RETURN_IF_ERROR(Enter("StreamCreateWithPriority", Needs::kContext));
   auto stream = std::make_unique<FakeStream>();
@@ -250,12 +271,6 @@ absl::Status FakeCudaApi::StreamSynchronize(CudaStreamHandle* stream) {
   RETURN_IF_ERROR(Enter("StreamSynchronize", Needs::kContext));
   Of(stream)->queue->Synchronize();
   return CudaStatus("cuStreamSynchronize", broken_);
-}
-
-absl::Status FakeCudaApi::StreamWaitEvent(CudaStreamHandle* stream, CudaEventHandle* event) {
-  RETURN_IF_ERROR(Enter("StreamWaitEvent", Needs::kContext));
-  Of(stream)->queue->Wait(&Of(event)->reached);
-  return absl::OkStatus();
 }
 
 absl::Status FakeCudaApi::StreamWaitValue32(CudaStreamHandle* stream, CudaAddress word,
@@ -301,64 +316,6 @@ absl::Status FakeCudaApi::MemsetD8Async(CudaAddress dst, uint8_t value, int64_t 
   RETURN_IF_ERROR(Enter("MemsetD8Async", Needs::kContext));
   RunOnStream(stream, [=] { std::memset(Pointer(dst), value, size_bytes); });
   return absl::OkStatus();
-}
-
-absl::StatusOr<CudaEventHandle*> FakeCudaApi::EventCreate() {
-  RETURN_IF_ERROR(Enter("EventCreate", Needs::kContext));
-  return NewEvent(/*timed=*/false);
-}
-
-absl::StatusOr<CudaEventHandle*> FakeCudaApi::EventCreateTimed() {
-  RETURN_IF_ERROR(Enter("EventCreateTimed", Needs::kContext));
-  return NewEvent(/*timed=*/true);
-}
-
-CudaEventHandle* FakeCudaApi::NewEvent(bool timed) {
-  auto* event = new FakeEvent();
-  event->timed = timed;
-  absl::MutexLock lock(&mu_);
-  ++events_;
-  return reinterpret_cast<CudaEventHandle*>(event);
-}
-
-absl::Status FakeCudaApi::EventDestroy(CudaEventHandle* event) {
-  const absl::Status entered = Enter("EventDestroy", Needs::kContext);
-  if (!entered.ok() && !IsBroken(entered)) return entered;
-  delete Of(event);
-  absl::MutexLock lock(&mu_);
-  --events_;
-  return entered;
-}
-
-absl::Status FakeCudaApi::EventRecord(CudaEventHandle* event, CudaStreamHandle* stream) {
-  RETURN_IF_ERROR(Enter("EventRecord", Needs::kContext));
-  if (Of(event)->timed) {
-    RunOnStream(stream, [this, nanos = Of(event)->nanos] { *nanos = clock_nanos_.load(); });
-  }
-  Of(stream)->queue->Record(&Of(event)->reached);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<bool> FakeCudaApi::EventQuery(CudaEventHandle* event) {
-  RETURN_IF_ERROR(Enter("EventQuery", Needs::kContext));
-  return Of(event)->reached.Query();
-}
-
-absl::Status FakeCudaApi::EventSynchronize(CudaEventHandle* event) {
-  RETURN_IF_ERROR(Enter("EventSynchronize", Needs::kContext));
-  Of(event)->reached.Synchronize();
-  return CudaStatus("cuEventSynchronize", broken_);
-}
-
-absl::StatusOr<double> FakeCudaApi::EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) {
-  RETURN_IF_ERROR(Enter("EventElapsedTime", Needs::kContext));
-  for (CudaEventHandle* event : {start, end}) {
-    if (!Of(event)->timed || *Of(event)->nanos < 0) {
-      return CudaStatus("cuEventElapsedTime", kCudaInvalidHandle);
-    }
-    if (!Of(event)->reached.Query()) return CudaStatus("cuEventElapsedTime", kCudaNotReady);
-  }
-  return static_cast<double>(*Of(end)->nanos - *Of(start)->nanos) * 1e-6;
 }
 
 void FakeCudaApi::RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work) {

@@ -1,7 +1,8 @@
 // A driver made of threads and memfds, which does what cuda_api.h says and fails where it is told.
 //
 //   stream           a thread (HostStream)         device address   an address of this process
-//   physical memory  a memfd: export, import and map work between processes
+//   physical memory  a memfd: export, import and map work between processes, as do events that are
+//                    made for it (see fake_shared_event.h for what those cannot show)
 //
 // Contexts are checked: a call marked [ctx] on a thread without a current context fails. Calls and
 // what is held are counted. Thread-safe.
@@ -19,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "worker/device/cuda/cuda_api.h"
 #include "worker/device/cuda/fake_cuda_memory.h"
+#include "worker/device/cuda/fake_shared_event.h"
 
 namespace tessera {
 
@@ -31,6 +33,7 @@ class FakeCudaApi : public CudaApi {
     int64_t granularity_bytes = 64 << 10;
     bool memory_management = true;  // The attributes of that name.
     bool descriptors = true;
+    bool ipc_events = true;
     bool memory_needs_context = false;  // MemCreate and the calls that share are [ctx] too.
     double copy_bytes_per_second = 0;   // Of the device's clock; 0: copies take no time of it.
   };
@@ -62,6 +65,9 @@ class FakeCudaApi : public CudaApi {
   absl::Status MemFree(CudaAddress address) override;
   absl::StatusOr<void*> MemHostAlloc(int64_t size_bytes) override;
   absl::Status MemFreeHost(void* memory) override;
+  // Pins nothing: it remembers what is registered.
+  absl::Status MemHostRegister(void* memory, int64_t size_bytes) override;
+  absl::Status MemHostUnregister(void* memory) override;
   absl::StatusOr<CudaStreamHandle*> StreamCreateWithPriority(int priority) override;
   absl::Status StreamDestroy(CudaStreamHandle* stream) override;
   absl::Status StreamSynchronize(CudaStreamHandle* stream) override;
@@ -81,6 +87,9 @@ class FakeCudaApi : public CudaApi {
   absl::Status EventSynchronize(CudaEventHandle* event) override;
   absl::StatusOr<CudaEventHandle*> EventCreateTimed() override;
   absl::StatusOr<double> EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) override;
+  absl::StatusOr<CudaEventHandle*> EventCreateInterprocess() override;
+  absl::StatusOr<CudaIpcEventHandle> IpcGetEventHandle(CudaEventHandle* event) override;
+  absl::StatusOr<CudaEventHandle*> IpcOpenEventHandle(const CudaIpcEventHandle& handle) override;
   absl::StatusOr<int64_t> MemGetAllocationGranularity(int device) override;
   absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes) override;
   absl::Status MemRelease(CudaMemHandle handle) override;
@@ -96,7 +105,7 @@ class FakeCudaApi : public CudaApi {
 
   // Runs `work` in the order of the stream, as a kernel would; dropped once the context is broken.
   void RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work);
-  // Whether these bytes lie in one piece of what MemAlloc or MemHostAlloc gave.
+  // Whether these bytes lie in one piece of what MemAlloc or MemHostAlloc gave, or is registered.
   bool Holds(const void* address, int64_t size_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
   // The device's clock, which timed events read: it stands still but for copies and for this.
   void AdvanceClock(double seconds) { clock_nanos_ += static_cast<int64_t>(seconds * 1e9); }
@@ -113,7 +122,8 @@ class FakeCudaApi : public CudaApi {
   absl::Status Enter(absl::string_view call, Needs needs) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status EnterSharing(absl::string_view call);
   absl::Status CheckDevice(absl::string_view call, int device) const;
-  CudaEventHandle* NewEvent(bool timed) ABSL_LOCKS_EXCLUDED(mu_);
+  CudaEventHandle* NewEvent(bool timed, std::shared_ptr<FakeSharedEvent> shared = nullptr)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status HostMemory(absl::string_view call, int64_t size_bytes, void** memory)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status FreeHostMemory(absl::string_view call, void* memory) ABSL_LOCKS_EXCLUDED(mu_);
@@ -130,6 +140,7 @@ class FakeCudaApi : public CudaApi {
   int streams_ ABSL_GUARDED_BY(mu_) = 0;
   int events_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<void*, int64_t> allocations_ ABSL_GUARDED_BY(mu_);
+  std::map<void*, int64_t> registered_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace tessera

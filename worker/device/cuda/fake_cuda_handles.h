@@ -1,0 +1,35 @@
+// What the handles of a FakeCudaApi point at.
+#ifndef TESSERA_WORKER_DEVICE_CUDA_FAKE_CUDA_HANDLES_H_
+#define TESSERA_WORKER_DEVICE_CUDA_FAKE_CUDA_HANDLES_H_
+
+#include <atomic>
+#include <memory>
+
+#include "worker/device/cuda/cuda_api.h"
+#include "worker/device/cuda/fake_shared_event.h"
+#include "worker/device/host/host_event.h"
+#include "worker/device/host/host_stream.h"
+
+namespace tessera {
+
+struct FakeStream {
+  std::unique_ptr<HostStream> queue;
+  int priority = 0;
+};
+
+struct FakeEvent {
+  bool timed = false;
+  HostEvent reached;
+  // Of the last mark that was reached. Owned by the work that sets it too: an event may be
+  // destroyed before the stream has come to it.
+  std::shared_ptr<std::atomic<int64_t>> nanos = std::make_shared<std::atomic<int64_t>>(-1);
+  // Of an event for several processes, in place of the two above. Owned by the work on it too.
+  std::shared_ptr<FakeSharedEvent> shared;
+};
+
+inline FakeStream* Of(CudaStreamHandle* stream) { return reinterpret_cast<FakeStream*>(stream); }
+inline FakeEvent* Of(CudaEventHandle* event) { return reinterpret_cast<FakeEvent*>(event); }
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_CUDA_FAKE_CUDA_HANDLES_H_
