@@ -16,7 +16,8 @@ _GENERATE = " ".join(["-gencode " + generate for generate in [
     "arch=compute_90,code=compute_90",
 ]])
 
-_FLAGS = "-std=c++17 -O3 --fmad=false -I. -Xcompiler -fPIC,-Wall"
+# Not into /tmp: each sandbox has a space of process ids of its own, which nvcc names its files by.
+_FLAGS = "-std=c++17 -O3 --fmad=false --objdir-as-tempdir -I. -Xcompiler -fPIC,-Wall"
 
 def cuda_library(name, srcs, hdrs, absent_srcs, deps = [], **kwargs):
     objects = []
