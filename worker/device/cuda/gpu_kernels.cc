@@ -102,6 +102,23 @@ absl::Status GpuKernels::Cast(CudaStreamHandle* stream, DType from_dtype, const 
                                           count, scale));
 }
 
+absl::Status GpuKernels::CastToFp8(CudaStreamHandle* stream, DType from_dtype, const void* from,
+                                   Fp8Format format, uint8_t* to, int64_t count, double scale) {
+  RETURN_IF_ERROR(Check("CastToFp8", count, {from, to}, IsFloatingPoint(from_dtype)));
+  if (count == 0) return absl::OkStatus();
+  return Launched("CastToFp8", gpu::LaunchCastToFp8(stream, Number(from_dtype), from,
+                                                    static_cast<int>(format), to, count, scale));
+}
+
+absl::Status GpuKernels::CastFromFp8(CudaStreamHandle* stream, Fp8Format format,
+                                     const uint8_t* from, DType to_dtype, void* to, int64_t count,
+                                     double scale) {
+  RETURN_IF_ERROR(Check("CastFromFp8", count, {from, to}, IsFloatingPoint(to_dtype)));
+  if (count == 0) return absl::OkStatus();
+  return Launched("CastFromFp8", gpu::LaunchCastFromFp8(stream, static_cast<int>(format), from,
+                                                        Number(to_dtype), to, count, scale));
+}
+
 absl::Status GpuKernels::MeasureNorm(const char* kernel, CudaStreamHandle* stream, DType dtype,
                                      const void* values, int64_t count, double p, double* sum,
                                      bool* non_finite) const {

@@ -21,6 +21,9 @@
 
 namespace tessera {
 
+// float8_e4m3fn and float8_e5m2 of PyTorch.
+enum class Fp8Format : uint8_t { kE4M3, kE5M2 };
+
 class GpuKernels : public SliceKernels {
  public:
   // `device` outlives the kernels. What is measured in one pass has at most `max_count` elements.
@@ -41,6 +44,11 @@ class GpuKernels : public SliceKernels {
   // fp64 if `to_dtype` is, else fp32.
   absl::Status Cast(CudaStreamHandle* stream, DType from_dtype, const void* from, DType to_dtype,
                     void* to, int64_t count, double scale);
+  // As Cast, to and from eight bits, which are no dtype of a job (see kernel_math.h).
+  absl::Status CastToFp8(CudaStreamHandle* stream, DType from_dtype, const void* from,
+                         Fp8Format format, uint8_t* to, int64_t count, double scale);
+  absl::Status CastFromFp8(CudaStreamHandle* stream, Fp8Format format, const uint8_t* from,
+                           DType to_dtype, void* to, int64_t count, double scale);
   // A parameter's gradient into its place in the flat gradient.
   absl::Status CopyIn(CudaStreamHandle* stream, DType from_dtype, const void* from, DType to_dtype,
                       void* to, int64_t count) {

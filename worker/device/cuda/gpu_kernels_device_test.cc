@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "base/status_matchers.h"
@@ -76,6 +77,8 @@ class GpuKernelsDeviceTest : public testing::Test {
   void ExpectAdamOfTheHosts();
   template <typename Real>
   void ExpectSgdOfTheHosts();
+  template <typename Fp8>
+  void ExpectCastsOf(Fp8Format format);
   template <typename Real>
   void ExpectNormsOfTheHosts(DType dtype, int64_t count);
 
@@ -177,6 +180,39 @@ void GpuKernelsDeviceTest::ExpectSgdOfTheHosts() {
 TEST_F(GpuKernelsDeviceTest, SgdHasTheBitsOfTheHosts) {
   ExpectSgdOfTheHosts<float>();
   ExpectSgdOfTheHosts<double>();
+}
+
+template <typename Fp8>
+void GpuKernelsDeviceTest::ExpectCastsOf(Fp8Format format) {
+  std::vector<uint8_t> codes(256);
+  std::iota(codes.begin(), codes.end(), uint8_t{0});
+  const Buffer on_codes = Upload(codes), wide = Upload(std::vector<float>(256));
+  ASSERT_OK(kernels_->CastFromFp8(stream_->handle(), format, on_codes.data_as<uint8_t>(),
+                                  DType::kFp32, wide.data(), 256, 0.5));
+  const std::vector<float> values = Download<float>(wide);
+  for (int code = 0; code < 256; ++code) {
+    const float expected = gpu::Widen(Fp8{static_cast<uint8_t>(code)}) * 0.5f;
+    if (std::isnan(expected)) {
+      EXPECT_TRUE(std::isnan(values[code])) << code;
+    } else {
+      EXPECT_EQ(values[code], expected) << code;
+    }
+  }
+  const std::vector<float> floats = Values(6);
+  const Buffer on_floats = Upload(floats), narrow = Upload(std::vector<uint8_t>(floats.size()));
+  ASSERT_OK(kernels_->CastToFp8(stream_->handle(), DType::kFp32, on_floats.data(), format,
+                                narrow.data_as<uint8_t>(), floats.size(), 37));
+  const std::vector<uint8_t> rounded = Download<uint8_t>(narrow);
+  for (size_t i = 0; i < floats.size(); ++i) {
+    Fp8 expected;
+    gpu::CastElement(floats[i], 37, &expected);
+    ASSERT_EQ(rounded[i], expected.bits) << floats[i];
+  }
+}
+
+TEST_F(GpuKernelsDeviceTest, CastsOfEightBitsHaveTheBitsOfTheHosts) {
+  ExpectCastsOf<gpu::Fp8E4M3>(Fp8Format::kE4M3);
+  ExpectCastsOf<gpu::Fp8E5M2>(Fp8Format::kE5M2);
 }
 
 TEST_F(GpuKernelsDeviceTest, RoundingInPlaceHasTheBitsOfTheHosts) {

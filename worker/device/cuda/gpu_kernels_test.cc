@@ -22,6 +22,7 @@ TEST(GpuKernelsTest, ImpossibleArgumentsAreRefusedByNameAndNothingIsLaunched) {
   ASSERT_OK_AND_ASSIGN(auto kernels, GpuKernels::Create(device.get(), 100));
   float value = 1;
   double wide = 1;
+  uint8_t code = 0;
   float* null = nullptr;
   double* null_wide = nullptr;
   host::GradientStats stats;
@@ -31,6 +32,10 @@ TEST(GpuKernelsTest, ImpossibleArgumentsAreRefusedByNameAndNothingIsLaunched) {
       {kernels->Cast(nullptr, DType::kFp32, &value, DType::kBf16, null, 1, 1), "Cast: a pointer"},
       {kernels->Cast(nullptr, DType::kInt32, &value, DType::kFp32, &value, 1, 1),
        "Cast: it has no"},
+      {kernels->CastToFp8(nullptr, DType::kInt64, &value, Fp8Format::kE4M3, &code, 1, 1),
+       "CastToFp8: it has no"},
+      {kernels->CastFromFp8(nullptr, Fp8Format::kE5M2, &code, DType::kFp32, null, 1, 1),
+       "CastFromFp8: a pointer is null"},
       {kernels->Scale(nullptr, &value, DType::kBf16, 1, 2), "Scale: it has no such dtype"},
       {kernels->Scale(nullptr, &value, DType::kFp32, -1, 2), "Scale: -1 elements"},
       {kernels->RoundToHalf(nullptr, DType::kFp32, DType::kFp32, &value, 1), "no such dtype"},

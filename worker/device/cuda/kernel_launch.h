@@ -30,6 +30,11 @@ struct Published {
 
 int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, void* to,
                int64_t count, double scale);
+// `format`: 0 for E4M3, 1 for E5M2.
+int LaunchCastToFp8(void* stream, int from_dtype, const void* from, int format, void* to,
+                    int64_t count, double scale);
+int LaunchCastFromFp8(void* stream, int format, const void* from, int to_dtype, void* to,
+                      int64_t count, double scale);
 int LaunchScale(void* stream, int dtype, void* values, int64_t count, double factor);
 // `dtype`, of `values`: fp32 or fp64.
 int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int64_t count);

@@ -5,6 +5,8 @@ namespace tessera {
 namespace gpu {
 
 int LaunchCast(void*, int, const void*, int, void*, int64_t, double) { return kNotBuilt; }
+int LaunchCastToFp8(void*, int, const void*, int, void*, int64_t, double) { return kNotBuilt; }
+int LaunchCastFromFp8(void*, int, const void*, int, void*, int64_t, double) { return kNotBuilt; }
 int LaunchScale(void*, int, void*, int64_t, double) { return kNotBuilt; }
 int LaunchRoundToHalf(void*, int, int, void*, int64_t) { return kNotBuilt; }
 int LaunchFill(void*, int, void*, int64_t, double) { return kNotBuilt; }

@@ -38,6 +38,20 @@ int ByType(int dtype, Body body) {
   return kInvalidValue;
 }
 
+// As ByType, of the formats of eight bits.
+template <typename Body>
+int ByFormat(int format, Body body) {
+  if (format == 0) return body(static_cast<Fp8E4M3*>(nullptr));
+  if (format == 1) return body(static_cast<Fp8E5M2*>(nullptr));
+  return kInvalidValue;
+}
+
+template <typename From, typename To>
+int CastAll(const From* from, To* to, int64_t count, double scale) {
+  for (int64_t i = 0; i < count; ++i) CastElement(from[i], scale, &to[i]);
+  return 0;
+}
+
 template <typename T>
 T Element(const void* values, int64_t i) {
   return static_cast<const T*>(values)[i];
@@ -117,10 +131,28 @@ int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, voi
   AwaitEarlierWork(stream);
   return ByType(from_dtype, [&](auto* from_type) {
     return ByType(to_dtype, [&](auto* to_type) {
-      const auto* source = static_cast<decltype(from_type)>(const_cast<void*>(from));
-      auto* target = static_cast<decltype(to_type)>(to);
-      for (int64_t i = 0; i < count; ++i) CastElement(source[i], scale, &target[i]);
-      return 0;
+      return CastAll(static_cast<decltype(from_type)>(const_cast<void*>(from)),
+                     static_cast<decltype(to_type)>(to), count, scale);
+    });
+  });
+}
+
+int LaunchCastToFp8(void*, int from_dtype, const void* from, int format, void* to, int64_t count,
+                    double scale) {
+  return ByType(from_dtype, [&](auto* from_type) {
+    return ByFormat(format, [&](auto* to_type) {
+      return CastAll(static_cast<decltype(from_type)>(const_cast<void*>(from)),
+                     static_cast<decltype(to_type)>(to), count, scale);
+    });
+  });
+}
+
+int LaunchCastFromFp8(void*, int format, const void* from, int to_dtype, void* to, int64_t count,
+                      double scale) {
+  return ByFormat(format, [&](auto* from_type) {
+    return ByType(to_dtype, [&](auto* to_type) {
+      return CastAll(static_cast<decltype(from_type)>(const_cast<void*>(from)),
+                     static_cast<decltype(to_type)>(to), count, scale);
     });
   });
 }

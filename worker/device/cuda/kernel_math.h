@@ -23,6 +23,15 @@ struct Bf16 {
 struct Fp16 {
   uint16_t bits;
 };
+// float8_e4m3fn and float8_e5m2 of PyTorch; no dtype of a job. What is too large for them, infinity
+// too, becomes the largest number (448 and 57344) as by CUDA's __NV_SATFINITE, where PyTorch's own
+// cast makes it NaN or infinite.
+struct Fp8E4M3 {
+  uint8_t bits;
+};
+struct Fp8E5M2 {
+  uint8_t bits;
+};
 
 TESSERA_HOST_DEVICE uint32_t BitsOf(float value) {
   uint32_t bits;
@@ -48,6 +57,20 @@ TESSERA_HOST_DEVICE float Widen(Fp16 value) {
   if (exponent != 0) return FloatOf(sign | (exponent + 112) << 23 | fraction << 13);
   // A multiple of 2^-24, exact.
   return FloatOf(sign | BitsOf(static_cast<float>(fraction) * FloatOf((127u - 24u) << 23)));
+}
+
+// The upper half of an fp16.
+TESSERA_HOST_DEVICE float Widen(Fp8E5M2 value) {
+  return Widen(Fp16{static_cast<uint16_t>(value.bits << 8)});
+}
+
+TESSERA_HOST_DEVICE float Widen(Fp8E4M3 value) {
+  const uint32_t sign = (value.bits & 0x80u) << 24;
+  const uint32_t magnitude = value.bits & 0x7Fu;
+  if (magnitude == 0x7F) return FloatOf(sign | 0x7FC00000u);
+  if (magnitude >= 8) return FloatOf(sign | (magnitude + (120u << 3)) << 20);
+  // A multiple of 2^-9, exact.
+  return FloatOf(sign | BitsOf(static_cast<float>(magnitude) * FloatOf((127u - 9u) << 23)));
 }
 
 TESSERA_HOST_DEVICE void Narrow(float value, float* to) { *to = value; }
@@ -83,8 +106,43 @@ TESSERA_HOST_DEVICE void Narrow(float value, Fp16* to) {
   to->bits = static_cast<uint16_t>(result | (bits >> 16 & 0x8000u));
 }
 
+// Into a format of eight bits whose fraction has `kFractionBits`, whose exponents begin at
+// `kLeast` and whose largest number is `kLargest`: to nearest, ties to even.
+template <int kFractionBits, int kLeast, uint32_t kLargest>
+TESSERA_HOST_DEVICE uint8_t NarrowToEightBits(float value) {
+  const uint32_t bits = BitsOf(value);
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  const uint32_t sign = bits >> 24 & 0x80u;
+  if (magnitude > 0x7F800000u) return static_cast<uint8_t>(sign | 0x7Fu);
+  uint32_t result;
+  if (magnitude < static_cast<uint32_t>(127 + kLeast) << 23) {
+    // Of this number the unit of the last place is that of the format's smallest ones.
+    const float base = FloatOf(static_cast<uint32_t>(127 + 23 + kLeast - kFractionBits) << 23);
+    result = BitsOf(FloatOf(magnitude) + base) - BitsOf(base);
+  } else {
+    constexpr int kDropped = 23 - kFractionBits;
+    const uint32_t odd = magnitude >> kDropped & 1u;
+    const uint32_t half = (1u << (kDropped - 1)) - 1u;
+    result = (magnitude + odd + half - (static_cast<uint32_t>(126 + kLeast) << 23)) >> kDropped;
+  }
+  return static_cast<uint8_t>(sign | (result < kLargest ? result : kLargest));
+}
+
+TESSERA_HOST_DEVICE void Narrow(float value, Fp8E4M3* to) {
+  to->bits = NarrowToEightBits<3, -6, 0x7Eu>(value);
+}
+TESSERA_HOST_DEVICE void Narrow(float value, Fp8E5M2* to) {
+  to->bits = NarrowToEightBits<2, -14, 0x7Bu>(value);
+}
+
 TESSERA_HOST_DEVICE void Narrow(double value, Bf16* to) { Narrow(static_cast<float>(value), to); }
 TESSERA_HOST_DEVICE void Narrow(double value, Fp16* to) { Narrow(static_cast<float>(value), to); }
+TESSERA_HOST_DEVICE void Narrow(double value, Fp8E4M3* to) {
+  Narrow(static_cast<float>(value), to);
+}
+TESSERA_HOST_DEVICE void Narrow(double value, Fp8E5M2* to) {
+  Narrow(static_cast<float>(value), to);
+}
 
 // There and back; a double by way of fp32.
 template <typename Half, typename Real>
@@ -102,14 +160,8 @@ template <typename From, typename To>
 TESSERA_HOST_DEVICE void CastElement(From from, double scale, To* to) {
   Narrow(static_cast<float>(Widen(from)) * static_cast<float>(scale), to);
 }
-TESSERA_HOST_DEVICE void CastElement(double from, double scale, double* to) { *to = from * scale; }
-TESSERA_HOST_DEVICE void CastElement(float from, double scale, double* to) {
-  *to = static_cast<double>(from) * scale;
-}
-TESSERA_HOST_DEVICE void CastElement(Bf16 from, double scale, double* to) {
-  *to = static_cast<double>(Widen(from)) * scale;
-}
-TESSERA_HOST_DEVICE void CastElement(Fp16 from, double scale, double* to) {
+template <typename From>
+TESSERA_HOST_DEVICE void CastElement(From from, double scale, double* to) {
   *to = static_cast<double>(Widen(from)) * scale;
 }
 

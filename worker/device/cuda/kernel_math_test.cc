@@ -1,6 +1,7 @@
 // The arithmetic of the GPU's kernels, on the CPU, beside the host's kernels: the same bits.
 #include "worker/device/cuda/kernel_math.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -113,6 +114,96 @@ TEST(KernelMathTest, ScaleOfACastIsRoundedBeforeTheCast) {
   EXPECT_EQ(Widen(half), 1.0f);
   double wide = 0;
   CastElement(Bf16{0x4040}, 0.1, &wide);  // 3.0
+  EXPECT_EQ(wide, 3.0 * 0.1);
+}
+
+// A format of eight bits, by its definition.
+struct EightBits {
+  int fraction_bits;
+  int bias;
+  int largest;  // Of the codes without a sign.
+
+  double ValueOf(int code) const {
+    const int exponent = code >> fraction_bits;
+    const double fraction = code & ((1 << fraction_bits) - 1);
+    if (exponent == 0) return std::ldexp(fraction, 1 - bias - fraction_bits);
+    return std::ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
+  }
+  // The nearest of all numbers, the largest for what is larger; of two that are as near the one
+  // whose code is even.
+  int Nearest(double magnitude) const {
+    magnitude = std::min(magnitude, ValueOf(largest));
+    int nearest = 0;
+    for (int code = 1; code <= largest; ++code) {
+      const double nearer =
+          std::abs(ValueOf(nearest) - magnitude) - std::abs(ValueOf(code) - magnitude);
+      if (nearer > 0 || (nearer == 0 && code % 2 == 0)) nearest = code;
+    }
+    return nearest;
+  }
+};
+constexpr EightBits kE4M3 = {3, 7, 0x7E};
+constexpr EightBits kE5M2 = {2, 15, 0x7B};
+
+template <typename Fp8>
+int CodeOf(float value) {
+  Fp8 narrow;
+  Narrow(value, &narrow);
+  return narrow.bits;
+}
+
+template <typename Fp8>
+void ExpectCodesOf(const EightBits& format) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (int code = 0; code <= format.largest; ++code) {
+    const float value = Widen(Fp8{static_cast<uint8_t>(code)});
+    const float negative = Widen(Fp8{static_cast<uint8_t>(code | 0x80)});
+    ASSERT_EQ(value, format.ValueOf(code)) << code;
+    ASSERT_TRUE(SameBits(negative, -value)) << code;
+    ASSERT_EQ(CodeOf<Fp8>(value), code);
+    ASSERT_EQ(CodeOf<Fp8>(-value), code | 0x80);
+    if (code == format.largest) break;
+    // Between this number and the next one, and right beside the middle.
+    const auto middle = static_cast<float>((format.ValueOf(code) + format.ValueOf(code + 1)) / 2);
+    ASSERT_EQ(CodeOf<Fp8>(middle), code % 2 == 0 ? code : code + 1) << code;
+    ASSERT_EQ(CodeOf<Fp8>(std::nextafter(middle, 0.0f)), code);
+    ASSERT_EQ(CodeOf<Fp8>(std::nextafter(middle, infinity)), code + 1);
+    ASSERT_EQ(CodeOf<Fp8>(-std::nextafter(middle, infinity)), (code + 1) | 0x80);
+  }
+  for (const float large : {infinity, 3.4e38f, static_cast<float>(format.ValueOf(format.largest)),
+                            static_cast<float>(format.ValueOf(format.largest) * 1.0001)}) {
+    EXPECT_EQ(CodeOf<Fp8>(large), format.largest) << large;
+    EXPECT_EQ(CodeOf<Fp8>(-large), format.largest | 0x80) << large;
+  }
+  const float nan = std::nanf("");
+  EXPECT_TRUE(std::isnan(Widen(Fp8{static_cast<uint8_t>(CodeOf<Fp8>(nan))})));
+  EXPECT_TRUE(std::isnan(Widen(Fp8{static_cast<uint8_t>(CodeOf<Fp8>(-nan))})));
+  for (const float value : Floats(/*seed=*/13, 100000)) {
+    const int sign = std::signbit(value) ? 0x80 : 0;
+    ASSERT_EQ(CodeOf<Fp8>(value), format.Nearest(std::abs(value)) | sign) << value << ", seed 13";
+  }
+}
+
+TEST(KernelMathTest, EightBitsAreRoundedToTheNearestAtEachBoundaryAndSaturate) {
+  ExpectCodesOf<Fp8E4M3>(kE4M3);
+  ExpectCodesOf<Fp8E5M2>(kE5M2);
+  // What is no number among the 256 codes.
+  EXPECT_TRUE(std::isnan(Widen(Fp8E4M3{0x7F})) && std::isnan(Widen(Fp8E4M3{0xFF})));
+  EXPECT_EQ(Widen(Fp8E5M2{0x7C}), std::numeric_limits<float>::infinity());
+  EXPECT_EQ(Widen(Fp8E5M2{0xFC}), -std::numeric_limits<float>::infinity());
+  for (const uint8_t code : {0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF}) {
+    EXPECT_TRUE(std::isnan(Widen(Fp8E5M2{code}))) << int{code};
+  }
+}
+
+TEST(KernelMathTest, EightBitsAreScaledInFp32AndReadInFp64) {
+  Fp8E4M3 narrow;
+  CastElement(3.0, 1.0 / 3.0, &narrow);
+  EXPECT_EQ(narrow.bits, 0x38) << "1.0";
+  CastElement(Bf16{0x4040}, 200.0, &narrow);  // 3.0
+  EXPECT_EQ(narrow.bits, 0x7E) << "600 is too large";
+  double wide = 0;
+  CastElement(Fp8E4M3{0x44}, 0.1, &wide);  // 3.0
   EXPECT_EQ(wide, 3.0 * 0.1);
 }
 

@@ -67,6 +67,20 @@ __global__ void Sgd(SgdFactors<Real> factors, int64_t count, const Real* gradien
   }
 }
 
+// As ByType, of the formats of eight bits.
+template <typename Body>
+int ByFormat(int format, Body body) {
+  if (format == 0) return body(static_cast<Fp8E4M3*>(nullptr));
+  if (format == 1) return body(static_cast<Fp8E5M2*>(nullptr));
+  return cudaErrorInvalidValue;
+}
+
+template <typename From, typename To>
+int CastAll(void* stream, const From* from, To* to, int64_t count, double scale) {
+  Cast<<<Blocks(count), kThreads, 0, Of(stream)>>>(from, to, count, scale);
+  return Launched();
+}
+
 template <typename Real>
 int RoundAll(void* stream, int half_dtype, void* values, int64_t count) {
   auto* const to = static_cast<Real*>(values);
@@ -84,10 +98,28 @@ int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, voi
                int64_t count, double scale) {
   return ByType(from_dtype, [&](auto* from_type) {
     return ByType(to_dtype, [&](auto* to_type) {
-      Cast<<<Blocks(count), kThreads, 0, Of(stream)>>>(
-          static_cast<decltype(from_type)>(const_cast<void*>(from)),
-          static_cast<decltype(to_type)>(to), count, scale);
-      return Launched();
+      return CastAll(stream, static_cast<decltype(from_type)>(const_cast<void*>(from)),
+                     static_cast<decltype(to_type)>(to), count, scale);
+    });
+  });
+}
+
+int LaunchCastToFp8(void* stream, int from_dtype, const void* from, int format, void* to,
+                    int64_t count, double scale) {
+  return ByType(from_dtype, [&](auto* from_type) {
+    return ByFormat(format, [&](auto* to_type) {
+      return CastAll(stream, static_cast<decltype(from_type)>(const_cast<void*>(from)),
+                     static_cast<decltype(to_type)>(to), count, scale);
+    });
+  });
+}
+
+int LaunchCastFromFp8(void* stream, int format, const void* from, int to_dtype, void* to,
+                      int64_t count, double scale) {
+  return ByFormat(format, [&](auto* from_type) {
+    return ByType(to_dtype, [&](auto* to_type) {
+      return CastAll(stream, static_cast<decltype(from_type)>(const_cast<void*>(from)),
+                     static_cast<decltype(to_type)>(to), count, scale);
     });
   });
 }
