@@ -72,24 +72,19 @@ template <typename Body>
 int ByFormat(int format, Body body) {
   if (format == 0) return body(static_cast<Fp8E4M3*>(nullptr));
   if (format == 1) return body(static_cast<Fp8E5M2*>(nullptr));
-  return cudaErrorInvalidValue;
+  return kInvalidValue;
 }
 
 template <typename From, typename To>
 int CastAll(void* stream, const From* from, To* to, int64_t count, double scale) {
-  Cast<<<Blocks(count), kThreads, 0, Of(stream)>>>(from, to, count, scale);
-  return Launched();
+  return Launch(stream, Blocks(count), Cast<From, To>, from, to, count, scale);
 }
 
 template <typename Real>
 int RoundAll(void* stream, int half_dtype, void* values, int64_t count) {
   auto* const to = static_cast<Real*>(values);
-  if (half_dtype == 1) {
-    RoundToHalf<Bf16><<<Blocks(count), kThreads, 0, Of(stream)>>>(to, count);
-  } else {
-    RoundToHalf<Fp16><<<Blocks(count), kThreads, 0, Of(stream)>>>(to, count);
-  }
-  return Launched();
+  return half_dtype == 1 ? Launch(stream, Blocks(count), RoundToHalf<Bf16, Real>, to, count)
+                         : Launch(stream, Blocks(count), RoundToHalf<Fp16, Real>, to, count);
 }
 
 }  // namespace
@@ -126,12 +121,11 @@ int LaunchCastFromFp8(void* stream, int format, const void* from, int to_dtype, 
 
 int LaunchScale(void* stream, int dtype, void* values, int64_t count, double factor) {
   if (dtype == 3) {
-    Scale<<<Blocks(count), kThreads, 0, Of(stream)>>>(static_cast<double*>(values), count, factor);
-  } else {
-    Scale<<<Blocks(count), kThreads, 0, Of(stream)>>>(static_cast<float*>(values), count,
-                                                      static_cast<float>(factor));
+    return Launch(stream, Blocks(count), Scale<double>, static_cast<double*>(values), count,
+                  factor);
   }
-  return Launched();
+  return Launch(stream, Blocks(count), Scale<float>, static_cast<float*>(values), count,
+                static_cast<float>(factor));
 }
 
 int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int64_t count) {
@@ -141,9 +135,8 @@ int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int
 
 int LaunchFill(void* stream, int dtype, void* values, int64_t count, double value) {
   return ByType(dtype, [&](auto* type) {
-    Fill<<<Blocks(count), kThreads, 0, Of(stream)>>>(static_cast<decltype(type)>(values), count,
-                                                     value);
-    return Launched();
+    using T = std::remove_pointer_t<decltype(type)>;
+    return Launch(stream, Blocks(count), Fill<T>, static_cast<T*>(values), count, value);
   });
 }
 
@@ -151,18 +144,16 @@ template <typename Real>
 int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,
                const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
                Real* v_out, const Published& published) {
-  Adam<<<Blocks(count), kThreads, 0, Of(stream)>>>(factors, count, gradient, p_in, m_in, v_in,
-                                                   p_out, m_out, v_out, published);
-  return Launched();
+  return Launch(stream, Blocks(count), Adam<Real>, factors, count, gradient, p_in, m_in, v_in,
+                p_out, m_out, v_out, published);
 }
 
 template <typename Real>
 int LaunchSgd(void* stream, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
               const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,
               const Published& published) {
-  Sgd<<<Blocks(count), kThreads, 0, Of(stream)>>>(factors, count, gradient, p_in, momentum_in,
-                                                  p_out, momentum_out, published);
-  return Launched();
+  return Launch(stream, Blocks(count), Sgd<Real>, factors, count, gradient, p_in, momentum_in,
+                p_out, momentum_out, published);
 }
 
 template int LaunchAdam(void*, const AdamFactors<float>&, int64_t, const float*, const float*,

@@ -47,12 +47,12 @@ __global__ void MeasureBlocks(const Real* values, int64_t count, int64_t num_blo
       finite = finite && isfinite(value);
       sum = AddTerm<what>(sum, TermOf<what>(value, p));
     };
-    if (left >
-        kMeasureBlockElements - kMeasureLanes) {  // So that many loads are under way at once.
+    // The whole row of a lane in one go, so that many loads are under way at once.
+    if (left > kMeasureBlockElements - kMeasureLanes) {
 #pragma unroll 16
       for (int i = 0; i < kMeasureBlockElements; i += kMeasureLanes) take(own[i]);
     } else {
-      for (int64_t i = 0; i < left && i < kMeasureBlockElements; i += kMeasureLanes) take(own[i]);
+      for (int64_t i = 0; i < left; i += kMeasureLanes) take(own[i]);
     }
     lanes[threadIdx.x] = sum;
     const bool any_non_finite = __syncthreads_or(!finite);
@@ -111,21 +111,16 @@ template <Measured what, typename Real>
 int MeasureAs(void* stream, const Real* values, int64_t count, double p, double* room, double* sum,
               bool* non_finite) {
   const int64_t num_blocks = MeasureBlocksOf(count);
-  MeasureBlocks<what><<<Blocks(num_blocks * kMeasureLanes), kThreads, 0, Of(stream)>>>(
-      values, count, num_blocks, p, room, non_finite);
-  const int measured = Launched();
+  const int measured = Launch(stream, Blocks(num_blocks * kMeasureLanes), MeasureBlocks<what, Real>,
+                              values, count, num_blocks, p, room, non_finite);
   if (measured != 0) return measured;
   const int64_t num_groups = MeasureGroupsOf(num_blocks);
-  if (num_groups == 1) {
-    AddUp<what><<<1, kThreads, 0, Of(stream)>>>(room, num_blocks, sum);
-    return Launched();
-  }
-  AddGroups<what><<<Blocks(num_groups * kThreads), kThreads, 0, Of(stream)>>>(room, num_blocks,
-                                                                              room + num_blocks);
-  const int grouped = Launched();
+  if (num_groups == 1) return Launch(stream, 1, AddUp<what>, room, num_blocks, sum);
+  double* const group_sums = room + num_blocks;
+  const int grouped =
+      Launch(stream, Blocks(num_groups * kThreads), AddGroups<what>, room, num_blocks, group_sums);
   if (grouped != 0) return grouped;
-  AddUp<what><<<1, kThreads, 0, Of(stream)>>>(room + num_blocks, num_groups, sum);
-  return Launched();
+  return Launch(stream, 1, AddUp<what>, group_sums, num_groups, sum);
 }
 
 template <typename Bits>
@@ -142,9 +137,8 @@ __global__ void Checksum(const Bits* values, int64_t count, uint64_t* sum) {
 
 template <typename Bits>
 int ChecksumOf(void* stream, const void* values, int64_t count, uint64_t* sum) {
-  Checksum<<<Blocks(count), kThreads, 0, Of(stream)>>>(static_cast<const Bits*>(values), count,
-                                                       sum);
-  return Launched();
+  return Launch(stream, Blocks(count), Checksum<Bits>, static_cast<const Bits*>(values), count,
+                sum);
 }
 
 }  // namespace
@@ -154,26 +148,22 @@ int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t co
   return ByType(input_dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (output_dtype == 3) {
-      Reduce<T, double><<<Blocks(count), kThreads, 0, Of(stream)>>>(
-          inputs, count, scale, accumulate, static_cast<double*>(output));
-    } else {
-      Reduce<T, float><<<Blocks(count), kThreads, 0, Of(stream)>>>(
-          inputs, count, static_cast<float>(scale), accumulate, static_cast<float*>(output));
+      return Launch(stream, Blocks(count), Reduce<T, double>, inputs, count, scale, accumulate,
+                    static_cast<double*>(output));
     }
-    return Launched();
+    return Launch(stream, Blocks(count), Reduce<T, float>, inputs, count, static_cast<float>(scale),
+                  accumulate, static_cast<float*>(output));
   });
 }
 
 int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
                   void* output) {
   if (dtype == 3) {
-    Combine<<<Blocks(count), kThreads, 0, Of(stream)>>>(inputs, op, count,
-                                                        static_cast<double*>(output));
-  } else {
-    Combine<<<Blocks(count), kThreads, 0, Of(stream)>>>(inputs, op, count,
-                                                        static_cast<float*>(output));
+    return Launch(stream, Blocks(count), Combine<double>, inputs, op, count,
+                  static_cast<double*>(output));
   }
-  return Launched();
+  return Launch(stream, Blocks(count), Combine<float>, inputs, op, count,
+                static_cast<float*>(output));
 }
 
 int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double p,
@@ -194,7 +184,7 @@ int LaunchChecksum(void* stream, const void* values, int element_bytes, int64_t 
   if (element_bytes == 2) return ChecksumOf<uint16_t>(stream, values, count, sum);
   if (element_bytes == 4) return ChecksumOf<uint32_t>(stream, values, count, sum);
   if (element_bytes == 8) return ChecksumOf<uint64_t>(stream, values, count, sum);
-  return cudaErrorInvalidValue;
+  return kInvalidValue;
 }
 
 }  // namespace gpu

@@ -60,6 +60,7 @@ GradientStats MeasureGradient(const double* gradient, int64_t count) {
   TESSERA_CHECK(count >= 0);
   GradientStats stats;
   stats.sum_of_squares = MeasuredSum<Measured::kSquares>(gradient, count, 2);
+  if (std::isfinite(stats.sum_of_squares)) return stats;
   // Squares of finite numbers may be infinite.
   for (int64_t i = 0; i < count; ++i) stats.non_finite |= !std::isfinite(gradient[i]);
   return stats;

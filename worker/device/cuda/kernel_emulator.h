@@ -1,0 +1,52 @@
+// What the kernels' files need of CUDA, by threads of the host, for tests: so compiled by the CPU's
+// compiler their grids, tails, barriers and shared memory run where no device is.
+//
+//   a launch   runs at once: one block of threads after the other
+//   a block    real threads, which meet at barriers; what is shared is static
+//
+// What it cannot show: threads of a warp that go on without a barrier (here a shuffle is one of the
+// whole block), how a device orders memory, its pow(), limits of a launch, and any speed.
+// One launch runs at a time, whichever threads launch. Included by kernels_common.cuh alone.
+#ifndef TESSERA_WORKER_DEVICE_CUDA_KERNEL_EMULATOR_H_
+#define TESSERA_WORKER_DEVICE_CUDA_KERNEL_EMULATOR_H_
+
+#include <math.h>  // For isfinite without std.
+
+#include <cstdint>
+#include <functional>
+
+#define __global__
+#define __device__
+#define __shared__ static
+
+namespace tessera {
+namespace gpu {
+
+constexpr int kThreads = 64;  // Of a block: two warps.
+constexpr int64_t kMaxBlocks = 4;
+
+struct EmulatedIndex {
+  unsigned x = 0;
+};
+inline thread_local EmulatedIndex threadIdx, blockIdx, blockDim, gridDim;
+
+void RunEmulated(int blocks, const std::function<void()>& kernel);
+
+void __syncthreads();
+int __syncthreads_or(int vote);
+unsigned long long __shfl_down_sync(unsigned mask, unsigned long long value, int offset);
+
+inline void atomicAdd(unsigned long long* to, unsigned long long value) {
+  __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
+}
+
+template <typename... Params, typename... Args>
+int Launch(void* /*stream*/, int blocks, void (*kernel)(Params...), Args... args) {
+  RunEmulated(blocks, [&] { kernel(args...); });
+  return 0;
+}
+
+}  // namespace gpu
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_DEVICE_CUDA_KERNEL_EMULATOR_H_

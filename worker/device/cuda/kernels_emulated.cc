@@ -1,0 +1,3 @@
+// The kernels, compiled for the emulator.
+#include "worker/device/cuda/kernels_elementwise.cu"
+#include "worker/device/cuda/kernels_reduce.cu"
