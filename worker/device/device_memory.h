@@ -34,6 +34,7 @@ class DeviceMemory {
   // At least `size_bytes` of undefined content.
   // Errors: InvalidArgument    size_bytes < 1, or too large for any machine
   //         ResourceExhausted  the device has no memory left: the message has what was wanted
+  //                            and what is free
   //         FailedPrecondition, Unavailable, Internal  the system or the device refuses
   virtual absl::StatusOr<UniqueFd> Create(const std::string& label, int64_t size_bytes) = 0;
 

@@ -60,7 +60,8 @@ class RankKernels {
   // TakeStats has not. p > 0.
   virtual void AddToNormPart(ConstValues gradient, double p) = 0;
 
-  // Waits until all that was called is done. Errors: those of the device.
+  // Waits until all that was called is done. Errors: those of the device, whoever used it; from
+  // then on nothing works on it any more, and the process that uses it is to end.
   virtual absl::Status Finish() = 0;
   // Does so, and hands out what was measured since the last time. `stats`: not touched on error.
   virtual absl::Status TakeStats(host::GradientStats* stats) = 0;

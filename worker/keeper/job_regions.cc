@@ -38,8 +38,7 @@ absl::StatusOr<UniqueFd> CreateRegion(DeviceMemory* device_memory, const std::st
     ASSIGN_OR_RETURN(SharedRegion region, SharedRegion::Create(label, size_bytes));
     return std::move(region).TakeFd();
   }
-  absl::StatusOr<UniqueFd> region = device_memory->Create(label, size_bytes);
-  return region.ok() ? std::move(region) : Annotate(region.status(), label);
+  return device_memory->Create(label, size_bytes);
 }
 
 class FileReader : public MemoryReader {

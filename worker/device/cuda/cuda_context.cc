@@ -14,11 +14,7 @@ std::string VersionName(int version) {
 
 }  // namespace
 
-PrimaryContext::PrimaryContext(CudaApi* api, int device)
-    : api_(api), device_(device), name_(absl::StrCat("cuda:", device)) {}
-
-absl::StatusOr<std::unique_ptr<PrimaryContext>> PrimaryContext::Create(CudaApi* api, int device,
-                                                                       int min_driver_version) {
+absl::Status CheckCudaDevice(CudaApi* api, int device, int min_driver_version) {
   ASSIGN_OR_RETURN(const int version, api->DriverGetVersion());
   if (version < min_driver_version) {
     return absl::FailedPreconditionError(
@@ -27,9 +23,16 @@ absl::StatusOr<std::unique_ptr<PrimaryContext>> PrimaryContext::Create(CudaApi* 
   }
   RETURN_IF_ERROR(api->Init());
   ASSIGN_OR_RETURN(const int count, api->DeviceGetCount());
-  if (device < 0 || device >= count) {
-    return absl::NotFoundError(absl::StrCat("no cuda:", device, ": there are ", count, " devices"));
-  }
+  if (device >= 0 && device < count) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("no cuda:", device, ": there are ", count, " devices"));
+}
+
+PrimaryContext::PrimaryContext(CudaApi* api, int device)
+    : api_(api), device_(device), name_(absl::StrCat("cuda:", device)) {}
+
+absl::StatusOr<std::unique_ptr<PrimaryContext>> PrimaryContext::Create(CudaApi* api, int device,
+                                                                       int min_driver_version) {
+  RETURN_IF_ERROR(CheckCudaDevice(api, device, min_driver_version));
   auto context = absl::WrapUnique(new PrimaryContext(api, device));
   absl::StatusOr<CudaContext*> retained = api->DevicePrimaryCtxRetain(device);
   RETURN_IF_ERROR(Annotate(retained.status(), context->name()));

@@ -17,11 +17,15 @@
 
 namespace tessera {
 
+// Initialises the driver. `min_driver_version` as CUDA numbers versions.
+// Errors: FailedPrecondition  the driver is older: the message names both versions
+//         NotFound            no device, or none with this number: the message has their count
+absl::Status CheckCudaDevice(CudaApi* api, int device, int min_driver_version);
+
 class PrimaryContext {
  public:
-  // `min_driver_version` as CUDA numbers versions. `api` outlives the context.
-  // Errors: FailedPrecondition  the driver is older: the message names both versions
-  //         NotFound            no device, or none with this number: the message has their count
+  // `api` outlives the context.
+  // Errors: those of CheckCudaDevice
   //         ResourceExhausted   no memory for the context
   //         Unavailable         the device is not to be had
   static absl::StatusOr<std::unique_ptr<PrimaryContext>> Create(CudaApi* api, int device,

@@ -38,6 +38,8 @@ class CudaMemoryReader : public MemoryReader {
 
 absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> CudaDeviceMemory::Create(CudaApi* api,
                                                                            int device) {
+  // Executors will ask for as much.
+  RETURN_IF_ERROR(CheckCudaDevice(api, device, CudaDevice::Options().min_driver_version));
   const KeeperMemoryChoice choice = FindKeeperMemory(api, device);
   if (choice.where == KeeperMemory::kInExecutor) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -55,8 +57,26 @@ absl::StatusOr<UniqueFd> CudaDeviceMemory::Create(const std::string& label, int6
   const SharingDevice sharing = {api_, device_, context_.get()};
   // The descriptor holds the memory, so the region need not stay.
   absl::StatusOr<DeviceRegion> region = DeviceRegion::Create(sharing, size_bytes);
+  if (absl::IsResourceExhausted(region.status())) {
+    return Annotate(absl::ResourceExhaustedError(
+                        absl::StrCat(region.status().message(), ": ", DescribeFree(), " are free")),
+                    label);
+  }
   RETURN_IF_ERROR(Annotate(region.status(), label));
   return region->Export();
+}
+
+std::string CudaDeviceMemory::DescribeFree() const {
+  std::unique_ptr<PrimaryContext> own;  // The driver tells nobody without one.
+  absl::StatusOr<CudaMemInfo> info = absl::UnknownError("");
+  if (context_ == nullptr) {
+    auto made = PrimaryContext::Create(api_, device_, /*min_driver_version=*/0);
+    if (made.ok()) own = *std::move(made);
+  }
+  if (context_ != nullptr || own != nullptr) info = api_->MemGetInfo();
+  if (own != nullptr) (void)api_->CtxSetCurrent(nullptr);  // It goes.
+  if (!info.ok()) return "unknown bytes";
+  return absl::StrCat(info->free_bytes, " of ", info->total_bytes, " bytes");
 }
 
 absl::StatusOr<std::unique_ptr<MemoryReader>> CudaDeviceMemory::OpenReader(int descriptor,

@@ -15,7 +15,7 @@ class CudaDeviceMemory : public DeviceMemory {
   // Finds out whether descriptors work, and whether they do without a context, and says so in the
   // log. `api` outlives it.
   // Errors: FailedPrecondition  they do not work here: the message says why
-  //         those of PrimaryContext::Create
+  //         those of PrimaryContext::Create, for what a rank's device needs
   static absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> Create(CudaApi* api, int device);
 
   int device() const override { return device_; }
@@ -27,6 +27,8 @@ class CudaDeviceMemory : public DeviceMemory {
  private:
   CudaDeviceMemory(CudaApi* api, int device, std::unique_ptr<PrimaryContext> context)
       : api_(api), device_(device), context_(std::move(context)) {}
+
+  std::string DescribeFree() const;  // "1 of 2 bytes".
 
   CudaApi* const api_;
   const int device_;

@@ -44,9 +44,7 @@ CudaRankKernels::~CudaRankKernels() {
   if (stream_ != nullptr) stream_->Synchronize();
 }
 
-void CudaRankKernels::Note(const absl::Status& status) {
-  if (first_error_.ok()) first_error_ = status;
-}
+void CudaRankKernels::Note(const absl::Status& status) { device_->context()->Check(status); }
 
 void CudaRankKernels::Copy(void* to, const void* from, int64_t size_bytes) {
   device_->Copy(stream_.get(), to, from, size_bytes);
@@ -94,8 +92,7 @@ void CudaRankKernels::AddToNormPart(ConstValues gradient, double p) {
 
 absl::Status CudaRankKernels::Finish() {
   stream_->Synchronize();
-  RETURN_IF_ERROR(device_->status());
-  return first_error_;
+  return device_->status();
 }
 
 absl::Status CudaRankKernels::TakeStats(host::GradientStats* stats) {

@@ -42,7 +42,8 @@ class CudaRankKernels : public RankKernels {
 
  private:
   explicit CudaRankKernels(CudaDevice* device) : device_(device) {}
-  void Note(const absl::Status& status);  // Keeps the first error of a launch.
+  // An error of a launch is one of the device, which keeps its first.
+  void Note(const absl::Status& status);
   CudaStreamHandle* handle() const { return static_cast<CudaStream*>(stream_.get())->handle(); }
 
   CudaDevice* const device_;
@@ -54,7 +55,6 @@ class CudaRankKernels : public RankKernels {
   Measures* measures() const { return measures_.data_as<Measures>(); }
   Buffer measures_;  // Pinned.
   std::unique_ptr<Stream> stream_;
-  absl::Status first_error_;
 };
 
 }  // namespace tessera
