@@ -400,6 +400,48 @@ TEST(ShardedOptimizerTest, ParameterWithoutAGradientIsCarriedOverWithItsMoments)
   }
 }
 
+// Notes how many elements each update has.
+class CountingKernels : public HostRankKernels {
+ public:
+  void AdamStep(const host::AdamParams& params, const UpdateArrays& arrays) override {
+    counts.push_back(arrays.count);
+    HostRankKernels::AdamStep(params, arrays);
+  }
+  std::vector<int64_t> counts;
+};
+
+TEST(ShardedOptimizerTest, ParametersSideBySideAreOnePassAndOthersTheirOwn) {
+  ModelSpec model;
+  model.units.push_back({"u",
+                         {{"a", {8}, DType::kFp32},
+                          {"b", {2, 4}, DType::kFp32},
+                          {"c", {8}, DType::kFp32},
+                          {"d", {5}, DType::kFp32},
+                          {"e", {8}, DType::kFp32}}});
+  model.units.push_back({"v", {{"f", {8}, DType::kFp32}}});
+  JobConfig config;
+  config.optimizer = OptimizerKind::kAdamW;
+  ASSERT_OK_AND_ASSIGN(const ModelLayout layout, ModelLayout::Create(model, config.layout, 1));
+  ASSERT_OK_AND_ASSIGN(const JobMemory memory, JobMemory::Create(layout, config));
+  std::vector<std::byte> state(memory.state_region_bytes()),
+      parameters(memory.parameter_region_bytes());
+  CountingKernels kernels;
+  ShardedOptimizer optimizer(config, memory, SegmentsOf(layout, config, memory, Rank(0)),
+                             state.data(), parameters.data(), &kernels);
+  for (const int unit : {0, 1}) {
+    const int64_t numel = layout.units[unit].shards.padded_numel();
+    optimizer.Initialize(unit, BytesOf(std::vector<float>(numel, 3.0f)));
+  }
+  float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
+  std::fill_n(gradient, memory.shard_numel(), 1.0f);
+  optimizer.Apply({1, 1.0, {HyperParameters()}, {1, 1, 0, 1, 1, 1}});
+  EXPECT_THAT(kernels.counts, testing::ElementsAre(16, 5, 8, 8))
+      << "c has no gradient, there is a gap behind d, and f is another unit's";
+  kernels.counts.clear();
+  optimizer.Apply({2, 1.0, {HyperParameters()}, {2, 2, 1, 2, 2, 2}});
+  EXPECT_THAT(kernels.counts, testing::ElementsAre(16, 8, 5, 8, 8)) << "c has another update";
+}
+
 // A step may set the momentum to 0; the one after it goes on from the buffers.
 TEST(ShardedOptimizerTest, MomentumOutlivesAStepWithoutIt) {
   ModelSpec model;

@@ -102,20 +102,41 @@ void ShardedOptimizer::PublishFullPrecision(int unit, int64_t step) {
   }
 }
 
-void ShardedOptimizer::Apply(const OptimizerStep& step, const std::vector<bool>& early) {
-  for (const ShardSegment& segment : segments_) {
-    if (early.empty() || !early[segment.unit]) {
-      ApplySegment(segment, step, PublishedAt(segment), kernels_);
-    } else if (segment.requires_grad && step.updates[segment.job_parameter] != 0) {
-      PublishValues(segment, State(StateArray::kParameter, step.step % 2, segment));
-    }
+// Whether `b` begins where `a` ends, and the step does the same to both.
+bool ShardedOptimizer::Continues(const ShardSegment& a, const ShardSegment& b,
+                                 const OptimizerStep& step) {
+  return a.unit == b.unit && a.group == b.group && a.requires_grad == b.requires_grad &&
+         a.state_begin_elements + a.numel == b.state_begin_elements &&
+         a.unit_begin_elements + a.numel == b.unit_begin_elements &&
+         step.updates[a.job_parameter] == step.updates[b.job_parameter];
+}
+
+// Parameters whose elements lie side by side are one run: a pass of its own for each small one
+// would cost more to begin than to make, on a GPU above all.
+template <typename Body>
+void ShardedOptimizer::ForEachRun(const OptimizerStep& step, Body body) const {
+  for (size_t i = 0; i < segments_.size();) {
+    ShardSegment run = segments_[i];
+    for (++i; i < segments_.size() && Continues(run, segments_[i], step); ++i)
+      run.numel += segments_[i].numel;
+    body(run);
   }
 }
 
+void ShardedOptimizer::Apply(const OptimizerStep& step, const std::vector<bool>& early) {
+  ForEachRun(step, [&](const ShardSegment& run) {
+    if (early.empty() || !early[run.unit]) {
+      ApplySegment(run, step, PublishedAt(run), kernels_);
+    } else if (run.requires_grad && step.updates[run.job_parameter] != 0) {
+      PublishValues(run, State(StateArray::kParameter, step.step % 2, run));
+    }
+  });
+}
+
 void ShardedOptimizer::UpdateEarly(int unit, const OptimizerStep& step, RankKernels* kernels) {
-  for (const ShardSegment& segment : segments_) {
-    if (segment.unit == unit) ApplySegment(segment, step, Published(), kernels);
-  }
+  ForEachRun(step, [&](const ShardSegment& run) {
+    if (run.unit == unit) ApplySegment(run, step, Published(), kernels);
+  });
 }
 
 void ShardedOptimizer::CopyFromVersionBefore(StateArray array, const ShardSegment& segment,

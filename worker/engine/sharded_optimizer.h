@@ -100,6 +100,10 @@ class ShardedOptimizer {
   // Where the segment begins.
   std::byte* State(StateArray array, int version, const ShardSegment& segment) const;
   struct Published;
+  static bool Continues(const ShardSegment& a, const ShardSegment& b, const OptimizerStep& step);
+  // Calls `body` with runs of segments that the step treats alike, as one segment each.
+  template <typename Body>
+  void ForEachRun(const OptimizerStep& step, Body body) const;
   // Publishes there, if anywhere.
   void ApplySegment(const ShardSegment& segment, const OptimizerStep& step,
                     const Published& published, RankKernels* kernels);
