@@ -1,5 +1,11 @@
 #include "client/cpp/device_gradients.h"
 
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/cpp/session.h"
@@ -10,6 +16,10 @@ int DeviceGradients::device() const { return session_->page()->device; }
 
 absl::Status DeviceGradients::Finish() {
   return available() ? session_->memory_.kernels->Finish() : absl::OkStatus();
+}
+
+void DeviceGradients::AfterStream(void* stream) {
+  if (available()) session_->memory_.kernels->WaitForStream(stream);
 }
 
 absl::Status DeviceGradients::Check(int unit, int parameter, int64_t numel, DType dtype) const {
@@ -78,14 +88,35 @@ absl::Status DeviceGradients::AddToHalf(int unit, uint16_t* slot, const void* va
   return kernels.Finish();
 }
 
-absl::Status DeviceGradients::FinishSlot(int unit) {
+absl::StatusOr<uint32_t> DeviceGradients::FinishSlot(int unit) {
   const DType dtype = session_->gradients_[unit].dtype;
   std::byte* slot = session_->DeviceSlot(unit);
   session_->ForEachUncovered(unit, [&](int64_t begin, int64_t end) {
     session_->memory_.kernels->Clear(slot + begin * SizeBytes(dtype),
                                      (end - begin) * SizeBytes(dtype));
   });
-  return session_->memory_.kernels->Finish();
+  MappedRank& memory = session_->memory_;
+  if (memory.gradient_events.empty()) {
+    RETURN_IF_ERROR(memory.kernels->Finish());
+    return 0;
+  }
+  const uint32_t index = memory.next_event++ % kGradientEvents;
+  memory.kernels->Record(memory.gradient_events[index].get());
+  return 1 + index;
+}
+
+void DeviceGradients::NameEvents(Session* session) {
+  MappedRank& memory = session->memory_;
+  // A process cannot open its own events by name.
+  if (session->page()->executor_pid.load() == getpid()) return;
+  std::vector<std::unique_ptr<SharedEvent>> events;
+  for (uint32_t i = 0; i < kGradientEvents; ++i) {
+    absl::StatusOr<std::unique_ptr<SharedEvent>> event = memory.device->CreateSharedEvent();
+    if (!event.ok()) return;  // The trainer waits for its GPU instead.
+    session->page()->gradient_events[i] = (*event)->name();
+    events.push_back(*std::move(event));
+  }
+  memory.gradient_events = std::move(events);
 }
 
 }  // namespace tessera

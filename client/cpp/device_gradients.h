@@ -11,11 +11,15 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "layout/dtype.h"
 
 namespace tessera {
 
 class Session;
+
+// For AfterStream: CUDA's legacy default stream.
+inline void* LegacyDefaultStream() { return reinterpret_cast<void*>(uintptr_t{1}); }
 
 class DeviceGradients {
  public:
@@ -26,10 +30,14 @@ class DeviceGradients {
   bool available() const { return device() >= 0; }
   int device() const;
 
-  // As Session::AddGradient, of `numel` elements that lie on that GPU and are complete: the stream
-  // that wrote them was synchronised. They are read once Finish, or Session::Reduce of the unit,
-  // has returned. `dtype`: the unit's full dtype, or bf16 or fp16. Errors: InvalidArgument wrong
-  // size or dtype, or a parameter that needs no gradient
+  // What is added from now on was written by this stream, CUDA's CUstream, and is read when the
+  // stream has come there: nobody waits. Without, what is added is complete.
+  void AfterStream(void* stream);
+
+  // As Session::AddGradient, of `numel` elements that lie on that GPU. They are read once Finish
+  // has returned, and not before.
+  // `dtype`: the unit's full dtype, or bf16 or fp16.
+  // Errors: InvalidArgument     wrong size or dtype, or a parameter that needs no gradient
   //         FailedPrecondition  the rank is on no GPU; the unit has a gradient in the processor's
   //                             memory, or a communication hook, which would look for it there
   //         those of Session::AddGradient, and of the GPU
@@ -41,8 +49,11 @@ class DeviceGradients {
   friend class Session;
   absl::Status Check(int unit, int parameter, int64_t numel, DType dtype) const;
   absl::Status AddToHalf(int unit, uint16_t* slot, const void* values, int64_t numel, DType dtype);
-  // What the unit's gradient has no part of becomes 0. Waits for all that was added.
-  absl::Status FinishSlot(int unit);
+  // What the unit's gradient has no part of becomes 0. Then 1 + the index of the event that says
+  // when all of it is there; 0: it is, for this waits where there are no events.
+  absl::StatusOr<uint32_t> FinishSlot(int unit);
+  // After attaching: makes the events and names them to the executor, where that can open them.
+  static void NameEvents(Session* session);
 
   Session* const session_;
 };

@@ -2,7 +2,9 @@
 #ifndef TESSERA_CLIENT_CPP_MAPPED_RANK_H_
 #define TESSERA_CLIENT_CPP_MAPPED_RANK_H_
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "worker/device/rank_device.h"
 #include "worker/memory/region.h"
@@ -17,6 +19,9 @@ struct MappedRank {
   // Of a rank on a GPU; else nothing.
   Buffer device_gradients;
   std::unique_ptr<RankKernels> kernels;
+  // By which the executor learns when a gradient is complete; none: the trainer waits for that.
+  std::vector<std::unique_ptr<SharedEvent>> gradient_events;
+  uint32_t next_event = 0;
 };
 
 }  // namespace tessera

@@ -241,8 +241,12 @@ absl::Status Session::Reduce(int unit) {
         "gradients are accumulated before they are reduced"));
   }
   RETURN_IF_ERROR(BeginGradient(unit));
-  RETURN_IF_ERROR(gradient.on_device ? DeviceGradients(this).FinishSlot(unit) : FinishSlot(unit));
   Op op;
+  if (gradient.on_device) {
+    ASSIGN_OR_RETURN(op.array, DeviceGradients(this).FinishSlot(unit));
+  } else {
+    RETURN_IF_ERROR(FinishSlot(unit));
+  }
   op.kind = OpKind::kReduce;
   op.unit = unit;
   op.slot_dtype = static_cast<uint32_t>(gradient.travels_in);

@@ -8,6 +8,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "client/cpp/device_gradients.h"
 #include "client/cpp/job_rpc.h"
 #include "client/cpp/session.h"
 #include "job/job_codec.h"
@@ -142,6 +143,7 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
                      memory_.device->MapRegion(fds[3].get(), plan_.device_gradient_region_bytes(),
                                                /*writable=*/true));
     ASSIGN_OR_RETURN(memory_.kernels, memory_.device->CreateKernels({}));
+    DeviceGradients::NameEvents(this);
     return absl::OkStatus();
   }
   memory_.gradients.Populate();

@@ -10,6 +10,14 @@
 
 namespace tessera {
 
+namespace {
+
+bool IsDefaultStream(const torch::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).id() == 0;
+}
+
+}  // namespace
+
 void AwaitStreamOf(const torch::Device& device) {
   if (device.is_cpu() || device.is_meta()) return;
   c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
@@ -31,19 +39,28 @@ absl::Status UnitGradients::Add(int unit, int parameter, const torch::Tensor& gr
 
 absl::Status UnitGradients::Flush(int unit) {
   if (kept_[unit].empty()) return absl::OkStatus();
-  AwaitStreamOf(kept_[unit].front().second.device());
   DeviceGradients gradients(session_);
+  RETURN_IF_ERROR(gradients.Finish());  // Of the unit before: then its memory may be used again.
+  reading_.clear();
+  const torch::Device device = kept_[unit].front().second.device();
+  if (IsDefaultStream(device)) {
+    gradients.AfterStream(LegacyDefaultStream());
+  } else {  // Its handle is known to libtorch's own CUDA code only.
+    AwaitStreamOf(device);
+  }
   for (const auto& [parameter, gradient] : kept_[unit]) {
     RETURN_IF_ERROR(gradients.Add(unit, parameter, gradient.data_ptr(), gradient.numel(),
                                   session_->full_dtype(unit)));
   }
-  RETURN_IF_ERROR(gradients.Finish());  // Then their memory may be used again.
-  kept_[unit].clear();
+  reading_.swap(kept_[unit]);
   return absl::OkStatus();
 }
 
 void UnitGradients::Drop() {
   for (auto& of_unit : kept_) of_unit.clear();
+  if (reading_.empty()) return;
+  (void)DeviceGradients(session_).Finish();  // What failed there is met by whoever goes on.
+  reading_.clear();
 }
 
 }  // namespace tessera

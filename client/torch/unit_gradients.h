@@ -1,7 +1,10 @@
 // What autograd has computed of units' parameters, on its way to the session.
 //
 //   on the processor   Add ──► Session::AddGradient
-//   on a GPU           Add ──► kept ──Flush: once the GPU's stream is done──► DeviceGradients::Add
+//   on a GPU           Add ──► kept ──Flush──► DeviceGradients::Add, behind autograd's stream
+//
+// On a GPU a unit's gradients stay until the next unit's are flushed: autograd runs ahead of the
+// GPU by a unit, and no farther.
 //
 // Thread-compatible.
 #ifndef TESSERA_CLIENT_TORCH_UNIT_GRADIENTS_H_
@@ -22,6 +25,7 @@ class UnitGradients {
   // `session` outlives this.
   explicit UnitGradients(Session* session)
       : session_(session), kept_(static_cast<size_t>(session->num_units())) {}
+  ~UnitGradients() { Drop(); }
 
   // Of the unit's parameter; shape, dtype and layout are as autograd left them.
   // Errors: those of Session::AddGradient
@@ -33,7 +37,9 @@ class UnitGradients {
 
  private:
   Session* const session_;
-  std::vector<std::vector<std::pair<int, torch::Tensor>>> kept_;  // By unit: parameter, gradient.
+  using Gradients = std::vector<std::pair<int, torch::Tensor>>;  // By parameter.
+  std::vector<Gradients> kept_;                                  // By unit.
+  Gradients reading_;  // Of the unit that was flushed last.
 };
 
 // Waits for what the calling thread's stream of the tensors' GPU was given so far; on the processor

@@ -24,7 +24,8 @@ absl::Status AddOnDevice(Session* session, RankDevice* device, int unit, const U
     RETURN_IF_ERROR(
         DeviceGradients(session).Add(unit, p, on_gpu[p].data(), parameters[p].numel, DType::kFp32));
   }
-  return session->Reduce(unit);  // Then the buffers were read.
+  RETURN_IF_ERROR(session->Reduce(unit));
+  return DeviceGradients(session).Finish();  // Then the buffers were read.
 }
 
 absl::Status AddAndReduce(Session* session, RankDevice* device, int unit, const Unit& gradients) {

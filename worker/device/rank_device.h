@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "worker/device/buffer.h"
 #include "worker/device/rank_kernels.h"
+#include "worker/device/shared_event.h"
 
 namespace tessera {
 
@@ -37,6 +38,16 @@ class RankDevice {
   // Memory of the device, of this process alone; undefined content.
   // Errors: ResourceExhausted  none is left
   virtual absl::StatusOr<Buffer> Allocate(int64_t size_bytes) = 0;
+
+  // Errors: Unimplemented      this device has none
+  //         ResourceExhausted  none is left
+  virtual absl::StatusOr<std::unique_ptr<SharedEvent>> CreateSharedEvent() {
+    return absl::UnimplementedError("events that processes share");
+  }
+  // Of another process. `name` is untrusted. Errors: Unavailable  nobody has it (any more).
+  virtual absl::StatusOr<std::unique_ptr<SharedEvent>> OpenSharedEvent(const SharedEventName&) {
+    return absl::UnimplementedError("events that processes share");
+  }
 
   struct KernelOptions {
     // The rank's shards and optimizer state are in the processor's memory, and not on the device.

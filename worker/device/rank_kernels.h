@@ -19,6 +19,7 @@
 #include "layout/values.h"
 #include "worker/device/buffer.h"
 #include "worker/device/host/kernels.h"
+#include "worker/device/shared_event.h"
 
 namespace tessera {
 
@@ -59,6 +60,12 @@ class RankKernels {
   // Adds the part of a p-norm that these are to what the next TakeNormPart returns, for norms that
   // TakeStats has not. p > 0.
   virtual void AddToNormPart(ConstValues gradient, double p) = 0;
+
+  // Marks what was called so far. Of this device.
+  virtual void Record(SharedEvent*) {}
+  // What is called from now on waits for what a stream of the device's own kind (CUDA's CUstream)
+  // was given so far.
+  virtual void WaitForStream(void*) {}
 
   // Waits until all that was called is done. Errors: those of the device, whoever used it; from
   // then on nothing works on it any more, and the process that uses it is to end.

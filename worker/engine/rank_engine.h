@@ -77,10 +77,12 @@ class RankEngine {
   void ForgetGathered();
   absl::Status Reshard(int unit);
   absl::Status Reduce(const Op& op);
-  // Of a rank on a device: the trainer's slot, in memory of the host, to where reductions read.
+  // Of a rank on a device: until what was put into its slot there is complete; ...
+  absl::Status AwaitGradient(const Op& op, DType dtype);
+  // ... or the trainer's slot, in memory of the host, to where reductions read.
   absl::Status BringToDevice(int unit, DType dtype);
   // `number` is the reduction's in the flight record.
-  void ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number, bool from_host);
+  void ReduceOnStream(const Op& op, DType dtype, bool accumulate, int64_t number);
   absl::Status ReduceOnce(int unit, DType dtype, bool accumulate);
   absl::Status AwaitHold();  // Before the next step is staged or voted for: see state_hold.h.
   // Fills the rank's shard with the mean of what the ranks have in their slots; or with zeroes.

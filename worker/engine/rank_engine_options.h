@@ -13,6 +13,7 @@
 #include "worker/device/rank_kernels.h"
 #include "worker/device/stream.h"
 #include "worker/engine/flight_recorder.h"
+#include "worker/engine/gradient_events.h"
 #include "worker/engine/group_page.h"
 #include "worker/engine/order_gate.h"
 #include "worker/engine/put_source.h"
@@ -39,9 +40,10 @@ struct RankEngineOptions {
   // Null of ranks of other hosts. [GPU]
   std::vector<const std::byte*> gradients_by_rank;
   std::byte* device_gradients = nullptr;  // This rank's of these; null: there is no device. [GPU]
-  StateImages* images = nullptr;          // Null: this process reads and writes `state` itself.
-  RankKernels* kernels = nullptr;         // The engine's thread's.
-  RankKernels* stream_kernels = nullptr;  // The stream's: another object.
+  GradientEvents* gradient_events = nullptr;  // Of a device. The stream's.
+  StateImages* images = nullptr;              // Null: this process reads and writes `state` itself.
+  RankKernels* kernels = nullptr;             // The engine's thread's.
+  RankKernels* stream_kernels = nullptr;      // The stream's: another object.
   ControlPage* control = nullptr;
   GroupPage* group = nullptr;
   UpdateCounts updates;

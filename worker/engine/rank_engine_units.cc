@@ -139,9 +139,7 @@ absl::Status RankEngine::Reduce(const Op& op) {
   const int64_t number = options_.recorder->Enqueued(
       step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, numel * SizeBytes(dtype));
   options_.post_backward->Enqueue(
-      [this, unit, dtype, accumulate, number, from_host = !on_device && OnDevice()] {
-        ReduceOnStream(unit, dtype, accumulate, number, from_host);
-      });
+      [this, op, dtype, accumulate, number] { ReduceOnStream(op, dtype, accumulate, number); });
   if (!options_.config->optimizer_in_backward) return absl::OkStatus();
   const int64_t update =
       options_.recorder->Enqueued(step_ + 1, order_.sequence() - 1, OpKind::kUpdate, unit, 0);
@@ -152,15 +150,15 @@ absl::Status RankEngine::Reduce(const Op& op) {
   return absl::OkStatus();
 }
 
-void RankEngine::ReduceOnStream(int unit, DType dtype, bool accumulate, int64_t number,
-                                bool from_host) {
+void RankEngine::ReduceOnStream(const Op& op, DType dtype, bool accumulate, int64_t number) {
+  const int unit = op.unit;
   {
     absl::MutexLock lock(&mu_);
     if (!stream_status_.ok()) return;
   }
   options_.recorder->Started(number);
   (void)FaultPoint("reduce.started");
-  absl::Status status = from_host ? BringToDevice(unit, dtype) : absl::OkStatus();
+  absl::Status status = OnDevice() ? AwaitGradient(op, dtype) : absl::OkStatus();
   if (status.ok()) status = ReduceOnce(unit, dtype, accumulate);
   if (!status.ok()) {
     {
@@ -182,6 +180,13 @@ absl::Status RankEngine::ReduceOnce(int unit, DType dtype, bool accumulate) {
     RETURN_IF_ERROR(ReduceMapped(unit, dtype, accumulate));
   }
   return KeepLowPrecision(unit, dtype);
+}
+
+absl::Status RankEngine::AwaitGradient(const Op& op, DType dtype) {
+  if (op.gradient_on_device == 0) return BringToDevice(op.unit, dtype);
+  if (op.array == 0) return absl::OkStatus();
+  return options_.gradient_events->Await(
+      op.array - 1, [this] { return interrupt_.load(std::memory_order_acquire) != 0; });
 }
 
 absl::Status RankEngine::BringToDevice(int unit, DType dtype) {

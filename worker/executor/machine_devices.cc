@@ -1,10 +1,16 @@
 #include "worker/executor/machine_devices.h"
 
+#include <stdlib.h>
+
+#include <string>
+
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_api.h"
 #include "worker/device/cuda/cuda_device_memory.h"
 #include "worker/device/cuda/cuda_rank_device.h"
+#include "worker/device/cuda/mps.h"
 #include "worker/memory/host_rank_device.h"
 
 namespace tessera {
@@ -14,6 +20,12 @@ absl::StatusOr<CudaApi*> ApiFor(int device) {
   absl::StatusOr<CudaApi*> api = LoadCudaApi();
   if (!api.ok()) return Annotate(api.status(), absl::StrCat("GPU ", device));
   return api;
+}
+
+// The driver's own variable, which executors inherit; trainers have their own environment.
+std::string DescribeMps() {
+  const char* folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+  return JudgeMps(ProbeMps(folder == nullptr ? kDefaultMpsFolder : folder)).reason;
 }
 
 }  // namespace
@@ -26,7 +38,9 @@ absl::StatusOr<std::unique_ptr<RankDevice>> MakeMachineRankDevice(int device) {
 
 absl::StatusOr<std::shared_ptr<DeviceMemory>> MakeMachineDeviceMemory(int device) {
   ASSIGN_OR_RETURN(CudaApi* const api, ApiFor(device));
-  return CudaDeviceMemory::Create(api, device);
+  ASSIGN_OR_RETURN(std::shared_ptr<DeviceMemory> memory, CudaDeviceMemory::Create(api, device));
+  TESSERA_LOG(INFO, "executors and trainers on cuda:{}: {}", device, DescribeMps());
+  return memory;
 }
 
 }  // namespace tessera

@@ -74,6 +74,7 @@ class RankExecutor {
   HostDevice threads_;
   std::unique_ptr<Stream> post_backward_;
   std::unique_ptr<RankKernels> kernels_, stream_kernels_;  // The engine's thread's, the stream's.
+  std::unique_ptr<GradientEvents> gradient_events_;        // Null: there is no device.
   std::unique_ptr<StateImages> images_;                    // Null: the state is addressable.
   EpochCommunicators communicators_;
   std::unique_ptr<RankEngine> engine_;
@@ -98,6 +99,10 @@ absl::Status RankExecutor::CreateKernels() {
   options.max_count = memory_.LargestShard();
   ASSIGN_OR_RETURN(kernels_, memory_.device->CreateKernels(options));
   ASSIGN_OR_RETURN(stream_kernels_, memory_.device->CreateKernels(options));
+  if (memory_.device->is_separate()) {
+    gradient_events_ =
+        std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
+  }
   if (memory_.state_is_addressable()) return absl::OkStatus();
   std::byte* state = memory_.state.data_as<std::byte>();
   const OptimizerKind optimizer = memory_.config.optimizer;
@@ -174,6 +179,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
     options.gradients_by_rank[first + i] = memory_.device_gradients[i].data_as<std::byte>();
   if (memory_.device->is_separate())
     options.device_gradients = memory_.device_gradients[own].data_as<std::byte>();
+  options.gradient_events = gradient_events_.get();
   options.images = images_.get();
   options.kernels = kernels_.get();
   options.stream_kernels = stream_kernels_.get();

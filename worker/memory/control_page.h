@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "job/job_config.h"
 #include "worker/comm/wait_word.h"
+#include "worker/device/shared_event.h"
 
 namespace tessera {
 
@@ -75,8 +76,10 @@ struct Op {
   uint16_t full_precision = 0;      // kUnshard: 1: in full, whatever the unit's compute dtype.
   uint16_t gradient_on_device = 0;  // kReduce: 1: in the rank's slot on its GPU; 0: the host's.
   uint32_t slot_dtype = 0;          // kReduce: the DType that the gradient slot is in.
-  uint32_t array = 0;               // kRead, kWrite: the StateArray.
-  uint32_t message_bytes = 0;       // kSend: of the piece.
+  // kRead, kWrite: the StateArray. kReduce, of a gradient on a GPU: 1 + the index of the event that
+  // says when it is complete; 0: it is.
+  uint32_t array = 0;
+  uint32_t message_bytes = 0;  // kSend: of the piece.
   uint32_t sets_moments = 0;  // kFinishWrite: 1: moments are staged too; the message says the rest.
 };
 static_assert(sizeof(Op) == 64, "one operation is one cache line");
@@ -97,6 +100,7 @@ struct UnitWords {
 
 inline constexpr uint32_t kControlPageVersion = 13;
 inline constexpr uint32_t kRingOps = 256;
+inline constexpr uint32_t kGradientEvents = 64;  // More than backwards run ahead of their GPU.
 inline constexpr size_t kMaxErrorBytes = 1024;
 inline constexpr size_t kMaxTextBytes = 4096;
 inline constexpr size_t kPieceBytes = 64 << 10;
@@ -145,6 +149,8 @@ struct ControlPage {
   // A piece of a message or reply. Fewer than kPieceBytes end a reply.
   std::atomic<uint32_t> piece_bytes;
   char piece[kPieceBytes];
+  // Of a trainer on a GPU: its events, which reductions name; none: it waits by itself.
+  SharedEventName gradient_events[kGradientEvents];
   // Of the step that is asked for last: hyper-parameters by param group.
   HyperParameters step_groups[kMaxParamGroups];
   alignas(64) Op ring[kRingOps];

@@ -5,6 +5,7 @@
 #include "absl/memory/memory.h"
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_rank_kernels.h"
+#include "worker/device/cuda/cuda_shared_event.h"
 #include "worker/device/cuda/device_region.h"
 #include "worker/device/cuda/gpu_kernels.h"
 #include "worker/device/cuda/offloaded_rank_kernels.h"
@@ -49,6 +50,15 @@ bool CudaRankDevice::IsOnDevice(const void* address) const {
   if (region == regions_.begin()) return false;
   --region;
   return at - region->first < static_cast<uint64_t>(region->second);
+}
+
+absl::StatusOr<std::unique_ptr<SharedEvent>> CudaRankDevice::CreateSharedEvent() {
+  return CudaSharedEvent::Create(device_->context());
+}
+
+absl::StatusOr<std::unique_ptr<SharedEvent>> CudaRankDevice::OpenSharedEvent(
+    const SharedEventName& name) {
+  return CudaSharedEvent::Open(device_->context(), name);
 }
 
 absl::StatusOr<std::unique_ptr<SliceKernels>> CudaRankDevice::CreateSliceKernels(

@@ -26,6 +26,9 @@ class CudaRankDevice : public RankDevice, public CudaBackend {
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes) override {
     return device_->Allocate(size_bytes);
   }
+  absl::StatusOr<std::unique_ptr<SharedEvent>> CreateSharedEvent() override;
+  absl::StatusOr<std::unique_ptr<SharedEvent>> OpenSharedEvent(
+      const SharedEventName& name) override;
   absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(const KernelOptions& options) override;
 
   CudaDevice* cuda_device() override { return device_.get(); }

@@ -5,6 +5,7 @@
 
 #include "absl/memory/memory.h"
 #include "base/status_macros.h"
+#include "worker/device/cuda/cuda_shared_event.h"
 
 namespace tessera {
 namespace {
@@ -36,6 +37,7 @@ absl::StatusOr<std::unique_ptr<CudaRankKernels>> CudaRankKernels::Create(CudaDev
   ASSIGN_OR_RETURN(kernels->kernels_, GpuKernels::Create(device, max_count));
   ASSIGN_OR_RETURN(kernels->measures_, device->AllocatePinned(sizeof(Measures)));
   new (kernels->measures_.data()) Measures();
+  ASSIGN_OR_RETURN(kernels->others_stream_, device->CreateEvent());
   ASSIGN_OR_RETURN(kernels->stream_, device->CreateStream("rank-kernels"));
   return kernels;
 }
@@ -88,6 +90,20 @@ void CudaRankKernels::Measure(ConstValues gradient) {
 void CudaRankKernels::AddToNormPart(ConstValues gradient, double p) {
   Note(kernels_->AddToNormPart(handle(), gradient.dtype(), gradient.data(),
                                static_cast<int64_t>(gradient.size()), p, &measures()->norm_part));
+}
+
+void CudaRankKernels::Record(SharedEvent* event) {
+  PrimaryContext* context = device_->context();
+  if (!context->Check(context->Use())) return;
+  Note(context->api()->EventRecord(static_cast<CudaSharedEvent*>(event)->handle(), handle()));
+}
+
+void CudaRankKernels::WaitForStream(void* stream) {
+  PrimaryContext* context = device_->context();
+  if (!context->Check(context->Use())) return;
+  Note(context->api()->EventRecord(static_cast<CudaEvent*>(others_stream_.get())->handle(),
+                                   static_cast<CudaStreamHandle*>(stream)));
+  stream_->Wait(others_stream_.get());
 }
 
 absl::Status CudaRankKernels::Finish() {

@@ -32,6 +32,8 @@ class CudaRankKernels : public RankKernels {
               bool accumulate, host::SumOutput output, bool measure) override;
   void Measure(ConstValues gradient) override;
   void AddToNormPart(ConstValues gradient, double p) override;
+  void Record(SharedEvent* event) override;
+  void WaitForStream(void* stream) override;
   absl::Status Finish() override;
   absl::Status TakeStats(host::GradientStats* stats) override;
   absl::StatusOr<double> TakeNormPart() override;
@@ -53,7 +55,8 @@ class CudaRankKernels : public RankKernels {
     double norm_part = 0;
   };
   Measures* measures() const { return measures_.data_as<Measures>(); }
-  Buffer measures_;  // Pinned.
+  Buffer measures_;                       // Pinned.
+  std::unique_ptr<Event> others_stream_;  // Of WaitForStream.
   std::unique_ptr<Stream> stream_;
 };
 

@@ -7,8 +7,7 @@
 //   there            not to be seen         kUnclear     left behind, or its daemon is in another
 //                                                        container
 //   not there        there                  kElsewhere   the daemon's folder is another one, or
-//   this
-//                                                        user may not look into it
+//                                                        this user may not look into it
 //   not there        not to be seen         kNotRunning
 //
 // Nothing here connects to the daemon or reads the environment: the folder is an argument, and

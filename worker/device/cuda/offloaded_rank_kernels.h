@@ -37,6 +37,8 @@ class OffloadedRankKernels : public RankKernels {
               bool accumulate, host::SumOutput output, bool measure) override;
   void Measure(ConstValues gradient) override;
   void AddToNormPart(ConstValues gradient, double p) override;
+  void Record(SharedEvent* event) override { device_kernels_->Record(event); }
+  void WaitForStream(void* stream) override { device_kernels_->WaitForStream(stream); }
   absl::Status Finish() override { return device_kernels_->Finish(); }
   absl::Status TakeStats(host::GradientStats* stats) override;
   absl::StatusOr<double> TakeNormPart() override;

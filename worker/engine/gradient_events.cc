@@ -1,0 +1,34 @@
+#include "worker/engine/gradient_events.h"
+
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+
+absl::Status GradientEvents::Await(uint32_t index, absl::FunctionRef<bool()> stop) {
+  if (index >= kGradientEvents)
+    return absl::InvalidArgumentError(absl::StrCat("a gradient that waits for event ", index));
+  // Another trainer has other ones.
+  const SharedEventName name = control_->gradient_events[index];
+  std::unique_ptr<SharedEvent>& event = events_[index];
+  if (event == nullptr || !(event->name() == name)) {
+    event.reset();
+    ASSIGN_OR_RETURN(event, device_->OpenSharedEvent(name));
+  }
+  for (int asked = 0;; ++asked) {
+    ASSIGN_OR_RETURN(const bool reached, event->Query());
+    if (reached) return absl::OkStatus();
+    if (stop()) return absl::AbortedError("the epoch ends");
+    // Soon at first, for what is nearly done; then seldom enough to leave the processor to others.
+    if (asked < 50) {
+      std::this_thread::yield();
+    } else {
+      absl::SleepFor(absl::Microseconds(20));
+    }
+  }
+}
+
+}  // namespace tessera

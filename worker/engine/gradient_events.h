@@ -1,0 +1,44 @@
+// Executor's side of the events by which a trainer on a GPU says that a gradient is complete: the
+// trainer need not wait for its GPU before it submits a reduction, and the executor does.
+//
+//   trainer    kernels ... ●Record(event i)  submit reduce(event i)
+//   executor   reduce: asks until event i is reached, then sums
+//
+// It asks, instead of letting a stream wait: the trainer may be killed, and its event is never reached
+// then. Confined to one thread.
+#ifndef TESSERA_WORKER_ENGINE_GRADIENT_EVENTS_H_
+#define TESSERA_WORKER_ENGINE_GRADIENT_EVENTS_H_
+
+#include <array>
+#include <memory>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "worker/device/rank_device.h"
+#include "worker/memory/control_page.h"
+
+namespace tessera {
+
+class GradientEvents {
+ public:
+  // Both outlive this.
+  GradientEvents(RankDevice* device, const ControlPage* control)
+      : device_(device), control_(control) {}
+
+  // Until the event is reached, or `stop` says so.
+  // Errors: InvalidArgument  there is no event `index`
+  //         Aborted          `stop` was true
+  //         Unavailable      the trainer that has the event is gone
+  //         those of the device
+  absl::Status Await(uint32_t index, absl::FunctionRef<bool()> stop);
+
+ private:
+  RankDevice* const device_;
+  const ControlPage* const control_;
+  // As they were named when they were opened.
+  std::array<std::unique_ptr<SharedEvent>, kGradientEvents> events_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_ENGINE_GRADIENT_EVENTS_H_
