@@ -4,8 +4,8 @@
 //   trainer    kernels ... ●Record(event i)  submit reduce(event i)
 //   executor   reduce: asks until event i is reached, then sums
 //
-// It asks, instead of letting a stream wait: the trainer may be killed, and its event is never reached
-// then. Confined to one thread.
+// It asks, instead of letting a stream wait: the trainer may be killed, and its event is never
+// reached then. Confined to one thread.
 #ifndef TESSERA_WORKER_ENGINE_GRADIENT_EVENTS_H_
 #define TESSERA_WORKER_ENGINE_GRADIENT_EVENTS_H_
 

@@ -65,7 +65,11 @@ absl::Status RankEngine::Save() {
     outcome = absl::FailedPreconditionError("not saved: the job has no initial values yet");
   } else {
     StateImage* image = options_.images == nullptr ? nullptr : &options_.images->saved;
-    if (image != nullptr) RETURN_IF_ERROR(image->Pull(step_ % 2, options_.kernels));
+    if (image != nullptr) {
+      // A save in the background may still read what the image has of a version before.
+      options_.files->AwaitOverwrite(step_ + 1);
+      RETURN_IF_ERROR(image->Pull(step_ % 2, options_.kernels));
+    }
     const auto values = [&](StateArray array, const ShardSegment& segment) {
       return ConstValues(Addressable(image, array, segment, step_));
     };

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_shared_event.h"
+#include "worker/device/host/host_rank_kernels.h"
 
 namespace tessera {
 namespace {
@@ -115,6 +117,13 @@ absl::Status CudaRankKernels::TakeStats(host::GradientStats* stats) {
   RETURN_IF_ERROR(Finish());
   *stats = std::exchange(measures()->stats, host::GradientStats());
   return absl::OkStatus();
+}
+
+absl::StatusOr<Buffer> CudaRankKernels::AllocateOnHost(int64_t size_bytes) {
+  absl::StatusOr<Buffer> pinned = device_->AllocatePinned(size_bytes);
+  if (!absl::IsResourceExhausted(pinned.status())) return pinned;
+  TESSERA_LOG(WARNING, "{}: copies will be slow", pinned.status().ToString());
+  return HostRankKernels().AllocateOnHost(size_bytes);
 }
 
 absl::StatusOr<double> CudaRankKernels::TakeNormPart() {

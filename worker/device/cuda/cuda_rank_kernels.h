@@ -38,9 +38,8 @@ class CudaRankKernels : public RankKernels {
   absl::Status TakeStats(host::GradientStats* stats) override;
   absl::StatusOr<double> TakeNormPart() override;
   Stream* stream() const { return stream_.get(); }
-  absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) override {
-    return device_->AllocatePinned(size_bytes);
-  }
+  // Not pinned where that much cannot be: copies are slower then, and mean the same.
+  absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) override;
 
  private:
   explicit CudaRankKernels(CudaDevice* device) : device_(device) {}

@@ -11,8 +11,8 @@ namespace tessera {
 
 class CudaSharedEvent : public SharedEvent {
  public:
-  // `context` outlives the event. Errors: ResourceExhausted  none is left; Unimplemented  the device
-  // has no such events; Internal, Unavailable  see cuda_error.h
+  // `context` outlives the event. Errors: ResourceExhausted  none is left; Unimplemented  the
+  // device has no such events; Internal, Unavailable  see cuda_error.h
   static absl::StatusOr<std::unique_ptr<CudaSharedEvent>> Create(PrimaryContext* context);
   // Errors: Unavailable  nobody has it, or it is of this very process
   static absl::StatusOr<std::unique_ptr<CudaSharedEvent>> Open(PrimaryContext* context,
