@@ -167,8 +167,15 @@ absl::Status RankEngine::Run() {
   options_.communicator->Abort(status);
   if (options_.gatherer != nullptr) options_.gatherer->Abort(status);
   options_.post_backward->Synchronize();
-  // Unavailable: a peer's connection was lost; its own worker may know why.
-  if (absl::IsAborted(status) || absl::IsUnavailable(status)) status = AwaitReason(status);
+  const absl::Status device = options_.kernels->Finish();
+  if (!device.ok() && !trainer_failed_) {
+    // As where the executor dies, which it will: the next one has a device that works.
+    status =
+        absl::AbortedError(absl::StrCat("rank ", options_.rank.value(), ": ", device.message()));
+  } else if (absl::IsAborted(status) || absl::IsUnavailable(status)) {
+    // Unavailable: a peer's connection was lost; its own worker may know why.
+    status = AwaitReason(status);
+  }
   // A deadline ends the epoch, not the training: for the trainer it is a step to try again.
   PublishFailure(control, options_.epoch.value(),
                  absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status)

@@ -10,7 +10,8 @@
 // lies in memory that it is given. Run() is called by one thread; Stop() by any.
 //
 // Errors of one operation that every rank sees alike (a non-finite gradient, a failed save) go to
-// the trainer as the operation's result and the epoch goes on. Any other error ends Run().
+// the trainer as the operation's result and the epoch goes on. Any other error ends Run(). After
+// one of the rank's device nothing more is published, and the engine's process is to end.
 //
 // Source: stream order and windows as torch/distributed/fsdp/_runtime_utils.py.
 #ifndef TESSERA_WORKER_ENGINE_RANK_ENGINE_H_

@@ -66,8 +66,7 @@ absl::Status RankEngine::Save() {
   } else {
     StateImage* image = options_.images == nullptr ? nullptr : &options_.images->saved;
     if (image != nullptr) {
-      // A save in the background may still read what the image has of a version before.
-      options_.files->AwaitOverwrite(step_ + 1);
+      options_.files->AwaitOverwrite(step_ + 2);  // A save in the background may copy the image.
       RETURN_IF_ERROR(image->Pull(step_ % 2, options_.kernels));
     }
     const auto values = [&](StateArray array, const ShardSegment& segment) {

@@ -1,5 +1,6 @@
 #include "worker/executor/rank_executor.h"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,7 +32,8 @@ namespace {
 class RankExecutor {
  public:
   RankExecutor(int socket, ExecutorMemory memory, MakeDirectCommunicators make_direct)
-      : memory_(std::move(memory)),
+      : socket_(socket),
+        memory_(std::move(memory)),
         link_({socket, memory_.job_id, memory_.rank, memory_.config.collective_timeout,
                &memory_.layout}),
         files_(
@@ -47,6 +49,11 @@ class RankExecutor {
   absl::Status Open();
   // `fds`: that came with it. False: stop.
   bool Handle(const v1::ExecutorCommand& command, std::vector<UniqueFd> fds);
+  // Not OK once the device has failed, for good.
+  absl::Status device_status() const ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return device_status_;
+  }
 
  private:
   absl::Status CreateKernels();
@@ -55,6 +62,9 @@ class RankExecutor {
   absl::Status StartEpoch(const v1::ExecutorStart& start);
   RankEngine::Options EngineOptions(Epoch epoch);
   void RunEngine(Epoch epoch);
+  // Whether the device works. Reports it where it does not, and has this executor end: the thread
+  // that waits for commands reads the end of them. While no engine runs.
+  bool CheckDevice(Epoch epoch) ABSL_LOCKS_EXCLUDED(mu_);
   void Quiesce(const absl::Status& reason);
   // Says that the rank is quiet; where it is to prepare an epoch across workers, it listens first.
   // False: stop.
@@ -65,6 +75,9 @@ class RankExecutor {
   void SendPutGone(uint64_t put, const std::string& failure);
   void SendSaveReport(v1::SaveReport report);
 
+  const int socket_;
+  mutable absl::Mutex mu_;
+  absl::Status device_status_ ABSL_GUARDED_BY(mu_);
   ExecutorMemory memory_;
   KeeperLink link_;
   ExecutorFiles files_;
@@ -129,8 +142,11 @@ absl::Status RankExecutor::ClearDeviceMemory() {
 bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<UniqueFd> fds) {
   switch (command.command_case()) {
     case v1::ExecutorCommand::kStart: {
+      const Epoch epoch(command.start().epoch());
       const absl::Status status = StartEpoch(command.start());
-      if (!status.ok()) ReportFailure(Epoch(command.start().epoch()), status);
+      if (status.ok()) return true;
+      if (!CheckDevice(epoch)) return false;
+      ReportFailure(epoch, status);
       return true;
     }
     case v1::ExecutorCommand::kRelease:
@@ -229,8 +245,21 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
 
 void RankExecutor::RunEngine(Epoch epoch) {
   const absl::Status status = engine_->Run();
+  if (!CheckDevice(epoch)) return;
   // Aborted: a peer failed, and reports it. Told by the worker: it knows.
   if (!absl::IsAborted(status) && !link_.aborted()) ReportFailure(epoch, status);
+}
+
+bool RankExecutor::CheckDevice(Epoch epoch) {
+  const absl::Status status = kernels_->Finish();
+  if (status.ok()) return true;
+  ReportFailure(epoch, status);
+  {
+    absl::MutexLock lock(&mu_);
+    device_status_ = status;
+  }
+  shutdown(socket_, SHUT_RD);
+  return false;
 }
 
 bool RankExecutor::Answer(const v1::ExecutorAbort& abort) {
@@ -308,11 +337,12 @@ absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
   RETURN_IF_ERROR(executor.Open());
   while (true) {
     absl::StatusOr<Packet> packet = ReceivePacket(socket.get());
+    RETURN_IF_ERROR(executor.device_status());
     if (!packet.ok()) return absl::OkStatus();  // The worker is gone.
     v1::ExecutorCommand command;
     if (!command.ParseFromString(packet->bytes) ||
         !executor.Handle(command, std::move(packet->fds)))
-      return absl::OkStatus();
+      return executor.device_status();
   }
 }
 

@@ -4,6 +4,7 @@
 //          ── Start(e) ──► engine of epoch e, on a thread of its own ── Started / Failure ──►
 //          ── Abort(e) ──► that engine stops ── Quiesced ──►
 //          socket closed ──► end
+//          error of the device ── Failure ──► end: the next executor has a device that works
 //
 // What must survive an executor lies in regions that the worker owns, so it may be killed at any
 // moment and another takes over.
@@ -17,7 +18,7 @@
 namespace tessera {
 
 // Runs until the worker stops it or closes the socket. Blocks; one call a socket.
-// Errors: what made the setup impossible. The end of the worker is OK.
+// Errors: what made the setup impossible; those of the device. The end of the worker is OK.
 absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine);
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_error.h"
 #include "worker/device/cuda/fake_cuda_handles.h"
@@ -74,6 +75,8 @@ bool FakeCudaApi::Holds(const void* address, int64_t size_bytes) const {
 
 absl::Status FakeCudaApi::Enter(absl::string_view call, Needs needs) {
   const std::string native = absl::StrCat("cu", call);
+  if (!FaultPoint("cuda.call").ok()) Break(kCudaIllegalAddress);
+  if (!FaultPoint(absl::StrCat("cuda.", call)).ok()) return CudaStatus(native, kCudaOutOfMemory);
   absl::MutexLock lock(&mu_);
   ++calls_[std::string(call)];
   const auto [begin, end] = planned_.equal_range(std::string(call));

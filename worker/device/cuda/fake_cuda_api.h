@@ -43,6 +43,9 @@ class FakeCudaApi : public CudaApi {
 
   // The call ("MemAlloc") fails once with `error`, after `skip` more calls that do not.
   void FailCall(absl::string_view call, int error, int skip = 0);
+  // In programs that are given fault points, each call is one: "cuda.MemcpyAsync" fails once, for
+  // want of memory, and "cuda.call", which all calls hit, is Break(kCudaIllegalAddress).
+
   // From now on each call but the releases of contexts fails with `error`, and work that is queued
   // is dropped: a sticky error, or a device that is gone.
   void Break(int error) { broken_ = error; }
