@@ -50,27 +50,28 @@ absl::Status DeviceGradients::Add(int unit, int parameter, const void* values, i
   RETURN_IF_ERROR(Check(unit, parameter, numel, dtype));
   RETURN_IF_ERROR(session_->BeginGradient(unit));
   UnitGradient& gradient = session_->gradients_[unit];
+  const PlacedParameter& placed = session_->layout_.units[unit].flat.parameters()[parameter];
+  if (IsHalf(dtype) && IsHalf(gradient.dtype) && dtype != gradient.dtype) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' is in ",
+                                                   Name(dtype), ", and the unit's travel in ",
+                                                   Name(gradient.dtype)));
+  }
   gradient.on_device = true;
   const bool add = gradient.contributed[parameter] != 0;
   gradient.contributed[parameter] = 1;
   session_->Touch(unit, parameter);
   if (numel == 0) return absl::OkStatus();
-  const PlacedParameter& placed = session_->layout_.units[unit].flat.parameters()[parameter];
   std::byte* slot = session_->DeviceSlot(unit) + placed.offset_elements * SizeBytes(gradient.dtype);
   RankKernels& kernels = *session_->memory_.kernels;
   if (dtype == gradient.dtype && !add) {
     kernels.Copy(slot, values, numel * SizeBytes(dtype));
   } else if (!IsHalf(gradient.dtype)) {
     kernels.Reduce({values}, dtype, numel, 1.0, add, {slot, gradient.dtype}, /*measure=*/false);
-  } else if (!add && !IsHalf(dtype)) {
+  } else if (!add) {
     kernels.CastToHalf(ConstValues(values, numel, dtype),
                        {reinterpret_cast<uint16_t*>(slot), gradient.dtype});
-  } else if (add) {
-    return AddToHalf(unit, reinterpret_cast<uint16_t*>(slot), values, numel, dtype);
   } else {
-    return absl::InvalidArgumentError(absl::StrCat("gradient of '", placed.spec.name, "' is in ",
-                                                   Name(dtype), ", and the unit's travel in ",
-                                                   Name(gradient.dtype)));
+    return AddToHalf(unit, reinterpret_cast<uint16_t*>(slot), values, numel, dtype);
   }
   return absl::OkStatus();
 }
@@ -79,13 +80,18 @@ absl::Status DeviceGradients::AddToHalf(int unit, uint16_t* slot, const void* va
                                         DType dtype) {
   RankKernels& kernels = *session_->memory_.kernels;
   const DType half = session_->gradients_[unit].dtype, full = session_->full_dtype(unit);
-  ASSIGN_OR_RETURN(const Buffer sum, session_->memory_.device->Allocate(numel * SizeBytes(full)));
+  Buffer& sum = session_->memory_.sum;
+  if (sum.size_bytes() < numel * SizeBytes(full)) {
+    RETURN_IF_ERROR(kernels.Finish());  // It may still be read.
+    sum.Reset();
+    ASSIGN_OR_RETURN(sum, session_->memory_.device->Allocate(numel * SizeBytes(full)));
+  }
   kernels.Reduce({slot}, half, numel, 1.0, /*accumulate=*/false, {sum.data(), full},
                  /*measure=*/false);
   kernels.Reduce({values}, dtype, numel, 1.0, /*accumulate=*/true, {sum.data(), full},
                  /*measure=*/false);
   kernels.CastToHalf(ConstValues(sum.data(), numel, full), {slot, half});
-  return kernels.Finish();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<uint32_t> DeviceGradients::FinishSlot(int unit) {

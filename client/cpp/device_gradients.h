@@ -21,6 +21,8 @@ class Session;
 // For AfterStream: CUDA's legacy default stream.
 inline void* LegacyDefaultStream() { return reinterpret_cast<void*>(uintptr_t{1}); }
 
+// A step, a write or a load overwrites the parameters on the GPU: what a trainer has launched that
+// reads them must be complete before it asks for one. tessera::ShardedModel waits for that itself.
 class DeviceGradients {
  public:
   // `session` outlives this.

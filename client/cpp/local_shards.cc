@@ -5,6 +5,7 @@
 
 #include "base/ids.h"
 #include "base/status_macros.h"
+#include "client/cpp/device_gradients.h"
 #include "client/cpp/state_access.h"
 
 namespace tessera {
@@ -106,6 +107,7 @@ absl::StatusOr<StepResult> LocalShards::Begin(const StepOptions& options) {
   begun_epoch_ = 0;
   RETURN_IF_ERROR(session_->CheckStepOptions(options));
   RETURN_IF_ERROR(session_->ReduceRest());
+  RETURN_IF_ERROR(DeviceGradients(session_).Finish());
   RETURN_IF_ERROR(session_->Submit(OpKind::kTally, options));
   RETURN_IF_ERROR(session_->AwaitResult(OpKind::kTally));
   const OpResult& result = session_->page()->result;

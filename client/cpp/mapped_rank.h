@@ -18,6 +18,7 @@ struct MappedRank {
   Mapping control;
   // Of a rank on a GPU; else nothing.
   Buffer device_gradients;
+  Buffer sum;  // Room for one of a parameter's gradients, for low precision.
   std::unique_ptr<RankKernels> kernels;
   // By which the executor learns when a gradient is complete; none: the trainer waits for that.
   std::vector<std::unique_ptr<SharedEvent>> gradient_events;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "client/cpp/device_gradients.h"
 #include "client/cpp/state_access.h"
 
 namespace tessera {
@@ -218,6 +219,7 @@ absl::Status Session::AnnounceStep(const StepOptions& options) {
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   RETURN_IF_ERROR(CheckStepOptions(options));
   RETURN_IF_ERROR(ReduceRest());
+  RETURN_IF_ERROR(DeviceGradients(this).Finish());  // No step of gradients that never came.
   RETURN_IF_ERROR(Submit(OpKind::kStep, options));
   RETURN_IF_ERROR(AwaitResult(OpKind::kStep));
   ForgetGradients();
@@ -242,7 +244,7 @@ void Session::ForgetTouched() { memset(touched(), 0, plan_.num_parameters()); }
 
 absl::Status Session::DropGradients() {
   for (UnitGradient& gradient : gradients_) {
-    gradient.begun = gradient.reduced = false;
+    gradient.begun = gradient.on_device = gradient.reduced = false;
     gradient.contributed.assign(gradient.contributed.size(), 0);
   }
   ForgetTouched();

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/summon_full_params.h"
+#include "client/torch/unit_gradients.h"
 
 namespace tessera {
 namespace {
@@ -97,6 +98,7 @@ absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
                                     std::vector<int>* changed) {
   const std::vector<Replacement> replaced = FindReplaced(*session, *units, /*first_only=*/false);
   if (replaced.empty()) return absl::OkStatus();
+  AwaitStreamOf(DeviceOf(*session));  // The parameters are written.
   std::vector<int> which;
   for (const Replacement& replacement : replaced) {
     RETURN_IF_ERROR(Check(*session, replacement));

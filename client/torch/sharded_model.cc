@@ -42,7 +42,6 @@ class ShardedModelImpl : public ShardedModel {
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
   absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override {
     RETURN_IF_ERROR(PrepareStep());
-    AwaitStreamOf(DeviceOf(*session_));  // The step writes the parameters.
     return session_->Step(options);
   }
   absl::Status PrepareStep() override;
@@ -131,6 +130,7 @@ absl::Status ShardedModelImpl::SetReshardAfterForward(bool reshard, const torch:
 }
 
 absl::Status ShardedModelImpl::PrepareStep() {
+  AwaitStreamOf(DeviceOf(*session_));  // The step writes what its work reads.
   windows_->BeginStep();
   RETURN_IF_ERROR(windows_->TakeReplaced());
   return TakeReplacedGradients(session_.get(), units_);

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "client/cpp/device_gradients.h"
 #include "client/torch/precision_rules.h"
+#include "client/torch/unit_gradients.h"
 #include "client/torch/unit_lookup.h"
 
 namespace tessera {
@@ -100,7 +101,7 @@ absl::Status FullParameters::Open() {
     RETURN_IF_ERROR(session_->ReadParameters(unit, read(&values)));
     if (options_.with_grads) RETURN_IF_ERROR(session_->ReadGradients(unit, read(&gradients)));
   }
-  const torch::Device device = DeviceOf(*session_);
+  const torch::Device device = options_.offload_to_cpu ? torch::kCPU : DeviceOf(*session_);
   for (auto& [parameter, copy] : values) parameter->set_data(copy.to(device));
   for (auto& [parameter, copy] : gradients) parameter->mutable_grad() = copy.to(device);
   open_ = true;
@@ -127,6 +128,7 @@ absl::Status FullParameters::Check() const {
 }
 
 absl::Status FullParameters::WriteBack() {
+  AwaitStreamOf(DeviceOf(*session_));  // The parameters are written.
   RETURN_IF_ERROR(session_->WriteParameters(which_, [this](int unit, int p, Values values) {
     CopyValues(units_->parameters[unit][p], values);
   }));

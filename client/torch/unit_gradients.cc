@@ -57,9 +57,9 @@ absl::Status UnitGradients::Flush(int unit) {
 }
 
 void UnitGradients::Drop() {
+  // Some of it may be read just now. What failed there is met by whoever goes on.
+  (void)DeviceGradients(session_).Finish();
   for (auto& of_unit : kept_) of_unit.clear();
-  if (reading_.empty()) return;
-  (void)DeviceGradients(session_).Finish();  // What failed there is met by whoever goes on.
   reading_.clear();
 }
 

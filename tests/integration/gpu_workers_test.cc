@@ -109,7 +109,10 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
   }
   absl::MutexLock lock(&nccl.mu);
   EXPECT_EQ(static_cast<int>(nccl.apis.size()), test.way == Way::kNccl ? world_size : 0);
-  for (const auto& api : nccl.apis) EXPECT_EQ(api->misuses(), 0);
+  for (const auto& api : nccl.apis) {
+    EXPECT_EQ(api->misuses(), 0);
+    EXPECT_GE(api->num_aborts(), 2) << "one that reduces and one that gathers, each closed";
+  }
 }
 
 std::string CaseName(const testing::TestParamInfo<std::tuple<Case, Strategy>>& info) {

@@ -74,7 +74,7 @@ class RankKernels {
   virtual absl::Status TakeStats(host::GradientStats* stats) = 0;
   virtual absl::StatusOr<double> TakeNormPart() = 0;
 
-  // Memory of the processor that this device copies from and to at full speed; undefined content.
+  // Memory of the processor, pinned where that can be, so that copies are fast; undefined content.
   // Errors: ResourceExhausted  there is none
   virtual absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) = 0;
 };

@@ -166,6 +166,7 @@ absl::Status RankEngine::Run() {
   // Peers of this host that wait for this rank need not wait for the worker's word.
   options_.communicator->Abort(status);
   if (options_.gatherer != nullptr) options_.gatherer->Abort(status);
+  Interrupt();  // A reduction may wait for the trainer's GPU.
   options_.post_backward->Synchronize();
   const absl::Status device = options_.kernels->Finish();
   if (!device.ok() && !trainer_failed_) {

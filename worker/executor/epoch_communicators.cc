@@ -17,6 +17,7 @@ absl::Status EpochCommunicators::Open() {
   options.state_on_host = memory_->state_is_addressable();
   options.max_count = memory_->LargestShard();
   ASSIGN_OR_RETURN(reduce_kernels_, memory_->device->CreateKernels(options));
+  if (!memory_->spans_workers()) return absl::OkStatus();
   ASSIGN_OR_RETURN(gather_kernels_, memory_->device->CreateKernels(options));
   FindDirectWay();
   return absl::OkStatus();

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
@@ -127,7 +129,12 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   ASSIGN_OR_RETURN(memory.layout, LayOut(model, memory.config));
   ASSIGN_OR_RETURN(memory.plan, JobMemory::Create(memory.layout, memory.config));
   RETURN_IF_ERROR(MapHostRegions(packet, &memory));
-  ASSIGN_OR_RETURN(memory.device, make_device(memory.control_page()->device));
+  int device = kHostDevice;
+  if (!absl::SimpleAtoi(absl::StripPrefix(packet.bytes, kSetupPacket), &device)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("executor setup: a packet that says '", packet.bytes, "'"));
+  }
+  ASSIGN_OR_RETURN(memory.device, make_device(device));
   const size_t gradients_of_rank = memory.device->is_separate() ? 2 : 1;
   const size_t num_ranks = memory.topology.NumRanks(memory.host());
   if (packet.fds.size() != kFixedFds + num_ranks * gradients_of_rank) {

@@ -28,6 +28,10 @@ inline int64_t ChannelOffsetBytes(const JobMemory& plan) {
   return kGroupPageBytes + (counts_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
+// What the packet of a setup says, before the number of the device (see RankDevice). Not in the
+// control page only, to which the trainer writes.
+inline constexpr char kSetupPacket[] = "setup of device ";
+
 // Move-only; thread-compatible. The mappings keep their addresses when it is moved.
 struct ExecutorMemory {
   std::string job_id;

@@ -87,7 +87,7 @@ class RankExecutor {
   HostDevice threads_;
   std::unique_ptr<Stream> post_backward_;
   std::unique_ptr<RankKernels> kernels_, stream_kernels_;  // The engine's thread's, the stream's.
-  std::unique_ptr<GradientEvents> gradient_events_;        // Null: there is no device.
+  std::unique_ptr<GradientEvents> gradient_events_;        // Of an epoch; null: there is no device.
   std::unique_ptr<StateImages> images_;                    // Null: the state is addressable.
   EpochCommunicators communicators_;
   std::unique_ptr<RankEngine> engine_;
@@ -112,10 +112,6 @@ absl::Status RankExecutor::CreateKernels() {
   options.max_count = memory_.LargestShard();
   ASSIGN_OR_RETURN(kernels_, memory_.device->CreateKernels(options));
   ASSIGN_OR_RETURN(stream_kernels_, memory_.device->CreateKernels(options));
-  if (memory_.device->is_separate()) {
-    gradient_events_ =
-        std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
-  }
   if (memory_.state_is_addressable()) return absl::OkStatus();
   std::byte* state = memory_.state.data_as<std::byte>();
   const OptimizerKind optimizer = memory_.config.optimizer;
@@ -217,6 +213,10 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   const Epoch epoch(start.epoch());
   if (engine_ != nullptr) Quiesce(absl::AbortedError("a new epoch starts"));
   RETURN_IF_ERROR(communicators_.Join(epoch, start));
+  if (memory_.device->is_separate()) {
+    gradient_events_ =
+        std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
+  }
   running_epoch_.store(epoch.value());
   link_.BeginEpoch(epoch);
   recorder_.BeginEpoch(epoch);

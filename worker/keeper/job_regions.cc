@@ -223,7 +223,8 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
   for (const RankRegions& regions : ranks_) {
     if (regions.device_gradients.valid()) fds.push_back(regions.device_gradients.get());
   }
-  return SendPacket(socket, "setup", fds);
+  const int device = device_memory_ == nullptr ? kHostDevice : device_memory_->device();
+  return SendPacket(socket, absl::StrCat(kSetupPacket, device), fds);
 }
 
 std::vector<int> JobRegions::TrainerFds(Rank rank) const {

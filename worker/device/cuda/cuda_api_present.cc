@@ -1,6 +1,8 @@
 // LoadCudaApi of a build with the toolkit.
 #include <dlfcn.h>
+#include <fcntl.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -254,7 +256,11 @@ class Driver : public CudaApi {
         "cuMemExportToShareableHandle",
         cuMemExportToShareableHandle_(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                       /*flags=*/0)));
-    return UniqueFd(descriptor);
+    UniqueFd owned(descriptor);
+    // It holds the memory, which programs that are started from here must not.
+    if (fcntl(owned.get(), F_SETFD, FD_CLOEXEC) != 0)
+      return ErrnoStatus(errno, "a descriptor of the device's memory");
+    return owned;
   }
   absl::StatusOr<CudaMemHandle> MemImportFromShareableHandle(int descriptor) override {
     CUmemGenericAllocationHandle handle = 0;

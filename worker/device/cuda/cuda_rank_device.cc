@@ -31,15 +31,29 @@ absl::StatusOr<Buffer> CudaRankDevice::MapRegion(int descriptor, int64_t size_by
                    DeviceMapping::Import(sharing, descriptor, rounded,
                                          writable ? CudaAccess::kReadWrite : CudaAccess::kRead));
   std::byte* data = mapping.data();
+  return Known(
+      Buffer(data, rounded, [mapping = std::move(mapping)]() mutable { mapping.Reset(); }));
+}
+
+absl::StatusOr<Buffer> CudaRankDevice::Allocate(int64_t size_bytes) {
+  ASSIGN_OR_RETURN(Buffer memory, device_->Allocate(size_bytes));
+  return memory.empty() ? std::move(memory) : Known(std::move(memory));
+}
+
+Buffer CudaRankDevice::Known(Buffer memory) {
+  void* data = memory.data();
+  const int64_t size_bytes = memory.size_bytes();
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  absl::MutexLock lock(&mu_);
-  regions_[begin] = rounded;
-  return Buffer(data, rounded, [this, begin, mapping = std::move(mapping)]() mutable {
+  {
+    absl::MutexLock lock(&mu_);
+    regions_[begin] = size_bytes;
+  }
+  return Buffer(data, size_bytes, [this, begin, memory = std::move(memory)]() mutable {
     {
       absl::MutexLock lock(&mu_);
       regions_.erase(begin);
     }
-    mapping.Reset();
+    memory.Reset();
   });
 }
 

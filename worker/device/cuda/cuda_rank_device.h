@@ -23,9 +23,7 @@ class CudaRankDevice : public RankDevice, public CudaBackend {
   bool is_separate() const override { return true; }
   absl::StatusOr<Buffer> MapRegion(int descriptor, int64_t size_bytes, bool writable) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<Buffer> Allocate(int64_t size_bytes) override {
-    return device_->Allocate(size_bytes);
-  }
+  absl::StatusOr<Buffer> Allocate(int64_t size_bytes) override ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::unique_ptr<SharedEvent>> CreateSharedEvent() override;
   absl::StatusOr<std::unique_ptr<SharedEvent>> OpenSharedEvent(
       const SharedEventName& name) override;
@@ -34,10 +32,12 @@ class CudaRankDevice : public RankDevice, public CudaBackend {
   CudaDevice* cuda_device() override { return device_.get(); }
   absl::StatusOr<std::unique_ptr<SliceKernels>> CreateSliceKernels(int64_t max_count) override;
 
-  // Whether the address is in a region that MapRegion gave and that is still there.
+  // Whether the address is in memory that MapRegion or Allocate gave and that is still there.
   bool IsOnDevice(const void* address) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // The same memory, known to IsOnDevice as long as it is there.
+  Buffer Known(Buffer memory) ABSL_LOCKS_EXCLUDED(mu_);
   explicit CudaRankDevice(std::unique_ptr<CudaDevice> device) : device_(std::move(device)) {}
 
   const std::unique_ptr<CudaDevice> device_;

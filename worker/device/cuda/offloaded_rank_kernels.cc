@@ -35,10 +35,8 @@ UpdateArrays PieceOf(const UpdateArrays& arrays, int64_t begin, int64_t count) {
 
 absl::StatusOr<std::unique_ptr<OffloadedRankKernels>> OffloadedRankKernels::Create(
     CudaDevice* device, int64_t max_count, IsOnDevice is_on_device) {
-  auto kernels = absl::WrapUnique(new OffloadedRankKernels(std::move(is_on_device)));
+  auto kernels = absl::WrapUnique(new OffloadedRankKernels(device, std::move(is_on_device)));
   ASSIGN_OR_RETURN(kernels->device_kernels_, CudaRankKernels::Create(device, max_count));
-  ASSIGN_OR_RETURN(kernels->scratch_,
-                   device->Allocate(max_count * static_cast<int64_t>(sizeof(double))));
   ASSIGN_OR_RETURN(kernels->halves_, device->AllocatePinned(2 * kHalfBytes));
   for (std::unique_ptr<Event>& copied : kernels->copied_) {
     ASSIGN_OR_RETURN(copied, device->CreateEvent());
@@ -124,6 +122,16 @@ void OffloadedRankKernels::Reduce(absl::Span<const void* const> inputs, DType in
                                   int64_t count, double scale, bool accumulate,
                                   host::SumOutput output, bool measure) {
   const int64_t size_bytes = count * SizeBytes(output.dtype);
+  if (scratch_.size_bytes() < size_bytes) {
+    (void)device_kernels_->Finish();  // It may still be read.
+    scratch_.Reset();
+    absl::StatusOr<Buffer> larger = device_->Allocate(size_bytes);
+    if (!larger.ok()) {
+      first_error_.Update(larger.status());
+      return;
+    }
+    scratch_ = *std::move(larger);
+  }
   if (accumulate) device_kernels_->Copy(scratch_.data(), output.data, size_bytes);
   device_kernels_->Reduce(inputs, input_dtype, count, scale, accumulate,
                           {scratch_.data(), output.dtype}, measure);
@@ -140,12 +148,18 @@ void OffloadedRankKernels::AddToNormPart(ConstValues gradient, double p) {
   host_kernels_.AddToNormPart(gradient, p);
 }
 
+absl::Status OffloadedRankKernels::Finish() {
+  RETURN_IF_ERROR(device_kernels_->Finish());
+  return first_error_;
+}
+
 absl::StatusOr<double> OffloadedRankKernels::TakeNormPart() {
   RETURN_IF_ERROR(Finish());
   return host_kernels_.TakeNormPart();
 }
 
 absl::Status OffloadedRankKernels::TakeStats(host::GradientStats* stats) {
+  RETURN_IF_ERROR(Finish());
   host::GradientStats on_device, on_host;
   RETURN_IF_ERROR(device_kernels_->TakeStats(&on_device));
   RETURN_IF_ERROR(host_kernels_.TakeStats(&on_host));

@@ -39,7 +39,7 @@ class OffloadedRankKernels : public RankKernels {
   void AddToNormPart(ConstValues gradient, double p) override;
   void Record(SharedEvent* event) override { device_kernels_->Record(event); }
   void WaitForStream(void* stream) override { device_kernels_->WaitForStream(stream); }
-  absl::Status Finish() override { return device_kernels_->Finish(); }
+  absl::Status Finish() override;
   absl::Status TakeStats(host::GradientStats* stats) override;
   absl::StatusOr<double> TakeNormPart() override;
   absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) override {
@@ -47,7 +47,8 @@ class OffloadedRankKernels : public RankKernels {
   }
 
  private:
-  explicit OffloadedRankKernels(IsOnDevice is_on_device) : is_on_device_(std::move(is_on_device)) {}
+  OffloadedRankKernels(CudaDevice* device, IsOnDevice is_on_device)
+      : is_on_device_(std::move(is_on_device)), device_(device) {}
   // Runs `step` on pieces whose published values go by way of a half.
   template <typename Step>
   void InPieces(const UpdateArrays& arrays, Step step);
@@ -58,8 +59,10 @@ class OffloadedRankKernels : public RankKernels {
   const IsOnDevice is_on_device_;
   HostRankKernels host_kernels_;
   std::unique_ptr<CudaRankKernels> device_kernels_;
-  Buffer scratch_;  // On the device: a sum.
-  Buffer halves_;   // Pinned.
+  CudaDevice* const device_;
+  absl::Status first_error_;  // Beside those of the device's kernels.
+  Buffer scratch_;            // On the device: a sum. As large as one was yet.
+  Buffer halves_;             // Pinned.
   std::unique_ptr<Event> copied_[2];
   int next_half_ = 0;
 };
