@@ -10,9 +10,8 @@ namespace tessera::testing_support {
 
 FakeCudaApi* FakeGpu() {
   static FakeCudaApi* const api = [] {
-    gpu::AwaitStreamsBeforeLaunches([](void* stream) {
-      (void)FakeGpu()->StreamSynchronize(static_cast<CudaStreamHandle*>(stream));
-    });
+    gpu::AwaitStreamsBeforeLaunches(
+        [](void* stream) { FakeGpu()->AwaitStream(static_cast<CudaStreamHandle*>(stream)); });
     return new FakeCudaApi();
   }();
   return api;

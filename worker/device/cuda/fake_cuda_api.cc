@@ -327,6 +327,8 @@ void FakeCudaApi::RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void(
   });
 }
 
+void FakeCudaApi::AwaitStream(CudaStreamHandle* stream) { Of(stream)->queue->Synchronize(); }
+
 int FakeCudaApi::PriorityOf(CudaStreamHandle* stream) const { return Of(stream)->priority; }
 
 }  // namespace tessera

@@ -108,6 +108,8 @@ class FakeCudaApi : public CudaApi {
 
   // Runs `work` in the order of the stream, as a kernel would; dropped once the context is broken.
   void RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work);
+  // Returns once what was enqueued is done. No call of the driver's: it neither counts nor fails.
+  void AwaitStream(CudaStreamHandle* stream);
   // Whether these bytes lie in one piece of what MemAlloc or MemHostAlloc gave, or is registered.
   bool Holds(const void* address, int64_t size_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
   // The device's clock, which timed events read: it stands still but for copies and for this.

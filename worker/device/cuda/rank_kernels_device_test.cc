@@ -23,9 +23,8 @@ FakeCudaApi* Fake() {
 }
 
 absl::StatusOr<CudaApi*> LoadApi() {
-  gpu::AwaitStreamsBeforeLaunches([](void* stream) {
-    (void)Fake()->StreamSynchronize(static_cast<CudaStreamHandle*>(stream));
-  });
+  gpu::AwaitStreamsBeforeLaunches(
+      [](void* stream) { Fake()->AwaitStream(static_cast<CudaStreamHandle*>(stream)); });
   return Fake();
 }
 #else
