@@ -28,6 +28,17 @@ absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes) {
   return absl::OkStatus();
 }
 
+absl::Status WriteAt(int fd, absl::string_view bytes, int64_t at_bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = pwrite(fd, bytes.data(), bytes.size(), at_bytes);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return ErrnoStatus(errno, absl::StrCat("write ", path));
+    bytes.remove_prefix(written);
+    at_bytes += written;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));

@@ -17,6 +17,8 @@ namespace tessera {
 absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes);
 // Errors: also ResourceExhausted  it has more than max_bytes; InvalidArgument  no regular file.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
+// Writes all of them at that place of the file, which is at `path`.
+absl::Status WriteAt(int fd, absl::string_view bytes, int64_t at_bytes, const std::string& path);
 absl::Status SyncFolder(const std::string& path);
 
 }  // namespace tessera

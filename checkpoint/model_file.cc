@@ -12,28 +12,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "checkpoint/file_io.h"
 #include "checkpoint/model_reader.h"
 
 namespace tessera {
 namespace {
 
 std::string PartialPath(const std::string& path) { return path + ".partial"; }
-
-absl::Status WriteAll(int fd, const char* data, int64_t size_bytes, int64_t at,
-                      const std::string& path) {
-  RETURN_IF_ERROR(FaultPoint("model-file.write"));
-  while (size_bytes > 0) {
-    const ssize_t written = pwrite(fd, data, size_bytes, at);
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return ErrnoStatus(errno, absl::StrCat("write ", path));
-    }
-    data += written;
-    at += written;
-    size_bytes -= written;
-  }
-  return absl::OkStatus();
-}
 
 absl::Status SyncFolderOf(const std::string& path) {
   const std::string folder = path.substr(0, path.rfind('/') + 1);
@@ -59,74 +45,73 @@ absl::Status ModelFile::Create(const std::string& path, const SafetensorsHeader&
         absl::StrCat("model file '", path, "' is no absolute file path"));
   }
   const std::string partial = PartialPath(path);
-  UniqueFd fd(open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  const UniqueFd fd(open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", partial));
   if (const int error = posix_fallocate(fd.get(), 0, header.file_bytes); error != 0) {
     return ErrnoStatus(error, absl::StrCat("reserve ", header.file_bytes, " bytes for ", partial));
   }
-  const std::string bytes = EncodeHeader(header);
-  return WriteAll(fd.get(), bytes.data(), bytes.size(), 0, partial);
+  RETURN_IF_ERROR(FaultPoint("model-file.write"));
+  return WriteAt(fd.get(), EncodeHeader(header), 0, partial);
 }
 
-absl::StatusOr<ModelFile> ModelFile::Open(const std::string& path,
-                                          const SafetensorsHeader& header) {
-  const std::string partial = PartialPath(path);
-  UniqueFd fd(open(partial.c_str(), O_WRONLY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", partial));
-  return ModelFile(std::move(fd), partial, &header);
+absl::StatusOr<ModelFile> ModelFile::Open(const std::string& path, const SafetensorsHeader& header,
+                                          DirectWrites* direct) {
+  ASSIGN_OR_RETURN(RangeWriter writer, RangeWriter::Open(PartialPath(path), direct));
+  return ModelFile(std::move(writer), &header);
 }
 
 absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elements,
-                                   ConstValues values) {
+                                   ConstValues values, uint32_t* crc32,
+                                   const RangeWriter::Wrote& wrote) {
   ASSIGN_OR_RETURN(const StoredTensor* found, Find(tensor));
   const StoredTensor& stored = *found;
   const int64_t element_bytes = SizeBytes(values.dtype());
   const int64_t numel = (stored.end_bytes - stored.begin_bytes) / element_bytes;
   if (stored.dtype != values.dtype() || begin_elements < 0 || begin_elements > numel ||
       static_cast<int64_t>(values.size()) > numel - begin_elements) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": elements [", begin_elements, ", +",
+    return absl::InvalidArgumentError(absl::StrCat(path(), ": elements [", begin_elements, ", +",
                                                    values.size(), ") of ", Name(values.dtype()),
                                                    " are not in tensor '", tensor, "'"));
   }
-  return WriteAll(fd_.get(), static_cast<const char*>(values.data()), values.size_bytes(),
-                  header_->data_offset_bytes + stored.begin_bytes + begin_elements * element_bytes,
-                  path_);
+  return WriteStored(tensor, begin_elements,
+                     {static_cast<const char*>(values.data()), values.size_bytes()}, crc32, wrote);
 }
 
 absl::StatusOr<const StoredTensor*> ModelFile::Find(const std::string& tensor) const {
   const auto it = header_->tensors.find(tensor);
   if (it != header_->tensors.end()) return &it->second;
-  return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
+  return absl::NotFoundError(absl::StrCat(path(), " has no tensor '", tensor, "'"));
 }
 
 absl::Status ModelFile::WriteStored(const std::string& tensor, int64_t begin_elements,
-                                    absl::string_view bytes) {
+                                    absl::string_view bytes, uint32_t* crc32,
+                                    const RangeWriter::Wrote& wrote) {
   ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
   const std::optional<int64_t> begin = SizeBytes(stored->dtype, begin_elements);
   const int64_t all_bytes = stored->end_bytes - stored->begin_bytes;
   if (!begin.has_value() || *begin < 0 || *begin > all_bytes ||
       static_cast<int64_t>(bytes.size()) > all_bytes - *begin) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": ", bytes.size(),
+    return absl::InvalidArgumentError(absl::StrCat(path(), ": ", bytes.size(),
                                                    " bytes from element ", begin_elements,
                                                    " on are not in tensor '", tensor, "'"));
   }
-  return WriteAll(fd_.get(), bytes.data(), bytes.size(),
-                  header_->data_offset_bytes + stored->begin_bytes + *begin, path_);
+  RETURN_IF_ERROR(FaultPoint("model-file.write"));
+  return writer_.Write(bytes, header_->data_offset_bytes + stored->begin_bytes + *begin, crc32,
+                       wrote);
 }
 
 absl::Status ModelFile::WriteBytes(const std::string& tensor, absl::string_view bytes) {
   ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
   if (static_cast<int64_t>(bytes.size()) == stored->end_bytes - stored->begin_bytes)
     return WriteStored(tensor, 0, bytes);
-  return absl::InvalidArgumentError(absl::StrCat(path_, ": ", bytes.size(), " bytes for tensor '",
+  return absl::InvalidArgumentError(absl::StrCat(path(), ": ", bytes.size(), " bytes for tensor '",
                                                  tensor, "', which has ",
                                                  stored->end_bytes - stored->begin_bytes));
 }
 
 absl::Status ModelFile::Sync() {
   RETURN_IF_ERROR(FaultPoint("model-file.sync"));
-  if (fsync(fd_.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", path_));
-  return absl::OkStatus();
+  return writer_.Sync();
 }
 
 absl::Status ModelFile::Publish(const std::string& path) {

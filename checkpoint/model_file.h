@@ -3,19 +3,22 @@
 //   one rank:   Create ──►   all ranks: Open, WriteSlice ..., Sync   ──► one rank: Publish
 //
 // The file grows under "<path>.partial" and gets its name only when it is whole and on disk, so
-// that a crash leaves the old file or the new one. No rank holds more than its own slices.
+// that a crash leaves the old file or the new one. No rank holds more than its own slices. Large
+// slices may go past the page cache (range_writer.h).
 // Move-only; thread-compatible. Between the phases the ranks synchronise by themselves.
 #ifndef TESSERA_CHECKPOINT_MODEL_FILE_H_
 #define TESSERA_CHECKPOINT_MODEL_FILE_H_
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/unique_fd.h"
+#include "checkpoint/direct_writes.h"
+#include "checkpoint/range_writer.h"
 #include "checkpoint/safetensors_header.h"
 #include "layout/values.h"
 
@@ -27,17 +30,21 @@ class ModelFile {
   // Errors: InvalidArgument the path is not absolute; NotFound no such folder; PermissionDenied;
   //         ResourceExhausted the disk is full. The message names the path.
   static absl::Status Create(const std::string& path, const SafetensorsHeader& header);
-  // Opens what Create made.
-  static absl::StatusOr<ModelFile> Open(const std::string& path, const SafetensorsHeader& header);
+  // Opens what Create made. `direct`: as RangeWriter's.
+  static absl::StatusOr<ModelFile> Open(const std::string& path, const SafetensorsHeader& header,
+                                        DirectWrites* direct = nullptr);
 
-  // Writes elements [begin, begin + values.size()) of an F32 or F64 tensor.
+  // Writes elements [begin, begin + values.size()) of an F32 or F64 tensor. `crc32`, unless null,
+  // goes on by their bytes; `wrote` is told of them, piece by piece.
   // Errors: NotFound no such tensor; InvalidArgument outside of it, or of another dtype;
   //         ResourceExhausted disk full.
-  absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values);
+  absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values,
+                          uint32_t* crc32 = nullptr, const RangeWriter::Wrote& wrote = nullptr);
   // Writes elements from begin_elements on of a tensor of whatever dtype, as they are stored.
   // Errors: NotFound no such tensor; InvalidArgument outside of it, or not between bytes.
   absl::Status WriteStored(const std::string& tensor, int64_t begin_elements,
-                           absl::string_view bytes);
+                           absl::string_view bytes, uint32_t* crc32 = nullptr,
+                           const RangeWriter::Wrote& wrote = nullptr);
   // Writes a tensor of whatever dtype, whole.
   // Errors: as WriteSlice; InvalidArgument  it has another size.
   absl::Status WriteBytes(const std::string& tensor, absl::string_view bytes);
@@ -52,13 +59,13 @@ class ModelFile {
   static void Discard(const std::string& path);
 
  private:
-  ModelFile(UniqueFd fd, std::string path, const SafetensorsHeader* header)
-      : fd_(std::move(fd)), path_(std::move(path)), header_(header) {}
+  ModelFile(RangeWriter writer, const SafetensorsHeader* header)
+      : writer_(std::move(writer)), header_(header) {}
 
   absl::StatusOr<const StoredTensor*> Find(const std::string& tensor) const;
+  const std::string& path() const { return writer_.path(); }
 
-  UniqueFd fd_;
-  std::string path_;
+  RangeWriter writer_;
   const SafetensorsHeader* header_;  // Not owned; outlives this.
 };
 

@@ -80,7 +80,7 @@ absl::StatusOr<ModelFile*> ModelFiles::FileOf(const std::string& tensor) {
   if (!open_.has_value() || open_name_ != file->second) {
     RETURN_IF_ERROR(Sync());
     ASSIGN_OR_RETURN(ModelFile opened, ModelFile::Open(PathIn(folder_, file->second),
-                                                       plan_.headers.at(file->second)));
+                                                       plan_.headers.at(file->second), direct_));
     open_.emplace(std::move(opened));
     open_name_ = file->second;
   }
@@ -88,13 +88,14 @@ absl::StatusOr<ModelFile*> ModelFiles::FileOf(const std::string& tensor) {
 }
 
 absl::Status ModelFiles::WriteSlice(const std::string& tensor, int64_t begin_elements,
-                                    ConstValues values) {
+                                    ConstValues values, uint32_t* crc32,
+                                    const RangeWriter::Wrote& wrote) {
   constexpr int64_t kPieceElements = 1 << 18;
   ASSIGN_OR_RETURN(ModelFile * file, FileOf(tensor));
   const std::optional<DType> dtype =
       LayoutDType(plan_.headers.at(open_name_).tensors.at(tensor).dtype);
   if (!dtype.has_value() || *dtype == values.dtype())
-    return file->WriteSlice(tensor, begin_elements, values);
+    return file->WriteSlice(tensor, begin_elements, values, crc32, wrote);
   const int64_t count = static_cast<int64_t>(values.size());
   const char* data = static_cast<const char*>(values.data());
   for (int64_t begin = 0; begin < count; begin += kPieceElements) {
@@ -102,7 +103,7 @@ absl::Status ModelFiles::WriteSlice(const std::string& tensor, int64_t begin_ele
                             std::min(kPieceElements, count - begin), values.dtype());
     absl::StatusOr<std::string> rounded = RoundValues(piece, *dtype);
     if (!rounded.ok()) return Annotate(rounded.status(), absl::StrCat("tensor '", tensor, "'"));
-    RETURN_IF_ERROR(file->WriteStored(tensor, begin_elements + begin, *rounded));
+    RETURN_IF_ERROR(file->WriteStored(tensor, begin_elements + begin, *rounded, crc32, wrote));
   }
   return absl::OkStatus();
 }

@@ -22,8 +22,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/direct_writes.h"
 #include "checkpoint/model_file.h"
 #include "checkpoint/model_index.h"
+#include "checkpoint/range_writer.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/tensor_table.h"
 #include "layout/values.h"
@@ -48,17 +50,19 @@ absl::StatusOr<ModelFilesPlan> PlanModelFiles(const std::vector<NamedTensorInfo>
 
 class ModelFiles {
  public:
-  // `plan` is not owned and outlives this.
-  ModelFiles(std::string folder, const ModelFilesPlan* plan)
-      : folder_(std::move(folder)), plan_(*plan) {}
+  // `plan` is not owned and outlives this. `direct`: as RangeWriter's.
+  ModelFiles(std::string folder, const ModelFilesPlan* plan, DirectWrites* direct = nullptr)
+      : folder_(std::move(folder)), plan_(*plan), direct_(direct) {}
 
   // Makes all files in full size with their headers, and the index. Errors: as ModelFile::Create.
   static absl::Status Create(const std::string& folder, const ModelFilesPlan& plan);
 
   // Elements [begin_elements, begin_elements + values.size()); where the file has the tensor in a
-  // smaller dtype they are rounded (rounded_values.h).
+  // smaller dtype they are rounded (rounded_values.h). `crc32`, unless null, goes on by what is
+  // stored; `wrote` is told of that, piece by piece.
   // Errors: as ModelFile::WriteSlice; OutOfRange  a value is too large for it, naming the tensor.
-  absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values);
+  absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values,
+                          uint32_t* crc32 = nullptr, const RangeWriter::Wrote& wrote = nullptr);
   // Errors: as those of ModelFile.
   absl::Status WriteBytes(const std::string& tensor, absl::string_view bytes);
   absl::Status WriteStored(const std::string& tensor, int64_t begin_elements,
@@ -75,6 +79,7 @@ class ModelFiles {
 
   const std::string folder_;
   const ModelFilesPlan& plan_;
+  DirectWrites* const direct_;
   std::string open_name_;
   std::optional<ModelFile> open_;
 };

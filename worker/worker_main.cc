@@ -10,6 +10,7 @@
 #include "base/command_line.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "checkpoint/direct_writes.h"
 #include "job/field_limits.h"
 #include "worker/device/cuda/cuda_versions.h"
 #include "worker/executor/machine_devices.h"
@@ -32,6 +33,7 @@ int main(int argc, char** argv) {
   tessera::WorkerServer::Options options;
   std::string log_level = "info";
   std::string executor_faults;
+  int64_t direct_write_bytes = tessera::kDirectFromBytes;
   CLI::App app("The daemon of a node: owns the memory of its ranks and supervises their executors.",
                "tessera-worker");
   app.add_option("--coordinator", options.coordinator_address, "host:port of the coordinator")
@@ -69,6 +71,11 @@ int main(int argc, char** argv) {
                "permit a --state-listen that other machines reach, without TLS");
   app.add_option("--executor-binary", options.executor_binary, "path of tessera-executor")
       ->required();
+  app.add_option("--direct-write-bytes", direct_write_bytes,
+                 "what files of checkpoints are given at once, to go past the page cache; 0: "
+                 "nothing does")
+      ->capture_default_str()
+      ->check(tessera::WholeNumber(0, tessera::kMaxDirectFromBytes));
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
   app.add_option("--executor-fault-points", executor_faults, "for tests: armed in each executor");
   app.set_version_flag("--version", [] {
@@ -79,6 +86,7 @@ int main(int argc, char** argv) {
   tessera::BlockStopSignals();
   tessera::SetLogContext("worker " + options.worker_id);
   options.executor_flags.push_back("--log-level=" + log_level);
+  options.executor_flags.push_back(absl::StrCat("--direct-write-bytes=", direct_write_bytes));
   if (!executor_faults.empty())
     options.executor_flags.push_back("--fault-points=" + executor_faults);
   absl::Status status = tessera::SetLogLevel(log_level);

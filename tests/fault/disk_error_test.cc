@@ -4,6 +4,8 @@
 //
 // Only calls can fail so: an error of a page that is mapped would be a signal. Files of checkpoints
 // and models are read by read() and pread() alone.
+#include <fcntl.h>
+
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
+#include "base/unique_fd.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/verify_checkpoint.h"
 #include "client/cpp/checkpoint.h"
@@ -67,6 +70,14 @@ class DiskErrorTest : public testing::Test {
     }
   }
 
+  // Whether files of this folder can be written past the page cache.
+  bool HasDirectWrites() const {
+    const std::string path = training_->Path("tried");
+    const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_DIRECT | O_CLOEXEC, 0600));
+    std::filesystem::remove(path);
+    return fd.valid();
+  }
+
   // All ranks have the error of that one: its number, the path, the error's text.
   void ExpectNamed(const std::vector<absl::Status>& statuses, int rank, int error) {
     const absl::StatusCode code =
@@ -87,6 +98,8 @@ void ExpectWhole(const std::string& path, int64_t step) {
   EXPECT_EQ(verified.manifest.step, step);
 }
 
+bool IsDirect(const std::string& failed) { return absl::StartsWith(failed, "pwrite O_DIRECT "); }
+
 bool AllOk(const std::vector<absl::Status>& statuses) {
   for (const absl::Status& status : statuses) {
     if (!status.ok()) return false;
@@ -96,7 +109,7 @@ bool AllOk(const std::vector<absl::Status>& statuses) {
 
 TEST_F(DiskErrorTest, SaveOverACheckpointFailsByNameOnAllRanksOrHasAllOfIt) {
   ASSERT_TRUE(AllOk(training_->SaveCheckpoint("c")));
-  int kept_old = 0, had_new = 0;
+  int kept_old = 0, had_new = 0, direct = 0;
   DiskTree before;
   const auto save = [&] {
     EXPECT_OK(training_->TrainStep());
@@ -106,6 +119,7 @@ TEST_F(DiskErrorTest, SaveOverACheckpointFailsByNameOnAllRanksOrHasAllOfIt) {
   for (const int error : {ENOSPC, EIO, kShortWrite}) {
     for (int rank = 0; rank < WatchedTraining::kWorldSize; ++rank) {
       const auto check = [&](const std::string& failed, const std::vector<absl::Status>& statuses) {
+        if (IsDirect(failed)) ++direct;
         if (AllOk(statuses)) {
           ExpectWhole(training_->Path("c"), training_->step());
           // What remains to be done once it has its name: the older one is removed.
@@ -128,6 +142,28 @@ TEST_F(DiskErrorTest, SaveOverACheckpointFailsByNameOnAllRanksOrHasAllOfIt) {
   }
   EXPECT_GT(kept_old, 60);
   EXPECT_GT(had_new, 30);
+  if (HasDirectWrites()) EXPECT_GT(direct, 4) << "direct writes are among what fails";
+}
+
+// As some file systems do that let a file be opened for direct writes.
+TEST_F(DiskErrorTest, SaveWhoseDirectWritesAreRefusedGoesThroughThePageCache) {
+  if (!HasDirectWrites()) GTEST_SKIP() << "no direct writes in " << training_->folder();
+  int refused = 0;
+  const auto save = [&] {
+    EXPECT_OK(training_->TrainStep());
+    return training_->SaveCheckpoint("c");
+  };
+  for (int rank = 0; rank < WatchedTraining::kWorldSize; ++rank) {
+    const auto check = [&](const std::string& failed, const std::vector<absl::Status>& statuses) {
+      EXPECT_EQ(AllOk(statuses), IsDirect(failed));
+      if (!AllOk(statuses)) return;
+      ExpectWhole(training_->Path("c"), training_->step());
+      ++refused;
+    };
+    FailEach(rank, disk_log::kWriteCall, EINVAL, save, check, 5);
+    ASSERT_FALSE(HasFailure());
+  }
+  EXPECT_GT(refused, 1);
 }
 
 TEST_F(DiskErrorTest, SaveWithFewCheckpointsKeptNeverLosesTheOneBefore) {

@@ -32,6 +32,7 @@ absl::Status WatchedTraining::Open() {
   LocalCluster::Options options;
   options.num_devices = kNumDevices;
   options.executor_binary = "worker/tessera-executor";
+  options.executor_flags = {"--direct-write-bytes=4096"};  // A block of the largest parameter.
   ASSIGN_OR_RETURN(cluster_, LocalCluster::Start(options));
   ASSIGN_OR_RETURN(TrainerTeam team, OpenAnother("toy"));
   team_ = std::make_unique<TrainerTeam>(std::move(team));
@@ -49,7 +50,7 @@ WatchedTraining::~WatchedTraining() {
 absl::StatusOr<TrainerTeam> WatchedTraining::OpenAnother(const std::string& job,
                                                          int world_size) const {
   SessionOptions options = ToyOptions(*cluster_, job, world_size, /*num_units=*/2);
-  options.model.units[0].parameters[0].shape = {64, 48};  // Three pages.
+  options.model.units[0].parameters[0].shape = {64, 64};  // Four pages.
   return TrainerTeam::Open(options);
 }
 

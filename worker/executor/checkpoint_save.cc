@@ -1,13 +1,11 @@
 #include "worker/executor/checkpoint_save.h"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/log.h"
@@ -15,6 +13,7 @@
 #include "base/utf8.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/crc32.h"
+#include "checkpoint/direct_writes.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_file.h"
@@ -103,34 +102,22 @@ class CheckpointSave {
     return status;
   }
 
-  // A slice in pieces: what writing has brought into the cache is summed there.
-  absl::Status WriteSummed(ConstValues values,
-                           absl::FunctionRef<absl::Status(int64_t, ConstValues)> write) {
-    constexpr size_t kPieceElements = size_t{256} << 10;
-    uint32_t crc32 = kCrc32OfNothing;
-    for (size_t at = 0; at < values.size(); at += kPieceElements) {
-      const ConstValues piece = values.Part(at, std::min(kPieceElements, values.size() - at));
-      RETURN_IF_ERROR(write(static_cast<int64_t>(at), piece));
-      crc32 = Crc32(piece.data(), piece.size_bytes(), crc32);
-      if (control_.wrote != nullptr) control_.wrote(static_cast<int64_t>(piece.size_bytes()));
-    }
-    sums_.push_back(crc32);
-    return absl::OkStatus();
-  }
-
   absl::Status WriteOwn() {
-    ModelFiles model(folder_, &plan_->model);
+    DirectWrites direct(control_.direct_write_bytes);
+    ModelFiles model(folder_, &plan_->model, &direct);
     ASSIGN_OR_RETURN(ModelFile optimizer,
-                     ModelFile::Open(PathOf(kOptimizerFileName), plan_->optimizer));
+                     ModelFile::Open(PathOf(kOptimizerFileName), plan_->optimizer, &direct));
     for (const CheckpointSlice& slice : SavedSlicesOf(memory_, memory_.rank, has_state_)) {
       RETURN_IF_ERROR(CheckGoesOn(control_));
-      const auto write = [&](int64_t at, ConstValues piece) {
-        const int64_t begin_elements = slice.segment.parameter_begin_elements + at;
-        return slice.array == StateArray::kParameter
-                   ? model.WriteSlice(slice.tensor.second, begin_elements, piece)
-                   : optimizer.WriteSlice(slice.tensor.second, begin_elements, piece);
-      };
-      RETURN_IF_ERROR(WriteSummed(state_.values(slice.array, slice.segment), write));
+      const int64_t begin_elements = slice.segment.parameter_begin_elements;
+      const ConstValues values = state_.values(slice.array, slice.segment);
+      uint32_t crc32 = kCrc32OfNothing;
+      RETURN_IF_ERROR(slice.array == StateArray::kParameter
+                          ? model.WriteSlice(slice.tensor.second, begin_elements, values, &crc32,
+                                             control_.wrote)
+                          : optimizer.WriteSlice(slice.tensor.second, begin_elements, values,
+                                                 &crc32, control_.wrote));
+      sums_.push_back(crc32);
     }
     if (leads_) {
       RETURN_IF_ERROR(WriteBuffers(&model));

@@ -19,12 +19,13 @@
 
 namespace tessera {
 
-// What others say of a save under way, and are told. All may be null.
+// What others say of a save under way, and are told. All pointers and `wrote` may be null.
 struct SaveControl {
   const std::atomic<bool>* stopped = nullptr;    // The epoch ends.
   const std::atomic<bool>* cancelled = nullptr;  // Who asked for it does not want it any more.
   // So much more of the state was written, by this rank.
   std::function<void(int64_t bytes)> wrote = nullptr;
+  int64_t direct_write_bytes = 0;  // As DirectWrites has it.
 };
 
 // Whether the save goes on. Errors: Aborted  stopped; Cancelled.

@@ -29,9 +29,11 @@ absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator,
 
 }  // namespace
 
-ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving,
-                             ReportError report_error, SaveBook::Send send_report)
+ExecutorFiles::ExecutorFiles(const ExecutorMemory* memory, int64_t direct_write_bytes,
+                             ReportSaving report_saving, ReportError report_error,
+                             SaveBook::Send send_report)
     : memory_(*memory),
+      direct_write_bytes_(direct_write_bytes),
       report_saving_(std::move(report_saving)),
       report_error_(std::move(report_error)),
       segments_(SegmentsOf(memory->layout, memory->config, memory->plan, memory->rank)),
@@ -88,7 +90,8 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
 }
 
 SaveControl ExecutorFiles::Control() {
-  return {&stopped_, &book_.cancelled(), [this](int64_t bytes) { book_.Wrote(bytes); }};
+  return {&stopped_, &book_.cancelled(), [this](int64_t bytes) { book_.Wrote(bytes); },
+          direct_write_bytes_};
 }
 
 void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress& progress) {
@@ -107,7 +110,7 @@ absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const SavedS
   if (request.is_checkpoint())
     return SaveCheckpoint(request, memory_, state, communicator_, Control(), reply, outcome);
   return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
-                   outcome);
+                   direct_write_bytes_, outcome);
 }
 
 absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,

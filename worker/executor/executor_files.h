@@ -9,6 +9,7 @@
 #define TESSERA_WORKER_EXECUTOR_EXECUTOR_FILES_H_
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -28,9 +29,10 @@ class ExecutorFiles : public StateFiles {
   using ReportSaving = std::function<void(const std::string& path)>;
   // Told why ranks could not agree, where nothing else tells the worker. Called by any thread.
   using ReportError = std::function<void(const absl::Status& status)>;
-  // `memory` is not owned and outlives this. `send_report`: as SaveBook's.
-  ExecutorFiles(const ExecutorMemory* memory, ReportSaving report_saving, ReportError report_error,
-                SaveBook::Send send_report);
+  // `memory` is not owned and outlives this. `direct_write_bytes`: as DirectWrites has it.
+  // `send_report`: as SaveBook's.
+  ExecutorFiles(const ExecutorMemory* memory, int64_t direct_write_bytes,
+                ReportSaving report_saving, ReportError report_error, SaveBook::Send send_report);
 
   // Of the epoch that begins, for files alone; not owned.
   void BeginEpoch(Communicator* communicator) {
@@ -69,6 +71,7 @@ class ExecutorFiles : public StateFiles {
   std::vector<ShardSegment> OwnSegments() const;
 
   const ExecutorMemory& memory_;
+  const int64_t direct_write_bytes_;
   const ReportSaving report_saving_;
   const ReportError report_error_;
   const std::vector<ShardSegment> segments_;

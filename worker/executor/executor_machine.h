@@ -1,7 +1,10 @@
-// What an executor finds on its machine. A plain value.
+// What an executor finds on its machine, and how it is to use it. A plain value.
 #ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_MACHINE_H_
 #define TESSERA_WORKER_EXECUTOR_EXECUTOR_MACHINE_H_
 
+#include <cstdint>
+
+#include "checkpoint/direct_writes.h"
 #include "worker/comm/direct_communicators.h"
 #include "worker/device/rank_device.h"
 #include "worker/memory/host_rank_device.h"
@@ -11,6 +14,7 @@ namespace tessera {
 struct ExecutorMachine {
   MakeRankDevice make_device = MakeHostRankDevice;  // The device that the setup names.
   MakeDirectCommunicators make_direct;  // For ranks on a GPU; null: what moves goes by the host.
+  int64_t direct_write_bytes = kDirectFromBytes;  // Of files; as DirectWrites has it.
 };
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-int RunExecutorProgram(int argc, char** argv, const ExecutorMachine& machine) {
+int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine) {
   int socket_fd = -1;
   std::string label, log_level, faults;
   CLI::App app("One rank's executor. The worker starts it; there is no use for it alone.",
@@ -19,6 +19,10 @@ int RunExecutorProgram(int argc, char** argv, const ExecutorMachine& machine) {
   app.add_option("--socket-fd", socket_fd, "the socket to the worker")->required();
   app.add_option("--label", label, "job and rank, for log lines")->required();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
+  app.add_option("--direct-write-bytes", machine.direct_write_bytes,
+                 "what files are given at once, to go past the page cache; 0: nothing does")
+      ->capture_default_str()
+      ->check(WholeNumber(0, kMaxDirectFromBytes));
   app.add_option("--fault-points", faults, "for tests");
   if (const auto ended = ParseCommandLine(&app, argc, argv)) return *ended;
   SetLogContext("executor " + label);

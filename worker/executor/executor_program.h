@@ -7,7 +7,7 @@
 namespace tessera {
 
 // What main returns.
-int RunExecutorProgram(int argc, char** argv, const ExecutorMachine& machine);
+int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine);
 
 }  // namespace tessera
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "checkpoint/direct_writes.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/named_folder.h"
 #include "checkpoint/rounded_values.h"
@@ -64,8 +65,9 @@ absl::Status Begin(const Target& target) {
 
 absl::Status WriteOwn(const Target& target, const ModelLayout& layout,
                       const std::vector<ShardSegment>& segments, const SavedState& state,
-                      const std::atomic<bool>& stopped) {
-  ModelFiles files(target.folder, &target.files);
+                      const std::atomic<bool>& stopped, int64_t direct_write_bytes) {
+  DirectWrites direct(direct_write_bytes);
+  ModelFiles files(target.folder, &target.files, &direct);
   for (const ShardSegment& segment : segments) {
     if (stopped.load()) return absl::AbortedError("the epoch ended");
     const PlacedParameter& parameter =
@@ -84,14 +86,14 @@ absl::Status Publish(const Target& target) {
 absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& layout,
                              const std::vector<ShardSegment>& segments, const SavedState& state,
                              Communicator* communicator, const std::atomic<bool>* stopped,
-                             absl::Status* outcome) {
+                             int64_t direct_write_bytes, absl::Status* outcome) {
   const bool leads = communicator->rank() == 0;
   const absl::StatusOr<Target> target = TargetOf(request, layout);
   *outcome = target.status();
   if (outcome->ok() && leads) *outcome = Begin(*target);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
-  *outcome = WriteOwn(*target, layout, segments, state, *stopped);
+  *outcome = WriteOwn(*target, layout, segments, state, *stopped, direct_write_bytes);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   if (leads) *outcome = Publish(*target);
@@ -103,9 +105,9 @@ absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& 
 absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, const SavedState& state,
                        Communicator* communicator, const std::atomic<bool>* stopped,
-                       absl::Status* outcome) {
-  const absl::Status status =
-      WriteAndPublish(request, layout, segments, state, communicator, stopped, outcome);
+                       int64_t direct_write_bytes, absl::Status* outcome) {
+  const absl::Status status = WriteAndPublish(request, layout, segments, state, communicator,
+                                              stopped, direct_write_bytes, outcome);
   if (communicator->rank() != 0 || (status.ok() && outcome->ok())) return status;
   if (request.max_file_bytes() > 0) {
     DiscardFolder(request.path());

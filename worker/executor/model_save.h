@@ -5,6 +5,7 @@
 #define TESSERA_WORKER_EXECUTOR_MODEL_SAVE_H_
 
 #include <atomic>
+#include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,14 +17,15 @@
 namespace tessera {
 
 // `request`: checked, and the same on all ranks. `segments` are those that the rank writes. Given
-// up between two of them once `stopped`, with Aborted. `outcome` becomes the same on every rank: OK
-// once the file or folder has its name and is durable, else the first failing rank's error with its
-// number; then what had the name, if anything, is as before.
-// Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
+// up between two of them once `stopped`, with Aborted; `direct_write_bytes`: as DirectWrites has
+// it. `outcome` becomes the same on every rank: OK once the file or folder has its name and is
+// durable, else the first failing rank's error with its number; then what had the name, if
+// anything, is as before. Errors: the communicator's, where the ranks could not agree; `outcome`
+// means nothing then.
 absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, const SavedState& state,
                        Communicator* communicator, const std::atomic<bool>* stopped,
-                       absl::Status* outcome);
+                       int64_t direct_write_bytes, absl::Status* outcome);
 
 }  // namespace tessera
 

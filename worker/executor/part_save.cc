@@ -20,6 +20,7 @@
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/crc32.h"
+#include "checkpoint/direct_writes.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_file.h"
@@ -193,14 +194,14 @@ class PartSave {
   }
 
   absl::Status WriteShard() {
-    ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(PathOf(kPartFileName), header_));
+    DirectWrites direct(control_.direct_write_bytes);
+    ASSIGN_OR_RETURN(ModelFile file, ModelFile::Open(PathOf(kPartFileName), header_, &direct));
     for (const CheckpointSlice& slice : OwnSlices()) {
       RETURN_IF_ERROR(CheckGoesOn(control_));
       const std::string name = NameOf(PlaceOf(slice, {}));
-      const ConstValues values = state_.values(slice.array, slice.segment);
-      RETURN_IF_ERROR(file.WriteSlice(name, 0, values));
-      sums_[name] = Crc32(values.data(), values.size_bytes());
-      if (control_.wrote != nullptr) control_.wrote(values.size_bytes());
+      uint32_t& crc32 = sums_[name] = kCrc32OfNothing;
+      RETURN_IF_ERROR(file.WriteSlice(name, 0, state_.values(slice.array, slice.segment), &crc32,
+                                      control_.wrote));
     }
     if (leads_) RETURN_IF_ERROR(WriteRankZeros(&file));
     RETURN_IF_ERROR(file.Sync());

@@ -31,19 +31,20 @@ namespace {
 
 class RankExecutor {
  public:
-  RankExecutor(int socket, ExecutorMemory memory, MakeDirectCommunicators make_direct)
+  RankExecutor(int socket, ExecutorMemory memory, const ExecutorMachine& machine)
       : socket_(socket),
         memory_(std::move(memory)),
         link_({socket, memory_.job_id, memory_.rank, memory_.config.collective_timeout,
                &memory_.layout}),
         files_(
-            &memory_, [this](const std::string& path) { link_.ReportSaving(path); },
+            &memory_, machine.direct_write_bytes,
+            [this](const std::string& path) { link_.ReportSaving(path); },
             [this](const absl::Status& status) { SendFailure(status); },
             [this](const v1::SaveReport& report) { SendSaveReport(report); }),
         puts_(memory_.plan.num_parameters(),
               [this](uint64_t put, const std::string& failure) { SendPutGone(put, failure); }),
         recorder_(memory_.flight_ring()),
-        communicators_(&memory_, std::move(make_direct)) {}
+        communicators_(&memory_, machine.make_direct) {}
   ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
 
   absl::Status Open();
@@ -333,7 +334,7 @@ absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
   ASSIGN_OR_RETURN(Packet setup, ReceivePacket(socket.get()));
   ASSIGN_OR_RETURN(ExecutorMemory memory,
                    ExecutorMemory::FromSetup(std::move(setup), machine.make_device));
-  RankExecutor executor(socket.get(), std::move(memory), machine.make_direct);
+  RankExecutor executor(socket.get(), std::move(memory), machine);
   RETURN_IF_ERROR(executor.Open());
   while (true) {
     absl::StatusOr<Packet> packet = ReceivePacket(socket.get());

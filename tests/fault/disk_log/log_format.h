@@ -69,7 +69,8 @@ struct DiskControl {
   uint32_t calls;
   int64_t countdown;
   int32_t error;
-  char failed[512];  // The call that got it: "pwrite c.partial/manifest.json"; "": none.
+  char failed[512];  // The call that got it: "pwrite c.partial/manifest.json"; "": none. A direct
+                     // write is a "pwrite O_DIRECT c.partial/...".
   int64_t read_bytes[kMaxRanks];  // Of files in the folder, by rank.
 };
 

@@ -47,6 +47,11 @@ mode_t ModeOf(int flags, va_list arguments) {
   return (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
 }
 
+bool IsDirect(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && (flags & O_DIRECT) != 0;
+}
+
 template <typename Call>
 ssize_t Write(const char* name, int fd, const void* data, size_t size, off_t at, const Call& call) {
   Operation operation(kWriteCall, name, fd);
@@ -154,7 +159,7 @@ ssize_t write(int fd, const void* data, size_t size) {
 }
 ssize_t pwrite(int fd, const void* data, size_t size, off_t at) {
   REAL(pwrite);
-  return Write("pwrite", fd, data, size, at,
+  return Write(IsDirect(fd) ? "pwrite O_DIRECT" : "pwrite", fd, data, size, at,
                [&](size_t n) { return real_pwrite(fd, data, n, at); });
 }
 ssize_t pwrite64(int fd, const void* data, size_t size, off64_t at) {

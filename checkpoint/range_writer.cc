@@ -1,0 +1,72 @@
+#include "checkpoint/range_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/crc32.h"
+#include "checkpoint/file_io.h"
+
+namespace tessera {
+
+absl::StatusOr<RangeWriter> RangeWriter::Open(std::string path, DirectWrites* direct) {
+  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  return RangeWriter(std::move(fd), std::move(path), direct);
+}
+
+absl::Status RangeWriter::Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32,
+                                const Wrote& wrote) {
+  const int64_t end_bytes = at_bytes + static_cast<int64_t>(bytes.size());
+  ASSIGN_OR_RETURN(const Extent blocks, BlocksOf(at_bytes, end_bytes));
+  if (blocks.begin_bytes == blocks.end_bytes) return WriteCached(bytes, at_bytes, crc32, wrote);
+  const auto part = [&](int64_t begin_bytes, int64_t part_end_bytes) {
+    return bytes.substr(begin_bytes - at_bytes, part_end_bytes - begin_bytes);
+  };
+  RETURN_IF_ERROR(WriteCached(part(at_bytes, blocks.begin_bytes), at_bytes, crc32, wrote));
+  RETURN_IF_ERROR(direct_->Write(direct_file_, part(blocks.begin_bytes, blocks.end_bytes),
+                                 blocks.begin_bytes, crc32, wrote));
+  return WriteCached(part(blocks.end_bytes, end_bytes), blocks.end_bytes, crc32, wrote);
+}
+
+absl::StatusOr<RangeWriter::Extent> RangeWriter::BlocksOf(int64_t begin_bytes, int64_t end_bytes) {
+  if (direct_ == nullptr || direct_->from_bytes() <= 0) return Extent();
+  if (end_bytes - begin_bytes < direct_->from_bytes()) return Extent();
+  if (direct_file_ == nullptr) {
+    ASSIGN_OR_RETURN(direct_file_, DirectWrites::Open(path_));
+    if (direct_file_ == nullptr) direct_ = nullptr;
+  }
+  if (direct_ == nullptr || direct_file_->refused.load()) return Extent();
+  const int64_t block_bytes = direct_file_->block_bytes;
+  const int64_t first = (begin_bytes + block_bytes - 1) / block_bytes * block_bytes;
+  const int64_t last = end_bytes / block_bytes * block_bytes;
+  return last - first < direct_->from_bytes() ? Extent() : Extent{first, last};
+}
+
+absl::Status RangeWriter::WriteCached(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32,
+                                      const Wrote& wrote) {
+  // What writing has brought into the processor's cache is summed there.
+  constexpr size_t kPieceBytes = size_t{1} << 20;
+  while (!bytes.empty()) {
+    const absl::string_view piece = bytes.substr(0, kPieceBytes);
+    RETURN_IF_ERROR(WriteAt(fd_.get(), piece, at_bytes, path_));
+    if (crc32 != nullptr) *crc32 = Crc32(piece.data(), piece.size(), *crc32);
+    if (wrote != nullptr) wrote(static_cast<int64_t>(piece.size()));
+    bytes.remove_prefix(piece.size());
+    at_bytes += static_cast<int64_t>(piece.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RangeWriter::Sync() {
+  if (direct_ != nullptr) RETURN_IF_ERROR(direct_->Await());
+  // Of all that was written to the file, by whichever descriptor.
+  if (fsync(fd_.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", path_));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+// Writes ranges of a file that is there in its full size and that other processes write too.
+//
+//   a large range:  | its first bytes |       whole blocks       | its last bytes |
+//                     page cache        DirectWrites, if asked for  page cache
+//
+// A direct write of a file's whole block neither copies it into the page cache nor waits there to
+// be written back. A block that ranges share is written through the cache by each of their writers,
+// so nobody's bytes come from a block as somebody else once read it (docs/adr/0036).
+//
+// Move-only; thread-compatible.
+#ifndef TESSERA_CHECKPOINT_RANGE_WRITER_H_
+#define TESSERA_CHECKPOINT_RANGE_WRITER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/unique_fd.h"
+#include "checkpoint/direct_writes.h"
+
+namespace tessera {
+
+class RangeWriter {
+ public:
+  // Told how many bytes more were taken.
+  using Wrote = std::function<void(int64_t bytes)>;
+
+  // `direct`: what large ranges go through, not owned, outlives this; null: nothing does.
+  // Errors of all: the file system's, with the path: NotFound, PermissionDenied, ResourceExhausted
+  // (disk full), Internal (I/O error).
+  static absl::StatusOr<RangeWriter> Open(std::string path, DirectWrites* direct);
+  // `fd`: of the file at `path`, for writing.
+  RangeWriter(UniqueFd fd, std::string path, DirectWrites* direct)
+      : fd_(std::move(fd)), path_(std::move(path)), direct_(direct) {}
+
+  // Bytes [at_bytes, at_bytes + bytes.size()) of the file, which no other call writes, whoever's.
+  // `crc32` goes on by them, which are summed as they are copied or written, and `wrote` is told of
+  // them piece by piece; both may be null. Errors: also those of earlier direct writes.
+  absl::Status Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
+                     const Wrote& wrote = nullptr);
+  // Makes what was written durable. Errors: also those of direct writes.
+  absl::Status Sync();
+
+  const std::string& path() const { return path_; }
+
+ private:
+  // Bytes of a file, half-open.
+  struct Extent {
+    int64_t begin_bytes = 0, end_bytes = 0;
+  };
+
+  // The range's whole blocks, if they are worth direct writes, else nothing of it.
+  absl::StatusOr<Extent> BlocksOf(int64_t begin_bytes, int64_t end_bytes);
+  absl::Status WriteCached(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32,
+                           const Wrote& wrote);
+
+  UniqueFd fd_;
+  std::string path_;
+  DirectWrites* direct_;
+  std::shared_ptr<DirectWrites::File> direct_file_;  // From the first large range on.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_RANGE_WRITER_H_
