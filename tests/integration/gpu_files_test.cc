@@ -31,6 +31,7 @@
 #include "tests/testing/live_puts.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
+#include "worker/device/cuda/cuda_error.h"
 #include "worker/service/worker_server.h"
 
 namespace tessera {
@@ -190,6 +191,21 @@ TEST_P(GpuFilesTest, SavesThatFollowEachOtherCloselyHaveTheStatesOfTheirSteps) {
   ASSERT_OK(second);
   EXPECT_TRUE(Loaded(Path("first")) == saved);
   EXPECT_TRUE(Loaded(Path("second")) == next);
+}
+
+TEST_P(GpuFilesTest, StateThatHasNoPinnedMemoryIsSavedAndLoadedAllTheSame) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(On(*on_gpu_, Job(2))));
+  ASSERT_OK(Train(&team, 2));
+  const JobState saved = StateOf(&team);
+  // Of each rank one image to save and one to load; an offloaded state needs none.
+  const int images = GetParam() ? 0 : 2 * 2;
+  const int calls = FakeGpu()->num_calls("MemHostAlloc");
+  for (int i = 0; i < images; ++i) FakeGpu()->FailCall("MemHostAlloc", kCudaOutOfMemory);
+  ASSERT_OK(Save(&team, Path("c")));
+  EXPECT_TRUE(Loaded(Path("c")) == saved);
+  ASSERT_OK(Load(&team, Path("c")));
+  EXPECT_TRUE(StateOf(&team) == saved);
+  EXPECT_EQ(FakeGpu()->num_calls("MemHostAlloc"), calls + images) << "each has failed";
 }
 
 TEST_P(GpuFilesTest, ModelFilesGoToTheProcessorAndBack) {
