@@ -21,7 +21,7 @@ namespace tessera::testing_support {
 class GpuProcessCluster : public testing::Test {
  protected:
   static constexpr int kWorldSize = 2;
-  static constexpr int64_t kSteps = 12;
+  static constexpr int64_t kSteps = 20;
 
   // `faults`: of each executor, see base/fault_point.h; those of the driver are "cuda.MemcpyAsync".
   void StartCluster(const std::string& faults = "");
