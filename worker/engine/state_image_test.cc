@@ -18,8 +18,8 @@ class StateImageTest : public testing::TestWithParam<OptimizerKind> {
   void SetUp() override {
     config_.world_size = 2;
     config_.optimizer = GetParam();
-    const ModelSpec model = {{{"root", {{"a", {5, 3}, DType::kFp32}, {"b", {4}, DType::kFp32}}},
-                              {"wide", {{"c", {7}, DType::kFp64}}}}};
+    const ModelSpec model = {{{"root", {{"a", {50, 13}, DType::kFp32}, {"b", {40}, DType::kFp32}}},
+                              {"wide", {{"c", {301}, DType::kFp64}}}}};
     ASSERT_OK_AND_ASSIGN(layout_, LayOut(model, config_));
     ASSERT_OK_AND_ASSIGN(plan_, JobMemory::Create(layout_, config_));
     segments_ = SegmentsOf(layout_, config_, plan_, Rank(1));
