@@ -62,6 +62,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Breaking{"WaitOffloaded", "cuda.StreamSynchronize=fail@46", true},
                     Breaking{"WaitInBackward", "cuda.StreamSynchronize=fail@47", true, true},
                     Breaking{"Context", "cuda.CtxSetCurrent=fail@201"},
+                    Breaking{"GradientsEvent", "cuda.EventQuery=fail@31"},
+                    Breaking{"GradientsEventOffloaded", "cuda.EventQuery=fail@32", true},
                     Breaking{"MarkOffloaded", "cuda.EventRecord=fail@31", true},
                     Breaking{"AwaitMarkOffloaded", "cuda.EventSynchronize=fail@31", true},
                     Breaking{"ForGood", "cuda.call=fail@400"},

@@ -22,7 +22,8 @@ absl::StatusOr<std::unique_ptr<CudaSharedEvent>> CudaSharedEvent::Create(Primary
 
 absl::StatusOr<std::unique_ptr<CudaSharedEvent>> CudaSharedEvent::Open(
     PrimaryContext* context, const SharedEventName& name) {
-  RETURN_IF_ERROR(context->Use());
+  const absl::Status used = context->Use();
+  if (!context->Check(used)) return used;
   CudaIpcEventHandle of_cuda;
   memcpy(of_cuda.bytes, name.bytes, sizeof(name.bytes));
   const absl::StatusOr<CudaEventHandle*> handle = context->api()->IpcOpenEventHandle(of_cuda);
@@ -45,8 +46,11 @@ CudaSharedEvent::~CudaSharedEvent() {
 }
 
 absl::StatusOr<bool> CudaSharedEvent::Query() {
-  RETURN_IF_ERROR(context_->Use());
-  return context_->api()->EventQuery(handle_);
+  const absl::Status used = context_->Use();
+  if (!context_->Check(used)) return used;
+  const absl::StatusOr<bool> reached = context_->api()->EventQuery(handle_);
+  context_->Check(reached.status());
+  return reached;
 }
 
 }  // namespace tessera
