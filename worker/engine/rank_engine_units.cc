@@ -161,11 +161,13 @@ void RankEngine::ReduceOnStream(const Op& op, DType dtype, bool accumulate, int6
   absl::Status status = OnDevice() ? AwaitGradient(op, dtype) : absl::OkStatus();
   if (status.ok()) status = ReduceOnce(unit, dtype, accumulate);
   if (!status.ok()) {
+    status = Annotate(status, absl::StrCat("reduce unit '", UnitName(unit), "'"));
     {
       absl::MutexLock lock(&mu_);
-      stream_status_ = Annotate(status, absl::StrCat("reduce unit '", UnitName(unit), "'"));
+      stream_status_ = status;
     }
     Interrupt();
+    options_.gate->Interrupt(status);
     return;
   }
   options_.recorder->Done(number);

@@ -17,6 +17,7 @@ void KeeperLink::BeginEpoch(Epoch epoch) {
   absl::MutexLock lock(&mu_);
   epoch_ = epoch;
   abort_reason_ = absl::OkStatus();
+  interruption_ = absl::OkStatus();
   released_ = kNowhere;
   kept_back_.Clear();  // Of an epoch that is over.
 }
@@ -24,6 +25,11 @@ void KeeperLink::BeginEpoch(Epoch epoch) {
 void KeeperLink::AbortEpoch(const absl::Status& reason) {
   absl::MutexLock lock(&mu_);
   if (abort_reason_.ok()) abort_reason_ = reason;
+}
+
+void KeeperLink::Interrupt(const absl::Status& reason) {
+  absl::MutexLock lock(&mu_);
+  if (interruption_.ok()) interruption_ = reason;
 }
 
 bool KeeperLink::aborted() const {
@@ -54,12 +60,13 @@ absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, const OrderPlace&
   SendReportsLocked();
   Send(event);
   const auto released = [this, &place]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return released_ == place || !abort_reason_.ok();
+    return released_ == place || !abort_reason_.ok() || !interruption_.ok();
   };
   if (!mu_.AwaitWithTimeout(absl::Condition(&released), options_.release_timeout)) {
     return NotReleased(entry, place);
   }
-  return released_ == place ? absl::OkStatus() : abort_reason_;
+  if (released_ == place) return absl::OkStatus();
+  return abort_reason_.ok() ? interruption_ : abort_reason_;
 }
 
 absl::Status KeeperLink::NotReleased(const OrderEntry& entry, const OrderPlace& place) const {

@@ -36,6 +36,7 @@ class KeeperLink : public OrderGate {
   // What follows concerns `epoch`, until it is aborted.
   void BeginEpoch(Epoch epoch);
   void AbortEpoch(const absl::Status& reason);
+  void Interrupt(const absl::Status& reason) override;
   bool aborted() const;
   void OnRelease(const v1::OrderRelease& release);
 
@@ -59,6 +60,7 @@ class KeeperLink : public OrderGate {
   mutable absl::Mutex mu_;
   Epoch epoch_ ABSL_GUARDED_BY(mu_);
   absl::Status abort_reason_ ABSL_GUARDED_BY(mu_);
+  absl::Status interruption_ ABSL_GUARDED_BY(mu_);  // Of the engine's own.
   OrderPlace released_ ABSL_GUARDED_BY(mu_) = kNowhere;
   v1::StepReport kept_back_ ABSL_GUARDED_BY(mu_);  // Of epoch 0: none.
   absl::Time reported_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
