@@ -358,7 +358,9 @@ TEST_P(GpuFilesTest, JobIsHandedFromTheGpuToTheProcessorAndBackToTheBit) {
   on_host.worker_id = "host";
   on_host.coordinator_address = cluster->coordinator_address();
   on_host.num_devices = 3;
-  on_host.socket_dir = Path("sockets");
+  std::string sockets = "/tmp/tessera-gpu-XXXXXX";  // Paths of sockets are short.
+  ASSERT_NE(mkdtemp(sockets.data()), nullptr);
+  on_host.socket_dir = sockets;
   ASSERT_OK_AND_ASSIGN(const auto worker, WorkerServer::Start(on_host));
   ASSERT_OK(Train(&team, 3));
   for (const bool to_gpu : {false, true}) {
@@ -382,6 +384,7 @@ TEST_P(GpuFilesTest, JobIsHandedFromTheGpuToTheProcessorAndBackToTheBit) {
     ASSERT_OK(Train(&*taker, expected.step + 2));
     team = *std::move(taker);
   }
+  std::filesystem::remove_all(sockets);
 }
 
 }  // namespace
