@@ -45,6 +45,7 @@ class DeviceGradients {
   //         those of Session::AddGradient, and of the GPU
   absl::Status Add(int unit, int parameter, const void* values, int64_t numel, DType dtype);
 
+  // Waits until what was added is in the slots. Errors: those of the GPU.
   absl::Status Finish();
 
  private:
