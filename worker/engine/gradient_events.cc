@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-absl::Status GradientEvents::Await(uint32_t index, absl::FunctionRef<bool()> stop) {
+absl::Status GradientEvents::Await(uint32_t index, absl::Time deadline,
+                                   absl::FunctionRef<bool()> stop) {
   if (index >= kGradientEvents)
     return absl::InvalidArgumentError(absl::StrCat("a gradient that waits for event ", index));
   // Another trainer has other ones.
@@ -22,6 +23,8 @@ absl::Status GradientEvents::Await(uint32_t index, absl::FunctionRef<bool()> sto
     ASSIGN_OR_RETURN(const bool reached, event->Query());
     if (reached) return absl::OkStatus();
     if (stop()) return absl::AbortedError("the epoch ends");
+    if (absl::Now() >= deadline)
+      return absl::DeadlineExceededError("the trainer's GPU has not computed the gradient");
     // Soon at first, for what is nearly done; then seldom enough to leave the processor to others.
     if (asked < 50) {
       std::this_thread::yield();

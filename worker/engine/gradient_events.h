@@ -14,6 +14,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "worker/device/rank_device.h"
 #include "worker/memory/control_page.h"
 
@@ -26,11 +27,12 @@ class GradientEvents {
       : device_(device), control_(control) {}
 
   // Until the event is reached, or `stop` says so.
-  // Errors: InvalidArgument  there is no event `index`
-  //         Aborted          `stop` was true
-  //         Unavailable      the trainer that has the event is gone
+  // Errors: InvalidArgument   there is no event `index`
+  //         Aborted           `stop` was true
+  //         DeadlineExceeded  the trainer's GPU has not come there in time
+  //         Unavailable       the trainer that has the event is gone
   //         those of the device
-  absl::Status Await(uint32_t index, absl::FunctionRef<bool()> stop);
+  absl::Status Await(uint32_t index, absl::Time deadline, absl::FunctionRef<bool()> stop);
 
  private:
   RankDevice* const device_;

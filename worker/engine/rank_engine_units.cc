@@ -188,7 +188,8 @@ absl::Status RankEngine::AwaitGradient(const Op& op, DType dtype) {
   if (op.gradient_on_device == 0) return BringToDevice(op.unit, dtype);
   if (op.array == 0) return absl::OkStatus();
   return options_.gradient_events->Await(
-      op.array - 1, [this] { return interrupt_.load(std::memory_order_acquire) != 0; });
+      op.array - 1, absl::Now() + options_.config->collective_timeout,
+      [this] { return interrupt_.load(std::memory_order_acquire) != 0; });
 }
 
 absl::Status RankEngine::BringToDevice(int unit, DType dtype) {
