@@ -77,13 +77,18 @@ absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, const Flags& flags) {
   return layout;
 }
 
-// What one worker that has all ranks would map.
-absl::StatusOr<JobMemory> MappedMemory(const ModelLayout& layout, const MemoryOptions& memory) {
+// What one worker that has all ranks would map, and what each rank would that is alone on a GPU.
+absl::StatusOr<WorkerMemory> MappedMemory(const ModelLayout& layout, const MemoryOptions& memory) {
   JobConfig config;
   config.world_size = layout.world_size;
   config.compute_dtype = memory.compute_dtype;
   config.gradient_slots = memory.gradient_slots;
-  return JobMemory::Create(layout, config);
+  config.max_gathered_units = static_cast<int>(memory.max_gathered_units);
+  ASSIGN_OR_RETURN(JobMemory mapped, JobMemory::Create(layout, config));
+  ASSIGN_OR_RETURN(ParameterPlan on_gpu, layout.world_size > 1
+                                             ? ParameterPlan::InSlots(layout, config, mapped)
+                                             : ParameterPlan::InPlaces(mapped));
+  return WorkerMemory{std::move(mapped), std::move(on_gpu)};
 }
 
 std::string MappedText(const JobMemory& mapped, int64_t world_size) {
@@ -95,19 +100,33 @@ std::string MappedText(const JobMemory& mapped, int64_t world_size) {
                       FormatBytes(mapped.parameter_region_bytes()), " shared parameters)\n");
 }
 
+std::string GpuText(const WorkerMemory& memory) {
+  const ParameterPlan& parameters = memory.on_gpu;
+  std::string text =
+      absl::StrCat("mapped by a GPU worker with one rank: ", FormatBytes(memory.GpuBytes()), " (",
+                   FormatBytes(memory.mapped.state_region_bytes()), " state, ",
+                   FormatBytes(memory.mapped.device_gradient_region_bytes()), " gradient slots, ",
+                   FormatBytes(parameters.total_bytes()), " parameters");
+  if (parameters.num_slots() > 0) {
+    absl::StrAppend(&text, ": ", parameters.num_slots(), " slots of ",
+                    FormatBytes(parameters.slot_bytes()), ", and the rank's slices");
+  }
+  return text + ")\n";
+}
+
 absl::Status Run(const Flags& flags, const Console& console) {
   ASSIGN_OR_RETURN(const ModelSpec model, ReadModelSpecFile(flags.spec_path));
   ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(model, flags));
   MemoryOptions memory = flags.memory;
   memory.compute_dtype = layout.units.front().flat.options().alignment_dtype;
-  ASSIGN_OR_RETURN(const JobMemory mapped, MappedMemory(layout, memory));
-  if (flags.json) return WriteLayoutJson(layout, memory, mapped, console.out);
+  ASSIGN_OR_RETURN(const WorkerMemory workers, MappedMemory(layout, memory));
+  if (flags.json) return WriteLayoutJson(layout, memory, workers, console.out);
   ASSIGN_OR_RETURN(const std::string table, DumpMemory(layout, memory));
   const DumpOptions all = {/*max_pieces=*/0, /*max_ranks=*/0};
   for (const UnitLayout& unit : layout.units) {
     *console.out << DumpUnit(unit, flags.full ? all : DumpOptions());
   }
-  *console.out << table << MappedText(mapped, layout.world_size);
+  *console.out << table << MappedText(workers.mapped, layout.world_size) << GpuText(workers);
   return absl::OkStatus();
 }
 

@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "base/status_matchers.h"
 #include "client/cli/cli.h"
+#include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::cli {
@@ -131,7 +133,9 @@ TEST(LayoutCommandTest, DrawsRanksAndStatesMemoryOfEachStrategy) {
       "2.7 KiB\n"
       "mapped by one CPU worker with all ranks: 34.0 KiB a rank (28.0 KiB two versions of "
       "parameters and AdamW's state, and the reduced gradient; 4.0 KiB gradient slots; its part of "
-      "4.0 KiB shared parameters)\n");
+      "4.0 KiB shared parameters)\n"
+      "mapped by a GPU worker with one rank: 36.0 KiB (28.0 KiB state, 4.0 KiB gradient slots, "
+      "4.0 KiB parameters)\n");
 }
 
 TEST(LayoutCommandTest, JsonStatesMemoryOfEachStrategy) {
@@ -151,6 +155,30 @@ TEST(LayoutCommandTest, JsonStatesMemoryOfEachStrategy) {
   EXPECT_EQ(json["cpu_worker"]["parameter_bytes_per_host"], 4096);
   EXPECT_EQ(json["cpu_worker"]["mapped_bytes_per_rank"], 7 * 4096 + 4096 + 3 + 2048);
   EXPECT_EQ(json["layout_digest"].get<std::string>().size(), 16);
+}
+
+TEST(LayoutCommandTest, StatesTheSlotsInWhichAGpusUnitsTakeTurns) {
+  std::string units =
+      R"({"name": "root", "parameters": [{"name": "r", "shape": [4], "dtype": "fp32"}]})";
+  for (int i = 0; i < 6; ++i) {
+    units += absl::StrFormat(
+        R"(, {"name": "u%d", "parameters": [{"name": "w%d", "shape": [4096], "dtype": "fp32"}]})",
+        i, i);
+  }
+  const std::string spec = WriteSpec("slots.json", "{\"units\": [" + units + "]}");
+  const std::vector<std::string> args = {
+      "layout", "--spec", spec, "--world-size", "2", "--max-gathered-units", "1"};
+  EXPECT_THAT(
+      RunTessera(args).out,
+      testing::HasSubstr("100.0 KiB parameters: 3 slots of 16.0 KiB, and the rank's slices)\n"));
+  std::vector<std::string> in_json = args;
+  in_json.push_back("--json");
+  const Json json = Json::parse(RunTessera(in_json).out, nullptr, false);
+  ASSERT_FALSE(json.is_discarded());
+  EXPECT_EQ(json["gpu_worker"]["parameter_slots"], 3);
+  EXPECT_EQ(json["gpu_worker"]["parameter_slot_bytes"], 16384);
+  // The root's page, half of each of the other units, the slots.
+  EXPECT_EQ(json["gpu_worker"]["parameter_bytes"], 4096 + 6 * 8192 + 3 * 16384);
 }
 
 TEST(LayoutCommandTest, LimitsOfGatheringAheadBoundTheUnshardedPeak) {

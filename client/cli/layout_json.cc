@@ -88,10 +88,17 @@ Json WorkerJson(const JobMemory& mapped, int64_t world_size) {
           {"parameter_bytes_per_host", mapped.parameter_region_bytes()}};
 }
 
+Json GpuJson(const WorkerMemory& workers) {
+  return {{"mapped_bytes", workers.GpuBytes()},
+          {"parameter_bytes", workers.on_gpu.total_bytes()},
+          {"parameter_slots", workers.on_gpu.num_slots()},
+          {"parameter_slot_bytes", workers.on_gpu.slot_bytes()}};
+}
+
 }  // namespace
 
 absl::Status WriteLayoutJson(const ModelLayout& layout, const MemoryOptions& memory,
-                             const JobMemory& mapped, std::ostream* out) {
+                             const WorkerMemory& workers, std::ostream* out) {
   ASSIGN_OR_RETURN(const Json memory_json, MemoryJson(layout, memory));
   *out << absl::StrFormat("{\"world_size\":%d,\"layout_digest\":\"%016x\",\"units\":[",
                           layout.world_size, LayoutDigest(layout));
@@ -100,7 +107,8 @@ absl::Status WriteLayoutJson(const ModelLayout& layout, const MemoryOptions& mem
     RETURN_IF_ERROR(WriteUnit(layout.units[i], out));
   }
   *out << "],\n\"memory\":" << Text(memory_json)
-       << ",\n\"cpu_worker\":" << Text(WorkerJson(mapped, layout.world_size)) << "}\n";
+       << ",\n\"cpu_worker\":" << Text(WorkerJson(workers.mapped, layout.world_size))
+       << ",\n\"gpu_worker\":" << Text(GpuJson(workers)) << "}\n";
   return absl::OkStatus();
 }
 

@@ -7,10 +7,12 @@
 //        {"name": "w", "in_shard": true, "offset_in_shard": 0, "numel_in_shard": 21,
 //         "intra_param_start": 0, "intra_param_end": 20}]}]}],
 //    "memory": {"FULL_SHARD": {"parameter_bytes": 172, ...}, ...},
-//    "cpu_worker": {"mapped_bytes_per_rank": 36864, "state_bytes_per_rank": 28672, ...}}
+//    "cpu_worker": {"mapped_bytes_per_rank": 36864, "state_bytes_per_rank": 28672, ...},
+//    "gpu_worker": {"mapped_bytes": 36864, "parameter_slots": 0, ...}}
 //
 // `memory` is what the strategies need by themselves. `cpu_worker` is what one worker maps that has
-// all ranks, which keeps two versions of parameters and optimizer state.
+// all ranks, which keeps two versions of parameters and optimizer state; `gpu_worker` what one maps
+// on its GPU that has one rank of several (worker/memory/parameter_plan.h).
 // `intra_param_end` is inclusive. Where `in_shard` is false the four numbers are null.
 #ifndef TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
 #define TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
@@ -21,13 +23,24 @@
 #include "layout/memory_plan.h"
 #include "layout/model_layout.h"
 #include "worker/memory/job_memory.h"
+#include "worker/memory/parameter_plan.h"
 
 namespace tessera::cli {
+
+struct WorkerMemory {
+  JobMemory mapped;
+  ParameterPlan on_gpu;  // Of a rank that is alone on a GPU.
+
+  int64_t GpuBytes() const {
+    return mapped.state_region_bytes() + mapped.device_gradient_region_bytes() +
+           on_gpu.total_bytes();
+  }
+};
 
 // Writes rank by rank, so that large models and worlds need no memory for the whole text.
 // Errors: InvalidArgument  as PlanMemory; nothing is written then.
 absl::Status WriteLayoutJson(const ModelLayout& layout, const MemoryOptions& memory,
-                             const JobMemory& mapped, std::ostream* out);
+                             const WorkerMemory& workers, std::ostream* out);
 
 }  // namespace tessera::cli
 

@@ -101,6 +101,23 @@ absl::StatusOr<uint32_t> DeviceGradients::FinishSlot(int unit) {
     session_->memory_.kernels->Clear(slot + begin * SizeBytes(dtype),
                                      (end - begin) * SizeBytes(dtype));
   });
+  return MarkEnd();
+}
+
+bool DeviceGradients::HasSlot(int unit) const {
+  return session_->memory_.slot_windows.HasSlot(unit);
+}
+
+bool DeviceGradients::SlotIsTaken(int unit) const {
+  return session_->memory_.slot_windows.OtherIn(unit) >= 0;
+}
+
+absl::StatusOr<uint32_t> DeviceGradients::EndWindow(int unit) {
+  if (!HasSlot(unit)) return 0;
+  return MarkEnd();
+}
+
+absl::StatusOr<uint32_t> DeviceGradients::MarkEnd() {
   MappedRank& memory = session_->memory_;
   if (memory.gradient_events.empty()) {
     RETURN_IF_ERROR(memory.kernels->Finish());

@@ -22,7 +22,9 @@ class Session;
 inline void* LegacyDefaultStream() { return reinterpret_cast<void*>(uintptr_t{1}); }
 
 // A step, a write or a load overwrites the parameters on the GPU: what a trainer has launched that
-// reads them must be complete before it asks for one. tessera::ShardedModel waits for that itself.
+// reads them must be complete before it asks for one. Where units share slots (HasSlot), so does
+// the end of a window: AfterStream before Session::Reshard says what reads the unit.
+// tessera::ShardedModel does both itself.
 class DeviceGradients {
  public:
   // `session` outlives this.
@@ -45,6 +47,11 @@ class DeviceGradients {
   //         those of Session::AddGradient, and of the GPU
   absl::Status Add(int unit, int parameter, const void* values, int64_t numel, DType dtype);
 
+  // Whether the unit's parameters lie in a slot, which other units have when its window is over;
+  // and whether one has it now, so that no window on this unit can be opened beside that.
+  bool HasSlot(int unit) const;
+  bool SlotIsTaken(int unit) const;
+
   // Waits until what was added is in the slots. Errors: those of the GPU.
   absl::Status Finish();
 
@@ -52,6 +59,11 @@ class DeviceGradients {
   friend class Session;
   absl::Status Check(int unit, int parameter, int64_t numel, DType dtype) const;
   absl::Status AddToHalf(int unit, uint16_t* slot, const void* values, int64_t numel, DType dtype);
+  // At the end of a window on the unit: 1 + the index of the event after which nothing reads it any
+  // more; 0: nothing does, for this waits where there are no events, or nobody asks.
+  absl::StatusOr<uint32_t> EndWindow(int unit);
+  // 1 + the index of an event behind what was called so far; 0: it is done, for this has waited.
+  absl::StatusOr<uint32_t> MarkEnd();
   // What the unit's gradient has no part of becomes 0. Then 1 + the index of the event that says
   // when all of it is there; 0: it is, for this waits where there are no events.
   absl::StatusOr<uint32_t> FinishSlot(int unit);

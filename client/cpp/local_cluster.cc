@@ -47,6 +47,8 @@ class LocalClusterImpl : public LocalCluster {
       worker.state_listen_address = "127.0.0.1:0";
       worker.socket_dir = alone ? folder_ : absl::StrCat(folder_, "/", i);
       if (!alone) socket_folders_.push_back(worker.socket_dir);
+      if (i == options.num_workers - options.num_workers_without_gpu)
+        worker.device_memory = nullptr;
       ASSIGN_OR_RETURN(auto started, WorkerServer::Start(worker));
       workers_.push_back(std::move(started));
     }

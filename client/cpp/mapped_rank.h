@@ -6,15 +6,18 @@
 #include <memory>
 #include <vector>
 
+#include "client/cpp/slot_windows.h"
 #include "worker/device/rank_device.h"
+#include "worker/memory/mapped_parameters.h"
 #include "worker/memory/region.h"
 
 namespace tessera {
 
 struct MappedRank {
   std::unique_ptr<RankDevice> device;  // Outlives what it has mapped.
-  Buffer parameters;                   // On the device, read-only.
-  Mapping gradients;                   // In the processor's memory, whatever the device.
+  MappedParameters parameters;         // On the device, read-only.
+  SlotWindows slot_windows;
+  Mapping gradients;  // In the processor's memory, whatever the device.
   Mapping control;
   // Of a rank on a GPU; else nothing.
   Buffer device_gradients;

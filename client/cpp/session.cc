@@ -97,7 +97,16 @@ absl::Status Session::UnshardAsync(int unit, Precision precision) {
   }
   Op op = OpOf(OpKind::kUnshard, unit);
   op.full_precision = precision == Precision::kFull ? 1 : 0;
+  if (const int other = memory_.slot_windows.OtherIn(unit); other >= 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit '", UnitName(unit), "' and unit '", UnitName(other),
+                     "' have one slot of the GPU, and the latter is unsharded: reshard it first, "
+                     "or give the job "
+                     "more slots by a larger max_gathered_units than ",
+                     options_.config.max_gathered_units));
+  }
   RETURN_IF_ERROR(Submit(op));
+  memory_.slot_windows.Open(unit);
   precisions_[unit] = precision;
   windows_[unit] = Window::kOpening;
   ++unshards_[unit];
@@ -137,7 +146,10 @@ absl::Status Session::Reshard(int unit) {
   }
   WindowGuard* guard = GuardOf(unit, precisions_[unit]);
   if (guard != nullptr) RETURN_IF_ERROR(guard->Close(unit));
-  RETURN_IF_ERROR(Submit(OpKind::kReshard, unit));
+  Op op = OpOf(OpKind::kReshard, unit);
+  ASSIGN_OR_RETURN(op.array, DeviceGradients(this).EndWindow(unit));
+  RETURN_IF_ERROR(Submit(op));
+  memory_.slot_windows.Close(unit);
   windows_[unit] = Window::kClosed;
   return absl::OkStatus();
 }
@@ -145,7 +157,7 @@ absl::Status Session::Reshard(int unit) {
 absl::Status Session::EndForward() { return Submit(OpKind::kEndForward, -1); }
 
 const std::byte* Session::parameters(int unit) const {
-  return memory_.parameters.data_as<std::byte>() + plan_.units()[unit].parameter_offset_bytes;
+  return memory_.parameters.units[unit].unsharded;
 }
 
 const std::byte* Session::parameter(int unit, int parameter) const {
@@ -154,7 +166,7 @@ const std::byte* Session::parameter(int unit, int parameter) const {
 }
 
 const std::byte* Session::full_parameter(int unit, int parameter) const {
-  return memory_.parameters.data_as<std::byte>() + plan_.units()[unit].full_offset_bytes +
+  return memory_.parameters.units[unit].full +
          layout_.units[unit].flat.parameters()[parameter].offset_elements *
              SizeBytes(full_dtype(unit));
 }

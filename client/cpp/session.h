@@ -37,7 +37,6 @@
 #include "layout/values.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
-#include "worker/memory/region.h"
 
 namespace tessera {
 
@@ -73,7 +72,8 @@ class Session {
 
   // --- Parameters ---
   // Collective: all ranks ask for the same units in the same order and precision.
-  // Errors of all: FailedPrecondition  naming the unit: it is already (not) unsharded; Aborted.
+  // Errors of all: FailedPrecondition  naming the unit: it is already (not) unsharded, or another
+  // one has its slot of the GPU (see parameter_plan.h); Aborted.
   absl::Status Unshard(int unit, Precision precision = Precision::kCompute);
   // Starts it; Unshard() then waits, in this precision.
   absl::Status UnshardAsync(int unit, Precision precision = Precision::kCompute);

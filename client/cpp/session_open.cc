@@ -28,6 +28,24 @@ std::string DescribeJob(const DialOptions& coordinator, const std::string& job_i
                       job->state_reason());
 }
 
+absl::StatusOr<MappedParameters> MapParameters(const ModelLayout& layout, const JobConfig& config,
+                                               const JobMemory& memory, int rank,
+                                               RankDevice* device,
+                                               const std::vector<UniqueFd>& fds) {
+  const size_t num_others = device->is_separate() ? 4 : 3;
+  ParameterPlan plan = ParameterPlan::InPlaces(memory);
+  if (fds.size() > num_others) {
+    ASSIGN_OR_RETURN(plan, ParameterPlan::InSlots(layout, config, memory));
+  }
+  if (fds.size() != num_others + plan.num_slots()) {
+    return absl::UnavailableError(absl::StrCat("the worker gave ", fds.size(),
+                                               " descriptors for a rank on ", device->name(),
+                                               " with ", plan.num_slots(), " slots"));
+  }
+  return MappedParameters::Map(std::move(plan), layout, memory, Rank(rank), device, fds[0],
+                               absl::MakeConstSpan(fds).subspan(num_others), /*writable=*/false);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& options) {
@@ -134,11 +152,9 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
   RETURN_IF_ERROR(
       Annotate(device.status(), absl::StrCat("rank ", options_.rank, " is on another device")));
   memory_.device = *std::move(device);
-  ASSIGN_OR_RETURN(memory_.parameters,
-                   memory_.device->MapRegion(fds[0].get(), plan_.parameter_region_bytes(),
-                                             /*writable=*/false));
+  ASSIGN_OR_RETURN(memory_.parameters, MapParameters(layout_, options_.config, plan_, options_.rank,
+                                                     memory_.device.get(), fds));
   if (memory_.device->is_separate()) {
-    if (fds.size() != 4) return absl::UnavailableError("the worker gave no gradients of the GPU");
     ASSIGN_OR_RETURN(memory_.device_gradients,
                      memory_.device->MapRegion(fds[3].get(), plan_.device_gradient_region_bytes(),
                                                /*writable=*/true));
@@ -154,15 +170,13 @@ absl::Status Session::GuardWindows() {
   if (!options_.guard_windows) return absl::OkStatus();
   std::vector<WindowGuard::UnitPages> pages, full_pages;
   bool any_other = false;
-  std::byte* parameters = memory_.parameters.data_as<std::byte>();
   for (int u = 0; u < num_units(); ++u) {
     const UnitMemory& unit = plan_.units()[u];
     const bool is_other = plan_.HasOtherFullMemory(u);
     any_other |= is_other;
-    pages.push_back({parameters + unit.parameter_offset_bytes, unit.parameter_bytes,
-                     SizeBytes(unit.compute_dtype)});
-    full_pages.push_back({parameters + unit.full_offset_bytes, is_other ? unit.full_bytes : 0,
-                          SizeBytes(unit.full_dtype)});
+    const UnitParameters& at = memory_.parameters.units[u];
+    pages.push_back({at.unsharded, unit.parameter_bytes, SizeBytes(unit.compute_dtype)});
+    full_pages.push_back({at.full, is_other ? unit.full_bytes : 0, SizeBytes(unit.full_dtype)});
   }
   guard_ = std::make_unique<WindowGuard>(&layout_, std::move(pages));
   if (any_other) full_guard_ = std::make_unique<WindowGuard>(&layout_, std::move(full_pages));
@@ -176,6 +190,7 @@ Session::~Session() {
 void Session::ResetEpoch() {
   results_ = 0;
   windows_.assign(num_units(), Window::kClosed);
+  memory_.slot_windows.Reset(memory_.parameters.plan);
   precisions_.assign(num_units(), Precision::kCompute);
   unshards_.assign(num_units(), 0);
   gradients_.assign(num_units(), UnitGradient());

@@ -16,6 +16,15 @@ bool IsDefaultStream(const torch::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).id() == 0;
 }
 
+// What `gradients` do from now on comes after what the calling thread's stream was given so far.
+void FollowStreamOf(const torch::Device& device, DeviceGradients* gradients) {
+  if (IsDefaultStream(device)) {
+    gradients->AfterStream(LegacyDefaultStream());
+  } else {  // Its handle is known to libtorch's own CUDA code only.
+    AwaitStreamOf(device);
+  }
+}
+
 }  // namespace
 
 void AwaitStreamOf(const torch::Device& device) {
@@ -37,17 +46,18 @@ absl::Status UnitGradients::Add(int unit, int parameter, const torch::Tensor& gr
   return absl::OkStatus();
 }
 
+absl::Status ReshardBehindStream(Session* session, int unit, const torch::Device& device) {
+  DeviceGradients gradients(session);
+  if (gradients.HasSlot(unit)) FollowStreamOf(device, &gradients);
+  return session->Reshard(unit);
+}
+
 absl::Status UnitGradients::Flush(int unit) {
   if (kept_[unit].empty()) return absl::OkStatus();
   DeviceGradients gradients(session_);
   RETURN_IF_ERROR(gradients.Finish());  // Of the unit before: then its memory may be used again.
   reading_.clear();
-  const torch::Device device = kept_[unit].front().second.device();
-  if (IsDefaultStream(device)) {
-    gradients.AfterStream(LegacyDefaultStream());
-  } else {  // Its handle is known to libtorch's own CUDA code only.
-    AwaitStreamOf(device);
-  }
+  FollowStreamOf(kept_[unit].front().second.device(), &gradients);
   for (const auto& [parameter, gradient] : kept_[unit]) {
     RETURN_IF_ERROR(gradients.Add(unit, parameter, gradient.data_ptr(), gradient.numel(),
                                   session_->full_dtype(unit)));

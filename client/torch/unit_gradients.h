@@ -42,6 +42,10 @@ class UnitGradients {
   Gradients reading_;  // Of the unit that was flushed last.
 };
 
+// Ends the unit's window. What the calling thread's stream of the GPU was given so far may still
+// read the unit. `device`: of its parameters. Errors: those of Session::Reshard
+absl::Status ReshardBehindStream(Session* session, int unit, const torch::Device& device);
+
 // Waits for what the calling thread's stream of the tensors' GPU was given so far; on the processor
 // there is nothing to wait for.
 void AwaitStreamOf(const torch::Device& device);

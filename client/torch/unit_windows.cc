@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cpp/device_gradients.h"
 #include "client/torch/checkpoint.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/replaced_parameters.h"
@@ -88,9 +89,13 @@ void UnitWindows::HookUnit(int unit) {
   }
 }
 
+absl::Status UnitWindows::Reshard(int unit) {
+  return ReshardBehindStream(session_, unit, units_->parameters[unit].front().device());
+}
+
 void UnitWindows::OpenWindow(int unit, Precision precision) {
   if (!session_->closed(unit) && session_->precision(unit) != precision) {
-    ThrowIfError(session_->Reshard(unit));
+    ThrowIfError(Reshard(unit));
   }
   if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit, precision));
   if (precisions_.UseParameters(unit, precision)) HookUnit(unit);
@@ -162,12 +167,12 @@ void UnitWindows::PostForward(int unit, int member) {
   }
   if (unit == units_->root_unit()) EndRootForward();
   if (unit == ShardedBase::kRootWithoutUnit || !rules_.ReshardsAfterForward(unit)) return;
-  ThrowIfError(session_->Reshard(unit));
+  ThrowIfError(Reshard(unit));
 }
 
 void UnitWindows::AskFor(const std::vector<int>& units, bool for_forward) {
   for (const int unit : units) {
-    if (!session_->closed(unit)) continue;
+    if (!session_->closed(unit) || DeviceGradients(session_).SlotIsTaken(unit)) continue;
     ThrowIfError(session_->UnshardAsync(
         unit, for_forward ? precisions_.Wanted(unit) : session_->precision(unit)));
   }
@@ -219,8 +224,7 @@ void UnitWindows::MaybeReshard(int unit) {
   if (!in_backward_ || !state.gradients_done || state.inputs_left > 0 ||
       unit == units_->root_unit())
     return;
-  if (rules_.ReshardsAfterBackward(unit) && !session_->closed(unit))
-    ThrowIfError(session_->Reshard(unit));
+  if (rules_.ReshardsAfterBackward(unit) && !session_->closed(unit)) ThrowIfError(Reshard(unit));
 }
 
 void UnitWindows::EndOfBackward() {
@@ -232,8 +236,7 @@ void UnitWindows::EndOfBackward() {
     ThrowIfError(gradients_.Flush(unit));
     if (rules_.Syncs(unit) && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
     backward_[unit] = {backward_[unit].inputs_left};  // Other forwards may have backwards to come.
-    if (rules_.ReshardsAfterBackward(unit) && !session_->closed(unit))
-      ThrowIfError(session_->Reshard(unit));
+    if (rules_.ReshardsAfterBackward(unit) && !session_->closed(unit)) ThrowIfError(Reshard(unit));
   }
 }
 

@@ -93,6 +93,7 @@ class UnitWindows : public UnitObserver {
   void ForgetForwards();
   // Makes the unit's parameters readable in this precision, and the module use that.
   void OpenWindow(int unit, Precision precision);
+  absl::Status Reshard(int unit);
   // Asks for the parameters of those of `units` that are sharded.
   void AskFor(const std::vector<int>& units, bool for_forward);
   // `use`, `precision`: of the forward that backward goes through.

@@ -30,6 +30,7 @@ constexpr int kSteps = 12;
 struct Case {
   int world_size;
   bool cpu_offload = false;
+  int num_workers = 1;  // On the one GPU; of several, the ranks' units share slots.
 };
 
 class GpuJobsTest : public testing::TestWithParam<Case> {
@@ -44,7 +45,9 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
     ASSERT_OK_AND_ASSIGN(on_host_, gpu_.make_device(kHostDevice));
   }
   SessionOptions Job(const LocalCluster& cluster) {
-    SessionOptions options = ToyOptions(cluster, "toy", GetParam().world_size);
+    const bool in_slots = GetParam().num_workers > 1;
+    SessionOptions options =
+        ToyOptions(cluster, "toy", GetParam().world_size, /*num_units=*/in_slots ? 9 : 3);
     options.config.max_gradient_norm = 0.5;
     options.config.cpu_offload = GetParam().cpu_offload;
     options.make_device = gpu_.make_device;
@@ -52,7 +55,8 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
   }
   absl::StatusOr<std::unique_ptr<LocalCluster>> StartOnGpu(const std::string& executor_binary) {
     LocalCluster::Options options;
-    options.num_devices = GetParam().world_size;
+    options.num_workers = GetParam().num_workers;
+    options.num_devices = GetParam().world_size / GetParam().num_workers;
     options.executor_binary = executor_binary;
     options.device_memory = gpu_.memory;
     options.machine.make_device = gpu_.make_device;
@@ -61,14 +65,19 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
   // What a job of so many steps on the processor ends with.
   absl::StatusOr<std::vector<float>> Expected() {
     LocalCluster::Options options;
-    options.num_devices = GetParam().world_size;
+    options.num_workers = GetParam().num_workers;
+    options.num_devices = GetParam().world_size / GetParam().num_workers;
     ASSIGN_OR_RETURN(const auto cluster, LocalCluster::Start(options));
     return TrainOn(cluster.get(), on_host_.get(), nullptr);
   }
   // `before` runs on rank 0 at the start of each try of a step.
   absl::StatusOr<std::vector<float>> TrainOn(LocalCluster* cluster, RankDevice* device,
                                              const std::function<void(int64_t step)>& before) {
-    ASSIGN_OR_RETURN(TrainerTeam team, TrainerTeam::Open(Job(*cluster)));
+    std::vector<std::string> workers;
+    for (int rank = 0; rank < GetParam().world_size; ++rank)
+      workers.push_back(
+          cluster->worker_address(rank * GetParam().num_workers / GetParam().world_size));
+    ASSIGN_OR_RETURN(TrainerTeam team, TrainerTeam::Open(Job(*cluster), workers));
     std::vector<std::vector<float>> values(GetParam().world_size);
     RETURN_IF_ERROR(team.RunAll([&](Session* session) -> absl::Status {
       while (session->next_step() <= kSteps) {
@@ -110,10 +119,12 @@ TEST_P(GpuJobsTest, ExecutorsThatAreKilledCostNoBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, GpuJobsTest,
-                         testing::Values(Case{1}, Case{2}, Case{4}, Case{2, /*cpu_offload=*/true}),
+                         testing::Values(Case{1}, Case{2}, Case{4}, Case{2, /*cpu_offload=*/true},
+                                         Case{2, /*cpu_offload=*/false, /*num_workers=*/2}),
                          [](const testing::TestParamInfo<Case>& info) {
                            return absl::StrCat(info.param.world_size, "ranks",
-                                               info.param.cpu_offload ? "Offloaded" : "");
+                                               info.param.cpu_offload ? "Offloaded" : "",
+                                               info.param.num_workers > 1 ? "InSlots" : "");
                          });
 
 }  // namespace

@@ -5,26 +5,23 @@
 #include <tuple>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/session.h"
 #include "gtest/gtest.h"
 #include "tests/testing/fake_gpu.h"
+#include "tests/testing/fake_nccl.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/comm/nccl/fake_nccl_api.h"
-#include "worker/comm/nccl/nccl_direct.h"
 
 namespace tessera {
 namespace {
 
-using testing_support::FakeGpu;
 using testing_support::FakeGpuMemory;
+using testing_support::FakeNccl;
 using testing_support::MakeFakeGpuDevice;
 using testing_support::ReadAllFrom;
 using testing_support::ToyOptions;
@@ -40,21 +37,6 @@ struct Case {
   int ranks_per_worker;
   Way way;
   bool cpu_offload = false;
-};
-
-// Counts the ranks that were given NCCL.
-struct FakeNccl {
-  FakeNcclWorld world;
-  std::vector<std::unique_ptr<FakeNcclApi>> apis ABSL_GUARDED_BY(mu);
-  absl::Mutex mu;
-
-  absl::StatusOr<std::unique_ptr<DirectCommunicators>> Make(RankDevice* device) {
-    absl::MutexLock lock(&mu);
-    FakeNcclApi::Options options;
-    options.device_buffers_only = false;  // Regions of keepers are no allocations of this process.
-    apis.push_back(std::make_unique<FakeNcclApi>(&world, FakeGpu(), options));
-    return MakeNcclCommunicators(apis.back().get(), device);
-  }
 };
 
 class GpuWorkersTest : public testing::TestWithParam<std::tuple<Case, Strategy>> {

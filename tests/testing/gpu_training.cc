@@ -1,8 +1,13 @@
 #include "tests/testing/gpu_training.h"
 
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/cpp/device_gradients.h"
 #include "tests/testing/toy_training.h"
+#include "worker/device/host/host_rank_kernels.h"
 
 namespace tessera::testing_support {
 namespace {
@@ -26,6 +31,14 @@ absl::Status AddOnDevice(Session* session, RankDevice* device, int unit, const U
   }
   RETURN_IF_ERROR(session->Reduce(unit));
   return DeviceGradients(session).Finish();  // Then the buffers were read.
+}
+
+Unit GradientsOf(Unit values, int rank, int64_t step) {
+  for (std::vector<float>& parameter : values) {
+    for (size_t i = 0; i < parameter.size(); ++i)
+      parameter[i] = ToyGradient(parameter[i], i, rank, step);
+  }
+  return values;
 }
 
 absl::Status AddAndReduce(Session* session, RankDevice* device, int unit, const Unit& gradients) {
@@ -70,16 +83,58 @@ absl::Status ToyStepOn(Session* session, RankDevice* device, int64_t step, int m
   for (int u = 0; u < session->num_units(); ++u) {
     RETURN_IF_ERROR(session->Unshard(u));
     ASSIGN_OR_RETURN(gradients[u], ReadUnit(session, device, u));
-    for (std::vector<float>& parameter : gradients[u]) {
-      for (size_t i = 0; i < parameter.size(); ++i)
-        parameter[i] = ToyGradient(parameter[i], i, session->rank(), step);
-    }
+    gradients[u] = GradientsOf(std::move(gradients[u]), session->rank(), step);
     RETURN_IF_ERROR(session->Reshard(u));
   }
   for (int k = 0; k < micro_batches; ++k) {
     for (int u = session->num_units() - 1; u >= 0; --u)
       RETURN_IF_ERROR(AddAndReduce(session, device, u, gradients[u]));
   }
+  return session->Step().status();
+}
+
+absl::StatusOr<Unit> ReadWindow(Session* session, RankDevice* device, int unit) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankKernels> kernels, device->CreateKernels({}));
+  const bool full = session->precision(unit) == Precision::kFull;
+  const DType dtype = full ? session->full_dtype(unit) : session->config().compute_dtype;
+  const auto& parameters = session->layout().units[unit].flat.parameters();
+  Unit values(parameters.size());
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    std::vector<std::byte> bytes(parameters[p].numel * SizeBytes(dtype));
+    const std::byte* from = full ? session->full_parameter(unit, p) : session->parameter(unit, p);
+    kernels->Copy(bytes.data(), from, bytes.size());
+    RETURN_IF_ERROR(kernels->Finish());
+    values[p].resize(parameters[p].numel);
+    HostRankKernels().Reduce({bytes.data()}, dtype, parameters[p].numel, 1.0, /*accumulate=*/false,
+                             {values[p].data(), DType::kFp32}, /*measure=*/false);
+  }
+  return values;
+}
+
+absl::Status WindowedStepOn(Session* session, RankDevice* device, int64_t step, bool backwards) {
+  std::vector<int> order;
+  for (int u = 1; u < session->num_units(); ++u) order.push_back(u);
+  if (backwards) std::reverse(order.begin(), order.end());
+  RETURN_IF_ERROR(session->Unshard(0));
+  std::vector<Unit> seen(session->num_units());
+  ASSIGN_OR_RETURN(seen[0], ReadWindow(session, device, 0));
+  for (size_t i = 0; i < order.size(); ++i) {
+    RETURN_IF_ERROR(session->Unshard(order[i]));
+    if (i + 1 < order.size()) RETURN_IF_ERROR(session->UnshardAsync(order[i + 1]));
+    ASSIGN_OR_RETURN(seen[order[i]], ReadWindow(session, device, order[i]));
+    RETURN_IF_ERROR(session->Reshard(order[i]));
+  }
+  for (size_t i = order.size(); i-- > 0;) {
+    const int u = order[i];
+    if (!session->unsharded(u)) RETURN_IF_ERROR(session->Unshard(u));
+    if (i > 0) RETURN_IF_ERROR(session->Unshard(order[i - 1]));
+    ASSIGN_OR_RETURN(const Unit again, ReadWindow(session, device, u));
+    if (again != seen[u])
+      return absl::DataLossError(absl::StrCat("unit ", u, " is another one in backward"));
+    RETURN_IF_ERROR(session->Reshard(u));
+    RETURN_IF_ERROR(AddAndReduce(session, device, u, GradientsOf(again, session->rank(), step)));
+  }
+  RETURN_IF_ERROR(AddAndReduce(session, device, 0, GradientsOf(seen[0], session->rank(), step)));
   return session->Step().status();
 }
 

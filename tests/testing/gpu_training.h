@@ -25,6 +25,15 @@ absl::Status ToyStepOn(Session* session, RankDevice* device, int64_t step, int m
 absl::Status TrainToyOn(Session* session, RankDevice* device, int64_t last_step,
                         int micro_batches = 1);
 
+// A step with the windows of a framework: the root's stays open, each of the others is open in its
+// forward and in its backward and opened while the one before is still in use. Gradients depend on
+// what both showed. In the order of the units, or with `backwards` in the other one. Any dtype.
+absl::Status WindowedStepOn(Session* session, RankDevice* device, int64_t step,
+                            bool backwards = false);
+// What the unit's window shows, in whichever precision it is open, by parameter.
+absl::StatusOr<std::vector<std::vector<float>>> ReadWindow(Session* session, RankDevice* device,
+                                                           int unit);
+
 }  // namespace tessera::testing_support
 
 #endif  // TESSERA_TESTS_TESTING_GPU_TRAINING_H_

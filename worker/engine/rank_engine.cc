@@ -50,8 +50,9 @@ RankEngine::RankEngine(Options options)
                  SegmentsOf(*options_.layout, *options_.config, *options_.memory, options_.rank),
                  options_.state, options_.parameters, options_.kernels),
       remote_({options_.layout, options_.config, options_.memory, options_.topology, options_.rank,
-               options_.epoch, options_.parameters, options_.group->windows, options_.gatherer,
-               options_.device_gradients == nullptr}),
+               options_.epoch, &options_.parameters, options_.kernels, options_.group->windows,
+               options_.gatherer, options_.device_gradients == nullptr}),
+      slots_(options_.slots),
       unit_states_(options_.layout->units.size(), UnitState::kSharded),
       reduced_(options_.layout->units.size(), false),
       staged_(options_.layout->units.size(), 0),
@@ -213,7 +214,7 @@ absl::Status RankEngine::Execute(const Op& op) {
     case OpKind::kUnshard:
       return Unshard(op.unit, op.full_precision != 0);
     case OpKind::kReshard:
-      return Reshard(op.unit);
+      return Reshard(op);
     case OpKind::kReduce:
       return Reduce(op);
     case OpKind::kInitialize:

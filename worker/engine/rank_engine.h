@@ -36,6 +36,7 @@
 #include "worker/engine/rank_engine_options.h"
 #include "worker/engine/remote_slices.h"
 #include "worker/engine/sharded_optimizer.h"
+#include "worker/engine/slot_table.h"
 #include "worker/engine/step_vote.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
@@ -76,7 +77,10 @@ class RankEngine {
   absl::Status GatherAhead();
   // The trainer may no longer read without waiting what was gathered ahead, for it gets old.
   void ForgetGathered();
-  absl::Status Reshard(int unit);
+  absl::Status Reshard(const Op& op);
+  // Before the unit's slot is filled. Errors: FailedPrecondition  a window on another unit has it.
+  absl::Status TakeSlot(int unit);
+  void DropAhead(int unit);
   absl::Status Reduce(const Op& op);
   // Of a rank on a device: until what was put into its slot there is complete; ...
   absl::Status AwaitGradient(const Op& op, DType dtype);
@@ -195,6 +199,7 @@ class RankEngine {
   const Options options_;
   ShardedOptimizer optimizer_;
   RemoteSlices remote_;
+  SlotTable slots_;
   OrderTracker order_;
   int64_t step_ = 0;  // Committed on this rank.
   bool trainer_failed_ = false;

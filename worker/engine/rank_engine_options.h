@@ -21,6 +21,7 @@
 #include "worker/engine/state_image.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
+#include "worker/memory/parameter_plan.h"
 
 namespace tessera {
 
@@ -33,17 +34,20 @@ struct RankEngineOptions {
   Epoch epoch;
 
   // --- Memory. Of a rank on a GPU, what is marked so lies there ---
-  std::byte* parameters = nullptr;     // The host's or device's parameter region. [GPU]
-  std::byte* state = nullptr;          // The rank's state region. [GPU, unless it is offloaded]
-  std::byte* own_gradients = nullptr;  // This rank's slots, which its trainer reads and writes.
+  std::vector<UnitParameters> parameters;  // By unit. [GPU]
+  std::byte* state = nullptr;              // The rank's state region. [GPU, unless it is offloaded]
+  std::byte* own_gradients = nullptr;      // This rank's slots, which its trainer reads and writes.
   // Where reductions find each rank's gradients: those slots; or of ranks on a GPU, slots there.
   // Null of ranks of other hosts. [GPU]
   std::vector<const std::byte*> gradients_by_rank;
   std::byte* device_gradients = nullptr;  // This rank's of these; null: there is no device. [GPU]
   GradientEvents* gradient_events = nullptr;  // Of a device. The stream's.
-  StateImages* images = nullptr;              // Null: this process reads and writes `state` itself.
-  RankKernels* kernels = nullptr;             // The engine's thread's.
-  RankKernels* stream_kernels = nullptr;      // The stream's: another object.
+  GradientEvents* window_events = nullptr;    // The same, the engine's thread's.
+  // Of which some rank of the job has slots; null: none has. All ranks order their windows by it.
+  const ParameterPlan* slots = nullptr;
+  StateImages* images = nullptr;          // Null: this process reads and writes `state` itself.
+  RankKernels* kernels = nullptr;         // The engine's thread's.
+  RankKernels* stream_kernels = nullptr;  // The stream's: another object.
   ControlPage* control = nullptr;
   GroupPage* group = nullptr;
   UpdateCounts updates;

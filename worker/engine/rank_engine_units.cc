@@ -28,11 +28,11 @@ absl::Status RankEngine::Unshard(int unit, bool full_precision) {
                           full_precision ? FullDTypeOf(unit) : compute_dtype));
   options_.recorder->Started(number);
   RETURN_IF_ERROR(AwaitPeersAt(step_));
-  if (full_precision && options_.memory->HasOtherFullMemory(unit)) {
-    RETURN_IF_ERROR(PublishFullPrecision(unit));
-  } else {
-    RETURN_IF_ERROR(remote_.Open(unit, step_));
-  }
+  const bool other_memory = full_precision && options_.memory->HasOtherFullMemory(unit);
+  if (other_memory && slots_.HasSlot(unit)) DropAhead(unit);
+  RETURN_IF_ERROR(TakeSlot(unit));
+  slots_.Open(unit, other_memory);
+  RETURN_IF_ERROR(other_memory ? PublishFullPrecision(unit) : remote_.Open(unit, step_));
   options_.recorder->Done(number);
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kUnshardDone, UnitName(unit)));
@@ -46,16 +46,16 @@ absl::Status RankEngine::Unshard(int unit, bool full_precision) {
 // Nobody reads what the copy replaces: a window of an older step was closed before that rank's
 // vote.
 absl::Status RankEngine::PublishFullPrecision(int unit) {
-  if (full_precision_at_[unit] == step_) return absl::OkStatus();  // On every rank.
+  // On every rank. What is in a slot does not stay.
+  if (full_precision_at_[unit] == step_ && !slots_.HasSlot(unit)) return absl::OkStatus();
   if (options_.config->fake_all_gather) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitReductions());  // The stream uses the communicator too.
   optimizer_.PublishFullPrecision(unit, step_);
   RETURN_IF_ERROR(options_.kernels->Finish());
   const int64_t slice_bytes = FullBytes(unit, options_.layout->units[unit].shards.shard_numel());
-  RETURN_IF_ERROR(Annotate(
-      Holders(unit).AllGatherMapped(
-          options_.parameters + options_.memory->units()[unit].full_offset_bytes, slice_bytes),
-      absl::StrCat("unshard unit '", UnitName(unit), "' in full precision")));
+  RETURN_IF_ERROR(
+      Annotate(Holders(unit).AllGatherMapped(options_.parameters[unit].full, slice_bytes),
+               absl::StrCat("unshard unit '", UnitName(unit), "' in full precision")));
   full_precision_at_[unit] = step_;
   return absl::OkStatus();
 }
@@ -65,7 +65,10 @@ absl::Status RankEngine::GatherAhead() {
   for (const int unit : upcoming_) {
     UnitWords& words = options_.control->units[unit];
     if (words.gathered_for_step.load(std::memory_order_relaxed) == step_ + 1) continue;
+    if (!slots_.MayGatherAhead(unit)) break;
     RETURN_IF_ERROR(AwaitPeersAt(step_));
+    RETURN_IF_ERROR(TakeSlot(unit));
+    slots_.GatherAhead(unit);
     RETURN_IF_ERROR(remote_.GatherAhead(unit, step_));
     if (remote_.GathersEachWindow(unit)) {
       const uint32_t next = words.unsharded.load(std::memory_order_relaxed) + 1;
@@ -81,6 +84,31 @@ void RankEngine::ForgetGathered() {
   for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
     options_.control->units[unit].gathered_window.store(0, std::memory_order_release);
   }
+  slots_.ForgetAhead();
+}
+
+void RankEngine::DropAhead(int unit) {
+  if (!slots_.Drop(unit)) return;
+  options_.control->units[unit].gathered_window.store(0, std::memory_order_release);
+  remote_.Drop(unit);
+}
+
+absl::Status RankEngine::TakeSlot(int unit) {
+  if (const int other = slots_.OtherIn(unit); other >= 0) {
+    if (slots_.IsOpen(other)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("unit '", UnitName(unit), "': unshard while unit '", UnitName(other),
+                       "' is unsharded, which has the same slot of the GPU"));
+    }
+    DropAhead(other);
+  }
+  const uint32_t event = slots_.TakeReadUntil(unit);
+  if (event == 0) return absl::OkStatus();
+  return Annotate(
+      options_.window_events->Await(
+          event - 1, absl::Now() + options_.config->collective_timeout,
+          [this] { return interrupt_.load(std::memory_order_acquire) != 0; }),
+      absl::StrCat("unit '", UnitName(unit), "': what reads the unit before it in its slot"));
 }
 
 absl::Status RankEngine::AwaitPeersAt(int64_t step) {
@@ -105,14 +133,26 @@ absl::Status RankEngine::AwaitPeersAt(int64_t step) {
   return absl::OkStatus();
 }
 
-absl::Status RankEngine::Reshard(int unit) {
+absl::Status RankEngine::Reshard(const Op& op) {
+  const int unit = op.unit;
   RETURN_IF_ERROR(CheckUnit(unit));
+  if (op.array != 0 && (options_.window_events == nullptr || !slots_.HasSlot(unit))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit '", UnitName(unit), "': reshard behind an event, without a slot"));
+  }
   ASSIGN_OR_RETURN(unit_states_[unit],
                    Transition(unit_states_[unit], UnitEvent::kReshard, UnitName(unit)));
+  // What is gathered next depends on which slots are free, so all ranks free them alike.
+  if (slots_.HasSlot(unit)) {
+    RETURN_IF_ERROR(Ordered(OpKind::kReshard, unit,
+                            options_.layout->units[unit].shards.padded_numel(),
+                            options_.memory->units()[unit].compute_dtype));
+  }
+  slots_.Close(unit, op.array);
   remote_.Close(unit);
   options_.control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded),
                                             std::memory_order_release);
-  return absl::OkStatus();
+  return slots_.HasSlot(unit) ? GatherAhead() : absl::OkStatus();
 }
 
 absl::Status RankEngine::Reduce(const Op& op) {

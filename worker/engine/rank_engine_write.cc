@@ -276,8 +276,9 @@ absl::Status RankEngine::FinishStaged(int64_t next, const StagedArrays& written,
   // Units that the trainer has open are not unsharded again, so nothing else would wait.
   RETURN_IF_ERROR(AwaitPeersAt(next));
   for (size_t unit = 0; unit < written.size(); ++unit) {
-    if ((written[unit] & Bit(StateArray::kParameter)) != 0)
-      RETURN_IF_ERROR(remote_.Refresh(unit, next));
+    if ((written[unit] & Bit(StateArray::kParameter)) == 0) continue;
+    if (slots_.HasSlot(unit) && !slots_.IsOpen(unit)) continue;  // Another unit may have the slot.
+    RETURN_IF_ERROR(remote_.Refresh(unit, next));
   }
   return absl::OkStatus();
 }

@@ -25,12 +25,10 @@ RemoteSlices::RemoteSlices(const Options& options)
       counted_(options.layout->units.size(), -1),
       open_(options.layout->units.size(), 0),
       ahead_(options.layout->units.size(), 0) {
-  // Ranks that keep a unit between them keep it on their host, which is shared anyway.
-  const int kept_by = options_.config->reshard_group_size;
-  const bool keeps = kept_by > 0 && kept_by <= FewestRanksOfAHost(*options_.topology);
+  const int fewest = FewestRanksOfAHost(*options_.topology);
   for (size_t unit = 0; unit < options_.layout->units.size(); ++unit) {
-    each_window_.push_back(Spans(unit) && !keeps &&
-                           ReshardsAfterForward(options_.layout->units[unit].strategy));
+    each_window_.push_back(Spans(unit) && tessera::GathersEachWindow(
+                                              *options_.layout, *options_.config, fewest, unit));
   }
 }
 
@@ -51,11 +49,16 @@ int64_t RemoteSlices::CountGatheredBytes(int unit, int64_t step) {
 absl::Status RemoteSlices::Gather(int unit, int64_t step) {
   const UnitMemory& placed = options_.memory->units()[unit];
   const UnitLayout& layout = options_.layout->units[unit];
+  const UnitParameters& parameters = (*options_.parameters)[unit];
+  const int64_t slice_bytes = layout.shards.shard_numel() * SizeBytes(placed.compute_dtype);
+  std::byte* own = parameters.unsharded + options_.rank.value() * slice_bytes;
   gathered_[unit] = step;
+  if (own != parameters.own_slice) {
+    options_.kernels->Copy(own, parameters.own_slice, slice_bytes);
+    RETURN_IF_ERROR(options_.kernels->Finish());
+  }
   if (options_.config->fake_all_gather) return absl::OkStatus();
-  RETURN_IF_ERROR(Annotate(options_.gatherer->AllGatherMapped(
-                               options_.parameters + placed.parameter_offset_bytes,
-                               layout.shards.shard_numel() * SizeBytes(placed.compute_dtype)),
+  RETURN_IF_ERROR(Annotate(options_.gatherer->AllGatherMapped(parameters.unsharded, slice_bytes),
                            absl::StrCat("unshard unit '", layout.flat.unit_name(), "'")));
   return absl::OkStatus();
 }
@@ -76,12 +79,15 @@ absl::Status RemoteSlices::Open(int unit, int64_t step) {
   return absl::OkStatus();
 }
 
-void RemoteSlices::Close(int unit) {
-  const uint64_t tag = std::exchange(open_[unit], 0);
+void RemoteSlices::Close(int unit) { End(unit, std::exchange(open_[unit], 0)); }
+
+void RemoteSlices::Drop(int unit) { End(unit, std::exchange(ahead_[unit], 0)); }
+
+void RemoteSlices::End(int unit, uint64_t tag) {
   if (tag == 0 || !CloseWindow(&options_.windows[unit], tag)) return;
-  const UnitMemory& placed = options_.memory->units()[unit];
-  GiveBack(placed.parameter_offset_bytes,
-           options_.layout->units[unit].shards.shard_numel() * SizeBytes(placed.compute_dtype));
+  const int64_t numel = options_.layout->units[unit].shards.shard_numel();
+  GiveBack((*options_.parameters)[unit].unsharded,
+           numel * SizeBytes(options_.memory->units()[unit].compute_dtype));
 }
 
 absl::Status RemoteSlices::Refresh(int unit, int64_t step) {
@@ -89,12 +95,11 @@ absl::Status RemoteSlices::Refresh(int unit, int64_t step) {
   return Gather(unit, step);
 }
 
-void RemoteSlices::GiveBack(int64_t offset_bytes, int64_t slice_bytes) {
+void RemoteSlices::GiveBack(std::byte* base, int64_t slice_bytes) {
   if (!options_.gives_memory_back) return;
   const RankTopology& topology = *options_.topology;
   const int host = topology.HostOf(options_.rank.value());
   const int64_t begin = topology.FirstRank(host), end = begin + topology.NumRanks(host);
-  std::byte* base = options_.parameters + offset_bytes;
   DiscardPages(base, begin * slice_bytes);
   DiscardPages(base + end * slice_bytes, (topology.world_size() - end) * slice_bytes);
 }
@@ -108,8 +113,9 @@ void RemoteSlices::StepTaken() {
     if (!first || !Spans(unit)) continue;
     const UnitMemory& placed = options_.memory->units()[unit];
     const int64_t numel = options_.layout->units[unit].shards.shard_numel();
-    GiveBack(placed.parameter_offset_bytes, numel * SizeBytes(placed.compute_dtype));
-    GiveBack(placed.full_offset_bytes, numel * SizeBytes(placed.full_dtype));
+    const UnitParameters& parameters = (*options_.parameters)[unit];
+    GiveBack(parameters.unsharded, numel * SizeBytes(placed.compute_dtype));
+    GiveBack(parameters.full, numel * SizeBytes(placed.full_dtype));
   }
 }
 

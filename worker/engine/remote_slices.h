@@ -23,8 +23,10 @@
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "worker/comm/communicator.h"
+#include "worker/device/rank_kernels.h"
 #include "worker/engine/window_count.h"
 #include "worker/memory/job_memory.h"
+#include "worker/memory/parameter_plan.h"
 
 namespace tessera {
 
@@ -38,7 +40,8 @@ class RemoteSlices {
     const RankTopology* topology = nullptr;
     Rank rank;
     Epoch epoch;
-    std::byte* parameters = nullptr;   // The host's parameter region.
+    const std::vector<UnitParameters>* parameters = nullptr;  // By unit.
+    RankKernels* kernels = nullptr;    // For a slice that does not lie where it is gathered.
     WindowWord* windows = nullptr;     // By unit; the host's.
     Communicator* gatherer = nullptr;  // Null: there is one host.
     bool gives_memory_back = true;     // False: a GPU's parameter region keeps its memory.
@@ -57,6 +60,7 @@ class RemoteSlices {
   absl::Status GatherAhead(int unit, int64_t step);  // For the next window.
   absl::Status Open(int unit, int64_t step);
   void Close(int unit);
+  void Drop(int unit);  // What was gathered ahead, which no window will have.
   // The slices of windows that stay open changed.
   absl::Status Refresh(int unit, int64_t step);
   // A step is over, and all windows of this host's ranks with it.
@@ -64,7 +68,8 @@ class RemoteSlices {
 
  private:
   absl::Status Gather(int unit, int64_t step);
-  void GiveBack(int64_t offset_bytes, int64_t slice_bytes);
+  void End(int unit, uint64_t tag);  // Of a window, or what was gathered for one.
+  void GiveBack(std::byte* base, int64_t slice_bytes);
 
   const Options options_;
   std::vector<bool> each_window_;

@@ -71,12 +71,12 @@ std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig&
 
 ShardedOptimizer::ShardedOptimizer(const JobConfig& config, const JobMemory& memory,
                                    std::vector<ShardSegment> segments, std::byte* state,
-                                   std::byte* parameters, RankKernels* kernels)
+                                   std::vector<UnitParameters> parameters, RankKernels* kernels)
     : config_(config),
       memory_(memory),
       segments_(std::move(segments)),
       state_(state),
-      parameters_(parameters),
+      parameters_(std::move(parameters)),
       kernels_(kernels) {}
 
 std::byte* ShardedOptimizer::State(StateArray array, int version,
@@ -87,14 +87,14 @@ std::byte* ShardedOptimizer::State(StateArray array, int version,
 
 ShardedOptimizer::Published ShardedOptimizer::PublishedAt(const ShardSegment& segment) const {
   const UnitMemory& placed = memory_.units()[segment.unit];
-  std::byte* at = parameters_ + placed.parameter_offset_bytes +
-                  segment.unit_begin_elements * SizeBytes(placed.compute_dtype);
+  const int64_t in_slice = segment.state_begin_elements - placed.shard_offset_elements;
+  std::byte* at = parameters_[segment.unit].own_slice + in_slice * SizeBytes(placed.compute_dtype);
   if (!IsHalf(placed.compute_dtype)) return {at, {}};
   return {nullptr, {reinterpret_cast<uint16_t*>(at), placed.compute_dtype}};
 }
 
 void ShardedOptimizer::PublishFullPrecision(int unit, int64_t step) {
-  std::byte* full = parameters_ + memory_.units()[unit].full_offset_bytes;
+  std::byte* full = parameters_[unit].full;
   for (const ShardSegment& segment : segments_) {
     if (segment.unit != unit) continue;
     kernels_->Copy(full + segment.unit_begin_elements * SizeBytes(segment.dtype),

@@ -20,6 +20,7 @@
 #include "layout/values.h"
 #include "worker/device/rank_kernels.h"
 #include "worker/memory/job_memory.h"
+#include "worker/memory/parameter_plan.h"
 
 namespace tessera {
 
@@ -52,11 +53,11 @@ struct OptimizerStep {
 
 class ShardedOptimizer {
  public:
-  // `state` is the rank's state region, `parameters` the host's or device's parameter region, both
-  // of memory that `kernels` know. Not owned.
+  // `state` is the rank's state region, `parameters` where it publishes, by unit; all of memory
+  // that `kernels` know. Not owned.
   ShardedOptimizer(const JobConfig& config, const JobMemory& memory,
-                   std::vector<ShardSegment> segments, std::byte* state, std::byte* parameters,
-                   RankKernels* kernels);
+                   std::vector<ShardSegment> segments, std::byte* state,
+                   std::vector<UnitParameters> parameters, RankKernels* kernels);
 
   // Reads version (step - 1) % 2, writes version step % 2 and publishes. Deterministic: repeating
   // it gives the same bytes.
@@ -124,7 +125,7 @@ class ShardedOptimizer {
   const JobMemory memory_;
   const std::vector<ShardSegment> segments_;
   std::byte* const state_;
-  std::byte* const parameters_;
+  const std::vector<UnitParameters> parameters_;
   RankKernels* const kernels_;
 };
 

@@ -58,6 +58,11 @@ TEST(SegmentsTest, CoverEveryElementOfEveryParameterOnce) {
   }
 }
 
+std::vector<UnitParameters> PlacesIn(std::byte* region, const ModelLayout& layout,
+                                     const JobMemory& memory) {
+  return LocateParameters(ParameterPlan::InPlaces(memory), layout, memory, Rank(0), region, {});
+}
+
 const std::byte* BytesOf(const std::vector<float>& values) {
   return reinterpret_cast<const std::byte*>(values.data());
 }
@@ -76,7 +81,7 @@ TEST(ShardedOptimizerTest, RepeatingAnUpdateGivesTheSameBytesAndLeavesTheOldVers
       parameters(memory.parameter_region_bytes());
   HostRankKernels kernels;
   ShardedOptimizer optimizer(config, memory, SegmentsOf(layout, config, memory, Rank(0)),
-                             state.data(), parameters.data(), &kernels);
+                             state.data(), PlacesIn(parameters.data(), layout, memory), &kernels);
   std::vector<float> initial(layout.units[0].shards.padded_numel());
   for (int i = 0; i < 37; ++i) initial[i] = static_cast<float>(i);
   optimizer.Initialize(0, BytesOf(initial));
@@ -105,7 +110,8 @@ TEST(ShardedOptimizerTest, ParameterWithoutAGradientIsCarriedOverWithItsMoments)
         parameters(memory.parameter_region_bytes());
     const std::vector<ShardSegment> segments = SegmentsOf(layout, config, memory, Rank(0));
     HostRankKernels kernels;
-    ShardedOptimizer optimizer(config, memory, segments, state.data(), parameters.data(), &kernels);
+    ShardedOptimizer optimizer(config, memory, segments, state.data(),
+                               PlacesIn(parameters.data(), layout, memory), &kernels);
     optimizer.Initialize(0,
                          BytesOf(std::vector<float>(layout.units[0].shards.padded_numel(), 3.0f)));
     float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
@@ -155,7 +161,7 @@ TEST(ShardedOptimizerTest, ParametersSideBySideAreOnePassAndOthersTheirOwn) {
       parameters(memory.parameter_region_bytes());
   CountingKernels kernels;
   ShardedOptimizer optimizer(config, memory, SegmentsOf(layout, config, memory, Rank(0)),
-                             state.data(), parameters.data(), &kernels);
+                             state.data(), PlacesIn(parameters.data(), layout, memory), &kernels);
   for (const int unit : {0, 1}) {
     const int64_t numel = layout.units[unit].shards.padded_numel();
     optimizer.Initialize(unit, BytesOf(std::vector<float>(numel, 3.0f)));
@@ -182,7 +188,7 @@ TEST(ShardedOptimizerTest, MomentumOutlivesAStepWithoutIt) {
       parameters(memory.parameter_region_bytes());
   HostRankKernels kernels;
   ShardedOptimizer optimizer(config, memory, SegmentsOf(layout, config, memory, Rank(0)),
-                             state.data(), parameters.data(), &kernels);
+                             state.data(), PlacesIn(parameters.data(), layout, memory), &kernels);
   optimizer.Initialize(0, BytesOf(std::vector<float>(layout.units[0].shards.padded_numel())));
   float* gradient = reinterpret_cast<float*>(state.data() + memory.ReducedGradientOffsetBytes());
   std::fill_n(gradient, 5, 1.0f);

@@ -71,10 +71,17 @@ void EpochCommunicators::FindDirectWay() {
 }
 
 absl::StatusOr<bool> EpochCommunicators::AllAreDirect(Communicator* control) {
-  const uint8_t mine = direct_ != nullptr ? 1 : 0;
+  constexpr uint8_t kIsDirect = 1, kHasSlots = 2;
+  const bool has_slots = memory_->parameters.plan.num_slots() > 0;
+  const uint8_t mine = (direct_ != nullptr ? kIsDirect : 0) | (has_slots ? kHasSlots : 0);
   std::vector<uint8_t> all(control->size());
   RETURN_IF_ERROR(control->AllGather(&mine, all.data(), sizeof(mine)));
-  return std::all_of(all.begin(), all.end(), [](uint8_t can) { return can != 0; });
+  slots_.reset();
+  if (std::any_of(all.begin(), all.end(), [](uint8_t of) { return (of & kHasSlots) != 0; })) {
+    ASSIGN_OR_RETURN(slots_,
+                     ParameterPlan::InSlots(memory_->layout, memory_->config, memory_->plan));
+  }
+  return std::all_of(all.begin(), all.end(), [](uint8_t of) { return (of & kIsDirect) != 0; });
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> EpochCommunicators::JoinDirect(Joined joined,

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -44,6 +45,8 @@ class EpochCommunicators {
   Communicator* files() const { return files_.get(); }
   Communicator* gather() const { return gather_.get(); }
   Communicator* of_host() const { return of_host_.get(); }
+  // Of Join: by which all ranks order their windows, since some have slots; null: none has.
+  const ParameterPlan* slots() const { return slots_.has_value() ? &*slots_ : nullptr; }
 
  private:
   // A row's communicator, and whether anyone has aborted it: from any thread.
@@ -65,7 +68,8 @@ class EpochCommunicators {
   // Of this worker's ranks.
   absl::StatusOr<std::unique_ptr<ShmCommunicator>> JoinHost(Epoch epoch, Row row);
   absl::StatusOr<Joined> JoinRow(Epoch epoch, Row row, const v1::ExecutorStart& start);
-  // Whether every rank can move what is on its device directly; the same on all ranks.
+  // Whether every rank can move what is on its device directly, and what slots() is; the same on
+  // all ranks.
   absl::StatusOr<bool> AllAreDirect(Communicator* control);
   absl::StatusOr<std::unique_ptr<Communicator>> JoinDirect(Joined joined, Row row);
 
@@ -75,6 +79,7 @@ class EpochCommunicators {
   std::unique_ptr<DirectCommunicators> direct_;  // Null: this rank has no such way.
   std::unique_ptr<EpochMeshes> meshes_;          // Of the epoch that is prepared.
   std::unique_ptr<Communicator> reduce_, files_, gather_, of_host_;
+  std::optional<ParameterPlan> slots_;
 };
 
 }  // namespace tessera

@@ -66,13 +66,16 @@ absl::Status MapHostRegions(const Packet& packet, ExecutorMemory* memory) {
   return absl::OkStatus();
 }
 
-absl::Status MapDeviceRegions(const Packet& packet, ExecutorMemory* memory) {
+absl::Status MapDeviceRegions(const Packet& packet, ParameterPlan parameters,
+                              ExecutorMemory* memory) {
   const JobMemory& plan = memory->plan;
   RankDevice& device = *memory->device;
-  absl::StatusOr<Buffer> parameters = device.MapRegion(
-      packet.fds[kParameters].get(), plan.parameter_region_bytes(), /*writable=*/true);
-  RETURN_IF_ERROR(Annotate(parameters.status(), "parameter"));
-  memory->parameters = *std::move(parameters);
+  const size_t first_slot = packet.fds.size() - parameters.num_slots();
+  ASSIGN_OR_RETURN(memory->parameters,
+                   MappedParameters::Map(std::move(parameters), memory->layout, plan, memory->rank,
+                                         &device, packet.fds[kParameters],
+                                         absl::MakeConstSpan(packet.fds).subspan(first_slot),
+                                         /*writable=*/true));
   HostRankDevice host;
   RankDevice& of_state = memory->state_is_addressable() ? host : device;
   absl::StatusOr<Buffer> state =
@@ -137,12 +140,16 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   ASSIGN_OR_RETURN(memory.device, make_device(device));
   const size_t gradients_of_rank = memory.device->is_separate() ? 2 : 1;
   const size_t num_ranks = memory.topology.NumRanks(memory.host());
-  if (packet.fds.size() != kFixedFds + num_ranks * gradients_of_rank) {
+  ASSIGN_OR_RETURN(ParameterPlan parameters,
+                   ParameterPlan::Of(memory.layout, memory.config, memory.plan, memory.topology,
+                                     memory.device->is_separate()));
+  const size_t num_slots = parameters.num_slots();
+  if (packet.fds.size() != kFixedFds + num_ranks * gradients_of_rank + num_slots) {
     return absl::InvalidArgumentError(absl::StrCat("executor setup: ", packet.fds.size(),
                                                    " descriptors for ", num_ranks, " ranks on ",
                                                    memory.device->name()));
   }
-  RETURN_IF_ERROR(MapDeviceRegions(packet, &memory));
+  RETURN_IF_ERROR(MapDeviceRegions(packet, std::move(parameters), &memory));
   RETURN_IF_ERROR(MapGradients(packet, &memory));
   return memory;
 }

@@ -16,6 +16,7 @@
 #include "worker/memory/fd_passing.h"
 #include "worker/memory/flight_ring.h"
 #include "worker/memory/job_memory.h"
+#include "worker/memory/mapped_parameters.h"
 #include "worker/memory/region.h"
 
 namespace tessera {
@@ -41,8 +42,8 @@ struct ExecutorMemory {
   JobMemory plan;
   // Where the ranks of this worker have their parameters, gradients and shards.
   std::unique_ptr<RankDevice> device;
-  Buffer parameters;  // On the device.
-  Buffer state;       // On the device, unless it is offloaded.
+  MappedParameters parameters;  // On the device.
+  Buffer state;                 // On the device, unless it is offloaded.
   Mapping group;
   Mapping control;
   Mapping flight;

@@ -88,8 +88,9 @@ class RankExecutor {
   HostDevice threads_;
   std::unique_ptr<Stream> post_backward_;
   std::unique_ptr<RankKernels> kernels_, stream_kernels_;  // The engine's thread's, the stream's.
-  std::unique_ptr<GradientEvents> gradient_events_;        // Of an epoch; null: there is no device.
-  std::unique_ptr<StateImages> images_;                    // Null: the state is addressable.
+  // Of an epoch; null: there is no device.
+  std::unique_ptr<GradientEvents> gradient_events_, window_events_;
+  std::unique_ptr<StateImages> images_;  // Null: the state is addressable.
   EpochCommunicators communicators_;
   std::unique_ptr<RankEngine> engine_;
   std::thread engine_thread_;
@@ -130,7 +131,13 @@ absl::Status RankExecutor::ClearDeviceMemory() {
   if (!memory_.state_is_addressable())
     kernels_->Clear(memory_.state.data(), memory_.plan.state_region_bytes());
   // The worker starts an epoch once all of its executors are ready.
-  if (own == 0) kernels_->Clear(memory_.parameters.data(), memory_.plan.parameter_region_bytes());
+  if (own == 0) {
+    const MappedParameters& parameters = memory_.parameters;
+    kernels_->Clear(parameters.region.data(), parameters.plan.region_bytes());
+    for (const Buffer& slot : parameters.slots) {
+      if (!slot.empty()) kernels_->Clear(slot.data(), parameters.plan.slot_bytes());
+    }
+  }
   RETURN_IF_ERROR(kernels_->Finish());
   cleared.store(1, std::memory_order_release);
   return absl::OkStatus();
@@ -180,7 +187,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.topology = &memory_.topology;
   options.rank = memory_.rank;
   options.epoch = epoch;
-  options.parameters = memory_.parameters.data_as<std::byte>();
+  options.parameters = memory_.parameters.units;
   options.state = memory_.state.data_as<std::byte>();
   const int own = memory_.topology.LocalIndex(static_cast<int>(memory_.rank.value()));
   const int first = memory_.topology.FirstRank(memory_.host());
@@ -193,6 +200,8 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   if (memory_.device->is_separate())
     options.device_gradients = memory_.device_gradients[own].data_as<std::byte>();
   options.gradient_events = gradient_events_.get();
+  options.window_events = window_events_.get();
+  options.slots = communicators_.slots();
   options.images = images_.get();
   options.kernels = kernels_.get();
   options.stream_kernels = stream_kernels_.get();
@@ -217,6 +226,7 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   if (memory_.device->is_separate()) {
     gradient_events_ =
         std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
+    window_events_ = std::make_unique<GradientEvents>(memory_.device.get(), memory_.control_page());
   }
   running_epoch_.store(epoch.value());
   link_.BeginEpoch(epoch);

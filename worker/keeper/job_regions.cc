@@ -18,6 +18,7 @@
 #include "worker/device/rank_device.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/memory/fd_passing.h"
+#include "worker/memory/parameter_plan.h"
 
 namespace tessera {
 namespace {
@@ -138,14 +139,23 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
   ASSIGN_OR_RETURN(const JobMemory plan, JobMemory::Create(layout, config));
   ASSIGN_OR_RETURN(const int64_t channel_bytes,
                    ShmCommunicator::RequiredBytes(local.count(), ShmCommunicator::Options()));
+  ASSIGN_OR_RETURN(const ParameterPlan of_parameters,
+                   ParameterPlan::Of(layout, config, plan, local.topology,
+                                     /*on_gpu=*/device_memory != nullptr));
   ASSIGN_OR_RETURN(UniqueFd parameters, CreateRegion(device_memory, job.job_id() + "/parameters",
-                                                     plan.parameter_region_bytes()));
+                                                     of_parameters.region_bytes()));
   ASSIGN_OR_RETURN(
       SharedRegion group,
       SharedRegion::Create(job.job_id() + "/group", ChannelOffsetBytes(plan) + channel_bytes));
   JobRegions regions(std::move(parameters), std::move(group));
   ASSIGN_OR_RETURN(regions.group_mapping_,
                    Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
+  for (int slot = 0; slot < of_parameters.num_slots(); ++slot) {
+    ASSIGN_OR_RETURN(UniqueFd memory,
+                     CreateRegion(device_memory, absl::StrCat(job.job_id(), "/slot-", slot),
+                                  of_parameters.slot_bytes()));
+    regions.slots_.push_back(std::move(memory));
+  }
   for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
     const std::string label = absl::StrCat(job.job_id(), "/", rank);
     ASSIGN_OR_RETURN(RankRegions of_rank, CreateRank(label, plan, config, device_memory));
@@ -153,7 +163,7 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
   }
   if (device_memory != nullptr) {
     regions.device_memory_ = device_memory;
-    regions.device_bytes_ = {plan.parameter_region_bytes() / local.count(),
+    regions.device_bytes_ = {of_parameters.total_bytes() / local.count(),
                              plan.device_gradient_region_bytes(),
                              config.cpu_offload ? 0 : plan.state_region_bytes()};
   }
@@ -223,6 +233,7 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
   for (const RankRegions& regions : ranks_) {
     if (regions.device_gradients.valid()) fds.push_back(regions.device_gradients.get());
   }
+  for (const UniqueFd& slot : slots_) fds.push_back(slot.get());
   const int device = device_memory_ == nullptr ? kHostDevice : device_memory_->device();
   return SendPacket(socket, absl::StrCat(kSetupPacket, device), fds);
 }
@@ -231,6 +242,7 @@ std::vector<int> JobRegions::TrainerFds(Rank rank) const {
   const RankRegions& own = Of(rank);
   std::vector<int> fds = {parameters_.get(), own.gradients.fd(), own.control.fd()};
   if (own.device_gradients.valid()) fds.push_back(own.device_gradients.get());
+  for (const UniqueFd& slot : slots_) fds.push_back(slot.get());
   return fds;
 }
 

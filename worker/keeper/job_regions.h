@@ -80,7 +80,7 @@ class JobRegions {
   absl::Status SendSetup(int socket, const v1::Job& job, Rank rank,
                          const std::string& data_host) const;
   // Descriptors for a trainer: parameters (it maps them read-only), own gradients, own control
-  // page; and the gradients on a GPU, if there is one.
+  // page; of a rank on a GPU its gradients there, and the slots of parameters if there are any.
   std::vector<int> TrainerFds(Rank rank) const;
   // Ends every wait of the group's collectives in `epoch`.
   void AbortCollectives(Epoch epoch, const absl::Status& reason) const;
@@ -111,6 +111,7 @@ class JobRegions {
   int64_t state_bytes_ = 0;
   RankMemoryBytes device_bytes_;  // What a rank takes of a device.
   UniqueFd parameters_;
+  std::vector<UniqueFd> slots_;  // Of the parameters: see ParameterPlan.
   SharedRegion group_;
   Mapping group_mapping_;
   int64_t channel_offset_bytes_ = 0;

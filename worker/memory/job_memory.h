@@ -22,7 +22,8 @@
 // that are not in their full dtype anyway, and their pages take no memory until somebody asks for
 // them. Several units share a gradient slot: unit i > 0 has slot 1 + (i - 1) % gradient_slots, so
 // two neighbours in the backward order never share one. State arrays hold the rank's shards of all
-// units one behind the other.
+// units one behind the other. Where a GPU has one rank of several, units share slots of parameters
+// instead of having places: see parameter_plan.h.
 #ifndef TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
 #define TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
 
