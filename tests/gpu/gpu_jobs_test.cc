@@ -1,8 +1,14 @@
 // Whole jobs on a GPU: the bits of jobs on the processor, with executors that are killed, too.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
@@ -11,12 +17,14 @@
 #include "gtest/gtest.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/gpu_under_test.h"
+#include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
 namespace tessera {
 namespace {
 
+using testing_support::ExecutorsOf;
 using testing_support::FindGpuUnderTest;
 using testing_support::GpuUnderTest;
 using testing_support::ReadAllFrom;
@@ -117,6 +125,67 @@ TEST_P(GpuJobsTest, ExecutorsThatAreKilledCostNoBit) {
   EXPECT_EQ(values, expected);
   EXPECT_GE(num_kills, kSteps / 4);
 }
+
+// Each rank a worker of its own, all on the one GPU: a way to test, and none to run.
+class GpuNcclJobsTest : public GpuJobsTest {
+ protected:
+  void SetUp() override {
+    GpuJobsTest::SetUp();
+    if (IsSkipped()) return;
+    if (!gpu_.nccl.ok()) GTEST_SKIP() << gpu_.nccl.message();
+    // NCCL refuses a GPU that two ranks of one host have, and so each is told that it is a host.
+    script_ = testing::TempDir() + "/executor-on-a-host-of-its-own";
+    std::ofstream script(script_);
+    script << "#!/bin/sh\nNCCL_HOSTID=$$ NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo exec '"
+           << gpu_.executor_binary << "' \"$@\"\n";
+    ASSERT_TRUE(script.flush());
+    ASSERT_EQ(chmod(script_.c_str(), 0755), 0);
+  }
+  std::string script_;
+};
+
+bool HasMapped(int pid, const std::string& library) {
+  std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
+  std::string line;
+  while (std::getline(maps, line)) {
+    if (absl::StrContains(line, library)) return true;
+  }
+  return false;
+}
+
+TEST_P(GpuNcclJobsTest, TrainToTheBitsOfTheProcessorThroughNccl) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(script_));
+  int num_with_nccl = 0;
+  const auto look = [&](int64_t step) {
+    if (step != kSteps) return;
+    for (const auto& [label, pid] : ExecutorsOf(getpid()))
+      num_with_nccl += HasMapped(pid, "libnccl");
+  };
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
+                       TrainOn(cluster.get(), on_gpu_.get(), look));
+  EXPECT_EQ(values, expected);
+  EXPECT_EQ(num_with_nccl, GetParam().world_size);
+}
+
+TEST_P(GpuNcclJobsTest, ExecutorsThatAreKilledCostNoBit) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(script_));
+  const auto kill_some = [&](int64_t step) {
+    if (step == 4 || step == 8)
+      cluster->KillExecutorForTest("toy", static_cast<int>(step / 4) % GetParam().world_size);
+  };
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
+                       TrainOn(cluster.get(), on_gpu_.get(), kill_some));
+  EXPECT_EQ(values, expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Device, GpuNcclJobsTest,
+                         testing::Values(Case{2, /*cpu_offload=*/false, /*num_workers=*/2},
+                                         Case{4, /*cpu_offload=*/false, /*num_workers=*/4}),
+                         [](const testing::TestParamInfo<Case>& info) {
+                           return absl::StrCat(info.param.world_size, "ranks");
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Device, GpuJobsTest,
                          testing::Values(Case{1}, Case{2}, Case{4}, Case{2, /*cpu_offload=*/true},

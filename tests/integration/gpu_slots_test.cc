@@ -90,7 +90,9 @@ class GpuSlotsTest : public testing::Test {
         const int64_t step = session->next_step();
         status = session->RunStep(
             // The third step goes another way through the model than what was recorded.
-            [&] { return WindowedStepOn(session, DeviceOf(session), step, /*backwards=*/step == 3); });
+            [&] {
+              return WindowedStepOn(session, DeviceOf(session), step, /*backwards=*/step == 3);
+            });
       }
       if (!absl::IsAborted(status)) return status;
       RETURN_IF_ERROR(session->Recover());
@@ -158,11 +160,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{2, Way::kMemoryOfTheHosts, DType::kFp32, /*cpu_offload=*/true},
                     Case{2, Way::kNccl, DType::kFp32, false, /*in_backward=*/true}),
     [](const testing::TestParamInfo<Case>& info) {
-      return absl::StrCat(info.param.num_workers, "workers",
-                          info.param.way == Way::kNccl ? "Nccl" : "",
-                          info.param.compute_dtype == DType::kBf16 ? "Half" : "",
-                          info.param.cpu_offload ? "Offloaded" : "",
-                          info.param.in_backward ? "InBackward" : "");
+      return absl::StrCat(
+          info.param.num_workers, "workers", info.param.way == Way::kNccl ? "Nccl" : "",
+          info.param.compute_dtype == DType::kBf16 ? "Half" : "",
+          info.param.cpu_offload ? "Offloaded" : "", info.param.in_backward ? "InBackward" : "");
     });
 
 TEST_F(GpuSlotsTest, ExecutorsThatAreKilledInWindowsCostNoBit) {
@@ -202,11 +203,10 @@ TEST_F(GpuSlotsTest, RankTakesMemoryForItsSlicesAndTheSlotsAlone) {
     ASSERT_OK(team.RunAll([&](Session* session) { return TrainTo(session, 1); }));
     int64_t of_rank = 0;
     EXPECT_TRUE(Eventually([&] {
-      const auto of_job = GetJob({cluster_->coordinator_address()}, job.job_id,
-                                 absl::Now() + absl::Seconds(10));
-      of_rank = of_job.ok() && of_job->ranks().contains(0)
-                    ? of_job->ranks().at(0).parameter_bytes()
-                    : 0;
+      const auto of_job =
+          GetJob({cluster_->coordinator_address()}, job.job_id, absl::Now() + absl::Seconds(10));
+      of_rank =
+          of_job.ok() && of_job->ranks().contains(0) ? of_job->ranks().at(0).parameter_bytes() : 0;
       return of_rank > 0;
     }));
     bytes.push_back(of_rank);

@@ -4,7 +4,8 @@
 namespace tessera::testing_support {
 
 absl::StatusOr<GpuUnderTest> FindGpuUnderTest() {
-  return GpuUnderTest{MakeFakeGpuDevice, FakeGpuMemory(), "tests/testing/fake_gpu_executor"};
+  return GpuUnderTest{MakeFakeGpuDevice, FakeGpuMemory(), "tests/testing/fake_gpu_executor",
+                      absl::UnimplementedError("the fake of NCCL knows one process")};
 }
 
 }  // namespace tessera::testing_support

@@ -16,6 +16,7 @@ struct GpuUnderTest {
   MakeRankDevice make_device;  // The processor too.
   std::shared_ptr<DeviceMemory> memory;
   std::string executor_binary;  // Of executors that are processes.
+  absl::Status nccl;            // Why these cannot use NCCL; OK: they can.
 };
 
 // Errors: NotFound, Unimplemented  the machine has none: the test is skipped

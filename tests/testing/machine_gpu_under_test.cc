@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "tests/testing/gpu_under_test.h"
+#include "worker/comm/nccl/nccl_api.h"
 #include "worker/executor/machine_devices.h"
 
 namespace tessera::testing_support {
@@ -22,7 +23,7 @@ std::string ExecutorBinary() {
 }  // namespace
 
 absl::StatusOr<GpuUnderTest> FindGpuUnderTest() {
-  GpuUnderTest gpu = {MakeMachineRankDevice, nullptr, ExecutorBinary()};
+  GpuUnderTest gpu = {MakeMachineRankDevice, nullptr, ExecutorBinary(), LoadNcclApi().status()};
   ASSIGN_OR_RETURN(gpu.memory, MakeMachineDeviceMemory(0));
   return gpu;
 }

@@ -7,12 +7,9 @@
 
 namespace tessera {
 
-absl::StatusOr<MappedParameters> MappedParameters::Map(ParameterPlan plan,
-                                                       const ModelLayout& layout,
-                                                       const JobMemory& memory, Rank rank,
-                                                       RankDevice* device, const UniqueFd& region,
-                                                       absl::Span<const UniqueFd> slots,
-                                                       bool writable) {
+absl::StatusOr<MappedParameters> MappedParameters::Map(
+    ParameterPlan plan, const ModelLayout& layout, const JobMemory& memory, Rank rank,
+    RankDevice* device, const UniqueFd& region, absl::Span<const UniqueFd> slots, bool writable) {
   MappedParameters mapped;
   const auto map = [&](const UniqueFd& fd, int64_t size_bytes, absl::string_view what) {
     absl::StatusOr<Buffer> buffer = device->MapRegion(fd.get(), size_bytes, writable);
@@ -29,8 +26,8 @@ absl::StatusOr<MappedParameters> MappedParameters::Map(ParameterPlan plan,
     }
     addresses.push_back(slot.data_as<std::byte>());
   }
-  mapped.units = LocateParameters(plan, layout, memory, rank,
-                                  mapped.region.data_as<std::byte>(), addresses);
+  mapped.units =
+      LocateParameters(plan, layout, memory, rank, mapped.region.data_as<std::byte>(), addresses);
   mapped.plan = std::move(plan);
   return mapped;
 }

@@ -69,8 +69,7 @@ absl::StatusOr<ParameterPlan> ParameterPlan::InSlots(const ModelLayout& layout,
 absl::StatusOr<ParameterPlan> ParameterPlan::Of(const ModelLayout& layout, const JobConfig& config,
                                                 const JobMemory& memory,
                                                 const RankTopology& topology, bool on_gpu) {
-  const bool one_each =
-      topology.num_hosts() > 1 && topology.num_hosts() == topology.world_size();
+  const bool one_each = topology.num_hosts() > 1 && topology.num_hosts() == topology.world_size();
   return on_gpu && one_each ? InSlots(layout, config, memory) : InPlaces(memory);
 }
 

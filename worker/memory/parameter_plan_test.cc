@@ -60,8 +60,7 @@ TEST(ParameterPlanTest, UnitsThatFollowEachOtherNeverShareASlot) {
 
 TEST(ParameterPlanTest, UnitWithOthersWithinHasItsPlace) {
   ASSERT_OK_AND_ASSIGN(
-      const Job job,
-      MakeJob(ModelOf({"root", "a", "a.x", "a.y", "b", "ab", "c", "d"}), Config(2)));
+      const Job job, MakeJob(ModelOf({"root", "a", "a.x", "a.y", "b", "ab", "c", "d"}), Config(2)));
   ASSERT_OK_AND_ASSIGN(const ParameterPlan plan, SlotsOf(job));
   EXPECT_EQ(plan.slot(1), -1);
   for (const int unit : {2, 3, 4, 5, 6, 7}) EXPECT_GE(plan.slot(unit), 0) << unit;
@@ -90,8 +89,7 @@ TEST(ParameterPlanTest, OnlyRanksThatAreAloneOnTheirGpuHaveSlots) {
                        MakeJob(ModelOf({"root", "a", "b", "c", "d", "e"}), Config(4)));
   const auto slots = [&](const std::vector<std::string>& workers, bool on_gpu) {
     const absl::StatusOr<RankTopology> topology = RankTopology::Create(workers);
-    const auto plan =
-        ParameterPlan::Of(job.layout, job.config, job.memory, *topology, on_gpu);
+    const auto plan = ParameterPlan::Of(job.layout, job.config, job.memory, *topology, on_gpu);
     return plan.ok() ? plan->num_slots() : -1;
   };
   EXPECT_EQ(slots({"a", "b", "c", "d"}, true), 3);
@@ -130,8 +128,8 @@ TEST(ParameterPlanTest, PlacesOverlapNowhereAndSlotsHoldTheirUnits) {
       if (at.slot >= 0) {
         ASSERT_LT(at.slot, plan.num_slots());
         EXPECT_GE(plan.slot_bytes(), std::max(unit.parameter_bytes, unit.full_bytes));
-        const int64_t slice = job.layout.units[u].shards.shard_numel() *
-                              SizeBytes(unit.compute_dtype);
+        const int64_t slice =
+            job.layout.units[u].shards.shard_numel() * SizeBytes(unit.compute_dtype);
         taken.emplace(at.own_offset_bytes, at.own_offset_bytes + slice);
         EXPECT_EQ(at.own_offset_bytes % 512, 0);
         continue;
@@ -150,15 +148,13 @@ TEST(ParameterPlanTest, PlacesOverlapNowhereAndSlotsHoldTheirUnits) {
 }
 
 TEST(LocateParametersTest, OwnSliceIsPartOfThePlaceOrOutsideOfTheSlot) {
-  ASSERT_OK_AND_ASSIGN(const Job job,
-                       MakeJob(ModelOf({"root", "a", "b", "c", "d"}), Config(2)));
+  ASSERT_OK_AND_ASSIGN(const Job job, MakeJob(ModelOf({"root", "a", "b", "c", "d"}), Config(2)));
   ASSERT_OK_AND_ASSIGN(const ParameterPlan plan, SlotsOf(job));
   ASSERT_EQ(plan.num_slots(), 3);
   std::vector<std::byte> region(plan.region_bytes()), slot(plan.slot_bytes());
   const std::vector<std::byte*> slots = {nullptr, slot.data(), slot.data() + 1, slot.data() + 2,
                                          slot.data()};
-  const auto units =
-      LocateParameters(plan, job.layout, job.memory, Rank(1), region.data(), slots);
+  const auto units = LocateParameters(plan, job.layout, job.memory, Rank(1), region.data(), slots);
   const int64_t slice = job.layout.units[0].shards.shard_numel() * 4;
   EXPECT_EQ(units[0].own_slice, units[0].unsharded + slice);
   EXPECT_EQ(units[4].unsharded, slot.data());
