@@ -34,6 +34,8 @@ RULES = [
     Rule(r"worker/", None, r"coordinator/|client/", "the worker includes no coordinator or client"),
     Rule(r"client/", None, r"worker/engine/|worker/agent/|coordinator/core/",
          "clients see the worker's memory protocol and its servers, not their insides"),
+    Rule(r"client/", r"client/executor/", r"worker/keeper/|worker/executor/(?!executor_machine|machine_devices)",
+         "only client/executor has an executor in the trainer's process"),
     Rule(r"worker/engine/", _TESTS, _GRPC + "|" + _PROTO + r"|job/job_codec|net/|checkpoint/|sqlite3|etcd",
          "the engine includes no gRPC, no proto, no net and no checkpoint"),
     Rule(r"worker/(?:engine|device|comm)/", None, r"worker/(?:agent|service|keeper)/",

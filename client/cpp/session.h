@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
 #include "client/cpp/comm_hook.h"
+#include "client/cpp/hosted_executor.h"
 #include "client/cpp/mapped_rank.h"
 #include "client/cpp/session_options.h"
 #include "client/cpp/unit_gradient.h"
@@ -57,8 +58,9 @@ class Session {
   const JobConfig& config() const { return options_.config; }
   int rank() const { return options_.rank; }
   int num_units() const { return static_cast<int>(layout_.units.size()); }
-  // The step to go on from: 1 + the last committed one.
-  int64_t next_step() const;
+  // Whether the rank's executor runs in this process; once it has ended, one of the worker's does.
+  bool hosts_executor() const { return executor_ != nullptr && executor_->running(); }
+  int64_t next_step() const;  // To go on from: 1 + the last committed one.
   // How often WriteParameters has been committed in the job's life, which counts no step: whether a
   // write is done that a trainer and one that replaces it would both make. Puts do not count.
   int64_t num_writes() const;
@@ -153,22 +155,19 @@ class Session {
   absl::Status DropGradients();
   // Writes the model; collective. `path` is on a file system that all workers share.
   absl::Status Save(const std::string& path);
-
   // Ends the epoch since this rank cannot do its part: undoes the step everywhere and gives every
   // other rank this error, with "rank R: " before its message. Codes that mean something else to
   // them (OK, Aborted, Cancelled, DeadlineExceeded, Unavailable) arrive as Unknown. Recover() next.
   absl::Status Fail(const absl::Status& cause);
-  // Where the epoch has failed, waits for the next one; else returns at once. Errors:
-  // DeadlineExceeded; Unavailable  the worker is gone; Cancelled  the job ends on this worker: it
-  // was deleted or goes to another one.
+  // Where the epoch has failed, waits for the next one. Errors: DeadlineExceeded; Unavailable  the
+  // worker is gone; Cancelled  the job ends on this worker: it was deleted or goes to another one.
   absl::Status Recover();
   // Runs `step_body` (forward, backward, Step) and, while the step is undone since some process
   // died, recovers and runs it again, unless it had been decided: then it is complete, and this
   // returns OK. So a body may use the step number that it was given, and no step is lost or applied
   // twice. `redone` counts the repetitions, if not null.
   // Any other error of the body, or an exception, is told to all ranks by Fail(), unless all have
-  // it already: theirs return it too, the session is ready for the next RunStep, and the step was
-  // undone.
+  // it already: theirs return it too, and the step was undone. The next RunStep may follow.
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr);
 
  private:
@@ -182,10 +181,12 @@ class Session {
   absl::Status Attach();
   absl::Status JoinEpoch();
   absl::Status MapRegions(std::vector<UniqueFd> fds);
+  absl::Status HostExecutorFrom(uint32_t first_epoch, UniqueFd socket, absl::Time deadline);
+  absl::Status AwaitNewEpoch(absl::Time deadline);
   absl::Status GuardWindows();
   void ResetEpoch();
   bool EpochIsOver() const;
-  // Tells the other ranks of an error that they do not have. Not Aborted then.
+  // Tells other ranks of an error that they do not have. Not Aborted then.
   absl::Status RunBody(const std::function<absl::Status()>& step_body);
   absl::Status CheckUnit(int unit) const;
   absl::Status CloseFullWindows();
@@ -215,9 +216,7 @@ class Session {
   int64_t version() const;  // Of the state: steps and writes.
   std::byte *Slot(int unit) const, *DeviceSlot(int unit) const;
   Values SlotValues(int unit, int64_t begin_elements, int64_t count) const;
-  Values SlotValues(int unit, const PlacedParameter& placed) const {
-    return SlotValues(unit, placed.offset_elements, placed.numel);
-  }
+  Values SlotValues(int unit, const PlacedParameter& placed) const;
   // Calls `zero(begin, end)`, in elements, with what no parameter of the unit's gradient covers.
   void ForEachUncovered(int unit, absl::FunctionRef<void(int64_t, int64_t)> zero) const;
   absl::Status FinishSlot(int unit);
@@ -230,6 +229,7 @@ class Session {
   JobMemory plan_;
   UniqueFd lease_;  // Open as long as the rank is attached.
   MappedRank memory_;
+  std::unique_ptr<HostedExecutor> executor_;  // Null: the worker runs it.
   WindowGuard* GuardOf(int unit, Precision precision) const;
   std::unique_ptr<WindowGuard> guard_, full_guard_;
 

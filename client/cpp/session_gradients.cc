@@ -74,6 +74,10 @@ std::byte* Session::DeviceSlot(int unit) const {
          plan_.units()[unit].gradient_slot * plan_.gradient_slot_bytes();
 }
 
+Values Session::SlotValues(int unit, const PlacedParameter& placed) const {
+  return SlotValues(unit, placed.offset_elements, placed.numel);
+}
+
 Values Session::SlotValues(int unit, int64_t begin_elements, int64_t count) const {
   const DType dtype = full_dtype(unit);
   return {Slot(unit) + begin_elements * SizeBytes(dtype), count, dtype};

@@ -14,10 +14,14 @@
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "layout/layout_digest.h"
+#include "worker/memory/descriptor_claim.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
 namespace {
+
+// How long a session that ends waits for a worker that does not hear.
+constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
 // What the coordinator says of the job, for a trainer that waited for it in vain; or nothing.
 std::string DescribeJob(const DialOptions& coordinator, const std::string& job_id) {
@@ -98,22 +102,43 @@ absl::Status Session::Attach() {
   RETURN_IF_ERROR(attached.status());
   const v1::AttachResponse& response = *attached;
   ASSIGN_OR_RETURN(lease_, ConnectPacketSocket(response.descriptor_socket()));
-  RETURN_IF_ERROR(SendPacket(lease_.get(), response.ticket()));
+  const bool hosts = options_.host_executor != nullptr;
+  RETURN_IF_ERROR(SendPacket(lease_.get(), ClaimText(response.ticket(), hosts)));
   pollfd reply = {lease_.get(), POLLIN, 0};
   const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
   if (poll(&reply, 1, static_cast<int>(std::max<int64_t>(left_ms, 0))) <= 0) {
     return absl::DeadlineExceededError("the worker sent no descriptors in time");
   }
   ASSIGN_OR_RETURN(Packet packet, ReceivePacket(lease_.get()));
-  if (packet.bytes != "ok" || packet.fds.size() < 3) {
-    return absl::UnavailableError(absl::StrCat("the worker gave no memory: ", packet.bytes));
+  ASSIGN_OR_RETURN(const int64_t first_epoch, ParseClaimReply(packet.bytes));
+  if (packet.fds.size() < (hosts ? 4 : 3) || (first_epoch != 0) != hosts)
+    return absl::UnavailableError("the worker gave not all of the rank's memory");
+  UniqueFd executor_socket;
+  if (hosts) {
+    executor_socket = std::move(packet.fds.back());
+    packet.fds.pop_back();
   }
   RETURN_IF_ERROR(MapRegions(std::move(packet.fds)));
+  if (hosts) {
+    return HostExecutorFrom(static_cast<uint32_t>(first_epoch), std::move(executor_socket),
+                            deadline);
+  }
   epoch_ = static_cast<uint32_t>(response.epoch());
   const absl::Status joined = JoinEpoch();
   // An epoch that ended meanwhile is not the caller's concern; the next one is clean.
   const bool epoch_failed = page()->failed_epoch.load(std::memory_order_acquire) >= epoch_;
   return absl::IsAborted(joined) || (!joined.ok() && epoch_failed) ? Recover() : joined;
+}
+
+absl::Status Session::HostExecutorFrom(uint32_t first_epoch, UniqueFd socket,
+                                       absl::Time deadline) {
+  ASSIGN_OR_RETURN(executor_, HostedExecutor::Start(options_.host_executor, std::move(socket),
+                                                    options_.rank));
+  epoch_ = first_epoch - 1;
+  const absl::Status status = AwaitNewEpoch(deadline);
+  // One that could not start has made room for one of the worker's, and that was not asked for.
+  RETURN_IF_ERROR(executor_->status());
+  return status;
 }
 
 absl::Status Session::JoinEpoch() {
@@ -184,7 +209,13 @@ absl::Status Session::GuardWindows() {
 }
 
 Session::~Session() {
-  if (lease_.valid()) (void)SendPacket(lease_.get(), "detach", {}, /*wait=*/false);
+  if (!lease_.valid()) return;
+  (void)SendPacket(lease_.get(), "detach", {}, /*wait=*/false);
+  if (executor_ == nullptr) return;
+  // Once the worker knows, which closes the lease then, the executor's end is no failure.
+  pollfd lease = {lease_.get(), POLLIN, 0};
+  (void)poll(&lease, 1, static_cast<int>(absl::ToInt64Milliseconds(kDetachTimeout)));
+  executor_.reset();
 }
 
 void Session::ResetEpoch() {
@@ -204,8 +235,11 @@ void Session::ResetEpoch() {
 }
 
 absl::Status Session::Recover() {
-  const absl::Time deadline = absl::Now() + options_.recover_timeout;
   if (!EpochIsOver()) return absl::OkStatus();
+  return AwaitNewEpoch(absl::Now() + options_.recover_timeout);
+}
+
+absl::Status Session::AwaitNewEpoch(absl::Time deadline) {
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
          page()->failed_epoch.load() >= page()->epoch.load()) {
     const uint32_t seen = page()->events.value.load(std::memory_order_acquire);

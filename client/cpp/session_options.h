@@ -3,11 +3,14 @@
 #define TESSERA_CLIENT_CPP_SESSION_OPTIONS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/unique_fd.h"
 #include "job/job_config.h"
 #include "layout/tensor_spec.h"
 #include "net/transport_security.h"
@@ -15,6 +18,9 @@
 #include "worker/memory/host_rank_device.h"
 
 namespace tessera {
+
+// Returns once the executor has ended; the socket's end has it end.
+using HostExecutor = std::function<absl::Status(UniqueFd socket)>;
 
 struct SessionOptions {
   std::string coordinator_address;  // "host:port"
@@ -33,6 +39,9 @@ struct SessionOptions {
   // Gives the GPU that the rank is on, for trainers that can use one: see
   // worker/executor/machine_devices.h. Attaching to a rank on a GPU is refused without.
   MakeRankDevice make_device = MakeHostRankDevice;
+  // Runs the rank's executor in this process, on a thread of its own, for as long as the session
+  // lives: see client/executor/host_executor.h. Null: the worker runs it in one of its own.
+  HostExecutor host_executor;
 };
 
 // The same on all ranks but for `weight`.

@@ -48,17 +48,27 @@ absl::StatusOr<TrainerTeam> TrainerTeam::Open(const SessionOptions& options) {
 
 absl::StatusOr<TrainerTeam> TrainerTeam::Open(const SessionOptions& options,
                                               const std::vector<std::string>& workers_by_rank) {
+  std::vector<SessionOptions> by_rank(options.config.world_size, options);
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    by_rank[rank].rank = static_cast<int>(rank);
+    by_rank[rank].worker_address = workers_by_rank[rank];
+  }
+  return OpenEach(by_rank);
+}
+
+absl::StatusOr<TrainerTeam> TrainerTeam::OpenEach(const std::vector<SessionOptions>& by_rank) {
   TrainerTeam team;
-  const int world_size = options.config.world_size;
-  team.sessions_.resize(world_size);
-  RETURN_IF_ERROR(FirstError(OnThreads(world_size, [&](int rank) -> absl::Status {
-    SessionOptions own = options;
-    own.rank = rank;
-    own.worker_address = workers_by_rank[rank];
-    ASSIGN_OR_RETURN(team.sessions_[rank], Session::Open(own));
+  team.sessions_.resize(by_rank.size());
+  RETURN_IF_ERROR(FirstError(OnThreads(by_rank.size(), [&](int rank) -> absl::Status {
+    ASSIGN_OR_RETURN(team.sessions_[rank], Session::Open(by_rank[rank]));
     return absl::OkStatus();
   })));
   return team;
+}
+
+absl::Status TrainerTeam::Reopen(const SessionOptions& options) {
+  ASSIGN_OR_RETURN(sessions_[options.rank], Session::Open(options));
+  return absl::OkStatus();
 }
 
 std::vector<absl::Status> TrainerTeam::Run(const std::function<absl::Status(Session*)>& body) {

@@ -27,11 +27,17 @@ class TrainerTeam {
   static absl::StatusOr<TrainerTeam> Open(const SessionOptions& options,
                                           const std::vector<std::string>& workers_by_rank);
 
+  // The same of ranks whose trainers differ, by rank.
+  static absl::StatusOr<TrainerTeam> OpenEach(const std::vector<SessionOptions>& by_rank);
+
   // Runs `body` for every rank at once; the statuses by rank.
   std::vector<absl::Status> Run(const std::function<absl::Status(Session*)>& body);
   // The first error of Run.
   absl::Status RunAll(const std::function<absl::Status(Session*)>& body);
   absl::Status TrainTo(int64_t last_step);
+  // Detaches this rank's trainer, or attaches another one.
+  void Close(int rank) { sessions_[rank].reset(); }
+  absl::Status Reopen(const SessionOptions& options);
   Session* session(int rank) const { return sessions_[rank].get(); }
 
  private:

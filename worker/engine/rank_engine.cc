@@ -126,6 +126,20 @@ void RankEngine::Stop(const absl::Status& reason) {
   if (options_.host != nullptr) options_.host->Abort(reason);
 }
 
+bool RankEngine::Leave() {
+  const ControlPage& control = *options_.control;
+  if (control.consumed.load() != control.submitted.value.load() || on_stream_.load() != 0)
+    return false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!stop_reason_.ok() || !stream_status_.ok()) return false;
+    stop_reason_ = absl::CancelledError("the executor left");
+    left_.store(true);
+  }
+  Interrupt();
+  return true;
+}
+
 Communicator& RankEngine::Holders(int unit) const {
   const bool one_host = options_.topology->num_hosts() == 1;
   return one_host || remote_.Spans(unit) ? *options_.communicator : *options_.host;
@@ -164,6 +178,10 @@ absl::Status RankEngine::Run() {
     if (IsAwaitedThroughTheRing(op.kind) || filled >= kRingOps) Bump(&control->events);
   }
   options_.gate->SendReports();
+  if (left_.load()) {
+    options_.post_backward->Synchronize();  // Updates that no reduction waits for.
+    return status;
+  }
   // Peers of this host that wait for this rank need not wait for the worker's word.
   options_.communicator->Abort(status);
   if (options_.gatherer != nullptr) options_.gatherer->Abort(status);

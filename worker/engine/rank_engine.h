@@ -58,6 +58,10 @@ class RankEngine {
   bool trainer_failed() const { return trainer_failed_; }
   // Makes Run() return `reason` (not OK) soon. Thread-safe; the first reason counts.
   void Stop(const absl::Status& reason);
+  // The same where nothing that was asked of this rank is under way, and without ending the epoch:
+  // other ranks finish what needs this one no more. False: something is, and nothing was done.
+  // After the trainer's last operation.
+  bool Leave();
 
  private:
   // Waits until the trainer has submitted more, or for an interruption.
@@ -224,6 +228,8 @@ class RankEngine {
   // Of each unit's reduced gradient; written on the stream, read after AwaitReductions().
   std::vector<host::GradientStats> stats_;
 
+  std::atomic<int> on_stream_{0};  // Reductions that are not through.
+  std::atomic<bool> left_{false};
   // 1 once Stop() was called or the stream's work failed: the engine's waits look up.
   std::atomic<uint32_t> interrupt_{0};
   mutable absl::Mutex mu_;

@@ -178,8 +178,11 @@ absl::Status RankEngine::Reduce(const Op& op) {
   reduced_[unit] = true;
   const int64_t number = options_.recorder->Enqueued(
       step_ + 1, order_.sequence() - 1, OpKind::kReduce, unit, numel * SizeBytes(dtype));
-  options_.post_backward->Enqueue(
-      [this, op, dtype, accumulate, number] { ReduceOnStream(op, dtype, accumulate, number); });
+  on_stream_.fetch_add(1);
+  options_.post_backward->Enqueue([this, op, dtype, accumulate, number] {
+    ReduceOnStream(op, dtype, accumulate, number);
+    on_stream_.fetch_sub(1);
+  });
   if (!options_.config->optimizer_in_backward) return absl::OkStatus();
   const int64_t update =
       options_.recorder->Enqueued(step_ + 1, order_.sequence() - 1, OpKind::kUpdate, unit, 0);

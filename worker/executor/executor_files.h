@@ -51,6 +51,7 @@ class ExecutorFiles : public StateFiles {
                     absl::Status* outcome) override;
   absl::Status Load(const std::string& request, LoadedState* state, std::string* reply,
                     absl::Status* outcome) override;
+  bool saves_in_background() const { return background_.status().running(); }
   std::string SaveStatus() override { return background_.status().SerializeAsString(); }
   void CancelSave() override { book_.Cancel(); }
   int64_t wanted_save() const override { return book_.wanted(); }

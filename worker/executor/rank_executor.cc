@@ -50,6 +50,10 @@ class RankExecutor {
   absl::Status Open();
   // `fds`: that came with it. False: stop.
   bool Handle(const v1::ExecutorCommand& command, std::vector<UniqueFd> fds);
+  // The socket has ended. Where nothing is under way here, the other ranks do not notice, and the
+  // worker is told so: a trainer that has this executor in its process, and detaches, disturbs
+  // nobody.
+  void Leave();
   // Not OK once the device has failed, for good.
   absl::Status device_status() const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -261,6 +265,22 @@ void RankExecutor::RunEngine(Epoch epoch) {
   if (!absl::IsAborted(status) && !link_.aborted()) ReportFailure(epoch, status);
 }
 
+void RankExecutor::Leave() {
+  // Other workers' ranks see the end of their connections at once.
+  if (engine_ == nullptr || !engine_thread_.joinable() || memory_.spans_workers() ||
+      files_.saves_in_background()) {
+    return;
+  }
+  link_.AbortEpoch(absl::CancelledError("the executor leaves"));  // Which is no failure.
+  if (!engine_->Leave()) return;
+  engine_thread_.join();
+  engine_.reset();
+  communicators_.Leave();
+  v1::ExecutorEvent event;
+  event.mutable_quiesced()->set_epoch(running_epoch_.load());
+  link_.Send(event);
+}
+
 bool RankExecutor::CheckDevice(Epoch epoch) {
   const absl::Status status = kernels_->Finish();
   if (status.ok()) return true;
@@ -349,7 +369,10 @@ absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
   while (true) {
     absl::StatusOr<Packet> packet = ReceivePacket(socket.get());
     RETURN_IF_ERROR(executor.device_status());
-    if (!packet.ok()) return absl::OkStatus();  // The worker is gone.
+    if (!packet.ok()) {  // The worker is gone, or the trainer that has this executor.
+      executor.Leave();
+      return absl::OkStatus();
+    }
     v1::ExecutorCommand command;
     if (!command.ParseFromString(packet->bytes) ||
         !executor.Handle(command, std::move(packet->fds)))

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "worker/memory/descriptor_claim.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
@@ -162,18 +163,21 @@ void DescriptorServer::ReapFinished() {
 absl::StatusOr<ClaimedAttachment> DescriptorServer::ReceiveClaim(int socket) {
   RETURN_IF_ERROR(CheckPeerUser(socket));
   RETURN_IF_ERROR(AwaitPacket(socket, options_.claim_timeout));
-  ASSIGN_OR_RETURN(const Packet ticket, ReceivePacket(socket));
-  return keeper_->Claim(ticket.bytes);
+  ASSIGN_OR_RETURN(const Packet claim, ReceivePacket(socket));
+  ASSIGN_OR_RETURN(const int pid, PeerProcess(socket));
+  return keeper_->Claim(claim.bytes, pid);
 }
 
-void DescriptorServer::AwaitDetach(int socket, const ClaimedAttachment& claimed) {
+void DescriptorServer::AwaitDetach(int socket, ClaimedAttachment claimed) {
   {
     absl::MutexLock lock(&mu_);
     const auto it = connections_.find(socket);
     if (it != connections_.end()) it->second->claimed = true;
   }
   bool clean = false;
-  if (SendPacket(socket, "ok", claimed.fds).ok()) {
+  const absl::Status sent = SendPacket(socket, ClaimReply(claimed.first_epoch), claimed.fds);
+  claimed.executor_socket.Reset();  // The trainer's alone, so that its end is seen.
+  if (sent.ok()) {
     const absl::StatusOr<Packet> last = ReceivePacket(socket);
     clean = last.ok() && last->bytes == "detach";
   }
@@ -186,9 +190,9 @@ void DescriptorServer::AwaitDetach(int socket, const ClaimedAttachment& claimed)
 }
 
 void DescriptorServer::Serve(int socket) {
-  const absl::StatusOr<ClaimedAttachment> claimed = ReceiveClaim(socket);
+  absl::StatusOr<ClaimedAttachment> claimed = ReceiveClaim(socket);
   if (claimed.ok()) {
-    AwaitDetach(socket, *claimed);
+    AwaitDetach(socket, *std::move(claimed));
   } else {
     TESSERA_LOG(WARNING, "descriptor socket: {}", claimed.status().ToString());
     (void)SendPacket(socket, claimed.status().ToString(), {}, /*wait=*/false);

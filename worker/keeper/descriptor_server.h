@@ -4,6 +4,8 @@
 //   trainer: connect, send ticket ──► server: send descriptors      ... attached ...
 //   trainer: send "detach", close ──► clean end;   close alone (or SIGKILL) ──► the trainer died
 //
+// What the first two say, and how a trainer says that it hosts its executor: descriptor_claim.h.
+//
 // Who shows no ticket within `claim_timeout`, or comes while too many others have shown none yet,
 // is sent away. Where the process has no descriptor or thread left, new trainers wait or are sent
 // away and those that are attached go on. Start/Stop from one thread; serves on threads of its own.
@@ -61,7 +63,7 @@ class DescriptorServer {
   void Admit(UniqueFd socket);
   absl::StatusOr<ClaimedAttachment> ReceiveClaim(int socket);
   void Serve(int socket);
-  void AwaitDetach(int socket, const ClaimedAttachment& claimed);
+  void AwaitDetach(int socket, ClaimedAttachment claimed);
   void ReapFinished();
   void WakeAcceptor();
 

@@ -62,6 +62,17 @@ class ExecutorThread : public RunningExecutor {
   std::thread thread_;
 };
 
+class TrainersExecutor : public RunningExecutor {
+ public:
+  explicit TrainersExecutor(int pid) : pid_(pid) {}
+  int pid() const override { return pid_; }
+  void Kill() override {}
+  std::string Wait() override { return absl::StrCat("in its trainer's process ", pid_); }
+
+ private:
+  const int pid_;
+};
+
 class ThreadLauncher : public ExecutorLauncher {
  public:
   explicit ThreadLauncher(ExecutorMachine machine) : machine_(std::move(machine)) {}
@@ -132,6 +143,10 @@ class ProcessLauncher : public ExecutorLauncher {
 std::unique_ptr<ExecutorLauncher> NewProcessLauncher(std::string binary,
                                                      std::vector<std::string> extra_flags) {
   return std::make_unique<ProcessLauncher>(std::move(binary), std::move(extra_flags));
+}
+
+std::unique_ptr<RunningExecutor> NewTrainersExecutor(int pid) {
+  return std::make_unique<TrainersExecutor>(pid);
 }
 
 std::unique_ptr<ExecutorLauncher> NewThreadLauncher(ExecutorMachine machine) {

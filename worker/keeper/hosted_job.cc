@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -19,10 +20,11 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
                                                              const LocalRanks& local,
                                                              const std::string& data_host,
                                                              ExecutorLauncher* launcher, Emit emit,
-                                                             DeviceMemory* device_memory) {
+                                                             DeviceMemory* device_memory,
+                                                             absl::Duration answer_timeout) {
   ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local, device_memory));
   std::unique_ptr<HostedJob> hosted(
-      new HostedJob(job, std::move(regions), data_host, launcher, std::move(emit)));
+      new HostedJob(job, std::move(regions), data_host, launcher, std::move(emit), answer_timeout));
   for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
     ASSIGN_OR_RETURN(std::thread supervisor,
                      StartThread(absl::StrCat("job '", job.job_id(), "' rank ", rank),
@@ -33,13 +35,14 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
 }
 
 HostedJob::HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
-                     ExecutorLauncher* launcher, Emit emit)
+                     ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout)
     : job_id_(job.job_id()),
       creation_(job.creation()),
       regions_(std::move(regions)),
       data_host_(std::move(data_host)),
       launcher_(launcher),
       emit_(std::move(emit)),
+      answer_timeout_(answer_timeout),
       job_(job),
       ranks_(regions_.local().count()) {}
 
@@ -52,14 +55,12 @@ HostedJob::~HostedJob() {
     closing_ = true;
     epoch = epoch_;
     AbortAllLocked(epoch, reason);
-    for (RankSlot& slot : ranks_) {
-      if (slot.socket.valid()) shutdown(slot.socket.get(), SHUT_RDWR);
-      if (slot.executor != nullptr) slot.executor->Kill();
-    }
+    for (RankSlot& slot : ranks_) EndExecutorLocked(slot);
   }
   for (std::thread& supervisor : supervisors_) supervisor.join();
-  // No executor lives. One may have been killed before it could tell its trainer, and a trainer
-  // that recovers from the end of an epoch must learn that none follows.
+  // No executor lives, but perhaps one in a trainer that stands still. One may have been killed
+  // before it could tell its trainer, and a trainer that recovers from the end of an epoch must
+  // learn that none follows.
   for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
     ControlPage* page = regions_.control(Rank(rank));
     const uint32_t ended = static_cast<uint32_t>(epoch.value()), failed = page->failed_epoch.load();
@@ -71,9 +72,10 @@ HostedJob::~HostedJob() {
 void HostedJob::SendLocked(RankSlot& slot, const v1::ExecutorCommand& command,
                            absl::Span<const int> fds) {
   // A full or closed socket means a stuck or dead executor; its supervisor sees the end.
-  if (slot.ready &&
+  if (slot.ready && !slot.ending &&
       !SendPacket(slot.socket.get(), command.SerializeAsString(), fds, /*wait=*/false).ok()) {
-    shutdown(slot.socket.get(), SHUT_RDWR);
+    slot.ending = true;
+    shutdown(slot.socket.get(), slot.host == Incarnation() ? SHUT_RDWR : SHUT_WR);
   }
 }
 
@@ -132,6 +134,7 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
   const Epoch ended = epoch_;
   epoch_ = epoch;
   phase_ = Transition(phase_, EpochEvent::kPrepare);
+  preparing_since_ = absl::Now();
   failure_.Clear();
   for (RankSlot& slot : ranks_) slot.quiet = false;
   AbortAllLocked(ended, reason,
@@ -141,7 +144,7 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
 void HostedJob::MaybePreparedLocked() {
   if (phase_ != EpochPhase::kPreparing) return;
   for (const RankSlot& slot : ranks_) {
-    if (!slot.ready || !slot.quiet) return;
+    if (!slot.ready || !slot.quiet || slot.ending) return;
   }
   phase_ = Transition(phase_, EpochEvent::kAllQuiet);
   emit_(PreparedEventLocked());
@@ -183,6 +186,7 @@ void HostedJob::Start(const v1::StartEpoch& start) {
   command.mutable_start()->set_frozen(start.frozen());
   for (RankSlot& slot : ranks_) {
     slot.quiet = false;
+    slot.vacant = false;
     SendLocked(slot, command);
   }
   TESSERA_LOG(INFO, "job {} epoch {} starts after step {}", job_id_, start.epoch(),

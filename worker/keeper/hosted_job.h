@@ -6,6 +6,10 @@
 // aborted at once, the coordinator is told, and the job waits for the coordinator to prepare the
 // next epoch. The memory is untouched by all of this.
 //
+// A trainer may host its rank's executor: the supervisor then has that one instead of what it would
+// launch, until it ends, for whatever reason. Nobody can kill it but its process, and while it may
+// still write to the rank's memory no other one is launched.
+//
 // Thread-safe. Events to the coordinator go to `emit`, which must not call back. The destructor
 // kills the executors and joins the supervisors.
 #ifndef TESSERA_WORKER_KEEPER_HOSTED_JOB_H_
@@ -41,6 +45,9 @@ namespace tessera {
 class HostedJob {
  public:
   using Emit = std::function<void(const v1::WorkerEvent&)>;
+  // How long an epoch waits for an executor in a trainer's process before it is given up. Below the
+  // coordinator's prepare timeout, which would have it avoid this worker.
+  static constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
 
   // `launcher`, and `device_memory` if there is any, outlive the job; `data_host` is as of
   // WorkerServer::Options.
@@ -49,7 +56,9 @@ class HostedJob {
                                                            const LocalRanks& local,
                                                            const std::string& data_host,
                                                            ExecutorLauncher* launcher, Emit emit,
-                                                           DeviceMemory* device_memory = nullptr);
+                                                           DeviceMemory* device_memory = nullptr,
+                                                           absl::Duration answer_timeout =
+                                                               kAnswerTimeout);
   ~HostedJob();
 
   // --- What the coordinator commands. A command of an epoch that is past is ignored. ---
@@ -69,6 +78,14 @@ class HostedJob {
   absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request, absl::Time now);
   // The trainer came for its descriptors. Errors: NotFound  the attachment expired.
   absl::StatusOr<std::vector<int>> Claim(Rank rank, Incarnation attachment, absl::Time now);
+  // The same of a trainer that hosts the rank's executor from now on, which ends the epoch.
+  struct HostClaim {
+    std::vector<int> fds;
+    UniqueFd executor_socket;  // The trainer's end.
+    int64_t first_epoch = 0;   // That this executor can be in.
+  };
+  // `pid`: the trainer's.
+  absl::StatusOr<HostClaim> ClaimAsHost(Rank rank, Incarnation attachment, int pid, absl::Time now);
   // The trainer left; `clean` means that it said so.
   void Detach(Rank rank, Incarnation attachment, bool clean);
 
@@ -85,7 +102,7 @@ class HostedJob {
   };
   PutProgress ProgressOfPut(uint64_t put) const;
 
-  // Kills a rank's executor, as an operator or a test would.
+  // Kills a rank's executor, as an operator or a test would; never a trainer.
   void KillExecutor(Rank rank);
   const JobRegions& regions() const { return regions_; }
   // Which of the jobs of this id it is.
@@ -95,11 +112,23 @@ class HostedJob {
 
  private:
   enum class AttachState { kFree, kReserved, kAttached };
+  // An executor in the process of a trainer: the worker's end of its socket.
+  struct HostOffer {
+    UniqueFd socket;
+    int pid = 0;
+    Incarnation attachment;
+  };
   struct RankSlot {
     std::unique_ptr<RunningExecutor> executor;
     UniqueFd socket;  // The worker's end.
     bool ready = false;
     bool quiet = false;   // In no epoch.
+    bool ending = false;  // It was told to.
+    Incarnation host;     // The attachment whose trainer has it in its process; 0: none has.
+    bool left = false;    // It has left the running epoch by itself, with nothing under way.
+    bool vacant = false;  // The running epoch goes on without an executor of this rank.
+    absl::Time launched_at;
+    std::unique_ptr<HostOffer> offer;  // For the next launch.
     std::string address;  // Where it listens for ranks of other workers, in the current epoch.
     AttachState attach_state = AttachState::kFree;
     Incarnation attachment;
@@ -111,7 +140,7 @@ class HostedJob {
   };
 
   HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
-            ExecutorLauncher* launcher, Emit emit);
+            ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout);
   // Of a rank of this worker.
   RankSlot& SlotOf(Rank rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return ranks_[rank.value() - local().first()];
@@ -119,12 +148,28 @@ class HostedJob {
   struct ExecutorEnd {
     std::string how;
     bool was_ready = false;
+    bool was_hosted = false;
+    bool left_its_epoch = false;
   };
   void Supervise(Rank rank);
   // Returns the socket to read. Errors: Cancelled the job ends; as Launch and
   // CreatePacketSocketPair.
   absl::StatusOr<int> LaunchExecutor(Rank rank);
   void ReadEvents(Rank rank, int socket);
+  // Executors in trainers' processes: hosted_job_hosts.cc.
+  absl::StatusOr<std::vector<int>> ClaimLocked(RankSlot& slot, Rank rank, Incarnation attachment,
+                                               absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Reads to the very end, since that is when it can write no more.
+  void ReadHostedEvents(Rank rank, int socket);
+  // False: it is not waited for any more. Tells the coordinator if it keeps an epoch waiting.
+  bool AwaitHosted(Rank rank, int socket);
+  void EndExecutorLocked(RankSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HostIsAttachedLocked(const RankSlot& slot, Incarnation host) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return slot.attach_state == AttachState::kAttached && slot.attachment == host;
+  }
+  // Whether some trainer hosts its executor, or is about to.
+  bool HasHostsLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OnEvent(Rank rank, const v1::ExecutorEvent& event);
   ExecutorEnd ReapExecutor(Rank rank);
   // Ends the epoch on the trainer's page in place of the executor, since nobody else writes there
@@ -164,6 +209,7 @@ class HostedJob {
   const std::string data_host_;
   ExecutorLauncher* const launcher_;
   const Emit emit_;
+  const absl::Duration answer_timeout_;
   std::vector<std::thread> supervisors_;
 
   mutable absl::Mutex mu_;
@@ -171,6 +217,7 @@ class HostedJob {
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   EpochPhase phase_ ABSL_GUARDED_BY(mu_) = EpochPhase::kNone;
   Epoch epoch_ ABSL_GUARDED_BY(mu_);
+  absl::Time preparing_since_ ABSL_GUARDED_BY(mu_);
   v1::WorkerEvent failure_ ABSL_GUARDED_BY(mu_);  // Of this epoch; unset: none.
   int64_t next_attachment_ ABSL_GUARDED_BY(mu_) = 1;
   bool has_begun_ ABSL_GUARDED_BY(mu_) = false;

@@ -4,6 +4,7 @@
 #include "base/status_macros.h"
 #include "layout/layout_digest.h"
 #include "worker/keeper/hosted_job.h"
+#include "worker/memory/descriptor_claim.h"
 
 namespace tessera {
 namespace {
@@ -53,13 +54,22 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
                                                  " is attached to another trainer (attachment ",
                                                  slot.attachment.value(), ")"));
   }
+  // Nor where its executor was in the process of the one before.
+  if (slot.host != Incarnation() || (slot.vacant && phase_ == EpochPhase::kRunning)) {
+    FailLocked(Rank(request.rank()),
+               absl::StrCat("the trainer of rank ", request.rank(), ", which hosted the rank's "
+                            "executor, has left"));
+    if (slot.host != Incarnation()) EndExecutorLocked(slot);
+  }
   // Another trainer cannot go on in the middle of a step: its order would differ from its peers'.
   if (phase_ == EpochPhase::kRunning &&
       regions_.control(Rank(request.rank()))->within_step.load() != 0) {
     FailLocked(Rank(request.rank()), absl::StrCat("the trainer of rank ", request.rank(),
                                                   " left in the middle of a step"));
   }
-  if (phase_ != EpochPhase::kRunning) {
+  // While trainers come that host their executors, each of which ends an epoch, the next ones need
+  // not wait for the next epoch to end it, too.
+  if (phase_ != EpochPhase::kRunning && !HasHostsLocked()) {
     return absl::FailedPreconditionError(
         absl::StrCat("job '", job_id_, "' is ", Name(phase_), ": try again"));
   }
@@ -70,8 +80,7 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
   response.set_attachment(slot.attachment.value());
   response.set_epoch(epoch_.value());
   response.set_next_step(regions_.group()->decided_step.load() + 1);
-  response.set_ticket(
-      absl::StrCat(job_id_, "|", creation_, "|", request.rank(), "|", slot.attachment.value()));
+  response.set_ticket(TicketOf({job_id_, creation_, Rank(request.rank()), slot.attachment}));
   *response.mutable_job() = job_;
   return response;
 }
@@ -80,7 +89,11 @@ absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachm
                                                   absl::Time now) {
   absl::MutexLock lock(&mu_);
   if (!local().Has(rank.value())) return absl::NotFoundError("no such rank");
-  RankSlot& slot = SlotOf(rank);
+  return ClaimLocked(SlotOf(rank), rank, attachment, now);
+}
+
+absl::StatusOr<std::vector<int>> HostedJob::ClaimLocked(RankSlot& slot, Rank rank,
+                                                        Incarnation attachment, absl::Time now) {
   if (slot.attach_state != AttachState::kReserved || slot.attachment != attachment ||
       now >= slot.reserved_until) {
     return absl::NotFoundError(
@@ -97,6 +110,7 @@ void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
   RankSlot& slot = SlotOf(rank);
   if (slot.attach_state != AttachState::kAttached || slot.attachment != attachment) return;
   slot.attach_state = AttachState::kFree;
+  slot.offer = nullptr;
   TESSERA_LOG(INFO, "job {} rank {}: trainer {}", job_id_, rank.value(),
               clean ? "detached" : "died");
   if (!clean && !closing_)
@@ -106,7 +120,9 @@ void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
 void HostedJob::KillExecutor(Rank rank) {
   if (!local().Has(rank.value())) return;
   absl::MutexLock lock(&mu_);
-  if (SlotOf(rank).executor != nullptr) SlotOf(rank).executor->Kill();
+  RankSlot& slot = SlotOf(rank);
+  if (slot.host != Incarnation()) return EndExecutorLocked(slot);
+  if (slot.executor != nullptr) slot.executor->Kill();
 }
 
 std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/retry.h"
 #include "base/status_macros.h"
@@ -42,43 +43,73 @@ void HostedJob::Supervise(Rank rank) {
     }
     absl::MutexLock lock(&mu_);
     if (closing_) return;
-    failed_starts = end.was_ready ? 0 : failed_starts + 1;
+    const RankSlot& slot = SlotOf(rank);
+    // Where a trainer hosts or is about to, the end says nothing of the next start.
+    const bool is_failed_start = !end.was_ready && !end.was_hosted && slot.offer == nullptr;
+    failed_starts = is_failed_start ? failed_starts + 1 : 0;
+    if (end.left_its_epoch) {
+      TESSERA_LOG(INFO, "job {} rank {}: the executor left with its trainer", job_id_,
+                  rank.value());
+      continue;
+    }
     OnExecutorEndLocked(rank, end.how, failed_starts);
     if (failed_starts == 0) continue;
-    mu_.AwaitWithTimeout(absl::Condition(&closing_), RelaunchDelay(failed_starts));
+    const auto go_on = [this, &slot]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      return closing_ || slot.offer != nullptr;
+    };
+    mu_.AwaitWithTimeout(absl::Condition(&go_on), RelaunchDelay(failed_starts));
     if (closing_) return;
   }
 }
 
 absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
   v1::Job job;
+  std::unique_ptr<HostOffer> offer;
   {
     absl::MutexLock lock(&mu_);
     if (closing_) return absl::CancelledError("the job ends");
     job = job_;
+    offer = std::move(SlotOf(rank).offer);
   }
-  ASSIGN_OR_RETURN(auto sockets, CreatePacketSocketPair());
-  ASSIGN_OR_RETURN(auto executor, launcher_->Launch(std::move(sockets.second),
-                                                    absl::StrCat(job_id_, "/", rank.value())));
-  const absl::Status sent = regions_.SendSetup(sockets.first.get(), job, rank, data_host_);
+  UniqueFd socket;
+  std::unique_ptr<RunningExecutor> executor;
+  if (offer != nullptr) {
+    socket = std::move(offer->socket);
+    executor = NewTrainersExecutor(offer->pid);
+  } else {
+    ASSIGN_OR_RETURN(auto sockets, CreatePacketSocketPair());
+    socket = std::move(sockets.first);
+    ASSIGN_OR_RETURN(executor, launcher_->Launch(std::move(sockets.second),
+                                                 absl::StrCat(job_id_, "/", rank.value())));
+  }
+  const absl::Status sent = regions_.SendSetup(socket.get(), job, rank, data_host_);
   if (!sent.ok()) {
-    sockets.first.Reset();  // Ends the executor, also one that is a thread.
+    socket.Reset();  // Ends the executor, also one that is a thread.
     executor->Kill();
     // How it ended says more than that it did not listen.
     return Annotate(sent, absl::StrCat(executor->Wait(), "; executor setup"));
   }
   absl::MutexLock lock(&mu_);
   RankSlot& slot = SlotOf(rank);
-  slot.socket = std::move(sockets.first);
+  slot.socket = std::move(socket);
   slot.executor = std::move(executor);
-  if (closing_) {
-    shutdown(slot.socket.get(), SHUT_RDWR);  // Who reads it reads its end.
-    slot.executor->Kill();
-  }
+  slot.host = offer != nullptr ? offer->attachment : Incarnation();
+  slot.ending = slot.left = false;
+  slot.launched_at = absl::Now();
+  const bool is_wanted = offer != nullptr ? HostIsAttachedLocked(slot, slot.host)
+                                          : slot.offer == nullptr;  // Meanwhile a trainer came.
+  if (closing_ || !is_wanted) EndExecutorLocked(slot);
   return slot.socket.get();
 }
 
 void HostedJob::ReadEvents(Rank rank, int socket) {
+  {
+    absl::ReleasableMutexLock lock(&mu_);
+    if (SlotOf(rank).host != Incarnation()) {
+      lock.Release();
+      return ReadHostedEvents(rank, socket);
+    }
+  }
   while (true) {
     absl::StatusOr<Packet> packet = ReceivePacket(socket);
     v1::ExecutorEvent event;
@@ -97,6 +128,12 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
     saving_path.swap(slot.saving_path);
     executor = std::move(slot.executor);
     end.was_ready = slot.ready;
+    end.was_hosted = slot.host != Incarnation();
+    // Where its trainer is still there, it waits for what nobody does.
+    end.left_its_epoch = slot.left && phase_ == EpochPhase::kRunning &&
+                         !HostIsAttachedLocked(slot, slot.host);
+    if (end.left_its_epoch) slot.vacant = true;
+    slot.host = Incarnation();
     slot.ready = false;
     slot.quiet = false;
     slot.pending_order.Clear();
@@ -136,6 +173,7 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
   v1::WorkerEvent out;
   switch (event.event_case()) {
     case v1::ExecutorEvent::kReady:
+      if (slot.ending) return;
       slot.ready = true;
       GivePutLocked(static_cast<int>(rank.value()));
       SendWishLocked(slot);
@@ -148,6 +186,9 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
       return;
     case v1::ExecutorEvent::kQuiesced:
       if (event.quiesced().epoch() < epoch_.value()) return;
+      // Nobody asked: there is nothing that it is needed for.
+      if (slot.host != Incarnation() && phase_ == EpochPhase::kRunning) slot.left = true;
+      if (slot.ending) return;
       // One that was told to leave before it was told to listen answers again.
       if (local().spans_workers() && event.quiesced().address().empty()) return;
       slot.address = event.quiesced().address();

@@ -2,12 +2,11 @@
 
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "worker/memory/descriptor_claim.h"
 
 namespace tessera {
 
@@ -158,17 +157,25 @@ absl::StatusOr<v1::AttachResponse> Keeper::Attach(const v1::AttachRequest& reque
   return job->Attach(request, absl::Now());
 }
 
-absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& ticket) {
-  const std::vector<std::string> parts = absl::StrSplit(ticket, '|');
-  int64_t creation, rank, attachment;
-  if (parts.size() != 4 || !absl::SimpleAtoi(parts[1], &creation) ||
-      !absl::SimpleAtoi(parts[2], &rank) || !absl::SimpleAtoi(parts[3], &attachment)) {
-    return absl::NotFoundError("not a ticket");
-  }
-  const std::shared_ptr<HostedJob> job = Find(parts[0], creation);
+absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& text, int pid) {
+  ASSIGN_OR_RETURN(const DescriptorClaim claim, ParseClaim(text));
+  const std::shared_ptr<HostedJob> job = Find(claim.job_id, claim.creation);
   if (job == nullptr) return absl::NotFoundError("no such job");
-  ClaimedAttachment claimed = {parts[0], creation, Rank(rank), Incarnation(attachment), {}};
-  ASSIGN_OR_RETURN(claimed.fds, job->Claim(claimed.rank, claimed.attachment, absl::Now()));
+  ClaimedAttachment claimed;
+  claimed.job_id = claim.job_id;
+  claimed.creation = claim.creation;
+  claimed.rank = claim.rank;
+  claimed.attachment = claim.attachment;
+  if (!claim.hosts_executor) {
+    ASSIGN_OR_RETURN(claimed.fds, job->Claim(claim.rank, claim.attachment, absl::Now()));
+    return claimed;
+  }
+  ASSIGN_OR_RETURN(HostedJob::HostClaim hosts,
+                   job->ClaimAsHost(claim.rank, claim.attachment, pid, absl::Now()));
+  claimed.fds = std::move(hosts.fds);
+  claimed.fds.push_back(hosts.executor_socket.get());
+  claimed.executor_socket = std::move(hosts.executor_socket);
+  claimed.first_epoch = hosts.first_epoch;
   return claimed;
 }
 

@@ -27,6 +27,9 @@ struct ClaimedAttachment {
   Rank rank;
   Incarnation attachment;
   std::vector<int> fds;  // Owned by the job.
+  // Of one that hosts its rank's executor: its end of that one's socket, and the first epoch.
+  UniqueFd executor_socket;
+  int64_t first_epoch = 0;
 };
 
 class Keeper {
@@ -49,8 +52,9 @@ class Keeper {
 
   // Errors: see Worker.Attach in proto/worker.proto.
   absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request);
-  // `ticket` is untrusted. Errors: NotFound  no such reservation.
-  absl::StatusOr<ClaimedAttachment> Claim(const std::string& ticket);
+  // `text`: a DescriptorClaim's, untrusted; `pid`: whose it is. Errors: NotFound  no such
+  // reservation; ResourceExhausted  no socket.
+  absl::StatusOr<ClaimedAttachment> Claim(const std::string& text, int pid);
   void Detach(const ClaimedAttachment& claimed, bool clean);
 
   // Null where there is no such job.

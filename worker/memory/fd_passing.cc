@@ -25,6 +25,15 @@ absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   return address;
 }
 
+absl::StatusOr<ucred> PeerOf(int socket) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return ErrnoStatus(errno, "SO_PEERCRED");
+  }
+  return peer;
+}
+
 }  // namespace
 
 absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const int> fds, bool wait) {
@@ -126,12 +135,13 @@ absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path) {
   return fd;
 }
 
+absl::StatusOr<int> PeerProcess(int socket) {
+  ASSIGN_OR_RETURN(const ucred peer, PeerOf(socket));
+  return peer.pid;
+}
+
 absl::Status CheckPeerUser(int socket) {
-  ucred peer = {};
-  socklen_t size = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return ErrnoStatus(errno, "SO_PEERCRED");
-  }
+  ASSIGN_OR_RETURN(const ucred peer, PeerOf(socket));
   if (peer.uid != geteuid() && peer.uid != 0) {
     return absl::PermissionDeniedError(absl::StrCat("a process of user ", peer.uid,
                                                     " may not use the socket of user ", geteuid()));

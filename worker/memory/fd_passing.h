@@ -40,6 +40,8 @@ absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path);
 absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path);
 // Errors: PermissionDenied  the peer runs as another user (root may always).
 absl::Status CheckPeerUser(int socket);
+// Which connected, as its number is in this one's space of process ids.
+absl::StatusOr<int> PeerProcess(int socket);
 
 }  // namespace tessera
 

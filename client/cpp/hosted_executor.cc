@@ -1,0 +1,67 @@
+#include "client/cpp/hosted_executor.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<HostedExecutor>> HostedExecutor::Start(
+    std::function<absl::Status(UniqueFd socket)> host, UniqueFd socket, int rank) {
+  UniqueFd own(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+  if (!own.valid())
+    return ErrnoStatus(errno, absl::StrCat("the executor of rank ", rank, " in this process"));
+  std::unique_ptr<HostedExecutor> executor(new HostedExecutor(std::move(own), rank));
+  ASSIGN_OR_RETURN(executor->thread_,
+                   StartThread("the rank's executor",
+                               [executor = executor.get(), host = std::move(host),
+                                socket = std::move(socket)]() mutable {
+                                 executor->Run(host, std::move(socket));
+                               }));
+  return executor;
+}
+
+HostedExecutor::~HostedExecutor() {
+  // It may still tell its worker how it left.
+  shutdown(socket_.get(), SHUT_RD);
+  if (thread_.joinable()) thread_.join();
+}
+
+void HostedExecutor::Run(const std::function<absl::Status(UniqueFd socket)>& host,
+                         UniqueFd socket) {
+  absl::Status status = host(std::move(socket));
+  if (!status.ok()) {
+    status = Annotate(status, absl::StrCat("the executor of rank ", rank_, " in this process"));
+    TESSERA_LOG(WARNING, "{}", status.ToString());
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    running_ = false;
+    status_ = std::move(status);
+  }
+  // By this the worker knows that it is through with the rank's memory, whoever else has inherited
+  // the socket. Unread commands, if any, would make the worker's next read an error.
+  shutdown(socket_.get(), SHUT_RDWR);
+  char unread;
+  while (recv(socket_.get(), &unread, sizeof(unread), MSG_DONTWAIT) > 0) {
+  }
+}
+
+bool HostedExecutor::running() const {
+  absl::MutexLock lock(&mu_);
+  return running_;
+}
+
+absl::Status HostedExecutor::status() const {
+  absl::MutexLock lock(&mu_);
+  return status_;
+}
+
+}  // namespace tessera

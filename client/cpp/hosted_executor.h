@@ -1,0 +1,43 @@
+// The thread by which a trainer's process runs its rank's executor. Thread-safe.
+#ifndef TESSERA_CLIENT_CPP_HOSTED_EXECUTOR_H_
+#define TESSERA_CLIENT_CPP_HOSTED_EXECUTOR_H_
+
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/unique_fd.h"
+
+namespace tessera {
+
+class HostedExecutor {
+ public:
+  // Runs `host` with the socket, on which its worker gives it all else. Errors: ResourceExhausted
+  // no thread or descriptor; the socket is closed then.
+  static absl::StatusOr<std::unique_ptr<HostedExecutor>> Start(
+      std::function<absl::Status(UniqueFd socket)> host, UniqueFd socket, int rank);
+  // Has it end as if its worker were gone, and waits for that.
+  ~HostedExecutor();
+
+  bool running() const;
+  absl::Status status() const;  // How it ended; OK while it runs.
+
+ private:
+  HostedExecutor(UniqueFd socket, int rank) : socket_(std::move(socket)), rank_(rank) {}
+  void Run(const std::function<absl::Status(UniqueFd socket)>& host, UniqueFd socket);
+
+  const UniqueFd socket_;  // The same socket, by a descriptor of its own.
+  const int rank_;
+  mutable absl::Mutex mu_;
+  bool running_ ABSL_GUARDED_BY(mu_) = true;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_CPP_HOSTED_EXECUTOR_H_

@@ -1,0 +1,25 @@
+// A rank's executor in its trainer's process, instead of one of its own:
+//
+//   options.host_executor = RunExecutorHere(machine);     or RunExecutorOfThisMachineHere()
+//   auto session = Session::Open(options);                the executor runs on a thread from here on
+//
+// For ranks on a GPU without MPS: kernels of two processes take turns on it, so that a collective
+// runs beside the training code's kernels only where both are of one process. The shards stay in
+// the worker. What it costs: SIGKILL of the trainer ends both; the executor's threads share the
+// process's processors and memory with the training code's; an error of the GPU that is for good is
+// that of both; a save in the background ends with the session.
+#ifndef TESSERA_CLIENT_EXECUTOR_HOST_EXECUTOR_H_
+#define TESSERA_CLIENT_EXECUTOR_HOST_EXECUTOR_H_
+
+#include "client/cpp/session_options.h"
+#include "worker/executor/executor_machine.h"
+
+namespace tessera {
+
+// `machine.make_device` gives what the session's make_device does. What the executor returns is
+// RunRankExecutor's.
+HostExecutor RunExecutorHere(ExecutorMachine machine);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_EXECUTOR_HOST_EXECUTOR_H_

@@ -1,0 +1,107 @@
+// Executors in the processes of trainers: how they come, how they are read, and how they end.
+//
+//   claim ──► the epoch ends, the executor that is there too ──► the supervisor takes the trainer's
+//   socket    worker: shuts its half ──► executor reads the end, is through, closes ──► its end
+//
+// No signal goes to a trainer. What it cannot be made to do is waited for: as long as the socket is
+// open an executor that stands still may wake up and write, so the rank gets no other one.
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "worker/keeper/hosted_job.h"
+#include "worker/memory/fd_passing.h"
+
+namespace tessera {
+namespace {
+
+// Between two looks at an executor that says nothing.
+constexpr absl::Duration kLook = absl::Milliseconds(500);
+// How long the end of a job waits for one; its memory is nobody's then.
+constexpr absl::Duration kClosingWait = absl::Seconds(2);
+
+}  // namespace
+
+absl::StatusOr<HostedJob::HostClaim> HostedJob::ClaimAsHost(Rank rank, Incarnation attachment,
+                                                            int pid, absl::Time now) {
+  ASSIGN_OR_RETURN(auto sockets, CreatePacketSocketPair());
+  absl::MutexLock lock(&mu_);
+  if (!local().Has(rank.value())) return absl::NotFoundError("no such rank");
+  RankSlot& slot = SlotOf(rank);
+  HostClaim claim;
+  ASSIGN_OR_RETURN(claim.fds, ClaimLocked(slot, rank, attachment, now));
+  claim.executor_socket = std::move(sockets.second);
+  slot.offer = std::make_unique<HostOffer>();
+  slot.offer->socket = std::move(sockets.first);
+  slot.offer->pid = pid;
+  slot.offer->attachment = attachment;
+  TESSERA_LOG(INFO, "job {} rank {}: its trainer, process {}, hosts its executor", job_id_,
+              rank.value(), pid);
+  FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(),
+                                " hosts the rank's executor from now on"));
+  // One that is being prepared waits for the new executor.
+  claim.first_epoch = epoch_.value() + (phase_ == EpochPhase::kPreparing ? 0 : 1);
+  EndExecutorLocked(slot);
+  return claim;
+}
+
+bool HostedJob::HasHostsLocked() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const RankSlot& slot) {
+    return slot.offer != nullptr || slot.host != Incarnation();
+  });
+}
+
+void HostedJob::EndExecutorLocked(RankSlot& slot) {
+  if (slot.executor == nullptr) return;
+  slot.ending = true;
+  shutdown(slot.socket.get(), slot.host == Incarnation() ? SHUT_RDWR : SHUT_WR);
+  slot.executor->Kill();
+}
+
+bool HostedJob::AwaitHosted(Rank rank, int socket) {
+  const absl::Time begin = absl::Now();
+  while (true) {
+    pollfd readable = {socket, POLLIN, 0};
+    const absl::Duration look = std::min(kLook, answer_timeout_);
+    const int ready = poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(look)));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+    absl::MutexLock lock(&mu_);
+    const absl::Time now = absl::Now();
+    if (closing_ && now - begin >= kClosingWait) return false;
+    const RankSlot& slot = SlotOf(rank);
+    const bool is_awaited = phase_ == EpochPhase::kPreparing &&
+                            (!slot.ready || !slot.quiet || slot.ending);
+    if (!is_awaited || now - std::max(preparing_since_, slot.launched_at) < answer_timeout_)
+      continue;
+    FailLocked(rank,
+               absl::StrCat("the executor of rank ", rank.value(), ", ", slot.executor->Wait(),
+                            ", did not answer within ", absl::FormatDuration(answer_timeout_)),
+               EpochEvent::kGiveUp);
+  }
+}
+
+void HostedJob::ReadHostedEvents(Rank rank, int socket) {
+  bool heeds = true;
+  while (AwaitHosted(rank, socket)) {
+    const absl::StatusOr<Packet> packet = ReceivePacket(socket);
+    if (!packet.ok() && !absl::IsInvalidArgument(packet.status())) return;
+    v1::ExecutorEvent event;
+    if (heeds && packet.ok() && event.ParseFromString(packet->bytes)) {
+      OnEvent(rank, event);
+    } else if (heeds) {
+      heeds = false;  // No executor of ours: nothing that it says counts.
+      absl::MutexLock lock(&mu_);
+      EndExecutorLocked(SlotOf(rank));
+    }
+  }
+}
+
+}  // namespace tessera
