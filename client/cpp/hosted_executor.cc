@@ -19,12 +19,12 @@ absl::StatusOr<std::unique_ptr<HostedExecutor>> HostedExecutor::Start(
   if (!own.valid())
     return ErrnoStatus(errno, absl::StrCat("the executor of rank ", rank, " in this process"));
   std::unique_ptr<HostedExecutor> executor(new HostedExecutor(std::move(own), rank));
-  ASSIGN_OR_RETURN(executor->thread_,
-                   StartThread("the rank's executor",
-                               [executor = executor.get(), host = std::move(host),
-                                socket = std::move(socket)]() mutable {
-                                 executor->Run(host, std::move(socket));
-                               }));
+  ASSIGN_OR_RETURN(
+      executor->thread_,
+      StartThread("the rank's executor", [executor = executor.get(), host = std::move(host),
+                                          socket = std::move(socket)]() mutable {
+        executor->Run(host, std::move(socket));
+      }));
   return executor;
 }
 

@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-// How long a session that ends waits for a worker that does not hear.
+// How long a session that ends waits for an executor or a worker that does not hear.
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
 // What the coordinator says of the job, for a trainer that waited for it in vain; or nothing.
@@ -130,10 +130,9 @@ absl::Status Session::Attach() {
   return absl::IsAborted(joined) || (!joined.ok() && epoch_failed) ? Recover() : joined;
 }
 
-absl::Status Session::HostExecutorFrom(uint32_t first_epoch, UniqueFd socket,
-                                       absl::Time deadline) {
-  ASSIGN_OR_RETURN(executor_, HostedExecutor::Start(options_.host_executor, std::move(socket),
-                                                    options_.rank));
+absl::Status Session::HostExecutorFrom(uint32_t first_epoch, UniqueFd socket, absl::Time deadline) {
+  ASSIGN_OR_RETURN(executor_,
+                   HostedExecutor::Start(options_.host_executor, std::move(socket), options_.rank));
   epoch_ = first_epoch - 1;
   const absl::Status status = AwaitNewEpoch(deadline);
   // One that could not start has made room for one of the worker's, and that was not asked for.
@@ -210,6 +209,14 @@ absl::Status Session::GuardWindows() {
 
 Session::~Session() {
   if (!lease_.valid()) return;
+  // An executor that has nothing left to do leaves its epoch without ending it for others. Within a
+  // step it waits for other ranks, which will never come.
+  if (hosts_executor() && !within_step() && !EpochIsOver() && DropGradients().ok()) {
+    const uint32_t submitted = page()->submitted.value.load();
+    (void)AwaitEvent(
+        page(), epoch_, absl::Now() + kDetachTimeout, [] { return std::string("the last one"); },
+        [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
+  }
   (void)SendPacket(lease_.get(), "detach", {}, /*wait=*/false);
   if (executor_ == nullptr) return;
   // Once the worker knows, which closes the lease then, the executor's end is no failure.

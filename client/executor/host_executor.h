@@ -1,7 +1,8 @@
 // A rank's executor in its trainer's process, instead of one of its own:
 //
 //   options.host_executor = RunExecutorHere(machine);     or RunExecutorOfThisMachineHere()
-//   auto session = Session::Open(options);                the executor runs on a thread from here on
+//   auto session = Session::Open(options);                the executor runs on a thread from here
+//   on
 //
 // For ranks on a GPU without MPS: kernels of two processes take turns on it, so that a collective
 // runs beside the training code's kernels only where both are of one process. The shards stay in

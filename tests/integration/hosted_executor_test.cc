@@ -87,12 +87,11 @@ class HostedExecutorTest : public testing::TestWithParam<Others> {
     v1::DeleteJobRequest request;
     request.set_request_id(NewRequestId());
     request.set_job_id(job);
-    EXPECT_OK(DeleteJob({cluster_->coordinator_address()}, request,
-                        absl::Now() + absl::Seconds(20)));
+    EXPECT_OK(
+        DeleteJob({cluster_->coordinator_address()}, request, absl::Now() + absl::Seconds(20)));
   }
   v1::Job JobView(const std::string& job) {
-    auto view =
-        GetJob({cluster_->coordinator_address()}, job, absl::Now() + absl::Seconds(20));
+    auto view = GetJob({cluster_->coordinator_address()}, job, absl::Now() + absl::Seconds(20));
     EXPECT_OK(view);
     return view.ok() ? *view : v1::Job();
   }
@@ -247,8 +246,7 @@ TEST_P(HostedExecutorTest, WorkerThatStopsEndsTheExecutorsAndTheTrainersAreTold)
     EXPECT_THAT(status, AnyOf(StatusIs(absl::StatusCode::kUnavailable, HasSubstr("worker")),
                               StatusIs(absl::StatusCode::kCancelled, HasSubstr("job 'toy'"))));
   }
-  for (int rank = 0; rank < kWorldSize; ++rank)
-    EXPECT_FALSE(team.session(rank)->hosts_executor());
+  for (int rank = 0; rank < kWorldSize; ++rank) EXPECT_FALSE(team.session(rank)->hosts_executor());
 }
 
 }  // namespace

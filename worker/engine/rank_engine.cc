@@ -133,7 +133,7 @@ bool RankEngine::Leave() {
   {
     absl::MutexLock lock(&mu_);
     if (!stop_reason_.ok() || !stream_status_.ok()) return false;
-    stop_reason_ = absl::CancelledError("the executor left");
+    stop_reason_ = absl::AbortedError("the executor left");
     left_.store(true);
   }
   Interrupt();

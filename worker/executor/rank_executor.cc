@@ -271,7 +271,7 @@ void RankExecutor::Leave() {
       files_.saves_in_background()) {
     return;
   }
-  link_.AbortEpoch(absl::CancelledError("the executor leaves"));  // Which is no failure.
+  link_.AbortEpoch(absl::AbortedError("the executor ends"));  // Which is no failure of its own.
   if (!engine_->Leave()) return;
   engine_thread_.join();
   engine_.reset();

@@ -1,5 +1,6 @@
 // Starts executors: as processes (the deployment), or as threads of this process (embedding); and
-// stands for those that trainers host. Each way the executor speaks over a packet socket, and its end closes that socket.
+// stands for those that trainers host. Each way the executor speaks over a packet socket, and its
+// end closes that socket.
 #ifndef TESSERA_WORKER_KEEPER_EXECUTOR_LAUNCHER_H_
 #define TESSERA_WORKER_KEEPER_EXECUTOR_LAUNCHER_H_
 
@@ -34,8 +35,8 @@ class ExecutorLauncher {
   virtual std::string name() const = 0;
 };
 
-// One in the process `pid` of a trainer, which nobody launches: it ends when its socket closes, as a
-// thread does, and who reads that socket sees when it has.
+// One in the process `pid` of a trainer, which nobody launches: it ends when its socket closes, as
+// a thread does, and who reads that socket sees when it has.
 std::unique_ptr<RunningExecutor> NewTrainersExecutor(int pid);
 
 // Runs `binary --socket-fd=3 --label=...` plus `extra_flags`. The process dies with this one, even

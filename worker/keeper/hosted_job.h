@@ -52,13 +52,10 @@ class HostedJob {
   // `launcher`, and `device_memory` if there is any, outlive the job; `data_host` is as of
   // WorkerServer::Options.
   // Errors: as JobRegions::Create; ResourceExhausted  no thread.
-  static absl::StatusOr<std::unique_ptr<HostedJob>> Create(const v1::Job& job,
-                                                           const LocalRanks& local,
-                                                           const std::string& data_host,
-                                                           ExecutorLauncher* launcher, Emit emit,
-                                                           DeviceMemory* device_memory = nullptr,
-                                                           absl::Duration answer_timeout =
-                                                               kAnswerTimeout);
+  static absl::StatusOr<std::unique_ptr<HostedJob>> Create(
+      const v1::Job& job, const LocalRanks& local, const std::string& data_host,
+      ExecutorLauncher* launcher, Emit emit, DeviceMemory* device_memory = nullptr,
+      absl::Duration answer_timeout = kAnswerTimeout);
   ~HostedJob();
 
   // --- What the coordinator commands. A command of an epoch that is past is ignored. ---

@@ -56,9 +56,9 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
   }
   // Nor where its executor was in the process of the one before.
   if (slot.host != Incarnation() || (slot.vacant && phase_ == EpochPhase::kRunning)) {
-    FailLocked(Rank(request.rank()),
-               absl::StrCat("the trainer of rank ", request.rank(), ", which hosted the rank's "
-                            "executor, has left"));
+    FailLocked(Rank(request.rank()), absl::StrCat("the trainer of rank ", request.rank(),
+                                                  ", which hosted the rank's "
+                                                  "executor, has left"));
     if (slot.host != Incarnation()) EndExecutorLocked(slot);
   }
   // Another trainer cannot go on in the middle of a step: its order would differ from its peers'.

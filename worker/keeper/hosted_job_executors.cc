@@ -130,8 +130,8 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
     end.was_ready = slot.ready;
     end.was_hosted = slot.host != Incarnation();
     // Where its trainer is still there, it waits for what nobody does.
-    end.left_its_epoch = slot.left && phase_ == EpochPhase::kRunning &&
-                         !HostIsAttachedLocked(slot, slot.host);
+    end.left_its_epoch =
+        slot.left && phase_ == EpochPhase::kRunning && !HostIsAttachedLocked(slot, slot.host);
     if (end.left_its_epoch) slot.vacant = true;
     slot.host = Incarnation();
     slot.ready = false;

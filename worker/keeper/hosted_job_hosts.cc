@@ -77,8 +77,8 @@ bool HostedJob::AwaitHosted(Rank rank, int socket) {
     const absl::Time now = absl::Now();
     if (closing_ && now - begin >= kClosingWait) return false;
     const RankSlot& slot = SlotOf(rank);
-    const bool is_awaited = phase_ == EpochPhase::kPreparing &&
-                            (!slot.ready || !slot.quiet || slot.ending);
+    const bool is_awaited =
+        phase_ == EpochPhase::kPreparing && (!slot.ready || !slot.quiet || slot.ending);
     if (!is_awaited || now - std::max(preparing_since_, slot.launched_at) < answer_timeout_)
       continue;
     FailLocked(rank,

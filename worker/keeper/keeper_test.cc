@@ -139,7 +139,8 @@ TEST_F(KeeperTest, TicketOfADeletedJobOpensNothingOfTheNewOne) {
   Start(9, 1);
   ASSERT_OK_AND_ASSIGN(const v1::AttachResponse current, Attach(9));
   EXPECT_EQ(old.attachment(), current.attachment()) << "told apart by the job alone";
-  EXPECT_THAT(keeper_.Claim(old.ticket(), getpid()), StatusIs(absl::StatusCode::kNotFound, HasSubstr("job")));
+  EXPECT_THAT(keeper_.Claim(old.ticket(), getpid()),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("job")));
   EXPECT_OK(keeper_.Claim(current.ticket(), getpid()));
 }
 
