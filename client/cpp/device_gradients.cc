@@ -1,7 +1,5 @@
 #include "client/cpp/device_gradients.h"
 
-#include <unistd.h>
-
 #include <memory>
 #include <utility>
 #include <vector>
@@ -130,8 +128,6 @@ absl::StatusOr<uint32_t> DeviceGradients::MarkEnd() {
 
 void DeviceGradients::NameEvents(Session* session) {
   MappedRank& memory = session->memory_;
-  // A process cannot open its own events by name.
-  if (session->page()->executor_pid.load() == getpid()) return;
   std::vector<std::unique_ptr<SharedEvent>> events;
   for (uint32_t i = 0; i < kGradientEvents; ++i) {
     absl::StatusOr<std::unique_ptr<SharedEvent>> event = memory.device->CreateSharedEvent();

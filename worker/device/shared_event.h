@@ -1,4 +1,4 @@
-// A mark in a row of work of one process, which another process asks about.
+// A mark in a row of work of one process, which another process asks about, or the same one.
 //
 //   trainer   kernels->Record(event) ──name()──► executor   OpenSharedEvent(name)->Query()
 //
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Names an event to other processes of the host. Opaque; all zero: none.
+// Names an event to processes of the host. Opaque; all zero: none.
 struct SharedEventName {
   char bytes[64] = {};
 

@@ -4,7 +4,9 @@
 
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,6 +123,46 @@ TEST_F(CudaRankDeviceTest, KnowsItsAddressesAsLongAsTheyAreMapped) {
   a.Reset();
   EXPECT_FALSE(device_->IsOnDevice(begin));
   EXPECT_TRUE(device_->IsOnDevice(b.data()));
+}
+
+// As those of a trainer that hosts its executor. The driver refuses an event of the own process.
+TEST_F(CudaRankDeviceTest, EventOfThisProcessIsOpenedByItsNameAndIsGoneWithItsMaker) {
+  ASSERT_OK_AND_ASSIGN(const auto other, CudaRankDevice::Create(&api_, 0));
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<SharedEvent> made, device_->CreateSharedEvent());
+  CudaIpcEventHandle of_cuda;
+  memcpy(of_cuda.bytes, made->name().bytes, sizeof(of_cuda.bytes));
+  EXPECT_FALSE(api_.IpcOpenEventHandle(of_cuda).ok());
+  const std::string with_event = api_.Held();
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<SharedEvent> opened, other->OpenSharedEvent(made->name()));
+  EXPECT_TRUE(opened->name() == made->name());
+  EXPECT_EQ(api_.Held(), with_event) << "it is the same one";
+
+  // The row of work stands until the word is written.
+  ASSERT_OK_AND_ASSIGN(const Buffer region, device_->MapRegion(descriptor_.get(), kBytes, true));
+  ASSERT_OK_AND_ASSIGN(CudaStreamHandle* const stream, api_.StreamCreateWithPriority(0));
+  uint32_t word = 0;
+  ASSERT_OK(api_.MemHostRegister(&word, sizeof(word)));
+  ASSERT_OK(api_.StreamWaitValue32(stream, reinterpret_cast<CudaAddress>(&word), 1));
+  kernels_->WaitForStream(stream);
+  kernels_->Record(made.get());
+  ASSERT_OK_AND_ASSIGN(bool reached, opened->Query());
+  EXPECT_FALSE(reached);
+  __atomic_store_n(&word, 1, __ATOMIC_RELEASE);
+  ASSERT_OK(kernels_->Finish());
+  ASSERT_OK_AND_ASSIGN(reached, opened->Query());
+  EXPECT_TRUE(reached);
+  ASSERT_OK(api_.MemHostUnregister(&word));
+  ASSERT_OK(api_.StreamDestroy(stream));
+
+  api_.FailCall("EventQuery", kCudaIllegalAddress);
+  EXPECT_FALSE(opened->Query().ok()) << "of the device";
+  made.reset();
+  EXPECT_THAT(opened->Query(), StatusIs(StatusCode::kUnavailable, HasSubstr("destroyed")));
+  const SharedEventName gone = opened->name();
+  opened.reset();
+  ASSERT_OK_AND_ASSIGN(const auto third, CudaRankDevice::Create(&api_, 0));
+  EXPECT_THAT(third->OpenSharedEvent(gone),
+              StatusIs(StatusCode::kUnavailable, HasSubstr("an event of another process")));
 }
 
 TEST_F(CudaRankDeviceTest, ErrorOfAnyKernelsIsThatOfAllOfTheDeviceForGoodAndOfNoOther) {

@@ -1,9 +1,16 @@
 // SharedEvent over CUDA's events between processes.
+//
+// CUDA opens no event in the process that made it. Where trainer and executor are one process, the
+// event is found among those that this process made, and is the same one, until its maker destroys
+// it. Thread-safe between a maker's and others' of the same event.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_SHARED_EVENT_H_
 #define TESSERA_WORKER_DEVICE_CUDA_CUDA_SHARED_EVENT_H_
 
 #include <memory>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "worker/device/cuda/cuda_context.h"
 #include "worker/device/shared_event.h"
 
@@ -14,22 +21,33 @@ class CudaSharedEvent : public SharedEvent {
   // `context` outlives the event. Errors: ResourceExhausted  none is left; Unimplemented  the
   // device has no such events; Internal, Unavailable  see cuda_error.h
   static absl::StatusOr<std::unique_ptr<CudaSharedEvent>> Create(PrimaryContext* context);
-  // Errors: Unavailable  nobody has it, or it is of this very process
+  // Errors: Unavailable  nobody has it (any more)
   static absl::StatusOr<std::unique_ptr<CudaSharedEvent>> Open(PrimaryContext* context,
                                                                const SharedEventName& name);
   ~CudaSharedEvent() override;
 
   absl::StatusOr<bool> Query() override;
   const SharedEventName& name() const override { return name_; }
+  // Of one that is no other object's of this process.
   CudaEventHandle* handle() const { return handle_; }
 
  private:
+  // An event that this process made, for whoever opens it here.
+  struct Made {
+    explicit Made(CudaEventHandle* handle) : handle(handle) {}
+    absl::Mutex mu;
+    CudaEventHandle* handle ABSL_GUARDED_BY(mu);  // Null: destroyed.
+  };
+  class Registry;
+
   CudaSharedEvent(PrimaryContext* context, CudaEventHandle* handle)
       : context_(context), handle_(handle) {}
+  absl::StatusOr<bool> QueryHandle(CudaEventHandle* handle);
 
   PrimaryContext* const context_;
-  CudaEventHandle* const handle_;
+  CudaEventHandle* const handle_;  // Null: that of `made_`, which is another object's.
   SharedEventName name_;
+  std::shared_ptr<Made> made_;  // Null: another process made it.
 };
 
 }  // namespace tessera
