@@ -30,7 +30,7 @@ using testing_support::TrainToyOn;
 
 constexpr int kSteps = 5;
 
-enum class Way { kNccl, kMemoryOfTheHosts };
+enum class Way { kNccl, kNcclOfWhichOneCannotRegister, kMemoryOfTheHosts };
 
 struct Case {
   int num_workers;
@@ -70,8 +70,11 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
   ASSERT_OK_AND_ASSIGN(const auto on_host, LocalCluster::Start(options));
   options.device_memory = FakeGpuMemory();
   options.machine.make_device = MakeFakeGpuDevice;
-  if (test.way == Way::kNccl)
-    options.machine.make_direct = [&](RankDevice* device) { return nccl.Make(device); };
+  if (test.way != Way::kMemoryOfTheHosts) {
+    options.machine.make_direct = [&, way = test.way](RankDevice* device) {
+      return nccl.Make(device, way == Way::kNcclOfWhichOneCannotRegister);
+    };
+  }
   const int world_size = test.num_workers * test.ranks_per_worker;
   SessionOptions job = ToyOptions(*on_host, "toy", world_size);
   job.config.strategy = strategy;
@@ -90,23 +93,29 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
     EXPECT_EQ(values, expected);
   }
   absl::MutexLock lock(&nccl.mu);
-  EXPECT_EQ(static_cast<int>(nccl.apis.size()), test.way == Way::kNccl ? world_size : 0);
+  EXPECT_EQ(static_cast<int>(nccl.apis.size()),
+            test.way == Way::kMemoryOfTheHosts ? 0 : world_size);
   for (const auto& api : nccl.apis) {
     EXPECT_EQ(api->misuses(), 0);
     EXPECT_GE(api->num_aborts(), 2) << "one that reduces and one that gathers, each closed";
+    EXPECT_EQ(api->num_registered_calls() > 0, test.way == Way::kNccl);
+    EXPECT_EQ(api->num_registered(), 0) << "nothing is left";
   }
 }
 
 std::string CaseName(const testing::TestParamInfo<std::tuple<Case, Strategy>>& info) {
   const auto& [of, strategy] = info.param;
   return absl::StrCat(of.num_workers, "workers", of.ranks_per_worker, "ranks",
-                      of.way == Way::kNccl ? "Nccl" : "", of.cpu_offload ? "Offloaded" : "",
-                      static_cast<int>(strategy));
+                      of.way == Way::kNccl                           ? "Nccl"
+                      : of.way == Way::kNcclOfWhichOneCannotRegister ? "NcclUnregistered"
+                                                                     : "",
+                      of.cpu_offload ? "Offloaded" : "", static_cast<int>(strategy));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, GpuWorkersTest,
     testing::Combine(testing::Values(Case{2, 1, Way::kNccl}, Case{3, 1, Way::kNccl},
+                                     Case{3, 1, Way::kNcclOfWhichOneCannotRegister},
                                      Case{2, 1, Way::kMemoryOfTheHosts},
                                      Case{2, 1, Way::kMemoryOfTheHosts, /*cpu_offload=*/true},
                                      Case{2, 2, Way::kMemoryOfTheHosts}),

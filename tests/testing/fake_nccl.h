@@ -20,10 +20,13 @@ struct FakeNccl {
   absl::Mutex mu;
   std::vector<std::unique_ptr<FakeNcclApi>> apis ABSL_GUARDED_BY(mu);
 
-  absl::StatusOr<std::unique_ptr<DirectCommunicators>> Make(RankDevice* device) {
+  // `one_cannot_register`: the first rank that comes has a library without registration.
+  absl::StatusOr<std::unique_ptr<DirectCommunicators>> Make(RankDevice* device,
+                                                            bool one_cannot_register = false) {
     absl::MutexLock lock(&mu);
     FakeNcclApi::Options options;
     options.device_buffers_only = false;  // Regions of keepers are no allocations of this process.
+    options.has_register = !one_cannot_register || !apis.empty();
     apis.push_back(std::make_unique<FakeNcclApi>(&world, FakeGpu(), options));
     return MakeNcclCommunicators(apis.back().get(), device);
   }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -22,11 +23,23 @@ class DirectCommunicators {
  public:
   virtual ~DirectCommunicators() = default;
 
+  // Whether what is moved can be registered with what moves it, as far as is known before; why not.
+  virtual absl::Status CanRegister() const = 0;
+
+  struct Region {
+    void* data = nullptr;  // Of the device, as RankDevice::MapRegion gave it.
+    int64_t size_bytes = 0;
+  };
   struct JoinOptions {
     Communicator* control = nullptr;  // Among the same ranks; outlives what is made.
     std::function<bool()> aborted;    // Whether anyone has aborted that. From any thread.
     absl::Duration timeout;           // Of joining, and of each operation.
     int64_t max_count = 1;            // ELEMENTS of the largest slice.
+    int64_t max_slice_bytes = 0;      // The same, of what is reduced; 0: nothing is.
+    // Whether all ranks can register. Each registers the regions then, in which all that is moved
+    // lies; that it fails on a rank is no error, and that of all.
+    bool registers = false;
+    std::vector<Region> regions;
   };
   // Collective: waits for all ranks.
   // Errors: those of a communicator's operations (see communicator.h)

@@ -44,7 +44,8 @@ class RankDevice {
   virtual absl::StatusOr<std::unique_ptr<SharedEvent>> CreateSharedEvent() {
     return absl::UnimplementedError("events that processes share");
   }
-  // Of whichever process, this one too. `name` is untrusted. Errors: Unavailable  nobody has it (any more).
+  // Of whichever process, this one too. `name` is untrusted. Errors: Unavailable  nobody has it
+  // (any more).
   virtual absl::StatusOr<std::unique_ptr<SharedEvent>> OpenSharedEvent(const SharedEventName&) {
     return absl::UnimplementedError("events that processes share");
   }

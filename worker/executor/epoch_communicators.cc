@@ -70,27 +70,53 @@ void EpochCommunicators::FindDirectWay() {
   }
 }
 
-absl::StatusOr<bool> EpochCommunicators::AllAreDirect(Communicator* control) {
-  constexpr uint8_t kIsDirect = 1, kHasSlots = 2;
-  const bool has_slots = memory_->parameters.plan.num_slots() > 0;
-  const uint8_t mine = (direct_ != nullptr ? kIsDirect : 0) | (has_slots ? kHasSlots : 0);
-  std::vector<uint8_t> all(control->size());
+absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communicator* control) {
+  struct OfRank {
+    Way way;
+    uint8_t has_slots;
+  };
+  const absl::Status registers = direct_ == nullptr ? absl::OkStatus() : direct_->CanRegister();
+  const OfRank mine = {direct_ == nullptr ? Way::kByHost
+                       : registers.ok()   ? Way::kDirectAndRegistered
+                                          : Way::kDirect,
+                       static_cast<uint8_t>(memory_->parameters.plan.num_slots() > 0)};
+  std::vector<OfRank> all(control->size());
   RETURN_IF_ERROR(control->AllGather(&mine, all.data(), sizeof(mine)));
   slots_.reset();
-  if (std::any_of(all.begin(), all.end(), [](uint8_t of) { return (of & kHasSlots) != 0; })) {
+  if (std::any_of(all.begin(), all.end(), [](OfRank rank) { return rank.has_slots != 0; })) {
     ASSIGN_OR_RETURN(slots_,
                      ParameterPlan::InSlots(memory_->layout, memory_->config, memory_->plan));
   }
-  return std::all_of(all.begin(), all.end(), [](uint8_t of) { return (of & kIsDirect) != 0; });
+  const auto least =
+      std::min_element(all.begin(), all.end(), [](OfRank a, OfRank b) { return a.way < b.way; });
+  if (least->way == Way::kDirect) {
+    TESSERA_LOG(INFO, "what ranks send each other directly is not registered: rank {} cannot{}",
+                least - all.begin(), registers.ok() ? "" : "; here: " + registers.ToString());
+  }
+  return least->way;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> EpochCommunicators::JoinDirect(Joined joined,
-                                                                             Row row) {
+absl::StatusOr<std::unique_ptr<Communicator>> EpochCommunicators::JoinDirect(Joined joined, Row row,
+                                                                             Way way) {
   DirectCommunicators::JoinOptions options;
   options.control = joined.communicator.get();
   options.aborted = std::move(joined.aborted);
   options.timeout = TimeoutOf(row);
   options.max_count = memory_->LargestShard();
+  options.registers = way == Way::kDirectAndRegistered;
+  // Both rows gather parameters, in one precision or the other. What is reduced is sent from the
+  // rank's own gradients; its sums are written by kernels.
+  const MappedParameters& parameters = memory_->parameters;
+  options.regions = {{parameters.region.data(), parameters.region.size_bytes()}};
+  for (const Buffer& slot : parameters.slots) {
+    if (!slot.empty()) options.regions.push_back({slot.data(), slot.size_bytes()});
+  }
+  if (row == Row::kReduce) {
+    const int own = memory_->topology.LocalIndex(static_cast<int>(memory_->rank.value()));
+    const Buffer& gradients = memory_->device_gradients[own];
+    options.regions.push_back({gradients.data(), gradients.size_bytes()});
+    options.max_slice_bytes = memory_->LargestShardBytes();
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> direct, direct_->Join(options));
   return JoinControlAndDirect(std::move(joined.communicator), std::move(direct));
 }
@@ -105,14 +131,14 @@ absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& star
   }
   ASSIGN_OR_RETURN(Joined gather, JoinRow(epoch, Row::kGather, start));
   ASSIGN_OR_RETURN(of_host_, JoinHost(epoch, Row::kHost));
-  ASSIGN_OR_RETURN(const bool direct, AllAreDirect(reduce.communicator.get()));
-  if (!direct) {
+  ASSIGN_OR_RETURN(const Way way, AgreeOnWay(reduce.communicator.get()));
+  if (way == Way::kByHost) {
     reduce_ = std::move(reduce.communicator);
     gather_ = std::move(gather.communicator);
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(reduce_, JoinDirect(std::move(reduce), Row::kReduce));
-  ASSIGN_OR_RETURN(gather_, JoinDirect(std::move(gather), Row::kGather));
+  ASSIGN_OR_RETURN(reduce_, JoinDirect(std::move(reduce), Row::kReduce, way));
+  ASSIGN_OR_RETURN(gather_, JoinDirect(std::move(gather), Row::kGather, way));
   return absl::OkStatus();
 }
 

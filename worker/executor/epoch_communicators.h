@@ -68,10 +68,11 @@ class EpochCommunicators {
   // Of this worker's ranks.
   absl::StatusOr<std::unique_ptr<ShmCommunicator>> JoinHost(Epoch epoch, Row row);
   absl::StatusOr<Joined> JoinRow(Epoch epoch, Row row, const v1::ExecutorStart& start);
-  // Whether every rank can move what is on its device directly, and what slots() is; the same on
-  // all ranks.
-  absl::StatusOr<bool> AllAreDirect(Communicator* control);
-  absl::StatusOr<std::unique_ptr<Communicator>> JoinDirect(Joined joined, Row row);
+  // How ranks move what is on their devices: as the one that can do least.
+  enum class Way : uint8_t { kByHost, kDirect, kDirectAndRegistered };
+  // The same on all ranks, as is what slots() is then.
+  absl::StatusOr<Way> AgreeOnWay(Communicator* control);
+  absl::StatusOr<std::unique_ptr<Communicator>> JoinDirect(Joined joined, Row row, Way way);
 
   const ExecutorMemory* const memory_;
   const MakeDirectCommunicators make_direct_;

@@ -113,6 +113,15 @@ int64_t ExecutorMemory::LargestShard() const {
   return numel;
 }
 
+int64_t ExecutorMemory::LargestShardBytes() const {
+  int64_t bytes = 1;
+  for (size_t i = 0; i < layout.units.size(); ++i) {
+    const int64_t numel = layout.units[i].shards.shard_numel();
+    bytes = std::max(bytes, numel * SizeBytes(plan.units()[i].full_dtype));
+  }
+  return bytes;
+}
+
 absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
                                                          const MakeRankDevice& make_device) {
   ASSIGN_OR_RETURN(const v1::ExecutorSetup setup, ReadSetup(packet));

@@ -61,7 +61,8 @@ struct ExecutorMemory {
   // Whether this process can read and write the state by itself.
   bool state_is_addressable() const { return !device->is_separate() || config.cpu_offload; }
 
-  int64_t LargestShard() const;  // ELEMENTS, of any unit.
+  int64_t LargestShard() const;       // ELEMENTS, of any unit.
+  int64_t LargestShardBytes() const;  // In the full dtype: gradients have no larger one.
   int host() const { return topology.HostOf(static_cast<int>(rank.value())); }
   bool spans_workers() const { return topology.num_hosts() > 1; }
   UpdateCounts update_counts() const {

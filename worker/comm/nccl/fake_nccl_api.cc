@@ -6,6 +6,18 @@
 #include "worker/comm/nccl/fake_nccl_batch.h"
 
 namespace tessera {
+namespace {
+
+bool IsMixed(const std::vector<const std::vector<FakeNcclCall>*>& calls_by_rank) {
+  int num_calls = 0, num_registered = 0;
+  for (const std::vector<FakeNcclCall>* calls : calls_by_rank) {
+    num_calls += static_cast<int>(calls->size());
+    for (const FakeNcclCall& call : *calls) num_registered += call.registered ? 1 : 0;
+  }
+  return num_registered != 0 && num_registered != num_calls;
+}
+
+}  // namespace
 
 struct FakeNcclApi::Comm {
   int rank = 0;
@@ -13,7 +25,8 @@ struct FakeNcclApi::Comm {
   int64_t next_batch = 0;
   bool in_progress = false;  // A group was issued and nobody has asked since.
   bool revoked = false;
-  bool aborted = false;  // Guarded by the world's mutex.
+  std::map<uintptr_t, int64_t> registered;  // Begin -> bytes; a handle is a begin.
+  bool aborted = false;                     // Guarded by the world's mutex.
 };
 
 class FakeNcclApi::Inside {
@@ -86,6 +99,8 @@ NcclResult FakeNcclApi::CommAbort(NcclComm* comm) {
   const std::shared_ptr<Comm> found = Find(comm);
   if (found == nullptr) return NcclResult::kInvalidArgument;
   if (options_.abort_until != nullptr) options_.abort_until->WaitForNotification();
+  num_left_ += static_cast<int>(found->registered.size());
+  num_registered_ -= static_cast<int>(found->registered.size());
   comms_.erase(comm);
   absl::MutexLock lock(&world_->mu);
   found->aborted = true;
@@ -102,6 +117,56 @@ NcclResult FakeNcclApi::CommRevoke(NcclComm* comm) {
   absl::MutexLock lock(&world_->mu);
   found->aborted = true;
   return NcclResult::kSuccess;
+}
+
+int FakeNcclApi::misuses() const {
+  absl::MutexLock lock(&world_->mu);
+  int mixed = 0;
+  for (const auto& [id, group] : world_->groups) mixed += group->num_mixed;
+  return misuses_ + mixed;
+}
+
+NcclResult FakeNcclApi::CommRegister(NcclComm* comm, void* memory, int64_t size_bytes,
+                                     void** handle) {
+  const Inside inside(this);
+  const std::shared_ptr<Comm> found = Find(comm);
+  if (found == nullptr) return NcclResult::kInvalidArgument;
+  if (!options_.has_register) return NcclResult::kInvalidUsage;
+  // Later calls would find it registered on some ranks and not yet on others.
+  if (found->next_batch != 0 || group_open_) ++misuses_;
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  if (!cuda_->IsSharable(memory, size_bytes) || found->registered.count(begin) != 0) ++misuses_;
+  if (options_.register_result != NcclResult::kSuccess &&
+      num_registers_ >= options_.registers_before) {
+    return options_.register_result;
+  }
+  *handle = nullptr;
+  if (options_.registers_nothing) return NcclResult::kSuccess;
+  found->registered[begin] = size_bytes;
+  ++num_registered_;
+  ++num_registers_;
+  *handle = memory;
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNcclApi::CommDeregister(NcclComm* comm, void* handle) {
+  const Inside inside(this);
+  const std::shared_ptr<Comm> found = Find(comm);
+  if (found == nullptr) return NcclResult::kInvalidArgument;
+  if (found->registered.erase(reinterpret_cast<uintptr_t>(handle)) == 0) {
+    ++misuses_;
+    return NcclResult::kInvalidUsage;
+  }
+  --num_registered_;
+  return NcclResult::kSuccess;
+}
+
+bool FakeNcclApi::IsRegistered(const Comm& comm, const void* memory, int64_t size_bytes) const {
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  auto found = comm.registered.upper_bound(begin);
+  if (found == comm.registered.begin()) return false;
+  --found;
+  return begin - found->first + size_bytes <= static_cast<uint64_t>(found->second);
 }
 
 NcclResult FakeNcclApi::GroupStart() {
@@ -128,12 +193,16 @@ NcclResult FakeNcclApi::Add(const FakeNcclCall& call, NcclComm* comm, CudaStream
   std::shared_ptr<Comm> found = Find(comm);
   if (found == nullptr || !group_open_) return NcclResult::kInvalidArgument;
   if (found->revoked) return NcclResult::kInvalidUsage;
+  bool registered = true;
   for (const void* buffer : {call.send, static_cast<const void*>(call.recv)}) {
+    if (buffer == nullptr) continue;
     const int64_t size_bytes = call.count * SizeBytes(call.type);  // At the least.
-    const bool is_other = buffer != nullptr && !cuda_->Holds(buffer, size_bytes);
-    if (options_.device_buffers_only && is_other) ++misuses_;
+    if (options_.device_buffers_only && !cuda_->Holds(buffer, size_bytes)) ++misuses_;
+    registered = registered && IsRegistered(*found, buffer, size_bytes);
   }
   open_.push_back(call);
+  open_.back().registered = registered;
+  if (registered) ++num_zero_copy_;
   open_comm_ = std::move(found);
   open_stream_ = stream;
   return NcclResult::kSuccess;
@@ -187,6 +256,7 @@ void FakeNcclApi::RunBatch(FakeNcclWorld* world, Comm* comm, int64_t number, boo
       return;
     }
     calls_by_rank = batch.calls_by_rank;
+    if (comm->rank == 0 && IsMixed(calls_by_rank)) ++group->num_mixed;
   }
   // From here on all ranks go through, aborted or not: none of them waits for anything else.
   const std::vector<std::vector<char>> results = ReadFakeNcclBatch(calls_by_rank, comm->rank);

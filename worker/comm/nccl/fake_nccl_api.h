@@ -5,8 +5,9 @@
 //   group of calls ──► a batch on the stream: waits for the same batch of every rank, reads what
 //                      they send, waits until all have read, writes
 //
-// Calls that the library forbids (two threads at once, a communicator used after it was aborted)
-// are counted as misuses. Thread-safe.
+// Calls that the library forbids (two threads at once, a communicator used after it was aborted,
+// memory registered that cannot be, twice, or on some ranks only) are counted as misuses.
+// Thread-safe.
 #ifndef TESSERA_WORKER_COMM_NCCL_FAKE_NCCL_API_H_
 #define TESSERA_WORKER_COMM_NCCL_FAKE_NCCL_API_H_
 
@@ -33,7 +34,8 @@ struct FakeNcclCall {
   int64_t count = 0;
   NcclType type = NcclType::kUint8;
   NcclOp op = NcclOp::kSum;
-  int peer = 0;  // Or the root.
+  int peer = 0;             // Or the root.
+  bool registered = false;  // All of its memory.
 };
 
 // The ranks that joined with one id.
@@ -45,6 +47,7 @@ struct FakeNcclGroup {
   };
   int num_ranks = 0;
   int num_joined = 0;
+  int num_mixed = 0;  // Batches of which some memory was registered and some was not.
   std::map<int64_t, Batch> batches;
 };
 
@@ -58,9 +61,13 @@ class FakeNcclApi : public NcclApi {
   struct Options {
     int version = 22809;
     bool has_revoke = true;
-    bool never_joins = false;                   // Joining stays in progress.
-    bool hangs = false;                         // Batches never come.
-    bool device_buffers_only = false;           // Other memory is a misuse, as to the library.
+    bool has_register = true;
+    NcclResult register_result = NcclResult::kSuccess;
+    int registers_before = 0;          // Calls of CommRegister that do not have that result yet.
+    bool registers_nothing = false;    // CommRegister does as if, and gives no handle.
+    bool never_joins = false;          // Joining stays in progress.
+    bool hangs = false;                // Batches never come.
+    bool device_buffers_only = false;  // Other memory is a misuse, as to the library.
     absl::Notification* abort_until = nullptr;  // CommAbort does not come back before.
     NcclResult init_result = NcclResult::kSuccess;
   };
@@ -70,10 +77,16 @@ class FakeNcclApi : public NcclApi {
 
   // What CommGetAsyncError says from now on, and GetLastError of it.
   void FailAsync(NcclResult error) { async_error_ = error; }
-  int misuses() const { return misuses_; }
+  int misuses() const;
   bool idle() const { return inside_ == 0; }  // No thread is in a call.
   int num_aborts() const { return num_aborts_; }
   int num_revokes() const { return num_revokes_; }
+  int num_registered() const { return num_registered_; }    // Regions, now.
+  int num_registrations() const { return num_registers_; }  // Calls that registered one.
+  int num_left_to_abort() const { return num_left_; }       // Regions that CommAbort found.
+  int num_registered_calls() const {
+    return num_zero_copy_;
+  }  // AllGather to Recv, by memory that is.
 
   NcclResult GetVersion(int* version) override;
   NcclResult GetUniqueId(NcclUniqueId* id) override;
@@ -83,6 +96,9 @@ class FakeNcclApi : public NcclApi {
   std::string GetLastError(NcclComm* comm) override;
   NcclResult CommAbort(NcclComm* comm) override;
   NcclResult CommRevoke(NcclComm* comm) override;
+  bool registers() const override { return options_.has_register; }
+  NcclResult CommRegister(NcclComm* comm, void* memory, int64_t size_bytes, void** handle) override;
+  NcclResult CommDeregister(NcclComm* comm, void* handle) override;
   NcclResult GroupStart() override;
   NcclResult GroupEnd() override;
   NcclResult AllGather(const void* send, void* recv, int64_t count, NcclType type, NcclComm* comm,
@@ -103,6 +119,7 @@ class FakeNcclApi : public NcclApi {
   class Inside;  // Counts the threads that are in a call.
   std::shared_ptr<Comm> Find(NcclComm* comm);
   NcclResult Add(const FakeNcclCall& call, NcclComm* comm, CudaStreamHandle* stream);
+  bool IsRegistered(const Comm& comm, const void* memory, int64_t size_bytes) const;
   // On the stream's thread.
   static void RunBatch(FakeNcclWorld* world, Comm* comm, int64_t number, bool hangs,
                        const std::vector<FakeNcclCall>& calls);
@@ -115,6 +132,10 @@ class FakeNcclApi : public NcclApi {
   std::atomic<int> misuses_{0};
   std::atomic<int> num_aborts_{0};
   std::atomic<int> num_revokes_{0};
+  std::atomic<int> num_registered_{0};
+  std::atomic<int> num_registers_{0};
+  std::atomic<int> num_left_{0};
+  std::atomic<int> num_zero_copy_{0};
   // Of the one thread that calls.
   std::map<NcclComm*, std::shared_ptr<Comm>> comms_;
   bool group_open_ = false;

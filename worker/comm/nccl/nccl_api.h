@@ -54,6 +54,7 @@ std::string NcclName(NcclResult result);
 
 // Versions as NCCL numbers them: 10000 * major + 100 * minor + patch.
 inline constexpr int kNcclNonBlocking = 21403;  // The first whose communicators can be aborted.
+inline constexpr int kNcclRegister = 21901;     // The first with ncclCommRegister.
 inline constexpr int kNcclRevoke = 22807;       // The first with ncclCommRevoke.
 
 class NcclApi {
@@ -72,6 +73,15 @@ class NcclApi {
   // Ends what runs; the communicator is good only for CommAbort then. kInvalidUsage: this library
   // has no such call.
   virtual NcclResult CommRevoke(NcclComm* comm) = 0;
+
+  // Whether this library has the two calls that follow; without, they return kInvalidUsage.
+  virtual bool registers() const = 0;
+  // Has the library send from this memory and receive into it without a copy of its own: memory of
+  // MemCreate, whole multiples of the device's granularity. A call whose memory is registered on
+  // one rank must find it so on all. `handle` is null where the library was told to register none.
+  virtual NcclResult CommRegister(NcclComm* comm, void* memory, int64_t size_bytes,
+                                  void** handle) = 0;
+  virtual NcclResult CommDeregister(NcclComm* comm, void* handle) = 0;
 
   virtual NcclResult GroupStart() = 0;
   virtual NcclResult GroupEnd() = 0;

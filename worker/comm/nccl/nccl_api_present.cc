@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "nccl.h"
@@ -35,6 +36,15 @@ static_assert(static_cast<int>(NcclOp::kSum) == ncclSum);
 static_assert(static_cast<int>(NcclOp::kMax) == ncclMax);
 static_assert(static_cast<int>(NcclOp::kMin) == ncclMin);
 
+// Newer than some headers that this is built with, so their types are not taken from those.
+using RevokeCall = ncclResult_t(ncclComm_t, int);
+using RegisterCall = ncclResult_t(const ncclComm_t, void*, size_t, void**);
+using DeregisterCall = ncclResult_t(const ncclComm_t, void*);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 1)
+static_assert(std::is_same_v<RegisterCall, decltype(ncclCommRegister)>);
+static_assert(std::is_same_v<DeregisterCall, decltype(ncclCommDeregister)>);
+#endif
+
 NcclResult Of(ncclResult_t result) { return static_cast<NcclResult>(result); }
 ncclComm_t Of(NcclComm* comm) { return reinterpret_cast<ncclComm_t>(comm); }
 cudaStream_t Of(CudaStreamHandle* stream) { return reinterpret_cast<cudaStream_t>(stream); }
@@ -51,7 +61,9 @@ class Library : public NcclApi {
   if (name##_ == nullptr) return absl::NotFoundError("libnccl.so.2 has no " #name);
     TESSERA_NCCL_CALLS(TESSERA_NCCL_RESOLVE)
 #undef TESSERA_NCCL_RESOLVE
-    revoke_ = reinterpret_cast<decltype(revoke_)>(dlsym(library, "ncclCommRevoke"));
+    revoke_ = reinterpret_cast<RevokeCall*>(dlsym(library, "ncclCommRevoke"));
+    register_ = reinterpret_cast<RegisterCall*>(dlsym(library, "ncclCommRegister"));
+    deregister_ = reinterpret_cast<DeregisterCall*>(dlsym(library, "ncclCommDeregister"));
     int version = 0;
     if (ncclGetVersion_(&version) != ncclSuccess || version < kNcclNonBlocking) {
       return absl::FailedPreconditionError(
@@ -91,6 +103,15 @@ class Library : public NcclApi {
   NcclResult CommRevoke(NcclComm* comm) override {
     return revoke_ == nullptr ? NcclResult::kInvalidUsage : Of(revoke_(Of(comm), /*flags=*/0));
   }
+  bool registers() const override { return register_ != nullptr && deregister_ != nullptr; }
+  NcclResult CommRegister(NcclComm* comm, void* memory, int64_t size_bytes,
+                          void** handle) override {
+    if (!registers()) return NcclResult::kInvalidUsage;
+    return Of(register_(Of(comm), memory, static_cast<size_t>(size_bytes), handle));
+  }
+  NcclResult CommDeregister(NcclComm* comm, void* handle) override {
+    return registers() ? Of(deregister_(Of(comm), handle)) : NcclResult::kInvalidUsage;
+  }
 
   NcclResult GroupStart() override { return Of(ncclGroupStart_()); }
   NcclResult GroupEnd() override { return Of(ncclGroupEnd_()); }
@@ -123,8 +144,9 @@ class Library : public NcclApi {
 #define TESSERA_NCCL_DECLARE(name) decltype(&name) name##_ = nullptr;
   TESSERA_NCCL_CALLS(TESSERA_NCCL_DECLARE)
 #undef TESSERA_NCCL_DECLARE
-  // Newer than some headers that this is built with, so it has no declaration to take it from.
-  ncclResult_t (*revoke_)(ncclComm_t, int) = nullptr;
+  RevokeCall* revoke_ = nullptr;  // These three are null in older libraries.
+  RegisterCall* register_ = nullptr;
+  DeregisterCall* deregister_ = nullptr;
 };
 
 }  // namespace

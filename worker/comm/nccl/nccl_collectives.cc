@@ -9,14 +9,8 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kSlotAlignmentBytes = 128;
-
 const char* At(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
-
-int64_t AlignUp(int64_t bytes) {
-  return (bytes + kSlotAlignmentBytes - 1) / kSlotAlignmentBytes * kSlotAlignmentBytes;
-}
 
 NcclOp Of(ReduceOp op) {
   switch (op) {
@@ -146,7 +140,7 @@ absl::Status NcclCommunicator::SumByKernel(const void* send, host::SumOutput rec
   const int64_t piece = std::min(
       count,
       std::max<int64_t>(1, (options_.staging_bytes / peers - kSlotAlignmentBytes) / element_bytes));
-  const int64_t slot_bytes = AlignUp(piece * element_bytes);
+  const int64_t slot_bytes = SlotBytes(piece * element_bytes);
   RETURN_IF_ERROR(EnsureStaging(slot_bytes * (size() - 1)));
   for (int64_t begin = 0; begin < count; begin += piece) {
     const int64_t now = std::min(piece, count - begin);
@@ -244,7 +238,7 @@ absl::Status NcclCommunicator::SumParts(const MappedSum& sum, host::SumOutput re
   const ElementRange own = sum.slices[rank()];
   int64_t own_elements = 0;
   for (const ElementRange& part : sum.parts) own_elements += Intersect(part, own).size();
-  const int64_t slot_bytes = AlignUp(own_elements * element_bytes);
+  const int64_t slot_bytes = SlotBytes(own_elements * element_bytes);
   RETURN_IF_ERROR(EnsureStaging(slot_bytes * (size() - 1)));
   const auto slot_of = [&](int r) {
     return At(staging_.data(), slot_bytes * (r < rank() ? r : r - 1));

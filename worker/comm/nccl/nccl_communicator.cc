@@ -1,6 +1,7 @@
 // Joining, agreeing, failing. The operations are in nccl_collectives.cc.
 #include "worker/comm/nccl/nccl_communicator.h"
 
+#include <algorithm>
 #include <deque>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "worker/comm/operation_digest.h"
+#include "worker/device/cuda/device_region.h"
 
 namespace tessera {
 namespace {
@@ -91,6 +93,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(const
   }
   auto communicator = absl::WrapUnique(new NcclCommunicator(options, *ranked, *std::move(stats)));
   RETURN_IF_ERROR(communicator->Finish(Meet(options, ranked->get())));
+  if (options.registers) RETURN_IF_ERROR(communicator->Finish(communicator->Register()));
   return communicator;
 }
 
@@ -103,6 +106,11 @@ NcclCommunicator::NcclCommunicator(const Options& options, std::shared_ptr<NcclR
       sources_(options.control->size()) {}
 
 NcclCommunicator::~NcclCommunicator() {
+  // Each operation waited for the stream.
+  if (is_registered_ && broken_.ok() && !options_.control_aborted()) {
+    const absl::Status status = nccl_->Deregister();
+    if (!status.ok()) TESSERA_LOG(WARNING, "left to NCCL to deregister: {}", status.ToString());
+  }
   const absl::Status aborted = nccl_->Abort();
   if (!aborted.ok()) TESSERA_LOG(ERROR, "NCCL is not aborted: {}", aborted.ToString());
   if (nccl_->phase() != NcclPhase::kStuck) return;
@@ -111,6 +119,39 @@ NcclCommunicator::~NcclCommunicator() {
   KeepForEver(std::move(stats_));
   KeepForEver(std::move(staging_));
   KeepForEver(options_.owned_kernels);
+}
+
+absl::Status NcclCommunicator::RegisterOwn() {
+  std::vector<NcclRank::Region> regions = options_.regions;
+  const int64_t staging_bytes = SlotBytes(options_.max_slice_bytes) * (size() - 1);
+  if (staging_bytes > 0) {
+    PrimaryContext* context = options_.device->context();
+    // What NCCL is to write to is memory of the same kind as what it reads.
+    ASSIGN_OR_RETURN(staging_,
+                     AllocateRegion({context->api(), context->device(), context}, staging_bytes));
+    regions.push_back({staging_.data(), staging_.size_bytes()});
+  }
+  return nccl_->Register(std::move(regions));
+}
+
+absl::Status NcclCommunicator::Register() {
+  const absl::Status own = RegisterOwn();
+  if (nccl_->phase() == NcclPhase::kStuck || absl::IsAborted(own)) return own;
+  could_register_ = own.ok();
+  if (!own.ok())
+    TESSERA_LOG(WARNING, "rank {} registers no memory with NCCL: {}", rank(), own.ToString());
+  const uint8_t mine = own.ok() ? 1 : 0;
+  std::vector<uint8_t> all(size());
+  RETURN_IF_ERROR(options_.control->AllGather(&mine, all.data(), sizeof(mine)));
+  const auto cannot = std::find(all.begin(), all.end(), 0);
+  is_registered_ = cannot == all.end();
+  if (is_registered_) return absl::OkStatus();
+  if (own.ok()) {
+    TESSERA_LOG(INFO, "no memory is registered with NCCL: rank {} cannot", cannot - all.begin());
+    RETURN_IF_ERROR(nccl_->Deregister());
+  }
+  staging_ = Buffer();
+  return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::Agree(uint32_t digest) {
@@ -159,6 +200,10 @@ absl::Status NcclCommunicator::Revoke(absl::Status reason) {
 
 absl::Status NcclCommunicator::EnsureStaging(int64_t size_bytes) {
   if (staging_.size_bytes() >= size_bytes) return absl::OkStatus();
+  if (is_registered_) {
+    return absl::InternalError(absl::StrCat("a slice larger than the ", options_.max_slice_bytes,
+                                            " bytes that staging is registered for"));
+  }
   staging_ = Buffer();  // First, so that there is room for the larger one.
   ASSIGN_OR_RETURN(staging_, options_.device->Allocate(size_bytes));
   return absl::OkStatus();

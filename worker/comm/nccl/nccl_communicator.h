@@ -29,6 +29,12 @@
 
 namespace tessera {
 
+// What a slice takes of staging.
+inline constexpr int64_t kSlotAlignmentBytes = 128;
+inline int64_t SlotBytes(int64_t slice_bytes) {
+  return (slice_bytes + kSlotAlignmentBytes - 1) / kSlotAlignmentBytes * kSlotAlignmentBytes;
+}
+
 class NcclCommunicator : public Communicator {
  public:
   struct Options {
@@ -44,6 +50,12 @@ class NcclCommunicator : public Communicator {
     absl::Duration call_timeout = absl::Seconds(30);  // Of each call of NCCL, abort among them.
     int64_t staging_bytes = int64_t{64} << 20;        // Of the device; more where it must be.
     bool library_sums = false;
+    // Alike on all ranks: operations are on mapped buffers, which lie in these regions. They are
+    // registered with NCCL, with staging for slices of up to `max_slice_bytes`, before the first
+    // operation: on all ranks, or, where one cannot, on none, and the log says which and why.
+    bool registers = false;
+    std::vector<NcclRank::Region> regions;
+    int64_t max_slice_bytes = 0;
   };
 
   // What `options` points to outlives the communicator. Waits until all ranks have joined.
@@ -78,6 +90,10 @@ class NcclCommunicator : public Communicator {
   // Idempotent. As all operations, from one thread at a time. Errors: those of NcclRank::Revoke
   absl::Status Revoke(absl::Status reason);
 
+  // Whether this rank's memory could be registered; whether all ranks' is.
+  bool could_register() const { return could_register_; }
+  bool is_registered() const { return is_registered_; }
+
  private:
   NcclCommunicator(const Options& options, std::shared_ptr<NcclRank> ranked, Buffer stats);
 
@@ -87,6 +103,9 @@ class NcclCommunicator : public Communicator {
   absl::Status End(absl::Status status);    // Remembers the first error, and ends what runs.
   absl::Status Finish(absl::Status status) { return status.ok() ? status : Break(status); }
   absl::Status EnsureStaging(int64_t size_bytes);
+  // All ranks together. Errors: those of an operation; not being able to register is none.
+  absl::Status Register();
+  absl::Status RegisterOwn();
 
   // What follows an agreement. None of it breaks the communicator by itself.
   absl::Status Gather(const void* send, void* recv, int64_t bytes_per_rank);
@@ -109,6 +128,8 @@ class NcclCommunicator : public Communicator {
   std::vector<uint32_t> digests_;
   std::vector<const void*> sources_;
   absl::Status broken_;
+  bool could_register_ = true;
+  bool is_registered_ = false;
   std::atomic<int64_t> payload_bytes_copied_{0};
 };
 

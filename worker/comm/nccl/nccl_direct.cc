@@ -15,7 +15,12 @@ namespace {
 class NcclDirect : public DirectCommunicators {
  public:
   NcclDirect(NcclApi* nccl, CudaBackend* backend, std::unique_ptr<NcclThread> thread)
-      : nccl_(nccl), backend_(backend), thread_(std::move(thread)) {}
+      : nccl_(nccl), backend_(backend), thread_(std::move(thread)) {
+    if (!nccl->registers())
+      can_register_ = absl::UnimplementedError("this machine's NCCL has no ncclCommRegister");
+  }
+
+  absl::Status CanRegister() const override { return can_register_; }
 
   absl::StatusOr<std::unique_ptr<Communicator>> Join(const JoinOptions& join) override {
     NcclCommunicator::Options options;
@@ -33,13 +38,22 @@ class NcclDirect : public DirectCommunicators {
     options.control = join.control;
     options.control_aborted = join.aborted;
     options.timeout = join.timeout;
-    return NcclCommunicator::Create(options);
+    options.registers = join.registers;
+    options.max_slice_bytes = join.max_slice_bytes;
+    for (const Region& region : join.regions)
+      options.regions.push_back({region.data, region.size_bytes});
+    ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> made, NcclCommunicator::Create(options));
+    // The library may be left in a state that the next operation finds; not twice.
+    if (!made->could_register())
+      can_register_ = absl::FailedPreconditionError("it failed before, see the log");
+    return made;
   }
 
  private:
   NcclApi* const nccl_;
   CudaBackend* const backend_;
   const std::unique_ptr<NcclThread> thread_;
+  absl::Status can_register_;
 };
 
 }  // namespace

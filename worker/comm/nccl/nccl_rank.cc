@@ -85,6 +85,44 @@ absl::Status NcclRank::Join(const NcclUniqueId& id) {
   return Apply(NcclEvent::kJoined);
 }
 
+absl::Status NcclRank::Register(std::vector<Region> regions) {
+  RETURN_IF_ERROR(Call([regions = std::move(regions)](NcclRank* self) {
+    absl::Status status = self->RegisterNow(regions);
+    if (!status.ok()) self->DeregisterNow().IgnoreError();  // The first error is the one to tell.
+    return status;
+  }));
+  const std::string call = "ncclCommRegister";
+  return Poll(call, [this, &call] { return LibraryIsDone(call); });
+}
+
+absl::Status NcclRank::Deregister() {
+  return Call([](NcclRank* self) { return self->DeregisterNow(); });
+}
+
+absl::Status NcclRank::RegisterNow(const std::vector<Region>& regions) {
+  const std::string call = "ncclCommRegister";
+  if (!options_.api->registers())
+    return absl::FailedPreconditionError(absl::StrCat("this library has no ", call));
+  for (const Region& region : regions) {
+    void* handle = nullptr;
+    RETURN_IF_ERROR(
+        ToStatus(call, options_.api->CommRegister(comm_, region.data, region.size_bytes, &handle)));
+    if (handle == nullptr)
+      return absl::FailedPreconditionError("this library was told to register no memory");
+    registered_.push_back(handle);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclRank::DeregisterNow() {
+  absl::Status first;
+  for (void* handle : std::exchange(registered_, {})) {
+    if (comm_ == nullptr) break;  // They went with it.
+    first.Update(ToStatus("ncclCommDeregister", options_.api->CommDeregister(comm_, handle)));
+  }
+  return first;
+}
+
 absl::Status NcclRank::Issue(const std::string& call, Group group) {
   auto ended = std::make_shared<NcclResult>(NcclResult::kSuccess);
   RETURN_IF_ERROR(Call([call, ended, group = std::move(group)](NcclRank* self) -> absl::Status {
@@ -157,6 +195,7 @@ absl::Status NcclRank::Apply(NcclEvent event) {
 
 absl::Status NcclRank::AbortNow() {
   if (comm_ == nullptr) return absl::OkStatus();
+  registered_.clear();                             // What is left the library frees with the rest.
   NcclComm* comm = std::exchange(comm_, nullptr);  // Freed by the call, whatever it returns.
   return ToStatus("ncclCommAbort", options_.api->CommAbort(comm));
 }

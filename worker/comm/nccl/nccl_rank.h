@@ -13,6 +13,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -52,6 +54,17 @@ class NcclRank : public std::enable_shared_from_this<NcclRank> {
   absl::Status Issue(const std::string& call, Group group);  // Until the stream has it.
   absl::Status Await(const std::string& call);               // Until the stream has done it.
 
+  struct Region {
+    void* data = nullptr;
+    int64_t size_bytes = 0;  // `data` too: a multiple of the device's granularity.
+  };
+  // Registers these with the library, all or none. Before the first operation, of all ranks.
+  //   FailedPrecondition  the library has no such call, or was told to register nothing
+  absl::Status Register(std::vector<Region> regions);
+  // Where they are registered. With an empty stream, and while nobody has aborted: an abort frees
+  // what the library has of them, and a call that reached for a rank that is gone might hang.
+  absl::Status Deregister();
+
   // Ends what runs: idempotent, and back soon after `call_timeout` at the latest. After Abort the
   // stream touches no memory any more, unless it is an error.
   // Errors: DeadlineExceeded, Unavailable  the call or the stream is stuck: the process must end
@@ -72,12 +85,16 @@ class NcclRank : public std::enable_shared_from_this<NcclRank> {
   absl::Status Drain();  // Until the stream is empty.
   // These run on the NCCL thread.
   absl::Status ToStatus(absl::string_view call, NcclResult result) const;
+  absl::Status RegisterNow(const std::vector<Region>& regions);
+  absl::Status DeregisterNow();
   absl::Status AbortNow();
 
   const Options options_;
   const std::unique_ptr<CudaEvent> event_;  // Outlives the work of the stream that mentions it.
   const std::unique_ptr<CudaStream> stream_;
-  NcclComm* comm_ = nullptr;  // Only the NCCL thread looks at it.
+  // Only the NCCL thread looks at these.
+  NcclComm* comm_ = nullptr;
+  std::vector<void*> registered_;
   NcclPhase phase_ = NcclPhase::kJoining;
 };
 

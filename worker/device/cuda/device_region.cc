@@ -55,4 +55,12 @@ void DeviceRegion::Reset() {
   size_bytes_ = 0;
 }
 
+absl::StatusOr<Buffer> AllocateRegion(const SharingDevice& device, int64_t size_bytes) {
+  ASSIGN_OR_RETURN(const DeviceRegion region, DeviceRegion::Create(device, size_bytes));
+  ASSIGN_OR_RETURN(DeviceMapping mapping, region.Map(CudaAccess::kReadWrite));
+  void* const data = mapping.data();  // The mapping holds the memory, once the region is gone.
+  return Buffer(data, region.size_bytes(),
+                [mapping = std::move(mapping)]() mutable { mapping.Reset(); });
+}
+
 }  // namespace tessera

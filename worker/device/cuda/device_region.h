@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
+#include "worker/device/buffer.h"
 #include "worker/device/cuda/device_mapping.h"
 
 namespace tessera {
@@ -51,6 +52,10 @@ class DeviceRegion {
   CudaMemHandle handle_ = 0;
   int64_t size_bytes_ = 0;
 };
+
+// Memory of the same kind for this process alone, mapped; undefined content. `device` outlives it.
+// Errors: those of DeviceRegion::Create and DeviceMapping::Map
+absl::StatusOr<Buffer> AllocateRegion(const SharingDevice& device, int64_t size_bytes);
 
 }  // namespace tessera
 

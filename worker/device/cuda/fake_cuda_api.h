@@ -112,6 +112,10 @@ class FakeCudaApi : public CudaApi {
   void AwaitStream(CudaStreamHandle* stream);
   // Whether these bytes lie in one piece of what MemAlloc or MemHostAlloc gave, or is registered.
   bool Holds(const void* address, int64_t size_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether it is a run of whole granules that MemMap mapped, as MemCreate made them.
+  bool IsSharable(const void* address, int64_t size_bytes) const {
+    return memory_.IsMapped(reinterpret_cast<CudaAddress>(address), size_bytes);
+  }
   // The device's clock, which timed events read: it stands still but for copies and for this.
   void AdvanceClock(double seconds) { clock_nanos_ += static_cast<int64_t>(seconds * 1e9); }
   // What StreamCreateWithPriority was given.

@@ -160,6 +160,16 @@ int FakeCudaMemory::SetAccess(CudaAddress address, int64_t size_bytes, CudaAcces
   return mprotect(Pointer(address), size_bytes, protection) == 0 ? kCudaSuccess : kCudaInvalidValue;
 }
 
+bool FakeCudaMemory::IsMapped(CudaAddress address, int64_t size_bytes) const {
+  if (!IsGranular(size_bytes) || address % granularity_bytes_ != 0) return false;
+  absl::MutexLock lock(&mu_);
+  auto found = reservations_.upper_bound(address);
+  if (found == reservations_.begin()) return false;
+  --found;
+  const int64_t offset = static_cast<int64_t>(address - found->first);
+  return found->second.mapped != nullptr && offset + size_bytes <= found->second.mapped_bytes;
+}
+
 std::string FakeCudaMemory::Held() const {
   absl::MutexLock lock(&mu_);
   int mappings = 0;

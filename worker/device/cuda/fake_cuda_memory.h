@@ -39,6 +39,9 @@ class FakeCudaMemory {
   int SetAccess(CudaAddress address, int64_t size_bytes, CudaAccess access)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Whether these are whole granules of one mapping.
+  bool IsMapped(CudaAddress address, int64_t size_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
+
   // "handles=1 mappings=2 reservations=1 bytes=65536"; empty when nothing is held.
   std::string Held() const ABSL_LOCKS_EXCLUDED(mu_);
 
