@@ -3,7 +3,7 @@
 //
 //   rank on a GPU ── DirectCommunicators::Join(control) ──► Communicator: NCCL
 //
-// Thread-compatible; what it makes may be used beside each other.
+// Thread-compatible, but for `status`; what it makes may be used beside each other.
 #ifndef TESSERA_WORKER_COMM_DIRECT_COMMUNICATORS_H_
 #define TESSERA_WORKER_COMM_DIRECT_COMMUNICATORS_H_
 
@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
@@ -25,6 +26,10 @@ class DirectCommunicators {
 
   // Whether what is moved can be registered with what moves it, as far as is known before; why not.
   virtual absl::Status CanRegister() const = 0;
+
+  // Not OK, for good, once a call of the library did not come back: nothing but the end of the
+  // process helps, and that must not wait for the call. From any thread.
+  virtual absl::Status status() const = 0;
 
   struct Region {
     void* data = nullptr;  // Of the device, as RankDevice::MapRegion gave it.

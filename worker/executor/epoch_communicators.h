@@ -39,6 +39,8 @@ class EpochCommunicators {
   // Collective. Errors: as ShmCommunicator::Create, EpochMeshes::Connect, DirectCommunicators::Join
   absl::Status Join(Epoch epoch, const v1::ExecutorStart& start);
   void Leave();
+  // As DirectCommunicators::status. After Open, from any thread.
+  absl::Status status() const { return direct_ == nullptr ? absl::OkStatus() : direct_->status(); }
 
   // Null before Join and after Leave; the latter two where there is one worker, too.
   Communicator* reduce() const { return reduce_.get(); }

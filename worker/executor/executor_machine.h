@@ -3,7 +3,9 @@
 #define TESSERA_WORKER_EXECUTOR_EXECUTOR_MACHINE_H_
 
 #include <cstdint>
+#include <functional>
 
+#include "absl/status/status.h"
 #include "checkpoint/direct_writes.h"
 #include "worker/comm/direct_communicators.h"
 #include "worker/device/rank_device.h"
@@ -14,6 +16,9 @@ namespace tessera {
 struct ExecutorMachine {
   MakeRankDevice make_device = MakeHostRankDevice;  // The device that the setup names.
   MakeDirectCommunicators make_direct;  // For ranks on a GPU; null: what moves goes by the host.
+  // Where executors are processes: ends this one at once, and waits for no thread and no library's
+  // own end. For when a call that uses the device never comes back. Null: they are threads.
+  std::function<void(const absl::Status& why)> end_process;
   int64_t direct_write_bytes = kDirectFromBytes;  // Of files; as DirectWrites has it.
 };
 

@@ -1,5 +1,7 @@
 #include "worker/executor/executor_program.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <string>
 
@@ -26,11 +28,18 @@ int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine) {
   app.add_option("--fault-points", faults, "for tests");
   if (const auto ended = ParseCommandLine(&app, argc, argv)) return *ended;
   SetLogContext("executor " + label);
+  const auto tell = [&label](const absl::Status& status) {
+    fprintf(stderr, "tessera-executor %s: %s\n", label.c_str(), status.ToString().c_str());
+  };
+  machine.end_process = [&tell](const absl::Status& why) {
+    tell(why);
+    _exit(1);  // Not exit: a library that is stuck would be waited for by its own exit handlers.
+  };
   absl::Status status = SetLogLevel(log_level);
   if (status.ok()) status = ArmFaultPointsFromFlag(faults);
   if (status.ok()) status = RunRankExecutor(UniqueFd(socket_fd), machine);
   if (status.ok()) return 0;
-  fprintf(stderr, "tessera-executor %s: %s\n", label.c_str(), status.ToString().c_str());
+  tell(status);
   return 1;
 }
 

@@ -59,6 +59,8 @@ class RankExecutor {
     absl::MutexLock lock(&mu_);
     return device_status_;
   }
+  // Ends what runs. Not OK: something is stuck, and only the end of the process ends that.
+  absl::Status Close();
 
  private:
   absl::Status CreateKernels();
@@ -67,9 +69,11 @@ class RankExecutor {
   absl::Status StartEpoch(const v1::ExecutorStart& start);
   RankEngine::Options EngineOptions(Epoch epoch);
   void RunEngine(Epoch epoch);
-  // Whether the device works. Reports it where it does not, and has this executor end: the thread
-  // that waits for commands reads the end of them. While no engine runs.
+  // Whether the device works, and what moves bytes from one to the other. Reports it where it does
+  // not, and has this executor end: the thread that waits for commands reads the end of them. While
+  // no engine runs.
   bool CheckDevice(Epoch epoch) ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsWell(Epoch epoch, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   void Quiesce(const absl::Status& reason);
   // Says that the rank is quiet; where it is to prepare an epoch across workers, it listens first.
   // False: stop.
@@ -165,6 +169,7 @@ bool RankExecutor::Handle(const v1::ExecutorCommand& command, std::vector<Unique
                                         ? absl::StatusCode::kAborted
                                         : static_cast<absl::StatusCode>(command.abort().code());
       Quiesce(absl::Status(code, command.abort().reason()));
+      if (!IsWell(Epoch(command.abort().epoch()), communicators_.status())) return false;
       return Answer(command.abort());
     }
     case v1::ExecutorCommand::kPut:
@@ -282,7 +287,10 @@ void RankExecutor::Leave() {
 }
 
 bool RankExecutor::CheckDevice(Epoch epoch) {
-  const absl::Status status = kernels_->Finish();
+  return IsWell(epoch, communicators_.status()) && IsWell(epoch, kernels_->Finish());
+}
+
+bool RankExecutor::IsWell(Epoch epoch, const absl::Status& status) {
   if (status.ok()) return true;
   ReportFailure(epoch, status);
   {
@@ -358,6 +366,27 @@ void RankExecutor::Quiesce(const absl::Status& reason) {
   communicators_.Leave();
 }
 
+absl::Status RankExecutor::Close() {
+  if (communicators_.status().ok()) Quiesce(absl::AbortedError("the executor ends"));
+  return communicators_.status();
+}
+
+// Until the worker stops it, or is gone, or the device has failed.
+absl::Status Obey(int socket, RankExecutor* executor) {
+  while (true) {
+    absl::StatusOr<Packet> packet = ReceivePacket(socket);
+    RETURN_IF_ERROR(executor->device_status());
+    if (!packet.ok()) {  // The worker is gone, or the trainer that has this executor.
+      executor->Leave();
+      return absl::OkStatus();
+    }
+    v1::ExecutorCommand command;
+    if (!command.ParseFromString(packet->bytes) ||
+        !executor->Handle(command, std::move(packet->fds)))
+      return executor->device_status();
+  }
+}
+
 }  // namespace
 
 absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
@@ -366,18 +395,12 @@ absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
                    ExecutorMemory::FromSetup(std::move(setup), machine.make_device));
   RankExecutor executor(socket.get(), std::move(memory), machine);
   RETURN_IF_ERROR(executor.Open());
-  while (true) {
-    absl::StatusOr<Packet> packet = ReceivePacket(socket.get());
-    RETURN_IF_ERROR(executor.device_status());
-    if (!packet.ok()) {  // The worker is gone, or the trainer that has this executor.
-      executor.Leave();
-      return absl::OkStatus();
-    }
-    v1::ExecutorCommand command;
-    if (!command.ParseFromString(packet->bytes) ||
-        !executor.Handle(command, std::move(packet->fds)))
-      return executor.device_status();
-  }
+  const absl::Status status = Obey(socket.get(), &executor);
+  // What is destroyed from here on might wait for the stuck call, or take away what it uses.
+  const absl::Status stuck = executor.Close();
+  if (!stuck.ok() && machine.end_process != nullptr)
+    machine.end_process(status.ok() ? stuck : status);
+  return status;
 }
 
 }  // namespace tessera

@@ -4,7 +4,8 @@
 //          ── Start(e) ──► engine of epoch e, on a thread of its own ── Started / Failure ──►
 //          ── Abort(e) ──► that engine stops ── Quiesced ──►
 //          socket closed ──► end
-//          error of the device ── Failure ──► end: the next executor has a device that works
+//          error of the device, a call that uses it and never comes back ── Failure ──► end:
+//                                             the next executor has a device that works
 //
 // What must survive an executor lies in regions that the worker owns, so it may be killed at any
 // moment and another takes over.

@@ -183,7 +183,11 @@ absl::Status NcclCommunicator::End(absl::Status status) {
   const absl::Status aborted = nccl_->Abort();
   if (!aborted.ok()) {
     TESSERA_LOG(ERROR, "NCCL is not aborted: {}", aborted.ToString());
-    if (nccl_->phase() == NcclPhase::kStuck) broken_ = Annotate(broken_, "NCCL is stuck");
+    if (nccl_->phase() == NcclPhase::kStuck) {
+      // Whatever it began with, the next process may do it: an error to try again after.
+      if (absl::IsInternal(broken_)) broken_ = absl::UnavailableError(broken_.message());
+      broken_ = Annotate(broken_, "NCCL is stuck");
+    }
   }
   return broken_;
 }

@@ -14,13 +14,19 @@ namespace {
 
 class NcclDirect : public DirectCommunicators {
  public:
-  NcclDirect(NcclApi* nccl, CudaBackend* backend, std::unique_ptr<NcclThread> thread)
-      : nccl_(nccl), backend_(backend), thread_(std::move(thread)) {
+  NcclDirect(NcclApi* nccl, CudaBackend* backend, absl::Duration call_timeout,
+             std::unique_ptr<NcclThread> thread)
+      : nccl_(nccl), backend_(backend), call_timeout_(call_timeout), thread_(std::move(thread)) {
     if (!nccl->registers())
       can_register_ = absl::UnimplementedError("this machine's NCCL has no ncclCommRegister");
   }
 
   absl::Status CanRegister() const override { return can_register_; }
+
+  absl::Status status() const override {
+    if (!thread_->stuck()) return absl::OkStatus();
+    return absl::UnavailableError("a call of NCCL never came back");
+  }
 
   absl::StatusOr<std::unique_ptr<Communicator>> Join(const JoinOptions& join) override {
     NcclCommunicator::Options options;
@@ -38,6 +44,7 @@ class NcclDirect : public DirectCommunicators {
     options.control = join.control;
     options.control_aborted = join.aborted;
     options.timeout = join.timeout;
+    options.call_timeout = call_timeout_;
     options.registers = join.registers;
     options.max_slice_bytes = join.max_slice_bytes;
     for (const Region& region : join.regions)
@@ -52,19 +59,20 @@ class NcclDirect : public DirectCommunicators {
  private:
   NcclApi* const nccl_;
   CudaBackend* const backend_;
+  const absl::Duration call_timeout_;
   const std::unique_ptr<NcclThread> thread_;
   absl::Status can_register_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeNcclCommunicators(NcclApi* nccl,
-                                                                           RankDevice* device) {
+absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeNcclCommunicators(
+    NcclApi* nccl, RankDevice* device, absl::Duration call_timeout) {
   auto* const backend = dynamic_cast<CudaBackend*>(device);
   if (backend == nullptr)
     return absl::InvalidArgumentError(absl::StrCat("NCCL for ", device->name()));
   ASSIGN_OR_RETURN(std::unique_ptr<NcclThread> thread, NcclThread::Create());
-  return std::make_unique<NcclDirect>(nccl, backend, std::move(thread));
+  return std::make_unique<NcclDirect>(nccl, backend, call_timeout, std::move(thread));
 }
 
 absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeMachineNccl(RankDevice* device) {

@@ -10,11 +10,11 @@
 
 namespace tessera {
 
-// `nccl` and `device` outlive what is made.
+// `nccl` and `device` outlive what is made. `call_timeout`: of each call of NCCL, an abort too.
 // Errors: InvalidArgument    `device` is no GPU
 //         ResourceExhausted  no thread can be made
-absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeNcclCommunicators(NcclApi* nccl,
-                                                                           RankDevice* device);
+absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeNcclCommunicators(
+    NcclApi* nccl, RankDevice* device, absl::Duration call_timeout = absl::Seconds(30));
 
 // With this machine's library, which is told by its environment not to block. A
 // MakeDirectCommunicators. Errors: those of LoadNcclApi too.
