@@ -20,11 +20,19 @@
 namespace {
 
 absl::StatusOr<std::unique_ptr<tessera::WorkerServer>> StartServer(
-    tessera::WorkerServer::Options options, int gpu) {
-  if (gpu != tessera::kHostDevice) {
-    ASSIGN_OR_RETURN(options.device_memory, tessera::MakeMachineDeviceMemory(gpu));
+    tessera::WorkerServer::Options options, const std::string& gpu) {
+  if (!gpu.empty()) {
+    ASSIGN_OR_RETURN(const tessera::DeviceName name, tessera::ParseDeviceName(gpu));
+    ASSIGN_OR_RETURN(options.device_memory, tessera::MakeMachineDeviceMemory(name));
   }
   return tessera::WorkerServer::Start(options);
+}
+
+// As a CLI::Validator: empty where it is one.
+std::string IsGpu(const std::string& text) {
+  const absl::StatusOr<tessera::DeviceName> name = tessera::ParseDeviceName(text);
+  if (!name.ok()) return std::string(name.status().message());
+  return name->is_host() ? "-1 is no GPU" : "";
 }
 
 }  // namespace
@@ -48,11 +56,12 @@ int main(int argc, char** argv) {
   app.add_option("--devices", options.num_devices, "ranks that this node can hold")
       ->default_val(1)
       ->check(tessera::WholeNumber(1, tessera::kMaxDevices));
-  int gpu = tessera::kHostDevice;
+  std::string gpu;
   app.add_option("--gpu", gpu,
-                 "the GPU, as CUDA numbers them, that has the ranks' parameters, gradients and "
-                 "shards; without it the processor's memory has them. A worker for each GPU")
-      ->check(tessera::WholeNumber(0, tessera::kMaxDevices));
+                 "the GPU that has the ranks' parameters, gradients and shards: as CUDA numbers "
+                 "them, or by its UUID, as nvidia-smi -L shows it; without it the processor's "
+                 "memory has them. A worker for each GPU")
+      ->check(IsGpu);
   app.add_option("--data-host", options.data_host,
                  "IP address by which ranks of other workers reach this one's; without it no job "
                  "that needs several workers comes here");

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-int DeviceGradients::device() const { return session_->page()->device; }
+int DeviceGradients::device() const { return session_->memory_.device->number(); }
 
 absl::Status DeviceGradients::Finish() {
   return available() ? session_->memory_.kernels->Finish() : absl::OkStatus();

@@ -172,7 +172,8 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
     return absl::FailedPreconditionError(
         "the worker is of another version: its memory has another form");
   }
-  absl::StatusOr<std::unique_ptr<RankDevice>> device = options_.make_device(page()->device);
+  absl::StatusOr<std::unique_ptr<RankDevice>> device =
+      options_.make_device({page()->device, page()->device_uuid});
   RETURN_IF_ERROR(
       Annotate(device.status(), absl::StrCat("rank ", options_.rank, " is on another device")));
   memory_.device = *std::move(device);

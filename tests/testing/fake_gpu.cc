@@ -17,8 +17,8 @@ FakeCudaApi* FakeGpu() {
   return api;
 }
 
-absl::StatusOr<std::unique_ptr<RankDevice>> MakeFakeGpuDevice(int device) {
-  if (device == kHostDevice) return MakeHostRankDevice(device);
+absl::StatusOr<std::unique_ptr<RankDevice>> MakeFakeGpuDevice(const DeviceName& device) {
+  if (device.is_host()) return MakeHostRankDevice(device);
   return CudaRankDevice::Create(FakeGpu(), device);
 }
 

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
+#include "worker/device/device_name.h"
 
 namespace tessera {
 
@@ -29,7 +30,7 @@ class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
 
-  virtual int device() const = 0;  // As RankDevice numbers them.
+  virtual DeviceName device() const = 0;  // With its UUID, for processes that count otherwise.
 
   // At least `size_bytes` of undefined content.
   // Errors: InvalidArgument    size_bytes < 1, or too large for any machine

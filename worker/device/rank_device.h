@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "worker/device/buffer.h"
+#include "worker/device/device_name.h"
 #include "worker/device/rank_kernels.h"
 #include "worker/device/shared_event.h"
 
@@ -24,7 +25,8 @@ class RankDevice {
  public:
   virtual ~RankDevice() = default;
 
-  virtual absl::string_view name() const = 0;  // "host", "cuda:0"
+  virtual absl::string_view name() const = 0;         // "host", "cuda:0"
+  virtual int number() const { return kHostDevice; }  // As CUDA numbers it in this process.
   // Whether its memory is not the processor's.
   virtual bool is_separate() const = 0;
 
@@ -60,11 +62,12 @@ class RankDevice {
       const KernelOptions& options) = 0;
 };
 
-// -1: the processor; else a GPU, as CUDA numbers them.
-// Errors: NotFound, Unimplemented  there is no driver, or this program was built without CUDA
-//         FailedPrecondition       the driver is too old, or the device is missing
-using MakeRankDevice = std::function<absl::StatusOr<std::unique_ptr<RankDevice>>(int device)>;
-inline constexpr int kHostDevice = -1;
+// The processor or a GPU: by its UUID, where the name has one, whatever its number is here.
+// Errors: NotFound, Unimplemented  there is no driver, this program was built without CUDA, or it
+//                                  does not see that GPU: the message has its UUID and number
+//         FailedPrecondition       the driver is too old
+using MakeRankDevice =
+    std::function<absl::StatusOr<std::unique_ptr<RankDevice>>(const DeviceName& device)>;
 
 }  // namespace tessera
 

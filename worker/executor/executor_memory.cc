@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
@@ -141,12 +140,13 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   ASSIGN_OR_RETURN(memory.layout, LayOut(model, memory.config));
   ASSIGN_OR_RETURN(memory.plan, JobMemory::Create(memory.layout, memory.config));
   RETURN_IF_ERROR(MapHostRegions(packet, &memory));
-  int device = kHostDevice;
-  if (!absl::SimpleAtoi(absl::StripPrefix(packet.bytes, kSetupPacket), &device)) {
+  const absl::StatusOr<DeviceName> device =
+      ParseDeviceName(absl::StripPrefix(packet.bytes, kSetupPacket));
+  if (!device.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("executor setup: a packet that says '", packet.bytes, "'"));
   }
-  ASSIGN_OR_RETURN(memory.device, make_device(device));
+  ASSIGN_OR_RETURN(memory.device, make_device(*device));
   const size_t gradients_of_rank = memory.device->is_separate() ? 2 : 1;
   const size_t num_ranks = memory.topology.NumRanks(memory.host());
   ASSIGN_OR_RETURN(ParameterPlan parameters,

@@ -29,7 +29,7 @@ inline int64_t ChannelOffsetBytes(const JobMemory& plan) {
   return kGroupPageBytes + (counts_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-// What the packet of a setup says, before the number of the device (see RankDevice). Not in the
+// What the packet of a setup says, before the device's name (see DeviceName). Not in the
 // control page only, to which the trainer writes.
 inline constexpr char kSetupPacket[] = "setup of device ";
 

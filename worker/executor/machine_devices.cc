@@ -16,9 +16,11 @@
 namespace tessera {
 namespace {
 
-absl::StatusOr<CudaApi*> ApiFor(int device) {
+absl::StatusOr<CudaApi*> ApiFor(const DeviceName& device) {
   absl::StatusOr<CudaApi*> api = LoadCudaApi();
-  if (!api.ok()) return Annotate(api.status(), absl::StrCat("GPU ", device));
+  if (!api.ok())
+    return Annotate(api.status(),
+                    absl::StrCat(device.number == kNoNumber ? "" : "GPU ", ToText(device)));
   return api;
 }
 
@@ -30,16 +32,17 @@ std::string DescribeMps() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RankDevice>> MakeMachineRankDevice(int device) {
-  if (device == kHostDevice) return MakeHostRankDevice(device);
+absl::StatusOr<std::unique_ptr<RankDevice>> MakeMachineRankDevice(const DeviceName& device) {
+  if (device.is_host()) return MakeHostRankDevice(device);
   ASSIGN_OR_RETURN(CudaApi* const api, ApiFor(device));
   return CudaRankDevice::Create(api, device);
 }
 
-absl::StatusOr<std::shared_ptr<DeviceMemory>> MakeMachineDeviceMemory(int device) {
+absl::StatusOr<std::shared_ptr<DeviceMemory>> MakeMachineDeviceMemory(const DeviceName& device) {
   ASSIGN_OR_RETURN(CudaApi* const api, ApiFor(device));
   ASSIGN_OR_RETURN(std::shared_ptr<DeviceMemory> memory, CudaDeviceMemory::Create(api, device));
-  TESSERA_LOG(INFO, "executors and trainers on cuda:{}: {}", device, DescribeMps());
+  TESSERA_LOG(INFO, "executors and trainers on cuda:{}, {}: {}", memory->device().number,
+              UuidText(memory->device().uuid), DescribeMps());
   return memory;
 }
 

@@ -113,7 +113,9 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::CreateRank(const std::string
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
   ControlPage* page = reinterpret_cast<ControlPage*>(mapping.data());
   page->version = kControlPageVersion;
-  page->device = device_memory == nullptr ? kHostDevice : device_memory->device();
+  const DeviceName device = device_memory == nullptr ? DeviceName() : device_memory->device();
+  page->device = device.number;
+  page->device_uuid = device.uuid;
   ASSIGN_OR_RETURN(SharedRegion flight,
                    SharedRegion::Create(label + "/flight", sizeof(FlightRing)));
   ASSIGN_OR_RETURN(Mapping flight_mapping, FormatAndMap(flight));
@@ -234,8 +236,8 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
     if (regions.device_gradients.valid()) fds.push_back(regions.device_gradients.get());
   }
   for (const UniqueFd& slot : slots_) fds.push_back(slot.get());
-  const int device = device_memory_ == nullptr ? kHostDevice : device_memory_->device();
-  return SendPacket(socket, absl::StrCat(kSetupPacket, device), fds);
+  const DeviceName device = device_memory_ == nullptr ? DeviceName() : device_memory_->device();
+  return SendPacket(socket, absl::StrCat(kSetupPacket, ToText(device)), fds);
 }
 
 std::vector<int> JobRegions::TrainerFds(Rank rank) const {

@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "job/job_config.h"
 #include "worker/comm/wait_word.h"
+#include "worker/device/device_name.h"
 #include "worker/device/shared_event.h"
 
 namespace tessera {
@@ -98,7 +99,7 @@ struct UnitWords {
   std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 13;
+inline constexpr uint32_t kControlPageVersion = 14;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr uint32_t kGradientEvents = 64;  // More than backwards run ahead of their GPU.
 inline constexpr size_t kMaxErrorBytes = 1024;
@@ -118,9 +119,11 @@ struct OpResult {
 
 struct ControlPage {
   uint32_t version;
-  // The GPU that has the job's parameters and the rank's gradients and shards; -1: the processor's
-  // memory has them. Written once, before anybody else has the page.
+  // The GPU that has the job's parameters and the rank's gradients and shards, as the worker
+  // numbers it; -1: the processor's memory has them. Written once, before anybody else has the
+  // page.
   int32_t device;
+  DeviceUuid device_uuid;  // Which that is for a process that sees other GPUs than the worker.
   alignas(64) WaitWord submitted;
   alignas(64) std::atomic<uint32_t> consumed;
   alignas(64) WaitWord events;         // Bumped at every change that a trainer may await.

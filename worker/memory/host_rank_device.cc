@@ -31,9 +31,9 @@ absl::StatusOr<std::unique_ptr<RankKernels>> HostRankDevice::CreateKernels(const
   return std::make_unique<HostRankKernels>();
 }
 
-absl::StatusOr<std::unique_ptr<RankDevice>> MakeHostRankDevice(int device) {
-  if (device == kHostDevice) return std::make_unique<HostRankDevice>();
-  return absl::UnimplementedError(absl::StrCat("this program has no GPU ", device));
+absl::StatusOr<std::unique_ptr<RankDevice>> MakeHostRankDevice(const DeviceName& device) {
+  if (device.is_host()) return std::make_unique<HostRankDevice>();
+  return absl::UnimplementedError(absl::StrCat("this program has no GPU ", ToText(device)));
 }
 
 }  // namespace tessera

@@ -17,8 +17,8 @@ class HostRankDevice : public RankDevice {
   absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(const KernelOptions& options) override;
 };
 
-// Errors: Unimplemented  `device` is not kHostDevice
-absl::StatusOr<std::unique_ptr<RankDevice>> MakeHostRankDevice(int device);
+// Errors: Unimplemented  `device` is a GPU
+absl::StatusOr<std::unique_ptr<RankDevice>> MakeHostRankDevice(const DeviceName& device);
 
 }  // namespace tessera
 

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
+#include "worker/device/device_name.h"
 
 namespace tessera {
 
@@ -67,6 +68,7 @@ class CudaApi {
   virtual absl::StatusOr<int> DeviceGetCount() = 0;
   virtual absl::StatusOr<int> DeviceGetAttribute(CudaAttribute attribute, int device) = 0;
   virtual absl::StatusOr<std::string> DeviceGetName(int device) = 0;
+  virtual absl::StatusOr<DeviceUuid> DeviceGetUuid(int device) = 0;  // Of a MIG device its own.
 
   // --- Contexts ---
   virtual absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) = 0;

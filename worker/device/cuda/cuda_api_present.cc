@@ -15,7 +15,7 @@
 // clang-format off
 #define TESSERA_CUDA_CALLS(X) \
   X(cuDriverGetVersion) X(cuInit) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetAttribute) \
-  X(cuDeviceGetName) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) \
+  X(cuDeviceGetName) X(cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) \
   X(cuCtxGetStreamPriorityRange) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) \
   X(cuMemFreeHost) X(cuMemHostRegister) X(cuMemHostUnregister) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) \
   X(cuStreamWaitEvent) X(cuStreamWaitValue32) X(cuLaunchHostFunc) X(cuMemcpyAsync) \
@@ -98,6 +98,14 @@ class Driver : public CudaApi {
     char name[256] = "";
     RETURN_IF_ERROR(CudaStatus("cuDeviceGetName", cuDeviceGetName_(name, sizeof(name), device)));
     return std::string(name);
+  }
+  absl::StatusOr<DeviceUuid> DeviceGetUuid(int device) override {
+    CUuuid native;
+    RETURN_IF_ERROR(CudaStatus("cuDeviceGetUuid", cuDeviceGetUuid_v2_(&native, device)));
+    DeviceUuid uuid;
+    static_assert(sizeof(native.bytes) == sizeof(uuid));
+    std::memcpy(uuid.data(), native.bytes, sizeof(uuid));
+    return uuid;
   }
 
   absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) override {

@@ -27,6 +27,25 @@ absl::Status CheckCudaDevice(CudaApi* api, int device, int min_driver_version) {
   return absl::NotFoundError(absl::StrCat("no cuda:", device, ": there are ", count, " devices"));
 }
 
+absl::StatusOr<int> FindCudaDevice(CudaApi* api, const DeviceName& device, int min_driver_version) {
+  if (!device.has_uuid()) {
+    RETURN_IF_ERROR(CheckCudaDevice(api, device.number, min_driver_version));
+    return device.number;
+  }
+  RETURN_IF_ERROR(Annotate(CheckCudaDevice(api, 0, min_driver_version), UuidText(device.uuid)));
+  ASSIGN_OR_RETURN(const int count, api->DeviceGetCount());
+  std::string seen;
+  for (int number = 0; number < count; ++number) {
+    ASSIGN_OR_RETURN(const DeviceUuid uuid, api->DeviceGetUuid(number));
+    if (uuid == device.uuid) return number;
+    absl::StrAppend(&seen, number == 0 ? "" : ", ", UuidText(uuid));
+  }
+  return absl::NotFoundError(absl::StrCat(
+      UuidText(device.uuid),
+      device.number < 0 ? "" : absl::StrCat(", which is cuda:", device.number, " of the worker,"),
+      " is not among the devices that this process sees: ", seen));
+}
+
 PrimaryContext::PrimaryContext(CudaApi* api, int device)
     : api_(api), device_(device), name_(absl::StrCat("cuda:", device)) {}
 

@@ -22,6 +22,12 @@ namespace tessera {
 //         NotFound            no device, or none with this number: the message has their count
 absl::Status CheckCudaDevice(CudaApi* api, int device, int min_driver_version);
 
+// The number that the device has in this process: that of its UUID, where the name has one.
+// Errors: NotFound  this process does not see it: the message has its UUID, its number where it was
+//                   named, and what is seen
+//         those of CheckCudaDevice
+absl::StatusOr<int> FindCudaDevice(CudaApi* api, const DeviceName& device, int min_driver_version);
+
 class PrimaryContext {
  public:
   // `api` outlives the context.

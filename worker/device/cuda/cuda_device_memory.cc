@@ -37,9 +37,11 @@ class CudaMemoryReader : public MemoryReader {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> CudaDeviceMemory::Create(CudaApi* api,
-                                                                           int device) {
+                                                                           const DeviceName& name) {
   // Executors will ask for as much.
-  RETURN_IF_ERROR(CheckCudaDevice(api, device, CudaDevice::Options().min_driver_version));
+  ASSIGN_OR_RETURN(const int device,
+                   FindCudaDevice(api, name, CudaDevice::Options().min_driver_version));
+  ASSIGN_OR_RETURN(const DeviceUuid uuid, api->DeviceGetUuid(device));
   const KeeperMemoryChoice choice = FindKeeperMemory(api, device);
   if (choice.where == KeeperMemory::kInExecutor) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -50,7 +52,7 @@ absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> CudaDeviceMemory::Create(CudaA
     ASSIGN_OR_RETURN(context,
                      PrimaryContext::Create(api, device, CudaDevice::Options().min_driver_version));
   }
-  return absl::WrapUnique(new CudaDeviceMemory(api, device, std::move(context)));
+  return absl::WrapUnique(new CudaDeviceMemory(api, device, uuid, std::move(context)));
 }
 
 absl::StatusOr<UniqueFd> CudaDeviceMemory::Create(const std::string& label, int64_t size_bytes) {

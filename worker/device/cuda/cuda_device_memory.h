@@ -16,22 +16,25 @@ class CudaDeviceMemory : public DeviceMemory {
   // log. `api` outlives it.
   // Errors: FailedPrecondition  they do not work here: the message says why
   //         those of PrimaryContext::Create, for what a rank's device needs
-  static absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> Create(CudaApi* api, int device);
+  static absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> Create(CudaApi* api,
+                                                                  const DeviceName& device);
 
-  int device() const override { return device_; }
+  DeviceName device() const override { return {device_, uuid_}; }
   absl::StatusOr<UniqueFd> Create(const std::string& label, int64_t size_bytes) override;
   // With a context of its own, where the keeper has none.
   absl::StatusOr<std::unique_ptr<MemoryReader>> OpenReader(int descriptor,
                                                            int64_t size_bytes) override;
 
  private:
-  CudaDeviceMemory(CudaApi* api, int device, std::unique_ptr<PrimaryContext> context)
-      : api_(api), device_(device), context_(std::move(context)) {}
+  CudaDeviceMemory(CudaApi* api, int device, const DeviceUuid& uuid,
+                   std::unique_ptr<PrimaryContext> context)
+      : api_(api), device_(device), uuid_(uuid), context_(std::move(context)) {}
 
   std::string DescribeFree() const;  // "1 of 2 bytes".
 
   CudaApi* const api_;
-  const int device_;
+  const int device_;  // In this process.
+  const DeviceUuid uuid_;
   const std::unique_ptr<PrimaryContext> context_;  // Null: the calls need none.
 };
 

@@ -12,9 +12,10 @@
 
 namespace tessera {
 
-absl::StatusOr<std::unique_ptr<CudaRankDevice>> CudaRankDevice::Create(CudaApi* api, int device) {
+absl::StatusOr<std::unique_ptr<CudaRankDevice>> CudaRankDevice::Create(CudaApi* api,
+                                                                       const DeviceName& device) {
   CudaDevice::Options options;
-  options.device = device;
+  ASSIGN_OR_RETURN(options.device, FindCudaDevice(api, device, options.min_driver_version));
   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> made, CudaDevice::Create(api, options));
   return absl::WrapUnique(new CudaRankDevice(std::move(made)));
 }

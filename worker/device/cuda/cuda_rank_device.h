@@ -16,10 +16,12 @@ namespace tessera {
 
 class CudaRankDevice : public RankDevice, public CudaBackend {
  public:
-  // `api` outlives the device. Errors: those of CudaDevice::Create
-  static absl::StatusOr<std::unique_ptr<CudaRankDevice>> Create(CudaApi* api, int device);
+  // `api` outlives the device. Errors: those of FindCudaDevice, CudaDevice::Create
+  static absl::StatusOr<std::unique_ptr<CudaRankDevice>> Create(CudaApi* api,
+                                                                const DeviceName& device);
 
   absl::string_view name() const override { return device_->name(); }
+  int number() const override { return device_->context()->device(); }
   bool is_separate() const override { return true; }
   absl::StatusOr<Buffer> MapRegion(int descriptor, int64_t size_bytes, bool writable) override
       ABSL_LOCKS_EXCLUDED(mu_);

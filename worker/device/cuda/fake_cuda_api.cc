@@ -28,6 +28,11 @@ bool LiesIn(const std::map<void*, int64_t>& pieces, const void* address, int64_t
   return static_cast<const char*>(address) + size_bytes <= static_cast<char*>(begin) + held_bytes;
 }
 
+FakeCudaApi::Options WithVisible(FakeCudaApi::Options options) {
+  if (!options.visible.empty()) options.num_devices = static_cast<int>(options.visible.size());
+  return options;
+}
+
 bool Overlaps(const std::map<void*, int64_t>& pieces, const void* address, int64_t size_bytes) {
   const char* const begin = static_cast<const char*>(address);
   auto after = pieces.lower_bound(const_cast<char*>(begin) + size_bytes);
@@ -39,7 +44,7 @@ bool Overlaps(const std::map<void*, int64_t>& pieces, const void* address, int64
 }  // namespace
 
 FakeCudaApi::FakeCudaApi(const Options& options)
-    : options_(options), memory_(options.memory_bytes, options.granularity_bytes) {}
+    : options_(WithVisible(options)), memory_(options.memory_bytes, options.granularity_bytes) {}
 
 FakeCudaApi::~FakeCudaApi() {
   if (current_context == reinterpret_cast<CudaContext*>(this)) current_context = nullptr;
@@ -149,6 +154,18 @@ absl::StatusOr<std::string> FakeCudaApi::DeviceGetName(int device) {
   RETURN_IF_ERROR(Enter("DeviceGetName", Needs::kNothing));
   RETURN_IF_ERROR(CheckDevice("cuDeviceGetName", device));
   return std::string("a fake of threads");
+}
+
+DeviceUuid FakeCudaApi::UuidOf(int machines_number) {
+  DeviceUuid uuid = {'f', 'a', 'k', 'e', ' ', 'G', 'P', 'U'};
+  uuid.back() = static_cast<uint8_t>(machines_number);
+  return uuid;
+}
+
+absl::StatusOr<DeviceUuid> FakeCudaApi::DeviceGetUuid(int device) {
+  RETURN_IF_ERROR(Enter("DeviceGetUuid", Needs::kNothing));
+  RETURN_IF_ERROR(CheckDevice("cuDeviceGetUuid", device));
+  return UuidOf(options_.visible.empty() ? device : options_.visible[device]);
 }
 
 absl::StatusOr<CudaContext*> FakeCudaApi::DevicePrimaryCtxRetain(int device) {

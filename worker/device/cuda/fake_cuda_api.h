@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
@@ -29,6 +30,9 @@ class FakeCudaApi : public CudaApi {
   struct Options {
     int driver_version = 13000;
     int num_devices = 1;
+    // The machine's number of each device that this process sees, as CUDA_VISIBLE_DEVICES has it:
+    // the device with that number has the same UUID in all processes. Empty: all, in order.
+    std::vector<int> visible;
     int64_t memory_bytes = int64_t{1} << 30;  // Of all devices together.
     int64_t granularity_bytes = 64 << 10;
     bool memory_management = true;  // The attributes of that name.
@@ -59,6 +63,8 @@ class FakeCudaApi : public CudaApi {
   absl::StatusOr<int> DeviceGetCount() override;
   absl::StatusOr<int> DeviceGetAttribute(CudaAttribute attribute, int device) override;
   absl::StatusOr<std::string> DeviceGetName(int device) override;
+  absl::StatusOr<DeviceUuid> DeviceGetUuid(int device) override;
+  static DeviceUuid UuidOf(int machines_number);
   absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) override;
   absl::Status DevicePrimaryCtxRelease(int device) override;
   absl::Status CtxSetCurrent(CudaContext* context) override;
