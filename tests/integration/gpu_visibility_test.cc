@@ -1,6 +1,6 @@
-// A worker, its executors and its trainers that see the machine's GPUs under other numbers, as where
-// CUDA_VISIBLE_DEVICES differs: a GPU is meant by its UUID. Its memory is made by one driver and
-// mapped by others, which are fakes.
+// A worker, its executors and its trainers that see the machine's GPUs under other numbers, as
+// where CUDA_VISIBLE_DEVICES differs: a GPU is meant by its UUID. Its memory is made by one driver
+// and mapped by others, which are fakes.
 #include <memory>
 #include <string>
 #include <vector>
@@ -111,12 +111,11 @@ TEST_F(GpuVisibilityTest, TrainerThatDoesNotSeeTheGpuIsToldByUuidAndNumber) {
   options.make_device = trainers.Maker();
   const absl::Status status = Session::Open(options).status();
   cluster_.reset();
-  EXPECT_THAT(status,
-              StatusIs(absl::StatusCode::kNotFound,
-                       AllOf(HasSubstr("rank 0 is on another device"),
-                             HasSubstr(UuidText(FakeCudaApi::UuidOf(2)) +
-                                       ", which is cuda:2 of the worker, is not among"),
-                             HasSubstr(UuidText(FakeCudaApi::UuidOf(1))))));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound,
+                               AllOf(HasSubstr("rank 0 is on another device"),
+                                     HasSubstr(UuidText(FakeCudaApi::UuidOf(2)) +
+                                               ", which is cuda:2 of the worker, is not among"),
+                                     HasSubstr(UuidText(FakeCudaApi::UuidOf(1))))));
 }
 
 TEST_F(GpuVisibilityTest, WorkerThatDoesNotSeeTheGpuIsToldByUuid) {

@@ -201,7 +201,7 @@ TEST_P(HostedExecutorTest, ErrorOfTheExecutorIsToldToItsTrainerByNameAndTheRankI
   constexpr int kWorldSize = 2;
   SessionOptions broken = OptionsOf(0, kWorldSize, 0, "toy");
   ExecutorMachine machine;
-  machine.make_device = [](int) -> absl::StatusOr<std::unique_ptr<RankDevice>> {
+  machine.make_device = [](const DeviceName&) -> absl::StatusOr<std::unique_ptr<RankDevice>> {
     return absl::UnavailableError("this processor is on fire");
   };
   broken.host_executor = RunExecutorHere(machine);
