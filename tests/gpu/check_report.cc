@@ -20,6 +20,8 @@ const char* Name(Outcome outcome) {
       return "killed";
     case Outcome::kRanNothing:
       return "ran nothing";
+    case Outcome::kNoPeer:
+      return "no peer";
   }
   return "unknown";
 }
@@ -91,6 +93,11 @@ SuiteResult JudgeTests(const Suite& suite, const ProgramEnd& end, const std::str
 SuiteResult JudgeBench(const Suite& suite, const ProgramEnd& end, const std::string& json,
                        std::vector<BenchRow>* rows) {
   SuiteResult result = Ended(suite, end);
+  if (suite.is_peer() && !end.killed && end.exit_status == kExitNoPeer) {
+    result.outcome = Outcome::kNoPeer;
+    result.reason = end.output.substr(0, end.output.find('\n'));
+    return result;
+  }
   const absl::StatusOr<std::vector<BenchRow>> read = RowsFromJson(json);
   if (end.killed || !read.ok()) {
     result.reason = EndOf(suite, end);
@@ -112,10 +119,12 @@ SuiteResult JudgeBench(const Suite& suite, const ProgramEnd& end, const std::str
 
 int ExitStatus(const Report& report) {
   if (!report.gpu.usable.ok()) return kExitNoGpu;
+  bool any_passed = false;
   for (const SuiteResult& suite : report.suites) {
-    if (suite.outcome != Outcome::kPassed) return kExitFailed;
+    if (suite.outcome != Outcome::kPassed && suite.outcome != Outcome::kNoPeer) return kExitFailed;
+    any_passed |= suite.outcome == Outcome::kPassed;
   }
-  return report.suites.empty() ? kExitFailed : kExitPassed;
+  return any_passed ? kExitPassed : kExitFailed;
 }
 
 std::string ToJson(const Report& report) {

@@ -16,7 +16,10 @@
 namespace tessera {
 namespace gpu_check {
 
-enum class Outcome { kPassed, kFailed, kKilled, kRanNothing };
+enum class Outcome { kPassed, kFailed, kKilled, kRanNothing, kNoPeer };
+
+// With which a benchmark of a peer ends where the machine lacks that.
+inline constexpr int kExitNoPeer = 77;
 
 struct SuiteResult {
   std::string name;
@@ -31,7 +34,7 @@ struct SuiteResult {
 SuiteResult JudgeTests(const Suite& suite, const ProgramEnd& end, const std::string& json);
 
 // Of the benchmark: `json` is what it wrote. A row counts as a test; one that misses its aim has
-// passed, for an aim is no test. The rows go to `rows`.
+// passed, for an aim is no test. That a peer is not there is no failure. The rows go to `rows`.
 SuiteResult JudgeBench(const Suite& suite, const ProgramEnd& end, const std::string& json,
                        std::vector<BenchRow>* rows);
 
@@ -48,7 +51,7 @@ inline constexpr int kExitFailed = 1;
 inline constexpr int kExitNoGpu = 2;
 inline constexpr int kExitWrongUsage = 3;
 
-// kExitPassed only if something ran and all of it passed.
+// kExitPassed only if something ran and all of it passed, but peers that are not there.
 int ExitStatus(const Report& report);
 std::string ToJson(const Report& report);
 std::string Table(const Report& report);

@@ -117,6 +117,26 @@ TEST(JudgeBenchTest, RowsCountAsTestsAndAnAimIsNone) {
   EXPECT_EQ(rows.size(), 4);
 }
 
+TEST(JudgeBenchTest, PeerThatTheMachineLacksIsNoFailureAndAnotherBenchmarksEndIsOne) {
+  ProgramEnd end = End(kExitNoPeer);
+  end.output = "no PyTorch: no module\nand more\n";
+  Suite peer = SampleSuite();
+  peer.filter = "peer-rows";
+  std::vector<BenchRow> rows;
+  const SuiteResult lacking = JudgeBench(peer, end, "", &rows);
+  EXPECT_EQ(lacking.outcome, Outcome::kNoPeer);
+  EXPECT_EQ(lacking.reason, "no PyTorch: no module");
+  EXPECT_EQ(JudgeBench(SampleSuite(), end, "", &rows).outcome, Outcome::kFailed);
+  end.killed = true;
+  EXPECT_EQ(JudgeBench(peer, end, "", &rows).outcome, Outcome::kKilled);
+  Report report;
+  report.suites = {lacking};
+  EXPECT_EQ(ExitStatus(report), kExitFailed) << "nothing of ours ran";
+  report.suites.push_back(lacking);
+  report.suites[0].outcome = Outcome::kPassed;
+  EXPECT_EQ(ExitStatus(report), kExitPassed);
+}
+
 TEST(CheckReportTest, PassesOnlyWhereSomethingRanAndAllOfItPassed) {
   Report report;
   EXPECT_EQ(ExitStatus(report), kExitFailed) << "nothing ran";

@@ -3,8 +3,10 @@
 //   # target                                seconds  what of it needs a GPU, as gtest's filter
 //   //worker/device/cuda:cuda_device_test   300      Cuda/DeviceConformanceTest.*
 //   //tests/gpu:gpu_bench                   300      rows
+//   //tests/gpu:torch_peers                 300      peer-rows
 //
-// "rows": no tests but a benchmark, which writes its rows. Pure; thread-safe.
+// "rows": no tests but a benchmark, which writes its rows; "peer-rows": one of software that is not
+// ours, which the machine may lack. Pure; thread-safe.
 #ifndef TESSERA_TESTS_GPU_CHECK_SUITES_H_
 #define TESSERA_TESTS_GPU_CHECK_SUITES_H_
 
@@ -23,7 +25,8 @@ struct Suite {
   absl::Duration deadline;
   std::string filter;
 
-  bool is_bench() const { return filter == "rows"; }
+  bool is_bench() const { return filter == "rows" || is_peer(); }
+  bool is_peer() const { return filter == "peer-rows"; }
 };
 
 // Errors: InvalidArgument  a line is none of these, two have one name, or there is none

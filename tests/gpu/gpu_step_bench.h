@@ -25,7 +25,7 @@ namespace gpu_check {
 
 struct StepBenchOptions {
   int rounds = 9;
-  int warm_up_rounds = 2;   // Before them, and not counted; the first records the job's order.
+  int warm_up_rounds = 2;  // Before them, and not counted; the first records the job's order.
   int steps_per_round = 4;
   int num_units = 24;
   int64_t unit_numel = int64_t{16} << 20;

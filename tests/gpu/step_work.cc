@@ -29,9 +29,7 @@ absl::StatusOr<std::unique_ptr<ModelWork>> ModelWork::Create(RankDevice* device,
   return work;
 }
 
-void* ModelWork::stream() const {
-  return static_cast<CudaStream*>(kernels_->stream())->handle();
-}
+void* ModelWork::stream() const { return static_cast<CudaStream*>(kernels_->stream())->handle(); }
 
 void ModelWork::Pass(const void* halves) {
   kernels_->Reduce({halves}, DType::kBf16, shape_.unit_numel, 1.0, /*accumulate=*/false,

@@ -44,8 +44,8 @@ class ModelWork {
   void Pass(const void* halves);
 
   const StepShape shape_;
-  Buffer scratch_;                  // fp32, of a unit.
-  std::vector<Buffer> gradients_;   // bf16, by unit.
+  Buffer scratch_;                 // fp32, of a unit.
+  std::vector<Buffer> gradients_;  // bf16, by unit.
   std::unique_ptr<CudaRankKernels> kernels_;
 };
 
