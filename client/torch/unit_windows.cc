@@ -83,7 +83,9 @@ void UnitWindows::HookUnit(int unit) {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
     if (accumulator == accumulators_[unit][p]) continue;
     accumulator->add_post_hook(std::make_unique<AfterAccumulation>([this, alive = alive_, unit, p] {
-      if (*alive) OnParameterGradient(unit, p);
+      if (!*alive) return;
+      absl::MutexLock lock(&mu_);
+      OnParameterGradient(unit, p);
     }));
     accumulators_[unit][p] = std::move(accumulator);
   }
@@ -102,6 +104,7 @@ void UnitWindows::OpenWindow(int unit, Precision precision) {
 }
 
 void UnitWindows::PreForward(int unit) {
+  absl::MutexLock lock(&mu_);
   const bool is_unit = unit != ShardedBase::kRootWithoutUnit;
   if (in_backward_ || Recomputing()) {
     if (is_unit) PreBackward(unit, prefetch_.LastUse(unit), precisions_.Wanted(unit));
@@ -135,12 +138,14 @@ void UnitWindows::ForgetForwards() {
 }
 
 void UnitWindows::WatchInput(int unit, const torch::Tensor& input) {
+  absl::MutexLock lock(&mu_);
   if (unit == ShardedBase::kRootWithoutUnit) return;
   if (in_backward_ || !torch::GradMode::is_enabled() || !input.defined() || !input.requires_grad())
     return;
   ++backward_[unit].inputs_left;
   input.register_hook([this, alive = alive_, unit](const torch::Tensor&) {
     if (!*alive) return;
+    absl::MutexLock lock(&mu_);
     // Where no parameter will ever say that the unit's backward is over.
     if (--backward_[unit].inputs_left == 0 && Trainable(unit) == 0) return OnUnitGradient(unit);
     MaybeReshard(unit);
@@ -148,17 +153,21 @@ void UnitWindows::WatchInput(int unit, const torch::Tensor& input) {
 }
 
 void UnitWindows::WatchOutput(int unit, const torch::Tensor& output) {
+  absl::MutexLock lock(&mu_);
   if (unit == ShardedBase::kRootWithoutUnit) return;
   if (in_backward_ || !torch::GradMode::is_enabled() || !output.defined() ||
       !output.requires_grad())
     return;
   output.register_hook([this, alive = alive_, unit, use = prefetch_.NextUse(),
                         precision = session_->precision(unit)](const torch::Tensor&) {
-    if (*alive) PreBackward(unit, use, precision);
+    if (!*alive) return;
+    absl::MutexLock lock(&mu_);
+    PreBackward(unit, use, precision);
   });
 }
 
 void UnitWindows::PostForward(int unit, int member) {
+  absl::MutexLock lock(&mu_);
   if (in_backward_) return;
   if (forward_depth_ > 0) --forward_depth_;
   if (unit != ShardedBase::kRootWithoutUnit) {
@@ -187,7 +196,9 @@ void UnitWindows::PreBackward(int unit, const PrefetchPlan::Use& use, Precision 
     }
     in_backward_ = true;
     torch::autograd::Engine::get_default_engine().queue_callback([this, alive = alive_] {
-      if (*alive) EndOfBackward();
+      if (!*alive) return;
+      absl::MutexLock lock(&mu_);
+      EndOfBackward();
     });
   }
   OpenWindow(unit, precision);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "client/cpp/session.h"
 #include "client/torch/forward_group.h"
 #include "client/torch/module_units.h"
@@ -104,6 +105,9 @@ class UnitWindows : public UnitObserver {
   void MaybeReshard(int unit);
   void EndOfBackward();
 
+  // Autograd runs hooks on a thread for each device, and forwards that are computed again on those
+  // too; whoever is called so holds it. Backward has ended when the training thread goes on.
+  absl::Mutex mu_;
   Session* const session_;
   ModuleUnits* const units_;
   const torch::nn::Module* const root_;
