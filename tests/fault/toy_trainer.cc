@@ -7,9 +7,11 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "client/cpp/hand_over.h"
 #include "client/cpp/session.h"
+#include "client/executor/machine_host_executor.h"
 #include "tests/testing/toy_training.h"
 
 int main(int argc, char** argv) {
@@ -38,7 +40,13 @@ int main(int argc, char** argv) {
   app.add_flag("--optimizer-in-backward", options.config.optimizer_in_backward);
   int64_t hand_over_at = 0;
   app.add_option("--hand-over-at", hand_over_at);
+  bool host_executor = false;
+  app.add_flag("--host-executor", host_executor);
+  std::string faults;
+  app.add_option("--fault-points", faults);
   CLI11_PARSE(app, argc, argv);
+  if (!tessera::ArmFaultPointsFromFlag(faults).ok()) return 2;
+  if (host_executor) options.host_executor = tessera::RunExecutorOfThisMachineHere();
   options.job_id = "toy";
   if (options.config.shard_group_size > 0)
     options.config.strategy = tessera::Strategy::kHybridShard;

@@ -14,6 +14,7 @@
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/session.h"
+#include "client/executor/host_executor.h"
 #include "gtest/gtest.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/gpu_under_test.h"
@@ -80,12 +81,17 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
   }
   // `before` runs on rank 0 at the start of each try of a step.
   absl::StatusOr<std::vector<float>> TrainOn(LocalCluster* cluster, RankDevice* device,
-                                             const std::function<void(int64_t step)>& before) {
-    std::vector<std::string> workers;
-    for (int rank = 0; rank < GetParam().world_size; ++rank)
-      workers.push_back(
-          cluster->worker_address(rank * GetParam().num_workers / GetParam().world_size));
-    ASSIGN_OR_RETURN(TrainerTeam team, TrainerTeam::Open(Job(*cluster), workers));
+                                             const std::function<void(int64_t step)>& before,
+                                             const std::vector<bool>& hosts = {}) {
+    std::vector<SessionOptions> by_rank(GetParam().world_size, Job(*cluster));
+    for (int rank = 0; rank < GetParam().world_size; ++rank) {
+      by_rank[rank].rank = rank;
+      by_rank[rank].worker_address =
+          cluster->worker_address(rank * GetParam().num_workers / GetParam().world_size);
+      if (!hosts.empty() && hosts[rank % hosts.size()])
+        by_rank[rank].host_executor = RunExecutorHere({gpu_.make_device});
+    }
+    ASSIGN_OR_RETURN(TrainerTeam team, TrainerTeam::OpenEach(by_rank));
     std::vector<std::vector<float>> values(GetParam().world_size);
     RETURN_IF_ERROR(team.RunAll([&](Session* session) -> absl::Status {
       while (session->next_step() <= kSteps) {
@@ -124,6 +130,30 @@ TEST_P(GpuJobsTest, ExecutorsThatAreKilledCostNoBit) {
                        TrainOn(cluster.get(), on_gpu_.get(), kill_some));
   EXPECT_EQ(values, expected);
   EXPECT_GE(num_kills, kSteps / 4);
+}
+
+// All of them, or every other one beside executors that are processes of their own.
+TEST_P(GpuJobsTest, ExecutorsInTheirTrainersProcessHaveTheSameBits) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
+  for (const std::vector<bool>& hosts : {std::vector<bool>{true}, std::vector<bool>{false, true}}) {
+    SCOPED_TRACE(hosts.size());
+    ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(gpu_.executor_binary));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
+                         TrainOn(cluster.get(), on_gpu_.get(), nullptr, hosts));
+    EXPECT_EQ(values, expected);
+  }
+}
+
+TEST_P(GpuJobsTest, ExecutorsInTheirTrainersProcessThatAreKilledCostNoBit) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(gpu_.executor_binary));
+  const auto kill_some = [&](int64_t step) {
+    if (step % 4 == 0)
+      cluster->KillExecutorForTest("toy", static_cast<int>(step / 4) % GetParam().world_size);
+  };
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
+                       TrainOn(cluster.get(), on_gpu_.get(), kill_some, {true}));
+  EXPECT_EQ(values, expected);
 }
 
 // Each rank a worker of its own, all on the one GPU: a way to test, and none to run.

@@ -6,7 +6,9 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "base/fault_point.h"
 #include "client/cpp/session.h"
+#include "client/executor/host_executor.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/toy_training.h"
@@ -53,7 +55,15 @@ int main(int argc, char** argv) {
   app.add_option("--resume-file", resume_file);
   app.add_flag("--cpu-offload", options.config.cpu_offload);
   app.add_flag("--replace", options.wait_if_attached);
+  bool host_executor = false;
+  app.add_flag("--host-executor", host_executor);
+  std::string faults;
+  app.add_option("--fault-points", faults);
   CLI11_PARSE(app, argc, argv);
+  if (!tessera::ArmFaultPointsFromFlag(faults).ok()) return 2;
+  if (host_executor) {
+    options.host_executor = tessera::RunExecutorHere({tessera::testing_support::MakeFakeGpuDevice});
+  }
   options.job_id = "toy";
   options.model = tessera::testing_support::ToyModel(3);
   options.config.max_gradient_norm = 1.0;
