@@ -1,7 +1,7 @@
 // Trainers on a GPU, which is a fake here that processes share, that have their rank's executor in
-// their process and end: killed, or by an error of the GPU, which is that of both. The next trainers
-// go on with what lies on the GPU, to the bits of an undisturbed run. An error that training code
-// meets is told to all ranks, whose trainers end with it here.
+// their process and end: killed, or by an error of the GPU, which is that of both. The next
+// trainers go on with what lies on the GPU, to the bits of an undisturbed run. An error that
+// training code meets is told to all ranks, whose trainers end with it here.
 #include <signal.h>
 #include <stdlib.h>
 

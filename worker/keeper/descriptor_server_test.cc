@@ -23,6 +23,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
+#include "worker/memory/descriptor_claim.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
@@ -158,10 +159,25 @@ TEST_F(DescriptorServerTest, TicketIsGoodForTheRanksDescriptorsOnce) {
   EXPECT_TRUE(refused.fds.empty());
 }
 
+TEST_F(DescriptorServerTest, TrainerThatHostsItsExecutorGetsThatOnesSocketToo) {
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
+  UniqueFd socket;
+  ASSERT_OK_AND_ASSIGN(const Packet packet, Claim(ClaimText(attached.ticket(), true), &socket));
+  EXPECT_EQ(packet.bytes, "ok 2") << "from the next epoch on";
+  ASSERT_EQ(packet.fds.size(), 4);
+  EXPECT_THAT(NameOf(packet.fds[2]), HasSubstr("toy/0/control"));
+  EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
+              HasSubstr("the trainer of rank 0 hosts the rank's executor from now on"));
+  ASSERT_OK_AND_ASSIGN(const Packet setup, ReceivePacket(packet.fds[3].get()));
+  EXPECT_THAT(setup.bytes, HasSubstr("setup of device"));
+}
+
 TEST_F(DescriptorServerTest, WhatIsNoTicketGetsNoDescriptor) {
   for (const std::string& bad :
        {std::string("x"), std::string("toy|0"), std::string("toy|0|1"), std::string("toy|-1|1"),
-        std::string("toy|999999999999|1"), std::string("none|0|1"), std::string(4096, '|')}) {
+        std::string("toy|999999999999|1"), std::string("none|0|1"), std::string("toy|0|0|1|host"),
+        std::string("toy|0|0|1|hosts"), std::string("toy|0|-1|1|hosts"),
+        std::string("none|0|0|1|hosts"), std::string("toy|0|0|1|hosts|"), std::string(4096, '|')}) {
     UniqueFd socket;
     ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(bad, &socket));
     EXPECT_TRUE(refused.fds.empty()) << bad;

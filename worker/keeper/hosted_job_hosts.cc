@@ -75,7 +75,7 @@ bool HostedJob::AwaitHosted(Rank rank, int socket) {
     if (ready < 0 && errno != EINTR) return false;
     absl::MutexLock lock(&mu_);
     const absl::Time now = absl::Now();
-    if (closing_ && now - begin >= kClosingWait) return false;
+    if (closing_ && now - begin >= std::min(kClosingWait, answer_timeout_)) return false;
     const RankSlot& slot = SlotOf(rank);
     const bool is_awaited =
         phase_ == EpochPhase::kPreparing && (!slot.ready || !slot.quiet || slot.ending);

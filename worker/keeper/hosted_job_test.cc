@@ -1,8 +1,6 @@
 // One job on a worker, with real executors; the test is the coordinator and the trainer.
 #include "worker/keeper/hosted_job.h"
 
-#include <atomic>
-
 #include "absl/time/clock.h"
 #include "base/no_more_threads.h"
 #include "base/status_macros.h"
@@ -10,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
+#include "worker/keeper/hosted_job_fixture.h"
 
 namespace tessera {
 namespace {
@@ -17,87 +16,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr absl::Duration kDeadline = absl::Seconds(20);
-
-// Passes on to a real launcher and counts.
-class CountingLauncher : public ExecutorLauncher {
- public:
-  explicit CountingLauncher(std::unique_ptr<ExecutorLauncher> launcher)
-      : launcher_(std::move(launcher)) {}
-  absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
-                                                          const std::string& label) override {
-    ++launches_;
-    return launcher_->Launch(std::move(socket), label);
-  }
-  std::string name() const override { return launcher_->name(); }
-  int launches() const { return launches_; }
-
- private:
-  const std::unique_ptr<ExecutorLauncher> launcher_;
-  std::atomic<int> launches_ = 0;
-};
-
-class HostedJobTest : public testing::Test {
- protected:
-  void Host(std::unique_ptr<ExecutorLauncher> launcher, int world_size) {
-    launcher_ = std::make_unique<CountingLauncher>(std::move(launcher));
-    model_.units = {{"u", {{"w", {64}, DType::kFp32}}}};
-    JobConfig config;
-    config.world_size = world_size;
-    description_.set_job_id("toy");
-    *description_.mutable_model() = EncodeModel(model_);
-    *description_.mutable_config() = EncodeJobConfig(config);
-    for (int rank = 0; rank < world_size; ++rank) {
-      v1::RankPlacement* placement = description_.add_placements();
-      placement->set_rank(rank);
-      placement->set_worker_id("w");
-    }
-    LocalRanks local;
-    local.topology = RankTopology::OneHost(world_size);
-    auto job = HostedJob::Create(description_, local, "", launcher_.get(),
-                                 [this](const v1::WorkerEvent& event) {
-                                   absl::MutexLock lock(&mu_);
-                                   events_.push_back(event);
-                                 });
-    created_ = job.status();
-    if (job.ok()) job_ = *std::move(job);
-  }
-  void Prepare(int64_t epoch) {
-    description_.set_epoch(epoch);
-    v1::PrepareEpoch prepare;
-    *prepare.mutable_job() = description_;
-    job_->Prepare(prepare);
-  }
-  void Start(int64_t epoch) {
-    Prepare(epoch);
-    EXPECT_EQ(Await(v1::WorkerEvent::kPrepared).prepared().epoch(), epoch);
-    v1::StartEpoch start;
-    start.set_epoch(epoch);
-    job_->Start(start);
-  }
-  // Waits for an event of this kind, and forgets all before it.
-  v1::WorkerEvent Await(v1::WorkerEvent::EventCase kind) {
-    v1::WorkerEvent found;
-    absl::MutexLock lock(&mu_);
-    const auto came = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      while (!events_.empty() && found.event_case() != kind) {
-        found = events_.front();
-        events_.erase(events_.begin());
-      }
-      return found.event_case() == kind;
-    };
-    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&came), kDeadline));
-    return found;
-  }
-
-  ModelSpec model_;
-  v1::Job description_;
-  absl::Mutex mu_;
-  std::vector<v1::WorkerEvent> events_ ABSL_GUARDED_BY(mu_);
-  std::unique_ptr<CountingLauncher> launcher_;
-  absl::Status created_;
-  std::unique_ptr<HostedJob> job_;
-};
+using HostedJobTest = HostedJobFixture;
 
 TEST_F(HostedJobTest, ExecutorsThatEndAtOnceAreLaunchedEverLaterAndTheCoordinatorHearsHowTheyEnd) {
   Host(NewProcessLauncher("/bin/false", {}), 2);
@@ -146,13 +65,7 @@ TEST_F(HostedJobTest, TrainerThatRecoversFromAFailedEpochLearnsThatTheJobEnds) {
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
-  v1::AttachRequest request;
-  request.set_job_id("toy");
-  request.set_world_size(1);
-  ASSERT_OK_AND_ASSIGN(const ModelLayout layout,
-                       ModelLayout::Create(model_, JobConfig().layout, 1));
-  request.set_layout_digest(LayoutDigest(layout));
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, job_->Attach(request, absl::Now()));
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
   const Incarnation attachment(attached.attachment());
   ASSERT_OK_AND_ASSIGN(const std::vector<int> fds, job_->Claim(Rank(0), attachment, absl::Now()));
   ASSERT_OK_AND_ASSIGN(const Mapping mapping, Mapping::CreateWhole(fds[2], Access::kReadWrite));
