@@ -55,12 +55,13 @@ class HostedJobFixture : public testing::Test {
     }
     LocalRanks local;
     local.topology = RankTopology::OneHost(world_size);
-    auto job = HostedJob::Create(description_, local, "", launcher_.get(),
-                                 [this](const v1::WorkerEvent& event) {
-                                   absl::MutexLock lock(&mu_);
-                                   events_.push_back(event);
-                                 },
-                                 nullptr, answer_timeout);
+    auto job = HostedJob::Create(
+        description_, local, "", launcher_.get(),
+        [this](const v1::WorkerEvent& event) {
+          absl::MutexLock lock(&mu_);
+          events_.push_back(event);
+        },
+        nullptr, answer_timeout);
     created_ = job.status();
     if (job.ok()) job_ = *std::move(job);
   }
@@ -97,8 +98,7 @@ class HostedJobFixture : public testing::Test {
     v1::AttachRequest request;
     request.set_job_id("toy");
     request.set_world_size(1);
-    ASSIGN_OR_RETURN(const ModelLayout layout,
-                     ModelLayout::Create(model_, JobConfig().layout, 1));
+    ASSIGN_OR_RETURN(const ModelLayout layout, ModelLayout::Create(model_, JobConfig().layout, 1));
     request.set_layout_digest(LayoutDigest(layout));
     return job_->Attach(request, absl::Now());
   }

@@ -46,9 +46,8 @@ TEST_F(HostedJobHostsTest, TrainersExecutorIsTakenInsteadOfOneThatIsLaunchedUnti
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
               HasSubstr("the trainer of rank 0 hosts the rank's executor from now on"));
   absl::Status ended = absl::UnknownError("runs");
-  std::thread trainer([&] {
-    ended = RunRankExecutor(std::move(claim.executor_socket), ExecutorMachine());
-  });
+  std::thread trainer(
+      [&] { ended = RunRankExecutor(std::move(claim.executor_socket), ExecutorMachine()); });
   Start(2);
   EXPECT_EQ(job_->Progress().ranks().at(0).executor_pid(), kPid);
   EXPECT_EQ(launcher_->launches(), 1);
@@ -86,8 +85,9 @@ TEST_F(HostedJobHostsTest, ExecutorThatStandsStillIsToldToTheCoordinatorAndNoOth
     Prepare(epoch);
     const v1::RankFailure failure = Await(v1::WorkerEvent::kFailure).failure();
     EXPECT_EQ(failure.epoch(), epoch);
-    EXPECT_THAT(failure.reason(), AllOf(HasSubstr("the executor of rank 0, in its trainer's process"),
-                                        HasSubstr("did not answer within 50ms")));
+    EXPECT_THAT(failure.reason(),
+                AllOf(HasSubstr("the executor of rank 0, in its trainer's process"),
+                      HasSubstr("did not answer within 50ms")));
   }
   // It could still write to the rank's memory once it goes on.
   job_->KillExecutor(Rank(0));
