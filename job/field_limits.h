@@ -24,8 +24,9 @@ constexpr int kMaxUnits = 16384;
 constexpr int kMaxParamGroups = 64;
 // Reports of steps that travel with a later one's. A coordinator remembers twice as many.
 constexpr int kMaxEarlierReports = 127;
-// What workers tell each other of a step: a bit for each parameter, and the groups' numbers.
-constexpr int64_t kMaxDecisionBytes = int64_t{1} << 16;
+// What workers tell each other of a step: a bit for each parameter, after a load the number of its
+// updates, 5 bytes at most, and the groups' numbers.
+constexpr int64_t kMaxDecisionBytes = kMaxParameters * 6 + (int64_t{1} << 14);
 
 absl::Status CheckWorkerId(absl::string_view field, absl::string_view id);  // [A-Za-z0-9._-]{1,255}
 absl::Status CheckName(absl::string_view field, absl::string_view name);

@@ -6,6 +6,7 @@
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "job/field_limits.h"
 #include "proto/executor.pb.h"
 
 namespace tessera {
@@ -135,6 +136,22 @@ TEST(DecisionCodecTest, WorkerThatMissedATrainersOwnStepLearnsThatItIsOneAndNoWr
   missed.Decide(3, Every(2));
   EXPECT_FALSE(LoadDecision(*missed.group, missed.counts, 3, 2).is_trainers_step)
       << "nor does the mark stay";
+}
+
+TEST(DecisionCodecTest, LargestJobsDecisionIsNotLongerThanCoordinatorsTake) {
+  const auto group = std::make_unique<GroupPage>();
+  std::vector<std::byte> memory(UpdateCounts::SizeBytes(kMaxParameters));
+  const UpdateCounts counts(memory.data(), kMaxParameters);
+  StepNumbers numbers;
+  numbers.is_write = true;
+  numbers.groups.resize(kMaxParamGroups);
+  numbers.loaded.emplace();
+  numbers.loaded->step = std::numeric_limits<int64_t>::max();
+  numbers.loaded->update_counts.assign(kMaxParameters, std::numeric_limits<uint32_t>::max());
+  RecordDecision(group.get(), counts, 1, numbers, std::vector<bool>(kMaxParameters));
+  const size_t loaded_bytes = EncodeDecision(*group, counts, kMaxParamGroups).size();
+  EXPECT_LE(loaded_bytes, kMaxDecisionBytes);
+  EXPECT_GE(loaded_bytes, 5 * kMaxParameters);
 }
 
 TEST(DecisionCodecTest, WithoutADecisionThereIsNothingToTell) {
