@@ -27,6 +27,11 @@ class DeviceKernels : public MeasuredKernels {
                        host::GradientStats* stats) override {
     return kernels_->Measure(stream, DType::kFp32, values, count, stats);
   }
+  absl::Status Sum(CudaStreamHandle* stream, absl::Span<const void* const> ranks, int64_t count,
+                   float* sum, host::GradientStats* stats) override {
+    return kernels_->Reduce(stream, ranks, DType::kFp32, count, 1.0 / kSummedRanks,
+                            /*accumulate=*/false, {sum, DType::kFp32}, stats);
+  }
   absl::Status Touch(CudaStreamHandle* stream, float* value) override {
     return kernels_->Fill(stream, DType::kFp32, value, 1, 0);
   }

@@ -147,6 +147,12 @@ class GpuBench {
     add_rate("norm and finite check of fp32", MeasureFloorBytes(count_), true, [=] {
       return kernels_->Measure(stream, p, count_, stats_.data_as<host::GradientStats>());
     });
+    // Of zeros, which it leaves.
+    add_rate("sum of 4 ranks' fp32, with norm and finite check", SumFloorBytes(count_), true, [=] {
+      const void* const ranks[kSummedRanks] = {gradient_.data(), p, m_.data(), v_.data()};
+      return kernels_->Sum(stream, ranks, count_, gradient_.data_as<float>(),
+                           stats_.data_as<host::GradientStats>());
+    });
     // Over the bus to the host each byte goes once.
     add_rate("pinned memory of the host to the device", bytes_, false, [=] {
       return api_->MemcpyAsync(Address(p), Address(pinned_.data()), bytes_, stream);

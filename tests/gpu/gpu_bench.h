@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "layout/dtype.h"
 #include "tests/gpu/bench_row.h"
 #include "worker/device/cuda/cuda_device.h"
@@ -33,6 +34,9 @@ class MeasuredKernels {
                             DType to_dtype, void* to, int64_t count, double scale) = 0;
   virtual absl::Status Measure(CudaStreamHandle* stream, const float* values, int64_t count,
                                host::GradientStats* stats) = 0;
+  // Of all `ranks` at once, into `sum`, and its measure in the same pass.
+  virtual absl::Status Sum(CudaStreamHandle* stream, absl::Span<const void* const> ranks,
+                           int64_t count, float* sum, host::GradientStats* stats) = 0;
   virtual absl::Status Touch(CudaStreamHandle* stream, float* value) = 0;  // One element.
 };
 
@@ -48,6 +52,10 @@ constexpr int64_t CastFloorBytes(int64_t count) { return (4 + 2) * count; }
 // The norm and the finite check read each fp32 once, and write a double for each 2048 of them,
 // which is not counted.
 constexpr int64_t MeasureFloorBytes(int64_t count) { return 4 * count; }
+
+// A sum reads the fp32 of each rank, and writes one.
+constexpr int kSummedRanks = 4;
+constexpr int64_t SumFloorBytes(int64_t count) { return (kSummedRanks + 1) * 4 * count; }
 
 struct BenchOptions {
   int rounds = 15;

@@ -49,6 +49,14 @@ class FakeKernels : public MeasuredKernels {
                        host::GradientStats* stats) override {
     return Enqueue(stream, 4 * count, [=] { *stats = host::MeasureGradient(values, count); });
   }
+  absl::Status Sum(CudaStreamHandle* stream, absl::Span<const void* const> ranks, int64_t count,
+                   float* sum, host::GradientStats* stats) override {
+    const std::vector<const void*> inputs(ranks.begin(), ranks.end());
+    return Enqueue(stream, 20 * count, [=] {
+      host::ReduceSlices(inputs, DType::kFp32, count, 0.25, /*accumulate=*/false,
+                         {sum, DType::kFp32}, stats);
+    });
+  }
   absl::Status Touch(CudaStreamHandle* stream, float* value) override {
     return Enqueue(stream, 0, [=] { *value = 0; });
   }
@@ -96,23 +104,23 @@ class GpuBenchTest : public testing::Test {
 TEST_F(GpuBenchTest, RatesAreFloorsByTheDevicesTimeAndRatiosAreToItsCopy) {
   FakeKernels kernels(api_.get(), 0.5);
   ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&kernels));
-  ASSERT_EQ(rows.size(), 9);
+  ASSERT_EQ(rows.size(), 10);
   const double copy = 2 * kCopyBytesPerSecond * 1e-9;
   EXPECT_NEAR(rows[0].value.median, copy, 1e-3 * copy);
   EXPECT_EQ(rows[0].unit, "GB/s");
   EXPECT_EQ(rows[0].ratio_to, "");
-  for (int i = 1; i <= 4; ++i) {
+  for (int i = 1; i <= 5; ++i) {
     EXPECT_NEAR(rows[i].value.median, 0.5 * copy, 1e-3 * copy) << rows[i].name;
     EXPECT_NEAR(rows[i].ratio.low, 0.5, 1e-3) << rows[i].name;
     EXPECT_NEAR(rows[i].ratio.high, 0.5, 1e-3) << rows[i].name;
     EXPECT_EQ(rows[i].ratio_to, rows[0].name);
     EXPECT_TRUE(rows[i].misses_aim()) << rows[i].name;
   }
-  for (int i = 5; i <= 6; ++i) {  // Of host copies each byte counts once.
+  for (int i = 6; i <= 7; ++i) {  // Of host copies each byte counts once.
     EXPECT_NEAR(rows[i].value.median, copy / 2, 1e-3 * copy) << rows[i].name;
     EXPECT_EQ(rows[i].aim, 0) << rows[i].name;
   }
-  for (int i = 7; i <= 8; ++i) {
+  for (int i = 8; i <= 9; ++i) {
     EXPECT_NEAR(rows[i].value.median, 0.25e6, 1) << rows[i].name;
     EXPECT_EQ(rows[i].unit, "us");
   }
@@ -132,7 +140,7 @@ TEST_F(GpuBenchTest, WhatCannotBeMeasuredSaysWhyAndTheRestIsMeasured) {
   api_->FailCall("MemImportFromShareableHandle", kCudaNotPermitted, /*skip=*/2);
   ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&kernels));
   for (size_t i = 0; i < rows.size(); ++i) {
-    const char* error = i == 2 || i == 3 ? "built without nvcc" : i == 7 ? "NOT_PERMITTED" : "";
+    const char* error = i == 2 || i == 3 ? "built without nvcc" : i == 8 ? "NOT_PERMITTED" : "";
     EXPECT_THAT(rows[i].error, HasSubstr(error)) << rows[i].name;
     EXPECT_EQ(rows[i].measured(), *error == '\0') << rows[i].name;
   }
@@ -200,6 +208,11 @@ TEST(DeviceKernelsTest, EachIsTheKernelOfItsName) {
   host::GradientStats stats;
   ASSERT_OK(kernels.Measure(nullptr, widened, 2, &stats));
   EXPECT_EQ(stats.sum_of_squares, 4.5);
+  stats = {};
+  float sum[] = {0, 0};
+  ASSERT_OK(kernels.Sum(nullptr, {widened, gradient, widened, gradient}, 2, sum, &stats));
+  EXPECT_EQ(sum[1], 1.25f) << "the mean";
+  EXPECT_EQ(stats.sum_of_squares, 2 * 1.25 * 1.25);
   ASSERT_OK(kernels.Touch(nullptr, widened));
   EXPECT_EQ(widened[0], 0);
   EXPECT_EQ(widened[1], 1.5f);
