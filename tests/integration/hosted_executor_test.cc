@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/fault_point.h"
@@ -27,6 +28,7 @@ namespace {
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing_support::DescriptorsOf;
 using testing_support::Eventually;
 using testing_support::ExecutorsOf;
 using testing_support::ReadAll;
@@ -234,6 +236,28 @@ TEST_P(HostedExecutorTest, ErrorOfAnOperationEndsTheEpochOnAllRanksWithItsCause)
   ASSERT_OK(team.TrainTo(kSteps));
   EXPECT_TRUE(team.session(0)->hosts_executor() && team.session(1)->hosts_executor());
   EXPECT_EQ(Values(&team), Undisturbed(kWorldSize, kSteps));
+}
+
+TEST_P(HostedExecutorTest, AttachingAndDetachingLeavesNothingBehind) {
+  const SessionOptions options = OptionsOf(0, 1, 1, "toy");
+  const auto cycle = [&] {
+    ASSERT_OK_AND_ASSIGN(const auto session, Session::Open(options));
+    ASSERT_TRUE(session->hosts_executor());
+    ASSERT_OK(TrainToy(session.get(), session->next_step()));
+  };
+  // Of memory and sockets.
+  const auto held = [] {
+    int count = 0;
+    for (const auto& [fd, name] : DescriptorsOf(getpid()))
+      count += absl::StartsWith(name, "/memfd:") || absl::StartsWith(name, "socket:") ? 1 : 0;
+    return count;
+  };
+  for (int i = 0; i < 3 && !HasFailure(); ++i) cycle();
+  const int before = held();
+  for (int i = 0; i < 60 && !HasFailure(); ++i) cycle();
+  int after = 0;
+  EXPECT_TRUE(Eventually([&] { return (after = held()) <= before + 4; }))
+      << before << " before, " << after << " after";
 }
 
 TEST_P(HostedExecutorTest, WorkerThatStopsEndsTheExecutorsAndTheTrainersAreTold) {

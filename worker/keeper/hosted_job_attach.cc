@@ -113,8 +113,9 @@ void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
   slot.offer = nullptr;
   TESSERA_LOG(INFO, "job {} rank {}: trainer {}", job_id_, rank.value(),
               clean ? "detached" : "died");
-  if (!clean && !closing_)
-    FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
+  if (clean || closing_) return;
+  FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
+  if (slot.host == attachment) EndExecutorLocked(slot);
 }
 
 void HostedJob::KillExecutor(Rank rank) {
