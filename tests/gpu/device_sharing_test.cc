@@ -277,7 +277,7 @@ TEST_P(DeviceSharingTest, AttachmentsLeaveNothing) {
                                DeviceRegion::Create(executor.sharing, kSizeBytes));
               int64_t free_bytes = 0;
               int descriptors = 0;
-              for (int i = 0; i < 300; ++i) {
+              for (int i = 0; i < 1000; ++i) {
                 ASSIGN_OR_RETURN(const UniqueFd descriptor, region.Export());
                 RETURN_IF_ERROR(DeviceMapping::Import(executor.sharing, descriptor.get(),
                                                       region.size_bytes(), CudaAccess::kRead)
