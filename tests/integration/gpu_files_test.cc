@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
@@ -19,6 +20,7 @@
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/device_gradients.h"
 #include "client/cpp/hand_over.h"
+#include "client/cpp/job_rpc.h"
 #include "client/cpp/load_model.h"
 #include "client/cpp/save_model.h"
 #include "gmock/gmock.h"
@@ -206,6 +208,64 @@ TEST_P(GpuFilesTest, StateThatHasNoPinnedMemoryIsSavedAndLoadedAllTheSame) {
   ASSERT_OK(Load(&team, Path("c")));
   EXPECT_TRUE(StateOf(&team) == saved);
   EXPECT_EQ(FakeGpu()->num_calls("MemHostAlloc"), calls + images) << "each has failed";
+}
+
+// The next rank that asks for an image has neither kind of memory for it.
+void RefuseOneImage() { ArmFaultPoint("image.reserve", {}); }
+
+// Of a job whose state is on the GPU: an offloaded one needs no image.
+TEST_P(GpuFilesTest, RankWithoutMemoryForItsImageIsTheOutcomeOfAllAndTrainingGoesOn) {
+  if (GetParam()) GTEST_SKIP() << "an offloaded state has no image";
+  const SessionOptions job = Job(2);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(On(*on_gpu_, job)));
+  ASSERT_OK(Train(&team, 2));
+  const auto expect_refused = [](const std::vector<absl::Status>& statuses) {
+    const auto refused =
+        StatusIs(absl::StatusCode::kResourceExhausted,
+                 testing::ContainsRegex("rank [01]: no memory of the host for [0-9]+ bytes"));
+    EXPECT_THAT(statuses, testing::ElementsAre(refused, refused));
+    EXPECT_EQ(statuses[0], statuses[1]);
+  };
+  const auto save = [&](bool in_background) {
+    SaveCheckpointOptions options;
+    options.in_background = in_background;
+    return team.Run([&, options](Session* session) {
+      return SaveCheckpoint(session, Path("c"), {{}, ""}, options);
+    });
+  };
+  const auto load = [&] {
+    return team.Run([&](Session* session) { return LoadCheckpoint(session, Path("c")).status(); });
+  };
+  const auto epoch = [&] {
+    const auto view =
+        GetJob({on_gpu_->coordinator_address()}, job.job_id, absl::Now() + absl::Minutes(1));
+    EXPECT_OK(view);
+    return view->epoch();
+  };
+  const auto first_epoch = epoch();
+  RefuseOneImage();
+  expect_refused(save(/*in_background=*/false));
+  ASSERT_OK(Train(&team, 3));
+  RefuseOneImage();
+  expect_refused(save(/*in_background=*/true));
+  ASSERT_OK(Train(&team, 4));
+  const JobState saved = StateOf(&team);
+  EXPECT_THAT(save(false), testing::Each(IsOk()));
+  RefuseOneImage();
+  expect_refused(load());
+  ASSERT_OK(Train(&team, 5));
+
+  RefuseOneImage();
+  const PutOutcome put = PutWhileTraining(
+      on_gpu_->coordinator_address(), job.job_id, {"--from", Path("c"), "--moments"},
+      Path("now.safetensors"), [&] { EXPECT_OK(Train(&team, team.session(0)->next_step())); });
+  EXPECT_NE(put.result.exit_code, 0);
+  EXPECT_FALSE(put.applied);
+  EXPECT_THAT(put.result.err,
+              testing::ContainsRegex("rank [01]: no memory of the host for [0-9]+"));
+  EXPECT_EQ(epoch(), first_epoch) << "no operation ended it";
+  EXPECT_THAT(load(), testing::Each(IsOk()));
+  EXPECT_TRUE(StateOf(&team) == saved);
 }
 
 TEST_P(GpuFilesTest, ModelFilesGoToTheProcessorAndBack) {

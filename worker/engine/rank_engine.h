@@ -193,7 +193,10 @@ class RankEngine {
   Values Addressable(StateImage* image, StateArray array, const ShardSegment& segment,
                      int64_t step) const;
   // Before files write a version to come, or the job's first one.
-  absl::Status BeginStaging(bool first);
+  // `outcome`: that this rank has no memory for it.
+  absl::Status BeginStaging(bool first, absl::Status* outcome);
+  // Memory for the image; want of it is `outcome`, and no error.
+  absl::Status Reserve(StateImage* image, absl::Status* outcome);
   StateImage* staged_image() const {
     return options_.images == nullptr ? nullptr : &options_.images->staged;
   }

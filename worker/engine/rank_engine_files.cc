@@ -67,7 +67,8 @@ absl::Status RankEngine::Save() {
     StateImage* image = options_.images == nullptr ? nullptr : &options_.images->saved;
     if (image != nullptr) {
       options_.files->AwaitOverwrite(step_ + 2);  // A save in the background may copy the image.
-      RETURN_IF_ERROR(image->Pull(step_ % 2, options_.kernels));
+      RETURN_IF_ERROR(Reserve(image, &outcome));
+      if (outcome.ok()) RETURN_IF_ERROR(image->Pull(step_ % 2, options_.kernels));
     }
     const auto values = [&](StateArray array, const ShardSegment& segment) {
       return ConstValues(Addressable(image, array, segment, step_));
@@ -90,12 +91,23 @@ Values RankEngine::Addressable(StateImage* image, StateArray array, const ShardS
   return image == nullptr ? optimizer_.Staged(array, segment, step) : image->At(array, segment);
 }
 
-absl::Status RankEngine::BeginStaging(bool first) {
+absl::Status RankEngine::Reserve(StateImage* image, absl::Status* outcome) {
+  const absl::Status reserved = image->Reserve(options_.kernels);
+  if (!absl::IsResourceExhausted(reserved)) return reserved;
+  *outcome = reserved;
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::BeginStaging(bool first, absl::Status* outcome) {
   StateImage* image = staged_image();
-  if (image != nullptr) {
-    return first ? image->Clear(options_.kernels) : image->Pull(step_ % 2, options_.kernels);
+  if (image == nullptr) {
+    if (first) optimizer_.BeginInitial();
+    return absl::OkStatus();
   }
-  if (first) optimizer_.BeginInitial();
+  RETURN_IF_ERROR(Reserve(image, outcome));
+  if (!outcome->ok()) return absl::OkStatus();
+  if (!first) return image->Pull(step_ % 2, options_.kernels);
+  image->Clear();
   return absl::OkStatus();
 }
 
@@ -111,7 +123,8 @@ absl::Status RankEngine::Load() {
   staged_.assign(staged_.size(), 0);
   const int64_t version = first ? 0 : step_ + 1;
   RETURN_IF_ERROR(AwaitHold());
-  RETURN_IF_ERROR(BeginStaging(first));
+  absl::Status outcome;
+  RETURN_IF_ERROR(BeginStaging(first, &outcome));
   StateImage* image = staged_image();
   const auto values = [&](StateArray array, const ShardSegment& segment) {
     return Addressable(image, array, segment, version);
@@ -125,7 +138,6 @@ absl::Status RankEngine::Load() {
         LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size());
   }
   std::string reply;
-  absl::Status outcome;
   RETURN_IF_ERROR(options_.files->Load(request, &state, &reply, &outcome));
   RETURN_IF_ERROR(Interruption());
   if (image != nullptr && outcome.ok()) RETURN_IF_ERROR(image->Push(version % 2, options_.kernels));

@@ -18,6 +18,7 @@ struct PutVote {
   int64_t step = 0;
   uint64_t put = 0;
   int64_t is_staged = 0;
+  int64_t missing_bytes = 0;  // Of the host's memory, where that is why.
 };
 
 // The first rank that has not staged it; -1: all have. Ranks that vote here agreed on the put.
@@ -26,6 +27,17 @@ int FirstWithoutIt(const std::vector<PutVote>& votes) {
     if (votes[rank].is_staged == 0) return static_cast<int>(rank);
   }
   return -1;
+}
+
+// What each rank says, whichever of them is heard.
+std::string WhyVoid(const std::vector<PutVote>& votes, int without, Rank own,
+                    const absl::Status& staged) {
+  if (const int64_t missing = votes[without].missing_bytes; missing > 0) {
+    return absl::StrCat("rank ", without, ": no memory of the host for ", missing,
+                        " bytes of the state");
+  }
+  return staged.ok() ? absl::StrCat("rank ", without, " could not read its part")
+                     : absl::StrCat("rank ", own.value(), ": ", staged.message());
 }
 
 }  // namespace
@@ -49,6 +61,7 @@ absl::Status RankEngine::StagePut(int64_t next, std::optional<TrainingProgress>*
       for (const StateArray array : arrays) optimizer_.Stage(array, unit, nullptr, next);
     }
   } else {
+    RETURN_IF_ERROR(image->Reserve(options_.kernels));
     RETURN_IF_ERROR(image->Pull(step_ % 2, options_.kernels));
   }
   RETURN_IF_ERROR(options_.puts->Read(optimizer_.segments(),
@@ -70,7 +83,9 @@ absl::Status RankEngine::TakePut(uint64_t offered, uint64_t agreed) {
   RETURN_IF_ERROR(AwaitHold());
   StepNumbers numbers;
   const absl::Status staged = StagePut(next, &numbers.loaded);
-  const PutVote vote = {next, offered, staged.ok() ? 1 : 0};
+  PutVote vote = {next, offered, staged.ok() ? 1 : 0};
+  if (staged_image() != nullptr && absl::IsResourceExhausted(staged))
+    vote.missing_bytes = staged_image()->size_bytes();
   std::vector<PutVote> votes(options_.config->world_size);
   RETURN_IF_ERROR(FaultPoint("put.before-vote"));
   RETURN_IF_ERROR(options_.communicator->AllGather(&vote, votes.data(), sizeof(vote)));
@@ -79,10 +94,8 @@ absl::Status RankEngine::TakePut(uint64_t offered, uint64_t agreed) {
     options_.recorder->Done(number);
     TESSERA_LOG(WARNING, "rank {}: nothing was put: rank {} has not read its part: {}",
                 options_.rank.value(), without, staged.ToString());
-    options_.puts->Settle(
-        PutSource::Outcome::kVoid,
-        staged.ok() ? absl::StrCat("rank ", without, " could not read its part")
-                    : absl::StrCat("rank ", options_.rank.value(), ": ", staged.message()));
+    options_.puts->Settle(PutSource::Outcome::kVoid,
+                          WhyVoid(votes, without, options_.rank, staged));
     return absl::OkStatus();
   }
   numbers.is_write = true;

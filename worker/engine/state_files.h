@@ -4,7 +4,8 @@
 //
 // Requests and replies are between the trainer and the implementation. Both calls are collective:
 // every rank makes them at the same point of its order, and gets the same outcome; an error, where
-// the ranks could not agree on one. Called by the engine's thread.
+// the ranks could not agree on one. `outcome` may be an error before: what keeps this rank from it,
+// and so all of them. Called by the engine's thread.
 #ifndef TESSERA_WORKER_ENGINE_STATE_FILES_H_
 #define TESSERA_WORKER_ENGINE_STATE_FILES_H_
 

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 
 namespace tessera {
@@ -19,24 +21,27 @@ std::byte* StateImage::Array(StateArray array) const {
   return image_.data_as<std::byte>() + static_cast<int>(array) * array_bytes_;
 }
 
-absl::Status StateImage::Allocate(RankKernels* kernels) {
+absl::Status StateImage::Reserve(RankKernels* kernels) {
   if (!image_.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(image_, kernels->AllocateOnHost(arrays_.size() * array_bytes_));
+  absl::StatusOr<Buffer> image = absl::ResourceExhaustedError("injected");
+  if (FaultPoint("image.reserve").ok()) image = kernels->AllocateOnHost(size_bytes());
+  if (absl::IsResourceExhausted(image.status())) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory of the host for ", size_bytes(),
+                     " bytes of the state: ", image.status().message()));
+  }
+  RETURN_IF_ERROR(image.status());
+  image_ = *std::move(image);
   return absl::OkStatus();
 }
 
 absl::Status StateImage::Pull(int version, RankKernels* kernels) {
-  RETURN_IF_ERROR(Allocate(kernels));
   for (const StateArray array : arrays_)
     kernels->Copy(Array(array), state_ + plan_->StateOffsetBytes(array, version), array_bytes_);
   return kernels->Finish();
 }
 
-absl::Status StateImage::Clear(RankKernels* kernels) {
-  RETURN_IF_ERROR(Allocate(kernels));
-  memset(image_.data(), 0, image_.size_bytes());
-  return absl::OkStatus();
-}
+void StateImage::Clear() { memset(image_.data(), 0, image_.size_bytes()); }
 
 absl::Status StateImage::Push(int version, RankKernels* kernels) {
   for (const StateArray array : arrays_)

@@ -6,7 +6,8 @@
 //                            ▼ │ Push(1)
 //   image                | p | m | v |
 //
-// Takes memory when it is first used, half of what the state takes. Used by one thread at a time.
+// Takes memory when it is first reserved, half of what the state takes, and keeps it. Used by one
+// thread at a time.
 #ifndef TESSERA_WORKER_ENGINE_STATE_IMAGE_H_
 #define TESSERA_WORKER_ENGINE_STATE_IMAGE_H_
 
@@ -27,11 +28,16 @@ class StateImage {
   // `plan` and `state`, the rank's state region, outlive the image.
   StateImage(const JobMemory* plan, OptimizerKind optimizer, std::byte* state);
 
-  // The image becomes version `version` of the state; or all zero. Both wait.
-  // Errors: ResourceExhausted  no memory of the host is left
-  //         those of RankKernels::Finish
+  // Takes the memory, where it has none. Before all else.
+  // Errors: ResourceExhausted  the host has none left: the message has how much was wanted
+  //         those of RankKernels::AllocateOnHost
+  absl::Status Reserve(RankKernels* kernels);
+  int64_t size_bytes() const { return static_cast<int64_t>(arrays_.size()) * array_bytes_; }
+
+  // The image becomes version `version` of the state; or all zero. Waits.
+  // Errors: those of RankKernels::Finish
   absl::Status Pull(int version, RankKernels* kernels);
-  absl::Status Clear(RankKernels* kernels);
+  void Clear();
   // Version `version` of the state becomes the image. Waits. Errors: those of RankKernels::Finish
   absl::Status Push(int version, RankKernels* kernels);
 
@@ -39,7 +45,6 @@ class StateImage {
   Values At(StateArray array, const ShardSegment& segment) const;
 
  private:
-  absl::Status Allocate(RankKernels* kernels);
   std::byte* Array(StateArray array) const;
 
   const JobMemory* const plan_;

@@ -21,9 +21,8 @@ namespace {
 // The same outcome for all ranks where a request is malformed on some.
 absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator,
                         v1::LoadRequest* request, absl::Status* outcome) {
-  *outcome = request->ParseFromString(bytes)
-                 ? absl::OkStatus()
-                 : absl::InvalidArgumentError("the trainer's request is malformed");
+  if (!request->ParseFromString(bytes))
+    *outcome = absl::InvalidArgumentError("the trainer's request is malformed");
   return AgreeOn("request", outcome, communicator);
 }
 
@@ -63,7 +62,8 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   v1::SaveReply answer;
   background_.End();
   book_.Next();
-  *outcome = CheckRequest(request_bytes, &request);
+  const absl::Status checked = CheckRequest(request_bytes, &request);
+  if (!checked.ok()) *outcome = checked;
   const std::string fake =
       FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
   if (!fake.empty()) {  // On all ranks alike.
