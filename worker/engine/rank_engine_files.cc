@@ -66,7 +66,7 @@ absl::Status RankEngine::Save() {
   } else {
     StateImage* image = options_.images == nullptr ? nullptr : &options_.images->saved;
     if (image != nullptr) {
-      options_.files->AwaitOverwrite(step_ + 2);  // A save in the background may copy the image.
+      options_.files->AwaitSaved();  // A save in the background reads the image as it writes.
       RETURN_IF_ERROR(Reserve(image, &outcome));
       if (outcome.ok()) RETURN_IF_ERROR(image->Pull(step_ % 2, options_.kernels));
     }
@@ -76,7 +76,7 @@ absl::Status RankEngine::Save() {
     const SavedState state = {
         step_,
         LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size()),
-        optimizer_.Moments(), values};
+        optimizer_.Moments(), values, /*stays=*/image != nullptr};
     RETURN_IF_ERROR(options_.files->Save(request, state, &reply, &outcome));
   }
   RETURN_IF_ERROR(Interruption());

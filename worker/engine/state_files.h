@@ -24,12 +24,14 @@
 namespace tessera {
 
 // A whole version of a rank's state. Nobody writes to it during the call, and after it not before
-// StateFiles::MayOverwrite.
+// StateFiles::MayOverwrite, or where it stays, AwaitSaved.
 struct SavedState {
   int64_t version = 0;  // The step that made it; it stands until version + 2 is begun.
   TrainingProgress progress;
   std::vector<StateArray> moments;  // Which there are.
   absl::FunctionRef<ConstValues(StateArray, const ShardSegment&)> values;
+  // It is a copy of the version already, for files alone, which training does not write to.
+  bool stays = false;
 };
 
 // A version to come. What is neither written nor kept of it means nothing, but that of the first,
@@ -64,6 +66,9 @@ class StateFiles {
   virtual bool MayOverwrite(int64_t step) const = 0;
   // Waits until it may, for the time of a copy in memory at most. Called by the engine's thread.
   virtual void AwaitOverwrite(int64_t step) = 0;
+  // Waits until what Save left to another thread is over, and so reads nothing any more. Called by
+  // the engine's thread.
+  virtual void AwaitSaved() = 0;
   // The number of the checkpoint that is wanted from outside and that this rank could save now; 0:
   // none. Where all ranks say the same at a step, their trainers ask for it right after the step.
   virtual int64_t wanted_save() const = 0;

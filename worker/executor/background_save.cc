@@ -27,11 +27,18 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
     slices.push_back(state.values(slice.array, slice.segment));
     keys_.push_back(KeyOf(slice.array, slice.segment));
   }
-  RETURN_IF_ERROR(copy_.Begin(state.version, std::move(slices), control_.stopped));
+  int64_t all_bytes = 0;
+  for (const ConstValues& slice : slices) all_bytes += static_cast<int64_t>(slice.size_bytes());
+  stays_ = state.stays;
+  if (stays_) {
+    staying_ = std::move(slices);
+  } else {
+    RETURN_IF_ERROR(copy_.Begin(state.version, std::move(slices), control_.stopped));
+  }
   absl::MutexLock lock(&mu_);
   status_.Clear();
   status_.set_path(request.path());
-  status_.set_all_bytes(copy_.size_bytes());
+  status_.set_all_bytes(all_bytes);
   return absl::OkStatus();
 }
 
@@ -57,8 +64,9 @@ void BackgroundSave::Run(Communicator* communicator, const Over& over) {
   v1::SaveReply reply;
   absl::Status outcome;
   // Where a copy was cut off the other ranks need not be told: their epoch ends too.
-  const absl::Status agreed = copy_.CopyAll() ? SaveCopy(communicator, &reply, &outcome)
-                                              : absl::AbortedError("the epoch ended");
+  const bool is_copied = stays_ || copy_.CopyAll();
+  const absl::Status agreed =
+      is_copied ? SaveCopy(communicator, &reply, &outcome) : absl::AbortedError("the epoch ended");
   over(request_, agreed, outcome, reply);
   if (!agreed.ok()) outcome = agreed;
   if (!outcome.ok())
@@ -72,7 +80,8 @@ void BackgroundSave::Run(Communicator* communicator, const Over& over) {
 absl::Status BackgroundSave::SaveCopy(Communicator* communicator, v1::SaveReply* reply,
                                       absl::Status* outcome) {
   std::map<Key, ConstValues> copies;
-  for (size_t i = 0; i < keys_.size(); ++i) copies.emplace(keys_[i], copy_.slice(i));
+  for (size_t i = 0; i < keys_.size(); ++i)
+    copies.emplace(keys_[i], stays_ ? staying_[i] : copy_.slice(i));
   const auto values = [&copies](StateArray array, const ShardSegment& segment) {
     return copies.at(KeyOf(array, segment));
   };
@@ -91,6 +100,7 @@ absl::Status BackgroundSave::SaveCopy(Communicator* communicator, v1::SaveReply*
 void BackgroundSave::End() {
   if (thread_.joinable()) thread_.join();
   copy_.Clear();
+  staying_.clear();
   keys_.clear();
   request_.Clear();
 }

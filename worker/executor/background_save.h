@@ -3,9 +3,10 @@
 //   Prepare: memory for a copy ──► Start: a thread copies, then writes files, manifest, name
 //                                  training goes on; AwaitCopied before it overwrites the version
 //
-// The rank holds that much more memory until the files are written. The thread has a low priority,
-// so that training has the processors first. One at a time. status() and MayOverwrite are
-// thread-safe, the rest is the owner's thread's.
+// What is a copy that stays already, as a GPU's state in memory of the host is, is written from
+// there. Else the rank holds that much more memory until the files are written. The thread has a
+// low priority, so that training has the processors first. One at a time. status() and MayOverwrite
+// are thread-safe, the rest is the owner's thread's.
 #ifndef TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
 #define TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
 
@@ -71,7 +72,9 @@ class BackgroundSave {
   TrainingProgress progress_;
   std::vector<StateArray> moments_;
   SaveControl control_;
-  std::vector<Key> keys_;  // Of the copy's slices.
+  std::vector<Key> keys_;  // Of the slices.
+  bool stays_ = false;     // They need no copy, and are:
+  std::vector<ConstValues> staying_;
   StateCopy copy_;
   std::atomic<int64_t> written_bytes_{0};
   std::thread thread_;

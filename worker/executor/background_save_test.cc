@@ -43,7 +43,7 @@ class BackgroundSaveTest : public testing::Test {
   }
 
   // Version 5 has values_ in all arrays.
-  absl::Status Prepare() {
+  absl::Status Prepare(bool stays = false) {
     const auto read = [&](StateArray, const ShardSegment&) -> ConstValues { return values_; };
     TrainingProgress progress;
     progress.update_counts = {1};
@@ -52,7 +52,15 @@ class BackgroundSaveTest : public testing::Test {
     request.set_path(folder_ + "/c");
     request.set_is_checkpoint(true);
     return save_->Prepare(
-        request, {/*version=*/5, progress, MomentsOf(memory_.config.optimizer), read}, {&stopped_});
+        request, {/*version=*/5, progress, MomentsOf(memory_.config.optimizer), read, stays},
+        {&stopped_});
+  }
+  std::vector<float> Saved() {
+    auto model = ModelReader::Open(folder_ + "/c/model.safetensors");
+    EXPECT_OK(model);
+    std::vector<float> saved(kNumel);
+    EXPECT_OK(model->ReadSlice("w", 0, absl::MakeSpan(saved)));
+    return saved;
   }
   absl::Status Start() {
     return save_->Start(communicator_.get(), [](const v1::SaveRequest&, const absl::Status&,
@@ -86,11 +94,20 @@ TEST_F(BackgroundSaveTest, VersionIsNotOverwrittenBeforeItIsCopiedAndTheNextIsWr
   training.join();
   save_->End();
   ASSERT_EQ(save_->status().code(), 0) << save_->status().message();
-  ASSERT_OK_AND_ASSIGN(const ModelReader model,
-                       ModelReader::Open(folder_ + "/c/model.safetensors"));
-  std::vector<float> saved(kNumel);
-  ASSERT_OK(model.ReadSlice("w", 0, absl::MakeSpan(saved)));
-  EXPECT_EQ(saved, std::vector<float>(kNumel, 1.0f));
+  EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
+}
+
+TEST_F(BackgroundSaveTest, WhatStaysIsWrittenFromWhereItIsAndHoldsNoStepUp) {
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("save.copy", hold);  // A copy would never end.
+  ASSERT_OK(Prepare(/*stays=*/true));
+  EXPECT_TRUE(save_->MayOverwrite(7));
+  EXPECT_EQ(save_->status().all_bytes(), kNumel * static_cast<int64_t>(sizeof(float)));
+  ASSERT_OK(Start());
+  save_->End();
+  ASSERT_EQ(save_->status().code(), 0) << save_->status().message();
+  EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
 }
 
 TEST_F(BackgroundSaveTest, EndOfTheEpochEndsTheCopyAndWhoWaitsForItAndSavesNothing) {

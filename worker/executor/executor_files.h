@@ -57,6 +57,7 @@ class ExecutorFiles : public StateFiles {
   int64_t wanted_save() const override { return book_.wanted(); }
   bool MayOverwrite(int64_t step) const override { return background_.MayOverwrite(step); }
   void AwaitOverwrite(int64_t step) override { background_.AwaitCopied(step); }
+  void AwaitSaved() override { background_.End(); }
 
  private:
   // What may be wrong of it on one rank alone. Fills in what a wish says.
