@@ -3,6 +3,10 @@
 // everywhere.
 #include <signal.h>
 
+#include <memory>
+#include <tuple>
+#include <vector>
+
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
@@ -10,6 +14,7 @@
 #include "worker/comm/nccl/nccl_processes.h"
 #include "worker/comm/nccl/nccl_test_group.h"
 #include "worker/comm/nccl/staged_communicator.h"
+#include "worker/device/cuda/device_region.h"
 
 namespace tessera {
 namespace {
@@ -167,6 +172,67 @@ TEST_P(NcclKillTest, RankThatIsKilledInsideAnOperationIsAnErrorOfTheOtherWithinI
   EXPECT_THAT(statuses[1], StatusIs(StatusCode::kInternal, HasSubstr("killed by signal 9")));
 }
 
+// One step's gather and reduction, of registered memory, by whole numbers.
+absl::Status StepRegistered(NcclCommunicator::Options options) {
+  constexpr int64_t kSlice = 100'000;
+  const int size = options.control->size(), rank = options.control->rank();
+  const int64_t bytes = size * kSlice * static_cast<int64_t>(sizeof(float));
+  PrimaryContext* context = options.device->context();
+  const SharingDevice sharing = {context->api(), context->device(), context};
+  ASSIGN_OR_RETURN(const Buffer parameters, AllocateRegion(sharing, bytes));
+  ASSIGN_OR_RETURN(const Buffer gradients, AllocateRegion(sharing, bytes));
+  ASSIGN_OR_RETURN(const Buffer sums, AllocateRegion(sharing, bytes / size));
+  options.registers = true;
+  options.max_slice_bytes = bytes / size;
+  for (const Buffer* buffer : {&parameters, &gradients})
+    options.regions.push_back({buffer->data(), buffer->size_bytes()});
+  ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, options.device->CreateStream("test"));
+  std::vector<float> values(size * kSlice);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 1000 + rank);
+  for (const Buffer* buffer : {&parameters, &gradients})
+    options.device->Copy(stream.get(), buffer->data(), values.data(), bytes);
+  stream->Synchronize();
+  ASSIGN_OR_RETURN(const std::unique_ptr<NcclCommunicator> comm, NcclCommunicator::Create(options));
+  RANK_EXPECT(comm->is_registered() || !options.nccl->registers(), "the library did not take it");
+  RETURN_IF_ERROR(comm->AllGatherMapped(parameters.data_as<std::byte>(), bytes / size));
+  std::vector<const void*> sends(size, nullptr);
+  sends[rank] = gradients.data();
+  std::vector<ElementRange> slices;
+  for (int r = 0; r < size; ++r) slices.push_back({r * kSlice, (r + 1) * kSlice});
+  const std::vector<ElementRange> parts = {{0, size * kSlice}};
+  RETURN_IF_ERROR(comm->ReduceScatterMapped(sends, slices, parts, DType::kFp32, 1.0, false,
+                                            sums.data_as<float>(), nullptr));
+  std::vector<float> sum(kSlice);
+  options.device->Copy(stream.get(), values.data(), parameters.data(), bytes);
+  options.device->Copy(stream.get(), sum.data(), sums.data(), bytes / size);
+  stream->Synchronize();
+  for (int64_t i = 0; i < size * kSlice; ++i)
+    RANK_EXPECT(values[i] == static_cast<float>(i % 1000 + i / kSlice), "parameter ", i);
+  for (int64_t i = 0; i < kSlice; ++i) {
+    const int64_t each = (rank * kSlice + i) % 1000;
+    RANK_EXPECT(sum[i] == static_cast<float>(size * each + size * (size - 1) / 2), "sum ", i);
+  }
+  return options.device->status();
+}
+
+class NcclRegisteredTest : public testing::TestWithParam<std::tuple<bool, int>> {};
+
+TEST_P(NcclRegisteredTest, MemoryOfTheKeepersKindIsTakenAndResultsAreRight) {
+  const auto& [is_real, size] = GetParam();
+  if (is_real) {
+    const absl::Status found = FindRealNccl();
+    if (!found.ok()) GTEST_SKIP() << found;
+  }
+  NcclProcessOptions options;
+  options.group.size = size;
+  if (!is_real) options.machine = MakeFakeNcclMachine;
+  for (const absl::Status& status : RunNcclProcessesOnDevice(options, StepRegistered))
+    EXPECT_OK(status);
+}
+
+INSTANTIATE_TEST_SUITE_P(Fake, NcclRegisteredTest, testing::Values(std::tuple(false, 1)));
+INSTANTIATE_TEST_SUITE_P(Device, NcclRegisteredTest,
+                         testing::Combine(testing::Values(true), testing::Values(2, 3)));
 INSTANTIATE_TEST_SUITE_P(Device, NcclKillTest, testing::Values(RealProcesses(false)));
 
 }  // namespace

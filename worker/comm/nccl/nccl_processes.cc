@@ -16,8 +16,10 @@ namespace {
 constexpr int kNcclMultiRankGpu = 23003;  // The first that may be told to allow it.
 constexpr int64_t kMaxMeasured = 1 << 20;
 
-absl::Status RunRank(const NcclProcessOptions& options, const SharedMapping& mapping, char* shared,
-                     int rank, const RankBody& body) {
+using Body = std::function<absl::Status(const NcclCommunicator::Options&, ShmCommunicator*)>;
+
+absl::Status RunRank(const NcclProcessOptions& options, const SharedMapping& mapping, int rank,
+                     const Body& body) {
   GroupOptions joining;  // Which may take longer than a test allows its operations.
   joining.size = options.group.size;
   ShmCommunicator::Options control_options = ShmOptions(joining, mapping);
@@ -41,13 +43,19 @@ absl::Status RunRank(const NcclProcessOptions& options, const SharedMapping& map
   own.timeout = options.timeout;
   own.staging_bytes = 16 << 10;  // Small, so that tests have many pieces.
   own.library_sums = options.library_sums;
-  ASSIGN_OR_RETURN(const std::unique_ptr<NcclCommunicator> comm, NcclCommunicator::Create(own));
-  ASSIGN_OR_RETURN(const std::unique_ptr<StagedCommunicator> staged,
-                   StagedCommunicator::Create(comm.get(), machine->device));
-  // Not all leave Create at once, and a test may give its operations little time.
-  RETURN_IF_ERROR(control->Barrier());
-  control->set_timeout(options.group.timeout);
-  return body(RankContext{staged.get(), shared});
+  return body(own, control.get());
+}
+
+std::vector<absl::Status> RunAll(
+    const NcclProcessOptions& options,
+    const std::function<absl::Status(const SharedMapping&, int)>& rank_body) {
+  const SharedMapping mapping(ShmBytes(options.group));
+  std::vector<RankProcess> ranks;
+  for (int rank = 0; rank < options.group.size; ++rank)
+    ranks.emplace_back([&, rank] { return rank_body(mapping, rank); });
+  std::vector<absl::Status> statuses;
+  for (RankProcess& rank : ranks) statuses.push_back(rank.Join());
+  return statuses;
 }
 
 }  // namespace
@@ -109,16 +117,30 @@ absl::Status FindRealNccl() {
 
 std::vector<absl::Status> RunNcclProcesses(const NcclProcessOptions& options,
                                            const RankBody& body) {
-  const SharedMapping mapping(ShmBytes(options.group));
   const SharedMapping shared(options.group.shared_bytes);
-  std::vector<RankProcess> ranks;
-  for (int rank = 0; rank < options.group.size; ++rank) {
-    ranks.emplace_back(
-        [&, rank] { return RunRank(options, mapping, shared.MapAgain(), rank, body); });
-  }
-  std::vector<absl::Status> statuses;
-  for (RankProcess& rank : ranks) statuses.push_back(rank.Join());
-  return statuses;
+  return RunAll(options, [&](const SharedMapping& mapping, int rank) {
+    char* const mapped = shared.MapAgain();
+    const auto staged_body = [&](const NcclCommunicator::Options& own,
+                                 ShmCommunicator* control) -> absl::Status {
+      ASSIGN_OR_RETURN(const std::unique_ptr<NcclCommunicator> comm, NcclCommunicator::Create(own));
+      ASSIGN_OR_RETURN(const std::unique_ptr<StagedCommunicator> staged,
+                       StagedCommunicator::Create(comm.get(), own.device));
+      // Not all leave Create at once, and a test may give its operations little time.
+      RETURN_IF_ERROR(control->Barrier());
+      control->set_timeout(options.group.timeout);
+      return body(RankContext{staged.get(), mapped});
+    };
+    return RunRank(options, mapping, rank, staged_body);
+  });
+}
+
+std::vector<absl::Status> RunNcclProcessesOnDevice(const NcclProcessOptions& options,
+                                                   const NcclProcessBody& body) {
+  return RunAll(options, [&](const SharedMapping& mapping, int rank) {
+    return RunRank(
+        options, mapping, rank,
+        [&](const NcclCommunicator::Options& own, ShmCommunicator*) { return body(own); });
+  });
 }
 
 }  // namespace tessera

@@ -53,6 +53,10 @@ struct NcclProcessOptions {
 };
 // Runs `body` on each rank, all at once, with buffers of the host (see staged_communicator.h).
 std::vector<absl::Status> RunNcclProcesses(const NcclProcessOptions& options, const RankBody& body);
+// The same, with what a communicator is made of, for who has buffers of the device.
+using NcclProcessBody = std::function<absl::Status(const NcclCommunicator::Options& options)>;
+std::vector<absl::Status> RunNcclProcessesOnDevice(const NcclProcessOptions& options,
+                                                   const NcclProcessBody& body);
 
 }  // namespace tessera
 
