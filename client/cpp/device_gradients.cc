@@ -106,8 +106,8 @@ bool DeviceGradients::HasSlot(int unit) const {
   return session_->memory_.slot_windows.HasSlot(unit);
 }
 
-bool DeviceGradients::SlotIsTaken(int unit) const {
-  return session_->memory_.slot_windows.OtherIn(unit) >= 0;
+int DeviceGradients::OtherInSlot(int unit) const {
+  return session_->memory_.slot_windows.OtherIn(unit);
 }
 
 absl::StatusOr<uint32_t> DeviceGradients::EndWindow(int unit) {

@@ -49,9 +49,10 @@ class DeviceGradients {
   absl::Status Add(int unit, int parameter, const void* values, int64_t numel, DType dtype);
 
   // Whether the unit's parameters lie in a slot, which other units have when its window is over;
-  // and whether one has it now, so that no window on this unit can be opened beside that.
+  // and which other one has a window there now, so that none on this unit can be opened beside it;
+  // -1: none. `unit`: one of the session's.
   bool HasSlot(int unit) const;
-  bool SlotIsTaken(int unit) const;
+  int OtherInSlot(int unit) const;
 
   // Waits until what was added is in the slots. Errors: those of the GPU.
   absl::Status Finish();

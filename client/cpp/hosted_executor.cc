@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-absl::StatusOr<std::unique_ptr<HostedExecutor>> HostedExecutor::Start(
-    std::function<absl::Status(UniqueFd socket)> host, UniqueFd socket, int rank) {
+absl::StatusOr<std::unique_ptr<HostedExecutor>> HostedExecutor::Start(HostExecutor host,
+                                                                      UniqueFd socket, int rank) {
   UniqueFd own(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   if (!own.valid())
     return ErrnoStatus(errno, absl::StrCat("the executor of rank ", rank, " in this process"));
@@ -31,12 +31,33 @@ absl::StatusOr<std::unique_ptr<HostedExecutor>> HostedExecutor::Start(
 HostedExecutor::~HostedExecutor() {
   // It may still tell its worker how it left.
   shutdown(socket_.get(), SHUT_RD);
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  bool stuck = false;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto is_over = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !running_ || stuck_; };
+    mu_.Await(absl::Condition(&is_over));
+    stuck = stuck_;
+  }
+  // A thread that is stuck comes back to nothing of this.
+  if (stuck) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
 }
 
-void HostedExecutor::Run(const std::function<absl::Status(UniqueFd socket)>& host,
-                         UniqueFd socket) {
-  absl::Status status = host(std::move(socket));
+void HostedExecutor::NoteStuck(const absl::Status& why) {
+  TESSERA_LOG(ERROR, "the executor of rank {} in this process is stuck, until the process ends: {}",
+              rank_, why.ToString());
+  absl::MutexLock lock(&mu_);
+  stuck_ = true;
+  status_ = why;
+}
+
+void HostedExecutor::Run(const HostExecutor& host, UniqueFd socket) {
+  absl::Status status =
+      host(std::move(socket), [this](const absl::Status& why) { NoteStuck(why); });
   if (!status.ok()) {
     status = Annotate(status, absl::StrCat("the executor of rank ", rank_, " in this process"));
     TESSERA_LOG(WARNING, "{}", status.ToString());

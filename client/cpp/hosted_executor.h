@@ -2,7 +2,6 @@
 #ifndef TESSERA_CLIENT_CPP_HOSTED_EXECUTOR_H_
 #define TESSERA_CLIENT_CPP_HOSTED_EXECUTOR_H_
 
-#include <functional>
 #include <memory>
 #include <thread>
 
@@ -11,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/unique_fd.h"
+#include "client/cpp/host_executor_function.h"
 
 namespace tessera {
 
@@ -18,22 +18,25 @@ class HostedExecutor {
  public:
   // Runs `host` with the socket, on which its worker gives it all else. Errors: ResourceExhausted
   // no thread or descriptor; the socket is closed then.
-  static absl::StatusOr<std::unique_ptr<HostedExecutor>> Start(
-      std::function<absl::Status(UniqueFd socket)> host, UniqueFd socket, int rank);
-  // Has it end as if its worker were gone, and waits for that.
+  static absl::StatusOr<std::unique_ptr<HostedExecutor>> Start(HostExecutor host, UniqueFd socket,
+                                                               int rank);
+  // Has it end as if its worker were gone, and waits for that; one that is stuck is left behind,
+  // and keeps the rank until the process ends.
   ~HostedExecutor();
 
   bool running() const;
-  absl::Status status() const;  // How it ended; OK while it runs.
+  absl::Status status() const;  // How it ended, or why it is stuck; OK while it runs.
 
  private:
   HostedExecutor(UniqueFd socket, int rank) : socket_(std::move(socket)), rank_(rank) {}
-  void Run(const std::function<absl::Status(UniqueFd socket)>& host, UniqueFd socket);
+  void Run(const HostExecutor& host, UniqueFd socket);
+  void NoteStuck(const absl::Status& why);
 
   const UniqueFd socket_;  // The same socket, by a descriptor of its own.
   const int rank_;
   mutable absl::Mutex mu_;
   bool running_ ABSL_GUARDED_BY(mu_) = true;
+  bool stuck_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
 };

@@ -20,7 +20,8 @@
 namespace tessera {
 namespace {
 
-// How long a session that ends waits for an executor or a worker that does not hear.
+// How long a session that ends waits for a worker that does not hear; for its own executor it waits
+// as long as that takes.
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
 // What the coordinator says of the job, for a trainer that waited for it in vain; or nothing.
@@ -264,6 +265,8 @@ absl::Status Session::AwaitNewEpoch(absl::Time deadline) {
     }
     WaitForChange(&page()->events, seen, absl::Now() + absl::Milliseconds(100));
   }
+  // What this trainer launched before may still read units whose slots are filled anew.
+  if (memory_.parameters.plan.num_slots() > 0) RETURN_IF_ERROR(memory_.device->Synchronize());
   epoch_ = page()->epoch.load();
   ResetEpoch();
   return absl::OkStatus();

@@ -3,14 +3,12 @@
 #define TESSERA_CLIENT_CPP_SESSION_OPTIONS_H_
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "base/unique_fd.h"
+#include "client/cpp/host_executor_function.h"
 #include "job/job_config.h"
 #include "layout/tensor_spec.h"
 #include "net/transport_security.h"
@@ -18,9 +16,6 @@
 #include "worker/memory/host_rank_device.h"
 
 namespace tessera {
-
-// Returns once the executor has ended; the socket's end has it end.
-using HostExecutor = std::function<absl::Status(UniqueFd socket)>;
 
 struct SessionOptions {
   std::string coordinator_address;  // "host:port"

@@ -99,6 +99,11 @@ void UnitWindows::OpenWindow(int unit, Precision precision) {
   if (!session_->closed(unit) && session_->precision(unit) != precision) {
     ThrowIfError(Reshard(unit));
   }
+  // A unit that was asked for, as the last time, and not used this time is in nobody's way.
+  if (const int other = DeviceGradients(session_).OtherInSlot(unit);
+      other >= 0 && !session_->unsharded(other)) {
+    ThrowIfError(Reshard(other));
+  }
   if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit, precision));
   if (precisions_.UseParameters(unit, precision)) HookUnit(unit);
 }
@@ -181,7 +186,7 @@ void UnitWindows::PostForward(int unit, int member) {
 
 void UnitWindows::AskFor(const std::vector<int>& units, bool for_forward) {
   for (const int unit : units) {
-    if (!session_->closed(unit) || DeviceGradients(session_).SlotIsTaken(unit)) continue;
+    if (!session_->closed(unit) || DeviceGradients(session_).OtherInSlot(unit) >= 0) continue;
     ThrowIfError(session_->UnshardAsync(
         unit, for_forward ? precisions_.Wanted(unit) : session_->precision(unit)));
   }
@@ -259,15 +264,21 @@ absl::Status UnitWindows::TakeReplaced() {
 }
 
 void UnitWindows::BeginStep() {
+  absl::MutexLock lock(&mu_);
+  ForgetBackward();
+}
+
+void UnitWindows::ForgetBackward() {
   ForgetForwards();
   backward_.assign(backward_.size(), UnitBackward());
 }
 
 void UnitWindows::Forget() {
+  absl::MutexLock lock(&mu_);  // After an exception some thread of autograd may still be in a hook.
   in_backward_ = false;
   prefetch_.EndBackward();
   gradients_.Drop();
-  BeginStep();
+  ForgetBackward();
   for (auto& parameters : units_->parameters) {
     for (torch::Tensor& parameter : parameters) parameter.mutable_grad().reset();
   }

@@ -92,6 +92,7 @@ class UnitWindows : public UnitObserver {
   void BeginRootForward();
   void EndRootForward();
   void ForgetForwards();
+  void ForgetBackward();
   // Makes the unit's parameters readable in this precision, and the module use that.
   void OpenWindow(int unit, Precision precision);
   absl::Status Reshard(int unit);

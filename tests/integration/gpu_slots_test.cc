@@ -226,10 +226,10 @@ TEST_F(GpuSlotsTest, SecondWindowOnASlotIsRefusedByNameAndTrainingGoesOn) {
     DeviceGradients device(session);
     RETURN_IF_ERROR(session->Unshard(1));
     for (const int other : {2, 3, 0}) {
-      EXPECT_FALSE(device.SlotIsTaken(other));
+      EXPECT_EQ(device.OtherInSlot(other), -1);
       RETURN_IF_ERROR(session->Unshard(other));
     }
-    EXPECT_TRUE(device.SlotIsTaken(4));
+    EXPECT_EQ(device.OtherInSlot(4), 1);
     for (const Precision precision : {Precision::kCompute, Precision::kFull}) {
       EXPECT_THAT(session->Unshard(4, precision),
                   StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -237,7 +237,7 @@ TEST_F(GpuSlotsTest, SecondWindowOnASlotIsRefusedByNameAndTrainingGoesOn) {
                                           HasSubstr("max_gathered_units"))));
     }
     RETURN_IF_ERROR(session->Reshard(1));
-    EXPECT_FALSE(device.SlotIsTaken(4));
+    EXPECT_EQ(device.OtherInSlot(4), -1);
     RETURN_IF_ERROR(session->Unshard(4));
     for (const int unit : {4, 2, 3, 0}) RETURN_IF_ERROR(session->Reshard(unit));
     return TrainTo(session, 4);

@@ -211,7 +211,9 @@ TEST_P(HostedExecutorTest, ErrorOfTheExecutorIsToldToItsTrainerByNameAndTheRankI
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("the executor of rank 0 in this process"),
                              HasSubstr("this processor is on fire"))));
-  broken.host_executor = [](UniqueFd) { return absl::OkStatus(); };  // Ends at once.
+  broken.host_executor = [](UniqueFd, const ExecutorIsStuck&) {
+    return absl::OkStatus();
+  };  // Ends at once.
   ASSERT_OK_AND_ASSIGN(TrainerTeam team,
                        TrainerTeam::OpenEach({broken, OptionsOf(1, kWorldSize, 0, "toy")}));
   EXPECT_FALSE(team.session(0)->hosts_executor());

@@ -52,6 +52,10 @@ class RankDevice {
     return absl::UnimplementedError("events that processes share");
   }
 
+  // Waits until all that this process has launched on the device is done, by whomever of its
+  // threads and libraries. Errors: those of the device
+  virtual absl::Status Synchronize() { return absl::OkStatus(); }
+
   struct KernelOptions {
     // The rank's shards and optimizer state are in the processor's memory, and not on the device.
     bool state_on_host = false;

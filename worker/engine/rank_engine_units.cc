@@ -84,7 +84,7 @@ void RankEngine::ForgetGathered() {
   for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
     options_.control->units[unit].gathered_window.store(0, std::memory_order_release);
   }
-  slots_.ForgetAhead();
+  slots_.Forget();
 }
 
 void RankEngine::DropAhead(int unit) {
@@ -104,11 +104,13 @@ absl::Status RankEngine::TakeSlot(int unit) {
   }
   const uint32_t event = slots_.TakeReadUntil(unit);
   if (event == 0) return absl::OkStatus();
+  const absl::Status read = options_.window_events->Await(
+      event - 1, absl::Now() + options_.config->collective_timeout,
+      [this] { return interrupt_.load(std::memory_order_acquire) != 0; });
+  // The trainer that read it is gone.
+  if (absl::IsUnavailable(read)) return absl::OkStatus();
   return Annotate(
-      options_.window_events->Await(
-          event - 1, absl::Now() + options_.config->collective_timeout,
-          [this] { return interrupt_.load(std::memory_order_acquire) != 0; }),
-      absl::StrCat("unit '", UnitName(unit), "': what reads the unit before it in its slot"));
+      read, absl::StrCat("unit '", UnitName(unit), "': what reads the unit before it in its slot"));
 }
 
 absl::Status RankEngine::AwaitPeersAt(int64_t step) {

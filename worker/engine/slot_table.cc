@@ -51,9 +51,10 @@ bool SlotTable::Drop(int unit) {
   return true;
 }
 
-void SlotTable::ForgetAhead() {
+void SlotTable::Forget() {
   for (Slot& slot : slots_) {
     slot.ahead = false;
+    slot.read_until = 0;
     FreeIfUnused(&slot);
   }
 }

@@ -36,7 +36,9 @@ class SlotTable {
   void Close(int unit, uint32_t read_until);
   // What was gathered ahead is not wanted. Whether there was anything.
   bool Drop(int unit);
-  void ForgetAhead();  // Of all units.
+  // The parameters are about to change: nothing that was gathered ahead is wanted, and nothing that
+  // trainers have launched reads closed windows any more.
+  void Forget();
 
   // What to wait for before the slot is filled for this unit; 0: nothing. It is told once, and not
   // while the unit has the slot already.

@@ -83,7 +83,7 @@ TEST_F(SlotTableTest, WhatWasGatheredAheadCanBeDroppedAndWhatIsOpenCannot) {
   table.Open(2, false);
   EXPECT_FALSE(table.Drop(2));
   table.GatherAhead(3);
-  table.ForgetAhead();
+  table.Forget();
   EXPECT_TRUE(table.IsOpen(2));
   EXPECT_EQ(table.OtherIn(6), -1);
 }
@@ -102,6 +102,14 @@ TEST_F(SlotTableTest, WhoFillsTheSlotNextIsToldOnceWhatStillReadsIt) {
   EXPECT_EQ(table.TakeReadUntil(1), 0u);
   ASSERT_TRUE(table.Drop(1));
   EXPECT_EQ(table.TakeReadUntil(4), 11u);
+}
+
+TEST_F(SlotTableTest, AfterAStepNothingReadsTheWindowsBeforeIt) {
+  SlotTable table(&plan_);
+  table.Open(1, false);
+  table.Close(1, 9);
+  table.Forget();
+  EXPECT_EQ(table.TakeReadUntil(4), 0u) << "who has the event may be gone";
 }
 
 }  // namespace

@@ -52,7 +52,12 @@ void HostedJob::Supervise(Rank rank) {
                   rank.value());
       continue;
     }
-    OnExecutorEndLocked(rank, end.how, failed_starts);
+    if (slot.vacant && phase_ == EpochPhase::kRunning) {
+      // The epoch goes on without one, and this one was in none.
+      TESSERA_LOG(WARNING, "job {} rank {}: executor {}", job_id_, rank.value(), end.how);
+    } else {
+      OnExecutorEndLocked(rank, end.how, failed_starts);
+    }
     if (failed_starts == 0) continue;
     const auto go_on = [this, &slot]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
       return closing_ || slot.offer != nullptr;

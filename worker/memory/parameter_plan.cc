@@ -52,8 +52,9 @@ absl::StatusOr<ParameterPlan> ParameterPlan::InSlots(const ModelLayout& layout,
         !HasOthersWithin(layout, unit))
       sharing.push_back(unit);
   }
-  const int num_slots = std::min(config.max_gathered_units, kMaxSlots - 2) + 2;
-  if (static_cast<int>(sharing.size()) <= num_slots) return InPlaces(memory);
+  const int64_t wanted_slots = int64_t{config.max_gathered_units} + 2;
+  if (static_cast<int64_t>(sharing.size()) <= wanted_slots) return InPlaces(memory);
+  const int num_slots = static_cast<int>(std::min<int64_t>(wanted_slots, kMaxSlots));
   ParameterPlan plan;
   plan.num_slots_ = num_slots;
   plan.units_.resize(layout.units.size());

@@ -12,7 +12,8 @@
 // A unit is in a slot if each window on it gathers it anew and no other unit lies within it, by
 // their names; the root is not. A slot holds a unit in its compute dtype or in full precision.
 // There are as many slots as the executor may gather ahead, one for the unit in hand and one for
-// that which is just being closed; where that is as many as there are units, they have places.
+// that which is just being closed, up to kMaxSlots; where so many are asked for as there are units,
+// they have places.
 // Windows on two units of one slot cannot be open at once.
 #ifndef TESSERA_WORKER_MEMORY_PARAMETER_PLAN_H_
 #define TESSERA_WORKER_MEMORY_PARAMETER_PLAN_H_

@@ -84,6 +84,17 @@ TEST(ParameterPlanTest, WhereNothingIsSavedEverythingHasItsPlace) {
   }
 }
 
+TEST(ParameterPlanTest, ThereAreNoMoreSlotsThanDescriptorsForThemButAlwaysAWayToPlaces) {
+  std::vector<std::string> names = {"root"};
+  for (int i = 0; i < 48; ++i) names.push_back(absl::StrCat("u", i));
+  for (const auto& [max_gathered_units, num_slots] :
+       {std::pair(30, 32), std::pair(45, ParameterPlan::kMaxSlots), std::pair(46, 0)}) {
+    ASSERT_OK_AND_ASSIGN(const Job job, MakeJob(ModelOf(names), Config(2, max_gathered_units)));
+    ASSERT_OK_AND_ASSIGN(const ParameterPlan plan, SlotsOf(job));
+    EXPECT_EQ(plan.num_slots(), num_slots) << max_gathered_units;
+  }
+}
+
 TEST(ParameterPlanTest, OnlyRanksThatAreAloneOnTheirGpuHaveSlots) {
   ASSERT_OK_AND_ASSIGN(const Job job,
                        MakeJob(ModelOf({"root", "a", "b", "c", "d", "e"}), Config(4)));

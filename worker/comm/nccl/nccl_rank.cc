@@ -92,7 +92,9 @@ absl::Status NcclRank::Register(std::vector<Region> regions) {
     return status;
   }));
   const std::string call = "ncclCommRegister";
-  return Poll(call, [this, &call] { return LibraryIsDone(call); });
+  const absl::Status done = Poll(call, [this, &call] { return LibraryIsDone(call); });
+  if (!done.ok()) Deregister().IgnoreError();  // As above.
+  return done;
 }
 
 absl::Status NcclRank::Deregister() {

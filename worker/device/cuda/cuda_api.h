@@ -89,6 +89,9 @@ class CudaApi {
   virtual absl::Status MemHostRegister(void* memory, int64_t size_bytes) = 0;
   virtual absl::Status MemHostUnregister(void* memory) = 0;
 
+  // Waits for all streams of the context, whoever in the process made them [ctx].
+  virtual absl::Status CtxSynchronize() = 0;
+
   // --- Streams and events [ctx]. Streams do not wait for the legacy default stream ---
   virtual absl::StatusOr<CudaStreamHandle*> StreamCreateWithPriority(int priority) = 0;
   virtual absl::Status StreamDestroy(CudaStreamHandle* stream) = 0;

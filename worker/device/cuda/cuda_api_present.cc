@@ -15,7 +15,7 @@
 // clang-format off
 #define TESSERA_CUDA_CALLS(X) \
   X(cuDriverGetVersion) X(cuInit) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetAttribute) \
-  X(cuDeviceGetName) X(cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) \
+  X(cuDeviceGetName) X(cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxSynchronize) \
   X(cuCtxGetStreamPriorityRange) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) \
   X(cuMemFreeHost) X(cuMemHostRegister) X(cuMemHostUnregister) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) \
   X(cuStreamWaitEvent) X(cuStreamWaitValue32) X(cuLaunchHostFunc) X(cuMemcpyAsync) \
@@ -168,6 +168,9 @@ class Driver : public CudaApi {
   }
   absl::Status StreamDestroy(CudaStreamHandle* stream) override {
     return CudaStatus("cuStreamDestroy", cuStreamDestroy_(Native(stream)));
+  }
+  absl::Status CtxSynchronize() override {
+    return CudaStatus("cuCtxSynchronize", cuCtxSynchronize_());
   }
   absl::Status StreamSynchronize(CudaStreamHandle* stream) override {
     return CudaStatus("cuStreamSynchronize", cuStreamSynchronize_(Native(stream)));

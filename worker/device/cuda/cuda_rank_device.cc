@@ -76,6 +76,14 @@ absl::StatusOr<std::unique_ptr<SharedEvent>> CudaRankDevice::OpenSharedEvent(
   return CudaSharedEvent::Open(device_->context(), name);
 }
 
+absl::Status CudaRankDevice::Synchronize() {
+  PrimaryContext* const context = device_->context();
+  RETURN_IF_ERROR(context->Use());
+  const absl::Status status = context->api()->CtxSynchronize();
+  context->Check(status);
+  return status;
+}
+
 absl::StatusOr<std::unique_ptr<SliceKernels>> CudaRankDevice::CreateSliceKernels(
     int64_t max_count) {
   return GpuKernels::Create(device_.get(), max_count);

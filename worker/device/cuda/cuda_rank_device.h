@@ -29,6 +29,7 @@ class CudaRankDevice : public RankDevice, public CudaBackend {
   absl::StatusOr<std::unique_ptr<SharedEvent>> CreateSharedEvent() override;
   absl::StatusOr<std::unique_ptr<SharedEvent>> OpenSharedEvent(
       const SharedEventName& name) override;
+  absl::Status Synchronize() override;
   absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(const KernelOptions& options) override;
 
   CudaDevice* cuda_device() override { return device_.get(); }

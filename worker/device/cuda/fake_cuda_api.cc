@@ -65,9 +65,9 @@ int FakeCudaApi::num_calls(absl::string_view call) const {
 std::string FakeCudaApi::Held() const {
   std::string text = memory_.Held();
   absl::MutexLock lock(&mu_);
-  if (contexts_ + streams_ + events_ + allocations_.size() > 0) {
-    absl::StrAppend(&text, " contexts=", contexts_, " streams=", streams_, " events=", events_,
-                    " allocations=", allocations_.size());
+  if (contexts_ + streams_.size() + events_ + allocations_.size() > 0) {
+    absl::StrAppend(&text, " contexts=", contexts_, " streams=", streams_.size(),
+                    " events=", events_, " allocations=", allocations_.size());
   }
   if (!registered_.empty()) absl::StrAppend(&text, " registered=", registered_.size());
   return text;
@@ -274,16 +274,20 @@ absl::StatusOr<CudaStreamHandle*> FakeCudaApi::StreamCreateWithPriority(int prio
   if (!queue.ok()) return CudaStatus("cuStreamCreateWithPriority", kCudaOutOfMemory);
   stream->queue = *std::move(queue);
   absl::MutexLock lock(&mu_);
-  ++streams_;
-  return reinterpret_cast<CudaStreamHandle*>(stream.release());
+  const std::shared_ptr<HostStream> of_stream = stream->queue;
+  auto* const handle = reinterpret_cast<CudaStreamHandle*>(stream.release());
+  streams_[handle] = of_stream;
+  return handle;
 }
 
 absl::Status FakeCudaApi::StreamDestroy(CudaStreamHandle* stream) {
   const absl::Status entered = Enter("StreamDestroy", Needs::kContext);
   if (!entered.ok() && !IsBroken(entered)) return entered;
+  {
+    absl::MutexLock lock(&mu_);
+    streams_.erase(stream);
+  }
   delete Of(stream);  // A broken context takes its streams with it; the threads must end here.
-  absl::MutexLock lock(&mu_);
-  --streams_;
   return entered;
 }
 
@@ -291,6 +295,17 @@ absl::Status FakeCudaApi::StreamSynchronize(CudaStreamHandle* stream) {
   RETURN_IF_ERROR(Enter("StreamSynchronize", Needs::kContext));
   Of(stream)->queue->Synchronize();
   return CudaStatus("cuStreamSynchronize", broken_);
+}
+
+absl::Status FakeCudaApi::CtxSynchronize() {
+  RETURN_IF_ERROR(Enter("CtxSynchronize", Needs::kContext));
+  std::vector<std::shared_ptr<HostStream>> queues;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [handle, queue] : streams_) queues.push_back(queue);
+  }
+  for (const std::shared_ptr<HostStream>& queue : queues) queue->Synchronize();
+  return CudaStatus("cuCtxSynchronize", broken_);
 }
 
 absl::Status FakeCudaApi::StreamWaitValue32(CudaStreamHandle* stream, CudaAddress word,

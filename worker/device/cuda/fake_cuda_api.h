@@ -25,6 +25,8 @@
 
 namespace tessera {
 
+class HostStream;
+
 class FakeCudaApi : public CudaApi {
  public:
   struct Options {
@@ -80,6 +82,7 @@ class FakeCudaApi : public CudaApi {
   absl::StatusOr<CudaStreamHandle*> StreamCreateWithPriority(int priority) override;
   absl::Status StreamDestroy(CudaStreamHandle* stream) override;
   absl::Status StreamSynchronize(CudaStreamHandle* stream) override;
+  absl::Status CtxSynchronize() override ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status StreamWaitEvent(CudaStreamHandle* stream, CudaEventHandle* event) override;
   absl::Status StreamWaitValue32(CudaStreamHandle* stream, CudaAddress word,
                                  uint32_t value) override;
@@ -152,7 +155,7 @@ class FakeCudaApi : public CudaApi {
   std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);
   bool initialized_ ABSL_GUARDED_BY(mu_) = false;
   int contexts_ ABSL_GUARDED_BY(mu_) = 0;
-  int streams_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<CudaStreamHandle*, std::shared_ptr<HostStream>> streams_ ABSL_GUARDED_BY(mu_);
   int events_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<void*, int64_t> allocations_ ABSL_GUARDED_BY(mu_);
   std::map<void*, int64_t> registered_ ABSL_GUARDED_BY(mu_);

@@ -13,7 +13,7 @@
 namespace tessera {
 
 struct FakeStream {
-  std::unique_ptr<HostStream> queue;
+  std::shared_ptr<HostStream> queue;
   int priority = 0;
 };
 
