@@ -30,8 +30,7 @@ class DeviceGradients {
   // `session` outlives this.
   explicit DeviceGradients(Session* session) : session_(session) {}
 
-  // Whether the rank is on a GPU; and on which, as CUDA numbers it in
-  // this process, or kHostDevice.
+  // Whether the rank is on a GPU; and on which, as CUDA numbers it in this process, or kHostDevice.
   bool available() const { return device() >= 0; }
   int device() const;
 

@@ -101,8 +101,7 @@ absl::Status Session::UnshardAsync(int unit, Precision precision) {
     return absl::FailedPreconditionError(
         absl::StrCat("unit '", UnitName(unit), "' and unit '", UnitName(other),
                      "' have one slot of the GPU, and the latter is unsharded: reshard it first, "
-                     "or give the job "
-                     "more slots by a larger max_gathered_units than ",
+                     "or give the job more slots by a larger max_gathered_units than ",
                      options_.config.max_gathered_units));
   }
   RETURN_IF_ERROR(Submit(op));

@@ -107,7 +107,8 @@ class UnitWindows : public UnitObserver {
   void EndOfBackward();
 
   // Autograd runs hooks on a thread for each device, and forwards that are computed again on those
-  // too; whoever is called so holds it. Backward has ended when the training thread goes on.
+  // too; whoever is called so holds it. Backward has ended when the training thread goes on,
+  // but after an exception.
   absl::Mutex mu_;
   Session* const session_;
   ModuleUnits* const units_;

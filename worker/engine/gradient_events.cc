@@ -24,7 +24,7 @@ absl::Status GradientEvents::Await(uint32_t index, absl::Time deadline,
     if (reached) return absl::OkStatus();
     if (stop()) return absl::AbortedError("the epoch ends");
     if (absl::Now() >= deadline)
-      return absl::DeadlineExceededError("the trainer's GPU has not computed the gradient");
+      return absl::DeadlineExceededError("the trainer's GPU has not come there in time");
     // Soon at first, for what is nearly done; then seldom enough to leave the processor to others.
     if (asked < 50) {
       std::this_thread::yield();
