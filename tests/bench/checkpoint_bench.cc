@@ -1,6 +1,7 @@
 // G12 to G14: a checkpoint saved and loaded beside plain files of as many bytes, written and read
 // by as many processes; and what training waits for where it is saved in the background.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -117,14 +118,24 @@ class PlainFile {
     Check(member_.comm()->Barrier());
     const UniqueFd fd(open(path_.c_str(), O_WRONLY | O_CLOEXEC | flags));
     TESSERA_CHECK(fd.valid());
-    ForEachPiece(
-        [&](char* piece, int64_t bytes, int64_t at) { return pwrite(fd.get(), piece, bytes, at); });
+    ForEachPiece(own_bytes_, [&](char* piece, int64_t bytes, int64_t at) {
+      return pwrite(fd.get(), piece, bytes, at);
+    });
     TESSERA_CHECK(fsync(fd.get()) == 0);
   }
-  void Read() {
-    const UniqueFd fd(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-    ForEachPiece(
-        [&](char* piece, int64_t bytes, int64_t at) { return pread(fd.get(), piece, bytes, at); });
+  // The files of a checkpoint, each rank a part of each: what loading it costs at least. No file of
+  // ours would do: how fast one is read also depends on how it came into the page cache.
+  void ReadFilesOf(const std::string& checkpoint) {
+    for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+      const UniqueFd fd(open(absl::StrCat(checkpoint, "/", name).c_str(), O_RDONLY | O_CLOEXEC));
+      struct stat info;
+      TESSERA_CHECK(fd.valid() && fstat(fd.get(), &info) == 0);
+      const int64_t part_bytes = info.st_size / member_.size();
+      TESSERA_CHECK(part_bytes <= own_bytes_);
+      ForEachPiece(part_bytes, [&](char* piece, int64_t bytes, int64_t at) {
+        return pread(fd.get(), piece, bytes, at);
+      });
+    }
   }
   // Into memory that nobody used before, as a snapshot's is.
   void Copy() {
@@ -134,12 +145,13 @@ class PlainFile {
   }
 
  private:
+  // Of this rank's part of a file.
   template <typename Transfer>
-  void ForEachPiece(const Transfer& transfer) {
+  void ForEachPiece(int64_t part_bytes, const Transfer& transfer) {
     constexpr int64_t kPieceBytes = 4 << 20;
-    for (int64_t at = 0; at < own_bytes_; at += kPieceBytes) {
-      const int64_t bytes = std::min(kPieceBytes, own_bytes_ - at);
-      TESSERA_CHECK(transfer(memory_ + at, bytes, member_.rank() * own_bytes_ + at) == bytes);
+    for (int64_t at = 0; at < part_bytes; at += kPieceBytes) {
+      const int64_t bytes = std::min(kPieceBytes, part_bytes - at);
+      TESSERA_CHECK(transfer(memory_ + at, bytes, member_.rank() * part_bytes + at) == bytes);
     }
   }
 
@@ -195,8 +207,7 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
     with_peak(kLoadPeak, [&] {
       member->Time(kLoad, 1, [&] { Check(LoadCheckpoint(session.get(), saved).status()); });
     });
-    for (int warming = 0; warming < 2; ++warming) plain.Read();
-    member->Time(kPlainRead, 1, [&] { plain.Read(); });
+    member->Time(kPlainRead, 1, [&] { plain.ReadFilesOf(saved); });
     remove(saved);
     remove(folder + "/plain");
     member->Time(kDirectWrite, 1, [&] { plain.Write(O_DIRECT); });
@@ -264,8 +275,8 @@ std::vector<Row> Judge(int size, const TeamResult& result) {
         Better::kNeither, 0, 0);
   plain("G13", "a save in the background, growth of all processes",
         Mebibytes(series[kBackgroundPeak]), "MiB");
-  ratio("G14", "plain parallel read / load from the page cache, checked", series[kPlainRead],
-        series[kLoad], Better::kHigher, 0.9, 0.75);
+  ratio("G14", "plain parallel read of its files / load from the page cache, checked",
+        series[kPlainRead], series[kLoad], Better::kHigher, 0.9, 0.75);
   plain("G14", "the same, rate of the load", GigabytesPerSecond(series[kLoad]), "GB/s");
   plain("G14", "rate of the first load after the save, from the disk",
         GigabytesPerSecond(series[kFirstLoad]), "GB/s");
