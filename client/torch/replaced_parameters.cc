@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/summon_full_params.h"
-#include "client/torch/unit_gradients.h"
+#include "client/torch/torch_device.h"
 
 namespace tessera {
 namespace {

@@ -9,6 +9,7 @@
 #include "client/torch/module_units.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/replaced_parameters.h"
+#include "client/torch/torch_device.h"
 #include "client/torch/unit_lookup.h"
 #include "client/torch/unit_windows.h"
 

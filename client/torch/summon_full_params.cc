@@ -6,9 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "client/cpp/device_gradients.h"
 #include "client/torch/precision_rules.h"
-#include "client/torch/unit_gradients.h"
+#include "client/torch/torch_device.h"
 #include "client/torch/unit_lookup.h"
 
 namespace tessera {
@@ -67,12 +66,6 @@ void ReplaceMemory(torch::Tensor& tensor, const torch::Tensor& memory) {
 const void* ClusterMemory(const Session& session, int unit, int parameter, bool full_precision) {
   if (full_precision) return session.full_parameter(unit, parameter);
   return session.parameter(unit, parameter);
-}
-
-torch::Device DeviceOf(const Session& session) {
-  const int device = DeviceGradients(const_cast<Session*>(&session)).device();
-  if (device < 0) return torch::kCPU;
-  return {torch::kCUDA, static_cast<torch::DeviceIndex>(device)};
 }
 
 void UseClusterMemory(const Session& session, int unit, int parameter, torch::Tensor& tensor,

@@ -85,8 +85,6 @@ class FullParameters {
   bool open_ = false;
 };
 
-// Where the job's memory lies: the processor, or the rank's GPU.
-torch::Device DeviceOf(const Session& session);
 // Where the job has a parameter: in the unit's compute dtype or in full precision.
 const void* ClusterMemory(const Session& session, int unit, int parameter, bool full_precision);
 

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "client/cpp/device_gradients.h"
 #include "client/torch/precision_rules.h"
+#include "client/torch/torch_device.h"
 
 namespace tessera {
 
@@ -27,18 +28,13 @@ void FollowStreamOf(const torch::Device& device, DeviceGradients* gradients) {
 
 }  // namespace
 
-void AwaitStreamOf(const torch::Device& device) {
-  if (device.is_cpu() || device.is_meta()) return;
-  c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-}
-
 absl::Status UnitGradients::Add(int unit, int parameter, const torch::Tensor& gradient) {
   const DType dtype = session_->full_dtype(unit);
   torch::Tensor whole = gradient.detach().to(ScalarTypeOf(dtype));
   // Of an embedding, perhaps: rows that come twice are summed in full precision.
   if (whole.is_sparse()) whole = whole.to_dense();
   whole = whole.contiguous();
-  if (whole.device().is_cpu()) {
+  if (!DeviceGradients(session_).available()) {
     return session_->AddGradient(unit, parameter,
                                  ConstValues(whole.data_ptr(), whole.numel(), dtype));
   }

@@ -46,10 +46,6 @@ class UnitGradients {
 // read the unit. `device`: of its parameters. Errors: those of Session::Reshard
 absl::Status ReshardBehindStream(Session* session, int unit, const torch::Device& device);
 
-// Waits for what the calling thread's stream of the tensors' GPU was given so far; on the processor
-// there is nothing to wait for.
-void AwaitStreamOf(const torch::Device& device);
-
 }  // namespace tessera
 
 #endif  // TESSERA_CLIENT_TORCH_UNIT_GRADIENTS_H_

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/check.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_error.h"
@@ -280,6 +281,15 @@ absl::StatusOr<CudaStreamHandle*> FakeCudaApi::StreamCreateWithPriority(int prio
   return handle;
 }
 
+FakeStream* FakeLegacyStream() {
+  static FakeStream* const legacy = [] {
+    absl::StatusOr<std::unique_ptr<HostStream>> queue = HostStream::Create("fake-cuda");
+    TESSERA_CHECK(queue.ok());
+    return new FakeStream{*std::move(queue), 0};
+  }();
+  return legacy;
+}
+
 absl::Status FakeCudaApi::StreamDestroy(CudaStreamHandle* stream) {
   const absl::Status entered = Enter("StreamDestroy", Needs::kContext);
   if (!entered.ok() && !IsBroken(entered)) return entered;
@@ -305,6 +315,7 @@ absl::Status FakeCudaApi::CtxSynchronize() {
     for (const auto& [handle, queue] : streams_) queues.push_back(queue);
   }
   for (const std::shared_ptr<HostStream>& queue : queues) queue->Synchronize();
+  FakeLegacyStream()->queue->Synchronize();
   return CudaStatus("cuCtxSynchronize", broken_);
 }
 

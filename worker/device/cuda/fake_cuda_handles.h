@@ -3,6 +3,7 @@
 #define TESSERA_WORKER_DEVICE_CUDA_FAKE_CUDA_HANDLES_H_
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 
 #include "worker/device/cuda/cuda_api.h"
@@ -27,7 +28,13 @@ struct FakeEvent {
   std::shared_ptr<FakeSharedEvent> shared;
 };
 
-inline FakeStream* Of(CudaStreamHandle* stream) { return reinterpret_cast<FakeStream*>(stream); }
+// The legacy default stream, of all fakes of the process; never destroyed.
+FakeStream* FakeLegacyStream();
+
+inline FakeStream* Of(CudaStreamHandle* stream) {
+  const bool is_legacy = reinterpret_cast<uintptr_t>(stream) == 1;  // CU_STREAM_LEGACY
+  return is_legacy ? FakeLegacyStream() : reinterpret_cast<FakeStream*>(stream);
+}
 inline FakeEvent* Of(CudaEventHandle* event) { return reinterpret_cast<FakeEvent*>(event); }
 
 }  // namespace tessera

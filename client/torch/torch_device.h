@@ -1,0 +1,30 @@
+// Where the tensors of a session's parameters are for libtorch, and when its work there is done.
+#ifndef TESSERA_CLIENT_TORCH_TORCH_DEVICE_H_
+#define TESSERA_CLIENT_TORCH_TORCH_DEVICE_H_
+
+#include <torch/torch.h>
+
+#include "client/cpp/session.h"
+
+namespace tessera {
+
+// The processor, or the rank's GPU.
+torch::Device DeviceOf(const Session& session);
+
+// Waits for what the calling thread's stream of the tensors' GPU was given so far; on the processor
+// there is nothing to wait for.
+void AwaitStreamOf(const torch::Device& device);
+
+// For tests whose GPUs are fakes, in memory of the processor: tensors in it are libtorch's of the
+// processor while one lives. From before the first session is attached until the last has ended.
+class ScopedProcessorTensors {
+ public:
+  ScopedProcessorTensors();
+  ~ScopedProcessorTensors();
+  ScopedProcessorTensors(const ScopedProcessorTensors&) = delete;
+  ScopedProcessorTensors& operator=(const ScopedProcessorTensors&) = delete;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_TORCH_DEVICE_H_
