@@ -48,7 +48,7 @@ class Session {
   //                             message names both ranks and the parameter or field)
   //         AlreadyExists       the rank is attached to another trainer
   //         FailedPrecondition  wrong world size or layout; the coordinator is on another machine
-  //                             and neither TLS files nor insecure_connect are given
+  //                             without TLS files or insecure_connect; the GPU needs host_executor
   //         DataLoss            the job's shards went with the memory of a worker
   //         DeadlineExceeded    coordinator, worker or devices did not come in time
   static absl::StatusOr<std::unique_ptr<Session>> Open(const SessionOptions& options);
@@ -160,7 +160,7 @@ class Session {
   // them (OK, Aborted, Cancelled, DeadlineExceeded, Unavailable) arrive as Unknown. Recover() next.
   absl::Status Fail(const absl::Status& cause);
   // Where the epoch has failed, waits for the next one. Errors: DeadlineExceeded; Unavailable  the
-  // worker is gone; Cancelled  the job ends on this worker: it was deleted or goes to another one.
+  // worker is gone; Cancelled  the job was deleted or moves; FailedPrecondition  see host_executor.
   absl::Status Recover();
   // Runs `step_body` (forward, backward, Step) and, while the step is undone since some process
   // died, recovers and runs it again, unless it had been decided: then it is complete, and this
@@ -230,9 +230,9 @@ class Session {
   UniqueFd lease_;  // Open as long as the rank is attached.
   MappedRank memory_;
   std::unique_ptr<HostedExecutor> executor_;  // Null: the worker runs it.
+  bool only_host_ = false;                    // It could not.
   WindowGuard* GuardOf(int unit, Precision precision) const;
   std::unique_ptr<WindowGuard> guard_, full_guard_;
-
   int64_t creation_ = 0;              // Of the job.
   uint32_t epoch_ = 0, results_ = 0;  // Results seen in this epoch.
   bool agreed_error_ = false;         // The last operation's result is an error that all ranks got.

@@ -111,8 +111,9 @@ absl::Status Session::Attach() {
     return absl::DeadlineExceededError("the worker sent no descriptors in time");
   }
   ASSIGN_OR_RETURN(Packet packet, ReceivePacket(lease_.get()));
-  ASSIGN_OR_RETURN(const int64_t first_epoch, ParseClaimReply(packet.bytes));
-  if (packet.fds.size() < (hosts ? 4 : 3) || (first_epoch != 0) != hosts)
+  ASSIGN_OR_RETURN(const GivenClaim given, ParseClaimReply(packet.bytes));
+  only_host_ = given.only_host;
+  if (packet.fds.size() < (hosts ? 4 : 3) || (given.first_epoch != 0) != hosts)
     return absl::UnavailableError("the worker gave not all of the rank's memory");
   UniqueFd executor_socket;
   if (hosts) {
@@ -121,7 +122,7 @@ absl::Status Session::Attach() {
   }
   RETURN_IF_ERROR(MapRegions(std::move(packet.fds)));
   if (hosts) {
-    return HostExecutorFrom(static_cast<uint32_t>(first_epoch), std::move(executor_socket),
+    return HostExecutorFrom(static_cast<uint32_t>(given.first_epoch), std::move(executor_socket),
                             deadline);
   }
   epoch_ = static_cast<uint32_t>(response.epoch());
@@ -258,6 +259,11 @@ absl::Status Session::AwaitNewEpoch(absl::Time deadline) {
     }
     pollfd lease = {lease_.get(), POLLIN, 0};
     if (poll(&lease, 1, 0) > 0) return absl::UnavailableError("the worker is gone");
+    if (only_host_ && !executor_->running()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", options_.rank, ": its executor in this process has ended, and its worker can ",
+          "run none: attach again: ", executor_->status().ToString()));
+    }
     if (absl::Now() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,

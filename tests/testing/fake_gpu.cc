@@ -28,4 +28,16 @@ std::shared_ptr<DeviceMemory> FakeGpuMemory() {
   return *std::move(memory);
 }
 
+std::shared_ptr<DeviceMemory> FakeGpuMemoryInProcess() {
+  static FakeCudaApi* const api = [] {
+    FakeCudaApi::Options options;
+    options.descriptors = false;
+    return new FakeCudaApi(options);
+  }();
+  auto memory = CudaDeviceMemory::Create(api, 0);
+  TESSERA_CHECK(memory.ok());
+  TESSERA_CHECK(api->Held().empty());
+  return *std::move(memory);
+}
+
 }  // namespace tessera::testing_support

@@ -18,6 +18,9 @@ FakeCudaApi* FakeGpu();
 absl::StatusOr<std::unique_ptr<RankDevice>> MakeFakeGpuDevice(const DeviceName& device);
 // Of device 0; null and a failed check where it cannot be made.
 std::shared_ptr<DeviceMemory> FakeGpuMemory();
+// The same where the worker's driver passes no memory between processes. Trainers that host their
+// executors need it of none, and have their memory of FakeGpu().
+std::shared_ptr<DeviceMemory> FakeGpuMemoryInProcess();
 
 }  // namespace tessera::testing_support
 

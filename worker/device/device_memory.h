@@ -2,7 +2,9 @@
 //
 //   keeper ── Create ──► descriptor ──(Unix socket)──► RankDevice::MapRegion in executor, trainer
 //
-// The memory goes when the last descriptor and mapping of all processes have. Thread-safe.
+// The memory goes when the last descriptor and mapping of all processes have. Where the driver
+// passes no memory between processes, a descriptor only names it: each process that maps it has
+// memory of its own, and an executor must be in its trainer's process. Thread-safe.
 #ifndef TESSERA_WORKER_DEVICE_DEVICE_MEMORY_H_
 #define TESSERA_WORKER_DEVICE_DEVICE_MEMORY_H_
 
@@ -32,6 +34,10 @@ class DeviceMemory {
 
   virtual DeviceName device() const = 0;  // With its UUID, for processes that count otherwise.
 
+  // Empty: processes share what Create gives. Else why they cannot, so that what it gives are
+  // names.
+  virtual std::string why_not_shared() const { return ""; }
+
   // At least `size_bytes` of undefined content.
   // Errors: InvalidArgument    size_bytes < 1, or too large for any machine
   //         ResourceExhausted  the device has no memory left: the message has what was wanted
@@ -41,7 +47,7 @@ class DeviceMemory {
 
   // For who is no rank and reads what Create gave, of this size. May take room on the device as
   // long as the reader is there. The descriptor stays the caller's; this outlives the reader.
-  // Errors: as RankDevice::MapRegion
+  // Errors: as RankDevice::MapRegion; Unimplemented  processes share nothing
   virtual absl::StatusOr<std::unique_ptr<MemoryReader>> OpenReader(int descriptor,
                                                                    int64_t size_bytes) = 0;
 };

@@ -92,6 +92,10 @@ absl::Status RankEngine::Start(Step resume_step) {
                                             " and cannot resume at step ", resume_step.value()));
   }
   step_ = resume_step.value();
+  if (options_.publishes_anew && group->initialized.load(std::memory_order_acquire) != 0) {
+    optimizer_.Publish(step_);
+    RETURN_IF_ERROR(options_.kernels->Finish());
+  }
   for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
     control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded));
     control->units[unit].reduced.store(0);

@@ -45,7 +45,9 @@ struct RankEngineOptions {
   GradientEvents* window_events = nullptr;    // The same, the engine's thread's.
   // Of which some rank of the job has slots; null: none has. All ranks order their windows by it.
   const ParameterPlan* slots = nullptr;
-  StateImages* images = nullptr;          // Null: this process reads and writes `state` itself.
+  StateImages* images = nullptr;  // Null: this process reads and writes `state` itself.
+  // The parameters went with the process that had them before: the state has their values.
+  bool publishes_anew = false;
   RankKernels* kernels = nullptr;         // The engine's thread's.
   RankKernels* stream_kernels = nullptr;  // The stream's: another object.
   ControlPage* control = nullptr;

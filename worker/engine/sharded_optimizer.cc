@@ -192,9 +192,9 @@ void ShardedOptimizer::BeginInitial() {
   }
 }
 
-void ShardedOptimizer::PublishInitial() {
+void ShardedOptimizer::Publish(int64_t step) {
   for (const ShardSegment& segment : segments_)
-    PublishValues(segment, State(StateArray::kParameter, 0, segment));
+    PublishValues(segment, State(StateArray::kParameter, step % 2, segment));
 }
 
 void ShardedOptimizer::ApplyStaged(int64_t step, bool with_moments) {

@@ -87,7 +87,9 @@ class ShardedOptimizer {
   // Begins initial values that Staged(segment, 0) takes: all of the rank's state becomes 0. Then
   // publishes them.
   void BeginInitial();
-  void PublishInitial();
+  void PublishInitial() { Publish(0); }
+  // All of the rank's parameters, as of `step`.
+  void Publish(int64_t step);
   // Makes version step % 2 whole, of which all units are staged, and publishes. Moments are carried
   // over, unless they are staged as well. Deterministic, as Apply.
   void ApplyStaged(int64_t step, bool with_moments);

@@ -140,8 +140,9 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   ASSIGN_OR_RETURN(memory.layout, LayOut(model, memory.config));
   ASSIGN_OR_RETURN(memory.plan, JobMemory::Create(memory.layout, memory.config));
   RETURN_IF_ERROR(MapHostRegions(packet, &memory));
-  const absl::StatusOr<DeviceName> device =
-      ParseDeviceName(absl::StripPrefix(packet.bytes, kSetupPacket));
+  absl::string_view name = packet.bytes;
+  memory.in_process = absl::ConsumePrefix(&name, kSetupInProcessPacket);
+  const absl::StatusOr<DeviceName> device = ParseDeviceName(absl::StripPrefix(name, kSetupPacket));
   if (!device.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("executor setup: a packet that says '", packet.bytes, "'"));
@@ -151,7 +152,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   const size_t num_ranks = memory.topology.NumRanks(memory.host());
   ASSIGN_OR_RETURN(ParameterPlan parameters,
                    ParameterPlan::Of(memory.layout, memory.config, memory.plan, memory.topology,
-                                     memory.device->is_separate()));
+                                     memory.device->is_separate() && !memory.in_process));
   const size_t num_slots = parameters.num_slots();
   if (packet.fds.size() != kFixedFds + num_ranks * gradients_of_rank + num_slots) {
     return absl::InvalidArgumentError(absl::StrCat("executor setup: ", packet.fds.size(),

@@ -32,6 +32,8 @@ inline int64_t ChannelOffsetBytes(const JobMemory& plan) {
 // What the packet of a setup says, before the device's name (see DeviceName). Not in the
 // control page only, to which the trainer writes.
 inline constexpr char kSetupPacket[] = "setup of device ";
+// The same where no process can map another's memory of the device: see DeviceMemory.
+inline constexpr char kSetupInProcessPacket[] = "setup in its trainer's process, of device ";
 
 // Move-only; thread-compatible. The mappings keep their addresses when it is moved.
 struct ExecutorMemory {
@@ -44,6 +46,8 @@ struct ExecutorMemory {
   std::unique_ptr<RankDevice> device;
   MappedParameters parameters;  // On the device.
   Buffer state;                 // On the device, unless it is offloaded.
+  // What is on the device is this process's own, and new: the state is in the host's memory.
+  bool in_process = false;
   Mapping group;
   Mapping control;
   Mapping flight;
@@ -59,7 +63,9 @@ struct ExecutorMemory {
   static absl::StatusOr<ExecutorMemory> FromSetup(Packet packet, const MakeRankDevice& make_device);
 
   // Whether this process can read and write the state by itself.
-  bool state_is_addressable() const { return !device->is_separate() || config.cpu_offload; }
+  bool state_is_addressable() const {
+    return !device->is_separate() || in_process || config.cpu_offload;
+  }
 
   int64_t LargestShard() const;       // ELEMENTS, of any unit.
   int64_t LargestShardBytes() const;  // In the full dtype: gradients have no larger one.

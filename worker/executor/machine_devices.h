@@ -13,9 +13,9 @@ namespace tessera {
 // A MakeRankDevice. Thread-safe.
 absl::StatusOr<std::unique_ptr<RankDevice>> MakeMachineRankDevice(const DeviceName& device);
 
-// What a keeper of a GPU's ranks makes their memory with. Says in the log how it is shared.
+// What a keeper of a GPU's ranks makes their memory with. Says in the log how it is shared, or why
+// it is not: see DeviceMemory::why_not_shared.
 // Errors: as of MakeRankDevice
-//         FailedPrecondition  its memory cannot be shared between processes here
 absl::StatusOr<std::shared_ptr<DeviceMemory>> MakeMachineDeviceMemory(const DeviceName& device);
 
 }  // namespace tessera

@@ -64,7 +64,7 @@ class RankExecutor {
 
  private:
   absl::Status CreateKernels();
-  // Once in a job's life, before its first epoch.
+  // Once in the memory's life, before the first epoch in it.
   absl::Status ClearDeviceMemory();
   absl::Status StartEpoch(const v1::ExecutorStart& start);
   RankEngine::Options EngineOptions(Epoch epoch);
@@ -133,7 +133,7 @@ absl::Status RankExecutor::CreateKernels() {
 absl::Status RankExecutor::ClearDeviceMemory() {
   const int own = memory_.topology.LocalIndex(static_cast<int>(memory_.rank.value()));
   std::atomic<uint32_t>& cleared = memory_.group_page()->ranks[own].device_cleared;
-  if (cleared.load(std::memory_order_acquire) != 0) return absl::OkStatus();
+  if (!memory_.in_process && cleared.load(std::memory_order_acquire) != 0) return absl::OkStatus();
   const Buffer& gradients = memory_.device_gradients[own];
   kernels_->Clear(gradients.data(), memory_.plan.device_gradient_region_bytes());
   if (!memory_.state_is_addressable())
@@ -212,6 +212,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.window_events = window_events_.get();
   options.slots = communicators_.slots();
   options.images = images_.get();
+  options.publishes_anew = memory_.in_process;
   options.kernels = kernels_.get();
   options.stream_kernels = stream_kernels_.get();
   options.control = memory_.control_page();

@@ -175,7 +175,8 @@ void DescriptorServer::AwaitDetach(int socket, ClaimedAttachment claimed) {
     if (it != connections_.end()) it->second->claimed = true;
   }
   bool clean = false;
-  const absl::Status sent = SendPacket(socket, ClaimReply(claimed.first_epoch), claimed.fds);
+  const std::string reply = ClaimReply({claimed.first_epoch, claimed.only_host});
+  const absl::Status sent = SendPacket(socket, reply, claimed.fds);
   claimed.executor_socket.Reset();  // The trainer's alone, so that its end is seen.
   if (sent.ok()) {
     const absl::StatusOr<Packet> last = ReceivePacket(socket);

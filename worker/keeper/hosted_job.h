@@ -10,6 +10,9 @@
 // launch, until it ends, for whatever reason. Nobody can kill it but its process, and while it may
 // still write to the rank's memory no other one is launched.
 //
+// Where no process can map another's memory of the GPU, none is ever launched: the rank waits for a
+// trainer that hosts its executor.
+//
 // Thread-safe. Events to the coordinator go to `emit`, which must not call back. The destructor
 // kills the executors and joins the supervisors.
 #ifndef TESSERA_WORKER_KEEPER_HOSTED_JOB_H_
@@ -73,13 +76,16 @@ class HostedJob {
   // Reserves the rank for a trainer; see Worker.Attach for the errors. Where the one before it left
   // in the middle of a step, this ends the epoch, so that all ranks begin that step anew.
   absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request, absl::Time now);
-  // The trainer came for its descriptors. Errors: NotFound  the attachment expired.
+  // The trainer came for its descriptors.
+  // Errors: NotFound            the attachment expired
+  //         FailedPrecondition  the rank's executor must be in its trainer's process: says why
   absl::StatusOr<std::vector<int>> Claim(Rank rank, Incarnation attachment, absl::Time now);
   // The same of a trainer that hosts the rank's executor from now on, which ends the epoch.
   struct HostClaim {
     std::vector<int> fds;
     UniqueFd executor_socket;  // The trainer's end.
     int64_t first_epoch = 0;   // That this executor can be in.
+    bool only_host = false;    // The worker runs none for this rank.
   };
   // `pid`: the trainer's.
   absl::StatusOr<HostClaim> ClaimAsHost(Rank rank, Incarnation attachment, int pid, absl::Time now);
@@ -156,6 +162,10 @@ class HostedJob {
   // Executors in trainers' processes: hosted_job_hosts.cc.
   absl::StatusOr<std::vector<int>> ClaimLocked(RankSlot& slot, Rank rank, Incarnation attachment,
                                                absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool needs_hosts() const { return !regions_.why_not_shared().empty(); }  // None is launched.
+  std::string WhyItNeedsHostLocked(Rank rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Until there is one, or the job ends. Tells the coordinator if it keeps an epoch waiting.
+  void AwaitOffer(Rank rank);
   // Reads to the very end, since that is when it can write no more.
   void ReadHostedEvents(Rank rank, int socket);
   // False: it is not waited for any more. Tells the coordinator if it keeps an epoch waiting.
@@ -165,7 +175,7 @@ class HostedJob {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return slot.attach_state == AttachState::kAttached && slot.attachment == host;
   }
-  // Whether some trainer hosts its executor, or is about to.
+  // Whether some trainer hosts its executor, or is about to, or must.
   bool HasHostsLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OnEvent(Rank rank, const v1::ExecutorEvent& event);
   ExecutorEnd ReapExecutor(Rank rank);

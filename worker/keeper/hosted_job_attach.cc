@@ -89,7 +89,11 @@ absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachm
                                                   absl::Time now) {
   absl::MutexLock lock(&mu_);
   if (!local().Has(rank.value())) return absl::NotFoundError("no such rank");
-  return ClaimLocked(SlotOf(rank), rank, attachment, now);
+  RankSlot& slot = SlotOf(rank);
+  if (!needs_hosts()) return ClaimLocked(slot, rank, attachment, now);
+  if (slot.attach_state == AttachState::kReserved && slot.attachment == attachment)
+    slot.attach_state = AttachState::kFree;
+  return absl::FailedPreconditionError(WhyItNeedsHostLocked(rank));
 }
 
 absl::StatusOr<std::vector<int>> HostedJob::ClaimLocked(RankSlot& slot, Rank rank,

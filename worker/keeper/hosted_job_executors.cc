@@ -68,6 +68,7 @@ void HostedJob::Supervise(Rank rank) {
 }
 
 absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
+  if (needs_hosts()) AwaitOffer(rank);
   v1::Job job;
   std::unique_ptr<HostOffer> offer;
   {

@@ -61,7 +61,7 @@ class HostedJobFixture : public testing::Test {
           absl::MutexLock lock(&mu_);
           events_.push_back(event);
         },
-        nullptr, answer_timeout);
+        device_memory_, answer_timeout);
     created_ = job.status();
     if (job.ok()) job_ = *std::move(job);
   }
@@ -103,6 +103,7 @@ class HostedJobFixture : public testing::Test {
     return job_->Attach(request, absl::Now());
   }
 
+  DeviceMemory* device_memory_ = nullptr;  // Of a GPU, if there is one: before Host.
   ModelSpec model_;
   v1::Job description_;
   absl::Mutex mu_;

@@ -49,13 +49,39 @@ absl::StatusOr<HostedJob::HostClaim> HostedJob::ClaimAsHost(Rank rank, Incarnati
   // One that is being prepared waits for the new executor.
   claim.first_epoch = epoch_.value() + (phase_ == EpochPhase::kPreparing ? 0 : 1);
   EndExecutorLocked(slot);
+  claim.only_host = needs_hosts();
   return claim;
 }
 
 bool HostedJob::HasHostsLocked() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const RankSlot& slot) {
-    return slot.offer != nullptr || slot.host != Incarnation();
-  });
+  return needs_hosts() || std::any_of(ranks_.begin(), ranks_.end(), [](const RankSlot& slot) {
+           return slot.offer != nullptr || slot.host != Incarnation();
+         });
+}
+
+std::string HostedJob::WhyItNeedsHostLocked(Rank rank) const {
+  std::string worker;
+  for (const v1::RankPlacement& placement : job_.placements()) {
+    if (placement.rank() == rank.value()) worker = placement.worker_id();
+  }
+  return absl::StrCat(
+      "rank ", rank.value(), " of job '", job_id_,
+      "' needs a trainer that has its executor in its process ",
+      "(SessionOptions::host_executor): on worker '", worker,
+      "' no process can map another's memory of the GPU: ", regions_.why_not_shared());
+}
+
+void HostedJob::AwaitOffer(Rank rank) {
+  absl::MutexLock lock(&mu_);
+  const RankSlot& slot = SlotOf(rank);
+  const auto is_over = [this, &slot]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return closing_ || slot.offer != nullptr;
+  };
+  const absl::Duration look = std::min(kLook, answer_timeout_);
+  while (!mu_.AwaitWithTimeout(absl::Condition(&is_over), look)) {
+    if (phase_ == EpochPhase::kPreparing && absl::Now() - preparing_since_ >= answer_timeout_)
+      FailLocked(rank, WhyItNeedsHostLocked(rank), EpochEvent::kGiveUp);
+  }
 }
 
 void HostedJob::EndExecutorLocked(RankSlot& slot) {

@@ -63,6 +63,18 @@ class FileReader : public MemoryReader {
   const UniqueFd fd_;
 };
 
+// Whether a worker of this memory can hold so many of a job's ranks.
+absl::Status CheckRanksOfGpu(int num_ranks, const std::string& why_not_shared) {
+  if (kSetupFds + 2 * num_ranks > kMaxPacketFds) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        num_ranks, " ranks on one GPU: ", (kMaxPacketFds - kSetupFds) / 2, " are the most"));
+  }
+  if (why_not_shared.empty() || num_ranks == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(num_ranks, " ranks of a job on one GPU, whose memory their processes cannot ",
+                   "share: 1 is the most: ", why_not_shared));
+}
+
 // Makes a flight ring of `region`; returns a mapping to read it by.
 absl::StatusOr<Mapping> FormatAndMap(const SharedRegion& region) {
   ASSIGN_OR_RETURN(const Mapping writable, Mapping::CreateWhole(region.fd(), Access::kReadWrite));
@@ -97,11 +109,11 @@ absl::StatusOr<LocalRanks> LocalRanksOf(const v1::Job& job, const std::string& w
 
 absl::StatusOr<JobRegions::RankRegions> JobRegions::CreateRank(const std::string& label,
                                                                const JobMemory& plan,
-                                                               const JobConfig& config,
-                                                               DeviceMemory* device_memory) {
+                                                               DeviceMemory* device_memory,
+                                                               bool state_on_host) {
   ASSIGN_OR_RETURN(SharedRegion gradients,
                    SharedRegion::Create(label + "/gradients", plan.gradient_region_bytes()));
-  ASSIGN_OR_RETURN(UniqueFd state, CreateRegion(config.cpu_offload ? nullptr : device_memory,
+  ASSIGN_OR_RETURN(UniqueFd state, CreateRegion(state_on_host ? nullptr : device_memory,
                                                 label + "/state", plan.state_region_bytes()));
   UniqueFd device_gradients;
   if (device_memory != nullptr) {
@@ -133,17 +145,18 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
     return absl::InvalidArgumentError(absl::StrCat(local.topology.world_size(), " ranks of ",
                                                    config.world_size, " have a place"));
   }
-  if (device_memory != nullptr && kSetupFds + 2 * local.count() > kMaxPacketFds) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        local.count(), " ranks on one GPU: ", (kMaxPacketFds - kSetupFds) / 2, " are the most"));
-  }
+  const std::string why_not_shared =
+      device_memory == nullptr ? "" : device_memory->why_not_shared();
+  if (device_memory != nullptr) RETURN_IF_ERROR(CheckRanksOfGpu(local.count(), why_not_shared));
+  const bool shares_gpu = device_memory != nullptr && why_not_shared.empty();
+  const bool state_on_host = !shares_gpu || config.cpu_offload;
   ASSIGN_OR_RETURN(ModelLayout layout, LayOut(model, config));
   ASSIGN_OR_RETURN(const JobMemory plan, JobMemory::Create(layout, config));
   ASSIGN_OR_RETURN(const int64_t channel_bytes,
                    ShmCommunicator::RequiredBytes(local.count(), ShmCommunicator::Options()));
   ASSIGN_OR_RETURN(const ParameterPlan of_parameters,
                    ParameterPlan::Of(layout, config, plan, local.topology,
-                                     /*on_gpu=*/device_memory != nullptr));
+                                     /*on_gpu=*/shares_gpu));
   ASSIGN_OR_RETURN(UniqueFd parameters, CreateRegion(device_memory, job.job_id() + "/parameters",
                                                      of_parameters.region_bytes()));
   ASSIGN_OR_RETURN(
@@ -160,15 +173,17 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
   }
   for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
     const std::string label = absl::StrCat(job.job_id(), "/", rank);
-    ASSIGN_OR_RETURN(RankRegions of_rank, CreateRank(label, plan, config, device_memory));
+    ASSIGN_OR_RETURN(RankRegions of_rank, CreateRank(label, plan, device_memory, state_on_host));
     regions.ranks_.push_back(std::move(of_rank));
   }
   if (device_memory != nullptr) {
     regions.device_memory_ = device_memory;
     regions.device_bytes_ = {of_parameters.total_bytes() / local.count(),
                              plan.device_gradient_region_bytes(),
-                             config.cpu_offload ? 0 : plan.state_region_bytes()};
+                             state_on_host ? 0 : plan.state_region_bytes()};
   }
+  regions.why_not_shared_ = why_not_shared;
+  regions.state_on_host_ = state_on_host;
   regions.channel_offset_bytes_ = ChannelOffsetBytes(plan);
   regions.state_bytes_ = plan.state_region_bytes();
   regions.num_parameters_ = plan.num_parameters();
@@ -180,8 +195,7 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
 
 absl::StatusOr<std::unique_ptr<MemoryReader>> JobRegions::OpenState(Rank rank) const {
   const int state = Of(rank).state.get();
-  if (device_memory_ != nullptr && !config_.cpu_offload)
-    return device_memory_->OpenReader(state, state_bytes_);
+  if (!state_on_host_) return device_memory_->OpenReader(state, state_bytes_);
   UniqueFd own(fcntl(state, F_DUPFD_CLOEXEC, 0));
   if (!own.valid()) return ErrnoStatus(errno, absl::StrCat("the state of rank ", rank.value()));
   return std::make_unique<FileReader>(std::move(own));
@@ -206,7 +220,7 @@ RankMemoryBytes JobRegions::Measure(Rank rank) const {
             state};
   }
   return {device_bytes_.parameters, gradients + device_bytes_.gradients,
-          config_.cpu_offload ? state : device_bytes_.optimizer};
+          state_on_host_ ? state : device_bytes_.optimizer};
 }
 
 UpdateCounts JobRegions::update_counts() const {
@@ -237,7 +251,8 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
   }
   for (const UniqueFd& slot : slots_) fds.push_back(slot.get());
   const DeviceName device = device_memory_ == nullptr ? DeviceName() : device_memory_->device();
-  return SendPacket(socket, absl::StrCat(kSetupPacket, ToText(device)), fds);
+  const char* const packet = why_not_shared_.empty() ? kSetupPacket : kSetupInProcessPacket;
+  return SendPacket(socket, absl::StrCat(packet, ToText(device)), fds);
 }
 
 std::vector<int> JobRegions::TrainerFds(Rank rank) const {

@@ -55,13 +55,16 @@ class JobRegions {
   //         ResourceExhausted  no memory or descriptors
   //         those of DeviceMemory::Create
   // `device_memory` has the parameters, and of each rank gradients and state (but state that is
-  // offloaded); null: the processor's memory has all of it.
+  // offloaded, or that processes could not share there); null: the processor's memory has all of
+  // it.
   static absl::StatusOr<JobRegions> Create(const v1::Job& job, const LocalRanks& local,
                                            DeviceMemory* device_memory = nullptr);
 
   const ModelLayout& layout() const { return layout_; }
   const JobConfig& config() const { return config_; }
   const LocalRanks& local() const { return local_; }
+  // As DeviceMemory's; not empty: a rank's executor must be in its trainer's process.
+  const std::string& why_not_shared() const { return why_not_shared_; }
   UpdateCounts update_counts() const;
   // Of these the rank is one of this worker's.
   ControlPage* control(Rank rank) const;
@@ -98,8 +101,7 @@ class JobRegions {
   JobRegions(UniqueFd parameters, SharedRegion group)
       : parameters_(std::move(parameters)), group_(std::move(group)) {}
   static absl::StatusOr<RankRegions> CreateRank(const std::string& label, const JobMemory& plan,
-                                                const JobConfig& config,
-                                                DeviceMemory* device_memory);
+                                                DeviceMemory* device_memory, bool state_on_host);
 
   const RankRegions& Of(Rank rank) const { return ranks_[rank.value() - local_.first()]; }
 
@@ -108,6 +110,8 @@ class JobRegions {
   LocalRanks local_;
   int num_parameters_ = 0;
   DeviceMemory* device_memory_ = nullptr;
+  std::string why_not_shared_;
+  bool state_on_host_ = true;
   int64_t state_bytes_ = 0;
   RankMemoryBytes device_bytes_;  // What a rank takes of a device.
   UniqueFd parameters_;

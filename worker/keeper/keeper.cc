@@ -176,6 +176,7 @@ absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& text, int pid
   claimed.fds.push_back(hosts.executor_socket.get());
   claimed.executor_socket = std::move(hosts.executor_socket);
   claimed.first_epoch = hosts.first_epoch;
+  claimed.only_host = hosts.only_host;
   return claimed;
 }
 

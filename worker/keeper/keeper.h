@@ -30,6 +30,7 @@ struct ClaimedAttachment {
   // Of one that hosts its rank's executor: its end of that one's socket, and the first epoch.
   UniqueFd executor_socket;
   int64_t first_epoch = 0;
+  bool only_host = false;  // Its worker runs none for this rank.
 };
 
 class Keeper {

@@ -12,6 +12,8 @@ namespace {
 
 constexpr absl::string_view kHosts = "hosts";
 constexpr absl::string_view kGiven = "ok";
+constexpr absl::string_view kOnly = " only";
+constexpr absl::string_view kRefused = "FAILED_PRECONDITION: ";  // As of Status::ToString.
 
 }  // namespace
 
@@ -36,18 +38,20 @@ absl::StatusOr<DescriptorClaim> ParseClaim(absl::string_view text) {
                          parts.size() == 5};
 }
 
-std::string ClaimReply(int64_t first_epoch) {
-  return first_epoch == 0 ? std::string(kGiven) : absl::StrCat(kGiven, " ", first_epoch);
+std::string ClaimReply(const GivenClaim& given) {
+  if (given.first_epoch == 0) return std::string(kGiven);
+  return absl::StrCat(kGiven, " ", given.first_epoch, given.only_host ? kOnly : "");
 }
 
-absl::StatusOr<int64_t> ParseClaimReply(absl::string_view text) {
-  if (text == kGiven) return 0;
-  int64_t first_epoch;
+absl::StatusOr<GivenClaim> ParseClaimReply(absl::string_view text) {
+  GivenClaim given;
+  if (text == kGiven) return given;
   absl::string_view number = text;
-  if (absl::ConsumePrefix(&number, absl::StrCat(kGiven, " ")) &&
-      absl::SimpleAtoi(number, &first_epoch) && first_epoch > 0) {
-    return first_epoch;
+  if (absl::ConsumePrefix(&number, absl::StrCat(kGiven, " "))) {
+    given.only_host = absl::ConsumeSuffix(&number, kOnly);
+    if (absl::SimpleAtoi(number, &given.first_epoch) && given.first_epoch > 0) return given;
   }
+  if (absl::ConsumePrefix(&text, kRefused)) return absl::FailedPreconditionError(text);
   return absl::UnavailableError(absl::StrCat("the worker gave no memory: ", text));
 }
 

@@ -4,6 +4,7 @@
 //   TICKET         ──►  "ok", the rank's regions
 //   TICKET|hosts   ──►  "ok EPOCH", the same and the trainer's end of its executor's socket: from
 //                       that epoch on the rank's executor runs in the trainer's process
+//                       "ok EPOCH only", where the worker could run none itself
 //
 // Pure. What comes over the socket is untrusted.
 #ifndef TESSERA_WORKER_MEMORY_DESCRIPTOR_CLAIM_H_
@@ -32,10 +33,14 @@ std::string ClaimText(absl::string_view ticket, bool hosts_executor);
 absl::StatusOr<DescriptorClaim> ParseClaim(absl::string_view text);
 std::string TicketOf(const DescriptorClaim& claim);
 
-// `first_epoch`: that the trainer's executor is in; 0: it hosts none.
-std::string ClaimReply(int64_t first_epoch);
-// Errors: Unavailable  the worker gave nothing; with its words.
-absl::StatusOr<int64_t> ParseClaimReply(absl::string_view text);
+struct GivenClaim {
+  int64_t first_epoch = 0;  // That the trainer's executor is in; 0: it hosts none.
+  bool only_host = false;   // No other executor than the trainer's can be the rank's.
+};
+std::string ClaimReply(const GivenClaim& given);
+// Errors: FailedPrecondition  the worker's own
+//         Unavailable         the worker gave nothing for another reason; both with its words
+absl::StatusOr<GivenClaim> ParseClaimReply(absl::string_view text);
 
 }  // namespace tessera
 

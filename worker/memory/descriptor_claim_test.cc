@@ -34,13 +34,18 @@ TEST(DescriptorClaimTest, WhatIsNoTicketIsRefused) {
 }
 
 TEST(DescriptorClaimTest, ReplyNamesTheFirstEpochOrIsTheWorkersError) {
-  for (const int64_t epoch : {0, 1, 700}) {
-    ASSERT_OK_AND_ASSIGN(const int64_t read, ParseClaimReply(ClaimReply(epoch)));
-    EXPECT_EQ(read, epoch);
+  for (const GivenClaim& given : {GivenClaim{0, false}, GivenClaim{1, false}, GivenClaim{1, true},
+                                  GivenClaim{700, false}, GivenClaim{700, true}}) {
+    ASSERT_OK_AND_ASSIGN(const GivenClaim read, ParseClaimReply(ClaimReply(given)));
+    EXPECT_EQ(read.first_epoch, given.first_epoch);
+    EXPECT_EQ(read.only_host, given.only_host);
   }
-  for (const char* bad : {"", "ok ", "ok 0", "ok -1", "ok x", "okay", "NOT_FOUND: expired"}) {
+  for (const char* bad : {"", "ok ", "ok 0", "ok -1", "ok x", "okay", "ok only", "ok  only",
+                          "ok 0 only", "ok 1 onlyx", "NOT_FOUND: expired"}) {
     EXPECT_THAT(ParseClaimReply(bad), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(bad)));
   }
+  const absl::Status own = absl::FailedPreconditionError("rank 0 needs a trainer that hosts");
+  EXPECT_EQ(ParseClaimReply(own.ToString()).status(), own);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/cuda/device_region.h"
+#include "worker/device/cuda/in_process_regions.h"
 #include "worker/device/cuda/keeper_memory.h"
 
 namespace tessera {
@@ -36,17 +37,17 @@ class CudaMemoryReader : public MemoryReader {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> CudaDeviceMemory::Create(CudaApi* api,
-                                                                           const DeviceName& name) {
+absl::StatusOr<std::unique_ptr<DeviceMemory>> CudaDeviceMemory::Create(CudaApi* api,
+                                                                       const DeviceName& name) {
   // Executors will ask for as much.
   ASSIGN_OR_RETURN(const int device,
                    FindCudaDevice(api, name, CudaDevice::Options().min_driver_version));
   ASSIGN_OR_RETURN(const DeviceUuid uuid, api->DeviceGetUuid(device));
   const KeeperMemoryChoice choice = FindKeeperMemory(api, device);
-  if (choice.where == KeeperMemory::kInExecutor) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "cuda:", device, ": its memory cannot be shared between processes: ", choice.reason));
-  }
+  if (choice.where == KeeperMemory::kNowhere)
+    return absl::FailedPreconditionError(absl::StrCat("cuda:", device, ": ", choice.reason));
+  if (choice.where == KeeperMemory::kInTrainer)
+    return std::make_unique<InProcessDeviceMemory>(DeviceName(device, uuid), choice.reason);
   std::unique_ptr<PrimaryContext> context;
   if (choice.where == KeeperMemory::kWithContext) {
     ASSIGN_OR_RETURN(context,
@@ -95,6 +96,17 @@ absl::StatusOr<std::unique_ptr<MemoryReader>> CudaDeviceMemory::OpenReader(int d
   ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device->CreateStream("state-reader"));
   return std::make_unique<CudaMemoryReader>(std::move(device), std::move(mapping),
                                             std::move(stream));
+}
+
+absl::StatusOr<UniqueFd> InProcessDeviceMemory::Create(const std::string& label,
+                                                       int64_t size_bytes) {
+  return CreatePlaceholder(label, size_bytes);
+}
+
+absl::StatusOr<std::unique_ptr<MemoryReader>> InProcessDeviceMemory::OpenReader(
+    int /*descriptor*/, int64_t /*size_bytes*/) {
+  return absl::UnimplementedError(
+      absl::StrCat("cuda:", device_.number, ": no other process reads its memory: ", why_));
 }
 
 }  // namespace tessera

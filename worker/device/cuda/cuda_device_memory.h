@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "worker/device/cuda/cuda_context.h"
 #include "worker/device/device_memory.h"
@@ -13,11 +14,11 @@ namespace tessera {
 class CudaDeviceMemory : public DeviceMemory {
  public:
   // Finds out whether descriptors work, and whether they do without a context, and says so in the
-  // log. `api` outlives it.
-  // Errors: FailedPrecondition  they do not work here: the message says why
+  // log; where they do not, it gives an InProcessDeviceMemory. `api` outlives it.
+  // Errors: FailedPrecondition  the device has failed meanwhile
   //         those of PrimaryContext::Create, for what a rank's device needs
-  static absl::StatusOr<std::unique_ptr<CudaDeviceMemory>> Create(CudaApi* api,
-                                                                  const DeviceName& device);
+  static absl::StatusOr<std::unique_ptr<DeviceMemory>> Create(CudaApi* api,
+                                                              const DeviceName& device);
 
   DeviceName device() const override { return {device_, uuid_}; }
   absl::StatusOr<UniqueFd> Create(const std::string& label, int64_t size_bytes) override;
@@ -36,6 +37,26 @@ class CudaDeviceMemory : public DeviceMemory {
   const int device_;  // In this process.
   const DeviceUuid uuid_;
   const std::unique_ptr<PrimaryContext> context_;  // Null: the calls need none.
+};
+
+// That of a GPU whose driver passes no memory between processes: names for what trainers' processes
+// allocate. Neither uses the driver nor takes room on the device.
+class InProcessDeviceMemory : public DeviceMemory {
+ public:
+  // `device` with its UUID; `why` is not empty.
+  InProcessDeviceMemory(DeviceName device, std::string why)
+      : device_(device), why_(std::move(why)) {}
+
+  DeviceName device() const override { return device_; }
+  std::string why_not_shared() const override { return why_; }
+  // Errors: as CreatePlaceholder
+  absl::StatusOr<UniqueFd> Create(const std::string& label, int64_t size_bytes) override;
+  absl::StatusOr<std::unique_ptr<MemoryReader>> OpenReader(int descriptor,
+                                                           int64_t size_bytes) override;
+
+ private:
+  const DeviceName device_;
+  const std::string why_;
 };
 
 }  // namespace tessera

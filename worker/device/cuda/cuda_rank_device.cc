@@ -8,6 +8,7 @@
 #include "worker/device/cuda/cuda_shared_event.h"
 #include "worker/device/cuda/device_region.h"
 #include "worker/device/cuda/gpu_kernels.h"
+#include "worker/device/cuda/in_process_regions.h"
 #include "worker/device/cuda/offloaded_rank_kernels.h"
 
 namespace tessera {
@@ -23,6 +24,11 @@ absl::StatusOr<std::unique_ptr<CudaRankDevice>> CudaRankDevice::Create(CudaApi* 
 absl::StatusOr<Buffer> CudaRankDevice::MapRegion(int descriptor, int64_t size_bytes,
                                                  bool writable) {
   PrimaryContext* context = device_->context();
+  if (IsPlaceholder(descriptor)) {  // This process's own memory, writable for all who map it here.
+    ASSIGN_OR_RETURN(Buffer memory,
+                     MapPlaceholder(context->api(), context->device(), descriptor, size_bytes));
+    return Known(std::move(memory));
+  }
   const SharingDevice sharing = {context->api(), context->device(), context};
   RETURN_IF_ERROR(sharing.Use());
   ASSIGN_OR_RETURN(const int64_t granularity,

@@ -60,7 +60,7 @@ class CudaRankDeviceTest : public testing::Test {
   }
 
   FakeCudaApi api_;
-  std::unique_ptr<CudaDeviceMemory> memory_;
+  std::unique_ptr<DeviceMemory> memory_;
   std::unique_ptr<CudaRankDevice> device_;
   std::unique_ptr<RankKernels> kernels_;
   UniqueFd descriptor_;
@@ -277,13 +277,6 @@ TEST(CudaDeviceMemoryTest, DeviceThatNoRankCouldUseIsAnErrorByNameAtOnce) {
   EXPECT_THAT(CudaDeviceMemory::Create(&old, 0),
               StatusIs(StatusCode::kFailedPrecondition,
                        HasSubstr("serves CUDA 11.8, and CUDA 12.0 is needed")));
-  options = {};
-  options.descriptors = false;
-  FakeCudaApi alone(options);
-  EXPECT_THAT(CudaDeviceMemory::Create(&alone, 0),
-              StatusIs(StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("cuda:0: its memory cannot be shared between processes"),
-                             HasSubstr("no descriptors"))));
   FakeCudaApi lost;
   lost.Break(kCudaDeviceUnavailable);
   EXPECT_THAT(CudaDeviceMemory::Create(&lost, 0),

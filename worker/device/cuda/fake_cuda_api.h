@@ -40,6 +40,8 @@ class FakeCudaApi : public CudaApi {
     bool memory_management = true;  // The attributes of that name.
     bool descriptors = true;
     bool ipc_events = true;
+    // Not 0: of exporting memory, or of importing it, whatever the attributes say: as in a sandbox.
+    int export_error = 0, import_error = 0;
     bool memory_needs_context = false;  // MemCreate and the calls that share are [ctx] too.
     double copy_bytes_per_second = 0;   // Of the device's clock; 0: copies take no time of it.
   };

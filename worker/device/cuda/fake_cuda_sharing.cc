@@ -27,6 +27,7 @@ absl::Status FakeCudaApi::MemRelease(CudaMemHandle handle) {
 absl::StatusOr<UniqueFd> FakeCudaApi::MemExportToShareableHandle(CudaMemHandle handle) {
   RETURN_IF_ERROR(EnterSharing("MemExportToShareableHandle"));
   if (!options_.descriptors) return CudaStatus("cuMemExportToShareableHandle", kCudaNotSupported);
+  RETURN_IF_ERROR(CudaStatus("cuMemExportToShareableHandle", options_.export_error));
   UniqueFd descriptor;
   RETURN_IF_ERROR(CudaStatus("cuMemExportToShareableHandle", memory_.Export(handle, &descriptor)));
   return descriptor;
@@ -34,6 +35,7 @@ absl::StatusOr<UniqueFd> FakeCudaApi::MemExportToShareableHandle(CudaMemHandle h
 
 absl::StatusOr<CudaMemHandle> FakeCudaApi::MemImportFromShareableHandle(int descriptor) {
   RETURN_IF_ERROR(EnterSharing("MemImportFromShareableHandle"));
+  RETURN_IF_ERROR(CudaStatus("cuMemImportFromShareableHandle", options_.import_error));
   CudaMemHandle handle = 0;
   RETURN_IF_ERROR(
       CudaStatus("cuMemImportFromShareableHandle", memory_.Import(descriptor, &handle)));

@@ -42,8 +42,10 @@ absl::string_view Name(KeeperMemory where) {
       return "the keeper's, without a context";
     case KeeperMemory::kWithContext:
       return "the keeper's, with a context";
-    case KeeperMemory::kInExecutor:
-      return "the executor's";
+    case KeeperMemory::kInTrainer:
+      return "each trainer's own, which hosts its executor, and shards are in the host's memory";
+    case KeeperMemory::kNowhere:
+      return "nobody's";
   }
   return "unknown";
 }
@@ -52,13 +54,13 @@ absl::string_view Name(KeeperMemory where) {
 
 KeeperMemoryChoice ChooseKeeperMemory(const DeviceMemoryFacts& facts) {
   if (!facts.device.ok()) {
-    return {KeeperMemory::kInExecutor, absl::StrCat("no device: ", facts.device.message())};
+    return {KeeperMemory::kNowhere, absl::StrCat("no device: ", facts.device.message())};
   }
   if (!facts.memory_management) {
-    return {KeeperMemory::kInExecutor, "the device has no virtual memory management"};
+    return {KeeperMemory::kInTrainer, "the device has no virtual memory management"};
   }
   if (!facts.descriptors) {
-    return {KeeperMemory::kInExecutor, "the device's memory has no descriptors"};
+    return {KeeperMemory::kInTrainer, "the device's memory has no descriptors"};
   }
   if (facts.without_context.ok()) {
     return {KeeperMemory::kWithoutContext, "descriptors work without a context"};
@@ -67,7 +69,7 @@ KeeperMemoryChoice ChooseKeeperMemory(const DeviceMemoryFacts& facts) {
     return {KeeperMemory::kWithContext,
             absl::StrCat("descriptors need a context: ", facts.without_context.message())};
   }
-  return {KeeperMemory::kInExecutor,
+  return {KeeperMemory::kInTrainer,
           absl::StrCat("descriptors do not work here: ", facts.with_context.message())};
 }
 

@@ -3,9 +3,12 @@
 //   descriptors work without a context   kWithoutContext   the keeper owns it, and costs no GPU
 //                                                          memory for a context of its own
 //   only with one                        kWithContext      the keeper owns it, with a context
-//   not at all                           kInExecutor       no process can map another's memory:
-//                                                          the executor owns it, and its death
-//                                                          costs the shards
+//   not at all                           kInTrainer        no process can map another's memory:
+//                                                          each trainer has its own, and its
+//                                                          executor in its process; the shards are
+//                                                          in the host's memory, which the keeper
+//                                                          owns
+//   there is no device                   kNowhere
 //
 // Descriptors fail in sandboxes that know nothing of the driver's, and on devices without virtual
 // memory management. So it is tried, not looked up.
@@ -19,7 +22,7 @@
 
 namespace tessera {
 
-enum class KeeperMemory { kWithoutContext, kWithContext, kInExecutor };
+enum class KeeperMemory { kWithoutContext, kWithContext, kInTrainer, kNowhere };
 
 // What a probe found. A later fact counts only where the earlier ones are good.
 struct DeviceMemoryFacts {
@@ -31,7 +34,7 @@ struct DeviceMemoryFacts {
 };
 
 struct KeeperMemoryChoice {
-  KeeperMemory where = KeeperMemory::kInExecutor;
+  KeeperMemory where = KeeperMemory::kNowhere;
   std::string reason;  // For the log.
 };
 

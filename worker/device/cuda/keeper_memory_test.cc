@@ -18,13 +18,13 @@ TEST(KeeperMemoryTest, EveryCaseOfTheChoice) {
     KeeperMemory where;
     const char* reason;
   } cases[] = {
-      {{bad, true, true, ok, ok}, KeeperMemory::kInExecutor, "no device: cuMemCreate: refused"},
-      {{ok, false, true, ok, ok}, KeeperMemory::kInExecutor, "no virtual memory management"},
-      {{ok, true, false, ok, ok}, KeeperMemory::kInExecutor, "no descriptors"},
+      {{bad, true, true, ok, ok}, KeeperMemory::kNowhere, "no device: cuMemCreate: refused"},
+      {{ok, false, true, ok, ok}, KeeperMemory::kInTrainer, "no virtual memory management"},
+      {{ok, true, false, ok, ok}, KeeperMemory::kInTrainer, "no descriptors"},
       {{ok, true, true, ok, ok}, KeeperMemory::kWithoutContext, "without a context"},
       {{ok, true, true, ok, bad}, KeeperMemory::kWithoutContext, "without a context"},
       {{ok, true, true, bad, ok}, KeeperMemory::kWithContext, "need a context: cuMemCreate"},
-      {{ok, true, true, bad, bad}, KeeperMemory::kInExecutor, "do not work here: cuMemCreate"},
+      {{ok, true, true, bad, bad}, KeeperMemory::kInTrainer, "do not work here: cuMemCreate"},
   };
   for (const auto& c : cases) {
     const KeeperMemoryChoice choice = ChooseKeeperMemory(c.facts);
@@ -46,19 +46,19 @@ TEST(KeeperMemoryTest, ProbeFindsWhatTheMachineDoesAndGivesEverythingBack) {
   };
   FakeCudaApi::Options options;
   EXPECT_EQ(choose(options), KeeperMemory::kWithoutContext);
-  EXPECT_EQ(choose(options, "MemExportToShareableHandle"), KeeperMemory::kInExecutor);
-  EXPECT_EQ(choose(options, "MemImportFromShareableHandle"), KeeperMemory::kInExecutor);
-  EXPECT_EQ(choose(options, "Init"), KeeperMemory::kInExecutor);
+  EXPECT_EQ(choose(options, "MemExportToShareableHandle"), KeeperMemory::kInTrainer);
+  EXPECT_EQ(choose(options, "MemImportFromShareableHandle"), KeeperMemory::kInTrainer);
+  EXPECT_EQ(choose(options, "Init"), KeeperMemory::kNowhere);
   options.memory_needs_context = true;
   EXPECT_EQ(choose(options), KeeperMemory::kWithContext);
   options.descriptors = false;
-  EXPECT_EQ(choose(options), KeeperMemory::kInExecutor);
+  EXPECT_EQ(choose(options), KeeperMemory::kInTrainer);
   options = {};
   options.memory_management = false;
-  EXPECT_EQ(choose(options), KeeperMemory::kInExecutor);
+  EXPECT_EQ(choose(options), KeeperMemory::kInTrainer);
   options = {};
   options.num_devices = 0;
-  EXPECT_EQ(choose(options), KeeperMemory::kInExecutor);
+  EXPECT_EQ(choose(options), KeeperMemory::kNowhere);
 }
 
 }  // namespace

@@ -1,0 +1,476 @@
+// Jobs on workers of GPUs, which are fakes here, whose drivers pass no memory between processes:
+// each trainer has its rank's executor and parameters in its process, and the worker the state.
+// What they compute, save and show is what workers without a GPU do.
+#include <stdlib.h>
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "client/cpp/checkpoint.h"
+#include "client/cpp/device_gradients.h"
+#include "client/cpp/hand_over.h"
+#include "client/cpp/job_rpc.h"
+#include "client/cpp/local_cluster.h"
+#include "client/executor/host_executor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "job/job_codec.h"
+#include "tests/testing/fake_gpu.h"
+#include "tests/testing/gpu_clusters.h"
+#include "tests/testing/gpu_training.h"
+#include "tests/testing/live_puts.h"
+#include "tests/testing/process_view.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+#include "worker/service/worker_server.h"
+
+namespace tessera {
+namespace {
+
+using absl::StatusCode;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing_support::Eventually;
+using testing_support::FakeGpu;
+using testing_support::FakeGpuMemory;
+using testing_support::FakeGpuMemoryInProcess;
+using testing_support::JobState;
+using testing_support::LiveReading;
+using testing_support::MakeFakeGpuDevice;
+using testing_support::PutOutcome;
+using testing_support::PutWhileTraining;
+using testing_support::ReadLive;
+using testing_support::ReadStored;
+using testing_support::StateOf;
+using testing_support::ToyModel;
+using testing_support::ToyOptions;
+using testing_support::TrainerTeam;
+using testing_support::WindowedStepOn;
+using testing_support::WritePutFile;
+
+constexpr int kUnits = 6;
+
+class GpuInProcessTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = testing::TempDir() + "/gpu-in-process-XXXXXX";
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+    ASSERT_OK_AND_ASSIGN(gpu_, MakeFakeGpuDevice(0));
+    ASSERT_OK_AND_ASSIGN(host_, MakeFakeGpuDevice(kHostDevice));
+    held_ = FakeGpu()->Held();
+    imports_ = FakeGpu()->num_calls("MemImportFromShareableHandle");
+    LocalCluster::Options options;
+    options.num_workers = 2;
+    ASSERT_OK_AND_ASSIGN(on_host_, LocalCluster::Start(options));
+    options.device_memory = FakeGpuMemoryInProcess();
+    options.machine.make_device = MakeFakeGpuDevice;
+    ASSERT_OK_AND_ASSIGN(on_gpu_, LocalCluster::Start(options));
+  }
+  // Of all tests here: no memory is left on the device, and none was passed to anybody.
+  void TearDown() override {
+    EXPECT_EQ(FakeGpu()->Held(), held_);
+    if (!is_mixed_) {
+      EXPECT_EQ(FakeGpu()->num_calls("MemImportFromShareableHandle"), imports_);
+    }
+    on_gpu_.reset();
+    on_host_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+  std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
+  SessionOptions Job(int world_size = 2) {
+    SessionOptions job =
+        ToyOptions(*on_host_, absl::StrCat("job", ++num_jobs_), world_size, kUnits);
+    job.model = ToyModel(kUnits, /*with_frozen=*/true);
+    job.config.max_gathered_units = 1;
+    job.config.max_gradient_norm = 0.5;
+    job.make_device = MakeFakeGpuDevice;
+    job.wait_if_attached = true;  // The worker may not have seen the last one leave yet.
+    return job;
+  }
+  // A rank on each worker, in their order.
+  std::vector<SessionOptions> On(const LocalCluster& cluster, const SessionOptions& job) const {
+    std::vector<SessionOptions> by_rank(job.config.world_size, job);
+    for (int rank = 0; rank < job.config.world_size; ++rank) {
+      by_rank[rank].rank = rank;
+      by_rank[rank].coordinator_address = cluster.coordinator_address();
+      by_rank[rank].worker_address = cluster.worker_address(rank);
+      if (&cluster == on_gpu_.get())
+        by_rank[rank].host_executor = RunExecutorHere({MakeFakeGpuDevice});
+    }
+    return by_rank;
+  }
+  absl::StatusOr<TrainerTeam> Open(const LocalCluster& cluster, const SessionOptions& job) const {
+    return TrainerTeam::OpenEach(On(cluster, job));
+  }
+  RankDevice* DeviceOf(Session* session) const {
+    return DeviceGradients(session).available() ? gpu_.get() : host_.get();
+  }
+  absl::Status TrainOne(Session* session, int64_t last_step) const {
+    while (true) {
+      absl::Status status = testing_support::InitializeToy(session);
+      while (status.ok() && session->next_step() <= last_step) {
+        const int64_t step = session->next_step();
+        status = session->RunStep([&] {
+          // The third step goes another way through the model than what was recorded.
+          return WindowedStepOn(session, DeviceOf(session), step, /*backwards=*/step == 3);
+        });
+      }
+      if (!absl::IsAborted(status)) return status;
+      RETURN_IF_ERROR(session->Recover());
+    }
+  }
+  absl::Status Train(TrainerTeam* team, int64_t last_step) const {
+    return team->RunAll([&](Session* session) { return TrainOne(session, last_step); });
+  }
+  JobState OnTheProcessor(const SessionOptions& job, int64_t steps) {
+    auto team = Open(*on_host_, job);
+    EXPECT_OK(team);
+    EXPECT_OK(Train(&*team, steps));
+    const JobState state = StateOf(&*team);
+    Delete(*on_host_, job.job_id);
+    return state;
+  }
+  static void Delete(const LocalCluster& cluster, const std::string& job) {
+    v1::DeleteJobRequest request;
+    request.set_request_id(NewRequestId());
+    request.set_job_id(job);
+    EXPECT_OK(
+        DeleteJob({cluster.coordinator_address()}, request, absl::Now() + absl::Seconds(20)));
+  }
+  static absl::Status Save(TrainerTeam* team, const std::string& path,
+                           const SaveCheckpointOptions& options = {}) {
+    return team->RunAll([&](Session* session) {
+      return SaveCheckpoint(session, path, {{}, ""}, options);
+    });
+  }
+  static absl::Status Load(TrainerTeam* team, const std::string& path) {
+    return team->RunAll([&](Session* session) { return LoadCheckpoint(session, path).status(); });
+  }
+
+  std::string folder_, held_;
+  int imports_ = 0, num_jobs_ = 0;
+  bool is_mixed_ = false;
+  std::unique_ptr<RankDevice> gpu_, host_;
+  std::unique_ptr<LocalCluster> on_host_, on_gpu_;
+};
+
+TEST_F(GpuInProcessTest, TrainsToTheBitsOfWorkersWithoutAGpu) {
+  struct Case {
+    Strategy strategy;
+    DType dtype = DType::kFp32;
+    bool in_backward = false, cpu_offload = false;
+  };
+  for (const Case& test :
+       {Case{Strategy::kFullShard}, Case{Strategy::kFullShard, DType::kBf16},
+        Case{Strategy::kFullShard, DType::kFp32, /*in_backward=*/true},
+        Case{Strategy::kFullShard, DType::kFp32, false, /*cpu_offload=*/true},
+        Case{Strategy::kShardGradOp}, Case{Strategy::kNoShard, DType::kBf16}}) {
+    SessionOptions job = Job();
+    SCOPED_TRACE(job.job_id);
+    job.config.strategy = test.strategy;
+    job.config.compute_dtype = job.config.reduce_dtype = test.dtype;
+    job.config.optimizer_in_backward = test.in_backward;
+    if (test.in_backward) job.config.max_gradient_norm = 0;
+    job.config.cpu_offload = test.cpu_offload;
+    const JobState expected = OnTheProcessor(job, 5);
+    {
+      ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_gpu_, job));
+      EXPECT_TRUE(team.session(0)->hosts_executor() && team.session(1)->hosts_executor());
+      EXPECT_EQ(DeviceOf(team.session(1)), gpu_.get());
+      ASSERT_OK(Train(&team, 5));
+      EXPECT_TRUE(StateOf(&team) == expected);
+      EXPECT_TRUE(team.session(0)->hosts_executor() && team.session(1)->hosts_executor());
+    }
+    Delete(*on_gpu_, job.job_id);
+    EXPECT_EQ(FakeGpu()->Held(), held_);
+  }
+}
+
+TEST_F(GpuInProcessTest, TrainersComeAndGoAndNothingIsLostWithTheirMemory) {
+  for (const bool in_backward : {false, true}) {
+    SessionOptions job = Job();
+    SCOPED_TRACE(job.job_id);
+    job.config.optimizer_in_backward = in_backward;
+    if (in_backward) job.config.max_gradient_norm = 0;
+    JobState state;
+    for (int64_t done = 0; done < 9; done += 3) {
+      EXPECT_EQ(FakeGpu()->Held(), held_) << "it all went with the trainers before";
+      ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_gpu_, job));
+      EXPECT_EQ(team.session(0)->next_step(), done + 1);
+      if (done > 0) {
+        EXPECT_TRUE(StateOf(&team) == state) << "before any step";
+      }
+      ASSERT_OK(Train(&team, done + 2));
+      team.Close(1);  // And one alone.
+      std::thread other([&] { EXPECT_OK(TrainOne(team.session(0), done + 3)); });
+      EXPECT_OK(team.Reopen(On(*on_gpu_, job)[1]));
+      EXPECT_OK(TrainOne(team.session(1), done + 3));
+      other.join();
+      state = StateOf(&team);
+    }
+    EXPECT_TRUE(state == OnTheProcessor(job, 9));
+    Delete(*on_gpu_, job.job_id);
+  }
+}
+
+TEST_F(GpuInProcessTest, CheckpointsGoToTheProcessorAndBackToTheBit) {
+  const SessionOptions job = Job();
+  JobState saved, in_background, after;
+  {
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_gpu_, job));
+    ASSERT_OK(Train(&team, 2));
+    saved = StateOf(&team);
+    ASSERT_OK(Save(&team, Path("saved")));
+    ASSERT_OK(Train(&team, 3));
+    in_background = StateOf(&team);
+    SaveCheckpointOptions options;
+    options.in_background = true;
+    ASSERT_OK(Save(&team, Path("background"), options));
+    ASSERT_OK(Train(&team, 5));
+    ASSERT_OK(team.RunAll([](Session* session) { return AwaitSave(session); }));
+    after = StateOf(&team);
+    // A job that went on goes back, and on again.
+    ASSERT_OK(Load(&team, Path("saved")));
+    EXPECT_TRUE(StateOf(&team) == saved);
+    ASSERT_OK(Train(&team, 5));
+    EXPECT_TRUE(StateOf(&team) == after);
+  }
+  Delete(*on_gpu_, job.job_id);
+  for (const auto& [path, expected] : {std::pair("saved", &saved), {"background", &in_background}}) {
+    SCOPED_TRACE(path);
+    const SessionOptions other = Job();
+    for (LocalCluster* cluster : {on_host_.get(), on_gpu_.get()}) {
+      {
+        ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*cluster, other));
+        ASSERT_OK(Load(&team, Path(path)));
+        EXPECT_TRUE(StateOf(&team) == *expected);
+        ASSERT_OK(Train(&team, 5));
+        EXPECT_TRUE(StateOf(&team) == after);
+      }
+      Delete(*cluster, other.job_id);
+    }
+  }
+}
+
+TEST_F(GpuInProcessTest, LiveReadingsAreTheStateAndValuesAreSetWhileItTrains) {
+  const SessionOptions job = Job();
+  const std::string coordinator = on_gpu_->coordinator_address();
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_gpu_, job));
+  ASSERT_OK(Train(&team, 3));
+  ASSERT_OK(Save(&team, Path("saved")));
+  const LiveReading read = ReadLive(coordinator, job.job_id, Path("now.safetensors"));
+  ASSERT_TRUE(read.ok) << read.error;
+  EXPECT_EQ(read.step, 3);
+  EXPECT_EQ(read.values, ReadStored(Path("saved")));
+
+  WritePutFile(Path("put.safetensors"), {ToyModel(kUnits, true).units[1].parameters[0],
+                                         ToyModel(kUnits, true).units[2].parameters[2]});
+  const PutOutcome put = PutWhileTraining(
+      coordinator, job.job_id, {"--from", Path("put.safetensors")}, Path("now.safetensors"),
+      [&] { EXPECT_OK(Train(&team, team.session(0)->next_step())); });
+  ASSERT_EQ(put.result.exit_code, 0) << put.result.err;
+  ASSERT_TRUE(put.applied);
+  for (const auto& [name, tensor] : ReadStored(Path("put.safetensors")))
+    EXPECT_EQ(put.after.values.at(name), tensor) << name;
+  // The trainers see it and go on from it, as those of a job that was loaded with it do.
+  const int64_t step = put.after.step;
+  ASSERT_OK(Save(&team, Path("put")));
+  ASSERT_OK(Train(&team, step + 2));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam other, Open(*on_host_, Job()));
+  ASSERT_OK(Load(&other, Path("put")));
+  ASSERT_OK(Train(&other, step + 2));
+  EXPECT_TRUE(StateOf(&other) == StateOf(&team));
+}
+
+TEST_F(GpuInProcessTest, JobIsHandedToTheProcessorAndBackToTheBit) {
+  WorkerServer::Options on_host;
+  on_host.worker_id = "host";
+  on_host.coordinator_address = on_gpu_->coordinator_address();
+  on_host.num_devices = 3;  // Its job needs all of them.
+  std::string sockets = "/tmp/tessera-gpu-XXXXXX";  // Paths of sockets are short.
+  ASSERT_NE(mkdtemp(sockets.data()), nullptr);
+  on_host.socket_dir = sockets;
+  SessionOptions job = Job();
+  auto team = std::make_unique<TrainerTeam>();
+  {
+    ASSERT_OK_AND_ASSIGN(*team, Open(*on_gpu_, job));
+    ASSERT_OK(Train(team.get(), 3));
+    ASSERT_OK_AND_ASSIGN(const auto worker, WorkerServer::Start(on_host));
+    for (const bool to_gpu : {false, true}) {
+      SCOPED_TRACE(to_gpu);
+      const JobState expected = StateOf(team.get());
+      const std::string from = job.job_id;
+      std::vector<absl::Status> handed;
+      std::thread old([&] {
+        handed = team->Run([](Session* session) { return HandOver(session, {"own"}); });
+      });
+      job = Job(to_gpu ? 2 : 3);
+      std::vector<SessionOptions> by_rank(3, job);
+      for (int rank = 0; rank < 3; ++rank) {
+        by_rank[rank].rank = rank;
+        by_rank[rank].coordinator_address = on_gpu_->coordinator_address();
+        by_rank[rank].worker_address = worker->address();
+      }
+      auto taker = TrainerTeam::OpenEach(to_gpu ? On(*on_gpu_, job) : by_rank);
+      ASSERT_OK(taker);
+      EXPECT_EQ(DeviceGradients(taker->session(0)).available(), to_gpu);
+      EXPECT_OK(taker->RunAll([&](Session* session) {
+        return TakeOver(session, {from, absl::Seconds(30)}).status();
+      }));
+      old.join();
+      for (const absl::Status& status : handed) EXPECT_OK(status);
+      EXPECT_TRUE(StateOf(&*taker) == expected);
+      ASSERT_OK(Train(&*taker, expected.step + 2));
+      *team = *std::move(taker);
+    }
+    team.reset();
+  }
+  std::filesystem::remove_all(sockets);
+}
+
+// One job on a worker of each kind: in its process with whole parameters, with slots in memory that
+// processes share, and on the processor.
+TEST_F(GpuInProcessTest, WorkersOfAllKindsTrainOneJob) {
+  is_mixed_ = true;
+  LocalCluster::Options options;
+  options.num_workers = 3;
+  ASSERT_OK_AND_ASSIGN(const auto all_on_host, LocalCluster::Start(options));
+  options.num_workers_without_gpu = 1;
+  options.device_memory = FakeGpuMemoryInProcess();
+  options.machine.make_device = MakeFakeGpuDevice;
+  options.num_workers = 2;
+  ASSERT_OK_AND_ASSIGN(const auto mixed, LocalCluster::Start(options));
+  WorkerServer::Options shares;
+  shares.worker_id = "local2";
+  shares.coordinator_address = mixed->coordinator_address();
+  shares.data_host = "127.0.0.1";
+  shares.device_memory = FakeGpuMemory();
+  shares.machine.make_device = MakeFakeGpuDevice;
+  std::string sockets = "/tmp/tessera-gpu-XXXXXX";
+  ASSERT_NE(mkdtemp(sockets.data()), nullptr);
+  shares.socket_dir = sockets;
+  {
+    ASSERT_OK_AND_ASSIGN(const auto worker, WorkerServer::Start(shares));
+    for (const DType dtype : {DType::kFp32, DType::kBf16}) {
+      SessionOptions job = Job(3);
+      SCOPED_TRACE(job.job_id);
+      job.config.compute_dtype = job.config.reduce_dtype = dtype;
+      JobState expected;
+      {
+        ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*all_on_host, job));
+        ASSERT_OK(Train(&team, 5));
+        expected = StateOf(&team);
+      }
+      Delete(*all_on_host, job.job_id);
+      job.coordinator_address = mixed->coordinator_address();
+      std::vector<SessionOptions> by_rank(3, job);
+      for (int rank = 0; rank < 3; ++rank) {
+        by_rank[rank].rank = rank;
+        by_rank[rank].worker_address =
+            rank == 2 ? worker->address() : mixed->worker_address(rank);
+      }
+      by_rank[0].host_executor = RunExecutorHere({MakeFakeGpuDevice});
+      {
+        ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::OpenEach(by_rank));
+        EXPECT_EQ(team.session(0)->hosts_executor(), true);
+        EXPECT_EQ(DeviceOf(team.session(1)), host_.get());
+        EXPECT_EQ(DeviceOf(team.session(2)), gpu_.get());
+        ASSERT_OK(Train(&team, 5));
+        EXPECT_TRUE(StateOf(&team) == expected);
+      }
+      Delete(*mixed, job.job_id);
+    }
+  }
+  std::filesystem::remove_all(sockets);
+}
+
+TEST_F(GpuInProcessTest, TrainerThatDoesNotHostIsRefusedByNameAndHowToDoBetter) {
+  const SessionOptions job = Job();
+  std::vector<SessionOptions> by_rank = On(*on_gpu_, job);
+  by_rank[1].host_executor = nullptr;
+  EXPECT_THAT(Session::Open(by_rank[1]),
+              StatusIs(StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("rank 1 of job"), HasSubstr("worker 'local1'"),
+                             HasSubstr("SessionOptions::host_executor"),
+                             HasSubstr("the device's memory has no descriptors"))));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_gpu_, job));
+  EXPECT_OK(Train(&team, 1));
+}
+
+TEST_F(GpuInProcessTest, JobWithTwoRanksOnAWorkerIsRefusedByNameAndOthersGoOn) {
+  LocalCluster::Options options;
+  options.num_devices = 2;
+  options.device_memory = FakeGpuMemoryInProcess();
+  ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(options));
+  SessionOptions job = Job();
+  const DialOptions coordinator = {cluster->coordinator_address()};
+  v1::CreateJobRequest create;
+  create.set_request_id(NewRequestId());
+  create.set_job_id(job.job_id);
+  *create.mutable_model() = EncodeModel(job.model);
+  *create.mutable_config() = EncodeJobConfig(job.config);
+  ASSERT_OK(CreateJob(coordinator, create, absl::Now() + absl::Seconds(20)));
+  std::string reason;
+  EXPECT_TRUE(Eventually([&] {
+    const auto view = GetJob(coordinator, job.job_id, absl::Now() + absl::Seconds(20));
+    reason = view.ok() ? view->state_reason() : view.status().ToString();
+    return absl::StrContains(reason, "cannot hold the job");
+  })) << reason;
+  EXPECT_THAT(reason,
+              AllOf(HasSubstr("2 ranks of a job on one GPU"), HasSubstr("1 is the most"),
+                    HasSubstr("the device's memory has no descriptors")));
+  job.job_id += "-alone";
+  job.config.world_size = 1;
+  job.coordinator_address = cluster->coordinator_address();
+  job.worker_address = cluster->worker_address();
+  job.host_executor = RunExecutorHere({MakeFakeGpuDevice});
+  ASSERT_OK_AND_ASSIGN(const auto session, Session::Open(job));
+  EXPECT_OK(TrainOne(session.get(), 2));
+}
+
+TEST_F(GpuInProcessTest, SessionWhoseExecutorEndsSaysSoAndTheNextOneGoesOn) {
+  const SessionOptions job = Job();
+  std::vector<SessionOptions> by_rank = On(*on_gpu_, job);
+  by_rank[0].host_executor = [](UniqueFd, const ExecutorIsStuck&) {
+    return absl::InternalError("no executor today");
+  };
+  const auto ended = [](const std::string& how) {
+    return StatusIs(StatusCode::kFailedPrecondition,
+                    AllOf(HasSubstr("rank 0: its executor in this process has ended"),
+                          HasSubstr("attach again"), HasSubstr(how)));
+  };
+  EXPECT_THAT(Session::Open(by_rank[0]), ended("no executor today"));
+  {
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_gpu_, job));
+    ASSERT_OK(Train(&team, 2));
+    on_gpu_->KillExecutorForTest(job.job_id, 0);
+    EXPECT_THAT(TrainOne(team.session(0), 3), ended(""));
+    EXPECT_FALSE(team.session(0)->hosts_executor());
+    std::thread other([&] { EXPECT_OK(TrainOne(team.session(1), 4)); });
+    team.Close(0);
+    EXPECT_OK(team.Reopen(On(*on_gpu_, job)[0]));
+    EXPECT_OK(TrainOne(team.session(0), 4));
+    other.join();
+    EXPECT_TRUE(StateOf(&team) == OnTheProcessor(job, 4));
+  }
+  // It attaches though the device has no room, and leaves the rank free.
+  FakeGpu()->FailCall("MemAlloc", 2);
+  EXPECT_THAT(Session::Open(On(*on_gpu_, job)[0]),
+              StatusIs(StatusCode::kResourceExhausted, HasSubstr("parameters: cuda:0")));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_gpu_, job));
+  EXPECT_OK(Train(&team, 5));
+}
+
+}  // namespace
+}  // namespace tessera
