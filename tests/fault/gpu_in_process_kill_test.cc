@@ -118,8 +118,8 @@ class GpuInProcessKillTest : public testing::TestWithParam<Case> {
     job.config = JobConfig();  // As the trainers have it.
     job.config.world_size = kWorldSize;
     job.config.max_gradient_norm = 1.0;
-    auto team = TrainerTeam::Open(
-        job, {(*cluster)->worker_address(0), (*cluster)->worker_address(1)});
+    auto team =
+        TrainerTeam::Open(job, {(*cluster)->worker_address(0), (*cluster)->worker_address(1)});
     EXPECT_OK(team);
     EXPECT_OK(team->TrainTo(kSteps));
     const std::string path = folder_ + "/undisturbed";

@@ -132,7 +132,8 @@ absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& star
   ASSIGN_OR_RETURN(Joined gather, JoinRow(epoch, Row::kGather, start));
   ASSIGN_OR_RETURN(of_host_, JoinHost(epoch, Row::kHost));
   ASSIGN_OR_RETURN(const Way way, AgreeOnWay(reduce.communicator.get()));
-  if (way == Way::kByHost) {
+  moves_directly_ = way != Way::kByHost;
+  if (!moves_directly_) {
     reduce_ = std::move(reduce.communicator);
     gather_ = std::move(gather.communicator);
     return absl::OkStatus();

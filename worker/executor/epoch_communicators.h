@@ -47,6 +47,8 @@ class EpochCommunicators {
   Communicator* files() const { return files_.get(); }
   Communicator* gather() const { return gather_.get(); }
   Communicator* of_host() const { return of_host_.get(); }
+  // Of Join: whether ranks of several workers move what is on their devices directly.
+  bool moves_directly() const { return moves_directly_; }
   // Of Join: by which all ranks order their windows, since some have slots; null: none has.
   const ParameterPlan* slots() const { return slots_.has_value() ? &*slots_ : nullptr; }
 
@@ -80,7 +82,8 @@ class EpochCommunicators {
   const MakeDirectCommunicators make_direct_;
   std::unique_ptr<RankKernels> reduce_kernels_, gather_kernels_;  // Of a GPU; else null.
   std::unique_ptr<DirectCommunicators> direct_;  // Null: this rank has no such way.
-  std::unique_ptr<EpochMeshes> meshes_;          // Of the epoch that is prepared.
+  bool moves_directly_ = false;
+  std::unique_ptr<EpochMeshes> meshes_;  // Of the epoch that is prepared.
   std::unique_ptr<Communicator> reduce_, files_, gather_, of_host_;
   std::optional<ParameterPlan> slots_;
 };

@@ -272,8 +272,9 @@ void RankExecutor::RunEngine(Epoch epoch) {
 }
 
 void RankExecutor::Leave() {
-  // Other workers' ranks see the end of their connections at once.
-  if (engine_ == nullptr || !engine_thread_.joinable() || memory_.spans_workers() ||
+  // Ranks of other workers look at their connections where they move something, and what this one
+  // has sent them comes. A communicator that moves it directly ends for all of them.
+  if (engine_ == nullptr || !engine_thread_.joinable() || communicators_.moves_directly() ||
       files_.saves_in_background()) {
     return;
   }

@@ -96,6 +96,7 @@ TEST_F(HostedJobNeedsHostsTest, WaitIsToldToTheCoordinatorWithTheReasonAndEndsWi
                       HasSubstr("on worker 'w'"), HasSubstr("no descriptors")));
   }
   AttachAndHost(/*first_epoch=*/3);  // Where an epoch was given up.
+  while (job_->Progress().ranks().at(0).executor_pid() != kPid) std::this_thread::yield();
 }
 
 TEST_F(HostedJobNeedsHostsTest, TrainerThatDoesNotHostIsRefusedAndLeavesTheRankFree) {
