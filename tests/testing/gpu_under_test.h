@@ -20,6 +20,7 @@ struct GpuUnderTest {
 };
 
 // Errors: NotFound, Unimplemented  the machine has none: the test is skipped
+//         FailedPrecondition       its driver passes no memory between processes
 absl::StatusOr<GpuUnderTest> FindGpuUnderTest();
 
 }  // namespace tessera::testing_support

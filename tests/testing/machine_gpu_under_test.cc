@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <string>
 
 #include "base/status_macros.h"
 #include "tests/testing/gpu_under_test.h"
@@ -25,6 +26,8 @@ std::string ExecutorBinary() {
 absl::StatusOr<GpuUnderTest> FindGpuUnderTest() {
   GpuUnderTest gpu = {MakeMachineRankDevice, nullptr, ExecutorBinary(), LoadNcclApi().status()};
   ASSIGN_OR_RETURN(gpu.memory, MakeMachineDeviceMemory(0));
+  const std::string why = gpu.memory->why_not_shared();
+  if (!why.empty()) return absl::FailedPreconditionError("processes cannot share the GPU: " + why);
   return gpu;
 }
 

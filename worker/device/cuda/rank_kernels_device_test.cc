@@ -38,8 +38,7 @@ absl::StatusOr<RankKernelsBackend::Made> MakeGpu() {
   absl::StatusOr<std::unique_ptr<CudaRankDevice>> device = CudaRankDevice::Create(*api, 0);
   if (absl::IsNotFound(device.status())) return absl::UnavailableError(device.status().message());
   ASSIGN_OR_RETURN(made.device, std::move(device));
-  ASSIGN_OR_RETURN(const std::unique_ptr<CudaDeviceMemory> memory,
-                   CudaDeviceMemory::Create(*api, 0));
+  ASSIGN_OR_RETURN(const std::unique_ptr<DeviceMemory> memory, CudaDeviceMemory::Create(*api, 0));
   ASSIGN_OR_RETURN(made.region, memory->Create("test", RankKernelsBackend::kRegionBytes));
   return made;
 }
