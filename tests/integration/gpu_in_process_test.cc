@@ -27,6 +27,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "tests/testing/fake_gpu.h"
+#include "tests/testing/fake_nccl.h"
 #include "tests/testing/gpu_clusters.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/live_puts.h"
@@ -45,6 +46,7 @@ using testing_support::Eventually;
 using testing_support::FakeGpu;
 using testing_support::FakeGpuMemory;
 using testing_support::FakeGpuMemoryInProcess;
+using testing_support::FakeNccl;
 using testing_support::JobState;
 using testing_support::LiveReading;
 using testing_support::MakeFakeGpuDevice;
@@ -337,59 +339,74 @@ TEST_F(GpuInProcessTest, JobIsHandedToTheProcessorAndBackToTheBit) {
   std::filesystem::remove_all(sockets);
 }
 
-// One job on a worker of each kind: in its process with whole parameters, with slots in memory that
-// processes share, and on the processor.
+// One job on workers of several kinds: in its process with whole parameters, with slots in memory
+// that processes share, and on the processor. Where one rank cannot move over NCCL, none does.
 TEST_F(GpuInProcessTest, WorkersOfAllKindsTrainOneJob) {
+  enum Kind { kInProcess, kShares, kProcessor };
   is_mixed_ = true;
-  LocalCluster::Options options;
-  options.num_workers = 3;
-  ASSERT_OK_AND_ASSIGN(const auto all_on_host, LocalCluster::Start(options));
-  options.num_workers_without_gpu = 1;
-  options.device_memory = FakeGpuMemoryInProcess();
-  options.machine.make_device = MakeFakeGpuDevice;
-  options.num_workers = 2;
-  ASSERT_OK_AND_ASSIGN(const auto mixed, LocalCluster::Start(options));
-  WorkerServer::Options shares;
-  shares.worker_id = "local2";
-  shares.coordinator_address = mixed->coordinator_address();
-  shares.data_host = "127.0.0.1";
-  shares.device_memory = FakeGpuMemory();
-  shares.machine.make_device = MakeFakeGpuDevice;
-  std::string sockets = "/tmp/tessera-gpu-XXXXXX";
-  ASSERT_NE(mkdtemp(sockets.data()), nullptr);
-  shares.socket_dir = sockets;
-  {
-    ASSERT_OK_AND_ASSIGN(const auto worker, WorkerServer::Start(shares));
+  FakeNccl nccl;
+  ExecutorMachine machine;
+  machine.make_device = MakeFakeGpuDevice;
+  machine.make_direct = [&](RankDevice* device) { return nccl.Make(device); };
+  for (const std::vector<Kind>& kinds :
+       {std::vector<Kind>{kInProcess, kShares}, {kShares, kProcessor, kInProcess}}) {
+    LocalCluster::Options none;
+    none.num_workers = 0;
+    ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(none));
+    LocalCluster::Options all;
+    all.num_workers = static_cast<int>(kinds.size());
+    ASSERT_OK_AND_ASSIGN(const auto on_host, LocalCluster::Start(all));
+    std::string sockets = "/tmp/tessera-gpu-XXXXXX";  // Paths of sockets are short.
+    ASSERT_NE(mkdtemp(sockets.data()), nullptr);
+    std::vector<std::unique_ptr<WorkerServer>> workers;
+    for (const Kind kind : kinds) {
+      WorkerServer::Options worker;
+      worker.worker_id = absl::StrCat("worker", workers.size());
+      worker.coordinator_address = cluster->coordinator_address();
+      worker.data_host = "127.0.0.1";
+      worker.socket_dir = absl::StrCat(sockets, "/", workers.size());
+      worker.machine = machine;
+      if (kind != kProcessor)
+        worker.device_memory = kind == kShares ? FakeGpuMemory() : FakeGpuMemoryInProcess();
+      ASSERT_OK_AND_ASSIGN(auto started, WorkerServer::Start(worker));
+      workers.push_back(std::move(started));
+    }
     for (const DType dtype : {DType::kFp32, DType::kBf16}) {
-      SessionOptions job = Job(3);
+      SessionOptions job = Job(static_cast<int>(kinds.size()));
       SCOPED_TRACE(job.job_id);
       job.config.compute_dtype = job.config.reduce_dtype = dtype;
       JobState expected;
       {
-        ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*all_on_host, job));
+        ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_host, job));
         ASSERT_OK(Train(&team, 5));
         expected = StateOf(&team);
       }
-      Delete(*all_on_host, job.job_id);
-      job.coordinator_address = mixed->coordinator_address();
-      std::vector<SessionOptions> by_rank(3, job);
-      for (int rank = 0; rank < 3; ++rank) {
-        by_rank[rank].rank = rank;
-        by_rank[rank].worker_address = rank == 2 ? worker->address() : mixed->worker_address(rank);
+      Delete(*on_host, job.job_id);
+      job.coordinator_address = cluster->coordinator_address();
+      std::vector<SessionOptions> by_rank(kinds.size(), job);
+      for (size_t rank = 0; rank < kinds.size(); ++rank) {
+        by_rank[rank].rank = static_cast<int>(rank);
+        by_rank[rank].worker_address = workers[rank]->address();
+        if (kinds[rank] == kInProcess) by_rank[rank].host_executor = RunExecutorHere(machine);
       }
-      by_rank[0].host_executor = RunExecutorHere({MakeFakeGpuDevice});
       {
         ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::OpenEach(by_rank));
-        EXPECT_EQ(team.session(0)->hosts_executor(), true);
-        EXPECT_EQ(DeviceOf(team.session(1)), host_.get());
-        EXPECT_EQ(DeviceOf(team.session(2)), gpu_.get());
+        for (size_t rank = 0; rank < kinds.size(); ++rank) {
+          Session* const session = team.session(static_cast<int>(rank));
+          EXPECT_EQ(session->hosts_executor(), kinds[rank] == kInProcess);
+          EXPECT_EQ(DeviceGradients(session).available(), kinds[rank] != kProcessor);
+        }
         ASSERT_OK(Train(&team, 5));
         EXPECT_TRUE(StateOf(&team) == expected);
       }
-      Delete(*mixed, job.job_id);
+      Delete(*cluster, job.job_id);
     }
+    workers.clear();
+    std::filesystem::remove_all(sockets);
   }
-  std::filesystem::remove_all(sockets);
+  absl::MutexLock lock(&nccl.mu);
+  EXPECT_FALSE(nccl.apis.empty()) << "those that share could";
+  for (const auto& api : nccl.apis) EXPECT_EQ(api->num_aborts(), 0) << "no communicator was made";
 }
 
 TEST_F(GpuInProcessTest, TrainerThatDoesNotHostIsRefusedByNameAndHowToDoBetter) {
