@@ -224,6 +224,50 @@ TEST_F(GpuInProcessTest, TrainersComeAndGoAndNothingIsLostWithTheirMemory) {
   }
 }
 
+// On workers of the processor too, where the worker's own executor is next.
+TEST_F(GpuInProcessTest, DetachingDisturbsNoRankOfAnotherWorker) {
+  for (LocalCluster* const cluster : {on_gpu_.get(), on_host_.get()}) {
+    const SessionOptions job = Job();
+    SCOPED_TRACE(job.job_id);
+    std::vector<SessionOptions> by_rank = On(*cluster, job);
+    for (SessionOptions& options : by_rank)
+      options.host_executor = RunExecutorHere({MakeFakeGpuDevice});
+    const auto view = [&] {
+      auto got =
+          GetJob({cluster->coordinator_address()}, job.job_id, absl::Now() + absl::Seconds(20));
+      EXPECT_OK(got);
+      return got.ok() ? *got : v1::Job();
+    };
+    const auto is_attached = [&](bool attached) {
+      const v1::Job now = view();
+      const auto rank = now.ranks().find(1);
+      return rank != now.ranks().end() && rank->second.attached() == attached;
+    };
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::OpenEach(by_rank));
+    ASSERT_OK(Train(&team, 2));
+    EXPECT_TRUE(Eventually([&] { return is_attached(true); }));
+    const int64_t epoch = view().epoch();
+    team.Close(1);
+    EXPECT_TRUE(Eventually([&] { return is_attached(false); }));
+    EXPECT_OK(team.session(0)->DropGradients());
+    const LiveReading read =
+        ReadLive(cluster->coordinator_address(), job.job_id, Path("now.safetensors"));
+    EXPECT_TRUE(read.ok) << read.error;
+    EXPECT_EQ(read.step, 2);
+    EXPECT_EQ(view().epoch(), epoch) << "it goes on";
+    std::thread other([&] { EXPECT_OK(TrainOne(team.session(0), 4)); });
+    EXPECT_OK(team.Reopen(by_rank[1]));
+    EXPECT_OK(TrainOne(team.session(1), 4));
+    other.join();
+    EXPECT_GT(view().epoch(), epoch);
+    const JobState state = StateOf(&team);
+    team.Close(0);
+    team.Close(1);
+    Delete(*cluster, job.job_id);
+    EXPECT_TRUE(state == OnTheProcessor(job, 4));
+  }
+}
+
 TEST_F(GpuInProcessTest, CheckpointsGoToTheProcessorAndBackToTheBit) {
   const SessionOptions job = Job();
   JobState saved, in_background, after;
