@@ -5,7 +5,8 @@
 //   on
 //
 // For ranks on a GPU without MPS: kernels of two processes take turns on it, so that a collective
-// runs beside the training code's kernels only where both are of one process. The shards stay in
+// runs beside the training code's kernels only where both are of one process. And for ranks on a
+// GPU whose driver passes no memory between processes: these have no other way. The shards stay in
 // the worker. What it costs: SIGKILL of the trainer ends both; the executor's threads share the
 // process's processors and memory with the training code's; an error of the GPU that is for good is
 // that of both; a save in the background ends with the session.
