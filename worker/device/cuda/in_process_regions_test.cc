@@ -122,6 +122,7 @@ TEST_F(InProcessRegionsTest, ErrorOfTheDeviceIsReturnedAndLeavesNothing) {
 
 TEST_F(InProcessRegionsTest, ThreadsThatMapAndUnmapAtOnceLeaveNothing) {
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {
       for (int round = 0; round < 50; ++round) {
