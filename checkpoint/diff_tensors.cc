@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "checkpoint/stored_dtype.h"
+#include "layout/stored_dtype.h"
 
 namespace tessera {
 namespace {

@@ -13,9 +13,9 @@
 #include "absl/strings/string_view.h"
 #include "base/status_matchers.h"
 #include "checkpoint/element_diff.h"
-#include "checkpoint/stored_dtype.h"
 #include "checkpoint/stored_tensors.h"
 #include "gtest/gtest.h"
+#include "layout/stored_dtype.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
-#include "checkpoint/stored_dtype.h"
+#include "layout/stored_dtype.h"
 
 namespace tessera {
 

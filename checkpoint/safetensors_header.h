@@ -15,8 +15,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/stored_dtype.h"
 #include "checkpoint/tensor_table.h"
+#include "layout/stored_dtype.h"
 #include "layout/tensor_spec.h"
 
 namespace tessera {

@@ -21,7 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/stored_dtype.h"
+#include "layout/stored_dtype.h"
 
 namespace tessera {
 

@@ -11,8 +11,10 @@
 
 namespace tessera {
 
-constexpr int64_t kMaxParameters = 100'000;  // Of one model.
-constexpr size_t kMaxNameBytes = 512;        // Of a unit or parameter.
+constexpr int64_t kMaxParameters = 100'000;            // Of one model.
+constexpr size_t kMaxNameBytes = 512;                  // Of a unit or parameter.
+constexpr int64_t kMaxBuffers = 100'000;               // Of one model.
+constexpr int64_t kMaxBufferBytes = int64_t{1} << 30;  // Of all of these together.
 constexpr int kMaxDimensions = 16;
 constexpr int32_t kMaxWorldSize = 1 << 16;  // That a message can say; see kMaxLocalRanks.
 

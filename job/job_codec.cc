@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "job/field_limits.h"
 
 namespace tessera {
@@ -24,6 +25,24 @@ absl::StatusOr<TensorSpec> DecodeParameter(const v1::ParameterSpec& parameter) {
   spec.dtype = *dtype;
   spec.requires_grad = parameter.requires_grad();
   spec.shared_with = parameter.shared_with();
+  return spec;
+}
+
+absl::StatusOr<BufferSpec> DecodeBuffer(const v1::BufferSpec& buffer) {
+  RETURN_IF_ERROR(CheckName("buffer", buffer.name()));
+  const std::string context = absl::StrCat("buffer '", buffer.name(), "'");
+  RETURN_IF_ERROR(
+      CheckRange(context + ": number of dimensions", buffer.shape_size(), 0, kMaxDimensions));
+  const std::optional<StoredDType> dtype = ParseStoredDType(buffer.dtype());
+  if (!dtype.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(context, ": dtype '", PrintableUtf8(buffer.dtype().substr(0, kMaxNameBytes)),
+                     "' is unknown"));
+  }
+  BufferSpec spec;
+  spec.name = buffer.name();
+  spec.dtype = *dtype;
+  spec.shape.assign(buffer.shape().begin(), buffer.shape().end());
   return spec;
 }
 
@@ -218,6 +237,11 @@ absl::StatusOr<ModelSpec> DecodeModel(const v1::ModelSpec& model) {
       decoded_unit.parameters.push_back(*std::move(spec));
     }
   }
+  RETURN_IF_ERROR(CheckRange("number of buffers", model.buffers_size(), 0, kMaxBuffers));
+  for (const v1::BufferSpec& buffer : model.buffers()) {
+    ASSIGN_OR_RETURN(BufferSpec spec, DecodeBuffer(buffer));
+    decoded.buffers.push_back(std::move(spec));
+  }
   return decoded;
 }
 
@@ -282,6 +306,12 @@ v1::ModelSpec EncodeModel(const ModelSpec& model) {
       spec->set_requires_grad(parameter.requires_grad);
       spec->set_shared_with(parameter.shared_with);
     }
+  }
+  for (const BufferSpec& buffer : model.buffers) {
+    v1::BufferSpec* spec = encoded.add_buffers();
+    spec->set_name(buffer.name);
+    spec->set_dtype(std::string(Name(buffer.dtype)));
+    spec->mutable_shape()->Add(buffer.shape.begin(), buffer.shape.end());
   }
   return encoded;
 }

@@ -71,6 +71,12 @@ v1::ModelSpec Model() {
     }
     unit->mutable_parameters(1)->set_shared_with(unit->parameters(0).name());
   }
+  for (const char* dtype : {"BOOL", "F8_E4M3", "I64", "C64"}) {
+    v1::BufferSpec* buffer = model.add_buffers();
+    buffer->set_name(absl::StrCat("buffer.", dtype));
+    buffer->set_dtype(dtype);
+    buffer->add_shape(7);
+  }
   return model;
 }
 
@@ -88,6 +94,8 @@ TEST(JobCodecTest, EveryFieldSurvivesTheRoundTrip) {
   ExpectEveryFieldIsSet(sent.optimizer().groups(1));
   ExpectEveryFieldIsSet(Model().units(1));
   ExpectEveryFieldIsSet(Model().units(1).parameters(1));
+  ExpectEveryFieldIsSet(Model());
+  ExpectEveryFieldIsSet(Model().buffers(0));
   for (const bool flag : {true, false}) {
     sent.set_forward_prefetch(flag);
     ASSERT_OK_AND_ASSIGN(const JobConfig config, DecodeJobConfig(sent));
@@ -187,6 +195,35 @@ TEST(JobCodecTest, BadModelFieldsAreNamed) {
   v1::ModelSpec model = Model();
   for (int64_t i = 0; i < kMaxParameters; ++i) model.mutable_units(0)->add_parameters();
   EXPECT_THAT(DecodeModel(model), StatusIs(kInvalid, HasSubstr("number of parameters is 100004")));
+}
+
+// As a job of an older trainer or journal.
+TEST(JobCodecTest, ModelWithoutBuffersHasTheBytesItAlwaysHad) {
+  v1::ModelSpec sent = Model();
+  sent.clear_buffers();
+  ASSERT_OK_AND_ASSIGN(const ModelSpec model, DecodeModel(sent));
+  EXPECT_TRUE(model.buffers.empty());
+  EXPECT_EQ(EncodeModel(model).SerializeAsString(), sent.SerializeAsString());
+}
+
+TEST(JobCodecTest, BadBufferFieldsAreNamed) {
+  const auto refused = [](auto change, const char* what) {
+    v1::ModelSpec model = Model();
+    change(model.mutable_buffers(1));
+    EXPECT_THAT(DecodeModel(model), StatusIs(kInvalid, HasSubstr(what)));
+  };
+  using B = v1::BufferSpec;
+  refused([](B* b) { b->set_dtype("F31"); }, "buffer 'buffer.F8_E4M3': dtype 'F31' is unknown");
+  refused([](B* b) { b->clear_dtype(); }, "dtype '' is unknown");
+  refused([](B* b) { b->set_name(std::string(kMaxNameBytes + 1, 'n')); }, "buffer 'nnn");
+  refused(
+      [](B* b) {
+        for (int i = 0; i < kMaxDimensions; ++i) b->add_shape(1);
+      },
+      "number of dimensions is 17");
+  v1::ModelSpec model = Model();
+  for (int64_t i = 0; i < kMaxBuffers; ++i) model.add_buffers();
+  EXPECT_THAT(DecodeModel(model), StatusIs(kInvalid, HasSubstr("number of buffers is 100004")));
 }
 
 }  // namespace

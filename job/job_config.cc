@@ -97,6 +97,20 @@ absl::Status ValidateUnits(const ModelSpec& model) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateBuffers(const ModelSpec& model) {
+  int64_t left_bytes = kMaxBufferBytes;
+  for (const BufferSpec& buffer : model.buffers) {
+    ASSIGN_OR_RETURN(const int64_t size_bytes, SizeBytes(buffer));
+    if (size_bytes > left_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat("buffer '", buffer.name,
+                                                     "': the buffers have more than ",
+                                                     kMaxBufferBytes, " bytes together"));
+    }
+    left_bytes -= size_bytes;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string FakeText(bool fake_all_gather, bool fake_reduce_scatter) {
@@ -157,6 +171,7 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
   RETURN_IF_ERROR(ValidateStrategies(config, model));
   RETURN_IF_ERROR(ValidateResharding(config, model));
   RETURN_IF_ERROR(ValidateUnits(model));
+  RETURN_IF_ERROR(ValidateBuffers(model));
   return ValidateGroups(config, model);
 }
 

@@ -4,6 +4,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "job/field_limits.h"
 
 namespace tessera {
 namespace {
@@ -14,6 +15,17 @@ ParamGroup GroupNaming(const char* parameter) {
   ParamGroup group;
   group.parameter_names = {parameter};
   return group;
+}
+
+TEST(JobConfigTest, BuffersAreBoundedTogether) {
+  ModelSpec model;
+  model.units.push_back({"u", {{"w", {4}, DType::kFp32}}});
+  model.buffers = {{"half", StoredDType::kI64, {kMaxBufferBytes / 16}},
+                   {"other half", StoredDType::kU8, {kMaxBufferBytes / 2}}};
+  EXPECT_OK(ValidateJobConfig(JobConfig(), model));
+  model.buffers.push_back({"last", StoredDType::kBool, {}});
+  EXPECT_THAT(ValidateJobConfig(JobConfig(), model),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("buffer 'last'")));
 }
 
 TEST(JobConfigTest, EachBadFieldIsNamed) {

@@ -10,7 +10,7 @@ namespace tessera {
 absl::StatusOr<std::vector<LiveTensor>> LiveTensors(const ModelLayout& layout,
                                                     OptimizerKind optimizer,
                                                     const std::vector<int>& job_parameters,
-                                                    bool moments) {
+                                                    bool moments, const std::vector<int>& buffers) {
   std::vector<LiveTensor> tensors;
   auto wanted = job_parameters.begin();
   int job_parameter = 0;
@@ -29,13 +29,34 @@ absl::StatusOr<std::vector<LiveTensor>> LiveTensors(const ModelLayout& layout,
       if (optimizer != OptimizerKind::kSgd) tensors.push_back(tensor);
     }
   }
-  if (wanted == job_parameters.end()) return tensors;
-  return absl::InvalidArgumentError(absl::StrCat("parameter ", *wanted, " of ", job_parameter,
-                                                 ": there is none, or it is out of order"));
+  if (wanted != job_parameters.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter ", *wanted, " of ", job_parameter,
+                                                   ": there is none, or it is out of order"));
+  }
+  const int num_buffers = static_cast<int>(layout.buffers.size());
+  int next = 0;
+  for (const int buffer : buffers) {
+    if (buffer < next || buffer >= num_buffers) {
+      return absl::InvalidArgumentError(absl::StrCat("buffer ", buffer, " of ", num_buffers,
+                                                     ": there is none, or it is out of order"));
+    }
+    tensors.push_back({-1, -1, buffer, LiveArray::kBuffer});
+    next = buffer + 1;
+  }
+  return tensors;
 }
 
 const PlacedParameter& ParameterOf(const ModelLayout& layout, const LiveTensor& tensor) {
   return layout.units[tensor.unit].flat.parameters()[tensor.parameter];
+}
+
+const BufferSpec& BufferOf(const ModelLayout& layout, const LiveTensor& tensor) {
+  return layout.buffers[tensor.job_parameter];
+}
+
+const std::vector<int64_t>& ShapeOf(const ModelLayout& layout, const LiveTensor& tensor) {
+  if (tensor.array == LiveArray::kBuffer) return BufferOf(layout, tensor).shape;
+  return ParameterOf(layout, tensor).spec.shape;
 }
 
 std::string MomentTensorName(const std::string& parameter, OptimizerKind optimizer,
@@ -47,6 +68,7 @@ std::string MomentTensorName(const std::string& parameter, OptimizerKind optimiz
 
 std::string LiveTensorName(const ModelLayout& layout, OptimizerKind optimizer,
                            const LiveTensor& tensor) {
+  if (tensor.array == LiveArray::kBuffer) return BufferOf(layout, tensor).name;
   const std::string& parameter = ParameterOf(layout, tensor).spec.name;
   if (tensor.array == LiveArray::kParameter) return parameter;
   return MomentTensorName(parameter, optimizer, tensor.array);
@@ -56,6 +78,12 @@ absl::Status ForEachLiveSlice(const ModelLayout& layout, const std::vector<LiveT
                               int first_rank, int end_rank,
                               absl::FunctionRef<absl::Status(const LiveSlice&)> visit) {
   for (size_t t = 0; t < tensors.size(); ++t) {
+    if (tensors[t].array == LiveArray::kBuffer) {
+      ASSIGN_OR_RETURN(const int64_t numel, Numel(BufferOf(layout, tensors[t])));
+      if (numel == 0 || first_rank > 0 || end_rank < 1) continue;
+      RETURN_IF_ERROR(visit({static_cast<int>(t), 0, 0, 0, numel}));
+      continue;
+    }
     const PlacedParameter& parameter = ParameterOf(layout, tensors[t]);
     const ShardMap& shards = layout.units[tensors[t].unit].shards;
     const ElementRange whole = {parameter.offset_elements,

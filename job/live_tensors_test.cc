@@ -46,6 +46,40 @@ TEST(LiveTensorsTest, MomentsFollowTheirParameterAndFrozenOnesHaveNone) {
               ElementsAre("b", "state.b.momentum_buffer", "c", "state.c.momentum_buffer"));
 }
 
+TEST(LiveTensorsTest, BuffersComeLastWholeFromRank0AndEmptyOnesHaveNoSlice) {
+  ModelSpec model = SmallModel();
+  model.buffers = {{"mean", StoredDType::kF64, {4}},
+                   {"none", StoredDType::kBool, {0, 2}},
+                   {"count", StoredDType::kI64, {}}};
+  const ModelLayout layout = *LayOut(model, ConfigOf(3));
+  const auto tensors =
+      *LiveTensors(layout, OptimizerKind::kSgd, {2}, /*moments=*/true, /*buffers=*/{0, 1, 2});
+  std::vector<std::string> names;
+  for (const LiveTensor& tensor : tensors)
+    names.push_back(LiveTensorName(layout, OptimizerKind::kSgd, tensor));
+  EXPECT_THAT(names, ElementsAre("c", "state.c.momentum_buffer", "mean", "none", "count"));
+  EXPECT_THAT(ShapeOf(layout, tensors[2]), ElementsAre(4));
+  const auto slices_of = [&](int first_rank, int end_rank) {
+    std::vector<std::pair<int, int64_t>> slices;
+    EXPECT_OK(ForEachLiveSlice(layout, tensors, first_rank, end_rank, [&](const LiveSlice& slice) {
+      if (slice.tensor < 2) return absl::OkStatus();
+      EXPECT_EQ(slice.rank, 0);
+      EXPECT_EQ(slice.begin_elements, 0);
+      slices.emplace_back(slice.tensor, slice.numel);
+      return absl::OkStatus();
+    }));
+    return slices;
+  };
+  using Slice = std::pair<int, int64_t>;
+  EXPECT_THAT(slices_of(0, 3), ElementsAre(Slice(2, 4), Slice(4, 1)));
+  EXPECT_THAT(slices_of(0, 1), ElementsAre(Slice(2, 4), Slice(4, 1)));
+  EXPECT_THAT(slices_of(1, 3), ElementsAre());
+  for (const std::vector<int>& numbers : {std::vector<int>{3}, {-1}, {2, 1}, {1, 1}}) {
+    EXPECT_THAT(LiveTensors(layout, OptimizerKind::kSgd, {}, false, numbers),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("of 3")));
+  }
+}
+
 TEST(LiveTensorsTest, NumbersThatAreNoParametersAreRefused) {
   const ModelLayout layout = LayoutOf(ConfigOf(2));
   for (const std::vector<int>& numbers : {std::vector<int>{5}, {-1}, {2, 1}, {1, 1}}) {

@@ -69,6 +69,13 @@ void AddUnit(const UnitLayout& unit, WordHasher* hasher) {
   }
 }
 
+void AddBuffer(const BufferSpec& buffer, WordHasher* hasher) {
+  hasher->Add(buffer.name);
+  hasher->Add(Name(buffer.dtype));
+  hasher->Add(uint64_t{buffer.shape.size()});
+  for (const int64_t dimension : buffer.shape) hasher->AddSigned(dimension);
+}
+
 }  // namespace
 
 uint64_t LayoutDigest(const ModelLayout& layout) {
@@ -76,6 +83,7 @@ uint64_t LayoutDigest(const ModelLayout& layout) {
   hasher.AddSigned(layout.world_size);
   hasher.Add(uint64_t{layout.units.size()});
   for (const UnitLayout& unit : layout.units) AddUnit(unit, &hasher);
+  for (const BufferSpec& buffer : layout.buffers) AddBuffer(buffer, &hasher);
   return hasher.Digest();
 }
 

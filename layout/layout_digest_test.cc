@@ -79,6 +79,26 @@ TEST(LayoutDigestTest, AnyChangeChangesIt) {
          i->model.units[0].parameters.push_back(i->model.units[1].parameters.back());
          i->model.units[1].parameters.pop_back();
        }},
+      {"buffer",
+       [](Inputs* i) {
+         i->model.buffers = {{"m", StoredDType::kF32, {4}}};
+       }},
+      {"its name",
+       [](Inputs* i) {
+         i->model.buffers = {{"n", StoredDType::kF32, {4}}};
+       }},
+      {"its dtype",
+       [](Inputs* i) {
+         i->model.buffers = {{"m", StoredDType::kI32, {4}}};
+       }},
+      {"its shape",
+       [](Inputs* i) {
+         i->model.buffers = {{"m", StoredDType::kF32, {4, 1}}};
+       }},
+      {"another one",
+       [](Inputs* i) {
+         i->model.buffers = {{"m", StoredDType::kF32, {4}}, {"n", StoredDType::kF32, {4}}};
+       }},
   };
   std::set<uint64_t> seen = {DigestOf(BaseInputs())};
   for (const auto& [what, change] : changes) {

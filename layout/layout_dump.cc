@@ -142,7 +142,21 @@ std::string DumpUnit(const UnitLayout& unit, const DumpOptions& options) {
 std::string DumpLayout(const ModelLayout& layout, const DumpOptions& options) {
   std::string text;
   for (const UnitLayout& unit : layout.units) absl::StrAppend(&text, DumpUnit(unit, options));
-  return text;
+  return absl::StrCat(text, DumpBuffers(layout));
+}
+
+std::string DumpBuffers(const ModelLayout& layout) {
+  if (layout.buffers.empty()) return "";
+  std::string list;
+  int64_t total_bytes = 0;
+  for (const BufferSpec& buffer : layout.buffers) {
+    const int64_t size_bytes = SizeBytes(buffer).value_or(0);  // Valid, or there were no layout.
+    total_bytes += size_bytes;
+    absl::StrAppend(&list, "  ", absl::CHexEscape(buffer.name), " ", Name(buffer.dtype), " [",
+                    absl::StrJoin(buffer.shape, ", "), "] ", FormatBytes(size_bytes), "\n");
+  }
+  return absl::StrCat("buffers: ", layout.buffers.size(), ", ", FormatBytes(total_bytes),
+                      "; rank 0's worker keeps three of each\n", list);
 }
 
 std::string DumpUnits(const ModelLayout& layout, DType compute_dtype) {

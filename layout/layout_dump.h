@@ -31,6 +31,10 @@ std::string DumpRank(const UnitLayout& unit, Rank rank, const DumpOptions& optio
 // A unit's heading, its ranks and, if any, its shared and its empty parameters; ends in a newline.
 std::string DumpUnit(const UnitLayout& unit, const DumpOptions& options);
 
+// A heading and a line for each buffer of the model; nothing where it has none.
+std::string DumpBuffers(const ModelLayout& layout);
+
+// All units, then the buffers.
 std::string DumpLayout(const ModelLayout& layout, const DumpOptions& options);
 
 // A table with a row for each unit: its elements, what is padding of that, its size in

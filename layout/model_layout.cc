@@ -36,6 +36,7 @@ absl::StatusOr<ModelLayout> ModelLayout::Create(const ModelSpec& model,
   RETURN_IF_ERROR(ValidateModel(model));
   ModelLayout layout;
   layout.world_size = sharding.world_size;
+  layout.buffers = model.buffers;
   layout.units.reserve(model.units.size());
   for (const UnitSpec& unit : model.units) {
     LayoutOptions of_unit = options;

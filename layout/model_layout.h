@@ -36,6 +36,7 @@ struct Sharding {
 struct ModelLayout {
   std::vector<UnitLayout> units;  // Indexed by UnitId; unit 0 is the root.
   int64_t world_size = 1;
+  std::vector<BufferSpec> buffers = {};  // As the model has them: no rank has a part of one.
 
   // options.alignment_dtype is that of the units that name no compute dtype of their own.
   // Errors: InvalidArgument  as ValidateModel, FlatLayout::Create and ShardMap::Create; a hybrid

@@ -109,6 +109,21 @@ struct Sides {
   }
 };
 
+std::string Describe(const BufferSpec& spec) {
+  return absl::StrCat(Quoted(spec.name), " of shape ", ShapeText(spec.shape), ", dtype ",
+                      Name(spec.dtype));
+}
+
+absl::Status CompareBuffers(const std::vector<BufferSpec>& a, const std::vector<BufferSpec>& b,
+                            const Sides& sides) {
+  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+    const std::string left = i < a.size() ? Describe(a[i]) : "none";
+    const std::string right = i < b.size() ? Describe(b[i]) : "none";
+    if (left != right) return sides.Differ(absl::StrCat("buffer ", i), left, right);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CompareUnits(const UnitSpec& a, const UnitSpec& b, size_t index, const Sides& sides) {
   const std::string where = absl::StrCat("unit ", index, " (", Quoted(a.name), ")");
   if (a.name != b.name) {
@@ -137,28 +152,47 @@ absl::Status CompareUnits(const UnitSpec& a, const UnitSpec& b, size_t index, co
       absl::StrCat(b.parameters.size(), " parameters"));
 }
 
-}  // namespace
-
-absl::StatusOr<int64_t> Numel(const TensorSpec& spec) {
+absl::StatusOr<int64_t> NumelOf(const std::string& tensor, const std::vector<int64_t>& shape) {
   bool has_zero = false;
-  for (int64_t dimension : spec.shape) {
+  for (const int64_t dimension : shape) {
     if (dimension < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(spec.name),
-                                                     ": negative dimension in shape ",
-                                                     ShapeText(spec.shape)));
+      return absl::InvalidArgumentError(
+          absl::StrCat(tensor, ": negative dimension in shape ", ShapeText(shape)));
     }
     has_zero |= dimension == 0;
   }
   if (has_zero) return 0;
   int64_t numel = 1;
-  for (int64_t dimension : spec.shape) {
+  for (const int64_t dimension : shape) {
     if (!CheckedMul(numel, dimension, &numel)) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(spec.name), ": shape ",
-                                                     ShapeText(spec.shape),
+      return absl::InvalidArgumentError(absl::StrCat(tensor, ": shape ", ShapeText(shape),
                                                      " has more elements than int64 can count"));
     }
   }
   return numel;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> Numel(const TensorSpec& spec) {
+  return NumelOf(absl::StrCat("parameter ", Quoted(spec.name)), spec.shape);
+}
+
+absl::StatusOr<int64_t> Numel(const BufferSpec& spec) {
+  return NumelOf(absl::StrCat("buffer ", Quoted(spec.name)), spec.shape);
+}
+
+absl::StatusOr<int64_t> SizeBytes(const BufferSpec& spec) {
+  if (SizeBits(spec.dtype) % 8 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("buffer ", Quoted(spec.name), ": elements of ",
+                                                   Name(spec.dtype), " end within a byte"));
+  }
+  ASSIGN_OR_RETURN(const int64_t numel, Numel(spec));
+  const std::optional<int64_t> size_bytes = SizeBytes(spec.dtype, numel);
+  if (size_bytes.has_value()) return *size_bytes;
+  return absl::InvalidArgumentError(absl::StrCat("buffer ", Quoted(spec.name), ": shape ",
+                                                 ShapeText(spec.shape),
+                                                 " has more bytes than int64 can count"));
 }
 
 absl::Status ValidateUnit(const UnitSpec& unit) {
@@ -205,6 +239,20 @@ absl::Status ValidateModel(const ModelSpec& model) {
                             absl::StrCat("unit ", Quoted(it->second->name), " has it too"));
     }
   }
+  absl::flat_hash_map<absl::string_view, bool> buffer_names;
+  int64_t total_bytes = 0;
+  for (const BufferSpec& spec : model.buffers) {
+    if (spec.name.empty()) return absl::InvalidArgumentError("a buffer has no name");
+    if (owner_of_name.count(spec.name) > 0 || !buffer_names.emplace(spec.name, true).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("buffer ", Quoted(spec.name), ": the name is used twice"));
+    }
+    ASSIGN_OR_RETURN(const int64_t size_bytes, SizeBytes(spec));
+    if (!CheckedAdd(total_bytes, size_bytes, &total_bytes)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("buffer ", Quoted(spec.name), ": the buffers' size overflows int64"));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -214,7 +262,7 @@ absl::Status CompareModels(const ModelSpec& a, absl::string_view name_a, const M
   for (size_t i = 0; i < a.units.size() && i < b.units.size(); ++i) {
     RETURN_IF_ERROR(CompareUnits(a.units[i], b.units[i], i, sides));
   }
-  if (a.units.size() == b.units.size()) return absl::OkStatus();
+  if (a.units.size() == b.units.size()) return CompareBuffers(a.buffers, b.buffers, sides);
   const ModelSpec& longer = a.units.size() > b.units.size() ? a : b;
   const UnitSpec& extra = longer.units[std::min(a.units.size(), b.units.size())];
   return sides.Differ(absl::StrCat("unit ", Quoted(extra.name)),

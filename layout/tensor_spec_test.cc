@@ -58,6 +58,7 @@ ModelSpec ValidModel() {
   model.units.push_back({"root", {MakeSpec("embed", {4, 3}), MakeSpec("head", {4, 3})}});
   model.units.back().parameters[1].shared_with = "embed";
   model.units.push_back({"block", {MakeSpec("w", {3, 3}), MakeSpec("b", {3})}});
+  model.buffers = {{"mean", StoredDType::kF64, {3}}, {"count", StoredDType::kI64, {}}};
   return model;
 }
 
@@ -114,6 +115,26 @@ const InvalidModel kInvalidModels[] = {
      "more elements than int64"},
     {"SumOverflows", [](ModelSpec* m) { m->units[1].parameters[0].shape = {kMax}; },
      "unit \"block\", parameter \"b\": the unit's total size overflows"},
+    {"UnnamedBuffer", [](ModelSpec* m) { m->buffers[1].name = ""; }, "a buffer has no name"},
+    {"BufferTwice", [](ModelSpec* m) { m->buffers[1].name = "mean"; },
+     "buffer \"mean\": the name is used twice"},
+    {"BufferOfAParametersName", [](ModelSpec* m) { m->buffers[1].name = "w"; },
+     "buffer \"w\": the name is used twice"},
+    {"BufferOfAnAliasName", [](ModelSpec* m) { m->buffers[1].name = "head"; },
+     "buffer \"head\": the name is used twice"},
+    {"BufferOfPartsOfBytes", [](ModelSpec* m) { m->buffers[0].dtype = StoredDType::kF4; },
+     "buffer \"mean\": elements of F4 end within a byte"},
+    {"NegativeDimensionOfABuffer", [](ModelSpec* m) { m->buffers[0].shape = {-1}; },
+     "buffer \"mean\": negative dimension"},
+    {"BytesOfABufferOverflow", [](ModelSpec* m) { m->buffers[0].shape = {kMax / 8}; },
+     "buffer \"mean\": shape"},
+    {"BytesOfBuffersOverflow",
+     [](ModelSpec* m) {
+       m->buffers[0].shape = {kMax / 65};
+       m->buffers.resize(10, m->buffers[0]);
+       for (size_t i = 1; i < m->buffers.size(); ++i) m->buffers[i].name = std::string(i, 'x');
+     },
+     "the buffers' size overflows"},
 };
 
 INSTANTIATE_TEST_SUITE_P(All, ValidateModelTest, testing::ValuesIn(kInvalidModels),
@@ -181,6 +202,12 @@ const Difference kDifferences[] = {
      "rank 0: \"block\"", "rank 2: \"blok\""},
     {"MissingUnit", [](ModelSpec* m) { m->units.pop_back(); }, "unit \"block\"", "rank 0: 2 units",
      "rank 2: 1 units"},
+    {"BufferDType", [](ModelSpec* m) { m->buffers[0].dtype = StoredDType::kF32; }, "buffer 0",
+     "rank 0: \"mean\" of shape [3], dtype F64", "rank 2: \"mean\" of shape [3], dtype F32"},
+    {"BufferShape", [](ModelSpec* m) { m->buffers[1].shape = {1}; }, "buffer 1", "shape []",
+     "shape [1]"},
+    {"MissingBuffer", [](ModelSpec* m) { m->buffers.pop_back(); }, "buffer 1", "rank 0: \"count\"",
+     "rank 2: none"},
 };
 
 INSTANTIATE_TEST_SUITE_P(All, CompareModelsTest, testing::ValuesIn(kDifferences),

@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/dcp/stored_zip.h"
 #include "checkpoint/element_reader.h"
-#include "checkpoint/stored_dtype.h"
+#include "layout/stored_dtype.h"
 
 namespace tessera::dcp {
 

@@ -126,7 +126,8 @@ absl::Status Run(const Flags& flags, const Console& console) {
   for (const UnitLayout& unit : layout.units) {
     *console.out << DumpUnit(unit, flags.full ? all : DumpOptions());
   }
-  *console.out << table << MappedText(workers.mapped, layout.world_size) << GpuText(workers);
+  *console.out << DumpBuffers(layout) << table << MappedText(workers.mapped, layout.world_size)
+               << GpuText(workers);
   return absl::OkStatus();
 }
 

@@ -65,6 +65,17 @@ absl::Status WriteUnit(const UnitLayout& unit, std::ostream* out) {
   return absl::OkStatus();
 }
 
+Json BuffersJson(const ModelLayout& layout) {
+  Json buffers = Json::array();
+  for (const BufferSpec& buffer : layout.buffers) {
+    buffers.push_back({{"name", buffer.name},
+                       {"dtype", std::string(Name(buffer.dtype))},
+                       {"shape", buffer.shape},
+                       {"bytes", SizeBytes(buffer).value_or(0)}});
+  }
+  return buffers;
+}
+
 absl::StatusOr<Json> MemoryJson(const ModelLayout& layout, const MemoryOptions& options) {
   Json json = Json::object();
   for (const Strategy strategy : PlannedStrategies(options)) {
@@ -106,7 +117,9 @@ absl::Status WriteLayoutJson(const ModelLayout& layout, const MemoryOptions& mem
     *out << (i == 0 ? "\n" : ",\n");
     RETURN_IF_ERROR(WriteUnit(layout.units[i], out));
   }
-  *out << "],\n\"memory\":" << Text(memory_json)
+  *out << "],";
+  if (!layout.buffers.empty()) *out << "\n\"buffers\":" << Text(BuffersJson(layout)) << ",";
+  *out << "\n\"memory\":" << Text(memory_json)
        << ",\n\"cpu_worker\":" << Text(WorkerJson(workers.mapped, layout.world_size))
        << ",\n\"gpu_worker\":" << Text(GpuJson(workers)) << "}\n";
   return absl::OkStatus();

@@ -6,14 +6,16 @@
 //      "ranks": [{"rank": 0, "padding_elements": 3, "parameters": [
 //        {"name": "w", "in_shard": true, "offset_in_shard": 0, "numel_in_shard": 21,
 //         "intra_param_start": 0, "intra_param_end": 20}]}]}],
+//    "buffers": [{"name": "norm.mean", "dtype": "F32", "shape": [4], "bytes": 16}],
 //    "memory": {"FULL_SHARD": {"parameter_bytes": 172, ...}, ...},
 //    "cpu_worker": {"mapped_bytes_per_rank": 36864, "state_bytes_per_rank": 28672, ...},
 //    "gpu_worker": {"mapped_bytes": 36864, "parameter_slots": 0, ...}}
 //
-// `memory` is what the strategies need by themselves. `cpu_worker` is what one worker maps that has
-// all ranks, which keeps two versions of parameters and optimizer state; `gpu_worker` what one maps
-// on its GPU that has one rank of several (worker/memory/parameter_plan.h).
-// `intra_param_end` is inclusive. Where `in_shard` is false the four numbers are null.
+// `buffers` is there where the model has any. `memory` is what the strategies need by themselves.
+// `cpu_worker` is what one worker maps that has all ranks, which keeps two versions of parameters
+// and optimizer state; `gpu_worker` what one maps on its GPU that has one rank of several
+// (worker/memory/parameter_plan.h). `intra_param_end` is inclusive. Where `in_shard` is false the
+// four numbers are null.
 #ifndef TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
 #define TESSERA_CLIENT_CLI_LAYOUT_JSON_H_
 

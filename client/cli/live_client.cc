@@ -8,9 +8,8 @@
 #include "base/status_macros.h"
 #include "client/cli/channel.h"
 #include "client/cli/live_fetch.h"
+#include "client/cli/live_info.h"
 #include "grpcpp/grpcpp.h"
-#include "job/job_codec.h"
-#include "layout/dtype.h"
 #include "proto/live_state.grpc.pb.h"
 
 namespace tessera::cli {
@@ -113,14 +112,15 @@ class GrpcLiveClient : public LiveClient {
   static absl::Status FetchTensor(const v1::LiveTensorInfo& tensor,
                                   const std::vector<std::unique_ptr<LiveFetch>>& fetches, Take take,
                                   absl::Status* taken) {
-    ASSIGN_OR_RETURN(const DType dtype, DecodeDType(tensor.dtype()));
+    ASSIGN_OR_RETURN(const StoredDType dtype, StoredDTypeOf(tensor));
+    const int64_t element_bytes = SizeBits(dtype) / 8;
     v1::LiveStateReply reply;
     for (const v1::LiveExtent& extent : tensor.extents()) {
       if (extent.source() < 0 || extent.source() >= static_cast<int>(fetches.size()))
         return absl::DataLossError(absl::StrCat("tensor '", tensor.name(), "' is of no source"));
       for (int64_t done = 0; done < extent.numel();) {
         RETURN_IF_ERROR(fetches[extent.source()]->Next(reply.mutable_piece()));
-        const int64_t numel = static_cast<int64_t>(reply.piece().data().size()) / SizeBytes(dtype);
+        const int64_t numel = static_cast<int64_t>(reply.piece().data().size()) / element_bytes;
         if (numel == 0 || numel > extent.numel() - done)
           return absl::DataLossError(
               absl::StrCat("tensor '", tensor.name(), "': a piece of ", numel, " elements"));

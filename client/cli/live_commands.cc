@@ -23,7 +23,7 @@ struct Flags {
   EndpointFlags endpoint;
   std::string job, out, dtype;
   std::vector<std::string> include, exclude;
-  bool optimizer = false, json = false, through_coordinator = false;
+  bool optimizer = false, no_buffers = false, json = false, through_coordinator = false;
 };
 
 absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
@@ -32,6 +32,7 @@ absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
   for (const std::string& pattern : flags.include) query.add_include(pattern);
   for (const std::string& pattern : flags.exclude) query.add_exclude(pattern);
   query.set_moments(flags.optimizer);
+  query.set_buffers(!flags.no_buffers);
   if (flags.dtype.empty()) return query;
   absl::StatusOr<DType> dtype = ParseDType(flags.dtype);
   RETURN_IF_ERROR(Annotate(dtype.status(), "--dtype"));
@@ -74,14 +75,15 @@ absl::Status RunGet(const Flags& flags, const Console& console) {
 
 void RegisterGetCommand(CLI::App* app, RunCommand* selected) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command =
-      app->add_subcommand("get", "writes the parameters of a job that trains to a file");
+  CLI::App* command = app->add_subcommand(
+      "get", "writes the parameters and buffers of a job that trains to a file");
   command->add_option("job", flags->job, "the job's id")->required();
   command->add_option("--out", flags->out, "safetensors file to write")->required();
-  command->add_option("--include", flags->include, "only parameters of such names, as 'head.*'");
+  command->add_option("--include", flags->include, "only tensors of such names, as 'head.*'");
   command->add_option("--exclude", flags->exclude, "but those of such names");
-  command->add_option("--dtype", flags->dtype, "what to round to: fp32, bf16 or fp16");
+  command->add_option("--dtype", flags->dtype, "what to round parameters to: fp32, bf16 or fp16");
   command->add_flag("--optimizer", flags->optimizer, "the optimizer's state of them too");
+  command->add_flag("--no-buffers", flags->no_buffers, "parameters alone");
   command->add_flag("--through-coordinator", flags->through_coordinator,
                     "ask no worker, also where this host reaches them all");
   command->add_flag("--json", flags->json, "print JSON");

@@ -11,19 +11,10 @@
 #include "base/status_macros.h"
 #include "checkpoint/model_file.h"
 #include "checkpoint/safetensors_header.h"
-#include "job/job_codec.h"
-#include "layout/tensor_spec.h"
+#include "client/cli/live_info.h"
 
 namespace tessera::cli {
 namespace {
-
-absl::StatusOr<TensorSpec> SpecOf(const v1::LiveTensorInfo& info) {
-  TensorSpec spec;
-  spec.name = info.name();
-  spec.shape.assign(info.shape().begin(), info.shape().end());
-  ASSIGN_OR_RETURN(spec.dtype, DecodeDType(info.dtype()));
-  return spec;
-}
 
 bool IsFirstMoment(const v1::LiveTensorInfo& info) {
   return info.array() == v1::LIVE_STATE_ARRAY_FIRST_MOMENT;
@@ -34,16 +25,16 @@ std::string StepTensor(const v1::LiveTensorInfo& info) {
 }
 
 absl::StatusOr<SafetensorsHeader> HeaderOf(const std::vector<v1::LiveTensorInfo>& tensors) {
-  std::vector<TensorSpec> specs;
+  std::vector<NamedTensorInfo> infos;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   for (const v1::LiveTensorInfo& info : tensors) {
-    ASSIGN_OR_RETURN(TensorSpec spec, SpecOf(info));
-    specs.push_back(std::move(spec));
-    if (IsFirstMoment(info)) specs.push_back({StepTensor(info), {}, DType::kFp32});
+    ASSIGN_OR_RETURN(NamedTensorInfo tensor, TensorInfoOf(info));
+    infos.push_back(std::move(tensor));
+    if (IsFirstMoment(info)) infos.push_back({StepTensor(info), {StoredDType::kF32, {}}});
     // Shared storage is not representable in the format; the alias is recorded instead.
     for (const std::string& alias : info.aliases()) metadata[alias] = info.name();
   }
-  return PlaceTensors(specs, metadata);
+  return PlaceInfos(infos, metadata);
 }
 
 // Takes the replies of one call, in order.
@@ -95,7 +86,8 @@ class Writer {
   absl::Status TakeTensor(const v1::LiveTensorInfo& info) {
     RETURN_IF_ERROR(CheckWhole());
     if (next_ == tensors_.size() || tensors_[next_].name() != info.name() ||
-        tensors_[next_].dtype() != info.dtype()) {
+        tensors_[next_].dtype() != info.dtype() ||
+        tensors_[next_].stored_dtype() != info.stored_dtype()) {
       return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' was not listed"));
     }
     ++next_;
@@ -173,14 +165,13 @@ absl::StatusOr<std::map<StoredKey, StoredEntry>> ListLiveState(LiveClient* clien
   ASSIGN_OR_RETURN(const std::vector<v1::LiveTensorInfo> tensors, client->List(query));
   std::map<StoredKey, StoredEntry> entries;
   for (const v1::LiveTensorInfo& info : tensors) {
-    ASSIGN_OR_RETURN(const TensorSpec spec, SpecOf(info));
+    ASSIGN_OR_RETURN(const NamedTensorInfo tensor, TensorInfoOf(info));
     StoredEntry entry;
-    entry.dtype = StoredAs(spec.dtype);
-    entry.shape = spec.shape;
-    ASSIGN_OR_RETURN(entry.numel, Numel(spec));
-    entry.size_bytes = entry.numel * SizeBytes(spec.dtype);
-    const bool is_parameter = info.array() == v1::LIVE_STATE_ARRAY_PARAMETER;
-    entries[{is_parameter ? "model" : "optimizer", spec.name}] = entry;
+    entry.dtype = tensor.info.dtype;
+    entry.shape = tensor.info.shape;
+    ASSIGN_OR_RETURN(entry.numel, NumelOf(tensor.info));
+    entry.size_bytes = SizeBytes(tensor.info.dtype, entry.numel).value_or(0);
+    entries[{IsMoment(info) ? "optimizer" : "model", tensor.name}] = entry;
   }
   return entries;
 }

@@ -1,6 +1,6 @@
 // The live state of a job as a safetensors file: what `tessera get` writes.
 //
-//   NAME of each parameter; of the optimizer's state, as in a checkpoint:
+//   NAME of each parameter and buffer; of the optimizer's state, as in a checkpoint:
 //   state.NAME.exp_avg, .exp_avg_sq (Adam), .momentum_buffer (SGD), .step (how many updates, F32)
 #ifndef TESSERA_CLIENT_CLI_LIVE_FILE_H_
 #define TESSERA_CLIENT_CLI_LIVE_FILE_H_

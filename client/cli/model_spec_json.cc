@@ -7,6 +7,7 @@
 #include <fstream>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -159,6 +160,22 @@ absl::StatusOr<UnitSpec> ParseUnit(const Json& json, size_t index) {
   return unit;
 }
 
+absl::StatusOr<BufferSpec> ParseBuffer(const Json& json, size_t index) {
+  const std::string position = absl::StrCat("buffer ", index);
+  if (!json.is_object()) return InvalidAt(position, "is no object");
+  BufferSpec spec;
+  ASSIGN_OR_RETURN(spec.name, ParseString(json, "name", position));
+  const std::string where = absl::StrCat("buffer ", Quoted(spec.name));
+  RETURN_IF_ERROR(CheckKeys(json, {"name", "shape", "dtype"}, where));
+  if (!json.contains("shape")) return InvalidAt(where, "\"shape\" is missing");
+  ASSIGN_OR_RETURN(spec.shape, ParseShape(json["shape"], where));
+  ASSIGN_OR_RETURN(const std::string dtype, ParseString(json, "dtype", where));
+  const std::optional<StoredDType> parsed = ParseStoredDType(dtype);
+  if (!parsed.has_value()) return InvalidAt(where, absl::StrCat("no dtype ", Quoted(dtype)));
+  spec.dtype = *parsed;
+  return spec;
+}
+
 }  // namespace
 
 absl::StatusOr<ModelSpec> ParseModelSpecJson(absl::string_view text) {
@@ -177,6 +194,14 @@ absl::StatusOr<ModelSpec> ParseModelSpecJson(absl::string_view text) {
   for (const Json& unit : *units) {
     ASSIGN_OR_RETURN(UnitSpec parsed, ParseUnit(unit, model.units.size()));
     model.units.push_back(std::move(parsed));
+  }
+  const auto buffers = json.find("buffers");
+  if (buffers != json.end()) {
+    if (!buffers->is_array()) return absl::InvalidArgumentError("\"buffers\" is no array");
+    for (const Json& buffer : *buffers) {
+      ASSIGN_OR_RETURN(BufferSpec parsed, ParseBuffer(buffer, model.buffers.size()));
+      model.buffers.push_back(std::move(parsed));
+    }
   }
   RETURN_IF_ERROR(ValidateModel(model));
   return model;

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cli/live_info.h"
 #include "job/job_codec.h"
 
 namespace tessera::cli {
@@ -27,7 +28,7 @@ struct Meaning {
 std::map<std::string, Meaning> MeaningsOf(const std::vector<v1::LiveTensorInfo>& job) {
   std::map<std::string, Meaning> meanings;
   for (const v1::LiveTensorInfo& info : job) {
-    const bool is_moment = info.array() != v1::LIVE_STATE_ARRAY_PARAMETER;
+    const bool is_moment = IsMoment(info);
     meanings[info.name()] = {&info, is_moment ? info.parameter() : info.name()};
     for (const std::string& alias : info.aliases()) meanings[alias] = {&info, alias};
     if (is_moment)
@@ -90,8 +91,10 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
                                               "': leave it out with --exclude if it is to be"));
     }
     const Meaning& meaning = found->second;
+    // Buffers are the trainers': a file of the live state has them, and a put leaves them.
+    if (meaning.info != nullptr && meaning.info->array() == v1::LIVE_STATE_ARRAY_BUFFER) continue;
     if (meaning.info == nullptr || !IsWanted(options.selection, {meaning.parameter})) continue;
-    const bool is_moment = meaning.info->array() != v1::LIVE_STATE_ARRAY_PARAMETER;
+    const bool is_moment = IsMoment(*meaning.info);
     if (is_moment && !options.moments) continue;
     ASSIGN_OR_RETURN(v1::PutTensor tensor, TensorOf(meaning, name, entry));
     if (is_moment) {
@@ -122,6 +125,7 @@ absl::StatusOr<v1::PutReply> PutFile(LiveClient* live, PutClient* client, const 
   v1::LiveStateQuery query;
   query.set_job_id(job_id);
   query.set_moments(true);
+  query.set_buffers(true);
   ASSIGN_OR_RETURN(const std::vector<v1::LiveTensorInfo> job, live->List(query));
   absl::StatusOr<PutFilePlan> plan = PlanPutFile(job, *stored, options);
   RETURN_IF_ERROR(Annotate(plan.status(), path));

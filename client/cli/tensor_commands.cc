@@ -104,6 +104,7 @@ absl::StatusOr<std::map<StoredKey, StoredEntry>> EntriesOf(const Flags& flags) {
   v1::LiveStateQuery query;
   query.set_job_id(flags.job);
   query.set_moments(true);
+  query.set_buffers(true);
   ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
   return ListLiveState(client.get(), query);
 }
@@ -167,7 +168,7 @@ void WriteDiff(const TensorsDiff& found, const Flags& flags, const Console& cons
   *console.out << "different: " << num_different << " of " << found.num_compared << "\n";
 }
 
-// A job's parameters, in a file that is gone with this.
+// A job's parameters and buffers, in a file that is gone with this.
 class LiveCopy {
  public:
   ~LiveCopy() {
@@ -176,6 +177,7 @@ class LiveCopy {
   absl::StatusOr<std::unique_ptr<StoredTensors>> Open(const Flags& flags, const Console& console) {
     v1::LiveStateQuery query;
     query.set_job_id(flags.job);
+    query.set_buffers(true);
     if (!flags.match.empty()) query.add_include(flags.match);
     ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
     std::string folder = "/tmp/tessera-diff-XXXXXX";
@@ -205,7 +207,7 @@ absl::Status RunDiff(const Flags& flags, const Console& console) {
     DiffOptions options;
     options.selects = [&](const std::string& name) {
       if (!MatchesPattern(flags.match, name)) return false;
-      // Of a job just its parameters are compared: what else a checkpoint has is not its matter.
+      // Of a job just its model is compared: what else a checkpoint has is not its matter.
       return flags.job.empty() || a->entries().count({"model", name}) > 0;
     };
     options.progress = [&](int64_t done, int64_t all) { progress.Tell(done, all); };
@@ -242,7 +244,7 @@ void RegisterDiffCommand(CLI::App* app, RunCommand* selected) {
   command->add_option("a", flags->a, "file, index or folder")->required();
   command->add_option("b", flags->b, "the other one");
   command->add_option("--job", flags->job,
-                      "compare the parameters of a job that trains with one file, index or folder");
+                      "compare the model of a job that trains with one file, index or folder");
   AddFlags(command, flags.get());
   command->callback([flags, selected] {
     if (flags->b.empty() == flags->job.empty())

@@ -26,8 +26,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/name_selection.h"
-#include "checkpoint/stored_dtype.h"
 #include "client/cpp/session.h"
+#include "layout/stored_dtype.h"
 
 namespace tessera {
 

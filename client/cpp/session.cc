@@ -22,6 +22,13 @@ Op OpOf(OpKind kind, int unit) {
   return op;
 }
 
+// Of those that do, each rank's executor gets one from its trainer.
+bool MakesVersion(OpKind kind) {
+  return kind == OpKind::kStep || kind == OpKind::kFinishInitialize ||
+         kind == OpKind::kFinishWrite || kind == OpKind::kFinishTrainersStep ||
+         kind == OpKind::kLoad;
+}
+
 }  // namespace
 
 int64_t Session::version() const { return page()->committed_step.load(std::memory_order_acquire); }
@@ -42,6 +49,7 @@ absl::Status Session::CheckUnit(int unit) const {
 absl::Status Session::Submit(Op op) {
   ControlPage* control = page();
   RETURN_IF_ERROR(FaultPoint("trainer.operation"));
+  if (stage_buffers_ != nullptr && MakesVersion(op.kind)) RETURN_IF_ERROR(stage_buffers_());
   const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
   RETURN_IF_ERROR(
       Await([] { return std::string("room in the submission ring"); },

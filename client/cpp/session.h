@@ -14,8 +14,7 @@
 // again. RunStep() does this by itself. An error of the trainer's own code, told by Fail() or
 // returned by RunStep()'s body, is every rank's error, with its code, its cause and the rank.
 //
-// Thread-compatible: one thread at a time. Destroying it detaches.
-// Source: windows and rules follow torch/distributed/fsdp (see docs/adr for what differs).
+// Thread-compatible: one thread at a time. Destroying it detaches. Source: torch/distributed/fsdp.
 #ifndef TESSERA_CLIENT_CPP_SESSION_H_
 #define TESSERA_CLIENT_CPP_SESSION_H_
 
@@ -126,10 +125,9 @@ class Session {
   //         FailedPrecondition  the slot holds another unit's unreduced gradient (accumulating
   //                             without reducing needs config.gradient_slots = 0); Aborted.
   absl::Status AddGradient(int unit, int parameter, ConstValues values);
-  // Averages the unit's gradient over the ranks. A rank whose parameter got none counts as zero
-  // there; one that got none on any rank until the step is left as it is by the step, moments too.
-  // Again before the step, it adds to what was reduced. Errors: FailedPrecondition  that, with
-  // config.cpu_offload; Aborted.
+  // Averages the unit's gradient over the ranks. A rank whose parameter got none counts as zero;
+  // one that got none on any rank until the step is left as it is, moments too. Again before the
+  // step, it adds to what was reduced. Errors: FailedPrecondition  so with cpu_offload; Aborted.
   absl::Status Reduce(int unit);
   // Between steps; of one unit, or of all: unit -1. See comm_hook.h.
   // Errors: AlreadyExists       a unit has one (named; nothing is registered then)
@@ -175,6 +173,7 @@ class Session {
   friend class LocalShards;   // local_shards.h: steps of the trainers' own optimizers.
   friend class StateAccess;   // state_access.h: files and the optimizer's state.
   friend class DeviceGradients;
+  friend class SessionBuffers;  // session_buffers.h
   enum class Window { kClosed, kOpening, kOpen };
 
   explicit Session(SessionOptions options) : options_(std::move(options)) {}
@@ -243,6 +242,7 @@ class Session {
   std::vector<CommHook> hooks_;  // By unit.
   std::vector<int> slot_user_;   // The unit that used each gradient slot last; -1: none.
   std::function<std::string(int64_t wish)> wanted_save_request_;  // See StateAccess::SaveWanted.
+  std::function<absl::Status()> stage_buffers_;                   // See SessionBuffers::OnVersion.
 };
 
 }  // namespace tessera

@@ -2,45 +2,24 @@
 
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/model_buffers.h"
 #include "client/torch/state_sites.h"
 
 namespace tessera {
 namespace {
 
 absl::StatusOr<StoredDType> DTypeOf(const std::string& name, const torch::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case torch::kFloat:
-      return StoredDType::kF32;
-    case torch::kDouble:
-      return StoredDType::kF64;
-    case torch::kBFloat16:
-      return StoredDType::kBf16;
-    case torch::kHalf:
-      return StoredDType::kF16;
-    case torch::kLong:
-      return StoredDType::kI64;
-    case torch::kInt:
-      return StoredDType::kI32;
-    case torch::kShort:
-      return StoredDType::kI16;
-    case torch::kChar:
-      return StoredDType::kI8;
-    case torch::kByte:
-      return StoredDType::kU8;
-    case torch::kBool:
-      return StoredDType::kBool;
-    case torch::kComplexFloat:
-      return StoredDType::kC64;
-    default:
-      return absl::InvalidArgumentError(absl::StrCat("buffer '", name, "' is ",
-                                                     torch::toString(tensor.scalar_type()),
-                                                     ", which checkpoints do not have"));
-  }
+  const std::optional<StoredDType> dtype = StoredDTypeOf(tensor.scalar_type());
+  if (dtype.has_value()) return *dtype;
+  return absl::InvalidArgumentError(absl::StrCat("buffer '", name, "' is ",
+                                                 torch::toString(tensor.scalar_type()),
+                                                 ", which checkpoints do not have"));
 }
 
 // A bool of another byte than 0 and 1 is none that a program may look at.

@@ -103,7 +103,9 @@ TEST_F(StatesTest, DifferenceIsAnErrorOnEveryRankThatNamesTheTensorAndTheRanks) 
         3,
         [&](int rank, Net& net) {
           if (rank == 2) spoil(net);
-          return AttachOptions();
+          AttachOptions attach;
+          attach.publish_buffers = false;  // Or jobs of other buffers would not begin.
+          return attach;
         },
         [&](Trainer&, const absl::Status& status) {
           EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,

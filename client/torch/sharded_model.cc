@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/model_buffers.h"
 #include "client/torch/module_states.h"
 #include "client/torch/module_units.h"
 #include "client/torch/precision_rules.h"
@@ -238,8 +239,11 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
     const AttachOptions& attach) {
   ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root, policy, attach.ignored,
                                                 MergePrecision(attach.precision, &options.config)));
+  std::vector<torch::Tensor> buffers;
+  if (attach.publish_buffers) buffers = DeclareBuffers(*root, attach.ignored, &units);
   options.model = units.model;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(options));
+  PublishBuffers(session.get(), std::move(buffers));
   auto model = std::make_unique<ShardedModelImpl>(std::move(root), std::move(units),
                                                   std::move(session), attach);
   RETURN_IF_ERROR(model->Open());

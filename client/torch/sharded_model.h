@@ -15,7 +15,7 @@
 // when the job is new, else the module takes the job's. Parameters lie at stable addresses, so
 // views that autograd saved stay valid; they can be read only while their unit is unsharded, and
 // never written in place. Buffers stay the trainer's own; mixed_precision.h says when their dtype
-// changes.
+// changes, model_buffers.h how who reads the live state gets them.
 //
 // To set parameters, use SummonFullParams or apply(); or, between steps and on all ranks, give a
 // parameter other data or register another tensor: its values are taken at the next forward of the

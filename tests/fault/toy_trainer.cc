@@ -1,5 +1,6 @@
 // Trains the toy model as one rank and saves it. Prints "step N" before each step, "done" at the
-// end. Before step --pause-at it waits until the file --resume-file exists. After step
+// end. With --buffers rank 0 publishes those of ToyBuffers. Before step --pause-at it waits until
+// the file --resume-file exists. After step
 // --hand-over-at it hands the job over, and prints "handed over" or "goes on".
 #include <unistd.h>
 
@@ -42,6 +43,8 @@ int main(int argc, char** argv) {
   app.add_option("--hand-over-at", hand_over_at);
   bool host_executor = false;
   app.add_flag("--host-executor", host_executor);
+  bool buffers = false;
+  app.add_flag("--buffers", buffers);
   std::string faults;
   app.add_option("--fault-points", faults);
   CLI11_PARSE(app, argc, argv);
@@ -52,10 +55,12 @@ int main(int argc, char** argv) {
     options.config.strategy = tessera::Strategy::kHybridShard;
   options.config.collective_timeout = absl::Milliseconds(collective_timeout_ms);
   options.model = tessera::testing_support::ToyModel(4);
+  if (buffers) options.model.buffers = tessera::testing_support::ToyBuffers();
   options.config.groups[0].learning_rate = learning_rate;
   options.config.max_gradient_norm = no_clipping ? 0.0 : 1.0;
   auto session = tessera::Session::Open(options);
   absl::Status status = session.status();
+  if (status.ok() && buffers) tessera::testing_support::PublishToyBuffers(session->get());
   // Every step has numbers of its own, so that one that is redone with another's would show.
   const auto numbers = [&](int64_t step) {
     tessera::StepOptions of_step;

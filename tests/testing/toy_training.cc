@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cpp/session_buffers.h"
 
 namespace tessera::testing_support {
 
@@ -46,6 +47,32 @@ ModelSpec ToyModel(int num_units, bool with_frozen) {
     model.units.push_back(std::move(unit));
   }
   return model;
+}
+
+std::vector<BufferSpec> ToyBuffers() {
+  return {{"toy.count", StoredDType::kI64, {}},
+          {"toy.stats", StoredDType::kF64, {1000}},
+          {"toy.table", StoredDType::kU8, {300, 1000}}};
+}
+
+std::string ToyBufferAt(int buffer, int64_t step) {
+  std::vector<double> stats(1000);
+  for (size_t i = 0; i < stats.size(); ++i)
+    stats[i] = static_cast<double>(step * 1000) + static_cast<double>(i);
+  if (buffer == 0) return {reinterpret_cast<const char*>(&step), sizeof(step)};
+  if (buffer == 2) return std::string(300 * 1000, 't');
+  return {reinterpret_cast<const char*>(stats.data()), stats.size() * sizeof(double)};
+}
+
+void PublishToyBuffers(Session* session) {
+  SessionBuffers(session).OnVersion([session, table_is_set = false]() mutable -> absl::Status {
+    SessionBuffers buffers(session);
+    const int64_t step = session->initialized() ? session->next_step() : 0;
+    for (const int buffer : {0, 1}) RETURN_IF_ERROR(buffers.Set(buffer, ToyBufferAt(buffer, step)));
+    if (!table_is_set) RETURN_IF_ERROR(buffers.Set(2, ToyBufferAt(2, step)));
+    table_is_set = true;
+    return absl::OkStatus();
+  });
 }
 
 float InitialValue(int unit, int parameter, int64_t element) {

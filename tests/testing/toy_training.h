@@ -18,6 +18,12 @@ namespace tessera::testing_support {
 // `with_frozen`.
 ModelSpec ToyModel(int num_units, bool with_frozen = false);
 
+// A count, statistics and a table that never changes; and what they are after a step, all bytes.
+std::vector<BufferSpec> ToyBuffers();
+std::string ToyBufferAt(int buffer, int64_t step);
+// From now on, where the session is rank 0's: with each version those of the step that makes it.
+void PublishToyBuffers(Session* session);
+
 // The initial value of an element.
 float InitialValue(int unit, int parameter, int64_t element);
 

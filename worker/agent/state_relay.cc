@@ -32,6 +32,7 @@ absl::StatusOr<StateSnapshot::Request> Decode(const v1::LiveHold& hold,
   StateSnapshot::Request request;
   request.parameters.assign(hold.parameters().begin(), hold.parameters().end());
   request.moments = hold.moments();
+  request.buffers.assign(hold.buffers().begin(), hold.buffers().end());
   request.spool_folder = spool_folder;
   if (hold.dtype() != v1::DTYPE_UNSPECIFIED) {
     ASSIGN_OR_RETURN(request.dtype, DecodeDType(hold.dtype()));

@@ -96,6 +96,8 @@ absl::Status RankEngine::Start(Step resume_step) {
     optimizer_.Publish(step_);
     RETURN_IF_ERROR(options_.kernels->Finish());
   }
+  if (options_.buffers != nullptr)
+    options_.buffers->DropLoaded();  // Of a load that nobody decided.
   for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
     control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded));
     control->units[unit].reduced.store(0);
@@ -339,6 +341,7 @@ absl::Status RankEngine::FinishInitialize() {
   RETURN_IF_ERROR(Ordered(OpKind::kFinishInitialize, -1, 0, options_.config->compute_dtype));
   options_.recorder->Started(number);
   RecordInitialProgress(options_.group, options_.updates, initial_progress_);
+  if (options_.buffers != nullptr) options_.buffers->Publish(0);
   RETURN_IF_ERROR(FaultPoint("initialize.before-barrier"));
   RETURN_IF_ERROR(options_.communicator->Barrier());
   RETURN_IF_ERROR(FaultPoint("initialize.after-barrier"));

@@ -142,6 +142,10 @@ absl::Status RankEngine::Load() {
   RETURN_IF_ERROR(Interruption());
   if (image != nullptr && outcome.ok()) RETURN_IF_ERROR(image->Push(version % 2, options_.kernels));
   Reply(std::move(reply));
+  if (outcome.ok() && options_.buffers != nullptr) {
+    for (const auto& [buffer, bytes] : state.buffers)
+      options_.buffers->Load(version, buffer, bytes);
+  }
   if (outcome.ok() && !first) {
     return CommitStaged(OpKind::kLoad, number, StagedArrays(staged_.size(), kAllArrays),
                         state.progress);

@@ -12,6 +12,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/rank_kernels.h"
 #include "worker/device/stream.h"
+#include "worker/engine/buffer_slots.h"
 #include "worker/engine/flight_recorder.h"
 #include "worker/engine/gradient_events.h"
 #include "worker/engine/group_page.h"
@@ -53,6 +54,7 @@ struct RankEngineOptions {
   ControlPage* control = nullptr;
   GroupPage* group = nullptr;
   UpdateCounts updates;
+  BufferSlots* buffers = nullptr;  // Rank 0's; null: another rank's, or the model has none.
 
   // Its reductions and mapped gathers know the memory above, the rest is called with the host's.
   Communicator* communicator = nullptr;

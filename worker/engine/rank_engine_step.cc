@@ -194,6 +194,7 @@ absl::Status RankEngine::ApplyDecided(int64_t step) {
     optimizer_.Apply(update, EarlyUnits(update));
   }
   RETURN_IF_ERROR(options_.kernels->Finish());
+  if (options_.buffers != nullptr) options_.buffers->Publish(step);
   (void)FaultPoint(numbers.put != 0   ? "put.before-publish"
                    : numbers.is_write ? "write.before-publish"
                                       : "step.before-publish");

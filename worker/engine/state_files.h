@@ -10,6 +10,7 @@
 #define TESSERA_WORKER_ENGINE_STATE_FILES_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,6 +49,8 @@ struct LoadedState {
   // The groups are not looked at.
   std::optional<TrainingProgress> progress;
   TrainingProgress before;  // Where training stands; nothing if this is the first.
+  // Set, if this is rank 0: the model's buffers that the file has, by number, all bytes of each.
+  std::map<int, std::string> buffers = {};
 };
 
 class StateFiles {

@@ -243,6 +243,7 @@ class CheckpointLoad {
       values->resize(stored->end_bytes - stored->begin_bytes);
       uint32_t crc32 = kCrc32OfNothing;
       RETURN_IF_ERROR(model_->Read(tensor, 0, values->size(), values->data(), &crc32));
+      KeepForReaders(*to);
     }
     reply->set_step(manifest_.step);
     reply->set_saved_world_size(manifest_.world_size);
@@ -263,6 +264,19 @@ class CheckpointLoad {
     ASSIGN_OR_RETURN(*reply->mutable_trainer_state(),
                      ReadCheckedBytes(request_.path(), own, manifest_));
     return absl::OkStatus();
+  }
+
+  // So that who reads the live state right behind the load gets it, before the trainers have it.
+  void KeepForReaders(const v1::NamedTensor& loaded) {
+    if (memory_.rank.value() != 0) return;
+    const std::vector<BufferSpec>& buffers = memory_.layout.buffers;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const std::vector<int64_t> shape(loaded.shape().begin(), loaded.shape().end());
+      const auto size_bytes = static_cast<int64_t>(loaded.values().size());
+      if (buffers[i].name == loaded.name() && Name(buffers[i].dtype) == loaded.dtype() &&
+          buffers[i].shape == shape && memory_.plan.buffers().size_bytes(i) == size_bytes)
+        state_.buffers[static_cast<int>(i)] = loaded.values();
+    }
   }
 
   absl::Status CheckSums(const std::vector<SliceSums>& sums) {

@@ -21,12 +21,17 @@
 
 namespace tessera {
 
-// Where the update counts and the communicator's channel start in the group region.
+// Where the update counts, the slots of buffers and the communicator's channel start in the group
+// region.
 inline constexpr int64_t kGroupPageBytes =
     (sizeof(GroupPage) + kPageBytes - 1) / kPageBytes * kPageBytes;
-inline int64_t ChannelOffsetBytes(const JobMemory& plan) {
+// Of versions of the state whose step is even, then of the others.
+inline int64_t BufferSlotsOffsetBytes(const JobMemory& plan) {
   const int64_t counts_bytes = UpdateCounts::SizeBytes(plan.num_parameters());
   return kGroupPageBytes + (counts_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+inline int64_t ChannelOffsetBytes(const JobMemory& plan) {
+  return BufferSlotsOffsetBytes(plan) + 2 * plan.buffers().bank_bytes();
 }
 
 // What the packet of a setup says, before the device's name (see DeviceName). Not in the

@@ -19,6 +19,7 @@
 #include "base/utf8.h"
 #include "proto/executor.pb.h"
 #include "worker/device/host/host_device.h"
+#include "worker/engine/buffer_slots.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/executor/epoch_communicators.h"
 #include "worker/executor/executor_files.h"
@@ -98,13 +99,21 @@ class RankExecutor {
   std::unique_ptr<RankKernels> kernels_, stream_kernels_;  // The engine's thread's, the stream's.
   // Of an epoch; null: there is no device.
   std::unique_ptr<GradientEvents> gradient_events_, window_events_;
-  std::unique_ptr<StateImages> images_;  // Null: the state is addressable.
+  std::unique_ptr<StateImages> images_;   // Null: the state is addressable.
+  std::unique_ptr<BufferSlots> buffers_;  // Rank 0's, if the model has any; else null.
   EpochCommunicators communicators_;
   std::unique_ptr<RankEngine> engine_;
   std::thread engine_thread_;
 };
 
 absl::Status RankExecutor::Open() {
+  if (memory_.rank.value() == 0 && !memory_.plan.buffers().empty()) {
+    const int own = memory_.topology.LocalIndex(0);
+    buffers_ = std::make_unique<BufferSlots>(
+        &memory_.plan.buffers(),
+        memory_.gradients[own].data() + memory_.plan.staged_buffers_offset_bytes(),
+        memory_.group.data() + BufferSlotsOffsetBytes(memory_.plan));
+  }
   ASSIGN_OR_RETURN(post_backward_, threads_.CreateStream("post-backward"));
   RETURN_IF_ERROR(CreateKernels());
   if (memory_.device->is_separate()) RETURN_IF_ERROR(ClearDeviceMemory());
@@ -218,6 +227,7 @@ RankEngine::Options RankExecutor::EngineOptions(Epoch epoch) {
   options.control = memory_.control_page();
   options.group = memory_.group_page();
   options.updates = memory_.update_counts();
+  options.buffers = buffers_.get();
   options.communicator = communicators_.reduce();
   options.gatherer = communicators_.gather();
   options.host = communicators_.of_host();

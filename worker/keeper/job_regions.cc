@@ -201,6 +201,12 @@ absl::StatusOr<std::unique_ptr<MemoryReader>> JobRegions::OpenState(Rank rank) c
   return std::make_unique<FileReader>(std::move(own));
 }
 
+absl::StatusOr<std::unique_ptr<MemoryReader>> JobRegions::OpenGroup() const {
+  UniqueFd own(fcntl(group_.fd(), F_DUPFD_CLOEXEC, 0));
+  if (!own.valid()) return ErrnoStatus(errno, "what the job's ranks share");
+  return std::make_unique<FileReader>(std::move(own));
+}
+
 ControlPage* JobRegions::control(Rank rank) const {
   return reinterpret_cast<ControlPage*>(Of(rank).control_mapping.data());
 }

@@ -75,6 +75,8 @@ class JobRegions {
   // For who reads the rank's state region and may outlive this. Errors: ResourceExhausted  no
   // descriptors; as DeviceMemory::OpenReader
   absl::StatusOr<std::unique_ptr<MemoryReader>> OpenState(Rank rank) const;
+  // The same of the group region, where the slots of buffers are.
+  absl::StatusOr<std::unique_ptr<MemoryReader>> OpenGroup() const;
   // Owned by this.
   int state_fd(Rank rank) const { return Of(rank).state.get(); }
   int group_fd() const { return group_.fd(); }

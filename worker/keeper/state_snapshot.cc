@@ -48,10 +48,12 @@ absl::StatusOr<std::unique_ptr<StateSnapshot>> StateSnapshot::Create(const JobRe
   snapshot->request_ = request;
   snapshot->layout_ = regions.layout();
   snapshot->local_ = regions.local();
-  ASSIGN_OR_RETURN(snapshot->tensors_, LiveTensors(regions.layout(), regions.config().optimizer,
-                                                   request.parameters, request.moments));
+  ASSIGN_OR_RETURN(snapshot->tensors_,
+                   LiveTensors(regions.layout(), regions.config().optimizer, request.parameters,
+                               request.moments, request.buffers));
   ASSIGN_OR_RETURN(snapshot->memory_, JobMemory::Create(regions.layout(), regions.config()));
   for (const LiveTensor& tensor : snapshot->tensors_) {
+    if (tensor.array == LiveArray::kBuffer) continue;
     const DType stored = snapshot->memory_.units()[tensor.unit].full_dtype;
     RETURN_IF_ERROR(CheckDType(stored, request.dtype.value_or(stored),
                                ParameterOf(snapshot->layout_, tensor).spec.name));
@@ -72,6 +74,9 @@ absl::Status StateSnapshot::CollectRanks(const JobRegions& regions) {
     has_any[slice.rank - first] = true;
     return absl::OkStatus();
   }));
+  if (!request_.buffers.empty() && local_.Has(0)) {
+    ASSIGN_OR_RETURN(buffers_, regions.OpenGroup());
+  }
   auto* page = reinterpret_cast<GroupPage*>(group_.data());
   for (int i = 0; i < local_.count(); ++i) {
     if (!has_any[i]) continue;
@@ -92,8 +97,26 @@ DType StateSnapshot::StoredDType(const LiveSlice& slice) const {
   return memory_.units()[tensors_[slice.tensor].unit].full_dtype;
 }
 
+int64_t StateSnapshot::ElementBytes(const LiveSlice& slice) const {
+  if (!IsBuffer(slice)) return SizeBytes(StoredDType(slice));
+  return SizeBits(BufferOf(layout_, tensors_[slice.tensor]).dtype) / 8;
+}
+
 int64_t StateSnapshot::StoredBytes(const Chunk& chunk) const {
-  return chunk.numel * SizeBytes(StoredDType(slices_[chunk.slice]));
+  return chunk.numel * ElementBytes(slices_[chunk.slice]);
+}
+
+int64_t StateSnapshot::OffsetBytes(const LiveSlice& slice) const {
+  const LiveTensor& tensor = tensors_[slice.tensor];
+  const int version = static_cast<int>(step_ % 2);
+  if (IsBuffer(slice)) {
+    const BufferPlacement& buffers = memory_.buffers();
+    return BufferSlotsOffsetBytes(memory_) + version * buffers.bank_bytes() +
+           buffers.offset_bytes(tensor.job_parameter);
+  }
+  return memory_.StateOffsetBytes(static_cast<StateArray>(tensor.array), version) +
+         memory_.units()[tensor.unit].shard_offset_bytes +
+         slice.shard_begin_elements * ElementBytes(slice);
 }
 
 absl::StatusOr<int64_t> StateSnapshot::Hold() {
@@ -129,7 +152,7 @@ absl::StatusOr<StateSnapshot::Progress> StateSnapshot::Begin(int64_t step, absl:
 int64_t StateSnapshot::CutIntoChunks() {
   int64_t offset_bytes = 0;
   for (size_t slice = 0; slice < slices_.size(); ++slice) {
-    const int64_t most = kMaxPieceBytes / SizeBytes(StoredDType(slices_[slice]));
+    const int64_t most = kMaxPieceBytes / ElementBytes(slices_[slice]);
     for (int64_t begin = 0; begin < slices_[slice].numel; begin += most) {
       chunks_.push_back({static_cast<int>(slice), begin,
                          std::min(most, slices_[slice].numel - begin), offset_bytes});
@@ -189,12 +212,9 @@ absl::Status StateSnapshot::ReadHeld(const Chunk& chunk, char* into) const {
   RETURN_IF_ERROR(FaultPoint("snapshot.copy"));
   const LiveSlice& slice = slices_[chunk.slice];
   const RankState& rank = Of(slice.rank);
-  const LiveTensor& tensor = tensors_[slice.tensor];
-  const int64_t from =
-      memory_.StateOffsetBytes(static_cast<StateArray>(tensor.array), static_cast<int>(step_ % 2)) +
-      memory_.units()[tensor.unit].shard_offset_bytes +
-      (slice.shard_begin_elements + chunk.begin_elements) * SizeBytes(StoredDType(slice));
-  RETURN_IF_ERROR(rank.state->Read(into, from, StoredBytes(chunk)));
+  MemoryReader& memory = IsBuffer(slice) ? *buffers_ : *rank.state;
+  const int64_t from = OffsetBytes(slice) + chunk.begin_elements * ElementBytes(slice);
+  RETURN_IF_ERROR(memory.Read(into, from, StoredBytes(chunk)));
   std::atomic_thread_fence(std::memory_order_acquire);  // The look comes after what was read.
   if (rank.record->hold.held.load() == step_ + 1) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("rank ", slice.rank, " did not wait until step ", step_,
@@ -264,9 +284,15 @@ absl::StatusOr<std::optional<StateSnapshot::Piece>> StateSnapshot::Next(Room roo
   if (HasBegunToWrite(step_ + 2)) RETURN_IF_ERROR(Copy([] { return false; }));
   const Chunk& chunk = chunks_[next_];
   const LiveSlice& slice = slices_[chunk.slice];
-  const DType stored = StoredDType(slice), wanted = request_.dtype.value_or(stored);
   Piece piece;
   piece.offset_elements = slice.begin_elements + chunk.begin_elements;
+  if (IsBuffer(slice)) {
+    piece.size_bytes = StoredBytes(chunk);
+    RETURN_IF_ERROR(ReadNext(room(piece.size_bytes)));
+    ++next_;
+    return piece;
+  }
+  const DType stored = StoredDType(slice), wanted = request_.dtype.value_or(stored);
   piece.size_bytes = chunk.numel * SizeBytes(wanted);
   char* const into = room(piece.size_bytes);
   if (wanted == stored) {

@@ -46,7 +46,8 @@ class StateSnapshot {
   struct Request {
     std::vector<int> parameters;  // Their numbers in the job, rising.
     bool moments = false;
-    // What to round to; nothing: what the state is in.
+    std::vector<int> buffers;  // The same of buffers, which are given as they are.
+    // What to round parameters and moments to; nothing: what the state is in.
     std::optional<DType> dtype;
     std::string spool_folder;
   };
@@ -127,8 +128,14 @@ class StateSnapshot {
   // False where some hold was taken away.
   bool ReleaseAll();
   const RankState& Of(int rank) const;
-  DType StoredDType(const LiveSlice& slice) const;
+  bool IsBuffer(const LiveSlice& slice) const {
+    return tensors_[slice.tensor].array == LiveArray::kBuffer;
+  }
+  DType StoredDType(const LiveSlice& slice) const;  // Of one that is no buffer.
+  int64_t ElementBytes(const LiveSlice& slice) const;
   int64_t StoredBytes(const Chunk& chunk) const;
+  // Where the slice's first element lies, in its rank's state or the group region.
+  int64_t OffsetBytes(const LiveSlice& slice) const;
 
   Request request_;
   ModelLayout layout_;
@@ -136,6 +143,7 @@ class StateSnapshot {
   std::vector<LiveTensor> tensors_;
   LocalRanks local_;
   Mapping group_;
+  std::unique_ptr<MemoryReader> buffers_;  // Reads the group region; null: no buffer is asked for.
   UpdateCounts counts_;
   std::vector<RankState> ranks_;  // That have any of it.
   int64_t step_ = 0;

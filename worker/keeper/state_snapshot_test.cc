@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "worker/engine/state_hold.h"
+#include "worker/executor/executor_memory.h"
 
 namespace tessera {
 namespace {
@@ -23,6 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
 bool Never() { return false; }
+constexpr int64_t kTableElements = StateSnapshot::kMaxPieceBytes / 2 + 7;
 
 // All of it, before anything is read.
 absl::StatusOr<StateSnapshot::Progress> CopyAt(StateSnapshot* snapshot, int64_t step,
@@ -68,6 +70,9 @@ class StateSnapshotTest : public testing::Test {
     ModelSpec model;
     model.units.push_back({"root", {{"a", {70}, dtype}, {"frozen", {3}, dtype, false}}});
     model.units.push_back({"u", {{"b", {50, 4}, dtype}, {"empty", {0}, dtype}}});
+    model.buffers = {{"count", StoredDType::kI64, {}},
+                     {"none", StoredDType::kBool, {0}},
+                     {"table", StoredDType::kI16, {kTableElements}}};
     JobConfig config;
     config.world_size = world_size;
     job.set_job_id("toy");
@@ -103,10 +108,25 @@ class StateSnapshotTest : public testing::Test {
         }
       }
     }
+    for (int buffer = 0; rank == 0 && buffer < 3; ++buffer) {
+      const std::string bytes = BufferAt(buffer, step);
+      memcpy(SlotOf(step).values(buffer), bytes.data(), bytes.size());
+    }
     const std::vector<int64_t> counts = {step, 0, step - 1, 0};
     regions_->update_counts().Set(step, counts);
     regions_->group()->decisions[step % 2].trained_step.store(step + 100);
     PublishApplied(regions_->group(), rank, step);
+  }
+  // What is read of a buffer at a step.
+  std::string BufferAt(int buffer, int64_t step) const {
+    std::string bytes(memory_.buffers().size_bytes(buffer), 0);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i + 31 * step + buffer);
+    return bytes;
+  }
+  BufferBank SlotOf(int64_t step) {
+    group_ = *Mapping::CreateWhole(regions_->group_fd(), Access::kReadWrite);
+    return {&memory_.buffers(), group_.data() + BufferSlotsOffsetBytes(memory_) +
+                                    step % 2 * memory_.buffers().bank_bytes()};
   }
   StateHold& HoldOf(int rank) { return regions_->group()->ranks[rank].hold; }
 
@@ -143,8 +163,58 @@ class StateSnapshotTest : public testing::Test {
 
   std::unique_ptr<JobRegions> regions_;
   JobMemory memory_;
+  Mapping group_;
   StateSnapshot::Request request_;
 };
+
+TEST_F(StateSnapshotTest, BuffersComeBehindTheRestAsTheyAreOfTheSameStepFromMemoryOrTheFile) {
+  constexpr size_t kBehindParameter = 3 * sizeof(uint16_t);  // "frozen", rounded.
+  for (const bool from_file : {false, true}) {
+    Make(3);
+    request_.parameters = {1};
+    request_.moments = false;
+    request_.buffers = {0, 1, 2};
+    request_.dtype = DType::kBf16;
+    const auto snapshot = Snapshot();
+    ASSERT_EQ(snapshot->Hold().value(), 4);
+    ASSERT_OK(snapshot->Begin(4, kPatience, Never));
+    if (from_file) ASSERT_OK(snapshot->Copy(Never));
+    for (int rank = 0; rank < 3; ++rank) Apply(rank, 5);
+    if (from_file) Apply(0, 6);
+    std::string all, table;
+    while (const auto piece = *NextOf(snapshot.get())) {
+      if (all.size() >= kBehindParameter + sizeof(int64_t)) {
+        EXPECT_EQ(piece->offset_elements * 2, static_cast<int64_t>(table.size()));
+        table += piece->bytes;
+      }
+      all += piece->bytes;
+    }
+    EXPECT_EQ(all.substr(kBehindParameter, sizeof(int64_t)), BufferAt(0, 4));
+    EXPECT_TRUE(table == BufferAt(2, 4));
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(HoldOf(rank).held.load(), 0);
+  }
+}
+
+TEST_F(StateSnapshotTest, BuffersAreNotGivenOutOnceTheirVersionIsHeldNoLonger) {
+  Make(2);
+  request_.parameters.clear();
+  request_.buffers = {2};
+  const auto snapshot = Snapshot();
+  ASSERT_EQ(snapshot->Hold().value(), 4);
+  ASSERT_OK(snapshot->Begin(4, kPatience, Never));
+  ASSERT_EQ(BeginWriting(&HoldOf(0), 6, AbortFlag(), absl::InfinitePast()).value(),
+            WriteBegin::kBrokeHold);
+  EXPECT_THAT(NextOf(snapshot.get()).status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("")));
+}
+
+TEST_F(StateSnapshotTest, BuffersThatTheJobDoesNotHaveAreRefused) {
+  Make(1);
+  for (const std::vector<int>& buffers : {std::vector<int>{3}, {-1}, {1, 1}}) {
+    request_.buffers = buffers;
+    EXPECT_THAT(StateSnapshot::Create(*regions_, request_).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("of 3")));
+  }
+}
 
 TEST_F(StateSnapshotTest, CopyIsTheStateOfTheStepWhateverComesAfterIt) {
   for (const int world_size : {1, 3}) {

@@ -99,7 +99,7 @@ struct UnitWords {
   std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 14;
+inline constexpr uint32_t kControlPageVersion = 15;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr uint32_t kGradientEvents = 64;  // More than backwards run ahead of their GPU.
 inline constexpr size_t kMaxErrorBytes = 1024;

@@ -62,12 +62,18 @@ absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const Job
     }
   }
   RETURN_IF_ERROR(memory.PlaceFullPrecision());
+  ASSIGN_OR_RETURN(memory.buffers_, BufferPlacement::Of(layout.buffers));
   ASSIGN_OR_RETURN(memory.state_array_bytes_,
                    PageAligned(memory.state_array_bytes_, 1, "a rank's shards"));
   if (memory.gradient_slot_bytes_ > kMaxRegionBytes / memory.num_gradient_slots_) {
     return absl::InvalidArgumentError("gradient slots: the job is too large");
   }
   return memory;
+}
+
+int64_t JobMemory::staged_buffers_offset_bytes() const {
+  const int64_t end_bytes = touched_offset_bytes() + num_parameters_;
+  return (end_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
 absl::Status JobMemory::PlaceShard(int64_t numel, const std::string& name, UnitMemory* placed) {

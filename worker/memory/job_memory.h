@@ -3,15 +3,18 @@
 //
 //   parameters (one a host)   | unit 0: slice of rank 0 | rank 1 | ... | unit 1 ...   compute dtype
 //                             | unit 0 in full precision | unit 1 ...                 full dtype
-//   gradients  (one a rank)   | slot 0 (root) | slot 1 | ... | touched |             reduce dtype
+//   gradients  (one a rank)   | slot 0 (root) | slot 1 | ... | touched | staging |   reduce dtype
 //   state      (one a rank)   | p v0 | p v1 | m v0 | m v1 | v v0 | v v1 | reduced |  full dtype
 //   on a GPU   (one a rank)   | slot 0 | slot 1 | ... |              as gradients; only on GPUs
 //   control    (one a rank)   | ControlPage |                       trainer  <-> executor
-//   group      (one a host)   | GroupPage | update counts | channel |   executor <-> executor
+//   group      (one a host)   | GroupPage | update counts | slots of buffers | channel |
+//                                                                       executor <-> executor
 //   flight     (one a rank)   | FlightRing |                        executor  -> worker
 //
 // A gradient slot holds an unsharded unit; `touched` is a byte for each parameter of the job, not 0
-// where it has got a gradient since the last step. Update counts: see UpdateCounts.
+// where it has got a gradient since the last step. Update counts: see UpdateCounts. Staging, and
+// slots for two versions: of the model's buffers, of which rank 0 and its worker alone use them and
+// others' take no memory: see buffer_memory.h. Where there are no buffers neither is there.
 //
 // The full dtype of a unit is fp32, or fp64 if its parameters are.
 //
@@ -34,6 +37,7 @@
 #include "absl/status/statusor.h"
 #include "job/job_config.h"
 #include "layout/model_layout.h"
+#include "worker/memory/buffer_memory.h"
 
 namespace tessera {
 
@@ -75,7 +79,12 @@ class JobMemory {
   }
   int num_parameters() const { return num_parameters_; }
   int64_t touched_offset_bytes() const { return gradient_slot_bytes_ * num_gradient_slots_; }
-  int64_t gradient_region_bytes() const { return touched_offset_bytes() + num_parameters_; }
+  int64_t gradient_region_bytes() const {
+    return buffers_.empty() ? touched_offset_bytes() + num_parameters_
+                            : staged_buffers_offset_bytes() + buffers_.bank_bytes();
+  }
+  const BufferPlacement& buffers() const { return buffers_; }
+  int64_t staged_buffers_offset_bytes() const;  // In the gradient region; page-aligned.
   // The slots again, where the rank has a GPU: reductions read these.
   int64_t device_gradient_region_bytes() const { return touched_offset_bytes(); }
   int64_t state_region_bytes() const { return state_array_bytes_ * 7; }
@@ -101,6 +110,7 @@ class JobMemory {
   int num_gradient_slots_ = 1;
   int64_t gradient_slot_bytes_ = 0;
   int num_parameters_ = 0;
+  BufferPlacement buffers_;
   int64_t shard_numel_ = 0;
   int64_t state_array_bytes_ = 0;
 };

@@ -45,6 +45,8 @@ v1::LiveStateArray EncodeArray(LiveArray array) {
       return v1::LIVE_STATE_ARRAY_FIRST_MOMENT;
     case LiveArray::kSecondMoment:
       return v1::LIVE_STATE_ARRAY_SECOND_MOMENT;
+    case LiveArray::kBuffer:
+      return v1::LIVE_STATE_ARRAY_BUFFER;
   }
   return v1::LIVE_STATE_ARRAY_UNSPECIFIED;
 }
@@ -67,16 +69,28 @@ std::vector<int> SelectParameters(const LivePlan& plan, const NameSelection& sel
 
 }  // namespace
 
+int64_t LivePlan::SizeBytesOf(size_t tensor) const {
+  if (tensors[tensor].array != LiveArray::kBuffer)
+    return ParameterOf(layout, tensors[tensor]).numel * ElementBytesOf(tensor);
+  return SizeBytes(BufferOf(layout, tensors[tensor])).value_or(0);  // It was checked long ago.
+}
+
 v1::LiveTensorInfo LivePlan::InfoOf(size_t tensor) const {
-  const TensorSpec& spec = ParameterOf(layout, tensors[tensor]).spec;
+  const LiveArray array = tensors[tensor].array;
   v1::LiveTensorInfo info;
   info.set_name(LiveTensorName(layout, optimizer, tensors[tensor]));
+  info.set_array(EncodeArray(array));
+  for (const int64_t dimension : ShapeOf(layout, tensors[tensor])) info.add_shape(dimension);
+  if (array == LiveArray::kBuffer) {
+    info.set_parameter(info.name());
+    info.set_stored_dtype(std::string(Name(dtypes[tensor])));
+    return info;
+  }
+  const TensorSpec& spec = ParameterOf(layout, tensors[tensor]).spec;
   info.set_parameter(spec.name);
-  info.set_array(EncodeArray(tensors[tensor].array));
-  info.set_dtype(EncodeDType(dtypes[tensor]));
-  for (const int64_t dimension : spec.shape) info.add_shape(dimension);
+  info.set_dtype(EncodeDType(LayoutDType(dtypes[tensor]).value_or(DType::kFp32)));
   const auto others = aliases.find(spec.name);
-  if (others == aliases.end() || tensors[tensor].array != LiveArray::kParameter) return info;
+  if (others == aliases.end() || array != LiveArray::kParameter) return info;
   for (const std::string& alias : others->second) info.add_aliases(alias);
   return info;
 }
@@ -95,15 +109,23 @@ absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQu
       plan.aliases[alias.primary].push_back(alias.name);
   }
   plan.parameters = SelectParameters(plan, selection);
-  if (plan.parameters.empty())
+  for (size_t i = 0; query.buffers() && i < plan.layout.buffers.size(); ++i) {
+    if (IsWanted(selection, {plan.layout.buffers[i].name})) plan.buffers.push_back(i);
+  }
+  if (plan.parameters.empty() && plan.buffers.empty())
     return absl::NotFoundError("no parameter's name matches the patterns");
-  ASSIGN_OR_RETURN(plan.tensors,
-                   LiveTensors(plan.layout, plan.optimizer, plan.parameters, query.moments()));
+  plan.moments = query.moments();
+  ASSIGN_OR_RETURN(plan.tensors, LiveTensors(plan.layout, plan.optimizer, plan.parameters,
+                                             plan.moments, plan.buffers));
   for (const LiveTensor& tensor : plan.tensors) {
+    if (tensor.array == LiveArray::kBuffer) {
+      plan.dtypes.push_back(BufferOf(plan.layout, tensor).dtype);
+      continue;
+    }
     ASSIGN_OR_RETURN(const DType dtype,
                      ServedDType(plan.layout.units[tensor.unit].full_dtype(), wanted,
                                  ParameterOf(plan.layout, tensor).spec.name));
-    plan.dtypes.push_back(dtype);
+    plan.dtypes.push_back(StoredAs(dtype));
   }
   return plan;
 }

@@ -19,19 +19,20 @@ struct LivePlan {
   ModelLayout layout;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   std::vector<int> parameters;  // Numbers in the job, rising.
+  std::vector<int> buffers;     // The same, among the buffers.
+  bool moments = false;
   std::vector<LiveTensor> tensors;
-  std::vector<DType> dtypes;                                // By tensor: what it is served in.
+  std::vector<StoredDType> dtypes;                          // By tensor: what it is served in.
   std::map<std::string, std::vector<std::string>> aliases;  // By parameter with tied weights.
 
-  int64_t SizeBytesOf(size_t tensor) const {
-    return ParameterOf(layout, tensors[tensor]).numel * SizeBytes(dtypes[tensor]);
-  }
+  int64_t ElementBytesOf(size_t tensor) const { return SizeBits(dtypes[tensor]) / 8; }
+  int64_t SizeBytesOf(size_t tensor) const;
   v1::LiveTensorInfo InfoOf(size_t tensor) const;
 };
 
 // Errors: InvalidArgument  the query is out of bounds, or asks for a dtype that a tensor cannot be
 //                          rounded to (names it)
-//         NotFound         no parameter's name matches
+//         NotFound         no name matches
 absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQuery& query);
 
 }  // namespace tessera::coordinator

@@ -160,7 +160,8 @@ absl::Status LiveReader::Copy(v1::LiveStateBegin* begin) {
 absl::StatusOr<int64_t> LiveReader::HoldAll() {
   v1::LiveCommand hold;
   hold.mutable_hold()->mutable_parameters()->Add(plan_.parameters.begin(), plan_.parameters.end());
-  hold.mutable_hold()->set_moments(plan_.tensors.size() > plan_.parameters.size());
+  hold.mutable_hold()->set_moments(plan_.moments);
+  hold.mutable_hold()->mutable_buffers()->Add(plan_.buffers.begin(), plan_.buffers.end());
   hold.mutable_hold()->set_dtype(wanted_dtype_);
   for (const auto& line : Lines()) line->Send(hold);
   int64_t step = 0;
@@ -217,6 +218,7 @@ absl::Status LiveReader::TellBegin(v1::LiveStateBegin begin) {
 
 v1::LiveTensorInfo LiveReader::InfoOf(size_t tensor) {
   v1::LiveTensorInfo info = plan_.InfoOf(tensor);
+  if (plan_.tensors[tensor].array == LiveArray::kBuffer) return info;
   const auto parameter = std::lower_bound(plan_.parameters.begin(), plan_.parameters.end(),
                                           plan_.tensors[tensor].job_parameter);
   info.set_update_count(update_counts_[parameter - plan_.parameters.begin()]);
@@ -250,7 +252,7 @@ absl::Status LiveReader::ServeSlice(const LiveSlice& slice) {
     if (lines_.empty()) return absl::CancelledError("the reading was ended");
     line = lines_[line_of_rank_[slice.rank]];
   }
-  const int64_t element_bytes = SizeBytes(plan_.dtypes[slice.tensor]);
+  const int64_t element_bytes = plan_.ElementBytesOf(slice.tensor);
   for (int64_t done = 0; done < slice.numel;) {
     ASSIGN_OR_RETURN(v1::LiveEvent event, Await(line.get(), v1::LiveEvent::kPiece, times_.copy));
     const int64_t size_bytes = event.piece().data().size();

@@ -44,15 +44,18 @@ class Relay {
   }
   void Held(int64_t step) {
     EXPECT_TRUE(Read().has_hold());
+    Holds(step);
+  }
+  void Holds(int64_t step) {
     v1::LiveEvent event;
     event.mutable_held()->set_step(step);
     EXPECT_TRUE(stream_->Write(event));
   }
-  void Copied(int64_t step) {
+  void Copied(int64_t step, int num_parameters = 1) {
     EXPECT_EQ(Read().copy().step(), step);
     v1::LiveEvent event;
     event.mutable_copied()->set_trained_step(step + 100);
-    event.mutable_copied()->add_update_counts(7);
+    for (int i = 0; i < num_parameters; ++i) event.mutable_copied()->add_update_counts(7);
     EXPECT_TRUE(stream_->Write(event));
   }
   // Of a direct reading.
@@ -133,6 +136,11 @@ class LiveServiceTest : public ::testing::Test {
     v1::ParameterSpec* parameter = request.mutable_model()->mutable_units(0)->mutable_parameters(0);
     parameter->clear_shape();
     parameter->add_shape(numel);
+    v1::BufferSpec* buffer = request.mutable_model()->add_buffers();
+    buffer->set_name("root.mask");
+    buffer->set_dtype("BOOL");
+    buffer->add_shape(2);
+    buffer->add_shape(3);
     grpc::ClientContext context;
     v1::Job job;
     ASSERT_OK(FromGrpcStatus(v1::Jobs::NewStub(channel_)->CreateJob(&context, request, &job)));

@@ -29,6 +29,56 @@ TEST_F(LiveServiceTest, NewestStepThatAnyHoldsIsCopiedByAllAndPiecesComeInOrder)
   EXPECT_EQ(got.data, "111122223333444455556666");
 }
 
+TEST_F(LiveServiceTest, BuffersAreAskedOfRank0AloneAndComeLastInTheirOwnDType) {
+  Start(2);
+  v1::LiveStateQuery query = Query();
+  query.set_buffers(true);
+  query.set_dtype(v1::DTYPE_BF16);
+  auto get = Get(query);
+  ra_ = RelayOf(a_.get());
+  rb_ = RelayOf(b_.get());
+  for (Relay* relay : {ra_.get(), rb_.get()}) {
+    const v1::LiveCommand hold = relay->Read();
+    EXPECT_THAT(hold.hold().buffers(), testing::ElementsAre(0));
+    EXPECT_FALSE(hold.hold().moments());
+    relay->Holds(5);
+  }
+  ra_->Copied(5);
+  rb_->Copied(5);
+  EXPECT_TRUE(ra_->Piece(0, "11"));
+  EXPECT_TRUE(rb_->Piece(1, "22"));
+  EXPECT_TRUE(ra_->Piece(0, "mas"));
+  EXPECT_TRUE(ra_->Piece(3, "ked"));
+  const Got got = get.get();
+  EXPECT_OK(got.status);
+  EXPECT_EQ(got.begin.size_bytes(), 10);
+  ASSERT_EQ(got.tensors.size(), 2u);
+  EXPECT_EQ(got.tensors[0].stored_dtype(), "");
+  EXPECT_EQ(got.tensors[1].name(), "root.mask");
+  EXPECT_EQ(got.tensors[1].array(), v1::LIVE_STATE_ARRAY_BUFFER);
+  EXPECT_EQ(got.tensors[1].stored_dtype(), "BOOL");
+  EXPECT_EQ(got.tensors[1].dtype(), v1::DTYPE_UNSPECIFIED);
+  EXPECT_THAT(got.tensors[1].shape(), testing::ElementsAre(2, 3));
+  EXPECT_EQ(got.data, "1122masked");
+}
+
+TEST_F(LiveServiceTest, BuffersAloneAreReadWhereNoParameterMatches) {
+  Start(2);
+  v1::LiveStateQuery query = Query();
+  query.add_include("*.mask");
+  EXPECT_THAT(Get(query).get().status, StatusIs(absl::StatusCode::kNotFound, HasSubstr("matches")));
+  query.set_buffers(true);
+  auto get = Get(query);
+  ra_ = RelayOf(a_.get());
+  EXPECT_THAT(ra_->Read().hold().parameters(), testing::IsEmpty());
+  ra_->Holds(5);
+  ra_->Copied(5, /*num_parameters=*/0);
+  EXPECT_TRUE(ra_->Piece(0, "masked"));
+  const Got got = get.get();
+  EXPECT_OK(got.status);
+  EXPECT_EQ(got.data, "masked");
+}
+
 TEST_F(LiveServiceTest, TryThatFailsIsMadeAgainWithNewStreams) {
   Start(2);
   auto get = Get();

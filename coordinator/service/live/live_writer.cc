@@ -43,6 +43,8 @@ v1::LiveStateArray EncodeArray(LiveArray array) {
       return v1::LIVE_STATE_ARRAY_FIRST_MOMENT;
     case LiveArray::kSecondMoment:
       return v1::LIVE_STATE_ARRAY_SECOND_MOMENT;
+    case LiveArray::kBuffer:
+      return v1::LIVE_STATE_ARRAY_BUFFER;
   }
   return v1::LIVE_STATE_ARRAY_UNSPECIFIED;
 }

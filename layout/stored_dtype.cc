@@ -1,4 +1,4 @@
-#include "checkpoint/stored_dtype.h"
+#include "layout/stored_dtype.h"
 
 namespace tessera {
 namespace {

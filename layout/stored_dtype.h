@@ -5,8 +5,8 @@
 //   "F32" in a file ◄──► StoredDType::kF32 ──► DType::kFp32        "F4" ◄──► kF4 ──► nothing
 //
 // Source: huggingface/safetensors README.md (names, bits); its writer (order).
-#ifndef TESSERA_CHECKPOINT_STORED_DTYPE_H_
-#define TESSERA_CHECKPOINT_STORED_DTYPE_H_
+#ifndef TESSERA_LAYOUT_STORED_DTYPE_H_
+#define TESSERA_LAYOUT_STORED_DTYPE_H_
 
 #include <cstdint>
 #include <optional>
@@ -60,4 +60,4 @@ std::optional<int64_t> SizeBytes(StoredDType dtype, int64_t numel);
 
 }  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_STORED_DTYPE_H_
+#endif  // TESSERA_LAYOUT_STORED_DTYPE_H_

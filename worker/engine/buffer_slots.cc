@@ -1,0 +1,85 @@
+#include "worker/engine/buffer_slots.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "base/fault_point.h"
+
+namespace tessera {
+namespace {
+
+// Of a slot: loaded for a version to come. No trainer's word is taken that looks so.
+constexpr uint64_t kLoaded = uint64_t{1} << 63;
+// Of a slot whose bytes are some of two writes.
+constexpr uint64_t kTorn = 1;
+
+bool IsWhole(uint64_t staged) { return staged != 0 && staged % 2 == 0 && (staged & kLoaded) == 0; }
+
+}  // namespace
+
+BufferSlots::BufferSlots(const BufferPlacement* placement, std::byte* staging, std::byte* slots)
+    : size_(placement->size()),
+      staging_(placement, staging),
+      slots_{{placement, slots}, {placement, slots + placement->bank_bytes()}} {}
+
+void BufferSlots::Publish(int64_t step) {
+  for (int buffer = 0; buffer < size_; ++buffer) PublishOne(step, buffer);
+}
+
+void BufferSlots::PublishOne(int64_t step, int buffer) {
+  const BufferBank& to = slots_[step % 2];
+  const uint64_t has = to.sequence(buffer).load(std::memory_order_relaxed);
+  if ((has & kLoaded) != 0) {
+    // The trainer waits for the load, and what it said before is void.
+    staging_.Write(buffer, to.values(buffer));
+    to.sequence(buffer).store(staging_.sequence(buffer).load(std::memory_order_relaxed) & ~kLoaded,
+                              std::memory_order_release);
+    return;
+  }
+  const uint64_t staged = staging_.sequence(buffer).load(std::memory_order_acquire);
+  if (IsWhole(staged) && staged == has) return;
+  const BufferBank& before = slots_[(step + 1) % 2];
+  const uint64_t had = step == 0 ? 0 : before.sequence(buffer).load(std::memory_order_relaxed);
+  if (IsWhole(staged) && staged != had) {
+    Copy(buffer, staging_, to, staged);
+  } else if (step > 0 && has != had) {
+    // Not from staging: whoever died may have begun to write there again.
+    Copy(buffer, before, to, had);
+  } else if (step == 0 && has == kTorn) {
+    if (to.size_bytes(buffer) > 0) memset(to.values(buffer), 0, to.size_bytes(buffer));
+    to.sequence(buffer).store(0, std::memory_order_release);
+  }
+}
+
+void BufferSlots::Copy(int buffer, const BufferBank& from, const BufferBank& to,
+                       uint64_t sequence) {
+  to.sequence(buffer).store(kTorn, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  const int64_t half = to.size_bytes(buffer) / 2;
+  if (half > 0) memcpy(to.values(buffer), from.values(buffer), half);
+  (void)FaultPoint("buffers.publish");
+  if (to.size_bytes(buffer) > 0) {
+    memcpy(to.values(buffer) + half, from.values(buffer) + half, to.size_bytes(buffer) - half);
+  }
+  to.sequence(buffer).store(sequence, std::memory_order_release);
+  ++num_copied_;
+}
+
+void BufferSlots::Load(int64_t step, int buffer, absl::string_view values) {
+  const BufferBank& to = slots_[step % 2];
+  to.sequence(buffer).store(kTorn, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  if (!values.empty()) memcpy(to.values(buffer), values.data(), values.size());
+  to.sequence(buffer).store(kLoaded, std::memory_order_release);
+}
+
+void BufferSlots::DropLoaded() {
+  for (const BufferBank& slot : slots_) {
+    for (int buffer = 0; buffer < size_; ++buffer) {
+      if ((slot.sequence(buffer).load(std::memory_order_relaxed) & kLoaded) != 0)
+        slot.sequence(buffer).store(kTorn, std::memory_order_relaxed);
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+// The buffers of rank 0's trainer, version by version as the state: what readers of a version get.
+//
+//   trainer ── staging ──► Publish(v): slot v % 2      the executor of rank 0, before v is applied
+//   a file  ── Load(v) ──► slot v % 2 ──► Publish(v): staging
+//
+// A slot is written when the rank's shard of the version is, so a hold of the version (see
+// state_hold.h) holds it too. Only what differs from what the slot has is copied, by sequence words
+// (see buffer_memory.h); what the trainer had not written whole stays as the version before has it.
+// Publish again after a death in the middle gives the same. What a load stages belongs to the
+// version to come, so that one which is not decided leaves no trace; once it is, staging has it as
+// well.
+//
+// The memory is mapped by who owns this, and outlives it. Confined to the engine's thread.
+#ifndef TESSERA_WORKER_ENGINE_BUFFER_SLOTS_H_
+#define TESSERA_WORKER_ENGINE_BUFFER_SLOTS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+#include "worker/memory/buffer_memory.h"
+
+namespace tessera {
+
+class BufferSlots {
+ public:
+  // `slots`: two banks, of even and of odd versions.
+  BufferSlots(const BufferPlacement* placement, std::byte* staging, std::byte* slots);
+
+  // Makes those of version `step`, of which the one before is whole; of the job's first, step 0,
+  // there is none before.
+  void Publish(int64_t step);
+  // A buffer's bytes in version `step`, which is not decided yet. Requires all of its bytes.
+  void Load(int64_t step, int buffer, absl::string_view values);
+  // Of a version that is not to be.
+  void DropLoaded();
+
+  int64_t num_copied() const { return num_copied_; }  // Buffers copied into slots, ever.
+
+ private:
+  void PublishOne(int64_t step, int buffer);
+  void Copy(int buffer, const BufferBank& from, const BufferBank& to, uint64_t sequence);
+
+  const int size_;
+  const BufferBank staging_;
+  const BufferBank slots_[2];
+  int64_t num_copied_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_ENGINE_BUFFER_SLOTS_H_

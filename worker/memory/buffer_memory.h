@@ -1,0 +1,69 @@
+// Where the buffers of a job's model lie, of which rank 0's trainer says the values, and how it
+// does.
+//
+//   bank = | a sequence word for each buffer | buffer 0 | buffer 1 | ... |     64-byte aligned each
+//   staging   what the trainer said last; behind rank 0's gradients    trainer -> executor
+//   slots     of even versions, of odd versions; in the group region   executor -> readers
+//
+// A sequence word is 0 where nothing was ever written, odd while something is, and else another one
+// after each write, so that equal words of two banks mean equal bytes. A trainer may write
+// anything: whoever takes words and bytes from staging takes them for that trainer's word alone.
+#ifndef TESSERA_WORKER_MEMORY_BUFFER_MEMORY_H_
+#define TESSERA_WORKER_MEMORY_BUFFER_MEMORY_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "layout/tensor_spec.h"
+
+namespace tessera {
+
+// Pure arithmetic. A plain value.
+class BufferPlacement {
+ public:
+  BufferPlacement() = default;
+  // Errors: as SizeBytes; InvalidArgument  together they overflow.
+  static absl::StatusOr<BufferPlacement> Of(const std::vector<BufferSpec>& buffers);
+
+  int size() const { return static_cast<int>(places_.size()); }
+  bool empty() const { return places_.empty(); }
+  int64_t offset_bytes(int buffer) const { return places_[buffer].offset_bytes; }  // In its bank.
+  int64_t size_bytes(int buffer) const { return places_[buffer].size_bytes; }
+  int64_t bank_bytes() const { return bank_bytes_; }  // Whole pages; 0: there is no buffer.
+
+ private:
+  struct Place {
+    int64_t offset_bytes = 0, size_bytes = 0;
+  };
+  std::vector<Place> places_;
+  int64_t bank_bytes_ = 0;
+};
+
+// One bank in mapped memory. A plain value; the memory and the placement outlive it.
+class BufferBank {
+ public:
+  BufferBank() = default;
+  BufferBank(const BufferPlacement* placement, std::byte* base)
+      : placement_(placement), base_(base) {}
+
+  std::atomic<uint64_t>& sequence(int buffer) const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(base_)[buffer];
+  }
+  std::byte* values(int buffer) const { return base_ + placement_->offset_bytes(buffer); }
+  int64_t size_bytes(int buffer) const { return placement_->size_bytes(buffer); }
+
+  // Writes all of the buffer, size_bytes(buffer) bytes, and gives it another sequence word; of one
+  // that was being written when its writer died, too. One writer at a time.
+  void Write(int buffer, const void* values) const;
+
+ private:
+  const BufferPlacement* placement_ = nullptr;
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_MEMORY_BUFFER_MEMORY_H_
