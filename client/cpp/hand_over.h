@@ -19,12 +19,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/cpp/checkpoint.h"
 #include "client/cpp/session.h"
 
 namespace tessera {
@@ -56,11 +58,19 @@ absl::Status HandOver(Session* session, const HandOverOptions& options = {});
 struct TakeOverOptions {
   std::string from_job;
   absl::Duration timeout = absl::Minutes(10);  // For the old job's trainers to hand it over.
+  // Called with TakenOver::buffers once all of it is here, on all ranks, and before it is the
+  // job's first state; again where that was interrupted. Null: who wants them looks there.
+  std::function<void(const std::vector<NamedTensor>& buffers)> take_buffers = {};
 };
 
 struct TakenOver {
   int64_t step = 0;                         // The last one that was taken, as trainers count.
   std::vector<std::string> trainer_states;  // The old job's, by rank; as many as it had ranks.
+  // Those of this job's model that the old one published: its rank 0's, on all ranks, and from the
+  // first version on what this job publishes. None where the job had its values already.
+  std::vector<NamedTensor> buffers = {};
+  // Those that it did not: a module keeps its own.
+  std::vector<std::string> missing_buffers = {};
 };
 
 // In a job without values: gives it parameters, moments, update counts and the step's number of the

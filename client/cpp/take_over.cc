@@ -12,6 +12,7 @@
 #include "checkpoint/crc32.h"
 #include "client/cpp/hand_over.h"
 #include "client/cpp/hand_over_rpc.h"
+#include "client/cpp/session_buffers.h"
 #include "client/cpp/session_setup.h"
 #include "client/cpp/state_access.h"
 #include "client/cpp/take_over_plan.h"
@@ -37,8 +38,18 @@ class StateReader {
   // Fills the rank's slice. Slices are read in the order of the plan; tries again, from this slice
   // on, while coordinator or workers are away.
   absl::Status Read(size_t index, Values slice, absl::Time deadline) {
+    return WithTries([&] { return TryRead(index, slice); }, deadline);
+  }
+  // The same of all bytes of a buffer, behind all slices.
+  absl::Status ReadBuffer(size_t index, StoredDType dtype, std::string* values,
+                          absl::Time deadline) {
+    return WithTries([&] { return TryReadBuffer(index, dtype, values); }, deadline);
+  }
+
+ private:
+  absl::Status WithTries(absl::FunctionRef<absl::Status()> read, absl::Time deadline) {
     while (true) {
-      const absl::Status status = TryRead(index, slice);
+      const absl::Status status = read();
       if (!absl::IsUnavailable(status)) return status;
       stream_.reset();
       if (absl::Now() + kRetryEvery >= deadline) return status;
@@ -46,9 +57,16 @@ class StateReader {
     }
   }
 
- private:
+  absl::Status TryReadBuffer(size_t index, StoredDType dtype, std::string* values) {
+    if (stream_ == nullptr) RETURN_IF_ERROR(Open(plan_.slices.size(), index));
+    const int64_t element_bytes = SizeBits(dtype) / 8;
+    const TakenRange all = {plan_.buffers[index].old_buffer, 0,
+                            static_cast<int64_t>(values->size()) / element_bytes, 0};
+    return ReadRange(all, element_bytes, values->data());
+  }
+
   absl::Status TryRead(size_t index, Values slice) {
-    if (stream_ == nullptr) RETURN_IF_ERROR(Open(index));
+    if (stream_ == nullptr) RETURN_IF_ERROR(Open(index, 0));
     memset(slice.data(), 0, slice.size_bytes());
     const int64_t element_bytes = SizeBytes(slice.dtype());
     for (const TakenRange& range : plan_.slices[index].ranges) {
@@ -58,7 +76,8 @@ class StateReader {
     return absl::OkStatus();
   }
 
-  absl::Status Open(size_t index) {
+  // From this slice on, and this buffer.
+  absl::Status Open(size_t index, size_t buffer) {
     v1::ReadHandOverRequest request;
     request.set_job_id(info_.job_id());
     request.set_creation(info_.creation());
@@ -72,6 +91,12 @@ class StateReader {
         to->set_begin_elements(range.begin_elements);
         to->set_numel(range.numel);
       }
+    }
+    for (size_t i = buffer; i < plan_.buffers.size(); ++i) {
+      v1::LiveRange* to = request.add_ranges();
+      to->set_parameter(plan_.buffers[i].old_buffer);
+      to->set_array(v1::LIVE_STATE_ARRAY_BUFFER);
+      to->set_numel(plan_.buffers[i].numel);
     }
     ASSIGN_OR_RETURN(stream_, HandOverStream::Open(coordinator_, request));
     ASSIGN_OR_RETURN(v1::HandOverReply reply, stream_->Next());
@@ -92,7 +117,7 @@ class StateReader {
       }
       if (Crc32(piece.data()) != piece.crc32()) {
         return absl::DataLossError(absl::StrCat("elements ", piece.offset_elements(), " + ", numel,
-                                                " of parameter ", range.old_parameter,
+                                                " of tensor ", range.old_parameter,
                                                 " were damaged on their way"));
       }
       memcpy(into + done * element_bytes, piece.data().data(), bytes);
@@ -124,13 +149,16 @@ class Taker {
       absl::Status status = progress.status();
       if (status.ok()) status = Say(/*finish=*/false);
       if (status.ok()) status = FaultPoint("take-over.accepted");
+      if (status.ok()) status = GiveBuffers();
       if (status.ok()) status = access_.FinishState(*progress);
       if (!status.ok()) return EndEpoch(std::move(status));
     }
     RETURN_IF_ERROR(FaultPoint("take-over.committed"));
     RETURN_IF_ERROR(Say(/*finish=*/true));
     return TakenOver{session_.next_step() - 1,
-                     {info_.trainer_states().begin(), info_.trainer_states().end()}};
+                     {info_.trainer_states().begin(), info_.trainer_states().end()},
+                     std::move(buffers_),
+                     std::move(plan_.missing_buffers)};
   }
 
  private:
@@ -192,12 +220,37 @@ class Taker {
           access_.StageSlice(plan_.slices[i].unit, plan_.slices[i].array,
                              [&](Values slice) { return reader.Read(i, slice, deadline_); }));
     }
+    RETURN_IF_ERROR(ReadBuffers(&reader));
     TrainingProgress progress;
     progress.step = reader.begin().trained_step();
     for (const int old : plan_.old_parameters)
       progress.update_counts.push_back(reader.begin().update_counts(old));
     for (const ParamGroup& group : session_.config().groups) progress.groups.push_back(group);
     return progress;
+  }
+
+  absl::Status ReadBuffers(StateReader* reader) {
+    for (size_t i = 0; i < plan_.buffers.size(); ++i) {
+      const BufferSpec& spec = session_.layout().buffers[plan_.buffers[i].buffer];
+      RETURN_IF_ERROR(FaultPoint("take-over.read-buffer"));
+      NamedTensor& buffer = buffers_.emplace_back();
+      buffer.name = spec.name;
+      buffer.dtype = spec.dtype;
+      buffer.shape = spec.shape;
+      ASSIGN_OR_RETURN(const int64_t size_bytes, SizeBytes(spec));
+      buffer.values.resize(size_bytes);
+      RETURN_IF_ERROR(reader->ReadBuffer(i, spec.dtype, &buffer.values, deadline_));
+    }
+    return absl::OkStatus();
+  }
+
+  // Of the job's first version on, if its trainer has no others then.
+  absl::Status GiveBuffers() {
+    SessionBuffers published(&session_);
+    for (size_t i = 0; i < buffers_.size(); ++i)
+      RETURN_IF_ERROR(published.Set(plan_.buffers[i].buffer, buffers_[i].values));
+    if (options_.take_buffers != nullptr && !buffers_.empty()) options_.take_buffers(buffers_);
+    return absl::OkStatus();
   }
 
   absl::Status Say(bool finish) {
@@ -231,6 +284,7 @@ class Taker {
   const absl::Time deadline_;
   v1::HandOverInfo info_;
   TakeOverPlan plan_;
+  std::vector<NamedTensor> buffers_;
 };
 
 }  // namespace

@@ -91,6 +91,30 @@ absl::StatusOr<std::vector<int>> Match(const std::vector<Parameter>& from,
   return matched;
 }
 
+// What the old job has beside what this one wants is left there.
+absl::Status MatchBuffers(const ModelLayout& from, const ModelLayout& to, TakeOverPlan* plan) {
+  std::map<std::string, int> by_name;
+  for (size_t i = 0; i < from.buffers.size(); ++i) by_name[from.buffers[i].name] = i;
+  for (size_t i = 0; i < to.buffers.size(); ++i) {
+    const BufferSpec& own = to.buffers[i];
+    const auto found = by_name.find(own.name);
+    if (found == by_name.end()) {
+      plan->missing_buffers.push_back(own.name);
+      continue;
+    }
+    const BufferSpec& old = from.buffers[found->second];
+    if (old.shape != own.shape || old.dtype != own.dtype) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("buffer '", own.name, "' is ", Name(old.dtype), " [",
+                       absl::StrJoin(old.shape, ", "), "] in the job that is taken over, and ",
+                       Name(own.dtype), " [", absl::StrJoin(own.shape, ", "), "] in this one"));
+    }
+    ASSIGN_OR_RETURN(const int64_t numel, Numel(own));
+    plan->buffers.push_back({static_cast<int>(i), found->second, numel});
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<TakeOverPlan> PlanTakeOver(const JobShape& from, const JobShape& to, Rank rank) {
@@ -106,6 +130,7 @@ absl::StatusOr<TakeOverPlan> PlanTakeOver(const JobShape& from, const JobShape& 
   TakeOverPlan plan;
   plan.num_old_parameters = static_cast<int>(old.size());
   ASSIGN_OR_RETURN(plan.old_parameters, Match(old, own));
+  RETURN_IF_ERROR(MatchBuffers(from.layout, to.layout, &plan));
   std::vector<StateArray> arrays = {StateArray::kParameter};
   for (const StateArray moment : MomentsOf(to.optimizer)) arrays.push_back(moment);
   size_t first = 0;  // The unit's first parameter.

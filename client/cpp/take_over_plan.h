@@ -3,6 +3,7 @@
 #define TESSERA_CLIENT_CPP_TAKE_OVER_PLAN_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,10 +30,19 @@ struct TakenSlice {
   std::vector<TakenRange> ranges;
 };
 
+// A buffer of the new job's model that the old one's has too; by number.
+struct TakenBuffer {
+  int buffer = 0;
+  int old_buffer = 0;
+  int64_t numel = 0;
+};
+
 struct TakeOverPlan {
   int num_old_parameters = 0;
   std::vector<int> old_parameters;  // By parameter of the new job: its number in the old one.
   std::vector<TakenSlice> slices;   // All units and arrays.
+  std::vector<TakenBuffer> buffers;
+  std::vector<std::string> missing_buffers;  // Of the new job, that the old one does not publish.
 };
 
 struct JobShape {
@@ -42,8 +52,8 @@ struct JobShape {
 
 // Parameters are the same if they share a name, their own or of tied weights.
 // Errors: InvalidArgument  naming the tensor: one of the jobs lacks it, shapes or full dtypes
-//         differ, or weights are tied in one job that are two parameters of the other; other
-//         optimizers
+//         differ, or weights are tied in one job that are two parameters of the other; a buffer of
+//         another shape or dtype; other optimizers
 absl::StatusOr<TakeOverPlan> PlanTakeOver(const JobShape& from, const JobShape& to, Rank rank);
 
 }  // namespace tessera

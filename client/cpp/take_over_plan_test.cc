@@ -99,5 +99,35 @@ TEST(TakeOverPlanTest, TiedWeightsMatchByAnyOfTheirNames) {
   EXPECT_THAT(Plan(head_first, untied), StatusIs(kInvalid, HasSubstr("two parameters here")));
 }
 
+TEST(TakeOverPlanTest, BuffersAreMatchedByNameAndThoseThatTheOldJobLacksAreReported) {
+  const auto layout = [](std::vector<BufferSpec> buffers) {
+    ModelSpec model;
+    model.units = {{"a", {Spec("w", {5, 3})}}};
+    model.buffers = std::move(buffers);
+    return *LayOut(model, JobConfig());
+  };
+  const auto plan = [&](const ModelLayout& from, const ModelLayout& to) {
+    return PlanTakeOver({from, OptimizerKind::kSgd}, {to, OptimizerKind::kSgd}, Rank(0));
+  };
+  const ModelLayout old = layout({{"left", StoredDType::kI64, {}},
+                                  {"mean", StoredDType::kF32, {4}},
+                                  {"mask", StoredDType::kBool, {2, 2}}});
+  const ModelLayout own = layout({{"mask", StoredDType::kBool, {2, 2}},
+                                  {"new", StoredDType::kF32, {4}},
+                                  {"mean", StoredDType::kF32, {4}}});
+  ASSERT_OK_AND_ASSIGN(const TakeOverPlan found, plan(old, own));
+  ASSERT_EQ(found.buffers.size(), 2u);
+  EXPECT_EQ(found.buffers[0].buffer, 0);
+  EXPECT_EQ(found.buffers[0].old_buffer, 2);
+  EXPECT_EQ(found.buffers[0].numel, 4);
+  EXPECT_EQ(found.buffers[1].buffer, 2);
+  EXPECT_EQ(found.buffers[1].old_buffer, 1);
+  EXPECT_EQ(found.missing_buffers, std::vector<std::string>({"new"}));
+  EXPECT_THAT(plan(old, layout({{"mean", StoredDType::kF64, {4}}})),
+              StatusIs(kInvalid, HasSubstr("buffer 'mean' is F32 [4] in the job that is taken")));
+  EXPECT_THAT(plan(old, layout({{"mean", StoredDType::kF32, {2, 2}}})),
+              StatusIs(kInvalid, HasSubstr("and F32 [2, 2] in this one")));
+}
+
 }  // namespace
 }  // namespace tessera

@@ -3,7 +3,10 @@
 
 #include <thread>
 
+#include "base/fault_point.h"
 #include "base/status_matchers.h"
+#include "client/cpp/session_buffers.h"
+#include "client/torch/model_take_over.h"
 #include "client/torch/torch_cluster.h"
 #include "gtest/gtest.h"
 
@@ -63,6 +66,94 @@ TEST_F(TorchHandOverTest, ModuleOnTheMetaDeviceGoesOnAsTheOneThatWasHandedOver) 
     const auto whole = WholeParameters(trainer);
     for (const auto& [name, value] : whole)
       EXPECT_TRUE(torch::equal(value, expected.at(name))) << name;
+  });
+  old.join();
+}
+
+class TorchBuffersHandOverTest : public TorchHandOverTest {
+ protected:
+  static constexpr float kOfRank0 = 3.5;
+
+  // A job of two ranks that is handed over after three steps, with buffers that differ.
+  void HandOverOld(bool publish) {
+    ForEachRank(2, [&](int rank) {
+      Trainer trainer = {rank, MakeNet(), nullptr};
+      AttachOptions attach;
+      attach.publish_buffers = publish;
+      auto model = ShardedModel::Attach(trainer.net, OptionsFor(rank, 2), AlwaysWrap(), attach);
+      ASSERT_OK(model);
+      trainer.model = *std::move(model);
+      TrainTo(trainer, 2);
+      trainer.net->first->shift.fill_(rank == 0 ? kOfRank0 : 9);
+      TrainTo(trainer, 3);
+      EXPECT_OK(HandOver(&trainer.model->session()));
+    });
+  }
+  // Attaches as a rank of the job that takes it over; the old one may not be there yet.
+  absl::Status TakeOverInto(Trainer* trainer, int world_size, TakenOver* taken) {
+    SessionOptions options = OptionsFor(trainer->rank, world_size);
+    options.job_id = "next";
+    AttachOptions attach;
+    const auto take = TakeOverModel(trainer->net, {"torch", absl::Seconds(60)}, taken);
+    attach.first_values = [take](Session* session) {
+      absl::Status status = absl::NotFoundError("");
+      while (absl::IsNotFound(status)) status = take(session);
+      return status;
+    };
+    auto model = ShardedModel::Attach(trainer->net, options, AlwaysWrap(), attach);
+    if (model.ok()) trainer->model = *std::move(model);
+    return model.status();
+  }
+  static bool IsAll(const torch::Tensor& tensor, float value) {
+    return torch::equal(tensor, torch::full_like(tensor, value));
+  }
+};
+
+TEST_F(TorchBuffersHandOverTest, BuffersOfRank0GoOnInTheModuleOnAllRanksAndForReaders) {
+  std::thread old([&] { HandOverOld(/*publish=*/true); });
+  ForEachRank(3, [&](int rank) {
+    Trainer trainer = {rank, MakeNet(), nullptr};
+    const torch::Tensor before = trainer.net->second->shift.clone();
+    TakenOver taken;
+    ASSERT_OK(TakeOverInto(&trainer, 3, &taken));
+    EXPECT_EQ(taken.step, 3);
+    EXPECT_TRUE(taken.missing_buffers.empty());
+    EXPECT_TRUE(IsAll(trainer.net->first->shift, kOfRank0)) << "rank " << rank;
+    EXPECT_TRUE(torch::equal(trainer.net->second->shift, before));
+    const torch::Tensor& shift = trainer.net->first->shift;
+    const absl::string_view bytes(static_cast<const char*>(shift.data_ptr()), shift.nbytes());
+    EXPECT_EQ(SessionBuffers(&trainer.model->session()).Has(0, bytes), rank == 0);
+    TrainTo(trainer, 5);
+  });
+  old.join();
+}
+
+TEST_F(TorchBuffersHandOverTest, WhatTheOldJobDoesNotPublishIsReportedAndStays) {
+  std::thread old([&] { HandOverOld(/*publish=*/false); });
+  ForEachRank(1, [&](int rank) {
+    Trainer trainer = {rank, MakeNet(), nullptr};
+    TakenOver taken;
+    ASSERT_OK(TakeOverInto(&trainer, 1, &taken));
+    EXPECT_EQ(taken.missing_buffers, std::vector<std::string>({"first.shift", "second.shift"}));
+    EXPECT_TRUE(IsAll(trainer.net->first->shift, 0.25));
+    TrainTo(trainer, 4);
+  });
+  old.join();
+}
+
+TEST_F(TorchBuffersHandOverTest, ReadingThatFailsLeavesTheModulesOwn) {
+  std::thread old([&] { HandOverOld(/*publish=*/true); });
+  ForEachRank(1, [&](int rank) {
+    Trainer trainer = {rank, MakeNet(), nullptr};
+    TakenOver taken;
+    ArmFaultPoint("take-over.read-buffer", {FaultAction::kFail, 2, absl::DataLossError("torn")});
+    EXPECT_THAT(TakeOverInto(&trainer, 1, &taken),
+                StatusIs(absl::StatusCode::kDataLoss, ::testing::HasSubstr("torn")));
+    EXPECT_TRUE(IsAll(trainer.net->first->shift, 0.25));
+    DisarmAllFaultPoints();
+    ASSERT_OK(TakeOverInto(&trainer, 1, &taken));
+    EXPECT_TRUE(IsAll(trainer.net->first->shift, kOfRank0));
+    TrainTo(trainer, 4);
   });
   old.join();
 }

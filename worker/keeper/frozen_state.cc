@@ -18,6 +18,12 @@ namespace {
 // How often a wait looks whether it was cancelled.
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
 
+absl::Status Refusal(const v1::LiveRange& range) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "rank ", range.rank(), " has no elements ", range.begin_elements(), " + ", range.numel(),
+      " of array ", range.array(), " of parameter ", range.parameter(), " here"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegions& regions,
@@ -36,6 +42,9 @@ absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegion
   ASSIGN_OR_RETURN(frozen->group_, Mapping::CreateWhole(regions.group_fd(), Access::kReadWrite));
   frozen->counts_ =
       UpdateCounts(frozen->group_.data() + kGroupPageBytes, frozen->memory_.num_parameters());
+  if (frozen->local_.Has(0)) {
+    ASSIGN_OR_RETURN(frozen->buffers_, regions.OpenGroup());
+  }
   const auto* page = reinterpret_cast<const GroupPage*>(frozen->group_.data());
   for (int i = 0; i < frozen->local_.count(); ++i) {
     const int rank = frozen->local_.first() + i;
@@ -89,17 +98,28 @@ v1::LiveCopied FrozenState::Progress() const {
   return progress;
 }
 
+absl::StatusOr<int64_t> FrozenState::LocateBuffer(const v1::LiveRange& range,
+                                                  int64_t* element_bytes) const {
+  const BufferPlacement& placement = memory_.buffers();
+  const int buffer = range.parameter();
+  if (buffer < 0 || buffer >= placement.size() || range.rank() != 0 || buffers_ == nullptr)
+    return Refusal(range);
+  *element_bytes = SizeBits(layout_.buffers[buffer].dtype) / 8;
+  const int64_t numel = placement.size_bytes(buffer) / *element_bytes;
+  const int64_t begin = range.begin_elements();
+  if (begin < 0 || begin > numel || range.numel() < 0 || range.numel() > numel - begin)
+    return Refusal(range);
+  return BufferSlotsOffsetBytes(memory_) + step_ % 2 * placement.bank_bytes() +
+         placement.offset_bytes(buffer) + begin * *element_bytes;
+}
+
 absl::StatusOr<int64_t> FrozenState::Locate(const v1::LiveRange& range,
                                             int64_t* element_bytes) const {
-  const auto refuse = [&] {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", range.rank(), " has no elements ", range.begin_elements(), " + ", range.numel(),
-        " of array ", range.array(), " of parameter ", range.parameter(), " here"));
-  };
+  if (range.array() == v1::LIVE_STATE_ARRAY_BUFFER) return LocateBuffer(range, element_bytes);
   if (range.parameter() < 0 || range.parameter() >= static_cast<int>(parameters_.size()) ||
       !local_.Has(range.rank()) || range.array() < v1::LIVE_STATE_ARRAY_PARAMETER ||
       range.array() > v1::LIVE_STATE_ARRAY_SECOND_MOMENT) {
-    return refuse();
+    return Refusal(range);
   }
   const LiveTensor& tensor = parameters_[range.parameter()];
   const UnitMemory& unit = memory_.units()[tensor.unit];
@@ -116,7 +136,7 @@ absl::StatusOr<int64_t> FrozenState::Locate(const v1::LiveRange& range,
         }
         return absl::OkStatus();
       }));
-  if (at < 0) return refuse();
+  if (at < 0) return Refusal(range);
   return at;
 }
 
@@ -132,7 +152,9 @@ absl::StatusOr<int64_t> FrozenState::Read(const v1::LiveRange& range, int64_t do
   piece->set_offset_elements(range.begin_elements() + done);
   std::string* data = piece->mutable_data();
   data->resize(count * element_bytes);
-  MemoryReader& state = *ranks_[range.rank() - local_.first()].state;
+  MemoryReader& state = range.array() == v1::LIVE_STATE_ARRAY_BUFFER
+                            ? *buffers_
+                            : *ranks_[range.rank() - local_.first()].state;
   RETURN_IF_ERROR(state.Read(data->data(), from, static_cast<int64_t>(data->size())));
   RETURN_IF_ERROR(CheckStands());
   piece->set_crc32(Crc32(*data));

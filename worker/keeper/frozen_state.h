@@ -54,8 +54,10 @@ class FrozenState {
   };
   FrozenState() = default;
   absl::Status CheckStands() const;
-  // Where the range is in its rank's state. Errors: InvalidArgument.
+  // Where the range is in its rank's state, or of a buffer in the group region. Errors:
+  // InvalidArgument.
   absl::StatusOr<int64_t> Locate(const v1::LiveRange& range, int64_t* element_bytes) const;
+  absl::StatusOr<int64_t> LocateBuffer(const v1::LiveRange& range, int64_t* element_bytes) const;
 
   int64_t step_ = 0;
   ModelLayout layout_;
@@ -63,6 +65,7 @@ class FrozenState {
   LocalRanks local_;
   std::vector<LiveTensor> parameters_;  // All, by number.
   Mapping group_;
+  std::unique_ptr<MemoryReader> buffers_;  // Reads the group region; null: rank 0 is not here.
   UpdateCounts counts_;
   std::vector<RankState> ranks_;  // This worker's.
 };

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "worker/engine/state_hold.h"
+#include "worker/executor/executor_memory.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +21,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int64_t kLarge = 200'000;  // Of more than one piece.
+constexpr int kTable = 200'000;      // The same.
 constexpr absl::Duration kPatience = absl::Seconds(20);
 bool Never() { return false; }
 
@@ -33,6 +35,7 @@ class FrozenStateTest : public testing::Test {
     v1::Job job;
     ModelSpec model;
     model.units = {{"root", {{"a", {70}, DType::kFp32}}}, {"u", {{"b", {kLarge}, DType::kFp32}}}};
+    model.buffers = {{"count", StoredDType::kI64, {}}, {"table", StoredDType::kI16, {kTable}}};
     JobConfig config;
     config.world_size = 2;
     job.set_job_id("toy");
@@ -105,16 +108,60 @@ TEST_F(FrozenStateTest, GivesEachArrayOfAStepInPiecesWithTheirSums) {
   }
 }
 
+TEST_F(FrozenStateTest, GivesBuffersOfTheStepAsTheyAre) {
+  const auto group = Mapping::CreateWhole(regions_->group_fd(), Access::kReadWrite);
+  for (const int64_t step : {4, 5}) {
+    for (int rank : {0, 1}) Apply(rank, step);
+    const BufferBank slot = {&memory_.buffers(), group->data() + BufferSlotsOffsetBytes(memory_) +
+                                                     step % 2 * memory_.buffers().bank_bytes()};
+    for (int i = 0; i < kTable; ++i)
+      reinterpret_cast<int16_t*>(slot.values(1))[i] = static_cast<int16_t>(i + step);
+  }
+  ASSERT_OK_AND_ASSIGN(const auto state, FrozenState::Create(*regions_, 5));
+  ASSERT_OK(state->Await(kPatience, Never));
+  std::string bytes;
+  const v1::LiveRange range = Range(0, 1, 3, 7, kTable - 7);
+  for (int64_t done = 0; done < range.numel();) {
+    v1::LivePiece piece;
+    ASSERT_OK_AND_ASSIGN(const int64_t count, state->Read(range, done, &piece));
+    EXPECT_EQ(piece.crc32(), Crc32(piece.data()));
+    bytes += piece.data();
+    done += count;
+  }
+  ASSERT_EQ(bytes.size(), (kTable - 7) * sizeof(int16_t));
+  for (int i = 0; i < kTable - 7; ++i) {
+    int16_t value = 0;
+    memcpy(&value, bytes.data() + i * sizeof(value), sizeof(value));
+    ASSERT_EQ(value, static_cast<int16_t>(i + 7 + 5));
+  }
+}
+
 TEST_F(FrozenStateTest, RangesThatNoRankHasHereAreRefused) {
   for (int rank : {0, 1}) Apply(rank, 5);
   ASSERT_OK_AND_ASSIGN(const auto state, FrozenState::Create(*regions_, 5));
   v1::LivePiece piece;
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  for (const v1::LiveRange& range :
-       {Range(2, 0, 0, 0, 1), Range(-1, 0, 0, 0, 1), Range(0, 2, 0, 0, 1), Range(0, -1, 0, 0, 1),
-        Range(0, 0, -1, 0, 1), Range(0, 0, 3, 0, 1), Range(0, 1, 0, kLarge / 2 - 1, 2),
-        Range(1, 1, 0, kLarge / 2 - 1, 2), Range(0, 1, 0, -1, 2), Range(0, 1, 0, 0, -1),
-        Range(0, 1, 0, 1, kMax), Range(0, 1, 0, kMax, 1)}) {
+  for (const v1::LiveRange& range : {Range(2, 0, 0, 0, 1),
+                                     Range(-1, 0, 0, 0, 1),
+                                     Range(0, 2, 0, 0, 1),
+                                     Range(0, -1, 0, 0, 1),
+                                     Range(0, 0, -1, 0, 1),
+                                     Range(0, 0, 3, 1, 1),
+                                     Range(0, 1, 0, kLarge / 2 - 1, 2),
+                                     Range(1, 1, 0, kLarge / 2 - 1, 2),
+                                     Range(0, 1, 0, -1, 2),
+                                     Range(0, 1, 0, 0, -1),
+                                     Range(0, 1, 0, 1, kMax),
+                                     Range(0, 1, 0, kMax, 1),
+                                     Range(0, 2, 3, 0, 1),
+                                     Range(0, -1, 3, 0, 1),
+                                     Range(1, 1, 3, 0, 1),
+                                     Range(0, 1, 3, 0, kTable + 1),
+                                     Range(0, 1, 3, kTable, 1),
+                                     Range(0, 1, 3, -1, 1),
+                                     Range(0, 1, 3, 0, -1),
+                                     Range(0, 1, 3, 1, kMax),
+                                     Range(0, 0, 4, 0, 1)}) {
     EXPECT_THAT(state->Read(range, 0, &piece),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has no elements")))
         << range.ShortDebugString();

@@ -11,8 +11,8 @@
 namespace tessera::coordinator {
 namespace {
 
-// Of each parameter all arrays, and some that two units share.
-constexpr int kMaxRanges = 4 * kMaxParameters;
+// Of each parameter all arrays, and some that two units share; and the buffers.
+constexpr int kMaxRanges = 4 * kMaxParameters + kMaxBuffers;
 
 // Each parameter of the job, by its number.
 std::vector<LiveTensor> Parameters(const ModelLayout& layout) {
@@ -39,6 +39,23 @@ bool HasArray(const TensorSpec& spec, OptimizerKind optimizer, v1::LiveStateArra
   }
 }
 
+// Rank 0 has all of it.
+absl::StatusOr<HandOverPart> BufferPart(const ModelLayout& layout, const v1::LiveRange& range) {
+  if (range.parameter() < 0 || range.parameter() >= static_cast<int>(layout.buffers.size()))
+    return absl::InvalidArgumentError(absl::StrCat("the job has no buffer ", range.parameter()));
+  const BufferSpec& buffer = layout.buffers[range.parameter()];
+  ASSIGN_OR_RETURN(const int64_t all, Numel(buffer));
+  const int64_t begin = range.begin_elements(), numel = range.numel();
+  if (begin < 0 || numel < 0 || begin > all || numel > all - begin) {
+    return absl::InvalidArgumentError(absl::StrCat("buffer '", buffer.name, "' has ", all,
+                                                   " elements, and not ", numel, " from ", begin,
+                                                   " on"));
+  }
+  HandOverPart part = {range, SizeBits(buffer.dtype) / 8};
+  part.range.set_rank(0);
+  return part;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<HandOverPart>> PlanHandOverRead(const ModelLayout& layout,
@@ -49,6 +66,11 @@ absl::StatusOr<std::vector<HandOverPart>> PlanHandOverRead(const ModelLayout& la
   const std::vector<LiveTensor> parameters = Parameters(layout);
   std::vector<HandOverPart> plan;
   for (const v1::LiveRange& range : request.ranges()) {
+    if (range.array() == v1::LIVE_STATE_ARRAY_BUFFER) {
+      ASSIGN_OR_RETURN(HandOverPart part, BufferPart(layout, range));
+      if (part.range.numel() > 0) plan.push_back(std::move(part));
+      continue;
+    }
     if (range.parameter() < 0 || range.parameter() >= static_cast<int>(parameters.size()))
       return absl::InvalidArgumentError(
           absl::StrCat("the job has no parameter ", range.parameter()));

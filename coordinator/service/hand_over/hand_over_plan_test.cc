@@ -18,6 +18,7 @@ ModelLayout Layout(int world_size, Strategy strategy = Strategy::kFullShard) {
   ModelSpec model;
   model.units = {{"a", {{"w", {5, 3}, DType::kFp32}, {"b", {7}, DType::kFp32}}},
                  {"c", {{"frozen", {9}, DType::kFp64, false}}}};
+  model.buffers = {{"count", StoredDType::kI64, {}}, {"mask", StoredDType::kBool, {5, 3}}};
   JobConfig config;
   config.world_size = world_size;
   config.strategy = strategy;
@@ -59,6 +60,17 @@ TEST(HandOverPlanTest, PartsCoverEachRangeInOrderOnTheRanksThatHaveIt) {
   }
 }
 
+TEST(HandOverPlanTest, BuffersAreReadFromRank0InTheirOwnDType) {
+  ASSERT_OK_AND_ASSIGN(const auto plan,
+                       PlanHandOverRead(Layout(4), OptimizerKind::kSgd,
+                                        Request(1, v1::LIVE_STATE_ARRAY_BUFFER, 3, 12)));
+  ASSERT_EQ(plan.size(), 1);
+  EXPECT_EQ(plan[0].range.rank(), 0);
+  EXPECT_EQ(plan[0].range.begin_elements(), 3);
+  EXPECT_EQ(plan[0].range.numel(), 12);
+  EXPECT_EQ(plan[0].element_bytes, 1);
+}
+
 TEST(HandOverPlanTest, OfReplicasTheFirstIsRead) {
   ASSERT_OK_AND_ASSIGN(const auto plan,
                        PlanHandOverRead(Layout(4, Strategy::kNoShard), OptimizerKind::kSgd,
@@ -78,7 +90,9 @@ TEST(HandOverPlanTest, RangesThatAreNotOfTheJobAreRefusedByName) {
   refused(Request(3, v1::LIVE_STATE_ARRAY_PARAMETER, 0, 1), "no parameter 3");
   refused(Request(-1, v1::LIVE_STATE_ARRAY_PARAMETER, 0, 1), "no parameter -1");
   refused(Request(0, v1::LIVE_STATE_ARRAY_UNSPECIFIED, 0, 1), "'w' has no state array 0");
-  refused(Request(0, static_cast<v1::LiveStateArray>(4), 0, 1), "'w' has no state array 4");
+  refused(Request(0, static_cast<v1::LiveStateArray>(5), 0, 1), "'w' has no state array 5");
+  refused(Request(2, v1::LIVE_STATE_ARRAY_BUFFER, 0, 1), "no buffer 2");
+  refused(Request(-1, v1::LIVE_STATE_ARRAY_BUFFER, 0, 1), "no buffer -1");
   refused(Request(2, v1::LIVE_STATE_ARRAY_FIRST_MOMENT, 0, 1), "'frozen' has no state array");
   refused(Request(0, v1::LIVE_STATE_ARRAY_SECOND_MOMENT, 0, 1), "'w' has no state array",
           OptimizerKind::kSgd);
@@ -91,6 +105,7 @@ TEST(HandOverPlanTest, RangesThatAreNotOfTheJobAreRefusedByName) {
                                      {kMax, 1},
                                      {kMax, kMax}}) {
     refused(Request(0, v1::LIVE_STATE_ARRAY_PARAMETER, begin, numel), "'w' has 15 elements");
+    refused(Request(1, v1::LIVE_STATE_ARRAY_BUFFER, begin, numel), "'mask' has 15 elements");
   }
 }
 
