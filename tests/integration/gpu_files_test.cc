@@ -48,6 +48,7 @@ using testing_support::GpuClusters;
 using testing_support::JobState;
 using testing_support::LiveReading;
 using testing_support::MakeFakeGpuDevice;
+using testing_support::PublishToyBuffers;
 using testing_support::PutOutcome;
 using testing_support::PutWhileTraining;
 using testing_support::ReadFile;
@@ -57,6 +58,8 @@ using testing_support::ReadStored;
 using testing_support::RunTessera;
 using testing_support::StateOf;
 using testing_support::StoredValues;
+using testing_support::ToyBufferAt;
+using testing_support::ToyBuffers;
 using testing_support::ToyModel;
 using testing_support::TrainerTeam;
 using testing_support::WritePutFile;
@@ -328,9 +331,14 @@ TEST_P(GpuFilesTest, PartsAreOneCheckpointOnceTheyAreConsolidated) {
 
 TEST_P(GpuFilesTest, EachLiveReadingIsTheStateOfAStepAsTrainersSaveIt) {
   SessionOptions job = Job(2);
+  job.model.buffers = ToyBuffers();
   std::map<int64_t, StoredValues> read;
   {
     ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(On(*on_gpu_, job)));
+    ASSERT_OK(team.RunAll([](Session* session) {
+      PublishToyBuffers(session);
+      return absl::OkStatus();
+    }));
     ASSERT_OK(Train(&team, 1));
     std::atomic<bool> stop{false};
     std::atomic<int64_t> step{1};
@@ -354,6 +362,13 @@ TEST_P(GpuFilesTest, EachLiveReadingIsTheStateOfAStepAsTrainersSaveIt) {
     ASSERT_OK(trained);
   }
   EXPECT_GE(read.size(), 3u);
+  for (auto& [step, values] : read) {
+    for (size_t i = 0; i < job.model.buffers.size(); ++i) {
+      const std::string& name = job.model.buffers[i].name;
+      EXPECT_TRUE(values[name].second == ToyBufferAt(static_cast<int>(i), step)) << name;
+      values.erase(name);
+    }
+  }
   job.job_id += "-calm";
   ASSERT_OK_AND_ASSIGN(TrainerTeam calm, TrainerTeam::Open(On(*on_host_, job)));
   for (const auto& [step, values] : read) {
