@@ -93,6 +93,7 @@ class TorchBuffersHandOverTest : public TorchHandOverTest {
   absl::Status TakeOverInto(Trainer* trainer, int world_size, TakenOver* taken) {
     SessionOptions options = OptionsFor(trainer->rank, world_size);
     options.job_id = "next";
+    options.wait_if_attached = true;  // A try that failed may just be detaching.
     AttachOptions attach;
     const auto take = TakeOverModel(trainer->net, {"torch", absl::Seconds(60)}, taken);
     attach.first_values = [take](Session* session) {
