@@ -77,9 +77,11 @@ struct Keeper {
     Keeper keeper;
     ASSIGN_OR_RETURN(CudaApi* const api, driver.load());
     const KeeperMemoryChoice choice = FindKeeperMemory(api, 0);
-    if (choice.where == KeeperMemory::kInExecutor) return absl::UnimplementedError(choice.reason);
+    const bool needs_context = choice.where == KeeperMemory::kWithContext;
+    if (!needs_context && choice.where != KeeperMemory::kWithoutContext)
+      return absl::UnimplementedError(choice.reason);
     keeper.sharing = {api, 0, nullptr};
-    if (choice.where == KeeperMemory::kWithContext) {
+    if (needs_context) {
       ASSIGN_OR_RETURN(keeper.context, PrimaryContext::Create(api, 0, 0));
       keeper.sharing.context = keeper.context.get();
     }
