@@ -36,6 +36,7 @@ struct Flags {
   std::string job;   // Instead of a: what it is now.
   EndpointFlags endpoint;
   std::string match;
+  bool no_buffers = false;
   bool json = false;
 };
 
@@ -177,7 +178,7 @@ class LiveCopy {
   absl::StatusOr<std::unique_ptr<StoredTensors>> Open(const Flags& flags, const Console& console) {
     v1::LiveStateQuery query;
     query.set_job_id(flags.job);
-    query.set_buffers(true);
+    query.set_buffers(!flags.no_buffers);
     if (!flags.match.empty()) query.add_include(flags.match);
     ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
     std::string folder = "/tmp/tessera-diff-XXXXXX";
@@ -245,6 +246,7 @@ void RegisterDiffCommand(CLI::App* app, RunCommand* selected) {
   command->add_option("b", flags->b, "the other one");
   command->add_option("--job", flags->job,
                       "compare the model of a job that trains with one file, index or folder");
+  command->add_flag("--no-buffers", flags->no_buffers, "of a job: parameters alone");
   AddFlags(command, flags.get());
   command->callback([flags, selected] {
     if (flags->b.empty() == flags->job.empty())

@@ -49,7 +49,17 @@ absl::Status Session::CheckUnit(int unit) const {
 absl::Status Session::Submit(Op op) {
   ControlPage* control = page();
   RETURN_IF_ERROR(FaultPoint("trainer.operation"));
-  if (stage_buffers_ != nullptr && MakesVersion(op.kind)) RETURN_IF_ERROR(stage_buffers_());
+  if (stage_buffers_ != nullptr && MakesVersion(op.kind)) {
+    const absl::Status staged = stage_buffers_();
+    if (!staged.ok()) {
+      if (absl::IsAborted(staged)) return staged;
+      // This rank's alone: the others, who wait for it in the operation, are told.
+      RETURN_IF_ERROR(Fail(staged));
+      RETURN_IF_ERROR(Recover());
+      agreed_error_ = true;
+      return staged;
+    }
+  }
   const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
   RETURN_IF_ERROR(
       Await([] { return std::string("room in the submission ring"); },

@@ -40,6 +40,10 @@ bool SessionBuffers::Has(int buffer, absl::string_view values) const {
          (values.empty() || memcmp(bank.values(buffer), values.data(), values.size()) == 0);
 }
 
+uint64_t SessionBuffers::sequence(int buffer) const {
+  return publishes() ? Bank().sequence(buffer).load(std::memory_order_relaxed) : 0;
+}
+
 void SessionBuffers::OnVersion(std::function<absl::Status()> stage) {
   if (publishes()) session_->stage_buffers_ = std::move(stage);
 }

@@ -11,6 +11,7 @@
 #define TESSERA_CLIENT_CPP_SESSION_BUFFERS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <utility>
 
@@ -32,6 +33,9 @@ class SessionBuffers {
   absl::Status Set(int buffer, absl::string_view values);
   // Whether these bytes were set last, whole, by whichever trainer. Requires its size.
   bool Has(int buffer, absl::string_view values) const;
+  // Another one after each time that somebody set the buffer, whoever it was; 0: nobody, or this is
+  // not rank 0.
+  uint64_t sequence(int buffer) const;
   // `stage` is called where this is rank 0, right before each operation that makes a version of the
   // state, to Set() what has changed. Its error is the operation's.
   void OnVersion(std::function<absl::Status()> stage);

@@ -11,6 +11,7 @@
 #include "client/cpp/device_gradients.h"
 #include "client/cpp/job_rpc.h"
 #include "client/cpp/session.h"
+#include "client/cpp/session_buffers.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "layout/layout_digest.h"
@@ -31,6 +32,15 @@ std::string DescribeJob(const DialOptions& coordinator, const std::string& job_i
   return absl::StrCat("; the job is ",
                       absl::StripPrefix(v1::JobState_Name(job->state()), "JOB_STATE_"), ": ",
                       job->state_reason());
+}
+
+// So that no step faults on the first `size_bytes`.
+void Populate(const Mapping& memory, int64_t size_bytes) {
+  if (size_bytes >= memory.size_bytes()) return memory.Populate();
+  for (int64_t at = 0; at < size_bytes; at += kPageBytes) {
+    auto* page = reinterpret_cast<volatile std::byte*>(memory.data() + at);
+    *page = *page;
+  }
 }
 
 absl::StatusOr<MappedParameters> MapParameters(const ModelLayout& layout, const JobConfig& config,
@@ -189,7 +199,10 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
     DeviceGradients::NameEvents(this);
     return absl::OkStatus();
   }
-  memory_.gradients.Populate();
+  // The other ranks' places for buffers take no memory.
+  Populate(memory_.gradients, SessionBuffers(this).publishes()
+                                  ? memory_.gradients.size_bytes()
+                                  : plan_.staged_buffers_offset_bytes());
   return GuardWindows();
 }
 

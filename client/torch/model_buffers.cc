@@ -43,12 +43,22 @@ class Publisher {
   }
 
   absl::Status Stage() {
+    try {
+      return StageChanged();
+    } catch (const c10::Error& error) {  // No memory, perhaps.
+      return absl::ResourceExhaustedError(
+          absl::StrCat("buffers cannot be published: ", error.what_without_backtrace()));
+    }
+  }
+
+ private:
+  absl::Status StageChanged() {
     const torch::NoGradGuard no_grad;
     std::vector<int> elsewhere;  // On a GPU: copied together.
     std::vector<torch::Tensor> bytes;
     for (size_t i = 0; i < buffers_.size(); ++i) {
       Buffer& buffer = buffers_[i];
-      if (buffer.tensor.is_meta() || !HasChanged(buffer)) continue;
+      if (buffer.tensor.is_meta() || !HasChanged(i)) continue;
       RETURN_IF_ERROR(Check(i));
       const torch::Tensor values = buffer.tensor.detach().to(buffer.type).contiguous();
       if (values.device().is_cpu()) {
@@ -69,22 +79,25 @@ class Publisher {
     return absl::OkStatus();
   }
 
- private:
   struct Buffer {
     torch::Tensor tensor;
     torch::ScalarType type = torch::kFloat;  // Declared.
     bool is_set = false;                     // By this trainer.
     const void* memory = nullptr;            // When it was set, as the version.
     int64_t version = 0;
+    uint64_t sequence = 0;  // Of what this trainer set.
   };
 
   static int64_t VersionOf(const torch::Tensor& tensor) {
     return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
   }
 
-  static bool HasChanged(const Buffer& buffer) {
+  bool HasChanged(size_t i) const {
+    const Buffer& buffer = buffers_[i];
     if (!buffer.is_set || static_cast<int64_t>(buffer.tensor.nbytes()) <= kMaxComparedBytes)
       return true;  // Or may have.
+    // A load has set it since, of which the trainer need not have heard.
+    if (SessionBuffers(session_).sequence(static_cast<int>(i)) != buffer.sequence) return true;
     const int64_t version = VersionOf(buffer.tensor);
     return version < 0 || version != buffer.version || buffer.tensor.data_ptr() != buffer.memory;
   }
@@ -111,6 +124,7 @@ class Publisher {
     buffer.is_set = true;
     buffer.memory = buffer.tensor.data_ptr();
     buffer.version = VersionOf(buffer.tensor);
+    buffer.sequence = published.sequence(static_cast<int>(i));
     return absl::OkStatus();
   }
 

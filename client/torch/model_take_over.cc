@@ -17,8 +17,11 @@ void SetBuffers(const torch::nn::Module& root, const std::vector<NamedTensor>& b
   for (const NamedTensor& from : buffers) {
     const torch::Tensor* found = named.find(from.name);
     if (found == nullptr || found->is_meta() || from.values.size() != found->nbytes()) continue;
-    torch::Tensor values = torch::empty(found->sizes(), found->scalar_type());
+    const bool is_bool = found->scalar_type() == torch::kBool;
+    torch::Tensor values =
+        torch::empty(found->sizes(), is_bool ? torch::kByte : found->scalar_type());
     if (!from.values.empty()) memcpy(values.data_ptr(), from.values.data(), from.values.size());
+    if (is_bool) values = values.ne(0);  // No other bytes than 0 and 1 are a bool.
     torch::Tensor target = *found;
     target.copy_(values);
   }

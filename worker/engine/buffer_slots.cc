@@ -40,18 +40,17 @@ void BufferSlots::PublishOne(int64_t step, int buffer) {
   if (IsWhole(staged) && staged == has) return;
   const BufferBank& before = slots_[(step + 1) % 2];
   const uint64_t had = step == 0 ? 0 : before.sequence(buffer).load(std::memory_order_relaxed);
-  if (IsWhole(staged) && staged != had) {
-    Copy(buffer, staging_, to, staged);
-  } else if (step > 0 && has != had) {
+  if (IsWhole(staged) && staged != had && Copy(buffer, staging_, to, staged)) return;
+  if (step > 0 && to.sequence(buffer).load(std::memory_order_relaxed) != had) {
     // Not from staging: whoever died may have begun to write there again.
     Copy(buffer, before, to, had);
-  } else if (step == 0 && has == kTorn) {
+  } else if (step == 0 && to.sequence(buffer).load(std::memory_order_relaxed) == kTorn) {
     if (to.size_bytes(buffer) > 0) memset(to.values(buffer), 0, to.size_bytes(buffer));
     to.sequence(buffer).store(0, std::memory_order_release);
   }
 }
 
-void BufferSlots::Copy(int buffer, const BufferBank& from, const BufferBank& to,
+bool BufferSlots::Copy(int buffer, const BufferBank& from, const BufferBank& to,
                        uint64_t sequence) {
   to.sequence(buffer).store(kTorn, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
@@ -61,8 +60,11 @@ void BufferSlots::Copy(int buffer, const BufferBank& from, const BufferBank& to,
   if (to.size_bytes(buffer) > 0) {
     memcpy(to.values(buffer) + half, from.values(buffer) + half, to.size_bytes(buffer) - half);
   }
-  to.sequence(buffer).store(sequence, std::memory_order_release);
   ++num_copied_;
+  std::atomic_thread_fence(std::memory_order_acquire);  // The look comes after what was read.
+  if (from.sequence(buffer).load(std::memory_order_relaxed) != sequence) return false;
+  to.sequence(buffer).store(sequence, std::memory_order_release);
+  return true;
 }
 
 void BufferSlots::Load(int64_t step, int buffer, absl::string_view values) {

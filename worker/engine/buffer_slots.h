@@ -39,7 +39,8 @@ class BufferSlots {
 
  private:
   void PublishOne(int64_t step, int buffer);
-  void Copy(int buffer, const BufferBank& from, const BufferBank& to, uint64_t sequence);
+  // False where somebody wrote to `from` meanwhile: `to` has nothing whole then.
+  bool Copy(int buffer, const BufferBank& from, const BufferBank& to, uint64_t sequence);
 
   const int size_;
   const BufferBank staging_;

@@ -270,13 +270,17 @@ class CheckpointLoad {
   void KeepForReaders(const v1::NamedTensor& loaded) {
     if (memory_.rank.value() != 0) return;
     const std::vector<BufferSpec>& buffers = memory_.layout.buffers;
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      const std::vector<int64_t> shape(loaded.shape().begin(), loaded.shape().end());
-      const auto size_bytes = static_cast<int64_t>(loaded.values().size());
-      if (buffers[i].name == loaded.name() && Name(buffers[i].dtype) == loaded.dtype() &&
-          buffers[i].shape == shape && memory_.plan.buffers().size_bytes(i) == size_bytes)
-        state_.buffers[static_cast<int>(i)] = loaded.values();
+    if (buffer_numbers_.empty()) {
+      for (size_t i = 0; i < buffers.size(); ++i) buffer_numbers_[buffers[i].name] = i;
     }
+    const auto found = buffer_numbers_.find(loaded.name());
+    if (found == buffer_numbers_.end()) return;
+    const BufferSpec& buffer = buffers[found->second];
+    const std::vector<int64_t> shape(loaded.shape().begin(), loaded.shape().end());
+    const auto size_bytes = static_cast<int64_t>(loaded.values().size());
+    if (Name(buffer.dtype) == loaded.dtype() && buffer.shape == shape &&
+        memory_.plan.buffers().size_bytes(found->second) == size_bytes)
+      state_.buffers[found->second] = loaded.values();
   }
 
   absl::Status CheckSums(const std::vector<SliceSums>& sums) {
@@ -311,7 +315,8 @@ class CheckpointLoad {
   Manifest manifest_;
   std::optional<CheckedFiles> model_, optimizer_;
   CheckpointLoadPlan plan_;
-  SliceSums sums_;  // Of this rank's slices.
+  SliceSums sums_;                             // Of this rank's slices.
+  std::map<std::string, int> buffer_numbers_;  // Of the job's, by name; once one is looked for.
 };
 
 }  // namespace

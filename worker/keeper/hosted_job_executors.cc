@@ -68,15 +68,15 @@ void HostedJob::Supervise(Rank rank) {
 }
 
 absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
-  if (needs_hosts()) AwaitOffer(rank);
   v1::Job job;
   std::unique_ptr<HostOffer> offer;
-  {
+  do {
+    if (needs_hosts()) AwaitOffer(rank);
     absl::MutexLock lock(&mu_);
     if (closing_) return absl::CancelledError("the job ends");
     job = job_;
     offer = std::move(SlotOf(rank).offer);
-  }
+  } while (needs_hosts() && offer == nullptr);  // Who offered may be gone again.
   UniqueFd socket;
   std::unique_ptr<RunningExecutor> executor;
   if (offer != nullptr) {

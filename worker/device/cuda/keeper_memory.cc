@@ -69,6 +69,13 @@ KeeperMemoryChoice ChooseKeeperMemory(const DeviceMemoryFacts& facts) {
     return {KeeperMemory::kWithContext,
             absl::StrCat("descriptors need a context: ", facts.without_context.message())};
   }
+  // What may be otherwise in a minute says nothing of descriptors.
+  for (const absl::Status& tried : {facts.without_context, facts.with_context}) {
+    if (absl::IsResourceExhausted(tried) || absl::IsUnavailable(tried) || absl::IsInternal(tried)) {
+      return {KeeperMemory::kNowhere,
+              absl::StrCat("it could not be tried whether descriptors work: ", tried.message())};
+    }
+  }
   return {KeeperMemory::kInTrainer,
           absl::StrCat("descriptors do not work here: ", facts.with_context.message())};
 }

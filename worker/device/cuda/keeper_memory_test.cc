@@ -13,6 +13,8 @@ using testing::HasSubstr;
 TEST(KeeperMemoryTest, EveryCaseOfTheChoice) {
   const absl::Status ok;
   const absl::Status bad = absl::FailedPreconditionError("cuMemCreate: refused");
+  const absl::Status full = absl::ResourceExhaustedError("cuMemCreate: no memory");
+  const absl::Status gone = absl::UnavailableError("cuDevicePrimaryCtxRetain: busy");
   const struct {
     DeviceMemoryFacts facts;
     KeeperMemory where;
@@ -25,6 +27,10 @@ TEST(KeeperMemoryTest, EveryCaseOfTheChoice) {
       {{ok, true, true, ok, bad}, KeeperMemory::kWithoutContext, "without a context"},
       {{ok, true, true, bad, ok}, KeeperMemory::kWithContext, "need a context: cuMemCreate"},
       {{ok, true, true, bad, bad}, KeeperMemory::kInTrainer, "do not work here: cuMemCreate"},
+      {{ok, true, true, bad, full}, KeeperMemory::kNowhere, "could not be tried whether"},
+      {{ok, true, true, full, bad}, KeeperMemory::kNowhere, "cuMemCreate: no memory"},
+      {{ok, true, true, full, ok}, KeeperMemory::kWithContext, "need a context"},
+      {{ok, true, true, gone, gone}, KeeperMemory::kNowhere, "cuDevicePrimaryCtxRetain"},
   };
   for (const auto& c : cases) {
     const KeeperMemoryChoice choice = ChooseKeeperMemory(c.facts);
@@ -34,11 +40,12 @@ TEST(KeeperMemoryTest, EveryCaseOfTheChoice) {
 }
 
 TEST(KeeperMemoryTest, ProbeFindsWhatTheMachineDoesAndGivesEverythingBack) {
-  const auto choose = [](const FakeCudaApi::Options& options, const char* fails = nullptr) {
+  const auto choose = [](const FakeCudaApi::Options& options, const char* fails = nullptr,
+                         int error = kCudaNotPermitted) {
     FakeCudaApi api(options);
     if (fails != nullptr) {
-      api.FailCall(fails, kCudaNotPermitted);
-      api.FailCall(fails, kCudaNotPermitted);
+      api.FailCall(fails, error);
+      api.FailCall(fails, error);
     }
     const KeeperMemory where = FindKeeperMemory(&api, 0).where;
     EXPECT_EQ(api.Held(), "");
@@ -48,6 +55,7 @@ TEST(KeeperMemoryTest, ProbeFindsWhatTheMachineDoesAndGivesEverythingBack) {
   EXPECT_EQ(choose(options), KeeperMemory::kWithoutContext);
   EXPECT_EQ(choose(options, "MemExportToShareableHandle"), KeeperMemory::kInTrainer);
   EXPECT_EQ(choose(options, "MemImportFromShareableHandle"), KeeperMemory::kInTrainer);
+  EXPECT_EQ(choose(options, "MemCreate", kCudaOutOfMemory), KeeperMemory::kNowhere);
   EXPECT_EQ(choose(options, "Init"), KeeperMemory::kNowhere);
   options.memory_needs_context = true;
   EXPECT_EQ(choose(options), KeeperMemory::kWithContext);
