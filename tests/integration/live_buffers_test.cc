@@ -2,6 +2,7 @@
 // executors' processes, with trainers that go on meanwhile.
 #include <stdlib.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
@@ -25,6 +26,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/live_puts.h"
+#include "tests/testing/process_view.h"
 
 namespace tessera {
 namespace {
@@ -32,6 +34,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing_support::CliResult;
 using testing_support::ReadStored;
+using testing_support::ResidentBytesOf;
 using testing_support::RunTessera;
 using testing_support::StoredValues;
 
@@ -371,6 +374,35 @@ TEST_F(LiveBuffersTest, BufferThatGetsAnotherShapeIsAnErrorByNameAndNoStepIsTake
     while (trainer.model->next_step() <= 2 && (status.ok() || rank == 1))
       status = Step(rank, &trainer);
     EXPECT_OK(status);
+  });
+}
+
+TEST_F(LiveBuffersTest, ErrorInWhatIsPublishedIsToldToAllRanksOfALoadToo) {
+  OnEachRank([&](int rank, Trainer& trainer) {
+    ASSERT_OK(Step(rank, &trainer));
+    ASSERT_OK(SaveModelCheckpoint(trainer.model.get(), Path("saved")));
+    const torch::Tensor before = trainer.net->mask.clone();
+    if (rank == 0) trainer.net->mask.set_data(torch::tensor({true}));
+    EXPECT_THAT(LoadModelCheckpoint(trainer.model.get(), Path("saved")).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("buffer 'mask'")));
+    if (rank == 0) trainer.net->mask.set_data(before);
+    if (rank == 1) ASSERT_OK(trainer.model->session().Recover());
+    ASSERT_OK(LoadModelCheckpoint(trainer.model.get(), Path("saved")).status());
+    ASSERT_OK(Step(rank, &trainer));
+    EXPECT_EQ(trainer.model->next_step(), 3);
+  });
+}
+
+TEST_F(LiveBuffersTest, Rank0AloneTakesMemoryForThem) {
+  OnEachRank([&](int rank, Trainer& trainer) {
+    ASSERT_OK(Step(rank, &trainer));
+    Meet();
+    const auto resident = ResidentBytesOf(getpid(), "toy");
+    const std::string label = absl::StrCat(rank, "/gradients");
+    ASSERT_EQ(resident.count(label), 1u);
+    EXPECT_EQ(resident.at(label) > kTableElements * int64_t{sizeof(float)}, rank == 0)
+        << resident.at(label) << " bytes of rank " << rank;
+    Meet();
   });
 }
 
