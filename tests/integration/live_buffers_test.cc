@@ -380,7 +380,8 @@ TEST_F(LiveBuffersTest, BufferThatGetsAnotherShapeIsAnErrorByNameAndNoStepIsTake
 TEST_F(LiveBuffersTest, ErrorInWhatIsPublishedIsToldToAllRanksOfALoadToo) {
   OnEachRank([&](int rank, Trainer& trainer) {
     ASSERT_OK(Step(rank, &trainer));
-    ASSERT_OK(SaveModelCheckpoint(trainer.model.get(), Path("saved")));
+    EXPECT_OK(SaveModelCheckpoint(trainer.model.get(), Path("saved")));
+    Meet();  // The end of the epoch is no answer to the save.
     const torch::Tensor before = trainer.net->mask.clone();
     if (rank == 0) trainer.net->mask.set_data(torch::tensor({true}));
     const absl::Status refused = LoadModelCheckpoint(trainer.model.get(), Path("saved")).status();
