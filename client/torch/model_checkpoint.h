@@ -7,7 +7,8 @@
 //   loaded.trainer_state == my_position_in_the_data
 //
 // Rank 0's buffers and ignored parameters are saved, in the dtype that they had before attaching,
-// and each rank gets them back. Collective, between steps; one thread, the trainer's.
+// and each rank gets them back. What an optimizer of the trainer's own remembers is not in it: see
+// shard_checkpoint.h. Collective, between steps; one thread, the trainer's.
 #ifndef TESSERA_CLIENT_TORCH_MODEL_CHECKPOINT_H_
 #define TESSERA_CLIENT_TORCH_MODEL_CHECKPOINT_H_
 

@@ -56,7 +56,8 @@ std::vector<std::string> ParamsOf(const OptimStateDict& dict);
 // --- libtorch's own Adam, AdamW and SGD; whole tensors ---
 
 // By `names`, in the order of its parameters. Tensors are copies.
-// Errors: InvalidArgument  not as many names as parameters; Unimplemented  another optimizer.
+// Errors: InvalidArgument  not as many names as parameters; Unimplemented  another optimizer, or
+//         amsgrad.
 absl::StatusOr<OptimStateDict> OptimStateOf(const torch::optim::Optimizer& optimizer,
                                             const std::vector<std::string>& names);
 

@@ -8,8 +8,8 @@
 // Instead of sharded->Step(), and with the same guarantees for the parameters: set on all ranks or
 // on none. The optimizer's own state is the trainer's. Step copies it first (by its save()), and
 // goes back to the copy where the step before it was undone, so that RunStep repeats it exactly; a
-// trainer that replaces a killed one starts without it, unless the user saves it, for instance as
-// shard_optim_state.h gives it.
+// trainer that replaces a killed one starts without it, unless the user saves it: in checkpoints as
+// shard_checkpoint.h does, or as shard_optim_state.h gives it.
 //
 // What the optimizer does must be element by element: a tensor here is flat, a part of a parameter
 // (client/cpp/local_shards.h). Confined to the thread that trains; the model outlives this.

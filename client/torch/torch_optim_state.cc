@@ -33,8 +33,13 @@ absl::StatusOr<std::vector<torch::Tensor>> ParametersOf(const Optimizer& optimiz
                                                  " names"));
 }
 
+absl::Status AmsgradError() {
+  return absl::UnimplementedError("optimizer state: amsgrad's maxima are not kept");
+}
+
 template <typename State>
-OptimParamState FromAdam(const State& state) {
+absl::StatusOr<OptimParamState> FromAdam(const State& state) {
+  if (state.max_exp_avg_sq().defined()) return AmsgradError();
   OptimParamState from;
   from.step = state.step();
   from.moments["exp_avg"] = StateEntry::Whole(state.exp_avg().detach().clone());
@@ -137,6 +142,16 @@ absl::StatusOr<std::unique_ptr<OptimizerParamState>> ToTorch(const Optimizer& op
   return state;
 }
 
+bool UsesAmsgrad(const Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    if (!group.has_options()) continue;
+    const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&group.options());
+    const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&group.options());
+    if ((adam != nullptr && adam->amsgrad()) || (adamw != nullptr && adamw->amsgrad())) return true;
+  }
+  return false;
+}
+
 bool IsKnown(const Optimizer& optimizer) {
   return dynamic_cast<const torch::optim::AdamW*>(&optimizer) != nullptr ||
          dynamic_cast<const torch::optim::Adam*>(&optimizer) != nullptr ||
@@ -150,6 +165,7 @@ absl::StatusOr<States> StatesFrom(const OptimStateDict& dict, const std::vector<
                                   const Optimizer& optimizer) {
   if (!IsKnown(optimizer))
     return absl::UnimplementedError("optimizer state: only of libtorch's Adam, AdamW and SGD");
+  if (UsesAmsgrad(optimizer)) return AmsgradError();
   ASSIGN_OR_RETURN(const std::vector<torch::Tensor> parameters, ParametersOf(optimizer, names));
   const std::set<std::string> known(names.begin(), names.end());
   for (const auto& item : dict.state) {

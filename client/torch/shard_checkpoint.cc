@@ -1,0 +1,194 @@
+#include "client/torch/shard_checkpoint.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/cpp/optimizer_state.h"
+#include "client/torch/optim_state_dict.h"
+#include "client/torch/optim_state_loader.h"
+#include "client/torch/precision_rules.h"
+#include "client/torch/state_exchange.h"
+
+namespace tessera {
+namespace {
+
+// By name.
+using Shards = std::map<std::string, const ShardTensor*>;
+
+Shards ShardsOf(const ShardOptimizer& own) {
+  Shards shards;
+  for (const ShardTensor& shard : own.shards()) shards[shard.name] = &shard;
+  return shards;
+}
+
+std::vector<std::string> NamesOf(const ShardOptimizer& own) {
+  std::vector<std::string> names;
+  for (const ShardTensor& shard : own.shards()) names.push_back(shard.name);
+  return names;
+}
+
+const TensorSpec& SpecOf(const Session& session, int unit, int parameter) {
+  return session.layout().units[unit].flat.parameters()[parameter].spec;
+}
+
+// Calls `visit` with each parameter of the job, in the order of its numbers.
+void ForEachParameter(const Session& session,
+                      absl::FunctionRef<void(size_t number, const TensorSpec&)> visit) {
+  size_t number = 0;
+  for (const UnitLayout& unit : session.layout().units) {
+    for (const PlacedParameter& parameter : unit.flat.parameters()) visit(number++, parameter.spec);
+  }
+}
+
+// Whether the job has room for all that the optimizer remembers.
+absl::Status CheckMoments(OptimizerKind optimizer, const OptimStateDict& dict) {
+  const std::vector<StateArray> arrays = MomentsOf(optimizer);
+  for (const auto& item : dict.state) {
+    for (const auto& [moment, entry] : item.value().moments) {
+      bool has = false;
+      for (const StateArray array : arrays) has |= moment == MomentName(optimizer, array);
+      if (has) continue;
+      return absl::InvalidArgumentError(absl::StrCat("optimizer state, '", item.key(),
+                                                     "': the job, by its config.optimizer, has ",
+                                                     "no '", moment, "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What the ranks' optimizers must have alike.
+std::string TextOf(const OptimStateDict& dict) {
+  std::string text;
+  for (const auto& item : dict.state)
+    absl::StrAppend(&text, item.key(), ",", item.value().step, ";");
+  return text;
+}
+
+torch::Tensor TensorOf(const void* data, size_t count, DType dtype) {
+  return torch::from_blob(const_cast<void*>(data), {static_cast<int64_t>(count)},
+                          ScalarTypeOf(dtype));
+}
+
+absl::Status Store(Session* session, ShardOptimizer* own) {
+  StateExchange exchange(session);
+  const OptimizerKind optimizer = session->config().optimizer;
+  const absl::StatusOr<OptimStateDict> dict = OptimStateOf(own->optimizer(), NamesOf(*own));
+  absl::Status possible = dict.status();
+  if (possible.ok()) possible = CheckMoments(optimizer, *dict);
+  RETURN_IF_ERROR(exchange.AgreeOn(possible));
+  RETURN_IF_ERROR(
+      exchange.CheckAlike(TextOf(*dict), "have optimizers with state of different parameters"));
+  ASSIGN_OR_RETURN(TrainingProgress progress, ReadProgress(session));
+  ForEachParameter(*session, [&](size_t number, const TensorSpec& spec) {
+    const OptimParamState* state = dict->state.find(spec.name);
+    progress.update_counts[number] = state == nullptr ? 0 : state->step;
+    // SGD counts nothing, but a parameter with momentum was updated.
+    if (state != nullptr && optimizer == OptimizerKind::kSgd)
+      progress.update_counts[number] = progress.step;
+  });
+  const Shards shards = ShardsOf(*own);
+  const auto fill = [&](StateArray array, int unit, int parameter, Values values) {
+    const std::string& name = SpecOf(*session, unit, parameter).name;
+    const OptimParamState* state = dict->state.find(name);
+    if (state == nullptr) return;
+    const auto entry = state->moments.find(MomentName(optimizer, array));
+    if (entry == state->moments.end() || entry->second.tensor.numel() == 0) return;
+    const torch::Tensor& own_part = entry->second.tensor;
+    TensorOf(values.data(), values.size(), values.dtype())
+        .narrow(0, shards.at(name)->begin_elements, own_part.numel())
+        .copy_(own_part);
+  };
+  return WriteOptimizerState(session, progress, fill);
+}
+
+absl::Status Take(Session* session, ShardOptimizer* own) {
+  const OptimizerKind optimizer = session->config().optimizer;
+  ASSIGN_OR_RETURN(const TrainingProgress progress, ReadProgress(session));
+  const Shards shards = ShardsOf(*own);
+  OptimStateDict dict;
+  ForEachParameter(*session, [&](size_t number, const TensorSpec& spec) {
+    if (shards.count(spec.name) == 0 || progress.update_counts[number] == 0) return;
+    dict.state.insert(spec.name, {{}, progress.update_counts[number]});
+  });
+  for (const StateArray array : MomentsOf(optimizer)) {
+    for (int unit = 0; unit < session->num_units(); ++unit) {
+      RETURN_IF_ERROR(ReadMoments(session, unit, array, [&](int parameter, ConstValues values) {
+        const std::string& name = SpecOf(*session, unit, parameter).name;
+        OptimParamState* state = dict.state.find(name);
+        if (state == nullptr) return;
+        const ShardTensor& shard = *shards.at(name);
+        const ConstValues part = values.Part(shard.begin_elements, shard.tensor.numel());
+        state->moments[MomentName(optimizer, array)] =
+            StateEntry::Whole(TensorOf(part.data(), part.size(), part.dtype()).clone());
+      }));
+    }
+  }
+  const absl::Status possible = CheckOptimState(dict, NamesOf(*own), own->optimizer());
+  RETURN_IF_ERROR(StateExchange(session).AgreeOn(possible));
+  return SetOptimState(dict, NamesOf(*own), &own->optimizer());
+}
+
+absl::Status CheckIdle(ShardedModel* model, const char* what) {
+  RETURN_IF_ERROR(model->CheckIdle(what));
+  if (!model->session().within_step()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(what, ": not possible within a step"));
+}
+
+}  // namespace
+
+absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own) {
+  RETURN_IF_ERROR(CheckIdle(model, "storing an optimizer's state"));
+  own->UndoState();
+  Session* session = &model->session();
+  absl::Status status = Store(session, own);
+  while (absl::IsAborted(status) && !model->in_step()) {
+    RETURN_IF_ERROR(session->Recover());
+    status = Store(session, own);
+  }
+  return status;
+}
+
+absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own) {
+  RETURN_IF_ERROR(CheckIdle(model, "taking an optimizer's state"));
+  if (model->in_step())
+    return absl::FailedPreconditionError("taking an optimizer's state: not possible within a step");
+  own->UndoState();
+  Session* session = &model->session();
+  absl::Status status = Take(session, own);
+  while (absl::IsAborted(status)) {
+    RETURN_IF_ERROR(session->Recover());
+    status = Take(session, own);
+  }
+  return status;
+}
+
+absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const std::string& path,
+                                 const std::string& trainer_state,
+                                 const SaveCheckpointOptions& options) {
+  if (model->in_step()) return absl::FailedPreconditionError("a checkpoint within RunStep");
+  RETURN_IF_ERROR(StoreOptimState(model, own));
+  return SaveModelCheckpoint(model, path, trainer_state, options);
+}
+
+absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(ShardedModel* model, ShardOptimizer* own,
+                                                     const std::string& path,
+                                                     const LoadModelCheckpointOptions& options) {
+  ASSIGN_OR_RETURN(LoadedCheckpoint loaded, LoadModelCheckpoint(model, path, options));
+  if (!options.model_only) RETURN_IF_ERROR(TakeOptimState(model, own));
+  return loaded;
+}
+
+void OnModelSaveRequest(ShardedModel* model, ShardOptimizer* own,
+                        std::function<absl::StatusOr<std::string>(int64_t step)> trainer_state) {
+  OnModelSaveRequest(model,
+                     [model, own, trainer_state = std::move(trainer_state)](
+                         int64_t step) -> absl::StatusOr<std::string> {
+                       RETURN_IF_ERROR(StoreOptimState(model, own));
+                       return trainer_state == nullptr ? std::string() : trainer_state(step);
+                     });
+}
+
+}  // namespace tessera

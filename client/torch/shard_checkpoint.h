@@ -1,0 +1,61 @@
+// Checkpoints of a model that a trainer's own optimizer trains (shard_optimizer.h), with what that
+// optimizer remembers, as those of the job's own have it.
+//
+//   SaveModelCheckpoint(sharded.get(), own.get(), "/checkpoints/gpt/step-100", position);
+//   ... another world, other units, a new ShardOptimizer ...
+//   LoadModelCheckpoint(sharded.get(), own.get(), "/checkpoints/gpt/step-100");
+//
+// The job has places for moments, by config.optimizer, which steps of the trainers leave as they
+// are. StoreOptimState writes the optimizer's there, TakeOptimState reads them back: whatever reads
+// and writes the job's state has them then (checkpoints, live readings, puts, hand-overs), as of
+// the last StoreOptimState.
+//
+// libtorch's Adam and AdamW where config.optimizer is kAdam or kAdamW, SGD where it is kSgd;
+// without amsgrad. Numbers of groups (rates, betas) are the program's. Collective; confined to the
+// thread that trains.
+#ifndef TESSERA_CLIENT_TORCH_SHARD_CHECKPOINT_H_
+#define TESSERA_CLIENT_TORCH_SHARD_CHECKPOINT_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/torch/model_checkpoint.h"
+#include "client/torch/shard_optimizer.h"
+#include "client/torch/sharded_model.h"
+
+namespace tessera {
+
+// On all ranks or on none; counts as a write of the trainers (Session::num_writes). Each rank
+// writes its own slices: nothing is gathered. Between steps, or behind one within RunStep. Errors,
+// every rank's: InvalidArgument     the job has no such moments
+//                       FailedPrecondition  the ranks' optimizers have state of other parameters;
+//                       in
+//                                           forward or backward
+//                       as OptimStateOf; Aborted  within RunStep alone.
+absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own);
+
+// Replaces all of the optimizer's state by the job's. A parameter that was never updated has none.
+// Between steps. Memory: a unit's moments at a time, in the unit's gradient slot.
+// Errors, every rank's: InvalidArgument     the optimizer wants moments that the job does not have
+//                       FailedPrecondition  within a step.
+absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own);
+
+// As of model_checkpoint.h, and StoreOptimState before, or TakeOptimState behind (unless
+// model_only).
+absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const std::string& path,
+                                 const std::string& trainer_state = "",
+                                 const SaveCheckpointOptions& options = {});
+absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(
+    ShardedModel* model, ShardOptimizer* own, const std::string& path,
+    const LoadModelCheckpointOptions& options = {});
+// `own` outlives the session.
+void OnModelSaveRequest(
+    ShardedModel* model, ShardOptimizer* own,
+    std::function<absl::StatusOr<std::string>(int64_t step)> trainer_state = nullptr);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_SHARD_CHECKPOINT_H_
