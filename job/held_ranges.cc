@@ -52,6 +52,11 @@ absl::Status ForEachHeldRange(const ModelLayout& layout, const std::vector<LiveT
                               int first_rank, int end_rank,
                               absl::FunctionRef<absl::Status(const HeldRange&)> visit) {
   for (size_t t = 0; t < tensors.size(); ++t) {
+    if (tensors[t].array == LiveArray::kBuffer) {
+      ASSIGN_OR_RETURN(const int64_t numel, Numel(BufferOf(layout, tensors[t])));
+      if (numel > 0) RETURN_IF_ERROR(visit({static_cast<int>(t), 0, numel}));
+      continue;
+    }
     const PlacedParameter& parameter = ParameterOf(layout, tensors[t]);
     const ShardMap& shards = layout.units[tensors[t].unit].shards;
     const ElementRange whole = {parameter.offset_elements,

@@ -2,7 +2,8 @@
 // one order for the coordinator, which cuts what comes, and the worker, which stores its part.
 //
 //   for each tensor                     in the order in which they come
-//     for each range, rising            that any rank of the worker holds; once, however many do
+//     for each range, rising            that any rank of the worker holds; once, however many do:
+//                                       of a buffer all of it
 //
 // Pure; thread-safe.
 #ifndef TESSERA_JOB_HELD_RANGES_H_

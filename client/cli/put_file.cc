@@ -24,6 +24,10 @@ struct Meaning {
   std::string parameter;                     // Its name in the file.
 };
 
+bool IsBuffer(const v1::LiveTensorInfo& info) {
+  return info.array() == v1::LIVE_STATE_ARRAY_BUFFER;
+}
+
 // By name, aliases and counts too.
 std::map<std::string, Meaning> MeaningsOf(const std::vector<v1::LiveTensorInfo>& job) {
   std::map<std::string, Meaning> meanings;
@@ -73,6 +77,21 @@ absl::StatusOr<v1::PutTensor> TensorOf(const Meaning& meaning, const std::string
   return tensor;
 }
 
+absl::StatusOr<v1::PutTensor> BufferOf(const Meaning& meaning, const StoredEntry& entry) {
+  const std::string dtype(entry.dtype.has_value() ? Name(*entry.dtype) : "bytes");
+  if (dtype != meaning.info->stored_dtype()) {
+    return absl::InvalidArgumentError(absl::StrCat("buffer '", meaning.parameter, "' is in ", dtype,
+                                                   ", the job's in ",
+                                                   meaning.info->stored_dtype()));
+  }
+  v1::PutTensor tensor;
+  tensor.set_parameter(meaning.parameter);
+  tensor.set_array(meaning.info->array());
+  tensor.set_stored_dtype(dtype);
+  tensor.mutable_shape()->Add(entry.shape.begin(), entry.shape.end());
+  return tensor;
+}
+
 }  // namespace
 
 absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& job,
@@ -91,9 +110,13 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
                                               "': leave it out with --exclude if it is to be"));
     }
     const Meaning& meaning = found->second;
-    // Buffers are the trainers': a file of the live state has them, and a put leaves them.
-    if (meaning.info != nullptr && meaning.info->array() == v1::LIVE_STATE_ARRAY_BUFFER) continue;
     if (meaning.info == nullptr || !IsWanted(options.selection, {meaning.parameter})) continue;
+    if (IsBuffer(*meaning.info)) {
+      if (!options.buffers) continue;
+      ASSIGN_OR_RETURN(*plan.begin.add_tensors(), BufferOf(meaning, entry));
+      plan.keys.push_back(key);
+      continue;
+    }
     const bool is_moment = IsMoment(*meaning.info);
     if (is_moment && !options.moments) continue;
     ASSIGN_OR_RETURN(v1::PutTensor tensor, TensorOf(meaning, name, entry));

@@ -1,6 +1,7 @@
 // What lies at a path, set in a job that trains: what `tessera put` does.
 //
 //   NAME of a parameter, or of an alias          its values
+//   NAME of a buffer                             its values, in the dtype that the job has
 //   state.NAME.exp_avg, .exp_avg_sq (Adam), .momentum_buffer (SGD), with state.NAME.step
 //                                                its moments, where those are asked for
 #ifndef TESSERA_CLIENT_CLI_PUT_FILE_H_
@@ -23,6 +24,7 @@ namespace tessera::cli {
 struct PutFileOptions {
   NameSelection selection;  // Of names as they are stored; nothing is renamed.
   bool moments = false;     // Too.
+  bool buffers = true;      // Too.
   int64_t wait_ms = 0;      // As PutBegin.
 };
 
@@ -34,8 +36,9 @@ struct PutFilePlan {
 // `job`: all that the job has, moments too. Pure, but that it reads counts of updates.
 // Errors: NotFound         a tensor that is wanted and that the job does not have; nothing is
 // wanted
-//         InvalidArgument  integers, or another dtype that parameters do not have; a moment without
-//                          its count of updates. They name the tensor.
+//         InvalidArgument  a parameter of integers, or of another dtype that parameters do not
+//                          have; a buffer in another dtype than the job's; a moment without its
+//                          count of updates. They name the tensor.
 absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& job,
                                         const StoredTensors& stored, const PutFileOptions& options);
 

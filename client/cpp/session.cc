@@ -10,6 +10,7 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "client/cpp/device_gradients.h"
+#include "client/cpp/session_buffers.h"
 #include "client/cpp/state_access.h"
 
 namespace tessera {
@@ -49,8 +50,8 @@ absl::Status Session::CheckUnit(int unit) const {
 absl::Status Session::Submit(Op op) {
   ControlPage* control = page();
   RETURN_IF_ERROR(FaultPoint("trainer.operation"));
-  if (stage_buffers_ != nullptr && MakesVersion(op.kind)) {
-    const absl::Status staged = stage_buffers_();
+  if (buffer_hooks_ != nullptr && buffer_hooks_->stage != nullptr && MakesVersion(op.kind)) {
+    const absl::Status staged = buffer_hooks_->stage();
     if (!staged.ok()) {
       if (absl::IsAborted(staged)) return staged;
       // This rank's alone: the others, who wait for it in the operation, are told.
@@ -97,6 +98,8 @@ absl::Status Session::AwaitResult(OpKind kind) {
                         [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
   results_ = wanted;
   agreed_error_ = result.status_code != 0;
+  if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr && MakesVersion(kind))
+    buffer_hooks_->take();
   return absl::OkStatus();
 }
 

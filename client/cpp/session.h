@@ -40,6 +40,8 @@
 
 namespace tessera {
 
+struct BufferHooks;
+
 class Session {
  public:
   // Creates the job if no other rank has, and attaches.
@@ -173,9 +175,8 @@ class Session {
   friend class LocalShards;   // local_shards.h: steps of the trainers' own optimizers.
   friend class StateAccess;   // state_access.h: files and the optimizer's state.
   friend class DeviceGradients;
-  friend class SessionBuffers;  // session_buffers.h
+  friend class SessionBuffers;
   enum class Window { kClosed, kOpening, kOpen };
-
   explicit Session(SessionOptions options) : options_(std::move(options)) {}
   absl::Status Attach();
   absl::Status JoinEpoch();
@@ -193,7 +194,6 @@ class Session {
   absl::Status Submit(OpKind kind, int unit);
   absl::Status Submit(OpKind kind, const StepOptions& step);
   absl::Status SubmitAndAwait(Op op);  // Returns once the executor is through with it.
-  // `what` is only called for the text of an error.
   absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
   // OK: the other ranks got the result too, error or not.
   absl::Status AwaitResult(OpKind kind);
@@ -219,7 +219,7 @@ class Session {
   // Calls `zero(begin, end)`, in elements, with what no parameter of the unit's gradient covers.
   void ForEachUncovered(int unit, absl::FunctionRef<void(int64_t, int64_t)> zero) const;
   absl::Status FinishSlot(int unit);
-  void ZeroUncovered(int unit, DType dtype);  // `dtype`: that the slot is in.
+  void ZeroUncovered(int unit, DType dtype);  // Of the slot.
   ControlPage* page() const { return reinterpret_cast<ControlPage*>(memory_.control.data()); }
   const std::string& UnitName(int unit) const { return layout_.units[unit].flat.unit_name(); }
 
@@ -242,7 +242,7 @@ class Session {
   std::vector<CommHook> hooks_;  // By unit.
   std::vector<int> slot_user_;   // The unit that used each gradient slot last; -1: none.
   std::function<std::string(int64_t wish)> wanted_save_request_;  // See StateAccess::SaveWanted.
-  std::function<absl::Status()> stage_buffers_;                   // See SessionBuffers::OnVersion.
+  std::shared_ptr<const BufferHooks> buffer_hooks_;               // Null: none.
 };
 
 }  // namespace tessera

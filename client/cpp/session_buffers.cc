@@ -1,14 +1,13 @@
 #include "client/cpp/session_buffers.h"
 
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace tessera {
-
-bool SessionBuffers::publishes() const {
-  return session_->rank() == 0 && !session_->plan_.buffers().empty();
-}
 
 BufferBank SessionBuffers::Bank() const {
   return {&session_->plan_.buffers(),
@@ -25,27 +24,52 @@ absl::Status SessionBuffers::Set(int buffer, absl::string_view values) {
         absl::StrCat("buffer '", session_->layout_.buffers[buffer].name, "': ", values.size(),
                      " bytes of ", placement.size_bytes(buffer)));
   }
-  if (!publishes()) return absl::OkStatus();
   // Between epochs an executor may still take what was set before.
   if (session_->EpochIsOver()) return absl::AbortedError("the epoch is over: recover first");
   Bank().Write(buffer, values.data());
   return absl::OkStatus();
 }
 
-bool SessionBuffers::Has(int buffer, absl::string_view values) const {
-  if (!publishes()) return false;
+absl::string_view SessionBuffers::Get(int buffer) const {
   const BufferBank bank = Bank();
-  const uint64_t sequence = bank.sequence(buffer).load(std::memory_order_relaxed);
-  return sequence != 0 && sequence % 2 == 0 &&
-         (values.empty() || memcmp(bank.values(buffer), values.data(), values.size()) == 0);
+  return {reinterpret_cast<const char*>(bank.values(buffer)),
+          static_cast<size_t>(bank.size_bytes(buffer))};
+}
+
+bool SessionBuffers::Has(int buffer, absl::string_view values) const {
+  const uint64_t word = sequence(buffer);
+  return word != 0 && word % 2 == 0 &&
+         (values.empty() || memcmp(Bank().values(buffer), values.data(), values.size()) == 0);
 }
 
 uint64_t SessionBuffers::sequence(int buffer) const {
-  return publishes() ? Bank().sequence(buffer).load(std::memory_order_relaxed) : 0;
+  return Bank().sequence(buffer).load(std::memory_order_acquire) & ~kGivenWord;
 }
 
-void SessionBuffers::OnVersion(std::function<absl::Status()> stage) {
-  if (publishes()) session_->stage_buffers_ = std::move(stage);
+bool SessionBuffers::IsGiven(int buffer) const {
+  const uint64_t word = Bank().sequence(buffer).load(std::memory_order_acquire);
+  return word % 2 == 0 && (word & kGivenWord) != 0;
+}
+
+absl::Status SessionBuffers::Restore() {
+  if (!any()) return absl::OkStatus();
+  Op op;
+  op.kind = OpKind::kRestoreBuffers;
+  return session_->SubmitAndAwait(op);
+}
+
+void SessionBuffers::SetHooks(BufferHooks hooks) {
+  if (any()) session_->buffer_hooks_ = std::make_shared<const BufferHooks>(std::move(hooks));
+}
+
+absl::Status SessionBuffers::Resume() {
+  const std::shared_ptr<const BufferHooks> hooks = session_->buffer_hooks_;
+  if (hooks == nullptr || hooks->restore == nullptr) return absl::OkStatus();
+  while (true) {
+    const absl::Status status = hooks->restore();
+    if (!absl::IsAborted(status)) return status;
+    RETURN_IF_ERROR(session_->Recover());
+  }
 }
 
 }  // namespace tessera

@@ -1,19 +1,20 @@
-// What a model has beside parameters (SessionOptions::model.buffers), for those who read the job's
-// live state: rank 0's values, version by version.
+// What a model has beside parameters (SessionOptions::model.buffers): a part of the job's state,
+// version by version, of each rank as its trainer says. Who reads the live state gets rank 0's.
 //
-//   SessionBuffers(session).Set(0, bytes);     rank 0; elsewhere it does nothing
-//   session->Step();                           who reads the state of this step gets them with it
+//   SessionBuffers(session).Set(0, bytes);     this rank's
+//   session->Step();                           the version that this step makes has them
+//   SessionBuffers(session).Get(0)             as they were set last, by whomever
 //
-// A buffer that was never set reads as zeroes. What is set stays until something else is, also
-// where another trainer takes the rank; a checkpoint's load sets what it has. Buffers of trainers
-// are theirs: nothing sets them in a trainer from here. As the session: one thread at a time.
+// A buffer that was never set reads as zeroes. What is set stays until something else is. Others
+// than the trainer set them too: a checkpoint's load, a put, and Restore(), which a trainer calls
+// that takes a rank over, or does a step again. Whether they did IsGiven() says, and the hooks
+// below are told. As the session: one thread at a time.
 #ifndef TESSERA_CLIENT_CPP_SESSION_BUFFERS_H_
 #define TESSERA_CLIENT_CPP_SESSION_BUFFERS_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -22,23 +23,45 @@
 
 namespace tessera {
 
+// Called by the session, within the calls of its user. Each may be empty.
+struct BufferHooks {
+  // Right before each operation that makes a version of the state: to Set() what has changed. Its
+  // error is the operation's.
+  std::function<absl::Status()> stage;
+  // Right after it, and when the next epoch has begun: to Get() what was given.
+  std::function<void()> take;
+  // A step that may be undone begins (RunStep): what the trainer has now is what it would begin
+  // from again; ...
+  std::function<void()> begin_step;
+  // ... and it begins again; or Resume() was called. To Restore(), and to Get() what was given.
+  std::function<absl::Status()> restore;
+};
+
 class SessionBuffers {
  public:
   explicit SessionBuffers(Session* session) : session_(session) {}  // Not owned.
 
-  bool publishes() const;  // Whether this is rank 0 of a model that has buffers.
+  bool any() const { return !session_->plan_.buffers().empty(); }  // Whether the model has any.
   // All bytes of buffer number `buffer`, row-major, little-endian. Copies them; of the next step,
   // write, load or the job's first values on.
   // Errors: InvalidArgument  no such buffer, or not its size; Aborted.
   absl::Status Set(int buffer, absl::string_view values);
+  // As they were set last; valid until Set() or the next operation. Requires such a buffer, which
+  // somebody set.
+  absl::string_view Get(int buffer) const;
   // Whether these bytes were set last, whole, by whichever trainer. Requires its size.
   bool Has(int buffer, absl::string_view values) const;
-  // Another one after each time that somebody set the buffer, whoever it was; 0: nobody, or this is
-  // not rank 0.
+  // Another one after each time that somebody set the buffer, whoever it was; 0: nobody.
   uint64_t sequence(int buffer) const;
-  // `stage` is called where this is rank 0, right before each operation that makes a version of the
-  // state, to Set() what has changed. Its error is the operation's.
-  void OnVersion(std::function<absl::Status()> stage);
+  // Whether somebody other than a trainer of this rank set it last.
+  bool IsGiven(int buffer) const;
+  // Sets those that the state's last version has, whatever was set since. Those that no version has
+  // stay as they are, and are not given. Errors: Aborted.
+  absl::Status Restore();
+  void SetHooks(BufferHooks hooks);
+  // Of a trainer that goes on with a job that others began: calls the hook `restore`, in the next
+  // epoch where one ends meanwhile. Errors: its own, as Session::Recover.
+  absl::Status Resume();
 
  private:
   BufferBank Bank() const;

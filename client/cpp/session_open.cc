@@ -199,10 +199,9 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
     DeviceGradients::NameEvents(this);
     return absl::OkStatus();
   }
-  // The other ranks' places for buffers take no memory.
-  Populate(memory_.gradients, SessionBuffers(this).publishes()
-                                  ? memory_.gradients.size_bytes()
-                                  : plan_.staged_buffers_offset_bytes());
+  // Places for buffers that never change take no memory, but rank 0's.
+  Populate(memory_.gradients, options_.rank == 0 ? memory_.gradients.size_bytes()
+                                                 : plan_.staged_buffers_offset_bytes());
   return GuardWindows();
 }
 
@@ -288,6 +287,7 @@ absl::Status Session::AwaitNewEpoch(absl::Time deadline) {
   if (memory_.parameters.plan.num_slots() > 0) RETURN_IF_ERROR(memory_.device->Synchronize());
   epoch_ = page()->epoch.load();
   ResetEpoch();
+  if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr) buffer_hooks_->take();
   return absl::OkStatus();
 }
 
@@ -324,8 +324,10 @@ absl::Status Session::RunBody(const std::function<absl::Status()>& step_body) {
 
 absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, int* redone) {
   const int64_t step = next_step();
+  if (buffer_hooks_ != nullptr && buffer_hooks_->begin_step != nullptr) buffer_hooks_->begin_step();
+  std::function<absl::Status()> body = step_body;
   while (true) {
-    const absl::Status status = RunBody(step_body);
+    const absl::Status status = RunBody(body);
     if (status.ok()) return status;
     RETURN_IF_ERROR(Recover());
     if (!absl::IsAborted(status)) return status;
@@ -333,6 +335,11 @@ absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, in
     // body's batch twice.
     if (next_step() > step) return absl::OkStatus();
     if (redone != nullptr) ++*redone;
+    if (buffer_hooks_ == nullptr || buffer_hooks_->restore == nullptr) continue;
+    body = [&]() -> absl::Status {
+      RETURN_IF_ERROR(buffer_hooks_->restore());
+      return step_body();
+    };
   }
 }
 

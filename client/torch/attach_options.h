@@ -47,8 +47,9 @@ struct AttachOptions {
   // Of parameters on the meta device.
   SliceInitializer initialize_meta;
   MixedPrecision precision;
-  // Who reads the job's live state gets rank 0's buffers with it (model_buffers.h). All ranks say
-  // the same, and their buffers have the same names, dtypes and shapes, which stay as they are.
+  // The module's buffers are a part of the job's state (model_buffers.h): readers get rank 0's,
+  // puts set them on all ranks, and a rank's next trainer goes on from them. All ranks say the
+  // same, and their buffers have the same names, dtypes and shapes, which stay as they are.
   bool publish_buffers = true;
   // Gives a new job its values instead of the module: TakeOver (client/cpp/hand_over.h) from
   // another job, for instance, or LoadCheckpoint. The module's parameters may be on the meta device

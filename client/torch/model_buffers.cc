@@ -32,16 +32,24 @@ void Collect(const torch::nn::Module& module, const std::string& prefix,
     Collect(*child.value(), absl::StrCat(prefix, child.key(), "."), ignored, specs, tensors);
 }
 
-class Publisher {
+// The buffers of one trainer, between its module and the session's memory.
+class BufferKeeper {
  public:
-  Publisher(Session* session, std::vector<torch::Tensor> buffers) : session_(session) {
+  BufferKeeper(Session* session, std::vector<torch::Tensor> buffers) : published_(session) {
     for (torch::Tensor& tensor : buffers) {
       Buffer& buffer = buffers_.emplace_back();
       buffer.type = tensor.scalar_type();
       buffer.tensor = std::move(tensor);
+      buffer.spec = &session->layout().buffers[buffers_.size() - 1];
+      if (buffer.tensor.is_meta()) continue;
+      // A successor's module has the same, so only readers want it: rank 0's.
+      const bool may_stay_unset =
+          session->rank() != 0 && published_.sequence(static_cast<int>(buffers_.size()) - 1) == 0;
+      if (may_stay_unset) Remember(&buffer, 0);
     }
   }
 
+  // Sets what has changed.
   absl::Status Stage() {
     try {
       return StageChanged();
@@ -51,15 +59,79 @@ class Publisher {
     }
   }
 
+  // Gives the module what was given.
+  void Take() {
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      if (!published_.IsGiven(static_cast<int>(i))) continue;
+      if (published_.sequence(static_cast<int>(i)) == buffers_[i].sequence) continue;
+      buffers_[i].before = torch::Tensor();
+      TakeOne(i);
+    }
+  }
+
+  // Keeps what the module has where nothing else does.
+  void BeginStep() {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      Buffer& buffer = buffers_[i];
+      if (buffer.tensor.is_meta()) continue;
+      if (!MayHaveChanged(i)) {
+        buffer.before = torch::Tensor();
+      } else if (buffer.before.defined() && buffer.before.sizes() == buffer.tensor.sizes() &&
+                 buffer.before.scalar_type() == buffer.tensor.scalar_type()) {
+        buffer.before.copy_(buffer.tensor);
+      } else {
+        buffer.before = buffer.tensor.detach().clone();
+      }
+    }
+  }
+
+  // Gives the module what it had when the step under way began; where none is, the state's.
+  absl::Status Restore() {
+    RETURN_IF_ERROR(published_.Restore());
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      Buffer& buffer = buffers_[i];
+      if (buffer.before.defined()) {
+        CopyInto(&buffer, buffer.before);
+      } else if (published_.IsGiven(static_cast<int>(i))) {
+        TakeOne(i);
+      }
+    }
+    return absl::OkStatus();
+  }
+
  private:
+  struct Buffer {
+    torch::Tensor tensor;
+    torch::ScalarType type = torch::kFloat;  // Declared.
+    const BufferSpec* spec = nullptr;
+    // When the module and the session's memory had the same: who set it there, ...
+    uint64_t sequence = kNever;
+    const void* memory = nullptr;  // ... and whether the module's was written to since.
+    int64_t version = 0;
+    torch::Tensor before;  // As the step under way began; undefined: as the memory has it.
+  };
+  static constexpr uint64_t kNever = ~uint64_t{0};
+
+  static int64_t VersionOf(const torch::Tensor& tensor) {
+    return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
+  }
+
+  static void Remember(Buffer* buffer, uint64_t sequence) {
+    buffer->sequence = sequence;
+    buffer->memory = buffer->tensor.data_ptr();
+    buffer->version = VersionOf(buffer->tensor);
+  }
+
   absl::Status StageChanged() {
     const torch::NoGradGuard no_grad;
     std::vector<int> elsewhere;  // On a GPU: copied together.
     std::vector<torch::Tensor> bytes;
     for (size_t i = 0; i < buffers_.size(); ++i) {
       Buffer& buffer = buffers_[i];
-      if (buffer.tensor.is_meta() || !HasChanged(i)) continue;
-      RETURN_IF_ERROR(Check(i));
+      if (buffer.tensor.is_meta() || !MayHaveChanged(i)) continue;
+      RETURN_IF_ERROR(Check(buffer));
       const torch::Tensor values = buffer.tensor.detach().to(buffer.type).contiguous();
       if (values.device().is_cpu()) {
         RETURN_IF_ERROR(Set(i, {static_cast<const char*>(values.data_ptr()), values.nbytes()}));
@@ -79,56 +151,67 @@ class Publisher {
     return absl::OkStatus();
   }
 
-  struct Buffer {
-    torch::Tensor tensor;
-    torch::ScalarType type = torch::kFloat;  // Declared.
-    bool is_set = false;                     // By this trainer.
-    const void* memory = nullptr;            // When it was set, as the version.
-    int64_t version = 0;
-    uint64_t sequence = 0;  // Of what this trainer set.
-  };
-
-  static int64_t VersionOf(const torch::Tensor& tensor) {
-    return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
+  // Since the memory had what the module has.
+  bool MayHaveChanged(size_t i) const {
+    const Buffer& buffer = buffers_[i];
+    if (static_cast<int64_t>(buffer.tensor.nbytes()) <= kMaxComparedBytes) return true;
+    return published_.sequence(static_cast<int>(i)) != buffer.sequence || WasWrittenTo(buffer);
   }
 
-  bool HasChanged(size_t i) const {
-    const Buffer& buffer = buffers_[i];
-    if (!buffer.is_set || static_cast<int64_t>(buffer.tensor.nbytes()) <= kMaxComparedBytes)
-      return true;  // Or may have.
-    // A load has set it since, of which the trainer need not have heard.
-    if (SessionBuffers(session_).sequence(static_cast<int>(i)) != buffer.sequence) return true;
+  static bool WasWrittenTo(const Buffer& buffer) {
     const int64_t version = VersionOf(buffer.tensor);
     return version < 0 || version != buffer.version || buffer.tensor.data_ptr() != buffer.memory;
   }
 
-  absl::Status Check(size_t i) const {
-    const BufferSpec& spec = session_->layout().buffers[i];
-    const torch::Tensor& tensor = buffers_[i].tensor;
-    const bool is_floating = torch::isFloatingType(buffers_[i].type);
+  static bool Fits(const Buffer& buffer) {
     const bool same_kind =
-        tensor.scalar_type() == buffers_[i].type || (is_floating && tensor.is_floating_point());
-    if (tensor.sizes().vec() == spec.shape && same_kind) return absl::OkStatus();
+        buffer.tensor.scalar_type() == buffer.type ||
+        (torch::isFloatingType(buffer.type) && buffer.tensor.is_floating_point());
+    return buffer.tensor.sizes().vec() == buffer.spec->shape && same_kind;
+  }
+
+  static absl::Status Check(const Buffer& buffer) {
+    if (Fits(buffer)) return absl::OkStatus();
     return absl::FailedPreconditionError(
-        absl::StrCat("buffer '", spec.name,
+        absl::StrCat("buffer '", buffer.spec->name,
                      "' has another shape or dtype than when the model was attached: it "
                      "cannot be published (AttachOptions::publish_buffers)"));
   }
 
   absl::Status Set(size_t i, absl::string_view values) {
     Buffer& buffer = buffers_[i];
-    SessionBuffers published(session_);
-    const bool compare = buffer.is_set && values.size() <= kMaxComparedBytes;
-    if (!compare || !published.Has(static_cast<int>(i), values))
-      RETURN_IF_ERROR(published.Set(static_cast<int>(i), values));
-    buffer.is_set = true;
-    buffer.memory = buffer.tensor.data_ptr();
-    buffer.version = VersionOf(buffer.tensor);
-    buffer.sequence = published.sequence(static_cast<int>(i));
+    const int number = static_cast<int>(i);
+    const bool compare = buffer.sequence != kNever && values.size() <= kMaxComparedBytes;
+    if (!compare || !published_.Has(number, values))
+      RETURN_IF_ERROR(published_.Set(number, values));
+    Remember(&buffer, published_.sequence(number));
     return absl::OkStatus();
   }
 
-  Session* const session_;
+  static void CopyInto(Buffer* buffer, const torch::Tensor& values) {
+    const c10::InferenceMode inference(buffer->tensor.is_inference());
+    buffer->tensor.copy_(values);
+  }
+
+  // Requires that it was given. One that does not fit any more is left to the next Stage().
+  void TakeOne(size_t i) {
+    const torch::NoGradGuard no_grad;
+    Buffer& buffer = buffers_[i];
+    if (buffer.tensor.is_meta() || !Fits(buffer)) return;
+    const int number = static_cast<int>(i);
+    const uint64_t sequence = published_.sequence(number);
+    if (MayHaveChanged(i)) {
+      const absl::string_view bytes = published_.Get(number);
+      const bool is_bool = buffer.type == torch::kBool;
+      torch::Tensor values = torch::empty(buffer.spec->shape, is_bool ? torch::kByte : buffer.type);
+      if (!bytes.empty()) memcpy(values.data_ptr(), bytes.data(), bytes.size());
+      if (is_bool) values = values.ne(0);  // No other bytes than 0 and 1 are a bool.
+      CopyInto(&buffer, values);
+    }
+    Remember(&buffer, sequence);
+  }
+
+  SessionBuffers published_;
   std::vector<Buffer> buffers_;
 };
 
@@ -172,9 +255,14 @@ std::vector<torch::Tensor> DeclareBuffers(const torch::nn::Module& root,
   return tensors;
 }
 
-void PublishBuffers(Session* session, std::vector<torch::Tensor> buffers) {
-  auto publisher = std::make_shared<Publisher>(session, std::move(buffers));
-  SessionBuffers(session).OnVersion([publisher] { return publisher->Stage(); });
+void KeepBuffers(Session* session, std::vector<torch::Tensor> buffers) {
+  auto keeper = std::make_shared<BufferKeeper>(session, std::move(buffers));
+  BufferHooks hooks;
+  hooks.stage = [keeper] { return keeper->Stage(); };
+  hooks.take = [keeper] { keeper->Take(); };
+  hooks.begin_step = [keeper] { keeper->BeginStep(); };
+  hooks.restore = [keeper] { return keeper->Restore(); };
+  SessionBuffers(session).SetHooks(std::move(hooks));
 }
 
 }  // namespace tessera

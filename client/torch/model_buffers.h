@@ -1,14 +1,15 @@
-// The buffers of a module tree, as those who read the job's live state get them: rank 0's, in the
-// dtype that they had before attaching, at each version of the state.
+// The buffers of a module tree as a part of the job's state, in the dtype that they had before
+// attaching: of rank 0 those who read the live state get them, of each rank its next trainer does.
 //
-//   DeclareBuffers ──► ModelSpec::buffers ──► Session::Open ──► PublishBuffers: before each
-//   version,
-//                                                               those that have changed
+//   DeclareBuffers ──► ModelSpec::buffers ──► Session::Open ──► KeepBuffers
+//   module ── before each version, what has changed ──► state
+//   module ◄── what was put or loaded; all, as a step began, where it is done again ── state
 //
 // Of a buffer of at most kMaxComparedBytes, bytes are compared: kernels write to a batch norm's
 // statistics without a trace. A larger one counts as changed when its version counter or its memory
-// has, so who writes to one through a pointer calls bump_version() on it (c10::TensorImpl).
-// Confined to the thread that trains.
+// has, so who writes to one through a pointer calls bump_version() on it (c10::TensorImpl). Of such
+// a one, which another rank's trainer than rank 0's has not changed since it attached, the state
+// has nothing: its successor's module is as good. Confined to the thread that trains.
 #ifndef TESSERA_CLIENT_TORCH_MODEL_BUFFERS_H_
 #define TESSERA_CLIENT_TORCH_MODEL_BUFFERS_H_
 
@@ -35,11 +36,12 @@ std::optional<StoredDType> StoredDTypeOf(torch::ScalarType type);
 std::vector<torch::Tensor> DeclareBuffers(const torch::nn::Module& root,
                                           const IgnoredStates& ignored, ModuleUnits* units);
 
-// From now on `session` publishes these, as they were declared, where it is rank 0's. A buffer on
+// From now on `session` has these in its state, as they were declared, and writes to them what was
+// put or loaded; of a job that others began SessionBuffers::Resume() does so at once. A buffer on
 // the meta device is left out. An operation that makes a version fails with FailedPrecondition, and
 // the buffer's name, where one has got another shape, or a dtype that is not floating-point in
 // place of one that is, or the other way round.
-void PublishBuffers(Session* session, std::vector<torch::Tensor> buffers);
+void KeepBuffers(Session* session, std::vector<torch::Tensor> buffers);
 
 }  // namespace tessera
 

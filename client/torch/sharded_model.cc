@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cpp/session_buffers.h"
 #include "client/torch/model_buffers.h"
 #include "client/torch/module_states.h"
 #include "client/torch/module_units.h"
@@ -88,6 +89,7 @@ class ShardedModelImpl : public ShardedModel {
 };
 
 absl::Status ShardedModelImpl::Open() {
+  if (session_->initialized()) RETURN_IF_ERROR(SessionBuffers(session_.get()).Resume());
   while (!session_->initialized()) {
     const absl::Status status = InitializeJob(session_.get(), units_, *root_, attach_);
     if (!absl::IsAborted(status)) RETURN_IF_ERROR(status);
@@ -243,7 +245,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
   if (attach.publish_buffers) buffers = DeclareBuffers(*root, attach.ignored, &units);
   options.model = units.model;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(options));
-  PublishBuffers(session.get(), std::move(buffers));
+  KeepBuffers(session.get(), std::move(buffers));
   auto model = std::make_unique<ShardedModelImpl>(std::move(root), std::move(units),
                                                   std::move(session), attach);
   RETURN_IF_ERROR(model->Open());

@@ -81,7 +81,7 @@ class LiveBuffersKillTest : public ProcessCluster {
 class BufferKillPointTest : public LiveBuffersKillTest,
                             public ::testing::WithParamInterface<std::string> {};
 
-// Rank 0's executor, and each that follows it, is killed in the middle of its ninth copy.
+// Each rank's executor, and each that follows it, is killed in the middle of its ninth copy.
 TEST_P(BufferKillPointTest, ExecutorKilledThereLeavesEveryReadingWhole) {
   ASSERT_FALSE(UndisturbedModel().empty());
   StartCoordinator();

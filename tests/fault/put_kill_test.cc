@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
+#include "client/cpp/session_buffers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/live_puts.h"
@@ -60,12 +61,14 @@ class PutKillTest : public testing::TestWithParam<Place> {
     std::vector<std::string> workers;
     for (int rank = 0; rank < kWorldSize; ++rank)
       workers.push_back(cluster_->worker_address(rank / options.num_devices));
-    auto team = TrainerTeam::Open(ToyOptions(*cluster_, "toy", kWorldSize), workers);
+    SessionOptions toy = ToyOptions(*cluster_, "toy", kWorldSize);
+    toy.model.buffers = {{"stats", StoredDType::kF32, {700}}};
+    auto team = TrainerTeam::Open(toy, workers);
     ASSERT_OK(team);
     team_ = std::make_unique<TrainerTeam>(*std::move(team));
     ASSERT_OK(team_->TrainTo(1));
   }
-  // Of all parameters, under their names; all other values than `seed` has else.
+  // Of all parameters and the buffer, under their names; all other values than `seed` has else.
   std::string PutFileOf(const std::string& seed) const {
     std::vector<TensorSpec> tensors;
     std::map<std::string, std::string> as;
@@ -75,6 +78,8 @@ class PutKillTest : public testing::TestWithParam<Place> {
         as[parameter.name] = seed + parameter.name;
       }
     }
+    tensors.push_back({"stats", {700}});
+    as["stats"] = seed + "stats";
     const std::string path = Path(seed + ".safetensors");
     WritePutFile(path, tensors, as);
     return path;
@@ -126,6 +131,11 @@ TEST_P(PutKillTest, LeavesTheOldValuesOrTheNewOnesOnAllRanksAndIsDoneInTheEnd) {
   EXPECT_EQ(disturbed.result.exit_code, 0) << disturbed.result.err;
   ASSERT_TRUE(disturbed.applied);
   for (const auto& [name, tensor] : of_second) EXPECT_EQ(disturbed.after.values.at(name), tensor);
+  for (int rank = 0; rank < kWorldSize; ++rank) {
+    const SessionBuffers buffers(team_->session(rank));
+    EXPECT_TRUE(buffers.IsGiven(0)) << "rank " << rank;
+    EXPECT_TRUE(buffers.Get(0) == of_second.at("stats").second) << "rank " << rank;
+  }
   // Only once, and it stays.
   StepAndLook({of_second});
   const LiveReading end =
@@ -157,6 +167,8 @@ TEST_F(PutOfDeathTest, PutThatExecutorsDieWithIsGivenUpAndTrainingGoesOn) {
       testing_support::ReadLive(cluster_->coordinator_address(), "toy", Path("look"));
   const PutOutcome put = Put(path, {before.values});
   EXPECT_FALSE(put.applied);
+  for (int rank = 0; rank < kWorldSize; ++rank)
+    EXPECT_FALSE(SessionBuffers(team_->session(rank)).IsGiven(0)) << "rank " << rank;
   EXPECT_THAT(put.result.err, testing::AllOf(testing::HasSubstr("ended 3 times with it"),
                                              testing::HasSubstr("nothing was changed")));
   StepAndLook({before.values});

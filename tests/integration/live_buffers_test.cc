@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -33,6 +35,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing_support::CliResult;
+using testing_support::ReadFile;
 using testing_support::ReadStored;
 using testing_support::ResidentBytesOf;
 using testing_support::RunTessera;
@@ -116,6 +119,7 @@ class LiveBuffersTest : public ::testing::Test {
     options.config.optimizer = OptimizerKind::kSgd;
     options.attach_timeout = absl::Seconds(60);
     options.operation_timeout = absl::Seconds(120);
+    options.wait_if_attached = true;  // One that is gone may just be detaching.
     Trainer trainer;
     {
       absl::MutexLock lock(&mu_);  // libtorch's seed is the process's.
@@ -127,8 +131,8 @@ class LiveBuffersTest : public ::testing::Test {
     trainer.model = *std::move(model);
     return trainer;
   }
-  // Takes a step; notes what rank 0's buffers are with it.
-  absl::Status Step(int rank, Trainer* trainer) {
+  // Takes a step; notes what rank 0's buffers are with it. `in_body`: behind the backward.
+  absl::Status Step(int rank, Trainer* trainer, const std::function<void()>& in_body = nullptr) {
     return trainer->model->RunStep([&] {
       const int64_t step = trainer->model->next_step();
       const torch::Tensor x = torch::sin(torch::arange(12).view({4, 3}) * (step + 2.0) + rank);
@@ -139,6 +143,7 @@ class LiveBuffersTest : public ::testing::Test {
         absl::MutexLock lock(&mu_);
         by_step_[step] = std::move(buffers);
       }
+      if (in_body != nullptr) in_body();
       return trainer->model->Step();
     });
   }
@@ -198,12 +203,20 @@ class LiveBuffersTest : public ::testing::Test {
     return by_step_[step];
   }
 
+  StoredValues Put() {
+    absl::MutexLock lock(&mu_);
+    return put_;
+  }
+
   std::string folder_;
+  std::atomic<int64_t> trained_step_{0};
   std::atomic<bool> put_ended_{false}, seen_{false};
   std::unique_ptr<LocalCluster> cluster_;
   absl::Mutex mu_;
   int arrived_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<int64_t, StoredValues> by_step_ ABSL_GUARDED_BY(mu_);
+  StoredValues put_ ABSL_GUARDED_BY(mu_);
+  StoredValues by_rank_[kWorldSize];
 };
 
 TEST_F(LiveBuffersTest, EachReadingHasThoseOfItsStepInTheirDTypesBothWaysWhileTrainingGoesOn) {
@@ -290,7 +303,7 @@ TEST_F(LiveBuffersTest, ReaderRightBehindALoadGetsWhatWasLoaded) {
   });
 }
 
-TEST_F(LiveBuffersTest, ListsFilesAndComparisonsHaveThemAndPutsLeaveThem) {
+TEST_F(LiveBuffersTest, ListsFilesAndComparisonsHaveThem) {
   OnEachRank([&](int rank, Trainer& trainer) {
     for (int i = 0; i < 2; ++i) ASSERT_OK(Step(rank, &trainer));
     ASSERT_OK(SaveModelCheckpoint(trainer.model.get(), Path("checkpoint")));
@@ -309,8 +322,6 @@ TEST_F(LiveBuffersTest, ListsFilesAndComparisonsHaveThemAndPutsLeaveThem) {
       EXPECT_EQ(values.count("seen"), 0u);
       EXPECT_EQ(Get({"--include=norm.running_*"}, &values), 2);
       EXPECT_EQ(values.size(), 2u);
-      EXPECT_EQ(Get({}, &values), 2);
-      std::filesystem::rename(Path("get.safetensors"), Path("put.safetensors"));
     }
     Meet();
     ASSERT_OK(Step(rank, &trainer));
@@ -320,25 +331,151 @@ TEST_F(LiveBuffersTest, ListsFilesAndComparisonsHaveThemAndPutsLeaveThem) {
       EXPECT_EQ(diff.exit_code, 1);
       EXPECT_THAT(diff.out, HasSubstr("different: 1 of 1"));
     }
+    Meet();
+  });
+}
+
+// Whatever a rank's own were: after the step that takes the put its module has what was put, to the
+// byte, and goes on from there.
+TEST_F(LiveBuffersTest, PutsSetThemInTheModulesOfAllRanksBetweenTwoSteps) {
+  OnEachRank([&](int rank, Trainer& trainer) {
+    for (int i = 0; i < 3; ++i) ASSERT_OK(Step(rank, &trainer));
+    Meet();
+    if (rank == 0) {
+      StoredValues values;
+      EXPECT_EQ(Get({}, &values), 3);
+      std::filesystem::rename(Path("get.safetensors"), Path("put.safetensors"));
+      absl::MutexLock lock(&mu_);
+      put_ = BuffersOf(*trainer.net);
+    }
+    for (int i = 0; i < 3; ++i) ASSERT_OK(Step(rank, &trainer));
+    Meet();
+    const StoredValues before = BuffersOf(*trainer.net);
+    const StoredValues put = Put();
+    for (const std::string name : {"seen", "table", "norm.running_mean"})
+      ASSERT_FALSE(before.at(name) == put.at(name)) << name;
+    CliResult result;
     std::thread putter;
-    CliResult put;
     if (rank == 0) {
       putter = std::thread([&] {
-        put = Tessera({"put", "--job", "toy", "--from", Path("put.safetensors")});
+        result = Tessera({"put", "--job", "toy", "--from", Path("put.safetensors"), "--json"});
         put_ended_.store(true);
       });
     }
-    while (!AllSee(rank, put_ended_)) ASSERT_OK(Step(rank, &trainer));
-    ASSERT_OK(Step(rank, &trainer));
+    std::map<int64_t, StoredValues> after;
+    while (!AllSee(rank, put_ended_)) {
+      ASSERT_OK(Step(rank, &trainer));
+      after[trainer.model->next_step() - 1] = BuffersOf(*trainer.net);
+    }
     if (rank == 0) {
       putter.join();
-      EXPECT_EQ(put.exit_code, 0) << put.err;
+      ASSERT_EQ(result.exit_code, 0) << result.err;
+      trained_step_.store(nlohmann::json::parse(result.out)["step"]);
+    }
+    Meet();
+    const int64_t step = trained_step_.load();
+    ASSERT_EQ(after.count(step), 1u);
+    ExpectBuffers(after[step], put);
+    ASSERT_OK(Step(rank, &trainer));
+    if (after.count(step + 1) == 0) after[step + 1] = BuffersOf(*trainer.net);
+    int64_t seen, was;
+    memcpy(&seen, after[step + 1].at("seen").second.data(), sizeof(seen));
+    memcpy(&was, put.at("seen").second.data(), sizeof(was));
+    EXPECT_EQ(seen, was + 4) << "rank " << rank;
+    Meet();
+    if (rank == 0) {
       StoredValues values;
-      const int64_t step = Get({}, &values);
-      ExpectBuffers(values, At(step));
+      ExpectBuffers(values, At(Get({}, &values)));
     }
     Meet();
   });
+}
+
+TEST_F(LiveBuffersTest, PutOfABufferThatDoesNotFitIsRefusedByNameAndSetsNothing) {
+  OnEachRank([&](int rank, Trainer& trainer) {
+    ASSERT_OK(Step(rank, &trainer));
+    Meet();
+    if (rank == 0) {
+      StoredValues values;
+      EXPECT_EQ(Get({"--include=seen"}, &values), 1);
+      std::string file = ReadFile(Path("get.safetensors"));
+      file.replace(file.find("\"I64\""), 5, "\"U64\"");
+      std::ofstream(Path("put.safetensors"), std::ios::binary) << file;
+      const CliResult dtype = Tessera({"put", "--job", "toy", "--from", Path("put.safetensors")});
+      EXPECT_NE(dtype.exit_code, 0);
+      EXPECT_THAT(dtype.err,
+                  testing::AllOf(HasSubstr("buffer 'seen'"), HasSubstr("U64"), HasSubstr("I64")));
+      const CliResult none =
+          Tessera({"put", "--job", "toy", "--from", Path("put.safetensors"), "--no-buffers"});
+      EXPECT_NE(none.exit_code, 0);
+      EXPECT_THAT(none.err, HasSubstr("nothing there is to be set"));
+    }
+    Meet();
+    ASSERT_OK(Step(rank, &trainer));
+    EXPECT_EQ(trainer.net->seen.item<int64_t>(), 8);
+  });
+}
+
+// Of each rank its own: they differ, since their inputs do.
+TEST_F(LiveBuffersTest, TrainerThatTakesARankOverGoesOnFromItsPredecessorsBuffers) {
+  OnEachRank([&](int rank, Trainer& trainer) {
+    for (int i = 0; i < 4; ++i) ASSERT_OK(Step(rank, &trainer));
+    const StoredValues before = BuffersOf(*trainer.net);
+    {
+      absl::MutexLock lock(&mu_);
+      by_rank_[rank] = before;
+    }
+    // For a step that is undone, and what its trainer does outside of steps.
+    EXPECT_FALSE(trainer.model
+                     ->RunStep([&]() -> absl::Status {
+                       trainer.net->forward(torch::ones({4, 3})).sum().backward();
+                       return absl::InternalError("not this one");
+                     })
+                     .ok());
+    trainer.net->table += 1000;
+    EXPECT_FALSE(BuffersOf(*trainer.net) == before);
+    Meet();
+    if (rank == 1) EXPECT_NE(by_rank_[0].at("norm.running_mean"), before.at("norm.running_mean"));
+    trainer = Trainer();
+    Meet();
+    auto next = Attach(rank, {}, "toy");
+    ASSERT_OK(next);
+    EXPECT_EQ(next->model->next_step(), 5);
+    ExpectBuffers(BuffersOf(*next->net), before);
+    ASSERT_OK(Step(rank, &*next));
+    EXPECT_EQ(next->net->seen.item<int64_t>(), 20);
+    Meet();
+  });
+}
+
+// An executor is killed once all ranks have been through backward: the step is done again, and
+// statistics have seen its batch once.
+TEST_F(LiveBuffersTest, StepThatIsDoneAgainBeginsFromTheBuffersThatItHad) {
+  std::vector<StoredValues> undisturbed(kWorldSize), disturbed(kWorldSize);
+  const auto train = [&](const std::string& job, bool disturb, std::vector<StoredValues>* ends) {
+    OnEachRank(
+        [&](int rank, Trainer& trainer) {
+          for (int i = 1; i <= 6; ++i) {
+            // Between two steps, which the step that is done again does not undo either.
+            if (i == 3) trainer.net->table[0] = 77;
+            if (i == 4) trainer.net->seen += 1;
+            int tries = 0;
+            const auto in_body = [&] {
+              if (!disturb || i % 2 == 0 || ++tries > 2) return;
+              Meet();
+              if (rank == 0) cluster_->KillExecutorForTest(job, i % kWorldSize);
+            };
+            ASSERT_OK(Step(rank, &trainer, in_body));
+            if (disturb && i % 2 == 1) EXPECT_GE(tries, 2) << "step " << i;
+          }
+          (*ends)[rank] = BuffersOf(*trainer.net);
+        },
+        {}, job);
+  };
+  train("undisturbed", false, &undisturbed);
+  EXPECT_EQ(Tessera({"jobs", "delete", "undisturbed"}).exit_code, 0);
+  train("disturbed", true, &disturbed);
+  for (int rank = 0; rank < kWorldSize; ++rank) ExpectBuffers(disturbed[rank], undisturbed[rank]);
 }
 
 TEST_F(LiveBuffersTest, JobsThatDoNotPublishThemHaveNone) {
@@ -397,7 +534,7 @@ TEST_F(LiveBuffersTest, ErrorInWhatIsPublishedIsToldToAllRanksOfALoadToo) {
   });
 }
 
-TEST_F(LiveBuffersTest, Rank0AloneTakesMemoryForThem) {
+TEST_F(LiveBuffersTest, Rank0AloneTakesMemoryForLargeOnesThatStayAsTheyAre) {
   OnEachRank([&](int rank, Trainer& trainer) {
     ASSERT_OK(Step(rank, &trainer));
     Meet();

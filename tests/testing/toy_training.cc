@@ -65,14 +65,16 @@ std::string ToyBufferAt(int buffer, int64_t step) {
 }
 
 void PublishToyBuffers(Session* session) {
-  SessionBuffers(session).OnVersion([session, table_is_set = false]() mutable -> absl::Status {
+  BufferHooks hooks;
+  hooks.stage = [session, table_is_set = false]() mutable -> absl::Status {
     SessionBuffers buffers(session);
     const int64_t step = session->initialized() ? session->next_step() : 0;
     for (const int buffer : {0, 1}) RETURN_IF_ERROR(buffers.Set(buffer, ToyBufferAt(buffer, step)));
     if (!table_is_set) RETURN_IF_ERROR(buffers.Set(2, ToyBufferAt(2, step)));
     table_is_set = true;
     return absl::OkStatus();
-  });
+  };
+  SessionBuffers(session).SetHooks(std::move(hooks));
 }
 
 float InitialValue(int unit, int parameter, int64_t element) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/fault_point.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 namespace {
@@ -31,7 +32,7 @@ void BufferSlots::PublishOne(int64_t step, int buffer) {
   const uint64_t has = to.sequence(buffer).load(std::memory_order_relaxed);
   if ((has & kLoaded) != 0) {
     // The trainer waits for the load, and what it said before is void.
-    staging_.Write(buffer, to.values(buffer));
+    staging_.Give(buffer, to.values(buffer));
     to.sequence(buffer).store(staging_.sequence(buffer).load(std::memory_order_relaxed) & ~kLoaded,
                               std::memory_order_release);
     return;
@@ -67,12 +68,36 @@ bool BufferSlots::Copy(int buffer, const BufferBank& from, const BufferBank& to,
   return true;
 }
 
-void BufferSlots::Load(int64_t step, int buffer, absl::string_view values) {
+absl::Status BufferSlots::Load(int64_t step, int buffer,
+                               absl::FunctionRef<absl::Status(std::byte* values)> read) {
   const BufferBank& to = slots_[step % 2];
   to.sequence(buffer).store(kTorn, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  if (!values.empty()) memcpy(to.values(buffer), values.data(), values.size());
+  RETURN_IF_ERROR(read(to.values(buffer)));
   to.sequence(buffer).store(kLoaded, std::memory_order_release);
+  return absl::OkStatus();
+}
+
+void BufferSlots::Load(int64_t step, int buffer, absl::string_view values) {
+  (void)Load(step, buffer, [values](std::byte* to) {
+    if (!values.empty()) memcpy(to, values.data(), values.size());
+    return absl::OkStatus();
+  });
+}
+
+void BufferSlots::Restore(int64_t step) {
+  const BufferBank& from = slots_[step % 2];
+  for (int buffer = 0; buffer < size_; ++buffer) {
+    const uint64_t has = from.sequence(buffer).load(std::memory_order_relaxed);
+    if (!IsWhole(has)) continue;
+    std::atomic<uint64_t>& staged = staging_.sequence(buffer);
+    if (staged.load(std::memory_order_relaxed) == has) {
+      staged.store(has | kGivenWord, std::memory_order_release);
+    } else {
+      staging_.Give(buffer, from.values(buffer));
+    }
+    from.sequence(buffer).store(staged.load(std::memory_order_relaxed), std::memory_order_release);
+  }
 }
 
 void BufferSlots::DropLoaded() {

@@ -1,7 +1,9 @@
-// The buffers of rank 0's trainer, version by version as the state: what readers of a version get.
+// The buffers of a rank's trainer, version by version as the state: of rank 0 what readers of a
+// version get, of all what a trainer goes on from that takes the place of one that died.
 //
-//   trainer ── staging ──► Publish(v): slot v % 2      the executor of rank 0, before v is applied
-//   a file  ── Load(v) ──► slot v % 2 ──► Publish(v): staging
+//   trainer    ── staging ──► Publish(v): slot v % 2     the rank's executor, before v is applied
+//   file, put  ── Load(v) ──► slot v % 2 ──► Publish(v): staging ──► trainer
+//                             slot v % 2 ──► Restore(v): staging ──► the trainer after that one
 //
 // A slot is written when the rank's shard of the version is, so a hold of the version (see
 // state_hold.h) holds it too. Only what differs from what the slot has is copied, by sequence words
@@ -17,6 +19,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "worker/memory/buffer_memory.h"
 
@@ -30,10 +34,17 @@ class BufferSlots {
   // Makes those of version `step`, of which the one before is whole; of the job's first, step 0,
   // there is none before.
   void Publish(int64_t step);
-  // A buffer's bytes in version `step`, which is not decided yet. Requires all of its bytes.
+  // A buffer's bytes in version `step`, which is not decided yet: `read` writes all of them. Its
+  // error is returned, and the version is not to be.
+  absl::Status Load(int64_t step, int buffer,
+                    absl::FunctionRef<absl::Status(std::byte* values)> read);
+  // The same of bytes that are there. Requires all of them.
   void Load(int64_t step, int buffer, absl::string_view values);
   // Of a version that is not to be.
   void DropLoaded();
+  // Gives the trainer, which writes nothing meanwhile, those of version `step`, the last that is
+  // whole. What was never set is left as it is.
+  void Restore(int64_t step);
 
   int64_t num_copied() const { return num_copied_; }  // Buffers copied into slots, ever.
 

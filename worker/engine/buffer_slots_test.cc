@@ -74,6 +74,10 @@ class BufferSlotsTest : public ::testing::Test {
     return {reinterpret_cast<const char*>(slot(step).values(buffer)),
             static_cast<size_t>(placement_.size_bytes(buffer))};
   }
+  std::string Staged(int buffer) {
+    return {reinterpret_cast<const char*>(staging().values(buffer)),
+            static_cast<size_t>(placement_.size_bytes(buffer))};
+  }
   // As if the trainer were killed in the middle of a write.
   void Tear(int buffer, char fill) {
     staging().sequence(buffer).fetch_or(1);
@@ -216,6 +220,83 @@ TEST_F(BufferSlotsTest, FirstVersionMayBeLoaded) {
   slots.Publish(1);
   EXPECT_EQ(At(0, kMean), Bytes(kMean, 'l'));
   EXPECT_EQ(At(1, kMean), Bytes(kMean, 'l'));
+}
+
+TEST_F(BufferSlotsTest, TrainerIsToldWhatIsNotItsOwn) {
+  BufferSlots slots = Open();
+  const auto is_given = [&] { return (staging().sequence(kMean).load() & kGivenWord) != 0; };
+  Set(kMean, 'a');
+  slots.Publish(0);
+  EXPECT_FALSE(is_given());
+  slots.Load(1, kMean, Bytes(kMean, 'l'));
+  EXPECT_FALSE(is_given()) << "nobody has decided it";
+  slots.Publish(1);
+  EXPECT_TRUE(is_given());
+  const int64_t copied = slots.num_copied();
+  slots.Publish(2);
+  slots.Publish(3);
+  slots.Publish(4);
+  EXPECT_EQ(slots.num_copied(), copied + 1) << "the slot of even versions had another one";
+  EXPECT_EQ(At(4, kMean), Bytes(kMean, 'l'));
+  Set(kMean, 'b');
+  EXPECT_FALSE(is_given());
+  slots.Publish(5);
+  EXPECT_EQ(At(5, kMean), Bytes(kMean, 'b'));
+}
+
+TEST_F(BufferSlotsTest, LoadThatCannotBeReadLeavesNoTrace) {
+  BufferSlots slots = Open();
+  Set(kMean, 'a');
+  slots.Publish(0);
+  EXPECT_THAT(slots.Load(1, kMean,
+                         [](std::byte* values) {
+                           memset(values, 'x', 10);
+                           return absl::DataLossError("torn");
+                         }),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("torn")));
+  slots.DropLoaded();
+  for (int64_t step = 1; step < 4; ++step) {
+    slots.Publish(step);
+    EXPECT_EQ(At(step, kMean), Bytes(kMean, 'a'));
+  }
+}
+
+// Of what the trainer before set for a step that was undone, whole or not, nothing is left.
+TEST_F(BufferSlotsTest, NextTrainerGetsThoseOfTheVersionAndTheyStayItsOwnVersions) {
+  BufferSlots slots = Open();
+  Set(kMean, 'a');
+  Set(kTable, 't');
+  slots.Publish(0);
+  Set(kMean, 'b');
+  slots.Publish(1);
+  for (const bool torn : {false, true, true}) {
+    Set(kMean, 'c');
+    if (torn) Tear(kMean, 'x');
+    const int64_t copied = slots.num_copied();
+    Open().Restore(1);
+    EXPECT_EQ(Staged(kMean), Bytes(kMean, 'b'));
+    EXPECT_EQ(Staged(kTable), Bytes(kTable, 't'));
+    for (const int buffer : {kMean, kTable}) {
+      const uint64_t word = staging().sequence(buffer).load();
+      EXPECT_EQ(word % 2, 0u);
+      EXPECT_NE(word & kGivenWord, 0u);
+      EXPECT_EQ(slot(1).sequence(buffer).load(), word);
+    }
+    EXPECT_EQ(At(0, kMean), Bytes(kMean, 'a'));
+    EXPECT_EQ(slots.num_copied(), copied);
+  }
+  slots.Publish(2);
+  EXPECT_EQ(At(2, kMean), Bytes(kMean, 'b'));
+  EXPECT_EQ(At(2, kTable), Bytes(kTable, 't'));
+}
+
+TEST_F(BufferSlotsTest, WhatNoVersionHasIsNotGiven) {
+  BufferSlots slots = Open();
+  slots.Publish(0);
+  Set(kMean, 'a');  // For a step that is undone.
+  slots.Restore(0);
+  EXPECT_EQ(staging().sequence(kMean).load() & kGivenWord, 0u);
+  EXPECT_EQ(staging().sequence(kTable).load(), 0u);
 }
 
 // A trainer may write anything over its words.

@@ -9,6 +9,7 @@
 #ifndef TESSERA_WORKER_ENGINE_PUT_SOURCE_H_
 #define TESSERA_WORKER_ENGINE_PUT_SOURCE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -37,6 +38,10 @@ class PutSource {
   virtual absl::Status Read(
       const std::vector<ShardSegment>& segments,
       absl::FunctionRef<Values(StateArray, const ShardSegment&)> values) const = 0;
+  // Buffers of the job that are set, whole, on each rank; rising.
+  virtual std::vector<int> buffers() const = 0;
+  // All bytes of one of them. Errors: as Read.
+  virtual absl::Status ReadBuffer(int buffer, std::byte* values) const = 0;
 
   enum class Outcome {
     kNotYet,   // Not all ranks offered it: it is offered again.

@@ -97,7 +97,7 @@ absl::Status RankEngine::Start(Step resume_step) {
     RETURN_IF_ERROR(options_.kernels->Finish());
   }
   if (options_.buffers != nullptr)
-    options_.buffers->DropLoaded();  // Of a load that nobody decided.
+    options_.buffers->DropLoaded();  // Of a load or put that nobody decided.
   for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
     control->units[unit].state.store(static_cast<uint32_t>(UnitState::kSharded));
     control->units[unit].reduced.store(0);
@@ -290,6 +290,9 @@ absl::Status RankEngine::Execute(const Op& op) {
       return TallyGradients(op);
     case OpKind::kAnnounceStep:
       return AnnounceStep(op);
+    case OpKind::kRestoreBuffers:
+      if (options_.buffers != nullptr) options_.buffers->Restore(step_);
+      return absl::OkStatus();
     case OpKind::kUpdate:
     case OpKind::kPut:
       break;

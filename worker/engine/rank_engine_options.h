@@ -54,7 +54,7 @@ struct RankEngineOptions {
   ControlPage* control = nullptr;
   GroupPage* group = nullptr;
   UpdateCounts updates;
-  BufferSlots* buffers = nullptr;  // Rank 0's; null: another rank's, or the model has none.
+  BufferSlots* buffers = nullptr;  // The rank's; null: the model has none.
 
   // Its reductions and mapped gathers know the memory above, the rest is called with the host's.
   Communicator* communicator = nullptr;

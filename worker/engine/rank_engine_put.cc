@@ -68,6 +68,12 @@ absl::Status RankEngine::StagePut(int64_t next, std::optional<TrainingProgress>*
                                       [&](StateArray array, const ShardSegment& segment) {
                                         return Addressable(image, array, segment, next);
                                       }));
+  for (const int buffer : options_.puts->buffers()) {
+    if (options_.buffers == nullptr) return absl::DataLossError("buffers of a model that has none");
+    RETURN_IF_ERROR(options_.buffers->Load(next, buffer, [&](std::byte* values) {
+      return options_.puts->ReadBuffer(buffer, values);
+    }));
+  }
   return image == nullptr ? absl::OkStatus() : image->Push(next % 2, options_.kernels);
 }
 
@@ -96,6 +102,7 @@ absl::Status RankEngine::TakePut(uint64_t offered, uint64_t agreed) {
                 options_.rank.value(), without, staged.ToString());
     options_.puts->Settle(PutSource::Outcome::kVoid,
                           WhyVoid(votes, without, options_.rank, staged));
+    if (options_.buffers != nullptr) options_.buffers->DropLoaded();
     return absl::OkStatus();
   }
   numbers.is_write = true;

@@ -243,7 +243,7 @@ class CheckpointLoad {
       values->resize(stored->end_bytes - stored->begin_bytes);
       uint32_t crc32 = kCrc32OfNothing;
       RETURN_IF_ERROR(model_->Read(tensor, 0, values->size(), values->data(), &crc32));
-      KeepForReaders(*to);
+      KeepInState(*to);
     }
     reply->set_step(manifest_.step);
     reply->set_saved_world_size(manifest_.world_size);
@@ -266,9 +266,9 @@ class CheckpointLoad {
     return absl::OkStatus();
   }
 
-  // So that who reads the live state right behind the load gets it, before the trainers have it.
-  void KeepForReaders(const v1::NamedTensor& loaded) {
-    if (memory_.rank.value() != 0) return;
+  // So that the version has it, for who reads the live state right behind the load and for who
+  // takes the place of a trainer that dies before it has taken it.
+  void KeepInState(const v1::NamedTensor& loaded) {
     const std::vector<BufferSpec>& buffers = memory_.layout.buffers;
     if (buffer_numbers_.empty()) {
       for (size_t i = 0; i < buffers.size(); ++i) buffer_numbers_[buffers[i].name] = i;

@@ -42,8 +42,9 @@ absl::StatusOr<std::unique_ptr<ShmCommunicator>> EpochCommunicators::JoinHost(Ep
   const RankTopology& topology = memory_->topology;
   const int rank = static_cast<int>(memory_->rank.value()), host = memory_->host();
   ShmCommunicator::Options shm;
-  shm.base = memory_->group.data() + ChannelOffsetBytes(memory_->plan);
-  shm.bytes = memory_->group.size_bytes() - ChannelOffsetBytes(memory_->plan);
+  const int64_t channel_bytes = ChannelOffsetBytes(memory_->plan, memory_->num_local_ranks());
+  shm.base = memory_->group.data() + channel_bytes;
+  shm.bytes = memory_->group.size_bytes() - channel_bytes;
   shm.rank = topology.LocalIndex(rank);
   shm.size = topology.NumRanks(host);
   shm.channel = static_cast<int>(row);

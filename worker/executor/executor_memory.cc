@@ -57,7 +57,9 @@ absl::Status MapHostRegions(const Packet& packet, ExecutorMemory* memory) {
   const auto map = [&](SetupFd fd, int64_t size_bytes, absl::string_view what) {
     return MapAtLeast(packet.fds[fd].get(), size_bytes, Access::kReadWrite, what);
   };
-  ASSIGN_OR_RETURN(memory->group, map(kGroup, ChannelOffsetBytes(memory->plan) + 1, "group"));
+  ASSIGN_OR_RETURN(
+      memory->group,
+      map(kGroup, ChannelOffsetBytes(memory->plan, memory->num_local_ranks()) + 1, "group"));
   ASSIGN_OR_RETURN(memory->control, map(kControl, sizeof(ControlPage), "control"));
   ASSIGN_OR_RETURN(memory->flight, map(kFlight, sizeof(FlightRing), "flight"));
   RETURN_IF_ERROR(CheckFlightRing(*memory->flight_ring()));

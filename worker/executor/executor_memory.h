@@ -25,13 +25,14 @@ namespace tessera {
 // region.
 inline constexpr int64_t kGroupPageBytes =
     (sizeof(GroupPage) + kPageBytes - 1) / kPageBytes * kPageBytes;
-// Of versions of the state whose step is even, then of the others.
-inline int64_t BufferSlotsOffsetBytes(const JobMemory& plan) {
+// Of each of the worker's ranks: of versions of the state whose step is even, then of the others.
+inline int64_t BufferSlotsOffsetBytes(const JobMemory& plan, int local_index) {
   const int64_t counts_bytes = UpdateCounts::SizeBytes(plan.num_parameters());
-  return kGroupPageBytes + (counts_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return kGroupPageBytes + (counts_bytes + kPageBytes - 1) / kPageBytes * kPageBytes +
+         2 * local_index * plan.buffers().bank_bytes();
 }
-inline int64_t ChannelOffsetBytes(const JobMemory& plan) {
-  return BufferSlotsOffsetBytes(plan) + 2 * plan.buffers().bank_bytes();
+inline int64_t ChannelOffsetBytes(const JobMemory& plan, int num_local_ranks) {
+  return BufferSlotsOffsetBytes(plan, num_local_ranks);
 }
 
 // What the packet of a setup says, before the device's name (see DeviceName). Not in the
@@ -74,6 +75,8 @@ struct ExecutorMemory {
 
   int64_t LargestShard() const;       // ELEMENTS, of any unit.
   int64_t LargestShardBytes() const;  // In the full dtype: gradients have no larger one.
+  int local_index() const { return topology.LocalIndex(static_cast<int>(rank.value())); }
+  int num_local_ranks() const { return topology.NumRanks(host()); }
   int host() const { return topology.HostOf(static_cast<int>(rank.value())); }
   bool spans_workers() const { return topology.num_hosts() > 1; }
   UpdateCounts update_counts() const {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/crc32.h"
+#include "job/live_tensors.h"
 
 namespace tessera {
 namespace {
@@ -47,6 +48,11 @@ absl::Status ExecutorPuts::ReadManifest(const v1::ExecutorPut& command, Put* put
   v1::PutManifest manifest;
   if (!manifest.ParseFromString(bytes)) return absl::DataLossError("the manifest is malformed");
   for (const v1::PutManifest::Range& range : manifest.ranges()) {
+    if (range.array() == static_cast<int>(LiveArray::kBuffer)) {
+      if (!IsWhole(range)) return absl::DataLossError("the manifest is of another job");
+      put->buffers[range.job_parameter()] = {range.numel(), range.offset_bytes(), range.crc32()};
+      continue;
+    }
     const bool fits = range.job_parameter() >= 0 && range.job_parameter() < num_parameters_ &&
                       range.array() >= 0 &&
                       range.array() <= static_cast<int>(StateArray::kSecondMoment) &&
@@ -61,6 +67,14 @@ absl::Status ExecutorPuts::ReadManifest(const v1::ExecutorPut& command, Put* put
     put->update_counts[parameter] = count;
   }
   return absl::OkStatus();
+}
+
+bool ExecutorPuts::IsWhole(const v1::PutManifest::Range& of_buffer) const {
+  const int buffer = of_buffer.job_parameter();
+  if (buffer < 0 || buffer >= static_cast<int>(buffers_->size())) return false;
+  const absl::StatusOr<int64_t> numel = Numel((*buffers_)[buffer]);
+  return numel.ok() && of_buffer.begin_elements() == 0 && of_buffer.numel() == *numel &&
+         of_buffer.offset_bytes() >= 0;
 }
 
 void ExecutorPuts::Give(const v1::ExecutorPut& command, UniqueFd file) {
@@ -143,6 +157,22 @@ absl::Status ExecutorPuts::Read(
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<int> ExecutorPuts::buffers() const {
+  std::vector<int> set;
+  for (const auto& [buffer, range] : offered_->buffers) set.push_back(buffer);
+  return set;
+}
+
+absl::Status ExecutorPuts::ReadBuffer(int buffer, std::byte* values) const {
+  const BufferSpec& spec = (*buffers_)[buffer];
+  const Range& range = offered_->buffers.at(buffer);
+  ASSIGN_OR_RETURN(const int64_t size_bytes, SizeBytes(spec));
+  RETURN_IF_ERROR(ReadAt(offered_->file.get(), range.offset_bytes, values, size_bytes));
+  if (Crc32(values, size_bytes) == range.crc32) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("buffer '", spec.name, "': the stored values were changed on disk"));
 }
 
 void ExecutorPuts::Settle(Outcome outcome, const std::string& why) {

@@ -10,6 +10,7 @@
 #ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_PUTS_H_
 #define TESSERA_WORKER_EXECUTOR_EXECUTOR_PUTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -23,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/unique_fd.h"
+#include "layout/tensor_spec.h"
 #include "proto/executor.pb.h"
 #include "worker/engine/put_source.h"
 
@@ -33,9 +35,9 @@ class ExecutorPuts : public PutSource {
   // Tells the worker that this rank has the put no more; `failure`: why none can take it, or "".
   // Called by any thread, with the lock held.
   using ReportGone = std::function<void(uint64_t put, const std::string& failure)>;
-  // `num_parameters`: of the job.
-  ExecutorPuts(int num_parameters, ReportGone gone)
-      : num_parameters_(num_parameters), gone_(std::move(gone)) {}
+  // `num_parameters`: of the job, as `buffers`, which outlive this.
+  ExecutorPuts(int num_parameters, const std::vector<BufferSpec>* buffers, ReportGone gone)
+      : num_parameters_(num_parameters), buffers_(buffers), gone_(std::move(gone)) {}
 
   void Give(const v1::ExecutorPut& command, UniqueFd file);
   void Drop(uint64_t put);
@@ -46,6 +48,8 @@ class ExecutorPuts : public PutSource {
   absl::Status Read(
       const std::vector<ShardSegment>& segments,
       absl::FunctionRef<Values(StateArray, const ShardSegment&)> values) const override;
+  std::vector<int> buffers() const override;
+  absl::Status ReadBuffer(int buffer, std::byte* values) const override;
   void Settle(Outcome outcome, const std::string& why) override;
 
  private:
@@ -60,15 +64,18 @@ class ExecutorPuts : public PutSource {
     uint64_t id = 0;
     UniqueFd file;
     std::map<RangeKey, Range> ranges;
+    std::map<int, Range> buffers;
     std::map<int, int64_t> update_counts;
   };
   // Whether it has any element of this array of the parameter.
   static bool Sets(const Put& put, int job_parameter, StateArray array);
   // Errors: DataLoss  the manifest cannot be read, or is of another job.
   absl::Status ReadManifest(const v1::ExecutorPut& command, Put* put) const;
+  bool IsWhole(const v1::PutManifest::Range& of_buffer) const;
   void ForgetLocked(const std::string& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const int num_parameters_;
+  const std::vector<BufferSpec>* const buffers_;
   const ReportGone gone_;
   mutable absl::Mutex mu_;
   // While it is offered it stays, and the engine reads it without the lock.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "checkpoint/crc32.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "job/live_tensors.h"
 
 namespace tessera {
 namespace {
@@ -65,8 +67,11 @@ class ExecutorPutsTest : public testing::Test {
   UniqueFd file_;
   v1::PutManifest manifest_;
   std::vector<std::pair<uint64_t, std::string>> gone_;
-  ExecutorPuts puts_{
-      2, [this](uint64_t put, const std::string& failure) { gone_.emplace_back(put, failure); }};
+  const std::vector<BufferSpec> buffers_ = {{"count", StoredDType::kI64, {}},
+                                            {"table", StoredDType::kI16, {2, 3}}};
+  ExecutorPuts puts_{2, &buffers_, [this](uint64_t put, const std::string& failure) {
+                       gone_.emplace_back(put, failure);
+                     }};
 };
 
 TEST_F(ExecutorPutsTest, IsOfferedUntilItIsDecided) {
@@ -138,6 +143,38 @@ TEST_F(ExecutorPutsTest, RankWhosePartWasNotStoredIsToldSo) {
   Give();
   EXPECT_EQ(puts_.Offer(0), kPut);
   EXPECT_THAT(Read(6).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("element 6")));
+}
+
+TEST_F(ExecutorPutsTest, BuffersAreReadWholeAndCheckedAgainstTheirSum) {
+  v1::PutManifest::Range* range = manifest_.mutable_ranges(0);
+  range->set_array(static_cast<int>(LiveArray::kBuffer));
+  range->set_begin_elements(0);
+  range->set_numel(6);
+  Give();
+  EXPECT_EQ(puts_.Offer(0), kPut);
+  EXPECT_THAT(puts_.buffers(), ElementsAre(1));
+  std::vector<float> read(3);
+  EXPECT_OK(puts_.ReadBuffer(1, reinterpret_cast<std::byte*>(read.data())));
+  EXPECT_EQ(read, values_);
+  ASSERT_OK_AND_ASSIGN(const std::vector<float> parameter, Read());
+  EXPECT_EQ(parameter, std::vector<float>(3, 0.0f)) << "it sets none";
+  ASSERT_EQ(pwrite(file_.get(), "x", 1, 5), 1);
+  EXPECT_THAT(puts_.ReadBuffer(1, reinterpret_cast<std::byte*>(read.data())),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("buffer 'table'")));
+}
+
+TEST_F(ExecutorPutsTest, PartOfABufferOrOneThatThereIsNotIsRefused) {
+  v1::PutManifest::Range* range = manifest_.mutable_ranges(0);
+  range->set_array(static_cast<int>(LiveArray::kBuffer));
+  uint64_t put = kPut;
+  for (const auto& [buffer, begin, numel] :
+       std::vector<std::tuple<int, int, int>>{{1, 0, 5}, {1, 1, 6}, {2, 0, 6}, {-1, 0, 6}}) {
+    range->set_job_parameter(buffer);
+    range->set_begin_elements(begin);
+    range->set_numel(numel);
+    Give(++put);
+    EXPECT_THAT(gone_.back(), Pair(put, HasSubstr("of another job")));
+  }
 }
 
 TEST_F(ExecutorPutsTest, ManifestOfAnotherJobIsRefused) {

@@ -42,7 +42,7 @@ class RankExecutor {
             [this](const std::string& path) { link_.ReportSaving(path); },
             [this](const absl::Status& status) { SendFailure(status); },
             [this](const v1::SaveReport& report) { SendSaveReport(report); }),
-        puts_(memory_.plan.num_parameters(),
+        puts_(memory_.plan.num_parameters(), &memory_.layout.buffers,
               [this](uint64_t put, const std::string& failure) { SendPutGone(put, failure); }),
         recorder_(memory_.flight_ring()),
         communicators_(&memory_, machine.make_direct) {}
@@ -100,19 +100,19 @@ class RankExecutor {
   // Of an epoch; null: there is no device.
   std::unique_ptr<GradientEvents> gradient_events_, window_events_;
   std::unique_ptr<StateImages> images_;   // Null: the state is addressable.
-  std::unique_ptr<BufferSlots> buffers_;  // Rank 0's, if the model has any; else null.
+  std::unique_ptr<BufferSlots> buffers_;  // Null: the model has none.
   EpochCommunicators communicators_;
   std::unique_ptr<RankEngine> engine_;
   std::thread engine_thread_;
 };
 
 absl::Status RankExecutor::Open() {
-  if (memory_.rank.value() == 0 && !memory_.plan.buffers().empty()) {
-    const int own = memory_.topology.LocalIndex(0);
+  if (!memory_.plan.buffers().empty()) {
+    const int own = memory_.local_index();
     buffers_ = std::make_unique<BufferSlots>(
         &memory_.plan.buffers(),
         memory_.gradients[own].data() + memory_.plan.staged_buffers_offset_bytes(),
-        memory_.group.data() + BufferSlotsOffsetBytes(memory_.plan));
+        memory_.group.data() + BufferSlotsOffsetBytes(memory_.plan, own));
   }
   ASSIGN_OR_RETURN(post_backward_, threads_.CreateStream("post-backward"));
   RETURN_IF_ERROR(CreateKernels());

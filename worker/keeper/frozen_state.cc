@@ -109,7 +109,7 @@ absl::StatusOr<int64_t> FrozenState::LocateBuffer(const v1::LiveRange& range,
   const int64_t begin = range.begin_elements();
   if (begin < 0 || begin > numel || range.numel() < 0 || range.numel() > numel - begin)
     return Refusal(range);
-  return BufferSlotsOffsetBytes(memory_) + step_ % 2 * placement.bank_bytes() +
+  return BufferSlotsOffsetBytes(memory_, 0) + step_ % 2 * placement.bank_bytes() +
          placement.offset_bytes(buffer) + begin * *element_bytes;
 }
 

@@ -112,7 +112,8 @@ TEST_F(FrozenStateTest, GivesBuffersOfTheStepAsTheyAre) {
   const auto group = Mapping::CreateWhole(regions_->group_fd(), Access::kReadWrite);
   for (const int64_t step : {4, 5}) {
     for (int rank : {0, 1}) Apply(rank, step);
-    const BufferBank slot = {&memory_.buffers(), group->data() + BufferSlotsOffsetBytes(memory_) +
+    const BufferBank slot = {&memory_.buffers(), group->data() +
+                                                     BufferSlotsOffsetBytes(memory_, 0) +
                                                      step % 2 * memory_.buffers().bank_bytes()};
     for (int i = 0; i < kTable; ++i)
       reinterpret_cast<int16_t*>(slot.values(1))[i] = static_cast<int16_t>(i + step);

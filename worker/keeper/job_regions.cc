@@ -159,9 +159,9 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
                                      /*on_gpu=*/shares_gpu));
   ASSIGN_OR_RETURN(UniqueFd parameters, CreateRegion(device_memory, job.job_id() + "/parameters",
                                                      of_parameters.region_bytes()));
-  ASSIGN_OR_RETURN(
-      SharedRegion group,
-      SharedRegion::Create(job.job_id() + "/group", ChannelOffsetBytes(plan) + channel_bytes));
+  ASSIGN_OR_RETURN(SharedRegion group,
+                   SharedRegion::Create(job.job_id() + "/group",
+                                        ChannelOffsetBytes(plan, local.count()) + channel_bytes));
   JobRegions regions(std::move(parameters), std::move(group));
   ASSIGN_OR_RETURN(regions.group_mapping_,
                    Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
@@ -184,7 +184,7 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
   }
   regions.why_not_shared_ = why_not_shared;
   regions.state_on_host_ = state_on_host;
-  regions.channel_offset_bytes_ = ChannelOffsetBytes(plan);
+  regions.channel_offset_bytes_ = ChannelOffsetBytes(plan, local.count());
   regions.state_bytes_ = plan.state_region_bytes();
   regions.num_parameters_ = plan.num_parameters();
   regions.local_ = local;

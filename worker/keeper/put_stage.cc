@@ -64,6 +64,21 @@ absl::StatusOr<LiveArray> DecodeArray(v1::LiveStateArray array) {
 
 }  // namespace
 
+absl::StatusOr<PutStage::Slot> PutStage::BufferSlotOf(const ModelLayout& layout,
+                                                      const v1::PutSlot& from) {
+  const int buffer = from.job_parameter();
+  if (buffer < 0 || buffer >= static_cast<int>(layout.buffers.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("buffer ", buffer, " of ", layout.buffers.size(), ": there is none"));
+  }
+  Slot slot;
+  slot.tensor.job_parameter = buffer;
+  slot.tensor.array = LiveArray::kBuffer;
+  slot.element_bytes = SizeBits(layout.buffers[buffer].dtype) / 8;
+  slot.kept_bytes = slot.element_bytes;
+  return slot;
+}
+
 absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& regions,
                                                            const v1::PutStage& request,
                                                            const std::string& spool_folder) {
@@ -76,6 +91,12 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
   std::vector<LiveTensor> tensors;
   v1::PutManifest manifest;
   for (const v1::PutSlot& from : request.slots()) {
+    if (from.array() == v1::LIVE_STATE_ARRAY_BUFFER) {
+      ASSIGN_OR_RETURN(const Slot slot, BufferSlotOf(layout, from));
+      tensors.push_back(slot.tensor);
+      slots.push_back(slot);
+      continue;
+    }
     Slot slot;
     ASSIGN_OR_RETURN(const LiveArray array, DecodeArray(from.array()));
     ASSIGN_OR_RETURN(slot.tensor,
@@ -86,6 +107,8 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
                                                      " for parameter ", from.job_parameter()));
     }
     slot.kept_in = layout.units[slot.tensor.unit].full_dtype();
+    slot.element_bytes = SizeBytes(slot.comes_in);
+    slot.kept_bytes = SizeBytes(slot.kept_in);
     if (array != LiveArray::kParameter) {
       RETURN_IF_ERROR(CheckRange("count of updates", from.update_count(), 0,
                                  std::numeric_limits<int32_t>::max()));
@@ -97,12 +120,12 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
   std::vector<HeldRange> ranges;
   int64_t size_bytes = 0;
   const LocalRanks& local = regions.local();
-  RETURN_IF_ERROR(ForEachHeldRange(
-      layout, tensors, local.first(), local.first() + local.count(), [&](const HeldRange& range) {
-        ranges.push_back(range);
-        size_bytes += range.numel * SizeBytes(slots[range.tensor].kept_in);
-        return absl::OkStatus();
-      }));
+  RETURN_IF_ERROR(ForEachHeldRange(layout, tensors, local.first(), local.first() + local.count(),
+                                   [&](const HeldRange& range) {
+                                     ranges.push_back(range);
+                                     size_bytes += range.numel * slots[range.tensor].kept_bytes;
+                                     return absl::OkStatus();
+                                   }));
   ASSIGN_OR_RETURN(SpoolFile file, SpoolFile::Create(spool_folder, size_bytes));
   std::unique_ptr<PutStage> stage(new PutStage(request.put(), std::move(file)));
   stage->slots_ = std::move(slots);
@@ -118,8 +141,8 @@ absl::Status PutStage::Take(const v1::LivePiece& piece) {
   const HeldRange& range = ranges_[next_range_];
   const Slot& slot = slots_[range.tensor];
   const auto size_bytes = static_cast<int64_t>(piece.data().size());
-  const int64_t count = size_bytes / SizeBytes(slot.comes_in);
-  if (piece.data().size() > kMaxPieceBytes || size_bytes % SizeBytes(slot.comes_in) != 0 ||
+  const int64_t count = size_bytes / slot.element_bytes;
+  if (piece.data().size() > kMaxPieceBytes || size_bytes % slot.element_bytes != 0 ||
       piece.offset_elements() != range.begin_elements + done_elements_ ||
       count > range.numel - done_elements_) {
     return refusal;

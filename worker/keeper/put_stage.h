@@ -51,8 +51,11 @@ class PutStage {
  private:
   struct Slot {
     LiveTensor tensor;
-    DType comes_in = DType::kFp32, kept_in = DType::kFp32;
+    DType comes_in = DType::kFp32, kept_in = DType::kFp32;  // Of a buffer nothing is converted.
+    int64_t element_bytes = 0, kept_bytes = 0;              // Of one that comes, and is kept.
   };
+  // Errors: InvalidArgument  there is no such buffer.
+  static absl::StatusOr<Slot> BufferSlotOf(const ModelLayout& layout, const v1::PutSlot& from);
   PutStage(uint64_t put, SpoolFile file) : put_(put), file_(std::move(file)) {}
 
   const uint64_t put_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "checkpoint/crc32.h"
 #include "gmock/gmock.h"
@@ -27,6 +28,7 @@ class PutStageTest : public testing::Test {
     v1::Job job;
     ModelSpec model;
     model.units.push_back({"root", {{"a", {20}}, {"b", {3}, DType::kFp32, false}}});
+    model.buffers = {{"mask", StoredDType::kBool, {3}}, {"table", StoredDType::kI16, {2, 3}}};
     JobConfig config;
     config.world_size = 2;
     config.layout.shard_alignment_bytes = 0;
@@ -95,6 +97,38 @@ TEST_F(PutStageTest, KeepsTheRangesOfItsRanksInTheStatesDTypeWithTheirSums) {
   EXPECT_EQ(staged->put, 7u);
 }
 
+// In its own dtype, and whole for each worker: each rank's trainer gets it.
+TEST_F(PutStageTest, KeepsABufferAsItComes) {
+  Make(/*both=*/false);
+  request_.clear_slots();
+  AddSlot(1, v1::LIVE_STATE_ARRAY_BUFFER, v1::DTYPE_UNSPECIFIED);
+  ASSERT_OK_AND_ASSIGN(auto stage, Create());
+  const std::string bytes = "0123456789ab";
+  v1::LivePiece piece;
+  piece.set_data(bytes.substr(0, 5));
+  EXPECT_FALSE(stage->Take(piece).ok()) << "no whole elements";
+  piece.set_data(bytes.substr(0, 4));
+  ASSERT_OK(stage->Take(piece));
+  piece.set_offset_elements(2);
+  piece.set_data(bytes.substr(4));
+  ASSERT_OK(stage->Take(piece));
+  EXPECT_FALSE(stage->Take(piece).ok()) << "there are no more";
+  ASSERT_OK_AND_ASSIGN(const auto staged, stage->Seal());
+  std::string stored(bytes.size(), 0);
+  ASSERT_OK(staged->file.Read(0, stored.data(), stored.size()));
+  EXPECT_EQ(stored, bytes);
+  std::string manifest_bytes(staged->manifest_size_bytes, 0);
+  ASSERT_OK(staged->file.Read(staged->manifest_offset_bytes, manifest_bytes.data(),
+                              staged->manifest_size_bytes));
+  v1::PutManifest manifest;
+  ASSERT_TRUE(manifest.ParseFromString(manifest_bytes));
+  ASSERT_EQ(manifest.ranges_size(), 1);
+  EXPECT_EQ(manifest.ranges(0).array(), static_cast<int>(LiveArray::kBuffer));
+  EXPECT_EQ(manifest.ranges(0).job_parameter(), 1);
+  EXPECT_EQ(manifest.ranges(0).numel(), 6);
+  EXPECT_EQ(manifest.ranges(0).crc32(), Crc32(bytes.data(), bytes.size()));
+}
+
 TEST_F(PutStageTest, ElementsThatDoNotFollowAreRefused) {
   Make();
   const int64_t split = regions_->layout().units[0].shards.RangeOf(Rank(0)).end;
@@ -124,6 +158,10 @@ TEST_F(PutStageTest, WhatTheJobDoesNotHaveIsRefused) {
   EXPECT_THAT(refusal(), HasSubstr("without a number"));
   AddSlot(2, v1::LIVE_STATE_ARRAY_PARAMETER, v1::DTYPE_FP32);
   EXPECT_THAT(refusal(), HasSubstr("parameter 2 of 2"));
+  for (const int buffer : {-1, 2}) {
+    AddSlot(buffer, v1::LIVE_STATE_ARRAY_BUFFER, v1::DTYPE_UNSPECIFIED);
+    EXPECT_THAT(refusal(), HasSubstr(absl::StrCat("buffer ", buffer, " of 2")));
+  }
   AddSlot(1, v1::LIVE_STATE_ARRAY_FIRST_MOMENT, v1::DTYPE_FP32);
   EXPECT_THAT(refusal(), HasSubstr("is frozen"));
   AddSlot(0, v1::LIVE_STATE_ARRAY_UNSPECIFIED, v1::DTYPE_FP32);

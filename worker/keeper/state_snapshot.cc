@@ -111,7 +111,7 @@ int64_t StateSnapshot::OffsetBytes(const LiveSlice& slice) const {
   const int version = static_cast<int>(step_ % 2);
   if (IsBuffer(slice)) {
     const BufferPlacement& buffers = memory_.buffers();
-    return BufferSlotsOffsetBytes(memory_) + version * buffers.bank_bytes() +
+    return BufferSlotsOffsetBytes(memory_, 0) + version * buffers.bank_bytes() +
            buffers.offset_bytes(tensor.job_parameter);
   }
   return memory_.StateOffsetBytes(static_cast<StateArray>(tensor.array), version) +

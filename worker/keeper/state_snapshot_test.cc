@@ -125,7 +125,7 @@ class StateSnapshotTest : public testing::Test {
   }
   BufferBank SlotOf(int64_t step) {
     group_ = *Mapping::CreateWhole(regions_->group_fd(), Access::kReadWrite);
-    return {&memory_.buffers(), group_.data() + BufferSlotsOffsetBytes(memory_) +
+    return {&memory_.buffers(), group_.data() + BufferSlotsOffsetBytes(memory_, 0) +
                                     step % 2 * memory_.buffers().bank_bytes()};
   }
   StateHold& HoldOf(int rank) { return regions_->group()->ranks[rank].hold; }

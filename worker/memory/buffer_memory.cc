@@ -34,9 +34,9 @@ absl::StatusOr<BufferPlacement> BufferPlacement::Of(const std::vector<BufferSpec
   return placement;
 }
 
-void BufferBank::Write(int buffer, const void* values) const {
+void BufferBank::WriteMarked(int buffer, const void* values, uint64_t mark) const {
   std::atomic<uint64_t>& word = sequence(buffer);
-  const uint64_t writing = word.load(std::memory_order_relaxed) | 1;
+  const uint64_t writing = (word.load(std::memory_order_relaxed) & ~kGivenWord) | 1;
   word.store(writing, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   const int64_t half = size_bytes(buffer) / 2;
@@ -44,7 +44,7 @@ void BufferBank::Write(int buffer, const void* values) const {
   (void)FaultPoint("buffers.write");
   const auto* rest = static_cast<const std::byte*>(values) + half;
   if (size_bytes(buffer) > 0) memcpy(this->values(buffer) + half, rest, size_bytes(buffer) - half);
-  word.store(writing + 1, std::memory_order_release);
+  word.store((writing + 1) | mark, std::memory_order_release);
 }
 
 }  // namespace tessera

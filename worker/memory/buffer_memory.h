@@ -1,13 +1,14 @@
-// Where the buffers of a job's model lie, of which rank 0's trainer says the values, and how it
-// does.
+// Where the buffers of a job's model lie, of which each rank's trainer says the values, and how.
 //
 //   bank = | a sequence word for each buffer | buffer 0 | buffer 1 | ... |     64-byte aligned each
-//   staging   what the trainer said last; behind rank 0's gradients    trainer -> executor
-//   slots     of even versions, of odd versions; in the group region   executor -> readers
+//   staging   what the trainer said last, or was given; behind       trainer <-> executor
+//             its rank's gradients
+//   slots     of even versions, of odd versions; in the group region   executor; of rank 0 readers
 //
 // A sequence word is 0 where nothing was ever written, odd while something is, and else another one
-// after each write, so that equal words of two banks mean equal bytes. A trainer may write
-// anything: whoever takes words and bytes from staging takes them for that trainer's word alone.
+// after each write, so that equal words of two banks mean equal bytes; kGivenWord apart, which
+// staging has where the bytes are not its trainer's own. A trainer may write anything: whoever
+// takes words and bytes from staging takes them for that trainer's word alone.
 #ifndef TESSERA_WORKER_MEMORY_BUFFER_MEMORY_H_
 #define TESSERA_WORKER_MEMORY_BUFFER_MEMORY_H_
 
@@ -42,6 +43,9 @@ class BufferPlacement {
   int64_t bank_bytes_ = 0;
 };
 
+// Of a sequence word: its rank's executor wrote the bytes.
+inline constexpr uint64_t kGivenWord = uint64_t{1} << 62;
+
 // One bank in mapped memory. A plain value; the memory and the placement outlive it.
 class BufferBank {
  public:
@@ -57,9 +61,13 @@ class BufferBank {
 
   // Writes all of the buffer, size_bytes(buffer) bytes, and gives it another sequence word; of one
   // that was being written when its writer died, too. One writer at a time.
-  void Write(int buffer, const void* values) const;
+  void Write(int buffer, const void* values) const { WriteMarked(buffer, values, 0); }
+  // The same with kGivenWord.
+  void Give(int buffer, const void* values) const { WriteMarked(buffer, values, kGivenWord); }
 
  private:
+  void WriteMarked(int buffer, const void* values, uint64_t mark) const;
+
   const BufferPlacement* placement_ = nullptr;
   std::byte* base_ = nullptr;
 };

@@ -69,6 +69,8 @@ std::string OpName(OpKind kind) {
       return "cancel-save";
     case OpKind::kFinishTrainersStep:
       return "finish-trainers-step";
+    case OpKind::kRestoreBuffers:
+      return "restore-buffers";
   }
   return absl::StrCat("operation ", static_cast<uint32_t>(kind));
 }

@@ -53,11 +53,12 @@ enum class OpKind : uint32_t {
   kEndForward,          // A forward ended that no backward follows: the order may be cut here.
   kLoad,  // As the message that was sent says: read values from files, as one write or the first.
   kSend,  // ControlPage::piece holds the next piece of a message for kSave and others.
-  kReceive,       // Put the next piece of the last operation's reply there.
-  kReadProgress,  // Reply with where training stands.
-  kSaveStatus,    // Reply with how the last save in the background goes.
-  kCancelSave,    // That save is not wanted any more; the reply is empty.
-  kPut,           // In flight records alone: values that others than trainers set.
+  kReceive,         // Put the next piece of the last operation's reply there.
+  kReadProgress,    // Reply with where training stands.
+  kSaveStatus,      // Reply with how the last save in the background goes.
+  kCancelSave,      // That save is not wanted any more; the reply is empty.
+  kPut,             // In flight records alone: values that others than trainers set.
+  kRestoreBuffers,  // Give the trainer, which writes to none, those of the committed version.
 };
 
 // "unshard", "reduce", ...; "operation 77" for what is none.
@@ -99,7 +100,7 @@ struct UnitWords {
   std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 15;
+inline constexpr uint32_t kControlPageVersion = 16;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr uint32_t kGradientEvents = 64;  // More than backwards run ahead of their GPU.
 inline constexpr size_t kMaxErrorBytes = 1024;

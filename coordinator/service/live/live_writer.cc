@@ -57,7 +57,7 @@ v1::PutCommand StageCommand(const PutPlan& plan, uint64_t put) {
     v1::PutSlot* slot = command.mutable_stage()->add_slots();
     slot->set_job_parameter(tensor.tensor.job_parameter);
     slot->set_array(EncodeArray(tensor.tensor.array));
-    slot->set_dtype(EncodeDType(tensor.dtype));
+    if (tensor.tensor.array != LiveArray::kBuffer) slot->set_dtype(EncodeDType(tensor.dtype));
     slot->set_update_count(tensor.update_count);
   }
   return command;
@@ -211,7 +211,7 @@ absl::Status LiveWriter::TakeAll() {
 
 absl::Status LiveWriter::TakeTensor(size_t index) {
   const PutPlan::Tensor& tensor = plan_.tensors[index];
-  const int64_t element_bytes = SizeBytes(tensor.dtype);
+  const int64_t element_bytes = tensor.element_bytes;
   v1::PutRequest request;
   for (int64_t done = 0; done < tensor.numel;) {
     RETURN_IF_ERROR(ReadRequest(&request));
@@ -240,7 +240,7 @@ absl::Status LiveWriter::TakeTensor(size_t index) {
 }
 
 absl::Status LiveWriter::Forward(const PutPlan::Tensor& tensor, const v1::LivePiece& piece) {
-  const int64_t element_bytes = SizeBytes(tensor.dtype);
+  const int64_t element_bytes = tensor.element_bytes;
   const int64_t begin = piece.offset_elements();
   const int64_t end = begin + static_cast<int64_t>(piece.data().size()) / element_bytes;
   for (const Worker& worker : workers_) {

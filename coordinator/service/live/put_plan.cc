@@ -16,8 +16,8 @@
 namespace tessera::coordinator {
 namespace {
 
-// Parameters, two moments of each, and as many aliases.
-constexpr int64_t kMaxTensors = 4 * kMaxParameters;
+// Parameters, two moments of each, as many aliases, and buffers.
+constexpr int64_t kMaxTensors = 5 * kMaxParameters;
 
 absl::StatusOr<LiveArray> DecodeArray(v1::LiveStateArray array) {
   switch (array) {
@@ -55,12 +55,41 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
 }
 
 absl::Status CheckCount(const v1::PutTensor& from, LiveArray array) {
-  if ((array != LiveArray::kParameter) != from.has_update_count()) {
+  const bool is_moment = array != LiveArray::kParameter && array != LiveArray::kBuffer;
+  if (is_moment != from.has_update_count()) {
     return absl::InvalidArgumentError(
         "a count of updates belongs to each moment, and to nothing else");
   }
   return CheckRange("count of updates", from.update_count(), 0,
                     std::numeric_limits<int32_t>::max());
+}
+
+absl::Status CheckShape(const std::vector<int64_t>& own, const v1::PutTensor& from) {
+  const std::vector<int64_t> given(from.shape().begin(), from.shape().end());
+  if (given == own) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("its shape is ", ShapeText(own), ", the put gives ", ShapeText(given)));
+}
+
+absl::StatusOr<PutPlan::Tensor> PlanBuffer(const ModelLayout& layout,
+                                           const std::map<std::string, int>& numbers,
+                                           const v1::PutTensor& from) {
+  const auto number = numbers.find(from.parameter());
+  if (number == numbers.end()) return absl::NotFoundError("the job has no such buffer");
+  const BufferSpec& buffer = layout.buffers[number->second];
+  RETURN_IF_ERROR(CheckShape(buffer.shape, from));
+  if (Name(buffer.dtype) != from.stored_dtype()) {
+    return absl::InvalidArgumentError(absl::StrCat("it is in ", Name(buffer.dtype),
+                                                   ", the put gives '", from.stored_dtype(), "'"));
+  }
+  RETURN_IF_ERROR(CheckCount(from, LiveArray::kBuffer));
+  PutPlan::Tensor tensor;
+  tensor.name = from.parameter();
+  tensor.tensor.job_parameter = number->second;
+  tensor.tensor.array = LiveArray::kBuffer;
+  tensor.element_bytes = SizeBits(buffer.dtype) / 8;
+  ASSIGN_OR_RETURN(tensor.numel, Numel(buffer));
+  return tensor;
 }
 
 absl::StatusOr<PutPlan::Tensor> PlanTensor(const JobSpec& spec, const ModelLayout& layout,
@@ -74,11 +103,7 @@ absl::StatusOr<PutPlan::Tensor> PlanTensor(const JobSpec& spec, const ModelLayou
   ASSIGN_OR_RETURN(const LiveArray array, DecodeArray(from.array()));
   ASSIGN_OR_RETURN(tensor.tensor, places.TensorOf(number->second, array, spec.config.optimizer));
   const PlacedParameter& placed = ParameterOf(layout, tensor.tensor);
-  const std::vector<int64_t> shape(from.shape().begin(), from.shape().end());
-  if (shape != placed.spec.shape) {
-    return absl::InvalidArgumentError(absl::StrCat("its shape is ", ShapeText(placed.spec.shape),
-                                                   ", the put gives ", ShapeText(shape)));
-  }
+  RETURN_IF_ERROR(CheckShape(placed.spec.shape, from));
   ASSIGN_OR_RETURN(tensor.dtype, DecodeDType(from.dtype()));
   if (!IsPutDType(tensor.dtype)) {
     return absl::InvalidArgumentError(absl::StrCat("elements of ", Name(tensor.dtype),
@@ -86,6 +111,7 @@ absl::StatusOr<PutPlan::Tensor> PlanTensor(const JobSpec& spec, const ModelLayou
   }
   RETURN_IF_ERROR(CheckCount(from, array));
   tensor.update_count = from.update_count();
+  tensor.element_bytes = SizeBytes(tensor.dtype);
   tensor.numel = placed.numel;
   return tensor;
 }
@@ -120,7 +146,9 @@ absl::Status FindShared(PutPlan* plan) {
 absl::Status CheckMoments(const JobSpec& spec, const PutPlan& plan) {
   std::map<int, std::vector<const PutPlan::Tensor*>> moments;
   for (const PutPlan::Tensor& tensor : plan.tensors) {
-    if (tensor.tensor.array == LiveArray::kParameter || tensor.same_as >= 0) continue;
+    if (tensor.tensor.array == LiveArray::kParameter || tensor.same_as >= 0 ||
+        tensor.tensor.array == LiveArray::kBuffer)
+      continue;
     moments[tensor.tensor.job_parameter].push_back(&tensor);
   }
   const size_t wanted = spec.config.optimizer == OptimizerKind::kSgd ? 1 : 2;
@@ -147,10 +175,17 @@ absl::StatusOr<PutPlan> PlanPut(const JobSpec& spec, const v1::PutBegin& begin) 
   ASSIGN_OR_RETURN(plan.layout, LayOut(spec.model, spec.config));
   const ParameterNumbers places(plan.layout);
   const std::map<std::string, int> numbers = NumbersByName(plan.layout);
+  std::map<std::string, int> buffers;
+  for (const BufferSpec& buffer : plan.layout.buffers)
+    buffers.emplace(buffer.name, static_cast<int>(buffers.size()));
   for (const v1::PutTensor& from : begin.tensors()) {
-    absl::StatusOr<PutPlan::Tensor> tensor = PlanTensor(spec, plan.layout, places, numbers, from);
-    RETURN_IF_ERROR(Annotate(tensor.status(), absl::StrCat("parameter '", from.parameter(), "'")));
-    plan.size_bytes += tensor->numel * SizeBytes(tensor->dtype);
+    const bool is_buffer = from.array() == v1::LIVE_STATE_ARRAY_BUFFER;
+    absl::StatusOr<PutPlan::Tensor> tensor =
+        is_buffer ? PlanBuffer(plan.layout, buffers, from)
+                  : PlanTensor(spec, plan.layout, places, numbers, from);
+    RETURN_IF_ERROR(Annotate(tensor.status(), absl::StrCat(is_buffer ? "buffer" : "parameter", " '",
+                                                           from.parameter(), "'")));
+    plan.size_bytes += tensor->numel * tensor->element_bytes;
     plan.tensors.push_back(*std::move(tensor));
   }
   RETURN_IF_ERROR(FindShared(&plan));

@@ -19,8 +19,9 @@ struct PutPlan {
   struct Tensor {
     std::string name;  // As the client has it.
     LiveTensor tensor;
-    DType dtype = DType::kFp32;  // In which its elements come.
-    int64_t update_count = 0;    // Of a moment.
+    DType dtype = DType::kFp32;  // In which its elements come; of a buffer they are in its own.
+    int64_t element_bytes = 0;
+    int64_t update_count = 0;  // Of a moment.
     int64_t numel = 0;
     int same_as = -1;  // Weights that are tied: the one before it that sets the same; -1: none.
     bool is_shared = false;  // A later one is the same as this one.
@@ -31,7 +32,7 @@ struct PutPlan {
   int64_t size_bytes = 0;       // Of all that comes.
 };
 
-// Errors: NotFound         the job has no such parameter (names it)
+// Errors: NotFound         the job has no such parameter or buffer (names it)
 //         InvalidArgument  what of a tensor does not fit (names it, what is expected and given); a
 //                          tensor twice; moments that are not all there
 absl::StatusOr<PutPlan> PlanPut(const JobSpec& spec, const v1::PutBegin& begin);

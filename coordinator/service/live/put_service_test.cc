@@ -1,5 +1,6 @@
 // The coordinator's part in setting a job's values, over real gRPC; the test is both workers and
 // the client.
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -124,6 +125,10 @@ class PutServiceTest : public ::testing::Test {
     name_ = parameter->name();
     parameter->clear_shape();
     parameter->add_shape(kNumel);
+    v1::BufferSpec* buffer = request.mutable_model()->add_buffers();
+    buffer->set_name("table");
+    buffer->set_dtype("I16");
+    buffer->add_shape(4);
     grpc::ClientContext context;
     v1::Job job;
     ASSERT_OK(FromGrpcStatus(v1::Jobs::NewStub(channel_)->CreateJob(&context, request, &job)));
@@ -209,6 +214,79 @@ TEST_F(PutServiceTest, IsCutAlongTheRanksSlicesAndSetOnceAllWorkersHaveIt) {
   EXPECT_EQ(reply_.trained_step(), 8);
   EXPECT_EQ(reply_.num_tensors(), 1);
   EXPECT_EQ(reply_.size_bytes(), 2 * kNumel);
+}
+
+class PutBufferTest : public PutServiceTest {
+ protected:
+  // Changes a put of the buffer before it is sent.
+  std::future<absl::Status> PutTable(const std::function<void(v1::PutBegin*)>& change = nullptr,
+                                     const std::string& bytes = "abcdefgh") {
+    v1::PutRequest request;
+    request.mutable_begin()->set_job_id("gpt");
+    v1::PutTensor* tensor = request.mutable_begin()->add_tensors();
+    tensor->set_parameter("table");
+    tensor->set_array(v1::LIVE_STATE_ARRAY_BUFFER);
+    tensor->set_stored_dtype("I16");
+    tensor->add_shape(4);
+    if (change != nullptr) change(request.mutable_begin());
+    return std::async(std::launch::async, [this, request, bytes]() mutable -> absl::Status {
+      const auto stub = v1::LivePut::NewStub(NewChannel());
+      grpc::ClientContext context;
+      const auto stream = stub->PutLiveState(&context, &reply_);
+      stream->Write(request);
+      request.mutable_piece()->set_data(bytes);
+      stream->Write(request);
+      request.mutable_end();
+      stream->Write(request);
+      stream->WritesDone();
+      return FromGrpcStatus(stream->Finish());
+    });
+  }
+};
+
+TEST_F(PutBufferTest, EachWorkerGetsAllOfItAsItIs) {
+  Start();
+  auto put = PutTable();
+  OpenBoth();
+  for (Relay* relay : {ra_.get(), rb_.get()}) {
+    const v1::PutStage stage = relay->Ready();
+    ASSERT_EQ(stage.slots_size(), 1);
+    EXPECT_EQ(stage.slots(0).job_parameter(), 0);
+    EXPECT_EQ(stage.slots(0).array(), v1::LIVE_STATE_ARRAY_BUFFER);
+  }
+  auto of_b = std::async(std::launch::async, [&] { return rb_->TakeUntilOffer(); });
+  EXPECT_THAT(ra_->TakeUntilOffer(), testing::ElementsAre(std::pair(0, "abcdefgh")));
+  EXPECT_THAT(of_b.get(), testing::ElementsAre(std::pair(0, "abcdefgh")));
+  ra_->Applied(9);
+  rb_->Applied(9);
+  EXPECT_OK(put.get());
+  EXPECT_EQ(reply_.num_tensors(), 1);
+  EXPECT_EQ(reply_.size_bytes(), 8);
+}
+
+TEST_F(PutBufferTest, WhatDoesNotFitIsRefusedByName) {
+  Start();
+  const auto refusal = [&](const std::function<void(v1::PutTensor*)>& change) {
+    return PutTable([&](v1::PutBegin* begin) { change(begin->mutable_tensors(0)); }).get();
+  };
+  EXPECT_THAT(refusal([](v1::PutTensor* tensor) { tensor->set_parameter("tables"); }),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("buffer 'tables'")));
+  EXPECT_THAT(refusal([&](v1::PutTensor* tensor) { tensor->set_parameter(name_); }),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no such buffer")));
+  EXPECT_THAT(
+      refusal([&](v1::PutTensor* tensor) { tensor->set_array(v1::LIVE_STATE_ARRAY_PARAMETER); }),
+      StatusIs(absl::StatusCode::kNotFound, HasSubstr("parameter 'table'")));
+  EXPECT_THAT(refusal([](v1::PutTensor* tensor) { tensor->set_stored_dtype("F16"); }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("buffer 'table'"), HasSubstr("I16"), HasSubstr("F16"))));
+  EXPECT_THAT(refusal([](v1::PutTensor* tensor) { tensor->add_shape(1); }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("buffer 'table'"), HasSubstr("[4]"), HasSubstr("[4, 1]"))));
+  EXPECT_THAT(refusal([](v1::PutTensor* tensor) { tensor->set_update_count(1); }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("count of updates")));
+  EXPECT_THAT(
+      PutTable([](v1::PutBegin* begin) { *begin->add_tensors() = begin->tensors(0); }).get(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'table' is there twice")));
 }
 
 TEST_F(PutServiceTest, OneWorkerThatHasItIsEnoughToKnowThatAllWill) {
