@@ -75,6 +75,7 @@ std::string WorkerJson(const v1::WorkerStatusResponse& worker) {
   return Text(Json{{"worker_id", worker.worker_id()},
                    {"incarnation", worker.incarnation()},
                    {"num_devices", worker.num_devices()},
+                   {"device", worker.device()},
                    {"coordinator_connected", worker.coordinator_connected()},
                    {"jobs", std::move(jobs)}});
 }

@@ -93,6 +93,7 @@ std::string WorkerText(const v1::WorkerStatusResponse& worker) {
   std::string text = absl::StrCat(
       "worker ", Printable(worker.worker_id()), ": ", worker.num_devices(),
       worker.num_devices() == 1 ? " device, " : " devices, ",
+      worker.device().empty() ? "" : absl::StrCat("memory on ", Printable(worker.device()), ", "),
       worker.coordinator_connected() ? "connected to the coordinator" : "NOT connected", "\n");
   for (const v1::JobProgress& progress : worker.jobs()) {
     v1::Job job;  // As far as this worker knows it.

@@ -256,16 +256,20 @@ TEST_F(ServerCommandsTest, WorkersAreListedByNameWithTheirSilence) {
   worker.set_lost(false);
   worker.set_silent_ms(400);
   worker.set_address("unix:/run/\x1b.sock");
+  worker.set_device("GPU-7\x1b");
+  worker.set_max_ranks_of_job(1);
   server_->AddWorker(worker);
   const CommandResult result = AskCoordinator({"workers"});
   EXPECT_EQ(result.exit_code, kExitOk) << result.err;
   EXPECT_EQ(result.out,
-            "worker  state  devices  last heard of  address\n"
-            "w0      live         4      400ms ago  unix:/run/?.sock\n"
-            "w1      LOST         4      1m23s ago  unix:/run/w1.sock\n");
+            "worker  state  devices  last heard of  address            memory\n"
+            "w0      live         4      400ms ago  unix:/run/?.sock   GPU-7?\n"
+            "w1      LOST         4      1m23s ago  unix:/run/w1.sock  host\n");
   const Json json = Json::parse(AskCoordinator({"workers", "--json"}).out, nullptr, false);
   ASSERT_EQ(json["workers"].size(), 2);
   EXPECT_EQ(json["workers"][0]["lost"], false);
+  EXPECT_EQ(json["workers"][0]["device"], "GPU-7\x1b");
+  EXPECT_EQ(json["workers"][0]["max_ranks_of_job"], 1);
   EXPECT_EQ(json["workers"][1]["worker_id"], "w1");
   EXPECT_EQ(json["workers"][1]["silent_ms"], 83'000);
   EXPECT_EQ(json["workers"][1]["incarnation"], 77);

@@ -27,13 +27,14 @@ struct Flags {
 
 std::string Table(const std::vector<v1::WorkerInfo>& workers) {
   if (workers.empty()) return "no workers\n";
-  TextTable table({"worker", "state", "devices", "last heard of", "address"});
+  TextTable table({"worker", "state", "devices", "last heard of", "address", "memory"});
   for (const v1::WorkerInfo& worker : workers) {
     table.AddRow(
         {Printable(worker.worker_id()), worker.lost() ? "LOST" : "live",
          absl::StrCat(worker.num_devices()),
          absl::StrCat(absl::FormatDuration(absl::Milliseconds(worker.silent_ms())), " ago"),
-         Printable(worker.address())});
+         Printable(worker.address()),
+         worker.device().empty() ? "host" : Printable(worker.device())});
   }
   return table.Render("");
 }
@@ -44,6 +45,8 @@ std::string WorkersJson(const std::vector<v1::WorkerInfo>& workers) {
     list.push_back({{"worker_id", worker.worker_id()},
                     {"lost", worker.lost()},
                     {"num_devices", worker.num_devices()},
+                    {"max_ranks_of_job", worker.max_ranks_of_job()},
+                    {"device", worker.device()},
                     {"silent_ms", worker.silent_ms()},
                     {"incarnation", worker.incarnation()},
                     {"address", worker.address()}});

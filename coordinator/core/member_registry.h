@@ -20,7 +20,9 @@ struct Member {
   int32_t num_devices = 0;
   std::string address;
   std::string data_host;  // By which ranks of other workers reach its own; empty: they do not.
-  bool lost = false;      // Not heard of for the timeout; its ranks have been given up.
+  int32_t max_ranks_of_job = 0;  // 0: as many as it has devices.
+  std::string device;            // For a person; empty: the processor.
+  bool lost = false;             // Not heard of for the timeout; its ranks have been given up.
 };
 
 class MemberRegistry {

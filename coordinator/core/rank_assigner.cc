@@ -11,7 +11,22 @@ namespace {
 
 using FreeDevices = std::map<WorkerId, std::set<int32_t>>;
 
-// Workers with at least one free device.
+// Leaves no more of a worker's free devices than it can hold ranks of a job: those first that the
+// job has had.
+void Limit(const WorkerId& worker, const Member& member, const PlacementRequest& request,
+           std::set<int32_t>* devices) {
+  const auto most = static_cast<size_t>(member.max_ranks_of_job);
+  if (most == 0 || devices->size() <= most) return;
+  std::set<int32_t> left;
+  for (const RankPlacement& was : request.previous) {
+    if (left.size() == most) break;
+    if (was.worker == worker && devices->count(was.device) > 0) left.insert(was.device);
+  }
+  for (auto it = devices->begin(); left.size() < most; ++it) left.insert(*it);
+  *devices = std::move(left);
+}
+
+// Workers with at least one free device; of those as many as a job can use.
 FreeDevices FindFree(const MemberRegistry& members, const PlacementRequest& request) {
   FreeDevices free;
   for (const auto& [worker, member] : members.members()) {
@@ -19,6 +34,8 @@ FreeDevices FindFree(const MemberRegistry& members, const PlacementRequest& requ
     for (int32_t device = 0; device < member.num_devices; ++device) {
       if (request.claimed.count({worker, device}) == 0) free[worker].insert(device);
     }
+    const auto found = free.find(worker);
+    if (found != free.end()) Limit(worker, member, request, &found->second);
   }
   return free;
 }
@@ -197,6 +214,13 @@ std::string DescribeShortage(const MemberRegistry& members, const PlacementReque
     if (request.rule == PlacementRule::kOneWorkerFirst && together > 0) {
       absl::StrAppend(&text, "; on workers whose ranks reach each other: ", together);
     }
+  }
+  for (const auto& [worker, devices] : free) {
+    const Member& member = *members.Find(worker);
+    if (member.max_ranks_of_job == 0 || member.max_ranks_of_job >= request.world_size) continue;
+    absl::StrAppend(
+        &text, "; '", worker.value(), "' holds ", member.max_ranks_of_job,
+        member.max_ranks_of_job == 1 ? " rank of a job: " : " ranks of a job: ", member.device);
   }
   for (const WorkerId& worker : request.avoided) {
     if (members.Find(worker) != nullptr) {

@@ -6,6 +6,7 @@
 //                                            kOneWorkerFirst the same if a, b and c reach others
 //   world_size 4, two a worker               kOneWorkerFirst a:0 a:1 b:0 b:2
 //
+// A worker that says so holds no more than so many ranks of a job, whatever it has free.
 // Stable: a rank whose device is still there keeps it, whatever joins. On one worker: the one that
 // holds the ranks already if it has room for all, else the one that the job fills best, so that the
 // next job finds the most devices together; equal ones in the order of their ids.

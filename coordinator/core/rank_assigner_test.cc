@@ -231,6 +231,31 @@ TEST(RankAssignerTest, GroupsWithoutRoomSayHowManyWorkersHaveIt) {
             "needs 3 workers with 2 free devices each, whose ranks reach each other; there are 2");
 }
 
+// A worker whose ranks cannot share its GPU holds one of each job, however many jobs.
+TEST(RankAssignerTest, WorkerHoldsNoMoreRanksOfAJobThanItSaysAndKeepsThoseThatItHas) {
+  MemberRegistry members = Reaching({{"a", 4}, {"b", 2}, {"c", 2}});
+  for (const char* id : {"a", "b"}) {
+    Member member = *members.Find(WorkerId(id));
+    member.max_ranks_of_job = 1;
+    member.device = "GPU-7";
+    members.Put(WorkerId(id), member);
+  }
+  PlacementRequest request = Request(2, PlacementRule::kOneWorkerFirst);
+  EXPECT_EQ(Text(*AssignRanks(members, request)), "c0 c1 ");
+  request.claimed = {{WorkerId("c"), 0}, {WorkerId("a"), 0}};
+  EXPECT_EQ(Text(*AssignRanks(members, request)), "a1 b0 ");
+  request.claimed.insert({WorkerId("a"), 1});
+  EXPECT_EQ(Text(*AssignRanks(members, request)), "a2 b0 ");
+  request.previous = Were("a3 c1");
+  EXPECT_EQ(Text(*AssignRanks(members, request)), "a3 c1 ");
+  request.previous.clear();
+  request.world_size = 4;
+  EXPECT_FALSE(AssignRanks(members, request).has_value());
+  EXPECT_EQ(DescribeShortage(members, request),
+            "needs 4 devices on one worker; largest free: 1 on 'a'; on workers whose ranks reach "
+            "each other: 3; 'a' holds 1 rank of a job: GPU-7; 'b' holds 1 rank of a job: GPU-7");
+}
+
 // Whether the rule finds room, by trying: the reference for the property below.
 bool HasRoom(const MemberRegistry& members, const PlacementRequest& request) {
   int64_t together = 0, largest = 0;

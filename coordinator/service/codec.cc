@@ -240,6 +240,10 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   member.address = request.address();
   if (!request.data_host().empty()) RETURN_IF_ERROR(CheckName("data_host", request.data_host()));
   member.data_host = request.data_host();
+  RETURN_IF_ERROR(CheckRange("max_ranks_of_job", request.max_ranks_of_job(), 0, kMaxDevices));
+  member.max_ranks_of_job = request.max_ranks_of_job();
+  if (!request.device().empty()) RETURN_IF_ERROR(CheckName("device", request.device()));
+  member.device = request.device();
   return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member)};
 }
 

@@ -159,6 +159,15 @@ TEST(CodecTest, BadRegistrationsAreNamed) {
   request.set_incarnation(0);
   EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("incarnation is 0")));
   request.set_incarnation(3);
+  request.set_max_ranks_of_job(-1);
+  EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("max_ranks_of_job is -1")));
+  request.set_max_ranks_of_job(1);
+  request.set_device(std::string(1000, 'g'));
+  EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("device")));
+  request.set_device("GPU-0");
+  ASSERT_OK_AND_ASSIGN(const RegisterWorkerEvent event, Decode(request));
+  EXPECT_EQ(event.member.max_ranks_of_job, 1);
+  EXPECT_EQ(event.member.device, "GPU-0");
   request.set_worker_id("a/b");
   EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("worker_id 'a/b'")));
 }
@@ -231,11 +240,15 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   member.num_devices = 8;
   member.address = "host:1";
   member.lost = true;
+  member.max_ranks_of_job = 2;
+  member.device = "GPU-0";
   const auto member_back = RoundTrip(MemberRecord{WorkerId("w.1"), member});
   EXPECT_EQ(member_back.worker, WorkerId("w.1"));
   EXPECT_EQ(member_back.member.num_devices, 8);
   EXPECT_EQ(member_back.member.address, "host:1");
   EXPECT_TRUE(member_back.member.lost);
+  EXPECT_EQ(member_back.member.max_ranks_of_job, 2);
+  EXPECT_EQ(member_back.member.device, "GPU-0");
   const auto request = RoundTrip(
       RequestRecord{"id/with slash", {RequestKind::kDeleteJob, JobId("gpt"), FullStatus(), 12}});
   EXPECT_EQ(request.request_id, "id/with slash");

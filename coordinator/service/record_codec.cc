@@ -121,6 +121,8 @@ struct Encoder {
     member.set_num_devices(r.member.num_devices);
     member.set_address(r.member.address);
     member.set_data_host(r.member.data_host);
+    member.set_max_ranks_of_job(r.member.max_ranks_of_job);
+    member.set_device(r.member.device);
     member.set_lost(r.member.lost);
     Put(absl::StrCat("member/", r.worker.value()), member);
   }
@@ -309,6 +311,8 @@ absl::StatusOr<StateRecord> DecodeMember(const JournalRow& row, const WorkerId& 
   member.num_devices = message.num_devices();
   member.address = message.address();
   member.data_host = message.data_host();
+  member.max_ranks_of_job = message.max_ranks_of_job();
+  member.device = message.device();
   member.lost = message.lost();
   return MemberRecord{worker, std::move(member)};
 }

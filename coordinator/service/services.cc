@@ -104,6 +104,8 @@ grpc::Status MembershipService::ListWorkers(grpc::ServerContext*, const v1::List
     worker->set_worker_id(view.id.value());
     worker->set_address(view.member.address);
     worker->set_data_host(view.member.data_host);
+    worker->set_max_ranks_of_job(view.member.max_ranks_of_job);
+    worker->set_device(view.member.device);
     worker->set_num_devices(view.member.num_devices);
     worker->set_incarnation(view.member.incarnation.value());
     worker->set_lost(view.member.lost);

@@ -466,7 +466,7 @@ TEST_F(GpuInProcessTest, TrainerThatDoesNotHostIsRefusedByNameAndHowToDoBetter) 
   EXPECT_OK(Train(&team, 1));
 }
 
-TEST_F(GpuInProcessTest, JobWithTwoRanksOnAWorkerIsRefusedByName) {
+TEST_F(GpuInProcessTest, JobWithTwoRanksIsNotPlacedOnAWorkerAndItSaysWhy) {
   LocalCluster::Options options;
   options.num_devices = 2;
   options.device_memory = FakeGpuMemoryInProcess();
@@ -483,9 +483,9 @@ TEST_F(GpuInProcessTest, JobWithTwoRanksOnAWorkerIsRefusedByName) {
   EXPECT_TRUE(Eventually([&] {
     const auto view = GetJob(coordinator, job.job_id, absl::Now() + absl::Seconds(20));
     reason = view.ok() ? view->state_reason() : view.status().ToString();
-    return absl::StrContains(reason, "cannot hold the job");
+    return absl::StrContains(reason, "needs 2 devices");
   })) << reason;
-  EXPECT_THAT(reason, AllOf(HasSubstr("2 ranks of a job on one GPU"), HasSubstr("1 is the most"),
+  EXPECT_THAT(reason, AllOf(HasSubstr("holds 1 rank of a job"),
                             HasSubstr("the device's memory has no descriptors")));
   Delete(*cluster, job.job_id);
   job.job_id += "-alone";

@@ -135,6 +135,8 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   request.set_num_devices(options_.num_devices);
   request.set_address(options_.worker_address);
   request.set_data_host(options_.data_host);
+  request.set_max_ranks_of_job(options_.max_ranks_of_job);
+  request.set_device(options_.device);
   v1::RegisterWorkerResponse response;
   grpc::ClientContext& context = connection->register_context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kRegisterDeadline));

@@ -36,7 +36,10 @@ class CoordinatorAgent {
     int64_t incarnation = 1;
     int num_devices = 1;
     std::string worker_address;  // Where this worker's service listens.
-    std::string data_host;       // As RegisterWorkerRequest says.
+    // As RegisterWorkerRequest says:
+    std::string data_host;
+    int max_ranks_of_job = 0;
+    std::string device;
     std::function<void(const v1::CoordinatorCommand&)> on_command;
     std::function<std::vector<v1::WorkerEvent>()> on_connected;
     std::function<v1::Heartbeat()> heartbeat;

@@ -66,6 +66,15 @@ absl::Status Validate(const WorkerServer::Options& options) {
   return CheckDialOptions(CoordinatorOf(options));
 }
 
+// For a person.
+std::string DescribeDevice(const DeviceMemory* memory) {
+  if (memory == nullptr) return "";
+  const DeviceName name = memory->device();
+  const std::string gpu = name.has_uuid() ? UuidText(name.uuid) : absl::StrCat("GPU ", name.number);
+  const std::string why = memory->why_not_shared().substr(0, kMaxNameBytes / 2);
+  return why.empty() ? gpu : absl::StrCat(gpu, ", in its trainers' processes: ", why);
+}
+
 class WorkerServerImpl : public WorkerServer {
  public:
   ~WorkerServerImpl() override { Stop(); }
@@ -89,6 +98,10 @@ class WorkerServerImpl : public WorkerServer {
     agent.num_devices = options.num_devices;
     agent.worker_address = address();
     agent.data_host = options.data_host;
+    agent.device = DescribeDevice(device_memory_.get());
+    // Ranks of a job share its parameters, and trainers that have them share nothing.
+    if (device_memory_ != nullptr && !device_memory_->why_not_shared().empty())
+      agent.max_ranks_of_job = 1;
     agent.on_command = [this](const v1::CoordinatorCommand& command) {
       if (command.has_serve_state()) return relay_->Serve(command.serve_state());
       if (command.has_stage_put()) return puts_->Serve(command.stage_put());
@@ -112,6 +125,7 @@ class WorkerServerImpl : public WorkerServer {
     service.worker_id = options.worker_id;
     service.incarnation = incarnation;
     service.num_devices = options.num_devices;
+    service.device = DescribeDevice(device_memory_.get());
     service.descriptor_socket = descriptors_->path();
     service.coordinator_connected = [this] { return agent_->connected(); };
     service_ = std::make_unique<WorkerService>(std::move(service), keeper_.get());

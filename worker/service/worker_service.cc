@@ -20,6 +20,7 @@ grpc::Status WorkerService::GetStatus(grpc::ServerContext* context,
   response->set_worker_id(options_.worker_id);
   response->set_incarnation(options_.incarnation);
   response->set_num_devices(options_.num_devices);
+  response->set_device(options_.device);
   response->set_coordinator_connected(options_.coordinator_connected());
   *response->mutable_jobs() = keeper_->Progress().jobs();
   return grpc::Status::OK;

@@ -16,6 +16,7 @@ class WorkerService final : public v1::Worker::Service {
     std::string worker_id;
     int64_t incarnation = 0;
     int num_devices = 0;
+    std::string device;
     std::string descriptor_socket;
     std::function<bool()> coordinator_connected;
   };
