@@ -58,6 +58,8 @@ class Runner {
     return Named(CompareShards());
   }
 
+  const ReferenceTrainer& reference() const { return reference_; }
+
  private:
   absl::Status Named(const absl::Status& status) const {
     return status.ok() ? status
@@ -272,8 +274,11 @@ class Runner {
 }  // namespace
 
 absl::Status RunCases(const RandomJob& job, uint64_t seed, int64_t num_steps, Session* session,
-                      const std::function<void()>& between) {
-  return Runner(job, seed, session, between).Run(num_steps);
+                      const std::function<void()>& between, std::optional<ReferenceTrainer>* end) {
+  Runner runner(job, seed, session, between);
+  RETURN_IF_ERROR(runner.Run(num_steps));
+  if (end != nullptr) end->emplace(runner.reference());
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::numerics

@@ -5,18 +5,22 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "client/cpp/session.h"
 #include "tests/numerics/random_case.h"
+#include "tests/numerics/reference_trainer.h"
 
 namespace tessera::numerics {
 
 // Errors: Internal  naming the seed, the step, the parameter and the element that differs, or what
 // the step gave instead of what it should; others as Session. All ranks call it at once.
-// `between`, if given, runs between the trainer's operations.
+// `between`, if given, runs between the trainer's operations. `end`, if given, gets what the job is
+// then, by the reference.
 absl::Status RunCases(const RandomJob& job, uint64_t seed, int64_t num_steps, Session* session,
-                      const std::function<void()>& between = nullptr);
+                      const std::function<void()>& between = nullptr,
+                      std::optional<ReferenceTrainer>* end = nullptr);
 
 }  // namespace tessera::numerics
 

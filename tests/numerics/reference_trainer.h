@@ -38,10 +38,13 @@ class ReferenceTrainer {
   const TensorSpec& spec(int parameter) const { return parameters_[parameter].spec; }
   // The values of a parameter in full precision, numbered over the model.
   std::vector<double>& values(int parameter) { return parameters_[parameter].p; }
+  const std::vector<double>& values(int parameter) const { return parameters_[parameter].p; }
   const std::vector<double>& first_moments(int parameter) const { return parameters_[parameter].m; }
   const std::vector<double>& second_moments(int parameter) const {
     return parameters_[parameter].v;
   }
+  // How often the parameter was updated.
+  int64_t num_updates(int parameter) const { return parameters_[parameter].updates; }
   DType compute_dtype(int unit) const { return units_[unit].compute_dtype; }
   DType full_dtype(int unit) const { return units_[unit].full_dtype; }
 
