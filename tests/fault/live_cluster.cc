@@ -66,10 +66,9 @@ void LiveCluster::StartJob(int64_t big_numel, const std::string& faults_of_last)
   options.config.groups[0].learning_rate = 0.25;
   options.attach_timeout = absl::Seconds(30);
   options.operation_timeout = absl::Seconds(60);
-  ASSERT_OK_AND_ASSIGN(
-      TrainerTeam team,
-      TrainerTeam::Open(options, {worker_address(), split_ ? "unix:" + folder_ + "/x/worker.sock"
-                                                           : worker_address()}));
+  std::vector<std::string> workers(world_size_, worker_address());
+  if (split_) workers.back() = "unix:" + folder_ + "/x/worker.sock";
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options, workers));
   team_.emplace(std::move(team));
   big_.resize(big_numel);
   for (int64_t i = 0; i < big_numel; ++i) big_[i] = static_cast<float>(i % 8191);
@@ -107,8 +106,9 @@ void LiveCluster::Step() {
     }
     return absl::OkStatus();
   }));
+  const float mean_rank = static_cast<float>(world_size_ - 1) / 2;
   for (int64_t i = 0; i < kSmallNumel; ++i)
-    small_[i] -= 0.25f * (static_cast<float>(step + i % 7) + 0.5f);
+    small_[i] -= 0.25f * (static_cast<float>(step + i % 7) + mean_rank);
 }
 
 LiveCluster::Client LiveCluster::StartClient(std::vector<std::string> args,

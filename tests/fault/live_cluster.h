@@ -1,11 +1,13 @@
 // A cluster of real processes for tests of clients that read, set and save the state of a job, and
-// of what dies meanwhile. The job's two trainers are threads of the test and take a step when told;
-// its values are known exactly:
+// of what dies meanwhile. The job's trainers are threads of the test and take a step when told; its
+// values are known exactly:
 //
 //   big.w     of some MiB, as many as a test needs; never updated
-//   small.w   element i loses (step + i % 7 + 0.5) / 4 in each step: all of it exact in fp32
+//   small.w   element i loses (step + i % 7 + R) / 4 in each step, R being the mean of the ranks'
+//             numbers: all of it exact in fp32
 //
-// Ranks 0 and 1 are on worker "w"; with split_ rank 1 is on "x". A test fixture; thread-compatible.
+// It has two ranks, or world_size_, a power of two. They are on worker "w"; with split_ the last
+// one is on "x". A test fixture; thread-compatible.
 #ifndef TESSERA_TESTS_FAULT_LIVE_CLUSTER_H_
 #define TESSERA_TESTS_FAULT_LIVE_CLUSTER_H_
 

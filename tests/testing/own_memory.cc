@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "tests/testing/process_view.h"
 
 namespace tessera::testing_support {
@@ -41,7 +42,7 @@ MemoryPeak::MemoryPeak(std::vector<int> pids)
     : pids_(std::move(pids)), before_bytes_(Bytes()), most_bytes_(before_bytes_), watch_([this] {
         while (!stopped_.load()) {
           most_bytes_.store(std::max(most_bytes_.load(), Bytes()));
-          std::this_thread::yield();
+          absl::SleepFor(absl::Milliseconds(1));
         }
       }) {}
 
