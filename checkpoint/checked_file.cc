@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/crc32.h"
 #include "checkpoint/file_io.h"
@@ -41,16 +42,72 @@ absl::StatusOr<ManifestFile> Expected(const std::string& folder, const std::stri
   return absl::InvalidArgumentError(absl::StrCat(folder, ": the checkpoint has no ", name));
 }
 
+// For who is told of a file that cannot be read: what of it is lost.
+std::string TensorsOf(const ManifestFile& expected) {
+  constexpr size_t kMaxNames = 3;
+  if (expected.tensors.empty()) return "";
+  std::vector<std::string> names;
+  for (const auto& [name, crc32] : expected.tensors) {
+    if (names.size() < kMaxNames) names.push_back(absl::StrCat("'", name, "'"));
+  }
+  const size_t more = expected.tensors.size() - names.size();
+  return absl::StrCat("; it had tensor", names.size() + more > 1 ? "s " : " ",
+                      absl::StrJoin(names, ", "),
+                      more > 0 ? absl::StrCat(" and ", more, " more") : "");
+}
+
+// The file's size and header, as far as the file has them. Errors: as ReadAt.
+absl::StatusOr<std::string> ReadPrefix(int fd, int64_t size_bytes, const std::string& path) {
+  uint64_t header_bytes = 0;
+  if (size_bytes < 8) return std::string();
+  RETURN_IF_ERROR(ReadAt(fd, 0, 8, &header_bytes, path));
+  const uint64_t most = std::min<uint64_t>(kMaxHeaderBytes, size_bytes - 8);
+  std::string prefix(8 + std::min(header_bytes, most), '\0');
+  RETURN_IF_ERROR(ReadAt(fd, 0, prefix.size(), prefix.data(), path));
+  return prefix;
+}
+
+// Where a file with the header that was saved ends too early: the first tensor that is not whole.
+std::string CutTensors(const SafetensorsHeader& header, int64_t size_bytes) {
+  const StoredTensor* first = nullptr;
+  int num_cut = 0;
+  for (const auto& [name, stored] : header.tensors) {
+    if (header.data_offset_bytes + stored.end_bytes <= size_bytes) continue;
+    ++num_cut;
+    if (first == nullptr || stored.begin_bytes < first->begin_bytes) first = &stored;
+  }
+  if (first == nullptr) return "";
+  const bool is_within = header.data_offset_bytes + first->begin_bytes < size_bytes;
+  return absl::StrCat("; it ends ", is_within ? "within" : "before", " tensor '", first->name, "'",
+                      num_cut > 1 ? absl::StrCat(", and ", num_cut - 1, " more are lost") : "");
+}
+
+// What a file of another size than expected lacks, by name.
+std::string LostOf(int fd, int64_t size_bytes, const std::string& path,
+                   const ManifestFile& expected) {
+  if (expected.tensors.empty()) return "";
+  const absl::StatusOr<std::string> prefix = ReadPrefix(fd, size_bytes, path);
+  if (!prefix.ok() || Crc32(*prefix) != expected.crc32) return TensorsOf(expected);
+  const absl::StatusOr<SafetensorsHeader> header = DecodeHeader(*prefix, expected.size_bytes);
+  return header.ok() ? CutTensors(*header, size_bytes) : TensorsOf(expected);
+}
+
 absl::StatusOr<UniqueFd> OpenExpected(const std::string& path, const ManifestFile& expected) {
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid() && errno == ENOENT)
-    return absl::DataLossError(absl::StrCat(path, " is missing from the checkpoint"));
+  if (!fd.valid() && errno == ENOENT) {
+    return absl::DataLossError(
+        absl::StrCat(path, " is missing from the checkpoint", TensorsOf(expected)));
+  }
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
-  if (!S_ISREG(info.st_mode) || info.st_size != expected.size_bytes) {
+  if (!S_ISREG(info.st_mode)) {
+    return absl::DataLossError(absl::StrCat(path, " is no regular file", TensorsOf(expected)));
+  }
+  if (info.st_size != expected.size_bytes) {
     return absl::DataLossError(absl::StrCat(path, " has ", info.st_size,
-                                            " bytes, the manifest says ", expected.size_bytes));
+                                            " bytes, the manifest says ", expected.size_bytes,
+                                            LostOf(fd.get(), info.st_size, path, expected)));
   }
   return fd;
 }
@@ -76,15 +133,13 @@ absl::StatusOr<CheckedFile> CheckedFile::Open(const std::string& folder, const s
   ASSIGN_OR_RETURN(ManifestFile expected, Expected(folder, name, manifest));
   std::string path = absl::StrCat(folder, "/", name);
   ASSIGN_OR_RETURN(UniqueFd fd, OpenExpected(path, expected));
-  uint64_t header_bytes = 0;
   if (expected.size_bytes < 8)
     return absl::DataLossError(absl::StrCat(path, ": shorter than 8 bytes"));
-  RETURN_IF_ERROR(ReadAt(fd.get(), 0, 8, &header_bytes, path));
-  const uint64_t most = std::min<uint64_t>(kMaxHeaderBytes, expected.size_bytes - 8);
-  std::string prefix(8 + std::min(header_bytes, most), '\0');
-  RETURN_IF_ERROR(ReadAt(fd.get(), 0, prefix.size(), prefix.data(), path));
-  if (Crc32(prefix) != expected.crc32)
-    return absl::DataLossError(absl::StrCat(path, ": its header is damaged"));
+  ASSIGN_OR_RETURN(const std::string prefix, ReadPrefix(fd.get(), expected.size_bytes, path));
+  if (Crc32(prefix) != expected.crc32) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": its header is damaged, or another file's", TensorsOf(expected)));
+  }
   absl::StatusOr<SafetensorsHeader> header = DecodeHeader(prefix, expected.size_bytes);
   if (!header.ok()) return absl::DataLossError(absl::StrCat(path, ": ", header.status().message()));
   RETURN_IF_ERROR(CheckTensorsAreThose(path, *header, expected));
@@ -113,7 +168,8 @@ absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, i
   for (int64_t at = 0; at < size_bytes; at += kPieceBytes) {
     const int64_t piece_bytes = std::min(kPieceBytes, size_bytes - at);
     char* piece = static_cast<char*>(into) + at;
-    RETURN_IF_ERROR(ReadAt(fd_.get(), file_offset + at, piece_bytes, piece, path_));
+    const absl::Status read = ReadAt(fd_.get(), file_offset + at, piece_bytes, piece, path_);
+    if (!read.ok()) return Annotate(read, absl::StrCat("tensor '", tensor, "'"));
     *crc32 = Crc32(piece, piece_bytes, *crc32);
   }
   return absl::OkStatus();

@@ -24,7 +24,9 @@ namespace tessera {
 
 class CheckedFile {
  public:
-  // Errors: DataLoss  it is not there, or its size, header or list of tensors is not the manifest's
+  // Errors: DataLoss  it is not there, or its size, header or list of tensors is not the
+  // manifest's;
+  //                   naming the tensor that it ends within, or else some that it had
   //         InvalidArgument  the manifest has no such file; others  the file system's.
   static absl::StatusOr<CheckedFile> Open(const std::string& folder, const std::string& name,
                                           const Manifest& manifest);
@@ -35,7 +37,7 @@ class CheckedFile {
 
   // Bytes [begin_bytes, begin_bytes + size_bytes) of the tensor; `crc32` goes on by them.
   // Errors: NotFound  no such tensor; InvalidArgument  outside of it; DataLoss  the file became
-  //         shorter.
+  //         shorter; others  the file system's. The message names file and tensor.
   absl::Status Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes, void* into,
                     uint32_t* crc32) const;
   // Errors: DataLoss  naming file and tensor: that is not the checksum of what was saved.

@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/model_index.h"
 
 namespace tessera {
 
@@ -30,7 +32,40 @@ absl::StatusOr<CheckedFiles> CheckedFiles::OpenModel(const std::string& folder,
                                                      const Manifest& manifest) {
   const absl::StatusOr<std::vector<std::string>> names = ModelFilesOf(manifest);
   if (!names.ok()) return Annotate(names.status(), folder);
+  RETURN_IF_ERROR(CheckModelIndex(folder, manifest));
   return Open(folder, *names, manifest);
+}
+
+namespace {
+
+// A tensor of which a damaged index, as far as it can be read, does not say where it lies; "" if
+// there is none.
+std::string MisplacedBy(const std::string& path, const Manifest& manifest) {
+  const absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxIndexBytes);
+  if (!text.ok()) return "";
+  const absl::StatusOr<ModelIndex> index = DecodeModelIndex(*text);
+  if (!index.ok()) return "";
+  for (const auto& [file, expected] : manifest.files) {
+    if (!IsModelFileName(file)) continue;
+    for (const auto& [tensor, crc32] : expected.tensors) {
+      const auto found = index->file_of.find(tensor);
+      if (found == index->file_of.end())
+        return absl::StrCat("; it lacks tensor '", tensor, "', which is in ", file);
+      if (found->second != file)
+        return absl::StrCat("; it has tensor '", tensor, "' in ", found->second, ", not in ", file);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::Status CheckModelIndex(const std::string& folder, const Manifest& manifest) {
+  if (manifest.files.count(kModelIndexName) == 0) return absl::OkStatus();
+  const absl::Status status = ReadCheckedBytes(folder, kModelIndexName, manifest).status();
+  if (!absl::IsDataLoss(status)) return status;
+  return absl::DataLossError(absl::StrCat(
+      status.message(), MisplacedBy(absl::StrCat(folder, "/", kModelIndexName), manifest)));
 }
 
 const CheckedFile& CheckedFiles::FileOf(const std::string& tensor) const {

@@ -23,7 +23,8 @@ class CheckedFiles {
   static absl::StatusOr<CheckedFiles> Open(const std::string& folder,
                                            const std::vector<std::string>& names,
                                            const Manifest& manifest);
-  // The model of a checkpoint. Errors: also as ModelFilesOf.
+  // The model of a checkpoint, and its index is looked at. Errors: also as ModelFilesOf and
+  // CheckModelIndex.
   static absl::StatusOr<CheckedFiles> OpenModel(const std::string& folder,
                                                 const Manifest& manifest);
 
@@ -45,6 +46,12 @@ class CheckedFiles {
   std::map<std::string, size_t> file_of_;  // By tensor.
   SafetensorsHeader all_;
 };
+
+// Whether the index of a checkpoint's model is the one that was saved; OK where it has none. The
+// manifest says by itself where a tensor lies: the index is for other programs, which a wrong one
+// would lead astray.
+// Errors: DataLoss  it is missing, or is another, naming a tensor that it has in the wrong place.
+absl::Status CheckModelIndex(const std::string& folder, const Manifest& manifest);
 
 }  // namespace tessera
 

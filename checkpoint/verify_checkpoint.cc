@@ -5,7 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/checked_file.h"
+#include "checkpoint/checked_files.h"
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/model_index.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +22,10 @@ class Verifier {
   }
 
   void VerifyFile(const std::string& name, const ManifestFile& file) {
+    if (name == kModelIndexName) {
+      Note(CheckModelIndex(folder_, found_.manifest));
+      return Done(file.size_bytes);
+    }
     if (file.tensors.empty()) {
       Note(ReadCheckedBytes(folder_, name, found_.manifest).status());
       return Done(file.size_bytes);
