@@ -77,8 +77,8 @@ struct CheckpointContents {
 // Errors: InvalidArgument     the path, a buffer's name or size (named), or too many bytes
 //         FailedPrecondition  something that is no checkpoint has that name, or the file system
 //                             cannot replace one; no initial values; fake collectives
-//         the file system's (ResourceExhausted: the disk is full), with the rank's number: a
-//         checkpoint that had the name is as it was then
+//         the file system's (ResourceExhausted: the disk is full), with the cause of each rank
+//         that failed: a checkpoint that had the name is as it was then
 //         Aborted             a process died, or the ranks could not agree in time.
 absl::Status SaveCheckpoint(Session* session, const std::string& path,
                             const CheckpointContents& contents = {},
@@ -141,7 +141,8 @@ struct LoadedCheckpoint {
 // Errors: NotFound            there is no checkpoint
 //         InvalidArgument     it does not fit the model or the optimizer: naming the tensor; and
 //                             for names as LoadModel
-//         DataLoss            it is damaged: naming file and tensor; nothing is set then
+//         DataLoss            it is damaged, or another: naming file and tensor, or where all of
+//                             a file is lost some tensors that it had; nothing is set then
 //         FailedPrecondition  the ranks see different checkpoints; or for names as LoadModel
 //         Aborted             as SaveCheckpoint.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::string& path,

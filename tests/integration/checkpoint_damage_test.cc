@@ -284,6 +284,18 @@ TEST_P(CheckpointDamageTest, MissingFileIsRefusedWithATensorThatLayThere) {
   }
 }
 
+TEST_P(CheckpointDamageTest, CausesOfAllRanksThatFailAreTold) {
+  FlipBit(TrainerFileName(1), 3, 5);
+  fs::remove(InCheckpoint(TrainerFileName(2)));
+  ++num_refused_;
+  for (const absl::Status& status : team_->Run([&](Session* session) { return LoadOn(session); })) {
+    EXPECT_EQ(status, absl::DataLossError(
+                          absl::StrCat("load on rank 1: ", InCheckpoint(TrainerFileName(1)),
+                                       " is damaged; rank 2: ", InCheckpoint(TrainerFileName(2)),
+                                       " is missing from the checkpoint")));
+  }
+}
+
 TEST_P(CheckpointDamageTest, FileOfAnotherStepIsRefusedWithTheTensorsThatChanged) {
   std::vector<std::string> all_changed;
   for (const std::string& file : TensorFiles()) {

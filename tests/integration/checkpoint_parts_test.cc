@@ -310,5 +310,37 @@ TEST_F(CheckpointPartsTest, WhatPartsHaveNotIsRefusedAndAPartIsNotLoaded) {
   }
 }
 
+TEST_F(CheckpointPartsTest, CausesOfAllRanksThatFailAreToldToAll) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(Strategy::kFullShard));
+  ASSERT_OK(team.TrainTo(1));
+  ASSERT_OK(WriteWholeFile(Path("file"), "of somebody's"));
+  const auto path_of = [&](int rank) {
+    if (rank == 1) return Path("none/below");
+    return rank == 3 ? Path("file") : HostPath(rank, "c");
+  };
+  SaveCheckpointOptions options;
+  options.in_parts = true;
+  const auto expect_both = [&](const std::vector<absl::Status>& statuses) {
+    for (const absl::Status& status : statuses) {
+      EXPECT_EQ(status.message(), statuses[0].message()) << "every rank is told the same";
+      EXPECT_THAT(status,
+                  StatusIs(absl::StatusCode::kNotFound,
+                           AllOf(HasSubstr(absl::StrCat("save on rank 1: make folder ", path_of(1),
+                                                        ": No such file or directory; rank 3: ")),
+                                 HasSubstr(path_of(3)), HasSubstr("Not a directory"))));
+    }
+    EXPECT_EQ(NamesOnHosts(), std::set<std::string>()) << "nothing is left of the others' parts";
+  };
+  const auto save = [&](Session* session) {
+    return SaveCheckpoint(session, path_of(session->rank()), {}, options);
+  };
+  expect_both(team.Run(save));
+  options.in_background = true;
+  for (const absl::Status& status : team.Run(save)) ASSERT_OK(status);
+  expect_both(team.Run([](Session* session) { return AwaitSave(session); }));
+  ASSERT_OK(team.TrainTo(2));
+  for (const absl::Status& status : SaveParts(&team, "c")) EXPECT_OK(status);
+}
+
 }  // namespace
 }  // namespace tessera

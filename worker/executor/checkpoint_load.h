@@ -19,7 +19,7 @@ namespace tessera {
 // the same on all ranks, leaves out is not touched; training then stands where the job's does, and
 // a job's first values need all. Given up between two slices once `stopped`, with Aborted.
 // `outcome` becomes the same on every rank: OK once all ranks have read, of one checkpoint, what
-// was saved, else the first failing rank's error with its number. Errors: the communicator's, where
+// was saved, else what JoinOutcomes (agreement.h) says of them. Errors: the communicator's, where
 // the ranks could not agree; `outcome` means nothing then.
 absl::Status LoadCheckpoint(const v1::LoadRequest& request, const ExecutorMemory& memory,
                             LoadedState* state, Communicator* communicator,

@@ -32,9 +32,9 @@ struct SaveControl {
 absl::Status CheckGoesOn(const SaveControl& control);
 
 // `request`: checked, and the same on all ranks but for what is each one's own. `outcome` becomes
-// the same on every rank: OK once the checkpoint has its name and is durable, else the first
-// failing rank's error with its number; then the checkpoint of that name, if there was one, is as
-// before. Given up between two slices, and once more when all are written: with Aborted once
+// the same on every rank: OK once the checkpoint has its name and is durable, else what
+// JoinOutcomes (agreement.h) says of them; then the checkpoint of that name, if there was one, is
+// as before. Given up between two slices, and once more when all are written: with Aborted once
 // `stopped`, with Cancelled once `cancelled`, on whichever rank. Errors: the communicator's, where
 // the ranks could not agree; `outcome` means nothing then.
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,

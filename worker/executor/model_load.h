@@ -19,8 +19,8 @@ namespace tessera {
 // segments that the rules, the same on all ranks, do not leave out; a job's first values need all.
 // `plan` says what is missing and unexpected. Given up between two segments once `stopped`, with
 // Aborted. `outcome` becomes the same on every rank:
-// OK once all ranks have read, from files that nobody changed meanwhile, else the first failing
-// rank's error with its number. Errors: the communicator's, where the ranks could not agree;
+// OK once all ranks have read, from files that nobody changed meanwhile, else what JoinOutcomes
+// (agreement.h) says of them. Errors: the communicator's, where the ranks could not agree;
 // `outcome` means nothing then.
 absl::Status LoadModel(const std::string& path, const LoadRules& rules, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, LoadedState* state,

@@ -19,7 +19,7 @@ namespace tessera {
 // `request`: checked, and the same on all ranks. `segments` are those that the rank writes. Given
 // up between two of them once `stopped`, with Aborted; `direct_write_bytes`: as DirectWrites has
 // it. `outcome` becomes the same on every rank: OK once the file or folder has its name and is
-// durable, else the first failing rank's error with its number; then what had the name, if
+// durable, else what JoinOutcomes (agreement.h) says of them; then what had the name, if
 // anything, is as before. Errors: the communicator's, where the ranks could not agree; `outcome`
 // means nothing then.
 absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout,
