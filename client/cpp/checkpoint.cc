@@ -3,10 +3,13 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "checkpoint/checkpoint_part.h"
+#include "checkpoint/existing_checkpoint.h"
 #include "client/cpp/load_request.h"
 #include "client/cpp/state_access.h"
 #include "proto/checkpoint.pb.h"
@@ -60,6 +63,16 @@ void EncodeContents(const CheckpointContents& contents, bool with_buffers,
   }
 }
 
+// What this rank would replace.
+absl::Status CheckNothingIsReplaced(const Session& session, const std::string& path,
+                                    bool in_parts) {
+  // No absolute path is refused by the executors.
+  const bool looks = (in_parts || session.rank() == 0) && absl::StartsWith(path, "/");
+  if (!looks) return absl::OkStatus();
+  return CheckNoCheckpointAt(in_parts ? absl::StrCat(path, "/", PartFolderName(session.rank()))
+                                      : path);
+}
+
 absl::StatusOr<CheckpointContents> ContentsOf(const WantedContents& contents, int64_t step) {
   try {
     return contents(step);
@@ -85,6 +98,10 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
   request.set_max_file_bytes(options.max_file_bytes);
   request.set_in_parts(options.in_parts);
   request.set_with_replicas(options.with_replicas);
+  if (!options.overwrite) {
+    const absl::Status status = CheckNothingIsReplaced(*session, path, options.in_parts);
+    if (!status.ok()) request.set_refusal(status.ToString());
+  }
   return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();
 }
 

@@ -54,6 +54,10 @@ struct SaveCheckpointOptions {
   // Of the job's checkpoints in the same folder those that were saved first are removed, so that
   // with this one so many are left; 0: all stay.
   int keep_newest = 0;
+  // Else a checkpoint that is at the path already, whole or damaged, is refused with AlreadyExists,
+  // on all ranks and before anything is written. It is rank 0 that looks, or of parts each rank for
+  // its own; what another job publishes there while this one is written is replaced.
+  bool overwrite = true;
   // The model in files of at most so many bytes of tensors and an index, as SaveModelOptions'; 0:
   // in one file.
   int64_t max_file_bytes = 0;
@@ -75,6 +79,7 @@ struct CheckpointContents {
 };
 
 // Errors: InvalidArgument     the path, a buffer's name or size (named), or too many bytes
+//         AlreadyExists       as SaveCheckpointOptions::overwrite
 //         FailedPrecondition  something that is no checkpoint has that name, or the file system
 //                             cannot replace one; no initial values; fake collectives
 //         the file system's (ResourceExhausted: the disk is full), with the cause of each rank

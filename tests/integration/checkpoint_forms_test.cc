@@ -1,11 +1,13 @@
 // What a checkpoint may be made of beside one file of each kind: files of a size, buffers of any
 // dtype; and one that nobody waits for.
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -240,6 +242,55 @@ TEST_F(CheckpointFormsTest, CancellingWhatIsPublishedOrDoesNotRunChangesNothing)
   ASSERT_OK(team.RunAll([](Session* session) { return CancelSave(session); }));
   for (const absl::Status& status : Save(&team, Path("d"))) ASSERT_OK(status);
   EXPECT_EQ(Names(), (std::set<std::string>{"c", "d"}));
+}
+
+// E2E-4 of the conformance list.
+TEST_F(CheckpointFormsTest, OneThatIsThereIsNotReplacedWhereThatIsNotWanted) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
+  ASSERT_OK(team.TrainTo(1));
+  SaveCheckpointOptions once;
+  once.overwrite = false;
+  for (const absl::Status& status : Save(&team, Path("c"), once)) ASSERT_OK(status);
+  ASSERT_OK(team.TrainTo(2));
+  const auto inode_of = [](const std::string& path) {
+    struct stat info;
+    EXPECT_EQ(stat(path.c_str(), &info), 0) << path;
+    return info.st_ino;
+  };
+  const auto before = std::make_pair(inode_of(Path("c")), inode_of(Path("c/manifest.json")));
+  const auto expect_refused = [&](const SaveCheckpointOptions& options) {
+    for (const absl::Status& status : Save(&team, Path("c"), options)) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kAlreadyExists,
+                                   AllOf(HasSubstr("on rank 0: "), HasSubstr(Path("c")))));
+    }
+    EXPECT_EQ(Names(), std::set<std::string>{"c"}) << "nothing was begun";
+    EXPECT_EQ(std::make_pair(inode_of(Path("c")), inode_of(Path("c/manifest.json"))), before);
+  };
+  SaveCheckpointOptions in_background = once;
+  in_background.in_background = true;
+  expect_refused(once);
+  expect_refused(in_background);
+  ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(Path("c")));
+  EXPECT_THAT(verified.damages, IsEmpty());
+  EXPECT_EQ(verified.manifest.step, 1);
+  // One that is damaged may be all that there is.
+  std::filesystem::resize_file(Path("c/manifest.json"), 10);
+  expect_refused(once);
+
+  ASSERT_OK(team.TrainTo(3));
+  for (const absl::Status& status : Save(&team, Path("c"))) ASSERT_OK(status);
+  ASSERT_OK_AND_ASSIGN(const Manifest replaced, ReadManifest(Path("c")));
+  EXPECT_EQ(replaced.step, 3);
+  for (const absl::Status& status : Save(&team, Path("d"), in_background)) ASSERT_OK(status);
+  ASSERT_OK(team.RunAll([](Session* session) { return AwaitSave(session); }));
+  ASSERT_OK_AND_ASSIGN(const Manifest other, ReadManifest(Path("d")));
+  EXPECT_EQ(other.step, 3);
+  // What is no checkpoint is never replaced.
+  ASSERT_TRUE(std::filesystem::create_directories(Path("photos/old")));
+  for (const absl::Status& status : Save(&team, Path("photos"), once)) {
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("is no checkpoint")));
+  }
 }
 
 }  // namespace

@@ -91,6 +91,7 @@ class CheckpointPartsTest : public testing::Test {
   std::vector<std::string> Parts(const std::string& name) const {
     return {HostPath(0, name), HostPath(kRanksAHost, name)};
   }
+  static std::string PartOf(int rank) { return absl::StrCat("/rank-0000", rank); }
   std::set<std::string> NamesOnHosts() const {
     std::set<std::string> names;
     for (int host = 0; host < kHosts; ++host) {
@@ -340,6 +341,25 @@ TEST_F(CheckpointPartsTest, CausesOfAllRanksThatFailAreToldToAll) {
   expect_both(team.Run([](Session* session) { return AwaitSave(session); }));
   ASSERT_OK(team.TrainTo(2));
   for (const absl::Status& status : SaveParts(&team, "c")) EXPECT_OK(status);
+}
+
+TEST_F(CheckpointPartsTest, PartThatIsThereIsNotReplacedWhereThatIsNotWanted) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(Strategy::kFullShard));
+  ASSERT_OK(team.TrainTo(1));
+  for (const absl::Status& status : SaveParts(&team, "c")) ASSERT_OK(status);
+  for (const int rank : {0, 2, 3}) std::filesystem::remove_all(HostPath(rank, "c") + PartOf(rank));
+  const std::set<std::string> before = NamesOnHosts();
+  SaveCheckpointOptions once;
+  once.in_parts = true;
+  once.overwrite = false;
+  for (const absl::Status& status : team.Run([&](Session* session) {
+         return SaveCheckpoint(session, HostPath(session->rank(), "c"), {}, once);
+       })) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kAlreadyExists,
+                                 HasSubstr(absl::StrCat("on rank 1: there is a checkpoint at ",
+                                                        HostPath(1, "c"), PartOf(1)))));
+  }
+  EXPECT_EQ(NamesOnHosts(), before);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "checkpoint/crc32.h"
 #include "worker/executor/request_sums.h"
@@ -14,6 +15,12 @@ namespace tessera {
 namespace {
 
 absl::Status Invalid(absl::string_view why) { return absl::InvalidArgumentError(why); }
+
+// What a trainer found wrong. One kind of it is told apart, as absl::Status writes it.
+absl::Status RefusalOf(absl::string_view refusal) {
+  if (absl::ConsumePrefix(&refusal, "ALREADY_EXISTS: ")) return absl::AlreadyExistsError(refusal);
+  return Invalid(refusal);
+}
 
 absl::Status CheckDType(const v1::SaveRequest& request) {
   switch (request.save_dtype()) {
@@ -42,7 +49,7 @@ absl::Status CheckParts(const v1::SaveRequest& request) {
 }  // namespace
 
 absl::Status CheckSaveRequest(const v1::SaveRequest& request) {
-  if (!request.refusal().empty()) return Invalid(request.refusal());
+  if (!request.refusal().empty()) return RefusalOf(request.refusal());
   const std::string& path = request.path();
   if (path.empty() || path[0] != '/' || path.back() == '/') {
     const bool is_folder = request.is_checkpoint() || request.max_file_bytes() > 0;

@@ -1,0 +1,17 @@
+// Whether a save would replace something. Stateless; thread-safe.
+#ifndef TESSERA_CHECKPOINT_EXISTING_CHECKPOINT_H_
+#define TESSERA_CHECKPOINT_EXISTING_CHECKPOINT_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+
+// Errors: AlreadyExists  there is a checkpoint at `path`, or a rank's part of one; one that is
+//         damaged is one too. What is no checkpoint is no error: no save replaces it anyway.
+absl::Status CheckNoCheckpointAt(const std::string& path);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_EXISTING_CHECKPOINT_H_
