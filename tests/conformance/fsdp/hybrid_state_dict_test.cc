@@ -1,4 +1,5 @@
-// State dicts of hybrid strategies on two workers with two ranks each. HSDP-3, DCP4-1, DCP4-2.
+// State dicts of hybrid strategies on two workers with two ranks each. HSDP-3, DCP4-1. Their
+// checkpoints: hybrid_checkpoint_test.cc.
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
 #include "client/torch/optim_state_dicts.h"
