@@ -62,6 +62,12 @@ absl::Status GpuKernels::Check(const char* kernel, int64_t count,
   return Annotate(device_->context()->Use(), absl::StrCat("kernel ", kernel));
 }
 
+absl::Status GpuKernels::CheckMeasured(const char* kernel, int64_t count) const {
+  if (count <= max_count_) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("kernel ", kernel, ": ", count, " elements, and ", max_count_, " are the most"));
+}
+
 absl::Status GpuKernels::Reduce(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
                                 DType input_dtype, int64_t count, double scale, bool accumulate,
                                 host::SumOutput output, host::GradientStats* stats) {
@@ -69,12 +75,40 @@ absl::Status GpuKernels::Reduce(CudaStreamHandle* stream, absl::Span<const void*
   const bool fit = IsSum(output.dtype) && IsFloatingPoint(input_dtype) &&
                    (input_dtype != DType::kFp64 || output.dtype == DType::kFp64);
   RETURN_IF_ERROR(Check("Reduce", count, {inputs[0], output.data}, fit));
+  gpu::Measuring measuring;
+  if (stats != nullptr) {
+    RETURN_IF_ERROR(CheckMeasured("Reduce", count));
+    measuring = {measure_room_.data_as<double>(), &stats->sum_of_squares, &stats->non_finite};
+  }
   if (count == 0) return absl::OkStatus();
+  return Launched("Reduce",
+                  gpu::LaunchReduce(stream, InputsOf(inputs), Number(input_dtype), count, scale,
+                                    accumulate, Number(output.dtype), output.data, measuring));
+}
+
+absl::Status GpuKernels::ReduceAdamStep(CudaStreamHandle* stream,
+                                        absl::Span<const void* const> inputs, DType input_dtype,
+                                        float scale, const host::AdamParams& params, int64_t count,
+                                        const float* p_in, const float* m_in, const float* v_in,
+                                        float* p_out, float* m_out, float* v_out,
+                                        float* publish_fp32, host::HalfOutput publish_half) {
+  RETURN_IF_ERROR(CheckInputs("ReduceAdamStep", inputs));
+  const bool fit = (input_dtype == DType::kFp32 || IsHalf(input_dtype)) &&
+                   (publish_half.to == nullptr || IsHalf(publish_half.dtype));
   RETURN_IF_ERROR(
-      Launched("Reduce", gpu::LaunchReduce(stream, InputsOf(inputs), Number(input_dtype), count,
-                                           scale, accumulate, Number(output.dtype), output.data)));
-  if (stats == nullptr) return absl::OkStatus();
-  return Measure(stream, output.dtype, output.data, count, stats);
+      Check("ReduceAdamStep", count, {inputs[0], p_in, m_in, v_in, p_out, m_out, v_out}, fit));
+  if (count == 0) return absl::OkStatus();
+  return Launched(
+      "ReduceAdamStep",
+      gpu::LaunchReduceAdam(stream, gpu::FactorsOf<float>(params), count, InputsOf(inputs),
+                            Number(input_dtype), scale,
+                            {p_in,
+                             m_in,
+                             v_in,
+                             p_out,
+                             m_out,
+                             v_out,
+                             {publish_fp32, publish_half.to, Number(publish_half.dtype)}}));
 }
 
 absl::Status GpuKernels::Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
@@ -123,10 +157,7 @@ absl::Status GpuKernels::MeasureNorm(const char* kernel, CudaStreamHandle* strea
                                      const void* values, int64_t count, double p, double* sum,
                                      bool* non_finite) const {
   RETURN_IF_ERROR(Check(kernel, count, {values, sum}, IsSum(dtype)));
-  if (count > max_count_) {
-    return absl::InvalidArgumentError(absl::StrCat("kernel ", kernel, ": ", count,
-                                                   " elements, and ", max_count_, " are the most"));
-  }
+  RETURN_IF_ERROR(CheckMeasured(kernel, count));
   if (count == 0) return absl::OkStatus();
   return Launched(kernel, gpu::LaunchMeasure(stream, Number(dtype), values, count, p,
                                              measure_room_.data_as<double>(), sum, non_finite));
@@ -163,10 +194,15 @@ absl::Status GpuKernels::Adam(CudaStreamHandle* stream, const host::AdamParams& 
   RETURN_IF_ERROR(Check("AdamStep", count, {gradient, p_in, m_in, v_in, p_out, m_out, v_out},
                         publish_half.to == nullptr || IsHalf(publish_half.dtype)));
   if (count == 0) return absl::OkStatus();
-  return Launched(
-      "AdamStep",
-      gpu::LaunchAdam(stream, gpu::FactorsOf<Real>(params), count, gradient, p_in, m_in, v_in,
-                      p_out, m_out, v_out, {publish, publish_half.to, Number(publish_half.dtype)}));
+  return Launched("AdamStep",
+                  gpu::LaunchAdam<Real>(stream, gpu::FactorsOf<Real>(params), count, gradient,
+                                        {p_in,
+                                         m_in,
+                                         v_in,
+                                         p_out,
+                                         m_out,
+                                         v_out,
+                                         {publish, publish_half.to, Number(publish_half.dtype)}}));
 }
 
 template <typename Real>

@@ -41,7 +41,7 @@ class GpuKernels : public SliceKernels {
                      double factor) override;
 
   // to[i] = scale * from[i], rounded to nearest; any of fp32, bf16, fp16 and fp64. The product is
-  // fp64 if `to_dtype` is, else fp32.
+  // fp64 if `to_dtype` is, else fp32. The two do not overlap.
   absl::Status Cast(CudaStreamHandle* stream, DType from_dtype, const void* from, DType to_dtype,
                     void* to, int64_t count, double scale);
   // As Cast, to and from eight bits, which are no dtype of a job (see kernel_math.h).
@@ -79,6 +79,13 @@ class GpuKernels : public SliceKernels {
                         const double* gradient, const double* p_in, const double* m_in,
                         const double* v_in, double* p_out, double* m_out, double* v_out,
                         double* publish_fp64, host::HalfOutput publish_half);
+  // See host::ReduceAdamStep: the bits of Reduce and of AdamStep on what that wrote, and each byte
+  // is moved once. Of kFp32, kBf16 or kFp16 inputs.
+  absl::Status ReduceAdamStep(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
+                              DType input_dtype, float scale, const host::AdamParams& params,
+                              int64_t count, const float* p_in, const float* m_in,
+                              const float* v_in, float* p_out, float* m_out, float* v_out,
+                              float* publish_fp32, host::HalfOutput publish_half);
   absl::Status SgdStep(CudaStreamHandle* stream, const host::SgdParams& params, int64_t count,
                        const float* gradient, const float* p_in, const float* momentum_in,
                        float* p_out, float* momentum_out, float* publish_fp32,
@@ -112,6 +119,7 @@ class GpuKernels : public SliceKernels {
   // Makes the device's context current, and says whether the arguments can be meant.
   absl::Status Check(const char* kernel, int64_t count, std::initializer_list<const void*> pointers,
                      bool dtypes_fit) const;
+  absl::Status CheckMeasured(const char* kernel, int64_t count) const;
   absl::Status MeasureNorm(const char* kernel, CudaStreamHandle* stream, DType dtype,
                            const void* values, int64_t count, double p, double* sum,
                            bool* non_finite) const;

@@ -2,10 +2,14 @@
 
 #include <pthread.h>
 
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "worker/device/cuda/emulated_accesses.h"
 
 namespace tessera {
 namespace gpu {
@@ -36,6 +40,8 @@ thread_local Meeting* meeting = nullptr;
 // one, whose shared memory that has too.
 thread_local bool has_met = false;
 
+std::atomic<int64_t> wide_accesses = 0;
+
 }  // namespace
 
 void RunEmulated(int blocks, const std::function<void()>& kernel) {
@@ -58,6 +64,15 @@ void RunEmulated(int blocks, const std::function<void()>& kernel) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+int64_t WideAccesses() { return wide_accesses; }
+
+void CheckAccess(const void* address, int size_bytes) {
+  if (size_bytes == 16) wide_accesses.fetch_add(1, std::memory_order_relaxed);
+  if (reinterpret_cast<uintptr_t>(address) % size_bytes == 0) return;
+  fprintf(stderr, "an access of %d bytes at %p\n", size_bytes, address);
+  abort();
 }
 
 void __syncthreads() {

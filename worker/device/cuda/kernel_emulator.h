@@ -4,6 +4,8 @@
 //   a launch   runs at once: one block of threads after the other
 //   a block    real threads, which meet at barriers; what is shared is static
 //
+// A wide access at an address that is no multiple of it ends the program, as it would the kernel.
+//
 // What it cannot show: threads of a warp that go on without a barrier (here a shuffle is one of the
 // whole block), how a device orders memory, its pow(), limits of a launch, and any speed.
 // One launch runs at a time, whichever threads launch. Included by kernels_common.cuh alone.
@@ -13,6 +15,7 @@
 #include <math.h>  // For isfinite without std.
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 
 #define __global__
@@ -23,7 +26,8 @@ namespace tessera {
 namespace gpu {
 
 constexpr int kThreads = 64;  // Of a block: two warps.
-constexpr int64_t kMaxBlocks = 4;
+constexpr int kMeasureThreads = 64;
+constexpr int64_t kResidentBlocks = 4;
 
 struct EmulatedIndex {
   unsigned x = 0;
@@ -40,9 +44,35 @@ inline void atomicAdd(unsigned long long* to, unsigned long long value) {
   __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
 }
 
-template <typename... Params, typename... Args>
-int Launch(void* /*stream*/, int blocks, void (*kernel)(Params...), Args... args) {
-  RunEmulated(blocks, [&] { kernel(args...); });
+// Of kBytes at once, which a device does only at multiples of as many.
+template <int kBytes>
+struct Word {
+  char bytes[kBytes];
+};
+
+// Counts it (see emulated_accesses.h), and ends the program where a device would end the kernel.
+void CheckAccess(const void* address, int size_bytes);
+
+template <int kBytes>
+Word<kBytes> LoadWord(const void* from, int index) {
+  Word<kBytes> word;
+  const void* const address = static_cast<const char*>(from) + index * kBytes;
+  CheckAccess(address, kBytes);
+  memcpy(&word, address, kBytes);
+  return word;
+}
+template <int kBytes>
+void StoreWord(void* to, int index, Word<kBytes> word) {
+  void* const address = static_cast<char*>(to) + index * kBytes;
+  CheckAccess(address, kBytes);
+  memcpy(address, &word, kBytes);
+}
+
+template <int kThreadsOfBlock = kThreads, typename... Params, typename... Args>
+int Launch(void* /*stream*/, int64_t blocks, void (*kernel)(Params...), Args... args) {
+  static_assert(kThreadsOfBlock == kThreads, "one size of blocks is emulated");
+  RunEmulated(static_cast<int>(blocks < kResidentBlocks ? blocks : kResidentBlocks),
+              [&] { kernel(args...); });
   return 0;
 }
 

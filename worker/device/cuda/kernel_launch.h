@@ -28,6 +28,24 @@ struct Published {
   int half_dtype;
 };
 
+template <typename Real>
+struct AdamArrays {
+  const Real* p_in;
+  const Real* m_in;
+  const Real* v_in;
+  Real* p_out;
+  Real* m_out;
+  Real* v_out;
+  Published published;
+};
+
+// Where the measure of what is written is added; `sum` null: nowhere. As of LaunchMeasure.
+struct Measuring {
+  double* room = nullptr;
+  double* sum = nullptr;
+  bool* non_finite = nullptr;
+};
+
 int LaunchCast(void* stream, int from_dtype, const void* from, int to_dtype, void* to,
                int64_t count, double scale);
 // `format`: 0 for E4M3, 1 for E5M2.
@@ -40,7 +58,7 @@ int LaunchScale(void* stream, int dtype, void* values, int64_t count, double fac
 int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int64_t count);
 int LaunchFill(void* stream, int dtype, void* values, int64_t count, double value);
 int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t count, double scale,
-                 bool accumulate, int output_dtype, void* output);
+                 bool accumulate, int output_dtype, void* output, const Measuring& measuring);
 int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
                   void* output);
 // Adds what is measured for the p-norm of fp32 or fp64 values to `sum`; sets `non_finite`, where
@@ -50,12 +68,15 @@ int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, do
 // Of float and of double.
 template <typename Real>
 int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,
-               const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
-               Real* v_out, const Published& published);
+               const AdamArrays<Real>& arrays);
 template <typename Real>
 int LaunchSgd(void* stream, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
               const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,
               const Published& published);
+// LaunchReduce into a gradient that goes nowhere, and LaunchAdam on it, in one pass.
+int LaunchReduceAdam(void* stream, const AdamFactors<float>& factors, int64_t count,
+                     const Inputs& inputs, int input_dtype, double scale,
+                     const AdamArrays<float>& arrays);
 // Adds the elements' checksums to `sum`.
 int LaunchChecksum(void* stream, const void* values, int element_bytes, int64_t count,
                    uint64_t* sum);

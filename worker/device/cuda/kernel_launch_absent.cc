@@ -10,14 +10,19 @@ int LaunchCastFromFp8(void*, int, const void*, int, void*, int64_t, double) { re
 int LaunchScale(void*, int, void*, int64_t, double) { return kNotBuilt; }
 int LaunchRoundToHalf(void*, int, int, void*, int64_t) { return kNotBuilt; }
 int LaunchFill(void*, int, void*, int64_t, double) { return kNotBuilt; }
-int LaunchReduce(void*, const Inputs&, int, int64_t, double, bool, int, void*) { return kNotBuilt; }
+int LaunchReduce(void*, const Inputs&, int, int64_t, double, bool, int, void*, const Measuring&) {
+  return kNotBuilt;
+}
 int LaunchCombine(void*, const Inputs&, int, int, int64_t, void*) { return kNotBuilt; }
 int LaunchMeasure(void*, int, const void*, int64_t, double, double*, double*, bool*) {
   return kNotBuilt;
 }
 template <typename Real>
-int LaunchAdam(void*, const AdamFactors<Real>&, int64_t, const Real*, const Real*, const Real*,
-               const Real*, Real*, Real*, Real*, const Published&) {
+int LaunchAdam(void*, const AdamFactors<Real>&, int64_t, const Real*, const AdamArrays<Real>&) {
+  return kNotBuilt;
+}
+int LaunchReduceAdam(void*, const AdamFactors<float>&, int64_t, const Inputs&, int, double,
+                     const AdamArrays<float>&) {
   return kNotBuilt;
 }
 template <typename Real>
@@ -27,10 +32,10 @@ int LaunchSgd(void*, const SgdFactors<Real>&, int64_t, const Real*, const Real*,
 }
 int LaunchChecksum(void*, const void*, int, int64_t, uint64_t*) { return kNotBuilt; }
 
-template int LaunchAdam(void*, const AdamFactors<float>&, int64_t, const float*, const float*,
-                        const float*, const float*, float*, float*, float*, const Published&);
-template int LaunchAdam(void*, const AdamFactors<double>&, int64_t, const double*, const double*,
-                        const double*, const double*, double*, double*, double*, const Published&);
+template int LaunchAdam(void*, const AdamFactors<float>&, int64_t, const float*,
+                        const AdamArrays<float>&);
+template int LaunchAdam(void*, const AdamFactors<double>&, int64_t, const double*,
+                        const AdamArrays<double>&);
 template int LaunchSgd(void*, const SgdFactors<float>&, int64_t, const float*, const float*,
                        const float*, float*, float*, const Published&);
 template int LaunchSgd(void*, const SgdFactors<double>&, int64_t, const double*, const double*,

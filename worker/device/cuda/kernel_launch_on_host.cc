@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cmath>
 #include <type_traits>
+#include <vector>
 
 #include "worker/device/cuda/kernel_launch.h"
 
@@ -191,9 +192,9 @@ int LaunchFill(void* stream, int dtype, void* values, int64_t count, double valu
 }
 
 int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t count, double scale,
-                 bool accumulate, int output_dtype, void* output) {
+                 bool accumulate, int output_dtype, void* output, const Measuring& measuring) {
   AwaitEarlierWork(stream);
-  return ByType(input_dtype, [&](auto* type) {
+  const int reduced = ByType(input_dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (output_dtype == 3) {
       Reduce<T, double>(inputs, count, scale, accumulate, output);
@@ -202,6 +203,9 @@ int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t co
     }
     return 0;
   });
+  if (reduced != 0 || measuring.sum == nullptr) return reduced;
+  return LaunchMeasure(stream, output_dtype, output, count, 2, measuring.room, measuring.sum,
+                       measuring.non_finite);
 }
 
 int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
@@ -231,18 +235,26 @@ int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, do
 
 template <typename Real>
 int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,
-               const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
-               Real* v_out, const Published& published) {
+               const AdamArrays<Real>& a) {
   AwaitEarlierWork(stream);
   for (int64_t i = 0; i < count; ++i) {
-    Real p = p_in[i], m = m_in[i], v = v_in[i];
+    Real p = a.p_in[i], m = a.m_in[i], v = a.v_in[i];
     AdamElement(factors, gradient[i], &p, &m, &v);
-    p_out[i] = p;
-    m_out[i] = m;
-    v_out[i] = v;
-    Publish(published, i, p);
+    a.p_out[i] = p;
+    a.m_out[i] = m;
+    a.v_out[i] = v;
+    Publish(a.published, i, p);
   }
   return 0;
+}
+
+int LaunchReduceAdam(void* stream, const AdamFactors<float>& factors, int64_t count,
+                     const Inputs& inputs, int input_dtype, double scale,
+                     const AdamArrays<float>& arrays) {
+  std::vector<float> gradient(count);
+  const int reduced =
+      LaunchReduce(stream, inputs, input_dtype, count, scale, false, 0, gradient.data(), {});
+  return reduced != 0 ? reduced : LaunchAdam(stream, factors, count, gradient.data(), arrays);
 }
 
 template <typename Real>
@@ -270,10 +282,10 @@ int LaunchChecksum(void* stream, const void* values, int element_bytes, int64_t 
   return 0;
 }
 
-template int LaunchAdam(void*, const AdamFactors<float>&, int64_t, const float*, const float*,
-                        const float*, const float*, float*, float*, float*, const Published&);
-template int LaunchAdam(void*, const AdamFactors<double>&, int64_t, const double*, const double*,
-                        const double*, const double*, double*, double*, double*, const Published&);
+template int LaunchAdam(void*, const AdamFactors<float>&, int64_t, const float*,
+                        const AdamArrays<float>&);
+template int LaunchAdam(void*, const AdamFactors<double>&, int64_t, const double*,
+                        const AdamArrays<double>&);
 template int LaunchSgd(void*, const SgdFactors<float>&, int64_t, const float*, const float*,
                        const float*, float*, float*, const Published&);
 template int LaunchSgd(void*, const SgdFactors<double>&, int64_t, const double*, const double*,

@@ -1,7 +1,8 @@
-// What the kernels' files share: grids, and a choice by dtype.
+// What the kernels' files share: launches, wide accesses, and a choice by dtype.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_KERNELS_COMMON_CUH_
 #define TESSERA_WORKER_DEVICE_CUDA_KERNELS_COMMON_CUH_
 
+#include <cstdint>
 #include <type_traits>
 
 #include "worker/device/cuda/kernel_launch.h"
@@ -13,13 +14,36 @@
 namespace tessera {
 namespace gpu {
 
-constexpr int kThreads = 256;
-constexpr int64_t kMaxBlocks = 4096;
+constexpr int kThreads = 256;        // Of a block.
+constexpr int kMeasureThreads = 64;  // Of one that measures: few, so that small arrays fill a GPU.
 
+// Of 4, 8 and 16 bytes: what a thread loads and stores at once.
+template <int kBytes>
+using Word = std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, uint>>;
+
+template <int kBytes>
+__device__ inline Word<kBytes> LoadWord(const void* from, int index) {
+  return static_cast<const Word<kBytes>*>(from)[index];
+}
+template <int kBytes>
+__device__ inline void StoreWord(void* to, int index, Word<kBytes> word) {
+  static_cast<Word<kBytes>*>(to)[index] = word;
+}
+
+// How many blocks of this kernel the current device can have at once; asked once for each of both.
+// Returns CUDA's number for what that said, and 0 where all is well.
+int ResidentBlocks(const void* kernel, int threads, int64_t* blocks);
+
+// At most as many blocks as run at once: each thread takes every so many-th piece of the work.
 // Returns the error of the launch itself; what a kernel does wrong later breaks the context.
-template <typename... Params, typename... Args>
-int Launch(void* stream, int blocks, void (*kernel)(Params...), Args... args) {
-  kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(args...);
+template <int kThreadsOfBlock = kThreads, typename... Params, typename... Args>
+int Launch(void* stream, int64_t blocks, void (*kernel)(Params...), Args... args) {
+  int64_t resident = 0;
+  const int asked =
+      ResidentBlocks(reinterpret_cast<const void*>(kernel), kThreadsOfBlock, &resident);
+  if (asked != 0) return asked;
+  const auto grid = static_cast<unsigned>(blocks < resident ? blocks : resident);
+  kernel<<<grid, kThreadsOfBlock, 0, static_cast<cudaStream_t>(stream)>>>(args...);
   return static_cast<int>(cudaGetLastError());
 }
 
@@ -36,15 +60,6 @@ namespace tessera {
 namespace gpu {
 
 constexpr int kInvalidValue = 1;  // CUDA_ERROR_INVALID_VALUE.
-
-// Enough blocks to fill any device; each thread takes every so many-th element.
-inline int Blocks(int64_t count) {
-  const int64_t wanted = (count + kThreads - 1) / kThreads;
-  return static_cast<int>(wanted < kMaxBlocks ? wanted : kMaxBlocks);
-}
-
-__device__ inline int64_t First() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
-__device__ inline int64_t Stride() { return int64_t{gridDim.x} * blockDim.x; }
 
 // Calls `body` with a null pointer of the dtype's element type.
 template <typename Body>

@@ -1,70 +1,51 @@
-// Cast, round, scale, fill, and the optimizers.
-#include "worker/device/cuda/kernels_common.cuh"
+// Cast, round, scale, fill.
+#include "worker/device/cuda/kernels_wide.cuh"
 
 namespace tessera {
 namespace gpu {
 namespace {
 
 template <typename From, typename To>
-__global__ void Cast(const From* from, To* to, int64_t count, double scale) {
-  for (int64_t i = First(); i < count; i += Stride()) CastElement(from[i], scale, &to[i]);
+__global__ void Cast(Walk walk, const From* __restrict__ from, To* __restrict__ to, double scale) {
+  ForEach<kPackOf<From, To>>(walk, [&](auto n, int64_t i) {
+    const auto in = Load<n.value>(from + i);
+    Pack<To, n.value> out;
+#pragma unroll
+    for (int k = 0; k < n.value; ++k) CastElement(in.at[k], scale, &out.at[k]);
+    Store(to + i, out);
+  });
 }
 
 template <typename Real>
-__global__ void Scale(Real* values, int64_t count, Real factor) {
-  for (int64_t i = First(); i < count; i += Stride()) values[i] = values[i] * factor;
+__global__ void Scale(Walk walk, Real* __restrict__ values, Real factor) {
+  ForEach<kPackOf<Real>>(walk, [&](auto n, int64_t i) {
+    auto pack = Load<n.value>(values + i);
+#pragma unroll
+    for (int k = 0; k < n.value; ++k) pack.at[k] = pack.at[k] * factor;
+    Store(values + i, pack);
+  });
 }
 
 template <typename T>
-__global__ void Fill(T* values, int64_t count, double value) {
+__global__ void Fill(Walk walk, T* __restrict__ values, double value) {
   T element;
   Narrow(value, &element);
-  for (int64_t i = First(); i < count; i += Stride()) values[i] = element;
+  ForEach<kPackOf<T>>(walk, [&](auto n, int64_t i) {
+    Pack<T, n.value> pack;
+#pragma unroll
+    for (int k = 0; k < n.value; ++k) pack.at[k] = element;
+    Store(values + i, pack);
+  });
 }
 
 template <typename Half, typename Real>
-__global__ void RoundToHalf(Real* values, int64_t count) {
-  for (int64_t i = First(); i < count; i += Stride()) values[i] = RoundedTo<Half>(values[i]);
-}
-
-template <typename Real>
-__device__ inline void Publish(const Published& published, int64_t i, Real p) {
-  if (published.full != nullptr) static_cast<Real*>(published.full)[i] = p;
-  if (published.half == nullptr) return;
-  if (published.half_dtype == 1) {
-    Narrow(p, static_cast<Bf16*>(published.half) + i);
-  } else {
-    Narrow(p, static_cast<Fp16*>(published.half) + i);
-  }
-}
-
-template <typename Real>
-__global__ void Adam(AdamFactors<Real> factors, int64_t count, const Real* gradient,
-                     const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
-                     Real* v_out, Published published) {
-  for (int64_t i = First(); i < count; i += Stride()) {
-    Real p = p_in[i];
-    Real m = m_in[i];
-    Real v = v_in[i];
-    AdamElement(factors, gradient[i], &p, &m, &v);
-    p_out[i] = p;
-    m_out[i] = m;
-    v_out[i] = v;
-    Publish(published, i, p);
-  }
-}
-
-template <typename Real>
-__global__ void Sgd(SgdFactors<Real> factors, int64_t count, const Real* gradient, const Real* p_in,
-                    const Real* momentum_in, Real* p_out, Real* momentum_out, Published published) {
-  for (int64_t i = First(); i < count; i += Stride()) {
-    Real p = p_in[i];
-    const Real momentum = factors.read_momentum ? momentum_in[i] : Real(0);
-    const Real step = SgdElement(factors, gradient[i], momentum, &p);
-    if (factors.write_momentum) momentum_out[i] = step;
-    p_out[i] = p;
-    Publish(published, i, p);
-  }
+__global__ void RoundToHalf(Walk walk, Real* __restrict__ values) {
+  ForEach<kPackOf<Real>>(walk, [&](auto n, int64_t i) {
+    auto pack = Load<n.value>(values + i);
+#pragma unroll
+    for (int k = 0; k < n.value; ++k) pack.at[k] = RoundedTo<Half>(pack.at[k]);
+    Store(values + i, pack);
+  });
 }
 
 // As ByType, of the formats of eight bits.
@@ -77,14 +58,25 @@ int ByFormat(int format, Body body) {
 
 template <typename From, typename To>
 int CastAll(void* stream, const From* from, To* to, int64_t count, double scale) {
-  return Launch(stream, Blocks(count), Cast<From, To>, from, to, count, scale);
+  constexpr int kPack = kPackOf<From, To>;
+  const Walk walk = WalkOver(count, kPack, {ArrayOf(from), ArrayOf(to)});
+  return Launch(stream, BlocksOf(walk, kPack), Cast<From, To>, walk, from, to, scale);
 }
 
 template <typename Real>
-int RoundAll(void* stream, int half_dtype, void* values, int64_t count) {
-  auto* const to = static_cast<Real*>(values);
-  return half_dtype == 1 ? Launch(stream, Blocks(count), RoundToHalf<Bf16, Real>, to, count)
-                         : Launch(stream, Blocks(count), RoundToHalf<Fp16, Real>, to, count);
+int ScaleAll(void* stream, void* array, int64_t count, double factor) {
+  auto* const values = static_cast<Real*>(array);
+  const Walk walk = WalkOver(count, kPackOf<Real>, {ArrayOf(values)});
+  return Launch(stream, BlocksOf(walk, kPackOf<Real>), Scale<Real>, walk, values,
+                static_cast<Real>(factor));
+}
+
+template <typename Real>
+int RoundAll(void* stream, int half_dtype, void* array, int64_t count) {
+  auto* const values = static_cast<Real*>(array);
+  const Walk walk = WalkOver(count, kPackOf<Real>, {ArrayOf(values)});
+  return Launch(stream, BlocksOf(walk, kPackOf<Real>),
+                half_dtype == 1 ? RoundToHalf<Bf16, Real> : RoundToHalf<Fp16, Real>, walk, values);
 }
 
 }  // namespace
@@ -120,12 +112,8 @@ int LaunchCastFromFp8(void* stream, int format, const void* from, int to_dtype, 
 }
 
 int LaunchScale(void* stream, int dtype, void* values, int64_t count, double factor) {
-  if (dtype == 3) {
-    return Launch(stream, Blocks(count), Scale<double>, static_cast<double*>(values), count,
-                  factor);
-  }
-  return Launch(stream, Blocks(count), Scale<float>, static_cast<float*>(values), count,
-                static_cast<float>(factor));
+  return dtype == 3 ? ScaleAll<double>(stream, values, count, factor)
+                    : ScaleAll<float>(stream, values, count, factor);
 }
 
 int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int64_t count) {
@@ -136,34 +124,11 @@ int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int
 int LaunchFill(void* stream, int dtype, void* values, int64_t count, double value) {
   return ByType(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    return Launch(stream, Blocks(count), Fill<T>, static_cast<T*>(values), count, value);
+    auto* const to = static_cast<T*>(values);
+    const Walk walk = WalkOver(count, kPackOf<T>, {ArrayOf(to)});
+    return Launch(stream, BlocksOf(walk, kPackOf<T>), Fill<T>, walk, to, value);
   });
 }
-
-template <typename Real>
-int LaunchAdam(void* stream, const AdamFactors<Real>& factors, int64_t count, const Real* gradient,
-               const Real* p_in, const Real* m_in, const Real* v_in, Real* p_out, Real* m_out,
-               Real* v_out, const Published& published) {
-  return Launch(stream, Blocks(count), Adam<Real>, factors, count, gradient, p_in, m_in, v_in,
-                p_out, m_out, v_out, published);
-}
-
-template <typename Real>
-int LaunchSgd(void* stream, const SgdFactors<Real>& factors, int64_t count, const Real* gradient,
-              const Real* p_in, const Real* momentum_in, Real* p_out, Real* momentum_out,
-              const Published& published) {
-  return Launch(stream, Blocks(count), Sgd<Real>, factors, count, gradient, p_in, momentum_in,
-                p_out, momentum_out, published);
-}
-
-template int LaunchAdam(void*, const AdamFactors<float>&, int64_t, const float*, const float*,
-                        const float*, const float*, float*, float*, float*, const Published&);
-template int LaunchAdam(void*, const AdamFactors<double>&, int64_t, const double*, const double*,
-                        const double*, const double*, double*, double*, double*, const Published&);
-template int LaunchSgd(void*, const SgdFactors<float>&, int64_t, const float*, const float*,
-                       const float*, float*, float*, const Published&);
-template int LaunchSgd(void*, const SgdFactors<double>&, int64_t, const double*, const double*,
-                       const double*, double*, double*, const Published&);
 
 }  // namespace gpu
 }  // namespace tessera

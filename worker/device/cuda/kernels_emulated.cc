@@ -1,3 +1,4 @@
 // The kernels, compiled for the emulator.
 #include "worker/device/cuda/kernels_elementwise.cu"
+#include "worker/device/cuda/kernels_optimizer.cu"
 #include "worker/device/cuda/kernels_reduce.cu"

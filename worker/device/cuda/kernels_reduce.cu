@@ -1,71 +1,114 @@
 // Sums over ranks, the measure of a gradient, checksums.
-#include "worker/device/cuda/kernels_common.cuh"
+#include "worker/device/cuda/kernels_sum.cuh"
 
 namespace tessera {
 namespace gpu {
 namespace {
 
 template <typename T, typename Sum>
-__global__ void Reduce(Inputs inputs, int64_t count, Sum scale, bool accumulate, Sum* output) {
-  for (int64_t i = First(); i < count; i += Stride()) {
-    Sum sum = static_cast<Sum>(Widen(static_cast<const T*>(inputs.at[0])[i]));
-    for (int r = 1; r < inputs.count; ++r) {
-      sum = sum + static_cast<Sum>(Widen(static_cast<const T*>(inputs.at[r])[i]));
+__global__ void Reduce(Walk walk, Inputs inputs, Sum scale, bool accumulate, Sum* output) {
+  ForEach<kPackOf<T, Sum>>(walk, [&](auto n, int64_t i) {
+    auto sum = SumOf<n.value, T>(inputs, i, scale);
+    if (accumulate) {
+      const auto before = Load<n.value>(output + i);
+#pragma unroll
+      for (int k = 0; k < n.value; ++k) sum.at[k] = before.at[k] + sum.at[k];
     }
-    sum = sum * scale;
-    output[i] = accumulate ? output[i] + sum : sum;
-  }
+    Store(output + i, sum);
+  });
 }
 
 template <typename Real>
-__global__ void Combine(Inputs inputs, int op, int64_t count, Real* output) {
-  for (int64_t i = First(); i < count; i += Stride()) {
-    Real value = static_cast<const Real*>(inputs.at[0])[i];
+__global__ void Combine(Walk walk, Inputs inputs, int op, Real* output) {
+  ForEach<kPackOf<Real>>(walk, [&](auto n, int64_t i) {
+    auto value = Load<n.value>(static_cast<const Real*>(inputs.at[0]) + i);
     for (int r = 1; r < inputs.count; ++r) {
-      value = CombineElements(op, value, static_cast<const Real*>(inputs.at[r])[i]);
+      const auto next = Load<n.value>(static_cast<const Real*>(inputs.at[r]) + i);
+#pragma unroll
+      for (int k = 0; k < n.value; ++k) {
+        value.at[k] = CombineElements(op, value.at[k], next.at[k]);
+      }
     }
-    output[i] = value;
-  }
+    Store(output + i, value);
+  });
 }
 
-// Sixteen threads a block of elements, one for each lane of the definition; the first of them adds
-// the lanes in order.
-template <Measured what, typename Real>
-__global__ void MeasureBlocks(const Real* values, int64_t count, int64_t num_blocks, double p,
-                              double* block_sums, bool* non_finite) {
-  __shared__ double lanes[kThreads];
-  constexpr int kBlocksAtOnce = kThreads / kMeasureLanes;
-  const int lane = threadIdx.x % kMeasureLanes;
+// Some threads a block of elements, each for `kLanes` neighbours of the definition's lanes: those
+// that one access brings, or one where arrays do not begin at a multiple of it. Threads of their
+// own then add the lanes of a block in order. `values(n, i)` is the pack of n::value elements at i.
+template <Measured what, int kLanes, typename Values>
+__device__ inline void MeasureAll(int64_t count, int64_t num_blocks, double p, double* block_sums,
+                                  bool* non_finite, Values values) {
+  __shared__ double lanes[kMeasureThreads * kLanes];
+  constexpr int kThreadsABlock = kMeasureLanes / kLanes;
+  constexpr int kBlocksAtOnce = kMeasureThreads / kThreadsABlock;
+  const int first_lane = static_cast<int>(threadIdx.x) % kThreadsABlock * kLanes;
   for (int64_t first = int64_t{blockIdx.x} * kBlocksAtOnce; first < num_blocks;
        first += int64_t{gridDim.x} * kBlocksAtOnce) {
-    const int64_t block = first + threadIdx.x / kMeasureLanes;
-    const Real* const own = values + block * kMeasureBlockElements + lane;
-    const int64_t left = count - block * kMeasureBlockElements - lane;
-    double sum = 0;
+    const int64_t block = first + threadIdx.x / kThreadsABlock;
+    const int64_t begin = block * kMeasureBlockElements + first_lane;
+    const int64_t left = count - block * kMeasureBlockElements;
+    double sums[kLanes] = {};
     bool finite = true;
-    const auto take = [&](Real value) {
+    const auto take = [&](int k, auto value) {
       finite = finite && isfinite(value);
-      sum = AddTerm<what>(sum, TermOf<what>(value, p));
+      sums[k] = AddTerm<what>(sums[k], TermOf<what>(value, p));
     };
-    // The whole row of a lane in one go, so that many loads are under way at once.
-    if (left > kMeasureBlockElements - kMeasureLanes) {
-#pragma unroll 16
-      for (int i = 0; i < kMeasureBlockElements; i += kMeasureLanes) take(own[i]);
+    // Several rows in one go, so that many loads are under way at once.
+    if (left >= kMeasureBlockElements) {
+#pragma unroll 8
+      for (int i = 0; i < kMeasureBlockElements; i += kMeasureLanes) {
+        const auto row = values(std::integral_constant<int, kLanes>(), begin + i);
+#pragma unroll
+        for (int k = 0; k < kLanes; ++k) take(k, row.at[k]);
+      }
     } else {
-      for (int64_t i = 0; i < left; i += kMeasureLanes) take(own[i]);
+      for (int64_t i = first_lane; i < left; i += kMeasureLanes) {
+#pragma unroll
+        for (int k = 0; k < kLanes; ++k) {
+          if (i + k >= left) continue;
+          take(k, values(std::integral_constant<int, 1>(), begin - first_lane + i + k).at[0]);
+        }
+      }
     }
-    lanes[threadIdx.x] = sum;
+#pragma unroll
+    for (int k = 0; k < kLanes; ++k) lanes[threadIdx.x * kLanes + k] = sums[k];
     const bool any_non_finite = __syncthreads_or(!finite);
     if (threadIdx.x == 0 && any_non_finite && non_finite != nullptr) *non_finite = true;
-    if (lane == 0 && block < num_blocks) {
+    if (threadIdx.x < kBlocksAtOnce && first + threadIdx.x < num_blocks) {
       double total = 0;
       for (int k = 0; k < kMeasureLanes; ++k) {
-        total = AddTerm<what>(total, lanes[threadIdx.x + k]);
+        total = AddTerm<what>(total, lanes[threadIdx.x * kMeasureLanes + k]);
       }
-      block_sums[block] = total;
+      block_sums[first + threadIdx.x] = total;
     }
     __syncthreads();
   }
+}
+
+template <Measured what, int kLanes, typename Real>
+__global__ void MeasureBlocks(const Real* __restrict__ values, int64_t count, int64_t num_blocks,
+                              double p, double* block_sums, bool* non_finite) {
+  MeasureAll<what, kLanes>(count, num_blocks, p, block_sums, non_finite,
+                           [&](auto n, int64_t i) { return Load<n.value>(values + i); });
+}
+
+// Reduce, and the measure of what it wrote in the same pass.
+template <int kLanes, typename T, typename Sum>
+__global__ void ReduceBlocks(Inputs inputs, int64_t count, int64_t num_blocks, Sum scale,
+                             bool accumulate, Sum* output, double* block_sums, bool* non_finite) {
+  MeasureAll<Measured::kSquares, kLanes>(count, num_blocks, 2, block_sums, non_finite,
+                                         [&](auto n, int64_t i) {
+                                           auto sum = SumOf<n.value, T>(inputs, i, scale);
+                                           if (accumulate) {
+                                             const auto before = Load<n.value>(output + i);
+#pragma unroll
+                                             for (int k = 0; k < n.value; ++k)
+                                               sum.at[k] = before.at[k] + sum.at[k];
+                                           }
+                                           Store(output + i, sum);
+                                           return sum;
+                                         });
 }
 
 // All threads of the block load; the first one adds in order, and has the sum.
@@ -107,26 +150,80 @@ __global__ void AddUp(const double* sums, int64_t count, double* to) {
   if (threadIdx.x == 0) *to = AddTerm<what>(*to, total);
 }
 
-template <Measured what, typename Real>
-int MeasureAs(void* stream, const Real* values, int64_t count, double p, double* room, double* sum,
-              bool* non_finite) {
+// What is left of a measure once each block of elements has its sum.
+template <Measured what>
+int AddBlocks(void* stream, int64_t count, double* room, double* sum) {
   const int64_t num_blocks = MeasureBlocksOf(count);
-  const int measured = Launch(stream, Blocks(num_blocks * kMeasureLanes), MeasureBlocks<what, Real>,
-                              values, count, num_blocks, p, room, non_finite);
-  if (measured != 0) return measured;
   const int64_t num_groups = MeasureGroupsOf(num_blocks);
   if (num_groups == 1) return Launch(stream, 1, AddUp<what>, room, num_blocks, sum);
   double* const group_sums = room + num_blocks;
-  const int grouped =
-      Launch(stream, Blocks(num_groups * kThreads), AddGroups<what>, room, num_blocks, group_sums);
+  const int grouped = Launch(stream, num_groups, AddGroups<what>, room, num_blocks, group_sums);
   if (grouped != 0) return grouped;
   return Launch(stream, 1, AddUp<what>, group_sums, num_groups, sum);
 }
 
+// Grids of those that measure, where each thread has so many lanes.
+int64_t MeasureGrid(int64_t count, int lanes) {
+  const int64_t threads = MeasureBlocksOf(count) * (kMeasureLanes / lanes);
+  return (threads + kMeasureThreads - 1) / kMeasureThreads;
+}
+
+template <Measured what, typename Real>
+int MeasureAs(void* stream, const Real* values, int64_t count, double p, double* room, double* sum,
+              bool* non_finite) {
+  const auto launch = [&](auto lanes) {
+    return Launch<kMeasureThreads>(stream, MeasureGrid(count, lanes.value),
+                                   MeasureBlocks<what, lanes.value, Real>, values, count,
+                                   MeasureBlocksOf(count), p, room, non_finite);
+  };
+  constexpr int kPack = kPackOf<Real>;
+  const std::initializer_list<Array> arrays = {ArrayOf(values)};
+  const int measured = IsWideAt(arrays, kPack, 0) ? launch(std::integral_constant<int, kPack>())
+                                                  : launch(std::integral_constant<int, 1>());
+  return measured != 0 ? measured : AddBlocks<what>(stream, count, room, sum);
+}
+
+template <typename T, typename Sum>
+int ReduceAs(void* stream, const Inputs& inputs, int64_t count, double scale, bool accumulate,
+             void* to, const Measuring& measuring) {
+  auto* const output = static_cast<Sum*>(to);
+  const auto factor = static_cast<Sum>(scale);
+  const SumArrays<1> arrays(inputs, sizeof(T), {ArrayOf(output)});
+  if (measuring.sum == nullptr) {
+    constexpr int kPack = kPackOf<T, Sum>;
+    const Walk walk = WalkOver(count, kPack, arrays);
+    return Launch(stream, BlocksOf(walk, kPack), Reduce<T, Sum>, walk, inputs, factor, accumulate,
+                  output);
+  }
+  const auto launch = [&](auto lanes) {
+    return Launch<kMeasureThreads>(
+        stream, MeasureGrid(count, lanes.value), ReduceBlocks<lanes.value, T, Sum>, inputs, count,
+        MeasureBlocksOf(count), factor, accumulate, output, measuring.room, measuring.non_finite);
+  };
+  // As many lanes as there are sums in 16 bytes.
+  constexpr int kLanes = kPackOf<Sum>;
+  const int reduced = IsWideAt(arrays, kLanes, 0) ? launch(std::integral_constant<int, kLanes>())
+                                                  : launch(std::integral_constant<int, 1>());
+  if (reduced != 0) return reduced;
+  return AddBlocks<Measured::kSquares>(stream, count, measuring.room, measuring.sum);
+}
+
+template <typename Real>
+int CombineAs(void* stream, const Inputs& inputs, int op, int64_t count, void* to) {
+  auto* const output = static_cast<Real*>(to);
+  constexpr int kPack = kPackOf<Real>;
+  const Walk walk = WalkOver(count, kPack, SumArrays<1>(inputs, sizeof(Real), {ArrayOf(output)}));
+  return Launch(stream, BlocksOf(walk, kPack), Combine<Real>, walk, inputs, op, output);
+}
+
 template <typename Bits>
-__global__ void Checksum(const Bits* values, int64_t count, uint64_t* sum) {
+__global__ void Checksum(Walk walk, const Bits* __restrict__ values, uint64_t* sum) {
   uint64_t own = 0;
-  for (int64_t i = First(); i < count; i += Stride()) own += ChecksumElement(i, values[i]);
+  ForEach<kPackOf<Bits>>(walk, [&](auto n, int64_t i) {
+    const auto pack = Load<n.value>(values + i);
+#pragma unroll
+    for (int k = 0; k < n.value; ++k) own += ChecksumElement(i + k, pack.at[k]);
+  });
   for (int offset = 16; offset > 0; offset /= 2) {
     own += __shfl_down_sync(0xFFFFFFFFu, static_cast<unsigned long long>(own), offset);
   }
@@ -136,34 +233,30 @@ __global__ void Checksum(const Bits* values, int64_t count, uint64_t* sum) {
 }
 
 template <typename Bits>
-int ChecksumOf(void* stream, const void* values, int64_t count, uint64_t* sum) {
-  return Launch(stream, Blocks(count), Checksum<Bits>, static_cast<const Bits*>(values), count,
-                sum);
+int ChecksumOf(void* stream, const void* array, int64_t count, uint64_t* sum) {
+  const auto* const values = static_cast<const Bits*>(array);
+  constexpr int kPack = kPackOf<Bits>;
+  const Walk walk = WalkOver(count, kPack, {ArrayOf(values)});
+  return Launch(stream, BlocksOf(walk, kPack), Checksum<Bits>, walk, values, sum);
 }
 
 }  // namespace
 
 int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t count, double scale,
-                 bool accumulate, int output_dtype, void* output) {
+                 bool accumulate, int output_dtype, void* output, const Measuring& measuring) {
   return ByType(input_dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (output_dtype == 3) {
-      return Launch(stream, Blocks(count), Reduce<T, double>, inputs, count, scale, accumulate,
-                    static_cast<double*>(output));
+      return ReduceAs<T, double>(stream, inputs, count, scale, accumulate, output, measuring);
     }
-    return Launch(stream, Blocks(count), Reduce<T, float>, inputs, count, static_cast<float>(scale),
-                  accumulate, static_cast<float*>(output));
+    return ReduceAs<T, float>(stream, inputs, count, scale, accumulate, output, measuring);
   });
 }
 
 int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
                   void* output) {
-  if (dtype == 3) {
-    return Launch(stream, Blocks(count), Combine<double>, inputs, op, count,
-                  static_cast<double*>(output));
-  }
-  return Launch(stream, Blocks(count), Combine<float>, inputs, op, count,
-                static_cast<float*>(output));
+  return dtype == 3 ? CombineAs<double>(stream, inputs, op, count, output)
+                    : CombineAs<float>(stream, inputs, op, count, output);
 }
 
 int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double p,
