@@ -25,6 +25,10 @@ BenchRow RowFrom(const Json& json) {
     row.error = json["error"].get<std::string>();
     return row;
   }
+  if (json.contains("absent")) {
+    row.absent = json["absent"].get<std::string>();
+    return row;
+  }
   row.unit = json.at("unit").get<std::string>();
   row.value = QuartilesFrom(json);
   if (!json.contains("ratio")) return row;
@@ -39,7 +43,7 @@ BenchRow RowFrom(const Json& json) {
 Json ToJson(const BenchRow& row) {
   Json json = {{"name", row.name}};
   if (!row.measured()) {
-    json["error"] = row.error;
+    json[row.error.empty() ? "absent" : "error"] = row.error.empty() ? row.absent : row.error;
     return json;
   }
   json["unit"] = row.unit;

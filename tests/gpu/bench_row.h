@@ -14,14 +14,15 @@ namespace gpu_check {
 
 struct BenchRow {
   std::string name;
-  std::string unit;  // "GB/s": 1e9 bytes a second.  "us"
+  std::string unit;  // "GB/s": 1e9 bytes a second.  "us"  "": a count
   bench::Quartiles value;
   std::string ratio_to;    // The row that `ratio` is to; empty: there is none.
   bench::Quartiles ratio;  // Of the two in the same round.
   double aim = 0;          // The ratio's; 0: none.
   std::string error;       // Why it was not measured; then all but the name is empty.
+  std::string absent;      // The same, where the machine lacks what it is about; no failure.
 
-  bool measured() const { return error.empty(); }
+  bool measured() const { return error.empty() && absent.empty(); }
   bool misses_aim() const { return measured() && aim > 0 && ratio.median < aim; }
 };
 

@@ -22,6 +22,8 @@ const char* Name(Outcome outcome) {
       return "ran nothing";
     case Outcome::kNoPeer:
       return "no peer";
+    case Outcome::kNoTool:
+      return "no tool";
   }
   return "unknown";
 }
@@ -31,12 +33,22 @@ const char* StatusName(int exit_status) {
   return exit_status == kExitPassed ? "passed" : "failed";
 }
 
+// "99 errors" of "========= ERROR SUMMARY: 99 errors".
+std::string SanitizerSummary(absl::string_view output) {
+  constexpr absl::string_view kSummary = "ERROR SUMMARY: ";
+  const size_t at = output.find(kSummary);
+  if (at == absl::string_view::npos) return "";
+  output.remove_prefix(at + kSummary.size());
+  return absl::StrCat("compute-sanitizer: ", output.substr(0, output.find('\n')));
+}
+
 std::string EndOf(const Suite& suite, const ProgramEnd& end) {
   if (end.killed) {
     return absl::StrCat("killed after ", absl::ToInt64Seconds(suite.deadline), " s");
   }
   if (end.exit_status > 128) return absl::StrCat("ended by signal ", end.exit_status - 128);
-  return absl::StrCat("ended with exit status ", end.exit_status);
+  const std::string summary = end.exit_status == kExitSanitizer ? SanitizerSummary(end.output) : "";
+  return summary.empty() ? absl::StrCat("ended with exit status ", end.exit_status) : summary;
 }
 
 // What is known before anything is looked at but how it ended.
@@ -53,6 +65,7 @@ std::string Number(double value) {
 }
 
 std::string RowLine(const BenchRow& row) {
+  if (!row.absent.empty()) return absl::StrFormat("  %-46s  not here: %s\n", row.name, row.absent);
   if (!row.measured()) return absl::StrFormat("  %-46s  not measured: %s\n", row.name, row.error);
   std::string line =
       absl::StrFormat("  %-46s %9s %-5s [%s, %s]", row.name, Number(row.value.median), row.unit,
@@ -106,7 +119,8 @@ SuiteResult JudgeBench(const Suite& suite, const ProgramEnd& end, const std::str
   }
   for (const BenchRow& row : *read) {
     if (row.measured()) ++result.counts.passed;
-    if (!row.measured()) result.counts.failures.push_back(row.name);
+    if (!row.absent.empty()) ++result.counts.skipped;
+    if (!row.error.empty()) result.counts.failures.push_back(row.name);
     rows->push_back(row);
   }
   if (end.exit_status == 0 && result.counts.failures.empty()) {
@@ -121,8 +135,9 @@ int ExitStatus(const Report& report) {
   if (!report.gpu.usable.ok()) return kExitNoGpu;
   bool any_passed = false;
   for (const SuiteResult& suite : report.suites) {
-    if (suite.outcome != Outcome::kPassed && suite.outcome != Outcome::kNoPeer) return kExitFailed;
-    any_passed |= suite.outcome == Outcome::kPassed;
+    if (suite.outcome == Outcome::kNoPeer || suite.outcome == Outcome::kNoTool) continue;
+    if (suite.outcome != Outcome::kPassed) return kExitFailed;
+    any_passed = true;
   }
   return any_passed ? kExitPassed : kExitFailed;
 }
@@ -165,9 +180,9 @@ std::string Table(const Report& report) {
   std::string table = absl::StrCat(Describe(report.gpu), "\n");
   if (!report.suites.empty()) absl::StrAppend(&table, "\n");
   for (const SuiteResult& result : report.suites) {
-    absl::StrAppendFormat(&table, "  %-28s %s\n", result.name, Describe(result));
+    absl::StrAppendFormat(&table, "  %-36s %s\n", result.name, Describe(result));
     for (const std::string& failure : result.counts.failures) {
-      absl::StrAppendFormat(&table, "  %-28s   FAILED %s\n", "", failure);
+      absl::StrAppendFormat(&table, "  %-36s   FAILED %s\n", "", failure);
     }
   }
   if (!report.rows.empty()) absl::StrAppend(&table, "\n");

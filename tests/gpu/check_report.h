@@ -16,10 +16,12 @@
 namespace tessera {
 namespace gpu_check {
 
-enum class Outcome { kPassed, kFailed, kKilled, kRanNothing, kNoPeer };
+enum class Outcome { kPassed, kFailed, kKilled, kRanNothing, kNoPeer, kNoTool };
 
 // With which a benchmark of a peer ends where the machine lacks that.
 inline constexpr int kExitNoPeer = 77;
+// With which compute-sanitizer is told to end where it found an error.
+inline constexpr int kExitSanitizer = 99;
 
 struct SuiteResult {
   std::string name;
@@ -33,8 +35,11 @@ struct SuiteResult {
 // only if it ended well and something of it ran: all of it skipped is kRanNothing.
 SuiteResult JudgeTests(const Suite& suite, const ProgramEnd& end, const std::string& json);
 
+// What a sanitizer found is no test's failure: the reason has its summary.
+//
 // Of the benchmark: `json` is what it wrote. A row counts as a test; one that misses its aim has
-// passed, for an aim is no test. That a peer is not there is no failure. The rows go to `rows`.
+// passed, for an aim is no test. That a peer is not there is no failure, and so is a figure that
+// this machine has no means for. The rows go to `rows`.
 SuiteResult JudgeBench(const Suite& suite, const ProgramEnd& end, const std::string& json,
                        std::vector<BenchRow>* rows);
 
@@ -51,7 +56,7 @@ inline constexpr int kExitFailed = 1;
 inline constexpr int kExitNoGpu = 2;
 inline constexpr int kExitWrongUsage = 3;
 
-// kExitPassed only if something ran and all of it passed, but peers that are not there.
+// kExitPassed only if something ran and all of it passed, but peers and tools that are not there.
 int ExitStatus(const Report& report);
 std::string ToJson(const Report& report);
 std::string Table(const Report& report);

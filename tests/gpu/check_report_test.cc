@@ -137,6 +137,44 @@ TEST(JudgeBenchTest, PeerThatTheMachineLacksIsNoFailureAndAnotherBenchmarksEndIs
   EXPECT_EQ(ExitStatus(report), kExitPassed);
 }
 
+TEST(JudgeTestsTest, WhatASanitizerFoundIsToldByItsSummary) {
+  const std::string passed = R"({"testsuites": [{"name": "A", "testsuite": [
+      {"name": "B", "status": "RUN", "result": "COMPLETED"}]}]})";
+  const SuiteResult result = JudgeTests(
+      SampleSuite(), End(kExitSanitizer, "========= ERROR SUMMARY: 3 errors\nbye\n"), passed);
+  EXPECT_EQ(result.outcome, Outcome::kFailed);
+  EXPECT_EQ(result.reason, "compute-sanitizer: 3 errors");
+  EXPECT_EQ(JudgeTests(SampleSuite(), End(kExitSanitizer), passed).reason,
+            "ended with exit status 99");
+}
+
+TEST(JudgeBenchTest, FigureThatTheMachineHasNoMeansForIsNoFailure) {
+  BenchRow row, absent;
+  row.name = "row";
+  row.unit = "us";
+  absent.name = "absent";
+  absent.absent = "no libcupti";
+  std::vector<BenchRow> rows;
+  const SuiteResult result = JudgeBench(SampleSuite(), End(0), RowsToJson({row, absent}), &rows);
+  EXPECT_EQ(result.outcome, Outcome::kPassed);
+  EXPECT_EQ(result.counts.passed, 1);
+  EXPECT_EQ(result.counts.skipped, 1);
+  ASSERT_EQ(rows.size(), 2);
+  EXPECT_FALSE(rows[1].measured());
+  Report report;
+  report.rows = rows;
+  EXPECT_THAT(Table(report), HasSubstr("not here: no libcupti"));
+}
+
+TEST(CheckReportTest, ToolThatIsNotThereFailsNothing) {
+  Report report;
+  report.suites.resize(2);
+  report.suites[0].outcome = report.suites[1].outcome = Outcome::kNoTool;
+  EXPECT_EQ(ExitStatus(report), kExitFailed) << "nothing ran";
+  report.suites[0].outcome = Outcome::kPassed;
+  EXPECT_EQ(ExitStatus(report), kExitPassed);
+}
+
 TEST(CheckReportTest, PassesOnlyWhereSomethingRanAndAllOfItPassed) {
   Report report;
   EXPECT_EQ(ExitStatus(report), kExitFailed) << "nothing ran";
@@ -191,9 +229,15 @@ TEST(CheckSuitesTest, LinesThatAreNoneAndNamesThatAreTakenAreRefused) {
   EXPECT_FALSE(suites[0].is_bench());
   EXPECT_TRUE(suites[1].is_bench());
   for (const char* bad : {"", "# nothing", "//a:b 5", "//a:b 0 X", "//a:b x X", "//a/b 5 X",
-                          "//a: 5 X", "//a:b/c 5 X", "//a:b 5 X Y", "//a:b 5 X\n//c:b 5 Y"}) {
+                          "//a: 5 X", "//a:b/c 5 X", "//a:b 5 X Y", "//a:b 5 X mps,",
+                          "//a:b 5 X mps mps", "//a:b 5 X\n//c:b 5 Y"}) {
     EXPECT_THAT(ParseSuites(bad), StatusIs(absl::StatusCode::kInvalidArgument, testing::_)) << bad;
   }
+  ASSERT_OK_AND_ASSIGN(const std::vector<Suite> again,
+                       ParseSuites("//a:b 5 X memcheck,racecheck\n//a:c 5 rows mps\n//a:d 5 X"));
+  EXPECT_THAT(again[0].again, ElementsAre("memcheck", "racecheck"));
+  EXPECT_THAT(again[1].again, ElementsAre("mps"));
+  EXPECT_THAT(again[2].again, ElementsAre());
   ASSERT_OK_AND_ASSIGN(const std::vector<Suite> chosen, ChooseSuites(suites, {"two"}));
   ASSERT_EQ(chosen.size(), 1);
   EXPECT_EQ(chosen[0].name, "two");

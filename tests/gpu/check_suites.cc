@@ -17,6 +17,12 @@ const Suite* Find(const std::vector<Suite>& suites, const std::string& name) {
   return found == suites.end() ? nullptr : &*found;
 }
 
+bool AreWays(const std::vector<std::string>& words) {
+  return std::all_of(words.begin(), words.end(), [](const std::string& word) {
+    return word == kMemcheck || word == kRacecheck || word == kUnderMps;
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<Suite>> ParseSuites(absl::string_view text) {
@@ -27,8 +33,10 @@ absl::StatusOr<std::vector<Suite>> ParseSuites(absl::string_view text) {
     if (words.empty() || words[0][0] == '#') continue;
     const size_t colon = words[0].find(':');
     int seconds = 0;
-    if (words.size() != 3 || colon == absl::string_view::npos ||
-        words[0].find('/', colon) != absl::string_view::npos ||
+    const std::vector<std::string> again =
+        words.size() == 4 ? absl::StrSplit(words[3], ',') : std::vector<std::string>();
+    if (words.size() < 3 || words.size() > 4 || !AreWays(again) ||
+        colon == absl::string_view::npos || words[0].find('/', colon) != absl::string_view::npos ||
         !absl::SimpleAtoi(words[1], &seconds) || seconds < 1) {
       return absl::InvalidArgumentError(absl::StrCat("not a line of programs: ", line));
     }
@@ -36,7 +44,7 @@ absl::StatusOr<std::vector<Suite>> ParseSuites(absl::string_view text) {
     if (name.empty() || Find(suites, name) != nullptr) {
       return absl::InvalidArgumentError(absl::StrCat("a name that is taken: ", line));
     }
-    suites.push_back({name, absl::Seconds(seconds), std::string(words[2])});
+    suites.push_back({name, absl::Seconds(seconds), std::string(words[2]), again});
   }
   if (suites.empty()) return absl::InvalidArgumentError("there is no program to run");
   return suites;

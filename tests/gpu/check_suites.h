@@ -4,7 +4,11 @@
 //   //worker/device/cuda:cuda_device_test   300      Cuda/DeviceConformanceTest.*
 //   //tests/gpu:gpu_bench                   300      rows
 //   //tests/gpu:torch_peers                 300      peer-rows
+//   //tests/gpu:gpu_step_bench              300      rows         mps
 //
+// The last word, which may be missing, says how the program runs once more when all have run by
+// themselves: "memcheck", "racecheck": under that tool of compute-sanitizer; "mps": under a daemon
+// of NVIDIA's multi-process service. Several are joined by commas.
 // "rows": no tests but a benchmark, which writes its rows; "peer-rows": one of software that is not
 // ours, which the machine may lack. Pure; thread-safe.
 #ifndef TESSERA_TESTS_GPU_CHECK_SUITES_H_
@@ -20,10 +24,15 @@
 namespace tessera {
 namespace gpu_check {
 
+inline constexpr char kMemcheck[] = "memcheck";
+inline constexpr char kRacecheck[] = "racecheck";
+inline constexpr char kUnderMps[] = "mps";
+
 struct Suite {
   std::string name;  // Of the target, and of the program's file.
   absl::Duration deadline;
   std::string filter;
+  std::vector<std::string> again = {};  // "memcheck", "racecheck", "mps".
 
   bool is_bench() const { return filter == "rows" || is_peer(); }
   bool is_peer() const { return filter == "peer-rows"; }

@@ -2,13 +2,16 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_split.h"
 #include "base/command_line.h"
 #include "tests/gpu/check_report.h"
+#include "tests/gpu/check_tools.h"
 #include "tests/gpu/run_check.h"
 #include "tests/gpu/run_program.h"
 #include "worker/device/cuda/cuda_versions.h"
@@ -19,6 +22,7 @@ namespace gpu_check = tessera::gpu_check;
 
 void Interrupted(int signal) {
   gpu_check::KillRunningProgram();
+  gpu_check::KillPrivateMps();
   _exit(128 + signal);
 }
 
@@ -26,8 +30,20 @@ gpu_check::GpuFacts Look() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string driver;
   std::getline(file, driver);
+  // As the driver looks for it in the programs that this one starts.
+  const char* const pipe = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  const tessera::MpsFinding mps =
+      tessera::JudgeMps(tessera::ProbeMps(pipe == nullptr ? tessera::kDefaultMpsFolder : pipe));
   return gpu_check::FindGpu(tessera::LoadCudaApi(), tessera::LoadNcclApi(),
-                            tessera::QueryCudaVersions().toolkit, driver);
+                            tessera::QueryCudaVersions().toolkit, driver, mps);
+}
+
+std::vector<std::string> ToolFolders() {
+  const char* const path = std::getenv("PATH");
+  std::vector<std::string> folders =
+      absl::StrSplit(path == nullptr ? "" : path, ':', absl::SkipEmpty());
+  folders.push_back("/usr/local/cuda/bin");
+  return folders;
 }
 
 }  // namespace
@@ -36,6 +52,7 @@ int main(int argc, char** argv) {
   gpu_check::CheckOptions options;
   options.folder = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
   options.out = "gpu-check.json";
+  options.tool_folders = ToolFolders();
   CLI::App app(
       "Runs on this machine's GPU all tests that need one, and measures it. Writes one JSON file, "
       "with a log beside it, and prints one table.\n"

@@ -24,6 +24,20 @@ std::string CapabilityName(int capability) {
   return absl::StrCat(capability / 10, ".", capability % 10);
 }
 
+const char* Name(Mps verdict) {
+  switch (verdict) {
+    case Mps::kNotRunning:
+      return "not running";
+    case Mps::kRunning:
+      return "running";
+    case Mps::kUnclear:
+      return "unclear";
+    case Mps::kElsewhere:
+      return "elsewhere";
+  }
+  return "unknown";
+}
+
 // The oldest driver that serves what this was built with: a runtime needs its own major version.
 int MinDriver(int toolkit) {
   return std::max(CudaDevice::Options().min_driver_version, toolkit / 1000 * 1000);
@@ -71,8 +85,9 @@ absl::Status Look(const absl::StatusOr<CudaApi*>& cuda, GpuFacts* facts) {
 }  // namespace
 
 GpuFacts FindGpu(const absl::StatusOr<CudaApi*>& cuda, const absl::StatusOr<NcclApi*>& nccl,
-                 int toolkit, const std::string& driver_text) {
+                 int toolkit, const std::string& driver_text, const MpsFinding& mps) {
   GpuFacts facts;
+  facts.mps = mps;
   facts.built_with = toolkit;
   facts.driver = std::string(
       absl::StripAsciiWhitespace(absl::string_view(driver_text).substr(0, driver_text.find('\n'))));
@@ -101,6 +116,7 @@ nlohmann::ordered_json ToJson(const GpuFacts& facts) {
   put("built_with_cuda", facts.built_with != 0, CudaName(facts.built_with));
   put("nccl", facts.nccl != 0, NcclVersionName(facts.nccl));
   if (!facts.nccl_error.empty()) json["nccl_error"] = facts.nccl_error;
+  json["mps"] = {{"verdict", Name(facts.mps.verdict)}, {"reason", facts.mps.reason}};
   return json;
 }
 
@@ -111,7 +127,8 @@ std::string Describe(const GpuFacts& facts) {
   return absl::StrCat(facts.name, ", ", facts.memory_bytes >> 30, " GiB; driver for CUDA ",
                       CudaName(facts.driver_cuda), "; ",
                       facts.nccl == 0 ? absl::StrCat("no NCCL: ", facts.nccl_error)
-                                      : absl::StrCat("NCCL ", NcclVersionName(facts.nccl)));
+                                      : absl::StrCat("NCCL ", NcclVersionName(facts.nccl)),
+                      "; MPS ", Name(facts.mps.verdict));
 }
 
 }  // namespace gpu_check

@@ -10,6 +10,7 @@
 #include "nlohmann/json.hpp"
 #include "worker/comm/nccl/nccl_api.h"
 #include "worker/device/cuda/cuda_api.h"
+#include "worker/device/cuda/mps.h"
 
 namespace tessera {
 namespace gpu_check {
@@ -26,15 +27,17 @@ struct GpuFacts {
   int64_t memory_bytes = 0;
   int nccl = 0;
   std::string nccl_error;
+  MpsFinding mps;  // Whether programs of this environment go by it.
 };
 
-// `driver_text` is that of /proc/driver/nvidia/version, or empty.
+// `driver_text` is that of /proc/driver/nvidia/version, or empty. That MPS runs, or not, forbids
+// nothing.
 GpuFacts FindGpu(const absl::StatusOr<CudaApi*>& cuda, const absl::StatusOr<NcclApi*>& nccl,
-                 int toolkit, const std::string& driver_text);
+                 int toolkit, const std::string& driver_text, const MpsFinding& mps);
 
 nlohmann::ordered_json ToJson(const GpuFacts& facts);
 
-// "NVIDIA H200, 139 GiB; driver for CUDA 13.0; NCCL 2.28.9"
+// "NVIDIA H200, 139 GiB; driver for CUDA 13.0; NCCL 2.28.9; MPS not running"
 std::string Describe(const GpuFacts& facts);
 
 }  // namespace gpu_check

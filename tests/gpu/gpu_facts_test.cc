@@ -14,6 +14,7 @@ using testing::HasSubstr;
 using testing::StartsWith;
 
 const absl::StatusOr<NcclApi*> kNoNccl = absl::NotFoundError("libnccl.so.2: no such file");
+const MpsFinding kNoMps = {Mps::kNotRunning, "it is not there"};
 
 TEST(GpuFactsTest, EachThingThatIsMissingIsNamedFirst) {
   FakeCudaApi::Options old, none;
@@ -35,7 +36,7 @@ TEST(GpuFactsTest, EachThingThatIsMissingIsNamedFirst) {
       {&lost, 13000, "driver not to be had: cuDriverGetVersion: CUDA_ERROR_DEVICE_UNAVAILABLE"},
   };
   for (const auto& c : cases) {
-    const GpuFacts facts = FindGpu(c.api, kNoNccl, c.toolkit, "");
+    const GpuFacts facts = FindGpu(c.api, kNoNccl, c.toolkit, "", kNoMps);
     EXPECT_THAT(std::string(facts.usable.message()), StartsWith(c.reason));
     EXPECT_THAT(Describe(facts), StartsWith("no usable GPU: "));
   }
@@ -47,27 +48,30 @@ TEST(GpuFactsTest, DriverServesEachToolkitOfItsMajorVersion) {
   FakeCudaApi::Options options;
   options.driver_version = 12000;
   FakeCudaApi api(options);
-  EXPECT_OK(FindGpu(&api, kNoNccl, 12090, "").usable);
-  EXPECT_FALSE(FindGpu(&api, kNoNccl, 13000, "").usable.ok());
+  EXPECT_OK(FindGpu(&api, kNoNccl, 12090, "", kNoMps).usable);
+  EXPECT_FALSE(FindGpu(&api, kNoNccl, 13000, "", kNoMps).usable.ok());
 }
 
 TEST(GpuFactsTest, UsableDeviceIsDescribedAndGivenBack) {
   FakeCudaApi api;
   FakeNcclWorld world;
   FakeNcclApi nccl(&world, &api);
-  const GpuFacts facts = FindGpu(&api, &nccl, 13000, "NVRM version: 580.95\nGCC version: 12\n");
+  const GpuFacts facts = FindGpu(&api, &nccl, 13000, "NVRM version: 580.95\nGCC version: 12\n",
+                                 {Mps::kRunning, "it is there"});
   ASSERT_OK(facts.usable);
-  EXPECT_EQ(Describe(facts), "a fake of threads, 1 GiB; driver for CUDA 13.0; NCCL 2.28.9");
+  EXPECT_EQ(Describe(facts),
+            "a fake of threads, 1 GiB; driver for CUDA 13.0; NCCL 2.28.9; MPS running");
   EXPECT_EQ(ToJson(facts).dump(),
             R"({"name":"a fake of threads","devices":1,"compute_capability":"9.0",)"
             R"("memory_bytes":1073741824,"driver":"NVRM version: 580.95","driver_cuda":"13.0",)"
-            R"("built_with_cuda":"13.0","nccl":"2.28.9"})");
+            R"("built_with_cuda":"13.0","nccl":"2.28.9",)"
+            R"("mps":{"verdict":"running","reason":"it is there"}})");
   EXPECT_EQ(api.Held(), "");
 }
 
 TEST(GpuFactsTest, WithoutNcclTheDeviceIsUsableAllTheSame) {
   FakeCudaApi api;
-  const GpuFacts facts = FindGpu(&api, kNoNccl, 13000, "");
+  const GpuFacts facts = FindGpu(&api, kNoNccl, 13000, "", kNoMps);
   EXPECT_OK(facts.usable);
   EXPECT_THAT(Describe(facts), HasSubstr("no NCCL: libnccl.so.2: no such file"));
   EXPECT_TRUE(ToJson(facts)["nccl"].is_null());

@@ -13,10 +13,13 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "tests/gpu/check_report.h"
+#include "tests/gpu/check_tools.h"
 
 namespace tessera {
 namespace gpu_check {
 namespace {
+
+constexpr int kSanitizerSlowdown = 6;  // By which its deadline is longer.
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path);
@@ -46,9 +49,40 @@ class Progress {
   const std::string log_;
 };
 
-SuiteResult RunSuite(const CheckOptions& options, const Suite& suite, const std::string& results,
+// A program, and how it runs: empty: by itself.
+struct Turn {
+  Suite suite;
+  std::string way;
+
+  std::string name() const {
+    return way.empty() ? suite.name : absl::StrCat(suite.name, " under ", way);
+  }
+};
+
+std::vector<Turn> TurnsOf(const std::vector<Suite>& suites) {
+  std::vector<Turn> turns;
+  for (const Suite& suite : suites) turns.push_back({suite, ""});
+  for (const Suite& suite : suites) {
+    for (const std::string& way : suite.again) turns.push_back({suite, way});
+  }
+  return turns;
+}
+
+SuiteResult NotRun(const Turn& turn, Outcome outcome, const absl::Status& why) {
+  SuiteResult result;
+  result.name = turn.name();
+  result.outcome = outcome;
+  result.reason = std::string(why.message());
+  return result;
+}
+
+SuiteResult RunSuite(const CheckOptions& options, const Turn& turn,
+                     const std::vector<std::string>& tool, const std::string& results,
                      std::vector<BenchRow>* rows) {
-  std::vector<std::string> arguments = {absl::StrCat(options.folder, "/", suite.name)};
+  Suite suite = turn.suite;
+  if (!tool.empty()) suite.deadline *= kSanitizerSlowdown;
+  std::vector<std::string> arguments = tool;
+  arguments.push_back(absl::StrCat(options.folder, "/", suite.name));
   if (suite.is_bench()) {
     arguments.push_back(absl::StrCat("--json=", results));
   } else {
@@ -57,14 +91,43 @@ SuiteResult RunSuite(const CheckOptions& options, const Suite& suite, const std:
     arguments.push_back("--gtest_color=no");
   }
   const absl::StatusOr<ProgramEnd> end = RunProgram(arguments, suite.deadline, LogOf(options.out));
-  if (!end.ok()) {
-    SuiteResult result;
-    result.name = suite.name;
-    result.reason = std::string(end.status().message());
-    return result;
-  }
+  if (!end.ok()) return NotRun(turn, Outcome::kFailed, end.status());
   const std::string json = ReadFile(results);
+  suite.name = turn.name();
   return suite.is_bench() ? JudgeBench(suite, *end, json, rows) : JudgeTests(suite, *end, json);
+}
+
+SuiteResult RunUnderMps(const CheckOptions& options, const Turn& turn, const MpsFinding& mps,
+                        const std::string& scratch, const std::string& results,
+                        std::vector<BenchRow>* rows) {
+  if (mps.verdict == Mps::kRunning || mps.verdict == Mps::kElsewhere) {
+    return NotRun(turn, Outcome::kNoTool,
+                  absl::AlreadyExistsError(absl::StrCat(
+                      "a daemon runs already, and no other is started: ", mps.reason)));
+  }
+  const absl::StatusOr<std::string> tool = FindTool(kMpsControl, options.tool_folders);
+  if (!tool.ok()) return NotRun(turn, Outcome::kNoTool, tool.status());
+  const auto daemon = PrivateMps::Start(*tool, absl::StrCat(scratch, "/mps"), LogOf(options.out),
+                                        absl::Seconds(20));
+  if (!daemon.ok()) return NotRun(turn, Outcome::kFailed, daemon.status());
+  const size_t first = rows->size();
+  const SuiteResult result = RunSuite(options, turn, {}, results, rows);
+  for (size_t i = first; i < rows->size(); ++i) (*rows)[i].name += ", under MPS";
+  return result;
+}
+
+SuiteResult RunTurn(const CheckOptions& options, const Turn& turn, const MpsFinding& mps,
+                    const std::string& scratch, std::vector<BenchRow>* rows) {
+  const std::string results = absl::StrCat(scratch, "/", turn.suite.name, ".json");
+  std::error_code ignored;
+  std::filesystem::remove(results, ignored);  // Of an earlier turn.
+  if (turn.way.empty()) return RunSuite(options, turn, {}, results, rows);
+  if (turn.way == kUnderMps) return RunUnderMps(options, turn, mps, scratch, results, rows);
+  const absl::StatusOr<std::string> tool = FindTool(kSanitizer, options.tool_folders);
+  if (!tool.ok()) return NotRun(turn, Outcome::kNoTool, tool.status());
+  const std::vector<std::string> sanitizer = {*tool, "--tool", turn.way, "--error-exitcode",
+                                              absl::StrCat(kExitSanitizer)};
+  return RunSuite(options, turn, sanitizer, results, rows);
 }
 
 absl::Status RunSuites(const CheckOptions& options, const std::vector<Suite>& suites,
@@ -75,11 +138,11 @@ absl::Status RunSuites(const CheckOptions& options, const std::vector<Suite>& su
     std::error_code ignored;
     std::filesystem::remove_all(scratch, ignored);
   };
-  for (size_t i = 0; i < suites.size(); ++i) {
-    const std::string which = absl::StrCat("[", i + 1, "/", suites.size(), "] ", suites[i].name);
+  const std::vector<Turn> turns = TurnsOf(suites);
+  for (size_t i = 0; i < turns.size(); ++i) {
+    const std::string which = absl::StrCat("[", i + 1, "/", turns.size(), "] ", turns[i].name());
     progress->Say(absl::StrCat(which, " ..."));
-    const std::string results = absl::StrCat(scratch, "/", suites[i].name, ".json");
-    report->suites.push_back(RunSuite(options, suites[i], results, &report->rows));
+    report->suites.push_back(RunTurn(options, turns[i], report->gpu.mps, scratch, &report->rows));
     progress->Say(absl::StrCat(which, " ", Describe(report->suites.back())));
   }
   return absl::OkStatus();

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/status_matchers.h"
 #include "base/unique_fd.h"
 #include "gtest/gtest.h"
@@ -40,14 +41,32 @@ class RunCheckTest : public testing::Test {
     std::ofstream(options_.folder + "/" + name) << text;
   }
   // A program `name` whose tests are those of the sample that `filter` names.
-  void AddProgram(const std::string& name, const std::string& filter, int seconds = 300) {
+  void AddProgram(const std::string& name, const std::string& filter, int seconds = 300,
+                  const std::string& again = "") {
     std::filesystem::create_symlink(SampleProgram(), options_.folder + "/" + name);
-    absl::StrAppend(&suites_, "//sample:", name, " ", seconds, " ", filter, "\n");
+    absl::StrAppend(&suites_, "//sample:", name, " ", seconds, " ", filter, " ", again, "\n");
+  }
+  // A tool that is this script.
+  void AddTool(const std::string& name, const std::string& script) {
+    const std::string folder = options_.folder + "/tools";
+    std::filesystem::create_directory(folder);
+    Write("tools/" + name, "#!/bin/sh\n" + script);
+    std::filesystem::permissions(folder + "/" + name, std::filesystem::perms::owner_all);
+    options_.tool_folders = {options_.folder + "/nothing", folder};
+  }
+  nlohmann::json Suite(const std::string& name) {
+    const nlohmann::json document = Document();
+    for (const nlohmann::json& suite : document["suites"]) {
+      if (suite["name"] == name) return suite;
+    }
+    ADD_FAILURE() << name << " is not in the document";
+    return {};
   }
   int Run(absl::Status usable = absl::OkStatus()) {
     Write(kSuitesFile, suites_);
     GpuFacts gpu;
     gpu.usable = std::move(usable);
+    gpu.mps = mps_;
     return RunCheck(options_, gpu, &progress_, &table_);
   }
   nlohmann::json Document() {
@@ -62,6 +81,7 @@ class RunCheckTest : public testing::Test {
 
   CheckOptions options_;
   std::string suites_;
+  MpsFinding mps_;
   std::stringstream progress_, table_;
 };
 
@@ -131,6 +151,76 @@ TEST_F(RunCheckTest, RowsOfTheBenchmarkAreInTheDocumentAndTheTable) {
   EXPECT_EQ(Run(), kExitPassed);
   EXPECT_EQ(Document()["rows"][0]["median"], 2);
   EXPECT_THAT(table_.str(), HasSubstr("2.00 GB/s  [1.00, 3.00]"));
+}
+
+TEST_F(RunCheckTest, ProgramsRunAgainUnderTheSanitizerAndWhatItFindsIsAFailure) {
+  AddProgram("clean", "SampleTest.Passes", 300, "memcheck,racecheck");
+  AddProgram("plain", "SampleTest.Passes");
+  // As the tool, but finds something where it looks for races.
+  AddTool("compute-sanitizer",
+          "[ \"$1 $3 $4\" = '--tool --error-exitcode 99' ] || exit 1\n"
+          "tool=$2\nshift 4\n\"$@\" || exit 98\n"
+          "[ \"$tool\" = racecheck ] || exit 0\n"
+          "echo '========= ERROR SUMMARY: 2 errors'\nexit 99\n");
+  EXPECT_EQ(Run(), kExitFailed);
+  EXPECT_EQ(Document()["suites"].size(), 4);
+  EXPECT_EQ(Suite("clean")["outcome"], "passed");
+  EXPECT_EQ(Suite("clean under memcheck")["outcome"], "passed");
+  EXPECT_EQ(Suite("clean under memcheck")["passed"], 1);
+  EXPECT_EQ(Suite("clean under racecheck")["outcome"], "failed");
+  EXPECT_EQ(Suite("clean under racecheck")["reason"], "compute-sanitizer: 2 errors");
+  EXPECT_THAT(table_.str(), HasSubstr("clean under memcheck"));
+}
+
+TEST_F(RunCheckTest, WhereTheToolsAreNotThereThatIsInTheDocumentAndFailsNothing) {
+  AddProgram("clean", "SampleTest.Passes", 300, "memcheck,mps");
+  options_.tool_folders = {options_.folder};
+  EXPECT_EQ(Run(), kExitPassed);
+  for (const char* name : {"clean under memcheck", "clean under mps"}) {
+    EXPECT_EQ(Suite(name)["outcome"], "no tool") << name;
+    EXPECT_THAT(std::string(Suite(name)["reason"]), HasSubstr("there is no ")) << name;
+  }
+}
+
+// The daemon, as far as a check sees of it: a pipe of that name, and an end when it is told.
+constexpr char kDaemon[] =
+    "pipe=$CUDA_MPS_PIPE_DIRECTORY/control\n"
+    "if [ \"$1\" = -f ]; then\n"
+    "  mkfifo \"$pipe.new\" && mv \"$pipe.new\" \"$pipe\" || exit 1\n"
+    "  read word <\"$pipe\"\n  echo \"daemon: $word\"\n  exit 0\nfi\n"
+    "cat >\"$pipe\"\n";
+
+TEST_F(RunCheckTest, ProgramsRunUnderADaemonOfTheirOwnThatIsToldToQuit) {
+  BenchRow row;
+  row.name = "step";
+  row.unit = "us";
+  // What it has in the environment is the row's name.
+  Write("bench",
+        absl::StrCat("#!/bin/sh\nname=step\n[ ! -p \"$CUDA_MPS_PIPE_DIRECTORY/control\" ]"
+                     " || name=beside\ncat >\"${1#--json=}\" <<END\n",
+                     absl::StrReplaceAll(RowsToJson({row}), {{"step", "$name"}}), "\nEND\n"));
+  std::filesystem::permissions(options_.folder + "/bench", std::filesystem::perms::owner_all);
+  suites_ = "//sample:bench 300 rows mps\n";
+  AddTool("nvidia-cuda-mps-control", kDaemon);
+  EXPECT_EQ(Run(), kExitPassed);
+  ASSERT_EQ(Document()["rows"].size(), 2);
+  EXPECT_EQ(Document()["rows"][0]["name"], "step");
+  EXPECT_EQ(Document()["rows"][1]["name"], "beside, under MPS");
+  EXPECT_THAT(Log(), HasSubstr("daemon: quit"));
+  EXPECT_EQ(getenv("CUDA_MPS_PIPE_DIRECTORY"), nullptr);
+}
+
+TEST_F(RunCheckTest, DaemonThatEndsAtOnceIsAFailureAndOneThatRunsAlreadyIsLeftAlone) {
+  AddProgram("bench", "SampleTest.Passes", 300, "mps");
+  AddTool("nvidia-cuda-mps-control", "echo no such device\nexit 1\n");
+  EXPECT_EQ(Run(), kExitFailed);
+  EXPECT_THAT(std::string(Suite("bench under mps")["reason"]), HasSubstr("ended at once"));
+  EXPECT_THAT(Log(), HasSubstr("no such device"));
+  EXPECT_EQ(getenv("CUDA_MPS_PIPE_DIRECTORY"), nullptr);
+  mps_ = {Mps::kRunning, "it is there"};
+  EXPECT_EQ(Run(), kExitPassed);
+  EXPECT_EQ(Suite("bench under mps")["outcome"], "no tool");
+  EXPECT_THAT(std::string(Suite("bench under mps")["reason"]), HasSubstr("it is there"));
 }
 
 TEST_F(RunCheckTest, WithoutAGpuNothingRunsAndTheDocumentSaysWhy) {
