@@ -16,8 +16,10 @@ namespace gpu_check {
 namespace {
 
 constexpr double kScale = 0.5;
-constexpr double kBytesAim = 0.9;  // Of the device's own copy.
+constexpr double kBytesAim = 0.9;        // Of the device's own copy.
+constexpr double kOnePassAim = 1 / 1.1;  // Likewise.
 constexpr char kCopy[] = "copy within the device";
+constexpr char kCopyOut[] = "device to pinned memory of the host";
 
 double SteadySeconds() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -46,6 +48,9 @@ class Stopwatch {
     }
   }
 
+  absl::Status Record() {
+    return stream_->context()->api()->EventRecord(start_, stream_->handle());
+  }
   // Seconds of the device for one of `repeats` times `work`.
   absl::StatusOr<double> Time(int repeats, const std::function<absl::Status()>& work) {
     CudaApi* api = stream_->context()->api();
@@ -69,7 +74,8 @@ class Stopwatch {
 struct Figure {
   std::string name;
   bool is_rate = true;   // GB/s, measured by events; else microseconds.
-  bool to_copy = false;  // Has a ratio to the copy, and an aim.
+  std::string ratio_to;  // The figure that it has a ratio to; empty: none.
+  double aim = 0;        // Of the ratio; 0: none.
   std::function<absl::StatusOr<double>()> sample;
   std::vector<double> samples = {};
   absl::Status status = {};
@@ -90,7 +96,8 @@ class GpuBench {
     ASSIGN_OR_RETURN(stream_, CudaStream::Create(device_->context(), "bench", /*priority=*/0));
     ASSIGN_OR_RETURN(watch_, Stopwatch::Create(stream_.get()));
     // Zeros: AdamW of them stays zeros, and no value is denormal.
-    for (Buffer* array : {&gradient_, &p_, &m_, &v_, &halves_}) {
+    for (Buffer* array :
+         {&gradient_, &p_, &m_, &v_, &others_[0], &others_[1], &others_[2], &halves_}) {
       ASSIGN_OR_RETURN(*array, device_->Allocate(array == &halves_ ? bytes_ / 2 : bytes_));
       device_->Fill(stream_.get(), array->data(), 0, array->size_bytes());
     }
@@ -117,7 +124,10 @@ class GpuBench {
     std::vector<BenchRow> rows;
     for (Figure& figure : figures) {
       figure.status.Update(device);
-      rows.push_back(RowOf(figure, figures.front()));
+      const auto other = std::find_if(figures.begin(), figures.end(), [&](const Figure& each) {
+        return each.name == figure.ratio_to;
+      });
+      rows.push_back(RowOf(figure, other == figures.end() ? nullptr : &*other));
     }
     return rows;
   }
@@ -128,8 +138,8 @@ class GpuBench {
     float* p = p_.data_as<float>();
     std::vector<Figure> figures;
     const auto add_rate = [&](std::string name, int64_t bytes, bool to_copy,
-                              std::function<absl::Status()> work) {
-      figures.push_back({std::move(name), true, to_copy,
+                              std::function<absl::Status()> work, double aim = kBytesAim) {
+      figures.push_back({std::move(name), true, to_copy ? kCopy : "", to_copy ? aim : 0,
                          [this, bytes, work] { return BytesPerSecond(bytes, work); }});
     };
     add_rate(kCopy, CopyFloorBytes(bytes_), false,
@@ -153,24 +163,72 @@ class GpuBench {
       return kernels_->Sum(stream, ranks, count_, gradient_.data_as<float>(),
                            stats_.data_as<host::GradientStats>());
     });
+    const auto slices = [this] {
+      return std::vector<const void*>{gradient_.data(), others_[0].data(), others_[1].data(),
+                                      others_[2].data()};
+    };
+    add_rate(
+        "sum of 4 ranks, AdamW and bf16 in one pass", SumAdamFloorBytes(count_), true,
+        [=] {
+          return kernels_->SumAdam(stream, slices(), count_, p, m_.data_as<float>(),
+                                   v_.data_as<float>(), halves_.data_as<uint16_t>());
+        },
+        kOnePassAim);
+    // Of the same floor, so that the two rates are of the same work.
+    add_rate(
+        "the same in two passes", SumAdamFloorBytes(count_), true,
+        [=] {
+          RETURN_IF_ERROR(
+              kernels_->Sum(stream, slices(), count_, gradient_.data_as<float>(), nullptr));
+          return kernels_->Adam(stream, count_, gradient_.data_as<float>(), p, m_.data_as<float>(),
+                                v_.data_as<float>(), halves_.data_as<uint16_t>());
+        },
+        /*aim=*/0);
     // Over the bus to the host each byte goes once.
     add_rate("pinned memory of the host to the device", bytes_, false, [=] {
       return api_->MemcpyAsync(Address(p), Address(pinned_.data()), bytes_, stream);
     });
-    add_rate("device to pinned memory of the host", bytes_, false, [=] {
+    add_rate(kCopyOut, bytes_, false, [=] {
       return api_->MemcpyAsync(Address(pinned_.data()), Address(p), bytes_, stream);
     });
-    figures.push_back(
-        {absl::StrCat("import and map a descriptor of ", options_.region_bytes >> 10, " KiB"),
-         false, false, [this] { return ImportSeconds(); }});
-    figures.push_back(
-        {"launch of a kernel and back", false, false, [this] { return LaunchSeconds(); }});
+    figures.push_back({"snapshot of p, m and v, until training goes on", true, kCopyOut, kBytesAim,
+                       [this]() -> absl::StatusOr<double> {
+                         ASSIGN_OR_RETURN(const double seconds, SnapshotSeconds());
+                         return static_cast<double>(kSnapshotArrays * bytes_) / seconds;
+                       }});
+    const auto add_time = [&](std::string name, std::function<absl::StatusOr<double>()> sample) {
+      figures.push_back({std::move(name), false, "", 0, std::move(sample)});
+    };
+    add_time("stall of training for that snapshot", [this] { return SnapshotSeconds(); });
+    add_time("record of an event, which is the least stall", [this] { return RecordSeconds(); });
+    add_time(absl::StrCat("import and map a descriptor of ", options_.region_bytes >> 10, " KiB"),
+             [this] { return ImportSeconds(); });
+    add_time("launch of a kernel and back", [this] { return LaunchSeconds(); });
     return figures;
   }
 
   absl::StatusOr<double> BytesPerSecond(int64_t bytes, const std::function<absl::Status()>& work) {
     ASSIGN_OR_RETURN(const double seconds, watch_->Time(options_.repeats, work));
     return static_cast<double>(bytes) / seconds;
+  }
+
+  // As a save takes a version of the state: array by array, and it waits for the last.
+  absl::StatusOr<double> SnapshotSeconds() {
+    RETURN_IF_ERROR(device_->context()->Use());
+    const double begin = options_.host_seconds();
+    for (const Buffer* array : {&p_, &m_, &v_}) {
+      RETURN_IF_ERROR(api_->MemcpyAsync(Address(pinned_.data()), Address(array->data()), bytes_,
+                                        stream_->handle()));
+    }
+    RETURN_IF_ERROR(api_->StreamSynchronize(stream_->handle()));
+    return options_.host_seconds() - begin;
+  }
+
+  absl::StatusOr<double> RecordSeconds() {
+    RETURN_IF_ERROR(device_->context()->Use());
+    const double begin = options_.host_seconds();
+    RETURN_IF_ERROR(watch_->Record());
+    return options_.host_seconds() - begin;
   }
 
   // Import, reserve, map and set access; neither the export nor the unmapping.
@@ -194,7 +252,8 @@ class GpuBench {
     return options_.host_seconds() - begin;
   }
 
-  static BenchRow RowOf(const Figure& figure, const Figure& copy) {
+  // `other`: what it has a ratio to, if not null.
+  static BenchRow RowOf(const Figure& figure, const Figure* other) {
     BenchRow row;
     row.name = figure.name;
     row.error = figure.status.ok() ? "" : figure.status.ToString();
@@ -203,10 +262,10 @@ class GpuBench {
     for (double& value : values) value *= figure.is_rate ? 1e-9 : 1e6;
     row.unit = figure.is_rate ? "GB/s" : "us";
     row.value = bench::QuartilesOf(values);
-    if (!figure.to_copy || !copy.status.ok()) return row;
-    row.ratio_to = copy.name;
-    row.ratio = bench::RatioOf(figure.samples, copy.samples);
-    row.aim = kBytesAim;
+    if (other == nullptr || !other->status.ok()) return row;
+    row.ratio_to = other->name;
+    row.ratio = bench::RatioOf(figure.samples, other->samples);
+    row.aim = figure.aim;
     return row;
   }
 
@@ -217,6 +276,7 @@ class GpuBench {
   int64_t bytes_ = 0;
   int64_t count_ = 0;
   Buffer gradient_, p_, m_, v_, halves_;
+  Buffer others_[kSummedRanks - 1];  // Gradients of the other ranks.
   Buffer pinned_, stats_;
   std::unique_ptr<CudaStream> stream_;  // Before what it works on goes.
   std::unique_ptr<Stopwatch> watch_;
