@@ -14,6 +14,7 @@
 #include "base/unique_fd.h"
 #include "client/cpp/session.h"
 #include "tests/gpu/fault_device.h"
+#include "tests/gpu/wrapped_device.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/toy_training.h"
 #include "worker/device/cuda/cuda_rank_kernels.h"
@@ -24,86 +25,26 @@ namespace gpu_check {
 namespace {
 
 // Another's, whose device breaks where the file is found before a reduction.
-class FaultyKernels : public RankKernels {
+class FaultyKernels : public WrappedKernels {
  public:
-  FaultyKernels(std::unique_ptr<RankKernels> kernels, std::string file)
-      : kernels_(std::move(kernels)), file_(std::move(file)) {}
+  FaultyKernels(std::unique_ptr<RankKernels> own, std::string file)
+      : WrappedKernels(std::move(own)), file_(std::move(file)) {}
 
   void Reduce(absl::Span<const void* const> inputs, DType input_dtype, int64_t count, double scale,
               bool accumulate, host::SumOutput output, bool measure) override {
     if (unlink(file_.c_str()) == 0) Break();
-    kernels_->Reduce(inputs, input_dtype, count, scale, accumulate, output, measure);
-  }
-  void Copy(void* to, const void* from, int64_t size_bytes) override {
-    kernels_->Copy(to, from, size_bytes);
-  }
-  void Clear(void* at, int64_t size_bytes) override { kernels_->Clear(at, size_bytes); }
-  void AdamStep(const host::AdamParams& params, const UpdateArrays& arrays) override {
-    kernels_->AdamStep(params, arrays);
-  }
-  void SgdStep(const host::SgdParams& params, const UpdateArrays& arrays) override {
-    kernels_->SgdStep(params, arrays);
-  }
-  void CastToHalf(ConstValues from, host::HalfOutput to) override {
-    kernels_->CastToHalf(from, to);
-  }
-  void RoundToHalf(DType half, Values values) override { kernels_->RoundToHalf(half, values); }
-  void Measure(ConstValues gradient) override { kernels_->Measure(gradient); }
-  void AddToNormPart(ConstValues gradient, double p) override {
-    kernels_->AddToNormPart(gradient, p);
-  }
-  void Record(SharedEvent* event) override { kernels_->Record(event); }
-  void WaitForStream(void* stream) override { kernels_->WaitForStream(stream); }
-  absl::Status Finish() override { return kernels_->Finish(); }
-  absl::Status TakeStats(host::GradientStats* stats) override { return kernels_->TakeStats(stats); }
-  absl::StatusOr<double> TakeNormPart() override { return kernels_->TakeNormPart(); }
-  absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) override {
-    return kernels_->AllocateOnHost(size_bytes);
+    own()->Reduce(inputs, input_dtype, count, scale, accumulate, output, measure);
   }
 
  private:
   // On the stream of the reduction, whose result then never counts.
   void Break() {
-    auto* const own = dynamic_cast<CudaRankKernels*>(kernels_.get());
-    auto* const stream = own == nullptr ? nullptr : static_cast<CudaStream*>(own->stream());
+    auto* const kernels = dynamic_cast<CudaRankKernels*>(own());
+    auto* const stream = kernels == nullptr ? nullptr : static_cast<CudaStream*>(kernels->stream());
     const absl::Status broken = WriteToUnmapped(stream == nullptr ? nullptr : stream->handle());
     TESSERA_LOG(INFO, "the device is broken for a test: {}", broken.ToString());
   }
 
-  const std::unique_ptr<RankKernels> kernels_;
-  const std::string file_;
-};
-
-class FaultyDevice : public RankDevice {
- public:
-  FaultyDevice(std::unique_ptr<RankDevice> device, std::string file)
-      : device_(std::move(device)), file_(std::move(file)) {}
-
-  absl::string_view name() const override { return device_->name(); }
-  int number() const override { return device_->number(); }
-  bool is_separate() const override { return device_->is_separate(); }
-  absl::StatusOr<Buffer> MapRegion(int descriptor, int64_t size_bytes, bool writable) override {
-    return device_->MapRegion(descriptor, size_bytes, writable);
-  }
-  absl::StatusOr<Buffer> Allocate(int64_t size_bytes) override {
-    return device_->Allocate(size_bytes);
-  }
-  absl::StatusOr<std::unique_ptr<SharedEvent>> CreateSharedEvent() override {
-    return device_->CreateSharedEvent();
-  }
-  absl::StatusOr<std::unique_ptr<SharedEvent>> OpenSharedEvent(
-      const SharedEventName& name) override {
-    return device_->OpenSharedEvent(name);
-  }
-  absl::Status Synchronize() override { return device_->Synchronize(); }
-  absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(
-      const KernelOptions& options) override {
-    ASSIGN_OR_RETURN(std::unique_ptr<RankKernels> kernels, device_->CreateKernels(options));
-    return std::make_unique<FaultyKernels>(std::move(kernels), file_);
-  }
-
- private:
-  const std::unique_ptr<RankDevice> device_;
   const std::string file_;
 };
 
@@ -111,12 +52,9 @@ int RunExecutor(int argc, char** argv) {
   if (argc < 1) return 2;
   const std::string file = argv[0];
   ExecutorMachine machine;
-  machine.make_device =
-      [file](const DeviceName& name) -> absl::StatusOr<std::unique_ptr<RankDevice>> {
-    ASSIGN_OR_RETURN(std::unique_ptr<RankDevice> device, MakeFaultDevice(name));
-    if (!device->is_separate()) return device;
-    return std::make_unique<FaultyDevice>(std::move(device), file);
-  };
+  machine.make_device = WrapDevices(MakeFaultDevice, [file](std::unique_ptr<RankKernels> own) {
+    return std::make_unique<FaultyKernels>(std::move(own), file);
+  });
   return RunExecutorProgram(argc, argv, machine);
 }
 

@@ -2,22 +2,34 @@
 // DIR/gpu-check runs.
 //
 // Exit status: 0 all was measured, 1 it was not, or there is no device.
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <string>
 
 #include "CLI/CLI.hpp"
 #include "base/command_line.h"
+#include "base/status_macros.h"
 #include "tests/gpu/gpu_step_bench.h"
+#include "tests/gpu/launch_latency.h"
+#include "worker/executor/machine_devices.h"
 
 namespace tessera {
 namespace gpu_check {
 namespace {
 
+absl::StatusOr<std::vector<BenchRow>> Bench(const StepBenchOptions& options) {
+  ASSIGN_OR_RETURN(const testing_support::GpuUnderTest gpu, testing_support::FindGpuUnderTest());
+  ASSIGN_OR_RETURN(std::vector<BenchRow> rows, BenchSteps(gpu, options));
+  LatencyOptions latency;
+  latency.program = std::filesystem::read_symlink("/proc/self/exe").string();
+  ASSIGN_OR_RETURN(const std::vector<BenchRow> launches, BenchLaunchLatency(gpu, latency));
+  rows.insert(rows.end(), launches.begin(), launches.end());
+  return rows;
+}
+
 int Run(const StepBenchOptions& options, const std::string& json) {
-  const absl::StatusOr<testing_support::GpuUnderTest> gpu = testing_support::FindGpuUnderTest();
-  const absl::StatusOr<std::vector<BenchRow>> rows =
-      gpu.ok() ? BenchSteps(*gpu, options) : gpu.status();
+  const absl::StatusOr<std::vector<BenchRow>> rows = Bench(options);
   if (!rows.ok()) {
     std::cerr << rows.status() << "\n";
     return 1;
@@ -34,6 +46,10 @@ int Run(const StepBenchOptions& options, const std::string& json) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  if (const auto ended =
+          tessera::gpu_check::RunLatencyExecutor(argc, argv, tessera::MakeMachineRankDevice)) {
+    return *ended;
+  }
   tessera::gpu_check::StepBenchOptions options;
   std::string json;
   CLI::App app("Measures steps of jobs on a GPU beside the same work without a job",
