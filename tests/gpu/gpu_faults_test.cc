@@ -31,6 +31,7 @@
 #include "tests/testing/gpu_under_test.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/device/cuda/mps.h"
 
 namespace tessera {
 namespace gpu_check {
@@ -170,6 +171,10 @@ class GpuFaultsTest : public testing::Test {
 };
 
 TEST_F(GpuFaultsTest, IllegalAddressInAnExecutorLeavesTheShardsAndTrainingGoesOn) {
+  const char* const pipe = getenv("CUDA_MPS_PIPE_DIRECTORY");
+  const MpsFinding mps = JudgeMps(ProbeMps(pipe == nullptr ? kDefaultMpsFolder : pipe));
+  if (mps.verdict == Mps::kRunning)
+    GTEST_SKIP() << "MPS ends this process for a fault of another one: " << mps.reason;
   ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
   StartCluster();
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(Job(*cluster_)));

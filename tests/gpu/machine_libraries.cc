@@ -132,8 +132,8 @@ class CuptiCounter : public KernelCounter {
   static void Completed(void*, uint32_t, uint8_t* buffer, size_t, size_t valid_bytes) {
     // Each record begins with its kind.
     int* record = nullptr;
-    int result = 0;
-    while ((result = next_record_(buffer, valid_bytes, &record)) == 0) {
+    int result = valid_bytes == 0 ? kCuptiMaxLimitReached : 0;
+    while (result == 0 && (result = next_record_(buffer, valid_bytes, &record)) == 0) {
       if (*record == kCuptiConcurrentKernel) ++count_;
     }
     // Whatever else it said would leave kernels uncounted, which must not look like none.
