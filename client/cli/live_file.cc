@@ -1,5 +1,6 @@
 #include "client/cli/live_file.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -18,6 +19,13 @@ namespace {
 
 bool IsFirstMoment(const v1::LiveTensorInfo& info) {
   return info.array() == v1::LIVE_STATE_ARRAY_FIRST_MOMENT;
+}
+
+// Whether they are one tensor: all but what the list cannot have.
+bool IsSame(const v1::LiveTensorInfo& a, const v1::LiveTensorInfo& b) {
+  return a.name() == b.name() && a.parameter() == b.parameter() && a.array() == b.array() &&
+         a.dtype() == b.dtype() && a.stored_dtype() == b.stored_dtype() &&
+         std::equal(a.shape().begin(), a.shape().end(), b.shape().begin(), b.shape().end());
 }
 
 std::string StepTensor(const v1::LiveTensorInfo& info) {
@@ -85,11 +93,8 @@ class Writer {
 
   absl::Status TakeTensor(const v1::LiveTensorInfo& info) {
     RETURN_IF_ERROR(CheckWhole());
-    if (next_ == tensors_.size() || tensors_[next_].name() != info.name() ||
-        tensors_[next_].dtype() != info.dtype() ||
-        tensors_[next_].stored_dtype() != info.stored_dtype()) {
+    if (next_ == tensors_.size() || !IsSame(tensors_[next_], info))
       return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' was not listed"));
-    }
     ++next_;
     current_ = &header_->tensors.at(info.name());
     end_bytes_ = 0;
@@ -103,13 +108,18 @@ class Writer {
   absl::Status TakePiece(const v1::LivePiece& piece) {
     if (current_ == nullptr) return absl::DataLossError("a piece of no tensor");
     const int64_t element_bytes = SizeBits(current_->dtype) / 8;
+    const auto size_bytes = static_cast<int64_t>(piece.data().size());
     if (piece.offset_elements() != end_bytes_ / element_bytes) {
       return absl::DataLossError(absl::StrCat("tensor '", current_->name, "': element ",
                                               end_bytes_ / element_bytes, " was left out"));
     }
+    if (size_bytes % element_bytes != 0) {
+      return absl::DataLossError(absl::StrCat("tensor '", current_->name, "': a piece of ",
+                                              size_bytes, " bytes, which ends within an element"));
+    }
     RETURN_IF_ERROR(file_.WriteStored(current_->name, piece.offset_elements(), piece.data()));
-    end_bytes_ += static_cast<int64_t>(piece.data().size());
-    done_bytes_ += static_cast<int64_t>(piece.data().size());
+    end_bytes_ += size_bytes;
+    done_bytes_ += size_bytes;
     if (progress_ != nullptr) progress_(done_bytes_, result_.size_bytes);
     return absl::OkStatus();
   }

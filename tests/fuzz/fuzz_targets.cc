@@ -9,6 +9,8 @@
 #include "base/check.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/dcp/pickle.h"
+#include "checkpoint/dcp/stored_zip.h"
 #include "checkpoint/dcp/torch_tensor.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_index.h"
@@ -22,6 +24,28 @@ int64_t NumelOf(const std::vector<int64_t>& shape) {
   TensorSpec spec;
   spec.shape = shape;
   return *Numel(spec);
+}
+
+OpenFile FileOf(absl::string_view bytes) {
+  OpenFile file;
+  file.path = "fuzzed";
+  file.fd.Reset(memfd_create("fuzzed", MFD_CLOEXEC));
+  file.size_bytes = static_cast<int64_t>(bytes.size());
+  TESSERA_CHECK(file.fd.valid());
+  TESSERA_CHECK(write(file.fd.get(), bytes.data(), bytes.size()) ==
+                static_cast<ssize_t>(bytes.size()));
+  return file;
+}
+
+// Texts lie in `bytes`. Values may contain themselves: `*left` of them are looked at.
+void CheckTexts(dcp::Pickle::Ref value, absl::string_view bytes, int* left) {
+  if (--*left < 0) return;
+  if (value.kind() == dcp::PickleKind::kString || value.kind() == dcp::PickleKind::kBytes) {
+    const absl::string_view text = value.text();
+    TESSERA_CHECK(text.empty() || (text.data() >= bytes.data() &&
+                                   text.data() + text.size() <= bytes.data() + bytes.size()));
+  }
+  for (size_t i = 0; i < value.size() && *left > 0; ++i) CheckTexts(value.item(i), bytes, left);
 }
 
 }  // namespace
@@ -110,18 +134,41 @@ void DcpMetadata(absl::string_view bytes) {
 
 // A tensor that was accepted lies in the file, its storage too.
 void TorchTensor(absl::string_view bytes) {
-  OpenFile file;
-  file.path = "fuzzed";
-  file.fd.Reset(memfd_create("fuzzed", MFD_CLOEXEC));
-  file.size_bytes = static_cast<int64_t>(bytes.size());
-  TESSERA_CHECK(file.fd.valid());
-  TESSERA_CHECK(write(file.fd.get(), bytes.data(), bytes.size()) ==
-                static_cast<ssize_t>(bytes.size()));
+  const OpenFile file = FileOf(bytes);
   const auto tensor = dcp::LocateTorchTensor(file, {0, file.size_bytes});
   if (!tensor.ok()) return;
   tensor->IsContiguous();
   TESSERA_CHECK(tensor->storage.begin_bytes >= 0 && tensor->storage.size_bytes >= 0);
   TESSERA_CHECK(tensor->storage.begin_bytes + tensor->storage.size_bytes <= file.size_bytes);
+}
+
+// Nothing of what was decoded lies outside of the bytes.
+void PickleValues(absl::string_view bytes) {
+  static constexpr absl::string_view kGlobals[] = {"torch Size", "collections OrderedDict"};
+  for (const bool persistent_ids : {false, true}) {
+    const auto pickle = dcp::Pickle::Decode(bytes, kGlobals, persistent_ids, /*max_values=*/10000);
+    if (!pickle.ok()) continue;
+    int left = 1000;
+    CheckTexts(pickle->root(), bytes, &left);
+  }
+}
+
+// Members lie in the zip, and at the same places of it wherever it lies in a file.
+void StoredZip(absl::string_view bytes) {
+  constexpr int64_t kBefore = 7;
+  const OpenFile alone = FileOf(bytes);
+  const OpenFile within = FileOf(absl::StrCat(std::string(kBefore, 'P'), bytes, "PK"));
+  const auto members = dcp::ListStoredMembers(alone, {0, alone.size_bytes});
+  const auto again = dcp::ListStoredMembers(within, {kBefore, alone.size_bytes});
+  TESSERA_CHECK(members.ok() == again.ok());
+  if (!members.ok()) return;
+  TESSERA_CHECK(members->size() == again->size());
+  for (const auto& [name, member] : *members) {
+    TESSERA_CHECK(member.begin_bytes >= 0 && member.size_bytes >= 0);
+    TESSERA_CHECK(member.begin_bytes + member.size_bytes <= alone.size_bytes);
+    TESSERA_CHECK(again->at(name).begin_bytes == member.begin_bytes + kBefore);
+    TESSERA_CHECK(again->at(name).size_bytes == member.size_bytes);
+  }
 }
 
 absl::Span<const Target> Targets() {
@@ -132,6 +179,12 @@ absl::Span<const Target> Targets() {
       {"manifest", Manifest},
       {"dcp_metadata", DcpMetadata},
       {"torch_tensor", TorchTensor},
+      {"pickle_values", PickleValues},
+      {"stored_zip", StoredZip},
+      {"live_tensors", LiveTensors},
+      {"live_replies", LiveReplies},
+      {"put_commands", PutCommands},
+      {"put_requests", PutRequests},
   };
   return kTargets;
 }

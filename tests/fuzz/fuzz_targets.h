@@ -24,6 +24,21 @@ void DcpMetadata(absl::string_view bytes);
 // A tensor as torch.save writes it.
 void TorchTensor(absl::string_view bytes);
 
+// A pickle of anybody's.
+void PickleValues(absl::string_view bytes);
+// A zip as torch.save writes it.
+void StoredZip(absl::string_view bytes);
+
+// Of streams of gRPC, as messages that came through protobuf; each after its length (messages.h).
+// LiveTensorInfo...: what `tessera get` is told that there is.
+void LiveTensors(absl::string_view bytes);
+// LiveStateReply...: what it gets of tensors that it knows.
+void LiveReplies(absl::string_view bytes);
+// PutStage, LivePiece...: what a coordinator sends a worker.
+void PutCommands(absl::string_view bytes);
+// PutRequest...: what a client sends a coordinator.
+void PutRequests(absl::string_view bytes);
+
 struct Target {
   absl::string_view name;  // As the folder of its corpus.
   void (*run)(absl::string_view bytes);
