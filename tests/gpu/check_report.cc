@@ -33,9 +33,9 @@ const char* StatusName(int exit_status) {
   return exit_status == kExitPassed ? "passed" : "failed";
 }
 
-// "99 errors" of "========= ERROR SUMMARY: 99 errors".
+// "3 errors" of "========= ERROR SUMMARY: 3 errors"; of races it is "RACECHECK SUMMARY: ...".
 std::string SanitizerSummary(absl::string_view output) {
-  constexpr absl::string_view kSummary = "ERROR SUMMARY: ";
+  constexpr absl::string_view kSummary = " SUMMARY: ";
   const size_t at = output.find(kSummary);
   if (at == absl::string_view::npos) return "";
   output.remove_prefix(at + kSummary.size());
