@@ -38,10 +38,9 @@ const char* Name(Mps verdict) {
   return "unknown";
 }
 
-// The oldest driver that serves what this was built with: a runtime needs its own major version.
-int MinDriver(int toolkit) {
-  return std::max(CudaDevice::Options().min_driver_version, toolkit / 1000 * 1000);
-}
+// The oldest driver that serves what was built with `toolkit`: a runtime needs its own major
+// version.
+int MinDriver(int toolkit) { return std::max(LeastDriverVersion(), toolkit / 1000 * 1000); }
 
 absl::Status LookAtDevice(CudaApi* api, GpuFacts* facts) {
   ASSIGN_OR_RETURN(facts->name, api->DeviceGetName(0));

@@ -42,6 +42,8 @@ enum class CudaAttribute : int {
   kCanUseHostPointerForRegisteredMem = 91,
   kVirtualMemoryManagementSupported = 102,
   kPosixFileDescriptorSupported = 103,
+  // MemCreate may make memory that other devices of the machine, as its network's, reach directly.
+  kGpuDirectRdmaWithMemCreateSupported = 110,
   kIpcEventSupported = 125,
 };
 
@@ -69,6 +71,8 @@ class CudaApi {
   virtual absl::StatusOr<int> DeviceGetAttribute(CudaAttribute attribute, int device) = 0;
   virtual absl::StatusOr<std::string> DeviceGetName(int device) = 0;
   virtual absl::StatusOr<DeviceUuid> DeviceGetUuid(int device) = 0;  // Of a MIG device its own.
+  // "0000:3b:00.0"; parts of one GPU (MIG) have the same.
+  virtual absl::StatusOr<std::string> DeviceGetPciBusId(int device) = 0;
 
   // --- Contexts ---
   virtual absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) = 0;
@@ -128,7 +132,9 @@ class CudaApi {
   // --- Memory that processes share by POSIX descriptors. Sizes are multiples of the granularity.
   // Physical memory lives while a handle, a mapping or a descriptor of any process holds it ---
   virtual absl::StatusOr<int64_t> MemGetAllocationGranularity(int device) = 0;
-  virtual absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes) = 0;
+  // `gpu_direct_rdma` only where kGpuDirectRdmaWithMemCreateSupported is not 0.
+  virtual absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes,
+                                                  bool gpu_direct_rdma) = 0;
   virtual absl::Status MemRelease(CudaMemHandle handle) = 0;
   virtual absl::StatusOr<UniqueFd> MemExportToShareableHandle(CudaMemHandle handle) = 0;
   // The descriptor stays the caller's. A wrong one is InvalidArgument or FailedPrecondition.
@@ -141,6 +147,11 @@ class CudaApi {
   virtual absl::Status MemSetAccess(CudaAddress address, int64_t size_bytes, int device,
                                     CudaAccess access) = 0;
 };
+
+// The oldest driver that serves this program, as CUDA numbers versions: that of the toolkit's major
+// version, whose runtime is linked into it; at least one whose waits for words of memory need no
+// permission.
+int LeastDriverVersion();
 
 // The machine's driver, loaded at the first call and never unloaded. Thread-safe.
 // Errors: Unimplemented  built without CUDA

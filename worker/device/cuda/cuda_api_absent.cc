@@ -3,6 +3,8 @@
 
 namespace tessera {
 
+int LeastDriverVersion() { return 12000; }
+
 absl::StatusOr<CudaApi*> LoadCudaApi() { return absl::UnimplementedError("built without CUDA"); }
 
 }  // namespace tessera

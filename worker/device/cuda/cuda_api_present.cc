@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -15,7 +16,7 @@
 // clang-format off
 #define TESSERA_CUDA_CALLS(X) \
   X(cuDriverGetVersion) X(cuInit) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetAttribute) \
-  X(cuDeviceGetName) X(cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxSynchronize) \
+  X(cuDeviceGetName) X(cuDeviceGetUuid_v2) X(cuDeviceGetPCIBusId) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxSynchronize) \
   X(cuCtxGetStreamPriorityRange) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) \
   X(cuMemFreeHost) X(cuMemHostRegister) X(cuMemHostUnregister) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) \
   X(cuStreamWaitEvent) X(cuStreamWaitValue32) X(cuLaunchHostFunc) X(cuMemcpyAsync) \
@@ -43,6 +44,8 @@ static_assert(static_cast<int>(CudaAttribute::kVirtualMemoryManagementSupported)
               CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(static_cast<int>(CudaAttribute::kPosixFileDescriptorSupported) ==
               CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+static_assert(static_cast<int>(CudaAttribute::kGpuDirectRdmaWithMemCreateSupported) ==
+              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 static_assert(static_cast<int>(CudaAttribute::kCanUseHostPointerForRegisteredMem) ==
               CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
 static_assert(static_cast<int>(CudaAttribute::kIpcEventSupported) ==
@@ -106,6 +109,12 @@ class Driver : public CudaApi {
     static_assert(sizeof(native.bytes) == sizeof(uuid));
     std::memcpy(uuid.data(), native.bytes, sizeof(uuid));
     return uuid;
+  }
+  absl::StatusOr<std::string> DeviceGetPciBusId(int device) override {
+    char id[32] = "";
+    RETURN_IF_ERROR(
+        CudaStatus("cuDeviceGetPCIBusId", cuDeviceGetPCIBusId_(id, sizeof(id), device)));
+    return std::string(id);
   }
 
   absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) override {
@@ -243,17 +252,24 @@ class Driver : public CudaApi {
   }
 
   absl::StatusOr<int64_t> MemGetAllocationGranularity(int device) override {
+    // Of memory that the network reaches, where there is such: it may be the larger one, and all
+    // memory that processes share has the same.
+    int rdma = 0;
+    constexpr auto kRdma = CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+    RETURN_IF_ERROR(
+        CudaStatus("cuDeviceGetAttribute", cuDeviceGetAttribute_(&rdma, kRdma, device)));
     size_t granularity = 0;
-    const CUmemAllocationProp properties = PropertiesOf(device);
+    const CUmemAllocationProp properties = PropertiesOf(device, rdma != 0);
     RETURN_IF_ERROR(
         CudaStatus("cuMemGetAllocationGranularity",
                    cuMemGetAllocationGranularity_(&granularity, &properties,
                                                   CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)));
     return static_cast<int64_t>(granularity);
   }
-  absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes) override {
+  absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes,
+                                          bool gpu_direct_rdma) override {
     CUmemGenericAllocationHandle handle = 0;
-    const CUmemAllocationProp properties = PropertiesOf(device);
+    const CUmemAllocationProp properties = PropertiesOf(device, gpu_direct_rdma);
     RETURN_IF_ERROR(
         CudaStatus("cuMemCreate", cuMemCreate_(&handle, size_bytes, &properties, /*flags=*/0)));
     return handle;
@@ -301,7 +317,7 @@ class Driver : public CudaApi {
   absl::Status MemSetAccess(CudaAddress address, int64_t size_bytes, int device,
                             CudaAccess access) override {
     CUmemAccessDesc descriptor = {};
-    descriptor.location = PropertiesOf(device).location;
+    descriptor.location = PropertiesOf(device, /*gpu_direct_rdma=*/false).location;
     descriptor.flags = static_cast<CUmemAccess_flags>(access);
     return CudaStatus("cuMemSetAccess", cuMemSetAccess_(address, size_bytes, &descriptor, 1));
   }
@@ -312,12 +328,13 @@ class Driver : public CudaApi {
     RETURN_IF_ERROR(CudaStatus("cuEventCreate", cuEventCreate_(&event, flags)));
     return reinterpret_cast<CudaEventHandle*>(event);
   }
-  static CUmemAllocationProp PropertiesOf(int device) {
+  static CUmemAllocationProp PropertiesOf(int device, bool gpu_direct_rdma) {
     CUmemAllocationProp properties = {};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = device;
+    properties.allocFlags.gpuDirectRDMACapable = gpu_direct_rdma ? 1 : 0;
     return properties;
   }
 
@@ -329,6 +346,8 @@ class Driver : public CudaApi {
 };
 
 }  // namespace
+
+int LeastDriverVersion() { return std::max(12000, CUDA_VERSION / 1000 * 1000); }
 
 absl::StatusOr<CudaApi*> LoadCudaApi() {
   static Driver* const driver = new Driver();  // Never destroyed: threads may outlive main.

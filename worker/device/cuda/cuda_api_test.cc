@@ -231,9 +231,10 @@ TEST(FakeCudaApiTest, SharedMemoryIsSeenThroughEachMappingAndRefusesWhatIsNotGra
   FakeCudaApi api;
   ASSERT_OK(api.Init());
   ASSERT_OK_AND_ASSIGN(const int64_t granularity, api.MemGetAllocationGranularity(0));
-  EXPECT_THAT(api.MemCreate(0, granularity + 1),
+  EXPECT_THAT(api.MemCreate(0, granularity + 1, /*gpu_direct_rdma=*/false),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cuMemCreate")));
-  ASSERT_OK_AND_ASSIGN(const CudaMemHandle handle, api.MemCreate(0, granularity));
+  ASSERT_OK_AND_ASSIGN(const CudaMemHandle handle,
+                       api.MemCreate(0, granularity, /*gpu_direct_rdma=*/false));
   CudaAddress at[2];
   for (CudaAddress& address : at) {
     ASSERT_OK_AND_ASSIGN(address, api.MemAddressReserve(granularity, 0));

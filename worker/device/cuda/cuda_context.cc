@@ -46,6 +46,16 @@ absl::StatusOr<int> FindCudaDevice(CudaApi* api, const DeviceName& device, int m
       " is not among the devices that this process sees: ", seen));
 }
 
+absl::Status NameWantedMemory(CudaApi* api, const absl::Status& status, int64_t wanted_bytes) {
+  if (!absl::IsResourceExhausted(status)) return status;
+  const absl::StatusOr<CudaMemInfo> info = api->MemGetInfo();
+  const std::string free =
+      info.ok() ? absl::StrCat(info->free_bytes, " of ", info->total_bytes, " bytes are free")
+                : absl::StrCat("what is free is unknown: ", info.status().message());
+  return absl::ResourceExhaustedError(
+      absl::StrCat(status.message(), ": wanted ", wanted_bytes, " bytes, ", free));
+}
+
 PrimaryContext::PrimaryContext(CudaApi* api, int device)
     : api_(api), device_(device), name_(absl::StrCat("cuda:", device)) {}
 

@@ -28,6 +28,10 @@ absl::Status CheckCudaDevice(CudaApi* api, int device, int min_driver_version);
 //         those of CheckCudaDevice
 absl::StatusOr<int> FindCudaDevice(CudaApi* api, const DeviceName& device, int min_driver_version);
 
+// `status`; where memory ran out, with the bytes that were wanted and those that are free. What is
+// free is known where a context is current on this thread.
+absl::Status NameWantedMemory(CudaApi* api, const absl::Status& status, int64_t wanted_bytes);
+
 class PrimaryContext {
  public:
   // `api` outlives the context.

@@ -30,13 +30,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(CudaApi* api,
 }
 
 absl::Status CudaDevice::OutOfMemory(const absl::Status& status, int64_t size_bytes) const {
-  if (!absl::IsResourceExhausted(status)) return Annotate(status, name());
-  const absl::StatusOr<CudaMemInfo> info = context_->api()->MemGetInfo();
-  const std::string free =
-      info.ok() ? absl::StrCat(info->free_bytes, " of ", info->total_bytes, " bytes are free")
-                : absl::StrCat("what is free is unknown: ", info.status().message());
-  return absl::ResourceExhaustedError(
-      absl::StrCat(name(), ": ", status.message(), ": wanted ", size_bytes, " bytes, ", free));
+  return Annotate(NameWantedMemory(context_->api(), status, size_bytes), name());
 }
 
 absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t size_bytes) {

@@ -20,9 +20,9 @@ int StreamPriority(absl::string_view name, bool gathers_go_first, CudaPriorityRa
 class CudaDevice : public Device {
  public:
   struct Options {
-    int device = 0;                  // As CUDA numbers them.
-    int min_driver_version = 12000;  // Whose waits for words of memory need no permission.
-    bool gathers_go_first = false;   // See StreamPriority.
+    int device = 0;  // As CUDA numbers them.
+    int min_driver_version = LeastDriverVersion();
+    bool gathers_go_first = false;  // See StreamPriority.
   };
   // `api` outlives the device.
   // Errors: those of PrimaryContext::Create

@@ -60,7 +60,7 @@ absl::StatusOr<UniqueFd> CudaDeviceMemory::Create(const std::string& label, int6
   const SharingDevice sharing = {api_, device_, context_.get()};
   // The descriptor holds the memory, so the region need not stay.
   absl::StatusOr<DeviceRegion> region = DeviceRegion::Create(sharing, size_bytes);
-  if (absl::IsResourceExhausted(region.status())) {
+  if (absl::IsResourceExhausted(region.status()) && context_ == nullptr) {
     return Annotate(absl::ResourceExhaustedError(
                         absl::StrCat(region.status().message(), ": ", DescribeFree(), " are free")),
                     label);
@@ -70,14 +70,11 @@ absl::StatusOr<UniqueFd> CudaDeviceMemory::Create(const std::string& label, int6
 }
 
 std::string CudaDeviceMemory::DescribeFree() const {
-  std::unique_ptr<PrimaryContext> own;  // The driver tells nobody without one.
-  absl::StatusOr<CudaMemInfo> info = absl::UnknownError("");
-  if (context_ == nullptr) {
-    auto made = PrimaryContext::Create(api_, device_, /*min_driver_version=*/0);
-    if (made.ok()) own = *std::move(made);
-  }
-  if (context_ != nullptr || own != nullptr) info = api_->MemGetInfo();
-  if (own != nullptr) (void)api_->CtxSetCurrent(nullptr);  // It goes.
+  // The driver tells nobody without a context.
+  const auto own = PrimaryContext::Create(api_, device_, /*min_driver_version=*/0);
+  if (!own.ok()) return "unknown bytes";
+  const absl::StatusOr<CudaMemInfo> info = api_->MemGetInfo();
+  (void)api_->CtxSetCurrent(nullptr);  // It goes.
   if (!info.ok()) return "unknown bytes";
   return absl::StrCat(info->free_bytes, " of ", info->total_bytes, " bytes");
 }

@@ -1,6 +1,7 @@
 // CudaDevice over a driver that fails where it is told.
 #include "worker/device/cuda/cuda_device.h"
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "worker/device/cuda/cuda_error.h"
 #include "worker/device/cuda/cuda_stream.h"
+#include "worker/device/cuda/cuda_versions.h"
 #include "worker/device/cuda/fake_cuda_api.h"
 #include "worker/device/device_conformance.h"
 
@@ -18,6 +20,7 @@ namespace tessera {
 namespace {
 
 using absl::StatusCode;
+using testing::AllOf;
 using testing::HasSubstr;
 
 // The fake outlives all devices of the suite.
@@ -48,11 +51,15 @@ TEST(CudaDeviceTest, NoDeviceADriverTooOldAndAWrongNumberAreErrorsThatSaySo) {
   EXPECT_THAT(CudaDevice::Create(&no_device, {}),
               StatusIs(StatusCode::kNotFound, HasSubstr("CUDA_ERROR_NO_DEVICE")));
   FakeCudaApi::Options old;
-  old.driver_version = 11080;
+  old.driver_version = LeastDriverVersion() - 10;
   FakeCudaApi old_driver(old);
+  // Of the toolkit's major version, whose runtime is linked: an older driver refuses its launches.
+  const int major = LeastDriverVersion() / 1000;
+  EXPECT_EQ(major, std::max(12, QueryCudaVersions().toolkit / 1000));
   EXPECT_THAT(CudaDevice::Create(&old_driver, {}),
               StatusIs(StatusCode::kFailedPrecondition,
-                       HasSubstr("serves CUDA 11.8, and CUDA 12.0 is needed")));
+                       AllOf(HasSubstr(absl::StrCat("serves CUDA ", major - 1, ".")),
+                             HasSubstr(absl::StrCat(", and CUDA ", major, ".0 is needed")))));
   FakeCudaApi api;
   CudaDevice::Options third;
   third.device = 2;
@@ -100,6 +107,13 @@ TEST(CudaDeviceTest, MemoryThatIsNotThereNamesWhatWasWantedAndWhatIsFree) {
   EXPECT_THAT(device->AllocatePinned(500),
               StatusIs(StatusCode::kResourceExhausted, HasSubstr(text)));
   EXPECT_OK(device->status()) << "memory that runs out breaks nothing";
+  {
+    ASSERT_OK_AND_ASSIGN(const Buffer rest, device->Allocate(400));
+    EXPECT_THAT(device->CreateStream("unshard"),
+                StatusIs(StatusCode::kResourceExhausted,
+                         AllOf(HasSubstr("cuda:0 stream 'unshard'"),
+                               HasSubstr("wanted 4 bytes, 0 of 1000 bytes are free"))));
+  }
   first.Reset();
   EXPECT_OK(device->Allocate(500));
 }

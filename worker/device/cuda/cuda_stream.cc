@@ -45,7 +45,8 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(PrimaryContext* c
   if (!handle.ok()) return Annotate(handle.status(), what);
   stream->handle_ = *handle;
   absl::StatusOr<void*> word = context->api()->MemHostAlloc(sizeof(uint32_t));
-  if (!word.ok()) return Annotate(word.status(), what);
+  if (!word.ok())
+    return Annotate(NameWantedMemory(context->api(), word.status(), sizeof(uint32_t)), what);
   stream->word_ = static_cast<uint32_t*>(*word);
   *stream->word_ = 0;
   ASSIGN_OR_RETURN(stream->thread_,

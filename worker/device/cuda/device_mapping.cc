@@ -17,7 +17,8 @@ absl::StatusOr<DeviceMapping> DeviceMapping::Import(const SharingDevice& device,
                                                     int64_t size_bytes, CudaAccess access) {
   RETURN_IF_ERROR(device.Use());
   absl::StatusOr<CudaMemHandle> handle = device.api->MemImportFromShareableHandle(descriptor);
-  RETURN_IF_ERROR(Annotate(handle.status(), "memory of another process"));
+  RETURN_IF_ERROR(
+      Annotate(device.NameWanted(handle.status(), size_bytes), "memory of another process"));
   absl::StatusOr<DeviceMapping> mapping = Map(device, *handle, size_bytes, access);
   // The mapping holds the memory by itself.
   const absl::Status released = device.api->MemRelease(*handle);
@@ -31,12 +32,17 @@ absl::StatusOr<DeviceMapping> DeviceMapping::Map(const SharingDevice& device, Cu
   RETURN_IF_ERROR(device.Use());
   DeviceMapping mapping;  // Gives back what was done before an error.
   mapping.device_ = device;
-  ASSIGN_OR_RETURN(mapping.address_, device.api->MemAddressReserve(size_bytes, 0));
-  mapping.size_bytes_ = size_bytes;
-  RETURN_IF_ERROR(device.api->MemMap(mapping.address_, size_bytes, handle));
-  mapping.mapped_ = true;
-  RETURN_IF_ERROR(device.api->MemSetAccess(mapping.address_, size_bytes, device.device, access));
+  const absl::Status mapped = mapping.MapNow(handle, size_bytes, access);
+  RETURN_IF_ERROR(device.NameWanted(mapped, size_bytes));
   return mapping;
+}
+
+absl::Status DeviceMapping::MapNow(CudaMemHandle handle, int64_t size_bytes, CudaAccess access) {
+  ASSIGN_OR_RETURN(address_, device_.api->MemAddressReserve(size_bytes, 0));
+  size_bytes_ = size_bytes;
+  RETURN_IF_ERROR(device_.api->MemMap(address_, size_bytes, handle));
+  mapped_ = true;
+  return device_.api->MemSetAccess(address_, size_bytes, device_.device, access);
 }
 
 DeviceMapping& DeviceMapping::operator=(DeviceMapping&& other) noexcept {

@@ -27,6 +27,10 @@ struct SharingDevice {
   PrimaryContext* context = nullptr;  // Null: the calls need none (see ChooseKeeperMemory).
 
   absl::Status Use() const { return context == nullptr ? absl::OkStatus() : context->Use(); }
+  // As NameWantedMemory; without a context what is free is not asked.
+  absl::Status NameWanted(const absl::Status& status, int64_t wanted_bytes) const {
+    return context == nullptr ? status : NameWantedMemory(api, status, wanted_bytes);
+  }
 };
 
 class DeviceMapping {
@@ -36,7 +40,7 @@ class DeviceMapping {
   // Errors: InvalidArgument     the descriptor is not of such memory, the memory is smaller than
   //                             `size_bytes`, or that is no multiple of the granularity
   //         FailedPrecondition  the system refuses the descriptor, or a context is missing
-  //         ResourceExhausted   no addresses are left
+  //         ResourceExhausted   no addresses are left: with a context, the message has the bytes
   //         Internal, Unavailable, Unimplemented  see cuda_error.h
   static absl::StatusOr<DeviceMapping> Import(const SharingDevice& device, int descriptor,
                                               int64_t size_bytes, CudaAccess access);
@@ -58,6 +62,8 @@ class DeviceMapping {
   void Reset();
 
  private:
+  absl::Status MapNow(CudaMemHandle handle, int64_t size_bytes, CudaAccess access);
+
   SharingDevice device_;
   CudaAddress address_ = 0;
   int64_t size_bytes_ = 0;

@@ -22,9 +22,14 @@ absl::StatusOr<DeviceRegion> DeviceRegion::Create(const SharingDevice& device, i
   ASSIGN_OR_RETURN(const int64_t granularity,
                    device.api->MemGetAllocationGranularity(device.device));
   ASSIGN_OR_RETURN(const int64_t rounded, RoundUpToGranularity(size_bytes, granularity));
-  absl::StatusOr<CudaMemHandle> handle = device.api->MemCreate(device.device, rounded);
-  RETURN_IF_ERROR(Annotate(
-      handle.status(), absl::StrCat("cuda:", device.device, ": a region of ", rounded, " bytes")));
+  // What the network's devices can reach need not go by the processor's memory between hosts.
+  ASSIGN_OR_RETURN(const int rdma,
+                   device.api->DeviceGetAttribute(
+                       CudaAttribute::kGpuDirectRdmaWithMemCreateSupported, device.device));
+  absl::StatusOr<CudaMemHandle> handle = device.api->MemCreate(device.device, rounded, rdma != 0);
+  RETURN_IF_ERROR(
+      Annotate(device.NameWanted(handle.status(), rounded),
+               absl::StrCat("cuda:", device.device, ": a region of ", rounded, " bytes")));
   DeviceRegion region;
   region.device_ = device;
   region.handle_ = *handle;

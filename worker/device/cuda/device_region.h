@@ -23,7 +23,8 @@ class DeviceRegion {
  public:
   // Memory with undefined content, of at least `size_bytes`.
   // Errors: InvalidArgument    size_bytes < 1, or too large for any machine
-  //         ResourceExhausted  the device has no memory left: the message has the size
+  //         ResourceExhausted  the device has no memory left: the message has the size and, with a
+  //                            context, what is free
   //         FailedPrecondition, Unimplemented, Internal, Unavailable  see cuda_error.h
   static absl::StatusOr<DeviceRegion> Create(const SharingDevice& device, int64_t size_bytes);
 

@@ -19,6 +19,7 @@ namespace tessera {
 namespace {
 
 using absl::StatusCode;
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int64_t kGranularity = 64 << 10;
@@ -165,6 +166,42 @@ TEST_F(DeviceRegionTest, ErrorAtAnyCallIsReturnedAndLeavesNothing) {
   }
   EXPECT_THAT(DeviceRegion::Create(device_, int64_t{1} << 40),
               StatusIs(StatusCode::kResourceExhausted, HasSubstr("1099511627776 bytes")));
+}
+
+TEST(AllocateRegionTest, WantOfMemoryAtAnyCallNamesWhatWasWantedAndWhatIsFree) {
+  FakeCudaApi api;
+  ASSERT_OK_AND_ASSIGN(const auto context, PrimaryContext::Create(&api, 0, 0));
+  const SharingDevice device = {&api, 0, context.get()};
+  ASSERT_OK_AND_ASSIGN(const DeviceRegion region, DeviceRegion::Create(device, 1));
+  ASSERT_OK_AND_ASSIGN(const UniqueFd descriptor, region.Export());
+  const std::string before = api.Held();
+  const auto told = [](const char* call, const char* free) {
+    return StatusIs(StatusCode::kResourceExhausted,
+                    AllOf(HasSubstr(call), HasSubstr("wanted 65536 bytes, "), HasSubstr(free)));
+  };
+  for (const char* call : {"MemCreate", "MemAddressReserve", "MemMap", "MemSetAccess"}) {
+    api.FailCall(call, kCudaOutOfMemory);
+    EXPECT_THAT(AllocateRegion(device, 1), told(call, "of 1073741824 bytes are free"));
+    EXPECT_EQ(api.Held(), before) << call;
+  }
+  for (const char* call :
+       {"MemImportFromShareableHandle", "MemAddressReserve", "MemMap", "MemSetAccess"}) {
+    api.FailCall(call, kCudaOutOfMemory);
+    EXPECT_THAT(DeviceMapping::Import(device, descriptor.get(), kGranularity, CudaAccess::kRead),
+                told(call, "1073676288 of 1073741824 bytes are free"));
+    EXPECT_EQ(api.Held(), before) << call;
+  }
+}
+
+TEST(DeviceRegionRdmaTest, MemoryIsTheNetworksToReachWhereTheDeviceSaysThatItMayBe) {
+  for (const bool may_be : {true, false}) {
+    FakeCudaApi::Options options;
+    options.gpu_direct_rdma = may_be;
+    FakeCudaApi api(options);
+    ASSERT_OK(api.Init());
+    ASSERT_OK_AND_ASSIGN(const DeviceRegion region, DeviceRegion::Create({&api, 0, nullptr}, 1));
+    EXPECT_EQ(api.num_for_rdma(), may_be ? 1 : 0);
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -55,6 +56,11 @@ FakeCudaApi::~FakeCudaApi() {
 void FakeCudaApi::FailCall(absl::string_view call, int error, int skip) {
   absl::MutexLock lock(&mu_);
   planned_.emplace(std::string(call), Planned{error, skip});
+}
+
+int FakeCudaApi::ForgetFailures() {
+  absl::MutexLock lock(&mu_);
+  return static_cast<int>(std::exchange(planned_, {}).size());
 }
 
 int FakeCudaApi::num_calls(absl::string_view call) const {
@@ -147,6 +153,8 @@ absl::StatusOr<int> FakeCudaApi::DeviceGetAttribute(CudaAttribute attribute, int
       return options_.memory_management ? 1 : 0;
     case CudaAttribute::kPosixFileDescriptorSupported:
       return options_.descriptors ? 1 : 0;
+    case CudaAttribute::kGpuDirectRdmaWithMemCreateSupported:
+      return options_.gpu_direct_rdma ? 1 : 0;
   }
   return CudaStatus("cuDeviceGetAttribute", kCudaInvalidValue);
 }
@@ -167,6 +175,13 @@ absl::StatusOr<DeviceUuid> FakeCudaApi::DeviceGetUuid(int device) {
   RETURN_IF_ERROR(Enter("DeviceGetUuid", Needs::kNothing));
   RETURN_IF_ERROR(CheckDevice("cuDeviceGetUuid", device));
   return UuidOf(options_.visible.empty() ? device : options_.visible[device]);
+}
+
+absl::StatusOr<std::string> FakeCudaApi::DeviceGetPciBusId(int device) {
+  RETURN_IF_ERROR(Enter("DeviceGetPciBusId", Needs::kNothing));
+  RETURN_IF_ERROR(CheckDevice("cuDeviceGetPCIBusId", device));
+  const int machines_number = options_.visible.empty() ? device : options_.visible[device];
+  return absl::StrCat("0000:0", options_.parts_of_one_gpu ? 0 : machines_number, ":00.0");
 }
 
 absl::StatusOr<CudaContext*> FakeCudaApi::DevicePrimaryCtxRetain(int device) {
@@ -354,7 +369,13 @@ absl::Status FakeCudaApi::MemcpyAsync(CudaAddress dst, CudaAddress src, int64_t 
       AdvanceClock(static_cast<double>(size_bytes) / options_.copy_bytes_per_second);
     }
   });
+  if (options_.pageable_copies_wait && (IsPageable(dst) || IsPageable(src))) AwaitStream(stream);
   return absl::OkStatus();
+}
+
+bool FakeCudaApi::IsPageable(CudaAddress address) const {
+  const CudaAddress granule = address - address % options_.granularity_bytes;
+  return !Holds(Pointer(address), 1) && !memory_.IsMapped(granule, options_.granularity_bytes);
 }
 
 absl::Status FakeCudaApi::MemsetD8Async(CudaAddress dst, uint8_t value, int64_t size_bytes,

@@ -30,7 +30,7 @@ class HostStream;
 class FakeCudaApi : public CudaApi {
  public:
   struct Options {
-    int driver_version = 13000;
+    int driver_version = LeastDriverVersion();
     int num_devices = 1;
     // The machine's number of each device that this process sees, as CUDA_VISIBLE_DEVICES has it:
     // the device with that number has the same UUID in all processes. Empty: all, in order.
@@ -40,10 +40,14 @@ class FakeCudaApi : public CudaApi {
     bool memory_management = true;  // The attributes of that name.
     bool descriptors = true;
     bool ipc_events = true;
+    bool gpu_direct_rdma = true;    // The attribute of that name.
+    bool parts_of_one_gpu = false;  // All devices are: they have one place on the bus.
     // Not 0: of exporting memory, or of importing it, whatever the attributes say: as in a sandbox.
     int export_error = 0, import_error = 0;
     bool memory_needs_context = false;  // MemCreate and the calls that share are [ctx] too.
-    double copy_bytes_per_second = 0;   // Of the device's clock; 0: copies take no time of it.
+    // A copy from or to memory that is not pinned waits for its stream, as the driver may.
+    bool pageable_copies_wait = false;
+    double copy_bytes_per_second = 0;  // Of the device's clock; 0: copies take no time of it.
   };
   FakeCudaApi() : FakeCudaApi(Options()) {}
   explicit FakeCudaApi(const Options& options);
@@ -51,6 +55,8 @@ class FakeCudaApi : public CudaApi {
 
   // The call ("MemAlloc") fails once with `error`, after `skip` more calls that do not.
   void FailCall(absl::string_view call, int error, int skip = 0);
+  // Those that were told and did not come to it will not. How many that were.
+  int ForgetFailures() ABSL_LOCKS_EXCLUDED(mu_);
   // In programs that are given fault points, each call is one: "cuda.MemcpyAsync" fails once, for
   // want of memory, and "cuda.call", which all calls hit, is Break(kCudaIllegalAddress).
 
@@ -69,6 +75,7 @@ class FakeCudaApi : public CudaApi {
   absl::StatusOr<std::string> DeviceGetName(int device) override;
   absl::StatusOr<DeviceUuid> DeviceGetUuid(int device) override;
   static DeviceUuid UuidOf(int machines_number);
+  absl::StatusOr<std::string> DeviceGetPciBusId(int device) override;
   absl::StatusOr<CudaContext*> DevicePrimaryCtxRetain(int device) override;
   absl::Status DevicePrimaryCtxRelease(int device) override;
   absl::Status CtxSetCurrent(CudaContext* context) override;
@@ -105,7 +112,8 @@ class FakeCudaApi : public CudaApi {
   absl::StatusOr<CudaIpcEventHandle> IpcGetEventHandle(CudaEventHandle* event) override;
   absl::StatusOr<CudaEventHandle*> IpcOpenEventHandle(const CudaIpcEventHandle& handle) override;
   absl::StatusOr<int64_t> MemGetAllocationGranularity(int device) override;
-  absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes) override;
+  absl::StatusOr<CudaMemHandle> MemCreate(int device, int64_t size_bytes,
+                                          bool gpu_direct_rdma) override;
   absl::Status MemRelease(CudaMemHandle handle) override;
   absl::StatusOr<UniqueFd> MemExportToShareableHandle(CudaMemHandle handle) override;
   absl::StatusOr<CudaMemHandle> MemImportFromShareableHandle(int descriptor) override;
@@ -129,6 +137,8 @@ class FakeCudaApi : public CudaApi {
   }
   // The device's clock, which timed events read: it stands still but for copies and for this.
   void AdvanceClock(double seconds) { clock_nanos_ += static_cast<int64_t>(seconds * 1e9); }
+  // Pieces that MemCreate made for the network's reach.
+  int num_for_rdma() const { return num_for_rdma_; }
   // What StreamCreateWithPriority was given.
   int PriorityOf(CudaStreamHandle* stream) const;
 
@@ -140,6 +150,7 @@ class FakeCudaApi : public CudaApi {
   };
   // Counts the call, and returns the error that it was told to make, or the sticky one.
   absl::Status Enter(absl::string_view call, Needs needs) ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsPageable(CudaAddress address) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status EnterSharing(absl::string_view call);
   absl::Status CheckDevice(absl::string_view call, int device) const;
   CudaEventHandle* NewEvent(bool timed, std::shared_ptr<FakeSharedEvent> shared = nullptr)
@@ -151,6 +162,7 @@ class FakeCudaApi : public CudaApi {
   const Options options_;
   std::atomic<int> broken_{0};
   std::atomic<int64_t> clock_nanos_{0};
+  std::atomic<int> num_for_rdma_{0};
   FakeCudaMemory memory_;
   mutable absl::Mutex mu_;
   std::multimap<std::string, Planned> planned_ ABSL_GUARDED_BY(mu_);

@@ -11,11 +11,15 @@ absl::StatusOr<int64_t> FakeCudaApi::MemGetAllocationGranularity(int device) {
   return options_.granularity_bytes;
 }
 
-absl::StatusOr<CudaMemHandle> FakeCudaApi::MemCreate(int device, int64_t size_bytes) {
+absl::StatusOr<CudaMemHandle> FakeCudaApi::MemCreate(int device, int64_t size_bytes,
+                                                     bool gpu_direct_rdma) {
   RETURN_IF_ERROR(EnterSharing("MemCreate"));
   RETURN_IF_ERROR(CheckDevice("cuMemCreate", device));
+  if (gpu_direct_rdma && !options_.gpu_direct_rdma)
+    return CudaStatus("cuMemCreate", kCudaInvalidValue);
   CudaMemHandle handle = 0;
   RETURN_IF_ERROR(CudaStatus("cuMemCreate", memory_.Create(size_bytes, &handle)));
+  if (gpu_direct_rdma) ++num_for_rdma_;
   return handle;
 }
 
