@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
@@ -30,7 +31,8 @@ using testing_support::TrainToyOn;
 
 constexpr int kSteps = 5;
 
-enum class Way { kNccl, kNcclOfWhichOneCannotRegister, kMemoryOfTheHosts };
+// kNcclOfOneGpu: the library refuses ranks of one GPU, and nobody has told it to join them.
+enum class Way { kNccl, kNcclOfWhichOneCannotRegister, kNcclOfOneGpu, kMemoryOfTheHosts };
 
 struct Case {
   int num_workers;
@@ -72,7 +74,8 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
   options.machine.make_device = MakeFakeGpuDevice;
   if (test.way != Way::kMemoryOfTheHosts) {
     options.machine.make_direct = [&, way = test.way](RankDevice* device) {
-      return nccl.Make(device, way == Way::kNcclOfWhichOneCannotRegister);
+      return nccl.Make(device, way == Way::kNcclOfWhichOneCannotRegister,
+                       /*tell_apart=*/way != Way::kNcclOfOneGpu);
     };
   }
   const int world_size = test.num_workers * test.ranks_per_worker;
@@ -85,6 +88,7 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
   ASSERT_OK_AND_ASSIGN(const std::vector<float> expected,
                        Train(on_host.get(), host.get(), job, test.ranks_per_worker));
   ASSERT_FALSE(expected.empty());
+  testing::internal::CaptureStdout();
   {
     ASSERT_OK_AND_ASSIGN(const auto on_gpu, LocalCluster::Start(options));
     ASSERT_OK_AND_ASSIGN(const auto gpu, MakeFakeGpuDevice(0));
@@ -92,12 +96,18 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
                          Train(on_gpu.get(), gpu.get(), job, test.ranks_per_worker));
     EXPECT_EQ(values, expected);
   }
+  const std::string log = testing::internal::GetCapturedStdout();
+  const std::string told = absl::StrCat("ranks 0 and 1 are both on ",
+                                        UuidText(FakeCudaApi::UuidOf(0)), ": one rank of a GPU");
+  EXPECT_EQ(absl::StrContains(log, told), test.way == Way::kNcclOfOneGpu) << log;
+  const bool joins = test.way == Way::kNccl || test.way == Way::kNcclOfWhichOneCannotRegister;
+  EXPECT_EQ(absl::StrContains(log, "goes directly from GPU to GPU"), joins) << log;
   absl::MutexLock lock(&nccl.mu);
   EXPECT_EQ(static_cast<int>(nccl.apis.size()),
             test.way == Way::kMemoryOfTheHosts ? 0 : world_size);
   for (const auto& api : nccl.apis) {
     EXPECT_EQ(api->misuses(), 0);
-    EXPECT_GE(api->num_aborts(), 2) << "one that reduces and one that gathers, each closed";
+    EXPECT_GE(api->num_aborts(), joins ? 2 : 0) << "one that reduces and one that gathers, closed";
     EXPECT_EQ(api->num_registered_calls() > 0, test.way == Way::kNccl);
     EXPECT_EQ(api->num_registered(), 0) << "nothing is left";
   }
@@ -108,6 +118,7 @@ std::string CaseName(const testing::TestParamInfo<std::tuple<Case, Strategy>>& i
   return absl::StrCat(of.num_workers, "workers", of.ranks_per_worker, "ranks",
                       of.way == Way::kNccl                           ? "Nccl"
                       : of.way == Way::kNcclOfWhichOneCannotRegister ? "NcclUnregistered"
+                      : of.way == Way::kNcclOfOneGpu                 ? "NcclOneGpu"
                                                                      : "",
                       of.cpu_offload ? "Offloaded" : "", static_cast<int>(strategy));
 }
@@ -116,6 +127,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, GpuWorkersTest,
     testing::Combine(testing::Values(Case{2, 1, Way::kNccl}, Case{3, 1, Way::kNccl},
                                      Case{3, 1, Way::kNcclOfWhichOneCannotRegister},
+                                     Case{2, 1, Way::kNcclOfOneGpu}, Case{3, 1, Way::kNcclOfOneGpu},
                                      Case{2, 1, Way::kMemoryOfTheHosts},
                                      Case{2, 1, Way::kMemoryOfTheHosts, /*cpu_offload=*/true},
                                      Case{2, 2, Way::kMemoryOfTheHosts}),

@@ -38,16 +38,20 @@ FakeNcclApi* StuckNccl() {
   return nccl;
 }
 
+// The ranks are on one GPU, which they may not know of each other here.
+NcclSharing OwnHost() { return {absl::StrCat(getpid())}; }
+
 absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeDirect(const std::string& folder,
                                                                 RankDevice* device) {
   if (mkdir(folder.c_str(), 0700) == 0) {
     const std::string who = absl::StrCat(folder, "/", getpid());
     if (mkdir(who.c_str(), 0700) != 0) return absl::InternalError(who);
-    return MakeNcclCommunicators(StuckNccl(), device, /*call_timeout=*/absl::Milliseconds(500));
+    return MakeNcclCommunicators(StuckNccl(), device, /*call_timeout=*/absl::Milliseconds(500),
+                                 OwnHost());
   }
   if (mkdir((folder + "/other").c_str(), 0700) == 0)  // The other rank: to have one to meet.
     return MakeNcclCommunicators(new FakeNcclApi(new FakeNcclWorld(), testing_support::FakeGpu()),
-                                 device);
+                                 device, absl::Seconds(30), OwnHost());
   return absl::NotFoundError("no NCCL after the one that was stuck");
 }
 

@@ -1,6 +1,6 @@
 #include "worker/comm/direct_communicators.h"
 
-#include <utility>
+#include "absl/strings/str_cat.h"
 
 namespace tessera {
 namespace {
@@ -49,6 +49,30 @@ class ControlAndDirect : public Communicator {
 };
 
 }  // namespace
+
+absl::optional<std::pair<int, int>> RanksOfOneDevice(absl::Span<const DirectPlace> places) {
+  const auto are_one = [](const DirectPlace& a, const DirectPlace& b) {
+    if (a.device == DeviceUuid{} || b.device == DeviceUuid{}) return false;
+    return (a.device == b.device && a.apart == b.apart) || (a.slot != 0 && a.slot == b.slot);
+  };
+  for (size_t second = 1; second < places.size(); ++second) {
+    for (size_t first = 0; first < second; ++first) {
+      if (are_one(places[first], places[second])) return std::make_pair(first, second);
+    }
+  }
+  return absl::nullopt;
+}
+
+std::string DescribeShared(std::pair<int, int> ranks, absl::Span<const DirectPlace> places) {
+  const DirectPlace &first = places[ranks.first], &second = places[ranks.second];
+  const std::string which =
+      first.device == second.device
+          ? absl::StrCat("are both on ", UuidText(first.device))
+          : absl::StrCat("are on ", UuidText(first.device), " and ", UuidText(second.device),
+                         ", which are parts of one GPU");
+  return absl::StrCat("ranks ", ranks.first, " and ", ranks.second, " ", which,
+                      ": one rank of a GPU can join");
+}
 
 std::unique_ptr<Communicator> JoinControlAndDirect(std::unique_ptr<Communicator> control,
                                                    std::unique_ptr<Communicator> direct) {

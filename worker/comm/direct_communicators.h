@@ -10,19 +10,40 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "absl/types/span.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/rank_device.h"
 
 namespace tessera {
 
+// Which device a rank has, as a library that joins them tells one from another. A plain value,
+// which may be sent as it is.
+struct DirectPlace {
+  DeviceUuid device = {};  // All zero: nothing is known, and this place is no other's.
+  // Not 0: the rank was told apart from others on its device, on purpose.
+  uint64_t apart = 0;
+  // Not 0: ranks of one number are taken for one device, whatever its UUIDs: parts of a GPU are.
+  uint64_t slot = 0;
+};
+// The lowest two ranks that one device has. Pure.
+absl::optional<std::pair<int, int>> RanksOfOneDevice(absl::Span<const DirectPlace> places);
+// "ranks 0 and 3 are both on GPU-...: one rank of a GPU can join". Pure.
+std::string DescribeShared(std::pair<int, int> ranks, absl::Span<const DirectPlace> places);
+
 class DirectCommunicators {
  public:
   virtual ~DirectCommunicators() = default;
+
+  // Ranks that one place has cannot join.
+  virtual DirectPlace place() const = 0;
 
   // Whether what is moved can be registered with what moves it, as far as is known before; why not.
   virtual absl::Status CanRegister() const = 0;
@@ -48,7 +69,8 @@ class DirectCommunicators {
   };
   // Collective: waits for all ranks.
   // Errors: those of a communicator's operations (see communicator.h)
-  //         FailedPrecondition  ranks have different versions of the library: names both
+  //         FailedPrecondition  ranks have different versions of the library, or one place: names
+  //                             both
   //         ResourceExhausted   the device has no stream or memory left
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Join(const JoinOptions& options) = 0;
 };

@@ -13,13 +13,25 @@ namespace tessera {
 
 absl::Status EpochCommunicators::Open() {
   if (!memory_->device->is_separate()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(reduce_kernels_, CreateKernels());
+  if (!memory_->spans_workers()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(gather_kernels_, CreateKernels());
+  FindDirectWay();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<RankKernels>> EpochCommunicators::CreateKernels() const {
   RankDevice::KernelOptions options;
   options.state_on_host = memory_->state_is_addressable();
   options.max_count = memory_->LargestShard();
-  ASSIGN_OR_RETURN(reduce_kernels_, memory_->device->CreateKernels(options));
-  if (!memory_->spans_workers()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(gather_kernels_, memory_->device->CreateKernels(options));
-  FindDirectWay();
+  return memory_->device->CreateKernels(options);
+}
+
+absl::Status EpochCommunicators::RenewKernels() {
+  for (std::unique_ptr<RankKernels>* kernels : {&reduce_kernels_, &gather_kernels_}) {
+    if (*kernels == nullptr || (*kernels)->Finish().ok()) continue;
+    ASSIGN_OR_RETURN(*kernels, CreateKernels());
+  }
   return absl::OkStatus();
 }
 
@@ -75,23 +87,36 @@ absl::StatusOr<EpochCommunicators::Way> EpochCommunicators::AgreeOnWay(Communica
   struct OfRank {
     Way way;
     uint8_t has_slots;
+    DirectPlace place;
   };
   const absl::Status registers = direct_ == nullptr ? absl::OkStatus() : direct_->CanRegister();
   const OfRank mine = {direct_ == nullptr ? Way::kByHost
                        : registers.ok()   ? Way::kDirectAndRegistered
                                           : Way::kDirect,
-                       static_cast<uint8_t>(memory_->parameters.plan.num_slots() > 0)};
+                       static_cast<uint8_t>(memory_->parameters.plan.num_slots() > 0),
+                       direct_ == nullptr ? DirectPlace() : direct_->place()};
   std::vector<OfRank> all(control->size());
   RETURN_IF_ERROR(control->AllGather(&mine, all.data(), sizeof(mine)));
   slots_.reset();
-  if (std::any_of(all.begin(), all.end(), [](OfRank rank) { return rank.has_slots != 0; })) {
+  if (std::any_of(all.begin(), all.end(), [](const OfRank& rank) { return rank.has_slots != 0; })) {
     ASSIGN_OR_RETURN(slots_,
                      ParameterPlan::InSlots(memory_->layout, memory_->config, memory_->plan));
   }
-  const auto least =
-      std::min_element(all.begin(), all.end(), [](OfRank a, OfRank b) { return a.way < b.way; });
+  std::vector<DirectPlace> places;
+  for (const OfRank& rank : all) places.push_back(rank.place);
+  if (const auto shared = RanksOfOneDevice(places); shared.has_value()) {
+    TESSERA_LOG(WARNING, "what ranks send each other goes by the processors' memory: {}",
+                DescribeShared(*shared, places));
+    return Way::kByHost;
+  }
+  const auto least = std::min_element(
+      all.begin(), all.end(), [](const OfRank& a, const OfRank& b) { return a.way < b.way; });
+  if (least->way == Way::kDirectAndRegistered)
+    TESSERA_LOG(INFO, "what ranks send each other goes directly from GPU to GPU");
   if (least->way == Way::kDirect) {
-    TESSERA_LOG(INFO, "what ranks send each other directly is not registered: rank {} cannot{}",
+    TESSERA_LOG(INFO,
+                "what ranks send each other goes directly from GPU to GPU, not registered: rank {} "
+                "cannot{}",
                 least - all.begin(), registers.ok() ? "" : "; here: " + registers.ToString());
   }
   return least->way;
@@ -123,6 +148,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> EpochCommunicators::JoinDirect(Joi
 }
 
 absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& start) {
+  RETURN_IF_ERROR(RenewKernels());
   ASSIGN_OR_RETURN(Joined reduce, JoinRow(epoch, Row::kReduce, start));
   ASSIGN_OR_RETURN(Joined files, JoinRow(epoch, Row::kFiles, start));
   files_ = std::move(files.communicator);

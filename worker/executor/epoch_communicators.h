@@ -68,13 +68,16 @@ class EpochCommunicators {
            : row == Row::kGather ? gather_kernels_.get()
                                  : nullptr;
   }
+  absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels() const;
   void FindDirectWay();
+  // Want of memory stays with the kernels that met it; an epoch later there may be some.
+  absl::Status RenewKernels();
   // Of this worker's ranks.
   absl::StatusOr<std::unique_ptr<ShmCommunicator>> JoinHost(Epoch epoch, Row row);
   absl::StatusOr<Joined> JoinRow(Epoch epoch, Row row, const v1::ExecutorStart& start);
   // How ranks move what is on their devices: as the one that can do least.
   enum class Way : uint8_t { kByHost, kDirect, kDirectAndRegistered };
-  // The same on all ranks, as is what slots() is then.
+  // The same on all ranks, as is what slots() is then. By the hosts where two ranks share a GPU.
   absl::StatusOr<Way> AgreeOnWay(Communicator* control);
   absl::StatusOr<std::unique_ptr<Communicator>> JoinDirect(Joined joined, Row row, Way way);
 

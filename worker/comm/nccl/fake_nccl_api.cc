@@ -1,8 +1,10 @@
 #include "worker/comm/nccl/fake_nccl_api.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "worker/comm/nccl/fake_nccl_batch.h"
 
 namespace tessera {
@@ -27,6 +29,7 @@ struct FakeNcclApi::Comm {
   bool revoked = false;
   std::map<uintptr_t, int64_t> registered;  // Begin -> bytes; a handle is a begin.
   bool aborted = false;                     // Guarded by the world's mutex.
+  int num_running = 0;                      // Batches that the device is in. Guarded likewise.
 };
 
 class FakeNcclApi::Inside {
@@ -70,10 +73,13 @@ NcclResult FakeNcclApi::CommInitRankConfig(NcclComm** comm, int num_ranks, const
   std::shared_ptr<FakeNcclGroup>& group = world_->groups[id];
   if (group == nullptr) group = std::make_shared<FakeNcclGroup>();
   group->num_ranks = num_ranks;
+  if (!options_.place.empty() && !group->places.insert(options_.place).second)
+    group->has_duplicate = true;
   ++group->num_joined;
   made->group = group;
   *comm = reinterpret_cast<NcclComm*>(made.get());
   comms_[*comm] = std::move(made);
+  ++num_joining_;
   return NcclResult::kInProgress;
 }
 
@@ -85,12 +91,18 @@ NcclResult FakeNcclApi::CommGetAsyncError(NcclComm* comm, NcclResult* error) {
   if (*error != NcclResult::kSuccess) return NcclResult::kSuccess;
   absl::MutexLock lock(&world_->mu);
   const bool joining = options_.never_joins || found->group->num_joined < found->group->num_ranks;
+  if (!joining && found->group->has_duplicate) *error = NcclResult::kInvalidUsage;
+  if (*error != NcclResult::kSuccess) return NcclResult::kSuccess;
   if (joining || std::exchange(found->in_progress, false)) *error = NcclResult::kInProgress;
   return NcclResult::kSuccess;
 }
 
 std::string FakeNcclApi::GetLastError(NcclComm* comm) {
-  return async_error_.load() == NcclResult::kSuccess ? "" : "the fake was told to fail";
+  if (async_error_.load() != NcclResult::kSuccess) return "the fake was told to fail";
+  const std::shared_ptr<Comm> found = Find(comm);
+  if (found == nullptr) return "";
+  absl::MutexLock lock(&world_->mu);
+  return found->group->has_duplicate ? "Duplicate GPU detected" : "";
 }
 
 NcclResult FakeNcclApi::CommAbort(NcclComm* comm) {
@@ -98,13 +110,31 @@ NcclResult FakeNcclApi::CommAbort(NcclComm* comm) {
   ++num_aborts_;
   const std::shared_ptr<Comm> found = Find(comm);
   if (found == nullptr) return NcclResult::kInvalidArgument;
-  if (options_.abort_until != nullptr) options_.abort_until->WaitForNotification();
-  num_left_ += static_cast<int>(found->registered.size());
-  num_registered_ -= static_cast<int>(found->registered.size());
   comms_.erase(comm);
-  absl::MutexLock lock(&world_->mu);
-  found->aborted = true;
+  if (group_open_) {
+    if (options_.version < kNcclGroupAbort) ++misuses_;
+    open_aborts_.push_back(found);
+  } else {
+    AbortAll({found});
+  }
   return NcclResult::kSuccess;
+}
+
+void FakeNcclApi::AbortAll(const std::vector<std::shared_ptr<Comm>>& comms) {
+  if (options_.abort_until != nullptr) options_.abort_until->WaitForNotification();
+  for (const std::shared_ptr<Comm>& comm : comms) {
+    num_left_ += static_cast<int>(comm->registered.size());
+    num_registered_ -= static_cast<int>(comm->registered.size());
+  }
+  absl::MutexLock lock(&world_->mu);
+  for (const std::shared_ptr<Comm>& comm : comms) comm->aborted = true;
+  const auto device_is_idle = [&] {
+    const auto is_idle = [](const auto& comm) { return comm.second->num_running == 0; };
+    return std::all_of(comms_.begin(), comms_.end(), is_idle) &&
+           std::all_of(comms.begin(), comms.end(),
+                       [](const auto& comm) { return comm->num_running == 0; });
+  };
+  world_->mu.Await(absl::Condition(&device_is_idle));
 }
 
 NcclResult FakeNcclApi::CommRevoke(NcclComm* comm) {
@@ -178,13 +208,17 @@ NcclResult FakeNcclApi::GroupStart() {
 NcclResult FakeNcclApi::GroupEnd() {
   const Inside inside(this);
   if (!std::exchange(group_open_, false)) ++misuses_;
+  if (!open_aborts_.empty()) {
+    if (open_comm_ != nullptr) ++misuses_;
+    AbortAll(std::exchange(open_aborts_, {}));
+  }
   if (open_comm_ == nullptr) return NcclResult::kSuccess;
   std::shared_ptr<Comm> comm = std::exchange(open_comm_, nullptr);
   comm->in_progress = true;
-  cuda_->RunOnStream(open_stream_, [world = world_, comm, number = comm->next_batch++,
-                                    hangs = options_.hangs, calls = std::exchange(open_, {})] {
-    RunBatch(world, comm.get(), number, hangs, calls);
-  });
+  cuda_->RunOnStream(open_stream_,
+                     [this, comm, number = comm->next_batch++, calls = std::exchange(open_, {})] {
+                       RunBatch(comm.get(), number, calls);
+                     });
   return NcclResult::kInProgress;
 }
 
@@ -236,13 +270,23 @@ NcclResult FakeNcclApi::Recv(void* recv, int64_t count, NcclType type, int peer,
              stream);
 }
 
-void FakeNcclApi::RunBatch(FakeNcclWorld* world, Comm* comm, int64_t number, bool hangs,
-                           const std::vector<FakeNcclCall>& calls) {
-  FakeNcclGroup* group = comm->group.get();
+void FakeNcclApi::RunBatch(Comm* comm, int64_t number, const std::vector<FakeNcclCall>& calls) {
+  FakeNcclWorld* const world = world_;
+  FakeNcclGroup* const group = comm->group.get();
   std::vector<const std::vector<FakeNcclCall>*> calls_by_rank;
   {
     absl::MutexLock lock(&world->mu);
-    if (hangs) return world->mu.Await(absl::Condition(&comm->aborted));
+    ++comm->num_running;
+    ++num_running_;
+  }
+  const absl::Cleanup not_running = [this, world, comm] {
+    absl::MutexLock lock(&world->mu);
+    --comm->num_running;
+    --num_running_;
+  };
+  {
+    absl::MutexLock lock(&world->mu);
+    if (options_.hangs) return world->mu.Await(absl::Condition(&comm->aborted));
     FakeNcclGroup::Batch& batch = group->batches[number];
     batch.calls_by_rank.resize(group->num_ranks);
     batch.calls_by_rank[comm->rank] = &calls;

@@ -5,6 +5,10 @@
 //   group of calls ──► a batch on the stream: waits for the same batch of every rank, reads what
 //                      they send, waits until all have read, writes
 //
+// As the library's may, an abort waits for all that runs on the device, once it has told those that
+// are aborted with it: one after the other, two communicators that both have something running
+// would hang.
+//
 // Calls that the library forbids (two threads at once, a communicator used after it was aborted,
 // memory registered that cannot be, twice, or on some ranks only) are counted as misuses.
 // Thread-safe.
@@ -14,6 +18,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,7 +52,9 @@ struct FakeNcclGroup {
   };
   int num_ranks = 0;
   int num_joined = 0;
-  int num_mixed = 0;  // Batches of which some memory was registered and some was not.
+  std::set<std::string> places;
+  bool has_duplicate = false;  // Two ranks have one place.
+  int num_mixed = 0;           // Batches of which some memory was registered and some was not.
   std::map<int64_t, Batch> batches;
 };
 
@@ -69,6 +76,7 @@ class FakeNcclApi : public NcclApi {
     bool hangs = false;                // Batches never come.
     bool device_buffers_only = false;  // Other memory is a misuse, as to the library.
     absl::Notification* abort_until = nullptr;  // CommAbort does not come back before.
+    std::string place;  // What it takes for the GPU: ranks of one cannot join. Empty: none's.
     NcclResult init_result = NcclResult::kSuccess;
   };
   FakeNcclApi(FakeNcclWorld* world, FakeCudaApi* cuda) : FakeNcclApi(world, cuda, Options()) {}
@@ -78,7 +86,9 @@ class FakeNcclApi : public NcclApi {
   // What CommGetAsyncError says from now on, and GetLastError of it.
   void FailAsync(NcclResult error) { async_error_ = error; }
   int misuses() const;
-  bool idle() const { return inside_ == 0; }  // No thread is in a call.
+  bool idle() const { return inside_ == 0; }        // No thread is in a call.
+  int num_running() const { return num_running_; }  // Groups of calls that the device is in.
+  int num_joining() const { return num_joining_; }  // Communicators that were begun, ever.
   int num_aborts() const { return num_aborts_; }
   int num_revokes() const { return num_revokes_; }
   int num_registered() const { return num_registered_; }    // Regions, now.
@@ -118,11 +128,11 @@ class FakeNcclApi : public NcclApi {
   struct Comm;
   class Inside;  // Counts the threads that are in a call.
   std::shared_ptr<Comm> Find(NcclComm* comm);
+  void AbortAll(const std::vector<std::shared_ptr<Comm>>& comms);
   NcclResult Add(const FakeNcclCall& call, NcclComm* comm, CudaStreamHandle* stream);
   bool IsRegistered(const Comm& comm, const void* memory, int64_t size_bytes) const;
   // On the stream's thread.
-  static void RunBatch(FakeNcclWorld* world, Comm* comm, int64_t number, bool hangs,
-                       const std::vector<FakeNcclCall>& calls);
+  void RunBatch(Comm* comm, int64_t number, const std::vector<FakeNcclCall>& calls);
 
   FakeNcclWorld* const world_;
   FakeCudaApi* const cuda_;
@@ -130,6 +140,8 @@ class FakeNcclApi : public NcclApi {
   std::atomic<NcclResult> async_error_{NcclResult::kSuccess};
   std::atomic<int> inside_{0};
   std::atomic<int> misuses_{0};
+  std::atomic<int> num_running_{0};
+  std::atomic<int> num_joining_{0};
   std::atomic<int> num_aborts_{0};
   std::atomic<int> num_revokes_{0};
   std::atomic<int> num_registered_{0};
@@ -140,6 +152,7 @@ class FakeNcclApi : public NcclApi {
   std::map<NcclComm*, std::shared_ptr<Comm>> comms_;
   bool group_open_ = false;
   std::vector<FakeNcclCall> open_;
+  std::vector<std::shared_ptr<Comm>> open_aborts_;
   std::shared_ptr<Comm> open_comm_;
   CudaStreamHandle* open_stream_ = nullptr;
 };

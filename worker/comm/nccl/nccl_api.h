@@ -55,7 +55,9 @@ std::string NcclName(NcclResult result);
 // Versions as NCCL numbers them: 10000 * major + 100 * minor + patch.
 inline constexpr int kNcclNonBlocking = 21403;  // The first whose communicators can be aborted.
 inline constexpr int kNcclRegister = 21901;     // The first with ncclCommRegister.
-inline constexpr int kNcclRevoke = 22807;       // The first with ncclCommRevoke.
+inline constexpr int kNcclGroupAbort = 22203;  // The first that aborts several at once, in a group.
+inline constexpr int kNcclRevoke = 22807;      // The first with ncclCommRevoke.
+inline constexpr int kNcclSharedGpu = 23003;   // The first that may be told to share a GPU.
 
 class NcclApi {
  public:
@@ -68,7 +70,9 @@ class NcclApi {
                                         int rank) = 0;
   virtual NcclResult CommGetAsyncError(NcclComm* comm, NcclResult* error) = 0;
   virtual std::string GetLastError(NcclComm* comm) = 0;  // What it says of itself; may be empty.
-  // Ends what runs and frees the communicator. Waits for no other rank.
+  // Ends what runs and frees the communicator. Waits for no other rank, but it may wait for all
+  // that runs on the device, so communicators that all have something there are aborted in one
+  // group: GroupEnd does it then, and the calls before it only note it. kNcclGroupAbort.
   virtual NcclResult CommAbort(NcclComm* comm) = 0;
   // Ends what runs; the communicator is good only for CommAbort then. kInvalidUsage: this library
   // has no such call.

@@ -34,6 +34,15 @@ absl::Status CompareVersions(NcclApi* nccl, Communicator* control) {
   return absl::OkStatus();
 }
 
+// Where each rank is: two on one GPU the library refuses, each with another error or none.
+absl::Status ComparePlaces(const DirectPlace& place, Communicator* control) {
+  std::vector<DirectPlace> places(control->size());
+  RETURN_IF_ERROR(control->AllGather(&place, places.data(), sizeof(place)));
+  const auto shared = RanksOfOneDevice(places);
+  return shared.has_value() ? absl::FailedPreconditionError(DescribeShared(*shared, places))
+                            : absl::OkStatus();
+}
+
 // Rank 0 makes the id, the others get it.
 absl::Status ShareId(NcclApi* nccl, Communicator* control, NcclUniqueId* id) {
   if (control->rank() == 0) {
@@ -47,6 +56,7 @@ absl::Status ShareId(NcclApi* nccl, Communicator* control, NcclUniqueId* id) {
 
 absl::Status Meet(const NcclCommunicator::Options& options, NcclRank* ranked) {
   RETURN_IF_ERROR(CompareVersions(options.nccl, options.control));
+  RETURN_IF_ERROR(ComparePlaces(options.place, options.control));
   NcclUniqueId id = {};
   RETURN_IF_ERROR(ShareId(options.nccl, options.control, &id));
   return ranked->Join(id);
@@ -111,7 +121,7 @@ NcclCommunicator::~NcclCommunicator() {
     const absl::Status status = nccl_->Deregister();
     if (!status.ok()) TESSERA_LOG(WARNING, "left to NCCL to deregister: {}", status.ToString());
   }
-  const absl::Status aborted = nccl_->Abort();
+  const absl::Status aborted = nccl_->Close();
   if (!aborted.ok()) TESSERA_LOG(ERROR, "NCCL is not aborted: {}", aborted.ToString());
   if (nccl_->phase() != NcclPhase::kStuck) return;
   // Whatever is stuck may still use all of it, until the process ends.
@@ -169,7 +179,10 @@ absl::Status NcclCommunicator::Agree(uint32_t digest) {
 }
 
 absl::Status NcclCommunicator::Break(absl::Status status) {
-  if (absl::IsAborted(status)) {
+  if (absl::Status along = nccl_->ended_along(); !along.ok()) {
+    status = std::move(along);
+    options_.control->Abort(status);  // This one's others wait for this rank.
+  } else if (absl::IsAborted(status)) {
     const absl::Status reason = options_.control->Barrier();  // At once, and with the reason.
     if (absl::IsAborted(reason)) status = reason;
   } else {
@@ -180,7 +193,8 @@ absl::Status NcclCommunicator::Break(absl::Status status) {
 
 absl::Status NcclCommunicator::End(absl::Status status) {
   broken_ = std::move(status);
-  const absl::Status aborted = nccl_->Abort();
+  // With whatever else the device has running, which the abort might wait for.
+  const absl::Status aborted = nccl_->Abort(broken_);
   if (!aborted.ok()) {
     TESSERA_LOG(ERROR, "NCCL is not aborted: {}", aborted.ToString());
     if (nccl_->phase() == NcclPhase::kStuck) {
@@ -194,7 +208,7 @@ absl::Status NcclCommunicator::End(absl::Status status) {
 
 absl::Status NcclCommunicator::Revoke(absl::Status reason) {
   options_.control->Abort(reason);
-  const absl::Status revoked = nccl_->Revoke();
+  const absl::Status revoked = nccl_->Revoke(reason);
   if (broken_.ok()) {
     broken_ = options_.control->Barrier();
     if (broken_.ok()) broken_ = absl::AbortedError(reason.message());

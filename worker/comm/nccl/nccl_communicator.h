@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/direct_communicators.h"
 #include "worker/comm/nccl/nccl_rank.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/cuda/slice_kernels.h"
@@ -50,6 +51,7 @@ class NcclCommunicator : public Communicator {
     absl::Duration call_timeout = absl::Seconds(30);  // Of each call of NCCL, abort among them.
     int64_t staging_bytes = int64_t{64} << 20;        // Of the device; more where it must be.
     bool library_sums = false;
+    DirectPlace place;  // Which GPU this rank has.
     // Alike on all ranks: operations are on mapped buffers, which lie in these regions. They are
     // registered with NCCL, with staging for slices of up to `max_slice_bytes`, before the first
     // operation: on all ranks, or, where one cannot, on none, and the log says which and why.
@@ -60,13 +62,15 @@ class NcclCommunicator : public Communicator {
 
   // What `options` points to outlives the communicator. Waits until all ranks have joined.
   // Errors: InvalidArgument     more than kMaxSlices ranks
-  //         FailedPrecondition  ranks have different versions of NCCL: the message names both
+  //         FailedPrecondition  ranks have different versions of NCCL, or one GPU: the message
+  //                             names both
   //         ResourceExhausted   the device has no stream or event left
   //         DeadlineExceeded    ranks did not join in time
   //         Aborted             the epoch was ended, also by a rank that could not join
   //         Unavailable, Internal  NCCL or the device failed
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(const Options& options);
-  // Aborts: it waits for no other rank.
+  // Frees it by an abort of it alone: waits for no other rank, but for what other communicators of
+  // the device have running.
   ~NcclCommunicator() override;
 
   int rank() const override { return options_.control->rank(); }

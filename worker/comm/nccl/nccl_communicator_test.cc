@@ -88,6 +88,32 @@ TEST(NcclCommunicatorTest, JoiningThatNeverEndsEndsAtTheDeadline) {
   EXPECT_THAT(statuses[1], StatusIs(StatusCode::kAborted, HasSubstr("rank 0 waited 50ms")));
 }
 
+TEST(NcclCommunicatorTest, EpochThatIsEndedWhileRanksJoinEndsThatOnEveryRankWithItsReason) {
+  NcclTestOptions options = Ranks(3);
+  options.nccl = [](int rank) {
+    FakeNcclApi::Options nccl;
+    nccl.never_joins = true;
+    return nccl;
+  };
+  const auto statuses = RunNcclRanks(options, [](NcclTestRank& rank) -> absl::Status {
+    std::thread aborter;
+    if (rank.rank == 1) {
+      aborter = std::thread([&] {
+        while (rank.nccl->num_joining() == 0) std::this_thread::yield();
+        rank.control->Abort(absl::UnavailableError("the trainer is gone"));
+      });
+    }
+    const absl::Status status = CreateAndGather(rank);
+    if (aborter.joinable()) aborter.join();
+    // A rank that had not come so far has nothing to abort.
+    RANK_EXPECT(rank.nccl->num_aborts() == rank.nccl->num_joining());
+    RANK_EXPECT(!rank.thread->stuck());
+    return status;
+  });
+  for (const absl::Status& status : statuses)
+    EXPECT_THAT(status, StatusIs(StatusCode::kAborted, HasSubstr("rank 1: the trainer is gone")));
+}
+
 TEST(NcclCommunicatorTest, OperationThatHangsEndsAtTheDeadlineOnEveryRank) {
   NcclTestOptions options = Ranks(3);
   options.nccl = [](int rank) {
@@ -262,6 +288,66 @@ TEST(NcclCommunicatorTest, CommunicatorsOfOneDeviceDoNotWaitForEachOther) {
     other.join();
     RETURN_IF_ERROR(of_first);
     return of_second;
+  });
+  for (const absl::Status& status : statuses) EXPECT_OK(status);
+}
+
+// An abort of one alone waits for what the other has running, here as in the library, and nothing
+// would ever end that.
+TEST(NcclCommunicatorTest, CommunicatorsOfOneDeviceEndTogetherWithTheReasonOfTheFirst) {
+  for (const int version : {22809, kNcclGroupAbort}) {
+    SCOPED_TRACE(version);
+    NcclTestOptions options = Ranks(2);
+    options.nccl = [version](int rank) {
+      FakeNcclApi::Options nccl;
+      nccl.version = version;
+      nccl.hangs = true;
+      return nccl;
+    };
+    const auto statuses = RunNcclRanks(options, [](NcclTestRank& rank) -> absl::Status {
+      ASSIGN_OR_RETURN(auto first, NcclCommunicator::Create(rank.options));
+      ShmCommunicator::Options channel = rank.control_options;
+      channel.channel = 1;
+      ASSIGN_OR_RETURN(const auto control, ShmCommunicator::Create(channel));
+      NcclCommunicator::Options second_options = rank.options;
+      second_options.control = control.get();
+      second_options.control_aborted = [&] { return control->aborted(); };
+      ASSIGN_OR_RETURN(auto second, NcclCommunicator::Create(second_options));
+      absl::Status of_second;
+      std::thread other([&] { of_second = Gather(second.get()); });
+      std::thread aborter([&] {
+        while (rank.nccl->num_running() < 2) std::this_thread::yield();
+        if (rank.rank == 1) first->Abort(absl::InternalError("a kernel failed"));
+      });
+      const absl::Status of_first = Gather(first.get());
+      other.join();
+      aborter.join();
+      RANK_EXPECT(!rank.thread->stuck());
+      RANK_EXPECT(absl::StrContains(of_first.message(), "rank 1: a kernel failed"),
+                  of_first.ToString());
+      RANK_EXPECT(second->Barrier() == of_second, "each call returns the first error");
+      first.reset();
+      second.reset();
+      RANK_EXPECT(rank.nccl->num_aborts() == 2, "in all");
+      return of_second;
+    });
+    for (const absl::Status& status : statuses)
+      EXPECT_THAT(status, StatusIs(StatusCode::kAborted, HasSubstr("rank 1: a kernel failed")));
+  }
+}
+
+TEST(NcclCommunicatorTest, ClosingOneCommunicatorLeavesTheOthersOfTheDevice) {
+  const auto statuses = RunNcclRanks(Ranks(2), [](NcclTestRank& rank) -> absl::Status {
+    ASSIGN_OR_RETURN(auto first, NcclCommunicator::Create(rank.options));
+    ShmCommunicator::Options channel = rank.control_options;
+    channel.channel = 1;
+    ASSIGN_OR_RETURN(const auto control, ShmCommunicator::Create(channel));
+    NcclCommunicator::Options options = rank.options;
+    options.control = control.get();
+    ASSIGN_OR_RETURN(const auto second, NcclCommunicator::Create(options));
+    RETURN_IF_ERROR(Gather(first.get()));
+    first.reset();
+    return Gather(second.get());
   });
   for (const absl::Status& status : statuses) EXPECT_OK(status);
 }

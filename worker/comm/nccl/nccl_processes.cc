@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "worker/comm/nccl/fake_nccl_api.h"
+#include "worker/comm/nccl/nccl_direct.h"
 #include "worker/comm/nccl/staged_communicator.h"
 #include "worker/comm/shm/shm_test_group.h"
 #include "worker/device/cuda/fake_slice_kernels.h"
@@ -13,7 +14,6 @@
 namespace tessera {
 namespace {
 
-constexpr int kNcclMultiRankGpu = 23003;  // The first that may be told to allow it.
 constexpr int64_t kMaxMeasured = 1 << 20;
 
 using Body = std::function<absl::Status(const NcclCommunicator::Options&, ShmCommunicator*)>;
@@ -38,6 +38,7 @@ absl::Status RunRank(const NcclProcessOptions& options, const SharedMapping& map
   own.thread = thread.get();
   own.device = machine->device;
   own.kernels = machine->kernels;
+  own.place = machine->place;
   own.control = control.get();
   own.control_aborted = [control = control.get()] { return control->aborted(); };
   own.timeout = options.timeout;
@@ -62,18 +63,8 @@ std::vector<absl::Status> RunAll(
 
 NcclPlacement PlaceNcclRank(int rank, int size, int num_devices, int nccl_version) {
   if (num_devices >= size) return {rank, {}};
-  NcclPlacement placement = {rank % num_devices, {}};
-  if (nccl_version >= kNcclMultiRankGpu) {
-    // By default a device has room for two ranks; each with fewer blocks, for more.
-    placement.environment = {{"NCCL_MULTI_RANK_GPU_ENABLE", "1"}, {"NCCL_MAX_CTAS", "2"}};
-  } else {
-    // It takes ranks with ids of their own for hosts, which have no device in common.
-    placement.environment = {{"NCCL_HOSTID", absl::StrCat("tessera-rank-", rank)}};
-  }
-  placement.environment.emplace_back("NCCL_NET", "Socket");
-  placement.environment.emplace_back("NCCL_SOCKET_IFNAME", "lo");
-  placement.environment.emplace_back("NCCL_NVLS_ENABLE", "0");
-  return placement;
+  return {rank % num_devices,
+          SharedGpuEnvironment(absl::StrCat("tessera-rank-", rank), nccl_version)};
 }
 
 absl::StatusOr<NcclMachine> MakeRealNcclMachine(int rank, int size) {
@@ -93,6 +84,12 @@ absl::StatusOr<NcclMachine> MakeRealNcclMachine(int rank, int size) {
   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Create(cuda, device_options));
   ASSIGN_OR_RETURN(std::unique_ptr<GpuKernels> kernels,
                    GpuKernels::Create(device.get(), kMaxMeasured));
+  NcclSharing sharing;
+  for (const auto& [name, value] : placement.environment) {
+    if (name == "NCCL_HOSTID") sharing.host_id = value;
+    if (name == "NCCL_MULTI_RANK_GPU_ENABLE") sharing.enabled = true;
+  }
+  ASSIGN_OR_RETURN(machine.place, FindNcclPlace(cuda, placement.device, version, sharing));
   machine.device = device.release();
   machine.kernels = kernels.release();
   return machine;

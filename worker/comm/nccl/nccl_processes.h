@@ -9,11 +9,11 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "worker/comm/nccl/nccl_communicator.h"
+#include "worker/comm/nccl/nccl_shared_gpu.h"
 #include "worker/comm/rank_group.h"
 
 namespace tessera {
@@ -21,7 +21,7 @@ namespace tessera {
 // Where a rank goes, and what its process sets in its environment before it loads NCCL.
 struct NcclPlacement {
   int device = 0;
-  std::vector<std::pair<std::string, std::string>> environment;
+  NcclEnvironment environment;
 };
 // Pure. `nccl_version` as NCCL numbers them. `num_devices` >= 1.
 NcclPlacement PlaceNcclRank(int rank, int size, int num_devices, int nccl_version);
@@ -31,6 +31,7 @@ struct NcclMachine {
   NcclApi* nccl = nullptr;
   CudaDevice* device = nullptr;
   SliceKernels* kernels = nullptr;
+  DirectPlace place;
 };
 // Called in the rank's process.
 using MakeNcclMachine = std::function<absl::StatusOr<NcclMachine>(int rank, int size)>;

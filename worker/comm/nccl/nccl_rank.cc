@@ -18,7 +18,10 @@ constexpr absl::Duration kAskLibraryEvery = absl::Milliseconds(1);
 
 NcclRank::NcclRank(const Options& options, std::unique_ptr<CudaStream> stream,
                    std::unique_ptr<CudaEvent> event)
-    : options_(options), event_(std::move(event)), stream_(std::move(stream)) {}
+    : options_(options),
+      event_(std::move(event)),
+      stream_(std::move(stream)),
+      ranks_of_device_(options.thread->ranks()) {}
 
 absl::Status NcclRank::Call(std::function<absl::Status(NcclRank*)> work, bool aborts) {
   const absl::Status status = options_.thread->Run(
@@ -44,6 +47,7 @@ absl::Status NcclRank::ToStatus(absl::string_view call, NcclResult result) const
 absl::StatusOr<bool> NcclRank::LibraryIsDone(const std::string& call) {
   auto state = std::make_shared<NcclResult>(NcclResult::kSuccess);
   RETURN_IF_ERROR(Call([call, state](NcclRank* self) -> absl::Status {
+    RETURN_IF_ERROR(self->CheckOpen());
     RETURN_IF_ERROR(
         self->ToStatus(call, self->options_.api->CommGetAsyncError(self->comm_, state.get())));
     return self->ToStatus(call, *state);
@@ -56,6 +60,8 @@ absl::Status NcclRank::Poll(const std::string& call,
   const absl::Time deadline = absl::Now() + options_.timeout;
   for (int polls = 0;; ++polls) {
     ASSIGN_OR_RETURN(const bool is_done, done());
+    // What was aborted is reached too, with whatever it left in memory.
+    RETURN_IF_ERROR(ended_along());
     if (is_done) return absl::OkStatus();
     if (options_.aborted()) return absl::AbortedError(absl::StrCat(call, ": the epoch was ended"));
     if (absl::Now() > deadline) {
@@ -78,11 +84,13 @@ absl::Status NcclRank::Join(const NcclUniqueId& id) {
     const Options& options = self->options_;
     RETURN_IF_ERROR(self->ToStatus(
         call, options.api->CommInitRankConfig(&self->comm_, options.size, id, options.rank)));
-    if (self->comm_ != nullptr) return absl::OkStatus();
-    return absl::InternalError("ncclCommInitRankConfig made no communicator");
+    if (self->comm_ == nullptr)
+      return absl::InternalError("ncclCommInitRankConfig made no communicator");
+    self->ranks_of_device_->push_back(self->weak_from_this());
+    return absl::OkStatus();
   }));
   RETURN_IF_ERROR(Poll(call, [this, &call] { return LibraryIsDone(call); }));
-  return Apply(NcclEvent::kJoined);
+  return Apply(NcclEvent::kJoined, absl::OkStatus());
 }
 
 absl::Status NcclRank::Register(std::vector<Region> regions) {
@@ -103,6 +111,7 @@ absl::Status NcclRank::Deregister() {
 
 absl::Status NcclRank::RegisterNow(const std::vector<Region>& regions) {
   const std::string call = "ncclCommRegister";
+  RETURN_IF_ERROR(CheckOpen());
   if (!options_.api->registers())
     return absl::FailedPreconditionError(absl::StrCat("this library has no ", call));
   for (const Region& region : regions) {
@@ -129,6 +138,7 @@ absl::Status NcclRank::Issue(const std::string& call, Group group) {
   auto ended = std::make_shared<NcclResult>(NcclResult::kSuccess);
   RETURN_IF_ERROR(Call([call, ended, group = std::move(group)](NcclRank* self) -> absl::Status {
     NcclApi* api = self->options_.api;
+    RETURN_IF_ERROR(self->CheckOpen());
     RETURN_IF_ERROR(self->ToStatus("ncclGroupStart", api->GroupStart()));
     // The group is ended whatever happened within, or the next one would be inside of it.
     const NcclResult issued = group(self->comm_, self->stream_->handle());
@@ -153,9 +163,9 @@ absl::Status NcclRank::Await(const std::string& call) {
   });
 }
 
-absl::Status NcclRank::Abort() {
+absl::Status NcclRank::End(const absl::Status& reason) {
   const bool was_open = phase_ != NcclPhase::kAborted && phase_ != NcclPhase::kStuck;
-  absl::Status status = Apply(NcclEvent::kAbort);
+  absl::Status status = Apply(NcclEvent::kAbort, reason);
   if (was_open && phase_ != NcclPhase::kStuck) status.Update(Drain());
   return status;
 }
@@ -175,31 +185,68 @@ absl::Status NcclRank::Drain() {
   return absl::OkStatus();
 }
 
-absl::Status NcclRank::Apply(NcclEvent event) {
+absl::Status NcclRank::Apply(NcclEvent event, const absl::Status& reason) {
   const NcclStep step = Next(phase_, event);
   phase_ = step.next;
   if (step.call == NcclCall::kAbort) {
-    return Call([](NcclRank* self) { return self->AbortNow(); }, /*aborts=*/true);
+    return Call([reason](NcclRank* self) { return self->AbortNow(reason); }, /*aborts=*/true);
   }
   if (step.call != NcclCall::kRevoke) return absl::OkStatus();
   auto revoked = std::make_shared<bool>(true);
   const absl::Status status = Call(
-      [revoked](NcclRank* self) {
+      [revoked, reason](NcclRank* self) {
+        if (self->comm_ == nullptr) return absl::OkStatus();  // Aborted with another one.
         const NcclResult result = self->options_.api->CommRevoke(self->comm_);
         if (result != NcclResult::kInvalidUsage) return self->ToStatus("ncclCommRevoke", result);
         *revoked = false;  // A library that cannot. Aborting ends it as well.
-        return self->AbortNow();
+        return self->AbortNow(reason);
       },
       /*aborts=*/true);
   if (!*revoked) phase_ = Next(phase_, NcclEvent::kAbort).next;
   return status;
 }
 
-absl::Status NcclRank::AbortNow() {
+absl::Status NcclRank::CheckOpen() const {
+  if (comm_ != nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(ended_along());
+  return absl::InternalError("a communicator that was aborted");
+}
+
+void NcclRank::EndAlong(const absl::Status& reason) {
+  absl::MutexLock lock(&mu_);
+  ended_along_ = Annotate(reason, "NCCL was aborted with another communicator of the device");
+}
+
+absl::Status NcclRank::AbortNow(const absl::Status& reason) {
   if (comm_ == nullptr) return absl::OkStatus();
-  registered_.clear();                             // What is left the library frees with the rest.
-  NcclComm* comm = std::exchange(comm_, nullptr);  // Freed by the call, whatever it returns.
-  return ToStatus("ncclCommAbort", options_.api->CommAbort(comm));
+  std::vector<std::shared_ptr<NcclRank>> others;
+  NcclRanks left;
+  for (const std::weak_ptr<NcclRank>& weak : *ranks_of_device_) {
+    std::shared_ptr<NcclRank> rank = weak.lock();
+    if (rank == nullptr || rank.get() == this || rank->comm_ == nullptr) continue;
+    if (reason.ok()) {
+      left.push_back(weak);
+    } else {
+      others.push_back(std::move(rank));
+    }
+  }
+  *ranks_of_device_ = std::move(left);
+  // Before anything of theirs is reached because of the abort.
+  for (const std::shared_ptr<NcclRank>& other : others) other->EndAlong(reason);
+  int version = 0;
+  options_.api->GetVersion(&version);
+  const bool in_group = !others.empty() && version >= kNcclGroupAbort;
+  absl::Status status;
+  if (in_group) status.Update(ToStatus("ncclGroupStart", options_.api->GroupStart()));
+  const auto abort = [&](NcclRank* rank) {
+    rank->registered_.clear();  // What is left the library frees with the rest.
+    NcclComm* comm = std::exchange(rank->comm_, nullptr);  // Freed, whatever the call returns.
+    status.Update(rank->ToStatus("ncclCommAbort", options_.api->CommAbort(comm)));
+  };
+  abort(this);
+  for (const std::shared_ptr<NcclRank>& other : others) abort(other.get());
+  if (in_group) status.Update(ToStatus("ncclGroupEnd", options_.api->GroupEnd()));
+  return status;
 }
 
 }  // namespace tessera

@@ -13,6 +13,7 @@
 #include <deque>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
@@ -22,6 +23,11 @@
 #include "absl/time/time.h"
 
 namespace tessera {
+
+class NcclRank;
+
+// Those that have a communicator of the device. Of the NCCL thread alone.
+using NcclRanks = std::vector<std::weak_ptr<NcclRank>>;
 
 class NcclThread {
  public:
@@ -36,6 +42,8 @@ class NcclThread {
   absl::Status Run(absl::AnyInvocable<absl::Status()> work, absl::Duration timeout);
 
   bool stuck() const;
+  // Only work that Run was given looks at it. The same object for good.
+  const std::shared_ptr<NcclRanks>& ranks() const { return ranks_; }
 
  private:
   struct Job {
@@ -53,6 +61,7 @@ class NcclThread {
   NcclThread() = default;
   static void Loop(State* state);
 
+  const std::shared_ptr<NcclRanks> ranks_ = std::make_shared<NcclRanks>();
   const std::shared_ptr<State> state_ = std::make_shared<State>();
   std::thread thread_;
 };
