@@ -5,6 +5,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
+#include "worker/comm/nccl/nccl_shared_gpu.h"
 
 namespace tessera {
 namespace {
@@ -50,6 +52,8 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
       GTEST_SKIP() << gpu.status().message();
     ASSERT_OK(gpu);
     gpu_ = *std::move(gpu);
+    if (gpu_.in_process() && GetParam().num_workers < GetParam().world_size)
+      GTEST_SKIP() << "a worker has one rank of a job here: " << gpu_.memory->why_not_shared();
     ASSERT_OK_AND_ASSIGN(on_gpu_, gpu_.make_device(0));
     ASSERT_OK_AND_ASSIGN(on_host_, gpu_.make_device(kHostDevice));
   }
@@ -79,7 +83,7 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
     ASSIGN_OR_RETURN(const auto cluster, LocalCluster::Start(options));
     return TrainOn(cluster.get(), on_host_.get(), nullptr);
   }
-  // `before` runs on rank 0 at the start of each try of a step.
+  // `before` runs on rank 0 at the start of each try of a step. All trainers host where they must.
   absl::StatusOr<std::vector<float>> TrainOn(LocalCluster* cluster, RankDevice* device,
                                              const std::function<void(int64_t step)>& before,
                                              const std::vector<bool>& hosts = {}) {
@@ -88,7 +92,7 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
       by_rank[rank].rank = rank;
       by_rank[rank].worker_address =
           cluster->worker_address(rank * GetParam().num_workers / GetParam().world_size);
-      if (!hosts.empty() && hosts[rank % hosts.size()])
+      if (gpu_.in_process() || (!hosts.empty() && hosts[rank % hosts.size()]))
         by_rank[rank].host_executor = RunExecutorHere({gpu_.make_device});
     }
     ASSIGN_OR_RETURN(TrainerTeam team, TrainerTeam::OpenEach(by_rank));
@@ -118,6 +122,7 @@ TEST_P(GpuJobsTest, TrainToTheBitsOfTheProcessor) {
 }
 
 TEST_P(GpuJobsTest, ExecutorsThatAreKilledCostNoBit) {
+  if (gpu_.in_process()) GTEST_SKIP() << "no executor is a process of its own here";
   ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
   ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(gpu_.executor_binary));
   int num_kills = 0;
@@ -137,6 +142,7 @@ TEST_P(GpuJobsTest, ExecutorsInTheirTrainersProcessHaveTheSameBits) {
   ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
   for (const std::vector<bool>& hosts : {std::vector<bool>{true}, std::vector<bool>{false, true}}) {
     SCOPED_TRACE(hosts.size());
+    if (gpu_.in_process() && hosts.size() > 1) continue;  // All do.
     ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(gpu_.executor_binary));
     ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
                          TrainOn(cluster.get(), on_gpu_.get(), nullptr, hosts));
@@ -145,6 +151,7 @@ TEST_P(GpuJobsTest, ExecutorsInTheirTrainersProcessHaveTheSameBits) {
 }
 
 TEST_P(GpuJobsTest, ExecutorsInTheirTrainersProcessThatAreKilledCostNoBit) {
+  if (gpu_.in_process()) GTEST_SKIP() << "no executor is a process of its own here";
   ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
   ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(gpu_.executor_binary));
   const auto kill_some = [&](int64_t step) {
@@ -163,15 +170,28 @@ class GpuNcclJobsTest : public GpuJobsTest {
     GpuJobsTest::SetUp();
     if (IsSkipped()) return;
     if (!gpu_.nccl.ok()) GTEST_SKIP() << gpu_.nccl.message();
-    // NCCL refuses a GPU that two ranks of one host have, and so each is told that it is a host.
-    script_ = testing::TempDir() + "/executor-on-a-host-of-its-own";
+    if (gpu_.in_process()) GTEST_SKIP() << "nothing goes over NCCL here";
+    // NCCL refuses a GPU that two ranks have, unless it is told. The log is there to be read.
+    script_ = testing::TempDir() + "/executor-that-shares-its-gpu";
+    log_ = script_ + ".log";
+    std::ofstream(log_).flush();
     std::ofstream script(script_);
-    script << "#!/bin/sh\nNCCL_HOSTID=$$ NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo exec '"
-           << gpu_.executor_binary << "' \"$@\"\n";
+    script << "#!/bin/sh\n";
+    for (const auto& [name, value] : SharedGpuEnvironment("tessera-$$", gpu_.nccl_version))
+      script << "export " << name << "=" << value << "\n";
+    script << "exec '" << gpu_.executor_binary << "' \"$@\" 2>>'" << log_ << "'\n";
     ASSERT_TRUE(script.flush());
     ASSERT_EQ(chmod(script_.c_str(), 0755), 0);
   }
-  std::string script_;
+  // That nothing else was chosen, which would go as well.
+  void ExpectAllWentThroughNccl() {
+    std::ifstream file(log_);
+    std::stringstream log;
+    log << file.rdbuf();
+    EXPECT_THAT(log.str(), testing::HasSubstr("goes directly from GPU to GPU"));
+    EXPECT_THAT(log.str(), testing::Not(testing::HasSubstr("by the processor")));
+  }
+  std::string script_, log_;
 };
 
 bool HasMapped(int pid, const std::string& library) {
@@ -196,6 +216,7 @@ TEST_P(GpuNcclJobsTest, TrainToTheBitsOfTheProcessorThroughNccl) {
                        TrainOn(cluster.get(), on_gpu_.get(), look));
   EXPECT_EQ(values, expected);
   EXPECT_EQ(num_with_nccl, GetParam().world_size);
+  ExpectAllWentThroughNccl();
 }
 
 TEST_P(GpuNcclJobsTest, ExecutorsThatAreKilledCostNoBit) {
@@ -208,6 +229,7 @@ TEST_P(GpuNcclJobsTest, ExecutorsThatAreKilledCostNoBit) {
   ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
                        TrainOn(cluster.get(), on_gpu_.get(), kill_some));
   EXPECT_EQ(values, expected);
+  ExpectAllWentThroughNccl();
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, GpuNcclJobsTest,

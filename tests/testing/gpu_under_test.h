@@ -17,10 +17,15 @@ struct GpuUnderTest {
   std::shared_ptr<DeviceMemory> memory;
   std::string executor_binary;  // Of executors that are processes.
   absl::Status nccl;            // Why these cannot use NCCL; OK: they can.
+  int nccl_version = 0;         // As NCCL numbers them.
+
+  // Processes share nothing of the GPU: trainers have their executors in their processes, and each
+  // rank of a job has a worker of its own. See DeviceMemory.
+  bool in_process() const { return !memory->why_not_shared().empty(); }
 };
 
 // Errors: NotFound, Unimplemented  the machine has none: the test is skipped
-//         FailedPrecondition       its driver passes no memory between processes
+//         FailedPrecondition       no rank could use it
 absl::StatusOr<GpuUnderTest> FindGpuUnderTest();
 
 }  // namespace tessera::testing_support
