@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "client/cpp/session.h"
 
@@ -117,11 +118,20 @@ absl::StatusOr<uint32_t> DeviceGradients::EndWindow(int unit) {
 
 absl::StatusOr<uint32_t> DeviceGradients::MarkEnd() {
   MappedRank& memory = session_->memory_;
+  const uint32_t index = memory.next_event++ % kGradientEvents;
+  // The executor takes the names away where it cannot open what they name.
+  if (!memory.gradient_events.empty() &&
+      !(session_->page()->gradient_events[index] == memory.gradient_events[index]->name())) {
+    TESSERA_LOG(WARNING,
+                "rank {}: its executor opens no event of this process, which waits for its GPU "
+                "from now on",
+                session_->rank());
+    memory.gradient_events.clear();
+  }
   if (memory.gradient_events.empty()) {
     RETURN_IF_ERROR(memory.kernels->Finish());
     return 0;
   }
-  const uint32_t index = memory.next_event++ % kGradientEvents;
   memory.kernels->Record(memory.gradient_events[index].get());
   return 1 + index;
 }

@@ -3,10 +3,12 @@
 // those of an undisturbed run. Memory that there is not is the job's error, and no other job's.
 #include <stdlib.h>
 
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
@@ -34,6 +36,7 @@ using testing_support::InitializeToy;
 using testing_support::ReadFile;
 using testing_support::ToyStepOn;
 using testing_support::TrainerTeam;
+using testing_support::TrainToyOn;
 
 struct Breaking {
   std::string name, faults;
@@ -131,6 +134,45 @@ TEST_F(GpuWantTest, JobForWhichTheGpuHasNoRoomIsToldByNameAndOthersGoOn) {
   EXPECT_EQ(FakeGpu()->Held(), held);
   ASSERT_OK(Train(&team, 4));
   EXPECT_TRUE(StateThroughFailures(&team) == Undisturbed(options, 4));
+}
+
+// The sum of an offloaded rank's slices has room of the GPU that is taken at the first reduction.
+// Want of it is no error of the device: the same executors have it in the next epoch.
+TEST_F(GpuWantTest, SumForWhichThereWasNoRoomIsToldByBytesAndTheSameExecutorsGoOn) {
+  StartCluster("cuda.MemAlloc=fail@4");
+  const SessionOptions options = Options(/*offload=*/true);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  const std::map<std::string, int> first = Executors();
+  std::atomic<int> num_told{0};
+  ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    while (true) {
+      const absl::Status status = TrainToyOn(session, gpu_.get(), kSteps);
+      if (!absl::IsResourceExhausted(status)) return status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("cuMemAlloc"), HasSubstr("wanted "), HasSubstr("are free")));
+      ++num_told;
+      RETURN_IF_ERROR(session->Recover());
+    }
+  }));
+  EXPECT_GT(num_told, 0);
+  EXPECT_EQ(Executors(), first) << "none ended";
+  EXPECT_TRUE(StateThroughFailures(&team) == Undisturbed(options, kSteps));
+}
+
+// Events can be made and named there, and the executor is refused: the trainers wait by themselves.
+TEST_F(GpuWantTest, ExecutorsThatCanOpenNoEventOfATrainerCostAnEpochAndNoBit) {
+  StartCluster("cuda.IpcOpenEventHandle=fail@1");
+  const SessionOptions options = Options(/*offload=*/false);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  const std::map<std::string, int> first = Executors();
+  testing::internal::CaptureStdout();
+  const absl::Status trained = Train(&team, kSteps);
+  const std::string log = testing::internal::GetCapturedStdout();
+  ASSERT_OK(trained);
+  for (const char* rank : {"rank 0", "rank 1"})
+    EXPECT_THAT(log, HasSubstr(absl::StrCat(rank, ": its executor opens no event")));
+  EXPECT_EQ(Executors(), first) << "none ended";
+  EXPECT_TRUE(StateThroughFailures(&team) == Undisturbed(options, kSteps));
 }
 
 // A worker that was told to use a GPU does not do without one.

@@ -46,8 +46,10 @@ class RankDevice {
   virtual absl::StatusOr<std::unique_ptr<SharedEvent>> CreateSharedEvent() {
     return absl::UnimplementedError("events that processes share");
   }
-  // Of whichever process, this one too. `name` is untrusted. Errors: Unavailable  nobody has it
-  // (any more).
+  // Of whichever process, this one too. `name` is untrusted.
+  // Errors: Unavailable         nobody has it (any more)
+  //         FailedPrecondition  the same, or events of other processes cannot be opened here: none
+  //                             ever was by this object
   virtual absl::StatusOr<std::unique_ptr<SharedEvent>> OpenSharedEvent(const SharedEventName&) {
     return absl::UnimplementedError("events that processes share");
   }

@@ -17,7 +17,16 @@ absl::Status GradientEvents::Await(uint32_t index, absl::Time deadline,
   std::unique_ptr<SharedEvent>& event = events_[index];
   if (event == nullptr || !(event->name() == name)) {
     event.reset();
-    ASSIGN_OR_RETURN(event, device_->OpenSharedEvent(name));
+    absl::StatusOr<std::unique_ptr<SharedEvent>> opened = device_->OpenSharedEvent(name);
+    if (absl::IsFailedPrecondition(opened.status())) {
+      for (SharedEventName& named : control_->gradient_events) named = SharedEventName();
+      return absl::DeadlineExceededError(absl::StrCat(
+          "the trainer's GPU cannot be asked how far it is, and the trainer is to wait "
+          "for it from now on: ",
+          opened.status().message()));
+    }
+    RETURN_IF_ERROR(opened.status());
+    event = *std::move(opened);
   }
   for (int asked = 0;; ++asked) {
     ASSIGN_OR_RETURN(const bool reached, event->Query());

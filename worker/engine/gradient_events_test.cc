@@ -34,9 +34,11 @@ class EventsDevice : public RankDevice {
   }
   absl::StatusOr<std::unique_ptr<SharedEvent>> OpenSharedEvent(
       const SharedEventName& name) override {
+    if (!open_status.ok()) return open_status;
     ++opened;
     return std::make_unique<CountedEvent>(name, questions);
   }
+  absl::Status open_status;
   int opened = 0;
   int questions = 0;
 };
@@ -77,6 +79,17 @@ TEST_F(GradientEventsTest, OpensTheEventOfAnotherTrainerAnew) {
   device_.questions = 0;
   EXPECT_OK(Await(5));
   EXPECT_EQ(device_.opened, 2);
+}
+
+// The trainer looks at its names: it waits for its GPU by itself then.
+TEST_F(GradientEventsTest, WhereNoEventCanBeOpenedNoNameIsLeftAndTheStepIsToBeTriedAgain) {
+  for (SharedEventName& name : page_->gradient_events) name.bytes[3] = 7;
+  device_.open_status = absl::UnavailableError("its maker is gone");
+  EXPECT_THAT(Await(5), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("its maker is gone")));
+  EXPECT_EQ(page_->gradient_events[5].bytes[3], 7);
+  device_.open_status = absl::FailedPreconditionError("refused here");
+  EXPECT_THAT(Await(5), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("refused here")));
+  for (const SharedEventName& name : page_->gradient_events) EXPECT_TRUE(name == SharedEventName());
 }
 
 TEST_F(GradientEventsTest, IndexThatIsNoneIsRefused) {

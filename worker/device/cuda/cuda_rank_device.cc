@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "worker/device/cuda/cuda_rank_kernels.h"
 #include "worker/device/cuda/cuda_shared_event.h"
@@ -74,12 +75,22 @@ bool CudaRankDevice::IsOnDevice(const void* address) const {
 }
 
 absl::StatusOr<std::unique_ptr<SharedEvent>> CudaRankDevice::CreateSharedEvent() {
-  return CudaSharedEvent::Create(device_->context());
+  PrimaryContext* const context = device_->context();
+  ASSIGN_OR_RETURN(const int supported, context->api()->DeviceGetAttribute(
+                                            CudaAttribute::kIpcEventSupported, context->device()));
+  if (supported == 0)
+    return absl::UnimplementedError(
+        absl::StrCat(context->name(), " has no events that processes share"));
+  return CudaSharedEvent::Create(context);
 }
 
 absl::StatusOr<std::unique_ptr<SharedEvent>> CudaRankDevice::OpenSharedEvent(
     const SharedEventName& name) {
-  return CudaSharedEvent::Open(device_->context(), name);
+  auto event = CudaSharedEvent::Open(device_->context(), name);
+  if (event.ok()) opened_event_ = true;
+  if (absl::IsUnavailable(event.status()) && !opened_event_ && device_->status().ok())
+    return absl::FailedPreconditionError(event.status().message());
+  return event;
 }
 
 absl::Status CudaRankDevice::Synchronize() {

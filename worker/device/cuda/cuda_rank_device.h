@@ -2,6 +2,7 @@
 #ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_DEVICE_H_
 #define TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_DEVICE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -39,6 +40,8 @@ class CudaRankDevice : public RankDevice, public CudaBackend {
   bool IsOnDevice(const void* address) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // Whether an event was ever opened here: then one that cannot be has lost its maker.
+  std::atomic<bool> opened_event_{false};
   // The same memory, known to IsOnDevice as long as it is there.
   Buffer Known(Buffer memory) ABSL_LOCKS_EXCLUDED(mu_);
   explicit CudaRankDevice(std::unique_ptr<CudaDevice> device) : device_(std::move(device)) {}

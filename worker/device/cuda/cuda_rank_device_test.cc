@@ -160,9 +160,22 @@ TEST_F(CudaRankDeviceTest, EventOfThisProcessIsOpenedByItsNameAndIsGoneWithItsMa
   EXPECT_THAT(opened->Query(), StatusIs(StatusCode::kUnavailable, HasSubstr("destroyed")));
   const SharedEventName gone = opened->name();
   opened.reset();
+  EXPECT_THAT(other->OpenSharedEvent(gone),
+              StatusIs(StatusCode::kUnavailable, HasSubstr("an event of another process")));
   ASSERT_OK_AND_ASSIGN(const auto third, CudaRankDevice::Create(&api_, 0));
   EXPECT_THAT(third->OpenSharedEvent(gone),
-              StatusIs(StatusCode::kUnavailable, HasSubstr("an event of another process")));
+              StatusIs(StatusCode::kFailedPrecondition, HasSubstr("an event of another process")))
+      << "for all that is known here, none can be opened";
+}
+
+TEST(CudaSharedEventTest, DeviceWithoutSuchEventsSaysSoAndMakesNone) {
+  FakeCudaApi::Options options;
+  options.ipc_events = false;
+  FakeCudaApi api(options);
+  ASSERT_OK_AND_ASSIGN(const auto device, CudaRankDevice::Create(&api, 0));
+  EXPECT_THAT(device->CreateSharedEvent(),
+              StatusIs(StatusCode::kUnimplemented, HasSubstr("cuda:0 has no events")));
+  EXPECT_EQ(api.num_calls("EventCreateInterprocess"), 0);
 }
 
 TEST_F(CudaRankDeviceTest, ErrorOfAnyKernelsIsThatOfAllOfTheDeviceForGoodAndOfNoOther) {
