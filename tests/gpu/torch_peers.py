@@ -1,8 +1,14 @@
-#!/usr/bin/env python3
-"""What PyTorch reaches on this machine's GPU, as rows beside those of gpu_bench and gpu_step_bench.
+#!/bin/sh
+# The shell reads these lines, and goes on as Python where there is one; to that they are a text.
+''':'
+command -v python3 >/dev/null 2>&1 || { echo "no Python: there is no python3 in $PATH"; exit 77; }
+exec python3 "$0" "$@"
+'''
+__doc__ = """What PyTorch reaches on this machine's GPU, as rows beside those of gpu_bench and gpu_step_bench.
 
 Part of what DIR/gpu-check runs. Exit status: 0 all was measured, 1 it was not, 77 this machine has
-no PyTorch or none that can use the GPU: it says why, and no row is written.
+no Python, no PyTorch, one that is too old or none that can use the GPU: it says why, and no row is
+written.
 """
 import argparse
 import copy
@@ -171,11 +177,19 @@ def main():
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=8192)
     options = parser.parse_args()
+    if sys.version_info < (3, 8):
+        print(f"no Python: {sys.version.split()[0]} is too old")
+        return NO_PEER
     try:
         import torch
         import torch.distributed.fsdp
     except ImportError as error:
         print(f"no PyTorch: {error}")
+        return NO_PEER
+    try:
+        from torch.distributed.fsdp import fully_shard  # noqa: F401
+    except ImportError as error:
+        print(f"PyTorch {torch.__version__} is too old: {error}")
         return NO_PEER
     if options.device == "cuda" and not torch.cuda.is_available():
         print(f"PyTorch {torch.__version__} cannot use the GPU")
@@ -188,9 +202,10 @@ def main():
     for bench in (bench_adamw, bench_steps):
         try:
             rows += bench(torch, device, clock, options)
-        except (RuntimeError, ImportError, ValueError) as error:
+        except Exception as error:  # Whatever it is: the other rows are written.
             failed = True
-            rows.append({"name": f"torch: {bench.__name__}", "error": str(error)})
+            text = f"{type(error).__name__}: {error}"
+            rows.append({"name": f"torch: {bench.__name__}", "error": text})
     with open(options.json, "w", encoding="utf-8") as file:
         json.dump({"rows": rows}, file, indent=2)
     return 1 if failed else 0
