@@ -6,9 +6,11 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
 #include "base/command_line.h"
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "worker/device/cuda/cuda_versions.h"
 #include "worker/executor/rank_executor.h"
 
 namespace tessera {
@@ -26,6 +28,9 @@ int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine) {
       ->capture_default_str()
       ->check(WholeNumber(0, kMaxDirectFromBytes));
   app.add_option("--fault-points", faults, "for tests");
+  app.set_version_flag("--version", [] {
+    return absl::StrCat("tessera-executor ", kVersion, ", ", Describe(QueryCudaVersions()));
+  });
   if (const auto ended = ParseCommandLine(&app, argc, argv)) return *ended;
   SetLogContext("executor " + label);
   const auto tell = [&label](const absl::Status& status) {
