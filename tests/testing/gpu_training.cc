@@ -14,13 +14,15 @@ namespace {
 
 using Unit = std::vector<std::vector<float>>;  // By parameter.
 
-absl::Status AddOnDevice(Session* session, RankDevice* device, int unit, const Unit& gradients) {
+// What is enqueued here may read the buffers, and write to them, until the session's work is done.
+absl::Status EnqueueOnDevice(Session* session, RankDevice* device, int unit, const Unit& gradients,
+                             std::vector<Buffer>* buffers) {
+  std::vector<Buffer>& on_gpu = *buffers;
   ASSIGN_OR_RETURN(const std::unique_ptr<RankKernels> kernels, device->CreateKernels({}));
-  std::vector<Buffer> on_gpu;
   for (const std::vector<float>& gradient : gradients) {
     ASSIGN_OR_RETURN(Buffer buffer, device->Allocate(gradient.size() * sizeof(float)));
-    kernels->Copy(buffer.data(), gradient.data(), buffer.size_bytes());
     on_gpu.push_back(std::move(buffer));
+    kernels->Copy(on_gpu.back().data(), gradient.data(), on_gpu.back().size_bytes());
   }
   RETURN_IF_ERROR(kernels->Finish());
   const auto& parameters = session->layout().units[unit].flat.parameters();
@@ -29,8 +31,14 @@ absl::Status AddOnDevice(Session* session, RankDevice* device, int unit, const U
     RETURN_IF_ERROR(
         DeviceGradients(session).Add(unit, p, on_gpu[p].data(), parameters[p].numel, DType::kFp32));
   }
-  RETURN_IF_ERROR(session->Reduce(unit));
-  return DeviceGradients(session).Finish();  // Then the buffers were read.
+  return session->Reduce(unit);
+}
+
+absl::Status AddOnDevice(Session* session, RankDevice* device, int unit, const Unit& gradients) {
+  std::vector<Buffer> on_gpu;
+  absl::Status status = EnqueueOnDevice(session, device, unit, gradients, &on_gpu);
+  status.Update(DeviceGradients(session).Finish());  // Then the buffers were read.
+  return status;
 }
 
 Unit GradientsOf(Unit values, int rank, int64_t step) {
