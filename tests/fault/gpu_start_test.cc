@@ -86,8 +86,7 @@ TEST_P(GpuStartTest, MemoryThatRunsOutAtAnyCallIsToldAndTheJobGoesOnToTheSameBit
   }
   EXPECT_GT(num_told, 0);
   ASSERT_OK_AND_ASSIGN(const JobState state, StateAfter(options, gpu_.get(), step));
-  ASSERT_OK_AND_ASSIGN(const JobState expected,
-                       StateAfter(On(*on_host_, job), host_.get(), step));
+  ASSERT_OK_AND_ASSIGN(const JobState expected, StateAfter(On(*on_host_, job), host_.get(), step));
   EXPECT_TRUE(state == expected);
 }
 

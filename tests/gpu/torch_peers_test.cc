@@ -1,5 +1,5 @@
-// What of PyTorch a machine lacks is said, and is no failure; what fails is a row that says so. Over
-// packages of Python that have PyTorch's name and next to nothing of it.
+// What of PyTorch a machine lacks is said, and is no failure; what fails is a row that says so.
+// Over packages of Python that have PyTorch's name and next to nothing of it.
 #include <stdlib.h>
 
 #include <filesystem>

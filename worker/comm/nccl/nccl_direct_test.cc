@@ -105,9 +105,8 @@ TEST_F(NcclPlaceTest, DuplicateDeviceIsAnErrorOnEveryRankThatNamesBothBeforeAnyb
   });
   for (const absl::Status& status : statuses) {
     EXPECT_THAT(status.code(), AnyOf(StatusCode::kFailedPrecondition, StatusCode::kAborted));
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("ranks 1 and 2 are both on "),
-                      HasSubstr(UuidText(FakeCudaApi::UuidOf(0)))));
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("ranks 1 and 2 are both on "),
+                                                     HasSubstr(UuidText(FakeCudaApi::UuidOf(0)))));
   }
 }
 
