@@ -115,7 +115,7 @@ absl::Status AwaitSave(Session* session);
 // checkpoint has nothing of the trainer's own: no buffers, no trainer state. In the background
 // unless asked otherwise, so that Step waits for the copy. How a save ends is never the step's
 // error: who asked for it is told. `contents` is called by the session's thread, and must not call
-// the session.
+// the session; what all ranks do alike there, once, they may (shard_checkpoint.h).
 using WantedContents = std::function<absl::StatusOr<CheckpointContents>(int64_t step)>;
 void OnSaveRequest(Session* session, WantedContents contents);
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
@@ -49,28 +50,56 @@ class BufferKeeper {
     }
   }
 
-  // Sets what has changed.
+  // Sets what has changed; or says what went wrong before, where nobody could be told.
   absl::Status Stage() {
-    try {
-      return StageChanged();
-    } catch (const c10::Error& error) {  // No memory, perhaps.
-      return absl::ResourceExhaustedError(
-          absl::StrCat("buffers cannot be published: ", error.what_without_backtrace()));
-    }
+    RETURN_IF_ERROR(std::exchange(trouble_, absl::OkStatus()));
+    return Caught([this] { return StageChanged(); });
   }
 
-  // Gives the module what was given.
+  // Gives the module what was put or loaded.
   void Take() {
-    for (size_t i = 0; i < buffers_.size(); ++i) {
-      if (!published_.IsGiven(static_cast<int>(i))) continue;
-      if (published_.sequence(static_cast<int>(i)) == buffers_[i].sequence) continue;
-      buffers_[i].before = torch::Tensor();
-      TakeOne(i);
-    }
+    if (restoring_) return;  // All are given, and Restore() comes again.
+    Note([this] {
+      for (size_t i = 0; i < buffers_.size(); ++i) {
+        if (!published_.IsGiven(static_cast<int>(i))) continue;
+        if (published_.sequence(static_cast<int>(i)) == buffers_[i].taken) continue;
+        buffers_[i].before = torch::Tensor();
+        TakeOne(i);
+      }
+      return absl::OkStatus();
+    });
   }
 
   // Keeps what the module has where nothing else does.
   void BeginStep() {
+    restoring_ = false;
+    Note([this] { return KeepBefore(); });
+  }
+
+  // Gives the module what it had when the step under way began; where none is, the state's.
+  absl::Status Restore() {
+    restoring_ = true;
+    RETURN_IF_ERROR(published_.Restore());
+    RETURN_IF_ERROR(Caught([this] { return TakeBack(); }));
+    restoring_ = false;
+    return absl::OkStatus();
+  }
+
+ private:
+  static absl::Status Caught(absl::FunctionRef<absl::Status()> body) {
+    try {
+      return body();
+    } catch (const c10::Error& error) {  // No memory, perhaps.
+      return absl::ResourceExhaustedError(
+          absl::StrCat("buffers cannot be kept: ", error.what_without_backtrace()));
+    }
+  }
+  void Note(absl::FunctionRef<absl::Status()> body) {
+    const absl::Status status = Caught(body);
+    if (trouble_.ok()) trouble_ = status;
+  }
+
+  absl::Status KeepBefore() {
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < buffers_.size(); ++i) {
       Buffer& buffer = buffers_[i];
@@ -84,24 +113,26 @@ class BufferKeeper {
         buffer.before = buffer.tensor.detach().clone();
       }
     }
+    return absl::OkStatus();
   }
 
-  // Gives the module what it had when the step under way began; where none is, the state's.
-  absl::Status Restore() {
-    RETURN_IF_ERROR(published_.Restore());
+  absl::Status TakeBack() {
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < buffers_.size(); ++i) {
       Buffer& buffer = buffers_[i];
-      if (buffer.before.defined()) {
-        CopyInto(&buffer, buffer.before);
-      } else if (published_.IsGiven(static_cast<int>(i))) {
-        TakeOne(i);
+      const int number = static_cast<int>(i);
+      if (!buffer.before.defined()) {
+        if (published_.IsGiven(number)) TakeOne(i);
+        continue;
       }
+      // The state has other bytes, which are the next version's no more.
+      if (published_.IsGiven(number)) buffer.taken = published_.sequence(number);
+      if (buffer.before.sizes() != buffer.tensor.sizes()) return Check(buffer);
+      CopyInto(&buffer, buffer.before);
     }
     return absl::OkStatus();
   }
 
- private:
   struct Buffer {
     torch::Tensor tensor;
     torch::ScalarType type = torch::kFloat;  // Declared.
@@ -110,6 +141,7 @@ class BufferKeeper {
     uint64_t sequence = kNever;
     const void* memory = nullptr;  // ... and whether the module's was written to since.
     int64_t version = 0;
+    uint64_t taken = 0;    // Of what was given and is in the module, or not wanted there.
     torch::Tensor before;  // As the step under way began; undefined: as the memory has it.
   };
   static constexpr uint64_t kNever = ~uint64_t{0};
@@ -189,7 +221,8 @@ class BufferKeeper {
   }
 
   static void CopyInto(Buffer* buffer, const torch::Tensor& values) {
-    const c10::InferenceMode inference(buffer->tensor.is_inference());
+    std::optional<c10::InferenceMode> inference;
+    if (buffer->tensor.is_inference()) inference.emplace();
     buffer->tensor.copy_(values);
   }
 
@@ -200,6 +233,7 @@ class BufferKeeper {
     if (buffer.tensor.is_meta() || !Fits(buffer)) return;
     const int number = static_cast<int>(i);
     const uint64_t sequence = published_.sequence(number);
+    buffer.taken = sequence;
     if (MayHaveChanged(i)) {
       const absl::string_view bytes = published_.Get(number);
       const bool is_bool = buffer.type == torch::kBool;
@@ -213,6 +247,8 @@ class BufferKeeper {
 
   SessionBuffers published_;
   std::vector<Buffer> buffers_;
+  bool restoring_ = false;
+  absl::Status trouble_;  // Of a hook that can tell nobody.
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "client/torch/shard_checkpoint.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
@@ -22,12 +23,6 @@ Shards ShardsOf(const ShardOptimizer& own) {
   Shards shards;
   for (const ShardTensor& shard : own.shards()) shards[shard.name] = &shard;
   return shards;
-}
-
-std::vector<std::string> NamesOf(const ShardOptimizer& own) {
-  std::vector<std::string> names;
-  for (const ShardTensor& shard : own.shards()) names.push_back(shard.name);
-  return names;
 }
 
 const TensorSpec& SpecOf(const Session& session, int unit, int parameter) {
@@ -75,7 +70,9 @@ torch::Tensor TensorOf(const void* data, size_t count, DType dtype) {
 absl::Status Store(Session* session, ShardOptimizer* own) {
   StateExchange exchange(session);
   const OptimizerKind optimizer = session->config().optimizer;
-  const absl::StatusOr<OptimStateDict> dict = OptimStateOf(own->optimizer(), NamesOf(*own));
+  const auto names = own->ParameterNames();
+  const absl::StatusOr<OptimStateDict> dict =
+      names.ok() ? OptimStateOf(own->optimizer(), *names) : names.status();
   absl::Status possible = dict.status();
   if (possible.ok()) possible = CheckMoments(optimizer, *dict);
   RETURN_IF_ERROR(exchange.AgreeOn(possible));
@@ -87,7 +84,7 @@ absl::Status Store(Session* session, ShardOptimizer* own) {
     progress.update_counts[number] = state == nullptr ? 0 : state->step;
     // SGD counts nothing, but a parameter with momentum was updated.
     if (state != nullptr && optimizer == OptimizerKind::kSgd)
-      progress.update_counts[number] = progress.step;
+      progress.update_counts[number] = std::max<int64_t>(1, progress.step);
   });
   const Shards shards = ShardsOf(*own);
   const auto fill = [&](StateArray array, int unit, int parameter, Values values) {
@@ -126,9 +123,11 @@ absl::Status Take(Session* session, ShardOptimizer* own) {
       }));
     }
   }
-  const absl::Status possible = CheckOptimState(dict, NamesOf(*own), own->optimizer());
+  const auto names = own->ParameterNames();
+  absl::Status possible = names.status();
+  if (possible.ok()) possible = CheckOptimState(dict, *names, own->optimizer());
   RETURN_IF_ERROR(StateExchange(session).AgreeOn(possible));
-  return SetOptimState(dict, NamesOf(*own), &own->optimizer());
+  return SetOptimState(dict, *names, &own->optimizer());
 }
 
 absl::Status CheckIdle(ShardedModel* model, const char* what) {
@@ -143,12 +142,13 @@ absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own) {
   RETURN_IF_ERROR(CheckIdle(model, "storing an optimizer's state"));
   own->UndoState();
   Session* session = &model->session();
-  absl::Status status = Store(session, own);
-  while (absl::IsAborted(status) && !model->in_step()) {
+  const int64_t writes = session->num_writes();
+  while (true) {
+    const absl::Status status = Store(session, own);
+    if (!absl::IsAborted(status) || model->in_step()) return status;
     RETURN_IF_ERROR(session->Recover());
-    status = Store(session, own);
+    if (session->num_writes() > writes) return absl::OkStatus();  // Other ranks go on already.
   }
-  return status;
 }
 
 absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own) {
@@ -186,7 +186,8 @@ void OnModelSaveRequest(ShardedModel* model, ShardOptimizer* own,
   OnModelSaveRequest(model,
                      [model, own, trainer_state = std::move(trainer_state)](
                          int64_t step) -> absl::StatusOr<std::string> {
-                       RETURN_IF_ERROR(StoreOptimState(model, own));
+                       // Once: whoever is replaced now knows of no wish.
+                       RETURN_IF_ERROR(Store(&model->session(), own));
                        return trainer_state == nullptr ? std::string() : trainer_state(step);
                      });
 }

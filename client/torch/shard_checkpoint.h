@@ -28,23 +28,25 @@
 
 namespace tessera {
 
-// On all ranks or on none; counts as a write of the trainers (Session::num_writes). Each rank
-// writes its own slices: nothing is gathered. Between steps, or behind one within RunStep. Errors,
-// every rank's: InvalidArgument     the job has no such moments
-//                       FailedPrecondition  the ranks' optimizers have state of other parameters;
-//                       in
-//                                           forward or backward
-//                       as OptimStateOf; Aborted  within RunStep alone.
+// On all ranks or on none; counts as a write of the trainers (Session::num_writes), also where it
+// is part of a save below. Each rank writes its own slices: nothing is gathered. Between steps, or
+// behind one within RunStep.
+// Errors, every rank's:
+//   InvalidArgument     the job has no such moments; a parameter of the optimizer is no shard
+//   FailedPrecondition  the ranks' optimizers have state of other parameters; in forward or
+//   backward as OptimStateOf; Aborted, within RunStep alone
 absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own);
 
 // Replaces all of the optimizer's state by the job's. A parameter that was never updated has none.
 // Between steps. Memory: a unit's moments at a time, in the unit's gradient slot.
-// Errors, every rank's: InvalidArgument     the optimizer wants moments that the job does not have
-//                       FailedPrecondition  within a step.
+// Errors, every rank's:
+//   InvalidArgument     the optimizer wants moments that the job does not have
+//   FailedPrecondition  within a step
 absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own);
 
 // As of model_checkpoint.h, and StoreOptimState before, or TakeOptimState behind (unless
-// model_only).
+// model_only). A load that ended with Aborted may be done all the same, as num_writes() tells: the
+// other ranks are in TakeOptimState then, and wait for this one's.
 absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const std::string& path,
                                  const std::string& trainer_state = "",
                                  const SaveCheckpointOptions& options = {});

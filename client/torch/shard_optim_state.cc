@@ -13,12 +13,6 @@
 namespace tessera {
 namespace {
 
-std::vector<std::string> NamesOf(const ShardOptimizer& own) {
-  std::vector<std::string> names;
-  for (const ShardTensor& shard : own.shards()) names.push_back(shard.name);
-  return names;
-}
-
 // Of a parameter: its shape, and which elements each of the ranks that shard its unit has.
 struct Parts {
   std::vector<int64_t> shape;
@@ -121,7 +115,9 @@ absl::StatusOr<OptimStateDict> GatherOptimState(ShardedModel* model, ShardOptimi
   OptimStateDict dict;
   RETURN_IF_ERROR(WithRecovery(&session, [&]() -> absl::Status {
     StateExchange exchange(&session);
-    absl::StatusOr<OptimStateDict> local = OptimStateOf(own->optimizer(), NamesOf(*own));
+    const auto names = own->ParameterNames();
+    absl::StatusOr<OptimStateDict> local =
+        names.ok() ? OptimStateOf(own->optimizer(), *names) : names.status();
     RETURN_IF_ERROR(exchange.AgreeOn(local.status()));
     RETURN_IF_ERROR(
         exchange.CheckAlike(TextOf(*local), "have optimizers with state of different parameters"));
@@ -137,12 +133,14 @@ absl::Status SetShardOptimState(const OptimStateDict& dict, ShardedModel* model,
   RETURN_IF_ERROR(CheckBetweenSteps(model, "loading an optimizer state dict"));
   own->UndoState();
   Session& session = model->session();
+  const auto names = own->ParameterNames();
   const absl::StatusOr<OptimStateDict> cut = Cut(session, dict, *own);
-  absl::Status possible = cut.status();
-  if (possible.ok()) possible = CheckOptimState(*cut, NamesOf(*own), own->optimizer());
+  absl::Status possible = names.status();
+  if (possible.ok()) possible = cut.status();
+  if (possible.ok()) possible = CheckOptimState(*cut, *names, own->optimizer());
   RETURN_IF_ERROR(
       WithRecovery(&session, [&] { return StateExchange(&session).AgreeOn(possible); }));
-  return SetOptimState(*cut, NamesOf(*own), &own->optimizer());
+  return SetOptimState(*cut, *names, &own->optimizer());
 }
 
 }  // namespace tessera

@@ -4,7 +4,7 @@
 //   ... another world or other units, a new ShardOptimizer ...
 //   SetShardOptimState(dict, sharded.get(), own.get());
 //
-// libtorch's Adam, AdamW and SGD, whose one or more groups have all of shards() in their order. As
+// libtorch's Adam, AdamW and SGD, whose one or more groups have the tensors of shards(). As
 // OptimStateDict of FULL type: keyed by name, and other than the job's own optimizer's in nothing.
 // last_step is none: steps are the job's, and go on as they were. Collective, between steps;
 // repeated where another rank's process dies. Memory: the whole dictionary.

@@ -1,8 +1,10 @@
 #include "client/torch/shard_optimizer.h"
 
+#include <algorithm>
 #include <sstream>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/precision_rules.h"
 
@@ -53,6 +55,23 @@ absl::StatusOr<std::unique_ptr<ShardOptimizer>> ShardOptimizer::Create(ShardedMo
   RETURN_IF_ERROR(StatusOf([&] { own->optimizer_ = make(own->shards_); }));
   if (own->optimizer_ == nullptr) return absl::InvalidArgumentError("no optimizer was made");
   return own;
+}
+
+absl::StatusOr<std::vector<std::string>> ShardOptimizer::ParameterNames() const {
+  std::vector<std::string> names;
+  for (const auto& group : optimizer_->param_groups()) {
+    for (const torch::Tensor& parameter : group.params()) {
+      const auto shard = std::find_if(shards_.begin(), shards_.end(), [&](const ShardTensor& each) {
+        return each.tensor.is_same(parameter);
+      });
+      if (shard == shards_.end()) {
+        return absl::InvalidArgumentError(absl::StrCat("the optimizer's parameter ", names.size(),
+                                                       " is none of the shards that it was given"));
+      }
+      names.push_back(shard->name);
+    }
+  }
+  return names;
 }
 
 void ShardOptimizer::UndoState() {

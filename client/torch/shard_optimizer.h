@@ -58,6 +58,9 @@ class ShardOptimizer {
   void UndoState();
 
   const std::vector<ShardTensor>& shards() const { return shards_; }
+  // Of the optimizer's parameters, group by group. Errors: InvalidArgument  one is none of
+  // shards().
+  absl::StatusOr<std::vector<std::string>> ParameterNames() const;
   torch::optim::Optimizer& optimizer() { return *optimizer_; }  // To change its options.
 
  private:

@@ -46,7 +46,9 @@ absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& m
   }
   liveness_.Heard(worker, now);
   if (known != nullptr && known->incarnation == member.incarnation &&
-      known->address == member.address && known->data_host == member.data_host && !known->lost) {
+      known->address == member.address && known->data_host == member.data_host &&
+      known->max_ranks_of_job == member.max_ranks_of_job && known->device == member.device &&
+      !known->lost) {
     return absl::OkStatus();
   }
   away_.insert(worker);

@@ -14,6 +14,9 @@ constexpr uint64_t kLoaded = uint64_t{1} << 63;
 // Of a slot whose bytes are some of two writes.
 constexpr uint64_t kTorn = 1;
 
+// The same bytes, by whomever.
+bool AreEqual(uint64_t a, uint64_t b) { return (a & ~kGivenWord) == (b & ~kGivenWord); }
+
 bool IsWhole(uint64_t staged) { return staged != 0 && staged % 2 == 0 && (staged & kLoaded) == 0; }
 
 }  // namespace
@@ -38,11 +41,14 @@ void BufferSlots::PublishOne(int64_t step, int buffer) {
     return;
   }
   const uint64_t staged = staging_.sequence(buffer).load(std::memory_order_acquire);
-  if (IsWhole(staged) && staged == has) return;
+  if (IsWhole(staged) && AreEqual(staged, has))
+    return to.sequence(buffer).store(staged, std::memory_order_relaxed);
   const BufferBank& before = slots_[(step + 1) % 2];
   const uint64_t had = step == 0 ? 0 : before.sequence(buffer).load(std::memory_order_relaxed);
-  if (IsWhole(staged) && staged != had && Copy(buffer, staging_, to, staged)) return;
-  if (step > 0 && to.sequence(buffer).load(std::memory_order_relaxed) != had) {
+  if (IsWhole(staged) && !AreEqual(staged, had) && Copy(buffer, staging_, to, staged)) return;
+  if (step > 0 && AreEqual(to.sequence(buffer).load(std::memory_order_relaxed), had)) {
+    to.sequence(buffer).store(had, std::memory_order_relaxed);
+  } else if (step > 0) {
     // Not from staging: whoever died may have begun to write there again.
     Copy(buffer, before, to, had);
   } else if (step == 0 && to.sequence(buffer).load(std::memory_order_relaxed) == kTorn) {
@@ -91,12 +97,13 @@ void BufferSlots::Restore(int64_t step) {
     const uint64_t has = from.sequence(buffer).load(std::memory_order_relaxed);
     if (!IsWhole(has)) continue;
     std::atomic<uint64_t>& staged = staging_.sequence(buffer);
-    if (staged.load(std::memory_order_relaxed) == has) {
+    if (AreEqual(staged.load(std::memory_order_relaxed), has)) {
       staged.store(has | kGivenWord, std::memory_order_release);
     } else {
       staging_.Give(buffer, from.values(buffer));
     }
-    from.sequence(buffer).store(staged.load(std::memory_order_relaxed), std::memory_order_release);
+    const uint64_t given = staged.load(std::memory_order_relaxed);
+    if (IsWhole(given)) from.sequence(buffer).store(given, std::memory_order_release);
   }
 }
 

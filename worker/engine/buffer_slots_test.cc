@@ -290,6 +290,35 @@ TEST_F(BufferSlotsTest, NextTrainerGetsThoseOfTheVersionAndTheyStayItsOwnVersion
   EXPECT_EQ(At(2, kTable), Bytes(kTable, 't'));
 }
 
+TEST_F(BufferSlotsTest, WhatStaysAsItWasGivenIsCopiedNoMore) {
+  BufferSlots slots = Open();
+  for (int buffer = 0; buffer < 4; ++buffer) Set(buffer, 'a');
+  slots.Publish(0);
+  slots.Publish(1);
+  const int64_t copied = slots.num_copied();
+  slots.Restore(1);
+  for (int64_t step = 2; step < 6; ++step) slots.Publish(step);
+  EXPECT_EQ(slots.num_copied(), copied);
+  EXPECT_EQ(At(5, kTable), Bytes(kTable, 'a'));
+}
+
+// Whatever a trainer wrote over its words, the next one gets those of the version.
+TEST_F(BufferSlotsTest, WordsOfATrainerThatIsGoneKeepNothingFromTheNextOne) {
+  BufferSlots slots = Open();
+  Set(kMean, 'a');
+  slots.Publish(0);
+  for (const uint64_t word : {uint64_t{1} << 63, ~uint64_t{0}, uint64_t{1} << 62, uint64_t{3}}) {
+    staging().sequence(kMean).store(word);
+    memset(staging().values(kMean), 'x', 10);
+    slots.Restore(0);
+    slots.DropLoaded();  // Of the epoch that begins.
+    EXPECT_EQ(Staged(kMean), Bytes(kMean, 'a')) << word;
+    slots.Restore(0);
+    EXPECT_NE(staging().sequence(kMean).load() & kGivenWord, 0u) << word;
+    EXPECT_EQ(At(0, kMean), Bytes(kMean, 'a')) << word;
+  }
+}
+
 TEST_F(BufferSlotsTest, WhatNoVersionHasIsNotGiven) {
   BufferSlots slots = Open();
   slots.Publish(0);

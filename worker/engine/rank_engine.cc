@@ -17,7 +17,7 @@ constexpr absl::Duration kReasonTimeout = absl::Seconds(5);
 // Those whose end the trainer sees by what was consumed.
 bool IsAwaitedThroughTheRing(OpKind kind) {
   return kind == OpKind::kDropGradients || kind == OpKind::kAnnounceStep || kind == OpKind::kSend ||
-         kind == OpKind::kReceive;
+         kind == OpKind::kReceive || kind == OpKind::kRestoreBuffers;
 }
 
 // What the trainer asks every rank's trainer to be told. Codes that mean something else to them

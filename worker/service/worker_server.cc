@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "job/field_limits.h"
@@ -71,7 +72,7 @@ std::string DescribeDevice(const DeviceMemory* memory) {
   if (memory == nullptr) return "";
   const DeviceName name = memory->device();
   const std::string gpu = name.has_uuid() ? UuidText(name.uuid) : absl::StrCat("GPU ", name.number);
-  const std::string why = memory->why_not_shared().substr(0, kMaxNameBytes / 2);
+  const std::string why(Utf8Prefix(memory->why_not_shared(), kMaxNameBytes / 2));
   return why.empty() ? gpu : absl::StrCat(gpu, ", in its trainers' processes: ", why);
 }
 
