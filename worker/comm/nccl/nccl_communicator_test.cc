@@ -316,7 +316,11 @@ TEST(NcclCommunicatorTest, CommunicatorsOfOneDeviceEndTogetherWithTheReasonOfThe
       absl::Status of_second;
       std::thread other([&] { of_second = Gather(second.get()); });
       std::thread aborter([&] {
+        // Both are running on both ranks before anything ends.
         while (rank.nccl->num_running() < 2) std::this_thread::yield();
+        auto* ready = reinterpret_cast<std::atomic<int>*>(rank.shared);
+        ready->fetch_add(1);
+        while (ready->load() < rank.size) std::this_thread::yield();
         if (rank.rank == 1) first->Abort(absl::InternalError("a kernel failed"));
       });
       const absl::Status of_first = Gather(first.get());
