@@ -36,14 +36,21 @@ struct Case {
 
 class GpuStartTest : public GpuClusters, public testing::WithParamInterface<Case> {
  protected:
+  // The worker learns by its socket that the trainer before is gone, which may take its time.
+  static absl::StatusOr<std::unique_ptr<Session>> Open(const SessionOptions& options) {
+    while (true) {
+      absl::StatusOr<std::unique_ptr<Session>> session = Session::Open(options);
+      if (!absl::IsAlreadyExists(session.status())) return session;
+    }
+  }
   // One try to come back and take a step. Errors: that of whichever call failed.
   absl::Status StepOnce(const SessionOptions& options, int64_t step) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Open(options));
+    ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Open(options));
     return TrainToyOn(session.get(), gpu_.get(), step);
   }
   static absl::StatusOr<JobState> StateAfter(const SessionOptions& options, RankDevice* device,
                                              int64_t step) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Open(options));
+    ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Open(options));
     RETURN_IF_ERROR(TrainToyOn(session.get(), device, step));
     return ReadJobState(session.get());
   }
