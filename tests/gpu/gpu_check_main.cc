@@ -60,6 +60,8 @@ int main(int argc, char** argv) {
       "GPU, 3 wrong usage",
       "gpu-check");
   app.add_option("--only", options.only, "Run only these programs, by name")->delimiter(',');
+  app.add_flag("--once", options.once,
+               "Run none again in other ways (compute-sanitizer, MPS), which takes long");
   app.add_option("--out", options.out, "The JSON file")->capture_default_str();
   app.add_option("--programs", options.folder,
                  "The folder of the programs and of their list"

@@ -59,9 +59,10 @@ struct Turn {
   }
 };
 
-std::vector<Turn> TurnsOf(const std::vector<Suite>& suites) {
+std::vector<Turn> TurnsOf(const std::vector<Suite>& suites, bool once) {
   std::vector<Turn> turns;
   for (const Suite& suite : suites) turns.push_back({suite, ""});
+  if (once) return turns;
   for (const Suite& suite : suites) {
     for (const std::string& way : suite.again) turns.push_back({suite, way});
   }
@@ -145,7 +146,7 @@ absl::Status RunSuites(const CheckOptions& options, const std::vector<Suite>& su
     std::error_code ignored;
     std::filesystem::remove_all(scratch, ignored);
   };
-  const std::vector<Turn> turns = TurnsOf(suites);
+  const std::vector<Turn> turns = TurnsOf(suites, options.once);
   for (size_t i = 0; i < turns.size(); ++i) {
     const std::string which = absl::StrCat("[", i + 1, "/", turns.size(), "] ", turns[i].name());
     progress->Say(absl::StrCat(which, " ..."));

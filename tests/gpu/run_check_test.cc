@@ -170,6 +170,9 @@ TEST_F(RunCheckTest, ProgramsRunAgainUnderTheSanitizerAndWhatItFindsIsAFailure) 
   EXPECT_EQ(Suite("clean under racecheck")["outcome"], "failed");
   EXPECT_EQ(Suite("clean under racecheck")["reason"], "compute-sanitizer: 2 hazards");
   EXPECT_THAT(table_.str(), HasSubstr("clean under memcheck"));
+  options_.once = true;
+  EXPECT_EQ(Run(), kExitPassed);
+  EXPECT_EQ(Document()["suites"].size(), 2);
 }
 
 TEST_F(RunCheckTest, WhereTheToolsAreNotThereThatIsInTheDocumentAndFailsNothing) {
