@@ -20,6 +20,10 @@ namespace {
 
 absl::StatusOr<std::vector<BenchRow>> Bench(const StepBenchOptions& options) {
   ASSIGN_OR_RETURN(const testing_support::GpuUnderTest gpu, testing_support::FindGpuUnderTest());
+  if (gpu.in_process()) {
+    return absl::FailedPreconditionError("processes cannot share the GPU: " +
+                                         gpu.memory->why_not_shared());
+  }
   ASSIGN_OR_RETURN(std::vector<BenchRow> rows, BenchSteps(gpu, options));
   LatencyOptions latency;
   latency.program = std::filesystem::read_symlink("/proc/self/exe").string();

@@ -218,6 +218,10 @@ absl::StatusOr<std::vector<BenchRow>> BenchOverlap(const testing_support::GpuUnd
                                                    Gemm* gemm,
                                                    const absl::StatusOr<KernelCounter*>& counter,
                                                    const OverlapOptions& options) {
+  if (gpu.in_process()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks of a worker cannot share the GPU: ", gpu.memory->why_not_shared()));
+  }
   OverlapBench bench(gpu, gemm, options);
   RETURN_IF_ERROR(bench.SetUp());
   const std::string mebibytes = absl::StrCat(options.unit_bytes >> 20, " MiB");
