@@ -43,13 +43,13 @@ TEST(GpuFactsTest, EachThingThatIsMissingIsNamedFirst) {
   EXPECT_EQ(not_to_be_had.Held(), "");
 }
 
-// A driver for CUDA 12.0 serves all of 12; one for 12.9 does not serve 13.0.
+// As one for CUDA 13.0 serves all of 13, and not 14.0; never older ones than this was built with.
 TEST(GpuFactsTest, DriverServesEachToolkitOfItsMajorVersion) {
   FakeCudaApi::Options options;
-  options.driver_version = 12000;
+  options.driver_version = LeastDriverVersion();
   FakeCudaApi api(options);
-  EXPECT_OK(FindGpu(&api, kNoNccl, 12090, "", kNoMps).usable);
-  EXPECT_FALSE(FindGpu(&api, kNoNccl, 13000, "", kNoMps).usable.ok());
+  EXPECT_OK(FindGpu(&api, kNoNccl, LeastDriverVersion() + 90, "", kNoMps).usable);
+  EXPECT_FALSE(FindGpu(&api, kNoNccl, LeastDriverVersion() + 1000, "", kNoMps).usable.ok());
 }
 
 TEST(GpuFactsTest, UsableDeviceIsDescribedAndGivenBack) {
