@@ -36,9 +36,9 @@ absl::StatusOr<BufferPlacement> BufferPlacement::Of(const std::vector<BufferSpec
 
 void BufferBank::WriteMarked(int buffer, const void* values, uint64_t mark) const {
   std::atomic<uint64_t>& word = sequence(buffer);
-  // Of whatever stands there the count, which has room for ever.
+  // Of whatever stands there the count, which no number of writes brings to its end.
   const uint64_t count = word.load(std::memory_order_relaxed) & (kGivenWord - 1);
-  const uint64_t writing = count | 1;
+  const uint64_t writing = count < kGivenWord - 2 ? count | 1 : 1;
   word.store(writing, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   const int64_t half = size_bytes(buffer) / 2;
