@@ -127,8 +127,8 @@ class BufferKeeper {
       }
       // The state has other bytes, which are the next version's no more.
       if (published_.IsGiven(number)) buffer.taken = published_.sequence(number);
-      if (buffer.before.sizes() != buffer.tensor.sizes()) return Check(buffer);
-      CopyInto(&buffer, buffer.before);
+      RETURN_IF_ERROR(Check(buffer));
+      if (buffer.before.sizes() == buffer.tensor.sizes()) CopyInto(&buffer, buffer.before);
     }
     return absl::OkStatus();
   }
@@ -233,7 +233,6 @@ class BufferKeeper {
     if (buffer.tensor.is_meta() || !Fits(buffer)) return;
     const int number = static_cast<int>(i);
     const uint64_t sequence = published_.sequence(number);
-    buffer.taken = sequence;
     if (MayHaveChanged(i)) {
       const absl::string_view bytes = published_.Get(number);
       const bool is_bool = buffer.type == torch::kBool;
@@ -243,6 +242,7 @@ class BufferKeeper {
       CopyInto(&buffer, values);
     }
     Remember(&buffer, sequence);
+    buffer.taken = sequence;  // Where that threw it is tried again.
   }
 
   SessionBuffers published_;
