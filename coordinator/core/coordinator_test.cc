@@ -48,10 +48,12 @@ class CoordinatorTest : public ::testing::Test {
     for (const OrderRecord& record : effects_.order_records) records_.push_back(record);
     return result;
   }
-  absl::Status Register(const std::string& worker, int32_t num_devices, int64_t incarnation = 1) {
+  absl::Status Register(const std::string& worker, int32_t num_devices, int64_t incarnation = 1,
+                        int32_t max_ranks_of_job = 0) {
     Member member;
     member.incarnation = Incarnation(incarnation);
     member.num_devices = num_devices;
+    member.max_ranks_of_job = max_ranks_of_job;
     return Run([&](Effects* e) { return core_.RegisterWorker(WorkerId(worker), member, now_, e); });
   }
   absl::StatusOr<JobView> Create(const std::string& request, int32_t world_size) {
@@ -144,6 +146,17 @@ TEST_F(CoordinatorTest, JobStartsOnceThereAreDevicesAndAllArePrepared) {
   ASSERT_OK(Prepared(Life("a"), 2, 0));
   EXPECT_EQ(Job().status.resume_step, Step(3));
   EXPECT_EQ(Job().committed_step, Step(3));
+}
+
+// As to a coordinator of before, which did not ask.
+TEST_F(CoordinatorTest, WhatAWorkerSaysOfItselfWhenItRegistersAgainCounts) {
+  ASSERT_OK(Create("r1", 3));
+  ASSERT_OK(Register("a", 2));
+  ASSERT_OK(Register("a", 2, /*incarnation=*/1, /*max_ranks_of_job=*/1));
+  ASSERT_OK(Register("b", 1));
+  EXPECT_EQ(Job().status.state, JobState::kWaiting);
+  ASSERT_OK(Register("c", 1));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
 }
 
 TEST_F(CoordinatorTest, AnswersOfOtherEpochsDoNotCount) {

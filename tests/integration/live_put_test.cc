@@ -19,6 +19,7 @@
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/local_shards.h"
+#include "client/cpp/session_buffers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -230,6 +231,7 @@ class LivePutIdleTest : public LivePutTest {
     options.model = {{{"root", {{"a", {5}, DType::kFp32}, {"empty", {0}, DType::kFp32}}},
                       {"wide", {{"b", {7, 3}, DType::kFp64}}},
                       {"tied", {{"c", {9}, DType::kFp32}, {"too", {9}, DType::kFp32, true, "c"}}}}};
+    options.model.buffers = {{"stats", StoredDType::kF32, {4}}};
     options.config.compute_dtype = compute_dtype;
     auto team = TrainerTeam::Open(options);
     ASSERT_OK(team);
@@ -357,7 +359,7 @@ TEST_F(LivePutIdleTest, WhatDoesNotFitIsRefusedByNameAndChangesNothing) {
 TEST_F(LivePutIdleTest, StepThatIsSkippedForANaNTakesItToo) {
   Start();
   const std::string path = Path("put.safetensors");
-  WritePutFile(path, {{"a", {5}}});
+  WritePutFile(path, {{"a", {5}}, {"stats", {4}}});
   const PutOutcome put = PutWhileTraining(
       cluster_->coordinator_address(), "toy", {"--from", path}, Path("now.safetensors"), [this] {
         ASSERT_OK(team_->RunAll([](Session* session) -> absl::Status {
@@ -377,6 +379,12 @@ TEST_F(LivePutIdleTest, StepThatIsSkippedForANaNTakesItToo) {
   EXPECT_EQ(put.after.values.at("a"), ReadStored(path).at("a"));
   EXPECT_EQ(put.after.values.at("c"), initial_.at("c"));
   EXPECT_EQ(put.after.step, 0) << "no step was taken";
+  EXPECT_EQ(put.after.values.at("stats"), ReadStored(path).at("stats"));
+  for (int rank = 0; rank < 2; ++rank) {
+    const SessionBuffers buffers(team_->session(rank));
+    EXPECT_TRUE(buffers.IsGiven(0));
+    EXPECT_TRUE(buffers.Get(0) == ReadStored(path).at("stats").second);
+  }
 }
 
 TEST_F(LivePutIdleTest, WithoutAStepInTimeNothingIsChanged) {
