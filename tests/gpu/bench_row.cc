@@ -40,6 +40,25 @@ BenchRow RowFrom(const Json& json) {
 
 }  // namespace
 
+BenchRow RowOfSeconds(const std::string& name, std::vector<double> seconds) {
+  BenchRow row;
+  row.name = name;
+  row.unit = "us";
+  for (double& value : seconds) value *= 1e6;
+  row.value = bench::QuartilesOf(seconds);
+  return row;
+}
+
+BenchRow RowOfSeconds(const std::string& name, const std::vector<double>& seconds,
+                      const std::string& plain, const std::vector<double>& plain_seconds,
+                      double aim) {
+  BenchRow row = RowOfSeconds(name, seconds);
+  row.ratio_to = plain;
+  row.ratio = bench::RatioOf(plain_seconds, seconds);
+  row.aim = aim;
+  return row;
+}
+
 Json ToJson(const BenchRow& row) {
   Json json = {{"name", row.name}};
   if (!row.measured()) {

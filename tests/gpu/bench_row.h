@@ -26,6 +26,13 @@ struct BenchRow {
   bool misses_aim() const { return measured() && aim > 0 && ratio.median < aim; }
 };
 
+// Of what took these times, round by round, in us; ...
+BenchRow RowOfSeconds(const std::string& name, std::vector<double> seconds);
+// ... and how much faster it was than `plain`, in the same rounds.
+BenchRow RowOfSeconds(const std::string& name, const std::vector<double>& seconds,
+                      const std::string& plain, const std::vector<double>& plain_seconds,
+                      double aim);
+
 nlohmann::ordered_json ToJson(const BenchRow& row);
 
 // {"rows": [...]}, as the benchmark writes it.

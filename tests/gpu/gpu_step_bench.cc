@@ -115,17 +115,8 @@ absl::Status Measure(const StepBenchOptions& options, std::vector<Way>* ways) {
 }
 
 BenchRow RowOf(const Way& way, const Way& plain) {
-  BenchRow row;
-  row.name = way.name;
-  row.unit = "us";
-  std::vector<double> values = way.seconds;
-  for (double& value : values) value *= 1e6;
-  row.value = bench::QuartilesOf(values);
-  if (&way == &plain) return row;
-  row.ratio_to = plain.name;
-  row.ratio = bench::RatioOf(plain.seconds, way.seconds);
-  row.aim = kSpeedAim;
-  return row;
+  if (&way == &plain) return RowOfSeconds(way.name, way.seconds);
+  return RowOfSeconds(way.name, way.seconds, plain.name, plain.seconds, kSpeedAim);
 }
 
 }  // namespace

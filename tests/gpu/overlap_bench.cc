@@ -185,17 +185,8 @@ struct Way {
 };
 
 BenchRow RowOf(const Way& way, const Way& alone) {
-  BenchRow row;
-  row.name = way.name;
-  row.unit = "us";
-  std::vector<double> values = way.seconds;
-  for (double& value : values) value *= 1e6;
-  row.value = bench::QuartilesOf(values);
-  if (&way == &alone) return row;
-  row.ratio_to = alone.name;
-  row.ratio = bench::RatioOf(alone.seconds, way.seconds);
-  row.aim = way.aim;
-  return row;
+  if (&way == &alone) return RowOfSeconds(way.name, way.seconds);
+  return RowOfSeconds(way.name, way.seconds, alone.name, alone.seconds, way.aim);
 }
 
 BenchRow CountRow(const absl::StatusOr<int64_t>& count) {

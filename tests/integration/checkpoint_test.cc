@@ -4,9 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,8 +15,8 @@
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/verify_checkpoint.h"
 #include "client/cpp/local_cluster.h"
-#include "client/cpp/optimizer_state.h"
 #include "gtest/gtest.h"
+#include "tests/testing/toy_state.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -28,22 +26,10 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing_support::ReadAll;
+using testing_support::ReadState;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
-
-struct State {
-  std::vector<float> parameters;
-  // By array, unit and parameter.
-  std::map<std::tuple<StateArray, int, int>, std::vector<float>> moments;
-  std::vector<int64_t> update_counts;
-  int64_t step = 0;
-
-  bool operator==(const State& other) const {
-    return parameters == other.parameters && moments == other.moments &&
-           update_counts == other.update_counts && step == other.step;
-  }
-};
+using State = testing_support::ToyState;
 
 class CheckpointTest : public testing::Test {
  protected:
@@ -69,22 +55,6 @@ class CheckpointTest : public testing::Test {
   }
   std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
 
-  static absl::StatusOr<State> ReadState(Session* session) {
-    State state;
-    ASSIGN_OR_RETURN(state.parameters, ReadAll(session));
-    ASSIGN_OR_RETURN(const TrainingProgress progress, ReadProgress(session));
-    state.update_counts = progress.update_counts;
-    state.step = progress.step;
-    for (const StateArray array : MomentsOf(session->config().optimizer)) {
-      for (int unit = 0; unit < session->num_units(); ++unit) {
-        RETURN_IF_ERROR(ReadMoments(session, unit, array, [&](int p, ConstValues values) {
-          const absl::Span<const float> all = values.as<float>();
-          state.moments[{array, unit, p}].assign(all.begin(), all.end());
-        }));
-      }
-    }
-    return state;
-  }
   // Rank 0's view.
   static State StateOf(TrainerTeam* team) {
     State state;

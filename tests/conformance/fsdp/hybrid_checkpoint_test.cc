@@ -3,10 +3,8 @@
 #include <stdlib.h>
 
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,18 +13,19 @@
 #include "base/status_matchers.h"
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/local_cluster.h"
-#include "client/cpp/optimizer_state.h"
 #include "gtest/gtest.h"
+#include "tests/testing/toy_state.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
 namespace tessera {
 namespace {
 
-using testing_support::ReadAll;
+using testing_support::ReadState;
 using testing_support::ToyModel;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
+using State = testing_support::ToyState;
 
 // Ranks on how many workers, how many on each, and whether these are groups of a hybrid job.
 struct World {
@@ -40,18 +39,6 @@ struct World {
 struct Job {
   std::unique_ptr<LocalCluster> cluster;
   std::unique_ptr<TrainerTeam> team;
-};
-
-struct State {
-  std::vector<float> parameters;
-  std::map<std::tuple<StateArray, int, int>, std::vector<float>> moments;
-  std::vector<int64_t> update_counts;
-  int64_t step = 0;
-
-  bool operator==(const State& other) const {
-    return parameters == other.parameters && moments == other.moments &&
-           update_counts == other.update_counts && step == other.step;
-  }
 };
 
 class HybridCheckpointTest : public testing::Test {
@@ -87,19 +74,7 @@ class HybridCheckpointTest : public testing::Test {
   static State StateOf(Job* job) {
     std::vector<State> states(job->team->session(0)->config().world_size);
     EXPECT_OK(job->team->RunAll([&](Session* session) -> absl::Status {
-      State& state = states[session->rank()];
-      ASSIGN_OR_RETURN(state.parameters, ReadAll(session));
-      ASSIGN_OR_RETURN(const TrainingProgress progress, ReadProgress(session));
-      state.update_counts = progress.update_counts;
-      state.step = progress.step;
-      for (const StateArray array : MomentsOf(session->config().optimizer)) {
-        for (int unit = 0; unit < session->num_units(); ++unit) {
-          RETURN_IF_ERROR(ReadMoments(session, unit, array, [&](int p, ConstValues values) {
-            const absl::Span<const float> all = values.as<float>();
-            state.moments[{array, unit, p}].assign(all.begin(), all.end());
-          }));
-        }
-      }
+      ASSIGN_OR_RETURN(states[session->rank()], ReadState(session));
       return absl::OkStatus();
     }));
     for (const State& state : states) EXPECT_TRUE(state == states[0]);
