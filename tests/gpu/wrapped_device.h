@@ -73,6 +73,10 @@ class WrappedDevice : public RankDevice {
       const SharedEventName& name) override {
     return own_->OpenSharedEvent(name);
   }
+  void PutGathersFirst() override { own_->PutGathersFirst(); }
+  absl::StatusOr<Buffer> Pin(void* memory, int64_t size_bytes) override {
+    return own_->Pin(memory, size_bytes);
+  }
   absl::Status Synchronize() override { return own_->Synchronize(); }
   absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(
       const KernelOptions& options) override {

@@ -21,6 +21,7 @@
 namespace tessera {
 namespace {
 
+using testing_support::FakeGpu;
 using testing_support::FakeGpuMemory;
 using testing_support::FakeNccl;
 using testing_support::MakeFakeGpuDevice;
@@ -88,6 +89,8 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
   ASSERT_OK_AND_ASSIGN(const std::vector<float> expected,
                        Train(on_host.get(), host.get(), job, test.ranks_per_worker));
   ASSERT_FALSE(expected.empty());
+  const int urgent_before = FakeGpu()->num_urgent_streams();
+  const int pinned_before = FakeGpu()->num_calls("MemHostRegister");
   testing::internal::CaptureStdout();
   {
     ASSERT_OK_AND_ASSIGN(const auto on_gpu, LocalCluster::Start(options));
@@ -97,6 +100,16 @@ TEST_P(GpuWorkersTest, TrainingHasTheBitsOfWorkersWithoutAGpu) {
     EXPECT_EQ(values, expected);
   }
   const std::string log = testing::internal::GetCapturedStdout();
+  // In a hybrid job what gathers and reduces goes first; what is offloaded is copied without a
+  // stop.
+  const int num_urgent = FakeGpu()->num_urgent_streams() - urgent_before;
+  if (strategy == Strategy::kHybridShard) {
+    EXPECT_GE(num_urgent, 2 * world_size) << "of gathers and of reductions of each rank";
+  } else {
+    EXPECT_EQ(num_urgent, 0);
+  }
+  EXPECT_EQ(FakeGpu()->num_calls("MemHostRegister") - pinned_before,
+            test.cpu_offload ? world_size : 0);
   const std::string told = absl::StrCat("ranks 0 and 1 are both on ",
                                         UuidText(FakeCudaApi::UuidOf(0)), ": one rank of a GPU");
   EXPECT_EQ(absl::StrContains(log, told), test.way == Way::kNcclOfOneGpu) << log;

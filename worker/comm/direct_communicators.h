@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
@@ -59,6 +60,7 @@ class DirectCommunicators {
   struct JoinOptions {
     Communicator* control = nullptr;  // Among the same ranks; outlives what is made.
     std::function<bool()> aborted;    // Whether anyone has aborted that. From any thread.
+    absl::string_view stream;         // The name of its stream; see RankDevice::PutGathersFirst.
     absl::Duration timeout;           // Of joining, and of each operation.
     int64_t max_count = 1;            // ELEMENTS of the largest slice.
     int64_t max_slice_bytes = 0;      // The same, of what is reduced; 0: nothing is.

@@ -54,6 +54,16 @@ class RankDevice {
     return absl::UnimplementedError("events that processes share");
   }
 
+  // Streams that gather or reduce, by their names, go before others from now on: in a hybrid job,
+  // whose all-reduces would be in their way. Before any stream is made.
+  virtual void PutGathersFirst() {}
+
+  // Lets copies between the device and this memory of the processor run without a stop, until what
+  // is returned goes; the memory stays the caller's and is there that long. Empty: they do anyway.
+  // Errors: ResourceExhausted  so much cannot be pinned; copies are as right without
+  //         AlreadyExists      some of it is pinned
+  virtual absl::StatusOr<Buffer> Pin(void*, int64_t /*size_bytes*/) { return Buffer(); }
+
   // Waits until all that this process has launched on the device is done, by whomever of its
   // threads and libraries. Errors: those of the device
   virtual absl::Status Synchronize() { return absl::OkStatus(); }
@@ -61,7 +71,8 @@ class RankDevice {
   struct KernelOptions {
     // The rank's shards and optimizer state are in the processor's memory, and not on the device.
     bool state_on_host = false;
-    int64_t max_count = 1;  // ELEMENTS, of what is measured or updated at once.
+    int64_t max_count = 1;                      // ELEMENTS, of what is measured or updated at once.
+    absl::string_view stream = "rank-kernels";  // Its name; see PutGathersFirst.
   };
   // Errors: ResourceExhausted  the device has no memory or stream left
   virtual absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(

@@ -11,27 +11,35 @@
 
 namespace tessera {
 
+namespace {
+
+// As the streams of training are called whose work the row does.
+absl::string_view StreamOf(Row row) { return row == Row::kGather ? "unshard" : "post-backward"; }
+
+}  // namespace
+
 absl::Status EpochCommunicators::Open() {
-  if (!memory_->device->is_separate()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(reduce_kernels_, CreateKernels());
-  if (!memory_->spans_workers()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(gather_kernels_, CreateKernels());
-  FindDirectWay();
+  RETURN_IF_ERROR(RenewKernels());
+  if (memory_->device->is_separate() && memory_->spans_workers()) FindDirectWay();
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<RankKernels>> EpochCommunicators::CreateKernels() const {
+absl::Status EpochCommunicators::RenewKernels() {
+  if (!memory_->device->is_separate()) return absl::OkStatus();
+  RETURN_IF_ERROR(RenewKernelsOf(Row::kReduce, &reduce_kernels_));
+  if (!memory_->spans_workers()) return absl::OkStatus();
+  return RenewKernelsOf(Row::kGather, &gather_kernels_);
+}
+
+absl::Status EpochCommunicators::RenewKernelsOf(Row row,
+                                                std::unique_ptr<RankKernels>* kernels) const {
+  if (*kernels != nullptr && (*kernels)->Finish().ok()) return absl::OkStatus();
+  kernels->reset();
   RankDevice::KernelOptions options;
   options.state_on_host = memory_->state_is_addressable();
   options.max_count = memory_->LargestShard();
-  return memory_->device->CreateKernels(options);
-}
-
-absl::Status EpochCommunicators::RenewKernels() {
-  for (std::unique_ptr<RankKernels>* kernels : {&reduce_kernels_, &gather_kernels_}) {
-    if (*kernels == nullptr || (*kernels)->Finish().ok()) continue;
-    ASSIGN_OR_RETURN(*kernels, CreateKernels());
-  }
+  options.stream = StreamOf(row);
+  ASSIGN_OR_RETURN(*kernels, memory_->device->CreateKernels(options));
   return absl::OkStatus();
 }
 
@@ -127,6 +135,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> EpochCommunicators::JoinDirect(Joi
   DirectCommunicators::JoinOptions options;
   options.control = joined.communicator.get();
   options.aborted = std::move(joined.aborted);
+  options.stream = StreamOf(row);
   options.timeout = TimeoutOf(row);
   options.max_count = memory_->LargestShard();
   options.registers = way == Way::kDirectAndRegistered;

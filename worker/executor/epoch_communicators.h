@@ -68,9 +68,11 @@ class EpochCommunicators {
            : row == Row::kGather ? gather_kernels_.get()
                                  : nullptr;
   }
-  absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels() const;
+  // Those of a row, unless its present ones are as good as new.
+  absl::Status RenewKernelsOf(Row row, std::unique_ptr<RankKernels>* kernels) const;
   void FindDirectWay();
-  // Want of memory stays with the kernels that met it; an epoch later there may be some.
+  // Want of memory stays with the kernels that met it; an epoch later there may be some. What the
+  // old ones have of it goes first.
   absl::Status RenewKernels();
   // Of this worker's ranks.
   absl::StatusOr<std::unique_ptr<ShmCommunicator>> JoinHost(Epoch epoch, Row row);

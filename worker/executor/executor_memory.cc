@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
@@ -86,6 +87,19 @@ absl::Status MapDeviceRegions(const Packet& packet, ParameterPlan parameters,
   return absl::OkStatus();
 }
 
+void PinSums(ExecutorMemory* memory) {
+  if (!memory->device->is_separate() || !memory->state_is_addressable()) return;
+  const int64_t begin = memory->plan.ReducedGradientOffsetBytes();
+  absl::StatusOr<Buffer> pinned = memory->device->Pin(memory->state.data_as<std::byte>() + begin,
+                                                      memory->plan.state_region_bytes() - begin);
+  if (pinned.ok()) {
+    memory->pinned_sums = *std::move(pinned);
+  } else {
+    TESSERA_LOG(WARNING, "what {} reduces is copied in pieces to memory that is not pinned: {}",
+                std::string(memory->device->name()), pinned.status().ToString());
+  }
+}
+
 absl::Status MapGradients(const Packet& packet, ExecutorMemory* memory) {
   const int num_ranks = memory->topology.NumRanks(memory->host());
   const int own = memory->topology.LocalIndex(static_cast<int>(memory->rank.value()));
@@ -161,7 +175,9 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
                                                    " descriptors for ", num_ranks, " ranks on ",
                                                    memory.device->name()));
   }
+  if (memory.config.shard_group_size > 0) memory.device->PutGathersFirst();
   RETURN_IF_ERROR(MapDeviceRegions(packet, std::move(parameters), &memory));
+  PinSums(&memory);
   RETURN_IF_ERROR(MapGradients(packet, &memory));
   return memory;
 }

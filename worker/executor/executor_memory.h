@@ -52,6 +52,9 @@ struct ExecutorMemory {
   std::unique_ptr<RankDevice> device;
   MappedParameters parameters;  // On the device.
   Buffer state;                 // On the device, unless it is offloaded.
+  // Of a state that is not on the device's: so that what the device reduces is copied there without
+  // a stop. Empty where it is not needed, or cannot be.
+  Buffer pinned_sums;
   // What is on the device is this process's own, and new: the state is in the host's memory.
   bool in_process = false;
   Mapping group;

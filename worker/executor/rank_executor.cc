@@ -130,6 +130,7 @@ absl::Status RankExecutor::CreateKernels() {
   options.state_on_host = memory_.state_is_addressable();
   options.max_count = memory_.LargestShard();
   ASSIGN_OR_RETURN(kernels_, memory_.device->CreateKernels(options));
+  options.stream = "post-backward";
   ASSIGN_OR_RETURN(stream_kernels_, memory_.device->CreateKernels(options));
   if (memory_.state_is_addressable()) return absl::OkStatus();
   std::byte* state = memory_.state.data_as<std::byte>();

@@ -68,8 +68,9 @@ absl::StatusOr<std::shared_ptr<NcclRank>> MakeRank(const NcclCommunicator::Optio
                                                    kMaxSlices, " can be summed in one kernel"));
   }
   PrimaryContext* context = options.device->context();
+  const int priority = options.device->PriorityOf(options.stream);
   ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream,
-                   CudaStream::Create(context, "nccl", /*priority=*/0));
+                   CudaStream::Create(context, options.stream, priority));
   ASSIGN_OR_RETURN(std::unique_ptr<CudaEvent> event, CudaEvent::Create(context));
   NcclRank::Options ranked;
   ranked.api = options.nccl;

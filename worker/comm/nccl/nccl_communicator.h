@@ -42,6 +42,7 @@ class NcclCommunicator : public Communicator {
     NcclApi* nccl = nullptr;
     NcclThread* thread = nullptr;  // The device's only one.
     CudaDevice* device = nullptr;
+    std::string stream = "nccl";  // Its name, which decides its priority.
     SliceKernels* kernels = nullptr;
     std::shared_ptr<SliceKernels> owned_kernels;  // Kept with the communicator, if not null.
     // The same ranks, on the CPU; nobody else calls it but for Abort. What it copies is small.

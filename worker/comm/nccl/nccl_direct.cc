@@ -49,6 +49,7 @@ class NcclDirect : public DirectCommunicators {
     }
     options.owned_kernels = *std::move(kernels);
     options.kernels = options.owned_kernels.get();
+    options.stream = std::string(join.stream);
     options.control = join.control;
     options.control_aborted = join.aborted;
     options.timeout = join.timeout;

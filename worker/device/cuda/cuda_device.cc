@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(CudaApi* api,
   ASSIGN_OR_RETURN(std::unique_ptr<PrimaryContext> context,
                    PrimaryContext::Create(api, options.device, options.min_driver_version));
   ASSIGN_OR_RETURN(const CudaPriorityRange priorities, api->CtxGetStreamPriorityRange());
-  return absl::WrapUnique(new CudaDevice(std::move(context), priorities, options));
+  return absl::WrapUnique(new CudaDevice(std::move(context), priorities));
 }
 
 absl::Status CudaDevice::OutOfMemory(const absl::Status& status, int64_t size_bytes) const {
@@ -62,9 +62,20 @@ absl::StatusOr<Buffer> CudaDevice::AllocatePinned(int64_t size_bytes) {
   });
 }
 
+absl::StatusOr<Buffer> CudaDevice::Pin(void* memory, int64_t size_bytes) {
+  if (size_bytes == 0) return Buffer();
+  RETURN_IF_ERROR(Annotate(context_->Use(), name()));
+  const absl::Status pinned = context_->api()->MemHostRegister(memory, size_bytes);
+  if (!pinned.ok())
+    return Annotate(pinned, absl::StrCat(name(), ": ", size_bytes, " bytes to pin"));
+  return Buffer(memory, size_bytes, [context = context_.get(), memory] {
+    context->Check(context->Use());
+    context->Check(context->api()->MemHostUnregister(memory));
+  });
+}
+
 absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream(absl::string_view name) {
-  const int priority = StreamPriority(name, options_.gathers_go_first, priorities_);
-  return CudaStream::Create(context_.get(), name, priority);
+  return CudaStream::Create(context_.get(), name, PriorityOf(name));
 }
 
 absl::StatusOr<std::unique_ptr<Event>> CudaDevice::CreateEvent() {

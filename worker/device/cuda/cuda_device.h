@@ -5,6 +5,7 @@
 #ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
 #define TESSERA_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
 
+#include <atomic>
 #include <memory>
 
 #include "worker/device/cuda/cuda_context.h"
@@ -22,7 +23,6 @@ class CudaDevice : public Device {
   struct Options {
     int device = 0;  // As CUDA numbers them.
     int min_driver_version = LeastDriverVersion();
-    bool gathers_go_first = false;  // See StreamPriority.
   };
   // `api` outlives the device.
   // Errors: those of PrimaryContext::Create
@@ -37,6 +37,14 @@ class CudaDevice : public Device {
 
   // Memory of the host that copies run from and to without a stop. As Allocate.
   absl::StatusOr<Buffer> AllocatePinned(int64_t size_bytes);
+  // Makes such of the caller's memory, until what is returned goes. Errors: also AlreadyExists
+  absl::StatusOr<Buffer> Pin(void* memory, int64_t size_bytes);
+
+  // For streams that are created from now on; see StreamPriority.
+  void PutGathersFirst() { gathers_go_first_ = true; }
+  int PriorityOf(absl::string_view stream) const {
+    return StreamPriority(stream, gathers_go_first_, priorities_);
+  }
 
   absl::string_view name() const override { return context_->name(); }
   void Copy(Stream* stream, void* dst, const void* src, int64_t size_bytes) override;
@@ -47,14 +55,13 @@ class CudaDevice : public Device {
   PrimaryContext* context() const { return context_.get(); }
 
  private:
-  CudaDevice(std::unique_ptr<PrimaryContext> context, CudaPriorityRange priorities,
-             const Options& options)
-      : context_(std::move(context)), priorities_(priorities), options_(options) {}
+  CudaDevice(std::unique_ptr<PrimaryContext> context, CudaPriorityRange priorities)
+      : context_(std::move(context)), priorities_(priorities) {}
   absl::Status OutOfMemory(const absl::Status& status, int64_t size_bytes) const;
 
   const std::unique_ptr<PrimaryContext> context_;
   const CudaPriorityRange priorities_;
-  const Options options_;
+  std::atomic<bool> gathers_go_first_{false};
 };
 
 }  // namespace tessera

@@ -209,11 +209,37 @@ TEST(CudaDeviceTest, PrioritiesAreThoseOfTheStreamsUse) {
   }
   EXPECT_EQ(StreamPriority("all-reduce", true, range), 0);
   FakeCudaApi api;
-  CudaDevice::Options options;
-  options.gathers_go_first = true;
-  ASSERT_OK_AND_ASSIGN(auto device, CudaDevice::Create(&api, options));
-  ASSERT_OK_AND_ASSIGN(auto stream, device->CreateStream("unshard"));
-  EXPECT_EQ(api.PriorityOf(static_cast<CudaStream*>(stream.get())->handle()), -1);
+  ASSERT_OK_AND_ASSIGN(auto device, CudaDevice::Create(&api, {}));
+  const auto priority_of = [&](absl::string_view name) {
+    return api.PriorityOf(static_cast<CudaStream*>(device->CreateStream(name)->get())->handle());
+  };
+  EXPECT_EQ(priority_of("unshard"), 0);
+  EXPECT_EQ(api.num_urgent_streams(), 0);
+  device->PutGathersFirst();
+  EXPECT_EQ(priority_of("unshard"), -1);
+  EXPECT_EQ(priority_of("rank-kernels"), 0);
+  EXPECT_EQ(api.num_urgent_streams(), 1);
+}
+
+TEST(CudaDeviceTest, MemoryOfOthersIsPinnedUntilItsHandleGoesAndNeverTwice) {
+  FakeCudaApi api;
+  std::vector<char> memory(3000);
+  {
+    ASSERT_OK_AND_ASSIGN(auto device, CudaDevice::Create(&api, {}));
+    ASSERT_OK_AND_ASSIGN(Buffer pinned, device->Pin(&memory[1000], 1000));
+    EXPECT_TRUE(api.Holds(&memory[1000], 1000));
+    EXPECT_THAT(device->Pin(&memory[1500], 1000),
+                StatusIs(StatusCode::kAlreadyExists,
+                         testing::AllOf(HasSubstr("cuda:0"), HasSubstr("1000 bytes to pin"))));
+    api.FailCall("MemHostRegister", kCudaOutOfMemory);
+    EXPECT_THAT(device->Pin(&memory[0], 500), StatusIs(StatusCode::kResourceExhausted, testing::_));
+    EXPECT_OK(device->status()) << "nothing is broken by it";
+    pinned.Reset();
+    EXPECT_FALSE(api.Holds(&memory[1000], 1000));
+    EXPECT_OK(device->Pin(&memory[1500], 1000));
+    EXPECT_OK(device->Pin(nullptr, 0));
+  }
+  EXPECT_EQ(api.Held(), "");
 }
 
 }  // namespace

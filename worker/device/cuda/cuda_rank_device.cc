@@ -108,8 +108,9 @@ absl::StatusOr<std::unique_ptr<SliceKernels>> CudaRankDevice::CreateSliceKernels
 
 absl::StatusOr<std::unique_ptr<RankKernels>> CudaRankDevice::CreateKernels(
     const KernelOptions& options) {
-  if (!options.state_on_host) return CudaRankKernels::Create(device_.get(), options.max_count);
-  return OffloadedRankKernels::Create(device_.get(), options.max_count,
+  if (!options.state_on_host)
+    return CudaRankKernels::Create(device_.get(), options.max_count, options.stream);
+  return OffloadedRankKernels::Create(device_.get(), options.max_count, options.stream,
                                       [this](const void* address) { return IsOnDevice(address); });
 }
 

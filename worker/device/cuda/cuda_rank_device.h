@@ -30,6 +30,10 @@ class CudaRankDevice : public RankDevice, public CudaBackend {
   absl::StatusOr<std::unique_ptr<SharedEvent>> CreateSharedEvent() override;
   absl::StatusOr<std::unique_ptr<SharedEvent>> OpenSharedEvent(
       const SharedEventName& name) override;
+  void PutGathersFirst() override { device_->PutGathersFirst(); }
+  absl::StatusOr<Buffer> Pin(void* memory, int64_t size_bytes) override {
+    return device_->Pin(memory, size_bytes);
+  }
   absl::Status Synchronize() override;
   absl::StatusOr<std::unique_ptr<RankKernels>> CreateKernels(const KernelOptions& options) override;
 

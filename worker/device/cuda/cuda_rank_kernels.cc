@@ -34,13 +34,14 @@ absl::Status Sgd(GpuKernels* kernels, CudaStreamHandle* stream, const host::SgdP
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaRankKernels>> CudaRankKernels::Create(CudaDevice* device,
-                                                                         int64_t max_count) {
+                                                                         int64_t max_count,
+                                                                         absl::string_view stream) {
   auto kernels = absl::WrapUnique(new CudaRankKernels(device));
   ASSIGN_OR_RETURN(kernels->kernels_, GpuKernels::Create(device, max_count));
   ASSIGN_OR_RETURN(kernels->measures_, device->AllocatePinned(sizeof(Measures)));
   new (kernels->measures_.data()) Measures();
   ASSIGN_OR_RETURN(kernels->others_stream_, device->CreateEvent());
-  ASSIGN_OR_RETURN(kernels->stream_, device->CreateStream("rank-kernels"));
+  ASSIGN_OR_RETURN(kernels->stream_, device->CreateStream(stream));
   return kernels;
 }
 

@@ -16,10 +16,11 @@ namespace tessera {
 
 class CudaRankKernels : public RankKernels {
  public:
-  // `device` outlives the kernels. At most `max_count` elements are measured at once.
+  // `device` outlives the kernels. At most `max_count` elements are measured at once. `stream` is
+  // the name of theirs.
   // Errors: ResourceExhausted  no stream or memory is left.  Internal, Unavailable
-  static absl::StatusOr<std::unique_ptr<CudaRankKernels>> Create(CudaDevice* device,
-                                                                 int64_t max_count);
+  static absl::StatusOr<std::unique_ptr<CudaRankKernels>> Create(
+      CudaDevice* device, int64_t max_count, absl::string_view stream = "rank-kernels");
   ~CudaRankKernels() override;
 
   void Copy(void* to, const void* from, int64_t size_bytes) override;

@@ -27,6 +27,15 @@ absl::StatusOr<DeviceRegion> DeviceRegion::Create(const SharingDevice& device, i
                    device.api->DeviceGetAttribute(
                        CudaAttribute::kGpuDirectRdmaWithMemCreateSupported, device.device));
   absl::StatusOr<CudaMemHandle> handle = device.api->MemCreate(device.device, rounded, rdma != 0);
+  if (rdma != 0 && !handle.ok() && !absl::IsResourceExhausted(handle.status())) {
+    // It is a wish. What else is wrong, the second call says too.
+    const absl::Status refused = handle.status();
+    handle = device.api->MemCreate(device.device, rounded, /*gpu_direct_rdma=*/false);
+    if (handle.ok()) {
+      TESSERA_LOG(WARNING, "cuda:{}: memory that the network's devices reach is refused: {}",
+                  device.device, refused.ToString());
+    }
+  }
   RETURN_IF_ERROR(
       Annotate(device.NameWanted(handle.status(), rounded),
                absl::StrCat("cuda:", device.device, ": a region of ", rounded, " bytes")));

@@ -204,5 +204,19 @@ TEST(DeviceRegionRdmaTest, MemoryIsTheNetworksToReachWhereTheDeviceSaysThatItMay
   }
 }
 
+TEST(DeviceRegionRdmaTest, DriverThatRefusesItThenGivesOrdinaryMemoryAndWantIsTriedOnce) {
+  FakeCudaApi::Options options;
+  options.rdma_is_refused = true;
+  FakeCudaApi api(options);
+  ASSERT_OK(api.Init());
+  ASSERT_OK_AND_ASSIGN(const DeviceRegion region, DeviceRegion::Create({&api, 0, nullptr}, 1));
+  EXPECT_EQ(api.num_calls("MemCreate"), 2);
+  EXPECT_EQ(api.num_for_rdma(), 0);
+  api.FailCall("MemCreate", kCudaOutOfMemory);
+  EXPECT_THAT(DeviceRegion::Create({&api, 0, nullptr}, 1),
+              StatusIs(absl::StatusCode::kResourceExhausted, testing::_));
+  EXPECT_EQ(api.num_calls("MemCreate"), 3);
+}
+
 }  // namespace
 }  // namespace tessera

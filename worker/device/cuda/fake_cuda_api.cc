@@ -286,6 +286,7 @@ absl::StatusOr<CudaStreamHandle*> FakeCudaApi::StreamCreateWithPriority(int prio
   RETURN_IF_ERROR(Enter("StreamCreateWithPriority", Needs::kContext));
   auto stream = std::make_unique<FakeStream>();
   stream->priority = priority;
+  if (priority < 0) ++num_urgent_streams_;
   absl::StatusOr<std::unique_ptr<HostStream>> queue = HostStream::Create("fake-cuda");
   if (!queue.ok()) return CudaStatus("cuStreamCreateWithPriority", kCudaOutOfMemory);
   stream->queue = *std::move(queue);

@@ -41,6 +41,7 @@ class FakeCudaApi : public CudaApi {
     bool descriptors = true;
     bool ipc_events = true;
     bool gpu_direct_rdma = true;    // The attribute of that name.
+    bool rdma_is_refused = false;   // Though the attribute says otherwise.
     bool parts_of_one_gpu = false;  // All devices are: they have one place on the bus.
     // Not 0: of exporting memory, or of importing it, whatever the attributes say: as in a sandbox.
     int export_error = 0, import_error = 0;
@@ -141,6 +142,8 @@ class FakeCudaApi : public CudaApi {
   int num_for_rdma() const { return num_for_rdma_; }
   // What StreamCreateWithPriority was given.
   int PriorityOf(CudaStreamHandle* stream) const;
+  // That were created with one below 0.
+  int num_urgent_streams() const { return num_urgent_streams_; }
 
  private:
   enum class Needs { kNothing, kContext };
@@ -162,7 +165,7 @@ class FakeCudaApi : public CudaApi {
   const Options options_;
   std::atomic<int> broken_{0};
   std::atomic<int64_t> clock_nanos_{0};
-  std::atomic<int> num_for_rdma_{0};
+  std::atomic<int> num_for_rdma_{0}, num_urgent_streams_{0};
   FakeCudaMemory memory_;
   mutable absl::Mutex mu_;
   std::multimap<std::string, Planned> planned_ ABSL_GUARDED_BY(mu_);

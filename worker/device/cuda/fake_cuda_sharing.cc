@@ -15,7 +15,7 @@ absl::StatusOr<CudaMemHandle> FakeCudaApi::MemCreate(int device, int64_t size_by
                                                      bool gpu_direct_rdma) {
   RETURN_IF_ERROR(EnterSharing("MemCreate"));
   RETURN_IF_ERROR(CheckDevice("cuMemCreate", device));
-  if (gpu_direct_rdma && !options_.gpu_direct_rdma)
+  if (gpu_direct_rdma && (!options_.gpu_direct_rdma || options_.rdma_is_refused))
     return CudaStatus("cuMemCreate", kCudaInvalidValue);
   CudaMemHandle handle = 0;
   RETURN_IF_ERROR(CudaStatus("cuMemCreate", memory_.Create(size_bytes, &handle)));

@@ -34,9 +34,9 @@ UpdateArrays PieceOf(const UpdateArrays& arrays, int64_t begin, int64_t count) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OffloadedRankKernels>> OffloadedRankKernels::Create(
-    CudaDevice* device, int64_t max_count, IsOnDevice is_on_device) {
+    CudaDevice* device, int64_t max_count, absl::string_view stream, IsOnDevice is_on_device) {
   auto kernels = absl::WrapUnique(new OffloadedRankKernels(device, std::move(is_on_device)));
-  ASSIGN_OR_RETURN(kernels->device_kernels_, CudaRankKernels::Create(device, max_count));
+  ASSIGN_OR_RETURN(kernels->device_kernels_, CudaRankKernels::Create(device, max_count, stream));
   ASSIGN_OR_RETURN(kernels->halves_, device->AllocatePinned(2 * kHalfBytes));
   for (std::unique_ptr<Event>& copied : kernels->copied_) {
     ASSIGN_OR_RETURN(copied, device->CreateEvent());

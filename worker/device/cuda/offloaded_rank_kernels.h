@@ -21,10 +21,12 @@ class OffloadedRankKernels : public RankKernels {
  public:
   // Whether an address is of the device. Thread-safe.
   using IsOnDevice = std::function<bool(const void* address)>;
-  // `device` outlives the kernels. At most `max_count` elements are summed at once.
+  // `device` outlives the kernels. At most `max_count` elements are summed at once. `stream` is
+  // the name of theirs.
   // Errors: ResourceExhausted  no stream or memory is left.  Internal, Unavailable
   static absl::StatusOr<std::unique_ptr<OffloadedRankKernels>> Create(CudaDevice* device,
                                                                       int64_t max_count,
+                                                                      absl::string_view stream,
                                                                       IsOnDevice is_on_device);
 
   void Copy(void* to, const void* from, int64_t size_bytes) override;
