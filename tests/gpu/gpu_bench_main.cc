@@ -10,6 +10,7 @@
 #include "base/command_line.h"
 #include "base/status_macros.h"
 #include "tests/gpu/device_kernels.h"
+#include "tests/gpu/graph_bench.h"
 
 namespace tessera {
 namespace gpu_check {
@@ -19,7 +20,16 @@ absl::StatusOr<std::vector<BenchRow>> Bench(CudaDevice* device, const BenchOptio
   ASSIGN_OR_RETURN(const std::unique_ptr<GpuKernels> kernels,
                    GpuKernels::Create(device, options.array_bytes / 4));
   DeviceKernels measured(kernels.get());
-  return BenchGpu(device, &measured, options);
+  ASSIGN_OR_RETURN(std::vector<BenchRow> rows, BenchGpu(device, &measured, options));
+  const absl::StatusOr<std::vector<BenchRow>> graph = BenchGraph(device, &measured, {});
+  if (graph.ok()) {
+    rows.insert(rows.end(), graph->begin(), graph->end());
+  } else {
+    rows.emplace_back();
+    rows.back().name = "launch of a step's updates as a CUDA graph";
+    rows.back().error = graph.status().ToString();
+  }
+  return rows;
 }
 
 int Run(const BenchOptions& options, const std::string& json) {

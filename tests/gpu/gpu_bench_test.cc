@@ -9,6 +9,7 @@
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "tests/gpu/device_kernels.h"
+#include "tests/gpu/graph_bench.h"
 #include "worker/device/cuda/cuda_error.h"
 #include "worker/device/cuda/fake_cuda_api.h"
 
@@ -240,6 +241,30 @@ TEST(DeviceKernelsTest, EachIsTheKernelOfItsName) {
   ASSERT_OK(kernels.Touch(nullptr, widened));
   EXPECT_EQ(widened[0], 0);
   EXPECT_EQ(widened[1], 1.5f);
+}
+
+TEST_F(GpuBenchTest, GraphOfAStepHasTheBitsOfItsLaunchesAndItsTimeIsAUnits) {
+  FakeKernels kernels(api_.get(), 1);
+  ASSERT_OK_AND_ASSIGN(const auto device, CudaDevice::Create(api_.get(), {}));
+  GraphBenchOptions options;
+  options.rounds = 3;
+  options.num_units = 5;
+  options.unit_numel = 100;
+  options.host_seconds = bench_.host_seconds;
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows,
+                       BenchGraph(device.get(), &kernels, options));
+  ASSERT_EQ(rows.size(), 3);
+  EXPECT_NEAR(rows[0].value.median, 0.25e6 / 5, 1);
+  EXPECT_NEAR(rows[1].value.median, 0.25e6 / 5, 1);
+  EXPECT_EQ(rows[1].ratio_to, rows[0].name);
+  EXPECT_NEAR(rows[1].ratio.median, 1, 1e-6);
+  EXPECT_TRUE(rows[2].misses_aim()) << "fifty thousand microseconds are more than one";
+  for (const char* call : {"StreamBeginCapture", "StreamEndCapture", "GraphLaunch"}) {
+    api_->FailCall(call, kCudaNotSupported);
+    EXPECT_THAT(BenchGraph(device.get(), &kernels, options),
+                StatusIs(StatusCode::kUnimplemented, HasSubstr(call)));
+  }
+  EXPECT_THAT(api_->Held(), testing::Not(HasSubstr("graphs")));
 }
 
 TEST(ArrayBytesTest, AreWhatIsWantedOrASixteenthOfWhatIsFree) {

@@ -28,6 +28,7 @@ using CudaMemHandle = uint64_t;
 struct CudaContext;
 struct CudaStreamHandle;
 struct CudaEventHandle;
+struct CudaGraphHandle;
 
 // Names an event to other processes of this host. Opaque; may be sent as it is.
 struct CudaIpcEventHandle {
@@ -120,6 +121,15 @@ class CudaApi {
   virtual absl::StatusOr<CudaEventHandle*> EventCreateTimed() = 0;  // As EventCreate, and a time.
   // Between two timed events that were reached, in milliseconds.
   virtual absl::StatusOr<double> EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) = 0;
+
+  // --- Graphs: what a stream is given, kept to be enqueued as a whole, as often as one likes
+  // [ctx]. Addresses and sizes are kept with it --- What the calling thread enqueues on the stream
+  // from now on is kept and not run. It waits for nothing and calls nothing that would.
+  virtual absl::Status StreamBeginCapture(CudaStreamHandle* stream) = 0;
+  // What was kept since; after an error nothing is, and the stream runs what it gets.
+  virtual absl::StatusOr<CudaGraphHandle*> StreamEndCapture(CudaStreamHandle* stream) = 0;
+  virtual absl::Status GraphLaunch(CudaGraphHandle* graph, CudaStreamHandle* stream) = 0;
+  virtual absl::Status GraphDestroy(CudaGraphHandle* graph) = 0;
 
   // --- Events that processes share [ctx]. Each of them may record, wait for and query the event,
   // and destroys what it created or opened. It is of no use to anybody once its creator has

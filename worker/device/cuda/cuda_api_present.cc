@@ -23,7 +23,9 @@
   X(cuMemsetD8Async) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
   X(cuEventSynchronize) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) \
   X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuMemAddressReserve) \
-  X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)
+  X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) \
+  X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) X(cuGraphDestroy) \
+  X(cuGraphLaunch) X(cuGraphExecDestroy)
 // clang-format on
 
 #define TESSERA_CUDA_STRING(name) #name
@@ -40,6 +42,7 @@ static_assert(kCudaNotReady == CUDA_ERROR_NOT_READY);
 static_assert(kCudaIllegalAddress == CUDA_ERROR_ILLEGAL_ADDRESS);
 static_assert(kCudaNotSupported == CUDA_ERROR_NOT_SUPPORTED);
 static_assert(kCudaSystemDriverMismatch == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+static_assert(kCudaStreamCaptureUnsupported == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 static_assert(static_cast<int>(CudaAttribute::kVirtualMemoryManagementSupported) ==
               CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(static_cast<int>(CudaAttribute::kPosixFileDescriptorSupported) ==
@@ -57,6 +60,7 @@ static_assert(static_cast<int>(CudaAccess::kRead) == CU_MEM_ACCESS_FLAGS_PROT_RE
 static_assert(static_cast<int>(CudaAccess::kReadWrite) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
 CUstream Native(CudaStreamHandle* stream) { return reinterpret_cast<CUstream>(stream); }
+CUgraphExec Native(CudaGraphHandle* graph) { return reinterpret_cast<CUgraphExec>(graph); }
 CUevent Native(CudaEventHandle* event) { return reinterpret_cast<CUevent>(event); }
 
 template <typename T>
@@ -230,6 +234,26 @@ class Driver : public CudaApi {
     RETURN_IF_ERROR(
         CudaStatus("cuEventElapsedTime", elapsed_time_(&milliseconds, Native(start), Native(end))));
     return milliseconds;
+  }
+
+  absl::Status StreamBeginCapture(CudaStreamHandle* stream) override {
+    return CudaStatus("cuStreamBeginCapture",
+                      cuStreamBeginCapture_(Native(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  }
+  absl::StatusOr<CudaGraphHandle*> StreamEndCapture(CudaStreamHandle* stream) override {
+    CUgraph graph = nullptr;
+    RETURN_IF_ERROR(CudaStatus("cuStreamEndCapture", cuStreamEndCapture_(Native(stream), &graph)));
+    CUgraphExec instance = nullptr;
+    absl::Status status =
+        CudaStatus("cuGraphInstantiate", cuGraphInstantiateWithFlags_(&instance, graph, 0));
+    status.Update(CudaStatus("cuGraphDestroy", cuGraphDestroy_(graph)));
+    return Either(status, reinterpret_cast<CudaGraphHandle*>(instance));
+  }
+  absl::Status GraphLaunch(CudaGraphHandle* graph, CudaStreamHandle* stream) override {
+    return CudaStatus("cuGraphLaunch", cuGraphLaunch_(Native(graph), Native(stream)));
+  }
+  absl::Status GraphDestroy(CudaGraphHandle* graph) override {
+    return CudaStatus("cuGraphExecDestroy", cuGraphExecDestroy_(Native(graph)));
   }
 
   absl::StatusOr<CudaEventHandle*> EventCreateInterprocess() override {

@@ -27,6 +27,7 @@ TEST(CudaErrorTest, NamesTheCallAndTheErrorAndSaysWhatItMeans) {
   EXPECT_FALSE(IsBroken(CudaStatus("cuMemAlloc", kCudaOutOfMemory)));
   EXPECT_FALSE(IsBroken(CudaStatus("cuMemAlloc", kCudaInvalidContext)));
   EXPECT_FALSE(IsBroken(CudaStatus("cuEventQuery", kCudaNotReady)));
+  EXPECT_FALSE(IsBroken(CudaStatus("cuStreamEndCapture", kCudaStreamCaptureUnsupported)));
   for (int sticky : {kCudaIllegalAddress, kCudaLaunchFailed, kCudaEccUncorrectable}) {
     EXPECT_THAT(CudaStatus("cuStreamSynchronize", sticky),
                 StatusIs(absl::StatusCode::kInternal, testing::_));
@@ -129,6 +130,34 @@ class FakeCudaContextTest : public testing::Test {
   FakeCudaApi api_;
   CudaStreamHandle* stream_ = nullptr;
 };
+
+TEST_F(FakeCudaContextTest, GraphRunsWhatItsStreamWasGivenEachTimeItIsLaunched) {
+  ASSERT_OK_AND_ASSIGN(const CudaAddress memory, api_.MemAlloc(2));
+  auto* const bytes = reinterpret_cast<uint8_t*>(memory);
+  bytes[0] = bytes[1] = 1;
+  int runs = 0;
+  ASSERT_OK(api_.StreamBeginCapture(stream_));
+  EXPECT_FALSE(api_.StreamBeginCapture(stream_).ok()) << "twice";
+  ASSERT_OK(api_.MemsetD8Async(memory, 7, 1, stream_));
+  ASSERT_OK(api_.MemcpyAsync(memory + 1, memory, 1, stream_));
+  api_.RunOnStream(stream_, [&runs] { ++runs; });
+  EXPECT_THAT(api_.StreamSynchronize(stream_),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("CAPTURE_UNSUPPORTED")));
+  ASSERT_OK_AND_ASSIGN(CudaGraphHandle* const graph, api_.StreamEndCapture(stream_));
+  EXPECT_FALSE(api_.StreamEndCapture(stream_).ok()) << "nothing is kept any more";
+  ASSERT_OK(api_.StreamSynchronize(stream_));
+  EXPECT_EQ(bytes[1], 1) << "it was kept, and not run";
+  EXPECT_THAT(api_.Held(), HasSubstr("graphs=1"));
+  for (int launch = 1; launch <= 2; ++launch) {
+    bytes[0] = bytes[1] = 1;
+    ASSERT_OK(api_.GraphLaunch(graph, stream_));
+    ASSERT_OK(api_.StreamSynchronize(stream_));
+    EXPECT_EQ(bytes[1], 7) << "in its order";
+    EXPECT_EQ(runs, launch);
+  }
+  EXPECT_OK(api_.GraphDestroy(graph));
+  EXPECT_OK(api_.MemFree(memory));
+}
 
 TEST_F(FakeCudaContextTest, MemoryOfTheHostIsRegisteredOnceAndNoPartOfItTwice) {
   std::vector<char> memory(3000);

@@ -65,6 +65,9 @@ constexpr Meaning kMeanings[] = {
     {808, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", Code::kResourceExhausted},
     {809, "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", Code::kResourceExhausted},
     {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", Code::kUnavailable},
+    {kCudaStreamCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+     Code::kFailedPrecondition},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", Code::kFailedPrecondition},
     {999, "CUDA_ERROR_UNKNOWN", Code::kInternal},
 };
 

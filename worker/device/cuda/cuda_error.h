@@ -41,6 +41,7 @@ inline constexpr int kCudaLaunchFailed = 719;
 inline constexpr int kCudaNotPermitted = 800;
 inline constexpr int kCudaNotSupported = 801;
 inline constexpr int kCudaSystemDriverMismatch = 803;
+inline constexpr int kCudaStreamCaptureUnsupported = 900;
 
 // OK for kCudaSuccess.
 absl::Status CudaStatus(absl::string_view call, int error);

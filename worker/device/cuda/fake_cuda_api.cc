@@ -77,6 +77,7 @@ std::string FakeCudaApi::Held() const {
                     " events=", events_, " allocations=", allocations_.size());
   }
   if (!registered_.empty()) absl::StrAppend(&text, " registered=", registered_.size());
+  if (graphs_ > 0) absl::StrAppend(&text, " graphs=", graphs_);
   return text;
 }
 
@@ -319,6 +320,8 @@ absl::Status FakeCudaApi::StreamDestroy(CudaStreamHandle* stream) {
 
 absl::Status FakeCudaApi::StreamSynchronize(CudaStreamHandle* stream) {
   RETURN_IF_ERROR(Enter("StreamSynchronize", Needs::kContext));
+  if (Of(stream)->captured != nullptr)
+    return CudaStatus("cuStreamSynchronize", kCudaStreamCaptureUnsupported);
   Of(stream)->queue->Synchronize();
   return CudaStatus("cuStreamSynchronize", broken_);
 }
@@ -387,6 +390,10 @@ absl::Status FakeCudaApi::MemsetD8Async(CudaAddress dst, uint8_t value, int64_t 
 }
 
 void FakeCudaApi::RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work) {
+  if (Of(stream)->captured != nullptr) {
+    Of(stream)->captured->push_back(std::make_shared<absl::AnyInvocable<void()>>(std::move(work)));
+    return;
+  }
   Of(stream)->queue->Enqueue([this, work = std::move(work)]() mutable {
     if (broken_ == kCudaSuccess) work();
   });

@@ -108,6 +108,12 @@ class FakeCudaApi : public CudaApi {
   absl::StatusOr<bool> EventQuery(CudaEventHandle* event) override;
   absl::Status EventSynchronize(CudaEventHandle* event) override;
   absl::StatusOr<CudaEventHandle*> EventCreateTimed() override;
+  absl::Status StreamBeginCapture(CudaStreamHandle* stream) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<CudaGraphHandle*> StreamEndCapture(CudaStreamHandle* stream) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status GraphLaunch(CudaGraphHandle* graph, CudaStreamHandle* stream) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status GraphDestroy(CudaGraphHandle* graph) override ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<double> EventElapsedTime(CudaEventHandle* start, CudaEventHandle* end) override;
   absl::StatusOr<CudaEventHandle*> EventCreateInterprocess() override;
   absl::StatusOr<CudaIpcEventHandle> IpcGetEventHandle(CudaEventHandle* event) override;
@@ -126,7 +132,8 @@ class FakeCudaApi : public CudaApi {
   absl::Status MemSetAccess(CudaAddress address, int64_t size_bytes, int device,
                             CudaAccess access) override;
 
-  // Runs `work` in the order of the stream, as a kernel would; dropped once the context is broken.
+  // Runs `work` in the order of the stream, as a kernel would, or keeps it for a graph; dropped
+  // once the context is broken.
   void RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work);
   // Returns once what was enqueued is done. No call of the driver's: it neither counts nor fails.
   void AwaitStream(CudaStreamHandle* stream);
@@ -174,6 +181,7 @@ class FakeCudaApi : public CudaApi {
   int contexts_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<CudaStreamHandle*, std::shared_ptr<HostStream>> streams_ ABSL_GUARDED_BY(mu_);
   int events_ ABSL_GUARDED_BY(mu_) = 0;
+  int graphs_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<void*, int64_t> allocations_ ABSL_GUARDED_BY(mu_);
   std::map<void*, int64_t> registered_ ABSL_GUARDED_BY(mu_);
 };

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "worker/device/cuda/cuda_api.h"
 #include "worker/device/cuda/fake_shared_event.h"
 #include "worker/device/host/host_event.h"
@@ -13,9 +15,15 @@
 
 namespace tessera {
 
+// What was kept of a stream. Shared by the graph and the work that is under way.
+using FakeGraph = std::vector<std::shared_ptr<absl::AnyInvocable<void()>>>;
+
 struct FakeStream {
   std::shared_ptr<HostStream> queue;
   int priority = 0;
+  // Not null: what the stream is given is kept here. Used as the stream is, by one thread at a
+  // time.
+  std::unique_ptr<FakeGraph> captured = nullptr;
 };
 
 struct FakeEvent {
@@ -35,6 +43,7 @@ inline FakeStream* Of(CudaStreamHandle* stream) {
   const bool is_legacy = reinterpret_cast<uintptr_t>(stream) == 1;  // CU_STREAM_LEGACY
   return is_legacy ? FakeLegacyStream() : reinterpret_cast<FakeStream*>(stream);
 }
+inline FakeGraph* Of(CudaGraphHandle* graph) { return reinterpret_cast<FakeGraph*>(graph); }
 inline FakeEvent* Of(CudaEventHandle* event) { return reinterpret_cast<FakeEvent*>(event); }
 
 }  // namespace tessera
