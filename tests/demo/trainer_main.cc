@@ -3,7 +3,6 @@
 // Prints one JSON object a line on standard output: what a driver needs to show and to compare.
 #include <sys/resource.h>
 
-#include <cmath>
 #include <cstdio>
 #include <string>
 
@@ -15,6 +14,7 @@
 #include "client/torch/sharded_model.h"
 #include "nlohmann/json.hpp"
 #include "tests/demo/gpt.h"
+#include "tests/demo/schedule.h"
 #include "tests/demo/text.h"
 
 namespace tessera::demo {
@@ -34,13 +34,6 @@ struct Flags {
 void Emit(const nlohmann::json& line) {
   puts(line.dump().c_str());
   fflush(stdout);
-}
-
-double Schedule(const Flags& flags, int64_t step) {
-  const double warmup = std::max<double>(1.0, flags.steps / 10);
-  if (step <= warmup) return step / warmup;
-  const double progress = (step - warmup) / std::max(1.0, flags.steps - warmup);
-  return 0.1 + 0.9 * 0.5 * (1 + std::cos(M_PI * progress));
 }
 
 class Batches {
@@ -98,8 +91,8 @@ absl::Status RunSharded(const Flags& flags, const Batches& batches) {
           loss_value = loss.item<double>();
           // Said before the step, so that it is known even if this process ends right after it.
           Emit({{"event", "loss"}, {"step", sharded->next_step()}, {"loss", loss_value}});
-          ASSIGN_OR_RETURN(const StepResult result,
-                           sharded->StepWithResult(Schedule(flags, sharded->next_step())));
+          ASSIGN_OR_RETURN(const StepResult result, sharded->StepWithResult(LearningRateScale(
+                                                        sharded->next_step(), flags.steps)));
           norm = result.gradient_norm;
           return absl::OkStatus();
         },
@@ -163,7 +156,7 @@ absl::Status RunUnsharded(const Flags& flags, const Batches& batches) {
     const double norm = torch::nn::utils::clip_grad_norm_(parameters, flags.max_norm);
     for (auto& group : optimizer.param_groups()) {
       static_cast<torch::optim::AdamWOptions&>(group.options())
-          .lr(flags.learning_rate * Schedule(flags, step));
+          .lr(flags.learning_rate * LearningRateScale(step, flags.steps));
     }
     optimizer.step();
     Emit({{"event", "step"},

@@ -49,6 +49,8 @@ Unit GradientsOf(Unit values, int rank, int64_t step) {
   return values;
 }
 
+}  // namespace
+
 absl::Status AddAndReduce(Session* session, RankDevice* device, int unit, const Unit& gradients) {
   if (DeviceGradients(session).available()) return AddOnDevice(session, device, unit, gradients);
   const auto& parameters = session->layout().units[unit].flat.parameters();
@@ -58,8 +60,6 @@ absl::Status AddAndReduce(Session* session, RankDevice* device, int unit, const 
   }
   return session->Reduce(unit);
 }
-
-}  // namespace
 
 absl::StatusOr<Unit> ReadUnit(Session* session, RankDevice* device, int unit) {
   ASSIGN_OR_RETURN(const std::unique_ptr<RankKernels> kernels, device->CreateKernels({}));

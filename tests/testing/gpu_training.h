@@ -17,6 +17,9 @@ namespace tessera::testing_support {
 // Of a unit, by parameter, in full precision. The unit is unsharded.
 absl::StatusOr<std::vector<std::vector<float>>> ReadUnit(Session* session, RankDevice* device,
                                                          int unit);
+// Gives the unit's gradient, by parameter, from where the rank's device is, and reduces it.
+absl::Status AddAndReduce(Session* session, RankDevice* device, int unit,
+                          const std::vector<std::vector<float>>& gradients);
 // As ReadAll of toy_training.h.
 absl::StatusOr<std::vector<float>> ReadAllFrom(Session* session, RankDevice* device);
 // As ToyStep, with the same gradients, each reduced once for each micro-batch.
