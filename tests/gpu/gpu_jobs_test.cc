@@ -1,11 +1,9 @@
 // Whole jobs on a GPU: the bits of jobs on the processor, with executors that are killed, too.
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -17,12 +15,12 @@
 #include "client/cpp/session.h"
 #include "client/executor/host_executor.h"
 #include "gtest/gtest.h"
+#include "tests/gpu/nccl_executors.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/gpu_under_test.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/comm/nccl/nccl_shared_gpu.h"
 
 namespace tessera {
 namespace {
@@ -171,27 +169,15 @@ class GpuNcclJobsTest : public GpuJobsTest {
     if (IsSkipped()) return;
     if (!gpu_.nccl.ok()) GTEST_SKIP() << gpu_.nccl.message();
     if (gpu_.in_process()) GTEST_SKIP() << "nothing goes over NCCL here";
-    // NCCL refuses a GPU that two ranks have, unless it is told. The log is there to be read.
-    script_ = testing::TempDir() + "/executor-that-shares-its-gpu";
-    log_ = script_ + ".log";
-    std::ofstream(log_).flush();
-    std::ofstream script(script_);
-    script << "#!/bin/sh\n";
-    for (const auto& [name, value] : SharedGpuEnvironment("tessera-$$", gpu_.nccl_version))
-      script << "export " << name << "=" << value << "\n";
-    script << "exec '" << gpu_.executor_binary << "' \"$@\" 2>>'" << log_ << "'\n";
-    ASSERT_TRUE(script.flush());
-    ASSERT_EQ(chmod(script_.c_str(), 0755), 0);
+    ASSERT_OK(executors_.SetUp(&gpu_));
   }
   // That nothing else was chosen, which would go as well.
   void ExpectAllWentThroughNccl() {
-    std::ifstream file(log_);
-    std::stringstream log;
-    log << file.rdbuf();
-    EXPECT_THAT(log.str(), testing::HasSubstr("goes directly from GPU to GPU"));
-    EXPECT_THAT(log.str(), testing::Not(testing::HasSubstr("by the processor")));
+    const std::string log = executors_.TakeLog();
+    EXPECT_THAT(log, testing::HasSubstr("goes directly from GPU to GPU"));
+    EXPECT_THAT(log, testing::Not(testing::HasSubstr("by the processor")));
   }
-  std::string script_, log_;
+  gpu_check::NcclExecutors executors_;
 };
 
 bool HasMapped(int pid, const std::string& library) {
@@ -205,7 +191,7 @@ bool HasMapped(int pid, const std::string& library) {
 
 TEST_P(GpuNcclJobsTest, TrainToTheBitsOfTheProcessorThroughNccl) {
   ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
-  ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(script_));
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(executors_.program()));
   int num_with_nccl = 0;
   const auto look = [&](int64_t step) {
     if (step != kSteps) return;
@@ -221,7 +207,7 @@ TEST_P(GpuNcclJobsTest, TrainToTheBitsOfTheProcessorThroughNccl) {
 
 TEST_P(GpuNcclJobsTest, ExecutorsThatAreKilledCostNoBit) {
   ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
-  ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(script_));
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(executors_.program()));
   const auto kill_some = [&](int64_t step) {
     if (step == 4 || step == 8)
       cluster->KillExecutorForTest("toy", static_cast<int>(step / 4) % GetParam().world_size);

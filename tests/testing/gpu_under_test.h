@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "worker/comm/direct_communicators.h"
 #include "worker/device/device_memory.h"
 #include "worker/device/rank_device.h"
 
@@ -18,6 +19,9 @@ struct GpuUnderTest {
   std::string executor_binary;  // Of executors that are processes.
   absl::Status nccl;            // Why these cannot use NCCL; OK: they can.
   int nccl_version = 0;         // As NCCL numbers them.
+  // Where these cannot: NCCL of executors that are threads. Null: there is none either. Outlives
+  // the executors.
+  MakeDirectCommunicators nccl_of_threads = nullptr;
 
   // Processes share nothing of the GPU: trainers have their executors in their processes, and each
   // rank of a job has a worker of its own. See DeviceMemory.
