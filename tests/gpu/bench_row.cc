@@ -31,10 +31,12 @@ BenchRow RowFrom(const Json& json) {
   }
   row.unit = json.at("unit").get<std::string>();
   row.value = QuartilesFrom(json);
+  if (json.contains("limit")) row.limit = json["limit"].get<double>();
   if (!json.contains("ratio")) return row;
   row.ratio_to = json["ratio"].at("to").get<std::string>();
   row.ratio = QuartilesFrom(json["ratio"]);
   row.aim = json.value("aim", 0.0);
+  row.gate = json.value("gate", 0.0);
   return row;
 }
 
@@ -67,12 +69,21 @@ Json ToJson(const BenchRow& row) {
   }
   json["unit"] = row.unit;
   json.update(QuartilesJson(row.value));
+  if (row.limit.has_value()) {
+    json["limit"] = *row.limit;
+    json["limit_met"] = !row.misses_limit();
+  }
   if (row.ratio_to.empty()) return json;
   json["ratio"] = {{"to", row.ratio_to}};
   json["ratio"].update(QuartilesJson(row.ratio));
-  if (row.aim == 0) return json;
-  json["aim"] = row.aim;
-  json["aim_met"] = !row.misses_aim();
+  if (row.aim > 0) {
+    json["aim"] = row.aim;
+    json["aim_met"] = !row.misses_aim();
+  }
+  if (row.gate > 0) {
+    json["gate"] = row.gate;
+    json["gate_met"] = !row.misses_gate();
+  }
   return json;
 }
 

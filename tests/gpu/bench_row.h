@@ -2,6 +2,7 @@
 #ifndef TESSERA_TESTS_GPU_BENCH_ROW_H_
 #define TESSERA_TESTS_GPU_BENCH_ROW_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,12 +19,17 @@ struct BenchRow {
   bench::Quartiles value;
   std::string ratio_to;    // The row that `ratio` is to; empty: there is none.
   bench::Quartiles ratio;  // Of the two in the same round.
-  double aim = 0;          // The ratio's; 0: none.
-  std::string error;       // Why it was not measured; then all but the name is empty.
-  std::string absent;      // The same, where the machine lacks what it is about; no failure.
+  double aim = 0;          // The least that the ratio should be; 0: none.
+  double gate = 0;         // The least that is promised, where the aim is higher; 0: none.
+  // The most that the value should be, where it has a bound of its own.
+  std::optional<double> limit = std::nullopt;
+  std::string error;   // Why it was not measured; then all but the name is empty.
+  std::string absent;  // The same, where the machine lacks what it is about; no failure.
 
   bool measured() const { return error.empty() && absent.empty(); }
   bool misses_aim() const { return measured() && aim > 0 && ratio.median < aim; }
+  bool misses_gate() const { return measured() && gate > 0 && ratio.median < gate; }
+  bool misses_limit() const { return measured() && limit.has_value() && value.median > *limit; }
 };
 
 // Of what took these times, round by round, in us; ...

@@ -70,9 +70,14 @@ std::string RowLine(const BenchRow& row) {
   std::string line =
       absl::StrFormat("  %-46s %9s %-5s [%s, %s]", row.name, Number(row.value.median), row.unit,
                       Number(row.value.low), Number(row.value.high));
+  const auto missed = [](bool is_missed) { return is_missed ? ": missed" : ""; };
+  if (row.limit.has_value())
+    absl::StrAppend(&line, "  at most ", *row.limit, missed(row.misses_limit()));
   if (!row.ratio_to.empty()) {
     absl::StrAppend(&line, "  ratio ", Number(row.ratio.median));
-    if (row.aim > 0) absl::StrAppend(&line, ", aim ", row.aim, row.misses_aim() ? ": missed" : "");
+    const auto bound = [](double value) { return absl::StrFormat("%.3g", value); };
+    if (row.aim > 0) absl::StrAppend(&line, ", aim ", bound(row.aim), missed(row.misses_aim()));
+    if (row.gate > 0) absl::StrAppend(&line, ", gate ", bound(row.gate), missed(row.misses_gate()));
   }
   return line + "\n";
 }

@@ -204,7 +204,12 @@ TEST(CheckReportTest, DocumentAndTableHaveEverything) {
   row.ratio_to = "copy";
   row.ratio = {0.5, 0.875, 1};
   row.aim = 0.9;
-  report.rows = {row};
+  row.gate = 0.875;
+  BenchRow count;
+  count.name = "kernels";
+  count.value = {0, 1, 2};
+  count.limit = 0;
+  report.rows = {row, count};
   const auto document = nlohmann::json::parse(ToJson(report));
   EXPECT_EQ(document["date"], "2027-01-15T08:00:00Z");
   EXPECT_EQ(document["status"], "failed");
@@ -213,10 +218,16 @@ TEST(CheckReportTest, DocumentAndTableHaveEverything) {
   EXPECT_EQ(document["suites"][0]["failures"][0], "Some/ParameterTest.IsEven/1");
   EXPECT_EQ(document["rows"][0]["ratio"]["median"], 0.875);
   EXPECT_EQ(document["rows"][0]["aim_met"], false);
+  EXPECT_EQ(document["rows"][0]["gate_met"], true);
+  EXPECT_FALSE(document["rows"][0].contains("limit"));
+  EXPECT_EQ(document["rows"][1]["limit"], 0);
+  EXPECT_EQ(document["rows"][1]["limit_met"], false);
   const std::string table = Table(report);
   EXPECT_THAT(table, HasSubstr("failed: 1 passed, 1 failed, 1 skipped"));
   EXPECT_THAT(table, HasSubstr("FAILED Some/ParameterTest.IsEven/1"));
-  EXPECT_THAT(table, HasSubstr("1500 GB/s  [1.00, 2000]  ratio 0.875, aim 0.9: missed"));
+  EXPECT_THAT(table,
+              HasSubstr("1500 GB/s  [1.00, 2000]  ratio 0.875, aim 0.9: missed, gate 0.875\n"));
+  EXPECT_THAT(table, HasSubstr("[0.000, 2.00]  at most 0: missed\n"));
 }
 
 TEST(CheckSuitesTest, LinesThatAreNoneAndNamesThatAreTakenAreRefused) {

@@ -19,6 +19,7 @@ constexpr double kScale = 0.5;
 constexpr double kBytesAim = 0.9;        // Of the device's own copy.
 constexpr double kOnePassAim = 1 / 1.1;  // Likewise.
 constexpr char kCopy[] = "copy within the device";
+constexpr char kRecord[] = "record of an event, which is the least stall";
 constexpr char kCopyOut[] = "device to pinned memory of the host";
 
 double SteadySeconds() {
@@ -196,11 +197,14 @@ class GpuBench {
                          ASSIGN_OR_RETURN(const double seconds, SnapshotSeconds());
                          return static_cast<double>(kSnapshotArrays * bytes_) / seconds;
                        }});
-    const auto add_time = [&](std::string name, std::function<absl::StatusOr<double>()> sample) {
-      figures.push_back({std::move(name), false, "", 0, std::move(sample)});
+    const auto add_time = [&](std::string name, std::function<absl::StatusOr<double>()> sample,
+                              std::string ratio_to = "", double aim = 0) {
+      figures.push_back({std::move(name), false, std::move(ratio_to), aim, std::move(sample)});
     };
-    add_time("stall of training for that snapshot", [this] { return SnapshotSeconds(); });
-    add_time("record of an event, which is the least stall", [this] { return RecordSeconds(); });
+    add_time(
+        "stall of training for that snapshot", [this] { return SnapshotSeconds(); }, kRecord,
+        /*aim=*/1);
+    add_time(kRecord, [this] { return RecordSeconds(); });
     add_time(absl::StrCat("import and map a descriptor of ", options_.region_bytes >> 10, " KiB"),
              [this] { return ImportSeconds(); });
     add_time("launch of a kernel and back", [this] { return LaunchSeconds(); });
@@ -264,7 +268,8 @@ class GpuBench {
     row.value = bench::QuartilesOf(values);
     if (other == nullptr || !other->status.ok()) return row;
     row.ratio_to = other->name;
-    row.ratio = bench::RatioOf(figure.samples, other->samples);
+    row.ratio = figure.is_rate ? bench::RatioOf(figure.samples, other->samples)
+                               : bench::RatioOf(other->samples, figure.samples);
     row.aim = figure.aim;
     return row;
   }

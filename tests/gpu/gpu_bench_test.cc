@@ -140,6 +140,9 @@ TEST_F(GpuBenchTest, RatesAreFloorsByTheDevicesTimeAndRatiosAreToItsCopy) {
     EXPECT_NEAR(rows[i].value.median, 0.25e6, 1) << rows[i].name;
     EXPECT_EQ(rows[i].unit, "us");
   }
+  EXPECT_EQ(rows[11].ratio_to, rows[12].name) << "a stall, and the least that it could be";
+  EXPECT_EQ(rows[11].aim, 1);
+  EXPECT_EQ(rows[11].ratio.median, 1) << "the test's clock makes them alike";
   EXPECT_EQ(api_->Held(), "");
 }
 
@@ -275,6 +278,19 @@ TEST(ArrayBytesTest, AreWhatIsWantedOrASixteenthOfWhatIsFree) {
               StatusIs(StatusCode::kResourceExhausted, testing::_));
 }
 
+TEST_F(GpuBenchTest, StallThatIsLongerThanTheLeastOneMissesItsAim) {
+  FakeKernels kernels(api_.get(), 1);
+  // Of the ten readings of a round the third and fourth are the stall's, the next two the record's.
+  int readings = 0;
+  bench_.host_seconds = [&, this] {
+    const bool of_stall = ++readings % 10 == 4;
+    return host_seconds_ += of_stall ? 0.5 : 0.25;
+  };
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&kernels));
+  EXPECT_EQ(rows[11].ratio.median, 0.5) << "times: the least by this one's";
+  EXPECT_TRUE(rows[11].misses_aim());
+}
+
 TEST(BenchRowTest, RowsGoThroughJsonAndWhatIsNoneIsRefused) {
   BenchRow rate;
   rate.name = "AdamW";
@@ -283,15 +299,23 @@ TEST(BenchRowTest, RowsGoThroughJsonAndWhatIsNoneIsRefused) {
   rate.ratio_to = "copy";
   rate.ratio = {0.5, 0.875, 1};
   rate.aim = 0.9;
+  rate.gate = 0.875;
   BenchRow none;
   none.name = "import";
   none.error = "refused";
-  const std::string text = RowsToJson({rate, none});
+  BenchRow count;
+  count.name = "kernels";
+  count.value = {1, 1, 1};
+  count.limit = 0;
+  const std::string text = RowsToJson({rate, none, count});
   ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, RowsFromJson(text));
-  ASSERT_EQ(rows.size(), 2);
+  ASSERT_EQ(rows.size(), 3);
   EXPECT_EQ(RowsToJson(rows), text);
   EXPECT_EQ(rows[0].ratio.median, 0.875);
   EXPECT_TRUE(rows[0].misses_aim());
+  EXPECT_FALSE(rows[0].misses_gate());
+  EXPECT_FALSE(rows[0].misses_limit()) << "there is none";
+  EXPECT_TRUE(rows[2].misses_limit());
   EXPECT_EQ(rows[1].error, "refused");
   for (const char* bad : {"", "[]", "{}", "{\"rows\": []}", "{\"rows\": [{}]}",
                           "{\"rows\": [{\"name\": \"x\", \"unit\": 1}]}"}) {

@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "tests/gpu/gpu_step_bench.h"
 #include "tests/gpu/launch_latency.h"
+#include "tests/gpu/step_overlap.h"
 #include "worker/executor/machine_devices.h"
 
 namespace tessera {
@@ -25,6 +26,8 @@ absl::StatusOr<std::vector<BenchRow>> Bench(const StepBenchOptions& options) {
                                          gpu.memory->why_not_shared());
   }
   ASSIGN_OR_RETURN(std::vector<BenchRow> rows, BenchSteps(gpu, options));
+  ASSIGN_OR_RETURN(const std::vector<BenchRow> overlap, BenchStepOverlap(gpu, options));
+  rows.insert(rows.end(), overlap.begin(), overlap.end());
   LatencyOptions latency;
   latency.program = std::filesystem::read_symlink("/proc/self/exe").string();
   ASSIGN_OR_RETURN(const std::vector<BenchRow> launches, BenchLaunchLatency(gpu, latency));

@@ -199,6 +199,7 @@ BenchRow CountRow(const absl::StatusOr<int64_t>& count) {
   } else {
     const auto number = static_cast<double>(*count);
     row.value = {number, number, number};
+    row.limit = 0;
   }
   return row;
 }

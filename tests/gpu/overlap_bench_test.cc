@@ -65,6 +65,7 @@ TEST(OverlapBenchTest, ProductIsMeasuredAloneAndBesideAndWindowsAreCounted) {
   }
   EXPECT_GT(rows[1].aim, 0.97);
   EXPECT_EQ(rows[3].value.median, 0) << "windows launch nothing";
+  EXPECT_EQ(rows[3].limit, 0);
   EXPECT_EQ(gemm.count(), 4 * 3 * 2 + 2) << "rounds, ways, products, and those that are counted";
 }
 
