@@ -88,14 +88,13 @@ TEST_P(ByteGptTest, LossAndEveryGradientAreThoseOfTheDemosModel) {
   for (int64_t i = 0; i < config.blocks; ++i) pass.ForwardBlock(i, units_[1 + i]);
   const double loss = pass.Loss(units_[0]);
   std::vector<ByteGptUnit> gradients(units_.size());
-  for (int64_t i = config.blocks; i-- > 0;)
-    gradients[1 + i] = pass.BackwardBlock(i, units_[1 + i]);
+  for (int64_t i = config.blocks; i-- > 0;) gradients[1 + i] = pass.BackwardBlock(i, units_[1 + i]);
   gradients[0] = pass.Finish();
 
   const auto model = MakeTorchGpt();
-  torch::Tensor bytes = torch::from_blob(windows_.data(), {GetParam().batch, config.context + 1},
-                                         torch::kUInt8)
-                            .to(torch::kInt64);
+  torch::Tensor bytes =
+      torch::from_blob(windows_.data(), {GetParam().batch, config.context + 1}, torch::kUInt8)
+          .to(torch::kInt64);
   const torch::Tensor torch_loss = NextByteLoss(*model, bytes);
   torch_loss.backward();
   EXPECT_NEAR(loss, torch_loss.item<double>(), 1e-5 * loss);
@@ -141,15 +140,15 @@ TEST(ByteGptValuesTest, InitialValuesAreDistributedAsTheDemos) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ByteGptTest,
-    testing::Values(Case{1, ByteGptConfig(), 2}, Case{2, ByteGptConfig(), 2, 4},
-                    Case{3, ByteGptConfig{24, 3, 1, 7}, 3, 4},
-                    Case{4, ByteGptConfig{32, 1, 3, 16}, 1, 4},
-                    Case{5, ByteGptConfig{48, 12, 2, 1}, 5, 4}),
-    [](const testing::TestParamInfo<Case>& info) {
-      return "Seed" + std::to_string(info.param.seed);
-    });
+INSTANTIATE_TEST_SUITE_P(All, ByteGptTest,
+                         testing::Values(Case{1, ByteGptConfig(), 2},
+                                         Case{2, ByteGptConfig(), 2, 4},
+                                         Case{3, ByteGptConfig{24, 3, 1, 7}, 3, 4},
+                                         Case{4, ByteGptConfig{32, 1, 3, 16}, 1, 4},
+                                         Case{5, ByteGptConfig{48, 12, 2, 1}, 5, 4}),
+                         [](const testing::TestParamInfo<Case>& info) {
+                           return "Seed" + std::to_string(info.param.seed);
+                         });
 
 }  // namespace
 }  // namespace tessera::demo

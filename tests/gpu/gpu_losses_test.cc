@@ -114,7 +114,7 @@ class GpuLossesTest : public testing::TestWithParam<Case> {
     };
     // Of 256 bytes each is as likely at first: log 256 = 5.55.
     EXPECT_NEAR(mean(0), 5.55, 0.1);
-    EXPECT_LT(mean(last), 3.4);
+    EXPECT_LT(mean(last), 3.0);
     EXPECT_NE(outcome.losses.front(), outcome.losses.back()) << "ranks have other windows";
     return outcome;
   }
@@ -169,7 +169,9 @@ std::string NameOf(const testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, GpuLossesTest,
-                         testing::Values(Case{1, 2}, Case{1, 4}, Case{2, 2}, Case{2, 1}), NameOf);
+                         testing::Values(Case{1, 2}, Case{1, 4}, Case{2, 2}, Case{2, 1},
+                                         Case{4, 1}),
+                         NameOf);
 INSTANTIATE_TEST_SUITE_P(Device, GpuNcclLossesTest, testing::Values(Case{2, 1}, Case{4, 1}),
                          NameOf);
 

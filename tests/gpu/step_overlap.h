@@ -8,8 +8,9 @@
 //
 // 1: the shorter one took no time; 0: they took turns; below 0: they were in each other's way.
 //
-// Gradients have an infinity on purpose, so that every vote skips its step: an update comes when all
-// is reduced and nothing computes any more, and would be in the share as work that nothing hides.
+// Gradients have an infinity on purpose, so that every vote skips its step: an update comes when
+// all is reduced and nothing computes any more, and would be in the share as work that nothing
+// hides.
 #ifndef TESSERA_TESTS_GPU_STEP_OVERLAP_H_
 #define TESSERA_TESTS_GPU_STEP_OVERLAP_H_
 

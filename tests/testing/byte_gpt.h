@@ -45,7 +45,7 @@ class ByteGptPass {
   // The mean cross-entropy of predicting each next byte; backward has begun.
   double Loss(const ByteGptUnit& root);
   ByteGptUnit BackwardBlock(int64_t block, const ByteGptUnit& parameters);  // From the last.
-  ByteGptUnit Finish();  // The root's gradient.
+  ByteGptUnit Finish();                                                     // The root's gradient.
 
  private:
   struct Saved {

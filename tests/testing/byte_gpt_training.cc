@@ -94,8 +94,8 @@ absl::StatusOr<std::vector<double>> TrainByteGptOn(Session* session, RankDevice*
     absl::Status status = Initialize(session, training);
     while (status.ok() && session->next_step() <= training.steps) {
       const int64_t step = session->next_step();
-      status =
-          session->RunStep([&] { return Step(session, device, training, step, &losses[step - 1]); });
+      status = session->RunStep(
+          [&] { return Step(session, device, training, step, &losses[step - 1]); });
     }
     if (status.ok()) return losses;
     if (!absl::IsAborted(status)) return status;
