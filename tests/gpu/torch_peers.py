@@ -15,6 +15,7 @@ import copy
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -112,6 +113,34 @@ def bench_adamw(torch, device, clock, options):
     ]
 
 
+def import_fully_shard():
+    """From where PyTorch has it since 2.6, or had it since 2.4."""
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        from torch.distributed._composable.fsdp import fully_shard
+    return fully_shard
+
+
+def make_model(torch, device, options):
+    """Units as those of gpu_step_bench: equal, of width * width parameters in bf16."""
+    layers = [
+        torch.nn.Sequential(
+            torch.nn.Linear(options.width, options.width, bias=False), torch.nn.ReLU()
+        )
+        for _ in range(options.layers)
+    ]
+    return torch.nn.Sequential(*layers).to(device=device, dtype=torch.bfloat16)
+
+
+def shard(model, **arguments):
+    fully_shard = import_fully_shard()
+    for layer in model:
+        fully_shard(layer, **arguments)
+    fully_shard(model, **arguments)
+    return model
+
+
 def make_step(torch, model, batch):
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
@@ -123,46 +152,134 @@ def make_step(torch, model, batch):
     return step
 
 
-def bench_steps(torch, device, clock, options):
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
+def make_step_of_masters(torch, model, batch):
+    """AdamW on fp32, published as bf16, which is what gpu_step_bench does."""
+    parameters = list(model.parameters())
+    masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in parameters]
+    optimizer = torch.optim.AdamW(masters, fused=True)
 
-    layers = [
-        torch.nn.Sequential(torch.nn.Linear(options.width, options.width), torch.nn.ReLU())
-        for _ in range(options.layers)
+    def step():
+        model(batch).sum().backward()
+        for master, parameter in zip(masters, parameters):
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, parameters):
+                parameter.copy_(master)
+
+    return step
+
+
+def make_sharded_step_of_masters(torch, model, batch):
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+    except ImportError:
+        from torch.distributed._composable.fsdp import MixedPrecisionPolicy
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    return make_step(torch, shard(model.float(), mp_policy=policy), batch)
+
+
+def measure_steps(torch, device, clock, options, ranks):
+    """Rows of one rank; where there are several, each is one of a process of its own."""
+    model = make_model(torch, device, options)
+    batch = torch.ones(options.batch, options.width, device=device, dtype=torch.bfloat16)
+    steps = [
+        make_step(torch, copy.deepcopy(model), batch),
+        make_step(torch, shard(copy.deepcopy(model)), batch),
+        make_step_of_masters(torch, copy.deepcopy(model), batch),
+        make_sharded_step_of_masters(torch, copy.deepcopy(model), batch),
     ]
-    plain = torch.nn.Sequential(*layers).to(device=device, dtype=torch.bfloat16)
-    sharded = copy.deepcopy(plain)
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            init_method="file://" + os.path.join(folder, "rendezvous"),
-            rank=0,
-            world_size=1,
-        )
-        try:
-            for layer in sharded:
-                fully_shard(layer)
-            fully_shard(sharded)
-            batch = torch.ones(options.batch, options.width, device=device, dtype=torch.bfloat16)
-            steps = [make_step(torch, model, batch) for model in (plain, sharded)]
-            plain_seconds, sharded_seconds = measure(
-                [lambda step=step: clock.host_seconds(step, options.repeats) for step in steps],
-                options.rounds,
-                options.warm_up_rounds,
+    samples = measure(
+        [lambda step=step: clock.host_seconds(step, options.repeats) for step in steps],
+        options.rounds,
+        options.warm_up_rounds,
+    )
+    many = "one rank" if ranks == 1 else f"{ranks} ranks"
+    rows = []
+    for what, plain, sharded in (
+        (PLAIN, samples[0], samples[1]),
+        (PLAIN + ", AdamW on fp32", samples[2], samples[3]),
+    ):
+        name = what if ranks == 1 else f"{what}, on each of {many}"
+        rows.append(row(name, "us", [seconds * 1e6 for seconds in plain]))
+        rows.append(
+            row(
+                f"{what}, by fully_shard, {many}",
+                "us",
+                [seconds * 1e6 for seconds in sharded],
+                name,
+                [own / other for own, other in zip(plain, sharded)],
             )
-        finally:
-            dist.destroy_process_group()
-    return [
-        row(PLAIN, "us", [seconds * 1e6 for seconds in plain_seconds]),
-        row(
-            "torch: the same by fully_shard, one rank",
-            "us",
-            [seconds * 1e6 for seconds in sharded_seconds],
-            PLAIN,
-            [plain / own for plain, own in zip(plain_seconds, sharded_seconds)],
-        ),
-    ]
+        )
+    return rows
+
+
+def join_and_measure(torch, device, clock, options, rendezvous, rank, ranks):
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method="file://" + rendezvous,
+        rank=rank,
+        world_size=ranks,
+    )
+    try:
+        return measure_steps(torch, device, clock, options, ranks)
+    finally:
+        dist.destroy_process_group()
+
+
+def bench_steps(torch, device, clock, options):
+    with tempfile.TemporaryDirectory() as folder:
+        rendezvous = os.path.join(folder, "rendezvous")
+        return join_and_measure(torch, device, clock, options, rendezvous, 0, 1)
+
+
+def bench_steps_of_ranks(torch, device, clock, options):
+    """With as many ranks as NCCL takes: one a GPU."""
+    ranks = options.ranks
+    if ranks == 0:
+        ranks = torch.cuda.device_count() if device.type == "cuda" else 1
+    if ranks < 2:
+        why = "NCCL takes one rank a GPU, and there is one"
+        return [{"name": f"{PLAIN}, by fully_shard, several ranks", "absent": why}]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [sys.executable, os.path.abspath(__file__), "--device", options.device]
+        arguments += ["--json", os.path.join(folder, "rows"), "--ranks", str(ranks)]
+        arguments += ["--rendezvous", os.path.join(folder, "rendezvous")]
+        for name in ("rounds", "warm_up_rounds", "repeats", "layers", "width", "batch"):
+            arguments += ["--" + name.replace("_", "-"), str(getattr(options, name))]
+        others = [subprocess.Popen(arguments + ["--rank", str(i)]) for i in range(ranks)]
+        # One that fails leaves the others waiting for it.
+        while any(other.poll() is None for other in others):
+            if any(other.poll() for other in others):
+                break
+            time.sleep(0.1)
+        failed = [i for i, other in enumerate(others) if other.poll()]
+        for other in others:
+            other.kill()
+            other.wait()
+        if failed:
+            raise RuntimeError(f"ranks {failed} of {ranks} failed; the log says why")
+        with open(os.path.join(folder, "rows"), encoding="utf-8") as file:
+            return json.load(file)["rows"]
+
+
+def be_rank(torch, options):
+    """A process of bench_steps_of_ranks; the first one writes the rows."""
+    device = torch.device(options.device)
+    if options.device == "cuda":
+        device = torch.device("cuda", options.rank)
+        torch.cuda.set_device(device)
+    clock = Clock(torch, device)
+    rows = join_and_measure(
+        torch, device, clock, options, options.rendezvous, options.rank, options.ranks
+    )
+    if options.rank == 0:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"rows": rows}, file)
+    return 0
 
 
 def main():
@@ -176,6 +293,9 @@ def main():
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=8192)
+    parser.add_argument("--ranks", type=int, default=0, help="0: as many as there are GPUs")
+    parser.add_argument("--rank", type=int, default=-1, help="of a process that is one of them")
+    parser.add_argument("--rendezvous", default="", help="where these meet")
     options = parser.parse_args()
     if sys.version_info < (3, 8):
         print(f"no Python: {sys.version.split()[0]} is too old")
@@ -187,19 +307,21 @@ def main():
         print(f"no PyTorch: {error}")
         return NO_PEER
     try:
-        from torch.distributed.fsdp import fully_shard  # noqa: F401
+        import_fully_shard()
     except ImportError as error:
         print(f"PyTorch {torch.__version__} is too old: {error}")
         return NO_PEER
     if options.device == "cuda" and not torch.cuda.is_available():
         print(f"PyTorch {torch.__version__} cannot use the GPU")
         return NO_PEER
+    if options.rank >= 0:
+        return be_rank(torch, options)
     device = torch.device(options.device)
     clock = Clock(torch, device)
     print(f"PyTorch {torch.__version__}")
     rows = []
     failed = False
-    for bench in (bench_adamw, bench_steps):
+    for bench in (bench_adamw, bench_steps, bench_steps_of_ranks):
         try:
             rows += bench(torch, device, clock, options)
         except Exception as error:  # Whatever it is: the other rows are written.

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
@@ -34,10 +35,12 @@ class TorchPeersTest : public testing::Test {
     fs::create_directories(folder_ + "/" + package);
     std::ofstream(folder_ + "/" + package + "/__init__.py") << text;
   }
-  SuiteResult Run() {
+  SuiteResult Run(const std::vector<std::string>& flags = {}) {
+    std::vector<std::string> arguments = {"tests/gpu/torch_peers", "--device=cpu",
+                                          "--json=" + folder_ + "/rows"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
     const absl::StatusOr<ProgramEnd> end =
-        RunProgram({"tests/gpu/torch_peers", "--device=cpu", "--json=" + folder_ + "/rows"},
-                   absl::InfiniteDuration(), folder_ + "/log");
+        RunProgram(arguments, absl::InfiniteDuration(), folder_ + "/log");
     EXPECT_OK(end);
     std::stringstream json;
     json << std::ifstream(folder_ + "/rows").rdbuf();
@@ -75,6 +78,31 @@ TEST_F(TorchPeersTest, PyTorchWithoutWhatItIsComparedByLacksThePeer) {
   EXPECT_THAT(result.reason, HasSubstr("PyTorch 1.13 is too old: "));
 }
 
+TEST_F(TorchPeersTest, WhatIsComparedIsFoundUnderItsFirstNameToo) {
+  Have("torch", "__version__ = '2.4'\nclass device:\n  def __init__(self, name): self.type = name");
+  Have("torch/distributed", "");
+  Have("torch/distributed/fsdp", "");
+  Have("torch/distributed/_composable", "");
+  Have("torch/distributed/_composable/fsdp", "def fully_shard(module): pass");
+  const SuiteResult result = Run();
+  EXPECT_NE(result.outcome, Outcome::kNoPeer) << result.reason;
+  EXPECT_EQ(rows_.size(), 3u);
+}
+
+// The machine's own Python, whatever it has: rows that are all measured, or what it lacks.
+TEST_F(TorchPeersTest, MachinesOwnPyTorchIsMeasuredWhereItHasOne) {
+  ASSERT_EQ(unsetenv("PYTHONPATH"), 0);
+  const SuiteResult result = Run({"--rounds=2", "--warm-up-rounds=1", "--repeats=1", "--layers=2",
+                                  "--width=16", "--batch=4", "--elements=64", "--ranks=2"});
+  if (result.outcome == Outcome::kNoPeer) {
+    EXPECT_FALSE(result.reason.empty());
+    GTEST_SKIP() << result.reason;
+  }
+  EXPECT_EQ(result.outcome, Outcome::kPassed) << result.reason;
+  EXPECT_EQ(rows_.size(), 2u + 4u + 4u);
+  for (const BenchRow& row : rows_) EXPECT_TRUE(row.measured()) << row.error << row.absent;
+}
+
 TEST_F(TorchPeersTest, WhateverFailsIsARowThatSaysSo) {
   Have("torch",
        "__version__ = '2.9'\n"
@@ -85,10 +113,11 @@ TEST_F(TorchPeersTest, WhateverFailsIsARowThatSaysSo) {
   Have("torch/distributed/fsdp", "def fully_shard(module): pass");
   const SuiteResult result = Run();
   EXPECT_EQ(result.outcome, Outcome::kFailed);
-  ASSERT_EQ(rows_.size(), 2u);
+  ASSERT_EQ(rows_.size(), 3u);
   EXPECT_EQ(rows_[0].name, "torch: bench_adamw");
   EXPECT_EQ(rows_[0].error, "TypeError: not these arguments");
   EXPECT_THAT(rows_[1].error, HasSubstr("AttributeError: "));
+  EXPECT_EQ(rows_[2].absent, "NCCL takes one rank a GPU, and there is one");
 }
 
 }  // namespace
