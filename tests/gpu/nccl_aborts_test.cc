@@ -35,19 +35,17 @@ class AbortingKernels : public SliceKernels {
  public:
   AbortingKernels(SliceKernels* kernels, Communicator* control)
       : kernels_(kernels), control_(control) {}
-  absl::Status Reduce(CudaStreamHandle*, absl::Span<const void* const>, DType, int64_t, double,
-                      bool, host::SumOutput, host::GradientStats*) override {
+  absl::Status Reduce(CudaStreamHandle*, absl::Span<const void* const>, ElementType, int64_t,
+                      double, bool, host::SumOutput, host::GradientStats*) override {
     return absl::UnimplementedError("not called");
   }
-  absl::Status Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs, DType dtype,
-                       SliceOp op, int64_t count, void* output) override {
+  absl::Status Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
+                       ElementType type, ReduceOp op, double scale, int64_t count,
+                       void* output) override {
     if (control_ != nullptr && ++num_calls_ == 3) {
       control_->Abort(absl::AbortedError("as the test has it"));
     }
-    return kernels_->Combine(stream, inputs, dtype, op, count, output);
-  }
-  absl::Status Scale(CudaStreamHandle*, void*, DType, int64_t, double) override {
-    return absl::UnimplementedError("not called");
+    return kernels_->Combine(stream, inputs, type, op, scale, count, output);
   }
 
  private:
@@ -107,7 +105,7 @@ absl::Status AllReduceOnes(NcclCommunicator* comm, CudaDevice* device, float* bu
   const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
   device->Copy(stream.get(), buffer, values.data(), bytes);
   stream->Synchronize();
-  RETURN_IF_ERROR(comm->AllReduce(buffer, count, DType::kFp32, ReduceOp::kSum));
+  RETURN_IF_ERROR(comm->AllReduce(buffer, count, DType::kFp32, ReduceOp::kSum, 1));
   device->Copy(stream.get(), values.data(), buffer, bytes);
   stream->Synchronize();
   RETURN_IF_ERROR(device->status());

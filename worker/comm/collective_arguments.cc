@@ -22,11 +22,16 @@ absl::Status CheckPointer(const void* pointer, int64_t count, const char* name) 
   return absl::InvalidArgumentError(absl::StrCat(name, " is null"));
 }
 
-absl::Status CheckGradientDType(DType dtype, DType sum_dtype) {
-  if (dtype == DType::kFp32 || IsHalf(dtype)) return absl::OkStatus();
-  if (dtype == DType::kFp64 && sum_dtype == DType::kFp64) return absl::OkStatus();
+absl::Status CheckGradientDType(ElementType type, DType sum_dtype) {
+  if (type.is_fp8()) {
+    if (sum_dtype == DType::kFp32) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("sums of ", Name(type), " are fp32, not ", Name(sum_dtype)));
+  }
+  if (type == DType::kFp32 || IsHalf(type.dtype())) return absl::OkStatus();
+  if (type == DType::kFp64 && sum_dtype == DType::kFp64) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "gradients are fp32, bf16, fp16 or, where sums are too, fp64; not ", Name(dtype)));
+      "gradients are fp32, bf16, fp16 or, where sums are too, fp64; not ", Name(type)));
 }
 
 absl::Status CheckSumOutput(host::SumOutput recv, int64_t count) {
@@ -46,19 +51,24 @@ absl::Status CheckAllGather(const void* send, const void* recv, int64_t bytes_pe
 }
 
 absl::Status CheckReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
-                                DType dtype, int size) {
-  RETURN_IF_ERROR(CheckGradientDType(dtype, recv.dtype));
-  RETURN_IF_ERROR(CheckExtent(count_per_rank, SizeBytes(dtype), size));
+                                ElementType type, int size) {
+  RETURN_IF_ERROR(CheckGradientDType(type, recv.dtype));
+  RETURN_IF_ERROR(CheckExtent(count_per_rank, SizeBytes(type), size));
   RETURN_IF_ERROR(CheckPointer(send, count_per_rank, "send"));
   return CheckSumOutput(recv, count_per_rank);
 }
 
-absl::Status CheckAllReduce(const void* buffer, int64_t count, DType dtype) {
-  if (dtype != DType::kFp32 && dtype != DType::kFp64) {
+absl::Status CheckAllReduce(const void* buffer, int64_t count, ElementType type, ReduceOp op,
+                            double scale) {
+  if (!IsFloatingPoint(type)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("AllReduce takes fp32 or fp64, not ", Name(dtype)));
+        absl::StrCat("AllReduce takes floating point, not ", Name(type)));
   }
-  RETURN_IF_ERROR(CheckExtent(count, SizeBytes(dtype), 1));
+  if (op != ReduceOp::kSum && scale != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a maximum or minimum has no scale, and this is ", scale));
+  }
+  RETURN_IF_ERROR(CheckExtent(count, SizeBytes(type), 1));
   return CheckPointer(buffer, count, "buffer");
 }
 

@@ -8,15 +8,18 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "layout/dtype.h"
+#include "layout/element_type.h"
 #include "layout/shard_map.h"
+#include "worker/device/host/element_reduce.h"
 #include "worker/device/host/kernels.h"
 
 namespace tessera {
 
 absl::Status CheckAllGather(const void* send, const void* recv, int64_t bytes_per_rank, int size);
 absl::Status CheckReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
-                                DType dtype, int size);
-absl::Status CheckAllReduce(const void* buffer, int64_t count, DType dtype);
+                                ElementType type, int size);
+absl::Status CheckAllReduce(const void* buffer, int64_t count, ElementType type, ReduceOp op,
+                            double scale);
 absl::Status CheckBroadcast(const void* buffer, int64_t bytes, int root, int size);
 absl::Status CheckReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
                                       absl::Span<const ElementRange> slices_by_rank,

@@ -2,12 +2,22 @@
 //
 //   AllGather      rank r gives s_r        everyone gets  s_0 | s_1 | ... | s_{N-1}
 //   ReduceScatter  rank r gives N slices   rank r gets    scale * (slice r of 0 + ... + of N-1)
-//   AllReduce      rank r gives b_r        everyone gets  b_0 op b_1 op ... op b_{N-1}
+//   AllReduce      rank r gives b_r        everyone gets  scale * (b_0 + b_1 + ... + b_{N-1}), or
+//                                                         the largest or smallest of each element
 //   Broadcast      the root gives b        everyone gets  b
 //
-// All ranks call the same operations in the same order with equal sizes; a call returns once this
-// rank's result is ready and its inputs may be written again. Sums run in rank order, so results
-// are bit-identical from run to run and from rank to rank. Counts are ELEMENTS, sizes BYTES.
+// All ranks call the same operations in the same order with equal sizes, types and scales; a call
+// returns once this rank's result is ready and its inputs may be written again. Counts are
+// ELEMENTS, sizes BYTES.
+//
+// Sums run in rank order, in fp32 or, of fp64, in fp64, whatever the elements travel in. Then they
+// are multiplied by `scale`, once, and rounded, once, if they go to a narrower type. So results are
+// bit-identical from run to run, from rank to rank and on every communicator (what is too large:
+// host/element_reduce.h). An average has AverageScale(size). A pre-scaled sum, as others call it,
+// has its factor for `scale` too: they multiply each rank's part before they add it, for their sums
+// are in the type that travels and might overflow there; in fp32 that is not so, and multiplying
+// once behind the sum rounds less.
+//
 // One thread calls a communicator at a time; Abort may come from any thread. Streams that
 // communicate at once use a communicator each.
 //
@@ -27,12 +37,15 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "layout/dtype.h"
+#include "layout/element_type.h"
 #include "layout/shard_map.h"
+#include "worker/device/host/element_reduce.h"
 #include "worker/device/host/kernels.h"
 
 namespace tessera {
 
-enum class ReduceOp : uint8_t { kSum, kMax, kMin };
+// What makes a sum over so many ranks their average.
+constexpr double AverageScale(int size) { return 1.0 / size; }
 
 class Communicator {
  public:
@@ -46,14 +59,16 @@ class Communicator {
   // `recv` holds size() * bytes_per_rank; `send` may be this rank's part of it (in place).
   virtual absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) = 0;
 
-  // `send` holds size() * count_per_rank elements of `dtype`: kFp32, kBf16, kFp16 or, into fp64,
-  // kFp64. Sums are in the dtype of `recv`, which may be this rank's slice of a `send` of that
-  // dtype.
+  // `send` holds size() * count_per_rank elements of `type`: kFp32, kBf16, kFp16; into fp32, eight
+  // bits too; into fp64, kFp64. Sums are in the dtype of `recv`, which may be this rank's slice of
+  // a `send` of that dtype.
   virtual absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
-                                     DType dtype, double scale) = 0;
+                                     ElementType type, double scale) = 0;
 
-  // In place; `dtype` is kFp32 or kFp64. A NaN on any rank makes any result NaN.
-  virtual absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) = 0;
+  // In place; any type of floating point. A NaN on any rank makes any result NaN. A maximum and a
+  // minimum are elements as some rank had them, and have no scale: it is 1.
+  virtual absl::Status AllReduce(void* buffer, int64_t count, ElementType type, ReduceOp op,
+                                 double scale) = 0;
 
   virtual absl::Status Broadcast(void* buffer, int64_t bytes, int root) = 0;
 

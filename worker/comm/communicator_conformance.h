@@ -29,6 +29,9 @@ struct CommunicatorBackend {
   bool ranks_hold_the_same = false;
   // How many ranks each host has: mapped reductions add the sums of hosts. Unset: all on one.
   std::function<std::vector<int>(int size)> hosts;
+  // What the library of a GPU can sum it sums: in an order and a type of its own, and scaled
+  // before.
+  bool library_sums = false;
   std::map<std::string, std::string> exclusions;  // Test name -> reason.
   // Whether this machine has what the back-end needs: an error skips its tests. Unset: it has.
   std::function<absl::Status()> available;
@@ -47,6 +50,7 @@ class CommunicatorConformanceTest
   // Whose data rank r has: its own, or that of rank 0 (see ranks_hold_the_same).
   std::function<int(int)> DataOf() const;
   std::vector<int> Hosts() const;
+  bool SumsByLibrary() const { return std::get<0>(GetParam()).library_sums; }
   std::vector<absl::Status> RunRanks(const RankBody& body, GroupOptions options = {});
   void ExpectAllOk(const RankBody& body, GroupOptions options = {});
 };

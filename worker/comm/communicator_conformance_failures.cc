@@ -35,7 +35,7 @@ std::vector<NamedCall> EveryOperation() {
       {"AllReduce",
        [](Communicator* c) {
          std::vector<double> buffer(kCount);
-         return c->AllReduce(buffer.data(), kCount, DType::kFp64, ReduceOp::kSum);
+         return c->AllReduce(buffer.data(), kCount, DType::kFp64, ReduceOp::kSum, 1);
        }},
       {"Broadcast",
        [](Communicator* c) {
@@ -119,7 +119,7 @@ TEST_P(CommunicatorConformanceTest, DifferentOperationsAreAnErrorNotAHang) {
   const std::vector<absl::Status> statuses = RunRanks([](const RankContext& c) {
     double value = 1;
     if (c.comm->rank() == 0) return c.comm->Barrier();
-    return c.comm->AllReduce(&value, 1, DType::kFp64, ReduceOp::kSum);
+    return c.comm->AllReduce(&value, 1, DType::kFp64, ReduceOp::kSum, 1);
   });
   EXPECT_THAT(statuses[0].code(),
               testing::AnyOf(absl::StatusCode::kFailedPrecondition, absl::StatusCode::kAborted));
@@ -145,6 +145,36 @@ TEST_P(CommunicatorConformanceTest, DifferentSizesAreAnErrorNotAHang) {
     if (absl::StrContains(status.message(), "with other sizes or types")) named = true;
   }
   EXPECT_TRUE(named) << statuses[0];
+}
+
+TEST_P(CommunicatorConformanceTest, DifferentTypesAndScalesAreAnErrorNotAHang) {
+  if (size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  const std::vector<NamedCall> calls_of_the_first = {
+      {"another type",
+       [](Communicator* c) {
+         uint8_t codes[2] = {};
+         return c->AllReduce(codes, 2, Fp8Format::kE4M3, ReduceOp::kSum, 0.5);
+       }},
+      {"another scale",
+       [](Communicator* c) {
+         uint8_t codes[2] = {};
+         return c->AllReduce(codes, 2, Fp8Format::kE5M2, ReduceOp::kSum, 1);
+       }},
+  };
+  for (const NamedCall& call : calls_of_the_first) {
+    SCOPED_TRACE(call.name);
+    const std::vector<absl::Status> statuses = RunRanks([&call](const RankContext& c) {
+      if (c.comm->rank() == 0) return call.call(c.comm);
+      uint8_t codes[2] = {};
+      return c.comm->AllReduce(codes, 2, Fp8Format::kE5M2, ReduceOp::kSum, 0.5);
+    });
+    bool named = false;
+    for (const absl::Status& status : statuses) {
+      EXPECT_FALSE(status.ok());
+      if (absl::StrContains(status.message(), "with other sizes or types")) named = true;
+    }
+    EXPECT_TRUE(named) << statuses[0];
+  }
 }
 
 TEST_P(CommunicatorConformanceTest, AfterAFailureEachCallReturnsTheFirstError) {

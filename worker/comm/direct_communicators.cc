@@ -17,11 +17,12 @@ class ControlAndDirect : public Communicator {
     return control_->AllGather(send, recv, bytes_per_rank);
   }
   absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
-                             DType dtype, double scale) override {
-    return control_->ReduceScatter(send, recv, count_per_rank, dtype, scale);
+                             ElementType type, double scale) override {
+    return control_->ReduceScatter(send, recv, count_per_rank, type, scale);
   }
-  absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override {
-    return control_->AllReduce(buffer, count, dtype, op);
+  absl::Status AllReduce(void* buffer, int64_t count, ElementType type, ReduceOp op,
+                         double scale) override {
+    return control_->AllReduce(buffer, count, type, op, scale);
   }
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override {
     return control_->Broadcast(buffer, bytes, root);

@@ -4,6 +4,7 @@
 #define TESSERA_WORKER_COMM_OPERATION_DIGEST_H_
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "absl/strings/string_view.h"
@@ -41,6 +42,13 @@ inline absl::string_view OperationName(uint32_t digest) {
       return "ReduceScatterMapped";
   }
   return "an unknown operation";
+}
+
+// A number as an argument: others have other bits.
+inline int64_t DigestOf(double number) {
+  int64_t bits;
+  std::memcpy(&bits, &number, sizeof(bits));
+  return bits;
 }
 
 inline uint32_t OperationDigest(Operation operation, std::initializer_list<int64_t> arguments) {

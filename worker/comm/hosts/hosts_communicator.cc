@@ -8,7 +8,6 @@
 #include "base/status_macros.h"
 #include "layout/reduced_parts.h"
 #include "worker/comm/collective_arguments.h"
-#include "worker/comm/ordered_reduce.h"
 
 namespace tessera {
 namespace {
@@ -125,16 +124,18 @@ absl::Status HostsCommunicator::DoAllGather(const void* send, void* recv, int64_
 }
 
 absl::Status HostsCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
-                                              int64_t count_per_rank, DType dtype, double scale) {
-  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, size()));
+                                              int64_t count_per_rank, ElementType type,
+                                              double scale) {
+  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, type, size()));
   return Run(Operation::kReduceScatter,
-             {count_per_rank, static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)},
-             [&] { return DoReduceScatter(send, recv, count_per_rank, dtype, scale); });
+             {count_per_rank, type.number(), static_cast<int64_t>(recv.dtype), DigestOf(scale)},
+             [&] { return DoReduceScatter(send, recv, count_per_rank, type, scale); });
 }
 
 absl::Status HostsCommunicator::DoReduceScatter(const void* send, host::SumOutput recv,
-                                                int64_t count_per_rank, DType dtype, double scale) {
-  const int64_t element_bytes = SizeBytes(dtype);
+                                                int64_t count_per_rank, ElementType type,
+                                                double scale) {
+  const int64_t element_bytes = SizeBytes(type);
   const int64_t chunk =
       std::max<int64_t>(kChunkBytes / (int64_t{size()} * size() * element_bytes), 1);
   std::vector<char> mine(size() * chunk * element_bytes), all(size() * mine.size());
@@ -151,19 +152,22 @@ absl::Status HostsCommunicator::DoReduceScatter(const void* send, host::SumOutpu
     for (int r = 0; r < size(); ++r) {
       inputs_[r] = all.data() + (int64_t{r} * size() + options_.rank) * bytes;
     }
-    host::ReduceSlices(inputs_, dtype, count, scale, false, recv.At(begin), nullptr);
+    host::SumElements(inputs_, type, count, scale, false, recv.At(begin), nullptr);
   }
   return absl::OkStatus();
 }
 
-absl::Status HostsCommunicator::AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) {
-  RETURN_IF_ERROR(CheckAllReduce(buffer, count, dtype));
-  return Run(Operation::kAllReduce, {count, static_cast<int64_t>(dtype), static_cast<int64_t>(op)},
-             [&] { return DoAllReduce(static_cast<char*>(buffer), count, dtype, op); });
+absl::Status HostsCommunicator::AllReduce(void* buffer, int64_t count, ElementType type,
+                                          ReduceOp op, double scale) {
+  RETURN_IF_ERROR(CheckAllReduce(buffer, count, type, op, scale));
+  return Run(Operation::kAllReduce,
+             {count, type.number(), static_cast<int64_t>(op), DigestOf(scale)},
+             [&] { return DoAllReduce(static_cast<char*>(buffer), count, type, op, scale); });
 }
 
-absl::Status HostsCommunicator::DoAllReduce(char* buffer, int64_t count, DType dtype, ReduceOp op) {
-  const int64_t element_bytes = SizeBytes(dtype);
+absl::Status HostsCommunicator::DoAllReduce(char* buffer, int64_t count, ElementType type,
+                                            ReduceOp op, double scale) {
+  const int64_t element_bytes = SizeBytes(type);
   const int64_t chunk =
       std::min(count, std::max<int64_t>(kChunkBytes / (size() * element_bytes), 1));
   std::vector<char> all(size() * chunk * element_bytes);
@@ -173,7 +177,7 @@ absl::Status HostsCommunicator::DoAllReduce(char* buffer, int64_t count, DType d
     char* part = buffer + begin * element_bytes;
     RETURN_IF_ERROR(DoAllGather(part, all.data(), bytes));
     for (int r = 0; r < size(); ++r) inputs_[r] = all.data() + r * bytes;
-    OrderedReduce(inputs_, dtype, op, bytes / element_bytes, part);
+    host::CombineElements(inputs_, type, op, scale, bytes / element_bytes, part);
   }
   return absl::OkStatus();
 }

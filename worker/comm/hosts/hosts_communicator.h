@@ -63,8 +63,9 @@ class HostsCommunicator : public Communicator {
   absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) override;
   // By way of AllGather: for small or rare things.
   absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
-                             DType dtype, double scale) override;
-  absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
+                             ElementType type, double scale) override;
+  absl::Status AllReduce(void* buffer, int64_t count, ElementType type, ReduceOp op,
+                         double scale) override;
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
   absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
@@ -88,8 +89,9 @@ class HostsCommunicator : public Communicator {
   absl::Status DoBarrier();
   absl::Status DoAllGather(const void* send, void* recv, int64_t bytes_per_rank);
   absl::Status DoReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
-                               DType dtype, double scale);
-  absl::Status DoAllReduce(char* buffer, int64_t count, DType dtype, ReduceOp op);
+                               ElementType type, double scale);
+  absl::Status DoAllReduce(char* buffer, int64_t count, ElementType type, ReduceOp op,
+                           double scale);
   absl::Status DoBroadcast(void* buffer, int64_t bytes, int root);
   absl::Status DoAllGatherMapped(std::byte* base, int64_t bytes_per_rank);
   absl::Status DoReduceScatterMapped(absl::Span<const void* const> sends_by_rank,

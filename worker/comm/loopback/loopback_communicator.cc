@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "worker/comm/collective_arguments.h"
-#include "worker/comm/ordered_reduce.h"
 #include "worker/comm/reduce_parts.h"
 #include "worker/device/host/host_rank_kernels.h"
 
@@ -41,21 +40,22 @@ absl::Status LoopbackCommunicator::AllGather(const void* send, void* recv, int64
 }
 
 absl::Status LoopbackCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
-                                                 int64_t count_per_rank, DType dtype,
+                                                 int64_t count_per_rank, ElementType type,
                                                  double scale) {
-  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, size_));
-  const std::vector<const void*> sends(size_, send);
-  const std::vector<ElementRange> slices(size_,
-                                         {rank_ * count_per_rank, (rank_ + 1) * count_per_rank});
-  return ReduceScatterMapped(sends, slices, {slices[rank_]}, dtype, scale, false, recv, nullptr);
+  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, type, size_));
+  RETURN_IF_ERROR(CheckNotAborted());
+  const std::vector<const void*> slices(
+      size_, static_cast<const char*>(send) + rank_ * count_per_rank * SizeBytes(type));
+  host::SumElements(slices, type, count_per_rank, scale, false, recv, nullptr);
+  return absl::OkStatus();
 }
 
-absl::Status LoopbackCommunicator::AllReduce(void* buffer, int64_t count, DType dtype,
-                                             ReduceOp op) {
-  RETURN_IF_ERROR(CheckAllReduce(buffer, count, dtype));
+absl::Status LoopbackCommunicator::AllReduce(void* buffer, int64_t count, ElementType type,
+                                             ReduceOp op, double scale) {
+  RETURN_IF_ERROR(CheckAllReduce(buffer, count, type, op, scale));
   RETURN_IF_ERROR(CheckNotAborted());
   const std::vector<const void*> inputs(size_, buffer);
-  OrderedReduce(inputs, dtype, op, count, buffer);
+  host::CombineElements(inputs, type, op, scale, count, buffer);
   return absl::OkStatus();
 }
 

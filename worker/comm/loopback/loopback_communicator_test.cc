@@ -36,6 +36,7 @@ CommunicatorBackend Loopback() {
       {"MissingRankIsNamedWithTheOperation", "nobody can be missing: nothing waits"},
       {"DifferentOperationsAreAnErrorNotAHang", alone},
       {"DifferentSizesAreAnErrorNotAHang", alone},
+      {"DifferentTypesAndScalesAreAnErrorNotAHang", alone},
       {"AfterAFailureEachCallReturnsTheFirstError", "nobody can be missing: nothing waits"},
   };
   return backend;

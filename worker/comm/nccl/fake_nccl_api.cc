@@ -19,6 +19,15 @@ bool IsMixed(const std::vector<const std::vector<FakeNcclCall>*>& calls_by_rank)
   return num_registered != 0 && num_registered != num_calls;
 }
 
+bool IsReduction(const FakeNcclCall& call) {
+  return call.kind == FakeNcclCall::Kind::kReduceScatter ||
+         call.kind == FakeNcclCall::Kind::kAllReduce;
+}
+
+bool IsFp8(NcclType type) { return type == NcclType::kFloat8e4m3 || type == NcclType::kFloat8e5m2; }
+
+constexpr int kFirstMadeOp = 5;  // The numbers before are the library's own.
+
 }  // namespace
 
 struct FakeNcclApi::Comm {
@@ -28,6 +37,7 @@ struct FakeNcclApi::Comm {
   bool in_progress = false;  // A group was issued and nobody has asked since.
   bool revoked = false;
   std::map<uintptr_t, int64_t> registered;  // Begin -> bytes; a handle is a begin.
+  std::map<NcclOp, FakeNcclScalar> ops;     // That were made.
   bool aborted = false;                     // Guarded by the world's mutex.
   int num_running = 0;                      // Batches that the device is in. Guarded likewise.
 };
@@ -111,6 +121,7 @@ NcclResult FakeNcclApi::CommAbort(NcclComm* comm) {
   const std::shared_ptr<Comm> found = Find(comm);
   if (found == nullptr) return NcclResult::kInvalidArgument;
   comms_.erase(comm);
+  if (!found->ops.empty()) ++misuses_;
   if (group_open_) {
     if (options_.version < kNcclGroupAbort) ++misuses_;
     open_aborts_.push_back(found);
@@ -199,6 +210,56 @@ bool FakeNcclApi::IsRegistered(const Comm& comm, const void* memory, int64_t siz
   return begin - found->first + size_bytes <= static_cast<uint64_t>(found->second);
 }
 
+NcclResult FakeNcclApi::RedOpCreatePreMulSum(NcclOp* op, const void* scalar, NcclType type,
+                                             NcclScalar residence, NcclComm* comm) {
+  const Inside inside(this);
+  const std::shared_ptr<Comm> found = Find(comm);
+  if (found == nullptr || scalar == nullptr) return NcclResult::kInvalidArgument;
+  FakeNcclScalar made;
+  made.type = type;
+  if (residence == NcclScalar::kHostImmediate) {
+    std::memcpy(made.bytes.data(), scalar, SizeBytes(type));
+  } else {
+    made.on_device = scalar;
+  }
+  // No two communicators have one number, so that another's is seen.
+  *op = static_cast<NcclOp>(kFirstMadeOp + world_->next_op++);
+  found->ops[*op] = made;
+  ++num_ops_made_;
+  return NcclResult::kSuccess;
+}
+
+NcclResult FakeNcclApi::RedOpDestroy(NcclOp op, NcclComm* comm) {
+  const Inside inside(this);
+  const std::shared_ptr<Comm> found = Find(comm);
+  if (found != nullptr && found->ops.erase(op) == 1) return NcclResult::kSuccess;
+  if (found != nullptr) ++misuses_;
+  return NcclResult::kInvalidArgument;
+}
+
+NcclResult FakeNcclApi::TakeOp(const Comm& comm, FakeNcclCall* call) {
+  bool is_allowed = true;
+  if (IsFp8(call->type)) {
+    const absl::StatusOr<int> capability =
+        cuda_->DeviceGetAttribute(CudaAttribute::kComputeCapabilityMajor, 0);
+    is_allowed =
+        options_.version >= kNcclFp8 && capability.ok() && *capability >= kNcclFp8ComputeCapability;
+  }
+  if (static_cast<int>(call->op) >= kFirstMadeOp) {
+    const auto made = comm.ops.find(call->op);
+    is_allowed = is_allowed && made != comm.ops.end() && made->second.type == call->type;
+    if (is_allowed) call->scalar = made->second;
+    call->op = NcclOp::kSum;
+  }
+  if (!is_allowed) {
+    ++misuses_;
+    return NcclResult::kInvalidArgument;
+  }
+  ++num_sums_[static_cast<int>(call->type)];
+  if (call->op == NcclOp::kAverage) ++num_averages_;
+  return NcclResult::kSuccess;
+}
+
 NcclResult FakeNcclApi::GroupStart() {
   const Inside inside(this);
   if (std::exchange(group_open_, true)) ++misuses_;
@@ -222,11 +283,15 @@ NcclResult FakeNcclApi::GroupEnd() {
   return NcclResult::kInProgress;
 }
 
-NcclResult FakeNcclApi::Add(const FakeNcclCall& call, NcclComm* comm, CudaStreamHandle* stream) {
+NcclResult FakeNcclApi::Add(FakeNcclCall call, NcclComm* comm, CudaStreamHandle* stream) {
   const Inside inside(this);
   std::shared_ptr<Comm> found = Find(comm);
   if (found == nullptr || !group_open_) return NcclResult::kInvalidArgument;
   if (found->revoked) return NcclResult::kInvalidUsage;
+  if (IsReduction(call)) {
+    const NcclResult taken = TakeOp(*found, &call);
+    if (taken != NcclResult::kSuccess) return taken;
+  }
   bool registered = true;
   for (const void* buffer : {call.send, static_cast<const void*>(call.recv)}) {
     if (buffer == nullptr) continue;
@@ -234,8 +299,8 @@ NcclResult FakeNcclApi::Add(const FakeNcclCall& call, NcclComm* comm, CudaStream
     if (options_.device_buffers_only && !cuda_->Holds(buffer, size_bytes)) ++misuses_;
     registered = registered && IsRegistered(*found, buffer, size_bytes);
   }
-  open_.push_back(call);
-  open_.back().registered = registered;
+  call.registered = registered;
+  open_.push_back(std::move(call));
   if (registered) ++num_zero_copy_;
   open_comm_ = std::move(found);
   open_stream_ = stream;

@@ -10,14 +10,18 @@
 // would hang.
 //
 // Calls that the library forbids (two threads at once, a communicator used after it was aborted,
-// memory registered that cannot be, twice, or on some ranks only) are counted as misuses.
+// memory registered that cannot be, twice, or on some ranks only, an op of another communicator or
+// type, eight bits summed where it cannot) are counted as misuses, and so are ops that are left to
+// an abort.
 // Thread-safe.
 #ifndef TESSERA_WORKER_COMM_NCCL_FAKE_NCCL_API_H_
 #define TESSERA_WORKER_COMM_NCCL_FAKE_NCCL_API_H_
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -30,6 +34,13 @@
 
 namespace tessera {
 
+// A scalar of RedOpCreatePreMulSum: its bytes, or where it is on the device.
+struct FakeNcclScalar {
+  NcclType type = NcclType::kUint8;
+  std::array<char, 8> bytes = {};
+  const void* on_device = nullptr;
+};
+
 // One call within a group.
 struct FakeNcclCall {
   enum class Kind { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kSend, kRecv };
@@ -39,8 +50,9 @@ struct FakeNcclCall {
   int64_t count = 0;
   NcclType type = NcclType::kUint8;
   NcclOp op = NcclOp::kSum;
-  int peer = 0;             // Or the root.
-  bool registered = false;  // All of its memory.
+  int peer = 0;                                         // Or the root.
+  bool registered = false;                              // All of its memory.
+  std::optional<FakeNcclScalar> scalar = std::nullopt;  // Of a sum that has one.
 };
 
 // The ranks that joined with one id.
@@ -59,6 +71,7 @@ struct FakeNcclGroup {
 };
 
 struct FakeNcclWorld {
+  std::atomic<int> next_op{0};
   absl::Mutex mu;
   std::map<NcclUniqueId, std::shared_ptr<FakeNcclGroup>> groups ABSL_GUARDED_BY(mu);
 };
@@ -97,6 +110,9 @@ class FakeNcclApi : public NcclApi {
   int num_registered_calls() const {
     return num_zero_copy_;
   }  // AllGather to Recv, by memory that is.
+  int num_sums(NcclType type) const { return num_sums_[static_cast<int>(type)]; }  // Calls of it.
+  int num_averages() const { return num_averages_; }  // Of those, with kAverage.
+  int num_ops_made() const { return num_ops_made_; }  // Calls of RedOpCreatePreMulSum.
 
   NcclResult GetVersion(int* version) override;
   NcclResult GetUniqueId(NcclUniqueId* id) override;
@@ -109,6 +125,9 @@ class FakeNcclApi : public NcclApi {
   bool registers() const override { return options_.has_register; }
   NcclResult CommRegister(NcclComm* comm, void* memory, int64_t size_bytes, void** handle) override;
   NcclResult CommDeregister(NcclComm* comm, void* handle) override;
+  NcclResult RedOpCreatePreMulSum(NcclOp* op, const void* scalar, NcclType type,
+                                  NcclScalar residence, NcclComm* comm) override;
+  NcclResult RedOpDestroy(NcclOp op, NcclComm* comm) override;
   NcclResult GroupStart() override;
   NcclResult GroupEnd() override;
   NcclResult AllGather(const void* send, void* recv, int64_t count, NcclType type, NcclComm* comm,
@@ -129,7 +148,9 @@ class FakeNcclApi : public NcclApi {
   class Inside;  // Counts the threads that are in a call.
   std::shared_ptr<Comm> Find(NcclComm* comm);
   void AbortAll(const std::vector<std::shared_ptr<Comm>>& comms);
-  NcclResult Add(const FakeNcclCall& call, NcclComm* comm, CudaStreamHandle* stream);
+  NcclResult Add(FakeNcclCall call, NcclComm* comm, CudaStreamHandle* stream);
+  // What the library makes of a reduction's op, or an error.
+  NcclResult TakeOp(const Comm& comm, FakeNcclCall* call);
   bool IsRegistered(const Comm& comm, const void* memory, int64_t size_bytes) const;
   // On the stream's thread.
   void RunBatch(Comm* comm, int64_t number, const std::vector<FakeNcclCall>& calls);
@@ -148,6 +169,9 @@ class FakeNcclApi : public NcclApi {
   std::atomic<int> num_registers_{0};
   std::atomic<int> num_left_{0};
   std::atomic<int> num_zero_copy_{0};
+  std::array<std::atomic<int>, 12> num_sums_ = {};  // By type.
+  std::atomic<int> num_averages_{0};
+  std::atomic<int> num_ops_made_{0};
   // Of the one thread that calls.
   std::map<NcclComm*, std::shared_ptr<Comm>> comms_;
   bool group_open_ = false;

@@ -1,9 +1,10 @@
 #include "worker/comm/nccl/fake_nccl_batch.h"
 
 #include <cstring>
+#include <optional>
 
 #include "base/check.h"
-#include "worker/comm/ordered_reduce.h"
+#include "worker/device/narrow_floats.h"
 
 namespace tessera {
 namespace {
@@ -11,25 +12,77 @@ namespace {
 using Kind = FakeNcclCall::Kind;
 using Calls = std::vector<FakeNcclCall>;
 
-ReduceOp Of(NcclOp op) {
-  if (op == NcclOp::kMax) return ReduceOp::kMax;
-  return op == NcclOp::kMin ? ReduceOp::kMin : ReduceOp::kSum;
+using narrow::WideOf;
+
+// Rounded to T, as each step of a sum is that the library makes in T.
+template <typename T>
+T Rounded(WideOf<T> value) {
+  T rounded;
+  narrow::Narrow(value, &rounded);
+  return rounded;
+}
+
+// By which the rank's elements are multiplied before they are summed.
+template <typename T>
+std::optional<T> ScalarOf(const FakeNcclCall& call, size_t num_ranks) {
+  if (call.op == NcclOp::kAverage)
+    return Rounded<T>(static_cast<WideOf<T>>(1.0 / static_cast<double>(num_ranks)));
+  if (!call.scalar.has_value()) return std::nullopt;
+  const bool on_device = call.scalar->on_device != nullptr;
+  T scalar;
+  std::memcpy(static_cast<void*>(&scalar),
+              on_device ? call.scalar->on_device : call.scalar->bytes.data(), sizeof(T));
+  return scalar;
+}
+
+template <typename T>
+T Combine(NcclOp op, T a, T b) {
+  if (op == NcclOp::kMax || op == NcclOp::kMin) return narrow::Select(op == NcclOp::kMax, a, b);
+  return Rounded<T>(narrow::Widen(a) + narrow::Widen(b));
 }
 
 // Elements [begin, begin + count) of all ranks' call number `index`.
-std::vector<char> Sum(const std::vector<const Calls*>& calls_by_rank, size_t index, int64_t begin,
-                      int64_t count) {
-  const FakeNcclCall& own = (*calls_by_rank[0])[index];
-  const int64_t element_bytes = SizeBytes(own.type);
-  std::vector<const void*> inputs;
-  for (const Calls* calls : calls_by_rank) {
-    inputs.push_back(static_cast<const char*>((*calls)[index].send) + begin * element_bytes);
+template <typename T>
+std::vector<char> ReduceAs(const std::vector<const Calls*>& calls_by_rank, size_t index,
+                           int64_t begin, int64_t count) {
+  std::vector<T> result(count);
+  for (size_t rank = 0; rank < calls_by_rank.size(); ++rank) {
+    const FakeNcclCall& call = (*calls_by_rank[rank])[index];
+    const T* const from = static_cast<const T*>(call.send) + begin;
+    const std::optional<T> scalar = ScalarOf<T>(call, calls_by_rank.size());
+    for (int64_t i = 0; i < count; ++i) {
+      T value = from[i];
+      if (scalar.has_value()) value = Rounded<T>(narrow::Widen(value) * narrow::Widen(*scalar));
+      result[i] = rank == 0 ? value : Combine(call.op, result[i], value);
+    }
   }
-  TESSERA_CHECK(own.type == NcclType::kFloat32 || own.type == NcclType::kFloat64);
-  std::vector<char> result(count * element_bytes);
-  const DType dtype = own.type == NcclType::kFloat64 ? DType::kFp64 : DType::kFp32;
-  OrderedReduce(inputs, dtype, Of(own.op), count, result.data());
-  return result;
+  std::vector<char> bytes(count * sizeof(T));
+  if (count > 0) std::memcpy(bytes.data(), result.data(), bytes.size());
+  return bytes;
+}
+
+std::vector<char> Reduce(const std::vector<const Calls*>& calls_by_rank, size_t index,
+                         int64_t begin, int64_t count) {
+  switch ((*calls_by_rank[0])[index].type) {
+    case NcclType::kFloat32:
+      return ReduceAs<float>(calls_by_rank, index, begin, count);
+    case NcclType::kFloat64:
+      return ReduceAs<double>(calls_by_rank, index, begin, count);
+    case NcclType::kBfloat16:
+      return ReduceAs<narrow::Bf16>(calls_by_rank, index, begin, count);
+    case NcclType::kFloat16:
+      return ReduceAs<narrow::Fp16>(calls_by_rank, index, begin, count);
+    case NcclType::kFloat8e4m3:
+      return ReduceAs<narrow::Fp8E4M3>(calls_by_rank, index, begin, count);
+    case NcclType::kFloat8e5m2:
+      return ReduceAs<narrow::Fp8E5M2>(calls_by_rank, index, begin, count);
+    case NcclType::kUint8:
+    case NcclType::kInt32:
+    case NcclType::kInt64:
+      break;
+  }
+  TESSERA_CHECK(false);  // Nobody sums those.
+  return {};
 }
 
 // The n-th call of `kind` with `peer`.
@@ -65,10 +118,10 @@ std::vector<std::vector<char>> ReadFakeNcclBatch(const std::vector<const Calls*>
         }
         break;
       case Kind::kReduceScatter:
-        results[i] = Sum(calls_by_rank, i, rank * call.count, call.count);
+        results[i] = Reduce(calls_by_rank, i, rank * call.count, call.count);
         break;
       case Kind::kAllReduce:
-        results[i] = Sum(calls_by_rank, i, 0, call.count);
+        results[i] = Reduce(calls_by_rank, i, 0, call.count);
         break;
       case Kind::kBroadcast:
         results[i] = Bytes((*calls_by_rank[call.peer])[i], size_bytes);

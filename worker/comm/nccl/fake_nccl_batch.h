@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-// For each call of `rank` the bytes that it writes; none for sends. Sums run in rank order. Ends
-// the process where ranks' calls do not fit together, which the library does not survive either.
+// For each call of `rank` the bytes that it writes; none for sends. Sums run in rank order, and
+// each step of one is rounded to the type, as the library does it. Ends the process where ranks'
+// calls do not fit together, which the library does not survive either.
 std::vector<std::vector<char>> ReadFakeNcclBatch(
     const std::vector<const std::vector<FakeNcclCall>*>& calls_by_rank, int rank);
 

@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "layout/dtype.h"
+#include "layout/element_type.h"
 #include "worker/device/cuda/cuda_api.h"
 
 namespace tessera {
@@ -23,7 +23,7 @@ namespace tessera {
 struct NcclComm;
 using NcclUniqueId = std::array<char, 128>;
 
-// The numbers of these three are NCCL's.
+// The numbers of these are NCCL's.
 enum class NcclResult : int {
   kSuccess = 0,
   kUnhandledCudaError = 1,
@@ -45,17 +45,24 @@ enum class NcclType : int {
   kFloat8e4m3 = 10,  // Since 2.24.
   kFloat8e5m2 = 11,
 };
-enum class NcclOp : int { kSum = 0, kMax = 2, kMin = 3 };
+// And those that RedOpCreatePreMulSum makes, with numbers of their own.
+enum class NcclOp : int { kSum = 0, kMax = 2, kMin = 3, kAverage = 4 };
+// Where a scalar is: the library reads it when its kernel runs, or before the call returns.
+enum class NcclScalar : int { kDevice = 0, kHostImmediate = 1 };
 
-NcclType NcclTypeOf(DType dtype);
+NcclType NcclTypeOf(ElementType type);
 int64_t SizeBytes(NcclType type);
 // "ncclRemoteError (6)".
 std::string NcclName(NcclResult result);
+
+// It sums them on GPUs from this major compute capability on; others it refuses.
+inline constexpr int kNcclFp8ComputeCapability = 9;
 
 // Versions as NCCL numbers them: 10000 * major + 100 * minor + patch.
 inline constexpr int kNcclNonBlocking = 21403;  // The first whose communicators can be aborted.
 inline constexpr int kNcclRegister = 21901;     // The first with ncclCommRegister.
 inline constexpr int kNcclGroupAbort = 22203;  // The first that aborts several at once, in a group.
+inline constexpr int kNcclFp8 = 22403;         // The first that sums eight bits.
 inline constexpr int kNcclRevoke = 22807;      // The first with ncclCommRevoke.
 inline constexpr int kNcclSharedGpu = 23003;   // The first that may be told to share a GPU.
 
@@ -86,6 +93,13 @@ class NcclApi {
   virtual NcclResult CommRegister(NcclComm* comm, void* memory, int64_t size_bytes,
                                   void** handle) = 0;
   virtual NcclResult CommDeregister(NcclComm* comm, void* handle) = 0;
+
+  // Makes a sum of which each rank's elements are multiplied by its own scalar before: one of
+  // `type`, which is the only one that the op is for. On this communicator, until it is destroyed;
+  // and the calls that were given it go on with it. Since 2.11.
+  virtual NcclResult RedOpCreatePreMulSum(NcclOp* op, const void* scalar, NcclType type,
+                                          NcclScalar residence, NcclComm* comm) = 0;
+  virtual NcclResult RedOpDestroy(NcclOp op, NcclComm* comm) = 0;
 
   virtual NcclResult GroupStart() = 0;
   virtual NcclResult GroupEnd() = 0;

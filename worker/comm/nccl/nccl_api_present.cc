@@ -12,7 +12,8 @@
 #define TESSERA_NCCL_CALLS(X) \
   X(ncclGetVersion) X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommGetAsyncError) \
   X(ncclGetLastError) X(ncclCommAbort) X(ncclGroupStart) X(ncclGroupEnd) X(ncclAllGather) \
-  X(ncclReduceScatter) X(ncclAllReduce) X(ncclBroadcast) X(ncclSend) X(ncclRecv)
+  X(ncclReduceScatter) X(ncclAllReduce) X(ncclBroadcast) X(ncclSend) X(ncclRecv) \
+  X(ncclRedOpCreatePreMulSum) X(ncclRedOpDestroy)
 // clang-format on
 
 namespace tessera {
@@ -35,6 +36,9 @@ static_assert(static_cast<int>(NcclType::kFloat8e5m2) == ncclFloat8e5m2);
 static_assert(static_cast<int>(NcclOp::kSum) == ncclSum);
 static_assert(static_cast<int>(NcclOp::kMax) == ncclMax);
 static_assert(static_cast<int>(NcclOp::kMin) == ncclMin);
+static_assert(static_cast<int>(NcclOp::kAverage) == ncclAvg);
+static_assert(static_cast<int>(NcclScalar::kDevice) == ncclScalarDevice);
+static_assert(static_cast<int>(NcclScalar::kHostImmediate) == ncclScalarHostImmediate);
 
 // Newer than some headers that this is built with, so their types are not taken from those.
 using RevokeCall = ncclResult_t(ncclComm_t, int);
@@ -111,6 +115,19 @@ class Library : public NcclApi {
   }
   NcclResult CommDeregister(NcclComm* comm, void* handle) override {
     return registers() ? Of(deregister_(Of(comm), handle)) : NcclResult::kInvalidUsage;
+  }
+
+  NcclResult RedOpCreatePreMulSum(NcclOp* op, const void* scalar, NcclType type,
+                                  NcclScalar residence, NcclComm* comm) override {
+    ncclRedOp_t native = ncclSum;
+    const NcclResult result =
+        Of(ncclRedOpCreatePreMulSum_(&native, const_cast<void*>(scalar), Of(type),
+                                     static_cast<ncclScalarResidence_t>(residence), Of(comm)));
+    *op = static_cast<NcclOp>(native);
+    return result;
+  }
+  NcclResult RedOpDestroy(NcclOp op, NcclComm* comm) override {
+    return Of(ncclRedOpDestroy_(Of(op), Of(comm)));
   }
 
   NcclResult GroupStart() override { return Of(ncclGroupStart_()); }

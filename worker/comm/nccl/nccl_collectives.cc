@@ -1,10 +1,13 @@
 // The operations of NcclCommunicator.
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "base/status_macros.h"
 #include "worker/comm/collective_arguments.h"
 #include "worker/comm/nccl/nccl_communicator.h"
 #include "worker/comm/operation_digest.h"
+#include "worker/device/narrow_floats.h"
 
 namespace tessera {
 namespace {
@@ -12,29 +15,36 @@ namespace {
 const char* At(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
-NcclOp Of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return NcclOp::kSum;
-    case ReduceOp::kMax:
-      return NcclOp::kMax;
-    case ReduceOp::kMin:
-      return NcclOp::kMin;
-  }
-  return NcclOp::kSum;
+// A number as the library takes it beside elements of some type.
+using Scalar = std::array<char, sizeof(double)>;
+
+template <typename T>
+Scalar BytesOf(T value) {
+  Scalar scalar = {};
+  std::memcpy(scalar.data(), &value, sizeof(value));
+  return scalar;
 }
 
-SliceOp SliceOpOf(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return SliceOp::kSum;
-    case ReduceOp::kMax:
-      return SliceOp::kMax;
-    case ReduceOp::kMin:
-      return SliceOp::kMin;
-  }
-  return SliceOp::kSum;
+// Returns whether the type has it. Of fp32 and fp64 it is rounded, as everywhere.
+template <typename T>
+bool NarrowTo(double value, Scalar* scalar) {
+  T rounded;
+  narrow::Narrow(static_cast<float>(value), &rounded);
+  *scalar = BytesOf(rounded);
+  return narrow::Widen(rounded) == static_cast<float>(value);
 }
+
+bool MakeScalar(ElementType type, double value, Scalar* scalar) {
+  if (type == Fp8Format::kE4M3) return NarrowTo<narrow::Fp8E4M3>(value, scalar);
+  if (type == Fp8Format::kE5M2) return NarrowTo<narrow::Fp8E5M2>(value, scalar);
+  if (type == DType::kBf16) return NarrowTo<narrow::Bf16>(value, scalar);
+  if (type == DType::kFp16) return NarrowTo<narrow::Fp16>(value, scalar);
+  *scalar = type == DType::kFp64 ? BytesOf(value) : BytesOf(static_cast<float>(value));
+  return true;
+}
+
+// What moves elements without looking at them: libraries that know no eight bits move them too.
+NcclType MovedAs(ElementType type) { return type.is_fp8() ? NcclType::kUint8 : NcclTypeOf(type); }
 
 }  // namespace
 
@@ -107,35 +117,63 @@ absl::Status NcclCommunicator::Broadcast(void* buffer, int64_t bytes, int root) 
   return Finish(nccl_->Await("ncclBroadcast"));
 }
 
-absl::Status NcclCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
-                                             int64_t count_per_rank, DType dtype, double scale) {
-  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, size()));
-  RETURN_IF_ERROR(
-      Agree(OperationDigest(Operation::kReduceScatter, {count_per_rank, static_cast<int64_t>(dtype),
-                                                        static_cast<int64_t>(recv.dtype)})));
-  if (count_per_rank == 0) return absl::OkStatus();
-  const bool by_library = options_.library_sums && recv.dtype == dtype;
-  return Finish(by_library ? SumByLibrary(send, recv, count_per_rank, dtype, scale)
-                           : SumByKernel(send, recv, count_per_rank, dtype, scale));
+NcclCommunicator::Scaling NcclCommunicator::ScalingOf(ElementType type, double scale) const {
+  if (type.is_fp8() && !library_sums_fp8_) return Scaling::kByKernel;
+  if (scale == 1) return Scaling::kNone;
+  // The library would round it: in eight bits a third is 3% too large.
+  Scalar scalar;
+  if (!MakeScalar(type, scale, &scalar)) return Scaling::kByKernel;
+  return scale == AverageScale(size()) ? Scaling::kAverage : Scaling::kPreScaled;
 }
 
-absl::Status NcclCommunicator::SumByLibrary(const void* send, host::SumOutput recv, int64_t count,
-                                            DType dtype, double scale) {
-  NcclApi* nccl = options_.nccl;
-  void* to = recv.data;
-  RETURN_IF_ERROR(nccl_->Issue("ncclReduceScatter", [=](NcclComm* comm, CudaStreamHandle* stream) {
-    return nccl->ReduceScatter(send, to, count, NcclTypeOf(dtype), NcclOp::kSum, comm, stream);
-  }));
-  if (scale != 1) {
-    RETURN_IF_ERROR(options_.kernels->Scale(nccl_->stream(), to, dtype, count, scale));
+NcclRank::Group NcclCommunicator::Scaled(ElementType type, double scale, SumCall sum) const {
+  const Scaling scaling = ScalingOf(type, scale);
+  Scalar scalar;
+  MakeScalar(type, scale, &scalar);
+  return [nccl = options_.nccl, type, scaling, scalar, sum = std::move(sum)](
+             NcclComm* comm, CudaStreamHandle* stream) {
+    if (scaling != Scaling::kPreScaled) {
+      return sum(scaling == Scaling::kAverage ? NcclOp::kAverage : NcclOp::kSum, comm, stream);
+    }
+    NcclOp op = NcclOp::kSum;
+    const NcclResult made = nccl->RedOpCreatePreMulSum(&op, scalar.data(), NcclTypeOf(type),
+                                                       NcclScalar::kHostImmediate, comm);
+    if (made != NcclResult::kSuccess) return made;
+    const NcclResult summed = sum(op, comm, stream);
+    const NcclResult destroyed = nccl->RedOpDestroy(op, comm);  // The call has all it needs of it.
+    const bool well = summed == NcclResult::kSuccess || summed == NcclResult::kInProgress;
+    return well ? destroyed : summed;
+  };
+}
+
+absl::Status NcclCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
+                                             int64_t count_per_rank, ElementType type,
+                                             double scale) {
+  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, type, size()));
+  RETURN_IF_ERROR(Agree(OperationDigest(
+      Operation::kReduceScatter,
+      {count_per_rank, type.number(), static_cast<int64_t>(recv.dtype), DigestOf(scale)})));
+  if (count_per_rank == 0) return absl::OkStatus();
+  if (options_.library_sums && type == recv.dtype) {
+    return Finish(SumByLibrary(send, recv.data, count_per_rank, recv.dtype, scale));
   }
+  return Finish(SumByKernel(send, recv, count_per_rank, type, scale));
+}
+
+absl::Status NcclCommunicator::SumByLibrary(const void* send, void* recv, int64_t count,
+                                            DType dtype, double scale) {
+  const auto sum = [nccl = options_.nccl, send, recv, count, dtype](NcclOp op, NcclComm* comm,
+                                                                    CudaStreamHandle* stream) {
+    return nccl->ReduceScatter(send, recv, count, NcclTypeOf(dtype), op, comm, stream);
+  };
+  RETURN_IF_ERROR(nccl_->Issue("ncclReduceScatter", Scaled(dtype, scale, sum)));
   return nccl_->Await("ncclReduceScatter");
 }
 
 // Piece by piece, so that the staging stays small; the stream keeps the pieces apart.
 absl::Status NcclCommunicator::SumByKernel(const void* send, host::SumOutput recv, int64_t count,
-                                           DType dtype, double scale) {
-  const int64_t element_bytes = SizeBytes(dtype);
+                                           ElementType type, double scale) {
+  const int64_t element_bytes = SizeBytes(type);
   const int64_t peers = std::max(size() - 1, 1);
   const int64_t piece = std::min(
       count,
@@ -156,33 +194,41 @@ absl::Status NcclCommunicator::SumByKernel(const void* send, host::SumOutput rec
     }
     payload_bytes_copied_ += now * element_bytes * (size() - 1);
     if (!moves.empty()) {
-      RETURN_IF_ERROR(nccl_->Issue("ncclSend", Exchange(std::move(moves), NcclTypeOf(dtype))));
+      RETURN_IF_ERROR(nccl_->Issue("ncclSend", Exchange(std::move(moves), MovedAs(type))));
     }
-    RETURN_IF_ERROR(options_.kernels->Reduce(nccl_->stream(), sources_, dtype, now, scale, false,
+    RETURN_IF_ERROR(options_.kernels->Reduce(nccl_->stream(), sources_, type, now, scale, false,
                                              recv.At(begin), nullptr));
   }
   return nccl_->Await("ReduceScatter");
 }
 
-absl::Status NcclCommunicator::AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) {
-  RETURN_IF_ERROR(CheckAllReduce(buffer, count, dtype));
+absl::Status NcclCommunicator::AllReduce(void* buffer, int64_t count, ElementType type, ReduceOp op,
+                                         double scale) {
+  RETURN_IF_ERROR(CheckAllReduce(buffer, count, type, op, scale));
   RETURN_IF_ERROR(Agree(OperationDigest(
-      Operation::kAllReduce, {count, static_cast<int64_t>(dtype), static_cast<int64_t>(op)})));
+      Operation::kAllReduce, {count, type.number(), static_cast<int64_t>(op), DigestOf(scale)})));
   if (count == 0) return absl::OkStatus();
   // The library's maximum may lose a NaN.
-  if (!options_.library_sums || op != ReduceOp::kSum) {
-    return Finish(CombineAll(buffer, count, dtype, op));
+  if (options_.library_sums && op == ReduceOp::kSum &&
+      ScalingOf(type, scale) != Scaling::kByKernel) {
+    return Finish(SumAllByLibrary(buffer, count, type, scale));
   }
-  NcclApi* nccl = options_.nccl;
-  RETURN_IF_ERROR(
-      Finish(nccl_->Issue("ncclAllReduce", [=](NcclComm* comm, CudaStreamHandle* stream) {
-        return nccl->AllReduce(buffer, buffer, count, NcclTypeOf(dtype), Of(op), comm, stream);
-      })));
-  return Finish(nccl_->Await("ncclAllReduce"));
+  return Finish(CombineAll(buffer, count, type, op, scale));
 }
 
-absl::Status NcclCommunicator::CombineAll(void* buffer, int64_t count, DType dtype, ReduceOp op) {
-  const int64_t element_bytes = SizeBytes(dtype);
+absl::Status NcclCommunicator::SumAllByLibrary(void* buffer, int64_t count, ElementType type,
+                                               double scale) {
+  const auto sum = [nccl = options_.nccl, buffer, count, type](NcclOp op, NcclComm* comm,
+                                                               CudaStreamHandle* stream) {
+    return nccl->AllReduce(buffer, buffer, count, NcclTypeOf(type), op, comm, stream);
+  };
+  RETURN_IF_ERROR(nccl_->Issue("ncclAllReduce", Scaled(type, scale, sum)));
+  return nccl_->Await("ncclAllReduce");
+}
+
+absl::Status NcclCommunicator::CombineAll(void* buffer, int64_t count, ElementType type,
+                                          ReduceOp op, double scale) {
+  const int64_t element_bytes = SizeBytes(type);
   const int64_t piece =
       std::min(count, std::max<int64_t>(1, options_.staging_bytes / (size() * element_bytes)));
   RETURN_IF_ERROR(EnsureStaging(piece * element_bytes * size()));
@@ -196,7 +242,7 @@ absl::Status NcclCommunicator::CombineAll(void* buffer, int64_t count, DType dty
     }));
     for (int r = 0; r < size(); ++r) sources_[r] = At(staging, r * bytes);
     payload_bytes_copied_ += bytes * size();
-    RETURN_IF_ERROR(options_.kernels->Combine(nccl_->stream(), sources_, dtype, SliceOpOf(op),
+    RETURN_IF_ERROR(options_.kernels->Combine(nccl_->stream(), sources_, type, op, scale,
                                               bytes / element_bytes, part));
   }
   return nccl_->Await("AllReduce");

@@ -54,12 +54,18 @@ absl::Status ShareId(NcclApi* nccl, Communicator* control, NcclUniqueId* id) {
   return control->Broadcast(id->data(), id->size(), 0);
 }
 
-absl::Status Meet(const NcclCommunicator::Options& options, NcclRank* ranked) {
-  RETURN_IF_ERROR(CompareVersions(options.nccl, options.control));
-  RETURN_IF_ERROR(ComparePlaces(options.place, options.control));
-  NcclUniqueId id = {};
-  RETURN_IF_ERROR(ShareId(options.nccl, options.control, &id));
-  return ranked->Join(id);
+// Whether the library sums eight bits, on the GPUs of all ranks: one answer for all.
+absl::StatusOr<bool> LibrarySumsFp8(const NcclCommunicator::Options& options) {
+  PrimaryContext* context = options.device->context();
+  ASSIGN_OR_RETURN(const int capability,
+                   context->api()->DeviceGetAttribute(CudaAttribute::kComputeCapabilityMajor,
+                                                      context->device()));
+  int version = 0;
+  options.nccl->GetVersion(&version);  // That of all ranks.
+  const uint8_t mine = version >= kNcclFp8 && capability >= kNcclFp8ComputeCapability ? 1 : 0;
+  std::vector<uint8_t> all(options.control->size());
+  RETURN_IF_ERROR(options.control->AllGather(&mine, all.data(), sizeof(mine)));
+  return std::find(all.begin(), all.end(), 0) == all.end();
 }
 
 absl::StatusOr<std::shared_ptr<NcclRank>> MakeRank(const NcclCommunicator::Options& options) {
@@ -103,9 +109,20 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(const
     return status;
   }
   auto communicator = absl::WrapUnique(new NcclCommunicator(options, *ranked, *std::move(stats)));
-  RETURN_IF_ERROR(communicator->Finish(Meet(options, ranked->get())));
+  RETURN_IF_ERROR(communicator->Finish(communicator->Meet()));
   if (options.registers) RETURN_IF_ERROR(communicator->Finish(communicator->Register()));
   return communicator;
+}
+
+absl::Status NcclCommunicator::Meet() {
+  RETURN_IF_ERROR(CompareVersions(options_.nccl, options_.control));
+  RETURN_IF_ERROR(ComparePlaces(options_.place, options_.control));
+  if (options_.library_sums) {
+    ASSIGN_OR_RETURN(library_sums_fp8_, LibrarySumsFp8(options_));
+  }
+  NcclUniqueId id = {};
+  RETURN_IF_ERROR(ShareId(options_.nccl, options_.control, &id));
+  return nccl_->Join(id);
 }
 
 NcclCommunicator::NcclCommunicator(const Options& options, std::shared_ptr<NcclRank> ranked,

@@ -8,7 +8,8 @@
 // So results have the bits of the CPU's communicators, a rank that stays away or disagrees is named
 // and never makes the others hang inside of NCCL, and an abort by anyone ends every rank's wait
 // with its reason. With `library_sums` NCCL itself sums where types allow, in an order of its own:
-// fewer bytes through memory, and results that are equal on all ranks but not those of the CPU.
+// fewer bytes through memory, and results that are equal on all ranks but not those of the CPU. It
+// sums in the type that travels and scales each rank's part before it sums them; see Scaling.
 //
 // Buffers are addresses of the device. Each mapped buffer lies in each rank's own memory, so the
 // operations on them move bytes: ranks are hosts of one rank each.
@@ -51,8 +52,8 @@ class NcclCommunicator : public Communicator {
     absl::Duration timeout = absl::Minutes(5);        // Of joining, and of each operation.
     absl::Duration call_timeout = absl::Seconds(30);  // Of each call of NCCL, abort among them.
     int64_t staging_bytes = int64_t{64} << 20;        // Of the device; more where it must be.
-    bool library_sums = false;
-    DirectPlace place;  // Which GPU this rank has.
+    bool library_sums = false;                        // Alike on all ranks.
+    DirectPlace place;                                // Which GPU this rank has.
     // Alike on all ranks: operations are on mapped buffers, which lie in these regions. They are
     // registered with NCCL, with staging for slices of up to `max_slice_bytes`, before the first
     // operation: on all ranks, or, where one cannot, on none, and the log says which and why.
@@ -79,8 +80,9 @@ class NcclCommunicator : public Communicator {
   absl::Status Barrier() override;
   absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) override;
   absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
-                             DType dtype, double scale) override;
-  absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
+                             ElementType type, double scale) override;
+  absl::Status AllReduce(void* buffer, int64_t count, ElementType type, ReduceOp op,
+                         double scale) override;
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
   absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
@@ -102,6 +104,9 @@ class NcclCommunicator : public Communicator {
  private:
   NcclCommunicator(const Options& options, std::shared_ptr<NcclRank> ranked, Buffer stats);
 
+  // Before any operation: who the others are, that they can be joined, and joins them.
+  absl::Status Meet();
+
   // All ranks have come with the same `digest` (see operation_digest.h).
   absl::Status Agree(uint32_t digest);
   absl::Status Break(absl::Status status);  // Tells the others, and then does as End.
@@ -114,11 +119,17 @@ class NcclCommunicator : public Communicator {
 
   // What follows an agreement. None of it breaks the communicator by itself.
   absl::Status Gather(const void* send, void* recv, int64_t bytes_per_rank);
-  absl::Status SumByLibrary(const void* send, host::SumOutput recv, int64_t count, DType dtype,
-                            double scale);
-  absl::Status SumByKernel(const void* send, host::SumOutput recv, int64_t count, DType dtype,
+  // How the library multiplies a sum of these by `scale`, and whether it is left to it at all.
+  enum class Scaling : uint8_t { kNone, kAverage, kPreScaled, kByKernel };
+  Scaling ScalingOf(ElementType type, double scale) const;
+  // A group of one call with the op that scales so.
+  using SumCall = std::function<NcclResult(NcclOp, NcclComm*, CudaStreamHandle*)>;
+  NcclRank::Group Scaled(ElementType type, double scale, SumCall sum) const;
+  absl::Status SumByLibrary(const void* send, void* recv, int64_t count, DType dtype, double scale);
+  absl::Status SumByKernel(const void* send, host::SumOutput recv, int64_t count, ElementType type,
                            double scale);
-  absl::Status CombineAll(void* buffer, int64_t count, DType dtype, ReduceOp op);
+  absl::Status SumAllByLibrary(void* buffer, int64_t count, ElementType type, double scale);
+  absl::Status CombineAll(void* buffer, int64_t count, ElementType type, ReduceOp op, double scale);
   struct Move;
   NcclRank::Group Exchange(std::vector<Move> moves, NcclType type) const;
   struct MappedSum;
@@ -133,6 +144,7 @@ class NcclCommunicator : public Communicator {
   std::vector<uint32_t> digests_;
   std::vector<const void*> sources_;
   absl::Status broken_;
+  bool library_sums_fp8_ = false;  // It can, on the GPUs of all ranks.
   bool could_register_ = true;
   bool is_registered_ = false;
   std::atomic<int64_t> payload_bytes_copied_{0};

@@ -15,14 +15,18 @@ CommunicatorBackend Backend(const char* name,
   return backend;
 }
 
+CommunicatorBackend ByLibrary() {
+  CommunicatorBackend backend = Backend("library", RunNcclGroupWithLibrarySums);
+  backend.library_sums = true;
+  return backend;
+}
+
 INSTANTIATE_TEST_SUITE_P(NcclOverFakes, CommunicatorConformanceTest,
                          testing::Combine(testing::Values(Backend("kernels", RunNcclGroup)),
                                           testing::Values(1, 2, 3, 4)));
 // The fake sums in rank order, as the library need not.
 INSTANTIATE_TEST_SUITE_P(NcclLibrarySumsOverFakes, CommunicatorConformanceTest,
-                         testing::Combine(testing::Values(Backend("library",
-                                                                  RunNcclGroupWithLibrarySums)),
-                                          testing::Values(3)));
+                         testing::Combine(testing::Values(ByLibrary()), testing::Values(2, 3)));
 
 }  // namespace
 }  // namespace tessera

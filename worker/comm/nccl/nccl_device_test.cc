@@ -77,6 +77,7 @@ CommunicatorBackend RealProcesses(bool library_sums) {
       Backend("device", [library_sums](const GroupOptions& group, const RankBody& body) {
         return RunProcesses(MakeRealNcclMachine, library_sums, group, body);
       });
+  backend.library_sums = library_sums;
   backend.available = [] {
     static const absl::Status found = FindRealNccl();
     return found;
@@ -138,17 +139,14 @@ TEST_P(NcclKillTest, RankThatIsKilledBetweenOperationsIsNamedByTheOther) {
 // Dies where the first piece of an operation has come, before the next one is asked for.
 class DyingKernels : public SliceKernels {
  public:
-  absl::Status Reduce(CudaStreamHandle*, absl::Span<const void* const>, DType, int64_t, double,
-                      bool, host::SumOutput, host::GradientStats*) override {
+  absl::Status Reduce(CudaStreamHandle*, absl::Span<const void* const>, ElementType, int64_t,
+                      double, bool, host::SumOutput, host::GradientStats*) override {
     return absl::UnimplementedError("not called");
   }
-  absl::Status Combine(CudaStreamHandle*, absl::Span<const void* const>, DType, SliceOp, int64_t,
-                       void*) override {
+  absl::Status Combine(CudaStreamHandle*, absl::Span<const void* const>, ElementType, ReduceOp,
+                       double, int64_t, void*) override {
     raise(SIGKILL);
     return absl::OkStatus();
-  }
-  absl::Status Scale(CudaStreamHandle*, void*, DType, int64_t, double) override {
-    return absl::UnimplementedError("not called");
   }
 };
 
@@ -163,7 +161,7 @@ TEST_P(NcclKillTest, RankThatIsKilledInsideAnOperationIsAnErrorOfTheOtherWithinI
   };
   const auto statuses = RunNcclProcesses(options, [](const RankContext& c) {
     std::vector<float> buffer(100'000, 1.0f);  // Many pieces.
-    return c.comm->AllReduce(buffer.data(), buffer.size(), DType::kFp32, ReduceOp::kSum);
+    return c.comm->AllReduce(buffer.data(), buffer.size(), DType::kFp32, ReduceOp::kSum, 1);
   });
   EXPECT_THAT(statuses[0].code(), AnyOf(StatusCode::kDeadlineExceeded, StatusCode::kUnavailable,
                                         StatusCode::kInternal));

@@ -4,8 +4,10 @@
 
 namespace tessera {
 
-NcclType NcclTypeOf(DType dtype) {
-  switch (dtype) {
+NcclType NcclTypeOf(ElementType type) {
+  if (type == Fp8Format::kE4M3) return NcclType::kFloat8e4m3;
+  if (type == Fp8Format::kE5M2) return NcclType::kFloat8e5m2;
+  switch (type.dtype()) {
     case DType::kFp32:
       return NcclType::kFloat32;
     case DType::kBf16:

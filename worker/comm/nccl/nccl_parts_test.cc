@@ -50,6 +50,8 @@ TEST(NcclTypeTest, EachDTypeHasATypeOfItsSize) {
     EXPECT_EQ(NcclTypeOf(dtype), type) << Name(dtype);
     EXPECT_EQ(SizeBytes(type), SizeBytes(dtype)) << Name(dtype);
   }
+  EXPECT_EQ(NcclTypeOf(Fp8Format::kE4M3), NcclType::kFloat8e4m3);
+  EXPECT_EQ(NcclTypeOf(Fp8Format::kE5M2), NcclType::kFloat8e5m2);
   EXPECT_EQ(SizeBytes(NcclType::kFloat8e4m3), 1);
   EXPECT_EQ(SizeBytes(NcclType::kFloat8e5m2), 1);
   EXPECT_EQ(NcclName(NcclResult::kRemoteError), "ncclRemoteError (6)");

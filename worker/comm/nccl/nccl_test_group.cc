@@ -14,7 +14,7 @@ namespace {
 // What a call that is stuck in the library may still use.
 struct Machine {
   Machine(const NcclTestOptions& options, FakeNcclWorld* world, int rank)
-      : cuda(options.cuda),
+      : cuda(options.cuda_of ? options.cuda_of(rank) : options.cuda),
         nccl(world, &cuda, options.nccl ? options.nccl(rank) : FakeNcclApi::Options()),
         kernels(&cuda) {}
   FakeCudaApi cuda;

@@ -32,7 +32,8 @@ struct NcclTestOptions {
   int64_t shared_bytes = 4096;
   // How rank r's library and device behave.
   std::function<FakeNcclApi::Options(int rank)> nccl;
-  FakeCudaApi::Options cuda;
+  FakeCudaApi::Options cuda;  // Of all, where `cuda_of` is not set.
+  std::function<FakeCudaApi::Options(int rank)> cuda_of;
 };
 
 // Runs `body` on each rank, all at once. Each must have called NCCL as the library allows.

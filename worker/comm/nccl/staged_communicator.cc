@@ -44,11 +44,12 @@ absl::Status StagedCommunicator::AllGather(const void* send, void* recv, int64_t
 }
 
 absl::Status StagedCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
-                                               int64_t count_per_rank, DType dtype, double scale) {
-  if (count_per_rank == 0 || !CheckReduceScatter(send, recv, count_per_rank, dtype, size()).ok()) {
-    return inner_->ReduceScatter(send, recv, count_per_rank, dtype, scale);
+                                               int64_t count_per_rank, ElementType type,
+                                               double scale) {
+  if (count_per_rank == 0 || !CheckReduceScatter(send, recv, count_per_rank, type, size()).ok()) {
+    return inner_->ReduceScatter(send, recv, count_per_rank, type, scale);
   }
-  const int64_t slice_bytes = count_per_rank * SizeBytes(dtype);
+  const int64_t slice_bytes = count_per_rank * SizeBytes(type);
   const int64_t recv_bytes = count_per_rank * SizeBytes(recv.dtype);
   RETURN_IF_ERROR(Reserve(&first_, slice_bytes * size()));
   RETURN_IF_ERROR(Reserve(&second_, recv_bytes));
@@ -57,18 +58,19 @@ absl::Status StagedCommunicator::ReduceScatter(const void* send, host::SumOutput
   void* const to = in_place ? first_.data_as<char>() + own : second_.data();
   RETURN_IF_ERROR(Copy(first_.data(), send, slice_bytes * size()));
   RETURN_IF_ERROR(
-      inner_->ReduceScatter(first_.data(), {to, recv.dtype}, count_per_rank, dtype, scale));
+      inner_->ReduceScatter(first_.data(), {to, recv.dtype}, count_per_rank, type, scale));
   return Copy(recv.data, to, recv_bytes);
 }
 
-absl::Status StagedCommunicator::AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) {
-  if (count == 0 || !CheckAllReduce(buffer, count, dtype).ok()) {
-    return inner_->AllReduce(buffer, count, dtype, op);
+absl::Status StagedCommunicator::AllReduce(void* buffer, int64_t count, ElementType type,
+                                           ReduceOp op, double scale) {
+  if (count == 0 || !CheckAllReduce(buffer, count, type, op, scale).ok()) {
+    return inner_->AllReduce(buffer, count, type, op, scale);
   }
-  const int64_t size_bytes = count * SizeBytes(dtype);
+  const int64_t size_bytes = count * SizeBytes(type);
   RETURN_IF_ERROR(Reserve(&first_, size_bytes));
   RETURN_IF_ERROR(Copy(first_.data(), buffer, size_bytes));
-  RETURN_IF_ERROR(inner_->AllReduce(first_.data(), count, dtype, op));
+  RETURN_IF_ERROR(inner_->AllReduce(first_.data(), count, type, op, scale));
   return Copy(buffer, first_.data(), size_bytes);
 }
 

@@ -24,8 +24,9 @@ class StagedCommunicator : public Communicator {
   absl::Status Barrier() override { return inner_->Barrier(); }
   absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) override;
   absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
-                             DType dtype, double scale) override;
-  absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
+                             ElementType type, double scale) override;
+  absl::Status AllReduce(void* buffer, int64_t count, ElementType type, ReduceOp op,
+                         double scale) override;
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
   absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,

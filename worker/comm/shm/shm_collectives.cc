@@ -8,7 +8,6 @@
 #include "base/status_macros.h"
 #include "worker/comm/collective_arguments.h"
 #include "worker/comm/operation_digest.h"
-#include "worker/comm/ordered_reduce.h"
 #include "worker/comm/reduce_parts.h"
 #include "worker/comm/shm/process_memory.h"
 #include "worker/comm/shm/shm_communicator.h"
@@ -89,12 +88,13 @@ absl::Status ShmCommunicator::ReadPeers(const void* send, char* recv, int64_t by
 }
 
 absl::Status ShmCommunicator::ReduceScatter(const void* send, host::SumOutput recv,
-                                            int64_t count_per_rank, DType dtype, double scale) {
-  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, dtype, options_.size));
+                                            int64_t count_per_rank, ElementType type,
+                                            double scale) {
+  RETURN_IF_ERROR(CheckReduceScatter(send, recv, count_per_rank, type, options_.size));
   const uint32_t digest = OperationDigest(
       Operation::kReduceScatter,
-      {count_per_rank, static_cast<int64_t>(dtype), static_cast<int64_t>(recv.dtype)});
-  const int64_t element_bytes = SizeBytes(dtype);
+      {count_per_rank, type.number(), static_cast<int64_t>(recv.dtype), DigestOf(scale)});
+  const int64_t element_bytes = SizeBytes(type);
   const int64_t piece_bytes = half_bytes() / options_.size / kShmLineBytes * kShmLineBytes;
   int64_t begin = 0;
   do {
@@ -110,37 +110,46 @@ absl::Status ShmCommunicator::ReduceScatter(const void* send, host::SumOutput re
     for (int r = 0; r < options_.size; ++r) {
       sources_[r] = r == options_.rank ? piece_of(r) : Half(r, half_) + options_.rank * piece_bytes;
     }
-    host::ReduceSlices(sources_, dtype, chunk, scale, false, recv.At(begin), nullptr);
+    host::SumElements(sources_, type, chunk, scale, false, recv.At(begin), nullptr);
     half_ = 1 - half_;
     begin += chunk;
   } while (begin < count_per_rank);
   return absl::OkStatus();
 }
 
-absl::Status ShmCommunicator::AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) {
-  RETURN_IF_ERROR(CheckAllReduce(buffer, count, dtype));
+absl::Status ShmCommunicator::AllReduce(void* buffer, int64_t count, ElementType type, ReduceOp op,
+                                        double scale) {
+  RETURN_IF_ERROR(CheckAllReduce(buffer, count, type, op, scale));
   const uint32_t digest = OperationDigest(
-      Operation::kAllReduce, {count, static_cast<int64_t>(dtype), static_cast<int64_t>(op)});
-  const int64_t element_bytes = SizeBytes(dtype);
+      Operation::kAllReduce, {count, type.number(), static_cast<int64_t>(op), DigestOf(scale)});
+  const int64_t element_bytes = SizeBytes(type);
   int64_t begin = 0;
   do {
     const int64_t chunk = std::min(count - begin, half_bytes() / element_bytes);
     char* part = static_cast<char*>(buffer) + begin * element_bytes;
-    RETURN_IF_ERROR(AllReduceChunk(part, chunk, dtype, op, digest));
+    RETURN_IF_ERROR(AllReduceChunk(part, chunk, {type, op, scale}, digest));
     begin += chunk;
   } while (begin < count);
   return absl::OkStatus();
 }
 
-absl::Status ShmCommunicator::AllReduceChunk(char* buffer, int64_t count, DType dtype, ReduceOp op,
-                                             uint32_t digest) {
-  const int64_t element_bytes = SizeBytes(dtype);
+absl::Status ShmCommunicator::AllReduceChunk(char* buffer, int64_t count,
+                                             const Combination& combination, uint32_t digest) {
+  const int64_t element_bytes = SizeBytes(combination.type);
+  const auto combine = [&](int64_t num_elements, char* to) {
+    host::CombineElements(sources_, combination.type, combination.op, combination.scale,
+                          num_elements, to);
+  };
   if (options_.size > 1) CopyPayload(Half(options_.rank, half_), buffer, count * element_bytes);
   RETURN_IF_ERROR(Phase(digest));
-  if (options_.size == 1) return absl::OkStatus();
+  if (options_.size == 1) {
+    sources_[0] = buffer;
+    combine(count, buffer);
+    return absl::OkStatus();
+  }
   if (count * element_bytes <= kSmallAllReduceBytes) {
     for (int r = 0; r < options_.size; ++r) sources_[r] = Half(r, half_);
-    OrderedReduce(sources_, dtype, op, count, buffer);
+    combine(count, buffer);
     half_ = 1 - half_;
     return absl::OkStatus();
   }
@@ -154,8 +163,7 @@ absl::Status ShmCommunicator::AllReduceChunk(char* buffer, int64_t count, DType 
   };
   const int64_t begin_bytes = begin_of(options_.rank) * element_bytes;
   for (int r = 0; r < options_.size; ++r) sources_[r] = Half(r, half_) + begin_bytes;
-  OrderedReduce(sources_, dtype, op, size_of(options_.rank),
-                Half(options_.rank, 1 - half_) + begin_bytes);
+  combine(size_of(options_.rank), Half(options_.rank, 1 - half_) + begin_bytes);
   RETURN_IF_ERROR(Phase(digest));
   for (int r = 0; r < options_.size; ++r) {
     const int64_t offset_bytes = begin_of(r) * element_bytes;

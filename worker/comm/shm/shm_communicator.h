@@ -80,8 +80,9 @@ class ShmCommunicator : public Communicator {
   absl::Status Barrier() override;
   absl::Status AllGather(const void* send, void* recv, int64_t bytes_per_rank) override;
   absl::Status ReduceScatter(const void* send, host::SumOutput recv, int64_t count_per_rank,
-                             DType dtype, double scale) override;
-  absl::Status AllReduce(void* buffer, int64_t count, DType dtype, ReduceOp op) override;
+                             ElementType type, double scale) override;
+  absl::Status AllReduce(void* buffer, int64_t count, ElementType type, ReduceOp op,
+                         double scale) override;
   absl::Status Broadcast(void* buffer, int64_t bytes, int root) override;
   absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) override;
   absl::Status ReduceScatterMapped(absl::Span<const void* const> sends_by_rank,
@@ -119,7 +120,12 @@ class ShmCommunicator : public Communicator {
   int64_t half_bytes() const { return options_.staging_bytes_per_rank / 2; }
   void CopyPayload(void* to, const void* from, int64_t bytes);
   absl::Status ReadPeers(const void* send, char* recv, int64_t bytes_per_rank, uint32_t digest);
-  absl::Status AllReduceChunk(char* buffer, int64_t count, DType dtype, ReduceOp op,
+  struct Combination {
+    ElementType type;
+    ReduceOp op;
+    double scale;
+  };
+  absl::Status AllReduceChunk(char* buffer, int64_t count, const Combination& combination,
                               uint32_t digest);
 
   const Options options_;

@@ -34,7 +34,7 @@ absl::Status JoinAndSum(ShmCommunicator::Options options, int rank, uint32_t epo
   ASSIGN_OR_RETURN(auto comm, ShmCommunicator::Create(options));
   for (int i = 0; i < 100; ++i) {
     double sum = rank + 1;
-    RETURN_IF_ERROR(comm->AllReduce(&sum, 1, DType::kFp64, ReduceOp::kSum));
+    RETURN_IF_ERROR(comm->AllReduce(&sum, 1, DType::kFp64, ReduceOp::kSum, 1));
     RANK_EXPECT(sum == options.size * (options.size + 1) / 2, "got ", sum);
   }
   return absl::OkStatus();
@@ -159,7 +159,7 @@ TEST(ShmCommunicatorTest, ChannelsAreIndependentRowsOfOperations) {
     ASSIGN_OR_RETURN(auto comm, ShmCommunicator::Create(options));
     for (int i = 0; i < 200 * (channel + 1); ++i) {
       double value = channel;
-      RETURN_IF_ERROR(comm->AllReduce(&value, 1, DType::kFp64, ReduceOp::kSum));
+      RETURN_IF_ERROR(comm->AllReduce(&value, 1, DType::kFp64, ReduceOp::kSum, 1));
       RANK_EXPECT(value == 2 * channel);
     }
     return absl::OkStatus();
@@ -219,7 +219,7 @@ TEST(ShmCommunicatorTest, NewEpochWorksAfterARankIsKilledAnywhere) {
       std::vector<float> data(20000, 1.0f), all(kSize * data.size());
       while (true) {
         RETURN_IF_ERROR(comm->AllGather(data.data(), all.data(), data.size() * sizeof(float)));
-        RETURN_IF_ERROR(comm->AllReduce(data.data(), data.size(), DType::kFp32, ReduceOp::kMax));
+        RETURN_IF_ERROR(comm->AllReduce(data.data(), data.size(), DType::kFp32, ReduceOp::kMax, 1));
         RETURN_IF_ERROR(comm->Barrier());
         counter->fetch_add(1);
       }

@@ -143,7 +143,7 @@ absl::StatusOr<int> FakeCudaApi::DeviceGetAttribute(CudaAttribute attribute, int
   RETURN_IF_ERROR(CheckDevice("cuDeviceGetAttribute", device));
   switch (attribute) {
     case CudaAttribute::kComputeCapabilityMajor:
-      return 9;
+      return options_.compute_capability;
     case CudaAttribute::kComputeCapabilityMinor:
       return 0;
     case CudaAttribute::kCanUseHostPointerForRegisteredMem:

@@ -37,6 +37,7 @@ class FakeCudaApi : public CudaApi {
     std::vector<int> visible;
     int64_t memory_bytes = int64_t{1} << 30;  // Of all devices together.
     int64_t granularity_bytes = 64 << 10;
+    int compute_capability = 9;     // Its major number.
     bool memory_management = true;  // The attributes of that name.
     bool descriptors = true;
     bool ipc_events = true;

@@ -11,12 +11,11 @@ class FakeSliceKernels : public SliceKernels {
  public:
   explicit FakeSliceKernels(FakeCudaApi* api) : api_(api) {}
   absl::Status Reduce(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
-                      DType input_dtype, int64_t count, double scale, bool accumulate,
+                      ElementType input, int64_t count, double scale, bool accumulate,
                       host::SumOutput output, host::GradientStats* stats) override;
-  absl::Status Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs, DType dtype,
-                       SliceOp op, int64_t count, void* output) override;
-  absl::Status Scale(CudaStreamHandle* stream, void* values, DType dtype, int64_t count,
-                     double factor) override;
+  absl::Status Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
+                       ElementType type, ReduceOp op, double scale, int64_t count,
+                       void* output) override;
 
  private:
   FakeCudaApi* const api_;

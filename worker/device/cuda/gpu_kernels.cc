@@ -17,7 +17,11 @@ static_assert(gpu::kMaxInputs == kMaxSlices);
 static_assert(static_cast<int>(DType::kFp32) == 0 && static_cast<int>(DType::kBf16) == 1);
 static_assert(static_cast<int>(DType::kFp16) == 2 && static_cast<int>(DType::kFp64) == 3);
 
-int Number(DType dtype) { return static_cast<int>(dtype); }
+static_assert(ElementType(Fp8Format::kE4M3).number() == gpu::kFp8E4M3);
+static_assert(ElementType(Fp8Format::kE5M2).number() == gpu::kFp8E5M2);
+static_assert(static_cast<int>(ReduceOp::kSum) == 0 && static_cast<int>(ReduceOp::kMax) == 1);
+
+int Number(ElementType type) { return type.number(); }
 bool IsSum(DType dtype) { return dtype == DType::kFp32 || dtype == DType::kFp64; }
 
 absl::Status Launched(const char* kernel, int result) {
@@ -69,11 +73,13 @@ absl::Status GpuKernels::CheckMeasured(const char* kernel, int64_t count) const 
 }
 
 absl::Status GpuKernels::Reduce(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
-                                DType input_dtype, int64_t count, double scale, bool accumulate,
+                                ElementType input, int64_t count, double scale, bool accumulate,
                                 host::SumOutput output, host::GradientStats* stats) {
   RETURN_IF_ERROR(CheckInputs("Reduce", inputs));
-  const bool fit = IsSum(output.dtype) && IsFloatingPoint(input_dtype) &&
-                   (input_dtype != DType::kFp64 || output.dtype == DType::kFp64);
+  const bool fits_fp32 = IsFloatingPoint(input) && input != DType::kFp64;
+  const bool fits_fp64 = IsFloatingPoint(input) && !input.is_fp8();
+  const bool fit =
+      (output.dtype == DType::kFp32 && fits_fp32) || (output.dtype == DType::kFp64 && fits_fp64);
   RETURN_IF_ERROR(Check("Reduce", count, {inputs[0], output.data}, fit));
   gpu::Measuring measuring;
   if (stats != nullptr) {
@@ -81,9 +87,9 @@ absl::Status GpuKernels::Reduce(CudaStreamHandle* stream, absl::Span<const void*
     measuring = {measure_room_.data_as<double>(), &stats->sum_of_squares, &stats->non_finite};
   }
   if (count == 0) return absl::OkStatus();
-  return Launched("Reduce",
-                  gpu::LaunchReduce(stream, InputsOf(inputs), Number(input_dtype), count, scale,
-                                    accumulate, Number(output.dtype), output.data, measuring));
+  return Launched(
+      "Reduce", gpu::LaunchReduce(stream, InputsOf(inputs), Number(input), count, scale, accumulate,
+                                  Number(output.dtype), output.data, measuring));
 }
 
 absl::Status GpuKernels::ReduceAdamStep(CudaStreamHandle* stream,
@@ -112,12 +118,13 @@ absl::Status GpuKernels::ReduceAdamStep(CudaStreamHandle* stream,
 }
 
 absl::Status GpuKernels::Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
-                                 DType dtype, SliceOp op, int64_t count, void* output) {
+                                 ElementType type, ReduceOp op, double scale, int64_t count,
+                                 void* output) {
   RETURN_IF_ERROR(CheckInputs("Combine", inputs));
-  RETURN_IF_ERROR(Check("Combine", count, {inputs[0], output}, IsSum(dtype)));
+  RETURN_IF_ERROR(Check("Combine", count, {inputs[0], output}, IsFloatingPoint(type)));
   if (count == 0) return absl::OkStatus();
-  return Launched("Combine", gpu::LaunchCombine(stream, InputsOf(inputs), Number(dtype),
-                                                static_cast<int>(op), count, output));
+  return Launched("Combine", gpu::LaunchCombine(stream, InputsOf(inputs), Number(type),
+                                                static_cast<int>(op), scale, count, output));
 }
 
 absl::Status GpuKernels::Scale(CudaStreamHandle* stream, void* values, DType dtype, int64_t count,

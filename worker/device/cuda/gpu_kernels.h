@@ -16,13 +16,11 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "layout/element_type.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/cuda/slice_kernels.h"
 
 namespace tessera {
-
-// float8_e4m3fn and float8_e5m2 of PyTorch.
-enum class Fp8Format : uint8_t { kE4M3, kE5M2 };
 
 class GpuKernels : public SliceKernels {
  public:
@@ -32,13 +30,14 @@ class GpuKernels : public SliceKernels {
   static absl::StatusOr<std::unique_ptr<GpuKernels>> Create(CudaDevice* device, int64_t max_count);
 
   absl::Status Reduce(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
-                      DType input_dtype, int64_t count, double scale, bool accumulate,
+                      ElementType input, int64_t count, double scale, bool accumulate,
                       host::SumOutput output, host::GradientStats* stats) override;
-  absl::Status Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs, DType dtype,
-                       SliceOp op, int64_t count, void* output) override;
-  // The scale of clipping, too.
+  absl::Status Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
+                       ElementType type, ReduceOp op, double scale, int64_t count,
+                       void* output) override;
+  // values[i] *= factor, rounded in the dtype: kFp32 or kFp64. The scale of clipping.
   absl::Status Scale(CudaStreamHandle* stream, void* values, DType dtype, int64_t count,
-                     double factor) override;
+                     double factor);
 
   // to[i] = scale * from[i], rounded to nearest; any of fp32, bf16, fp16 and fp64. The product is
   // fp64 if `to_dtype` is, else fp32. The two do not overlap.

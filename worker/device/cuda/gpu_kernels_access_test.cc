@@ -300,11 +300,45 @@ TEST_F(GpuKernelsAccessDeviceTest, CombinationsOfEveryAddress) {
       const auto to = Place(std::vector<double>(kCount), to_at);
       const void* inputs[] = {on_a.data(), on_b.data()};
       Launch(b_at == 1 && to_at == 1, [&] {
-        return kernels_->Combine(stream_->handle(), inputs, DType::kFp64, SliceOp::kMax, kCount,
+        return kernels_->Combine(stream_->handle(), inputs, DType::kFp64, ReduceOp::kMax, 1, kCount,
                                  to.data());
       });
       EXPECT_EQ(Take(to), expected);
     }
+  }
+}
+
+TEST_F(GpuKernelsAccessDeviceTest, CombinationsOfEightBitsOfEveryAddress) {
+  constexpr int64_t kCount = 69;
+  std::vector<uint8_t> a(kCount), b(kCount), expected(kCount);
+  for (int64_t i = 0; i < kCount; ++i) {
+    a[i] = static_cast<uint8_t>(i);
+    b[i] = static_cast<uint8_t>(3 * i % 0x70);
+  }
+  const void* on_host[] = {a.data(), b.data()};
+  host::CombineElements(on_host, Fp8Format::kE4M3, ReduceOp::kSum, 0.5, kCount, expected.data());
+  std::vector<float> sums(kCount);
+  host::SumElements(on_host, Fp8Format::kE4M3, kCount, 0.5, false, sums.data(), nullptr);
+  for (int64_t b_at = 0; b_at < 16; b_at += 5) {
+    for (int64_t to_at = 0; to_at < 16; to_at += 5) {
+      const auto on_a = Place(a, 5), on_b = Place(b, b_at);
+      const auto to = Place(std::vector<uint8_t>(kCount), to_at);
+      const void* inputs[] = {on_a.data(), on_b.data()};
+      Launch(b_at == 5 && to_at == 5, [&] {
+        return kernels_->Combine(stream_->handle(), inputs, Fp8Format::kE4M3, ReduceOp::kSum, 0.5,
+                                 kCount, to.data());
+      });
+      EXPECT_EQ(Take(to), expected);
+    }
+    // Sixteen codes are as many as four accesses of sums.
+    const auto on_a = Place(a, 5), on_b = Place(b, b_at);
+    const auto to = Place(std::vector<float>(kCount), 1);
+    const void* inputs[] = {on_a.data(), on_b.data()};
+    Launch(b_at == 5, [&] {
+      return kernels_->Reduce(stream_->handle(), inputs, Fp8Format::kE4M3, kCount, 0.5, false,
+                              to.data(), nullptr);
+    });
+    EXPECT_EQ(Take(to), sums);
   }
 }
 

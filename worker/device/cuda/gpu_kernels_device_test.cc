@@ -3,8 +3,10 @@
 // kernels' place, and over the kernels themselves by threads of the host (see kernel_emulator.h).
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
+#include <random>
 #include <vector>
 
 #include "worker/device/cuda/gpu_kernels_fixture.h"
@@ -214,20 +216,105 @@ TEST_F(GpuKernelsDeviceTest, CombineTakesEachElementAndKeepsNan) {
   const int64_t count = a.size();
   const Buffer on_a = Upload(a), on_b = Upload(b), on_result = Upload(a);
   const void* inputs[] = {on_a.data(), on_b.data()};
-  for (SliceOp op : {SliceOp::kSum, SliceOp::kMax, SliceOp::kMin}) {
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
     ASSERT_OK(
-        kernels_->Combine(stream_->handle(), inputs, DType::kFp32, op, count, on_result.data()));
+        kernels_->Combine(stream_->handle(), inputs, DType::kFp32, op, 1, count, on_result.data()));
     const std::vector<float> result = Download<float>(on_result);
     for (int64_t i = 0; i < count; ++i) {
       if (i == 5 || i == 10000) {
         EXPECT_TRUE(std::isnan(result[i]));
         continue;
       }
-      const float expected = op == SliceOp::kSum   ? a[i] + b[i]
-                             : op == SliceOp::kMax ? std::max(a[i], b[i])
-                                                   : std::min(a[i], b[i]);
+      const float expected = op == ReduceOp::kSum   ? a[i] + b[i]
+                             : op == ReduceOp::kMax ? std::max(a[i], b[i])
+                                                    : std::min(a[i], b[i]);
       ASSERT_EQ(result[i], expected) << i;
     }
+  }
+}
+
+// Codes of a type at random, beside `Values`, which are rounded to it.
+std::vector<uint8_t> CodesOf(ElementType type, const std::vector<float>& values, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const int64_t element_bytes = SizeBytes(type);
+  std::vector<uint8_t> codes(values.size() * element_bytes);
+  for (uint8_t& byte : codes) byte = static_cast<uint8_t>(random());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i % 3 == 0 || element_bytes > 2) continue;
+    uint8_t* const to = &codes[i * element_bytes];
+    if (!type.is_fp8()) {
+      host::CastFp32ToHalf(type.dtype(), &values[i], reinterpret_cast<uint16_t*>(to), 1);
+    } else if (type == Fp8Format::kE4M3) {
+      gpu::Narrow(values[i], reinterpret_cast<gpu::Fp8E4M3*>(to));
+    } else {
+      gpu::Narrow(values[i], reinterpret_cast<gpu::Fp8E5M2*>(to));
+    }
+  }
+  return codes;
+}
+
+// Element i of `codes`, for comparing: whoever is not a number is alike.
+double ElementOf(ElementType type, const std::vector<uint8_t>& codes, int64_t i) {
+  const auto as = [&](auto element) {
+    std::memcpy(static_cast<void*>(&element), &codes[i * sizeof(element)], sizeof(element));
+    const double value = gpu::Widen(element);
+    return std::isnan(value) ? std::numeric_limits<double>::max() : value;
+  };
+  if (type == Fp8Format::kE4M3) return as(gpu::Fp8E4M3());
+  if (type == Fp8Format::kE5M2) return as(gpu::Fp8E5M2());
+  if (type == DType::kBf16) return as(gpu::Bf16());
+  if (type == DType::kFp16) return as(gpu::Fp16());
+  return type == DType::kFp64 ? as(double()) : as(float());
+}
+
+const ElementType kTypes[] = {DType::kFp32, DType::kBf16,     DType::kFp16,
+                              DType::kFp64, Fp8Format::kE4M3, Fp8Format::kE5M2};
+
+TEST_F(GpuKernelsDeviceTest, CombinationsOfEachTypeHaveTheBitsOfTheHosts) {
+  for (const ElementType type : kTypes) {
+    const std::vector<uint8_t> a = CodesOf(type, Values(1), 61), b = CodesOf(type, Values(2), 62);
+    const std::vector<uint8_t> c = CodesOf(type, Values(3), 63);
+    const int64_t count = static_cast<int64_t>(a.size()) / SizeBytes(type);
+    const Buffer on_a = Upload(a), on_b = Upload(b), on_c = Upload(c), on_result = Upload(a);
+    const void* inputs[] = {on_a.data(), on_b.data(), on_c.data()};
+    const void* on_host[] = {a.data(), b.data(), c.data()};
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+      ASSERT_OK(
+          kernels_->Combine(stream_->handle(), inputs, type, op, 0.3, count, on_result.data()));
+      const std::vector<uint8_t> result = Download<uint8_t>(on_result);
+      std::vector<uint8_t> expected(a.size());
+      host::CombineElements(on_host, type, op, 0.3, count, expected.data());
+      for (int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(ElementOf(type, result, i), ElementOf(type, expected, i))
+            << Name(type) << " element " << i << ", op " << static_cast<int>(op);
+      }
+    }
+  }
+}
+
+TEST_F(GpuKernelsDeviceTest, SumsOfEightBitsHaveTheBitsOfTheHosts) {
+  ASSERT_OK_AND_ASSIGN(const Buffer stats, device_->AllocatePinned(sizeof(host::GradientStats)));
+  for (const Fp8Format format : {Fp8Format::kE4M3, Fp8Format::kE5M2}) {
+    std::vector<uint8_t> a = CodesOf(format, Values(1), 64), b = CodesOf(format, Values(2), 65);
+    for (std::vector<uint8_t>* codes : {&a, &b})
+      for (uint8_t& code : *codes) code &= 0xBF;  // All are numbers, and none is large.
+    const int64_t count = static_cast<int64_t>(a.size());
+    const std::vector<float> before = Values(7, count);
+    const Buffer on_a = Upload(a), on_b = Upload(b), on_sum = Upload(before);
+    const void* inputs[] = {on_a.data(), on_b.data()};
+    const void* on_host[] = {a.data(), b.data()};
+    *stats.data_as<host::GradientStats>() = {};
+    ASSERT_OK(kernels_->Reduce(stream_->handle(), inputs, format, count, 0.3, /*accumulate=*/true,
+                               on_sum.data_as<float>(), stats.data_as<host::GradientStats>()));
+    std::vector<float> expected = before;
+    host::GradientStats measured;
+    host::SumElements(on_host, format, count, 0.3, true, expected.data(), &measured);
+    EXPECT_EQ(Download<float>(on_sum), expected) << Name(ElementType(format));
+    EXPECT_EQ(stats.data_as<host::GradientStats>()->sum_of_squares, measured.sum_of_squares);
+    ASSERT_OK(kernels_->Reduce(stream_->handle(), inputs, format, count, 1, false,
+                               on_sum.data_as<float>(), nullptr));
+    host::SumElements(on_host, format, count, 1, false, expected.data(), nullptr);
+    EXPECT_EQ(Download<float>(on_sum), expected) << Name(ElementType(format));
   }
 }
 

@@ -69,7 +69,11 @@ TEST(GpuKernelsTest, ImpossibleArgumentsAreRefusedByNameAndNothingIsLaunched) {
       {kernels->ReduceAdamStep(nullptr, inputs, DType::kFp32, 1, {}, 1, &value, null, &value,
                                &value, &value, &value, nullptr, {}),
        "ReduceAdamStep: a pointer is null"},
-      {kernels->Combine(nullptr, inputs, DType::kFp16, SliceOp::kSum, 1, &value), "no such dtype"},
+      {kernels->Combine(nullptr, inputs, DType::kInt32, ReduceOp::kSum, 1, 1, &value),
+       "no such dtype"},
+      {kernels->Reduce(nullptr, inputs, Fp8Format::kE4M3, 1, 1, false, {&value, DType::kFp64},
+                       nullptr),
+       "Reduce: it has no such dtype"},
       {kernels->Checksum(nullptr, DType::kFp32, &value, 1, nullptr), "Checksum: a pointer is null"},
   };
   for (const auto& [status, text] : refused) {

@@ -15,6 +15,10 @@ namespace gpu {
 constexpr int kNotBuilt = 801;   // CUDA_ERROR_NOT_SUPPORTED.
 constexpr int kMaxInputs = 256;  // Their addresses fit into a kernel's arguments.
 
+// ElementType's numbers, where eight bits are taken beside dtypes.
+constexpr int kFp8E4M3 = 16;
+constexpr int kFp8E5M2 = 17;
+
 struct Inputs {
   const void* at[kMaxInputs];
   int count;
@@ -57,9 +61,11 @@ int LaunchScale(void* stream, int dtype, void* values, int64_t count, double fac
 // `dtype`, of `values`: fp32 or fp64.
 int LaunchRoundToHalf(void* stream, int half_dtype, int dtype, void* values, int64_t count);
 int LaunchFill(void* stream, int dtype, void* values, int64_t count, double value);
-int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t count, double scale,
+// `input`: kFp8E4M3 and kFp8E5M2 too, into fp32.
+int LaunchReduce(void* stream, const Inputs& inputs, int input, int64_t count, double scale,
                  bool accumulate, int output_dtype, void* output, const Measuring& measuring);
-int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
+// `type`: kFp8E4M3 and kFp8E5M2 too. `op`, 0: sum, 1: maximum, 2: minimum; `scale` is the sum's.
+int LaunchCombine(void* stream, const Inputs& inputs, int type, int op, double scale, int64_t count,
                   void* output);
 // Adds what is measured for the p-norm of fp32 or fp64 values to `sum`; sets `non_finite`, where
 // not null, if one of them is. `room` is for MeasureRoom(count).

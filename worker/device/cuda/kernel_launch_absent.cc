@@ -13,7 +13,7 @@ int LaunchFill(void*, int, void*, int64_t, double) { return kNotBuilt; }
 int LaunchReduce(void*, const Inputs&, int, int64_t, double, bool, int, void*, const Measuring&) {
   return kNotBuilt;
 }
-int LaunchCombine(void*, const Inputs&, int, int, int64_t, void*) { return kNotBuilt; }
+int LaunchCombine(void*, const Inputs&, int, int, double, int64_t, void*) { return kNotBuilt; }
 int LaunchMeasure(void*, int, const void*, int64_t, double, double*, double*, bool*) {
   return kNotBuilt;
 }

@@ -47,6 +47,12 @@ int ByFormat(int format, Body body) {
   return kInvalidValue;
 }
 
+// As ByType, of eight bits too.
+template <typename Body>
+int ByElement(int type, Body body) {
+  return type >= kFp8E4M3 ? ByFormat(type - kFp8E4M3, body) : ByType(type, body);
+}
+
 template <typename From, typename To>
 int CastAll(const From* from, To* to, int64_t count, double scale) {
   for (int64_t i = 0; i < count; ++i) CastElement(from[i], scale, &to[i]);
@@ -79,14 +85,18 @@ void Reduce(const Inputs& inputs, int64_t count, Sum scale, bool accumulate, voi
   }
 }
 
-template <typename Real>
-void Combine(const Inputs& inputs, int op, int64_t count, void* output) {
+template <typename T>
+void Combine(const Inputs& inputs, int op, double scale, int64_t count, T* output) {
   for (int64_t i = 0; i < count; ++i) {
-    Real value = Element<Real>(inputs.at[0], i);
+    T value = Element<T>(inputs.at[0], i);
+    WideOf<T> sum = Widen(value);
     for (int r = 1; r < inputs.count; ++r) {
-      value = CombineElements(op, value, Element<Real>(inputs.at[r], i));
+      const T next = Element<T>(inputs.at[r], i);
+      value = Select(op == 1, value, next);
+      sum = sum + Widen(next);
     }
-    static_cast<Real*>(output)[i] = value;
+    if (op == 0) Narrow(sum * static_cast<WideOf<T>>(scale), &value);
+    output[i] = value;
   }
 }
 
@@ -191,10 +201,10 @@ int LaunchFill(void* stream, int dtype, void* values, int64_t count, double valu
   });
 }
 
-int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t count, double scale,
+int LaunchReduce(void* stream, const Inputs& inputs, int input, int64_t count, double scale,
                  bool accumulate, int output_dtype, void* output, const Measuring& measuring) {
   AwaitEarlierWork(stream);
-  const int reduced = ByType(input_dtype, [&](auto* type) {
+  const int reduced = ByElement(input, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (output_dtype == 3) {
       Reduce<T, double>(inputs, count, scale, accumulate, output);
@@ -208,15 +218,13 @@ int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t co
                        measuring.non_finite);
 }
 
-int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
+int LaunchCombine(void* stream, const Inputs& inputs, int type, int op, double scale, int64_t count,
                   void* output) {
   AwaitEarlierWork(stream);
-  if (dtype == 3) {
-    Combine<double>(inputs, op, count, output);
-  } else {
-    Combine<float>(inputs, op, count, output);
-  }
-  return 0;
+  return ByElement(type, [&](auto* element) {
+    Combine(inputs, op, scale, count, static_cast<decltype(element)>(output));
+    return 0;
+  });
 }
 
 int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double p,

@@ -299,15 +299,41 @@ TEST(KernelMathTest, RoomOfAMeasureIsASumForEachBlockAndEachGroup) {
   EXPECT_EQ(MeasureRoom(256 * 2048 + 1), 257 + 2);
 }
 
-TEST(KernelMathTest, NanStaysInEveryCombination) {
+TEST(KernelMathTest, LargerAndSmallerKeepNanAndTheFirstOfEquals) {
   const float nan = std::nanf("");
-  for (int op : {0, 1, 2}) {
-    EXPECT_TRUE(std::isnan(CombineElements(op, nan, 1.0f)));
-    EXPECT_TRUE(std::isnan(CombineElements(op, 1.0f, nan)));
+  for (const bool larger : {true, false}) {
+    EXPECT_TRUE(std::isnan(Select(larger, nan, 1.0f)));
+    EXPECT_TRUE(std::isnan(Select(larger, 1.0f, nan)));
+    EXPECT_FALSE(std::signbit(Select(larger, 0.0f, -0.0f)));
+    EXPECT_TRUE(std::signbit(Select(larger, -0.0f, 0.0f)));
   }
-  EXPECT_EQ(CombineElements(0, 1.5f, 2.0f), 3.5f);
-  EXPECT_EQ(CombineElements(1, 1.5f, 2.0f), 2.0f);
-  EXPECT_EQ(CombineElements(2, 1.5f, 2.0f), 1.5f);
+  EXPECT_EQ(Select(true, 1.5f, 2.0f), 2.0f);
+  EXPECT_EQ(Select(false, 1.5f, 2.0f), 1.5f);
+}
+
+// Of all pairs of codes: as the numbers are, and one of the two as it was.
+template <typename Fp8>
+void ExpectSelectionsOfCodes() {
+  for (int a = 0; a < 256; ++a) {
+    for (int b = 0; b < 256; ++b) {
+      const Fp8 first{static_cast<uint8_t>(a)}, second{static_cast<uint8_t>(b)};
+      const float x = Widen(first), y = Widen(second);
+      const int larger = Select(true, first, second).bits;
+      const int smaller = Select(false, first, second).bits;
+      if (std::isnan(x) || std::isnan(y)) {
+        EXPECT_EQ(larger, std::isnan(x) ? a : b);
+        EXPECT_EQ(smaller, larger);
+        continue;
+      }
+      EXPECT_EQ(larger, y > x ? b : a);
+      EXPECT_EQ(smaller, y < x ? b : a);
+    }
+  }
+}
+
+TEST(KernelMathTest, SelectionsOfEightBitsAreThoseOfTheirNumbers) {
+  ExpectSelectionsOfCodes<Fp8E4M3>();
+  ExpectSelectionsOfCodes<Fp8E5M2>();
 }
 
 TEST(KernelMathTest, ChecksumSeesEachBitAndEachSwapAndNoOrderOfAdding) {

@@ -77,6 +77,14 @@ int ByType(int dtype, Body body) {
   return kInvalidValue;
 }
 
+// As ByType, of eight bits too.
+template <typename Body>
+int ByElement(int type, Body body) {
+  if (type == kFp8E4M3) return body(static_cast<Fp8E4M3*>(nullptr));
+  if (type == kFp8E5M2) return body(static_cast<Fp8E5M2*>(nullptr));
+  return ByType(type, body);
+}
+
 }  // namespace gpu
 }  // namespace tessera
 

@@ -18,16 +18,26 @@ __global__ void Reduce(Walk walk, Inputs inputs, Sum scale, bool accumulate, Sum
   });
 }
 
-template <typename Real>
-__global__ void Combine(Walk walk, Inputs inputs, int op, Real* output) {
-  ForEach<kPackOf<Real>>(walk, [&](auto n, int64_t i) {
-    auto value = Load<n.value>(static_cast<const Real*>(inputs.at[0]) + i);
-    for (int r = 1; r < inputs.count; ++r) {
-      const auto next = Load<n.value>(static_cast<const Real*>(inputs.at[r]) + i);
+// As Reduce, and rounded to what the inputs are.
+template <typename T>
+__global__ void SumInType(Walk walk, Inputs inputs, WideOf<T> scale, T* output) {
+  ForEach<kPackOf<T>>(walk, [&](auto n, int64_t i) {
+    const auto sum = SumOf<n.value, T>(inputs, i, scale);
+    Pack<T, n.value> rounded;
 #pragma unroll
-      for (int k = 0; k < n.value; ++k) {
-        value.at[k] = CombineElements(op, value.at[k], next.at[k]);
-      }
+    for (int k = 0; k < n.value; ++k) Narrow(sum.at[k], &rounded.at[k]);
+    Store(output + i, rounded);
+  });
+}
+
+template <typename T>
+__global__ void SelectOf(Walk walk, Inputs inputs, bool larger, T* output) {
+  ForEach<kPackOf<T>>(walk, [&](auto n, int64_t i) {
+    auto value = Load<n.value>(static_cast<const T*>(inputs.at[0]) + i);
+    for (int r = 1; r < inputs.count; ++r) {
+      const auto next = Load<n.value>(static_cast<const T*>(inputs.at[r]) + i);
+#pragma unroll
+      for (int k = 0; k < n.value; ++k) value.at[k] = Select(larger, value.at[k], next.at[k]);
     }
     Store(output + i, value);
   });
@@ -208,12 +218,14 @@ int ReduceAs(void* stream, const Inputs& inputs, int64_t count, double scale, bo
   return AddBlocks<Measured::kSquares>(stream, count, measuring.room, measuring.sum);
 }
 
-template <typename Real>
-int CombineAs(void* stream, const Inputs& inputs, int op, int64_t count, void* to) {
-  auto* const output = static_cast<Real*>(to);
-  constexpr int kPack = kPackOf<Real>;
-  const Walk walk = WalkOver(count, kPack, SumArrays<1>(inputs, sizeof(Real), {ArrayOf(output)}));
-  return Launch(stream, BlocksOf(walk, kPack), Combine<Real>, walk, inputs, op, output);
+template <typename T>
+int CombineAs(void* stream, const Inputs& inputs, int op, double scale, int64_t count, void* to) {
+  auto* const output = static_cast<T*>(to);
+  constexpr int kPack = kPackOf<T>;
+  const Walk walk = WalkOver(count, kPack, SumArrays<1>(inputs, sizeof(T), {ArrayOf(output)}));
+  const int64_t blocks = BlocksOf(walk, kPack);
+  if (op != 0) return Launch(stream, blocks, SelectOf<T>, walk, inputs, op == 1, output);
+  return Launch(stream, blocks, SumInType<T>, walk, inputs, static_cast<WideOf<T>>(scale), output);
 }
 
 template <typename Bits>
@@ -242,21 +254,27 @@ int ChecksumOf(void* stream, const void* array, int64_t count, uint64_t* sum) {
 
 }  // namespace
 
-int LaunchReduce(void* stream, const Inputs& inputs, int input_dtype, int64_t count, double scale,
+int LaunchReduce(void* stream, const Inputs& inputs, int input, int64_t count, double scale,
                  bool accumulate, int output_dtype, void* output, const Measuring& measuring) {
-  return ByType(input_dtype, [&](auto* type) {
+  return ByElement(input, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    if (output_dtype == 3) {
-      return ReduceAs<T, double>(stream, inputs, count, scale, accumulate, output, measuring);
+    if (output_dtype != 3) {
+      return ReduceAs<T, float>(stream, inputs, count, scale, accumulate, output, measuring);
     }
-    return ReduceAs<T, float>(stream, inputs, count, scale, accumulate, output, measuring);
+    if constexpr (sizeof(T) > 1) {
+      return ReduceAs<T, double>(stream, inputs, count, scale, accumulate, output, measuring);
+    } else {
+      return kInvalidValue;
+    }
   });
 }
 
-int LaunchCombine(void* stream, const Inputs& inputs, int dtype, int op, int64_t count,
+int LaunchCombine(void* stream, const Inputs& inputs, int type, int op, double scale, int64_t count,
                   void* output) {
-  return dtype == 3 ? CombineAs<double>(stream, inputs, op, count, output)
-                    : CombineAs<float>(stream, inputs, op, count, output);
+  return ByElement(type, [&](auto* element) {
+    using T = std::remove_pointer_t<decltype(element)>;
+    return CombineAs<T>(stream, inputs, op, scale, count, output);
+  });
 }
 
 int LaunchMeasure(void* stream, int dtype, const void* values, int64_t count, double p,

@@ -1,5 +1,5 @@
-// The arithmetic that collectives of a GPU enqueue: what host::ReduceSlices and its kin do on the
-// CPU, to the same bits.
+// The arithmetic that collectives of a GPU enqueue: what host/element_reduce.h has for the CPU,
+// to the same bits.
 //
 //   NCCL brings the slices of all ranks ──► Reduce sums them in rank order, in the sum's dtype
 //
@@ -13,8 +13,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "layout/dtype.h"
+#include "layout/element_type.h"
 #include "worker/device/cuda/cuda_api.h"
+#include "worker/device/host/element_reduce.h"
 #include "worker/device/host/kernels.h"
 
 namespace tessera {
@@ -22,25 +23,20 @@ namespace tessera {
 // As many inputs as fit into the arguments of a kernel.
 inline constexpr int kMaxSlices = 256;
 
-enum class SliceOp : uint8_t { kSum, kMax, kMin };
-
 class SliceKernels {
  public:
   virtual ~SliceKernels() = default;
 
-  // See host::ReduceSlices. `stats`, if not null, is in pinned memory, and what was written is
+  // See host::SumElements. `stats`, if not null, is in pinned memory, and what was written is
   // added to it: it is cleared by whoever begins a sum of several calls.
   virtual absl::Status Reduce(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
-                              DType input_dtype, int64_t count, double scale, bool accumulate,
+                              ElementType input, int64_t count, double scale, bool accumulate,
                               host::SumOutput output, host::GradientStats* stats) = 0;
 
-  // output[i] = inputs[0][i] op inputs[1][i] op ...; kFp32 or kFp64. A NaN makes the result NaN.
+  // See host::CombineElements.
   virtual absl::Status Combine(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
-                               DType dtype, SliceOp op, int64_t count, void* output) = 0;
-
-  // values[i] *= factor, rounded in the dtype: kFp32 or kFp64.
-  virtual absl::Status Scale(CudaStreamHandle* stream, void* values, DType dtype, int64_t count,
-                             double factor) = 0;
+                               ElementType type, ReduceOp op, double scale, int64_t count,
+                               void* output) = 0;
 };
 
 }  // namespace tessera
