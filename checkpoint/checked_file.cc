@@ -1,11 +1,6 @@
 #include "checkpoint/checked_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -13,27 +8,13 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/crc32.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/storage/storage_of.h"
 
 namespace tessera {
 namespace {
 
 // As much as a trainer can give.
 constexpr int64_t kMaxWholeFileBytes = int64_t{1} << 30;
-
-absl::Status ReadAt(int fd, int64_t at, int64_t size_bytes, void* into, const std::string& path) {
-  char* data = static_cast<char*>(into);
-  while (size_bytes > 0) {
-    const ssize_t got = pread(fd, data, size_bytes, at);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus(errno, absl::StrCat("read ", path));
-    if (got == 0) return absl::DataLossError(absl::StrCat(path, ": shorter than it was"));
-    data += got;
-    at += got;
-    size_bytes -= got;
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<ManifestFile> Expected(const std::string& folder, const std::string& name,
                                       const Manifest& manifest) {
@@ -56,14 +37,14 @@ std::string TensorsOf(const ManifestFile& expected) {
                       more > 0 ? absl::StrCat(" and ", more, " more") : "");
 }
 
-// The file's size and header, as far as the file has them. Errors: as ReadAt.
-absl::StatusOr<std::string> ReadPrefix(int fd, int64_t size_bytes, const std::string& path) {
+// The file's size and header, as far as the file has them. Errors: as ReadableFile::Read.
+absl::StatusOr<std::string> ReadPrefix(const ReadableFile& file) {
   uint64_t header_bytes = 0;
-  if (size_bytes < 8) return std::string();
-  RETURN_IF_ERROR(ReadAt(fd, 0, 8, &header_bytes, path));
-  const uint64_t most = std::min<uint64_t>(kMaxHeaderBytes, size_bytes - 8);
+  if (file.size_bytes() < 8) return std::string();
+  RETURN_IF_ERROR(file.Read(0, 8, &header_bytes));
+  const uint64_t most = std::min<uint64_t>(kMaxHeaderBytes, file.size_bytes() - 8);
   std::string prefix(8 + std::min(header_bytes, most), '\0');
-  RETURN_IF_ERROR(ReadAt(fd, 0, prefix.size(), prefix.data(), path));
+  RETURN_IF_ERROR(file.Read(0, prefix.size(), prefix.data()));
   return prefix;
 }
 
@@ -83,33 +64,30 @@ std::string CutTensors(const SafetensorsHeader& header, int64_t size_bytes) {
 }
 
 // What a file of another size than expected lacks, by name.
-std::string LostOf(int fd, int64_t size_bytes, const std::string& path,
-                   const ManifestFile& expected) {
+std::string LostOf(const ReadableFile& file, const ManifestFile& expected) {
   if (expected.tensors.empty()) return "";
-  const absl::StatusOr<std::string> prefix = ReadPrefix(fd, size_bytes, path);
+  const absl::StatusOr<std::string> prefix = ReadPrefix(file);
   if (!prefix.ok() || Crc32(*prefix) != expected.crc32) return TensorsOf(expected);
   const absl::StatusOr<SafetensorsHeader> header = DecodeHeader(*prefix, expected.size_bytes);
-  return header.ok() ? CutTensors(*header, size_bytes) : TensorsOf(expected);
+  return header.ok() ? CutTensors(*header, file.size_bytes()) : TensorsOf(expected);
 }
 
-absl::StatusOr<UniqueFd> OpenExpected(const std::string& path, const ManifestFile& expected) {
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid() && errno == ENOENT) {
+absl::StatusOr<std::unique_ptr<ReadableFile>> OpenExpected(const std::string& path,
+                                                           const ManifestFile& expected) {
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
+  absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage->OpenFile(path);
+  if (absl::IsNotFound(file.status())) {
     return absl::DataLossError(
         absl::StrCat(path, " is missing from the checkpoint", TensorsOf(expected)));
   }
-  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
-  struct stat info;
-  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
-  if (!S_ISREG(info.st_mode)) {
-    return absl::DataLossError(absl::StrCat(path, " is no regular file", TensorsOf(expected)));
-  }
-  if (info.st_size != expected.size_bytes) {
-    return absl::DataLossError(absl::StrCat(path, " has ", info.st_size,
+  if (absl::IsInvalidArgument(file.status()))
+    return absl::DataLossError(absl::StrCat(file.status().message(), TensorsOf(expected)));
+  if (file.ok() && (*file)->size_bytes() != expected.size_bytes) {
+    return absl::DataLossError(absl::StrCat(path, " has ", (*file)->size_bytes(),
                                             " bytes, the manifest says ", expected.size_bytes,
-                                            LostOf(fd.get(), info.st_size, path, expected)));
+                                            LostOf(**file, expected)));
   }
-  return fd;
+  return file;
 }
 
 absl::Status CheckTensorsAreThose(const std::string& path, const SafetensorsHeader& header,
@@ -131,11 +109,11 @@ absl::Status CheckTensorsAreThose(const std::string& path, const SafetensorsHead
 absl::StatusOr<CheckedFile> CheckedFile::Open(const std::string& folder, const std::string& name,
                                               const Manifest& manifest) {
   ASSIGN_OR_RETURN(ManifestFile expected, Expected(folder, name, manifest));
-  std::string path = absl::StrCat(folder, "/", name);
-  ASSIGN_OR_RETURN(UniqueFd fd, OpenExpected(path, expected));
+  const std::string path = absl::StrCat(folder, "/", name);
+  ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> file, OpenExpected(path, expected));
   if (expected.size_bytes < 8)
     return absl::DataLossError(absl::StrCat(path, ": shorter than 8 bytes"));
-  ASSIGN_OR_RETURN(const std::string prefix, ReadPrefix(fd.get(), expected.size_bytes, path));
+  ASSIGN_OR_RETURN(const std::string prefix, ReadPrefix(*file));
   if (Crc32(prefix) != expected.crc32) {
     return absl::DataLossError(
         absl::StrCat(path, ": its header is damaged, or another file's", TensorsOf(expected)));
@@ -143,13 +121,13 @@ absl::StatusOr<CheckedFile> CheckedFile::Open(const std::string& folder, const s
   absl::StatusOr<SafetensorsHeader> header = DecodeHeader(prefix, expected.size_bytes);
   if (!header.ok()) return absl::DataLossError(absl::StrCat(path, ": ", header.status().message()));
   RETURN_IF_ERROR(CheckTensorsAreThose(path, *header, expected));
-  return CheckedFile(std::move(fd), std::move(path), *std::move(header), std::move(expected));
+  return CheckedFile(std::move(file), *std::move(header), std::move(expected));
 }
 
 absl::StatusOr<const StoredTensor*> CheckedFile::Find(const std::string& tensor) const {
   const auto it = header_.tensors.find(tensor);
   if (it != header_.tensors.end()) return &it->second;
-  return absl::NotFoundError(absl::StrCat(path_, " has no tensor '", tensor, "'"));
+  return absl::NotFoundError(absl::StrCat(file_->path(), " has no tensor '", tensor, "'"));
 }
 
 absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes,
@@ -158,7 +136,7 @@ absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, i
   const int64_t all_bytes = stored->end_bytes - stored->begin_bytes;
   if (begin_bytes < 0 || size_bytes < 0 || begin_bytes > all_bytes ||
       size_bytes > all_bytes - begin_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": bytes [", begin_bytes, ", +",
+    return absl::InvalidArgumentError(absl::StrCat(file_->path(), ": bytes [", begin_bytes, ", +",
                                                    size_bytes, ") of tensor '", tensor, "', ",
                                                    all_bytes));
   }
@@ -168,7 +146,7 @@ absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, i
   for (int64_t at = 0; at < size_bytes; at += kPieceBytes) {
     const int64_t piece_bytes = std::min(kPieceBytes, size_bytes - at);
     char* piece = static_cast<char*>(into) + at;
-    const absl::Status read = ReadAt(fd_.get(), file_offset + at, piece_bytes, piece, path_);
+    const absl::Status read = file_->Read(file_offset + at, piece_bytes, piece);
     if (!read.ok()) return Annotate(read, absl::StrCat("tensor '", tensor, "'"));
     *crc32 = Crc32(piece, piece_bytes, *crc32);
   }
@@ -178,7 +156,7 @@ absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, i
 absl::Status CheckedFile::Check(const std::string& tensor, uint32_t crc32) const {
   const auto it = expected_.tensors.find(tensor);
   if (it != expected_.tensors.end() && it->second == crc32) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(path_, ": tensor '", tensor, "' is damaged"));
+  return absl::DataLossError(absl::StrCat(file_->path(), ": tensor '", tensor, "' is damaged"));
 }
 
 absl::Status CheckedFile::Verify(const std::string& tensor) const {
@@ -198,13 +176,13 @@ absl::StatusOr<std::string> ReadCheckedBytes(const std::string& folder, const st
                                              const Manifest& manifest) {
   ASSIGN_OR_RETURN(const ManifestFile expected, Expected(folder, name, manifest));
   const std::string path = absl::StrCat(folder, "/", name);
-  ASSIGN_OR_RETURN(const UniqueFd fd, OpenExpected(path, expected));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, OpenExpected(path, expected));
   if (expected.size_bytes > kMaxWholeFileBytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat(path, " has ", expected.size_bytes, " bytes, more than ", kMaxWholeFileBytes));
   }
   std::string bytes(expected.size_bytes, '\0');
-  RETURN_IF_ERROR(ReadAt(fd.get(), 0, expected.size_bytes, bytes.data(), path));
+  RETURN_IF_ERROR(file->Read(0, expected.size_bytes, bytes.data()));
   if (Crc32(bytes) == expected.crc32) return bytes;
   return absl::DataLossError(absl::StrCat(path, " is damaged"));
 }

@@ -11,14 +11,15 @@
 #define TESSERA_CHECKPOINT_CHECKED_FILE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/unique_fd.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/storage/storage.h"
 
 namespace tessera {
 
@@ -46,14 +47,10 @@ class CheckedFile {
   absl::Status Verify(const std::string& tensor) const;
 
  private:
-  CheckedFile(UniqueFd fd, std::string path, SafetensorsHeader header, ManifestFile expected)
-      : fd_(std::move(fd)),
-        path_(std::move(path)),
-        header_(std::move(header)),
-        expected_(std::move(expected)) {}
+  CheckedFile(std::unique_ptr<ReadableFile> file, SafetensorsHeader header, ManifestFile expected)
+      : file_(std::move(file)), header_(std::move(header)), expected_(std::move(expected)) {}
 
-  UniqueFd fd_;
-  std::string path_;
+  std::unique_ptr<ReadableFile> file_;
   SafetensorsHeader header_;
   ManifestFile expected_;
 };

@@ -1,27 +1,25 @@
 #include "checkpoint/checkpoint_folder.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <system_error>
+#include <optional>
 #include <tuple>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "checkpoint/file_io.h"
+#include "checkpoint/storage/storage_of.h"
 
 namespace tessera {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 
-std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
+// `folder` may end in '/'.
+std::string PathIn(const std::string& folder, absl::string_view name) {
+  return absl::StrCat(folder, absl::EndsWith(folder, "/") ? "" : "/", name);
+}
 
 std::string ManifestPath(const std::string& folder) {
   return absl::StrCat(folder, "/", kManifestName);
@@ -52,18 +50,17 @@ absl::StatusOr<Manifest> ReadPartManifest(const std::string& path) {
 }
 
 absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string& folder) {
-  std::error_code error;
-  fs::directory_iterator entries(folder, error);
-  if (error) return ErrnoStatus(error.value(), absl::StrCat("list ", folder));
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(folder));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, storage->List(folder));
   std::vector<ListedCheckpoint> found;
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    const std::string path = entries->path().string();
-    if (absl::EndsWith(path, ".partial")) continue;
+  for (const std::string& name : names) {
+    if (absl::EndsWith(name, ".partial")) continue;
+    const std::string path = PathIn(folder, name);
     const absl::StatusOr<Manifest> manifest = ReadManifest(path);
-    struct stat info;
-    if (!manifest.ok() || stat(ManifestPath(path).c_str(), &info) != 0) continue;
+    const absl::StatusOr<std::optional<EntryInfo>> info = storage->Look(ManifestPath(path));
+    if (!manifest.ok() || !info.ok() || !info->has_value()) continue;
     ListedCheckpoint& listed = found.emplace_back();
-    listed = {path, manifest->step, manifest->job_id, 0, absl::TimeFromTimespec(info.st_mtim)};
+    listed = {path, manifest->step, manifest->job_id, 0, (*info)->changed_at};
     for (const auto& [name, file] : manifest->files) listed.size_bytes += file.size_bytes;
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
@@ -74,13 +71,19 @@ absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string&
 
 namespace {
 
+// Of what lies at `path`; nullopt where it cannot be told.
+std::optional<EntryInfo> LookAt(Storage* storage, const std::string& path, Links links) {
+  const absl::StatusOr<std::optional<EntryInfo>> info = storage->Look(path, links);
+  return info.ok() ? *info : std::nullopt;
+}
+
 // What a crash left of a job's checkpoint that was being removed, or was not published.
-void RemoveLeftovers(const std::string& folder, const std::string& job_id) {
-  std::error_code error;
-  fs::directory_iterator entries(folder, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    const std::string path = entries->path().string();
-    if (!absl::EndsWith(path, ".partial")) continue;
+void RemoveLeftovers(Storage* storage, const std::string& folder, const std::string& job_id) {
+  const absl::StatusOr<std::vector<std::string>> names = storage->List(folder);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    if (!absl::EndsWith(name, ".partial")) continue;
+    const std::string path = PathIn(folder, name);
     const absl::StatusOr<Manifest> manifest = ReadManifest(path);
     if (manifest.ok() && manifest->job_id == job_id) (void)RemoveFolder(path);
   }
@@ -91,12 +94,15 @@ void RemoveLeftovers(const std::string& folder, const std::string& job_id) {
 absl::Status KeepNewest(const std::string& path, const std::string& job_id, int keep,
                         std::vector<std::string>* removed) {
   const std::string folder = ParentOf(path);
-  RemoveLeftovers(folder, job_id);
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
+  const std::optional<EntryInfo> own = LookAt(storage, path, Links::kFollowed);
+  RemoveLeftovers(storage, folder, job_id);
   ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> others, ListCheckpoints(folder));
   const auto is_other = [&](const ListedCheckpoint& listed) {
-    std::error_code error;
-    return listed.job_id == job_id && !fs::is_symlink(listed.path, error) &&
-           !fs::equivalent(listed.path, path, error);
+    if (listed.job_id != job_id) return false;
+    const std::optional<EntryInfo> info = LookAt(storage, listed.path, Links::kSeen);
+    return own.has_value() && info.has_value() && info->kind != EntryInfo::Kind::kLink &&
+           info->identity != own->identity;
   };
   others.erase(std::remove_if(others.begin(), others.end(),
                               [&](const auto& listed) { return !is_other(listed); }),
@@ -107,10 +113,11 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
   for (size_t i = 0; i + keep - 1 < others.size(); ++i) {
     const std::string gone = PartialFolder(others[i].path);
     RETURN_IF_ERROR(RemoveFolder(gone));
-    RETURN_IF_ERROR(RenameFolder(others[i].path, gone, /*exchange=*/false));
-    if (removed != nullptr) removed->push_back(others[i].path);
-    // Else a power loss could keep the name and lose the files.
-    RETURN_IF_ERROR(SyncFolder(folder));
+    // Durably, else a power loss could keep the name and lose the files.
+    const absl::Status retired = storage->RetireFolder(others[i].path, gone);
+    const bool has_name = LookAt(storage, others[i].path, Links::kSeen).has_value();
+    if (!has_name && removed != nullptr) removed->push_back(others[i].path);
+    RETURN_IF_ERROR(retired);
     RETURN_IF_ERROR(FaultPoint("checkpoint.retired"));
     RETURN_IF_ERROR(RemoveFolder(gone));
   }

@@ -1,17 +1,14 @@
 #include "checkpoint/element_reader.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "checkpoint/storage/storage_of.h"
 #include "worker/device/host/kernels.h"
 
 namespace tessera {
@@ -49,34 +46,21 @@ void FileIdentity::MixBytes(absl::string_view bytes) {
 }
 
 absl::StatusOr<OpenFile> OpenRegularFile(const std::string& path) {
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   OpenFile file;
+  ASSIGN_OR_RETURN(file.file, storage->OpenFile(path));
   file.path = path;
-  file.fd.Reset(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
-  struct stat info;
-  if (fstat(file.fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
-  if (!S_ISREG(info.st_mode))
-    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
-  file.size_bytes = info.st_size;
+  file.size_bytes = file.file->size_bytes();
+  const timespec changed_at = absl::ToTimespec(file.file->changed_at());
   FileIdentity changed;
-  changed.MixWord(info.st_mtim.tv_sec);
-  changed.MixWord(info.st_mtim.tv_nsec);
+  changed.MixWord(changed_at.tv_sec);
+  changed.MixWord(changed_at.tv_nsec);
   file.changed = changed.value();
   return file;
 }
 
 absl::Status ReadBytes(const OpenFile& file, int64_t at_bytes, int64_t size_bytes, void* into) {
-  char* data = static_cast<char*>(into);
-  while (size_bytes > 0) {
-    const ssize_t got = pread(file.fd.get(), data, size_bytes, at_bytes);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus(errno, absl::StrCat("read ", file.path));
-    if (got == 0) return absl::DataLossError(absl::StrCat(file.path, ": shorter than it was"));
-    data += got;
-    at_bytes += got;
-    size_bytes -= got;
-  }
-  return absl::OkStatus();
+  return file.file->Read(at_bytes, size_bytes, into);
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const OpenFile& file, int64_t max_bytes) {

@@ -4,12 +4,13 @@
 #define TESSERA_CHECKPOINT_ELEMENT_READER_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/unique_fd.h"
+#include "checkpoint/storage/storage.h"
 #include "layout/dtype.h"
 #include "layout/values.h"
 
@@ -28,7 +29,7 @@ class FileIdentity {
 
 // A regular file that is open for reading. Move-only.
 struct OpenFile {
-  UniqueFd fd;
+  std::unique_ptr<ReadableFile> file;
   std::string path;
   int64_t size_bytes = 0;
   uint64_t changed = 0;  // Of the time of its last change.

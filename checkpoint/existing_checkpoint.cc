@@ -1,17 +1,18 @@
 #include "checkpoint/existing_checkpoint.h"
 
-#include <sys/stat.h>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/status_macros.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/storage/storage_of.h"
 
 namespace tessera {
 
 absl::Status CheckNoCheckpointAt(const std::string& path) {
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   for (const absl::string_view manifest : {kManifestName, kPartManifestName}) {
-    struct stat info;
-    if (lstat(absl::StrCat(path, "/", manifest).c_str(), &info) != 0) continue;
+    const auto there = storage->Look(absl::StrCat(path, "/", manifest), Links::kSeen);
+    if (!there.ok() || !there->has_value()) continue;
     return absl::AlreadyExistsError(
         absl::StrCat("there is a checkpoint at ", path, " already, which must not be replaced"));
   }

@@ -4,12 +4,13 @@
 //
 // The file grows under "<path>.partial" and gets its name only when it is whole and on disk, so
 // that a crash leaves the old file or the new one. No rank holds more than its own slices. Large
-// slices may go past the page cache (range_writer.h).
+// slices may go past the page cache (storage/range_writer.h).
 // Move-only; thread-compatible. Between the phases the ranks synchronise by themselves.
 #ifndef TESSERA_CHECKPOINT_MODEL_FILE_H_
 #define TESSERA_CHECKPOINT_MODEL_FILE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,9 +18,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/direct_writes.h"
-#include "checkpoint/range_writer.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/storage/direct_writes.h"
+#include "checkpoint/storage/storage.h"
 #include "layout/values.h"
 
 namespace tessera {
@@ -30,7 +31,7 @@ class ModelFile {
   // Errors: InvalidArgument the path is not absolute; NotFound no such folder; PermissionDenied;
   //         ResourceExhausted the disk is full. The message names the path.
   static absl::Status Create(const std::string& path, const SafetensorsHeader& header);
-  // Opens what Create made. `direct`: as RangeWriter's.
+  // Opens what Create made. `direct`: as Storage::OpenToWrite's.
   static absl::StatusOr<ModelFile> Open(const std::string& path, const SafetensorsHeader& header,
                                         DirectWrites* direct = nullptr);
 
@@ -39,12 +40,12 @@ class ModelFile {
   // Errors: NotFound no such tensor; InvalidArgument outside of it, or of another dtype;
   //         ResourceExhausted disk full.
   absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values,
-                          uint32_t* crc32 = nullptr, const RangeWriter::Wrote& wrote = nullptr);
+                          uint32_t* crc32 = nullptr, const RangeSink::Wrote& wrote = nullptr);
   // Writes elements from begin_elements on of a tensor of whatever dtype, as they are stored.
   // Errors: NotFound no such tensor; InvalidArgument outside of it, or not between bytes.
   absl::Status WriteStored(const std::string& tensor, int64_t begin_elements,
                            absl::string_view bytes, uint32_t* crc32 = nullptr,
-                           const RangeWriter::Wrote& wrote = nullptr);
+                           const RangeSink::Wrote& wrote = nullptr);
   // Writes a tensor of whatever dtype, whole.
   // Errors: as WriteSlice; InvalidArgument  it has another size.
   absl::Status WriteBytes(const std::string& tensor, absl::string_view bytes);
@@ -59,13 +60,13 @@ class ModelFile {
   static void Discard(const std::string& path);
 
  private:
-  ModelFile(RangeWriter writer, const SafetensorsHeader* header)
+  ModelFile(std::unique_ptr<RangeSink> writer, const SafetensorsHeader* header)
       : writer_(std::move(writer)), header_(header) {}
 
   absl::StatusOr<const StoredTensor*> Find(const std::string& tensor) const;
-  const std::string& path() const { return writer_.path(); }
+  const std::string& path() const { return writer_->path(); }
 
-  RangeWriter writer_;
+  std::unique_ptr<RangeSink> writer_;
   const SafetensorsHeader* header_;  // Not owned; outlives this.
 };
 

@@ -89,7 +89,7 @@ absl::StatusOr<ModelFile*> ModelFiles::FileOf(const std::string& tensor) {
 
 absl::Status ModelFiles::WriteSlice(const std::string& tensor, int64_t begin_elements,
                                     ConstValues values, uint32_t* crc32,
-                                    const RangeWriter::Wrote& wrote) {
+                                    const RangeSink::Wrote& wrote) {
   constexpr int64_t kPieceElements = 1 << 18;
   ASSIGN_OR_RETURN(ModelFile * file, FileOf(tensor));
   const std::optional<DType> dtype =

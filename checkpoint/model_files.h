@@ -22,11 +22,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/direct_writes.h"
 #include "checkpoint/model_file.h"
 #include "checkpoint/model_index.h"
-#include "checkpoint/range_writer.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/storage/direct_writes.h"
+#include "checkpoint/storage/storage.h"
 #include "checkpoint/tensor_table.h"
 #include "layout/values.h"
 
@@ -50,7 +50,7 @@ absl::StatusOr<ModelFilesPlan> PlanModelFiles(const std::vector<NamedTensorInfo>
 
 class ModelFiles {
  public:
-  // `plan` is not owned and outlives this. `direct`: as RangeWriter's.
+  // `plan` is not owned and outlives this. `direct`: as Storage::OpenToWrite's.
   ModelFiles(std::string folder, const ModelFilesPlan* plan, DirectWrites* direct = nullptr)
       : folder_(std::move(folder)), plan_(*plan), direct_(direct) {}
 
@@ -62,7 +62,7 @@ class ModelFiles {
   // stored; `wrote` is told of that, piece by piece.
   // Errors: as ModelFile::WriteSlice; OutOfRange  a value is too large for it, naming the tensor.
   absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values,
-                          uint32_t* crc32 = nullptr, const RangeWriter::Wrote& wrote = nullptr);
+                          uint32_t* crc32 = nullptr, const RangeSink::Wrote& wrote = nullptr);
   // Errors: as those of ModelFile.
   absl::Status WriteBytes(const std::string& tensor, absl::string_view bytes);
   absl::Status WriteStored(const std::string& tensor, int64_t begin_elements,

@@ -2,8 +2,9 @@
 //
 //   BeginFolder: PATH.partial/ ──► files, all synced ──► PublishFolder: PATH/
 //
-// The name is given by one rename, or by an exchange with a folder of the same kind: a crash leaves
-// what had the name, or the new one, and perhaps PATH.partial, which the next BeginFolder removes.
+// The name is given at once (Storage::PublishFolder), in place of a folder of the same kind if one
+// has it: a crash leaves what had the name, or the new one, and perhaps PATH.partial, which the
+// next BeginFolder removes.
 // Stateless; thread-safe for different paths. Errors: the file system's, with the path.
 #ifndef TESSERA_CHECKPOINT_NAMED_FOLDER_H_
 #define TESSERA_CHECKPOINT_NAMED_FOLDER_H_
@@ -44,8 +45,6 @@ void DiscardFolder(const std::string& path);
 
 // Removes a folder that holds nothing else; it need not be there.
 absl::Status RemoveFolder(const std::string& folder);
-// Where nothing has the name `to` or, with `exchange`, something has, which becomes `from`.
-absl::Status RenameFolder(const std::string& from, const std::string& to, bool exchange);
 
 }  // namespace tessera
 

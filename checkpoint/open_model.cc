@@ -1,9 +1,6 @@
 #include "checkpoint/open_model.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -11,11 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "checkpoint/dcp/dcp_model.h"
 #include "checkpoint/model_index.h"
 #include "checkpoint/model_reader.h"
 #include "checkpoint/sharded_model.h"
+#include "checkpoint/storage/storage_of.h"
 
 namespace tessera {
 namespace {
@@ -26,11 +23,13 @@ absl::StatusOr<std::unique_ptr<ModelSource>> Open(const std::string& path) {
   return std::make_unique<Source>(std::move(source));
 }
 
-absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(const std::string& folder) {
+absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
+                                                        const std::string& folder) {
   const std::string names[] = {kModelIndexName, kSingleFileName, dcp::kMetadataName};
   std::vector<std::string> found;
   for (const std::string& name : names) {
-    if (access(absl::StrCat(folder, "/", name).c_str(), F_OK) == 0) found.push_back(name);
+    const auto there = storage->Look(absl::StrCat(folder, "/", name));
+    if (there.ok() && there->has_value()) found.push_back(name);
   }
   if (found.empty()) {
     return absl::InvalidArgumentError(
@@ -48,11 +47,13 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(const std::string& folde
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelSource>> OpenModel(const std::string& path) {
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   if (path.empty() || path[0] != '/')
     return absl::InvalidArgumentError(absl::StrCat("model '", path, "' is no absolute path"));
-  struct stat info;
-  if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("open ", path));
-  if (S_ISDIR(info.st_mode)) return OpenFolder(path);
+  ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(path));
+  if (!there.has_value())
+    return absl::NotFoundError(absl::StrCat("open ", path, ": No such file or directory"));
+  if (there->kind == EntryInfo::Kind::kFolder) return OpenFolder(storage, path);
   if (absl::EndsWith(path, ".json")) return Open<ShardedModel>(path);
   return Open<ModelReader>(path);
 }

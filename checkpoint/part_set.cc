@@ -1,8 +1,6 @@
 #include "checkpoint/part_set.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -10,35 +8,32 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "checkpoint/checked_file.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/crc32.h"
 #include "checkpoint/slice_cover.h"
+#include "checkpoint/storage/storage_of.h"
 
 namespace tessera {
 namespace {
 
-namespace fs = std::filesystem;
-
 // More than any job has: who lists those that are missing lists no more.
 constexpr int kMaxRanks = 1 << 20;
 
-bool IsPart(const std::string& folder) {
-  std::error_code error;
-  return fs::exists(absl::StrCat(folder, "/", kPartManifestName), error);
+bool IsPart(Storage* storage, const std::string& folder) {
+  const auto there = storage->Look(absl::StrCat(folder, "/", kPartManifestName));
+  return there.ok() && there->has_value();
 }
 
 absl::StatusOr<std::vector<std::string>> PartFoldersIn(const std::string& folder) {
-  if (IsPart(folder)) return std::vector<std::string>{folder};
-  std::error_code error;
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(folder));
+  if (IsPart(storage, folder)) return std::vector<std::string>{folder};
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, storage->List(folder));
   std::vector<std::string> found;
-  fs::directory_iterator entries(folder, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    const std::string path = entries->path().string();
-    if (!absl::EndsWith(path, ".partial") && IsPart(path)) found.push_back(path);
+  for (const std::string& name : names) {
+    const std::string path = absl::StrCat(folder, absl::EndsWith(folder, "/") ? "" : "/", name);
+    if (!absl::EndsWith(path, ".partial") && IsPart(storage, path)) found.push_back(path);
   }
-  if (error) return ErrnoStatus(error.value(), absl::StrCat("list ", folder));
   if (found.empty())
     return absl::NotFoundError(absl::StrCat(folder, " holds no part of a checkpoint"));
   std::sort(found.begin(), found.end());

@@ -1,10 +1,5 @@
 #include "checkpoint/stored_tensors.h"
 
-#include <unistd.h>
-
-#include <filesystem>
-#include <system_error>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/checked_files.h"
@@ -13,6 +8,8 @@
 #include "checkpoint/element_reader.h"
 #include "checkpoint/model_index.h"
 #include "checkpoint/open_model.h"
+#include "checkpoint/storage/storage_of.h"
+#include "checkpoint/storage/storage_path.h"
 #include "checkpoint/tensor_table.h"
 
 namespace tessera {
@@ -132,13 +129,11 @@ class StoredCheckpoint final : public StoredTensors {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StoredTensors>> StoredTensors::Open(const std::string& path) {
-  std::error_code error;
-  const std::string absolute = std::filesystem::absolute(path, error).string();
-  if (error)
-    return absl::InvalidArgumentError(absl::StrCat("path '", path, "': ", error.message()));
-  const std::string manifest = absl::StrCat(absolute, "/", kManifestName);
-  return access(manifest.c_str(), F_OK) == 0 ? StoredCheckpoint::Open(absolute)
-                                             : StoredModel::Open(absolute);
+  ASSIGN_OR_RETURN(const std::string absolute, AbsolutePath(path));
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(absolute));
+  const auto manifest = storage->Look(absl::StrCat(absolute, "/", kManifestName));
+  return manifest.ok() && manifest->has_value() ? StoredCheckpoint::Open(absolute)
+                                                : StoredModel::Open(absolute);
 }
 
 }  // namespace tessera

@@ -1,13 +1,12 @@
 #include "checkpoint/verify_checkpoint.h"
 
-#include <filesystem>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/checked_file.h"
 #include "checkpoint/checked_files.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/model_index.h"
+#include "checkpoint/storage/storage_of.h"
 
 namespace tessera {
 namespace {
@@ -42,11 +41,13 @@ class Verifier {
 
   // A file that the manifest does not know does not belong there.
   void FindStrangers() {
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
-      const std::string name = entry.path().filename().string();
+    const absl::StatusOr<Storage*> storage = StorageOf(folder_);
+    if (!storage.ok()) return Note(storage.status());
+    const absl::StatusOr<std::vector<std::string>> names = (*storage)->List(folder_);
+    if (!names.ok()) return Note(names.status());
+    for (const std::string& name : *names) {
       if (name == kManifestName || found_.manifest.files.count(name) != 0) continue;
-      Note(absl::DataLossError(absl::StrCat(entry.path().string(), " is not in the manifest")));
+      Note(absl::DataLossError(absl::StrCat(folder_, "/", name, " is not in the manifest")));
     }
   }
 

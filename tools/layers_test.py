@@ -36,6 +36,9 @@ BROKEN = [
     ("worker/keeper/keeper.h", "grpcpp/server.h"),
     ("client/cpp/client.h", "grpcpp/channel.h"),
     ("checkpoint/publish.cc", "proto/worker.grpc.pb.h"),
+    ("checkpoint/manifest.cc", "fcntl.h"),
+    ("checkpoint/dcp/pickle.h", "sys/stat.h"),
+    ("checkpoint/open_model.cc", "filesystem"),
     ("layout/shard_map_test.cc", "tests/testing/cluster.h"),
     ("client/cpp/client.cc", "torch/torch.h"),
 ]
@@ -62,6 +65,8 @@ KEPT = [
     ("client/executor/host_executor.cc", "worker/executor/rank_executor.h"),
     ("client/torch/sharded.h", "torch/torch.h"),
     ("tests/integration/step_test.cc", "tests/testing/cluster.h"),
+    ("checkpoint/storage/posix_storage.cc", "fcntl.h"),
+    ("checkpoint/manifest_test.cc", "filesystem"),
     ("worker/keeper/keeper_test.cc", "grpcpp/server.h"),
 ]
 

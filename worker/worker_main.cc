@@ -10,7 +10,7 @@
 #include "base/command_line.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "checkpoint/direct_writes.h"
+#include "checkpoint/storage/direct_writes.h"
 #include "job/field_limits.h"
 #include "worker/device/cuda/cuda_versions.h"
 #include "worker/executor/machine_devices.h"

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/storage/storage_path.h"
 #include "checkpoint/verify_checkpoint.h"
 #include "client/cli/endpoint_flags.h"
 #include "client/cli/progress_line.h"
@@ -41,7 +42,8 @@ CLI::App* AddCommand(CLI::App* app, const char* name, const char* help, Flags* f
 absl::Status RunCheckpoints(const Flags& flags, const Console& console) {
   if (!flags.job.empty())
     return ListSaves(flags.endpoint.Coordinator(), flags.job, /*ended=*/true, flags.json, console);
-  ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> found, ListCheckpoints(flags.path));
+  ASSIGN_OR_RETURN(const std::string folder, PlainPath(flags.path));
+  ASSIGN_OR_RETURN(const std::vector<ListedCheckpoint> found, ListCheckpoints(folder));
   if (flags.json) {
     nlohmann::ordered_json json = nlohmann::ordered_json::array();
     for (const ListedCheckpoint& listed : found) {
@@ -79,7 +81,7 @@ void WriteVerificationJson(const Verification& found, const Console& console) {
 }
 
 absl::Status RunVerify(const Flags& flags, const Console& console) {
-  const std::string path = WithoutSlash(flags.path);
+  ASSIGN_OR_RETURN(const std::string path, PlainPath(WithoutSlash(flags.path)));
   Verification found;
   {
     ProgressLine progress(console, "verifying");

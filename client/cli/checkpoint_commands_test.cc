@@ -91,6 +91,28 @@ TEST_F(CheckpointCommandsTest, VerifySaysThatOneIsWholeOrWhatIsDamaged) {
   EXPECT_EQ(json["damages"].size(), 2);
 }
 
+TEST_F(CheckpointCommandsTest, PathsNameTheirStorageAndOneThatThereIsNotIsRefusedBeforeAnything) {
+  const std::string path = Make("step-7", 7);
+  EXPECT_EQ(Invoke({"verify", "file://" + path}).exit_code, 0);
+  EXPECT_THAT(Invoke({"checkpoints", "file://" + folder_}).out, HasSubstr(path));
+  const std::vector<std::vector<std::string>> refused = {
+      {"verify", "s3://b/c"},
+      {"checkpoints", "s3://b/c"},
+      {"ls", "s3://b/c"},
+      {"diff", "s3://b/c", path},
+      {"diff", path, "s3://b/c"},
+      {"consolidate", path, "--out", "s3://b/c"},
+      {"consolidate", "s3://b/c", "--out", path + "-new"},
+      {"put", "--job", "toy", "--from", "s3://b/c"},
+      {"get", "toy", "--out", "s3://b/c"}};
+  for (const std::vector<std::string>& args : refused) {
+    const Result result = Invoke(args);
+    EXPECT_EQ(result.exit_code, 1) << args[0];
+    EXPECT_THAT(result.err, HasSubstr("'s3://b/c': there is no storage for s3://")) << args[0];
+    EXPECT_FALSE(std::filesystem::exists("s3:")) << args[0];
+  }
+}
+
 TEST_F(CheckpointCommandsTest, OldestAreRemovedAndThoseOfOtherJobsStay) {
   for (int step = 1; step <= 5; ++step) Make(absl::StrCat("step-", step), step);
   const std::string other = Make("other", 1, "bert");

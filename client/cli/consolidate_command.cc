@@ -5,7 +5,6 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -14,6 +13,7 @@
 #include "base/command_line.h"
 #include "base/status_macros.h"
 #include "checkpoint/consolidate.h"
+#include "checkpoint/storage/storage_path.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/text_table.h"
 #include "layout/layout_dump.h"
@@ -30,11 +30,9 @@ struct Flags {
   bool json = false;
 };
 
-absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
-  std::error_code error;
-  std::string absolute = std::filesystem::absolute(path, error).lexically_normal().string();
-  if (error)
-    return absl::InvalidArgumentError(absl::StrCat("path '", path, "': ", error.message()));
+absl::StatusOr<std::string> OutOf(const Flags& flags) {
+  ASSIGN_OR_RETURN(std::string absolute, AbsolutePath(flags.out));
+  absolute = std::filesystem::path(absolute).lexically_normal().string();
   while (absolute.size() > 1 && absolute.back() == '/') absolute.pop_back();
   return absolute;
 }
@@ -69,7 +67,11 @@ void WriteText(const Consolidated& made, const std::string& out, const Console& 
 }
 
 absl::Status Run(const Flags& flags, const Console& console) {
-  ASSIGN_OR_RETURN(const std::string out, AbsolutePath(flags.out));
+  ASSIGN_OR_RETURN(const std::string out, OutOf(flags));
+  std::vector<std::string> parts;
+  for (const std::string& given : flags.parts) {
+    ASSIGN_OR_RETURN(parts.emplace_back(), PlainPath(given));
+  }
   Consolidated made;
   {
     ProgressLine progress(console, "consolidating");
@@ -79,7 +81,7 @@ absl::Status Run(const Flags& flags, const Console& console) {
     options.progress = [&](int64_t done_bytes, int64_t all_bytes) {
       progress.Tell(done_bytes, all_bytes);
     };
-    ASSIGN_OR_RETURN(made, Consolidate(flags.parts, out, options));
+    ASSIGN_OR_RETURN(made, Consolidate(parts, out, options));
   }
   if (flags.json) {
     WriteJson(made, out, console);

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <optional>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -12,6 +10,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/model_file.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/storage/storage_path.h"
 #include "client/cli/live_info.h"
 
 namespace tessera::cli {
@@ -154,8 +153,7 @@ absl::StatusOr<LiveFile> Write(LiveClient* client, const v1::LiveStateQuery& que
 absl::StatusOr<LiveFile> SaveLiveState(LiveClient* client, const v1::LiveStateQuery& query,
                                        LiveClient::Way way, const std::string& path,
                                        const LiveProgress& progress) {
-  std::error_code error;
-  const std::string whole = std::filesystem::absolute(path, error).string();
+  ASSIGN_OR_RETURN(const std::string whole, AbsolutePath(path));
   ASSIGN_OR_RETURN(const std::vector<v1::LiveTensorInfo> tensors, client->List(query));
   ASSIGN_OR_RETURN(const SafetensorsHeader header, HeaderOf(tensors));
   while (true) {

@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/existing_checkpoint.h"
+#include "checkpoint/storage/storage_path.h"
 #include "client/cpp/load_request.h"
 #include "client/cpp/state_access.h"
 #include "proto/checkpoint.pb.h"
@@ -66,11 +67,13 @@ void EncodeContents(const CheckpointContents& contents, bool with_buffers,
 // What this rank would replace.
 absl::Status CheckNothingIsReplaced(const Session& session, const std::string& path,
                                     bool in_parts) {
-  // No absolute path is refused by the executors.
-  const bool looks = (in_parts || session.rank() == 0) && absl::StartsWith(path, "/");
+  // What is no absolute path, or none of a storage, is refused by the executors.
+  const absl::StatusOr<std::string> plain = PlainPath(path);
+  const bool looks =
+      (in_parts || session.rank() == 0) && plain.ok() && absl::StartsWith(*plain, "/");
   if (!looks) return absl::OkStatus();
-  return CheckNoCheckpointAt(in_parts ? absl::StrCat(path, "/", PartFolderName(session.rank()))
-                                      : path);
+  return CheckNoCheckpointAt(in_parts ? absl::StrCat(*plain, "/", PartFolderName(session.rank()))
+                                      : *plain);
 }
 
 absl::StatusOr<CheckpointContents> ContentsOf(const WantedContents& contents, int64_t step) {

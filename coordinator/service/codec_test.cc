@@ -106,6 +106,8 @@ TEST(CodecTest, BadSaveRequestsAndReportsAreNamed) {
        {std::string(), std::string("c"), std::string("/c/"), "/" + std::string(5000, 'c')}) {
     refused([&](auto* r) { r->mutable_form()->set_path(path); }, "absolute path");
   }
+  refused([](auto* r) { r->mutable_form()->set_path("s3://bucket/c"); }, "no storage for s3://");
+  refused([](auto* r) { r->mutable_form()->set_path("file://host/c"); }, "absolute path");
   refused([](auto* r) { r->mutable_form()->set_keep_newest(-1); }, "keep_newest -1");
   refused([](auto* r) { r->mutable_form()->set_max_file_bytes(-1); }, "max_file_bytes -1");
   refused([](auto* r) { r->mutable_form()->set_with_replicas(true); }, "with_replicas");

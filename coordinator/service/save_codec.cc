@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "checkpoint/storage/storage_path.h"
 #include "coordinator/service/field_checks.h"
 
 namespace tessera::coordinator {
@@ -20,7 +21,7 @@ absl::Status Invalid(absl::string_view why) { return absl::InvalidArgumentError(
 
 // What of it no rank would take.
 absl::Status CheckForm(const v1::SaveForm& form) {
-  const std::string& path = form.path();
+  ASSIGN_OR_RETURN(const std::string path, PlainPath(form.path()));
   if (path.empty() || path[0] != '/' || path.back() == '/' || path.size() > kMaxPathBytes) {
     return Invalid(absl::StrCat("path '", absl::CHexEscape(Truncated(path, 80)),
                                 "': must be the absolute path of a folder, of at most ",
@@ -36,8 +37,12 @@ absl::Status CheckForm(const v1::SaveForm& form) {
 }
 
 SaveForm DecodeForm(const v1::SaveForm& form) {
-  return {form.path(),     form.keep_newest(),   form.max_file_bytes(),
-          form.in_parts(), form.with_replicas(), form.in_foreground()};
+  return {PlainPath(form.path()).value_or(form.path()),
+          form.keep_newest(),
+          form.max_file_bytes(),
+          form.in_parts(),
+          form.with_replicas(),
+          form.in_foreground()};
 }
 
 v1::SaveState EncodeState(SaveState state) {

@@ -408,5 +408,27 @@ TEST_F(CheckpointTest, FolderThatIsNoCheckpointIsNotReplaced) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'relative'")));
 }
 
+TEST_F(CheckpointTest, PathWithTheSchemeOfTheFileSystemIsOneAndOtherSchemesAreRefusedByName) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(2));
+  ASSERT_OK(team.TrainTo(1));
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("'s3://bucket/c': there is no storage for s3://"));
+  EXPECT_THAT(Save(&team, "s3://bucket/c"), refused);
+  for (const absl::Status& status :
+       team.Run([](Session* session) { return session->Save("s3://bucket/c"); }))
+    EXPECT_THAT(status, refused);
+  for (const absl::Status& status :
+       team.Run([](Session* session) { return LoadCheckpoint(session, "s3://bucket/c").status(); }))
+    EXPECT_THAT(status, refused);
+  EXPECT_FALSE(std::filesystem::exists("s3:"));
+  ASSERT_OK(Save(&team, absl::StrCat("file://", Path("c"))));
+  ASSERT_OK(VerifyCheckpoint(Path("c")));
+  ASSERT_OK(team.TrainTo(2));
+  ASSERT_OK(team.RunAll([&](Session* session) {
+    return LoadCheckpoint(session, absl::StrCat("file://", Path("c"))).status();
+  }));
+  EXPECT_EQ(team.session(0)->next_step(), 2);
+}
+
 }  // namespace
 }  // namespace tessera

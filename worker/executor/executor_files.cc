@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/storage/storage_path.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/checkpoint_load.h"
@@ -53,6 +54,9 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
     return absl::InvalidArgumentError("the trainer's request is malformed");
   }
   RETURN_IF_ERROR(book_.Fill(request));
+  if (request->refusal().empty()) {
+    ASSIGN_OR_RETURN(*request->mutable_path(), PlainPath(request->path()));
+  }
   return CheckSaveRequest(*request);
 }
 
@@ -152,6 +156,8 @@ absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* 
   if (!outcome->ok()) return absl::OkStatus();
   RETURN_IF_ERROR(CompareRequests(request, communicator_, outcome));
   if (!outcome->ok()) return absl::OkStatus();
+  // A path that it refuses is refused, on all ranks, where it is opened.
+  if (const auto path = PlainPath(request.path()); path.ok()) request.set_path(*path);
   v1::LoadReply answer;
   if (request.is_checkpoint()) {
     RETURN_IF_ERROR(

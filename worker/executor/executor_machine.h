@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
-#include "checkpoint/direct_writes.h"
+#include "checkpoint/storage/direct_writes.h"
 #include "worker/comm/direct_communicators.h"
 #include "worker/device/rank_device.h"
 #include "worker/memory/host_rank_device.h"

@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "checkpoint/direct_writes.h"
 #include "checkpoint/model_files.h"
 #include "checkpoint/named_folder.h"
 #include "checkpoint/rounded_values.h"
+#include "checkpoint/storage/direct_writes.h"
 #include "job/job_codec.h"
 #include "worker/executor/agreement.h"
 

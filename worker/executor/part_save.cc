@@ -1,10 +1,6 @@
 #include "worker/executor/part_save.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <array>
-#include <cerrno>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -16,14 +12,14 @@
 #include "absl/strings/str_format.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/crc32.h"
-#include "checkpoint/direct_writes.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_file.h"
+#include "checkpoint/storage/direct_writes.h"
+#include "checkpoint/storage/storage_of.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/checkpoint_plan.h"
 #include "worker/executor/checkpoint_slices.h"
@@ -78,7 +74,7 @@ class PartSave {
     if (began_) DiscardFolder(path_);
     absl::Status undone, agreed;
     if (together) agreed = AgreeOn("save", &undone, &communicator_);  // Theirs are gone too.
-    if (made_folder_) (void)rmdir(request_.path().c_str());           // If nothing else is in it.
+    if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.path());
     return agreed;
   }
   void Finish() {
@@ -98,8 +94,8 @@ class PartSave {
   std::string PathOf(absl::string_view file) const { return absl::StrCat(folder_, "/", file); }
 
   absl::Status CheckMayReplace() const {
-    struct stat info;
-    if (lstat(path_.c_str(), &info) != 0 && errno == ENOENT) return absl::OkStatus();
+    const auto in_place = storage_->Look(path_, Links::kSeen);
+    if (in_place.ok() && !in_place->has_value()) return absl::OkStatus();
     ASSIGN_OR_RETURN(const Manifest there, ReadPartManifest(path_));
     if (there.job_id == memory_.job_id && there.step == state_.progress.step)
       return absl::OkStatus();
@@ -115,9 +111,10 @@ class PartSave {
     absl::StatusOr<SafetensorsHeader> header = PlacePart(contents_);
     RETURN_IF_ERROR(header.status());
     header_ = *std::move(header);
-    made_folder_ = mkdir(request_.path().c_str(), 0755) == 0;
-    if (!made_folder_ && errno != EEXIST)
-      return ErrnoStatus(errno, absl::StrCat("make folder ", request_.path()));
+    ASSIGN_OR_RETURN(storage_, StorageOf(request_.path()));
+    const absl::Status made = storage_->MakeFolder(request_.path());
+    made_folder_ = made.ok();
+    if (!made_folder_ && !absl::IsAlreadyExists(made)) return made;
     RETURN_IF_ERROR(CheckMayReplace());
     RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart));
     began_ = true;
@@ -243,6 +240,7 @@ class PartSave {
   const bool leads_;
   const std::string path_, folder_;
   const std::vector<bool> has_state_;  // By parameter of the job.
+  Storage* storage_ = nullptr;         // From the beginning of its folder on.
   std::string save_id_;
   std::optional<CheckpointPlan> plan_;
   PartContents contents_;

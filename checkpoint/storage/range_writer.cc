@@ -1,4 +1,4 @@
-#include "checkpoint/range_writer.h"
+#include "checkpoint/storage/range_writer.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/crc32.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/storage/write_at.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/range_writer.h"
+#include "checkpoint/storage/range_writer.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -25,7 +25,7 @@
 #include "base/status_matchers.h"
 #include "base/unique_fd.h"
 #include "checkpoint/crc32.h"
-#include "checkpoint/direct_writes.h"
+#include "checkpoint/storage/direct_writes.h"
 #include "gtest/gtest.h"
 
 namespace tessera {

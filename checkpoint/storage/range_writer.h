@@ -7,12 +7,12 @@
 // be written back. A block that ranges share is written through the cache by each of their writers,
 // so nobody's bytes come from a block as somebody else once read it (docs/adr/0036).
 //
-// Move-only; thread-compatible.
-#ifndef TESSERA_CHECKPOINT_RANGE_WRITER_H_
-#define TESSERA_CHECKPOINT_RANGE_WRITER_H_
+// What it writes, what it tells and its errors are a RangeSink's (storage.h). Move-only;
+// thread-compatible.
+#ifndef TESSERA_CHECKPOINT_STORAGE_RANGE_WRITER_H_
+#define TESSERA_CHECKPOINT_STORAGE_RANGE_WRITER_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,15 +21,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/unique_fd.h"
-#include "checkpoint/direct_writes.h"
+#include "checkpoint/storage/direct_writes.h"
+#include "checkpoint/storage/storage.h"
 
 namespace tessera {
 
-class RangeWriter {
+class RangeWriter final : public RangeSink {
  public:
-  // Told how many bytes more were taken.
-  using Wrote = std::function<void(int64_t bytes)>;
-
   // `direct`: what large ranges go through, not owned, outlives this; null: nothing does.
   // Errors of all: the file system's, with the path: NotFound, PermissionDenied, ResourceExhausted
   // (disk full), Internal (I/O error).
@@ -38,15 +36,11 @@ class RangeWriter {
   RangeWriter(UniqueFd fd, std::string path, DirectWrites* direct)
       : fd_(std::move(fd)), path_(std::move(path)), direct_(direct) {}
 
-  // Bytes [at_bytes, at_bytes + bytes.size()) of the file, which no other call writes, whoever's.
-  // `crc32` goes on by them, which are summed as they are copied or written, and `wrote` is told of
-  // them piece by piece; both may be null. Errors: also those of earlier direct writes.
   absl::Status Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
-                     const Wrote& wrote = nullptr);
-  // Makes what was written durable. Errors: also those of direct writes.
-  absl::Status Sync();
+                     const Wrote& wrote = nullptr) override;
+  absl::Status Sync() override;
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const override { return path_; }
 
  private:
   // Bytes of a file, half-open.
@@ -67,4 +61,4 @@ class RangeWriter {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_RANGE_WRITER_H_
+#endif  // TESSERA_CHECKPOINT_STORAGE_RANGE_WRITER_H_

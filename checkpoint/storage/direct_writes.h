@@ -7,8 +7,8 @@
 //
 // Where a file system refuses such a write the cache takes it, which the log says once in a
 // process. Confined to one thread at a time.
-#ifndef TESSERA_CHECKPOINT_DIRECT_WRITES_H_
-#define TESSERA_CHECKPOINT_DIRECT_WRITES_H_
+#ifndef TESSERA_CHECKPOINT_STORAGE_DIRECT_WRITES_H_
+#define TESSERA_CHECKPOINT_STORAGE_DIRECT_WRITES_H_
 
 #include <atomic>
 #include <cstdint>
@@ -95,4 +95,4 @@ class DirectWrites {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_DIRECT_WRITES_H_
+#endif  // TESSERA_CHECKPOINT_STORAGE_DIRECT_WRITES_H_

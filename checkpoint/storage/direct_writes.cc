@@ -1,4 +1,4 @@
-#include "checkpoint/direct_writes.h"
+#include "checkpoint/storage/direct_writes.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "checkpoint/crc32.h"
-#include "checkpoint/file_io.h"
+#include "checkpoint/storage/write_at.h"
 
 namespace tessera {
 namespace {

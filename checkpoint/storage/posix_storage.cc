@@ -1,0 +1,218 @@
+#include "checkpoint/storage/posix_storage.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "checkpoint/storage/range_writer.h"
+#include "checkpoint/storage/write_at.h"
+
+namespace tessera {
+namespace {
+
+class PosixFile final : public ReadableFile {
+ public:
+  PosixFile(UniqueFd fd, std::string path, const struct stat& info)
+      : fd_(std::move(fd)),
+        path_(std::move(path)),
+        size_bytes_(info.st_size),
+        changed_at_(absl::TimeFromTimespec(info.st_mtim)) {}
+
+  absl::Status Read(int64_t at_bytes, int64_t size_bytes, void* into) const override {
+    char* data = static_cast<char*>(into);
+    while (size_bytes > 0) {
+      const ssize_t got = pread(fd_.get(), data, size_bytes, at_bytes);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return ErrnoStatus(errno, absl::StrCat("read ", path_));
+      if (got == 0) return absl::DataLossError(absl::StrCat(path_, ": shorter than it was"));
+      data += got;
+      at_bytes += got;
+      size_bytes -= got;
+    }
+    return absl::OkStatus();
+  }
+  const std::string& path() const override { return path_; }
+  int64_t size_bytes() const override { return size_bytes_; }
+  absl::Time changed_at() const override { return changed_at_; }
+
+ private:
+  const UniqueFd fd_;
+  const std::string path_;
+  const int64_t size_bytes_;
+  const absl::Time changed_at_;
+};
+
+std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
+
+absl::Status FsyncFolder(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open folder ", path));
+  if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync folder ", path));
+  return absl::OkStatus();
+}
+
+// Whether the two files have each other's name now. Not where there is but one, where `to` is a
+// folder, or on a file system that cannot.
+bool ExchangeFiles(const std::string& from, const std::string& to) {
+  struct stat info;
+  if (lstat(to.c_str(), &info) != 0 || S_ISDIR(info.st_mode)) return false;
+  return renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;
+}
+
+// Some network file systems know no flags.
+bool RefusesFlags(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
+
+// Where nothing has the name `to` or, with `exchange`, something has, which becomes `from`.
+absl::Status RenameFolder(const std::string& from, const std::string& to, bool exchange) {
+  const unsigned flags = exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE;
+  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return absl::OkStatus();
+  if (RefusesFlags(errno) && exchange) {
+    return absl::FailedPreconditionError(absl::StrCat("this file system cannot exchange ", from,
+                                                      " and ", to,
+                                                      ": give each checkpoint a name of its own"));
+  }
+  // Nothing has that name, or only an empty folder.
+  if (RefusesFlags(errno) && rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", to));
+}
+
+EntryInfo::Kind KindOf(mode_t mode) {
+  if (S_ISREG(mode)) return EntryInfo::Kind::kFile;
+  if (S_ISDIR(mode)) return EntryInfo::Kind::kFolder;
+  return S_ISLNK(mode) ? EntryInfo::Kind::kLink : EntryInfo::Kind::kOther;
+}
+
+struct CloseFolder {
+  void operator()(DIR* folder) const { closedir(folder); }
+};
+
+}  // namespace
+
+absl::Status PosixStorage::CreateFile(const std::string& path, int64_t size_bytes,
+                                      absl::string_view beginning) {
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", path));
+  if (const int error = posix_fallocate(fd.get(), 0, size_bytes); error != 0)
+    return ErrnoStatus(error, absl::StrCat("reserve ", size_bytes, " bytes for ", path));
+  RETURN_IF_ERROR(FaultPoint("model-file.write"));
+  return WriteAt(fd.get(), beginning, 0, path);
+}
+
+absl::StatusOr<std::unique_ptr<RangeSink>> PosixStorage::OpenToWrite(const std::string& path,
+                                                                     DirectWrites* direct) {
+  ASSIGN_OR_RETURN(RangeWriter writer, RangeWriter::Open(path, direct));
+  return std::make_unique<RangeWriter>(std::move(writer));
+}
+
+absl::Status PosixStorage::WriteWhole(const std::string& path, absl::string_view bytes) {
+  RETURN_IF_ERROR(FaultPoint("file.write"));
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", path));
+  RETURN_IF_ERROR(WriteAt(fd.get(), bytes, 0, path));
+  RETURN_IF_ERROR(FaultPoint("file.sync"));
+  if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", path));
+  return absl::OkStatus();
+}
+
+absl::Status PosixStorage::PublishFile(const std::string& partial, const std::string& path) {
+  const bool exchanged = ExchangeFiles(partial, path);
+  if (!exchanged && rename(partial.c_str(), path.c_str()) != 0)
+    return ErrnoStatus(errno, absl::StrCat("rename to ", path));
+  if (const absl::Status synced = FsyncFolder(FolderOf(path)); !synced.ok()) {
+    // Who is told of an error finds what was there before.
+    if (exchanged) (void)ExchangeFiles(path, partial);
+    return synced;
+  }
+  if (exchanged) (void)RemoveFile(partial);  // What has its name now is the older file.
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::OpenFile(const std::string& path) {
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
+  if (!S_ISREG(info.st_mode))
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
+  return std::make_unique<PosixFile>(std::move(fd), path, info);
+}
+
+absl::Status PosixStorage::RemoveFile(const std::string& path) {
+  if (unlink(path.c_str()) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno, absl::StrCat("remove ", path));
+}
+
+absl::Status PosixStorage::MakeFolder(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno, absl::StrCat("make folder ", path));
+}
+
+absl::Status PosixStorage::SyncFolder(const std::string& path) {
+  RETURN_IF_ERROR(FaultPoint("folder.sync"));
+  return FsyncFolder(path);
+}
+
+absl::Status PosixStorage::PublishFolder(const std::string& partial, const std::string& path,
+                                         bool exchange) {
+  RETURN_IF_ERROR(SyncFolder(partial));
+  RETURN_IF_ERROR(FaultPoint("checkpoint.rename"));
+  RETURN_IF_ERROR(RenameFolder(partial, path, exchange));
+  (void)FaultPoint("checkpoint.renamed");
+  if (const absl::Status synced = SyncFolder(FolderOf(path)); !synced.ok()) {
+    (void)UnpublishFolder(path, partial, exchange);  // As PublishFile.
+    return synced;
+  }
+  (void)FaultPoint("checkpoint.published");
+  return absl::OkStatus();
+}
+
+absl::Status PosixStorage::UnpublishFolder(const std::string& path, const std::string& partial,
+                                           bool exchange) {
+  return RenameFolder(path, partial, exchange);
+}
+
+absl::Status PosixStorage::RetireFolder(const std::string& path, const std::string& partial) {
+  RETURN_IF_ERROR(RenameFolder(path, partial, /*exchange=*/false));
+  return SyncFolder(FolderOf(path));
+}
+
+absl::Status PosixStorage::RemoveEmptyFolder(const std::string& path) {
+  if (rmdir(path.c_str()) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno, absl::StrCat("remove ", path));
+}
+
+absl::StatusOr<std::vector<std::string>> PosixStorage::List(const std::string& folder) {
+  const std::unique_ptr<DIR, CloseFolder> open_folder(opendir(folder.c_str()));
+  if (open_folder == nullptr) return ErrnoStatus(errno, absl::StrCat("list ", folder));
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;
+    const dirent* entry = readdir(open_folder.get());
+    if (entry == nullptr && errno != 0) return ErrnoStatus(errno, absl::StrCat("list ", folder));
+    if (entry == nullptr) return names;
+    const absl::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+}
+
+absl::StatusOr<std::optional<EntryInfo>> PosixStorage::Look(const std::string& path, Links links) {
+  struct stat info;
+  const int flags = links == Links::kSeen ? AT_SYMLINK_NOFOLLOW : 0;
+  if (fstatat(AT_FDCWD, path.c_str(), &info, flags) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+    return ErrnoStatus(errno, absl::StrCat("stat ", path));
+  }
+  return EntryInfo{KindOf(info.st_mode), info.st_size, absl::TimeFromTimespec(info.st_mtim),
+                   {info.st_dev, info.st_ino}};
+}
+
+}  // namespace tessera

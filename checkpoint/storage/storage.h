@@ -1,0 +1,140 @@
+// Where files of checkpoints and models lie. All that is done to them goes through here, so that
+// another kind of storage is one class more.
+//
+//   a file:    CreateFile(partial) ──► OpenToWrite(partial) by any processes: Write ..., Sync
+//              ──► PublishFile(partial, path)
+//   a folder:  MakeFolder(partial) ──► files in it, all synced ──► PublishFolder(partial, path)
+//
+// What gets a name by Publish is whole and durable before it has it, and whatever ends the process
+// or the power, the name is that of the old one or of the new one. Nothing here renames: a store of
+// objects cannot, and need not. "Objects:" says how one would do each with what such stores have:
+// conditional puts, multipart uploads, reads of ranges, lists by prefix.
+//
+// Paths are absolute and name their storage (storage_path.h). Thread-safe; calls for one path that
+// change something are their callers' to order. Errors of all: the storage's, with the path:
+// NotFound, PermissionDenied, ResourceExhausted (full), Internal (it fails).
+#ifndef TESSERA_CHECKPOINT_STORAGE_STORAGE_H_
+#define TESSERA_CHECKPOINT_STORAGE_STORAGE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace tessera {
+
+class DirectWrites;
+
+// A file that is open for reading; what it was when it was opened. Thread-safe.
+class ReadableFile {
+ public:
+  virtual ~ReadableFile() = default;
+  // Errors: also DataLoss  the file ends before.  Objects: a get of the range, of that version.
+  virtual absl::Status Read(int64_t at_bytes, int64_t size_bytes, void* into) const = 0;
+  virtual const std::string& path() const = 0;
+  virtual int64_t size_bytes() const = 0;
+  virtual absl::Time changed_at() const = 0;
+};
+
+// Ranges of a file that is there in its full size and that other processes write too.
+// Thread-compatible.
+class RangeSink {
+ public:
+  // Told how many bytes more were taken.
+  using Wrote = std::function<void(int64_t bytes)>;
+
+  virtual ~RangeSink() = default;
+  // Bytes [at_bytes, at_bytes + bytes.size()) of the file, which no other call writes, whoever's.
+  // `crc32` goes on by them, which are summed as they are copied or written, and `wrote` is told of
+  // them piece by piece; both may be null. Errors: also those of earlier writes.
+  // Objects: whole parts of a multipart upload go at once; bytes of a part that ranges share go to
+  // an object of their own, beside it.
+  virtual absl::Status Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
+                             const Wrote& wrote = nullptr) = 0;
+  // Makes what was written durable. Errors: also those of earlier writes.
+  // Objects: waits until the store has answered for each.
+  virtual absl::Status Sync() = 0;
+  virtual const std::string& path() const = 0;
+};
+
+struct EntryInfo {
+  enum class Kind { kFile, kFolder, kLink, kOther };
+  Kind kind = Kind::kOther;
+  int64_t size_bytes = 0;
+  absl::Time changed_at;
+  // The same under each name of what lies there, and nothing else's.
+  std::pair<uint64_t, uint64_t> identity;
+};
+
+enum class Links { kFollowed, kSeen };
+
+class Storage {
+ public:
+  virtual ~Storage() = default;
+
+  // --- Files ---
+
+  // Makes a file of that size, which begins with `beginning` and is otherwise zero; one that has
+  // the name is overwritten. Not durable yet.
+  // Objects: begins a multipart upload, and puts its number at `path`, where others look for it.
+  virtual absl::Status CreateFile(const std::string& path, int64_t size_bytes,
+                                  absl::string_view beginning) = 0;
+  // Opens what CreateFile made. `direct`: what large ranges may go through, not owned, outlives the
+  // result; null: nothing does.  Objects: reads the upload's number.
+  virtual absl::StatusOr<std::unique_ptr<RangeSink>> OpenToWrite(const std::string& path,
+                                                                 DirectWrites* direct) = 0;
+  // Makes a file of these bytes, or overwrites it, durably; no name of it is.  Objects: a put.
+  virtual absl::Status WriteWhole(const std::string& path, absl::string_view bytes) = 0;
+  // Gives the finished file at `partial` the name `path`, durably; a file that had it is gone.
+  // After an error the one that had the name has it again; where that could not be made durable on
+  // a file system that cannot exchange two files, the finished one has it.
+  // Objects: joins what parts share, and completes the upload as `path`.
+  virtual absl::Status PublishFile(const std::string& partial, const std::string& path) = 0;
+  // Errors: also InvalidArgument  no regular file. Never waits, also where `path` is a pipe.
+  // Objects: a head of it.
+  virtual absl::StatusOr<std::unique_ptr<ReadableFile>> OpenFile(const std::string& path) = 0;
+  // Not durable.  Objects: a delete; of one that is being made, ends the upload.
+  virtual absl::Status RemoveFile(const std::string& path) = 0;
+
+  // --- Folders ---
+
+  // In a folder that exists. Errors: also AlreadyExists.
+  // Objects: nothing: a folder is what names begin with, and one that is to be published has a
+  // prefix that no other save has.
+  virtual absl::Status MakeFolder(const std::string& path) = 0;
+  // Makes what a folder has durable: its names, not what they name.  Objects: nothing.
+  virtual absl::Status SyncFolder(const std::string& path) = 0;
+  // Gives the folder at `partial`, whose files are durable, the name `path`, durably. With
+  // `exchange` a folder has the name, and is `partial` afterwards; else nothing has. After an error
+  // the names are as before. Errors: also FailedPrecondition  folders cannot be exchanged.
+  // Objects: one conditional put of the small object that says which prefix has the files, which
+  // for a checkpoint is its manifest.
+  virtual absl::Status PublishFolder(const std::string& partial, const std::string& path,
+                                     bool exchange) = 0;
+  // Undoes it, as far as that goes: not durable.  Objects: the put of what it was, or a delete.
+  virtual absl::Status UnpublishFolder(const std::string& path, const std::string& partial,
+                                       bool exchange) = 0;
+  // Takes the name from a folder that is to be removed, durably: it is at `partial`, where nothing
+  // is. After an error it has one of the two names.  Objects: a delete of the manifest.
+  virtual absl::Status RetireFolder(const std::string& path, const std::string& partial) = 0;
+  // Errors: also FailedPrecondition or Internal  something is in it.  Objects: nothing.
+  virtual absl::Status RemoveEmptyFolder(const std::string& path) = 0;
+  // The names in it, in no order.  Objects: a list by prefix, up to the next '/'.
+  virtual absl::StatusOr<std::vector<std::string>> List(const std::string& folder) = 0;
+
+  // nullopt: nothing has that name.  Objects: a head, or a list of one.
+  virtual absl::StatusOr<std::optional<EntryInfo>> Look(const std::string& path,
+                                                        Links links = Links::kFollowed) = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_STORAGE_H_

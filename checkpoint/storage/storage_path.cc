@@ -1,0 +1,62 @@
+#include "checkpoint/storage/storage_path.h"
+
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+constexpr absl::string_view kMark = "://";
+constexpr absl::string_view kFile = "file";
+constexpr size_t kMaxShownBytes = 200;
+
+// As RFC 3986 has them.
+bool IsScheme(absl::string_view name) {
+  if (name.empty() || !absl::ascii_isalpha(name[0])) return false;
+  for (const char c : name) {
+    if (!absl::ascii_isalnum(c) && c != '+' && c != '-' && c != '.') return false;
+  }
+  return true;
+}
+
+std::string Shown(absl::string_view path) {
+  return absl::Utf8SafeCEscape(path.substr(0, kMaxShownBytes));
+}
+
+}  // namespace
+
+std::string SchemeOf(absl::string_view path) {
+  const size_t end = path.find(kMark);
+  if (end == absl::string_view::npos || !IsScheme(path.substr(0, end))) return "";
+  return absl::AsciiStrToLower(path.substr(0, end));
+}
+
+absl::StatusOr<std::string> PlainPath(absl::string_view path) {
+  const std::string scheme = SchemeOf(path);
+  if (scheme.empty()) return std::string(path);
+  if (scheme != kFile) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path '", Shown(path), "': there is no storage for ", Shown(scheme), kMark,
+                     "; there are paths of the file system, with or without ", kFile, kMark));
+  }
+  const absl::string_view plain = path.substr(kFile.size() + kMark.size());
+  if (absl::StartsWith(plain, "/")) return std::string(plain);
+  return absl::InvalidArgumentError(
+      absl::StrCat("path '", Shown(path), "': ", kFile, kMark, " is followed by an absolute path"));
+}
+
+absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string plain, PlainPath(path));
+  std::error_code error;
+  std::string absolute = std::filesystem::absolute(plain, error).string();
+  if (!error) return absolute;
+  return absl::InvalidArgumentError(absl::StrCat("path '", Shown(path), "': ", error.message()));
+}
+
+}  // namespace tessera

@@ -1,0 +1,30 @@
+// Which storage a path names.
+//
+//   /data/c, data/c, file:///data/c    the file system       s3://bucket/c    refused by its scheme
+//
+// Pure; thread-safe.
+#ifndef TESSERA_CHECKPOINT_STORAGE_STORAGE_PATH_H_
+#define TESSERA_CHECKPOINT_STORAGE_STORAGE_PATH_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+// "s3" of "s3://bucket/c"; "" of a path without one. In lower case.
+std::string SchemeOf(absl::string_view path);
+
+// As the storage itself calls it: without "file://", if it begins so. Asked of whatever a user or a
+// message names, before anything is made.
+// Errors: InvalidArgument  no storage has the scheme, which the message names with those that there
+//                          are; a file:// of another host.
+absl::StatusOr<std::string> PlainPath(absl::string_view path);
+
+// The same, and of the file system an absolute one.
+absl::StatusOr<std::string> AbsolutePath(const std::string& path);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_STORAGE_PATH_H_

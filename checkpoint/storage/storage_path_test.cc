@@ -1,0 +1,52 @@
+#include "checkpoint/storage/storage_path.h"
+
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(StoragePathTest, SchemeIsWhatStandsBeforeColonAndTwoSlashes) {
+  EXPECT_EQ(SchemeOf("s3://bucket/c"), "s3");
+  EXPECT_EQ(SchemeOf("S3://bucket/c"), "s3");
+  EXPECT_EQ(SchemeOf("gs+v1.2-x://"), "gs+v1.2-x");
+  for (const char* path : {"", "/data/c", "c", "s3:/c", "a/b://c", "3s://c", "://c", "/s3://c"})
+    EXPECT_EQ(SchemeOf(path), "") << path;
+}
+
+TEST(StoragePathTest, PathsOfTheFileSystemArePlainWithAndWithoutScheme) {
+  for (const char* path : {"/data/c", "data/c", "", "/a//b/", "s3:/c"})
+    EXPECT_EQ(PlainPath(path).value_or("error"), path);
+  EXPECT_EQ(PlainPath("file:///data/c").value_or("error"), "/data/c");
+  EXPECT_EQ(PlainPath("FILE:///data/c").value_or("error"), "/data/c");
+  EXPECT_EQ(AbsolutePath("file:///data/c").value_or("error"), "/data/c");
+  EXPECT_EQ(AbsolutePath("data/c").value_or("error"),
+            absl::StrCat(std::filesystem::current_path().string(), "/data/c"));
+}
+
+TEST(StoragePathTest, OtherSchemesAreRefusedWithTheirNameAndThoseThatThereAre) {
+  for (const char* path : {"s3://bucket/c", "gs://bucket/c", "https://host/c"}) {
+    const auto refused =
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 AllOf(HasSubstr(absl::StrCat("'", path, "'")),
+                       HasSubstr(absl::StrCat("no storage for ", SchemeOf(path), "://")),
+                       HasSubstr("file://")));
+    EXPECT_THAT(PlainPath(path), refused);
+    EXPECT_THAT(AbsolutePath(path), refused);
+  }
+  EXPECT_THAT(PlainPath("file://host/c"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("absolute path")));
+  // What is shown of a path is text, and short.
+  const absl::Status shown = PlainPath("s3://\xff\n" + std::string(5000, 'x')).status();
+  EXPECT_THAT(shown.message(), HasSubstr("\\377\\n"));
+  EXPECT_LT(shown.message().size(), 500);
+}
+
+}  // namespace
+}  // namespace tessera
