@@ -130,7 +130,7 @@ absl::StatusOr<Place> DecodePlace(const std::string& name, const Ref& info) {
   return Place{std::string(file->text()), {offset->number(), length->number()}};
 }
 
-absl::StatusOr<Places> DecodePlaces(const Ref& storage_data, const Metadata& tensors) {
+absl::StatusOr<Places> DecodePlaces(const Ref& storage_data, const Contents& contents) {
   Places places;
   for (size_t i = 0; i + 1 < storage_data.size(); i += 2) {
     const Ref index = storage_data.item(i);
@@ -139,8 +139,10 @@ absl::StatusOr<Places> DecodePlaces(const Ref& storage_data, const Metadata& ten
     if (!fqn.has_value() || fqn->text().size() > kMaxNameBytes)
       return Bad("an index without a name");
     const std::string name(fqn->text());
-    if (tensors.count(name) == 0) continue;  // Pickled Python, or nobody's.
-    const auto offsets = SizeOf(Field(index, "offset"));
+    const bool is_object = contents.objects.count(name) > 0;
+    if (!is_object && contents.tensors.count(name) == 0) continue;  // Nobody asked for it.
+    auto offsets = SizeOf(Field(index, "offset"));
+    if (is_object) offsets.emplace();
     if (!offsets.has_value()) return BadTensor(name, "an index without an offset");
     ASSIGN_OR_RETURN(Place place, DecodePlace(name, storage_data.item(i + 1)));
     if (!places.emplace(std::make_pair(name, *offsets), std::move(place)).second)
@@ -235,9 +237,19 @@ absl::Status GivePlaces(const Places& places, const std::string& name, ChunkedTe
   return absl::OkStatus();
 }
 
-}  // namespace
+absl::Status GivePlaces(const Places& places, Contents* contents) {
+  for (auto& [name, tensor] : contents->tensors) RETURN_IF_ERROR(GivePlaces(places, name, &tensor));
+  for (auto& [name, object] : contents->objects) {
+    const auto place = places.find({name, {}});
+    if (place == places.end())
+      return Bad(absl::StrCat("object '", absl::Utf8SafeCEscape(name), "' has no place"));
+    object = {place->second.file, place->second.item};
+  }
+  return absl::OkStatus();
+}
 
-absl::StatusOr<Metadata> DecodeMetadata(absl::string_view pickle) {
+// Without `with_objects` these are not looked at, nor is where they are.
+absl::StatusOr<Contents> Decode(absl::string_view pickle, bool with_objects) {
   if (pickle.size() > kMaxMetadataBytes) return Bad(absl::StrCat(pickle.size(), " bytes"));
   const std::vector<absl::string_view> globals = Globals();
   const absl::StatusOr<Pickle> decoded = Pickle::Decode(pickle, globals, false);
@@ -246,7 +258,7 @@ absl::StatusOr<Metadata> DecodeMetadata(absl::string_view pickle) {
   const auto stored = FieldOfKind(decoded->root(), "state_dict_metadata", PickleKind::kDict);
   const auto storage_data = FieldOfKind(decoded->root(), "storage_data", PickleKind::kDict);
   if (!stored.has_value() || !storage_data.has_value()) return Bad("no tensors or no places");
-  Metadata tensors;
+  Contents contents;
   std::set<absl::string_view> names;
   size_t num_chunks = 0;
   for (size_t i = 0; i + 1 < stored->size(); i += 2) {
@@ -256,17 +268,31 @@ absl::StatusOr<Metadata> DecodeMetadata(absl::string_view pickle) {
     }
     const std::string name(stored->item(i).text());
     if (!names.insert(stored->item(i).text()).second) return BadTensor(name, "it is there twice");
-    if (stored->item(i + 1).IsObject(kBytes)) continue;
+    if (stored->item(i + 1).IsObject(kBytes)) {
+      if (with_objects) contents.objects[name] = {};
+      continue;
+    }
     if (!stored->item(i + 1).IsObject(kTensor)) return BadTensor(name, "it is something else");
     ASSIGN_OR_RETURN(ChunkedTensor tensor, DecodeTensor(name, stored->item(i + 1)));
     num_chunks += tensor.chunks.size();
     if (num_chunks > storage_data->size() / 2) return BadTensor(name, "more chunks than places");
     RETURN_IF_ERROR(CheckCoverage(name, &tensor));
-    tensors[name] = std::move(tensor);
+    contents.tensors[name] = std::move(tensor);
   }
-  ASSIGN_OR_RETURN(const Places places, DecodePlaces(*storage_data, tensors));
-  for (auto& [name, tensor] : tensors) RETURN_IF_ERROR(GivePlaces(places, name, &tensor));
-  return tensors;
+  ASSIGN_OR_RETURN(const Places places, DecodePlaces(*storage_data, contents));
+  RETURN_IF_ERROR(GivePlaces(places, &contents));
+  return contents;
+}
+
+}  // namespace
+
+absl::StatusOr<Metadata> DecodeMetadata(absl::string_view pickle) {
+  ASSIGN_OR_RETURN(Contents contents, Decode(pickle, /*with_objects=*/false));
+  return std::move(contents.tensors);
+}
+
+absl::StatusOr<Contents> DecodeContents(absl::string_view pickle) {
+  return Decode(pickle, /*with_objects=*/true);
 }
 
 }  // namespace tessera::dcp

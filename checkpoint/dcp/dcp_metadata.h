@@ -4,8 +4,8 @@
 //   tensor [7, 3]   chunk at [0, 0] of [4, 3] ──► __0_0.distcp [0, 1577)
 //                   chunk at [4, 0] of [3, 3] ──► __1_0.distcp [0, 1577)
 //
-// Elements and bytes, ranges half-open. What else a folder holds (numbers, texts, lists) is
-// skipped: it is pickled Python.
+// Elements and bytes, ranges half-open. What else a folder holds (numbers, texts, lists) is an
+// object: pickled Python, which lies in one place and which this does not look into.
 // Source: pytorch torch/distributed/checkpoint/{metadata,filesystem}.py, version 1.0.0.
 #ifndef TESSERA_CHECKPOINT_DCP_DCP_METADATA_H_
 #define TESSERA_CHECKPOINT_DCP_DCP_METADATA_H_
@@ -35,6 +35,16 @@ struct ChunkedTensor {
 
 using Metadata = std::map<std::string, ChunkedTensor>;
 
+struct StoredObject {
+  std::string file;  // In the folder.
+  ByteRange item;    // A whole torch.save.
+};
+
+struct Contents {
+  Metadata tensors;
+  std::map<std::string, StoredObject> objects;
+};
+
 inline constexpr int64_t kMaxMetadataBytes = 256 << 20;
 inline constexpr size_t kMaxChunks = 1 << 14;  // Of one tensor.
 
@@ -44,6 +54,9 @@ inline constexpr size_t kMaxChunks = 1 << 14;  // Of one tensor.
 //           outside of the folder, more than kMaxChunks;
 //         Unimplemented    an item that was transformed (compressed) by an extension.
 absl::StatusOr<Metadata> DecodeMetadata(absl::string_view pickle);
+// The same with the objects. Errors: also InvalidArgument  an object without a place, or a place of
+// one that cannot be; Unimplemented  an object that was transformed.
+absl::StatusOr<Contents> DecodeContents(absl::string_view pickle);
 
 }  // namespace tessera::dcp
 

@@ -150,6 +150,47 @@ TEST(DcpMetadataTest, PlacesThatAreNoneAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("two places")));
 }
 
+std::string ObjectIndex(const std::string& name) {
+  return Object(Class("MetadataIndex"),
+                Dict({{Str("fqn"), Str(name)}, {Str("offset"), None()}, {Str("index"), None()}}));
+}
+
+TEST(DcpMetadataTest, ObjectsAreGivenWithTheirPlacesToWhoAsksForThem) {
+  const std::string object = Object(Class("BytesStorageMetadata"), Dict({}));
+  const std::string pickle =
+      Metadata({{Str("lr"), object}, {Str("w"), Tensor("float32", {}, {{}})}},
+               {{ObjectIndex("lr"), Place("f", 7, 9)}, {Index("w", {}), Place("g", 0, 9)}});
+  ASSERT_OK_AND_ASSIGN(const Contents contents, DecodeContents(pickle));
+  ASSERT_EQ(contents.objects.size(), 1);
+  EXPECT_EQ(contents.objects.at("lr").file, "f");
+  EXPECT_EQ(contents.objects.at("lr").item.begin_bytes, 7);
+  EXPECT_EQ(contents.objects.at("lr").item.size_bytes, 9);
+  EXPECT_EQ(contents.tensors.size(), 1);
+}
+
+// Who wants tensors alone is not held up by an object that nobody could read.
+TEST(DcpMetadataTest, ObjectWithoutAPlaceIsRefusedOnlyWhereObjectsAreAskedFor) {
+  const std::string object = Object(Class("BytesStorageMetadata"), Dict({}));
+  const struct {
+    Pairs places;
+    absl::StatusCode code;
+    std::string message;
+  } kCases[] = {
+      {{}, absl::StatusCode::kInvalidArgument, "object 'lr' has no place"},
+      {{{ObjectIndex("lr"), Place("../f", 7, 9)}},
+       absl::StatusCode::kInvalidArgument,
+       "'../f' is not in the folder"},
+      {{{ObjectIndex("lr"), Place("f", 7, 9, List({Str("zstd")}))}},
+       absl::StatusCode::kUnimplemented,
+       "'lr' was transformed"},
+  };
+  for (const auto& c : kCases) {
+    const std::string pickle = Metadata({{Str("lr"), object}}, c.places);
+    EXPECT_THAT(DecodeContents(pickle), StatusIs(c.code, HasSubstr(c.message)));
+    EXPECT_OK(DecodeMetadata(pickle));
+  }
+}
+
 TEST(DcpMetadataTest, AnotherStructureIsRefused) {
   EXPECT_THAT(DecodeMetadata(Pickled(None())),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("something else")));

@@ -100,8 +100,7 @@ class Machine {
       case kNewFalse:
         return Push(PickleKind::kBool, 0);
       case kBinFloat:
-        RETURN_IF_ERROR(Skip(8));
-        return Push(PickleKind::kFloat);
+        return PushFloat();
       case kBinInt:
         return PushInt(4, true);
       case kBinInt1:
@@ -236,6 +235,12 @@ class Machine {
     // All bits above those that are there are the sign's.
     const uint64_t sign = negative && unused_bits > 0 ? ~uint64_t{0} << (64 - unused_bits) : 0;
     return Push(PickleKind::kInt, static_cast<int64_t>(word | sign));
+  }
+
+  // The only number of a pickle whose highest byte comes first.
+  absl::Status PushFloat() {
+    ASSIGN_OR_RETURN(const uint64_t word, Word(8));
+    return Push(PickleKind::kFloat, static_cast<int64_t>(__builtin_bswap64(word)));
   }
 
   absl::Status PushText(size_t length_bytes, PickleKind kind) {

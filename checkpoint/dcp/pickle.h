@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/base/casts.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -24,7 +25,7 @@ enum class PickleKind : uint8_t {
   kNone,
   kBool,        // number
   kInt,         // number
-  kFloat,       // A value that nobody here reads.
+  kFloat,       // real
   kString,      // text
   kBytes,       // text
   kTuple,       // items
@@ -37,7 +38,7 @@ enum class PickleKind : uint8_t {
 
 struct PickleValue {
   PickleKind kind = PickleKind::kNone;
-  int64_t number = 0;
+  int64_t number = 0;  // Of a kFloat the bits.
   absl::string_view text;
   std::vector<uint32_t> items;  // Places in the arena.
 };
@@ -52,6 +53,7 @@ class Pickle {
    public:
     PickleKind kind() const { return value().kind; }
     int64_t number() const { return value().number; }
+    double real() const { return absl::bit_cast<double>(value().number); }
     absl::string_view text() const { return value().text; }
     size_t size() const { return value().items.size(); }
     Ref item(size_t i) const { return Ref(arena_, value().items[i]); }

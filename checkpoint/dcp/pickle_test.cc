@@ -23,10 +23,11 @@ absl::StatusOr<Pickle> Decode(absl::string_view bytes) {
 }
 
 TEST(PickleTest, PlainDataIsReadAsItIs) {
-  const std::string bytes = Pickled(Dict(
-      {{Str("size"), Call(Global("torch", "Size"), {Tuple({Int(7), Int(-3)})})},
-       {Str("list"), List({None(), "\x88", "\x89", "K\xff", "M\xff\xff", "J\xff\xff\xff\xff"})},
-       {Str("bytes"), "C\x02xy"}}));
+  const std::string bytes = Pickled(
+      Dict({{Str("size"), Call(Global("torch", "Size"), {Tuple({Int(7), Int(-3)})})},
+            {Str("list"), List({None(), "\x88", "\x89", "K\xff", "M\xff\xff", "J\xff\xff\xff\xff",
+                                std::string("G\xbf\xe8\0\0\0\0\0\0", 9)})},
+            {Str("bytes"), "C\x02xy"}}));
   ASSERT_OK_AND_ASSIGN(const Pickle pickle, Decode(bytes));
   const Pickle::Ref root = pickle.root();
   ASSERT_EQ(root.kind(), PickleKind::kDict);
@@ -42,6 +43,7 @@ TEST(PickleTest, PlainDataIsReadAsItIs) {
   EXPECT_EQ(list.item(3).number(), 255);
   EXPECT_EQ(list.item(4).number(), 65535);
   EXPECT_EQ(list.item(5).number(), -1);
+  EXPECT_EQ(list.item(6).real(), -0.75);
   EXPECT_EQ(root.item(5).text(), "xy");
 }
 

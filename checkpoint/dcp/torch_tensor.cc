@@ -5,17 +5,16 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/dcp/pickle.h"
+#include "checkpoint/dcp/torch_archive.h"
 #include "checkpoint/dcp/torch_types.h"
 
 namespace tessera::dcp {
 namespace {
 
 using Ref = Pickle::Ref;
-using Members = std::map<std::string, ByteRange>;
 
 constexpr char kRebuildV2[] = "torch._utils _rebuild_tensor_v2";
 constexpr char kRebuildV3[] = "torch._utils _rebuild_tensor_v3";
@@ -87,10 +86,9 @@ absl::Status CheckPlaces(const TorchTensor& tensor, int64_t storage_elements) {
   return last < storage_elements ? absl::OkStatus() : Bad("it leaves its storage");
 }
 
-absl::StatusOr<TorchTensor> DecodeTensor(absl::string_view pickle, const Members& members,
-                                         const std::string& prefix) {
+absl::StatusOr<TorchTensor> DecodeTensor(const TorchArchive& archive) {
   const std::vector<absl::string_view> globals = Globals();
-  ASSIGN_OR_RETURN(const Pickle decoded, Pickle::Decode(pickle, globals, true));
+  ASSIGN_OR_RETURN(const Pickle decoded, Pickle::Decode(archive.pickle, globals, true));
   const Ref root = decoded.root();
   const bool is_v3 = root.IsObject(kRebuildV3);
   if ((!is_v3 && !root.IsObject(kRebuildV2)) || root.item(1).size() < (is_v3 ? 7u : 6u))
@@ -104,39 +102,13 @@ absl::StatusOr<TorchTensor> DecodeTensor(absl::string_view pickle, const Members
       !dtype.has_value()) {
     return Bad("no offset, size, stride or dtype");
   }
-  const auto member = members.find(absl::StrCat(prefix, "data/", storage.key));
-  if (member == members.end()) return Bad("its storage is not there");
+  const auto member = archive.members.find(absl::StrCat(archive.prefix, "data/", storage.key));
+  if (member == archive.members.end()) return Bad("its storage is not there");
   TorchTensor tensor = {*dtype, *sizes, *strides, arguments.item(1).number(), member->second};
   const int64_t storage_elements = tensor.storage.size_bytes * 8 / SizeBits(*dtype);
   if (!is_v3 && storage_elements < storage.numel) return Bad("its storage is cut");
   RETURN_IF_ERROR(CheckPlaces(tensor, storage_elements));
   return tensor;
-}
-
-absl::StatusOr<std::string> ReadMember(const OpenFile& file, const ByteRange& member) {
-  if (member.size_bytes > kMaxTensorPickleBytes) return Bad("a pickle of this size");
-  std::string bytes(member.size_bytes, '\0');
-  RETURN_IF_ERROR(ReadBytes(file, member.begin_bytes, member.size_bytes, bytes.data()));
-  return bytes;
-}
-
-absl::StatusOr<TorchTensor> Locate(const OpenFile& file, const Members& members) {
-  constexpr absl::string_view kPickle = "data.pkl";
-  const std::string* name = nullptr;
-  for (const auto& [member, range] : members) {
-    if (member != kPickle && !absl::EndsWith(member, "/data.pkl")) continue;
-    if (name != nullptr) return Bad("it is more than one");
-    name = &member;
-  }
-  if (name == nullptr) return Bad("it is something else");
-  const std::string prefix = name->substr(0, name->size() - kPickle.size());
-  const auto order = members.find(prefix + "byteorder");
-  if (order != members.end()) {
-    ASSIGN_OR_RETURN(const std::string byte_order, ReadMember(file, order->second));
-    if (byte_order != "little") return Bad("another byte order than little-endian");
-  }
-  ASSIGN_OR_RETURN(const std::string pickle, ReadMember(file, members.at(*name)));
-  return DecodeTensor(pickle, members, prefix);
 }
 
 }  // namespace
@@ -152,10 +124,9 @@ bool TorchTensor::IsContiguous() const {
 }
 
 absl::StatusOr<TorchTensor> LocateTorchTensor(const OpenFile& file, const ByteRange& zip) {
-  ASSIGN_OR_RETURN(const Members members, ListStoredMembers(file, zip));
-  absl::StatusOr<TorchTensor> tensor = Locate(file, members);
-  if (!tensor.ok())
-    return Annotate(tensor.status(), absl::StrCat(file.path, ": item at ", zip.begin_bytes));
+  ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, zip));
+  absl::StatusOr<TorchTensor> tensor = DecodeTensor(archive);
+  if (!tensor.ok()) return Annotate(tensor.status(), ItemOf(file, zip));
   return tensor;
 }
 

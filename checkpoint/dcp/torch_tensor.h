@@ -29,11 +29,10 @@ struct TorchTensor {
   bool IsContiguous() const;
 };
 
-inline constexpr int64_t kMaxTensorPickleBytes = 1 << 20;
-
 // `zip`: what one torch.save wrote, in `file`.
-// Errors: InvalidArgument  what ListStoredMembers and Pickle::Decode refuse; no tensor; another
-//   byte order than little-endian; a tensor that leaves its storage, or a storage that is shorter
+// Errors: InvalidArgument  what ReadTorchArchive and Pickle::Decode refuse; no tensor; a tensor
+// that
+//   leaves its storage, or a storage that is shorter
 //   than it says. DataLoss  the file is shorter. They name the file and the place.
 absl::StatusOr<TorchTensor> LocateTorchTensor(const OpenFile& file, const ByteRange& zip);
 

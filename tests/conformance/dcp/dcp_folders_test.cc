@@ -28,7 +28,8 @@ using testing_support::ReadGoldenFolder;
 class DcpFoldersTest : public testing::TestWithParam<const char*> {};
 
 INSTANTIATE_TEST_SUITE_P(Golden, DcpFoldersTest,
-                         testing::Values("sharded", "nested", "alone", "fsdp1"),
+                         testing::Values("sharded", "nested", "alone", "fsdp1", "adamw",
+                                         "adamw_flattened", "sgd"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(DcpFoldersTest, TensorsAreThoseThatPyTorchSaved) {

@@ -24,7 +24,7 @@ struct GoldenFolder {
   std::string WriteOut() const;
 };
 
-// `name`: "sharded", "nested", "alone" or "fsdp1".
+// `name`: one of those that tests/reference/torch/golden/README.md tells of.
 GoldenFolder ReadGoldenFolder(const std::string& name);
 
 }  // namespace tessera::testing_support

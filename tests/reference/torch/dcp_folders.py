@@ -16,8 +16,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.filesystem as dcp_files
 import torch.multiprocessing as mp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 WORLD_SIZE = 2
@@ -71,6 +72,61 @@ def save_fsdp1():
         dcp.save(model.state_dict(), storage_writer=dcp.FileSystemWriter("fsdp1"))
 
 
+OPTIMIZERS = {  # What the folders with an optimizer have: class, numbers, numbers of the bias.
+    "adamw": (torch.optim.AdamW, {"lr": 0.25, "betas": (0.5, 0.75), "eps": 0.125, "weight_decay": 0.0625},
+              {"lr": 0.5, "weight_decay": 0.0}),
+    "adamw_flattened": (torch.optim.AdamW, {"lr": 0.25, "weight_decay": 0.5}, {}),
+    "sgd": (torch.optim.SGD, {"lr": 0.25, "momentum": 0.5}, {}),
+}
+
+
+def net():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1))
+    with torch.no_grad():
+        for k, parameter in enumerate(model.parameters()):
+            parameter.copy_(fractions(parameter.shape, 50 + k))
+    return model
+
+
+def moments(kind, k, shape):
+    """What the k-th parameter's state holds: never trained, so that no arithmetic is in it."""
+    if kind == "sgd":  # The last parameter has had no gradient yet.
+        return {"momentum_buffer": fractions(shape, 70 + k) if k < 3 else None}
+    return {"step": torch.tensor(float(3 + k)), "exp_avg": fractions(shape, 60 + k),
+            "exp_avg_sq": fractions(shape, 80 + k).abs()}
+
+
+def save_optimizer(kind, no_dist):
+    """A folder with {"model": ..., "optim": ...}; sharded by FSDP2 unless one process is alone."""
+    model = net() if no_dist else fully_shard(net())
+    optimizer_class, numbers, of_biases = OPTIMIZERS[kind]
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    others = [p for name, p in model.named_parameters() if not name.endswith("bias")]
+    groups = [{"params": others}, {"params": biases, **of_biases}]
+    optimizer = optimizer_class(groups if of_biases else model.parameters(), **numbers)
+    for k, parameter in enumerate(model.parameters()):
+        state = moments(kind, k, parameter.shape)
+        if not no_dist:
+            state = {name: tensor if name == "step" else
+                     distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+                     for name, tensor in state.items()}
+        optimizer.state[parameter] = state
+    options = StateDictOptions(flatten_optimizer_state_dict=kind.endswith("flattened"))
+    model_state, optim_state = get_state_dict(model, optimizer, options=options)
+    dcp.save({"model": model_state, "optim": optim_state}, no_dist=no_dist,
+             storage_writer=dcp.FileSystemWriter(kind, thread_count=1))
+
+
+def described_optimizer(kind):
+    expected = {}
+    for k, (name, parameter) in enumerate(net().named_parameters()):
+        expected[f"model.{name}"] = described(parameter.detach())
+        for moment, tensor in moments(kind, k, parameter.shape).items():
+            if tensor is not None:
+                expected[f"optim.state.{name}.{moment}"] = described(tensor)
+    return expected
+
+
 def save_rank(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE,
@@ -85,6 +141,7 @@ def save_rank(rank, folder):
     dcp.save({"model": {name: state[name] for name in ("embed.weight", "scale")}},
              storage_writer=dcp.FileSystemWriter("nested", single_file_per_rank=False))
     save_fsdp1()
+    save_optimizer("adamw", no_dist=False)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -93,6 +150,8 @@ def save_alone(folder):
     os.chdir(folder)
     dcp_files._generate_uuid = lambda: "save"
     dcp.save(whole(), storage_writer=dcp.FileSystemWriter("alone"), no_dist=True)
+    save_optimizer("adamw_flattened", no_dist=True)
+    save_optimizer("sgd", no_dist=True)
 
 
 def files_of(folder):
@@ -121,7 +180,8 @@ def main():
         fsdp1 = {name: described(tensor) for name, tensor in linear().state_dict().items()}
         folders = [{"name": name, "files": files_of(os.path.join(folder, name)), "tensors": holds}
                    for name, holds in (("sharded", expected), ("nested", nested), ("alone", alone),
-                                       ("fsdp1", fsdp1))]
+                                       ("fsdp1", fsdp1),
+                                       *((kind, described_optimizer(kind)) for kind in OPTIMIZERS))]
     with open(sys.argv[1], "w", encoding="ascii") as out:
         json.dump({"torch": torch.__version__.split("+")[0], "folders": folders}, out, indent=1)
         out.write("\n")

@@ -1,0 +1,234 @@
+#include "checkpoint/dcp/dcp_optimizer.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "checkpoint/dcp/dcp_metadata.h"
+#include "checkpoint/dcp/dcp_model.h"
+#include "checkpoint/dcp/torch_object.h"
+#include "checkpoint/element_reader.h"
+
+namespace tessera::dcp {
+namespace {
+
+using Ref = Pickle::Ref;
+using Objects = std::map<std::string, TorchObject>;
+
+constexpr double kMostSteps = 1LL << 53;  // Up to which a double counts.
+
+absl::Status Bad(absl::string_view item, absl::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("optimizer state: '", absl::Utf8SafeCEscape(item), "' ", why));
+}
+
+absl::StatusOr<Objects> ReadObjects(const std::string& folder, const std::string& prefix) {
+  ASSIGN_OR_RETURN(const OpenFile file, OpenRegularFile(absl::StrCat(folder, "/", kMetadataName)));
+  ASSIGN_OR_RETURN(const std::string pickle, ReadSmallFile(file, kMaxMetadataBytes));
+  absl::StatusOr<Contents> contents = DecodeContents(pickle);
+  if (!contents.ok()) return Annotate(contents.status(), file.path);
+  Objects objects;
+  for (const auto& [name, stored] : contents->objects) {
+    if (!absl::StartsWith(name, prefix)) continue;
+    ASSIGN_OR_RETURN(const OpenFile data,
+                     OpenRegularFile(absl::StrCat(folder, "/", stored.file)));
+    absl::StatusOr<TorchObject> object = TorchObject::Read(data, stored.item);
+    if (!object.ok()) return Annotate(object.status(), absl::StrCat("object '", name, "'"));
+    objects.emplace(name, *std::move(object));
+  }
+  return objects;
+}
+
+std::optional<double> NumberOf(const Ref& value) {
+  switch (value.kind()) {
+    case PickleKind::kBool:
+    case PickleKind::kInt:
+      return static_cast<double>(value.number());
+    case PickleKind::kFloat:
+      return value.real();
+    default:
+      return std::nullopt;
+  }
+}
+
+// One number, or a tuple or list of some; none: it is something else.
+std::vector<double> NumbersOf(const Ref& value) {
+  if (const std::optional<double> number = NumberOf(value)) return {*number};
+  constexpr size_t kMost = 16;
+  const bool is_row = value.kind() == PickleKind::kTuple || value.kind() == PickleKind::kList;
+  std::vector<double> numbers;
+  for (size_t i = 0; is_row && value.size() <= kMost && i < value.size(); ++i) {
+    const std::optional<double> number = NumberOf(value.item(i));
+    if (!number.has_value()) return {};
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+// "a.b.c" as "a.b" and "c".
+struct SplitName {
+  std::string front, last;
+};
+std::optional<SplitName> SplitAtLastDot(absl::string_view name) {
+  const size_t dot = name.rfind('.');
+  if (dot == absl::string_view::npos || dot == 0 || dot + 1 == name.size()) return std::nullopt;
+  return SplitName{std::string(name.substr(0, dot)), std::string(name.substr(dot + 1))};
+}
+
+template <typename Number>
+absl::StatusOr<double> ReadStoredNumber(const ModelSource& tensors, const std::string& name) {
+  Number number;
+  RETURN_IF_ERROR(tensors.ReadStored(name, 0, 1, reinterpret_cast<char*>(&number)));
+  return static_cast<double>(number);
+}
+
+class Reader {
+ public:
+  Reader(const ModelSource& tensors, const std::string& prefix, const Objects& objects)
+      : tensors_(tensors), prefix_(prefix), objects_(objects) {}
+
+  absl::StatusOr<OptimizerState> Read() {
+    is_list_ = objects_.count(absl::StrCat(prefix_, "param_groups.0.params")) > 0;
+    bool found = false;
+    for (const auto& [name, info] : tensors_.tensors()) {
+      if (!absl::StartsWith(name, prefix_)) continue;
+      found = true;
+      RETURN_IF_ERROR(AddTensor(name, info));
+    }
+    for (const auto& [name, object] : objects_) {
+      found = true;
+      RETURN_IF_ERROR(AddObject(name, object.root()));
+    }
+    if (!found) {
+      return absl::NotFoundError(
+          absl::StrCat("optimizer state: the folder holds nothing under '", prefix_, "'"));
+    }
+    RETURN_IF_ERROR(GiveGroups());
+    return std::move(state_);
+  }
+
+ private:
+  // What stands behind "PREFIXstate." or "PREFIXparam_groups.", if either does.
+  std::optional<absl::string_view> Behind(const std::string& name, absl::string_view what) const {
+    absl::string_view rest = absl::string_view(name).substr(prefix_.size());
+    if (!absl::ConsumePrefix(&rest, what)) return std::nullopt;
+    return rest;
+  }
+
+  absl::StatusOr<double> Scalar(const std::string& name, const TensorInfo& info) const {
+    for (const int64_t size : info.shape) {
+      if (size != 1) return Bad(name, "is no number");
+    }
+    if (info.dtype == StoredDType::kI64) return ReadStoredNumber<int64_t>(tensors_, name);
+    if (info.dtype == StoredDType::kI32) return ReadStoredNumber<int32_t>(tensors_, name);
+    if (info.dtype == StoredDType::kBool) return ReadStoredNumber<uint8_t>(tensors_, name);
+    double number = 0;
+    RETURN_IF_ERROR(tensors_.ReadSlice(name, 0, Values(absl::MakeSpan(&number, 1))));
+    return number;
+  }
+
+  absl::Status SetStep(const std::string& name, const std::string& parameter, double step) {
+    // Not a number is not what it rounds to.
+    if (!(step >= 0 && step <= kMostSteps && std::floor(step) == step))
+      return Bad(name, absl::StrCat("is ", step, ", no count of steps"));
+    state_.parameters[parameter].step = static_cast<int64_t>(step);
+    return absl::OkStatus();
+  }
+
+  absl::Status AddTensor(const std::string& name, const TensorInfo& info) {
+    if (const auto rest = Behind(name, "state.")) {
+      const auto split = SplitAtLastDot(*rest);
+      if (!split.has_value()) return Bad(name, "is no parameter's");
+      if (split->last == "step") {
+        ASSIGN_OR_RETURN(const double step, Scalar(name, info));
+        return SetStep(name, split->front, step);
+      }
+      state_.parameters[split->front].moments[split->last] = name;
+    } else if (const auto rest = Behind(name, "param_groups.")) {
+      ASSIGN_OR_RETURN(const double number, Scalar(name, info));
+      return AddNumbers(name, *rest, {number});
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddObject(const std::string& name, const Ref& value) {
+    if (const auto rest = Behind(name, "state.")) {
+      if (value.kind() == PickleKind::kNone) return absl::OkStatus();  // A moment not there yet.
+      const auto split = SplitAtLastDot(*rest);
+      const std::optional<double> number = NumberOf(value);
+      if (!split.has_value() || split->last != "step" || !number.has_value())
+        return Bad(name, "is no tensor");
+      return SetStep(name, split->front, *number);
+    }
+    const auto rest = Behind(name, "param_groups.");
+    if (!rest.has_value()) return absl::OkStatus();
+    if (is_list_ && absl::EndsWith(*rest, ".params")) return AddMembers(name, *rest, value);
+    return AddNumbers(name, *rest, NumbersOf(value));
+  }
+
+  // Of a group, or flattened of a parameter.
+  absl::Status AddNumbers(const std::string& name, absl::string_view rest,
+                          std::vector<double> numbers) {
+    const auto split = SplitAtLastDot(rest);
+    if (!split.has_value()) return Bad(name, "is no param group's");
+    if (!numbers.empty()) numbers_[split->front][split->last] = std::move(numbers);
+    return absl::OkStatus();
+  }
+
+  absl::Status AddMembers(const std::string& name, absl::string_view rest, const Ref& value) {
+    if (value.kind() != PickleKind::kList) return Bad(name, "is no list of parameters");
+    std::vector<std::string>& members = members_[SplitAtLastDot(rest)->front];
+    for (size_t i = 0; i < value.size(); ++i) {
+      const Ref member = value.item(i);
+      if (member.kind() == PickleKind::kInt) {
+        members.push_back(absl::StrCat(member.number()));
+      } else if (member.kind() == PickleKind::kString) {
+        members.emplace_back(member.text());
+      } else {
+        return Bad(name, "is no list of parameters");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status GiveGroups() {
+    if (!is_list_) {
+      state_.numbers = std::move(numbers_);
+      return absl::OkStatus();
+    }
+    for (const auto& [group, members] : members_) {
+      for (const std::string& member : members) {
+        if (!state_.numbers.emplace(member, numbers_[group]).second)
+          return Bad(member, "is in two param groups");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const ModelSource& tensors_;
+  const std::string& prefix_;
+  const Objects& objects_;
+  bool is_list_ = false;  // Of groups, not flattened.
+  OptimizerState state_;
+  std::map<std::string, OptimizerState::Numbers> numbers_;  // By group, or by parameter.
+  std::map<std::string, std::vector<std::string>> members_;  // By group.
+};
+
+}  // namespace
+
+absl::StatusOr<OptimizerState> ReadOptimizerState(const std::string& folder,
+                                                  const ModelSource& tensors,
+                                                  const std::string& prefix) {
+  ASSIGN_OR_RETURN(const Objects objects, ReadObjects(folder, prefix));
+  absl::StatusOr<OptimizerState> state = Reader(tensors, prefix, objects).Read();
+  if (!state.ok()) return Annotate(state.status(), folder);
+  return state;
+}
+
+}  // namespace tessera::dcp
