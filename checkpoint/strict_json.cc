@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace tessera {
@@ -36,6 +37,9 @@ class Watch {
 absl::StatusOr<Json> ParseStrictJsonObject(absl::string_view text) {
   // The library takes a NUL for the end of the text, and what is behind it would not be looked at.
   if (text.find('\0') != absl::string_view::npos) return absl::InvalidArgumentError("a NUL in it");
+  // RFC 8259 forbids to write one; the library would pass over it, and other readers do not.
+  if (absl::StartsWith(text, "\xef\xbb\xbf"))
+    return absl::InvalidArgumentError("a byte order mark in front of it");
   Watch watch;
   Json value = Json::parse(
       text.begin(), text.end(),

@@ -11,7 +11,8 @@ namespace tessera {
 
 inline constexpr int kMaxJsonDepth = 100;
 
-// Errors: InvalidArgument  no JSON object; nested deeper than kMaxJsonDepth; a key is there twice,
+// Errors: InvalidArgument  no JSON object, or a byte order mark before it; nested deeper than
+// kMaxJsonDepth; a key is there twice,
 //                          by name.
 absl::StatusOr<nlohmann::json> ParseStrictJsonObject(absl::string_view text);
 
