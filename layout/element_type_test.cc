@@ -6,8 +6,8 @@ namespace tessera {
 namespace {
 
 TEST(ElementTypeTest, ADTypeIsOneAndEightBitsAreAnother) {
-  for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64, DType::kInt64,
-                            DType::kInt32}) {
+  for (const DType dtype :
+       {DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64, DType::kInt64, DType::kInt32}) {
     const ElementType type = dtype;
     EXPECT_FALSE(type.is_fp8());
     EXPECT_EQ(type.dtype(), dtype);

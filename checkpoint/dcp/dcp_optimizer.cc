@@ -36,8 +36,7 @@ absl::StatusOr<Objects> ReadObjects(const std::string& folder, const std::string
   Objects objects;
   for (const auto& [name, stored] : contents->objects) {
     if (!absl::StartsWith(name, prefix)) continue;
-    ASSIGN_OR_RETURN(const OpenFile data,
-                     OpenRegularFile(absl::StrCat(folder, "/", stored.file)));
+    ASSIGN_OR_RETURN(const OpenFile data, OpenRegularFile(absl::StrCat(folder, "/", stored.file)));
     absl::StatusOr<TorchObject> object = TorchObject::Read(data, stored.item);
     if (!object.ok()) return Annotate(object.status(), absl::StrCat("object '", name, "'"));
     objects.emplace(name, *std::move(object));
@@ -216,7 +215,7 @@ class Reader {
   const Objects& objects_;
   bool is_list_ = false;  // Of groups, not flattened.
   OptimizerState state_;
-  std::map<std::string, OptimizerState::Numbers> numbers_;  // By group, or by parameter.
+  std::map<std::string, OptimizerState::Numbers> numbers_;   // By group, or by parameter.
   std::map<std::string, std::vector<std::string>> members_;  // By group.
 };
 

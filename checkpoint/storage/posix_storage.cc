@@ -211,7 +211,9 @@ absl::StatusOr<std::optional<EntryInfo>> PosixStorage::Look(const std::string& p
     if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
     return ErrnoStatus(errno, absl::StrCat("stat ", path));
   }
-  return EntryInfo{KindOf(info.st_mode), info.st_size, absl::TimeFromTimespec(info.st_mtim),
+  return EntryInfo{KindOf(info.st_mode),
+                   info.st_size,
+                   absl::TimeFromTimespec(info.st_mtim),
                    {info.st_dev, info.st_ino}};
 }
 

@@ -234,8 +234,7 @@ class Loader {
  private:
   absl::Status Try() {
     plan_ = Plan();
-    RETURN_IF_ERROR(
-        SessionSetup(&session_).AgreeOn(plan_.Make(session_, folder_, options_)));
+    RETURN_IF_ERROR(SessionSetup(&session_).AgreeOn(plan_.Make(session_, folder_, options_)));
     RETURN_IF_ERROR(CheckAlike());
     absl::Status status = Write();
     return status.ok() ? status : EndEpoch(std::move(status));
@@ -291,11 +290,9 @@ class Loader {
       const ParameterPlan& plan = plan_.units()[unit][part.parameter_index];
       const auto tensor = plan.tensors.find(array);
       if (tensor == plan.tensors.end()) continue;
-      char* at =
-          static_cast<char*>(slice.data()) + part.in_shard.begin * SizeBytes(slice.dtype());
-      RETURN_IF_ERROR(
-          plan_.model().ReadSlice(tensor->second, part.in_parameter.begin,
-                                  Values(at, part.in_parameter.size(), slice.dtype())));
+      char* at = static_cast<char*>(slice.data()) + part.in_shard.begin * SizeBytes(slice.dtype());
+      RETURN_IF_ERROR(plan_.model().ReadSlice(tensor->second, part.in_parameter.begin,
+                                              Values(at, part.in_parameter.size(), slice.dtype())));
     }
     return absl::OkStatus();
   }

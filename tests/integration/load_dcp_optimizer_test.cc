@@ -1,7 +1,5 @@
 // Optimizers' states that PyTorch's DCP saved, loaded into jobs through a real coordinator, worker,
 // executors (threads) and sessions.
-#include "client/cpp/load_optimizer_state.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -17,6 +15,7 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/load_model.h"
+#include "client/cpp/load_optimizer_state.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/session.h"
 #include "gmock/gmock.h"
@@ -59,8 +58,7 @@ class LoadDcpOptimizerTest : public testing::Test {
   }
 
   SessionOptions OptionsOf(int world_size, OptimizerKind optimizer = OptimizerKind::kAdamW) {
-    SessionOptions options =
-        ToyOptions(*cluster_, absl::StrCat("job", ++num_jobs_), world_size);
+    SessionOptions options = ToyOptions(*cluster_, absl::StrCat("job", ++num_jobs_), world_size);
     options.model = Net();
     options.config.optimizer = optimizer;
     options.config.groups = {ParamGroup()};
@@ -95,8 +93,8 @@ void ExpectMoments(const GoldenFolder& golden, const ToyState& state, StateArray
   const ModelSpec net = Net();
   for (int unit = 0; unit < 2; ++unit) {
     for (int p = 0; p < 2; ++p) {
-      const std::string name = absl::StrCat("optim.state.", net.units[unit].parameters[p].name, ".",
-                                            moment);
+      const std::string name =
+          absl::StrCat("optim.state.", net.units[unit].parameters[p].name, ".", moment);
       SCOPED_TRACE(name);
       const std::vector<float>& loaded = state.moments.at({array, unit, p});
       if (golden.tensors.count(name) > 0) {
@@ -215,20 +213,24 @@ const std::vector<Refusal>& Refusals() {
       {"a state without parameter",
        [](auto* job, auto*) { job->model.units[1].parameters.pop_back(); }, "adamw",
        Code::kNotFound, "'2.bias': no parameter"},
-      {"another shape", [](auto* job, auto*) { job->model.units[0].parameters[0].shape = {3, 5}; },
+      {"another shape",
+       [](auto* job, auto*) {
+         job->model.units[0].parameters[0].shape = {3, 5};
+       },
        "adamw", Code::kInvalidArgument, "'optim.state.0.weight.exp_avg': of shape [5, 3]"},
       {"Adam's of SGD's", [](auto*, auto*) {}, "sgd", Code::kFailedPrecondition,
        "it has no 'exp_avg'"},
-      {"SGD's of Adam's",
-       [](auto* job, auto*) { job->config.optimizer = OptimizerKind::kSgd; }, "adamw",
-       Code::kFailedPrecondition, "the job's optimizer has no 'exp_avg'"},
+      {"SGD's of Adam's", [](auto* job, auto*) { job->config.optimizer = OptimizerKind::kSgd; },
+       "adamw", Code::kFailedPrecondition, "the job's optimizer has no 'exp_avg'"},
       {"Adam's of AdamW's", [](auto* job, auto*) { job->config.optimizer = OptimizerKind::kAdam; },
        "adamw_flattened", Code::kFailedPrecondition, "weight decay is decoupled"},
       {"numbers that differ within a group", [](auto*, auto*) {}, "adamw",
        Code::kFailedPrecondition, "not those of '0.weight'"},
       {"two of one name",
-       [](auto*, auto* load) { load->renames = {{"0.bias", "2.bias"}}; }, "adamw",
-       Code::kInvalidArgument, "renamed as another one"},
+       [](auto*, auto* load) {
+         load->renames = {{"0.bias", "2.bias"}};
+       },
+       "adamw", Code::kInvalidArgument, "renamed as another one"},
   };
   return *refusals;
 }
@@ -281,7 +283,8 @@ TEST_F(LoadDcpOptimizerTest, RanksThatSeeDifferentFoldersAreToldSo) {
   for (const absl::Status& status : team.Run([&](Session* session) {
          return LoadOptimizerState(session, folders[session->rank()]).status();
        })) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("ranks 0 and 1")));
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("ranks 0 and 1")));
   }
 }
 
@@ -301,8 +304,8 @@ TEST_F(LoadDcpOptimizerTest, ItemThatCannotBeReadIsEveryRanksErrorAndChangesNoth
     ASSIGN_OR_RETURN(before[session->rank()], ReadState(session));
     return absl::OkStatus();
   }));
-  for (const absl::Status& status : team.Run(
-           [&](Session* session) { return LoadOptimizerState(session, folder).status(); })) {
+  for (const absl::Status& status :
+       team.Run([&](Session* session) { return LoadOptimizerState(session, folder).status(); })) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
                                  HasSubstr("'optim.state.0.weight.exp_avg")));
   }

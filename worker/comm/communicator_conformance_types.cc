@@ -19,8 +19,8 @@ using narrow::Fp16;
 using narrow::Fp8E4M3;
 using narrow::Fp8E5M2;
 using narrow::Narrow;
-using narrow::WideOf;
 using narrow::Widen;
+using narrow::WideOf;
 
 // The second takes several pieces of each back-end's staging, and two ways of those who have two.
 constexpr int64_t kFew = 257, kMany = 20'011;
@@ -60,7 +60,8 @@ struct Format<Fp8E5M2> {
 };
 
 // Every third element has random bits: among those of eight bits all there are, and of each type
-// some that are not numbers, infinite where it has that, of either zero, and too small to be normal.
+// some that are not numbers, infinite where it has that, of either zero, and too small to be
+// normal.
 template <typename T>
 std::vector<T> ElementsOf(int owner, int64_t count) {
   std::vector<T> elements(count);
@@ -68,13 +69,13 @@ std::vector<T> ElementsOf(int owner, int64_t count) {
   const std::vector<float> moderate = Floats(owner, count);
   for (int64_t i = 0; i < count; ++i) {
     Narrow(moderate[i], &elements[i]);
-    uint64_t bits = uint64_t{draw()} << 40 ^ uint64_t{draw()} << 20 ^ draw();
+    uint64_t bits = uint64_t{draw()} << 40 ^ uint64_t { draw() } << 20 ^ draw();
     const uint64_t kind = draw();
     if (kind % 3 != 0) continue;
     const int width = 8 * static_cast<int>(sizeof(T));
     const uint64_t sign = uint64_t{1} << (width - 1);
-    if (kind % 33 == 0) bits &= sign;                           // A zero.
-    if (kind % 33 == 3) bits &= sign | 1;                       // Of the smallest magnitude.
+    if (kind % 33 == 0) bits &= sign;      // A zero.
+    if (kind % 33 == 3) bits &= sign | 1;  // Of the smallest magnitude.
     if (kind % 33 == 6) Narrow(kind % 2 == 0 ? HUGE_VALF : -HUGE_VALF, &elements[i]);
     if (kind % 33 != 6) std::memcpy(static_cast<void*>(&elements[i]), &bits, sizeof(T));
   }
@@ -151,14 +152,12 @@ absl::Status CheckAllReduceSum(const RankContext& c, const std::function<int(int
                                bool by_library, int64_t count, double scale) {
   const auto all = EveryonesElements<T>(c.comm->size(), data_of, count);
   std::vector<T> buffer = all[c.comm->rank()];
-  RETURN_IF_ERROR(
-      c.comm->AllReduce(buffer.data(), count, Format<T>::kType, ReduceOp::kSum, scale));
+  RETURN_IF_ERROR(c.comm->AllReduce(buffer.data(), count, Format<T>::kType, ReduceOp::kSum, scale));
   const bool is_exact = !by_library || !HoldsScale<T>(scale);
   for (int64_t i = 0; i < count; ++i) {
     T expected;
     Narrow(OrderedSumOf<WideOf<T>>(all, i, scale), &expected);
-    RANK_EXPECT(is_exact ? IsSame(buffer[i], expected)
-                         : MayBeTheLibrarys(buffer[i], all, i, scale),
+    RANK_EXPECT(is_exact ? IsSame(buffer[i], expected) : MayBeTheLibrarys(buffer[i], all, i, scale),
                 Name(Format<T>::kType), " element ", i, " of ", count, " by ", scale, " is ",
                 Widen(buffer[i]), " and not ", Widen(expected));
   }
@@ -194,8 +193,7 @@ absl::Status CheckReduceScatter(const RankContext& c, const std::function<int(in
   const auto all = EveryonesElements<T>(size, data_of, count * size);
   const std::vector<T>& send = all[c.comm->rank()];
   std::vector<Sum> recv(count);
-  RETURN_IF_ERROR(
-      c.comm->ReduceScatter(send.data(), recv.data(), count, Format<T>::kType, scale));
+  RETURN_IF_ERROR(c.comm->ReduceScatter(send.data(), recv.data(), count, Format<T>::kType, scale));
   const int64_t begin = c.comm->rank() * count;
   for (int64_t i = 0; i < count; ++i) {
     const Sum expected = OrderedSumOf<Sum>(all, begin + i, scale);
@@ -271,10 +269,10 @@ TEST_P(CommunicatorConformanceTest, TypesAndScalesThatThereAreNotAreRefusedAndHa
         c.comm->ReduceScatter(&code, {&d, DType::kFp64}, 1, Fp8Format::kE4M3, 1)));
     RANK_EXPECT(absl::IsInvalidArgument(
         c.comm->ReduceScatter(&code, {&code, DType::kBf16}, 1, Fp8Format::kE5M2, 1)));
-    RANK_EXPECT(absl::IsInvalidArgument(
-        c.comm->AllReduce(&integer, 1, DType::kInt64, ReduceOp::kSum, 1)));
-    RANK_EXPECT(absl::IsInvalidArgument(
-        c.comm->AllReduce(&f, 1, DType::kFp32, ReduceOp::kMax, 0.5)));
+    RANK_EXPECT(
+        absl::IsInvalidArgument(c.comm->AllReduce(&integer, 1, DType::kInt64, ReduceOp::kSum, 1)));
+    RANK_EXPECT(
+        absl::IsInvalidArgument(c.comm->AllReduce(&f, 1, DType::kFp32, ReduceOp::kMax, 0.5)));
     RETURN_IF_ERROR(c.comm->AllReduce(&code, 1, Fp8Format::kE4M3, ReduceOp::kMax, 1));
     RANK_EXPECT(code == 0x38);
     return absl::OkStatus();

@@ -106,7 +106,10 @@ std::string WithObjectReplaced(GoldenFolder folder, const std::string& from,
 TEST(DcpOptimizerTest, ObjectThatNamesAFunctionIsRefusedByBothNames) {
   const GoldenFolder golden = ReadGoldenFolder("sgd");
   // The list ["0.weight", ...] begins so; in its place the name of a function comes up.
-  const std::string list("]q\0(X\x08\0\0\0" "0.weight", 17);
+  const std::string list(
+      "]q\0(X\x08\0\0\0"
+      "0.weight",
+      17);
   const std::string call = "cos\nsystem\n" + std::string(6, '.');
   const std::string folder = WithObjectReplaced(golden, list, call);
   EXPECT_THAT(Read(folder, "optim."),

@@ -73,17 +73,16 @@ Model Llama() {
   for (int i = 0; i < kBlocks; ++i) {
     const std::string block = absl::StrCat("model.layers.", i, ".");
     const std::string attention = block + "self_attn.", mlp = block + "mlp.";
-    model.spec.units.push_back(
-        {absl::StrCat("block", i),
-         {Parameter(block + "input_layernorm.weight", {kWidth}),
-          Parameter(attention + "q_proj.weight", {kWidth, kWidth}),
-          Parameter(attention + "k_proj.weight", {kWidth / 2, kWidth}),
-          Parameter(attention + "v_proj.weight", {kWidth / 2, kWidth}),
-          Parameter(attention + "o_proj.weight", {kWidth, kWidth}),
-          Parameter(block + "post_attention_layernorm.weight", {kWidth}),
-          Parameter(mlp + "gate_proj.weight", {kHidden, kWidth}),
-          Parameter(mlp + "up_proj.weight", {kHidden, kWidth}),
-          Parameter(mlp + "down_proj.weight", {kWidth, kHidden})}});
+    model.spec.units.push_back({absl::StrCat("block", i),
+                                {Parameter(block + "input_layernorm.weight", {kWidth}),
+                                 Parameter(attention + "q_proj.weight", {kWidth, kWidth}),
+                                 Parameter(attention + "k_proj.weight", {kWidth / 2, kWidth}),
+                                 Parameter(attention + "v_proj.weight", {kWidth / 2, kWidth}),
+                                 Parameter(attention + "o_proj.weight", {kWidth, kWidth}),
+                                 Parameter(block + "post_attention_layernorm.weight", {kWidth}),
+                                 Parameter(mlp + "gate_proj.weight", {kHidden, kWidth}),
+                                 Parameter(mlp + "up_proj.weight", {kHidden, kWidth}),
+                                 Parameter(mlp + "down_proj.weight", {kWidth, kHidden})}});
   }
   return model;
 }
@@ -218,8 +217,8 @@ class PythonReadersTest : public testing::Test {
   static void ExpectReads(absl::string_view package) {
     std::string lacking;
     for (const std::string& python : Interpreters()) {
-      const Ended ended =
-          RunCommand(absl::StrCat("'", python, "' -B ", kScript, " ", package, " '", *folder_, "'"));
+      const Ended ended = RunCommand(
+          absl::StrCat("'", python, "' -B ", kScript, " ", package, " '", *folder_, "'"));
       if (ended.exit_code == kSkipped) {
         lacking += ended.output;
         continue;
