@@ -82,10 +82,13 @@ std::vector<T> ElementsOf(int owner, int64_t count) {
   return elements;
 }
 
+// By rank.
 template <typename T>
-std::vector<std::vector<T>> EveryonesElements(int size, const std::function<int(int)>& data_of,
-                                              int64_t count) {
-  std::vector<std::vector<T>> all;
+using Everyones = std::vector<std::vector<T>>;
+
+template <typename T>
+Everyones<T> EveryonesElements(int size, const std::function<int(int)>& data_of, int64_t count) {
+  Everyones<T> all;
   for (int r = 0; r < size; ++r) all.push_back(ElementsOf<T>(data_of(r), count));
   return all;
 }
@@ -103,7 +106,7 @@ bool IsSame(T a, T b) {
 
 // Element i of all, added in rank order and scaled.
 template <typename Sum, typename T>
-Sum OrderedSumOf(const std::vector<std::vector<T>>& all, int64_t i, double scale) {
+Sum OrderedSumOf(const Everyones<T>& all, int64_t i, double scale) {
   Sum sum = Widen(all[0][i]);
   for (size_t r = 1; r < all.size(); ++r) sum = sum + static_cast<Sum>(Widen(all[r][i]));
   return sum * static_cast<Sum>(scale);
@@ -112,7 +115,7 @@ Sum OrderedSumOf(const std::vector<std::vector<T>>& all, int64_t i, double scale
 // As the library may have added and scaled it, in whatever order: each of its steps is wrong by
 // half a unit in the last place at the most. What came near to too large may be anything.
 template <typename T>
-bool MayBeTheLibrarys(T result, const std::vector<std::vector<T>>& all, int64_t i, double scale) {
+bool MayBeTheLibrarys(T result, const Everyones<T>& all, int64_t i, double scale) {
   long double sum = 0, magnitude = 0;
   for (const std::vector<T>& elements : all) {
     const long double value = Widen(elements[i]);
@@ -148,10 +151,10 @@ bool HoldsScale(double scale) {
 }
 
 template <typename T>
-absl::Status CheckAllReduceSum(const RankContext& c, const std::function<int(int)>& data_of,
-                               bool by_library, int64_t count, double scale) {
-  const auto all = EveryonesElements<T>(c.comm->size(), data_of, count);
+absl::Status CheckAllReduceSum(const RankContext& c, const Everyones<T>& all, bool by_library,
+                               double scale) {
   std::vector<T> buffer = all[c.comm->rank()];
+  const int64_t count = static_cast<int64_t>(buffer.size());
   RETURN_IF_ERROR(c.comm->AllReduce(buffer.data(), count, Format<T>::kType, ReduceOp::kSum, scale));
   const bool is_exact = !by_library || !HoldsScale<T>(scale);
   for (int64_t i = 0; i < count; ++i) {
@@ -165,11 +168,10 @@ absl::Status CheckAllReduceSum(const RankContext& c, const std::function<int(int
 }
 
 template <typename T>
-absl::Status CheckAllReduceExtremes(const RankContext& c, const std::function<int(int)>& data_of,
-                                    int64_t count) {
-  const auto all = EveryonesElements<T>(c.comm->size(), data_of, count);
+absl::Status CheckAllReduceExtremes(const RankContext& c, const Everyones<T>& all) {
   for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
     std::vector<T> buffer = all[c.comm->rank()];
+    const int64_t count = static_cast<int64_t>(buffer.size());
     RETURN_IF_ERROR(c.comm->AllReduce(buffer.data(), count, Format<T>::kType, op, 1));
     for (int64_t i = 0; i < count; ++i) {
       T expected = all[0][i];
@@ -187,11 +189,10 @@ absl::Status CheckAllReduceExtremes(const RankContext& c, const std::function<in
 }
 
 template <typename T, typename Sum>
-absl::Status CheckReduceScatter(const RankContext& c, const std::function<int(int)>& data_of,
-                                bool by_library, int64_t count, double scale) {
-  const int size = c.comm->size();
-  const auto all = EveryonesElements<T>(size, data_of, count * size);
+absl::Status CheckReduceScatter(const RankContext& c, const Everyones<T>& all, bool by_library,
+                                double scale) {
   const std::vector<T>& send = all[c.comm->rank()];
+  const int64_t count = static_cast<int64_t>(send.size()) / c.comm->size();
   std::vector<Sum> recv(count);
   RETURN_IF_ERROR(c.comm->ReduceScatter(send.data(), recv.data(), count, Format<T>::kType, scale));
   const int64_t begin = c.comm->rank() * count;
@@ -213,13 +214,15 @@ std::vector<double> Scales(int size) { return {1, AverageScale(size), 0.375, -1.
 template <typename T>
 absl::Status CheckAllReduceOf(const RankContext& c, const std::function<int(int)>& data_of,
                               bool by_library) {
-  for (const double scale : Scales(c.comm->size()))
-    RETURN_IF_ERROR(CheckAllReduceSum<T>(c, data_of, by_library, kFew, scale));
-  RETURN_IF_ERROR(
-      CheckAllReduceSum<T>(c, data_of, by_library, kMany, AverageScale(c.comm->size())));
-  RETURN_IF_ERROR(CheckAllReduceSum<T>(c, data_of, by_library, 0, 1));
-  RETURN_IF_ERROR(CheckAllReduceExtremes<T>(c, data_of, 1));
-  return CheckAllReduceExtremes<T>(c, data_of, kMany);
+  const int size = c.comm->size();
+  const Everyones<T> few = EveryonesElements<T>(size, data_of, kFew);
+  const Everyones<T> many = EveryonesElements<T>(size, data_of, kMany);
+  for (const double scale : Scales(size))
+    RETURN_IF_ERROR(CheckAllReduceSum(c, few, by_library, scale));
+  RETURN_IF_ERROR(CheckAllReduceSum(c, many, by_library, AverageScale(size)));
+  RETURN_IF_ERROR(CheckAllReduceSum(c, Everyones<T>(size), by_library, 1));
+  RETURN_IF_ERROR(CheckAllReduceExtremes(c, few));
+  return CheckAllReduceExtremes(c, many);
 }
 
 TEST_P(CommunicatorConformanceTest, AllReduceOfEachTypeIsSummedInFp32AndRoundedOnce) {
@@ -237,12 +240,14 @@ TEST_P(CommunicatorConformanceTest, AllReduceOfEachTypeIsSummedInFp32AndRoundedO
 template <typename T, typename Sum>
 absl::Status CheckReduceScatterOf(const RankContext& c, const std::function<int(int)>& data_of,
                                   bool by_library) {
-  for (const double scale : Scales(c.comm->size())) {
-    const absl::Status few = CheckReduceScatter<T, Sum>(c, data_of, by_library, kFew, scale);
-    RETURN_IF_ERROR(few);
+  const int size = c.comm->size();
+  const Everyones<T> few = EveryonesElements<T>(size, data_of, kFew * size);
+  const Everyones<T> many = EveryonesElements<T>(size, data_of, kMany / size * size);
+  for (const double scale : Scales(size)) {
+    const absl::Status summed = CheckReduceScatter<T, Sum>(c, few, by_library, scale);
+    RETURN_IF_ERROR(summed);
   }
-  const double average = AverageScale(c.comm->size());
-  return CheckReduceScatter<T, Sum>(c, data_of, by_library, kMany, average);
+  return CheckReduceScatter<T, Sum>(c, many, by_library, AverageScale(size));
 }
 
 TEST_P(CommunicatorConformanceTest, ReduceScatterOfEachTypeIsSummedInWhatItGoesTo) {
