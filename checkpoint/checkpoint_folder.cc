@@ -27,6 +27,7 @@ std::string ManifestPath(const std::string& folder) {
 
 template <typename Decode>
 absl::StatusOr<Manifest> Read(const std::string& path, absl::string_view name, Decode decode) {
+  RETURN_IF_ERROR(StorageOf(path).status());  // Whose error has the path as it was given.
   ASSIGN_OR_RETURN(const std::string text,
                    ReadWholeFile(absl::StrCat(path, "/", name), kMaxManifestBytes));
   absl::StatusOr<Manifest> manifest = decode(text);

@@ -4,10 +4,10 @@
 #include <system_error>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 
 namespace tessera {
 namespace {
@@ -26,7 +26,7 @@ bool IsScheme(absl::string_view name) {
 }
 
 std::string Shown(absl::string_view path) {
-  return absl::Utf8SafeCEscape(path.substr(0, kMaxShownBytes));
+  return PrintableUtf8(Utf8Prefix(path, kMaxShownBytes));
 }
 
 }  // namespace
