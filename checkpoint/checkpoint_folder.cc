@@ -78,15 +78,26 @@ std::optional<EntryInfo> LookAt(Storage* storage, const std::string& path, Links
   return info.ok() ? *info : std::nullopt;
 }
 
-// What a crash left of a job's checkpoint that was being removed, or was not published.
-void RemoveLeftovers(Storage* storage, const std::string& folder, const std::string& job_id) {
+// A save that is about to begin has an empty folder too, for no longer than it takes to make a
+// file.
+constexpr absl::Duration kEmptyForGood = absl::Hours(1);
+
+// What a crash left of a job's checkpoint that was being removed, or was not published; and folders
+// of whomever that have been empty since long before `now`, which is the storage's time.
+void RemoveLeftovers(Storage* storage, const std::string& folder, const std::string& job_id,
+                     absl::Time now) {
   const absl::StatusOr<std::vector<std::string>> names = storage->List(folder);
   if (!names.ok()) return;
   for (const std::string& name : *names) {
     if (!absl::EndsWith(name, ".partial")) continue;
     const std::string path = PathIn(folder, name);
     const absl::StatusOr<Manifest> manifest = ReadManifest(path);
-    if (manifest.ok() && manifest->job_id == job_id) (void)RemoveFolder(path);
+    if (manifest.ok() && manifest->job_id == job_id) (void)RemoveFolder(path, Removal::kForGood);
+    const std::optional<EntryInfo> info = LookAt(storage, path, Links::kSeen);
+    if (absl::IsNotFound(manifest.status()) && info.has_value() &&
+        info->kind == EntryInfo::Kind::kFolder && info->changed_at < now - kEmptyForGood) {
+      (void)storage->RemoveEmptyFolder(path);  // Refused if anything is in it.
+    }
   }
 }
 
@@ -97,7 +108,7 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
   const std::string folder = ParentOf(path);
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   const std::optional<EntryInfo> own = LookAt(storage, path, Links::kFollowed);
-  RemoveLeftovers(storage, folder, job_id);
+  if (own.has_value()) RemoveLeftovers(storage, folder, job_id, own->changed_at);
   ASSIGN_OR_RETURN(std::vector<ListedCheckpoint> others, ListCheckpoints(folder));
   const auto is_other = [&](const ListedCheckpoint& listed) {
     if (listed.job_id != job_id) return false;
@@ -113,14 +124,14 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
   });
   for (size_t i = 0; i + keep - 1 < others.size(); ++i) {
     const std::string gone = PartialFolder(others[i].path);
-    RETURN_IF_ERROR(RemoveFolder(gone));
+    RETURN_IF_ERROR(RemoveFolder(gone, Removal::kForGood));
     // Durably, else a power loss could keep the name and lose the files.
     const absl::Status retired = storage->RetireFolder(others[i].path, gone);
     const bool has_name = LookAt(storage, others[i].path, Links::kSeen).has_value();
     if (!has_name && removed != nullptr) removed->push_back(others[i].path);
     RETURN_IF_ERROR(retired);
     RETURN_IF_ERROR(FaultPoint("checkpoint.retired"));
-    RETURN_IF_ERROR(RemoveFolder(gone));
+    RETURN_IF_ERROR(RemoveFolder(gone, Removal::kForGood));
   }
   return absl::OkStatus();
 }

@@ -80,17 +80,22 @@ absl::StatusOr<bool> IsTaken(Storage* storage, const std::string& path, FolderKi
 
 std::string PartialFolder(const std::string& path) { return path + ".partial"; }
 
-absl::Status RemoveFolder(const std::string& folder) {
+absl::Status RemoveFolder(const std::string& folder, Removal removal) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(folder));
   ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(folder, Links::kSeen));
   if (!there.has_value()) return absl::OkStatus();
   ASSIGN_OR_RETURN(std::vector<std::string> names, storage->List(folder));
   RETURN_IF_ERROR(CheckIsOfSaves(folder, names));
-  // The manifest last: it says whose leftover this is if a crash ends the removal.
-  std::partition(names.begin(), names.end(),
-                 [](const std::string& name) { return name != kManifestName; });
-  for (const std::string& name : names)
-    RETURN_IF_ERROR(storage->RemoveFile(absl::StrCat(folder, "/", name)));
+  const auto manifest = std::partition(
+      names.begin(), names.end(), [](const std::string& name) { return name != kManifestName; });
+  const auto remove = [&](const std::string& name) {
+    return storage->RemoveFile(absl::StrCat(folder, "/", name));
+  };
+  for (auto name = names.begin(); name != manifest; ++name) RETURN_IF_ERROR(remove(*name));
+  if (manifest != names.end()) {
+    if (removal == Removal::kForGood) RETURN_IF_ERROR(storage->SyncFolder(folder));
+    RETURN_IF_ERROR(remove(*manifest));
+  }
   return storage->RemoveEmptyFolder(folder);
 }
 

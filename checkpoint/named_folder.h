@@ -43,8 +43,11 @@ absl::Status PublishFolder(const std::string& path, FolderKind kind);
 // Removes PATH.partial, if there is one that holds nothing but what saves put there.
 void DiscardFolder(const std::string& path);
 
-// Removes a folder that holds nothing else; it need not be there.
-absl::Status RemoveFolder(const std::string& folder);
+// Removes a folder that holds nothing else; it need not be there. The manifest goes last; where
+// nobody will come back to the name, also on the disk: whatever ends the removal leaves the
+// manifest, which says whose the rest is, or an empty folder.
+enum class Removal { kOfAName, kForGood };
+absl::Status RemoveFolder(const std::string& folder, Removal removal = Removal::kOfAName);
 
 }  // namespace tessera
 

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -122,6 +123,24 @@ TEST_F(CheckpointCommandsTest, OldestAreRemovedAndThoseOfOtherJobsStay) {
   EXPECT_EQ(left[0].path, other);
   EXPECT_EQ(left[1].step, 4);
   EXPECT_EQ(left[2].step, 5);
+}
+
+// What a crash between the last file and the folder leaves; one that a save has just made looks so.
+TEST_F(CheckpointCommandsTest, EmptyFolderOfARemovalIsRemovedOnceItHasBeenEmptyForAnHour) {
+  const std::string young = folder_ + "/step-2.partial", old = folder_ + "/step-1.partial",
+                    full = folder_ + "/notes.partial";
+  for (const std::string& path : {young, old, full})
+    ASSERT_TRUE(std::filesystem::create_directory(path));
+  ASSERT_OK(WriteWholeFile(full + "/mine", "text"));
+  const std::string newest = Make("step-3", 3);
+  const auto saved_at = std::filesystem::last_write_time(newest);
+  std::filesystem::last_write_time(young, saved_at - std::chrono::minutes(59));
+  std::filesystem::last_write_time(old, saved_at - std::chrono::minutes(61));
+  std::filesystem::last_write_time(full, saved_at - std::chrono::hours(24));
+  ASSERT_OK(KeepNewest(newest, "gpt", 1));
+  EXPECT_TRUE(std::filesystem::exists(young));
+  EXPECT_FALSE(std::filesystem::exists(old));
+  EXPECT_TRUE(std::filesystem::exists(full + "/mine"));
 }
 
 TEST_F(CheckpointCommandsTest, PublishingReplacesACheckpointOfTheSameName) {
