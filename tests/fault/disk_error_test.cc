@@ -35,7 +35,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kShortWrite = 0;
+using disk_log::kShortWrite;
 
 class DiskErrorTest : public testing::Test {
  protected:

@@ -1,5 +1,5 @@
 // What the processes of a test do to the files below one folder, in the order in which they do it;
-// and a way to let one of these operations fail.
+// and a way to let one of these operations fail, or be the last of its process.
 //
 //   ASSERT_OK_AND_ASSIGN(auto log, DiskLog::Start(folder));     before the processes
 //   ... executors work in folder ...
@@ -36,7 +36,7 @@ struct DiskFault {
   int rank = 0;
   uint32_t calls = 0;  // Of DiskCall.
   int64_t at_call = 1;
-  int error = 0;  // An errno; 0: a write writes half of its bytes and says so.
+  int error = 0;  // An errno, or one of kShortWrite, kKilled and kKilledHalfway.
 };
 
 class DiskLog {

@@ -34,7 +34,7 @@ class DiskLogTest : public testing::Test {
     ASSERT_OK(log);
     log_ = *std::move(log);
   }
-  // What the program ends with. It is told that it is rank 3.
+  // What the program ends with, -1: a signal. It is told that it is rank 3.
   int Run() const {
     const pid_t pid = fork();
     if (pid == 0) {
@@ -97,6 +97,37 @@ TEST_F(DiskLogTest, ShortWriteWritesHalfAndSaysSo) {
   int writes_of_half = 0;
   for (const DiskRecord& record : records) writes_of_half += record.data.size() == 2500;
   EXPECT_EQ(writes_of_half, 2);
+}
+
+TEST_F(DiskLogTest, ProcessThatIsKilledAtACallHasDoneAllBeforeItAndOfAWriteNothingOrHalf) {
+  const DiskTree whole = [&] {
+    EXPECT_EQ(Run(), 0);
+    return ReadTree(folder_).value();
+  }();
+  for (const int32_t death : {kKilled, kKilledHalfway}) {
+    const uint32_t calls = death == kKilled ? kCallsOfASave : kWriteCall;
+    int deaths = 0;
+    for (int64_t call = 1;; ++call) {
+      SCOPED_TRACE(call);
+      Begin();
+      log_->Arm({3, calls, call, death});
+      const int status = Run();
+      if (log_->Disarm().empty()) {
+        EXPECT_EQ(status, 0);
+        break;
+      }
+      EXPECT_EQ(status, -1);
+      ExpectLogIsTheFolder();
+      ASSERT_OK_AND_ASSIGN(const std::vector<DiskRecord> records, log_->Read());
+      if (death == kKilledHalfway) {
+        EXPECT_EQ(records.back().event, DiskEvent::kWrite);
+        EXPECT_THAT(records.back().data.size(), testing::AnyOf(2, 3, 2500));
+      }
+      ++deaths;
+    }
+    EXPECT_GT(deaths, death == kKilled ? 40 : 10);
+    EXPECT_EQ(ReadTree(folder_).value(), whole);
+  }
 }
 
 TEST_F(DiskLogTest, FaultOfAnotherRankHitsNobody) {

@@ -48,6 +48,11 @@ inline constexpr uint32_t kCallsOfASave =
     kOpenCall | kWriteCall | kReserveCall | kSyncCall | kRenameCall | kMakeFolderCall | kUnlinkCall;
 inline constexpr uint32_t kCallsOfALoad = kOpenCall | kReadCall;
 
+// What a chosen call may meet instead of an errno.
+inline constexpr int32_t kShortWrite = 0;      // A write writes half of its bytes and says so.
+inline constexpr int32_t kKilled = -1;         // Its process gets SIGKILL and the call is not done.
+inline constexpr int32_t kKilledHalfway = -2;  // A write writes half of its bytes, then that.
+
 struct DiskRecordHead {
   DiskEvent event;
   int32_t rank;  // Of the process; -1: the test.
@@ -63,8 +68,8 @@ struct DiskControl {
   pthread_mutex_t mu;  // Shared by processes, robust. Guards what follows and the log.
   char folder[256];    // Absolute, without a '/' at the end.
   char log[256];
-  // The fault: the `countdown`-th call of one of `calls` by `fault_rank` gets `error`; 0: a write
-  // writes just the half of its bytes. A countdown of 0: none is armed.
+  // The fault: the `countdown`-th call of one of `calls` by `fault_rank` gets `error`, an errno or
+  // one of the above. A countdown of 0: none is armed.
   int32_t fault_rank;
   uint32_t calls;
   int64_t countdown;

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,6 +93,12 @@ bool IsWatched(int fd, uint64_t* inode) {
   return false;
 }
 
+// With the lock, so that no other thread does anything more.
+[[noreturn]] void KillThisProcess() {
+  kill(getpid(), SIGKILL);
+  while (true) pause();
+}
+
 }  // namespace
 
 uint64_t Watch(int fd) {
@@ -134,6 +141,7 @@ Operation::Operation(DiskCall call, const char* name, const char* path, const ch
 }
 
 Operation::~Operation() {
+  if (is_last_) KillThisProcess();
   if (control_ != nullptr) pthread_mutex_unlock(&control_->mu);
 }
 
@@ -151,11 +159,14 @@ bool Operation::Fails(size_t* size_bytes) {
   if (control.countdown == 0 || ThisProcess().rank != control.fault_rank ||
       (control.calls & call_) == 0)
     return false;
-  if (control.error == 0 && (size_bytes == nullptr || *size_bytes < 2)) return false;
+  const bool halves = control.error == kShortWrite || control.error == kKilledHalfway;
+  if (halves && (size_bytes == nullptr || *size_bytes < 2)) return false;
   if (--control.countdown > 0) return false;
   snprintf(control.failed, sizeof(control.failed), "%s %s", name_, path_);
-  if (control.error == 0) {
+  if (control.error == kKilled) KillThisProcess();
+  if (halves) {
     *size_bytes /= 2;
+    is_last_ = control.error == kKilledHalfway;
     return false;
   }
   errno = control.error;

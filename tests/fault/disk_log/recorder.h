@@ -35,6 +35,7 @@ class Operation {
   bool watched() const { return control_ != nullptr; }
   uint64_t inode() const { return inode_; }
   // Whether the call fails, with errno set. A short write instead halves `size_bytes`, if given.
+  // Does not return where the process is to be killed before the call.
   bool Fails(size_t* size_bytes = nullptr);
 
   // Appends what was done. errno stays.
@@ -53,6 +54,7 @@ class Operation {
   DiskControl* control_ = nullptr;  // Locked, if not null.
   int fd_ = -1;
   uint64_t inode_ = 0;
+  bool is_last_ = false;                         // Of its process.
   char path_[512] = "", second_path_[512] = "";  // Relative.
 };
 
