@@ -24,7 +24,7 @@ struct Flags {
   std::string job, to, deadline;
   int keep_newest = 0;
   int64_t max_file_bytes = 0, cancel = 0;
-  bool in_parts = false, with_replicas = false, in_foreground = false;
+  bool in_parts = false, with_replicas = false, in_foreground = false, no_overwrite = false;
   bool no_wait = false, json = false;
 };
 
@@ -54,6 +54,7 @@ v1::RequestSaveRequest RequestOf(const Flags& flags) {
   form->set_in_parts(flags.in_parts);
   form->set_with_replicas(flags.with_replicas);
   form->set_in_foreground(flags.in_foreground);
+  form->set_no_overwrite(flags.no_overwrite);
   absl::Duration deadline;
   if (absl::ParseDuration(flags.deadline, &deadline))
     request.set_expires_in_ms(absl::ToInt64Milliseconds(deadline));
@@ -135,6 +136,8 @@ void RegisterSaveCommand(CLI::App* app, RunCommand* selected) {
   command->add_flag("--with-replicas", flags->with_replicas, "of parts: what others write too");
   command->add_flag("--foreground", flags->in_foreground,
                     "training waits for the disk, and needs no memory for a copy");
+  command->add_flag("--no-overwrite", flags->no_overwrite,
+                    "a checkpoint that is there already is refused, not replaced");
   command->add_option("--deadline", flags->deadline, "withdrawn if no step took it by then, as 90s")
       ->check(CheckDeadline);
   CLI::Option* waits = command->add_flag("--wait", "return once it has ended (the default)");

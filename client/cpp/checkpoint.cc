@@ -158,6 +158,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::str
   request.set_strict(options.strict);
   request.set_is_checkpoint(true);
   request.set_model_only(options.model_only);
+  request.set_optimizer_only(options.optimizer_only);
   EncodeNames(options.names, &request);
   for (const NamedTensor& buffer : options.buffers)
     EncodeTensor(buffer, /*with_values=*/false, request.add_buffers());

@@ -124,11 +124,14 @@ struct LoadCheckpointOptions {
   bool strict = true;
   // Only parameters and buffers: the job's optimizer, moments and step stay its own.
   bool model_only = false;
+  // Only the optimizer's state and the step: parameters and buffers stay as they are, and `strict`
+  // is of state alone. Of a job that has values; not with model_only.
+  bool optimizer_only = false;
   // As LoadOptions::names. State of the optimizer follows its parameter, so what is left out keeps
   // values, moments and update count; the step's number is then the job's own too.
   NameSelection names = {};
   // What to read of buffers, whatever `names` leaves out; their values are not looked at.
-  std::vector<NamedTensor> buffers = {};
+  std::vector<NamedTensor> buffers = {};  // Not with optimizer_only.
 };
 
 struct LoadedCheckpoint {
@@ -148,7 +151,8 @@ struct LoadedCheckpoint {
 //                             for names as LoadModel
 //         DataLoss            it is damaged, or another: naming file and tensor, or where all of
 //                             a file is lost some tensors that it had; nothing is set then
-//         FailedPrecondition  the ranks see different checkpoints; or for names as LoadModel
+//         FailedPrecondition  the ranks see different checkpoints; or for names as LoadModel;
+//                             optimizer_only of a job without values
 //         Aborted             as SaveCheckpoint.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::string& path,
                                                 const LoadCheckpointOptions& options = {});

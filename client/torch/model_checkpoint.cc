@@ -104,8 +104,11 @@ absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(ShardedModel* model, const 
   LoadCheckpointOptions wanted;
   wanted.strict = options.strict;
   wanted.model_only = options.model_only;
+  wanted.optimizer_only = options.optimizer_only;
   wanted.names = options.names;
-  ASSIGN_OR_RETURN(wanted.buffers, Describe(tensors, /*with_values=*/false));
+  if (!options.optimizer_only) {
+    ASSIGN_OR_RETURN(wanted.buffers, Describe(tensors, /*with_values=*/false));
+  }
   ASSIGN_OR_RETURN(LoadedCheckpoint loaded, LoadCheckpoint(&model->session(), path, wanted));
   for (const NamedTensor& from : loaded.buffers) RETURN_IF_ERROR(CheckBools(from));
   const torch::NoGradGuard no_grad;

@@ -36,9 +36,10 @@ void OnModelSaveRequest(
     std::function<absl::StatusOr<std::string>(int64_t step)> trainer_state = nullptr);
 
 struct LoadModelCheckpointOptions {
-  bool strict = true;       // As LoadCheckpointOptions.
-  bool model_only = false;  // The same.
-  NameSelection names;      // The same.
+  bool strict = true;           // As LoadCheckpointOptions.
+  bool model_only = false;      // The same.
+  NameSelection names;          // The same.
+  bool optimizer_only = false;  // The same: the module's buffers stay too.
 };
 
 // What is returned has no buffers: they are in the module.

@@ -41,11 +41,13 @@ struct SaveForm {
   bool in_parts = false;
   bool with_replicas = false;
   bool in_foreground = false;
+  bool no_overwrite = false;
 
   friend bool operator==(const SaveForm& a, const SaveForm& b) {
     return a.path == b.path && a.keep_newest == b.keep_newest &&
            a.max_file_bytes == b.max_file_bytes && a.in_parts == b.in_parts &&
-           a.with_replicas == b.with_replicas && a.in_foreground == b.in_foreground;
+           a.with_replicas == b.with_replicas && a.in_foreground == b.in_foreground &&
+           a.no_overwrite == b.no_overwrite;
   }
 };
 

@@ -47,6 +47,7 @@ journal::Save EncodeSave(const Save& save) {
   encoded.set_in_parts(save.form.in_parts);
   encoded.set_with_replicas(save.form.with_replicas);
   encoded.set_in_foreground(save.form.in_foreground);
+  encoded.set_no_overwrite(save.form.no_overwrite);
   encoded.set_state(static_cast<journal::Save::State>(save.state));
   encoded.set_requested_ns(absl::ToUnixNanos(save.requested_at));
   if (save.expires_at != absl::InfiniteFuture())
@@ -241,8 +242,9 @@ absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key) {
     return Unreadable(row, "its state or fate is unknown");
   }
   save.request_id = message.request_id();
-  save.form = {message.path(),     message.keep_newest(),   message.max_file_bytes(),
-               message.in_parts(), message.with_replicas(), message.in_foreground()};
+  save.form = {message.path(),        message.keep_newest(),   message.max_file_bytes(),
+               message.in_parts(),    message.with_replicas(), message.in_foreground(),
+               message.no_overwrite()};
   save.state = static_cast<SaveState>(message.state());
   save.requested_at = absl::FromUnixNanos(message.requested_ns());
   if (message.expires_ns() != 0) save.expires_at = absl::FromUnixNanos(message.expires_ns());

@@ -42,7 +42,8 @@ SaveForm DecodeForm(const v1::SaveForm& form) {
           form.max_file_bytes(),
           form.in_parts(),
           form.with_replicas(),
-          form.in_foreground()};
+          form.in_foreground(),
+          form.no_overwrite()};
 }
 
 v1::SaveState EncodeState(SaveState state) {
@@ -143,6 +144,7 @@ v1::SaveForm EncodeSaveForm(const SaveForm& form) {
   encoded.set_in_parts(form.in_parts);
   encoded.set_with_replicas(form.with_replicas);
   encoded.set_in_foreground(form.in_foreground);
+  encoded.set_no_overwrite(form.no_overwrite);
   return encoded;
 }
 

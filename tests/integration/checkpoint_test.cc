@@ -204,6 +204,48 @@ TEST_F(CheckpointTest, WhatDoesNotFitIsAnErrorByNameAndNothingChanges) {
   EXPECT_EQ(other.session(0)->next_step(), 1);
 }
 
+TEST_F(CheckpointTest, StateOfTheOptimizerAloneIsLoadedAndTheModelStaysAsItIs) {
+  State saved;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam first, OpenTeam(2));
+  ASSERT_OK(first.TrainTo(3));
+  ASSERT_OK(first.RunAll([&](Session* session) {
+    CheckpointContents own;
+    own.buffers = {{"buffer", DType::kFp32, {1}, "abcd"}};
+    return SaveCheckpoint(session, Path("c"), own);
+  }));
+  saved = StateOf(&first);
+  LoadCheckpointOptions options;
+  options.optimizer_only = true;
+  const auto load = [&](TrainerTeam* team) {
+    return team->RunAll([&](Session* session) -> absl::Status {
+      ASSIGN_OR_RETURN(const LoadedCheckpoint loaded, LoadCheckpoint(session, Path("c"), options));
+      EXPECT_EQ(loaded.step, 3);
+      EXPECT_THAT(loaded.missing, IsEmpty());
+      EXPECT_THAT(loaded.unexpected, IsEmpty());
+      return absl::OkStatus();
+    });
+  };
+  for (const int world : {1, 3}) {
+    SCOPED_TRACE(world);
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(world));
+    EXPECT_THAT(load(&team), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                      HasSubstr("the job has no values yet")));
+    ASSERT_OK(team.TrainTo(1));
+    const State before = StateOf(&team);
+    ASSERT_FALSE(before == saved);
+    ASSERT_OK(load(&team));
+    State expected = saved;
+    expected.parameters = before.parameters;
+    EXPECT_TRUE(StateOf(&team) == expected);
+    EXPECT_EQ(team.session(0)->next_step(), 4);
+    ASSERT_OK(team.TrainTo(4));
+    options.model_only = true;
+    EXPECT_THAT(load(&team), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("of the model only and of the optimizer only")));
+    options.model_only = false;
+  }
+}
+
 TEST_F(CheckpointTest, AnyDamageIsFoundByNameOnAllRanksAndNothingIsLoaded) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
   ASSERT_OK(team.TrainTo(2));

@@ -1,10 +1,7 @@
 // Checkpoints that are asked for by gRPC and command line while a job trains: through a real
 // coordinator, worker and executors (threads), with trainers that go on meanwhile.
-#include <stdlib.h>
-
 #include <atomic>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -18,16 +15,14 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/stored_tensors.h"
 #include "checkpoint/verify_checkpoint.h"
 #include "client/cli/cli.h"
-#include "client/cli/saves_client.h"
 #include "client/cpp/checkpoint.h"
-#include "client/cpp/local_cluster.h"
 #include "client/cpp/local_shards.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/integration/save_request_fixture.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
@@ -35,7 +30,6 @@
 namespace tessera {
 namespace {
 
-using cli::SavesClient;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing_support::Eventually;
@@ -43,133 +37,6 @@ using testing_support::InitializeToy;
 using testing_support::ReadAll;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
-
-constexpr int kWorldSize = 3;
-// A save ends within a few; so many mean that it never does.
-constexpr int64_t kMostSteps = 20000;
-
-struct Result {
-  int exit_code = 0;
-  std::string out, err;
-};
-
-// By name: the dtype and the bytes of each tensor of a checkpoint, without the trainers' bytes.
-using Tensors = std::map<std::string, std::pair<std::string, std::string>>;
-
-Tensors ReadTensors(const std::string& path) {
-  Tensors tensors;
-  const auto stored = StoredTensors::Open(path);
-  EXPECT_OK(stored);
-  if (!stored.ok()) return tensors;
-  for (const auto& [key, entry] : (*stored)->entries()) {
-    if (key.first == "trainer") continue;
-    std::string bytes(entry.size_bytes, 0);
-    EXPECT_OK((*stored)->Read(key, 0, entry.numel, bytes.data()));
-    tensors[key.second] = {std::string(Name(*entry.dtype)), bytes};
-  }
-  return tensors;
-}
-
-CheckpointContents ContentsOf(int rank, int64_t step) {
-  CheckpointContents contents;
-  contents.buffers.emplace_back("buffer", DType::kFp32, std::vector<int64_t>{1}, "abcd");
-  contents.trainer_state = absl::StrCat("rank ", rank, " after step ", step);
-  return contents;
-}
-
-class SaveRequestTest : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string path = testing::TempDir() + "/wanted-XXXXXX";
-    folder_ = mkdtemp(path.data());
-    StartCluster(3 * kWorldSize, 1);
-  }
-  void StartCluster(int num_devices, int num_workers) {
-    LocalCluster::Options options;
-    options.num_devices = num_devices;
-    options.num_workers = num_workers;
-    ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
-    // Each cluster has a coordinator of its own.
-    cli::Endpoint endpoint;
-    endpoint.address = cluster_->coordinator_address();
-    ASSERT_OK_AND_ASSIGN(client_, SavesClient::Create(endpoint));
-  }
-  void TearDown() override {
-    DisarmAllFaultPoints();
-    cluster_.reset();
-    std::filesystem::remove_all(folder_);
-  }
-  std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
-
-  absl::StatusOr<TrainerTeam> OpenTeam(const std::string& job, int world_size = kWorldSize) {
-    return TrainerTeam::Open(ToyOptions(*cluster_, job, world_size));
-  }
-  absl::StatusOr<TrainerTeam> OpenHandlingTeam(const std::string& job) {
-    ASSIGN_OR_RETURN(TrainerTeam team, OpenTeam(job));
-    RETURN_IF_ERROR(team.RunAll([](Session* session) {
-      OnSaveRequest(session,
-                    [rank = session->rank()](int64_t step) { return ContentsOf(rank, step); });
-      return absl::OkStatus();
-    }));
-    return team;
-  }
-  Result Cli(std::vector<std::string> args) const {
-    args.push_back("--coordinator=" + cluster_->coordinator_address());
-    std::ostringstream out, err;
-    Result result;
-    result.exit_code = cli::RunCli(args, {&out, &err, false});
-    result.out = out.str();
-    result.err = err.str();
-    return result;
-  }
-  absl::StatusOr<int64_t> Ask(const std::string& path, v1::SaveForm form = {},
-                              int64_t expires_in_ms = 0) {
-    v1::RequestSaveRequest request;
-    request.set_request_id(absl::StrCat("test-", ++num_requests_));
-    request.set_job_id("toy");
-    request.set_expires_in_ms(expires_in_ms);
-    *request.mutable_form() = std::move(form);
-    request.mutable_form()->set_path(path);
-    ASSIGN_OR_RETURN(const v1::Save save, client_->Request(request));
-    return save.number();
-  }
-  v1::Save Get(int64_t number) {
-    const auto save = client_->Get("toy", number);
-    EXPECT_OK(save);
-    return save.ok() ? *save : v1::Save();
-  }
-  // Trains on until the save is there.
-  v1::Save TrainUntil(TrainerTeam* team, int64_t number, v1::SaveState state) {
-    const int64_t first = team->session(0)->next_step();
-    for (int64_t step = first; step < first + kMostSteps; ++step) {
-      v1::Save save = Get(number);
-      if (save.state() == state) return save;
-      const absl::Status trained = team->TrainTo(step);
-      EXPECT_OK(trained);
-      if (!trained.ok()) return v1::Save();
-    }
-    ADD_FAILURE() << "save " << number << " never gets there: " << Get(number).DebugString();
-    return v1::Save();
-  }
-  v1::Save TrainUntilEnded(TrainerTeam* team, int64_t number) {
-    return TrainUntil(team, number, v1::SAVE_STATE_ENDED);
-  }
-  // What a job that nobody asks anything of saves after the step.
-  Tensors Undisturbed(int64_t step) {
-    auto team = OpenTeam("undisturbed");
-    EXPECT_OK(team);
-    EXPECT_OK(team->TrainTo(step));
-    EXPECT_OK(team->RunAll([&](Session* session) {
-      return SaveCheckpoint(session, Path("undisturbed"), ContentsOf(session->rank(), step));
-    }));
-    return ReadTensors(Path("undisturbed"));
-  }
-
-  std::string folder_;
-  std::unique_ptr<LocalCluster> cluster_;
-  std::unique_ptr<SavesClient> client_;
-  int num_requests_ = 0;
-};
 
 TEST_F(SaveRequestTest, CommandGetsACheckpointOfOneStepWhichAnotherWorldLoadsToTheBit) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenHandlingTeam("toy"));
@@ -305,44 +172,6 @@ TEST_F(SaveRequestTest, RequestsAreMadeOneAfterTheOtherAndTheNewestAreKept) {
   ASSERT_OK_AND_ASSIGN(const int64_t again, Ask(Path("b")));
   EXPECT_EQ(TrainUntilEnded(&team, again).code(), 0);
   EXPECT_EQ(Get(numbers[1]).fate(), v1::SAVE_FATE_REPLACED);
-}
-
-TEST_F(SaveRequestTest, FormsOfASaveAreThoseThatTrainersHave) {
-  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenHandlingTeam("toy"));
-  v1::SaveForm form;
-  form.set_max_file_bytes(1000);
-  form.set_in_foreground(true);
-  ASSERT_OK_AND_ASSIGN(const int64_t files, Ask(Path("files"), form));
-  EXPECT_EQ(TrainUntilEnded(&team, files).code(), 0);
-  EXPECT_TRUE(std::filesystem::exists(Path("files/model.safetensors.index.json")));
-  form.Clear();
-  form.set_in_parts(true);
-  ASSERT_OK_AND_ASSIGN(const int64_t parts, Ask(Path("parts"), form));
-  const v1::Save save = TrainUntilEnded(&team, parts);
-  EXPECT_EQ(save.code(), 0) << save.message();
-  int64_t bytes = 0;
-  for (int rank = 0; rank < kWorldSize; ++rank)
-    bytes +=
-        std::filesystem::file_size(Path(absl::StrCat("parts/rank-0000", rank, "/", kPartFileName)));
-  EXPECT_EQ(save.size_bytes(), bytes);
-  std::ostringstream out, err;
-  ASSERT_EQ(
-      cli::RunCli({"consolidate", Path("parts"), "--out", Path("whole")}, {&out, &err, false}), 0)
-      << err.str();
-  EXPECT_EQ(ReadTensors(Path("whole")), Undisturbed(save.step()));
-}
-
-TEST_F(SaveRequestTest, PathThatCannotBeWrittenIsTheSavesErrorWithTheRankAndTrainingGoesOn) {
-  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenHandlingTeam("toy"));
-  ASSERT_OK_AND_ASSIGN(const int64_t number, Ask("/proc/no/such/folder"));
-  const v1::Save save = TrainUntilEnded(&team, number);
-  EXPECT_NE(save.code(), 0);
-  EXPECT_THAT(save.message(), HasSubstr("rank 0"));
-  EXPECT_THAT(save.message(), HasSubstr("/proc/no/such"));
-  EXPECT_EQ(save.tries(), 0);
-  const int64_t step = team.session(0)->next_step();
-  ASSERT_OK(team.TrainTo(step));
-  EXPECT_THAT(Ask("relative"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("relative")));
 }
 
 TEST_F(SaveRequestTest, ErrorOrExceptionOfATrainersCodeIsTheSavesAndNotTheSteps) {

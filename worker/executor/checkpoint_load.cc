@@ -74,7 +74,17 @@ class CheckpointLoad {
  private:
   bool with_optimizer() const { return !request_.model_only(); }
 
+  absl::Status CheckRequest() const {
+    if (!request_.optimizer_only()) return absl::OkStatus();
+    if (request_.model_only())
+      return absl::InvalidArgumentError("a load of the model only and of the optimizer only");
+    if (!state_.first) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "a load of the optimizer only: the job has no values yet, which it would keep");
+  }
+
   absl::Status Open() {
+    RETURN_IF_ERROR(CheckRequest());
     ASSIGN_OR_RETURN(manifest_, ReadManifest(request_.path()));
     ASSIGN_OR_RETURN(CheckedFiles model, CheckedFiles::OpenModel(request_.path(), manifest_));
     model_.emplace(std::move(model));
@@ -128,8 +138,10 @@ class CheckpointLoad {
 
   // The tensor that the file has for a slice; "" where it has none.
   std::string StoredName(const CheckpointSlice& slice) const {
-    if (slice.array == StateArray::kParameter)
+    if (slice.array == StateArray::kParameter) {
+      if (request_.optimizer_only()) return "";
       return plan_.model.tensors[slice.segment.unit][slice.segment.parameter];
+    }
     return MomentTensor(plan_.states[slice.segment.job_parameter], memory_.config.optimizer,
                         slice.array);
   }

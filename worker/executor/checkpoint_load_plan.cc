@@ -134,8 +134,14 @@ absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& m
   SafetensorsHeader parameters = model;
   for (const CheckpointLoadPlan::Buffer& buffer : plan.buffers)
     parameters.tensors.erase(buffer.tensor);
-  ASSIGN_OR_RETURN(plan.model, PlanLoad(TableOf(parameters), layout, rules));
+  LoadRules of_model = rules;
+  if (rules.optimizer_only) of_model.strict = false;
+  ASSIGN_OR_RETURN(plan.model, PlanLoad(TableOf(parameters), layout, of_model));
   plan.model.missing.insert(plan.model.missing.end(), missing.begin(), missing.end());
+  if (rules.optimizer_only) {
+    plan.model.missing.clear();
+    plan.model.unexpected.clear();
+  }
   const std::set<std::string> left_out(plan.model.left_out.begin(), plan.model.left_out.end());
   ForEachParameter(layout, [&](const PlacedParameter& parameter, int) {
     plan.states.emplace_back();

@@ -29,8 +29,9 @@ struct CheckpointLoadPlan {
 };
 
 // `optimizer`: null: only the model is wanted. `buffers`: what the trainer wants to have; patterns
-// are not for them. State follows its parameter: it is renamed and left out with it.
-// Errors: as PlanLoad; InvalidArgument  naming the tensor: a buffer or moment of another shape or
+// are not for them. With rules.optimizer_only neither is strict of the model. State follows its
+// parameter: it is renamed and left out with it. Errors: as PlanLoad; InvalidArgument  naming the
+// tensor: a buffer or moment of another shape or
 //         dtype, or state of which a part is missing; if strict, also buffers that are missing, and
 //         state of no parameter.
 absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& model,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/existing_checkpoint.h"
 #include "checkpoint/storage/storage_path.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/executor/agreement.h"
@@ -57,7 +58,15 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
   if (request->refusal().empty()) {
     ASSIGN_OR_RETURN(*request->mutable_path(), PlainPath(request->path()));
   }
-  return CheckSaveRequest(*request);
+  RETURN_IF_ERROR(CheckSaveRequest(*request));
+  return CheckNothingIsReplaced(*request);
+}
+
+// Who creates the files looks, so that all learn of it before anything is written.
+absl::Status ExecutorFiles::CheckNothingIsReplaced(const v1::SaveRequest& request) const {
+  const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
+  if (!request.no_overwrite() || !request.is_checkpoint() || !creates_file) return absl::OkStatus();
+  return CheckNoCheckpointAt(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
 }
 
 absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,

@@ -62,6 +62,7 @@ class ExecutorFiles : public StateFiles {
  private:
   // What may be wrong of it on one rank alone. Fills in what a wish says.
   absl::Status CheckRequest(const std::string& bytes, v1::SaveRequest* request);
+  absl::Status CheckNothingIsReplaced(const v1::SaveRequest& request) const;
   absl::Status SaveNow(const v1::SaveRequest& request, const SavedState& state,
                        v1::SaveReply* reply, absl::Status* outcome);
   SaveControl Control();

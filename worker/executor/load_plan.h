@@ -20,6 +20,8 @@ namespace tessera {
 struct LoadRules {
   bool strict = true;  // What is missing or unexpected is an error.
   NameSelection names = {};
+  bool optimizer_only =
+      false;  // Of a checkpoint: whether the model's tensors are there is no matter.
 };
 
 struct LoadPlan {

@@ -16,6 +16,7 @@ std::vector<RequestPart> PartsOf(const v1::LoadRequest& request) {
   return {{"whether it is a checkpoint", request.is_checkpoint()},
           {"strict", request.strict()},
           {"model_only", request.model_only()},
+          {"optimizer_only", request.optimizer_only()},
           {"the names to rename", Crc32(renames.SerializeAsString())},
           {"the names to include", Crc32(include.SerializeAsString())},
           {"the names to exclude", Crc32(exclude.SerializeAsString())}};
@@ -26,6 +27,7 @@ std::vector<RequestPart> PartsOf(const v1::LoadRequest& request) {
 LoadRules RulesOf(const v1::LoadRequest& request, bool first) {
   LoadRules rules;
   rules.strict = request.strict() || first;
+  rules.optimizer_only = request.optimizer_only();
   for (const v1::NameRename& rename : request.renames())
     rules.names.renames.push_back({rename.from(), rename.to()});
   rules.names.include.assign(request.include().begin(), request.include().end());

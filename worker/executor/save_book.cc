@@ -64,6 +64,7 @@ absl::Status SaveBook::Fill(v1::SaveRequest* request) {
   request->set_in_parts(form.in_parts());
   request->set_with_replicas(form.with_replicas());
   request->set_in_background(!form.in_foreground());
+  request->set_no_overwrite(form.no_overwrite());
   return absl::OkStatus();
 }
 
@@ -81,6 +82,7 @@ v1::SaveReport SaveBook::ReportLocked(v1::SaveReport::Phase phase, const v1::Sav
   form->set_in_parts(request.in_parts());
   form->set_with_replicas(request.with_replicas());
   form->set_in_foreground(!request.in_background());
+  form->set_no_overwrite(request.no_overwrite());
   return report;
 }
 

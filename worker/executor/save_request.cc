@@ -74,7 +74,8 @@ absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* commu
                               {"the path", path},
                               {"max_file_bytes", static_cast<uint64_t>(request.max_file_bytes())},
                               {"the dtype", static_cast<uint64_t>(request.save_dtype())},
-                              {"whether replicas are saved", request.with_replicas()}},
+                              {"whether replicas are saved", request.with_replicas()},
+                              {"whether one is replaced", request.no_overwrite()}},
                              communicator, outcome);
 }
 

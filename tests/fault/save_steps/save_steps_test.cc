@@ -54,8 +54,8 @@ constexpr int kTornStates = 4;  // After each operation, beside all lost and all
 struct Scenario {
   const char* name;
   SaveKind kind;
-  int before;                  // Versions 1 to this are there.
-  std::vector<int> next;       // What is saved after the interruption.
+  int before;                    // Versions 1 to this are there.
+  std::vector<int> next;         // What is saved after the interruption.
   bool in_users_folder = false;  // The parts' folder is there, and has something of the user's.
 
   int saved() const { return before + 1; }
@@ -296,8 +296,8 @@ TEST_P(SaveStepsTest, ErrorOfEachOperationIsToldWithItsPathAndChangesNothingOrTh
         EXPECT_THAT(status, StatusIs(error == ENOSPC ? absl::StatusCode::kResourceExhausted
                                                      : absl::StatusCode::kInternal,
                                      AllOf(HasSubstr(root_), HasSubstr(strerror(error)))));
-        EXPECT_TRUE(ReadTree(root_).value() == before_)
-            << "what was there has changed:\n" << ListOf(ReadTree(root_).value());
+        EXPECT_TRUE(ReadTree(root_).value() == before_) << "what was there has changed:\n"
+                                                        << ListOf(ReadTree(root_).value());
         // So the next save is one that nothing disturbed: once is enough.
         if (failed++ == 0) ExpectNextSavesLeaveNothingElse(root_);
       }

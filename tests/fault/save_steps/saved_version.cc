@@ -142,8 +142,8 @@ absl::StatusOr<Loaded> Load(SaveKind kind, const std::string& path) {
     return absl::MakeSpan(values);
   };
   const auto keep = [](StateArray, const ShardSegment&) {};
-  LoadedState state = {/*first=*/true, MomentsOf(memory.config.optimizer), into, keep, std::nullopt,
-                       {}};
+  LoadedState state = {
+      /*first=*/true, MomentsOf(memory.config.optimizer), into, keep, std::nullopt, {}};
   const std::atomic<bool> stopped{false};
   absl::Status outcome;
   if (IsModelAlone(kind)) {
@@ -161,8 +161,8 @@ absl::StatusOr<Loaded> Load(SaveKind kind, const std::string& path) {
     buffer->set_dtype("I64");
     buffer->add_shape(1);
     v1::LoadReply reply;
-    RETURN_IF_ERROR(LoadCheckpoint(request, memory, &state, communicator.get(), &stopped, &reply,
-                                   &outcome));
+    RETURN_IF_ERROR(
+        LoadCheckpoint(request, memory, &state, communicator.get(), &stopped, &reply, &outcome));
   }
   RETURN_IF_ERROR(outcome);
   loaded.progress = state.progress;

@@ -75,8 +75,7 @@ absl::Status Saver::Call(const std::string& verb, SaveKind kind, const std::stri
 }
 
 bool WasKilled(const absl::Status& status) {
-  return absl::IsInternal(status) &&
-         status.message() == absl::StrCat("killed by signal ", SIGKILL);
+  return absl::IsInternal(status) && status.message() == absl::StrCat("killed by signal ", SIGKILL);
 }
 
 }  // namespace tessera
