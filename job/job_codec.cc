@@ -106,25 +106,15 @@ v1::BackwardPrefetch EncodePrefetch(BackwardPrefetch prefetch) {
 
 ParamGroup DecodeGroup(const v1::ParamGroup& group) {
   ParamGroup decoded;
+  static_cast<HyperParameters&>(decoded) = DecodeHyperParameters(group);
   decoded.parameter_names.assign(group.parameter_names().begin(), group.parameter_names().end());
-  decoded.learning_rate = group.learning_rate();
-  decoded.beta1 = group.beta1();
-  decoded.beta2 = group.beta2();
-  decoded.epsilon = group.epsilon();
-  decoded.weight_decay = group.weight_decay();
-  decoded.momentum = group.momentum();
   return decoded;
 }
 
 void EncodeGroup(const ParamGroup& group, v1::ParamGroup* encoded) {
   encoded->mutable_parameter_names()->Add(group.parameter_names.begin(),
                                           group.parameter_names.end());
-  encoded->set_learning_rate(group.learning_rate);
-  encoded->set_beta1(group.beta1);
-  encoded->set_beta2(group.beta2);
-  encoded->set_epsilon(group.epsilon);
-  encoded->set_weight_decay(group.weight_decay);
-  encoded->set_momentum(group.momentum);
+  EncodeHyperParameters(group, encoded);
 }
 
 v1::Strategy EncodeStrategy(Strategy strategy) {
@@ -344,6 +334,26 @@ v1::JobConfig EncodeJobConfig(const JobConfig& config) {
   encoded.set_cpu_offload(config.cpu_offload);
   encoded.set_forward_prefetch(config.forward_prefetch);
   return encoded;
+}
+
+HyperParameters DecodeHyperParameters(const v1::ParamGroup& numbers) {
+  HyperParameters decoded;
+  decoded.learning_rate = numbers.learning_rate();
+  decoded.beta1 = numbers.beta1();
+  decoded.beta2 = numbers.beta2();
+  decoded.epsilon = numbers.epsilon();
+  decoded.weight_decay = numbers.weight_decay();
+  decoded.momentum = numbers.momentum();
+  return decoded;
+}
+
+void EncodeHyperParameters(const HyperParameters& numbers, v1::ParamGroup* encoded) {
+  encoded->set_learning_rate(numbers.learning_rate);
+  encoded->set_beta1(numbers.beta1);
+  encoded->set_beta2(numbers.beta2);
+  encoded->set_epsilon(numbers.epsilon);
+  encoded->set_weight_decay(numbers.weight_decay);
+  encoded->set_momentum(numbers.momentum);
 }
 
 }  // namespace tessera

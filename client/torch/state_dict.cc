@@ -1,6 +1,5 @@
 #include "client/torch/state_dict.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace tessera {
@@ -22,11 +21,6 @@ StateEntry StateEntry::Whole(torch::Tensor tensor) {
   entry.shape = tensor.sizes().vec();
   entry.tensor = std::move(tensor);
   return entry;
-}
-
-ElementRange RowsOf(int64_t rows, int64_t num_chunks, int64_t chunk) {
-  const int64_t each = (rows + num_chunks - 1) / num_chunks;
-  return {std::min(rows, chunk * each), std::min(rows, (chunk + 1) * each)};
 }
 
 StateEntry RowsEntry(const torch::Tensor& whole, int64_t num_chunks, int64_t chunk) {

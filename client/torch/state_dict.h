@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "layout/shard_map.h"
+#include "layout/unit_parts.h"
 
 namespace tessera {
 
@@ -44,9 +45,6 @@ struct StateEntry {
 
 // In the order of the module tree: of each module its parameters, then its buffers.
 using StateDict = torch::OrderedDict<std::string, StateEntry>;
-
-// What chunk `chunk` of `num_chunks` has of so many rows.
-ElementRange RowsOf(int64_t rows, int64_t num_chunks, int64_t chunk);
 
 // This chunk of a whole tensor of one or more dimensions; a copy.
 StateEntry RowsEntry(const torch::Tensor& whole, int64_t num_chunks, int64_t chunk);

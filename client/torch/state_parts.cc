@@ -1,6 +1,5 @@
 #include "client/torch/state_parts.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -11,18 +10,10 @@ namespace {
 // How many elements of the unit's parameters, without padding, lie before this rank's shard.
 int64_t ElementsBefore(const Session& session, int unit) {
   const UnitLayout& layout = session.layout().units[unit];
-  const int64_t begin = layout.shards.RangeOf(Rank(session.rank())).begin;
-  int64_t before = 0;
-  for (const PlacedParameter& placed : layout.flat.parameters())
-    before += std::clamp<int64_t>(begin - placed.offset_elements, 0, placed.numel);
-  return before;
+  return tessera::ElementsBefore(layout, layout.shards.RangeOf(Rank(session.rank())));
 }
 
 }  // namespace
-
-bool ShardsNothing(const UnitLayout& unit) {
-  return unit.strategy == Strategy::kNoShard || unit.shards.num_shards() == 1;
-}
 
 ShardView ViewOf(const Session& session, int unit) {
   const UnitLayout& layout = session.layout().units[unit];

@@ -12,11 +12,9 @@
 #include "client/torch/state_entry_check.h"
 #include "layout/model_layout.h"
 #include "layout/shard_view.h"
+#include "layout/unit_parts.h"
 
 namespace tessera {
-
-// Whether each rank has all of it.
-bool ShardsNothing(const UnitLayout& unit);
 
 // What this rank's shard has of the unit's parameters. Of replicas the same.
 ShardView ViewOf(const Session& session, int unit);

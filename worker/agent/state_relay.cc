@@ -27,6 +27,28 @@ constexpr absl::Duration kLull = absl::Milliseconds(20);
 // For a rank that is a step behind what another worker's ranks have.
 constexpr absl::Duration kStepPatience = absl::Seconds(10);
 
+absl::StatusOr<LiveForm> DecodeForm(v1::LiveStateForm form) {
+  switch (form) {
+    case v1::LIVE_STATE_FORM_FULL:
+      return LiveForm::kFull;
+    case v1::LIVE_STATE_FORM_SHARDED:
+      return LiveForm::kSharded;
+    case v1::LIVE_STATE_FORM_LOCAL:
+      return LiveForm::kLocal;
+    default:
+      return absl::InvalidArgumentError("a form of state that this worker does not know");
+  }
+}
+
+// Of an event that says so.
+template <typename Event>
+void SetProgress(const StateSnapshot::Progress& progress, Event* event) {
+  event->set_trained_step(progress.trained_step);
+  event->mutable_update_counts()->Add(progress.update_counts.begin(), progress.update_counts.end());
+  for (const HyperParameters& group : progress.groups)
+    EncodeHyperParameters(group, event->add_groups());
+}
+
 absl::StatusOr<StateSnapshot::Request> Decode(const v1::LiveHold& hold,
                                               const std::string& spool_folder) {
   StateSnapshot::Request request;
@@ -34,6 +56,8 @@ absl::StatusOr<StateSnapshot::Request> Decode(const v1::LiveHold& hold,
   request.moments = hold.moments();
   request.buffers.assign(hold.buffers().begin(), hold.buffers().end());
   request.spool_folder = spool_folder;
+  ASSIGN_OR_RETURN(request.part.form, DecodeForm(hold.form()));
+  request.part.rank = hold.form_rank();
   if (hold.dtype() != v1::DTYPE_UNSPECIFIED) {
     ASSIGN_OR_RETURN(request.dtype, DecodeDType(hold.dtype()));
   }
@@ -138,6 +162,7 @@ class StateRelay::Session {
     ASSIGN_OR_RETURN(snapshot_, options_->open(command_.job_id(), command_.creation(), request));
     ASSIGN_OR_RETURN(const int64_t step, snapshot_->Hold());
     event->mutable_held()->set_step(step);
+    event->mutable_held()->set_form(hold.form());
     return absl::OkStatus();
   }
 
@@ -149,9 +174,7 @@ class StateRelay::Session {
   absl::Status Copy(const v1::LiveCopy& copy, v1::LiveEvent* event) {
     ASSIGN_OR_RETURN(const StateSnapshot::Progress progress, Begin(copy.step()));
     RETURN_IF_ERROR(snapshot_->Copy([this] { return cancelled_.load(); }));
-    event->mutable_copied()->set_trained_step(progress.trained_step);
-    event->mutable_copied()->mutable_update_counts()->Add(progress.update_counts.begin(),
-                                                          progress.update_counts.end());
+    SetProgress(progress, event->mutable_copied());
     return absl::OkStatus();
   }
 
@@ -192,9 +215,7 @@ class StateRelay::Session {
     source_ = std::make_shared<LiveSource>(snapshot_);
     options_->sources->Add(command_.session(), source_);
     v1::LiveEvent event;
-    event.mutable_serving()->set_trained_step(progress.trained_step);
-    event.mutable_serving()->mutable_update_counts()->Add(progress.update_counts.begin(),
-                                                          progress.update_counts.end());
+    SetProgress(progress, event.mutable_serving());
     for (const std::string& address : options_->fetch_addresses())
       event.mutable_serving()->add_addresses(address);
     return Tell(event, stream);

@@ -44,13 +44,16 @@ absl::StatusOr<std::unique_ptr<StateSnapshot>> StateSnapshot::Create(const JobRe
                                                                      const Request& request) {
   if (regions.group()->initialized.load(std::memory_order_acquire) == 0)
     return absl::FailedPreconditionError("the job has no values yet");
+  if (request.part.rank < 0 || request.part.rank >= regions.config().world_size)
+    return absl::InvalidArgumentError(absl::StrCat("the job has no rank ", request.part.rank));
   auto snapshot = std::unique_ptr<StateSnapshot>(new StateSnapshot());
   snapshot->request_ = request;
   snapshot->layout_ = regions.layout();
   snapshot->local_ = regions.local();
+  snapshot->own_groups_ = {regions.config().groups.begin(), regions.config().groups.end()};
   ASSIGN_OR_RETURN(snapshot->tensors_,
                    LiveTensors(regions.layout(), regions.config().optimizer, request.parameters,
-                               request.moments, request.buffers));
+                               request.moments, request.buffers, request.part));
   ASSIGN_OR_RETURN(snapshot->memory_, JobMemory::Create(regions.layout(), regions.config()));
   for (const LiveTensor& tensor : snapshot->tensors_) {
     if (tensor.array == LiveArray::kBuffer) continue;
@@ -240,10 +243,14 @@ absl::Status StateSnapshot::Copy(absl::FunctionRef<bool()> cancelled) {
 // While a rank holds a step nobody decides the one that takes its place in the page.
 StateSnapshot::Progress StateSnapshot::ReadProgress() const {
   const auto* page = reinterpret_cast<const GroupPage*>(group_.data());
+  const TrainingProgress at =
+      LoadProgress(*page, counts_, step_, static_cast<int>(own_groups_.size()));
   Progress progress;
-  progress.trained_step = page->decisions[step_ % 2].trained_step.load(std::memory_order_relaxed);
+  progress.trained_step = at.step;
   for (const int parameter : request_.parameters)
-    progress.update_counts.push_back(counts_.CountOf(step_, parameter));
+    progress.update_counts.push_back(at.update_counts[parameter]);
+  // Before the first step there are no others than the job's.
+  progress.groups = at.step > 0 && at.groups.size() == own_groups_.size() ? at.groups : own_groups_;
   return progress;
 }
 
@@ -285,7 +292,7 @@ absl::StatusOr<std::optional<StateSnapshot::Piece>> StateSnapshot::Next(Room roo
   const Chunk& chunk = chunks_[next_];
   const LiveSlice& slice = slices_[chunk.slice];
   Piece piece;
-  piece.offset_elements = slice.begin_elements + chunk.begin_elements;
+  piece.offset_elements = slice.sent_begin_elements + chunk.begin_elements;
   if (IsBuffer(slice)) {
     piece.size_bytes = StoredBytes(chunk);
     RETURN_IF_ERROR(ReadNext(room(piece.size_bytes)));

@@ -49,9 +49,11 @@ class StateSnapshot {
     std::vector<int> buffers;  // The same of buffers, which are given as they are.
     // What to round parameters and moments to; nothing: what the state is in.
     std::optional<DType> dtype;
+    LivePartOf part = {};  // Which part of each parameter and moment.
     std::string spool_folder;
   };
-  // Errors: InvalidArgument     no such parameters, or a dtype that they cannot be rounded to
+  // Errors: InvalidArgument     no such parameters or rank, or a dtype that they cannot be rounded
+  // to
   //         FailedPrecondition  the job has no values yet
   //         ResourceExhausted   no descriptors
   static absl::StatusOr<std::unique_ptr<StateSnapshot>> Create(const JobRegions& regions,
@@ -66,7 +68,8 @@ class StateSnapshot {
 
   struct Progress {
     int64_t trained_step = 0;
-    std::vector<int64_t> update_counts;  // By parameter of the request.
+    std::vector<int64_t> update_counts;   // By parameter of the request.
+    std::vector<HyperParameters> groups;  // That step's, by param group of the job.
   };
   // `step` is what Hold() returned here or at another worker of the job. Looks at `cancelled` now
   // and then.
@@ -84,7 +87,7 @@ class StateSnapshot {
   absl::Status Copy(absl::FunctionRef<bool()> cancelled);
 
   struct Piece {
-    int64_t offset_elements = 0;  // In its tensor.
+    int64_t offset_elements = 0;  // In its tensor, or what is given of that.
     int64_t size_bytes = 0;       // At most kMaxPieceBytes; of no two slices.
   };
   static constexpr int64_t kMaxPieceBytes = 1 << 20;
@@ -139,6 +142,7 @@ class StateSnapshot {
 
   Request request_;
   ModelLayout layout_;
+  std::vector<HyperParameters> own_groups_;  // The job's, until a step has its own.
   JobMemory memory_;
   std::vector<LiveTensor> tensors_;
   LocalRanks local_;

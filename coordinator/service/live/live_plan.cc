@@ -1,14 +1,18 @@
 #include "coordinator/service/live/live_plan.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/ids.h"
 #include "base/status_macros.h"
 #include "checkpoint/name_selection.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
+#include "layout/unit_parts.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -51,46 +55,140 @@ v1::LiveStateArray EncodeArray(LiveArray array) {
   return v1::LIVE_STATE_ARRAY_UNSPECIFIED;
 }
 
+// What a unit's flat part is called, as in a state dict.
+std::string FlatKeyOf(const UnitLayout& unit) {
+  const std::string& name = unit.flat.unit_name();
+  const std::vector<PlacedParameter>& parameters = unit.flat.parameters();
+  const bool is_below_root =
+      std::all_of(parameters.begin(), parameters.end(), [](const PlacedParameter& parameter) {
+        return absl::StartsWith(parameter.spec.name, "root.");
+      });
+  return name == "root" && !is_below_root ? "_flat_param" : absl::StrCat(name, "._flat_param");
+}
+
+// Of kLocal all of a unit's, by its name.
 std::vector<int> SelectParameters(const LivePlan& plan, const NameSelection& selection) {
   std::vector<int> selected;
   int number = 0;
   for (const UnitLayout& unit : plan.layout.units) {
+    const bool is_local = plan.part.form == LiveForm::kLocal;
+    const bool takes_unit = is_local && IsWanted(selection, {FlatKeyOf(unit)});
     for (const PlacedParameter& parameter : unit.flat.parameters()) {
       std::vector<std::string> names = {parameter.spec.name};
       const auto aliases = plan.aliases.find(parameter.spec.name);
       if (aliases != plan.aliases.end())
         names.insert(names.end(), aliases->second.begin(), aliases->second.end());
-      if (IsWanted(selection, names)) selected.push_back(number);
+      if (is_local ? takes_unit : IsWanted(selection, names)) selected.push_back(number);
       ++number;
     }
   }
   return selected;
 }
 
-}  // namespace
-
-int64_t LivePlan::SizeBytesOf(size_t tensor) const {
-  if (tensors[tensor].array != LiveArray::kBuffer)
-    return ParameterOf(layout, tensors[tensor]).numel * ElementBytesOf(tensor);
-  return SizeBytes(BufferOf(layout, tensors[tensor])).value_or(0);  // It was checked long ago.
+absl::StatusOr<LivePartOf> PartOf(const v1::LiveStateQuery& query, const JobConfig& config) {
+  LivePartOf part;
+  switch (query.form()) {
+    case v1::LIVE_STATE_FORM_FULL:
+      if (query.rank() == 0) return part;
+      return absl::InvalidArgumentError("a rank's part is of the forms SHARDED and LOCAL alone");
+    case v1::LIVE_STATE_FORM_SHARDED:
+      part.form = LiveForm::kSharded;
+      break;
+    case v1::LIVE_STATE_FORM_LOCAL:
+      part.form = LiveForm::kLocal;
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("an unknown form ", query.form()));
+  }
+  RETURN_IF_ERROR(CheckRange("rank", query.rank(), 0, config.world_size - 1));
+  part.rank = query.rank();
+  return part;
 }
 
-v1::LiveTensorInfo LivePlan::InfoOf(size_t tensor) const {
-  const LiveArray array = tensors[tensor].array;
+absl::Status CheckHasFlatParts(const LivePlan& plan) {
+  for (const LiveTensor& tensor : plan.tensors) {
+    if (tensor.array == LiveArray::kBuffer || !ShardsNothing(plan.layout.units[tensor.unit]))
+      continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("LOCAL is only of units that are sharded: unit '",
+                     plan.layout.units[tensor.unit].flat.unit_name(), "' is whole on every rank"));
+  }
+  return absl::OkStatus();
+}
+
+// Where another entry begins.
+bool BeginsEntry(const LivePlan& plan, size_t tensor) {
+  if (tensor == 0 || plan.part.form != LiveForm::kLocal) return true;
+  const LiveTensor &it = plan.tensors[tensor], &before = plan.tensors[tensor - 1];
+  return it.array == LiveArray::kBuffer || it.array != before.array || it.unit != before.unit;
+}
+
+v1::LiveTensorInfo BufferInfo(const LivePlan& plan, size_t tensor) {
   v1::LiveTensorInfo info;
-  info.set_name(LiveTensorName(layout, optimizer, tensors[tensor]));
-  info.set_array(EncodeArray(array));
-  for (const int64_t dimension : ShapeOf(layout, tensors[tensor])) info.add_shape(dimension);
-  if (array == LiveArray::kBuffer) {
-    info.set_parameter(info.name());
-    info.set_stored_dtype(std::string(Name(dtypes[tensor])));
+  info.set_name(LiveTensorName(plan.layout, plan.optimizer, plan.tensors[tensor]));
+  info.set_array(v1::LIVE_STATE_ARRAY_BUFFER);
+  for (const int64_t dimension : ShapeOf(plan.layout, plan.tensors[tensor]))
+    info.add_shape(dimension);
+  info.set_parameter(info.name());
+  info.set_stored_dtype(std::string(Name(plan.dtypes[tensor])));
+  return info;
+}
+
+// The shape of a parameter or moment, or of the part of it that is asked for.
+void SetShape(const LivePlan& plan, const LiveTensor& tensor, v1::LiveTensorInfo* info) {
+  const UnitLayout& unit = plan.layout.units[tensor.unit];
+  const std::vector<int64_t>& shape = ShapeOf(plan.layout, tensor);
+  info->mutable_shape()->Add(shape.begin(), shape.end());
+  if (plan.part.form != LiveForm::kSharded || ShardsNothing(unit) || shape.empty()) return;
+  const int64_t chunks = unit.shards.num_shards();
+  const ElementRange rows = RowsOf(shape[0], chunks, plan.part.rank % chunks);
+  info->set_shape(0, rows.size());
+  info->mutable_part()->mutable_whole_shape()->Add(shape.begin(), shape.end());
+  info->mutable_part()->set_begin(rows.begin);
+}
+
+}  // namespace
+
+size_t LivePlan::EntryOf(size_t tensor) const {
+  return std::upper_bound(entries.begin(), entries.end(), tensor) - entries.begin() - 1;
+}
+
+int64_t LivePlan::SizeBytesOf(size_t entry) const {
+  if (FirstOf(entry).array == LiveArray::kBuffer)
+    return SizeBytes(BufferOf(layout, FirstOf(entry))).value_or(0);  // It was checked long ago.
+  int64_t numel = 0;
+  for (size_t tensor = entries[entry]; tensor < entries[entry + 1]; ++tensor)
+    numel += tensors[tensor].part.size();
+  return numel * ElementBytesOf(entries[entry]);
+}
+
+v1::LiveTensorInfo LivePlan::InfoOf(size_t entry) const {
+  const size_t first = entries[entry];
+  const LiveTensor& tensor = tensors[first];
+  if (tensor.array == LiveArray::kBuffer) return BufferInfo(*this, first);
+  v1::LiveTensorInfo info;
+  info.set_array(EncodeArray(tensor.array));
+  info.set_dtype(EncodeDType(LayoutDType(dtypes[first]).value_or(DType::kFp32)));
+  if (part.form == LiveForm::kLocal) {
+    const UnitLayout& unit = layout.units[tensor.unit];
+    info.set_parameter(FlatKeyOf(unit));
+    info.set_name(tensor.array == LiveArray::kParameter
+                      ? info.parameter()
+                      : MomentTensorName(info.parameter(), optimizer, tensor.array));
+    info.add_shape(SizeBytesOf(entry) / ElementBytesOf(first));
+    info.mutable_part()->add_whole_shape(unit.flat.unpadded_numel());
+    const ElementRange slice = unit.shards.RangeOf(Rank(part.rank % unit.shards.num_shards()));
+    info.mutable_part()->set_begin(ElementsBefore(unit, slice));
     return info;
   }
-  const TensorSpec& spec = ParameterOf(layout, tensors[tensor]).spec;
+  const TensorSpec& spec = ParameterOf(layout, tensor).spec;
+  info.set_name(LiveTensorName(layout, optimizer, tensor));
   info.set_parameter(spec.name);
-  info.set_dtype(EncodeDType(LayoutDType(dtypes[tensor]).value_or(DType::kFp32)));
+  SetShape(*this, tensor, &info);
+  const auto group = param_groups.find(spec.name);
+  if (group != param_groups.end()) info.set_param_group(group->second);
   const auto others = aliases.find(spec.name);
-  if (others == aliases.end() || array != LiveArray::kParameter) return info;
+  if (others == aliases.end() || tensor.array != LiveArray::kParameter) return info;
   for (const std::string& alias : others->second) info.add_aliases(alias);
   return info;
 }
@@ -104,6 +202,11 @@ absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQu
   LivePlan plan;
   ASSIGN_OR_RETURN(plan.layout, LayOut(spec.model, spec.config));
   plan.optimizer = spec.config.optimizer;
+  ASSIGN_OR_RETURN(plan.part, PartOf(query, spec.config));
+  for (size_t group = 0; group < spec.config.groups.size(); ++group) {
+    for (const std::string& name : spec.config.groups[group].parameter_names)
+      plan.param_groups.emplace(name, static_cast<int>(group));
+  }
   for (const UnitLayout& unit : plan.layout.units) {
     for (const Alias& alias : unit.flat.aliases())
       plan.aliases[alias.primary].push_back(alias.name);
@@ -113,10 +216,17 @@ absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQu
     if (IsWanted(selection, {plan.layout.buffers[i].name})) plan.buffers.push_back(i);
   }
   if (plan.parameters.empty() && plan.buffers.empty())
-    return absl::NotFoundError("no parameter's name matches the patterns");
+    return absl::NotFoundError(plan.part.form == LiveForm::kLocal
+                                   ? "no unit's flat part has a name that matches the patterns"
+                                   : "no parameter's name matches the patterns");
   plan.moments = query.moments();
   ASSIGN_OR_RETURN(plan.tensors, LiveTensors(plan.layout, plan.optimizer, plan.parameters,
-                                             plan.moments, plan.buffers));
+                                             plan.moments, plan.buffers, plan.part));
+  if (plan.part.form == LiveForm::kLocal) RETURN_IF_ERROR(CheckHasFlatParts(plan));
+  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+    if (BeginsEntry(plan, tensor)) plan.entries.push_back(tensor);
+  }
+  plan.entries.push_back(plan.tensors.size());
   for (const LiveTensor& tensor : plan.tensors) {
     if (tensor.array == LiveArray::kBuffer) {
       plan.dtypes.push_back(BufferOf(plan.layout, tensor).dtype);

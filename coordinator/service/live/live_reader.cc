@@ -31,6 +31,7 @@ absl::Status LiveReader::Read(const v1::LiveStateQuery& query) {
   creation_ = view.creation;
   ASSIGN_OR_RETURN(plan_, PlanLiveRead(*view.spec, query));
   wanted_dtype_ = query.dtype();
+  wanted_form_ = query.form();
   is_direct_ = query.direct();
   RETURN_IF_ERROR(ReadableJob().status());
   RETURN_IF_ERROR(hub_->Enter(job_));
@@ -53,6 +54,7 @@ absl::Status LiveReader::Read(const v1::LiveStateQuery& query) {
 absl::Status LiveReader::ReadWatched() {
   v1::LiveStateBegin begin;
   RETURN_IF_ERROR(CopyWithTries(&begin));
+  RETURN_IF_ERROR(CheckOneCountAUnit());
   if (is_direct_) return ServeDirect(std::move(begin));
   EndTurn();
   return Serve(std::move(begin));
@@ -163,11 +165,17 @@ absl::StatusOr<int64_t> LiveReader::HoldAll() {
   hold.mutable_hold()->set_moments(plan_.moments);
   hold.mutable_hold()->mutable_buffers()->Add(plan_.buffers.begin(), plan_.buffers.end());
   hold.mutable_hold()->set_dtype(wanted_dtype_);
+  hold.mutable_hold()->set_form(wanted_form_);
+  hold.mutable_hold()->set_form_rank(plan_.part.rank);
   for (const auto& line : Lines()) line->Send(hold);
   int64_t step = 0;
   for (const auto& line : Lines()) {
     ASSIGN_OR_RETURN(const v1::LiveEvent held,
                      Await(line.get(), v1::LiveEvent::kHeld, times_.answer));
+    if (held.held().form() != wanted_form_) {
+      return absl::UnimplementedError(
+          absl::StrCat("worker '", line->worker(), "' is too old to give a rank's part of state"));
+    }
     step = std::max(step, held.held().step());
   }
   return step;
@@ -181,18 +189,43 @@ absl::Status LiveReader::CopyAll(v1::LiveStateBegin* begin) {
     ASSIGN_OR_RETURN(const v1::LiveEvent copied,
                      Await(line.get(), v1::LiveEvent::kCopied, times_.copy));
     RETURN_IF_ERROR(NoteProgress(line->worker(), copied.copied().trained_step(),
-                                 copied.copied().update_counts(), begin));
+                                 copied.copied().update_counts(), copied.copied().groups(), begin));
   }
   return absl::OkStatus();
 }
 
-absl::Status LiveReader::NoteProgress(const std::string& worker, int64_t trained_step,
-                                      const google::protobuf::RepeatedField<int64_t>& update_counts,
-                                      v1::LiveStateBegin* begin) {
+absl::Status LiveReader::NoteProgress(
+    const std::string& worker, int64_t trained_step,
+    const google::protobuf::RepeatedField<int64_t>& update_counts,
+    const google::protobuf::RepeatedPtrField<v1::ParamGroup>& groups, v1::LiveStateBegin* begin) {
   if (update_counts.size() != static_cast<int>(plan_.parameters.size()))
     return absl::UnavailableError(absl::StrCat("worker '", worker, "' copied other parameters"));
   begin->set_trained_step(trained_step);
+  if (plan_.moments) *begin->mutable_groups() = groups;
   update_counts_.assign(update_counts.begin(), update_counts.end());
+  return absl::OkStatus();
+}
+
+int64_t LiveReader::UpdateCountOf(const LiveTensor& tensor) const {
+  const auto parameter =
+      std::lower_bound(plan_.parameters.begin(), plan_.parameters.end(), tensor.job_parameter);
+  return update_counts_[parameter - plan_.parameters.begin()];
+}
+
+absl::Status LiveReader::CheckOneCountAUnit() const {
+  if (plan_.part.form != LiveForm::kLocal || !plan_.moments) return absl::OkStatus();
+  const LiveTensor* first = nullptr;
+  for (const LiveTensor& tensor : plan_.tensors) {
+    if (tensor.array != LiveArray::kParameter) continue;
+    const TensorSpec& spec = ParameterOf(plan_.layout, tensor).spec;
+    if (!spec.requires_grad) continue;
+    if (first == nullptr || first->unit != tensor.unit) first = &tensor;
+    if (UpdateCountOf(tensor) == UpdateCountOf(*first)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("optimizer state: a flat part has one step, but '",
+                     ParameterOf(plan_.layout, *first).spec.name, "' has ", UpdateCountOf(*first),
+                     " and '", spec.name, "' ", UpdateCountOf(tensor)));
+  }
   return absl::OkStatus();
 }
 
@@ -207,31 +240,39 @@ void LiveReader::CloseLines() {
 
 absl::Status LiveReader::TellBegin(v1::LiveStateBegin begin) {
   begin.set_creation(creation_.value());
-  begin.set_num_tensors(plan_.tensors.size());
+  begin.set_num_tensors(plan_.num_entries());
   int64_t size_bytes = 0;
-  for (size_t t = 0; t < plan_.tensors.size(); ++t) size_bytes += plan_.SizeBytesOf(t);
+  for (size_t entry = 0; entry < plan_.num_entries(); ++entry)
+    size_bytes += plan_.SizeBytesOf(entry);
   begin.set_size_bytes(size_bytes);
   v1::LiveStateReply reply;
   *reply.mutable_begin() = std::move(begin);
   return Write(reply);
 }
 
-v1::LiveTensorInfo LiveReader::InfoOf(size_t tensor) {
-  v1::LiveTensorInfo info = plan_.InfoOf(tensor);
-  if (plan_.tensors[tensor].array == LiveArray::kBuffer) return info;
-  const auto parameter = std::lower_bound(plan_.parameters.begin(), plan_.parameters.end(),
-                                          plan_.tensors[tensor].job_parameter);
-  info.set_update_count(update_counts_[parameter - plan_.parameters.begin()]);
+v1::LiveTensorInfo LiveReader::InfoOf(size_t entry) {
+  v1::LiveTensorInfo info = plan_.InfoOf(entry);
+  if (plan_.FirstOf(entry).array == LiveArray::kBuffer) return info;
+  if (plan_.part.form != LiveForm::kLocal) {
+    info.set_update_count(UpdateCountOf(plan_.FirstOf(entry)));
+    return info;
+  }
+  if (plan_.FirstOf(entry).array == LiveArray::kParameter) return info;
+  for (size_t t = plan_.entries[entry]; t < plan_.entries[entry + 1]; ++t) {
+    const LiveTensor& tensor = plan_.tensors[t];
+    if (!ParameterOf(plan_.layout, tensor).spec.requires_grad) continue;
+    info.set_update_count(UpdateCountOf(tensor));  // Of all of them, as was checked.
+  }
   return info;
 }
 
 absl::Status LiveReader::Serve(v1::LiveStateBegin begin) {
   RETURN_IF_ERROR(TellBegin(std::move(begin)));
-  size_t next_tensor = 0;
-  const auto announce_up_to = [&](size_t tensor) -> absl::Status {
+  size_t next_entry = 0;
+  const auto announce_up_to = [&](size_t entry) -> absl::Status {
     v1::LiveStateReply reply;
-    for (; next_tensor <= tensor; ++next_tensor) {
-      *reply.mutable_tensor() = InfoOf(next_tensor);
+    for (; next_entry <= entry; ++next_entry) {
+      *reply.mutable_tensor() = InfoOf(next_entry);
       RETURN_IF_ERROR(Write(reply));
     }
     return absl::OkStatus();
@@ -239,10 +280,10 @@ absl::Status LiveReader::Serve(v1::LiveStateBegin begin) {
   RETURN_IF_ERROR(ForEachLiveSlice(plan_.layout, plan_.tensors, 0,
                                    static_cast<int>(line_of_rank_.size()),
                                    [&](const LiveSlice& slice) -> absl::Status {
-                                     RETURN_IF_ERROR(announce_up_to(slice.tensor));
+                                     RETURN_IF_ERROR(announce_up_to(plan_.EntryOf(slice.tensor)));
                                      return ServeSlice(slice);
                                    }));
-  return announce_up_to(plan_.tensors.size() - 1);
+  return announce_up_to(plan_.num_entries() - 1);
 }
 
 absl::Status LiveReader::ServeSlice(const LiveSlice& slice) {
@@ -256,7 +297,7 @@ absl::Status LiveReader::ServeSlice(const LiveSlice& slice) {
   for (int64_t done = 0; done < slice.numel;) {
     ASSIGN_OR_RETURN(v1::LiveEvent event, Await(line.get(), v1::LiveEvent::kPiece, times_.copy));
     const int64_t size_bytes = event.piece().data().size();
-    if (event.piece().offset_elements() != slice.begin_elements + done || size_bytes == 0 ||
+    if (event.piece().offset_elements() != slice.sent_begin_elements + done || size_bytes == 0 ||
         size_bytes % element_bytes != 0 || size_bytes / element_bytes > slice.numel - done) {
       return absl::UnavailableError(
           absl::StrCat("worker '", line->worker(), "' sent what it was not asked for"));

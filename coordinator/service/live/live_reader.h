@@ -63,7 +63,10 @@ class LiveReader {
   absl::Status ServeAll(v1::LiveStateBegin* begin);
   absl::Status NoteProgress(const std::string& worker, int64_t trained_step,
                             const google::protobuf::RepeatedField<int64_t>& update_counts,
+                            const google::protobuf::RepeatedPtrField<v1::ParamGroup>& groups,
                             v1::LiveStateBegin* begin);
+  // Of moments in the form LOCAL: whether each unit has one count of updates.
+  absl::Status CheckOneCountAUnit() const;
   void EndTurn();
   absl::Status OpenLines(const JobView& view);
   absl::StatusOr<v1::LiveEvent> Await(LiveLine* line, v1::LiveEvent::EventCase kind,
@@ -77,8 +80,9 @@ class LiveReader {
   absl::Status Serve(v1::LiveStateBegin begin);
   absl::Status ServeSlice(const LiveSlice& slice);
   absl::Status TellBegin(v1::LiveStateBegin begin);
-  // What is told of a tensor before its elements.
-  v1::LiveTensorInfo InfoOf(size_t tensor);
+  // What is told of an entry before its elements.
+  v1::LiveTensorInfo InfoOf(size_t entry);
+  int64_t UpdateCountOf(const LiveTensor& tensor) const;
   // Of a direct query: tells what there is and where, then waits until it was fetched.
   absl::Status ServeDirect(v1::LiveStateBegin begin);
   absl::Status TellTensors(const std::vector<int>& source_of_line);
@@ -97,6 +101,7 @@ class LiveReader {
   Creation creation_;
   LivePlan plan_;
   v1::DType wanted_dtype_ = v1::DTYPE_UNSPECIFIED;
+  v1::LiveStateForm wanted_form_ = v1::LIVE_STATE_FORM_FULL;
   LivePhase phase_ = LivePhase::kHolding;
   bool is_direct_ = false, has_turn_ = false;
   std::string session_;

@@ -17,7 +17,8 @@ absl::Status LiveReader::ServeAll(v1::LiveStateBegin* begin) {
     ASSIGN_OR_RETURN(const v1::LiveEvent serving,
                      Await(line.get(), v1::LiveEvent::kServing, times_.copy));
     RETURN_IF_ERROR(NoteProgress(line->worker(), serving.serving().trained_step(),
-                                 serving.serving().update_counts(), begin));
+                                 serving.serving().update_counts(), serving.serving().groups(),
+                                 begin));
     addresses_.emplace_back(serving.serving().addresses().begin(),
                             serving.serving().addresses().end());
   }
@@ -82,13 +83,12 @@ absl::Status LiveReader::NextFailure(LiveLine* line, absl::Time deadline) {
 
 absl::Status LiveReader::TellTensors(const std::vector<int>& source_of_line) {
   std::vector<v1::LiveTensorInfo> tensors;
-  for (size_t tensor = 0; tensor < plan_.tensors.size(); ++tensor)
-    tensors.push_back(InfoOf(tensor));
+  for (size_t entry = 0; entry < plan_.num_entries(); ++entry) tensors.push_back(InfoOf(entry));
   RETURN_IF_ERROR(
       ForEachLiveSlice(plan_.layout, plan_.tensors, 0, static_cast<int>(line_of_rank_.size()),
                        [&](const LiveSlice& slice) {
                          const int source = source_of_line[line_of_rank_[slice.rank]];
-                         auto* extents = tensors[slice.tensor].mutable_extents();
+                         auto* extents = tensors[plan_.EntryOf(slice.tensor)].mutable_extents();
                          if (extents->empty() || extents->rbegin()->source() != source)
                            extents->Add()->set_source(source);
                          extents->rbegin()->set_numel(extents->rbegin()->numel() + slice.numel);

@@ -37,8 +37,8 @@ grpc::Status LiveStateService::ListLiveState(grpc::ServerContext*, const v1::Liv
   if (!view.ok()) return ToGrpcStatus(view.status());
   const absl::StatusOr<LivePlan> plan = PlanLiveRead(*view->spec, *query);
   if (!plan.ok()) return ToGrpcStatus(plan.status());
-  for (size_t tensor = 0; tensor < plan->tensors.size(); ++tensor) {
-    if (!writer->Write(plan->InfoOf(tensor))) return grpc::Status::CANCELLED;
+  for (size_t entry = 0; entry < plan->num_entries(); ++entry) {
+    if (!writer->Write(plan->InfoOf(entry))) return grpc::Status::CANCELLED;
   }
   return grpc::Status::OK;
 }

@@ -46,11 +46,13 @@ class Relay {
     EXPECT_TRUE(Read().has_hold());
     Holds(step);
   }
-  void Holds(int64_t step) {
+  void Holds(int64_t step, v1::LiveStateForm form = v1::LIVE_STATE_FORM_FULL) {
     v1::LiveEvent event;
     event.mutable_held()->set_step(step);
+    event.mutable_held()->set_form(form);
     EXPECT_TRUE(stream_->Write(event));
   }
+  void Send(const v1::LiveEvent& event) { EXPECT_TRUE(stream_->Write(event)); }
   void Copied(int64_t step, int num_parameters = 1) {
     EXPECT_EQ(Read().copy().step(), step);
     v1::LiveEvent event;
