@@ -14,6 +14,8 @@ struct Endpoint {
   TlsFiles tls = {};
   absl::Duration timeout = absl::Seconds(10);  // Of each call.
   bool insecure_connect = false;               // Permits other machines without TLS.
+
+  DialOptions dial() const { return {address, tls, insecure_connect}; }
 };
 
 }  // namespace tessera::cli

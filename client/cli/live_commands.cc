@@ -1,13 +1,14 @@
 #include "client/cli/live_commands.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/cli/endpoint_flags.h"
-#include "client/cli/live_client.h"
 #include "client/cli/live_file.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/text_table.h"
@@ -21,10 +22,29 @@ namespace {
 
 struct Flags {
   EndpointFlags endpoint;
-  std::string job, out, dtype;
+  std::string job, out, dtype, form = "full";
+  std::optional<int> rank;
   std::vector<std::string> include, exclude;
   bool optimizer = false, no_buffers = false, json = false, through_coordinator = false;
 };
+
+absl::Status SetForm(const Flags& flags, v1::LiveStateQuery* query) {
+  if (flags.form == "sharded") {
+    query->set_form(v1::LIVE_STATE_FORM_SHARDED);
+  } else if (flags.form == "local") {
+    query->set_form(v1::LIVE_STATE_FORM_LOCAL);
+  } else if (flags.form != "full") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--form ", flags.form, ": must be full, sharded or local"));
+  }
+  const bool is_full = query->form() == v1::LIVE_STATE_FORM_FULL;
+  if (is_full && flags.rank.has_value())
+    return absl::InvalidArgumentError("--rank: is of --form sharded and local");
+  if (!is_full && !flags.rank.has_value())
+    return absl::InvalidArgumentError(absl::StrCat("--form ", flags.form, ": needs --rank"));
+  query->set_rank(flags.rank.value_or(0));
+  return absl::OkStatus();
+}
 
 absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
   v1::LiveStateQuery query;
@@ -33,6 +53,7 @@ absl::StatusOr<v1::LiveStateQuery> QueryOf(const Flags& flags) {
   for (const std::string& pattern : flags.exclude) query.add_exclude(pattern);
   query.set_moments(flags.optimizer);
   query.set_buffers(!flags.no_buffers);
+  RETURN_IF_ERROR(SetForm(flags, &query));
   if (flags.dtype.empty()) return query;
   absl::StatusOr<DType> dtype = ParseDType(flags.dtype);
   RETURN_IF_ERROR(Annotate(dtype.status(), "--dtype"));
@@ -47,7 +68,7 @@ LiveClient::Way WayOf(const Flags& flags) {
 
 absl::Status RunGet(const Flags& flags, const Console& console) {
   ASSIGN_OR_RETURN(const v1::LiveStateQuery query, QueryOf(flags));
-  ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
+  ASSIGN_OR_RETURN(const auto client, OpenLiveClient(flags.endpoint.Coordinator()));
   LiveFile file;
   {
     ProgressLine progress(console, "reading");
@@ -82,6 +103,9 @@ void RegisterGetCommand(CLI::App* app, RunCommand* selected) {
   command->add_option("--include", flags->include, "only tensors of such names, as 'head.*'");
   command->add_option("--exclude", flags->exclude, "but those of such names");
   command->add_option("--dtype", flags->dtype, "what to round parameters to: fp32, bf16 or fp16");
+  command->add_option("--form", flags->form,
+                      "full, or what a rank has: sharded (rows) or local (flat parts of units)");
+  command->add_option("--rank", flags->rank, "whose part, of --form sharded or local");
   command->add_flag("--optimizer", flags->optimizer, "the optimizer's state of them too");
   command->add_flag("--no-buffers", flags->no_buffers, "parameters alone");
   command->add_flag("--through-coordinator", flags->through_coordinator,

@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/model_file.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/storage/storage_path.h"
-#include "client/cli/live_info.h"
+#include "client/cpp/live_info.h"
 
 namespace tessera::cli {
 namespace {
@@ -37,6 +38,10 @@ absl::StatusOr<SafetensorsHeader> HeaderOf(const std::vector<v1::LiveTensorInfo>
   for (const v1::LiveTensorInfo& info : tensors) {
     ASSIGN_OR_RETURN(NamedTensorInfo tensor, TensorInfoOf(info));
     infos.push_back(std::move(tensor));
+    if (info.has_part()) {
+      metadata[absl::StrCat("part.", info.name())] = absl::StrCat(
+          info.part().begin(), " of [", absl::StrJoin(info.part().whole_shape(), ", "), "]");
+    }
     if (IsFirstMoment(info)) infos.push_back({StepTensor(info), {StoredDType::kF32, {}}});
     // Shared storage is not representable in the format; the alias is recorded instead.
     for (const std::string& alias : info.aliases()) metadata[alias] = info.name();
@@ -149,6 +154,10 @@ absl::StatusOr<LiveFile> Write(LiveClient* client, const v1::LiveStateQuery& que
 }
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<LiveClient>> OpenLiveClient(const Endpoint& coordinator) {
+  return LiveClient::Create(coordinator.dial(), coordinator.timeout);
+}
 
 absl::StatusOr<LiveFile> SaveLiveState(LiveClient* client, const v1::LiveStateQuery& query,
                                        LiveClient::Way way, const std::string& path,

@@ -2,19 +2,27 @@
 //
 //   NAME of each parameter and buffer; of the optimizer's state, as in a checkpoint:
 //   state.NAME.exp_avg, .exp_avg_sq (Adam), .momentum_buffer (SGD), .step (how many updates, F32)
+//
+// Of a form that gives a rank's part the tensors are the parts, and the metadata has for each of
+// them "part.NAME": "8 of [16, 4]", the rows (of LOCAL, elements) before it and the whole's shape.
 #ifndef TESSERA_CLIENT_CLI_LIVE_FILE_H_
 #define TESSERA_CLIENT_CLI_LIVE_FILE_H_
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/stored_tensors.h"
-#include "client/cli/live_client.h"
+#include "client/cli/endpoint.h"
+#include "client/cpp/live_client.h"
 
 namespace tessera::cli {
+
+// Errors: as LiveClient::Create.
+absl::StatusOr<std::unique_ptr<LiveClient>> OpenLiveClient(const Endpoint& coordinator);
 
 struct LiveFile {
   int64_t step = 0;          // As the job's committed step counts.

@@ -2,13 +2,14 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "client/cli/endpoint_flags.h"
-#include "client/cli/live_client.h"
+#include "client/cli/live_file.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/put_client.h"
 #include "client/cli/put_file.h"
@@ -23,6 +24,7 @@ struct Flags {
   EndpointFlags endpoint;
   std::string job, from, wait = "10m";
   PutFileOptions options;
+  std::vector<std::string> renames;
   bool json = false;
 };
 
@@ -35,7 +37,13 @@ absl::Status RunPut(const Flags& flags, const Console& console) {
         absl::StrCat("--wait ", flags.wait, ": a time from 1ms to 24h"));
   }
   options.wait_ms = absl::ToInt64Milliseconds(wait);
-  ASSIGN_OR_RETURN(const auto live, LiveClient::Create(flags.endpoint.Coordinator()));
+  for (const std::string& rename : flags.renames) {
+    const size_t equals = rename.find('=');
+    if (equals == std::string::npos)
+      return absl::InvalidArgumentError(absl::StrCat("--rename ", rename, ": is not OLD=NEW"));
+    options.selection.renames.push_back({rename.substr(0, equals), rename.substr(equals + 1)});
+  }
+  ASSIGN_OR_RETURN(const auto live, OpenLiveClient(flags.endpoint.Coordinator()));
   ASSIGN_OR_RETURN(const auto client, PutClient::Create(flags.endpoint.Coordinator()));
   v1::PutReply reply;
   {
@@ -71,6 +79,8 @@ void RegisterPutCommand(CLI::App* app, RunCommand* selected) {
   command->add_option("--include", flags->options.selection.include,
                       "only parameters and buffers of such names, as 'head.*'");
   command->add_option("--exclude", flags->options.selection.exclude, "but those of such names");
+  command->add_option("--rename", flags->renames,
+                      "OLD=NEW: what is stored as OLD is NEW in the job, as model.=");
   command->add_flag("--moments", flags->options.moments, "the optimizer's state of them too");
   command->add_flag("!--no-buffers", flags->options.buffers, "parameters alone");
   command->add_option("--wait", flags->wait, "how long the trainers may take for a step")

@@ -9,8 +9,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
-#include "client/cli/live_info.h"
+#include "client/cpp/live_info.h"
 #include "job/job_codec.h"
 
 namespace tessera::cli {
@@ -39,6 +41,28 @@ std::map<std::string, Meaning> MeaningsOf(const std::vector<v1::LiveTensorInfo>&
       meanings[absl::StrCat("state.", info.parameter(), ".step")] = {nullptr, info.parameter()};
   }
   return meanings;
+}
+
+// What a tensor that is stored is called in the job.
+struct Called {
+  std::string stored_parameter;  // Of a moment or a count; else its own name.
+  std::string in_job;
+};
+
+Called CallIn(const std::map<std::string, Meaning>& meanings,
+              const std::vector<NameSelection::Rename>& renames, const std::string& stored) {
+  const std::string plain = NameInModel(renames, stored);
+  const auto found = meanings.find(plain);
+  const bool is_plain =
+      found != meanings.end() && found->second.info != nullptr && !IsMoment(*found->second.info);
+  absl::string_view parameter = stored;
+  if (is_plain || !absl::ConsumePrefix(&parameter, "state.")) return {stored, plain};
+  for (const absl::string_view part : {".exp_avg", ".exp_avg_sq", ".momentum_buffer", ".step"}) {
+    absl::string_view of = parameter;
+    if (!absl::ConsumeSuffix(&of, part)) continue;
+    return {std::string(of), absl::StrCat("state.", NameInModel(renames, std::string(of)), part)};
+  }
+  return {stored, plain};
 }
 
 // A scalar, as an optimizer's file has it.
@@ -99,32 +123,40 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
                                         const PutFileOptions& options) {
   const std::map<std::string, Meaning> meanings = MeaningsOf(job);
   PutFilePlan plan;
+  std::map<std::string, std::string> stored_of;  // By name in the job.
   for (const auto& [key, entry] : stored.entries()) {
     if (key.first == "trainer") continue;
-    const std::string& name = key.second;
+    const Called called = CallIn(meanings, options.selection.renames, key.second);
+    const std::string& name = called.in_job;
     const auto found = meanings.find(name);
     if (found == meanings.end()) {
       if (!IsWanted(options.selection, {name})) continue;
       if (key.first == "optimizer" && !options.moments) continue;
-      return absl::NotFoundError(absl::StrCat("the job has no tensor '", name,
-                                              "': leave it out with --exclude if it is to be"));
+      const std::string was =
+          name == key.second ? "" : absl::StrCat(", which '", key.second, "' is to be");
+      return absl::NotFoundError(absl::StrCat("the job has no tensor '", name, "'", was,
+                                              ": leave it out with --exclude if it is to be"));
     }
     const Meaning& meaning = found->second;
     if (meaning.info == nullptr || !IsWanted(options.selection, {meaning.parameter})) continue;
+    const bool is_moment = IsMoment(*meaning.info);
+    if (IsBuffer(*meaning.info) ? !options.buffers : is_moment && !options.moments) continue;
+    const auto [other, is_new] = stored_of.emplace(name, key.second);
+    if (!is_new) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensors '", other->second, "' and '", key.second, "' are both '", name, "' in the job"));
+    }
     if (IsBuffer(*meaning.info)) {
-      if (!options.buffers) continue;
       ASSIGN_OR_RETURN(*plan.begin.add_tensors(), BufferOf(meaning, entry));
       plan.keys.push_back(key);
       continue;
     }
-    const bool is_moment = IsMoment(*meaning.info);
-    if (is_moment && !options.moments) continue;
     ASSIGN_OR_RETURN(v1::PutTensor tensor, TensorOf(meaning, name, entry));
     if (is_moment) {
-      const StoredKey count = {key.first, absl::StrCat("state.", meaning.parameter, ".step")};
+      const StoredKey count = {key.first, absl::StrCat("state.", called.stored_parameter, ".step")};
       if (stored.entries().count(count) == 0) {
         return absl::InvalidArgumentError(
-            absl::StrCat("tensor '", name, "' is there without '", count.second, "'"));
+            absl::StrCat("tensor '", key.second, "' is there without '", count.second, "'"));
       }
       ASSIGN_OR_RETURN(const int64_t updates, ReadCount(stored, count));
       tensor.set_update_count(updates);

@@ -15,17 +15,19 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/name_selection.h"
 #include "checkpoint/stored_tensors.h"
-#include "client/cli/live_client.h"
 #include "client/cli/put_client.h"
+#include "client/cpp/live_client.h"
 #include "proto/live_put.pb.h"
 
 namespace tessera::cli {
 
 struct PutFileOptions {
-  NameSelection selection;  // Of names as they are stored; nothing is renamed.
-  bool moments = false;     // Too.
-  bool buffers = true;      // Too.
-  int64_t wait_ms = 0;      // As PutBegin.
+  // As of a load: renames say what a tensor that is stored is called in the job, and patterns are
+  // of names in the job. State is renamed with its parameter.
+  NameSelection selection;
+  bool moments = false;  // Too.
+  bool buffers = true;   // Too.
+  int64_t wait_ms = 0;   // As PutBegin.
 };
 
 struct PutFilePlan {
@@ -38,7 +40,7 @@ struct PutFilePlan {
 // wanted
 //         InvalidArgument  a parameter of integers, or of another dtype that parameters do not
 //                          have; a buffer in another dtype than the job's; a moment without its
-//                          count of updates. They name the tensor.
+//                          count of updates; two that are renamed alike. They name the tensor.
 absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& job,
                                         const StoredTensors& stored, const PutFileOptions& options);
 

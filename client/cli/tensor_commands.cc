@@ -18,7 +18,6 @@
 #include "checkpoint/diff_tensors.h"
 #include "checkpoint/stored_tensors.h"
 #include "client/cli/endpoint_flags.h"
-#include "client/cli/live_client.h"
 #include "client/cli/live_file.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/tensor_text.h"
@@ -106,7 +105,7 @@ absl::StatusOr<std::map<StoredKey, StoredEntry>> EntriesOf(const Flags& flags) {
   query.set_job_id(flags.job);
   query.set_moments(true);
   query.set_buffers(true);
-  ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
+  ASSIGN_OR_RETURN(const auto client, OpenLiveClient(flags.endpoint.Coordinator()));
   return ListLiveState(client.get(), query);
 }
 
@@ -180,7 +179,7 @@ class LiveCopy {
     query.set_job_id(flags.job);
     query.set_buffers(!flags.no_buffers);
     if (!flags.match.empty()) query.add_include(flags.match);
-    ASSIGN_OR_RETURN(const auto client, LiveClient::Create(flags.endpoint.Coordinator()));
+    ASSIGN_OR_RETURN(const auto client, OpenLiveClient(flags.endpoint.Coordinator()));
     std::string folder = "/tmp/tessera-diff-XXXXXX";
     if (mkdtemp(folder.data()) == nullptr) return ErrnoStatus(errno, "make a folder in /tmp");
     folder_ = folder;

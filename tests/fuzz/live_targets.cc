@@ -40,7 +40,7 @@ const std::string& Folder() {
 }
 
 // What a call of GetLiveState gives, or a list.
-class GivenState : public cli::LiveClient {
+class GivenState : public LiveClient {
  public:
   GivenState(std::vector<v1::LiveTensorInfo> tensors, absl::string_view replies)
       : tensors_(std::move(tensors)), replies_(replies) {}
@@ -136,8 +136,8 @@ JobRegions MakeRegions() {
 void LiveReplies(absl::string_view bytes) {
   GivenState client(ListedTensors(), bytes);
   const std::string path = Folder() + "/state.safetensors";
-  const auto saved = cli::SaveLiveState(&client, {}, cli::LiveClient::Way::kThroughCoordinator,
-                                        path, /*progress=*/nullptr);
+  const auto saved = cli::SaveLiveState(&client, {}, LiveClient::Way::kThroughCoordinator, path,
+                                        /*progress=*/nullptr);
   TESSERA_CHECK(saved.ok() == std::filesystem::exists(path));
   if (!saved.ok()) return;
   {
@@ -171,8 +171,8 @@ void LiveTensors(absl::string_view bytes) {
   }
   if (all_bytes > kMostBytes) return;
   const std::string path = Folder() + "/empty.safetensors";
-  const auto saved = cli::SaveLiveState(&client, {}, cli::LiveClient::Way::kThroughCoordinator,
-                                        path, /*progress=*/nullptr);
+  const auto saved = cli::SaveLiveState(&client, {}, LiveClient::Way::kThroughCoordinator, path,
+                                        /*progress=*/nullptr);
   TESSERA_CHECK(!saved.ok() || tensors.empty());
   TESSERA_CHECK(saved.ok() == std::filesystem::remove(path));
 }

@@ -356,6 +356,26 @@ TEST_F(LivePutIdleTest, WhatDoesNotFitIsRefusedByNameAndChangesNothing) {
   EXPECT_EQ(rest.result.exit_code, 0) << rest.result.err;
 }
 
+TEST_F(LivePutIdleTest, StoredNamesAreRenamedAsLoadsDoAndTwoOfOneNameAreRefused) {
+  Start();
+  const std::string path = Path("put.safetensors");
+  WritePutFile(path, {{"old.a", {5}}, {"old.b", {7, 3}, DType::kFp64}, {"other", {9}}});
+  ExpectRefusal({"--from", path}, "NOT_FOUND", "the job has no tensor 'old.a'");
+  ExpectRefusal({"--from", path, "--rename", "old.=", "--rename", "other=x"}, "NOT_FOUND",
+                "the job has no tensor 'x', which 'other' is to be");
+  ExpectRefusal({"--from", path, "--rename", "old.=", "--rename", "other=a"}, "INVALID_ARGUMENT",
+                "tensors 'old.a' and 'other' are both 'a' in the job");
+  ExpectRefusal({"--from", path, "--rename", "old."}, "INVALID_ARGUMENT", "is not OLD=NEW");
+  // The first that fits counts; patterns are of names in the job.
+  const PutOutcome put = PutIdle({"--from", path, "--rename", "other=too", "--rename",
+                                  "old.=", "--rename", "old.a=c", "--exclude", "b"});
+  ASSERT_EQ(put.result.exit_code, 0) << put.result.err;
+  const StoredValues stored = ReadStored(path);
+  EXPECT_EQ(put.after.values.at("a"), stored.at("old.a"));
+  EXPECT_EQ(put.after.values.at("c"), stored.at("other"));
+  EXPECT_EQ(put.after.values.at("b"), initial_.at("b"));
+}
+
 TEST_F(LivePutIdleTest, StepThatIsSkippedForANaNTakesItToo) {
   Start();
   const std::string path = Path("put.safetensors");
@@ -412,6 +432,34 @@ TEST_F(LivePutOfOneTest, JobWithoutValuesIsRefused) {
 }
 
 // The version that a put makes takes the place of the one before the step that it follows.
+TEST_F(LivePutOfOneTest, MomentsAreRenamedWithTheirParameters) {
+  const Case c = {"", 1, 4, 2};
+  const auto cluster = StartCluster(c);
+  SessionOptions options = ToyOptions(*cluster, "before", 1);
+  options.model = ToyModel(3);
+  for (UnitSpec& unit : options.model.units) {
+    for (TensorSpec& parameter : unit.parameters) parameter.name = "old." + parameter.name;
+  }
+  ASSERT_OK_AND_ASSIGN(TrainerTeam before, TrainerTeam::Open(options));
+  ASSERT_OK(before.TrainTo(3));
+  const std::string path = Path("saved");
+  ASSERT_OK(before.RunAll([&](Session* session) { return SaveCheckpoint(session, path); }));
+
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(*cluster, c));
+  ASSERT_OK(team.TrainTo(1));
+  const PutOutcome put = Put(*cluster, &team, {"--from", path, "--moments", "--rename", "old.="});
+  ASSERT_EQ(put.result.exit_code, 0) << put.result.err;
+  int moments = 0;
+  for (const auto& [name, value] : ReadStored(path)) {
+    const bool is_state = absl::StartsWith(name, "state.old.");
+    const std::string in_job = is_state ? absl::StrCat("state.", name.substr(10)) : name.substr(4);
+    moments += is_state ? 1 : 0;
+    ASSERT_EQ(put.after.values.count(in_job), 1u) << in_job;
+    EXPECT_EQ(put.after.values.at(in_job), value) << name;
+  }
+  EXPECT_GE(moments, 6);
+}
+
 TEST_F(LivePutOfOneTest, WaitsForAReaderOfWhatItWouldOverwrite) {
   const Case c = {"", 1, 2, 2};
   const auto cluster = StartCluster(c);

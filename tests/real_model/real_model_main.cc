@@ -14,8 +14,8 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "checkpoint/open_model.h"
-#include "client/cli/live_client.h"
 #include "client/cli/live_file.h"
+#include "client/cpp/live_client.h"
 #include "client/cpp/load_model.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/session.h"
@@ -63,11 +63,10 @@ absl::Status TrainStep(const ModelSpec& model, Session* session) {
 
 absl::Status ReadLive(const LocalCluster& cluster, const std::string& job,
                       const std::string& path) {
-  ASSIGN_OR_RETURN(const auto client, cli::LiveClient::Create({cluster.coordinator_address()}));
+  ASSIGN_OR_RETURN(const auto client, LiveClient::Create({cluster.coordinator_address()}));
   v1::LiveStateQuery query;
   query.set_job_id(job);
-  return cli::SaveLiveState(client.get(), query, cli::LiveClient::Way::kDirectIfPossible, path,
-                            nullptr)
+  return cli::SaveLiveState(client.get(), query, LiveClient::Way::kDirectIfPossible, path, nullptr)
       .status();
 }
 

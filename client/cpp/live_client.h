@@ -1,9 +1,10 @@
-// The coordinator's service LiveState as commands use it. Thread-safe; no gRPC type shows here.
+// The coordinator's service LiveState in its own messages; programs have live_reader.h, which is
+// made of it. Thread-safe; no gRPC type shows here.
 //
 // Every error names the coordinator's address. Beside what the service returns: Unavailable where
-// nothing answers there; DeadlineExceeded where a list takes longer than the endpoint's timeout.
-#ifndef TESSERA_CLIENT_CLI_LIVE_CLIENT_H_
-#define TESSERA_CLIENT_CLI_LIVE_CLIENT_H_
+// nothing answers there; DeadlineExceeded where a list takes longer than the timeout.
+#ifndef TESSERA_CLIENT_CPP_LIVE_CLIENT_H_
+#define TESSERA_CLIENT_CPP_LIVE_CLIENT_H_
 
 #include <memory>
 #include <vector>
@@ -11,15 +12,17 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cli/endpoint.h"
+#include "absl/time/time.h"
+#include "net/transport_security.h"
 #include "proto/live_state.pb.h"
 
-namespace tessera::cli {
+namespace tessera {
 
 class LiveClient {
  public:
-  // Errors: as OpenChannel. Connects at the first call.
-  static absl::StatusOr<std::unique_ptr<LiveClient>> Create(const Endpoint& endpoint);
+  // Errors: as OpenChannel of net/credentials.h. Connects at the first call.
+  static absl::StatusOr<std::unique_ptr<LiveClient>> Create(
+      const DialOptions& coordinator, absl::Duration list_timeout = absl::Seconds(10));
   virtual ~LiveClient() = default;
 
   virtual absl::StatusOr<std::vector<v1::LiveTensorInfo>> List(const v1::LiveStateQuery& query) = 0;
@@ -32,6 +35,6 @@ class LiveClient {
   virtual absl::Status Get(const v1::LiveStateQuery& query, Way way, Take take) = 0;
 };
 
-}  // namespace tessera::cli
+}  // namespace tessera
 
-#endif  // TESSERA_CLIENT_CLI_LIVE_CLIENT_H_
+#endif  // TESSERA_CLIENT_CPP_LIVE_CLIENT_H_

@@ -1,13 +1,13 @@
 // What the coordinator says of a tensor of a job's live state. Pure; thread-safe.
-#ifndef TESSERA_CLIENT_CLI_LIVE_INFO_H_
-#define TESSERA_CLIENT_CLI_LIVE_INFO_H_
+#ifndef TESSERA_CLIENT_CPP_LIVE_INFO_H_
+#define TESSERA_CLIENT_CPP_LIVE_INFO_H_
 
 #include "absl/status/statusor.h"
 #include "checkpoint/tensor_table.h"
 #include "layout/stored_dtype.h"
 #include "proto/live_state.pb.h"
 
-namespace tessera::cli {
+namespace tessera {
 
 // Errors of both: InvalidArgument  a dtype that this build does not know.
 absl::StatusOr<StoredDType> StoredDTypeOf(const v1::LiveTensorInfo& info);
@@ -18,6 +18,6 @@ inline bool IsMoment(const v1::LiveTensorInfo& info) {
          info.array() == v1::LIVE_STATE_ARRAY_SECOND_MOMENT;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera
 
-#endif  // TESSERA_CLIENT_CLI_LIVE_INFO_H_
+#endif  // TESSERA_CLIENT_CPP_LIVE_INFO_H_

@@ -1,35 +1,37 @@
-#include "client/cli/live_client.h"
+#include "client/cpp/live_client.h"
 
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "client/cli/channel.h"
-#include "client/cli/live_fetch.h"
-#include "client/cli/live_info.h"
+#include "client/cpp/live_fetch.h"
+#include "client/cpp/live_info.h"
 #include "grpcpp/grpcpp.h"
+#include "proto/grpc_status.h"
 #include "proto/live_state.grpc.pb.h"
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
-
-constexpr char kWho[] = "coordinator";
 
 class GrpcLiveClient : public LiveClient {
  public:
-  GrpcLiveClient(Endpoint endpoint, const std::shared_ptr<grpc::Channel>& channel)
-      : endpoint_(std::move(endpoint)), stub_(v1::LiveState::NewStub(channel)) {}
+  GrpcLiveClient(DialOptions coordinator, absl::Duration list_timeout,
+                 const std::shared_ptr<grpc::Channel>& channel)
+      : coordinator_(std::move(coordinator)),
+        list_timeout_(list_timeout),
+        stub_(v1::LiveState::NewStub(channel)) {}
 
   absl::StatusOr<std::vector<v1::LiveTensorInfo>> List(const v1::LiveStateQuery& query) override {
     grpc::ClientContext context;
-    SetDeadline(endpoint_, &context);
+    context.set_deadline(absl::ToChronoTime(absl::Now() + list_timeout_));
     const auto reader = stub_->ListLiveState(&context, query);
     std::vector<v1::LiveTensorInfo> tensors;
     v1::LiveTensorInfo tensor;
     while (reader->Read(&tensor)) tensors.push_back(std::move(tensor));
-    RETURN_IF_ERROR(CallStatus(reader->Finish(), kWho, endpoint_));
+    RETURN_IF_ERROR(Named(reader->Finish()));
     return tensors;
   }
 
@@ -46,6 +48,10 @@ class GrpcLiveClient : public LiveClient {
  private:
   using Reader = grpc::ClientReader<v1::LiveStateReply>;
 
+  absl::Status Named(const grpc::Status& status) const {
+    return Annotate(FromGrpcStatus(status), absl::StrCat("coordinator ", coordinator_.address));
+  }
+
   // To the end of the call.
   absl::Status TakeAll(Reader* reader, grpc::ClientContext* context, Take take) {
     v1::LiveStateReply reply;
@@ -57,7 +63,7 @@ class GrpcLiveClient : public LiveClient {
   // An error of the call's own says more than what followed from it.
   absl::Status End(Reader* reader, grpc::ClientContext* context, const absl::Status& taken) {
     if (!taken.ok()) context->TryCancel();
-    const absl::Status status = CallStatus(reader->Finish(), kWho, endpoint_);
+    const absl::Status status = Named(reader->Finish());
     return taken.ok() ? status : taken;
   }
 
@@ -78,7 +84,7 @@ class GrpcLiveClient : public LiveClient {
     }
     std::vector<std::unique_ptr<LiveFetch>> fetches;
     for (const v1::LiveSource& source : sources.sources().sources()) {
-      auto fetch = LiveFetch::Open(source, endpoint_);
+      auto fetch = LiveFetch::Open(source, coordinator_);
       if (!fetch.ok()) {
         (void)End(reader.get(), &context, fetch.status());
         return std::nullopt;
@@ -132,15 +138,17 @@ class GrpcLiveClient : public LiveClient {
     return absl::OkStatus();
   }
 
-  const Endpoint endpoint_;
+  const DialOptions coordinator_;
+  const absl::Duration list_timeout_;
   const std::unique_ptr<v1::LiveState::Stub> stub_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LiveClient>> LiveClient::Create(const Endpoint& endpoint) {
-  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenChannel(endpoint));
-  return std::make_unique<GrpcLiveClient>(endpoint, channel);
+absl::StatusOr<std::unique_ptr<LiveClient>> LiveClient::Create(const DialOptions& coordinator,
+                                                               absl::Duration list_timeout) {
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenLiveChannel(coordinator));
+  return std::make_unique<GrpcLiveClient>(coordinator, list_timeout, channel);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

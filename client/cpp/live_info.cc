@@ -1,4 +1,4 @@
-#include "client/cli/live_info.h"
+#include "client/cpp/live_info.h"
 
 #include <optional>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "job/job_codec.h"
 
-namespace tessera::cli {
+namespace tessera {
 
 absl::StatusOr<StoredDType> StoredDTypeOf(const v1::LiveTensorInfo& info) {
   if (info.stored_dtype().empty()) {
@@ -28,4 +28,4 @@ absl::StatusOr<NamedTensorInfo> TensorInfoOf(const v1::LiveTensorInfo& info) {
   return tensor;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -1,4 +1,4 @@
-#include "client/cli/live_fetch.h"
+#include "client/cpp/live_fetch.h"
 
 #include <string>
 #include <utility>
@@ -8,13 +8,16 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "client/cli/channel.h"
 #include "grpcpp/grpcpp.h"
+#include "net/credentials.h"
 #include "proto/grpc_status.h"
 #include "proto/live_state.grpc.pb.h"
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
+
+// Of a query's patterns and addresses, not of elements: those come in pieces.
+constexpr int kMaxReplyBytes = 256 << 20;
 
 // For a connection. What does not answer by then is on a network that this client is not on.
 constexpr absl::Duration kPatience = absl::Seconds(3);
@@ -69,13 +72,21 @@ class GrpcLiveFetch : public LiveFetch {
 
 }  // namespace
 
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenLiveChannel(const DialOptions& server) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
+  // Who looks again and again must not wait minutes for a server that came back.
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  return OpenChannel(server, std::move(arguments));
+}
+
 absl::StatusOr<std::unique_ptr<LiveFetch>> LiveFetch::Open(const v1::LiveSource& source,
-                                                           const Endpoint& coordinator) {
+                                                           const DialOptions& coordinator) {
   std::vector<std::string> causes;
   for (const std::string& address : source.addresses()) {
-    Endpoint endpoint = coordinator;
-    endpoint.address = address;
-    auto channel = OpenChannel(endpoint);
+    DialOptions worker = coordinator;
+    worker.address = address;
+    auto channel = OpenLiveChannel(worker);
     absl::Status status = channel.status();
     if (status.ok()) {
       auto fetch = std::make_unique<GrpcLiveFetch>(source.worker_id(), *std::move(channel));
@@ -88,4 +99,4 @@ absl::StatusOr<std::unique_ptr<LiveFetch>> LiveFetch::Open(const v1::LiveSource&
                                              "' cannot be reached: ", absl::StrJoin(causes, "; ")));
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera
