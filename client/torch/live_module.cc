@@ -1,0 +1,247 @@
+#include "client/torch/live_module.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "client/torch/model_buffers.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kMaxPatterns = 100;  // Of a query.
+
+// What bytes of a job's tensor are here; nothing: libtorch has no such type.
+std::optional<torch::ScalarType> ScalarTypeOf(StoredDType dtype) {
+  for (const torch::ScalarType type :
+       {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf, torch::kLong, torch::kInt,
+        torch::kShort, torch::kChar, torch::kByte, torch::kBool, torch::kComplexFloat}) {
+    if (StoredDTypeOf(type) == dtype) return type;
+  }
+  return std::nullopt;
+}
+
+// A tensor of the module, which may have several names.
+struct Target {
+  torch::Tensor tensor;
+  std::vector<std::string> names;
+  bool is_wanted = false;
+  std::vector<std::string> sources;  // Of the job.
+  torch::Tensor staged;              // What it will be.
+};
+
+class Plan {
+ public:
+  Plan(const torch::nn::Module& module, const LiveModule& options) : options_(options) {
+    for (const auto& item : module.named_parameters()) Add(item.key(), item.value());
+    if (options.buffers) {
+      for (const auto& item : module.named_buffers()) Add(item.key(), item.value());
+    }
+    for (Target& target : targets_) target.is_wanted = IsWanted(options.names, target.names);
+  }
+
+  // Finds out which tensor of the job is which of the module.
+  absl::Status Match(const std::vector<LiveEntry>& entries) {
+    for (const LiveEntry& entry : entries) RETURN_IF_ERROR(MatchOne(entry));
+    for (const Target& target : targets_) {
+      if (target.is_wanted && target.sources.empty())
+        missing.insert(missing.end(), target.names.begin(), target.names.end());
+    }
+    if (options_.strict && (!missing.empty() || !unexpected.empty())) {
+      return absl::NotFoundError(absl::StrCat(
+          "job '", options_.job_id, "' and the module differ. Missing in the job: ",
+          missing.empty() ? "nothing" : absl::StrJoin(missing, ", "),
+          ". Unexpected: ", unexpected.empty() ? "nothing" : absl::StrJoin(unexpected, ", ")));
+    }
+    if (!entries_.empty()) return absl::OkStatus();
+    return absl::NotFoundError(
+        absl::StrCat("job '", options_.job_id, "' has nothing that is to be set in the module"));
+  }
+
+  LiveQuery Query(size_t num_entries) const {
+    LiveQuery query;
+    query.job_id = options_.job_id;
+    query.buffers = options_.buffers;
+    // Of many it reads all, and leaves out what nobody wants.
+    if (entries_.size() == num_entries || entries_.size() > kMaxPatterns) return query;
+    for (const auto& [name, entry] : entries_) query.include.push_back(name);
+    return query;
+  }
+
+  // Null: it is not wanted.
+  const LiveEntry* Find(const std::string& name) const {
+    const auto found = entries_.find(name);
+    return found == entries_.end() ? nullptr : &found->second;
+  }
+
+  void Restart() {
+    num_staged_ = 0;
+    for (Target& target : targets_) target.staged = torch::Tensor();
+  }
+
+  // All of one of the job's tensors.
+  absl::Status Stage(const std::string& name, const torch::Tensor& values) {
+    ++num_staged_;
+    for (const size_t index : targets_of_.at(name)) {
+      Target& target = targets_[index];
+      torch::Tensor staged = values.to(target.tensor.scalar_type());
+      if (!target.staged.defined()) {
+        target.staged = std::move(staged);
+      } else if (memcmp(target.staged.data_ptr(), staged.data_ptr(), staged.nbytes()) != 0) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "the module has one tensor as '", absl::StrJoin(target.names, "', '"),
+            "', and the job several that differ: '", absl::StrJoin(target.sources, "', '"), "'"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Apply() const {
+    if (num_staged_ != entries_.size())
+      return absl::AbortedError(absl::StrCat("job '", options_.job_id, "' changed meanwhile"));
+    const torch::NoGradGuard no_grad;
+    for (const Target& target : targets_) {
+      torch::Tensor tensor = target.tensor;
+      if (target.staged.defined()) tensor.copy_(target.staged);
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<std::string> missing, unexpected;
+
+ private:
+  void Add(const std::string& name, const torch::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const auto [known, is_new] = by_tensor_.emplace(tensor.unsafeGetTensorImpl(), targets_.size());
+    if (is_new) targets_.push_back({tensor, {}, false, {}, {}});
+    targets_[known->second].names.push_back(name);
+    by_name_[name] = known->second;
+  }
+
+  absl::Status MatchOne(const LiveEntry& entry) {
+    std::vector<std::string> names = {NameInModel(options_.names.renames, entry.name)};
+    for (const std::string& alias : entry.aliases)
+      names.push_back(NameInModel(options_.names.renames, alias));
+    if (!IsWanted(options_.names, names)) return absl::OkStatus();
+    std::vector<size_t> found;
+    for (const std::string& name : names) {
+      const auto [other, is_new] = source_of_.emplace(name, entry.name);
+      if (!is_new && other->second != entry.name) {
+        return absl::InvalidArgumentError(absl::StrCat("tensors '", other->second, "' and '",
+                                                       entry.name, "' are both '", name,
+                                                       "' in the module"));
+      }
+      const auto target = by_name_.find(name);
+      if (target == by_name_.end()) continue;
+      if (std::find(found.begin(), found.end(), target->second) == found.end())
+        found.push_back(target->second);
+    }
+    if (found.empty()) unexpected.push_back(entry.name);
+    for (const size_t index : found) {
+      if (!targets_[index].is_wanted) continue;  // Under another of its names.
+      RETURN_IF_ERROR(CheckFits(entry, targets_[index]));
+      targets_[index].sources.push_back(entry.name);
+      targets_of_[entry.name].push_back(index);
+      entries_[entry.name] = entry;
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status CheckFits(const LiveEntry& entry, const Target& target) {
+    const torch::Tensor& tensor = target.tensor;
+    const std::string what = absl::StrCat("'", target.names[0], "'");
+    if (tensor.is_meta())
+      return absl::InvalidArgumentError(absl::StrCat(what, " is on the meta device"));
+    if (tensor.sizes().vec() != entry.shape) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " is [", absl::StrJoin(tensor.sizes().vec(), ", "), "], the job's '",
+                       entry.name, "' [", absl::StrJoin(entry.shape, ", "), "]"));
+    }
+    const std::optional<torch::ScalarType> type = ScalarTypeOf(entry.dtype);
+    const bool both_float =
+        type.has_value() && torch::isFloatingType(*type) && tensor.is_floating_point();
+    if (both_float || (type.has_value() && *type == tensor.scalar_type())) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " is ", torch::toString(tensor.scalar_type()), ", the job's '",
+                     entry.name, "' ", Name(entry.dtype)));
+  }
+
+  const LiveModule& options_;
+  std::vector<Target> targets_;
+  std::map<const c10::TensorImpl*, size_t> by_tensor_;
+  std::map<std::string, size_t> by_name_;
+  std::map<std::string, std::string> source_of_;           // By name in the module.
+  std::map<std::string, LiveEntry> entries_;               // By name in the job: that are wanted.
+  std::map<std::string, std::vector<size_t>> targets_of_;  // The same.
+  size_t num_staged_ = 0;
+};
+
+// Stages what comes; nothing of the module changes here.
+class StagingSink : public LiveSink {
+ public:
+  explicit StagingSink(Plan* plan) : plan_(plan) {}
+
+  absl::Status Begin(const LiveVersion&) override {
+    plan_->Restart();
+    return absl::OkStatus();
+  }
+
+  absl::Status Entry(const LiveEntry& entry) override {
+    listed_ = plan_->Find(entry.name);
+    if (listed_ == nullptr) return absl::OkStatus();
+    if (listed_->shape != entry.shape || listed_->dtype != entry.dtype)
+      return absl::AbortedError(absl::StrCat("tensor '", entry.name, "' changed meanwhile"));
+    is_bool_ = entry.dtype == StoredDType::kBool;
+    values_ = torch::empty(entry.shape, is_bool_ ? torch::kByte : *ScalarTypeOf(entry.dtype));
+    done_bytes_ = 0;
+    return StageIfWhole();
+  }
+
+  absl::Status Chunk(int64_t, absl::string_view bytes) override {
+    if (listed_ == nullptr) return absl::OkStatus();
+    memcpy(static_cast<char*>(values_.data_ptr()) + done_bytes_, bytes.data(), bytes.size());
+    done_bytes_ += static_cast<int64_t>(bytes.size());
+    return StageIfWhole();
+  }
+
+ private:
+  absl::Status StageIfWhole() {
+    if (done_bytes_ != listed_->size_bytes) return absl::OkStatus();
+    // No other bytes than 0 and 1 are a bool.
+    return plan_->Stage(listed_->name, is_bool_ ? values_.ne(0) : values_);
+  }
+
+  Plan* const plan_;
+  const LiveEntry* listed_ = nullptr;  // Of what comes; null where it is not wanted.
+  torch::Tensor values_;
+  bool is_bool_ = false;
+  int64_t done_bytes_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module,
+                                              const LiveModule& options) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<LiveReader> reader, LiveReader::Open(options.reader));
+  Plan plan(*module, options);
+  LiveQuery all;
+  all.job_id = options.job_id;
+  all.buffers = options.buffers;
+  ASSIGN_OR_RETURN(const std::vector<LiveEntry> entries, reader->List(all));
+  RETURN_IF_ERROR(plan.Match(entries));
+  StagingSink sink(&plan);
+  LoadedLiveState loaded;
+  ASSIGN_OR_RETURN(loaded.version, reader->Get(plan.Query(entries.size()), &sink));
+  RETURN_IF_ERROR(plan.Apply());
+  loaded.missing = std::move(plan.missing);
+  loaded.unexpected = std::move(plan.unexpected);
+  return loaded;
+}
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+// The state of a job that trains, set in an ordinary module of another process: an evaluation or an
+// inference that is none of the trainers.
+//
+//   auto model = std::make_shared<Model>();               whole: no Sharded<> is attached
+//   LiveModule live;
+//   live.reader.coordinator_address = "127.0.0.1:7070";
+//   live.job_id = "gpt";
+//   ASSIGN_OR_RETURN(LoadedLiveState loaded, LoadLiveState(model.get(), live));
+//   model->eval();                                        it is as step loaded.version.trained_step
+//
+// Parameters and buffers of one committed step, on all ranks; buffers are rank 0's. No trainer is
+// asked, and none waits (client/cpp/live_reader.h). One thread, and nobody else uses the module
+// meanwhile. Memory: the module's tensors once more, and the largest one as the job keeps it.
+#ifndef TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
+#define TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
+
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/name_selection.h"
+#include "client/cpp/live_reader.h"
+
+namespace tessera {
+
+struct LiveModule {
+  LiveReaderOptions reader;
+  std::string job_id;
+  // Tensors of the module that the job lacks, and of the job that the module lacks, are an error.
+  // Otherwise the former stay as they are, and the latter are not used.
+  bool strict = true;
+  bool buffers = true;  // Else they stay as they are, and are neither missing nor unexpected.
+  // As of loads: renames say what a tensor of the job is called in the module, and patterns are of
+  // names in the module; what is left out stays, and is neither missing nor unexpected.
+  NameSelection names = {};
+};
+
+struct LoadedLiveState {
+  LiveVersion version;
+  // Names: the module's of what is missing, the job's of what is unexpected.
+  std::vector<std::string> missing, unexpected;
+};
+
+// Sets everything, or where anything is wrong nothing. Tensors keep their dtype, device and memory:
+// elements are rounded or widened to floating-point dtypes, while all others must be the job's.
+// Tied weights are set under whichever of their names the job has; where it has several that differ
+// it is an error.
+// Errors: NotFound         strict, and names are missing or unexpected: all are named; no such job
+//         InvalidArgument  a tensor of another shape, or of a dtype that it cannot be set from, or
+//                          on the meta device, named; two that are renamed alike
+//         others           LiveReader::Get
+absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module, const LiveModule& options);
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_LIVE_MODULE_H_

@@ -1,0 +1,255 @@
+// Ordinary modules that are set from a job that trains: by a client that is none of its trainers.
+#include "client/torch/live_module.h"
+
+#include <torch/torch.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_matchers.h"
+#include "client/torch/state_dicts.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/live_net.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using Values = std::map<std::string, torch::Tensor>;
+
+Values ValuesOf(const torch::nn::Module& module) {
+  Values values;
+  for (const auto& item : module.named_parameters())
+    values[item.key()] = item.value().detach().clone();
+  for (const auto& item : module.named_buffers()) values[item.key()] = item.value().clone();
+  return values;
+}
+
+void ExpectEqual(const Values& values, const Values& expected) {
+  for (const auto& [name, value] : expected) {
+    ASSERT_EQ(values.count(name), 1u) << name;
+    EXPECT_EQ(values.at(name).scalar_type(), value.scalar_type()) << name;
+    EXPECT_TRUE(torch::equal(values.at(name), value)) << name;
+  }
+  EXPECT_EQ(values.size(), expected.size());
+}
+
+// Another module of the same program: whole, and of other values.
+std::shared_ptr<LiveNetImpl> OtherNet() {
+  auto net = std::make_shared<LiveNetImpl>();
+  const torch::NoGradGuard no_grad;
+  for (torch::Tensor& parameter : net->parameters()) parameter.fill_(-4);
+  return net;
+}
+
+class LiveModuleTest : public LiveNetTest {
+ protected:
+  LiveModule Options(bool through_coordinator = false) const {
+    LiveModule options;
+    options.reader.coordinator_address = coordinator();
+    options.reader.through_coordinator = through_coordinator;
+    options.job_id = "live";
+    return options;
+  }
+
+  // Rank 0's whole state of the last step, noted under its number. Collective.
+  void Note(Rank& rank) {
+    StateDicts states(rank.model.get());
+    ASSERT_OK_AND_ASSIGN(const StateDict dict, states.Get(*rank.net));
+    if (rank.rank != 0) return;
+    Values values;
+    for (const auto& item : dict) values[item.key()] = item.value().tensor.clone();
+    absl::MutexLock lock(&mu_);
+    by_step_[rank.model->next_step() - 1] = std::move(values);
+  }
+
+  // Once the trainers have noted it.
+  Values At(int64_t step) {
+    absl::MutexLock lock(&mu_);
+    const auto noted = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return by_step_.count(step) != 0; };
+    mu_.Await(absl::Condition(&noted));
+    return by_step_[step];
+  }
+
+  // A job that took a step and stands still.
+  void TrainOneStep() {
+    OnEachRank([&](Rank& rank) {
+      ASSERT_OK(Step(&rank));
+      Note(rank);
+    });
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::map<int64_t, Values> by_step_ ABSL_GUARDED_BY(mu_);
+};
+
+TEST_F(LiveModuleTest, IsSetToTheBitsOfOneCommittedStepWhileTrainingGoesOnBothWays) {
+  Start({2, 1});
+  std::atomic<bool> is_done{false};
+  std::atomic<int64_t> last_step{-1};  // Of all ranks; -1: not known yet.
+  std::atomic<int64_t> taken{0};
+  std::thread reader([&] {
+    for (int i = 0; i < 8; ++i) {
+      while (taken.load() < 2 * i + 1) std::this_thread::yield();  // Each is of another step.
+      auto net = OtherNet();
+      std::vector<const void*> memory;
+      for (const torch::Tensor& parameter : net->parameters())
+        memory.push_back(parameter.data_ptr());
+      const auto loaded = LoadLiveState(net.get(), Options(i % 2 == 1));
+      EXPECT_OK(loaded);
+      if (!loaded.ok()) continue;
+      EXPECT_GE(loaded->version.trained_step, 2 * i + 1);
+      EXPECT_TRUE(loaded->missing.empty());
+      EXPECT_TRUE(loaded->unexpected.empty());
+      ExpectEqual(ValuesOf(*net), At(loaded->version.trained_step));
+      for (size_t p = 0; p < memory.size(); ++p)
+        EXPECT_EQ(net->parameters()[p].data_ptr(), memory[p]);
+    }
+    is_done.store(true);
+  });
+  OnEachRank([&](Rank& rank) {
+    for (int64_t step = 1; step != last_step.load() + 1 || last_step.load() < 0; ++step) {
+      // Said before the step that it is about, which no rank ends without the other.
+      if (rank.rank == 0 && is_done.load() && last_step.load() < 0) last_step.store(step);
+      ASSERT_OK(Step(&rank));
+      Note(rank);
+      if (rank.rank == 0) taken.store(step);
+    }
+  });
+  reader.join();
+}
+
+TEST_F(LiveModuleTest, KeepsItsDTypesAndElementsAreRoundedToThem) {
+  Start({2, 2});
+  TrainOneStep();
+  auto net = OtherNet();
+  std::vector<torch::Tensor> tensors = net->parameters(), buffers = net->buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  for (torch::Tensor& tensor : tensors)  // Counts stay counts.
+    if (tensor.is_floating_point()) tensor.set_data(tensor.to(torch::kBFloat16));
+  ASSERT_OK(LoadLiveState(net.get(), Options()).status());
+  Values expected = At(1);
+  for (auto& [name, value] : expected)
+    if (value.is_floating_point()) value = value.to(torch::kBFloat16);
+  ExpectEqual(ValuesOf(*net), expected);
+}
+
+// Has one of the job's tensors, whose other name it has not, and one that the job has not.
+struct OtherNamesImpl : torch::nn::Module {
+  explicit OtherNamesImpl(int64_t rows) {
+    table = register_parameter("table", torch::zeros({rows, 3}));
+    more = register_parameter("more", torch::full({2}, 5.0));
+  }
+  torch::Tensor table, more;
+};
+
+TEST_F(LiveModuleTest, MissingAndUnexpectedNamesAreReportedAndStrictlyChangeNothing) {
+  Start({2, 2});
+  TrainOneStep();
+  OtherNamesImpl module(5);
+  const Values before = ValuesOf(module);
+  const auto strict = LoadLiveState(&module, Options());
+  EXPECT_THAT(strict.status(),
+              StatusIs(absl::StatusCode::kNotFound,
+                       AllOf(HasSubstr("Missing in the job: more."), HasSubstr("Unexpected: "),
+                             HasSubstr("first.linear.weight"), HasSubstr("norm.running_mean"))));
+  ExpectEqual(ValuesOf(module), before);
+
+  LiveModule options = Options();
+  options.strict = false;
+  ASSERT_OK_AND_ASSIGN(const LoadedLiveState loaded, LoadLiveState(&module, options));
+  EXPECT_THAT(loaded.missing, ElementsAre("more"));
+  EXPECT_THAT(loaded.unexpected, ::testing::Contains("frozen"));
+  EXPECT_TRUE(torch::equal(module.table, At(1).at("table")));
+  EXPECT_TRUE(torch::equal(module.more, before.at("more")));
+
+  // What is left out is neither.
+  options = Options();
+  options.names.include = {"table"};
+  ASSERT_OK_AND_ASSIGN(const LoadedLiveState some, LoadLiveState(&module, options));
+  EXPECT_TRUE(some.missing.empty());
+  EXPECT_TRUE(some.unexpected.empty());
+
+  // Under another name, and its alias in the job is one too.
+  OtherNamesImpl renamed(5);
+  options = Options();
+  options.names.renames = {{"output", "more"}};
+  options.names.include = {"table", "more"};
+  EXPECT_THAT(LoadLiveState(&renamed, options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'more' is [2], the job's")));
+  ExpectEqual(ValuesOf(renamed), ValuesOf(OtherNamesImpl(5)));
+  options.names.renames = {{"output", "table"}, {"table", "none"}};
+  options.names.include = {"table"};
+  ASSERT_OK(LoadLiveState(&renamed, options).status());
+  EXPECT_TRUE(torch::equal(renamed.table, At(1).at("table")));
+  options.names.renames = {{"first.linear.weight", "table"}};
+  EXPECT_THAT(LoadLiveState(&renamed, options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("are both 'table'")));
+}
+
+TEST_F(LiveModuleTest, AnythingThatDoesNotFitIsAnErrorByNameAndChangesNothing) {
+  Start({2, 2});
+  LiveModule options = Options();
+  auto net = OtherNet();
+  EXPECT_THAT(LoadLiveState(net.get(), options).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("live")));
+  TrainOneStep();
+  OtherNamesImpl rows(6);
+  options.strict = false;
+  EXPECT_THAT(LoadLiveState(&rows, options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("'table' is [6, 3], the job's 'table' [5, 3]")));
+  ExpectEqual(ValuesOf(rows), ValuesOf(OtherNamesImpl(6)));
+
+  net->seen.set_data(torch::zeros({}, torch::kFloat32));  // The job's counts in integers.
+  const Values before = ValuesOf(*net);
+  EXPECT_THAT(LoadLiveState(net.get(), options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'seen'")));
+  ExpectEqual(ValuesOf(*net), before);
+  options.buffers = false;
+  options.strict = true;
+  ASSERT_OK(LoadLiveState(net.get(), options).status());
+  Values expected = At(1);
+  for (const auto& item : net->named_buffers()) expected[item.key()] = item.value().clone();
+  ExpectEqual(ValuesOf(*net), expected);
+}
+
+TEST_F(LiveModuleTest, TensorThatTheJobHasTwiceWithOtherValuesIsRefused) {
+  Start({2, 2});
+  TrainOneStep();
+  auto module = std::make_shared<torch::nn::Module>();
+  auto first = std::make_shared<torch::nn::Module>(),
+       second = std::make_shared<torch::nn::Module>();
+  const torch::Tensor bend = torch::zeros({1, 3});
+  first->register_parameter("bend", bend);
+  second->register_parameter("bend", bend);
+  module->register_module("first", first);
+  module->register_module("second", second);
+  LiveModule options = Options();
+  options.strict = false;
+  const torch::Tensor tied = first->named_parameters()["bend"];
+  if (tied.unsafeGetTensorImpl() != second->named_parameters()["bend"].unsafeGetTensorImpl())
+    GTEST_FAIL() << "libtorch made two of one";
+  EXPECT_THAT(LoadLiveState(module.get(), options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("first.bend"), HasSubstr("second.bend"))));
+  EXPECT_TRUE(torch::equal(tied, torch::zeros({1, 3})));
+  // One of them alone says what it is.
+  options.names.renames = {{"second.", "gone."}};
+  ASSERT_OK(LoadLiveState(module.get(), options).status());
+  EXPECT_TRUE(torch::equal(tied, At(1).at("first.bend")));
+}
+
+}  // namespace
+}  // namespace tessera
