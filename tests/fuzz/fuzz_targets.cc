@@ -11,6 +11,7 @@
 #include "checkpoint/dcp/dcp_metadata.h"
 #include "checkpoint/dcp/pickle.h"
 #include "checkpoint/dcp/stored_zip.h"
+#include "checkpoint/dcp/torch_object.h"
 #include "checkpoint/dcp/torch_tensor.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_index.h"
@@ -120,7 +121,16 @@ void Manifest(absl::string_view bytes) {
 // The boxes of a tensor that was accepted hold each of its elements once.
 void DcpMetadata(absl::string_view bytes) {
   const auto metadata = dcp::DecodeMetadata(bytes);
+  const auto contents = dcp::DecodeContents(bytes);
+  TESSERA_CHECK(metadata.ok() || !contents.ok());
   if (!metadata.ok()) return;
+  if (contents.ok()) {
+    TESSERA_CHECK(contents->tensors.size() == metadata->size());
+    for (const auto& [name, object] : contents->objects) {
+      TESSERA_CHECK(object.item.begin_bytes >= 0 && object.item.size_bytes >= 0);
+      TESSERA_CHECK(!object.file.empty() && object.file[0] != '/');
+    }
+  }
   for (const auto& [name, tensor] : *metadata) {
     int64_t covered = 0;
     for (const dcp::Chunk& chunk : tensor.chunks) {
@@ -132,9 +142,11 @@ void DcpMetadata(absl::string_view bytes) {
   }
 }
 
-// A tensor that was accepted lies in the file, its storage too.
+// A tensor that was accepted lies in the file, its storage too. What is an object is no tensor.
 void TorchTensor(absl::string_view bytes) {
   const OpenFile file = FileOf(bytes);
+  const auto object = dcp::TorchObject::Read(file, {0, file.size_bytes});
+  TESSERA_CHECK(!object.ok() || object->root().kind() != dcp::PickleKind::kGlobal);
   const auto tensor = dcp::LocateTorchTensor(file, {0, file.size_bytes});
   if (!tensor.ok()) return;
   tensor->IsContiguous();
