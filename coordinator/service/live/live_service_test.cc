@@ -77,8 +77,8 @@ TEST_F(LiveServiceTest, WorkerThatKnowsNoPartsIsAnErrorAndNotTheWholeTensors) {
   auto get = Get(query);
   ra_ = RelayOf(a_.get());
   rb_ = RelayOf(b_.get());
-  ra_->Held(5);
   rb_->Held(5);
+  ra_->Held(5);  // Is listened to first, and ends it.
   EXPECT_THAT(get.get().status,
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("worker 'a' is too old")));
 }
