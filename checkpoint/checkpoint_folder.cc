@@ -127,8 +127,8 @@ absl::Status KeepNewest(const std::string& path, const std::string& job_id, int 
     RETURN_IF_ERROR(RemoveFolder(gone, Removal::kForGood));
     // Durably, else a power loss could keep the name and lose the files.
     const absl::Status retired = storage->RetireFolder(others[i].path, gone);
-    const bool has_name = LookAt(storage, others[i].path, Links::kSeen).has_value();
-    if (!has_name && removed != nullptr) removed->push_back(others[i].path);
+    const auto named = storage->Look(others[i].path, Links::kSeen);
+    if (named.ok() && !named->has_value() && removed != nullptr) removed->push_back(others[i].path);
     RETURN_IF_ERROR(retired);
     RETURN_IF_ERROR(FaultPoint("checkpoint.retired"));
     RETURN_IF_ERROR(RemoveFolder(gone, Removal::kForGood));

@@ -1,5 +1,7 @@
 #include "checkpoint/existing_checkpoint.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
@@ -11,8 +13,10 @@ namespace tessera {
 absl::Status CheckNoCheckpointAt(const std::string& path) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   for (const absl::string_view manifest : {kManifestName, kPartManifestName}) {
-    const auto there = storage->Look(absl::StrCat(path, "/", manifest), Links::kSeen);
-    if (!there.ok() || !there->has_value()) continue;
+    // Who cannot see whether there is one must not replace it.
+    ASSIGN_OR_RETURN(const std::optional<EntryInfo> there,
+                     storage->Look(absl::StrCat(path, "/", manifest), Links::kSeen));
+    if (!there.has_value()) continue;
     return absl::AlreadyExistsError(
         absl::StrCat("there is a checkpoint at ", path, " already, which must not be replaced"));
   }

@@ -84,6 +84,10 @@ absl::Status RemoveFolder(const std::string& folder, Removal removal) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(folder));
   ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(folder, Links::kSeen));
   if (!there.has_value()) return absl::OkStatus();
+  if (there->kind != EntryInfo::Kind::kFolder) {  // What a link leads to is somebody else's.
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, " is in the way, and is not removed: it is no folder"));
+  }
   ASSIGN_OR_RETURN(std::vector<std::string> names, storage->List(folder));
   RETURN_IF_ERROR(CheckIsOfSaves(folder, names));
   const auto manifest = std::partition(

@@ -1,6 +1,8 @@
 #include "checkpoint/dcp/dcp_optimizer.h"
 
 #include <cmath>
+#include <map>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -19,27 +21,24 @@ namespace tessera::dcp {
 namespace {
 
 using Ref = Pickle::Ref;
-using Objects = std::map<std::string, TorchObject>;
 
-constexpr double kMostSteps = 1LL << 53;  // Up to which a double counts.
+constexpr double kMostSteps = 4'000'000'000;  // As of every checkpoint.
 
 absl::Status Bad(absl::string_view item, absl::string_view why) {
   return absl::InvalidArgumentError(
       absl::StrCat("optimizer state: '", absl::Utf8SafeCEscape(item), "' ", why));
 }
 
-absl::StatusOr<Objects> ReadObjects(const std::string& folder, const std::string& prefix) {
+// Where objects are that have the prefix, which are no tensors.
+absl::StatusOr<std::map<std::string, StoredObject>> FindObjects(const std::string& folder,
+                                                                const std::string& prefix) {
   ASSIGN_OR_RETURN(const OpenFile file, OpenRegularFile(absl::StrCat(folder, "/", kMetadataName)));
   ASSIGN_OR_RETURN(const std::string pickle, ReadSmallFile(file, kMaxMetadataBytes));
   absl::StatusOr<Contents> contents = DecodeContents(pickle);
   if (!contents.ok()) return Annotate(contents.status(), file.path);
-  Objects objects;
+  std::map<std::string, StoredObject> objects;
   for (const auto& [name, stored] : contents->objects) {
-    if (!absl::StartsWith(name, prefix)) continue;
-    ASSIGN_OR_RETURN(const OpenFile data, OpenRegularFile(absl::StrCat(folder, "/", stored.file)));
-    absl::StatusOr<TorchObject> object = TorchObject::Read(data, stored.item);
-    if (!object.ok()) return Annotate(object.status(), absl::StrCat("object '", name, "'"));
-    objects.emplace(name, *std::move(object));
+    if (absl::StartsWith(name, prefix)) objects.emplace(name, stored);
   }
   return objects;
 }
@@ -89,8 +88,9 @@ absl::StatusOr<double> ReadStoredNumber(const ModelSource& tensors, const std::s
 
 class Reader {
  public:
-  Reader(const ModelSource& tensors, const std::string& prefix, const Objects& objects)
-      : tensors_(tensors), prefix_(prefix), objects_(objects) {}
+  Reader(const std::string& folder, const ModelSource& tensors, const std::string& prefix,
+         const std::map<std::string, StoredObject>& objects)
+      : folder_(folder), tensors_(tensors), prefix_(prefix), objects_(objects) {}
 
   absl::StatusOr<OptimizerState> Read() {
     is_list_ = objects_.count(absl::StrCat(prefix_, "param_groups.0.params")) > 0;
@@ -100,15 +100,20 @@ class Reader {
       found = true;
       RETURN_IF_ERROR(AddTensor(name, info));
     }
-    for (const auto& [name, object] : objects_) {
+    // One at a time: of an object only its numbers and names are kept, however large it is decoded.
+    for (const auto& [name, stored] : objects_) {
       found = true;
-      RETURN_IF_ERROR(AddObject(name, object.root()));
+      ASSIGN_OR_RETURN(const OpenFile data,
+                       OpenRegularFile(absl::StrCat(folder_, "/", stored.file)));
+      const absl::StatusOr<TorchObject> object = TorchObject::Read(data, stored.item);
+      if (!object.ok()) return Annotate(object.status(), absl::StrCat("object '", name, "'"));
+      RETURN_IF_ERROR(AddObject(name, object->root()));
     }
     if (!found) {
       return absl::NotFoundError(
           absl::StrCat("optimizer state: the folder holds nothing under '", prefix_, "'"));
     }
-    RETURN_IF_ERROR(GiveGroups());
+    GiveGroups();
     return std::move(state_);
   }
 
@@ -182,41 +187,47 @@ class Reader {
 
   absl::Status AddMembers(const std::string& name, absl::string_view rest, const Ref& value) {
     if (value.kind() != PickleKind::kList) return Bad(name, "is no list of parameters");
-    std::vector<std::string>& members = members_[SplitAtLastDot(rest)->front];
+    const auto split = SplitAtLastDot(rest);
+    if (!split.has_value()) return Bad(name, "is no param group's");
     for (size_t i = 0; i < value.size(); ++i) {
       const Ref member = value.item(i);
+      std::string of_group;
       if (member.kind() == PickleKind::kInt) {
-        members.push_back(absl::StrCat(member.number()));
+        of_group = absl::StrCat(member.number());
       } else if (member.kind() == PickleKind::kString) {
-        members.emplace_back(member.text());
+        of_group = std::string(member.text());
       } else {
         return Bad(name, "is no list of parameters");
       }
+      if (!group_of_.emplace(of_group, split->front).second)
+        return Bad(of_group, "is in two param groups");
     }
     return absl::OkStatus();
   }
 
-  absl::Status GiveGroups() {
+  void GiveGroups() {
+    std::map<std::string, std::shared_ptr<const OptimizerState::Numbers>> shared;
+    for (auto& [owner, numbers] : numbers_)
+      shared[owner] = std::make_shared<const OptimizerState::Numbers>(std::move(numbers));
     if (!is_list_) {
-      state_.numbers = std::move(numbers_);
-      return absl::OkStatus();
+      state_.numbers = std::move(shared);
+      return;
     }
-    for (const auto& [group, members] : members_) {
-      for (const std::string& member : members) {
-        if (!state_.numbers.emplace(member, numbers_[group]).second)
-          return Bad(member, "is in two param groups");
-      }
+    const auto none = std::make_shared<const OptimizerState::Numbers>();
+    for (const auto& [member, group] : group_of_) {
+      const auto numbers = shared.find(group);
+      state_.numbers[member] = numbers == shared.end() ? none : numbers->second;
     }
-    return absl::OkStatus();
   }
 
+  const std::string& folder_;
   const ModelSource& tensors_;
   const std::string& prefix_;
-  const Objects& objects_;
+  const std::map<std::string, StoredObject>& objects_;
   bool is_list_ = false;  // Of groups, not flattened.
   OptimizerState state_;
-  std::map<std::string, OptimizerState::Numbers> numbers_;   // By group, or by parameter.
-  std::map<std::string, std::vector<std::string>> members_;  // By group.
+  std::map<std::string, OptimizerState::Numbers> numbers_;  // By group, or by parameter.
+  std::map<std::string, std::string> group_of_;             // By member.
 };
 
 }  // namespace
@@ -224,8 +235,8 @@ class Reader {
 absl::StatusOr<OptimizerState> ReadOptimizerState(const std::string& folder,
                                                   const ModelSource& tensors,
                                                   const std::string& prefix) {
-  ASSIGN_OR_RETURN(const Objects objects, ReadObjects(folder, prefix));
-  absl::StatusOr<OptimizerState> state = Reader(tensors, prefix, objects).Read();
+  ASSIGN_OR_RETURN(const auto objects, FindObjects(folder, prefix));
+  absl::StatusOr<OptimizerState> state = Reader(folder, tensors, prefix, objects).Read();
   if (!state.ok()) return Annotate(state.status(), folder);
   return state;
 }

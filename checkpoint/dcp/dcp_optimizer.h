@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,7 +34,8 @@ struct OptimizerState {
   using Numbers = std::map<std::string, std::vector<double>>;
 
   std::map<std::string, Parameter> parameters;
-  std::map<std::string, Numbers> numbers;  // By parameter; of its param group.
+  // By parameter; those of its param group, which its members share. Not null.
+  std::map<std::string, std::shared_ptr<const Numbers>> numbers;
 };
 
 // `tensors`: the folder's. Objects of other prefixes are not read.

@@ -125,11 +125,15 @@ absl::Status PosixStorage::WriteWhole(const std::string& path, absl::string_view
 
 absl::Status PosixStorage::PublishFile(const std::string& partial, const std::string& path) {
   const bool exchanged = ExchangeFiles(partial, path);
-  if (!exchanged && rename(partial.c_str(), path.c_str()) != 0)
+  // Where nothing has the name, the new file's way back is known.
+  const bool was_free = !exchanged && renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(),
+                                                RENAME_NOREPLACE) == 0;
+  if (!exchanged && !was_free && rename(partial.c_str(), path.c_str()) != 0)
     return ErrnoStatus(errno, absl::StrCat("rename to ", path));
   if (const absl::Status synced = FsyncFolder(FolderOf(path)); !synced.ok()) {
     // Who is told of an error finds what was there before.
     if (exchanged) (void)ExchangeFiles(path, partial);
+    if (was_free) (void)rename(path.c_str(), partial.c_str());
     return synced;
   }
   if (exchanged) (void)RemoveFile(partial);  // What has its name now is the older file.

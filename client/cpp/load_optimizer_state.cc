@@ -15,6 +15,7 @@
 #include "checkpoint/dcp/dcp_model.h"
 #include "checkpoint/dcp/dcp_optimizer.h"
 #include "checkpoint/element_reader.h"
+#include "checkpoint/storage/storage_path.h"
 #include "client/cpp/optimizer_state.h"
 #include "client/cpp/session_setup.h"
 #include "client/cpp/state_access.h"
@@ -45,8 +46,9 @@ struct ParameterPlan {
 // What this rank gets of the folder, found out before anything is changed.
 class Plan {
  public:
-  absl::Status Make(const Session& session, const std::string& folder,
+  absl::Status Make(const Session& session, const std::string& path,
                     const LoadOptimizerOptions& options) {
+    ASSIGN_OR_RETURN(const std::string folder, PlainPath(path));
     if (folder.empty() || folder[0] != '/')
       return absl::InvalidArgumentError(absl::StrCat("folder '", folder, "' is no absolute path"));
     if (!session.initialized())
@@ -80,6 +82,31 @@ class Plan {
     return absl::OkStatus();
   }
 
+  // A parameter with tied weights is stored under whichever of its names.
+  static std::vector<std::string> NamesOf(const UnitLayout& unit, const std::string& parameter) {
+    std::vector<std::string> names = {parameter};
+    for (const Alias& alias : unit.flat.aliases()) {
+      if (alias.primary == parameter) names.push_back(alias.name);
+    }
+    return names;
+  }
+  // What is stored under one of the names; null: nothing is.
+  template <typename T>
+  static absl::StatusOr<const T*> FindAny(const std::map<std::string, T>& stored,
+                                          const std::vector<std::string>& names) {
+    const T* found = nullptr;
+    for (const std::string& name : names) {
+      const auto one = stored.find(name);
+      if (one == stored.end()) continue;
+      if (found != nullptr) {
+        return Wrong(absl::StatusCode::kInvalidArgument, name,
+                     absl::StrCat("'", names[0], "' is there under another name, too"));
+      }
+      found = &one->second;
+    }
+    return found;
+  }
+
   absl::Status PlanParameters(const Session& session, const dcp::OptimizerState& state,
                               bool strict) {
     std::set<std::string> known;
@@ -88,12 +115,14 @@ class Plan {
       for (const PlacedParameter& placed : unit.flat.parameters()) {
         ParameterPlan& plan = units_.back().emplace_back();
         const TensorSpec& spec = placed.spec;
-        known.insert(spec.name);
-        const auto stored = state.parameters.find(spec.name);
-        if (stored != state.parameters.end()) {
-          RETURN_IF_ERROR(PlanParameter(session, spec, stored->second, &plan));
-        } else if (strict && spec.requires_grad &&
-                   session.config().optimizer != OptimizerKind::kSgd) {
+        const std::vector<std::string> names = NamesOf(unit, spec.name);
+        known.insert(names.begin(), names.end());
+        // What is not trained has no state here, whatever the folder has.
+        if (!spec.requires_grad) continue;
+        ASSIGN_OR_RETURN(const auto* stored, FindAny(state.parameters, names));
+        if (stored != nullptr) {
+          RETURN_IF_ERROR(PlanParameter(session, spec, *stored, &plan));
+        } else if (strict && session.config().optimizer != OptimizerKind::kSgd) {
           return Wrong(absl::StatusCode::kNotFound, spec.name, "the folder has none of it");
         }
       }
@@ -129,7 +158,8 @@ class Plan {
     }
     if (!stored.step.has_value() && optimizer != OptimizerKind::kSgd)
       return wrong("it has no 'step'");
-    plan->update_count = stored.step.value_or(0);
+    // PyTorch's SGD counts nothing; it has a momentum from its first update on.
+    plan->update_count = stored.step.value_or(plan->tensors.empty() ? 0 : 1);
     return absl::OkStatus();
   }
 
@@ -153,11 +183,11 @@ class Plan {
     for (const UnitLayout& unit : session.layout().units) {
       for (const PlacedParameter& placed : unit.flat.parameters()) {
         const std::string& name = placed.spec.name;
-        const auto numbers = state.numbers.find(name);
-        if (numbers == state.numbers.end()) continue;
+        ASSIGN_OR_RETURN(const auto* numbers, FindAny(state.numbers, NamesOf(unit, name)));
+        if (numbers == nullptr) continue;
         const int group = GroupOf(config, name);
         HyperParameters said = config.groups[group];
-        RETURN_IF_ERROR(Translate(config.optimizer, name, numbers->second, &said));
+        RETURN_IF_ERROR(Translate(config.optimizer, name, **numbers, &said));
         RETURN_IF_ERROR(ValidateHyperParameters(said, group));
         if (first[group].empty()) {
           first[group] = name;
@@ -248,6 +278,14 @@ class Loader {
       for (const ParameterPlan& parameter : unit) {
         identity.MixWord(parameter.update_count);
         for (const auto& [array, tensor] : parameter.tensors) identity.MixBytes(tensor);
+      }
+    }
+    for (const HyperParameters& group : plan_.groups()) {
+      for (const double number : {group.learning_rate, group.beta1, group.beta2, group.epsilon,
+                                  group.weight_decay, group.momentum}) {
+        uint64_t bits = 0;
+        memcpy(&bits, &number, sizeof(bits));
+        identity.MixWord(bits);
       }
     }
     const uint64_t own = identity.value();

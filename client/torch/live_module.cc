@@ -1,12 +1,18 @@
 #include "client/torch/live_module.h"
 
+#include <ATen/MemoryOverlap.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -36,6 +42,36 @@ struct Target {
   torch::Tensor staged;              // What it will be.
 };
 
+// Two tensors that are the same elements are one, whatever made them.
+struct Memory {
+  const void* storage = nullptr;
+  const void* begin = nullptr;  // Of an empty one: the tensor's own.
+  std::vector<int64_t> sizes, strides;
+
+  static Memory Of(const torch::Tensor& tensor) {
+    // On the meta device, and where there are no elements, tensors share nothing.
+    if (tensor.is_meta() || tensor.numel() == 0) return {tensor.unsafeGetTensorImpl()};
+    return {tensor.storage().unsafeGetStorageImpl(), tensor.data_ptr(), tensor.sizes().vec(),
+            tensor.strides().vec()};
+  }
+  bool operator<(const Memory& other) const {
+    return std::tie(storage, begin, sizes, strides) <
+           std::tie(other.storage, other.begin, other.sizes, other.strides);
+  }
+};
+
+// What libtorch throws: it has no memory, perhaps, or the device failed.
+absl::Status Caught(absl::FunctionRef<absl::Status()> body) {
+  try {
+    return body();
+  } catch (const c10::Error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("live state cannot be set: ", error.what_without_backtrace()));
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("live state cannot be set: no memory is left");
+  }
+}
+
 class Plan {
  public:
   Plan(const torch::nn::Module& module, const LiveModule& options) : options_(options) {
@@ -59,6 +95,7 @@ class Plan {
           missing.empty() ? "nothing" : absl::StrJoin(missing, ", "),
           ". Unexpected: ", unexpected.empty() ? "nothing" : absl::StrJoin(unexpected, ", ")));
     }
+    RETURN_IF_ERROR(CheckAreApart());
     if (!entries_.empty()) return absl::OkStatus();
     return absl::NotFoundError(
         absl::StrCat("job '", options_.job_id, "' has nothing that is to be set in the module"));
@@ -81,13 +118,14 @@ class Plan {
   }
 
   void Restart() {
-    num_staged_ = 0;
+    staged_.clear();
     for (Target& target : targets_) target.staged = torch::Tensor();
   }
 
   // All of one of the job's tensors.
   absl::Status Stage(const std::string& name, const torch::Tensor& values) {
-    ++num_staged_;
+    if (!staged_.insert(name).second)
+      return absl::DataLossError(absl::StrCat("tensor '", name, "' came twice"));
     for (const size_t index : targets_of_.at(name)) {
       Target& target = targets_[index];
       torch::Tensor staged = values.to(target.tensor.scalar_type());
@@ -102,13 +140,18 @@ class Plan {
     return absl::OkStatus();
   }
 
+  // May throw where no tensor was changed yet. An error of a device later is one that the device
+  // keeps, and the module with it is of no use any more.
   absl::Status Apply() const {
-    if (num_staged_ != entries_.size())
+    if (staged_.size() != entries_.size())
       return absl::AbortedError(absl::StrCat("job '", options_.job_id, "' changed meanwhile"));
     const torch::NoGradGuard no_grad;
     for (const Target& target : targets_) {
+      if (!target.staged.defined()) continue;
+      std::optional<c10::InferenceMode> inference;
+      if (target.tensor.is_inference()) inference.emplace();
       torch::Tensor tensor = target.tensor;
-      if (target.staged.defined()) tensor.copy_(target.staged);
+      tensor.copy_(target.staged);
     }
     return absl::OkStatus();
   }
@@ -118,10 +161,30 @@ class Plan {
  private:
   void Add(const std::string& name, const torch::Tensor& tensor) {
     if (!tensor.defined()) return;
-    const auto [known, is_new] = by_tensor_.emplace(tensor.unsafeGetTensorImpl(), targets_.size());
+    const auto [known, is_new] = by_memory_.emplace(Memory::Of(tensor), targets_.size());
     if (is_new) targets_.push_back({tensor, {}, false, {}, {}});
     targets_[known->second].names.push_back(name);
     by_name_[name] = known->second;
+  }
+
+  // What is set as two must not be partly one: a view of a part, or in another shape.
+  absl::Status CheckAreApart() const {
+    std::map<const void*, std::vector<const Target*>> by_storage;
+    for (const Target& target : targets_) {
+      if (target.sources.empty() || target.tensor.numel() == 0) continue;
+      std::vector<const Target*>& others =
+          by_storage[target.tensor.storage().unsafeGetStorageImpl()];
+      for (const Target* other : others) {
+        const at::MemOverlapStatus overlap = at::get_overlap_status(target.tensor, other->tensor);
+        if (overlap == at::MemOverlapStatus::No || overlap == at::MemOverlapStatus::TooHard)
+          continue;
+        return absl::InvalidArgumentError(
+            absl::StrCat("'", other->names[0], "' and '", target.names[0],
+                         "' share elements, and are not the same: leave one of them out"));
+      }
+      others.push_back(&target);
+    }
+    return absl::OkStatus();
   }
 
   absl::Status MatchOne(const LiveEntry& entry) {
@@ -158,6 +221,10 @@ class Plan {
     const std::string what = absl::StrCat("'", target.names[0], "'");
     if (tensor.is_meta())
       return absl::InvalidArgumentError(absl::StrCat(what, " is on the meta device"));
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " has several elements in one place, so it cannot be set"));
+    }
     if (tensor.sizes().vec() != entry.shape) {
       return absl::InvalidArgumentError(
           absl::StrCat(what, " is [", absl::StrJoin(tensor.sizes().vec(), ", "), "], the job's '",
@@ -174,12 +241,12 @@ class Plan {
 
   const LiveModule& options_;
   std::vector<Target> targets_;
-  std::map<const c10::TensorImpl*, size_t> by_tensor_;
+  std::map<Memory, size_t> by_memory_;
   std::map<std::string, size_t> by_name_;
   std::map<std::string, std::string> source_of_;           // By name in the module.
   std::map<std::string, LiveEntry> entries_;               // By name in the job: that are wanted.
   std::map<std::string, std::vector<size_t>> targets_of_;  // The same.
-  size_t num_staged_ = 0;
+  std::set<std::string> staged_;                           // By name in the job.
 };
 
 // Stages what comes; nothing of the module changes here.
@@ -193,6 +260,18 @@ class StagingSink : public LiveSink {
   }
 
   absl::Status Entry(const LiveEntry& entry) override {
+    return Caught([&] { return BeginEntry(entry); });
+  }
+
+  absl::Status Chunk(int64_t, absl::string_view bytes) override {
+    if (listed_ == nullptr || bytes.empty()) return absl::OkStatus();
+    memcpy(static_cast<char*>(values_.data_ptr()) + done_bytes_, bytes.data(), bytes.size());
+    done_bytes_ += static_cast<int64_t>(bytes.size());
+    return Caught([this] { return StageIfWhole(); });
+  }
+
+ private:
+  absl::Status BeginEntry(const LiveEntry& entry) {
     listed_ = plan_->Find(entry.name);
     if (listed_ == nullptr) return absl::OkStatus();
     if (listed_->shape != entry.shape || listed_->dtype != entry.dtype)
@@ -203,14 +282,6 @@ class StagingSink : public LiveSink {
     return StageIfWhole();
   }
 
-  absl::Status Chunk(int64_t, absl::string_view bytes) override {
-    if (listed_ == nullptr) return absl::OkStatus();
-    memcpy(static_cast<char*>(values_.data_ptr()) + done_bytes_, bytes.data(), bytes.size());
-    done_bytes_ += static_cast<int64_t>(bytes.size());
-    return StageIfWhole();
-  }
-
- private:
   absl::Status StageIfWhole() {
     if (done_bytes_ != listed_->size_bytes) return absl::OkStatus();
     // No other bytes than 0 and 1 are a bool.
@@ -238,7 +309,7 @@ absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module,
   StagingSink sink(&plan);
   LoadedLiveState loaded;
   ASSIGN_OR_RETURN(loaded.version, reader->Get(plan.Query(entries.size()), &sink));
-  RETURN_IF_ERROR(plan.Apply());
+  RETURN_IF_ERROR(Caught([&plan] { return plan.Apply(); }));
   loaded.missing = std::move(plan.missing);
   loaded.unexpected = std::move(plan.unexpected);
   return loaded;

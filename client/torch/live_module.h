@@ -45,11 +45,14 @@ struct LoadedLiveState {
 
 // Sets everything, or where anything is wrong nothing. Tensors keep their dtype, device and memory:
 // elements are rounded or widened to floating-point dtypes, while all others must be the job's.
-// Tied weights are set under whichever of their names the job has; where it has several that differ
-// it is an error.
+// Tied weights, which are the same elements in the same shape, are set under whichever of their
+// names the job has; where it has several that differ it is an error. (What libtorch itself finds
+// only as it sets elements, an error of a GPU, leaves the module half set.)
 // Errors: NotFound         strict, and names are missing or unexpected: all are named; no such job
 //         InvalidArgument  a tensor of another shape, or of a dtype that it cannot be set from, or
-//                          on the meta device, named; two that are renamed alike
+//                          on the meta device, or with several elements in one place, named; two
+//                          that are renamed alike, or share some of their elements
+//         ResourceExhausted  what libtorch throws: it has no memory
 //         others           LiveReader::Get
 absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module, const LiveModule& options);
 

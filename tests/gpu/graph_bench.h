@@ -1,8 +1,8 @@
 // What it costs the processor to launch a step's work on the device, unit by unit and as a CUDA
 // graph.
 //
-//   one by one   sum and measure │ AdamW and bf16 │ sum and measure │ ...      two launches a unit
-//   a graph      all of them                                                  one launch
+//   one by one   sum and measure │ AdamW and bf16 │ sum and measure │ ...      three launches a
+//   unit a graph      all of them                                                  one launch
 //
 // A step of a job decides between its reductions and its updates whether it counts, on the
 // processor and with all ranks, so it is no graph as a whole: these are the limits of what would

@@ -7,6 +7,9 @@
 //   hidden share = (compute alone + work alone - both) / the shorter of the two alone
 //
 // 1: the shorter one took no time; 0: they took turns; below 0: they were in each other's way.
+// Compute and reductions are both bound by the device's memory, of which there is no more for two
+// at once: what is seen to be hidden is the executor's calls, windows and votes, and not its
+// kernels' bytes. Behind compute that is bound by arithmetic these would be hidden too.
 //
 // Gradients have an infinity on purpose, so that every vote skips its step: an update comes when
 // all is reduced and nothing computes any more, and would be in the share as work that nothing

@@ -77,7 +77,7 @@ class LiveModuleTest : public LiveNetTest {
   Values At(int64_t step) {
     absl::MutexLock lock(&mu_);
     const auto noted = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return by_step_.count(step) != 0; };
-    mu_.Await(absl::Condition(&noted));
+    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&noted), absl::Seconds(60)));
     return by_step_[step];
   }
 
@@ -99,9 +99,12 @@ TEST_F(LiveModuleTest, IsSetToTheBitsOfOneCommittedStepWhileTrainingGoesOnBothWa
   std::atomic<bool> is_done{false};
   std::atomic<int64_t> last_step{-1};  // Of all ranks; -1: not known yet.
   std::atomic<int64_t> taken{0};
+  std::atomic<bool> stop{false};
   std::thread reader([&] {
     for (int i = 0; i < 8; ++i) {
-      while (taken.load() < 2 * i + 1) std::this_thread::yield();  // Each is of another step.
+      // Each is of another step.
+      while (taken.load() < 2 * i + 1 && !stop.load()) std::this_thread::yield();
+      if (stop.load()) break;
       auto net = OtherNet();
       std::vector<const void*> memory;
       for (const torch::Tensor& parameter : net->parameters())
@@ -127,6 +130,7 @@ TEST_F(LiveModuleTest, IsSetToTheBitsOfOneCommittedStepWhileTrainingGoesOnBothWa
       if (rank.rank == 0) taken.store(step);
     }
   });
+  stop.store(true);  // Also where a rank failed.
   reader.join();
 }
 
@@ -223,6 +227,42 @@ TEST_F(LiveModuleTest, AnythingThatDoesNotFitIsAnErrorByNameAndChangesNothing) {
   Values expected = At(1);
   for (const auto& item : net->named_buffers()) expected[item.key()] = item.value().clone();
   ExpectEqual(ValuesOf(*net), expected);
+}
+
+// What libtorch would refuse or mix up in the middle is refused before.
+TEST_F(LiveModuleTest, ElementsInOnePlaceAndPartsOfOthersAreRefusedAndInferenceTensorsAreSet) {
+  Start({2, 2});
+  TrainOneStep();
+  LiveModule options = Options();
+  options.strict = false;
+  OtherNamesImpl module(5);
+  const auto refused = [&](const std::string& text) {
+    const Values before = ValuesOf(module);
+    EXPECT_THAT(LoadLiveState(&module, options).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+    ExpectEqual(ValuesOf(module), before);
+  };
+  module.table.set_data(torch::zeros({1, 3}).expand({5, 3}));
+  refused("'table' has several elements in one place");
+  const torch::Tensor other = At(1).at("first.linear.weight");
+  const torch::Tensor both = torch::zeros({15 + other.numel()});
+  module.table.set_data(both.narrow(0, 0, 15).view({5, 3}));
+  module.more.set_data(both.narrow(0, 10, other.numel()).view(other.sizes()));
+  options.names.renames = {{"first.linear.weight", "more"}};
+  refused("'table' and 'more' share elements");
+  module.more.set_data(both.narrow(0, 15, other.numel()).view(other.sizes()));
+  ASSERT_OK(LoadLiveState(&module, options).status()) << "side by side";
+  EXPECT_TRUE(torch::equal(module.more, other));
+  options.names.renames = {};
+  {
+    const c10::InferenceMode inference;
+    module.table = torch::zeros({5, 3});
+  }
+  ASSERT_TRUE(module.table.is_inference());
+  auto of_inference = std::make_shared<torch::nn::Module>();
+  of_inference->register_parameter("table", module.table, /*requires_grad=*/false);
+  ASSERT_OK(LoadLiveState(of_inference.get(), options).status());
+  EXPECT_TRUE(torch::equal(of_inference->named_parameters()["table"], At(1).at("table")));
 }
 
 TEST_F(LiveModuleTest, TensorThatTheJobHasTwiceWithOtherValuesIsRefused) {

@@ -192,6 +192,64 @@ TEST_F(LoadDcpOptimizerTest, MomentumThatIsNotThereYetIsOneOfZeroes) {
   }));
 }
 
+// PyTorch's SGD counts no updates, and its momentum is none that a first update overwrites.
+TEST_F(LoadDcpOptimizerTest, MomentumOfSgdIsGoneOnWith) {
+  const GoldenFolder golden = ReadGoldenFolder("sgd");
+  const std::string folder = golden.WriteOut();
+  ToyState first;  // Of a job whose momentum is its first gradient.
+  ASSERT_OK_AND_ASSIGN(TrainerTeam fresh, TrainerTeam::Open(OptionsOf(2, OptimizerKind::kSgd)));
+  ASSERT_OK(fresh.TrainTo(1));
+  ASSERT_OK(fresh.RunAll([&](Session* session) -> absl::Status {
+    ASSIGN_OR_RETURN(const ToyState state, ReadState(session));
+    if (session->rank() == 0) first = state;
+    return absl::OkStatus();
+  }));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(OptionsOf(2, OptimizerKind::kSgd)));
+  ASSERT_OK(team.RunAll(
+      [&](Session* session) { return LoadOptimizerState(session, "file://" + folder).status(); }));
+  ASSERT_OK(team.TrainTo(1));
+  EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    ASSIGN_OR_RETURN(const ToyState state, ReadState(session));
+    EXPECT_THAT(state.update_counts, ElementsAre(2, 2, 2, 1));
+    for (int unit = 0; unit < 2; ++unit) {
+      for (int p = 0; p < 2; ++p) {
+        const std::string& name = Net().units[unit].parameters[p].name;
+        SCOPED_TRACE(name);
+        const std::string stored = absl::StrCat("optim.state.", name, ".momentum_buffer");
+        const std::vector<float> gradient = first.moments.at({StateArray::kFirstMoment, unit, p});
+        const std::vector<float>& found = state.moments.at({StateArray::kFirstMoment, unit, p});
+        EXPECT_EQ(found.size(), gradient.size());
+        for (size_t i = 0; i < found.size(); ++i) {
+          const float before = golden.tensors.count(stored) > 0 ? Floats(golden, stored)[i] : 0;
+          EXPECT_FLOAT_EQ(found[i], 0.5f * before + gradient[i]);
+        }
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST_F(LoadDcpOptimizerTest, StateIsFoundUnderAnyNameOfTiedWeightsAndNoneIsOfWhatIsFrozen) {
+  const GoldenFolder golden = ReadGoldenFolder("adamw");
+  const std::string folder = golden.WriteOut();
+  SessionOptions options = OptionsOf(2);
+  SplitGroups(&options);
+  options.model.units[0].parameters[0].name = "tied";
+  options.model.units[0].parameters.push_back({"0.weight", {5, 3}, DType::kFp32, true, "tied"});
+  options.model.units[1].parameters[0].requires_grad = false;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.TrainTo(1));
+  EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    RETURN_IF_ERROR(LoadOptimizerState(session, folder).status());
+    ASSIGN_OR_RETURN(const ToyState state, ReadState(session));
+    EXPECT_THAT(state.update_counts, ElementsAre(3, 4, 0, 6));
+    EXPECT_EQ(state.moments.at({StateArray::kFirstMoment, 0, 0}),
+              Floats(golden, "optim.state.0.weight.exp_avg"));
+    EXPECT_THAT(state.moments.at({StateArray::kFirstMoment, 1, 0}), Each(0.0f));
+    return absl::OkStatus();
+  }));
+}
+
 struct Refusal {
   const char* what;
   std::function<void(SessionOptions*, LoadOptimizerOptions*)> change;

@@ -1,7 +1,7 @@
 // Floating-point types that are kept in fewer bits than they are computed in: to and from fp32, for
 // the CPU and, to the same bits, for the GPU.
 //
-//   Widen   exact                  Narrow   to nearest, ties to even, at most once
+//   Widen   exact                  Narrow   of fp32 to nearest, ties to even, once
 //
 // Includes nothing but what nvcc has. Pure; thread-safe.
 #ifndef TESSERA_WORKER_DEVICE_NARROW_FLOATS_H_

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "job/job_codec.h"
@@ -87,19 +89,6 @@ absl::Status MapDeviceRegions(const Packet& packet, ParameterPlan parameters,
   return absl::OkStatus();
 }
 
-void PinSums(ExecutorMemory* memory) {
-  if (!memory->device->is_separate() || !memory->state_is_addressable()) return;
-  const int64_t begin = memory->plan.ReducedGradientOffsetBytes();
-  absl::StatusOr<Buffer> pinned = memory->device->Pin(memory->state.data_as<std::byte>() + begin,
-                                                      memory->plan.state_region_bytes() - begin);
-  if (pinned.ok()) {
-    memory->pinned_sums = *std::move(pinned);
-  } else {
-    TESSERA_LOG(WARNING, "what {} reduces is copied in pieces to memory that is not pinned: {}",
-                std::string(memory->device->name()), pinned.status().ToString());
-  }
-}
-
 absl::Status MapGradients(const Packet& packet, ExecutorMemory* memory) {
   const int num_ranks = memory->topology.NumRanks(memory->host());
   const int own = memory->topology.LocalIndex(static_cast<int>(memory->rank.value()));
@@ -135,6 +124,22 @@ int64_t ExecutorMemory::LargestShardBytes() const {
     bytes = std::max(bytes, numel * SizeBytes(plan.units()[i].full_dtype));
   }
   return bytes;
+}
+
+void ExecutorMemory::PinSums() {
+  if (!device->is_separate() || !state_is_addressable()) return;
+  const absl::Time began = absl::Now();
+  const int64_t begin = plan.ReducedGradientOffsetBytes();
+  const int64_t size_bytes = plan.state_region_bytes() - begin;
+  absl::StatusOr<Buffer> pinned = device->Pin(state.data_as<std::byte>() + begin, size_bytes);
+  if (pinned.ok()) {
+    pinned_sums = *std::move(pinned);
+    TESSERA_LOG(DEBUG, "rank {}: {} bytes for sums are pinned after {}", rank.value(), size_bytes,
+                absl::FormatDuration(absl::Now() - began));
+  } else {
+    TESSERA_LOG(WARNING, "what {} reduces is copied in pieces to memory that is not pinned: {}",
+                std::string(device->name()), pinned.status().ToString());
+  }
 }
 
 absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
@@ -177,7 +182,6 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   }
   if (memory.config.shard_group_size > 0) memory.device->PutGathersFirst();
   RETURN_IF_ERROR(MapDeviceRegions(packet, std::move(parameters), &memory));
-  PinSums(&memory);
   RETURN_IF_ERROR(MapGradients(packet, &memory));
   return memory;
 }

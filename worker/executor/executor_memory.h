@@ -52,9 +52,7 @@ struct ExecutorMemory {
   std::unique_ptr<RankDevice> device;
   MappedParameters parameters;  // On the device.
   Buffer state;                 // On the device, unless it is offloaded.
-  // Of a state that is not on the device's: so that what the device reduces is copied there without
-  // a stop. Empty where it is not needed, or cannot be.
-  Buffer pinned_sums;
+  Buffer pinned_sums;           // See PinSums.
   // What is on the device is this process's own, and new: the state is in the host's memory.
   bool in_process = false;
   Mapping group;
@@ -75,6 +73,10 @@ struct ExecutorMemory {
   bool state_is_addressable() const {
     return !device->is_separate() || in_process || config.cpu_offload;
   }
+
+  // Of a state that is not on the device: so that what the device reduces is copied there without a
+  // stop. As right without, and it takes a second for some GiB: beside whatever else uses this.
+  void PinSums();
 
   int64_t LargestShard() const;       // ELEMENTS, of any unit.
   int64_t LargestShardBytes() const;  // In the full dtype: gradients have no larger one.

@@ -115,10 +115,11 @@ class PartSave {
     const absl::Status made = storage_->MakeFolder(request_.path());
     made_folder_ = made.ok();
     if (!made_folder_ && !absl::IsAlreadyExists(made)) return made;
-    // Whoever made it: else a power loss could take all parts with the folder's name. One in a
-    // folder that this process may not open was made by its user.
+    // Whichever rank made it: else a power loss could take all parts with the folder's name. One
+    // that was its user's may be in a folder that cannot be synced: that is the user's matter, and
+    // a rank that made it fails for all.
     const absl::Status synced = storage_->SyncFolder(ParentOf(request_.path()));
-    if (!synced.ok() && (made_folder_ || !absl::IsPermissionDenied(synced))) return synced;
+    if (!synced.ok() && made_folder_) return synced;
     RETURN_IF_ERROR(CheckMayReplace());
     RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart));
     began_ = true;

@@ -46,7 +46,10 @@ class RankExecutor {
               [this](uint64_t put, const std::string& failure) { SendPutGone(put, failure); }),
         recorder_(memory_.flight_ring()),
         communicators_(&memory_, machine.make_direct) {}
-  ~RankExecutor() { Quiesce(absl::AbortedError("the executor ends")); }
+  ~RankExecutor() {
+    Quiesce(absl::AbortedError("the executor ends"));
+    if (pinning_.joinable()) pinning_.join();
+  }
 
   absl::Status Open();
   // `fds`: that came with it. False: stop.
@@ -103,7 +106,7 @@ class RankExecutor {
   std::unique_ptr<BufferSlots> buffers_;  // Null: the model has none.
   EpochCommunicators communicators_;
   std::unique_ptr<RankEngine> engine_;
-  std::thread engine_thread_;
+  std::thread engine_thread_, pinning_;
 };
 
 absl::Status RankExecutor::Open() {
@@ -122,6 +125,8 @@ absl::Status RankExecutor::Open() {
   v1::ExecutorEvent event;
   event.mutable_ready();
   link_.Send(event);
+  absl::StatusOr<std::thread> pinning = StartThread("pinning", [this] { memory_.PinSums(); });
+  if (pinning.ok()) pinning_ = *std::move(pinning);
   return absl::OkStatus();
 }
 

@@ -58,20 +58,20 @@ TEST(DcpOptimizerTest, NumbersAreThoseOfTheParametersGroupFlattenedOrNot) {
   ASSERT_OK_AND_ASSIGN(const OptimizerState grouped, ReadGolden("adamw"));
   ASSERT_EQ(grouped.numbers.size(), 4);
   for (const std::string name : {"0.weight", "2.weight"}) {
-    EXPECT_EQ(grouped.numbers.at(name).at("lr"), (std::vector<double>{0.25}));
-    EXPECT_EQ(grouped.numbers.at(name).at("weight_decay"), (std::vector<double>{0.0625}));
+    EXPECT_EQ(grouped.numbers.at(name)->at("lr"), (std::vector<double>{0.25}));
+    EXPECT_EQ(grouped.numbers.at(name)->at("weight_decay"), (std::vector<double>{0.0625}));
   }
   for (const std::string name : {"0.bias", "2.bias"}) {
-    EXPECT_EQ(grouped.numbers.at(name).at("lr"), (std::vector<double>{0.5}));
-    EXPECT_EQ(grouped.numbers.at(name).at("betas"), (std::vector<double>{0.5, 0.75}));
-    EXPECT_EQ(grouped.numbers.at(name).at("weight_decay"), (std::vector<double>{0}));
-    EXPECT_EQ(grouped.numbers.at(name).at("amsgrad"), (std::vector<double>{0}));
-    EXPECT_EQ(grouped.numbers.at(name).count("foreach"), 0) << "it is None";
+    EXPECT_EQ(grouped.numbers.at(name)->at("lr"), (std::vector<double>{0.5}));
+    EXPECT_EQ(grouped.numbers.at(name)->at("betas"), (std::vector<double>{0.5, 0.75}));
+    EXPECT_EQ(grouped.numbers.at(name)->at("weight_decay"), (std::vector<double>{0}));
+    EXPECT_EQ(grouped.numbers.at(name)->at("amsgrad"), (std::vector<double>{0}));
+    EXPECT_EQ(grouped.numbers.at(name)->count("foreach"), 0) << "it is None";
   }
   ASSERT_OK_AND_ASSIGN(const OptimizerState flattened, ReadGolden("adamw_flattened"));
   ASSERT_EQ(flattened.numbers.size(), 4);
-  EXPECT_EQ(flattened.numbers.at("2.bias").at("betas"), (std::vector<double>{0.9, 0.999}));
-  EXPECT_EQ(flattened.numbers.at("0.weight").at("weight_decay"), (std::vector<double>{0.5}));
+  EXPECT_EQ(flattened.numbers.at("2.bias")->at("betas"), (std::vector<double>{0.9, 0.999}));
+  EXPECT_EQ(flattened.numbers.at("0.weight")->at("weight_decay"), (std::vector<double>{0.5}));
 }
 
 TEST(DcpOptimizerTest, MomentThatIsNoneIsNotThereAndSgdHasNoSteps) {
@@ -82,7 +82,7 @@ TEST(DcpOptimizerTest, MomentThatIsNoneIsNotThereAndSgdHasNoSteps) {
     EXPECT_FALSE(parameter.step.has_value());
     EXPECT_EQ(parameter.moments.size(), 1);
   }
-  EXPECT_EQ(state.numbers.at("2.bias").at("momentum"), (std::vector<double>{0.5}));
+  EXPECT_EQ(state.numbers.at("2.bias")->at("momentum"), (std::vector<double>{0.5}));
 }
 
 TEST(DcpOptimizerTest, PrefixThatNothingHasIsNamed) {
