@@ -205,6 +205,7 @@ TEST_F(LoadDcpOptimizerTest, MomentumOfSgdIsGoneOnWith) {
     return absl::OkStatus();
   }));
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(OptionsOf(2, OptimizerKind::kSgd)));
+  ASSERT_OK(team.TrainTo(0));  // It has its initial values.
   ASSERT_OK(team.RunAll(
       [&](Session* session) { return LoadOptimizerState(session, "file://" + folder).status(); }));
   ASSERT_OK(team.TrainTo(1));
@@ -213,7 +214,7 @@ TEST_F(LoadDcpOptimizerTest, MomentumOfSgdIsGoneOnWith) {
     EXPECT_THAT(state.update_counts, ElementsAre(2, 2, 2, 1));
     for (int unit = 0; unit < 2; ++unit) {
       for (int p = 0; p < 2; ++p) {
-        const std::string& name = Net().units[unit].parameters[p].name;
+        const std::string name = Net().units[unit].parameters[p].name;
         SCOPED_TRACE(name);
         const std::string stored = absl::StrCat("optim.state.", name, ".momentum_buffer");
         const std::vector<float> gradient = first.moments.at({StateArray::kFirstMoment, unit, p});
