@@ -48,8 +48,8 @@ TEST(PickleTest, PlainDataIsReadAsItIs) {
 }
 
 TEST(PickleTest, RememberedValuesAreShared) {
-  ASSERT_OK_AND_ASSIGN(const Pickle pickle,
-                       Decode(Pickled("(" + Str("x") + "\x94h" + Word(0, 1) + "t")));
+  const std::string bytes = Pickled("(" + Str("x") + "\x94h" + Word(0, 1) + "t");
+  ASSERT_OK_AND_ASSIGN(const Pickle pickle, Decode(bytes));  // Texts are views of it.
   EXPECT_EQ(pickle.root().item(0).text(), "x");
   EXPECT_EQ(pickle.root().item(1).text(), "x");
 }

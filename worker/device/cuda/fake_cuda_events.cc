@@ -57,7 +57,8 @@ absl::Status FakeCudaApi::EventRecord(CudaEventHandle* event, CudaStreamHandle* 
   if (Of(event)->timed) {
     RunOnStream(stream, [this, nanos = Of(event)->nanos] { *nanos = clock_nanos_.load(); });
   }
-  Of(stream)->queue->Record(&Of(event)->reached);
+  const auto& reached = Of(event)->reached;
+  Of(stream)->queue->Enqueue([reached, mark = reached->NextMark()] { reached->Reach(mark); });
   return absl::OkStatus();
 }
 
@@ -65,7 +66,7 @@ absl::StatusOr<bool> FakeCudaApi::EventQuery(CudaEventHandle* event) {
   RETURN_IF_ERROR(Enter("EventQuery", Needs::kContext));
   RETURN_IF_ERROR(CheckUsable("cuEventQuery", event));
   const auto& shared = Of(event)->shared;
-  return shared != nullptr ? shared->IsReached(shared->LastMark()) : Of(event)->reached.Query();
+  return shared != nullptr ? shared->IsReached(shared->LastMark()) : Of(event)->reached->Query();
 }
 
 absl::Status FakeCudaApi::EventSynchronize(CudaEventHandle* event) {
@@ -74,7 +75,7 @@ absl::Status FakeCudaApi::EventSynchronize(CudaEventHandle* event) {
   if (const auto& shared = Of(event)->shared; shared != nullptr) {
     shared->Await(shared->LastMark(), broken_);
   } else {
-    Of(event)->reached.Synchronize();
+    Of(event)->reached->Synchronize();
   }
   return CudaStatus("cuEventSynchronize", broken_);
 }
@@ -85,7 +86,7 @@ absl::StatusOr<double> FakeCudaApi::EventElapsedTime(CudaEventHandle* start, Cud
     if (!Of(event)->timed || *Of(event)->nanos < 0) {
       return CudaStatus("cuEventElapsedTime", kCudaInvalidHandle);
     }
-    if (!Of(event)->reached.Query()) return CudaStatus("cuEventElapsedTime", kCudaNotReady);
+    if (!Of(event)->reached->Query()) return CudaStatus("cuEventElapsedTime", kCudaNotReady);
   }
   return static_cast<double>(*Of(end)->nanos - *Of(start)->nanos) * 1e-6;
 }
@@ -97,7 +98,8 @@ absl::Status FakeCudaApi::StreamWaitEvent(CudaStreamHandle* stream, CudaEventHan
     Of(stream)->queue->Enqueue(
         [this, shared, mark = shared->LastMark()] { shared->Await(mark, broken_); });
   } else {
-    Of(stream)->queue->Wait(&Of(event)->reached);
+    const auto& reached = Of(event)->reached;
+    Of(stream)->queue->Enqueue([reached, mark = reached->LastMark()] { reached->AwaitMark(mark); });
   }
   return absl::OkStatus();
 }

@@ -28,9 +28,10 @@ struct FakeStream {
 
 struct FakeEvent {
   bool timed = false;
-  HostEvent reached;
-  // Of the last mark that was reached. Owned by the work that sets it too: an event may be
-  // destroyed before the stream has come to it.
+  // Owned by the work that sets or awaits it too: an event may be destroyed before the stream has
+  // come to it.
+  std::shared_ptr<HostEvent> reached = std::make_shared<HostEvent>();
+  // Of the last mark that was reached; owned as that.
   std::shared_ptr<std::atomic<int64_t>> nanos = std::make_shared<std::atomic<int64_t>>(-1);
   // Of an event for several processes, in place of the two above. Owned by the work on it too.
   std::shared_ptr<FakeSharedEvent> shared;
