@@ -36,18 +36,24 @@ absl::StatusOr<ModelFile> ModelFile::Open(const std::string& path, const Safeten
 absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elements,
                                    ConstValues values, uint32_t* crc32,
                                    const RangeSink::Wrote& wrote) {
-  ASSIGN_OR_RETURN(const StoredTensor* found, Find(tensor));
-  const StoredTensor& stored = *found;
-  const int64_t element_bytes = SizeBytes(values.dtype());
-  const int64_t numel = (stored.end_bytes - stored.begin_bytes) / element_bytes;
-  if (stored.dtype != values.dtype() || begin_elements < 0 || begin_elements > numel ||
-      static_cast<int64_t>(values.size()) > numel - begin_elements) {
+  MemoryBytes bytes({static_cast<const char*>(values.data()), values.size_bytes()});
+  return WriteSlice(tensor, begin_elements, values.dtype(), &bytes, crc32, wrote);
+}
+
+absl::Status ModelFile::WriteSlice(const std::string& tensor, int64_t begin_elements, DType dtype,
+                                   ByteSource* values, uint32_t* crc32,
+                                   const RangeSink::Wrote& wrote) {
+  ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
+  const int64_t element_bytes = SizeBytes(dtype);
+  const int64_t numel = (stored->end_bytes - stored->begin_bytes) / element_bytes;
+  const int64_t count = values->size_bytes() / element_bytes;
+  if (stored->dtype != dtype || begin_elements < 0 || begin_elements > numel ||
+      count > numel - begin_elements) {
     return absl::InvalidArgumentError(absl::StrCat(path(), ": elements [", begin_elements, ", +",
-                                                   values.size(), ") of ", Name(values.dtype()),
+                                                   count, ") of ", Name(dtype),
                                                    " are not in tensor '", tensor, "'"));
   }
-  return WriteStored(tensor, begin_elements,
-                     {static_cast<const char*>(values.data()), values.size_bytes()}, crc32, wrote);
+  return WriteFrom(values, *stored, begin_elements * element_bytes, crc32, wrote);
 }
 
 absl::StatusOr<const StoredTensor*> ModelFile::Find(const std::string& tensor) const {
@@ -68,8 +74,15 @@ absl::Status ModelFile::WriteStored(const std::string& tensor, int64_t begin_ele
                                                    " bytes from element ", begin_elements,
                                                    " on are not in tensor '", tensor, "'"));
   }
+  MemoryBytes memory(bytes);
+  return WriteFrom(&memory, *stored, *begin, crc32, wrote);
+}
+
+absl::Status ModelFile::WriteFrom(ByteSource* bytes, const StoredTensor& stored,
+                                  int64_t begin_bytes, uint32_t* crc32,
+                                  const RangeSink::Wrote& wrote) {
   RETURN_IF_ERROR(FaultPoint("model-file.write"));
-  return writer_->Write(bytes, header_->data_offset_bytes + stored->begin_bytes + *begin, crc32,
+  return writer_->Write(bytes, header_->data_offset_bytes + stored.begin_bytes + begin_bytes, crc32,
                         wrote);
 }
 

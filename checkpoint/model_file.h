@@ -19,8 +19,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/storage/byte_source.h"
 #include "checkpoint/storage/direct_writes.h"
 #include "checkpoint/storage/storage.h"
+#include "layout/dtype.h"
 #include "layout/values.h"
 
 namespace tessera {
@@ -41,6 +43,10 @@ class ModelFile {
   //         ResourceExhausted disk full.
   absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values,
                           uint32_t* crc32 = nullptr, const RangeSink::Wrote& wrote = nullptr);
+  // The same with values of `dtype`, of which there are whole ones.
+  absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, DType dtype,
+                          ByteSource* values, uint32_t* crc32 = nullptr,
+                          const RangeSink::Wrote& wrote = nullptr);
   // Writes elements from begin_elements on of a tensor of whatever dtype, as they are stored.
   // Errors: NotFound no such tensor; InvalidArgument outside of it, or not between bytes.
   absl::Status WriteStored(const std::string& tensor, int64_t begin_elements,
@@ -64,6 +70,8 @@ class ModelFile {
       : writer_(std::move(writer)), header_(header) {}
 
   absl::StatusOr<const StoredTensor*> Find(const std::string& tensor) const;
+  absl::Status WriteFrom(ByteSource* bytes, const StoredTensor& stored, int64_t begin_bytes,
+                         uint32_t* crc32, const RangeSink::Wrote& wrote);
   const std::string& path() const { return writer_->path(); }
 
   std::unique_ptr<RangeSink> writer_;

@@ -108,6 +108,13 @@ absl::Status ModelFiles::WriteSlice(const std::string& tensor, int64_t begin_ele
   return absl::OkStatus();
 }
 
+absl::Status ModelFiles::WriteSlice(const std::string& tensor, int64_t begin_elements, DType dtype,
+                                    ByteSource* values, uint32_t* crc32,
+                                    const RangeSink::Wrote& wrote) {
+  ASSIGN_OR_RETURN(ModelFile * file, FileOf(tensor));
+  return file->WriteSlice(tensor, begin_elements, dtype, values, crc32, wrote);
+}
+
 absl::Status ModelFiles::WriteBytes(const std::string& tensor, absl::string_view bytes) {
   ASSIGN_OR_RETURN(ModelFile * file, FileOf(tensor));
   return file->WriteBytes(tensor, bytes);

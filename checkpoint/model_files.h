@@ -25,9 +25,11 @@
 #include "checkpoint/model_file.h"
 #include "checkpoint/model_index.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/storage/byte_source.h"
 #include "checkpoint/storage/direct_writes.h"
 #include "checkpoint/storage/storage.h"
 #include "checkpoint/tensor_table.h"
+#include "layout/dtype.h"
 #include "layout/values.h"
 
 namespace tessera {
@@ -63,7 +65,9 @@ class ModelFiles {
   // Errors: as ModelFile::WriteSlice; OutOfRange  a value is too large for it, naming the tensor.
   absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values,
                           uint32_t* crc32 = nullptr, const RangeSink::Wrote& wrote = nullptr);
-  // Errors: as those of ModelFile.
+  // Errors: as those of ModelFile. Nothing is rounded.
+  absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, DType dtype,
+                          ByteSource* values, uint32_t* crc32, const RangeSink::Wrote& wrote);
   absl::Status WriteBytes(const std::string& tensor, absl::string_view bytes);
   absl::Status WriteStored(const std::string& tensor, int64_t begin_elements,
                            absl::string_view bytes);

@@ -52,10 +52,11 @@ void TellOnce(const std::string& path) {
   }
 }
 
-void CopySummed(const char* from, int64_t size_bytes, char* to, uint32_t* crc32) {
+void TakeSummed(ByteSource* from, int64_t size_bytes, char* to, uint32_t* crc32) {
   for (int64_t at = 0; at < size_bytes; at += kCopiedBytes) {
     const int64_t bytes = std::min(kCopiedBytes, size_bytes - at);
-    memcpy(to + at, from + at, bytes);
+    const char* const taken = from->Take(bytes, to + at);
+    if (taken != to + at) memcpy(to + at, taken, bytes);
     if (crc32 != nullptr) *crc32 = Crc32(to + at, bytes, *crc32);
   }
 }
@@ -103,19 +104,18 @@ absl::Status DirectWrites::AwaitFree(const Piece& piece) {
   return status_;
 }
 
-absl::Status DirectWrites::Write(std::shared_ptr<File> file, absl::string_view bytes,
+absl::Status DirectWrites::Write(std::shared_ptr<File> file, ByteSource* bytes, int64_t size_bytes,
                                  int64_t at_bytes, uint32_t* crc32,
                                  const std::function<void(int64_t bytes)>& wrote) {
   if (!thread_.joinable()) RETURN_IF_ERROR(Start());
-  while (!bytes.empty()) {
+  for (const int64_t end_bytes = at_bytes + size_bytes; at_bytes < end_bytes;) {
     Piece& piece = pieces_[next_piece_];
     RETURN_IF_ERROR(AwaitFree(piece));
     piece.at_bytes = at_bytes;
-    piece.size_bytes = std::min<int64_t>(kBufferBytes, bytes.size());
-    CopySummed(bytes.data(), piece.size_bytes, piece.buffer.get(), crc32);
+    piece.size_bytes = std::min(kBufferBytes, end_bytes - at_bytes);
+    TakeSummed(bytes, piece.size_bytes, piece.buffer.get(), crc32);
     if (wrote != nullptr) wrote(piece.size_bytes);
     at_bytes += piece.size_bytes;
-    bytes.remove_prefix(piece.size_bytes);
     next_piece_ = (next_piece_ + 1) % kPieces;
     absl::MutexLock lock(&mu_);
     piece.file = file;

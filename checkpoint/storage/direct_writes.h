@@ -21,9 +21,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "base/unique_fd.h"
+#include "checkpoint/storage/byte_source.h"
 
 namespace tessera {
 
@@ -54,11 +54,13 @@ class DirectWrites {
   // Errors: the file system's, with the path.
   static absl::StatusOr<std::shared_ptr<File>> Open(const std::string& path);
 
-  // Whole blocks of the file, copied before this returns and written later. `crc32` goes on by
-  // them, and `wrote` is told of them piece by piece; both may be null.
-  // Errors: that of an earlier write, with its file's path; ResourceExhausted  no memory or thread.
-  absl::Status Write(std::shared_ptr<File> file, absl::string_view bytes, int64_t at_bytes,
-                     uint32_t* crc32, const std::function<void(int64_t bytes)>& wrote);
+  // The next size_bytes of `bytes`, whole blocks of the file, copied before this returns and
+  // written later. `crc32` goes on by them, and `wrote` is told of them piece by piece; both may be
+  // null. Errors: that of an earlier write, with its file's path; ResourceExhausted  no memory or
+  // thread.
+  absl::Status Write(std::shared_ptr<File> file, ByteSource* bytes, int64_t size_bytes,
+                     int64_t at_bytes, uint32_t* crc32,
+                     const std::function<void(int64_t bytes)>& wrote);
   // Waits until all is written. Errors: that of the first write that failed.
   absl::Status Await();
   // How many bytes went past the page cache, after Await.

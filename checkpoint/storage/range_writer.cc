@@ -19,18 +19,16 @@ absl::StatusOr<RangeWriter> RangeWriter::Open(std::string path, DirectWrites* di
   return RangeWriter(std::move(fd), std::move(path), direct);
 }
 
-absl::Status RangeWriter::Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32,
+absl::Status RangeWriter::Write(ByteSource* bytes, int64_t at_bytes, uint32_t* crc32,
                                 const Wrote& wrote) {
-  const int64_t end_bytes = at_bytes + static_cast<int64_t>(bytes.size());
+  const int64_t end_bytes = at_bytes + bytes->size_bytes();
   ASSIGN_OR_RETURN(const Extent blocks, BlocksOf(at_bytes, end_bytes));
-  if (blocks.begin_bytes == blocks.end_bytes) return WriteCached(bytes, at_bytes, crc32, wrote);
-  const auto part = [&](int64_t begin_bytes, int64_t part_end_bytes) {
-    return bytes.substr(begin_bytes - at_bytes, part_end_bytes - begin_bytes);
-  };
-  RETURN_IF_ERROR(WriteCached(part(at_bytes, blocks.begin_bytes), at_bytes, crc32, wrote));
-  RETURN_IF_ERROR(direct_->Write(direct_file_, part(blocks.begin_bytes, blocks.end_bytes),
+  if (blocks.begin_bytes == blocks.end_bytes)
+    return WriteCached(bytes, bytes->size_bytes(), at_bytes, crc32, wrote);
+  RETURN_IF_ERROR(WriteCached(bytes, blocks.begin_bytes - at_bytes, at_bytes, crc32, wrote));
+  RETURN_IF_ERROR(direct_->Write(direct_file_, bytes, blocks.end_bytes - blocks.begin_bytes,
                                  blocks.begin_bytes, crc32, wrote));
-  return WriteCached(part(blocks.end_bytes, end_bytes), blocks.end_bytes, crc32, wrote);
+  return WriteCached(bytes, end_bytes - blocks.end_bytes, blocks.end_bytes, crc32, wrote);
 }
 
 absl::StatusOr<RangeWriter::Extent> RangeWriter::BlocksOf(int64_t begin_bytes, int64_t end_bytes) {
@@ -47,17 +45,18 @@ absl::StatusOr<RangeWriter::Extent> RangeWriter::BlocksOf(int64_t begin_bytes, i
   return last - first < direct_->from_bytes() ? Extent() : Extent{first, last};
 }
 
-absl::Status RangeWriter::WriteCached(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32,
-                                      const Wrote& wrote) {
+absl::Status RangeWriter::WriteCached(ByteSource* bytes, int64_t size_bytes, int64_t at_bytes,
+                                      uint32_t* crc32, const Wrote& wrote) {
   // What writing has brought into the processor's cache is summed there.
-  constexpr size_t kPieceBytes = size_t{1} << 20;
-  while (!bytes.empty()) {
-    const absl::string_view piece = bytes.substr(0, kPieceBytes);
+  constexpr int64_t kPieceBytes = int64_t{1} << 20;
+  if (room_ == nullptr) room_.reset(new char[kPieceBytes]);
+  for (const int64_t end_bytes = at_bytes + size_bytes; at_bytes < end_bytes;) {
+    const int64_t piece_bytes = std::min(kPieceBytes, end_bytes - at_bytes);
+    const absl::string_view piece(bytes->Take(piece_bytes, room_.get()), piece_bytes);
     RETURN_IF_ERROR(WriteAt(fd_.get(), piece, at_bytes, path_));
     if (crc32 != nullptr) *crc32 = Crc32(piece.data(), piece.size(), *crc32);
-    if (wrote != nullptr) wrote(static_cast<int64_t>(piece.size()));
-    bytes.remove_prefix(piece.size());
-    at_bytes += static_cast<int64_t>(piece.size());
+    if (wrote != nullptr) wrote(piece_bytes);
+    at_bytes += piece_bytes;
   }
   return absl::OkStatus();
 }

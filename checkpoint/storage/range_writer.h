@@ -19,8 +19,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "base/unique_fd.h"
+#include "checkpoint/storage/byte_source.h"
 #include "checkpoint/storage/direct_writes.h"
 #include "checkpoint/storage/storage.h"
 
@@ -36,7 +36,8 @@ class RangeWriter final : public RangeSink {
   RangeWriter(UniqueFd fd, std::string path, DirectWrites* direct)
       : fd_(std::move(fd)), path_(std::move(path)), direct_(direct) {}
 
-  absl::Status Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
+  using RangeSink::Write;
+  absl::Status Write(ByteSource* bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
                      const Wrote& wrote = nullptr) override;
   absl::Status Sync() override;
 
@@ -50,13 +51,15 @@ class RangeWriter final : public RangeSink {
 
   // The range's whole blocks, if they are worth direct writes, else nothing of it.
   absl::StatusOr<Extent> BlocksOf(int64_t begin_bytes, int64_t end_bytes);
-  absl::Status WriteCached(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32,
+  // The next size_bytes of `bytes`.
+  absl::Status WriteCached(ByteSource* bytes, int64_t size_bytes, int64_t at_bytes, uint32_t* crc32,
                            const Wrote& wrote);
 
   UniqueFd fd_;
   std::string path_;
   DirectWrites* direct_;
   std::shared_ptr<DirectWrites::File> direct_file_;  // From the first large range on.
+  std::unique_ptr<char[]> room_;  // For bytes that do not stay where they are; untouched else.
 };
 
 }  // namespace tessera

@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "checkpoint/storage/byte_source.h"
 
 namespace tessera {
 
@@ -52,13 +53,19 @@ class RangeSink {
   using Wrote = std::function<void(int64_t bytes)>;
 
   virtual ~RangeSink() = default;
-  // Bytes [at_bytes, at_bytes + bytes.size()) of the file, which no other call writes, whoever's.
+  // All of `bytes`, which no other call writes, whoever's, from byte `at_bytes` of the file on.
   // `crc32` goes on by them, which are summed as they are copied or written, and `wrote` is told of
-  // them piece by piece; both may be null. Errors: also those of earlier writes.
+  // them piece by piece; both may be null. Each piece was copied or written before the next one is
+  // taken, and all before this returns. Errors: also those of earlier writes.
   // Objects: whole parts of a multipart upload go at once; bytes of a part that ranges share go to
   // an object of their own, beside it.
-  virtual absl::Status Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
+  virtual absl::Status Write(ByteSource* bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
                              const Wrote& wrote = nullptr) = 0;
+  absl::Status Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
+                     const Wrote& wrote = nullptr) {
+    MemoryBytes memory(bytes);
+    return Write(&memory, at_bytes, crc32, wrote);
+  }
   // Makes what was written durable. Errors: also those of earlier writes.
   // Objects: waits until the store has answered for each.
   virtual absl::Status Sync() = 0;

@@ -46,10 +46,11 @@ struct NamedTensor {
 };
 
 struct SaveCheckpointOptions {
-  // Returns at once, and the state of this step is copied while training goes on: the step after
-  // the next waits for the copy if it is not through by then. Each rank needs as much memory again
-  // until the save is over; AwaitSave and GetSaveStatus tell the rest. The next save or load waits
-  // for it. A process that dies meanwhile ends it: the checkpoint that had the name stays.
+  // Returns at once, and the state of this step is written while training goes on: the step after
+  // the next waits until what is not written by then is copied. That takes as much memory, up to as
+  // much again as the rank has, until the save is over; AwaitSave and GetSaveStatus tell the rest.
+  // The next save or load waits for it. A process that dies meanwhile ends it: the checkpoint that
+  // had the name stays.
   bool in_background = false;
   // Of the job's checkpoints in the same folder those that were saved first are removed, so that
   // with this one so many are left; 0: all stay.

@@ -163,8 +163,7 @@ TEST_P(GpuFilesTest, SaveInTheBackgroundHasTheStateOfItsStepWhateverTrainingDoes
   EXPECT_TRUE(Loaded(Path("c")) == saved);
 }
 
-// The first one is not through when the second one comes: it is still being copied, or where an
-// image of the GPU's state is the copy, being written.
+// The first one is not through when the second one comes.
 TEST_P(GpuFilesTest, SavesThatFollowEachOtherCloselyHaveTheStatesOfTheirSteps) {
   const SessionOptions job = Job(2);
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(On(*on_gpu_, job)));
@@ -174,7 +173,7 @@ TEST_P(GpuFilesTest, SavesThatFollowEachOtherCloselyHaveTheStatesOfTheirSteps) {
   const JobState saved = StateOf(&team);
   Fault hold;
   hold.action = FaultAction::kHold;
-  ArmFaultPoint(GetParam() ? "save.copy" : "save.written", hold);  // Of one rank: it goes once.
+  ArmFaultPoint("save.written", hold);  // Of one rank: it goes once.
   ASSERT_OK(Save(&team, Path("first"), background));
   ASSERT_OK(Train(&team, 3));
   const JobState next = StateOf(&team);

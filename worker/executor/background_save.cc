@@ -1,6 +1,6 @@
 #include "worker/executor/background_save.h"
 
-#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -18,22 +18,21 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
   End();
   request_ = request;
   progress_ = state.progress;
-  moments_ = state.moments;
   control_ = std::move(control);
   written_bytes_.store(0);
   std::vector<ConstValues> slices;
+  int64_t all_bytes = 0;
   for (const CheckpointSlice& slice :
        SlicesToWrite(request_, memory_, HasStates(memory_.layout, state.progress))) {
+    slices_.emplace(KeyOf(slice), slices.size());
     slices.push_back(state.values(slice.array, slice.segment));
-    keys_.push_back(KeyOf(slice.array, slice.segment));
+    all_bytes += static_cast<int64_t>(slices.back().size_bytes());
   }
-  int64_t all_bytes = 0;
-  for (const ConstValues& slice : slices) all_bytes += static_cast<int64_t>(slice.size_bytes());
   stays_ = state.stays;
   if (stays_) {
     staying_ = std::move(slices);
   } else {
-    RETURN_IF_ERROR(copy_.Begin(state.version, std::move(slices), control_.stopped));
+    RETURN_IF_ERROR(version_.Begin(state.version, std::move(slices), control_.stopped));
   }
   absl::MutexLock lock(&mu_);
   status_.Clear();
@@ -47,26 +46,36 @@ absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
     absl::MutexLock lock(&mu_);
     status_.set_running(true);
   }
-  absl::StatusOr<std::thread> thread =
-      StartThread("a save in the background",
-                  [this, communicator, over = std::move(over)] { Run(communicator, over); });
-  if (thread.ok()) {
-    thread_ = *std::move(thread);
-    return absl::OkStatus();
-  }
+  const absl::Status started = StartThreads(communicator, std::move(over));
+  if (started.ok()) return absl::OkStatus();
+  version_.EndTaking();  // So that who copies goes.
   absl::MutexLock lock(&mu_);
   status_.Clear();
-  return thread.status();
+  return started;
+}
+
+absl::Status BackgroundSave::StartThreads(Communicator* communicator, Over over) {
+  if (!stays_) {
+    ASSIGN_OR_RETURN(copier_, StartThread("a copy behind a save", [this] {
+                       YieldToOthers();
+                       version_.CopyBehind();
+                     }));
+  }
+  ASSIGN_OR_RETURN(thread_, StartThread("a save in the background",
+                                        [this, communicator, over = std::move(over)] {
+                                          Run(communicator, over);
+                                        }));
+  return absl::OkStatus();
 }
 
 void BackgroundSave::Run(Communicator* communicator, const Over& over) {
   YieldToOthers();
   v1::SaveReply reply;
   absl::Status outcome;
-  // Where a copy was cut off the other ranks need not be told: their epoch ends too.
-  const bool is_copied = stays_ || copy_.CopyAll();
-  const absl::Status agreed =
-      is_copied ? SaveCopy(communicator, &reply, &outcome) : absl::AbortedError("the epoch ended");
+  const absl::Status agreed = Save(communicator, &reply, &outcome);
+  version_.EndTaking();
+  if (copier_.joinable()) copier_.join();
+  version_.DropMemory();
   over(request_, agreed, outcome, reply);
   if (!agreed.ok()) outcome = agreed;
   if (!outcome.ok())
@@ -77,31 +86,29 @@ void BackgroundSave::Run(Communicator* communicator, const Over& over) {
   status_.set_message(std::string(outcome.message()));
 }
 
-absl::Status BackgroundSave::SaveCopy(Communicator* communicator, v1::SaveReply* reply,
-                                      absl::Status* outcome) {
-  std::map<Key, ConstValues> copies;
-  for (size_t i = 0; i < keys_.size(); ++i)
-    copies.emplace(keys_[i], stays_ ? staying_[i] : copy_.slice(i));
-  const auto values = [&copies](StateArray array, const ShardSegment& segment) {
-    return copies.at(KeyOf(array, segment));
+absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* reply,
+                                  absl::Status* outcome) {
+  const auto bytes = [this](const CheckpointSlice& slice) -> std::unique_ptr<ByteSource> {
+    const size_t i = slices_.at(KeyOf(slice));
+    if (!stays_) return version_.Slice(i);
+    return std::make_unique<MemoryBytes>(
+        absl::string_view(static_cast<const char*>(staying_[i].data()), staying_[i].size_bytes()));
   };
-  const SavedState state = {/*version=*/0, progress_, moments_, values};
   SaveControl control = control_;
   control.wrote = [this](int64_t bytes) {
     written_bytes_.fetch_add(bytes);
     if (control_.wrote != nullptr) control_.wrote(bytes);
   };
   const auto save = request_.in_parts() ? SaveParts : SaveCheckpoint;
-  const absl::Status status = save(request_, memory_, state, communicator, control, reply, outcome);
-  copy_.DropMemory();
-  return status;
+  return save(request_, memory_, {progress_, bytes}, communicator, control, reply, outcome);
 }
 
 void BackgroundSave::End() {
   if (thread_.joinable()) thread_.join();
-  copy_.Clear();
+  if (copier_.joinable()) copier_.join();  // Where no thread could be started that saves.
+  version_.Clear();
   staying_.clear();
-  keys_.clear();
+  slices_.clear();
   request_.Clear();
 }
 

@@ -1,12 +1,14 @@
 // A checkpoint that is written while training goes on.
 //
-//   Prepare: memory for a copy ──► Start: a thread copies, then writes files, manifest, name
-//                                  training goes on; AwaitCopied before it overwrites the version
+//   Prepare: takes note ──► Start: a thread writes files, manifest, name
+//                           training goes on; AwaitCopied before each step
 //
-// What is a copy that stays already, as a GPU's state in memory of the host is, is written from
-// there. Else the rank holds that much more memory until the files are written. The thread has a
-// low priority, so that training has the processors first. One at a time. status() and MayOverwrite
-// are thread-safe, the rest is the owner's thread's.
+// The version is written from where it lies, and copied where training comes first
+// (saved_version.h), by another thread: the rank needs as much more memory as is copied, until the
+// files are written. What is a copy that stays already, as a GPU's state in memory of the host is,
+// is written from there. The threads have a low priority, so that training has the processors
+// first. One at a time. status() and MayOverwrite are thread-safe, the rest is the owner's
+// thread's.
 #ifndef TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
 #define TESSERA_WORKER_EXECUTOR_BACKGROUND_SAVE_H_
 
@@ -14,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <thread>
 #include <tuple>
@@ -27,7 +30,7 @@
 #include "worker/engine/state_files.h"
 #include "worker/executor/checkpoint_save.h"
 #include "worker/executor/executor_memory.h"
-#include "worker/executor/state_copy.h"
+#include "worker/executor/saved_version.h"
 
 namespace tessera {
 
@@ -37,47 +40,47 @@ class BackgroundSave {
   explicit BackgroundSave(const ExecutorMemory* memory) : memory_(*memory) {}
   ~BackgroundSave() { End(); }
 
-  // Takes note of the state, of what `request` has this rank write, and memory for a copy; what was
-  // saved before has ended. The save is given up as `control` says, whose flags outlive it; the
-  // copy once it says `stopped`, which it must have. Errors: ResourceExhausted  no memory for it.
+  // Takes note of the state, of what `request` has this rank write, and reserves memory for a copy;
+  // what was saved before has ended. The save is given up as `control` says, whose flags outlive
+  // it; the copy once it says `stopped`, which it must have. Errors: ResourceExhausted  no memory
+  // for it.
   absl::Status Prepare(const v1::SaveRequest& request, const SavedState& state,
                        SaveControl control);
   // With the communicator's error if the ranks could not agree on an outcome.
   using Over = std::function<void(const v1::SaveRequest& request, const absl::Status& agreed,
                                   const absl::Status& outcome, const v1::SaveReply& reply)>;
-  // Copies the state and saves the copy. Until End the communicator, which is not owned, is the
-  // thread's; it calls `over` last.
-  // Errors: ResourceExhausted  no thread; `over` is not called then.
+  // Until End the communicator, which is not owned, is the thread's that saves; it calls `over`
+  // last. Errors: ResourceExhausted  no thread; `over` is not called then.
   absl::Status Start(Communicator* communicator, Over over);
-  // Waits for the thread, if there is one, and forgets the copy.
+  // Waits for the threads, if there are any, and forgets the version.
   void End();
-  // As StateCopy has them, of what is being saved.
-  bool MayOverwrite(int64_t step) const { return copy_.MayOverwrite(step); }
-  void AwaitCopied(int64_t step) { copy_.AwaitCopied(step); }
+  // As SavedVersion has them, of what is being saved.
+  bool MayOverwrite(int64_t step) const { return version_.MayOverwrite(step); }
+  void AwaitCopied(int64_t step) { version_.AwaitCopied(step); }
   v1::SaveStatus status() const;
 
  private:
   // Array, unit and parameter.
   using Key = std::tuple<StateArray, int, int>;
-  static Key KeyOf(StateArray array, const ShardSegment& segment) {
-    return {array, segment.unit, segment.parameter};
+  static Key KeyOf(const CheckpointSlice& slice) {
+    return {slice.array, slice.segment.unit, slice.segment.parameter};
   }
 
+  absl::Status StartThreads(Communicator* communicator, Over over);
   void Run(Communicator* communicator, const Over& over);
-  absl::Status SaveCopy(Communicator* communicator, v1::SaveReply* reply, absl::Status* outcome);
+  absl::Status Save(Communicator* communicator, v1::SaveReply* reply, absl::Status* outcome);
 
   const ExecutorMemory& memory_;
   // Of the save under way; the thread reads them.
   v1::SaveRequest request_;
   TrainingProgress progress_;
-  std::vector<StateArray> moments_;
   SaveControl control_;
-  std::vector<Key> keys_;  // Of the slices.
-  bool stays_ = false;     // They need no copy, and are:
+  std::map<Key, size_t> slices_;  // Their places among all.
+  bool stays_ = false;            // They need no copy, and are:
   std::vector<ConstValues> staying_;
-  StateCopy copy_;
+  SavedVersion version_;
   std::atomic<int64_t> written_bytes_{0};
-  std::thread thread_;
+  std::thread thread_, copier_;
 
   mutable absl::Mutex mu_;
   v1::SaveStatus status_ ABSL_GUARDED_BY(mu_);

@@ -75,26 +75,28 @@ class BackgroundSaveTest : public testing::Test {
   std::unique_ptr<BackgroundSave> save_;
 };
 
-TEST_F(BackgroundSaveTest, VersionIsNotOverwrittenBeforeItIsCopiedAndTheNextIsWrittenMeanwhile) {
-  Fault hold;
-  hold.action = FaultAction::kHold;
-  ArmFaultPoint("save.copy", hold);
-  EXPECT_TRUE(save_->MayOverwrite(7));
-  ASSERT_OK(Prepare());
-  ASSERT_OK(Start());
-  EXPECT_TRUE(save_->MayOverwrite(6));
-  EXPECT_FALSE(save_->MayOverwrite(7));
-  // What training does: it overwrites as soon as it may.
-  std::thread training([&] {
+TEST_F(BackgroundSaveTest, VersionIsWrittenFromWhereItLiesAndCopiedOnlyWhereTrainingComesFirst) {
+  for (const bool training_comes_first : {false, true}) {
+    SCOPED_TRACE(training_comes_first);
+    values_.assign(kNumel, 1.0f);
+    Fault hold;
+    hold.action = FaultAction::kHold;
+    if (training_comes_first) ArmFaultPoint("save.take", hold);
+    EXPECT_TRUE(save_->MayOverwrite(7));
+    ASSERT_OK(Prepare());
+    EXPECT_FALSE(save_->MayOverwrite(7));
+    ASSERT_OK(Start());
+    EXPECT_TRUE(save_->MayOverwrite(6));
+    if (!training_comes_first) save_->End();
+    // What training does: it overwrites as soon as it may, also while the save stands still.
     save_->AwaitCopied(6);
     save_->AwaitCopied(7);
     values_.assign(kNumel, 2.0f);
-  });
-  DisarmAllFaultPoints();
-  training.join();
-  save_->End();
-  ASSERT_EQ(save_->status().code(), 0) << save_->status().message();
-  EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
+    DisarmAllFaultPoints();
+    save_->End();
+    ASSERT_EQ(save_->status().code(), 0) << save_->status().message();
+    EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
+  }
 }
 
 TEST_F(BackgroundSaveTest, WhatStaysIsWrittenFromWhereItIsAndHoldsNoStepUp) {
@@ -113,13 +115,12 @@ TEST_F(BackgroundSaveTest, WhatStaysIsWrittenFromWhereItIsAndHoldsNoStepUp) {
 TEST_F(BackgroundSaveTest, EndOfTheEpochEndsTheCopyAndWhoWaitsForItAndSavesNothing) {
   Fault hold;
   hold.action = FaultAction::kHold;
-  ArmFaultPoint("save.copy", hold);
+  ArmFaultPoint("save.take", hold);
   ASSERT_OK(Prepare());
   ASSERT_OK(Start());
   stopped_.store(true);
-  std::thread training([&] { save_->AwaitCopied(7); });
+  save_->AwaitCopied(7);
   DisarmAllFaultPoints();
-  training.join();
   save_->End();
   EXPECT_EQ(save_->status().code(), static_cast<int>(absl::StatusCode::kAborted));
   EXPECT_TRUE(std::filesystem::is_empty(folder_));

@@ -1,6 +1,7 @@
 #include "worker/executor/checkpoint_save.h"
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,7 +32,7 @@ namespace {
 class CheckpointSave {
  public:
   CheckpointSave(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                 const SavedState& state, Communicator* communicator, const SaveControl& control)
+                 const StateToSave& state, Communicator* communicator, const SaveControl& control)
       : request_(request),
         memory_(memory),
         state_(state),
@@ -109,14 +110,13 @@ class CheckpointSave {
                      ModelFile::Open(PathOf(kOptimizerFileName), plan_->optimizer, &direct));
     for (const CheckpointSlice& slice : SavedSlicesOf(memory_, memory_.rank, has_state_)) {
       RETURN_IF_ERROR(CheckGoesOn(control_));
-      const int64_t begin_elements = slice.segment.parameter_begin_elements;
-      const ConstValues values = state_.values(slice.array, slice.segment);
+      const std::unique_ptr<ByteSource> bytes = state_.bytes(slice);
       uint32_t crc32 = kCrc32OfNothing;
-      RETURN_IF_ERROR(slice.array == StateArray::kParameter
-                          ? model.WriteSlice(slice.tensor.second, begin_elements, values, &crc32,
-                                             control_.wrote)
-                          : optimizer.WriteSlice(slice.tensor.second, begin_elements, values,
-                                                 &crc32, control_.wrote));
+      const auto write = [&](auto* files) {
+        return files->WriteSlice(slice.tensor.second, slice.segment.parameter_begin_elements,
+                                 slice.segment.dtype, bytes.get(), &crc32, control_.wrote);
+      };
+      RETURN_IF_ERROR(slice.array == StateArray::kParameter ? write(&model) : write(&optimizer));
       sums_.push_back(crc32);
     }
     if (leads_) {
@@ -199,7 +199,7 @@ class CheckpointSave {
 
   const v1::SaveRequest& request_;
   const ExecutorMemory& memory_;
-  const SavedState& state_;
+  const StateToSave& state_;
   Communicator& communicator_;
   const bool leads_;
   const std::string folder_;
@@ -212,6 +212,14 @@ class CheckpointSave {
 };
 
 }  // namespace
+
+StateToSave InMemory(const SavedState& state) {
+  return {state.progress, [&state](const CheckpointSlice& slice) {
+            const ConstValues values = state.values(slice.array, slice.segment);
+            return std::make_unique<MemoryBytes>(
+                absl::string_view(static_cast<const char*>(values.data()), values.size_bytes()));
+          }};
+}
 
 absl::Status CheckGoesOn(const SaveControl& control) {
   if (control.stopped != nullptr && control.stopped->load())
@@ -237,7 +245,7 @@ std::vector<bool> HasStates(const ModelLayout& layout, const TrainingProgress& p
 }
 
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                            const SavedState& state, Communicator* communicator,
+                            const StateToSave& state, Communicator* communicator,
                             const SaveControl& control, v1::SaveReply* reply,
                             absl::Status* outcome) {
   CheckpointSave save(request, memory, state, communicator, control);

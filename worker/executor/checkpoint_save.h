@@ -8,14 +8,17 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "checkpoint/storage/byte_source.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/engine/state_files.h"
 #include "worker/executor/checkpoint_slices.h"
 #include "worker/executor/executor_memory.h"
+#include "worker/memory/training_progress.h"
 
 namespace tessera {
 
@@ -28,6 +31,17 @@ struct SaveControl {
   int64_t direct_write_bytes = 0;  // As DirectWrites has it.
 };
 
+// What a rank has to save.
+struct StateToSave {
+  TrainingProgress progress;
+  // The bytes of a slice, in the segment's dtype. Each of SlicesToWrite is asked for once, in their
+  // order, and written before the next one is.
+  std::function<std::unique_ptr<ByteSource>(const CheckpointSlice& slice)> bytes;
+};
+
+// A state that stays as it is; outlives what this returns.
+StateToSave InMemory(const SavedState& state);
+
 // Whether the save goes on. Errors: Aborted  stopped; Cancelled.
 absl::Status CheckGoesOn(const SaveControl& control);
 
@@ -38,7 +52,7 @@ absl::Status CheckGoesOn(const SaveControl& control);
 // `stopped`, with Cancelled once `cancelled`, on whichever rank. Errors: the communicator's, where
 // the ranks could not agree; `outcome` means nothing then.
 absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                            const SavedState& state, Communicator* communicator,
+                            const StateToSave& state, Communicator* communicator,
                             const SaveControl& control, v1::SaveReply* reply,
                             absl::Status* outcome);
 

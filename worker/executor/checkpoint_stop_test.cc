@@ -40,7 +40,7 @@ class CheckpointStopTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  using Save = std::function<absl::Status(const v1::SaveRequest&, const SavedState&,
+  using Save = std::function<absl::Status(const v1::SaveRequest&, const StateToSave&,
                                           const SaveControl&, absl::Status* outcome)>;
   // What becomes of it where `flag` is set once its second slice is asked for. Counts the slices.
   absl::Status RunSave(const Save& save, std::atomic<bool>* flag, int* num_slices) {
@@ -54,18 +54,18 @@ class CheckpointStopTest : public testing::Test {
     request.set_path(folder_ + "/c");
     request.set_is_checkpoint(true);
     absl::Status outcome;
-    EXPECT_OK(save(request, state, {&stopped_, &cancelled_}, &outcome));
+    EXPECT_OK(save(request, InMemory(state), {&stopped_, &cancelled_}, &outcome));
     return outcome;
   }
   Save Whole() {
-    return [this](const v1::SaveRequest& request, const SavedState& state,
+    return [this](const v1::SaveRequest& request, const StateToSave& state,
                   const SaveControl& control, absl::Status* outcome) {
       v1::SaveReply reply;
       return SaveCheckpoint(request, memory_, state, communicator_.get(), control, &reply, outcome);
     };
   }
   Save Parts() {
-    return [this](const v1::SaveRequest& request, const SavedState& state,
+    return [this](const v1::SaveRequest& request, const StateToSave& state,
                   const SaveControl& control, absl::Status* outcome) {
       v1::SaveReply reply;
       return SaveParts(request, memory_, state, communicator_.get(), control, &reply, outcome);

@@ -119,9 +119,10 @@ void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress
 absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const SavedState& state,
                                     v1::SaveReply* reply, absl::Status* outcome) {
   if (request.in_parts())
-    return SaveParts(request, memory_, state, communicator_, Control(), reply, outcome);
+    return SaveParts(request, memory_, InMemory(state), communicator_, Control(), reply, outcome);
   if (request.is_checkpoint())
-    return SaveCheckpoint(request, memory_, state, communicator_, Control(), reply, outcome);
+    return SaveCheckpoint(request, memory_, InMemory(state), communicator_, Control(), reply,
+                          outcome);
   return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
                    direct_write_bytes_, outcome);
 }

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -39,7 +40,7 @@ absl::StatusOr<std::string> AgreeOnSaveId(Communicator* communicator) {
 
 class PartSave {
  public:
-  PartSave(const v1::SaveRequest& request, const ExecutorMemory& memory, const SavedState& state,
+  PartSave(const v1::SaveRequest& request, const ExecutorMemory& memory, const StateToSave& state,
            Communicator* communicator, const SaveControl& control)
       : request_(request),
         memory_(memory),
@@ -202,8 +203,9 @@ class PartSave {
       RETURN_IF_ERROR(CheckGoesOn(control_));
       const std::string name = NameOf(PlaceOf(slice, {}));
       uint32_t& crc32 = sums_[name] = kCrc32OfNothing;
-      RETURN_IF_ERROR(file.WriteSlice(name, 0, state_.values(slice.array, slice.segment), &crc32,
-                                      control_.wrote));
+      const std::unique_ptr<ByteSource> bytes = state_.bytes(slice);
+      RETURN_IF_ERROR(
+          file.WriteSlice(name, 0, slice.segment.dtype, bytes.get(), &crc32, control_.wrote));
     }
     if (leads_) RETURN_IF_ERROR(WriteRankZeros(&file));
     RETURN_IF_ERROR(file.Sync());
@@ -239,7 +241,7 @@ class PartSave {
 
   const v1::SaveRequest& request_;
   const ExecutorMemory& memory_;
-  const SavedState& state_;
+  const StateToSave& state_;
   Communicator& communicator_;
   const SaveControl control_;
   const bool leads_;
@@ -263,7 +265,7 @@ std::string PartPath(const v1::SaveRequest& request, Rank rank) {
 }
 
 absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                       const SavedState& state, Communicator* communicator,
+                       const StateToSave& state, Communicator* communicator,
                        const SaveControl& control, v1::SaveReply* reply, absl::Status* outcome) {
   PartSave save(request, memory, state, communicator, control);
   const absl::Status status = save.Run(outcome);

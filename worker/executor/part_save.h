@@ -28,7 +28,7 @@ std::string PartPath(const v1::SaveRequest& request, Rank rank);
 // says of them, and no part of this save is left. Given up as SaveCheckpoint.
 // Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
 absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& memory,
-                       const SavedState& state, Communicator* communicator,
+                       const StateToSave& state, Communicator* communicator,
                        const SaveControl& control, v1::SaveReply* reply, absl::Status* outcome);
 
 }  // namespace tessera

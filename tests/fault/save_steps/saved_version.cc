@@ -102,9 +102,10 @@ absl::Status SaveRank(SaveKind kind, const std::string& path, int version, Commu
     RETURN_IF_ERROR(SaveModel(request, memory.layout, segments, state, comm, &stopped,
                               kDirectWriteBytes, &outcome));
   } else if (request.in_parts()) {
-    RETURN_IF_ERROR(SaveParts(request, memory, state, comm, control, &reply, &outcome));
+    RETURN_IF_ERROR(SaveParts(request, memory, InMemory(state), comm, control, &reply, &outcome));
   } else {
-    RETURN_IF_ERROR(SaveCheckpoint(request, memory, state, comm, control, &reply, &outcome));
+    RETURN_IF_ERROR(
+        SaveCheckpoint(request, memory, InMemory(state), comm, control, &reply, &outcome));
   }
   return outcome;
 }

@@ -1,0 +1,102 @@
+// One version of a rank's state that is being saved while training goes on: it is written from
+// where it lies for as long as it stands there, and only what then is left of it is copied.
+//
+//   slices:      0 ──────────── front ──────────────────────────── end
+//                    taken  ───►      what lies where it did       ◄───  copied, once the step
+//                  by who writes                                         behind the version begins
+//
+// A version stands until the step after next is written. Who comes to write that copies what is
+// left too, at memory's speed, and waits for nothing else: for no disk. So a save that is written
+// within two steps costs no copy, and one that is slower as much of one as it is slow.
+//
+// Begin, AwaitCopied and Clear are the owner's thread's, Take and EndTaking the writing thread's,
+// CopyBehind a third one's; both have ended before Clear. MayOverwrite is thread-safe.
+#ifndef TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
+#define TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "checkpoint/storage/byte_source.h"
+#include "layout/values.h"
+
+namespace tessera {
+
+class SavedVersion {
+ public:
+  // `slices` of `version` stay where they are, and unchanged as long as MayOverwrite forbids it.
+  // Memory for a copy of all is reserved, and not touched. Once `stopped` is raised nobody goes on
+  // copying, and what is taken means nothing. It is not owned and outlives this.
+  // Errors: ResourceExhausted  no memory for so many bytes.
+  absl::Status Begin(int64_t version, std::vector<ConstValues> slices,
+                     const std::atomic<bool>* stopped);
+  // The i-th slice's bytes. Slices are taken in their order, each once; before DropMemory.
+  std::unique_ptr<ByteSource> Slice(size_t i);
+  // Nothing is taken any more: the version may be overwritten.
+  void EndTaking();
+  // Copies from the end what is not taken, once AwaitCopied has said that the step behind the
+  // version begins. Returns when there is nothing left to copy.
+  void CopyBehind();
+  // Whether version `step` of the state may be written: what it overwrites is not to be taken.
+  bool MayOverwrite(int64_t step) const {
+    const int64_t held = held_.load(std::memory_order_acquire);
+    return held == kNone || step < held + 2;
+  }
+  // Called before each step is written. Copies, and waits for who is copying, until it may be.
+  void AwaitCopied(int64_t step);
+  int64_t size_bytes() const { return size_bytes_; }
+  // How much was copied so far. Thread-safe.
+  int64_t copied_bytes() const { return copied_bytes_.load(); }
+  // Gives the memory back, after EndTaking.
+  void DropMemory() { copy_.reset(); }
+  // As if nothing had begun.
+  void Clear();
+
+ private:
+  class SliceBytes;
+  static constexpr int64_t kNone = -1;
+
+  struct Piece {
+    const std::byte* from;
+    int64_t offset_bytes;  // Of all slices, end to end; and in the copy.
+    int64_t size_bytes;
+  };
+  struct Free {
+    void operator()(std::byte* memory) const { free(memory); }
+  };
+
+  const char* Take(size_t slice, int64_t at_bytes, int64_t size_bytes, char* room);
+  // The last piece that nobody has taken or begun to copy; false: there is none.
+  bool CopyOne();
+  // Waits until what was begun is through; what was not taken is in the copy from here on.
+  void LetGo();
+
+  const std::atomic<bool>* stopped_ = nullptr;
+  int64_t size_bytes_ = 0;
+  std::vector<ConstValues> slices_;
+  std::vector<int64_t> offsets_bytes_;  // Of the slices.
+  std::vector<Piece> pieces_;
+  std::unique_ptr<std::byte, Free> copy_;
+  std::atomic<int64_t> held_{kNone};  // The version, as long as it is needed where it lies.
+  std::atomic<int64_t> copied_bytes_{0};
+  bool owner_said_near_ = false;  // The owner's.
+
+  // Held for no copying, since who copies may have to wait for a processor.
+  absl::Mutex mu_;
+  bool is_near_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_taking_ ABSL_GUARDED_BY(mu_) = false;  // From where the version lies.
+  int copying_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t front_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t begun_ ABSL_GUARDED_BY(mu_) = 0;  // Pieces from this one on are copied, or being copied.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
