@@ -205,8 +205,8 @@ TEST_P(GpuFilesTest, SaveInTheBackgroundTakesTheImageForItsCopyAndHoldsNoStepUp)
   const JobState saved = StateOf(&team);
   Fault hold;
   hold.action = FaultAction::kHold;
-  ArmFaultPoint("save.copy", hold);     // Whoever made another copy would never end, and
-  ArmFaultPoint("save.written", hold);  // the steps would wait for it.
+  ArmFaultPoint("save.created", hold);  // Nothing is taken before training comes, and
+  ArmFaultPoint("save.copy", hold);     // whoever made a copy then would never end.
   SaveCheckpointOptions background;
   background.in_background = true;
   ASSERT_OK(Save(&team, Path("c"), background));

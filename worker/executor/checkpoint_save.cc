@@ -54,7 +54,9 @@ class CheckpointSave {
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     ASSIGN_OR_RETURN(const std::vector<SliceSums> sums, GatherSums(sums_, &communicator_));
-    *outcome = CheckGoesOn(control_);  // The last time: from here on it is published.
+    // The last time: from here on it is published. What was taken after the epoch had ended means
+    // nothing, and ends here.
+    *outcome = CheckGoesOn(control_);
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     if (leads_) *outcome = Publish(sums);
@@ -108,7 +110,7 @@ class CheckpointSave {
     ModelFiles model(folder_, &plan_->model, &direct);
     ASSIGN_OR_RETURN(ModelFile optimizer,
                      ModelFile::Open(PathOf(kOptimizerFileName), plan_->optimizer, &direct));
-    for (const CheckpointSlice& slice : SavedSlicesOf(memory_, memory_.rank, has_state_)) {
+    for (const CheckpointSlice& slice : SlicesToWrite(request_, memory_, has_state_)) {
       RETURN_IF_ERROR(CheckGoesOn(control_));
       const std::unique_ptr<ByteSource> bytes = state_.bytes(slice);
       uint32_t crc32 = kCrc32OfNothing;

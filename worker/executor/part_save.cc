@@ -61,7 +61,8 @@ class PartSave {
     if (!outcome->ok()) return absl::OkStatus();
     RETURN_IF_ERROR(AddUpSizes());
     *outcome = Write();
-    if (outcome->ok()) *outcome = CheckGoesOn(control_);  // The last time.
+    if (outcome->ok())
+      *outcome = CheckGoesOn(control_);  // The last time; as in checkpoint_save.cc.
     RETURN_IF_ERROR(AgreeOn("save", outcome, &communicator_));
     if (!outcome->ok()) return absl::OkStatus();
     *outcome = Name();

@@ -79,7 +79,10 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
   (void)FaultPoint("save.take");
   const int64_t begin_bytes = offsets_bytes_[slice] + at_bytes;
   {
-    absl::MutexLock lock(&mu_);
+    const auto may_look = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return !lets_go_ || held_.load(std::memory_order_relaxed) == kNone;
+    };
+    absl::MutexLock lock(&mu_, absl::Condition(&may_look));
     TESSERA_CHECK(begin_bytes == front_bytes_);
     if (held_.load(std::memory_order_relaxed) == kNone) {
       front_bytes_ += size_bytes;
@@ -87,6 +90,7 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
     }
     is_taking_ = true;
   }
+  (void)FaultPoint("save.taking");
   memcpy(room, static_cast<const char*>(slices_[slice].data()) + at_bytes, size_bytes);
   absl::MutexLock lock(&mu_);
   is_taking_ = false;
@@ -96,9 +100,16 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
 }
 
 void SavedVersion::EndTaking() {
+  const auto is_quiet = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return copying_ == 0; };
   absl::MutexLock lock(&mu_);
   front_bytes_ = size_bytes_;
-  if (copying_ == 0) held_.store(kNone, std::memory_order_release);
+  mu_.Await(absl::Condition(&is_quiet));
+  held_.store(kNone, std::memory_order_release);
+}
+
+SavedVersion::Hands SavedVersion::hands() const {
+  absl::MutexLock lock(&mu_);
+  return {is_taking_, copying_};
 }
 
 bool SavedVersion::CopyOne() {
@@ -125,7 +136,9 @@ void SavedVersion::LetGo() {
   const auto is_quiet = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return held_.load(std::memory_order_relaxed) == kNone || (copying_ == 0 && !is_taking_);
   };
-  absl::MutexLock lock(&mu_, absl::Condition(&is_quiet));
+  absl::MutexLock lock(&mu_);
+  lets_go_ = true;
+  mu_.Await(absl::Condition(&is_quiet));
   held_.store(kNone, std::memory_order_release);
 }
 
@@ -136,8 +149,7 @@ void SavedVersion::CopyBehind() {
   { absl::MutexLock lock(&mu_, absl::Condition(&is_called)); }
   while (CopyOne()) {
   }
-  // Where the epoch ended the rest was not copied, and is the owner's to give up.
-  if (!stopped_->load()) LetGo();
+  LetGo();
 }
 
 void SavedVersion::AwaitCopied(int64_t step) {
@@ -166,6 +178,7 @@ void SavedVersion::Clear() {
   held_.store(kNone, std::memory_order_release);
   is_near_ = false;
   is_taking_ = false;
+  lets_go_ = false;
   front_bytes_ = 0;
   begun_ = 0;
 }

@@ -1,16 +1,18 @@
 // One version of a rank's state that is being saved while training goes on: it is written from
 // where it lies for as long as it stands there, and only what then is left of it is copied.
 //
-//   slices:      0 ──────────── front ──────────────────────────── end
-//                    taken  ───►      what lies where it did       ◄───  copied, once the step
-//                  by who writes                                         behind the version begins
+//   slices:      0 ──────────── front ─────────────────────── end
+//                    taken  ───►      what lies where it did  ◄───  copied, once the step
+//                  by who writes                                    behind it is voted for
 //
 // A version stands until the step after next is written. Who comes to write that copies what is
 // left too, at memory's speed, and waits for nothing else: for no disk. So a save that is written
-// within two steps costs no copy, and one that is slower as much of one as it is slow.
+// before the step behind it is taken costs no copy, and one that is slower as much of one as it is
+// slow.
 //
-// Begin, AwaitCopied and Clear are the owner's thread's, Take and EndTaking the writing thread's,
-// CopyBehind a third one's; both have ended before Clear. MayOverwrite is thread-safe.
+// Begin, AwaitCopied and Clear are the owner's thread's, Take and EndTaking the writing thread's
+// (EndTaking the owner's where there is none), CopyBehind a third one's; both have ended before
+// Clear. MayOverwrite is thread-safe.
 #ifndef TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
 #define TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
 
@@ -39,10 +41,11 @@ class SavedVersion {
                      const std::atomic<bool>* stopped);
   // The i-th slice's bytes. Slices are taken in their order, each once; before DropMemory.
   std::unique_ptr<ByteSource> Slice(size_t i);
-  // Nothing is taken any more: the version may be overwritten.
+  // Nothing is taken any more, so nobody goes on copying: waits for who is, and then the version
+  // may be overwritten.
   void EndTaking();
   // Copies from the end what is not taken, once AwaitCopied has said that the step behind the
-  // version begins. Returns when there is nothing left to copy.
+  // version comes. Returns when there is nothing left to copy.
   void CopyBehind();
   // Whether version `step` of the state may be written: what it overwrites is not to be taken.
   bool MayOverwrite(int64_t step) const {
@@ -54,6 +57,12 @@ class SavedVersion {
   int64_t size_bytes() const { return size_bytes_; }
   // How much was copied so far. Thread-safe.
   int64_t copied_bytes() const { return copied_bytes_.load(); }
+  // Who is copying at the moment. Thread-safe; for tests.
+  struct Hands {
+    bool taking = false;
+    int copying = 0;
+  };
+  Hands hands() const;
   // Gives the memory back, after EndTaking.
   void DropMemory() { copy_.reset(); }
   // As if nothing had begun.
@@ -75,7 +84,8 @@ class SavedVersion {
   const char* Take(size_t slice, int64_t at_bytes, int64_t size_bytes, char* room);
   // The last piece that nobody has taken or begun to copy; false: there is none.
   bool CopyOne();
-  // Waits until what was begun is through; what was not taken is in the copy from here on.
+  // Waits until what was begun is through, while nobody else begins to take: what was not taken is
+  // in the copy from here on.
   void LetGo();
 
   const std::atomic<bool>* stopped_ = nullptr;
@@ -89,9 +99,10 @@ class SavedVersion {
   bool owner_said_near_ = false;  // The owner's.
 
   // Held for no copying, since who copies may have to wait for a processor.
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   bool is_near_ ABSL_GUARDED_BY(mu_) = false;
   bool is_taking_ ABSL_GUARDED_BY(mu_) = false;  // From where the version lies.
+  bool lets_go_ ABSL_GUARDED_BY(mu_) = false;
   int copying_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t front_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   size_t begun_ ABSL_GUARDED_BY(mu_) = 0;  // Pieces from this one on are copied, or being copied.

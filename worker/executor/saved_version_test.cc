@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -34,6 +35,9 @@ class SavedVersionTest : public testing::Test {
     }
     for (const std::vector<float>& values : memory_) slices.emplace_back(values);
     return version_.Begin(kVersion, std::move(slices), &stopped_);
+  }
+  static void Await(const std::function<bool()>& condition) {
+    while (!condition()) std::this_thread::yield();
   }
   // As training does, that writes version 7 over it.
   void Overwrite() {
@@ -117,11 +121,54 @@ TEST_F(SavedVersionTest, WhoComesToOverwriteItWaitsForWhatOthersAreCopying) {
     version_.AwaitCopied(kVersion + 2);
     Overwrite();
   });
+  Await([&] { return version_.copied_bytes() == 7 * kMiB; });  // By the one that is not held.
   EXPECT_FALSE(version_.MayOverwrite(kVersion + 2));
   DisarmAllFaultPoints();
   training.join();
   copier.join();
   EXPECT_EQ(TakeAll(version_.Slice(0).get(), 8 * kMiB, kMiB), From(0, 2 * kMiB));
+}
+
+TEST_F(SavedVersionTest, WhoComesToOverwriteItWaitsForWhatIsBeingTakenAndNoMoreIs) {
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("save.taking", hold);
+  ASSERT_OK(Begin({2 * kMiB}));
+  std::vector<float> taken;
+  std::thread taker([&] { taken = TakeAll(version_.Slice(0).get(), 8 * kMiB, 64 << 10); });
+  Await([&] { return version_.hands().taking; });
+  std::thread training([&] {
+    version_.AwaitCopied(kVersion + 2);
+    Overwrite();
+  });
+  Await([&] { return version_.copied_bytes() == 8 * kMiB; });
+  EXPECT_FALSE(version_.MayOverwrite(kVersion + 2));
+  DisarmAllFaultPoints();
+  training.join();
+  taker.join();
+  EXPECT_EQ(taken, From(0, 2 * kMiB));
+}
+
+TEST_F(SavedVersionTest, MemoryOfTheCopyStaysUntilNobodyWritesToItThoughTheEpochEnds) {
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("save.copy", hold);
+  ASSERT_OK(Begin({2 * kMiB}));
+  std::thread training([&] { version_.AwaitCopied(kVersion + 2); });
+  Await([&] { return version_.hands().copying == 1; });
+  stopped_.store(true);
+  std::thread copier([&] { version_.CopyBehind(); });
+  int copying_at_the_end = -1;
+  std::thread writer([&] {
+    version_.EndTaking();
+    copying_at_the_end = version_.hands().copying;
+    version_.DropMemory();
+  });
+  DisarmAllFaultPoints();
+  writer.join();
+  copier.join();
+  training.join();
+  EXPECT_EQ(copying_at_the_end, 0);
 }
 
 TEST_F(SavedVersionTest, EndOfTheEpochEndsTheCopyAndWhoWaitsForIt) {
