@@ -1,11 +1,8 @@
 // Jobs on workers of GPUs, which are fakes here, whose drivers pass no memory between processes:
-// each trainer has its rank's executor and parameters in its process, and the worker the state.
-// What they compute, save and show is what workers without a GPU do.
+// what they compute is what workers without a GPU do, whoever comes, goes or is refused.
 #include <stdlib.h>
 
-#include <atomic>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,25 +12,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/status_macros.h"
-#include "base/status_matchers.h"
-#include "client/cpp/checkpoint.h"
-#include "client/cpp/device_gradients.h"
-#include "client/cpp/hand_over.h"
-#include "client/cpp/job_rpc.h"
-#include "client/cpp/local_cluster.h"
-#include "client/executor/host_executor.h"
 #include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "job/job_codec.h"
-#include "tests/testing/fake_gpu.h"
+#include "tests/integration/gpu_in_process_fixture.h"
 #include "tests/testing/fake_nccl.h"
-#include "tests/testing/gpu_clusters.h"
-#include "tests/testing/gpu_training.h"
 #include "tests/testing/live_puts.h"
 #include "tests/testing/process_view.h"
-#include "tests/testing/toy_training.h"
-#include "tests/testing/trainer_team.h"
 #include "worker/service/worker_server.h"
 
 namespace tessera {
@@ -43,128 +27,10 @@ using absl::StatusCode;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing_support::Eventually;
-using testing_support::FakeGpu;
 using testing_support::FakeGpuMemory;
-using testing_support::FakeGpuMemoryInProcess;
 using testing_support::FakeNccl;
-using testing_support::JobState;
 using testing_support::LiveReading;
-using testing_support::MakeFakeGpuDevice;
-using testing_support::PutOutcome;
-using testing_support::PutWhileTraining;
 using testing_support::ReadLive;
-using testing_support::ReadStored;
-using testing_support::StateOf;
-using testing_support::ToyModel;
-using testing_support::ToyOptions;
-using testing_support::TrainerTeam;
-using testing_support::WindowedStepOn;
-using testing_support::WritePutFile;
-
-constexpr int kUnits = 6;
-
-class GpuInProcessTest : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = testing::TempDir() + "/gpu-in-process-XXXXXX";
-    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
-    ASSERT_OK_AND_ASSIGN(gpu_, MakeFakeGpuDevice(0));
-    ASSERT_OK_AND_ASSIGN(host_, MakeFakeGpuDevice(kHostDevice));
-    held_ = FakeGpu()->Held();
-    imports_ = FakeGpu()->num_calls("MemImportFromShareableHandle");
-    LocalCluster::Options options;
-    options.num_workers = 2;
-    ASSERT_OK_AND_ASSIGN(on_host_, LocalCluster::Start(options));
-    options.device_memory = FakeGpuMemoryInProcess();
-    options.machine.make_device = MakeFakeGpuDevice;
-    ASSERT_OK_AND_ASSIGN(on_gpu_, LocalCluster::Start(options));
-  }
-  // Of all tests here: no memory is left on the device, and none was passed to anybody.
-  void TearDown() override {
-    EXPECT_EQ(FakeGpu()->Held(), held_);
-    if (!is_mixed_) {
-      EXPECT_EQ(FakeGpu()->num_calls("MemImportFromShareableHandle"), imports_);
-    }
-    on_gpu_.reset();
-    on_host_.reset();
-    std::filesystem::remove_all(folder_);
-  }
-  std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
-  SessionOptions Job(int world_size = 2) {
-    SessionOptions job =
-        ToyOptions(*on_host_, absl::StrCat("job", ++num_jobs_), world_size, kUnits);
-    job.model = ToyModel(kUnits, /*with_frozen=*/true);
-    job.config.max_gathered_units = 1;
-    job.config.max_gradient_norm = 0.5;
-    job.make_device = MakeFakeGpuDevice;
-    job.wait_if_attached = true;  // The worker may not have seen the last one leave yet.
-    return job;
-  }
-  // A rank on each worker, in their order.
-  std::vector<SessionOptions> On(const LocalCluster& cluster, const SessionOptions& job) const {
-    std::vector<SessionOptions> by_rank(job.config.world_size, job);
-    for (int rank = 0; rank < job.config.world_size; ++rank) {
-      by_rank[rank].rank = rank;
-      by_rank[rank].coordinator_address = cluster.coordinator_address();
-      by_rank[rank].worker_address = cluster.worker_address(rank);
-      if (&cluster == on_gpu_.get())
-        by_rank[rank].host_executor = RunExecutorHere({MakeFakeGpuDevice});
-    }
-    return by_rank;
-  }
-  absl::StatusOr<TrainerTeam> Open(const LocalCluster& cluster, const SessionOptions& job) const {
-    return TrainerTeam::OpenEach(On(cluster, job));
-  }
-  RankDevice* DeviceOf(Session* session) const {
-    return DeviceGradients(session).available() ? gpu_.get() : host_.get();
-  }
-  absl::Status TrainOne(Session* session, int64_t last_step) const {
-    while (true) {
-      absl::Status status = testing_support::InitializeToy(session);
-      while (status.ok() && session->next_step() <= last_step) {
-        const int64_t step = session->next_step();
-        status = session->RunStep([&] {
-          // The third step goes another way through the model than what was recorded.
-          return WindowedStepOn(session, DeviceOf(session), step, /*backwards=*/step == 3);
-        });
-      }
-      if (!absl::IsAborted(status)) return status;
-      RETURN_IF_ERROR(session->Recover());
-    }
-  }
-  absl::Status Train(TrainerTeam* team, int64_t last_step) const {
-    return team->RunAll([&](Session* session) { return TrainOne(session, last_step); });
-  }
-  JobState OnTheProcessor(const SessionOptions& job, int64_t steps) {
-    auto team = Open(*on_host_, job);
-    EXPECT_OK(team);
-    EXPECT_OK(Train(&*team, steps));
-    const JobState state = StateOf(&*team);
-    Delete(*on_host_, job.job_id);
-    return state;
-  }
-  static void Delete(const LocalCluster& cluster, const std::string& job) {
-    v1::DeleteJobRequest request;
-    request.set_request_id(NewRequestId());
-    request.set_job_id(job);
-    EXPECT_OK(DeleteJob({cluster.coordinator_address()}, request, absl::Now() + absl::Seconds(20)));
-  }
-  static absl::Status Save(TrainerTeam* team, const std::string& path,
-                           const SaveCheckpointOptions& options = {}) {
-    return team->RunAll([&](Session* session) {
-      return SaveCheckpoint(session, path, {{}, ""}, options);
-    });
-  }
-  static absl::Status Load(TrainerTeam* team, const std::string& path) {
-    return team->RunAll([&](Session* session) { return LoadCheckpoint(session, path).status(); });
-  }
-
-  std::string folder_, held_;
-  int imports_ = 0, num_jobs_ = 0;
-  bool is_mixed_ = false;
-  std::unique_ptr<RankDevice> gpu_, host_;
-  std::unique_ptr<LocalCluster> on_host_, on_gpu_;
-};
 
 TEST_F(GpuInProcessTest, TrainsToTheBitsOfWorkersWithoutAGpu) {
   struct Case {
@@ -266,121 +132,6 @@ TEST_F(GpuInProcessTest, DetachingDisturbsNoRankOfAnotherWorker) {
     Delete(*cluster, job.job_id);
     EXPECT_TRUE(state == OnTheProcessor(job, 4));
   }
-}
-
-TEST_F(GpuInProcessTest, CheckpointsGoToTheProcessorAndBackToTheBit) {
-  const SessionOptions job = Job();
-  JobState saved, in_background, after;
-  {
-    ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_gpu_, job));
-    ASSERT_OK(Train(&team, 2));
-    saved = StateOf(&team);
-    ASSERT_OK(Save(&team, Path("saved")));
-    ASSERT_OK(Train(&team, 3));
-    in_background = StateOf(&team);
-    SaveCheckpointOptions options;
-    options.in_background = true;
-    ASSERT_OK(Save(&team, Path("background"), options));
-    ASSERT_OK(Train(&team, 5));
-    ASSERT_OK(team.RunAll([](Session* session) { return AwaitSave(session); }));
-    after = StateOf(&team);
-    // A job that went on goes back, and on again.
-    ASSERT_OK(Load(&team, Path("saved")));
-    EXPECT_TRUE(StateOf(&team) == saved);
-    ASSERT_OK(Train(&team, 5));
-    EXPECT_TRUE(StateOf(&team) == after);
-  }
-  Delete(*on_gpu_, job.job_id);
-  for (const auto& [path, expected] :
-       {std::pair("saved", &saved), {"background", &in_background}}) {
-    SCOPED_TRACE(path);
-    const SessionOptions other = Job();
-    for (LocalCluster* cluster : {on_host_.get(), on_gpu_.get()}) {
-      {
-        ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*cluster, other));
-        ASSERT_OK(Load(&team, Path(path)));
-        EXPECT_TRUE(StateOf(&team) == *expected);
-        ASSERT_OK(Train(&team, 5));
-        EXPECT_TRUE(StateOf(&team) == after);
-      }
-      Delete(*cluster, other.job_id);
-    }
-  }
-}
-
-TEST_F(GpuInProcessTest, LiveReadingsAreTheStateAndValuesAreSetWhileItTrains) {
-  const SessionOptions job = Job();
-  const std::string coordinator = on_gpu_->coordinator_address();
-  ASSERT_OK_AND_ASSIGN(TrainerTeam team, Open(*on_gpu_, job));
-  ASSERT_OK(Train(&team, 3));
-  ASSERT_OK(Save(&team, Path("saved")));
-  const LiveReading read = ReadLive(coordinator, job.job_id, Path("now.safetensors"));
-  ASSERT_TRUE(read.ok) << read.error;
-  EXPECT_EQ(read.step, 3);
-  EXPECT_EQ(read.values, ReadStored(Path("saved")));
-
-  WritePutFile(Path("put.safetensors"), {ToyModel(kUnits, true).units[1].parameters[0],
-                                         ToyModel(kUnits, true).units[2].parameters[2]});
-  const PutOutcome put = PutWhileTraining(
-      coordinator, job.job_id, {"--from", Path("put.safetensors")}, Path("now.safetensors"),
-      [&] { EXPECT_OK(Train(&team, team.session(0)->next_step())); });
-  ASSERT_EQ(put.result.exit_code, 0) << put.result.err;
-  ASSERT_TRUE(put.applied);
-  for (const auto& [name, tensor] : ReadStored(Path("put.safetensors")))
-    EXPECT_EQ(put.after.values.at(name), tensor) << name;
-  // The trainers see it and go on from it, as those of a job that was loaded with it do.
-  const int64_t step = put.after.step;
-  ASSERT_OK(Save(&team, Path("put")));
-  ASSERT_OK(Train(&team, step + 2));
-  ASSERT_OK_AND_ASSIGN(TrainerTeam other, Open(*on_host_, Job()));
-  ASSERT_OK(Load(&other, Path("put")));
-  ASSERT_OK(Train(&other, step + 2));
-  EXPECT_TRUE(StateOf(&other) == StateOf(&team));
-}
-
-TEST_F(GpuInProcessTest, JobIsHandedToTheProcessorAndBackToTheBit) {
-  WorkerServer::Options on_host;
-  on_host.worker_id = "host";
-  on_host.coordinator_address = on_gpu_->coordinator_address();
-  on_host.num_devices = 3;                          // Its job needs all of them.
-  std::string sockets = "/tmp/tessera-gpu-XXXXXX";  // Paths of sockets are short.
-  ASSERT_NE(mkdtemp(sockets.data()), nullptr);
-  on_host.socket_dir = sockets;
-  SessionOptions job = Job();
-  auto team = std::make_unique<TrainerTeam>();
-  {
-    ASSERT_OK_AND_ASSIGN(*team, Open(*on_gpu_, job));
-    ASSERT_OK(Train(team.get(), 3));
-    ASSERT_OK_AND_ASSIGN(const auto worker, WorkerServer::Start(on_host));
-    for (const bool to_gpu : {false, true}) {
-      SCOPED_TRACE(to_gpu);
-      const JobState expected = StateOf(team.get());
-      const std::string from = job.job_id;
-      std::vector<absl::Status> handed;
-      std::thread old(
-          [&] { handed = team->Run([](Session* session) { return HandOver(session, {"own"}); }); });
-      job = Job(to_gpu ? 2 : 3);
-      std::vector<SessionOptions> by_rank(3, job);
-      for (int rank = 0; rank < 3; ++rank) {
-        by_rank[rank].rank = rank;
-        by_rank[rank].coordinator_address = on_gpu_->coordinator_address();
-        by_rank[rank].worker_address = worker->address();
-      }
-      auto taker = TrainerTeam::OpenEach(to_gpu ? On(*on_gpu_, job) : by_rank);
-      ASSERT_OK(taker);
-      EXPECT_EQ(DeviceGradients(taker->session(0)).available(), to_gpu);
-      EXPECT_OK(taker->RunAll([&](Session* session) {
-        return TakeOver(session, {from, absl::Seconds(30)}).status();
-      }));
-      old.join();
-      for (const absl::Status& status : handed) EXPECT_OK(status);
-      EXPECT_TRUE(StateOf(&*taker) == expected);
-      ASSERT_OK(Train(&*taker, expected.step + 2));
-      *team = *std::move(taker);
-    }
-    team.reset();
-  }
-  std::filesystem::remove_all(sockets);
 }
 
 // One job on workers of several kinds: in its process with whole parameters, with slots in memory
