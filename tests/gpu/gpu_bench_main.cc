@@ -26,7 +26,7 @@ absl::StatusOr<std::vector<BenchRow>> Bench(CudaDevice* device, const BenchOptio
     rows.insert(rows.end(), graph->begin(), graph->end());
   } else {
     rows.emplace_back();
-    rows.back().name = "launch of a step's updates as a CUDA graph";
+    rows.back().name = "launch of a step's halves as CUDA graphs";
     rows.back().error = graph.status().ToString();
   }
   return rows;

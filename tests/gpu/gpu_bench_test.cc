@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/match.h"
+#include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "tests/gpu/device_kernels.h"
@@ -246,7 +247,7 @@ TEST(DeviceKernelsTest, EachIsTheKernelOfItsName) {
   EXPECT_EQ(widened[1], 1.5f);
 }
 
-TEST_F(GpuBenchTest, GraphOfAStepHasTheBitsOfItsLaunchesAndItsTimeIsAUnits) {
+TEST_F(GpuBenchTest, GraphsOfAStepsHalvesHaveTheBitsOfItsLaunchesAndTheirTimesAreAUnits) {
   FakeKernels kernels(api_.get(), 1);
   ASSERT_OK_AND_ASSIGN(const auto device, CudaDevice::Create(api_.get(), {}));
   GraphBenchOptions options;
@@ -256,18 +257,57 @@ TEST_F(GpuBenchTest, GraphOfAStepHasTheBitsOfItsLaunchesAndItsTimeIsAUnits) {
   options.host_seconds = bench_.host_seconds;
   ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows,
                        BenchGraph(device.get(), &kernels, options));
-  ASSERT_EQ(rows.size(), 3);
-  EXPECT_NEAR(rows[0].value.median, 0.25e6 / 5, 1);
-  EXPECT_NEAR(rows[1].value.median, 0.25e6 / 5, 1);
-  EXPECT_EQ(rows[1].ratio_to, rows[0].name);
-  EXPECT_NEAR(rows[1].ratio.median, 1, 1e-6);
-  EXPECT_TRUE(rows[2].misses_aim()) << "fifty thousand microseconds are more than one";
+  ASSERT_EQ(rows.size(), 5);
+  for (const int half : {0, 2}) {
+    EXPECT_NEAR(rows[half].value.median, 0.25e6 / 5, 1);
+    EXPECT_NEAR(rows[half + 1].value.median, 0.25e6 / 5, 1);
+    EXPECT_EQ(rows[half + 1].ratio_to, rows[half].name);
+    EXPECT_NEAR(rows[half + 1].ratio.median, 1, 1e-6);
+    EXPECT_EQ(rows[half + 1].aim, 0);
+  }
+  EXPECT_NEAR(rows[4].value.median, 2 * 0.25e6 / 5, 1) << "a unit is in both graphs";
+  EXPECT_EQ(rows[4].aim, 1);
+  EXPECT_TRUE(rows[4].misses_aim()) << "a hundred thousand microseconds are more than one";
   for (const char* call : {"StreamBeginCapture", "StreamEndCapture", "GraphLaunch"}) {
-    api_->FailCall(call, kCudaNotSupported);
-    EXPECT_THAT(BenchGraph(device.get(), &kernels, options),
-                StatusIs(StatusCode::kUnimplemented, HasSubstr(call)));
+    for (const int skip : {0, 1}) {  // Of the one half and of the other.
+      api_->FailCall(call, kCudaNotSupported, skip);
+      EXPECT_THAT(BenchGraph(device.get(), &kernels, options),
+                  StatusIs(StatusCode::kUnimplemented, HasSubstr(call)));
+    }
   }
   EXPECT_THAT(api_->Held(), testing::Not(HasSubstr("graphs")));
+}
+
+// A graph has what was captured: kernels that launch something else once they are called again
+// show that the comparison sees it.
+TEST_F(GpuBenchTest, GraphThatLeavesOtherBitsThanItsLaunchesIsAnError) {
+  class Drifting : public FakeKernels {
+   public:
+    Drifting(FakeCudaApi* api, int drifts_at) : FakeKernels(api, 1), drifts_at_(drifts_at) {}
+    absl::Status Sum(CudaStreamHandle* stream, absl::Span<const void* const> ranks, int64_t count,
+                     float* sum, host::GradientStats* stats) override {
+      RETURN_IF_ERROR(FakeKernels::Sum(stream, ranks, count, sum, stats));
+      if (++sums_ == drifts_at_) return Touch(stream, sum + 1);
+      return absl::OkStatus();
+    }
+
+   private:
+    const int drifts_at_;
+    int sums_ = 0;
+  };
+  ASSERT_OK_AND_ASSIGN(const auto device, CudaDevice::Create(api_.get(), {}));
+  GraphBenchOptions options;
+  options.rounds = 1;
+  options.num_units = 5;
+  options.unit_numel = 100;
+  options.host_seconds = bench_.host_seconds;
+  // The first five warm up, the next five are captured.
+  for (const int drifts_at : {8, 13}) {
+    Drifting kernels(api_.get(), drifts_at);
+    EXPECT_THAT(BenchGraph(device.get(), &kernels, options),
+                StatusIs(StatusCode::kDataLoss, HasSubstr("have not the bits")))
+        << drifts_at;
+  }
 }
 
 TEST(ArrayBytesTest, AreWhatIsWantedOrASixteenthOfWhatIsFree) {

@@ -30,92 +30,132 @@ class GraphBench {
         kernels_(kernels),
         options_(std::move(options)) {}
   ~GraphBench() {
-    if (graph_ != nullptr) (void)api_->GraphDestroy(graph_);
+    for (const Half& half : halves_) {
+      if (half.graph != nullptr) (void)api_->GraphDestroy(half.graph);
+    }
   }
 
   absl::Status SetUp() {
     const int64_t numel = options_.num_units * options_.unit_numel;
     ASSIGN_OR_RETURN(stream_, CudaStream::Create(device_->context(), "graph", /*priority=*/0));
-    for (Buffer* array : {&gradients_, &sums_, &p_, &m_, &v_}) {
+    for (Buffer* array : {&gradients_, &slots_, &sums_, &p_, &m_, &v_}) {
       ASSIGN_OR_RETURN(*array, device_->Allocate(numel * sizeof(float)));
     }
-    ASSIGN_OR_RETURN(halves_, device_->Allocate(numel * sizeof(uint16_t)));
+    ASSIGN_OR_RETURN(published_, device_->Allocate(numel * sizeof(uint16_t)));
     ASSIGN_OR_RETURN(stats_,
                      device_->AllocatePinned(options_.num_units * sizeof(host::GradientStats)));
     std::vector<float> gradients(numel);
     for (int64_t i = 0; i < numel; ++i) gradients[i] = static_cast<float>(i % 251) - 125;
     RETURN_IF_ERROR(api_->MemcpyAsync(Address(gradients_.data()), Address(gradients.data()),
                                       gradients_.size_bytes(), stream_->handle()));
-    RETURN_IF_ERROR(LaunchEach());  // No kernel is loaded in the middle of what is kept.
+    for (const Half& half : halves_) RETURN_IF_ERROR(LaunchEach(half));
+    // So no kernel is loaded in the middle of what is kept.
     RETURN_IF_ERROR(api_->StreamSynchronize(stream_->handle()));
-    return Keep();
+    for (Half& half : halves_) RETURN_IF_ERROR(Keep(&half));
+    return absl::OkStatus();
   }
 
   // The same from the same start.
   absl::Status Compare() {
-    ASSIGN_OR_RETURN(const std::vector<float> expected, After([this] { return LaunchEach(); }));
-    ASSIGN_OR_RETURN(const std::vector<float> found, After([this] { return LaunchGraph(); }));
-    if (memcmp(expected.data(), found.data(), expected.size() * sizeof(float)) != 0)
-      return absl::DataLossError("a graph of a step's updates has not the bits of the updates");
+    using Launch = absl::Status (GraphBench::*)(const Half&);
+    std::vector<std::vector<float>> values;
+    for (const Launch launch : {&GraphBench::LaunchEach, &GraphBench::LaunchGraph}) {
+      RETURN_IF_ERROR(Clear());
+      for (const Half& half : halves_) RETURN_IF_ERROR((this->*launch)(half));
+      for (const Buffer* array : {&p_, &sums_}) {
+        values.emplace_back(array->size_bytes() / sizeof(float));
+        RETURN_IF_ERROR(api_->MemcpyAsync(Address(values.back().data()), Address(array->data()),
+                                          array->size_bytes(), stream_->handle()));
+        RETURN_IF_ERROR(api_->StreamSynchronize(stream_->handle()));
+      }
+    }
+    const auto differ = [&](int array) {
+      const std::vector<float>&expected = values[array], &found = values[array + 2];
+      return memcmp(expected.data(), found.data(), expected.size() * sizeof(float)) != 0;
+    };
+    if (differ(0) || differ(1))
+      return absl::DataLossError("graphs of a step's halves have not the bits of its launches");
     return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<BenchRow>> Run() {
-    std::vector<double> each, graph;
+    std::vector<double> both;
     for (int round = 0; round < options_.warm_up_rounds + options_.rounds; ++round) {
-      ASSIGN_OR_RETURN(const double of_each, SecondsAUnit([this] { return LaunchEach(); }));
-      ASSIGN_OR_RETURN(const double of_graph, SecondsAUnit([this] { return LaunchGraph(); }));
-      if (round < options_.warm_up_rounds) continue;
-      each.push_back(of_each);
-      graph.push_back(of_graph);
+      double graphs = 0;
+      for (Half& half : halves_) {
+        ASSIGN_OR_RETURN(const double each, SecondsAUnit([&] { return LaunchEach(half); }));
+        ASSIGN_OR_RETURN(const double graph, SecondsAUnit([&] { return LaunchGraph(half); }));
+        graphs += graph;
+        if (round < options_.warm_up_rounds) continue;
+        half.of_each.push_back(each);
+        half.of_graph.push_back(graph);
+      }
+      if (round >= options_.warm_up_rounds) both.push_back(graphs);
     }
-    const std::string one_by_one = "launches of a unit's sum and update, one by one";
-    const std::vector<double> most(graph.size(), kMostSecondsAUnit);
-    return std::vector<BenchRow>{
-        RowOfSeconds(one_by_one, each),
-        RowOfSeconds(absl::StrCat("the same, a unit of a CUDA graph of ", options_.num_units),
-                     graph, one_by_one, each, /*aim=*/0),
-        RowOfSeconds("the same beside its limit", graph, "a microsecond", most, /*aim=*/1),
-    };
+    std::vector<BenchRow> rows;
+    for (const Half& half : halves_) {
+      const std::string one_by_one = absl::StrCat("launches of a unit's ", half.name);
+      rows.push_back(RowOfSeconds(one_by_one, half.of_each));
+      rows.push_back(RowOfSeconds(
+          absl::StrCat("the same, a unit of a CUDA graph of ", options_.num_units, ": ", half.name),
+          half.of_graph, one_by_one, half.of_each, /*aim=*/0));
+    }
+    const std::vector<double> most(both.size(), kMostSecondsAUnit);
+    rows.push_back(RowOfSeconds("a unit of both graphs, beside its limit", both, "a microsecond",
+                                most, /*aim=*/1));
+    return rows;
   }
 
  private:
-  absl::Status LaunchEach() {
-    for (int unit = 0; unit < options_.num_units; ++unit) {
-      const int64_t begin = unit * options_.unit_numel;
-      const void* const ranks[] = {gradients_.data_as<float>() + begin};
-      float* const sum = sums_.data_as<float>() + begin;
-      RETURN_IF_ERROR(kernels_->Sum(stream_->handle(), ranks, options_.unit_numel, sum,
-                                    stats_.data_as<host::GradientStats>() + unit));
-      RETURN_IF_ERROR(kernels_->Adam(stream_->handle(), options_.unit_numel, sum,
-                                     p_.data_as<float>() + begin, m_.data_as<float>() + begin,
-                                     v_.data_as<float>() + begin,
-                                     halves_.data_as<uint16_t>() + begin));
-    }
+  struct Half {
+    std::string name;
+    absl::Status (GraphBench::*launch)(int64_t unit);
+    CudaGraphHandle* graph = nullptr;
+    std::vector<double> of_each = {}, of_graph = {};  // By round.
+  };
+
+  // What the rank that sums does, and its trainer before it.
+  absl::Status LaunchSum(int64_t unit) {
+    const int64_t begin = unit * options_.unit_numel;
+    float* const slot = slots_.data_as<float>() + begin;
+    RETURN_IF_ERROR(api_->MemcpyAsync(Address(slot), Address(gradients_.data_as<float>() + begin),
+                                      options_.unit_numel * static_cast<int64_t>(sizeof(float)),
+                                      stream_->handle()));
+    const void* const ranks[] = {slot};
+    return kernels_->Sum(stream_->handle(), ranks, options_.unit_numel,
+                         sums_.data_as<float>() + begin,
+                         stats_.data_as<host::GradientStats>() + unit);
+  }
+  absl::Status LaunchUpdate(int64_t unit) {
+    const int64_t begin = unit * options_.unit_numel;
+    return kernels_->Adam(stream_->handle(), options_.unit_numel, sums_.data_as<float>() + begin,
+                          p_.data_as<float>() + begin, m_.data_as<float>() + begin,
+                          v_.data_as<float>() + begin, published_.data_as<uint16_t>() + begin);
+  }
+  absl::Status LaunchEach(const Half& half) {
+    for (int unit = 0; unit < options_.num_units; ++unit)
+      RETURN_IF_ERROR((this->*half.launch)(unit));
     return absl::OkStatus();
   }
-  absl::Status LaunchGraph() { return api_->GraphLaunch(graph_, stream_->handle()); }
+  absl::Status LaunchGraph(const Half& half) {
+    return api_->GraphLaunch(half.graph, stream_->handle());
+  }
 
-  absl::Status Keep() {
+  absl::Status Keep(Half* half) {
     RETURN_IF_ERROR(api_->StreamBeginCapture(stream_->handle()));
-    const absl::Status launched = LaunchEach();
+    const absl::Status launched = LaunchEach(*half);
     absl::StatusOr<CudaGraphHandle*> graph = api_->StreamEndCapture(stream_->handle());
-    if (graph.ok()) graph_ = *graph;
+    if (graph.ok()) half->graph = *graph;
     RETURN_IF_ERROR(launched);
     return graph.status();
   }
 
-  absl::StatusOr<std::vector<float>> After(const std::function<absl::Status()>& launch) {
-    for (const Buffer* array : {&p_, &m_, &v_}) {
+  absl::Status Clear() {
+    for (const Buffer* array : {&slots_, &sums_, &p_, &m_, &v_}) {
       RETURN_IF_ERROR(
           api_->MemsetD8Async(Address(array->data()), 0, array->size_bytes(), stream_->handle()));
     }
-    RETURN_IF_ERROR(launch());
-    std::vector<float> values(p_.size_bytes() / sizeof(float));
-    RETURN_IF_ERROR(api_->MemcpyAsync(Address(values.data()), Address(p_.data()), p_.size_bytes(),
-                                      stream_->handle()));
-    RETURN_IF_ERROR(api_->StreamSynchronize(stream_->handle()));
-    return values;
+    return absl::OkStatus();
   }
 
   absl::StatusOr<double> SecondsAUnit(const std::function<absl::Status()>& launch) {
@@ -130,9 +170,10 @@ class GraphBench {
   CudaApi* const api_;
   MeasuredKernels* const kernels_;
   const GraphBenchOptions options_;
-  Buffer gradients_, sums_, p_, m_, v_, halves_, stats_;
+  Buffer gradients_, slots_, sums_, p_, m_, v_, published_, stats_;
   std::unique_ptr<CudaStream> stream_;  // Before what it works on goes.
-  CudaGraphHandle* graph_ = nullptr;
+  Half halves_[2] = {{"copy and sum", &GraphBench::LaunchSum},
+                     {"update", &GraphBench::LaunchUpdate}};
 };
 
 }  // namespace

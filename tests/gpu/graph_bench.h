@@ -1,12 +1,16 @@
-// What it costs the processor to launch a step's work on the device, unit by unit and as a CUDA
-// graph.
+// What it costs the processor to launch the work of a step's two halves on the device, unit by unit
+// and each half as a CUDA graph.
 //
-//   one by one   sum and measure │ AdamW and bf16 │ sum and measure │ ...      three launches a
-//   unit a graph      all of them                                                  one launch
+//   one by one   copy in, sum and measure │ copy in, ...   ║   AdamW and bf16 │ AdamW ...
+//   two graphs   all of the first half                     ║   all of the second
 //
-// A step of a job decides between its reductions and its updates whether it counts, on the
-// processor and with all ranks, so it is no graph as a whole: these are the limits of what would
-// be.
+// Where the bars are double a step of a job decides whether it counts, on the processor and with
+// all ranks, so it is no graph as a whole. No step of a job launches a graph of either half yet:
+// these are the limits of what one would cost. See
+// docs/adr/0051-a-step-is-no-cuda-graph-since-ranks-decide-in-the-middle-of-it.md.
+//
+// The first half is that of a rank whose gradients nobody else sums: what travels between GPUs by
+// NCCL is not in it.
 #ifndef TESSERA_TESTS_GPU_GRAPH_BENCH_H_
 #define TESSERA_TESTS_GPU_GRAPH_BENCH_H_
 
@@ -30,8 +34,9 @@ struct GraphBenchOptions {
   std::function<double()> host_seconds = {};  // A clock of the host; empty: the steady one.
 };
 
-// Rows in microseconds a unit, until the calls return. That of the graph has a ratio to the others,
-// and one to a microsecond, with its aim. Both ways leave the same bits, or it is an error.
+// Rows in microseconds a unit, until the calls return: of each half its launches and then its
+// graph, which has a ratio to them; and last of both graphs together, with a ratio to a microsecond
+// and its aim. Both ways leave the same bits, or it is an error.
 // Errors: ResourceExhausted  no memory for it
 //         DataLoss           the two ways differ
 //         FailedPrecondition, Internal, Unavailable  the device: see cuda_error.h
