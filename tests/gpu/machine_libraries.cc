@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -24,9 +23,9 @@ constexpr int kCuptiConcurrentKernel = 10;
 constexpr int kCuptiMaxLimitReached = 12;
 constexpr uint32_t kCuptiFlushForced = 1;
 
-absl::StatusOr<void*> LoadFirst(const char* what, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    if (void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
+absl::StatusOr<void*> LoadFirst(const char* what, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
   }
   return absl::NotFoundError(absl::StrCat("no ", what, ": ", dlerror()));
 }
@@ -45,10 +44,9 @@ absl::Status Said(const char* call, int result) {
 
 class CublasGemm : public Gemm {
  public:
-  static absl::StatusOr<std::unique_ptr<Gemm>> Create(CudaDevice* device, int size) {
-    ASSIGN_OR_RETURN(void* const library,
-                     LoadFirst("cuBLAS", {"libcublas.so.13", "libcublas.so.12", "libcublas.so",
-                                          "/usr/local/cuda/lib64/libcublas.so"}));
+  static absl::StatusOr<std::unique_ptr<Gemm>> Create(CudaDevice* device, int size,
+                                                      const std::vector<std::string>& names) {
+    ASSIGN_OR_RETURN(void* const library, LoadFirst("cuBLAS", names));
     auto gemm = absl::WrapUnique(new CublasGemm(size));
     int (*create)(void**) = nullptr;
     RETURN_IF_ERROR(Find(library, "cublasCreate_v2", &create));
@@ -150,8 +148,14 @@ class CuptiCounter : public KernelCounter {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Gemm>> LoadCublasGemm(CudaDevice* device, int size) {
-  return CublasGemm::Create(device, size);
+std::vector<std::string> CublasNames() {
+  return {"libcublas.so.13", "libcublas.so.12", "libcublas.so",
+          "/usr/local/cuda/lib64/libcublas.so"};
+}
+
+absl::StatusOr<std::unique_ptr<Gemm>> LoadCublasGemm(CudaDevice* device, int size,
+                                                     const std::vector<std::string>& names) {
+  return CublasGemm::Create(device, size, names);
 }
 
 absl::StatusOr<KernelCounter*> LoadCuptiCounter() {

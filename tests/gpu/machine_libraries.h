@@ -4,17 +4,39 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "tests/gpu/overlap_bench.h"
 #include "worker/device/cuda/cuda_device.h"
 
 namespace tessera {
 namespace gpu_check {
 
+// What computes.
+class Gemm {
+ public:
+  virtual ~Gemm() = default;
+  // On a thread whose context is that of the stream.
+  virtual absl::Status Enqueue(CudaStreamHandle* stream) = 0;
+};
+
+// Counts the kernels that this process runs, on whatever stream.
+class KernelCounter {
+ public:
+  virtual ~KernelCounter() = default;
+  virtual absl::Status Start() = 0;
+  // Since Start. What they are of is complete.
+  virtual absl::StatusOr<int64_t> Stop() = 0;
+};
+
+// What cuBLAS is called, for dlopen; the first that loads is taken.
+std::vector<std::string> CublasNames();
+
 // The product of two bf16 matrices of `size` rows and columns, added up in fp32. `device` outlives
 // it. Errors: NotFound  there is no cuBLAS; Internal  it refuses; those of CudaDevice::Allocate
-absl::StatusOr<std::unique_ptr<Gemm>> LoadCublasGemm(CudaDevice* device, int size);
+absl::StatusOr<std::unique_ptr<Gemm>> LoadCublasGemm(
+    CudaDevice* device, int size, const std::vector<std::string>& names = CublasNames());
 
 // The process's only one; never destroyed. Errors: NotFound  there is no CUPTI, or, of Start, it
 // may not look

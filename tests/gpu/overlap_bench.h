@@ -14,27 +14,11 @@
 
 #include "absl/status/statusor.h"
 #include "tests/gpu/bench_row.h"
+#include "tests/gpu/machine_libraries.h"
 #include "tests/testing/gpu_under_test.h"
-#include "worker/device/cuda/cuda_api.h"
 
 namespace tessera {
 namespace gpu_check {
-
-// What computes.
-class Gemm {
- public:
-  virtual ~Gemm() = default;
-  virtual absl::Status Enqueue(CudaStreamHandle* stream) = 0;
-};
-
-// Counts the kernels that this process runs, on whatever stream.
-class KernelCounter {
- public:
-  virtual ~KernelCounter() = default;
-  virtual absl::Status Start() = 0;
-  // Since Start. What they are of is complete.
-  virtual absl::StatusOr<int64_t> Stop() = 0;
-};
 
 struct OverlapOptions {
   int rounds = 9;

@@ -22,18 +22,19 @@ absl::StatusOr<std::unique_ptr<ShardedTraining>> ShardedTraining::Open(SessionOp
   return std::make_unique<ShardedTraining>(std::move(session), model);
 }
 
-absl::StatusOr<StepResult> ShardedTraining::Step(bool computes, const StepOptions& options) {
+absl::StatusOr<StepResult> ShardedTraining::Step(const ModelPasses& passes,
+                                                 const StepOptions& options) {
   DeviceGradients gradients(session_.get());
   const int num_units = session_->num_units();
   for (int u = 0; u < num_units; ++u) {
     RETURN_IF_ERROR(session_->Unshard(u));
-    if (computes) model_->Forward(session_->parameters(u));
+    if (passes.forward) RETURN_IF_ERROR(passes.forward(u, session_->parameters(u)));
     gradients.AfterStream(model_->stream());
     RETURN_IF_ERROR(session_->Reshard(u));
   }
   for (int u = num_units - 1; u >= 0; --u) {
     RETURN_IF_ERROR(session_->Unshard(u));
-    if (computes) model_->Backward(u, session_->parameters(u));
+    if (passes.backward) RETURN_IF_ERROR(passes.backward(u, session_->parameters(u)));
     gradients.AfterStream(model_->stream());
     RETURN_IF_ERROR(gradients.Add(u, 0, model_->gradient(u),
                                   session_->layout().units[u].flat.parameters()[0].numel,

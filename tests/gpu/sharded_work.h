@@ -28,9 +28,10 @@ class ShardedTraining {
   ShardedTraining(std::unique_ptr<Session> session, ModelWork* model)
       : session_(std::move(session)), model_(model) {}
 
-  // Forward and backward in windows, gradients, reductions and the step, waited for. Without
-  // `computes` all but the model's own work, with the gradients that it left.
-  absl::StatusOr<StepResult> Step(bool computes = true, const StepOptions& options = {});
+  // Forward and backward in windows, gradients, reductions and the step, waited for.
+  absl::StatusOr<StepResult> Step() { return Step(model_->passes(), {}); }
+  // With others that compute, or none, and the gradients that the model left.
+  absl::StatusOr<StepResult> Step(const ModelPasses& passes, const StepOptions& options);
   // Whether each unit has these parameters, bit for bit.
   absl::Status Compare(const PlainTraining& plain);
 

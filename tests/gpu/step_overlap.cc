@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -11,13 +10,20 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/executor/host_executor.h"
+#include "tests/gpu/product_count.h"
 #include "tests/gpu/sharded_work.h"
+#include "worker/device/cuda/cuda_rank_device.h"
 
 namespace tessera {
 namespace gpu_check {
 namespace {
 
-constexpr char kCompute[] = "compute of a step, alone";
+constexpr char kPasses[] = "passes over memory", kProducts[] = "products of matrices";
+constexpr int kSamplesOfACount = 3;
+
+double SteadySeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // The first element of each unit, and so of its gradient.
 float InfinityAtFirst(int /*unit*/, int64_t i) {
@@ -42,10 +48,10 @@ class Compute {
     RETURN_IF_ERROR(compute->model->kernels().Finish());
     return compute;
   }
-  absl::Status Step() {
+  absl::Status Step(const ModelPasses& passes) {
     const int num_units = static_cast<int>(halves.size());
-    for (int u = 0; u < num_units; ++u) model->Forward(halves[u].data());
-    for (int u = num_units - 1; u >= 0; --u) model->Backward(u, halves[u].data());
+    for (int u = 0; u < num_units; ++u) RETURN_IF_ERROR(passes.forward(u, halves[u].data()));
+    for (int u = num_units - 1; u >= 0; --u) RETURN_IF_ERROR(passes.backward(u, halves[u].data()));
     return model->kernels().Finish();
   }
 
@@ -53,36 +59,189 @@ class Compute {
   std::unique_ptr<ModelWork> model;  // Before what it works on goes.
 };
 
-absl::Status SkippedStep(ShardedTraining* training, bool computes) {
+// `count` products in a step, on the model's stream: a third of them in forward.
+ModelPasses ProductPasses(Gemm* gemm, PrimaryContext* context, const ModelWork& model,
+                          int num_units, int64_t count) {
+  auto* const stream = static_cast<CudaStreamHandle*>(model.stream());
+  const auto enqueue = [=](int pass) -> absl::Status {
+    RETURN_IF_ERROR(context->Use());
+    for (int64_t i = ProductsOfPass(count, pass, 3 * num_units); i > 0; --i)
+      RETURN_IF_ERROR(gemm->Enqueue(stream));
+    return absl::OkStatus();
+  };
+  const auto backward = [=](int unit, const void*) -> absl::Status {
+    const int pass = num_units + 2 * (num_units - 1 - unit);
+    RETURN_IF_ERROR(enqueue(pass));
+    return enqueue(pass + 1);
+  };
+  return {[=](int unit, const void*) { return enqueue(unit); }, backward};
+}
+
+absl::Status SkippedStep(ShardedTraining* training, const ModelPasses& passes) {
   StepOptions options;
   options.skip_non_finite = true;
-  ASSIGN_OR_RETURN(const StepResult result, training->Step(computes, options));
+  ASSIGN_OR_RETURN(const StepResult result, training->Step(passes, options));
   if (result.skipped) return absl::OkStatus();
   return absl::InternalError("a step with an infinity was not skipped");
 }
 
-// Seconds of one, as a mean of so many.
-absl::StatusOr<double> Seconds(int count, const std::function<absl::Status()>& step) {
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < count; ++i) RETURN_IF_ERROR(step());
-  const std::chrono::duration<double> all = std::chrono::steady_clock::now() - begin;
-  return all.count() / count;
-}
+double MedianOf(std::vector<double> values) { return bench::QuartilesOf(values).median; }
 
+// Where the executor is.
 struct Way {
   std::string name;
   std::unique_ptr<ShardedTraining> training;
-  std::vector<double> work = {}, both = {};
 };
 
-void AddRows(const Way& way, const std::vector<double>& compute, std::vector<BenchRow>* rows) {
-  rows->push_back(RowOfSeconds(absl::StrCat("windows and reductions, ", way.name), way.work));
-  rows->push_back(RowOfSeconds(absl::StrCat("compute beside them, ", way.name), way.both, kCompute,
-                               compute, /*aim=*/0));
-  BenchRow share;
-  share.name = absl::StrCat("hidden share of the shorter, ", way.name);
-  share.value = bench::QuartilesOf(HiddenShares(compute, way.work, way.both));
-  rows->push_back(std::move(share));
+// Seconds of a step beside one kind of compute, by round.
+struct Times {
+  struct OfWay {
+    std::vector<double> work, both;
+  };
+  std::vector<double> compute;
+  std::vector<OfWay> ways;
+};
+
+class StepOverlap {
+ public:
+  StepOverlap(const testing_support::GpuUnderTest& gpu, StepOverlapOptions options)
+      : gpu_(gpu), options_(std::move(options)) {}
+
+  absl::Status SetUp() {
+    const StepShape shape = {options_.steps.num_units, options_.steps.unit_numel,
+                             options_.steps.forward_passes};
+    ASSIGN_OR_RETURN(cluster_, StartBenchCluster(gpu_));
+    ASSIGN_OR_RETURN(device_, gpu_.make_device(0));
+    ASSIGN_OR_RETURN(compute_, Compute::Create(device_.get(), shape));
+    SessionOptions job = ShardedJob(gpu_, *cluster_, shape);
+    job.job_id = "overlap-apart";
+    RETURN_IF_ERROR(Open("executor a process", job));
+    job.job_id = "overlap-together";
+    job.host_executor = RunExecutorHere({gpu_.make_device});
+    return Open("executor in the trainer", job);
+  }
+
+  absl::StatusOr<std::vector<BenchRow>> OfPasses() {
+    const ModelPasses passes = compute_->model->passes();
+    RETURN_IF_ERROR(compute_->Step(passes));  // The gradients of steps without.
+    ASSIGN_OR_RETURN(const Times times, Measure(passes));
+    std::vector<double> work;
+    for (const Times::OfWay& way : times.ways) work.push_back(MedianOf(way.work));
+    work_seconds_ = (work[0] + work[1]) / 2;
+    return RowsOf(kPasses, times);
+  }
+
+  // After OfPasses.
+  absl::StatusOr<std::vector<BenchRow>> OfProducts(Gemm* gemm) {
+    PrimaryContext* const context =
+        static_cast<CudaRankDevice*>(device_.get())->cuda_device()->context();
+    const auto passes = [&](int64_t count) {
+      return ProductPasses(gemm, context, *compute_->model, options_.steps.num_units, count);
+    };
+    RETURN_IF_ERROR(compute_->Step(passes(1)));  // Its kernel is loaded.
+    ASSIGN_OR_RETURN(const int64_t count,
+                     CountThatTakes(work_seconds_, [&](int64_t tried) -> absl::StatusOr<double> {
+                       std::vector<double> seconds;
+                       while (seconds.size() < kSamplesOfACount) {
+                         ASSIGN_OR_RETURN(const double of_step, SecondsOf(passes(tried)));
+                         seconds.push_back(of_step);
+                       }
+                       return MedianOf(seconds);
+                     }));
+    ASSIGN_OR_RETURN(const Times times, Measure(passes(count)));
+    BenchRow number;
+    number.name =
+        absl::StrCat("products of ", options_.product_size, " rows and columns in a step");
+    const auto value = static_cast<double>(count);
+    number.value = {value, value, value};
+    std::vector<BenchRow> rows = RowsOf(kProducts, times);
+    rows.insert(rows.begin(), std::move(number));
+    return rows;
+  }
+
+ private:
+  absl::Status Open(const std::string& name, const SessionOptions& job) {
+    ASSIGN_OR_RETURN(auto training,
+                     ShardedTraining::Open(job, compute_->model.get(), InfinityAtFirst));
+    ways_.push_back({name, std::move(training)});
+    return absl::OkStatus();
+  }
+
+  // Of one step, in the mean of a round's.
+  absl::StatusOr<double> Seconds(const std::function<absl::Status()>& step) {
+    const double begin = options_.host_seconds();
+    for (int i = 0; i < options_.steps.steps_per_round; ++i) RETURN_IF_ERROR(step());
+    return (options_.host_seconds() - begin) / options_.steps.steps_per_round;
+  }
+  static absl::Status CheckClock(double seconds) {
+    if (seconds > 0) return absl::OkStatus();
+    return absl::InternalError("a step took no time: the clock stands still");
+  }
+  absl::StatusOr<double> SecondsOf(const ModelPasses& passes) {
+    return Seconds([&] { return compute_->Step(passes); });
+  }
+  absl::StatusOr<double> SecondsOf(const Way& way, const ModelPasses& passes) {
+    absl::StatusOr<double> seconds =
+        Seconds([&] { return SkippedStep(way.training.get(), passes); });
+    RETURN_IF_ERROR(Annotate(seconds.status(), way.name));
+    return seconds;
+  }
+
+  absl::StatusOr<Times> Measure(const ModelPasses& passes) {
+    Times times;
+    times.ways.resize(ways_.size());
+    for (int round = 0; round < options_.steps.warm_up_rounds + options_.steps.rounds; ++round) {
+      const bool counts = round >= options_.steps.warm_up_rounds;
+      ASSIGN_OR_RETURN(const double alone, SecondsOf(passes));
+      if (counts) times.compute.push_back(alone);
+      for (size_t i = 0; i < ways_.size(); ++i) {
+        ASSIGN_OR_RETURN(const double work, SecondsOf(ways_[i], ModelPasses()));
+        ASSIGN_OR_RETURN(const double both, SecondsOf(ways_[i], passes));
+        for (const double seconds : {alone, work, both}) RETURN_IF_ERROR(CheckClock(seconds));
+        if (!counts) continue;
+        times.ways[i].work.push_back(work);
+        times.ways[i].both.push_back(both);
+      }
+    }
+    return times;
+  }
+
+  std::vector<BenchRow> RowsOf(const std::string& kind, const Times& times) const {
+    const std::string alone = absl::StrCat(kind, " of a step, alone");
+    std::vector<BenchRow> rows = {RowOfSeconds(alone, times.compute)};
+    for (size_t i = 0; i < ways_.size(); ++i) {
+      const auto& [work, both] = times.ways[i];
+      const std::string& way = ways_[i].name;
+      rows.push_back(
+          RowOfSeconds(absl::StrCat("windows and reductions between ", kind, ", ", way), work));
+      rows.push_back(RowOfSeconds(absl::StrCat(kind, " beside windows and reductions, ", way), both,
+                                  alone, times.compute, /*aim=*/0));
+      BenchRow share;
+      share.name = absl::StrCat("hidden share beside ", kind, ", ", way);
+      share.value = bench::QuartilesOf(HiddenShares(times.compute, work, both));
+      rows.push_back(std::move(share));
+    }
+    return rows;
+  }
+
+  const testing_support::GpuUnderTest& gpu_;
+  const StepOverlapOptions options_;
+  std::unique_ptr<LocalCluster> cluster_;
+  std::unique_ptr<RankDevice> device_;
+  std::unique_ptr<Compute> compute_;
+  std::vector<Way> ways_;
+  double work_seconds_ = 0;  // Of a step without compute.
+};
+
+BenchRow WithoutProducts(const absl::Status& why) {
+  BenchRow row;
+  row.name = absl::StrCat("hidden share beside ", kProducts);
+  if (absl::IsNotFound(why)) {
+    row.absent = std::string(why.message());
+  } else {
+    row.error = why.ToString();
+  }
+  return row;
 }
 
 }  // namespace
@@ -96,43 +255,23 @@ std::vector<double> HiddenShares(const std::vector<double>& compute,
 }
 
 absl::StatusOr<std::vector<BenchRow>> BenchStepOverlap(const testing_support::GpuUnderTest& gpu,
-                                                       const StepBenchOptions& options) {
-  const StepShape shape = {options.num_units, options.unit_numel, options.forward_passes};
-  ASSIGN_OR_RETURN(const auto cluster, StartBenchCluster(gpu));
-  ASSIGN_OR_RETURN(const auto device, gpu.make_device(0));
-  ASSIGN_OR_RETURN(const auto compute, Compute::Create(device.get(), shape));
-  SessionOptions job = ShardedJob(gpu, *cluster, shape);
-  std::vector<Way> ways;
-  job.job_id = "overlap-apart";
-  ASSIGN_OR_RETURN(auto apart, ShardedTraining::Open(job, compute->model.get(), InfinityAtFirst));
-  ways.push_back({"executor a process", std::move(apart)});
-  job.job_id = "overlap-together";
-  job.host_executor = RunExecutorHere({gpu.make_device});
-  ASSIGN_OR_RETURN(auto together,
-                   ShardedTraining::Open(job, compute->model.get(), InfinityAtFirst));
-  ways.push_back({"executor in the trainer", std::move(together)});
-
-  std::vector<double> of_compute;
-  for (int round = 0; round < options.warm_up_rounds + options.rounds; ++round) {
-    const int count = options.steps_per_round;
-    ASSIGN_OR_RETURN(const double alone, Seconds(count, [&] { return compute->Step(); }));
-    if (round >= options.warm_up_rounds) of_compute.push_back(alone);
-    for (Way& way : ways) {
-      const auto seconds = [&](bool computes) -> absl::StatusOr<double> {
-        const auto result =
-            Seconds(count, [&] { return SkippedStep(way.training.get(), computes); });
-        RETURN_IF_ERROR(Annotate(result.status(), way.name));
-        return result;
-      };
-      ASSIGN_OR_RETURN(const double work, seconds(/*computes=*/false));
-      ASSIGN_OR_RETURN(const double both, seconds(/*computes=*/true));
-      if (round < options.warm_up_rounds) continue;
-      way.work.push_back(work);
-      way.both.push_back(both);
-    }
+                                                       StepOverlapOptions options,
+                                                       const absl::StatusOr<Gemm*>& gemm) {
+  if (!options.host_seconds) options.host_seconds = SteadySeconds;
+  StepOverlap bench(gpu, std::move(options));
+  RETURN_IF_ERROR(bench.SetUp());
+  ASSIGN_OR_RETURN(std::vector<BenchRow> rows, bench.OfPasses());
+  if (!gemm.ok()) {
+    rows.push_back(WithoutProducts(gemm.status()));
+    return rows;
   }
-  std::vector<BenchRow> rows = {RowOfSeconds(kCompute, of_compute)};
-  for (const Way& way : ways) AddRows(way, of_compute, &rows);
+  // What is NotFound by now is no library.
+  absl::StatusOr<std::vector<BenchRow>> products = bench.OfProducts(*gemm);
+  if (products.ok()) {
+    rows.insert(rows.end(), products->begin(), products->end());
+  } else {
+    rows.push_back(WithoutProducts(absl::InternalError(products.status().ToString())));
+  }
   return rows;
 }
 

@@ -46,6 +46,18 @@ void ModelWork::Backward(int unit, const void* halves) {
                        {gradients_[unit].data_as<uint16_t>(), DType::kBf16});
 }
 
+ModelPasses ModelWork::passes() {
+  const auto forward = [this](int, const void* halves) {
+    Forward(halves);
+    return absl::OkStatus();  // The device keeps its error.
+  };
+  const auto backward = [this](int unit, const void* halves) {
+    Backward(unit, halves);
+    return absl::OkStatus();
+  };
+  return {forward, backward};
+}
+
 absl::StatusOr<std::unique_ptr<PlainTraining>> PlainTraining::Create(
     RankDevice* device, const StepShape& shape, const HyperParameters& numbers) {
   auto training = absl::WrapUnique(new PlainTraining(shape, numbers));

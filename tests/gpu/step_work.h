@@ -3,6 +3,7 @@
 #define TESSERA_TESTS_GPU_STEP_WORK_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -24,6 +25,13 @@ struct StepShape {
 // The value that element `i` of unit `unit` begins with.
 float InitialElement(int unit, int64_t i);
 
+// What enqueues forward and backward of a unit, whose parameters are `halves` in bf16, on a model's
+// stream. Empty ones: nothing does.
+struct ModelPasses {
+  using Pass = std::function<absl::Status(int unit, const void* halves)>;
+  Pass forward, backward;
+};
+
 // A model's forward and backward, on a stream of its own. Thread-compatible.
 class ModelWork {
  public:
@@ -34,6 +42,7 @@ class ModelWork {
   // Both enqueue. `halves`: the unit's parameters in bf16.
   void Forward(const void* halves);
   void Backward(int unit, const void* halves);  // Then the gradient is there.
+  ModelPasses passes();                         // These two.
   const uint16_t* gradient(int unit) const { return gradients_[unit].data_as<uint16_t>(); }
 
   CudaRankKernels& kernels() { return *kernels_; }
