@@ -1,7 +1,10 @@
 """C++ from .proto files by the system's protoc and gRPC plugin."""
 
-def tessera_proto_library(name, srcs, grpc = False, visibility = None):
-    """One C++ library of the messages (and services) in `srcs`, all of this package."""
+def tessera_proto_library(name, srcs, grpc = False, deps = [], visibility = None):
+    """One C++ library of the messages (and services) in `srcs`, all of this package.
+
+    `deps` are libraries of the messages that they import.
+    """
     outs = []
     for src in srcs:
         stem = src[:-len(".proto")]
@@ -25,6 +28,6 @@ def tessera_proto_library(name, srcs, grpc = False, visibility = None):
         srcs = [o for o in outs if o.endswith(".cc")],
         hdrs = [o for o in outs if o.endswith(".h")],
         copts = ["-O1", "-g0", "-w"],
-        deps = ["//third_party:grpc" if grpc else "//third_party:protobuf"],
+        deps = deps + ["//third_party:grpc" if grpc else "//third_party:protobuf"],
         visibility = visibility,
     )
