@@ -12,6 +12,7 @@
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/hand_over/hand_over_service.h"
 #include "coordinator/service/live/live_service.h"
+#include "coordinator/service/live/map_service.h"
 #include "coordinator/service/live/put_service.h"
 #include "coordinator/service/services.h"
 #include "coordinator/storage/memory_journal.h"
@@ -79,6 +80,8 @@ class GrpcCoordinatorServer : public CoordinatorServer {
         checkpoints_(host_.get()),
         live_state_(host_.get(), &live_hub_, LiveTimesOf(options)),
         live_relay_(&live_hub_),
+        live_map_(host_.get(), &map_hub_, LiveTimesOf(options)),
+        map_relay_(&map_hub_),
         live_put_(host_.get(), &put_hub_, PutTimesOf(options)),
         put_relay_(&put_hub_),
         hand_overs_(host_.get(), &live_hub_, LiveTimesOf(options)) {}
@@ -100,6 +103,9 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   LiveHub live_hub_;
   LiveStateService live_state_;
   LiveRelayService live_relay_;
+  MapHub map_hub_;
+  LiveMapService live_map_;
+  LiveMapRelayService map_relay_;
   PutHub put_hub_;
   LivePutService live_put_;
   LivePutRelayService put_relay_;
@@ -133,6 +139,8 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.RegisterService(&checkpoints_);
   builder.RegisterService(&live_state_);
   builder.RegisterService(&live_relay_);
+  builder.RegisterService(&live_map_);
+  builder.RegisterService(&map_relay_);
   builder.RegisterService(&live_put_);
   builder.RegisterService(&put_relay_);
   builder.RegisterService(&hand_overs_);

@@ -20,16 +20,16 @@ namespace tessera {
 template <typename Session>
 class RelaySessions {
  public:
-  static constexpr size_t kMax = 16;
+  explicit RelaySessions(size_t max = 16) : max_(max) {}
 
   // Starts it, unless Stop() was called: then nothing happens. `what`: what those do who have the
   // other sessions.
-  // Errors: ResourceExhausted  kMax are served; Start's.
+  // Errors: ResourceExhausted  as many as may be are served; Start's.
   absl::Status Serve(std::unique_ptr<Session> session, absl::string_view what) {
     absl::MutexLock lock(&mu_);
     if (stopping_) return absl::OkStatus();
     sessions_.remove_if([](const std::unique_ptr<Session>& other) { return other->done(); });
-    if (sessions_.size() >= kMax)
+    if (sessions_.size() >= max_)
       return absl::ResourceExhaustedError(absl::StrCat(sessions_.size(), " clients ", what));
     const absl::Status status = session->Start();
     if (status.ok()) sessions_.push_back(std::move(session));
@@ -47,6 +47,7 @@ class RelaySessions {
   }
 
  private:
+  const size_t max_;
   absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::list<std::unique_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);

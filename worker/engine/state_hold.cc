@@ -12,6 +12,13 @@ constexpr int kMaxTries = 1000;
 // Of `held`.
 bool Blocks(int64_t held, int64_t step) { return held != 0 && held - 1 <= step - 2; }
 
+// With the fence whoever sees anything of what is written from here on, and looks at the word after
+// a fence of its own, sees `step` there.
+void Announce(StateHold* hold, int64_t step) {
+  hold->writing.store(step);
+  std::atomic_thread_fence(std::memory_order_release);
+}
+
 }  // namespace
 
 absl::StatusOr<int64_t> HoldNewest(StateHold* hold, const std::atomic<int64_t>& applied_step) {
@@ -48,14 +55,14 @@ bool Release(StateHold* hold, int64_t step) {
 }
 
 bool TryBeginWriting(StateHold* hold, int64_t step) {
-  hold->writing.store(step);
+  Announce(hold, step);
   return !Blocks(hold->held.load(), step);
 }
 
 absl::StatusOr<WriteBegin> BeginWriting(StateHold* hold, int64_t step, const AbortFlag& abort,
                                         absl::Time deadline) {
   WriteBegin outcome = WriteBegin::kAtOnce;
-  hold->writing.store(step);
+  Announce(hold, step);
   while (true) {
     const uint32_t seen = hold->changes.value.load(std::memory_order_acquire);
     int64_t held = hold->held.load();

@@ -160,12 +160,22 @@ void DescriptorServer::ReapFinished() {
   for (auto& connection : finished) connection->thread.join();
 }
 
-absl::StatusOr<ClaimedAttachment> DescriptorServer::ReceiveClaim(int socket) {
+absl::StatusOr<std::string> DescriptorServer::ReceiveClaim(int socket) {
   RETURN_IF_ERROR(CheckPeerUser(socket));
   RETURN_IF_ERROR(AwaitPacket(socket, options_.claim_timeout));
-  ASSIGN_OR_RETURN(const Packet claim, ReceivePacket(socket));
-  ASSIGN_OR_RETURN(const int pid, PeerProcess(socket));
-  return keeper_->Claim(claim.bytes, pid);
+  ASSIGN_OR_RETURN(Packet claim, ReceivePacket(socket));
+  return std::move(claim.bytes);
+}
+
+void DescriptorServer::GiveMap(int socket, const std::string& claim) {
+  absl::StatusOr<MapClaim> parsed = ParseMapClaim(claim);
+  absl::StatusOr<std::vector<UniqueFd>> given = parsed.status();
+  if (parsed.ok()) given = options_.give_map(*parsed);
+  std::vector<int> fds;
+  if (given.ok())
+    for (const UniqueFd& fd : *given) fds.push_back(fd.get());
+  // A first packet always has room, unless its receiver is gone.
+  (void)SendPacket(socket, MapReplyText(given.status()), fds, /*wait=*/false);
 }
 
 void DescriptorServer::AwaitDetach(int socket, ClaimedAttachment claimed) {
@@ -190,13 +200,24 @@ void DescriptorServer::AwaitDetach(int socket, ClaimedAttachment claimed) {
   keeper_->Detach(claimed, clean || stopping);
 }
 
+void DescriptorServer::ServeTrainer(int socket, const std::string& claim) {
+  const absl::StatusOr<int> pid = PeerProcess(socket);
+  absl::StatusOr<ClaimedAttachment> claimed = pid.status();
+  if (pid.ok()) claimed = keeper_->Claim(claim, *pid);
+  if (claimed.ok()) return AwaitDetach(socket, *std::move(claimed));
+  TESSERA_LOG(WARNING, "descriptor socket: {}", claimed.status().ToString());
+  (void)SendPacket(socket, claimed.status().ToString(), {}, /*wait=*/false);
+}
+
 void DescriptorServer::Serve(int socket) {
-  absl::StatusOr<ClaimedAttachment> claimed = ReceiveClaim(socket);
-  if (claimed.ok()) {
-    AwaitDetach(socket, *std::move(claimed));
+  const absl::StatusOr<std::string> claim = ReceiveClaim(socket);
+  if (!claim.ok()) {
+    TESSERA_LOG(WARNING, "descriptor socket: {}", claim.status().ToString());
+    (void)SendPacket(socket, claim.status().ToString(), {}, /*wait=*/false);
+  } else if (options_.give_map != nullptr && IsMapClaim(*claim)) {
+    GiveMap(socket, *claim);
   } else {
-    TESSERA_LOG(WARNING, "descriptor socket: {}", claimed.status().ToString());
-    (void)SendPacket(socket, claimed.status().ToString(), {}, /*wait=*/false);
+    ServeTrainer(socket, *claim);
   }
   shutdown(socket, SHUT_RDWR);
   {

@@ -6,15 +6,20 @@
 //
 // What the first two say, and how a trainer says that it hosts its executor: descriptor_claim.h.
 //
+// Clients that map a job's state come here too (map_claim.h). They get one answer, for which nobody
+// waits, and the socket is closed: of one that hangs or dies nothing is left.
+//
 // Who shows no ticket within `claim_timeout`, or comes while too many others have shown none yet,
 // is sent away. Where the process has no descriptor or thread left, new trainers wait or are sent
 // away and those that are attached go on. Start/Stop from one thread; serves on threads of its own.
 #ifndef TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_
 #define TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -24,6 +29,7 @@
 #include "base/unique_fd.h"
 #include "job/field_limits.h"
 #include "worker/keeper/keeper.h"
+#include "worker/memory/map_claim.h"
 
 namespace tessera {
 
@@ -34,6 +40,8 @@ class DescriptorServer {
     // Connections, of all trainers of a job at once and more; those that claimed are bounded by
     // the ranks.
     int max_unclaimed = 2 * kMaxLocalRanks;
+    // What a client that maps state is given; errors are told to it. Null: no client is.
+    std::function<absl::StatusOr<std::vector<UniqueFd>>(const MapClaim&)> give_map;
   };
   // `keeper` outlives the server. Errors: as ListenPacketSocket; ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(const std::string& path,
@@ -61,8 +69,10 @@ class DescriptorServer {
   // Takes all that wait. Errors: of accept4, where waiting may help.
   absl::Status AcceptWaiting();
   void Admit(UniqueFd socket);
-  absl::StatusOr<ClaimedAttachment> ReceiveClaim(int socket);
+  absl::StatusOr<std::string> ReceiveClaim(int socket);
   void Serve(int socket);
+  void ServeTrainer(int socket, const std::string& claim);
+  void GiveMap(int socket, const std::string& claim);
   void AwaitDetach(int socket, ClaimedAttachment claimed);
   void ReapFinished();
   void WakeAcceptor();

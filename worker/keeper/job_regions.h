@@ -77,6 +77,8 @@ class JobRegions {
   absl::StatusOr<std::unique_ptr<MemoryReader>> OpenState(Rank rank) const;
   // The same of the group region, where the slots of buffers are.
   absl::StatusOr<std::unique_ptr<MemoryReader>> OpenGroup() const;
+  // Whether the ranks' states are memory of the processor.
+  bool state_on_host() const { return state_on_host_; }
   // Owned by this.
   int state_fd(Rank rank) const { return Of(rank).state.get(); }
   int group_fd() const { return group_.fd(); }

@@ -240,4 +240,17 @@ absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQu
   return plan;
 }
 
+absl::Status AddExtents(const LivePlan& plan, const std::vector<int>& source_of_rank,
+                        std::vector<v1::LiveTensorInfo>* tensors) {
+  return ForEachLiveSlice(plan.layout, plan.tensors, 0, static_cast<int>(source_of_rank.size()),
+                          [&](const LiveSlice& slice) {
+                            const int source = source_of_rank[slice.rank];
+                            auto* extents = (*tensors)[plan.EntryOf(slice.tensor)].mutable_extents();
+                            if (extents->empty() || extents->rbegin()->source() != source)
+                              extents->Add()->set_source(source);
+                            extents->rbegin()->set_numel(extents->rbegin()->numel() + slice.numel);
+                            return absl::OkStatus();
+                          });
+}
+
 }  // namespace tessera::coordinator

@@ -44,6 +44,11 @@ struct LivePlan {
 //         NotFound         no name matches
 absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQuery& query);
 
+// Adds who gives which elements of each entry: `source_of_rank` says which source has the slices of
+// each rank that has any. Requires all entries in `tensors`.
+absl::Status AddExtents(const LivePlan& plan, const std::vector<int>& source_of_rank,
+                        std::vector<v1::LiveTensorInfo>* tensors);
+
 }  // namespace tessera::coordinator
 
 #endif  // TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_PLAN_H_

@@ -82,18 +82,12 @@ absl::Status LiveReader::NextFailure(LiveLine* line, absl::Time deadline) {
 }
 
 absl::Status LiveReader::TellTensors(const std::vector<int>& source_of_line) {
+  std::vector<int> source_of_rank;
+  for (const int line : line_of_rank_)
+    source_of_rank.push_back(line < 0 ? -1 : source_of_line[line]);
   std::vector<v1::LiveTensorInfo> tensors;
   for (size_t entry = 0; entry < plan_.num_entries(); ++entry) tensors.push_back(InfoOf(entry));
-  RETURN_IF_ERROR(
-      ForEachLiveSlice(plan_.layout, plan_.tensors, 0, static_cast<int>(line_of_rank_.size()),
-                       [&](const LiveSlice& slice) {
-                         const int source = source_of_line[line_of_rank_[slice.rank]];
-                         auto* extents = tensors[plan_.EntryOf(slice.tensor)].mutable_extents();
-                         if (extents->empty() || extents->rbegin()->source() != source)
-                           extents->Add()->set_source(source);
-                         extents->rbegin()->set_numel(extents->rbegin()->numel() + slice.numel);
-                         return absl::OkStatus();
-                       }));
+  RETURN_IF_ERROR(AddExtents(plan_, source_of_rank, &tensors));
   v1::LiveStateReply reply;
   for (v1::LiveTensorInfo& tensor : tensors) {
     *reply.mutable_tensor() = std::move(tensor);

@@ -1,0 +1,208 @@
+#include "coordinator/service/live/map_service.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "coordinator/service/live/live_plan.h"
+#include "proto/grpc_status.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
+
+// What is given lies as the job keeps it: nothing is cut out of it and nothing rounded.
+absl::Status CheckLiesAsAskedFor(const LivePlan& plan) {
+  if (plan.part.form != LiveForm::kFull) {
+    return absl::FailedPreconditionError(
+        "a rank's part (SHARDED, LOCAL) can be fetched, not mapped");
+  }
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    const LiveTensor& tensor = plan.tensors[i];
+    if (tensor.array == LiveArray::kBuffer) continue;
+    const DType kept = plan.layout.units[tensor.unit].full_dtype();
+    if (plan.dtypes[i] == StoredAs(kept)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter '", ParameterOf(plan.layout, tensor).spec.name, "' is kept in ", Name(kept),
+        ": in ", Name(plan.dtypes[i]), " it can be fetched, not mapped"));
+  }
+  return absl::OkStatus();
+}
+
+// One client's call.
+class MapCall {
+ public:
+  MapCall(CoordinatorHost* host, MapHub* hub, const LiveTimes& times, grpc::ServerContext* context,
+          LiveMapService::Stream* stream)
+      : host_(host), hub_(hub), times_(times), context_(context), stream_(stream) {}
+  ~MapCall() {
+    for (const auto& line : lines_) {
+      hub_->Forget(session_, line->worker());
+      line->Close();
+    }
+  }
+
+  absl::Status Plan(const v1::LiveStateQuery& query) {
+    job_ = JobId(query.job_id());
+    ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
+    creation_ = view.creation;
+    ASSIGN_OR_RETURN(plan_, PlanLiveRead(*view.spec, query));
+    RETURN_IF_ERROR(CheckLiesAsAskedFor(plan_));
+    RETURN_IF_ERROR(CheckNotOver(job_, view.status));
+    if (view.status.bound) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job '", job_.value(), "' has no values yet: it has not begun: ", view.status.reason));
+  }
+  const JobId& job() const { return job_; }
+
+  absl::Status Run() {
+    RETURN_IF_ERROR(OpenLines());
+    RETURN_IF_ERROR(Tell());
+    absl::Notification client_ended;
+    ASSIGN_OR_RETURN(std::thread reader, StartThread("a client that maps state", [&] {
+                       v1::LiveStateQuery more;
+                       while (stream_->Read(&more)) continue;
+                       client_ended.Notify();
+                     }));
+    absl::Status status;
+    while (status.ok() && !client_ended.WaitForNotificationWithTimeout(kWatchInterval))
+      status = CheckStillThere();
+    if (!status.ok()) context_->TryCancel();  // Else the reader would wait for the client.
+    reader.join();
+    return status;
+  }
+
+ private:
+  absl::Status CheckStillThere() const {
+    for (const auto& line : lines_) {
+      if (line->has_ended())
+        return absl::UnavailableError(absl::StrCat("worker '", line->worker(), "' is gone"));
+    }
+    const absl::StatusOr<JobView> view = host_->GetJob(job_);
+    if (view.ok() && view->creation == creation_) return absl::OkStatus();
+    return absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile"));
+  }
+
+  absl::Status OpenLines() {
+    ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
+    const int world_size = static_cast<int>(view.status.placements.size());
+    std::vector<bool> is_asked(world_size, false);
+    RETURN_IF_ERROR(
+        ForEachLiveSlice(plan_.layout, plan_.tensors, 0, world_size, [&](const LiveSlice& slice) {
+          is_asked[slice.rank] = true;
+          return absl::OkStatus();
+        }));
+    // Somebody must say which step there is.
+    if (std::find(is_asked.begin(), is_asked.end(), true) == is_asked.end()) is_asked[0] = true;
+    v1::LiveMapOffer offer;
+    offer.mutable_parameters()->Add(plan_.parameters.begin(), plan_.parameters.end());
+    offer.set_moments(plan_.moments);
+    offer.mutable_buffers()->Add(plan_.buffers.begin(), plan_.buffers.end());
+    session_ = MapHub::NewSession();
+    std::map<WorkerId, int> workers;
+    line_of_rank_.assign(world_size, -1);
+    for (int rank = 0; rank < world_size; ++rank) {
+      if (!is_asked[rank]) continue;
+      const WorkerId& worker = view.status.placements[rank].worker;
+      const auto [it, is_new] = workers.emplace(worker, static_cast<int>(lines_.size()));
+      line_of_rank_[rank] = it->second;
+      if (is_new) lines_.push_back(std::make_shared<MapLine>(worker.value(), offer));
+    }
+    for (const auto& line : lines_) {
+      hub_->Expect(session_, line);
+      if (!host_->SendCommand(WorkerId(line->worker()), ServeState{job_, creation_, session_}))
+        return absl::UnavailableError(
+            absl::StrCat("worker '", line->worker(), "' is not connected"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Tell() {
+    v1::LiveMapReply ready;
+    const absl::Time deadline = absl::Now() + times_.answer;
+    for (const auto& line : lines_) {
+      ASSIGN_OR_RETURN(const std::string path, line->AwaitOffered(deadline, [this] {
+        return context_->IsCancelled();
+      }));
+      v1::LiveMapSource* source = ready.mutable_ready()->add_sources();
+      source->set_worker_id(line->worker());
+      source->set_descriptor_socket(path);
+      source->set_session(session_);
+    }
+    std::vector<v1::LiveTensorInfo> tensors;
+    for (size_t entry = 0; entry < plan_.num_entries(); ++entry)
+      tensors.push_back(plan_.InfoOf(entry));
+    RETURN_IF_ERROR(AddExtents(plan_, line_of_rank_, &tensors));
+    int64_t size_bytes = 0;
+    v1::LiveMapReply reply;
+    for (size_t entry = 0; entry < tensors.size(); ++entry) {
+      size_bytes += plan_.SizeBytesOf(entry);
+      *reply.mutable_tensor() = std::move(tensors[entry]);
+      if (!stream_->Write(reply)) return absl::CancelledError("the client is gone");
+    }
+    ready.mutable_ready()->set_creation(creation_.value());
+    ready.mutable_ready()->set_size_bytes(size_bytes);
+    if (!stream_->Write(ready)) return absl::CancelledError("the client is gone");
+    return absl::OkStatus();
+  }
+
+  CoordinatorHost* const host_;
+  MapHub* const hub_;
+  const LiveTimes times_;
+  grpc::ServerContext* const context_;
+  LiveMapService::Stream* const stream_;
+  JobId job_;
+  Creation creation_;
+  LivePlan plan_;
+  std::string session_;
+  std::vector<std::shared_ptr<MapLine>> lines_;
+  std::vector<int> line_of_rank_;  // -1: nothing is asked of it.
+};
+
+}  // namespace
+
+grpc::Status LiveMapService::MapLiveState(grpc::ServerContext* context, Stream* stream) {
+  v1::LiveStateQuery query;
+  if (!stream->Read(&query))
+    return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a query"));
+  absl::Status status;
+  JobId job;
+  {
+    MapCall call(host_, hub_, times_, context, stream);
+    status = call.Plan(query);
+    if (!status.ok()) return ToGrpcStatus(status);
+    job = call.job();
+    status = hub_->Enter(job, absl::Now() + times_.answer, [&] { return context->IsCancelled(); });
+    if (!status.ok()) return ToGrpcStatus(status);
+    status = call.Run();
+  }
+  hub_->Leave(job);
+  return ToGrpcStatus(status);
+}
+
+grpc::Status LiveMapRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
+  v1::LiveMapEvent event;
+  if (!stream->Read(&event) || !event.has_hello())
+    return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));
+  const std::shared_ptr<MapLine> line =
+      hub_->Find(event.hello().session(), event.hello().worker_id());
+  if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))
+    return ToGrpcStatus(absl::NotFoundError("nobody waits for this worker's descriptors"));
+  if (stream->Write(line->offer())) {
+    while (stream->Read(&event)) line->Answer(std::move(event));
+  }
+  line->Detach();
+  return grpc::Status::OK;
+}
+
+}  // namespace tessera::coordinator

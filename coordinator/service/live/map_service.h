@@ -1,0 +1,45 @@
+// The gRPC services by which clients map live state (proto/live_map.proto): what they may map, and
+// for how long, is the coordinator's to say; descriptors come from the workers. Thread-safe.
+#ifndef TESSERA_COORDINATOR_SERVICE_LIVE_MAP_SERVICE_H_
+#define TESSERA_COORDINATOR_SERVICE_LIVE_MAP_SERVICE_H_
+
+#include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/live/live_reader.h"
+#include "coordinator/service/live/map_hub.h"
+#include "proto/live_map.grpc.pb.h"
+
+namespace tessera::coordinator {
+
+// For clients.
+class LiveMapService : public v1::LiveMap::Service {
+ public:
+  using Stream = grpc::ServerReaderWriter<v1::LiveMapReply, v1::LiveStateQuery>;
+
+  // `host` and `hub` outlive this.
+  LiveMapService(CoordinatorHost* host, MapHub* hub, const LiveTimes& times)
+      : host_(host), hub_(hub), times_(times) {}
+
+  grpc::Status MapLiveState(grpc::ServerContext* context, Stream* stream) override;
+
+ private:
+  CoordinatorHost* const host_;
+  MapHub* const hub_;
+  const LiveTimes times_;
+};
+
+// For workers, which dial the coordinator.
+class LiveMapRelayService : public v1::LiveMapRelay::Service {
+ public:
+  using Stream = grpc::ServerReaderWriter<v1::LiveMapOffer, v1::LiveMapEvent>;
+
+  explicit LiveMapRelayService(MapHub* hub) : hub_(hub) {}
+
+  grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
+
+ private:
+  MapHub* const hub_;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_LIVE_MAP_SERVICE_H_

@@ -1,0 +1,153 @@
+#include "worker/keeper/state_map.h"
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "job/job_codec.h"
+#include "job/live_tensors.h"
+#include "worker/engine/group_page.h"
+#include "worker/executor/executor_memory.h"
+#include "worker/memory/fd_passing.h"
+#include "worker/memory/job_memory.h"
+#include "worker/memory/shared_file.h"
+
+namespace tessera {
+namespace {
+
+absl::StatusOr<std::vector<LiveTensor>> TensorsOf(const JobRegions& regions,
+                                                  const MapRequest& request) {
+  return LiveTensors(regions.layout(), regions.config().optimizer, request.parameters,
+                     request.moments, request.buffers);
+}
+
+// Of the newest version that a rank of this worker has. The numbers of a step are kept for as long
+// as its state, so a reader that finds that the version stood has the right ones.
+void SetNumbers(const JobRegions& regions, const MapRequest& request, v1::LiveMapGiven* given) {
+  const GroupPage& page = *regions.group();
+  int64_t step = 0;
+  for (int i = 0; i < regions.local().count(); ++i)
+    step = std::max(step, page.ranks[i].applied_step.load(std::memory_order_acquire));
+  const std::vector<HyperParameters> own(regions.config().groups.begin(),
+                                         regions.config().groups.end());
+  const TrainingProgress at =
+      LoadProgress(page, regions.update_counts(), step, static_cast<int>(own.size()));
+  given->set_step(step);
+  given->set_trained_step(at.step);
+  for (const int parameter : request.parameters)
+    given->add_update_counts(at.update_counts[parameter]);
+  // Before the first step there are no others than the job's.
+  for (const HyperParameters& group :
+       at.step > 0 && at.groups.size() == own.size() ? at.groups : own)
+    EncodeHyperParameters(group, given->add_groups());
+}
+
+// Regions are the group's, then those of the ranks that have any of it, which are told.
+absl::StatusOr<std::vector<int>> SetPlaces(const JobRegions& regions, const MapRequest& request,
+                                           v1::LiveMapGiven* given) {
+  ASSIGN_OR_RETURN(const JobMemory memory, JobMemory::Create(regions.layout(), regions.config()));
+  ASSIGN_OR_RETURN(const std::vector<LiveTensor> tensors, TensorsOf(regions, request));
+  const int first = regions.local().first(), count = regions.local().count();
+  const auto* page = reinterpret_cast<const char*>(regions.group());
+  for (int i = 0; i < count; ++i) {
+    const RankRecord& record = regions.group()->ranks[i];
+    v1::LiveMapRank* rank = given->add_ranks();
+    rank->set_applied_offset_bytes(reinterpret_cast<const char*>(&record.applied_step) - page);
+    rank->set_writing_offset_bytes(reinterpret_cast<const char*>(&record.hold.writing) - page);
+  }
+  std::vector<int> region_of_rank(count, 0), ranks;
+  RETURN_IF_ERROR(ForEachLiveSlice(
+      regions.layout(), tensors, first, first + count, [&](const LiveSlice& slice) {
+        if (slice.numel == 0) return absl::OkStatus();
+        const LiveTensor& tensor = tensors[slice.tensor];
+        v1::LiveMapSlice* placed = given->add_slices();
+        if (tensor.array == LiveArray::kBuffer) {
+          const BufferPlacement& buffers = memory.buffers();
+          const int64_t even =
+              BufferSlotsOffsetBytes(memory, 0) + buffers.offset_bytes(tensor.job_parameter);
+          placed->set_even_offset_bytes(even);
+          placed->set_odd_offset_bytes(even + buffers.bank_bytes());
+          placed->set_size_bytes(buffers.size_bytes(tensor.job_parameter));
+          return absl::OkStatus();
+        }
+        int& region = region_of_rank[slice.rank - first];
+        if (region == 0) {
+          ranks.push_back(slice.rank);
+          region = static_cast<int>(ranks.size());
+        }
+        const UnitMemory& unit = memory.units()[tensor.unit];
+        const int64_t element_bytes = SizeBytes(unit.full_dtype);
+        const int64_t in_array =
+            unit.shard_offset_bytes + slice.shard_begin_elements * element_bytes;
+        const auto array = static_cast<StateArray>(tensor.array);
+        placed->set_region(region);
+        placed->set_even_offset_bytes(memory.StateOffsetBytes(array, 0) + in_array);
+        placed->set_odd_offset_bytes(memory.StateOffsetBytes(array, 1) + in_array);
+        placed->set_size_bytes(slice.numel * element_bytes);
+        return absl::OkStatus();
+      }));
+  return ranks;
+}
+
+}  // namespace
+
+absl::Status CheckMappable(const JobRegions& regions, const MapRequest& request) {
+  if (regions.group()->initialized.load(std::memory_order_acquire) == 0)
+    return absl::FailedPreconditionError("the job has no values yet");
+  if (!regions.state_on_host())
+    return absl::FailedPreconditionError("its state is on a GPU: it can be fetched, not mapped");
+  return TensorsOf(regions, request).status();
+}
+
+absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
+                                                const MapRequest& request, bool only_numbers) {
+  RETURN_IF_ERROR(CheckMappable(regions, request));
+  v1::LiveMapGiven given;
+  std::vector<UniqueFd> fds(1);
+  if (!only_numbers) {
+    ASSIGN_OR_RETURN(const std::vector<int> ranks, SetPlaces(regions, request, &given));
+    if (ranks.size() + 2 > kMaxPacketFds) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          ranks.size(), " ranks of one worker have it: too many to map, it can be fetched"));
+    }
+    ASSIGN_OR_RETURN(fds.emplace_back(), ReopenForReading(regions.group_fd()));
+    for (const int rank : ranks) {
+      ASSIGN_OR_RETURN(fds.emplace_back(), ReopenForReading(regions.state_fd(Rank(rank))));
+    }
+  }
+  SetNumbers(regions, request, &given);  // Last, so that they are as new as may be.
+  ASSIGN_OR_RETURN(fds[0], MakeSealedFile("live-map", given.SerializeAsString()));
+  return fds;
+}
+
+absl::Status MapGrants::Add(const std::string& session, const std::string& job_id,
+                            int64_t creation, const MapRequest& request) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(job_id, creation));
+  RETURN_IF_ERROR(CheckMappable(job->regions(), request));
+  absl::MutexLock lock(&mu_);
+  if (grants_.try_emplace(session, Grant{job_id, creation, request}).second)
+    return absl::OkStatus();
+  return absl::AlreadyExistsError("there is such a session");
+}
+
+void MapGrants::Remove(const std::string& session) {
+  absl::MutexLock lock(&mu_);
+  grants_.erase(session);
+}
+
+absl::StatusOr<std::vector<UniqueFd>> MapGrants::Give(const MapClaim& claim) const {
+  std::optional<Grant> grant;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto it = grants_.find(claim.session);
+    if (it != grants_.end()) grant = it->second;
+  }
+  if (!grant.has_value()) return absl::NotFoundError("no client of this session may map anything");
+  ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(grant->job_id, grant->creation));
+  return GiveState(job->regions(), grant->request, claim.only_numbers);
+}
+
+}  // namespace tessera

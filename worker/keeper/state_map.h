@@ -1,0 +1,75 @@
+// Gives a job's state to clients of this host that map it: descriptors for reading, and where in
+// them each slice of either version lies. Nothing is held and nothing is copied: a reader sees by
+// the words of each rank whether the version it read stood meanwhile (worker/engine/state_hold.h).
+//
+//   MapGrants   session ──► what is asked for of which job      until the session ends
+//   Give        the job's regions, as they are at that moment   each time
+//
+// Whoever was given descriptors keeps what they show, also of a job that was deleted. Thread-safe.
+#ifndef TESSERA_WORKER_KEEPER_STATE_MAP_H_
+#define TESSERA_WORKER_KEEPER_STATE_MAP_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/unique_fd.h"
+#include "proto/live_map.pb.h"
+#include "worker/keeper/hosted_job.h"
+#include "worker/keeper/job_regions.h"
+#include "worker/memory/map_claim.h"
+
+namespace tessera {
+
+struct MapRequest {
+  std::vector<int> parameters;  // Their numbers in the job, rising.
+  bool moments = false;
+  std::vector<int> buffers;  // The same of buffers.
+};
+
+// Whether it can be given. Errors:
+//   FailedPrecondition  the job has no values yet; its state is no memory of the processor's
+//   InvalidArgument     no such parameters or buffers
+absl::Status CheckMappable(const JobRegions& regions, const MapRequest& request);
+
+// First a file with LiveMapGiven; then, unless it is only the numbers of the newest version, the
+// regions that its slices are in. Errors: as CheckMappable; ResourceExhausted  no descriptors;
+// FailedPrecondition  more ranks than a packet can have.
+absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
+                                                const MapRequest& request, bool only_numbers);
+
+class MapGrants {
+ public:
+  // Of this creation of the job. Errors: Unavailable  it is not held here.
+  using FindJob = std::function<absl::StatusOr<std::shared_ptr<HostedJob>>(
+      const std::string& job_id, int64_t creation)>;
+  explicit MapGrants(FindJob find) : find_(std::move(find)) {}
+
+  // Errors: as CheckMappable and FindJob; AlreadyExists  there is such a session.
+  absl::Status Add(const std::string& session, const std::string& job_id, int64_t creation,
+                   const MapRequest& request);
+  void Remove(const std::string& session);
+  // Errors: NotFound  no such session; as GiveState and FindJob.
+  absl::StatusOr<std::vector<UniqueFd>> Give(const MapClaim& claim) const;
+
+ private:
+  struct Grant {
+    std::string job_id;
+    int64_t creation = 0;
+    MapRequest request;
+  };
+  const FindJob find_;
+  mutable absl::Mutex mu_;
+  std::map<std::string, Grant> grants_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_KEEPER_STATE_MAP_H_
