@@ -82,7 +82,7 @@ class MapRelay::Session {
   std::atomic<bool> done_{false};
 };
 
-MapRelay::MapRelay(Options options) : options_(std::move(options)) {}
+MapRelay::MapRelay(Options options) : options_(std::move(options)), sessions_(kMaxSessions) {}
 
 MapRelay::~MapRelay() { Stop(); }
 

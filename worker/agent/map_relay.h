@@ -50,7 +50,7 @@ class MapRelay {
   const Options options_;
   absl::Mutex mu_;
   std::shared_ptr<grpc::Channel> connection_ ABSL_GUARDED_BY(mu_);  // Null: none was needed yet.
-  RelaySessions<Session> sessions_{kMaxSessions};
+  RelaySessions<Session> sessions_;
 };
 
 }  // namespace tessera

@@ -1,0 +1,222 @@
+#include "client/cpp/live_map.h"
+
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "client/cpp/live_entries.h"
+#include "client/cpp/map_grant.h"
+#include "client/cpp/mapped_source.h"
+#include "job/job_codec.h"
+
+namespace tessera {
+namespace {
+
+// Of versions that are gone before they are mapped.
+constexpr int kMaxTries = 8;
+// Of versions that are gone before they are read.
+constexpr int kMaxVisits = 3;
+// For a rank that is a step behind another one.
+constexpr absl::Duration kStepPatience = absl::Seconds(10);
+constexpr int kYields = 100;
+constexpr absl::Duration kLook = absl::Microseconds(50);
+
+// Keeps what it is given.
+class MemorySink : public LiveSink {
+ public:
+  absl::Status Begin(const LiveVersion& version) override {
+    version_ = version;
+    entries_.clear();
+    bytes_.clear();
+    return absl::OkStatus();
+  }
+  absl::Status Entry(const LiveEntry& entry) override {
+    entries_.push_back({entry, {}});
+    bytes_.emplace_back(entry.size_bytes);
+    done_bytes_ = 0;
+    return absl::OkStatus();
+  }
+  absl::Status Chunk(int64_t, absl::string_view bytes) override {
+    bytes.copy(bytes_.back().data() + done_bytes_, bytes.size());
+    done_bytes_ += static_cast<int64_t>(bytes.size());
+    return absl::OkStatus();
+  }
+
+  const LiveVersion& version() const { return version_; }
+  const std::vector<MappedEntry>& Entries() {
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (bytes_[i].empty()) continue;
+      entries_[i].spans = {absl::string_view(bytes_[i].data(), bytes_[i].size())};
+    }
+    return entries_;
+  }
+
+ private:
+  LiveVersion version_;
+  std::vector<MappedEntry> entries_;
+  std::vector<std::vector<char>> bytes_;  // By entry.
+  int64_t done_bytes_ = 0;                // Of the last one.
+};
+
+bool IsOfTheQuery(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsInvalidArgument(status);
+}
+
+}  // namespace
+
+LiveMap::LiveMap() = default;
+LiveMap::~LiveMap() = default;
+
+absl::StatusOr<std::unique_ptr<LiveMap>> LiveMap::Open(const LiveReaderOptions& options,
+                                                       const LiveQuery& query) {
+  auto map = std::unique_ptr<LiveMap>(new LiveMap());
+  map->has_groups_ = query.moments;
+  ASSIGN_OR_RETURN(
+      map->grant_,
+      MapGrant::Open({options.coordinator_address, options.tls, options.insecure_connect},
+                     EncodeLiveQuery(query)));
+  for (const v1::LiveMapSource& source : map->grant_->ready().sources()) {
+    ASSIGN_OR_RETURN(map->sources_.emplace_back(), MappedSource::Claim(source));
+  }
+  if (map->sources_.empty()) return absl::DataLossError("the coordinator named no worker");
+  RETURN_IF_ERROR(map->FindPlaces());
+  const v1::LiveMapGiven* newest = &map->sources_[0]->given();
+  for (const auto& source : map->sources_)
+    if (source->given().step() > newest->step()) newest = &source->given();
+  const absl::Status status = map->Show(*newest);
+  if (!status.ok() && !absl::IsAborted(status)) return status;
+  if (!status.ok()) RETURN_IF_ERROR(map->Renew());
+  return map;
+}
+
+absl::Status LiveMap::FindPlaces() {
+  std::vector<int> next(sources_.size(), 0);  // By source: its next slice.
+  int parameter = -1;
+  for (const v1::LiveTensorInfo& info : grant_->tensors()) {
+    MappedEntry& mapped = entries_.emplace_back();
+    std::vector<Place>& places = places_.emplace_back();
+    ASSIGN_OR_RETURN(mapped.entry, LiveEntryOf(info));
+    const LiveEntry& entry = mapped.entry;
+    if (entry.array == LiveArray::kParameter) ++parameter;
+    counts_.push_back(entry.array == LiveArray::kBuffer ? -1 : parameter);
+    const int64_t element_bytes = SizeBits(entry.dtype) / 8;
+    const absl::Status mismatch = absl::DataLossError(
+        absl::StrCat("tensor '", entry.name, "': its workers gave other parts of it than they have"));
+    int64_t found_bytes = 0;
+    for (const v1::LiveExtent& extent : info.extents()) {
+      if (extent.source() < 0 || extent.source() >= static_cast<int>(sources_.size()) ||
+          extent.numel() < 0 || extent.numel() > (entry.size_bytes - found_bytes) / element_bytes)
+        return mismatch;
+      const v1::LiveMapGiven& given = sources_[extent.source()]->given();
+      int& slice = next[extent.source()];
+      for (int64_t left_bytes = extent.numel() * element_bytes; left_bytes > 0; ++slice) {
+        if (slice >= given.slices_size()) return mismatch;
+        const v1::LiveMapSlice& found = given.slices(slice);
+        if (found.size_bytes() > left_bytes || found.size_bytes() % element_bytes != 0 ||
+            found.even_offset_bytes() % element_bytes != 0 ||
+            found.odd_offset_bytes() % element_bytes != 0)
+          return mismatch;
+        left_bytes -= found.size_bytes();
+        found_bytes += found.size_bytes();
+        places.push_back({extent.source(), slice});
+      }
+    }
+    if (found_bytes != entry.size_bytes) return mismatch;
+    mapped.spans.resize(places.size());
+  }
+  return absl::OkStatus();
+}
+
+bool LiveMap::Stands(int64_t step) const {
+  for (const auto& source : sources_)
+    if (!source->Stands(step)) return false;
+  return true;
+}
+
+bool LiveMap::StillTrue() const { return Stands(version_.committed_step); }
+
+absl::Status LiveMap::AwaitWhole(int64_t step) const {
+  const absl::Time deadline = absl::Now() + kStepPatience;
+  for (const auto& source : sources_) {
+    for (int looks = 0; !source->IsWhole(step); ++looks) {
+      // The words of a read-only mapping cannot be slept on: their writer would not be told.
+      if (looks < kYields) {
+        std::this_thread::yield();
+        continue;
+      }
+      if (!Stands(step)) break;
+      if (absl::Now() > deadline)
+        return absl::UnavailableError(
+            absl::StrCat("some rank has not completed step ", step, ", which is decided"));
+      absl::SleepFor(kLook);
+    }
+  }
+  if (Stands(step)) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("step ", step, " is overwritten already"));
+}
+
+absl::Status LiveMap::Show(const v1::LiveMapGiven& numbers) {
+  for (const int count : counts_) {
+    if (count >= numbers.update_counts_size())
+      return absl::DataLossError("a worker gave the numbers of other parameters");
+  }
+  RETURN_IF_ERROR(AwaitWhole(numbers.step()));
+  version_.creation = grant_->ready().creation();
+  version_.committed_step = numbers.step();
+  version_.trained_step = numbers.trained_step();
+  version_.num_entries = static_cast<int64_t>(entries_.size());
+  version_.size_bytes = grant_->ready().size_bytes();
+  version_.groups.clear();
+  if (has_groups_) {
+    for (const v1::ParamGroup& group : numbers.groups())
+      version_.groups.push_back(DecodeHyperParameters(group));
+  }
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    entries_[i].entry.update_count = counts_[i] < 0 ? 0 : numbers.update_counts(counts_[i]);
+    for (size_t j = 0; j < places_[i].size(); ++j) {
+      const Place& place = places_[i][j];
+      entries_[i].spans[j] = sources_[place.source]->Slice(place.slice, numbers.step());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LiveMap::Renew() {
+  absl::Status status;
+  for (int tries = 0; tries < kMaxTries; ++tries) {
+    v1::LiveMapGiven newest;
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      ASSIGN_OR_RETURN(v1::LiveMapGiven numbers, sources_[i]->Newest());
+      if (i == 0 || numbers.step() > newest.step()) newest = std::move(numbers);
+    }
+    status = Show(newest);
+    if (!absl::IsAborted(status)) return status;
+  }
+  return absl::AbortedError(
+      absl::StrCat("steps are faster than they can be mapped: ", status.message()));
+}
+
+absl::StatusOr<VisitedState> VisitLiveState(const LiveReaderOptions& options,
+                                            const LiveQuery& query, LiveVisit visit) {
+  if (!options.through_coordinator) {
+    absl::StatusOr<std::unique_ptr<LiveMap>> map = LiveMap::Open(options, query);
+    if (IsOfTheQuery(map.status())) return map.status();
+    for (int visits = 0; map.ok() && visits < kMaxVisits; ++visits) {
+      if (visits > 0 && !(*map)->Renew().ok()) break;
+      const absl::Status visited = visit((*map)->version(), (*map)->entries());
+      if (!(*map)->StillTrue()) continue;
+      RETURN_IF_ERROR(visited);
+      return VisitedState{(*map)->version(), true};
+    }
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<LiveReader> reader, LiveReader::Open(options));
+  MemorySink sink;
+  RETURN_IF_ERROR(reader->Get(query, &sink).status());
+  RETURN_IF_ERROR(visit(sink.version(), sink.Entries()));
+  return VisitedState{sink.version(), false};
+}
+
+}  // namespace tessera

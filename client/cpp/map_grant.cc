@@ -1,0 +1,59 @@
+#include "client/cpp/map_grant.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/cpp/live_fetch.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/grpc_status.h"
+#include "proto/live_map.grpc.pb.h"
+
+namespace tessera {
+namespace {
+
+class GrpcMapGrant : public MapGrant {
+ public:
+  GrpcMapGrant(std::string coordinator, const std::shared_ptr<grpc::Channel>& channel)
+      : coordinator_(std::move(coordinator)), stub_(v1::LiveMap::NewStub(channel)) {}
+  ~GrpcMapGrant() override {
+    if (stream_ == nullptr) return;
+    context_.TryCancel();
+    (void)stream_->Finish();
+  }
+
+  absl::Status Begin(const v1::LiveStateQuery& query) {
+    stream_ = stub_->MapLiveState(&context_);
+    v1::LiveMapReply reply;
+    if (stream_->Write(query)) {
+      while (stream_->Read(&reply)) {
+        if (reply.has_tensor()) tensors_.push_back(std::move(*reply.mutable_tensor()));
+        if (!reply.has_ready()) continue;
+        ready_ = std::move(*reply.mutable_ready());
+        return absl::OkStatus();
+      }
+    }
+    const absl::Status status = FromGrpcStatus(stream_->Finish());
+    stream_.reset();
+    return Annotate(status.ok() ? absl::DataLossError("the call ended too early") : status,
+                    absl::StrCat("coordinator ", coordinator_));
+  }
+
+ private:
+  const std::string coordinator_;
+  const std::unique_ptr<v1::LiveMap::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::LiveStateQuery, v1::LiveMapReply>> stream_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MapGrant>> MapGrant::Open(const DialOptions& coordinator,
+                                                         const v1::LiveStateQuery& query) {
+  ASSIGN_OR_RETURN(const auto channel, OpenLiveChannel(coordinator));
+  auto grant = std::make_unique<GrpcMapGrant>(coordinator.address, channel);
+  RETURN_IF_ERROR(grant->Begin(query));
+  return grant;
+}
+
+}  // namespace tessera

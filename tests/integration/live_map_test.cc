@@ -1,0 +1,580 @@
+// Clients that map the state of jobs that train, through a real coordinator, workers and executors
+// (processes), against what clients read that have it sent to them.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "client/cpp/live_entries.h"
+#include "client/cpp/live_map.h"
+#include "client/cpp/load_model.h"
+#include "client/cpp/local_cluster.h"
+#include "client/cpp/map_grant.h"
+#include "client/cpp/session_buffers.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "proto/coordinator.grpc.pb.h"
+#include "tests/testing/fake_gpu.h"
+#include "tests/testing/process_view.h"
+#include "tests/testing/region_view.h"
+#include "tests/testing/toy_training.h"
+#include "tests/testing/trainer_team.h"
+#include "worker/engine/group_page.h"
+#include "worker/memory/fd_passing.h"
+#include "worker/memory/map_claim.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using testing_support::DescriptorsOf;
+using testing_support::Eventually;
+using testing_support::FakeGpuMemory;
+using testing_support::InitializeToy;
+using testing_support::MakeFakeGpuDevice;
+using testing_support::MapRegionOf;
+using testing_support::PublishToyBuffers;
+using testing_support::ToyBuffers;
+using testing_support::ToyOptions;
+using testing_support::TrainerTeam;
+
+struct Copied {
+  LiveVersion version;
+  std::vector<LiveEntry> entries;
+  std::vector<std::string> bytes;  // By entry.
+};
+
+Copied CopyOf(const LiveVersion& version, absl::Span<const MappedEntry> entries) {
+  Copied copied;
+  copied.version = version;
+  for (const MappedEntry& mapped : entries) {
+    copied.entries.push_back(mapped.entry);
+    std::string& bytes = copied.bytes.emplace_back();
+    for (const absl::string_view span : mapped.spans) bytes.append(span.data(), span.size());
+  }
+  return copied;
+}
+
+class LiveMapTest : public ::testing::Test {
+ protected:
+  void Start(int num_workers, int num_devices) {
+    // With its last object gRPC ends all of itself, which takes it 10 s now and then: one stays.
+    static const auto* const last = new grpc::CompletionQueue();
+    ASSERT_NE(last, nullptr);
+    LocalCluster::Options options;
+    options.num_workers = num_workers;
+    options.num_devices = num_devices;
+    options.executor_binary = "worker/tessera-executor";
+    ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
+    reader_options_.coordinator_address = cluster_->coordinator_address();
+    query_.job_id = "toy";
+    query_.moments = true;
+  }
+  // Ranks fill the workers one after the other.
+  absl::StatusOr<TrainerTeam> OpenTeam(const SessionOptions& options, int num_devices) {
+    std::vector<std::string> workers;
+    for (int rank = 0; rank < options.config.world_size; ++rank)
+      workers.push_back(cluster_->worker_address(rank / num_devices));
+    return TrainerTeam::Open(options, workers);
+  }
+  absl::StatusOr<Copied> Get(const LiveQuery& query) const {
+    ASSIGN_OR_RETURN(const auto reader, LiveReader::Open(reader_options_));
+    Copied copied;
+    ASSIGN_OR_RETURN(copied.version, reader->Read(query, [&](const LiveEntry& entry) {
+      if (copied.entries.empty()) copied.bytes.reserve(10'000);
+      copied.entries.push_back(entry);
+      std::string& bytes = copied.bytes.emplace_back(entry.size_bytes, '?');
+      return absl::MakeSpan(&bytes[0], bytes.size());
+    }));
+    return copied;
+  }
+  static void ExpectSame(const Copied& mapped, const Copied& read) {
+    EXPECT_EQ(mapped.version.creation, read.version.creation);
+    EXPECT_EQ(mapped.version.committed_step, read.version.committed_step);
+    EXPECT_EQ(mapped.version.trained_step, read.version.trained_step);
+    EXPECT_EQ(mapped.version.num_entries, read.version.num_entries);
+    EXPECT_EQ(mapped.version.size_bytes, read.version.size_bytes);
+    ASSERT_EQ(mapped.version.groups.size(), read.version.groups.size());
+    for (size_t i = 0; i < read.version.groups.size(); ++i)
+      EXPECT_EQ(mapped.version.groups[i].learning_rate, read.version.groups[i].learning_rate);
+    ASSERT_EQ(mapped.entries.size(), read.entries.size());
+    for (size_t i = 0; i < read.entries.size(); ++i) {
+      const LiveEntry &a = mapped.entries[i], &b = read.entries[i];
+      SCOPED_TRACE(b.name);
+      EXPECT_EQ(a.name, b.name);
+      EXPECT_EQ(a.parameter, b.parameter);
+      EXPECT_EQ(a.array, b.array);
+      EXPECT_EQ(a.dtype, b.dtype);
+      EXPECT_EQ(a.shape, b.shape);
+      EXPECT_EQ(a.size_bytes, b.size_bytes);
+      EXPECT_EQ(a.aliases, b.aliases);
+      EXPECT_EQ(a.param_group, b.param_group);
+      EXPECT_EQ(a.update_count, b.update_count);
+      EXPECT_TRUE(mapped.bytes[i] == read.bytes[i]) << "other bytes";
+    }
+  }
+  // Nobody ever held a version of this job, so no executor can have waited for it.
+  static void ExpectNothingWasEverHeld() {
+    const Mapping group = MapRegionOf(getpid(), "toy/group");
+    ASSERT_TRUE(group.valid());
+    const auto* page = reinterpret_cast<const GroupPage*>(group.data());
+    for (const RankRecord& rank : page->ranks) {
+      EXPECT_EQ(rank.hold.held.load(), 0);
+      EXPECT_EQ(rank.hold.changes.value.load(), 0u);
+      EXPECT_EQ(rank.hold.changes.sleepers.load(), 0u);
+    }
+  }
+
+  std::unique_ptr<LocalCluster> cluster_;
+  LiveReaderOptions reader_options_;
+  LiveQuery query_;
+};
+
+// Units of random shapes, some frozen, empty, without dimensions or tied.
+ModelSpec RandomModel(std::mt19937* random, bool with_doubles) {
+  const auto upto = [random](int most) { return static_cast<int64_t>((*random)() % (most + 1)); };
+  ModelSpec model;
+  const int num_units = 1 + upto(4);
+  for (int u = 0; u < num_units; ++u) {
+    UnitSpec& unit = model.units.emplace_back();
+    unit.name = absl::StrCat("unit", u);
+    const DType dtype = with_doubles && upto(1) == 0 ? DType::kFp64 : DType::kFp32;
+    const int num_parameters = 1 + upto(3);
+    for (int p = 0; p < num_parameters; ++p) {
+      TensorSpec& spec = unit.parameters.emplace_back();
+      spec.name = absl::StrCat(unit.name, ".p", p);
+      spec.dtype = dtype;
+      for (int64_t left = upto(3); left > 0; --left) spec.shape.push_back(1 + upto(12));
+      if (p > 0 && upto(5) == 0) spec.shape.push_back(0);
+      spec.requires_grad = p == 0 || upto(3) != 0;
+    }
+    if (upto(1) == 0) {
+      TensorSpec tied = unit.parameters.front();
+      tied.shared_with = std::exchange(tied.name, unit.name + ".tied");
+      unit.parameters.push_back(tied);
+    }
+  }
+  model.buffers = ToyBuffers();
+  return model;
+}
+
+class LiveMapModelsTest : public LiveMapTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
+  const int world_size = GetParam();
+  Start(1, 4 * world_size);  // Jobs stay.
+  std::mt19937 random(17 * world_size);
+  for (int i = 0; i < 4; ++i) {
+    SCOPED_TRACE(i);
+    const bool with_doubles = i == 3;  // Which the toy's gradients are not for.
+    SessionOptions options = ToyOptions(*cluster_, absl::StrCat("toy", i), world_size);
+    options.model = RandomModel(&random, with_doubles);
+    query_.job_id = options.job_id;
+    auto team = TrainerTeam::Open(options);
+    ASSERT_OK(team.status());
+    ASSERT_OK(team->RunAll([&](Session* session) -> absl::Status {
+      PublishToyBuffers(session);
+      if (!with_doubles) return InitializeToy(session);
+      return session->Initialize([](int unit, int, Values values) {
+        for (size_t at = 0; at < values.size(); ++at) {
+          const double value = 1.0 / (3.0 + unit + static_cast<double>(at));
+          if (values.dtype() == DType::kFp64) {
+            values.as<double>()[at] = value;
+          } else {
+            values.as<float>()[at] = static_cast<float>(value);
+          }
+        }
+      });
+    }));
+    for (int step = 0; step < 3; ++step) {
+      if (step > 0 && !with_doubles) ASSERT_OK(team->TrainTo(step));
+      ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
+      ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
+      ExpectSame(CopyOf(map->version(), map->entries()), read);
+      EXPECT_TRUE(map->StillTrue());
+    }
+    LiveQuery some = query_;
+    some.include = {"unit0.*", "toy.count"};
+    some.moments = false;
+    ASSERT_OK_AND_ASSIGN(const Copied read, Get(some));
+    ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, some));
+    ExpectSame(CopyOf(map->version(), map->entries()), read);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, LiveMapModelsTest,
+                         ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return absl::StrCat(info.param, "Ranks"); });
+
+TEST_F(LiveMapTest, RanksOfSeveralWorkersAreMappedAtOneStep) {
+  Start(2, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 3);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(options, 2));
+  ASSERT_OK(team.TrainTo(2));
+  ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
+  ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
+  ExpectSame(CopyOf(map->version(), map->entries()), read);
+  ASSERT_OK(team.TrainTo(5));
+  EXPECT_FALSE(map->StillTrue());
+  ASSERT_OK(map->Renew());
+  ASSERT_OK_AND_ASSIGN(const Copied later, Get(query_));
+  ExpectSame(CopyOf(map->version(), map->entries()), later);
+  EXPECT_EQ(map->version().trained_step, 5);
+}
+
+// --- What overwrites a version ---
+
+struct Change {
+  std::string name;
+  bool optimizer_in_backward;
+  // `next`: the next step's number as trainers count, if it is a step.
+  std::function<absl::Status(TrainerTeam*, int64_t next, const std::string& saved)> make;
+};
+
+absl::Status TakeStep(TrainerTeam* team, int64_t next, const std::string&) {
+  return team->TrainTo(next);
+}
+absl::Status Write(TrainerTeam* team, int64_t next, const std::string&) {
+  return team->RunAll([&](Session* session) {
+    return session->WriteParameters({0, 1, 2}, [&](int, int, absl::Span<float> values) {
+      for (float& value : values) value = static_cast<float>(next);
+    });
+  });
+}
+absl::Status Load(TrainerTeam* team, int64_t, const std::string& saved) {
+  return team->RunAll([&](Session* session) { return LoadModel(session, saved).status(); });
+}
+
+class LiveMapChangesTest : public LiveMapTest, public ::testing::WithParamInterface<Change> {};
+
+TEST_P(LiveMapChangesTest, VersionStandsForOneMoreAndIsVoidWithTheOneAfterIt) {
+  Start(1, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  options.config.optimizer_in_backward = GetParam().optimizer_in_backward;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  const std::string saved = ::testing::TempDir() + "/mapped-" + GetParam().name + ".safetensors";
+  ASSERT_OK(team.TrainTo(1));
+  ASSERT_OK(team.RunAll([&](Session* session) { return session->Save(saved); }));
+  ASSERT_OK(team.TrainTo(3));
+  ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
+  EXPECT_EQ(map->version().committed_step, 3);
+  const Copied before = CopyOf(map->version(), map->entries());
+  ASSERT_OK(GetParam().make(&team, 4, saved));
+  EXPECT_TRUE(map->StillTrue());
+  ExpectSame(CopyOf(map->version(), map->entries()), before);
+  ASSERT_OK(GetParam().make(&team, 5, saved));
+  EXPECT_FALSE(map->StillTrue());
+  EXPECT_EQ(map->version().committed_step, 3) << "it says of what it was";
+  ASSERT_OK(map->Renew());
+  EXPECT_TRUE(map->StillTrue());
+  EXPECT_EQ(map->version().committed_step, 5);
+  ExpectNothingWasEverHeld();
+  ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
+  ExpectSame(CopyOf(map->version(), map->entries()), read);
+}
+
+INSTANTIATE_TEST_SUITE_P(Changes, LiveMapChangesTest,
+                         ::testing::Values(Change{"Step", false, TakeStep},
+                                           Change{"StepInBackward", true, TakeStep},
+                                           Change{"Write", false, Write},
+                                           Change{"Load", false, Load}),
+                         [](const auto& info) { return info.param.name; });
+
+// --- Beside training ---
+
+constexpr int64_t kNumel = 1 << 18;
+
+// In each step every element of "w" becomes one less.
+absl::Status CountDown(Session* session) {
+  const std::vector<float> gradient(kNumel, 1.0f);
+  return session->RunStep([&]() -> absl::Status {
+    RETURN_IF_ERROR(session->Unshard(0));
+    RETURN_IF_ERROR(session->Reshard(0));
+    RETURN_IF_ERROR(session->AddGradient(0, 0, gradient));
+    RETURN_IF_ERROR(session->Reduce(0));
+    return session->Step().status();
+  });
+}
+
+TEST_F(LiveMapTest, EveryReadingThatIsSaidToBeTrueIsOfOneStepWhileTrainingGoesOn) {
+  constexpr int64_t kSteps = 150;
+  Start(1, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  options.model = {{{"u", {{"w", {kNumel}, DType::kFp32}}}}};
+  options.config.optimizer = OptimizerKind::kSgd;
+  options.config.groups[0].learning_rate = 1.0;
+  options.config.groups[0].weight_decay = 0;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.RunAll([](Session* session) {
+    return session->Initialize([](int, int, absl::Span<float> values) {
+      std::fill(values.begin(), values.end(), 0.0f);
+    });
+  }));
+  query_.moments = false;
+  ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
+  std::atomic<bool> done{false};
+  std::thread trainers([&] {
+    EXPECT_OK(team.RunAll([](Session* session) -> absl::Status {
+      while (session->next_step() <= kSteps) RETURN_IF_ERROR(CountDown(session));
+      return absl::OkStatus();
+    }));
+    done.store(true);
+  });
+  int64_t num_true = 0, last = 0;
+  std::vector<char> copy(kNumel * sizeof(float));
+  while (true) {
+    const bool is_last = done.load();
+    const absl::Status renewed = map->Renew();
+    if (!is_last && absl::IsAborted(renewed)) continue;  // Steps are faster than it.
+    ASSERT_OK(renewed);
+    char* at = copy.data();
+    for (const absl::string_view span : map->entries()[0].spans) {
+      memcpy(at, span.data(), span.size());
+      at += span.size();
+    }
+    ASSERT_EQ(at, copy.data() + copy.size());
+    if (map->StillTrue()) {
+      ++num_true;
+      const int64_t step = map->version().trained_step;
+      ASSERT_GE(step, last);
+      last = step;
+      const auto* values = reinterpret_cast<const float*>(copy.data());
+      ASSERT_TRUE(std::all_of(values, values + kNumel, [step](float value) {
+        return value == -static_cast<float>(step);
+      })) << "at step " << step;
+    } else {
+      ASSERT_FALSE(is_last) << "where nobody trains it stands";
+    }
+    if (is_last) break;
+  }
+  trainers.join();
+  EXPECT_EQ(last, kSteps);
+  EXPECT_GT(num_true, 0);
+  ExpectNothingWasEverHeld();
+}
+
+TEST_F(LiveMapTest, VisitorWhoseReadingIsVoidSeesALaterStateAndInTheEndOneThatWasFetched) {
+  Start(1, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.TrainTo(1));
+  int64_t step = 1;
+  Copied seen;
+  int visits = 0;
+  const auto note = [&](const LiveVersion& version, absl::Span<const MappedEntry> entries) {
+    ++visits;
+    seen = CopyOf(version, entries);
+  };
+  // Undisturbed.
+  ASSERT_OK_AND_ASSIGN(VisitedState visited,
+                       VisitLiveState(reader_options_, query_,
+                                      [&](const LiveVersion& version, auto entries) {
+                                        note(version, entries);
+                                        return absl::OkStatus();
+                                      }));
+  EXPECT_TRUE(visited.is_mapped);
+  EXPECT_EQ(visits, 1);
+  ASSERT_OK_AND_ASSIGN(Copied read, Get(query_));
+  ExpectSame(seen, read);
+  // Once two steps are taken meanwhile; its error is void then, too.
+  visits = 0;
+  ASSERT_OK_AND_ASSIGN(visited, VisitLiveState(reader_options_, query_,
+                                               [&](const LiveVersion& version, auto entries) {
+                                                 note(version, entries);
+                                                 if (visits > 1) return absl::OkStatus();
+                                                 EXPECT_OK(team.TrainTo(step += 2));
+                                                 return absl::InternalError("nonsense was seen");
+                                               }));
+  EXPECT_TRUE(visited.is_mapped);
+  EXPECT_EQ(visits, 2);
+  EXPECT_EQ(visited.version.trained_step, step);
+  // Each time, so that it must be fetched.
+  visits = 0;
+  ASSERT_OK_AND_ASSIGN(visited, VisitLiveState(reader_options_, query_,
+                                               [&](const LiveVersion& version, auto entries) {
+                                                 note(version, entries);
+                                                 EXPECT_OK(team.TrainTo(step += 2));
+                                                 return absl::OkStatus();
+                                               }));
+  EXPECT_FALSE(visited.is_mapped);
+  EXPECT_EQ(visited.version.trained_step, step - 2);
+  EXPECT_EQ(seen.version.trained_step, step - 2) << "the last call counts";
+  // An error of a reading that stood is the visitor's.
+  EXPECT_THAT(VisitLiveState(reader_options_, query_,
+                             [](const LiveVersion&, auto) {
+                               return absl::InternalError("this was seen");
+                             })
+                  .status(),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("this was seen")));
+}
+
+// --- What cannot be mapped ---
+
+TEST_F(LiveMapTest, WhatLiesNowhereAsItIsAskedForIsRefusedByNameAndFetched) {
+  Start(1, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  EXPECT_THAT(LiveMap::Open(reader_options_, query_).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("coordinator")));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  EXPECT_THAT(LiveMap::Open(reader_options_, query_).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no values yet")));
+  ASSERT_OK(team.TrainTo(2));
+  const auto expect_fetched = [&](const LiveQuery& query, const std::string& why) {
+    EXPECT_THAT(LiveMap::Open(reader_options_, query).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(why)));
+    Copied seen;
+    ASSERT_OK_AND_ASSIGN(const VisitedState visited,
+                         VisitLiveState(reader_options_, query,
+                                        [&](const LiveVersion& version, auto entries) {
+                                          seen = CopyOf(version, entries);
+                                          return absl::OkStatus();
+                                        }));
+    EXPECT_FALSE(visited.is_mapped);
+    ASSERT_OK_AND_ASSIGN(const Copied read, Get(query));
+    ExpectSame(seen, read);
+  };
+  LiveQuery query = query_;
+  query.dtype = DType::kBf16;
+  expect_fetched(query, "kept in fp32: in BF16 it can be fetched");
+  query = query_;
+  query.part = {LiveForm::kSharded, 1};
+  expect_fetched(query, "a rank's part");
+  query.part = {LiveForm::kLocal, 1};
+  expect_fetched(query, "a rank's part");
+  query = query_;
+  query.dtype = DType::kFp32;  // As it is kept.
+  EXPECT_OK(LiveMap::Open(reader_options_, query).status());
+  query.include = {"nothing.of.it"};
+  EXPECT_THAT(LiveMap::Open(reader_options_, query).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no parameter's name")));
+}
+
+TEST_F(LiveMapTest, StateOnAGpuIsRefusedAndFetched) {
+  LocalCluster::Options cluster;
+  cluster.num_devices = 2;
+  cluster.device_memory = FakeGpuMemory();
+  cluster.machine.make_device = MakeFakeGpuDevice;
+  ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(cluster));
+  reader_options_.coordinator_address = cluster_->coordinator_address();
+  query_.job_id = "toy";
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  options.make_device = MakeFakeGpuDevice;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.RunAll(InitializeToy));
+  EXPECT_THAT(LiveMap::Open(reader_options_, query_).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("on a GPU")));
+  ASSERT_OK_AND_ASSIGN(const VisitedState visited,
+                       VisitLiveState(reader_options_, query_, [](const LiveVersion&, auto entries) {
+                         EXPECT_FALSE(entries.empty());
+                         return absl::OkStatus();
+                       }));
+  EXPECT_FALSE(visited.is_mapped);
+}
+
+// --- Who gets what, and what is left ---
+
+absl::StatusOr<Packet> Claim(const std::string& path, const MapClaim& claim) {
+  ASSIGN_OR_RETURN(const UniqueFd socket, ConnectPacketSocket(path));
+  RETURN_IF_ERROR(SendPacket(socket.get(), MapClaimText(claim)));
+  return ReceivePacket(socket.get());
+}
+
+TEST_F(LiveMapTest, DescriptorsAreForReadingAndForWhoShowsASessionThatGoesOn) {
+  Start(1, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.TrainTo(1));
+  ASSERT_OK_AND_ASSIGN(auto grant, MapGrant::Open({reader_options_.coordinator_address},
+                                                  EncodeLiveQuery(query_)));
+  ASSERT_EQ(grant->ready().sources_size(), 1);
+  const std::string path = grant->ready().sources(0).descriptor_socket();
+  const std::string session = grant->ready().sources(0).session();
+  ASSERT_OK_AND_ASSIGN(const Packet given, Claim(path, {session}));
+  ASSERT_OK(ParseMapReply(given.bytes));
+  ASSERT_EQ(given.fds.size(), 4u) << "where things are, the group, two ranks";
+  for (const UniqueFd& fd : given.fds) {
+    EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), MAP_FAILED);
+    const char byte = 'x';
+    EXPECT_EQ(pwrite(fd.get(), &byte, 1, 0), -1);
+    EXPECT_NE(ftruncate(fd.get(), 0), 0);
+    EXPECT_EQ(fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK, F_SEAL_SHRINK);
+    void* const mapped = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd.get(), 0);
+    ASSERT_NE(mapped, MAP_FAILED);
+    if (&fd != &given.fds[0]) {
+      EXPECT_EQ(fcntl(fd.get(), F_GETFL) & O_ACCMODE, O_RDONLY);
+      EXPECT_NE(mprotect(mapped, 4096, PROT_READ | PROT_WRITE), 0) << "it became writable";
+    }
+    munmap(mapped, 4096);
+  }
+  const auto expect_refused = [&](const MapClaim& claim, absl::StatusCode code) {
+    ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(path, claim));
+    EXPECT_EQ(ParseMapReply(refused.bytes).code(), code);
+    EXPECT_TRUE(refused.fds.empty());
+  };
+  expect_refused({session + "0"}, absl::StatusCode::kNotFound);
+  expect_refused({session.substr(0, session.size() - 1)}, absl::StatusCode::kNotFound);
+  expect_refused({""}, absl::StatusCode::kInvalidArgument);
+  grant.reset();
+  EXPECT_TRUE(Eventually([&] {
+    const auto refused = Claim(path, {session});
+    return refused.ok() && absl::IsNotFound(ParseMapReply(refused->bytes));
+  })) << "the session goes on without its client";
+}
+
+TEST_F(LiveMapTest, WhatIsMappedOfAJobThatIsDeletedStaysAsItWas) {
+  Start(1, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  std::optional<TrainerTeam> team;
+  ASSERT_OK_AND_ASSIGN(team, TrainerTeam::Open(options));
+  ASSERT_OK(team->TrainTo(2));
+  ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
+  const Copied before = CopyOf(map->version(), map->entries());
+  team.reset();
+  v1::DeleteJobRequest request;
+  request.set_request_id("delete");
+  request.set_job_id("toy");
+  const auto stub = v1::Jobs::NewStub(grpc::CreateChannel(reader_options_.coordinator_address,
+                                                          grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  v1::DeleteJobResponse response;
+  ASSERT_TRUE(stub->DeleteJob(&context, request, &response).ok());
+  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Renew()); }));
+  ExpectSame(CopyOf(map->version(), map->entries()), before);
+  EXPECT_TRUE(map->StillTrue()) << "it is what the job was at that step";
+}
+
+TEST_F(LiveMapTest, AThousandMapsLeaveNoDescriptor) {
+  Start(1, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.TrainTo(1));
+  const auto count = [] { return DescriptorsOf(getpid()).size(); };  // Of client and worker.
+  ASSERT_OK(LiveMap::Open(reader_options_, query_).status());
+  const size_t before = count() + 4;  // Of which some may still be on their way out, or in.
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
+    if (i % 10 == 0) ASSERT_OK(map->Renew());
+    ASSERT_TRUE(map->StillTrue());
+  }
+  EXPECT_TRUE(Eventually([&] { return count() <= before; })) << count() << " after " << before;
+  ExpectNothingWasEverHeld();
+}
+
+}  // namespace
+}  // namespace tessera
