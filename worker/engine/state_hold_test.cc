@@ -113,5 +113,39 @@ TEST(StateHoldTest, CopiesUnderAHoldThatStoodAreOfOneStep) {
   EXPECT_GT(copies, 0);
 }
 
+// One that holds nothing, as a process that maps the state: by the writer's word it knows which of
+// its readings were overwritten meanwhile, and the writer never waits.
+TEST(StateHoldTest, ReadingsThatTheWritersWordDoesNotVoidAreOfOneStepAndDelayNobody) {
+  constexpr int kNumel = 256;
+  constexpr int64_t kSteps = 20'000;
+  StateHold hold;
+  std::atomic<int64_t> applied{0};
+  std::array<std::array<std::atomic<int64_t>, kNumel>, 2> versions = {};
+  std::thread writer([&] {
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      // As a guess announces it, or a step.
+      if (step % 2 == 0) ASSERT_TRUE(TryBeginWriting(&hold, step));
+      ASSERT_EQ(BeginWriting(&hold, step, AbortFlag(), absl::InfinitePast()).value(),
+                WriteBegin::kAtOnce);
+      for (auto& element : versions[step % 2]) element.store(step, std::memory_order_relaxed);
+      applied.store(step, std::memory_order_release);
+    }
+  });
+  int64_t last = -1;
+  while (last < kSteps) {
+    const int64_t step = applied.load(std::memory_order_acquire);
+    std::array<int64_t, kNumel> copy;
+    for (int i = 0; i < kNumel; ++i)
+      copy[i] = versions[step % 2][i].load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (hold.writing.load(std::memory_order_relaxed) >= step + 2) continue;
+    ASSERT_GE(step, last);
+    last = step;
+    for (const int64_t element : copy) ASSERT_EQ(element, step);
+  }
+  writer.join();
+  EXPECT_EQ(hold.changes.sleepers.load(), 0u);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -168,9 +168,11 @@ absl::StatusOr<std::string> DescriptorServer::ReceiveClaim(int socket) {
 }
 
 void DescriptorServer::GiveMap(int socket, const std::string& claim) {
-  absl::StatusOr<MapClaim> parsed = ParseMapClaim(claim);
-  absl::StatusOr<std::vector<UniqueFd>> given = parsed.status();
-  if (parsed.ok()) given = options_.give_map(*parsed);
+  const auto give = [&]() -> absl::StatusOr<std::vector<UniqueFd>> {
+    ASSIGN_OR_RETURN(const MapClaim parsed, ParseMapClaim(claim));
+    return options_.give_map(parsed);
+  };
+  const absl::StatusOr<std::vector<UniqueFd>> given = give();
   std::vector<int> fds;
   if (given.ok())
     for (const UniqueFd& fd : *given) fds.push_back(fd.get());
@@ -201,9 +203,11 @@ void DescriptorServer::AwaitDetach(int socket, ClaimedAttachment claimed) {
 }
 
 void DescriptorServer::ServeTrainer(int socket, const std::string& claim) {
-  const absl::StatusOr<int> pid = PeerProcess(socket);
-  absl::StatusOr<ClaimedAttachment> claimed = pid.status();
-  if (pid.ok()) claimed = keeper_->Claim(claim, *pid);
+  const auto take = [&]() -> absl::StatusOr<ClaimedAttachment> {
+    ASSIGN_OR_RETURN(const int pid, PeerProcess(socket));
+    return keeper_->Claim(claim, pid);
+  };
+  absl::StatusOr<ClaimedAttachment> claimed = take();
   if (claimed.ok()) return AwaitDetach(socket, *std::move(claimed));
   TESSERA_LOG(WARNING, "descriptor socket: {}", claimed.status().ToString());
   (void)SendPacket(socket, claimed.status().ToString(), {}, /*wait=*/false);

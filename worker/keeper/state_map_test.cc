@@ -1,0 +1,160 @@
+// Descriptors and places of state, from real regions; the test is the executors and the client.
+#include "worker/keeper/state_map.h"
+
+#include <string>
+
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "job/job_codec.h"
+#include "worker/executor/executor_memory.h"
+#include "worker/memory/shared_file.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int kWorldSize = 3;
+constexpr int64_t kMost = 1 << 20;
+
+class StateMapTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ModelSpec model;
+    model.units.push_back({"root", {{"a", {70}, DType::kFp32}, {"frozen", {3}, DType::kFp32, false}}});
+    model.units.push_back({"u", {{"b", {50, 4}, DType::kFp64}, {"empty", {0}, DType::kFp64}}});
+    model.buffers = {{"count", StoredDType::kI64, {}},
+                     {"none", StoredDType::kBool, {0}},
+                     {"table", StoredDType::kI16, {1000}}};
+    JobConfig config;
+    config.world_size = kWorldSize;
+    config.groups[0].learning_rate = 0.5;
+    v1::Job job;
+    job.set_job_id("toy");
+    *job.mutable_model() = EncodeModel(model);
+    *job.mutable_config() = EncodeJobConfig(config);
+    for (int rank = 0; rank < kWorldSize; ++rank) {
+      v1::RankPlacement* placement = job.add_placements();
+      placement->set_rank(rank);
+      placement->set_worker_id("w");
+    }
+    auto regions = JobRegions::Create(job, *LocalRanksOf(job, "w"));
+    ASSERT_OK(regions);
+    regions_ = std::make_unique<JobRegions>(*std::move(regions));
+    memory_ = *JobMemory::Create(regions_->layout(), regions_->config());
+    request_.parameters = {0, 1, 2, 3};
+    request_.moments = true;
+    request_.buffers = {0, 1, 2};
+    regions_->group()->initialized.store(1);
+    for (int rank = 0; rank < kWorldSize; ++rank) PublishApplied(regions_->group(), rank, 4);
+  }
+  static v1::LiveMapGiven GivenIn(const std::vector<UniqueFd>& fds) {
+    v1::LiveMapGiven given;
+    auto bytes = ReadSealedFile(fds[0].get(), kMost);
+    EXPECT_OK(bytes.status());
+    EXPECT_TRUE(given.ParseFromString(*bytes));
+    return given;
+  }
+
+  std::unique_ptr<JobRegions> regions_;
+  JobMemory memory_;
+  MapRequest request_;
+};
+
+// Each byte of either version is marked where an executor would write it, by what it is of.
+TEST_F(StateMapTest, PlacesAreWhereExecutorsWriteAndNoTwoSlicesShareAny) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<UniqueFd> fds,
+                       GiveState(*regions_, request_, /*only_numbers=*/false));
+  const v1::LiveMapGiven given = GivenIn(fds);
+  ASSERT_EQ(fds.size(), 2u + kWorldSize);
+  std::vector<Mapping> shown;
+  for (size_t i = 1; i < fds.size(); ++i)
+    shown.push_back(*Mapping::CreateWhole(fds[i].get(), Access::kReadOnly));
+  const auto tensors = *LiveTensors(regions_->layout(), regions_->config().optimizer,
+                                    request_.parameters, true, request_.buffers);
+  int next = 0;
+  ASSERT_OK(ForEachLiveSlice(
+      regions_->layout(), tensors, 0, kWorldSize, [&](const LiveSlice& slice) {
+        if (slice.numel == 0) return absl::OkStatus();
+        const LiveTensor& tensor = tensors[slice.tensor];
+        const v1::LiveMapSlice& place = given.slices(next++);
+        for (const int version : {0, 1}) {
+          const int64_t at = version == 0 ? place.even_offset_bytes() : place.odd_offset_bytes();
+          if (tensor.array == LiveArray::kBuffer) {
+            auto group = *Mapping::CreateWhole(regions_->group_fd(), Access::kReadWrite);
+            const BufferBank bank(&memory_.buffers(),
+                                  group.data() + BufferSlotsOffsetBytes(memory_, 0) +
+                                      version * memory_.buffers().bank_bytes());
+            EXPECT_EQ(bank.values(tensor.job_parameter) - group.data(), at);
+            EXPECT_EQ(place.region(), 0);
+            EXPECT_EQ(place.size_bytes(), bank.size_bytes(tensor.job_parameter));
+            continue;
+          }
+          auto state = *Mapping::CreateWhole(regions_->state_fd(Rank(slice.rank)),
+                                             Access::kReadWrite);
+          const UnitMemory& unit = memory_.units()[tensor.unit];
+          const int64_t element_bytes = SizeBytes(unit.full_dtype);
+          std::byte* const from =
+              state.data() +
+              memory_.StateOffsetBytes(static_cast<StateArray>(tensor.array), version) +
+              unit.shard_offset_bytes + slice.shard_begin_elements * element_bytes;
+          EXPECT_EQ(place.size_bytes(), slice.numel * element_bytes);
+          for (int64_t i = 0; i < place.size_bytes(); ++i) {
+            EXPECT_EQ(from[i], std::byte{0}) << "another slice has it";
+            from[i] = static_cast<std::byte>(1 + next);
+            EXPECT_EQ(shown[place.region()].data()[at + i], static_cast<std::byte>(1 + next));
+          }
+        }
+        return absl::OkStatus();
+      }));
+  EXPECT_EQ(next, given.slices_size());
+  // The words are the ranks', too.
+  ASSERT_EQ(given.ranks_size(), kWorldSize);
+  for (int rank = 0; rank < kWorldSize; ++rank) {
+    RankRecord& record = regions_->group()->ranks[rank];
+    record.applied_step.store(100 + rank);
+    record.hold.writing.store(200 + rank);
+    const auto word = [&](int64_t offset) {
+      return *reinterpret_cast<const int64_t*>(shown[0].data() + offset);
+    };
+    EXPECT_EQ(word(given.ranks(rank).applied_offset_bytes()), 100 + rank);
+    EXPECT_EQ(word(given.ranks(rank).writing_offset_bytes()), 200 + rank);
+  }
+}
+
+TEST_F(StateMapTest, NumbersAreTheNewestVersionsThatAnyRankHas) {
+  regions_->update_counts().Set(5, {5, 0, 4, 0});
+  regions_->group()->decided_step.store(5);
+  regions_->group()->decisions[1].trained_step.store(105);
+  regions_->group()->decisions[1].groups[0].learning_rate.store(0.125);
+  PublishApplied(regions_->group(), 1, 5);
+  ASSERT_OK_AND_ASSIGN(const std::vector<UniqueFd> fds,
+                       GiveState(*regions_, request_, /*only_numbers=*/true));
+  EXPECT_EQ(fds.size(), 1u);
+  const v1::LiveMapGiven given = GivenIn(fds);
+  EXPECT_EQ(given.step(), 5);
+  EXPECT_EQ(given.trained_step(), 105);
+  EXPECT_THAT(given.update_counts(), ElementsAre(5, 0, 4, 0));
+  ASSERT_EQ(given.groups_size(), 1);
+  EXPECT_EQ(DecodeHyperParameters(given.groups(0)).learning_rate, 0.125);
+  EXPECT_EQ(given.slices_size(), 0);
+}
+
+TEST_F(StateMapTest, WhatIsNotThereIsRefused) {
+  MapRequest request = request_;
+  request.parameters = {4};
+  EXPECT_THAT(CheckMappable(*regions_, request),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
+  request = request_;
+  request.buffers = {2, 1};
+  EXPECT_THAT(GiveState(*regions_, request, true).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
+  regions_->group()->initialized.store(0);
+  EXPECT_THAT(GiveState(*regions_, request_, true).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no values yet")));
+}
+
+}  // namespace
+}  // namespace tessera
