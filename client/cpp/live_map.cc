@@ -74,10 +74,9 @@ absl::StatusOr<std::unique_ptr<LiveMap>> LiveMap::Open(const LiveReaderOptions& 
                                                        const LiveQuery& query) {
   auto map = std::unique_ptr<LiveMap>(new LiveMap());
   map->has_groups_ = query.moments;
-  ASSIGN_OR_RETURN(
-      map->grant_,
-      MapGrant::Open({options.coordinator_address, options.tls, options.insecure_connect},
-                     EncodeLiveQuery(query)));
+  ASSIGN_OR_RETURN(map->grant_, MapGrant::Open({options.coordinator_address, options.tls,
+                                                options.insecure_connect},
+                                               EncodeLiveQuery(query)));
   for (const v1::LiveMapSource& source : map->grant_->ready().sources()) {
     ASSIGN_OR_RETURN(map->sources_.emplace_back(), MappedSource::Claim(source));
   }
@@ -103,8 +102,8 @@ absl::Status LiveMap::FindPlaces() {
     if (entry.array == LiveArray::kParameter) ++parameter;
     counts_.push_back(entry.array == LiveArray::kBuffer ? -1 : parameter);
     const int64_t element_bytes = SizeBits(entry.dtype) / 8;
-    const absl::Status mismatch = absl::DataLossError(
-        absl::StrCat("tensor '", entry.name, "': its workers gave other parts of it than they have"));
+    const absl::Status mismatch = absl::DataLossError(absl::StrCat(
+        "tensor '", entry.name, "': its workers gave other parts of it than they have"));
     int64_t found_bytes = 0;
     for (const v1::LiveExtent& extent : info.extents()) {
       if (extent.source() < 0 || extent.source() >= static_cast<int>(sources_.size()) ||

@@ -134,7 +134,8 @@ LiveReader::LiveReader(std::unique_ptr<LiveClient> client, bool through_coordina
 LiveReader::~LiveReader() = default;
 
 absl::StatusOr<std::vector<LiveEntry>> LiveReader::List(const LiveQuery& query) {
-  ASSIGN_OR_RETURN(const std::vector<v1::LiveTensorInfo> infos, client_->List(EncodeLiveQuery(query)));
+  ASSIGN_OR_RETURN(const std::vector<v1::LiveTensorInfo> infos,
+                   client_->List(EncodeLiveQuery(query)));
   std::vector<LiveEntry> entries;
   for (const v1::LiveTensorInfo& info : infos) {
     ASSIGN_OR_RETURN(LiveEntry entry, LiveEntryOf(info));

@@ -133,8 +133,7 @@ absl::StatusOr<v1::LiveMapGiven> MappedSource::Newest() const {
 
 absl::string_view MappedSource::Slice(int number, int64_t step) const {
   const v1::LiveMapSlice& slice = given_.slices(number);
-  const int64_t offset_bytes =
-      step % 2 == 0 ? slice.even_offset_bytes() : slice.odd_offset_bytes();
+  const int64_t offset_bytes = step % 2 == 0 ? slice.even_offset_bytes() : slice.odd_offset_bytes();
   return {reinterpret_cast<const char*>(regions_[slice.region()].data()) + offset_bytes,
           static_cast<size_t>(slice.size_bytes())};
 }
@@ -144,21 +143,19 @@ const std::atomic<int64_t>& MappedSource::Word(int64_t offset_bytes) const {
 }
 
 bool MappedSource::IsWhole(int64_t step) const {
-  return std::all_of(given_.ranks().begin(), given_.ranks().end(),
-                     [&](const v1::LiveMapRank& rank) {
-                       return Word(rank.applied_offset_bytes()).load(std::memory_order_acquire) >=
-                              step;
-                     });
+  return std::all_of(
+      given_.ranks().begin(), given_.ranks().end(), [&](const v1::LiveMapRank& rank) {
+        return Word(rank.applied_offset_bytes()).load(std::memory_order_acquire) >= step;
+      });
 }
 
 bool MappedSource::Stands(int64_t step) const {
   // What was read before is read before the words are: the writer's side is in state_hold.cc.
   std::atomic_thread_fence(std::memory_order_acquire);
-  return std::all_of(given_.ranks().begin(), given_.ranks().end(),
-                     [&](const v1::LiveMapRank& rank) {
-                       return Word(rank.writing_offset_bytes()).load(std::memory_order_relaxed) <
-                              step + 2;
-                     });
+  return std::all_of(
+      given_.ranks().begin(), given_.ranks().end(), [&](const v1::LiveMapRank& rank) {
+        return Word(rank.writing_offset_bytes()).load(std::memory_order_relaxed) < step + 2;
+      });
 }
 
 }  // namespace tessera

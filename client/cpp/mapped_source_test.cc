@@ -58,8 +58,8 @@ TEST(CheckPlacesTest, WhateverIsOutsideOfARegionIsRefused) {
   expect_refused(GoodPlaces(), {kRegionBytes});
   expect_refused(GoodPlaces(), {0, kRegionBytes});
   expect_refused(GoodPlaces(), {kRegionBytes, kRegionBytes - 1});
-  for (const int64_t offset :
-       {int64_t{-8}, int64_t{-1}, int64_t{4}, kRegionBytes - 4, kRegionBytes, kMost, kMost - 7, kLeast}) {
+  for (const int64_t offset : {int64_t{-8}, int64_t{-1}, int64_t{4}, kRegionBytes - 4, kRegionBytes,
+                               kMost, kMost - 7, kLeast}) {
     v1::LiveMapGiven given = GoodPlaces();
     given.mutable_ranks(0)->set_applied_offset_bytes(offset);
     expect_refused(given, sizes);
@@ -76,7 +76,8 @@ TEST(CheckPlacesTest, WhateverIsOutsideOfARegionIsRefused) {
     given.mutable_slices(0)->set_odd_offset_bytes(offset);
     expect_refused(given, sizes);
   }
-  for (const int64_t size : {int64_t{-1}, int64_t{0}, int64_t{101}, kRegionBytes + 1, kMost, kLeast}) {
+  for (const int64_t size :
+       {int64_t{-1}, int64_t{0}, int64_t{101}, kRegionBytes + 1, kMost, kLeast}) {
     v1::LiveMapGiven given = GoodPlaces();
     given.mutable_slices(0)->set_size_bytes(size);
     expect_refused(given, sizes);
@@ -138,8 +139,7 @@ class MappedSourceTest : public testing::Test {
     return *reinterpret_cast<std::atomic<int64_t>*>(words_.data() + offset_bytes);
   }
   void ExpectDataLoss(const std::vector<int>& fds, const std::string& why) {
-    const auto claimed =
-        ClaimFrom([&](int socket) { return SendPacket(socket, "ok", fds); });
+    const auto claimed = ClaimFrom([&](int socket) { return SendPacket(socket, "ok", fds); });
     EXPECT_THAT(claimed.status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(why)));
     EXPECT_THAT(std::string(claimed.status().message()), HasSubstr("worker 'w'"));
   }
@@ -151,8 +151,7 @@ class MappedSourceTest : public testing::Test {
 };
 
 TEST_F(MappedSourceTest, ShowsTheSlicesOfAVersionAndWhetherItStands) {
-  ASSERT_OK_AND_ASSIGN(const Mapping state,
-                       Mapping::CreateWhole(state_.get(), Access::kReadWrite));
+  ASSERT_OK_AND_ASSIGN(const Mapping state, Mapping::CreateWhole(state_.get(), Access::kReadWrite));
   memset(state.data(), 'e', 100);
   memset(state.data() + kRegionBytes - 100, 'o', 100);
   const UniqueFd file = FileOf(GoodPlaces());
@@ -199,8 +198,9 @@ TEST_F(MappedSourceTest, WorkerThatSaysNoOrNothingIsAnErrorByName) {
   const auto says = [](const absl::Status& status) {
     return [status](int socket) { return SendPacket(socket, MapReplyText(status)); };
   };
-  EXPECT_THAT(ClaimFrom(says(absl::NotFoundError("no such session"))).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'w' is not on this host")));
+  EXPECT_THAT(
+      ClaimFrom(says(absl::NotFoundError("no such session"))).status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'w' is not on this host")));
   EXPECT_THAT(ClaimFrom(says(absl::ResourceExhaustedError("no more"))).status(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("worker 'w': no more")));
   EXPECT_THAT(ClaimFrom([](int socket) { return SendPacket(socket, "what?"); }).status(),

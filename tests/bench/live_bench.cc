@@ -1,13 +1,20 @@
-// A job's state read over gRPC, beside as many bytes that a gRPC server streams from its memory.
+// A job's state read over gRPC, beside as many bytes that a gRPC server streams from its memory;
+// and mapped, beside the passing and mapping of as many descriptors and nothing else.
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "client/cpp/live_map.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/benchmarks.h"
+#include "tests/bench/map_floor.h"
 #include "tests/bench/plain_stream.h"
 #include "tests/bench/team.h"
 
@@ -15,7 +22,7 @@ namespace tessera {
 namespace bench {
 namespace {
 
-enum Series { kFetch, kRelayed, kPlain, kAgain };
+enum Series { kFetch, kRelayed, kPlain, kAgain, kOpen, kRenew, kFloor, kOwnMemory };
 
 constexpr int kUnits = 4;
 constexpr int64_t kUnitNumel = 4 << 20;
@@ -23,20 +30,66 @@ constexpr int64_t kUnitNumel = 4 << 20;
 constexpr int64_t kStateBytes = 3 * kUnits * kUnitNumel * static_cast<int64_t>(sizeof(float));
 constexpr int kServer = 1;  // Of plain bytes; rank 0 is the client.
 
+double SecondsOf(absl::FunctionRef<void()> body) {
+  const absl::Time begin = absl::Now();
+  body();
+  return absl::ToDoubleSeconds(absl::Now() - begin);
+}
+
+// Of this process, that is no file's and nobody else's: where copies would lie.
+int64_t OwnBytes() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  int64_t kib = 0;
+  while (status >> word)
+    if (word == "RssAnon:") status >> kib;
+  TESSERA_CHECK(kib > 0);
+  return kib << 10;
+}
+
+std::string FloorPath(const ClusterProcess& cluster) {
+  std::string path(absl::StripPrefix(cluster.worker_address(), "unix:"));
+  return path.substr(0, path.rfind('/')) + "/floor.sock";
+}
+
+// All of the job's state.
+std::unique_ptr<LiveMap> OpenMap(const ClusterProcess& cluster) {
+  LiveReaderOptions options;
+  options.coordinator_address = cluster.coordinator_address();
+  LiveQuery query;
+  query.job_id = "live";
+  query.moments = true;
+  auto map = LiveMap::Open(options, query);
+  TESSERA_CHECK(map.ok() && (*map)->version().size_bytes == kStateBytes);
+  return *std::move(map);
+}
+
 void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig& config) {
   const std::unique_ptr<Session> session =
       OpenSession(cluster, "live", EqualUnits(kUnits, kUnitNumel), config, member->rank());
   std::unique_ptr<PlainStreamServer> server;
+  std::unique_ptr<MapFloorServer> floor;
   auto* port = reinterpret_cast<int*>(member->shared());
+  const int num_regions = member->size() + 1;  // Each rank's, and what they share.
   if (member->rank() == kServer) {
     server = std::make_unique<PlainStreamServer>(kStateBytes);
+    floor = std::make_unique<MapFloorServer>(FloorPath(cluster), num_regions,
+                                             2 * kStateBytes / member->size());
     *port = server->port();
   }
   member->Barrier();
   StreamClient live(cluster.coordinator_address()), plain(absl::StrCat("127.0.0.1:", *port));
+  std::unique_ptr<LiveMap> map;
+  if (member->rank() == 0) map = OpenMap(cluster);
   while (member->NextRound()) {
     member->Barrier();
     if (member->rank() == 0) {
+      member->Note(kFloor, SecondsForMapFloor(FloorPath(cluster), num_regions));
+      member->Note(kRenew, SecondsOf([&] { TESSERA_CHECK(map->Renew().ok()); }));
+      const int64_t before = OwnBytes();
+      std::unique_ptr<LiveMap> another;
+      member->Note(kOpen, SecondsOf([&] { another = OpenMap(cluster); }));
+      member->Note(kOwnMemory, static_cast<double>(OwnBytes() - before) / (1 << 20));
       member->Note(kFetch, live.SecondsForFetch("live", kStateBytes));
       member->Note(kRelayed, live.SecondsFor("live", kStateBytes));
       member->Note(kPlain, plain.SecondsForPlain(kStateBytes, /*again=*/false));
@@ -84,6 +137,21 @@ absl::StatusOr<std::vector<Row>> BenchLiveState(int size, int rounds,
        Better::kNeither, 0, 0, result.loaded_rounds},
       row(": plain gRPC stream of as many / live state by the coordinator", kPlain, kRelayed)};
   rows.back().better = Better::kNeither;
+  const auto ratio = [&](const std::string& what, Series over, Series under, Better better,
+                         double aim) {
+    rows.push_back({"G14", what, size, RatioOf(result.series[over], result.series[under]), "ratio",
+                    better, aim, aim, result.loaded_rounds});
+  };
+  const std::string floor = " / descriptors passed and mapped";
+  ratio(bytes + ": its newest version shown in a map" + floor, kRenew, kFloor, Better::kLower, 3);
+  ratio(bytes + ": a map opened, by the coordinator's leave" + floor, kOpen, kFloor,
+        Better::kNeither, 0);
+  ratio(bytes + ": live state from its worker / its newest version shown in a map", kFetch, kRenew,
+        Better::kHigher, 500);
+  ratio(bytes + ": live state from its worker / a map opened", kFetch, kOpen, Better::kNeither, 0);
+  rows.push_back({"G14", bytes + ": memory of its own that a process takes to map it", size,
+                  QuartilesOf(result.series[kOwnMemory]), "MiB", Better::kLower, 1, 1,
+                  result.loaded_rounds});
   return rows;
 }
 

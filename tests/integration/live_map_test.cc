@@ -1,5 +1,7 @@
 // Clients that map the state of jobs that train, through a real coordinator, workers and executors
 // (processes), against what clients read that have it sent to them.
+#include "client/cpp/live_map.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -21,7 +23,6 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/live_entries.h"
-#include "client/cpp/live_map.h"
 #include "client/cpp/load_model.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/map_grant.h"
@@ -218,8 +219,7 @@ TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, LiveMapModelsTest,
-                         ::testing::Values(1, 2, 3, 4),
+INSTANTIATE_TEST_SUITE_P(Worlds, LiveMapModelsTest, ::testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return absl::StrCat(info.param, "Ranks"); });
 
 TEST_F(LiveMapTest, RanksOfSeveralWorkersAreMappedAtOneStep) {
@@ -322,9 +322,8 @@ TEST_F(LiveMapTest, EveryReadingThatIsSaidToBeTrueIsOfOneStepWhileTrainingGoesOn
   options.config.groups[0].weight_decay = 0;
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
   ASSERT_OK(team.RunAll([](Session* session) {
-    return session->Initialize([](int, int, absl::Span<float> values) {
-      std::fill(values.begin(), values.end(), 0.0f);
-    });
+    return session->Initialize(
+        [](int, int, absl::Span<float> values) { std::fill(values.begin(), values.end(), 0.0f); });
   }));
   query_.moments = false;
   ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
@@ -355,9 +354,9 @@ TEST_F(LiveMapTest, EveryReadingThatIsSaidToBeTrueIsOfOneStepWhileTrainingGoesOn
       ASSERT_GE(step, last);
       last = step;
       const auto* values = reinterpret_cast<const float*>(copy.data());
-      ASSERT_TRUE(std::all_of(values, values + kNumel, [step](float value) {
-        return value == -static_cast<float>(step);
-      })) << "at step " << step;
+      ASSERT_TRUE(std::all_of(values, values + kNumel,
+                              [step](float value) { return value == -static_cast<float>(step); }))
+          << "at step " << step;
     } else {
       ASSERT_FALSE(is_last) << "where nobody trains it stands";
     }
@@ -382,12 +381,12 @@ TEST_F(LiveMapTest, VisitorWhoseReadingIsVoidSeesALaterStateAndInTheEndOneThatWa
     seen = CopyOf(version, entries);
   };
   // Undisturbed.
-  ASSERT_OK_AND_ASSIGN(VisitedState visited,
-                       VisitLiveState(reader_options_, query_,
-                                      [&](const LiveVersion& version, auto entries) {
-                                        note(version, entries);
-                                        return absl::OkStatus();
-                                      }));
+  ASSERT_OK_AND_ASSIGN(
+      VisitedState visited,
+      VisitLiveState(reader_options_, query_, [&](const LiveVersion& version, auto entries) {
+        note(version, entries);
+        return absl::OkStatus();
+      }));
   EXPECT_TRUE(visited.is_mapped);
   EXPECT_EQ(visits, 1);
   ASSERT_OK_AND_ASSIGN(Copied read, Get(query_));
@@ -416,12 +415,11 @@ TEST_F(LiveMapTest, VisitorWhoseReadingIsVoidSeesALaterStateAndInTheEndOneThatWa
   EXPECT_EQ(visited.version.trained_step, step - 2);
   EXPECT_EQ(seen.version.trained_step, step - 2) << "the last call counts";
   // An error of a reading that stood is the visitor's.
-  EXPECT_THAT(VisitLiveState(reader_options_, query_,
-                             [](const LiveVersion&, auto) {
-                               return absl::InternalError("this was seen");
-                             })
-                  .status(),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("this was seen")));
+  EXPECT_THAT(
+      VisitLiveState(reader_options_, query_,
+                     [](const LiveVersion&, auto) { return absl::InternalError("this was seen"); })
+          .status(),
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("this was seen")));
 }
 
 // --- What cannot be mapped ---
@@ -439,12 +437,12 @@ TEST_F(LiveMapTest, WhatLiesNowhereAsItIsAskedForIsRefusedByNameAndFetched) {
     EXPECT_THAT(LiveMap::Open(reader_options_, query).status(),
                 StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(why)));
     Copied seen;
-    ASSERT_OK_AND_ASSIGN(const VisitedState visited,
-                         VisitLiveState(reader_options_, query,
-                                        [&](const LiveVersion& version, auto entries) {
-                                          seen = CopyOf(version, entries);
-                                          return absl::OkStatus();
-                                        }));
+    ASSERT_OK_AND_ASSIGN(
+        const VisitedState visited,
+        VisitLiveState(reader_options_, query, [&](const LiveVersion& version, auto entries) {
+          seen = CopyOf(version, entries);
+          return absl::OkStatus();
+        }));
     EXPECT_FALSE(visited.is_mapped);
     ASSERT_OK_AND_ASSIGN(const Copied read, Get(query));
     ExpectSame(seen, read);
@@ -479,11 +477,12 @@ TEST_F(LiveMapTest, StateOnAGpuIsRefusedAndFetched) {
   ASSERT_OK(team.RunAll(InitializeToy));
   EXPECT_THAT(LiveMap::Open(reader_options_, query_).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("on a GPU")));
-  ASSERT_OK_AND_ASSIGN(const VisitedState visited,
-                       VisitLiveState(reader_options_, query_, [](const LiveVersion&, auto entries) {
-                         EXPECT_FALSE(entries.empty());
-                         return absl::OkStatus();
-                       }));
+  ASSERT_OK_AND_ASSIGN(
+      const VisitedState visited,
+      VisitLiveState(reader_options_, query_, [](const LiveVersion&, auto entries) {
+        EXPECT_FALSE(entries.empty());
+        return absl::OkStatus();
+      }));
   EXPECT_FALSE(visited.is_mapped);
 }
 
@@ -500,8 +499,8 @@ TEST_F(LiveMapTest, DescriptorsAreForReadingAndForWhoShowsASessionThatGoesOn) {
   SessionOptions options = ToyOptions(*cluster_, "toy", 2);
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
   ASSERT_OK(team.TrainTo(1));
-  ASSERT_OK_AND_ASSIGN(auto grant, MapGrant::Open({reader_options_.coordinator_address},
-                                                  EncodeLiveQuery(query_)));
+  ASSERT_OK_AND_ASSIGN(
+      auto grant, MapGrant::Open({reader_options_.coordinator_address}, EncodeLiveQuery(query_)));
   ASSERT_EQ(grant->ready().sources_size(), 1);
   const std::string path = grant->ready().sources(0).descriptor_socket();
   const std::string session = grant->ready().sources(0).session();
@@ -549,8 +548,8 @@ TEST_F(LiveMapTest, WhatIsMappedOfAJobThatIsDeletedStaysAsItWas) {
   v1::DeleteJobRequest request;
   request.set_request_id("delete");
   request.set_job_id("toy");
-  const auto stub = v1::Jobs::NewStub(grpc::CreateChannel(reader_options_.coordinator_address,
-                                                          grpc::InsecureChannelCredentials()));
+  const auto stub = v1::Jobs::NewStub(
+      grpc::CreateChannel(reader_options_.coordinator_address, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   v1::DeleteJobResponse response;
   ASSERT_TRUE(stub->DeleteJob(&context, request, &response).ok());

@@ -95,8 +95,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MapRelay::Connection() {
 }
 
 void MapRelay::Serve(const v1::ServeState& command) {
-  const absl::Status status = sessions_.Serve(std::make_unique<Session>(this, command),
-                                              "map state of this worker already");
+  const absl::Status status =
+      sessions_.Serve(std::make_unique<Session>(this, command), "map state of this worker already");
   if (!status.ok())
     TESSERA_LOG(WARNING, "job {}: its state is not mapped: {}", command.job_id(),
                 status.ToString());

@@ -123,8 +123,8 @@ absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
   return fds;
 }
 
-absl::Status MapGrants::Add(const std::string& session, const std::string& job_id,
-                            int64_t creation, const MapRequest& request) {
+absl::Status MapGrants::Add(const std::string& session, const std::string& job_id, int64_t creation,
+                            const MapRequest& request) {
   ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(job_id, creation));
   RETURN_IF_ERROR(CheckMappable(job->regions(), request));
   absl::MutexLock lock(&mu_);

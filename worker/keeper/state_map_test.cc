@@ -23,7 +23,8 @@ class StateMapTest : public testing::Test {
  protected:
   void SetUp() override {
     ModelSpec model;
-    model.units.push_back({"root", {{"a", {70}, DType::kFp32}, {"frozen", {3}, DType::kFp32, false}}});
+    model.units.push_back(
+        {"root", {{"a", {70}, DType::kFp32}, {"frozen", {3}, DType::kFp32, false}}});
     model.units.push_back({"u", {{"b", {50, 4}, DType::kFp64}, {"empty", {0}, DType::kFp64}}});
     model.buffers = {{"count", StoredDType::kI64, {}},
                      {"none", StoredDType::kBool, {0}},
@@ -75,8 +76,8 @@ TEST_F(StateMapTest, PlacesAreWhereExecutorsWriteAndNoTwoSlicesShareAny) {
   const auto tensors = *LiveTensors(regions_->layout(), regions_->config().optimizer,
                                     request_.parameters, true, request_.buffers);
   int next = 0;
-  ASSERT_OK(ForEachLiveSlice(
-      regions_->layout(), tensors, 0, kWorldSize, [&](const LiveSlice& slice) {
+  ASSERT_OK(
+      ForEachLiveSlice(regions_->layout(), tensors, 0, kWorldSize, [&](const LiveSlice& slice) {
         if (slice.numel == 0) return absl::OkStatus();
         const LiveTensor& tensor = tensors[slice.tensor];
         const v1::LiveMapSlice& place = given.slices(next++);
@@ -84,16 +85,16 @@ TEST_F(StateMapTest, PlacesAreWhereExecutorsWriteAndNoTwoSlicesShareAny) {
           const int64_t at = version == 0 ? place.even_offset_bytes() : place.odd_offset_bytes();
           if (tensor.array == LiveArray::kBuffer) {
             auto group = *Mapping::CreateWhole(regions_->group_fd(), Access::kReadWrite);
-            const BufferBank bank(&memory_.buffers(),
-                                  group.data() + BufferSlotsOffsetBytes(memory_, 0) +
-                                      version * memory_.buffers().bank_bytes());
+            const BufferBank bank(&memory_.buffers(), group.data() +
+                                                          BufferSlotsOffsetBytes(memory_, 0) +
+                                                          version * memory_.buffers().bank_bytes());
             EXPECT_EQ(bank.values(tensor.job_parameter) - group.data(), at);
             EXPECT_EQ(place.region(), 0);
             EXPECT_EQ(place.size_bytes(), bank.size_bytes(tensor.job_parameter));
             continue;
           }
-          auto state = *Mapping::CreateWhole(regions_->state_fd(Rank(slice.rank)),
-                                             Access::kReadWrite);
+          auto state =
+              *Mapping::CreateWhole(regions_->state_fd(Rank(slice.rank)), Access::kReadWrite);
           const UnitMemory& unit = memory_.units()[tensor.unit];
           const int64_t element_bytes = SizeBytes(unit.full_dtype);
           std::byte* const from =

@@ -17,9 +17,9 @@ absl::StatusOr<UniqueFd> ReopenForReading(int fd) {
   UniqueFd reopened(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (reopened.valid()) return reopened;
   if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) return ErrnoStatus(errno, path);
-  return absl::FailedPreconditionError(absl::StrCat(
-      "memory can be given for reading only where there is a /proc: ",
-      ErrnoStatus(errno, path).message()));
+  return absl::FailedPreconditionError(
+      absl::StrCat("memory can be given for reading only where there is a /proc: ",
+                   ErrnoStatus(errno, path).message()));
 }
 
 absl::StatusOr<UniqueFd> MakeSealedFile(absl::string_view label, absl::string_view bytes) {

@@ -245,7 +245,8 @@ absl::Status AddExtents(const LivePlan& plan, const std::vector<int>& source_of_
   return ForEachLiveSlice(plan.layout, plan.tensors, 0, static_cast<int>(source_of_rank.size()),
                           [&](const LiveSlice& slice) {
                             const int source = source_of_rank[slice.rank];
-                            auto* extents = (*tensors)[plan.EntryOf(slice.tensor)].mutable_extents();
+                            auto* extents =
+                                (*tensors)[plan.EntryOf(slice.tensor)].mutable_extents();
                             if (extents->empty() || extents->rbegin()->source() != source)
                               extents->Add()->set_source(source);
                             extents->rbegin()->set_numel(extents->rbegin()->numel() + slice.numel);

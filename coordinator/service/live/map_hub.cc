@@ -75,12 +75,12 @@ absl::Status MapHub::Enter(const JobId& job, absl::Time deadline,
     const auto it = maps_.find(job);
     return it == maps_.end() || it->second < kMaxMapsOfAJob;
   };
-  while (!mu_.AwaitWithDeadline(absl::Condition(&has_room),
-                                std::min(deadline, absl::Now() + kPoll))) {
+  while (
+      !mu_.AwaitWithDeadline(absl::Condition(&has_room), std::min(deadline, absl::Now() + kPoll))) {
     if (cancelled()) return absl::CancelledError("the client is gone");
     if (absl::Now() < deadline) continue;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("job '", job.value(), "': ", kMaxMapsOfAJob, " clients map its state already"));
+    return absl::ResourceExhaustedError(absl::StrCat("job '", job.value(), "': ", kMaxMapsOfAJob,
+                                                     " clients map its state already"));
   }
   ++maps_[job];
   return absl::OkStatus();
@@ -92,9 +92,7 @@ void MapHub::Leave(const JobId& job) {
   if (--it->second == 0) maps_.erase(it);
 }
 
-std::string MapHub::NewSession() {
-  return absl::StrCat(kMapSessionPrefix, LiveHub::NewSession());
-}
+std::string MapHub::NewSession() { return absl::StrCat(kMapSessionPrefix, LiveHub::NewSession()); }
 
 void MapHub::Expect(const std::string& session, std::shared_ptr<MapLine> line) {
   absl::MutexLock lock(&mu_);

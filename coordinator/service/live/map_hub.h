@@ -35,8 +35,8 @@ class MapLine {
   const std::string& worker() const { return worker_; }
 
   // --- The client's side. Errors name the worker. ---
-  // The path of its descriptor socket. Errors: DeadlineExceeded; Cancelled  `cancelled` became true;
-  // Unavailable  the stream ended; what the worker said.
+  // The path of its descriptor socket. Errors: DeadlineExceeded; Cancelled  `cancelled` became
+  // true; Unavailable  the stream ended; what the worker said.
   absl::StatusOr<std::string> AwaitOffered(absl::Time deadline,
                                            absl::FunctionRef<bool()> cancelled);
   bool has_ended();  // The stream.

@@ -32,9 +32,9 @@ absl::Status CheckLiesAsAskedFor(const LivePlan& plan) {
     if (tensor.array == LiveArray::kBuffer) continue;
     const DType kept = plan.layout.units[tensor.unit].full_dtype();
     if (plan.dtypes[i] == StoredAs(kept)) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "parameter '", ParameterOf(plan.layout, tensor).spec.name, "' is kept in ", Name(kept),
-        ": in ", Name(plan.dtypes[i]), " it can be fetched, not mapped"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter '", ParameterOf(plan.layout, tensor).spec.name, "' is kept in ",
+                     Name(kept), ": in ", Name(plan.dtypes[i]), " it can be fetched, not mapped"));
   }
   return absl::OkStatus();
 }
@@ -131,9 +131,8 @@ class MapCall {
     v1::LiveMapReply ready;
     const absl::Time deadline = absl::Now() + times_.answer;
     for (const auto& line : lines_) {
-      ASSIGN_OR_RETURN(const std::string path, line->AwaitOffered(deadline, [this] {
-        return context_->IsCancelled();
-      }));
+      ASSIGN_OR_RETURN(const std::string path,
+                       line->AwaitOffered(deadline, [this] { return context_->IsCancelled(); }));
       v1::LiveMapSource* source = ready.mutable_ready()->add_sources();
       source->set_worker_id(line->worker());
       source->set_descriptor_socket(path);

@@ -1,0 +1,208 @@
+// Processes that map the state of a job, and what becomes of it where one of all these processes is
+// killed or hangs: nobody waits for who maps it, nothing of a client is left, and what was said to
+// be true was.
+#include <signal.h>
+
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "client/cpp/live_map.h"
+#include "gtest/gtest.h"
+#include "tests/fault/live_cluster.h"
+#include "tests/testing/process_view.h"
+#include "tests/testing/region_view.h"
+#include "worker/engine/group_page.h"
+
+namespace tessera {
+namespace {
+
+using demo::ChildProcess;
+using testing_support::DescriptorsOf;
+using testing_support::Eventually;
+using testing_support::ExecutorsOf;
+using testing_support::MappingsOf;
+using testing_support::MapRegionOf;
+using testing_support::NumThreads;
+using testing_support::ReadFile;
+
+constexpr int kAtOnce = 8;  // As many clients as may map one job.
+
+class LiveMapKillTest : public LiveCluster {
+ protected:
+  void Start() {
+    ASSERT_NO_FATAL_FAILURE(StartJob(kFewElements));
+    small_at_[steps_] = small_;
+  }
+  void StepOnce() {
+    ASSERT_NO_FATAL_FAILURE(Step());
+    small_at_[steps_] = small_;
+  }
+  std::unique_ptr<ChildProcess> StartMapper() {
+    auto client = ChildProcess::Start(
+        {"tests/fault/map_client", coordinator_address(), "toy", Path("go")}, Path("mapper.log"));
+    EXPECT_OK(client.status());
+    return client.ok() ? *std::move(client) : nullptr;
+  }
+  // The next line that it prints.
+  static std::string NextLine(ChildProcess* client) {
+    std::vector<std::string> lines;
+    EXPECT_TRUE(Eventually([&] {
+      if (lines.empty()) lines = client->ReadLines();
+      return !lines.empty() || !client->running();
+    }));
+    return lines.empty() ? "" : lines[0];
+  }
+  void ExpectTrainingWentOn() {
+    StepOnce();
+    ExpectTrainersSee();
+    EXPECT_FALSE(absl::StrContains(ReadFile(Path("worker.log")), " failed: ")) << "an epoch ended";
+  }
+  // Nobody ever held a version of this job, so no executor can have waited for it.
+  void ExpectNothingWasEverHeld() {
+    const Mapping group = MapRegionOf(worker_->pid(), "toy/group");
+    ASSERT_TRUE(group.valid());
+    for (const RankRecord& rank : reinterpret_cast<const GroupPage*>(group.data())->ranks) {
+      EXPECT_EQ(rank.hold.held.load(), 0);
+      EXPECT_EQ(rank.hold.changes.value.load(), 0u);
+    }
+  }
+  absl::StatusOr<std::unique_ptr<LiveMap>> Open() {
+    LiveReaderOptions options;
+    options.coordinator_address = coordinator_address();
+    LiveQuery query;
+    query.job_id = "toy";
+    query.include = {"small.w"};
+    return LiveMap::Open(options, query);
+  }
+  static std::vector<float> ValuesOf(const LiveMap& map) {
+    std::vector<float> values;
+    for (const absl::string_view span : map.entries()[0].spans) {
+      const size_t before = values.size();
+      values.resize(before + span.size() / sizeof(float));
+      memcpy(values.data() + before, span.data(), span.size());
+    }
+    return values;
+  }
+
+  std::map<int64_t, std::vector<float>> small_at_;  // By step.
+};
+
+TEST_F(LiveMapKillTest, ClientsThatAreKilledLeaveNothingAndOthersTakeTheirPlace) {
+  constexpr int kRounds = 4;
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const int pid = worker_->pid();
+  const auto count_memory = [pid] {
+    int count = 0;
+    for (const auto& [fd, name] : DescriptorsOf(pid)) count += absl::StrContains(name, "/memfd:");
+    for (const std::string& name : MappingsOf(pid)) count += absl::StrContains(name, "/memfd:");
+    return count;
+  };
+  const int memory = count_memory(), threads = NumThreads(pid);
+  const size_t descriptors = DescriptorsOf(pid).size();
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<std::unique_ptr<ChildProcess>> clients;
+    for (int i = 0; i < kAtOnce; ++i) {
+      clients.push_back(StartMapper());
+      ASSERT_NE(clients.back(), nullptr);
+    }
+    for (const auto& client : clients)
+      ASSERT_EQ(NextLine(client.get()), absl::StrCat("mapped ", steps_));
+    ASSERT_NO_FATAL_FAILURE(StepOnce());
+    for (const auto& client : clients) {
+      ASSERT_TRUE(client->running());
+      client->Kill(SIGKILL);
+    }
+    for (const auto& client : clients) EXPECT_EQ(client->Wait(), 128 + SIGKILL);
+  }
+  EXPECT_TRUE(Eventually([&] { return count_memory() == memory; })) << "of the job's regions";
+  // gRPC keeps some of its own, far fewer than there were clients.
+  EXPECT_TRUE(Eventually([&] { return DescriptorsOf(pid).size() <= descriptors + kAtOnce; }));
+  EXPECT_TRUE(Eventually([&] { return NumThreads(pid) <= threads + 2 * kAtOnce; }));
+  ExpectNothingWasEverHeld();
+  ExpectTrainingWentOn();
+}
+
+TEST_F(LiveMapKillTest, ClientThatHangsDelaysNobodyAndLearnsThatWhatItReadIsVoid) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const auto hangs = StartMapper(), kept = StartMapper();
+  ASSERT_NE(hangs, nullptr);
+  ASSERT_EQ(NextLine(hangs.get()), "mapped 1");
+  hangs->Kill(SIGSTOP);
+  ASSERT_EQ(NextLine(kept.get()), "mapped 1");
+  for (int i = 0; i < 5; ++i) ASSERT_NO_FATAL_FAILURE(StepOnce());
+  ExpectNothingWasEverHeld();
+  std::ofstream(Path("go")) << "go";
+  hangs->Kill(SIGCONT);
+  EXPECT_EQ(NextLine(hangs.get()), "void");
+  EXPECT_EQ(NextLine(kept.get()), "void");
+  // One that comes where nobody trains.
+  const auto last = StartMapper();
+  ASSERT_NE(last, nullptr);
+  std::vector<std::string> lines;
+  ASSERT_TRUE(Eventually([&] {
+    for (std::string& line : last->ReadLines()) lines.push_back(std::move(line));
+    return lines.size() == 2 || !last->running();
+  }));
+  EXPECT_EQ(lines, (std::vector<std::string>{"mapped 6", "true"}));
+  ExpectTrainingWentOn();
+}
+
+TEST_F(LiveMapKillTest, ExecutorsThatAreKilledMakeNothingTrueThatIsNot) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_OK_AND_ASSIGN(const auto map, Open());
+  for (int i = 0; i < 6; ++i) {
+    SCOPED_TRACE(i);
+    const int64_t step = map->version().committed_step;
+    EXPECT_EQ(step, steps_);
+    const std::vector<float> read = ValuesOf(*map);
+    EXPECT_TRUE(map->StillTrue());
+    EXPECT_EQ(read, small_at_.at(step));
+    const std::map<std::string, int> executors = ExecutorsOf(worker_->pid());
+    const auto victim = executors.find(absl::StrCat("toy/", i % 2));
+    ASSERT_NE(victim, executors.end());
+    ASSERT_EQ(kill(victim->second, SIGKILL), 0);
+    // The version after it is made by an executor that follows; this one stands, and shows it.
+    ASSERT_NO_FATAL_FAILURE(StepOnce());
+    EXPECT_EQ(ValuesOf(*map), read);
+    EXPECT_TRUE(map->StillTrue());
+    ASSERT_NO_FATAL_FAILURE(StepOnce());
+    EXPECT_FALSE(map->StillTrue());
+    ASSERT_OK(map->Renew());
+  }
+  ExpectTrainersSee();
+  ExpectNothingWasEverHeld();
+}
+
+TEST_F(LiveMapKillTest, WhatWasMappedOfAWorkerThatIsKilledStaysAsItWas) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_OK_AND_ASSIGN(const auto map, Open());
+  KillWhole(worker_.get());
+  EXPECT_EQ(ValuesOf(*map), small_at_.at(1));
+  EXPECT_TRUE(map->StillTrue());
+  EXPECT_TRUE(absl::IsUnavailable(map->Renew()));
+  EXPECT_EQ(map->version().committed_step, 1);
+}
+
+TEST_F(LiveMapKillTest, CoordinatorThatIsKilledTakesOnlyTheLeaveToMapMore) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_OK_AND_ASSIGN(const auto map, Open());
+  coordinator_->Kill(SIGKILL);
+  EXPECT_EQ(coordinator_->Wait(), 128 + SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Renew()); }));
+  EXPECT_EQ(ValuesOf(*map), small_at_.at(1));
+  EXPECT_TRUE(map->StillTrue());
+  StartCoordinator();
+  EXPECT_TRUE(Eventually([&] { return Open().ok(); }));
+  ExpectTrainingWentOn();
+}
+
+}  // namespace
+}  // namespace tessera
