@@ -1,5 +1,6 @@
 #include "client/cpp/live_map.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -10,7 +11,6 @@
 #include "client/cpp/live_entries.h"
 #include "client/cpp/map_grant.h"
 #include "client/cpp/mapped_source.h"
-#include "job/job_codec.h"
 
 namespace tessera {
 namespace {
@@ -82,12 +82,7 @@ absl::StatusOr<std::unique_ptr<LiveMap>> LiveMap::Open(const LiveReaderOptions& 
   }
   if (map->sources_.empty()) return absl::DataLossError("the coordinator named no worker");
   RETURN_IF_ERROR(map->FindPlaces());
-  const v1::LiveMapGiven* newest = &map->sources_[0]->given();
-  for (const auto& source : map->sources_)
-    if (source->given().step() > newest->step()) newest = &source->given();
-  const absl::Status status = map->Show(*newest);
-  if (!status.ok() && !absl::IsAborted(status)) return status;
-  if (!status.ok()) RETURN_IF_ERROR(map->Renew());
+  RETURN_IF_ERROR(map->Renew());
   return map;
 }
 
@@ -126,6 +121,10 @@ absl::Status LiveMap::FindPlaces() {
     if (found_bytes != entry.size_bytes) return mismatch;
     mapped.spans.resize(places.size());
   }
+  for (const auto& source : sources_) {
+    if (source->given().parameters_size() != parameter + 1)
+      return absl::DataLossError("a worker gave the numbers of other parameters");
+  }
   return absl::OkStatus();
 }
 
@@ -157,27 +156,22 @@ absl::Status LiveMap::AwaitWhole(int64_t step) const {
   return absl::AbortedError(absl::StrCat("step ", step, " is overwritten already"));
 }
 
-absl::Status LiveMap::Show(const v1::LiveMapGiven& numbers) {
-  for (const int count : counts_) {
-    if (count >= numbers.update_counts_size())
-      return absl::DataLossError("a worker gave the numbers of other parameters");
-  }
-  RETURN_IF_ERROR(AwaitWhole(numbers.step()));
+absl::Status LiveMap::Show(int64_t step) {
+  RETURN_IF_ERROR(AwaitWhole(step));
+  const MappedNumbers numbers = sources_[0]->Numbers(step);
+  if (!Stands(step))
+    return absl::AbortedError(absl::StrCat("step ", step, " is overwritten already"));
   version_.creation = grant_->ready().creation();
-  version_.committed_step = numbers.step();
-  version_.trained_step = numbers.trained_step();
+  version_.committed_step = step;
+  version_.trained_step = numbers.trained_step;
   version_.num_entries = static_cast<int64_t>(entries_.size());
   version_.size_bytes = grant_->ready().size_bytes();
-  version_.groups.clear();
-  if (has_groups_) {
-    for (const v1::ParamGroup& group : numbers.groups())
-      version_.groups.push_back(DecodeHyperParameters(group));
-  }
+  if (has_groups_) version_.groups = numbers.groups;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    entries_[i].entry.update_count = counts_[i] < 0 ? 0 : numbers.update_counts(counts_[i]);
+    entries_[i].entry.update_count = counts_[i] < 0 ? 0 : numbers.update_counts[counts_[i]];
     for (size_t j = 0; j < places_[i].size(); ++j) {
       const Place& place = places_[i][j];
-      entries_[i].spans[j] = sources_[place.source]->Slice(place.slice, numbers.step());
+      entries_[i].spans[j] = sources_[place.source]->Slice(place.slice, step);
     }
   }
   return absl::OkStatus();
@@ -186,11 +180,12 @@ absl::Status LiveMap::Show(const v1::LiveMapGiven& numbers) {
 absl::Status LiveMap::Renew() {
   absl::Status status;
   for (int tries = 0; tries < kMaxTries; ++tries) {
-    v1::LiveMapGiven newest;
-    for (size_t i = 0; i < sources_.size(); ++i) {
-      ASSIGN_OR_RETURN(v1::LiveMapGiven numbers, sources_[i]->Newest());
-      if (i == 0 || numbers.step() > newest.step()) newest = std::move(numbers);
+    if (grant_->has_ended()) {
+      return absl::UnavailableError(
+          "a worker or the coordinator is gone, or the job was deleted: nothing newer is mapped");
     }
+    int64_t newest = 0;
+    for (const auto& source : sources_) newest = std::max(newest, source->Newest());
     status = Show(newest);
     if (!absl::IsAborted(status)) return status;
   }

@@ -30,9 +30,6 @@ namespace tessera {
 
 class MapGrant;
 class MappedSource;
-namespace v1 {
-class LiveMapGiven;
-}  // namespace v1
 
 struct MappedEntry {
   LiveEntry entry;  // As LiveReader::Get gives it.
@@ -63,10 +60,10 @@ class LiveMap {
   // Whether all that was read of the spans before this call is of version(). Once false, it stays
   // so until Renew().
   bool StillTrue() const;
-  // Shows the newest version in place of this one, in the same memory; spans may be others then.
-  // Errors: Aborted      steps are faster than that
+  // Shows the newest version in place of this one, which asks nobody; spans are others then, in the
+  // same memory. Errors: Aborted  steps are faster than that
   //         Unavailable  a worker or the coordinator is gone, or the job was deleted: open another
-  //                      one. What is shown stays as it was.
+  //                      one. What is shown stays as it was, whichever it is.
   absl::Status Renew();
 
  private:
@@ -81,8 +78,8 @@ class LiveMap {
   // rank does not get there.
   absl::Status AwaitWhole(int64_t step) const;
   bool Stands(int64_t step) const;
-  // Errors: as AwaitWhole; DataLoss  these are other numbers than were asked for.
-  absl::Status Show(const v1::LiveMapGiven& numbers);
+  // Errors: as AwaitWhole.
+  absl::Status Show(int64_t step);
 
   bool has_groups_ = false;  // Of the query.
   std::unique_ptr<MapGrant> grant_;

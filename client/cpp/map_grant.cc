@@ -1,8 +1,12 @@
 #include "client/cpp/map_grant.h"
 
+#include <atomic>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "client/cpp/live_fetch.h"
 #include "grpcpp/grpcpp.h"
@@ -19,8 +23,10 @@ class GrpcMapGrant : public MapGrant {
   ~GrpcMapGrant() override {
     if (stream_ == nullptr) return;
     context_.TryCancel();
+    if (watch_.joinable()) watch_.join();
     (void)stream_->Finish();
   }
+  bool has_ended() const override { return has_ended_.load(); }
 
   absl::Status Begin(const v1::LiveStateQuery& query) {
     stream_ = stub_->MapLiveState(&context_);
@@ -30,6 +36,7 @@ class GrpcMapGrant : public MapGrant {
         if (reply.has_tensor()) tensors_.push_back(std::move(*reply.mutable_tensor()));
         if (!reply.has_ready()) continue;
         ready_ = std::move(*reply.mutable_ready());
+        ASSIGN_OR_RETURN(watch_, StartThread("a map of live state", [this] { AwaitEnd(); }));
         return absl::OkStatus();
       }
     }
@@ -40,10 +47,18 @@ class GrpcMapGrant : public MapGrant {
   }
 
  private:
+  void AwaitEnd() {
+    v1::LiveMapReply reply;
+    while (stream_->Read(&reply)) continue;
+    has_ended_.store(true);
+  }
+
   const std::string coordinator_;
   const std::unique_ptr<v1::LiveMap::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::LiveStateQuery, v1::LiveMapReply>> stream_;
+  std::thread watch_;
+  std::atomic<bool> has_ended_{false};
 };
 
 }  // namespace

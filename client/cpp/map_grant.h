@@ -15,13 +15,16 @@ namespace tessera {
 class MapGrant {
  public:
   // Errors, naming the coordinator: as LiveMap.MapLiveState (proto/live_map.proto); Unavailable
-  // where nothing answers there; Unimplemented of one that knows no maps.
+  // where nothing answers there; Unimplemented of one that knows no maps; ResourceExhausted where
+  // no thread is left, of which it has one.
   static absl::StatusOr<std::unique_ptr<MapGrant>> Open(const DialOptions& coordinator,
                                                         const v1::LiveStateQuery& query);
   virtual ~MapGrant() = default;  // Gives it back.
 
   const std::vector<v1::LiveTensorInfo>& tensors() const { return tensors_; }
   const v1::LiveMapReady& ready() const { return ready_; }
+  // Whether the coordinator took it back, or is gone. Thread-safe.
+  virtual bool has_ended() const = 0;
 
  protected:
   std::vector<v1::LiveTensorInfo> tensors_;

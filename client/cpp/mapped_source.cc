@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "job/job_codec.h"
 #include "worker/memory/map_claim.h"
 #include "worker/memory/shared_file.h"
 
@@ -19,15 +21,36 @@ namespace {
 // For an answer. A worker that is frozen gives none.
 constexpr int kPatienceSeconds = 10;
 constexpr int64_t kMaxGivenBytes = 256 << 20;
-constexpr auto kWordBytes = static_cast<int64_t>(sizeof(std::atomic<int64_t>));
+constexpr int64_t kWordBytes = 8;
+constexpr int64_t kCountBytes = 4;
+constexpr int64_t kNumbersOfGroup = 6;
 
 bool IsInside(int64_t offset_bytes, int64_t size_bytes, int64_t region_bytes) {
   return size_bytes >= 0 && offset_bytes >= 0 && size_bytes <= region_bytes &&
          offset_bytes <= region_bytes - size_bytes;
 }
 
-bool IsWord(int64_t offset_bytes, int64_t region_bytes) {
-  return offset_bytes % kWordBytes == 0 && IsInside(offset_bytes, kWordBytes, region_bytes);
+bool AreWords(int64_t offset_bytes, int64_t count, int64_t word_bytes, int64_t region_bytes) {
+  return offset_bytes % word_bytes == 0 && count <= region_bytes / word_bytes &&
+         IsInside(offset_bytes, count * word_bytes, region_bytes);
+}
+
+absl::Status CheckNumbers(const v1::LiveMapGiven& given, const v1::LiveMapNumbers& numbers,
+                          int64_t region_bytes) {
+  int64_t num_counts = 0;
+  for (const int64_t parameter : given.parameters()) {
+    if (parameter < 0) return absl::DataLossError(absl::StrCat("parameter ", parameter, " came"));
+    num_counts = std::max(num_counts, parameter + 1);
+  }
+  if (AreWords(numbers.trained_step_offset_bytes(), 1, kWordBytes, region_bytes) &&
+      AreWords(numbers.update_counts_offset_bytes(), num_counts, kCountBytes, region_bytes) &&
+      AreWords(numbers.groups_offset_bytes(), kNumbersOfGroup * given.own_groups_size(), kWordBytes,
+               region_bytes))
+    return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("numbers at ", numbers.trained_step_offset_bytes(), ", ",
+                                          numbers.update_counts_offset_bytes(), " and ",
+                                          numbers.groups_offset_bytes(), " of ", region_bytes,
+                                          " bytes"));
 }
 
 absl::Status CheckServerUser(int socket) {
@@ -38,7 +61,6 @@ absl::StatusOr<v1::LiveMapGiven> ReadGiven(int fd) {
   ASSIGN_OR_RETURN(const std::string bytes, ReadSealedFile(fd, kMaxGivenBytes));
   v1::LiveMapGiven given;
   if (!given.ParseFromString(bytes)) return absl::DataLossError("what came says nothing");
-  if (given.step() < 0) return absl::DataLossError(absl::StrCat("step ", given.step(), " came"));
   return given;
 }
 
@@ -48,13 +70,15 @@ absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_
   if (region_sizes.empty() || given.ranks().empty())
     return absl::DataLossError("no words came that say which version stands");
   for (const v1::LiveMapRank& rank : given.ranks()) {
-    if (IsWord(rank.applied_offset_bytes(), region_sizes[0]) &&
-        IsWord(rank.writing_offset_bytes(), region_sizes[0]))
+    if (AreWords(rank.applied_offset_bytes(), 1, kWordBytes, region_sizes[0]) &&
+        AreWords(rank.writing_offset_bytes(), 1, kWordBytes, region_sizes[0]))
       continue;
     return absl::DataLossError(absl::StrCat("words at ", rank.applied_offset_bytes(), " and ",
                                             rank.writing_offset_bytes(), " of ", region_sizes[0],
                                             " bytes"));
   }
+  RETURN_IF_ERROR(CheckNumbers(given, given.even(), region_sizes[0]));
+  RETURN_IF_ERROR(CheckNumbers(given, given.odd(), region_sizes[0]));
   for (const v1::LiveMapSlice& slice : given.slices()) {
     const bool has_region =
         slice.region() >= 0 && slice.region() < static_cast<int>(region_sizes.size());
@@ -73,7 +97,7 @@ absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_
 absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::LiveMapSource& source) {
   auto mapped = std::unique_ptr<MappedSource>(new MappedSource(source));
   const std::string who = absl::StrCat("worker '", source.worker_id(), "'");
-  const absl::StatusOr<Packet> packet = mapped->Ask(/*only_numbers=*/false);
+  const absl::StatusOr<Packet> packet = mapped->Ask();
   // Another worker may have such a path on this host, and knows no such session.
   if (absl::IsNotFound(packet.status())) {
     return absl::FailedPreconditionError(
@@ -84,7 +108,7 @@ absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::Live
   return mapped;
 }
 
-absl::StatusOr<Packet> MappedSource::Ask(bool only_numbers) const {
+absl::StatusOr<Packet> MappedSource::Ask() const {
   absl::StatusOr<UniqueFd> socket = ConnectPacketSocket(source_.descriptor_socket());
   if (socket.ok()) {
     const absl::Status same_user = CheckServerUser(socket->get());
@@ -97,7 +121,7 @@ absl::StatusOr<Packet> MappedSource::Ask(bool only_numbers) const {
   }
   const timeval patience = {kPatienceSeconds, 0};
   (void)setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  RETURN_IF_ERROR(SendPacket(socket->get(), MapClaimText({source_.session(), only_numbers}), {},
+  RETURN_IF_ERROR(SendPacket(socket->get(), MapClaimText(source_.session()), {},
                              /*wait=*/false));
   absl::StatusOr<Packet> packet = ReceivePacket(socket->get());
   if (!packet.ok()) return absl::UnavailableError(packet.status().message());
@@ -120,17 +144,6 @@ absl::Status MappedSource::Map(const Packet& packet) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::LiveMapGiven> MappedSource::Newest() const {
-  const std::string who = absl::StrCat("worker '", source_.worker_id(), "'");
-  const absl::StatusOr<Packet> packet = Ask(/*only_numbers=*/true);
-  if (absl::IsNotFound(packet.status()) || absl::IsFailedPrecondition(packet.status()))
-    return absl::UnavailableError(absl::StrCat(who, ": ", packet.status().message()));
-  if (!packet.ok()) return Annotate(packet.status(), who);
-  absl::StatusOr<v1::LiveMapGiven> given = ReadGiven(packet->fds[0].get());
-  if (!given.ok()) return Annotate(given.status(), who);
-  return given;
-}
-
 absl::string_view MappedSource::Slice(int number, int64_t step) const {
   const v1::LiveMapSlice& slice = given_.slices(number);
   const int64_t offset_bytes = step % 2 == 0 ? slice.even_offset_bytes() : slice.odd_offset_bytes();
@@ -138,24 +151,54 @@ absl::string_view MappedSource::Slice(int number, int64_t step) const {
           static_cast<size_t>(slice.size_bytes())};
 }
 
-const std::atomic<int64_t>& MappedSource::Word(int64_t offset_bytes) const {
-  return *reinterpret_cast<const std::atomic<int64_t>*>(regions_[0].data() + offset_bytes);
+template <typename Value>
+Value MappedSource::Load(int64_t offset_bytes, std::memory_order order) const {
+  return reinterpret_cast<const std::atomic<Value>*>(regions_[0].data() + offset_bytes)
+      ->load(order);
+}
+
+MappedNumbers MappedSource::Numbers(int64_t step) const {
+  const v1::LiveMapNumbers& places = step % 2 == 0 ? given_.even() : given_.odd();
+  MappedNumbers numbers;
+  numbers.trained_step = Load<int64_t>(places.trained_step_offset_bytes());
+  for (const int64_t parameter : given_.parameters()) {
+    numbers.update_counts.push_back(
+        Load<uint32_t>(places.update_counts_offset_bytes() + kCountBytes * parameter));
+  }
+  int64_t at = places.groups_offset_bytes();
+  const auto next = [&] { return Load<double>(std::exchange(at, at + kWordBytes)); };
+  for (const v1::ParamGroup& own : given_.own_groups()) {
+    HyperParameters& group = numbers.groups.emplace_back(DecodeHyperParameters(own));
+    if (numbers.trained_step <= 0) continue;  // There are no others yet.
+    for (double* number : {&group.learning_rate, &group.beta1, &group.beta2, &group.epsilon,
+                           &group.weight_decay, &group.momentum})
+      *number = next();
+  }
+  return numbers;
+}
+
+int64_t MappedSource::Newest() const {
+  int64_t newest = 0;
+  for (const v1::LiveMapRank& rank : given_.ranks())
+    newest =
+        std::max(newest, Load<int64_t>(rank.applied_offset_bytes(), std::memory_order_acquire));
+  return newest;
 }
 
 bool MappedSource::IsWhole(int64_t step) const {
   return std::all_of(
       given_.ranks().begin(), given_.ranks().end(), [&](const v1::LiveMapRank& rank) {
-        return Word(rank.applied_offset_bytes()).load(std::memory_order_acquire) >= step;
+        return Load<int64_t>(rank.applied_offset_bytes(), std::memory_order_acquire) >= step;
       });
 }
 
 bool MappedSource::Stands(int64_t step) const {
   // What was read before is read before the words are: the writer's side is in state_hold.cc.
   std::atomic_thread_fence(std::memory_order_acquire);
-  return std::all_of(
-      given_.ranks().begin(), given_.ranks().end(), [&](const v1::LiveMapRank& rank) {
-        return Word(rank.writing_offset_bytes()).load(std::memory_order_relaxed) < step + 2;
-      });
+  return std::all_of(given_.ranks().begin(), given_.ranks().end(),
+                     [&](const v1::LiveMapRank& rank) {
+                       return Load<int64_t>(rank.writing_offset_bytes()) < step + 2;
+                     });
 }
 
 }  // namespace tessera

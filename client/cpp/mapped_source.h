@@ -1,6 +1,5 @@
 // What one worker has of a state, mapped: its descriptors, and where in them things lie. All that
-// came is checked before any of it is touched. Thread-compatible; IsWhole, Stands and Slice are
-// thread-safe.
+// came is checked before any of it is touched. Immutable once it is there: thread-safe.
 #ifndef TESSERA_CLIENT_CPP_MAPPED_SOURCE_H_
 #define TESSERA_CLIENT_CPP_MAPPED_SOURCE_H_
 
@@ -13,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "job/job_config.h"
 #include "proto/live_map.pb.h"
 #include "worker/memory/fd_passing.h"
 #include "worker/memory/region.h"
@@ -21,6 +21,13 @@ namespace tessera {
 
 // Whether all places of `given` are inside of regions of these sizes. Errors: DataLoss.
 absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_t>& region_sizes);
+
+// Of a version.
+struct MappedNumbers {
+  int64_t trained_step = 0;
+  std::vector<int64_t> update_counts;   // By parameter that was asked for.
+  std::vector<HyperParameters> groups;  // By param group.
+};
 
 class MappedSource {
  public:
@@ -31,12 +38,13 @@ class MappedSource {
   //   ResourceExhausted   no descriptors or memory
   static absl::StatusOr<std::unique_ptr<MappedSource>> Claim(const v1::LiveMapSource& source);
 
-  // The numbers of its newest version. Errors: as Claim; Unavailable  the session is over.
-  absl::StatusOr<v1::LiveMapGiven> Newest() const;
-  // As they were when it was claimed, with the places.
   const v1::LiveMapGiven& given() const { return given_; }
   // Requires a number of given().slices; of the version of `step`, or another one's in its place.
   absl::string_view Slice(int number, int64_t step) const;
+  // The same of the version's numbers.
+  MappedNumbers Numbers(int64_t step) const;
+
+  int64_t Newest() const;  // That a rank has come to.
   // Whether each rank has come to `step`.
   bool IsWhole(int64_t step) const;
   // Whether nothing of that version was overwritten before this call.
@@ -44,9 +52,11 @@ class MappedSource {
 
  private:
   explicit MappedSource(v1::LiveMapSource source) : source_(std::move(source)) {}
-  absl::StatusOr<Packet> Ask(bool only_numbers) const;
+  absl::StatusOr<Packet> Ask() const;
   absl::Status Map(const Packet& packet);
-  const std::atomic<int64_t>& Word(int64_t offset_bytes) const;
+  // In the first region.
+  template <typename Value>
+  Value Load(int64_t offset_bytes, std::memory_order order = std::memory_order_relaxed) const;
 
   const v1::LiveMapSource source_;
   v1::LiveMapGiven given_;

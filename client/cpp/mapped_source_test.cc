@@ -32,7 +32,14 @@ constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
 // Of a group and a state, each of kRegionBytes.
 v1::LiveMapGiven GoodPlaces() {
   v1::LiveMapGiven given;
-  given.set_step(4);
+  for (const int64_t parameter : {0, 2}) given.add_parameters(parameter);
+  given.add_own_groups();
+  for (v1::LiveMapNumbers* numbers : {given.mutable_even(), given.mutable_odd()}) {
+    numbers->set_trained_step_offset_bytes(kRegionBytes - 8);
+    numbers->set_update_counts_offset_bytes(kRegionBytes - 12);
+    numbers->set_groups_offset_bytes(kRegionBytes - 48);
+  }
+  given.mutable_odd()->set_trained_step_offset_bytes(16);
   v1::LiveMapRank* rank = given.add_ranks();
   rank->set_applied_offset_bytes(0);
   rank->set_writing_offset_bytes(kRegionBytes - 8);
@@ -87,8 +94,32 @@ TEST(CheckPlacesTest, WhateverIsOutsideOfARegionIsRefused) {
     given.mutable_slices(0)->set_region(region);
     expect_refused(given, sizes);
   }
+  for (const int64_t offset : {int64_t{-48}, int64_t{-1}, int64_t{2}, kRegionBytes - 4,
+                               kRegionBytes, kMost, kMost - 7, kLeast}) {
+    for (const bool even : {false, true}) {
+      const auto with = [&](const std::function<void(v1::LiveMapNumbers*)>& change) {
+        v1::LiveMapGiven given = GoodPlaces();
+        change(even ? given.mutable_even() : given.mutable_odd());
+        return given;
+      };
+      expect_refused(with([&](auto* numbers) { numbers->set_trained_step_offset_bytes(offset); }),
+                     sizes);
+      expect_refused(with([&](auto* numbers) { numbers->set_update_counts_offset_bytes(offset); }),
+                     sizes);
+      expect_refused(with([&](auto* numbers) { numbers->set_groups_offset_bytes(offset); }), sizes);
+    }
+  }
+  for (const int parameter :
+       {-1, 3, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()}) {
+    v1::LiveMapGiven given = GoodPlaces();
+    given.set_parameters(1, parameter);
+    expect_refused(given, sizes);
+  }
   v1::LiveMapGiven given = GoodPlaces();
   given.clear_ranks();
+  expect_refused(given, sizes);
+  given = GoodPlaces();
+  given.add_own_groups();
   expect_refused(given, sizes);
 }
 
@@ -161,8 +192,10 @@ TEST_F(MappedSourceTest, ShowsTheSlicesOfAVersionAndWhetherItStands) {
   EXPECT_EQ(mapped->Slice(0, 4), std::string(100, 'e'));
   EXPECT_EQ(mapped->Slice(0, 5), std::string(100, 'o'));
   EXPECT_FALSE(mapped->IsWhole(4));
+  EXPECT_EQ(mapped->Newest(), 0);
   Word(0).store(4);
   EXPECT_TRUE(mapped->IsWhole(4));
+  EXPECT_EQ(mapped->Newest(), 4);
   EXPECT_FALSE(mapped->IsWhole(5));
   Word(kRegionBytes - 8).store(5);
   EXPECT_TRUE(mapped->Stands(4));
@@ -188,10 +221,6 @@ TEST_F(MappedSourceTest, WhatIsNotAsItSaysIsRefusedBeforeItIsTouched) {
   ExpectDataLoss({good.get(), group_.get(), small.fd()}, "of 50 bytes");
   ASSERT_OK_AND_ASSIGN(const auto pair, CreatePacketSocketPair());
   ExpectDataLoss({good.get(), group_.get(), pair.first.get()}, "no memory");
-  v1::LiveMapGiven before = GoodPlaces();
-  before.set_step(-1);
-  const UniqueFd negative = FileOf(before);
-  ExpectDataLoss({negative.get(), group_.get(), state_.get()}, "step -1");
 }
 
 TEST_F(MappedSourceTest, WorkerThatSaysNoOrNothingIsAnErrorByName) {
@@ -215,23 +244,36 @@ TEST_F(MappedSourceTest, WorkerThatSaysNoOrNothingIsAnErrorByName) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("longer")));
 }
 
-TEST_F(MappedSourceTest, SessionThatIsOverIsUnavailableToWhoHasMappedIt) {
-  const UniqueFd file = FileOf(GoodPlaces());
+TEST_F(MappedSourceTest, NumbersOfAVersionThatWasTrainedAreThoseAndElseTheJobsOwn) {
+  v1::LiveMapGiven given = GoodPlaces();
+  given.mutable_own_groups(0)->set_learning_rate(0.5);
+  for (v1::LiveMapNumbers* numbers : {given.mutable_even(), given.mutable_odd()}) {
+    numbers->set_update_counts_offset_bytes(64);
+    numbers->set_groups_offset_bytes(128);
+  }
+  given.mutable_even()->set_trained_step_offset_bytes(8);
+  const UniqueFd file = FileOf(given);
   ASSERT_OK_AND_ASSIGN(const auto mapped, ClaimFrom([&](int socket) {
                          return SendPacket(socket, "ok", {file.get(), group_.get(), state_.get()});
                        }));
-  std::thread worker = Answer(
-      [](int socket) { return SendPacket(socket, MapReplyText(absl::NotFoundError("over"))); });
-  EXPECT_THAT(mapped->Newest().status(),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("worker 'w': over")));
-  worker.join();
-  v1::LiveMapGiven numbers;
-  numbers.set_step(9);
-  const UniqueFd newer = FileOf(numbers);
-  worker = Answer([&](int socket) { return SendPacket(socket, "ok", {newer.get()}); });
-  ASSERT_OK_AND_ASSIGN(const v1::LiveMapGiven newest, mapped->Newest());
-  EXPECT_EQ(newest.step(), 9);
-  worker.join();
+  const uint32_t counts[] = {7, 8, 9};
+  memcpy(words_.data() + 64, counts, sizeof(counts));
+  const double values[] = {1, 2, 3, 4, 5, 6};
+  memcpy(words_.data() + 128, values, sizeof(values));
+  Word(16).store(33);
+  const MappedNumbers odd = mapped->Numbers(5);
+  EXPECT_EQ(odd.trained_step, 33);
+  EXPECT_EQ(odd.update_counts, (std::vector<int64_t>{7, 9}));
+  ASSERT_EQ(odd.groups.size(), 1u);
+  EXPECT_EQ(odd.groups[0].learning_rate, 1);
+  EXPECT_EQ(odd.groups[0].beta1, 2);
+  EXPECT_EQ(odd.groups[0].beta2, 3);
+  EXPECT_EQ(odd.groups[0].epsilon, 4);
+  EXPECT_EQ(odd.groups[0].weight_decay, 5);
+  EXPECT_EQ(odd.groups[0].momentum, 6);
+  const MappedNumbers even = mapped->Numbers(0);
+  EXPECT_EQ(even.trained_step, 0);
+  EXPECT_EQ(even.groups[0].learning_rate, 0.5);
 }
 
 }  // namespace

@@ -187,7 +187,7 @@ TEST_F(LiveMapKillTest, WhatWasMappedOfAWorkerThatIsKilledStaysAsItWas) {
   KillWhole(worker_.get());
   EXPECT_EQ(ValuesOf(*map), small_at_.at(1));
   EXPECT_TRUE(map->StillTrue());
-  EXPECT_TRUE(absl::IsUnavailable(map->Renew()));
+  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Renew()); }));
   EXPECT_EQ(map->version().committed_step, 1);
 }
 

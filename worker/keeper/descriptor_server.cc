@@ -168,11 +168,7 @@ absl::StatusOr<std::string> DescriptorServer::ReceiveClaim(int socket) {
 }
 
 void DescriptorServer::GiveMap(int socket, const std::string& claim) {
-  const auto give = [&]() -> absl::StatusOr<std::vector<UniqueFd>> {
-    ASSIGN_OR_RETURN(const MapClaim parsed, ParseMapClaim(claim));
-    return options_.give_map(parsed);
-  };
-  const absl::StatusOr<std::vector<UniqueFd>> given = give();
+  const absl::StatusOr<std::vector<UniqueFd>> given = options_.give_map(SessionOf(claim));
   std::vector<int> fds;
   if (given.ok())
     for (const UniqueFd& fd : *given) fds.push_back(fd.get());

@@ -41,7 +41,7 @@ class DescriptorServer {
     // the ranks.
     int max_unclaimed = 2 * kMaxLocalRanks;
     // What a client that maps state is given; errors are told to it. Null: no client is.
-    std::function<absl::StatusOr<std::vector<UniqueFd>>(const MapClaim&)> give_map;
+    std::function<absl::StatusOr<std::vector<UniqueFd>>(absl::string_view session)> give_map;
   };
   // `keeper` outlives the server. Errors: as ListenPacketSocket; ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(const std::string& path,

@@ -24,25 +24,30 @@ absl::StatusOr<std::vector<LiveTensor>> TensorsOf(const JobRegions& regions,
                      request.moments, request.buffers);
 }
 
-// Of the newest version that a rank of this worker has. The numbers of a step are kept for as long
-// as its state, so a reader that finds that the version stood has the right ones.
+// Both words and numbers are in the group region.
 void SetNumbers(const JobRegions& regions, const MapRequest& request, v1::LiveMapGiven* given) {
-  const GroupPage& page = *regions.group();
-  int64_t step = 0;
-  for (int i = 0; i < regions.local().count(); ++i)
-    step = std::max(step, page.ranks[i].applied_step.load(std::memory_order_acquire));
-  const std::vector<HyperParameters> own(regions.config().groups.begin(),
-                                         regions.config().groups.end());
-  const TrainingProgress at =
-      LoadProgress(page, regions.update_counts(), step, static_cast<int>(own.size()));
-  given->set_step(step);
-  given->set_trained_step(at.step);
-  for (const int parameter : request.parameters)
-    given->add_update_counts(at.update_counts[parameter]);
-  // Before the first step there are no others than the job's.
-  for (const HyperParameters& group :
-       at.step > 0 && at.groups.size() == own.size() ? at.groups : own)
-    EncodeHyperParameters(group, given->add_groups());
+  GroupPage& page = *regions.group();
+  const auto offset_of = [&page](const auto& word) {
+    return reinterpret_cast<const char*>(&word) - reinterpret_cast<const char*>(&page);
+  };
+  for (int i = 0; i < regions.local().count(); ++i) {
+    v1::LiveMapRank* rank = given->add_ranks();
+    rank->set_applied_offset_bytes(offset_of(page.ranks[i].applied_step));
+    rank->set_writing_offset_bytes(offset_of(page.ranks[i].hold.writing));
+  }
+  const int64_t counts_bytes =
+      UpdateCounts::SizeBytes(regions.update_counts().num_parameters()) / 2;  // Of one version.
+  for (const int version : {0, 1}) {
+    v1::LiveMapNumbers* numbers = version == 0 ? given->mutable_even() : given->mutable_odd();
+    const Decision& decision = page.decisions[version];
+    static_assert(sizeof(decision.groups[0]) == 6 * sizeof(double), "as LiveMapNumbers says");
+    numbers->set_trained_step_offset_bytes(offset_of(decision.trained_step));
+    numbers->set_update_counts_offset_bytes(kGroupPageBytes + version * counts_bytes);
+    numbers->set_groups_offset_bytes(offset_of(decision.groups[0]));
+  }
+  given->mutable_parameters()->Add(request.parameters.begin(), request.parameters.end());
+  for (const HyperParameters& group : regions.config().groups)
+    EncodeHyperParameters(group, given->add_own_groups());
 }
 
 // Regions are the group's, then those of the ranks that have any of it, which are told.
@@ -51,13 +56,6 @@ absl::StatusOr<std::vector<int>> SetPlaces(const JobRegions& regions, const MapR
   ASSIGN_OR_RETURN(const JobMemory memory, JobMemory::Create(regions.layout(), regions.config()));
   ASSIGN_OR_RETURN(const std::vector<LiveTensor> tensors, TensorsOf(regions, request));
   const int first = regions.local().first(), count = regions.local().count();
-  const auto* page = reinterpret_cast<const char*>(regions.group());
-  for (int i = 0; i < count; ++i) {
-    const RankRecord& record = regions.group()->ranks[i];
-    v1::LiveMapRank* rank = given->add_ranks();
-    rank->set_applied_offset_bytes(reinterpret_cast<const char*>(&record.applied_step) - page);
-    rank->set_writing_offset_bytes(reinterpret_cast<const char*>(&record.hold.writing) - page);
-  }
   std::vector<int> region_of_rank(count, 0), ranks;
   RETURN_IF_ERROR(ForEachLiveSlice(
       regions.layout(), tensors, first, first + count, [&](const LiveSlice& slice) {
@@ -103,23 +101,21 @@ absl::Status CheckMappable(const JobRegions& regions, const MapRequest& request)
 }
 
 absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
-                                                const MapRequest& request, bool only_numbers) {
+                                                const MapRequest& request) {
   RETURN_IF_ERROR(CheckMappable(regions, request));
   v1::LiveMapGiven given;
-  std::vector<UniqueFd> fds(1);
-  if (!only_numbers) {
-    ASSIGN_OR_RETURN(const std::vector<int> ranks, SetPlaces(regions, request, &given));
-    if (ranks.size() + 2 > kMaxPacketFds) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          ranks.size(), " ranks of one worker have it: too many to map, it can be fetched"));
-    }
-    ASSIGN_OR_RETURN(fds.emplace_back(), ReopenForReading(regions.group_fd()));
-    for (const int rank : ranks) {
-      ASSIGN_OR_RETURN(fds.emplace_back(), ReopenForReading(regions.state_fd(Rank(rank))));
-    }
+  SetNumbers(regions, request, &given);
+  ASSIGN_OR_RETURN(const std::vector<int> ranks, SetPlaces(regions, request, &given));
+  if (ranks.size() + 2 > kMaxPacketFds) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        ranks.size(), " ranks of one worker have it: too many to map, it can be fetched"));
   }
-  SetNumbers(regions, request, &given);  // Last, so that they are as new as may be.
-  ASSIGN_OR_RETURN(fds[0], MakeSealedFile("live-map", given.SerializeAsString()));
+  std::vector<UniqueFd> fds;
+  ASSIGN_OR_RETURN(fds.emplace_back(), MakeSealedFile("live-map", given.SerializeAsString()));
+  ASSIGN_OR_RETURN(fds.emplace_back(), ReopenForReading(regions.group_fd()));
+  for (const int rank : ranks) {
+    ASSIGN_OR_RETURN(fds.emplace_back(), ReopenForReading(regions.state_fd(Rank(rank))));
+  }
   return fds;
 }
 
@@ -138,16 +134,16 @@ void MapGrants::Remove(const std::string& session) {
   grants_.erase(session);
 }
 
-absl::StatusOr<std::vector<UniqueFd>> MapGrants::Give(const MapClaim& claim) const {
+absl::StatusOr<std::vector<UniqueFd>> MapGrants::Give(absl::string_view session) const {
   std::optional<Grant> grant;
   {
     absl::MutexLock lock(&mu_);
-    const auto it = grants_.find(claim.session);
+    const auto it = grants_.find(session);
     if (it != grants_.end()) grant = it->second;
   }
   if (!grant.has_value()) return absl::NotFoundError("no client of this session may map anything");
   ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(grant->job_id, grant->creation));
-  return GiveState(job->regions(), grant->request, claim.only_numbers);
+  return GiveState(job->regions(), grant->request);
 }
 
 }  // namespace tessera

@@ -19,12 +19,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "base/unique_fd.h"
 #include "proto/live_map.pb.h"
 #include "worker/keeper/hosted_job.h"
 #include "worker/keeper/job_regions.h"
-#include "worker/memory/map_claim.h"
 
 namespace tessera {
 
@@ -39,11 +39,11 @@ struct MapRequest {
 //   InvalidArgument     no such parameters or buffers
 absl::Status CheckMappable(const JobRegions& regions, const MapRequest& request);
 
-// First a file with LiveMapGiven; then, unless it is only the numbers of the newest version, the
-// regions that its slices are in. Errors: as CheckMappable; ResourceExhausted  no descriptors;
-// FailedPrecondition  more ranks than a packet can have.
+// First a file with LiveMapGiven; then the regions that what it names is in. Errors: as
+// CheckMappable; ResourceExhausted  no descriptors; FailedPrecondition  more ranks than a packet
+// can have.
 absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
-                                                const MapRequest& request, bool only_numbers);
+                                                const MapRequest& request);
 
 class MapGrants {
  public:
@@ -57,7 +57,7 @@ class MapGrants {
                    const MapRequest& request);
   void Remove(const std::string& session);
   // Errors: NotFound  no such session; as GiveState and FindJob.
-  absl::StatusOr<std::vector<UniqueFd>> Give(const MapClaim& claim) const;
+  absl::StatusOr<std::vector<UniqueFd>> Give(absl::string_view session) const;
 
  private:
   struct Grant {
@@ -67,7 +67,7 @@ class MapGrants {
   };
   const FindJob find_;
   mutable absl::Mutex mu_;
-  std::map<std::string, Grant> grants_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, Grant, std::less<>> grants_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace tessera

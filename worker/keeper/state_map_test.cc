@@ -66,8 +66,7 @@ class StateMapTest : public testing::Test {
 
 // Each byte of either version is marked where an executor would write it, by what it is of.
 TEST_F(StateMapTest, PlacesAreWhereExecutorsWriteAndNoTwoSlicesShareAny) {
-  ASSERT_OK_AND_ASSIGN(const std::vector<UniqueFd> fds,
-                       GiveState(*regions_, request_, /*only_numbers=*/false));
+  ASSERT_OK_AND_ASSIGN(const std::vector<UniqueFd> fds, GiveState(*regions_, request_));
   const v1::LiveMapGiven given = GivenIn(fds);
   ASSERT_EQ(fds.size(), 2u + kWorldSize);
   std::vector<Mapping> shown;
@@ -125,22 +124,35 @@ TEST_F(StateMapTest, PlacesAreWhereExecutorsWriteAndNoTwoSlicesShareAny) {
   }
 }
 
-TEST_F(StateMapTest, NumbersAreTheNewestVersionsThatAnyRankHas) {
-  regions_->update_counts().Set(5, {5, 0, 4, 0});
-  regions_->group()->decided_step.store(5);
-  regions_->group()->decisions[1].trained_step.store(105);
-  regions_->group()->decisions[1].groups[0].learning_rate.store(0.125);
-  PublishApplied(regions_->group(), 1, 5);
-  ASSERT_OK_AND_ASSIGN(const std::vector<UniqueFd> fds,
-                       GiveState(*regions_, request_, /*only_numbers=*/true));
-  EXPECT_EQ(fds.size(), 1u);
+TEST_F(StateMapTest, NumbersOfEachVersionAreWhereTheyAreDecided) {
+  request_.parameters = {0, 2};
+  for (const int64_t step : {4, 5}) {
+    const auto s = static_cast<uint32_t>(step);
+    regions_->update_counts().Set(step, {s, 0, s - 1, 0});
+    Decision& decision = regions_->group()->decisions[step % 2];
+    decision.trained_step.store(step + 100);
+    decision.groups[0].learning_rate.store(1.0 / static_cast<double>(step));
+    decision.groups[0].momentum.store(static_cast<double>(step));
+  }
+  ASSERT_OK_AND_ASSIGN(const std::vector<UniqueFd> fds, GiveState(*regions_, request_));
   const v1::LiveMapGiven given = GivenIn(fds);
-  EXPECT_EQ(given.step(), 5);
-  EXPECT_EQ(given.trained_step(), 105);
-  EXPECT_THAT(given.update_counts(), ElementsAre(5, 0, 4, 0));
-  ASSERT_EQ(given.groups_size(), 1);
-  EXPECT_EQ(DecodeHyperParameters(given.groups(0)).learning_rate, 0.125);
-  EXPECT_EQ(given.slices_size(), 0);
+  EXPECT_THAT(given.parameters(), ElementsAre(0, 2));
+  ASSERT_EQ(given.own_groups_size(), 1);
+  EXPECT_EQ(DecodeHyperParameters(given.own_groups(0)).learning_rate, 0.5);
+  const Mapping group = *Mapping::CreateWhole(fds[1].get(), Access::kReadOnly);
+  for (const int64_t step : {4, 5}) {
+    const v1::LiveMapNumbers& numbers = step % 2 == 0 ? given.even() : given.odd();
+    const auto at = [&](int64_t offset) { return group.data() + offset; };
+    EXPECT_EQ(*reinterpret_cast<const int64_t*>(at(numbers.trained_step_offset_bytes())),
+              step + 100);
+    const auto* counts =
+        reinterpret_cast<const uint32_t*>(at(numbers.update_counts_offset_bytes()));
+    EXPECT_EQ(counts[0], step);
+    EXPECT_EQ(counts[2], step - 1);
+    const auto* values = reinterpret_cast<const double*>(at(numbers.groups_offset_bytes()));
+    EXPECT_EQ(values[0], 1.0 / static_cast<double>(step));
+    EXPECT_EQ(values[5], static_cast<double>(step));
+  }
 }
 
 TEST_F(StateMapTest, WhatIsNotThereIsRefused) {
@@ -150,10 +162,10 @@ TEST_F(StateMapTest, WhatIsNotThereIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
   request = request_;
   request.buffers = {2, 1};
-  EXPECT_THAT(GiveState(*regions_, request, true).status(),
+  EXPECT_THAT(GiveState(*regions_, request).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
   regions_->group()->initialized.store(0);
-  EXPECT_THAT(GiveState(*regions_, request_, true).status(),
+  EXPECT_THAT(GiveState(*regions_, request_).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no values yet")));
 }
 

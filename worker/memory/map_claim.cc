@@ -1,41 +1,28 @@
 #include "worker/memory/map_claim.h"
 
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace tessera {
 namespace {
 
-constexpr absl::string_view kMap = "map|";
-constexpr absl::string_view kAll = "all";
-constexpr absl::string_view kNumbers = "numbers";
+constexpr absl::string_view kMap = "map|";  // A trainer's ticket has three of these.
 constexpr absl::string_view kGiven = "ok";
-constexpr int kParts = 3;  // A trainer's ticket has more.
 
 }  // namespace
 
-std::string MapClaimText(const MapClaim& claim) {
-  return absl::StrCat(kMap, claim.session, "|", claim.only_numbers ? kNumbers : kAll);
-}
+std::string MapClaimText(absl::string_view session) { return absl::StrCat(kMap, session); }
 
 bool IsMapClaim(absl::string_view text) {
-  if (!absl::StartsWith(text, kMap)) return false;
-  const std::vector<absl::string_view> parts = absl::StrSplit(text, '|');
-  return parts.size() == kParts;
+  return absl::ConsumePrefix(&text, kMap) && !absl::StrContains(text, '|');
 }
 
-absl::StatusOr<MapClaim> ParseMapClaim(absl::string_view text) {
-  if (!IsMapClaim(text)) return absl::InvalidArgumentError("not a claim of live state");
-  const std::vector<absl::string_view> parts = absl::StrSplit(text, '|');
-  if (parts[1].empty() || (parts[2] != kAll && parts[2] != kNumbers))
-    return absl::InvalidArgumentError("a claim of live state that this worker does not know");
-  return MapClaim{std::string(parts[1]), parts[2] == kNumbers};
-}
+absl::string_view SessionOf(absl::string_view claim) { return absl::StripPrefix(claim, kMap); }
 
 std::string MapReplyText(const absl::Status& status) {
   if (status.ok()) return std::string(kGiven);

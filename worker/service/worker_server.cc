@@ -127,7 +127,7 @@ class WorkerServerImpl : public WorkerServer {
     relay_ = std::make_unique<StateRelay>(RelayOptions(options));
     puts_ = std::make_unique<PutRelay>(PutOptions(options));
     DescriptorServer::Options descriptors;
-    descriptors.give_map = [this](const MapClaim& claim) { return grants_.Give(claim); };
+    descriptors.give_map = [this](absl::string_view session) { return grants_.Give(session); };
     ASSIGN_OR_RETURN(descriptors_, DescriptorServer::Start(options.socket_dir + "/descriptors.sock",
                                                            keeper_.get(), descriptors));
     MapRelay::Options maps;
