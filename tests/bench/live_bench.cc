@@ -11,7 +11,10 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "client/cpp/live_entries.h"
 #include "client/cpp/live_map.h"
+#include "client/cpp/map_grant.h"
+#include "client/cpp/mapped_source.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/map_floor.h"
@@ -22,7 +25,7 @@ namespace tessera {
 namespace bench {
 namespace {
 
-enum Series { kFetch, kRelayed, kPlain, kAgain, kOpen, kRenew, kFloor, kOwnMemory };
+enum Series { kFetch, kRelayed, kPlain, kAgain, kOpen, kClaim, kRenew, kFloor, kOwnMemory };
 
 constexpr int kUnits = 4;
 constexpr int64_t kUnitNumel = 4 << 20;
@@ -64,6 +67,22 @@ std::unique_ptr<LiveMap> OpenMap(const ClusterProcess& cluster) {
   return *std::move(map);
 }
 
+// To be given and to map all of it once more, where the coordinator's leave is there.
+double SecondsForClaim(const ClusterProcess& cluster) {
+  LiveQuery query;
+  query.job_id = "live";
+  query.moments = true;
+  const auto grant = MapGrant::Open({cluster.coordinator_address()}, EncodeLiveQuery(query));
+  TESSERA_CHECK(grant.ok() && (*grant)->ready().sources_size() == 1);
+  std::unique_ptr<MappedSource> mapped;
+  return SecondsOf([&] {
+    auto claimed = MappedSource::Claim((*grant)->ready().sources(0));
+    TESSERA_CHECK(claimed.ok());
+    mapped = *std::move(claimed);
+    TESSERA_CHECK(mapped->Stands(mapped->Newest()));
+  });
+}
+
 void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig& config) {
   const std::unique_ptr<Session> session =
       OpenSession(cluster, "live", EqualUnits(kUnits, kUnitNumel), config, member->rank());
@@ -86,6 +105,7 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
     if (member->rank() == 0) {
       member->Note(kFloor, SecondsForMapFloor(FloorPath(cluster), num_regions));
       member->Note(kRenew, SecondsOf([&] { TESSERA_CHECK(map->Renew().ok()); }));
+      member->Note(kClaim, SecondsForClaim(cluster));
       const int64_t before = OwnBytes();
       std::unique_ptr<LiveMap> another;
       member->Note(kOpen, SecondsOf([&] { another = OpenMap(cluster); }));
@@ -144,10 +164,14 @@ absl::StatusOr<std::vector<Row>> BenchLiveState(int size, int rounds,
   };
   const std::string floor = " / descriptors passed and mapped";
   ratio(bytes + ": its newest version shown in a map" + floor, kRenew, kFloor, Better::kLower, 3);
+  ratio(bytes + ": mapped once more by who has leave to" + floor, kClaim, kFloor, Better::kLower,
+        3);
   ratio(bytes + ": a map opened, by the coordinator's leave" + floor, kOpen, kFloor,
         Better::kNeither, 0);
   ratio(bytes + ": live state from its worker / its newest version shown in a map", kFetch, kRenew,
         Better::kHigher, 500);
+  ratio(bytes + ": live state from its worker / mapped once more", kFetch, kClaim, Better::kHigher,
+        500);
   ratio(bytes + ": live state from its worker / a map opened", kFetch, kOpen, Better::kNeither, 0);
   rows.push_back({"G14", bytes + ": memory of its own that a process takes to map it", size,
                   QuartilesOf(result.series[kOwnMemory]), "MiB", Better::kLower, 1, 1,
