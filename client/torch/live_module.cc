@@ -9,6 +9,7 @@
 #include <new>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <tuple>
 #include <utility>
 
@@ -38,6 +39,7 @@ struct Target {
   torch::Tensor tensor;
   std::vector<std::string> names;
   bool is_wanted = false;
+  std::string unfit;                 // Why it cannot be set, whatever the job has; empty: it can.
   std::vector<std::string> sources;  // Of the job.
   torch::Tensor staged;              // What it will be.
 };
@@ -49,8 +51,8 @@ struct Memory {
   std::vector<int64_t> sizes, strides;
 
   static Memory Of(const torch::Tensor& tensor) {
-    // On the meta device, and where there are no elements, tensors share nothing.
-    if (tensor.is_meta() || tensor.numel() == 0) return {tensor.unsafeGetTensorImpl()};
+    // Where there are no elements tensors share nothing.
+    if (tensor.numel() == 0) return {tensor.unsafeGetTensorImpl()};
     return {tensor.storage().unsafeGetStorageImpl(), tensor.data_ptr(), tensor.sizes().vec(),
             tensor.strides().vec()};
   }
@@ -59,6 +61,22 @@ struct Memory {
            std::tie(other.storage, other.begin, other.sizes, other.strides);
   }
 };
+
+// Why nothing may be asked of it but what it is called: libtorch would throw, or write to memory
+// that is none of its own. Empty: it is as other tensors are.
+std::string UnfitOf(const torch::Tensor& tensor) {
+  if (tensor.layout() != torch::kStrided)
+    return absl::StrCat("is ", (std::ostringstream() << tensor.layout()).str());
+  if (tensor.is_nested() || !tensor.has_storage()) return "has no storage";
+  if (tensor.is_meta()) return "is on the meta device";
+  if (tensor.numel() == 0) return "";
+  int64_t last = tensor.storage_offset();
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const int64_t end_bytes = (last + 1) * static_cast<int64_t>(tensor.element_size());
+  const auto storage_bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  if (end_bytes <= storage_bytes) return "";
+  return absl::StrCat("needs ", end_bytes, " bytes of its storage, which has ", storage_bytes);
+}
 
 // What libtorch throws: it has no memory, perhaps, or the device failed.
 absl::Status Caught(absl::FunctionRef<absl::Status()> body) {
@@ -161,8 +179,16 @@ class Plan {
  private:
   void Add(const std::string& name, const torch::Tensor& tensor) {
     if (!tensor.defined()) return;
-    const auto [known, is_new] = by_memory_.emplace(Memory::Of(tensor), targets_.size());
-    if (is_new) targets_.push_back({tensor, {}, false, {}, {}});
+    std::string unfit;
+    Memory memory = {tensor.unsafeGetTensorImpl()};
+    try {
+      unfit = UnfitOf(tensor);
+      if (unfit.empty()) memory = Memory::Of(tensor);
+    } catch (const c10::Error& error) {  // Of a kind of tensor that is not known here.
+      unfit = absl::StrCat("cannot be looked at: ", error.what_without_backtrace());
+    }
+    const auto [known, is_new] = by_memory_.emplace(memory, targets_.size());
+    if (is_new) targets_.push_back({tensor, {}, false, unfit, {}, {}});
     targets_[known->second].names.push_back(name);
     by_name_[name] = known->second;
   }
@@ -219,8 +245,10 @@ class Plan {
   static absl::Status CheckFits(const LiveEntry& entry, const Target& target) {
     const torch::Tensor& tensor = target.tensor;
     const std::string what = absl::StrCat("'", target.names[0], "'");
-    if (tensor.is_meta())
-      return absl::InvalidArgumentError(absl::StrCat(what, " is on the meta device"));
+    if (!target.unfit.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " ", target.unfit, ", so it cannot be set"));
+    }
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
       return absl::InvalidArgumentError(
           absl::StrCat(what, " has several elements in one place, so it cannot be set"));
@@ -305,7 +333,7 @@ absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module,
   all.job_id = options.job_id;
   all.buffers = options.buffers;
   ASSIGN_OR_RETURN(const std::vector<LiveEntry> entries, reader->List(all));
-  RETURN_IF_ERROR(plan.Match(entries));
+  RETURN_IF_ERROR(Caught([&] { return plan.Match(entries); }));
   StagingSink sink(&plan);
   LoadedLiveState loaded;
   ASSIGN_OR_RETURN(loaded.version, reader->Get(plan.Query(entries.size()), &sink));

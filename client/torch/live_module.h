@@ -50,8 +50,9 @@ struct LoadedLiveState {
 // only as it sets elements, an error of a GPU, leaves the module half set.)
 // Errors: NotFound         strict, and names are missing or unexpected: all are named; no such job
 //         InvalidArgument  a tensor of another shape, or of a dtype that it cannot be set from, or
-//                          on the meta device, or with several elements in one place, named; two
-//                          that are renamed alike, or share some of their elements
+//                          on the meta device, or sparse or quantized, or with several elements in
+//                          one place, or beyond its storage, named; two that are renamed alike, or
+//                          share some of their elements
 //         ResourceExhausted  what libtorch throws: it has no memory
 //         others           LiveReader::Get
 absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module, const LiveModule& options);

@@ -265,6 +265,50 @@ TEST_F(LiveModuleTest, ElementsInOnePlaceAndPartsOfOthersAreRefusedAndInferenceT
   EXPECT_TRUE(torch::equal(of_inference->named_parameters()["table"], At(1).at("table")));
 }
 
+TEST_F(LiveModuleTest, TensorsWithoutElementsOfTheirOwnAreRefusedByNameAndOnlyWhereTheyAreSet) {
+  Start({2, 2});
+  TrainOneStep();
+  LiveModule options = Options();
+  options.strict = false;
+  options.names.include = {"table", "more"};
+  OtherNamesImpl module(5);
+  torch::Tensor beyond = torch::zeros({5, 3}), unread = torch::zeros({5, 3});
+  beyond.storage().set_nbytes(8);
+  const std::vector<std::pair<torch::Tensor, std::string>> cases = {
+      {torch::zeros({5, 3}).to_sparse(), "'table' is Sparse, so it cannot be set"},
+      {torch::zeros({5, 3}).to_sparse_csr(), "'table' is SparseCsr, so it cannot be set"},
+      {torch::zeros({5, 3}, torch::kMeta), "'table' is on the meta device"},
+      {beyond, "'table' needs 60 bytes of its storage, which has 8"},
+      {torch::_efficientzerotensor({5, 3}, torch::kFloat), "'table'"},
+      {torch::quantize_per_tensor(unread, 0.5, 0, torch::kQInt8), "'table' is QInt8, the job's"}};
+  for (const auto& [tensor, text] : cases) {
+    SCOPED_TRACE(text);
+    for (const bool is_buffer : {false, true}) {
+      torch::nn::Module other;
+      torch::Tensor more = torch::full({2}, 5.0);
+      if (is_buffer) {
+        other.register_buffer("table", tensor);
+      } else {
+        other.register_parameter("table", tensor, /*requires_grad=*/false);
+      }
+      other.register_parameter("more", more, /*requires_grad=*/false);
+      EXPECT_THAT(LoadLiveState(&other, options).status(),
+                  StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+      EXPECT_TRUE(torch::equal(more, torch::full({2}, 5.0)));
+      // Where it is left out, the others are set.
+      LiveModule without = options;
+      without.names.include = {"more"};
+      without.names.renames = {{"first.bend", "more"}};
+      more.resize_({1, 3});
+      ASSERT_OK(LoadLiveState(&other, without).status());
+      EXPECT_TRUE(torch::equal(more, At(1).at("first.bend")));
+    }
+  }
+  options.names.include = {"table"};
+  ASSERT_OK(LoadLiveState(&module, options).status());
+  EXPECT_TRUE(torch::equal(module.table, At(1).at("table")));
+}
+
 TEST_F(LiveModuleTest, TensorThatTheJobHasTwiceWithOtherValuesIsRefused) {
   Start({2, 2});
   TrainOneStep();
