@@ -126,7 +126,7 @@ struct LoadCheckpointOptions {
   // Only parameters and buffers: the job's optimizer, moments and step stay its own.
   bool model_only = false;
   // Only the optimizer's state and the step: parameters and buffers stay as they are, and `strict`
-  // is of state alone. Of a job that has values; not with model_only.
+  // is of state alone. Of a job that has values; not with model_only, and not with `buffers`.
   bool optimizer_only = false;
   // As LoadOptions::names. State of the optimizer follows its parameter, so what is left out keeps
   // values, moments and update count; the step's number is then the job's own too.
@@ -148,8 +148,9 @@ struct LoadedCheckpoint {
 // Sets parameters, moments, update counts and the step's number, on all ranks or on none, as one
 // write; in a job without initial values it gives them, and is strict.
 // Errors: NotFound            there is no checkpoint
-//         InvalidArgument     it does not fit the model or the optimizer: naming the tensor; and
-//                             for names as LoadModel
+//         InvalidArgument     it does not fit the model or the optimizer: naming the tensor; for
+//                             names as LoadModel; optimizer_only with what does not go with it,
+//                             naming the first buffer
 //         DataLoss            it is damaged, or another: naming file and tensor, or where all of
 //                             a file is lost some tensors that it had; nothing is set then
 //         FailedPrecondition  the ranks see different checkpoints; or for names as LoadModel;

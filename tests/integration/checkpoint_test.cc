@@ -243,6 +243,20 @@ TEST_F(CheckpointTest, StateOfTheOptimizerAloneIsLoadedAndTheModelStaysAsItIs) {
     EXPECT_THAT(load(&team), StatusIs(absl::StatusCode::kInvalidArgument,
                                       HasSubstr("of the model only and of the optimizer only")));
     options.model_only = false;
+    // On whichever rank.
+    const State loaded = StateOf(&team);
+    LoadCheckpointOptions with_buffers = options;
+    with_buffers.buffers = {{"buffer", DType::kFp32, {1}, ""}, {"other", DType::kFp32, {1}, ""}};
+    const auto statuses = team.Run([&](Session* session) {
+      const bool is_last = session->rank() + 1 == world;
+      return LoadCheckpoint(session, Path("c"), is_last ? with_buffers : options).status();
+    });
+    for (const absl::Status& status : statuses) {
+      EXPECT_THAT(status,
+                  StatusIs(absl::StatusCode::kInvalidArgument,
+                           HasSubstr("of the optimizer only gives no buffers, as 'buffer'")));
+    }
+    EXPECT_TRUE(StateOf(&team) == loaded);
   }
 }
 

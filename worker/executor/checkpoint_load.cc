@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
@@ -78,6 +79,11 @@ class CheckpointLoad {
     if (!request_.optimizer_only()) return absl::OkStatus();
     if (request_.model_only())
       return absl::InvalidArgumentError("a load of the model only and of the optimizer only");
+    if (request_.buffers_size() > 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a load of the optimizer only gives no buffers, as '",
+                       absl::Utf8SafeCEscape(request_.buffers(0).name()), "'"));
+    }
     if (!state_.first) return absl::OkStatus();
     return absl::FailedPreconditionError(
         "a load of the optimizer only: the job has no values yet, which it would keep");
