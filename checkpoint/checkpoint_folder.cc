@@ -37,9 +37,10 @@ absl::StatusOr<Manifest> Read(const std::string& path, absl::string_view name, D
 
 }  // namespace
 
-absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest) {
+absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest,
+                               Existing existing) {
   RETURN_IF_ERROR(WriteWholeFile(ManifestPath(PartialFolder(path)), EncodeManifest(manifest)));
-  return PublishFolder(path, FolderKind::kCheckpoint);
+  return PublishFolder(path, FolderKind::kCheckpoint, existing);
 }
 
 absl::StatusOr<Manifest> ReadManifest(const std::string& path) {

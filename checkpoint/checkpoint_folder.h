@@ -18,9 +18,9 @@
 
 namespace tessera {
 
-// Writes the manifest, and gives the folder its name, durably. A checkpoint of that name is
-// replaced. Errors: FailedPrecondition  the file system cannot replace a folder.
-absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest);
+// Writes the manifest, and gives the folder its name, durably. Errors: as NameFolder.
+absl::Status PublishCheckpoint(const std::string& path, const Manifest& manifest,
+                               Existing existing = Existing::kReplaced);
 
 // Errors: NotFound         no such folder, or no manifest in it
 //         InvalidArgument  as DecodeManifest; DataLoss  it is damaged.

@@ -49,6 +49,7 @@ class Consolidator {
     all_bytes_ = model_.all_bytes() + optimizer_.all_bytes();
     manifest_ = set_.parts[0].manifest;
     manifest_.part.reset();
+    manifest_.request.clear();  // That is done.
     manifest_.files.clear();
     AddTensorFiles(PartFile::kModel, model_);
     AddTensorFiles(PartFile::kOptimizer, optimizer_);

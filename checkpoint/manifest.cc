@@ -162,6 +162,9 @@ absl::StatusOr<Manifest> Decode(absl::string_view text, absl::string_view wanted
   RETURN_IF_ERROR(DecodeOptimizer(json, &manifest));
   RETURN_IF_ERROR(DecodeFiles(json, &manifest));
   if (wanted_format == kPartFormat) RETURN_IF_ERROR(DecodePart(json, &manifest));
+  if (json.contains("request")) {
+    ASSIGN_OR_RETURN(manifest.request, StringAt(json, "request"));
+  }
   return manifest;
 }
 
@@ -199,6 +202,7 @@ std::string EncodeManifest(const Manifest& manifest) {
   json["format"] = manifest.part.has_value() ? kPartFormat : kFormat;
   if (manifest.part.has_value())
     json["part"] = {{"rank", manifest.part->rank}, {"save", manifest.part->save_id}};
+  if (!manifest.request.empty()) json["request"] = manifest.request;
   json["version"] = kVersion;
   json["job"] = manifest.job_id;
   json["step"] = manifest.step;

@@ -42,6 +42,11 @@ TEST(ManifestTest, DecodingGivesWhatWasEncoded) {
   EXPECT_EQ(decoded.groups[0].numbers.at("eps"), 1e-8) << "to the bit";
   EXPECT_EQ(decoded.groups[1].parameters[1], "ln.\"odd\"\n\xc3\xa9");
   EXPECT_EQ(decoded.files.at("model.safetensors").tensors.at("b.weight"), 0xffffffff);
+  EXPECT_EQ(decoded.request, "");
+  Manifest asked_for = Example();
+  asked_for.request = "0123/7";
+  ASSERT_OK_AND_ASSIGN(const Manifest request, DecodeManifest(EncodeManifest(asked_for)));
+  EXPECT_EQ(request.request, "0123/7");
 }
 
 TEST(ManifestTest, AnyChangedValueIsFound) {

@@ -76,6 +76,11 @@ absl::StatusOr<bool> IsTaken(Storage* storage, const std::string& path, FolderKi
       absl::StrCat(path, " exists and is no ", NameOf(kind), ", so it is not replaced"));
 }
 
+absl::Status Taken(const std::string& path, FolderKind kind) {
+  return absl::AlreadyExistsError(absl::StrCat("there is a ", NameOf(kind), " at ", path,
+                                               " already, which must not be replaced"));
+}
+
 }  // namespace
 
 std::string PartialFolder(const std::string& path) { return path + ".partial"; }
@@ -116,11 +121,15 @@ absl::Status BeginFolder(const std::string& path, FolderKind kind) {
   return storage->MakeFolder(partial);
 }
 
-absl::StatusOr<bool> NameFolder(const std::string& path, FolderKind kind) {
+absl::StatusOr<bool> NameFolder(const std::string& path, FolderKind kind, Existing existing) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
-  ASSIGN_OR_RETURN(const bool replaces, IsTaken(storage, path, kind));
-  RETURN_IF_ERROR(storage->PublishFolder(PartialFolder(path), path, replaces));
-  return replaces;
+  ASSIGN_OR_RETURN(const bool is_taken, IsTaken(storage, path, kind));
+  if (is_taken && existing == Existing::kRefused) return Taken(path, kind);
+  // Without an exchange it is refused, too, where another got the name since that look.
+  const absl::Status published = storage->PublishFolder(PartialFolder(path), path, is_taken);
+  if (existing == Existing::kRefused && absl::IsAlreadyExists(published)) return Taken(path, kind);
+  RETURN_IF_ERROR(published);
+  return is_taken;
 }
 
 void UnnameFolder(const std::string& path, bool had_another) {
@@ -128,8 +137,8 @@ void UnnameFolder(const std::string& path, bool had_another) {
   if (storage.ok()) (void)(*storage)->UnpublishFolder(path, PartialFolder(path), had_another);
 }
 
-absl::Status PublishFolder(const std::string& path, FolderKind kind) {
-  ASSIGN_OR_RETURN(const bool replaces, NameFolder(path, kind));
+absl::Status PublishFolder(const std::string& path, FolderKind kind, Existing existing) {
+  ASSIGN_OR_RETURN(const bool replaces, NameFolder(path, kind, existing));
   if (replaces) DiscardFolder(path);  // What has the partial one's name now is the old one.
   return absl::OkStatus();
 }

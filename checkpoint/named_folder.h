@@ -32,13 +32,20 @@ std::string PartialFolder(const std::string& path);
 //                             that no save puts there.
 absl::Status BeginFolder(const std::string& path, FolderKind kind);
 
+// Of a folder of the same kind that has the name already, whenever it got it.
+enum class Existing { kReplaced, kRefused };
+
 // Gives the folder its name, durably. Returns whether another had it, which is PATH.partial now.
-// Errors: FailedPrecondition  the file system cannot exchange folders. The names are as before.
-absl::StatusOr<bool> NameFolder(const std::string& path, FolderKind kind);
+// Errors: FailedPrecondition  the file system cannot exchange folders
+//         AlreadyExists       another has the name, and is not to be replaced.
+// The names are as before then.
+absl::StatusOr<bool> NameFolder(const std::string& path, FolderKind kind,
+                                Existing existing = Existing::kReplaced);
 // Takes the name away again, and gives it back to who had it.
 void UnnameFolder(const std::string& path, bool had_another);
 // NameFolder, and removes who had the name.
-absl::Status PublishFolder(const std::string& path, FolderKind kind);
+absl::Status PublishFolder(const std::string& path, FolderKind kind,
+                           Existing existing = Existing::kReplaced);
 
 // Removes PATH.partial, if there is one that holds nothing but what saves put there.
 void DiscardFolder(const std::string& path);

@@ -80,9 +80,10 @@ absl::Status RenameFolder(const std::string& from, const std::string& to, bool e
                                                       " and ", to,
                                                       ": give each checkpoint a name of its own"));
   }
-  // Nothing has that name, or only an empty folder.
+  // Without flags it is refused as well, but for an empty folder, which nobody misses.
   if (RefusesFlags(errno) && rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-  return ErrnoStatus(errno, absl::StrCat("rename ", from, " to ", to));
+  const int error = errno == ENOTEMPTY ? EEXIST : errno;
+  return ErrnoStatus(error, absl::StrCat("rename ", from, " to ", to));
 }
 
 EntryInfo::Kind KindOf(mode_t mode) {

@@ -120,10 +120,14 @@ class Storage {
   // Makes what a folder has durable: its names, not what they name.  Objects: nothing.
   virtual absl::Status SyncFolder(const std::string& path) = 0;
   // Gives the folder at `partial`, whose files are durable, the name `path`, durably. With
-  // `exchange` a folder has the name, and is `partial` afterwards; else nothing has. After an error
-  // the names are as before. Errors: also FailedPrecondition  folders cannot be exchanged.
+  // `exchange` a folder has the name, and is `partial` afterwards; else nothing has, and of several
+  // that are given one name at once, by whichever processes, one gets it. After an error the names
+  // are as before.
+  // Errors: also FailedPrecondition  folders cannot be exchanged; AlreadyExists  without
+  //         `exchange`, and something has the name.
   // Objects: one conditional put of the small object that says which prefix has the files, which
-  // for a checkpoint is its manifest.
+  // for a checkpoint is its manifest: with `exchange` in place of the one that was read, else where
+  // there is none.
   virtual absl::Status PublishFolder(const std::string& partial, const std::string& path,
                                      bool exchange) = 0;
   // Undoes it, as far as that goes: not durable.  Objects: the put of what it was, or a delete.

@@ -78,7 +78,9 @@ TEST_F(StorageTest, FolderIsPublishedWhereNothingIsAndInPlaceOfAnotherAndCanBeUn
   ASSERT_OK(storage_->PublishFolder(Path("c.partial"), Path("c"), /*exchange=*/false));
   EXPECT_EQ(BytesOf("c/text"), "old");
   MakeFolder("c.partial", "new");
-  EXPECT_FALSE(storage_->PublishFolder(Path("c.partial"), Path("c"), /*exchange=*/false).ok());
+  EXPECT_THAT(storage_->PublishFolder(Path("c.partial"), Path("c"), /*exchange=*/false),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(Path("c"))));
+  EXPECT_EQ(BytesOf("c.partial/text"), "new");
   EXPECT_EQ(BytesOf("c/text"), "old");
   ASSERT_OK(storage_->PublishFolder(Path("c.partial"), Path("c"), /*exchange=*/true));
   EXPECT_EQ(BytesOf("c/text"), "new");

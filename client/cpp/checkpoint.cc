@@ -101,6 +101,7 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
   request.set_max_file_bytes(options.max_file_bytes);
   request.set_in_parts(options.in_parts);
   request.set_with_replicas(options.with_replicas);
+  request.set_no_overwrite(!options.overwrite);
   if (!options.overwrite) {
     const absl::Status status = CheckNothingIsReplaced(*session, path, options.in_parts);
     if (!status.ok()) request.set_refusal(status.ToString());

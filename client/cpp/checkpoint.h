@@ -57,7 +57,8 @@ struct SaveCheckpointOptions {
   int keep_newest = 0;
   // Else a checkpoint that is at the path already, whole or damaged, is refused with AlreadyExists,
   // on all ranks and before anything is written. It is rank 0 that looks, or of parts each rank for
-  // its own; what another job publishes there while this one is written is replaced.
+  // its own. What another job publishes there while this one is written stays, too: then this one
+  // does not get the name. The same on all ranks.
   bool overwrite = true;
   // The model in files of at most so many bytes of tensors and an index, as SaveModelOptions'; 0:
   // in one file.

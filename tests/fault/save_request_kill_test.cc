@@ -50,10 +50,12 @@ absl::StatusOr<std::unique_ptr<SavesClient>> ClientOf(const std::string& coordin
   return SavesClient::Create(endpoint);
 }
 
-absl::StatusOr<v1::Save> Ask(SavesClient* client, const std::string& id, const std::string& path) {
+absl::StatusOr<v1::Save> Ask(SavesClient* client, const std::string& id, const std::string& path,
+                             const v1::SaveForm& form = {}) {
   v1::RequestSaveRequest request;
   request.set_request_id(id);
   request.set_job_id("toy");
+  *request.mutable_form() = form;
   request.mutable_form()->set_path(path);
   return client->Request(request);
 }
@@ -123,6 +125,54 @@ INSTANTIATE_TEST_SUITE_P(Points, SaveRequestRetryTest,
                            name.erase(std::remove(name.begin(), name.end(), '.'), name.end());
                            return name;
                          });
+
+struct OwnCase {
+  std::string name, point;  // Where rank 0's executor dies: it has the name by then.
+  bool in_parts = false, in_foreground = false;
+  int world_size = kWorldSize;
+};
+
+class SaveRequestOwnTest : public SaveRequestKillTest,
+                           public testing::WithParamInterface<OwnCase> {};
+
+// The try that was made whole is what was asked for, though nobody lived to say so; what another
+// request finds there is not its own.
+TEST_P(SaveRequestOwnTest, CheckpointOfATryThatDiedBehindItsNameIsTheRequestsOwnAndNotRefused) {
+  ASSERT_NO_FATAL_FAILURE(Start(absl::StrCat(GetParam().point, "=kill@1")));
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team,
+                       TrainerTeam::Open(ToyOptions(*cluster_, "toy", GetParam().world_size)));
+  v1::SaveForm form;
+  form.set_no_overwrite(true);
+  form.set_in_parts(GetParam().in_parts);
+  form.set_in_foreground(GetParam().in_foreground);
+  ASSERT_OK_AND_ASSIGN(const v1::Save asked, Ask(client_.get(), "r", path_, form));
+  const v1::Save save = TrainUntilEnded(&team, asked.number());
+  EXPECT_EQ(save.code(), 0) << save.message();
+  EXPECT_EQ(save.tries(), 1);
+  EXPECT_THAT(save.last_failure(), HasSubstr("killed by signal 9"));
+  EXPECT_EQ(save.fate(), v1::SAVE_FATE_KEPT);
+  const std::string made = GetParam().in_parts ? path_ + "/rank-00000" : path_;
+  ASSERT_OK_AND_ASSIGN(const Manifest manifest,
+                       GetParam().in_parts ? ReadPartManifest(made) : ReadManifest(made));
+  EXPECT_EQ(manifest.step, save.step());
+  EXPECT_GT(save.size_bytes(), 0);
+  EXPECT_FALSE(std::filesystem::exists(PartialFolder(made)));
+  if (!GetParam().in_parts) {
+    ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(path_));
+    EXPECT_THAT(verified.damages, IsEmpty());
+  }
+  ASSERT_OK_AND_ASSIGN(const v1::Save again, Ask(client_.get(), "s", path_, form));
+  EXPECT_EQ(TrainUntilEnded(&team, again.number()).code(),
+            static_cast<int>(absl::StatusCode::kAlreadyExists));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Points, SaveRequestOwnTest,
+    testing::Values(OwnCase{"Renamed", "checkpoint.renamed"},
+                    OwnCase{"Published", "checkpoint.published"},
+                    OwnCase{"InForeground", "checkpoint.published", false, true},
+                    OwnCase{"InParts", "checkpoint.published", true, false, 1}),
+    [](const testing::TestParamInfo<OwnCase>& info) { return info.param.name; });
 
 TEST_F(SaveRequestKillTest, ThirdDeathEndsTheRequestWithItsCauseAndTheCheckpointBeforeStays) {
   ASSERT_NO_FATAL_FAILURE(Start("save.written=kill@1"));

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -245,6 +246,45 @@ TEST_F(CheckpointFormsTest, CancellingWhatIsPublishedOrDoesNotRunChangesNothing)
 }
 
 // E2E-4 of the conformance list.
+TEST_F(CheckpointFormsTest, OneThatIsPublishedMeanwhileIsNotReplacedWhereThatIsNotWanted) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
+  ASSERT_OK(team.TrainTo(1));
+  SaveCheckpointOptions options;
+  for (const absl::Status& status : Save(&team, Path("whole"))) ASSERT_OK(status);
+  options.in_parts = true;
+  for (const absl::Status& status : Save(&team, Path("parts"), options)) ASSERT_OK(status);
+  ASSERT_OK(team.TrainTo(2));
+  options.in_background = true;
+  options.overwrite = false;
+  // Has what the other job made its name once the ranks have looked, and before they publish.
+  const auto expect_refused = [&](const std::string& path, const std::string& made,
+                                  const std::string& name, const std::string& rank) {
+    Fault hold;
+    hold.action = FaultAction::kHold;
+    ArmFaultPoint("save.created", hold);
+    for (const absl::Status& status : Save(&team, Path(path), options)) ASSERT_OK(status);
+    std::filesystem::create_directories(std::filesystem::path(Path(name)).parent_path());
+    std::filesystem::rename(Path(made), Path(name));
+    DisarmAllFaultPoints();
+    for (const absl::Status& status :
+         team.Run([](Session* session) { return AwaitSave(session); })) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kAlreadyExists,
+                                   AllOf(HasSubstr(rank), HasSubstr(Path(name)))));
+    }
+  };
+  expect_refused("p", "parts/rank-00001", "p/rank-00001", "on rank 1: ");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(Path("p")), {}), 1) << "no other";
+  ASSERT_OK_AND_ASSIGN(const Manifest part, ReadPartManifest(Path("p/rank-00001")));
+  EXPECT_EQ(part.step, 1);
+  options.in_parts = false;
+  expect_refused("w", "whole", "w", "on rank 0: ");
+  EXPECT_EQ(Names(), (std::set<std::string>{"p", "parts", "w"}));
+  ASSERT_OK_AND_ASSIGN(const Verification verified, VerifyCheckpoint(Path("w")));
+  EXPECT_THAT(verified.damages, IsEmpty());
+  EXPECT_EQ(verified.manifest.step, 1);
+  ASSERT_OK(team.TrainTo(3));
+}
+
 TEST_F(CheckpointFormsTest, OneThatIsThereIsNotReplacedWhereThatIsNotWanted) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(3));
   ASSERT_OK(team.TrainTo(1));

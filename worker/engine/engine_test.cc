@@ -249,6 +249,14 @@ TEST(GroupPageTest, StepIsNotDecidedBeforeItsPredecessor) {
   EXPECT_EQ(page->decided_step.load(), 0);
 }
 
+TEST(GroupPageTest, IdIsChosenOnceForAMemoryAndIsNoOthers) {
+  auto page = std::make_unique<GroupPage>(), other = std::make_unique<GroupPage>();
+  const std::array<uint64_t, 2> id = IdOf(page.get());
+  EXPECT_NE(id[0], 0);
+  EXPECT_EQ(IdOf(page.get()), id);
+  EXPECT_NE(IdOf(other.get()), id);
+}
+
 TEST(GroupPageTest, AppliedStepIsWhatPeersWaitFor) {
   auto page = std::make_unique<GroupPage>();
   PublishApplied(page.get(), 3, 7);

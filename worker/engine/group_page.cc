@@ -1,5 +1,7 @@
 #include "worker/engine/group_page.h"
 
+#include <random>
+
 namespace tessera {
 namespace {
 
@@ -53,6 +55,17 @@ std::vector<int64_t> UpdateCounts::Load(int64_t step) const {
 
 void UpdateCounts::Set(int64_t step, const std::vector<int64_t>& counts) const {
   for (int p = 0; p < num_parameters_; ++p) At(step, p).store(counts[p], std::memory_order_relaxed);
+}
+
+std::array<uint64_t, 2> IdOf(GroupPage* group) {
+  // The first word says that the other is there: whoever died in between had told nobody.
+  if (group->id[0].load(std::memory_order_acquire) == 0) {
+    std::random_device random;
+    const auto word = [&random] { return (uint64_t{random()} << 32) | random(); };
+    group->id[1].store(word(), kRelaxed);
+    group->id[0].store(word() | 1, std::memory_order_release);
+  }
+  return {group->id[0].load(kRelaxed), group->id[1].load(kRelaxed)};
 }
 
 TrainingProgress LoadProgress(const GroupPage& group, const UpdateCounts& counts, int64_t step,

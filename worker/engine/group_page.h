@@ -10,6 +10,7 @@
 #ifndef TESSERA_WORKER_ENGINE_GROUP_PAGE_H_
 #define TESSERA_WORKER_ENGINE_GROUP_PAGE_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -63,7 +64,13 @@ struct GroupPage {
   std::atomic<uint64_t> put;
   std::atomic<int64_t> put_step;
   std::atomic<int64_t> put_trained_step;
+  // Random, of this memory alone: see IdOf. 0: not chosen yet.
+  std::atomic<uint64_t> id[2];
 };
+
+// What no other memory that a job ever had is called, and what this one is for as long as it lasts.
+// Of one host's executors the same one asks, whoever follows it.
+std::array<uint64_t, 2> IdOf(GroupPage* group);
 
 // How many updates each parameter of the job has had: a parameter that no rank gave a gradient in a
 // step is left as it is. Part of the decision, so kept for the last two decided steps, in memory

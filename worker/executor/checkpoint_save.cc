@@ -167,6 +167,7 @@ class CheckpointSave {
     manifest.world_size = memory_.config.world_size;
     manifest.optimizer = OptimizerName(memory_.config.optimizer);
     manifest.groups = GroupsFor(memory_.layout, memory_.config, state_.progress);
+    manifest.request = control_.asked_for;
     const auto slices =
         SlicesByTensor([&](Rank rank) { return SavedSlicesOf(memory_, rank, has_state_); }, sums,
                        [](const CheckpointSlice& slice) { return SizeBytes(slice.segment.dtype); });
@@ -185,7 +186,9 @@ class CheckpointSave {
     }
     RETURN_IF_ERROR(ModelFiles::Publish(folder_, plan_->model));
     RETURN_IF_ERROR(ModelFile::Publish(PathOf(kOptimizerFileName)));
-    RETURN_IF_ERROR(PublishCheckpoint(request_.path(), manifest));
+    RETURN_IF_ERROR(
+        PublishCheckpoint(request_.path(), manifest,
+                          request_.no_overwrite() ? Existing::kRefused : Existing::kReplaced));
     RetireOlder();
     return absl::OkStatus();
   }

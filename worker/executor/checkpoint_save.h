@@ -29,6 +29,7 @@ struct SaveControl {
   // So much more of the state was written, by this rank.
   std::function<void(int64_t bytes)> wrote = nullptr;
   int64_t direct_write_bytes = 0;  // As DirectWrites has it.
+  std::string asked_for = {};      // What the manifest has as `request`.
 };
 
 // What a rank has to save.

@@ -1,4 +1,4 @@
-// Saves and loads of checkpoints, of a rank alone, that are given up in the middle.
+// Saves and loads of checkpoints, of a rank alone, that are given up in the middle or made again.
 #include <stdlib.h>
 
 #include <atomic>
@@ -10,6 +10,7 @@
 
 #include "absl/types/span.h"
 #include "base/status_matchers.h"
+#include "checkpoint/checkpoint_folder.h"
 #include "gtest/gtest.h"
 #include "worker/comm/loopback/loopback_communicator.h"
 #include "worker/executor/checkpoint_load.h"
@@ -53,8 +54,10 @@ class CheckpointStopTest : public testing::Test {
     v1::SaveRequest request;
     request.set_path(folder_ + "/c");
     request.set_is_checkpoint(true);
+    request.set_no_overwrite(no_overwrite_);
     absl::Status outcome;
-    EXPECT_OK(save(request, InMemory(state), {&stopped_, &cancelled_}, &outcome));
+    EXPECT_OK(save(request, InMemory(state), {&stopped_, &cancelled_, nullptr, 0, asked_for_},
+                   &outcome));
     return outcome;
   }
   Save Whole() {
@@ -77,6 +80,8 @@ class CheckpointStopTest : public testing::Test {
   std::unique_ptr<Communicator> communicator_;
   TrainingProgress progress_;
   std::atomic<bool> stopped_{false}, cancelled_{false};
+  bool no_overwrite_ = false;
+  std::string asked_for_;
 };
 
 TEST_F(CheckpointStopTest, SavesWriteNoSliceMoreOnceTheEpochEndsAndLeaveNothing) {
@@ -96,6 +101,37 @@ TEST_F(CheckpointStopTest, SaveThatIsCancelledWritesNoSliceMore) {
               StatusIs(absl::StatusCode::kCancelled, HasSubstr("cancelled")));
   EXPECT_EQ(num_slices, 2);
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+// Where a try died, some ranks may have named their parts: those of another step are no obstacle to
+// the next try, and to nobody else.
+TEST_F(CheckpointStopTest, PartOfAnEarlierTryOfTheSameRequestIsReplacedAndNoOther) {
+  int num_slices = 0;
+  for (const bool no_overwrite : {false, true}) {
+    no_overwrite_ = no_overwrite;
+    for (const char* asked_for : {"", "0123/1", "0123/2"}) {
+      SCOPED_TRACE(asked_for);
+      asked_for_ = asked_for;
+      progress_.step = 3;
+      ASSERT_OK(RunSave(Parts(), nullptr, &num_slices));
+      progress_.step = 4;
+      asked_for_ = "0123/2";
+      const bool is_own = asked_for == asked_for_;
+      const absl::Status status = RunSave(Parts(), nullptr, &num_slices);
+      if (is_own) {
+        EXPECT_OK(status);
+      } else {
+        EXPECT_THAT(status, no_overwrite ? StatusIs(absl::StatusCode::kAlreadyExists,
+                                                    HasSubstr("must not be replaced"))
+                                         : StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                    HasSubstr("of another step are not replaced")));
+      }
+      ASSERT_OK_AND_ASSIGN(const Manifest part, ReadPartManifest(folder_ + "/c/rank-00000"));
+      EXPECT_EQ(part.step, is_own ? 4 : 3);
+      EXPECT_EQ(std::filesystem::remove_all(folder_ + "/c/rank-00000.partial"), 0);
+      std::filesystem::remove_all(folder_ + "/c");
+    }
+  }
 }
 
 TEST_F(CheckpointStopTest, LoadReadsNoSliceMoreOnceTheEpochEnds) {

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/existing_checkpoint.h"
 #include "checkpoint/storage/storage_path.h"
 #include "proto/checkpoint.pb.h"
 #include "worker/executor/agreement.h"
@@ -12,6 +11,7 @@
 #include "worker/executor/checkpoint_save.h"
 #include "worker/executor/checkpoint_slices.h"
 #include "worker/executor/load_request.h"
+#include "worker/executor/made_save.h"
 #include "worker/executor/model_load.h"
 #include "worker/executor/model_save.h"
 #include "worker/executor/part_save.h"
@@ -58,15 +58,7 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
   if (request->refusal().empty()) {
     ASSIGN_OR_RETURN(*request->mutable_path(), PlainPath(request->path()));
   }
-  RETURN_IF_ERROR(CheckSaveRequest(*request));
-  return CheckNothingIsReplaced(*request);
-}
-
-// Who creates the files looks, so that all learn of it before anything is written.
-absl::Status ExecutorFiles::CheckNothingIsReplaced(const v1::SaveRequest& request) const {
-  const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
-  if (!request.no_overwrite() || !request.is_checkpoint() || !creates_file) return absl::OkStatus();
-  return CheckNoCheckpointAt(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
+  return CheckSaveRequest(*request);
 }
 
 absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,
@@ -87,14 +79,22 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   }
   absl::Status agreed = AgreeOn("request", outcome, communicator_);
   if (agreed.ok() && outcome->ok()) agreed = CompareRequests(request, communicator_, outcome);
+  MadeSave made;
+  if (agreed.ok() && outcome->ok())
+    agreed = FindMadeSave(request, memory_, communicator_, &made, outcome);
+  if (agreed.ok() && outcome->ok() && made.is_made) {
+    *reply = made.reply.SerializeAsString();
+    book_.End(request, made.step, agreed, *outcome, made.reply);
+    return agreed;
+  }
   if (agreed.ok() && outcome->ok()) {
     Begin(request, state.progress);
     if (request.is_checkpoint() && request.in_background())
-      return BeginInBackground(request, state, outcome);
+      return BeginInBackground(request, made.request, state, outcome);
     const bool creates_file = request.in_parts() || memory_.rank.value() == 0;
     if (creates_file)
       report_saving_(request.in_parts() ? PartPath(request, memory_.rank) : request.path());
-    agreed = SaveNow(request, state, &answer, outcome);
+    agreed = SaveNow(request, made.request, state, &answer, outcome);
     if (creates_file) report_saving_("");
     *reply = answer.SerializeAsString();
   }
@@ -102,9 +102,9 @@ absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedSt
   return agreed;
 }
 
-SaveControl ExecutorFiles::Control() {
+SaveControl ExecutorFiles::Control(const std::string& asked_for) {
   return {&stopped_, &book_.cancelled(), [this](int64_t bytes) { book_.Wrote(bytes); },
-          direct_write_bytes_};
+          direct_write_bytes_, asked_for};
 }
 
 void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress& progress) {
@@ -116,21 +116,24 @@ void ExecutorFiles::Begin(const v1::SaveRequest& request, const TrainingProgress
   book_.Begin(request, progress.step, all_bytes);
 }
 
-absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const SavedState& state,
-                                    v1::SaveReply* reply, absl::Status* outcome) {
+absl::Status ExecutorFiles::SaveNow(const v1::SaveRequest& request, const std::string& asked_for,
+                                    const SavedState& state, v1::SaveReply* reply,
+                                    absl::Status* outcome) {
+  const SaveControl control = Control(asked_for);
   if (request.in_parts())
-    return SaveParts(request, memory_, InMemory(state), communicator_, Control(), reply, outcome);
+    return SaveParts(request, memory_, InMemory(state), communicator_, control, reply, outcome);
   if (request.is_checkpoint())
-    return SaveCheckpoint(request, memory_, InMemory(state), communicator_, Control(), reply,
+    return SaveCheckpoint(request, memory_, InMemory(state), communicator_, control, reply,
                           outcome);
   return SaveModel(request, memory_.layout, OwnSegments(), state, communicator_, &stopped_,
                    direct_write_bytes_, outcome);
 }
 
 absl::Status ExecutorFiles::BeginInBackground(const v1::SaveRequest& request,
-                                              const SavedState& state, absl::Status* outcome) {
+                                              const std::string& asked_for, const SavedState& state,
+                                              absl::Status* outcome) {
   const int64_t step = state.progress.step;
-  *outcome = background_.Prepare(request, state, Control());
+  *outcome = background_.Prepare(request, state, Control(asked_for));
   const absl::Status agreed = AgreeOn("save", outcome, communicator_);
   if (!agreed.ok() || !outcome->ok()) {
     background_.End();

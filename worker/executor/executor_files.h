@@ -62,14 +62,14 @@ class ExecutorFiles : public StateFiles {
  private:
   // What may be wrong of it on one rank alone. Fills in what a wish says.
   absl::Status CheckRequest(const std::string& bytes, v1::SaveRequest* request);
-  absl::Status CheckNothingIsReplaced(const v1::SaveRequest& request) const;
-  absl::Status SaveNow(const v1::SaveRequest& request, const SavedState& state,
-                       v1::SaveReply* reply, absl::Status* outcome);
-  SaveControl Control();
+  // `asked_for`: as SaveControl's.
+  absl::Status SaveNow(const v1::SaveRequest& request, const std::string& asked_for,
+                       const SavedState& state, v1::SaveReply* reply, absl::Status* outcome);
+  SaveControl Control(const std::string& asked_for);
   // Tells that one begins, if it is a checkpoint.
   void Begin(const v1::SaveRequest& request, const TrainingProgress& progress);
-  absl::Status BeginInBackground(const v1::SaveRequest& request, const SavedState& state,
-                                 absl::Status* outcome);
+  absl::Status BeginInBackground(const v1::SaveRequest& request, const std::string& asked_for,
+                                 const SavedState& state, absl::Status* outcome);
   // But those that lower ranks have too.
   std::vector<ShardSegment> OwnSegments() const;
 

@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/crc32.h"
+#include "checkpoint/existing_checkpoint.h"
 #include "checkpoint/file_io.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_file.h"
@@ -95,10 +96,17 @@ class PartSave {
 
   std::string PathOf(absl::string_view file) const { return absl::StrCat(folder_, "/", file); }
 
-  absl::Status CheckMayReplace() const {
+  // What an earlier try of the same request left loses its name: with this one's parts it makes no
+  // checkpoint.
+  absl::Status MakeRoom() {
     const auto in_place = storage_->Look(path_, Links::kSeen);
     if (in_place.ok() && !in_place->has_value()) return absl::OkStatus();
     ASSIGN_OR_RETURN(const Manifest there, ReadPartManifest(path_));
+    if (!control_.asked_for.empty() && there.request == control_.asked_for) {
+      RETURN_IF_ERROR(RemoveFolder(folder_));
+      return storage_->RetireFolder(path_, folder_);  // Which the beginning removes.
+    }
+    if (request_.no_overwrite()) return CheckNoCheckpointAt(path_);  // It came meanwhile.
     if (there.job_id == memory_.job_id && there.step == state_.progress.step)
       return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
@@ -122,7 +130,7 @@ class PartSave {
     // a rank that made it fails for all.
     const absl::Status synced = storage_->SyncFolder(ParentOf(request_.path()));
     if (!synced.ok() && made_folder_) return synced;
-    RETURN_IF_ERROR(CheckMayReplace());
+    RETURN_IF_ERROR(MakeRoom());
     RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart));
     began_ = true;
     RETURN_IF_ERROR(ModelFile::Create(PathOf(kPartFileName), header_));
@@ -223,6 +231,7 @@ class PartSave {
     manifest.optimizer = OptimizerName(memory_.config.optimizer);
     manifest.groups = GroupsFor(memory_.layout, memory_.config, state_.progress);
     manifest.part = ManifestPart{rank, save_id_};
+    manifest.request = control_.asked_for;
     manifest.files[std::string(kPartFileName)] = {header_.file_bytes, Crc32(EncodeHeader(header_)),
                                                   sums_};
     if (const std::string& own = request_.trainer_state(); !own.empty()) {
@@ -235,7 +244,9 @@ class PartSave {
   }
 
   absl::Status Name() {
-    absl::StatusOr<bool> named = NameFolder(path_, FolderKind::kPart);
+    absl::StatusOr<bool> named =
+        NameFolder(path_, FolderKind::kPart,
+                   request_.no_overwrite() ? Existing::kRefused : Existing::kReplaced);
     if (named.ok()) replaced_ = *named;
     return named.status();
   }

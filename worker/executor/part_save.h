@@ -23,10 +23,10 @@ namespace tessera {
 std::string PartPath(const v1::SaveRequest& request, Rank rank);
 
 // `request`: checked, and the same on all ranks but for path, buffers and bytes. A part is replaced
-// only by one of the same job and step: by a save that is repeated. `outcome` becomes the same on
-// every rank: OK once every part has its name and is durable; else what JoinOutcomes (agreement.h)
-// says of them, and no part of this save is left. Given up as SaveCheckpoint.
-// Errors: the communicator's, where the ranks could not agree; `outcome` means nothing then.
+// only by one of the same job and step, or request: by a save that is repeated. `outcome` becomes
+// the same on every rank: OK once every part has its name and is durable; else what JoinOutcomes
+// (agreement.h) says of them, and no part of this save is left. Given up as SaveCheckpoint. Errors:
+// the communicator's, where the ranks could not agree; `outcome` means nothing then.
 absl::Status SaveParts(const v1::SaveRequest& request, const ExecutorMemory& memory,
                        const StateToSave& state, Communicator* communicator,
                        const SaveControl& control, v1::SaveReply* reply, absl::Status* outcome);
