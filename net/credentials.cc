@@ -14,6 +14,7 @@
 #include "base/unique_fd.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
+#include "grpcpp/server_builder.h"
 
 namespace tessera {
 namespace {
@@ -110,6 +111,24 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const DialOptions& op
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   return grpc::CreateCustomChannel(options.address, credentials, arguments);
+}
+
+void SetKeepalive(const Keepalive& keepalive, grpc::ChannelArguments* arguments) {
+  arguments->SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
+                    static_cast<int>(absl::ToInt64Milliseconds(keepalive.interval)));
+  arguments->SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                    static_cast<int>(absl::ToInt64Milliseconds(keepalive.timeout)));
+  arguments->SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // A reader sends nothing else.
+}
+
+void PermitPings(grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1'000);
+}
+
+void SetKeepalive(grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  PermitPings(builder);
 }
 
 absl::Status CheckDialOptions(const DialOptions& options) {

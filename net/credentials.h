@@ -10,7 +10,12 @@
 #include "grpcpp/channel.h"
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/support/channel_arguments.h"
+#include "net/keepalive.h"
 #include "net/transport_security.h"
+
+namespace grpc {
+class ServerBuilder;
+}  // namespace grpc
 
 namespace tessera {
 
@@ -31,6 +36,14 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
 // that fails is then an Unavailable call. Errors: as MakeServerCredentials.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const DialOptions& options,
                                                            grpc::ChannelArguments arguments);
+
+// For calls without a deadline, which would wait for ever for a machine that lost its power. The
+// server must permit it.
+void SetKeepalive(const Keepalive& keepalive, grpc::ChannelArguments* arguments);
+// Of a server: clients may send a ping each second, also while nothing else is sent.
+void PermitPings(grpc::ServerBuilder* builder);
+// And clients whose machine is gone end within half a minute.
+void SetKeepalive(grpc::ServerBuilder* builder);
 
 // What OpenChannel would say, for programs that refuse wrong flags at their start.
 absl::Status CheckDialOptions(const DialOptions& options);

@@ -23,6 +23,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
   arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
   // A live view must not wait minutes for a server that came back.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  SetKeepalive(endpoint.keepalive, &arguments);
   return tessera::OpenChannel({endpoint.address, endpoint.tls, endpoint.insecure_connect},
                               std::move(arguments));
 }

@@ -156,7 +156,7 @@ absl::StatusOr<LiveFile> Write(LiveClient* client, const v1::LiveStateQuery& que
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LiveClient>> OpenLiveClient(const Endpoint& coordinator) {
-  return LiveClient::Create(coordinator.dial(), coordinator.timeout);
+  return LiveClient::Create(coordinator.dial(), coordinator.timeout, coordinator.keepalive);
 }
 
 absl::StatusOr<LiveFile> SaveLiveState(LiveClient* client, const v1::LiveStateQuery& query,

@@ -21,7 +21,8 @@ class PutClient {
   // Sends `begin`, then what `send_pieces` gives to its argument, which returns false once the call
   // has ended, then the end; waits for the reply. An error of `send_pieces` ends the call, so that
   // nothing is set, and is returned as it is.
-  // Errors: the service's, naming the coordinator's address; Unavailable  nothing answers there.
+  // Errors: the service's, naming the coordinator's address; Unavailable  nothing answers there, or
+  //         not any more: whether the values are set is not known then.
   using SendPiece = absl::FunctionRef<bool(const v1::LivePiece&)>;
   virtual absl::StatusOr<v1::PutReply> Put(
       const v1::PutBegin& begin, absl::FunctionRef<absl::Status(SendPiece)> send_pieces) = 0;

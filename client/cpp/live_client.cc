@@ -18,10 +18,11 @@ namespace {
 
 class GrpcLiveClient : public LiveClient {
  public:
-  GrpcLiveClient(DialOptions coordinator, absl::Duration list_timeout,
+  GrpcLiveClient(DialOptions coordinator, absl::Duration list_timeout, const Keepalive& keepalive,
                  const std::shared_ptr<grpc::Channel>& channel)
       : coordinator_(std::move(coordinator)),
         list_timeout_(list_timeout),
+        keepalive_(keepalive),
         stub_(v1::LiveState::NewStub(channel)) {}
 
   absl::StatusOr<std::vector<v1::LiveTensorInfo>> List(const v1::LiveStateQuery& query) override {
@@ -84,7 +85,7 @@ class GrpcLiveClient : public LiveClient {
     }
     std::vector<std::unique_ptr<LiveFetch>> fetches;
     for (const v1::LiveSource& source : sources.sources().sources()) {
-      auto fetch = LiveFetch::Open(source, coordinator_);
+      auto fetch = LiveFetch::Open(source, coordinator_, keepalive_);
       if (!fetch.ok()) {
         (void)End(reader.get(), &context, fetch.status());
         return std::nullopt;
@@ -140,15 +141,17 @@ class GrpcLiveClient : public LiveClient {
 
   const DialOptions coordinator_;
   const absl::Duration list_timeout_;
+  const Keepalive keepalive_;
   const std::unique_ptr<v1::LiveState::Stub> stub_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LiveClient>> LiveClient::Create(const DialOptions& coordinator,
-                                                               absl::Duration list_timeout) {
-  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenLiveChannel(coordinator));
-  return std::make_unique<GrpcLiveClient>(coordinator, list_timeout, channel);
+                                                               absl::Duration list_timeout,
+                                                               const Keepalive& keepalive) {
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenLiveChannel(coordinator, keepalive));
+  return std::make_unique<GrpcLiveClient>(coordinator, list_timeout, keepalive, channel);
 }
 
 }  // namespace tessera

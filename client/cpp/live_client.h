@@ -2,7 +2,8 @@
 // made of it. Thread-safe; no gRPC type shows here.
 //
 // Every error names the coordinator's address. Beside what the service returns: Unavailable where
-// nothing answers there; DeadlineExceeded where a list takes longer than the timeout.
+// nothing answers there, or not any more; DeadlineExceeded where a list takes longer than the
+// timeout.
 #ifndef TESSERA_CLIENT_CPP_LIVE_CLIENT_H_
 #define TESSERA_CLIENT_CPP_LIVE_CLIENT_H_
 
@@ -13,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "net/keepalive.h"
 #include "net/transport_security.h"
 #include "proto/live_state.pb.h"
 
@@ -22,7 +24,8 @@ class LiveClient {
  public:
   // Errors: as OpenChannel of net/credentials.h. Connects at the first call.
   static absl::StatusOr<std::unique_ptr<LiveClient>> Create(
-      const DialOptions& coordinator, absl::Duration list_timeout = absl::Seconds(10));
+      const DialOptions& coordinator, absl::Duration list_timeout = absl::Seconds(10),
+      const Keepalive& keepalive = {});
   virtual ~LiveClient() = default;
 
   virtual absl::StatusOr<std::vector<v1::LiveTensorInfo>> List(const v1::LiveStateQuery& query) = 0;
@@ -31,7 +34,8 @@ class LiveClient {
   using Take = absl::FunctionRef<absl::Status(const v1::LiveStateReply&)>;
   // Calls `take` with each reply in order: the begin, then each tensor and its pieces. The pieces
   // come from the workers themselves where this host reaches them all, unless `way` says otherwise.
-  // An error of `take` ends the call and is returned as it is.
+  // An error of `take` ends the call and is returned as it is. It takes as long as the pieces do:
+  // who does not answer is found out by `keepalive`, the coordinator and each worker.
   virtual absl::Status Get(const v1::LiveStateQuery& query, Way way, Take take) = 0;
 };
 

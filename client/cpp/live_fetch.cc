@@ -72,21 +72,24 @@ class GrpcLiveFetch : public LiveFetch {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenLiveChannel(const DialOptions& server) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenLiveChannel(const DialOptions& server,
+                                                               const Keepalive& keepalive) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
   // Who looks again and again must not wait minutes for a server that came back.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  SetKeepalive(keepalive, &arguments);
   return OpenChannel(server, std::move(arguments));
 }
 
 absl::StatusOr<std::unique_ptr<LiveFetch>> LiveFetch::Open(const v1::LiveSource& source,
-                                                           const DialOptions& coordinator) {
+                                                           const DialOptions& coordinator,
+                                                           const Keepalive& keepalive) {
   std::vector<std::string> causes;
   for (const std::string& address : source.addresses()) {
     DialOptions worker = coordinator;
     worker.address = address;
-    auto channel = OpenLiveChannel(worker);
+    auto channel = OpenLiveChannel(worker, keepalive);
     absl::Status status = channel.status();
     if (status.ok()) {
       auto fetch = std::make_unique<GrpcLiveFetch>(source.worker_id(), *std::move(channel));

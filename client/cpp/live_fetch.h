@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "net/keepalive.h"
 #include "net/transport_security.h"
 #include "proto/live_state.pb.h"
 
@@ -17,18 +18,20 @@ class Channel;
 namespace tessera {
 
 // With the limits that all readers of live state share; as OpenChannel of net/credentials.h.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenLiveChannel(const DialOptions& server);
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenLiveChannel(const DialOptions& server,
+                                                               const Keepalive& keepalive);
 
 class LiveFetch {
  public:
   // Tries the source's addresses, each with the protection of `coordinator`, until one answers.
   // Errors: Unavailable  none does (names the worker and each address with its cause)
   static absl::StatusOr<std::unique_ptr<LiveFetch>> Open(const v1::LiveSource& source,
-                                                         const DialOptions& coordinator);
+                                                         const DialOptions& coordinator,
+                                                         const Keepalive& keepalive);
   virtual ~LiveFetch() = default;  // Ends the call.
 
   // The next piece. Errors, naming the worker: as LiveFetch.Fetch (proto/live_state.proto);
-  // DataLoss  there is none.
+  // DataLoss  there is none; Unavailable  its machine does not answer, as `keepalive` has it.
   virtual absl::Status Next(v1::LivePiece* piece) = 0;
 };
 

@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<LiveReader>> LiveReader::Open(const LiveReaderOpt
   ASSIGN_OR_RETURN(
       std::unique_ptr<LiveClient> client,
       LiveClient::Create({options.coordinator_address, options.tls, options.insecure_connect},
-                         options.list_timeout));
+                         options.list_timeout, options.keepalive));
   return std::unique_ptr<LiveReader>(
       new LiveReader(std::move(client), options.through_coordinator));
 }

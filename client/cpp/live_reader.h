@@ -39,6 +39,7 @@
 #include "job/live_tensors.h"
 #include "layout/dtype.h"
 #include "layout/stored_dtype.h"
+#include "net/keepalive.h"
 #include "net/transport_security.h"
 
 namespace tessera {
@@ -51,6 +52,7 @@ struct LiveReaderOptions {
   bool insecure_connect = false;    // Permits other machines without TLS.
   absl::Duration list_timeout = absl::Seconds(10);
   bool through_coordinator = false;  // Also where this host reaches the workers.
+  Keepalive keepalive = {};          // Of the connections to the coordinator and to the workers.
 };
 
 // Which tensors. "*" in a pattern is any bytes or none, "?" any one byte; a parameter with tied
@@ -117,7 +119,8 @@ class LiveReader {
   //   NotFound          no such job, or no name matches
   //   InvalidArgument   a query out of bounds; a dtype that elements cannot be rounded to; a rank
   //                     that the job has not; LOCAL of a unit that is whole on every rank
-  //   Unavailable       nothing answers there; DeadlineExceeded  within list_timeout
+  //   Unavailable       nothing answers there, or not any more; DeadlineExceeded  not within
+  //                     list_timeout
   // What Get gives, in its order; asks no worker.
   absl::StatusOr<std::vector<LiveEntry>> List(const LiveQuery& query);
 
@@ -126,6 +129,7 @@ class LiveReader {
   //                       parameters were updated unequally often
   //   ResourceExhausted   as many read this job's state as it serves at once; a disk is full
   //   Unavailable         a worker does not answer, or several tries have failed
+  //   Unimplemented       a part, and a worker of a version before parts
   //   Aborted             the job was deleted meanwhile
   //   DataLoss            what came is not what was said to come
   // What the sink got before an error is void.

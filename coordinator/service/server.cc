@@ -128,9 +128,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1'000);
+  SetKeepalive(&builder);
   builder.SetMaxReceiveMessageSize(kMaxMessageSizeBytes);
   builder.SetMaxSendMessageSize(kMaxMessageSizeBytes);
   builder.RegisterService(&jobs_);

@@ -28,9 +28,7 @@ class GrpcStateListener : public StateListener {
     grpc::ServerBuilder builder;
     builder.AddListeningPort(text, std::move(credentials), &port);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
-    // A client whose machine is gone ends within seconds.
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+    SetKeepalive(&builder);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) return DiagnoseListenFailure(address, text);

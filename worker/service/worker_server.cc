@@ -151,6 +151,7 @@ class WorkerServerImpl : public WorkerServer {
     builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
     builder.RegisterService(service_.get());
     builder.RegisterService(&fetches_);
+    PermitPings(&builder);
     builder.SetMaxReceiveMessageSize(1 << 20);
     // For this user and root alone, from the very moment that the socket is there.
     const mode_t old_mask = umask(0177);
