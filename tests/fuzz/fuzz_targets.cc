@@ -209,6 +209,7 @@ absl::Span<const Target> Targets() {
       {"checkpoint_part", CheckpointPart},
       {"manifest", Manifest},
       {"dcp_metadata", DcpMetadata},
+      {"dcp_optimizer", DcpOptimizer},
       {"torch_tensor", TorchTensor},
       {"pickle_values", PickleValues},
       {"stored_zip", StoredZip},

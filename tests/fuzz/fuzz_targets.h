@@ -21,6 +21,9 @@ void CheckpointPart(absl::string_view bytes);
 void Manifest(absl::string_view bytes);
 // The .metadata of a DCP folder.
 void DcpMetadata(absl::string_view bytes);
+// What a DCP folder says of an optimizer: its .metadata, __0_0.distcp and __1_0.distcp, each behind
+// its length, of four bytes.
+void DcpOptimizer(absl::string_view bytes);
 // A tensor as torch.save writes it.
 void TorchTensor(absl::string_view bytes);
 
