@@ -181,6 +181,22 @@ absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(ShardedModel* model, ShardO
   return loaded;
 }
 
+absl::StatusOr<std::vector<HyperParameters>> LoadOptimizerState(
+    ShardedModel* model, ShardOptimizer* own, const std::string& folder,
+    const LoadOptimizerOptions& options) {
+  RETURN_IF_ERROR(CheckIdle(model, "loading an optimizer's state"));
+  LoadOptimizerOptions wanted = options;
+  if (wanted.names_of_ids.empty()) {
+    auto names = own->ParameterNames();
+    RETURN_IF_ERROR(StateExchange(&model->session()).AgreeOn(names.status()));
+    wanted.names_of_ids = *std::move(names);
+  }
+  ASSIGN_OR_RETURN(std::vector<HyperParameters> groups,
+                   LoadOptimizerState(&model->session(), folder, wanted));
+  RETURN_IF_ERROR(TakeOptimState(model, own));
+  return groups;
+}
+
 void OnModelSaveRequest(ShardedModel* model, ShardOptimizer* own,
                         std::function<absl::StatusOr<std::string>(int64_t step)> trainer_state) {
   OnModelSaveRequest(model,

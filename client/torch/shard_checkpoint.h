@@ -19,9 +19,11 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/cpp/load_optimizer_state.h"
 #include "client/torch/model_checkpoint.h"
 #include "client/torch/shard_optimizer.h"
 #include "client/torch/sharded_model.h"
@@ -53,6 +55,12 @@ absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const
 absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(
     ShardedModel* model, ShardOptimizer* own, const std::string& path,
     const LoadModelCheckpointOptions& options = {});
+// Of a folder of DCP's, as client/cpp/load_optimizer_state.h has it, and TakeOptimState behind.
+// Where the folder has ids, those of the optimizer's own param groups are meant, unless options say
+// otherwise. Returns the folder's numbers by the job's param groups; those of `own` stay.
+absl::StatusOr<std::vector<HyperParameters>> LoadOptimizerState(
+    ShardedModel* model, ShardOptimizer* own, const std::string& folder,
+    const LoadOptimizerOptions& options = {});
 // `own` outlives the session.
 void OnModelSaveRequest(
     ShardedModel* model, ShardOptimizer* own,

@@ -163,6 +163,62 @@ TEST_F(LoadDcpOptimizerTest, ModelOfTheSameFolderIsLoadedWithoutItsPrefix) {
   }));
 }
 
+// As torch.optim numbers them: the groups' parameters, one group behind the other.
+TEST_F(LoadDcpOptimizerTest, ParametersByIdAreThoseOfTheGroupsInTheirOrder) {
+  const GoldenFolder golden = ReadGoldenFolder("adamw");
+  GoldenFolder by_id = golden;
+  testing_support::PutIds({{"0.weight", 0}, {"2.weight", 1}, {"0.bias", 2}, {"2.bias", 3}}, &by_id);
+  const std::string folder = by_id.WriteOut();
+  for (const bool given : {false, true}) {
+    SessionOptions options = OptionsOf(3);
+    SplitGroups(&options);
+    LoadOptimizerOptions load;
+    if (given) load.names_of_ids = {"0.weight", "2.weight", "0.bias", "2.bias"};
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTrained(options));
+    EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
+      ASSIGN_OR_RETURN(const std::vector<HyperParameters> groups,
+                       LoadOptimizerState(session, folder, load));
+      ASSIGN_OR_RETURN(const ToyState state, ReadState(session));
+      EXPECT_THAT(state.update_counts, ElementsAre(3, 4, 5, 6));
+      ExpectMoments(golden, state, StateArray::kFirstMoment, "exp_avg");
+      ExpectMoments(golden, state, StateArray::kSecondMoment, "exp_avg_sq");
+      EXPECT_EQ(groups[0].learning_rate, 0.25);
+      EXPECT_EQ(groups[1].learning_rate, 0.5);
+      return absl::OkStatus();
+    }));
+  }
+}
+
+// Which is which cannot be seen where shapes are alike, so nothing is guessed.
+TEST_F(LoadDcpOptimizerTest, IdsOfOtherGroupsThanTheJobsAreRefusedUnlessTheirNamesAreGiven) {
+  GoldenFolder by_id = ReadGoldenFolder("adamw");
+  testing_support::PutIds({{"0.weight", 0}, {"2.weight", 1}, {"0.bias", 2}, {"2.bias", 3}}, &by_id);
+  const std::string folder = by_id.WriteOut();
+  const auto expect = [&](const SessionOptions& options, const LoadOptimizerOptions& load,
+                          absl::StatusCode code, const std::string& text) {
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTrained(options));
+    EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
+      ASSIGN_OR_RETURN(const ToyState before, ReadState(session));
+      EXPECT_THAT(LoadOptimizerState(session, folder, load), StatusIs(code, HasSubstr(text)));
+      ASSIGN_OR_RETURN(const ToyState after, ReadState(session));
+      EXPECT_EQ(after, before);
+      return absl::OkStatus();
+    }));
+  };
+  using Code = absl::StatusCode;
+  expect(OptionsOf(2), {}, Code::kFailedPrecondition,
+         "in param groups of 2, 2 parameters, and the job has groups of 4");
+  SessionOptions split = OptionsOf(2);
+  SplitGroups(&split);
+  LoadOptimizerOptions load;
+  load.names_of_ids = {"0.weight", "2.weight", "0.bias"};
+  expect(split, load, Code::kFailedPrecondition, "there are names of 3");
+  load.names_of_ids = {"0.weight", "2.weight", "0.bias", "0.bias"};
+  expect(split, load, Code::kInvalidArgument, "'0.bias': it has two ids");
+  load.names_of_ids = {"2.weight", "0.weight", "0.bias", "2.bias"};
+  expect(split, load, Code::kInvalidArgument, "of shape [1, 5], '0.weight' is of [5, 3]");
+}
+
 TEST_F(LoadDcpOptimizerTest, FlattenedFolderOfOneProcessIsLoadedTheSameWay) {
   const GoldenFolder golden = ReadGoldenFolder("adamw_flattened");
   const std::string folder = golden.WriteOut();

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::testing_support {
@@ -31,6 +32,41 @@ GoldenFolder ReadGoldenFolder(const std::string& name) {
     }
   }
   return folder;
+}
+
+namespace {
+
+void ReplaceAll(const std::string& from, const std::string& to, std::string* in) {
+  for (size_t at = in->find(from); at != std::string::npos; at = in->find(from, at + to.size()))
+    in->replace(at, from.size(), to);
+}
+
+// A text of a pickle: protocol 4's, as metadata has them, and protocol 2's, as objects.
+std::string ShortText(const std::string& text) {
+  return std::string("\x8c") + static_cast<char>(text.size()) + text;
+}
+std::string LongText(const std::string& text) {
+  return std::string("X") + static_cast<char>(text.size()) + std::string(3, '\0') + text;
+}
+
+}  // namespace
+
+void PutIds(const std::map<std::string, int>& ids, GoldenFolder* folder) {
+  for (const auto& [name, id] : ids) {
+    for (const char* moment : {"step", "exp_avg", "exp_avg_sq", "momentum_buffer"}) {
+      const std::string text = absl::StrCat("optim.state.", name, ".", moment);
+      ReplaceAll(ShortText(text), ShortText(absl::StrCat("optim.state.", id, ".", moment)),
+                 &folder->files[".metadata"]);
+    }
+    // A number as long as the text was, so that all stays in its place: the same protocol is said
+    // again and again behind it.
+    const std::string text = LongText(name);
+    std::string number = std::string("\x8a\x01") + static_cast<char>(id);
+    while (number.size() < text.size()) number += "\x80\x02";
+    for (auto& [file, bytes] : folder->files) {
+      if (file != ".metadata") ReplaceAll(text, number, &bytes);
+    }
+  }
 }
 
 }  // namespace tessera::testing_support

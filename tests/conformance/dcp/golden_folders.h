@@ -27,6 +27,11 @@ struct GoldenFolder {
 // `name`: one of those that tests/reference/torch/golden/README.md tells of.
 GoldenFolder ReadGoldenFolder(const std::string& name);
 
+// The files with an optimizer's parameters by id, as the state_dict() of torch.optim itself has
+// them, where they are by name: in the names of the state's items and in the lists of the groups.
+// `ids`: below 10, by name. What else is said of the folder stays as it was.
+void PutIds(const std::map<std::string, int>& ids, GoldenFolder* folder);
+
 }  // namespace tessera::testing_support
 
 #endif  // TESSERA_TESTS_CONFORMANCE_DCP_GOLDEN_FOLDERS_H_
