@@ -7,22 +7,21 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "checkpoint/stored_tensors.h"
-#include "client/cli/cli.h"
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/local_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/testing/live_puts.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 #include "worker/device/host/kernels.h"
@@ -31,8 +30,12 @@ namespace tessera {
 namespace {
 
 using testing::HasSubstr;
+using testing_support::CliResult;
 using testing_support::InitializeToy;
 using testing_support::ReadAll;
+using testing_support::ReadStored;
+using testing_support::RunTessera;
+using testing_support::StoredValues;
 using testing_support::ToyModel;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
@@ -68,36 +71,8 @@ absl::StatusOr<TrainerTeam> OpenTeam(const LocalCluster& cluster, const Case& c)
   return TrainerTeam::Open(options, workers);
 }
 
-// By name: the dtype and the bytes of each tensor of a file or checkpoint.
-using Tensors = std::map<std::string, std::pair<std::string, std::string>>;
-
-Tensors ReadTensors(const std::string& path) {
-  Tensors tensors;
-  const auto stored = StoredTensors::Open(path);
-  EXPECT_OK(stored);
-  if (!stored.ok()) return tensors;
-  for (const auto& [key, entry] : (*stored)->entries()) {
-    if (key.first == "trainer") continue;
-    std::string bytes(entry.size_bytes, 0);
-    EXPECT_OK((*stored)->Read(key, 0, entry.numel, bytes.data()));
-    tensors[key.second] = {std::string(Name(*entry.dtype)), bytes};
-  }
-  return tensors;
-}
-
-struct Result {
-  int exit_code = 0;
-  std::string out, err;
-};
-
-Result Cli(const LocalCluster& cluster, std::vector<std::string> args) {
-  args.push_back("--coordinator=" + cluster.coordinator_address());
-  std::ostringstream out, err;
-  Result result;
-  result.exit_code = cli::RunCli(args, {&out, &err, false});
-  result.out = out.str();
-  result.err = err.str();
-  return result;
+CliResult Cli(const LocalCluster& cluster, std::vector<std::string> args) {
+  return RunTessera(cluster.coordinator_address(), std::move(args));
 }
 
 std::vector<float> ReadFromRankZero(TrainerTeam* team) {
@@ -120,14 +95,14 @@ class LiveStateTest : public testing::TestWithParam<Case> {
   std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
 
   // Reads the job and notes what it was at which step.
-  absl::Status GetOnce(const LocalCluster& cluster, std::map<int64_t, Tensors>* read) {
+  absl::Status GetOnce(const LocalCluster& cluster, std::map<int64_t, StoredValues>* read) {
     const std::string path = Path("get.safetensors");
     std::vector<std::string> args = {"get", "toy", "--optimizer", "--json", "--out", path};
     if (++num_gets_ % 2 == 0) args.push_back("--through-coordinator");
-    const Result result = Cli(cluster, args);
+    const CliResult result = Cli(cluster, args);
     if (result.exit_code != 0) return absl::UnavailableError(result.err);
     const int64_t step = nlohmann::json::parse(result.out)["step"];
-    Tensors tensors = ReadTensors(path);
+    StoredValues tensors = ReadStored(path);
     const auto [it, is_new] = read->emplace(step, tensors);
     EXPECT_EQ(it->second, tensors) << "step " << step << " was another one before";
     EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
@@ -136,7 +111,7 @@ class LiveStateTest : public testing::TestWithParam<Case> {
 
   // Trains an undisturbed job like the other one; it must have been through all that was read, and
   // end like it.
-  void ExpectSteps(const Case& c, const std::map<int64_t, Tensors>& read, int64_t last_step,
+  void ExpectSteps(const Case& c, const std::map<int64_t, StoredValues>& read, int64_t last_step,
                    const std::vector<float>& last) {
     const auto cluster = StartCluster(c);
     ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(*cluster, c));
@@ -144,7 +119,7 @@ class LiveStateTest : public testing::TestWithParam<Case> {
       ASSERT_OK(team.TrainTo(step));
       const std::string path = Path(absl::StrCat("step-", step));
       ASSERT_OK(team.RunAll([&](Session* session) { return SaveCheckpoint(session, path); }));
-      EXPECT_TRUE(ReadTensors(path) == tensors) << "at step " << step;
+      EXPECT_TRUE(ReadStored(path) == tensors) << "at step " << step;
     }
     ASSERT_OK(team.TrainTo(last_step));
     EXPECT_EQ(ReadFromRankZero(&team), last);
@@ -189,7 +164,7 @@ class Training {
 };
 
 TEST_P(LiveStateTest, EachReadingIsTheStateOfAStepAndTrainingIsThatOfAnUndisturbedRun) {
-  std::map<int64_t, Tensors> read;
+  std::map<int64_t, StoredValues> read;
   int64_t last_step = 0;
   std::vector<float> last;
   {
@@ -221,7 +196,7 @@ using LiveStateOfOneTest = LiveStateTest;
 
 TEST_F(LiveStateOfOneTest, ReadingsWhileExecutorsAreKilledAreOfStepsOrErrorsAndTrainingGoesOn) {
   const Case c = {"", 1, 2, 2};
-  std::map<int64_t, Tensors> read;
+  std::map<int64_t, StoredValues> read;
   int64_t last_step = 0;
   std::vector<float> last;
   {
@@ -273,15 +248,15 @@ TEST_F(LiveStateOfOneTest, IdleJobIsReadInFullDTypes) {
     return SaveCheckpoint(session, Path("saved"));
   }));
   const std::string path = Path("get.safetensors");
-  const Result got = Cli(*cluster, {"get", "toy", "--out", path});
+  const CliResult got = Cli(*cluster, {"get", "toy", "--out", path});
   EXPECT_EQ(got.exit_code, 0) << got.err;
   EXPECT_THAT(got.out, HasSubstr("step 0 of job 'toy', 4 tensors"));
-  EXPECT_EQ(ReadTensors(path), ReadTensors(Path("saved")));
+  EXPECT_EQ(ReadStored(path), ReadStored(Path("saved")));
 
   // Rounded on the way; and only some of it, whichever of its names says so.
-  const Result halves = Cli(*cluster, {"get", "toy", "--out", path, "--dtype", "bf16"});
+  const CliResult halves = Cli(*cluster, {"get", "toy", "--out", path, "--dtype", "bf16"});
   EXPECT_EQ(halves.exit_code, 0) << halves.err;
-  const Tensors rounded = ReadTensors(path), full = ReadTensors(Path("saved"));
+  const StoredValues rounded = ReadStored(path), full = ReadStored(Path("saved"));
   for (const auto& [name, tensor] : full) {
     std::vector<uint16_t> expected(tensor.second.size() / (tensor.first == "F64" ? 8 : 4));
     const int64_t count = static_cast<int64_t>(expected.size());
@@ -296,20 +271,20 @@ TEST_F(LiveStateOfOneTest, IdleJobIsReadInFullDTypes) {
     EXPECT_EQ(rounded.at(name).second,
               std::string(reinterpret_cast<const char*>(expected.data()), count * 2));
   }
-  const Result some = Cli(*cluster, {"get", "toy", "--out", path, "--include", "t*", "--include",
-                                     "?", "--exclude", "a"});
+  const CliResult some = Cli(*cluster, {"get", "toy", "--out", path, "--include", "t*", "--include",
+                                        "?", "--exclude", "a"});
   EXPECT_EQ(some.exit_code, 0) << some.err;
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : ReadTensors(path)) names.push_back(name);
+  for (const auto& [name, tensor] : ReadStored(path)) names.push_back(name);
   EXPECT_THAT(names, testing::ElementsAre("b", "c"));
-  const Result list = Cli(*cluster, {"ls", "--job", "toy", "--match", "*b*"});
+  const CliResult list = Cli(*cluster, {"ls", "--job", "toy", "--match", "*b*"});
   EXPECT_EQ(list.exit_code, 0) << list.err;
   EXPECT_THAT(list.out, AllOf(HasSubstr("state.b.exp_avg"), HasSubstr("F64"), HasSubstr("[7, 3]"),
                               HasSubstr("all: 3 tensors")));
-  const Result equal = Cli(*cluster, {"diff", "--job", "toy", Path("saved")});
+  const CliResult equal = Cli(*cluster, {"diff", "--job", "toy", Path("saved")});
   EXPECT_EQ(equal.exit_code, 0) << equal.err;
   EXPECT_EQ(equal.out, "equal: 4 of 4\n");
-  const Result differs = Cli(*cluster, {"diff", "--job", "toy", path});
+  const CliResult differs = Cli(*cluster, {"diff", "--job", "toy", path});
   EXPECT_THAT(differs.err, HasSubstr("job 'toy' and"));
   EXPECT_THAT(differs.out, HasSubstr("different: 2 of 4"));
   EXPECT_NE(Cli(*cluster, {"ls", "--job", "toy", path}).exit_code, 0);

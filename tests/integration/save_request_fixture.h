@@ -5,9 +5,7 @@
 #include <stdlib.h>
 
 #include <filesystem>
-#include <map>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,12 +14,11 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "checkpoint/stored_tensors.h"
-#include "client/cli/cli.h"
 #include "client/cli/saves_client.h"
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tests/testing/live_puts.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -30,28 +27,6 @@ namespace tessera {
 inline constexpr int kWorldSize = 3;
 // A save ends within a few; so many mean that it never does.
 inline constexpr int64_t kMostSteps = 20000;
-
-struct Result {
-  int exit_code = 0;
-  std::string out, err;
-};
-
-// By name: the dtype and the bytes of each tensor of a checkpoint, without the trainers' bytes.
-using Tensors = std::map<std::string, std::pair<std::string, std::string>>;
-
-inline Tensors ReadTensors(const std::string& path) {
-  Tensors tensors;
-  const auto stored = StoredTensors::Open(path);
-  EXPECT_OK(stored);
-  if (!stored.ok()) return tensors;
-  for (const auto& [key, entry] : (*stored)->entries()) {
-    if (key.first == "trainer") continue;
-    std::string bytes(entry.size_bytes, 0);
-    EXPECT_OK((*stored)->Read(key, 0, entry.numel, bytes.data()));
-    tensors[key.second] = {std::string(Name(*entry.dtype)), bytes};
-  }
-  return tensors;
-}
 
 inline CheckpointContents ContentsOf(int rank, int64_t step) {
   CheckpointContents contents;
@@ -98,14 +73,8 @@ class SaveRequestTest : public testing::Test {
     }));
     return team;
   }
-  Result Cli(std::vector<std::string> args) const {
-    args.push_back("--coordinator=" + cluster_->coordinator_address());
-    std::ostringstream out, err;
-    Result result;
-    result.exit_code = cli::RunCli(args, {&out, &err, false});
-    result.out = out.str();
-    result.err = err.str();
-    return result;
+  testing_support::CliResult Cli(std::vector<std::string> args) const {
+    return testing_support::RunTessera(cluster_->coordinator_address(), std::move(args));
   }
   absl::StatusOr<int64_t> Ask(const std::string& path, v1::SaveForm form = {},
                               int64_t expires_in_ms = 0) {
@@ -140,14 +109,14 @@ class SaveRequestTest : public testing::Test {
     return TrainUntil(team, number, v1::SAVE_STATE_ENDED);
   }
   // What a job that nobody asks anything of saves after the step.
-  Tensors Undisturbed(int64_t step) {
+  testing_support::StoredValues Undisturbed(int64_t step) {
     auto team = OpenTeam("undisturbed");
     EXPECT_OK(team);
     EXPECT_OK(team->TrainTo(step));
     EXPECT_OK(team->RunAll([&](Session* session) {
       return SaveCheckpoint(session, Path("undisturbed"), ContentsOf(session->rank(), step));
     }));
-    return ReadTensors(Path("undisturbed"));
+    return testing_support::ReadStored(Path("undisturbed"));
   }
 
   std::string folder_;

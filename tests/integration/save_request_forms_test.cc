@@ -20,6 +20,9 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing_support::CliResult;
+using testing_support::ReadStored;
+using testing_support::StoredValues;
 using testing_support::TrainerTeam;
 
 TEST_F(SaveRequestTest, FormsOfASaveAreThoseThatTrainersHave) {
@@ -44,7 +47,7 @@ TEST_F(SaveRequestTest, FormsOfASaveAreThoseThatTrainersHave) {
   ASSERT_EQ(
       cli::RunCli({"consolidate", Path("parts"), "--out", Path("whole")}, {&out, &err, false}), 0)
       << err.str();
-  EXPECT_EQ(ReadTensors(Path("whole")), Undisturbed(save.step()));
+  EXPECT_EQ(ReadStored(Path("whole")), Undisturbed(save.step()));
 }
 
 TEST_F(SaveRequestTest, PathThatCannotBeWrittenIsTheSavesErrorWithTheRankAndTrainingGoesOn) {
@@ -68,7 +71,7 @@ TEST_F(SaveRequestTest, WhatIsThereIsRefusedUnreplacedIfTheFormSaysSo) {
   const v1::Save made = TrainUntilEnded(&team, first);
   ASSERT_EQ(made.code(), 0) << made.message();
   EXPECT_TRUE(made.form().no_overwrite());
-  const Tensors saved = ReadTensors(Path("c"));
+  const StoredValues saved = ReadStored(Path("c"));
   const auto expect_refusal = [&](const std::string& name) {
     ASSERT_OK_AND_ASSIGN(const int64_t number, Ask(Path(name), form));
     const v1::Save save = TrainUntilEnded(&team, number);
@@ -79,7 +82,7 @@ TEST_F(SaveRequestTest, WhatIsThereIsRefusedUnreplacedIfTheFormSaysSo) {
     form.set_in_foreground(in_foreground);
     expect_refusal("c");
   }
-  EXPECT_EQ(ReadTensors(Path("c")), saved);
+  EXPECT_EQ(ReadStored(Path("c")), saved);
   EXPECT_EQ(Get(first).fate(), v1::SAVE_FATE_KEPT);
   // Of parts each rank looks for its own.
   form.Clear();
@@ -95,7 +98,7 @@ TEST_F(SaveRequestTest, WhatIsThereIsRefusedUnreplacedIfTheFormSaysSo) {
   ASSERT_OK_AND_ASSIGN(const int64_t again, Ask(Path("c")));
   EXPECT_EQ(TrainUntilEnded(&team, again).code(), 0);
   EXPECT_EQ(Get(first).fate(), v1::SAVE_FATE_REPLACED);
-  const Result asked =
+  const CliResult asked =
       Cli({"save", "--job", "toy", "--to", Path("c"), "--no-overwrite", "--no-wait", "--json"});
   ASSERT_EQ(asked.exit_code, 0) << asked.err;
   const v1::Save refused = TrainUntilEnded(&team, nlohmann::json::parse(asked.out)["number"]);

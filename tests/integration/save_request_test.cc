@@ -32,16 +32,18 @@ namespace {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing_support::CliResult;
 using testing_support::Eventually;
 using testing_support::InitializeToy;
 using testing_support::ReadAll;
+using testing_support::ReadStored;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
 
 TEST_F(SaveRequestTest, CommandGetsACheckpointOfOneStepWhichAnotherWorldLoadsToTheBit) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenHandlingTeam("toy"));
   ASSERT_OK(team.TrainTo(1));
-  Result saved;
+  CliResult saved;
   std::atomic<bool> over{false};
   std::thread command([&] {
     saved = Cli({"save", "--job", "toy", "--to", Path("c"), "--wait", "--json"});
@@ -57,7 +59,7 @@ TEST_F(SaveRequestTest, CommandGetsACheckpointOfOneStepWhichAnotherWorldLoadsToT
   const int64_t step = json["step"];
   EXPECT_GT(step, 1);
   EXPECT_LE(step, trained);
-  EXPECT_EQ(ReadTensors(Path("c")), Undisturbed(step));
+  EXPECT_EQ(ReadStored(Path("c")), Undisturbed(step));
 
   ASSERT_OK_AND_ASSIGN(TrainerTeam other, OpenTeam("other", 2));
   ASSERT_OK(other.RunAll([&](Session* session) -> absl::Status {
@@ -70,7 +72,7 @@ TEST_F(SaveRequestTest, CommandGetsACheckpointOfOneStepWhichAnotherWorldLoadsToT
     EXPECT_EQ(loaded.buffers[0].values, "abcd");
     return SaveCheckpoint(session, Path("again"), ContentsOf(session->rank(), step));
   }));
-  EXPECT_EQ(ReadTensors(Path("again")), ReadTensors(Path("c")));
+  EXPECT_EQ(ReadStored(Path("again")), ReadStored(Path("c")));
 }
 
 TEST_F(SaveRequestTest, AskingChangesNoBitOfTheTraining) {
@@ -84,7 +86,7 @@ TEST_F(SaveRequestTest, AskingChangesNoBitOfTheTraining) {
   ASSERT_OK(team.RunAll([&](Session* session) {
     return SaveCheckpoint(session, Path("last"), ContentsOf(session->rank(), step));
   }));
-  EXPECT_EQ(ReadTensors(Path("last")), Undisturbed(step));
+  EXPECT_EQ(ReadStored(Path("last")), Undisturbed(step));
 }
 
 TEST_F(SaveRequestTest, TrainersThatDoNotHandleItSaveWithoutStateOfTheirOwn) {
@@ -203,9 +205,9 @@ TEST_F(SaveRequestTest, OneUnderWaySaysHowFarItIsAndIsCancelledOnAllRanks) {
   const v1::Save saving = TrainUntil(&team, second, v1::SAVE_STATE_SAVING);
   EXPECT_GT(saving.all_bytes(), 0);
   EXPECT_GT(saving.step(), kept);
-  const Result listed = Cli({"saves", "--job", "toy"});
+  const CliResult listed = Cli({"saves", "--job", "toy"});
   EXPECT_THAT(listed.out, HasSubstr("SAVING"));
-  const Result cancelled = Cli({"saves", "--job", "toy", "--cancel", absl::StrCat(second)});
+  const CliResult cancelled = Cli({"saves", "--job", "toy", "--cancel", absl::StrCat(second)});
   EXPECT_EQ(cancelled.exit_code, 0) << cancelled.err;
   EXPECT_THAT(cancelled.out, HasSubstr("is being cancelled"));
   // The release of this order follows the word of the cancelling on its way.
@@ -258,7 +260,7 @@ TEST_F(SaveRequestTest, OneThatNobodyTakesSaysWhyAndEndsAtItsDeadlineOrIsCancell
     ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam("toy"));
     ASSERT_OK(team.TrainTo(1));
   }
-  const Result asked =
+  const CliResult asked =
       Cli({"save", "--job", "toy", "--to", Path("c"), "--deadline", "20ms", "--wait"});
   EXPECT_NE(asked.exit_code, 0);
   EXPECT_THAT(asked.err, HasSubstr("DEADLINE_EXCEEDED"));
@@ -276,7 +278,7 @@ TEST_F(SaveRequestTest, OneThatNobodyTakesSaysWhyAndEndsAtItsDeadlineOrIsCancell
 TEST_F(SaveRequestTest, CommandThatWaitsForADeletedJobSaysSo) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam("toy"));
   ASSERT_OK(team.TrainTo(1));
-  Result saved;
+  CliResult saved;
   std::thread command([&] { saved = Cli({"save", "--job", "toy", "--to", Path("c")}); });
   EXPECT_TRUE(Eventually([&] { return client_->List("toy")->saves_size() > 0; }));
   EXPECT_EQ(Cli({"jobs", "delete", "toy"}).exit_code, 0);
@@ -320,7 +322,7 @@ TEST_F(SaveRequestTest, WhatTrainersSaveByThemselvesIsListedTooHoweverItEnds) {
     EXPECT_EQ(listed.size_bytes() > 0, i >= 2);
     EXPECT_EQ(listed.fate() == v1::SAVE_FATE_KEPT, i >= 2);
   }
-  const Result text = Cli({"checkpoints", "--job", "toy"});
+  const CliResult text = Cli({"checkpoints", "--job", "toy"});
   EXPECT_EQ(text.exit_code, 0) << text.err;
   EXPECT_THAT(text.out, HasSubstr(Path("parts-later")));
   EXPECT_THAT(text.out, HasSubstr("rank 0"));
