@@ -187,20 +187,27 @@ TEST_F(LiveMapOfOthersTest, SlicesThatAreNotTheEntriesAreRefused) {
   const std::string other = "other parts of it";
   ExpectDataLoss([](Said* said) { said->tensors[0].mutable_extents(0)->set_source(1); }, other);
   ExpectDataLoss([](Said* said) { said->tensors[0].mutable_extents(0)->set_source(-1); }, other);
-  for (const int64_t numel : {int64_t{-1}, int64_t{2}, int64_t{4}, int64_t{1} << 62,
-                              std::numeric_limits<int64_t>::max(),
-                              std::numeric_limits<int64_t>::min()})
-    ExpectDataLoss([numel](Said* said) { said->tensors[0].mutable_extents(0)->set_numel(numel); }, other);
+  for (const int64_t numel :
+       {int64_t{-1}, int64_t{2}, int64_t{4}, int64_t{1} << 62, std::numeric_limits<int64_t>::max(),
+        std::numeric_limits<int64_t>::min()})
+    ExpectDataLoss([numel](Said* said) { said->tensors[0].mutable_extents(0)->set_numel(numel); },
+                   other);
   ExpectDataLoss([](Said* said) { said->tensors[1].clear_extents(); }, other);
-  ExpectDataLoss([](Said* said) { *said->tensors[1].add_extents() = *said->tensors[0].mutable_extents(0); }, other);
+  ExpectDataLoss(
+      [](Said* said) { *said->tensors[1].add_extents() = *said->tensors[0].mutable_extents(0); },
+      other);
   ExpectDataLoss([](Said* said) { said->given.mutable_slices()->RemoveLast(); }, other);
   ExpectDataLoss([](Said* said) { said->given.mutable_slices(0)->set_size_bytes(8); }, other);
   ExpectDataLoss([](Said* said) { said->given.mutable_slices(0)->set_size_bytes(3); }, other);
-  ExpectDataLoss([](Said* said) { said->given.mutable_slices(1)->set_even_offset_bytes(1025); }, other);
-  ExpectDataLoss([](Said* said) { said->given.mutable_slices(1)->set_odd_offset_bytes(1026); }, other);
-  ExpectDataLoss([](Said* said) { said->given.mutable_slices(2)->set_odd_offset_bytes(kRegionBytes); },
-                 "of region 0");
-  ExpectDataLoss([](Said* said) { said->given.mutable_parameters()->RemoveLast(); }, "of other parameters");
+  ExpectDataLoss([](Said* said) { said->given.mutable_slices(1)->set_even_offset_bytes(1025); },
+                 other);
+  ExpectDataLoss([](Said* said) { said->given.mutable_slices(1)->set_odd_offset_bytes(1026); },
+                 other);
+  ExpectDataLoss(
+      [](Said* said) { said->given.mutable_slices(2)->set_odd_offset_bytes(kRegionBytes); },
+      "of region 0");
+  ExpectDataLoss([](Said* said) { said->given.mutable_parameters()->RemoveLast(); },
+                 "of other parameters");
   ExpectDataLoss([](Said* said) { said->given.add_parameters(2); }, "of other parameters");
   ExpectDataLoss([](Said* said) { said->ready.clear_sources(); }, "no worker");
   EXPECT_OK(Open().status());

@@ -56,8 +56,8 @@ class CheckpointStopTest : public testing::Test {
     request.set_is_checkpoint(true);
     request.set_no_overwrite(no_overwrite_);
     absl::Status outcome;
-    EXPECT_OK(save(request, InMemory(state), {&stopped_, &cancelled_, nullptr, 0, asked_for_},
-                   &outcome));
+    EXPECT_OK(
+        save(request, InMemory(state), {&stopped_, &cancelled_, nullptr, 0, asked_for_}, &outcome));
     return outcome;
   }
   Save Whole() {
