@@ -265,35 +265,56 @@ TEST_F(GpuBenchTest, GraphsOfAStepsHalvesHaveTheBitsOfItsLaunchesAndTheirTimesAr
     EXPECT_NEAR(rows[half + 1].ratio.median, 1, 1e-6);
     EXPECT_EQ(rows[half + 1].aim, 0);
   }
-  EXPECT_NEAR(rows[4].value.median, 2 * 0.25e6 / 5, 1) << "a unit is in both graphs";
+  EXPECT_NEAR(rows[4].value.median, 2 * 0.25e6 / 5, 1)
+      << "a unit has its own graph and is in that of all";
   EXPECT_EQ(rows[4].aim, 1);
   EXPECT_TRUE(rows[4].misses_aim()) << "a hundred thousand microseconds are more than one";
   for (const char* call : {"StreamBeginCapture", "StreamEndCapture", "GraphLaunch"}) {
-    for (const int skip : {0, 1}) {  // Of the one half and of the other.
+    for (const int skip : {0, 1, 5}) {  // Of the first two units' sums, and of the updates.
       api_->FailCall(call, kCudaNotSupported, skip);
       EXPECT_THAT(BenchGraph(device.get(), &kernels, options),
                   StatusIs(StatusCode::kUnimplemented, HasSubstr(call)));
     }
   }
   EXPECT_THAT(api_->Held(), testing::Not(HasSubstr("graphs")));
+  const int before = api_->num_calls("GraphLaunch");
+  ASSERT_OK(BenchGraph(device.get(), &kernels, options).status());
+  const int launches = api_->num_calls("GraphLaunch") - before;
+  EXPECT_EQ(launches, (1 + 3 + 3) * 6)
+      << "when compared and in six rounds: of five sums and of all updates";
 }
 
-// A graph has what was captured: kernels that launch something else once they are called again
-// show that the comparison sees it.
+// A graph has what was captured: kernels that do something else once they are called again show
+// that the comparison sees it, in whatever they write.
 TEST_F(GpuBenchTest, GraphThatLeavesOtherBitsThanItsLaunchesIsAnError) {
   class Drifting : public FakeKernels {
    public:
-    Drifting(FakeCudaApi* api, int drifts_at) : FakeKernels(api, 1), drifts_at_(drifts_at) {}
+    Drifting(FakeCudaApi* api, int array, int at)
+        : FakeKernels(api, 1), api_(api), array_(array), at_(at) {}
     absl::Status Sum(CudaStreamHandle* stream, absl::Span<const void* const> ranks, int64_t count,
                      float* sum, host::GradientStats* stats) override {
       RETURN_IF_ERROR(FakeKernels::Sum(stream, ranks, count, sum, stats));
-      if (++sums_ == drifts_at_) return Touch(stream, sum + 1);
+      void* const written[] = {const_cast<void*>(ranks[0]), sum, &stats->sum_of_squares,
+                               &stats->non_finite};
+      if (++sums_ == at_ && array_ < 4) Flip(stream, written[array_]);
+      return absl::OkStatus();
+    }
+    absl::Status Adam(CudaStreamHandle* stream, int64_t count, const float* gradient, float* p,
+                      float* m, float* v, uint16_t* published) override {
+      RETURN_IF_ERROR(FakeKernels::Adam(stream, count, gradient, p, m, v, published));
+      void* const written[] = {p, m, v, published};
+      if (++updates_ == at_ && array_ >= 4) Flip(stream, written[array_ - 4]);
       return absl::OkStatus();
     }
 
    private:
-    const int drifts_at_;
-    int sums_ = 0;
+    void Flip(CudaStreamHandle* stream, void* byte) {
+      api_->RunOnStream(stream, [byte] { *static_cast<char*>(byte) ^= 1; });
+    }
+
+    FakeCudaApi* const api_;
+    const int array_, at_;
+    int sums_ = 0, updates_ = 0;
   };
   ASSERT_OK_AND_ASSIGN(const auto device, CudaDevice::Create(api_.get(), {}));
   GraphBenchOptions options;
@@ -301,12 +322,16 @@ TEST_F(GpuBenchTest, GraphThatLeavesOtherBitsThanItsLaunchesIsAnError) {
   options.num_units = 5;
   options.unit_numel = 100;
   options.host_seconds = bench_.host_seconds;
-  // The first five warm up, the next five are captured.
-  for (const int drifts_at : {8, 13}) {
-    Drifting kernels(api_.get(), drifts_at);
-    EXPECT_THAT(BenchGraph(device.get(), &kernels, options),
-                StatusIs(StatusCode::kDataLoss, HasSubstr("have not the bits")))
-        << drifts_at;
+  for (int array = 0; array < 8; ++array) {
+    // The first five warm up, the next five are captured.
+    for (const int at : {8, 13}) {
+      Drifting kernels(api_.get(), array, at);
+      EXPECT_THAT(BenchGraph(device.get(), &kernels, options),
+                  StatusIs(StatusCode::kDataLoss, HasSubstr("have not the bits")))
+          << array << " " << at;
+    }
+    Drifting warms_up(api_.get(), array, /*at=*/3);
+    EXPECT_OK(BenchGraph(device.get(), &warms_up, options).status()) << array;
   }
 }
 

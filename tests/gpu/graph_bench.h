@@ -1,16 +1,19 @@
-// What it costs the processor to launch the work of a step's two halves on the device, unit by unit
-// and each half as a CUDA graph.
+// What it costs the processor to launch the work of a step's two halves on the device, kernel by
+// kernel and as CUDA graphs.
 //
 //   one by one   copy in, sum and measure │ copy in, ...   ║   AdamW and bf16 │ AdamW ...
-//   two graphs   all of the first half                     ║   all of the second
+//   graphs       a unit's                 │ the next one's ║   all units'
 //
 // Where the bars are double a step of a job decides whether it counts, on the processor and with
-// all ranks, so it is no graph as a whole. No step of a job launches a graph of either half yet:
-// these are the limits of what one would cost. See
+// all ranks, so it is no graph as a whole. Of the first half each unit has a graph of its own: its
+// ranks meet on the processor before and behind it, and a graph of all would begin when the last
+// gradient is there. No step of a job launches a graph of either half yet: these are the limits of
+// what one would cost. See
 // docs/adr/0051-a-step-is-no-cuda-graph-since-ranks-decide-in-the-middle-of-it.md.
 //
 // The first half is that of a rank whose gradients nobody else sums: what travels between GPUs by
-// NCCL is not in it.
+// NCCL is not in it. Its copy is the trainer's and its sum the executor's: one graph has both only
+// where the executor is in the trainer and both give up streams of their own, so this is the least.
 #ifndef TESSERA_TESTS_GPU_GRAPH_BENCH_H_
 #define TESSERA_TESTS_GPU_GRAPH_BENCH_H_
 
@@ -35,8 +38,9 @@ struct GraphBenchOptions {
 };
 
 // Rows in microseconds a unit, until the calls return: of each half its launches and then its
-// graph, which has a ratio to them; and last of both graphs together, with a ratio to a microsecond
-// and its aim. Both ways leave the same bits, or it is an error.
+// graphs, which have a ratio to them; and last of a unit's graph of the first half together with
+// its part of that of the second, with a ratio to a microsecond and its aim. Both ways leave the
+// same bits, or it is an error.
 // Errors: ResourceExhausted  no memory for it
 //         DataLoss           the two ways differ
 //         FailedPrecondition, Internal, Unavailable  the device: see cuda_error.h
