@@ -30,11 +30,14 @@ class KernelCounter {
   virtual absl::StatusOr<int64_t> Stop() = 0;
 };
 
-// What cuBLAS is called, for dlopen; the first that loads is taken.
+// What cuBLAS is called, for dlopen; the first that loads is taken. One that lies elsewhere, as
+// that of Python's packages does (site-packages/nvidia/cublas/lib), is found where LD_LIBRARY_PATH
+// has its folder.
 std::vector<std::string> CublasNames();
 
-// The product of two bf16 matrices of `size` rows and columns, added up in fp32. `device` outlives
-// it. Errors: NotFound  there is no cuBLAS; Internal  it refuses; those of CudaDevice::Allocate
+// The product of two bf16 matrices of `size` rows and columns, of noise, added up in fp32. `device`
+// outlives it. Errors: NotFound  there is no cuBLAS, with what the loader said of each name;
+// Internal  it refuses; those of CudaDevice::Allocate
 absl::StatusOr<std::unique_ptr<Gemm>> LoadCublasGemm(
     CudaDevice* device, int size, const std::vector<std::string>& names = CublasNames());
 

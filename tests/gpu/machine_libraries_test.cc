@@ -35,7 +35,10 @@ TEST_F(CublasTest, FirstOfItsNamesThatLoadsIsCalledAndWhatItSaysIsAnError) {
     ASSERT_OK_AND_ASSIGN(const auto gemm,
                          LoadCublasGemm(device_.get(), 64, {"libnone-such.so.1", kSample}));
     ASSERT_OK_AND_ASSIGN(const auto stream, CudaStream::Create(device_->context(), "test", 0));
+    ASSERT_OK_AND_ASSIGN(const auto other, LoadCublasGemm(device_.get(), 32, {kSample}));
+    // The library counts each one's by itself, and looks at what it is given.
     EXPECT_OK(gemm->Enqueue(stream->handle()));
+    EXPECT_OK(other->Enqueue(stream->handle()));
     EXPECT_OK(gemm->Enqueue(stream->handle()));
     EXPECT_THAT(gemm->Enqueue(stream->handle()),
                 StatusIs(StatusCode::kInternal, HasSubstr("cublasGemmEx said 13")));
@@ -46,9 +49,10 @@ TEST_F(CublasTest, FirstOfItsNamesThatLoadsIsCalledAndWhatItSaysIsAnError) {
 }
 
 TEST_F(CublasTest, WhatIsNotThereIsNotFoundAndALibraryThatIsAnotherTooByTheFunctionThatItLacks) {
-  EXPECT_THAT(LoadCublasGemm(device_.get(), 64, {"libnone-such.so.1", "libnone-such.so"}),
+  EXPECT_THAT(LoadCublasGemm(device_.get(), 64, {"libnone-such.so.1", "libother-such.so"}),
               StatusIs(StatusCode::kNotFound,
-                       testing::AllOf(HasSubstr("no cuBLAS"), HasSubstr("libnone-such.so"))));
+                       testing::AllOf(HasSubstr("no cuBLAS"), HasSubstr("libnone-such.so.1: "),
+                                      HasSubstr("libother-such.so: "))));
   EXPECT_THAT(LoadCublasGemm(device_.get(), 64, {"libm.so.6"}),
               StatusIs(StatusCode::kNotFound, HasSubstr("has no cublasCreate_v2")));
 }
