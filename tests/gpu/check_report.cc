@@ -117,7 +117,7 @@ SuiteResult JudgeBench(const Suite& suite, const ProgramEnd& end, const std::str
     return result;
   }
   const absl::StatusOr<std::vector<BenchRow>> read = RowsFromJson(json);
-  if (end.killed || !read.ok()) {
+  if (!read.ok()) {
     result.reason = EndOf(suite, end);
     if (!end.killed) absl::StrAppend(&result.reason, ": ", read.status().message());
     return result;
@@ -128,9 +128,11 @@ SuiteResult JudgeBench(const Suite& suite, const ProgramEnd& end, const std::str
     if (!row.error.empty()) result.counts.failures.push_back(row.name);
     rows->push_back(row);
   }
-  if (end.exit_status == 0 && result.counts.failures.empty()) {
+  // A row that failed, and an exit status that says just that, need no more words.
+  const bool was_ended = end.killed || end.exit_status > 128;
+  if (!was_ended && end.exit_status == 0 && result.counts.failures.empty()) {
     result.outcome = Outcome::kPassed;
-  } else if (result.counts.failures.empty()) {
+  } else if (was_ended || result.counts.failures.empty()) {
     result.reason = EndOf(suite, end);
   }
   return result;

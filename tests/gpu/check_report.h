@@ -39,7 +39,8 @@ SuiteResult JudgeTests(const Suite& suite, const ProgramEnd& end, const std::str
 //
 // Of the benchmark: `json` is what it wrote. A row counts as a test; one that misses its aim has
 // passed, for an aim is no test. That a peer is not there is no failure, and so is a figure that
-// this machine has no means for. The rows go to `rows`.
+// this machine has no means for. The rows go to `rows`, also those of a program that was killed or
+// died behind them, which has not passed.
 SuiteResult JudgeBench(const Suite& suite, const ProgramEnd& end, const std::string& json,
                        std::vector<BenchRow>* rows);
 

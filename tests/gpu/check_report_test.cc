@@ -117,6 +117,37 @@ TEST(JudgeBenchTest, RowsCountAsTestsAndAnAimIsNone) {
   EXPECT_EQ(rows.size(), 4);
 }
 
+TEST(JudgeBenchTest, RowsOfAProgramThatIsKilledOrDiesBehindThemAreKeptAndItHasFailed) {
+  BenchRow row, none;
+  row.name = "row";
+  row.unit = "us";
+  row.value = {1, 2, 3};
+  none.name = "none";
+  none.error = "refused";
+  ProgramEnd killed = End(137);
+  killed.killed = true;
+  for (const auto& [end, outcome, reason] : {
+           std::tuple{killed, Outcome::kKilled, "killed after 300 s"},
+           std::tuple{End(139), Outcome::kFailed, "ended by signal 11"},
+       }) {
+    std::vector<BenchRow> rows;
+    SuiteResult result = JudgeBench(SampleSuite(), end, RowsToJson({row}), &rows);
+    EXPECT_EQ(result.outcome, outcome);
+    EXPECT_EQ(result.reason, reason);
+    EXPECT_EQ(result.counts.passed, 1);
+    ASSERT_EQ(rows.size(), 1);
+    EXPECT_EQ(rows[0].value.median, 2);
+    result = JudgeBench(SampleSuite(), end, RowsToJson({row, none}), &rows);
+    EXPECT_EQ(result.reason, reason) << "which the row that failed does not say";
+    EXPECT_THAT(result.counts.failures, ElementsAre("none"));
+    EXPECT_EQ(rows.size(), 3);
+    result = JudgeBench(SampleSuite(), end, "{\"rows\": [{", &rows);
+    EXPECT_EQ(result.outcome, outcome);
+    EXPECT_THAT(result.reason, HasSubstr(reason));
+    EXPECT_EQ(rows.size(), 3) << "what is half written is nothing";
+  }
+}
+
 TEST(JudgeBenchTest, PeerThatTheMachineLacksIsNoFailureAndAnotherBenchmarksEndIsOne) {
   ProgramEnd end = End(kExitNoPeer);
   end.output = "no PyTorch: no module\nand more\n";

@@ -4,7 +4,6 @@
 // Exit status: 0 all was measured that the machine has the libraries for, 1 it was not, or there is
 // no device.
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -16,6 +15,7 @@
 #include "tests/gpu/gpu_step_bench.h"
 #include "tests/gpu/launch_latency.h"
 #include "tests/gpu/machine_libraries.h"
+#include "tests/gpu/rows_file.h"
 #include "tests/gpu/step_overlap.h"
 #include "worker/executor/machine_devices.h"
 
@@ -36,53 +36,49 @@ absl::StatusOr<MachineGemm> LoadGemm(int size) {
   return machine;
 }
 
-absl::StatusOr<std::vector<BenchRow>> BenchOverlapOfSteps(const testing_support::GpuUnderTest& gpu,
-                                                          const StepOverlapOptions& options) {
-  const absl::StatusOr<MachineGemm> machine = LoadGemm(options.product_size);
-  absl::StatusOr<Gemm*> gemm = machine.status();
-  if (machine.ok()) gemm = machine->gemm.get();
-  return BenchStepOverlap(gpu, options, gemm);
+absl::Status BenchOverlapOfSteps(const testing_support::GpuUnderTest& gpu,
+                                 const StepOverlapOptions& options, RowsFile* file) {
+  absl::StatusOr<MachineGemm> machine = absl::UnknownError("not asked for");
+  const auto load_gemm = [&]() -> absl::StatusOr<Gemm*> {
+    machine = LoadGemm(options.product_size);
+    if (!machine.ok()) return machine.status();
+    return machine->gemm.get();
+  };
+  const auto add = [file](const std::vector<BenchRow>& rows) { return file->Add(rows); };
+  return BenchStepOverlap(gpu, options, load_gemm, add);
 }
 
-absl::StatusOr<std::vector<BenchRow>> Bench(const StepOverlapOptions& options) {
+// Each part's rows are written before the next one begins, and what the machine's own libraries do
+// to this process comes last.
+absl::Status Bench(const StepOverlapOptions& options, RowsFile* file) {
   ASSIGN_OR_RETURN(const testing_support::GpuUnderTest gpu, testing_support::FindGpuUnderTest());
   if (gpu.in_process()) {
     return absl::FailedPreconditionError("processes cannot share the GPU: " +
                                          gpu.memory->why_not_shared());
   }
-  ASSIGN_OR_RETURN(std::vector<BenchRow> rows, BenchSteps(gpu, options.steps));
-  // What fails here is a row that says so, and takes no other with it.
-  const auto add = [&rows](const std::string& what,
-                           const absl::StatusOr<std::vector<BenchRow>>& more) {
-    if (more.ok()) {
-      rows.insert(rows.end(), more->begin(), more->end());
-      return;
-    }
-    rows.emplace_back();
-    rows.back().name = what;
-    rows.back().error = more.status().ToString();
-  };
-  add("hidden share of an executor's work", BenchOverlapOfSteps(gpu, options));
+  ASSIGN_OR_RETURN(const std::vector<BenchRow> steps, BenchSteps(gpu, options.steps));
+  RETURN_IF_ERROR(file->Add(steps));
+  // What fails from here on is a row that says so, and takes no other with it.
   LatencyOptions latency;
   latency.program = std::filesystem::read_symlink("/proc/self/exe").string();
-  add("reduction to its kernel's launch", BenchLaunchLatency(gpu, latency));
-  return rows;
+  const absl::StatusOr<std::vector<BenchRow>> launch = BenchLaunchLatency(gpu, latency);
+  RETURN_IF_ERROR(launch.ok()
+                      ? file->Add(*launch)
+                      : file->AddError("reduction to its kernel's launch", launch.status()));
+  const absl::Status overlap = BenchOverlapOfSteps(gpu, options, file);
+  if (overlap.ok()) return absl::OkStatus();
+  return file->AddError("hidden share of an executor's work", overlap);
 }
 
 int Run(const StepOverlapOptions& options, const std::string& json) {
-  const absl::StatusOr<std::vector<BenchRow>> rows = Bench(options);
-  if (!rows.ok()) {
-    std::cerr << rows.status() << "\n";
-    return 1;
-  }
-  std::ofstream file(json);
-  file << RowsToJson(*rows) << "\n";
-  if (!file.flush()) {
-    std::cerr << "cannot write " << json << "\n";
+  RowsFile file(json);
+  const absl::Status benched = Bench(options, &file);
+  if (!benched.ok()) {
+    std::cerr << benched << "\n";
     return 1;
   }
   int status = 0;
-  for (const BenchRow& row : *rows) {
+  for (const BenchRow& row : file.rows()) {
     if (row.measured()) continue;
     std::cerr << row.name << ": " << row.error << row.absent << "\n";
     if (!row.error.empty()) status = 1;

@@ -153,6 +153,19 @@ TEST_F(RunCheckTest, RowsOfTheBenchmarkAreInTheDocumentAndTheTable) {
   EXPECT_THAT(table_.str(), HasSubstr("2.00 GB/s  [1.00, 3.00]"));
 }
 
+TEST_F(RunCheckTest, RowsOfABenchmarkThatIsKilledInTheMiddleAreKeptAndTheCheckFails) {
+  std::filesystem::create_symlink(std::filesystem::absolute("tests/gpu/sample_bench"),
+                                  options_.folder + "/bench");
+  suites_ = "//sample:bench 300 rows\n";
+  EXPECT_EQ(Run(), kExitFailed);
+  EXPECT_EQ(Suite("bench")["outcome"], "failed");
+  EXPECT_EQ(Suite("bench")["reason"], "ended by signal 9");
+  EXPECT_EQ(Suite("bench")["passed"], 1);
+  ASSERT_EQ(Document()["rows"].size(), 1);
+  EXPECT_EQ(Document()["rows"][0]["name"], "first part");
+  EXPECT_EQ(Document()["rows"][0]["median"], 2);
+}
+
 TEST_F(RunCheckTest, ProgramsRunAgainUnderTheSanitizerAndWhatItFindsIsAFailure) {
   AddProgram("clean", "SampleTest.Passes", 300, "memcheck,racecheck");
   AddProgram("plain", "SampleTest.Passes");

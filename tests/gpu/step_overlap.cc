@@ -20,6 +20,10 @@ namespace {
 
 constexpr char kPasses[] = "passes over memory", kProducts[] = "products of matrices";
 constexpr int kSamplesOfACount = 3;
+// Two thirds of the products are in backward, and CountThatTakes may be off by a factor of two:
+// then these still take as long as the work.
+constexpr double kProductsByWork = 3;
+constexpr int kPartsOfAUnit = 3;  // Its forward, and twice as much in its backward.
 
 double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -46,6 +50,8 @@ class Compute {
       compute->halves.push_back(std::move(unit));
     }
     RETURN_IF_ERROR(compute->model->kernels().Finish());
+    ASSIGN_OR_RETURN(compute->slot, device->Allocate(size_bytes));
+    ASSIGN_OR_RETURN(compute->sum, device->Allocate(shape.unit_numel * sizeof(float)));
     return compute;
   }
   absl::Status Step(const ModelPasses& passes) {
@@ -54,18 +60,31 @@ class Compute {
     for (int u = num_units - 1; u >= 0; --u) RETURN_IF_ERROR(passes.backward(u, halves[u].data()));
     return model->kernels().Finish();
   }
+  // What the executor's work has of copies and kernels, and nothing else of it.
+  absl::Status CopiesAndSums() {
+    CudaRankKernels& kernels = model->kernels();
+    for (int u = static_cast<int>(halves.size()) - 1; u >= 0; --u) {
+      kernels.Copy(slot.data(), model->gradient(u), slot.size_bytes());
+      kernels.Reduce({slot.data()}, DType::kBf16, sum.size_bytes() / sizeof(float), 1.0,
+                     /*accumulate=*/false, {sum.data(), DType::kFp32}, /*measure=*/true);
+    }
+    host::GradientStats ignored;
+    return kernels.TakeStats(&ignored);
+  }
 
   std::vector<Buffer> halves;
+  Buffer slot, sum;                  // Of a unit, bf16 and fp32.
   std::unique_ptr<ModelWork> model;  // Before what it works on goes.
 };
 
-// `count` products in a step, on the model's stream: a third of them in forward.
+// `count` products in a step, on the model's stream: a third of them in forward, and in each part
+// of a unit as many as in any other, give or take one.
 ModelPasses ProductPasses(Gemm* gemm, PrimaryContext* context, const ModelWork& model,
                           int num_units, int64_t count) {
   auto* const stream = static_cast<CudaStreamHandle*>(model.stream());
   const auto enqueue = [=](int pass) -> absl::Status {
     RETURN_IF_ERROR(context->Use());
-    for (int64_t i = ProductsOfPass(count, pass, 3 * num_units); i > 0; --i)
+    for (int64_t i = ProductsOfPass(count, pass, kPartsOfAUnit * num_units); i > 0; --i)
       RETURN_IF_ERROR(gemm->Enqueue(stream));
     return absl::OkStatus();
   };
@@ -98,7 +117,7 @@ struct Times {
   struct OfWay {
     std::vector<double> work, both;
   };
-  std::vector<double> compute;
+  std::vector<double> compute, kernels;
   std::vector<OfWay> ways;
 };
 
@@ -109,7 +128,7 @@ class StepOverlap {
 
   absl::Status SetUp() {
     const StepShape shape = {options_.steps.num_units, options_.steps.unit_numel,
-                             options_.steps.forward_passes};
+                             options_.forward_passes};
     ASSIGN_OR_RETURN(cluster_, StartBenchCluster(gpu_));
     ASSIGN_OR_RETURN(device_, gpu_.make_device(0));
     ASSIGN_OR_RETURN(compute_, Compute::Create(device_.get(), shape));
@@ -125,9 +144,8 @@ class StepOverlap {
     const ModelPasses passes = compute_->model->passes();
     RETURN_IF_ERROR(compute_->Step(passes));  // The gradients of steps without.
     ASSIGN_OR_RETURN(const Times times, Measure(passes));
-    std::vector<double> work;
-    for (const Times::OfWay& way : times.ways) work.push_back(MedianOf(way.work));
-    work_seconds_ = (work[0] + work[1]) / 2;
+    for (const Times::OfWay& way : times.ways)
+      work_seconds_ = std::max(work_seconds_, MedianOf(way.work));
     return RowsOf(kPasses, times);
   }
 
@@ -139,15 +157,16 @@ class StepOverlap {
       return ProductPasses(gemm, context, *compute_->model, options_.steps.num_units, count);
     };
     RETURN_IF_ERROR(compute_->Step(passes(1)));  // Its kernel is loaded.
-    ASSIGN_OR_RETURN(const int64_t count,
-                     CountThatTakes(work_seconds_, [&](int64_t tried) -> absl::StatusOr<double> {
-                       std::vector<double> seconds;
-                       while (seconds.size() < kSamplesOfACount) {
-                         ASSIGN_OR_RETURN(const double of_step, SecondsOf(passes(tried)));
-                         seconds.push_back(of_step);
-                       }
-                       return MedianOf(seconds);
-                     }));
+    const auto seconds_of = [&](int64_t tried) -> absl::StatusOr<double> {
+      std::vector<double> seconds;
+      while (seconds.size() < kSamplesOfACount) {
+        ASSIGN_OR_RETURN(const double of_step, SecondsOf(passes(tried)));
+        seconds.push_back(of_step);
+      }
+      return MedianOf(seconds);
+    };
+    ASSIGN_OR_RETURN(int64_t count, CountThatTakes(kProductsByWork * work_seconds_, seconds_of));
+    count = std::max<int64_t>(count, kPartsOfAUnit * options_.steps.num_units);
     ASSIGN_OR_RETURN(const Times times, Measure(passes(count)));
     BenchRow number;
     number.name =
@@ -193,7 +212,12 @@ class StepOverlap {
     for (int round = 0; round < options_.steps.warm_up_rounds + options_.steps.rounds; ++round) {
       const bool counts = round >= options_.steps.warm_up_rounds;
       ASSIGN_OR_RETURN(const double alone, SecondsOf(passes));
-      if (counts) times.compute.push_back(alone);
+      ASSIGN_OR_RETURN(const double kernels, Seconds([&] { return compute_->CopiesAndSums(); }));
+      RETURN_IF_ERROR(CheckClock(kernels));
+      if (counts) {
+        times.compute.push_back(alone);
+        times.kernels.push_back(kernels);
+      }
       for (size_t i = 0; i < ways_.size(); ++i) {
         ASSIGN_OR_RETURN(const double work, SecondsOf(ways_[i], ModelPasses()));
         ASSIGN_OR_RETURN(const double both, SecondsOf(ways_[i], passes));
@@ -208,12 +232,14 @@ class StepOverlap {
 
   std::vector<BenchRow> RowsOf(const std::string& kind, const Times& times) const {
     const std::string alone = absl::StrCat(kind, " of a step, alone");
-    std::vector<BenchRow> rows = {RowOfSeconds(alone, times.compute)};
+    const std::string kernels = absl::StrCat("copies and sums between ", kind, ", kernels alone");
+    std::vector<BenchRow> rows = {RowOfSeconds(alone, times.compute),
+                                  RowOfSeconds(kernels, times.kernels)};
     for (size_t i = 0; i < ways_.size(); ++i) {
       const auto& [work, both] = times.ways[i];
       const std::string& way = ways_[i].name;
-      rows.push_back(
-          RowOfSeconds(absl::StrCat("windows and reductions between ", kind, ", ", way), work));
+      rows.push_back(RowOfSeconds(absl::StrCat("windows and reductions between ", kind, ", ", way),
+                                  work, kernels, times.kernels, /*aim=*/0));
       rows.push_back(RowOfSeconds(absl::StrCat(kind, " beside windows and reductions, ", way), both,
                                   alone, times.compute, /*aim=*/0));
       BenchRow share;
@@ -230,7 +256,7 @@ class StepOverlap {
   std::unique_ptr<RankDevice> device_;
   std::unique_ptr<Compute> compute_;
   std::vector<Way> ways_;
-  double work_seconds_ = 0;  // Of a step without compute.
+  double work_seconds_ = 0;  // Of a step without compute, of the way that takes longer.
 };
 
 BenchRow WithoutProducts(const absl::Status& why) {
@@ -254,25 +280,19 @@ std::vector<double> HiddenShares(const std::vector<double>& compute,
   return shares;
 }
 
-absl::StatusOr<std::vector<BenchRow>> BenchStepOverlap(const testing_support::GpuUnderTest& gpu,
-                                                       StepOverlapOptions options,
-                                                       const absl::StatusOr<Gemm*>& gemm) {
+absl::Status BenchStepOverlap(const testing_support::GpuUnderTest& gpu, StepOverlapOptions options,
+                              const GemmLoader& load_gemm, const AddRows& add) {
   if (!options.host_seconds) options.host_seconds = SteadySeconds;
   StepOverlap bench(gpu, std::move(options));
   RETURN_IF_ERROR(bench.SetUp());
-  ASSIGN_OR_RETURN(std::vector<BenchRow> rows, bench.OfPasses());
-  if (!gemm.ok()) {
-    rows.push_back(WithoutProducts(gemm.status()));
-    return rows;
-  }
+  ASSIGN_OR_RETURN(const std::vector<BenchRow> passes, bench.OfPasses());
+  RETURN_IF_ERROR(add(passes));
+  const absl::StatusOr<Gemm*> gemm = load_gemm();
+  if (!gemm.ok()) return add({WithoutProducts(gemm.status())});
   // What is NotFound by now is no library.
-  absl::StatusOr<std::vector<BenchRow>> products = bench.OfProducts(*gemm);
-  if (products.ok()) {
-    rows.insert(rows.end(), products->begin(), products->end());
-  } else {
-    rows.push_back(WithoutProducts(absl::InternalError(products.status().ToString())));
-  }
-  return rows;
+  const absl::StatusOr<std::vector<BenchRow>> products = bench.OfProducts(*gemm);
+  if (products.ok()) return add(*products);
+  return add({WithoutProducts(absl::InternalError(products.status().ToString()))});
 }
 
 }  // namespace gpu_check

@@ -10,11 +10,17 @@
 // two kinds of compute, each beside an executor that is a process and beside one in the trainer:
 //
 //   passes over memory    bound by the device's memory, as reductions are, of which there is no
-//                         more for two at once: what is seen to be hidden is the executor's calls,
-//                         windows and votes, and not its kernels' bytes. So it does not tell
-//                         whether kernels ran side by side.
+//                         more for two at once: what is seen to be hidden is the executor's calls
+//                         and windows, and not its kernels' bytes. So it does not tell whether
+//                         kernels ran side by side.
 //   products of matrices  bound by arithmetic, with the device's memory all but idle: what of
-//                         reductions runs beside them is hidden too, kernels and all.
+//                         reductions runs beside them is hidden too, beside calls and windows,
+//                         which these hide as passes do.
+//
+// So of a share beside products only what exceeds the share beside passes can be kernels. How much
+// of the work kernels are at all is the ratio of its row: to the same copies and sums on one
+// stream, enqueued at once and waited for once. The vote is hidden behind nothing: a session waits
+// for the GPU before it asks for a step.
 //
 // Kernels of two processes take turns on a GPU unless both are clients of MPS, which is when a
 // share beside products says something of an executor that is a process; streams of one process
@@ -22,8 +28,11 @@
 //
 // Products are cuBLAS's, as those of a model are, with the room that these leave on a GPU for other
 // kernels; a kernel of ours that only computes would leave another. So where a machine has no
-// cuBLAS they are absent. There are as many as take about as long as the executors' work alone, in
-// the mean of both, and that number is a row. They leave the gradients that passes made.
+// cuBLAS they are absent. One count serves both executors: as many as take about three times as
+// long as the work of the one that is longer alone, and at least one for each of a unit's three
+// parts, of which two are in backward. So products of backward take longer than the work, also
+// where the count is off by all that it may be, a unit's longer than its reduction, and the share
+// is of the work. They leave the gradients that passes made.
 //
 // What no share here tells:
 //   - that of a model, whose compute is between these two, and whose kernels leave other room
@@ -32,7 +41,9 @@
 //     queue of the driver's, which CUDA_DEVICE_MAX_CONNECTIONS bounds, and wait for each other
 //     there, and clocks may fall where both are busy
 //   - that something was left that could be hidden: the last unit's reduction and the vote have no
-//     compute beside them, so 1 is out of reach by about a unit's part
+//     compute beside them, so 1 is out of reach by about a unit's part and a vote's
+//   - differences below the noise of the compute: what that is off by, in parts of itself, is off
+//     in the share by as many times as it is longer than the work
 //
 // Gradients have an infinity on purpose, so that every vote skips its step: an update comes when
 // all is reduced and nothing computes any more, and would be in the share as work that nothing
@@ -43,6 +54,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tests/gpu/bench_row.h"
 #include "tests/gpu/gpu_step_bench.h"
@@ -54,19 +66,27 @@ namespace gpu_check {
 
 struct StepOverlapOptions {
   StepBenchOptions steps;
+  // In the place of that of `steps`, which is a model's: with 15 the passes would take some ten
+  // times as long as the work, and 1 % of noise in them be a tenth of a share.
+  int forward_passes = 2;
   // Of the matrices' rows and columns: so many that a product has hundreds of operations for each
   // byte that it must move, and meant to be so few that a unit has several in the time of its work.
   int product_size = 2048;
   std::function<double()> host_seconds = {};  // A clock of the host; empty: the steady one.
 };
 
-// For each kind of compute rows of the times, in microseconds of a step, and of the shares. Rounds
-// are interleaved. `gemm` is of matrices of that size, on the GPU; where it is NotFound the
-// products are a row that is absent, with its message, and where anything else is wrong with them a
-// row with the error, beside the rows of the passes. Errors: those of the device and of the jobs
-absl::StatusOr<std::vector<BenchRow>> BenchStepOverlap(const testing_support::GpuUnderTest& gpu,
-                                                       StepOverlapOptions options,
-                                                       const absl::StatusOr<Gemm*>& gemm);
+// Asked once the rows of passes are added, since a library may end the process.
+using GemmLoader = std::function<absl::StatusOr<Gemm*>()>;
+// Keeps rows that are measured. An error ends the benchmark.
+using AddRows = std::function<absl::Status(const std::vector<BenchRow>& rows)>;
+
+// For each kind of compute rows of the times, in microseconds of a step, and of the shares: of
+// passes first. Rounds are interleaved. `load_gemm` is of matrices of that size, on the GPU; where
+// it is NotFound the products are a row that is absent, with its message, and where anything else
+// is wrong with them a row with the error, beside the rows of the passes. Errors: those of the
+// device, of the jobs and of `add`
+absl::Status BenchStepOverlap(const testing_support::GpuUnderTest& gpu, StepOverlapOptions options,
+                              const GemmLoader& load_gemm, const AddRows& add);
 
 // Of each round. Pure.
 std::vector<double> HiddenShares(const std::vector<double>& compute,

@@ -1,7 +1,9 @@
 // Shares over a fake GPU, by a clock of the test's: what takes time of it are a trainer's records
-// of events, which are part of the executor's work, and products that are none.
+// of events, which are part of the executor's work, products, and kernels that this process
+// launches: those of passes, and of reductions where the executor is in it.
 #include "tests/gpu/step_overlap.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <map>
@@ -9,10 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/fake_gpu.h"
+#include "worker/device/cuda/kernel_launch_on_host.h"
 
 namespace tessera {
 namespace gpu_check {
@@ -24,7 +28,15 @@ using testing_support::FakeGpu;
 
 constexpr char kPasses[] = "passes over memory", kProducts[] = "products of matrices";
 const char* const kWays[] = {"executor a process", "executor in the trainer"};
-constexpr int kRowsOfAKind = 1 + 2 * 3;
+constexpr int kRowsOfAKind = 2 + 2 * 3;
+constexpr int kUnits = 3;
+
+std::atomic<int64_t> launches{0};
+
+void CountLaunch(void* stream) {
+  ++launches;
+  FakeGpu()->AwaitStream(static_cast<CudaStreamHandle*>(stream));
+}
 
 class FakeGemm : public Gemm {
  public:
@@ -51,19 +63,31 @@ class StepOverlapTest : public testing::Test {
   void SetUp() override {
     ASSERT_OK_AND_ASSIGN(gpu_, testing_support::FindGpuUnderTest());
     held_ = FakeGpu()->Held();
+    gpu::AwaitStreamsBeforeLaunches(CountLaunch);
     options_.steps.rounds = 3;
     options_.steps.warm_up_rounds = 1;
     options_.steps.steps_per_round = 2;
-    options_.steps.num_units = 3;
+    options_.steps.num_units = kUnits;
     options_.steps.unit_numel = 1000;
-    options_.steps.forward_passes = 1;
+    options_.forward_passes = 1;
     options_.host_seconds = [this] { return Now(gemm_); };
   }
   void TearDown() override { EXPECT_EQ(FakeGpu()->Held(), held_); }
+  absl::StatusOr<std::vector<BenchRow>> Bench(absl::StatusOr<Gemm*> gemm) {
+    std::vector<BenchRow> all;
+    const auto add = [&](const std::vector<BenchRow>& rows) {
+      all.insert(all.end(), rows.begin(), rows.end());
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(BenchStepOverlap(
+        gpu_, options_, [&] { return gemm; }, add));
+    return all;
+  }
   double Now(const FakeGemm& gemm) {
     EXPECT_OK(FakeGpu()->CtxSetCurrent(nullptr));  // Whoever needs one says so itself.
     readings_ += reading_seconds_;
     return readings_ + record_seconds_ * FakeGpu()->num_calls("EventRecord") +
+           launch_seconds_ * static_cast<double>(launches) +
            product_seconds_ * static_cast<double>(gemm.done());
   }
   std::map<std::string, BenchRow> ByName(const std::vector<BenchRow>& rows) {
@@ -72,6 +96,9 @@ class StepOverlapTest : public testing::Test {
     return by_name;
   }
   static std::string Alone(const std::string& kind) { return kind + " of a step, alone"; }
+  static std::string Kernels(const std::string& kind) {
+    return "copies and sums between " + kind + ", kernels alone";
+  }
   static std::string Work(const std::string& kind, const std::string& way) {
     return "windows and reductions between " + kind + ", " + way;
   }
@@ -84,6 +111,8 @@ class StepOverlapTest : public testing::Test {
   static void ExpectKind(const std::string& kind, std::map<std::string, BenchRow> rows) {
     EXPECT_EQ(rows[Alone(kind)].unit, "us");
     EXPECT_GT(rows[Alone(kind)].value.low, 0);
+    EXPECT_EQ(rows[Kernels(kind)].unit, "us");
+    EXPECT_GT(rows[Kernels(kind)].value.low, 0);
     for (const char* way : kWays) {
       SCOPED_TRACE(kind + " " + way);
       for (const std::string& time : {Work(kind, way), Both(kind, way)}) {
@@ -92,6 +121,8 @@ class StepOverlapTest : public testing::Test {
       }
       EXPECT_EQ(rows[Both(kind, way)].ratio_to, Alone(kind));
       EXPECT_GT(rows[Both(kind, way)].ratio.low, 0);
+      EXPECT_EQ(rows[Work(kind, way)].ratio_to, Kernels(kind));
+      EXPECT_GT(rows[Work(kind, way)].ratio.low, 0);
       EXPECT_EQ(rows[Share(kind, way)].unit, "");
     }
   }
@@ -100,39 +131,83 @@ class StepOverlapTest : public testing::Test {
   StepOverlapOptions options_;
   FakeGemm gemm_;
   double readings_ = 0;
-  double reading_seconds_ = 1e-4, record_seconds_ = 1e-3, product_seconds_ = 1e-4;
+  double reading_seconds_ = 1e-4, record_seconds_ = 1e-3, launch_seconds_ = 2e-3,
+         product_seconds_ = 1e-4;
   std::string held_;
 };
 
 TEST_F(StepOverlapTest, EachWayHasTimesAndSharesBesideEachKindOfCompute) {
-  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, BenchStepOverlap(gpu_, options_, &gemm_));
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&gemm_));
   ASSERT_EQ(rows.size(), kRowsOfAKind + 1 + kRowsOfAKind);
   for (const BenchRow& row : rows) EXPECT_TRUE(row.measured()) << row.error << row.absent;
   std::map<std::string, BenchRow> by_name = ByName(rows);
   ExpectKind(kPasses, by_name);
   ExpectKind(kProducts, by_name);
   for (const char* way : kWays) {
-    // Of this clock passes take nothing, and products their time, whatever is beside them.
-    EXPECT_NEAR(by_name[Share(kPasses, way)].value.median, 1, 0.1) << way;
+    // Of this clock all take their time, whatever is beside them.
+    EXPECT_NEAR(by_name[Share(kPasses, way)].value.median, 0, 0.1) << way;
     EXPECT_NEAR(by_name[Share(kProducts, way)].value.median, 0, 0.1) << way;
   }
-  // As many as take about as long as the work.
-  double work_us = 0;
-  for (const char* way : kWays) work_us += by_name[Work(kPasses, way)].value.median / 2;
-  EXPECT_GT(work_us, 5e3) << "each unit's events are recorded";
+  // A unit has a pass in forward, two in backward and a cast; and a sum whose measure is a second
+  // kernel.
+  const double launch_us = launch_seconds_ * 1e6;
+  EXPECT_NEAR(by_name[Alone(kPasses)].value.median, 4 * kUnits * launch_us, 0.5 * launch_us);
+  EXPECT_NEAR(by_name[Kernels(kPasses)].value.median, 2 * kUnits * launch_us, 0.5 * launch_us);
+}
+
+TEST_F(StepOverlapTest, ProductsTakeThreeTimesAsLongAsTheLongerWork) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&gemm_));
+  ASSERT_EQ(rows.size(), kRowsOfAKind + 1 + kRowsOfAKind);
+  std::map<std::string, BenchRow> by_name = ByName(rows);
+  double work_us[2];
+  for (const int i : {0, 1}) work_us[i] = by_name[Work(kPasses, kWays[i])].value.median;
+  EXPECT_GT(work_us[0], 5e3) << "each unit's events are recorded";
+  EXPECT_GT(work_us[1], 1.2 * work_us[0]) << "and its kernels are launched by this process";
   const double products_us = by_name[Alone(kProducts)].value.median;
-  EXPECT_GE(products_us, work_us / 1.25);
-  EXPECT_LE(products_us, work_us * 1.25);
+  EXPECT_GE(products_us, 3 * work_us[1] / 1.25);
+  EXPECT_LE(products_us, 3 * work_us[1] * 1.25);
   const BenchRow& count = rows[kRowsOfAKind];
   EXPECT_EQ(count.name, "products of 2048 rows and columns in a step");
   EXPECT_EQ(count.unit, "");
   EXPECT_NEAR(count.value.median * product_seconds_ * 1e6, products_us, 0.1 * products_us);
 }
 
+TEST_F(StepOverlapTest, EachPartOfAUnitHasAProductHoweverLongThatTakes) {
+  product_seconds_ = 10;
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&gemm_));
+  ASSERT_EQ(rows.size(), kRowsOfAKind + 1 + kRowsOfAKind);
+  EXPECT_EQ(rows[kRowsOfAKind].value.median, 3 * kUnits);
+  EXPECT_NEAR(ByName(rows)[Alone(kProducts)].value.median, 3 * kUnits * 10e6, 1e5);
+}
+
+TEST_F(StepOverlapTest, RowsOfPassesAreKeptBeforeTheLibraryIsLoaded) {
+  std::vector<size_t> added;
+  const auto add = [&](const std::vector<BenchRow>& rows) {
+    added.push_back(rows.size());
+    return absl::OkStatus();
+  };
+  const auto load = [&]() -> absl::StatusOr<Gemm*> {
+    EXPECT_THAT(added, testing::ElementsAre(kRowsOfAKind));
+    return absl::NotFoundError("none");
+  };
+  EXPECT_OK(BenchStepOverlap(gpu_, options_, load, add));
+  EXPECT_THAT(added, testing::ElementsAre(kRowsOfAKind, 1));
+  int loaded = 0;
+  const auto count_loads = [&]() -> absl::StatusOr<Gemm*> {
+    ++loaded;
+    return &gemm_;
+  };
+  const auto refuse = [](const std::vector<BenchRow>&) {
+    return absl::ResourceExhaustedError("no room");
+  };
+  EXPECT_THAT(BenchStepOverlap(gpu_, options_, count_loads, refuse),
+              StatusIs(StatusCode::kResourceExhausted, "no room"));
+  EXPECT_EQ(loaded, 0);
+}
+
 TEST_F(StepOverlapTest, MachineWithoutTheLibraryIsToldAndThePassesAreMeasured) {
-  ASSERT_OK_AND_ASSIGN(
-      const std::vector<BenchRow> rows,
-      BenchStepOverlap(gpu_, options_, absl::NotFoundError("no cuBLAS: libcublas.so")));
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows,
+                       Bench(absl::NotFoundError("no cuBLAS: libcublas.so")));
   ASSERT_EQ(rows.size(), kRowsOfAKind + 1);
   EXPECT_EQ(rows.back().absent, "no cuBLAS: libcublas.so");
   EXPECT_EQ(rows.back().error, "");
@@ -140,9 +215,8 @@ TEST_F(StepOverlapTest, MachineWithoutTheLibraryIsToldAndThePassesAreMeasured) {
 }
 
 TEST_F(StepOverlapTest, LibraryThatRefusesIsAnErrorAndNotAbsent) {
-  ASSERT_OK_AND_ASSIGN(
-      const std::vector<BenchRow> rows,
-      BenchStepOverlap(gpu_, options_, absl::InternalError("cublasCreate said 3")));
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows,
+                       Bench(absl::InternalError("cublasCreate said 3")));
   ASSERT_EQ(rows.size(), kRowsOfAKind + 1);
   EXPECT_THAT(rows.back().error, HasSubstr("cublasCreate said 3"));
   EXPECT_EQ(rows.back().absent, "");
@@ -152,13 +226,12 @@ TEST_F(StepOverlapTest, LibraryThatRefusesIsAnErrorAndNotAbsent) {
 // At the first one; while their number is looked for; and beside windows and reductions, where a
 // step has begun.
 TEST_F(StepOverlapTest, ProductThatFailsTakesTheRowsOfProductsAndNoOther) {
-  ASSERT_OK(BenchStepOverlap(gpu_, options_, &gemm_).status());
+  ASSERT_OK(Bench(&gemm_).status());
   const int64_t all = gemm_.enqueued();
   for (const int64_t fails_at : {int64_t{1}, int64_t{3}, all / 2, all - 1}) {
     FakeGemm failing(fails_at);
     options_.host_seconds = [&] { return Now(failing); };
-    ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows,
-                         BenchStepOverlap(gpu_, options_, &failing));
+    ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&failing));
     ASSERT_EQ(rows.size(), kRowsOfAKind + 1) << fails_at << " of " << all;
     EXPECT_THAT(rows.back().error, HasSubstr("cublasGemmEx said 13"));
     ExpectKind(kPasses, ByName(rows));
@@ -168,7 +241,7 @@ TEST_F(StepOverlapTest, ProductThatFailsTakesTheRowsOfProductsAndNoOther) {
 TEST_F(StepOverlapTest, ProductsOfWhichTheClockSeesNothingAreAnErrorWithWhatWasTried) {
   product_seconds_ = 0;
   options_.steps.steps_per_round = 1;
-  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, BenchStepOverlap(gpu_, options_, &gemm_));
+  ASSERT_OK_AND_ASSIGN(const std::vector<BenchRow> rows, Bench(&gemm_));
   ASSERT_EQ(rows.size(), kRowsOfAKind + 1);
   EXPECT_THAT(rows.back().error, HasSubstr("no number of products takes"));
   EXPECT_THAT(rows.back().error, HasSubstr("65536 took 0.0001 s"));
@@ -176,9 +249,8 @@ TEST_F(StepOverlapTest, ProductsOfWhichTheClockSeesNothingAreAnErrorWithWhatWasT
 }
 
 TEST_F(StepOverlapTest, ClockThatStandsStillIsAnErrorAndNoShare) {
-  reading_seconds_ = record_seconds_ = product_seconds_ = 0;
-  EXPECT_THAT(BenchStepOverlap(gpu_, options_, &gemm_),
-              StatusIs(StatusCode::kInternal, HasSubstr("stands still")));
+  reading_seconds_ = record_seconds_ = launch_seconds_ = product_seconds_ = 0;
+  EXPECT_THAT(Bench(&gemm_).status(), StatusIs(StatusCode::kInternal, HasSubstr("stands still")));
 }
 
 TEST(HiddenSharesTest, AreOfTheShorterAndOfEachRound) {
