@@ -69,6 +69,7 @@ std::string UnfitOf(const torch::Tensor& tensor) {
     return absl::StrCat("is ", (std::ostringstream() << tensor.layout()).str());
   if (tensor.is_nested() || !tensor.has_storage()) return "has no storage";
   if (tensor.is_meta()) return "is on the meta device";
+  if (tensor._is_zerotensor()) return "is zeroes without memory";
   if (tensor.numel() == 0) return "";
   int64_t last = tensor.storage_offset();
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);

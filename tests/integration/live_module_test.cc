@@ -279,7 +279,7 @@ TEST_F(LiveModuleTest, TensorsWithoutElementsOfTheirOwnAreRefusedByNameAndOnlyWh
       {torch::zeros({5, 3}).to_sparse_csr(), "'table' is SparseCsr, so it cannot be set"},
       {torch::zeros({5, 3}, torch::kMeta), "'table' is on the meta device"},
       {beyond, "'table' needs 60 bytes of its storage, which has 8"},
-      {torch::_efficientzerotensor({5, 3}, torch::kFloat), "'table'"},
+      {torch::_efficientzerotensor({5, 3}, torch::kFloat), "'table' is zeroes without memory"},
       {torch::quantize_per_tensor(unread, 0.5, 0, torch::kQInt8), "'table' is QInt8, the job's"}};
   for (const auto& [tensor, text] : cases) {
     SCOPED_TRACE(text);
