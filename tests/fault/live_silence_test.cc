@@ -47,11 +47,12 @@ class FirstChunkSink : public LiveSink {
 };
 
 TEST_F(LiveSilenceTest, ReaderOfAWorkerThatStopsInTheMiddleIsToldAndTheNextOneIsServed) {
-  worker_timeout_ = absl::Milliseconds(500);
+  worker_timeout_ = absl::Seconds(2);
   ASSERT_NO_FATAL_FAILURE(StartJob(kManyElements));
   LiveReaderOptions options;
   options.coordinator_address = coordinator_address();
-  options.keepalive = kFast;
+  // A coordinator that is only slow is not to be taken for the silent one.
+  options.keepalive = {absl::Seconds(1), absl::Seconds(10)};
   ASSERT_OK_AND_ASSIGN(const auto reader, LiveReader::Open(options));
   LiveQuery query;
   query.job_id = "toy";
