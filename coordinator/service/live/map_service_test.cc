@@ -125,6 +125,7 @@ TEST_F(MapServiceTest, ClientIsToldWhatThereIsAndWhereAndWorkersWhatToGiveUntilI
   query.set_buffers(true);
   const auto call = Map(query);
   const std::string session = SessionOf(a_.get());
+  EXPECT_EQ(SessionOf(b_.get()), session);
   EXPECT_TRUE(IsMapSession(session));
   EXPECT_GE(session.size(), 32u) << "it can be guessed";
   sa_ = std::make_unique<MapStream>(channel_, "a", session);
@@ -186,6 +187,7 @@ TEST_F(MapServiceTest, WhatAWorkerRefusesIsTheClientsErrorByName) {
   Start(100);
   const auto call = Map();
   const std::string session = SessionOf(a_.get());
+  EXPECT_EQ(SessionOf(b_.get()), session);
   sa_ = std::make_unique<MapStream>(channel_, "a", session);
   sb_ = std::make_unique<MapStream>(channel_, "b", session);
   sa_->Offer();
