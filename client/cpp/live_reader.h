@@ -18,6 +18,8 @@
 // workers themselves where this host reaches them all, else through the coordinator. Elements are
 // row-major and little-endian, as they lie in memory here.
 //
+// Where the workers are on this host, LiveMap (live_map.h) shows the same without a copy.
+//
 // LiveClient (live_client.h) is the same in the wire's own messages. A reader is for one thread at
 // a time; several may read one job, up to as many as it serves at once (four).
 #ifndef TESSERA_CLIENT_CPP_LIVE_READER_H_
