@@ -1,14 +1,11 @@
 #include "client/cpp/load_optimizer_state.h"
 
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
@@ -16,6 +13,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/dcp/dcp_model.h"
 #include "checkpoint/dcp/dcp_optimizer.h"
+#include "checkpoint/dcp/optimizer_ids.h"
 #include "checkpoint/element_reader.h"
 #include "checkpoint/storage/storage_path.h"
 #include "client/cpp/optimizer_state.h"
@@ -59,8 +57,8 @@ class Plan {
     model_ = std::make_unique<dcp::DcpModel>(std::move(model));
     ASSIGN_OR_RETURN(dcp::OptimizerState state,
                      dcp::ReadOptimizerState(folder, *model_, options.prefix));
-    RETURN_IF_ERROR(HasIds(session, state) ? NameIds(session, options.names_of_ids, &state)
-                                           : RenameAll(options.renames, &state));
+    RETURN_IF_ERROR(HasIds(session, options, state) ? dcp::NameIds(options.names_of_ids, &state)
+                                                    : RenameAll(options.renames, &state));
     RETURN_IF_ERROR(PlanParameters(session, state, options.strict));
     return PlanGroups(session, state);
   }
@@ -71,87 +69,22 @@ class Plan {
   const std::vector<HyperParameters>& groups() const { return groups_; }
 
  private:
-  // The id that a key is; nothing: it is none.
-  static std::optional<size_t> IdOf(const std::string& key) {
-    uint32_t id = 0;
-    if (!absl::SimpleAtoi(key, &id) || absl::StrCat(id) != key) return std::nullopt;
-    return id;
-  }
-
-  // Whether it is by ids: all of it, and the model has no such names.
-  static bool HasIds(const Session& session, const dcp::OptimizerState& state) {
+  // Whether its keys are ids: numbers of which none, as the job has it, is a parameter's name.
+  static bool HasIds(const Session& session, const LoadOptimizerOptions& options,
+                     const dcp::OptimizerState& state) {
+    if (!dcp::MayBeIds(state)) return false;
     std::set<std::string> keys;
-    for (const auto& [key, parameter] : state.parameters) keys.insert(key);
-    for (const auto& [key, numbers] : state.numbers) keys.insert(key);
-    for (const std::vector<std::string>& group : NamesByGroup(session)) {
-      for (const std::string& name : group) {
-        if (keys.count(name) > 0) return false;
-      }
-    }
-    return !keys.empty() && std::all_of(keys.begin(), keys.end(), [](const std::string& key) {
-      return IdOf(key).has_value();
-    });
-  }
-
-  // The job's parameters as torch.optim numbers them.
-  static std::vector<std::vector<std::string>> NamesByGroup(const Session& session) {
-    std::vector<std::vector<std::string>> names(session.config().groups.size());
+    for (const auto& [key, parameter] : state.parameters)
+      keys.insert(NameInModel(options.renames, key));
+    for (const auto& [key, numbers] : state.numbers) keys.insert(NameInModel(options.renames, key));
     for (const UnitLayout& unit : session.layout().units) {
-      for (const PlacedParameter& placed : unit.flat.parameters())
-        names[GroupOf(session.config(), placed.spec.name)].push_back(placed.spec.name);
-    }
-    return names;
-  }
-
-  // How many parameters each group of the folder has, by their ids; those without are left out.
-  static std::vector<size_t> GroupSizes(const dcp::OptimizerState& state) {
-    std::map<size_t, const Numbers*> group_of;
-    for (const auto& [key, numbers] : state.numbers) group_of[*IdOf(key)] = numbers.get();
-    std::vector<size_t> sizes;
-    const Numbers* last = nullptr;
-    for (const auto& [id, group] : group_of) {
-      if (sizes.empty() || group != last) sizes.push_back(0);
-      ++sizes.back();
-      last = group;
-    }
-    return sizes;
-  }
-
-  static absl::Status NameIds(const Session& session, const std::vector<std::string>& given,
-                              dcp::OptimizerState* state) {
-    std::vector<std::string> names = given;
-    std::vector<size_t> own_sizes;
-    if (given.empty()) {
-      for (const std::vector<std::string>& group : NamesByGroup(session)) {
-        names.insert(names.end(), group.begin(), group.end());
-        if (!group.empty()) own_sizes.push_back(group.size());
+      for (const PlacedParameter& placed : unit.flat.parameters()) {
+        for (const std::string& name : NamesOf(unit, placed.spec.name)) {
+          if (keys.count(name) > 0) return false;
+        }
       }
     }
-    const std::vector<size_t> sizes = GroupSizes(*state);
-    const bool differs = given.empty() ? sizes != own_sizes : state->numbers.size() != names.size();
-    if (differs) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "optimizer state: it is by ids, in param groups of ", absl::StrJoin(sizes, ", "),
-          " parameters, and ", given.empty() ? "the job has groups of " : "there are names of ",
-          given.empty() ? absl::StrJoin(own_sizes, ", ") : absl::StrCat(names.size()),
-          ": what do the ids stand for?"));
-    }
-    dcp::OptimizerState named;
-    for (auto& [key, parameter] : state->parameters) {
-      const size_t id = *IdOf(key);
-      if (id >= names.size())
-        return Wrong(absl::StatusCode::kNotFound, key, "it is in none of the param groups");
-      if (!named.parameters.emplace(names[id], std::move(parameter)).second)
-        return Wrong(absl::StatusCode::kInvalidArgument, names[id], "it has two ids");
-    }
-    for (auto& [key, numbers] : state->numbers) {
-      const size_t id = *IdOf(key);
-      if (id >= names.size())
-        return Wrong(absl::StatusCode::kNotFound, key, "ids do not count up to it");
-      named.numbers.emplace(names[id], std::move(numbers));
-    }
-    *state = std::move(named);
-    return absl::OkStatus();
+    return true;
   }
 
   static absl::Status RenameAll(const std::vector<NameSelection::Rename>& renames,

@@ -31,13 +31,16 @@ namespace tessera {
 struct LoadOptimizerOptions {
   // What the names of the optimizer's items begin with: the key that it was saved under, and a dot.
   std::string prefix = "optim.";
-  // Of a parameter's name as the optimizer has it; the first that applies. Not of ids.
+  // Of a parameter's name as the optimizer has it; the first that applies. Not of ids; numbers that
+  // become names of the job's parameters by it are names.
   std::vector<NameSelection::Rename> renames = {};
   // What ids stand for where the folder has those, as the state_dict() of torch.optim itself does:
-  // id i is the i-th parameter of the optimizer, one param group behind the other. Empty: the job's
-  // parameters, its groups one behind the other, and each in the order of the units; the folder's
-  // groups must be as large then.
-  std::vector<std::string> names_of_ids = {};
+  // the names of each of its param groups, in the order in which the optimizer got them. The
+  // folder's groups must be as large. Of model.parameters() that is the order in which the module
+  // registered them, which is not that of the job's units: the root's own come first there, also
+  // those that are registered last. Nothing tells them apart where shapes are alike, so nothing is
+  // guessed: a folder with ids is refused without names.
+  std::vector<std::vector<std::string>> names_of_ids = {};
   // A trainable parameter that the folder has no state of, and a state of what is no parameter, are
   // an error. Otherwise the former has no state afterwards, as a new one, and the latter is not
   // read. An SGD's momentum may be missing in any case: it is one of zeroes.
@@ -50,11 +53,12 @@ struct LoadOptimizerOptions {
 // Errors: NotFound            nothing under the prefix; with `strict`, naming the parameter
 //         InvalidArgument     no absolute path to a folder of DCP's; what dcp::ReadOptimizerState
 //                             refuses; a moment of another shape or no floating-point one, or a
-//                             number that is out of range, named
+//                             number that is out of range, named; a name for two
+//                             ids
 //         FailedPrecondition  the folder has other moments than the job's optimizer, or other
 //                             numbers within one of its groups, named; the ranks see different
-//                             folders or ask for different things; no initial values; other
-//                             ids than names_of_ids, or groups of another size
+//                             folders or ask for different things; no initial values; ids,
+//                             and no names_of_ids, or those of groups of another size
 //         Unimplemented       numbers that the job's optimizer has no formula for (nesterov, ...)
 //         PermissionDenied, DataLoss  the files, as some rank sees them
 absl::StatusOr<std::vector<HyperParameters>> LoadOptimizerState(

@@ -56,8 +56,9 @@ absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(
     ShardedModel* model, ShardOptimizer* own, const std::string& path,
     const LoadModelCheckpointOptions& options = {});
 // Of a folder of DCP's, as client/cpp/load_optimizer_state.h has it, and TakeOptimState behind.
-// Where the folder has ids, those of the optimizer's own param groups are meant, unless options say
-// otherwise. Returns the folder's numbers by the job's param groups; those of `own` stay.
+// Ids in the folder count the optimizer's own param groups, which must be as large there, and in
+// each the parameters in the order of the root module's parameters(), unless options say otherwise.
+// Returns the folder's numbers by the job's param groups; those of `own` stay.
 absl::StatusOr<std::vector<HyperParameters>> LoadOptimizerState(
     ShardedModel* model, ShardOptimizer* own, const std::string& folder,
     const LoadOptimizerOptions& options = {});

@@ -169,34 +169,37 @@ TEST_F(LoadDcpOptimizerTest, ParametersByIdAreThoseOfTheGroupsInTheirOrder) {
   GoldenFolder by_id = golden;
   testing_support::PutIds({{"0.weight", 0}, {"2.weight", 1}, {"0.bias", 2}, {"2.bias", 3}}, &by_id);
   const std::string folder = by_id.WriteOut();
-  for (const bool given : {false, true}) {
-    SessionOptions options = OptionsOf(3);
-    SplitGroups(&options);
-    LoadOptimizerOptions load;
-    if (given) load.names_of_ids = {"0.weight", "2.weight", "0.bias", "2.bias"};
-    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTrained(options));
-    EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
-      ASSIGN_OR_RETURN(const std::vector<HyperParameters> groups,
-                       LoadOptimizerState(session, folder, load));
-      ASSIGN_OR_RETURN(const ToyState state, ReadState(session));
-      EXPECT_THAT(state.update_counts, ElementsAre(3, 4, 5, 6));
-      ExpectMoments(golden, state, StateArray::kFirstMoment, "exp_avg");
-      ExpectMoments(golden, state, StateArray::kSecondMoment, "exp_avg_sq");
-      EXPECT_EQ(groups[0].learning_rate, 0.25);
-      EXPECT_EQ(groups[1].learning_rate, 0.5);
-      return absl::OkStatus();
-    }));
-  }
+  SessionOptions options = OptionsOf(3);
+  SplitGroups(&options);
+  LoadOptimizerOptions load;
+  load.names_of_ids = {{"0.weight", "2.weight"}, {"0.bias", "2.bias"}};
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTrained(options));
+  EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    ASSIGN_OR_RETURN(const std::vector<HyperParameters> groups,
+                     LoadOptimizerState(session, folder, load));
+    ASSIGN_OR_RETURN(const ToyState state, ReadState(session));
+    EXPECT_THAT(state.update_counts, ElementsAre(3, 4, 5, 6));
+    ExpectMoments(golden, state, StateArray::kFirstMoment, "exp_avg");
+    ExpectMoments(golden, state, StateArray::kSecondMoment, "exp_avg_sq");
+    EXPECT_EQ(groups[0].learning_rate, 0.25);
+    EXPECT_EQ(groups[1].learning_rate, 0.5);
+    return absl::OkStatus();
+  }));
 }
 
-// Which is which cannot be seen where shapes are alike, so nothing is guessed.
-TEST_F(LoadDcpOptimizerTest, IdsOfOtherGroupsThanTheJobsAreRefusedUnlessTheirNamesAreGiven) {
+// Which is which cannot be seen where shapes are alike, and units have another order than the
+// model's parameters(), so nothing is guessed: also where all would fit.
+TEST_F(LoadDcpOptimizerTest, IdsAreRefusedWithoutNamesAndWithThoseOfOtherGroupsOrTwice) {
   GoldenFolder by_id = ReadGoldenFolder("adamw");
   testing_support::PutIds({{"0.weight", 0}, {"2.weight", 1}, {"0.bias", 2}, {"2.bias", 3}}, &by_id);
   const std::string folder = by_id.WriteOut();
-  const auto expect = [&](const SessionOptions& options, const LoadOptimizerOptions& load,
-                          absl::StatusCode code, const std::string& text) {
-    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTrained(options));
+  SessionOptions options = OptionsOf(2);
+  SplitGroups(&options);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTrained(options));
+  const auto expect = [&](const std::vector<std::vector<std::string>>& names, absl::StatusCode code,
+                          const std::string& text) {
+    LoadOptimizerOptions load;
+    load.names_of_ids = names;
     EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
       ASSIGN_OR_RETURN(const ToyState before, ReadState(session));
       EXPECT_THAT(LoadOptimizerState(session, folder, load), StatusIs(code, HasSubstr(text)));
@@ -206,17 +209,39 @@ TEST_F(LoadDcpOptimizerTest, IdsOfOtherGroupsThanTheJobsAreRefusedUnlessTheirNam
     }));
   };
   using Code = absl::StatusCode;
-  expect(OptionsOf(2), {}, Code::kFailedPrecondition,
-         "in param groups of 2, 2 parameters, and the job has groups of 4");
-  SessionOptions split = OptionsOf(2);
-  SplitGroups(&split);
+  expect({}, Code::kFailedPrecondition, "in param groups of 2, 2 parameters, and does not say");
+  expect({{"0.weight", "2.weight", "0.bias"}, {"2.bias"}}, Code::kFailedPrecondition,
+         "in param groups of 2, 2 parameters, and there are names for groups of 3, 1");
+  expect({{"0.weight", "2.weight"}, {"0.bias"}}, Code::kFailedPrecondition, "for groups of 2, 1");
+  expect({{"0.weight", "2.weight"}, {"0.bias", "0.bias"}}, Code::kInvalidArgument,
+         "'0.bias' is given for two ids");
+  expect({{"2.weight", "0.weight"}, {"0.bias", "2.bias"}}, Code::kInvalidArgument,
+         "of shape [1, 5], '0.weight' is of [5, 3]");
+}
+
+// As those of a ParameterList of the root.
+TEST_F(LoadDcpOptimizerTest, NumbersThatAreNamesByRenamesAreNoIds) {
+  const GoldenFolder golden = ReadGoldenFolder("adamw");
+  GoldenFolder numbered = golden;
+  testing_support::PutIds({{"0.weight", 3}, {"2.weight", 2}, {"0.bias", 1}, {"2.bias", 0}},
+                          &numbered);
+  const std::string folder = numbered.WriteOut();
   LoadOptimizerOptions load;
-  load.names_of_ids = {"0.weight", "2.weight", "0.bias"};
-  expect(split, load, Code::kFailedPrecondition, "there are names of 3");
-  load.names_of_ids = {"0.weight", "2.weight", "0.bias", "0.bias"};
-  expect(split, load, Code::kInvalidArgument, "'0.bias': it has two ids");
-  load.names_of_ids = {"2.weight", "0.weight", "0.bias", "2.bias"};
-  expect(split, load, Code::kInvalidArgument, "of shape [1, 5], '0.weight' is of [5, 3]");
+  load.renames = {{"", "list."}};
+  SessionOptions options = OptionsOf(2);
+  options.model.units[0].parameters[0].name = "list.3";
+  options.model.units[0].parameters[1].name = "list.1";
+  options.model.units[1].parameters[0].name = "list.2";
+  options.model.units[1].parameters[1].name = "list.0";
+  options.config.groups.emplace_back().parameter_names = {"list.1", "list.0"};
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTrained(options));
+  EXPECT_OK(team.RunAll([&](Session* session) -> absl::Status {
+    RETURN_IF_ERROR(LoadOptimizerState(session, folder, load).status());
+    ASSIGN_OR_RETURN(const ToyState state, ReadState(session));
+    EXPECT_THAT(state.update_counts, ElementsAre(3, 4, 5, 6));
+    ExpectMoments(golden, state, StateArray::kFirstMoment, "exp_avg");
+    return absl::OkStatus();
+  }));
 }
 
 TEST_F(LoadDcpOptimizerTest, FlattenedFolderOfOneProcessIsLoadedTheSameWay) {

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,27 +33,40 @@ const std::map<std::string, std::string>& NamesInNet() {
   return *names;
 }
 
+// The same layers, and the first is a unit: the root's own parameters come before it by unit, and
+// behind it by registration.
+struct TwoLayersImpl : torch::nn::Module {
+  TwoLayersImpl()
+      : in(register_module("in", std::make_shared<Sharded<torch::nn::LinearImpl>>(3, 5))),
+        out(register_module("out", torch::nn::Linear(5, 1))) {}
+  torch::Tensor forward(torch::Tensor x) { return out->forward(in->forward(x)); }
+  std::shared_ptr<Sharded<torch::nn::LinearImpl>> in;
+  torch::nn::Linear out;
+};
+using TwoLayers = Sharded<TwoLayersImpl>;
+
 class LoadDcpShardOptimizerTest : public TorchCluster {
  protected:
   // Weights of these layers in a group, and biases in another, as the folder "adamw" has them.
   static std::unique_ptr<ShardOptimizer> MakeAdamW(Trainer& trainer) {
-    auto own =
-        ShardOptimizer::Create(trainer.model.get(), [](const std::vector<ShardTensor>& shards) {
-          std::vector<torch::Tensor> groups[2];
-          const std::vector<std::string> names[2] = {{"in.weight", "out.weight"},
-                                                     {"in.bias", "out.bias"}};
-          for (int group = 0; group < 2; ++group) {
-            for (const std::string& name : names[group]) {
-              for (const ShardTensor& shard : shards)
-                if (shard.name == name) groups[group].push_back(shard.tensor);
-            }
-          }
-          const torch::optim::AdamWOptions options(0.01);
-          auto optimizer = std::make_unique<torch::optim::AdamW>(groups[0], options);
-          optimizer->add_param_group(torch::optim::OptimizerParamGroup(
-              groups[1], std::make_unique<torch::optim::AdamWOptions>(options)));
-          return optimizer;
-        });
+    return MakeAdamW(trainer.model.get(), {"in.weight", "out.weight"}, {"in.bias", "out.bias"});
+  }
+  // In the order of the shards, whatever that of the names is.
+  static std::unique_ptr<ShardOptimizer> MakeAdamW(ShardedModel* model,
+                                                   const std::set<std::string>& first,
+                                                   const std::set<std::string>& second) {
+    auto own = ShardOptimizer::Create(model, [&](const std::vector<ShardTensor>& shards) {
+      std::vector<torch::Tensor> groups[2];
+      for (const ShardTensor& shard : shards) {
+        if (first.count(shard.name) > 0) groups[0].push_back(shard.tensor);
+        if (second.count(shard.name) > 0) groups[1].push_back(shard.tensor);
+      }
+      const torch::optim::AdamWOptions options(0.01);
+      auto optimizer = std::make_unique<torch::optim::AdamW>(groups[0], options);
+      optimizer->add_param_group(torch::optim::OptimizerParamGroup(
+          groups[1], std::make_unique<torch::optim::AdamWOptions>(options)));
+      return optimizer;
+    });
     EXPECT_OK(own);
     return *std::move(own);
   }
@@ -123,6 +137,44 @@ TEST_F(LoadDcpShardOptimizerTest, StateByNameAndByIdIsTheFoldersInAnyWorldAndTra
           InTwoGroups(absl::StrCat("job-", world_size, has_ids ? "-ids" : "")));
     }
   }
+}
+
+TEST_F(LoadDcpShardOptimizerTest, IdsCountParametersAsTheModuleRegisteredThemNotByUnit) {
+  const GoldenFolder golden = ReadGoldenFolder("adamw");
+  GoldenFolder by_id = golden;
+  testing_support::PutIds({{"0.weight", 0}, {"2.weight", 1}, {"0.bias", 2}, {"2.bias", 3}}, &by_id);
+  const std::string folder = by_id.WriteOut();
+  ForEachRank(2, [&](int rank) {
+    SessionOptions options = OptionsFor(rank, 2);
+    InTwoGroups("job")(&options);
+    auto attached = ShardedModel::Attach(std::make_shared<TwoLayers>(), options);
+    ASSERT_OK(attached);
+    ShardedModel* model = attached->get();
+    const auto own = MakeAdamW(model, {"in.weight", "out.weight"}, {"in.bias", "out.bias"});
+    ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, own->ParameterNames());
+    ASSERT_EQ(names.front(), "out.weight") << "units have another order, or nothing is shown";
+    EXPECT_OK(LoadOptimizerState(model, own.get(), folder));
+    ASSERT_OK_AND_ASSIGN(const OptimStateDict dict, GatherOptimState(model, own.get()));
+    ExpectGolden(golden, dict);
+  });
+}
+
+TEST_F(LoadDcpShardOptimizerTest, IdsOfGroupsOfOtherSizesThanTheOptimizersAreRefused) {
+  GoldenFolder by_id = ReadGoldenFolder("adamw");
+  testing_support::PutIds({{"0.weight", 0}, {"2.weight", 1}, {"0.bias", 2}, {"2.bias", 3}}, &by_id);
+  const std::string folder = by_id.WriteOut();
+  OnEachRank(
+      2,
+      [&](Trainer& trainer) {
+        const auto own =
+            MakeAdamW(trainer.model.get(), {"in.weight", "out.weight", "in.bias"}, {"out.bias"});
+        EXPECT_THAT(LoadOptimizerState(trainer.model.get(), own.get(), folder),
+                    StatusIs(absl::StatusCode::kFailedPrecondition,
+                             HasSubstr("groups of 2, 2 parameters, and there are names for groups "
+                                       "of 3, 1")));
+        TakeStep(trainer, own.get());
+      },
+      InTwoGroups("job"));
 }
 
 TEST_F(LoadDcpShardOptimizerTest, WhatDoesNotFitIsEveryRanksErrorAndTheOptimizerIsAsItWas) {
