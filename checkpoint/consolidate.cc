@@ -1,6 +1,7 @@
 #include "checkpoint/consolidate.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,10 +28,12 @@ class Consolidator {
 
   absl::Status Run() {
     RETURN_IF_ERROR(Plan());
-    RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kCheckpoint));
-    absl::Status status = Write();
+    std::optional<FolderIdentity> made;
+    absl::Status status = BeginFolder(path_, FolderKind::kCheckpoint, &made);
+    if (status.ok()) status = Write();
+    if (status.ok()) status = CheckStillMade(path_, made);
     if (status.ok()) status = PublishCheckpoint(path_, manifest_);
-    if (!status.ok()) DiscardFolder(path_);
+    if (!status.ok()) DiscardFolder(path_, made);
     return status;
   }
 

@@ -67,11 +67,13 @@ bool IsOfKind(Storage* storage, const std::string& folder, FolderKind kind) {
   return false;
 }
 
-// Whether something has that name; one of the kind may be replaced, nothing else.
-absl::StatusOr<bool> IsTaken(Storage* storage, const std::string& path, FolderKind kind) {
+// What has that name, if anything; one of the kind may be replaced, nothing else.
+absl::StatusOr<std::optional<FolderIdentity>> HolderOf(Storage* storage, const std::string& path,
+                                                       FolderKind kind) {
   ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(path, Links::kSeen));
-  if (!there.has_value()) return false;
-  if (there->kind == EntryInfo::Kind::kFolder && IsOfKind(storage, path, kind)) return true;
+  if (!there.has_value()) return std::nullopt;
+  if (there->kind == EntryInfo::Kind::kFolder && IsOfKind(storage, path, kind))
+    return there->identity;
   return absl::FailedPreconditionError(
       absl::StrCat(path, " exists and is no ", NameOf(kind), ", so it is not replaced"));
 }
@@ -108,28 +110,44 @@ absl::Status RemoveFolder(const std::string& folder, Removal removal) {
   return storage->RemoveEmptyFolder(folder);
 }
 
-absl::Status BeginFolder(const std::string& path, FolderKind kind) {
+absl::Status BeginFolder(const std::string& path, FolderKind kind,
+                         std::optional<FolderIdentity>* made) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   if (path.empty() || path[0] != '/' || path.back() == '/') {
     return absl::InvalidArgumentError(
         absl::StrCat(NameOf(kind), " '", path, "' is no absolute path of a folder"));
   }
-  RETURN_IF_ERROR(IsTaken(storage, path, kind).status());
+  RETURN_IF_ERROR(HolderOf(storage, path, kind).status());
   const std::string partial = PartialFolder(path);
   RETURN_IF_ERROR(RemoveFolder(partial));
   RETURN_IF_ERROR(FaultPoint("checkpoint.begin"));
-  return storage->MakeFolder(partial);
+  RETURN_IF_ERROR(storage->MakeFolder(partial));
+  if (made == nullptr) return absl::OkStatus();
+  const auto there = storage->Look(partial, Links::kSeen);
+  if (there.ok() && there->has_value()) *made = (*there)->identity;
+  return there.status();
 }
 
-absl::StatusOr<bool> NameFolder(const std::string& path, FolderKind kind, Existing existing) {
+absl::Status CheckStillMade(const std::string& path, const std::optional<FolderIdentity>& made) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
-  ASSIGN_OR_RETURN(const bool is_taken, IsTaken(storage, path, kind));
-  if (is_taken && existing == Existing::kRefused) return Taken(path, kind);
+  const std::string partial = PartialFolder(path);
+  ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(partial, Links::kSeen));
+  if (made.has_value() && there.has_value() && there->identity == *made) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      partial, " is not the folder that this save made: another one writes to ", path));
+}
+
+absl::StatusOr<std::optional<FolderIdentity>> NameFolder(const std::string& path, FolderKind kind,
+                                                         Existing existing) {
+  ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
+  ASSIGN_OR_RETURN(const std::optional<FolderIdentity> holder, HolderOf(storage, path, kind));
+  if (holder.has_value() && existing == Existing::kRefused) return Taken(path, kind);
   // Without an exchange it is refused, too, where another got the name since that look.
-  const absl::Status published = storage->PublishFolder(PartialFolder(path), path, is_taken);
+  const absl::Status published =
+      storage->PublishFolder(PartialFolder(path), path, holder.has_value());
   if (existing == Existing::kRefused && absl::IsAlreadyExists(published)) return Taken(path, kind);
   RETURN_IF_ERROR(published);
-  return is_taken;
+  return holder;
 }
 
 void UnnameFolder(const std::string& path, bool had_another) {
@@ -138,11 +156,16 @@ void UnnameFolder(const std::string& path, bool had_another) {
 }
 
 absl::Status PublishFolder(const std::string& path, FolderKind kind, Existing existing) {
-  ASSIGN_OR_RETURN(const bool replaces, NameFolder(path, kind, existing));
-  if (replaces) DiscardFolder(path);  // What has the partial one's name now is the old one.
+  ASSIGN_OR_RETURN(const std::optional<FolderIdentity> replaced, NameFolder(path, kind, existing));
+  // What has the partial one's name now is the old one, or another save's that began meanwhile.
+  DiscardFolder(path, replaced);
   return absl::OkStatus();
 }
 
 void DiscardFolder(const std::string& path) { (void)RemoveFolder(PartialFolder(path)); }
+
+void DiscardFolder(const std::string& path, const std::optional<FolderIdentity>& made) {
+  if (made.has_value() && CheckStillMade(path, made).ok()) DiscardFolder(path);
+}
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -108,7 +109,7 @@ TEST_P(NamedFolderTest, NameCanBeTakenAwayAgain) {
   const auto name = [&](const std::string& text) {
     EXPECT_OK(BeginFolder(path_, GetParam()));
     EXPECT_OK(WriteWholeFile(absl::StrCat(PartialFolder(path_), "/", MarkOf(GetParam())), text));
-    return *NameFolder(path_, GetParam());
+    return NameFolder(path_, GetParam())->has_value();
   };
   EXPECT_FALSE(name("first"));
   UnnameFolder(path_, false);
@@ -119,6 +120,39 @@ TEST_P(NamedFolderTest, NameCanBeTakenAwayAgain) {
   EXPECT_EQ(Text(GetParam()), "first");
   DiscardFolder(path_);
   EXPECT_FALSE(std::filesystem::exists(PartialFolder(path_)));
+}
+
+TEST_P(NamedFolderTest, FolderThatAnotherSaveMadeIsKnownAndOnlyItsOwnIsRemoved) {
+  std::optional<FolderIdentity> own, others;
+  const std::string partial = PartialFolder(path_);
+  EXPECT_THAT(CheckStillMade(path_, own),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(partial)));
+  ASSERT_OK(BeginFolder(path_, GetParam(), &own));
+  EXPECT_OK(CheckStillMade(path_, own));
+  std::filesystem::rename(partial, root_ + "/kept");  // So that its inode is no other folder's.
+  ASSERT_OK(BeginFolder(path_, GetParam(), &others));
+  EXPECT_THAT(CheckStillMade(path_, own),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(partial)));
+  DiscardFolder(path_, own);
+  DiscardFolder(path_, std::nullopt);
+  EXPECT_OK(CheckStillMade(path_, others));
+  DiscardFolder(path_, others);
+  EXPECT_FALSE(std::filesystem::exists(partial));
+  EXPECT_THAT(CheckStillMade(path_, others),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(partial)));
+}
+
+TEST_P(NamedFolderTest, FolderIsTheSameUnderItsName) {
+  std::optional<FolderIdentity> first, second;
+  ASSERT_OK(BeginFolder(path_, GetParam(), &first));
+  ASSERT_OK(WriteWholeFile(absl::StrCat(PartialFolder(path_), "/", MarkOf(GetParam())), "first"));
+  ASSERT_OK_AND_ASSIGN(std::optional<FolderIdentity> replaced, NameFolder(path_, GetParam()));
+  EXPECT_FALSE(replaced.has_value());
+  ASSERT_OK(BeginFolder(path_, GetParam(), &second));
+  ASSERT_OK(WriteWholeFile(absl::StrCat(PartialFolder(path_), "/", MarkOf(GetParam())), "second"));
+  ASSERT_OK_AND_ASSIGN(replaced, NameFolder(path_, GetParam()));
+  EXPECT_EQ(replaced, first);
+  EXPECT_OK(CheckStillMade(path_, replaced)) << "the old one is the partial one now";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, NamedFolderTest,

@@ -209,6 +209,20 @@ absl::StatusOr<std::vector<std::string>> PosixStorage::List(const std::string& f
   }
 }
 
+namespace {
+
+// The number of an inode with when it was made, where the file system says so: the number of one
+// that is removed is often given to the next.
+uint64_t NumberOf(const std::string& path, int flags, uint64_t inode) {
+  struct statx info = {};
+  if (statx(AT_FDCWD, path.c_str(), flags, STATX_BTIME, &info) != 0) return inode;
+  if ((info.stx_mask & STATX_BTIME) == 0) return inode;
+  const uint64_t born = info.stx_btime.tv_sec * uint64_t{1'000'000'000} + info.stx_btime.tv_nsec;
+  return inode + born * 0x9e3779b97f4a7c15;  // Odd, so that no time is lost.
+}
+
+}  // namespace
+
 absl::StatusOr<std::optional<EntryInfo>> PosixStorage::Look(const std::string& path, Links links) {
   struct stat info;
   const int flags = links == Links::kSeen ? AT_SYMLINK_NOFOLLOW : 0;
@@ -219,7 +233,7 @@ absl::StatusOr<std::optional<EntryInfo>> PosixStorage::Look(const std::string& p
   return EntryInfo{KindOf(info.st_mode),
                    info.st_size,
                    absl::TimeFromTimespec(info.st_mtim),
-                   {info.st_dev, info.st_ino}};
+                   {info.st_dev, NumberOf(path, flags, info.st_ino)}};
 }
 
 }  // namespace tessera

@@ -58,7 +58,9 @@ struct SaveCheckpointOptions {
   // Else a checkpoint that is at the path already, whole or damaged, is refused with AlreadyExists,
   // on all ranks and before anything is written. It is rank 0 that looks, or of parts each rank for
   // its own. What another job publishes there while this one is written stays, too: then this one
-  // does not get the name. The same on all ranks.
+  // does not get the name. But what is not published is not guarded: two saves to one path at the
+  // same time remove each other's files. Mostly the first is told (FailedPrecondition), or a load
+  // is (DataLoss); see docs/formats/checkpoint.md. The same on all ranks.
   bool overwrite = true;
   // The model in files of at most so many bytes of tensors and an index, as SaveModelOptions'; 0:
   // in one file.
@@ -83,7 +85,8 @@ struct CheckpointContents {
 // Errors: InvalidArgument     the path, a buffer's name or size (named), or too many bytes
 //         AlreadyExists       as SaveCheckpointOptions::overwrite
 //         FailedPrecondition  something that is no checkpoint has that name, or the file system
-//                             cannot replace one; no initial values; fake collectives
+//                             cannot replace one; no initial values; fake collectives; another
+//                             save to the path removed what this one wrote
 //         the file system's (ResourceExhausted: the disk is full), with the cause of each rank
 //         that failed: a checkpoint that had the name is as it was then
 //         Aborted             a process died, or the ranks could not agree in time.

@@ -64,6 +64,8 @@ class CheckpointSave {
   }
 
   std::vector<std::string> TakeRemoved() { return std::move(removed_); }
+  // Nothing of this save is left, and nothing of another's is touched.
+  void Undo() { DiscardFolder(request_.path(), made_); }
   int64_t written_bytes() const {
     return plan_.has_value() ? plan_->model.all_bytes() + plan_->optimizer.file_bytes : 0;
   }
@@ -78,7 +80,7 @@ class CheckpointSave {
   }
 
   absl::Status CreateFiles() {
-    RETURN_IF_ERROR(BeginFolder(request_.path(), FolderKind::kCheckpoint));
+    RETURN_IF_ERROR(BeginFolder(request_.path(), FolderKind::kCheckpoint, &made_));
     RETURN_IF_ERROR(ModelFiles::Create(folder_, plan_->model));
     return ModelFile::Create(PathOf(kOptimizerFileName), plan_->optimizer);
   }
@@ -106,6 +108,7 @@ class CheckpointSave {
   }
 
   absl::Status WriteOwn() {
+    if (leads_) RETURN_IF_ERROR(CheckStillMade(request_.path(), made_));
     DirectWrites direct(control_.direct_write_bytes);
     ModelFiles model(folder_, &plan_->model, &direct);
     ASSIGN_OR_RETURN(ModelFile optimizer,
@@ -184,8 +187,10 @@ class CheckpointSave {
       manifest.files[TrainerFileName(rank)] = {
           static_cast<int64_t>(size_bytes), static_cast<uint32_t>(sums[rank].back()), {}};
     }
+    RETURN_IF_ERROR(CheckStillMade(request_.path(), made_));
     RETURN_IF_ERROR(ModelFiles::Publish(folder_, plan_->model));
     RETURN_IF_ERROR(ModelFile::Publish(PathOf(kOptimizerFileName)));
+    RETURN_IF_ERROR(CheckStillMade(request_.path(), made_));  // Renames and syncs take their time.
     RETURN_IF_ERROR(
         PublishCheckpoint(request_.path(), manifest,
                           request_.no_overwrite() ? Existing::kRefused : Existing::kReplaced));
@@ -210,6 +215,7 @@ class CheckpointSave {
   const std::string folder_;
   const std::vector<bool> has_state_;  // By parameter of the job.
   const SaveControl control_;
+  std::optional<FolderIdentity> made_;  // Rank 0's.
   std::optional<CheckpointPlan> plan_;
   SliceSums sums_;                            // Of this rank's slices, then of its trainer's bytes.
   std::map<TensorKey, uint32_t> whole_sums_;  // Of tensors that rank 0 wrote whole.
@@ -255,7 +261,7 @@ absl::Status SaveCheckpoint(const v1::SaveRequest& request, const ExecutorMemory
                             absl::Status* outcome) {
   CheckpointSave save(request, memory, state, communicator, control);
   const absl::Status status = save.Run(outcome);
-  if (communicator->rank() == 0 && (!status.ok() || !outcome->ok())) DiscardFolder(request.path());
+  if (!status.ok() || !outcome->ok()) save.Undo();
   reply->set_written_bytes(save.written_bytes());
   for (const std::string& path : save.TakeRemoved()) reply->add_removed(PrintableUtf8(path));
   return status;

@@ -47,7 +47,10 @@ class CheckpointStopTest : public testing::Test {
   absl::Status RunSave(const Save& save, std::atomic<bool>* flag, int* num_slices) {
     const std::vector<float> values(4, 1.0f);
     const auto read = [&](StateArray, const ShardSegment&) -> ConstValues {
-      if (++*num_slices == 2 && flag != nullptr) flag->store(true);
+      if (++*num_slices == 2) {
+        if (flag != nullptr) flag->store(true);
+        if (at_second_slice_ != nullptr) at_second_slice_();
+      }
       return values;
     };
     const SavedState state = {/*version=*/5, progress_, MomentsOf(memory_.config.optimizer), read};
@@ -82,6 +85,7 @@ class CheckpointStopTest : public testing::Test {
   std::atomic<bool> stopped_{false}, cancelled_{false};
   bool no_overwrite_ = false;
   std::string asked_for_;
+  std::function<void()> at_second_slice_;
 };
 
 TEST_F(CheckpointStopTest, SavesWriteNoSliceMoreOnceTheEpochEndsAndLeaveNothing) {
@@ -101,6 +105,27 @@ TEST_F(CheckpointStopTest, SaveThatIsCancelledWritesNoSliceMore) {
               StatusIs(absl::StatusCode::kCancelled, HasSubstr("cancelled")));
   EXPECT_EQ(num_slices, 2);
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(CheckpointStopTest, SaveWhoseFolderAnotherOneRemovedIsToldAndLeavesTheOthers) {
+  const auto expect = [&](const Save& save, const std::string& name) {
+    const std::string partial = name + ".partial";
+    at_second_slice_ = [&] {
+      std::filesystem::rename(partial,
+                              folder_ + "/kept");  // So that its inode is no other folder's.
+      std::filesystem::create_directory(partial);
+    };
+    int num_slices = 0;
+    EXPECT_THAT(RunSave(save, nullptr, &num_slices),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(partial)));
+    EXPECT_TRUE(std::filesystem::is_empty(partial)) << "nothing was put there, and it is there";
+    EXPECT_FALSE(std::filesystem::exists(name));
+    std::filesystem::remove_all(folder_ + "/kept");
+    std::filesystem::remove_all(folder_ + "/c");
+  };
+  expect(Whole(), folder_ + "/c");
+  std::filesystem::remove_all(folder_ + "/c.partial");
+  expect(Parts(), folder_ + "/c/rank-00000");
 }
 
 // Where a try died, some ranks may have named their parts: those of another step are no obstacle to

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -100,7 +101,7 @@ class Search {
   absl::Status Finish(v1::SaveReply* reply) const {
     ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path_));
     RETURN_IF_ERROR(storage->SyncFolder(ParentOf(path_)));
-    DiscardFolder(path_);
+    RemoveReplaced();
     if (request_.keep_newest() < 1) return absl::OkStatus();
     std::vector<std::string> removed;
     const absl::Status status = KeepNewest(path_, memory_.job_id, request_.keep_newest(), &removed);
@@ -108,6 +109,14 @@ class Search {
       TESSERA_LOG(WARNING, "older checkpoints are not removed: {}", status.ToString());
     for (const std::string& older : removed) reply->add_removed(PrintableUtf8(older));
     return absl::OkStatus();
+  }
+
+  // The part that had the name before, which the try did not come to. A whole checkpoint that must
+  // not replace another had none: what lies there now is another save's.
+  void RemoveReplaced() const {
+    if (!request_.in_parts()) return;
+    const absl::StatusOr<Manifest> replaced = ReadPartManifest(PartialFolder(path_));
+    if (replaced.ok() && replaced->job_id == memory_.job_id) DiscardFolder(path_);
   }
 
   const v1::SaveRequest& request_;

@@ -57,8 +57,8 @@ absl::StatusOr<Target> TargetOf(const v1::SaveRequest& request, const ModelLayou
   return target;
 }
 
-absl::Status Begin(const Target& target) {
-  if (target.is_folder) RETURN_IF_ERROR(BeginFolder(target.path, FolderKind::kModel));
+absl::Status Begin(const Target& target, std::optional<FolderIdentity>* made) {
+  if (target.is_folder) RETURN_IF_ERROR(BeginFolder(target.path, FolderKind::kModel, made));
   RETURN_IF_ERROR(ModelFiles::Create(target.folder, target.files));
   return FaultPoint("save.created");
 }
@@ -78,25 +78,29 @@ absl::Status WriteOwn(const Target& target, const ModelLayout& layout,
   return files.Sync();
 }
 
-absl::Status Publish(const Target& target) {
+absl::Status Publish(const Target& target, const std::optional<FolderIdentity>& made) {
+  if (target.is_folder) RETURN_IF_ERROR(CheckStillMade(target.path, made));
   RETURN_IF_ERROR(ModelFiles::Publish(target.folder, target.files));
-  return target.is_folder ? PublishFolder(target.path, FolderKind::kModel) : absl::OkStatus();
+  if (!target.is_folder) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckStillMade(target.path, made));  // Renames and syncs take their time.
+  return PublishFolder(target.path, FolderKind::kModel);
 }
 
 absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& layout,
                              const std::vector<ShardSegment>& segments, const SavedState& state,
                              Communicator* communicator, const std::atomic<bool>* stopped,
-                             int64_t direct_write_bytes, absl::Status* outcome) {
+                             int64_t direct_write_bytes, std::optional<FolderIdentity>* made,
+                             absl::Status* outcome) {
   const bool leads = communicator->rank() == 0;
   const absl::StatusOr<Target> target = TargetOf(request, layout);
   *outcome = target.status();
-  if (outcome->ok() && leads) *outcome = Begin(*target);
+  if (outcome->ok() && leads) *outcome = Begin(*target, made);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   *outcome = WriteOwn(*target, layout, segments, state, *stopped, direct_write_bytes);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
-  if (leads) *outcome = Publish(*target);
+  if (leads) *outcome = Publish(*target, *made);
   return AgreeOn("save", outcome, communicator);
 }
 
@@ -106,11 +110,12 @@ absl::Status SaveModel(const v1::SaveRequest& request, const ModelLayout& layout
                        const std::vector<ShardSegment>& segments, const SavedState& state,
                        Communicator* communicator, const std::atomic<bool>* stopped,
                        int64_t direct_write_bytes, absl::Status* outcome) {
+  std::optional<FolderIdentity> made;
   const absl::Status status = WriteAndPublish(request, layout, segments, state, communicator,
-                                              stopped, direct_write_bytes, outcome);
+                                              stopped, direct_write_bytes, &made, outcome);
   if (communicator->rank() != 0 || (status.ok() && outcome->ok())) return status;
   if (request.max_file_bytes() > 0) {
-    DiscardFolder(request.path());
+    DiscardFolder(request.path(), made);
   } else {
     ModelFile::Discard(request.path());
   }

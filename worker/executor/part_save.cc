@@ -73,16 +73,14 @@ class PartSave {
   // Nothing of this save is left, and what had the name has it again. `together`: all ranks do
   // this.
   absl::Status Undo(bool together) {
-    if (replaced_.has_value()) UnnameFolder(path_, *replaced_);
-    if (began_) DiscardFolder(path_);
+    if (is_named_) UnnameFolder(path_, replaced_.has_value());
+    DiscardFolder(path_, made_);
     absl::Status undone, agreed;
     if (together) agreed = AgreeOn("save", &undone, &communicator_);  // Theirs are gone too.
     if (made_folder_) (void)storage_->RemoveEmptyFolder(request_.path());
     return agreed;
   }
-  void Finish() {
-    if (replaced_.value_or(false)) DiscardFolder(path_);
-  }
+  void Finish() { DiscardFolder(path_, replaced_); }
 
   int64_t written_bytes() const { return all_parts_bytes_; }
 
@@ -131,8 +129,7 @@ class PartSave {
     const absl::Status synced = storage_->SyncFolder(ParentOf(request_.path()));
     if (!synced.ok() && made_folder_) return synced;
     RETURN_IF_ERROR(MakeRoom());
-    RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart));
-    began_ = true;
+    RETURN_IF_ERROR(BeginFolder(path_, FolderKind::kPart, &made_));
     RETURN_IF_ERROR(ModelFile::Create(PathOf(kPartFileName), header_));
     return FaultPoint("save.created");
   }
@@ -218,6 +215,7 @@ class PartSave {
     }
     if (leads_) RETURN_IF_ERROR(WriteRankZeros(&file));
     RETURN_IF_ERROR(file.Sync());
+    RETURN_IF_ERROR(CheckStillMade(path_, made_));
     return ModelFile::Publish(PathOf(kPartFileName));
   }
 
@@ -244,11 +242,12 @@ class PartSave {
   }
 
   absl::Status Name() {
-    absl::StatusOr<bool> named =
-        NameFolder(path_, FolderKind::kPart,
-                   request_.no_overwrite() ? Existing::kRefused : Existing::kReplaced);
-    if (named.ok()) replaced_ = *named;
-    return named.status();
+    RETURN_IF_ERROR(CheckStillMade(path_, made_));
+    ASSIGN_OR_RETURN(
+        replaced_, NameFolder(path_, FolderKind::kPart,
+                              request_.no_overwrite() ? Existing::kRefused : Existing::kReplaced));
+    is_named_ = true;
+    return absl::OkStatus();
   }
 
   const v1::SaveRequest& request_;
@@ -266,8 +265,9 @@ class PartSave {
   SafetensorsHeader header_;
   int64_t all_parts_bytes_ = 0;           // Of all ranks.
   std::map<std::string, uint32_t> sums_;  // By tensor of the shard.
-  bool made_folder_ = false, began_ = false;
-  std::optional<bool> replaced_;  // Once the part has its name: whether another had it.
+  bool made_folder_ = false, is_named_ = false;
+  std::optional<FolderIdentity> made_;
+  std::optional<FolderIdentity> replaced_;  // Once the part has its name: which other had it.
 };
 
 }  // namespace
