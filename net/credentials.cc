@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -75,6 +77,12 @@ absl::StatusOr<PemTexts> ReadAll(const TlsFiles& files) {
   return texts;
 }
 
+// What is too much for gRPC's number is for ever there.
+int KeepaliveMs(absl::Duration duration) {
+  return static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(duration), 1'000,
+                                              std::numeric_limits<int>::max()));
+}
+
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials(
     const DialOptions& options) {
   ASSIGN_OR_RETURN(
@@ -114,10 +122,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const DialOptions& op
 }
 
 void SetKeepalive(const Keepalive& keepalive, grpc::ChannelArguments* arguments) {
-  arguments->SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
-                    static_cast<int>(absl::ToInt64Milliseconds(keepalive.interval)));
-  arguments->SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
-                    static_cast<int>(absl::ToInt64Milliseconds(keepalive.timeout)));
+  arguments->SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, KeepaliveMs(keepalive.interval));
+  arguments->SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KeepaliveMs(keepalive.timeout));
   arguments->SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // A reader sends nothing else.
 }
 

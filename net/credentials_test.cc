@@ -6,9 +6,13 @@
 
 #include <chrono>
 #include <fstream>
+#include <limits>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
@@ -123,6 +127,39 @@ TEST_F(CredentialsTest, KeyWithAPassphraseIsRefusedByName) {
     EXPECT_THAT(CheckDialOptions({"127.0.0.1:1", files}),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          AllOf(HasSubstr(files.key_path), HasSubstr("is encrypted"))));
+  }
+}
+
+TEST(KeepaliveTest, ArgumentsAreWhatIsAskedForWithinWhatServersPermitAndNumbersHold) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  struct Case {
+    absl::Duration asked_for;
+    int milliseconds;
+  };
+  const Case kCases[] = {
+      {absl::Milliseconds(1500), 1500},   {absl::Seconds(1), 1000},
+      {absl::Milliseconds(999), 1000},    {absl::ZeroDuration(), 1000},
+      {absl::Seconds(-5), 1000},          {-absl::InfiniteDuration(), 1000},
+      {absl::Milliseconds(kMost), kMost}, {absl::Milliseconds(kMost) * 4, kMost},
+      {absl::InfiniteDuration(), kMost},
+  };
+  for (const Case& one : kCases) {
+    SCOPED_TRACE(absl::FormatDuration(one.asked_for));
+    for (const bool is_interval : {true, false}) {
+      Keepalive keepalive = {absl::Seconds(7), absl::Seconds(9)};
+      (is_interval ? keepalive.interval : keepalive.timeout) = one.asked_for;
+      grpc::ChannelArguments arguments;
+      SetKeepalive(keepalive, &arguments);
+      const grpc_channel_args made = arguments.c_channel_args();
+      std::map<std::string, int> numbers;
+      for (size_t i = 0; i < made.num_args; ++i) {
+        if (made.args[i].type == GRPC_ARG_INTEGER)
+          numbers[made.args[i].key] = made.args[i].value.integer;
+      }
+      EXPECT_EQ(numbers[GRPC_ARG_KEEPALIVE_TIME_MS], is_interval ? one.milliseconds : 7000);
+      EXPECT_EQ(numbers[GRPC_ARG_KEEPALIVE_TIMEOUT_MS], is_interval ? 9000 : one.milliseconds);
+      EXPECT_EQ(numbers.count(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA), 1);
+    }
   }
 }
 

@@ -9,8 +9,13 @@
 namespace tessera {
 
 struct Keepalive {
-  absl::Duration interval = absl::Seconds(20);  // Of silence; at least a second.
-  absl::Duration timeout = absl::Seconds(10);   // For the answer.
+  // Of silence, before a ping; less than a second counts as one, as servers permit no more.
+  // InfiniteDuration: none is sent.
+  absl::Duration interval = absl::Seconds(20);
+  // For the answer; at least a second, and better well above 5 s: a client that waits in no call,
+  // between two of a stream, looks for answers only so often, and would take a server for silent
+  // that has answered.
+  absl::Duration timeout = absl::Seconds(10);
 };
 
 }  // namespace tessera
