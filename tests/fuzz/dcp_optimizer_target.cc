@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "checkpoint/dcp/dcp_model.h"
 #include "checkpoint/dcp/dcp_optimizer.h"
+#include "checkpoint/dcp/optimizer_ids.h"
 #include "layout/values.h"
 #include "tests/fuzz/fuzz_targets.h"
 
@@ -59,6 +60,26 @@ void ReadSome(const dcp::DcpModel& model, const std::string& tensor, const Tenso
                         absl::MakeSpan(values));
 }
 
+// Where keys are ids: each gets the name of its place, and none is lost.
+void CheckNames(const dcp::OptimizerState& state) {
+  if (!dcp::MayBeIds(state)) return;
+  const std::vector<std::string> of_ids = {"a", "b", "c", "d"};
+  for (const dcp::NamesOfIds& names :
+       {dcp::NamesOfIds{{"a", "b"}, {"c", "d"}}, dcp::NamesOfIds{{"a", "b", "c", "d"}}}) {
+    dcp::OptimizerState named = state;
+    if (!dcp::NameIds(names, &named).ok()) continue;
+    TESSERA_CHECK(named.parameters.size() == state.parameters.size());
+    TESSERA_CHECK(named.numbers.size() == of_ids.size());
+    for (size_t id = 0; id < of_ids.size(); ++id) {
+      const auto numbers = state.numbers.find(absl::StrCat(id));
+      TESSERA_CHECK(numbers != state.numbers.end());
+      TESSERA_CHECK(named.numbers.at(of_ids[id]) == numbers->second);
+    }
+  }
+  dcp::OptimizerState unnamed = state;
+  TESSERA_CHECK(!dcp::NameIds({}, &unnamed).ok());
+}
+
 }  // namespace
 
 // Steps are counts, moments are tensors of the folder, and numbers are there.
@@ -69,6 +90,7 @@ void DcpOptimizer(absl::string_view bytes) {
   for (const char* prefix : {"optim.", ""}) {
     const auto state = dcp::ReadOptimizerState(folder.path(), *model, prefix);
     if (!state.ok()) continue;
+    CheckNames(*state);
     for (const auto& [name, parameter] : state->parameters) {
       TESSERA_CHECK(!name.empty());
       TESSERA_CHECK(!parameter.step.has_value() || *parameter.step >= 0);
