@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "coordinator/service/live/live_hub.h"
@@ -71,6 +72,8 @@ void MapLine::Detach() {
 absl::Status MapHub::Enter(const JobId& job, absl::Time deadline,
                            absl::FunctionRef<bool()> cancelled) {
   absl::MutexLock lock(&mu_);
+  ++num_waiting_;
+  const absl::Cleanup no_longer = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { --num_waiting_; };
   const auto has_room = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     const auto it = maps_.find(job);
     return it == maps_.end() || it->second < kMaxMapsOfAJob;
@@ -90,6 +93,11 @@ void MapHub::Leave(const JobId& job) {
   absl::MutexLock lock(&mu_);
   const auto it = maps_.find(job);
   if (--it->second == 0) maps_.erase(it);
+}
+
+int MapHub::num_waiting() {
+  absl::MutexLock lock(&mu_);
+  return num_waiting_;
 }
 
 std::string MapHub::NewSession() { return absl::StrCat(kMapSessionPrefix, LiveHub::NewSession()); }

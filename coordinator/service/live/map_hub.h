@@ -70,6 +70,7 @@ class MapHub {
   // Errors: ResourceExhausted  there still are; Cancelled  `cancelled` became true.
   absl::Status Enter(const JobId& job, absl::Time deadline, absl::FunctionRef<bool()> cancelled);
   void Leave(const JobId& job);
+  int num_waiting();  // In Enter, of all jobs.
 
   static std::string NewSession();  // Which nobody can guess.
   // From now on the worker's stream of this session is let in, until Forget.
@@ -81,6 +82,7 @@ class MapHub {
  private:
   absl::Mutex mu_;
   std::map<JobId, int> maps_ ABSL_GUARDED_BY(mu_);
+  int num_waiting_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::pair<std::string, std::string>, std::shared_ptr<MapLine>> lines_
       ABSL_GUARDED_BY(mu_);
 };

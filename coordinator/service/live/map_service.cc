@@ -39,6 +39,14 @@ absl::Status CheckLiesAsAskedFor(const LivePlan& plan) {
   return absl::OkStatus();
 }
 
+// Whether both are the same memory: devices may differ.
+bool IsSameMemory(const std::vector<RankPlacement>& a, const std::vector<RankPlacement>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const RankPlacement& x, const RankPlacement& y) {
+                      return x.worker == y.worker && x.incarnation == y.incarnation;
+                    });
+}
+
 // One client's call.
 class MapCall {
  public:
@@ -58,10 +66,7 @@ class MapCall {
     creation_ = view.creation;
     ASSIGN_OR_RETURN(plan_, PlanLiveRead(*view.spec, query));
     RETURN_IF_ERROR(CheckLiesAsAskedFor(plan_));
-    RETURN_IF_ERROR(CheckNotOver(job_, view.status));
-    if (view.status.bound) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(
-        "job '", job_.value(), "' has no values yet: it has not begun: ", view.status.reason));
+    return MappableJob().status();
   }
   const JobId& job() const { return job_; }
 
@@ -88,14 +93,29 @@ class MapCall {
       if (line->has_ended())
         return absl::UnavailableError(absl::StrCat("worker '", line->worker(), "' is gone"));
     }
-    const absl::StatusOr<JobView> view = host_->GetJob(job_);
-    if (view.ok() && view->creation == creation_) return absl::OkStatus();
-    return absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile"));
+    ASSIGN_OR_RETURN(const JobView view, MappableJob());
+    if (IsSameMemory(view.status.placements, placements_)) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("job '", job_.value(), "' has begun anew"));
+  }
+
+  // The job as it was planned for, which has values. Errors: Aborted  it was deleted meanwhile;
+  // FailedPrecondition  it is over, or has none.
+  absl::StatusOr<JobView> MappableJob() const {
+    absl::StatusOr<JobView> view = host_->GetJob(job_);
+    const std::string what = absl::StrCat("job '", job_.value(), "'");
+    if (absl::IsNotFound(view.status()) || (view.ok() && view->creation != creation_))
+      return absl::AbortedError(absl::StrCat(what, " was deleted meanwhile"));
+    RETURN_IF_ERROR(view.status());
+    RETURN_IF_ERROR(CheckNotOver(job_, view->status));
+    if (view->status.bound) return view;
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " has no values yet: it has not begun: ", view->status.reason));
   }
 
   absl::Status OpenLines() {
-    ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
-    const int world_size = static_cast<int>(view.status.placements.size());
+    ASSIGN_OR_RETURN(const JobView view, MappableJob());
+    placements_ = view.status.placements;
+    const int world_size = static_cast<int>(placements_.size());
     std::vector<bool> is_asked(world_size, false);
     RETURN_IF_ERROR(
         ForEachLiveSlice(plan_.layout, plan_.tensors, 0, world_size, [&](const LiveSlice& slice) {
@@ -113,7 +133,7 @@ class MapCall {
     line_of_rank_.assign(world_size, -1);
     for (int rank = 0; rank < world_size; ++rank) {
       if (!is_asked[rank]) continue;
-      const WorkerId& worker = view.status.placements[rank].worker;
+      const WorkerId& worker = placements_[rank].worker;
       const auto [it, is_new] = workers.emplace(worker, static_cast<int>(lines_.size()));
       line_of_rank_[rank] = it->second;
       if (is_new) lines_.push_back(std::make_shared<MapLine>(worker.value(), offer));
@@ -149,6 +169,7 @@ class MapCall {
       *reply.mutable_tensor() = std::move(tensors[entry]);
       if (!stream_->Write(reply)) return absl::CancelledError("the client is gone");
     }
+    RETURN_IF_ERROR(CheckStillThere());
     ready.mutable_ready()->set_creation(creation_.value());
     ready.mutable_ready()->set_size_bytes(size_bytes);
     if (!stream_->Write(ready)) return absl::CancelledError("the client is gone");
@@ -163,6 +184,7 @@ class MapCall {
   JobId job_;
   Creation creation_;
   LivePlan plan_;
+  std::vector<RankPlacement> placements_;  // Where its values are.
   std::string session_;
   std::vector<std::shared_ptr<MapLine>> lines_;
   std::vector<int> line_of_rank_;  // -1: nothing is asked of it.
