@@ -124,7 +124,7 @@ absl::Status MapGrants::Add(const std::string& session, const std::string& job_i
   ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(job_id, creation));
   RETURN_IF_ERROR(CheckMappable(job->regions(), request));
   absl::MutexLock lock(&mu_);
-  if (grants_.try_emplace(session, Grant{job_id, creation, request}).second)
+  if (grants_.try_emplace(session, Grant{job_id, creation, job, request}).second)
     return absl::OkStatus();
   return absl::AlreadyExistsError("there is such a session");
 }
@@ -143,6 +143,10 @@ absl::StatusOr<std::vector<UniqueFd>> MapGrants::Give(absl::string_view session)
   }
   if (!grant.has_value()) return absl::NotFoundError("no client of this session may map anything");
   ASSIGN_OR_RETURN(const std::shared_ptr<HostedJob> job, find_(grant->job_id, grant->creation));
+  if (job != grant->job.lock()) {
+    return absl::UnavailableError(
+        absl::StrCat("job '", grant->job_id, "' has begun anew, with other memory"));
+  }
   return GiveState(job->regions(), grant->request);
 }
 

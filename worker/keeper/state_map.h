@@ -56,13 +56,15 @@ class MapGrants {
   absl::Status Add(const std::string& session, const std::string& job_id, int64_t creation,
                    const MapRequest& request);
   void Remove(const std::string& session);
-  // Errors: NotFound  no such session; as GiveState and FindJob.
+  // Errors: NotFound  no such session; Unavailable  the job has other memory than at Add, or none;
+  // as GiveState.
   absl::StatusOr<std::vector<UniqueFd>> Give(absl::string_view session) const;
 
  private:
   struct Grant {
     std::string job_id;
     int64_t creation = 0;
+    std::weak_ptr<HostedJob> job;  // Of another one of this creation nothing may be given.
     MapRequest request;
   };
   const FindJob find_;

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "worker/executor/executor_memory.h"
+#include "worker/keeper/hosted_job_fixture.h"
 #include "worker/memory/shared_file.h"
 
 namespace tessera {
@@ -167,6 +168,37 @@ TEST_F(StateMapTest, WhatIsNotThereIsRefused) {
   regions_->group()->initialized.store(0);
   EXPECT_THAT(GiveState(*regions_, request_).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no values yet")));
+}
+
+using MapGrantsTest = HostedJobFixture;
+
+TEST_F(MapGrantsTest, SessionIsOfTheMemoryThatWasThereWhenItBegan) {
+  std::shared_ptr<HostedJob> hosted;
+  const auto host = [&] {
+    hosted.reset();
+    Host(NewThreadLauncher(), 1);
+    ASSERT_OK(created_);
+    hosted = std::move(job_);
+    hosted->regions().group()->initialized.store(1);
+  };
+  MapGrants grants(
+      [&hosted](const std::string&, int64_t) -> absl::StatusOr<std::shared_ptr<HostedJob>> {
+        return hosted;
+      });
+  MapRequest request;
+  request.parameters = {0};
+  ASSERT_NO_FATAL_FAILURE(host());
+  ASSERT_OK(grants.Add("map-1", "toy", 1, request));
+  EXPECT_OK(grants.Give("map-1").status());
+  // Of the same creation, where its first epoch began once more.
+  ASSERT_NO_FATAL_FAILURE(host());
+  EXPECT_THAT(grants.Give("map-1").status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("with other memory")));
+  ASSERT_OK(grants.Add("map-2", "toy", 1, request));
+  EXPECT_OK(grants.Give("map-2").status());
+  grants.Remove("map-2");
+  EXPECT_THAT(grants.Give("map-2").status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no client")));
 }
 
 }  // namespace
