@@ -64,6 +64,7 @@ void LiveCluster::StartJob(int64_t big_numel, const std::string& faults_of_last)
   options.config.world_size = world_size_;
   options.config.optimizer = OptimizerKind::kSgd;
   options.config.groups[0].learning_rate = 0.25;
+  options.config.optimizer_in_backward = optimizer_in_backward_;
   options.attach_timeout = absl::Seconds(30);
   options.operation_timeout = absl::Seconds(60);
   std::vector<std::string> workers(world_size_, worker_address());

@@ -80,7 +80,8 @@ class LiveCluster : public ProcessCluster {
   std::string Path(const std::string& name) const { return folder_ + "/" + name; }
 
   std::vector<float> big_, small_;
-  int64_t steps_ = 0;  // That were taken.
+  int64_t steps_ = 0;                   // That were taken.
+  bool optimizer_in_backward_ = false;  // Of the job.
   std::optional<testing_support::TrainerTeam> team_;
 
  private:

@@ -3,11 +3,14 @@
 // be true was.
 #include <signal.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,8 +40,8 @@ constexpr int kAtOnce = 8;  // As many clients as may map one job.
 
 class LiveMapKillTest : public LiveCluster {
  protected:
-  void Start() {
-    ASSERT_NO_FATAL_FAILURE(StartJob(kFewElements));
+  void Start(const std::string& faults = "") {
+    ASSERT_NO_FATAL_FAILURE(StartJob(kFewElements, faults));
     small_at_[steps_] = small_;
   }
   void StepOnce() {
@@ -155,7 +158,7 @@ TEST_F(LiveMapKillTest, ClientThatHangsDelaysNobodyAndLearnsThatWhatItReadIsVoid
   ExpectTrainingWentOn();
 }
 
-TEST_F(LiveMapKillTest, ExecutorsThatAreKilledMakeNothingTrueThatIsNot) {
+TEST_F(LiveMapKillTest, ExecutorsThatAreKilledBetweenStepsMakeNothingTrueThatIsNot) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(const auto map, Open());
   for (int i = 0; i < 6; ++i) {
@@ -180,6 +183,137 @@ TEST_F(LiveMapKillTest, ExecutorsThatAreKilledMakeNothingTrueThatIsNot) {
   ExpectTrainersSee();
   ExpectNothingWasEverHeld();
 }
+
+// --- Executors that are killed while they write ---
+
+struct Place {
+  enum What { kStep, kWrite, kPut };
+  std::string point;
+  What what;
+  int nth;  // Of each executor: where it stops.
+  bool optimizer_in_backward = false;
+};
+
+class LiveMapKillPointTest : public LiveMapKillTest, public testing::WithParamInterface<Place> {
+ protected:
+  void TearDown() override {
+    KillExecutors();
+    if (stepping_.joinable()) stepping_.join();
+    LiveMapKillTest::TearDown();
+  }
+  // Puts are asked for by clients.
+  std::vector<absl::Status> Change() {
+    if (GetParam().what != Place::kWrite) return TryStep();
+    const auto written = static_cast<float>(++num_writes_);
+    return team_->Run([written](Session* session) {
+      return session->WriteParameters({1}, [written](int, int, absl::Span<float> values) {
+        std::fill(values.begin(), values.end(), written);
+      });
+    });
+  }
+  void ChangeUntilTheyStop() {
+    stepping_ = std::thread([this] { (void)Change(); });
+  }
+  // Until all executors have begun to write `version`, and cannot go on.
+  void AwaitWriting(int64_t version) {
+    const Mapping group = MapRegionOf(worker_->pid(), "toy/group");
+    ASSERT_TRUE(group.valid());
+    const auto* page = reinterpret_cast<const GroupPage*>(group.data());
+    const bool is_decided = GetParam().point.find(".before-vote") == std::string::npos &&
+                            !GetParam().optimizer_in_backward;
+    ASSERT_TRUE(Eventually([&] {
+      for (int rank = 0; rank < world_size_; ++rank)
+        if (page->ranks[rank].hold.writing.load() != version) return false;
+      return !is_decided || page->decided_step.load() == version;
+    }));
+  }
+  void KillExecutors() {
+    if (worker_ == nullptr) return;
+    for (const auto& [label, pid] : ExecutorsOf(worker_->pid())) kill(pid, SIGKILL);
+  }
+
+  std::thread stepping_;
+  int num_writes_ = 0;
+};
+
+TEST_P(LiveMapKillPointTest, VersionBeforeTheirsIsTrueAndTheOneBeforeThatIsNot) {
+  const Place& place = GetParam();
+  optimizer_in_backward_ = place.optimizer_in_backward;
+  ASSERT_NO_FATAL_FAILURE(Start(absl::StrCat(place.point, "=hold@", place.nth)));
+  const std::string path = Path("put.safetensors");
+  if (place.what == Place::kPut) PutBig(path, WriteBig(path, "first"));
+  ASSERT_OK_AND_ASSIGN(const auto before, Open());
+  const int64_t version = before->version().committed_step;
+  Client put;
+  if (place.what == Place::kPut) {
+    (void)WriteBig(path, "second");
+    put = StartClient({"put", "--job", "toy", "--from", path, "--wait", "24h"});
+    ASSERT_TRUE(Eventually([this] { return CountHolders() == world_size_; }));
+  } else if (place.what == Place::kStep) {
+    ASSERT_NO_FATAL_FAILURE(StepOnce());
+  } else {
+    for (const absl::Status& status : Change()) ASSERT_OK(status);
+  }
+  EXPECT_TRUE(before->StillTrue());
+  ChangeUntilTheyStop();
+  ASSERT_NO_FATAL_FAILURE(AwaitWriting(version + 2));
+  EXPECT_FALSE(before->StillTrue());
+  ASSERT_OK_AND_ASSIGN(const auto after, Open());
+  EXPECT_EQ(after->version().committed_step, version + 1);
+  const std::vector<float> read = ValuesOf(*after);
+  if (place.what == Place::kStep) EXPECT_EQ(read, small_at_.at(version + 1));
+  EXPECT_TRUE(after->StillTrue());
+
+  KillExecutors();
+  stepping_.join();
+  EXPECT_FALSE(before->StillTrue());
+  EXPECT_TRUE(after->StillTrue());
+  EXPECT_EQ(ValuesOf(*after), read);
+
+  // Once those that follow have done it.
+  ASSERT_OK(team_->RunAll([](Session* session) { return session->Recover(); }));
+  if (place.what == Place::kPut) {
+    EXPECT_EQ(Await(std::move(put), /*trains=*/true).exit_code, 0);
+  } else {
+    if (place.what == Place::kStep) ASSERT_NO_FATAL_FAILURE(StepOnce());
+    EXPECT_TRUE(after->StillTrue());
+    EXPECT_EQ(ValuesOf(*after), read);
+  }
+  EXPECT_FALSE(before->StillTrue());
+  ASSERT_OK(before->Renew());
+  EXPECT_GE(before->version().committed_step, version + 2);
+  LiveReaderOptions options;
+  options.coordinator_address = coordinator_address();
+  ASSERT_OK_AND_ASSIGN(const auto reader, LiveReader::Open(options));
+  LiveQuery query;
+  query.job_id = "toy";
+  query.include = {"small.w"};
+  std::vector<float> fetched;
+  ASSERT_OK_AND_ASSIGN(
+      const LiveVersion of_fetched, reader->Read(query, [&](const LiveEntry& entry) {
+        fetched.resize(entry.size_bytes / sizeof(float));
+        return absl::MakeSpan(reinterpret_cast<char*>(fetched.data()), entry.size_bytes);
+      }));
+  EXPECT_EQ(before->version().committed_step, of_fetched.committed_step);
+  EXPECT_EQ(ValuesOf(*before), fetched);
+  EXPECT_TRUE(before->StillTrue());
+  if (place.what == Place::kStep) EXPECT_EQ(fetched, small_at_.at(version + 2));
+  if (place.what == Place::kWrite) EXPECT_EQ(fetched, std::vector<float>(fetched.size(), 2));
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, LiveMapKillPointTest,
+                         testing::Values(Place{"step.after-decision", Place::kStep, 3},
+                                         Place{"step.before-publish", Place::kStep, 3},
+                                         Place{"update.in-backward", Place::kStep, 3, true},
+                                         Place{"write.before-publish", Place::kWrite, 2},
+                                         Place{"put.before-vote", Place::kPut, 2}),
+                         [](const auto& info) {
+                           std::string name = info.param.point;
+                           name.erase(std::remove_if(name.begin(), name.end(),
+                                                     [](char c) { return !isalpha(c); }),
+                                      name.end());
+                           return name;
+                         });
 
 TEST_F(LiveMapKillTest, WhatWasMappedOfAWorkerThatIsKilledStaysAsItWas) {
   ASSERT_NO_FATAL_FAILURE(Start());
