@@ -182,7 +182,7 @@ absl::Status LiveMap::Renew() {
   for (int tries = 0; tries < kMaxTries; ++tries) {
     if (grant_->has_ended()) {
       return absl::UnavailableError(
-          "a worker or the coordinator is gone, or the job was deleted: nothing newer is mapped");
+          absl::StrCat("nothing newer is mapped: ", grant_->why_ended().message()));
     }
     int64_t newest = 0;
     for (const auto& source : sources_) newest = std::max(newest, source->Newest());

@@ -62,8 +62,10 @@ class LiveMap {
   bool StillTrue() const;
   // Shows the newest version in place of this one, which asks nobody; spans are others then, in the
   // same memory. Errors: Aborted  steps are faster than that
-  //         Unavailable  a worker or the coordinator is gone, or the job was deleted: open another
-  //                      one. What is shown stays as it was, whichever it is.
+  //         Unavailable  a worker or the coordinator is gone, or the job was deleted, is over or
+  //                      has begun anew; some rank does not complete a step that others have: open
+  //                      another one
+  // What is shown stays as it was, whichever it is.
   absl::Status Renew();
 
  private:

@@ -1,11 +1,12 @@
 #include "client/cpp/map_grant.h"
 
-#include <atomic>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "client/cpp/live_fetch.h"
@@ -26,7 +27,14 @@ class GrpcMapGrant : public MapGrant {
     if (watch_.joinable()) watch_.join();
     (void)stream_->Finish();
   }
-  bool has_ended() const override { return has_ended_.load(); }
+  bool has_ended() const override {
+    absl::MutexLock lock(&mu_);
+    return !why_ended_.ok();
+  }
+  absl::Status why_ended() const override {
+    absl::MutexLock lock(&mu_);
+    return why_ended_;
+  }
 
   absl::Status Begin(const v1::LiveStateQuery& query) {
     stream_ = stub_->MapLiveState(&context_);
@@ -49,8 +57,17 @@ class GrpcMapGrant : public MapGrant {
  private:
   void AwaitEnd() {
     v1::LiveMapReply reply;
-    while (stream_->Read(&reply)) continue;
-    has_ended_.store(true);
+    while (stream_->Read(&reply)) {
+      if (!reply.has_ended()) continue;
+      End(absl::Status(static_cast<absl::StatusCode>(reply.ended().code()),
+                       reply.ended().message()));
+      stream_->WritesDone();
+    }
+    End(absl::UnavailableError(absl::StrCat("coordinator ", coordinator_, " is gone")));
+  }
+  void End(const absl::Status& why) {
+    absl::MutexLock lock(&mu_);
+    if (why_ended_.ok()) why_ended_ = why;
   }
 
   const std::string coordinator_;
@@ -58,7 +75,8 @@ class GrpcMapGrant : public MapGrant {
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::LiveStateQuery, v1::LiveMapReply>> stream_;
   std::thread watch_;
-  std::atomic<bool> has_ended_{false};
+  mutable absl::Mutex mu_;
+  absl::Status why_ended_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace

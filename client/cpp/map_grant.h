@@ -25,6 +25,8 @@ class MapGrant {
   const v1::LiveMapReady& ready() const { return ready_; }
   // Whether the coordinator took it back, or is gone. Thread-safe.
   virtual bool has_ended() const = 0;
+  // Of one that has ended: as the coordinator says, as LiveMap.MapLiveState; or Unavailable.
+  virtual absl::Status why_ended() const = 0;
 
  protected:
   std::vector<v1::LiveTensorInfo> tensors_;

@@ -480,6 +480,8 @@ TEST_F(LiveMapTest, WhatIsMappedOfAJobThatIsDeletedStaysAsItWas) {
   v1::DeleteJobResponse response;
   ASSERT_TRUE(stub->DeleteJob(&context, request, &response).ok());
   EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(map->Renew()); }));
+  EXPECT_THAT(map->Renew(), StatusIs(absl::StatusCode::kUnavailable,
+                                     HasSubstr("job 'toy' was deleted meanwhile")));
   ExpectSame(CopyOf(map->version(), map->entries()), before);
   EXPECT_TRUE(map->StillTrue()) << "it is what the job was at that step";
 }

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "coordinator/service/live/live_plan.h"
 #include "proto/grpc_status.h"
 
@@ -53,12 +54,7 @@ class MapCall {
   MapCall(CoordinatorHost* host, MapHub* hub, const LiveTimes& times, grpc::ServerContext* context,
           LiveMapService::Stream* stream)
       : host_(host), hub_(hub), times_(times), context_(context), stream_(stream) {}
-  ~MapCall() {
-    for (const auto& line : lines_) {
-      hub_->Forget(session_, line->worker());
-      line->Close();
-    }
-  }
+  ~MapCall() { CloseLines(); }
 
   absl::Status Plan(const v1::LiveStateQuery& query) {
     job_ = JobId(query.job_id());
@@ -82,12 +78,38 @@ class MapCall {
     absl::Status status;
     while (status.ok() && !client_ended.WaitForNotificationWithTimeout(kWatchInterval))
       status = CheckStillThere();
-    if (!status.ok()) context_->TryCancel();  // Else the reader would wait for the client.
+    if (!status.ok()) TellEnd(status, &client_ended);
     reader.join();
     return status;
   }
 
  private:
+  // The status comes to the client once it has ended its side, which it is asked for. Where it does
+  // not, or reads nothing, it is cut off.
+  void TellEnd(const absl::Status& why, absl::Notification* client_ended) {
+    CloseLines();  // What they give does not wait for it.
+    v1::LiveMapReply last;
+    last.mutable_ended()->set_code(why.raw_code());
+    last.mutable_ended()->set_message(PrintableUtf8(why.message()));
+    absl::Notification written;
+    absl::StatusOr<std::thread> writer = StartThread("the end of a client's map", [&] {
+      (void)stream_->Write(last);
+      written.Notify();
+    });
+    const bool in_time = writer.ok() && written.WaitForNotificationWithTimeout(times_.client) &&
+                         client_ended->WaitForNotificationWithTimeout(times_.client);
+    if (!in_time) context_->TryCancel();
+    if (writer.ok()) writer->join();
+  }
+
+  void CloseLines() {
+    for (const auto& line : lines_) {
+      hub_->Forget(session_, line->worker());
+      line->Close();
+    }
+    lines_.clear();
+  }
+
   absl::Status CheckStillThere() const {
     for (const auto& line : lines_) {
       if (line->has_ended())

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "coordinator/service/live/live_service_fixture.h"
 #include "coordinator/service/live/map_hub.h"
 #include "job/map_session.h"
@@ -77,7 +78,8 @@ class MapServiceTest : public LiveServiceTest {
 
     absl::Status Finish() {
       v1::LiveMapReply reply;
-      while (stream->Read(&reply)) continue;
+      while (stream->Read(&reply))
+        if (reply.has_ended()) stream->WritesDone();
       return FromGrpcStatus(stream->Finish());
     }
   };
@@ -99,6 +101,14 @@ class MapServiceTest : public LiveServiceTest {
   }
   std::string SessionOf(TestWorker* worker) {
     return worker->Await(Command::kServeState).serve_state().session();
+  }
+  int64_t CommittedStep() {
+    grpc::ClientContext context;
+    v1::GetJobRequest request;
+    request.set_job_id("gpt");
+    v1::Job job;
+    EXPECT_OK(FromGrpcStatus(v1::Jobs::NewStub(channel_)->GetJob(&context, request, &job)));
+    return job.committed_step();
   }
   // Both workers up to where the client may map.
   std::unique_ptr<Call> MapBoth() {
@@ -174,13 +184,60 @@ TEST_F(MapServiceTest, JobThatIsDeletedAndWorkerThatGoesEndTheCall) {
   Start(100);
   auto call = MapBoth();
   sa_.reset();
-  EXPECT_FALSE(call->Finish().ok());
+  EXPECT_THAT(call->Finish(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("worker 'a' is gone")));
   (void)sb_->Finish();
   call = MapBoth();
   DeleteJob();
-  EXPECT_FALSE(call->Finish().ok());
+  EXPECT_THAT(call->Finish(),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("job 'gpt' was deleted meanwhile")));
   (void)sa_->Finish();
   (void)sb_->Finish();
+}
+
+class MapServiceMemoryTest : public MapServiceTest, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(MapServiceMemoryTest, WhereAPartIsGoneNobodyMapsTheRestAnyMore) {
+  const bool has_stepped = GetParam();
+  Start(100);
+  v1::LiveStateQuery query = Query();
+  query.set_buffers(true);
+  query.add_include("root.mask");  // Which is rank 0's alone.
+  const auto call = Map(query);
+  sa_ = std::make_unique<MapStream>(channel_, "a", SessionOf(a_.get()));
+  sa_->Offer();
+  sa_->Offered("/a/d.sock");
+  ASSERT_TRUE(call->is_ready.get());
+  ASSERT_EQ(call->ready.sources_size(), 1);
+  if (has_stepped) {
+    a_->ReportStep("gpt", 1, 0, 1);
+    b_->ReportStep("gpt", 1, 1, 1);
+    while (CommittedStep() != 1) absl::SleepFor(absl::Milliseconds(1));
+  }
+  (void)b_->Disconnect();
+  TestWorker b(channel_, "b", 2);  // A life that has nothing; let in once the other one is away.
+  while (!b.Register(1).ok()) absl::SleepFor(absl::Milliseconds(1));
+  // Where no step was taken the job begins anew, under the same creation.
+  EXPECT_THAT(call->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                       HasSubstr(has_stepped ? "is lost" : "has not begun")));
+  (void)sa_->Finish();
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, MapServiceMemoryTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Lost" : "Anew"; });
+
+TEST_F(MapServiceTest, ClientThatDoesNotEndItsSideIsCutOff) {
+  Start(100, absl::Milliseconds(50));
+  const auto call = MapBoth();
+  DeleteJob();
+  (void)sa_->Finish();
+  (void)sb_->Finish();
+  v1::LiveMapReply reply;
+  ASSERT_TRUE(call->stream->Read(&reply));
+  EXPECT_EQ(reply.ended().code(), static_cast<int>(absl::StatusCode::kAborted));
+  EXPECT_FALSE(call->stream->Read(&reply));
+  EXPECT_THAT(FromGrpcStatus(call->stream->Finish()),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("")));
 }
 
 TEST_F(MapServiceTest, WhatAWorkerRefusesIsTheClientsErrorByName) {
