@@ -78,7 +78,11 @@ absl::StatusOr<std::unique_ptr<LiveMap>> LiveMap::Open(const LiveReaderOptions& 
                                                 options.insecure_connect},
                                                EncodeLiveQuery(query)));
   for (const v1::LiveMapSource& source : map->grant_->ready().sources()) {
-    ASSIGN_OR_RETURN(map->sources_.emplace_back(), MappedSource::Claim(source));
+    absl::StatusOr<std::unique_ptr<MappedSource>> claimed = MappedSource::Claim(source);
+    // Its worker then knows the session no more, as one of another host does not.
+    if (absl::IsFailedPrecondition(claimed.status()) && map->grant_->has_ended())
+      return absl::UnavailableError(map->grant_->why_ended().message());
+    ASSIGN_OR_RETURN(map->sources_.emplace_back(), std::move(claimed));
   }
   if (map->sources_.empty()) return absl::DataLossError("the coordinator named no worker");
   RETURN_IF_ERROR(map->FindPlaces());

@@ -18,12 +18,14 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "proto/live_map.grpc.pb.h"
 #include "worker/memory/fd_passing.h"
+#include "worker/memory/map_claim.h"
 #include "worker/memory/region.h"
 #include "worker/memory/shared_file.h"
 
@@ -65,11 +67,25 @@ class Coordinator final : public v1::LiveMap::Service {
     }
     *reply.mutable_ready() = now.ready;
     stream->Write(reply);
+    if (ends_at_once_) {
+      reply.mutable_ended()->set_code(static_cast<int>(absl::StatusCode::kUnavailable));
+      reply.mutable_ended()->set_message("it has begun anew");
+      stream->Write(reply);
+    }
     while (stream->Read(&query)) continue;
+    if (ends_at_once_) client_knows_.Notify();
     return grpc::Status::OK;
   }
 
+  // Of the only call that comes from now on.
+  void EndAtOnce() { ends_at_once_ = true; }
+  bool ends_at_once() const { return ends_at_once_; }
+  // Until the client of that call has read that it ended.
+  void AwaitThatClientKnows() const { client_knows_.WaitForNotification(); }
+
  private:
+  std::atomic<bool> ends_at_once_{false};
+  absl::Notification client_knows_;
   mutable absl::Mutex mu_;
   Said said_ ABSL_GUARDED_BY(mu_);
 };
@@ -123,8 +139,13 @@ class LiveMapOfOthersTest : public ::testing::Test {
         const UniqueFd socket(accept(listener_.get(), nullptr, nullptr));
         if (!socket.valid()) return;
         const auto file = MakeSealedFile("given", coordinator_.said().given.SerializeAsString());
-        if (ReceivePacket(socket.get()).ok())
-          EXPECT_OK(SendPacket(socket.get(), "ok", {file->get(), region_.get()}));
+        if (!ReceivePacket(socket.get()).ok()) continue;
+        if (coordinator_.ends_at_once()) {
+          coordinator_.AwaitThatClientKnows();
+          EXPECT_OK(SendPacket(socket.get(), MapReplyText(absl::NotFoundError("no session"))));
+          continue;
+        }
+        EXPECT_OK(SendPacket(socket.get(), "ok", {file->get(), region_.get()}));
       }
     });
   }
@@ -181,6 +202,12 @@ TEST_F(LiveMapOfOthersTest, WhereTheyAgreeEachEntryHasItsSlices) {
   EXPECT_FALSE(map->StillTrue());
   EXPECT_THAT(map->Renew(), StatusIs(absl::StatusCode::kAborted, HasSubstr("step 1")));
   EXPECT_FALSE(map->StillTrue());
+}
+
+TEST_F(LiveMapOfOthersTest, SessionThatHasJustEndedIsNotTakenForAWorkerOfAnotherHost) {
+  coordinator_.EndAtOnce();
+  EXPECT_THAT(Open().status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has begun anew")));
 }
 
 TEST_F(LiveMapOfOthersTest, SlicesThatAreNotTheEntriesAreRefused) {
