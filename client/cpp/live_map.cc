@@ -1,6 +1,7 @@
 #include "client/cpp/live_map.h"
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -17,6 +18,8 @@ namespace {
 
 // Of versions that are gone before they are mapped.
 constexpr int kMaxTries = 8;
+// The one after the next is a number, too.
+constexpr int64_t kMaxStep = std::numeric_limits<int64_t>::max() - 2;
 // Of versions that are gone before they are read.
 constexpr int kMaxVisits = 3;
 // For a rank that is a step behind another one.
@@ -190,6 +193,8 @@ absl::Status LiveMap::Renew() {
     }
     int64_t newest = 0;
     for (const auto& source : sources_) newest = std::max(newest, source->Newest());
+    if (newest > kMaxStep)
+      return absl::DataLossError(absl::StrCat("a worker says that step ", newest, " is there"));
     status = Show(newest);
     if (!absl::IsAborted(status)) return status;
   }

@@ -65,6 +65,7 @@ class LiveMap {
   //         Unavailable  a worker or the coordinator is gone, or the job was deleted, is over or
   //                      has begun anew; some rank does not complete a step that others have: open
   //                      another one
+  //         DataLoss     the words of some rank lie
   // What is shown stays as it was, whichever it is.
   absl::Status Renew();
 

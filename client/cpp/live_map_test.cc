@@ -204,6 +204,28 @@ TEST_F(LiveMapOfOthersTest, WhereTheyAgreeEachEntryHasItsSlices) {
   EXPECT_FALSE(map->StillTrue());
 }
 
+TEST_F(LiveMapOfOthersTest, WordsThatLieAreAnError) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  ASSERT_OK_AND_ASSIGN(const auto map, Open());
+  auto* const applied = reinterpret_cast<std::atomic<int64_t>*>(memory_.data() + 8);
+  auto* const writing = reinterpret_cast<std::atomic<int64_t>*>(memory_.data() + 16);
+  for (const int64_t step : {kMost, kMost - 1}) {
+    applied->store(step);
+    EXPECT_THAT(map->Renew(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("says that step")));
+    EXPECT_THAT(Open().status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("")));
+    EXPECT_TRUE(map->StillTrue());
+  }
+  writing->store(kMost);
+  EXPECT_FALSE(map->StillTrue());
+  writing->store(std::numeric_limits<int64_t>::min());
+  EXPECT_TRUE(map->StillTrue());
+  applied->store(kMost - 2);
+  EXPECT_OK(map->Renew());
+  EXPECT_TRUE(map->StillTrue());
+  writing->store(kMost);
+  EXPECT_FALSE(map->StillTrue());
+}
+
 TEST_F(LiveMapOfOthersTest, SessionThatHasJustEndedIsNotTakenForAWorkerOfAnotherHost) {
   coordinator_.EndAtOnce();
   EXPECT_THAT(Open().status(),

@@ -47,7 +47,7 @@ class MappedSource {
   int64_t Newest() const;  // That a rank has come to.
   // Whether each rank has come to `step`.
   bool IsWhole(int64_t step) const;
-  // Whether nothing of that version was overwritten before this call.
+  // Whether nothing of that version, which is not negative, was overwritten before this call.
   bool Stands(int64_t step) const;
 
  private:
