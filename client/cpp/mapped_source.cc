@@ -69,6 +69,8 @@ absl::StatusOr<v1::LiveMapGiven> ReadGiven(int fd) {
 absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_t>& region_sizes) {
   if (region_sizes.empty() || given.ranks().empty())
     return absl::DataLossError("no words came that say which version stands");
+  for (const int64_t size_bytes : region_sizes)
+    if (size_bytes < 1) return absl::DataLossError("a region of no bytes came");
   for (const v1::LiveMapRank& rank : given.ranks()) {
     if (AreWords(rank.applied_offset_bytes(), 1, kWordBytes, region_sizes[0]) &&
         AreWords(rank.writing_offset_bytes(), 1, kWordBytes, region_sizes[0]))
@@ -103,8 +105,10 @@ absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::Live
     return absl::FailedPreconditionError(
         absl::StrCat(who, " is not on this host: ", packet.status().message()));
   }
-  if (!packet.ok()) return Annotate(packet.status(), who);
-  RETURN_IF_ERROR(Annotate(mapped->Map(*packet), who));
+  absl::Status status = packet.ok() ? mapped->Map(*packet) : packet.status();
+  // The query is what the coordinator has found good.
+  if (absl::IsInvalidArgument(status)) status = absl::DataLossError(status.message());
+  if (!status.ok()) return Annotate(status, who);
   return mapped;
 }
 

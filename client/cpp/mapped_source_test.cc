@@ -1,6 +1,7 @@
 // What a client does with what a worker gives it. The worker is the test, which means no good.
 #include "client/cpp/mapped_source.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -65,6 +66,8 @@ TEST(CheckPlacesTest, WhateverIsOutsideOfARegionIsRefused) {
   expect_refused(GoodPlaces(), {kRegionBytes});
   expect_refused(GoodPlaces(), {0, kRegionBytes});
   expect_refused(GoodPlaces(), {kRegionBytes, kRegionBytes - 1});
+  expect_refused(GoodPlaces(), {kRegionBytes, kRegionBytes, 0});
+  expect_refused(GoodPlaces(), {kRegionBytes, kRegionBytes, -1});
   for (const int64_t offset : {int64_t{-8}, int64_t{-1}, int64_t{4}, kRegionBytes - 4, kRegionBytes,
                                kMost, kMost - 7, kLeast}) {
     v1::LiveMapGiven given = GoodPlaces();
@@ -217,6 +220,9 @@ TEST_F(MappedSourceTest, WhatIsNotAsItSaysIsRefusedBeforeItIsTouched) {
   ASSERT_EQ(ftruncate(shrinks.get(), kRegionBytes), 0);
   ExpectDataLoss({good.get(), group_.get(), shrinks.get()}, "may shrink");
   ExpectDataLoss({good.get(), shrinks.get(), state_.get()}, "may shrink");
+  const UniqueFd empty(memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  ExpectDataLoss({good.get(), group_.get(), state_.get(), empty.get()}, "of no bytes");
   ASSERT_OK_AND_ASSIGN(const SharedRegion small, SharedRegion::Create("small", 50));
   ExpectDataLoss({good.get(), group_.get(), small.fd()}, "of 50 bytes");
   ASSERT_OK_AND_ASSIGN(const auto pair, CreatePacketSocketPair());
@@ -232,6 +238,8 @@ TEST_F(MappedSourceTest, WorkerThatSaysNoOrNothingIsAnErrorByName) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'w' is not on this host")));
   EXPECT_THAT(ClaimFrom(says(absl::ResourceExhaustedError("no more"))).status(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("worker 'w': no more")));
+  EXPECT_THAT(ClaimFrom(says(absl::InvalidArgumentError("no such parameters"))).status(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("worker 'w': no such parameters")));
   EXPECT_THAT(ClaimFrom([](int socket) { return SendPacket(socket, "what?"); }).status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("what?")));
   EXPECT_THAT(ClaimFrom(nullptr).status(),
