@@ -103,8 +103,8 @@ class MadeSaveTest : public testing::Test {
       control.asked_for = request;
       v1::SaveReply reply;
       absl::Status outcome;
-      RETURN_IF_ERROR(SaveParts(Request(), memory, InMemory(state), context.comm, control, &reply,
-                                &outcome));
+      RETURN_IF_ERROR(
+          SaveParts(Request(), memory, InMemory(state), context.comm, control, &reply, &outcome));
       return outcome;
     });
   }
@@ -195,7 +195,8 @@ TEST_F(MadeSaveTest, PartsOfAnotherRequestAreNotThisOnesAndStay) {
   no_overwrite_ = true;
   for (const Told& one : Find()) {
     EXPECT_FALSE(one.made.is_made);
-    EXPECT_THAT(one.outcome, StatusIs(absl::StatusCode::kAlreadyExists, testing::HasSubstr("rank-0000")));
+    EXPECT_THAT(one.outcome,
+                StatusIs(absl::StatusCode::kAlreadyExists, testing::HasSubstr("rank-0000")));
   }
   wish_ = 1;
   ExpectMade(3);
