@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<LiveMap>> LiveMap::Open(const LiveReaderOptions& 
   map->has_groups_ = query.moments;
   ASSIGN_OR_RETURN(map->grant_, MapGrant::Open({options.coordinator_address, options.tls,
                                                 options.insecure_connect},
-                                               EncodeLiveQuery(query)));
+                                               options.keepalive, EncodeLiveQuery(query)));
   for (const v1::LiveMapSource& source : map->grant_->ready().sources()) {
     absl::StatusOr<std::unique_ptr<MappedSource>> claimed = MappedSource::Claim(source);
     // Its worker then knows the session no more, as one of another host does not.

@@ -82,8 +82,9 @@ class GrpcMapGrant : public MapGrant {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MapGrant>> MapGrant::Open(const DialOptions& coordinator,
+                                                         const Keepalive& keepalive,
                                                          const v1::LiveStateQuery& query) {
-  ASSIGN_OR_RETURN(const auto channel, OpenLiveChannel(coordinator));
+  ASSIGN_OR_RETURN(const auto channel, OpenLiveChannel(coordinator, keepalive));
   auto grant = std::make_unique<GrpcMapGrant>(coordinator.address, channel);
   RETURN_IF_ERROR(grant->Begin(query));
   return grant;

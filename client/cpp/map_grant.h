@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "net/keepalive.h"
 #include "net/transport_security.h"
 #include "proto/live_map.pb.h"
 
@@ -18,6 +19,7 @@ class MapGrant {
   // where nothing answers there; Unimplemented of one that knows no maps; ResourceExhausted where
   // no thread is left, of which it has one.
   static absl::StatusOr<std::unique_ptr<MapGrant>> Open(const DialOptions& coordinator,
+                                                        const Keepalive& keepalive,
                                                         const v1::LiveStateQuery& query);
   virtual ~MapGrant() = default;  // Gives it back.
 

@@ -72,7 +72,7 @@ double SecondsForClaim(const ClusterProcess& cluster) {
   LiveQuery query;
   query.job_id = "live";
   query.moments = true;
-  const auto grant = MapGrant::Open({cluster.coordinator_address()}, EncodeLiveQuery(query));
+  const auto grant = MapGrant::Open({cluster.coordinator_address()}, {}, EncodeLiveQuery(query));
   TESSERA_CHECK(grant.ok() && (*grant)->ready().sources_size() == 1);
   std::unique_ptr<MappedSource> mapped;
   return SecondsOf([&] {

@@ -427,8 +427,8 @@ TEST_F(LiveMapTest, DescriptorsAreForReadingAndForWhoShowsASessionThatGoesOn) {
   SessionOptions options = ToyOptions(*cluster_, "toy", 2);
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
   ASSERT_OK(team.TrainTo(1));
-  ASSERT_OK_AND_ASSIGN(
-      auto grant, MapGrant::Open({reader_options_.coordinator_address}, EncodeLiveQuery(query_)));
+  ASSERT_OK_AND_ASSIGN(auto grant, MapGrant::Open({reader_options_.coordinator_address}, {},
+                                                  EncodeLiveQuery(query_)));
   ASSERT_EQ(grant->ready().sources_size(), 1);
   const std::string path = grant->ready().sources(0).descriptor_socket();
   const std::string session = grant->ready().sources(0).session();
