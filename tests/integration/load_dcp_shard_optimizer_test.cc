@@ -144,10 +144,15 @@ TEST_F(LoadDcpShardOptimizerTest, IdsCountParametersAsTheModuleRegisteredThemNot
   GoldenFolder by_id = golden;
   testing_support::PutIds({{"0.weight", 0}, {"2.weight", 1}, {"0.bias", 2}, {"2.bias", 3}}, &by_id);
   const std::string folder = by_id.WriteOut();
+  std::vector<std::shared_ptr<TwoLayers>> nets;  // Made one after the other, of equal values.
+  for (int rank = 0; rank < 2; ++rank) {
+    torch::manual_seed(7);
+    nets.push_back(std::make_shared<TwoLayers>());
+  }
   ForEachRank(2, [&](int rank) {
     SessionOptions options = OptionsFor(rank, 2);
     InTwoGroups("job")(&options);
-    auto attached = ShardedModel::Attach(std::make_shared<TwoLayers>(), options);
+    auto attached = ShardedModel::Attach(nets[rank], options);
     ASSERT_OK(attached);
     ShardedModel* model = attached->get();
     const auto own = MakeAdamW(model, {"in.weight", "out.weight"}, {"in.bias", "out.bias"});
