@@ -2,16 +2,14 @@
 // The test is that somebody.
 #include <unistd.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 
-#include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "client/cpp/load_model.h"
 #include "client/cpp/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tests/integration/version_changes.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/region_view.h"
 #include "tests/testing/toy_training.h"
@@ -27,28 +25,7 @@ using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
 using testing_support::VersionOf;
 
-struct Change {
-  std::string name;
-  bool optimizer_in_backward;
-  // `next`: the next step's number as trainers count, if it is a step.
-  std::function<absl::Status(TrainerTeam*, int64_t next, const std::string& saved)> make;
-};
-
-absl::Status TakeStep(TrainerTeam* team, int64_t next, const std::string&) {
-  return team->TrainTo(next);
-}
-absl::Status Write(TrainerTeam* team, int64_t next, const std::string&) {
-  return team->RunAll([&](Session* session) {
-    return session->WriteParameters({0, 1, 2}, [&](int, int, absl::Span<float> values) {
-      for (float& value : values) value = static_cast<float>(next);
-    });
-  });
-}
-absl::Status Load(TrainerTeam* team, int64_t, const std::string& saved) {
-  return team->RunAll([&](Session* session) { return LoadModel(session, saved).status(); });
-}
-
-class HeldStateTest : public testing::TestWithParam<Change> {};
+class HeldStateTest : public testing::TestWithParam<VersionChange> {};
 
 TEST_P(HeldStateTest, IsOverwrittenByNobodyUntilItIsLetGo) {
   ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start({2}));
@@ -76,11 +53,10 @@ TEST_P(HeldStateTest, IsOverwrittenByNobodyUntilItIsLetGo) {
   EXPECT_NE(VersionOf(state, held), before);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Changes, HeldStateTest,
-    testing::Values(Change{"Step", false, TakeStep}, Change{"StepInBackward", true, TakeStep},
-                    Change{"Write", false, Write}, Change{"Load", false, Load}),
-    [](const testing::TestParamInfo<Change>& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Changes, HeldStateTest, testing::ValuesIn(VersionChanges()),
+                         [](const testing::TestParamInfo<VersionChange>& info) {
+                           return info.param.name;
+                         });
 
 }  // namespace
 }  // namespace tessera

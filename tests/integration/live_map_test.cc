@@ -23,7 +23,6 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/live_entries.h"
-#include "client/cpp/load_model.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/map_grant.h"
 #include "client/cpp/session_buffers.h"
@@ -31,6 +30,7 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "tests/integration/version_changes.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/process_view.h"
 #include "tests/testing/region_view.h"
@@ -240,28 +240,8 @@ TEST_F(LiveMapTest, RanksOfSeveralWorkersAreMappedAtOneStep) {
 
 // --- What overwrites a version ---
 
-struct Change {
-  std::string name;
-  bool optimizer_in_backward;
-  // `next`: the next step's number as trainers count, if it is a step.
-  std::function<absl::Status(TrainerTeam*, int64_t next, const std::string& saved)> make;
-};
-
-absl::Status TakeStep(TrainerTeam* team, int64_t next, const std::string&) {
-  return team->TrainTo(next);
-}
-absl::Status Write(TrainerTeam* team, int64_t next, const std::string&) {
-  return team->RunAll([&](Session* session) {
-    return session->WriteParameters({0, 1, 2}, [&](int, int, absl::Span<float> values) {
-      for (float& value : values) value = static_cast<float>(next);
-    });
-  });
-}
-absl::Status Load(TrainerTeam* team, int64_t, const std::string& saved) {
-  return team->RunAll([&](Session* session) { return LoadModel(session, saved).status(); });
-}
-
-class LiveMapChangesTest : public LiveMapTest, public ::testing::WithParamInterface<Change> {};
+class LiveMapChangesTest : public LiveMapTest,
+                           public ::testing::WithParamInterface<VersionChange> {};
 
 TEST_P(LiveMapChangesTest, VersionStandsForOneMoreAndIsVoidWithTheOneAfterIt) {
   Start(1, 2);
@@ -289,11 +269,7 @@ TEST_P(LiveMapChangesTest, VersionStandsForOneMoreAndIsVoidWithTheOneAfterIt) {
   ExpectSame(CopyOf(map->version(), map->entries()), read);
 }
 
-INSTANTIATE_TEST_SUITE_P(Changes, LiveMapChangesTest,
-                         ::testing::Values(Change{"Step", false, TakeStep},
-                                           Change{"StepInBackward", true, TakeStep},
-                                           Change{"Write", false, Write},
-                                           Change{"Load", false, Load}),
+INSTANTIATE_TEST_SUITE_P(Changes, LiveMapChangesTest, ::testing::ValuesIn(VersionChanges()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_F(LiveMapTest, VisitorWhoseReadingIsVoidSeesALaterStateAndInTheEndOneThatWasFetched) {

@@ -54,7 +54,6 @@ class SavedVersion {
   }
   // Called before each step is written. Copies, and waits for who is copying, until it may be.
   void AwaitCopied(int64_t step);
-  int64_t size_bytes() const { return size_bytes_; }
   // How much was copied so far. Thread-safe.
   int64_t copied_bytes() const { return copied_bytes_.load(); }
   // Who is copying at the moment. Thread-safe; for tests.
