@@ -71,8 +71,10 @@ class CublasGemm : public Gemm {
     const std::vector<uint16_t> noise = Noise(int64_t{1} * size * size);
     for (Buffer& matrix : gemm->matrices_) {
       ASSIGN_OR_RETURN(matrix, device->Allocate(int64_t{2} * size * size));
-      device->Copy(stream.get(), matrix.data(), noise.data(), matrix.size_bytes());
     }
+    // From here on nothing returns before the copies are through.
+    for (const Buffer& matrix : gemm->matrices_)
+      device->Copy(stream.get(), matrix.data(), noise.data(), matrix.size_bytes());
     stream->Synchronize();
     RETURN_IF_ERROR(device->status());
     return gemm;
