@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -22,6 +23,7 @@ constexpr int kMaxTries = 8;
 constexpr int64_t kMaxStep = std::numeric_limits<int64_t>::max() - 2;
 // Of versions that are gone before they are read.
 constexpr int kMaxVisits = 3;
+constexpr size_t kMaxChunkBytes = 1 << 20;  // As LiveSink says; whole elements of any dtype.
 // For a rank that is a step behind another one.
 constexpr absl::Duration kStepPatience = absl::Seconds(10);
 constexpr int kYields = 100;
@@ -64,8 +66,44 @@ class MemorySink : public LiveSink {
   int64_t done_bytes_ = 0;                // Of the last one.
 };
 
+// As LiveReader::Get gives it.
+absl::Status Feed(const LiveVersion& version, absl::Span<const MappedEntry> entries,
+                  LiveSink* sink) {
+  RETURN_IF_ERROR(sink->Begin(version));
+  for (const MappedEntry& mapped : entries) {
+    RETURN_IF_ERROR(sink->Entry(mapped.entry));
+    const int64_t element_bytes = SizeBits(mapped.entry.dtype) / 8;
+    int64_t done_bytes = 0;
+    for (absl::string_view span : mapped.spans) {
+      while (!span.empty()) {
+        const absl::string_view chunk = span.substr(0, kMaxChunkBytes);
+        RETURN_IF_ERROR(sink->Chunk(done_bytes / element_bytes, chunk));
+        done_bytes += static_cast<int64_t>(chunk.size());
+        span.remove_prefix(chunk.size());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 bool IsOfTheQuery(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsInvalidArgument(status);
+}
+
+// What `visit` made of a map; nothing where none could be had, or none stood for long enough.
+std::optional<absl::StatusOr<VisitedState>> VisitMap(const LiveReaderOptions& options,
+                                                     const LiveQuery& query, LiveVisit visit) {
+  if (options.through_coordinator) return std::nullopt;
+  absl::StatusOr<std::unique_ptr<LiveMap>> map = LiveMap::Open(options, query);
+  if (IsOfTheQuery(map.status())) return map.status();
+  for (int visits = 0; map.ok() && visits < kMaxVisits; ++visits) {
+    if (visits > 0 && !(*map)->Renew().ok()) break;
+    const absl::Status visited = visit((*map)->version(), (*map)->entries());
+    if (!(*map)->StillTrue()) continue;
+    if (!visited.ok()) return visited;
+    return VisitedState{(*map)->version(), true};
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -204,22 +242,22 @@ absl::Status LiveMap::Renew() {
 
 absl::StatusOr<VisitedState> VisitLiveState(const LiveReaderOptions& options,
                                             const LiveQuery& query, LiveVisit visit) {
-  if (!options.through_coordinator) {
-    absl::StatusOr<std::unique_ptr<LiveMap>> map = LiveMap::Open(options, query);
-    if (IsOfTheQuery(map.status())) return map.status();
-    for (int visits = 0; map.ok() && visits < kMaxVisits; ++visits) {
-      if (visits > 0 && !(*map)->Renew().ok()) break;
-      const absl::Status visited = visit((*map)->version(), (*map)->entries());
-      if (!(*map)->StillTrue()) continue;
-      RETURN_IF_ERROR(visited);
-      return VisitedState{(*map)->version(), true};
-    }
-  }
+  if (auto visited = VisitMap(options, query, visit); visited.has_value()) return *visited;
   ASSIGN_OR_RETURN(const std::unique_ptr<LiveReader> reader, LiveReader::Open(options));
   MemorySink sink;
   RETURN_IF_ERROR(reader->Get(query, &sink).status());
   RETURN_IF_ERROR(visit(sink.version(), sink.Entries()));
   return VisitedState{sink.version(), false};
+}
+
+absl::StatusOr<VisitedState> CopyLiveState(const LiveReaderOptions& options, LiveReader* reader,
+                                           const LiveQuery& query, LiveSink* sink) {
+  const auto feed = [sink](const LiveVersion& version, absl::Span<const MappedEntry> entries) {
+    return Feed(version, entries, sink);
+  };
+  if (auto copied = VisitMap(options, query, feed); copied.has_value()) return *copied;
+  ASSIGN_OR_RETURN(const LiveVersion version, reader->Get(query, sink));
+  return VisitedState{version, false};
 }
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 // before StillTrue() has said so. Where nobody trains, it stays true. No executor knows of who
 // maps its memory: none ever waits for it, and of a process that hangs or dies nothing is left.
 //
-// VisitLiveState does all of this, and fetches where nothing can be mapped.
+// VisitLiveState and CopyLiveState do all of this, and fetch where nothing can be mapped.
 #ifndef TESSERA_CLIENT_CPP_LIVE_MAP_H_
 #define TESSERA_CLIENT_CPP_LIVE_MAP_H_
 
@@ -105,6 +105,12 @@ using LiveVisit =
     absl::FunctionRef<absl::Status(const LiveVersion&, absl::Span<const MappedEntry>)>;
 absl::StatusOr<VisitedState> VisitLiveState(const LiveReaderOptions& options,
                                             const LiveQuery& query, LiveVisit visit);
+
+// As reader->Get, which fetches where nothing can be mapped, or what is mapped does not stand for
+// as long as the sink takes: one that waits for a disk has it fetched at once, by LiveReader.
+// `reader` has `options`. Errors: as LiveReader::Get
+absl::StatusOr<VisitedState> CopyLiveState(const LiveReaderOptions& options, LiveReader* reader,
+                                           const LiveQuery& query, LiveSink* sink);
 
 }  // namespace tessera
 

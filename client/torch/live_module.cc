@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "client/cpp/live_map.h"
 #include "client/torch/model_buffers.h"
 
 namespace tessera {
@@ -337,7 +338,10 @@ absl::StatusOr<LoadedLiveState> LoadLiveState(torch::nn::Module* module,
   RETURN_IF_ERROR(Caught([&] { return plan.Match(entries); }));
   StagingSink sink(&plan);
   LoadedLiveState loaded;
-  ASSIGN_OR_RETURN(loaded.version, reader->Get(plan.Query(entries.size()), &sink));
+  ASSIGN_OR_RETURN(const VisitedState copied,
+                   CopyLiveState(options.reader, reader.get(), plan.Query(entries.size()), &sink));
+  loaded.version = copied.version;
+  loaded.is_mapped = copied.is_mapped;
   RETURN_IF_ERROR(Caught([&plan] { return plan.Apply(); }));
   loaded.missing = std::move(plan.missing);
   loaded.unexpected = std::move(plan.unexpected);

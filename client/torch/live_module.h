@@ -9,8 +9,10 @@
 //   model->eval();                                        it is as step loaded.version.trained_step
 //
 // Parameters and buffers of one committed step, on all ranks; buffers are rank 0's. No trainer is
-// asked, and none waits (client/cpp/live_reader.h). One thread, and nobody else uses the module
-// meanwhile. Memory: the module's tensors once more, and the largest one as the job keeps it.
+// asked, and none waits: on the job's own host they are copied from its memory
+// (client/cpp/live_map.h), and fetched from elsewhere (live_reader.h). One thread, and nobody else
+// uses the module meanwhile. Memory: the module's tensors once more, and the largest one as the job
+// keeps it.
 #ifndef TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
 #define TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
 
@@ -39,6 +41,7 @@ struct LiveModule {
 
 struct LoadedLiveState {
   LiveVersion version;
+  bool is_mapped = false;  // Else it was fetched.
   // Names: the module's of what is missing, the job's of what is unexpected.
   std::vector<std::string> missing, unexpected;
 };

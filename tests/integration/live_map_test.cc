@@ -16,6 +16,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -324,6 +325,69 @@ TEST_F(LiveMapTest, VisitorWhoseReadingIsVoidSeesALaterStateAndInTheEndOneThatWa
                      [](const LiveVersion&, auto) { return absl::InternalError("this was seen"); })
           .status(),
       StatusIs(absl::StatusCode::kInternal, HasSubstr("this was seen")));
+}
+
+// Notes what comes, and calls `on_begin` with how often something began.
+class NotingSink : public LiveSink {
+ public:
+  explicit NotingSink(std::function<absl::Status(int)> on_begin) : on_begin_(std::move(on_begin)) {}
+
+  absl::Status Begin(const LiveVersion& version) override {
+    copied = Copied();
+    copied.version = version;
+    return on_begin_(++num_begun);
+  }
+  absl::Status Entry(const LiveEntry& entry) override {
+    copied.entries.push_back(entry);
+    copied.bytes.emplace_back();
+    return absl::OkStatus();
+  }
+  absl::Status Chunk(int64_t offset_elements, absl::string_view bytes) override {
+    EXPECT_EQ(offset_elements * SizeBits(copied.entries.back().dtype) / 8,
+              static_cast<int64_t>(copied.bytes.back().size()));
+    EXPECT_LE(bytes.size(), size_t{1} << 20);
+    copied.bytes.back().append(bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
+
+  Copied copied;
+  int num_begun = 0;
+
+ private:
+  const std::function<absl::Status(int)> on_begin_;
+};
+
+TEST_F(LiveMapTest, CopyIsOfAMapThatStoodOrElseFetched) {
+  Start(1, 2);
+  SessionOptions options = ToyOptions(*cluster_, "toy", 2);
+  options.model.units[0].parameters.push_back({"large", {600'001}, DType::kFp32});
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.TrainTo(1));
+  ASSERT_OK_AND_ASSIGN(const auto reader, LiveReader::Open(reader_options_));
+  int64_t step = 1;
+  // How often it is overtaken, and how often it then begins.
+  for (const auto& [times, begins, is_mapped] :
+       {std::tuple<int, int, bool>{0, 1, true}, {1, 2, true}, {3, 4, false}}) {
+    NotingSink sink([&, times = times](int begun) {
+      return begun <= times ? team.TrainTo(step += 2) : absl::OkStatus();
+    });
+    ASSERT_OK_AND_ASSIGN(const VisitedState copied,
+                         CopyLiveState(reader_options_, reader.get(), query_, &sink));
+    EXPECT_EQ(copied.is_mapped, is_mapped);
+    EXPECT_EQ(sink.num_begun, begins);
+    EXPECT_EQ(copied.version.trained_step, step);
+    ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
+    ExpectSame(sink.copied, read);
+  }
+  reader_options_.through_coordinator = true;
+  NotingSink relayed([](int) { return absl::OkStatus(); });
+  ASSERT_OK_AND_ASSIGN(const VisitedState copied,
+                       CopyLiveState(reader_options_, reader.get(), query_, &relayed));
+  EXPECT_FALSE(copied.is_mapped);
+  reader_options_.through_coordinator = false;
+  NotingSink full([](int) { return absl::InternalError("it has no room"); });
+  EXPECT_THAT(CopyLiveState(reader_options_, reader.get(), query_, &full).status(),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("it has no room")));
 }
 
 // --- What cannot be mapped ---

@@ -112,6 +112,7 @@ TEST_F(LiveModuleTest, IsSetToTheBitsOfOneCommittedStepWhileTrainingGoesOnBothWa
       const auto loaded = LoadLiveState(net.get(), Options(i % 2 == 1));
       EXPECT_OK(loaded);
       if (!loaded.ok()) continue;
+      if (i % 2 == 1) EXPECT_FALSE(loaded->is_mapped);
       EXPECT_GE(loaded->version.trained_step, 2 * i + 1);
       EXPECT_TRUE(loaded->missing.empty());
       EXPECT_TRUE(loaded->unexpected.empty());
@@ -142,7 +143,8 @@ TEST_F(LiveModuleTest, KeepsItsDTypesAndElementsAreRoundedToThem) {
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   for (torch::Tensor& tensor : tensors)  // Counts stay counts.
     if (tensor.is_floating_point()) tensor.set_data(tensor.to(torch::kBFloat16));
-  ASSERT_OK(LoadLiveState(net.get(), Options()).status());
+  ASSERT_OK_AND_ASSIGN(const LoadedLiveState loaded, LoadLiveState(net.get(), Options()));
+  EXPECT_TRUE(loaded.is_mapped) << "the workers are on this host";
   Values expected = At(1);
   for (auto& [name, value] : expected)
     if (value.is_floating_point()) value = value.to(torch::kBFloat16);
