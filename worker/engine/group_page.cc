@@ -160,4 +160,16 @@ void PublishApplied(GroupPage* group, int rank, int64_t step) {
   Publish(&record.applied_version, static_cast<uint32_t>(step));
 }
 
+void UnpublishApplied(GroupPage* group, int rank) {
+  RankRecord& record = group->ranks[rank];
+  const int64_t before = record.applied_step.load(kRelaxed) - 1;
+  Publish(&record.applied_version, static_cast<uint32_t>(before));
+}
+
+bool IsPublished(const GroupPage& group, int rank) {
+  const RankRecord& record = group.ranks[rank];
+  return record.applied_version.value.load(std::memory_order_acquire) ==
+         static_cast<uint32_t>(record.applied_step.load(std::memory_order_acquire));
+}
+
 }  // namespace tessera

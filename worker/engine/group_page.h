@@ -28,7 +28,9 @@
 namespace tessera {
 
 struct alignas(64) RankRecord {
-  WaitWord applied_version;  // Low 32 bits of applied_step; what peers wait on.
+  // Low 32 bits of applied_step, or of the step before while what is published is of no step; what
+  // peers wait on.
+  WaitWord applied_version;
   std::atomic<int64_t> applied_step;
   // 1: some update had momentum, so one without it must carry the buffers over.
   std::atomic<uint32_t> has_momentum;
@@ -152,6 +154,10 @@ std::optional<DecidedPut> FindPut(const GroupPage& group, uint64_t put);
 
 // Publishes that `rank`'s shard is whole at `step`, and wakes who waits for it.
 void PublishApplied(GroupPage* group, int rank, int64_t step);
+// From now until PublishApplied what `rank` has published is of no step, though its shard stands.
+// Of the rank itself, while no peer reads.
+void UnpublishApplied(GroupPage* group, int rank);
+bool IsPublished(const GroupPage& group, int rank);
 
 }  // namespace tessera
 

@@ -92,9 +92,12 @@ absl::Status RankEngine::Start(Step resume_step) {
                                             " and cannot resume at step ", resume_step.value()));
   }
   step_ = resume_step.value();
-  if (options_.publishes_anew && group->initialized.load(std::memory_order_acquire) != 0) {
+  // Not published: who came before died in a load.
+  if ((options_.publishes_anew || !IsPublished(*group, LocalIndex())) &&
+      group->initialized.load(std::memory_order_acquire) != 0) {
     optimizer_.Publish(step_);
     RETURN_IF_ERROR(options_.kernels->Finish());
+    PublishApplied(group, LocalIndex(), step_);
   }
   if (options_.buffers != nullptr)
     options_.buffers->DropLoaded();  // Of a load or put that nobody decided.

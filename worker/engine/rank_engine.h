@@ -167,6 +167,8 @@ class RankEngine {
   // Files, and messages that are longer than an operation: rank_engine_files.cc.
   absl::Status Save();
   absl::Status Load();
+  // What a load published that the ranks did not agree to have.
+  absl::Status TakeBackPublished();
   absl::Status Send(const Op& op);
   void Receive();
   void Tell(OpKind kind);  // What this rank knows by itself.
@@ -222,6 +224,7 @@ class RankEngine {
   TrainingProgress initial_progress_;
   // By unit: of which step it is readable in full precision; -1: none.
   std::vector<int64_t> full_precision_at_;
+  int64_t published_ahead_ = -1;  // The version that a load has published undecided; -1: none.
   std::vector<std::vector<ElementRange>> slices_;         // By unit: of each rank.
   std::vector<std::vector<ElementRange>> reduced_parts_;  // By unit: see layout/reduced_parts.h.
   std::vector<HyperParameters> assumed_groups_;           // Of the step under way.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "worker/engine/load_target.h"
 #include "worker/engine/rank_engine.h"
 
 namespace tessera {
@@ -111,6 +112,14 @@ absl::Status RankEngine::BeginStaging(bool first, absl::Status* outcome) {
   return absl::OkStatus();
 }
 
+absl::Status RankEngine::TakeBackPublished() {
+  if (std::exchange(published_ahead_, -1) < 0) return absl::OkStatus();
+  optimizer_.Publish(step_);
+  RETURN_IF_ERROR(options_.kernels->Finish());
+  PublishApplied(options_.group, LocalIndex(), step_);
+  return AwaitPeersAt(step_);  // Trainers have windows that nothing else would wait for.
+}
+
 absl::Status RankEngine::Load() {
   const std::string request = TakeRequest();
   const bool first = options_.control->initialized.load() == 0;
@@ -126,13 +135,9 @@ absl::Status RankEngine::Load() {
   absl::Status outcome;
   RETURN_IF_ERROR(BeginStaging(first, &outcome));
   StateImage* image = staged_image();
-  const auto values = [&](StateArray array, const ShardSegment& segment) {
-    return Addressable(image, array, segment, version);
-  };
-  const auto keep = [&](StateArray array, const ShardSegment& segment) {  // The image has it.
-    if (!first && image == nullptr) optimizer_.CopyFromVersionBefore(array, segment, version);
-  };
-  LoadedState state = {first, optimizer_.Moments(), values, keep, std::nullopt, {}};
+  LoadTarget target(
+      {&optimizer_, image, options_.kernels, options_.group, LocalIndex(), version, first});
+  LoadedState state = {first, optimizer_.Moments(), &target, std::nullopt, {}};
   if (!first) {
     state.before =
         LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size());
@@ -140,6 +145,7 @@ absl::Status RankEngine::Load() {
   std::string reply;
   RETURN_IF_ERROR(options_.files->Load(request, &state, &reply, &outcome));
   RETURN_IF_ERROR(Interruption());
+  published_ahead_ = target.has_published() ? version : -1;
   if (image != nullptr && outcome.ok()) RETURN_IF_ERROR(image->Push(version % 2, options_.kernels));
   Reply(std::move(reply));
   if (outcome.ok() && options_.buffers != nullptr) {
@@ -152,10 +158,11 @@ absl::Status RankEngine::Load() {
   }
   options_.recorder->Done(number);
   if (!outcome.ok()) {
+    if (!first) RETURN_IF_ERROR(TakeBackPublished());
     PublishResult(outcome, 0);
     return absl::OkStatus();
   }
-  optimizer_.PublishInitial();
+  if (!target.has_published()) optimizer_.PublishInitial();
   RETURN_IF_ERROR(options_.kernels->Finish());
   if (state.progress.has_value()) {
     initial_progress_.step = state.progress->step;

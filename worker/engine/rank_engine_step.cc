@@ -180,7 +180,7 @@ absl::Status RankEngine::ApplyDecided(int64_t step) {
       LoadDecision(*options_.group, options_.updates, step, options_.config->groups.size());
   if (numbers.put != 0) RememberPut(options_.group, numbers.put, step);
   if (numbers.is_write) {
-    optimizer_.ApplyStaged(step, numbers.loaded.has_value());
+    optimizer_.ApplyStaged(step, numbers.loaded.has_value(), published_ahead_ == step);
     // Whatever was loaded may hold momentum.
     if (numbers.loaded.has_value()) options_.group->ranks[LocalIndex()].has_momentum.store(1);
   } else {

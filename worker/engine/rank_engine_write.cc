@@ -243,6 +243,7 @@ absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number, const StagedA
   if (!agreed.ok()) {
     options_.recorder->Done(number);
     if (options_.buffers != nullptr) options_.buffers->DropLoaded();
+    RETURN_IF_ERROR(TakeBackPublished());
     RETURN_IF_ERROR(TakePut(put, 0));
     PublishResult(agreed, 0);
     return absl::OkStatus();

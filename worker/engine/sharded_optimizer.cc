@@ -197,9 +197,10 @@ void ShardedOptimizer::Publish(int64_t step) {
     PublishValues(segment, State(StateArray::kParameter, step % 2, segment));
 }
 
-void ShardedOptimizer::ApplyStaged(int64_t step, bool with_moments) {
+void ShardedOptimizer::ApplyStaged(int64_t step, bool with_moments, bool is_published) {
   for (const ShardSegment& segment : segments_) {
     if (!with_moments) CarryMomentsOver(segment, step, kernels_);
+    if (is_published) continue;
     PublishValues(segment, State(StateArray::kParameter, step % 2, segment));
   }
 }

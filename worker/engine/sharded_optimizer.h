@@ -90,9 +90,16 @@ class ShardedOptimizer {
   void PublishInitial() { Publish(0); }
   // All of the rank's parameters, as of `step`.
   void Publish(int64_t step);
-  // Makes version step % 2 whole, of which all units are staged, and publishes. Moments are carried
-  // over, unless they are staged as well. Deterministic, as Apply.
-  void ApplyStaged(int64_t step, bool with_moments);
+  // Makes version step % 2 whole, of which all units are staged, and publishes, unless that is done
+  // already. Moments are carried over, unless they are staged as well. Deterministic, as Apply.
+  void ApplyStaged(int64_t step, bool with_moments, bool is_published = false);
+
+  // Where a segment's elements are published: in one of these, the other is null.
+  struct Published {
+    std::byte* full = nullptr;
+    host::HalfOutput half;
+  };
+  Published PublishedAt(const ShardSegment& segment) const;
 
   const std::vector<ShardSegment>& segments() const { return segments_; }
   const std::byte* Array(StateArray array, int version) const {
@@ -102,7 +109,6 @@ class ShardedOptimizer {
  private:
   // Where the segment begins.
   std::byte* State(StateArray array, int version, const ShardSegment& segment) const;
-  struct Published;
   static bool Continues(const ShardSegment& a, const ShardSegment& b, const OptimizerStep& step);
   // Calls `body` with runs of segments that the step treats alike, as one segment each.
   template <typename Body>
@@ -116,12 +122,6 @@ class ShardedOptimizer {
                    RankKernels* kernels);
   void CarryMomentsOver(const ShardSegment& segment, int64_t step, RankKernels* kernels);
   void PublishValues(const ShardSegment& segment, const std::byte* values);
-  // Where a segment's elements are published: in one of these, the other is null.
-  struct Published {
-    std::byte* full = nullptr;
-    host::HalfOutput half;
-  };
-  Published PublishedAt(const ShardSegment& segment) const;
 
   const JobConfig config_;
   const JobMemory memory_;

@@ -35,16 +35,30 @@ struct SavedState {
   bool stays = false;
 };
 
-// A version to come. What is neither written nor kept of it means nothing, but that of the first,
-// which is zero then.
+// Takes the elements of a version to come, each of them once. Called by the engine's thread, once
+// all ranks are in the call: what trainers have of the parameters is overwritten as well, and comes
+// back where the ranks do not agree to have the version.
+class StateWriter {
+ public:
+  virtual ~StateWriter() = default;
+  // Elements [begin_elements, begin_elements + values.size()) of the segment become `values`, of
+  // the segment's dtype. `values` are read at once, and from the processor's caches if they are
+  // few.
+  virtual void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
+                   ConstValues values) = 0;
+  virtual void Clear(StateArray array, const ShardSegment& segment) = 0;  // To zero.
+  // As in the version before; nothing if this is the first.
+  virtual void Keep(StateArray array, const ShardSegment& segment) = 0;
+};
+
+// A version to come. What is neither set nor kept of it means nothing, but that of the first, which
+// is zero then.
 struct LoadedState {
   // The job has no values yet: all must be set.
   bool first = false;
   std::vector<StateArray> moments;
-  // Where to write. Moments are written or kept if `progress` is set, and stay otherwise.
-  absl::FunctionRef<Values(StateArray, const ShardSegment&)> values;
-  // As in the version before; nothing if this is the first.
-  absl::FunctionRef<void(StateArray, const ShardSegment&)> keep;
+  // Moments are set or kept if `progress` is set, and stay otherwise.
+  StateWriter* writer = nullptr;
   // Set where moments were loaded too: of all parameters, `before`'s of those that were not loaded.
   // The groups are not looked at.
   std::optional<TrainingProgress> progress;

@@ -31,20 +31,16 @@
 namespace tessera {
 namespace {
 
-// fp32 or fp64 from what is stored, one of these too or a half: of the model's file alone.
-absl::Status Convert(DType from, const std::vector<char>& bytes, Values into) {
-  const auto cast = [&](auto* stored, auto span) {
-    for (size_t i = 0; i < span.size(); ++i) span[i] = stored[i];
+template <typename To>
+void WidenOrRound(ConstValues from, absl::Span<To> into) {
+  const auto cast = [&](const auto* values) {
+    for (size_t i = 0; i < into.size(); ++i) into[i] = static_cast<To>(values[i]);
   };
-  if (from == DType::kFp64 && into.dtype() == DType::kFp32) {
-    cast(reinterpret_cast<const double*>(bytes.data()), into.as<float>());
-  } else if (from == DType::kFp32 && into.dtype() == DType::kFp64) {
-    cast(reinterpret_cast<const float*>(bytes.data()), into.as<double>());
+  if (from.dtype() == DType::kFp64) {
+    cast(from.as<double>().data());
   } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a checkpoint in ", Name(from), ", not in full precision"));
+    cast(from.as<float>().data());
   }
-  return absl::OkStatus();
 }
 
 class CheckpointLoad {
@@ -155,32 +151,37 @@ class CheckpointLoad {
     return slice.array == StateArray::kParameter ? *model_ : *optimizer_;
   }
 
+  // Of the same elements; they stay until the next call.
+  ConstValues InDTypeOf(const ShardSegment& segment, ConstValues values) {
+    converted_.resize(values.size() * SizeBytes(segment.dtype));
+    const Values into(converted_.data(), static_cast<int64_t>(values.size()), segment.dtype);
+    if (segment.dtype == DType::kFp64) {
+      WidenOrRound(values, into.as<double>());
+    } else {
+      WidenOrRound(values, into.as<float>());
+    }
+    return into;
+  }
+
   absl::Status ReadSlice(const CheckpointSlice& slice, const std::string& tensor) {
     const CheckedFiles& file = FileOf(slice);
+    const ShardSegment& segment = slice.segment;
     ASSIGN_OR_RETURN(const StoredTensor* stored, file.Find(tensor));
-    const Values into = state_.values(slice.array, slice.segment);
     const std::optional<DType> dtype = LayoutDType(stored->dtype);
-    if (!dtype.has_value()) {
+    if (dtype != DType::kFp32 && dtype != DType::kFp64) {
       return absl::InvalidArgumentError(
           absl::StrCat("a checkpoint in ", Name(stored->dtype), ", not in full precision"));
     }
     const int64_t element_bytes = SizeBytes(*dtype);
-    int64_t at = slice.segment.parameter_begin_elements * element_bytes;
+    const int64_t most = kPieceOfLoadBytes / element_bytes;
     uint32_t crc32 = kCrc32OfNothing;
-    if (*dtype == into.dtype()) {
-      RETURN_IF_ERROR(file.Read(tensor, at, into.size_bytes(), into.data(), &crc32));
-    } else {
-      constexpr int64_t kPieceElements = 1 << 16;
-      const int64_t count = into.size();
-      std::vector<char> piece;
-      for (int64_t begin = 0; begin < count; begin += kPieceElements) {
-        const int64_t size = std::min(kPieceElements, count - begin);
-        piece.resize(size * element_bytes);
-        RETURN_IF_ERROR(file.Read(tensor, at + begin * element_bytes, size * element_bytes,
-                                  piece.data(), &crc32));
-        char* part = static_cast<char*>(into.data()) + begin * SizeBytes(into.dtype());
-        RETURN_IF_ERROR(Convert(*dtype, piece, {part, size, into.dtype()}));
-      }
+    for (int64_t begin = 0; begin < segment.numel; begin += most) {
+      const int64_t count = std::min(most, segment.numel - begin);
+      RETURN_IF_ERROR(file.Read(tensor, (segment.parameter_begin_elements + begin) * element_bytes,
+                                count * element_bytes, piece_.data(), &crc32));
+      const ConstValues values(piece_.data(), count, *dtype);
+      state_.writer->Set(slice.array, segment, begin,
+                         *dtype == segment.dtype ? values : InDTypeOf(segment, values));
     }
     sums_.push_back(crc32);
     return absl::OkStatus();
@@ -193,7 +194,7 @@ class CheckpointLoad {
       if (stopped_.load()) return absl::AbortedError("the epoch ended");
       const std::string tensor = StoredName(slice);
       if (tensor.empty()) {
-        state_.keep(slice.array, slice.segment);
+        state_.writer->Keep(slice.array, slice.segment);
         sums_.push_back(0);
       } else {
         RETURN_IF_ERROR(ReadSlice(slice, tensor));
@@ -206,11 +207,10 @@ class CheckpointLoad {
       if (has_states[segment.job_parameter]) continue;
       for (const StateArray moment : state_.moments) {
         if (plan_.left_out[segment.job_parameter]) {
-          state_.keep(moment, segment);
-          continue;
+          state_.writer->Keep(moment, segment);
+        } else {
+          state_.writer->Clear(moment, segment);
         }
-        const Values none = state_.values(moment, segment);
-        memset(none.data(), 0, none.size_bytes());
       }
     }
     return ReadProgress();
@@ -333,6 +333,8 @@ class CheckpointLoad {
   Manifest manifest_;
   std::optional<CheckedFiles> model_, optimizer_;
   CheckpointLoadPlan plan_;
+  std::vector<char> piece_ = std::vector<char>(kPieceOfLoadBytes);  // As it is stored.
+  std::vector<char> converted_;
   SliceSums sums_;                             // Of this rank's slices.
   std::map<std::string, int> buffer_numbers_;  // Of the job's, by name; once one is looked for.
 };

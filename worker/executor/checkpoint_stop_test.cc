@@ -15,6 +15,7 @@
 #include "worker/comm/loopback/loopback_communicator.h"
 #include "worker/executor/checkpoint_load.h"
 #include "worker/executor/checkpoint_save.h"
+#include "worker/executor/fake_state_writer.h"
 #include "worker/executor/part_save.h"
 
 namespace tessera {
@@ -162,20 +163,16 @@ TEST_F(CheckpointStopTest, PartOfAnEarlierTryOfTheSameRequestIsReplacedAndNoOthe
 TEST_F(CheckpointStopTest, LoadReadsNoSliceMoreOnceTheEpochEnds) {
   int num_saved = 0;
   ASSERT_OK(RunSave(Whole(), nullptr, &num_saved));
-  std::vector<float> values(4);
   int num_slices = 0;
-  const auto write = [&](StateArray, const ShardSegment&) -> Values {
+  FakeStateWriter writer([&](StateArray, const ShardSegment&) {
     if (++num_slices == 2) stopped_.store(true);
-    return absl::MakeSpan(values);
-  };
+  });
   v1::LoadRequest request;
   request.set_path(folder_ + "/c");
   request.set_is_checkpoint(true);
   const auto load = [&] {
-    const auto keep = [](StateArray, const ShardSegment&) { ADD_FAILURE(); };
-    LoadedState state = {/*first=*/true, MomentsOf(memory_.config.optimizer),
-                         write,          keep,
-                         std::nullopt,   {}};
+    LoadedState state = {
+        /*first=*/true, MomentsOf(memory_.config.optimizer), &writer, std::nullopt, {}};
     v1::LoadReply reply;
     absl::Status outcome;
     EXPECT_OK(

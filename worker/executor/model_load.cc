@@ -1,5 +1,6 @@
 #include "worker/executor/model_load.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "checkpoint/open_model.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load_plan.h"
+#include "worker/executor/load_request.h"
 
 namespace tessera {
 namespace {
@@ -43,17 +45,23 @@ absl::Status CompareFiles(const std::string& path, uint64_t identity, Communicat
 }
 
 absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segments,
-                     const LoadedState& state, const std::atomic<bool>& stopped) {
+                     StateWriter* state, const std::atomic<bool>& stopped) {
+  std::vector<char> piece(kPieceOfLoadBytes);
   for (const ShardSegment& segment : segments) {
     const std::string& tensor = source.plan.tensors[segment.unit][segment.parameter];
     if (tensor.empty()) {
-      state.keep(StateArray::kParameter, segment);
+      state->Keep(StateArray::kParameter, segment);
       continue;
     }
     RETURN_IF_ERROR(FaultPoint("load.read"));
     if (stopped.load()) return absl::AbortedError("the epoch ended");
-    RETURN_IF_ERROR(source.model->ReadSlice(tensor, segment.parameter_begin_elements,
-                                            state.values(StateArray::kParameter, segment)));
+    const int64_t most = kPieceOfLoadBytes / SizeBytes(segment.dtype);
+    for (int64_t begin = 0; begin < segment.numel; begin += most) {
+      const Values values(piece.data(), std::min(most, segment.numel - begin), segment.dtype);
+      RETURN_IF_ERROR(
+          source.model->ReadSlice(tensor, segment.parameter_begin_elements + begin, values));
+      state->Set(StateArray::kParameter, segment, begin, values);
+    }
   }
   return absl::OkStatus();
 }
@@ -71,7 +79,7 @@ absl::Status LoadModel(const std::string& path, const LoadRules& rules, const Mo
   RETURN_IF_ERROR(CompareFiles(path, source->model->identity(), communicator, outcome));
   if (!outcome->ok()) return absl::OkStatus();
   *plan = source->plan;
-  *outcome = ReadOwn(*source, segments, *state, *stopped);
+  *outcome = ReadOwn(*source, segments, state->writer, *stopped);
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   const uint64_t identity = source->model->identity();

@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/loopback/loopback_communicator.h"
+#include "worker/executor/fake_state_writer.h"
 
 namespace tessera {
 namespace {
@@ -40,13 +41,8 @@ class LoadModelOfOneRankTest : public testing::Test {
   // What becomes of a load during which `meanwhile` happens.
   absl::Status Load(absl::FunctionRef<void()> meanwhile) {
     auto communicator = LoopbackCommunicator::Create(0, 1);
-    std::vector<float> values(4, 1.0f);
-    const auto into = [&](StateArray, const ShardSegment&) -> Values {
-      meanwhile();
-      return absl::MakeSpan(values);
-    };
-    const auto keep = [](StateArray, const ShardSegment&) { ADD_FAILURE(); };
-    LoadedState state{/*first=*/true, {}, into, keep, std::nullopt, {}};
+    FakeStateWriter writer([&](StateArray, const ShardSegment&) { meanwhile(); });
+    LoadedState state{/*first=*/true, {}, &writer, std::nullopt, {}};
     LoadPlan plan;
     absl::Status outcome;
     EXPECT_OK(LoadModel(path_, {/*strict=*/true}, layout_, segments_, &state, communicator->get(),

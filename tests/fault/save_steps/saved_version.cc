@@ -1,5 +1,6 @@
 #include "tests/fault/save_steps/saved_version.h"
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <map>
@@ -131,20 +132,38 @@ struct Loaded {
   std::optional<TrainingProgress> progress;
 };
 
+class StateOfLoad final : public StateWriter {
+ public:
+  explicit StateOfLoad(Loaded* loaded) : loaded_(*loaded) {}
+  void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
+           ConstValues values) override {
+    const absl::Span<const float> from = values;
+    std::copy(from.begin(), from.end(), Of(array, segment)->begin() + begin_elements);
+  }
+  void Clear(StateArray array, const ShardSegment& segment) override {
+    Of(array, segment)->assign(segment.numel, 0);
+  }
+  void Keep(StateArray, const ShardSegment&) override {}
+
+ private:
+  std::vector<float>* Of(StateArray array, const ShardSegment& segment) {
+    const std::pair<int, int> key = {static_cast<int>(array), segment.job_parameter};
+    loaded_.segments[key] = segment;
+    std::vector<float>& values = loaded_.values[key];
+    values.resize(segment.numel);
+    return &values;
+  }
+
+  Loaded& loaded_;
+};
+
 absl::StatusOr<Loaded> Load(SaveKind kind, const std::string& path) {
   ASSIGN_OR_RETURN(const ExecutorMemory memory, MemoryOf(0, 1));
   ASSIGN_OR_RETURN(const auto communicator, LoopbackCommunicator::Create(0, 1));
   Loaded loaded;
-  const auto into = [&](StateArray array, const ShardSegment& segment) -> Values {
-    const std::pair<int, int> key = {static_cast<int>(array), segment.job_parameter};
-    loaded.segments[key] = segment;
-    std::vector<float>& values = loaded.values[key];
-    values.resize(segment.numel);
-    return absl::MakeSpan(values);
-  };
-  const auto keep = [](StateArray, const ShardSegment&) {};
+  StateOfLoad writer(&loaded);
   LoadedState state = {
-      /*first=*/true, MomentsOf(memory.config.optimizer), into, keep, std::nullopt, {}};
+      /*first=*/true, MomentsOf(memory.config.optimizer), &writer, std::nullopt, {}};
   const std::atomic<bool> stopped{false};
   absl::Status outcome;
   if (IsModelAlone(kind)) {

@@ -1,0 +1,50 @@
+#include "worker/engine/load_target.h"
+
+#include <cstring>
+
+#include "base/check.h"
+#include "worker/device/host/streaming_copy.h"
+
+namespace tessera {
+
+Values LoadTarget::At(StateArray array, const ShardSegment& segment) const {
+  return options_.image == nullptr ? options_.optimizer->Staged(array, segment, options_.version)
+                                   : options_.image->At(array, segment);
+}
+
+void LoadTarget::Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
+                     ConstValues values) {
+  const Values whole = At(array, segment);
+  TESSERA_CHECK(values.dtype() == whole.dtype() && begin_elements >= 0 &&
+                begin_elements + values.size() <= whole.size());
+  std::byte* const to =
+      static_cast<std::byte*>(whole.data()) + begin_elements * SizeBytes(whole.dtype());
+  const auto size_bytes = static_cast<int64_t>(values.size_bytes());
+  host::StreamingCopy(to, values.data(), size_bytes);
+  if (options_.image != nullptr || array != StateArray::kParameter) return;
+  if (!has_published_ && !options_.first) UnpublishApplied(options_.group, options_.local_index);
+  has_published_ = true;
+  Publish(segment, begin_elements, values);
+}
+
+void LoadTarget::Publish(const ShardSegment& segment, int64_t begin_elements, ConstValues values) {
+  const auto [full, half] = options_.optimizer->PublishedAt(segment);
+  if (full != nullptr) {
+    host::StreamingCopy(full + begin_elements * SizeBytes(segment.dtype), values.data(),
+                        static_cast<int64_t>(values.size_bytes()));
+  } else {
+    options_.kernels->CastToHalf(values, {half.to + begin_elements, half.dtype});
+  }
+}
+
+void LoadTarget::Clear(StateArray array, const ShardSegment& segment) {
+  const Values values = At(array, segment);
+  memset(values.data(), 0, values.size_bytes());
+}
+
+void LoadTarget::Keep(StateArray array, const ShardSegment& segment) {
+  if (options_.first || options_.image != nullptr) return;  // The image has it.
+  options_.optimizer->CopyFromVersionBefore(array, segment, options_.version);
+}
+
+}  // namespace tessera
