@@ -17,6 +17,9 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "words are shared betw
 
 constexpr absl::Duration kSleepSlice = absl::Milliseconds(20);
 constexpr int kSpins = 100;  // About 5 microseconds.
+// A yield that takes longer gave the core to somebody who computes: to stay runnable would cost a
+// switch for each of its time slices, and counts as work where the kernel shares out the cores.
+constexpr absl::Duration kLongYield = absl::Microseconds(200);
 
 void Pause() {
 #if defined(__x86_64__)
@@ -46,9 +49,13 @@ bool HoldsSoon(const std::atomic<uint32_t>& word, absl::FunctionRef<bool(uint32_
     Pause();
     if (predicate(word.load(std::memory_order_acquire))) return true;
   }
+  absl::Duration before = SteadyNow();
   for (int i = 0; i < policy.yields && !abort.raised(); ++i) {
     sched_yield();
     if (predicate(word.load(std::memory_order_acquire))) return true;
+    const absl::Duration now = SteadyNow();
+    if (now - before > kLongYield) return false;
+    before = now;
   }
   return false;
 }
