@@ -27,6 +27,8 @@ class ModelSource {
   // state, has another number, unless all of that is the same.
   virtual uint64_t identity() const = 0;
 
+  // Whether many small slices of a tensor take hardly longer to read than all of them at once.
+  virtual bool reads_small_slices_well() const { return true; }
   // Elements [begin_elements, begin_elements + into.size()) of a floating-point tensor, row-major.
   // Errors: NotFound  no such tensor; InvalidArgument  outside of it, or a tensor of integers or
   //         of a type that Tessera does not have; DataLoss  a file became shorter. They name the

@@ -27,6 +27,8 @@ class DcpModel final : public ModelSource {
 
   const TensorTable& tensors() const override { return tensors_; }
   uint64_t identity() const override { return identity_; }
+  // Each call opens the files anew, and may read an item whole.
+  bool reads_small_slices_well() const override { return false; }
   // Also InvalidArgument  what LocateTorchTensor refuses, or an item that is not what the metadata
   // says. A tensor whose elements do not lie row-major in its item costs memory for that item.
   absl::Status ReadSlice(const std::string& tensor, int64_t begin_elements,

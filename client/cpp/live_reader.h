@@ -102,7 +102,7 @@ struct LiveVersion {
 class LiveSink {
  public:
   virtual ~LiveSink() = default;
-  // Comes first; and once more where a try failed, and what came before is void.
+  // Comes first; and again wherever a try failed, and what came before is void.
   virtual absl::Status Begin(const LiveVersion& version) = 0;
   virtual absl::Status Entry(const LiveEntry& entry) = 0;
   // Of the last entry, at most 1 MiB of whole elements: they leave no hole.

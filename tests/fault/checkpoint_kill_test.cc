@@ -17,6 +17,7 @@
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/optimizer_state.h"
 #include "gtest/gtest.h"
+#include "tests/testing/flip_bit.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -24,6 +25,7 @@ namespace tessera {
 namespace {
 
 using testing::IsEmpty;
+using testing_support::FlipBit;
 using testing_support::ReadAll;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
@@ -205,6 +207,31 @@ TEST_P(LoadCheckpointKillTest, LeavesTheOldStateOrTheCheckpointsOnAllRanks) {
   ASSERT_OK(team.TrainTo(3));
   EXPECT_EQ(Values(&team), trained);
 }
+
+class RefusedLoadKillTest : public CheckpointKillTest {};
+
+// They have published what they read, and die before they have taken it back.
+TEST_P(RefusedLoadKillTest, LeavesWhatTrainersHad) {
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam("toy"));
+  ASSERT_OK(team.TrainTo(2));
+  ASSERT_OK(SaveUntilDone(&team, path_));
+  ASSERT_OK(team.TrainTo(3));
+  const std::vector<float> trained = Values(&team);
+  FlipBit(path_ + "/optimizer.safetensors", -1, 0);
+  int num_aborted = 0;
+  for (const absl::Status& status :
+       team.Run([&](Session* session) { return LoadCheckpoint(session, path_).status(); }))
+    num_aborted += absl::IsAborted(status) ? 1 : 0;
+  EXPECT_GT(num_aborted, 0);
+  ASSERT_OK(team.RunAll([](Session* session) { return session->Recover(); }));
+  EXPECT_EQ(Values(&team), trained);
+  EXPECT_EQ(team.session(0)->next_step(), 4);
+  ASSERT_OK(team.TrainTo(4));
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, RefusedLoadKillTest,
+                         testing::Values(Place{"load.take-back", 1}, Place{"load.read", 7}),
+                         NameOf);
 
 INSTANTIATE_TEST_SUITE_P(Points, LoadCheckpointKillTest,
                          testing::Values(Place{"load.read", 1}, Place{"load.read", 5},

@@ -1,6 +1,7 @@
 // Whole jobs on a GPU: the bits of jobs on the processor, with executors that are killed, too.
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -11,11 +12,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
+#include "client/cpp/checkpoint.h"
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/session.h"
 #include "client/executor/host_executor.h"
 #include "gtest/gtest.h"
 #include "tests/gpu/nccl_executors.h"
+#include "tests/testing/flip_bit.h"
 #include "tests/testing/gpu_training.h"
 #include "tests/testing/gpu_under_test.h"
 #include "tests/testing/process_view.h"
@@ -27,6 +30,7 @@ namespace {
 
 using testing_support::ExecutorsOf;
 using testing_support::FindGpuUnderTest;
+using testing_support::FlipBit;
 using testing_support::GpuUnderTest;
 using testing_support::ReadAllFrom;
 using testing_support::ToyOptions;
@@ -81,10 +85,8 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
     ASSIGN_OR_RETURN(const auto cluster, LocalCluster::Start(options));
     return TrainOn(cluster.get(), on_host_.get(), nullptr);
   }
-  // `before` runs on rank 0 at the start of each try of a step. All trainers host where they must.
-  absl::StatusOr<std::vector<float>> TrainOn(LocalCluster* cluster, RankDevice* device,
-                                             const std::function<void(int64_t step)>& before,
-                                             const std::vector<bool>& hosts = {}) {
+  // All trainers host where they must.
+  absl::StatusOr<TrainerTeam> OpenTeam(LocalCluster* cluster, const std::vector<bool>& hosts = {}) {
     std::vector<SessionOptions> by_rank(GetParam().world_size, Job(*cluster));
     for (int rank = 0; rank < GetParam().world_size; ++rank) {
       by_rank[rank].rank = rank;
@@ -93,7 +95,13 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
       if (gpu_.in_process() || (!hosts.empty() && hosts[rank % hosts.size()]))
         by_rank[rank].host_executor = RunExecutorHere({gpu_.make_device});
     }
-    ASSIGN_OR_RETURN(TrainerTeam team, TrainerTeam::OpenEach(by_rank));
+    return TrainerTeam::OpenEach(by_rank);
+  }
+  // `before` runs on rank 0 at the start of each try of a step.
+  absl::StatusOr<std::vector<float>> TrainOn(LocalCluster* cluster, RankDevice* device,
+                                             const std::function<void(int64_t step)>& before,
+                                             const std::vector<bool>& hosts = {}) {
+    ASSIGN_OR_RETURN(TrainerTeam team, OpenTeam(cluster, hosts));
     std::vector<std::vector<float>> values(GetParam().world_size);
     RETURN_IF_ERROR(team.RunAll([&](Session* session) -> absl::Status {
       while (session->next_step() <= kSteps) {
@@ -145,6 +153,48 @@ TEST_P(GpuJobsTest, ExecutorsInTheirTrainersProcessHaveTheSameBits) {
     ASSERT_OK_AND_ASSIGN(const std::vector<float> values,
                          TrainOn(cluster.get(), on_gpu_.get(), nullptr, hosts));
     EXPECT_EQ(values, expected);
+  }
+}
+
+// By executors that are processes of their own, and by their trainers.
+TEST_P(GpuJobsTest, CheckpointIsLoadedToTheBitAndOneThatIsDamagedChangesNothing) {
+  for (const bool hosts : {false, true}) {
+    SCOPED_TRACE(hosts);
+    if (gpu_.in_process() && !hosts) continue;
+    ASSERT_OK_AND_ASSIGN(const auto cluster, StartOnGpu(gpu_.executor_binary));
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(cluster.get(), {hosts}));
+    const std::string path = absl::StrCat(testing::TempDir(), "/gpu-jobs-", getpid(), hosts);
+    std::vector<std::vector<float>> saved(GetParam().world_size), trained = saved, read = saved;
+    const auto run = [&](const std::function<absl::Status(Session*)>& body,
+                         std::vector<std::vector<float>>* into) {
+      return team.RunAll([&](Session* session) -> absl::Status {
+        RETURN_IF_ERROR(body(session));
+        ASSIGN_OR_RETURN((*into)[session->rank()], ReadAllFrom(session, on_gpu_.get()));
+        return absl::OkStatus();
+      });
+    };
+    const auto train = [&](Session* session) {
+      return TrainToyOn(session, on_gpu_.get(), session->next_step());
+    };
+    const auto load = [&](Session* session) { return LoadCheckpoint(session, path).status(); };
+    ASSERT_OK(run(train, &saved));
+    ASSERT_OK(team.RunAll([&](Session* session) { return SaveCheckpoint(session, path); }));
+    ASSERT_OK(run(train, &trained));
+    ASSERT_NE(saved, trained);
+    FlipBit(path + "/optimizer.safetensors", -1, 0);
+    const auto refused = [&](Session* session) {
+      const absl::Status status = load(session);
+      EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+      return absl::OkStatus();
+    };
+    ASSERT_OK(run(refused, &read));
+    EXPECT_EQ(read, trained);
+    FlipBit(path + "/optimizer.safetensors", -1, 0);
+    ASSERT_OK(run(load, &read));
+    EXPECT_EQ(read, saved);
+    ASSERT_OK(run(train, &read));
+    EXPECT_EQ(read, trained);
+    std::filesystem::remove_all(path);
   }
 }
 

@@ -27,6 +27,7 @@
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/local_cluster.h"
 #include "gtest/gtest.h"
+#include "tests/testing/flip_bit.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -181,11 +182,7 @@ class CheckpointDamageTest : public testing::TestWithParam<int64_t> {
   int64_t SizeOf(const std::string& file) const { return manifest_.files.at(file).size_bytes; }
 
   void FlipBit(const std::string& file, int64_t at, int bit) const {
-    std::fstream stream(InCheckpoint(file), std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekg(at);
-    const char byte = static_cast<char>(stream.get() ^ (1 << bit));
-    stream.seekp(at);
-    stream.put(byte);
+    testing_support::FlipBit(InCheckpoint(file), at, bit);
   }
 
   std::string root_;

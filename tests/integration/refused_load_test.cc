@@ -2,25 +2,33 @@
 // what they had, in windows that were open all the while, too; and it trains on to the same bits.
 #include <stdlib.h>
 
+#include <atomic>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/local_cluster.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/flip_bit.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
 namespace tessera {
 namespace {
 
+using testing::HasSubstr;
+using testing_support::FlipBit;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
 
@@ -38,14 +46,14 @@ class RefusedLoadTest : public testing::TestWithParam<Case> {
     ASSERT_NE(mkdtemp(folder_.data()), nullptr);
     LocalCluster::Options options;
     options.num_workers = GetParam().num_workers;
-    options.num_devices = kWorldSize / options.num_workers;
+    const int per_worker = kWorldSize / options.num_workers;
+    options.num_devices = 2 * per_worker;  // For two jobs.
     ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
     SessionOptions job = ToyOptions(*cluster_, "job", kWorldSize);
     job.config.compute_dtype = GetParam().compute_dtype;
-    std::vector<std::string> workers;
     for (int rank = 0; rank < kWorldSize; ++rank)
-      workers.push_back(cluster_->worker_address(rank / options.num_devices));
-    ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(job, workers));
+      workers_.push_back(cluster_->worker_address(rank / per_worker));
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(job, workers_));
     team_ = std::make_unique<TrainerTeam>(std::move(team));
     ASSERT_OK(team_->TrainTo(2));
     ASSERT_OK(
@@ -57,15 +65,10 @@ class RefusedLoadTest : public testing::TestWithParam<Case> {
     cluster_.reset();
     std::filesystem::remove_all(folder_);
   }
-  // A bit of its last byte: by then all parameters were read.
-  void FlipLastBit() const {
-    const std::string path = folder_ + "/c/optimizer.safetensors";
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    const auto last = static_cast<int64_t>(std::filesystem::file_size(path)) - 1;
-    file.seekg(last);
-    const char byte = static_cast<char>(file.get() ^ 1);
-    file.seekp(last);
-    file.put(byte);
+  // Of its last byte: by then all parameters were read.
+  void FlipLastBit() const { FlipBit(folder_ + "/c/optimizer.safetensors", -1, 0); }
+  absl::Status Load(Session* session) const {
+    return LoadCheckpoint(session, folder_ + "/c").status();
   }
   // The bytes of all units, which are open.
   static std::string InWindows(Session* session) {
@@ -90,6 +93,7 @@ class RefusedLoadTest : public testing::TestWithParam<Case> {
 
   std::string folder_;
   std::unique_ptr<LocalCluster> cluster_;
+  std::vector<std::string> workers_;  // By rank.
   std::unique_ptr<TrainerTeam> team_;
 };
 
@@ -104,7 +108,7 @@ TEST_P(RefusedLoadTest, LeavesWindowsAsTheyWereAndALoadThatIsTakenShowsInThem) {
   }));
   for (int i = 0; i < kRefused; ++i) {
     ASSERT_OK(team_->RunAll([&](Session* session) -> absl::Status {
-      const absl::Status status = LoadCheckpoint(session, folder_ + "/c").status();
+      const absl::Status status = Load(session);
       EXPECT_TRUE(absl::IsDataLoss(status)) << status;
       EXPECT_EQ(InWindows(session), after_step_3[session->rank()]) << "rank " << session->rank();
       return absl::OkStatus();
@@ -112,7 +116,7 @@ TEST_P(RefusedLoadTest, LeavesWindowsAsTheyWereAndALoadThatIsTakenShowsInThem) {
   }
   FlipLastBit();
   ASSERT_OK(team_->RunAll([&](Session* session) -> absl::Status {
-    RETURN_IF_ERROR(LoadCheckpoint(session, folder_ + "/c").status());
+    RETURN_IF_ERROR(Load(session));
     loaded[session->rank()] = InWindows(session);
     RETURN_IF_ERROR(ReshardAll(session));
     EXPECT_EQ(session->next_step(), 3);
@@ -127,6 +131,62 @@ TEST_P(RefusedLoadTest, LeavesWindowsAsTheyWereAndALoadThatIsTakenShowsInThem) {
     EXPECT_EQ(InWindows(session), after_step_3[session->rank()]);
     return ReshardAll(session);
   }));
+}
+
+TEST_P(RefusedLoadTest, NobodyIsAnsweredBeforeAllOfItsHostHaveTheirValuesAgain) {
+  std::vector<std::string> after_step_3(kWorldSize);
+  ASSERT_OK(team_->RunAll([&](Session* session) -> absl::Status {
+    RETURN_IF_ERROR(UnshardAll(session));
+    after_step_3[session->rank()] = InWindows(session);
+    return absl::OkStatus();
+  }));
+  // One rank reads nothing, so that it has nothing to take back, and one is held as it does.
+  ArmFaultPoint("load.read", Fault());
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("load.take-back", hold);
+  std::atomic<int> num_answered{0};
+  absl::Notification all_of_a_host;
+  std::thread trainers([&] {
+    EXPECT_OK(team_->RunAll([&](Session* session) -> absl::Status {
+      EXPECT_THAT(Load(session),
+                  StatusIs(absl::StatusCode::kInternal, HasSubstr("injected fault")));
+      const int per_host = kWorldSize / GetParam().num_workers;
+      // The other host's may be.
+      if (++num_answered == kWorldSize - per_host + 1) all_of_a_host.Notify();
+      EXPECT_EQ(InWindows(session), after_step_3[session->rank()]) << "rank " << session->rank();
+      return ReshardAll(session);
+    }));
+  });
+  EXPECT_FALSE(all_of_a_host.WaitForNotificationWithTimeout(absl::Milliseconds(200)));
+  DisarmAllFaultPoints();
+  trainers.join();
+  ASSERT_OK(team_->TrainTo(4));
+}
+
+TEST_P(RefusedLoadTest, ThatIsAJobsFirstLeavesItWithoutValuesForOthers) {
+  SessionOptions options = ToyOptions(*cluster_, "job", kWorldSize);
+  options.job_id = "first";
+  options.config.compute_dtype = GetParam().compute_dtype;
+  ASSERT_OK_AND_ASSIGN(TrainerTeam first, TrainerTeam::Open(options, workers_));
+  FlipLastBit();
+  for (const absl::Status& status : first.Run([&](Session* session) { return Load(session); }))
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  FlipLastBit();
+  std::vector<std::string> trained(kWorldSize), loaded(kWorldSize);
+  const auto read_into = [](std::vector<std::string>* all) {
+    return [all](Session* session) -> absl::Status {
+      RETURN_IF_ERROR(UnshardAll(session));
+      (*all)[session->rank()] = InWindows(session);
+      return ReshardAll(session);
+    };
+  };
+  ASSERT_OK(first.TrainTo(2));  // From values of its own, the saved job's first.
+  ASSERT_OK(first.RunAll(read_into(&trained)));
+  ASSERT_OK(first.TrainTo(3));
+  ASSERT_OK(first.RunAll([&](Session* session) { return Load(session); }));
+  ASSERT_OK(first.RunAll(read_into(&loaded)));
+  EXPECT_EQ(loaded, trained);
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, RefusedLoadTest,

@@ -49,7 +49,7 @@ bool HoldsSoon(const std::atomic<uint32_t>& word, absl::FunctionRef<bool(uint32_
     Pause();
     if (predicate(word.load(std::memory_order_acquire))) return true;
   }
-  absl::Duration before = SteadyNow();
+  absl::Duration before = policy.yields > 0 ? SteadyNow() : absl::ZeroDuration();
   for (int i = 0; i < policy.yields && !abort.raised(); ++i) {
     sched_yield();
     if (predicate(word.load(std::memory_order_acquire))) return true;

@@ -3,10 +3,11 @@
 //   writer:  fill the data;  Publish(&word, 7);
 //   waiter:  WaitUntil(word, value is 7, abort, deadline);  read the data
 //
-// A wait checks, spins (if the policy says so), yields about 50 times, then sleeps on a futex in
-// slices. It ends when the predicate holds, when the abort flag is raised, or at the deadline, so
-// it also ends if the writer died between its store and its wake-up. What was written before
-// Publish is visible after WaitUntil. Thread-safe; words start at zero, as fresh mappings do.
+// A wait checks, spins (if the policy says so), yields about 50 times, unless one yield takes long,
+// then sleeps on a futex in slices. It ends when the predicate holds, when the abort flag is
+// raised, or at the deadline, so it also ends if the writer died between its store and its wake-up.
+// What was written before Publish is visible after WaitUntil. Thread-safe; words start at zero, as
+// fresh mappings do.
 #ifndef TESSERA_WORKER_COMM_WAIT_WORD_H_
 #define TESSERA_WORKER_COMM_WAIT_WORD_H_
 

@@ -7,21 +7,21 @@
 
 namespace tessera {
 
-Values LoadTarget::At(StateArray array, const ShardSegment& segment) const {
+Values LoadTarget::Room(StateArray array, const ShardSegment& segment) {
   return options_.image == nullptr ? options_.optimizer->Staged(array, segment, options_.version)
                                    : options_.image->At(array, segment);
 }
 
 void LoadTarget::Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
                      ConstValues values) {
-  const Values whole = At(array, segment);
+  const Values whole = Room(array, segment);
   TESSERA_CHECK(values.dtype() == whole.dtype() && begin_elements >= 0 &&
                 begin_elements + values.size() <= whole.size());
   std::byte* const to =
       static_cast<std::byte*>(whole.data()) + begin_elements * SizeBytes(whole.dtype());
   const auto size_bytes = static_cast<int64_t>(values.size_bytes());
-  host::StreamingCopy(to, values.data(), size_bytes);
-  if (options_.image != nullptr || array != StateArray::kParameter) return;
+  if (to != values.data()) host::StreamingCopy(to, values.data(), size_bytes);
+  if (!options_.publishes || array != StateArray::kParameter) return;
   if (!has_published_ && !options_.first) UnpublishApplied(options_.group, options_.local_index);
   has_published_ = true;
   Publish(segment, begin_elements, values);
@@ -38,7 +38,7 @@ void LoadTarget::Publish(const ShardSegment& segment, int64_t begin_elements, Co
 }
 
 void LoadTarget::Clear(StateArray array, const ShardSegment& segment) {
-  const Values values = At(array, segment);
+  const Values values = Room(array, segment);
   memset(values.data(), 0, values.size_bytes());
 }
 

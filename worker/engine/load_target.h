@@ -6,8 +6,10 @@
 //                                       of the version to come, else published again as they were
 //
 // No trainer reads meanwhile, since all are in the load; and whoever dies in it leaves a mark in
-// the group's page, by which whoever follows publishes again. What lies on a GPU is read into an
-// image of the version instead, and published once it is decided. Confined to the engine's thread.
+// the group's page, by which whoever follows publishes again. Trainers on a GPU have their
+// parameters there, where the processor does not write: they are published once it is decided, and
+// a state that lies there as well is read into an image of the version. Confined to the engine's
+// thread.
 #ifndef TESSERA_WORKER_ENGINE_LOAD_TARGET_H_
 #define TESSERA_WORKER_ENGINE_LOAD_TARGET_H_
 
@@ -29,6 +31,7 @@ class LoadTarget final : public StateWriter {
     ShardedOptimizer* optimizer = nullptr;
     StateImage* image = nullptr;  // Null: the state is in memory of the processor.
     RankKernels* kernels = nullptr;
+    bool publishes = true;  // What trainers have lies in memory of the processor.
     GroupPage* group = nullptr;
     int local_index = 0;  // The rank's, in `group`.
     int64_t version = 0;  // To come: one more than the rank is at, or if `first`, 0.
@@ -38,6 +41,7 @@ class LoadTarget final : public StateWriter {
 
   void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
            ConstValues values) override;
+  Values Room(StateArray array, const ShardSegment& segment) override;
   void Clear(StateArray array, const ShardSegment& segment) override;
   void Keep(StateArray array, const ShardSegment& segment) override;
 
@@ -46,7 +50,6 @@ class LoadTarget final : public StateWriter {
 
  private:
   void Publish(const ShardSegment& segment, int64_t begin_elements, ConstValues values);
-  Values At(StateArray array, const ShardSegment& segment) const;
 
   const Options options_;
   bool has_published_ = false;

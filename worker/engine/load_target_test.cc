@@ -33,7 +33,8 @@ class LoadTargetTest : public testing::Test {
     PublishApplied(group_.get(), 0, 6);
   }
   LoadTarget Target(bool first, StateImage* image = nullptr) {
-    return LoadTarget({optimizer_.get(), image, &kernels_, group_.get(), 0, first ? 0 : 7, first});
+    return LoadTarget({optimizer_.get(), image, &kernels_, /*publishes=*/image == nullptr,
+                       group_.get(), 0, first ? 0 : 7, first});
   }
 
   JobConfig config_;
@@ -69,6 +70,36 @@ TEST_F(LoadTargetTest, ParametersGoIntoTheVersionToComeAndToTrainersAndThePageSa
             (std::vector<float>{-1, 1, 2, 3, -1}));
   PublishApplied(group_.get(), 0, 6);
   EXPECT_TRUE(IsPublished(*group_, 0));
+}
+
+TEST_F(LoadTargetTest, WhatLiesInItsRoomAlreadyIsPublishedFromThere) {
+  LoadTarget target = Target(/*first=*/false);
+  const Values room = target.Room(StateArray::kParameter, segments_[1]);
+  for (float& value : room.as<float>()) value = 3;
+  target.Set(StateArray::kParameter, segments_[1], 0, room);
+  const absl::Span<const float> staged =
+      optimizer_->Staged(StateArray::kParameter, segments_[1], 7);
+  EXPECT_EQ(staged[39], 3);
+  EXPECT_EQ(published_[1][39], 3);
+  EXPECT_FALSE(IsPublished(*group_, 0));
+}
+
+TEST_F(LoadTargetTest, TrainersThatComputeInAHalfHaveItRounded) {
+  config_.compute_dtype = DType::kBf16;
+  ASSERT_OK_AND_ASSIGN(plan_, JobMemory::Create(layout_, config_));
+  state_.assign(plan_.state_region_bytes(), std::byte{0});
+  optimizer_ = std::make_unique<ShardedOptimizer>(config_, plan_,
+                                                  SegmentsOf(layout_, config_, plan_, Rank(0)),
+                                                  state_.data(), parameters_, &kernels_);
+  LoadTarget target = Target(/*first=*/false);
+  target.Set(StateArray::kParameter, segments_[1], 3, std::vector<float>{1.001f, -2});
+  const auto* halves = reinterpret_cast<const uint16_t*>(published_[1].data());
+  EXPECT_EQ(halves[3], 0x3f80);  // 1
+  EXPECT_EQ(halves[4], 0xc000);
+  EXPECT_EQ(halves[5], 0xbf80) << "of -1.0f, the rest of what was there";
+  const absl::Span<const float> staged =
+      optimizer_->Staged(StateArray::kParameter, segments_[1], 7);
+  EXPECT_EQ(staged[3], 1.001f);
 }
 
 TEST_F(LoadTargetTest, FirstVersionNeedsNoMarkForNobodyHasValuesYet) {

@@ -92,7 +92,7 @@ absl::Status RankEngine::Start(Step resume_step) {
                                             " and cannot resume at step ", resume_step.value()));
   }
   step_ = resume_step.value();
-  // Not published: who came before died in a load.
+  // Not published: who came before died in a load, or as it published.
   if ((options_.publishes_anew || !IsPublished(*group, LocalIndex())) &&
       group->initialized.load(std::memory_order_acquire) != 0) {
     optimizer_.Publish(step_);

@@ -167,7 +167,9 @@ class RankEngine {
   // Files, and messages that are longer than an operation: rank_engine_files.cc.
   absl::Status Save();
   absl::Status Load();
-  // What a load published that the ranks did not agree to have.
+  // The trainer may open nothing without asking; what was gathered ahead stays.
+  void CloseGathered();
+  // What a load published that the ranks did not agree to have, on this host.
   absl::Status TakeBackPublished();
   absl::Status Send(const Op& op);
   void Receive();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "worker/engine/load_target.h"
 #include "worker/engine/rank_engine.h"
@@ -112,12 +113,23 @@ absl::Status RankEngine::BeginStaging(bool first, absl::Status* outcome) {
   return absl::OkStatus();
 }
 
+void RankEngine::CloseGathered() {
+  for (size_t unit = 0; unit < unit_states_.size(); ++unit) {
+    options_.control->units[unit].gathered_for_step.store(0, std::memory_order_release);
+    options_.control->units[unit].gathered_window.store(0, std::memory_order_release);
+  }
+}
+
 absl::Status RankEngine::TakeBackPublished() {
-  if (std::exchange(published_ahead_, -1) < 0) return absl::OkStatus();
-  optimizer_.Publish(step_);
-  RETURN_IF_ERROR(options_.kernels->Finish());
-  PublishApplied(options_.group, LocalIndex(), step_);
-  return AwaitPeersAt(step_);  // Trainers have windows that nothing else would wait for.
+  if (std::exchange(published_ahead_, -1) >= 0) {
+    optimizer_.Publish(step_);
+    RETURN_IF_ERROR(options_.kernels->Finish());
+    RETURN_IF_ERROR(FaultPoint("load.take-back"));
+    PublishApplied(options_.group, LocalIndex(), step_);
+  }
+  // Peers may have published where this rank has not; trainers have windows that nothing else would
+  // wait for.
+  return AwaitPeersAt(step_);
 }
 
 absl::Status RankEngine::Load() {
@@ -135,8 +147,9 @@ absl::Status RankEngine::Load() {
   absl::Status outcome;
   RETURN_IF_ERROR(BeginStaging(first, &outcome));
   StateImage* image = staged_image();
-  LoadTarget target(
-      {&optimizer_, image, options_.kernels, options_.group, LocalIndex(), version, first});
+  LoadTarget target({&optimizer_, image, options_.kernels, /*publishes=*/!OnDevice(),
+                     options_.group, LocalIndex(), version, first});
+  if (!first && !OnDevice()) CloseGathered();
   LoadedState state = {first, optimizer_.Moments(), &target, std::nullopt, {}};
   if (!first) {
     state.before =
@@ -145,7 +158,7 @@ absl::Status RankEngine::Load() {
   std::string reply;
   RETURN_IF_ERROR(options_.files->Load(request, &state, &reply, &outcome));
   RETURN_IF_ERROR(Interruption());
-  published_ahead_ = target.has_published() ? version : -1;
+  published_ahead_ = target.has_published() && !first ? version : -1;
   if (image != nullptr && outcome.ok()) RETURN_IF_ERROR(image->Push(version % 2, options_.kernels));
   Reply(std::move(reply));
   if (outcome.ok() && options_.buffers != nullptr) {

@@ -256,6 +256,7 @@ absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number, const StagedA
                  std::vector<bool>(options_.memory->num_parameters(), false));
   RETURN_IF_ERROR(FaultPoint("write.after-decision"));
   RETURN_IF_ERROR(FinishStaged(next, written, is_step));
+  published_ahead_ = -1;
   options_.recorder->Done(number);
   RETURN_IF_ERROR(TakePut(put, AgreedPut(votes)));
   options_.control->result.wanted_save = WantedByAll(votes);  // After a trainers' step.

@@ -46,6 +46,9 @@ class StateWriter {
   // few.
   virtual void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
                    ConstValues values) = 0;
+  // Where the segment's elements will be. Who writes all of them there himself sets them to what
+  // then lies there.
+  virtual Values Room(StateArray array, const ShardSegment& segment) = 0;
   virtual void Clear(StateArray array, const ShardSegment& segment) = 0;  // To zero.
   // As in the version before; nothing if this is the first.
   virtual void Keep(StateArray array, const ShardSegment& segment) = 0;

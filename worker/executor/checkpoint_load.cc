@@ -1,9 +1,6 @@
 #include "worker/executor/checkpoint_load.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <set>

@@ -55,6 +55,12 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
     }
     RETURN_IF_ERROR(FaultPoint("load.read"));
     if (stopped.load()) return absl::AbortedError("the epoch ended");
+    if (!source.model->reads_small_slices_well()) {
+      const Values room = state->Room(StateArray::kParameter, segment);
+      RETURN_IF_ERROR(source.model->ReadSlice(tensor, segment.parameter_begin_elements, room));
+      state->Set(StateArray::kParameter, segment, 0, room);
+      continue;
+    }
     const int64_t most = kPieceOfLoadBytes / SizeBytes(segment.dtype);
     for (int64_t begin = 0; begin < segment.numel; begin += most) {
       const Values values(piece.data(), std::min(most, segment.numel - begin), segment.dtype);

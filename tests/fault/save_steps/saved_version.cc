@@ -138,7 +138,12 @@ class StateOfLoad final : public StateWriter {
   void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
            ConstValues values) override {
     const absl::Span<const float> from = values;
-    std::copy(from.begin(), from.end(), Of(array, segment)->begin() + begin_elements);
+    std::vector<float>* const to = Of(array, segment);
+    if (from.data() != to->data())
+      std::copy(from.begin(), from.end(), to->begin() + begin_elements);
+  }
+  Values Room(StateArray array, const ShardSegment& segment) override {
+    return absl::MakeSpan(*Of(array, segment));
   }
   void Clear(StateArray array, const ShardSegment& segment) override {
     Of(array, segment)->assign(segment.numel, 0);
