@@ -44,21 +44,28 @@ class RefusedLoadTest : public testing::TestWithParam<Case> {
   void SetUp() override {
     folder_ = "/tmp/tessera-refused-XXXXXX";
     ASSERT_NE(mkdtemp(folder_.data()), nullptr);
-    LocalCluster::Options options;
-    options.num_workers = GetParam().num_workers;
-    const int per_worker = kWorldSize / options.num_workers;
-    options.num_devices = 2 * per_worker;  // For two jobs.
-    ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
-    SessionOptions job = ToyOptions(*cluster_, "job", kWorldSize);
-    job.config.compute_dtype = GetParam().compute_dtype;
-    for (int rank = 0; rank < kWorldSize; ++rank)
-      workers_.push_back(cluster_->worker_address(rank / per_worker));
-    ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(job, workers_));
+    ASSERT_OK_AND_ASSIGN(cluster_, StartCluster());
+    ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam(*cluster_));
     team_ = std::make_unique<TrainerTeam>(std::move(team));
     ASSERT_OK(team_->TrainTo(2));
     ASSERT_OK(
         team_->RunAll([&](Session* session) { return SaveCheckpoint(session, folder_ + "/c"); }));
     ASSERT_OK(team_->TrainTo(3));
+  }
+  // Of just as many devices as ranks, so that they are on all workers.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> StartCluster() {
+    LocalCluster::Options options;
+    options.num_workers = GetParam().num_workers;
+    options.num_devices = kWorldSize / options.num_workers;
+    return LocalCluster::Start(options);
+  }
+  static absl::StatusOr<TrainerTeam> OpenTeam(const LocalCluster& cluster) {
+    SessionOptions job = ToyOptions(cluster, "job", kWorldSize);
+    job.config.compute_dtype = GetParam().compute_dtype;
+    std::vector<std::string> workers;
+    for (int rank = 0; rank < kWorldSize; ++rank)
+      workers.push_back(cluster.worker_address(rank * GetParam().num_workers / kWorldSize));
+    return TrainerTeam::Open(job, workers);
   }
   void TearDown() override {
     team_.reset();
@@ -93,7 +100,6 @@ class RefusedLoadTest : public testing::TestWithParam<Case> {
 
   std::string folder_;
   std::unique_ptr<LocalCluster> cluster_;
-  std::vector<std::string> workers_;  // By rank.
   std::unique_ptr<TrainerTeam> team_;
 };
 
@@ -165,10 +171,8 @@ TEST_P(RefusedLoadTest, NobodyIsAnsweredBeforeAllOfItsHostHaveTheirValuesAgain) 
 }
 
 TEST_P(RefusedLoadTest, ThatIsAJobsFirstLeavesItWithoutValuesForOthers) {
-  SessionOptions options = ToyOptions(*cluster_, "job", kWorldSize);
-  options.job_id = "first";
-  options.config.compute_dtype = GetParam().compute_dtype;
-  ASSERT_OK_AND_ASSIGN(TrainerTeam first, TrainerTeam::Open(options, workers_));
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartCluster());
+  ASSERT_OK_AND_ASSIGN(TrainerTeam first, OpenTeam(*cluster));
   FlipLastBit();
   for (const absl::Status& status : first.Run([&](Session* session) { return Load(session); }))
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
