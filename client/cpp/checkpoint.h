@@ -150,7 +150,8 @@ struct LoadedCheckpoint {
 };
 
 // Sets parameters, moments, update counts and the step's number, on all ranks or on none, as one
-// write; in a job without initial values it gives them, and is strict.
+// write; in a job without initial values it gives them, and is strict. What windows show that are
+// open all the while means nothing before it returns, nor after an error that Recover() follows.
 // Errors: NotFound            there is no checkpoint
 //         InvalidArgument     it does not fit the model or the optimizer: naming the tensor; for
 //                             names as LoadModel; optimizer_only with what does not go with it,
