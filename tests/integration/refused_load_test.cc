@@ -18,7 +18,6 @@
 #include "base/status_matchers.h"
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/local_cluster.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/flip_bit.h"
 #include "tests/testing/toy_training.h"
@@ -27,7 +26,6 @@
 namespace tessera {
 namespace {
 
-using testing::HasSubstr;
 using testing_support::FlipBit;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
@@ -146,7 +144,9 @@ TEST_P(RefusedLoadTest, NobodyIsAnsweredBeforeAllOfItsHostHaveTheirValuesAgain) 
     after_step_3[session->rank()] = InWindows(session);
     return absl::OkStatus();
   }));
-  // One rank reads nothing, so that it has nothing to take back, and one is held as it does.
+  // One rank reads nothing, so that it has nothing to take back, and one is held as it does. It is
+  // refused also where a slow machine has come to neither before they are disarmed.
+  FlipLastBit();
   ArmFaultPoint("load.read", Fault());
   Fault hold;
   hold.action = FaultAction::kHold;
@@ -155,8 +155,7 @@ TEST_P(RefusedLoadTest, NobodyIsAnsweredBeforeAllOfItsHostHaveTheirValuesAgain) 
   absl::Notification all_of_a_host;
   std::thread trainers([&] {
     EXPECT_OK(team_->RunAll([&](Session* session) -> absl::Status {
-      EXPECT_THAT(Load(session),
-                  StatusIs(absl::StatusCode::kInternal, HasSubstr("injected fault")));
+      EXPECT_FALSE(Load(session).ok());
       const int per_host = kWorldSize / GetParam().num_workers;
       // The other host's may be.
       if (++num_answered == kWorldSize - per_host + 1) all_of_a_host.Notify();
