@@ -1,9 +1,12 @@
 #include "worker/executor/background_save.h"
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -13,6 +16,47 @@
 #include "worker/executor/part_save.h"
 
 namespace tessera {
+namespace {
+
+// Of the two steps for which a version stands. Its end is left for a disk that is slower for once,
+// and for the copy of the rest.
+constexpr double kStepsToTake = 1.6;
+// Where units are written in backward: once the next backward begins they may not wait for a save.
+constexpr double kStepsToTakeBeforeBackward = 1.2;
+// Of those between this save and the last: the next one is not to wait for this.
+constexpr double kShareOfSteps = 0.8;
+
+}  // namespace
+
+// Bytes of the version, taken at their pace.
+class BackgroundSave::PacedBytes final : public ByteSource {
+ public:
+  PacedBytes(PacedTaking* taking, std::unique_ptr<ByteSource> bytes)
+      : taking_(*taking), bytes_(std::move(bytes)) {}
+  int64_t size_bytes() const override { return bytes_->size_bytes(); }
+  const char* Take(int64_t size_bytes, char* room) override {
+    taking_.AwaitTurn();
+    const char* const taken = bytes_->Take(size_bytes, room);
+    taking_.Took(size_bytes);
+    return taken;
+  }
+
+ private:
+  PacedTaking& taking_;
+  const std::unique_ptr<ByteSource> bytes_;
+};
+
+absl::Duration BackgroundSave::SinceSomeTime() {
+  return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+SavePace BackgroundSave::Pace(int64_t all_bytes) const {
+  double steps = memory_.config.optimizer_in_backward ? kStepsToTakeBeforeBackward : kStepsToTake;
+  if (saved_before_ >= 0)
+    steps = std::min(steps, kShareOfSteps * static_cast<double>(last_step_ - saved_before_));
+  return {all_bytes, step_time_, std::max(steps, 0.0)};
+}
+
 absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const SavedState& state,
                                      SaveControl control) {
   End();
@@ -33,6 +77,9 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
     staying_ = std::move(slices);
   } else {
     RETURN_IF_ERROR(version_.Begin(state.version, std::move(slices), control_.stopped));
+    taking_.Begin(Pace(all_bytes), control_.stopped, control_.cancelled);
+    plans_copy_ = false;
+    saved_before_ = last_step_;
   }
   absl::MutexLock lock(&mu_);
   status_.Clear();
@@ -90,7 +137,7 @@ absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* rep
                                   absl::Status* outcome) {
   const auto bytes = [this](const CheckpointSlice& slice) -> std::unique_ptr<ByteSource> {
     const size_t i = slices_.at(KeyOf(slice));
-    if (!stays_) return version_.Slice(i);
+    if (!stays_) return std::make_unique<PacedBytes>(&taking_, version_.Slice(i));
     return std::make_unique<MemoryBytes>(
         absl::string_view(static_cast<const char*>(staying_[i].data()), staying_[i].size_bytes()));
   };
@@ -103,13 +150,30 @@ absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* rep
   return save(request_, memory_, {progress_, bytes}, communicator, control, reply, outcome);
 }
 
+void BackgroundSave::AwaitCopied(int64_t step) {
+  const absl::Duration now = clock_();
+  if (last_step_ >= 0 && step == last_step_ + 1) step_time_ = now - last_step_at_;
+  last_step_ = step;
+  last_step_at_ = now;
+  asked_ = 0;
+  if (version_.is_held() && !std::exchange(plans_copy_, true))
+    version_.CopyFrom(absl::Now() + taking_.StepVoted());
+  version_.AwaitCopied(step);
+}
+
 void BackgroundSave::End() {
+  taking_.Hurry();
   if (thread_.joinable()) thread_.join();
   if (copier_.joinable()) copier_.join();  // Where no thread could be started that saves.
   version_.Clear();
   staying_.clear();
   slices_.clear();
   request_.Clear();
+}
+
+v1::SaveStatus BackgroundSave::StatusForTrainer() {
+  if (++asked_ > 1) taking_.Hurry();
+  return status();
 }
 
 v1::SaveStatus BackgroundSave::status() const {

@@ -142,25 +142,32 @@ void SavedVersion::LetGo() {
   held_.store(kNone, std::memory_order_release);
 }
 
+void SavedVersion::CopyFrom(absl::Time time) {
+  absl::MutexLock lock(&mu_);
+  copy_from_ = time;
+}
+
+void SavedVersion::AwaitTimeToCopy() {
+  absl::MutexLock lock(&mu_);
+  while (held_.load(std::memory_order_relaxed) != kNone) {
+    const absl::Time from = copy_from_;
+    const auto is_over = [this, from]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return copy_from_ != from || held_.load(std::memory_order_relaxed) == kNone;
+    };
+    if (!mu_.AwaitWithDeadline(absl::Condition(&is_over), from)) return;  // It is time.
+  }
+}
+
 void SavedVersion::CopyBehind() {
-  const auto is_called = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return is_near_ || held_.load(std::memory_order_relaxed) == kNone;
-  };
-  { absl::MutexLock lock(&mu_, absl::Condition(&is_called)); }
+  AwaitTimeToCopy();
   while (CopyOne()) {
   }
   LetGo();
 }
 
 void SavedVersion::AwaitCopied(int64_t step) {
-  const int64_t held = held_.load(std::memory_order_acquire);
-  if (held == kNone || step <= held) return;
-  if (!owner_said_near_) {
-    owner_said_near_ = true;
-    absl::MutexLock lock(&mu_);
-    is_near_ = true;
-  }
   if (MayOverwrite(step)) return;
+  CopyFrom(absl::InfinitePast());
   while (CopyOne()) {
   }
   LetGo();
@@ -173,10 +180,9 @@ void SavedVersion::Clear() {
   pieces_.clear();
   size_bytes_ = 0;
   copied_bytes_.store(0);
-  owner_said_near_ = false;
   absl::MutexLock lock(&mu_);
   held_.store(kNone, std::memory_order_release);
-  is_near_ = false;
+  copy_from_ = absl::InfiniteFuture();
   is_taking_ = false;
   lets_go_ = false;
   front_bytes_ = 0;

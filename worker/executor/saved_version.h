@@ -2,17 +2,17 @@
 // where it lies for as long as it stands there, and only what then is left of it is copied.
 //
 //   slices:      0 ──────────── front ─────────────────────── end
-//                    taken  ───►      what lies where it did  ◄───  copied, once the step
-//                  by who writes                                    behind it is voted for
+//                    taken  ───►      what lies where it did  ◄───  copied, from a time on
+//                  by who writes
 //
 // A version stands until the step after next is written. Who comes to write that copies what is
 // left too, at memory's speed, and waits for nothing else: for no disk. So a save that is written
 // before the step behind it is taken costs no copy, and one that is slower as much of one as it is
 // slow.
 //
-// Begin, AwaitCopied and Clear are the owner's thread's, Take and EndTaking the writing thread's
-// (EndTaking the owner's where there is none), CopyBehind a third one's; both have ended before
-// Clear. MayOverwrite is thread-safe.
+// Begin, CopyFrom, AwaitCopied and Clear are the owner's thread's, Take and EndTaking the writing
+// thread's (EndTaking the owner's where there is none), CopyBehind a third one's; both have ended
+// before Clear. MayOverwrite is thread-safe.
 #ifndef TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
 #define TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
 
@@ -26,6 +26,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "checkpoint/storage/byte_source.h"
 #include "layout/values.h"
 
@@ -44,9 +45,12 @@ class SavedVersion {
   // Nothing is taken any more, so nobody goes on copying: waits for who is, and then the version
   // may be overwritten.
   void EndTaking();
-  // Copies from the end what is not taken, once AwaitCopied has said that the step behind the
-  // version comes. Returns when there is nothing left to copy.
+  // Copies from the end what is not taken, once CopyFrom has said when and it is time, or training
+  // comes to overwrite it. Returns when there is nothing left to copy.
   void CopyBehind();
+  void CopyFrom(absl::Time time);
+  // Whether it is still needed where it lies.
+  bool is_held() const { return held_.load(std::memory_order_acquire) != kNone; }
   // Whether version `step` of the state may be written: what it overwrites is not to be taken.
   bool MayOverwrite(int64_t step) const {
     const int64_t held = held_.load(std::memory_order_acquire);
@@ -83,6 +87,7 @@ class SavedVersion {
   const char* Take(size_t slice, int64_t at_bytes, int64_t size_bytes, char* room);
   // The last piece that nobody has taken or begun to copy; false: there is none.
   bool CopyOne();
+  void AwaitTimeToCopy();
   // Waits until what was begun is through, while nobody else begins to take: what was not taken is
   // in the copy from here on.
   void LetGo();
@@ -95,11 +100,10 @@ class SavedVersion {
   std::unique_ptr<std::byte, Free> copy_;
   std::atomic<int64_t> held_{kNone};  // The version, as long as it is needed where it lies.
   std::atomic<int64_t> copied_bytes_{0};
-  bool owner_said_near_ = false;  // The owner's.
 
   // Held for no copying, since who copies may have to wait for a processor.
   mutable absl::Mutex mu_;
-  bool is_near_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time copy_from_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   bool is_taking_ ABSL_GUARDED_BY(mu_) = false;  // From where the version lies.
   bool lets_go_ ABSL_GUARDED_BY(mu_) = false;
   int copying_ ABSL_GUARDED_BY(mu_) = 0;

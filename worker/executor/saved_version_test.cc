@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
@@ -74,7 +76,7 @@ TEST_F(SavedVersionTest, WhatIsWrittenBeforeTrainingComesIsNotCopied) {
   EXPECT_EQ(TakeAll(version_.Slice(1).get(), 12, 64 << 10), From(kMiB, 3));
   EXPECT_TRUE(version_.MayOverwrite(kVersion + 2));
   copier.join();
-  version_.AwaitCopied(kVersion + 1);
+  version_.CopyFrom(absl::InfinitePast());
   version_.AwaitCopied(kVersion + 2);
   EXPECT_EQ(version_.copied_bytes(), 0);
 }
@@ -96,13 +98,14 @@ TEST_F(SavedVersionTest, WhoComesToOverwriteItCopiesWhatIsLeftAndThatIsWrittenFr
             From(kMiB + kTakenBytes / 4, 2 * kMiB - kTakenBytes / 4));
 }
 
-TEST_F(SavedVersionTest, IsCopiedBehindWhoWritesFromTheStepBehindItOn) {
+TEST_F(SavedVersionTest, IsCopiedBehindWhoWritesFromTheTimeThatIsSaid) {
   ASSERT_OK(Begin({2 * kMiB}));
   std::thread copier([&] { version_.CopyBehind(); });
   const std::unique_ptr<ByteSource> slice = version_.Slice(0);
   EXPECT_EQ(TakeAll(slice.get(), kMiB, kMiB), From(0, kMiB / 4));
+  version_.CopyFrom(absl::Now() + absl::Hours(1));
   EXPECT_EQ(version_.copied_bytes(), 0);
-  version_.AwaitCopied(kVersion + 1);
+  version_.CopyFrom(absl::Now() + absl::Microseconds(10));
   copier.join();
   EXPECT_EQ(version_.copied_bytes(), 7 * kMiB);
   EXPECT_TRUE(version_.MayOverwrite(kVersion + 2)) << "who comes to overwrite it does not wait";
@@ -116,7 +119,7 @@ TEST_F(SavedVersionTest, WhoComesToOverwriteItWaitsForWhatOthersAreCopying) {
   ArmFaultPoint("save.copy", hold);  // Whoever of the two comes first.
   ASSERT_OK(Begin({2 * kMiB}));
   std::thread copier([&] { version_.CopyBehind(); });
-  version_.AwaitCopied(kVersion + 1);
+  version_.CopyFrom(absl::InfinitePast());
   std::thread training([&] {
     version_.AwaitCopied(kVersion + 2);
     Overwrite();
@@ -175,7 +178,7 @@ TEST_F(SavedVersionTest, EndOfTheEpochEndsTheCopyAndWhoWaitsForIt) {
   ASSERT_OK(Begin({2 * kMiB}));
   std::thread copier([&] { version_.CopyBehind(); });
   stopped_.store(true);
-  version_.AwaitCopied(kVersion + 1);
+  version_.CopyFrom(absl::InfinitePast());
   version_.AwaitCopied(kVersion + 2);
   EXPECT_EQ(version_.copied_bytes(), 0);
   copier.join();
@@ -206,7 +209,7 @@ TEST_F(SavedVersionTest, EveryByteTakenIsOfTheVersionHoweverTheThreadsInterleave
     ArmDelays(random());
     std::thread copier([&] { version_.CopyBehind(); });
     std::thread training([&, second = random() % 4] {
-      if (second != 0) version_.AwaitCopied(kVersion + 1);
+      if (second != 0) version_.CopyFrom(absl::Now() + absl::Microseconds(500 * (second - 1)));
       (void)FaultPoint("step");
       version_.AwaitCopied(kVersion + 2);
       EXPECT_TRUE(version_.MayOverwrite(kVersion + 2));
