@@ -46,9 +46,11 @@ struct NamedTensor {
 };
 
 struct SaveCheckpointOptions {
-  // Returns at once, and the state of this step is written while training goes on: the step after
-  // the next waits until what is not written by then is copied. That takes as much memory, up to as
-  // much again as the rank has, until the save is over; AwaitSave and GetSaveStatus tell the rest.
+  // Returns at once, and the state of this step is written while training goes on, spread over the
+  // next 1.6 steps at most, and as fast as can be once this rank's trainer asks for it a second
+  // time without a step between, as AwaitSave does. The step after the next waits until what is not
+  // written by then is copied. That takes as much memory, up to as much again as the rank has,
+  // until the save is over; AwaitSave and GetSaveStatus tell the rest.
   // The next save or load waits for it. A process that dies meanwhile ends it: the checkpoint that
   // had the name stays.
   bool in_background = false;

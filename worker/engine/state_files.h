@@ -84,7 +84,8 @@ class StateFiles {
   // Whether version `step` of the state may be written: nothing that it overwrites is being saved.
   // Thread-safe.
   virtual bool MayOverwrite(int64_t step) const = 0;
-  // Waits until it may, for the time of a copy in memory at most. Called by the engine's thread.
+  // Waits until it may, for the time of a copy in memory at most. Called by the engine's thread
+  // before each version is written, whether anything is being saved or not.
   virtual void AwaitOverwrite(int64_t step) = 0;
   // Waits until what Save left to another thread is over, and so reads nothing any more. Called by
   // the engine's thread.

@@ -23,7 +23,8 @@ namespace {
 constexpr double kStepsToTake = 1.6;
 // Where units are written in backward: once the next backward begins they may not wait for a save.
 constexpr double kStepsToTakeBeforeBackward = 1.2;
-// Of those between this save and the last: the next one is not to wait for this.
+// Of those between this save and the last: the next one is not to wait for this, nor for what there
+// is to do once all is taken.
 constexpr double kShareOfSteps = 0.8;
 
 }  // namespace
@@ -50,10 +51,12 @@ absl::Duration BackgroundSave::SinceSomeTime() {
   return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
-SavePace BackgroundSave::Pace(int64_t all_bytes) const {
+SavePace BackgroundSave::Pace(int64_t version, int64_t all_bytes) const {
   double steps = memory_.config.optimizer_in_backward ? kStepsToTakeBeforeBackward : kStepsToTake;
-  if (saved_before_ >= 0)
-    steps = std::min(steps, kShareOfSteps * static_cast<double>(last_step_ - saved_before_));
+  if (saved_before_ >= 0 && step_time_ > absl::ZeroDuration()) {
+    steps = std::min(steps, kShareOfSteps * static_cast<double>(version - saved_before_) -
+                                absl::FDivDuration(tail_, step_time_));
+  }
   return {all_bytes, step_time_, std::max(steps, 0.0)};
 }
 
@@ -77,10 +80,11 @@ absl::Status BackgroundSave::Prepare(const v1::SaveRequest& request, const Saved
     staying_ = std::move(slices);
   } else {
     RETURN_IF_ERROR(version_.Begin(state.version, std::move(slices), control_.stopped));
-    taking_.Begin(Pace(all_bytes), control_.stopped, control_.cancelled);
+    taking_.Begin(Pace(state.version, all_bytes), control_.stopped, control_.cancelled);
     plans_copy_ = false;
-    saved_before_ = last_step_;
   }
+  asked_ = 0;
+  saving_ = state.version;
   absl::MutexLock lock(&mu_);
   status_.Clear();
   status_.set_path(request.path());
@@ -94,7 +98,10 @@ absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
     status_.set_running(true);
   }
   const absl::Status started = StartThreads(communicator, std::move(over));
-  if (started.ok()) return absl::OkStatus();
+  if (started.ok()) {
+    saved_before_ = saving_;
+    return absl::OkStatus();
+  }
   version_.EndTaking();  // So that who copies goes.
   absl::MutexLock lock(&mu_);
   status_.Clear();
@@ -120,6 +127,7 @@ void BackgroundSave::Run(Communicator* communicator, const Over& over) {
   v1::SaveReply reply;
   absl::Status outcome;
   const absl::Status agreed = Save(communicator, &reply, &outcome);
+  if (!stays_) tail_ = taking_.SinceTaken();
   version_.EndTaking();
   if (copier_.joinable()) copier_.join();
   version_.DropMemory();
@@ -152,9 +160,12 @@ absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* rep
 
 void BackgroundSave::AwaitCopied(int64_t step) {
   const absl::Duration now = clock_();
-  if (last_step_ >= 0 && step == last_step_ + 1) step_time_ = now - last_step_at_;
-  last_step_ = step;
-  last_step_at_ = now;
+  if (step != last_step_) {  // It is called again for one that is written in parts.
+    // A put that follows a step counts as a short one, and a save right behind it is not held back.
+    if (last_step_ >= 0 && step == last_step_ + 1) step_time_ = now - last_step_at_;
+    last_step_ = step;
+    last_step_at_ = now;
+  }
   asked_ = 0;
   if (version_.is_held() && !std::exchange(plans_copy_, true))
     version_.CopyFrom(absl::Now() + taking_.StepVoted());

@@ -79,7 +79,7 @@ class BackgroundSave {
   class PacedBytes;
   static absl::Duration SinceSomeTime();
   // Of a save that begins now; nothing is held back where no step's time is known.
-  SavePace Pace(int64_t all_bytes) const;
+  SavePace Pace(int64_t version, int64_t all_bytes) const;
   absl::Status StartThreads(Communicator* communicator, Over over);
   void Run(Communicator* communicator, const Over& over);
   absl::Status Save(Communicator* communicator, v1::SaveReply* reply, absl::Status* outcome);
@@ -89,10 +89,12 @@ class BackgroundSave {
   // Of steps, whatever is saved beside them.
   int64_t last_step_ = -1;
   absl::Duration last_step_at_, step_time_;
-  int64_t saved_before_ = -1;  // The version that was saved last.
+  int64_t saved_before_ = -1;  // The version that was saved last, in the background,
+  absl::Duration tail_;        // and how long that took from its last byte on; the thread's.
   int asked_ = 0;              // How often, since the last step.
   // Of the save under way; the thread reads them.
   v1::SaveRequest request_;
+  int64_t saving_ = -1;  // The version.
   TrainingProgress progress_;
   SaveControl control_;
   std::map<Key, size_t> slices_;  // Their places among all.

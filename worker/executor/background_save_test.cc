@@ -71,7 +71,11 @@ class BackgroundSaveTest : public testing::Test {
     save_->AwaitCopied(5);
     ASSERT_OK(Prepare());
     ASSERT_OK(Start());
-    while (!save_->is_held_back()) std::this_thread::yield();
+    AwaitHeldBack();
+  }
+  void AwaitHeldBack() {
+    while (!save_->is_held_back() && save_->status().running()) std::this_thread::yield();
+    ASSERT_TRUE(save_->is_held_back()) << save_->status().message();
   }
   std::vector<float> Saved() {
     auto model = ModelReader::Open(folder_ + "/c/model.safetensors");
@@ -184,6 +188,38 @@ TEST_F(BackgroundSaveTest, SaveThatIsHeldBackIsCopiedByWhoComesToOverwriteIt) {
   values_.assign(kNumel, 2.0f);
   save_->End();
   EXPECT_EQ(save_->status().code(), 0) << save_->status().message();
+  EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
+}
+
+TEST_F(BackgroundSaveTest, RestIsSpreadOverTheNextStepOnceTheOneBehindTheVersionIsVotedFor) {
+  StartHeldBack(absl::Microseconds(50));
+  Pass(absl::Microseconds(20));  // So long that step took, so over 12 more.
+  save_->AwaitCopied(6);
+  Pass(absl::Microseconds(5));
+  AwaitHeldBack();
+  Pass(absl::Microseconds(7));
+  while (save_->status().running()) std::this_thread::yield();
+  EXPECT_EQ(save_->status().code(), 0) << save_->status().message();
+  EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
+}
+
+TEST_F(BackgroundSaveTest, WhatWillNotBeTakenInTimeIsCopiedFromTheStepBehindItOn) {
+  save_->AwaitCopied(4);
+  Pass(absl::Hours(1));
+  save_->AwaitCopied(5);
+  Fault hold;
+  hold.action = FaultAction::kHold;
+  ArmFaultPoint("save.take", hold);
+  ASSERT_OK(Prepare());
+  ASSERT_OK(Start());
+  EXPECT_FALSE(save_->MayOverwrite(7));
+  Pass(absl::Hours(1));
+  save_->AwaitCopied(6);
+  while (!save_->MayOverwrite(7)) std::this_thread::yield();  // By nobody who came to write it.
+  values_.assign(kNumel, 2.0f);
+  DisarmAllFaultPoints();
+  save_->End();
+  ASSERT_EQ(save_->status().code(), 0) << save_->status().message();
   EXPECT_EQ(Saved(), std::vector<float>(kNumel, 1.0f));
 }
 

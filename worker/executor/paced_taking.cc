@@ -18,13 +18,17 @@ void PacedTaking::Begin(const SavePace& pace, const std::atomic<bool>* stopped,
   hurries_ = false;
   pace_ = pace;
   began_at_ = clock_();
+  took_at_ = began_at_;
   paused_ = absl::ZeroDuration();
+  pauses_since_ = absl::InfiniteDuration();
+  pause_from_bytes_ = 0;
   taken_bytes_ = 0;
 }
 
 void PacedTaking::AwaitTurn() {
   absl::MutexLock lock(&mu_);
-  const absl::Duration from = clock_();
+  if (taken_bytes_ < pause_from_bytes_) return;
+  pauses_since_ = clock_();
   while (!hurries_ && GoesOn()) {
     const absl::Duration left = began_at_ + pace_.NotBefore(taken_bytes_) - clock_();
     if (left <= absl::ZeroDuration()) break;
@@ -32,10 +36,13 @@ void PacedTaking::AwaitTurn() {
     mu_.AwaitWithTimeout(absl::Condition(&hurries_), std::min(left, kLookAgain));
   }
   is_waiting_.store(false);
-  paused_ += clock_() - from;
+  paused_ += clock_() - pauses_since_;
+  pauses_since_ = absl::InfiniteDuration();
+  pause_from_bytes_ = taken_bytes_ + pace_.grain_bytes();
 }
 
 void PacedTaking::Took(int64_t bytes) {
+  took_at_ = clock_();
   absl::MutexLock lock(&mu_);
   taken_bytes_ += bytes;
 }
@@ -43,7 +50,8 @@ void PacedTaking::Took(int64_t bytes) {
 absl::Duration PacedTaking::StepVoted() {
   absl::MutexLock lock(&mu_);
   const absl::Duration now = clock_() - began_at_;
-  return pace_.StepVoted(now, taken_bytes_, now - paused_) - now;
+  const absl::Duration pause = std::max(began_at_ + now - pauses_since_, absl::ZeroDuration());
+  return pace_.StepVoted(now, taken_bytes_, now - paused_ - pause) - now;
 }
 
 void PacedTaking::Hurry() {

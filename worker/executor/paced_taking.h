@@ -1,8 +1,8 @@
 // Who takes a version for a save waits here before each piece, as the save's pace wants it
 // (save_pace.h), and for nothing once somebody waits for the save or it is given up.
 //
-// AwaitTurn and Took are the taking thread's; the rest is thread-safe, but for Begin, which nothing
-// else runs beside.
+// AwaitTurn, Took and SinceTaken are the taking thread's; the rest is thread-safe, but for Begin,
+// which nothing else runs beside.
 #ifndef TESSERA_WORKER_EXECUTOR_PACED_TAKING_H_
 #define TESSERA_WORKER_EXECUTOR_PACED_TAKING_H_
 
@@ -23,12 +23,13 @@ class PacedTaking {
 
   explicit PacedTaking(Clock clock) : clock_(clock) {}
 
-  // The version was made now. `stopped` and `cancelled` give the save up; the latter may be null.
+  // The save begins now. `stopped` and `cancelled` give the save up; the latter may be null.
   // They are not owned and outlive the taking.
   void Begin(const SavePace& pace, const std::atomic<bool>* stopped,
              const std::atomic<bool>* cancelled);
   void AwaitTurn();
   void Took(int64_t bytes);
+  absl::Duration SinceTaken() const { return clock_() - took_at_; }
   // The step behind the version is voted for. How long it is until what is left is to be copied.
   absl::Duration StepVoted();
   void Hurry();
@@ -44,11 +45,14 @@ class PacedTaking {
   const std::atomic<bool>* stopped_ = nullptr;
   const std::atomic<bool>* cancelled_ = nullptr;
   std::atomic<bool> is_waiting_{false};
+  absl::Duration took_at_;
   absl::Mutex mu_;
   bool hurries_ ABSL_GUARDED_BY(mu_) = false;
   SavePace pace_ ABSL_GUARDED_BY(mu_);
   absl::Duration began_at_ ABSL_GUARDED_BY(mu_);
-  absl::Duration paused_ ABSL_GUARDED_BY(mu_);
+  absl::Duration paused_ ABSL_GUARDED_BY(mu_);  // But for a pause that is not over,
+  absl::Duration pauses_since_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();
+  int64_t pause_from_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t taken_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -1,11 +1,9 @@
 #include "worker/executor/save_pace.h"
 
-#include <algorithm>
-
 namespace tessera {
 
 SavePace::SavePace(int64_t all_bytes, absl::Duration step, double steps)
-    : all_bytes_(all_bytes), steps_(steps) {
+    : all_bytes_(all_bytes), step_(step), steps_(steps) {
   Spread(absl::ZeroDuration(), 0, steps * step);
 }
 
@@ -27,12 +25,14 @@ absl::Duration SavePace::NotBefore(int64_t taken_bytes) const {
 
 absl::Duration SavePace::StepVoted(absl::Duration now, int64_t taken_bytes, absl::Duration busy) {
   const int64_t left_bytes = all_bytes_ - taken_bytes;
-  // As long as this step took, the next one will.
-  const absl::Duration room = std::max(steps_ - 1, 0.0) * now;
+  // As long as the shorter of the last two steps took, the next one will: one of them may have had
+  // an evaluation in it.
+  const absl::Duration room = std::max(steps_ - 1, 0.0) * std::min(now, step_);
   const bool was_held_back = deadline_ > from_;
   // With time to spare: the device has others to serve, too.
-  const bool in_time = taken_bytes > 0 && 2 * busy * (static_cast<double>(left_bytes) /
-                                                      static_cast<double>(taken_bytes)) <= room;
+  const bool in_time =
+      taken_bytes > 0 &&
+      2 * busy * (static_cast<double>(left_bytes) / static_cast<double>(taken_bytes)) <= room;
   if (!in_time) {
     Hurry();
     return now;

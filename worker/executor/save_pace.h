@@ -6,11 +6,12 @@
 //
 // Copying, summing and writing take a share of the processors, all of it from one step if they go
 // as fast as they can. The version stands for two steps, so they are spread over the most of these.
-// How long a step takes is known from the one before. Times are since the version was made; pure.
+// How long a step takes is known from the one before. Times are since the save began; pure.
 // Thread-compatible.
 #ifndef TESSERA_WORKER_EXECUTOR_SAVE_PACE_H_
 #define TESSERA_WORKER_EXECUTOR_SAVE_PACE_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/time/time.h"
@@ -23,11 +24,14 @@ inline constexpr int64_t kFreeBytesPerSecond = int64_t{64} << 20;
 class SavePace {
  public:
   SavePace() = default;  // Nothing is held back.
-  // Of `all_bytes`, to be spread over so many steps, at most, of `step` each. 0 < steps < 2.
+  // Of `all_bytes`, to be spread over so many steps, at most, of `step` each; 0: as fast as can be.
+  // 0 <= steps < 2.
   SavePace(int64_t all_bytes, absl::Duration step, double steps);
 
   // When more may be taken, where `taken_bytes` are; never later than the deadline.
   absl::Duration NotBefore(int64_t taken_bytes) const;
+  // What is not worth a pause: who takes pauses once it has taken as much since the last one.
+  int64_t grain_bytes() const { return std::min(kGrainBytes, all_bytes_ / 16); }
   // The step behind the version is voted for. To take `taken_bytes` took `busy`, without pauses.
   // Returns when what is left is to be copied: at once, if it will not be taken in time, and then
   // nothing is held back any more; else at the new deadline.
@@ -38,7 +42,10 @@ class SavePace {
  private:
   void Spread(absl::Duration from, int64_t taken_bytes, absl::Duration over);
 
+  static constexpr int64_t kGrainBytes = int64_t{2} << 20;
+
   int64_t all_bytes_ = 0;
+  absl::Duration step_;
   double steps_ = 0;
   // From `from_`, where `from_bytes_` were taken, evenly to the deadline.
   absl::Duration from_, deadline_;

@@ -42,6 +42,15 @@ TEST(SavePaceTest, GoesOnByTheTimeThatTheStepBehindTheVersionTook) {
   EXPECT_EQ(pace.NotBefore(1000 * kMiB), absl::Seconds(1.5));
 }
 
+TEST(SavePaceTest, StepThatTookLongForOnceSaysNothingOfTheNext) {
+  SavePace pace(1000 * kMiB, kStep, 1.5);
+  EXPECT_EQ(pace.StepVoted(absl::Minutes(1), 900 * kMiB, absl::Seconds(3)), absl::Seconds(61));
+  SavePace slow(1000 * kMiB, kStep, 1.5);  // 6.7 s for the rest.
+  EXPECT_EQ(slow.StepVoted(absl::Minutes(1), 900 * kMiB, absl::Minutes(1)), absl::Minutes(1));
+  SavePace unknown(1000 * kMiB, absl::ZeroDuration(), 1.5);
+  EXPECT_EQ(unknown.StepVoted(absl::Seconds(2), 999 * kMiB, absl::Seconds(2)), absl::Seconds(2));
+}
+
 TEST(SavePaceTest, WhatWillNotBeTakenInTimeIsCopiedAtOnceAndTakenAsFastAsCanBe) {
   SavePace pace(1000 * kMiB, kStep, 1.5);
   // 0.4 s for the other half, and 0.5 s until it is wanted: no time to spare.

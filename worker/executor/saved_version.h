@@ -12,7 +12,7 @@
 //
 // Begin, CopyFrom, AwaitCopied and Clear are the owner's thread's, Take and EndTaking the writing
 // thread's (EndTaking the owner's where there is none), CopyBehind a third one's; both have ended
-// before Clear. MayOverwrite is thread-safe.
+// before Clear. MayOverwrite and is_held are thread-safe.
 #ifndef TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
 #define TESSERA_WORKER_EXECUTOR_SAVED_VERSION_H_
 
