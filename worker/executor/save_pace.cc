@@ -29,10 +29,12 @@ absl::Duration SavePace::StepVoted(absl::Duration now, int64_t taken_bytes, absl
   // an evaluation in it.
   const absl::Duration room = std::max(steps_ - 1, 0.0) * std::min(now, step_);
   const bool was_held_back = deadline_ > from_;
-  // With time to spare: the device has others to serve, too.
+  // With time to spare: the device has others to serve, too. Little of it: what was taken shared
+  // the processors with the step, and so will the rest.
+  constexpr double kSpare = 1.25;
   const bool in_time =
       taken_bytes > 0 &&
-      2 * busy * (static_cast<double>(left_bytes) / static_cast<double>(taken_bytes)) <= room;
+      kSpare * busy * (static_cast<double>(left_bytes) / static_cast<double>(taken_bytes)) <= room;
   if (!in_time) {
     Hurry();
     return now;

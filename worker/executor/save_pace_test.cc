@@ -53,8 +53,8 @@ TEST(SavePaceTest, StepThatTookLongForOnceSaysNothingOfTheNext) {
 
 TEST(SavePaceTest, WhatWillNotBeTakenInTimeIsCopiedAtOnceAndTakenAsFastAsCanBe) {
   SavePace pace(1000 * kMiB, kStep, 1.5);
-  // 0.4 s for the other half, and 0.5 s until it is wanted: no time to spare.
-  EXPECT_EQ(pace.StepVoted(absl::Seconds(1), 500 * kMiB, absl::Milliseconds(400)),
+  // 0.45 s for the other half, and 0.5 s until it is wanted: no time to spare.
+  EXPECT_EQ(pace.StepVoted(absl::Seconds(1), 500 * kMiB, absl::Milliseconds(450)),
             absl::Seconds(1));
   EXPECT_LE(pace.NotBefore(500 * kMiB), absl::Seconds(1));
   EXPECT_LE(pace.NotBefore(999 * kMiB), absl::Seconds(1));
@@ -64,6 +64,13 @@ TEST(SavePaceTest, WhatWillNotBeTakenInTimeIsCopiedAtOnceAndTakenAsFastAsCanBe) 
   // A save that was to be over within a step.
   SavePace late(1000 * kMiB, kStep, 0.8);
   EXPECT_EQ(late.StepVoted(absl::Seconds(2), 999 * kMiB, absl::Milliseconds(1)), absl::Seconds(2));
+}
+
+TEST(SavePaceTest, WhatWillBeTakenInFourFifthsOfTheTimeIsNotCopiedBefore) {
+  SavePace pace(1000 * kMiB, kStep, 1.5);
+  EXPECT_EQ(pace.StepVoted(absl::Seconds(1), 500 * kMiB, absl::Milliseconds(399)),
+            absl::Seconds(1.5));
+  EXPECT_EQ(pace.NotBefore(750 * kMiB), absl::Seconds(1.25));
 }
 
 TEST(SavePaceTest, WhoHurriesIsNotHeldBackByTheStepBehindButCopiedNoEarlierThanNeeded) {
