@@ -130,8 +130,8 @@ absl::StatusOr<const StoredTensor*> CheckedFile::Find(const std::string& tensor)
   return absl::NotFoundError(absl::StrCat(file_->path(), " has no tensor '", tensor, "'"));
 }
 
-absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes,
-                               void* into, uint32_t* crc32) const {
+absl::StatusOr<int64_t> CheckedFile::OffsetOf(const std::string& tensor, int64_t begin_bytes,
+                                              int64_t size_bytes) const {
   ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
   const int64_t all_bytes = stored->end_bytes - stored->begin_bytes;
   if (begin_bytes < 0 || size_bytes < 0 || begin_bytes > all_bytes ||
@@ -140,9 +140,14 @@ absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, i
                                                    size_bytes, ") of tensor '", tensor, "', ",
                                                    all_bytes));
   }
+  return header_.data_offset_bytes + stored->begin_bytes + begin_bytes;
+}
+
+absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes,
+                               void* into, uint32_t* crc32) const {
+  ASSIGN_OR_RETURN(const int64_t file_offset, OffsetOf(tensor, begin_bytes, size_bytes));
   // The sum finds in the cache what was just read.
   constexpr int64_t kPieceBytes = 256 << 10;
-  const int64_t file_offset = header_.data_offset_bytes + stored->begin_bytes + begin_bytes;
   for (int64_t at = 0; at < size_bytes; at += kPieceBytes) {
     const int64_t piece_bytes = std::min(kPieceBytes, size_bytes - at);
     char* piece = static_cast<char*>(into) + at;
@@ -153,6 +158,18 @@ absl::Status CheckedFile::Read(const std::string& tensor, int64_t begin_bytes, i
   return absl::OkStatus();
 }
 
+absl::Status CheckedFile::ReadInPieces(const std::string& tensor, int64_t begin_bytes,
+                                       int64_t size_bytes, ReadableFile::PieceRoom* room,
+                                       ReadableFile::TakePiece take, uint32_t* crc32) const {
+  ASSIGN_OR_RETURN(const int64_t file_offset, OffsetOf(tensor, begin_bytes, size_bytes));
+  const auto sum_and_take = [&](absl::Span<const char> piece) {
+    *crc32 = Crc32(piece.data(), piece.size(), *crc32);
+    take(piece);
+  };
+  const absl::Status read = file_->ReadInPieces(file_offset, size_bytes, room, sum_and_take);
+  return read.ok() ? read : Annotate(read, absl::StrCat("tensor '", tensor, "'"));
+}
+
 absl::Status CheckedFile::Check(const std::string& tensor, uint32_t crc32) const {
   const auto it = expected_.tensors.find(tensor);
   if (it != expected_.tensors.end() && it->second == crc32) return absl::OkStatus();
@@ -160,15 +177,12 @@ absl::Status CheckedFile::Check(const std::string& tensor, uint32_t crc32) const
 }
 
 absl::Status CheckedFile::Verify(const std::string& tensor) const {
-  constexpr int64_t kPieceBytes = 1 << 20;
   ASSIGN_OR_RETURN(const StoredTensor* stored, Find(tensor));
   const int64_t all_bytes = stored->end_bytes - stored->begin_bytes;
-  std::vector<char> piece(std::min(all_bytes, kPieceBytes));
+  const std::unique_ptr<ReadableFile::PieceRoom> room(new ReadableFile::PieceRoom);
   uint32_t crc32 = kCrc32OfNothing;
-  for (int64_t at = 0; at < all_bytes; at += kPieceBytes) {
-    const int64_t size_bytes = std::min(kPieceBytes, all_bytes - at);
-    RETURN_IF_ERROR(Read(tensor, at, size_bytes, piece.data(), &crc32));
-  }
+  RETURN_IF_ERROR(ReadInPieces(
+      tensor, 0, all_bytes, room.get(), [](absl::Span<const char>) {}, &crc32));
   return Check(tensor, crc32);
 }
 

@@ -6,7 +6,7 @@
 //   file.Check("block0.up.weight", crc32_of_all_its_bytes);
 //
 // Who reads a part of a tensor cannot check it alone: sums of parts are combined (crc32.h).
-// Move-only; Read and Check are thread-safe.
+// Move-only; all that is const is thread-safe.
 #ifndef TESSERA_CHECKPOINT_CHECKED_FILE_H_
 #define TESSERA_CHECKPOINT_CHECKED_FILE_H_
 
@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/storage/storage.h"
@@ -41,12 +42,21 @@ class CheckedFile {
   //         shorter; others  the file system's. The message names file and tensor.
   absl::Status Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes, void* into,
                     uint32_t* crc32) const;
+  // The same, in pieces as those of ReadableFile::ReadInPieces; each was summed before it is given.
+  absl::Status ReadInPieces(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes,
+                            ReadableFile::PieceRoom* room, ReadableFile::TakePiece take,
+                            uint32_t* crc32) const;
   // Errors: DataLoss  naming file and tensor: that is not the checksum of what was saved.
   absl::Status Check(const std::string& tensor, uint32_t crc32) const;
   // Reads the tensor and checks it.
   absl::Status Verify(const std::string& tensor) const;
 
  private:
+  // Where bytes [begin_bytes, begin_bytes + size_bytes) of the tensor lie in the file.
+  // Errors: as Read, but for the file system's.
+  absl::StatusOr<int64_t> OffsetOf(const std::string& tensor, int64_t begin_bytes,
+                                   int64_t size_bytes) const;
+
   CheckedFile(std::unique_ptr<ReadableFile> file, SafetensorsHeader header, ManifestFile expected)
       : file_(std::move(file)), header_(std::move(header)), expected_(std::move(expected)) {}
 

@@ -82,6 +82,12 @@ absl::Status CheckedFiles::Read(const std::string& tensor, int64_t begin_bytes, 
   return FileOf(tensor).Read(tensor, begin_bytes, size_bytes, into, crc32);
 }
 
+absl::Status CheckedFiles::ReadInPieces(const std::string& tensor, int64_t begin_bytes,
+                                        int64_t size_bytes, ReadableFile::PieceRoom* room,
+                                        ReadableFile::TakePiece take, uint32_t* crc32) const {
+  return FileOf(tensor).ReadInPieces(tensor, begin_bytes, size_bytes, room, take, crc32);
+}
+
 absl::Status CheckedFiles::Check(const std::string& tensor, uint32_t crc32) const {
   return FileOf(tensor).Check(tensor, crc32);
 }

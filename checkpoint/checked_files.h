@@ -1,5 +1,5 @@
 // The tensors of a checkpoint's model or optimizer, in one file or several, read and checked as
-// those of one (checked_file.h). Move-only; Read, Check and Verify are thread-safe.
+// those of one (checked_file.h). Move-only; all that is const is thread-safe.
 #ifndef TESSERA_CHECKPOINT_CHECKED_FILES_H_
 #define TESSERA_CHECKPOINT_CHECKED_FILES_H_
 
@@ -10,9 +10,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "checkpoint/checked_file.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors_header.h"
+#include "checkpoint/storage/storage.h"
 
 namespace tessera {
 
@@ -35,6 +37,9 @@ class CheckedFiles {
   absl::StatusOr<const StoredTensor*> Find(const std::string& tensor) const;
   absl::Status Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes, void* into,
                     uint32_t* crc32) const;
+  absl::Status ReadInPieces(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes,
+                            ReadableFile::PieceRoom* room, ReadableFile::TakePiece take,
+                            uint32_t* crc32) const;
   absl::Status Check(const std::string& tensor, uint32_t crc32) const;
   absl::Status Verify(const std::string& tensor) const;
 

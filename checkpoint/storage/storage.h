@@ -24,10 +24,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "checkpoint/storage/byte_source.h"
 
 namespace tessera {
@@ -40,6 +42,17 @@ class ReadableFile {
   virtual ~ReadableFile() = default;
   // Errors: also DataLoss  the file ends before.  Objects: a get of the range, of that version.
   virtual absl::Status Read(int64_t at_bytes, int64_t size_bytes, void* into) const = 0;
+  // All of these bytes, in order: `take` is given a piece after the other, each but the last a
+  // multiple of kPieceMultipleBytes. A piece is this process's own, as nobody changes it any more,
+  // lies in the processor's nearest caches as far as it can, and is gone once `take` returns.
+  // Errors: as Read; what was taken before stands.
+  static constexpr int64_t kPieceMultipleBytes = 8 << 10;
+  struct alignas(4096) PieceRoom {  // A reader's own.
+    char bytes[256 << 10];
+  };
+  using TakePiece = absl::FunctionRef<void(absl::Span<const char> piece)>;
+  virtual absl::Status ReadInPieces(int64_t at_bytes, int64_t size_bytes, PieceRoom* room,
+                                    TakePiece take) const;
   virtual const std::string& path() const = 0;
   virtual int64_t size_bytes() const = 0;
   virtual absl::Time changed_at() const = 0;

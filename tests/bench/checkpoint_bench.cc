@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "base/streaming_copy.h"
 #include "base/unique_fd.h"
 #include "base/yield_to_others.h"
 #include "checkpoint/crc32.h"
@@ -30,7 +31,6 @@
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/checkpoint_peer.h"
 #include "tests/bench/team.h"
-#include "worker/device/host/streaming_copy.h"
 #include "worker/memory/region.h"
 
 namespace tessera {
@@ -199,12 +199,13 @@ class PlainFile {
         const int64_t bytes = std::min(kLoadedBytes, std::min(part_bytes, most_bytes) - at);
         TESSERA_CHECK(pread(fd.get(), piece_, bytes, member_.rank() * part_bytes + at) == bytes);
         crc32 = Crc32(piece_, bytes, crc32);
-        host::StreamingCopy(into + at, piece_, bytes);
-        if (published != nullptr) host::StreamingCopy(published + at, piece_, bytes);
+        StreamingCopy(into + at, piece_, bytes);
+        if (published != nullptr) StreamingCopy(published + at, piece_, bytes);
       }
       into += own_bytes_ / 3;
       published = nullptr;
     }
+    FlushStreamed();
     asm volatile("" : : "r"(crc32) : "memory");
   }
   // Into memory that nobody used before, as a snapshot's is.

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "worker/device/host/streaming_copy.h"
+#include "base/streaming_copy.h"
 
 namespace tessera {
 
@@ -13,29 +13,32 @@ Values LoadTarget::Room(StateArray array, const ShardSegment& segment) {
 }
 
 void LoadTarget::Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
-                     ConstValues values) {
+                     const ConstValues& values) {
   const Values whole = Room(array, segment);
   TESSERA_CHECK(values.dtype() == whole.dtype() && begin_elements >= 0 &&
                 begin_elements + values.size() <= whole.size());
   std::byte* const to =
       static_cast<std::byte*>(whole.data()) + begin_elements * SizeBytes(whole.dtype());
   const auto size_bytes = static_cast<int64_t>(values.size_bytes());
-  if (to != values.data()) host::StreamingCopy(to, values.data(), size_bytes);
+  if (to != values.data()) StreamingCopy(to, values.data(), size_bytes);
   if (!options_.publishes || array != StateArray::kParameter) return;
   if (!has_published_ && !options_.first) UnpublishApplied(options_.group, options_.local_index);
   has_published_ = true;
   Publish(segment, begin_elements, values);
 }
 
-void LoadTarget::Publish(const ShardSegment& segment, int64_t begin_elements, ConstValues values) {
+void LoadTarget::Publish(const ShardSegment& segment, int64_t begin_elements,
+                         const ConstValues& values) {
   const auto [full, half] = options_.optimizer->PublishedAt(segment);
   if (full != nullptr) {
-    host::StreamingCopy(full + begin_elements * SizeBytes(segment.dtype), values.data(),
-                        static_cast<int64_t>(values.size_bytes()));
+    StreamingCopy(full + begin_elements * SizeBytes(segment.dtype), values.data(),
+                  static_cast<int64_t>(values.size_bytes()));
   } else {
     options_.kernels->CastToHalf(values, {half.to + begin_elements, half.dtype});
   }
 }
+
+void LoadTarget::Finish() { FlushStreamed(); }
 
 void LoadTarget::Clear(StateArray array, const ShardSegment& segment) {
   const Values values = Room(array, segment);

@@ -40,16 +40,20 @@ class LoadTarget final : public StateWriter {
   explicit LoadTarget(const Options& options) : options_(options) {}
 
   void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
-           ConstValues values) override;
+           const ConstValues& values) override;
   Values Room(StateArray array, const ShardSegment& segment) override;
   void Clear(StateArray array, const ShardSegment& segment) override;
   void Keep(StateArray array, const ShardSegment& segment) override;
+
+  // Once all were set, or none will be any more: what was set is seen by whoever sees what this
+  // thread stores from here on.
+  void Finish();
 
   // Some parameter was published; once all were set or kept, all are, as of the version to come.
   bool has_published() const { return has_published_; }
 
  private:
-  void Publish(const ShardSegment& segment, int64_t begin_elements, ConstValues values);
+  void Publish(const ShardSegment& segment, int64_t begin_elements, const ConstValues& values);
 
   const Options options_;
   bool has_published_ = false;

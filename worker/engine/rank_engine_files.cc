@@ -156,7 +156,9 @@ absl::Status RankEngine::Load() {
         LoadProgress(*options_.group, options_.updates, step_, options_.config->groups.size());
   }
   std::string reply;
-  RETURN_IF_ERROR(options_.files->Load(request, &state, &reply, &outcome));
+  const absl::Status loaded = options_.files->Load(request, &state, &reply, &outcome);
+  target.Finish();
+  RETURN_IF_ERROR(loaded);
   RETURN_IF_ERROR(Interruption());
   published_ahead_ = target.has_published() && !first ? version : -1;
   if (image != nullptr && outcome.ok()) RETURN_IF_ERROR(image->Push(version % 2, options_.kernels));

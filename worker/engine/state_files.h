@@ -43,9 +43,9 @@ class StateWriter {
   virtual ~StateWriter() = default;
   // Elements [begin_elements, begin_elements + values.size()) of the segment become `values`, of
   // the segment's dtype. `values` are read at once, and from the processor's caches if they are
-  // few.
+  // few. (By reference: while much is being stored, who copies what was just written waits.)
   virtual void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
-                   ConstValues values) = 0;
+                   const ConstValues& values) = 0;
   // Where the segment's elements will be. Who writes all of them there himself sets them to what
   // then lies there.
   virtual Values Room(StateArray array, const ShardSegment& segment) = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -170,16 +171,20 @@ class CheckpointLoad {
           absl::StrCat("a checkpoint in ", Name(stored->dtype), ", not in full precision"));
     }
     const int64_t element_bytes = SizeBytes(*dtype);
-    const int64_t most = kPieceOfLoadBytes / element_bytes;
     uint32_t crc32 = kCrc32OfNothing;
-    for (int64_t begin = 0; begin < segment.numel; begin += most) {
-      const int64_t count = std::min(most, segment.numel - begin);
-      RETURN_IF_ERROR(file.Read(tensor, (segment.parameter_begin_elements + begin) * element_bytes,
-                                count * element_bytes, piece_.data(), &crc32));
-      const ConstValues values(piece_.data(), count, *dtype);
-      state_.writer->Set(slice.array, segment, begin,
-                         *dtype == segment.dtype ? values : InDTypeOf(segment, values));
-    }
+    int64_t begin = 0;
+    const auto set = [&](absl::Span<const char> piece) {
+      const int64_t count = static_cast<int64_t>(piece.size()) / element_bytes;
+      const ConstValues values(piece.data(), count, *dtype);
+      if (*dtype == segment.dtype) {
+        state_.writer->Set(slice.array, segment, begin, values);
+      } else {
+        state_.writer->Set(slice.array, segment, begin, InDTypeOf(segment, values));
+      }
+      begin += count;
+    };
+    RETURN_IF_ERROR(file.ReadInPieces(tensor, segment.parameter_begin_elements * element_bytes,
+                                      segment.numel * element_bytes, room_.get(), set, &crc32));
     sums_.push_back(crc32);
     return absl::OkStatus();
   }
@@ -330,7 +335,7 @@ class CheckpointLoad {
   Manifest manifest_;
   std::optional<CheckedFiles> model_, optimizer_;
   CheckpointLoadPlan plan_;
-  std::vector<char> piece_ = std::vector<char>(kPieceOfLoadBytes);  // As it is stored.
+  const std::unique_ptr<ReadableFile::PieceRoom> room_{new ReadableFile::PieceRoom};
   std::vector<char> converted_;
   SliceSums sums_;                             // Of this rank's slices.
   std::map<std::string, int> buffer_numbers_;  // Of the job's, by name; once one is looked for.

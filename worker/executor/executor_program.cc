@@ -10,6 +10,7 @@
 #include "base/command_line.h"
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "checkpoint/storage/mapped_window.h"
 #include "worker/device/cuda/cuda_versions.h"
 #include "worker/executor/rank_executor.h"
 
@@ -33,6 +34,7 @@ int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine) {
   });
   if (const auto ended = ParseCommandLine(&app, argc, argv)) return *ended;
   SetLogContext("executor " + label);
+  LetFilesBeMapped();
   const auto tell = [&label](const absl::Status& status) {
     fprintf(stderr, "tessera-executor %s: %s\n", label.c_str(), status.ToString().c_str());
   };

@@ -15,7 +15,7 @@ class FakeStateWriter final : public StateWriter {
   explicit FakeStateWriter(std::function<void(StateArray, const ShardSegment&)> told)
       : told_(std::move(told)) {}
 
-  void Set(StateArray array, const ShardSegment& segment, int64_t, ConstValues) override {
+  void Set(StateArray array, const ShardSegment& segment, int64_t, const ConstValues&) override {
     told_(array, segment);
   }
   Values Room(StateArray, const ShardSegment& segment) override {

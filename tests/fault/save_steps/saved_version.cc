@@ -136,7 +136,7 @@ class StateOfLoad final : public StateWriter {
  public:
   explicit StateOfLoad(Loaded* loaded) : loaded_(*loaded) {}
   void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
-           ConstValues values) override {
+           const ConstValues& values) override {
     const absl::Span<const float> from = values;
     std::vector<float>* const to = Of(array, segment);
     if (from.data() != to->data())

@@ -1,4 +1,4 @@
-#include "worker/device/host/streaming_copy.h"
+#include "base/streaming_copy.h"
 
 #include <vector>
 
@@ -6,7 +6,6 @@
 #include "gtest/gtest.h"
 
 namespace tessera {
-namespace host {
 namespace {
 
 TEST(StreamingCopyTest, CopiesJustTheBytesWhateverTheAlignment) {
@@ -18,13 +17,16 @@ TEST(StreamingCopyTest, CopiesJustTheBytesWhateverTheAlignment) {
         std::vector<unsigned char> to(700, 0xEE);
         std::vector<unsigned char> expected = to;
         for (int i = 0; i < size; ++i) expected[to_offset + i] = from[from_offset + i];
+        std::vector<unsigned char> ahead = to;
         StreamingCopy(to.data() + to_offset, from.data() + from_offset, size);
+        FlushStreamed();
         ASSERT_EQ(to, expected) << to_offset << " " << from_offset << " " << size;
+        CopyAhead(ahead.data() + to_offset, from.data() + from_offset, size);
+        ASSERT_EQ(ahead, expected) << to_offset << " " << from_offset << " " << size;
       }
     }
   }
 }
 
 }  // namespace
-}  // namespace host
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include "worker/device/host/streaming_copy.h"
+#include "base/streaming_copy.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,14 +6,13 @@
 #include <cstring>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "worker/device/host/streaming_copy.cc"
+#define HWY_TARGET_INCLUDE "base/streaming_copy.cc"
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
-namespace host {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -26,19 +25,38 @@ void Stream(uint8_t* to, const uint8_t* from, size_t size_bytes) {
   size_t at = head;
   for (; at + n <= size_bytes; at += n) hn::Stream(hn::LoadU(d, from + at), d, to + at);
   if (at < size_bytes) memcpy(to + at, from + at, size_bytes - at);
-  hwy::FlushStream();  // Such stores keep no order with others by themselves.
+}
+
+void Ahead(uint8_t* to, const uint8_t* from, size_t size_bytes) {
+  const hn::ScalableTag<uint8_t> d;
+  const size_t n = hn::Lanes(d);
+  constexpr size_t kLineBytes = 64, kAheadBytes = 4096;
+  size_t at = 0;
+  for (; at + kLineBytes <= size_bytes; at += kLineBytes) {
+    // A wish, and no access: behind what there is nothing comes of it.
+    hwy::Prefetch(
+        reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(from) + at + kAheadBytes));
+    for (size_t i = 0; i < kLineBytes; i += n)
+      hn::StoreU(hn::LoadU(d, from + at + i), d, to + at + i);
+  }
+  if (at < size_bytes) memcpy(to + at, from + at, size_bytes - at);
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace host
 }  // namespace tessera
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera {
-namespace host {
 
 HWY_EXPORT(Stream);
+HWY_EXPORT(Ahead);
+
+void CopyAhead(void* to, const void* from, int64_t size_bytes) {
+  if (size_bytes <= 0) return;
+  HWY_DYNAMIC_DISPATCH(Ahead)
+  (static_cast<uint8_t*>(to), static_cast<const uint8_t*>(from), static_cast<size_t>(size_bytes));
+}
 
 void StreamingCopy(void* to, const void* from, int64_t size_bytes) {
   if (size_bytes <= 0) return;
@@ -46,6 +64,7 @@ void StreamingCopy(void* to, const void* from, int64_t size_bytes) {
   (static_cast<uint8_t*>(to), static_cast<const uint8_t*>(from), static_cast<size_t>(size_bytes));
 }
 
-}  // namespace host
+void FlushStreamed() { hwy::FlushStream(); }
+
 }  // namespace tessera
 #endif  // HWY_ONCE
