@@ -66,8 +66,8 @@ class MappedWindowTest : public testing::Test {
 
 TEST_F(MappedWindowTest, IsOfNoProcessThatHasNotSaidSo) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";  // A process of its own.
-  EXPECT_EXIT(_exit(MappedWindow::OfCached(fd_.get(), 0, kMiB) ? 1 : 0),
-              testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(_exit(MappedWindow::OfCached(fd_.get(), 0, kMiB) ? 1 : 0), testing::ExitedWithCode(0),
+              "");
 }
 
 TEST_F(MappedWindowTest, CopiesAnyBytesOfAnyPartOfTheFileAndNothingBesideThem) {
@@ -137,12 +137,11 @@ TEST_F(MappedWindowTest, FileReadInPiecesGivesAllOfThemInOrderMappedOrNot) {
       SCOPED_TRACE(absl::StrCat(size, " bytes from ", at, mapped ? ", mapped" : ""));
       std::string got;
       bool last = false;
-      ASSERT_OK(file->ReadInPieces(at, size, room_.get(),
-                                   [&](absl::Span<const char> piece) {
-                                     EXPECT_FALSE(last) << "a piece behind one that is none";
-                                     last = piece.size() % ReadableFile::kPieceMultipleBytes != 0;
-                                     got.append(piece.data(), piece.size());
-                                   }));
+      ASSERT_OK(file->ReadInPieces(at, size, room_.get(), [&](absl::Span<const char> piece) {
+        EXPECT_FALSE(last) << "a piece behind one that is none";
+        last = piece.size() % ReadableFile::kPieceMultipleBytes != 0;
+        got.append(piece.data(), piece.size());
+      }));
       EXPECT_TRUE(got == bytes_.substr(at, size));
     }
   }
@@ -171,9 +170,9 @@ TEST_F(MappedWindowTest, FileThatThePageCacheHasNotIsReadAllTheSame) {
   ASSERT_EQ(posix_fadvise(fd_.get(), 0, kSize, POSIX_FADV_DONTNEED), 0);
   const auto file = OpenIt();
   std::string got;
-  ASSERT_OK(file->ReadInPieces(
-      0, kSize, room_.get(),
-      [&](absl::Span<const char> piece) { got.append(piece.data(), piece.size()); }));
+  ASSERT_OK(file->ReadInPieces(0, kSize, room_.get(), [&](absl::Span<const char> piece) {
+    got.append(piece.data(), piece.size());
+  }));
   EXPECT_TRUE(got == bytes_);
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/fault_point.h"
+#include "base/streaming_copy.h"
 
 namespace tessera {
 namespace {
@@ -91,7 +92,7 @@ const char* SavedVersion::Take(size_t slice, int64_t at_bytes, int64_t size_byte
     is_taking_ = true;
   }
   (void)FaultPoint("save.taking");
-  memcpy(room, static_cast<const char*>(slices_[slice].data()) + at_bytes, size_bytes);
+  CopyAhead(room, static_cast<const char*>(slices_[slice].data()) + at_bytes, size_bytes);
   absl::MutexLock lock(&mu_);
   is_taking_ = false;
   front_bytes_ += size_bytes;
