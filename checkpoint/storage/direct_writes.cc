@@ -7,13 +7,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
-#include "base/streaming_copy.h"
 #include "checkpoint/crc32.h"
 #include "checkpoint/storage/write_at.h"
 
@@ -21,9 +21,8 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kBufferBytes = int64_t{2} << 20;  // A huge page.
-// What is taken at a time: it is summed and stored where it is written from while a core's cache
-// has it, and by the stores past the caches whatever else is in them stays there.
-constexpr int64_t kTakenBytes = int64_t{64} << 10;
+// What copying has brought into the processor's cache is summed there.
+constexpr int64_t kCopiedBytes = int64_t{64} << 10;
 
 // What a direct write to the file begins and ends at, so that nothing smaller is read and written
 // back by anybody: a page of the cache and a block of the file system. 0: it has none.
@@ -53,16 +52,13 @@ void TellOnce(const std::string& path) {
   }
 }
 
-// `room`: kTakenBytes.
-void TakeSummed(ByteSource* from, int64_t size_bytes, char* room, char* to, uint32_t* crc32) {
-  for (int64_t at = 0; at < size_bytes; at += kTakenBytes) {
-    const int64_t bytes = std::min(kTakenBytes, size_bytes - at);
-    const char* const taken = from->Take(bytes, room);
-    if (taken != room) CopyAhead(room, taken, bytes);
-    if (crc32 != nullptr) *crc32 = Crc32(room, bytes, *crc32);
-    StreamingCopy(to + at, room, bytes);
+void TakeSummed(ByteSource* from, int64_t size_bytes, char* to, uint32_t* crc32) {
+  for (int64_t at = 0; at < size_bytes; at += kCopiedBytes) {
+    const int64_t bytes = std::min(kCopiedBytes, size_bytes - at);
+    const char* const taken = from->Take(bytes, to + at);
+    if (taken != to + at) memcpy(to + at, taken, bytes);
+    if (crc32 != nullptr) *crc32 = Crc32(to + at, bytes, *crc32);
   }
-  FlushStreamed();
 }
 
 }  // namespace
@@ -98,8 +94,6 @@ absl::Status DirectWrites::Start() {
       return absl::ResourceExhaustedError("no memory for a buffer of direct writes");
     (void)madvise(piece.buffer.get(), kBufferBytes, MADV_HUGEPAGE);  // Where there are any.
   }
-  room_.reset(static_cast<char*>(aligned_alloc(kTakenBytes, kTakenBytes)));
-  if (room_ == nullptr) return absl::ResourceExhaustedError("no memory for what is written");
   ASSIGN_OR_RETURN(thread_, StartThread("direct writes", [this] { Run(); }));
   return absl::OkStatus();
 }
@@ -119,7 +113,7 @@ absl::Status DirectWrites::Write(std::shared_ptr<File> file, ByteSource* bytes, 
     RETURN_IF_ERROR(AwaitFree(piece));
     piece.at_bytes = at_bytes;
     piece.size_bytes = std::min(kBufferBytes, end_bytes - at_bytes);
-    TakeSummed(bytes, piece.size_bytes, room_.get(), piece.buffer.get(), crc32);
+    TakeSummed(bytes, piece.size_bytes, piece.buffer.get(), crc32);
     if (wrote != nullptr) wrote(piece.size_bytes);
     at_bytes += piece.size_bytes;
     next_piece_ = (next_piece_ + 1) % kPieces;

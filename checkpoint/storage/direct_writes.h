@@ -85,8 +85,7 @@ class DirectWrites {
 
   const int64_t from_bytes_;
   std::thread thread_;
-  std::unique_ptr<char, Free> room_;  // For what is taken at a time.
-  int next_piece_ = 0;                // To be filled.
+  int next_piece_ = 0;  // To be filled.
   std::atomic<int64_t> direct_bytes_{0};
 
   absl::Mutex mu_;

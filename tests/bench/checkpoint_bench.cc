@@ -289,6 +289,9 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
     const auto save_beside = [&](int stall, int slowest, int steps, double compute_seconds) {
       SaveCheckpointOptions background;
       background.in_background = true;
+      // First, so that the kernel's work for what was removed before is not in the save's first
+      // step.
+      const std::vector<double> alone = TimesOfSteps(session.get(), steps, compute_seconds);
       std::vector<double> beside;
       const auto save_and_train = [&] {
         member->Time(stall, 1,
@@ -301,7 +304,6 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
       } else {
         save_and_train();
       }
-      const std::vector<double> alone = TimesOfSteps(session.get(), steps, compute_seconds);
       const auto most = [&](const std::vector<double>& times) {
         return notes ? *std::max_element(times.begin(), times.end()) : 0;
       };
