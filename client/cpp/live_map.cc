@@ -13,6 +13,7 @@
 #include "client/cpp/live_entries.h"
 #include "client/cpp/map_grant.h"
 #include "client/cpp/mapped_source.h"
+#include "client/cpp/worker_grant.h"
 
 namespace tessera {
 namespace {
@@ -113,22 +114,44 @@ LiveMap::~LiveMap() = default;
 
 absl::StatusOr<std::unique_ptr<LiveMap>> LiveMap::Open(const LiveReaderOptions& options,
                                                        const LiveQuery& query) {
-  auto map = std::unique_ptr<LiveMap>(new LiveMap());
-  map->has_groups_ = query.moments;
-  ASSIGN_OR_RETURN(map->grant_, MapGrant::Open({options.coordinator_address, options.tls,
-                                                options.insecure_connect},
-                                               options.keepalive, EncodeLiveQuery(query)));
-  for (const v1::LiveMapSource& source : map->grant_->ready().sources()) {
+  const v1::LiveStateQuery encoded = EncodeLiveQuery(query);
+  const auto open = [&](auto by) -> absl::StatusOr<std::unique_ptr<LiveMap>> {
+    auto map = std::unique_ptr<LiveMap>(new LiveMap());
+    map->has_groups_ = query.moments;
+    RETURN_IF_ERROR((map.get()->*by)(options, encoded));
+    RETURN_IF_ERROR(map->FindPlaces());
+    RETURN_IF_ERROR(map->Renew());
+    return map;
+  };
+  if (!options.worker_address.empty()) {
+    auto map = open(&LiveMap::OpenAtWorker);
+    if (map.ok() || absl::IsInvalidArgument(map.status()) || options.coordinator_address.empty())
+      return map;
+  }
+  return open(&LiveMap::OpenByCoordinator);
+}
+
+absl::Status LiveMap::OpenAtWorker(const LiveReaderOptions& options,
+                                   const v1::LiveStateQuery& query) {
+  ASSIGN_OR_RETURN(grant_,
+                   WorkerGrant::Open(options.worker_address, query, &sources_.emplace_back()));
+  return absl::OkStatus();
+}
+
+absl::Status LiveMap::OpenByCoordinator(const LiveReaderOptions& options,
+                                        const v1::LiveStateQuery& query) {
+  ASSIGN_OR_RETURN(
+      grant_, MapGrant::Open({options.coordinator_address, options.tls, options.insecure_connect},
+                             options.keepalive, query));
+  for (const v1::LiveMapSource& source : grant_->ready().sources()) {
     absl::StatusOr<std::unique_ptr<MappedSource>> claimed = MappedSource::Claim(source);
     // Its worker then knows the session no more, as one of another host does not.
-    if (absl::IsFailedPrecondition(claimed.status()) && map->grant_->has_ended())
-      return absl::UnavailableError(map->grant_->why_ended().message());
-    ASSIGN_OR_RETURN(map->sources_.emplace_back(), std::move(claimed));
+    if (absl::IsFailedPrecondition(claimed.status()) && grant_->has_ended())
+      return absl::UnavailableError(grant_->why_ended().message());
+    ASSIGN_OR_RETURN(sources_.emplace_back(), std::move(claimed));
   }
-  if (map->sources_.empty()) return absl::DataLossError("the coordinator named no worker");
-  RETURN_IF_ERROR(map->FindPlaces());
-  RETURN_IF_ERROR(map->Renew());
-  return map;
+  if (sources_.empty()) return absl::DataLossError("the coordinator named no worker");
+  return absl::OkStatus();
 }
 
 absl::Status LiveMap::FindPlaces() {

@@ -55,6 +55,9 @@ struct LiveReaderOptions {
   absl::Duration list_timeout = absl::Seconds(10);
   bool through_coordinator = false;  // Also where this host reaches the workers.
   Keepalive keepalive = {};          // Of the connections to the coordinator and to the workers.
+  // "unix:...", of a worker on this host that LiveMap asks first (live_map.h). Empty: none. Maps
+  // alone need no coordinator then.
+  std::string worker_address;
 };
 
 // Which tensors. "*" in a pattern is any bytes or none, "?" any one byte; a parameter with tied

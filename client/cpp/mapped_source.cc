@@ -1,16 +1,12 @@
 #include "client/cpp/mapped_source.h"
 
-#include <sys/socket.h>
-#include <sys/time.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cpp/worker_socket.h"
 #include "job/job_codec.h"
 #include "worker/memory/map_claim.h"
 #include "worker/memory/shared_file.h"
@@ -18,8 +14,6 @@
 namespace tessera {
 namespace {
 
-// For an answer. A worker that is frozen gives none.
-constexpr int kPatienceSeconds = 10;
 constexpr int64_t kMaxGivenBytes = 256 << 20;
 constexpr int64_t kWordBytes = 8;
 constexpr int64_t kCountBytes = 4;
@@ -51,10 +45,6 @@ absl::Status CheckNumbers(const v1::LiveMapGiven& given, const v1::LiveMapNumber
                                           numbers.update_counts_offset_bytes(), " and ",
                                           numbers.groups_offset_bytes(), " of ", region_bytes,
                                           " bytes"));
-}
-
-absl::Status CheckServerUser(int socket) {
-  return geteuid() == 0 ? absl::OkStatus() : CheckPeerUser(socket);
 }
 
 absl::StatusOr<v1::LiveMapGiven> ReadGiven(int fd) {
@@ -97,55 +87,41 @@ absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_
 }
 
 absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::LiveMapSource& source) {
-  auto mapped = std::unique_ptr<MappedSource>(new MappedSource(source));
   const std::string who = absl::StrCat("worker '", source.worker_id(), "'");
-  const absl::StatusOr<Packet> packet = mapped->Ask();
+  const auto claim = [&]() -> absl::StatusOr<std::unique_ptr<MappedSource>> {
+    ASSIGN_OR_RETURN(const UniqueFd socket, ConnectToWorker(source.descriptor_socket()));
+    ASSIGN_OR_RETURN(const Packet packet, AskWorker(socket.get(), MapClaimText(source.session())));
+    RETURN_IF_ERROR(ParseMapReply(packet.bytes));
+    if (packet.fds.empty()) return absl::DataLossError("no descriptors came");
+    ASSIGN_OR_RETURN(v1::LiveMapGiven given, ReadGiven(packet.fds[0].get()));
+    return Map(std::move(given), absl::MakeSpan(packet.fds).subspan(1));
+  };
+  absl::StatusOr<std::unique_ptr<MappedSource>> mapped = claim();
   // Another worker may have such a path on this host, and knows no such session.
-  if (absl::IsNotFound(packet.status())) {
+  if (absl::IsNotFound(mapped.status())) {
     return absl::FailedPreconditionError(
-        absl::StrCat(who, " is not on this host: ", packet.status().message()));
+        absl::StrCat(who, " is not on this host: ", mapped.status().message()));
   }
-  absl::Status status = packet.ok() ? mapped->Map(*packet) : packet.status();
   // The query is what the coordinator has found good.
-  if (absl::IsInvalidArgument(status)) status = absl::DataLossError(status.message());
-  if (!status.ok()) return Annotate(status, who);
+  if (absl::IsInvalidArgument(mapped.status()))
+    return absl::DataLossError(absl::StrCat(who, ": ", mapped.status().message()));
+  if (!mapped.ok()) return Annotate(mapped.status(), who);
   return mapped;
 }
 
-absl::StatusOr<Packet> MappedSource::Ask() const {
-  absl::StatusOr<UniqueFd> socket = ConnectPacketSocket(source_.descriptor_socket());
-  if (socket.ok()) {
-    const absl::Status same_user = CheckServerUser(socket->get());
-    if (!same_user.ok()) return absl::FailedPreconditionError(same_user.message());
-  } else if (absl::IsResourceExhausted(socket.status())) {
-    return socket.status();
-  } else {
-    return absl::FailedPreconditionError(
-        absl::StrCat("not on this host, or another user's: ", socket.status().message()));
-  }
-  const timeval patience = {kPatienceSeconds, 0};
-  (void)setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  RETURN_IF_ERROR(SendPacket(socket->get(), MapClaimText(source_.session()), {},
-                             /*wait=*/false));
-  absl::StatusOr<Packet> packet = ReceivePacket(socket->get());
-  if (!packet.ok()) return absl::UnavailableError(packet.status().message());
-  RETURN_IF_ERROR(ParseMapReply(packet->bytes));
-  if (packet->fds.empty()) return absl::DataLossError("no descriptors came");
-  return packet;
-}
-
-absl::Status MappedSource::Map(const Packet& packet) {
-  ASSIGN_OR_RETURN(given_, ReadGiven(packet.fds[0].get()));
+absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Map(
+    v1::LiveMapGiven given, absl::Span<const UniqueFd> regions) {
+  std::unique_ptr<MappedSource> mapped(new MappedSource(std::move(given)));
   std::vector<int64_t> sizes;
-  for (size_t i = 1; i < packet.fds.size(); ++i) {
-    ASSIGN_OR_RETURN(sizes.emplace_back(), SizeOfSealed(packet.fds[i].get()));
+  for (const UniqueFd& region : regions) {
+    ASSIGN_OR_RETURN(sizes.emplace_back(), SizeOfSealed(region.get()));
   }
-  RETURN_IF_ERROR(CheckPlaces(given_, sizes));
-  for (size_t i = 1; i < packet.fds.size(); ++i) {
-    ASSIGN_OR_RETURN(regions_.emplace_back(),
-                     Mapping::Create(packet.fds[i].get(), 0, sizes[i - 1], Access::kReadOnly));
+  RETURN_IF_ERROR(CheckPlaces(mapped->given_, sizes));
+  for (size_t i = 0; i < regions.size(); ++i) {
+    ASSIGN_OR_RETURN(mapped->regions_.emplace_back(),
+                     Mapping::Create(regions[i].get(), 0, sizes[i], Access::kReadOnly));
   }
-  return absl::OkStatus();
+  return mapped;
 }
 
 absl::string_view MappedSource::Slice(int number, int64_t step) const {

@@ -12,9 +12,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/unique_fd.h"
 #include "job/job_config.h"
 #include "proto/live_map.pb.h"
-#include "worker/memory/fd_passing.h"
 #include "worker/memory/region.h"
 
 namespace tessera {
@@ -37,6 +38,10 @@ class MappedSource {
   //   Unavailable         it does not answer
   //   ResourceExhausted   no descriptors or memory
   static absl::StatusOr<std::unique_ptr<MappedSource>> Claim(const v1::LiveMapSource& source);
+  // Maps what came otherwise: `regions` are what `given` is about. Errors: DataLoss,
+  // ResourceExhausted, as above.
+  static absl::StatusOr<std::unique_ptr<MappedSource>> Map(v1::LiveMapGiven given,
+                                                           absl::Span<const UniqueFd> regions);
 
   const v1::LiveMapGiven& given() const { return given_; }
   // Requires a number of given().slices; of the version of `step`, or another one's in its place.
@@ -51,15 +56,12 @@ class MappedSource {
   bool Stands(int64_t step) const;
 
  private:
-  explicit MappedSource(v1::LiveMapSource source) : source_(std::move(source)) {}
-  absl::StatusOr<Packet> Ask() const;
-  absl::Status Map(const Packet& packet);
+  explicit MappedSource(v1::LiveMapGiven given) : given_(std::move(given)) {}
   // In the first region.
   template <typename Value>
   Value Load(int64_t offset_bytes, std::memory_order order = std::memory_order_relaxed) const;
 
-  const v1::LiveMapSource source_;
-  v1::LiveMapGiven given_;
+  const v1::LiveMapGiven given_;
   std::vector<Mapping> regions_;
 };
 

@@ -38,6 +38,9 @@ using testing_support::ReadFile;
 
 constexpr int kAtOnce = 8;  // As many clients as may map one job.
 
+// Who lets a job be mapped.
+enum class Way { kCoordinator, kWorker };
+
 class LiveMapKillTest : public LiveCluster {
  protected:
   void Start(const std::string& faults = "") {
@@ -50,7 +53,9 @@ class LiveMapKillTest : public LiveCluster {
   }
   std::unique_ptr<ChildProcess> StartMapper() {
     auto client = ChildProcess::Start(
-        {"tests/fault/map_client", coordinator_address(), "toy", Path("go")}, Path("mapper.log"));
+        {"tests/fault/map_client", way_ == Way::kWorker ? worker_address() : coordinator_address(),
+         "toy", Path("go")},
+        Path("mapper.log"));
     EXPECT_OK(client.status());
     return client.ok() ? *std::move(client) : nullptr;
   }
@@ -79,7 +84,11 @@ class LiveMapKillTest : public LiveCluster {
   }
   absl::StatusOr<std::unique_ptr<LiveMap>> Open() {
     LiveReaderOptions options;
-    options.coordinator_address = coordinator_address();
+    if (way_ == Way::kWorker) {
+      options.worker_address = worker_address();
+    } else {
+      options.coordinator_address = coordinator_address();
+    }
     LiveQuery query;
     query.job_id = "toy";
     query.include = {"small.w"};
@@ -95,10 +104,21 @@ class LiveMapKillTest : public LiveCluster {
     return values;
   }
 
+  Way way_ = Way::kCoordinator;
   std::map<int64_t, std::vector<float>> small_at_;  // By step.
 };
 
-TEST_F(LiveMapKillTest, ClientsThatAreKilledLeaveNothingAndOthersTakeTheirPlace) {
+class LiveMapKillEachWayTest : public LiveMapKillTest, public testing::WithParamInterface<Way> {
+ protected:
+  LiveMapKillEachWayTest() { way_ = GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ways, LiveMapKillEachWayTest,
+                         testing::Values(Way::kCoordinator, Way::kWorker), [](const auto& info) {
+                           return info.param == Way::kWorker ? "AtTheWorker" : "ByTheCoordinator";
+                         });
+
+TEST_P(LiveMapKillEachWayTest, ClientsThatAreKilledLeaveNothingAndOthersTakeTheirPlace) {
   constexpr int kRounds = 4;
   ASSERT_NO_FATAL_FAILURE(Start());
   const int pid = worker_->pid();
@@ -133,7 +153,7 @@ TEST_F(LiveMapKillTest, ClientsThatAreKilledLeaveNothingAndOthersTakeTheirPlace)
   ExpectTrainingWentOn();
 }
 
-TEST_F(LiveMapKillTest, ClientThatHangsDelaysNobodyAndLearnsThatWhatItReadIsVoid) {
+TEST_P(LiveMapKillEachWayTest, ClientThatHangsDelaysNobodyAndLearnsThatWhatItReadIsVoid) {
   ASSERT_NO_FATAL_FAILURE(Start());
   const auto hangs = StartMapper(), kept = StartMapper();
   ASSERT_NE(hangs, nullptr);
@@ -158,7 +178,7 @@ TEST_F(LiveMapKillTest, ClientThatHangsDelaysNobodyAndLearnsThatWhatItReadIsVoid
   ExpectTrainingWentOn();
 }
 
-TEST_F(LiveMapKillTest, ExecutorsThatAreKilledBetweenStepsMakeNothingTrueThatIsNot) {
+TEST_P(LiveMapKillEachWayTest, ExecutorsThatAreKilledBetweenStepsMakeNothingTrueThatIsNot) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(const auto map, Open());
   for (int i = 0; i < 6; ++i) {
@@ -315,7 +335,7 @@ INSTANTIATE_TEST_SUITE_P(Points, LiveMapKillPointTest,
                            return name;
                          });
 
-TEST_F(LiveMapKillTest, WhatWasMappedOfAWorkerThatIsKilledStaysAsItWas) {
+TEST_P(LiveMapKillEachWayTest, WhatWasMappedOfAWorkerThatIsKilledStaysAsItWas) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(const auto map, Open());
   KillWhole(worker_.get());
@@ -336,6 +356,25 @@ TEST_F(LiveMapKillTest, CoordinatorThatIsKilledTakesOnlyTheLeaveToMapMore) {
   StartCoordinator();
   EXPECT_TRUE(Eventually([&] { return Open().ok(); }));
   ExpectTrainingWentOn();
+}
+
+TEST_F(LiveMapKillTest, CoordinatorThatIsKilledTakesNothingFromWhoAsksTheWorker) {
+  way_ = Way::kWorker;
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ASSERT_OK_AND_ASSIGN(const auto map, Open());
+  coordinator_->Kill(SIGKILL);
+  EXPECT_EQ(coordinator_->Wait(), 128 + SIGKILL);
+  ASSERT_NO_FATAL_FAILURE(StepOnce());  // Steps go on without it.
+  ASSERT_OK(map->Renew());
+  EXPECT_EQ(ValuesOf(*map), small_at_.at(2));
+  EXPECT_TRUE(map->StillTrue());
+  ASSERT_OK_AND_ASSIGN(const auto another, Open());
+  EXPECT_EQ(another->version().committed_step, 2);
+  EXPECT_EQ(ValuesOf(*another), small_at_.at(2));
+  StartCoordinator();
+  ExpectTrainingWentOn();
+  ASSERT_OK(map->Renew());
+  EXPECT_EQ(ValuesOf(*map), small_at_.at(3));
 }
 
 }  // namespace

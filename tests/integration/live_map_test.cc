@@ -24,20 +24,18 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/live_entries.h"
-#include "client/cpp/local_cluster.h"
 #include "client/cpp/map_grant.h"
 #include "client/cpp/session_buffers.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "proto/coordinator.grpc.pb.h"
+#include "tests/integration/live_map_fixture.h"
 #include "tests/integration/version_changes.h"
 #include "tests/testing/fake_gpu.h"
 #include "tests/testing/process_view.h"
-#include "tests/testing/region_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/engine/group_page.h"
 #include "worker/memory/fd_passing.h"
 #include "worker/memory/map_claim.h"
 
@@ -50,103 +48,10 @@ using testing_support::Eventually;
 using testing_support::FakeGpuMemory;
 using testing_support::InitializeToy;
 using testing_support::MakeFakeGpuDevice;
-using testing_support::MapRegionOf;
 using testing_support::PublishToyBuffers;
 using testing_support::ToyBuffers;
 using testing_support::ToyOptions;
 using testing_support::TrainerTeam;
-
-struct Copied {
-  LiveVersion version;
-  std::vector<LiveEntry> entries;
-  std::vector<std::string> bytes;  // By entry.
-};
-
-Copied CopyOf(const LiveVersion& version, absl::Span<const MappedEntry> entries) {
-  Copied copied;
-  copied.version = version;
-  for (const MappedEntry& mapped : entries) {
-    copied.entries.push_back(mapped.entry);
-    std::string& bytes = copied.bytes.emplace_back();
-    for (const absl::string_view span : mapped.spans) bytes.append(span.data(), span.size());
-  }
-  return copied;
-}
-
-class LiveMapTest : public ::testing::Test {
- protected:
-  void Start(int num_workers, int num_devices) {
-    // With its last object gRPC ends all of itself, which takes it 10 s now and then: one stays.
-    static const auto* const last = new grpc::CompletionQueue();
-    ASSERT_NE(last, nullptr);
-    LocalCluster::Options options;
-    options.num_workers = num_workers;
-    options.num_devices = num_devices;
-    options.executor_binary = "worker/tessera-executor";
-    ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
-    reader_options_.coordinator_address = cluster_->coordinator_address();
-    query_.job_id = "toy";
-    query_.moments = true;
-  }
-  // Ranks fill the workers one after the other.
-  absl::StatusOr<TrainerTeam> OpenTeam(const SessionOptions& options, int num_devices) {
-    std::vector<std::string> workers;
-    for (int rank = 0; rank < options.config.world_size; ++rank)
-      workers.push_back(cluster_->worker_address(rank / num_devices));
-    return TrainerTeam::Open(options, workers);
-  }
-  absl::StatusOr<Copied> Get(const LiveQuery& query) const {
-    ASSIGN_OR_RETURN(const auto reader, LiveReader::Open(reader_options_));
-    Copied copied;
-    ASSIGN_OR_RETURN(copied.version, reader->Read(query, [&](const LiveEntry& entry) {
-      if (copied.entries.empty()) copied.bytes.reserve(10'000);
-      copied.entries.push_back(entry);
-      std::string& bytes = copied.bytes.emplace_back(entry.size_bytes, '?');
-      return absl::MakeSpan(&bytes[0], bytes.size());
-    }));
-    return copied;
-  }
-  static void ExpectSame(const Copied& mapped, const Copied& read) {
-    EXPECT_EQ(mapped.version.creation, read.version.creation);
-    EXPECT_EQ(mapped.version.committed_step, read.version.committed_step);
-    EXPECT_EQ(mapped.version.trained_step, read.version.trained_step);
-    EXPECT_EQ(mapped.version.num_entries, read.version.num_entries);
-    EXPECT_EQ(mapped.version.size_bytes, read.version.size_bytes);
-    ASSERT_EQ(mapped.version.groups.size(), read.version.groups.size());
-    for (size_t i = 0; i < read.version.groups.size(); ++i)
-      EXPECT_EQ(mapped.version.groups[i].learning_rate, read.version.groups[i].learning_rate);
-    ASSERT_EQ(mapped.entries.size(), read.entries.size());
-    for (size_t i = 0; i < read.entries.size(); ++i) {
-      const LiveEntry &a = mapped.entries[i], &b = read.entries[i];
-      SCOPED_TRACE(b.name);
-      EXPECT_EQ(a.name, b.name);
-      EXPECT_EQ(a.parameter, b.parameter);
-      EXPECT_EQ(a.array, b.array);
-      EXPECT_EQ(a.dtype, b.dtype);
-      EXPECT_EQ(a.shape, b.shape);
-      EXPECT_EQ(a.size_bytes, b.size_bytes);
-      EXPECT_EQ(a.aliases, b.aliases);
-      EXPECT_EQ(a.param_group, b.param_group);
-      EXPECT_EQ(a.update_count, b.update_count);
-      EXPECT_TRUE(mapped.bytes[i] == read.bytes[i]) << "other bytes";
-    }
-  }
-  // Nobody ever held a version of this job, so no executor can have waited for it.
-  static void ExpectNothingWasEverHeld() {
-    const Mapping group = MapRegionOf(getpid(), "toy/group");
-    ASSERT_TRUE(group.valid());
-    const auto* page = reinterpret_cast<const GroupPage*>(group.data());
-    for (const RankRecord& rank : page->ranks) {
-      EXPECT_EQ(rank.hold.held.load(), 0);
-      EXPECT_EQ(rank.hold.changes.value.load(), 0u);
-      EXPECT_EQ(rank.hold.changes.sleepers.load(), 0u);
-    }
-  }
-
-  std::unique_ptr<LocalCluster> cluster_;
-  LiveReaderOptions reader_options_;
-  LiveQuery query_;
-};
 
 // Units of random shapes, some frozen, empty, without dimensions or tied.
 ModelSpec RandomModel(std::mt19937* random, bool with_doubles) {
@@ -176,11 +81,14 @@ ModelSpec RandomModel(std::mt19937* random, bool with_doubles) {
   return model;
 }
 
-class LiveMapModelsTest : public LiveMapTest, public ::testing::WithParamInterface<int> {};
+// How many ranks there are, and whether their worker is asked for the map, or the coordinator.
+class LiveMapModelsTest : public LiveMapTest,
+                          public ::testing::WithParamInterface<std::tuple<int, bool>> {};
 
 TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
-  const int world_size = GetParam();
+  const auto [world_size, at_worker] = GetParam();
   Start(1, 4 * world_size);  // Jobs stay.
+  const LiveReaderOptions map_options = at_worker ? AtWorker() : reader_options_;
   std::mt19937 random(17 * world_size);
   for (int i = 0; i < 4; ++i) {
     SCOPED_TRACE(i);
@@ -207,7 +115,7 @@ TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
     for (int step = 0; step < 3; ++step) {
       if (step > 0 && !with_doubles) ASSERT_OK(team->TrainTo(step));
       ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
-      ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
+      ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(map_options, query_));
       ExpectSame(CopyOf(map->version(), map->entries()), read);
       EXPECT_TRUE(map->StillTrue());
     }
@@ -215,13 +123,17 @@ TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
     some.include = {"unit0.*", "toy.count"};
     some.moments = false;
     ASSERT_OK_AND_ASSIGN(const Copied read, Get(some));
-    ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, some));
+    ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(map_options, some));
     ExpectSame(CopyOf(map->version(), map->entries()), read);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, LiveMapModelsTest, ::testing::Values(1, 2, 3, 4),
-                         [](const auto& info) { return absl::StrCat(info.param, "Ranks"); });
+INSTANTIATE_TEST_SUITE_P(Worlds, LiveMapModelsTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Bool()),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param), "Ranks",
+                                               std::get<1>(info.param) ? "AtTheirWorker" : "");
+                         });
 
 TEST_F(LiveMapTest, RanksOfSeveralWorkersAreMappedAtOneStep) {
   Start(2, 2);

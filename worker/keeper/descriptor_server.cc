@@ -18,12 +18,16 @@
 #include "base/status_macros.h"
 #include "worker/memory/descriptor_claim.h"
 #include "worker/memory/fd_passing.h"
+#include "worker/memory/shared_file.h"
 
 namespace tessera {
 namespace {
 
 // Between two tries to accept where the process lacks descriptors or memory.
 constexpr absl::Duration kAcceptDelay = absl::Milliseconds(100);
+
+// Between two looks whether what a client maps is still there.
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
 // Errors: DeadlineExceeded.
 absl::Status AwaitPacket(int socket, absl::Duration timeout) {
@@ -176,12 +180,39 @@ void DescriptorServer::GiveMap(int socket, const std::string& claim) {
   (void)SendPacket(socket, MapReplyText(given.status()), fds, /*wait=*/false);
 }
 
+void DescriptorServer::ServeDirectMap(int socket, const std::string& query) {
+  const auto give = [&](DirectMap* map) -> absl::Status {
+    std::vector<int> fds;
+    UniqueFd file;
+    const bool is_short = IsShortAnswer(map->answer());
+    if (!is_short) {
+      ASSIGN_OR_RETURN(file, MakeSealedFile("direct-map", map->answer()));
+      fds.push_back(file.get());
+    }
+    for (const UniqueFd& region : map->regions()) fds.push_back(region.get());
+    const std::string text =
+        is_short ? MapAnswerText(map->answer()) : MapReplyText(absl::OkStatus());
+    RETURN_IF_ERROR(SendPacket(socket, text, fds, /*wait=*/false));
+    map->CloseRegions();
+    return absl::OkStatus();
+  };
+  auto map = options_.direct_maps->Open(QueryOf(query));
+  absl::Status status = map.status();
+  if (status.ok()) status = give(map->get());
+  if (status.ok()) NoteClaimed(socket);
+  // A client says nothing more: it ends.
+  while (status.ok() && !AwaitPacket(socket, kWatchInterval).ok()) status = (*map)->CheckNew();
+  if (!status.ok()) (void)SendPacket(socket, MapReplyText(status), {}, /*wait=*/false);
+}
+
+void DescriptorServer::NoteClaimed(int socket) {
+  absl::MutexLock lock(&mu_);
+  const auto it = connections_.find(socket);
+  if (it != connections_.end()) it->second->claimed = true;
+}
+
 void DescriptorServer::AwaitDetach(int socket, ClaimedAttachment claimed) {
-  {
-    absl::MutexLock lock(&mu_);
-    const auto it = connections_.find(socket);
-    if (it != connections_.end()) it->second->claimed = true;
-  }
+  NoteClaimed(socket);
   bool clean = false;
   const std::string reply = ClaimReply({claimed.first_epoch, claimed.only_host});
   const absl::Status sent = SendPacket(socket, reply, claimed.fds);
@@ -216,6 +247,8 @@ void DescriptorServer::Serve(int socket) {
     (void)SendPacket(socket, claim.status().ToString(), {}, /*wait=*/false);
   } else if (options_.give_map != nullptr && IsMapClaim(*claim)) {
     GiveMap(socket, *claim);
+  } else if (options_.direct_maps != nullptr && IsMapQuery(*claim)) {
+    ServeDirectMap(socket, *claim);
   } else {
     ServeTrainer(socket, *claim);
   }

@@ -7,7 +7,9 @@
 // What the first two say, and how a trainer says that it hosts its executor: descriptor_claim.h.
 //
 // Clients that map a job's state come here too (map_claim.h). They get one answer, for which nobody
-// waits, and the socket is closed: of one that hangs or dies nothing is left.
+// waits. Of those that show a session the socket is closed then; those that ask this worker itself
+// keep it for as long as they map, and are told when nothing newer comes. Of one that hangs or dies
+// nothing is left.
 //
 // Who shows no ticket within `claim_timeout`, or comes while too many others have shown none yet,
 // is sent away. Where the process has no descriptor or thread left, new trainers wait or are sent
@@ -28,6 +30,7 @@
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "job/field_limits.h"
+#include "worker/keeper/direct_maps.h"
 #include "worker/keeper/keeper.h"
 #include "worker/memory/map_claim.h"
 
@@ -42,6 +45,7 @@ class DescriptorServer {
     int max_unclaimed = 2 * kMaxLocalRanks;
     // What a client that maps state is given; errors are told to it. Null: no client is.
     std::function<absl::StatusOr<std::vector<UniqueFd>>(absl::string_view session)> give_map;
+    DirectMaps* direct_maps = nullptr;  // Of those that ask this worker. Not owned; null: none may.
   };
   // `keeper` outlives the server. Errors: as ListenPacketSocket; ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(const std::string& path,
@@ -73,6 +77,8 @@ class DescriptorServer {
   void Serve(int socket);
   void ServeTrainer(int socket, const std::string& claim);
   void GiveMap(int socket, const std::string& claim);
+  void ServeDirectMap(int socket, const std::string& query);
+  void NoteClaimed(int socket);
   void AwaitDetach(int socket, ClaimedAttachment claimed);
   void ReapFinished();
   void WakeAcceptor();

@@ -100,22 +100,29 @@ absl::Status CheckMappable(const JobRegions& regions, const MapRequest& request)
   return TensorsOf(regions, request).status();
 }
 
-absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
-                                                const MapRequest& request) {
+absl::StatusOr<PlacedState> PlaceState(const JobRegions& regions, const MapRequest& request) {
   RETURN_IF_ERROR(CheckMappable(regions, request));
-  v1::LiveMapGiven given;
-  SetNumbers(regions, request, &given);
-  ASSIGN_OR_RETURN(const std::vector<int> ranks, SetPlaces(regions, request, &given));
+  PlacedState placed;
+  SetNumbers(regions, request, &placed.places);
+  ASSIGN_OR_RETURN(const std::vector<int> ranks, SetPlaces(regions, request, &placed.places));
   if (ranks.size() + 2 > kMaxPacketFds) {
     return absl::FailedPreconditionError(absl::StrCat(
         ranks.size(), " ranks of one worker have it: too many to map, it can be fetched"));
   }
-  std::vector<UniqueFd> fds;
-  ASSIGN_OR_RETURN(fds.emplace_back(), MakeSealedFile("live-map", given.SerializeAsString()));
-  ASSIGN_OR_RETURN(fds.emplace_back(), ReopenForReading(regions.group_fd()));
+  ASSIGN_OR_RETURN(placed.regions.emplace_back(), ReopenForReading(regions.group_fd()));
   for (const int rank : ranks) {
-    ASSIGN_OR_RETURN(fds.emplace_back(), ReopenForReading(regions.state_fd(Rank(rank))));
+    ASSIGN_OR_RETURN(placed.regions.emplace_back(), ReopenForReading(regions.state_fd(Rank(rank))));
   }
+  return placed;
+}
+
+absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
+                                                const MapRequest& request) {
+  ASSIGN_OR_RETURN(PlacedState placed, PlaceState(regions, request));
+  std::vector<UniqueFd> fds;
+  ASSIGN_OR_RETURN(fds.emplace_back(),
+                   MakeSealedFile("live-map", placed.places.SerializeAsString()));
+  for (UniqueFd& region : placed.regions) fds.push_back(std::move(region));
   return fds;
 }
 

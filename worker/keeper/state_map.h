@@ -39,9 +39,14 @@ struct MapRequest {
 //   InvalidArgument     no such parameters or buffers
 absl::Status CheckMappable(const JobRegions& regions, const MapRequest& request);
 
-// First a file with LiveMapGiven; then the regions that what it names is in. Errors: as
-// CheckMappable; ResourceExhausted  no descriptors; FailedPrecondition  more ranks than a packet
-// can have.
+// Where all of it is, and the regions that it is in, the group's first. Errors: as CheckMappable;
+// ResourceExhausted  no descriptors; FailedPrecondition  more ranks than a packet can have.
+struct PlacedState {
+  v1::LiveMapGiven places;
+  std::vector<UniqueFd> regions;
+};
+absl::StatusOr<PlacedState> PlaceState(const JobRegions& regions, const MapRequest& request);
+// The same as a packet has it: first a file with the places; then the regions.
 absl::StatusOr<std::vector<UniqueFd>> GiveState(const JobRegions& regions,
                                                 const MapRequest& request);
 

@@ -12,7 +12,10 @@ namespace tessera {
 namespace {
 
 constexpr absl::string_view kMap = "map|";  // A trainer's ticket has three of these.
+constexpr absl::string_view kQuery = "\xffmap ";
 constexpr absl::string_view kGiven = "ok";
+constexpr absl::string_view kAnswer = "ok|";
+constexpr size_t kMaxAnswerBytes = 48 << 10;  // With less than a packet has room for.
 
 }  // namespace
 
@@ -38,6 +41,35 @@ absl::Status ParseMapReply(absl::string_view text) {
                         code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
   if (!has_code) return absl::UnavailableError(absl::StrCat("the worker gave nothing: ", text));
   return absl::Status(static_cast<absl::StatusCode>(code), parts.second);
+}
+
+std::string MapQueryText(absl::string_view query) { return absl::StrCat(kQuery, query); }
+
+bool IsMapQuery(absl::string_view text) { return absl::StartsWith(text, kQuery); }
+
+absl::string_view QueryOf(absl::string_view text) { return absl::StripPrefix(text, kQuery); }
+
+std::string MapAnswerText(absl::string_view answer) { return absl::StrCat(kAnswer, answer); }
+
+bool IsShortAnswer(absl::string_view answer) { return answer.size() <= kMaxAnswerBytes; }
+
+absl::StatusOr<absl::string_view> ParseMapAnswer(absl::string_view text) {
+  if (absl::ConsumePrefix(&text, kAnswer)) return text;
+  const absl::Status status = ParseMapReply(text);
+  if (!status.ok()) return status;
+  return absl::string_view();
+}
+
+absl::StatusOr<std::string> DescriptorSocketOf(absl::string_view worker_address) {
+  absl::string_view path = worker_address;
+  if (!absl::ConsumePrefix(&path, "unix:")) {
+    return absl::InvalidArgumentError(absl::StrCat("worker address '", worker_address,
+                                                   "' is no Unix socket: unix:FOLDER/worker.sock"));
+  }
+  absl::ConsumePrefix(&path, "//");  // Of "unix:///...".
+  const size_t name = path.rfind('/');
+  const absl::string_view folder = name == path.npos ? "" : path.substr(0, name + 1);
+  return absl::StrCat(folder, kDescriptorSocketName);
 }
 
 }  // namespace tessera

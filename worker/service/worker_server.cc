@@ -26,9 +26,11 @@
 #include "worker/agent/state_relay.h"
 #include "worker/comm/tcp/peer_mesh.h"
 #include "worker/keeper/descriptor_server.h"
+#include "worker/keeper/direct_maps.h"
 #include "worker/keeper/executor_launcher.h"
 #include "worker/keeper/keeper.h"
 #include "worker/keeper/state_map.h"
+#include "worker/memory/map_claim.h"
 #include "worker/service/live_fetch_service.h"
 #include "worker/service/socket_folder.h"
 #include "worker/service/state_listener.h"
@@ -128,8 +130,10 @@ class WorkerServerImpl : public WorkerServer {
     puts_ = std::make_unique<PutRelay>(PutOptions(options));
     DescriptorServer::Options descriptors;
     descriptors.give_map = [this](absl::string_view session) { return grants_.Give(session); };
-    ASSIGN_OR_RETURN(descriptors_, DescriptorServer::Start(options.socket_dir + "/descriptors.sock",
-                                                           keeper_.get(), descriptors));
+    descriptors.direct_maps = &direct_maps_;
+    ASSIGN_OR_RETURN(const std::string descriptor_socket, DescriptorSocketOf(address()));
+    ASSIGN_OR_RETURN(descriptors_,
+                     DescriptorServer::Start(descriptor_socket, keeper_.get(), descriptors));
     MapRelay::Options maps;
     maps.coordinator = CoordinatorOf(options);
     maps.worker_id = options.worker_id;
@@ -230,6 +234,7 @@ class WorkerServerImpl : public WorkerServer {
   MapGrants grants_{[this](const std::string& job_id, int64_t creation) {
     return keeper_->FindForPut(job_id, creation);
   }};
+  DirectMaps direct_maps_{[this](const std::string& job_id) { return keeper_->Find(job_id); }};
   std::unique_ptr<MapRelay> maps_;
   std::unique_ptr<DescriptorServer> descriptors_;
   std::unique_ptr<WorkerService> service_;

@@ -29,7 +29,7 @@ absl::Status LiveReader::Read(const v1::LiveStateQuery& query) {
   job_ = JobId(query.job_id());
   ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
   creation_ = view.creation;
-  ASSIGN_OR_RETURN(plan_, PlanLiveRead(*view.spec, query));
+  ASSIGN_OR_RETURN(plan_, PlanLiveRead(view.spec->model, view.spec->config, query));
   wanted_dtype_ = query.dtype();
   wanted_form_ = query.form();
   is_direct_ = query.direct();
@@ -97,7 +97,7 @@ absl::Status LiveReader::OpenLines(const JobView& view) {
   std::vector<bool> is_asked(world_size, false);
   is_asked[0] = true;  // Somebody must say which step there is.
   RETURN_IF_ERROR(
-      ForEachLiveSlice(plan_.layout, plan_.tensors, 0, world_size, [&](const LiveSlice& slice) {
+      ForEachLiveSlice(*plan_.layout, plan_.tensors, 0, world_size, [&](const LiveSlice& slice) {
         is_asked[slice.rank] = true;
         return absl::OkStatus();
       }));
@@ -217,13 +217,13 @@ absl::Status LiveReader::CheckOneCountAUnit() const {
   const LiveTensor* first = nullptr;
   for (const LiveTensor& tensor : plan_.tensors) {
     if (tensor.array != LiveArray::kParameter) continue;
-    const TensorSpec& spec = ParameterOf(plan_.layout, tensor).spec;
+    const TensorSpec& spec = ParameterOf(*plan_.layout, tensor).spec;
     if (!spec.requires_grad) continue;
     if (first == nullptr || first->unit != tensor.unit) first = &tensor;
     if (UpdateCountOf(tensor) == UpdateCountOf(*first)) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("optimizer state: a flat part has one step, but '",
-                     ParameterOf(plan_.layout, *first).spec.name, "' has ", UpdateCountOf(*first),
+                     ParameterOf(*plan_.layout, *first).spec.name, "' has ", UpdateCountOf(*first),
                      " and '", spec.name, "' ", UpdateCountOf(tensor)));
   }
   return absl::OkStatus();
@@ -241,10 +241,7 @@ void LiveReader::CloseLines() {
 absl::Status LiveReader::TellBegin(v1::LiveStateBegin begin) {
   begin.set_creation(creation_.value());
   begin.set_num_tensors(plan_.num_entries());
-  int64_t size_bytes = 0;
-  for (size_t entry = 0; entry < plan_.num_entries(); ++entry)
-    size_bytes += plan_.SizeBytesOf(entry);
-  begin.set_size_bytes(size_bytes);
+  begin.set_size_bytes(plan_.TotalBytes());
   v1::LiveStateReply reply;
   *reply.mutable_begin() = std::move(begin);
   return Write(reply);
@@ -260,7 +257,7 @@ v1::LiveTensorInfo LiveReader::InfoOf(size_t entry) {
   if (plan_.FirstOf(entry).array == LiveArray::kParameter) return info;
   for (size_t t = plan_.entries[entry]; t < plan_.entries[entry + 1]; ++t) {
     const LiveTensor& tensor = plan_.tensors[t];
-    if (!ParameterOf(plan_.layout, tensor).spec.requires_grad) continue;
+    if (!ParameterOf(*plan_.layout, tensor).spec.requires_grad) continue;
     info.set_update_count(UpdateCountOf(tensor));  // Of all of them, as was checked.
   }
   return info;
@@ -277,7 +274,7 @@ absl::Status LiveReader::Serve(v1::LiveStateBegin begin) {
     }
     return absl::OkStatus();
   };
-  RETURN_IF_ERROR(ForEachLiveSlice(plan_.layout, plan_.tensors, 0,
+  RETURN_IF_ERROR(ForEachLiveSlice(*plan_.layout, plan_.tensors, 0,
                                    static_cast<int>(line_of_rank_.size()),
                                    [&](const LiveSlice& slice) -> absl::Status {
                                      RETURN_IF_ERROR(announce_up_to(plan_.EntryOf(slice.tensor)));

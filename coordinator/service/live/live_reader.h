@@ -27,7 +27,7 @@
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/live/live_hub.h"
 #include "coordinator/service/live/live_phase.h"
-#include "coordinator/service/live/live_plan.h"
+#include "job/live_plan.h"
 #include "proto/live_state.pb.h"
 
 namespace tessera::coordinator {

@@ -29,7 +29,7 @@ absl::Status LiveReader::ServeDirect(v1::LiveStateBegin begin) {
   RETURN_IF_ERROR(TellBegin(std::move(begin)));
   const std::vector<std::shared_ptr<LiveLine>> lines = Lines();
   std::vector<bool> has_any(lines.size(), false);
-  RETURN_IF_ERROR(ForEachLiveSlice(plan_.layout, plan_.tensors, 0,
+  RETURN_IF_ERROR(ForEachLiveSlice(*plan_.layout, plan_.tensors, 0,
                                    static_cast<int>(line_of_rank_.size()),
                                    [&](const LiveSlice& slice) {
                                      has_any[line_of_rank_[slice.rank]] = true;

@@ -35,7 +35,7 @@ grpc::Status LiveStateService::ListLiveState(grpc::ServerContext*, const v1::Liv
                                              grpc::ServerWriter<v1::LiveTensorInfo>* writer) {
   const absl::StatusOr<JobView> view = host_->GetJob(JobId(query->job_id()));
   if (!view.ok()) return ToGrpcStatus(view.status());
-  const absl::StatusOr<LivePlan> plan = PlanLiveRead(*view->spec, *query);
+  const absl::StatusOr<LivePlan> plan = PlanLiveRead(view->spec->model, view->spec->config, *query);
   if (!plan.ok()) return ToGrpcStatus(plan.status());
   for (size_t entry = 0; entry < plan->num_entries(); ++entry) {
     if (!writer->Write(plan->InfoOf(entry))) return grpc::Status::CANCELLED;

@@ -14,31 +14,13 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "coordinator/service/live/live_plan.h"
+#include "job/live_plan.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
 namespace {
 
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
-
-// What is given lies as the job keeps it: nothing is cut out of it and nothing rounded.
-absl::Status CheckLiesAsAskedFor(const LivePlan& plan) {
-  if (plan.part.form != LiveForm::kFull) {
-    return absl::FailedPreconditionError(
-        "a rank's part (SHARDED, LOCAL) can be fetched, not mapped");
-  }
-  for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    const LiveTensor& tensor = plan.tensors[i];
-    if (tensor.array == LiveArray::kBuffer) continue;
-    const DType kept = plan.layout.units[tensor.unit].full_dtype();
-    if (plan.dtypes[i] == StoredAs(kept)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("parameter '", ParameterOf(plan.layout, tensor).spec.name, "' is kept in ",
-                     Name(kept), ": in ", Name(plan.dtypes[i]), " it can be fetched, not mapped"));
-  }
-  return absl::OkStatus();
-}
 
 // Whether both are the same memory: devices may differ.
 bool IsSameMemory(const std::vector<RankPlacement>& a, const std::vector<RankPlacement>& b) {
@@ -60,7 +42,7 @@ class MapCall {
     job_ = JobId(query.job_id());
     ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
     creation_ = view.creation;
-    ASSIGN_OR_RETURN(plan_, PlanLiveRead(*view.spec, query));
+    ASSIGN_OR_RETURN(plan_, PlanLiveRead(view.spec->model, view.spec->config, query));
     RETURN_IF_ERROR(CheckLiesAsAskedFor(plan_));
     return MappableJob().status();
   }
@@ -140,7 +122,7 @@ class MapCall {
     const int world_size = static_cast<int>(placements_.size());
     std::vector<bool> is_asked(world_size, false);
     RETURN_IF_ERROR(
-        ForEachLiveSlice(plan_.layout, plan_.tensors, 0, world_size, [&](const LiveSlice& slice) {
+        ForEachLiveSlice(*plan_.layout, plan_.tensors, 0, world_size, [&](const LiveSlice& slice) {
           is_asked[slice.rank] = true;
           return absl::OkStatus();
         }));
@@ -180,20 +162,16 @@ class MapCall {
       source->set_descriptor_socket(path);
       source->set_session(session_);
     }
-    std::vector<v1::LiveTensorInfo> tensors;
-    for (size_t entry = 0; entry < plan_.num_entries(); ++entry)
-      tensors.push_back(plan_.InfoOf(entry));
-    RETURN_IF_ERROR(AddExtents(plan_, line_of_rank_, &tensors));
-    int64_t size_bytes = 0;
+    ASSIGN_OR_RETURN(std::vector<v1::LiveTensorInfo> tensors,
+                     InfosWithExtents(plan_, line_of_rank_));
     v1::LiveMapReply reply;
-    for (size_t entry = 0; entry < tensors.size(); ++entry) {
-      size_bytes += plan_.SizeBytesOf(entry);
-      *reply.mutable_tensor() = std::move(tensors[entry]);
+    for (v1::LiveTensorInfo& tensor : tensors) {
+      *reply.mutable_tensor() = std::move(tensor);
       if (!stream_->Write(reply)) return absl::CancelledError("the client is gone");
     }
     RETURN_IF_ERROR(CheckStillThere());
     ready.mutable_ready()->set_creation(creation_.value());
-    ready.mutable_ready()->set_size_bytes(size_bytes);
+    ready.mutable_ready()->set_size_bytes(plan_.TotalBytes());
     if (!stream_->Write(ready)) return absl::CancelledError("the client is gone");
     return absl::OkStatus();
   }

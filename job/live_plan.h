@@ -1,22 +1,25 @@
-// What a query of a job's state asks for: which tensors, in which dtype. Pure; thread-safe.
-#ifndef TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_PLAN_H_
-#define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_PLAN_H_
+// What a query of a job's state asks for: which tensors, in which dtype. One reading of it for the
+// coordinator and for a worker that is asked itself. Pure; thread-safe.
+#ifndef TESSERA_JOB_LIVE_PLAN_H_
+#define TESSERA_JOB_LIVE_PLAN_H_
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "coordinator/core/types.h"
+#include "job/job_config.h"
 #include "job/live_tensors.h"
 #include "layout/model_layout.h"
 #include "proto/live_state.pb.h"
 
-namespace tessera::coordinator {
+namespace tessera {
 
 struct LivePlan {
-  ModelLayout layout;
+  std::shared_ptr<const ModelLayout> layout;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   std::vector<int> parameters;  // Numbers in the job, rising.
   std::vector<int> buffers;     // The same, among the buffers.
@@ -34,21 +37,35 @@ struct LivePlan {
   size_t EntryOf(size_t tensor) const;
   int64_t ElementBytesOf(size_t tensor) const { return SizeBits(dtypes[tensor]) / 8; }
   int64_t SizeBytesOf(size_t entry) const;
+  int64_t TotalBytes() const;  // Of all entries.
   // Of a parameter or moment, or of kLocal a unit: the first one's.
   const LiveTensor& FirstOf(size_t entry) const { return tensors[entries[entry]]; }
   v1::LiveTensorInfo InfoOf(size_t entry) const;
 };
 
+// `layout` is what LayOut makes of the job's model and `config`.
 // Errors: InvalidArgument  the query is out of bounds, or asks for a dtype that a tensor cannot be
 //                          rounded to, or a rank's part that there is not (names it)
 //         NotFound         no name matches
-absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQuery& query);
+absl::StatusOr<LivePlan> PlanLiveRead(const JobConfig& config,
+                                      std::shared_ptr<const ModelLayout> layout,
+                                      const v1::LiveStateQuery& query);
+// Lays it out, too. Errors: as LayOut as well.
+absl::StatusOr<LivePlan> PlanLiveRead(const ModelSpec& model, const JobConfig& config,
+                                      const v1::LiveStateQuery& query);
+
+// Whether what is asked for lies in the ranks' memory as it is to be given, so that it can be
+// mapped: nothing is cut out of it, and nothing rounded. Errors: FailedPrecondition  names why not.
+absl::Status CheckLiesAsAskedFor(const LivePlan& plan);
 
 // Adds who gives which elements of each entry: `source_of_rank` says which source has the slices of
 // each rank that has any. Requires all entries in `tensors`.
 absl::Status AddExtents(const LivePlan& plan, const std::vector<int>& source_of_rank,
                         std::vector<v1::LiveTensorInfo>* tensors);
+// What a client that maps is told: all entries, with that.
+absl::StatusOr<std::vector<v1::LiveTensorInfo>> InfosWithExtents(
+    const LivePlan& plan, const std::vector<int>& source_of_rank);
 
-}  // namespace tessera::coordinator
+}  // namespace tessera
 
-#endif  // TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_PLAN_H_
+#endif  // TESSERA_JOB_LIVE_PLAN_H_

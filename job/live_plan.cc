@@ -1,4 +1,4 @@
-#include "coordinator/service/live/live_plan.h"
+#include "job/live_plan.h"
 
 #include <algorithm>
 #include <optional>
@@ -14,7 +14,7 @@
 #include "job/job_layout.h"
 #include "layout/unit_parts.h"
 
-namespace tessera::coordinator {
+namespace tessera {
 namespace {
 
 constexpr int kMaxPatterns = 100;
@@ -70,7 +70,7 @@ std::string FlatKeyOf(const UnitLayout& unit) {
 std::vector<int> SelectParameters(const LivePlan& plan, const NameSelection& selection) {
   std::vector<int> selected;
   int number = 0;
-  for (const UnitLayout& unit : plan.layout.units) {
+  for (const UnitLayout& unit : plan.layout->units) {
     const bool is_local = plan.part.form == LiveForm::kLocal;
     const bool takes_unit = is_local && IsWanted(selection, {FlatKeyOf(unit)});
     for (const PlacedParameter& parameter : unit.flat.parameters()) {
@@ -107,11 +107,11 @@ absl::StatusOr<LivePartOf> PartOf(const v1::LiveStateQuery& query, const JobConf
 
 absl::Status CheckHasFlatParts(const LivePlan& plan) {
   for (const LiveTensor& tensor : plan.tensors) {
-    if (tensor.array == LiveArray::kBuffer || !ShardsNothing(plan.layout.units[tensor.unit]))
+    if (tensor.array == LiveArray::kBuffer || !ShardsNothing(plan.layout->units[tensor.unit]))
       continue;
     return absl::InvalidArgumentError(
         absl::StrCat("LOCAL is only of units that are sharded: unit '",
-                     plan.layout.units[tensor.unit].flat.unit_name(), "' is whole on every rank"));
+                     plan.layout->units[tensor.unit].flat.unit_name(), "' is whole on every rank"));
   }
   return absl::OkStatus();
 }
@@ -125,9 +125,9 @@ bool BeginsEntry(const LivePlan& plan, size_t tensor) {
 
 v1::LiveTensorInfo BufferInfo(const LivePlan& plan, size_t tensor) {
   v1::LiveTensorInfo info;
-  info.set_name(LiveTensorName(plan.layout, plan.optimizer, plan.tensors[tensor]));
+  info.set_name(LiveTensorName(*plan.layout, plan.optimizer, plan.tensors[tensor]));
   info.set_array(v1::LIVE_STATE_ARRAY_BUFFER);
-  for (const int64_t dimension : ShapeOf(plan.layout, plan.tensors[tensor]))
+  for (const int64_t dimension : ShapeOf(*plan.layout, plan.tensors[tensor]))
     info.add_shape(dimension);
   info.set_parameter(info.name());
   info.set_stored_dtype(std::string(Name(plan.dtypes[tensor])));
@@ -136,8 +136,8 @@ v1::LiveTensorInfo BufferInfo(const LivePlan& plan, size_t tensor) {
 
 // The shape of a parameter or moment, or of the part of it that is asked for.
 void SetShape(const LivePlan& plan, const LiveTensor& tensor, v1::LiveTensorInfo* info) {
-  const UnitLayout& unit = plan.layout.units[tensor.unit];
-  const std::vector<int64_t>& shape = ShapeOf(plan.layout, tensor);
+  const UnitLayout& unit = plan.layout->units[tensor.unit];
+  const std::vector<int64_t>& shape = ShapeOf(*plan.layout, tensor);
   info->mutable_shape()->Add(shape.begin(), shape.end());
   if (plan.part.form != LiveForm::kSharded || ShardsNothing(unit) || shape.empty()) return;
   const int64_t chunks = unit.shards.num_shards();
@@ -155,11 +155,17 @@ size_t LivePlan::EntryOf(size_t tensor) const {
 
 int64_t LivePlan::SizeBytesOf(size_t entry) const {
   if (FirstOf(entry).array == LiveArray::kBuffer)
-    return SizeBytes(BufferOf(layout, FirstOf(entry))).value_or(0);  // It was checked long ago.
+    return SizeBytes(BufferOf(*layout, FirstOf(entry))).value_or(0);  // It was checked long ago.
   int64_t numel = 0;
   for (size_t tensor = entries[entry]; tensor < entries[entry + 1]; ++tensor)
     numel += tensors[tensor].part.size();
   return numel * ElementBytesOf(entries[entry]);
+}
+
+int64_t LivePlan::TotalBytes() const {
+  int64_t size_bytes = 0;
+  for (size_t entry = 0; entry < num_entries(); ++entry) size_bytes += SizeBytesOf(entry);
+  return size_bytes;
 }
 
 v1::LiveTensorInfo LivePlan::InfoOf(size_t entry) const {
@@ -170,7 +176,7 @@ v1::LiveTensorInfo LivePlan::InfoOf(size_t entry) const {
   info.set_array(EncodeArray(tensor.array));
   info.set_dtype(EncodeDType(LayoutDType(dtypes[first]).value_or(DType::kFp32)));
   if (part.form == LiveForm::kLocal) {
-    const UnitLayout& unit = layout.units[tensor.unit];
+    const UnitLayout& unit = layout->units[tensor.unit];
     info.set_parameter(FlatKeyOf(unit));
     info.set_name(tensor.array == LiveArray::kParameter
                       ? info.parameter()
@@ -181,8 +187,8 @@ v1::LiveTensorInfo LivePlan::InfoOf(size_t entry) const {
     info.mutable_part()->set_begin(ElementsBefore(unit, slice));
     return info;
   }
-  const TensorSpec& spec = ParameterOf(layout, tensor).spec;
-  info.set_name(LiveTensorName(layout, optimizer, tensor));
+  const TensorSpec& spec = ParameterOf(*layout, tensor).spec;
+  info.set_name(LiveTensorName(*layout, optimizer, tensor));
   info.set_parameter(spec.name);
   SetShape(*this, tensor, &info);
   const auto group = param_groups.find(spec.name);
@@ -193,34 +199,42 @@ v1::LiveTensorInfo LivePlan::InfoOf(size_t entry) const {
   return info;
 }
 
-absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQuery& query) {
+absl::StatusOr<LivePlan> PlanLiveRead(const ModelSpec& model, const JobConfig& config,
+                                      const v1::LiveStateQuery& query) {
+  ASSIGN_OR_RETURN(ModelLayout layout, LayOut(model, config));
+  return PlanLiveRead(config, std::make_shared<const ModelLayout>(std::move(layout)), query);
+}
+
+absl::StatusOr<LivePlan> PlanLiveRead(const JobConfig& config,
+                                      std::shared_ptr<const ModelLayout> layout,
+                                      const v1::LiveStateQuery& query) {
   ASSIGN_OR_RETURN(const NameSelection selection, SelectionOf(query));
   std::optional<DType> wanted;
   if (query.dtype() != v1::DTYPE_UNSPECIFIED) {
     ASSIGN_OR_RETURN(wanted, DecodeDType(query.dtype()));
   }
   LivePlan plan;
-  ASSIGN_OR_RETURN(plan.layout, LayOut(spec.model, spec.config));
-  plan.optimizer = spec.config.optimizer;
-  ASSIGN_OR_RETURN(plan.part, PartOf(query, spec.config));
-  for (size_t group = 0; group < spec.config.groups.size(); ++group) {
-    for (const std::string& name : spec.config.groups[group].parameter_names)
+  plan.layout = std::move(layout);
+  plan.optimizer = config.optimizer;
+  ASSIGN_OR_RETURN(plan.part, PartOf(query, config));
+  for (size_t group = 0; group < config.groups.size(); ++group) {
+    for (const std::string& name : config.groups[group].parameter_names)
       plan.param_groups.emplace(name, static_cast<int>(group));
   }
-  for (const UnitLayout& unit : plan.layout.units) {
+  for (const UnitLayout& unit : plan.layout->units) {
     for (const Alias& alias : unit.flat.aliases())
       plan.aliases[alias.primary].push_back(alias.name);
   }
   plan.parameters = SelectParameters(plan, selection);
-  for (size_t i = 0; query.buffers() && i < plan.layout.buffers.size(); ++i) {
-    if (IsWanted(selection, {plan.layout.buffers[i].name})) plan.buffers.push_back(i);
+  for (size_t i = 0; query.buffers() && i < plan.layout->buffers.size(); ++i) {
+    if (IsWanted(selection, {plan.layout->buffers[i].name})) plan.buffers.push_back(i);
   }
   if (plan.parameters.empty() && plan.buffers.empty())
     return absl::NotFoundError(plan.part.form == LiveForm::kLocal
                                    ? "no unit's flat part has a name that matches the patterns"
                                    : "no parameter's name matches the patterns");
   plan.moments = query.moments();
-  ASSIGN_OR_RETURN(plan.tensors, LiveTensors(plan.layout, plan.optimizer, plan.parameters,
+  ASSIGN_OR_RETURN(plan.tensors, LiveTensors(*plan.layout, plan.optimizer, plan.parameters,
                                              plan.moments, plan.buffers, plan.part));
   if (plan.part.form == LiveForm::kLocal) RETURN_IF_ERROR(CheckHasFlatParts(plan));
   for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
@@ -229,20 +243,37 @@ absl::StatusOr<LivePlan> PlanLiveRead(const JobSpec& spec, const v1::LiveStateQu
   plan.entries.push_back(plan.tensors.size());
   for (const LiveTensor& tensor : plan.tensors) {
     if (tensor.array == LiveArray::kBuffer) {
-      plan.dtypes.push_back(BufferOf(plan.layout, tensor).dtype);
+      plan.dtypes.push_back(BufferOf(*plan.layout, tensor).dtype);
       continue;
     }
     ASSIGN_OR_RETURN(const DType dtype,
-                     ServedDType(plan.layout.units[tensor.unit].full_dtype(), wanted,
-                                 ParameterOf(plan.layout, tensor).spec.name));
+                     ServedDType(plan.layout->units[tensor.unit].full_dtype(), wanted,
+                                 ParameterOf(*plan.layout, tensor).spec.name));
     plan.dtypes.push_back(StoredAs(dtype));
   }
   return plan;
 }
 
+absl::Status CheckLiesAsAskedFor(const LivePlan& plan) {
+  if (plan.part.form != LiveForm::kFull) {
+    return absl::FailedPreconditionError(
+        "a rank's part (SHARDED, LOCAL) can be fetched, not mapped");
+  }
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    const LiveTensor& tensor = plan.tensors[i];
+    if (tensor.array == LiveArray::kBuffer) continue;
+    const DType kept = plan.layout->units[tensor.unit].full_dtype();
+    if (plan.dtypes[i] == StoredAs(kept)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter '", ParameterOf(*plan.layout, tensor).spec.name, "' is kept in ",
+                     Name(kept), ": in ", Name(plan.dtypes[i]), " it can be fetched, not mapped"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AddExtents(const LivePlan& plan, const std::vector<int>& source_of_rank,
                         std::vector<v1::LiveTensorInfo>* tensors) {
-  return ForEachLiveSlice(plan.layout, plan.tensors, 0, static_cast<int>(source_of_rank.size()),
+  return ForEachLiveSlice(*plan.layout, plan.tensors, 0, static_cast<int>(source_of_rank.size()),
                           [&](const LiveSlice& slice) {
                             const int source = source_of_rank[slice.rank];
                             auto* extents =
@@ -254,4 +285,12 @@ absl::Status AddExtents(const LivePlan& plan, const std::vector<int>& source_of_
                           });
 }
 
-}  // namespace tessera::coordinator
+absl::StatusOr<std::vector<v1::LiveTensorInfo>> InfosWithExtents(
+    const LivePlan& plan, const std::vector<int>& source_of_rank) {
+  std::vector<v1::LiveTensorInfo> infos;
+  for (size_t entry = 0; entry < plan.num_entries(); ++entry) infos.push_back(plan.InfoOf(entry));
+  RETURN_IF_ERROR(AddExtents(plan, source_of_rank, &infos));
+  return infos;
+}
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#include "worker/keeper/direct_maps.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "job/live_plan.h"
+#include "worker/keeper/state_map.h"
+
+namespace tessera {
+namespace {
+
+absl::StatusOr<v1::LiveStateQuery> ParseQuery(absl::string_view bytes) {
+  v1::LiveStateQuery query;
+  if (query.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return query;
+  return absl::InvalidArgumentError("what came is no query of live state");
+}
+
+// What the query asks for of a job that is all here; and the regions that it lies in.
+absl::StatusOr<v1::LiveMapAnswer> Answer(const std::shared_ptr<HostedJob>& job,
+                                         const v1::LiveStateQuery& query,
+                                         std::vector<UniqueFd>* regions) {
+  const JobRegions& held = job->regions();
+  // Whoever keeps the layout keeps the job.
+  const std::shared_ptr<const ModelLayout> layout(job, &held.layout());
+  ASSIGN_OR_RETURN(const LivePlan plan, PlanLiveRead(held.config(), layout, query));
+  RETURN_IF_ERROR(CheckLiesAsAskedFor(plan));
+  MapRequest request;
+  request.parameters = plan.parameters;
+  request.moments = plan.moments;
+  request.buffers = plan.buffers;
+  ASSIGN_OR_RETURN(PlacedState placed, PlaceState(held, request));
+  const std::vector<int> source_of_rank(held.local().count(), 0);
+  ASSIGN_OR_RETURN(std::vector<v1::LiveTensorInfo> tensors, InfosWithExtents(plan, source_of_rank));
+  v1::LiveMapAnswer answer;
+  answer.set_creation(job->creation());
+  answer.set_size_bytes(plan.TotalBytes());
+  answer.mutable_tensors()->Reserve(static_cast<int>(tensors.size()));
+  for (v1::LiveTensorInfo& tensor : tensors) *answer.add_tensors() = std::move(tensor);
+  *answer.mutable_given() = std::move(placed.places);
+  *regions = std::move(placed.regions);
+  return answer;
+}
+
+}  // namespace
+
+DirectMap::~DirectMap() { maps_->Leave(job_id_); }
+
+absl::Status DirectMap::CheckNew() const {
+  const std::shared_ptr<HostedJob> held = maps_->find_(job_id_);
+  if (held != nullptr && held == job_.lock()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "job '", job_id_,
+      held == nullptr ? "' is gone from this worker: it was deleted, is over or is lost"
+                      : "' has begun anew, with other memory"));
+}
+
+absl::Status DirectMaps::Enter(const std::string& job_id) {
+  absl::MutexLock lock(&mu_);
+  int& count = maps_[job_id];
+  if (count < kMaxMapsOfAJob) {
+    ++count;
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat(count, " clients of this worker map job '", job_id, "' already"));
+}
+
+void DirectMaps::Leave(const std::string& job_id) {
+  absl::MutexLock lock(&mu_);
+  const auto it = maps_.find(job_id);
+  if (--it->second == 0) maps_.erase(it);
+}
+
+absl::StatusOr<std::unique_ptr<DirectMap>> DirectMaps::Open(absl::string_view bytes) {
+  ASSIGN_OR_RETURN(const v1::LiveStateQuery query, ParseQuery(bytes));
+  const std::shared_ptr<HostedJob> job = find_(query.job_id());
+  if (job == nullptr)
+    return absl::NotFoundError(absl::StrCat("this worker has no job '", query.job_id(), "'"));
+  if (job->local().spans_workers()) {
+    return absl::FailedPreconditionError(absl::StrCat("other workers have ranks of job '",
+                                                      query.job_id(),
+                                                      "': the coordinator lets it be mapped"));
+  }
+  RETURN_IF_ERROR(Enter(query.job_id()));
+  std::unique_ptr<DirectMap> map(new DirectMap(this, query.job_id()));
+  map->job_ = job;
+  ASSIGN_OR_RETURN(const v1::LiveMapAnswer answer, Answer(job, query, &map->regions_));
+  map->answer_ = answer.SerializeAsString();
+  return map;
+}
+
+}  // namespace tessera

@@ -1,0 +1,85 @@
+// Clients that ask this worker itself for a job's state to map, with no leave of the coordinator's:
+// jobs that are this worker's alone, of which it therefore knows all that there is to know.
+//
+//   Open(query) ──► what it was given, and where it lies; a place among those that may
+//   CheckNew    ──► whether newer versions still come: this worker holds that very memory
+//   ~DirectMap  ──► gives its place back
+//
+// A worker that lost its coordinator gives what it has, which is a committed step of that creation.
+// Thread-safe.
+#ifndef TESSERA_WORKER_KEEPER_DIRECT_MAPS_H_
+#define TESSERA_WORKER_KEEPER_DIRECT_MAPS_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "base/unique_fd.h"
+#include "proto/live_map.pb.h"
+#include "worker/keeper/hosted_job.h"
+
+namespace tessera {
+
+class DirectMaps;
+
+// One client's. Keeps no memory of the job. Thread-compatible.
+class DirectMap {
+ public:
+  ~DirectMap();
+  DirectMap(const DirectMap&) = delete;
+  DirectMap& operator=(const DirectMap&) = delete;
+
+  // A LiveMapAnswer.
+  const std::string& answer() const { return answer_; }
+  const std::vector<UniqueFd>& regions() const { return regions_; }
+  void CloseRegions() { regions_.clear(); }  // They are with the client.
+
+  // Errors: Unavailable  the job was deleted, is over or lost, or has begun anew.
+  absl::Status CheckNew() const;
+
+ private:
+  friend class DirectMaps;
+  DirectMap(DirectMaps* maps, std::string job_id) : maps_(maps), job_id_(std::move(job_id)) {}
+
+  DirectMaps* const maps_;
+  const std::string job_id_;
+  std::weak_ptr<HostedJob> job_;
+  std::string answer_;
+  std::vector<UniqueFd> regions_;
+};
+
+class DirectMaps {
+ public:
+  static constexpr int kMaxMapsOfAJob = 8;  // Each has a thread.
+
+  // Null where it is not held here.
+  using FindJob = std::function<std::shared_ptr<HostedJob>(const std::string& job_id)>;
+  explicit DirectMaps(FindJob find) : find_(std::move(find)) {}
+
+  // `query`: a LiveStateQuery's bytes, untrusted. This outlives the map.
+  // Errors: NotFound            no such job here, or no name of it matches
+  //         InvalidArgument     as PlanLiveRead; or it is no query
+  //         FailedPrecondition  other workers have ranks of it; as CheckLiesAsAskedFor and
+  //         PlaceState ResourceExhausted   as many map it as may; no descriptors
+  absl::StatusOr<std::unique_ptr<DirectMap>> Open(absl::string_view query);
+
+ private:
+  friend class DirectMap;
+  absl::Status Enter(const std::string& job_id);
+  void Leave(const std::string& job_id);
+
+  const FindJob find_;
+  absl::Mutex mu_;
+  std::map<std::string, int> maps_ ABSL_GUARDED_BY(mu_);  // By job, of which there are any.
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_WORKER_KEEPER_DIRECT_MAPS_H_

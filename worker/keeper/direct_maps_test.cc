@@ -1,0 +1,113 @@
+// What a worker that is asked itself gives of a job to map, from real regions; the test is the
+// executors and the clients.
+#include "worker/keeper/direct_maps.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "job/job_codec.h"
+#include "worker/keeper/hosted_job_fixture.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+class DirectMapsTest : public HostedJobFixture {
+ protected:
+  // In place of the one that was there.
+  void HostToy() {
+    hosted_.reset();
+    description_.Clear();
+    description_.set_creation(++creation_);
+    Host(NewThreadLauncher(), 2);
+    ASSERT_OK(created_);
+    hosted_ = std::move(job_);
+    hosted_->regions().group()->initialized.store(1);
+  }
+  static std::string QueryOf(const std::string& job_id) {
+    v1::LiveStateQuery query;
+    query.set_job_id(job_id);
+    query.set_moments(true);
+    return query.SerializeAsString();
+  }
+
+  int64_t creation_ = 6;
+  std::shared_ptr<HostedJob> hosted_;
+  DirectMaps maps_{
+      [this](const std::string& job_id) { return job_id == "toy" ? hosted_ : nullptr; }};
+};
+
+TEST_F(DirectMapsTest, AnswerIsAllThatACoordinatorWouldSayAndAWorkerGive) {
+  ASSERT_NO_FATAL_FAILURE(HostToy());
+  ASSERT_OK_AND_ASSIGN(const auto map, maps_.Open(QueryOf("toy")));
+  v1::LiveMapAnswer answer;
+  ASSERT_TRUE(answer.ParseFromString(map->answer()));
+  EXPECT_EQ(answer.creation(), 7);
+  ASSERT_EQ(answer.tensors_size(), 3) << "w and its moments";
+  EXPECT_EQ(answer.size_bytes(), 3 * 64 * 4);
+  for (const v1::LiveTensorInfo& tensor : answer.tensors()) {
+    EXPECT_EQ(tensor.parameter(), "w");
+    ASSERT_EQ(tensor.extents_size(), 1);
+    EXPECT_EQ(tensor.extents(0).source(), 0);
+    EXPECT_EQ(tensor.extents(0).numel(), 64);
+  }
+  EXPECT_EQ(answer.given().ranks_size(), 2);
+  EXPECT_EQ(answer.given().slices_size(), 6) << "of each tensor a half of each rank's";
+  EXPECT_EQ(map->regions().size(), 3u) << "the group's and two ranks'";
+  EXPECT_OK(map->CheckNew());
+}
+
+TEST_F(DirectMapsTest, NothingNewerComesOfMemoryThatIsNotTheJobsAnyMore) {
+  ASSERT_NO_FATAL_FAILURE(HostToy());
+  ASSERT_OK_AND_ASSIGN(const auto map, maps_.Open(QueryOf("toy")));
+  ASSERT_NO_FATAL_FAILURE(HostToy());
+  EXPECT_THAT(map->CheckNew(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("with other memory")));
+  ASSERT_OK_AND_ASSIGN(const auto again, maps_.Open(QueryOf("toy")));
+  EXPECT_OK(again->CheckNew());
+  const std::weak_ptr<HostedJob> memory = hosted_;
+  hosted_.reset();
+  EXPECT_TRUE(memory.expired()) << "a map keeps the job";
+  EXPECT_THAT(again->CheckNew(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("'toy' is gone")));
+}
+
+TEST_F(DirectMapsTest, PlacesAreGivenBackAlsoByThoseThatWereRefused) {
+  ASSERT_NO_FATAL_FAILURE(HostToy());
+  v1::LiveStateQuery nothing;
+  nothing.set_job_id("toy");
+  nothing.add_include("other");
+  std::vector<std::unique_ptr<DirectMap>> maps;
+  for (int i = 0; i < DirectMaps::kMaxMapsOfAJob; ++i) {
+    EXPECT_THAT(maps_.Open(nothing.SerializeAsString()).status(),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr("no parameter's name")));
+    ASSERT_OK_AND_ASSIGN(maps.emplace_back(), maps_.Open(QueryOf("toy")));
+  }
+  EXPECT_THAT(maps_.Open(QueryOf("toy")).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("job 'toy'")));
+  maps.pop_back();
+  EXPECT_OK(maps_.Open(QueryOf("toy")).status());
+}
+
+TEST_F(DirectMapsTest, WhatIsNoQueryOrOfNoJobIsRefused) {
+  ASSERT_NO_FATAL_FAILURE(HostToy());
+  EXPECT_THAT(maps_.Open("\x0a\xff").status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no query")));
+  for (const char* job : {"", "toys"}) {
+    EXPECT_THAT(maps_.Open(QueryOf(job)).status(),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr(absl::StrCat("'", job, "'"))));
+  }
+  hosted_->regions().group()->initialized.store(0);
+  EXPECT_THAT(maps_.Open(QueryOf("toy")).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no values yet")));
+}
+
+}  // namespace
+}  // namespace tessera
