@@ -17,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sys/socket.h"
+#include "worker/memory/fd_passing.h"
 #include "worker/memory/map_claim.h"
 #include "worker/memory/region.h"
 #include "worker/memory/shared_file.h"

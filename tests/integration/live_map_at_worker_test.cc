@@ -60,9 +60,9 @@ TEST_P(LiveMapAtWorkerChangesTest, VersionStandsForOneMoreAndThenTheNewestIsShow
   EXPECT_FALSE(map->StillTrue());
   ASSERT_OK(map->Renew());
   EXPECT_EQ(map->version().committed_step, 3);
+  ExpectNothingWasEverHeld();
   ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
   ExpectSame(CopyOf(map->version(), map->entries()), read);
-  ExpectNothingWasEverHeld();
 }
 
 INSTANTIATE_TEST_SUITE_P(Changes, LiveMapAtWorkerChangesTest, ::testing::ValuesIn(VersionChanges()),
@@ -233,7 +233,7 @@ TEST_F(LiveMapAtWorkerTest, DescriptorsAreForReading) {
   for (const UniqueFd& fd : given.fds) EXPECT_EQ(pwrite(fd.get(), &byte, 1, 0), -1);
   // Whoever says more has ended.
   ASSERT_OK(SendPacket(socket.get(), "more"));
-  EXPECT_THAT(ReceivePacket(socket.get()).status(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_TRUE(absl::IsUnavailable(ReceivePacket(socket.get()).status()));
 }
 
 TEST_F(LiveMapAtWorkerTest, AThousandMapsLeaveNoDescriptor) {
