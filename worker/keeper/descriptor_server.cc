@@ -16,18 +16,16 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "worker/keeper/direct_map_socket.h"
 #include "worker/memory/descriptor_claim.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/shared_file.h"
 
 namespace tessera {
 namespace {
 
 // Between two tries to accept where the process lacks descriptors or memory.
 constexpr absl::Duration kAcceptDelay = absl::Milliseconds(100);
-
-// Between two looks whether what a client maps is still there.
-constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
+constexpr size_t kMaxQuickClaimBytes = 4096;
 
 // Errors: DeadlineExceeded.
 absl::Status AwaitPacket(int socket, absl::Duration timeout) {
@@ -127,27 +125,51 @@ absl::Status DescriptorServer::AcceptWaiting() {
 
 void DescriptorServer::Admit(UniqueFd socket) {
   const int fd = socket.get();
-  absl::MutexLock lock(&mu_);
-  if (stopping_) return;
-  int num_unclaimed = 0;
-  for (const auto& [other, connection] : connections_) num_unclaimed += !connection->claimed;
-  absl::Status status;
-  if (num_unclaimed >= options_.max_unclaimed) {
-    status = absl::ResourceExhaustedError(
-        absl::StrCat(num_unclaimed, " connections have shown no ticket yet"));
-  } else {
-    auto connection = std::make_unique<Connection>();
-    auto thread = StartThread("a trainer's connection", [this, fd] { Serve(fd); });
-    status = thread.status();
-    if (status.ok()) {
-      connection->socket = std::move(socket);
-      connection->thread = *std::move(thread);
-      connections_[fd] = std::move(connection);
-      return;
-    }
+  std::unique_ptr<DirectMap> map;
+  absl::Status status = CheckHasRoom();
+  if (status.ok()) {
+    if (!AnswerAtOnce(fd, &map)) return;
+    status = StartServing(std::move(socket), std::move(map));
   }
+  if (status.ok()) return;
   TESSERA_LOG(WARNING, "descriptor socket: {}", status.ToString());
   (void)SendPacket(fd, status.ToString(), {}, /*wait=*/false);
+}
+
+absl::Status DescriptorServer::CheckHasRoom() {
+  absl::MutexLock lock(&mu_);
+  int num_unclaimed = 0;
+  for (const auto& [other, connection] : connections_) num_unclaimed += !connection->claimed;
+  if (num_unclaimed < options_.max_unclaimed) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(num_unclaimed, " connections have shown no ticket yet"));
+}
+
+bool DescriptorServer::AnswerAtOnce(int socket, std::unique_ptr<DirectMap>* map) {
+  char bytes[kMaxQuickClaimBytes];
+  const ssize_t size = recv(socket, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC);
+  if (size <= 0 || size > static_cast<ssize_t>(sizeof(bytes))) return true;
+  const absl::string_view claim(bytes, size);
+  if (options_.direct_maps == nullptr || !IsMapQuery(claim) || !CheckPeerUser(socket).ok() ||
+      !options_.direct_maps->IsQuick(QueryOf(claim)))
+    return true;
+  if (!ReceivePacket(socket).ok()) return false;  // What was looked at.
+  *map = AnswerDirectMap(socket, options_.direct_maps, claim);
+  return *map != nullptr;
+}
+
+absl::Status DescriptorServer::StartServing(UniqueFd socket, std::unique_ptr<DirectMap> answered) {
+  const int fd = socket.get();
+  absl::MutexLock lock(&mu_);
+  if (stopping_) return absl::OkStatus();
+  auto connection = std::make_unique<Connection>();
+  ASSIGN_OR_RETURN(connection->thread, StartThread("a trainer's connection",
+                                                   [this, fd, map = std::move(answered)]() mutable {
+                                                     Serve(fd, std::move(map));
+                                                   }));
+  connection->socket = std::move(socket);
+  connections_[fd] = std::move(connection);
+  return absl::OkStatus();
 }
 
 void DescriptorServer::ReapFinished() {
@@ -180,29 +202,9 @@ void DescriptorServer::GiveMap(int socket, const std::string& claim) {
   (void)SendPacket(socket, MapReplyText(given.status()), fds, /*wait=*/false);
 }
 
-void DescriptorServer::ServeDirectMap(int socket, const std::string& query) {
-  const auto give = [&](DirectMap* map) -> absl::Status {
-    std::vector<int> fds;
-    UniqueFd file;
-    const bool is_short = IsShortAnswer(map->answer());
-    if (!is_short) {
-      ASSIGN_OR_RETURN(file, MakeSealedFile("direct-map", map->answer()));
-      fds.push_back(file.get());
-    }
-    for (const UniqueFd& region : map->regions()) fds.push_back(region.get());
-    const std::string text =
-        is_short ? MapAnswerText(map->answer()) : MapReplyText(absl::OkStatus());
-    RETURN_IF_ERROR(SendPacket(socket, text, fds, /*wait=*/false));
-    map->CloseRegions();
-    return absl::OkStatus();
-  };
-  auto map = options_.direct_maps->Open(QueryOf(query));
-  absl::Status status = map.status();
-  if (status.ok()) status = give(map->get());
-  if (status.ok()) NoteClaimed(socket);
-  // A client says nothing more: it ends.
-  while (status.ok() && !AwaitPacket(socket, kWatchInterval).ok()) status = (*map)->CheckNew();
-  if (!status.ok()) (void)SendPacket(socket, MapReplyText(status), {}, /*wait=*/false);
+void DescriptorServer::Watch(int socket, const DirectMap& map) {
+  NoteClaimed(socket);
+  ServeDirectMap(socket, map);
 }
 
 void DescriptorServer::NoteClaimed(int socket) {
@@ -240,7 +242,7 @@ void DescriptorServer::ServeTrainer(int socket, const std::string& claim) {
   (void)SendPacket(socket, claimed.status().ToString(), {}, /*wait=*/false);
 }
 
-void DescriptorServer::Serve(int socket) {
+void DescriptorServer::ServeClaim(int socket) {
   const absl::StatusOr<std::string> claim = ReceiveClaim(socket);
   if (!claim.ok()) {
     TESSERA_LOG(WARNING, "descriptor socket: {}", claim.status().ToString());
@@ -248,10 +250,20 @@ void DescriptorServer::Serve(int socket) {
   } else if (options_.give_map != nullptr && IsMapClaim(*claim)) {
     GiveMap(socket, *claim);
   } else if (options_.direct_maps != nullptr && IsMapQuery(*claim)) {
-    ServeDirectMap(socket, *claim);
+    const auto map = AnswerDirectMap(socket, options_.direct_maps, *claim);
+    if (map != nullptr) Watch(socket, *map);
   } else {
     ServeTrainer(socket, *claim);
   }
+}
+
+void DescriptorServer::Serve(int socket, std::unique_ptr<DirectMap> answered) {
+  if (answered != nullptr) {
+    Watch(socket, *answered);
+  } else {
+    ServeClaim(socket);
+  }
+  answered.reset();  // Its place is free before its client knows of it.
   shutdown(socket, SHUT_RDWR);
   {
     absl::MutexLock lock(&mu_);

@@ -73,11 +73,17 @@ class DescriptorServer {
   // Takes all that wait. Errors: of accept4, where waiting may help.
   absl::Status AcceptWaiting();
   void Admit(UniqueFd socket);
+  absl::Status CheckHasRoom();
+  // A client that has asked for a map already is answered before it has a thread, which would take
+  // as long as all the rest. False: it was refused.
+  bool AnswerAtOnce(int socket, std::unique_ptr<DirectMap>* map);
+  absl::Status StartServing(UniqueFd socket, std::unique_ptr<DirectMap> answered);
   absl::StatusOr<std::string> ReceiveClaim(int socket);
-  void Serve(int socket);
+  void Serve(int socket, std::unique_ptr<DirectMap> answered);
+  void ServeClaim(int socket);
   void ServeTrainer(int socket, const std::string& claim);
   void GiveMap(int socket, const std::string& claim);
-  void ServeDirectMap(int socket, const std::string& query);
+  void Watch(int socket, const DirectMap& map);
   void NoteClaimed(int socket);
   void AwaitDetach(int socket, ClaimedAttachment claimed);
   void ReapFinished();

@@ -72,6 +72,15 @@ void DirectMaps::Leave(const std::string& job_id) {
   if (--it->second == 0) maps_.erase(it);
 }
 
+bool DirectMaps::IsQuick(absl::string_view bytes) const {
+  const absl::StatusOr<v1::LiveStateQuery> query = ParseQuery(bytes);
+  const std::shared_ptr<HostedJob> job = query.ok() ? find_(query->job_id()) : nullptr;
+  if (job == nullptr) return true;
+  const JobRegions& held = job->regions();
+  const size_t num_buffers = held.layout().buffers.size();
+  return held.update_counts().num_parameters() + num_buffers <= kQuickTensors;
+}
+
 absl::StatusOr<std::unique_ptr<DirectMap>> DirectMaps::Open(absl::string_view bytes) {
   ASSIGN_OR_RETURN(const v1::LiveStateQuery query, ParseQuery(bytes));
   const std::shared_ptr<HostedJob> job = find_(query.job_id());

@@ -39,7 +39,10 @@ class DirectMap {
   // A LiveMapAnswer.
   const std::string& answer() const { return answer_; }
   const std::vector<UniqueFd>& regions() const { return regions_; }
-  void CloseRegions() { regions_.clear(); }  // They are with the client.
+  void ForgetWhatWasSent() {
+    answer_ = std::string();
+    regions_.clear();
+  }
 
   // Errors: Unavailable  the job was deleted, is over or lost, or has begun anew.
   absl::Status CheckNew() const;
@@ -58,6 +61,9 @@ class DirectMap {
 class DirectMaps {
  public:
   static constexpr int kMaxMapsOfAJob = 8;  // Each has a thread.
+  // Of a job with so many parameters and buffers, or fewer, it takes a millisecond or two to
+  // answer.
+  static constexpr int kQuickTensors = 1000;
 
   // Null where it is not held here.
   using FindJob = std::function<std::shared_ptr<HostedJob>(const std::string& job_id)>;
@@ -69,6 +75,8 @@ class DirectMaps {
   //         FailedPrecondition  other workers have ranks of it; as CheckLiesAsAskedFor and
   //         PlaceState ResourceExhausted   as many map it as may; no descriptors
   absl::StatusOr<std::unique_ptr<DirectMap>> Open(absl::string_view query);
+  // Whether that takes next to no time, as it does where it is refused.
+  bool IsQuick(absl::string_view query) const;
 
  private:
   friend class DirectMap;
