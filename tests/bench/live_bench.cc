@@ -35,7 +35,7 @@ enum Series {
 };
 
 constexpr int kUnits = 4;
-constexpr int64_t kUnitNumel = 4 << 20;
+constexpr int64_t kUnitNumel = 11 << 19;
 // Parameters and two moments, fp32.
 constexpr int64_t kStateBytes = 3 * kUnits * kUnitNumel * static_cast<int64_t>(sizeof(float));
 constexpr int kServer = 1;  // Of plain bytes; rank 0 is the client.

@@ -213,6 +213,7 @@ absl::Span<const Target> Targets() {
       {"torch_tensor", TorchTensor},
       {"pickle_values", PickleValues},
       {"stored_zip", StoredZip},
+      {"live_queries", LiveQueries},
       {"live_tensors", LiveTensors},
       {"live_replies", LiveReplies},
       {"put_commands", PutCommands},

@@ -32,6 +32,9 @@ void PickleValues(absl::string_view bytes);
 // A zip as torch.save writes it.
 void StoredZip(absl::string_view bytes);
 
+// A LiveStateQuery: what a client asks a coordinator or a worker for.
+void LiveQueries(absl::string_view bytes);
+
 // Of streams of gRPC, as messages that came through protobuf; each after its length (messages.h).
 // LiveTensorInfo...: what `tessera get` is told that there is.
 void LiveTensors(absl::string_view bytes);

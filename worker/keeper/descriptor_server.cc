@@ -25,7 +25,7 @@ namespace {
 
 // Between two tries to accept where the process lacks descriptors or memory.
 constexpr absl::Duration kAcceptDelay = absl::Milliseconds(100);
-constexpr size_t kMaxQuickClaimBytes = 4096;
+constexpr size_t kMaxQuickClaimBytes = 512;
 
 // Errors: DeadlineExceeded.
 absl::Status AwaitPacket(int socket, absl::Duration timeout) {
@@ -129,7 +129,7 @@ void DescriptorServer::Admit(UniqueFd socket) {
   absl::Status status = CheckHasRoom();
   if (status.ok()) {
     if (!AnswerAtOnce(fd, &map)) return;
-    status = StartServing(std::move(socket), std::move(map));
+    status = StartServing(&socket, std::move(map));
   }
   if (status.ok()) return;
   TESSERA_LOG(WARNING, "descriptor socket: {}", status.ToString());
@@ -158,8 +158,8 @@ bool DescriptorServer::AnswerAtOnce(int socket, std::unique_ptr<DirectMap>* map)
   return *map != nullptr;
 }
 
-absl::Status DescriptorServer::StartServing(UniqueFd socket, std::unique_ptr<DirectMap> answered) {
-  const int fd = socket.get();
+absl::Status DescriptorServer::StartServing(UniqueFd* socket, std::unique_ptr<DirectMap> answered) {
+  const int fd = socket->get();
   absl::MutexLock lock(&mu_);
   if (stopping_) return absl::OkStatus();
   auto connection = std::make_unique<Connection>();
@@ -167,7 +167,7 @@ absl::Status DescriptorServer::StartServing(UniqueFd socket, std::unique_ptr<Dir
                                                    [this, fd, map = std::move(answered)]() mutable {
                                                      Serve(fd, std::move(map));
                                                    }));
-  connection->socket = std::move(socket);
+  connection->socket = std::move(*socket);
   connections_[fd] = std::move(connection);
   return absl::OkStatus();
 }

@@ -77,7 +77,8 @@ class DescriptorServer {
   // A client that has asked for a map already is answered before it has a thread, which would take
   // as long as all the rest. False: it was refused.
   bool AnswerAtOnce(int socket, std::unique_ptr<DirectMap>* map);
-  absl::Status StartServing(UniqueFd socket, std::unique_ptr<DirectMap> answered);
+  // Takes the socket unless it fails.
+  absl::Status StartServing(UniqueFd* socket, std::unique_ptr<DirectMap> answered);
   absl::StatusOr<std::string> ReceiveClaim(int socket);
   void Serve(int socket, std::unique_ptr<DirectMap> answered);
   void ServeClaim(int socket);

@@ -23,8 +23,10 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
+#include "worker/keeper/direct_maps.h"
 #include "worker/memory/descriptor_claim.h"
 #include "worker/memory/fd_passing.h"
+#include "worker/memory/map_claim.h"
 
 namespace tessera {
 namespace {
@@ -304,6 +306,73 @@ TEST_F(DescriptorServerTest, WithoutThreadsTrainersAreSentAwayAndTheAttachedGoOn
   UniqueFd last;
   ASSERT_OK_AND_ASSIGN(const Packet packet, Claim("x", &last));
   EXPECT_THAT(packet.bytes, HasSubstr("not a ticket"));
+}
+
+// --- Clients that ask for a map ---
+
+class DirectMapServerTest : public DescriptorServerTest {
+ protected:
+  void SetUp() override {
+    DescriptorServerTest::SetUp();
+    server_.reset();
+    DescriptorServer::Options options;
+    options.direct_maps = &maps_;
+    options.max_unclaimed = 2;
+    ASSERT_OK_AND_ASSIGN(server_, DescriptorServer::Start(folder_ + "/d.sock", &keeper_, options));
+    keeper_.Find("toy")->regions().group()->initialized.store(1);
+    v1::LiveStateQuery query;
+    query.set_job_id("toy");
+    claim_ = MapQueryText(query.SerializeAsString());
+  }
+  void TearDown() override {
+    server_.reset();  // Before what it gives from.
+    DescriptorServerTest::TearDown();
+  }
+
+  DirectMaps maps_{[this](const std::string& job_id) { return keeper_.Find(job_id); }};
+  std::string claim_;
+};
+
+TEST_F(DirectMapServerTest, ThoseThatMapAreNoneOfThoseThatShowedNoTicket) {
+  std::vector<UniqueFd> clients(DirectMaps::kMaxMapsOfAJob);
+  for (UniqueFd& client : clients) {
+    ASSERT_OK_AND_ASSIGN(const Packet given, Claim(claim_, &client));
+    ASSERT_OK(ParseMapAnswer(given.bytes).status());
+    EXPECT_EQ(given.fds.size(), 2u) << "the group's and the rank's";
+    // Its thread counts it in as soon as it runs.
+    EXPECT_TRUE(Eventually([&] {
+      UniqueFd trainer;
+      const auto packet = Claim("x", &trainer);
+      return packet.ok() && absl::StrContains(packet->bytes, "not a ticket");
+    }));
+  }
+  UniqueFd next;
+  ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(claim_, &next));
+  EXPECT_THAT(ParseMapAnswer(refused.bytes),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("'toy'")));
+  server_.reset();
+  for (const UniqueFd& client : clients)
+    EXPECT_TRUE(absl::IsUnavailable(ReceivePacket(client.get()).status())) << "it is closed";
+}
+
+TEST_F(DirectMapServerTest, WithoutThreadsNobodyMapsForLongAndNoPlaceIsLost) {
+  {
+    const NoMoreThreads limit;
+    for (int i = 0; i < 2 * DirectMaps::kMaxMapsOfAJob; ++i) {
+      // It is sent away before it has asked, or answered before it is seen that it cannot be
+      // watched.
+      ASSERT_OK_AND_ASSIGN(const UniqueFd client, ConnectPacketSocket(server_->path()));
+      (void)SendPacket(client.get(), claim_);
+      int num_packets = 0;
+      while (ReceivePacket(client.get()).ok()) ++num_packets;
+      EXPECT_LE(num_packets, 2) << "an answer, and why it ends";
+    }
+  }
+  std::vector<UniqueFd> clients(DirectMaps::kMaxMapsOfAJob);
+  for (UniqueFd& client : clients) {
+    ASSERT_OK_AND_ASSIGN(const Packet given, Claim(claim_, &client));
+    EXPECT_OK(ParseMapAnswer(given.bytes).status());
+  }
 }
 
 }  // namespace
