@@ -163,6 +163,7 @@ absl::Status DescriptorServer::StartServing(UniqueFd* socket, std::unique_ptr<Di
   absl::MutexLock lock(&mu_);
   if (stopping_) return absl::OkStatus();
   auto connection = std::make_unique<Connection>();
+  connection->claimed = answered != nullptr;
   ASSIGN_OR_RETURN(connection->thread, StartThread("a trainer's connection",
                                                    [this, fd, map = std::move(answered)]() mutable {
                                                      Serve(fd, std::move(map));
@@ -200,11 +201,6 @@ void DescriptorServer::GiveMap(int socket, const std::string& claim) {
     for (const UniqueFd& fd : *given) fds.push_back(fd.get());
   // A first packet always has room, unless its receiver is gone.
   (void)SendPacket(socket, MapReplyText(given.status()), fds, /*wait=*/false);
-}
-
-void DescriptorServer::Watch(int socket, const DirectMap& map) {
-  NoteClaimed(socket);
-  ServeDirectMap(socket, map);
 }
 
 void DescriptorServer::NoteClaimed(int socket) {
@@ -250,8 +246,9 @@ void DescriptorServer::ServeClaim(int socket) {
   } else if (options_.give_map != nullptr && IsMapClaim(*claim)) {
     GiveMap(socket, *claim);
   } else if (options_.direct_maps != nullptr && IsMapQuery(*claim)) {
+    NoteClaimed(socket);
     const auto map = AnswerDirectMap(socket, options_.direct_maps, *claim);
-    if (map != nullptr) Watch(socket, *map);
+    if (map != nullptr) ServeDirectMap(socket, *map);
   } else {
     ServeTrainer(socket, *claim);
   }
@@ -259,7 +256,7 @@ void DescriptorServer::ServeClaim(int socket) {
 
 void DescriptorServer::Serve(int socket, std::unique_ptr<DirectMap> answered) {
   if (answered != nullptr) {
-    Watch(socket, *answered);
+    ServeDirectMap(socket, *answered);
   } else {
     ServeClaim(socket);
   }

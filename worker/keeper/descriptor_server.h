@@ -84,7 +84,6 @@ class DescriptorServer {
   void ServeClaim(int socket);
   void ServeTrainer(int socket, const std::string& claim);
   void GiveMap(int socket, const std::string& claim);
-  void Watch(int socket, const DirectMap& map);
   void NoteClaimed(int socket);
   void AwaitDetach(int socket, ClaimedAttachment claimed);
   void ReapFinished();
