@@ -1,7 +1,7 @@
 // A model that somebody wrote, to read from: which tensors there are, and any slice of any of them.
 //
 //   one safetensors file           ModelReader
-//   an index and its files         ShardedModel
+//   an index and its files         IndexedModel
 //   a folder of PyTorch's DCP       dcp::DcpModel           OpenModel finds out which it is
 //
 // What elements are stored in is rounded or widened to what the values are. All of it may be

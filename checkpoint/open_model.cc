@@ -11,7 +11,7 @@
 #include "checkpoint/dcp/dcp_model.h"
 #include "checkpoint/model_index.h"
 #include "checkpoint/model_reader.h"
-#include "checkpoint/sharded_model.h"
+#include "checkpoint/indexed_model.h"
 #include "checkpoint/storage/storage_of.h"
 
 namespace tessera {
@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenFolder(Storage* storage,
   }
   if (found[0] == dcp::kMetadataName) return Open<dcp::DcpModel>(folder);
   const std::string path = absl::StrCat(folder, "/", found[0]);
-  return found[0] == kModelIndexName ? Open<ShardedModel>(path) : Open<ModelReader>(path);
+  return found[0] == kModelIndexName ? Open<IndexedModel>(path) : Open<ModelReader>(path);
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<ModelSource>> OpenModel(const std::string& path) 
   if (!there.has_value())
     return absl::NotFoundError(absl::StrCat("open ", path, ": No such file or directory"));
   if (there->kind == EntryInfo::Kind::kFolder) return OpenFolder(storage, path);
-  if (absl::EndsWith(path, ".json")) return Open<ShardedModel>(path);
+  if (absl::EndsWith(path, ".json")) return Open<IndexedModel>(path);
   return Open<ModelReader>(path);
 }
 

@@ -57,8 +57,6 @@ RULES = [
     Rule(r"", r"client/torch/|tests/", r"torch/|ATen/|c10/", "libtorch only in client/torch"),
 ]
 
-SOURCE = re.compile(
-    r"^(?:base|layout|job|net|proto|checkpoint|coordinator|worker|client|tests)/.*\.(?:h|cc|cu|cuh|c|inc)$")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 

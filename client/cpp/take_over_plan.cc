@@ -138,7 +138,7 @@ absl::StatusOr<TakeOverPlan> PlanTakeOver(const JobShape& from, const JobShape& 
     const UnitLayout& unit = to.layout.units[u];
     const ElementRange slice = unit.shards.RangeOf(rank);
     for (const StateArray array : arrays) {
-      TakenSlice& taken = plan.slices.emplace_back();
+      TakeOverSlice& taken = plan.slices.emplace_back();
       taken.unit = static_cast<int>(u);
       taken.array = array;
       for (size_t p = 0; p < unit.flat.parameters().size(); ++p) {

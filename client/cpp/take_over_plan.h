@@ -24,7 +24,7 @@ struct TakenRange {
 
 // One array of a unit, as far as the rank has it. What no range covers is zero: padding, and
 // moments of what was frozen or is.
-struct TakenSlice {
+struct TakeOverSlice {
   int unit = 0;
   StateArray array = StateArray::kParameter;
   std::vector<TakenRange> ranges;
@@ -40,7 +40,7 @@ struct TakenBuffer {
 struct TakeOverPlan {
   int num_old_parameters = 0;
   std::vector<int> old_parameters;  // By parameter of the new job: its number in the old one.
-  std::vector<TakenSlice> slices;   // All units and arrays.
+  std::vector<TakeOverSlice> slices;   // All units and arrays.
   std::vector<TakenBuffer> buffers;
   std::vector<std::string> missing_buffers;  // Of the new job, that the old one does not publish.
 };

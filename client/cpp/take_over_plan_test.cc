@@ -53,7 +53,7 @@ TEST(TakeOverPlanTest, RanksTogetherReadEachElementOfEachArrayOnce) {
           PlanTakeOver({old, OptimizerKind::kAdamW}, {own, OptimizerKind::kAdamW}, Rank(rank)));
       EXPECT_EQ(plan.num_old_parameters, 3);
       EXPECT_EQ(plan.old_parameters, std::vector<int>({2, 1, 0}));
-      for (const TakenSlice& slice : plan.slices) {
+      for (const TakeOverSlice& slice : plan.slices) {
         for (const TakenRange& range : slice.ranges) {
           for (int64_t i = 0; i < range.numel; ++i)
             ++reads[static_cast<int>(slice.array)][range.old_parameter][range.begin_elements + i];

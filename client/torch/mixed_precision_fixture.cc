@@ -30,7 +30,7 @@ void MixedPrecisionTest::SetUp() {
   cluster_ = *std::move(cluster);
 }
 
-std::shared_ptr<Net> WithParametersIn(DType dtype, std::shared_ptr<Net> net) {
+std::shared_ptr<MixedNet> WithParametersIn(DType dtype, std::shared_ptr<MixedNet> net) {
   for (torch::Tensor& parameter : net->parameters())
     parameter.set_data(parameter.to(ScalarTypeOf(dtype)));
   return net;
@@ -73,7 +73,7 @@ std::vector<torch::Tensor> MasterParameters(Session& session) {
   return all;
 }
 
-std::vector<torch::Tensor> UnshardedRun(Net& net, int world_size, int64_t steps,
+std::vector<torch::Tensor> UnshardedRun(MixedNet& net, int world_size, int64_t steps,
                                         const Dtypes& dtypes) {
   const torch::ScalarType full = net.scale.scalar_type();
   std::vector<torch::Tensor> masters = {net.scale, net.first->weight, net.second->weight};

@@ -36,8 +36,8 @@ struct GateImpl : torch::nn::Module {
 };
 using Gate = Sharded<GateImpl>;
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
+struct MixedNetImpl : torch::nn::Module {
+  MixedNetImpl() {
     scale = register_parameter("scale", torch::rand({4}) + 0.5);
     first = register_module("first", std::make_shared<Gate>());
     second = register_module("second", std::make_shared<Gate>());
@@ -50,10 +50,10 @@ struct NetImpl : torch::nn::Module {
   std::shared_ptr<Gate> first, second;
   torch::ScalarType seen = torch::kFloat32;
 };
-using Net = Sharded<NetImpl>;
+using MixedNet = Sharded<MixedNetImpl>;
 
 // Its buffers stay as they are.
-std::shared_ptr<Net> WithParametersIn(DType dtype, std::shared_ptr<Net> net);
+std::shared_ptr<MixedNet> WithParametersIn(DType dtype, std::shared_ptr<MixedNet> net);
 
 torch::Tensor Batch(int rank, int64_t step);
 torch::Tensor Loss(const torch::Tensor& output);
@@ -84,7 +84,7 @@ struct Dtypes {
 
 // Master parameters in the net's dtype; each rank computes with rounded copies; gradients are
 // rounded to the reduce dtype, summed in the net's in rank order. In the order of MasterParameters.
-std::vector<torch::Tensor> UnshardedRun(Net& net, int world_size, int64_t steps,
+std::vector<torch::Tensor> UnshardedRun(MixedNet& net, int world_size, int64_t steps,
                                         const Dtypes& dtypes);
 
 }  // namespace tessera

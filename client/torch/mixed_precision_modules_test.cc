@@ -12,7 +12,7 @@ using testing::HasSubstr;
 // --- Buffers ---
 
 TEST_F(MixedPrecisionTest, BuffersAreCastOnceAndOriginalForSavingAndAfterwards) {  // MP-7, MP-8
-  auto model = Make<Net>();
+  auto model = Make<MixedNet>();
   MixedPrecision precision;
   precision.buffer_dtype = DType::kFp16;
   {
@@ -108,7 +108,7 @@ TEST_F(MixedPrecisionTest, ModuleInFullPrecisionThatCannotBeAUnitIsRefusedByName
 TEST_F(MixedPrecisionTest, EvaluationIsInFullPrecisionIfToldTo) {  // MP-14, MP-15, MP-16
   for (const bool full : {false, true}) {
     ForEachRank(2, [&](int rank) {
-      auto model = Make<Net>();
+      auto model = Make<MixedNet>();
       const auto masters =
           UnshardedRun(*model, 2, 1, {torch::kBFloat16, torch::kFloat16, torch::kBFloat16});
       MixedPrecision precision;
@@ -151,7 +151,7 @@ TEST_F(MixedPrecisionTest, EvaluationIsInFullPrecisionIfToldTo) {  // MP-14, MP-
 
 // MP-17, and a training graph that is older than an evaluation.
 TEST_F(MixedPrecisionTest, BackwardIsInThePrecisionOfItsForward) {
-  auto model = Make<Net>();
+  auto model = Make<MixedNet>();
   MixedPrecision precision;
   precision.param_dtype = DType::kBf16;
   precision.full_precision_in_eval = true;
@@ -188,7 +188,7 @@ TEST_F(MixedPrecisionTest, BackwardIsInThePrecisionOfItsForward) {
 }
 
 TEST_F(MixedPrecisionTest, EvaluationAfterAWriteSeesWhatWasWritten) {
-  auto model = Make<Net>();
+  auto model = Make<MixedNet>();
   MixedPrecision precision;
   precision.param_dtype = DType::kBf16;
   precision.full_precision_in_eval = true;

@@ -25,11 +25,11 @@ TEST_P(MixedPrecisionTrainingTest, TrainsToTheBitsOfTheUnshardedModelThatCastsAt
   const auto [dtype, reduces_in_fp32, strategy, original] = GetParam();
   const torch::ScalarType low = ScalarTypeOf(dtype);
   const auto expected =
-      UnshardedRun(*WithParametersIn(original, Make<Net>()), 2, 4,
+      UnshardedRun(*WithParametersIn(original, Make<MixedNet>()), 2, 4,
                    {low, torch::kBFloat16, reduces_in_fp32 ? torch::kFloat32 : low});
   ForEachRank(2, [&, dtype = dtype, reduces_in_fp32 = reduces_in_fp32, strategy = strategy,
                   original = original](int rank) {
-    auto model = WithParametersIn(original, Make<Net>());
+    auto model = WithParametersIn(original, Make<MixedNet>());
     MixedPrecision precision;
     precision.param_dtype = dtype;
     if (reduces_in_fp32) precision.reduce_dtype = DType::kFp32;
@@ -66,9 +66,9 @@ INSTANTIATE_TEST_SUITE_P(
 // offload)
 TEST_F(MixedPrecisionTest, LossScalingInFp16TrainsAsTheUnscaledModelOnceTheScaleFits) {
   const auto expected =
-      UnshardedRun(*Make<Net>(), 2, 3, {torch::kFloat16, torch::kFloat64, torch::kFloat16});
+      UnshardedRun(*Make<MixedNet>(), 2, 3, {torch::kFloat16, torch::kFloat64, torch::kFloat16});
   ForEachRank(2, [&](int rank) {
-    auto model = Make<Net>();
+    auto model = Make<MixedNet>();
     MixedPrecision precision;
     precision.param_dtype = DType::kFp16;
     ASSERT_OK_AND_ASSIGN(auto sharded, ShardedModel::Attach(model, OptionsFor(rank, 2),

@@ -1,4 +1,4 @@
-#include "checkpoint/sharded_model.h"
+#include "checkpoint/indexed_model.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -14,7 +14,7 @@ absl::Status Check(const ModelIndex& index, const std::map<std::string, ModelRea
 
 }  // namespace
 
-ShardedModel::ShardedModel(std::string path, ModelIndex index,
+IndexedModel::IndexedModel(std::string path, ModelIndex index,
                            std::map<std::string, ModelReader> files, uint64_t identity)
     : path_(std::move(path)),
       index_(std::move(index)),
@@ -24,7 +24,7 @@ ShardedModel::ShardedModel(std::string path, ModelIndex index,
     tensors_.insert(file.tensors().begin(), file.tensors().end());
 }
 
-absl::StatusOr<ShardedModel> ShardedModel::Open(const std::string& index_path) {
+absl::StatusOr<IndexedModel> IndexedModel::Open(const std::string& index_path) {
   ASSIGN_OR_RETURN(const OpenFile index_file, OpenRegularFile(index_path));
   ASSIGN_OR_RETURN(const std::string json, ReadSmallFile(index_file, kMaxIndexBytes));
   absl::StatusOr<ModelIndex> index = DecodeModelIndex(json);
@@ -41,10 +41,10 @@ absl::StatusOr<ShardedModel> ShardedModel::Open(const std::string& index_path) {
   }
   if (const absl::Status status = Check(*index, files); !status.ok())
     return Annotate(status, index_path);
-  return ShardedModel(index_path, *std::move(index), std::move(files), identity.value());
+  return IndexedModel(index_path, *std::move(index), std::move(files), identity.value());
 }
 
-absl::Status ShardedModel::ReadSlice(const std::string& tensor, int64_t begin_elements,
+absl::Status IndexedModel::ReadSlice(const std::string& tensor, int64_t begin_elements,
                                      Values into) const {
   const auto file = index_.file_of.find(tensor);
   if (file == index_.file_of.end())
@@ -52,7 +52,7 @@ absl::Status ShardedModel::ReadSlice(const std::string& tensor, int64_t begin_el
   return files_.at(file->second).ReadSlice(tensor, begin_elements, into);
 }
 
-absl::Status ShardedModel::ReadStored(const std::string& tensor, int64_t begin_elements,
+absl::Status IndexedModel::ReadStored(const std::string& tensor, int64_t begin_elements,
                                       int64_t count, char* into) const {
   const auto file = index_.file_of.find(tensor);
   if (file == index_.file_of.end())

@@ -1,7 +1,7 @@
 // A model in several safetensors files, read through its index. Move-only; ReadSlice is
 // thread-safe.
-#ifndef TESSERA_CHECKPOINT_SHARDED_MODEL_H_
-#define TESSERA_CHECKPOINT_SHARDED_MODEL_H_
+#ifndef TESSERA_CHECKPOINT_INDEXED_MODEL_H_
+#define TESSERA_CHECKPOINT_INDEXED_MODEL_H_
 
 #include <cstdint>
 #include <map>
@@ -16,12 +16,12 @@
 
 namespace tessera {
 
-class ShardedModel final : public ModelSource {
+class IndexedModel final : public ModelSource {
  public:
   // Opens the index and all files that it names; they stay open, a descriptor each.
   // Errors: what DecodeModelIndex, ModelReader::Open and CheckAgainstFiles refuse; they name the
   //         file. ResourceExhausted  more files than this process may open.
-  static absl::StatusOr<ShardedModel> Open(const std::string& index_path);
+  static absl::StatusOr<IndexedModel> Open(const std::string& index_path);
 
   const TensorTable& tensors() const override { return tensors_; }
   uint64_t identity() const override { return identity_; }
@@ -31,7 +31,7 @@ class ShardedModel final : public ModelSource {
                           char* into) const override;
 
  private:
-  ShardedModel(std::string path, ModelIndex index, std::map<std::string, ModelReader> files,
+  IndexedModel(std::string path, ModelIndex index, std::map<std::string, ModelReader> files,
                uint64_t identity);
 
   std::string path_;
@@ -43,4 +43,4 @@ class ShardedModel final : public ModelSource {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CHECKPOINT_SHARDED_MODEL_H_
+#endif  // TESSERA_CHECKPOINT_INDEXED_MODEL_H_
