@@ -155,7 +155,9 @@ class MappedSourceTest : public testing::Test {
       const UniqueFd socket(accept(listener_.get(), nullptr, nullptr));
       ASSERT_TRUE(socket.valid());
       ASSERT_OK(ReceivePacket(socket.get()).status());
-      if (answer != nullptr) EXPECT_OK(answer(socket.get()));
+      if (answer != nullptr) {
+        EXPECT_OK(answer(socket.get()));
+      }
     });
   }
   absl::StatusOr<std::unique_ptr<MappedSource>> ClaimFrom(

@@ -409,7 +409,7 @@ TEST_F(CoordinatorTest, RanksThatDisagreeOnTheModelLearnWhoTheyAre) {
 TEST_F(CoordinatorTest, RecreatedJobHasNothingToDoWithTheDeletedOne) {
   StartTwoRanks();
   const Creation old = creation_;
-  Run([&](Effects* e) { return core_.DeleteJob({"d1", kJob}, now_, e); });
+  ASSERT_OK(Run([&](Effects* e) { return core_.DeleteJob({"d1", kJob}, now_, e); }));
   EXPECT_EQ(Count<DropJob>(), 2);
   EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
   Restart();
@@ -444,7 +444,9 @@ TEST_F(CoordinatorTest, NoJobEverHasTheNumberOfAnother) {
   for (int i = 0; i < 4; ++i) {
     ASSERT_OK(Create(absl::StrCat("r", i), 1));
     EXPECT_TRUE(seen.insert(creation_).second);
-    Run([&](Effects* e) { return core_.DeleteJob({absl::StrCat("d", i), kJob}, now_, e); });
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.DeleteJob({absl::StrCat("d", i), kJob}, now_, e);
+    }));
   }
   now_ += absl::Seconds(1);
   core_ = Coordinator(small);  // Its journal was lost.
@@ -455,9 +457,9 @@ TEST_F(CoordinatorTest, NoJobEverHasTheNumberOfAnother) {
 TEST_F(CoordinatorTest, DevicesOfADeletedJobGoToTheOneThatWaits) {
   StartTwoRanks();
   const JobId next("next");
-  Run([&](Effects* e) { return core_.CreateJob({"r2", next, Spec(2)}, now_, e); });
+  ASSERT_OK(Run([&](Effects* e) { return core_.CreateJob({"r2", next, Spec(2)}, now_, e); }));
   EXPECT_EQ(core_.GetJob(next)->status.state, JobState::kWaiting);
-  Run([&](Effects* e) { return core_.DeleteJob({"d1", kJob}, now_, e); });
+  ASSERT_OK(Run([&](Effects* e) { return core_.DeleteJob({"d1", kJob}, now_, e); }));
   EXPECT_EQ(core_.GetJob(next)->status.state, JobState::kStarting);
 }
 

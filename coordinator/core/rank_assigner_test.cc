@@ -303,7 +303,9 @@ TEST_P(EveryRuleTest, EveryRankHasItsOwnLiveUnclaimedDevice) {
       EXPECT_TRUE(used.emplace(p.worker, p.device).second);
       used_workers.insert(p.worker);
     }
-    if (GetParam() == PlacementRule::kOneWorker) EXPECT_EQ(used_workers.size(), 1);
+    if (GetParam() == PlacementRule::kOneWorker) {
+      EXPECT_EQ(used_workers.size(), 1);
+    }
   }
 }
 

@@ -100,7 +100,9 @@ void SimulatedCluster::Deliver(const Effects& effects) {
       // One epoch, one step to resume from, and none that was decided is forgotten.
       const auto [it, is_new] = resume_steps_.emplace(start->epoch, start->resume_step);
       EXPECT_EQ(it->second, start->resume_step);
-      if (is_new) EXPECT_GE(start->resume_step.value(), shown_committed_);
+      if (is_new) {
+        EXPECT_GE(start->resume_step.value(), shown_committed_);
+      }
     }
     for (Worker& worker : workers_) {
       if (worker.id == outgoing.worker && worker.connected) {

@@ -194,7 +194,9 @@ TEST_P(LoadCheckpointKillTest, LeavesTheOldStateOrTheCheckpointsOnAllRanks) {
   }
   ASSERT_OK(team.RunAll([](Session* session) { return session->Recover(); }));
   const bool loaded = team.session(0)->next_step() == 3;
-  if (GetParam().there) EXPECT_TRUE(loaded);
+  if (GetParam().there) {
+    EXPECT_TRUE(loaded);
+  }
   ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
     EXPECT_EQ(session->next_step(), loaded ? 3 : 4);
     EXPECT_EQ(session->num_writes(), (loaded ? 1 : 0) + (writes_first ? 1 : 0));

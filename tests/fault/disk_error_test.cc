@@ -142,7 +142,9 @@ TEST_F(DiskErrorTest, SaveOverACheckpointFailsByNameOnAllRanksOrHasAllOfIt) {
   }
   EXPECT_GT(kept_old, 60);
   EXPECT_GT(had_new, 30);
-  if (HasDirectWrites()) EXPECT_GT(direct, 4) << "direct writes are among what fails";
+  if (HasDirectWrites()) {
+    EXPECT_GT(direct, 4) << "direct writes are among what fails";
+  }
 }
 
 // As some file systems do that let a file be opened for direct writes.

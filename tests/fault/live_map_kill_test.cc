@@ -281,7 +281,9 @@ TEST_P(LiveMapKillPointTest, VersionBeforeTheirsIsTrueAndTheOneBeforeThatIsNot) 
   ASSERT_OK_AND_ASSIGN(const auto after, Open());
   EXPECT_EQ(after->version().committed_step, version + 1);
   const std::vector<float> read = ValuesOf(*after);
-  if (place.what == Place::kStep) EXPECT_EQ(read, small_at_.at(version + 1));
+  if (place.what == Place::kStep) {
+    EXPECT_EQ(read, small_at_.at(version + 1));
+  }
   EXPECT_TRUE(after->StillTrue());
 
   KillExecutors();
@@ -295,7 +297,9 @@ TEST_P(LiveMapKillPointTest, VersionBeforeTheirsIsTrueAndTheOneBeforeThatIsNot) 
   if (place.what == Place::kPut) {
     EXPECT_EQ(Await(std::move(put), /*trains=*/true).exit_code, 0);
   } else {
-    if (place.what == Place::kStep) ASSERT_NO_FATAL_FAILURE(StepOnce());
+    if (place.what == Place::kStep) {
+      ASSERT_NO_FATAL_FAILURE(StepOnce());
+    }
     EXPECT_TRUE(after->StillTrue());
     EXPECT_EQ(ValuesOf(*after), read);
   }
@@ -317,8 +321,12 @@ TEST_P(LiveMapKillPointTest, VersionBeforeTheirsIsTrueAndTheOneBeforeThatIsNot) 
   EXPECT_EQ(before->version().committed_step, of_fetched.committed_step);
   EXPECT_EQ(ValuesOf(*before), fetched);
   EXPECT_TRUE(before->StillTrue());
-  if (place.what == Place::kStep) EXPECT_EQ(fetched, small_at_.at(version + 2));
-  if (place.what == Place::kWrite) EXPECT_EQ(fetched, std::vector<float>(fetched.size(), 2));
+  if (place.what == Place::kStep) {
+    EXPECT_EQ(fetched, small_at_.at(version + 2));
+  }
+  if (place.what == Place::kWrite) {
+    EXPECT_EQ(fetched, std::vector<float>(fetched.size(), 2));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, LiveMapKillPointTest,

@@ -68,7 +68,9 @@ TEST_P(LoadKillTest, LeavesTheOldValuesOrTheFilesOnAllRanks) {
   }
   ASSERT_OK(team.RunAll([](Session* session) { return session->Recover(); }));
   const int64_t writes = team.session(0)->num_writes();
-  if (GetParam().decided) EXPECT_EQ(writes, writes_before + 1);
+  if (GetParam().decided) {
+    EXPECT_EQ(writes, writes_before + 1);
+  }
   ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {
     EXPECT_EQ(session->num_writes(), writes);
     EXPECT_EQ(session->next_step(), 4);

@@ -91,7 +91,9 @@ TEST_P(LocalShardsKillTest, EachStepIsDoneOnceOnAllRanksToTheSameBits) {
   EXPECT_EQ(redone, 0);
   const std::string fault = absl::StrCat(GetParam().point, "=kill@", kSteps);
   EXPECT_EQ(Train(fault, &redone), undisturbed);
-  if (GetParam().decided) EXPECT_EQ(redone, 0) << "a step that is decided is not done again";
+  if (GetParam().decided) {
+    EXPECT_EQ(redone, 0) << "a step that is decided is not done again";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -203,7 +203,9 @@ TEST_F(PowerLossTest, EachRanksSyncsAndThoseOfFoldersAreWhatKeepsIt) {
 TEST_F(PowerLossTest, LeavesTheNewestCheckpointsWhereOlderOnesAreRemoved) {
   const std::vector<std::string> names = {"s1", "s2", "s3", "s4"};
   for (int i = 0; i < 4; ++i) {
-    if (i >= 2) ASSERT_OK(training_->log().Mark("retire " + names[i - 2]));
+    if (i >= 2) {
+      ASSERT_OK(training_->log().Mark("retire " + names[i - 2]));
+    }
     SaveCheckpoint(names[i], /*keep_newest=*/2);
   }
   ASSERT_OK_AND_ASSIGN(TrainerTeam next, training_->OpenAnother("next"));

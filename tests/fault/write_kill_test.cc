@@ -59,11 +59,15 @@ TEST_P(WriteKillTest, LeavesTheOldValuesOrTheNewOnAllRanks) {
   }));
   for (const absl::Status& status : write(10)) {
     // A rank may have it before another one's executor dies.
-    if (!status.ok()) EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, testing::_));
+    if (!status.ok()) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, testing::_));
+    }
   }
   ASSERT_OK(team.RunAll([](Session* session) { return session->Recover(); }));
   const int64_t writes = team.session(0)->num_writes();
-  if (GetParam().decided) EXPECT_EQ(writes, 2);
+  if (GetParam().decided) {
+    EXPECT_EQ(writes, 2);
+  }
   std::vector<float> expected = owners;
   for (float& value : expected) value += writes == 2 ? 10 : 0;
   ASSERT_OK(team.RunAll([&](Session* session) -> absl::Status {

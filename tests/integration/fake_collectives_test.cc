@@ -86,7 +86,9 @@ TEST_F(FakeCollectivesTest, ReductionIsOrderedAndCountedAndGivesZeroes) {
       return absl::OkStatus();
     }));
     if (!fake) real = OpsOf(job);
-    if (fake) EXPECT_EQ(OpsOf(job), real);
+    if (fake) {
+      EXPECT_EQ(OpsOf(job), real);
+    }
   }
   EXPECT_GT(real.size(), kSteps * 6);
 }

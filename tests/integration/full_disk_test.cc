@@ -76,7 +76,9 @@ class FullDiskTest : public testing::Test {
   }
   void TearDown() override {
     cluster_.reset();
-    if (mounted_) EXPECT_EQ(umount(disk_.c_str()), 0);
+    if (mounted_) {
+      EXPECT_EQ(umount(disk_.c_str()), 0);
+    }
     std::filesystem::remove_all(folder_);
   }
   void FillDisk() {

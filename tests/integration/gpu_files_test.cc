@@ -189,8 +189,9 @@ TEST_P(GpuFilesTest, SavesThatFollowEachOtherCloselyHaveTheStatesOfTheirSteps) {
       return saves == 2;
     }));
   }
-  if (!GetParam())
+  if (!GetParam()) {
     EXPECT_EQ(FakeGpu()->num_calls("MemcpyAsync"), copies) << "the image is the first one's still";
+  }
   DisarmAllFaultPoints();
   saver.join();
   ASSERT_OK(second);

@@ -97,7 +97,9 @@ TEST(HandOverMemoryTest, TakesLittleMemoryAndNoFileHoweverLargeTheModel) {
   old.join();
   done.store(true);
   watch.join();
-  if (!testing_support::kKeepsFreedMemory) EXPECT_LT(most - before, kMostBytes);
+  if (!testing_support::kKeepsFreedMemory) {
+    EXPECT_LT(most - before, kMostBytes);
+  }
   RecordProperty("most_mib", absl::StrCat((most - before) >> 20));
   EXPECT_LT(WrittenBytes() - written_before, 1 << 20);
   EXPECT_OK(taker.RunAll([](Session* session) -> absl::Status {

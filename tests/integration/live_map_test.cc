@@ -113,7 +113,9 @@ TEST_P(LiveMapModelsTest, EqualsWhatIsReadBitForBitWhateverTheModel) {
       });
     }));
     for (int step = 0; step < 3; ++step) {
-      if (step > 0 && !with_doubles) ASSERT_OK(team->TrainTo(step));
+      if (step > 0 && !with_doubles) {
+        ASSERT_OK(team->TrainTo(step));
+      }
       ASSERT_OK_AND_ASSIGN(const Copied read, Get(query_));
       ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(map_options, query_));
       ExpectSame(CopyOf(map->version(), map->entries()), read);
@@ -448,7 +450,9 @@ TEST_F(LiveMapTest, AThousandMapsLeaveNoDescriptor) {
   const size_t before = count() + 4;  // Of which some may still be on their way out, or in.
   for (int i = 0; i < 1000; ++i) {
     ASSERT_OK_AND_ASSIGN(const auto map, LiveMap::Open(reader_options_, query_));
-    if (i % 10 == 0) ASSERT_OK(map->Renew());
+    if (i % 10 == 0) {
+      ASSERT_OK(map->Renew());
+    }
     ASSERT_TRUE(map->StillTrue());
   }
   EXPECT_TRUE(Eventually([&] { return count() <= before; })) << count() << " after " << before;

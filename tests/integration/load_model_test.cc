@@ -261,8 +261,9 @@ TEST_F(LoadModelTest, ModelInSeveralFilesIsReadThroughItsIndex) {
     ASSERT_OK(ModelFile::Create(file_path, header));
     ASSERT_OK_AND_ASSIGN(ModelFile file, ModelFile::Open(file_path, header));
     for (const LoadedTensor& tensor : tensors) {
-      if (header.tensors.count(tensor.stored.name) > 0)
+      if (header.tensors.count(tensor.stored.name) > 0) {
         ASSERT_OK(file.WriteSlice(tensor.stored.name, 0, tensor.values));
+      }
     }
     ASSERT_OK(ModelFile::Publish(file_path));
   }

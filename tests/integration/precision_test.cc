@@ -229,7 +229,9 @@ TEST_F(PrecisionTest, WindowInFullPrecisionShowsTheShardsOfEveryStep) {  // MP-7
               expected.push_back(testing_support::InitialValue(u, p, i));
             }
           }
-          if (step == 1) EXPECT_EQ(full, expected);
+          if (step == 1) {
+            EXPECT_EQ(full, expected);
+          }
           const std::vector<float> compute = ReadUnitIn(session, u, Precision::kCompute);
           EXPECT_NE(full, compute);
           host::RoundToHalf(DType::kBf16, full.data(), full.size());

@@ -138,10 +138,12 @@ TEST_P(ReshardTest, SlicesOfOtherHostsComeAndGoAsTheStrategySays) {
     ASSERT_OK(team_->RunAll([&](Session* session) {
       return TrainStep(session, [&](bool after_backward) {
         // A rank that is behind, or one that gathers ahead for backward, has its window still.
-        if (!GetParam().gathers_each_window && !after_backward)
+        if (!GetParam().gathers_each_window && !after_backward) {
           EXPECT_EQ(PagesOfBlock(*session), 2 * own);
-        if (GetParam().gathers_each_window && after_backward)
+        }
+        if (GetParam().gathers_each_window && after_backward) {
           EXPECT_TRUE(Eventually([&] { return PagesOfBlock(*session) == own; }));
+        }
       });
     }));
   }
@@ -166,8 +168,9 @@ TEST_P(ReshardTest, WindowThatIsKeptForBackwardForSomeStepsIsGatheredOnceAndChan
       ASSERT_OK(team_->RunAll([&](Session* session) {
         const auto look = [&](bool after_backward) {
           // Where the order changes, executors gathered ahead for a window that nobody opens.
-          if (GetParam().gathers_each_window && after_backward && step != 3)
+          if (GetParam().gathers_each_window && after_backward && step != 3) {
             EXPECT_TRUE(Eventually([&] { return PagesOfBlock(*session) == own; }));
+          }
         };
         return TrainStep(session, look, keeps(step));
       }));

@@ -110,8 +110,9 @@ TEST_P(WideWorldTest, GathersAreTheOriginalsAndReductionsTheMeanOfAllRanks) {
   options.model = UnevenModel();
   options.config.gradient_slots = 0;
   options.config.layout.shard_alignment_bytes = 0;  // A slice ends at any element.
-  if (GetParam().reshard_group_size > 0)
+  if (GetParam().reshard_group_size > 0) {
     ASSERT_OK(SetReshardAfterForward(GetParam().reshard_group_size, &options.config));
+  }
   std::vector<std::string> workers;
   for (int rank = 0; rank < kRanks; ++rank)
     workers.push_back(cluster->worker_address(rank * GetParam().num_workers / kRanks));

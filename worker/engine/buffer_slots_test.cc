@@ -96,7 +96,9 @@ TEST_F(BufferSlotsTest, EachVersionHasWhatWasSetBeforeItAndTheOneBeforeStands) {
     slots.Publish(step);
     EXPECT_EQ(At(step, kMean), Bytes(kMean, 'a' + step));
     EXPECT_EQ(At(step, kTable), Bytes(kTable, 't'));
-    if (step > 0) EXPECT_EQ(At(step - 1, kMean), Bytes(kMean, 'a' + step - 1));
+    if (step > 0) {
+      EXPECT_EQ(At(step - 1, kMean), Bytes(kMean, 'a' + step - 1));
+    }
   }
 }
 

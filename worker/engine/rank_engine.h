@@ -222,10 +222,10 @@ class RankEngine {
   std::string request_;        // What was sent of it.
   std::string reply_;          // Of the last operation that has one, from reply_offset_ on.
   size_t reply_offset_ = 0;
-  // With which the values under way will be the job's first.
-  TrainingProgress initial_progress_;
   // By unit: of which step it is readable in full precision; -1: none.
   std::vector<int64_t> full_precision_at_;
+  // With which the values under way will be the job's first.
+  TrainingProgress initial_progress_;
   int64_t published_ahead_ = -1;  // The version that a load has published undecided; -1: none.
   std::vector<std::vector<ElementRange>> slices_;         // By unit: of each rank.
   std::vector<std::vector<ElementRange>> reduced_parts_;  // By unit: see layout/reduced_parts.h.

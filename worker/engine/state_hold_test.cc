@@ -124,7 +124,9 @@ TEST(StateHoldTest, ReadingsThatTheWritersWordDoesNotVoidAreOfOneStepAndDelayNob
   std::thread writer([&] {
     for (int64_t step = 1; step <= kSteps; ++step) {
       // As a guess announces it, or a step.
-      if (step % 2 == 0) ASSERT_TRUE(TryBeginWriting(&hold, step));
+      if (step % 2 == 0) {
+        ASSERT_TRUE(TryBeginWriting(&hold, step));
+      }
       ASSERT_EQ(BeginWriting(&hold, step, AbortFlag(), absl::InfinitePast()).value(),
                 WriteBegin::kAtOnce);
       for (auto& element : versions[step % 2]) element.store(step, std::memory_order_relaxed);

@@ -205,7 +205,9 @@ TEST_F(DescriptorServerTest, SocketThatClosesWithoutAWordIsADeadTrainerAndEndsTh
     UniqueFd socket;
     ASSERT_OK_AND_ASSIGN(const Packet packet, Claim(AttachOnceFree(), &socket));
     ASSERT_EQ(packet.bytes, "ok");
-    if (*last_word != '\0') ASSERT_OK(SendPacket(socket.get(), last_word));
+    if (*last_word != '\0') {
+      ASSERT_OK(SendPacket(socket.get(), last_word));
+    }
     socket.Reset();
     const v1::RankFailure failure = Await(v1::WorkerEvent::kFailure).failure();
     EXPECT_EQ(failure.rank(), 0);

@@ -178,7 +178,9 @@ TEST_F(StateSnapshotTest, BuffersComeBehindTheRestAsTheyAreOfTheSameStepFromMemo
     const auto snapshot = Snapshot();
     ASSERT_EQ(snapshot->Hold().value(), 4);
     ASSERT_OK(snapshot->Begin(4, kPatience, Never));
-    if (from_file) ASSERT_OK(snapshot->Copy(Never));
+    if (from_file) {
+      ASSERT_OK(snapshot->Copy(Never));
+    }
     for (int rank = 0; rank < 3; ++rank) Apply(rank, 5);
     if (from_file) Apply(0, 6);
     std::string all, table;

@@ -179,7 +179,9 @@ TEST(JobMemoryTest, UnitsDoNotOverlapAndNeighboursNeverShareAGradientSlot) {
     shard_end += layout.units[i].shards.shard_numel();
     EXPECT_GE(memory.gradient_slot_bytes(), layout.units[i].shards.padded_numel() * 4);
     EXPECT_EQ(unit.gradient_slot == 0, i == 0);
-    if (i > 1) EXPECT_NE(unit.gradient_slot, memory.units()[i - 1].gradient_slot);
+    if (i > 1) {
+      EXPECT_NE(unit.gradient_slot, memory.units()[i - 1].gradient_slot);
+    }
   }
   EXPECT_LE(parameter_end, memory.parameter_region_bytes());
   EXPECT_EQ(shard_end, memory.shard_numel());

@@ -85,7 +85,9 @@ TEST(DcpVerdictsTest, FoldersAreTakenAndRefusedAsByPyTorchUnlessItIsSaidWhyNot) 
     } else if (c.loads) {
       ++num_loaded;
       EXPECT_TRUE(ours.ok()) << ours.status();
-      if (ours.ok()) EXPECT_EQ(*ours, c.values);
+      if (ours.ok()) {
+        EXPECT_EQ(*ours, c.values);
+      }
     } else {
       ++num_refused;
       EXPECT_FALSE(ours.ok());

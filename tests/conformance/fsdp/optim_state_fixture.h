@@ -66,8 +66,9 @@ inline void ExpectNearState(const OptimStateDict& dict, const OptimStateDict& ex
   CompareStates(dict, expected,
                 [](const auto& a, const auto& b) { return torch::allclose(a, b, 1e-4, 1e-7); });
   for (const auto& item : expected.state) {
-    if (item.value().moments.count("exp_avg") > 0)
+    if (item.value().moments.count("exp_avg") > 0) {
       EXPECT_EQ(dict.state[item.key()].step, item.value().step) << item.key();
+    }
   }
 }
 

@@ -66,7 +66,9 @@ const std::map<std::string, std::string>& Stricter() {
 
 TEST(HeadersConformanceTest, NothingThatTheReferenceRefusesIsAccepted) {
   for (const Case& c : GoldenCases()) {
-    if (!c.accepts) EXPECT_FALSE(WeAccept(c)) << c.what << ": " << c.prefix.substr(8, 300);
+    if (!c.accepts) {
+      EXPECT_FALSE(WeAccept(c)) << c.what << ": " << c.prefix.substr(8, 300);
+    }
   }
 }
 

@@ -162,7 +162,7 @@ bool Operation::Fails(size_t* size_bytes) {
   const bool halves = control.error == kShortWrite || control.error == kKilledHalfway;
   if (halves && (size_bytes == nullptr || *size_bytes < 2)) return false;
   if (--control.countdown > 0) return false;
-  snprintf(control.failed, sizeof(control.failed), "%s %s", name_, path_);
+  snprintf(control.failed, sizeof(control.failed), "%.60s %.450s", name_, path_);
   if (control.error == kKilled) KillThisProcess();
   if (halves) {
     *size_bytes /= 2;

@@ -253,7 +253,9 @@ class SaveStepsTest : public testing::TestWithParam<Scenario> {
   static void ExpectBoth(const Counts& counts) {
     EXPECT_GT(counts.count(Outcome::kOld), 0);
     EXPECT_GT(counts.count(Outcome::kNew), 0);
-    if (kind() != SaveKind::kPartsOver) EXPECT_EQ(counts.count(Outcome::kRefused), 0);
+    if (kind() != SaveKind::kPartsOver) {
+      EXPECT_EQ(counts.count(Outcome::kRefused), 0);
+    }
   }
 
   std::string root_, scratch_;
