@@ -49,14 +49,37 @@ install_packages() {
   [ -z "$missing" ] || die "still missing after apt-get install: $missing"
 }
 
+has_home() {
+  [ -n "${HOME:-}" ] && [ -d "$HOME" ] && [ -w "$HOME" ]
+}
+
 # bazel_here ARGUMENT...: bazel, also where HOME is unset or cannot be written to.
 bazel_here() {
-  if [ -n "${HOME:-}" ] && [ -d "$HOME" ] && [ -w "$HOME" ]; then
+  if has_home; then
     bazel "$@"
   else
     env HOME="${TMPDIR:-/tmp}" bazel \
       --output_user_root="${TMPDIR:-/tmp}/tessera-bazel-$(id -u)" "$@"
   fi
+}
+
+# cache_folder: prints where builds of all this user's checkouts keep what they made.
+cache_folder() {
+  if [ -n "${XDG_CACHE_HOME:-}" ]; then
+    echo "$XDG_CACHE_HOME/tessera/bazel"
+  elif has_home; then
+    echo "$HOME/.cache/tessera/bazel"
+  else
+    echo "${TMPDIR:-/tmp}/tessera-cache-$(id -u)/bazel"
+  fi
+}
+
+# trim_cache MEGABYTES: removes from there what was not read for longest, until that much is left.
+trim_cache() {
+  [ -d "$(cache_folder)" ] || return 0
+  find "$(cache_folder)" -type f -printf '%A@ %s %p\n' | LC_ALL=C sort -rn |
+    awk -v max="$1" '{ sum += $2 } sum > max * 1e6 { sub(/^[^ ]+ [^ ]+ /, ""); print }' |
+    tr '\n' '\0' | xargs -0 -r rm -f
 }
 
 # python_venv FOLDER REQUIREMENTS: a virtual environment with just those packages from PyPI, made
@@ -69,7 +92,8 @@ python_venv() {
   rm -rf "$1"
   mkdir -p "${1%/*}"
   python3 -m venv "$1" &&
-    "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2" >&2 &&
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 5 \
+      -r "$2" >&2 &&
     cp "$2" "$1/requirements.txt"
 }
 

@@ -1,0 +1,96 @@
+"""cc_library and cc_test by this tree's conventions.
+
+    load("//tools:tessera.bzl", "cluster_test", "tessera_library", "tessera_test")
+    tessera_library(name = "shard_map", deps = ["//layout:dtype"])
+    tessera_test(name = "shard_map_test", deps = [":shard_map"])
+    cluster_test(name = "reshard_test", deps = ["//worker/memory:region"])
+
+What is not said follows from the name: the sources of `name` are name.cc, name.h or both. Every
+library depends on Abseil and the status macros, every test on GoogleTest and the status matchers
+as well, and a cluster_test on what a test needs that trains on a cluster in its own process.
+`torch = True` compiles against libtorch.
+
+Test code is compiled to be compiled fast, except where it measures or computes at length.
+"""
+
+load("//third_party:test_copts.bzl", "TEST_COPTS")
+load("//third_party:torch.bzl", "TORCH_COPTS")
+
+_COMPUTING_PACKAGES = [
+    "tests/bench",
+    "tests/demo",
+    "tests/example",
+    "tests/gpu",
+    "tests/numerics",
+    "tests/real_model",
+]
+
+_LIBRARY_DEPS = ["//base:status_macros", "//third_party:absl"]
+_TEST_DEPS = ["//base:status_matchers", "//third_party:gtest_main"]
+_CLUSTER_DEPS = [
+    "//client/cpp:local_cluster",
+    "//client/cpp:session",
+    "//tests/testing:toy_training",
+    "//tests/testing:trainer_team",
+]
+
+def _is_test_code(testonly):
+    package = native.package_name()
+    return package not in _COMPUTING_PACKAGES and (testonly or package.startswith("tests/"))
+
+def _precompiled(header):
+    """Returns the copts and deps that start from a precompiled header of third_party."""
+    copts = ["-include", "third_party/%s.h" % header, "-Winvalid-pch"]
+    return [
+        select({"//third_party:without_precompiled_headers": [], "//conditions:default": flags})
+        for flags in [copts, ["//third_party:" + header]]
+    ]
+
+def _flags(torch, is_test, is_test_code):
+    """Returns the copts and the deps beside those that are named."""
+    copts = TEST_COPTS if is_test_code else []
+    if torch:
+        headers, deps = _precompiled("torch_test_pch" if is_test_code else "torch_pch")
+        return TORCH_COPTS + copts + headers, deps
+    if is_test and is_test_code:
+        headers, deps = _precompiled("test_pch")
+        return copts + headers, deps
+    return copts, []
+
+def _all_of(deps, more, name):
+    """Returns `deps` and those of `more` that are not among them, without the target itself."""
+    package = "//%s:" % native.package_name()
+    known = [package + dep[1:] if dep.startswith(":") else dep for dep in deps] + [package + name]
+    return deps + [dep for dep in more if dep not in known]
+
+def tessera_library(name, srcs = None, hdrs = None, deps = [], copts = [], torch = False, testonly = None, **kwargs):
+    """A cc_library: name.cc and name.h where `srcs` and `hdrs` say nothing else."""
+    more_copts, more_deps = _flags(torch, False, _is_test_code(testonly))
+    more = _LIBRARY_DEPS + (["//third_party:torch"] if torch else [])
+    native.cc_library(
+        name = name,
+        srcs = native.glob([name + ".cc"]) if srcs == None else srcs,
+        hdrs = native.glob([name + ".h"]) if hdrs == None else hdrs,
+        copts = copts + more_copts,
+        deps = _all_of(deps, more, name) + more_deps,
+        testonly = testonly,
+        **kwargs
+    )
+
+def tessera_test(name, size = "small", srcs = None, deps = [], copts = [], tags = [], torch = False, **kwargs):
+    """A cc_test of name.cc where `srcs` says nothing else."""
+    more_copts, more_deps = _flags(torch, True, _is_test_code(True))
+    more = _TEST_DEPS + _LIBRARY_DEPS + (["//third_party:torch"] if torch else [])
+    native.cc_test(
+        name = name,
+        size = size,
+        srcs = [name + ".cc"] if srcs == None else srcs,
+        copts = copts + more_copts,
+        tags = tags + (["torch"] if torch else []),
+        deps = _all_of(deps, more, name) + more_deps,
+        **kwargs
+    )
+
+def cluster_test(name, size = "medium", deps = [], **kwargs):
+    """A test of medium size that trains on a cluster."""
+    tessera_test(name = name, size = size, deps = _all_of(deps, _CLUSTER_DEPS, name), **kwargs)
