@@ -23,7 +23,8 @@ namespace tessera {
 namespace {
 
 constexpr absl::Duration kCallDeadline = absl::Seconds(10);
-constexpr absl::Duration kRetryEvery = absl::Milliseconds(50);
+// Most of what is waited for takes milliseconds.
+constexpr RetryOptions kRetry = {absl::Milliseconds(2), absl::Milliseconds(50)};
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const DialOptions& server) {
   grpc::ChannelArguments args;
@@ -42,7 +43,7 @@ absl::Status CallUntil(
     const std::function<bool(const absl::Status&)>& try_again,
     const std::function<grpc::Status(typename Service::Stub*, grpc::ClientContext*)>& call) {
   absl::Status answer;  // The last one that says more than that a try ran out of time.
-  while (true) {
+  for (int attempt = 0;; ++attempt) {
     ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(server));
     const std::unique_ptr<typename Service::Stub> stub = Service::NewStub(channel);
     grpc::ClientContext context;
@@ -51,10 +52,11 @@ absl::Status CallUntil(
     if (status.ok()) return status;
     if (!IsRetryable(status) && !try_again(status)) return status;
     if (answer.ok() || !absl::IsDeadlineExceeded(status)) answer = status;
-    if (absl::Now() + kRetryEvery >= deadline) {
+    const absl::Duration delay = RetryDelay(kRetry, attempt, /*uniform=*/0.5);
+    if (absl::Now() + delay >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(server.address, ": ", answer.ToString()));
     }
-    absl::SleepFor(kRetryEvery);
+    absl::SleepFor(delay);
   }
 }
 

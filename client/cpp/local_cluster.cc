@@ -32,6 +32,7 @@ class LocalClusterImpl : public LocalCluster {
     coordinator.listen_address = "127.0.0.1:0";
     coordinator.journal_path = options.journal_path;
     coordinator.heartbeat_interval = absl::Milliseconds(100);
+    coordinator.restart_delay = absl::Milliseconds(1);
     ASSIGN_OR_RETURN(coordinator_, coordinator::CoordinatorServer::Start(coordinator));
     WorkerServer::Options worker;
     worker.coordinator_address = coordinator_address();

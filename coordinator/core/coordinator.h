@@ -35,6 +35,9 @@ struct CoordinatorOptions {
   // A worker that lives but has not prepared an epoch after this long has failed it: the job does
   // without it until it answers, starts again, or ten times as long has passed.
   absl::Duration prepare_timeout = absl::Minutes(1);
+  // Before the third epoch in a row that begins without a step between them; then twice as long each
+  // time, 10 s at most.
+  absl::Duration restart_delay = absl::Milliseconds(100);
   PlacementRule placement = PlacementRule::kOneWorkerFirst;
   int64_t request_capacity = 4096;
   int64_t max_jobs = 1000;
@@ -202,6 +205,10 @@ class Coordinator {
   void EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,
                        Effects* effects);
   void WithdrawExpiredSaves(absl::Time now, Effects* effects);
+
+  RestartPacer& PacerOf(const JobId& id) {
+    return pacers_.try_emplace(id, options_.restart_delay).first->second;
+  }
 
   CoordinatorOptions options_;
   DurableState state_;

@@ -76,7 +76,7 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   // One that could not even be prepared would fail again at once: it is not the start that is put
   // off then, but the next try.
   const bool unprepared = job.status.state == JobState::kStarting && !all_prepared;
-  if (failed && (!unprepared || pacers_[id].MayStart(now))) {
+  if (failed && (!unprepared || PacerOf(id).MayStart(now))) {
     OpenEpoch(id, runtime->failure->reason, now, effects);
     return;
   }
@@ -89,7 +89,7 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   // Steps that nobody had reported when a part of the shards went with a worker's memory.
   const bool in_part = !job.status.bound && runtime->gather.ResumeStep(Step(0)) > Step(0);
   if (in_part) return GiveUp(id, kPartIsGone, now, effects);
-  if (pacers_[id].MayStart(now)) BeginEpoch(id, effects);
+  if (PacerOf(id).MayStart(now)) BeginEpoch(id, effects);
 }
 
 void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Time now,
@@ -99,7 +99,7 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
   std::optional<OrderMismatch> mismatch;
   if (const EpochRuntime* runtime = FindRuntime(id, job); runtime && runtime->failure) {
     mismatch = runtime->failure->mismatch;
-    pacers_[id].Failed(job.committed_step > job.status.resume_step, now);
+    PacerOf(id).Failed(job.committed_step > job.status.resume_step, now);
   }
   auto placements = Place(id, job);
   const auto state =

@@ -88,19 +88,21 @@ class AvoidedWorkers {
 // Puts off the start of epochs that follow failures without a step between them, so that a job that
 // cannot work does not spin.
 //
-//   delay(n-th failure without a step) = 0 for n = 1, else min(100 ms * 2^(n-2), 10 s)
+//   delay(n-th failure without a step) = 0 for n = 1, else min(first_delay * 2^(n-2), 10 s)
 class RestartPacer {
  public:
+  explicit RestartPacer(absl::Duration first_delay) : first_delay_(first_delay) {}
+
   void Failed(bool made_progress, absl::Time now) {
     num_failures_ = made_progress ? 1 : num_failures_ + 1;
     const int doublings = std::min(num_failures_ - 2, 10);
-    earliest_start_ = doublings < 0 ? now
-                                    : now + std::min(absl::Milliseconds(100) * (1 << doublings),
-                                                     absl::Seconds(10));
+    earliest_start_ =
+        doublings < 0 ? now : now + std::min(first_delay_ * (1 << doublings), absl::Seconds(10));
   }
   bool MayStart(absl::Time now) const { return now >= earliest_start_; }
 
  private:
+  absl::Duration first_delay_;
   int num_failures_ = 0;
   absl::Time earliest_start_ = absl::InfinitePast();
 };

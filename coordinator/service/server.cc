@@ -177,6 +177,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   CoordinatorHost::Options host_options;
   host_options.core.worker_timeout = options.worker_timeout;
   host_options.core.prepare_timeout = options.prepare_timeout;
+  host_options.core.restart_delay = options.restart_delay;
   if (options.spread_ranks) host_options.core.placement = PlacementRule::kSpread;
   host_options.tick_interval = std::min(absl::Milliseconds(50), options.heartbeat_interval / 4);
   host_options.clock = options.clock;

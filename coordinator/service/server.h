@@ -29,6 +29,8 @@ class CoordinatorServer {
     absl::Duration heartbeat_interval = absl::Seconds(1);  // Workers are told to keep to it.
     // How long a worker that lives may take to prepare an epoch; see CoordinatorOptions.
     absl::Duration prepare_timeout = absl::Minutes(1);
+    // How soon an epoch begins again that keeps failing without a step; see CoordinatorOptions.
+    absl::Duration restart_delay = absl::Milliseconds(100);
     // Places the ranks of a job on any workers, not on one: for workers whose ranks reach each
     // other across hosts (docs/adr/0007-a-job-lives-on-one-worker.md).
     bool spread_ranks = false;
