@@ -1,6 +1,6 @@
-"""cc_library and cc_test by this tree's conventions.
+"""cc_library, cc_binary and cc_test by this tree's conventions.
 
-    load("//tools:tessera.bzl", "cluster_test", "tessera_library", "tessera_test")
+    load("//tools:tessera.bzl", "cluster_test", "tessera_binary", "tessera_library", "tessera_test")
     tessera_library(name = "shard_map", deps = ["//layout:dtype"])
     tessera_test(name = "shard_map_test", deps = [":shard_map"])
     cluster_test(name = "reshard_test", deps = ["//worker/memory:region"])
@@ -38,24 +38,29 @@ def _is_test_code(testonly):
     package = native.package_name()
     return package not in _COMPUTING_PACKAGES and (testonly or package.startswith("tests/"))
 
-def _precompiled(header):
-    """Returns the copts and deps that start from a precompiled header of third_party."""
-    copts = ["-include", "third_party/%s.h" % header, "-Winvalid-pch"]
-    return [
-        select({"//third_party:without_precompiled_headers": [], "//conditions:default": flags})
-        for flags in [copts, ["//third_party:" + header]]
-    ]
-
-def _flags(torch, is_test, is_test_code):
-    """Returns the copts and the deps beside those that are named."""
-    copts = TEST_COPTS if is_test_code else []
+def _precompiled_header(copts, deps, torch, is_test_code):
+    """Returns the name of the header of third_party that the sources begin with, or None."""
     if torch:
-        headers, deps = _precompiled("torch_test_pch" if is_test_code else "torch_pch")
-        return TORCH_COPTS + copts + headers, deps
-    if is_test and is_test_code:
-        headers, deps = _precompiled("test_pch")
-        return copts + headers, deps
-    return copts, []
+        return "torch_test_pch" if is_test_code else "torch_pch"
+    if copts:
+        return None  # It was compiled with other flags.
+    if is_test_code:
+        return "test_pch"
+    return "cli_pch" if "//third_party:cli11" in deps else "base_pch"
+
+def _flags(copts, deps, torch, is_test_code):
+    """Returns all copts, and the deps beside those that are named."""
+    all_copts = copts + (TORCH_COPTS if torch else []) + (TEST_COPTS if is_test_code else [])
+    header = _precompiled_header(copts, deps, torch, is_test_code)
+    if not header:
+        return all_copts, []
+    return all_copts + select({
+        "//third_party:without_precompiled_headers": [],
+        "//conditions:default": ["-include", "third_party/%s.h" % header, "-Winvalid-pch"],
+    }), select({
+        "//third_party:without_precompiled_headers": [],
+        "//conditions:default": ["//third_party:" + header],
+    })
 
 def _all_of(deps, more, name):
     """Returns `deps` and those of `more` that are not among them, without the target itself."""
@@ -65,13 +70,26 @@ def _all_of(deps, more, name):
 
 def tessera_library(name, srcs = None, hdrs = None, deps = [], copts = [], torch = False, testonly = None, **kwargs):
     """A cc_library: name.cc and name.h where `srcs` and `hdrs` say nothing else."""
-    more_copts, more_deps = _flags(torch, False, _is_test_code(testonly))
+    all_copts, more_deps = _flags(copts, deps, torch, _is_test_code(testonly))
     more = _LIBRARY_DEPS + (["//third_party:torch"] if torch else [])
     native.cc_library(
         name = name,
         srcs = native.glob([name + ".cc"]) if srcs == None else srcs,
         hdrs = native.glob([name + ".h"]) if hdrs == None else hdrs,
-        copts = copts + more_copts,
+        copts = all_copts,
+        deps = _all_of(deps, more, name) + more_deps,
+        testonly = testonly,
+        **kwargs
+    )
+
+def tessera_binary(name, srcs, deps = [], copts = [], torch = False, testonly = None, **kwargs):
+    """A cc_binary."""
+    all_copts, more_deps = _flags(copts, deps, torch, _is_test_code(testonly))
+    more = _LIBRARY_DEPS + (["//third_party:torch"] if torch else [])
+    native.cc_binary(
+        name = name,
+        srcs = srcs,
+        copts = all_copts,
         deps = _all_of(deps, more, name) + more_deps,
         testonly = testonly,
         **kwargs
@@ -79,13 +97,13 @@ def tessera_library(name, srcs = None, hdrs = None, deps = [], copts = [], torch
 
 def tessera_test(name, size = "small", srcs = None, deps = [], copts = [], tags = [], torch = False, **kwargs):
     """A cc_test of name.cc where `srcs` says nothing else."""
-    more_copts, more_deps = _flags(torch, True, _is_test_code(True))
+    all_copts, more_deps = _flags(copts, deps, torch, _is_test_code(True))
     more = _TEST_DEPS + _LIBRARY_DEPS + (["//third_party:torch"] if torch else [])
     native.cc_test(
         name = name,
         size = size,
         srcs = [name + ".cc"] if srcs == None else srcs,
-        copts = copts + more_copts,
+        copts = all_copts,
         tags = tags + (["torch"] if torch else []),
         deps = _all_of(deps, more, name) + more_deps,
         **kwargs

@@ -39,8 +39,8 @@ struct TakenBuffer {
 
 struct TakeOverPlan {
   int num_old_parameters = 0;
-  std::vector<int> old_parameters;  // By parameter of the new job: its number in the old one.
-  std::vector<TakeOverSlice> slices;   // All units and arrays.
+  std::vector<int> old_parameters;    // By parameter of the new job: its number in the old one.
+  std::vector<TakeOverSlice> slices;  // All units and arrays.
   std::vector<TakenBuffer> buffers;
   std::vector<std::string> missing_buffers;  // Of the new job, that the old one does not publish.
 };

@@ -35,8 +35,8 @@ struct CoordinatorOptions {
   // A worker that lives but has not prepared an epoch after this long has failed it: the job does
   // without it until it answers, starts again, or ten times as long has passed.
   absl::Duration prepare_timeout = absl::Minutes(1);
-  // Before the third epoch in a row that begins without a step between them; then twice as long each
-  // time, 10 s at most.
+  // The pause before the third epoch in a row without a step; each further one is twice as long, up
+  // to 10 s.
   absl::Duration restart_delay = absl::Milliseconds(100);
   PlacementRule placement = PlacementRule::kOneWorkerFirst;
   int64_t request_capacity = 4096;

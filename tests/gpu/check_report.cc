@@ -61,7 +61,8 @@ SuiteResult Ended(const Suite& suite, const ProgramEnd& end) {
 }
 
 std::string Number(double value) {
-  return absl::StrFormat(value >= 100 ? "%.0f" : value >= 1 ? "%.2f" : "%.3f", value);
+  if (value >= 100) return absl::StrFormat("%.0f", value);
+  return value >= 1 ? absl::StrFormat("%.2f", value) : absl::StrFormat("%.3f", value);
 }
 
 std::string RowLine(const BenchRow& row) {

@@ -18,7 +18,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, GatheredStateTest,
 
 // OSD-1: by its own optimizer, on the data of all ranks; param groups too.
 TEST_P(GatheredStateTest, IsThatOfTheUnwrappedModel) {
-  const auto [optimizer, num_groups] = GetParam();
+  const int num_groups = GetParam().second;
   Job<Nested> job = AdamJob(2);
   job.edit = [&](SessionOptions* options) { Configure(options, GetParam().first, num_groups); };
   SessionOptions configured = Options(2);

@@ -52,7 +52,6 @@ class Operation {
   const DiskCall call_;
   const char* const name_;
   DiskControl* control_ = nullptr;  // Locked, if not null.
-  int fd_ = -1;
   uint64_t inode_ = 0;
   bool is_last_ = false;                         // Of its process.
   char path_[512] = "", second_path_[512] = "";  // Relative.
