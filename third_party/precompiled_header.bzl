@@ -1,11 +1,11 @@
 """Headers that gcc reads once and every source after it maps.
 
     load("//third_party:precompiled_header.bzl", "precompiled_header")
-    precompiled_header(name = "torch_pch", header = "torch_pch.in", copts = TORCH_COPTS)
+    precompiled_header(name = "torch_pch", headers = ["torch_pch.in"], copts = TORCH_COPTS)
 
-Makes <name>.h, a copy of `header`, and <name>.h.gch beside it. Who depends on the target and
+Makes <name>.h, which is `headers` one after the other, and <name>.h.gch beside it. Who depends on the target and
 compiles with exactly the same flags and `-include third_party/<name>.h -Winvalid-pch` starts from
-there. The header names only headers of the system; sources include what they use all the same, and
+there. These name only headers of the system; sources include what they use all the same, and
 clang's builds, which have no precompiled headers, see to it.
 """
 
@@ -14,7 +14,12 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 
 def _precompiled_header_impl(ctx):
     header = ctx.actions.declare_file(ctx.label.name + ".h")
-    ctx.actions.symlink(output = header, target_file = ctx.file.header)
+    ctx.actions.run_shell(
+        command = 'cat "${@:2}" >"$1"',
+        arguments = [header.path] + [part.path for part in ctx.files.headers],
+        inputs = ctx.files.headers,
+        outputs = [header],
+    )
     compiled = ctx.actions.declare_file(ctx.label.name + ".h.gch")
     toolchain = find_cpp_toolchain(ctx)
     features = cc_common.configure_features(
@@ -61,7 +66,7 @@ precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
         "copts": attr.string_list(),
-        "header": attr.label(allow_single_file = True, mandatory = True),
+        "headers": attr.label_list(allow_files = True, mandatory = True),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],
