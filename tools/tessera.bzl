@@ -27,6 +27,7 @@ _COMPUTING_PACKAGES = [
 
 _LIBRARY_DEPS = ["//base:status_macros", "//third_party:absl"]
 _TEST_DEPS = ["//base:status_matchers", "//third_party:gtest_main"]
+_TORCH_DEPS = ["//client/torch:libtorch", "//third_party:torch"]
 _CLUSTER_DEPS = [
     "//client/cpp:local_cluster",
     "//client/cpp:session",
@@ -71,7 +72,7 @@ def _all_of(deps, more, name):
 def tessera_library(name, srcs = None, hdrs = None, deps = [], copts = [], torch = False, testonly = None, **kwargs):
     """A cc_library: name.cc and name.h where `srcs` and `hdrs` say nothing else."""
     all_copts, more_deps = _flags(copts, deps, torch, _is_test_code(testonly))
-    more = _LIBRARY_DEPS + (["//third_party:torch"] if torch else [])
+    more = _LIBRARY_DEPS + (_TORCH_DEPS if torch else [])
     native.cc_library(
         name = name,
         srcs = native.glob([name + ".cc"]) if srcs == None else srcs,
@@ -85,7 +86,7 @@ def tessera_library(name, srcs = None, hdrs = None, deps = [], copts = [], torch
 def tessera_binary(name, srcs, deps = [], copts = [], torch = False, testonly = None, **kwargs):
     """A cc_binary."""
     all_copts, more_deps = _flags(copts, deps, torch, _is_test_code(testonly))
-    more = _LIBRARY_DEPS + (["//third_party:torch"] if torch else [])
+    more = _LIBRARY_DEPS + (_TORCH_DEPS if torch else [])
     native.cc_binary(
         name = name,
         srcs = srcs,
@@ -98,7 +99,7 @@ def tessera_binary(name, srcs, deps = [], copts = [], torch = False, testonly = 
 def tessera_test(name, size = "small", srcs = None, deps = [], copts = [], tags = [], torch = False, **kwargs):
     """A cc_test of name.cc where `srcs` says nothing else."""
     all_copts, more_deps = _flags(copts, deps, torch, _is_test_code(True))
-    more = _TEST_DEPS + _LIBRARY_DEPS + (["//third_party:torch"] if torch else [])
+    more = _TEST_DEPS + _LIBRARY_DEPS + (_TORCH_DEPS if torch else [])
     native.cc_test(
         name = name,
         size = size,

@@ -275,12 +275,17 @@ absl::StatusOr<StepResult> Session::Step(double learning_rate_scale) {
 void Session::ForgetTouched() { memset(touched(), 0, plan_.num_parameters()); }
 
 absl::Status Session::DropGradients() {
-  for (UnitGradient& gradient : gradients_) {
-    gradient.begun = gradient.on_device = gradient.reduced = false;
-    gradient.contributed.assign(gradient.contributed.size(), 0);
-  }
+  for (UnitGradient& gradient : gradients_) gradient.Drop();
   ForgetTouched();
   return Submit(OpKind::kDropGradients, -1);
+}
+
+absl::Status Session::DropGradients(int unit) {
+  RETURN_IF_ERROR(CheckUnit(unit));
+  gradients_[unit].Drop();
+  memset(touched() + plan_.units()[unit].first_parameter, 0,
+         layout_.units[unit].flat.parameters().size());
+  return Submit(OpKind::kDropGradients, unit);
 }
 
 }  // namespace tessera

@@ -138,6 +138,8 @@ class Session {
   absl::Status RegisterCommHook(int unit, CommHook hook);
   bool has_gradient(int unit) const { return gradients_[unit].begun; }
   bool reduced(int unit) const { return gradients_[unit].reduced; }
+  // The other unit whose gradient, begun and not reduced, has this one's slot; -1: none.
+  int HolderOfSlot(int unit) const;
   // Whether some unit has a gradient since the last step, reduced or not.
   bool within_step() const;
 
@@ -153,6 +155,9 @@ class Session {
   absl::Status AnnounceStep(const StepOptions& options);
   absl::StatusOr<StepResult> Step(double learning_rate_scale = 1.0);
   absl::Status DropGradients();
+  // Of one unit: all that this rank added since the last step, and its part of what was reduced.
+  // All ranks drop the same.
+  absl::Status DropGradients(int unit);
   // Writes the model; collective. `path` is on a file system that all workers share.
   absl::Status Save(const std::string& path);
   // Ends the epoch since this rank cannot do its part: undoes the step everywhere and gives every
@@ -168,6 +173,7 @@ class Session {
   // twice. `redone` counts the repetitions, if not null.
   // Any other error of the body, or an exception, is told to all ranks by Fail(), unless all have
   // it already: theirs return it too, and the step was undone. The next RunStep may follow.
+  // Gradients of a body that returns OK without a step, on all ranks, are dropped.
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr);
 
  private:

@@ -83,13 +83,18 @@ Values Session::SlotValues(int unit, int64_t begin_elements, int64_t count) cons
   return {Slot(unit) + begin_elements * SizeBytes(dtype), count, dtype};
 }
 
+int Session::HolderOfSlot(int unit) const {
+  const int user = slot_user_[plan_.units()[unit].gradient_slot];
+  return user >= 0 && user != unit && gradients_[user].begun ? user : -1;
+}
+
 // Waits until no reduction reads the unit's slot any more.
 absl::Status Session::AwaitSlot(int unit) {
   const int user = slot_user_[plan_.units()[unit].gradient_slot];
   if (user < 0) return absl::OkStatus();
-  if (user != unit && gradients_[user].begun) {
+  if (const int holder = HolderOfSlot(unit); holder >= 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "unit '", UnitName(unit), "' shares its gradient slot with unit '", UnitName(user),
+        "unit '", UnitName(unit), "' shares its gradient slot with unit '", UnitName(holder),
         "', whose gradient is not reduced yet; accumulating without reducing needs gradient_slots "
         "= 0"));
   }
@@ -128,7 +133,8 @@ absl::Status Session::CheckTakesGradient(int unit, int parameter, int64_t numel)
                                                    placed.numel));
   }
   if (!placed.spec.requires_grad) {
-    return absl::InvalidArgumentError(absl::StrCat("'", placed.spec.name, "' takes no gradient"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", placed.spec.name, "' takes no gradient: it needed none when the job was created"));
   }
   return absl::OkStatus();
 }

@@ -328,6 +328,8 @@ absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, in
   std::function<absl::Status()> body = step_body;
   while (true) {
     const absl::Status status = RunBody(body);
+    // What is left of a body that made no step would be in the next one's.
+    if (status.ok() && next_step() == step && within_step()) return DropGradients();
     if (status.ok()) return status;
     RETURN_IF_ERROR(Recover());
     if (!absl::IsAborted(status)) return status;

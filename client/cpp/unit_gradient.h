@@ -18,6 +18,11 @@ struct UnitGradient {
   bool reduced = false;           // Something was reduced since the last step.
   std::vector<char> contributed;  // By parameter.
   uint32_t submitted = 0;         // Reductions in this epoch.
+
+  void Drop() {
+    begun = on_device = after_hook_ran = reduced = false;
+    contributed.assign(contributed.size(), 0);
+  }
 };
 
 }  // namespace tessera

@@ -11,14 +11,13 @@
 #ifndef TESSERA_CLIENT_TORCH_ATTACH_OPTIONS_H_
 #define TESSERA_CLIENT_TORCH_ATTACH_OPTIONS_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <functional>
 
 #include "absl/status/status.h"
 #include "client/cpp/initializer.h"
 #include "client/torch/ignored_states.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/mixed_precision.h"
 #include "layout/tensor_spec.h"
 #include "layout/values.h"

@@ -22,8 +22,6 @@ using checkpoint_internal::Tensors;
 using torch::autograd::AutogradContext;
 using torch::autograd::Node;
 
-thread_local int recomputations = 0;
-
 // What a forward depends on beside its inputs.
 class Surroundings {
  public:
@@ -53,14 +51,8 @@ class Surroundings {
 // While one lives, this thread is where it was in forward.
 class Recomputation {
  public:
-  explicit Recomputation(const Surroundings& then) : now_(Surroundings::Now()) {
-    then.Restore();
-    ++recomputations;
-  }
-  ~Recomputation() {
-    --recomputations;
-    now_.Restore();
-  }
+  explicit Recomputation(const Surroundings& then) : now_(Surroundings::Now()) { then.Restore(); }
+  ~Recomputation() { now_.Restore(); }
   Recomputation(const Recomputation&) = delete;
   Recomputation& operator=(const Recomputation&) = delete;
 
@@ -222,8 +214,6 @@ Tensors CheckpointFunction::backward(AutogradContext* ctx, Tensors gradients) {
 }
 
 }  // namespace
-
-bool Recomputing() { return recomputations > 0; }
 
 namespace checkpoint_internal {
 

@@ -24,8 +24,6 @@
 #ifndef TESSERA_CLIENT_TORCH_CHECKPOINT_H_
 #define TESSERA_CLIENT_TORCH_CHECKPOINT_H_
 
-#include <torch/torch.h>
-
 #include <functional>
 #include <memory>
 #include <optional>
@@ -34,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded.h"
 
 namespace tessera {
@@ -96,9 +95,6 @@ void SetTensorsOfAll(Args& args, const Tensors& tensors) {
 }
 
 }  // namespace checkpoint_internal
-
-// Whether this thread computes a segment again, in backward.
-bool Recomputing();
 
 template <typename F, typename... Args>
 auto CheckpointWith(const CheckpointModules& modules, F function, Args&&... args) {

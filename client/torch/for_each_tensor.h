@@ -8,13 +8,13 @@
 #ifndef TESSERA_CLIENT_TORCH_FOR_EACH_TENSOR_H_
 #define TESSERA_CLIENT_TORCH_FOR_EACH_TENSOR_H_
 
-#include <torch/torch.h>
-
 #include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "client/torch/libtorch.h"
 
 namespace tessera {
 

@@ -10,10 +10,10 @@
 #ifndef TESSERA_CLIENT_TORCH_IGNORED_STATES_H_
 #define TESSERA_CLIENT_TORCH_IGNORED_STATES_H_
 
-#include <torch/torch.h>
-
 #include <memory>
 #include <vector>
+
+#include "client/torch/libtorch.h"
 
 namespace tessera {
 

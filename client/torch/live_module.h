@@ -16,14 +16,13 @@
 #ifndef TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
 #define TESSERA_CLIENT_TORCH_LIVE_MODULE_H_
 
-#include <torch/torch.h>
-
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/name_selection.h"
 #include "client/cpp/live_reader.h"
+#include "client/torch/libtorch.h"
 
 namespace tessera {
 

@@ -16,11 +16,12 @@
 #ifndef TESSERA_CLIENT_TORCH_MIXED_PRECISION_H_
 #define TESSERA_CLIENT_TORCH_MIXED_PRECISION_H_
 
-#include <torch/torch.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include <functional>
 #include <optional>
 
+#include "client/torch/libtorch.h"
 #include "client/torch/wrap_policy.h"
 #include "layout/dtype.h"
 

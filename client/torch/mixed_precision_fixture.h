@@ -3,8 +3,6 @@
 #ifndef TESSERA_CLIENT_TORCH_MIXED_PRECISION_FIXTURE_H_
 #define TESSERA_CLIENT_TORCH_MIXED_PRECISION_FIXTURE_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/local_cluster.h"
 #include "client/torch/attach_options.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/mixed_precision.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"

@@ -1,4 +1,6 @@
 // Mixed precision: buffers, modules that are kept in full precision or ignored, and evaluation.
+#include <torch/nn/modules/batchnorm.h>
+
 #include "base/status_matchers.h"
 #include "client/torch/mixed_precision_fixture.h"
 #include "gtest/gtest.h"

@@ -13,14 +13,13 @@
 #ifndef TESSERA_CLIENT_TORCH_MODEL_BUFFERS_H_
 #define TESSERA_CLIENT_TORCH_MODEL_BUFFERS_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "client/cpp/session.h"
 #include "client/torch/ignored_states.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
 #include "layout/stored_dtype.h"
 

@@ -12,14 +12,13 @@
 #ifndef TESSERA_CLIENT_TORCH_MODEL_TAKE_OVER_H_
 #define TESSERA_CLIENT_TORCH_MODEL_TAKE_OVER_H_
 
-#include <torch/torch.h>
-
 #include <functional>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "client/cpp/hand_over.h"
 #include "client/cpp/session.h"
+#include "client/torch/libtorch.h"
 
 namespace tessera {
 

@@ -2,14 +2,13 @@
 #ifndef TESSERA_CLIENT_TORCH_MODULE_UNITS_H_
 #define TESSERA_CLIENT_TORCH_MODULE_UNITS_H_
 
-#include <torch/torch.h>
-
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/torch/ignored_states.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/mixed_precision.h"
 #include "client/torch/sharded.h"
 #include "client/torch/wrap_policy.h"

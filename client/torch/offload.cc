@@ -1,19 +1,17 @@
 #include "client/torch/offload.h"
 
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
-#include <typeinfo>
 #include <unordered_set>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/torch/autograd_engine.h"
 
 namespace tessera {
 namespace {
 
-using torch::autograd::Engine;
 using torch::autograd::SavedVariableHooks;
 
 thread_local const SavedTensorScope* innermost = nullptr;
@@ -31,28 +29,8 @@ class StoredTensor : public SavedVariableHooks {
   std::function<torch::Tensor()> give_back_;
 };
 
-// libtorch's engine, but for the one question that it asks whenever a graph saves a tensor. It
-// takes over before the first graph with a store is made; backwards under way end where they began.
-class StoringEngine : public Engine {
- public:
-  static Engine& Get() {
-    static auto* const engine = new StoringEngine;  // Its threads may outlive main.
-    return *engine;
-  }
-  std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (innermost == nullptr) return nullptr;
-    return std::make_unique<StoredTensor>(innermost->store());
-  }
-};
-
-void UseStoringEngine() {
-  Engine& engine = Engine::get_default_engine();
-  if (&engine == &StoringEngine::Get()) return;
-  if (typeid(engine) != typeid(Engine)) {
-    throw StatusException(absl::UnimplementedError(
-        "offload: autograd's engine is another library's, which knows no store of saved tensors"));
-  }
-  torch::autograd::set_default_engine_stub(&StoringEngine::Get);
+std::unique_ptr<SavedVariableHooks> HooksOfInnermost() {
+  return innermost == nullptr ? nullptr : std::make_unique<StoredTensor>(innermost->store());
 }
 
 const c10::StorageImpl* StorageOf(const torch::Tensor& tensor) {
@@ -97,7 +75,9 @@ std::shared_ptr<const SavedTensorStore> StoreOn(torch::Device device,
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<const SavedTensorStore> store)
     : store_(std::move(store)), outer_(innermost) {
-  UseStoringEngine();
+  const absl::Status status = UseOwnEngine();
+  if (!status.ok()) throw StatusException(status);
+  SetSavedTensorHooks(&HooksOfInnermost);
   innermost = this;
 }
 

@@ -19,13 +19,12 @@
 #ifndef TESSERA_CLIENT_TORCH_OFFLOAD_H_
 #define TESSERA_CLIENT_TORCH_OFFLOAD_H_
 
-#include <torch/torch.h>
-
 #include <functional>
 #include <memory>
 #include <utility>
 
 #include "client/torch/checkpoint.h"
+#include "client/torch/libtorch.h"
 
 namespace tessera {
 

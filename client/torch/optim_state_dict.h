@@ -10,8 +10,6 @@
 #ifndef TESSERA_CLIENT_TORCH_OPTIM_STATE_DICT_H_
 #define TESSERA_CLIENT_TORCH_OPTIM_STATE_DICT_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -19,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/state_dict.h"
 #include "job/job_config.h"
 

@@ -1,5 +1,7 @@
 #include "client/torch/optim_state_dict.h"
 
+#include <torch/optim/adagrad.h>
+
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 

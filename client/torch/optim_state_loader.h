@@ -3,8 +3,6 @@
 #ifndef TESSERA_CLIENT_TORCH_OPTIM_STATE_LOADER_H_
 #define TESSERA_CLIENT_TORCH_OPTIM_STATE_LOADER_H_
 
-#include <torch/torch.h>
-
 #include <functional>
 #include <map>
 #include <optional>
@@ -14,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/optim_state_dict.h"
 #include "client/torch/sharded_model.h"
 #include "client/torch/state_dicts.h"

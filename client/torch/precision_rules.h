@@ -2,10 +2,9 @@
 #ifndef TESSERA_CLIENT_TORCH_PRECISION_RULES_H_
 #define TESSERA_CLIENT_TORCH_PRECISION_RULES_H_
 
-#include <torch/torch.h>
-
 #include <string>
 
+#include "client/torch/libtorch.h"
 #include "client/torch/mixed_precision.h"
 #include "job/job_config.h"
 #include "layout/dtype.h"

@@ -16,8 +16,6 @@
 #ifndef TESSERA_CLIENT_TORCH_SHARD_OPTIMIZER_H_
 #define TESSERA_CLIENT_TORCH_SHARD_OPTIMIZER_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,6 +24,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/cpp/local_shards.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 
 namespace tessera {

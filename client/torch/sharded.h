@@ -20,8 +20,6 @@
 #ifndef TESSERA_CLIENT_TORCH_SHARDED_H_
 #define TESSERA_CLIENT_TORCH_SHARDED_H_
 
-#include <torch/torch.h>
-
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -31,6 +29,7 @@
 
 #include "absl/status/status.h"
 #include "client/torch/for_each_tensor.h"
+#include "client/torch/libtorch.h"
 
 namespace tessera {
 
@@ -55,12 +54,12 @@ class UnitObserver {
   // cast back.
   virtual std::optional<torch::ScalarType> InputDType(int unit) = 0;
   virtual bool CastsResultBack(int unit) = 0;
-  // For each tensor argument, before the forward.
-  virtual void WatchInput(int unit, const torch::Tensor& input) = 0;
-  // For each tensor of the result.
-  virtual void WatchOutput(int unit, const torch::Tensor& output) = 0;
   // `member`: which of the unit's modules it is.
   virtual void PostForward(int unit, int member) = 0;
+  // In place of that where the forward threw. Throws nothing.
+  virtual void AbandonForward() = 0;
+  // Forgets the gradients of the unit since the last step.
+  virtual void ZeroGradients(int unit) = 0;
   // Runs `body` with the whole parameters of the units at and below `module`, and writes back.
   virtual void WithFullParameters(const torch::nn::Module& module,
                                   const std::function<void()>& body) = 0;
@@ -95,6 +94,27 @@ class ShardedBase {
     bool* const in_window_;
   };
 
+  // From PreForward to PostForward, or to an exception.
+  class ForwardScope {
+   public:
+    explicit ForwardScope(ShardedBase* module) : module_(module) {
+      module->observer_->PreForward(module->unit_);
+    }
+    ~ForwardScope() {
+      if (module_ != nullptr) module_->observer_->AbandonForward();
+    }
+    ForwardScope(const ForwardScope&) = delete;
+    ForwardScope& operator=(const ForwardScope&) = delete;
+
+    void End() {
+      ShardedBase* const module = std::exchange(module_, nullptr);
+      module->observer_->PostForward(module->unit_, module->member_);
+    }
+
+   private:
+    ShardedBase* module_;
+  };
+
   UnitObserver* observer_ = nullptr;
   int unit_ = -1;
   int member_ = -1;
@@ -112,6 +132,14 @@ class Sharded : public M, public ShardedBase {
   void apply(const std::function<void(torch::nn::Module&)>& function) {
     if (observer_ == nullptr) return M::apply(function);
     observer_->WithFullParameters(*this, [&] { M::apply(function); });
+  }
+
+  // As M::zero_grad. Attached, it forgets what the job has of the unit's gradients, and the units
+  // below forget theirs; a unit of several modules forgets them for any of these. On all ranks.
+  void zero_grad() { static_cast<torch::nn::Module&>(*this).zero_grad(); }
+  void zero_grad(bool set_to_none) override {
+    M::zero_grad(set_to_none);
+    if (observer_ != nullptr) observer_->ZeroGradients(unit_);
   }
 
   template <typename... Args>
@@ -154,43 +182,33 @@ class Sharded : public M, public ShardedBase {
   auto InWindow(const F& function, Args&&... args) {
     if (observer_ == nullptr || in_window_) return function(std::forward<Args>(args)...);
     const WindowScope scope(&in_window_);
-    observer_->PreForward(unit_);
+    ForwardScope forward(this);
     TensorCast cast(observer_->InputDType(unit_));
-    if (!cast.casts()) return Watched(function, std::nullopt, std::forward<Args>(args)...);
+    if (!cast.casts()) return Run(&forward, std::nullopt, function, std::forward<Args>(args)...);
     std::tuple<Held<Args>...> held(std::forward<Args>(args)...);
     return std::apply(
         [&](auto&... values) {
           (Cast(values, &cast), ...);
-          return Watched(function, observer_->CastsResultBack(unit_) ? cast.from() : std::nullopt,
-                         static_cast<Args&&>(values)...);
+          return Run(&forward, observer_->CastsResultBack(unit_) ? cast.from() : std::nullopt,
+                     function, static_cast<Args&&>(values)...);
         },
         held);
   }
 
   // The call itself; the result goes back to `back`, if that is given.
   template <typename F, typename... Args>
-  auto Watched(const F& function, std::optional<torch::ScalarType> back, Args&&... args) {
+  auto Run(ForwardScope* forward, std::optional<torch::ScalarType> back, const F& function,
+           Args&&... args) {
     using Result = decltype(function(std::forward<Args>(args)...));
-    (WatchArgument(args), ...);
     if constexpr (std::is_void_v<Result>) {
       function(std::forward<Args>(args)...);
-      observer_->PostForward(unit_, member_);
+      forward->End();
     } else {
       Result result = function(std::forward<Args>(args)...);
       if (back.has_value()) TensorCast{back}(result);
-      ForEachTensor(result,
-                    [this](const torch::Tensor& tensor) { observer_->WatchOutput(unit_, tensor); });
-      observer_->PostForward(unit_, member_);
+      forward->End();
       return result;
     }
-  }
-
-  // Arguments of types that hold no tensor, or hide it, are not watched: the unit then stays
-  // readable until the end of backward, which is safe.
-  template <typename T>
-  void WatchArgument(const T& argument) {
-    if constexpr (std::is_same_v<std::decay_t<T>, torch::Tensor>)
-      observer_->WatchInput(unit_, argument);
   }
 };
 

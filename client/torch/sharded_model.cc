@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/cpp/session_buffers.h"
+#include "client/torch/autograd_engine.h"
 #include "client/torch/model_buffers.h"
 #include "client/torch/module_states.h"
 #include "client/torch/module_units.h"
@@ -95,6 +96,7 @@ absl::Status ShardedModelImpl::Open() {
     if (!absl::IsAborted(status)) RETURN_IF_ERROR(status);
     if (absl::IsAborted(status)) RETURN_IF_ERROR(session_->Recover());
   }
+  RETURN_IF_ERROR(UseOwnEngine());
   windows_ = std::make_unique<UnitWindows>(
       session_.get(), &units_, root_.get(), attach_.precision.full_precision_in_eval,
       [this](const torch::nn::Module& module, const std::function<void()>& body) {
@@ -145,7 +147,7 @@ absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step
   const bool before = std::exchange(in_step_, true);
   const absl::Status status = session_->RunStep(
       [&] {
-        windows_->Forget();
+        windows_->DropGradients();
         return StatusOf(step_body);
       },
       redone);
@@ -190,8 +192,6 @@ absl::Status ShardedModelImpl::SummonFullParams(const SummonOptions& options,
   status = RunSummoned(options, &full, body);
   windows_->set_summoned(false);
   full.Close();
-  // A change of dtype makes libtorch forget what hooks hang on.
-  for (const int unit : full.units()) windows_->HookUnit(unit);
   return status;
 }
 

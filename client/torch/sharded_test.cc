@@ -1,6 +1,8 @@
 // A module sharded over ranks (threads of this process) trains as the plain module does.
 #include "client/torch/sharded.h"
 
+#include <torch/nn/functional/loss.h>
+
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -193,7 +195,9 @@ TEST_F(ShardedTest, ExceptionOnOneRankIsEveryRanksErrorAndTrainingGoesOn) {
       }
       const std::string cause = step == 3 ? "index out of range" : "cannot be multiplied";
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnknown, HasSubstr(cause)));
-      if (rank == 0) EXPECT_THAT(std::string(status.message()), testing::StartsWith("rank 1: "));
+      if (rank == 0) {
+        EXPECT_THAT(std::string(status.message()), testing::StartsWith("rank 1: "));
+      }
       EXPECT_EQ((*sharded)->next_step(), step) << "the step was undone";
     }
     Session& session = (*sharded)->session();

@@ -16,12 +16,11 @@
 #ifndef TESSERA_CLIENT_TORCH_STATE_DICT_H_
 #define TESSERA_CLIENT_TORCH_STATE_DICT_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "client/torch/libtorch.h"
 #include "layout/shard_map.h"
 #include "layout/unit_parts.h"
 

@@ -13,14 +13,13 @@
 #ifndef TESSERA_CLIENT_TORCH_STATE_DICT_SETTINGS_H_
 #define TESSERA_CLIENT_TORCH_STATE_DICT_SETTINGS_H_
 
-#include <torch/torch.h>
-
 #include <memory>
 #include <optional>
 #include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
 #include "client/torch/state_dict.h"
 

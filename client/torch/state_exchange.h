@@ -6,8 +6,6 @@
 #ifndef TESSERA_CLIENT_TORCH_STATE_EXCHANGE_H_
 #define TESSERA_CLIENT_TORCH_STATE_EXCHANGE_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,6 +16,7 @@
 #include "absl/types/span.h"
 #include "client/cpp/session.h"
 #include "client/cpp/session_setup.h"
+#include "client/torch/libtorch.h"
 #include "layout/shard_view.h"
 
 namespace tessera {

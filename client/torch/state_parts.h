@@ -2,12 +2,11 @@
 #ifndef TESSERA_CLIENT_TORCH_STATE_PARTS_H_
 #define TESSERA_CLIENT_TORCH_STATE_PARTS_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <vector>
 
 #include "client/cpp/session.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/state_dict.h"
 #include "client/torch/state_entry_check.h"
 #include "layout/model_layout.h"

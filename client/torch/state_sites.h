@@ -2,12 +2,11 @@
 #ifndef TESSERA_CLIENT_TORCH_STATE_SITES_H_
 #define TESSERA_CLIENT_TORCH_STATE_SITES_H_
 
-#include <torch/torch.h>
-
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 
 namespace tessera {

@@ -19,14 +19,13 @@
 #ifndef TESSERA_CLIENT_TORCH_SUMMON_FULL_PARAMS_H_
 #define TESSERA_CLIENT_TORCH_SUMMON_FULL_PARAMS_H_
 
-#include <torch/torch.h>
-
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "client/cpp/session.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
 
 namespace tessera {

@@ -2,8 +2,6 @@
 #ifndef TESSERA_CLIENT_TORCH_TORCH_CLUSTER_H_
 #define TESSERA_CLIENT_TORCH_TORCH_CLUSTER_H_
 
-#include <torch/torch.h>
-
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +9,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/local_cluster.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
 

@@ -3,8 +3,6 @@
 #ifndef TESSERA_CLIENT_TORCH_UNIT_CHOICE_H_
 #define TESSERA_CLIENT_TORCH_UNIT_CHOICE_H_
 
-#include <torch/torch.h>
-
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -12,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/torch/ignored_states.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/mixed_precision.h"
 #include "client/torch/sharded.h"
 #include "client/torch/wrap_policy.h"

@@ -42,10 +42,9 @@ absl::Status UnitGradients::Add(int unit, int parameter, const torch::Tensor& gr
   return absl::OkStatus();
 }
 
-absl::Status ReshardBehindStream(Session* session, int unit, const torch::Device& device) {
+void FollowStreamOf(Session* session, int unit, const torch::Device& device) {
   DeviceGradients gradients(session);
   if (gradients.HasSlot(unit)) FollowStreamOf(device, &gradients);
-  return session->Reshard(unit);
 }
 
 absl::Status UnitGradients::Flush(int unit) {

@@ -10,13 +10,12 @@
 #ifndef TESSERA_CLIENT_TORCH_UNIT_GRADIENTS_H_
 #define TESSERA_CLIENT_TORCH_UNIT_GRADIENTS_H_
 
-#include <torch/torch.h>
-
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "client/cpp/session.h"
+#include "client/torch/libtorch.h"
 
 namespace tessera {
 
@@ -33,7 +32,8 @@ class UnitGradients {
   // All that was added of the unit is the session's. Before its Reduce, or its step.
   // Errors: those of DeviceGradients::Add
   absl::Status Flush(int unit);
-  void Drop();  // What was not flushed.
+  void Drop();                                  // What was not flushed, ...
+  void Drop(int unit) { kept_[unit].clear(); }  // ... and of one unit.
 
  private:
   Session* const session_;
@@ -42,9 +42,9 @@ class UnitGradients {
   Gradients reading_;  // Of the unit that was flushed last.
 };
 
-// Ends the unit's window. What the calling thread's stream of the GPU was given so far may still
-// read the unit. `device`: of its parameters. Errors: those of Session::Reshard
-absl::Status ReshardBehindStream(Session* session, int unit, const torch::Device& device);
+// What the calling thread's stream of the GPU was given so far may still read the unit: the end of
+// its window comes after that. `device`: of its parameters.
+void FollowStreamOf(Session* session, int unit, const torch::Device& device);
 
 }  // namespace tessera
 

@@ -2,11 +2,10 @@
 #ifndef TESSERA_CLIENT_TORCH_UNIT_LOOKUP_H_
 #define TESSERA_CLIENT_TORCH_UNIT_LOOKUP_H_
 
-#include <torch/torch.h>
-
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
 
 namespace tessera {

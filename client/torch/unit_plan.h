@@ -14,12 +14,11 @@
 #ifndef TESSERA_CLIENT_TORCH_UNIT_PLAN_H_
 #define TESSERA_CLIENT_TORCH_UNIT_PLAN_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/mixed_precision.h"
 #include "client/torch/wrap_policy.h"
 #include "job/job_config.h"

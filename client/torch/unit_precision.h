@@ -8,12 +8,11 @@
 #ifndef TESSERA_CLIENT_TORCH_UNIT_PRECISION_H_
 #define TESSERA_CLIENT_TORCH_UNIT_PRECISION_H_
 
-#include <torch/torch.h>
-
 #include <optional>
 #include <vector>
 
 #include "client/cpp/session.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
 
 namespace tessera {

@@ -1,36 +1,35 @@
 #include "client/torch/unit_windows.h"
 
-#include <torch/csrc/autograd/engine.h>
+#include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "client/cpp/device_gradients.h"
-#include "client/torch/checkpoint.h"
-#include "client/torch/precision_rules.h"
 #include "client/torch/replaced_parameters.h"
 
 namespace tessera {
 namespace {
 
-// Runs after a leaf's gradient was accumulated in a backward, which happens once, with the sum of
-// all its uses.
-class AfterAccumulation : public torch::autograd::FunctionPostHook {
- public:
-  explicit AfterAccumulation(std::function<void()> done) : done_(std::move(done)) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    done_();
-    return outputs;
-  }
+using torch::autograd::AccumulateGrad;
+using torch::autograd::FunctionPostHook;
+using torch::autograd::FunctionPreHook;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
 
- private:
-  const std::function<void()> done_;
-};
+uint64_t ThisThread() { return at::RecordFunction::currentThreadId(); }
+uint64_t NextNode() { return at::sequence_number::peek(); }
+
+UnitDriver::Options DriverOptions(const ModuleUnits& units) {
+  UnitDriver::Options options;
+  options.root = units.root_unit();
+  for (const auto& modules : units.modules)
+    options.num_modules.push_back(static_cast<int>(modules.size()));
+  return options;
+}
 
 }  // namespace
 
@@ -38,30 +37,94 @@ void ThrowIfError(const absl::Status& status) {
   if (!status.ok()) throw StatusException(status);
 }
 
+// Hooks of nodes, in graphs that may outlive the windows.
+class UnitWindows::BeforeNode : public FunctionPreHook {
+ public:
+  BeforeNode(UnitWindows* windows, std::shared_ptr<const UnitForward> forward)
+      : windows_(windows), alive_(windows->alive_), forward_(std::move(forward)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    if (*alive_) windows_->BeginNode(forward_);
+    return gradients;
+  }
+  // The forward that one of these windows' hooks on the node names; null: there is no such hook.
+  static const UnitForward* Of(const UnitWindows* windows, Node* node) {
+    for (const auto& hook : node->pre_hooks()) {
+      const auto* before = dynamic_cast<const BeforeNode*>(hook.get());
+      if (before != nullptr && before->windows_ == windows && *before->alive_)
+        return before->forward_.get();
+    }
+    return nullptr;
+  }
+
+ private:
+  UnitWindows* const windows_;
+  const std::shared_ptr<const bool> alive_;
+  const std::shared_ptr<const UnitForward> forward_;
+};
+
+class UnitWindows::AfterNode : public FunctionPostHook {
+ public:
+  AfterNode(UnitWindows* windows, std::shared_ptr<const UnitForward> forward)
+      : windows_(windows), alive_(windows->alive_), forward_(std::move(forward)) {}
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    if (*alive_) windows_->EndNode(*forward_);
+    return outputs;
+  }
+
+ private:
+  UnitWindows* const windows_;
+  const std::shared_ptr<const bool> alive_;
+  const std::shared_ptr<const UnitForward> forward_;
+};
+
+// Runs once in a backward, with the sum of all uses of the parameter in its grad().
+class UnitWindows::AfterAccumulation : public FunctionPostHook {
+ public:
+  AfterAccumulation(UnitWindows* windows, ParameterIndex index)
+      : windows_(windows), alive_(windows->alive_), index_(std::move(index)) {}
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    if (*alive_) windows_->OnParameterGradient(index_.first, index_.second);
+    return outputs;
+  }
+  static bool IsOn(const UnitWindows* windows, Node* node) {
+    for (const auto& hook : node->post_hooks()) {
+      const auto* after = dynamic_cast<const AfterAccumulation*>(hook.get());
+      if (after != nullptr && after->windows_ == windows && *after->alive_) return true;
+    }
+    return false;
+  }
+
+ private:
+  UnitWindows* const windows_;
+  const std::shared_ptr<const bool> alive_;
+  const ParameterIndex index_;
+};
+
 UnitWindows::UnitWindows(Session* session, ModuleUnits* units, const torch::nn::Module* root,
                          bool full_precision_in_eval, Summon summon)
-    : session_(session),
+    : SessionUnits(session),
       units_(units),
       root_(root),
       full_precision_in_eval_(full_precision_in_eval),
       summon_(std::move(summon)),
       precisions_(session, units, full_precision_in_eval),
-      prefetch_(session->config().backward_prefetch, session->config().forward_prefetch,
-                static_cast<int>(units->modules.size())),
-      rules_(session->layout().units, units->root_unit()),
-      accumulators_(units->modules.size()),
-      backward_(units->modules.size()),
-      gradients_(session) {
+      gradients_(session),
+      driver_(DriverOptions(*units), WindowRules(session->layout().units, units->root_unit()),
+              PrefetchPlan(session->config().backward_prefetch, session->config().forward_prefetch,
+                           static_cast<int>(units->modules.size())),
+              this),
+      thread_(ThisThread()) {
   for (size_t unit = 0; unit < units_->modules.size(); ++unit) {
-    HookUnit(unit);
+    IndexParameters(unit);
     const auto& modules = units_->modules[unit];
-    forwards_.emplace_back(static_cast<int>(modules.size()));
     for (size_t m = 0; m < modules.size(); ++m) modules[m]->AttachUnit(this, unit, m);
   }
   if (!units_->root_is_unit) units_->root->AttachUnit(this, ShardedBase::kRootWithoutUnit, 0);
+  ObserveBackwards(this);
 }
 
 UnitWindows::~UnitWindows() {
+  StopObserving(this);
   *alive_ = false;
   for (const auto& modules : units_->modules) {
     for (ShardedBase* module : modules) module->DetachUnit();
@@ -73,212 +136,187 @@ UnitWindows::~UnitWindows() {
   }
 }
 
-// Where libtorch made new accumulators meanwhile, hooks these; those of graphs that still wait for
-// their backward keep theirs.
-void UnitWindows::HookUnit(int unit) {
-  accumulators_[unit].resize(units_->parameters[unit].size());
-  for (size_t p = 0; p < units_->parameters[unit].size(); ++p) {
-    const torch::Tensor& parameter = units_->parameters[unit][p];
-    if (!parameter.requires_grad()) continue;
-    auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-    if (accumulator == accumulators_[unit][p]) continue;
-    accumulator->add_post_hook(std::make_unique<AfterAccumulation>([this, alive = alive_, unit, p] {
-      if (!*alive) return;
-      absl::MutexLock lock(&mu_);
-      OnParameterGradient(unit, p);
-    }));
-    accumulators_[unit][p] = std::move(accumulator);
-  }
+void UnitWindows::IndexParameters(int unit) {
+  absl::MutexLock lock(&nodes_mu_);
+  for (size_t p = 0; p < units_->parameters[unit].size(); ++p)
+    parameters_[units_->parameters[unit][p].unsafeGetTensorImpl()] = {unit, static_cast<int>(p)};
 }
 
-absl::Status UnitWindows::Reshard(int unit) {
-  return ReshardBehindStream(session_, unit, units_->parameters[unit].front().device());
-}
-
-void UnitWindows::OpenWindow(int unit, Precision precision) {
-  if (!session_->closed(unit) && session_->precision(unit) != precision) {
-    ThrowIfError(Reshard(unit));
-  }
-  // A unit that was asked for, as the last time, and not used this time is in nobody's way.
-  if (const int other = DeviceGradients(session_).OtherInSlot(unit);
-      other >= 0 && !session_->unsharded(other)) {
-    ThrowIfError(Reshard(other));
-  }
-  if (!session_->unsharded(unit)) ThrowIfError(session_->Unshard(unit, precision));
-  if (precisions_.UseParameters(unit, precision)) HookUnit(unit);
+void UnitWindows::FollowUses(int unit) {
+  FollowStreamOf(session(), unit, units_->parameters[unit].front().device());
 }
 
 void UnitWindows::PreForward(int unit) {
   absl::MutexLock lock(&mu_);
-  const bool is_unit = unit != ShardedBase::kRootWithoutUnit;
-  if (in_backward_ || Recomputing()) {
-    if (is_unit) PreBackward(unit, prefetch_.LastUse(unit), precisions_.Wanted(unit));
-    return;
-  }
   if (summoned_) ThrowIfError(absl::FailedPreconditionError("forward inside of SummonFullParams"));
-  if (unit == units_->root_unit()) BeginRootForward();
-  if (is_unit) {
-    OpenWindow(unit, precisions_.Wanted(unit));  // If it is not open.
-    if (forwards_[unit].Begin()) AskFor(prefetch_.PreForward(unit), /*for_forward=*/true);
-  }
-  ++forward_depth_;
+  if (!driver_.in_backward()) thread_ = ThisThread();
+  if (driver_.BeginsModel(unit)) BeginModelForward();
+  const bool is_unit = unit != ShardedBase::kRootWithoutUnit;
+  auto forward =
+      driver_.BeginForward(unit, is_unit ? precisions_.Wanted(unit) : Precision::kCompute);
+  ThrowIfError(forward.status());
+  BeginOwnNodes(*forward);
+  forwards_.push_back(*std::move(forward));
 }
 
-void UnitWindows::BeginRootForward() {
-  prefetch_.BeginForward();
-  ForgetForwards();  // An exception may have ended the last one.
+void UnitWindows::BeginModelForward() {
   ThrowIfError(TakeReplaced());
   precisions_.UseOriginalBuffers(full_precision_in_eval_ && !root_->is_training());
 }
 
-void UnitWindows::EndRootForward() {
-  prefetch_.EndForward();
+void UnitWindows::EndModelForward() {
   const bool evaluates = !root_->is_training() && !torch::GradMode::is_enabled();
-  if (evaluates) ThrowIfError(session_->EndForward());
+  if (evaluates) ThrowIfError(session()->EndForward());
 }
 
-void UnitWindows::ForgetForwards() {
-  forward_depth_ = 0;
-  for (ForwardGroup& forward : forwards_) forward.Forget();
+void UnitWindows::PostForward(int, int member) {
+  absl::MutexLock lock(&mu_);
+  const std::shared_ptr<UnitForward> forward = std::move(forwards_.back());
+  forwards_.pop_back();
+  EndOwnNodes();
+  const absl::StatusOr<bool> model_ended = driver_.EndForward(forward.get(), member);
+  ThrowIfError(model_ended.status());
+  if (*model_ended) EndModelForward();
 }
 
-void UnitWindows::WatchInput(int unit, const torch::Tensor& input) {
+void UnitWindows::AbandonForward() {
+  absl::MutexLock lock(&mu_);
+  driver_.AbandonForward(*forwards_.back());
+  forwards_.pop_back();
+  EndOwnNodes();
+}
+
+void UnitWindows::ZeroGradients(int unit) {
   absl::MutexLock lock(&mu_);
   if (unit == ShardedBase::kRootWithoutUnit) return;
-  if (in_backward_ || !torch::GradMode::is_enabled() || !input.defined() || !input.requires_grad())
+  gradients_.Drop(unit);
+  if (session()->has_gradient(unit) || session()->reduced(unit))
+    ThrowIfError(session()->DropGradients(unit));
+}
+
+void UnitWindows::AddWork(Node* node, UnitDriver::BackwardWork* work) {
+  if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) {
+    const auto found = parameters_.find(leaf->variable.unsafeGetTensorImpl());
+    if (found == parameters_.end()) return;
+    if (!AfterAccumulation::IsOn(this, node))
+      node->add_post_hook(std::make_unique<AfterAccumulation>(this, found->second));
+    ++(*work)[found->second.first].gradients;
     return;
-  ++backward_[unit].inputs_left;
-  input.register_hook([this, alive = alive_, unit](const torch::Tensor&) {
-    if (!*alive) return;
-    absl::MutexLock lock(&mu_);
-    // Where no parameter will ever say that the unit's backward is over.
-    if (--backward_[unit].inputs_left == 0 && Trainable(unit) == 0) return OnUnitGradient(unit);
-    MaybeReshard(unit);
-  });
-}
-
-void UnitWindows::WatchOutput(int unit, const torch::Tensor& output) {
-  absl::MutexLock lock(&mu_);
-  if (unit == ShardedBase::kRootWithoutUnit) return;
-  if (in_backward_ || !torch::GradMode::is_enabled() || !output.defined() ||
-      !output.requires_grad())
-    return;
-  output.register_hook([this, alive = alive_, unit, use = prefetch_.NextUse(),
-                        precision = session_->precision(unit)](const torch::Tensor&) {
-    if (!*alive) return;
-    absl::MutexLock lock(&mu_);
-    PreBackward(unit, use, precision);
-  });
-}
-
-void UnitWindows::PostForward(int unit, int member) {
-  absl::MutexLock lock(&mu_);
-  if (in_backward_) return;
-  if (forward_depth_ > 0) --forward_depth_;
-  if (unit != ShardedBase::kRootWithoutUnit) {
-    if (!forwards_[unit].End(member)) return;
-    prefetch_.PostForward(unit);
   }
-  if (unit == units_->root_unit()) EndRootForward();
-  if (unit == ShardedBase::kRootWithoutUnit || !rules_.ReshardsAfterForward(unit)) return;
-  ThrowIfError(Reshard(unit));
-}
-
-void UnitWindows::AskFor(const std::vector<int>& units, bool for_forward) {
-  for (const int unit : units) {
-    if (!session_->closed(unit) || DeviceGradients(session_).OtherInSlot(unit) >= 0) continue;
-    ThrowIfError(session_->UnshardAsync(
-        unit, for_forward ? precisions_.Wanted(unit) : session_->precision(unit)));
+  const UnitForward* hooked = BeforeNode::Of(this, node);
+  if (hooked == nullptr) {
+    auto forward = owners_.Find(node->thread_id(), node->sequence_nr());
+    if (forward == nullptr || forward->unit == UnitDriver::kNoUnit) return;
+    hooked = forward.get();
+    node->add_post_hook(std::make_unique<AfterNode>(this, forward));
+    node->add_pre_hook(std::make_unique<BeforeNode>(this, std::move(forward)));
   }
+  ++(*work)[hooked->unit].nodes;
 }
 
-void UnitWindows::PreBackward(int unit, const PrefetchPlan::Use& use, Precision precision) {
-  if (!in_backward_) {
-    const std::string changed = FirstReplaced(*session_, *units_);
+bool UnitWindows::BeginBackward(const std::vector<Node*>& nodes) {
+  UnitDriver::BackwardWork work;
+  NodeOwners::Depths depths;
+  {
+    absl::MutexLock lock(&nodes_mu_);
+    for (Node* node : nodes) AddWork(node, &work);
+    depths = owners_.depths();
+  }
+  // One that has nothing of these units may still compute them again.
+  if (work.empty() && thread_ != ThisThread()) return false;
+  absl::MutexLock lock(&mu_);
+  if (!work.empty() && !driver_.in_backward()) {
+    const std::string changed = FirstReplaced(*session(), *units_);
     if (!changed.empty()) {
       ThrowIfError(absl::FailedPreconditionError(
           absl::StrCat("parameter '", changed, "' was changed between forward and backward")));
     }
-    in_backward_ = true;
-    torch::autograd::Engine::get_default_engine().queue_callback([this, alive = alive_] {
-      if (!*alive) return;
-      absl::MutexLock lock(&mu_);
-      EndOfBackward();
-    });
   }
-  OpenWindow(unit, precision);
-  AskFor(prefetch_.PreBackward(unit, use), /*for_forward=*/false);
+  depths_.push_back(std::move(depths));
+  driver_.BeginBackward(std::move(work));
+  return true;
+}
+
+void UnitWindows::EndBackward(bool failed) {
+  absl::MutexLock lock(&mu_);
+  if (failed) {
+    absl::MutexLock nodes_lock(&nodes_mu_);
+    owners_.EndDownTo(depths_.back(), ThisThread(), NextNode());
+  }
+  depths_.pop_back();
+  ThrowIfError(driver_.EndBackward(failed));
+}
+
+void UnitWindows::BeginOwnNodes(std::shared_ptr<const UnitForward> forward) {
+  absl::MutexLock lock(&nodes_mu_);
+  owners_.Begin(ThisThread(), NextNode(), std::move(forward));
+}
+
+void UnitWindows::EndOwnNodes() {
+  absl::MutexLock lock(&nodes_mu_);
+  owners_.End(ThisThread(), NextNode());
+}
+
+void UnitWindows::BeginNode(const std::shared_ptr<const UnitForward>& forward) {
+  absl::MutexLock lock(&mu_);
+  ThrowIfError(driver_.BeginNode(*forward));
+  // Nodes that it makes, for gradients of gradients, read what it reads.
+  if (torch::GradMode::is_enabled()) BeginOwnNodes(forward);
+}
+
+void UnitWindows::EndNode(const UnitForward& forward) {
+  absl::MutexLock lock(&mu_);
+  if (torch::GradMode::is_enabled()) EndOwnNodes();
+  ThrowIfError(driver_.EndNode(forward));
 }
 
 void UnitWindows::OnParameterGradient(int unit, int parameter) {
-  torch::Tensor& tensor = units_->parameters[unit][parameter];
-  if (tensor.grad().defined()) {  // A checkpointed segment may not use it.
-    ThrowIfError(gradients_.Add(unit, parameter, tensor.grad()));
-    tensor.mutable_grad().reset();
+  absl::MutexLock lock(&mu_);
+  const absl::Status status = TakeGradient(unit, parameter);
+  units_->parameters[unit][parameter].mutable_grad().reset();
+  ThrowIfError(status);
+  ThrowIfError(driver_.OnGradient(unit));
+}
+
+absl::Status UnitWindows::TakeGradient(int unit, int parameter) {
+  const torch::Tensor& gradient = units_->parameters[unit][parameter].grad();
+  if (!gradient.defined()) return absl::OkStatus();  // A checkpointed segment may not use it.
+  if (gradient.requires_grad()) {
+    return absl::UnimplementedError(
+        absl::StrCat("the gradient of parameter '",
+                     session()->layout().units[unit].flat.parameters()[parameter].spec.name,
+                     "' needs a gradient itself, after backward with create_graph, and the job "
+                     "cannot keep that: "
+                     "take it by torch::autograd::grad"));
   }
-  if (++backward_[unit].parameters_ready == Trainable(unit)) OnUnitGradient(unit);
-}
-
-int UnitWindows::Trainable(int unit) const {
-  int count = 0;
-  for (const torch::Tensor& parameter : units_->parameters[unit])
-    count += parameter.requires_grad();
-  return count;
-}
-
-void UnitWindows::OnUnitGradient(int unit) {
-  backward_[unit].gradients_done = true;
-  MaybeReshard(unit);
-  AskFor(prefetch_.PostBackward(unit), /*for_forward=*/false);
-  ThrowIfError(gradients_.Flush(unit));
-  if (rules_.Syncs(unit) && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
-}
-
-void UnitWindows::MaybeReshard(int unit) {
-  const UnitBackward& state = backward_[unit];
-  // What backward still has to compute of the unit's input may read its parameters.
-  if (!in_backward_ || !state.gradients_done || state.inputs_left > 0 ||
-      unit == units_->root_unit())
-    return;
-  if (rules_.ReshardsAfterBackward(unit) && !session_->closed(unit)) ThrowIfError(Reshard(unit));
-}
-
-void UnitWindows::EndOfBackward() {
-  in_backward_ = false;
-  prefetch_.EndBackward();
-  for (ForwardGroup& forward : forwards_) forward.Forget();
-  for (int unit = session_->num_units() - 1; unit >= 0; --unit) {
-    // Units of which some parameter got no gradient.
-    ThrowIfError(gradients_.Flush(unit));
-    if (rules_.Syncs(unit) && session_->has_gradient(unit)) ThrowIfError(session_->Reduce(unit));
-    backward_[unit] = {backward_[unit].inputs_left};  // Other forwards may have backwards to come.
-    if (rules_.ReshardsAfterBackward(unit) && !session_->closed(unit)) ThrowIfError(Reshard(unit));
-  }
+  RETURN_IF_ERROR(driver_.MakeRoom(unit));
+  return gradients_.Add(unit, parameter, gradient);
 }
 
 absl::Status UnitWindows::TakeReplaced() {
   std::vector<int> changed;
-  RETURN_IF_ERROR(TakeReplacedParameters(session_, units_, &changed));
-  for (const int unit : changed) HookUnit(unit);
+  RETURN_IF_ERROR(TakeReplacedParameters(session(), units_, &changed));
+  for (const int unit : changed) IndexParameters(unit);
   return absl::OkStatus();
 }
 
 void UnitWindows::BeginStep() {
   absl::MutexLock lock(&mu_);
-  ForgetBackward();
+  driver_.ForgetGroups();
+  {
+    absl::MutexLock nodes_lock(&nodes_mu_);
+    owners_.Forget();
+  }
+  // Graphs of before the step read values that are gone: autograd refuses them.
+  for (auto& parameters : units_->parameters) {
+    for (torch::Tensor& parameter : parameters) torch::autograd::impl::bump_version(parameter);
+  }
 }
 
-void UnitWindows::ForgetBackward() {
-  ForgetForwards();
-  backward_.assign(backward_.size(), UnitBackward());
-}
-
-void UnitWindows::Forget() {
-  absl::MutexLock lock(&mu_);  // After an exception some thread of autograd may still be in a hook.
-  in_backward_ = false;
-  prefetch_.EndBackward();
+void UnitWindows::DropGradients() {
+  absl::MutexLock lock(&mu_);
+  driver_.ForgetGroups();
   gradients_.Drop();
-  ForgetBackward();
   for (auto& parameters : units_->parameters) {
     for (torch::Tensor& parameter : parameters) parameter.mutable_grad().reset();
   }

@@ -1,41 +1,43 @@
-// When the units of an attached model are readable, and what becomes of their gradients: all that
-// happens around forwards and in backward.
+// The units of an attached model as libtorch uses them: tells a UnitDriver of forwards and of what
+// autograd runs, and gives gradients to the session.
 //
-//   forward    PreForward ─► open ─► PostForward ─► closed, where the strategy says so
-//              (of a unit of several modules: of the first one ... of the last one)
-//   backward   gradient of an output ─► open ─► gradients of all parameters ─► reduced
-//                                               those of the inputs too     ─► closed
-//   its end    what is left over is reduced and closed
+// Each node of a graph that a unit's forward made opens the unit before it runs. Nodes are found
+// when a backward begins, whatever way leads to them: results, members, views changed in place,
+// gradients of gradients.
 //
 // Confined to the thread that trains, whose backward runs on it too. Session, units and root
-// outlive this. Methods that UnitObserver does not have throw as it does, if they return no status.
+// outlive this. Methods throw StatusException, if they return no status.
 // Source: hook points as torch/distributed/fsdp/_runtime_utils.py.
 #ifndef TESSERA_CLIENT_TORCH_UNIT_WINDOWS_H_
 #define TESSERA_CLIENT_TORCH_UNIT_WINDOWS_H_
 
-#include <torch/torch.h>
-
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/session.h"
-#include "client/torch/forward_group.h"
+#include "client/torch/autograd_engine.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
-#include "client/torch/prefetch_plan.h"
 #include "client/torch/sharded.h"
 #include "client/torch/unit_gradients.h"
 #include "client/torch/unit_precision.h"
-#include "client/torch/window_rules.h"
+#include "client/units/node_owners.h"
+#include "client/units/session_units.h"
+#include "client/units/unit_driver.h"
 
 namespace tessera {
 
 void ThrowIfError(const absl::Status& status);
 
-class UnitWindows : public UnitObserver {
+class UnitWindows : public UnitObserver, private BackwardObserver, private SessionUnits {
  public:
   // Sets whole parameters of a module, for WithFullParameters.
   using Summon =
@@ -49,23 +51,21 @@ class UnitWindows : public UnitObserver {
   UnitWindows(const UnitWindows&) = delete;
   UnitWindows& operator=(const UnitWindows&) = delete;
 
-  PrefetchPlan& prefetch() { return prefetch_; }
+  PrefetchPlan& prefetch() { return driver_.prefetch(); }
   UnitPrecisions& precisions() { return precisions_; }
-  WindowRules& rules() { return rules_; }
-  bool in_forward() const { return forward_depth_ > 0; }
-  bool in_backward() const { return in_backward_; }
+  WindowRules& rules() { return driver_.rules(); }
+  bool in_forward() const { return driver_.in_forward(); }
+  bool in_backward() const { return driver_.in_backward(); }
   // While the user sees whole parameters no forward can be.
   bool summoned() const { return summoned_; }
   void set_summoned(bool summoned) { summoned_ = summoned; }
 
   // Takes in what the user put in place of parameters since the last look.
   absl::Status TakeReplaced();
-  // After whatever may have changed a parameter's dtype: libtorch then makes new accumulators.
-  void HookUnit(int unit);
-  // No forward that began will go on, and nothing waits for a backward: before a step, ...
+  // A step is about to be made, ...
   void BeginStep();
-  // ... and before a step's body runs, perhaps again: gradients are dropped too.
-  void Forget();
+  // ... and before a step's body runs, perhaps again: gradients are dropped.
+  void DropGradients();
 
   void PreForward(int unit) override;
   std::optional<torch::ScalarType> InputDType(int unit) override {
@@ -74,58 +74,64 @@ class UnitWindows : public UnitObserver {
   bool CastsResultBack(int unit) override {
     return unit != ShardedBase::kRootWithoutUnit && units_->casts_results_back[unit];
   }
-  void WatchInput(int unit, const torch::Tensor& input) override;
-  void WatchOutput(int unit, const torch::Tensor& output) override;
   void PostForward(int unit, int member) override;
+  void AbandonForward() override;
+  void ZeroGradients(int unit) override;
   void WithFullParameters(const torch::nn::Module& module,
                           const std::function<void()>& body) override {
     ThrowIfError(summon_(module, body));
   }
 
  private:
-  struct UnitBackward {
-    int inputs_left = 0;          // Inputs, of any forward, whose gradient is still to come.
-    int parameters_ready = 0;     // Whose gradient came in this backward.
-    bool gradients_done = false;  // All of its parameters that have some.
-  };
+  class BeforeNode;
+  class AfterNode;
+  class AfterAccumulation;
+  using ParameterIndex = std::pair<int, int>;  // Unit and parameter.
 
-  void BeginRootForward();
-  void EndRootForward();
-  void ForgetForwards();
-  void ForgetBackward();
-  // Makes the unit's parameters readable in this precision, and the module use that.
-  void OpenWindow(int unit, Precision precision);
-  absl::Status Reshard(int unit);
-  // Asks for the parameters of those of `units` that are sharded.
-  void AskFor(const std::vector<int>& units, bool for_forward);
-  // `use`, `precision`: of the forward that backward goes through.
-  void PreBackward(int unit, const PrefetchPlan::Use& use, Precision precision);
-  int Trainable(int unit) const;  // Parameters.
+  // Of BackwardObserver.
+  bool BeginBackward(const std::vector<torch::autograd::Node*>& nodes) override;
+  void EndBackward(bool failed) override;
+  // Of SessionUnits.
+  Precision WantedPrecision(int unit) const override { return precisions_.Wanted(unit); }
+  void UseParameters(int unit, Precision precision) override {
+    precisions_.UseParameters(unit, precision);
+  }
+  void FollowUses(int unit) override;
+  absl::Status HandOverGradients(int unit) override { return gradients_.Flush(unit); }
+
+  void BeginModelForward();
+  void EndModelForward();
+  void IndexParameters(int unit);
+  // What the node will need, with hooks to see that it has it.
+  void AddWork(torch::autograd::Node* node, UnitDriver::BackwardWork* work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(nodes_mu_);
+  void BeginOwnNodes(std::shared_ptr<const UnitForward> forward);
+  void EndOwnNodes();
+  // Called by hooks, on whichever thread runs the node.
+  void BeginNode(const std::shared_ptr<const UnitForward>& forward);
+  void EndNode(const UnitForward& forward);
   void OnParameterGradient(int unit, int parameter);
-  void OnUnitGradient(int unit);
-  void MaybeReshard(int unit);
-  void EndOfBackward();
+  absl::Status TakeGradient(int unit, int parameter);
 
   // Autograd runs hooks on a thread for each device, and forwards that are computed again on those
-  // too; whoever is called so holds it. Backward has ended when the training thread goes on,
-  // but after an exception.
+  // too; whoever is called so holds it.
   absl::Mutex mu_;
-  Session* const session_;
   ModuleUnits* const units_;
   const torch::nn::Module* const root_;
   const bool full_precision_in_eval_;
   const Summon summon_;
   UnitPrecisions precisions_;
-  PrefetchPlan prefetch_;
-  WindowRules rules_;
-  // By unit and parameter; keep the hooks alive.
-  std::vector<std::vector<std::shared_ptr<torch::autograd::Node>>> accumulators_;
-  bool in_backward_ = false;
-  int forward_depth_ = 0;  // Of modules' forwards that are under way.
-  bool summoned_ = false;
-  std::vector<ForwardGroup> forwards_;  // By unit.
-  std::vector<UnitBackward> backward_;
   UnitGradients gradients_;
+  UnitDriver driver_;
+  bool summoned_ = false;
+  // The backwards of other models' threads ask whose a node is; nobody waits while holding it.
+  absl::Mutex nodes_mu_;
+  absl::flat_hash_map<const c10::TensorImpl*, ParameterIndex> parameters_
+      ABSL_GUARDED_BY(nodes_mu_);
+  NodeOwners owners_ ABSL_GUARDED_BY(nodes_mu_);
+  std::atomic<uint64_t> thread_;                        // That trains.
+  std::vector<std::shared_ptr<UnitForward>> forwards_;  // That run, the innermost last.
+  std::vector<NodeOwners::Depths> depths_;  // Of the backwards under way, at their begin.
   const std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // For hooks in graphs that outlive this.
 };

@@ -13,7 +13,9 @@
 #ifndef TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
 #define TESSERA_CLIENT_TORCH_WRAP_POLICY_H_
 
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
 
 #include <cstdint>
 #include <functional>
@@ -21,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "client/torch/libtorch.h"
 #include "layout/strategy.h"
 
 namespace tessera {

@@ -1,6 +1,9 @@
 // What a policy chooses, seen in the units of a dry run. No server.
 #include "client/torch/wrap_policy.h"
 
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/modulelist.h>
+
 #include "base/status_matchers.h"
 #include "client/torch/sharded.h"
 #include "client/torch/unit_plan.h"

@@ -7,7 +7,7 @@
 //               libtorch's AdamW on every rank's whole copy
 //   floor       what a sharded step has to move at the least, at this machine's rates: each rank
 //               reads its slice of all ranks' gradients, and reads and writes its optimizer state
-#include <torch/torch.h>
+#include <torch/nn/utils/clip_grad.h>
 
 #include <algorithm>
 #include <ctime>
@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/cluster_process.h"

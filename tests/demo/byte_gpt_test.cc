@@ -1,7 +1,6 @@
 // The model without libtorch beside the demo's own: both have the same initial values and windows.
+#include "client/torch/libtorch.h"
 #include "tests/testing/byte_gpt.h"
-
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>

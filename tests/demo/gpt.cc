@@ -1,5 +1,8 @@
 #include "tests/demo/gpt.h"
 
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/normalization.h>
+
 #include <cmath>
 #include <string>
 

@@ -2,11 +2,12 @@
 #ifndef TESSERA_TESTS_DEMO_GPT_H_
 #define TESSERA_TESTS_DEMO_GPT_H_
 
-#include <torch/torch.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <memory>
 #include <vector>
 
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded.h"
 
 namespace tessera::demo {

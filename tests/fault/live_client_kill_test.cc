@@ -27,12 +27,12 @@ constexpr int64_t kSomeBytes = 1 << 20;
 
 class LiveClientKillTest : public LiveCluster {
  protected:
-  // What goes before is read or put once, undisturbed: a worker keeps the connection for it.
+  // What goes before is read or put once, undisturbed.
   void Start(int64_t big_numel, const std::function<void()>& undisturbed) {
     ASSERT_NO_FATAL_FAILURE(StartJob(big_numel));
     spool_files_ = CountSpoolFiles(worker_->pid());
-    worker_sockets_ = CountSockets(worker_->pid()) + 1;
-    coordinator_sockets_ = CountSockets(coordinator_->pid()) + 1;
+    worker_sockets_ = CountSockets(worker_->pid());
+    coordinator_sockets_ = CountSockets(coordinator_->pid());
     ASSERT_NO_FATAL_FAILURE(undisturbed());
     ExpectNothingIsLeft();
   }

@@ -4,7 +4,7 @@
 #define TESSERA_TESTS_INTEGRATION_LIVE_BUFFERS_FIXTURE_H_
 
 #include <stdlib.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include <atomic>
 #include <filesystem>
@@ -22,6 +22,7 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/model_buffers.h"
 #include "client/torch/sharded_model.h"
 #include "grpcpp/grpcpp.h"

@@ -1,7 +1,6 @@
 // Buffers of modules that clients set in a job that trains, that successors go on from, and that a
 // step which is done again begins from: through a real coordinator, workers and executors'
 // processes.
-#include <torch/torch.h>
 
 #include <cstring>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
 #include "client/cpp/optimizer_state.h"
+#include "client/torch/libtorch.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -127,7 +127,9 @@ TEST_F(LiveBuffersTest, TrainerThatTakesARankOverGoesOnFromItsPredecessorsBuffer
     trainer.net->table += 1000;
     EXPECT_FALSE(BuffersOf(*trainer.net) == before);
     Meet();
-    if (rank == 1) EXPECT_NE(by_rank_[0].at("norm.running_mean"), before.at("norm.running_mean"));
+    if (rank == 1) {
+      EXPECT_NE(by_rank_[0].at("norm.running_mean"), before.at("norm.running_mean"));
+    }
     trainer = Trainer();
     Meet();
     auto next = Attach(rank, {}, "toy");
@@ -164,7 +166,9 @@ TEST_F(LiveBuffersTest, StepThatIsDoneAgainBeginsFromTheBuffersThatItHad) {
               return status;
             };
             ASSERT_OK(Step(rank, &trainer, in_body));
-            if (disturb && i % 2 == 1) EXPECT_EQ(tries, 4) << "step " << i;
+            if (disturb && i % 2 == 1) {
+              EXPECT_EQ(tries, 4) << "step " << i;
+            }
           }
           (*ends)[rank] = BuffersOf(*trainer.net);
         },

@@ -1,6 +1,5 @@
 // Buffers of modules that train, read by clients: through a real coordinator, workers and
 // executors' processes, with trainers that go on meanwhile.
-#include <torch/torch.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/model_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -188,7 +188,9 @@ TEST_F(LiveBuffersTest, ErrorInWhatIsPublishedIsToldToAllRanksOfALoadToo) {
     EXPECT_EQ(refused.code(),
               rank == 0 ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kAborted);
     if (rank == 0) trainer.net->mask.set_data(before);
-    if (rank == 1) ASSERT_OK(trainer.model->session().Recover());
+    if (rank == 1) {
+      ASSERT_OK(trainer.model->session().Recover());
+    }
     ASSERT_OK(LoadModelCheckpoint(trainer.model.get(), Path("saved")).status());
     ASSERT_OK(Step(rank, &trainer));
     EXPECT_EQ(trainer.model->next_step(), 3);

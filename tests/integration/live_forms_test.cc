@@ -1,7 +1,6 @@
 // What clients read of a job in each of the three forms, against the dictionaries that its trainers
 // make: parameters, buffers, the optimizer's state and its param groups.
 #include <stdlib.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "client/cpp/live_reader.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/model_buffers.h"
 #include "client/torch/optim_state_dicts.h"
 #include "client/torch/state_dicts.h"

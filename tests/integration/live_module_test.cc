@@ -1,8 +1,6 @@
 // Ordinary modules that are set from a job that trains: by a client that is none of its trainers.
 #include "client/torch/live_module.h"
 
-#include <torch/torch.h>
-
 #include <atomic>
 #include <map>
 #include <memory>
@@ -14,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_matchers.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/state_dicts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -112,7 +111,9 @@ TEST_F(LiveModuleTest, IsSetToTheBitsOfOneCommittedStepWhileTrainingGoesOnBothWa
       const auto loaded = LoadLiveState(net.get(), Options(i % 2 == 1));
       EXPECT_OK(loaded);
       if (!loaded.ok()) continue;
-      if (i % 2 == 1) EXPECT_FALSE(loaded->is_mapped);
+      if (i % 2 == 1) {
+        EXPECT_FALSE(loaded->is_mapped);
+      }
       EXPECT_GE(loaded->version.trained_step, 2 * i + 1);
       EXPECT_TRUE(loaded->missing.empty());
       EXPECT_TRUE(loaded->unexpected.empty());

@@ -3,7 +3,7 @@
 #ifndef TESSERA_TESTS_INTEGRATION_LIVE_NET_H_
 #define TESSERA_TESTS_INTEGRATION_LIVE_NET_H_
 
-#include <torch/torch.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include <functional>
 #include <memory>
@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"

@@ -26,7 +26,7 @@ class MapRelay::Session {
     ASSIGN_OR_RETURN(thread_, StartThread("a session of maps", [this] { Run(); }));
     return absl::OkStatus();
   }
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() { call_.Cancel(); }
   bool done() const { return done_.load(); }
 
  private:
@@ -37,13 +37,14 @@ class MapRelay::Session {
     if (!status.ok() && !absl::IsCancelled(status)) {
       TESSERA_LOG(INFO, "job {}: maps of its state: {}", command_.job_id(), status.ToString());
     }
+    call_.End();
     done_.store(true);
   }
 
   absl::Status Serve() {
     ASSIGN_OR_RETURN(const auto channel, relay_->Connection());
     const auto stub = v1::LiveMapRelay::NewStub(channel);
-    const std::unique_ptr<Stream> stream = stub->Relay(&context_);
+    const std::unique_ptr<Stream> stream = stub->Relay(call_.context());
     Talk(stream.get());
     stream->WritesDone();
     return FromGrpcStatus(stream->Finish());
@@ -77,7 +78,7 @@ class MapRelay::Session {
 
   MapRelay* const relay_;
   const v1::ServeState command_;
-  grpc::ClientContext context_;
+  RelayCall call_;
   std::thread thread_;
   std::atomic<bool> done_{false};
 };

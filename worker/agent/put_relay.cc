@@ -34,7 +34,7 @@ class PutRelay::Session {
     ASSIGN_OR_RETURN(thread_, StartThread("a put", [this] { Run(); }));
     return absl::OkStatus();
   }
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() { call_.Cancel(); }
   bool done() const { return done_.load(); }
 
  private:
@@ -47,13 +47,14 @@ class PutRelay::Session {
     if (!status.ok()) {
       TESSERA_LOG(INFO, "job {}: a put: {}", command_.job_id(), status.ToString());
     }
+    call_.End();
     done_.store(true);
   }
 
   absl::Status Serve() {
     ASSIGN_OR_RETURN(const auto channel, OpenRelayChannel(options_->coordinator));
     const auto stub = v1::LivePutRelay::NewStub(channel);
-    const std::unique_ptr<Stream> stream = stub->Relay(&context_);
+    const std::unique_ptr<Stream> stream = stub->Relay(call_.context());
     const absl::Status status = Talk(stream.get());
     if (!status.ok()) {
       v1::PutEvent event;
@@ -203,7 +204,7 @@ class PutRelay::Session {
 
   const Options* const options_;
   const v1::StagePut command_;
-  grpc::ClientContext context_;
+  RelayCall call_;
   std::weak_ptr<HostedJob> job_;
   std::unique_ptr<PutStage> stage_;  // Of the session's thread, as what follows.
   std::shared_ptr<const StagedPut> staged_;

@@ -5,7 +5,9 @@
 
 #include <memory>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "grpcpp/grpcpp.h"
 #include "net/transport_security.h"
 
@@ -14,6 +16,30 @@ namespace tessera {
 // A coordinator that is frozen, or whose machine is gone, ends its streams within seconds.
 // Errors: as OpenChannel.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRelayChannel(const DialOptions& coordinator);
+
+// The context of one call, which holds the call's connection as long as it lives: whoever made the
+// call ends it, whoever cancels may come at any time. Thread-safe.
+class RelayCall {
+ public:
+  grpc::ClientContext* context() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return context_.get();
+  }
+  void Cancel() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    if (context_ != nullptr) context_->TryCancel();
+  }
+  // The call is over, and what it returned is destroyed.
+  void End() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    context_ = nullptr;
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mu_) =
+      std::make_unique<grpc::ClientContext>();
+};
 
 }  // namespace tessera
 

@@ -80,7 +80,7 @@ class StateRelay::Session {
   }
   void Cancel() {
     cancelled_.store(true);
-    context_.TryCancel();
+    call_.Cancel();
   }
   bool done() const { return done_.load(); }
 
@@ -94,13 +94,14 @@ class StateRelay::Session {
     if (!status.ok()) {
       TESSERA_LOG(INFO, "job {}: reading of live state: {}", command_.job_id(), status.ToString());
     }
+    call_.End();
     done_.store(true);
   }
 
   absl::Status Serve() {
     ASSIGN_OR_RETURN(const auto channel, OpenRelayChannel(options_->coordinator));
     const auto stub = v1::LiveRelay::NewStub(channel);
-    const std::unique_ptr<Stream> stream = stub->Relay(&context_);
+    const std::unique_ptr<Stream> stream = stub->Relay(call_.context());
     auto reader = StartThread("a reading's commands", [&] { ReadCommands(stream.get()); });
     absl::Status status = reader.status();
     if (status.ok()) status = Answer(stream.get());
@@ -108,7 +109,7 @@ class StateRelay::Session {
     if (status.ok()) {
       stream->WritesDone();
     } else {
-      context_.TryCancel();
+      call_.Cancel();
     }
     if (reader.ok()) reader->join();
     const absl::Status end = FromGrpcStatus(stream->Finish());
@@ -269,7 +270,7 @@ class StateRelay::Session {
 
   const Options* const options_;
   const v1::ServeState command_;
-  grpc::ClientContext context_;
+  RelayCall call_;
   // Of the session's thread.
   std::shared_ptr<StateSnapshot> snapshot_;
   std::shared_ptr<LiveSource> source_;

@@ -1,5 +1,6 @@
 #include "worker/engine/rank_engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -252,7 +253,7 @@ absl::Status RankEngine::Execute(const Op& op) {
       return RunStep(op);
     case OpKind::kDropGradients:
       RETURN_IF_ERROR(AwaitReductions());
-      ForgetReduced();
+      ForgetReduced(op.unit);
       return absl::OkStatus();
     case OpKind::kSave:
       return Save();
@@ -371,10 +372,14 @@ void RankEngine::PublishResult(const absl::Status& status, double gradient_norm,
   Bump(&options_.control->events);
 }
 
-void RankEngine::ForgetReduced() {
-  reduced_.assign(reduced_.size(), false);
-  staged_.assign(staged_.size(), 0);
-  for (std::vector<int64_t>& updates : early_updates_) updates.clear();
+void RankEngine::ForgetReduced(int unit) {
+  const int num_units = static_cast<int>(reduced_.size());
+  const int begin = std::max(unit, 0), end = unit < 0 ? num_units : std::min(unit + 1, num_units);
+  for (int u = begin; u < end; ++u) {
+    reduced_[u] = false;
+    staged_[u] = 0;
+    early_updates_[u].clear();
+  }
 }
 
 }  // namespace tessera

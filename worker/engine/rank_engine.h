@@ -205,7 +205,7 @@ class RankEngine {
     return options_.images == nullptr ? nullptr : &options_.images->staged;
   }
   void PublishResult(const absl::Status& status, double gradient_norm, bool non_finite = false);
-  void ForgetReduced();
+  void ForgetReduced(int unit = -1);  // -1: of all units.
 
   const Options options_;
   ShardedOptimizer optimizer_;

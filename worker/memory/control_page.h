@@ -34,7 +34,7 @@ enum class OpKind : uint32_t {
   kInitialize,         // The unit's gradient slot holds initial values: take the own slice.
   kFinishInitialize,   // All units were initialised: agree, and be at step 0.
   kStep,               // Vote, decide, update, publish.
-  kDropGradients,      // Forget what was reduced since the last step.
+  kDropGradients,      // Forget what was reduced since the last step; of a unit, or of all: -1.
   kSave,               // Do what the message that was sent asks for: write files.
   kFail,               // The trainer's own code failed, ControlPage::text says why: end the epoch.
   kRead,               // Gather the unit's parameters, in full, into its gradient slot.

@@ -3,8 +3,6 @@
 #ifndef TESSERA_TESTS_CONFORMANCE_FSDP_CHAIN_MODEL_H_
 #define TESSERA_TESTS_CONFORMANCE_FSDP_CHAIN_MODEL_H_
 
-#include <torch/torch.h>
-
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,6 +11,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/local_cluster.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
 

@@ -1,11 +1,12 @@
 // cpu_offload on CPU workers, where it moves nothing: what upstream's tests say of it holds, and a
 // run with it has the bits of one without.
-#include <torch/torch.h>
+#include <torch/nn/utils/clip_grad.h>
 
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
+#include "client/torch/libtorch.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/fsdp/harness.h"
 #include "tests/conformance/fsdp/models.h"

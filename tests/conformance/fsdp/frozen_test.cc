@@ -1,5 +1,7 @@
 // Parameters without requires_grad, from the start or for a while.
 // (PyTorch: test_fsdp_fine_tune, _freezing_weights, _use_orig_params, test_fully_shard_frozen)
+#include <torch/nn/modules/conv.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>

@@ -3,13 +3,12 @@
 #ifndef TESSERA_TESTS_CONFORMANCE_FSDP_GOLDEN_TRAINING_H_
 #define TESSERA_TESTS_CONFORMANCE_FSDP_GOLDEN_TRAINING_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "client/cpp/local_cluster.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "nlohmann/json.hpp"
 

@@ -3,8 +3,6 @@
 #ifndef TESSERA_TESTS_CONFORMANCE_FSDP_HARNESS_H_
 #define TESSERA_TESTS_CONFORMANCE_FSDP_HARNESS_H_
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -17,6 +15,7 @@
 
 #include "base/status_matchers.h"
 #include "client/cpp/local_cluster.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded_model.h"
 #include "gtest/gtest.h"
 

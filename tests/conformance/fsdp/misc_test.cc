@@ -2,6 +2,7 @@
 // gradients, chunks of a loss, memory.
 // (PyTorch: test_fsdp_traversal, _apply, _meta, _misc, _param_mutation, _sharded_grad_scaler,
 // _mixed_precision, _memory, _exec_order, test_fully_shard_training)
+#include <torch/nn/modules/embedding.h>
 #include <unistd.h>
 
 #include <optional>
@@ -459,7 +460,9 @@ TEST_F(MiscTest, MemoryOfAJobIsKnownBeforeTheFirstStepAndNoStepAddsAny) {
           // Both versions of the state have been written after the second step.
           const int64_t resident = testing_support::ResidentBytesOf(
               getpid(), options.job_id)[absl::StrCat(rank, "/state")];
-          if (step > 2) EXPECT_EQ(resident, resident_before) << "step " << step;
+          if (step > 2) {
+            EXPECT_EQ(resident, resident_before) << "step " << step;
+          }
           resident_before = resident;
         }
       });

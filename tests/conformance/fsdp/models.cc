@@ -1,5 +1,9 @@
 #include "tests/conformance/fsdp/models.h"
 
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
+
 #include "absl/strings/str_cat.h"
 #include "client/torch/checkpoint.h"
 

@@ -4,13 +4,16 @@
 #ifndef TESSERA_TESTS_CONFORMANCE_FSDP_MODELS_H_
 #define TESSERA_TESTS_CONFORMANCE_FSDP_MODELS_H_
 
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "client/torch/libtorch.h"
 #include "client/torch/sharded.h"
 #include "client/torch/wrap_policy.h"
 

@@ -1,4 +1,7 @@
 // Units of several modules. (PyTorch: test_fully_shard_comm, the parts on lists of modules)
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/torch/checkpoint.h"

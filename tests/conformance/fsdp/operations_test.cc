@@ -148,7 +148,9 @@ TEST_F(OperationsTest, ReshardAfterForwardMayBeSetInTheMiddleOfARunAndChangesNoB
     std::vector<std::vector<double>> losses(kWorldSize), untouched(kWorldSize);
     const auto steps =
         Train(options, 4, [&](MlpStack& model, ShardedModel& sharded, int64_t step, int rank) {
-          if (step == 3) EXPECT_OK(sharded.SetReshardAfterForward(c.reshard, model, c.recurse));
+          if (step == 3) {
+            EXPECT_OK(sharded.SetReshardAfterForward(c.reshard, model, c.recurse));
+          }
           const torch::Tensor loss = LossOf(model, step, rank);
           losses[rank].push_back(loss.item<double>());
           loss.backward();

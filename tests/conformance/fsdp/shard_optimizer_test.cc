@@ -153,8 +153,12 @@ TEST_F(ShardOptimizerTest, ExceptionOfTheOptimizerIsEveryRanksErrorAndItsStateGo
         ChainLoss(*trainer.chain, step, trainer.rank).backward();
         return own->Step().status();
       });
-      if (!fails) ASSERT_OK(status);
-      if (fails) EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnknown, HasSubstr("no more")));
+      if (!fails) {
+        ASSERT_OK(status);
+      }
+      if (fails) {
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnknown, HasSubstr("no more")));
+      }
     }
     const Values values = WholeParameters(trainer);
     if (trainer.rank == 0) ExpectClose(values, expected);
@@ -176,7 +180,9 @@ TEST_P(ShardOptimizerKillTest, ParametersAreTheUndisturbedOnesToTheBit) {
   int redone = -1;
   const Values values = ShardedRun("killed", MakeAdamW, &redone);
   ExpectSameBits(values, undisturbed, GetParam().first);
-  if (GetParam().second) EXPECT_EQ(redone, 0) << "a decided step is not done again";
+  if (GetParam().second) {
+    EXPECT_EQ(redone, 0) << "a decided step is not done again";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, ShardOptimizerKillTest,

@@ -2,8 +2,6 @@
 #ifndef TESSERA_TESTS_CONFORMANCE_FSDP_STATE_DICT_FIXTURE_H_
 #define TESSERA_TESTS_CONFORMANCE_FSDP_STATE_DICT_FIXTURE_H_
 
-#include <torch/torch.h>
-
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "client/torch/libtorch.h"
 #include "client/torch/state_dicts.h"
 #include "tests/conformance/fsdp/harness.h"
 #include "tests/conformance/fsdp/models.h"

@@ -5,8 +5,8 @@
 //
 // A unit of one module opens at each begin and closes at each end.
 // Source: torch/distributed/fsdp/_fully_shard (hooks of a group of modules).
-#ifndef TESSERA_CLIENT_TORCH_FORWARD_GROUP_H_
-#define TESSERA_CLIENT_TORCH_FORWARD_GROUP_H_
+#ifndef TESSERA_CLIENT_UNITS_FORWARD_GROUP_H_
+#define TESSERA_CLIENT_UNITS_FORWARD_GROUP_H_
 
 #include <algorithm>
 #include <vector>
@@ -28,6 +28,7 @@ class ForwardGroup {
     to_end_[module] = false;
     return !under_way();
   }
+  bool has_ended() const { return !under_way(); }
   // Those that have not ended will not.
   void Forget() { to_end_.assign(to_end_.size(), false); }
 
@@ -41,4 +42,4 @@ class ForwardGroup {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_FORWARD_GROUP_H_
+#endif  // TESSERA_CLIENT_UNITS_FORWARD_GROUP_H_

@@ -1,4 +1,4 @@
-#include "client/torch/window_rules.h"
+#include "client/units/window_rules.h"
 
 #include "gtest/gtest.h"
 

@@ -1,4 +1,4 @@
-#include "client/torch/prefetch_plan.h"
+#include "client/units/prefetch_plan.h"
 
 #include <algorithm>
 

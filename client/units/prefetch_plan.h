@@ -11,8 +11,8 @@
 //
 // Source: torch/distributed/fsdp/_runtime_utils.py, _exec_order_utils.py (one unit ahead, when) and
 // fully_shard (lists; order with repetitions).
-#ifndef TESSERA_CLIENT_TORCH_PREFETCH_PLAN_H_
-#define TESSERA_CLIENT_TORCH_PREFETCH_PLAN_H_
+#ifndef TESSERA_CLIENT_UNITS_PREFETCH_PLAN_H_
+#define TESSERA_CLIENT_UNITS_PREFETCH_PLAN_H_
 
 #include <cstddef>
 #include <memory>
@@ -70,4 +70,4 @@ class PrefetchPlan {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_PREFETCH_PLAN_H_
+#endif  // TESSERA_CLIENT_UNITS_PREFETCH_PLAN_H_

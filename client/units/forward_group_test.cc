@@ -1,4 +1,4 @@
-#include "client/torch/forward_group.h"
+#include "client/units/forward_group.h"
 
 #include "gtest/gtest.h"
 

@@ -9,8 +9,8 @@
 // The root is needed first in backward, so it stays unless the trainer says that it is resharded.
 // Source: reshard_after_forward, set_reshard_after_forward and set_requires_gradient_sync of
 // torch/distributed/fsdp, fully_shard.
-#ifndef TESSERA_CLIENT_TORCH_WINDOW_RULES_H_
-#define TESSERA_CLIENT_TORCH_WINDOW_RULES_H_
+#ifndef TESSERA_CLIENT_UNITS_WINDOW_RULES_H_
+#define TESSERA_CLIENT_UNITS_WINDOW_RULES_H_
 
 #include <vector>
 
@@ -43,4 +43,4 @@ class WindowRules {
 
 }  // namespace tessera
 
-#endif  // TESSERA_CLIENT_TORCH_WINDOW_RULES_H_
+#endif  // TESSERA_CLIENT_UNITS_WINDOW_RULES_H_

@@ -1,0 +1,36 @@
+#include "client/units/session_units.h"
+
+#include "base/status_macros.h"
+#include "client/cpp/device_gradients.h"
+
+namespace tessera {
+
+absl::Status SessionUnits::Open(int unit, Precision precision) {
+  if (session_->precision(unit) != precision) RETURN_IF_ERROR(Close(unit));
+  // A unit that was asked for, as the last time, and not used this time is in nobody's way.
+  const int other = DeviceGradients(session_).OtherInSlot(unit);
+  if (other >= 0 && !session_->unsharded(other)) RETURN_IF_ERROR(Close(other));
+  if (!session_->unsharded(unit)) RETURN_IF_ERROR(session_->Unshard(unit, precision));
+  UseParameters(unit, precision);
+  return absl::OkStatus();
+}
+
+absl::Status SessionUnits::AskFor(int unit, bool for_forward) {
+  if (!session_->closed(unit) || DeviceGradients(session_).OtherInSlot(unit) >= 0)
+    return absl::OkStatus();
+  return session_->UnshardAsync(unit,
+                                for_forward ? WantedPrecision(unit) : session_->precision(unit));
+}
+
+absl::Status SessionUnits::Close(int unit) {
+  if (session_->closed(unit)) return absl::OkStatus();
+  FollowUses(unit);
+  return session_->Reshard(unit);
+}
+
+absl::Status SessionUnits::Reduce(int unit) {
+  RETURN_IF_ERROR(HandOverGradients(unit));
+  return session_->has_gradient(unit) ? session_->Reduce(unit) : absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,166 @@
+#include "client/units/unit_driver.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace tessera {
+
+UnitDriver::UnitDriver(Options options, WindowRules rules, PrefetchPlan prefetch, UnitHost* host)
+    : options_(std::move(options)),
+      rules_(std::move(rules)),
+      prefetch_(std::move(prefetch)),
+      host_(host) {
+  for (const int num_modules : options_.num_modules) units_.emplace_back(num_modules);
+}
+
+absl::Status UnitDriver::Take(int unit, WindowEvent event, Precision precision) {
+  const WindowTransition to = Transition(units_[unit].state, event);
+  if (to.action == WindowAction::kOpen) RETURN_IF_ERROR(host_->Open(unit, precision));
+  units_[unit].state = to.next;
+  if (to.action == WindowAction::kMayCloseAfterForward && rules_.ReshardsAfterForward(unit) &&
+      units_[unit].group.has_ended()) {
+    return host_->Close(unit);
+  }
+  if (to.action == WindowAction::kMayCloseAfterBackward && rules_.ReshardsAfterBackward(unit))
+    return host_->Close(unit);
+  return absl::OkStatus();
+}
+
+absl::Status UnitDriver::AskFor(const std::vector<int>& units, bool for_forward) {
+  for (const int unit : units) {
+    touched_.insert(unit);
+    RETURN_IF_ERROR(host_->AskFor(unit, for_forward));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<UnitForward>> UnitDriver::BeginForward(int unit,
+                                                                      Precision precision) {
+  auto forward = std::make_shared<UnitForward>();
+  forward->unit = unit;
+  forward->precision = precision;
+  forward->in_backward = in_backward();
+  if (BeginsModel(unit)) {
+    prefetch_.BeginForward();
+    ForgetGroups();
+  }
+  if (unit != kNoUnit) RETURN_IF_ERROR(OpenForForward(forward.get()));
+  if (unit != kNoUnit) ++units_[unit].forwards;
+  if (!forward->in_backward) ++forwards_running_;
+  return forward;
+}
+
+absl::Status UnitDriver::OpenForForward(UnitForward* forward) {
+  const int unit = forward->unit;
+  if (forward->in_backward) {
+    touched_.insert(unit);
+    forward->use = prefetch_.LastUse(unit);
+    RETURN_IF_ERROR(Take(unit, WindowEvent::kRecomputeBegins, forward->precision));
+    return AskFor(prefetch_.PreBackward(unit, forward->use), /*for_forward=*/false);
+  }
+  RETURN_IF_ERROR(Take(unit, WindowEvent::kForwardBegins, forward->precision));
+  if (!units_[unit].group.Begin()) return absl::OkStatus();
+  return AskFor(prefetch_.PreForward(unit), /*for_forward=*/true);
+}
+
+absl::StatusOr<bool> UnitDriver::EndForward(UnitForward* forward, int module) {
+  const int unit = forward->unit;
+  if (!forward->in_backward) {
+    --forwards_running_;
+    forward->use = prefetch_.NextUse();
+    if (unit != kNoUnit && units_[unit].group.End(module)) prefetch_.PostForward(unit);
+  }
+  if (unit != kNoUnit && --units_[unit].forwards == 0)
+    RETURN_IF_ERROR(Take(unit, WindowEvent::kForwardEnds));
+  if (forward->in_backward || unit != options_.root) return false;
+  prefetch_.EndForward();
+  return true;
+}
+
+void UnitDriver::AbandonForward(const UnitForward& forward) {
+  if (!forward.in_backward) --forwards_running_;
+  if (forward.unit == kNoUnit) return;
+  touched_.insert(forward.unit);
+  Unit& unit = units_[forward.unit];
+  if (--unit.forwards == 0) unit.state = Transition(unit.state, WindowEvent::kForwardEnds).next;
+}
+
+void UnitDriver::BeginBackward(BackwardWork work) {
+  for (const auto& [unit, of_unit] : work) {
+    units_[unit].nodes += of_unit.nodes;
+    units_[unit].gradients += of_unit.gradients;
+    touched_.insert(unit);
+  }
+  backwards_.push_back(std::move(work));
+}
+
+absl::Status UnitDriver::BeginNode(const UnitForward& forward) {
+  RETURN_IF_ERROR(Take(forward.unit, WindowEvent::kNodeBegins, forward.precision));
+  return AskFor(prefetch_.PreBackward(forward.unit, forward.use), /*for_forward=*/false);
+}
+
+absl::Status UnitDriver::EndNode(const UnitForward& forward) {
+  Unit& unit = units_[forward.unit];
+  int& left = backwards_.back()[forward.unit].nodes;
+  if (left == 0) return absl::OkStatus();  // It was not announced; the backward's end closes.
+  --left;
+  if (--unit.nodes > 0) return absl::OkStatus();
+  RETURN_IF_ERROR(Take(forward.unit, WindowEvent::kNodesEnd));
+  return unit.gradients > 0 ? absl::OkStatus() : AskForBefore(forward.unit);
+}
+
+absl::Status UnitDriver::AskForBefore(int unit) {
+  return AskFor(prefetch_.PostBackward(unit), /*for_forward=*/false);
+}
+
+absl::Status UnitDriver::MakeRoom(int unit) {
+  const int holder = host_->HolderOfSlot(unit);
+  return holder < 0 ? absl::OkStatus() : ReduceIfSynced(holder);
+}
+
+absl::Status UnitDriver::ReduceIfSynced(int unit) {
+  if (!rules_.Syncs(unit)) return absl::OkStatus();
+  RETURN_IF_ERROR(MakeRoom(unit));
+  return host_->Reduce(unit);
+}
+
+absl::Status UnitDriver::OnGradient(int unit) {
+  int& left = backwards_.back()[unit].gradients;
+  if (left == 0) return absl::OkStatus();
+  --left;
+  if (--units_[unit].gradients > 0) return absl::OkStatus();
+  if (units_[unit].nodes == 0) RETURN_IF_ERROR(AskForBefore(unit));
+  return ReduceIfSynced(unit);
+}
+
+absl::Status UnitDriver::EndBackward(bool failed) {
+  for (const auto& [unit, left] : backwards_.back()) {
+    units_[unit].nodes -= left.nodes;
+    units_[unit].gradients -= left.gradients;
+  }
+  backwards_.pop_back();
+  if (in_backward()) return absl::OkStatus();
+  prefetch_.EndBackward();
+  if (failed) {
+    // What is open stays until a backward ends, or the step.
+    for (const int unit : touched_)
+      units_[unit].state = Transition(units_[unit].state, WindowEvent::kBackwardEnds).next;
+    return absl::OkStatus();
+  }
+  if (!in_forward()) ForgetGroups();
+  const std::set<int> touched = std::exchange(touched_, {});
+  for (int unit = static_cast<int>(units_.size()) - 1; unit >= 0; --unit) {
+    RETURN_IF_ERROR(ReduceIfSynced(unit));  // Also what earlier backwards accumulated.
+    if (touched.count(unit) > 0) RETURN_IF_ERROR(Take(unit, WindowEvent::kBackwardEnds));
+  }
+  return absl::OkStatus();
+}
+
+void UnitDriver::ForgetGroups() {
+  for (Unit& unit : units_) unit.group.Forget();
+}
+
+}  // namespace tessera
