@@ -107,12 +107,14 @@ absl::Status UnitDriver::EndNode(const UnitForward& forward) {
   int& left = backwards_.back()[forward.unit].nodes;
   if (left == 0) return absl::OkStatus();  // It was not announced; the backward's end closes.
   --left;
-  if (--unit.nodes > 0) return absl::OkStatus();
-  RETURN_IF_ERROR(Take(forward.unit, WindowEvent::kNodesEnd));
-  return unit.gradients > 0 ? absl::OkStatus() : AskForBefore(forward.unit);
+  --unit.nodes;
+  return EndWork(forward.unit);
 }
 
-absl::Status UnitDriver::AskForBefore(int unit) {
+// A gradient that is left says that a segment of the unit may still be computed again.
+absl::Status UnitDriver::EndWork(int unit) {
+  if (units_[unit].nodes > 0 || units_[unit].gradients > 0) return absl::OkStatus();
+  RETURN_IF_ERROR(Take(unit, WindowEvent::kWorkEnds));
   return AskFor(prefetch_.PostBackward(unit), /*for_forward=*/false);
 }
 
@@ -132,7 +134,7 @@ absl::Status UnitDriver::OnGradient(int unit) {
   if (left == 0) return absl::OkStatus();
   --left;
   if (--units_[unit].gradients > 0) return absl::OkStatus();
-  if (units_[unit].nodes == 0) RETURN_IF_ERROR(AskForBefore(unit));
+  RETURN_IF_ERROR(EndWork(unit));
   return ReduceIfSynced(unit);
 }
 

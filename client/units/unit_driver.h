@@ -4,8 +4,9 @@
 //   forward    BeginForward ─► open ─► EndForward ─► closed, where the rules say so
 //              (of a unit of several modules: of the first one ... of the last one)
 //   backward   BeginBackward (what it is going to run)
-//                BeginNode ─► open ─► EndNode         the unit's last one ─► closed
-//                OnGradient                           the unit's last one ─► reduced
+//                BeginNode ─► open ─► EndNode
+//                OnGradient            the unit's last one ─► reduced
+//                                      and its last node   ─► closed
 //              EndBackward                            what is left is reduced and closed
 //
 // window_state.h has the rule by which a unit is closed, window_rules.h for how long it stays, and
@@ -90,8 +91,8 @@ class UnitDriver {
   absl::Status Take(int unit, WindowEvent event, Precision precision = Precision::kCompute);
   absl::Status OpenForForward(UnitForward* forward);
   absl::Status AskFor(const std::vector<int>& units, bool for_forward);
-  // For those that backward needs behind this one.
-  absl::Status AskForBefore(int unit);
+  // Where nothing of it is left in the backwards under way.
+  absl::Status EndWork(int unit);
   absl::Status ReduceIfSynced(int unit);
 
   const Options options_;

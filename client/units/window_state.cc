@@ -13,7 +13,7 @@ constexpr WindowAction kNo = WindowAction::kNone, kOpen = WindowAction::kOpen,
 
 // Rows: the state. Columns: the event, in the order of WindowEvent.
 constexpr WindowTransition kTable[4][6] = {
-    // Forward    Recompute    ForwardEnds  Node        NodesEnd      BackwardEnds
+    // Forward    Recompute    ForwardEnds  Node        WorkEnds      BackwardEnds
     {{F, kOpen}, {X, kOpen}, {I, kNo}, {B, kOpen}, {I, kAfterB}, {I, kAfterB}},  // kIdle
     {{F, kOpen}, {X, kOpen}, {I, kAfterF}, {X, kOpen}, {F, kNo}, {F, kNo}},      // kForward
     {{X, kOpen}, {X, kOpen}, {B, kNo}, {B, kOpen}, {I, kAfterB}, {I, kAfterB}},  // kBackward

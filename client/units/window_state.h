@@ -24,7 +24,7 @@ enum class WindowEvent {
   kRecomputeBegins,  // A forward, inside of a backward: nodes that read follow it.
   kForwardEnds,      // The last one of the unit that runs.
   kNodeBegins,
-  kNodesEnd,      // The last one of the unit in the backwards under way.
+  kWorkEnds,      // Nothing of the unit is left in the backwards under way.
   kBackwardEnds,  // The outermost one.
 };
 

@@ -66,7 +66,7 @@ class AllPrograms {
   }
   void EndNode() {
     --running_;
-    if (--nodes_ == 0) Take(WindowEvent::kNodesEnd);
+    if (--nodes_ == 0) Take(WindowEvent::kWorkEnds);
   }
   void EndBackward() {
     backward_ = false;
@@ -98,14 +98,14 @@ TEST(WindowStateTest, UnitIsGivenBackByTheLastWhoReadsIt) {
                  kBackward = WindowState::kBackward, kBoth = WindowState::kBoth;
   const Row rows[] = {
       {kForward, WindowEvent::kForwardEnds, kIdle, WindowAction::kMayCloseAfterForward},
-      {kBackward, WindowEvent::kNodesEnd, kIdle, WindowAction::kMayCloseAfterBackward},
+      {kBackward, WindowEvent::kWorkEnds, kIdle, WindowAction::kMayCloseAfterBackward},
       {kBackward, WindowEvent::kBackwardEnds, kIdle, WindowAction::kMayCloseAfterBackward},
       // Kept for a backward that does not come to it.
       {kIdle, WindowEvent::kBackwardEnds, kIdle, WindowAction::kMayCloseAfterBackward},
       // A backward inside of its forward, and a forward inside of its backward.
       {kForward, WindowEvent::kNodeBegins, kBoth, WindowAction::kOpen},
       {kForward, WindowEvent::kBackwardEnds, kForward, WindowAction::kNone},
-      {kBoth, WindowEvent::kNodesEnd, kForward, WindowAction::kNone},
+      {kBoth, WindowEvent::kWorkEnds, kForward, WindowAction::kNone},
       {kBoth, WindowEvent::kBackwardEnds, kForward, WindowAction::kNone},
       {kBoth, WindowEvent::kForwardEnds, kBackward, WindowAction::kNone},
       {kIdle, WindowEvent::kRecomputeBegins, kBoth, WindowAction::kOpen},
