@@ -8,6 +8,7 @@ namespace tessera {
 // From this number on nodes are of the innermost forward that is under way.
 void NodeOwners::Thread::Add(uint64_t from) {
   std::shared_ptr<const UnitForward> forward = under_way.empty() ? nullptr : under_way.back();
+  if (marks.size() >= kMaxMarks) marks.erase(marks.begin(), marks.begin() + kMaxMarks / 2);
   if (!marks.empty() && marks.back().from == from) {
     marks.back().forward = std::move(forward);
   } else {

@@ -4,6 +4,9 @@
 //   numbers   10 ... 14 │ 15 ... 22 │ 23 ... 30 │ 31 ...
 //   forward   outer     │ inner     │ outer     │ none
 //
+// Of each thread at least the last half million forwards are remembered, and at most a million, since
+// an evaluation that makes graphs may never make a step.
+//
 // Thread-compatible.
 #ifndef TESSERA_CLIENT_UNITS_NODE_OWNERS_H_
 #define TESSERA_CLIENT_UNITS_NODE_OWNERS_H_
@@ -20,6 +23,7 @@ namespace tessera {
 
 class NodeOwners {
  public:
+  static constexpr size_t kMaxMarks = size_t{1} << 21;  // Of a thread; two a forward.
   using Depths = std::map<uint64_t, size_t>;  // By thread.
 
   // The nodes that the thread makes from the number `next` on are of this forward, ...

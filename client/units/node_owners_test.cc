@@ -70,5 +70,19 @@ TEST(NodeOwnersTest, ForgetsNodesButNotForwardsThatGoOn) {
   EXPECT_EQ(OwnerOf(owners, 15), 0);
 }
 
+TEST(NodeOwnersTest, ForwardsWithoutEndTakeNoMemoryWithoutEnd) {
+  NodeOwners owners;
+  const auto forward = ForwardOf(1);
+  const uint64_t count = NodeOwners::kMaxMarks;
+  for (uint64_t i = 0; i < count; ++i) {
+    owners.Begin(kThread, 10 * i, forward);
+    owners.End(kThread, 10 * i + 5);
+  }
+  EXPECT_LE(forward.use_count(), static_cast<int64_t>(NodeOwners::kMaxMarks / 2) + 2);
+  EXPECT_EQ(OwnerOf(owners, 0), -1) << "long ago";
+  EXPECT_EQ(OwnerOf(owners, 10 * (count / 2 + 1) + 4), 1);
+  EXPECT_EQ(OwnerOf(owners, 10 * (count / 2 + 1) + 5), -1);
+}
+
 }  // namespace
 }  // namespace tessera
