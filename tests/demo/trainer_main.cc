@@ -1,7 +1,6 @@
 // tessera-demo-trainer: one rank's training code, or the same training without Tessera.
 //
 // Prints one JSON object a line on standard output: what a driver needs to show and to compare.
-#include <torch/nn/utils/clip_grad.h>
 #include <sys/resource.h>
 
 #include <cstdio>

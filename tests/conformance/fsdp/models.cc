@@ -1,5 +1,6 @@
 #include "tests/conformance/fsdp/models.h"
 
+#include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/normalization.h>

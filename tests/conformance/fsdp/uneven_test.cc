@@ -2,7 +2,6 @@
 // them; gradients accumulated with and without no_sync. (PyTorch: test_fsdp_uneven,
 // _unshard_params, _clip_grad_norm, _grad_acc, _use_orig_params, test_fully_shard_training,
 // _clip_grad_norm_)
-#include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
 #include <limits>
