@@ -329,7 +329,10 @@ absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, in
   while (true) {
     const absl::Status status = RunBody(body);
     // What is left of a body that made no step would be in the next one's.
-    if (status.ok() && next_step() == step && within_step()) return DropGradients();
+    if (status.ok() && next_step() == step && within_step()) {
+      const absl::Status dropped = DropGradients();
+      return absl::IsAborted(dropped) ? Recover() : dropped;  // They went with the epoch.
+    }
     if (status.ok()) return status;
     RETURN_IF_ERROR(Recover());
     if (!absl::IsAborted(status)) return status;

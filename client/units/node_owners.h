@@ -4,8 +4,8 @@
 //   numbers   10 ... 14 │ 15 ... 22 │ 23 ... 30 │ 31 ...
 //   forward   outer     │ inner     │ outer     │ none
 //
-// Of each thread at least the last half million forwards are remembered, and at most a million, since
-// an evaluation that makes graphs may never make a step.
+// Of each thread at least the last half million forwards are remembered, and at most a million,
+// since an evaluation that makes graphs may never make a step.
 //
 // Thread-compatible.
 #ifndef TESSERA_CLIENT_UNITS_NODE_OWNERS_H_
@@ -24,7 +24,7 @@ namespace tessera {
 class NodeOwners {
  public:
   static constexpr size_t kMaxMarks = size_t{1} << 21;  // Of a thread; two a forward.
-  using Depths = std::map<uint64_t, size_t>;  // By thread.
+  using Depths = std::map<uint64_t, size_t>;            // By thread.
 
   // The nodes that the thread makes from the number `next` on are of this forward, ...
   void Begin(uint64_t thread, uint64_t next, std::shared_ptr<const UnitForward> forward);
