@@ -1,6 +1,6 @@
-// libtorch's autograd engine, with two things added: whoever asks is told of each backward, and may
-// keep what graphs save. Anything that runs a graph goes through it: Tensor::backward(), grad(),
-// and what a backward itself runs.
+// libtorch's autograd engine with two additions: observers are told of each backward, and a
+// function may store the tensors that graphs save. All that runs a graph goes through it:
+// Tensor::backward(), grad(), and backwards inside of a backward.
 //
 // The engine takes over at the first use; backwards under way end where they began. All of this is
 // thread-safe.

@@ -1,4 +1,6 @@
 // What backward does beside training: what it refuses, and what an end before the step leaves.
+#include <torch/csrc/autograd/engine.h>
+
 #include "base/status_matchers.h"
 #include "client/torch/torch_cluster.h"
 
@@ -48,6 +50,22 @@ TEST_F(BackwardTest, GradientOfAParameterThatNeedsOneItselfIsRefusedByName) {
                 StatusIs(absl::StatusCode::kUnimplemented,
                          AllOf(HasSubstr("parameter 'out."), HasSubstr("torch::autograd::grad"))));
   });
+}
+
+TEST_F(BackwardTest, ProcessWithTheEngineOfAnotherLibraryCannotAttach) {
+  using torch::autograd::Engine;
+  class Other : public Engine {
+   public:
+    static Engine& Get() {
+      static auto* const engine = new Other;
+      return *engine;
+    }
+  };
+  torch::autograd::set_default_engine_stub(&Other::Get);
+  const auto refused = ShardedModel::Attach(MakeNet(), OptionsFor(0, 1));
+  torch::autograd::set_default_engine_stub(&Engine::get_base_engine);
+  EXPECT_THAT(refused.status(),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("another library's")));
 }
 
 TEST_F(BackwardTest, GraphFromBeforeAStepIsRefusedAsAPlainModulesIs) {

@@ -14,9 +14,9 @@
 //   features = encoder->Call(&EncoderImpl::features, images);
 //
 // Both throw StatusException where the session fails, since M::forward has no way to return a
-// status; inside of a window of its own module either is the plain call. What results and arguments
-// may be: for_each_tensor.h. Arguments may be cast (mixed_precision.h): then the method gets copies
-// of those that hold tensors. Confined to the thread that trains.
+// status; inside of a window of its own module either is the plain call. Results and
+// arguments may be of any type; where they are cast (mixed_precision.h), for_each_tensor.h says in
+// which types tensors are found, and the method gets copies. Confined to the thread that trains.
 #ifndef TESSERA_CLIENT_TORCH_SHARDED_H_
 #define TESSERA_CLIENT_TORCH_SHARDED_H_
 

@@ -307,7 +307,7 @@ void UnitWindows::BeginStep() {
     absl::MutexLock nodes_lock(&nodes_mu_);
     owners_.Forget();
   }
-  // Graphs of before the step read values that are gone: autograd refuses them.
+  // Autograd then refuses graphs that were made before the step: they would read the new values.
   for (auto& parameters : units_->parameters) {
     for (torch::Tensor& parameter : parameters) torch::autograd::impl::bump_version(parameter);
   }

@@ -113,8 +113,8 @@ class UnitWindows : public UnitObserver, private BackwardObserver, private Sessi
   void OnParameterGradient(int unit, int parameter);
   absl::Status TakeGradient(int unit, int parameter);
 
-  // Autograd runs hooks on a thread for each device, and forwards that are computed again on those
-  // too; whoever is called so holds it.
+  // Held by each call of a hook or a forward: autograd runs hooks, and forwards that it computes
+  // again, on one thread for each device. Between forwards and backwards the driver needs no lock.
   absl::Mutex mu_;
   ModuleUnits* const units_;
   const torch::nn::Module* const root_;
@@ -129,9 +129,11 @@ class UnitWindows : public UnitObserver, private BackwardObserver, private Sessi
   absl::flat_hash_map<const c10::TensorImpl*, ParameterIndex> parameters_
       ABSL_GUARDED_BY(nodes_mu_);
   NodeOwners owners_ ABSL_GUARDED_BY(nodes_mu_);
-  std::atomic<uint64_t> thread_;                        // That trains.
-  std::vector<std::shared_ptr<UnitForward>> forwards_;  // That run, the innermost last.
-  std::vector<NodeOwners::Depths> depths_;  // Of the backwards under way, at their begin.
+  std::atomic<uint64_t> thread_;  // That trains.
+  // That run, the innermost last.
+  std::vector<std::shared_ptr<UnitForward>> forwards_ ABSL_GUARDED_BY(mu_);
+  // Of the backwards under way, at their begin.
+  std::vector<NodeOwners::Depths> depths_ ABSL_GUARDED_BY(mu_);
   const std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // For hooks in graphs that outlive this.
 };

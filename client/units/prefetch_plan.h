@@ -41,7 +41,7 @@ class PrefetchPlan {
   // units to ask for now; some of them may be unsharded already.
   void BeginForward();
   std::vector<int> PreForward(int unit);
-  // The forward of the unit that ends next; its outputs give it back in backward.
+  // The forward of the unit that ends next; backward gives it back.
   Use NextUse() const { return {ended_, ended_->size()}; }
   void PostForward(int unit);
   // The root's forward ended.

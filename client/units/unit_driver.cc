@@ -1,7 +1,5 @@
 #include "client/units/unit_driver.h"
 
-#include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "base/status_macros.h"

@@ -36,7 +36,7 @@ namespace tessera {
 
 class UnitDriver {
  public:
-  static constexpr int kNoUnit = -1;  // A root that is no unit: its forward is the model's.
+  static constexpr int kNoUnit = -1;  // The root, where it is not a unit.
 
   struct Options {
     std::vector<int> num_modules;  // By unit.

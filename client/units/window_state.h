@@ -1,10 +1,10 @@
 // When a unit's parameters must be readable and when they may be given back: the rule and its
 // table.
 //
-// Who reads parameters is a forward of the unit or a node of the graph that such a forward made.
-// Each of them opens the unit before it reads, so the unit may be closed whenever no forward of it
-// runs and no backward under way has nodes of it left. Nothing else is needed for the values to be
-// right: not how often backward comes, in which order, or from inside of what.
+// The parameters of a unit are read by its forwards and by the nodes of the graphs that these made.
+// Each forward and each node opens the unit before it reads, so the unit may be closed whenever
+// none of them runs. The table closes it when nothing of it is left in the backwards under way. The
+// rule does not depend on the number of backwards, on their order, or on how they nest.
 //
 //   kIdle       nobody reads; open where the rules keep it for backward (window_rules.h)
 //   kForward    a forward of it runs

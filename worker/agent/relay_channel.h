@@ -17,8 +17,8 @@ namespace tessera {
 // Errors: as OpenChannel.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRelayChannel(const DialOptions& coordinator);
 
-// The context of one call, which holds the call's connection as long as it lives: whoever made the
-// call ends it, whoever cancels may come at any time. Thread-safe.
+// The context of one call. It holds the call's connection until End(), which the caller calls; any
+// thread may cancel, before, during and after the call. Thread-safe.
 class RelayCall {
  public:
   grpc::ClientContext* context() ABSL_LOCKS_EXCLUDED(mu_) {
