@@ -5,7 +5,6 @@
 
 #include "base/ids.h"
 #include "base/status_macros.h"
-#include "client/cpp/device_gradients.h"
 #include "client/cpp/state_access.h"
 
 namespace tessera {
@@ -106,16 +105,11 @@ absl::Status LocalShards::ReadGradients(double scale) {
 absl::StatusOr<StepResult> LocalShards::Begin(const StepOptions& options) {
   begun_epoch_ = 0;
   RETURN_IF_ERROR(session_->CheckStepOptions(options));
-  RETURN_IF_ERROR(session_->ReduceRest());
-  RETURN_IF_ERROR(DeviceGradients(session_).Finish());
-  RETURN_IF_ERROR(session_->Submit(OpKind::kTally, options));
-  RETURN_IF_ERROR(session_->AwaitResult(OpKind::kTally));
+  if (session_->clipping_.non_finite) return session_->SkipStep(options);
+  RETURN_IF_ERROR(session_->Vote(OpKind::kTally, options));
   const OpResult& result = session_->page()->result;
   if (result.status_code != 0) session_->ForgetGradients();
-  if (result.non_finite != 0 && options.skip_non_finite) {
-    session_->agreed_error_ = false;
-    return StepResult{session_->next_step() - 1, 0, /*skipped=*/true};
-  }
+  if (result.non_finite != 0 && options.skip_non_finite) return session_->SkipStep(options);
   RETURN_IF_ERROR(session_->ResultStatus());
   const StepResult norm = {session_->next_step() - 1, result.gradient_norm};
   RETURN_IF_ERROR(ReadGradients(result.gradient_scale));

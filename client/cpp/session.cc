@@ -236,6 +236,7 @@ absl::Status Session::ReduceRest() {
 
 void Session::ForgetGradients() {
   ForgetTouched();
+  clipping_ = Clipping();
   for (UnitGradient& gradient : gradients_) gradient.reduced = gradient.after_hook_ran = false;
 }
 
@@ -248,18 +249,31 @@ absl::Status Session::AnnounceStep(const StepOptions& options) {
                [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
 }
 
-absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
-  RETURN_IF_ERROR(CheckStepOptions(options));
+absl::Status Session::Vote(OpKind kind, StepOptions options, double norm_p, double max_norm) {
   RETURN_IF_ERROR(ReduceRest());
   RETURN_IF_ERROR(DeviceGradients(this).Finish());  // No step of gradients that never came.
-  RETURN_IF_ERROR(Submit(OpKind::kStep, options));
-  RETURN_IF_ERROR(AwaitResult(OpKind::kStep));
+  options.gradient_divisor /= clipping_.coefficient;
+  page()->tally_norm_p = norm_p;
+  page()->tally_max_norm = max_norm;
+  RETURN_IF_ERROR(Submit(kind, options));
+  return AwaitResult(kind);
+}
+
+absl::StatusOr<StepResult> Session::SkipStep(const StepOptions& options) {
+  ForgetGradients();
+  agreed_error_ = !options.skip_non_finite;
+  if (options.skip_non_finite) return StepResult{next_step() - 1, 0, /*skipped=*/true};
+  return absl::FailedPreconditionError(
+      absl::StrCat("step ", next_step(), " was not taken: NaN or Inf in the clipped gradient"));
+}
+
+absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
+  RETURN_IF_ERROR(CheckStepOptions(options));
+  if (clipping_.non_finite) return SkipStep(options);
+  RETURN_IF_ERROR(Vote(OpKind::kStep, options));
   ForgetGradients();
   const OpResult& result = page()->result;
-  if (result.non_finite != 0 && options.skip_non_finite) {
-    agreed_error_ = false;
-    return StepResult{next_step() - 1, 0, /*skipped=*/true};
-  }
+  if (result.non_finite != 0 && options.skip_non_finite) return SkipStep(options);
   RETURN_IF_ERROR(ResultStatus());
   const StepResult step = {next_step() - 1, result.gradient_norm};
   StateAccess(this).SaveWanted();
@@ -275,6 +289,7 @@ absl::StatusOr<StepResult> Session::Step(double learning_rate_scale) {
 void Session::ForgetTouched() { memset(touched(), 0, plan_.num_parameters()); }
 
 absl::Status Session::DropGradients() {
+  clipping_ = Clipping();
   for (UnitGradient& gradient : gradients_) gradient.Drop();
   ForgetTouched();
   return Submit(OpKind::kDropGradients, -1);

@@ -26,6 +26,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "client/cpp/comm_hook.h"
 #include "client/cpp/hosted_executor.h"
@@ -112,7 +114,8 @@ class Session {
   // precision, which would go on showing the old values. Moments, step numbers and
   // reduced gradients stay, and a step that is undone later does not undo it (docs/adr/0015).
   absl::Status WriteParameters(const std::vector<int>& units, const Filler& fill);
-  // The reduced gradient, a mean, since the last step: of parameters that this rank gave one.
+  // The reduced gradient, a mean, since the last step: of parameters that this rank gave one. Not
+  // behind ClipGradNorm, which is applied in the step.
   absl::Status ReadGradients(int unit, const Reader& read);
   // Sets it: `fill` finds it, zeroes where there is none, and whether this rank gave any; it
   // returns whether the parameter has one. Each rank's own slice counts.
@@ -125,7 +128,8 @@ class Session {
   // reduce dtype, or in the full one where it was last unsharded in full precision.
   // Errors: InvalidArgument     wrong size or dtype, or a parameter that needs no gradient
   //         FailedPrecondition  the slot holds another unit's unreduced gradient (accumulating
-  //                             without reducing needs config.gradient_slots = 0); Aborted.
+  //                             without reducing needs config.gradient_slots = 0), or the step's
+  //                             gradient was clipped already; Aborted.
   absl::Status AddGradient(int unit, int parameter, ConstValues values);
   // Averages the unit's gradient over the ranks. A rank whose parameter got none counts as zero;
   // one that got none on any rank until the step is left as it is, moments too. Again before the
@@ -136,6 +140,17 @@ class Session {
   //         InvalidArgument     the hook does nothing, or compresses to what is no training dtype
   //         FailedPrecondition  within a step.
   absl::Status RegisterCommHook(int unit, CommHook hook);
+  // Makes the gradient of the step under way no longer than `max_norm`, above 0, by the p-norm, on
+  // all ranks, and returns its norm before. Reduces what was not. The norm is that of the gradient
+  // that the step would take with these `options`: give both the same. `max_norm` infinite measures
+  // alone. Again, it measures and clips what is clipped already. The step follows: what
+  // config.max_gradient_norm says holds then too.
+  // Errors: InvalidArgument     a number is out of range, or ranks disagree on one
+  //         FailedPrecondition  NaN or Inf in some rank's gradient: the gradients are dropped. With
+  //                             skip_non_finite no error: the norm is NaN, the step will be
+  //                             skipped; or config.optimizer_in_backward; Aborted.
+  absl::StatusOr<double> ClipGradNorm(double max_norm, double p = 2.0,
+                                      const StepOptions& options = {});
   bool has_gradient(int unit) const { return gradients_[unit].begun; }
   bool reduced(int unit) const { return gradients_[unit].reduced; }
   // The other unit whose gradient, begun and not reduced, has this one's slot; -1: none.
@@ -164,13 +179,15 @@ class Session {
   // other rank this error, with "rank R: " before its message. Codes that mean something else to
   // them (OK, Aborted, Cancelled, DeadlineExceeded, Unavailable) arrive as Unknown. Recover() next.
   absl::Status Fail(const absl::Status& cause);
-  // Where the epoch has failed, waits for the next one. Errors: DeadlineExceeded; Unavailable  the
-  // worker is gone; Cancelled  the job was deleted or moves; FailedPrecondition  see host_executor.
+  // Where the epoch has failed, waits for the next one. Errors: DeadlineExceeded  there is none for
+  // recover_timeout, or for operation_timeout each failed, and no step or write was completed: the
+  // message names ranks that are missing; Unavailable  the worker is gone; Cancelled  the job was
+  // deleted or moves; FailedPrecondition  see host_executor.
   absl::Status Recover();
   // Runs `step_body` (forward, backward, Step) and, while the step is undone since some process
   // died, recovers and runs it again, unless it had been decided: then it is complete, and this
   // returns OK. So a body may use the step number that it was given, and no step is lost or applied
-  // twice. `redone` counts the repetitions, if not null.
+  // twice. `redone` counts the repetitions, if not null; each is logged. They end as Recover says.
   // Any other error of the body, or an exception, is told to all ranks by Fail(), unless all have
   // it already: theirs return it too, and the step was undone. The next RunStep may follow.
   // Gradients of a body that returns OK without a step, on all ranks, are dropped.
@@ -185,6 +202,7 @@ class Session {
   enum class Window { kClosed, kOpening, kOpen };
   explicit Session(SessionOptions options) : options_(std::move(options)) {}
   absl::Status Attach();
+  absl::Status AttachUntil(absl::Time deadline);
   absl::Status JoinEpoch();
   absl::Status MapRegions(std::vector<UniqueFd> fds);
   absl::Status HostExecutorFrom(uint32_t first_epoch, UniqueFd socket, absl::Time deadline);
@@ -192,6 +210,9 @@ class Session {
   absl::Status GuardWindows();
   void ResetEpoch();
   bool EpochIsOver() const;
+  DialOptions Coordinator() const;
+  // Of a wait that ended in vain: adds whom it waited for, as the coordinator knows it.
+  absl::Status NameMissing(absl::Status status) const;
   // Tells other ranks of an error that they do not have. Not Aborted then.
   absl::Status RunBody(const std::function<absl::Status()>& step_body);
   absl::Status CheckUnit(int unit) const;
@@ -204,7 +225,13 @@ class Session {
   // OK: the other ranks got the result too, error or not.
   absl::Status AwaitResult(OpKind kind);
   absl::Status CheckStepOptions(const StepOptions& options) const;
-  absl::Status ReduceRest();          // Reshards what is unsharded and reduces what was not.
+  absl::Status ReduceRest();  // Reshards what is unsharded and reduces what was not.
+  // Has all ranks vote on the gradient: kStep or kTally. Gradients are complete first, and what was
+  // clipped is taken in. A tally clips by the last two; by the job's where `norm_p` is 0.
+  absl::Status Vote(OpKind kind, StepOptions options, double norm_p = 0, double max_norm = 0);
+  // NaN or Inf in some gradient: all ranks skip the step.
+  absl::StatusOr<StepResult> SkipStep(const StepOptions& options);
+  absl::Status CheckNotClipped(absl::string_view what) const;
   void ForgetGradients();             // All are used, or dropped, in a step.
   absl::Status ResultStatus() const;  // Of the last operation with a result.
   std::byte* touched() const { return memory_.gradients.data() + plan_.touched_offset_bytes(); }
@@ -238,13 +265,22 @@ class Session {
   bool only_host_ = false;                    // It could not.
   WindowGuard* GuardOf(int unit, Precision precision) const;
   std::unique_ptr<WindowGuard> guard_, full_guard_;
-  int64_t creation_ = 0;              // Of the job.
-  uint32_t epoch_ = 0, results_ = 0;  // Results seen in this epoch.
-  bool agreed_error_ = false;         // The last operation's result is an error that all ranks got.
+  int64_t creation_ = 0;                            // Of the job.
+  uint32_t epoch_ = 0, results_ = 0;                // Results seen in this epoch.
+  absl::Time wait_limit_ = absl::InfiniteFuture();  // Of each wait.
+  // Since when epochs have failed without anything that was completed.
+  struct Stalled {
+    absl::Time since, last = absl::InfinitePast();
+    int64_t version = 0;
+    int epochs = 0;
+  };
+  Stalled stalled_;
+  bool agreed_error_ = false;  // The last operation's result is an error that all ranks got.
   std::vector<Window> windows_;
   std::vector<Precision> precisions_;
   std::vector<uint32_t> unshards_;  // Asked for in this epoch.
   std::vector<UnitGradient> gradients_;
+  Clipping clipping_;            // Of the step under way.
   std::vector<CommHook> hooks_;  // By unit.
   std::vector<int> slot_user_;   // The unit that used each gradient slot last; -1: none.
   std::function<std::string(int64_t wish)> wanted_save_request_;  // See StateAccess::SaveWanted.

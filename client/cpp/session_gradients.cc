@@ -1,5 +1,6 @@
 // Session: gradients, which travel through the rank's gradient slots.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -107,6 +108,7 @@ absl::Status Session::AwaitSlot(int unit) {
 absl::Status Session::BeginGradient(int unit) {
   UnitGradient& gradient = gradients_[unit];
   if (gradient.begun) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckNotClipped("a gradient"));
   RETURN_IF_ERROR(AwaitSlot(unit));
   slot_user_[plan_.units()[unit].gradient_slot] = unit;
   const DType full = full_dtype(unit);
@@ -267,6 +269,41 @@ absl::Status Session::Reduce(int unit) {
   gradient.after_hook_ran = false;
   gradient.contributed.assign(gradient.contributed.size(), 0);
   return absl::OkStatus();
+}
+
+absl::Status Session::CheckNotClipped(absl::string_view what) const {
+  if (!clipping_.done) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(what,
+                   " after ClipGradNorm, which the step follows: clip behind the last "
+                   "backward of a step"));
+}
+
+absl::StatusOr<double> Session::ClipGradNorm(double max_norm, double p,
+                                             const StepOptions& options) {
+  RETURN_IF_ERROR(CheckStepOptions(options));
+  if (!(max_norm > 0))
+    return absl::InvalidArgumentError(
+        absl::StrCat("clipping: max_norm ", max_norm, " is not above 0"));
+  if (!(p > 0))
+    return absl::InvalidArgumentError(absl::StrCat("clipping: p ", p, " is not above 0"));
+  if (options_.config.optimizer_in_backward) {
+    return absl::FailedPreconditionError(
+        "clipping needs all gradients, and config.optimizer_in_backward uses each at once");
+  }
+  if (clipping_.non_finite) return std::nan("");
+  RETURN_IF_ERROR(Vote(OpKind::kTally, options, p, max_norm));
+  const OpResult& result = page()->result;
+  if (result.status_code != 0) ForgetGradients();
+  if (result.non_finite != 0 && options.skip_non_finite) {
+    agreed_error_ = false;
+    clipping_.done = clipping_.non_finite = true;
+    return std::nan("");
+  }
+  RETURN_IF_ERROR(ResultStatus());
+  clipping_.done = true;
+  clipping_.coefficient *= result.clip_coefficient;
+  return result.gradient_norm;
 }
 
 absl::Status Session::RegisterCommHook(int unit, CommHook hook) {

@@ -5,11 +5,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "client/cpp/device_gradients.h"
 #include "client/cpp/job_rpc.h"
+#include "client/cpp/missing_ranks.h"
 #include "client/cpp/session.h"
 #include "client/cpp/session_buffers.h"
 #include "job/job_codec.h"
@@ -25,14 +26,8 @@ namespace {
 // as long as that takes.
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
-// What the coordinator says of the job, for a trainer that waited for it in vain; or nothing.
-std::string DescribeJob(const DialOptions& coordinator, const std::string& job_id) {
-  const auto job = GetJob(coordinator, job_id, absl::Now() + absl::Seconds(1));
-  if (!job.ok()) return "";
-  return absl::StrCat("; the job is ",
-                      absl::StripPrefix(v1::JobState_Name(job->state()), "JOB_STATE_"), ": ",
-                      job->state_reason());
-}
+// For the coordinator to say whom a trainer waited for.
+constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
 
 // So that no step faults on the first `size_bytes`.
 void Populate(const Mapping& memory, int64_t size_bytes) {
@@ -74,7 +69,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& opt
 }
 
 absl::Status Session::Attach() {
-  const absl::Time deadline = absl::Now() + options_.attach_timeout;
+  wait_limit_ = absl::Now() + options_.attach_timeout;
+  const absl::Status attached = AttachUntil(wait_limit_);
+  wait_limit_ = absl::InfiniteFuture();
+  return attached;
+}
+
+absl::Status Session::AttachUntil(absl::Time deadline) {
   ASSIGN_OR_RETURN(layout_, LayOut(options_.model, options_.config));
   ASSIGN_OR_RETURN(plan_, JobMemory::Create(layout_, options_.config));
   hooks_.resize(layout_.units.size());
@@ -84,9 +85,7 @@ absl::Status Session::Attach() {
   *create.mutable_model() = EncodeModel(options_.model);
   *create.mutable_config() = EncodeJobConfig(options_.config);
   create.set_submitting_rank(options_.rank);
-  const DialOptions coordinator = {options_.coordinator_address, options_.tls,
-                                   options_.insecure_connect};
-  ASSIGN_OR_RETURN(const v1::Job job, CreateJob(coordinator, create, deadline));
+  ASSIGN_OR_RETURN(const v1::Job job, CreateJob(Coordinator(), create, deadline));
   if (job.state() == v1::JOB_STATE_LOST) {
     return absl::DataLossError(
         absl::StrCat("job '", options_.job_id, "' is lost: ", job.state_reason()));
@@ -106,11 +105,7 @@ absl::Status Session::Attach() {
   request.set_creation(creation_);
   const absl::StatusOr<v1::AttachResponse> attached =
       AttachToRank({options_.worker_address}, request, options_.wait_if_attached, deadline);
-  if (absl::IsDeadlineExceeded(attached.status())) {
-    return absl::DeadlineExceededError(
-        absl::StrCat(attached.status().message(), DescribeJob(coordinator, options_.job_id)));
-  }
-  RETURN_IF_ERROR(attached.status());
+  RETURN_IF_ERROR(NameMissing(attached.status()));
   const v1::AttachResponse& response = *attached;
   ASSIGN_OR_RETURN(lease_, ConnectPacketSocket(response.descriptor_socket()));
   const bool hosts = options_.host_executor != nullptr;
@@ -140,6 +135,18 @@ absl::Status Session::Attach() {
   // An epoch that ended meanwhile is not the caller's concern; the next one is clean.
   const bool epoch_failed = page()->failed_epoch.load(std::memory_order_acquire) >= epoch_;
   return absl::IsAborted(joined) || (!joined.ok() && epoch_failed) ? Recover() : joined;
+}
+
+DialOptions Session::Coordinator() const {
+  return {options_.coordinator_address, options_.tls, options_.insecure_connect};
+}
+
+absl::Status Session::NameMissing(absl::Status status) const {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  const auto job = GetJob(Coordinator(), options_.job_id, absl::Now() + kMissingTimeout);
+  const std::string missing = job.ok() ? MissingRanks(*job, rank()) : "";
+  if (missing.empty()) return status;
+  return absl::DeadlineExceededError(absl::StrCat(status.message(), ": ", missing));
 }
 
 absl::Status Session::HostExecutorFrom(uint32_t first_epoch, UniqueFd socket, absl::Time deadline) {
@@ -247,6 +254,7 @@ void Session::ResetEpoch() {
   precisions_.assign(num_units(), Precision::kCompute);
   unshards_.assign(num_units(), 0);
   gradients_.assign(num_units(), UnitGradient());
+  clipping_ = Clipping();
   slot_user_.assign(plan_.num_gradient_slots(), -1);
   ForgetTouched();
   for (int unit = 0; unit < num_units(); ++unit) {
@@ -258,7 +266,20 @@ void Session::ResetEpoch() {
 
 absl::Status Session::Recover() {
   if (!EpochIsOver()) return absl::OkStatus();
-  return AwaitNewEpoch(absl::Now() + options_.recover_timeout);
+  const absl::Time now = absl::Now();
+  // Each epoch may fail since the same rank does not come.
+  if (stalled_.version != version() || now - stalled_.last > options_.operation_timeout)
+    stalled_ = {now, now, version(), 0};
+  stalled_.last = now;
+  ++stalled_.epochs;
+  if (now - stalled_.since > options_.operation_timeout) {
+    const int epochs = std::exchange(stalled_, Stalled()).epochs;
+    return NameMissing(absl::DeadlineExceededError(
+        absl::StrCat("nothing was completed in ", epochs, " epochs of job '", options_.job_id,
+                     "', ", absl::FormatDuration(options_.operation_timeout),
+                     " long: ", LoadText(page()->failure_message, kMaxErrorBytes))));
+  }
+  return AwaitNewEpoch(std::min(now + options_.recover_timeout, wait_limit_));
 }
 
 absl::Status Session::AwaitNewEpoch(absl::Time deadline) {
@@ -277,9 +298,9 @@ absl::Status Session::AwaitNewEpoch(absl::Time deadline) {
           "run none: attach again: ", executor_->status().ToString()));
     }
     if (absl::Now() >= deadline) {
-      return absl::DeadlineExceededError(
+      return NameMissing(absl::DeadlineExceededError(
           absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
-                       "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes)));
+                       "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes))));
     }
     WaitForChange(&page()->events, seen, absl::Now() + absl::Milliseconds(100));
   }
@@ -340,6 +361,9 @@ absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, in
     // body's batch twice.
     if (next_step() > step) return absl::OkStatus();
     if (redone != nullptr) ++*redone;
+    TESSERA_LOG(WARNING,
+                "job '{}', rank {}: step {} is made again, in epoch {}, since it was undone: {}",
+                options_.job_id, rank(), step, epoch_, std::string(status.message()));
     if (buffer_hooks_ == nullptr || buffer_hooks_->restore == nullptr) continue;
     body = [&]() -> absl::Status {
       RETURN_IF_ERROR(buffer_hooks_->restore());
@@ -349,7 +373,7 @@ absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, in
 }
 
 absl::Status Session::Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done) {
-  const absl::Time deadline = absl::Now() + options_.operation_timeout;
+  const absl::Time deadline = std::min(absl::Now() + options_.operation_timeout, wait_limit_);
   while (true) {
     // In slices, to notice when the worker is gone and nobody will ever answer.
     absl::Status status =
@@ -358,7 +382,7 @@ absl::Status Session::Await(absl::FunctionRef<std::string()> what, absl::Functio
     pollfd lease = {lease_.get(), POLLIN, 0};
     if (poll(&lease, 1, 0) > 0)
       return absl::UnavailableError(absl::StrCat("the worker is gone (waiting for ", what(), ")"));
-    if (absl::Now() >= deadline) return status;
+    if (absl::Now() >= deadline) return NameMissing(status);
   }
 }
 

@@ -80,6 +80,7 @@ absl::Status Session::WriteParameters(const std::vector<int>& units, const Fille
 }
 
 absl::Status Session::ReadGradients(int unit, const Reader& read) {
+  RETURN_IF_ERROR(CheckNotClipped("reading gradients"));
   RETURN_IF_ERROR(ClaimSlot(unit));
   if (!gradients_[unit].reduced) return absl::OkStatus();
   RETURN_IF_ERROR(SubmitSlot(OpKind::kReadGradient, unit));
@@ -93,6 +94,7 @@ absl::Status Session::ReadGradients(int unit, const Reader& read) {
 }
 
 absl::Status Session::WriteGradients(int unit, const GradientFiller& fill) {
+  RETURN_IF_ERROR(CheckNotClipped("setting gradients"));
   RETURN_IF_ERROR(ClaimSlot(unit));
   if (gradients_[unit].reduced) {
     RETURN_IF_ERROR(SubmitSlot(OpKind::kReadGradient, unit));

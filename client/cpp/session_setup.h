@@ -19,6 +19,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/session.h"
 
@@ -27,6 +28,9 @@ namespace tessera {
 class SessionSetup {
  public:
   explicit SessionSetup(Session* session);  // Not owned.
+
+  // No wait of the session goes on beyond it, from now on; InfiniteFuture: as the options say.
+  void LimitWaits(absl::Time deadline) { session_->wait_limit_ = deadline; }
 
   absl::Status Broadcast(absl::Span<char> bytes);
   // `all` holds world_size * own.size() bytes.

@@ -1,4 +1,4 @@
-// What a session knows of a unit's gradient since the last step. A plain value.
+// What a session knows of the gradient since the last step: of a unit, and of all. Plain values.
 #ifndef TESSERA_CLIENT_CPP_UNIT_GRADIENT_H_
 #define TESSERA_CLIENT_CPP_UNIT_GRADIENT_H_
 
@@ -23,6 +23,13 @@ struct UnitGradient {
     begun = on_device = after_hook_ran = reduced = false;
     contributed.assign(contributed.size(), 0);
   }
+};
+
+// What ClipGradNorm did.
+struct Clipping {
+  bool done = false;
+  bool non_finite = false;  // NaN or Inf in some gradient: all are dropped, the step is skipped.
+  double coefficient = 1;   // By which the step multiplies the gradient.
 };
 
 }  // namespace tessera

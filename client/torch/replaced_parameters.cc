@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/torch/kept_gradient.h"
 #include "client/torch/summon_full_params.h"
 #include "client/torch/torch_device.h"
 
@@ -123,19 +124,23 @@ absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units) {
   for (size_t unit = 0; unit < units.parameters.size(); ++unit) {
     bool any = false;
     for (size_t p = 0; p < units.parameters[unit].size(); ++p) {
-      const torch::Tensor& gradient = units.parameters[unit][p].grad();
-      if (!gradient.defined()) continue;
+      const torch::Tensor& parameter = units.parameters[unit][p];
+      if (!HasOwnGradient(parameter)) continue;
       any = true;
-      RETURN_IF_ERROR(CheckShape(gradient, session->layout().units[unit].flat.parameters()[p].spec,
+      RETURN_IF_ERROR(CheckShape(parameter.grad(),
+                                 session->layout().units[unit].flat.parameters()[p].spec,
                                  "the gradient of"));
     }
     if (!any) continue;
     RETURN_IF_ERROR(session->WriteGradients(unit, [&](int p, bool has, Values values) {
-      const torch::Tensor& gradient = units.parameters[unit][p].grad();
-      if (gradient.defined()) CopyValues(gradient, values);
-      return has || gradient.defined();
+      const torch::Tensor& parameter = units.parameters[unit][p];
+      if (!HasOwnGradient(parameter)) return has;
+      CopyValues(parameter.grad(), values);
+      return true;
     }));
-    for (const torch::Tensor& tensor : units.parameters[unit]) tensor.mutable_grad().reset();
+    for (const torch::Tensor& parameter : units.parameters[unit]) {
+      if (HasOwnGradient(parameter)) parameter.mutable_grad().reset();
+    }
   }
   return absl::OkStatus();
 }

@@ -2,7 +2,7 @@
 //
 //   model->head->weight.set_data(values);        other data in the tensor that Tessera placed
 //   parameters_["weight"] = fresh;               another tensor, registered under the old name
-//   model->head->weight.mutable_grad() = g;      after backward, which leaves none
+//   model->head->weight.mutable_grad() = g;      after backward
 //
 // Collective: all ranks change the same parameters; of the values each rank's own slice counts.
 // Source: the writeback check of torch/distributed/fsdp/_flat_param.py.
@@ -30,7 +30,7 @@ std::string FirstReplaced(const Session& session, const ModuleUnits& units);
 absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
                                     std::vector<int>* changed);
 
-// Makes each grad() that is defined the reduced gradient, and resets it.
+// Makes each grad() that the user set the reduced gradient, and resets it.
 // Errors: FailedPrecondition  a gradient of another shape, named; Session::WriteGradients.
 absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units);
 

@@ -80,6 +80,10 @@ class ShardedBase {
   }
   void DetachUnit() { observer_ = nullptr; }
   bool attached() const { return observer_ != nullptr; }
+  // Of the unit, where it is attached. Throws StatusException.
+  void ForgetGradients() {
+    if (observer_ != nullptr) observer_->ZeroGradients(unit_);
+  }
 
  protected:
   // While one lives, the module is in a window of its own.
@@ -134,12 +138,16 @@ class Sharded : public M, public ShardedBase {
     observer_->WithFullParameters(*this, [&] { M::apply(function); });
   }
 
-  // As M::zero_grad. Attached, it forgets what the job has of the unit's gradients, and the units
-  // below forget theirs; a unit of several modules forgets them for any of these. On all ranks.
+  // As M::zero_grad. Attached, it forgets what the job has of the gradients of the unit and of
+  // those below; a unit of several modules forgets them for any of these. On all ranks.
   void zero_grad() { static_cast<torch::nn::Module&>(*this).zero_grad(); }
   void zero_grad(bool set_to_none) override {
+    ForgetGradients();
+    // Before libtorch looks at any: a parameter may be used at several places of the tree.
+    for (const auto& module : this->modules(/*include_self=*/false)) {
+      if (auto* unit = dynamic_cast<ShardedBase*>(module.get())) unit->ForgetGradients();
+    }
     M::zero_grad(set_to_none);
-    if (observer_ != nullptr) observer_->ZeroGradients(unit_);
   }
 
   template <typename... Args>

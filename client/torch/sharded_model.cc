@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "client/cpp/session_buffers.h"
+#include "client/cpp/session_setup.h"
 #include "client/torch/autograd_engine.h"
 #include "client/torch/model_buffers.h"
 #include "client/torch/module_states.h"
@@ -41,12 +43,20 @@ class ShardedModelImpl : public ShardedModel {
         units_(std::move(units)),
         session_(std::move(session)) {}
 
-  absl::Status Open();
+  // Waits for other ranks until `deadline`.
+  absl::Status Open(absl::Time deadline);
   Session& session() override { return *session_; }
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
   absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override {
     RETURN_IF_ERROR(PrepareStep());
     return session_->Step(options);
+  }
+  absl::StatusOr<double> ClipGradNorm(double max_norm, double p,
+                                      const StepOptions& options) override {
+    AwaitStreamOf(DeviceOf(*session_));
+    RETURN_IF_ERROR(windows_->CheckGradients());
+    RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_));
+    return session_->ClipGradNorm(max_norm, p, options);
   }
   absl::Status PrepareStep() override;
   absl::Status SetForwardPrefetch(const torch::nn::Module& module, const Modules& ahead) override;
@@ -89,13 +99,16 @@ class ShardedModelImpl : public ShardedModel {
   bool in_step_ = false;  // Inside of RunStep.
 };
 
-absl::Status ShardedModelImpl::Open() {
+absl::Status ShardedModelImpl::Open(absl::Time deadline) {
+  SessionSetup setup(session_.get());
+  setup.LimitWaits(deadline);
   if (session_->initialized()) RETURN_IF_ERROR(SessionBuffers(session_.get()).Resume());
   while (!session_->initialized()) {
     const absl::Status status = InitializeJob(session_.get(), units_, *root_, attach_);
     if (!absl::IsAborted(status)) RETURN_IF_ERROR(status);
     if (absl::IsAborted(status)) RETURN_IF_ERROR(session_->Recover());
   }
+  setup.LimitWaits(absl::InfiniteFuture());
   RETURN_IF_ERROR(UseOwnEngine());
   windows_ = std::make_unique<UnitWindows>(
       session_.get(), &units_, root_.get(), attach_.precision.full_precision_in_eval,
@@ -137,6 +150,7 @@ absl::Status ShardedModelImpl::SetReshardAfterForward(bool reshard, const torch:
 
 absl::Status ShardedModelImpl::PrepareStep() {
   AwaitStreamOf(DeviceOf(*session_));  // The step writes what its work reads.
+  RETURN_IF_ERROR(windows_->CheckGradients());
   windows_->BeginStep();
   RETURN_IF_ERROR(windows_->TakeReplaced());
   return TakeReplacedGradients(session_.get(), units_);
@@ -244,11 +258,12 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
   std::vector<torch::Tensor> buffers;
   if (attach.publish_buffers) buffers = DeclareBuffers(*root, attach.ignored, &units);
   options.model = units.model;
+  const absl::Time deadline = absl::Now() + options.attach_timeout;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(options));
   KeepBuffers(session.get(), std::move(buffers));
   auto model = std::make_unique<ShardedModelImpl>(std::move(root), std::move(units),
                                                   std::move(session), attach);
-  RETURN_IF_ERROR(model->Open());
+  RETURN_IF_ERROR(model->Open(deadline));
   return model;
 }
 

@@ -22,6 +22,12 @@
 // root, or step, as those of a grad() that is set after backward are at the step. Another shape, or
 // a change between forward and backward, is an error (FailedPrecondition) that names the parameter.
 //
+// Gradients go to the job, which has their mean over the ranks. After backward grad() is a tensor
+// of the parameter's shape whose elements cannot be read (kept_gradient.h), so torch's optimizers
+// and clip_grad_norm_ fail by name. What they are for: Step, ShardOptimizer (shard_optimizer.h) for
+// an optimizer of torch, ClipGradNorm, zero_grad() of a Sharded<> module, CommHook to change
+// gradients, SummonFullParams to read them.
+//
 // Confined to one thread. While attached the module must outlive this. The destructor detaches and
 // leaves each parameter empty, with its name. Source: hook points as
 // torch/distributed/fsdp/_runtime_utils.py; module hooks do not exist in C++.
@@ -75,6 +81,11 @@ class ShardedModel {
   absl::Status Step(double learning_rate_scale = 1.0) {
     return StepWithResult(learning_rate_scale).status();
   }
+
+  // As Session::ClipGradNorm, in place of torch::nn::utils::clip_grad_norm_: behind the last
+  // backward of a step, on all ranks.
+  virtual absl::StatusOr<double> ClipGradNorm(double max_norm, double p = 2.0,
+                                              const StepOptions& options = {}) = 0;
 
   // Takes in what the user put in place of parameters and gradients. StepWithResult begins with it,
   // and so does whoever steps in another way (shard_optimizer.h).

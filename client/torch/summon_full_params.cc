@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "client/torch/kept_gradient.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/torch_device.h"
 #include "client/torch/unit_lookup.h"
@@ -96,9 +97,20 @@ absl::Status FullParameters::Open() {
   }
   const torch::Device device = options_.offload_to_cpu ? torch::kCPU : DeviceOf(*session_);
   for (auto& [parameter, copy] : values) parameter->set_data(copy.to(device));
+  if (options_.with_grads) TakeOutGradients();
   for (auto& [parameter, copy] : gradients) parameter->mutable_grad() = copy.to(device);
   open_ = true;
   return absl::OkStatus();
+}
+
+void FullParameters::TakeOutGradients() {
+  for (const int unit : which_) {
+    for (torch::Tensor& parameter : units_->parameters[unit]) {
+      if (!IsKeptGradient(parameter.grad())) continue;
+      taken_out_.emplace_back(parameter, parameter.grad());
+      parameter.mutable_grad().reset();
+    }
+  }
 }
 
 absl::Status FullParameters::ReadAgain() {
@@ -150,10 +162,12 @@ void FullParameters::Close() {
   for (const int unit : which_) {
     for (size_t p = 0; p < units_->parameters[unit].size(); ++p) {
       torch::Tensor& tensor = units_->parameters[unit][p];
-      tensor.mutable_grad().reset();
+      if (!IsKeptGradient(tensor.grad())) tensor.mutable_grad().reset();
       UseClusterMemory(*session_, unit, p, tensor, units_->in_full_precision[unit]);
     }
   }
+  for (auto& [parameter, gradient] : std::exchange(taken_out_, {}))
+    parameter.mutable_grad() = gradient;
 }
 
 }  // namespace tessera

@@ -75,6 +75,8 @@ class FullParameters {
  private:
   // Whether this rank's module gets copies.
   bool HasCopy() const { return !options_.rank0_only || session_->rank() == 0; }
+  // Makes room in grad() for what is read.
+  void TakeOutGradients();
   absl::Status WriteGradients(int unit);
 
   Session* const session_;
@@ -82,6 +84,8 @@ class FullParameters {
   const std::vector<int> which_;
   const SummonOptions options_;
   bool open_ = false;
+  // Parameters and what stood in their grad(), to be put back.
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> taken_out_;
 };
 
 // Where the job has a parameter: in the unit's compute dtype or in full precision.

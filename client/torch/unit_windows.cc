@@ -77,6 +77,23 @@ class UnitWindows::AfterNode : public FunctionPostHook {
   const std::shared_ptr<const UnitForward> forward_;
 };
 
+// What stands in grad() makes room for the sum.
+class UnitWindows::BeforeAccumulation : public FunctionPreHook {
+ public:
+  BeforeAccumulation(UnitWindows* windows, ParameterIndex index)
+      : windows_(windows), alive_(windows->alive_), index_(std::move(index)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    if (*alive_ && gradients[0].defined())
+      windows_->BeforeParameterGradient(index_.first, index_.second);
+    return gradients;
+  }
+
+ private:
+  UnitWindows* const windows_;
+  const std::shared_ptr<const bool> alive_;
+  const ParameterIndex index_;
+};
+
 // Runs once in a backward, with the sum of all uses of the parameter in its grad().
 class UnitWindows::AfterAccumulation : public FunctionPostHook {
  public:
@@ -109,6 +126,7 @@ UnitWindows::UnitWindows(Session* session, ModuleUnits* units, const torch::nn::
       summon_(std::move(summon)),
       precisions_(session, units, full_precision_in_eval),
       gradients_(session),
+      kept_gradients_(session, units),
       driver_(DriverOptions(*units), WindowRules(session->layout().units, units->root_unit()),
               PrefetchPlan(session->config().backward_prefetch, session->config().forward_prefetch,
                            static_cast<int>(units->modules.size())),
@@ -190,6 +208,7 @@ void UnitWindows::ZeroGradients(int unit) {
   absl::MutexLock lock(&mu_);
   if (unit == ShardedBase::kRootWithoutUnit) return;
   gradients_.Drop(unit);
+  kept_gradients_.Drop(unit);
   if (session()->has_gradient(unit) || session()->reduced(unit))
     ThrowIfError(session()->DropGradients(unit));
 }
@@ -198,8 +217,10 @@ void UnitWindows::AddWork(Node* node, UnitDriver::BackwardWork* work) {
   if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) {
     const auto found = parameters_.find(leaf->variable.unsafeGetTensorImpl());
     if (found == parameters_.end()) return;
-    if (!AfterAccumulation::IsOn(this, node))
+    if (!AfterAccumulation::IsOn(this, node)) {
+      node->add_pre_hook(std::make_unique<BeforeAccumulation>(this, found->second));
       node->add_post_hook(std::make_unique<AfterAccumulation>(this, found->second));
+    }
     ++(*work)[found->second.first].gradients;
     return;
   }
@@ -270,17 +291,22 @@ void UnitWindows::EndNode(const UnitForward& forward) {
   ThrowIfError(driver_.EndNode(forward));
 }
 
+void UnitWindows::BeforeParameterGradient(int unit, int parameter) {
+  absl::MutexLock lock(&mu_);
+  ThrowIfError(kept_gradients_.Remove(unit, parameter));
+}
+
 void UnitWindows::OnParameterGradient(int unit, int parameter) {
   absl::MutexLock lock(&mu_);
-  const absl::Status status = TakeGradient(unit, parameter);
-  units_->parameters[unit][parameter].mutable_grad().reset();
-  ThrowIfError(status);
+  ThrowIfError(TakeGradient(unit, parameter));
   ThrowIfError(driver_.OnGradient(unit));
 }
 
 absl::Status UnitWindows::TakeGradient(int unit, int parameter) {
-  const torch::Tensor& gradient = units_->parameters[unit][parameter].grad();
-  if (!gradient.defined()) return absl::OkStatus();  // A checkpointed segment may not use it.
+  torch::Tensor& left = units_->parameters[unit][parameter].mutable_grad();
+  // A checkpointed segment may not use it.
+  if (!left.defined() || IsKeptGradient(left)) return absl::OkStatus();
+  const torch::Tensor gradient = std::exchange(left, torch::Tensor());
   if (gradient.requires_grad()) {
     return absl::UnimplementedError(
         absl::StrCat("the gradient of parameter '",
@@ -290,7 +316,9 @@ absl::Status UnitWindows::TakeGradient(int unit, int parameter) {
                      "take it by torch::autograd::grad"));
   }
   RETURN_IF_ERROR(driver_.MakeRoom(unit));
-  return gradients_.Add(unit, parameter, gradient);
+  RETURN_IF_ERROR(gradients_.Add(unit, parameter, gradient));
+  kept_gradients_.Put(unit, parameter);
+  return absl::OkStatus();
 }
 
 absl::Status UnitWindows::TakeReplaced() {
@@ -303,6 +331,7 @@ absl::Status UnitWindows::TakeReplaced() {
 void UnitWindows::BeginStep() {
   absl::MutexLock lock(&mu_);
   driver_.ForgetGroups();
+  kept_gradients_.StepBegins();
   {
     absl::MutexLock nodes_lock(&nodes_mu_);
     owners_.Forget();
@@ -317,9 +346,7 @@ void UnitWindows::DropGradients() {
   absl::MutexLock lock(&mu_);
   driver_.ForgetGroups();
   gradients_.Drop();
-  for (auto& parameters : units_->parameters) {
-    for (torch::Tensor& parameter : parameters) parameter.mutable_grad().reset();
-  }
+  kept_gradients_.Drop();
 }
 
 }  // namespace tessera

@@ -24,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/session.h"
 #include "client/torch/autograd_engine.h"
+#include "client/torch/kept_gradient.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/module_units.h"
 #include "client/torch/sharded.h"
@@ -62,6 +63,8 @@ class UnitWindows : public UnitObserver, private BackwardObserver, private Sessi
 
   // Takes in what the user put in place of parameters since the last look.
   absl::Status TakeReplaced();
+  // Errors: FailedPrecondition  the user reset a grad() that the job has
+  absl::Status CheckGradients() const { return kept_gradients_.Check(); }
   // A step is about to be made, ...
   void BeginStep();
   // ... and before a step's body runs, perhaps again: gradients are dropped.
@@ -85,6 +88,7 @@ class UnitWindows : public UnitObserver, private BackwardObserver, private Sessi
  private:
   class BeforeNode;
   class AfterNode;
+  class BeforeAccumulation;
   class AfterAccumulation;
   using ParameterIndex = std::pair<int, int>;  // Unit and parameter.
 
@@ -110,6 +114,7 @@ class UnitWindows : public UnitObserver, private BackwardObserver, private Sessi
   // Called by hooks, on whichever thread runs the node.
   void BeginNode(const std::shared_ptr<const UnitForward>& forward);
   void EndNode(const UnitForward& forward);
+  void BeforeParameterGradient(int unit, int parameter);
   void OnParameterGradient(int unit, int parameter);
   absl::Status TakeGradient(int unit, int parameter);
 
@@ -122,6 +127,7 @@ class UnitWindows : public UnitObserver, private BackwardObserver, private Sessi
   const Summon summon_;
   UnitPrecisions precisions_;
   UnitGradients gradients_;
+  KeptGradients kept_gradients_;
   UnitDriver driver_;
   bool summoned_ = false;
   // The backwards of other models' threads ask whose a node is; nobody waits while holding it.

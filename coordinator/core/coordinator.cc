@@ -73,8 +73,10 @@ const EpochRuntime* Coordinator::FindRuntime(const JobId& id, const Job& job) co
 
 EpochRuntime& Coordinator::Runtime(const JobId& id, const Job& job) {
   if (FindRuntime(id, job) == nullptr) {
-    runtimes_[id] =
-        EpochRuntime(job.status.epoch, job.status.placements, job.spec, job.committed_step);
+    EpochRuntime runtime(job.status.epoch, job.status.placements, job.spec, job.committed_step);
+    EpochRuntime& last = runtimes_[id];
+    if (last.epoch < runtime.epoch) runtime.last_seen = std::move(last.last_seen);
+    last = std::move(runtime);
   }
   return runtimes_[id];
 }
@@ -198,7 +200,7 @@ std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
 JobView Coordinator::View(const JobId& id, const Job& job) const {
   JobView view{id, job.creation, job.spec, job.status, job.committed_step, {}, job.hand_over};
   view.status.reason = StateReason(id, job);
-  if (const EpochRuntime* runtime = FindRuntime(id, job)) view.ranks = runtime->ranks;
+  if (const EpochRuntime* runtime = FindRuntime(id, job)) view.ranks = runtime->last_seen;
   return view;
 }
 

@@ -119,7 +119,7 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
                                                   progress.epoch, Rank(rank)));
       if (job == nullptr) break;
       EpochRuntime& runtime = Runtime(progress.job, *job);
-      runtime.ranks[rank] = status;
+      runtime.ranks[rank] = runtime.last_seen[rank] = status;
       if (job->status.state != JobState::kRunning) continue;
       ApplyVerdict(progress.job,
                    runtime.order.Progress(Rank(rank), {status.step, status.sequence, status.pass}),

@@ -46,6 +46,7 @@ struct EpochRuntime {
   OrderValidator order;
   StepLedger ledger;
   std::map<int32_t, RankStatus> ranks;
+  std::map<int32_t, RankStatus> last_seen;  // The same, or that of an epoch before.
   std::map<int32_t, SaveProgress> saving;  // By rank.
   std::optional<EpochFailure> failure;
   std::optional<absl::Time> preparing_since;

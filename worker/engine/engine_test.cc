@@ -325,9 +325,8 @@ TEST(GradientNormTest, ClippingShortensWhatIsTooLongAndLeavesTheRest) {
 class BallotTest : public testing::Test {
  protected:
   void SetUp() override {
-    config_.world_size = 2;
     model_.units.push_back({"u", {{"w", {8}, DType::kFp32}}});
-    ASSERT_OK_AND_ASSIGN(layout_, ModelLayout::Create(model_, config_.layout, 2));
+    ASSERT_OK_AND_ASSIGN(layout_, ModelLayout::Create(model_, JobConfig().layout, 2));
   }
   Tally Count(const Vote& a, const Vote& b, double divisor = 1.0) {
     const std::byte touched[] = {std::byte{0}, std::byte{1}, std::byte{0}};
@@ -335,10 +334,10 @@ class BallotTest : public testing::Test {
     std::vector<std::byte> ballots = EncodeBallot(a, touched, 3);
     const std::vector<std::byte> second = EncodeBallot(b, others, 3);
     ballots.insert(ballots.end(), second.begin(), second.end());
-    return CountBallots(ballots, divisor, config_, layout_, 3);
+    return CountBallots(ballots, divisor, clip_, layout_, 3);
   }
 
-  JobConfig config_;
+  ClipRule clip_;
   ModelSpec model_;
   ModelLayout layout_;
 };
@@ -354,8 +353,32 @@ TEST_F(BallotTest, NormTakesInAllDivisionsAndAParameterCountsIfAnyRankTouchedIt)
   a.weight = 30;
   b.weight = 10;
   EXPECT_EQ(Count(a, b).gradient_scale, 2.0 / 40) << "of the mean over two ranks";
-  config_.max_gradient_norm = 0.125;
+  clip_.max_norm = 0.125;
   EXPECT_DOUBLE_EQ(Count(a, b).gradient_scale, 0.05 * 0.125 / (0.25 + 1e-6));
+}
+
+TEST_F(BallotTest, TallyClipsAsTheTrainerSaysOrElseAsTheJob) {
+  auto control = std::make_unique<ControlPage>();
+  JobConfig config;
+  config.gradient_norm_p = 3;
+  config.max_gradient_norm = 0.5;
+  ASSERT_OK_AND_ASSIGN(ClipRule clip, TallyClipRule(*control, config));
+  EXPECT_EQ(clip.p, 3);
+  EXPECT_EQ(clip.max_norm, 0.5);
+  control->tally_norm_p = std::numeric_limits<double>::infinity();
+  control->tally_max_norm = 2;
+  ASSERT_OK_AND_ASSIGN(clip, TallyClipRule(*control, config));
+  EXPECT_EQ(clip.p, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(clip.max_norm, 2);
+  EXPECT_NE(HashNumbers(Op(), {}, clip), HashNumbers(Op(), {}, ClipRule()));
+  for (const double bad : {-1.0, 0.0, std::nan("")}) {
+    control->tally_max_norm = bad;
+    EXPECT_THAT(TallyClipRule(*control, config),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("clipped to")));
+  }
+  control->tally_norm_p = std::nan("");
+  EXPECT_THAT(TallyClipRule(*control, config),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("p = nan")));
 }
 
 TEST_F(BallotTest, WhatRanksGiveDifferentlyIsNamed) {

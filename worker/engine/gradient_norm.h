@@ -13,6 +13,12 @@
 
 namespace tessera {
 
+// By which norm a gradient is clipped, and to what length.
+struct ClipRule {
+  double p = 2;         // Above 0; infinity: the largest magnitude.
+  double max_norm = 0;  // 0: it is not clipped.
+};
+
 double CombineNormParts(absl::Span<const double> parts_by_rank, double p);
 
 // By what a gradient of this norm is multiplied so that it is not longer than `max_norm`; 1 where

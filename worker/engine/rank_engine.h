@@ -115,11 +115,11 @@ class RankEngine {
   absl::Status TallyGradients(const Op& op);
   // Both: vote on what was reduced, with the step's numbers.
   absl::StatusOr<Tally> CountVotes(const Op& op, const std::vector<HyperParameters>& groups,
-                                   uint64_t put);
+                                   const ClipRule& clip, uint64_t put);
   // This rank's part of the vote on `step`: the measure of what was reduced.
-  absl::StatusOr<Vote> VoteFor(int64_t step);
+  absl::StatusOr<Vote> VoteFor(int64_t step, double norm_p);
   // Of all reduced gradients, for norms that are not measured in the reduction.
-  absl::StatusOr<double> NormPart();
+  absl::StatusOr<double> NormPart(double p);
   // Among ranks that have each of the unit's slices once.
   Communicator& Holders(int unit) const;
   bool IsReplica(int unit) const {

@@ -35,18 +35,17 @@ absl::Status RankEngine::MeasureReduced(int unit, RankKernels* kernels) {
   return kernels->TakeStats(&stats_[unit]);
 }
 
-absl::StatusOr<double> RankEngine::NormPart() {
+absl::StatusOr<double> RankEngine::NormPart(double p) {
   for (const ShardSegment& segment : optimizer_.segments()) {
     if (!segment.requires_grad || !reduced_[segment.unit] || IsReplica(segment.unit)) continue;
     const std::byte* gradient = options_.state + options_.memory->ReducedGradientOffsetBytes() +
                                 segment.state_begin_elements * SizeBytes(segment.dtype);
-    options_.kernels->AddToNormPart(ConstValues(gradient, segment.numel, segment.dtype),
-                                    options_.config->gradient_norm_p);
+    options_.kernels->AddToNormPart(ConstValues(gradient, segment.numel, segment.dtype), p);
   }
   return options_.kernels->TakeNormPart();
 }
 
-absl::StatusOr<Vote> RankEngine::VoteFor(int64_t step) {
+absl::StatusOr<Vote> RankEngine::VoteFor(int64_t step, double norm_p) {
   Vote vote;
   vote.step = step;
   for (size_t unit = 0; unit < stats_.size(); ++unit) {
@@ -57,18 +56,18 @@ absl::StatusOr<Vote> RankEngine::VoteFor(int64_t step) {
       vote.first_non_finite_unit = unit;
     vote.reduced_units_hash = vote.reduced_units_hash * 31 + unit + 1;
   }
-  if (options_.config->gradient_norm_p == 2) return vote;
-  ASSIGN_OR_RETURN(vote.norm_part, NormPart());
+  if (norm_p == 2) return vote;
+  ASSIGN_OR_RETURN(vote.norm_part, NormPart(norm_p));
   return vote;
 }
 
 absl::StatusOr<Tally> RankEngine::CountVotes(const Op& op,
                                              const std::vector<HyperParameters>& groups,
-                                             uint64_t put) {
-  ASSIGN_OR_RETURN(Vote vote, VoteFor(step_ + 1));
+                                             const ClipRule& clip, uint64_t put) {
+  ASSIGN_OR_RETURN(Vote vote, VoteFor(step_ + 1, clip.p));
   vote.put = put;
   vote.weight = op.weight;
-  vote.numbers_hash = HashNumbers(op, groups);
+  vote.numbers_hash = HashNumbers(op, groups, clip);
   vote.wanted_save = options_.files->wanted_save();
   const int num_parameters = options_.memory->num_parameters();
   const std::byte* touched = options_.own_gradients + options_.memory->touched_offset_bytes();
@@ -77,8 +76,7 @@ absl::StatusOr<Tally> RankEngine::CountVotes(const Op& op,
   std::vector<std::byte> ballots(ballot.size() * options_.config->world_size);
   RETURN_IF_ERROR(options_.communicator->AllGather(ballot.data(), ballots.data(), ballot.size()));
   RETURN_IF_ERROR(FaultPoint("step.after-vote"));
-  return CountBallots(ballots, op.gradient_divisor, *options_.config, *options_.layout,
-                      num_parameters);
+  return CountBallots(ballots, op.gradient_divisor, clip, *options_.layout, num_parameters);
 }
 
 absl::Status RankEngine::AwaitHold() {
@@ -110,7 +108,8 @@ absl::Status RankEngine::RunStep(const Op& op) {
   const int64_t next = step_ + 1;
   RETURN_IF_ERROR(AwaitHold());
   const uint64_t put = OfferPut();
-  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, numbers.groups, put));
+  const ClipRule clip = {options_.config->gradient_norm_p, options_.config->max_gradient_norm};
+  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, numbers.groups, clip, put));
   if (!tally.status.ok()) {
     ForgetReduced();
     options_.recorder->Done(number);
@@ -156,12 +155,14 @@ absl::Status RankEngine::TallyGradients(const Op& op) {
   const absl::StatusOr<std::vector<HyperParameters>> groups =
       GroupsOf(op, *options_.control, *options_.config);
   RETURN_IF_ERROR(Annotate(groups.status(), absl::StrCat("rank ", options_.rank.value())));
+  const absl::StatusOr<ClipRule> clip = TallyClipRule(*options_.control, *options_.config);
+  RETURN_IF_ERROR(Annotate(clip.status(), absl::StrCat("rank ", options_.rank.value())));
   const int64_t number =
       options_.recorder->Enqueued(step_ + 1, order_.sequence(), OpKind::kTally, -1, 0);
   RETURN_IF_ERROR(Ordered(OpKind::kTally, -1, options_.memory->shard_numel(), DType::kFp32));
   RETURN_IF_ERROR(AwaitReductions());
   options_.recorder->Started(number);
-  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, *groups, /*put=*/0));
+  ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, *groups, *clip, /*put=*/0));
   options_.recorder->Done(number);
   if (!tally.status.ok()) {
     ForgetReduced();
@@ -171,6 +172,7 @@ absl::Status RankEngine::TallyGradients(const Op& op) {
   std::byte* touched = options_.own_gradients + options_.memory->touched_offset_bytes();
   for (size_t p = 0; p < tally.touched.size(); ++p) touched[p] = std::byte{tally.touched[p]};
   options_.control->result.gradient_scale = tally.gradient_scale;
+  options_.control->result.clip_coefficient = tally.clip_coefficient;
   PublishResult(absl::OkStatus(), tally.gradient_norm);
   return absl::OkStatus();
 }

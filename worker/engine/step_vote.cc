@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "worker/engine/gradient_norm.h"
 
 namespace tessera {
 namespace {
@@ -23,7 +22,7 @@ absl::Status CheckAgreement(const Vote& first, const Vote& vote, int rank,
     return absl::InvalidArgumentError(absl::StrCat(
         step, ": ranks 0 and ", rank,
         " gave different hyper-parameters (a learning rate, its scale, the gradient's divisor, "
-        "whether there is a weight, or another)"));
+        "whether there is a weight, how the gradient is clipped, or another)"));
   }
   if (vote.reduced_units_hash != first.reduced_units_hash) {
     return absl::FailedPreconditionError(
@@ -67,14 +66,15 @@ std::vector<std::byte> EncodeBallot(const Vote& vote, const std::byte* touched,
   return ballot;
 }
 
-Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const JobConfig& config,
+Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const ClipRule& clip,
                    const ModelLayout& layout, int num_parameters) {
   Tally tally;
   tally.touched.assign(num_parameters, false);
-  std::vector<Vote> votes(config.world_size);
+  const int64_t ballot_bytes = BallotBytes(num_parameters);
+  std::vector<Vote> votes(ballots.size() / ballot_bytes);
   std::vector<double> parts;
-  for (int rank = 0; rank < config.world_size; ++rank) {
-    const std::byte* ballot = ballots.data() + rank * BallotBytes(num_parameters);
+  for (size_t rank = 0; rank < votes.size(); ++rank) {
+    const std::byte* ballot = ballots.data() + rank * ballot_bytes;
     std::memcpy(&votes[rank], ballot, sizeof(Vote));
     parts.push_back(votes[rank].norm_part);
     tally.put = rank == 0 || votes[rank].put == tally.put ? votes[rank].put : 0;
@@ -91,8 +91,9 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
   const absl::StatusOr<double> scale = UnclippedScale(votes, divisor);
   tally.status = scale.status();
   if (!scale.ok()) return tally;
-  tally.gradient_norm = CombineNormParts(parts, config.gradient_norm_p) * *scale;
-  tally.gradient_scale = *scale * ClipCoefficient(config.max_gradient_norm, tally.gradient_norm);
+  tally.gradient_norm = CombineNormParts(parts, clip.p) * *scale;
+  tally.clip_coefficient = ClipCoefficient(clip.max_norm, tally.gradient_norm);
+  tally.gradient_scale = *scale * tally.clip_coefficient;
   return tally;
 }
 
@@ -119,7 +120,18 @@ absl::StatusOr<std::vector<HyperParameters>> GroupsOf(const Op& op, const Contro
   return groups;
 }
 
-uint64_t HashNumbers(const Op& op, const std::vector<HyperParameters>& groups) {
+absl::StatusOr<ClipRule> TallyClipRule(const ControlPage& control, const JobConfig& config) {
+  const ClipRule asked = {control.tally_norm_p, control.tally_max_norm};
+  if (asked.p == 0) return ClipRule{config.gradient_norm_p, config.max_gradient_norm};
+  if (!(asked.p > 0))
+    return absl::InvalidArgumentError(absl::StrCat("the gradient's norm by p = ", asked.p));
+  if (!(asked.max_norm > 0))
+    return absl::InvalidArgumentError(absl::StrCat("a gradient clipped to ", asked.max_norm));
+  return asked;
+}
+
+uint64_t HashNumbers(const Op& op, const std::vector<HyperParameters>& groups,
+                     const ClipRule& clip) {
   uint64_t hash = 0xcbf29ce484222325;
   const auto mix = [&hash](double x) {
     uint64_t bits;
@@ -128,6 +140,8 @@ uint64_t HashNumbers(const Op& op, const std::vector<HyperParameters>& groups) {
   };
   mix(op.gradient_divisor);
   mix(op.weight < 0 ? 0 : 1);
+  mix(clip.p);
+  mix(clip.max_norm);
   for (const HyperParameters& g : groups) {
     for (const double x :
          {g.learning_rate, g.beta1, g.beta2, g.epsilon, g.weight_decay, g.momentum}) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "job/job_config.h"
 #include "layout/model_layout.h"
+#include "worker/engine/gradient_norm.h"
 #include "worker/memory/control_page.h"
 
 namespace tessera {
@@ -33,17 +34,18 @@ int64_t BallotBytes(int num_parameters);
 std::vector<std::byte> EncodeBallot(const Vote& vote, const std::byte* touched, int num_parameters);
 
 struct Tally {
-  absl::Status status;        // Not OK: no rank takes the step.
-  bool non_finite = false;    // Why: some gradient is NaN or infinite.
-  double gradient_norm = 0;   // Of the step's gradient.
-  double gradient_scale = 1;  // Makes it, clipped, of the reduced one: the mean over the ranks.
-  std::vector<bool> touched;  // By parameter: some rank gave it a gradient.
-  uint64_t put = 0;           // That all ranks would take; 0: none.
-  int64_t wanted_save = 0;    // By all ranks; 0: none.
+  absl::Status status;          // Not OK: no rank takes the step.
+  bool non_finite = false;      // Why: some gradient is NaN or infinite.
+  double gradient_norm = 0;     // Of the step's gradient.
+  double gradient_scale = 1;    // Makes it, clipped, of the reduced one: the mean over the ranks.
+  double clip_coefficient = 1;  // What clipping has of that.
+  std::vector<bool> touched;    // By parameter: some rank gave it a gradient.
+  uint64_t put = 0;             // That all ranks would take; 0: none.
+  int64_t wanted_save = 0;      // By all ranks; 0: none.
 };
 
 // `ballots`: of all ranks, one behind the other.
-Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const JobConfig& config,
+Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const ClipRule& clip,
                    const ModelLayout& layout, int num_parameters);
 
 // The hyper-parameters of the step that `op` asks for: what the trainer gave or the job's own.
@@ -51,8 +53,13 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
 absl::StatusOr<std::vector<HyperParameters>> GroupsOf(const Op& op, const ControlPage& control,
                                                       const JobConfig& config);
 
+// How the tally that is asked for last clips: as the trainer says, or the job.
+// Errors: InvalidArgument  a number is out of range; the text says which.
+absl::StatusOr<ClipRule> TallyClipRule(const ControlPage& control, const JobConfig& config);
+
 // FNV-1a over the bits of all numbers that ranks must give alike.
-uint64_t HashNumbers(const Op& op, const std::vector<HyperParameters>& groups);
+uint64_t HashNumbers(const Op& op, const std::vector<HyperParameters>& groups,
+                     const ClipRule& clip);
 
 }  // namespace tessera
 

@@ -100,7 +100,7 @@ struct UnitWords {
   std::atomic<uint32_t> gathered_window;
 };
 
-inline constexpr uint32_t kControlPageVersion = 16;
+inline constexpr uint32_t kControlPageVersion = 17;
 inline constexpr uint32_t kRingOps = 256;
 inline constexpr uint32_t kGradientEvents = 64;  // More than backwards run ahead of their GPU.
 inline constexpr size_t kMaxErrorBytes = 1024;
@@ -114,6 +114,7 @@ struct OpResult {
   int32_t non_finite;  // Of a step: 1 where some gradient is NaN or infinite.
   double gradient_norm;
   double gradient_scale;  // Of a tally: makes the step's gradient, clipped, of the reduced one.
+  double clip_coefficient;  // Of a tally: what clipping has of that.
   int64_t wanted_save;    // Of a step: the wish that it is saved for (checkpoint.proto); 0: none.
   char message[kMaxErrorBytes];
 };
@@ -157,6 +158,10 @@ struct ControlPage {
   SharedEventName gradient_events[kGradientEvents];
   // Of the step that is asked for last: hyper-parameters by param group.
   HyperParameters step_groups[kMaxParamGroups];
+  // Of the tally that is asked for last: the p of its norm, 0: as the job's config clips; and what
+  // the gradient will be clipped to.
+  double tally_norm_p;
+  double tally_max_norm;
   alignas(64) Op ring[kRingOps];
   UnitWords units[kMaxUnits];
 };
