@@ -13,28 +13,11 @@
 #include "checkpoint/storage/storage_path.h"
 #include "client/cpp/load_request.h"
 #include "client/cpp/state_access.h"
+#include "client/cpp/tensor_codec.h"
 #include "proto/checkpoint.pb.h"
 
 namespace tessera {
 namespace {
-
-void EncodeTensor(const NamedTensor& tensor, bool with_values, v1::NamedTensor* to) {
-  to->set_name(tensor.name);
-  to->set_dtype(std::string(Name(tensor.dtype)));
-  for (const int64_t dim : tensor.shape) to->add_shape(dim);
-  if (with_values) to->set_values(tensor.values);
-}
-
-absl::StatusOr<NamedTensor> DecodeTensor(const v1::NamedTensor& from) {
-  NamedTensor tensor;
-  tensor.name = from.name();
-  const std::optional<StoredDType> dtype = ParseStoredDType(from.dtype());
-  if (!dtype.has_value()) return absl::InternalError("the load's reply has an unknown dtype");
-  tensor.dtype = *dtype;
-  tensor.shape.assign(from.shape().begin(), from.shape().end());
-  tensor.values = from.values();
-  return tensor;
-}
 
 ParamGroup DecodeGroup(const v1::ParamGroup& from) {
   ParamGroup group;
@@ -49,12 +32,13 @@ ParamGroup DecodeGroup(const v1::ParamGroup& from) {
 }
 
 // What is the trainer's own.
-void EncodeContents(const CheckpointContents& contents, bool with_buffers,
+void EncodeContents(const CheckpointContents& contents, Session* session,
                     v1::SaveRequest* request) {
   request->set_is_checkpoint(true);
-  if (with_buffers) {
-    for (const NamedTensor& buffer : contents.buffers)
-      EncodeTensor(buffer, /*with_values=*/true, request->add_buffers());
+  if (contents.buffers.empty()) {
+    AddTrainerTensors(session, request);
+  } else if (session->rank() == 0) {
+    EncodeTensors(contents.buffers, /*with_values=*/true, request->mutable_buffers());
   }
   if (contents.trainer_state.size() > kMaxTrainerStateBytes) {
     request->set_refusal(absl::StrCat("trainer state of ", contents.trainer_state.size(),
@@ -95,7 +79,7 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
   }
   v1::SaveRequest request;
   request.set_path(path);
-  EncodeContents(contents, /*with_buffers=*/session->rank() == 0, &request);
+  EncodeContents(contents, session, &request);
   request.set_in_background(options.in_background);
   request.set_keep_newest(options.keep_newest);
   request.set_max_file_bytes(options.max_file_bytes);
@@ -116,7 +100,7 @@ void OnSaveRequest(Session* session, WantedContents contents) {
     request.set_wish(wish);
     const absl::StatusOr<CheckpointContents> own = ContentsOf(contents, session->next_step() - 1);
     if (own.ok()) {
-      EncodeContents(*own, /*with_buffers=*/session->rank() == 0, &request);
+      EncodeContents(*own, session, &request);
     } else {
       request.set_refusal(own.status().ToString());
     }
@@ -161,8 +145,9 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::str
   request.set_model_only(options.model_only);
   request.set_optimizer_only(options.optimizer_only);
   EncodeNames(options.names, &request);
-  for (const NamedTensor& buffer : options.buffers)
-    EncodeTensor(buffer, /*with_values=*/false, request.add_buffers());
+  const bool takes_own = options.buffers.empty() && !options.optimizer_only;
+  if (takes_own) RETURN_IF_ERROR(AddTrainerTensors(session, &request));
+  EncodeTensors(options.buffers, /*with_values=*/false, request.mutable_buffers());
   ASSIGN_OR_RETURN(const std::string bytes,
                    StateAccess(session).CallToWrite(OpKind::kLoad, request.SerializeAsString()));
   v1::LoadReply reply;
@@ -170,9 +155,10 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::str
   LoadedCheckpoint loaded;
   loaded.missing.assign(reply.missing().begin(), reply.missing().end());
   loaded.unexpected.assign(reply.unexpected().begin(), reply.unexpected().end());
-  for (const v1::NamedTensor& buffer : reply.buffers()) {
-    ASSIGN_OR_RETURN(NamedTensor tensor, DecodeTensor(buffer));
-    loaded.buffers.push_back(std::move(tensor));
+  if (takes_own) {
+    RETURN_IF_ERROR(TakeTrainerTensors(session, reply));
+  } else {
+    ASSIGN_OR_RETURN(loaded.buffers, DecodeTensors(reply.buffers()));
   }
   loaded.step = reply.step();
   loaded.saved_world_size = reply.saved_world_size();

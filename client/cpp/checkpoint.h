@@ -26,24 +26,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/name_selection.h"
+#include "client/cpp/named_tensor.h"
 #include "client/cpp/session.h"
 #include "layout/stored_dtype.h"
 
 namespace tessera {
-
-// A tensor that is no parameter: a module's buffer, of any dtype that safetensors has.
-struct NamedTensor {
-  NamedTensor() = default;
-  NamedTensor(std::string name, StoredDType dtype, std::vector<int64_t> shape, std::string values)
-      : name(std::move(name)), dtype(dtype), shape(std::move(shape)), values(std::move(values)) {}
-  NamedTensor(std::string name, DType dtype, std::vector<int64_t> shape, std::string values)
-      : NamedTensor(std::move(name), StoredAs(dtype), std::move(shape), std::move(values)) {}
-
-  std::string name;
-  StoredDType dtype = StoredDType::kF32;
-  std::vector<int64_t> shape;
-  std::string values;  // Little-endian, row-major.
-};
 
 struct SaveCheckpointOptions {
   // Returns at once, and the state of this step is written while training goes on, spread over the

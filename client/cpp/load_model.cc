@@ -5,6 +5,7 @@
 #include "base/status_macros.h"
 #include "client/cpp/load_request.h"
 #include "client/cpp/state_access.h"
+#include "client/cpp/tensor_codec.h"
 #include "proto/checkpoint.pb.h"
 
 namespace tessera {
@@ -15,10 +16,12 @@ absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
   request.set_path(path);
   request.set_strict(options.strict);
   EncodeNames(options.names, &request);
+  RETURN_IF_ERROR(AddTrainerTensors(session, &request));
   ASSIGN_OR_RETURN(const std::string bytes,
                    StateAccess(session).CallToWrite(OpKind::kLoad, request.SerializeAsString()));
   v1::LoadReply reply;
   if (!reply.ParseFromString(bytes)) return absl::InternalError("the load's reply is malformed");
+  RETURN_IF_ERROR(TakeTrainerTensors(session, reply));
   return LoadReport{{reply.missing().begin(), reply.missing().end()},
                     {reply.unexpected().begin(), reply.unexpected().end()}};
 }

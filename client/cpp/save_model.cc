@@ -1,6 +1,7 @@
 #include "client/cpp/save_model.h"
 
 #include "client/cpp/state_access.h"
+#include "client/cpp/tensor_codec.h"
 #include "job/job_codec.h"
 #include "proto/checkpoint.pb.h"
 
@@ -11,6 +12,7 @@ absl::Status SaveModel(Session* session, const std::string& path, const SaveMode
   request.set_path(path);
   request.set_max_file_bytes(options.max_file_bytes);
   if (options.dtype.has_value()) request.set_save_dtype(EncodeDType(*options.dtype));
+  AddTrainerTensors(session, &request);
   return StateAccess(session).Call(OpKind::kSave, request.SerializeAsString()).status();
 }
 

@@ -43,6 +43,7 @@
 namespace tessera {
 
 struct BufferHooks;
+struct TrainerTensors;
 
 class Session {
  public:
@@ -285,6 +286,7 @@ class Session {
   std::vector<int> slot_user_;   // The unit that used each gradient slot last; -1: none.
   std::function<std::string(int64_t wish)> wanted_save_request_;  // See StateAccess::SaveWanted.
   std::shared_ptr<const BufferHooks> buffer_hooks_;               // Null: none.
+  std::shared_ptr<const TrainerTensors> trainer_tensors_;         // The same.
 };
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #define TESSERA_CLIENT_CPP_STATE_ACCESS_H_
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "client/cpp/named_tensor.h"
 #include "client/cpp/session.h"
 #include "worker/memory/job_memory.h"
 #include "worker/memory/training_progress.h"
@@ -51,6 +53,13 @@ class StateAccess {
   void OnWantedSave(std::function<std::string(int64_t wish)> request) {
     session_->wanted_save_request_ = std::move(request);
   }
+
+  // What the trainer's model has beside the job's parameters: saves have it too, and loads give it
+  // back. Null: nothing that is known.
+  void SetTrainerTensors(TrainerTensors tensors) {
+    session_->trainer_tensors_ = std::make_shared<const TrainerTensors>(std::move(tensors));
+  }
+  const TrainerTensors* trainer_tensors() const { return session_->trainer_tensors_.get(); }
 
  private:
   absl::Status Send(absl::string_view message);

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "client/cpp/session_buffers.h"
+#include "client/torch/trainer_tensors.h"
 
 namespace tessera {
 namespace {
@@ -164,7 +165,8 @@ class BufferKeeper {
       Buffer& buffer = buffers_[i];
       if (buffer.tensor.is_meta() || !MayHaveChanged(i)) continue;
       RETURN_IF_ERROR(Check(buffer));
-      const torch::Tensor values = buffer.tensor.detach().to(buffer.type).contiguous();
+      const torch::Tensor values =
+          buffer.tensor.detach().resolve_conj().resolve_neg().to(buffer.type).contiguous();
       if (values.device().is_cpu()) {
         RETURN_IF_ERROR(Set(i, {static_cast<const char*>(values.data_ptr()), values.nbytes()}));
       } else if (values.numel() > 0) {
@@ -223,7 +225,7 @@ class BufferKeeper {
   static void CopyInto(Buffer* buffer, const torch::Tensor& values) {
     std::optional<c10::InferenceMode> inference;
     if (buffer->tensor.is_inference()) inference.emplace();
-    buffer->tensor.copy_(values);
+    SetTensor(buffer->tensor, values);
   }
 
   // Requires that it was given. One that does not fit any more is left to the next Stage().

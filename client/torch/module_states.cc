@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "client/cpp/session_setup.h"
 #include "client/torch/summon_full_params.h"
+#include "client/torch/trainer_tensors.h"
 
 namespace tessera {
 namespace {
@@ -55,7 +56,7 @@ uint64_t DigestOf(const torch::Tensor& tensor) {
   mix(static_cast<uint64_t>(tensor.scalar_type()));
   for (const int64_t size : tensor.sizes()) mix(size);
   if (tensor.is_meta()) return digest;  // Filled in alike everywhere.
-  const torch::Tensor whole = tensor.detach().cpu().contiguous();
+  const torch::Tensor whole = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
   const char* bytes = static_cast<const char*>(whole.data_ptr());
   const size_t size = whole.nbytes();
   for (size_t at = 0; at < size; at += sizeof(uint64_t)) {
@@ -107,12 +108,11 @@ absl::Status CompareStates(SessionSetup* setup, const Session& session,
 
 absl::Status SyncBuffers(SessionSetup* setup, const std::vector<NamedState>& buffers) {
   for (const NamedState& buffer : buffers) {
-    torch::Tensor bytes = buffer.tensor.detach().cpu().contiguous().clone();
+    torch::Tensor bytes =
+        buffer.tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().clone();
     RETURN_IF_ERROR(
         setup->Broadcast(absl::MakeSpan(static_cast<char*>(bytes.data_ptr()), bytes.nbytes())));
-    torch::NoGradGuard no_grad;
-    torch::Tensor target = buffer.tensor;
-    target.copy_(bytes);
+    SetTensor(buffer.tensor, bytes);
   }
   return absl::OkStatus();
 }

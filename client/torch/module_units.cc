@@ -1,10 +1,14 @@
 #include "client/torch/module_units.h"
 
+#include <ATen/MemoryOverlap.h>
+
 #include <algorithm>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/unit_choice.h"
@@ -34,9 +38,27 @@ absl::StatusOr<DType> FromScalarType(torch::ScalarType type, const std::string& 
     case torch::kInt32:
       return DType::kInt32;
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter '", name, "': its dtype cannot be sharded"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter '", name, "' is ", c10::toString(type),
+          ", which cannot be sharded: make it fp32 or fp64, or name it in AttachOptions::ignored"));
   }
+}
+
+// Of a parameter or buffer, `name`. Errors: InvalidArgument  it cannot be carried.
+absl::Status CheckLayout(const torch::Tensor& tensor, absl::string_view name) {
+  const auto refused = [name](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " ", why, ": make it a plain dense tensor, or name it in AttachOptions::ignored"));
+  };
+  if (tensor.layout() != torch::kStrided) {
+    std::ostringstream layout;
+    layout << tensor.layout();
+    return refused(absl::StrCat("has the layout ", layout.str()));
+  }
+  if (tensor.is_quantized()) return refused("is quantized");
+  if (!tensor.is_cpu() && !tensor.is_cuda() && !tensor.is_meta())
+    return refused(absl::StrCat("is on the device ", tensor.device().str()));
+  return absl::OkStatus();
 }
 
 int64_t NumelOf(const std::vector<const torch::nn::Module*>& modules) {
@@ -72,9 +94,17 @@ class Walk {
                        "holds nothing else (or MixedPrecision::full_precision must not name it)"));
     }
     kept |= begins;
+    if (sharded != nullptr) RETURN_IF_ERROR(CheckNotEmptied(*sharded, module, name));
     if (choice_.Has(sharded)) {
-      ASSIGN_OR_RETURN(unit, UnitOf(sharded, name, kept));
+      // One that is registered under several names is one unit.
+      const auto [known, first] = unit_of_module_.try_emplace(sharded, 0);
+      if (first) {
+        ASSIGN_OR_RETURN(known->second, UnitOf(sharded, name, kept));
+      }
+      unit = known->second;
     }
+    for (const auto& item : module.named_buffers(/*recurse=*/false))
+      RETURN_IF_ERROR(CheckBuffer(prefix + item.key(), item.value()));
     if (!kept) AddBuffers(unit, module);
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       RETURN_IF_ERROR(AddParameter(unit, prefix + item.key(), item.value(), {&module, item.key()}));
@@ -117,6 +147,24 @@ class Walk {
     }
   }
 
+  // Parameters move into the job's memory one by one, so what shares memory now would not then.
+  absl::Status CheckMemory() {
+    std::sort(memory_.begin(), memory_.end(),
+              [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
+    const Memory* farthest = nullptr;  // Of those before, the one that ends last.
+    for (const Memory& memory : memory_) {
+      if (farthest != nullptr && memory.begin < farthest->end &&
+          memory.tensor != farthest->tensor && (memory.is_parameter || farthest->is_parameter)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            farthest->name, " and ", memory.name,
+            " share memory, which would come apart: register one tensor in both places, "
+            "instead of set_data"));
+      }
+      if (farthest == nullptr || memory.end > farthest->end) farthest = &memory;
+    }
+    return absl::OkStatus();
+  }
+
   ModuleUnits Take() { return std::move(units_); }
 
  private:
@@ -126,6 +174,21 @@ class Walk {
         return false;
     }
     return true;
+  }
+
+  // A model that ended leaves its module's parameters without elements.
+  static absl::Status CheckNotEmptied(const ShardedBase& sharded, const torch::nn::Module& module,
+                                      const std::string& name) {
+    if (!sharded.emptied()) return absl::OkStatus();
+    for (const auto& item : module.named_parameters()) {
+      if (item.value().numel() > 0) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          name.empty() ? "the root" : "module '" + name + "'",
+          " was attached before: the ShardedModel that ended left its parameter '", item.key(),
+          "' without elements. Make the module anew; it takes the job's values where the job is "
+          "there"));
+    }
+    return absl::OkStatus();
   }
 
   // The unit of a module that is chosen, which begins here or has begun at another one of its
@@ -154,6 +217,24 @@ class Walk {
     return unit;
   }
 
+  absl::Status CheckBuffer(const std::string& name, const torch::Tensor& tensor) {
+    if (!tensor.defined() || choice_.ignored.count(tensor.unsafeGetTensorImpl()) > 0)
+      return absl::OkStatus();
+    RETURN_IF_ERROR(CheckLayout(tensor, absl::StrCat("buffer '", name, "'")));
+    AddMemory(tensor, absl::StrCat("buffer '", name, "'"), /*is_parameter=*/false);
+    return absl::OkStatus();
+  }
+
+  // Where it lies, for CheckMemory.
+  void AddMemory(const torch::Tensor& tensor, std::string name, bool is_parameter) {
+    if (tensor.is_meta() || tensor.numel() == 0) return;
+    int64_t last = 0;
+    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
+    memory_.push_back({begin, begin + (last + 1) * tensor.element_size(), is_parameter,
+                       tensor.unsafeGetTensorImpl(), std::move(name)});
+  }
+
   void AddBuffers(int unit, const torch::nn::Module& module) {
     const UnitPrecision& of_model = precision_;
     const UnitPrecision& of_unit = unit == kNoUnit ? of_model : of_units_[unit];
@@ -171,6 +252,13 @@ class Walk {
                             ParameterSite site) {
     if (!tensor.defined() || choice_.ignored.count(tensor.unsafeGetTensorImpl()) > 0)
       return absl::OkStatus();
+    RETURN_IF_ERROR(CheckLayout(tensor, absl::StrCat("parameter '", name, "'")));
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter '", name,
+          "' is expanded: several of its elements are one in memory, so none can be trained; "
+          "register it as contiguous()"));
+    }
     TensorSpec spec;
     spec.name = name;
     spec.shape = tensor.sizes().vec();
@@ -178,13 +266,16 @@ class Walk {
     ASSIGN_OR_RETURN(spec.dtype, FromScalarType(tensor.scalar_type(), name));
     const auto [it, first] = owners_.try_emplace(tensor.unsafeGetTensorImpl(), Owner{unit, name});
     if (first) {
+      AddMemory(tensor, absl::StrCat("parameter '", name, "'"), /*is_parameter=*/true);
       units_.parameters[unit].push_back(tensor);
       units_.sites[unit].push_back(std::move(site));
     } else if (it->second.unit != unit) {
       return absl::InvalidArgumentError(absl::StrCat(
           "parameter '", name, "' of unit '", units_.model.units[unit].name, "' is also '",
           it->second.name, "' of unit '", units_.model.units[it->second.unit].name,
-          "': a parameter may be shared within a unit only"));
+          "': a parameter may be shared within a unit only; let WrapPolicy::groups make one unit "
+          "of "
+          "the modules that share it"));
     } else {
       spec.shared_with = it->second.name;
     }
@@ -196,10 +287,18 @@ class Walk {
   const UnitChoice& choice_;
   const MixedPrecision& precision_;
   std::vector<int> unit_of_group_;  // -1: of none yet.
+  std::unordered_map<const ShardedBase*, int> unit_of_module_;
   ModuleUnits units_;
   std::vector<UnitPrecision> of_units_;
   std::vector<bool> kept_;  // By unit: in full precision.
   std::unordered_set<const c10::TensorImpl*> cast_buffers_;
+  struct Memory {
+    uintptr_t begin, end;
+    bool is_parameter;
+    const c10::TensorImpl* tensor;
+    std::string name;
+  };
+  std::vector<Memory> memory_;
   std::unordered_map<const c10::TensorImpl*, Owner> owners_;
 };
 
@@ -230,6 +329,7 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
                  /*is_root=*/true);
   }
   RETURN_IF_ERROR(walk.Visit(root, "", choice.root_is_unit ? 0 : kNoUnit, /*kept=*/false));
+  RETURN_IF_ERROR(walk.CheckMemory());
   ModuleUnits units = walk.Take();
   units.root = sharded;
   units.root_is_unit = choice.root_is_unit;

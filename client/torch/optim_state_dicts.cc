@@ -11,6 +11,7 @@
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
+#include "client/torch/torch_status.h"
 
 namespace tessera {
 namespace {
@@ -139,10 +140,11 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::Get() {
   RETURN_IF_ERROR(CheckUse("optimizer state dict", /*loads=*/false));
   ASSIGN_OR_RETURN(const StateDictSettings settings, types_->Get(model_->root()));
   Session& session = model_->session();
-  absl::StatusOr<OptimStateDict> dict = TryGet(settings);
+  const auto get = [&] { return CatchTorch([&] { return TryGet(settings); }); };
+  absl::StatusOr<OptimStateDict> dict = get();
   while (absl::IsAborted(dict.status()) && !model_->in_step() && !session.within_step()) {
     RETURN_IF_ERROR(session.Recover());
-    dict = TryGet(settings);
+    dict = get();
   }
   return dict;
 }

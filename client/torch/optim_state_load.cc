@@ -9,6 +9,7 @@
 #include "client/torch/optim_state_loader.h"
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
+#include "client/torch/torch_status.h"
 
 namespace tessera {
 namespace {
@@ -62,10 +63,11 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::ToLoad(const OptimStateDict& dic
   RETURN_IF_ERROR(CheckSource(settings.type, options));
   Session& session = model_->session();
   OptimStateLoader loader(model_, settings.type, options, &dict);
-  absl::Status status = loader.Read();
+  const auto read = [&] { return CatchTorch([&] { return loader.Read(); }); };
+  absl::Status status = read();
   while (absl::IsAborted(status)) {
     RETURN_IF_ERROR(session.Recover());
-    status = loader.Read();
+    status = read();
   }
   RETURN_IF_ERROR(status);
   OptimStateDict flat;
@@ -98,7 +100,7 @@ absl::StatusOr<std::vector<HyperParameters>> OptimStateDicts::Load(
   OptimStateLoader loader(model_, settings.type, options, &dict);
   const int64_t writes = session.num_writes();
   while (true) {
-    absl::Status status = loader.Read();
+    absl::Status status = CatchTorch([&] { return loader.Read(); });
     if (status.ok()) status = Write(&session, loader);
     if (status.ok()) return loader.groups();
     RETURN_IF_ERROR(session.Recover());

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/torch/precision_rules.h"
+#include "client/torch/torch_status.h"
 
 namespace tessera {
 namespace {
@@ -15,18 +16,6 @@ torch::Tensor Flat(Values values) {
   const torch::ScalarType dtype = ScalarTypeOf(values.dtype());
   if (values.empty()) return torch::empty({0}, dtype);
   return torch::from_blob(values.data(), {static_cast<int64_t>(values.size())}, dtype);
-}
-
-// What the user's code throws.
-absl::Status StatusOf(const std::function<void()>& body) {
-  try {
-    body();
-    return absl::OkStatus();
-  } catch (const c10::Error& e) {
-    return absl::UnknownError(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    return absl::UnknownError(e.what());
-  }
 }
 
 }  // namespace
@@ -52,7 +41,10 @@ absl::StatusOr<std::unique_ptr<ShardOptimizer>> ShardOptimizer::Create(ShardedMo
                                                                        const Factory& make) {
   ASSIGN_OR_RETURN(std::unique_ptr<LocalShards> local, LocalShards::Open(&model->session()));
   std::unique_ptr<ShardOptimizer> own(new ShardOptimizer(model, std::move(local)));
-  RETURN_IF_ERROR(StatusOf([&] { own->optimizer_ = make(own->shards_); }));
+  RETURN_IF_ERROR(CatchTorch([&] {
+    own->optimizer_ = make(own->shards_);
+    return absl::OkStatus();
+  }));
   if (own->optimizer_ == nullptr) return absl::InvalidArgumentError("no optimizer was made");
   return own;
 }
@@ -102,9 +94,10 @@ absl::StatusOr<StepResult> ShardOptimizer::Step(const StepOptions& options) {
   ASSIGN_OR_RETURN(StepResult result, local_->Begin(options));
   if (result.skipped) return result;
   SetGradients();
-  RETURN_IF_ERROR(StatusOf([this] {
+  RETURN_IF_ERROR(CatchTorch([this] {
     KeepState();
     optimizer_->step();
+    return absl::OkStatus();
   }));
   RETURN_IF_ERROR(local_->Commit());
   result.step = model_->next_step() - 1;

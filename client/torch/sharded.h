@@ -78,8 +78,13 @@ class ShardedBase {
     unit_ = unit;
     member_ = member;
   }
-  void DetachUnit() { observer_ = nullptr; }
+  void DetachUnit() {
+    emptied_ |= observer_ != nullptr;
+    observer_ = nullptr;
+  }
   bool attached() const { return observer_ != nullptr; }
+  // Whether it was attached, and its parameters were left without elements.
+  bool emptied() const { return emptied_; }
   // Of the unit, where it is attached. Throws StatusException.
   void ForgetGradients() {
     if (observer_ != nullptr) observer_->ZeroGradients(unit_);
@@ -123,6 +128,7 @@ class ShardedBase {
   int unit_ = -1;
   int member_ = -1;
   bool in_window_ = false;
+  bool emptied_ = false;
 };
 
 template <typename M>

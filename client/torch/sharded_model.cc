@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "client/cpp/session_buffers.h"
 #include "client/cpp/session_setup.h"
+#include "client/cpp/state_access.h"
 #include "client/torch/autograd_engine.h"
 #include "client/torch/model_buffers.h"
 #include "client/torch/module_states.h"
@@ -15,24 +16,13 @@
 #include "client/torch/precision_rules.h"
 #include "client/torch/replaced_parameters.h"
 #include "client/torch/torch_device.h"
+#include "client/torch/torch_status.h"
+#include "client/torch/trainer_tensors.h"
 #include "client/torch/unit_lookup.h"
 #include "client/torch/unit_windows.h"
 
 namespace tessera {
 namespace {
-
-// What the user's code gives or throws.
-absl::Status StatusOf(const std::function<absl::Status()>& body) {
-  try {
-    return body();
-  } catch (const StatusException& e) {
-    return e.status();
-  } catch (const c10::Error& e) {
-    return absl::UnknownError(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    return absl::UnknownError(e.what());
-  }
-}
 
 class ShardedModelImpl : public ShardedModel {
  public:
@@ -48,15 +38,19 @@ class ShardedModelImpl : public ShardedModel {
   Session& session() override { return *session_; }
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone) override;
   absl::StatusOr<StepResult> StepWithResult(const StepOptions& options) override {
-    RETURN_IF_ERROR(PrepareStep());
-    return session_->Step(options);
+    return CatchTorch([&]() -> absl::StatusOr<StepResult> {
+      RETURN_IF_ERROR(PrepareStep());
+      return session_->Step(options);
+    });
   }
   absl::StatusOr<double> ClipGradNorm(double max_norm, double p,
                                       const StepOptions& options) override {
-    AwaitStreamOf(DeviceOf(*session_));
-    RETURN_IF_ERROR(windows_->CheckGradients());
-    RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_));
-    return session_->ClipGradNorm(max_norm, p, options);
+    return CatchTorch([&]() -> absl::StatusOr<double> {
+      AwaitStreamOf(DeviceOf(*session_));
+      RETURN_IF_ERROR(windows_->CheckGradients());
+      RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_));
+      return session_->ClipGradNorm(max_norm, p, options);
+    });
   }
   absl::Status PrepareStep() override;
   absl::Status SetForwardPrefetch(const torch::nn::Module& module, const Modules& ahead) override;
@@ -77,7 +71,9 @@ class ShardedModelImpl : public ShardedModel {
     return windows_->precisions().UseOriginalBuffers(original);
   }
   absl::Status SummonFullParams(const SummonOptions& options,
-                                const std::function<absl::Status()>& body) override;
+                                const std::function<absl::Status()>& body) override {
+    return CatchTorch([&] { return Summon(options, body); });
+  }
   const torch::nn::Module& root() const override { return *root_; }
   const ModuleUnits& units() const override { return units_; }
   absl::Status CheckIdle(absl::string_view what) const override;
@@ -85,6 +81,7 @@ class ShardedModelImpl : public ShardedModel {
 
  private:
   absl::Status CheckSummon(const SummonOptions& options) const;
+  absl::Status Summon(const SummonOptions& options, const std::function<absl::Status()>& body);
   absl::Status RunSummoned(const SummonOptions& options, FullParameters* full,
                            const std::function<absl::Status()>& body);
   absl::Status WriteBack(FullParameters* full);
@@ -109,6 +106,7 @@ absl::Status ShardedModelImpl::Open(absl::Time deadline) {
     if (absl::IsAborted(status)) RETURN_IF_ERROR(session_->Recover());
   }
   setup.LimitWaits(absl::InfiniteFuture());
+  StateAccess(session_.get()).SetTrainerTensors(TrainerTensorsOf(this));
   RETURN_IF_ERROR(UseOwnEngine());
   windows_ = std::make_unique<UnitWindows>(
       session_.get(), &units_, root_.get(), attach_.precision.full_precision_in_eval,
@@ -162,7 +160,7 @@ absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step
   const absl::Status status = session_->RunStep(
       [&] {
         windows_->DropGradients();
-        return StatusOf(step_body);
+        return CatchTorch(step_body);
       },
       redone);
   in_step_ = before;
@@ -189,8 +187,8 @@ absl::Status ShardedModelImpl::CheckSummon(const SummonOptions& options) const {
   return absl::OkStatus();
 }
 
-absl::Status ShardedModelImpl::SummonFullParams(const SummonOptions& options,
-                                                const std::function<absl::Status()>& body) {
+absl::Status ShardedModelImpl::Summon(const SummonOptions& options,
+                                      const std::function<absl::Status()>& body) {
   RETURN_IF_ERROR(CheckSummon(options));
   ASSIGN_OR_RETURN(std::vector<int> which, UnitsToSummon(units_, *root_, options));
   FullParameters full(session_.get(), &units_, std::move(which), options);
@@ -211,7 +209,7 @@ absl::Status ShardedModelImpl::SummonFullParams(const SummonOptions& options,
 
 absl::Status ShardedModelImpl::RunSummoned(const SummonOptions& options, FullParameters* full,
                                            const std::function<absl::Status()>& body) {
-  absl::Status status = StatusOf(body);
+  absl::Status status = CatchTorch(body);
   if (!options.writeback) return status;
   if (status.ok()) status = full->Check();
   if (status.ok()) return WriteBack(full);
@@ -248,11 +246,10 @@ absl::Status ShardedModelImpl::SummonModule(const torch::nn::Module& module,
   });
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
-    std::shared_ptr<torch::nn::Module> root, SessionOptions options, const WrapPolicy& policy,
-    const AttachOptions& attach) {
+absl::StatusOr<std::unique_ptr<ShardedModel>> AttachModel(std::shared_ptr<torch::nn::Module> root,
+                                                          SessionOptions options,
+                                                          const WrapPolicy& policy,
+                                                          const AttachOptions& attach) {
   ASSIGN_OR_RETURN(ModuleUnits units, FindUnits(*root, policy, attach.ignored,
                                                 MergePrecision(attach.precision, &options.config)));
   std::vector<torch::Tensor> buffers;
@@ -265,6 +262,15 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
                                                   std::move(session), attach);
   RETURN_IF_ERROR(model->Open(deadline));
   return model;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Attach(
+    std::shared_ptr<torch::nn::Module> root, SessionOptions options, const WrapPolicy& policy,
+    const AttachOptions& attach) {
+  return CatchTorch(
+      [&] { return AttachModel(std::move(root), std::move(options), policy, attach); });
 }
 
 }  // namespace tessera

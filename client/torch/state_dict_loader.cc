@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "client/torch/state_entry_check.h"
 #include "client/torch/state_parts.h"
+#include "client/torch/torch_status.h"
 
 namespace tessera {
 namespace {
@@ -70,7 +71,8 @@ absl::Status StateDictLoader::Try(const StateDict& dict) {
   plain_.clear();
   for (const int unit : UnitsOfSites(sites_))
     keys_[unit].resize(session_->layout().units[unit].flat.parameters().size());
-  RETURN_IF_ERROR(exchange_.AgreeOn(reads_dict() ? Plan(dict) : absl::OkStatus()));
+  RETURN_IF_ERROR(
+      exchange_.AgreeOn(CatchTorch([&] { return reads_dict() ? Plan(dict) : absl::OkStatus(); })));
   RETURN_IF_ERROR(options_.from_rank0 ? SharePlan() : ComparePlans());
   for (const auto& [unit, keys] : keys_) {
     const bool any =

@@ -10,6 +10,7 @@
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_dict_loader.h"
 #include "client/torch/state_parts.h"
+#include "client/torch/torch_status.h"
 #include "client/torch/unit_lookup.h"
 
 namespace tessera {
@@ -97,10 +98,11 @@ absl::StatusOr<StateDict> StateDicts::Get(const torch::nn::Module& module) {
   ASSIGN_OR_RETURN(const std::vector<StateSite> sites, SitesOf(model_, module));
   if (settings.type == StateDictType::kLocal) RETURN_IF_ERROR(CheckLocal(module, sites));
   Session& session = model_->session();
-  absl::StatusOr<StateDict> dict = TryGet(module, sites, settings);
+  const auto get = [&] { return CatchTorch([&] { return TryGet(module, sites, settings); }); };
+  absl::StatusOr<StateDict> dict = get();
   while (absl::IsAborted(dict.status()) && !model_->in_step() && !session.within_step()) {
     RETURN_IF_ERROR(session.Recover());
-    dict = TryGet(module, sites, settings);
+    dict = get();
   }
   return dict;
 }
@@ -124,7 +126,7 @@ absl::StatusOr<LoadStateReport> StateDicts::Load(const torch::nn::Module& module
   if (settings.type == StateDictType::kLocal) RETURN_IF_ERROR(CheckLocal(module, sites));
   ASSIGN_OR_RETURN(const std::string prefix, PrefixOf(*model_, module));
   StateDictLoader loader(model_, std::move(sites), prefix, settings.type, options);
-  return loader.Load(dict);
+  return CatchTorch([&] { return loader.Load(dict); });
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include "base/status_macros.h"
 #include "client/torch/module_units.h"
 #include "client/torch/precision_rules.h"
+#include "client/torch/torch_status.h"
 #include "job/job_layout.h"
 #include "layout/layout_dump.h"
 #include "worker/memory/job_memory.h"
@@ -37,8 +38,9 @@ std::string TrafficText(const UnitPlan& plan, Strategy strategy) {
 absl::StatusOr<UnitPlan> PlanUnits(torch::nn::Module& root, const JobConfig& of_job,
                                    const WrapPolicy& policy, const MixedPrecision& precision) {
   JobConfig config = of_job;
-  ASSIGN_OR_RETURN(ModuleUnits units,
-                   FindUnits(root, policy, {}, MergePrecision(precision, &config)));
+  ASSIGN_OR_RETURN(ModuleUnits units, CatchTorch([&] {
+                     return FindUnits(root, policy, {}, MergePrecision(precision, &config));
+                   }));
   UnitPlan plan;
   plan.model = std::move(units.model);
   RETURN_IF_ERROR(ValidateJobConfig(config, plan.model));

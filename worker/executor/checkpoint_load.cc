@@ -24,6 +24,7 @@
 #include "worker/executor/checkpoint_slices.h"
 #include "worker/executor/load_plan.h"
 #include "worker/executor/load_request.h"
+#include "worker/executor/model_load.h"
 #include "worker/executor/save_request.h"
 
 namespace tessera {
@@ -89,11 +90,7 @@ class CheckpointLoad {
     ASSIGN_OR_RETURN(CheckedFiles model, CheckedFiles::OpenModel(request_.path(), manifest_));
     model_.emplace(std::move(model));
     if (with_optimizer()) RETURN_IF_ERROR(OpenOptimizer());
-    std::vector<NamedTensorInfo> buffers;
-    for (const v1::NamedTensor& buffer : request_.buffers()) {
-      ASSIGN_OR_RETURN(NamedTensorInfo info, InfoOf(buffer));
-      buffers.push_back(std::move(info));
-    }
+    ASSIGN_OR_RETURN(const std::vector<NamedTensorInfo> buffers, InfosOf(request_.buffers()));
     absl::StatusOr<CheckpointLoadPlan> plan = PlanCheckpointLoad(
         model_->header(), with_optimizer() ? &optimizer_->header() : nullptr, buffers,
         memory_.layout, memory_.config, RulesOf(request_, state_.first));
@@ -252,7 +249,8 @@ class CheckpointLoad {
   absl::Status ReadForTrainer(v1::LoadReply* reply) {
     for (const std::string& name : plan_.model.missing) reply->add_missing(name);
     for (const std::string& name : plan_.model.unexpected) reply->add_unexpected(name);
-    for (const auto& [buffer, tensor] : plan_.buffers) {
+    const BufferNumbers numbers = NumbersOf(memory_.layout);
+    for (const auto& [buffer, tensor] : plan_.model.buffers) {
       RETURN_IF_ERROR(model_->Verify(tensor));
       ASSIGN_OR_RETURN(const StoredTensor* stored, model_->Find(tensor));
       v1::NamedTensor* to = reply->add_buffers();
@@ -263,7 +261,7 @@ class CheckpointLoad {
       values->resize(stored->end_bytes - stored->begin_bytes);
       uint32_t crc32 = kCrc32OfNothing;
       RETURN_IF_ERROR(model_->Read(tensor, 0, values->size(), values->data(), &crc32));
-      KeepInState(*to);
+      KeepInState(*to, memory_.layout, numbers, &state_);
     }
     reply->set_step(manifest_.step);
     reply->set_saved_world_size(manifest_.world_size);
@@ -284,23 +282,6 @@ class CheckpointLoad {
     ASSIGN_OR_RETURN(*reply->mutable_trainer_state(),
                      ReadCheckedBytes(request_.path(), own, manifest_));
     return absl::OkStatus();
-  }
-
-  // So that the version has it, for who reads the live state right behind the load and for who
-  // takes the place of a trainer that dies before it has taken it.
-  void KeepInState(const v1::NamedTensor& loaded) {
-    const std::vector<BufferSpec>& buffers = memory_.layout.buffers;
-    if (buffer_numbers_.empty()) {
-      for (size_t i = 0; i < buffers.size(); ++i) buffer_numbers_[buffers[i].name] = i;
-    }
-    const auto found = buffer_numbers_.find(loaded.name());
-    if (found == buffer_numbers_.end()) return;
-    const BufferSpec& buffer = buffers[found->second];
-    const std::vector<int64_t> shape(loaded.shape().begin(), loaded.shape().end());
-    const auto size_bytes = static_cast<int64_t>(loaded.values().size());
-    if (Name(buffer.dtype) == loaded.dtype() && buffer.shape == shape &&
-        memory_.plan.buffers().size_bytes(found->second) == size_bytes)
-      state_.buffers[found->second] = loaded.values();
   }
 
   absl::Status CheckSums(const std::vector<SliceSums>& sums) {
@@ -337,8 +318,7 @@ class CheckpointLoad {
   CheckpointLoadPlan plan_;
   const std::unique_ptr<ReadableFile::PieceRoom> room_{new ReadableFile::PieceRoom};
   std::vector<char> converted_;
-  SliceSums sums_;                             // Of this rank's slices.
-  std::map<std::string, int> buffer_numbers_;  // Of the job's, by name; once one is looked for.
+  SliceSums sums_;  // Of this rank's slices.
 };
 
 }  // namespace

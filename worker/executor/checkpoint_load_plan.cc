@@ -96,30 +96,6 @@ absl::Status PlanStates(const SafetensorsHeader& optimizer, const ModelLayout& l
   return FindStrangers(optimizer, kind, known, rules, plan);
 }
 
-// The names of the buffers that the file lacks.
-absl::StatusOr<std::vector<std::string>> PlanBuffers(const SafetensorsHeader& model,
-                                                     const std::vector<NamedTensorInfo>& buffers,
-                                                     const LoadRules& rules,
-                                                     CheckpointLoadPlan* plan) {
-  std::vector<std::string> names, missing;
-  for (const auto& [tensor, stored] : model.tensors) names.push_back(tensor);
-  ASSIGN_OR_RETURN(const NameMap in_file, NamesInModel(names, rules.names.renames));
-  for (const NamedTensorInfo& buffer : buffers) {
-    const auto found = in_file.find(buffer.name);
-    if (found == in_file.end()) {
-      missing.push_back(buffer.name);
-      continue;
-    }
-    const StoredTensor& stored = model.tensors.at(found->second);
-    if (stored.shape != buffer.info.shape || stored.dtype != buffer.info.dtype)
-      return Mismatch(stored, buffer.info);
-    plan->buffers.push_back({buffer, found->second});
-  }
-  if (rules.strict && !missing.empty())
-    return absl::InvalidArgumentError(absl::StrCat("it lacks buffer '", missing[0], "'"));
-  return missing;
-}
-
 }  // namespace
 
 absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& model,
@@ -129,15 +105,9 @@ absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& m
                                                       const JobConfig& config,
                                                       const LoadRules& rules) {
   CheckpointLoadPlan plan;
-  ASSIGN_OR_RETURN(const std::vector<std::string> missing,
-                   PlanBuffers(model, buffers, rules, &plan));
-  SafetensorsHeader parameters = model;
-  for (const CheckpointLoadPlan::Buffer& buffer : plan.buffers)
-    parameters.tensors.erase(buffer.tensor);
   LoadRules of_model = rules;
   if (rules.optimizer_only) of_model.strict = false;
-  ASSIGN_OR_RETURN(plan.model, PlanLoad(TableOf(parameters), layout, of_model));
-  plan.model.missing.insert(plan.model.missing.end(), missing.begin(), missing.end());
+  ASSIGN_OR_RETURN(plan.model, PlanLoad(TableOf(model), layout, of_model, buffers));
   if (rules.optimizer_only) {
     plan.model.missing.clear();
     plan.model.unexpected.clear();

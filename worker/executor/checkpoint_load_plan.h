@@ -15,23 +15,17 @@
 namespace tessera {
 
 struct CheckpointLoadPlan {
-  struct Buffer {
-    NamedTensorInfo wanted;  // As the trainer calls it.
-    std::string tensor;      // As the file does.
-  };
   LoadPlan model;
   // By parameter of the job: under which name in the file the optimizer's state is; empty: there is
   // none, or it is left out. In a plan without the optimizer, all are.
   std::vector<std::string> states;
   std::vector<bool> left_out;  // By parameter of the job: its state stays as it is.
-  // Of the trainer's buffers: which of them the file has.
-  std::vector<Buffer> buffers;
 };
 
-// `optimizer`: null: only the model is wanted. `buffers`: what the trainer wants to have; patterns
-// are not for them. With rules.optimizer_only neither is strict of the model. State follows its
-// parameter: it is renamed and left out with it. Errors: as PlanLoad; InvalidArgument  naming the
-// tensor: a buffer or moment of another shape or
+// `optimizer`: null: only the model is wanted. `buffers`: what the trainer wants to have. With
+// rules.optimizer_only neither is strict of the model. State follows its parameter: it is renamed
+// and left out with it. Errors: as PlanLoad; InvalidArgument  naming the tensor: a buffer or moment
+// of another shape or
 //         dtype, or state of which a part is missing; if strict, also buffers that are missing, and
 //         state of no parameter.
 absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& model,

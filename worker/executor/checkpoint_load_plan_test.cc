@@ -77,9 +77,9 @@ TEST_F(CheckpointLoadPlanTest, StateAndBuffersAreRenamedAsParametersAre) {
   EXPECT_THAT(plan.states, ElementsAre("model.tied", "model.b", "model.see"));
   EXPECT_THAT(plan.model.tensors,
               ElementsAre(ElementsAre("model.tied"), ElementsAre("model.b", "model.see")));
-  ASSERT_EQ(plan.buffers.size(), 1);
-  EXPECT_EQ(plan.buffers[0].wanted.name, "mean");
-  EXPECT_EQ(plan.buffers[0].tensor, "model.mean");
+  ASSERT_EQ(plan.model.buffers.size(), 1);
+  EXPECT_EQ(plan.model.buffers[0].wanted.name, "mean");
+  EXPECT_EQ(plan.model.buffers[0].tensor, "model.mean");
 }
 
 TEST_F(CheckpointLoadPlanTest, StatesOfOneNameAreAnErrorThatNamesBoth) {

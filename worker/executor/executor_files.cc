@@ -178,11 +178,13 @@ absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* 
     *reply = answer.SerializeAsString();
     return absl::OkStatus();
   }
-  LoadPlan plan;
-  RETURN_IF_ERROR(LoadModel(request.path(), RulesOf(request, state->first), memory_.layout,
-                            segments_, state, communicator_, &stopped_, &plan, outcome));
-  for (const std::string& name : plan.missing) answer.add_missing(name);
-  for (const std::string& name : plan.unexpected) answer.add_unexpected(name);
+  const absl::StatusOr<std::vector<NamedTensorInfo>> buffers = InfosOf(request.buffers());
+  *outcome = buffers.status();
+  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator_));
+  if (!outcome->ok()) return absl::OkStatus();
+  RETURN_IF_ERROR(LoadModel(request.path(), RulesOf(request, state->first), *buffers,
+                            memory_.layout, segments_, state, communicator_, &stopped_, &answer,
+                            outcome));
   *reply = answer.SerializeAsString();
   return absl::OkStatus();
 }

@@ -45,9 +45,12 @@ absl::Status CheckStrict(const LoadPlan& plan) {
 }
 
 // A pattern that matches nothing is a slip: what was meant would silently stay as it is.
-absl::Status CheckPatterns(const std::vector<std::string>& include, const ModelLayout& layout) {
+absl::Status CheckPatterns(const std::vector<std::string>& include, const ModelLayout& layout,
+                           const std::vector<NamedTensorInfo>& buffers) {
   for (const std::string& pattern : include) {
     bool matches = false;
+    for (const NamedTensorInfo& buffer : buffers)
+      matches |= IsWanted({{}, {pattern}, {}}, {buffer.name});
     for (const UnitLayout& unit : layout.units) {
       for (const PlacedParameter& parameter : unit.flat.parameters())
         matches |= IsWanted({{}, {pattern}, {}}, NamesOf(unit, parameter.spec.name));
@@ -67,6 +70,36 @@ absl::StatusOr<std::map<std::string, std::string>> InFile(const TensorTable& sto
   return NamesInModel(names, rules.names.renames);
 }
 
+bool IsFloat(StoredDType dtype) {
+  const std::optional<DType> known = LayoutDType(dtype);
+  return known.has_value() && IsFloatingPoint(*known);
+}
+
+absl::Status PlanBuffers(const TensorTable& stored,
+                         const std::map<std::string, std::string>& in_file,
+                         const std::vector<NamedTensorInfo>& buffers, const LoadRules& rules,
+                         LoadPlan* plan) {
+  for (const NamedTensorInfo& buffer : buffers) {
+    if (!IsWanted(rules.names, {buffer.name})) continue;
+    const auto found = in_file.find(buffer.name);
+    if (found == in_file.end()) {
+      plan->missing.push_back(buffer.name);
+      continue;
+    }
+    const TensorInfo& info = stored.at(found->second);
+    const bool fits =
+        info.dtype == buffer.info.dtype || (IsFloat(info.dtype) && IsFloat(buffer.info.dtype));
+    if (!fits || info.shape != buffer.info.shape) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor '", found->second, "' is ", Name(info.dtype), " [",
+                       absl::StrJoin(info.shape, ", "), "], buffer '", buffer.name, "' is ",
+                       Name(buffer.info.dtype), " [", absl::StrJoin(buffer.info.shape, ", "), "]"));
+    }
+    plan->buffers.push_back({buffer, found->second});
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<std::string> NamesOf(const UnitLayout& unit, const std::string& parameter) {
@@ -78,8 +111,9 @@ std::vector<std::string> NamesOf(const UnitLayout& unit, const std::string& para
 }
 
 absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& layout,
-                                  const LoadRules& rules) {
-  RETURN_IF_ERROR(CheckPatterns(rules.names.include, layout));
+                                  const LoadRules& rules,
+                                  const std::vector<NamedTensorInfo>& buffers) {
+  RETURN_IF_ERROR(CheckPatterns(rules.names.include, layout, buffers));
   ASSIGN_OR_RETURN(const auto in_file, InFile(stored, rules));
   LoadPlan plan;
   std::set<std::string> known;
@@ -103,6 +137,8 @@ absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& 
       if (from.empty()) plan.missing.push_back(parameter.spec.name);
     }
   }
+  for (const NamedTensorInfo& buffer : buffers) known.insert(buffer.name);
+  RETURN_IF_ERROR(PlanBuffers(stored, in_file, buffers, rules, &plan));
   for (const auto& [name, tensor] : in_file) {
     if (known.count(name) == 0 && IsWanted(rules.names, {name})) plan.unexpected.push_back(tensor);
   }

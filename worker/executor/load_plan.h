@@ -25,9 +25,15 @@ struct LoadRules {
 };
 
 struct LoadPlan {
+  // Of the trainer's own tensors: which of them the file has.
+  struct Buffer {
+    NamedTensorInfo wanted;  // As the trainer calls it.
+    std::string tensor;      // As the file does.
+  };
   // By unit and parameter: the tensor as the file calls it; empty: none.
   std::vector<std::vector<std::string>> tensors;
-  std::vector<std::string> missing;     // Parameters without a tensor.
+  std::vector<Buffer> buffers;
+  std::vector<std::string> missing;     // Parameters and buffers without a tensor.
   std::vector<std::string> unexpected;  // Tensors that are nobody's, as the file calls them.
   std::vector<std::string> left_out;    // Parameters that are not wanted.
 };
@@ -35,12 +41,15 @@ struct LoadPlan {
 // The names that a parameter has in the model; its own is the first, then its aliases'.
 std::vector<std::string> NamesOf(const UnitLayout& unit, const std::string& parameter);
 
+// `buffers`: what the trainer wants to have beside the parameters.
 // Errors: InvalidArgument  naming the tensor and both sides: another shape, or elements that are no
-//                          floating-point type of Tessera's; two tensors of one name; a pattern of
-//                          `include` that no parameter has; if strict, all that is missing or
+//                          floating-point type of Tessera's; of a buffer, another dtype, unless
+//                          both are floating-point; two tensors of one name; a pattern of `include`
+//                          that no parameter or buffer has; if strict, all that is missing or
 //                          unexpected, up to a dozen names.
 absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& layout,
-                                  const LoadRules& rules);
+                                  const LoadRules& rules,
+                                  const std::vector<NamedTensorInfo>& buffers = {});
 
 // Of a plan that gives a job its first values.
 // Errors: FailedPrecondition  something is left out: naming it.

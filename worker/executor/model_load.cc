@@ -23,9 +23,10 @@ struct Source {
 };
 
 absl::StatusOr<Source> OpenSource(const std::string& path, const LoadRules& rules,
+                                  const std::vector<NamedTensorInfo>& buffers,
                                   const ModelLayout& layout, bool first) {
   ASSIGN_OR_RETURN(std::unique_ptr<ModelSource> model, OpenModel(path));
-  absl::StatusOr<LoadPlan> plan = PlanLoad(model->tensors(), layout, rules);
+  absl::StatusOr<LoadPlan> plan = PlanLoad(model->tensors(), layout, rules, buffers);
   if (!plan.ok()) return Annotate(plan.status(), path);
   if (first) RETURN_IF_ERROR(CheckGivesAll(*plan));
   return Source{std::move(model), *std::move(plan)};
@@ -72,20 +73,77 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
   return absl::OkStatus();
 }
 
+// As the file has it, if the dtypes are the same; else rounded or widened to fp32 or fp64, of which
+// the trainer makes its own.
+absl::Status ReadBuffer(const ModelSource& model, const LoadPlan::Buffer& buffer,
+                        v1::NamedTensor* to) {
+  const TensorInfo& stored = model.tensors().at(buffer.tensor);
+  ASSIGN_OR_RETURN(const int64_t numel, NumelOf(stored));
+  StoredDType dtype = stored.dtype;
+  std::string* values = to->mutable_values();
+  if (dtype == buffer.wanted.info.dtype) {
+    values->resize((numel * SizeBits(dtype) + 7) / 8);
+    RETURN_IF_ERROR(model.ReadStored(buffer.tensor, 0, numel, values->data()));
+  } else {
+    const DType wide = dtype == StoredDType::kF64 ? DType::kFp64 : DType::kFp32;
+    dtype = StoredAs(wide);
+    values->resize(numel * SizeBytes(wide));
+    RETURN_IF_ERROR(model.ReadSlice(buffer.tensor, 0, Values(values->data(), numel, wide)));
+  }
+  to->set_name(buffer.wanted.name);
+  to->set_dtype(std::string(Name(dtype)));
+  for (const int64_t dim : stored.shape) to->add_shape(dim);
+  return absl::OkStatus();
+}
+
+absl::Status ReadBuffers(const Source& source, const ModelLayout& layout, LoadedState* state,
+                         v1::LoadReply* reply) {
+  const BufferNumbers numbers = NumbersOf(layout);
+  for (const LoadPlan::Buffer& buffer : source.plan.buffers) {
+    v1::NamedTensor* to = reply->add_buffers();
+    RETURN_IF_ERROR(ReadBuffer(*source.model, buffer, to));
+    KeepInState(*to, layout, numbers, state);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::Status LoadModel(const std::string& path, const LoadRules& rules, const ModelLayout& layout,
+BufferNumbers NumbersOf(const ModelLayout& layout) {
+  BufferNumbers numbers;
+  for (size_t i = 0; i < layout.buffers.size(); ++i)
+    numbers.emplace(layout.buffers[i].name, static_cast<int>(i));
+  return numbers;
+}
+
+void KeepInState(const v1::NamedTensor& loaded, const ModelLayout& layout,
+                 const BufferNumbers& numbers, LoadedState* state) {
+  const auto found = numbers.find(loaded.name());
+  if (found == numbers.end()) return;
+  const BufferSpec& buffer = layout.buffers[found->second];
+  const std::vector<int64_t> shape(loaded.shape().begin(), loaded.shape().end());
+  const absl::StatusOr<int64_t> numel = Numel(buffer);
+  const bool fits =
+      Name(buffer.dtype) == loaded.dtype() && buffer.shape == shape && numel.ok() &&
+      *numel * SizeBits(buffer.dtype) == 8 * static_cast<int64_t>(loaded.values().size());
+  if (fits) state->buffers[found->second] = loaded.values();
+}
+
+absl::Status LoadModel(const std::string& path, const LoadRules& rules,
+                       const std::vector<NamedTensorInfo>& buffers, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, LoadedState* state,
-                       Communicator* communicator, const std::atomic<bool>* stopped, LoadPlan* plan,
-                       absl::Status* outcome) {
-  absl::StatusOr<Source> source = OpenSource(path, rules, layout, state->first);
+                       Communicator* communicator, const std::atomic<bool>* stopped,
+                       v1::LoadReply* reply, absl::Status* outcome) {
+  absl::StatusOr<Source> source = OpenSource(path, rules, buffers, layout, state->first);
   *outcome = source.status();
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   RETURN_IF_ERROR(CompareFiles(path, source->model->identity(), communicator, outcome));
   if (!outcome->ok()) return absl::OkStatus();
-  *plan = source->plan;
+  for (const std::string& name : source->plan.missing) reply->add_missing(name);
+  for (const std::string& name : source->plan.unexpected) reply->add_unexpected(name);
   *outcome = ReadOwn(*source, segments, state->writer, *stopped);
+  if (outcome->ok()) *outcome = ReadBuffers(*source, layout, state, reply);
   RETURN_IF_ERROR(AgreeOn("load", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   const uint64_t identity = source->model->identity();

@@ -5,10 +5,13 @@
 
 #include <atomic>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "checkpoint/tensor_table.h"
 #include "layout/model_layout.h"
+#include "proto/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/engine/state_files.h"
 #include "worker/executor/load_plan.h"
@@ -17,15 +20,27 @@ namespace tessera {
 
 // `path`: whatever OpenModel takes. Reads into `state` what the model has for each of the rank's
 // segments that the rules, the same on all ranks, do not leave out; a job's first values need all.
-// `plan` says what is missing and unexpected. Given up between two segments once `stopped`, with
+// `reply` says what is missing and unexpected. Given up between two segments once `stopped`, with
 // Aborted. `outcome` becomes the same on every rank:
 // OK once all ranks have read, from files that nobody changed meanwhile, else what JoinOutcomes
 // (agreement.h) says of them. Errors: the communicator's, where the ranks could not agree;
 // `outcome` means nothing then.
-absl::Status LoadModel(const std::string& path, const LoadRules& rules, const ModelLayout& layout,
+//
+// `buffers`: the trainer's own tensors, which it gets by the reply; those that are of the layout's
+// buffers, as they are there, go into the state too.
+absl::Status LoadModel(const std::string& path, const LoadRules& rules,
+                       const std::vector<NamedTensorInfo>& buffers, const ModelLayout& layout,
                        const std::vector<ShardSegment>& segments, LoadedState* state,
-                       Communicator* communicator, const std::atomic<bool>* stopped, LoadPlan* plan,
-                       absl::Status* outcome);
+                       Communicator* communicator, const std::atomic<bool>* stopped,
+                       v1::LoadReply* reply, absl::Status* outcome);
+
+using BufferNumbers = std::unordered_map<std::string, int>;  // By name.
+BufferNumbers NumbersOf(const ModelLayout& layout);
+// Where the layout has a buffer like this one, the state gets its values: for who reads the live
+// state right behind the load, and for who takes the place of a trainer that dies before it has
+// taken them.
+void KeepInState(const v1::NamedTensor& loaded, const ModelLayout& layout,
+                 const BufferNumbers& numbers, LoadedState* state);
 
 }  // namespace tessera
 

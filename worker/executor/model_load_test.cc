@@ -43,10 +43,10 @@ class LoadModelOfOneRankTest : public testing::Test {
     auto communicator = LoopbackCommunicator::Create(0, 1);
     FakeStateWriter writer([&](StateArray, const ShardSegment&) { meanwhile(); });
     LoadedState state{/*first=*/true, {}, &writer, std::nullopt, {}};
-    LoadPlan plan;
+    v1::LoadReply reply;
     absl::Status outcome;
-    EXPECT_OK(LoadModel(path_, {/*strict=*/true}, layout_, segments_, &state, communicator->get(),
-                        &stopped_, &plan, &outcome));
+    EXPECT_OK(LoadModel(path_, {/*strict=*/true}, /*buffers=*/{}, layout_, segments_, &state,
+                        communicator->get(), &stopped_, &reply, &outcome));
     return outcome;
   }
   std::string path_;

@@ -13,6 +13,7 @@
 #include "checkpoint/storage/direct_writes.h"
 #include "job/job_codec.h"
 #include "worker/executor/agreement.h"
+#include "worker/executor/save_request.h"
 
 namespace tessera {
 namespace {
@@ -25,7 +26,9 @@ struct Target {
   ModelFilesPlan files;
 };
 
+// `buffers`: the trainers' own tensors, which are never rounded.
 absl::StatusOr<ModelFilesPlan> PlanFiles(const v1::SaveRequest& request, const ModelLayout& layout,
+                                         const std::vector<NamedTensorInfo>& buffers,
                                          const std::string& single_name) {
   std::vector<NamedTensorInfo> tensors;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
@@ -44,16 +47,19 @@ absl::StatusOr<ModelFilesPlan> PlanFiles(const v1::SaveRequest& request, const M
     // Shared storage is not representable in the format; the alias is recorded instead.
     for (const Alias& alias : unit.flat.aliases()) metadata[alias.name] = alias.primary;
   }
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   return PlanModelFiles(tensors, metadata, request.max_file_bytes(), single_name);
 }
 
-absl::StatusOr<Target> TargetOf(const v1::SaveRequest& request, const ModelLayout& layout) {
+absl::StatusOr<Target> TargetOf(const v1::SaveRequest& request, const ModelLayout& layout,
+                                const std::vector<NamedTensorInfo>& buffers) {
   Target target;
   target.is_folder = request.max_file_bytes() > 0;
   target.path = request.path();
   const size_t slash = target.path.rfind('/');
   target.folder = target.is_folder ? PartialFolder(target.path) : target.path.substr(0, slash);
-  ASSIGN_OR_RETURN(target.files, PlanFiles(request, layout, target.path.substr(slash + 1)));
+  ASSIGN_OR_RETURN(target.files,
+                   PlanFiles(request, layout, buffers, target.path.substr(slash + 1)));
   return target;
 }
 
@@ -63,9 +69,11 @@ absl::Status Begin(const Target& target, std::optional<FolderIdentity>* made) {
   return FaultPoint("save.created");
 }
 
-absl::Status WriteOwn(const Target& target, const ModelLayout& layout,
-                      const std::vector<ShardSegment>& segments, const SavedState& state,
-                      const std::atomic<bool>& stopped, int64_t direct_write_bytes) {
+// `request`: its buffers are those to write.
+absl::Status WriteOwn(const Target& target, const v1::SaveRequest& request,
+                      const ModelLayout& layout, const std::vector<ShardSegment>& segments,
+                      const SavedState& state, const std::atomic<bool>& stopped,
+                      int64_t direct_write_bytes) {
   DirectWrites direct(direct_write_bytes);
   ModelFiles files(target.folder, &target.files, &direct);
   for (const ShardSegment& segment : segments) {
@@ -75,6 +83,8 @@ absl::Status WriteOwn(const Target& target, const ModelLayout& layout,
     RETURN_IF_ERROR(files.WriteSlice(parameter.spec.name, segment.parameter_begin_elements,
                                      state.values(StateArray::kParameter, segment)));
   }
+  for (const v1::NamedTensor& buffer : request.buffers())
+    RETURN_IF_ERROR(files.WriteBytes(buffer.name(), buffer.values()));
   return files.Sync();
 }
 
@@ -92,12 +102,17 @@ absl::Status WriteAndPublish(const v1::SaveRequest& request, const ModelLayout& 
                              int64_t direct_write_bytes, std::optional<FolderIdentity>* made,
                              absl::Status* outcome) {
   const bool leads = communicator->rank() == 0;
-  const absl::StatusOr<Target> target = TargetOf(request, layout);
+  std::vector<NamedTensorInfo> buffers;
+  *outcome = absl::OkStatus();
+  RETURN_IF_ERROR(ShareBuffers(request, communicator, &buffers, outcome));
+  const absl::StatusOr<Target> target =
+      outcome->ok() ? TargetOf(request, layout, buffers) : *outcome;
   *outcome = target.status();
   if (outcome->ok() && leads) *outcome = Begin(*target, made);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
-  *outcome = WriteOwn(*target, layout, segments, state, *stopped, direct_write_bytes);
+  *outcome = WriteOwn(*target, leads ? request : v1::SaveRequest(), layout, segments, state,
+                      *stopped, direct_write_bytes);
   RETURN_IF_ERROR(AgreeOn("save", outcome, communicator));
   if (!outcome->ok()) return absl::OkStatus();
   if (leads) *outcome = Publish(*target, *made);

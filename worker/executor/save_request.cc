@@ -89,6 +89,16 @@ absl::StatusOr<NamedTensorInfo> InfoOf(const v1::NamedTensor& tensor) {
   return NamedTensorInfo{tensor.name(), {*dtype, {tensor.shape().begin(), tensor.shape().end()}}};
 }
 
+absl::StatusOr<std::vector<NamedTensorInfo>> InfosOf(
+    const google::protobuf::RepeatedPtrField<v1::NamedTensor>& tensors) {
+  std::vector<NamedTensorInfo> infos;
+  for (const v1::NamedTensor& tensor : tensors) {
+    ASSIGN_OR_RETURN(NamedTensorInfo info, InfoOf(tensor));
+    infos.push_back(std::move(info));
+  }
+  return infos;
+}
+
 absl::Status ShareBuffers(const v1::SaveRequest& request, Communicator* communicator,
                           std::vector<NamedTensorInfo>* buffers, absl::Status* outcome) {
   v1::SaveRequest specs;
@@ -104,12 +114,9 @@ absl::Status ShareBuffers(const v1::SaveRequest& request, Communicator* communic
   RETURN_IF_ERROR(communicator->Broadcast(bytes.data(), size, /*root=*/0));
   v1::SaveRequest shared;
   if (!shared.ParseFromString(bytes)) return absl::InternalError("rank 0's buffers are malformed");
-  for (const v1::NamedTensor& buffer : shared.buffers()) {
-    absl::StatusOr<NamedTensorInfo> info = InfoOf(buffer);
-    *outcome = info.status();
-    if (!outcome->ok()) return absl::OkStatus();
-    buffers->push_back(*std::move(info));
-  }
+  absl::StatusOr<std::vector<NamedTensorInfo>> infos = InfosOf(shared.buffers());
+  *outcome = infos.status();
+  if (infos.ok()) *buffers = *std::move(infos);
   return absl::OkStatus();
 }
 

@@ -25,6 +25,8 @@ absl::Status CompareRequests(const v1::SaveRequest& request, Communicator* commu
 // Name, dtype and shape. Errors: InvalidArgument  a dtype that files do not have, naming the
 // tensor.
 absl::StatusOr<NamedTensorInfo> InfoOf(const v1::NamedTensor& tensor);
+absl::StatusOr<std::vector<NamedTensorInfo>> InfosOf(
+    const google::protobuf::RepeatedPtrField<v1::NamedTensor>& tensors);
 
 // Those of rank 0's buffers, on all ranks. Collective. `outcome`: as InfoOf, the same on all.
 // Errors: the communicator's; `outcome` means nothing then.

@@ -1,0 +1,31 @@
+// Turns what libtorch and the user's code throw into statuses.
+#ifndef TESSERA_CLIENT_TORCH_TORCH_STATUS_H_
+#define TESSERA_CLIENT_TORCH_TORCH_STATUS_H_
+
+#include <exception>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "client/torch/libtorch.h"
+#include "client/torch/sharded.h"
+
+namespace tessera {
+
+// What `body`, which returns a Status or StatusOr, returns; of an exception the status that it
+// carries, else Unknown with its text.
+template <typename Body>
+std::invoke_result_t<const Body&> CatchTorch(const Body& body) {
+  try {
+    return body();
+  } catch (const StatusException& e) {
+    return e.status();
+  } catch (const c10::Error& e) {
+    return absl::UnknownError(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    return absl::UnknownError(e.what());
+  }
+}
+
+}  // namespace tessera
+
+#endif  // TESSERA_CLIENT_TORCH_TORCH_STATUS_H_
