@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cpp/tensor_codec.h"
 #include "proto/checkpoint.pb.h"
 
 namespace tessera {
@@ -120,6 +121,7 @@ void StateAccess::SaveWanted() {
 absl::Status Session::Save(const std::string& path) {
   v1::SaveRequest request;
   request.set_path(path);
+  AddTrainerTensors(this, &request);
   return StateAccess(this).Call(OpKind::kSave, request.SerializeAsString()).status();
 }
 

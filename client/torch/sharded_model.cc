@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "client/cpp/session_buffers.h"
 #include "client/cpp/session_setup.h"
@@ -99,6 +100,10 @@ class ShardedModelImpl : public ShardedModel {
 absl::Status ShardedModelImpl::Open(absl::Time deadline) {
   SessionSetup setup(session_.get());
   setup.LimitWaits(deadline);
+  if (session_->initialized() && session_->rank() == 0) {
+    TESSERA_LOG(INFO, "the job is there already: training goes on at step {}, with its values",
+                session_->next_step());
+  }
   if (session_->initialized()) RETURN_IF_ERROR(SessionBuffers(session_.get()).Resume());
   while (!session_->initialized()) {
     const absl::Status status = InitializeJob(session_.get(), units_, *root_, attach_);
