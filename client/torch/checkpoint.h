@@ -44,24 +44,17 @@ namespace checkpoint_internal {
 using Tensors = std::vector<torch::Tensor>;
 using Segment = std::function<Tensors(const Tensors& inputs)>;
 
-using tessera::HoldsTensors;
-
-template <typename T, typename F>
-void ForEachIn(T& value, F&& f) {
-  if constexpr (HoldsTensors<T>::value) ForEachTensor(value, f);
-}
-
 template <typename T>
 Tensors TensorsOf(T& value) {
   Tensors tensors;
-  ForEachIn(value, [&](const torch::Tensor& tensor) { tensors.push_back(tensor); });
+  VisitTensors(value, [&](const torch::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
 }
 
 template <typename T>
 void SetTensors(T& value, const Tensors& tensors) {
   size_t i = 0;
-  ForEachIn(value, [&](torch::Tensor& tensor) { tensor = tensors[i++]; });
+  VisitTensors(value, [&](torch::Tensor& tensor) { tensor = tensors[i++]; });
 }
 
 // Calls `first` now, under no_grad, and `again` in backward.
@@ -80,7 +73,7 @@ Tensors TensorsOfAll(Args& args) {
   Tensors tensors;
   std::apply(
       [&](auto&... arg) {
-        (ForEachIn(arg, [&](const torch::Tensor& t) { tensors.push_back(t); }), ...);
+        (VisitTensors(arg, [&](const torch::Tensor& t) { tensors.push_back(t); }), ...);
       },
       args);
   return tensors;
@@ -90,7 +83,7 @@ template <typename Args>
 void SetTensorsOfAll(Args& args, const Tensors& tensors) {
   size_t i = 0;
   std::apply(
-      [&](auto&... arg) { (ForEachIn(arg, [&](torch::Tensor& t) { t = tensors[i++]; }), ...); },
+      [&](auto&... arg) { (VisitTensors(arg, [&](torch::Tensor& t) { t = tensors[i++]; }), ...); },
       args);
 }
 
@@ -101,7 +94,7 @@ auto CheckpointWith(const CheckpointModules& modules, F function, Args&&... args
   namespace internal = checkpoint_internal;
   using Stored = std::tuple<std::decay_t<Args>...>;
   using Result = std::decay_t<decltype(std::apply(function, std::declval<Stored>()))>;
-  static_assert(internal::HoldsTensors<Result>::value, "a segment returns tensors");
+  static_assert(HoldsTensors<Result>::value, "a segment returns tensors");
   Stored stored(std::forward<Args>(args)...);
   internal::Tensors inputs = internal::TensorsOfAll(stored);
   if (!internal::NeedsGradient(inputs, modules)) return std::apply(function, std::move(stored));

@@ -1,68 +1,148 @@
-// Finds the tensors in what forwards take and return: a tensor, or a vector, pair, tuple or
-// optional of such. Of another type that holds tensors, overload `template <class F> void
-// ForEachTensor(T&, F&&)` beside the type.
+// Finds the tensors in what forwards take and return: a tensor; a pair, tuple, optional, array,
+// vector, map or other container of what holds tensors; a struct that names its tensors:
 //
-//   ForEachTensor(result, [](torch::Tensor& tensor) { ... });
+//   struct Output {
+//     torch::Tensor logits;
+//     std::vector<torch::Tensor> states;
+//     auto tensors() { return std::tie(logits, states); }
+//   };
+//
+// or, of a type that cannot be changed, `template <class F> void ForEachTensor(T&, F&&)` beside it.
+// Pointers are not followed.
+//
+//   VisitTensors(result, [](torch::Tensor& tensor) { ... });
 //
 // Pure; as thread-safe as the values.
 #ifndef TESSERA_CLIENT_TORCH_FOR_EACH_TENSOR_H_
 #define TESSERA_CLIENT_TORCH_FOR_EACH_TENSOR_H_
 
+#include <iterator>
 #include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "client/torch/libtorch.h"
 
 namespace tessera {
 
-// Declared before use, so that each finds those below it.
-template <typename T, typename F>
-void ForEachTensor(std::vector<T>& values, F&& f);
-template <typename T, typename F>
-void ForEachTensor(std::optional<T>& value, F&& f);
-template <typename A, typename B, typename F>
-void ForEachTensor(std::pair<A, B>& values, F&& f);
-template <typename... T, typename F>
-void ForEachTensor(std::tuple<T...>& values, F&& f);
-
-template <typename F>
-void ForEachTensor(torch::Tensor& tensor, F&& f) {
-  f(tensor);
-}
-template <typename F>
-void ForEachTensor(const torch::Tensor& tensor, F&& f) {
-  f(tensor);
-}
-template <typename T, typename F>
-void ForEachTensor(std::vector<T>& values, F&& f) {
-  for (T& value : values) ForEachTensor(value, f);
-}
-template <typename T, typename F>
-void ForEachTensor(std::optional<T>& value, F&& f) {
-  if (value.has_value()) ForEachTensor(*value, f);
-}
-template <typename T, typename F, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
-void ForEachTensor(const T&, F&&) {}
-template <typename A, typename B, typename F>
-void ForEachTensor(std::pair<A, B>& values, F&& f) {
-  ForEachTensor(values.first, f);
-  ForEachTensor(values.second, f);
-}
-template <typename... T, typename F>
-void ForEachTensor(std::tuple<T...>& values, F&& f) {
-  std::apply([&](auto&... value) { (ForEachTensor(value, f), ...); }, values);
-}
-
-// Whether ForEachTensor knows the type.
+// Whether a T holds tensors, kAny, and how they are found. Of a type that is not known: none.
 template <typename T, typename = void>
-struct HoldsTensors : std::false_type {};
+struct TensorsIn {
+  static constexpr bool kAny = false;
+};
+
 template <typename T>
-struct HoldsTensors<T, std::void_t<decltype(ForEachTensor(
-                           std::declval<T&>(), std::declval<void (*)(const torch::Tensor&)>()))>>
+using HoldsTensors = std::bool_constant<TensorsIn<T>::kAny>;
+
+template <typename T, typename F>
+void VisitTensors(T& value, F&& f) {
+  if constexpr (HoldsTensors<T>::value) TensorsIn<T>::Visit(value, f);
+}
+
+namespace tensors_internal {
+
+template <typename T>
+using Element = std::remove_reference_t<decltype(*std::begin(std::declval<T&>()))>;
+
+template <typename T, typename = void>
+struct IsContainer : std::false_type {};
+// A path is a container of paths.
+template <typename T>
+struct IsContainer<T, std::void_t<typename T::value_type, Element<T>>>
+    : std::bool_constant<!std::is_same_v<Element<T>, T>> {};
+
+template <typename T, typename = void>
+struct IsOptional : std::false_type {};
+template <typename T>
+struct IsOptional<T, std::void_t<typename T::value_type, decltype(std::declval<T&>().has_value()),
+                                 decltype(*std::declval<T&>())>> : std::true_type {};
+
+// References, as std::tie makes them.
+template <typename T>
+struct IsTie : std::false_type {};
+template <typename... T>
+struct IsTie<std::tuple<T&...>> : std::true_type {};
+
+template <typename T, typename = void>
+struct NamesTensors : std::false_type {};
+template <typename T>
+struct NamesTensors<T, std::void_t<decltype(std::declval<T&>().tensors())>>
+    : IsTie<decltype(std::declval<T&>().tensors())> {};
+
+template <typename T, typename = void>
+struct IsOverloaded : std::false_type {};
+template <typename T>
+struct IsOverloaded<T, std::void_t<decltype(ForEachTensor(
+                           std::declval<T&>(), std::declval<void (*)(torch::Tensor&)>()))>>
     : std::true_type {};
+
+}  // namespace tensors_internal
+
+template <>
+struct TensorsIn<torch::Tensor> {
+  static constexpr bool kAny = true;
+  template <typename F>
+  static void Visit(torch::Tensor& tensor, F&& f) {
+    f(tensor);
+  }
+};
+
+template <typename A, typename B>
+struct TensorsIn<std::pair<A, B>> {
+  static constexpr bool kAny = TensorsIn<A>::kAny || TensorsIn<B>::kAny;
+  template <typename F>
+  static void Visit(std::pair<A, B>& values, F&& f) {
+    VisitTensors(values.first, f);
+    VisitTensors(values.second, f);
+  }
+};
+
+template <typename... T>
+struct TensorsIn<std::tuple<T...>> {
+  static constexpr bool kAny = (TensorsIn<std::remove_reference_t<T>>::kAny || ...);
+  template <typename F>
+  static void Visit(std::tuple<T...>& values, F&& f) {
+    std::apply([&](auto&... value) { (VisitTensors(value, f), ...); }, values);
+  }
+};
+
+template <typename T>
+struct TensorsIn<T, std::enable_if_t<tensors_internal::IsContainer<T>::value>> {
+  static constexpr bool kAny = TensorsIn<tensors_internal::Element<T>>::kAny;
+  template <typename F>
+  static void Visit(T& values, F&& f) {
+    for (auto& value : values) VisitTensors(value, f);
+  }
+};
+
+template <typename T>
+struct TensorsIn<T, std::enable_if_t<tensors_internal::IsOptional<T>::value>> {
+  static constexpr bool kAny = TensorsIn<typename T::value_type>::kAny;
+  template <typename F>
+  static void Visit(T& value, F&& f) {
+    if (value.has_value()) VisitTensors(*value, f);
+  }
+};
+
+template <typename T>
+struct TensorsIn<T, std::enable_if_t<tensors_internal::NamesTensors<T>::value>> {
+  static constexpr bool kAny = true;
+  template <typename F>
+  static void Visit(T& value, F&& f) {
+    auto named = value.tensors();
+    VisitTensors(named, f);
+  }
+};
+
+template <typename T>
+struct TensorsIn<T, std::enable_if_t<tensors_internal::IsOverloaded<T>::value>> {
+  static constexpr bool kAny = true;
+  template <typename F>
+  static void Visit(T& value, F&& f) {
+    ForEachTensor(value, f);
+  }
+};
 
 // Casts floating-point tensors, if there is something to cast to.
 class TensorCast {
@@ -75,9 +155,7 @@ class TensorCast {
 
   template <typename T>
   void operator()(T& value) {
-    if constexpr (HoldsTensors<T>::value) {
-      ForEachTensor(value, [this](torch::Tensor& tensor) { CastTensor(tensor); });
-    }
+    VisitTensors(value, [this](torch::Tensor& tensor) { CastTensor(tensor); });
   }
 
  private:

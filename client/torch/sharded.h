@@ -30,6 +30,7 @@
 #include "absl/status/status.h"
 #include "client/torch/for_each_tensor.h"
 #include "client/torch/libtorch.h"
+#include "client/torch/sharded_forward.h"
 
 namespace tessera {
 
@@ -132,9 +133,11 @@ class ShardedBase {
 };
 
 template <typename M>
-class Sharded : public M, public ShardedBase {
+class Sharded : public WithForward<Sharded<M>, M>, public ShardedBase {
+  using Base = WithForward<Sharded<M>, M>;
+
  public:
-  using M::M;
+  using Base::Base;
 
   // As M::apply. Attached, `function` sees whole parameters, and what it sets is set on all ranks
   // or on none (see summon_full_params.h): collective, and not within a step.
@@ -156,8 +159,9 @@ class Sharded : public M, public ShardedBase {
     M::zero_grad(set_to_none);
   }
 
+  // Base's forward() is this, with the arguments that M::forward takes.
   template <typename... Args>
-  auto forward(Args&&... args) {
+  auto RunForward(Args&&... args) {
     return InWindow(
         [this](auto&&... values) {
           return this->M::forward(std::forward<decltype(values)>(values)...);
@@ -182,8 +186,7 @@ class Sharded : public M, public ShardedBase {
   // What is cast is copied, so that the caller's stays as it is; other arguments are passed on.
   template <typename T>
   static constexpr bool kIsCast =
-      HoldsTensors<std::decay_t<T>>::value && !std::is_arithmetic_v<std::decay_t<T>> &&
-      std::is_copy_constructible_v<std::decay_t<T>>;
+      HoldsTensors<std::decay_t<T>>::value&& std::is_copy_constructible_v<std::decay_t<T>>;
   template <typename T>
   using Held = std::conditional_t<kIsCast<T>, std::decay_t<T>, T&&>;
 

@@ -1,0 +1,185 @@
+// The forms in which libtorch's users hold and call modules, each with a Sharded<> one.
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <array>
+#include <map>
+#include <string>
+#include <unordered_map>
+
+#include "base/status_matchers.h"
+#include "client/torch/torch_cluster.h"
+
+namespace tessera {
+namespace {
+
+struct WideImpl : torch::nn::Module {
+  explicit WideImpl(int64_t width)
+      : linear(register_module("linear", torch::nn::Linear(width, width))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return torch::tanh(linear->forward(x)); }
+  torch::nn::Linear linear;
+};
+using ShardedWideImpl = Sharded<WideImpl>;
+TORCH_MODULE(ShardedWide);
+
+struct ManyFormsImpl : torch::nn::Module {
+  ManyFormsImpl() {
+    in_sequence = register_module(
+        "in_sequence",
+        torch::nn::Sequential(ShardedWide(4), torch::nn::Linear(4, 4), ShardedWide(4)));
+    any = torch::nn::AnyModule(ShardedWide(4));
+    register_module("any", any.ptr());
+    held = register_module("held", ShardedWide(4));
+  }
+  torch::Tensor forward(torch::Tensor x) { return held(any.forward(in_sequence->forward(x))); }
+  torch::nn::Sequential in_sequence{nullptr};
+  torch::nn::AnyModule any;
+  ShardedWide held{nullptr};
+};
+
+// With default arguments: a plain module's and a sharded one's calls are the same.
+struct DefaultsImpl : torch::nn::Module {
+  DefaultsImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+  torch::Tensor forward(torch::Tensor x, const torch::Tensor& bias = {}, double factor = 2.0,
+                        c10::optional<int64_t> column = c10::nullopt) {
+    torch::Tensor y = linear->forward(x) * factor;
+    if (bias.defined()) y = y + bias;
+    return column.has_value() ? y.select(1, *column) : y;
+  }
+  torch::nn::Linear linear;
+};
+using ShardedDefaultsImpl = Sharded<DefaultsImpl>;
+TORCH_MODULE(ShardedDefaults);
+
+struct OverloadedImpl : torch::nn::Module {
+  OverloadedImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+  torch::Tensor forward(torch::Tensor x) { return linear->forward(x); }
+  torch::Tensor forward(torch::Tensor x, int times) {
+    for (int i = 0; i < times; ++i) x = linear->forward(x);
+    return x;
+  }
+  torch::nn::Linear linear;
+};
+
+struct BaseImpl : torch::nn::Module {
+  virtual torch::Tensor forward(torch::Tensor x) = 0;
+};
+struct DerivedImpl : BaseImpl {
+  DerivedImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+  torch::Tensor forward(torch::Tensor x) override { return linear->forward(x); }
+  torch::nn::Linear linear;
+};
+
+struct CallsImpl : torch::nn::Module {
+  CallsImpl()
+      : defaults(register_module("defaults", ShardedDefaults())),
+        overloaded(register_module("overloaded", std::make_shared<Sharded<OverloadedImpl>>())),
+        derived(register_module("derived", std::make_shared<Sharded<DerivedImpl>>())) {}
+  torch::Tensor forward(torch::Tensor x) {
+    const torch::Tensor bias = torch::full({4}, 0.5);
+    x = defaults(x) + defaults(x, bias) + defaults->forward(x, bias, 0.25) +
+        defaults->forward(x, {}, 1, 2).unsqueeze(1);
+    x = overloaded->forward(x) + overloaded->forward(x, 2);
+    BaseImpl& base = *derived;  // The unit's window opens through this too.
+    return base.forward(x);
+  }
+  ShardedDefaults defaults;
+  std::shared_ptr<Sharded<OverloadedImpl>> overloaded;
+  std::shared_ptr<Sharded<DerivedImpl>> derived;
+};
+
+class ShardedFormsTest : public TorchCluster {
+ protected:
+  template <typename M>
+  void ExpectTrainsAsPlain() {
+    const torch::Tensor x = torch::sin(torch::arange(12)).view({3, 4});
+    const auto make = [&] {
+      absl::MutexLock lock(&seed_mu_);
+      torch::manual_seed(5);
+      return std::make_shared<Sharded<M>>();
+    };
+    const auto plain = make();
+    torch::optim::SGD optimizer(plain->parameters(), /*lr=*/0.5);
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      plain->forward(x).square().mean().backward();
+      optimizer.step();
+    }
+    const auto expected = CopyOf(*plain);
+    ForEachRank(2, [&](int rank) {
+      const auto net = make();
+      ASSERT_OK_AND_ASSIGN(const auto model, ShardedModel::Attach(net, OptionsFor(rank, 2)));
+      EXPECT_GE(model->session().num_units(), 3);
+      for (int step = 0; step < 2; ++step) {
+        ASSERT_OK(model->RunStep([&] {
+          net->forward(x).square().mean().backward();
+          return model->Step();
+        }));
+      }
+      SummonOptions read_only;
+      read_only.writeback = false;
+      ASSERT_OK(model->SummonFullParams(read_only, [&] {
+        for (const auto& item : net->named_parameters()) {
+          EXPECT_TRUE(torch::allclose(item.value(), expected.at(item.key()), 1e-5, 1e-6))
+              << item.key();
+        }
+        return absl::OkStatus();
+      }));
+    });
+  }
+};
+
+TEST_F(ShardedFormsTest, InSequentialAndAnyModuleAndByAHoldersCallOperator) {
+  ExpectTrainsAsPlain<ManyFormsImpl>();
+}
+
+TEST_F(ShardedFormsTest, ForwardsWithDefaultArgumentsAndOverloadsAndVirtualOnes) {
+  ExpectTrainsAsPlain<CallsImpl>();
+}
+
+struct Named {
+  torch::Tensor x;
+  std::vector<torch::Tensor> more;
+  auto tensors() { return std::tie(x, more); }
+};
+using ByName = std::map<std::string, torch::Tensor>;
+using Nested = std::unordered_map<std::string, std::pair<int, std::array<torch::Tensor, 2>>>;
+
+// Every argument and result goes through a matrix of the unit's dtype.
+struct FormsImpl : torch::nn::Module {
+  FormsImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+  Named forward(ByName by_name, const Nested& nested, c10::optional<torch::Tensor> maybe,
+                Named named, const std::vector<std::string>& names) {
+    Named result;
+    result.x = linear->forward(by_name.at(names.at(0))) + linear->forward(*maybe) +
+               linear->forward(named.x);
+    for (const torch::Tensor& tensor : nested.at("n").second)
+      result.more.push_back(linear->forward(tensor));
+    result.more.push_back(linear->forward(named.more.at(0)));
+    return result;
+  }
+  torch::nn::Linear linear;
+};
+
+TEST_F(ShardedFormsTest, TensorsInContainersAndStructsAreCast) {
+  static_assert(!HoldsTensors<std::vector<std::string>>::value && !HoldsTensors<int>::value &&
+                !HoldsTensors<std::shared_ptr<Named>>::value);
+  AttachOptions attach;
+  attach.precision.param_dtype = DType::kBf16;
+  attach.precision.cast_forward_inputs = true;
+  const auto net = std::make_shared<Sharded<FormsImpl>>();
+  ASSERT_OK_AND_ASSIGN(const auto model,
+                       ShardedModel::Attach(net, OptionsFor(0, 1), AlwaysWrap(), attach));
+  ASSERT_OK(model->RunStep([&] {
+    const torch::Tensor x = torch::ones({2, 4});
+    const Named result = net->forward({{"a", x}}, {{"n", {7, {x, x}}}}, x, Named{x, {x}}, {"a"});
+    EXPECT_EQ(result.x.scalar_type(), torch::kBFloat16);
+    EXPECT_EQ(result.more.size(), 3);
+    EXPECT_EQ(x.scalar_type(), torch::kFloat) << "the caller's stays as it is";
+    (result.x.sum() + result.more[0].sum() + result.more[2].sum()).backward();
+    return model->Step();
+  }));
+}
+
+}  // namespace
+}  // namespace tessera
