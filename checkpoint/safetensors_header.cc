@@ -108,12 +108,15 @@ std::string HeaderJson(const SafetensorsHeader& header) {
   });
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) json["__metadata__"] = header.metadata;
+  // Names differ, so each entry is put at the end without looking for another one of its name.
+  nlohmann::ordered_json::object_t::Container& entries =
+      json.get_ref<nlohmann::ordered_json::object_t&>();
   for (const StoredTensor* tensor : in_file_order) {
     nlohmann::ordered_json entry;
     entry["dtype"] = std::string(Name(tensor->dtype));
     entry["shape"] = tensor->shape;
     entry["data_offsets"] = {tensor->begin_bytes, tensor->end_bytes};
-    json[tensor->name] = std::move(entry);
+    entries.emplace_back(tensor->name, std::move(entry));
   }
   std::string text = json.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');

@@ -19,6 +19,7 @@
 #include "client/cpp/optimizer_state.h"
 #include "client/cpp/session_setup.h"
 #include "client/cpp/state_access.h"
+#include "job/param_groups.h"
 #include "layout/shard_view.h"
 #include "layout/stored_dtype.h"
 
@@ -199,12 +200,13 @@ class Plan {
     // The first parameter of each group that the folder says numbers of.
     std::vector<std::string> first(config.groups.size());
     groups_.assign(config.groups.begin(), config.groups.end());
+    const ParamGroups group_of(config);
     for (const UnitLayout& unit : session.layout().units) {
       for (const PlacedParameter& placed : unit.flat.parameters()) {
         const std::string& name = placed.spec.name;
         ASSIGN_OR_RETURN(const auto* numbers, FindAny(state.numbers, NamesOf(unit, name)));
         if (numbers == nullptr) continue;
-        const int group = GroupOf(config, name);
+        const int group = group_of[name];
         HyperParameters said = config.groups[group];
         RETURN_IF_ERROR(Translate(config.optimizer, name, **numbers, &said));
         RETURN_IF_ERROR(ValidateHyperParameters(said, group));

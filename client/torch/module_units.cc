@@ -97,7 +97,7 @@ class Walk {
     if (sharded != nullptr) RETURN_IF_ERROR(CheckNotEmptied(*sharded, module, name));
     if (choice_.Has(sharded)) {
       // One that is registered under several names is one unit.
-      const auto [known, first] = unit_of_module_.try_emplace(sharded, 0);
+      const auto [known, first] = units_.unit_of_module.try_emplace(sharded, 0);
       if (first) {
         ASSIGN_OR_RETURN(known->second, UnitOf(sharded, name, kept));
       }
@@ -287,7 +287,6 @@ class Walk {
   const UnitChoice& choice_;
   const MixedPrecision& precision_;
   std::vector<int> unit_of_group_;  // -1: of none yet.
-  std::unordered_map<const ShardedBase*, int> unit_of_module_;
   ModuleUnits units_;
   std::vector<UnitPrecision> of_units_;
   std::vector<bool> kept_;  // By unit: in full precision.
@@ -332,6 +331,7 @@ absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy&
   RETURN_IF_ERROR(walk.CheckMemory());
   ModuleUnits units = walk.Take();
   units.root = sharded;
+  if (choice.root_is_unit) units.unit_of_module.emplace(sharded, 0);
   units.root_is_unit = choice.root_is_unit;
   if (precision.param_dtype.has_value() && precision.cast_root_forward_inputs)
     units.root_input_dtype = ScalarTypeOf(*precision.param_dtype);

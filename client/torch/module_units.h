@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -33,6 +34,7 @@ struct ModuleUnits {
   // By unit: its modules, more than one where the policy groups them, and its parameters without
   // aliases, as in its FlatLayout.
   std::vector<std::vector<ShardedBase*>> modules;
+  std::unordered_map<const ShardedBase*, int> unit_of_module;
   std::vector<std::vector<torch::Tensor>> parameters;
   std::vector<std::vector<ParameterSite>> sites;  // Of the first name of each.
   // By unit: what its parameters are seen in, and what forward's arguments are cast to.

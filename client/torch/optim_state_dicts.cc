@@ -12,6 +12,7 @@
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
 #include "client/torch/torch_status.h"
+#include "job/param_groups.h"
 
 namespace tessera {
 namespace {
@@ -83,13 +84,15 @@ std::vector<std::string> OptimStateDicts::names() const {
   std::vector<std::string> names;
   const auto sites = SitesOf(model_, model_->root());
   const JobConfig& config = model_->session().config();
-  for (size_t g = 0; sites.ok() && g < config.groups.size(); ++g) {
-    std::set<std::pair<int, int>> seen;
-    for (const StateSite& site : *sites) {
-      if (site.unit < 0 || !seen.emplace(site.unit, site.parameter).second) continue;
-      if (GroupOf(config, site.name) == static_cast<int>(g)) names.push_back(site.name);
-    }
+  if (!sites.ok()) return names;
+  const ParamGroups group_of(config);
+  std::vector<std::vector<std::string>> of_group(config.groups.size());
+  std::set<std::pair<int, int>> seen;
+  for (const StateSite& site : *sites) {
+    if (site.unit < 0 || !seen.emplace(site.unit, site.parameter).second) continue;
+    of_group[group_of[site.name]].push_back(site.name);
   }
+  for (const auto& group : of_group) names.insert(names.end(), group.begin(), group.end());
   return names;
 }
 
@@ -131,7 +134,8 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::TryGet(const StateDictSettings& 
     OptimParamGroup& group = dict.groups.emplace_back();
     group.numbers = stepped ? progress.groups[g] : config.groups[g];
   }
-  for (const std::string& name : names()) dict.groups[GroupOf(config, name)].params.push_back(name);
+  const ParamGroups group_of(config);
+  for (const std::string& name : names()) dict.groups[group_of[name]].params.push_back(name);
   dict.last_step = progress.step;
   return dict;
 }

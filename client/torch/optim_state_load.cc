@@ -10,6 +10,7 @@
 #include "client/torch/state_parts.h"
 #include "client/torch/state_sites.h"
 #include "client/torch/torch_status.h"
+#include "job/param_groups.h"
 
 namespace tessera {
 namespace {
@@ -84,9 +85,10 @@ absl::StatusOr<OptimStateDict> OptimStateDicts::ToLoad(const OptimStateDict& dic
   }
   flat.last_step = loader.last_step();
   for (const HyperParameters& numbers : loader.groups()) flat.groups.push_back({numbers, {}});
+  const ParamGroups group_of(session.config());
   for (const std::string& name : names()) {
     if (flat.groups.empty()) break;
-    flat.groups[GroupOf(session.config(), name)].params.push_back(name);
+    flat.groups[group_of[name]].params.push_back(name);
   }
   return flat;
 }

@@ -88,8 +88,7 @@ TEST_F(RefusedModulesTest, TensorsThatShareMemoryAreNamed) {
 TEST_F(RefusedModulesTest, ModuleThatAnEarlierModelEmptied) {
   const std::shared_ptr<Net> net = MakeNet();
   ExpectTrains(net);
-  ExpectRefused(net, "'unused'", "was attached before",
-                absl::StatusCode::kFailedPrecondition);
+  ExpectRefused(net, "'unused'", "was attached before", absl::StatusCode::kFailedPrecondition);
 }
 
 // One module under two names is one unit, and trains as the plain one does.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,17 +51,18 @@ absl::StatusOr<std::unique_ptr<ShardOptimizer>> ShardOptimizer::Create(ShardedMo
 }
 
 absl::StatusOr<std::vector<std::string>> ShardOptimizer::ParameterNames() const {
+  std::unordered_map<const c10::TensorImpl*, const ShardTensor*> shards;
+  for (const ShardTensor& shard : shards_)
+    shards.emplace(shard.tensor.unsafeGetTensorImpl(), &shard);
   std::vector<std::string> names;
   for (const auto& group : optimizer_->param_groups()) {
     for (const torch::Tensor& parameter : group.params()) {
-      const auto shard = std::find_if(shards_.begin(), shards_.end(), [&](const ShardTensor& each) {
-        return each.tensor.is_same(parameter);
-      });
-      if (shard == shards_.end()) {
+      const auto shard = shards.find(parameter.unsafeGetTensorImpl());
+      if (shard == shards.end()) {
         return absl::InvalidArgumentError(absl::StrCat("the optimizer's parameter ", names.size(),
                                                        " is none of the shards that it was given"));
       }
-      names.push_back(shard->name);
+      names.push_back(shard->second->name);
     }
   }
   return names;

@@ -25,7 +25,8 @@ torch::Tensor PlainState(const torch::Tensor& tensor, bool offload_to_cpu) {
 
 absl::Status StateDicts::CheckLocal(const torch::nn::Module& module,
                                     const std::vector<StateSite>& sites) const {
-  const std::vector<int> below = UnitsBelow(model_->units(), module, /*recurse=*/true);
+  const std::vector<int> units = UnitsBelow(model_->units(), module, /*recurse=*/true);
+  const std::set<int> below(units.begin(), units.end());
   for (const StateSite& site : sites) {
     if (site.unit < 0) continue;
     const UnitLayout& layout = model_->session().layout().units[site.unit];
@@ -34,7 +35,7 @@ absl::Status StateDicts::CheckLocal(const torch::nn::Module& module,
           absl::StrCat("LOCAL_STATE_DICT is only of units that are sharded: unit '",
                        layout.flat.unit_name(), "' is whole on every rank"));
     }
-    if (std::find(below.begin(), below.end(), site.unit) == below.end()) {
+    if (below.count(site.unit) == 0) {
       return absl::InvalidArgumentError(absl::StrCat("LOCAL_STATE_DICT: '", site.name,
                                                      "' is in unit '", layout.flat.unit_name(),
                                                      "', which is not at or below the module"));

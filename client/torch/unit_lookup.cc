@@ -1,28 +1,32 @@
 #include "client/torch/unit_lookup.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
 namespace tessera {
 
+namespace {
+
+// `seen`: by unit: it was found.
+void AddUnitsBelow(const ModuleUnits& units, const torch::nn::Module& module, bool recurse,
+                   std::vector<bool>* seen, std::vector<int>* found) {
+  const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
+  const auto unit = units.unit_of_module.find(sharded);
+  if (unit != units.unit_of_module.end() && !(*seen)[unit->second]) {
+    (*seen)[unit->second] = true;
+    found->push_back(unit->second);
+  }
+  if (!recurse) return;
+  for (const auto& child : module.children()) AddUnitsBelow(units, *child, recurse, seen, found);
+}
+
+}  // namespace
+
 std::vector<int> UnitsBelow(const ModuleUnits& units, const torch::nn::Module& module,
                             bool recurse) {
+  std::vector<bool> seen(units.modules.size());
   std::vector<int> found;
-  const auto add = [&](const std::vector<int>& more) {
-    for (const int unit : more) {
-      if (std::find(found.begin(), found.end(), unit) == found.end()) found.push_back(unit);
-    }
-  };
-  const auto* sharded = dynamic_cast<const ShardedBase*>(&module);
-  for (size_t unit = 0; unit < units.modules.size(); ++unit) {
-    const auto& modules = units.modules[unit];
-    if (std::find(modules.begin(), modules.end(), sharded) != modules.end())
-      add({static_cast<int>(unit)});
-  }
-  if (!recurse) return found;
-  for (const auto& child : module.children()) add(UnitsBelow(units, *child, recurse));
+  AddUnitsBelow(units, module, recurse, &seen, &found);
   return found;
 }
 
@@ -36,8 +40,8 @@ absl::StatusOr<std::vector<int>> SomeUnitsBelow(const ModuleUnits& units,
 }
 
 absl::StatusOr<int> UnitOf(const ModuleUnits& units, const torch::nn::Module& module) {
-  const std::vector<int> found = UnitsBelow(units, module, /*recurse=*/false);
-  if (!found.empty()) return found[0];
+  const auto found = units.unit_of_module.find(dynamic_cast<const ShardedBase*>(&module));
+  if (found != units.unit_of_module.end()) return found->second;
   return absl::InvalidArgumentError(
       absl::StrCat("module '", module.name(), "' is no unit of this model"));
 }

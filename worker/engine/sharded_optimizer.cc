@@ -3,6 +3,8 @@
 #include <cmath>
 #include <utility>
 
+#include "job/param_groups.h"
+
 namespace tessera {
 namespace {
 
@@ -41,6 +43,7 @@ int64_t SizeBytesOf(const ShardSegment& segment) {
 
 std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig& config,
                                      const JobMemory& memory, Rank rank) {
+  const ParamGroups groups(config);
   std::vector<ShardSegment> segments;
   for (size_t u = 0; u < layout.units.size(); ++u) {
     const UnitLayout& unit = layout.units[u];
@@ -60,7 +63,7 @@ std::vector<ShardSegment> SegmentsOf(const ModelLayout& layout, const JobConfig&
       segment.state_begin_elements =
           memory.units()[u].shard_offset_elements + part.begin - slice.begin;
       segment.numel = part.size();
-      segment.group = GroupOf(config, parameters[p].spec.name);
+      segment.group = groups[parameters[p].spec.name];
       segment.requires_grad = parameters[p].spec.requires_grad;
       segment.dtype = memory.units()[u].full_dtype;
       segments.push_back(segment);

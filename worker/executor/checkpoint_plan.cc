@@ -6,6 +6,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "job/live_tensors.h"
+#include "job/param_groups.h"
 
 namespace tessera {
 namespace {
@@ -108,8 +109,9 @@ std::vector<ManifestGroup> GroupsFor(const ModelLayout& layout, const JobConfig&
     for (size_t n = 0; n < std::size(kNumbers); ++n)
       groups[i].numbers[std::string(kNumbers[n])] = progress.groups[i].*kFields[n];
   }
+  const ParamGroups group_of(config);
   ForEachParameter(layout, [&](const PlacedParameter& parameter, int) {
-    groups[GroupOf(config, parameter.spec.name)].parameters.push_back(parameter.spec.name);
+    groups[group_of[parameter.spec.name]].parameters.push_back(parameter.spec.name);
   });
   return groups;
 }

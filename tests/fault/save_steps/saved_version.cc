@@ -174,9 +174,9 @@ absl::StatusOr<Loaded> Load(SaveKind kind, const std::string& path) {
   if (IsModelAlone(kind)) {
     const std::vector<ShardSegment> segments =
         SegmentsOf(memory.layout, memory.config, memory.plan, memory.rank);
-    LoadPlan plan;
-    RETURN_IF_ERROR(LoadModel(path, {/*strict=*/true}, memory.layout, segments, &state,
-                              communicator.get(), &stopped, &plan, &outcome));
+    v1::LoadReply reply;
+    RETURN_IF_ERROR(LoadModel(path, {/*strict=*/true}, /*buffers=*/{}, memory.layout, segments,
+                              &state, communicator.get(), &stopped, &reply, &outcome));
   } else {
     v1::LoadRequest request;
     request.set_path(path);
