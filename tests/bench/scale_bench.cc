@@ -1,7 +1,7 @@
 // How the costs of an attached model grow with its parameters and units: each line has twice the
 // parameters, or units, of the one before, and what that costs beside it. 2 is linear.
 //
-//   bazel run //tests/bench:scale_bench -- --parameters 80000
+//   bazel run //tests/bench:scale_bench -- --parameters 100000
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -16,6 +16,8 @@
 #include "base/check.h"
 #include "base/command_line.h"
 #include "base/log.h"
+#include "checkpoint/open_model.h"
+#include "client/cpp/checkpoint.h"
 #include "client/cpp/load_model.h"
 #include "client/cpp/local_cluster.h"
 #include "client/torch/sharded_model.h"
@@ -67,7 +69,8 @@ struct UnitsImpl : torch::nn::Module {
 };
 
 struct Costs {
-  static constexpr const char* kNames[] = {"plan", "attach", "plain step", "step", "save", "load"};
+  static constexpr const char* kNames[] = {"plan", "attach", "plain step", "step",    "save",
+                                           "load", "list",   "checkpoint", "its load"};
   double seconds[std::size(kNames)] = {};
 };
 
@@ -88,7 +91,7 @@ Costs Measure(LocalCluster& cluster, int64_t count, const std::string& folder) {
   options.coordinator_address = cluster.coordinator_address();
   options.worker_address = cluster.worker_address();
   options.job_id = absl::StrCat("scale-", sizeof(M), "-", count);
-  options.config.optimizer = OptimizerKind::kSgd;
+  options.config.optimizer = OptimizerKind::kAdamW;
   costs.seconds[0] = SecondsOf([&] { TESSERA_CHECK(PlanUnits(*net, options.config).ok()); });
   std::unique_ptr<ShardedModel> model;
   costs.seconds[1] = SecondsOf([&] {
@@ -109,6 +112,15 @@ Costs Measure(LocalCluster& cluster, int64_t count, const std::string& folder) {
   costs.seconds[4] = SecondsOf([&] { TESSERA_CHECK(model->session().Save(path).ok()); });
   costs.seconds[5] =
       SecondsOf([&] { TESSERA_CHECK(LoadModel(&model->session(), path).status().ok()); });
+  costs.seconds[6] = SecondsOf([&] {
+    const auto stored = OpenModel(path);
+    TESSERA_CHECK(stored.ok() && !(*stored)->tensors().empty());
+  });
+  const std::string checkpoint = folder + "/checkpoint";
+  costs.seconds[7] =
+      SecondsOf([&] { TESSERA_CHECK(SaveCheckpoint(&model->session(), checkpoint).ok()); });
+  costs.seconds[8] = SecondsOf(
+      [&] { TESSERA_CHECK(LoadCheckpoint(&model->session(), checkpoint).status().ok()); });
   return costs;
 }
 
@@ -140,7 +152,7 @@ void Show(const char* what, int64_t most, const std::string& folder) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  int64_t parameters = 80000, units = 8000;
+  int64_t parameters = 100000, units = 10000;
   std::string folder = "/tmp";
   CLI::App app("How the costs of a model grow with its parameters and units", "scale_bench");
   app.add_option("--parameters", parameters, "The most, in one unit")->capture_default_str();
