@@ -67,8 +67,9 @@ struct SaveCheckpointOptions {
 inline constexpr size_t kMaxTrainerStateBytes = size_t{512} << 20;
 
 struct CheckpointContents {
-  std::vector<NamedTensor> buffers;  // Rank 0's are saved.
-  std::string trainer_state;         // This rank's own bytes; at most kMaxTrainerStateBytes.
+  // Rank 0's are saved. Empty: those of the module that is attached, if one is.
+  std::vector<NamedTensor> buffers;
+  std::string trainer_state;  // This rank's own bytes; at most kMaxTrainerStateBytes.
 };
 
 // Errors: InvalidArgument     the path, a buffer's name or size (named), or too many bytes
@@ -106,7 +107,7 @@ absl::Status AwaitSave(Session* session);
 // are made by the trainers inside of Session::Step (or LocalShards::Commit), right after the step
 // is taken, on all ranks at the same one. `contents` is called there and gives what goes with that
 // step: where to go on after it. Its error, or an exception, is the save's. Without this the
-// checkpoint has nothing of the trainer's own: no buffers, no trainer state. In the background
+// checkpoint has no trainer state, and buffers of an attached module alone. In the background
 // unless asked otherwise, so that Step waits for the copy. How a save ends is never the step's
 // error: who asked for it is told. `contents` is called by the session's thread, and must not call
 // the session; what all ranks do alike there, once, they may (shard_checkpoint.h).
@@ -124,14 +125,15 @@ struct LoadCheckpointOptions {
   // As LoadOptions::names. State of the optimizer follows its parameter, so what is left out keeps
   // values, moments and update count; the step's number is then the job's own too.
   NameSelection names = {};
-  // What to read of buffers, whatever `names` leaves out; their values are not looked at.
+  // What to read of buffers; their values are not looked at. Empty: those of the module that is
+  // attached, which gets them, with `names` as for parameters.
   std::vector<NamedTensor> buffers = {};  // Not with optimizer_only.
 };
 
 struct LoadedCheckpoint {
   std::vector<std::string> missing, unexpected;  // As LoadReport's.
-  std::vector<NamedTensor> buffers;              // Those that were there.
-  int64_t step = 0;                              // The last one that was taken when it was saved.
+  std::vector<NamedTensor> buffers;  // Those that were there and that no module was given.
+  int64_t step = 0;                  // The last one that was taken when it was saved.
   int saved_world_size = 0;
   std::vector<ParamGroup> groups;  // The hyper-parameters of that step. The job's own are used.
   // What the trainer of this rank's number saved; empty where there was none.

@@ -7,7 +7,7 @@
 // Session::Save or anybody: whole parameters by name, so world size, strategy and units may be
 // others than those that wrote it.
 // Each rank's executor reads the bytes of its own shards alone and rounds or widens them to full
-// precision. Collective; on all ranks or on none, as Session::WriteParameters: moments, step
+// precision. Buffers and ignored parameters of an attached module are read by every rank. Collective; on all ranks or on none, as Session::WriteParameters: moments, step
 // numbers and reduced gradients stay. In a job without initial values it gives them, and is strict.
 #ifndef TESSERA_CLIENT_CPP_LOAD_MODEL_H_
 #define TESSERA_CLIENT_CPP_LOAD_MODEL_H_
@@ -31,7 +31,7 @@ struct LoadOptions {
 };
 
 struct LoadReport {
-  // Names: the model's of what is missing, the file's of what is unexpected.
+  // Names: the model's of what is missing, buffers too, the file's of what is unexpected.
   std::vector<std::string> missing, unexpected;
 };
 

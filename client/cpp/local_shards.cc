@@ -105,11 +105,10 @@ absl::Status LocalShards::ReadGradients(double scale) {
 absl::StatusOr<StepResult> LocalShards::Begin(const StepOptions& options) {
   begun_epoch_ = 0;
   RETURN_IF_ERROR(session_->CheckStepOptions(options));
-  if (session_->clipping_.non_finite) return session_->SkipStep(options);
   RETURN_IF_ERROR(session_->Vote(OpKind::kTally, options));
   const OpResult& result = session_->page()->result;
   if (result.status_code != 0) session_->ForgetGradients();
-  if (result.non_finite != 0 && options.skip_non_finite) return session_->SkipStep(options);
+  if (result.non_finite != 0 && options.skip_non_finite) return session_->SkippedStep();
   RETURN_IF_ERROR(session_->ResultStatus());
   const StepResult norm = {session_->next_step() - 1, result.gradient_norm};
   RETURN_IF_ERROR(ReadGradients(result.gradient_scale));

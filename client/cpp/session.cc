@@ -259,21 +259,18 @@ absl::Status Session::Vote(OpKind kind, StepOptions options, double norm_p, doub
   return AwaitResult(kind);
 }
 
-absl::StatusOr<StepResult> Session::SkipStep(const StepOptions& options) {
+StepResult Session::SkippedStep() {
   ForgetGradients();
-  agreed_error_ = !options.skip_non_finite;
-  if (options.skip_non_finite) return StepResult{next_step() - 1, 0, /*skipped=*/true};
-  return absl::FailedPreconditionError(
-      absl::StrCat("step ", next_step(), " was not taken: NaN or Inf in the clipped gradient"));
+  agreed_error_ = false;
+  return StepResult{next_step() - 1, 0, /*skipped=*/true};
 }
 
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   RETURN_IF_ERROR(CheckStepOptions(options));
-  if (clipping_.non_finite) return SkipStep(options);
   RETURN_IF_ERROR(Vote(OpKind::kStep, options));
   ForgetGradients();
   const OpResult& result = page()->result;
-  if (result.non_finite != 0 && options.skip_non_finite) return SkipStep(options);
+  if (result.non_finite != 0 && options.skip_non_finite) return SkippedStep();
   RETURN_IF_ERROR(ResultStatus());
   const StepResult step = {next_step() - 1, result.gradient_norm};
   StateAccess(this).SaveWanted();
@@ -297,7 +294,10 @@ absl::Status Session::DropGradients() {
 
 absl::Status Session::DropGradients(int unit) {
   RETURN_IF_ERROR(CheckUnit(unit));
+  const bool any = gradients_[unit].begun || gradients_[unit].reduced;
   gradients_[unit].Drop();
+  if (clipping_.done && !within_step()) clipping_ = Clipping();  // Of nothing.
+  if (!any) return absl::OkStatus();
   memset(touched() + plan_.units()[unit].first_parameter, 0,
          layout_.units[unit].flat.parameters().size());
   return Submit(OpKind::kDropGradients, unit);

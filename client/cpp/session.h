@@ -147,9 +147,10 @@ class Session {
   // alone. Again, it measures and clips what is clipped already. The step follows: what
   // config.max_gradient_norm says holds then too.
   // Errors: InvalidArgument     a number is out of range, or ranks disagree on one
-  //         FailedPrecondition  NaN or Inf in some rank's gradient: the gradients are dropped. With
-  //                             skip_non_finite no error: the norm is NaN, the step will be
-  //                             skipped; or config.optimizer_in_backward; Aborted.
+  //         FailedPrecondition  NaN or Inf in some rank's gradient, or a norm beyond a double: the
+  //                             gradients are dropped. With skip_non_finite the former is no error:
+  //                             the norm is NaN, and the step is skipped; or
+  //                             config.optimizer_in_backward; Aborted.
   absl::StatusOr<double> ClipGradNorm(double max_norm, double p = 2.0,
                                       const StepOptions& options = {});
   bool has_gradient(int unit) const { return gradients_[unit].begun; }
@@ -230,8 +231,7 @@ class Session {
   // Has all ranks vote on the gradient: kStep or kTally. Gradients are complete first, and what was
   // clipped is taken in. A tally clips by the last two; by the job's where `norm_p` is 0.
   absl::Status Vote(OpKind kind, StepOptions options, double norm_p = 0, double max_norm = 0);
-  // NaN or Inf in some gradient: all ranks skip the step.
-  absl::StatusOr<StepResult> SkipStep(const StepOptions& options);
+  StepResult SkippedStep();  // All ranks skip it.
   absl::Status CheckNotClipped(absl::string_view what) const;
   void ForgetGradients();             // All are used, or dropped, in a step.
   absl::Status ResultStatus() const;  // Of the last operation with a result.

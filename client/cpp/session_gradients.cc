@@ -291,17 +291,23 @@ absl::StatusOr<double> Session::ClipGradNorm(double max_norm, double p,
     return absl::FailedPreconditionError(
         "clipping needs all gradients, and config.optimizer_in_backward uses each at once");
   }
-  if (clipping_.non_finite) return std::nan("");
   RETURN_IF_ERROR(Vote(OpKind::kTally, options, p, max_norm));
   const OpResult& result = page()->result;
-  if (result.status_code != 0) ForgetGradients();
-  if (result.non_finite != 0 && options.skip_non_finite) {
+  absl::Status status = ResultStatus();
+  if (status.ok() && !(result.clip_coefficient > 0)) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat("clipping: the gradient's norm by p = ", p, " is ", result.gradient_norm));
+  }
+  clipping_.done = true;
+  if (result.non_finite != 0 && options.skip_non_finite) {  // The step finds it too.
     agreed_error_ = false;
-    clipping_.done = clipping_.non_finite = true;
     return std::nan("");
   }
-  RETURN_IF_ERROR(ResultStatus());
-  clipping_.done = true;
+  if (!status.ok()) {
+    RETURN_IF_ERROR(DropGradients());
+    agreed_error_ = true;  // All ranks have it.
+    return status;
+  }
   clipping_.coefficient *= result.clip_coefficient;
   return result.gradient_norm;
 }

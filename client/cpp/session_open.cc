@@ -270,7 +270,6 @@ absl::Status Session::Recover() {
   // Each epoch may fail since the same rank does not come.
   if (stalled_.version != version() || now - stalled_.last > options_.operation_timeout)
     stalled_ = {now, now, version(), 0};
-  stalled_.last = now;
   ++stalled_.epochs;
   if (now - stalled_.since > options_.operation_timeout) {
     const int epochs = std::exchange(stalled_, Stalled()).epochs;
@@ -279,7 +278,9 @@ absl::Status Session::Recover() {
                      "', ", absl::FormatDuration(options_.operation_timeout),
                      " long: ", LoadText(page()->failure_message, kMaxErrorBytes))));
   }
-  return AwaitNewEpoch(std::min(now + options_.recover_timeout, wait_limit_));
+  const absl::Status next = AwaitNewEpoch(std::min(now + options_.recover_timeout, wait_limit_));
+  stalled_.last = absl::Now();
+  return next;
 }
 
 absl::Status Session::AwaitNewEpoch(absl::Time deadline) {
@@ -350,7 +351,7 @@ absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, in
   while (true) {
     const absl::Status status = RunBody(body);
     // What is left of a body that made no step would be in the next one's.
-    if (status.ok() && next_step() == step && within_step()) {
+    if (status.ok() && next_step() == step && (within_step() || clipping_.done)) {
       const absl::Status dropped = DropGradients();
       return absl::IsAborted(dropped) ? Recover() : dropped;  // They went with the epoch.
     }

@@ -109,6 +109,7 @@ void StateAccess::SaveWanted() {
     v1::SaveRequest request;
     request.set_is_checkpoint(true);
     request.set_wish(wish);
+    AddTrainerTensors(session_, &request);
     bytes = request.SerializeAsString();
   }
   const absl::Status status = Call(OpKind::kSave, bytes).status();

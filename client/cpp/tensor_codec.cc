@@ -48,8 +48,13 @@ void AddTrainerTensors(Session* session, v1::SaveRequest* request) {
 absl::Status AddTrainerTensors(Session* session, v1::LoadRequest* request) {
   const TrainerTensors* own = StateAccess(session).trainer_tensors();
   if (own == nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<NamedTensor> tensors, own->get(/*with_values=*/false));
-  EncodeTensors(tensors, /*with_values=*/false, request->mutable_buffers());
+  const absl::StatusOr<std::vector<NamedTensor>> tensors = own->get(/*with_values=*/false);
+  if (!tensors.ok()) {  // The other ranks must not wait for this one.
+    RETURN_IF_ERROR(session->Fail(tensors.status()));
+    RETURN_IF_ERROR(session->Recover());
+    return tensors.status();
+  }
+  EncodeTensors(*tensors, /*with_values=*/false, request->mutable_buffers());
   return absl::OkStatus();
 }
 

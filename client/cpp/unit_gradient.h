@@ -28,8 +28,7 @@ struct UnitGradient {
 // What ClipGradNorm did.
 struct Clipping {
   bool done = false;
-  bool non_finite = false;  // NaN or Inf in some gradient: all are dropped, the step is skipped.
-  double coefficient = 1;   // By which the step multiplies the gradient.
+  double coefficient = 1;  // By which the step multiplies the gradient.
 };
 
 }  // namespace tessera

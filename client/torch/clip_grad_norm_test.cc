@@ -137,6 +137,70 @@ TEST_F(ClipGradNormTest, GradientsBehindItAndNumbersThatRanksGiveDifferentlyAreR
   });
 }
 
+// The clip ends with the gradients that it was of.
+TEST_F(ClipGradNormTest, WhatIsDroppedBehindItLeavesNothing) {
+  OnEachRank(2, [](Trainer& trainer) {
+    const auto backward = [&](double factor) {
+      (LossOf(*trainer.net, 1, trainer.rank) * factor).backward();
+    };
+    EXPECT_OK(trainer.model->RunStep([&] {
+      backward(1);
+      EXPECT_OK(trainer.model->ClipGradNorm(1));
+      trainer.net->zero_grad();
+      backward(1);
+      return trainer.model->Step();
+    }));
+    StepOptions skip;
+    skip.skip_non_finite = true;
+    EXPECT_OK(trainer.model->RunStep([&] {  // Without a step.
+      backward(kInfinity);
+      EXPECT_OK(trainer.model->ClipGradNorm(1, 2, skip));
+      return absl::OkStatus();
+    }));
+    EXPECT_OK(trainer.model->RunStep([&] {
+      EXPECT_OK(trainer.model->ClipGradNorm(1));  // Of no gradient.
+      return absl::OkStatus();
+    }));
+    EXPECT_OK(trainer.model->RunStep([&] {
+      backward(1);
+      return trainer.model->Step();
+    }));
+    EXPECT_EQ(trainer.model->next_step(), 3);
+  });
+}
+
+TEST_F(ClipGradNormTest, GradientThatTheUserSetIsClippedToo) {
+  OnEachRank(2, [](Trainer& trainer) {
+    StepResult result;
+    EXPECT_OK(trainer.model->RunStep([&]() -> absl::Status {
+      LossOf(*trainer.net, 1, trainer.rank).backward();
+      for (torch::Tensor& parameter : trainer.net->parameters())
+        parameter.mutable_grad() = torch::zeros_like(parameter);
+      trainer.net->out->bias.mutable_grad() = torch::full({1}, 4.0);
+      const auto norm = trainer.model->ClipGradNorm(0.5);
+      EXPECT_NEAR(norm.value_or(0), 4, 1e-6);
+      const auto stepped = trainer.model->StepWithResult();
+      if (stepped.ok()) result = *stepped;
+      return stepped.status();
+    }));
+    EXPECT_NEAR(result.gradient_norm, 0.5, 1e-5);
+  });
+}
+
+TEST_F(ClipGradNormTest, NormBeyondADoubleIsAnError) {
+  OnEachRank(1, [](Trainer& trainer) {
+    EXPECT_THAT(trainer.model->RunStep([&] {
+      (LossOf(*trainer.net, 1, trainer.rank) * 1e6).backward();
+      return trainer.model->ClipGradNorm(1, 700).status();
+    }),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("norm by p = 700")));
+    EXPECT_OK(trainer.model->RunStep([&] {
+      LossOf(*trainer.net, 1, trainer.rank).backward();
+      return trainer.model->Step();
+    }));
+  });
+}
+
 TEST_F(ClipGradNormTest, OverflowIsAnErrorOrSkipsTheStep) {
   OnEachRank(2, [](Trainer& trainer) {
     const auto step_with = [&](const StepOptions& options, bool* skipped) {

@@ -1,5 +1,5 @@
-// Checkpoints of an attached model (client/cpp/checkpoint.h) with what is the trainer's own of it:
-// buffers and ignored parameters.
+// Checkpoints of an attached model (client/cpp/checkpoint.h), between steps. What is the trainer's
+// own of it, buffers and ignored parameters, is in them as in all saves of its session.
 //
 //   SaveModelCheckpoint(sharded.get(), "/checkpoints/gpt/step-100", my_position_in_the_data);
 //   ...
@@ -29,8 +29,7 @@ absl::Status SaveModelCheckpoint(ShardedModel* model, const std::string& path,
                                  const std::string& trainer_state = "",
                                  const SaveCheckpointOptions& options = {});
 
-// As OnSaveRequest, with the model's buffers and ignored parameters. Without this they are not in
-// checkpoints that others ask for. `trainer_state`, if not null, gives the rank's own bytes.
+// As OnSaveRequest, for a model. `trainer_state`, if not null, gives the rank's own bytes.
 void OnModelSaveRequest(
     ShardedModel* model,
     std::function<absl::StatusOr<std::string>(int64_t step)> trainer_state = nullptr);

@@ -151,16 +151,20 @@ class Walk {
   absl::Status CheckMemory() {
     std::sort(memory_.begin(), memory_.end(),
               [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
-    const Memory* farthest = nullptr;  // Of those before, the one that ends last.
+    std::vector<const Memory*> open;  // Those before that end behind the begin of the next.
     for (const Memory& memory : memory_) {
-      if (farthest != nullptr && memory.begin < farthest->end &&
-          memory.tensor != farthest->tensor && (memory.is_parameter || farthest->is_parameter)) {
+      open.erase(std::remove_if(open.begin(), open.end(),
+                                [&](const Memory* other) { return other->end <= memory.begin; }),
+                 open.end());
+      for (const Memory* other : open) {
+        if (!(memory.is_parameter || other->is_parameter) || !ShareElements(*other, memory))
+          continue;
         return absl::InvalidArgumentError(absl::StrCat(
-            farthest->name, " and ", memory.name,
+            other->name, " and ", memory.name,
             " share memory, which would come apart: register one tensor in both places, "
             "instead of set_data"));
       }
-      if (farthest == nullptr || memory.end > farthest->end) farthest = &memory;
+      open.push_back(&memory);
     }
     return absl::OkStatus();
   }
@@ -231,8 +235,8 @@ class Walk {
     int64_t last = 0;
     for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
     const auto begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
-    memory_.push_back({begin, begin + (last + 1) * tensor.element_size(), is_parameter,
-                       tensor.unsafeGetTensorImpl(), std::move(name)});
+    memory_.push_back(
+        {begin, begin + (last + 1) * tensor.element_size(), is_parameter, tensor, std::move(name)});
   }
 
   void AddBuffers(int unit, const torch::nn::Module& module) {
@@ -294,9 +298,25 @@ class Walk {
   struct Memory {
     uintptr_t begin, end;
     bool is_parameter;
-    const c10::TensorImpl* tensor;
+    torch::Tensor tensor;
     std::string name;
   };
+  // Of two whose memory overlaps: slices of one tensor, columns of it for instance, may have no
+  // element in common.
+  static bool ShareElements(const Memory& a, const Memory& b) {
+    if (a.tensor.is_same(b.tensor)) return false;
+    const int64_t bytes = a.tensor.element_size();
+    const bool dense = a.tensor.is_contiguous() && b.tensor.is_contiguous();
+    if (dense || bytes != b.tensor.element_size() || (b.begin - a.begin) % bytes != 0) return true;
+    const torch::Tensor seen = torch::zeros(
+        {static_cast<int64_t>(std::max(a.end, b.end) - a.begin) / bytes}, torch::kBool);
+    seen.as_strided(a.tensor.sizes(), a.tensor.strides()).fill_(true);
+    return seen
+        .as_strided(b.tensor.sizes(), b.tensor.strides(),
+                    static_cast<int64_t>(b.begin - a.begin) / bytes)
+        .any()
+        .item<bool>();
+  }
   std::vector<Memory> memory_;
   std::unordered_map<const c10::TensorImpl*, Owner> owners_;
 };

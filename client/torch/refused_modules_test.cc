@@ -82,7 +82,16 @@ TEST_F(RefusedModulesTest, TensorsThatShareMemoryAreNamed) {
   const torch::Tensor both = torch::ones({2, 5, 5});
   sliced->first->linear->weight.set_data(both[0]);
   sliced->second->linear->weight.set_data(both[1]);
+  const torch::Tensor wide = torch::ones({1, 10});
+  sliced->register_parameter("left", wide.narrow(1, 0, 5), false);
+  const torch::Tensor square = torch::ones({4, 6});  // Columns, whose memory interleaves.
+  sliced->register_parameter("columns", square.narrow(1, 0, 3), false);
+  sliced->register_parameter("others", square.narrow(1, 3, 3), false);
   ExpectTrains(sliced);
+  const std::shared_ptr<Net> crossed = MakeNet();
+  crossed->register_parameter("columns", square.narrow(1, 0, 3), false);
+  crossed->register_parameter("rows", square.narrow(0, 3, 1).narrow(1, 2, 2), false);
+  ExpectRefused(crossed, "'columns' and parameter 'rows'", "share memory");
 }
 
 TEST_F(RefusedModulesTest, ModuleThatAnEarlierModelEmptied) {

@@ -120,7 +120,8 @@ absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
   return absl::OkStatus();
 }
 
-absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units) {
+absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units,
+                                   KeptGradients* kept) {
   for (size_t unit = 0; unit < units.parameters.size(); ++unit) {
     bool any = false;
     for (size_t p = 0; p < units.parameters[unit].size(); ++p) {
@@ -138,8 +139,8 @@ absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units) {
       CopyValues(parameter.grad(), values);
       return true;
     }));
-    for (const torch::Tensor& parameter : units.parameters[unit]) {
-      if (HasOwnGradient(parameter)) parameter.mutable_grad().reset();
+    for (size_t p = 0; p < units.parameters[unit].size(); ++p) {
+      if (HasOwnGradient(units.parameters[unit][p])) kept->Put(unit, p);
     }
   }
   return absl::OkStatus();

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "client/cpp/session.h"
+#include "client/torch/kept_gradient.h"
 #include "client/torch/module_units.h"
 
 namespace tessera {
@@ -30,9 +31,9 @@ std::string FirstReplaced(const Session& session, const ModuleUnits& units);
 absl::Status TakeReplacedParameters(Session* session, ModuleUnits* units,
                                     std::vector<int>* changed);
 
-// Makes each grad() that the user set the reduced gradient, and resets it.
+// Makes each grad() that the user set the reduced gradient, and puts in its place what says so.
 // Errors: FailedPrecondition  a gradient of another shape, named; Session::WriteGradients.
-absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units);
+absl::Status TakeReplacedGradients(Session* session, const ModuleUnits& units, KeptGradients* kept);
 
 }  // namespace tessera
 

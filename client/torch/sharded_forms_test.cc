@@ -48,9 +48,6 @@ struct DefaultsImpl : torch::nn::Module {
   }
   torch::nn::Linear linear;
 };
-using ShardedDefaultsImpl = Sharded<DefaultsImpl>;
-TORCH_MODULE(ShardedDefaults);
-
 struct OverloadedImpl : torch::nn::Module {
   OverloadedImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
   torch::Tensor forward(torch::Tensor x) { return linear->forward(x); }
@@ -70,35 +67,40 @@ struct DerivedImpl : BaseImpl {
   torch::nn::Linear linear;
 };
 
+// Of modules as they are, or of Sharded<> ones.
+template <typename M>
+using Plain = M;
+template <template <typename> class Wrap>
 struct CallsImpl : torch::nn::Module {
   CallsImpl()
-      : defaults(register_module("defaults", ShardedDefaults())),
-        overloaded(register_module("overloaded", std::make_shared<Sharded<OverloadedImpl>>())),
-        derived(register_module("derived", std::make_shared<Sharded<DerivedImpl>>())) {}
+      : defaults(register_module("defaults", std::make_shared<Wrap<DefaultsImpl>>())),
+        overloaded(register_module("overloaded", std::make_shared<Wrap<OverloadedImpl>>())),
+        derived(register_module("derived", std::make_shared<Wrap<DerivedImpl>>())) {}
   torch::Tensor forward(torch::Tensor x) {
     const torch::Tensor bias = torch::full({4}, 0.5);
-    x = defaults(x) + defaults(x, bias) + defaults->forward(x, bias, 0.25) +
-        defaults->forward(x, {}, 1, 2).unsqueeze(1);
-    x = overloaded->forward(x) + overloaded->forward(x, 2);
+    const torch::Tensor column = defaults->forward(x, {}, 0.75, 2);
+    x = defaults->forward(x) + defaults->forward(x, bias) + defaults->forward(x, bias, 0.25);
+    x = overloaded->forward(x) + overloaded->forward(x, 2) + column.unsqueeze(1);
     BaseImpl& base = *derived;  // The unit's window opens through this too.
     return base.forward(x);
   }
-  ShardedDefaults defaults;
-  std::shared_ptr<Sharded<OverloadedImpl>> overloaded;
-  std::shared_ptr<Sharded<DerivedImpl>> derived;
+  std::shared_ptr<Wrap<DefaultsImpl>> defaults;
+  std::shared_ptr<Wrap<OverloadedImpl>> overloaded;
+  std::shared_ptr<Wrap<DerivedImpl>> derived;
 };
 
 class ShardedFormsTest : public TorchCluster {
  protected:
-  template <typename M>
+  template <typename P, typename S>
   void ExpectTrainsAsPlain() {
     const torch::Tensor x = torch::sin(torch::arange(12)).view({3, 4});
-    const auto make = [&] {
+    const auto make = [&](auto made) {
       absl::MutexLock lock(&seed_mu_);
       torch::manual_seed(5);
-      return std::make_shared<Sharded<M>>();
+      made = std::make_shared<typename decltype(made)::element_type>();
+      return made;
     };
-    const auto plain = make();
+    const auto plain = make(std::shared_ptr<P>());
     torch::optim::SGD optimizer(plain->parameters(), /*lr=*/0.5);
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
@@ -107,7 +109,7 @@ class ShardedFormsTest : public TorchCluster {
     }
     const auto expected = CopyOf(*plain);
     ForEachRank(2, [&](int rank) {
-      const auto net = make();
+      const auto net = make(std::shared_ptr<S>());
       ASSERT_OK_AND_ASSIGN(const auto model, ShardedModel::Attach(net, OptionsFor(rank, 2)));
       EXPECT_GE(model->session().num_units(), 3);
       for (int step = 0; step < 2; ++step) {
@@ -130,11 +132,11 @@ class ShardedFormsTest : public TorchCluster {
 };
 
 TEST_F(ShardedFormsTest, InSequentialAndAnyModuleAndByAHoldersCallOperator) {
-  ExpectTrainsAsPlain<ManyFormsImpl>();
+  ExpectTrainsAsPlain<ManyFormsImpl, Sharded<ManyFormsImpl>>();
 }
 
 TEST_F(ShardedFormsTest, ForwardsWithDefaultArgumentsAndOverloadsAndVirtualOnes) {
-  ExpectTrainsAsPlain<CallsImpl>();
+  ExpectTrainsAsPlain<CallsImpl<Plain>, Sharded<CallsImpl<Sharded>>>();
 }
 
 struct Named {

@@ -2,7 +2,8 @@
 // the same type, so that what looks at its address knows it: torch::nn::Sequential, AnyModule, and
 // operator() of a TORCH_MODULE's holder. Else it is a template for whatever M's forwards take.
 //
-// Default arguments of M's forward can be left out, up to four of them; Sequential and AnyModule,
+// Default arguments of M's forward can be left out, up to four of them, and {} for one is a value
+// of its type; Sequential and AnyModule,
 // which would have to know them, do not take such a module.
 #ifndef TESSERA_CLIENT_TORCH_SHARDED_FORWARD_H_
 #define TESSERA_CLIENT_TORCH_SHARDED_FORWARD_H_
@@ -23,7 +24,7 @@ template <typename Method>
 struct SignatureOf;
 template <typename C, typename R, typename... A>
 struct SignatureOf<R (C::*)(A...)> {
-  using Type = Signature<R, A...>;
+  using Type = std::conditional_t<std::is_reference_v<R>, void, Signature<R, A...>>;
 };
 template <typename C, typename R, typename... A>
 struct SignatureOf<R (C::*)(A...) const> : SignatureOf<R (C::*)(A...)> {};
@@ -32,7 +33,8 @@ struct SignatureOf<R (C::*)(A...) noexcept> : SignatureOf<R (C::*)(A...)> {};
 template <typename C, typename R, typename... A>
 struct SignatureOf<R (C::*)(A...) const noexcept> : SignatureOf<R (C::*)(A...)> {};
 
-// Of M::forward; void where there are several, or a template.
+// Of M::forward; void where there are several, or a template, or where it returns a reference, of
+// which Sharded<M> returns a copy.
 template <typename M, typename = void>
 struct ForwardOf {
   using Type = void;
@@ -72,7 +74,8 @@ class OrDefault {
   OrDefault(U&& value) : value_(std::forward<U>(value)) {}  // NOLINT(google-explicit-constructor)
 
   bool given() const { return value_.has_value(); }
-  std::decay_t<T>& value() { return *value_; }
+  // What {} means, where none was given.
+  std::decay_t<T>& value() { return value_.has_value() ? *value_ : value_.emplace(); }
 
  private:
   std::optional<std::decay_t<T>> value_;
@@ -107,7 +110,7 @@ namespace forward_internal {
 template <typename R, typename Required, typename... D>
 struct Split {};
 
-// Calls with all arguments up to the first one that is not given.
+// Calls with all arguments up to the last one that is given. One that is not, before it, was {}.
 template <typename Derived, typename... A>
 auto RunWith(Derived* derived, std::tuple<A...> required) {
   return std::apply([&](auto&&... args) { return derived->RunForward(std::forward<A>(args)...); },
@@ -116,7 +119,7 @@ auto RunWith(Derived* derived, std::tuple<A...> required) {
 template <typename Derived, typename... A, typename D, typename... Rest>
 auto RunWith(Derived* derived, std::tuple<A...> required, OrDefault<D>& next,
              OrDefault<Rest>&... rest) {
-  if (!next.given()) return RunWith(derived, std::move(required));
+  if (!(next.given() || ... || rest.given())) return RunWith(derived, std::move(required));
   return RunWith(derived, std::tuple_cat(std::move(required), std::forward_as_tuple(next.value())),
                  rest...);
 }

@@ -48,8 +48,8 @@ class ShardedModelImpl : public ShardedModel {
                                       const StepOptions& options) override {
     return CatchTorch([&]() -> absl::StatusOr<double> {
       AwaitStreamOf(DeviceOf(*session_));
-      RETURN_IF_ERROR(windows_->CheckGradients());
-      RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_));
+      RETURN_IF_ERROR(windows_->kept_gradients().Check());
+      RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_, &windows_->kept_gradients()));
       return session_->ClipGradNorm(max_norm, p, options);
     });
   }
@@ -153,10 +153,12 @@ absl::Status ShardedModelImpl::SetReshardAfterForward(bool reshard, const torch:
 
 absl::Status ShardedModelImpl::PrepareStep() {
   AwaitStreamOf(DeviceOf(*session_));  // The step writes what its work reads.
-  RETURN_IF_ERROR(windows_->CheckGradients());
+  RETURN_IF_ERROR(windows_->kept_gradients().Check());
   windows_->BeginStep();
   RETURN_IF_ERROR(windows_->TakeReplaced());
-  return TakeReplacedGradients(session_.get(), units_);
+  RETURN_IF_ERROR(TakeReplacedGradients(session_.get(), units_, &windows_->kept_gradients()));
+  windows_->kept_gradients().StepBegins();
+  return absl::OkStatus();
 }
 
 absl::Status ShardedModelImpl::RunStep(const std::function<absl::Status()>& step_body,

@@ -209,8 +209,7 @@ void UnitWindows::ZeroGradients(int unit) {
   if (unit == ShardedBase::kRootWithoutUnit) return;
   gradients_.Drop(unit);
   kept_gradients_.Drop(unit);
-  if (session()->has_gradient(unit) || session()->reduced(unit))
-    ThrowIfError(session()->DropGradients(unit));
+  ThrowIfError(session()->DropGradients(unit));
 }
 
 void UnitWindows::AddWork(Node* node, UnitDriver::BackwardWork* work) {
@@ -331,7 +330,6 @@ absl::Status UnitWindows::TakeReplaced() {
 void UnitWindows::BeginStep() {
   absl::MutexLock lock(&mu_);
   driver_.ForgetGroups();
-  kept_gradients_.StepBegins();
   {
     absl::MutexLock nodes_lock(&nodes_mu_);
     owners_.Forget();

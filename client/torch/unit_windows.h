@@ -63,8 +63,7 @@ class UnitWindows : public UnitObserver, private BackwardObserver, private Sessi
 
   // Takes in what the user put in place of parameters since the last look.
   absl::Status TakeReplaced();
-  // Errors: FailedPrecondition  the user reset a grad() that the job has
-  absl::Status CheckGradients() const { return kept_gradients_.Check(); }
+  KeptGradients& kept_gradients() { return kept_gradients_; }
   // A step is about to be made, ...
   void BeginStep();
   // ... and before a step's body runs, perhaps again: gradients are dropped.

@@ -84,7 +84,6 @@ absl::StatusOr<DemoReport> DemoRun::Run() {
   report_.steps = options_.steps;
   RETURN_IF_ERROR(StartCluster());
   RETURN_IF_ERROR(Train());
-  RETURN_IF_ERROR(MeasureComputeOnly());
   if (options_.compare_unsharded) RETURN_IF_ERROR(TrainUnsharded());
   return report_;
 }
@@ -154,6 +153,7 @@ absl::Status DemoRun::StartTrainer(int rank, bool replace) {
   args.insert(args.end(),
               {absl::StrCat("--steps=", options_.steps), "--coordinator=" + coordinator_address_,
                "--worker=" + worker_address_, absl::StrCat("--job=", kJob),
+               absl::StrCat("--compute-steps=", kComputeOnlySteps),
                "--save=" + std::filesystem::absolute(report_.checkpoint_path).string()});
   if (replace) args.push_back("--replace");
   ASSIGN_OR_RETURN(trainers_[rank].process,
@@ -173,12 +173,14 @@ absl::Status DemoRun::Train() {
   bool killed = false;
   on_step_complete_ = [&](int64_t step) {
     SampleMemory();
-    progress.Update(step, absl::StrFormat("loss %.4f  %.0f tokens/s  rank memory %.1f MiB",
-                                          report_.losses.back(), tokens / step_seconds_.back(),
-                                          (report_.peak_parameter_bytes_per_rank +
-                                           report_.peak_gradient_bytes_per_rank +
-                                           report_.peak_optimizer_bytes_per_rank) /
-                                              1048576.0));
+    std::string what = absl::StrFormat("loss %.4f  %.0f tokens/s", report_.losses.back(),
+                                       tokens / step_seconds_.back());
+    const int64_t bytes = report_.peak_parameter_bytes_per_rank +
+                          report_.peak_gradient_bytes_per_rank +
+                          report_.peak_optimizer_bytes_per_rank;
+    // The worker says it once a second.
+    if (bytes > 0) absl::StrAppendFormat(&what, "  rank memory %.1f MiB", bytes / 1048576.0);
+    progress.Update(step, what);
   };
   while (true) {
     std::vector<const ChildProcess*> processes;
@@ -216,6 +218,8 @@ absl::Status DemoRun::Train() {
     return absl::InternalError("a step is missing");
   for (int redone : step_redone_) report_.steps_redone += redone;
   report_.step_seconds_p50 = Median(step_seconds_);
+  report_.compute_only_step_seconds_p50 = Median(compute_seconds_);
+  computing_.reset();
   report_.tokens_per_second = tokens / report_.step_seconds_p50;
   ASSIGN_OR_RETURN(report_.parameters_sha, FileDigest(report_.checkpoint_path));
   return absl::OkStatus();
@@ -256,6 +260,11 @@ absl::Status DemoRun::OnLine(int rank, const std::string& line) {
     last_loss_[rank] = {json.value("step", int64_t{0}), json.value("loss", 0.0)};
   } else if (event == "saved") {
     report_.checkpoint_seconds = std::max(report_.checkpoint_seconds, json.value("seconds", 0.0));
+  } else if (event == "computed" && rank == 0) {
+    if (!computing_.has_value())
+      computing_.emplace("measure forward and backward alone", kComputeOnlySteps, 2);
+    compute_seconds_.push_back(json.value("seconds", 0.0));
+    computing_->Update(static_cast<int64_t>(compute_seconds_.size()), "");
   } else if (event == "step") {
     const int64_t step = json.value("step", int64_t{0});
     if (step < 1 || step > options_.steps)
@@ -295,35 +304,6 @@ void DemoRun::SampleMemory() {
     report_.peak_optimizer_bytes_per_rank =
         std::max(report_.peak_optimizer_bytes_per_rank, status.optimizer_bytes());
   }
-}
-
-absl::Status DemoRun::MeasureComputeOnly() {
-  std::vector<std::unique_ptr<ChildProcess>> processes;
-  for (int rank = 0; rank < options_.world_size; ++rank) {
-    std::vector<std::string> args = TrainerArgs("compute-only", rank);
-    args.push_back(absl::StrCat("--steps=", kComputeOnlySteps));
-    ASSIGN_OR_RETURN(processes.emplace_back(), ChildProcess::Start(args, LogPath("compute-only")));
-  }
-  Progress progress("measure forward and backward alone", kComputeOnlySteps, 2);
-  std::vector<double> seconds;
-  for (size_t ended = 0; ended < processes.size();) {
-    ended = 0;
-    std::vector<const ChildProcess*> waiting;
-    for (size_t rank = 0; rank < processes.size(); ++rank) {
-      for (const std::string& line : processes[rank]->ReadLines()) {
-        const auto json = nlohmann::json::parse(line, nullptr, false);
-        // The first steps warm up, and start while other ranks still load.
-        if (json.is_object() && json.value("step", int64_t{0}) > 3)
-          seconds.push_back(json.value("seconds", 0.0));
-        if (rank == 0 && json.is_object()) progress.Update(json.value("step", int64_t{0}), "");
-      }
-      ended += processes[rank]->at_end();
-      waiting.push_back(processes[rank].get());
-    }
-    RETURN_IF_ERROR(AwaitOutput(waiting));
-  }
-  report_.compute_only_step_seconds_p50 = Median(seconds);
-  return absl::OkStatus();
 }
 
 absl::Status DemoRun::TrainUnsharded() {

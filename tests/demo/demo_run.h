@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "tests/demo/child_process.h"
 #include "tests/demo/demo_report.h"
+#include "tests/demo/progress.h"
 
 namespace tessera::demo {
 
@@ -57,7 +59,6 @@ class DemoRun {
   absl::Status Committed(int rank, int64_t step, double loss);
   absl::Status KillAndReplace(int rank);
   void SampleMemory();
-  absl::Status MeasureComputeOnly();
   absl::Status TrainUnsharded();
   std::vector<std::string> TrainerArgs(const std::string& mode, int rank) const;
   std::string LogPath(const std::string& name) const {
@@ -73,6 +74,8 @@ class DemoRun {
   std::vector<std::vector<double>> rank_losses_;       // [step - 1][rank]; NaN: not yet.
   std::vector<std::pair<int64_t, double>> last_loss_;  // By rank: step and loss, maybe uncommitted.
   std::vector<double> step_seconds_;
+  std::vector<double> compute_seconds_;  // Of forward and backward alone.
+  std::optional<Progress> computing_;
   std::vector<int> step_redone_;
   absl::Time killed_at_ = absl::InfinitePast();
   std::function<void(int64_t step)> on_step_complete_;

@@ -182,7 +182,7 @@ TEST_F(CheckpointTest, WhatDoesNotFitIsAnErrorByNameAndNothingChanges) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'buffer' is F32 [1]")));
   options.buffers = {{"buffer", DType::kFp32, {1}, ""}, {"other", DType::kFp32, {1}, ""}};
   EXPECT_THAT(load(Path("c"), options),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("lacks buffer 'other'")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("it lacks 'other'")));
   EXPECT_TRUE(StateOf(&team) == before);
 
   SessionOptions sgd = Options(2);

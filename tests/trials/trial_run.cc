@@ -237,10 +237,10 @@ std::vector<Setting> AllSettings() {
 std::vector<Setting> FewSettings() {
   std::vector<Setting> few;
   const std::vector<Setting> all = AllSettings();
-  // A Latin square: the third value follows from the first two, and so does the number of ranks.
+  // Latin squares: what the first two values are says what the others are.
   for (size_t strategy = 0; strategy < 3; ++strategy) {
-    for (size_t dtype = 0; dtype < 3; ++dtype) {
-      const size_t blocks = (strategy + dtype) % 3, ranks = (strategy + 2 * dtype) % 4;
+    for (size_t ranks = 0; ranks < 4; ++ranks) {
+      const size_t dtype = (strategy + ranks) % 3, blocks = (strategy + 2 * ranks) % 3;
       few.push_back(all[((strategy * 3 + dtype) * 3 + blocks) * 4 + ranks]);
     }
   }

@@ -41,7 +41,7 @@ std::vector<Failure> Try(const TrialCase& trial, const std::vector<Setting>& set
 int main(int argc, char** argv) {
   bool few = false, json = false;
   CLI::App app("Training code as people write it, beside the plain module", "tools/trials");
-  app.add_flag("--few", few, "Nine settings in place of 108");
+  app.add_flag("--few", few, "Twelve settings in place of 108");
   app.add_flag("--json", json, "Print a line of JSON for each case");
   app.require_subcommand(1);
   const std::vector<TrialCase> cases = AllTrialCases();

@@ -108,6 +108,10 @@ absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& m
   LoadRules of_model = rules;
   if (rules.optimizer_only) of_model.strict = false;
   ASSIGN_OR_RETURN(plan.model, PlanLoad(TableOf(model), layout, of_model, buffers));
+  for (const LoadPlan::Buffer& buffer : plan.model.buffers) {  // Their bytes are read as they are.
+    const StoredTensor& stored = model.tensors.at(buffer.tensor);
+    if (stored.dtype != buffer.wanted.info.dtype) return Mismatch(stored, buffer.wanted.info);
+  }
   if (rules.optimizer_only) {
     plan.model.missing.clear();
     plan.model.unexpected.clear();

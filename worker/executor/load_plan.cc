@@ -92,8 +92,8 @@ absl::Status PlanBuffers(const TensorTable& stored,
     if (!fits || info.shape != buffer.info.shape) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor '", found->second, "' is ", Name(info.dtype), " [",
-                       absl::StrJoin(info.shape, ", "), "], buffer '", buffer.name, "' is ",
-                       Name(buffer.info.dtype), " [", absl::StrJoin(buffer.info.shape, ", "), "]"));
+                       absl::StrJoin(info.shape, ", "), "], wanted is ", Name(buffer.info.dtype),
+                       " [", absl::StrJoin(buffer.info.shape, ", "), "]"));
     }
     plan->buffers.push_back({buffer, found->second});
   }

@@ -9,6 +9,7 @@
 #include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "checkpoint/open_model.h"
+#include "worker/device/host/kernels.h"
 #include "worker/executor/agreement.h"
 #include "worker/executor/load_plan.h"
 #include "worker/executor/load_request.h"
@@ -73,25 +74,26 @@ absl::Status ReadOwn(const Source& source, const std::vector<ShardSegment>& segm
   return absl::OkStatus();
 }
 
-// As the file has it, if the dtypes are the same; else rounded or widened to fp32 or fp64, of which
-// the trainer makes its own.
+// In the dtype that is wanted.
 absl::Status ReadBuffer(const ModelSource& model, const LoadPlan::Buffer& buffer,
                         v1::NamedTensor* to) {
   const TensorInfo& stored = model.tensors().at(buffer.tensor);
   ASSIGN_OR_RETURN(const int64_t numel, NumelOf(stored));
-  StoredDType dtype = stored.dtype;
+  const StoredDType wanted = buffer.wanted.info.dtype;
   std::string* values = to->mutable_values();
-  if (dtype == buffer.wanted.info.dtype) {
-    values->resize((numel * SizeBits(dtype) + 7) / 8);
+  values->resize((numel * SizeBits(wanted) + 7) / 8);
+  const DType dtype = LayoutDType(wanted).value_or(DType::kInt64);
+  if (stored.dtype == wanted) {
     RETURN_IF_ERROR(model.ReadStored(buffer.tensor, 0, numel, values->data()));
+  } else if (IsHalf(dtype)) {
+    std::vector<float> wide(numel);
+    RETURN_IF_ERROR(model.ReadSlice(buffer.tensor, 0, Values(absl::MakeSpan(wide))));
+    host::CastFp32ToHalf(dtype, wide.data(), reinterpret_cast<uint16_t*>(values->data()), numel);
   } else {
-    const DType wide = dtype == StoredDType::kF64 ? DType::kFp64 : DType::kFp32;
-    dtype = StoredAs(wide);
-    values->resize(numel * SizeBytes(wide));
-    RETURN_IF_ERROR(model.ReadSlice(buffer.tensor, 0, Values(values->data(), numel, wide)));
+    RETURN_IF_ERROR(model.ReadSlice(buffer.tensor, 0, Values(values->data(), numel, dtype)));
   }
   to->set_name(buffer.wanted.name);
-  to->set_dtype(std::string(Name(dtype)));
+  to->set_dtype(std::string(Name(wanted)));
   for (const int64_t dim : stored.shape) to->add_shape(dim);
   return absl::OkStatus();
 }
