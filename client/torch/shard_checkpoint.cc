@@ -12,6 +12,7 @@
 #include "client/torch/optim_state_loader.h"
 #include "client/torch/precision_rules.h"
 #include "client/torch/state_exchange.h"
+#include "client/torch/torch_status.h"
 
 namespace tessera {
 namespace {
@@ -165,7 +166,7 @@ absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own) {
   Session* session = &model->session();
   const int64_t writes = session->num_writes();
   while (true) {
-    const absl::Status status = Store(session, own);
+    const absl::Status status = CatchTorch([&] { return Store(session, own); });
     if (!absl::IsAborted(status) || model->in_step()) return status;
     RETURN_IF_ERROR(session->Recover());
     if (session->num_writes() > writes) return absl::OkStatus();  // Other ranks go on already.
@@ -178,10 +179,11 @@ absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own) {
     return absl::FailedPreconditionError("taking an optimizer's state: not possible within a step");
   own->UndoState();
   Session* session = &model->session();
-  absl::Status status = Take(session, own);
+  const auto take = [&] { return CatchTorch([&] { return Take(session, own); }); };
+  absl::Status status = take();
   while (absl::IsAborted(status)) {
     RETURN_IF_ERROR(session->Recover());
-    status = Take(session, own);
+    status = take();
   }
   return status;
 }
@@ -224,7 +226,7 @@ void OnModelSaveRequest(ShardedModel* model, ShardOptimizer* own,
                      [model, own, trainer_state = std::move(trainer_state)](
                          int64_t step) -> absl::StatusOr<std::string> {
                        // Once: whoever is replaced now knows of no wish.
-                       RETURN_IF_ERROR(Store(&model->session(), own));
+                       RETURN_IF_ERROR(CatchTorch([&] { return Store(&model->session(), own); }));
                        return trainer_state == nullptr ? std::string() : trainer_state(step);
                      });
 }

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "client/torch/state_entry_check.h"
 #include "client/torch/state_exchange.h"
+#include "client/torch/torch_status.h"
 #include "layout/shard_view.h"
 
 namespace tessera {
@@ -47,10 +48,10 @@ absl::Status CheckBetweenSteps(ShardedModel* model, const char* what) {
 
 // Repeats what another process's death ended.
 absl::Status WithRecovery(Session* session, const std::function<absl::Status()>& body) {
-  absl::Status status = body();
+  absl::Status status = CatchTorch(body);
   while (absl::IsAborted(status)) {
     RETURN_IF_ERROR(session->Recover());
-    status = body();
+    status = CatchTorch(body);
   }
   return status;
 }

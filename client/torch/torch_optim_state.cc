@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "client/torch/optim_state_dict.h"
 #include "client/torch/state_entry_check.h"
+#include "client/torch/torch_status.h"
 
 namespace tessera {
 namespace {
@@ -184,10 +185,8 @@ absl::StatusOr<States> StatesFrom(const OptimStateDict& dict, const std::vector<
   return states;
 }
 
-}  // namespace
-
-absl::StatusOr<OptimStateDict> OptimStateOf(const Optimizer& optimizer,
-                                            const std::vector<std::string>& names) {
+absl::StatusOr<OptimStateDict> ReadState(const Optimizer& optimizer,
+                                         const std::vector<std::string>& names) {
   ASSIGN_OR_RETURN(const std::vector<torch::Tensor> parameters, ParametersOf(optimizer, names));
   OptimStateDict dict;
   size_t next = 0;
@@ -205,13 +204,8 @@ absl::StatusOr<OptimStateDict> OptimStateOf(const Optimizer& optimizer,
   return dict;
 }
 
-absl::Status CheckOptimState(const OptimStateDict& dict, const std::vector<std::string>& names,
-                             const Optimizer& optimizer) {
-  return StatesFrom(dict, names, optimizer).status();
-}
-
-absl::Status SetOptimState(const OptimStateDict& dict, const std::vector<std::string>& names,
-                           Optimizer* optimizer) {
+absl::Status SetState(const OptimStateDict& dict, const std::vector<std::string>& names,
+                      Optimizer* optimizer) {
   ASSIGN_OR_RETURN(States states, StatesFrom(dict, names, *optimizer));
   optimizer->state().clear();
   for (auto& [key, state] : states) optimizer->state()[key] = std::move(state);
@@ -219,6 +213,23 @@ absl::Status SetOptimState(const OptimStateDict& dict, const std::vector<std::st
   for (size_t g = 0; groups.size() == dict.groups.size() && g < groups.size(); ++g)
     SetNumbers(dict.groups[g].numbers, &groups[g].options());
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<OptimStateDict> OptimStateOf(const Optimizer& optimizer,
+                                            const std::vector<std::string>& names) {
+  return CatchTorch([&] { return ReadState(optimizer, names); });
+}
+
+absl::Status CheckOptimState(const OptimStateDict& dict, const std::vector<std::string>& names,
+                             const Optimizer& optimizer) {
+  return CatchTorch([&] { return StatesFrom(dict, names, optimizer).status(); });
+}
+
+absl::Status SetOptimState(const OptimStateDict& dict, const std::vector<std::string>& names,
+                           Optimizer* optimizer) {
+  return CatchTorch([&] { return SetState(dict, names, optimizer); });
 }
 
 }  // namespace tessera

@@ -200,7 +200,9 @@ std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
 JobView Coordinator::View(const JobId& id, const Job& job) const {
   JobView view{id, job.creation, job.spec, job.status, job.committed_step, {}, job.hand_over};
   view.status.reason = StateReason(id, job);
-  if (const EpochRuntime* runtime = FindRuntime(id, job)) view.ranks = runtime->last_seen;
+  // Of the epoch before, where nobody has said anything in this one.
+  if (const auto runtime = runtimes_.find(id); runtime != runtimes_.end())
+    view.ranks = runtime->second.last_seen;
   return view;
 }
 

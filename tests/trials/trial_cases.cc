@@ -175,6 +175,14 @@ std::vector<TrialCase> Modules() {
   };
 }
 
+std::vector<TrialCase> MissingRanks() {
+  TrialCase leaves = Trains("rank-leaves", "one rank's program ends after two steps", Backward);
+  leaves.last_rank = LastRank::kLeaves;
+  TrialCase never = Trains("rank-never-comes", "one rank's program never starts", Backward);
+  never.last_rank = LastRank::kNeverComes;
+  return {leaves, never};
+}
+
 }  // namespace
 
 std::vector<TrialCase> AllTrialCases() {
@@ -183,7 +191,8 @@ std::vector<TrialCase> AllTrialCases() {
   all.push_back(Frozen());
   all.push_back(SkippedStep());
   all.push_back(ClippedByAnotherNormEachStep());
-  for (auto& more : {CallsOfTorch(), Modules()}) all.insert(all.end(), more.begin(), more.end());
+  for (auto& more : {CallsOfTorch(), Modules(), MissingRanks()})
+    all.insert(all.end(), more.begin(), more.end());
   return all;
 }
 

@@ -17,6 +17,9 @@ struct Clip {
   double p = 2;
 };
 
+// What the last rank does, where there are others.
+enum class LastRank { kTrains, kLeaves, kNeverComes };
+
 struct TrialCase {
   std::string name;  // "gradient-penalty"
   std::string what;  // For the table.
@@ -28,6 +31,9 @@ struct TrialCase {
   // What the attached model's step must say in place of training, in FailedPrecondition,
   // InvalidArgument or Unimplemented; empty: it trains as the plain module.
   std::string refusal = "";
+  // Not kTrains: the others must end by their timeouts and name it; in few settings, since they
+  // wait.
+  LastRank last_rank = LastRank::kTrains;
 };
 
 std::vector<TrialCase> AllTrialCases();

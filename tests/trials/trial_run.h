@@ -27,9 +27,11 @@ std::string NameOf(const Setting& setting);
 std::vector<Setting> AllSettings();
 std::vector<Setting> FewSettings();
 
-// OK where it trained, saved and loaded as the plain module, or was refused as the case says. Of a
-// server in this process, with `folder` for what is saved.
-// Errors: Internal  what was otherwise, with the parameter or the message
+bool Applies(const TrialCase& trial, const Setting& setting);
+
+// OK where it trained, saved and loaded as the plain module, or was refused, or gave up, as the
+// case says. Of a server in this process, with `folder` for what is saved. Errors: Internal  what
+// was otherwise, with the parameter or the message
 absl::Status RunTrial(const TrialCase& trial, const Setting& setting, const std::string& folder);
 
 }  // namespace tessera::trials

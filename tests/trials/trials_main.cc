@@ -25,15 +25,22 @@ struct Failure {
   std::string setting, why;
 };
 
-// Returns what differed.
+// Returns what differed. `tried`: in how many settings.
 std::vector<Failure> Try(const TrialCase& trial, const std::vector<Setting>& settings,
-                         const std::string& folder) {
+                         const std::string& folder, size_t* tried) {
   std::vector<Failure> failures;
   for (const Setting& setting : settings) {
+    if (!Applies(trial, setting)) continue;
+    ++*tried;
     const absl::Status status = tessera::trials::RunTrial(trial, setting, folder);
     if (!status.ok()) failures.push_back({NameOf(setting), status.ToString()});
   }
   return failures;
+}
+
+std::string ExpectationOf(const TrialCase& trial) {
+  if (trial.last_rank != tessera::trials::LastRank::kTrains) return "the rank is named";
+  return trial.refusal.empty() ? "as the plain module" : "refused by name";
 }
 
 }  // namespace
@@ -62,21 +69,22 @@ int main(int argc, char** argv) {
   const std::vector<Setting> settings = few ? FewSettings() : AllSettings();
   bool all_ok = true;
   for (const TrialCase* trial : chosen) {
-    const std::vector<Failure> failures = Try(*trial, settings, folder);
+    size_t tried = 0;
+    const std::vector<Failure> failures = Try(*trial, settings, folder, &tried);
     all_ok &= failures.empty();
-    const std::string expects = trial->refusal.empty() ? "as the plain module" : "refused by name";
+    const std::string expects = ExpectationOf(*trial);
     if (json) {
       nlohmann::json line = {{"case", trial->name},
                              {"what", trial->what},
                              {"expects", expects},
-                             {"settings", settings.size()},
+                             {"settings", tried},
                              {"failures", nlohmann::json::array()}};
       for (const Failure& failure : failures)
         line["failures"].push_back({{"setting", failure.setting}, {"why", failure.why}});
       std::printf("%s\n", line.dump().c_str());
     } else {
       std::printf("%-18s %-64s %-20s %3zu of %3zu\n", trial->name.c_str(), trial->what.c_str(),
-                  expects.c_str(), settings.size() - failures.size(), settings.size());
+                  expects.c_str(), tried - failures.size(), tried);
       for (const Failure& failure : failures)
         std::printf("    %s: %s\n", failure.setting.c_str(), failure.why.c_str());
     }
