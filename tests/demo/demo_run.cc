@@ -26,7 +26,7 @@ namespace {
 
 constexpr char kJob[] = "demo";
 constexpr absl::Duration kStartDeadline = absl::Seconds(30);
-constexpr int64_t kComputeOnlySteps = 12;
+constexpr int64_t kComputeSamples = 7;
 
 volatile sig_atomic_t g_signal = 0;
 
@@ -153,7 +153,7 @@ absl::Status DemoRun::StartTrainer(int rank, bool replace) {
   args.insert(args.end(),
               {absl::StrCat("--steps=", options_.steps), "--coordinator=" + coordinator_address_,
                "--worker=" + worker_address_, absl::StrCat("--job=", kJob),
-               absl::StrCat("--compute-steps=", kComputeOnlySteps),
+               absl::StrCat("--compute-samples=", kComputeSamples),
                "--save=" + std::filesystem::absolute(report_.checkpoint_path).string()});
   if (replace) args.push_back("--replace");
   ASSIGN_OR_RETURN(trainers_[rank].process,
@@ -260,11 +260,16 @@ absl::Status DemoRun::OnLine(int rank, const std::string& line) {
     last_loss_[rank] = {json.value("step", int64_t{0}), json.value("loss", 0.0)};
   } else if (event == "saved") {
     report_.checkpoint_seconds = std::max(report_.checkpoint_seconds, json.value("seconds", 0.0));
-  } else if (event == "computed" && rank == 0) {
+  } else if (event == "computed") {
+    const int64_t sample = json.value("sample", int64_t{0});
+    if (sample < 1 || sample > kComputeSamples)
+      return absl::InternalError(absl::StrCat("trainer ", rank, ": sample ", sample));
     if (!computing_.has_value())
-      computing_.emplace("measure forward and backward alone", kComputeOnlySteps, 2);
-    compute_seconds_.push_back(json.value("seconds", 0.0));
-    computing_->Update(static_cast<int64_t>(compute_seconds_.size()), "");
+      computing_.emplace("measure forward and backward alone", kComputeSamples, 2);
+    compute_seconds_.resize(kComputeSamples);
+    double& slowest = compute_seconds_[sample - 1];
+    slowest = std::max(slowest, json.value("seconds", 0.0));
+    if (rank == 0) computing_->Update(sample, "");
   } else if (event == "step") {
     const int64_t step = json.value("step", int64_t{0});
     if (step < 1 || step > options_.steps)

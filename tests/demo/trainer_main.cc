@@ -23,7 +23,7 @@ namespace {
 
 struct Flags {
   std::string mode = "sharded";
-  int64_t compute_steps = 0;
+  int64_t compute_samples = 0;
   std::string coordinator, worker, job, text, save_path;
   int rank = 0, world_size = 4, batch = 4;
   int64_t steps = 60;
@@ -60,19 +60,25 @@ class Batches {
 double Seconds(absl::Duration d) { return absl::ToDoubleSeconds(d); }
 
 // Forward and backward of this rank's batches, without gradients going anywhere. All ranks begin a
-// step together, as they do where they train: with more ranks than cores some wait for others.
+// sample together, as they do a step: with more ranks than cores some wait for others. It is of a
+// few steps, so that how they come together counts little.
 absl::Status MeasureComputeOnly(Session* session, const Flags& flags, const Batches& batches) {
-  constexpr int kWarmUps = 3;
+  constexpr int kSteps = 4;
   auto model = MakeGpt(flags.model, flags.seed);
   SessionSetup ranks(session);
   const char mine = 0;
   std::vector<char> all(flags.world_size);
-  for (int64_t step = 1; step <= kWarmUps + flags.compute_steps; ++step) {
-    const absl::Time began = absl::Now();
-    NextByteLoss(*model, batches.At(step, flags.rank)).backward();
-    for (torch::Tensor& parameter : model->parameters()) parameter.mutable_grad().reset();
+  for (int64_t sample = 0; sample <= flags.compute_samples; ++sample) {
     RETURN_IF_ERROR(ranks.AllGather(absl::MakeConstSpan(&mine, 1), all.data()));
-    if (step > kWarmUps) Emit({{"event", "computed"}, {"seconds", Seconds(absl::Now() - began)}});
+    const absl::Time began = absl::Now();
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      NextByteLoss(*model, batches.At(step, flags.rank)).backward();
+      for (torch::Tensor& parameter : model->parameters()) parameter.mutable_grad().reset();
+    }
+    if (sample == 0) continue;  // It warms up.
+    Emit({{"event", "computed"},
+          {"sample", sample},
+          {"seconds", Seconds(absl::Now() - began) / kSteps}});
   }
   return absl::OkStatus();
 }
@@ -214,8 +220,8 @@ int main(int argc, char** argv) {
   app.add_option("--steps", flags.steps);
   app.add_option("--seed", flags.seed);
   app.add_option("--batch", flags.batch, "windows a rank and step");
-  app.add_option("--compute-steps", flags.compute_steps,
-                 "steps of forward and backward alone, measured once the model is saved");
+  app.add_option("--compute-samples", flags.compute_samples,
+                 "of forward and backward alone, measured once the model is saved");
   app.add_option("--context", flags.model.context, "bytes a window");
   app.add_option("--width", flags.model.width);
   app.add_option("--blocks", flags.model.blocks);
