@@ -6,12 +6,13 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::testing_support {
 
 std::string GoldenFolder::WriteOut() const {
-  std::string folder = "/tmp/tessera-dcp-XXXXXX";
+  std::string folder = testing::TempDir() + "/dcp-XXXXXX";  // Which goes with the test.
   folder = mkdtemp(folder.data());
   for (const auto& [name, bytes] : files)
     std::ofstream(folder + "/" + name, std::ios::binary) << bytes;
