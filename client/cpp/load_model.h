@@ -7,8 +7,9 @@
 // Session::Save or anybody: whole parameters by name, so world size, strategy and units may be
 // others than those that wrote it.
 // Each rank's executor reads the bytes of its own shards alone and rounds or widens them to full
-// precision. Buffers and ignored parameters of an attached module are read by every rank. Collective; on all ranks or on none, as Session::WriteParameters: moments, step
-// numbers and reduced gradients stay. In a job without initial values it gives them, and is strict.
+// precision. Buffers and ignored parameters of an attached module are read by every rank.
+// Collective; on all ranks or on none, as Session::WriteParameters: moments, step numbers and
+// reduced gradients stay. In a job without initial values it gives them, and is strict.
 #ifndef TESSERA_CLIENT_CPP_LOAD_MODEL_H_
 #define TESSERA_CLIENT_CPP_LOAD_MODEL_H_
 

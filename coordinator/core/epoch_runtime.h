@@ -47,7 +47,7 @@ struct EpochRuntime {
   StepLedger ledger;
   std::map<int32_t, RankStatus> ranks;
   std::map<int32_t, RankStatus> last_seen;  // The same, or that of an epoch before.
-  std::map<int32_t, SaveProgress> saving;  // By rank.
+  std::map<int32_t, SaveProgress> saving;   // By rank.
   std::optional<EpochFailure> failure;
   std::optional<absl::Time> preparing_since;
   // By rank: those whose trainers have offered to hand the job over, and those of a job that takes

@@ -1,5 +1,4 @@
 // The model without libtorch beside the demo's own: both have the same initial values and windows.
-#include "client/torch/libtorch.h"
 #include "tests/testing/byte_gpt.h"
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "client/torch/libtorch.h"
 #include "gtest/gtest.h"
 #include "tests/demo/gpt.h"
 

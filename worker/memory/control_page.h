@@ -113,9 +113,9 @@ struct OpResult {
   int32_t status_code;
   int32_t non_finite;  // Of a step: 1 where some gradient is NaN or infinite.
   double gradient_norm;
-  double gradient_scale;  // Of a tally: makes the step's gradient, clipped, of the reduced one.
+  double gradient_scale;    // Of a tally: makes the step's gradient, clipped, of the reduced one.
   double clip_coefficient;  // Of a tally: what clipping has of that.
-  int64_t wanted_save;    // Of a step: the wish that it is saved for (checkpoint.proto); 0: none.
+  int64_t wanted_save;      // Of a step: the wish that it is saved for (checkpoint.proto); 0: none.
   char message[kMaxErrorBytes];
 };
 
