@@ -30,7 +30,7 @@ class CheckedFileTest : public Test {
     bytes_.resize(size_bytes);
     for (char& byte : bytes_) byte = static_cast<char>(random());
     const absl::StatusOr<SafetensorsHeader> header =
-        PlaceInfos({{"w", StoredDType::kU8, {size_bytes}}}, {});
+        PlaceInfos({{"w", {StoredDType::kU8, {size_bytes}}}}, {});
     ASSERT_OK(header.status());
     const std::string head = EncodeHeader(*header);
     std::ofstream(absl::StrCat(folder_, "/", kFile), std::ios::binary) << head << bytes_;

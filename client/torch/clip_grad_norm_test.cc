@@ -1,6 +1,4 @@
 // ShardedModel::ClipGradNorm beside torch::nn::utils::clip_grad_norm_ of a plain module.
-#include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <limits>

@@ -1,9 +1,6 @@
 // What code that was written for a plain module finds in grad() behind backward.
 #include "client/torch/kept_gradient.h"
 
-#include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/sgd.h>
-
 #include "base/status_matchers.h"
 #include "client/torch/torch_cluster.h"
 

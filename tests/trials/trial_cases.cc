@@ -1,7 +1,5 @@
 #include "tests/trials/trial_cases.h"
 
-#include <torch/nn/utils/clip_grad.h>
-
 #include <stdexcept>
 #include <utility>
 

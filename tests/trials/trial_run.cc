@@ -1,7 +1,5 @@
 #include "tests/trials/trial_run.h"
 
-#include <torch/nn/utils/clip_grad.h>
-
 #include <algorithm>
 #include <map>
 #include <memory>
