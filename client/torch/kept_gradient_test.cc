@@ -63,7 +63,8 @@ TEST_F(KeptGradientTest, HasTheShapeOfTheParameterAndIsThereOnlyIfThereIsAGradie
       LossOf(net, 3, 0).backward();  // Adds.
     }));
     EXPECT_OK(trainer.model->RunStep([&] {
-      EXPECT_FALSE(trainer.net->out->weight.grad().defined()) << "a step's body begins anew";
+      EXPECT_FALSE(trainer.net->out->weight.grad().defined())
+          << "each step's body starts without gradients";
       LossOf(*trainer.net, 3, 0).backward();
       trainer.net->zero_grad();
       EXPECT_FALSE(trainer.net->out->weight.grad().defined());

@@ -189,7 +189,7 @@ class Walk {
       return absl::FailedPreconditionError(absl::StrCat(
           name.empty() ? "the root" : "module '" + name + "'",
           " was attached before: the ShardedModel that ended left its parameter '", item.key(),
-          "' without elements. Make the module anew; it takes the job's values where the job is "
+          "' without elements. Make a new module; it takes the job's values where the job is "
           "there"));
     }
     return absl::OkStatus();

@@ -163,7 +163,7 @@ std::vector<TrialCase> Modules() {
           "tie-by-set-data", "two parameters share memory", "share memory",
           [](Net& net) { net.spare->linear->weight.set_data(net.blocks[0]->linear->weight); }),
       RefusedAtAttach(
-          "sparse-buffer", "a buffer that is no dense tensor", "'block0.odd'",
+          "sparse-buffer", "a buffer that is not a dense tensor", "'block0.odd'",
           [](Net& net) { net.blocks[0]->register_buffer("odd", torch::eye(3).to_sparse()); }),
       RefusedAtAttach(
           "complex-parameter", "a parameter of a dtype that cannot be sharded", "'block0.odd'",
