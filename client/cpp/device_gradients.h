@@ -57,19 +57,8 @@ class DeviceGradients {
   absl::Status Finish();
 
  private:
-  friend class Session;
   absl::Status Check(int unit, int parameter, int64_t numel, DType dtype) const;
   absl::Status AddToHalf(int unit, uint16_t* slot, const void* values, int64_t numel, DType dtype);
-  // At the end of a window on the unit: 1 + the index of the event after which nothing reads it any
-  // more; 0: nothing does, for this waits where there are no events, or nobody asks.
-  absl::StatusOr<uint32_t> EndWindow(int unit);
-  // 1 + the index of an event behind what was called so far; 0: it is done, for this has waited.
-  absl::StatusOr<uint32_t> MarkEnd();
-  // What the unit's gradient has no part of becomes 0. Then 1 + the index of the event that says
-  // when all of it is there; 0: it is, for this waits where there are no events.
-  absl::StatusOr<uint32_t> FinishSlot(int unit);
-  // After attaching: makes the events and names them to the executor, where that can open them.
-  static void NameEvents(Session* session);
 
   Session* const session_;
 };

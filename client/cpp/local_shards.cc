@@ -5,6 +5,7 @@
 
 #include "base/ids.h"
 #include "base/status_macros.h"
+#include "client/cpp/session_state.h"
 #include "client/cpp/state_access.h"
 
 namespace tessera {
@@ -61,21 +62,15 @@ Values LocalShards::values(size_t part) { return PartOf(&values_, part); }
 
 Values LocalShards::gradient(size_t part) { return PartOf(&gradients_, part); }
 
-Values LocalShards::Slice(int unit) const {
-  const ElementRange slice = session_->layout().units[unit].shards.RangeOf(Rank(session_->rank()));
-  return session_->SlotValues(unit, slice.begin, slice.size());
-}
-
 absl::Status LocalShards::Read(OpKind kind, int unit, Bytes* into) {
-  RETURN_IF_ERROR(session_->ClaimSlot(unit));
-  RETURN_IF_ERROR(session_->SubmitSlot(kind, unit));
-  RETURN_IF_ERROR(session_->AwaitSlot(unit));
-  if (!into->empty()) memcpy(into->data(), Slice(unit).data(), into->size());
+  GradientSlots& slots = session_->state().slots;
+  RETURN_IF_ERROR(slots.Read(OpOf(kind, unit)));
+  if (!into->empty()) memcpy(into->data(), slots.Shard(unit).data(), into->size());
   return absl::OkStatus();
 }
 
 absl::Status LocalShards::ReadValues() {
-  const int64_t version = session_->version();
+  const int64_t version = session_->state().client.version();
   for (int unit = 0; unit < session_->num_units(); ++unit)
     RETURN_IF_ERROR(Read(OpKind::kReadShard, unit, &values_[unit]));
   values_of_ = version;
@@ -95,48 +90,45 @@ absl::Status LocalShards::ReadGradients(double scale) {
     Multiply(Values(gradient.data(), gradient.size() / SizeBytes(dtype), dtype), scale);
   }
   for (size_t i = 0; i < parts_.size(); ++i) {
-    const int parameter =
-        session_->plan_.units()[parts_[i].unit].first_parameter + parts_[i].parameter;
-    has_gradient_[i] = session_->touched()[parameter] != std::byte{0};
+    has_gradient_[i] = session_->state().slots.touched(parts_[i].unit, parts_[i].parameter);
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<StepResult> LocalShards::Begin(const StepOptions& options) {
+  SessionState& state = session_->state();
   begun_epoch_ = 0;
-  RETURN_IF_ERROR(session_->CheckStepOptions(options));
-  RETURN_IF_ERROR(session_->Vote(OpKind::kTally, options));
-  const OpResult& result = session_->page()->result;
-  if (result.status_code != 0) session_->ForgetGradients();
-  if (result.non_finite != 0 && options.skip_non_finite) return session_->SkippedStep();
-  RETURN_IF_ERROR(session_->ResultStatus());
+  RETURN_IF_ERROR(state.steps.CheckOptions(options));
+  RETURN_IF_ERROR(state.steps.Vote(OpKind::kTally, options));
+  const OpResult& result = state.client.page()->result;
+  if (result.status_code != 0) state.slots.Forget();
+  if (result.non_finite != 0 && options.skip_non_finite) return state.steps.Skip();
+  RETURN_IF_ERROR(state.client.ResultStatus());
   const StepResult norm = {session_->next_step() - 1, result.gradient_norm};
   RETURN_IF_ERROR(ReadGradients(result.gradient_scale));
-  if (values_of_ != session_->version()) RETURN_IF_ERROR(ReadValues());
+  if (values_of_ != state.client.version()) RETURN_IF_ERROR(ReadValues());
   values_of_ = -1;
-  begun_epoch_ = session_->epoch_;
-  begun_at_ = session_->version();
+  begun_epoch_ = state.client.epoch();
+  begun_at_ = state.client.version();
   return norm;
 }
 
 absl::Status LocalShards::Commit() {
-  if (begun_epoch_ != session_->epoch_ || begun_at_ != session_->version())
+  SessionState& state = session_->state();
+  if (begun_epoch_ != state.client.epoch() || begun_at_ != state.client.version())
     return absl::FailedPreconditionError("local shards: a commit without its begin");
   begun_epoch_ = 0;
+  RETURN_IF_ERROR(state.windows.CloseAll());
   for (int unit = 0; unit < session_->num_units(); ++unit) {
-    if (session_->windows_[unit] != Session::Window::kClosed)
-      RETURN_IF_ERROR(session_->Reshard(unit));
-  }
-  for (int unit = 0; unit < session_->num_units(); ++unit) {
-    RETURN_IF_ERROR(session_->ClaimSlot(unit));
+    RETURN_IF_ERROR(state.slots.Claim(unit));
     if (!values_[unit].empty())
-      memcpy(Slice(unit).data(), values_[unit].data(), values_[unit].size());
-    RETURN_IF_ERROR(session_->SubmitSlot(OpKind::kWrite, unit));
+      memcpy(state.slots.Shard(unit).data(), values_[unit].data(), values_[unit].size());
+    RETURN_IF_ERROR(state.slots.Submit(OpOf(OpKind::kWrite, unit)));
   }
-  RETURN_IF_ERROR(session_->Submit(OpKind::kFinishTrainersStep, -1));
-  RETURN_IF_ERROR(session_->AwaitResult(OpKind::kFinishTrainersStep));
-  session_->ForgetGradients();
-  RETURN_IF_ERROR(session_->ResultStatus());
+  RETURN_IF_ERROR(state.client.Submit(OpOf(OpKind::kFinishTrainersStep)));
+  RETURN_IF_ERROR(state.client.AwaitResult(OpKind::kFinishTrainersStep));
+  state.slots.Forget();
+  RETURN_IF_ERROR(state.client.ResultStatus());
   values_of_ = begun_at_ + 1;  // Others may have set values behind it.
   StateAccess(session_).SaveWanted();
   return absl::OkStatus();

@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/session.h"
 #include "layout/values.h"
+#include "worker/memory/control_page.h"
 
 namespace tessera {
 
@@ -69,8 +70,6 @@ class LocalShards {
   explicit LocalShards(Session* session);
   absl::Status ReadValues();
   absl::Status ReadGradients(double scale);
-  // This rank's slice of the unit in its gradient slot.
-  Values Slice(int unit) const;
   using Bytes = std::vector<std::byte>;  // A unit's shard, in the full dtype.
   absl::Status Read(OpKind kind, int unit, Bytes* into);
   Values PartOf(std::vector<Bytes>* shards, size_t part) const;

@@ -1,279 +1,171 @@
-// Session: operations. What waits is in Await.
 #include "client/cpp/session.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/fault_point.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "client/cpp/device_gradients.h"
-#include "client/cpp/session_buffers.h"
+#include "client/cpp/gradient_events.h"
+#include "client/cpp/session_state.h"
 #include "client/cpp/state_access.h"
+#include "client/cpp/tensor_codec.h"
+#include "proto/checkpoint.pb.h"
 
 namespace tessera {
 namespace {
 
-Op OpOf(OpKind kind, int unit) {
-  Op op;
-  op.kind = kind;
-  op.unit = unit;
-  return op;
-}
-
-// Of those that do, each rank's executor gets one from its trainer.
-bool MakesVersion(OpKind kind) {
-  return kind == OpKind::kStep || kind == OpKind::kFinishInitialize ||
-         kind == OpKind::kFinishWrite || kind == OpKind::kFinishTrainersStep ||
-         kind == OpKind::kLoad;
+absl::Status AttachUntil(SessionState* state, absl::Time deadline) {
+  RankClient& client = state->client;
+  RETURN_IF_ERROR(client.Connect(deadline));
+  if (client.memory().device->is_separate()) {
+    NameGradientEvents(&client);
+  } else {
+    state->windows.Guard();
+  }
+  return client.Begin(deadline);
 }
 
 }  // namespace
 
-int64_t Session::version() const { return page()->committed_step.load(std::memory_order_acquire); }
+Session::Session(SessionOptions options)
+    : state_(std::make_unique<SessionState>(std::move(options))) {}
 
-int64_t Session::next_step() const {
-  return page()->trained_step.load(std::memory_order_acquire) + 1;
+absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& options) {
+  SessionOptions checked = options;
+  checked.config.layout.alignment_dtype = checked.config.compute_dtype;
+  RETURN_IF_ERROR(ValidateModel(checked.model));
+  RETURN_IF_ERROR(ValidateJobConfig(checked.config, checked.model));
+  std::unique_ptr<Session> session(new Session(std::move(checked)));
+  const absl::Time deadline = absl::Now() + options.attach_timeout;
+  session->state_->client.LimitWaits(deadline);
+  RETURN_IF_ERROR(AttachUntil(session->state_.get(), deadline));
+  session->state_->client.LimitWaits(absl::InfiniteFuture());
+  return session;
 }
 
-bool Session::initialized() const {
-  return page()->initialized.load(std::memory_order_acquire) != 0;
+Session::~Session() {
+  RankClient& client = state_->client;
+  if (!client.attached()) return;
+  client.Detach(/*idle=*/client.hosts_executor() && !within_step() && !client.EpochIsOver() &&
+                state_->slots.Drop().ok());
 }
 
-absl::Status Session::CheckUnit(int unit) const {
-  if (unit >= 0 && unit < num_units()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("no unit ", unit, " of ", num_units()));
+const ModelLayout& Session::layout() const { return state_->client.layout(); }
+const JobConfig& Session::config() const { return state_->client.options().config; }
+int Session::rank() const { return state_->client.rank(); }
+int Session::num_units() const { return state_->client.num_units(); }
+bool Session::hosts_executor() const { return state_->client.hosts_executor(); }
+int64_t Session::next_step() const { return state_->client.next_step(); }
+bool Session::initialized() const { return state_->client.initialized(); }
+
+int64_t Session::num_writes() const {
+  return state_->client.page()->writes.load(std::memory_order_acquire);
 }
 
-absl::Status Session::Submit(Op op) {
-  ControlPage* control = page();
-  RETURN_IF_ERROR(FaultPoint("trainer.operation"));
-  if (buffer_hooks_ != nullptr && buffer_hooks_->stage != nullptr && MakesVersion(op.kind)) {
-    const absl::Status staged = buffer_hooks_->stage();
-    if (!staged.ok()) {
-      if (absl::IsAborted(staged)) return staged;
-      // This rank's alone: the others, who wait for it in the operation, are told.
-      RETURN_IF_ERROR(Fail(staged));
-      RETURN_IF_ERROR(Recover());
-      agreed_error_ = true;
-      return staged;
-    }
-  }
-  const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
-  RETURN_IF_ERROR(
-      Await([] { return std::string("room in the submission ring"); },
-            [&] { return number - control->consumed.load(std::memory_order_acquire) < kRingOps; }));
-  op.epoch = epoch_;
-  control->ring[number % kRingOps] = op;
-  agreed_error_ = false;
-  Publish(&control->submitted, number + 1);
-  return absl::OkStatus();
-}
-
-absl::Status Session::Submit(OpKind kind, int unit) { return Submit(OpOf(kind, unit)); }
-
-absl::Status Session::Submit(OpKind kind, const StepOptions& step) {
-  Op op = OpOf(kind, -1);
-  op.learning_rate_scale = step.learning_rate_scale;
-  op.gradient_divisor = step.gradient_divisor;
-  op.weight = step.weight.value_or(-1.0);
-  op.num_groups = step.groups.size();
-  std::copy(step.groups.begin(), step.groups.end(), page()->step_groups);
-  return Submit(op);
-}
-
-absl::Status Session::SubmitAndAwait(Op op) {
-  RETURN_IF_ERROR(Submit(op));
-  const uint32_t submitted = page()->submitted.value.load();
-  return Await([&] { return OpName(op.kind); },
-               [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
-}
-
-absl::Status Session::AwaitResult(OpKind kind) {
-  const uint32_t wanted = results_ + 1;
-  const OpResult& result = page()->result;
-  RETURN_IF_ERROR(Await([kind] { return OpName(kind); },
-                        [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
-  results_ = wanted;
-  agreed_error_ = result.status_code != 0;
-  if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr && MakesVersion(kind))
-    buffer_hooks_->take();
-  return absl::OkStatus();
-}
-
-absl::Status Session::ResultStatus() const {
-  const OpResult& result = page()->result;
-  if (result.status_code == 0) return absl::OkStatus();
-  return absl::Status(static_cast<absl::StatusCode>(result.status_code),
-                      LoadText(result.message, kMaxErrorBytes));
-}
-
-absl::Status Session::UnshardAsync(int unit, Precision precision) {
-  RETURN_IF_ERROR(CheckUnit(unit));
-  if (windows_[unit] != Window::kClosed) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("unit '", UnitName(unit), "': unshard while it is unsharded"));
-  }
-  Op op = OpOf(OpKind::kUnshard, unit);
-  op.full_precision = precision == Precision::kFull ? 1 : 0;
-  if (const int other = memory_.slot_windows.OtherIn(unit); other >= 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("unit '", UnitName(unit), "' and unit '", UnitName(other),
-                     "' have one slot of the GPU, and the latter is unsharded: reshard it first, "
-                     "or give the job more slots by a larger max_gathered_units than ",
-                     options_.config.max_gathered_units));
-  }
-  RETURN_IF_ERROR(Submit(op));
-  memory_.slot_windows.Open(unit);
-  precisions_[unit] = precision;
-  windows_[unit] = Window::kOpening;
-  ++unshards_[unit];
-  return absl::OkStatus();
-}
-
-bool Session::gathered(int unit) const {
-  const UnitWords& words = page()->units[unit];
-  // Of the window that is opening, or else of the next one.
-  const uint32_t window = unshards_[unit] + (windows_[unit] == Window::kClosed ? 1 : 0);
-  return (words.gathered_for_step.load(std::memory_order_acquire) == version() + 1 ||
-          words.gathered_window.load(std::memory_order_acquire) == window) &&
-         page()->failed_epoch.load(std::memory_order_acquire) < epoch_ &&
-         page()->epoch.load(std::memory_order_acquire) == epoch_;
+absl::Status Session::Initialize(const Filler& fill) {
+  RETURN_IF_ERROR(state_->client.CheckNotInitialized());
+  for (int unit = 0; unit < num_units(); ++unit)
+    RETURN_IF_ERROR(state_->slots.Stage(OpOf(OpKind::kInitialize, unit), fill));
+  return state_->client.Finish(OpOf(OpKind::kFinishInitialize));
 }
 
 absl::Status Session::Unshard(int unit, Precision precision) {
-  RETURN_IF_ERROR(CheckUnit(unit));
-  if (windows_[unit] != Window::kOpening) RETURN_IF_ERROR(UnshardAsync(unit, precision));
-  if (precisions_[unit] == Precision::kFull || !gathered(unit)) {
-    const std::atomic<uint32_t>& unsharded = page()->units[unit].unsharded;
-    RETURN_IF_ERROR(
-        Await([&] { return absl::StrCat("unit '", UnitName(unit), "'"); },
-              [&] { return unsharded.load(std::memory_order_acquire) == unshards_[unit]; }));
-  }
-  windows_[unit] = Window::kOpen;
-  WindowGuard* guard = GuardOf(unit, precisions_[unit]);
-  return guard == nullptr ? absl::OkStatus() : guard->Open(unit);
+  return state_->windows.Open(unit, precision);
 }
 
-absl::Status Session::Reshard(int unit) {
-  RETURN_IF_ERROR(CheckUnit(unit));
-  if (windows_[unit] == Window::kOpening) RETURN_IF_ERROR(Unshard(unit));
-  if (windows_[unit] == Window::kClosed) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("unit '", UnitName(unit), "': reshard while it is sharded"));
-  }
-  WindowGuard* guard = GuardOf(unit, precisions_[unit]);
-  if (guard != nullptr) RETURN_IF_ERROR(guard->Close(unit));
-  Op op = OpOf(OpKind::kReshard, unit);
-  ASSIGN_OR_RETURN(op.array, DeviceGradients(this).EndWindow(unit));
-  RETURN_IF_ERROR(Submit(op));
-  memory_.slot_windows.Close(unit);
-  windows_[unit] = Window::kClosed;
-  return absl::OkStatus();
+absl::Status Session::UnshardAsync(int unit, Precision precision) {
+  return state_->windows.OpenAsync(unit, precision);
 }
 
-absl::Status Session::EndForward() { return Submit(OpKind::kEndForward, -1); }
+absl::Status Session::Reshard(int unit) { return state_->windows.Close(unit); }
 
-const std::byte* Session::parameters(int unit) const {
-  return memory_.parameters.units[unit].unsharded;
-}
+absl::Status Session::EndForward() { return state_->client.Submit(OpOf(OpKind::kEndForward)); }
+
+bool Session::unsharded(int unit) const { return state_->windows.is_open(unit); }
+bool Session::closed(int unit) const { return state_->windows.is_closed(unit); }
+bool Session::gathered(int unit) const { return state_->windows.gathered(unit); }
+
+const std::byte* Session::parameters(int unit) const { return state_->windows.parameters(unit); }
 
 const std::byte* Session::parameter(int unit, int parameter) const {
-  return parameters(unit) + layout_.units[unit].flat.parameters()[parameter].offset_elements *
-                                SizeBytes(plan_.units()[unit].compute_dtype);
+  return state_->windows.parameter(unit, parameter);
 }
 
 const std::byte* Session::full_parameter(int unit, int parameter) const {
-  return memory_.parameters.units[unit].full +
-         layout_.units[unit].flat.parameters()[parameter].offset_elements *
-             SizeBytes(full_dtype(unit));
+  return state_->windows.full_parameter(unit, parameter);
 }
 
-WindowGuard* Session::GuardOf(int unit, Precision precision) const {
-  const bool is_other = plan_.HasOtherFullMemory(unit);
-  return (precision == Precision::kFull && is_other ? full_guard_ : guard_).get();
+DType Session::full_dtype(int unit) const { return layout().units[unit].full_dtype(); }
+
+Precision Session::precision(int unit) const { return state_->windows.precision(unit); }
+
+absl::Status Session::ReadParameters(int unit, const Reader& read) {
+  return StateAccess(this).ReadArray(unit, StateArray::kParameter, read);
 }
 
-absl::Status Session::CheckStepOptions(const StepOptions& options) const {
-  if (!std::isfinite(options.learning_rate_scale) || options.learning_rate_scale < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("learning-rate scale ", options.learning_rate_scale));
-  }
-  if (!std::isfinite(options.gradient_divisor) || options.gradient_divisor <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradient divisor ", options.gradient_divisor, " is not above 0"));
-  }
-  if (options.weight.has_value() && !(std::isfinite(*options.weight) && *options.weight >= 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("weight ", *options.weight, " is below 0"));
-  }
-  if (!options.groups.empty() && options.groups.size() != options_.config.groups.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step with hyper-parameters of ", options.groups.size(),
-                     " param groups; the job has ", options_.config.groups.size()));
-  }
-  for (size_t i = 0; i < options_.config.groups.size(); ++i) {
-    HyperParameters numbers = options_.config.groups[i];
-    if (!options.groups.empty()) numbers = options.groups[i];
-    numbers.learning_rate *= options.learning_rate_scale;
-    RETURN_IF_ERROR(ValidateHyperParameters(numbers, i));
+absl::Status Session::WriteParameters(const std::vector<int>& units, const Filler& fill) {
+  RETURN_IF_ERROR(state_->client.CheckInitialized());
+  RETURN_IF_ERROR(state_->windows.CloseFull());
+  for (const int unit : units)
+    RETURN_IF_ERROR(state_->slots.Stage(OpOf(OpKind::kWrite, unit), fill));
+  return state_->client.Finish(OpOf(OpKind::kFinishWrite));
+}
+
+absl::Status Session::ReadGradients(int unit, const Reader& read) {
+  GradientSlots& slots = state_->slots;
+  RETURN_IF_ERROR(slots.CheckNotClipped("reading gradients"));
+  RETURN_IF_ERROR(slots.Claim(unit));
+  if (!reduced(unit)) return absl::OkStatus();
+  RETURN_IF_ERROR(slots.Read(OpOf(OpKind::kReadGradient, unit)));
+  const std::vector<PlacedParameter>& parameters = layout().units[unit].flat.parameters();
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    if (slots.touched(unit, p)) read(p, slots.ValuesOf(unit, parameters[p]));
   }
   return absl::OkStatus();
 }
 
-absl::Status Session::ReduceRest() {
-  for (int unit = 0; unit < num_units(); ++unit) {
-    if (windows_[unit] != Window::kClosed) RETURN_IF_ERROR(Reshard(unit));
-    if (gradients_[unit].begun) RETURN_IF_ERROR(Reduce(unit));
+absl::Status Session::WriteGradients(int unit, const GradientFiller& fill) {
+  GradientSlots& slots = state_->slots;
+  RETURN_IF_ERROR(slots.CheckNotClipped("setting gradients"));
+  RETURN_IF_ERROR(slots.Claim(unit));
+  if (reduced(unit)) {
+    RETURN_IF_ERROR(slots.Read(OpOf(OpKind::kReadGradient, unit)));
+  } else {
+    const Values whole = slots.Whole(unit);
+    memset(whole.data(), 0, whole.size_bytes());
   }
-  for (int unit = 0; unit < num_units(); ++unit) {
-    if (hooks_[unit].after && gradients_[unit].reduced && !gradients_[unit].after_hook_ran)
-      RETURN_IF_ERROR(RunAfterHook(unit));
+  const std::vector<PlacedParameter>& parameters = layout().units[unit].flat.parameters();
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    if (!parameters[p].spec.requires_grad) continue;
+    slots.SetTouched(unit, p, fill(p, slots.touched(unit, p), slots.ValuesOf(unit, parameters[p])));
   }
-  return absl::OkStatus();
+  slots.gradient(unit).reduced = true;
+  return slots.Submit(OpOf(OpKind::kWriteGradient, unit));
 }
 
-void Session::ForgetGradients() {
-  ForgetTouched();
-  clipping_ = Clipping();
-  for (UnitGradient& gradient : gradients_) gradient.reduced = gradient.after_hook_ran = false;
+absl::Status Session::AddGradient(int unit, int parameter, ConstValues values) {
+  return state_->reducer.Add(unit, parameter, values);
 }
 
-absl::Status Session::AnnounceStep(const StepOptions& options) {
-  RETURN_IF_ERROR(CheckStepOptions(options));
-  RETURN_IF_ERROR(Submit(OpKind::kAnnounceStep, options));
-  // The numbers lie in one place, which the next operation may write to.
-  const uint32_t submitted = page()->submitted.value.load();
-  return Await([] { return std::string("the announced step"); },
-               [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
+absl::Status Session::Reduce(int unit) { return state_->reducer.Reduce(unit); }
+
+absl::Status Session::RegisterCommHook(int unit, CommHook hook) {
+  return state_->reducer.RegisterHook(unit, std::move(hook));
 }
 
-absl::Status Session::Vote(OpKind kind, StepOptions options, double norm_p, double max_norm) {
-  RETURN_IF_ERROR(ReduceRest());
-  RETURN_IF_ERROR(DeviceGradients(this).Finish());  // No step of gradients that never came.
-  options.gradient_divisor /= clipping_.coefficient;
-  page()->tally_norm_p = norm_p;
-  page()->tally_max_norm = max_norm;
-  RETURN_IF_ERROR(Submit(kind, options));
-  return AwaitResult(kind);
+absl::StatusOr<double> Session::ClipGradNorm(double max_norm, double p,
+                                             const StepOptions& options) {
+  return state_->steps.ClipGradNorm(max_norm, p, options);
 }
 
-StepResult Session::SkippedStep() {
-  ForgetGradients();
-  agreed_error_ = false;
-  return StepResult{next_step() - 1, 0, /*skipped=*/true};
-}
+bool Session::has_gradient(int unit) const { return state_->slots.gradient(unit).begun; }
+bool Session::reduced(int unit) const { return state_->slots.gradient(unit).reduced; }
+int Session::HolderOfSlot(int unit) const { return state_->slots.HolderOf(unit); }
+bool Session::within_step() const { return state_->slots.within_step(); }
 
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
-  RETURN_IF_ERROR(CheckStepOptions(options));
-  RETURN_IF_ERROR(Vote(OpKind::kStep, options));
-  ForgetGradients();
-  const OpResult& result = page()->result;
-  if (result.non_finite != 0 && options.skip_non_finite) return SkippedStep();
-  RETURN_IF_ERROR(ResultStatus());
-  const StepResult step = {next_step() - 1, result.gradient_norm};
-  StateAccess(this).SaveWanted();
+  ASSIGN_OR_RETURN(const StepResult step, state_->steps.Step(options));
+  if (!step.skipped) StateAccess(this).SaveWanted();
   return step;
 }
 
@@ -283,24 +175,25 @@ absl::StatusOr<StepResult> Session::Step(double learning_rate_scale) {
   return Step(options);
 }
 
-void Session::ForgetTouched() { memset(touched(), 0, plan_.num_parameters()); }
-
-absl::Status Session::DropGradients() {
-  clipping_ = Clipping();
-  for (UnitGradient& gradient : gradients_) gradient.Drop();
-  ForgetTouched();
-  return Submit(OpKind::kDropGradients, -1);
+absl::Status Session::AnnounceStep(const StepOptions& options) {
+  return state_->steps.Announce(options);
 }
 
-absl::Status Session::DropGradients(int unit) {
-  RETURN_IF_ERROR(CheckUnit(unit));
-  const bool any = gradients_[unit].begun || gradients_[unit].reduced;
-  gradients_[unit].Drop();
-  if (clipping_.done && !within_step()) clipping_ = Clipping();  // Of nothing.
-  if (!any) return absl::OkStatus();
-  memset(touched() + plan_.units()[unit].first_parameter, 0,
-         layout_.units[unit].flat.parameters().size());
-  return Submit(OpKind::kDropGradients, unit);
+absl::Status Session::DropGradients() { return state_->slots.Drop(); }
+absl::Status Session::DropGradients(int unit) { return state_->slots.Drop(unit); }
+
+absl::Status Session::Save(const std::string& path) {
+  v1::SaveRequest request;
+  request.set_path(path);
+  AddTrainerTensors(this, &request);
+  return StateAccess(this).Call(OpKind::kSave, request.SerializeAsString()).status();
+}
+
+absl::Status Session::Fail(const absl::Status& cause) { return state_->client.Fail(cause); }
+absl::Status Session::Recover() { return state_->client.Recover(); }
+
+absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, int* redone) {
+  return state_->steps.Run(step_body, redone);
 }
 
 }  // namespace tessera

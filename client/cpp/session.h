@@ -18,32 +18,25 @@
 #ifndef TESSERA_CLIENT_CPP_SESSION_H_
 #define TESSERA_CLIENT_CPP_SESSION_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/time.h"
-#include "base/unique_fd.h"
 #include "client/cpp/comm_hook.h"
-#include "client/cpp/hosted_executor.h"
-#include "client/cpp/mapped_rank.h"
 #include "client/cpp/session_options.h"
-#include "client/cpp/unit_gradient.h"
-#include "client/cpp/window_guard.h"
+#include "job/job_config.h"
+#include "layout/dtype.h"
 #include "layout/model_layout.h"
 #include "layout/values.h"
-#include "worker/memory/control_page.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 
-struct BufferHooks;
-struct TrainerTensors;
+struct SessionState;
 
 class Session {
  public:
@@ -58,12 +51,12 @@ class Session {
   static absl::StatusOr<std::unique_ptr<Session>> Open(const SessionOptions& options);
   ~Session();
 
-  const ModelLayout& layout() const { return layout_; }
-  const JobConfig& config() const { return options_.config; }
-  int rank() const { return options_.rank; }
-  int num_units() const { return static_cast<int>(layout_.units.size()); }
+  const ModelLayout& layout() const;
+  const JobConfig& config() const;
+  int rank() const;
+  int num_units() const;
   // Whether the rank's executor runs in this process; once it has ended, one of the worker's does.
-  bool hosts_executor() const { return executor_ != nullptr && executor_->running(); }
+  bool hosts_executor() const;
   int64_t next_step() const;  // To go on from: 1 + the last committed one.
   // How often WriteParameters has been committed in the job's life, which counts no step: whether a
   // write is done that a trainer and one that replaces it would both make. Puts do not count.
@@ -88,8 +81,8 @@ class Session {
   // next ones are compared with it: evaluation that says this asks the coordinator no more than
   // training does, however long it is.
   absl::Status EndForward();
-  bool unsharded(int unit) const { return windows_[unit] == Window::kOpen; }
-  bool closed(int unit) const { return windows_[unit] == Window::kClosed; }
+  bool unsharded(int unit) const;
+  bool closed(int unit) const;
   // Whether Unshard would return without waiting for anybody: executors gather ahead of their
   // trainers, up to config.max_gathered_units units in the order of the step before.
   bool gathered(int unit) const;
@@ -100,11 +93,11 @@ class Session {
   // The same in the full dtype; readable while unsharded in full precision.
   const std::byte* full_parameter(int unit, int parameter) const;
   // Of the unit's shards, whole parameters and gradients: fp32, or fp64 if its parameters are.
-  DType full_dtype(int unit) const { return layout_.units[unit].full_dtype(); }
+  DType full_dtype(int unit) const;
   // In which the unit is unsharded, or was last.
-  Precision precision(int unit) const { return precisions_[unit]; }
+  Precision precision(int unit) const;
 
-  // --- Whole parameters in full precision: session_parameters.cc ---
+  // --- Whole parameters in full precision ---
   // Collective: all ranks call these for the same units in the same order, outside of a step's
   // accumulation. Errors: FailedPrecondition  no initial values; the unit's gradient slot holds a
   // gradient that is not reduced, or ranks write different units; Aborted.
@@ -153,8 +146,8 @@ class Session {
   //                             config.optimizer_in_backward; Aborted.
   absl::StatusOr<double> ClipGradNorm(double max_norm, double p = 2.0,
                                       const StepOptions& options = {});
-  bool has_gradient(int unit) const { return gradients_[unit].begun; }
-  bool reduced(int unit) const { return gradients_[unit].reduced; }
+  bool has_gradient(int unit) const;
+  bool reduced(int unit) const;
   // The other unit whose gradient, begun and not reduced, has this one's slot; -1: none.
   int HolderOfSlot(int unit) const;
   // Whether some unit has a gradient since the last step, reduced or not.
@@ -195,98 +188,13 @@ class Session {
   // Gradients of a body that returns OK without a step, on all ranks, are dropped.
   absl::Status RunStep(const std::function<absl::Status()>& step_body, int* redone = nullptr);
 
- private:
-  friend class SessionSetup;  // session_setup.h: before the first step.
-  friend class LocalShards;   // local_shards.h: steps of the trainers' own optimizers.
-  friend class StateAccess;   // state_access.h: files and the optimizer's state.
-  friend class DeviceGradients;
-  friend class SessionBuffers;
-  enum class Window { kClosed, kOpening, kOpen };
-  explicit Session(SessionOptions options) : options_(std::move(options)) {}
-  absl::Status Attach();
-  absl::Status AttachUntil(absl::Time deadline);
-  absl::Status JoinEpoch();
-  absl::Status MapRegions(std::vector<UniqueFd> fds);
-  absl::Status HostExecutorFrom(uint32_t first_epoch, UniqueFd socket, absl::Time deadline);
-  absl::Status AwaitNewEpoch(absl::Time deadline);
-  absl::Status GuardWindows();
-  void ResetEpoch();
-  bool EpochIsOver() const;
-  DialOptions Coordinator() const;
-  // Of a wait that ended in vain: adds whom it waited for, as the coordinator knows it.
-  absl::Status NameMissing(absl::Status status) const;
-  // Tells other ranks of an error that they do not have. Not Aborted then.
-  absl::Status RunBody(const std::function<absl::Status()>& step_body);
-  absl::Status CheckUnit(int unit) const;
-  absl::Status CloseFullWindows();
-  absl::Status Submit(Op op);
-  absl::Status Submit(OpKind kind, int unit);
-  absl::Status Submit(OpKind kind, const StepOptions& step);
-  absl::Status SubmitAndAwait(Op op);  // Returns once the executor is through with it.
-  absl::Status Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done);
-  // OK: the other ranks got the result too, error or not.
-  absl::Status AwaitResult(OpKind kind);
-  absl::Status CheckStepOptions(const StepOptions& options) const;
-  absl::Status ReduceRest();  // Reshards what is unsharded and reduces what was not.
-  // Has all ranks vote on the gradient: kStep or kTally. Gradients are complete first, and what was
-  // clipped is taken in. A tally clips by the last two; by the job's where `norm_p` is 0.
-  absl::Status Vote(OpKind kind, StepOptions options, double norm_p = 0, double max_norm = 0);
-  StepResult SkippedStep();  // All ranks skip it.
-  absl::Status CheckNotClipped(absl::string_view what) const;
-  void ForgetGradients();             // All are used, or dropped, in a step.
-  absl::Status ResultStatus() const;  // Of the last operation with a result.
-  std::byte* touched() const { return memory_.gradients.data() + plan_.touched_offset_bytes(); }
-  void ForgetTouched();
-  absl::Status AwaitSlot(int unit);
-  absl::Status BeginGradient(int unit);  // Unless it has begun.
-  absl::Status CheckTakesGradient(int unit, int parameter, int64_t numel) const;
-  void Touch(int unit, int parameter);  // It got a gradient.
-  absl::Status ClaimSlot(int unit);     // For values that are no gradient.
-  absl::Status SubmitSlot(Op op);       // Of the claimed slot; AwaitSlot then waits for it.
-  absl::Status SubmitSlot(OpKind kind, int unit);
-  absl::Status RunAfterHook(int unit);
-  absl::Status StageValues(OpKind kind, int unit, const Filler& fill, uint32_t array = 0);
-  int64_t version() const;  // Of the state: steps and writes.
-  std::byte *Slot(int unit) const, *DeviceSlot(int unit) const;
-  Values SlotValues(int unit, int64_t begin_elements, int64_t count) const;
-  Values SlotValues(int unit, const PlacedParameter& placed) const;
-  // Calls `zero(begin, end)`, in elements, with what no parameter of the unit's gradient covers.
-  void ForEachUncovered(int unit, absl::FunctionRef<void(int64_t, int64_t)> zero) const;
-  absl::Status FinishSlot(int unit);
-  void ZeroUncovered(int unit, DType dtype);  // Of the slot.
-  ControlPage* page() const { return reinterpret_cast<ControlPage*>(memory_.control.data()); }
-  const std::string& UnitName(int unit) const { return layout_.units[unit].flat.unit_name(); }
+  // For this folder: what its classes work on.
+  SessionState& state() const { return *state_; }
 
-  const SessionOptions options_;
-  ModelLayout layout_;
-  JobMemory plan_;
-  UniqueFd lease_;  // Open as long as the rank is attached.
-  MappedRank memory_;
-  std::unique_ptr<HostedExecutor> executor_;  // Null: the worker runs it.
-  bool only_host_ = false;                    // It could not.
-  WindowGuard* GuardOf(int unit, Precision precision) const;
-  std::unique_ptr<WindowGuard> guard_, full_guard_;
-  int64_t creation_ = 0;                            // Of the job.
-  uint32_t epoch_ = 0, results_ = 0;                // Results seen in this epoch.
-  absl::Time wait_limit_ = absl::InfiniteFuture();  // Of each wait.
-  // Since when epochs have failed without anything that was completed.
-  struct Stalled {
-    absl::Time since, last = absl::InfinitePast();
-    int64_t version = 0;
-    int epochs = 0;
-  };
-  Stalled stalled_;
-  bool agreed_error_ = false;  // The last operation's result is an error that all ranks got.
-  std::vector<Window> windows_;
-  std::vector<Precision> precisions_;
-  std::vector<uint32_t> unshards_;  // Asked for in this epoch.
-  std::vector<UnitGradient> gradients_;
-  Clipping clipping_;            // Of the step under way.
-  std::vector<CommHook> hooks_;  // By unit.
-  std::vector<int> slot_user_;   // The unit that used each gradient slot last; -1: none.
-  std::function<std::string(int64_t wish)> wanted_save_request_;  // See StateAccess::SaveWanted.
-  std::shared_ptr<const BufferHooks> buffer_hooks_;               // Null: none.
-  std::shared_ptr<const TrainerTensors> trainer_tensors_;         // The same.
+ private:
+  explicit Session(SessionOptions options);
+
+  const std::unique_ptr<SessionState> state_;
 };
 
 }  // namespace tessera

@@ -6,26 +6,31 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cpp/session_state.h"
 
 namespace tessera {
 
+bool SessionBuffers::any() const { return !session_->state().client.plan().buffers().empty(); }
+
 BufferBank SessionBuffers::Bank() const {
-  return {&session_->plan_.buffers(),
-          session_->memory_.gradients.data() + session_->plan_.staged_buffers_offset_bytes()};
+  const RankClient& client = session_->state().client;
+  return {&client.plan().buffers(),
+          client.memory().gradients.data() + client.plan().staged_buffers_offset_bytes()};
 }
 
 absl::Status SessionBuffers::Set(int buffer, absl::string_view values) {
-  const BufferPlacement& placement = session_->plan_.buffers();
+  const BufferPlacement& placement = session_->state().client.plan().buffers();
   if (buffer < 0 || buffer >= placement.size()) {
     return absl::InvalidArgumentError(absl::StrCat("no buffer ", buffer, " of ", placement.size()));
   }
   if (static_cast<int64_t>(values.size()) != placement.size_bytes(buffer)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("buffer '", session_->layout_.buffers[buffer].name, "': ", values.size(),
+        absl::StrCat("buffer '", session_->layout().buffers[buffer].name, "': ", values.size(),
                      " bytes of ", placement.size_bytes(buffer)));
   }
   // Between epochs an executor may still take what was set before.
-  if (session_->EpochIsOver()) return absl::AbortedError("the epoch is over: recover first");
+  if (session_->state().client.EpochIsOver())
+    return absl::AbortedError("the epoch is over: recover first");
   Bank().Write(buffer, values.data());
   return absl::OkStatus();
 }
@@ -53,17 +58,16 @@ bool SessionBuffers::IsGiven(int buffer) const {
 
 absl::Status SessionBuffers::Restore() {
   if (!any()) return absl::OkStatus();
-  Op op;
-  op.kind = OpKind::kRestoreBuffers;
-  return session_->SubmitAndAwait(op);
+  return session_->state().client.SubmitAndAwait(OpOf(OpKind::kRestoreBuffers));
 }
 
 void SessionBuffers::SetHooks(BufferHooks hooks) {
-  if (any()) session_->buffer_hooks_ = std::make_shared<const BufferHooks>(std::move(hooks));
+  if (!any()) return;
+  session_->state().client.SetBufferHooks(std::make_shared<const BufferHooks>(std::move(hooks)));
 }
 
 absl::Status SessionBuffers::Resume() {
-  const std::shared_ptr<const BufferHooks> hooks = session_->buffer_hooks_;
+  const std::shared_ptr<const BufferHooks> hooks = session_->state().client.buffer_hooks();
   if (hooks == nullptr || hooks->restore == nullptr) return absl::OkStatus();
   while (true) {
     const absl::Status status = hooks->restore();

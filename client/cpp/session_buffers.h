@@ -14,34 +14,20 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "client/cpp/buffer_hooks.h"
 #include "client/cpp/session.h"
 #include "worker/memory/buffer_memory.h"
 
 namespace tessera {
 
-// Called by the session, within the calls of its user. Each may be empty.
-struct BufferHooks {
-  // Right before each operation that makes a version of the state: to Set() what has changed. Its
-  // error is the operation's.
-  std::function<absl::Status()> stage;
-  // Right after it, and when the next epoch has begun: to Get() what was given.
-  std::function<void()> take;
-  // A step that may be undone begins (RunStep): what the trainer has now is what it would begin
-  // from again; ...
-  std::function<void()> begin_step;
-  // ... and it begins again; or Resume() was called. To Restore(), and to Get() what was given.
-  std::function<absl::Status()> restore;
-};
-
 class SessionBuffers {
  public:
   explicit SessionBuffers(Session* session) : session_(session) {}  // Not owned.
 
-  bool any() const { return !session_->plan_.buffers().empty(); }  // Whether the model has any.
+  bool any() const;  // Whether the model has any.
   // All bytes of buffer number `buffer`, row-major, little-endian. Copies them; of the next step,
   // write, load or the job's first values on.
   // Errors: InvalidArgument  no such buffer, or not its size; Aborted.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cpp/session_state.h"
 
 namespace tessera {
 
@@ -20,20 +21,30 @@ int64_t SessionSetup::WholeBytes(int unit) const {
          SizeBytes(session_->full_dtype(unit));
 }
 
-absl::Status SessionSetup::RunOnSlot(OpKind kind, int unit) {
-  RETURN_IF_ERROR(session_->SubmitSlot(kind, unit));
-  return session_->AwaitSlot(unit);
+void SessionSetup::LimitWaits(absl::Time deadline) {
+  session_->state().client.LimitWaits(deadline);
+}
+
+absl::StatusOr<char*> SessionSetup::ClaimSlot() {
+  GradientSlots& slots = session_->state().slots;
+  RETURN_IF_ERROR(slots.Claim(largest_unit_));
+  return reinterpret_cast<char*>(slots.Slot(largest_unit_));
+}
+
+absl::Status SessionSetup::RunOnSlot(OpKind kind) {
+  GradientSlots& slots = session_->state().slots;
+  RETURN_IF_ERROR(slots.Submit(OpOf(kind, largest_unit_)));
+  return slots.Await(largest_unit_);
 }
 
 absl::Status SessionSetup::Broadcast(absl::Span<char> bytes) {
   const int64_t capacity = WholeBytes(largest_unit_);
   if (capacity == 0) return absl::OkStatus();
   for (size_t at = 0; at < bytes.size(); at += capacity) {
-    RETURN_IF_ERROR(session_->ClaimSlot(largest_unit_));
-    char* slot = reinterpret_cast<char*>(session_->Slot(largest_unit_));
+    ASSIGN_OR_RETURN(char* const slot, ClaimSlot());
     const size_t size = std::min<size_t>(capacity, bytes.size() - at);
     if (session_->rank() == 0) memcpy(slot, bytes.data() + at, size);
-    RETURN_IF_ERROR(RunOnSlot(OpKind::kBroadcast, largest_unit_));
+    RETURN_IF_ERROR(RunOnSlot(OpKind::kBroadcast));
     memcpy(bytes.data() + at, slot, size);
   }
   return absl::OkStatus();
@@ -41,13 +52,12 @@ absl::Status SessionSetup::Broadcast(absl::Span<char> bytes) {
 
 absl::Status SessionSetup::AllGather(absl::Span<const char> own, char* all) {
   const int64_t capacity =
-      session_->plan_.ExchangeNumel(session_->config().world_size) * sizeof(float);
+      session_->state().client.plan().ExchangeNumel(session_->config().world_size) * sizeof(float);
   for (size_t at = 0; at < own.size(); at += capacity) {
-    RETURN_IF_ERROR(session_->ClaimSlot(largest_unit_));
-    char* slot = reinterpret_cast<char*>(session_->Slot(largest_unit_));
+    ASSIGN_OR_RETURN(char* const slot, ClaimSlot());
     const size_t size = std::min<size_t>(capacity, own.size() - at);
     memcpy(slot + session_->rank() * capacity, own.data() + at, size);
-    RETURN_IF_ERROR(RunOnSlot(OpKind::kExchange, largest_unit_));
+    RETURN_IF_ERROR(RunOnSlot(OpKind::kExchange));
     for (int rank = 0; rank < session_->config().world_size; ++rank)
       memcpy(all + rank * own.size() + at, slot + rank * capacity, size);
   }
@@ -75,40 +85,35 @@ absl::Status SessionSetup::AgreeOn(const absl::Status& own) {
   return absl::OkStatus();
 }
 
-absl::Status SessionSetup::CheckNew() const {
-  if (!session_->initialized()) return absl::OkStatus();
-  return absl::FailedPreconditionError("the job has its initial values already");
-}
-
 absl::Status SessionSetup::Finish(const absl::Status& filled) {
   RETURN_IF_ERROR(AgreeOn(filled));
-  RETURN_IF_ERROR(session_->Submit(OpKind::kFinishInitialize, -1));
-  RETURN_IF_ERROR(session_->AwaitResult(OpKind::kFinishInitialize));
-  return session_->ResultStatus();
+  return session_->state().client.Finish(OpOf(OpKind::kFinishInitialize));
 }
 
 absl::Status SessionSetup::InitializeFromRank0(const Filler& fill) {
-  RETURN_IF_ERROR(CheckNew());
+  RETURN_IF_ERROR(session_->state().client.CheckNotInitialized());
+  GradientSlots& slots = session_->state().slots;
   absl::Status filled;
   for (int unit = 0; unit < session_->num_units(); ++unit) {
     const auto fill_on_rank0 = [&](int u, int p, Values values) {
       if (session_->rank() == 0) filled.Update(fill(u, p, values));
     };
-    RETURN_IF_ERROR(session_->StageValues(OpKind::kBroadcast, unit, fill_on_rank0));
-    RETURN_IF_ERROR(session_->SubmitSlot(OpKind::kInitialize, unit));
+    RETURN_IF_ERROR(slots.Stage(OpOf(OpKind::kBroadcast, unit), fill_on_rank0));
+    RETURN_IF_ERROR(slots.Submit(OpOf(OpKind::kInitialize, unit)));
   }
   return Finish(filled);
 }
 
 absl::Status SessionSetup::InitializeSlices(const SliceFiller& fill) {
-  RETURN_IF_ERROR(CheckNew());
+  RETURN_IF_ERROR(session_->state().client.CheckNotInitialized());
+  GradientSlots& slots = session_->state().slots;
   absl::Status filled;
   for (int unit = 0; unit < session_->num_units(); ++unit) {
     const UnitLayout& layout = session_->layout().units[unit];
     const ElementRange slice = layout.shards.RangeOf(Rank(session_->rank()));
-    RETURN_IF_ERROR(session_->ClaimSlot(unit));
+    RETURN_IF_ERROR(slots.Claim(unit));
     // The executor takes this slice and looks at nothing else.
-    const Values whole = session_->SlotValues(unit, slice.begin, slice.size());
+    const Values whole = slots.Shard(unit);
     memset(whole.data(), 0, whole.size_bytes());
     const std::vector<PlacedParameter>& parameters = layout.flat.parameters();
     for (size_t p = 0; p < parameters.size(); ++p) {
@@ -116,9 +121,9 @@ absl::Status SessionSetup::InitializeSlices(const SliceFiller& fill) {
       const ElementRange part = Intersect({offset, offset + parameters[p].numel}, slice);
       if (part.empty()) continue;
       filled.Update(
-          fill(unit, p, part.begin - offset, session_->SlotValues(unit, part.begin, part.size())));
+          fill(unit, p, part.begin - offset, slots.ValuesOf(unit, part.begin, part.size())));
     }
-    RETURN_IF_ERROR(session_->SubmitSlot(OpKind::kInitialize, unit));
+    RETURN_IF_ERROR(slots.Submit(OpOf(OpKind::kInitialize, unit)));
   }
   return Finish(filled);
 }

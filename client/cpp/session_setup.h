@@ -19,9 +19,11 @@
 #include <functional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/session.h"
+#include "worker/memory/control_page.h"
 
 namespace tessera {
 
@@ -30,7 +32,7 @@ class SessionSetup {
   explicit SessionSetup(Session* session);  // Not owned.
 
   // No wait of the session goes on beyond it, from now on; InfiniteFuture: as the options say.
-  void LimitWaits(absl::Time deadline) { session_->wait_limit_ = deadline; }
+  void LimitWaits(absl::Time deadline);
 
   absl::Status Broadcast(absl::Span<char> bytes);
   // `all` holds world_size * own.size() bytes.
@@ -50,12 +52,12 @@ class SessionSetup {
   absl::Status InitializeSlices(const SliceFiller& fill);
 
  private:
-  absl::Status CheckNew() const;
   absl::Status Finish(const absl::Status& filled);
   // Of the whole unit in the full dtype.
   int64_t WholeBytes(int unit) const;
-  // Runs a collective operation on the claimed slot.
-  absl::Status RunOnSlot(OpKind kind, int unit);
+  // The slot of the largest unit, once nothing else uses it; and a collective operation on it.
+  absl::StatusOr<char*> ClaimSlot();
+  absl::Status RunOnSlot(OpKind kind);
 
   Session* const session_;
   int largest_unit_ = 0;  // Whose slot carries bytes.

@@ -6,31 +6,38 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "client/cpp/session_state.h"
 #include "client/cpp/tensor_codec.h"
 #include "proto/checkpoint.pb.h"
 
 namespace tessera {
+namespace {
+
+Op OpOnArray(OpKind kind, int unit, StateArray array) {
+  Op op = OpOf(kind, unit);
+  op.array = static_cast<uint32_t>(array);
+  return op;
+}
+
+}  // namespace
 
 absl::Status StateAccess::Send(absl::string_view message) {
   while (!message.empty()) {
-    Op op;
-    op.kind = OpKind::kSend;
+    Op op = OpOf(OpKind::kSend);
     op.message_bytes = std::min(message.size(), kPieceBytes);
-    memcpy(session_->page()->piece, message.data(), op.message_bytes);
-    RETURN_IF_ERROR(session_->SubmitAndAwait(op));
+    memcpy(session_->state().client.page()->piece, message.data(), op.message_bytes);
+    RETURN_IF_ERROR(session_->state().client.SubmitAndAwait(op));
     message.remove_prefix(op.message_bytes);
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> StateAccess::Receive() {
-  const ControlPage* page = session_->page();
+  const ControlPage* page = session_->state().client.page();
   std::string reply;
   size_t bytes = kPieceBytes;
   while (bytes == kPieceBytes) {
-    Op op;
-    op.kind = OpKind::kReceive;
-    RETURN_IF_ERROR(session_->SubmitAndAwait(op));
+    RETURN_IF_ERROR(session_->state().client.SubmitAndAwait(OpOf(OpKind::kReceive)));
     bytes = std::min<size_t>(page->piece_bytes.load(std::memory_order_relaxed), kPieceBytes);
     reply.append(page->piece, bytes);
   }
@@ -39,72 +46,75 @@ absl::StatusOr<std::string> StateAccess::Receive() {
 
 absl::StatusOr<std::string> StateAccess::Call(OpKind kind, absl::string_view request) {
   RETURN_IF_ERROR(Send(request));
-  RETURN_IF_ERROR(session_->Submit(kind, -1));
-  RETURN_IF_ERROR(session_->AwaitResult(kind));
-  RETURN_IF_ERROR(session_->ResultStatus());
+  RETURN_IF_ERROR(session_->state().client.Finish(OpOf(kind)));
   return Receive();
 }
 
 absl::StatusOr<std::string> StateAccess::CallToWrite(OpKind kind, absl::string_view request) {
-  RETURN_IF_ERROR(session_->CloseFullWindows());
+  RETURN_IF_ERROR(session_->state().windows.CloseFull());
   return Call(kind, request);
 }
 
 absl::Status StateAccess::ReadArray(int unit, StateArray array, const Session::Reader& read) {
-  RETURN_IF_ERROR(session_->ClaimSlot(unit));
-  if (!session_->initialized()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job '", session_->options_.job_id, "' has no initial values yet"));
-  }
-  Op op;
-  op.kind = OpKind::kRead;
-  op.unit = unit;
-  op.array = static_cast<uint32_t>(array);
-  RETURN_IF_ERROR(session_->SubmitSlot(op));
-  RETURN_IF_ERROR(session_->AwaitSlot(unit));
-  const std::vector<PlacedParameter>& parameters = session_->layout_.units[unit].flat.parameters();
-  for (size_t p = 0; p < parameters.size(); ++p) read(p, session_->SlotValues(unit, parameters[p]));
+  GradientSlots& slots = session_->state().slots;
+  RETURN_IF_ERROR(session_->state().client.CheckInitialized());
+  RETURN_IF_ERROR(slots.Read(OpOnArray(OpKind::kRead, unit, array)));
+  const std::vector<PlacedParameter>& parameters = session_->layout().units[unit].flat.parameters();
+  for (size_t p = 0; p < parameters.size(); ++p) read(p, slots.ValuesOf(unit, parameters[p]));
   return absl::OkStatus();
 }
 
 absl::Status StateAccess::StageArray(int unit, StateArray array, const Session::Filler& fill) {
-  return session_->StageValues(OpKind::kWrite, unit, fill, static_cast<uint32_t>(array));
+  return session_->state().slots.Stage(OpOnArray(OpKind::kWrite, unit, array), fill);
 }
 
 absl::Status StateAccess::StageSlice(int unit, StateArray array,
                                      absl::FunctionRef<absl::Status(Values slice)> fill) {
-  RETURN_IF_ERROR(session_->ClaimSlot(unit));
-  const ElementRange slice = session_->layout_.units[unit].shards.RangeOf(Rank(session_->rank()));
-  RETURN_IF_ERROR(fill(session_->SlotValues(unit, slice.begin, slice.size())));
-  Op op;
-  op.kind = OpKind::kWrite;
-  op.unit = unit;
-  op.array = static_cast<uint32_t>(array);
-  return session_->SubmitSlot(op);
+  GradientSlots& slots = session_->state().slots;
+  RETURN_IF_ERROR(slots.Claim(unit));
+  RETURN_IF_ERROR(fill(slots.Shard(unit)));
+  return slots.Submit(OpOnArray(OpKind::kWrite, unit, array));
 }
 
-DialOptions StateAccess::coordinator() const {
-  const SessionOptions& options = session_->options_;
-  return {options.coordinator_address, options.tls, options.insecure_connect};
+DialOptions StateAccess::coordinator() const { return session_->state().client.Coordinator(); }
+
+const std::string& StateAccess::job_id() const { return session_->state().client.options().job_id; }
+
+int64_t StateAccess::creation() const { return session_->state().client.creation(); }
+int64_t StateAccess::epoch() const { return session_->state().client.epoch(); }
+int64_t StateAccess::version() const { return session_->state().client.version(); }
+
+absl::Duration StateAccess::patience() const {
+  return session_->state().client.options().operation_timeout;
+}
+
+void StateAccess::OnWantedSave(std::function<std::string(int64_t wish)> request) {
+  session_->state().wanted_save_request = std::move(request);
+}
+
+void StateAccess::SetTrainerTensors(TrainerTensors tensors) {
+  session_->state().trainer_tensors = std::make_shared<const TrainerTensors>(std::move(tensors));
+}
+
+const TrainerTensors* StateAccess::trainer_tensors() const {
+  return session_->state().trainer_tensors.get();
 }
 
 absl::Status StateAccess::FinishState(const TrainingProgress& progress) {
-  RETURN_IF_ERROR(session_->CloseFullWindows());
+  RETURN_IF_ERROR(session_->state().windows.CloseFull());
   RETURN_IF_ERROR(Send(EncodeProgress(progress)));
-  Op op;
-  op.kind = OpKind::kFinishWrite;
+  Op op = OpOf(OpKind::kFinishWrite);
   op.sets_moments = 1;
-  RETURN_IF_ERROR(session_->Submit(op));
-  RETURN_IF_ERROR(session_->AwaitResult(OpKind::kFinishWrite));
-  return session_->ResultStatus();
+  return session_->state().client.Finish(op);
 }
 
 void StateAccess::SaveWanted() {
-  const int64_t wish = session_->page()->result.wanted_save;
+  RankClient& client = session_->state().client;
+  const int64_t wish = client.page()->result.wanted_save;
   if (wish == 0) return;
   std::string bytes;
-  if (session_->wanted_save_request_ != nullptr) {
-    bytes = session_->wanted_save_request_(wish);
+  if (session_->state().wanted_save_request != nullptr) {
+    bytes = session_->state().wanted_save_request(wish);
   } else {
     v1::SaveRequest request;
     request.set_is_checkpoint(true);
@@ -113,17 +123,10 @@ void StateAccess::SaveWanted() {
     bytes = request.SerializeAsString();
   }
   const absl::Status status = Call(OpKind::kSave, bytes).status();
-  const bool all_have_it = status.ok() || session_->agreed_error_ || session_->EpochIsOver();
-  session_->agreed_error_ = false;  // Not the step's.
+  const bool all_have_it = status.ok() || client.agreed_error() || client.EpochIsOver();
+  client.set_agreed_error(false);  // Not the step's.
   // Its result would be taken for that of what comes next.
-  if (!all_have_it) (void)session_->Fail(status);
-}
-
-absl::Status Session::Save(const std::string& path) {
-  v1::SaveRequest request;
-  request.set_path(path);
-  AddTrainerTensors(this, &request);
-  return StateAccess(this).Call(OpKind::kSave, request.SerializeAsString()).status();
+  if (!all_have_it) (void)client.Fail(status);
 }
 
 }  // namespace tessera

@@ -3,17 +3,20 @@
 #ifndef TESSERA_CLIENT_CPP_STATE_ACCESS_H_
 #define TESSERA_CLIENT_CPP_STATE_ACCESS_H_
 
+#include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "client/cpp/named_tensor.h"
 #include "client/cpp/session.h"
+#include "layout/values.h"
+#include "net/transport_security.h"
+#include "worker/memory/control_page.h"
 #include "worker/memory/job_memory.h"
 #include "worker/memory/training_progress.h"
 
@@ -39,27 +42,23 @@ class StateAccess {
 
   // How the job and its coordinator are reached.
   DialOptions coordinator() const;
-  const std::string& job_id() const { return session_->options_.job_id; }
-  int64_t creation() const { return session_->creation_; }
-  int64_t epoch() const { return session_->epoch_; }
-  int64_t version() const { return session_->version(); }
-  absl::Duration patience() const { return session_->options_.operation_timeout; }
+  const std::string& job_id() const;
+  int64_t creation() const;
+  int64_t epoch() const;
+  int64_t version() const;
+  absl::Duration patience() const;
 
   // After a step: where a checkpoint of it is wanted from outside, on all ranks alike, asks for it.
   // How that ends is told to who wants it; a trainer learns of an epoch that ended from what it
   // does next.
   void SaveWanted();
   // Makes the request of SaveWanted; else it has nothing of the trainer's own.
-  void OnWantedSave(std::function<std::string(int64_t wish)> request) {
-    session_->wanted_save_request_ = std::move(request);
-  }
+  void OnWantedSave(std::function<std::string(int64_t wish)> request);
 
   // What the trainer's model has beside the job's parameters: saves have it too, and loads give it
   // back. Null: nothing that is known.
-  void SetTrainerTensors(TrainerTensors tensors) {
-    session_->trainer_tensors_ = std::make_shared<const TrainerTensors>(std::move(tensors));
-  }
-  const TrainerTensors* trainer_tensors() const { return session_->trainer_tensors_.get(); }
+  void SetTrainerTensors(TrainerTensors tensors);
+  const TrainerTensors* trainer_tensors() const;
 
  private:
   absl::Status Send(absl::string_view message);

@@ -1,4 +1,6 @@
-// Session: attaching, mapping, detaching, recovering.
+// What waits is in Await.
+#include "client/cpp/rank_client.h"
+
 #include <poll.h>
 
 #include <algorithm>
@@ -6,13 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/log.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "client/cpp/device_gradients.h"
+#include "client/cpp/buffer_hooks.h"
 #include "client/cpp/job_rpc.h"
 #include "client/cpp/missing_ranks.h"
-#include "client/cpp/session.h"
-#include "client/cpp/session_buffers.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "layout/layout_digest.h"
@@ -56,29 +56,25 @@ absl::StatusOr<MappedParameters> MapParameters(const ModelLayout& layout, const 
                                absl::MakeConstSpan(fds).subspan(num_others), /*writable=*/false);
 }
 
+// Of those that do, each rank's executor gets one from its trainer.
+bool MakesVersion(OpKind kind) {
+  return kind == OpKind::kStep || kind == OpKind::kFinishInitialize ||
+         kind == OpKind::kFinishWrite || kind == OpKind::kFinishTrainersStep ||
+         kind == OpKind::kLoad;
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& options) {
-  SessionOptions checked = options;
-  checked.config.layout.alignment_dtype = checked.config.compute_dtype;
-  RETURN_IF_ERROR(ValidateModel(checked.model));
-  RETURN_IF_ERROR(ValidateJobConfig(checked.config, checked.model));
-  std::unique_ptr<Session> session(new Session(std::move(checked)));
-  RETURN_IF_ERROR(session->Attach());
-  return session;
+Op OpOf(OpKind kind, int unit) {
+  Op op;
+  op.kind = kind;
+  op.unit = unit;
+  return op;
 }
 
-absl::Status Session::Attach() {
-  wait_limit_ = absl::Now() + options_.attach_timeout;
-  const absl::Status attached = AttachUntil(wait_limit_);
-  wait_limit_ = absl::InfiniteFuture();
-  return attached;
-}
-
-absl::Status Session::AttachUntil(absl::Time deadline) {
+absl::Status RankClient::Connect(absl::Time deadline) {
   ASSIGN_OR_RETURN(layout_, LayOut(options_.model, options_.config));
   ASSIGN_OR_RETURN(plan_, JobMemory::Create(layout_, options_.config));
-  hooks_.resize(layout_.units.size());
   v1::CreateJobRequest create;
   create.set_request_id(NewRequestId());
   create.set_job_id(options_.job_id);
@@ -108,7 +104,7 @@ absl::Status Session::AttachUntil(absl::Time deadline) {
   RETURN_IF_ERROR(NameMissing(attached.status()));
   const v1::AttachResponse& response = *attached;
   ASSIGN_OR_RETURN(lease_, ConnectPacketSocket(response.descriptor_socket()));
-  const bool hosts = options_.host_executor != nullptr;
+  const bool hosts = wants_executor();
   RETURN_IF_ERROR(SendPacket(lease_.get(), ClaimText(response.ticket(), hosts)));
   pollfd reply = {lease_.get(), POLLIN, 0};
   const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
@@ -120,28 +116,28 @@ absl::Status Session::AttachUntil(absl::Time deadline) {
   only_host_ = given.only_host;
   if (packet.fds.size() < (hosts ? 4 : 3) || (given.first_epoch != 0) != hosts)
     return absl::UnavailableError("the worker gave not all of the rank's memory");
-  UniqueFd executor_socket;
-  if (hosts) {
-    executor_socket = std::move(packet.fds.back());
-    packet.fds.pop_back();
-  }
-  RETURN_IF_ERROR(MapRegions(std::move(packet.fds)));
-  if (hosts) {
-    return HostExecutorFrom(static_cast<uint32_t>(given.first_epoch), std::move(executor_socket),
-                            deadline);
-  }
   epoch_ = static_cast<uint32_t>(response.epoch());
+  if (hosts) {
+    executor_socket_ = std::move(packet.fds.back());
+    packet.fds.pop_back();
+    epoch_ = static_cast<uint32_t>(given.first_epoch) - 1;
+  }
+  return MapRegions(std::move(packet.fds));
+}
+
+absl::Status RankClient::Begin(absl::Time deadline) {
+  if (wants_executor()) return HostExecutor(deadline);
   const absl::Status joined = JoinEpoch();
   // An epoch that ended meanwhile is not the caller's concern; the next one is clean.
   const bool epoch_failed = page()->failed_epoch.load(std::memory_order_acquire) >= epoch_;
   return absl::IsAborted(joined) || (!joined.ok() && epoch_failed) ? Recover() : joined;
 }
 
-DialOptions Session::Coordinator() const {
+DialOptions RankClient::Coordinator() const {
   return {options_.coordinator_address, options_.tls, options_.insecure_connect};
 }
 
-absl::Status Session::NameMissing(absl::Status status) const {
+absl::Status RankClient::NameMissing(absl::Status status) const {
   if (!absl::IsDeadlineExceeded(status)) return status;
   const auto job = GetJob(Coordinator(), options_.job_id, absl::Now() + kMissingTimeout);
   const std::string missing = job.ok() ? MissingRanks(*job, rank()) : "";
@@ -149,40 +145,35 @@ absl::Status Session::NameMissing(absl::Status status) const {
   return absl::DeadlineExceededError(absl::StrCat(status.message(), ": ", missing));
 }
 
-absl::Status Session::HostExecutorFrom(uint32_t first_epoch, UniqueFd socket, absl::Time deadline) {
-  ASSIGN_OR_RETURN(executor_,
-                   HostedExecutor::Start(options_.host_executor, std::move(socket), options_.rank));
-  epoch_ = first_epoch - 1;
+absl::Status RankClient::HostExecutor(absl::Time deadline) {
+  ASSIGN_OR_RETURN(executor_, HostedExecutor::Start(options_.host_executor,
+                                                    std::move(executor_socket_), options_.rank));
   const absl::Status status = AwaitNewEpoch(deadline);
   // One that could not start has made room for one of the worker's, and that was not asked for.
   RETURN_IF_ERROR(executor_->status());
   return status;
 }
 
-absl::Status Session::JoinEpoch() {
+void RankClient::BeginEpoch() {
+  results_ = 0;
+  on_epoch_();
+}
+
+absl::Status RankClient::JoinEpoch() {
   // The epoch opens the rank's page a moment after the worker heard of it.
   RETURN_IF_ERROR(Await([] { return std::string("the rank's executor"); },
                         [this] { return page()->epoch.load() >= epoch_; }));
-  ResetEpoch();
+  BeginEpoch();
   // A trainer that detached in this epoch may have left operations, open units and gradients. What
   // it submitted is done once this is, reductions too; only then do the counts stand still.
-  RETURN_IF_ERROR(Submit(OpKind::kDropGradients, -1));
-  const uint32_t submitted = page()->submitted.value.load();
+  RETURN_IF_ERROR(Submit(OpOf(OpKind::kDropGradients)));
   RETURN_IF_ERROR(
-      Await([] { return std::string("operations of the trainer before this one"); },
-            [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; }));
+      AwaitConsumed([] { return std::string("operations of the trainer before this one"); }));
   results_ = page()->result.count.load();
-  for (int unit = 0; unit < num_units(); ++unit) {
-    unshards_[unit] = page()->units[unit].unsharded.load();
-    gradients_[unit].submitted = page()->units[unit].reduced.load();
-    if (page()->units[unit].state.load() == static_cast<uint32_t>(UnitState::kSharded)) continue;
-    windows_[unit] = Window::kOpen;
-    RETURN_IF_ERROR(Reshard(unit));
-  }
   return absl::OkStatus();
 }
 
-absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
+absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
   ASSIGN_OR_RETURN(memory_.gradients, Mapping::CreateWhole(fds[1].get(), Access::kReadWrite));
   ASSIGN_OR_RETURN(memory_.control, Mapping::CreateWhole(fds[2].get(), Access::kReadWrite));
   if (memory_.gradients.size_bytes() < plan_.gradient_region_bytes() ||
@@ -203,37 +194,19 @@ absl::Status Session::MapRegions(std::vector<UniqueFd> fds) {
                      memory_.device->MapRegion(fds[3].get(), plan_.device_gradient_region_bytes(),
                                                /*writable=*/true));
     ASSIGN_OR_RETURN(memory_.kernels, memory_.device->CreateKernels({}));
-    DeviceGradients::NameEvents(this);
     return absl::OkStatus();
   }
   // Places for buffers that never change take no memory, but rank 0's.
   Populate(memory_.gradients, options_.rank == 0 ? memory_.gradients.size_bytes()
                                                  : plan_.staged_buffers_offset_bytes());
-  return GuardWindows();
-}
-
-absl::Status Session::GuardWindows() {
-  if (!options_.guard_windows) return absl::OkStatus();
-  std::vector<WindowGuard::UnitPages> pages, full_pages;
-  bool any_other = false;
-  for (int u = 0; u < num_units(); ++u) {
-    const UnitMemory& unit = plan_.units()[u];
-    const bool is_other = plan_.HasOtherFullMemory(u);
-    any_other |= is_other;
-    const UnitParameters& at = memory_.parameters.units[u];
-    pages.push_back({at.unsharded, unit.parameter_bytes, SizeBytes(unit.compute_dtype)});
-    full_pages.push_back({at.full, is_other ? unit.full_bytes : 0, SizeBytes(unit.full_dtype)});
-  }
-  guard_ = std::make_unique<WindowGuard>(&layout_, std::move(pages));
-  if (any_other) full_guard_ = std::make_unique<WindowGuard>(&layout_, std::move(full_pages));
   return absl::OkStatus();
 }
 
-Session::~Session() {
-  if (!lease_.valid()) return;
+void RankClient::Detach(bool idle) {
+  if (!attached()) return;
   // An executor that has nothing left to do leaves its epoch without ending it for others. Within a
   // step it waits for other ranks, which will never come.
-  if (hosts_executor() && !within_step() && !EpochIsOver() && DropGradients().ok()) {
+  if (idle) {
     const uint32_t submitted = page()->submitted.value.load();
     (void)AwaitEvent(
         page(), epoch_, absl::Now() + kDetachTimeout, [] { return std::string("the last one"); },
@@ -247,24 +220,139 @@ Session::~Session() {
   executor_.reset();
 }
 
-void Session::ResetEpoch() {
-  results_ = 0;
-  windows_.assign(num_units(), Window::kClosed);
-  memory_.slot_windows.Reset(memory_.parameters.plan);
-  precisions_.assign(num_units(), Precision::kCompute);
-  unshards_.assign(num_units(), 0);
-  gradients_.assign(num_units(), UnitGradient());
-  clipping_ = Clipping();
-  slot_user_.assign(plan_.num_gradient_slots(), -1);
-  ForgetTouched();
-  for (int unit = 0; unit < num_units(); ++unit) {
-    gradients_[unit].contributed.assign(layout_.units[unit].flat.parameters().size(), 0);
-    if (guard_ != nullptr) (void)guard_->Close(unit);
-    if (full_guard_ != nullptr) (void)full_guard_->Close(unit);
+int64_t RankClient::version() const {
+  return page()->committed_step.load(std::memory_order_acquire);
+}
+
+int64_t RankClient::next_step() const {
+  return page()->trained_step.load(std::memory_order_acquire) + 1;
+}
+
+bool RankClient::initialized() const {
+  return page()->initialized.load(std::memory_order_acquire) != 0;
+}
+
+absl::Status RankClient::CheckUnit(int unit) const {
+  if (unit >= 0 && unit < num_units()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("no unit ", unit, " of ", num_units()));
+}
+
+absl::Status RankClient::CheckInitialized() const {
+  if (initialized()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("job '", options_.job_id, "' has no initial values yet"));
+}
+
+absl::Status RankClient::CheckNotInitialized() const {
+  if (!initialized()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("job '", options_.job_id, "' has its initial values already"));
+}
+
+absl::Status RankClient::StageBuffers(OpKind kind) {
+  if (buffer_hooks_ == nullptr || buffer_hooks_->stage == nullptr || !MakesVersion(kind))
+    return absl::OkStatus();
+  const absl::Status staged = buffer_hooks_->stage();
+  if (staged.ok() || absl::IsAborted(staged)) return staged;
+  // This rank's alone: the others, who wait for it in the operation, are told.
+  RETURN_IF_ERROR(Fail(staged));
+  RETURN_IF_ERROR(Recover());
+  agreed_error_ = true;
+  return staged;
+}
+
+absl::Status RankClient::Submit(Op op) {
+  ControlPage* control = page();
+  RETURN_IF_ERROR(FaultPoint("trainer.operation"));
+  RETURN_IF_ERROR(StageBuffers(op.kind));
+  const uint32_t number = control->submitted.value.load(std::memory_order_relaxed);
+  RETURN_IF_ERROR(
+      Await([] { return std::string("room in the submission ring"); },
+            [&] { return number - control->consumed.load(std::memory_order_acquire) < kRingOps; }));
+  op.epoch = epoch_;
+  control->ring[number % kRingOps] = op;
+  agreed_error_ = false;
+  Publish(&control->submitted, number + 1);
+  return absl::OkStatus();
+}
+
+absl::Status RankClient::Submit(OpKind kind, const StepOptions& step) {
+  Op op = OpOf(kind);
+  op.learning_rate_scale = step.learning_rate_scale;
+  op.gradient_divisor = step.gradient_divisor;
+  op.weight = step.weight.value_or(-1.0);
+  op.num_groups = step.groups.size();
+  std::copy(step.groups.begin(), step.groups.end(), page()->step_groups);
+  return Submit(op);
+}
+
+absl::Status RankClient::AwaitConsumed(absl::FunctionRef<std::string()> what) {
+  const uint32_t submitted = page()->submitted.value.load();
+  return Await(what, [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
+}
+
+absl::Status RankClient::SubmitAndAwait(Op op) {
+  RETURN_IF_ERROR(Submit(op));
+  return AwaitConsumed([&] { return OpName(op.kind); });
+}
+
+absl::Status RankClient::Finish(Op op) {
+  RETURN_IF_ERROR(Submit(op));
+  RETURN_IF_ERROR(AwaitResult(op.kind));
+  return ResultStatus();
+}
+
+absl::Status RankClient::AwaitResult(OpKind kind) {
+  const uint32_t wanted = results_ + 1;
+  const OpResult& result = page()->result;
+  RETURN_IF_ERROR(Await([kind] { return OpName(kind); },
+                        [&] { return result.count.load(std::memory_order_acquire) == wanted; }));
+  results_ = wanted;
+  agreed_error_ = result.status_code != 0;
+  if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr && MakesVersion(kind))
+    buffer_hooks_->take();
+  return absl::OkStatus();
+}
+
+absl::Status RankClient::ResultStatus() const {
+  const OpResult& result = page()->result;
+  if (result.status_code == 0) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(result.status_code),
+                      LoadText(result.message, kMaxErrorBytes));
+}
+
+absl::Status RankClient::Await(absl::FunctionRef<std::string()> what,
+                               absl::FunctionRef<bool()> done) {
+  const absl::Time deadline = std::min(absl::Now() + options_.operation_timeout, wait_limit_);
+  while (true) {
+    // In slices, to notice when the worker is gone and nobody will ever answer.
+    absl::Status status =
+        AwaitEvent(page(), epoch_, std::min(deadline, absl::Now() + absl::Seconds(1)), what, done);
+    if (!absl::IsDeadlineExceeded(status)) return status;
+    pollfd lease = {lease_.get(), POLLIN, 0};
+    if (poll(&lease, 1, 0) > 0)
+      return absl::UnavailableError(absl::StrCat("the worker is gone (waiting for ", what(), ")"));
+    if (absl::Now() >= deadline) return NameMissing(status);
   }
 }
 
-absl::Status Session::Recover() {
+bool RankClient::EpochIsOver() const {
+  return page()->failed_epoch.load(std::memory_order_acquire) >= epoch_ ||
+         page()->epoch.load(std::memory_order_acquire) > epoch_;
+}
+
+absl::Status RankClient::Fail(const absl::Status& cause) {
+  if (EpochIsOver()) return absl::OkStatus();
+  StoreText(cause.message(), page()->text, kMaxTextBytes);
+  Op op = OpOf(OpKind::kFail);
+  op.status_code = cause.raw_code();
+  RETURN_IF_ERROR(Submit(op));
+  const absl::Status over =
+      Await([] { return std::string("the end of the epoch"); }, [this] { return EpochIsOver(); });
+  return EpochIsOver() ? absl::OkStatus() : over;
+}
+
+absl::Status RankClient::Recover() {
   if (!EpochIsOver()) return absl::OkStatus();
   const absl::Time now = absl::Now();
   // Each epoch may fail since the same rank does not come.
@@ -283,7 +371,7 @@ absl::Status Session::Recover() {
   return next;
 }
 
-absl::Status Session::AwaitNewEpoch(absl::Time deadline) {
+absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
          page()->failed_epoch.load() >= page()->epoch.load()) {
     const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
@@ -308,83 +396,9 @@ absl::Status Session::AwaitNewEpoch(absl::Time deadline) {
   // What this trainer launched before may still read units whose slots are filled anew.
   if (memory_.parameters.plan.num_slots() > 0) RETURN_IF_ERROR(memory_.device->Synchronize());
   epoch_ = page()->epoch.load();
-  ResetEpoch();
+  BeginEpoch();
   if (buffer_hooks_ != nullptr && buffer_hooks_->take != nullptr) buffer_hooks_->take();
   return absl::OkStatus();
-}
-
-bool Session::EpochIsOver() const {
-  return page()->failed_epoch.load(std::memory_order_acquire) >= epoch_ ||
-         page()->epoch.load(std::memory_order_acquire) > epoch_;
-}
-
-absl::Status Session::Fail(const absl::Status& cause) {
-  if (EpochIsOver()) return absl::OkStatus();
-  StoreText(cause.message(), page()->text, kMaxTextBytes);
-  Op op;
-  op.kind = OpKind::kFail;
-  op.status_code = cause.raw_code();
-  RETURN_IF_ERROR(Submit(op));
-  const absl::Status over =
-      Await([] { return std::string("the end of the epoch"); }, [this] { return EpochIsOver(); });
-  return EpochIsOver() ? absl::OkStatus() : over;
-}
-
-absl::Status Session::RunBody(const std::function<absl::Status()>& step_body) {
-  absl::Status status;
-  try {
-    status = step_body();
-  } catch (...) {  // The caller's; the other ranks must not wait for this one meanwhile.
-    if (Fail(absl::UnknownError("the step's code threw an exception")).ok()) (void)Recover();
-    throw;
-  }
-  if (status.ok() || EpochIsOver() || agreed_error_) return status;
-  RETURN_IF_ERROR(Fail(status));
-  // So that it is not taken for the end of the epoch.
-  return absl::IsAborted(status) ? absl::UnknownError(status.message()) : status;
-}
-
-absl::Status Session::RunStep(const std::function<absl::Status()>& step_body, int* redone) {
-  const int64_t step = next_step();
-  if (buffer_hooks_ != nullptr && buffer_hooks_->begin_step != nullptr) buffer_hooks_->begin_step();
-  std::function<absl::Status()> body = step_body;
-  while (true) {
-    const absl::Status status = RunBody(body);
-    // What is left of a body that made no step would be in the next one's.
-    if (status.ok() && next_step() == step && (within_step() || clipping_.done)) {
-      const absl::Status dropped = DropGradients();
-      return absl::IsAborted(dropped) ? Recover() : dropped;  // They went with the epoch.
-    }
-    if (status.ok()) return status;
-    RETURN_IF_ERROR(Recover());
-    if (!absl::IsAborted(status)) return status;
-    // Decided before the failure, so it was completed everywhere: running it again would apply the
-    // body's batch twice.
-    if (next_step() > step) return absl::OkStatus();
-    if (redone != nullptr) ++*redone;
-    TESSERA_LOG(WARNING,
-                "job '{}', rank {}: step {} is made again, in epoch {}, since it was undone: {}",
-                options_.job_id, rank(), step, epoch_, std::string(status.message()));
-    if (buffer_hooks_ == nullptr || buffer_hooks_->restore == nullptr) continue;
-    body = [&]() -> absl::Status {
-      RETURN_IF_ERROR(buffer_hooks_->restore());
-      return step_body();
-    };
-  }
-}
-
-absl::Status Session::Await(absl::FunctionRef<std::string()> what, absl::FunctionRef<bool()> done) {
-  const absl::Time deadline = std::min(absl::Now() + options_.operation_timeout, wait_limit_);
-  while (true) {
-    // In slices, to notice when the worker is gone and nobody will ever answer.
-    absl::Status status =
-        AwaitEvent(page(), epoch_, std::min(deadline, absl::Now() + absl::Seconds(1)), what, done);
-    if (!absl::IsDeadlineExceeded(status)) return status;
-    pollfd lease = {lease_.get(), POLLIN, 0};
-    if (poll(&lease, 1, 0) > 0)
-      return absl::UnavailableError(absl::StrCat("the worker is gone (waiting for ", what(), ")"));
-    if (absl::Now() >= deadline) return NameMissing(status);
-  }
 }
 
 }  // namespace tessera
