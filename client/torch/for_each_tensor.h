@@ -1,5 +1,6 @@
-// Finds the tensors in what forwards take and return: a tensor; a pair, tuple, optional, array,
-// vector, map or other container of what holds tensors; a struct that names its tensors:
+// Finds the tensors in what forwards take and return: a tensor; a packed sequence; a pair, tuple,
+// optional, variant, array, vector, map, torch::OrderedDict, c10::List, c10::Dict or other
+// container of what holds tensors; a struct that names its tensors:
 //
 //   struct Output {
 //     torch::Tensor logits;
@@ -8,7 +9,7 @@
 //   };
 //
 // or, of a type that cannot be changed, `template <class F> void ForEachTensor(T&, F&&)` beside it.
-// Pointers are not followed.
+// Pointers, views (torch::TensorList) and torch::IValue are not followed.
 //
 //   VisitTensors(result, [](torch::Tensor& tensor) { ... });
 //
@@ -21,6 +22,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "client/torch/libtorch.h"
 
@@ -51,6 +53,25 @@ struct IsContainer : std::false_type {};
 template <typename T>
 struct IsContainer<T, std::void_t<typename T::value_type, Element<T>>>
     : std::bool_constant<!std::is_same_v<Element<T>, T>> {};
+
+// Those with an interface of their own.
+template <typename T>
+struct IsOfTorch : std::false_type {};
+template <typename K, typename V>
+struct IsOfTorch<torch::OrderedDict<K, V>> : std::true_type {};
+template <typename T>
+struct IsOfTorch<c10::List<T>> : std::true_type {};
+template <typename K, typename V>
+struct IsOfTorch<c10::Dict<K, V>> : std::true_type {};
+
+// torch::nn::utils::rnn::PackedSequence, whose header is not needed for it.
+template <typename T, typename = void>
+struct IsPackedSequence : std::false_type {};
+template <typename T>
+struct IsPackedSequence<T, std::void_t<decltype(std::declval<T&>().batch_sizes()),
+                                       decltype(std::declval<T&>().sorted_indices()),
+                                       decltype(std::declval<T&>().unsorted_indices())>>
+    : std::is_same<decltype(std::declval<T&>().data()), const torch::Tensor&> {};
 
 template <typename T, typename = void>
 struct IsOptional : std::false_type {};
@@ -108,11 +129,71 @@ struct TensorsIn<std::tuple<T...>> {
 };
 
 template <typename T>
-struct TensorsIn<T, std::enable_if_t<tensors_internal::IsContainer<T>::value>> {
+struct TensorsIn<T, std::enable_if_t<tensors_internal::IsContainer<T>::value &&
+                                     !tensors_internal::IsOfTorch<T>::value>> {
   static constexpr bool kAny = TensorsIn<tensors_internal::Element<T>>::kAny;
   template <typename F>
   static void Visit(T& values, F&& f) {
     for (auto& value : values) VisitTensors(value, f);
+  }
+};
+
+template <typename K, typename V>
+struct TensorsIn<torch::OrderedDict<K, V>> {
+  static constexpr bool kAny = TensorsIn<V>::kAny;
+  template <typename F>
+  static void Visit(torch::OrderedDict<K, V>& values, F&& f) {
+    for (auto& item : values) VisitTensors(item.value(), f);
+  }
+};
+
+// Copies of a c10::List or c10::Dict share its elements: what is visited gets its own.
+template <typename T>
+struct TensorsIn<c10::List<T>> {
+  static constexpr bool kAny = TensorsIn<T>::kAny;
+  template <typename F>
+  static void Visit(c10::List<T>& values, F&& f) {
+    values = values.copy();
+    for (size_t i = 0; i < values.size(); ++i) {
+      T value = values.get(i);
+      VisitTensors(value, f);
+      values.set(i, std::move(value));
+    }
+  }
+};
+
+template <typename K, typename V>
+struct TensorsIn<c10::Dict<K, V>> {
+  static constexpr bool kAny = TensorsIn<V>::kAny;
+  template <typename F>
+  static void Visit(c10::Dict<K, V>& values, F&& f) {
+    values = values.copy();
+    for (auto& entry : values) {
+      V value = entry.value();
+      VisitTensors(value, f);
+      entry.setValue(std::move(value));
+    }
+  }
+};
+
+template <typename... T>
+struct TensorsIn<std::variant<T...>> {
+  static constexpr bool kAny = (TensorsIn<T>::kAny || ...);
+  template <typename F>
+  static void Visit(std::variant<T...>& values, F&& f) {
+    std::visit([&](auto& value) { VisitTensors(value, f); }, values);
+  }
+};
+
+template <typename T>
+struct TensorsIn<T, std::enable_if_t<tensors_internal::IsPackedSequence<T>::value>> {
+  static constexpr bool kAny = true;
+  template <typename F>
+  static void Visit(T& sequence, F&& f) {
+    torch::Tensor data = sequence.data();
+    f(data);
+    sequence =
+        T(data, sequence.batch_sizes(), sequence.sorted_indices(), sequence.unsorted_indices());
   }
 };
 

@@ -189,5 +189,41 @@ TEST_F(ModelStatesTest, BufferThatFilesCannotHoldIsNamed) {
   });
 }
 
+TEST_F(ModelStatesTest, LoadThatOneRankAloneRefusesChangesNoRankAndTrainingGoesOn) {
+  OnEach("first", [&](Own& own) {
+    Train(own);
+    EXPECT_OK(own.model->session().Save(Path("m.safetensors")));
+    own.net->norm->running_mean.fill_(7);
+    const torch::Tensor mask = own.net->mask.clone();
+    if (own.rank == 1) own.net->mask.set_data(torch::zeros({2}, torch::kComplexDouble));
+    const absl::Status refused = LoadModel(&own.model->session(), Path("m.safetensors")).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+    EXPECT_THAT(refused.message(), HasSubstr("'mask'"));
+    EXPECT_THAT(refused.message(), HasSubstr(own.rank == 0 ? "rank 1: " : ""));
+    EXPECT_TRUE(torch::equal(own.net->norm->running_mean, torch::full({6}, 7.0)));
+    own.net->mask.set_data(mask);
+    Train(own);
+    EXPECT_OK(LoadModel(&own.model->session(), Path("m.safetensors")).status());
+    EXPECT_EQ(own.net->norm->num_batches_tracked.item<int64_t>(), 3);
+  });
+}
+
+// As module->to(torch::kDouble) does; files and other trainers go on seeing the dtype of before.
+TEST_F(ModelStatesTest, BufferThatGotAnotherFloatingPointDTypeIsRoundedInTheState) {
+  torch::Tensor mean;
+  OnEach("first", [&](Own& own) {
+    own.net->norm->running_mean.set_data(own.net->norm->running_mean.to(torch::kDouble));
+    Train(own);
+    EXPECT_EQ(own.net->norm->running_mean.scalar_type(), torch::kDouble);
+    EXPECT_OK(own.model->session().Save(Path("m.safetensors")));
+    if (own.rank == 0) mean = own.net->norm->running_mean.to(torch::kFloat);
+  });
+  OnEach("second", [&](Own& own) {
+    EXPECT_OK(LoadModel(&own.model->session(), Path("m.safetensors")));
+    EXPECT_EQ(own.net->norm->running_mean.scalar_type(), torch::kFloat);
+    EXPECT_TRUE(torch::equal(own.net->norm->running_mean, mean));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

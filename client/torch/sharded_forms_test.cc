@@ -1,11 +1,14 @@
 // The forms in which libtorch's users hold and call modules, each with a Sharded<> one.
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/utils/rnn.h>
 
 #include <array>
 #include <map>
 #include <string>
 #include <unordered_map>
+#include <variant>
 
 #include "base/status_matchers.h"
 #include "client/torch/torch_cluster.h"
@@ -58,6 +61,11 @@ struct OverloadedImpl : torch::nn::Module {
   torch::nn::Linear linear;
 };
 
+// One that says FORWARD_HAS_DEFAULT_ARGS.
+struct Transposed : torch::nn::ConvTranspose1dImpl {
+  using ConvTranspose1dImpl::ConvTranspose1dImpl;
+};
+
 struct BaseImpl : torch::nn::Module {
   virtual torch::Tensor forward(torch::Tensor x) = 0;
 };
@@ -87,6 +95,25 @@ struct CallsImpl : torch::nn::Module {
   std::shared_ptr<Wrap<DefaultsImpl>> defaults;
   std::shared_ptr<Wrap<OverloadedImpl>> overloaded;
   std::shared_ptr<Wrap<DerivedImpl>> derived;
+};
+
+// Where torch's containers call such a module, and leave the defaults out.
+template <template <typename> class Wrap>
+struct DefaultsInContainersImpl : torch::nn::Module {
+  DefaultsInContainersImpl() {
+    in_sequence = register_module(
+        "in_sequence", torch::nn::Sequential(std::make_shared<Wrap<Transposed>>(4, 4, 1),
+                                             torch::nn::Conv1d(4, 4, 1),
+                                             std::make_shared<Wrap<Transposed>>(4, 4, 1)));
+    any = torch::nn::AnyModule(std::make_shared<Wrap<Transposed>>(4, 4, 1));
+    register_module("any", any.ptr());
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = in_sequence->forward(x.unsqueeze(2));
+    return any.forward(x).squeeze(2) + any.forward(x, c10::optional<at::IntArrayRef>()).squeeze(2);
+  }
+  torch::nn::Sequential in_sequence{nullptr};
+  torch::nn::AnyModule any;
 };
 
 class ShardedFormsTest : public TorchCluster {
@@ -139,6 +166,21 @@ TEST_F(ShardedFormsTest, ForwardsWithDefaultArgumentsAndOverloadsAndVirtualOnes)
   ExpectTrainsAsPlain<CallsImpl<Plain>, Sharded<CallsImpl<Sharded>>>();
 }
 
+TEST_F(ShardedFormsTest, ForwardsWithDefaultArgumentsInSequentialAndAnyModule) {
+  ExpectTrainsAsPlain<DefaultsInContainersImpl<Plain>,
+                      Sharded<DefaultsInContainersImpl<Sharded>>>();
+}
+
+// A plain AnyModule is given all arguments of a module that does not say so.
+TEST_F(ShardedFormsTest, AnyModuleLeavesOutDefaultsThatTheModuleDoesNotDeclareToIt) {
+  torch::nn::AnyModule any(std::make_shared<Sharded<DefaultsImpl>>());
+  const torch::Tensor x = torch::ones({2, 4});
+  EXPECT_TRUE(torch::equal(any.forward(x), any.get<Sharded<DefaultsImpl>>().forward(x)));
+  EXPECT_TRUE(torch::equal(any.forward(x, torch::ones({4})),
+                           any.get<Sharded<DefaultsImpl>>().forward(x, torch::ones({4}))));
+  EXPECT_THROW(any.forward(), c10::Error);
+}
+
 struct Named {
   torch::Tensor x;
   std::vector<torch::Tensor> more;
@@ -179,6 +221,44 @@ TEST_F(ShardedFormsTest, TensorsInContainersAndStructsAreCast) {
     EXPECT_EQ(result.more.size(), 3);
     EXPECT_EQ(x.scalar_type(), torch::kFloat) << "the caller's stays as it is";
     (result.x.sum() + result.more[0].sum() + result.more[2].sum()).backward();
+    return model->Step();
+  }));
+}
+
+using Ordered = torch::OrderedDict<std::string, torch::Tensor>;
+using Either = std::variant<int, torch::Tensor>;
+using Packed = torch::nn::utils::rnn::PackedSequence;
+struct TorchsOwnImpl : torch::nn::Module {
+  TorchsOwnImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+  Packed forward(Ordered ordered, const c10::List<torch::Tensor>& list,
+                 c10::Dict<std::string, torch::Tensor> dict, Either either, const Packed& packed) {
+    const torch::Tensor sum = linear->forward(ordered["a"]) + linear->forward(list.get(0)) +
+                              linear->forward(dict.at("b")) +
+                              linear->forward(std::get<torch::Tensor>(either));
+    return {linear->forward(packed.data()) + sum, packed.batch_sizes()};
+  }
+  torch::nn::Linear linear;
+};
+
+TEST_F(ShardedFormsTest, TensorsInTorchsOwnContainersAreCast) {
+  AttachOptions attach;
+  attach.precision.param_dtype = DType::kBf16;
+  attach.precision.cast_forward_inputs = true;
+  const auto net = std::make_shared<Sharded<TorchsOwnImpl>>();
+  ASSERT_OK_AND_ASSIGN(const auto model,
+                       ShardedModel::Attach(net, OptionsFor(0, 1), AlwaysWrap(), attach));
+  ASSERT_OK(model->RunStep([&] {
+    const torch::Tensor x = torch::ones({2, 4});
+    const c10::List<torch::Tensor> list({x});
+    c10::Dict<std::string, torch::Tensor> dict;
+    dict.insert("b", x);
+    const Packed packed(x, torch::tensor({2}));
+    const Packed result = net->forward(Ordered{{"a", x}}, list, dict, x, packed);
+    EXPECT_EQ(result.data().scalar_type(), torch::kBFloat16);
+    EXPECT_EQ(list.get(0).scalar_type(), torch::kFloat) << "the caller's stay as they are";
+    EXPECT_EQ(dict.at("b").scalar_type(), torch::kFloat);
+    EXPECT_EQ(packed.data().scalar_type(), torch::kFloat);
+    result.data().sum().backward();
     return model->Step();
   }));
 }

@@ -3,8 +3,8 @@
 // operator() of a TORCH_MODULE's holder. Else it is a template for whatever M's forwards take.
 //
 // Default arguments of M's forward can be left out, up to four of them, and {} for one is a value
-// of its type; Sequential and AnyModule,
-// which would have to know them, do not take such a module.
+// of its type. Sequential and AnyModule leave them out too, whether or not M says
+// FORWARD_HAS_DEFAULT_ARGS.
 #ifndef TESSERA_CLIENT_TORCH_SHARDED_FORWARD_H_
 #define TESSERA_CLIENT_TORCH_SHARDED_FORWARD_H_
 
@@ -13,6 +13,9 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
+
+#include "client/torch/libtorch.h"
 
 namespace tessera {
 namespace forward_internal {
@@ -81,6 +84,36 @@ class OrDefault {
   std::optional<std::decay_t<T>> value_;
 };
 
+// What torch::nn::AnyModule asks a module with `kRequired` arguments that must be given and `D...`
+// that need not, each an OrDefault<D> of its forward().
+template <typename M, size_t kRequired, typename... D>
+class AnyForward : public M {
+ public:
+  using M::M;
+
+ protected:
+  using Arguments = std::vector<torch::nn::AnyValue>;
+  bool _forward_has_default_args() override { return true; }
+  unsigned int _forward_num_required_args() override { return kRequired; }
+  Arguments _forward_populate_default_args(Arguments&& given) override {
+    return Populate(std::move(given), std::index_sequence_for<D...>());
+  }
+
+ private:
+  template <size_t... I>
+  static Arguments Populate(Arguments&& given, std::index_sequence<I...>) {
+    Arguments all;
+    for (size_t i = 0; i < kRequired; ++i) all.push_back(std::move(given[i]));
+    (all.push_back(Argument<D>(&given, kRequired + I)), ...);
+    return all;
+  }
+  template <typename T>
+  static torch::nn::AnyValue Argument(Arguments* given, size_t at) {
+    if (at >= given->size()) return torch::nn::AnyValue(OrDefault<T>());
+    return torch::nn::AnyValue(OrDefault<T>(std::move((*given)[at].get<std::decay_t<T>>())));
+  }
+};
+
 }  // namespace forward_internal
 
 // Derived has a RunForward for whatever M::forward takes.
@@ -127,9 +160,10 @@ auto RunWith(Derived* derived, std::tuple<A...> required, OrDefault<D>& next,
 }  // namespace forward_internal
 
 template <typename Derived, typename M, typename R, typename... A, typename D1>
-class ForwardOfType<Derived, M, forward_internal::Split<R, std::tuple<A...>, D1>, 1> : public M {
+class ForwardOfType<Derived, M, forward_internal::Split<R, std::tuple<A...>, D1>, 1>
+    : public forward_internal::AnyForward<M, sizeof...(A), D1> {
  public:
-  using M::M;
+  using forward_internal::AnyForward<M, sizeof...(A), D1>::AnyForward;
   R forward(A... args, forward_internal::OrDefault<D1> d1 = {}) {
     return forward_internal::RunWith(static_cast<Derived*>(this),
                                      std::tuple<A...>(std::forward<A>(args)...), d1);
@@ -137,9 +171,9 @@ class ForwardOfType<Derived, M, forward_internal::Split<R, std::tuple<A...>, D1>
 };
 template <typename Derived, typename M, typename R, typename... A, typename D1, typename D2>
 class ForwardOfType<Derived, M, forward_internal::Split<R, std::tuple<A...>, D1, D2>, 2>
-    : public M {
+    : public forward_internal::AnyForward<M, sizeof...(A), D1, D2> {
  public:
-  using M::M;
+  using forward_internal::AnyForward<M, sizeof...(A), D1, D2>::AnyForward;
   R forward(A... args, forward_internal::OrDefault<D1> d1 = {},
             forward_internal::OrDefault<D2> d2 = {}) {
     return forward_internal::RunWith(static_cast<Derived*>(this),
@@ -149,9 +183,9 @@ class ForwardOfType<Derived, M, forward_internal::Split<R, std::tuple<A...>, D1,
 template <typename Derived, typename M, typename R, typename... A, typename D1, typename D2,
           typename D3>
 class ForwardOfType<Derived, M, forward_internal::Split<R, std::tuple<A...>, D1, D2, D3>, 3>
-    : public M {
+    : public forward_internal::AnyForward<M, sizeof...(A), D1, D2, D3> {
  public:
-  using M::M;
+  using forward_internal::AnyForward<M, sizeof...(A), D1, D2, D3>::AnyForward;
   R forward(A... args, forward_internal::OrDefault<D1> d1 = {},
             forward_internal::OrDefault<D2> d2 = {}, forward_internal::OrDefault<D3> d3 = {}) {
     return forward_internal::RunWith(static_cast<Derived*>(this),
@@ -161,9 +195,9 @@ class ForwardOfType<Derived, M, forward_internal::Split<R, std::tuple<A...>, D1,
 template <typename Derived, typename M, typename R, typename... A, typename D1, typename D2,
           typename D3, typename D4>
 class ForwardOfType<Derived, M, forward_internal::Split<R, std::tuple<A...>, D1, D2, D3, D4>, 4>
-    : public M {
+    : public forward_internal::AnyForward<M, sizeof...(A), D1, D2, D3, D4> {
  public:
-  using M::M;
+  using forward_internal::AnyForward<M, sizeof...(A), D1, D2, D3, D4>::AnyForward;
   R forward(A... args, forward_internal::OrDefault<D1> d1 = {},
             forward_internal::OrDefault<D2> d2 = {}, forward_internal::OrDefault<D3> d3 = {},
             forward_internal::OrDefault<D4> d4 = {}) {

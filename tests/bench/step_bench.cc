@@ -7,7 +7,6 @@
 //               libtorch's AdamW on every rank's whole copy
 //   floor       what a sharded step has to move at the least, at this machine's rates: each rank
 //               reads its slice of all ranks' gradients, and reads and writes its optimizer state
-#include <torch/nn/utils/clip_grad.h>
 
 #include <algorithm>
 #include <ctime>

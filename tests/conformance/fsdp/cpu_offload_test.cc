@@ -1,6 +1,5 @@
 // cpu_offload on CPU workers, where it moves nothing: what upstream's tests say of it holds, and a
 // run with it has the bits of one without.
-#include <torch/nn/utils/clip_grad.h>
 
 #include <limits>
 
