@@ -31,12 +31,20 @@ struct Flags {
   std::string log_level = "info";
   std::string port_file;
   std::string fault_points;
+  bool ephemeral = false;
 };
 
 void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--listen", flags->server.listen_address, "host:port; port 0: any")
       ->capture_default_str();
-  app->add_option("--journal", flags->server.journal_path, "state file; none: in memory only");
+  app->add_option("--journal", flags->server.journal_path,
+                  "file that has the coordinator's state; made if there is none");
+  app->add_flag("--ephemeral", flags->ephemeral,
+                "no journal: the state ends with this process, and workers that hold jobs then "
+                "wait for a coordinator of their cluster");
+  app->add_option("--cluster-id", flags->server.cluster_id,
+                  "takes over what the workers of this cluster hold, with a new journal: for one "
+                  "that was lost; workers' logs name their cluster");
   app->add_flag("--insecure-listen", flags->server.insecure_listen,
                 "permit an address that others can reach, without TLS");
   app->add_option("--tls-cert", flags->server.tls.certificate_path, "PEM file");
@@ -95,6 +103,12 @@ absl::Status WritePortFile(const std::string& path, int port) {
 
 absl::Status Run(Flags flags, const sigset_t& ending_signals) {
   RETURN_IF_ERROR(SetLogLevel(flags.log_level));
+  if (flags.server.journal_path.empty() != flags.ephemeral) {
+    return absl::InvalidArgumentError(
+        flags.ephemeral ? "--ephemeral and --journal: give one of them"
+                        : "--journal FILE is needed, so that a restart knows the jobs; --ephemeral "
+                          "does without, for tests");
+  }
   RETURN_IF_ERROR(ArmFaultPointsFromFlag(flags.fault_points));
   RETURN_IF_ERROR(
       ParseDurationFlag("--worker-timeout", flags.worker_timeout, &flags.server.worker_timeout));

@@ -66,6 +66,10 @@ absl::StatusOr<std::unique_ptr<CoordinatorProcess>> CoordinatorProcess::Start(
     });
     if (!given) args.push_back(own);
   }
+  const bool has_journal = std::any_of(flags.begin(), flags.end(), [](const std::string& flag) {
+    return absl::StartsWith(flag, "--journal") || flag == "--ephemeral";
+  });
+  if (!has_journal) args.push_back("--ephemeral");
   args.insert(args.end(), flags.begin(), flags.end());
   const pid_t pid = fork();
   if (pid < 0) return ErrnoStatus(errno, "fork");

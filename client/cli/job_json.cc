@@ -77,6 +77,7 @@ std::string WorkerJson(const v1::WorkerStatusResponse& worker) {
                    {"num_devices", worker.num_devices()},
                    {"device", worker.device()},
                    {"coordinator_connected", worker.coordinator_connected()},
+                   {"cluster_id", worker.cluster_id()},
                    {"jobs", std::move(jobs)}});
 }
 

@@ -94,7 +94,9 @@ std::string WorkerText(const v1::WorkerStatusResponse& worker) {
       "worker ", Printable(worker.worker_id()), ": ", worker.num_devices(),
       worker.num_devices() == 1 ? " device, " : " devices, ",
       worker.device().empty() ? "" : absl::StrCat("memory on ", Printable(worker.device()), ", "),
-      worker.coordinator_connected() ? "connected to the coordinator" : "NOT connected", "\n");
+      worker.coordinator_connected() ? "connected to the coordinator" : "NOT connected",
+      worker.cluster_id().empty() ? "" : absl::StrCat(", cluster ", Printable(worker.cluster_id())),
+      "\n");
   for (const v1::JobProgress& progress : worker.jobs()) {
     v1::Job job;  // As far as this worker knows it.
     *job.mutable_ranks() = progress.ranks();

@@ -1,5 +1,6 @@
 #include "coordinator/core/coordinator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,7 +18,10 @@ absl::Status NoSuchJob(const JobId& job) {
 }  // namespace
 
 Coordinator::Coordinator(const CoordinatorOptions& options)
-    : options_(options), state_(options.request_capacity), liveness_(options.worker_timeout) {}
+    : options_(options),
+      state_(options.request_capacity),
+      liveness_(options.worker_timeout),
+      orphans_(options.max_jobs) {}
 
 absl::StatusOr<Coordinator> Coordinator::Restore(const CoordinatorOptions& options,
                                                  const std::vector<StateRecord>& records,
@@ -43,6 +47,8 @@ void Coordinator::Accept() {
   noted_saves_ = 0;
   if (!before_.has_value()) return;
   before_.reset();
+  for (const JobId& job : replaced_) unreadable_.erase(job);
+  replaced_.clear();
   for (auto it = runtimes_.begin(); it != runtimes_.end();) {
     it = state_.FindJob(it->first) == nullptr ? runtimes_.erase(it) : std::next(it);
   }
@@ -56,8 +62,13 @@ void Coordinator::Accept() {
 
 void Coordinator::Rollback() {
   noted_saves_ = 0;
+  replaced_.clear();
   if (before_.has_value()) state_ = *std::move(before_);
   before_.reset();
+}
+
+void Coordinator::NameCluster(const std::string& id, Effects* effects) {
+  Put(ClusterRecord{id}, effects);
 }
 
 void Coordinator::Put(StateRecord record, Effects* effects) {
@@ -119,6 +130,7 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
     }
     return view;
   }
+  RETURN_IF_ERROR(CheckKnown(event.job));
   if (replay != nullptr) {
     return absl::NotFoundError(absl::StrCat("job '", event.job.value(),
                                             "' was created by this request and deleted since"));
@@ -129,7 +141,9 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
   }
   JobStatus status;
   status.reason = "the job was created";
-  const int64_t sequence = NextSequence(now);
+  // Later than what was deleted of this id, whatever the clock says.
+  const int64_t sequence =
+      std::max(NextSequence(now), state_.deleted().Newest(event.job).value() + 1);
   Put(JobSpecRecord{event.job, event.spec, Creation(sequence)}, effects);
   Put(JobStatusRecord{event.job, status}, effects);
   Advance(event.job, now, effects);
@@ -145,13 +159,14 @@ absl::Status Coordinator::DeleteJob(const DeleteJobEvent& event, absl::Time now,
                    FindReplay(event.request_id, RequestKind::kDeleteJob, event.job));
   if (replay != nullptr) return absl::OkStatus();
   const Job* job = state_.FindJob(event.job);
-  if (job == nullptr) return NoSuchJob(event.job);
+  if (job == nullptr) return DeleteOrphan(event, now, effects);
   JobStatus last = job->status;
   last.state = *NextState(last.state, JobEvent::kDeleted);
   const std::set<WorkerId> workers = WorkersOf(last.placements);
   last.placements.clear();
   const DropJob drop{event.job, job->creation};
   Put(JobGoneRecord{event.job}, effects);
+  RememberDeleted(event.job, drop.creation, effects);
   RememberRequest(event.request_id,
                   {RequestKind::kDeleteJob, event.job, std::move(last), NextSequence(now)},
                   effects);
@@ -169,6 +184,12 @@ PlacementRequest Coordinator::RequestFor(const JobId& id, const Job& job) const 
   request.rule = options_.placement;
   request.ranks_per_worker = job.spec->config.shard_group_size;
   request.claimed = state_.ClaimedByOthers(id);
+  for (const auto& [key, holders] : orphans_.all()) {
+    const HeldJob* held = key.first == id ? nullptr : Orphans::Latest(holders);
+    if (held == nullptr || state_.FindJob(key.first) != nullptr) continue;
+    for (const HeldJob::Place& place : held->places)
+      request.claimed.emplace(place.worker, place.device);
+  }
   if (const auto avoided = avoided_.find(id); avoided != avoided_.end()) {
     request.avoided = avoided->second.ids();
   }
@@ -177,6 +198,10 @@ PlacementRequest Coordinator::RequestFor(const JobId& id, const Job& job) const 
 }
 
 std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
+  if (IsBehind(id, job)) {
+    return absl::StrCat("the journal is of an older epoch of it than its workers: ",
+                        Orphans::DescribeHolders(*orphans_.Find({id, job.creation})));
+  }
   if (job.status.state == JobState::kWaiting) {
     return absl::StrCat(job.status.reason, "; ", WhyWaiting(id, job));
   }
@@ -208,13 +233,21 @@ JobView Coordinator::View(const JobId& id, const Job& job) const {
 
 absl::StatusOr<JobView> Coordinator::GetJob(const JobId& job) const {
   const Job* found = state_.FindJob(job);
-  if (found == nullptr) return NoSuchJob(job);
-  return View(job, *found);
+  if (found != nullptr) return View(job, *found);
+  if (std::optional<JobView> orphan = ViewOrphan(job)) return *std::move(orphan);
+  return NoSuchJob(job);
 }
 
 std::vector<JobView> Coordinator::ListJobs() const {
   std::vector<JobView> views;
   for (const auto& [id, job] : state_.jobs()) views.push_back(View(id, job));
+  std::set<JobId> others;
+  for (const auto& [key, holders] : orphans_.all()) others.insert(key.first);
+  for (const auto& [id, reason] : unreadable_) others.insert(id);
+  for (const JobId& id : others) {
+    if (state_.FindJob(id) != nullptr) continue;
+    if (std::optional<JobView> orphan = ViewOrphan(id)) views.push_back(*std::move(orphan));
+  }
   return views;
 }
 

@@ -26,6 +26,7 @@
 #include "coordinator/core/effects.h"
 #include "coordinator/core/epoch_runtime.h"
 #include "coordinator/core/events.h"
+#include "coordinator/core/orphans.h"
 #include "coordinator/core/rank_assigner.h"
 
 namespace tessera::coordinator {
@@ -57,11 +58,20 @@ class Coordinator {
   void Accept();
   void Rollback();
 
+  // Which cluster this is: empty until it was named, once.
+  const std::string& cluster() const { return state_.cluster(); }
+  void NameCluster(const std::string& id, Effects* effects);
+  // Of a job whose records cannot be read, and why: it is kept as it is, shown, and given up once
+  // its workers describe it, or it is deleted. Before the first event.
+  void Quarantine(const JobId& job, const std::string& reason) { unreadable_[job] = reason; }
+
   // --- jobs ---
   // Errors: InvalidArgument    differs from the job of this id (names both ranks)
   //         AlreadyExists      the request id was used for something else
   //         NotFound           this request created the job, which was deleted since
   //         ResourceExhausted  too many jobs
+  //         Unavailable        workers hold a job of this id that the journal does not know, and
+  //                            are about to describe it, or its records cannot be read
   absl::StatusOr<JobView> CreateJob(const CreateJobEvent& event, absl::Time now, Effects* effects);
   // Errors: NotFound, AlreadyExists as above.
   absl::Status DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects);
@@ -83,7 +93,8 @@ class Coordinator {
   // Errors, here and in the events below: as MemberRegistry::CheckCurrent. The events below also:
   //   InvalidArgument  a rank or unit that the job lacks, or a rank that is not on this worker
   // Events of other epochs or creations, or of jobs that are gone, are ignored; but a worker that
-  // holds a job which is gone, or of which it has no rank, is told to drop it.
+  // holds a job which was deleted, or of which it has no rank, is told to drop it, and one that
+  // holds what the journal does not know is asked to describe it.
   absl::Status Connect(const Sender& sender, absl::Time now, Effects* effects);
   // The worker's stream has ended. It may be its process too.
   void Disconnected(const WorkerId& worker) { away_.insert(worker); }
@@ -97,6 +108,10 @@ class Coordinator {
                              Effects* effects);
   absl::Status ReportPrepared(const Sender& sender, const EpochPrepared& event, absl::Time now,
                               Effects* effects);
+  // A worker describes a job that the journal does not know, or knows in an older epoch: once all
+  // of the job's workers have, it goes on from what they hold.
+  absl::Status ReportHeld(const Sender& sender, const HeldJob& event, absl::Time now,
+                          Effects* effects);
 
   // --- hand-over: coordinator_hand_over.cc ---
   // One rank offers; once all of the epoch have offered the same step, the hand-over stands. A
@@ -144,6 +159,10 @@ class Coordinator {
  private:
   void Put(StateRecord record, Effects* effects);
   JobView View(const JobId& id, const Job& job) const;
+  // Of one that only workers know, or whose records cannot be read; none: it is no such job.
+  std::optional<JobView> ViewOrphan(const JobId& id) const;
+  // OK, or Unavailable: why the journal does not know what this job is.
+  absl::Status CheckKnown(const JobId& id) const;
   // Makes the runtime of the job's epoch where there is none. Only for an epoch that was accepted.
   EpochRuntime& Runtime(const JobId& id, const Job& job);
   const EpochRuntime* FindRuntime(const JobId& id, const Job& job) const;
@@ -158,7 +177,19 @@ class Coordinator {
                                             const JobId& job) const;
   // For a request, and for the job that it creates.
   int64_t NextSequence(absl::Time now) const;
+  void RememberDeleted(const JobId& job, Creation creation, Effects* effects);
+  absl::Status DeleteOrphan(const DeleteJobEvent& event, absl::Time now, Effects* effects);
   void RememberRequest(const std::string& request_id, Request request, Effects* effects);
+  void HearOfHeldJob(const Sender& sender, const JobProgress& progress, Effects* effects);
+  // Whether workers hold a later epoch of the job than the journal has.
+  bool IsBehind(const JobId& id, const Job& job) const;
+  // Where the ranks are, if the job can be taken over now. `why_not` says what is missing.
+  std::optional<std::vector<RankPlacement>> PlacesOf(const HeldJob& held,
+                                                     const Orphans::Holders& holders,
+                                                     std::string* why_not) const;
+  void Adopt(const Orphans::Key& key, absl::Time now, Effects* effects);
+  // Whether a part of the job's memory is gone with a worker, or one has said so.
+  bool MemoryIsGone(const JobId& id, const Job& job) const;
   void ForgetLostMembers(Effects* effects);
   void ResendOnConnect(const Sender& sender, Effects* effects) const;
   void ResendJob(const Sender& sender, const JobId& id, const Job& job, Effects* effects) const;
@@ -218,6 +249,9 @@ class Coordinator {
   std::map<JobId, EpochRuntime> runtimes_;
   std::map<JobId, RestartPacer> pacers_;
   std::map<JobId, AvoidedWorkers> avoided_;
+  Orphans orphans_;
+  std::map<JobId, std::string> unreadable_;  // And why.
+  std::set<JobId> replaced_;                 // Of these, once what waits for Accept is accepted.
   // Ends of saves that are not durable yet, of which the first ones are in what waits for Accept.
   std::vector<SaveReport> heard_saves_;
   size_t noted_saves_ = 0;

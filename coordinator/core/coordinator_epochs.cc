@@ -26,7 +26,7 @@ std::string Holders(const JobStatus& status) {
 std::optional<std::vector<RankPlacement>> Coordinator::Place(const JobId& id,
                                                              const Job& job) const {
   const PlacementRequest request = RequestFor(id, job);
-  if (!job.status.bound || state_.MemoryIsGone(job.status)) {
+  if (!job.status.bound || MemoryIsGone(id, job)) {
     return AssignRanks(state_.members(), request);
   }
   for (const RankPlacement& placement : job.status.placements) {
@@ -36,6 +36,12 @@ std::optional<std::vector<RankPlacement>> Coordinator::Place(const JobId& id,
     }
   }
   return job.status.placements;
+}
+
+bool Coordinator::MemoryIsGone(const JobId& id, const Job& job) const {
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  return state_.MemoryIsGone(job.status) ||
+         (runtime != nullptr && !runtime->gather.empty_workers().empty());
 }
 
 std::string Coordinator::WhyWaiting(const JobId& id, const Job& job) const {
@@ -51,8 +57,8 @@ void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
 
 void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_.FindJob(id);
-  if (IsOver(job.status.state)) return;
-  if (job.status.bound && state_.MemoryIsGone(job.status)) {
+  if (IsOver(job.status.state) || IsBehind(id, job)) return;
+  if (job.status.bound && MemoryIsGone(id, job)) {
     FlushStep(id, effects);
     if (job.committed_step > Step(0)) {
       const bool all = WorkersOf(job.status.placements).size() == 1;
@@ -80,7 +86,8 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
     OpenEpoch(id, runtime->failure->reason, now, effects);
     return;
   }
-  const std::string broken = state_.WhyPlacementBroken(job.status);
+  std::string broken = state_.WhyPlacementBroken(job.status);
+  if (broken.empty() && job.status.bound && MemoryIsGone(id, job)) broken = kPartIsGone;
   if (!broken.empty()) {
     OpenEpoch(id, broken, now, effects);
     return;
@@ -110,7 +117,8 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
   next.epoch = Epoch(job.status.epoch.value() + 1);
   next.resume_step = job.committed_step;
   next.placements = placements ? *std::move(placements) : job.status.placements;
-  next.bound = job.status.bound && next.placements == job.status.placements;
+  next.bound = job.status.bound && next.placements == job.status.placements &&
+               !MemoryIsGone(id, job);
   next.reason = reason;
   Put(JobStatusRecord{id, std::move(next)}, effects);
   Put(EpochOverRecord{id}, effects);
@@ -135,7 +143,8 @@ void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlaceme
     if (!state_.members().IsLive(placement.worker, placement.incarnation)) continue;
     if (!told.insert(placement.worker).second) continue;
     effects->commands.push_back(
-        {placement.worker, PrepareEpoch{view, job.status.reason, !job.status.bound}});
+        {placement.worker, PrepareEpoch{view, job.status.reason, !job.status.bound,
+                                        state_.deleted().Newest(id)}});
   }
   effects->changed_jobs.insert(id);
 }
@@ -253,6 +262,7 @@ void Coordinator::Tick(absl::Time now, Effects* effects) {
     } else if (!member->lost) {
       Member lost = *member;
       lost.lost = true;
+      orphans_.Forget(worker);
       Put(MemberRecord{worker, std::move(lost)}, effects);
     }
   }

@@ -101,16 +101,24 @@ void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& jo
   if (runtime != nullptr && runtime->gather.HasAnswered(sender.worker)) return;
   if (effects->changed_jobs.count(id) > 0) return;  // This very event opened the epoch.
   effects->commands.push_back(
-      {sender.worker, PrepareEpoch{View(id, job), job.status.reason, !job.status.bound}});
+      {sender.worker, PrepareEpoch{View(id, job), job.status.reason, !job.status.bound,
+                                   state_.deleted().Newest(id)}});
 }
 
 absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs,
                                     absl::Time now, Effects* effects) {
   RETURN_IF_ERROR(Hear(sender, now, effects));
+  std::set<Orphans::Key> unknown;
   for (const JobProgress& progress : jobs) {
     const Job* known = state_.FindJob(progress.job);
-    if (known == nullptr || known->creation != progress.creation ||
-        !HasRankOn(*known, sender.worker)) {
+    const bool is_known = known != nullptr && known->creation == progress.creation;
+    const bool was_deleted = !is_known && progress.creation <= state_.deleted().Newest(progress.job);
+    if (!was_deleted && (!is_known || known->status.epoch < progress.epoch)) {
+      unknown.insert({progress.job, progress.creation});
+      HearOfHeldJob(sender, progress, effects);
+      continue;
+    }
+    if (was_deleted || !HasRankOn(*known, sender.worker)) {
       effects->commands.push_back({sender.worker, DropJob{progress.job, progress.creation}});
       continue;
     }
@@ -126,6 +134,7 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
                    now, effects);
     }
   }
+  orphans_.Listed(sender.worker, unknown);
   return absl::OkStatus();
 }
 

@@ -1,6 +1,7 @@
 #include "coordinator/core/durable_state.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -45,6 +46,17 @@ void DurableState::Apply(const StateRecord& record) {
                  },
                  [&](const HandOverRecord& r) { jobs_[r.job].hand_over = r.hand_over; },
                  [&](const JobGoneRecord& r) { jobs_.erase(r.job); },
+                 [&](const DeletedJobRecord& r) {
+                   auto changed = std::make_shared<DeletedJobs>(*deleted_);
+                   changed->Put(r.job, r.creation);
+                   deleted_ = std::move(changed);
+                 },
+                 [&](const DeletedJobGoneRecord& r) {
+                   auto changed = std::make_shared<DeletedJobs>(*deleted_);
+                   changed->Forget(r.job);
+                   deleted_ = std::move(changed);
+                 },
+                 [&](const ClusterRecord& r) { cluster_ = r.id; },
                  [&](const MemberRecord& r) { members_.Put(r.worker, r.member); },
                  [&](const MemberGoneRecord& r) { members_.Forget(r.worker); },
                  [&](const RequestRecord& r) { requests_.Put(r.request_id, r.request); },

@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "coordinator/core/deleted_jobs.h"
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/rank_assigner.h"
 #include "coordinator/core/records.h"
@@ -46,6 +48,9 @@ class DurableState {
   const std::map<JobId, Job>& jobs() const { return jobs_; }
   const MemberRegistry& members() const { return members_; }
   const RequestLog& requests() const { return requests_; }
+  const std::string& cluster() const { return cluster_; }  // Empty: it has no name yet.
+
+  const DeletedJobs& deleted() const { return *deleted_; }
 
   // Devices that jobs other than `job` hold; one that is over holds none.
   std::set<DeviceId> ClaimedByOthers(const JobId& job) const;
@@ -60,6 +65,9 @@ class DurableState {
   std::map<JobId, Job> jobs_;
   MemberRegistry members_;
   RequestLog requests_;
+  std::string cluster_;
+  // Shared with copies of this.
+  std::shared_ptr<const DeletedJobs> deleted_ = std::make_shared<DeletedJobs>();
 };
 
 }  // namespace tessera::coordinator

@@ -18,7 +18,8 @@ namespace tessera::coordinator {
 struct PrepareEpoch {
   JobView job;
   std::string reason;
-  bool begin_anew = false;  // What a worker has of the job is void.
+  bool begin_anew = false;    // What a worker has of the job is void.
+  Creation deleted_creation;  // The newest of this job id; 0: none.
 };
 struct StartEpoch {
   JobId job;
@@ -43,6 +44,10 @@ struct OrderMismatch {
   OrderPosition position;
   std::string message;
 };
+struct DescribeJob {  // By a HeldJob.
+  JobId job;
+  Creation creation;
+};
 struct DropJob {
   JobId job;
   Creation creation;  // This one, or an older one.
@@ -65,7 +70,7 @@ struct WantSave {  // After the job's next step.
   bool cancelled = false;  // It is under way, and not wanted any more.
 };
 using Command = std::variant<PrepareEpoch, StartEpoch, OrderRelease, OrderMismatch, DropJob,
-                             ServeState, StagePut, WantSave>;
+                             ServeState, StagePut, WantSave, DescribeJob>;
 
 struct Outgoing {
   WorkerId worker;

@@ -19,6 +19,7 @@ void EpochGather::Add(const WorkerId& worker, const EpochPrepared& answer) {
   } else if (!HasAnswered(worker)) {
     return;
   }
+  if (answer.holds_nothing) empty_.insert(worker);
   if (answer.decided_step > decided_step_ || decision_.empty()) decision_ = answer.decision;
   decided_step_ = std::max(decided_step_, answer.decided_step);
   for (const auto& [rank, address] : answer.rank_addresses) rank_addresses_[rank] = address;

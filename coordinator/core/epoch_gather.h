@@ -28,6 +28,8 @@ class EpochGather {
   const std::set<WorkerId>& missing() const { return missing_; }
   bool HasAnswered(const WorkerId& worker) const { return answered_.count(worker) > 0; }
   Step ResumeStep(Step committed_step) const;
+  // Those who hold nothing of the epochs before.
+  const std::set<WorkerId>& empty_workers() const { return empty_; }
   // Where all ranks listen, as far as workers have said.
   const std::map<int32_t, std::string>& rank_addresses() const { return rank_addresses_; }
   // Of the latest decided step.
@@ -36,6 +38,7 @@ class EpochGather {
  private:
   std::set<WorkerId> missing_;
   std::set<WorkerId> answered_;
+  std::set<WorkerId> empty_;
   Step decided_step_;
   std::string decision_;
   std::map<int32_t, std::string> rank_addresses_;

@@ -66,6 +66,20 @@ struct RankFailure {  // Of rank -1: the worker cannot hold the job at all.
   Rank rank;
   std::string reason;
 };
+// All that a worker knows of a job that it holds.
+struct HeldJob {
+  struct Place {
+    WorkerId worker;
+    int32_t device = 0;
+  };
+  JobId job;
+  Creation creation;
+  JobSpecPtr spec;
+  Epoch epoch;                // In which it was prepared last.
+  std::vector<Place> places;  // By rank, in that epoch.
+  Step decided_step;
+  bool has_begun = false;  // An epoch, ever.
+};
 struct EpochPrepared {
   JobId job;
   Creation creation;
@@ -73,6 +87,7 @@ struct EpochPrepared {
   Step decided_step;
   std::map<int32_t, std::string> rank_addresses;  // Of the worker's ranks.
   std::string decision;                           // Of decided_step.
+  bool holds_nothing = false;                     // Of the epochs before.
 };
 struct SaveReport {
   enum class Phase { kBegun, kWriting, kEnded };

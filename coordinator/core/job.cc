@@ -18,6 +18,8 @@ absl::string_view Name(JobState state) {
       return "LOST";
     case JobState::kHandedOver:
       return "HANDED_OVER";
+    case JobState::kOrphaned:
+      return "ORPHANED";
   }
   return "?";
 }

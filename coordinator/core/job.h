@@ -12,6 +12,8 @@
 // Pure; thread-safe. "Placed" opens a new epoch whose ranks all have a device. A lost job had
 // committed steps and nobody holds their result any more; with the state of one that is handed over
 // another job goes on. Nothing but their deletion leads out of these two, and no worker holds them.
+// kOrphaned is none of a job's states, but how one is shown that workers hold and the journal does
+// not know: see orphans.h.
 #ifndef TESSERA_COORDINATOR_CORE_JOB_H_
 #define TESSERA_COORDINATOR_CORE_JOB_H_
 
@@ -27,7 +29,7 @@
 
 namespace tessera::coordinator {
 
-enum class JobState { kWaiting, kStarting, kRunning, kDeleted, kLost, kHandedOver };
+enum class JobState { kWaiting, kStarting, kRunning, kDeleted, kLost, kHandedOver, kOrphaned };
 enum class JobEvent { kPlaced, kUnplaceable, kAllPrepared, kShardsLost, kHandedOver, kDeleted };
 
 absl::string_view Name(JobState state);

@@ -37,6 +37,18 @@ struct HandOverRecord {
 struct JobGoneRecord {
   JobId job;
 };
+// A creation that was deleted: what a worker holds of it, it is to drop.
+struct DeletedJobRecord {
+  JobId job;
+  Creation creation;
+};
+struct DeletedJobGoneRecord {
+  JobId job;
+};
+// Which cluster this is. Never changes.
+struct ClusterRecord {
+  std::string id;
+};
 struct MemberRecord {
   WorkerId worker;
   Member member;
@@ -81,7 +93,8 @@ struct SaveGoneRecord {
 using StateRecord =
     std::variant<JobSpecRecord, JobStatusRecord, JobStepRecord, JobGoneRecord, MemberRecord,
                  MemberGoneRecord, RequestRecord, RequestGoneRecord, ValueRecord, OrderRecord,
-                 EpochOverRecord, HandOverRecord, SaveRecord, SaveGoneRecord>;
+                 EpochOverRecord, HandOverRecord, SaveRecord, SaveGoneRecord, DeletedJobRecord,
+                 DeletedJobGoneRecord, ClusterRecord>;
 
 }  // namespace tessera::coordinator
 

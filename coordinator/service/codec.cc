@@ -112,7 +112,8 @@ absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
                         Epoch(prepared.epoch()),
                         Step(prepared.decided_step()),
                         {},
-                        prepared.decision()};
+                        prepared.decision(),
+                        prepared.holds_nothing()};
   for (const auto& [rank, address] : prepared.rank_addresses()) {
     RETURN_IF_ERROR(CheckName("rank address", address));
     decoded.rank_addresses[rank] = address;
@@ -120,10 +121,41 @@ absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
   return decoded;
 }
 
+absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
+  const v1::Job& job = held.job();
+  RETURN_IF_ERROR(CheckJobId(job.job_id()));
+  RETURN_IF_ERROR(CheckRange("creation", job.creation(), 1, kMax));
+  RETURN_IF_ERROR(CheckRange("epoch", job.epoch(), 1, kMax));
+  RETURN_IF_ERROR(CheckRange("decided_step", held.decided_step(), 0, kMax));
+  ASSIGN_OR_RETURN(ModelSpec model, DecodeModel(job.model()));
+  ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
+  HeldJob decoded;
+  decoded.job = JobId(job.job_id());
+  decoded.creation = Creation(job.creation());
+  ASSIGN_OR_RETURN(decoded.spec,
+                   MakeJobSpec(std::move(model), std::move(config), /*submitting_rank=*/-1));
+  decoded.epoch = Epoch(job.epoch());
+  decoded.decided_step = Step(held.decided_step());
+  decoded.has_begun = held.has_begun();
+  for (const v1::RankPlacement& placement : job.placements()) {
+    RETURN_IF_ERROR(CheckWorkerId("placement: worker_id", placement.worker_id()));
+    RETURN_IF_ERROR(CheckRange("placement: rank", placement.rank(), decoded.places.size(),
+                               decoded.places.size()));
+    decoded.places.push_back({WorkerId(placement.worker_id()), placement.device()});
+  }
+  return decoded;
+}
+
+void EncodeInto(const DescribeJob& describe, v1::CoordinatorCommand* command) {
+  command->mutable_describe()->set_job_id(describe.job.value());
+  command->mutable_describe()->set_creation(describe.creation.value());
+}
+
 void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
   *command->mutable_prepare()->mutable_job() = Encode(prepare.job);
   command->mutable_prepare()->set_reason(prepare.reason);
   command->mutable_prepare()->set_begin_anew(prepare.begin_anew);
+  command->mutable_prepare()->set_deleted_creation(prepare.deleted_creation.value());
 }
 
 void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
@@ -198,6 +230,8 @@ v1::JobState EncodeState(JobState state) {
       return v1::JOB_STATE_LOST;
     case JobState::kHandedOver:
       return v1::JOB_STATE_HANDED_OVER;
+    case JobState::kOrphaned:
+      return v1::JOB_STATE_ORPHANED;
   }
   return v1::JOB_STATE_UNSPECIFIED;
 }
@@ -244,7 +278,10 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   member.max_ranks_of_job = request.max_ranks_of_job();
   if (!request.device().empty()) RETURN_IF_ERROR(CheckName("device", request.device()));
   member.device = request.device();
-  return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member)};
+  if (!request.cluster_id().empty())
+    RETURN_IF_ERROR(CheckName("cluster_id", request.cluster_id()));
+  return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member),
+                             request.cluster_id()};
 }
 
 absl::StatusOr<PutValueEvent> Decode(const v1::PutValueRequest& request) {
@@ -285,6 +322,8 @@ absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event) {
     }
     case v1::WorkerEvent::kSave:
       return DecodeSaveReport(event.save());
+    case v1::WorkerEvent::kHeld:
+      return DecodeHeld(event.held());
     case v1::WorkerEvent::EVENT_NOT_SET:
       break;
   }

@@ -4,6 +4,7 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_CODEC_H_
 #define TESSERA_COORDINATOR_SERVICE_CODEC_H_
 
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -16,11 +17,12 @@ namespace tessera::coordinator {
 
 using HeartbeatEvent = std::vector<JobProgress>;
 using StreamEvent = std::variant<HeartbeatEvent, OrderAnnouncement, StepReport, RankFailure,
-                                 EpochPrepared, SaveReport>;
+                                 EpochPrepared, SaveReport, HeldJob>;
 
 struct RegisterWorkerEvent {
   WorkerId worker;
   Member member;
+  std::string cluster;  // Whose jobs it holds; empty: it holds none.
 };
 
 absl::StatusOr<CreateJobEvent> Decode(const v1::CreateJobRequest& request);

@@ -1,8 +1,12 @@
 #include "coordinator/service/coordinator_host.h"
 
+#include <map>
+#include <optional>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "base/start_thread.h"
@@ -15,6 +19,44 @@ namespace {
 // How often somebody who waits looks whether its caller is gone.
 constexpr absl::Duration kCancelPoll = absl::Milliseconds(100);
 
+// A random name, of which there is no other.
+std::string NewClusterId() {
+  absl::BitGen random;
+  return absl::StrFormat("%016x%016x", absl::Uniform<uint64_t>(random),
+                         absl::Uniform<uint64_t>(random));
+}
+
+// What is readable. A job of which some row is not is left out as a whole, with the reason; of
+// anything else, workers register again and requests are made again.
+// Errors: DataLoss  it cannot be read which cluster this is
+absl::StatusOr<std::vector<StateRecord>> DecodeRows(const std::vector<JournalRow>& rows,
+                                                    std::map<JobId, std::string>* unreadable) {
+  std::vector<StateRecord> records;
+  std::vector<std::optional<JobId>> jobs;  // Of each of the records.
+  for (const JournalRow& row : rows) {
+    absl::StatusOr<StateRecord> record = DecodeRecord(row);
+    const std::optional<JobId> job = JobOfRow(row);
+    if (record.ok()) {
+      records.push_back(*std::move(record));
+      jobs.push_back(job);
+    } else if (job.has_value()) {
+      unreadable->emplace(*job, record.status().message());
+    } else if (!CanDoWithout(row)) {
+      return record.status();
+    } else {
+      TESSERA_LOG(ERROR, "{}: left out", std::string(record.status().message()));
+    }
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < records.size(); ++i) {
+    if (jobs[i].has_value() && unreadable->count(*jobs[i]) > 0) continue;
+    if (kept != i) records[kept] = std::move(records[i]);
+    ++kept;
+  }
+  records.resize(kept, StateRecord(ClusterRecord{}));
+  return records;
+}
+
 absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
 
 }  // namespace
@@ -22,15 +64,17 @@ absl::Status Stopping() { return absl::UnavailableError("the coordinator is stop
 absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
     const Options& options, std::unique_ptr<Journal> journal) {
   ASSIGN_OR_RETURN(const std::vector<JournalRow> rows, journal->ReadAll());
-  std::vector<StateRecord> records;
-  for (const JournalRow& row : rows) {
-    ASSIGN_OR_RETURN(StateRecord record, DecodeRecord(row));
-    records.push_back(std::move(record));
-  }
+  std::map<JobId, std::string> unreadable;
+  ASSIGN_OR_RETURN(const std::vector<StateRecord> records, DecodeRows(rows, &unreadable));
   ASSIGN_OR_RETURN(Coordinator core,
                    Coordinator::Restore(options.core, records, options.clock->TimeNow()));
+  for (const auto& [job, reason] : unreadable) {
+    TESSERA_LOG(ERROR, "job={} is set aside: {}", job.value(), reason);
+    core.Quarantine(job, reason);
+  }
   auto host = std::unique_ptr<CoordinatorHost>(
       new CoordinatorHost(options, std::move(journal), std::move(core)));
+  RETURN_IF_ERROR(host->NameCluster());
   ASSIGN_OR_RETURN(host->ticker_, StartThread("the coordinator's clock",
                                               [host = host.get()] { host->RunTicker(); }));
   return host;
@@ -39,6 +83,33 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
 CoordinatorHost::CoordinatorHost(const Options& options, std::unique_ptr<Journal> journal,
                                  Coordinator core)
     : options_(options), journal_(std::move(journal)), core_(std::move(core)) {}
+
+absl::Status CoordinatorHost::NameCluster() {
+  absl::MutexLock lock(&mu_);
+  if (core_.cluster().empty()) {
+    const std::string id = options_.cluster_id.empty() ? NewClusterId() : options_.cluster_id;
+    RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time, Effects* effects) {
+      core.NameCluster(id, effects);
+      return absl::OkStatus();
+    }));
+    TESSERA_LOG(INFO, "the journal is new: cluster {}", id);
+  }
+  cluster_ = core_.cluster();
+  if (options_.cluster_id.empty() || options_.cluster_id == cluster_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("the journal is of cluster ", cluster_,
+                                                    ", not of ", options_.cluster_id));
+}
+
+absl::Status CoordinatorHost::CheckCluster(const WorkerId& worker,
+                                           const std::string& cluster) const {
+  if (cluster.empty() || cluster == cluster_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "worker '", worker.value(), "' holds jobs of cluster ", cluster,
+      ", and this coordinator's journal is of cluster ", cluster_,
+      ": give it the worker's coordinator, or start this one with the journal of that cluster; if "
+      "that journal is lost, with a new one and --cluster-id=",
+      cluster));
+}
 
 void CoordinatorHost::Stop() {
   {
@@ -164,6 +235,7 @@ std::vector<JobView> CoordinatorHost::ListJobs() {
 }
 
 absl::Status CoordinatorHost::RegisterWorker(const RegisterWorkerEvent& event) {
+  RETURN_IF_ERROR(CheckCluster(event.worker, event.cluster));
   absl::MutexLock lock(&mu_);
   return RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
     return core.RegisterWorker(event.worker, event.member, now, effects);
@@ -265,6 +337,9 @@ absl::Status CoordinatorHost::OnStreamEvent(const Sender& sender, const StreamEv
           }
           absl::Status operator()(const EpochPrepared& e) {
             return core.ReportPrepared(sender, e, now, effects);
+          }
+          absl::Status operator()(const HeldJob& e) {
+            return core.ReportHeld(sender, e, now, effects);
           }
           absl::Status operator()(const SaveReport& e) {
             return core.ReportSave(sender, e, now, effects);

@@ -36,16 +36,25 @@ class CoordinatorHost {
     CoordinatorOptions core;
     absl::Duration tick_interval = absl::Milliseconds(50);
     Clock* clock = Clock::Real();
+    // The cluster that a journal without a name is to be of; empty: a new one.
+    std::string cluster_id;
   };
 
   // Reads the journal and starts the ticker.
-  // Errors: as Journal::ReadAll, DecodeRecord and Coordinator::Restore.
+  // A job whose rows cannot be decoded is quarantined: see Coordinator::Quarantine.
+  // Errors: as Journal::ReadAll, DecodeRecord and Coordinator::Restore;
+  //         FailedPrecondition  the journal is of another cluster than the options say
   static absl::StatusOr<std::unique_ptr<CoordinatorHost>> Create(const Options& options,
                                                                  std::unique_ptr<Journal> journal);
   ~CoordinatorHost() { Stop(); }
 
   // Ends the ticker, closes the outboxes and lets everybody who waits return. Idempotent.
   void Stop();
+
+  // Which cluster this is, by a name that no other one has.
+  const std::string& cluster() const { return cluster_; }
+  // Errors: FailedPrecondition  `cluster`, not empty, is another one.
+  absl::Status CheckCluster(const WorkerId& worker, const std::string& cluster) const;
 
   // As the core's methods of these names. A change that cannot be journalled is refused:
   //   ResourceExhausted  the disk is full
@@ -104,8 +113,10 @@ class CoordinatorHost {
   void NoteJournalLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverLocked(Effects effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RunTicker();
+  absl::Status NameCluster();
 
   const Options options_;
+  std::string cluster_;  // Constant once this was created.
   absl::Mutex mu_;
   const std::unique_ptr<Journal> journal_ ABSL_PT_GUARDED_BY(mu_);
   Coordinator core_ ABSL_GUARDED_BY(mu_);

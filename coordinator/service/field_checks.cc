@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/utf8.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -38,6 +39,6 @@ absl::Status CheckValueKey(absl::string_view key) {
                    [](unsigned char c) { return absl::ascii_isprint(c); });
 }
 
-absl::string_view Truncated(absl::string_view text, size_t max) { return text.substr(0, max); }
+absl::string_view Truncated(absl::string_view text, size_t max) { return Utf8Prefix(text, max); }
 
 }  // namespace tessera::coordinator

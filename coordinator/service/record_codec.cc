@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -67,6 +68,8 @@ journal::Save EncodeSave(const Save& save) {
   encoded.set_fate(static_cast<journal::Save::Fate>(save.fate));
   return encoded;
 }
+
+constexpr char kClusterKey[] = "cluster";
 
 std::string SaveKey(const JobId& job, int64_t number) {
   return absl::StrFormat("job/%s/save/%019d", job.value(), number);
@@ -156,6 +159,19 @@ struct Encoder {
     order.set_count(r.entry.count_elements);
     Put(absl::StrFormat("order/%s/%d/%07d", r.job.value(), r.epoch.value(), r.position.sequence),
         order);
+  }
+  void operator()(const DeletedJobRecord& r) {
+    journal::DeletedJob deleted;
+    deleted.set_creation(r.creation.value());
+    Put(absl::StrCat("deleted/", r.job.value()), deleted);
+  }
+  void operator()(const DeletedJobGoneRecord& r) {
+    Delete(Kind::kDelete, absl::StrCat("deleted/", r.job.value()));
+  }
+  void operator()(const ClusterRecord& r) {
+    journal::Cluster cluster;
+    cluster.set_id(r.id);
+    Put(kClusterKey, cluster);
   }
   void operator()(const EpochOverRecord& r) {
     Delete(Kind::kDeletePrefix, absl::StrCat("value/", r.job.value(), "/"));
@@ -343,7 +359,26 @@ absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row) {
   if (head.first == "request") return DecodeRequest(row, head.second);
   if (head.first == "value") return DecodeValue(row);
   if (head.first == "order") return DecodeOrder(row, key);
+  if (head.first == "deleted") {
+    ASSIGN_OR_RETURN(const journal::DeletedJob deleted, Parse<journal::DeletedJob>(row));
+    return DeletedJobRecord{JobId(head.second), Creation(deleted.creation())};
+  }
+  if (row.key == kClusterKey) {
+    ASSIGN_OR_RETURN(const journal::Cluster cluster, Parse<journal::Cluster>(row));
+    if (cluster.id().empty()) return Unreadable(row, "it names no cluster");
+    return ClusterRecord{cluster.id()};
+  }
   return Unreadable(row, "its key is of no known form");
+}
+
+std::optional<JobId> JobOfRow(const JournalRow& row) {
+  const std::vector<std::string> key = absl::StrSplit(row.key, '/');
+  const bool is_of_job = key.size() > 2 && (key[0] == "job" || key[0] == "value" || key[0] == "order");
+  return is_of_job ? std::optional<JobId>(key[1]) : std::nullopt;
+}
+
+bool CanDoWithout(const JournalRow& row) {
+  return absl::StartsWith(row.key, "member/") || absl::StartsWith(row.key, "request/");
 }
 
 }  // namespace tessera::coordinator

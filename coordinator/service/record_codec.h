@@ -3,6 +3,7 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_RECORD_CODEC_H_
 #define TESSERA_COORDINATOR_SERVICE_RECORD_CODEC_H_
 
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,6 +17,11 @@ void EncodeRecord(const StateRecord& record, std::vector<JournalChange>* batch);
 
 // Errors: DataLoss  a key or value that cannot be read; names the key
 absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row);
+
+// The job that a row belongs to; none: it is of none, or its key cannot be read.
+std::optional<JobId> JobOfRow(const JournalRow& row);
+// Whether the coordinator can go on without a row that cannot be read and is of no job.
+bool CanDoWithout(const JournalRow& row);
 
 }  // namespace tessera::coordinator
 

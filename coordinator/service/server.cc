@@ -181,6 +181,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   if (options.spread_ranks) host_options.core.placement = PlacementRule::kSpread;
   host_options.tick_interval = std::min(absl::Milliseconds(50), options.heartbeat_interval / 4);
   host_options.clock = options.clock;
+  host_options.cluster_id = options.cluster_id;
   ASSIGN_OR_RETURN(auto host, CoordinatorHost::Create(host_options, std::move(journal)));
   auto server = std::make_unique<GrpcCoordinatorServer>(options, std::move(host));
   RETURN_IF_ERROR(server->Listen(options, address, std::move(credentials)));

@@ -23,6 +23,9 @@ class CoordinatorServer {
   struct Options {
     std::string listen_address = "127.0.0.1:7070";  // Port 0: one that is free.
     std::string journal_path;                       // Empty: in memory, gone with this object.
+    // The cluster whose workers a new journal takes over, for one that was lost; empty: it begins a
+    // new cluster. Of a journal that is not new: must be its own.
+    std::string cluster_id;
     bool insecure_listen = false;  // Permits an address that others can reach, without TLS.
     TlsFiles tls;                  // With them every client needs a certificate of the CA.
     absl::Duration worker_timeout = absl::Seconds(10);

@@ -66,6 +66,7 @@ grpc::Status MembershipService::RegisterWorker(grpc::ServerContext*,
   if (!event.ok()) return ToGrpcStatus(event.status());
   reply->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(heartbeat_interval_));
   reply->set_worker_timeout_ms(absl::ToInt64Milliseconds(worker_timeout_));
+  reply->set_cluster_id(host_->cluster());
   return ToGrpcStatus(host_->RegisterWorker(*event));
 }
 
@@ -76,14 +77,18 @@ grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* st
   }
   const absl::StatusOr<Sender> sender = DecodeSender(first);
   if (!sender.ok()) return ToGrpcStatus(sender.status());
+  if (absl::Status status = host_->CheckCluster(sender->worker, first.cluster_id()); !status.ok())
+    return ToGrpcStatus(status);
   auto outbox = std::make_shared<Outbox>([context] { context->TryCancel(); });
   if (absl::Status status = host_->Connect(*sender, outbox); !status.ok()) {
     outbox->Detach();
     return ToGrpcStatus(status);
   }
-  absl::StatusOr<std::thread> writer = StartThread("a worker's stream", [&outbox, stream, context] {
+  absl::StatusOr<std::thread> writer = StartThread("a worker's stream", [&] {
     while (std::optional<Command> command = outbox->Pop()) {
-      if (!stream->Write(Encode(*command))) {
+      v1::CoordinatorCommand encoded = Encode(*command);
+      encoded.set_cluster_id(host_->cluster());
+      if (!stream->Write(encoded)) {
         context->TryCancel();
         return;
       }

@@ -50,7 +50,7 @@ class TransportSecurityTest : public ::testing::Test {
     folder_ = "/tmp/tessera-tls-run-XXXXXX";
     ASSERT_NE(mkdtemp(folder_.data()), nullptr);
     Start(&coordinator_, "coordinator",
-          {"coordinator/tessera-coordinator", "--listen=127.0.0.1:0",
+          {"coordinator/tessera-coordinator", "--ephemeral", "--listen=127.0.0.1:0",
            "--port-file=" + folder_ + "/port"},
           certificates_->server());
     int port;

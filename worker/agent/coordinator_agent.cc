@@ -137,10 +137,12 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   request.set_data_host(options_.data_host);
   request.set_max_ranks_of_job(options_.max_ranks_of_job);
   request.set_device(options_.device);
+  if (options_.holds_jobs()) request.set_cluster_id(cluster_.name());
   v1::RegisterWorkerResponse response;
   grpc::ClientContext& context = connection->register_context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kRegisterDeadline));
   RETURN_IF_ERROR(FromGrpcStatus(connection->stub->RegisterWorker(&context, request, &response)));
+  RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
   return absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms()));
 }
 
@@ -157,7 +159,11 @@ absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration hea
                             [=] { WriteLoop(connection, heartbeat_interval); });
   if (!writer.ok()) connection->context.TryCancel();
   v1::CoordinatorCommand command;
-  while (connection->stream->Read(&command)) options_.on_command(command);
+  absl::Status foreign;
+  while (foreign.ok() && connection->stream->Read(&command)) {
+    foreign = CheckSender(command);
+    if (foreign.ok()) options_.on_command(command);
+  }
   {
     absl::MutexLock lock(&mu_);
     connected_ = false;
@@ -166,13 +172,22 @@ absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration hea
   connection->context.TryCancel();
   if (writer.ok()) writer->join();
   const absl::Status status = FromGrpcStatus(connection->stream->Finish());
+  RETURN_IF_ERROR(foreign);
   return writer.ok() ? status : writer.status();
+}
+
+absl::Status CoordinatorAgent::CheckSender(const v1::CoordinatorCommand& command) const {
+  if (command.cluster_id() == cluster_.name()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("it sent a command of cluster '", command.cluster_id(),
+                   "', and this worker belongs to cluster ", cluster_.name(), ": ignored"));
 }
 
 void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbeat_interval) {
   const auto write = [&](v1::WorkerEvent event) {
     event.set_worker_id(options_.worker_id);
     event.set_incarnation(options_.incarnation);
+    event.set_cluster_id(cluster_.name());
     return connection->stream->Write(event);
   };
   for (const v1::WorkerEvent& event : options_.on_connected()) {

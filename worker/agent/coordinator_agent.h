@@ -7,6 +7,10 @@
 // answers is noticed by keepalive pings; until then, where very many events wait, only the newest
 // step report of each rank does.
 //
+// While the worker holds jobs it obeys coordinators of its own cluster alone: the connection to
+// another one, and one that sends another one's command, ends with FailedPrecondition, and the jobs
+// stay as they are.
+//
 // Thread-safe. Callbacks run on the agent's threads, one command at a time.
 #ifndef TESSERA_WORKER_AGENT_COORDINATOR_AGENT_H_
 #define TESSERA_WORKER_AGENT_COORDINATOR_AGENT_H_
@@ -25,6 +29,7 @@
 #include "absl/time/time.h"
 #include "net/transport_security.h"
 #include "proto/coordinator.pb.h"
+#include "worker/agent/cluster_name.h"
 
 namespace tessera {
 
@@ -43,6 +48,7 @@ class CoordinatorAgent {
     std::function<void(const v1::CoordinatorCommand&)> on_command;
     std::function<std::vector<v1::WorkerEvent>()> on_connected;
     std::function<v1::Heartbeat()> heartbeat;
+    std::function<bool()> holds_jobs;
     // A ping so often, and the line is down if none is answered in time. The coordinator permits
     // one a second.
     absl::Duration keepalive_interval = absl::Seconds(10);
@@ -58,6 +64,8 @@ class CoordinatorAgent {
   // Sent if the line is up, else dropped (see above). Never blocks.
   void Send(const v1::WorkerEvent& event);
   bool connected() const;
+  // The cluster that this worker belongs to; empty: none yet.
+  std::string cluster() const { return cluster_.name(); }
 
  private:
   class Connection;
@@ -67,7 +75,10 @@ class CoordinatorAgent {
   absl::Status Stream(Connection* connection, absl::Duration heartbeat_interval);
   void WriteLoop(Connection* connection, absl::Duration heartbeat_interval);
 
+  absl::Status CheckSender(const v1::CoordinatorCommand& command) const;
+
   const Options options_;
+  ClusterName cluster_;
   std::thread thread_;
   mutable absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

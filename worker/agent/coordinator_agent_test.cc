@@ -47,14 +47,22 @@ class Coordinator final : public v1::Membership::Service {
     absl::MutexLock lock(&mu_);
     hold_registrations_ = true;
   }
+  // From now on it is another cluster's.
+  void Become(const std::string& cluster) {
+    absl::MutexLock lock(&mu_);
+    cluster_ = cluster;
+  }
   // Streams are open but nothing of them is read.
   void HoldReading(bool hold) {
     absl::MutexLock lock(&mu_);
     hold_reading_ = hold;
   }
-  void AwaitRegistration() {
+  void AwaitRegistration() { AwaitRegistrations(1); }
+  void AwaitRegistrations(size_t count) {
     absl::MutexLock lock(&mu_);
-    const auto came = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !registrations_.empty(); };
+    const auto came = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      return registrations_.size() >= count;
+    };
     EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&came), kDeadline));
   }
   // Waits for the end of a stream, however it ends.
@@ -71,6 +79,7 @@ class Coordinator final : public v1::Membership::Service {
     v1::CoordinatorCommand command;
     command.mutable_drop()->set_job_id(job_id);
     absl::MutexLock lock(&mu_);
+    command.set_cluster_id(cluster_);
     EXPECT_TRUE(stream_->Write(command));
   }
   // Waits until the events of the `number`-th stream satisfy `done`; the events so far.
@@ -83,6 +92,10 @@ class Coordinator final : public v1::Membership::Service {
     EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&there), kDeadline));
     return events_;
   }
+  int num_streams() {
+    absl::MutexLock lock(&mu_);
+    return num_streams_;
+  }
   std::vector<v1::RegisterWorkerRequest> registrations() {
     absl::MutexLock lock(&mu_);
     return registrations_;
@@ -94,6 +107,7 @@ class Coordinator final : public v1::Membership::Service {
     absl::MutexLock lock(&mu_);
     registrations_.push_back(*request);
     response->set_heartbeat_interval_ms(20);
+    response->set_cluster_id(cluster_);
     while (hold_registrations_ && !context->IsCancelled()) {
       const auto released = [this]()
                                 ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !hold_registrations_; };
@@ -134,6 +148,7 @@ class Coordinator final : public v1::Membership::Service {
   bool hold_reading_ ABSL_GUARDED_BY(mu_) = false;
   bool hold_registrations_ ABSL_GUARDED_BY(mu_) = false;
   int num_streams_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string cluster_ ABSL_GUARDED_BY(mu_) = "c1";
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;
   Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::vector<v1::WorkerEvent> events_ ABSL_GUARDED_BY(mu_);
@@ -179,6 +194,7 @@ class CoordinatorAgentTest : public testing::Test {
       return std::vector<v1::WorkerEvent>{FailureOf(absl::StrCat("missed ", ++num_connections_))};
     };
     options.heartbeat = [] { return v1::Heartbeat(); };
+    options.holds_jobs = [this] { return holds_jobs_.load(); };
     agent_ = std::make_unique<CoordinatorAgent>(std::move(options));
   }
   void TearDown() override {
@@ -208,6 +224,7 @@ class CoordinatorAgentTest : public testing::Test {
 
   std::string folder_, address_;
   std::atomic<int> num_connections_ = 0;
+  std::atomic<bool> holds_jobs_ = false;
   absl::Mutex mu_;
   std::vector<std::string> commands_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Coordinator> coordinator_;
@@ -247,6 +264,35 @@ TEST_F(CoordinatorAgentTest, EventsAndCommandsArriveInOrder) {
   const std::vector<std::string> commands = AwaitCommands(20);
   ASSERT_EQ(commands.size(), 20);
   for (int i = 0; i < 20; ++i) EXPECT_EQ(commands[i], absl::StrCat("command ", i));
+}
+
+TEST_F(CoordinatorAgentTest, WorkerThatHoldsJobsObeysItsOwnClusterAlone) {
+  holds_jobs_ = true;
+  StartBoth();
+  coordinator_->Command("of its own");
+  ASSERT_THAT(AwaitCommands(1), ElementsAre("of its own"));
+  EXPECT_EQ(agent_->cluster(), "c1");
+
+  coordinator_->Become("c2");
+  coordinator_->Command("of another one");  // On the stream of before: that ends.
+  coordinator_->AwaitStreamEnd();
+  coordinator_->AwaitRegistrations(4);  // It goes on asking, and opens no stream.
+  EXPECT_EQ(coordinator_->num_streams(), 1);
+  EXPECT_EQ(coordinator_->registrations().back().cluster_id(), "c1");
+
+  coordinator_->Become("c1");
+  coordinator_->Await(2, [](const auto& e) { return !e.empty(); });
+  coordinator_->Command("of its own again");
+  EXPECT_THAT(AwaitCommands(2), ElementsAre("of its own", "of its own again"));
+}
+
+TEST_F(CoordinatorAgentTest, WorkerThatHoldsNothingJoinsWhicheverClusterItIs) {
+  StartBoth();
+  EXPECT_EQ(coordinator_->registrations()[0].cluster_id(), "");
+  coordinator_->Become("c2");
+  coordinator_->EndStream();
+  coordinator_->Await(2, [](const auto& e) { return !e.empty(); });
+  EXPECT_EQ(agent_->cluster(), "c2");
 }
 
 TEST_F(CoordinatorAgentTest, BrokenStreamIsMadeAgainAndBeginsWithWhatWasMissed) {

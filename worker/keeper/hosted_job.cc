@@ -156,6 +156,7 @@ v1::WorkerEvent HostedJob::PreparedEventLocked() const {
   event.mutable_prepared()->set_creation(creation_);
   event.mutable_prepared()->set_epoch(epoch_.value());
   event.mutable_prepared()->set_decided_step(regions_.group()->decided_step.load());
+  event.mutable_prepared()->set_holds_nothing(!has_begun_);
   if (!local().spans_workers()) return event;
   event.mutable_prepared()->set_decision(
       EncodeDecision(*regions_.group(), regions_.update_counts(), regions_.config().groups.size()));
@@ -164,6 +165,17 @@ v1::WorkerEvent HostedJob::PreparedEventLocked() const {
         ranks_[i].address;
   }
   return event;
+}
+
+v1::HeldJob HostedJob::Describe() const {
+  absl::MutexLock lock(&mu_);
+  v1::HeldJob held;
+  *held.mutable_job() = job_;
+  held.mutable_job()->clear_ranks();
+  held.mutable_job()->clear_state_reason();
+  held.set_decided_step(regions_.group()->decided_step.load());
+  held.set_has_begun(has_begun_);
+  return held;
 }
 
 absl::Status HostedJob::LearnDecision(const v1::StartEpoch& start) const {

@@ -71,6 +71,7 @@ class HostedJob {
   // --- What the coordinator must hear again after it, or the connection, was away. ---
   std::vector<v1::WorkerEvent> Unacknowledged() const;
   v1::JobProgress Progress() const;
+  v1::HeldJob Describe() const;
 
   // --- Attachments ---
   // Reserves the rank for a trainer; see Worker.Attach for the errors. Where the one before it left

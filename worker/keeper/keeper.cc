@@ -46,6 +46,8 @@ void Keeper::HandleCommand(const v1::CoordinatorCommand& command) {
       return;
     case v1::CoordinatorCommand::kDrop:
       return Drop(command.drop().job_id(), command.drop().creation());
+    case v1::CoordinatorCommand::kDescribe:
+      return Describe(command.describe());
     case v1::CoordinatorCommand::kSaveWish:
       job = Find(command.save_wish().job_id(), command.save_wish().creation());
       if (job != nullptr) job->WantSave(command.save_wish());
@@ -62,8 +64,32 @@ void Keeper::Drop(const std::string& job_id, int64_t creation) {
   absl::MutexLock lock(&mu_);
   const auto it = jobs_.find(job_id);
   if (it == jobs_.end() || it->second->creation() > creation) return;
+  TESSERA_LOG(INFO, "job {}, creation {}: dropped, and its memory with it", job_id,
+              it->second->creation());
   job = std::move(it->second);
   jobs_.erase(it);
+}
+
+void Keeper::Describe(const v1::DescribeJob& describe) const {
+  const std::shared_ptr<HostedJob> job = Find(describe.job_id(), describe.creation());
+  if (job == nullptr) return;  // The next heartbeat says so.
+  v1::WorkerEvent event;
+  *event.mutable_held() = job->Describe();
+  emit_(event);
+}
+
+absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
+  const std::string& job_id = prepare.job().job_id();
+  const std::shared_ptr<HostedJob> held = Find(job_id);
+  if (held == nullptr || held->creation() >= prepare.job().creation()) return absl::OkStatus();
+  if (held->has_begun() && held->creation() > prepare.deleted_creation()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "it holds job '", job_id, "' of creation ", held->creation(),
+        ", which its coordinator neither knows nor has deleted: delete job '", job_id,
+        "' until none is listed, and make it anew"));
+  }
+  Drop(job_id, held->creation());
+  return absl::OkStatus();
 }
 
 void Keeper::Start(const v1::StartEpoch& start) {
@@ -76,11 +102,11 @@ void Keeper::Start(const v1::StartEpoch& start) {
 void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   const std::string& job_id = prepare.job().job_id();
   const int64_t creation = prepare.job().creation();
-  Drop(job_id, creation - 1);
+  absl::Status status = MakeRoom(prepare);
   std::shared_ptr<HostedJob> job = Find(job_id);
-  if (job != nullptr && job->creation() != creation) return;  // Of a job that is gone.
+  if (status.ok() && job != nullptr && job->creation() != creation) return;  // A job that is gone.
   absl::StatusOr<LocalRanks> local = LocalRanksOf(prepare.job(), worker_id_);
-  absl::Status status = local.status();
+  status.Update(local.status());
   const bool is_void = status.ok() && job != nullptr &&
                        ((prepare.begin_anew() && job->has_begun()) || !(job->local() == *local));
   if (is_void) {

@@ -1,6 +1,7 @@
 // All jobs of one worker. Routes the coordinator's commands and the trainers' attachments to them.
-// Of each job id it holds one creation at most: to prepare a later one drops the earlier with all
-// its memory, and what is meant for another creation than the one that is held does not reach it.
+// Of each job id it holds one creation at most, and what is meant for another one does not reach
+// it. To prepare a later one drops the earlier with all its memory, if that was deleted or has no
+// values yet; else the epoch fails, and what is held stays.
 // Thread-safe.
 #ifndef TESSERA_WORKER_KEEPER_KEEPER_H_
 #define TESSERA_WORKER_KEEPER_KEEPER_H_
@@ -50,6 +51,10 @@ class Keeper {
   // Everything the coordinator must hear when a connection to it begins: progress first.
   std::vector<v1::WorkerEvent> OnConnected() const;
   v1::Heartbeat Progress() const;
+  bool holds_jobs() const {
+    absl::MutexLock lock(&mu_);
+    return !jobs_.empty();
+  }
 
   // Errors: see Worker.Attach in proto/worker.proto.
   absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request);
@@ -77,6 +82,10 @@ class Keeper {
  private:
   void Prepare(const v1::PrepareEpoch& prepare);
   void Start(const v1::StartEpoch& start);
+  void Describe(const v1::DescribeJob& describe) const;
+  // What is held of an earlier creation makes room for `prepare`.
+  // Errors: FailedPrecondition  it has values, and nobody deleted it
+  absl::Status MakeRoom(const v1::PrepareEpoch& prepare);
   // Ends what is held of creations up to this one.
   void Drop(const std::string& job_id, int64_t creation);
   // Null where no job of this id, or another creation of it, is held.

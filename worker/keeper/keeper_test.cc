@@ -43,8 +43,9 @@ class KeeperTest : public testing::Test {
     EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&came), kDeadline));
     return found;
   }
-  void Prepare(int64_t creation, int64_t epoch, int64_t num_elements = 64) {
+  void Prepare(int64_t creation, int64_t epoch, int64_t num_elements = 64, int64_t deleted = 0) {
     v1::CoordinatorCommand command;
+    command.mutable_prepare()->set_deleted_creation(deleted);
     v1::Job* job = command.mutable_prepare()->mutable_job();
     job->set_job_id("toy");
     job->set_creation(creation);
@@ -100,6 +101,41 @@ TEST_F(KeeperTest, JobThatWasMadeAnewGetsMemoryOfItsOwn) {
   EXPECT_EQ(keeper_.Find("toy")->regions().layout().units[0].flat.end_elements(), 4096);
   ASSERT_EQ(keeper_.Progress().jobs_size(), 1);
   EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 9);
+}
+
+TEST_F(KeeperTest, JobWithValuesThatNobodyDeletedIsKeptWhereAnotherOneIsToTakeItsPlace) {
+  Prepare(/*creation=*/5, /*epoch=*/1);
+  ASSERT_TRUE(Answer().has_prepared());
+  Start(5, 1);
+  Prepare(/*creation=*/9, /*epoch=*/1);
+  v1::WorkerEvent answer = Answer();
+  EXPECT_EQ(answer.failure().creation(), 9);
+  EXPECT_THAT(answer.failure().reason(), HasSubstr("it holds job 'toy' of creation 5"));
+  EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 5);
+  Prepare(9, /*epoch=*/2, 64, /*deleted=*/5);
+  EXPECT_EQ(Answer().prepared().creation(), 9);
+}
+
+TEST_F(KeeperTest, DescribesAllThatACoordinatorNeedsToTakeTheJobOver) {
+  Prepare(5, 1);
+  ASSERT_TRUE(Answer().prepared().holds_nothing()) << "the job is new to it";
+  Start(5, 1);
+  keeper_.Find("toy")->regions().group()->decided_step.store(3);
+  Prepare(5, 2);
+  EXPECT_FALSE(Answer().prepared().holds_nothing());
+  v1::CoordinatorCommand command;
+  command.mutable_describe()->set_job_id("toy");
+  command.mutable_describe()->set_creation(5);
+  keeper_.HandleCommand(command);
+  absl::MutexLock lock(&mu_);
+  ASSERT_FALSE(events_.empty());
+  const v1::HeldJob& held = events_.back().held();
+  EXPECT_EQ(held.job().job_id(), "toy");
+  EXPECT_EQ(held.job().epoch(), 2);
+  EXPECT_EQ(held.job().model().units_size(), 1);
+  EXPECT_EQ(held.job().placements(0).worker_id(), "w");
+  EXPECT_EQ(held.decided_step(), 3);
+  EXPECT_TRUE(held.has_begun());
 }
 
 TEST_F(KeeperTest, WhatIsMeantForADeletedJobDoesNotReachTheNewOne) {

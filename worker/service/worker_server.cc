@@ -118,6 +118,7 @@ class WorkerServerImpl : public WorkerServer {
     };
     agent.on_connected = [this] { return keeper_->OnConnected(); };
     agent.heartbeat = [this] { return keeper_->Progress(); };
+    agent.holds_jobs = [this] { return keeper_->holds_jobs(); };
     agent_ = std::make_unique<CoordinatorAgent>(std::move(agent));
     if (!options.state_listen_address.empty()) {
       auto listener = StateListener::Start(options.state_listen_address, options.tls,
@@ -147,6 +148,7 @@ class WorkerServerImpl : public WorkerServer {
     service.device = DescribeDevice(device_memory_.get());
     service.descriptor_socket = descriptors_->path();
     service.coordinator_connected = [this] { return agent_->connected(); };
+    service.cluster = [this] { return agent_->cluster(); };
     service_ = std::make_unique<WorkerService>(std::move(service), keeper_.get());
     unlink(socket_path_.c_str());
     grpc::EnableDefaultHealthCheckService(true);

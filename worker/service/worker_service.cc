@@ -22,6 +22,7 @@ grpc::Status WorkerService::GetStatus(grpc::ServerContext* context,
   response->set_num_devices(options_.num_devices);
   response->set_device(options_.device);
   response->set_coordinator_connected(options_.coordinator_connected());
+  response->set_cluster_id(options_.cluster());
   *response->mutable_jobs() = keeper_->Progress().jobs();
   return grpc::Status::OK;
 }

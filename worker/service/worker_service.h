@@ -19,6 +19,7 @@ class WorkerService final : public v1::Worker::Service {
     std::string device;
     std::string descriptor_socket;
     std::function<bool()> coordinator_connected;
+    std::function<std::string()> cluster;  // As CoordinatorAgent::cluster.
   };
   // `keeper` outlives the service.
   WorkerService(Options options, Keeper* keeper) : options_(std::move(options)), keeper_(keeper) {}

@@ -1,0 +1,165 @@
+// Jobs that workers hold and the journal does not know, of coordinator.h.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/core/coordinator.h"
+
+namespace tessera::coordinator {
+
+void Coordinator::HearOfHeldJob(const Sender& sender, const JobProgress& progress,
+                                Effects* effects) {
+  if (!orphans_.Hear(sender.worker, {progress.job, progress.creation}, progress.epoch)) return;
+  effects->commands.push_back({sender.worker, DescribeJob{progress.job, progress.creation}});
+}
+
+absl::Status Coordinator::ReportHeld(const Sender& sender, const HeldJob& event, absl::Time now,
+                                     Effects* effects) {
+  RETURN_IF_ERROR(Hear(sender, now, effects));
+  if (event.places.size() != static_cast<size_t>(event.spec->config.world_size)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "job '", event.job.value(), "' is held with ", event.places.size(),
+        " placements; its world size is ", event.spec->config.world_size));
+  }
+  orphans_.Describe(sender.worker, event);
+  Adopt({event.job, event.creation}, now, effects);
+  return absl::OkStatus();
+}
+
+bool Coordinator::IsBehind(const JobId& id, const Job& job) const {
+  const Orphans::Holders* holders = orphans_.Find({id, job.creation});
+  return holders != nullptr &&
+         std::any_of(holders->begin(), holders->end(), [&](const auto& holder) {
+           return job.status.epoch < holder.second.epoch;
+         });
+}
+
+std::optional<std::vector<RankPlacement>> Coordinator::PlacesOf(const HeldJob& held,
+                                                                const Orphans::Holders& holders,
+                                                                std::string* why_not) const {
+  if (!Orphans::Missing(holders).empty()) {
+    *why_not = Orphans::DescribeHolders(holders);
+    return std::nullopt;
+  }
+  const std::set<DeviceId> claimed = state_.ClaimedByOthers(held.job);
+  std::vector<RankPlacement> places;
+  for (const HeldJob::Place& place : held.places) {
+    const Member* member = state_.members().Find(place.worker);
+    if (member == nullptr || member->lost || place.device < 0 ||
+        place.device >= member->num_devices) {
+      *why_not = absl::StrCat("worker '", place.worker.value(), "' has no device ", place.device);
+      return std::nullopt;
+    }
+    if (claimed.count({place.worker, place.device}) > 0) {
+      *why_not = absl::StrCat("device ", place.device, " of worker '", place.worker.value(),
+                              "' has another job");
+      return std::nullopt;
+    }
+    places.push_back({place.worker, place.device, member->incarnation});
+  }
+  return places;
+}
+
+void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effects) {
+  const auto& [id, creation] = key;
+  const Orphans::Holders* holders = orphans_.Find(key);
+  const HeldJob* held = holders == nullptr ? nullptr : Orphans::Latest(*holders);
+  const Job* known = state_.FindJob(id);
+  if (held == nullptr || (known != nullptr && known->creation != creation)) return;
+  std::string why_not;
+  auto places = PlacesOf(*held, *holders, &why_not);
+  if (!places.has_value()) {
+    effects->changed_jobs.insert(id);
+    return;
+  }
+  JobStatus status;
+  status.epoch = held->epoch;
+  status.placements = *std::move(places);
+  Step decided = known == nullptr ? Step(0) : known->committed_step;
+  for (const auto& [worker, holder] : *holders) {
+    if (!holder.described.has_value()) continue;
+    status.epoch = std::max(status.epoch, holder.epoch);
+    status.bound |= holder.described->has_begun;
+    decided = std::max(decided, holder.described->decided_step);
+  }
+  status.reason = absl::StrCat("taken over at step ", decided.value(), " from ",
+                               WorkersOf(status.placements).size(),
+                               " workers that hold it, since the journal did not know it");
+  if (unreadable_.count(id) > 0) {
+    replaced_.insert(id);
+    Put(JobGoneRecord{id}, effects);
+  }
+  if (known == nullptr) Put(JobSpecRecord{id, held->spec, creation}, effects);
+  Put(JobStatusRecord{id, std::move(status)}, effects);
+  Put(JobStepRecord{id, decided}, effects);
+  orphans_.Forget(key);  // If this is rolled back, the next heartbeat brings it again.
+  effects->changed_jobs.insert(id);
+  Advance(id, now, effects);
+}
+
+std::optional<JobView> Coordinator::ViewOrphan(const JobId& id) const {
+  const auto unreadable = unreadable_.find(id);
+  const std::optional<Orphans::Key> key = orphans_.Newest(id);
+  const Orphans::Holders* holders = key.has_value() ? orphans_.Find(*key) : nullptr;
+  if (holders == nullptr && unreadable == unreadable_.end()) return std::nullopt;
+  static const JobSpecPtr* const kNone = new JobSpecPtr(std::make_shared<JobSpec>());
+  JobView view;
+  view.id = id;
+  view.spec = *kNone;
+  view.status.state = JobState::kOrphaned;
+  if (unreadable != unreadable_.end()) view.status.reason = unreadable->second;
+  if (holders == nullptr) return view;
+  view.creation = key->second;
+  if (!view.status.reason.empty()) view.status.reason += "; ";
+  const HeldJob* held = Orphans::Latest(*holders);
+  if (held == nullptr) {
+    view.status.reason += Orphans::DescribeHolders(*holders);
+    return view;
+  }
+  view.spec = held->spec;
+  view.committed_step = held->decided_step;
+  view.status.epoch = held->epoch;
+  for (const HeldJob::Place& place : held->places)
+    view.status.placements.push_back({place.worker, place.device, Incarnation()});
+  std::string why_not;
+  if (!PlacesOf(*held, *holders, &why_not)) view.status.reason += why_not;
+  return view;
+}
+
+absl::Status Coordinator::CheckKnown(const JobId& id) const {
+  const std::optional<JobView> orphan = ViewOrphan(id);
+  if (!orphan.has_value()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "job '", id.value(), "': ", orphan->status.reason,
+      ": wait for it to go on, or delete it, and what its workers hold of it with it"));
+}
+
+void Coordinator::RememberDeleted(const JobId& job, Creation creation, Effects* effects) {
+  for (const JobId& old : state_.deleted().Surplus()) Put(DeletedJobGoneRecord{old}, effects);
+  Put(DeletedJobRecord{job, creation}, effects);
+}
+
+absl::Status Coordinator::DeleteOrphan(const DeleteJobEvent& event, absl::Time now,
+                                       Effects* effects) {
+  const std::optional<JobView> orphan = ViewOrphan(event.job);
+  if (!orphan.has_value())
+    return absl::NotFoundError(absl::StrCat("no job '", event.job.value(), "'"));
+  if (const Orphans::Holders* holders = orphans_.Find({event.job, orphan->creation})) {
+    for (const auto& [worker, holder] : *holders)
+      effects->commands.push_back({worker, DropJob{event.job, orphan->creation}});
+    RememberDeleted(event.job, orphan->creation, effects);
+  }
+  Put(JobGoneRecord{event.job}, effects);
+  JobStatus last = orphan->status;
+  last.state = JobState::kDeleted;
+  last.placements.clear();
+  RememberRequest(event.request_id,
+                  {RequestKind::kDeleteJob, event.job, std::move(last), NextSequence(now)},
+                  effects);
+  replaced_.insert(event.job);
+  effects->changed_jobs.insert(event.job);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,225 @@
+// Jobs that workers hold and the coordinator's state does not know.
+#include <utility>
+
+#include "base/status_matchers.h"
+#include "coordinator/core/coordinator.h"
+#include "coordinator/core/job_spec.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+const JobId kJob("gpt");
+constexpr Creation kCreation(70);
+
+class CoordinatorOrphansTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* worker : {"a", "b"}) ASSERT_OK(Register(worker));
+  }
+  template <typename Call>
+  auto Run(Call call) {
+    effects_ = {};
+    auto result = call(&effects_);
+    core_.Accept();
+    for (const StateRecord& record : effects_.records) records_.push_back(record);
+    return result;
+  }
+  static Sender Life(const std::string& worker) { return {WorkerId(worker), Incarnation(1)}; }
+  absl::Status Register(const std::string& worker) {
+    Member member;
+    member.incarnation = Incarnation(1);
+    member.num_devices = 1;
+    return Run([&](Effects* e) { return core_.RegisterWorker(WorkerId(worker), member, now_, e); });
+  }
+  static JobSpecPtr Spec() {
+    JobConfig config;
+    config.world_size = 2;
+    ModelSpec model;
+    model.units = {{"root", {TensorSpec{"w", {8, 4}, DType::kFp32, true, ""}}}};
+    return *MakeJobSpec(model, config, 0);
+  }
+  // Says that it holds the job, in this epoch.
+  absl::Status Beat(const std::string& worker, int64_t epoch, Creation creation = kCreation) {
+    return Run([&](Effects* e) {
+      return core_.Heartbeat(Life(worker), {{kJob, creation, Epoch(epoch), {}}}, now_, e);
+    });
+  }
+  absl::Status Describe(const std::string& worker, int64_t epoch, int64_t decided = 12,
+                        Creation creation = kCreation) {
+    HeldJob held;
+    held.job = kJob;
+    held.creation = creation;
+    held.spec = Spec();
+    held.epoch = Epoch(epoch);
+    held.places = {{WorkerId("a"), 0}, {WorkerId("b"), 0}};
+    held.decided_step = Step(decided);
+    held.has_begun = true;
+    return Run([&](Effects* e) { return core_.ReportHeld(Life(worker), held, now_, e); });
+  }
+  absl::StatusOr<JobView> Create(const std::string& request) {
+    return Run([&](Effects* e) {
+      return core_.CreateJob({request, kJob, Spec()}, now_, e);
+    });
+  }
+  absl::Status Delete(const std::string& request) {
+    return Run([&](Effects* e) { return core_.DeleteJob({request, kJob}, now_, e); });
+  }
+  template <typename C>
+  int Count() const {
+    int count = 0;
+    for (const Outgoing& o : effects_.commands) count += std::holds_alternative<C>(o.command);
+    return count;
+  }
+  JobView Job() { return *core_.GetJob(kJob); }
+
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  Coordinator core_{CoordinatorOptions{absl::Seconds(10), absl::Minutes(1), absl::Milliseconds(100),
+                                       PlacementRule::kSpread}};
+  Effects effects_;
+  std::vector<StateRecord> records_;
+};
+
+TEST_F(CoordinatorOrphansTest, IsKeptAndShownUntilAllItsWorkersHaveDescribedIt) {
+  ASSERT_OK(Beat("a", 5));
+  EXPECT_EQ(Count<DropJob>(), 0);
+  EXPECT_EQ(Count<DescribeJob>(), 1);
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned);
+  ASSERT_OK(Describe("a", 5));
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned);
+  EXPECT_EQ(Job().committed_step, Step(12));
+  EXPECT_THAT(Job().status.reason, HasSubstr("worker 'a' holds it, and the journal does not know "
+                                             "it; it goes on once worker 'b' is here too"));
+  EXPECT_EQ(core_.ListJobs().size(), 1);
+  ASSERT_OK(Beat("a", 5));
+  EXPECT_EQ(Count<DescribeJob>(), 0) << "once is enough";
+
+  ASSERT_OK(Beat("b", 4));  // It was cut off when the others went on.
+  ASSERT_OK(Describe("b", 4, 11));
+  EXPECT_EQ(Count<PrepareEpoch>(), 2);
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+  EXPECT_EQ(Job().status.epoch, Epoch(6)) << "one that no worker has been in";
+  EXPECT_EQ(Job().committed_step, Step(12));
+  EXPECT_EQ(Job().creation, kCreation);
+  EXPECT_EQ(core_.ListJobs().size(), 1);
+}
+
+TEST_F(CoordinatorOrphansTest, WhatWasTakenOverSurvivesARestart) {
+  for (const char* worker : {"a", "b"}) {
+    ASSERT_OK(Beat(worker, 5));
+    ASSERT_OK(Describe(worker, 5));
+  }
+  ASSERT_OK_AND_ASSIGN(Coordinator again,
+                       Coordinator::Restore(CoordinatorOptions(), records_, now_));
+  EXPECT_EQ(again.GetJob(kJob)->committed_step, Step(12));
+  EXPECT_EQ(again.GetJob(kJob)->status.epoch, Epoch(6));
+}
+
+TEST_F(CoordinatorOrphansTest, OneOfItsNameIsMadeOnlyOnceItIsDeletedWhichDropsIt) {
+  ASSERT_OK(Beat("a", 5));
+  EXPECT_THAT(Create("r1"), StatusIs(absl::StatusCode::kUnavailable,
+                                     HasSubstr("worker 'a' holds it")));
+  ASSERT_OK(Delete("r2"));
+  EXPECT_EQ(Count<DropJob>(), 1);
+  ASSERT_OK(Beat("a", 5));  // It had not heard of that yet.
+  EXPECT_EQ(Count<DropJob>(), 1);
+  EXPECT_EQ(Count<DescribeJob>(), 0);
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r3"));
+  EXPECT_LT(kCreation, made.creation);
+}
+
+TEST_F(CoordinatorOrphansTest, WhatItsWorkerNoLongerListsIsGone) {
+  ASSERT_OK(Beat("a", 5));
+  ASSERT_OK(Run([&](Effects* e) { return core_.Heartbeat(Life("a"), {}, now_, e); }));
+  EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_OK(Create("r1"));
+}
+
+TEST_F(CoordinatorOrphansTest, JobThatThisJournalDeletedIsDroppedAlsoAfterARestart) {
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  ASSERT_OK(Delete("r2"));
+  ASSERT_OK_AND_ASSIGN(core_, Coordinator::Restore(CoordinatorOptions(), records_, now_));
+  ASSERT_OK(Beat("a", 1, made.creation));
+  EXPECT_EQ(Count<DropJob>(), 1);
+  EXPECT_EQ(Count<DescribeJob>(), 0);
+}
+
+TEST_F(CoordinatorOrphansTest, JournalOfAnOlderEpochTakesOverTheLaterOne) {
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  ASSERT_EQ(made.status.epoch, Epoch(1));
+  ASSERT_OK(Beat("a", 8, made.creation));
+  EXPECT_EQ(Count<DropJob>(), 0);
+  EXPECT_THAT(Job().status.reason, HasSubstr("the journal is of an older epoch"));
+  ASSERT_OK(Describe("a", 8, 40, made.creation));
+  // Until it knows what the others hold it changes nothing.
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.ReportPrepared(Life("b"), {kJob, made.creation, Epoch(1)}, now_, e);
+  }));
+  EXPECT_EQ(Job().status.epoch, Epoch(1));
+  ASSERT_OK(Beat("b", 8, made.creation));
+  ASSERT_OK(Describe("b", 8, 40, made.creation));
+  EXPECT_EQ(Job().status.epoch, Epoch(9));
+  EXPECT_EQ(Job().committed_step, Step(40));
+}
+
+TEST_F(CoordinatorOrphansTest, ItsDevicesGoToNoOtherJob) {
+  for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, 5));
+  ASSERT_OK(Describe("a", 5));
+  const auto other = Run([&](Effects* e) {
+    return core_.CreateJob({"r1", JobId("other"), Spec()}, now_, e);
+  });
+  ASSERT_OK(other);
+  EXPECT_EQ(other->status.state, JobState::kWaiting);
+}
+
+TEST_F(CoordinatorOrphansTest, WorkerThatLostItsMemoryWithoutEndingIsNoticedAtTheNextEpoch) {
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  const auto prepared = [&](const std::string& worker, int64_t epoch, int64_t decided,
+                            bool nothing) {
+    EpochPrepared event{kJob, made.creation, Epoch(epoch), Step(decided)};
+    event.holds_nothing = nothing;
+    return Run([&](Effects* e) { return core_.ReportPrepared(Life(worker), event, now_, e); });
+  };
+  ASSERT_OK(prepared("a", 1, 0, true));
+  ASSERT_OK(prepared("b", 1, 0, true));
+  ASSERT_EQ(Job().status.state, JobState::kRunning);
+  for (const int64_t rank : {0, 1}) {
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.ReportStep(Life(rank == 0 ? "a" : "b"),
+                              {kJob, made.creation, Epoch(1), Rank(rank), Step(1), 1, {}}, now_, e);
+    }));
+  }
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.ReportFailure(Life("a"), {kJob, made.creation, Epoch(1), Rank(0), "test"}, now_,
+                               e);
+  }));
+  ASSERT_OK(prepared("a", 2, 1, false));
+  ASSERT_OK(prepared("b", 2, 0, true));
+  EXPECT_EQ(Job().status.state, JobState::kLost);
+}
+
+TEST_F(CoordinatorOrphansTest, JobWhoseRecordsCannotBeReadIsTakenOverFromItsWorkers) {
+  core_.Quarantine(kJob, "journal record 'job/gpt/status': its value cannot be parsed");
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned);
+  EXPECT_THAT(Create("r1"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("'job/gpt/status'")));
+  for (const char* worker : {"a", "b"}) {
+    ASSERT_OK(Beat(worker, 5));
+    ASSERT_OK(Describe(worker, 5));
+  }
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+  ASSERT_OK(Delete("r2"));
+  EXPECT_OK(Create("r3"));
+}
+
+TEST_F(CoordinatorOrphansTest, JobWhoseRecordsCannotBeReadIsDeleted) {
+  core_.Quarantine(kJob, "damaged");
+  ASSERT_OK(Delete("r1"));
+  EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound));
+}
+
+}  // namespace
+}  // namespace tessera::coordinator

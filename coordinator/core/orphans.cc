@@ -1,0 +1,90 @@
+#include "coordinator/core/orphans.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tessera::coordinator {
+namespace {
+
+std::string Quoted(const std::set<WorkerId>& workers) {
+  return absl::StrJoin(workers, ", ", [](std::string* out, const WorkerId& worker) {
+    absl::StrAppend(out, "'", worker.value(), "'");
+  });
+}
+
+}  // namespace
+
+bool Orphans::Hear(const WorkerId& worker, const Key& key, Epoch epoch) {
+  if (orphans_.count(key) == 0 && orphans_.size() >= capacity_) return false;
+  Holders& holders = orphans_[key];
+  const auto [holder, is_new] = holders.try_emplace(worker, Holder{epoch, std::nullopt});
+  if (holder->second.epoch != epoch) holder->second = {epoch, std::nullopt};
+  return is_new || !holder->second.described.has_value();
+}
+
+void Orphans::Describe(const WorkerId& worker, HeldJob held) {
+  const auto orphan = orphans_.find({held.job, held.creation});
+  if (orphan == orphans_.end()) return;
+  const auto holder = orphan->second.find(worker);
+  if (holder == orphan->second.end()) return;
+  holder->second = {held.epoch, std::move(held)};
+}
+
+void Orphans::Listed(const WorkerId& worker, const std::set<Key>& keys) {
+  for (auto it = orphans_.begin(); it != orphans_.end();) {
+    if (keys.count(it->first) == 0) it->second.erase(worker);
+    it = it->second.empty() ? orphans_.erase(it) : std::next(it);
+  }
+}
+
+const Orphans::Holders* Orphans::Find(const Key& key) const {
+  const auto it = orphans_.find(key);
+  return it == orphans_.end() ? nullptr : &it->second;
+}
+
+std::optional<Orphans::Key> Orphans::Newest(const JobId& job) const {
+  std::optional<Key> newest;
+  for (auto it = orphans_.lower_bound({job, Creation(0)});
+       it != orphans_.end() && it->first.first == job; ++it) {
+    newest = it->first;
+  }
+  return newest;
+}
+
+const HeldJob* Orphans::Latest(const Holders& holders) {
+  const HeldJob* latest = nullptr;
+  for (const auto& [worker, holder] : holders) {
+    if (holder.described.has_value() &&
+        (latest == nullptr || latest->epoch < holder.described->epoch)) {
+      latest = &*holder.described;
+    }
+  }
+  return latest;
+}
+
+std::set<WorkerId> Orphans::Missing(const Holders& holders) {
+  std::set<WorkerId> missing;
+  const HeldJob* latest = Latest(holders);
+  if (latest == nullptr) return missing;
+  for (const HeldJob::Place& place : latest->places) {
+    const auto holder = holders.find(place.worker);
+    if (holder == holders.end() || !holder->second.described.has_value())
+      missing.insert(place.worker);
+  }
+  return missing;
+}
+
+std::string Orphans::DescribeHolders(const Holders& holders) {
+  std::set<WorkerId> workers;
+  for (const auto& [worker, holder] : holders) workers.insert(worker);
+  const std::set<WorkerId> missing = Missing(holders);
+  return absl::StrCat(
+      workers.size() == 1 ? "worker " : "workers ", Quoted(workers),
+      workers.size() == 1 ? " holds it, " : " hold it, ", "and the journal does not know it",
+      missing.empty() ? ""
+                      : absl::StrCat("; it goes on once ", missing.size() == 1 ? "worker " : "workers ",
+                                     Quoted(missing), missing.size() == 1 ? " is" : " are",
+                                     " here too"));
+}
+
+}  // namespace tessera::coordinator
