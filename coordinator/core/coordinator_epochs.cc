@@ -117,8 +117,8 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
   next.epoch = Epoch(job.status.epoch.value() + 1);
   next.resume_step = job.committed_step;
   next.placements = placements ? *std::move(placements) : job.status.placements;
-  next.bound = job.status.bound && next.placements == job.status.placements &&
-               !MemoryIsGone(id, job);
+  next.bound =
+      job.status.bound && next.placements == job.status.placements && !MemoryIsGone(id, job);
   next.reason = reason;
   Put(JobStatusRecord{id, std::move(next)}, effects);
   Put(EpochOverRecord{id}, effects);
@@ -143,8 +143,8 @@ void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlaceme
     if (!state_.members().IsLive(placement.worker, placement.incarnation)) continue;
     if (!told.insert(placement.worker).second) continue;
     effects->commands.push_back(
-        {placement.worker, PrepareEpoch{view, job.status.reason, !job.status.bound,
-                                        state_.deleted().Newest(id)}});
+        {placement.worker,
+         PrepareEpoch{view, job.status.reason, !job.status.bound, state_.deleted().Newest(id)}});
   }
   effects->changed_jobs.insert(id);
 }

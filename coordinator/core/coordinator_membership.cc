@@ -112,7 +112,8 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
   for (const JobProgress& progress : jobs) {
     const Job* known = state_.FindJob(progress.job);
     const bool is_known = known != nullptr && known->creation == progress.creation;
-    const bool was_deleted = !is_known && progress.creation <= state_.deleted().Newest(progress.job);
+    const bool was_deleted =
+        !is_known && progress.creation <= state_.deleted().Newest(progress.job);
     if (!was_deleted && (!is_known || known->status.epoch < progress.epoch)) {
       unknown.insert({progress.job, progress.creation});
       HearOfHeldJob(sender, progress, effects);

@@ -18,9 +18,9 @@ absl::Status Coordinator::ReportHeld(const Sender& sender, const HeldJob& event,
                                      Effects* effects) {
   RETURN_IF_ERROR(Hear(sender, now, effects));
   if (event.places.size() != static_cast<size_t>(event.spec->config.world_size)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "job '", event.job.value(), "' is held with ", event.places.size(),
-        " placements; its world size is ", event.spec->config.world_size));
+    return absl::InvalidArgumentError(
+        absl::StrCat("job '", event.job.value(), "' is held with ", event.places.size(),
+                     " placements; its world size is ", event.spec->config.world_size));
   }
   orphans_.Describe(sender.worker, event);
   Adopt({event.job, event.creation}, now, effects);
@@ -30,9 +30,8 @@ absl::Status Coordinator::ReportHeld(const Sender& sender, const HeldJob& event,
 bool Coordinator::IsBehind(const JobId& id, const Job& job) const {
   const Orphans::Holders* holders = orphans_.Find({id, job.creation});
   return holders != nullptr &&
-         std::any_of(holders->begin(), holders->end(), [&](const auto& holder) {
-           return job.status.epoch < holder.second.epoch;
-         });
+         std::any_of(holders->begin(), holders->end(),
+                     [&](const auto& holder) { return job.status.epoch < holder.second.epoch; });
 }
 
 std::optional<std::vector<RankPlacement>> Coordinator::PlacesOf(const HeldJob& held,

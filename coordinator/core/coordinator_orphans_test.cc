@@ -61,9 +61,7 @@ class CoordinatorOrphansTest : public ::testing::Test {
     return Run([&](Effects* e) { return core_.ReportHeld(Life(worker), held, now_, e); });
   }
   absl::StatusOr<JobView> Create(const std::string& request) {
-    return Run([&](Effects* e) {
-      return core_.CreateJob({request, kJob, Spec()}, now_, e);
-    });
+    return Run([&](Effects* e) { return core_.CreateJob({request, kJob, Spec()}, now_, e); });
   }
   absl::Status Delete(const std::string& request) {
     return Run([&](Effects* e) { return core_.DeleteJob({request, kJob}, now_, e); });
@@ -120,8 +118,8 @@ TEST_F(CoordinatorOrphansTest, WhatWasTakenOverSurvivesARestart) {
 
 TEST_F(CoordinatorOrphansTest, OneOfItsNameIsMadeOnlyOnceItIsDeletedWhichDropsIt) {
   ASSERT_OK(Beat("a", 5));
-  EXPECT_THAT(Create("r1"), StatusIs(absl::StatusCode::kUnavailable,
-                                     HasSubstr("worker 'a' holds it")));
+  EXPECT_THAT(Create("r1"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("worker 'a' holds it")));
   ASSERT_OK(Delete("r2"));
   EXPECT_EQ(Count<DropJob>(), 1);
   ASSERT_OK(Beat("a", 5));  // It had not heard of that yet.

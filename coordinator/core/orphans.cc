@@ -81,10 +81,10 @@ std::string Orphans::DescribeHolders(const Holders& holders) {
   return absl::StrCat(
       workers.size() == 1 ? "worker " : "workers ", Quoted(workers),
       workers.size() == 1 ? " holds it, " : " hold it, ", "and the journal does not know it",
-      missing.empty() ? ""
-                      : absl::StrCat("; it goes on once ", missing.size() == 1 ? "worker " : "workers ",
-                                     Quoted(missing), missing.size() == 1 ? " is" : " are",
-                                     " here too"));
+      missing.empty()
+          ? ""
+          : absl::StrCat("; it goes on once ", missing.size() == 1 ? "worker " : "workers ",
+                         Quoted(missing), missing.size() == 1 ? " is" : " are", " here too"));
 }
 
 }  // namespace tessera::coordinator

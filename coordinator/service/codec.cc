@@ -278,8 +278,7 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   member.max_ranks_of_job = request.max_ranks_of_job();
   if (!request.device().empty()) RETURN_IF_ERROR(CheckName("device", request.device()));
   member.device = request.device();
-  if (!request.cluster_id().empty())
-    RETURN_IF_ERROR(CheckName("cluster_id", request.cluster_id()));
+  if (!request.cluster_id().empty()) RETURN_IF_ERROR(CheckName("cluster_id", request.cluster_id()));
   return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member),
                              request.cluster_id()};
 }

@@ -96,8 +96,8 @@ absl::Status CoordinatorHost::NameCluster() {
   }
   cluster_ = core_.cluster();
   if (options_.cluster_id.empty() || options_.cluster_id == cluster_) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("the journal is of cluster ", cluster_,
-                                                    ", not of ", options_.cluster_id));
+  return absl::FailedPreconditionError(
+      absl::StrCat("the journal is of cluster ", cluster_, ", not of ", options_.cluster_id));
 }
 
 absl::Status CoordinatorHost::CheckCluster(const WorkerId& worker,

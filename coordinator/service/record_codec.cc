@@ -373,7 +373,8 @@ absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row) {
 
 std::optional<JobId> JobOfRow(const JournalRow& row) {
   const std::vector<std::string> key = absl::StrSplit(row.key, '/');
-  const bool is_of_job = key.size() > 2 && (key[0] == "job" || key[0] == "value" || key[0] == "order");
+  const bool is_of_job =
+      key.size() > 2 && (key[0] == "job" || key[0] == "value" || key[0] == "order");
   return is_of_job ? std::optional<JobId>(key[1]) : std::nullopt;
 }
 

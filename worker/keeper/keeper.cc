@@ -83,10 +83,10 @@ absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
   const std::shared_ptr<HostedJob> held = Find(job_id);
   if (held == nullptr || held->creation() >= prepare.job().creation()) return absl::OkStatus();
   if (held->has_begun() && held->creation() > prepare.deleted_creation()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "it holds job '", job_id, "' of creation ", held->creation(),
-        ", which its coordinator neither knows nor has deleted: delete job '", job_id,
-        "' until none is listed, and make it anew"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("it holds job '", job_id, "' of creation ", held->creation(),
+                     ", which its coordinator neither knows nor has deleted: delete job '", job_id,
+                     "' until none is listed, and make it anew"));
   }
   Drop(job_id, held->creation());
   return absl::OkStatus();
