@@ -55,7 +55,7 @@ class Orphans {
   static std::string DescribeHolders(const Holders& holders);
 
  private:
-  const size_t capacity_;
+  size_t capacity_;
   std::map<Key, Holders> orphans_;
 };
 

@@ -2,9 +2,9 @@
 
 #include <map>
 #include <optional>
+#include <random>
 #include <utility>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/fault_point.h"
@@ -21,9 +21,8 @@ constexpr absl::Duration kCancelPoll = absl::Milliseconds(100);
 
 // A random name, of which there is no other.
 std::string NewClusterId() {
-  absl::BitGen random;
-  return absl::StrFormat("%016x%016x", absl::Uniform<uint64_t>(random),
-                         absl::Uniform<uint64_t>(random));
+  std::random_device random;
+  return absl::StrFormat("%08x%08x%08x%08x", random(), random(), random(), random());
 }
 
 // What is readable. A job of which some row is not is left out as a whole, with the reason; of
@@ -57,6 +56,23 @@ absl::StatusOr<std::vector<StateRecord>> DecodeRows(const std::vector<JournalRow
   return records;
 }
 
+// Of a journal that has no name yet: this one, or where it is empty a new one.
+// Errors: FailedPrecondition  it has another name; as Journal::Append
+absl::Status NameCluster(const std::string& wanted, Journal* journal, Coordinator* core) {
+  if (core->cluster().empty()) {
+    Effects effects;
+    core->NameCluster(wanted.empty() ? NewClusterId() : wanted, &effects);
+    std::vector<JournalChange> batch;
+    for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
+    RETURN_IF_ERROR(journal->Append(batch, Durability::kPowerLoss));
+    core->Accept();
+    TESSERA_LOG(INFO, "the journal is new: cluster {}", core->cluster());
+  }
+  if (wanted.empty() || wanted == core->cluster()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the journal is of cluster ", core->cluster(), ", not of ", wanted));
+}
+
 absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
 
 }  // namespace
@@ -72,9 +88,9 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
     TESSERA_LOG(ERROR, "job={} is set aside: {}", job.value(), reason);
     core.Quarantine(job, reason);
   }
+  RETURN_IF_ERROR(NameCluster(options.cluster_id, journal.get(), &core));
   auto host = std::unique_ptr<CoordinatorHost>(
       new CoordinatorHost(options, std::move(journal), std::move(core)));
-  RETURN_IF_ERROR(host->NameCluster());
   ASSIGN_OR_RETURN(host->ticker_, StartThread("the coordinator's clock",
                                               [host = host.get()] { host->RunTicker(); }));
   return host;
@@ -82,23 +98,10 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
 
 CoordinatorHost::CoordinatorHost(const Options& options, std::unique_ptr<Journal> journal,
                                  Coordinator core)
-    : options_(options), journal_(std::move(journal)), core_(std::move(core)) {}
-
-absl::Status CoordinatorHost::NameCluster() {
-  absl::MutexLock lock(&mu_);
-  if (core_.cluster().empty()) {
-    const std::string id = options_.cluster_id.empty() ? NewClusterId() : options_.cluster_id;
-    RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time, Effects* effects) {
-      core.NameCluster(id, effects);
-      return absl::OkStatus();
-    }));
-    TESSERA_LOG(INFO, "the journal is new: cluster {}", id);
-  }
-  cluster_ = core_.cluster();
-  if (options_.cluster_id.empty() || options_.cluster_id == cluster_) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("the journal is of cluster ", cluster_, ", not of ", options_.cluster_id));
-}
+    : options_(options),
+      cluster_(core.cluster()),
+      journal_(std::move(journal)),
+      core_(std::move(core)) {}
 
 absl::Status CoordinatorHost::CheckCluster(const WorkerId& worker,
                                            const std::string& cluster) const {

@@ -113,10 +113,9 @@ class CoordinatorHost {
   void NoteJournalLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverLocked(Effects effects) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RunTicker();
-  absl::Status NameCluster();
 
   const Options options_;
-  std::string cluster_;  // Constant once this was created.
+  const std::string cluster_;
   absl::Mutex mu_;
   const std::unique_ptr<Journal> journal_ ABSL_PT_GUARDED_BY(mu_);
   Coordinator core_ ABSL_GUARDED_BY(mu_);

@@ -170,7 +170,7 @@ TEST_F(KeeperTest, TicketOfADeletedJobOpensNothingOfTheNewOne) {
   ASSERT_TRUE(Answer().has_prepared());
   Start(5, 1);
   ASSERT_OK_AND_ASSIGN(const v1::AttachResponse old, Attach(5));
-  Prepare(9, 1);
+  Prepare(9, 1, 64, /*deleted=*/5);
   ASSERT_TRUE(Answer().has_prepared());
   Start(9, 1);
   ASSERT_OK_AND_ASSIGN(const v1::AttachResponse current, Attach(9));
