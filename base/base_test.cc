@@ -167,5 +167,18 @@ TEST(Utf8Test, PrefixCutsNoCharacterInTwo) {
   EXPECT_EQ(Utf8Prefix("\x80\x80\x80\x80\x80\x80", 5).size(), 5) << "no characters at all";
 }
 
+TEST(LogTest, TextFromOthersIsOneLineWithoutControlCharacters) {
+  testing::internal::CaptureStderr();
+  SetLogContext("test");
+  TESSERA_LOG(ERROR, "job {}: {}", "toy",
+              "a\n2026-01-01T00:00:00 I forged] all is well\x1b[2J\xff\ttab");
+  spdlog::default_logger()->flush();
+  const std::string line = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(
+      line,
+      HasSubstr("job toy: a\\n2026-01-01T00:00:00 I forged] all is well\\x1B[2J\\xFF\ttab\n"));
+  EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -2,13 +2,36 @@
 
 #include <cstdlib>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/check.h"
+#include "base/utf8.h"
+#include "spdlog/pattern_formatter.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
 
 namespace tessera {
+
+namespace {
+
+// The message with what no terminal and no log should get from others: control characters, line
+// ends too, so that an event is a line, and bytes that are no UTF-8.
+class EscapedMessage : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm&,
+              spdlog::memory_buf_t& out) override {
+    const absl::string_view text(message.payload.data(), message.payload.size());
+    const std::string escaped = absl::StrReplaceAll(PrintableUtf8(text), {{"\n", "\\n"}});
+    out.append(escaped.data(), escaped.data() + escaped.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<EscapedMessage>();
+  }
+};
+
+}  // namespace
 
 void SetLogContext(absl::string_view context) {
   // '%' starts a pattern flag, so a literal one is doubled.
@@ -16,7 +39,10 @@ void SetLogContext(absl::string_view context) {
   auto logger = std::make_shared<spdlog::logger>(
       "tessera", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_level(spdlog::get_level());
-  logger->set_pattern(absl::StrCat("%Y-%m-%dT%H:%M:%S.%e %^%L%$ ", escaped, "] %v"));
+  auto formatter = std::make_unique<spdlog::pattern_formatter>();
+  formatter->add_flag<EscapedMessage>('*').set_pattern(
+      absl::StrCat("%Y-%m-%dT%H:%M:%S.%e %^%L%$ ", escaped, "] %*"));
+  logger->set_formatter(std::move(formatter));
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
 }

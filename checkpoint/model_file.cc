@@ -8,19 +8,21 @@
 #include "base/status_macros.h"
 #include "checkpoint/model_reader.h"
 #include "checkpoint/storage/storage_of.h"
+#include "checkpoint/storage/storage_path.h"
 
 namespace tessera {
-namespace {
-
-std::string PartialPath(const std::string& path) { return path + ".partial"; }
-
-}  // namespace
-
 absl::Status ModelFile::Create(const std::string& path, const SafetensorsHeader& header) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   if (path.empty() || path[0] != '/' || path.back() == '/') {
     return absl::InvalidArgumentError(
         absl::StrCat("model file '", path, "' is no absolute file path"));
+  }
+  RETURN_IF_ERROR(CheckSavePath(path));
+  // Before all that is written.
+  ASSIGN_OR_RETURN(const std::optional<EntryInfo> there, storage->Look(path, Links::kSeen));
+  if (there.has_value() && there->kind != EntryInfo::Kind::kFile) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " exists and is no regular file, so it is not replaced"));
   }
   return storage->CreateFile(PartialPath(path), header.file_bytes, EncodeHeader(header));
 }

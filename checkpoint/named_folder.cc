@@ -12,6 +12,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_index.h"
 #include "checkpoint/storage/storage_of.h"
+#include "checkpoint/storage/storage_path.h"
 
 namespace tessera {
 namespace {
@@ -85,7 +86,7 @@ absl::Status Taken(const std::string& path, FolderKind kind) {
 
 }  // namespace
 
-std::string PartialFolder(const std::string& path) { return path + ".partial"; }
+std::string PartialFolder(const std::string& path) { return PartialPath(path); }
 
 absl::Status RemoveFolder(const std::string& folder, Removal removal) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(folder));
@@ -117,6 +118,7 @@ absl::Status BeginFolder(const std::string& path, FolderKind kind,
     return absl::InvalidArgumentError(
         absl::StrCat(NameOf(kind), " '", path, "' is no absolute path of a folder"));
   }
+  RETURN_IF_ERROR(CheckSavePath(path));
   RETURN_IF_ERROR(HolderOf(storage, path, kind).status());
   const std::string partial = PartialFolder(path);
   RETURN_IF_ERROR(RemoveFolder(partial));

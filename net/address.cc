@@ -1,8 +1,11 @@
 #include "net/address.h"
 
 #include <arpa/inet.h>
+#include <limits.h>
 #include <netinet/in.h>
+#include <unistd.h>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -11,8 +14,14 @@
 namespace tessera {
 namespace {
 
+// As names are compared: without regard to case, and to the dot at the end of a full name.
+std::string Normalized(absl::string_view host) {
+  absl::ConsumeSuffix(&host, ".");
+  return absl::AsciiStrToLower(host);
+}
+
 bool IsLoopback(const std::string& host) {
-  if (host == "localhost") return true;
+  if (Normalized(host) == "localhost") return true;
   in_addr v4 = {};
   if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
   in6_addr v6 = {};
@@ -27,6 +36,12 @@ bool IsTooLargeForAPort(absl::string_view port) {
 }
 
 }  // namespace
+
+bool IsThisMachine(absl::string_view host) {
+  char own[HOST_NAME_MAX + 1] = {};
+  return gethostname(own, sizeof(own) - 1) == 0 && own[0] != '\0' &&
+         Normalized(host) == Normalized(own);
+}
 
 absl::StatusOr<ServerAddress> ParseServerAddress(absl::string_view text) {
   ServerAddress address;

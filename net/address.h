@@ -22,6 +22,10 @@ struct ServerAddress {
   std::string path;  // Of kUnix.
 };
 
+// Whether it is this machine's own name, in full or not as the machine itself has it: who connects
+// there stays on this machine, though others may reach who listens there.
+bool IsThisMachine(absl::string_view host);
+
 // Of "host:port", "[v6]:port" or "unix:path". Asks no resolver, so a name other than "localhost" is
 // of the network whatever it stands for.
 // Errors: InvalidArgument  anything else

@@ -19,6 +19,8 @@ TEST(ServerAddressTest, KnowsWhoCanReachIt) {
       {"127.0.0.1:0", Reach::kLoopback, "127.0.0.1", 0},
       {"127.8.9.10:7070", Reach::kLoopback, "127.8.9.10", 7070},
       {"localhost:1", Reach::kLoopback, "localhost", 1},
+      {"LocalHost:1", Reach::kLoopback, "LocalHost", 1},
+      {"localhost.:1", Reach::kLoopback, "localhost.", 1},
       {"[::1]:65535", Reach::kLoopback, "::1", 65535},
       {"[0:0:0:0:0:0:0:1]:1", Reach::kLoopback, "0:0:0:0:0:0:0:1", 1},
       {"0.0.0.0:0", Reach::kNetwork, "0.0.0.0", 0},

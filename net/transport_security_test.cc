@@ -1,7 +1,11 @@
 #include "net/transport_security.h"
 
+#include <unistd.h>
+
 #include <optional>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -73,6 +77,17 @@ TEST(ChooseProtectionTest, FilesThatAreMissingAreNamedByTheirFlags) {
 TEST(ChooseProtectionTest, MalformedAddressIsRefused) {
   EXPECT_THAT(ChooseProtection(Side::kDial, "nowhere", {}, true),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nowhere")));
+}
+
+TEST(ChooseProtectionTest, ThisMachinesOwnNameIsLocalForWhoConnectsAlone) {
+  char own[256] = {};
+  ASSERT_EQ(gethostname(own, sizeof(own) - 1), 0);
+  const std::string address = absl::StrCat(absl::AsciiStrToUpper(own), ".:7070");
+  ASSERT_OK_AND_ASSIGN(const Protection chosen,
+                       ChooseProtection(Side::kDial, address, kNoFiles, false));
+  EXPECT_EQ(chosen, Protection::kPlain);
+  EXPECT_THAT(ChooseProtection(Side::kListen, address, kNoFiles, false),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--insecure-listen")));
 }
 
 }  // namespace

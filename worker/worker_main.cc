@@ -85,6 +85,12 @@ int main(int argc, char** argv) {
                  "nothing does")
       ->capture_default_str()
       ->check(tessera::WholeNumber(0, tessera::kMaxDirectFromBytes));
+  app.add_option(
+         "--memory-bytes", options.memory_bytes,
+         "of the processor's memory that jobs may have; a job that needs more waits. 0: nine "
+         "tenths of the machine's, or of its control group's")
+      ->capture_default_str()
+      ->check(tessera::WholeNumber(0, int64_t{1} << 60));
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
   app.add_option("--executor-fault-points", executor_faults, "for tests: armed in each executor");
   app.set_version_flag("--version", [] {

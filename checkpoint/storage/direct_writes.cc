@@ -75,11 +75,11 @@ DirectWrites::~DirectWrites() {
 absl::StatusOr<std::shared_ptr<DirectWrites::File>> DirectWrites::Open(const std::string& path) {
   auto file = std::make_shared<File>();
   file->path = path;
-  file->cached.Reset(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  file->cached.Reset(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!file->cached.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
   file->block_bytes = BlockBytes(file->cached.get());
   if (file->block_bytes > 0) {
-    file->direct.Reset(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_DIRECT));
+    file->direct.Reset(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_DIRECT | O_NOFOLLOW));
     if (file->direct.valid()) return file;
     if (!HasNoDirectWrites(errno)) return ErrnoStatus(errno, absl::StrCat("open ", path));
   }

@@ -124,6 +124,40 @@ EntryInfo::Kind KindOf(mode_t mode) {
   return S_ISLNK(mode) ? EntryInfo::Kind::kLink : EntryInfo::Kind::kOther;
 }
 
+const char* NameOf(mode_t mode) {
+  if (S_ISREG(mode)) return "a file";
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISLNK(mode)) return "a symbolic link";
+  if (S_ISFIFO(mode)) return "a pipe";
+  return S_ISSOCK(mode) ? "a socket" : "a device";
+}
+
+// What has the name, if anything, may be replaced or removed: it is a regular file.
+absl::Status CheckReplaceable(const std::string& path) {
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return absl::OkStatus();
+    return ErrnoStatus(errno, absl::StrCat("stat ", path));
+  }
+  if (S_ISREG(info.st_mode)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(path, " is ", NameOf(info.st_mode), ", and is not replaced"));
+}
+
+// A file that was not there before; one that has the name is removed first. Nothing is written
+// through a link or to a device, whoever makes one meanwhile.
+absl::StatusOr<UniqueFd> CreateNew(const std::string& path) {
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+    if (fd.valid()) return fd;
+    if (errno != EEXIST) return ErrnoStatus(errno, absl::StrCat("create ", path));
+    RETURN_IF_ERROR(CheckReplaceable(path));
+    if (unlink(path.c_str()) != 0 && errno != ENOENT)
+      return ErrnoStatus(errno, absl::StrCat("replace ", path));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(path, ": another save writes it, too"));
+}
+
 struct CloseFolder {
   void operator()(DIR* folder) const { closedir(folder); }
 };
@@ -132,8 +166,7 @@ struct CloseFolder {
 
 absl::Status PosixStorage::CreateFile(const std::string& path, int64_t size_bytes,
                                       absl::string_view beginning) {
-  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", path));
+  ASSIGN_OR_RETURN(const UniqueFd fd, CreateNew(path));
   if (const int error = posix_fallocate(fd.get(), 0, size_bytes); error != 0)
     return ErrnoStatus(error, absl::StrCat("reserve ", size_bytes, " bytes for ", path));
   RETURN_IF_ERROR(FaultPoint("model-file.write"));
@@ -148,8 +181,7 @@ absl::StatusOr<std::unique_ptr<RangeSink>> PosixStorage::OpenToWrite(const std::
 
 absl::Status PosixStorage::WriteWhole(const std::string& path, absl::string_view bytes) {
   RETURN_IF_ERROR(FaultPoint("file.write"));
-  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", path));
+  ASSIGN_OR_RETURN(const UniqueFd fd, CreateNew(path));
   RETURN_IF_ERROR(WriteAt(fd.get(), bytes, 0, path));
   RETURN_IF_ERROR(FaultPoint("file.sync"));
   if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("sync ", path));
@@ -157,7 +189,14 @@ absl::Status PosixStorage::WriteWhole(const std::string& path, absl::string_view
 }
 
 absl::Status PosixStorage::PublishFile(const std::string& partial, const std::string& path) {
+  RETURN_IF_ERROR(CheckReplaceable(path));
   const bool exchanged = ExchangeFiles(partial, path);
+  if (exchanged) {  // Somebody may have put something else there meanwhile.
+    if (const absl::Status replaced = CheckReplaceable(partial); !replaced.ok()) {
+      (void)ExchangeFiles(path, partial);
+      return replaced;
+    }
+  }
   // Where nothing has the name, the new file's way back is known.
   const bool was_free = !exchanged && renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(),
                                                 RENAME_NOREPLACE) == 0;
@@ -184,6 +223,7 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::OpenFile(const std::
 }
 
 absl::Status PosixStorage::RemoveFile(const std::string& path) {
+  RETURN_IF_ERROR(CheckReplaceable(path));
   if (unlink(path.c_str()) == 0) return absl::OkStatus();
   return ErrnoStatus(errno, absl::StrCat("remove ", path));
 }

@@ -1,6 +1,7 @@
 #include "checkpoint/storage/range_writer.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,8 +15,12 @@
 namespace tessera {
 
 absl::StatusOr<RangeWriter> RangeWriter::Open(std::string path, DirectWrites* direct) {
-  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
+  if (!S_ISREG(info.st_mode))
+    return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file"));
   return RangeWriter(std::move(fd), std::move(path), direct);
 }
 

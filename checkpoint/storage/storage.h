@@ -102,8 +102,11 @@ class Storage {
 
   // --- Files ---
 
-  // Makes a file of that size, which begins with `beginning` and is otherwise zero; one that has
-  // the name is overwritten. Not durable yet.
+  // Of all that makes, replaces or removes files: a link is never followed, and what is no regular
+  // file stays as it is. Errors: FailedPrecondition  names it, and says what it is.
+
+  // Makes a file of that size, which begins with `beginning` and is otherwise zero, in place of one
+  // that has the name. Not durable yet.
   // Objects: begins a multipart upload, and puts its number at `path`, where others look for it.
   virtual absl::Status CreateFile(const std::string& path, int64_t size_bytes,
                                   absl::string_view beginning) = 0;
@@ -111,7 +114,8 @@ class Storage {
   // result; null: nothing does.  Objects: reads the upload's number.
   virtual absl::StatusOr<std::unique_ptr<RangeSink>> OpenToWrite(const std::string& path,
                                                                  DirectWrites* direct) = 0;
-  // Makes a file of these bytes, or overwrites it, durably; no name of it is.  Objects: a put.
+  // Makes a file of these bytes, in place of one that has the name; durable, but for its name.
+  // Objects: a put.
   virtual absl::Status WriteWhole(const std::string& path, absl::string_view bytes) = 0;
   // Gives the finished file at `partial` the name `path`, durably; a file that had it is gone.
   // After an error the one that had the name has it again, or nothing has; where that could not be

@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
 
@@ -14,6 +15,7 @@ namespace {
 
 constexpr absl::string_view kMark = "://";
 constexpr absl::string_view kFile = "file";
+constexpr absl::string_view kPartialSuffix = ".partial";
 constexpr size_t kMaxShownBytes = 200;
 
 // As RFC 3986 has them.
@@ -37,7 +39,33 @@ std::string SchemeOf(absl::string_view path) {
   return absl::AsciiStrToLower(path.substr(0, end));
 }
 
+namespace {
+
+// As Linux has them; a save's folder or file has a suffix while it is written.
+constexpr size_t kMaxPathBytes = 4095, kMaxPathNameBytes = 255;
+
+absl::Status CheckText(absl::string_view path) {
+  if (PrintableUtf8(path) != path) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path '", Shown(path), "' is no printable UTF-8 text"));
+  }
+  if (path.size() > kMaxPathBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("path '", Shown(path), "...' has ", path.size(),
+                                                   " bytes, more than ", kMaxPathBytes));
+  }
+  for (const absl::string_view name : absl::StrSplit(path, '/')) {
+    if (name.size() <= kMaxPathNameBytes) continue;
+    return absl::InvalidArgumentError(absl::StrCat("the name '", Shown(name), "...' has ",
+                                                   name.size(), " bytes, more than ",
+                                                   kMaxPathNameBytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<std::string> PlainPath(absl::string_view path) {
+  RETURN_IF_ERROR(CheckText(path));
   const std::string scheme = SchemeOf(path);
   if (scheme.empty()) return std::string(path);
   if (scheme != kFile) {
@@ -49,6 +77,17 @@ absl::StatusOr<std::string> PlainPath(absl::string_view path) {
   if (absl::StartsWith(plain, "/")) return std::string(plain);
   return absl::InvalidArgumentError(
       absl::StrCat("path '", Shown(path), "': ", kFile, kMark, " is followed by an absolute path"));
+}
+
+std::string PartialPath(const std::string& path) { return absl::StrCat(path, kPartialSuffix); }
+
+absl::Status CheckSavePath(absl::string_view path) {
+  const absl::string_view name = path.substr(path.rfind('/') + 1);
+  const size_t most = kMaxPathNameBytes - kPartialSuffix.size();
+  if (name.size() <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the name '", Shown(name), "' has ", name.size(), " bytes; a save's has at most ", most,
+      ", since it is '", kPartialSuffix, "' longer while it is written"));
 }
 
 absl::StatusOr<std::string> AbsolutePath(const std::string& path) {

@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -19,8 +20,14 @@ std::string SchemeOf(absl::string_view path);
 // As the storage itself calls it: without "file://", if it begins so. Asked of whatever a user or a
 // message names, before anything is made.
 // Errors: InvalidArgument  no storage has the scheme, which the message names with those that there
-//                          are; a file:// of another host.
+//                          are; a file:// of another host; it is no printable UTF-8, or it or a
+//                          name in it is too long for a file system.
 absl::StatusOr<std::string> PlainPath(absl::string_view path);
+
+// Where a save to `path` is written until it is finished.
+std::string PartialPath(const std::string& path);
+// Errors: InvalidArgument  the last name is too long for that.
+absl::Status CheckSavePath(absl::string_view path);
 
 // The same, and of the file system an absolute one.
 absl::StatusOr<std::string> AbsolutePath(const std::string& path);

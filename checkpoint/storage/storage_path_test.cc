@@ -48,5 +48,21 @@ TEST(StoragePathTest, OtherSchemesAreRefusedWithTheirNameAndThoseThatThereAre) {
   EXPECT_LT(shown.message().size(), 500);
 }
 
+TEST(StoragePathTest, WhatIsNoTextOrTooLongIsRefusedByName) {
+  EXPECT_THAT(PlainPath("/data/\xff\xfe"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       testing::HasSubstr("path '/data/\\xFF\\xFE' is no printable UTF-8")));
+  EXPECT_THAT(PlainPath("/data/" + std::string(256, 'n') + "/c"),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("has 256 bytes")));
+  std::string deep;
+  while (deep.size() < 4096) deep += "/folder";
+  EXPECT_THAT(PlainPath(deep),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("more than 4095")));
+  EXPECT_OK(PlainPath("/data/\xe6\xa8\xa1\xe5\x9e\x8b"));
+  EXPECT_OK(CheckSavePath("/data/" + std::string(247, 'n')));
+  EXPECT_THAT(CheckSavePath("/data/" + std::string(248, 'n')),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("at most 247")));
+}
+
 }  // namespace
 }  // namespace tessera

@@ -174,5 +174,56 @@ TEST_F(StorageTest, PathOfAStorageThatThereIsNotIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not with file://")));
 }
 
+// Whatever stands where a save would write: nothing is written through it, and it stays.
+class InTheWayTest : public StorageTest, public testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    StorageTest::SetUp();
+    ASSERT_OK(storage_->WriteWhole(Path("victim"), "precious"));
+    const std::string kind = GetParam(), path = Path("in-the-way");
+    if (kind == "link") {
+      std::filesystem::create_symlink(Path("victim"), path);
+    } else if (kind == "dangling link") {
+      std::filesystem::create_symlink(Path("nowhere"), path);
+    } else if (kind == "pipe") {
+      ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+    } else {
+      std::filesystem::create_directory(path);
+    }
+  }
+  void ExpectRefused(const absl::Status& status) {
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(Path("in-the-way"))));
+    EXPECT_EQ(BytesOf("victim"), "precious");
+    EXPECT_FALSE(std::filesystem::exists(Path("nowhere")));
+    EXPECT_THAT(Names(), testing::Contains("in-the-way"));
+  }
+};
+
+TEST_P(InTheWayTest, NothingIsCreatedThroughItOrInItsPlace) {
+  ExpectRefused(storage_->CreateFile(Path("in-the-way"), 4, "head"));
+  ExpectRefused(storage_->WriteWhole(Path("in-the-way"), "whole"));
+}
+
+TEST_P(InTheWayTest, NothingIsPublishedInItsPlace) {
+  ASSERT_OK(storage_->CreateFile(Path("f.partial"), 4, "head"));
+  ExpectRefused(storage_->PublishFile(Path("f.partial"), Path("in-the-way")));
+  EXPECT_EQ(BytesOf("f.partial"), "head");
+}
+
+TEST_P(InTheWayTest, ItIsNotRemoved) { ExpectRefused(storage_->RemoveFile(Path("in-the-way"))); }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, InTheWayTest,
+                         testing::Values("link", "dangling link", "pipe", "folder"));
+
+TEST_F(StorageTest, LinkThatTakesAFilesPlaceIsNotWrittenThrough) {
+  ASSERT_OK(storage_->WriteWhole(Path("victim"), "precious"));
+  ASSERT_OK(storage_->CreateFile(Path("f.partial"), 8, "head"));
+  ASSERT_TRUE(std::filesystem::remove(Path("f.partial")));
+  std::filesystem::create_symlink(Path("victim"), Path("f.partial"));
+  EXPECT_FALSE(storage_->OpenToWrite(Path("f.partial"), nullptr).ok());
+  EXPECT_EQ(BytesOf("victim"), "precious");
+}
+
 }  // namespace
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/existing_checkpoint.h"
 #include "checkpoint/storage/storage_path.h"
@@ -78,7 +79,7 @@ absl::Status SaveCheckpoint(Session* session, const std::string& path,
         absl::StrCat("the newest ", options.keep_newest, " checkpoints cannot be kept"));
   }
   v1::SaveRequest request;
-  request.set_path(path);
+  SetPath(path, &request);
   EncodeContents(contents, session, &request);
   request.set_in_background(options.in_background);
   request.set_keep_newest(options.keep_newest);
@@ -139,7 +140,7 @@ absl::Status AwaitSave(Session* session) {
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::string& path,
                                                 const LoadCheckpointOptions& options) {
   v1::LoadRequest request;
-  request.set_path(path);
+  request.set_path(PrintableUtf8(path));
   request.set_strict(options.strict);
   request.set_is_checkpoint(true);
   request.set_model_only(options.model_only);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "client/cpp/load_request.h"
 #include "client/cpp/state_access.h"
 #include "client/cpp/tensor_codec.h"
@@ -13,7 +14,7 @@ namespace tessera {
 absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
                                      const LoadOptions& options) {
   v1::LoadRequest request;
-  request.set_path(path);
+  request.set_path(PrintableUtf8(path));
   request.set_strict(options.strict);
   EncodeNames(options.names, &request);
   RETURN_IF_ERROR(AddTrainerTensors(session, &request));

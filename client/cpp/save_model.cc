@@ -9,7 +9,7 @@ namespace tessera {
 
 absl::Status SaveModel(Session* session, const std::string& path, const SaveModelOptions& options) {
   v1::SaveRequest request;
-  request.set_path(path);
+  SetPath(path, &request);
   request.set_max_file_bytes(options.max_file_bytes);
   if (options.dtype.has_value()) request.set_save_dtype(EncodeDType(*options.dtype));
   AddTrainerTensors(session, &request);

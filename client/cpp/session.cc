@@ -184,7 +184,7 @@ absl::Status Session::DropGradients(int unit) { return state_->slots.Drop(unit);
 
 absl::Status Session::Save(const std::string& path) {
   v1::SaveRequest request;
-  request.set_path(path);
+  SetPath(path, &request);
   AddTrainerTensors(this, &request);
   return StateAccess(this).Call(OpKind::kSave, request.SerializeAsString()).status();
 }

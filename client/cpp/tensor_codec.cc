@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "checkpoint/storage/storage_path.h"
 #include "client/cpp/state_access.h"
 
 namespace tessera {
@@ -42,6 +43,14 @@ void AddTrainerTensors(Session* session, v1::SaveRequest* request) {
     request->set_refusal(tensors.status().ToString());
   } else if (leads) {
     EncodeTensors(*tensors, /*with_values=*/true, request->mutable_buffers());
+  }
+}
+
+void SetPath(const std::string& path, v1::SaveRequest* request) {
+  if (const absl::Status status = PlainPath(path).status(); status.ok()) {
+    request->set_path(path);
+  } else {
+    request->set_refusal(std::string(status.message()));
   }
 }
 

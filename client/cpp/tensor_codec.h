@@ -21,6 +21,8 @@ absl::StatusOr<std::vector<NamedTensor>> DecodeTensors(
 // What the session's model has, where it says so (StateAccess::SetTrainerTensors). Rank 0's are
 // saved. An error of the model's becomes the request's refusal, for all ranks.
 void AddTrainerTensors(Session* session, v1::SaveRequest* request);
+// One that PlainPath refuses becomes the request's refusal, for all ranks.
+void SetPath(const std::string& path, v1::SaveRequest* request);
 // Errors: the model's; the other ranks' then, too
 absl::Status AddTrainerTensors(Session* session, v1::LoadRequest* request);
 // Gives the model what was loaded.

@@ -173,11 +173,11 @@ TEST_F(ShardedFormsTest, ForwardsWithDefaultArgumentsInSequentialAndAnyModule) {
 
 // A plain AnyModule is given all arguments of a module that does not say so.
 TEST_F(ShardedFormsTest, AnyModuleLeavesOutDefaultsThatTheModuleDoesNotDeclareToIt) {
-  torch::nn::AnyModule any(std::make_shared<Sharded<DefaultsImpl>>());
+  const auto module = std::make_shared<Sharded<DefaultsImpl>>();
+  torch::nn::AnyModule any(module);
   const torch::Tensor x = torch::ones({2, 4});
-  EXPECT_TRUE(torch::equal(any.forward(x), any.get<Sharded<DefaultsImpl>>().forward(x)));
-  EXPECT_TRUE(torch::equal(any.forward(x, torch::ones({4})),
-                           any.get<Sharded<DefaultsImpl>>().forward(x, torch::ones({4}))));
+  EXPECT_TRUE(torch::equal(any.forward(x), module->forward(x)));
+  EXPECT_TRUE(torch::equal(any.forward(x, torch::ones({4})), module->forward(x, torch::ones({4}))));
   EXPECT_THROW(any.forward(), c10::Error);
 }
 
@@ -235,7 +235,7 @@ struct TorchsOwnImpl : torch::nn::Module {
     const torch::Tensor sum = linear->forward(ordered["a"]) + linear->forward(list.get(0)) +
                               linear->forward(dict.at("b")) +
                               linear->forward(std::get<torch::Tensor>(either));
-    return {linear->forward(packed.data()) + sum, packed.batch_sizes()};
+    return Packed(linear->forward(packed.data()) + sum, packed.batch_sizes());
   }
   torch::nn::Linear linear;
 };

@@ -4,7 +4,8 @@
 //
 // Default arguments of M's forward can be left out, up to four of them, and {} for one is a value
 // of its type. Sequential and AnyModule leave them out too, whether or not M says
-// FORWARD_HAS_DEFAULT_ARGS.
+// FORWARD_HAS_DEFAULT_ARGS. AnyModule::get<Sharded<M>>() and Sequential::at<Sharded<M>>(i) do not
+// compile, as forward() is a base's: keep the module's own pointer for that.
 #ifndef TESSERA_CLIENT_TORCH_SHARDED_FORWARD_H_
 #define TESSERA_CLIENT_TORCH_SHARDED_FORWARD_H_
 
@@ -90,8 +91,6 @@ template <typename M, size_t kRequired, typename... D>
 class AnyForward : public M {
  public:
   using M::M;
-
- protected:
   using Arguments = std::vector<torch::nn::AnyValue>;
   bool _forward_has_default_args() override { return true; }
   unsigned int _forward_num_required_args() override { return kRequired; }

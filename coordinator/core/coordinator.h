@@ -39,6 +39,8 @@ struct CoordinatorOptions {
   // The pause before the third epoch in a row without a step; each further one is twice as long, up
   // to 10 s.
   absl::Duration restart_delay = absl::Milliseconds(100);
+  // A worker that cannot hold a job, which is bound to none yet, is not tried again for so long.
+  absl::Duration refusal_pause = absl::Seconds(10);
   PlacementRule placement = PlacementRule::kOneWorkerFirst;
   int64_t request_capacity = 4096;
   int64_t max_jobs = 1000;

@@ -237,6 +237,8 @@ absl::Status Coordinator::ReportFailure(const Sender& sender, const RankFailure&
   ASSIGN_OR_RETURN(const Job* job,
                    CurrentJob(sender, event.job, event.creation, event.epoch, rank));
   if (job == nullptr) return absl::OkStatus();
+  if (event.rank == kWholeWorker && !job->status.bound)
+    avoided_[event.job].Add(sender.worker, sender.incarnation, now + options_.refusal_pause);
   const std::string who =
       event.rank == kWholeWorker ? "" : absl::StrCat("rank ", rank.value(), " on ");
   FailEpoch(event.job,

@@ -15,6 +15,12 @@ using ::testing::HasSubstr;
 const JobId kJob("gpt");
 constexpr Creation kCreation(70);
 
+CoordinatorOptions Spread() {
+  CoordinatorOptions options;
+  options.placement = PlacementRule::kSpread;
+  return options;
+}
+
 class CoordinatorOrphansTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -75,8 +81,7 @@ class CoordinatorOrphansTest : public ::testing::Test {
   JobView Job() { return *core_.GetJob(kJob); }
 
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
-  Coordinator core_{CoordinatorOptions{absl::Seconds(10), absl::Minutes(1), absl::Milliseconds(100),
-                                       PlacementRule::kSpread}};
+  Coordinator core_{Spread()};
   Effects effects_;
   std::vector<StateRecord> records_;
 };

@@ -330,10 +330,17 @@ absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event) {
 }
 
 v1::Job Encode(const JobView& view) {
+  v1::Job job = EncodeSummary(view);
+  *job.mutable_model() = EncodeModel(view.spec->model);
+  return job;
+}
+
+v1::Job EncodeSummary(const JobView& view) {
   v1::Job job;
+  for (size_t unit = 0; unit < view.spec->model.units.size(); ++unit)
+    job.mutable_model()->add_units();
   job.set_job_id(view.id.value());
   job.set_creation(view.creation.value());
-  *job.mutable_model() = EncodeModel(view.spec->model);
   *job.mutable_config() = EncodeJobConfig(view.spec->config);
   job.set_state(EncodeState(view.status.state));
   job.set_epoch(view.status.epoch.value());

@@ -36,6 +36,8 @@ absl::StatusOr<Sender> DecodeSender(const v1::WorkerEvent& event);
 absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event);
 
 v1::Job Encode(const JobView& view);
+// Its model has units without anything in them: it may take megabytes.
+v1::Job EncodeSummary(const JobView& view);
 v1::CoordinatorCommand Encode(const Command& command);
 
 }  // namespace tessera::coordinator

@@ -72,6 +72,12 @@ class ServerTest : public ::testing::Test {
     ADD_FAILURE() << "watch of " << id << " ended: " << reader->Finish().error_message();
     return job;
   }
+  v1::ListJobsResponse ListJobs() {
+    grpc::ClientContext context;
+    v1::ListJobsResponse response;
+    EXPECT_OK(FromGrpcStatus(jobs_->ListJobs(&context, {}, &response)));
+    return response;
+  }
   v1::ListWorkersResponse ListWorkers() {
     grpc::ClientContext context;
     v1::ListWorkersResponse response;
@@ -149,6 +155,34 @@ TEST_F(ServerTest, JobRunsOrdersAgreeAndStepsCommit) {
   EXPECT_EQ(job.epoch(), 1);
   EXPECT_EQ(job.placements_size(), 2);
   EXPECT_NE(job.layout_digest(), 0);
+}
+
+TEST_F(ServerTest, ListOfJobsHasNoModels) {
+  StartTwoRanks();
+  const v1::ListJobsResponse list = ListJobs();
+  ASSERT_EQ(list.jobs_size(), 1);
+  EXPECT_EQ(list.jobs(0).placements_size(), 2);
+  ASSERT_GT(list.jobs(0).model().units_size(), 0);
+  EXPECT_LE(list.jobs(0).model().ByteSizeLong(), 2 * list.jobs(0).model().units_size());
+}
+
+// Reasons are cut; one may be cut in the middle of a character.
+TEST_F(ServerTest, LongReasonInAnotherScriptIsCutByCharactersAndSurvivesARestart) {
+  CoordinatorServer::Options options;
+  options.journal_path = testing::TempDir() + "/long_reason.db";
+  for (const char* suffix : {"", "-wal", "-head"})
+    std::remove((options.journal_path + suffix).c_str());
+  StartServer(options);
+  StartTwoRanks();
+  std::string reason;
+  while (reason.size() < 8192) reason += "\xe9\x94\x99\xe8\xaf\xaf";  // Two characters of 3 bytes.
+  a_->Fail("gpt", 1, 0, reason);
+  const v1::Job job = AwaitJob("gpt", [](const v1::Job& j) { return j.epoch() == 2; });
+  EXPECT_THAT(job.state_reason(), HasSubstr("\xe9\x94\x99"));
+  EXPECT_EQ(ListJobs().jobs_size(), 1);
+  StartServer(options);
+  ASSERT_OK_AND_ASSIGN(const v1::Job again, GetJob("gpt"));
+  EXPECT_THAT(again.state_reason(), HasSubstr("\xe9\x94\x99"));
 }
 
 TEST_F(ServerTest, DifferentOrdersAreNamedToBothAndANewEpochBegins) {

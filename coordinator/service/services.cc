@@ -35,7 +35,7 @@ grpc::Status JobsService::GetJob(grpc::ServerContext*, const v1::GetJobRequest* 
 
 grpc::Status JobsService::ListJobs(grpc::ServerContext*, const v1::ListJobsRequest*,
                                    v1::ListJobsResponse* reply) {
-  for (const JobView& view : host_->ListJobs()) *reply->add_jobs() = Encode(view);
+  for (const JobView& view : host_->ListJobs()) *reply->add_jobs() = EncodeSummary(view);
   return grpc::Status::OK;
 }
 

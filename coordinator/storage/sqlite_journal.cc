@@ -9,12 +9,16 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "coordinator/storage/row_checksum.h"
 
 namespace tessera::coordinator {
 namespace {
 
 // "TSRJ": marks the file as a Tessera journal (SQLite's application_id).
 constexpr int64_t kApplicationId = 0x5453524A;
+
+// Beside the journal; as SQLite's own "-wal".
+constexpr char kWitnessSuffix[] = "-head";
 
 absl::StatusCode CodeOf(int sqlite_code) {
   switch (sqlite_code & 0xff) {
@@ -36,16 +40,11 @@ absl::StatusCode CodeOf(int sqlite_code) {
   }
 }
 
-}  // namespace
-
-uint64_t RowChecksum(absl::string_view key, absl::string_view value) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  const auto mix = [&hash](unsigned char byte) { hash = (hash ^ byte) * 0x100000001b3u; };
-  for (const char c : key) mix(c);
-  mix(0);
-  for (const char c : value) mix(c);
-  return hash;
+uint64_t HeadChecksum(int64_t number, uint64_t digest) {
+  return RowChecksum("head", absl::StrCat(number, " ", digest));
 }
+
+}  // namespace
 
 void SqliteJournal::CloseDb::operator()(sqlite3* db) const { sqlite3_close_v2(db); }
 void SqliteJournal::FinalizeStatement::operator()(sqlite3_stmt* statement) const {
@@ -80,25 +79,66 @@ absl::StatusOr<std::unique_ptr<SqliteJournal>> SqliteJournal::Open(const Options
 absl::Status SqliteJournal::Initialize(const Options& options) {
   sqlite3_extended_result_codes(db_.get(), 1);
   sqlite3_busy_timeout(db_.get(), 0);
-  RETURN_IF_ERROR(CheckOwnership());  // Before anything is written.
+  ASSIGN_OR_RETURN(const bool is_there, CheckOwnership());  // Before anything is written.
+  if (!is_there) RETURN_IF_ERROR(Execute(absl::StrCat("PRAGMA page_size=", options.page_bytes)));
   RETURN_IF_ERROR(Execute("PRAGMA locking_mode=EXCLUSIVE"));
   RETURN_IF_ERROR(Execute("PRAGMA journal_mode=WAL"));
   RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL"));
-  RETURN_IF_ERROR(Execute(absl::StrCat(
-      "BEGIN IMMEDIATE; PRAGMA application_id=", kApplicationId,
-      "; PRAGMA user_version=", kSchemaVersion,
-      "; CREATE TABLE IF NOT EXISTS rows(key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL, "
-      "checksum INTEGER NOT NULL) WITHOUT ROWID; COMMIT")));
+  ASSIGN_OR_RETURN(witness_, JournalWitness::Open(path_ + kWitnessSuffix));
+  if (!is_there && witness_.number() > 0) {
+    return absl::DataLossError(
+        absl::StrCat("journal '", path_, "': it is empty, and '", path_, kWitnessSuffix,
+                     "' has seen ", witness_.number(),
+                     " changes of it: find the journal, or, to begin a new one, remove that "
+                     "file"));
+  }
+  // Nothing is written to one that is there, so that a full disk does not keep it from being read.
+  if (!is_there) RETURN_IF_ERROR(CreateTables());
   if (options.max_pages > 0) {
     RETURN_IF_ERROR(Execute(absl::StrCat("PRAGMA max_page_count=", options.max_pages)));
   }
   ASSIGN_OR_RETURN(put_, Prepare("INSERT OR REPLACE INTO rows VALUES(?1, ?2, ?3)"));
   ASSIGN_OR_RETURN(delete_, Prepare("DELETE FROM rows WHERE key = ?1"));
   ASSIGN_OR_RETURN(delete_range_, Prepare("DELETE FROM rows WHERE key >= ?1 AND key < ?2"));
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(select_, Prepare("SELECT checksum FROM rows WHERE key = ?1"));
+  ASSIGN_OR_RETURN(select_range_,
+                   Prepare("SELECT checksum FROM rows WHERE key >= ?1 AND key < ?2"));
+  ASSIGN_OR_RETURN(set_head_, Prepare("UPDATE head SET number = ?1, digest = ?2, checksum = ?3"));
+  return ReadHead();
 }
 
-absl::Status SqliteJournal::CheckOwnership() {
+absl::Status SqliteJournal::CreateTables() {
+  return Execute(absl::StrCat(
+      "BEGIN IMMEDIATE; PRAGMA application_id=", kApplicationId,
+      "; PRAGMA user_version=", kSchemaVersion,
+      "; CREATE TABLE rows(key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL, checksum INTEGER "
+      "NOT NULL) WITHOUT ROWID; CREATE TABLE head(number INTEGER NOT NULL, digest INTEGER NOT "
+      "NULL, checksum INTEGER NOT NULL); INSERT INTO head VALUES(0, 0, ",
+      static_cast<int64_t>(HeadChecksum(0, 0)), "); COMMIT"));
+}
+
+absl::Status SqliteJournal::ReadHead() {
+  ASSIGN_OR_RETURN(const Statement statement, Prepare("SELECT number, digest, checksum FROM head"));
+  const int code = sqlite3_step(statement.get());
+  if (code != SQLITE_ROW && code != SQLITE_DONE) return Error(code, "read");
+  if (code == SQLITE_ROW) {
+    number_ = sqlite3_column_int64(statement.get(), 0);
+    digest_ = static_cast<uint64_t>(sqlite3_column_int64(statement.get(), 1));
+  }
+  if (code == SQLITE_DONE || HeadChecksum(number_, digest_) !=
+                                 static_cast<uint64_t>(sqlite3_column_int64(statement.get(), 2))) {
+    return absl::DataLossError(absl::StrCat("journal '", path_, "': its head is damaged"));
+  }
+  if (witness_.number() <= number_) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "journal '", path_, "' has ", number_, " changes, and ", witness_.number(),
+      " were acknowledged: the last ones are missing, since '", path_,
+      "-wal' is damaged, cut or gone, or this is an older copy. To go on with it, and take over "
+      "from the workers what it lacks, remove '",
+      path_, kWitnessSuffix, "'"));
+}
+
+absl::StatusOr<bool> SqliteJournal::CheckOwnership() {
   ASSIGN_OR_RETURN(const int64_t num_tables, QueryInt("SELECT count(*) FROM sqlite_master"));
   ASSIGN_OR_RETURN(const int64_t application_id, QueryInt("PRAGMA application_id"));
   ASSIGN_OR_RETURN(const int64_t version, QueryInt("PRAGMA user_version"));
@@ -106,12 +146,16 @@ absl::Status SqliteJournal::CheckOwnership() {
     return absl::FailedPreconditionError(
         absl::StrCat("journal '", path_, "': the file belongs to another program"));
   }
-  if (version > kSchemaVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("journal '", path_, "': written in version ", version,
-                     "; this program reads up to version ", kSchemaVersion));
+  if (application_id == 0) return false;
+  if (version != kSchemaVersion) {
+    return absl::FailedPreconditionError(absl::StrCat("journal '", path_, "': written in version ",
+                                                      version, "; this program reads version ",
+                                                      kSchemaVersion));
   }
-  return absl::OkStatus();
+  if (num_tables == 0) {
+    return absl::DataLossError(absl::StrCat("journal '", path_, "': its tables are gone"));
+  }
+  return true;
 }
 
 absl::Status SqliteJournal::Execute(const std::string& sql) {
@@ -148,24 +192,55 @@ absl::Status SqliteJournal::Append(absl::Span<const JournalChange> batch, Durabi
   absl::Cleanup rollback = [this] {
     if (sqlite3_get_autocommit(db_.get()) == 0) Execute("ROLLBACK").IgnoreError();
   };
-  for (const JournalChange& change : batch) RETURN_IF_ERROR(Apply(change));
-  return Execute("COMMIT");
+  uint64_t digest = digest_;
+  for (const JournalChange& change : batch) RETURN_IF_ERROR(Apply(change, &digest));
+  const int64_t number = number_ + (durability == Durability::kPowerLoss ? 1 : 0);
+  sqlite3_stmt* statement = set_head_.get();
+  absl::Cleanup reset = [statement] { sqlite3_reset(statement); };
+  sqlite3_bind_int64(statement, 1, number);
+  sqlite3_bind_int64(statement, 2, static_cast<int64_t>(digest));
+  sqlite3_bind_int64(statement, 3, static_cast<int64_t>(HeadChecksum(number, digest)));
+  const int code = sqlite3_step(statement);
+  if (code != SQLITE_DONE) return Error(code, "write");
+  std::move(reset).Invoke();
+  RETURN_IF_ERROR(Execute("COMMIT"));
+  number_ = number;
+  digest_ = digest;
+  // The change is durable: a witness that lags behind sees less, and refuses nothing.
+  if (witness_.number() != number_) witness_.Write(number_).IgnoreError();
+  return absl::OkStatus();
 }
 
-absl::Status SqliteJournal::Apply(const JournalChange& change) {
-  sqlite3_stmt* statement = delete_.get();
-  if (change.kind == JournalChange::Kind::kPut) statement = put_.get();
-  if (change.kind == JournalChange::Kind::kDeletePrefix) statement = delete_range_.get();
+absl::StatusOr<uint64_t> SqliteJournal::SumOfChecksums(sqlite3_stmt* statement) {
   absl::Cleanup reset = [statement] { sqlite3_reset(statement); };
-  sqlite3_bind_text(statement, 1, change.key.data(), change.key.size(), SQLITE_STATIC);
+  uint64_t sum = 0;
+  int code = SQLITE_OK;
+  while ((code = sqlite3_step(statement)) == SQLITE_ROW)
+    sum += static_cast<uint64_t>(sqlite3_column_int64(statement, 0));
+  if (code != SQLITE_DONE) return Error(code, "read");
+  return sum;
+}
+
+absl::Status SqliteJournal::Apply(const JournalChange& change, uint64_t* digest) {
+  const bool is_range = change.kind == JournalChange::Kind::kDeletePrefix;
+  sqlite3_stmt* statement = is_range ? delete_range_.get() : delete_.get();
+  if (change.kind == JournalChange::Kind::kPut) statement = put_.get();
+  absl::Cleanup reset = [statement] { sqlite3_reset(statement); };
   std::string end = change.key;  // The first key after all that begin with the prefix.
+  if (is_range) ++end.back();    // Keys are ASCII, so this does not overflow.
+  sqlite3_stmt* before = is_range ? select_range_.get() : select_.get();
+  for (sqlite3_stmt* bound : {before, statement}) {
+    sqlite3_bind_text(bound, 1, change.key.data(), change.key.size(), SQLITE_STATIC);
+    if (is_range) sqlite3_bind_text(bound, 2, end.data(), end.size(), SQLITE_STATIC);
+  }
+  ASSIGN_OR_RETURN(const uint64_t gone, SumOfChecksums(before));
+  *digest -= gone;
   if (change.kind == JournalChange::Kind::kPut) {
+    const uint64_t checksum = RowChecksum(change.key, change.value);
+    *digest += checksum;
     sqlite3_bind_blob64(statement, 2, change.value.data() != nullptr ? change.value.data() : "",
                         change.value.size(), SQLITE_STATIC);
-    sqlite3_bind_int64(statement, 3, RowChecksum(change.key, change.value));
-  } else if (change.kind == JournalChange::Kind::kDeletePrefix) {
-    ++end.back();  // Keys are ASCII, so this does not overflow.
-    sqlite3_bind_text(statement, 2, end.data(), end.size(), SQLITE_STATIC);
+    sqlite3_bind_int64(statement, 3, static_cast<int64_t>(checksum));
   }
   const int code = sqlite3_step(statement);
   return code == SQLITE_DONE ? absl::OkStatus() : Error(code, "write");
@@ -175,6 +250,7 @@ absl::StatusOr<std::vector<JournalRow>> SqliteJournal::ReadAll() {
   ASSIGN_OR_RETURN(const Statement statement,
                    Prepare("SELECT key, value, checksum FROM rows ORDER BY key"));
   std::vector<JournalRow> rows;
+  uint64_t digest = 0;
   int code = SQLITE_OK;
   while ((code = sqlite3_step(statement.get())) == SQLITE_ROW) {
     const auto bytes = [&](int column) {
@@ -188,9 +264,14 @@ absl::StatusOr<std::vector<JournalRow>> SqliteJournal::ReadAll() {
       return absl::DataLossError(absl::StrCat("journal '", path_, "': record '", row.key,
                                               "' is damaged: its checksum does not match"));
     }
+    digest += checksum;
     rows.push_back(std::move(row));
   }
   if (code != SQLITE_DONE) return Error(code, "read");
+  if (digest != digest_) {
+    return absl::DataLossError(
+        absl::StrCat("journal '", path_, "' is damaged: it lacks records, or has too many"));
+  }
   return rows;
 }
 

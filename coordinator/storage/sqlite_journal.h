@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "coordinator/storage/journal.h"
+#include "coordinator/storage/journal_witness.h"
 
 struct sqlite3;
 struct sqlite3_stmt;
@@ -20,18 +21,20 @@ namespace tessera::coordinator {
 class SqliteJournal : public Journal {
  public:
   // The version of the table and of the rows' encoding that this program writes and reads.
-  static constexpr int kSchemaVersion = 1;
+  static constexpr int kSchemaVersion = 2;
 
   struct Options {
     std::string path;       // Made where it does not exist; its folder must exist.
     int64_t max_pages = 0;  // Of 4 KiB; 0: unlimited. A larger file reads as a full disk.
+    int page_bytes = 4096;  // Of a new one.
   };
 
   // Errors: FailedPrecondition  written by a newer version (names both); held by another process;
   //                             a SQLite file of some other program
   //         InvalidArgument     the path is a folder
   //         PermissionDenied    the path cannot be opened for writing
-  //         DataLoss            not a SQLite file, or a damaged one
+  //         DataLoss            not a SQLite file, a damaged one, or one that has lost its last
+  //                             changes
   //         ResourceExhausted   no room on the disk
   static absl::StatusOr<std::unique_ptr<SqliteJournal>> Open(const Options& options);
 
@@ -53,11 +56,17 @@ class SqliteJournal : public Journal {
   SqliteJournal(std::string path, Db db) : path_(std::move(path)), db_(std::move(db)) {}
 
   absl::Status Initialize(const Options& options);
-  absl::Status CheckOwnership();
+  // Whether the file has tables already. Errors: FailedPrecondition  as Open.
+  absl::StatusOr<bool> CheckOwnership();
+  absl::Status CreateTables();
+  absl::Status ReadHead();
+  // Over what a bound statement selects.
+  absl::StatusOr<uint64_t> SumOfChecksums(sqlite3_stmt* statement);
   absl::Status Execute(const std::string& sql);
   absl::StatusOr<int64_t> QueryInt(const std::string& sql);
   absl::StatusOr<Statement> Prepare(const std::string& sql);
-  absl::Status Apply(const JournalChange& change);
+  // Adds to `digest` what the change adds.
+  absl::Status Apply(const JournalChange& change, uint64_t* digest);
   absl::Status SetDurability(Durability durability);
   absl::Status Error(int code, absl::string_view doing) const;
 
@@ -66,11 +75,14 @@ class SqliteJournal : public Journal {
   Statement put_;
   Statement delete_;
   Statement delete_range_;
+  Statement select_;
+  Statement select_range_;
+  Statement set_head_;
+  int64_t number_ = 0;   // Of the batches that outlive the machine's death, in this file.
+  uint64_t digest_ = 0;  // The sum of all rows' checksums.
+  JournalWitness witness_;
   Durability durability_ = Durability::kPowerLoss;
 };
-
-// The checksum kept beside each row: FNV-1a, 64 bits, over key, a zero byte, and value.
-uint64_t RowChecksum(absl::string_view key, absl::string_view value);
 
 }  // namespace tessera::coordinator
 

@@ -5,10 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "coordinator/storage/row_checksum.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -25,6 +27,7 @@ class SqliteJournalTest : public ::testing::Test {
     path_ = absl::StrCat(::testing::TempDir(), "/",
                          ::testing::UnitTest::GetInstance()->current_test_info()->name(), ".db");
     std::remove(path_.c_str());
+    std::remove((path_ + "-head").c_str());
   }
   absl::StatusOr<std::unique_ptr<SqliteJournal>> Open(int64_t max_pages = 0) {
     SqliteJournal::Options options;
@@ -72,9 +75,9 @@ TEST_F(SqliteJournalTest, NewerVersionIsRefusedNamingBothAndLeftAsItIs) {
   Tamper("PRAGMA user_version=99");
   for (int attempt = 0; attempt < 2; ++attempt) {
     EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                 AllOf(HasSubstr("version 99"), HasSubstr("up to version 1"))));
+                                 AllOf(HasSubstr("version 99"), HasSubstr("reads version 2"))));
   }
-  Tamper("PRAGMA user_version=1");
+  Tamper("PRAGMA user_version=2");
   ASSERT_OK_AND_ASSIGN(auto journal, Open());
   EXPECT_THAT(*journal->ReadAll(), SizeIs(2));
 }
@@ -121,6 +124,52 @@ TEST_F(SqliteJournalTest, FullDiskRefusesTheWholeBatchAndKeepsTheRest) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("full")));
   EXPECT_THAT(*journal->ReadAll(), SizeIs(1));
   EXPECT_OK(Append(journal.get(), "after", "3"));
+  journal.reset();
+  ASSERT_OK_AND_ASSIGN(journal, Open());
+  EXPECT_THAT(*journal->ReadAll(), SizeIs(2));
+}
+
+TEST_F(SqliteJournalTest, RowsThatWereAddedOrRemovedAreNoticed) {
+  WriteTwoRows();
+  Tamper("DELETE FROM rows WHERE key = 'first'");
+  ASSERT_OK_AND_ASSIGN(auto journal, Open());
+  EXPECT_THAT(journal->ReadAll(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("lacks records")));
+}
+
+TEST_F(SqliteJournalTest, LostChangesAreNoticedAndTheJournalIsTakenWhereItsWitnessIsRemoved) {
+  WriteTwoRows();
+  std::filesystem::copy_file(path_, path_ + ".copy");
+  {
+    ASSERT_OK_AND_ASSIGN(auto journal, Open());
+    ASSERT_OK(Append(journal.get(), "third", "3"));
+  }
+  std::filesystem::rename(path_ + ".copy", path_);
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kDataLoss,
+                               AllOf(HasSubstr("has 2 changes, and 3 were acknowledged"),
+                                     HasSubstr(path_ + "-head"))));
+  ASSERT_TRUE(std::filesystem::remove(path_ + "-head"));
+  ASSERT_OK_AND_ASSIGN(auto journal, Open());
+  EXPECT_THAT(*journal->ReadAll(), SizeIs(2));
+  ASSERT_OK(Append(journal.get(), "third", "3"));
+}
+
+TEST_F(SqliteJournalTest, FileThatIsGoneIsNoNewJournalWhileItsWitnessIsThere) {
+  WriteTwoRows();
+  ASSERT_TRUE(std::filesystem::remove(path_));
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("has seen 2 changes")));
+}
+
+TEST_F(SqliteJournalTest, DeletionsAndReplacementsKeepTheSumOfChecksums) {
+  ASSERT_OK_AND_ASSIGN(auto journal, Open());
+  using Kind = JournalChange::Kind;
+  ASSERT_OK(
+      journal->Append({{Kind::kPut, "a/1", "x"}, {Kind::kPut, "a/2", "y"}, {Kind::kPut, "b", "z"}},
+                      Durability::kPowerLoss));
+  ASSERT_OK(journal->Append({{Kind::kPut, "a/1", "w"}, {Kind::kDelete, "c", ""}},
+                            Durability::kProcessDeath));
+  ASSERT_OK(journal->Append({{Kind::kDeletePrefix, "a/", ""}, {Kind::kPut, "a/3", "v"}},
+                            Durability::kPowerLoss));
   journal.reset();
   ASSERT_OK_AND_ASSIGN(journal, Open());
   EXPECT_THAT(*journal->ReadAll(), SizeIs(2));

@@ -50,6 +50,19 @@ TEST_F(KillTest, KilledExecutorIsReplacedAndTheModelIsBitIdentical) {
   EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
+// As one whose driver or file system hangs.
+TEST_F(KillTest, ExecutorThatStandsStillIsEndedAndReplacedAndTheModelIsBitIdentical) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  StartHalfRun();
+  AwaitStep(0, kSteps / 3);
+  ASSERT_EQ(kill(ExecutorsOf(worker_->pid()).at("toy/2"), SIGSTOP), 0);
+  Resume();
+  EXPECT_EQ(Finish(), UndisturbedModel());
+  const std::string log = ReadFile(folder_ + "/worker.log");
+  EXPECT_TRUE(absl::StrContains(log, "state T (stopped)")) << log;
+  EXPECT_TRUE(absl::StrContains(log, "stands still for 5s: it is killed")) << log;
+}
+
 TEST_F(KillTest, KilledCoordinatorRestartsWhileStepsGoOnAndTheModelIsBitIdentical) {
   ASSERT_FALSE(UndisturbedModel().empty());
   StartHalfRun();

@@ -6,11 +6,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -34,16 +40,43 @@ class ExecutorProcess : public RunningExecutor {
     if (!reaped_) kill(pid_, SIGKILL);
   }
   std::string Wait() override {
-    int status = 0;
-    while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    while (!reaped_ && waitpid(pid_, &status_, 0) < 0 && errno == EINTR) {
     }
     reaped_ = true;
-    if (WIFSIGNALED(status)) return absl::StrCat("killed by signal ", WTERMSIG(status));
-    return absl::StrCat("exit status ", WEXITSTATUS(status));
+    if (WIFSIGNALED(status_)) return absl::StrCat("killed by signal ", WTERMSIG(status_));
+    return absl::StrCat("exit status ", WEXITSTATUS(status_));
+  }
+  bool EndsWithin(absl::Duration patience) override {
+    const absl::Time deadline = absl::Now() + patience;
+    while (!reaped_) {
+      const pid_t ended = waitpid(pid_, &status_, WNOHANG);
+      if (ended != 0 && !(ended < 0 && errno == EINTR)) reaped_ = true;
+      if (reaped_ || absl::Now() >= deadline) break;
+      absl::SleepFor(std::min(absl::Milliseconds(1), patience));
+    }
+    return reaped_;
+  }
+  bool is_stopped() const override { return absl::StartsWith(Line("status", "State:"), "T"); }
+  std::string Describe() const override {
+    std::string text = absl::StrCat("process ", pid_);
+    const std::string state = Line("status", "State:"), where = Line("wchan", "");
+    if (!state.empty()) absl::StrAppend(&text, ", state ", state);
+    if (!where.empty() && where != "0") absl::StrAppend(&text, " in ", where);
+    return text;
   }
 
  private:
+  // What follows `key` in the first line of the process's file that begins with it.
+  std::string Line(const char* file, absl::string_view key) const {
+    std::ifstream in(absl::StrCat("/proc/", pid_, "/", file));
+    for (std::string line; std::getline(in, line);) {
+      absl::string_view rest = line;
+      if (absl::ConsumePrefix(&rest, key)) return std::string(absl::StripAsciiWhitespace(rest));
+    }
+    return "";
+  }
   const pid_t pid_;
+  int status_ = 0;
   bool reaped_ = false;
 };
 
@@ -122,6 +155,11 @@ class ProcessLauncher : public ExecutorLauncher {
     // lives as long as the worker's job does.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);
+    // Where memory runs out, an executor ends before the worker, which has all jobs' memory.
+    if (const int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); score >= 0) {
+      (void)!write(score, "500", 3);
+      close(score);
+    }
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);

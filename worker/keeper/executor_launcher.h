@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "worker/executor/executor_machine.h"
 
@@ -22,6 +24,13 @@ class RunningExecutor {
   virtual void Kill() = 0;
   // Waits for its end; says how it ended, for a person: "killed by signal 9", "exit status 1".
   virtual std::string Wait() = 0;
+
+  // Of a process that was launched; of other executors nothing is known, and none is waited for.
+  // Whether it ended within `patience`. Wait() then says how.
+  virtual bool EndsWithin(absl::Duration /*patience*/) { return true; }
+  virtual bool is_stopped() const { return false; }  // By a signal, as SIGSTOP.
+  // "process 12, disk sleep in nfs_wait_bit_killable": for a person.
+  virtual std::string Describe() const { return absl::StrCat("process ", pid()); }
 };
 
 class ExecutorLauncher {

@@ -129,5 +129,26 @@ TEST(ThreadLauncherTest, MachineWithoutMoreThreadsIsAnError) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("an executor")));
 }
 
+TEST_F(ProcessLauncherTest, EndsBeforeTheWorkerWhereMemoryRunsOut) {
+  const auto executor = Launch("cat /proc/self/oom_score_adj > " + folder_ + "/score");
+  ASSERT_NE(executor, nullptr);
+  EXPECT_EQ(executor->Wait(), "exit status 0");
+  EXPECT_EQ(ReadFile(folder_ + "/score"), "500\n");
+}
+
+TEST_F(ProcessLauncherTest, SaysWhetherItStandsStillAndWhetherItEndedInTime) {
+  const auto executor = Launch("while true; do read line <&3; done");
+  ASSERT_NE(executor, nullptr);
+  EXPECT_FALSE(executor->is_stopped());
+  EXPECT_FALSE(executor->EndsWithin(absl::Milliseconds(2)));
+  ASSERT_EQ(kill(executor->pid(), SIGSTOP), 0);
+  while (!executor->is_stopped()) sched_yield();
+  EXPECT_THAT(executor->Describe(),
+              HasSubstr(absl::StrCat("process ", executor->pid(), ", state T (stopped)")));
+  executor->Kill();
+  EXPECT_TRUE(executor->EndsWithin(absl::Seconds(20)));
+  EXPECT_EQ(executor->Wait(), "killed by signal 9");
+}
+
 }  // namespace
 }  // namespace tessera

@@ -16,13 +16,11 @@
 
 namespace tessera {
 
-absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(const v1::Job& job,
-                                                             const LocalRanks& local,
-                                                             const std::string& data_host,
-                                                             ExecutorLauncher* launcher, Emit emit,
-                                                             DeviceMemory* device_memory,
-                                                             absl::Duration answer_timeout) {
-  ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local, device_memory));
+absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(
+    const v1::Job& job, const LocalRanks& local, const std::string& data_host,
+    ExecutorLauncher* launcher, Emit emit, DeviceMemory* device_memory,
+    absl::Duration answer_timeout, MemoryBudget* budget) {
+  ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local, device_memory, budget));
   std::unique_ptr<HostedJob> hosted(
       new HostedJob(job, std::move(regions), data_host, launcher, std::move(emit), answer_timeout));
   for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {

@@ -51,14 +51,17 @@ class HostedJob {
   // How long an epoch waits for an executor in a trainer's process before it is given up. Below the
   // coordinator's prepare timeout, which would have it avoid this worker.
   static constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
+  // How long an executor of the worker's own may take to leave an epoch, or stand still by a
+  // signal, before it is killed and another one takes its place; and to die of that, before the
+  // coordinator is told. At most the answer timeout.
+  static constexpr absl::Duration kStandstill = absl::Seconds(5);
 
-  // `launcher`, and `device_memory` if there is any, outlive the job; `data_host` is as of
-  // WorkerServer::Options.
-  // Errors: as JobRegions::Create; ResourceExhausted  no thread.
+  // `launcher`, and `device_memory` and `budget` if there are any, outlive the job; `data_host` is
+  // as of WorkerServer::Options. Errors: as JobRegions::Create; ResourceExhausted  no thread.
   static absl::StatusOr<std::unique_ptr<HostedJob>> Create(
       const v1::Job& job, const LocalRanks& local, const std::string& data_host,
       ExecutorLauncher* launcher, Emit emit, DeviceMemory* device_memory = nullptr,
-      absl::Duration answer_timeout = kAnswerTimeout);
+      absl::Duration answer_timeout = kAnswerTimeout, MemoryBudget* budget = nullptr);
   ~HostedJob();
 
   // --- What the coordinator commands. A command of an epoch that is past is ignored. ---
@@ -160,6 +163,11 @@ class HostedJob {
   // CreatePacketSocketPair.
   absl::StatusOr<int> LaunchExecutor(Rank rank);
   void ReadEvents(Rank rank, int socket);
+  // Waits until there is something to read of an executor that the worker launched. One that stands
+  // still is killed.
+  void AwaitLaunched(Rank rank, int socket);
+  // Waits for its end. Tells the coordinator if it keeps an epoch waiting.
+  std::string AwaitEnd(Rank rank, RunningExecutor* executor);
   // Executors in trainers' processes: hosted_job_hosts.cc.
   absl::StatusOr<std::vector<int>> ClaimLocked(RankSlot& slot, Rank rank, Incarnation attachment,
                                                absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -1,6 +1,9 @@
 // The supervision of a rank's executors: launches, events, ends.
+#include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +19,9 @@
 
 namespace tessera {
 namespace {
+
+// Between two looks at an executor that says nothing.
+constexpr absl::Duration kLook = absl::Milliseconds(500);
 
 // After so many executors in a row that ended before they were ready, the coordinator is told.
 constexpr int kFailedStartsTold = 3;
@@ -117,11 +123,48 @@ void HostedJob::ReadEvents(Rank rank, int socket) {
     }
   }
   while (true) {
+    AwaitLaunched(rank, socket);
     absl::StatusOr<Packet> packet = ReceivePacket(socket);
     v1::ExecutorEvent event;
     if (!packet.ok() || !event.ParseFromString(packet->bytes)) return;
     OnEvent(rank, event);
   }
+}
+
+void HostedJob::AwaitLaunched(Rank rank, int socket) {
+  const absl::Duration patience = std::min(kStandstill, answer_timeout_);
+  const int look_ms = static_cast<int>(absl::ToInt64Milliseconds(std::min(kLook, patience / 2)));
+  absl::Time moved = absl::Now();
+  while (true) {
+    pollfd readable = {socket, POLLIN, 0};
+    const int ready = poll(&readable, 1, std::max(look_ms, 1));
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return;
+    absl::MutexLock lock(&mu_);
+    RankSlot& slot = SlotOf(rank);
+    if (slot.executor == nullptr || slot.ending) continue;
+    const absl::Time now = absl::Now();
+    if (!slot.executor->is_stopped()) moved = now;
+    const bool is_awaited = phase_ == EpochPhase::kPreparing && slot.ready && !slot.quiet;
+    if (now - moved < patience && !(is_awaited && now - preparing_since_ >= patience)) continue;
+    TESSERA_LOG(WARNING, "job {} rank {}: its executor, {}, {} for {}: it is killed", job_id_,
+                rank.value(), slot.executor->Describe(),
+                is_awaited ? "did not leave its epoch" : "stands still",
+                absl::FormatDuration(patience));
+    return EndExecutorLocked(slot);
+  }
+}
+
+std::string HostedJob::AwaitEnd(Rank rank, RunningExecutor* executor) {
+  const absl::Duration patience = std::min(kStandstill, answer_timeout_);
+  while (!executor->EndsWithin(patience)) {
+    absl::MutexLock lock(&mu_);
+    const std::string reason = absl::StrCat("the executor of rank ", rank.value(),
+                                            " was killed and does not end: ", executor->Describe());
+    TESSERA_LOG(ERROR, "job {}: {}", job_id_, reason);
+    if (phase_ == EpochPhase::kPreparing && absl::Now() - preparing_since_ >= patience)
+      FailLocked(rank, reason, EpochEvent::kGiveUp);
+  }
+  return executor->Wait();
 }
 
 HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
@@ -147,7 +190,7 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   }
   // The socket is closed, so either it is dead or it is beyond use.
   executor->Kill();
-  end.how = executor->Wait();
+  end.how = AwaitEnd(rank, executor.get());
   OnPutHolderEnded(rank);
   if (!saving_path.empty()) {
     TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", job_id_, rank.value(),

@@ -75,6 +75,20 @@ absl::Status CheckRanksOfGpu(int num_ranks, const std::string& why_not_shared) {
                    "share: 1 is the most: ", why_not_shared));
 }
 
+// What `num_ranks` ranks write of the processor's memory, sooner or later. Without what is there
+// for full precision, which takes none until somebody asks for it.
+int64_t HostBytes(const JobMemory& plan, const JobConfig& config, int num_ranks,
+                  bool parameters_on_host, bool state_on_host) {
+  int64_t bytes = num_ranks * plan.gradient_region_bytes();
+  const auto num_moments = static_cast<int64_t>(MomentsOf(config.optimizer).size());
+  const int64_t array_bytes = plan.StateOffsetBytes(StateArray::kParameter, 1);
+  // Parameters and moments twice, and the reduced gradient.
+  if (state_on_host) bytes += num_ranks * array_bytes * (3 + 2 * num_moments);
+  if (!parameters_on_host) return bytes;
+  for (const UnitMemory& unit : plan.units()) bytes += unit.parameter_bytes;
+  return bytes;
+}
+
 // Makes a flight ring of `region`; returns a mapping to read it by.
 absl::StatusOr<Mapping> FormatAndMap(const SharedRegion& region) {
   ASSIGN_OR_RETURN(const Mapping writable, Mapping::CreateWhole(region.fd(), Access::kReadWrite));
@@ -137,7 +151,7 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::CreateRank(const std::string
 }
 
 absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRanks& local,
-                                              DeviceMemory* device_memory) {
+                                              DeviceMemory* device_memory, MemoryBudget* budget) {
   ASSIGN_OR_RETURN(const ModelSpec model, DecodeModel(job.model()));
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
   RETURN_IF_ERROR(ValidateJobConfig(config, model));
@@ -157,6 +171,12 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
   ASSIGN_OR_RETURN(const ParameterPlan of_parameters,
                    ParameterPlan::Of(layout, config, plan, local.topology,
                                      /*on_gpu=*/shares_gpu));
+  MemoryBudget::Reservation reserved;
+  if (budget != nullptr) {
+    const int64_t bytes = channel_bytes + HostBytes(plan, config, local.count(),
+                                                    device_memory == nullptr, state_on_host);
+    ASSIGN_OR_RETURN(reserved, budget->Reserve(absl::StrCat("job '", job.job_id(), "'"), bytes));
+  }
   ASSIGN_OR_RETURN(UniqueFd parameters, CreateRegion(device_memory, job.job_id() + "/parameters",
                                                      of_parameters.region_bytes()));
   ASSIGN_OR_RETURN(SharedRegion group,
@@ -182,6 +202,7 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
                              plan.device_gradient_region_bytes(),
                              state_on_host ? 0 : plan.state_region_bytes()};
   }
+  regions.memory_ = std::move(reserved);
   regions.why_not_shared_ = why_not_shared;
   regions.state_on_host_ = state_on_host;
   regions.channel_offset_bytes_ = ChannelOffsetBytes(plan, local.count());

@@ -16,6 +16,7 @@
 #include "proto/coordinator.pb.h"
 #include "worker/device/device_memory.h"
 #include "worker/engine/group_page.h"
+#include "worker/keeper/memory_budget.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/flight_ring.h"
 #include "worker/memory/job_memory.h"
@@ -52,13 +53,14 @@ class JobRegions {
  public:
   // Errors: InvalidArgument    the job's model or config is invalid, or another number of ranks is
   //                            placed
-  //         ResourceExhausted  no memory or descriptors
+  //         ResourceExhausted  no memory or descriptors; more than `budget`, if there is one, has
   //         those of DeviceMemory::Create
   // `device_memory` has the parameters, and of each rank gradients and state (but state that is
   // offloaded, or that processes could not share there); null: the processor's memory has all of
   // it.
   static absl::StatusOr<JobRegions> Create(const v1::Job& job, const LocalRanks& local,
-                                           DeviceMemory* device_memory = nullptr);
+                                           DeviceMemory* device_memory = nullptr,
+                                           MemoryBudget* budget = nullptr);
 
   const ModelLayout& layout() const { return layout_; }
   const JobConfig& config() const { return config_; }
@@ -109,6 +111,7 @@ class JobRegions {
 
   const RankRegions& Of(Rank rank) const { return ranks_[rank.value() - local_.first()]; }
 
+  MemoryBudget::Reservation memory_;
   ModelLayout layout_;
   JobConfig config_;
   LocalRanks local_;

@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "worker/memory/descriptor_claim.h"
 
 namespace tessera {
@@ -114,8 +115,8 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
     Drop(job_id, creation);
   }
   if (status.ok() && job == nullptr) {
-    auto created =
-        HostedJob::Create(prepare.job(), *local, data_host_, launcher_, emit_, device_memory_);
+    auto created = HostedJob::Create(prepare.job(), *local, data_host_, launcher_, emit_,
+                                     device_memory_, HostedJob::kAnswerTimeout, budget_);
     status = created.status();
     if (status.ok()) {
       job = *std::move(created);
@@ -136,7 +137,7 @@ void Keeper::ReportFailure(const std::string& job_id, int64_t creation, int64_t 
   event.mutable_failure()->set_creation(creation);
   event.mutable_failure()->set_epoch(epoch);
   event.mutable_failure()->set_rank(-1);
-  event.mutable_failure()->set_reason(reason);
+  event.mutable_failure()->set_reason(PrintableUtf8(reason));
   emit_(event);
 }
 

@@ -36,16 +36,19 @@ struct ClaimedAttachment {
 
 class Keeper {
  public:
-  // `launcher`, and `device_memory`, which jobs are on if it is not null, outlive the keeper.
+  // `launcher`, and `device_memory`, which jobs are on if it is not null, outlive the keeper; so
+  // does `budget`, of the processor's memory, null: as much as there is.
   // `emit` is called from many threads and must not call back. `data_host` is as of
   // WorkerServer::Options.
   Keeper(std::string worker_id, std::string data_host, ExecutorLauncher* launcher,
-         HostedJob::Emit emit, DeviceMemory* device_memory = nullptr)
+         HostedJob::Emit emit, DeviceMemory* device_memory = nullptr,
+         MemoryBudget* budget = nullptr)
       : worker_id_(std::move(worker_id)),
         data_host_(std::move(data_host)),
         launcher_(launcher),
         emit_(std::move(emit)),
-        device_memory_(device_memory) {}
+        device_memory_(device_memory),
+        budget_(budget) {}
 
   void HandleCommand(const v1::CoordinatorCommand& command);
   // Everything the coordinator must hear when a connection to it begins: progress first.
@@ -98,6 +101,7 @@ class Keeper {
   ExecutorLauncher* const launcher_;
   const HostedJob::Emit emit_;
   DeviceMemory* const device_memory_;
+  MemoryBudget* const budget_;
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<HostedJob>> jobs_ ABSL_GUARDED_BY(mu_);
 };

@@ -29,6 +29,7 @@
 #include "worker/keeper/direct_maps.h"
 #include "worker/keeper/executor_launcher.h"
 #include "worker/keeper/keeper.h"
+#include "worker/keeper/memory_budget.h"
 #include "worker/keeper/state_map.h"
 #include "worker/memory/map_claim.h"
 #include "worker/service/live_fetch_service.h"
@@ -92,9 +93,14 @@ class WorkerServerImpl : public WorkerServer {
                     ? NewThreadLauncher(options.machine)
                     : NewProcessLauncher(options.executor_binary, options.executor_flags);
     device_memory_ = options.device_memory;
+    budget_.emplace(options.memory_bytes > 0 ? options.memory_bytes
+                                             : MachineMemoryBytes() / 10 * 9);
+    TESSERA_LOG(INFO, "jobs get up to {} of this machine's memory",
+                BytesText(budget_->all_bytes()));
     keeper_ = std::make_unique<Keeper>(
         options.worker_id, options.data_host, launcher_.get(),
-        [this](const v1::WorkerEvent& event) { agent_->Send(event); }, device_memory_.get());
+        [this](const v1::WorkerEvent& event) { agent_->Send(event); }, device_memory_.get(),
+        &*budget_);
     // The incarnation grows with each start, also over a restart of the machine.
     const int64_t incarnation = absl::ToUnixMicros(absl::Now());
     CoordinatorAgent::Options agent;
@@ -227,6 +233,7 @@ class WorkerServerImpl : public WorkerServer {
   std::unique_ptr<ExecutorLauncher> launcher_;
   std::shared_ptr<DeviceMemory> device_memory_;
   std::unique_ptr<CoordinatorAgent> agent_;
+  std::optional<MemoryBudget> budget_;
   std::unique_ptr<Keeper> keeper_;
   LiveSources sources_;
   LiveFetchService fetches_{&sources_};

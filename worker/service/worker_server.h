@@ -43,6 +43,7 @@ class WorkerServer {
     std::vector<std::string> executor_flags;
     // The GPU that has all ranks' parameters, gradients and shards; null: the processor's memory.
     std::shared_ptr<DeviceMemory> device_memory;
+    int64_t memory_bytes = 0;  // Of the processor's, for jobs; 0: nine tenths of the machine's.
     ExecutorMachine machine;  // Of executors that are threads; processes find their own.
   };
   // Errors: InvalidArgument     a missing or malformed option, some but not all TLS files
