@@ -176,7 +176,7 @@ TEST(LogTest, TextFromOthersIsOneLineWithoutControlCharacters) {
   const std::string line = testing::internal::GetCapturedStderr();
   EXPECT_THAT(
       line,
-      HasSubstr("job toy: a\\n2026-01-01T00:00:00 I forged] all is well\\x1B[2J\\xFF\ttab\n"));
+      HasSubstr("job toy: a\\n2026-01-01T00:00:00 I forged] all is well\\x1b[2J\\xff\ttab\n"));
   EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1);
 }
 

@@ -246,7 +246,7 @@ TEST_F(CoordinatorKillTest, JournalOfANewerVersionIsRefusedNamingBoth) {
   sqlite3_close(db);
   EXPECT_THAT(CoordinatorProcess::Start(folder_, {"--journal=" + journal()}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("version 7"), HasSubstr("up to version 1"))));
+                       AllOf(HasSubstr("version 7"), HasSubstr("reads version 2"))));
 }
 
 TEST_F(CoordinatorKillTest, WrongFlagsAreNamed) {

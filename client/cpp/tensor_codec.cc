@@ -6,6 +6,7 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/storage/storage_path.h"
+#include "client/cpp/session_state.h"
 #include "client/cpp/state_access.h"
 
 namespace tessera {
@@ -59,8 +60,10 @@ absl::Status AddTrainerTensors(Session* session, v1::LoadRequest* request) {
   if (own == nullptr) return absl::OkStatus();
   const absl::StatusOr<std::vector<NamedTensor>> tensors = own->get(/*with_values=*/false);
   if (!tensors.ok()) {  // The other ranks must not wait for this one.
-    RETURN_IF_ERROR(session->Fail(tensors.status()));
-    RETURN_IF_ERROR(session->Recover());
+    RankClient& client = session->state().client;
+    RETURN_IF_ERROR(client.Fail(tensors.status()));
+    RETURN_IF_ERROR(client.Recover());
+    client.set_agreed_error(true);
     return tensors.status();
   }
   EncodeTensors(*tensors, /*with_values=*/false, request->mutable_buffers());

@@ -256,7 +256,10 @@ absl::Status Coordinator::ReportPrepared(const Sender& sender, const EpochPrepar
   const auto avoided = avoided_.find(event.job);
   const bool answers_again = avoided != avoided_.end() && avoided->second.Remove(sender.worker);
   if (job->status.epoch == event.epoch) {
-    Runtime(event.job, *job).gather.Add(sender.worker, event);
+    EpochPrepared answer = event;
+    // Before the job's first epoch there is nothing to hold.
+    answer.holds_nothing = event.holds_nothing && job->status.bound;
+    Runtime(event.job, *job).gather.Add(sender.worker, answer);
   }
   if (answers_again || job->status.state == JobState::kStarting) Advance(event.job, now, effects);
   return absl::OkStatus();

@@ -28,7 +28,7 @@ class EpochGather {
   const std::set<WorkerId>& missing() const { return missing_; }
   bool HasAnswered(const WorkerId& worker) const { return answered_.count(worker) > 0; }
   Step ResumeStep(Step committed_step) const;
-  // Those who hold nothing of the epochs before.
+  // Those who hold nothing of the epochs before, and should.
   const std::set<WorkerId>& empty_workers() const { return empty_; }
   // Where all ranks listen, as far as workers have said.
   const std::map<int32_t, std::string>& rank_addresses() const { return rank_addresses_; }
