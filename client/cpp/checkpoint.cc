@@ -147,7 +147,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Session* session, const std::str
   request.set_optimizer_only(options.optimizer_only);
   EncodeNames(options.names, &request);
   const bool takes_own = options.buffers.empty() && !options.optimizer_only;
-  if (takes_own) RETURN_IF_ERROR(AddTrainerTensors(session, &request));
+  if (takes_own) AddTrainerTensors(session, &request);
   EncodeTensors(options.buffers, /*with_values=*/false, request.mutable_buffers());
   ASSIGN_OR_RETURN(const std::string bytes,
                    StateAccess(session).CallToWrite(OpKind::kLoad, request.SerializeAsString()));

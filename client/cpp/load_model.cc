@@ -17,7 +17,7 @@ absl::StatusOr<LoadReport> LoadModel(Session* session, const std::string& path,
   request.set_path(PrintableUtf8(path));
   request.set_strict(options.strict);
   EncodeNames(options.names, &request);
-  RETURN_IF_ERROR(AddTrainerTensors(session, &request));
+  AddTrainerTensors(session, &request);
   ASSIGN_OR_RETURN(const std::string bytes,
                    StateAccess(session).CallToWrite(OpKind::kLoad, request.SerializeAsString()));
   v1::LoadReply reply;

@@ -6,7 +6,6 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/storage/storage_path.h"
-#include "client/cpp/session_state.h"
 #include "client/cpp/state_access.h"
 
 namespace tessera {
@@ -55,19 +54,15 @@ void SetPath(const std::string& path, v1::SaveRequest* request) {
   }
 }
 
-absl::Status AddTrainerTensors(Session* session, v1::LoadRequest* request) {
+void AddTrainerTensors(Session* session, v1::LoadRequest* request) {
   const TrainerTensors* own = StateAccess(session).trainer_tensors();
-  if (own == nullptr) return absl::OkStatus();
+  if (own == nullptr) return;
   const absl::StatusOr<std::vector<NamedTensor>> tensors = own->get(/*with_values=*/false);
-  if (!tensors.ok()) {  // The other ranks must not wait for this one.
-    RankClient& client = session->state().client;
-    RETURN_IF_ERROR(client.Fail(tensors.status()));
-    RETURN_IF_ERROR(client.Recover());
-    client.set_agreed_error(true);
-    return tensors.status();
+  if (tensors.ok()) {
+    EncodeTensors(*tensors, /*with_values=*/false, request->mutable_buffers());
+  } else {
+    request->set_refusal(std::string(tensors.status().message()));
   }
-  EncodeTensors(*tensors, /*with_values=*/false, request->mutable_buffers());
-  return absl::OkStatus();
 }
 
 absl::Status TakeTrainerTensors(Session* session, const v1::LoadReply& reply) {

@@ -23,8 +23,7 @@ absl::StatusOr<std::vector<NamedTensor>> DecodeTensors(
 void AddTrainerTensors(Session* session, v1::SaveRequest* request);
 // One that PlainPath refuses becomes the request's refusal, for all ranks.
 void SetPath(const std::string& path, v1::SaveRequest* request);
-// Errors: the model's; the other ranks' then, too
-absl::Status AddTrainerTensors(Session* session, v1::LoadRequest* request);
+void AddTrainerTensors(Session* session, v1::LoadRequest* request);
 // Gives the model what was loaded.
 absl::Status TakeTrainerTensors(Session* session, const v1::LoadReply& reply);
 

@@ -25,6 +25,7 @@ absl::Status ParseOnAll(const std::string& bytes, Communicator* communicator,
                         v1::LoadRequest* request, absl::Status* outcome) {
   if (!request->ParseFromString(bytes))
     *outcome = absl::InvalidArgumentError("the trainer's request is malformed");
+  if (!request->refusal().empty()) *outcome = absl::InvalidArgumentError(request->refusal());
   return AgreeOn("request", outcome, communicator);
 }
 
