@@ -125,9 +125,9 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   return MapRegions(std::move(packet.fds));
 }
 
-absl::Status RankClient::Begin(absl::Time deadline) {
+absl::Status RankClient::Begin(absl::Time deadline, absl::FunctionRef<absl::Status()> take_over) {
   if (wants_executor()) return HostExecutor(deadline);
-  const absl::Status joined = JoinEpoch();
+  const absl::Status joined = JoinEpoch(take_over);
   // An epoch that ended meanwhile is not the caller's concern; the next one is clean.
   const bool epoch_failed = page()->failed_epoch.load(std::memory_order_acquire) >= epoch_;
   return absl::IsAborted(joined) || (!joined.ok() && epoch_failed) ? Recover() : joined;
@@ -159,7 +159,7 @@ void RankClient::BeginEpoch() {
   on_epoch_();
 }
 
-absl::Status RankClient::JoinEpoch() {
+absl::Status RankClient::JoinEpoch(absl::FunctionRef<absl::Status()> take_over) {
   // The epoch opens the rank's page a moment after the worker heard of it.
   RETURN_IF_ERROR(Await([] { return std::string("the rank's executor"); },
                         [this] { return page()->epoch.load() >= epoch_; }));
@@ -170,7 +170,7 @@ absl::Status RankClient::JoinEpoch() {
   RETURN_IF_ERROR(
       AwaitConsumed([] { return std::string("operations of the trainer before this one"); }));
   results_ = page()->result.count.load();
-  return absl::OkStatus();
+  return take_over();
 }
 
 absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {

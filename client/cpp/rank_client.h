@@ -3,7 +3,7 @@
 //
 //   RankClient client(options, [] { ... });   what is to be forgotten when an epoch begins
 //   client.Connect(deadline);                 creates the job, attaches, maps the memory
-//   client.Begin(deadline);                   the rank's executor, and the first epoch
+//   client.Begin(deadline, take_over);        the rank's executor, and the first epoch
 //   client.Submit(op); client.Await(what, done);
 //
 // For this folder: Session is what trainers use. One thread at a time. Every wait ends by the
@@ -44,8 +44,9 @@ class RankClient {
   // --- Attaching; errors: as Session::Open ---
   absl::Status Connect(absl::Time deadline);
   // Where the options have a host_executor, starts it and waits for its first epoch. Else takes
-  // part in the epoch that runs: the executor has done what an earlier trainer had submitted.
-  absl::Status Begin(absl::Time deadline);
+  // part in the epoch that runs: the executor has done what an earlier trainer had submitted, and
+  // `take_over` does what it left.
+  absl::Status Begin(absl::Time deadline, absl::FunctionRef<absl::Status()> take_over);
   // `idle`: an executor in this process has nothing to do in its epoch, and is left to finish.
   void Detach(bool idle);
   bool attached() const { return lease_.valid(); }
@@ -104,7 +105,7 @@ class RankClient {
   absl::Status MapRegions(std::vector<UniqueFd> fds);
   absl::Status HostExecutor(absl::Time deadline);
   void BeginEpoch();
-  absl::Status JoinEpoch();
+  absl::Status JoinEpoch(absl::FunctionRef<absl::Status()> take_over);
   absl::Status AwaitNewEpoch(absl::Time deadline);
   // Of a wait that ended in vain: adds whom it waited for, as the coordinator knows it.
   absl::Status NameMissing(absl::Status status) const;

@@ -22,7 +22,10 @@ absl::Status AttachUntil(SessionState* state, absl::Time deadline) {
   } else {
     state->windows.Guard();
   }
-  return client.Begin(deadline);
+  return client.Begin(deadline, [state] {
+    state->slots.TakeCounts();
+    return state->windows.TakeOver();
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "client/cpp/checkpoint.h"
 #include "client/cpp/load_model.h"
 #include "client/cpp/save_model.h"
+#include "client/cpp/session_setup.h"
 #include "client/torch/torch_cluster.h"
 
 namespace tessera {
@@ -194,22 +195,31 @@ TEST_F(ModelStatesTest, BufferThatFilesCannotHoldIsNamed) {
 }
 
 TEST_F(ModelStatesTest, LoadThatOneRankAloneRefusesChangesNoRankAndTrainingGoesOn) {
-  OnEach("first", [&](Own& own) {
-    Train(own);
-    EXPECT_OK(own.model->session().Save(Path("m.safetensors")));
-    own.net->norm->running_mean.fill_(7);
-    const torch::Tensor mask = own.net->mask.clone();
-    if (own.rank == 1) own.net->mask.set_data(torch::zeros({2}, torch::kComplexDouble));
-    const absl::Status refused = LoadModel(&own.model->session(), Path("m.safetensors")).status();
-    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
-    EXPECT_THAT(refused.message(), HasSubstr("'mask'"));
-    EXPECT_THAT(refused.message(), HasSubstr(own.rank == 0 ? "rank 1: " : ""));
-    EXPECT_TRUE(torch::equal(own.net->norm->running_mean, torch::full({6}, 7.0)));
-    own.net->mask.set_data(mask);
-    Train(own);
-    EXPECT_OK(LoadModel(&own.model->session(), Path("m.safetensors")).status());
-    EXPECT_EQ(own.net->norm->num_batches_tracked.item<int64_t>(), 3);
-  });
+  for (const bool published : {false, true}) {
+    SCOPED_TRACE(published);
+    AttachOptions attach;
+    attach.publish_buffers = published;
+    const auto refused_on_rank_1 = [&](Own& own) {
+      Train(own);
+      EXPECT_OK(own.model->session().Save(Path("m.safetensors")));
+      own.net->norm->running_mean.fill_(7);
+      const torch::Tensor mask = own.net->mask.clone();
+      EXPECT_OK(SessionSetup(&own.model->session()).AgreeOn(absl::OkStatus()));  // All have saved.
+      if (own.rank == 1) own.net->mask.set_data(torch::zeros({2}, torch::kComplexDouble));
+      const absl::Status refused = LoadModel(&own.model->session(), Path("m.safetensors")).status();
+      EXPECT_EQ(refused.code(), published ? absl::StatusCode::kFailedPrecondition
+                                          : absl::StatusCode::kInvalidArgument)
+          << refused;
+      EXPECT_THAT(refused.message(), HasSubstr("'mask'"));
+      EXPECT_THAT(refused.message(), HasSubstr(own.rank == 0 ? "rank 1: " : ""));
+      EXPECT_TRUE(torch::equal(own.net->norm->running_mean, torch::full({6}, 7.0)));
+      own.net->mask.set_data(mask);
+      Train(own);
+      EXPECT_OK(LoadModel(&own.model->session(), Path("m.safetensors")).status());
+      EXPECT_EQ(own.net->norm->num_batches_tracked.item<int64_t>(), 3);
+    };
+    OnEach(published ? "published" : "own", refused_on_rank_1, attach);
+  }
 }
 
 // As module->to(torch::kDouble) does; files and other trainers go on seeing the dtype of before.

@@ -39,9 +39,13 @@ std::optional<std::vector<RankPlacement>> Coordinator::Place(const JobId& id,
 }
 
 bool Coordinator::MemoryIsGone(const JobId& id, const Job& job) const {
+  if (state_.MemoryIsGone(job.status)) return true;
   const EpochRuntime* runtime = FindRuntime(id, job);
-  return state_.MemoryIsGone(job.status) ||
-         (runtime != nullptr && !runtime->gather.empty_workers().empty());
+  if (runtime == nullptr || !runtime->gather.complete()) return false;
+  const size_t num_empty = runtime->gather.empty_workers().size();
+  // Where nobody holds anything, and nothing was committed, no epoch had reached them yet.
+  return num_empty > 0 &&
+         (job.committed_step > Step(0) || num_empty < WorkersOf(job.status.placements).size());
 }
 
 std::string Coordinator::WhyWaiting(const JobId& id, const Job& job) const {
