@@ -213,8 +213,8 @@ void RankClient::Detach(bool idle) {
         [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
   }
   (void)SendPacket(lease_.get(), "detach", {}, /*wait=*/false);
-  if (executor_ == nullptr) return;
-  // Once the worker knows, which closes the lease then, the executor's end is no failure.
+  // Once the worker knows, which closes the lease then, another trainer may attach, and the end of
+  // an executor here is no failure.
   pollfd lease = {lease_.get(), POLLIN, 0};
   (void)poll(&lease, 1, static_cast<int>(absl::ToInt64Milliseconds(kDetachTimeout)));
   executor_.reset();
