@@ -212,7 +212,7 @@ class Coordinator {
   void BeginEpoch(const JobId& id, Effects* effects);
   void GiveUp(const JobId& id, const std::string& reason, absl::Time now, Effects* effects);
   void SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
-                       const std::optional<OrderMismatch>& mismatch, Effects* effects) const;
+                       const EpochFailure& failure, Effects* effects) const;
   std::string StateReason(const JobId& id, const Job& job) const;
   std::string WhyWaiting(const JobId& id, const Job& job) const;
   void FlushStep(const JobId& id, Effects* effects);

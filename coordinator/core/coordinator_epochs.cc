@@ -107,9 +107,9 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
                             Effects* effects) {
   FlushStep(id, effects);
   const Job job = *state_.FindJob(id);
-  std::optional<OrderMismatch> mismatch;
+  EpochFailure failure;
   if (const EpochRuntime* runtime = FindRuntime(id, job); runtime && runtime->failure) {
-    mismatch = runtime->failure->mismatch;
+    failure = *runtime->failure;
     PacerOf(id).Failed(job.committed_step > job.status.resume_step, now);
   }
   auto placements = Place(id, job);
@@ -127,16 +127,15 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
   Put(JobStatusRecord{id, std::move(next)}, effects);
   Put(EpochOverRecord{id}, effects);
   EndSaveTry(id, reason, now, effects);
-  SendEpochOpened(id, job.status.placements, mismatch, effects);
+  SendEpochOpened(id, job.status.placements, failure, effects);
 }
 
 void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
-                                  const std::optional<OrderMismatch>& mismatch,
-                                  Effects* effects) const {
+                                  const EpochFailure& failure, Effects* effects) const {
   const Job& job = *state_.FindJob(id);
   const std::set<WorkerId> workers = WorkersOf(job.status.placements);
   for (const WorkerId& worker : WorkersOf(previous)) {
-    if (mismatch.has_value()) effects->commands.push_back({worker, *mismatch});
+    if (failure.mismatch.has_value()) effects->commands.push_back({worker, *failure.mismatch});
     if (workers.count(worker) == 0)
       effects->commands.push_back({worker, DropJob{id, job.creation}});
   }
@@ -147,8 +146,8 @@ void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlaceme
     if (!state_.members().IsLive(placement.worker, placement.incarnation)) continue;
     if (!told.insert(placement.worker).second) continue;
     effects->commands.push_back(
-        {placement.worker,
-         PrepareEpoch{view, job.status.reason, !job.status.bound, state_.deleted().Newest(id)}});
+        {placement.worker, PrepareEpoch{view, job.status.reason, !job.status.bound,
+                                        state_.deleted().Newest(id), failure.code}});
   }
   effects->changed_jobs.insert(id);
 }

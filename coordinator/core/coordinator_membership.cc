@@ -243,7 +243,7 @@ absl::Status Coordinator::ReportFailure(const Sender& sender, const RankFailure&
       event.rank == kWholeWorker ? "" : absl::StrCat("rank ", rank.value(), " on ");
   FailEpoch(event.job,
             {absl::StrCat(who, "worker '", sender.worker.value(), "' failed: ", event.reason),
-             std::nullopt},
+             std::nullopt, event.code},
             now, effects);
   return absl::OkStatus();
 }

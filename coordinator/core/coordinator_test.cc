@@ -126,6 +126,23 @@ class CoordinatorTest : public ::testing::Test {
   Creation creation_;  // Of the job.
 };
 
+TEST_F(CoordinatorTest, CodeOfATrainersErrorReachesAllWorkersOfTheEpochThatItEnded) {
+  StartTwoRanks();
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.ReportFailure(
+        Life("a"), {kJob, creation_, Epoch(1), Rank(0), "rank 0: bad batch", 3}, now_, e);
+  }));
+  int told = 0;
+  for (const Outgoing& outgoing : effects_.commands) {
+    const auto* prepare = std::get_if<PrepareEpoch>(&outgoing.command);
+    if (prepare == nullptr) continue;
+    ++told;
+    EXPECT_EQ(prepare->code, 3);
+    EXPECT_THAT(prepare->reason, HasSubstr("rank 0: bad batch"));
+  }
+  EXPECT_EQ(told, 2);
+}
+
 TEST_F(CoordinatorTest, JobStartsOnceThereAreDevicesAndAllArePrepared) {
   ASSERT_OK(Create("r1", 2));
   EXPECT_EQ(Job().status.state, JobState::kWaiting);

@@ -20,6 +20,7 @@ struct PrepareEpoch {
   std::string reason;
   bool begin_anew = false;    // What a worker has of the job is void.
   Creation deleted_creation;  // The newest of this job id; 0: none.
+  int code = 0;               // As RankFailure::code, of what ended the epoch before.
 };
 struct StartEpoch {
   JobId job;

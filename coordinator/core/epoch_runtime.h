@@ -24,6 +24,7 @@ namespace tessera::coordinator {
 struct EpochFailure {
   std::string reason;
   std::optional<OrderMismatch> mismatch;  // To be told to every worker of the epoch.
+  int code = 0;                           // As RankFailure::code.
 };
 
 // How far a rank is with the save `number`.

@@ -65,6 +65,7 @@ struct RankFailure {  // Of rank -1: the worker cannot hold the job at all.
   Epoch epoch;
   Rank rank;
   std::string reason;
+  int code = 0;  // What the trainers of all ranks get; 0: the step may be tried again.
 };
 // All that a worker knows of a job that it holds.
 struct HeldJob {

@@ -1,5 +1,6 @@
 #include "coordinator/service/codec.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -16,6 +17,7 @@
 namespace tessera::coordinator {
 namespace {
 
+constexpr int kMaxStatusCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max() / 2;  // Room to add to.
 
 RankStatus DecodeRankStatus(const v1::RankStatus& status) {
@@ -156,6 +158,7 @@ void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
   command->mutable_prepare()->set_reason(prepare.reason);
   command->mutable_prepare()->set_begin_anew(prepare.begin_anew);
   command->mutable_prepare()->set_deleted_creation(prepare.deleted_creation.value());
+  command->mutable_prepare()->set_code(prepare.code);
 }
 
 void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
@@ -315,9 +318,12 @@ absl::StatusOr<StreamEvent> Decode(const v1::WorkerEvent& event) {
       return DecodePrepared(event.prepared());
     case v1::WorkerEvent::kFailure: {
       RETURN_IF_ERROR(CheckJobId(event.failure().job_id()));
-      return RankFailure{JobId(event.failure().job_id()), Creation(event.failure().creation()),
-                         Epoch(event.failure().epoch()), Rank(event.failure().rank()),
-                         std::string(Truncated(event.failure().reason()))};
+      return RankFailure{JobId(event.failure().job_id()),
+                         Creation(event.failure().creation()),
+                         Epoch(event.failure().epoch()),
+                         Rank(event.failure().rank()),
+                         std::string(Truncated(event.failure().reason())),
+                         std::clamp(event.failure().code(), 0, kMaxStatusCode)};
     }
     case v1::WorkerEvent::kSave:
       return DecodeSaveReport(event.save());

@@ -116,6 +116,7 @@ void HostedJob::FailLocked(Rank rank, const std::string& reason, EpochEvent even
   failure->set_epoch(epoch_.value());
   failure->set_rank(rank.value());
   failure->set_reason(PrintableUtf8(reason));
+  if (code != absl::StatusCode::kAborted) failure->set_code(static_cast<int>(code));
   emit_(failure_);
 }
 
@@ -128,7 +129,10 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
     return;
   }
   job_ = prepare.job();
-  const absl::Status reason = absl::AbortedError(prepare.reason());
+  // The error of another worker's rank may come this way first.
+  const absl::Status reason(prepare.code() == 0 ? absl::StatusCode::kAborted
+                                                : static_cast<absl::StatusCode>(prepare.code()),
+                            prepare.reason());
   const Epoch ended = epoch_;
   epoch_ = epoch;
   phase_ = Transition(phase_, EpochEvent::kPrepare);
