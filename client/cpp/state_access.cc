@@ -45,16 +45,18 @@ absl::StatusOr<std::string> StateAccess::Receive() {
 }
 
 absl::StatusOr<std::string> StateAccess::Call(OpKind kind, absl::string_view request) {
-  RETURN_IF_ERROR(Send(request));
   RankClient& client = session_->state().client;
-  const absl::Status status = client.Finish(OpOf(kind));
-  if (status.ok()) return Receive();
+  absl::StatusOr<std::string> reply = [&]() -> absl::StatusOr<std::string> {
+    RETURN_IF_ERROR(Send(request));
+    RETURN_IF_ERROR(client.Finish(OpOf(kind)));
+    return Receive();
+  }();
   // Another rank's error, which ended the epoch, is told by this.
-  if (client.EpochIsOver() && !absl::IsAborted(status)) {
+  if (!reply.ok() && client.EpochIsOver() && !absl::IsAborted(reply.status())) {
     RETURN_IF_ERROR(client.Recover());
     client.set_agreed_error(true);
   }
-  return status;
+  return reply;
 }
 
 absl::StatusOr<std::string> StateAccess::CallToWrite(OpKind kind, absl::string_view request) {

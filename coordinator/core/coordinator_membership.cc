@@ -15,6 +15,14 @@ bool HasRankOn(const Job& job, const WorkerId& worker) {
                      [&](const RankPlacement& p) { return p.worker == worker; });
 }
 
+// Whether a worker without a rank of the job holds steps of it that this state never had.
+bool HasUnknownSteps(const Job& job, const WorkerId& worker, const JobProgress& progress) {
+  if (IsOver(job.status.state) || HasRankOn(job, worker)) return false;
+  return std::any_of(progress.ranks.begin(), progress.ranks.end(), [&](const auto& rank) {
+    return rank.second.step.value() > job.committed_step.value() + 1;
+  });
+}
+
 constexpr Rank kWholeWorker(-1);
 
 // A rank that is on the worker, or -1.
@@ -52,6 +60,7 @@ absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& m
     return absl::OkStatus();
   }
   away_.insert(worker);
+  orphans_.Forget(worker);  // Of another life.
   Put(MemberRecord{worker, member}, effects);
   AdvanceAll(now, effects);
   return absl::OkStatus();
@@ -114,7 +123,10 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
     const bool is_known = known != nullptr && known->creation == progress.creation;
     const bool was_deleted =
         !is_known && progress.creation <= state_.deleted().Newest(progress.job);
-    if (!was_deleted && (!is_known || known->status.epoch < progress.epoch)) {
+    const bool is_ahead =
+        is_known && (known->status.epoch < progress.epoch || IsBehind(progress.job, *known) ||
+                     HasUnknownSteps(*known, sender.worker, progress));
+    if (!was_deleted && (!is_known || is_ahead)) {
       unknown.insert({progress.job, progress.creation});
       HearOfHeldJob(sender, progress, effects);
       continue;

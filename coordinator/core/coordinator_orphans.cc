@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/job_spec.h"
 
 namespace tessera::coordinator {
 
@@ -22,6 +23,16 @@ absl::Status Coordinator::ReportHeld(const Sender& sender, const HeldJob& event,
         absl::StrCat("job '", event.job.value(), "' is held with ", event.places.size(),
                      " placements; its world size is ", event.spec->config.world_size));
   }
+  std::set<DeviceId> devices;
+  for (const HeldJob::Place& place : event.places) {
+    if (devices.emplace(place.worker, place.device).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("job '", event.job.value(), "' is held with two ranks on device ",
+                     place.device, " of worker '", place.worker.value(), "'"));
+  }
+  const Job* known = state_.FindJob(event.job);
+  if (known != nullptr && known->creation == event.creation)
+    RETURN_IF_ERROR(CompareJobSpecs(*known->spec, *event.spec));
   orphans_.Describe(sender.worker, event);
   Adopt({event.job, event.creation}, now, effects);
   return absl::OkStatus();
@@ -65,7 +76,8 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
   const Orphans::Holders* holders = orphans_.Find(key);
   const HeldJob* held = holders == nullptr ? nullptr : Orphans::Latest(*holders);
   const Job* known = state_.FindJob(id);
-  if (held == nullptr || (known != nullptr && known->creation != creation)) return;
+  if (held == nullptr || creation <= state_.deleted().Newest(id)) return;
+  if (known != nullptr && (known->creation != creation || !IsBehind(id, *known))) return;
   std::string why_not;
   auto places = PlacesOf(*held, *holders, &why_not);
   if (!places.has_value()) {
@@ -99,7 +111,8 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
 
 std::optional<JobView> Coordinator::ViewOrphan(const JobId& id) const {
   const auto unreadable = unreadable_.find(id);
-  const std::optional<Orphans::Key> key = orphans_.Newest(id);
+  std::optional<Orphans::Key> key = orphans_.Newest(id);
+  if (key.has_value() && key->second <= state_.deleted().Newest(id)) key.reset();
   const Orphans::Holders* holders = key.has_value() ? orphans_.Find(*key) : nullptr;
   if (holders == nullptr && unreadable == unreadable_.end()) return std::nullopt;
   static const JobSpecPtr* const kNone = new JobSpecPtr(std::make_shared<JobSpec>());
@@ -135,6 +148,10 @@ absl::Status Coordinator::CheckKnown(const JobId& id) const {
 }
 
 void Coordinator::RememberDeleted(const JobId& job, Creation creation, Effects* effects) {
+  // An older one of this name that workers hold was not deleted by this.
+  for (const auto& [key, holders] : orphans_.all()) {
+    if (key.first == job && key.second < creation) return;
+  }
   for (const JobId& old : state_.deleted().Surplus()) Put(DeletedJobGoneRecord{old}, effects);
   Put(DeletedJobRecord{job, creation}, effects);
 }

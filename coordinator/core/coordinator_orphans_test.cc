@@ -141,6 +141,40 @@ TEST_F(CoordinatorOrphansTest, WhatItsWorkerNoLongerListsIsGone) {
   EXPECT_OK(Create("r1"));
 }
 
+TEST_F(CoordinatorOrphansTest, LateDescriptionOfADeletedJobDoesNotBringItBack) {
+  for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, 5));
+  ASSERT_OK(Describe("a", 5));
+  ASSERT_OK(Delete("r1"));
+  ASSERT_OK(Describe("b", 5));
+  EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
+  EXPECT_OK(Create("r2"));
+}
+
+TEST_F(CoordinatorOrphansTest, NewJournalOfAClusterMakesNoJobBeforeItsWorkersCouldCome) {
+  core_.TakeOverUntil(now_ + absl::Seconds(10));
+  EXPECT_THAT(Create("r1"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the journal is new")));
+  now_ += absl::Seconds(10);
+  EXPECT_OK(Create("r1"));
+}
+
+TEST_F(CoordinatorOrphansTest, DescriptionThatContradictsTheJournalIsRefused) {
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  ASSERT_OK(Beat("a", 8, made.creation));
+  HeldJob other;
+  other.job = kJob;
+  other.creation = made.creation;
+  JobConfig config;
+  config.world_size = 1;
+  ModelSpec model;
+  model.units = {{"root", {TensorSpec{"w", {8, 4}, DType::kFp32, true, ""}}}};
+  other.spec = *MakeJobSpec(model, config, 0);
+  other.epoch = Epoch(8);
+  other.places = {{WorkerId("a"), 0}};
+  EXPECT_THAT(Run([&](Effects* e) { return core_.ReportHeld(Life("a"), other, now_, e); }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("world size")));
+}
+
 TEST_F(CoordinatorOrphansTest, JobThatThisJournalDeletedIsDroppedAlsoAfterARestart) {
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   ASSERT_OK(Delete("r2"));

@@ -1,7 +1,6 @@
 #include "coordinator/core/durable_state.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -32,6 +31,11 @@ const SaveLog& Job::saves() const {
   return save_log == nullptr ? *kNone : *save_log;
 }
 
+DeletedJobs& DurableState::OwnDeleted() {
+  if (deleted_.use_count() > 1) deleted_ = std::make_shared<DeletedJobs>(*deleted_);
+  return *deleted_;
+}
+
 void DurableState::Apply(const StateRecord& record) {
   std::visit(Overloaded{
                  [&](const JobSpecRecord& r) {
@@ -46,16 +50,8 @@ void DurableState::Apply(const StateRecord& record) {
                  },
                  [&](const HandOverRecord& r) { jobs_[r.job].hand_over = r.hand_over; },
                  [&](const JobGoneRecord& r) { jobs_.erase(r.job); },
-                 [&](const DeletedJobRecord& r) {
-                   auto changed = std::make_shared<DeletedJobs>(*deleted_);
-                   changed->Put(r.job, r.creation);
-                   deleted_ = std::move(changed);
-                 },
-                 [&](const DeletedJobGoneRecord& r) {
-                   auto changed = std::make_shared<DeletedJobs>(*deleted_);
-                   changed->Forget(r.job);
-                   deleted_ = std::move(changed);
-                 },
+                 [&](const DeletedJobRecord& r) { OwnDeleted().Put(r.job, r.creation); },
+                 [&](const DeletedJobGoneRecord& r) { OwnDeleted().Forget(r.job); },
                  [&](const ClusterRecord& r) { cluster_ = r.id; },
                  [&](const MemberRecord& r) { members_.Put(r.worker, r.member); },
                  [&](const MemberGoneRecord& r) { members_.Forget(r.worker); },

@@ -62,12 +62,14 @@ class DurableState {
   bool MemoryIsGone(const JobStatus& status) const;
 
  private:
+  DeletedJobs& OwnDeleted();
+
   std::map<JobId, Job> jobs_;
   MemberRegistry members_;
   RequestLog requests_;
   std::string cluster_;
-  // Shared with copies of this.
-  std::shared_ptr<const DeletedJobs> deleted_ = std::make_shared<DeletedJobs>();
+  // Shared with copies of this, and changed only where it is not.
+  std::shared_ptr<DeletedJobs> deleted_ = std::make_shared<DeletedJobs>();
 };
 
 }  // namespace tessera::coordinator

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "coordinator/service/field_checks.h"
 #include "coordinator/service/record_codec.h"
 
 namespace tessera::coordinator {
@@ -58,8 +59,13 @@ absl::StatusOr<std::vector<StateRecord>> DecodeRows(const std::vector<JournalRow
 
 // Of a journal that has no name yet: this one, or where it is empty a new one.
 // Errors: FailedPrecondition  it has another name; as Journal::Append
-absl::Status NameCluster(const std::string& wanted, Journal* journal, Coordinator* core) {
+absl::Status NameCluster(const std::string& wanted, absl::Time take_over_until, Journal* journal,
+                         Coordinator* core) {
   if (core->cluster().empty()) {
+    if (!wanted.empty()) {
+      RETURN_IF_ERROR(CheckName("cluster id", wanted));
+      core->TakeOverUntil(take_over_until);
+    }
     Effects effects;
     core->NameCluster(wanted.empty() ? NewClusterId() : wanted, &effects);
     std::vector<JournalChange> batch;
@@ -88,7 +94,9 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
     TESSERA_LOG(ERROR, "job={} is set aside: {}", job.value(), reason);
     core.Quarantine(job, reason);
   }
-  RETURN_IF_ERROR(NameCluster(options.cluster_id, journal.get(), &core));
+  RETURN_IF_ERROR(NameCluster(options.cluster_id,
+                              options.clock->TimeNow() + options.core.worker_timeout, journal.get(),
+                              &core));
   auto host = std::unique_ptr<CoordinatorHost>(
       new CoordinatorHost(options, std::move(journal), std::move(core)));
   ASSIGN_OR_RETURN(host->ticker_, StartThread("the coordinator's clock",

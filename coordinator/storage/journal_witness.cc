@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "base/status_macros.h"
 #include "coordinator/storage/row_checksum.h"
 
 namespace tessera::coordinator {
@@ -31,7 +32,12 @@ absl::StatusOr<JournalWitness> JournalWitness::Open(const std::string& path) {
   const ssize_t size = pread(witness.file_.get(), text, sizeof(text), 0);
   if (size < 0) return ErrnoStatus(errno, path);
   const absl::string_view line(text, size);
-  if (line.empty()) return witness;
+  // It was made, and never written, or that was not on the disk when the machine died.
+  if (line.find_first_not_of('\0') == absl::string_view::npos) {
+    RETURN_IF_ERROR(witness.Write(0));
+    if (fsync(witness.file_.get()) != 0) return ErrnoStatus(errno, path);
+    return witness;
+  }
   if (!absl::SimpleAtoi(line.substr(0, line.find(' ')), &witness.number_) ||
       line != Line(witness.number_)) {
     return absl::DataLossError(absl::StrCat(

@@ -77,6 +77,11 @@ void HostedJob::SendLocked(RankSlot& slot, const v1::ExecutorCommand& command,
   }
 }
 
+Epoch HostedJob::epoch() const {
+  absl::MutexLock lock(&mu_);
+  return epoch_;
+}
+
 bool HostedJob::has_begun() const {
   absl::MutexLock lock(&mu_);
   return has_begun_;

@@ -116,6 +116,7 @@ class HostedJob {
   int64_t creation() const { return creation_; }
   const LocalRanks& local() const { return regions_.local(); }
   bool has_begun() const;  // An epoch, ever.
+  Epoch epoch() const;     // The one that was prepared last.
 
  private:
   enum class AttachState { kFree, kReserved, kAttached };
@@ -134,7 +135,7 @@ class HostedJob {
     Incarnation host;     // The attachment whose trainer has it in its process; 0: none has.
     bool left = false;    // It has left the running epoch by itself, with nothing under way.
     bool vacant = false;  // The running epoch goes on without an executor of this rank.
-    absl::Time launched_at;
+    absl::Time launched_at, ready_at;
     std::unique_ptr<HostOffer> offer;  // For the next launch.
     std::string address;  // Where it listens for ranks of other workers, in the current epoch.
     AttachState attach_state = AttachState::kFree;

@@ -145,7 +145,8 @@ void HostedJob::AwaitLaunched(Rank rank, int socket) {
     const absl::Time now = absl::Now();
     if (!slot.executor->is_stopped()) moved = now;
     const bool is_awaited = phase_ == EpochPhase::kPreparing && slot.ready && !slot.quiet;
-    if (now - moved < patience && !(is_awaited && now - preparing_since_ >= patience)) continue;
+    const absl::Time asked = std::max(preparing_since_, slot.ready_at);
+    if (now - moved < patience && !(is_awaited && now - asked >= patience)) continue;
     TESSERA_LOG(WARNING, "job {} rank {}: its executor, {}, {} for {}: it is killed", job_id_,
                 rank.value(), slot.executor->Describe(),
                 is_awaited ? "did not leave its epoch" : "stands still",
@@ -224,6 +225,7 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
     case v1::ExecutorEvent::kReady:
       if (slot.ending) return;
       slot.ready = true;
+      slot.ready_at = absl::Now();
       GivePutLocked(static_cast<int>(rank.value()));
       SendWishLocked(slot);
       if (local().spans_workers()) {

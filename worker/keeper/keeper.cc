@@ -106,6 +106,8 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   absl::Status status = MakeRoom(prepare);
   std::shared_ptr<HostedJob> job = Find(job_id);
   if (status.ok() && job != nullptr && job->creation() != creation) return;  // A job that is gone.
+  // Of the past, as a coordinator has it that is behind: it voids nothing.
+  if (job != nullptr && Epoch(prepare.job().epoch()) < job->epoch()) return;
   absl::StatusOr<LocalRanks> local = LocalRanksOf(prepare.job(), worker_id_);
   status.Update(local.status());
   const bool is_void = status.ok() && job != nullptr &&

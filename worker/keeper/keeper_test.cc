@@ -116,6 +116,20 @@ TEST_F(KeeperTest, JobWithValuesThatNobodyDeletedIsKeptWhereAnotherOneIsToTakeIt
   EXPECT_EQ(Answer().prepared().creation(), 9);
 }
 
+TEST_F(KeeperTest, CommandOfAnEarlierEpochVoidsNothing) {
+  Prepare(5, /*epoch=*/4);
+  ASSERT_TRUE(Answer().has_prepared());
+  Start(5, 4);
+  v1::CoordinatorCommand command;
+  *command.mutable_prepare()->mutable_job() = keeper_.Find("toy")->Describe().job();
+  command.mutable_prepare()->mutable_job()->set_epoch(2);
+  command.mutable_prepare()->set_begin_anew(true);
+  const std::shared_ptr<HostedJob> held = keeper_.Find("toy");
+  keeper_.HandleCommand(command);
+  EXPECT_EQ(keeper_.Find("toy"), held);
+  EXPECT_EQ(held->epoch(), Epoch(4));
+}
+
 TEST_F(KeeperTest, DescribesAllThatACoordinatorNeedsToTakeTheJobOver) {
   Prepare(5, 1);
   ASSERT_TRUE(Answer().prepared().holds_nothing()) << "the job is new to it";
