@@ -172,7 +172,7 @@ TEST_F(CoordinatorOrphansTest, DescriptionThatContradictsTheJournalIsRefused) {
   other.epoch = Epoch(8);
   other.places = {{WorkerId("a"), 0}};
   EXPECT_THAT(Run([&](Effects* e) { return core_.ReportHeld(Life("a"), other, now_, e); }),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("world size")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("world_size differs")));
 }
 
 TEST_F(CoordinatorOrphansTest, JobThatThisJournalDeletedIsDroppedAlsoAfterARestart) {
