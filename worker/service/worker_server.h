@@ -44,7 +44,7 @@ class WorkerServer {
     // The GPU that has all ranks' parameters, gradients and shards; null: the processor's memory.
     std::shared_ptr<DeviceMemory> device_memory;
     int64_t memory_bytes = 0;  // Of the processor's, for jobs; 0: nine tenths of the machine's.
-    ExecutorMachine machine;  // Of executors that are threads; processes find their own.
+    ExecutorMachine machine;   // Of executors that are threads; processes find their own.
   };
   // Errors: InvalidArgument     a missing or malformed option, some but not all TLS files
   //         FailedPrecondition  the coordinator is on another machine and neither TLS files nor
