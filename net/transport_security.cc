@@ -34,7 +34,8 @@ absl::StatusOr<Protection> ChooseProtection(Side side, absl::string_view address
   if (parsed.reach == Reach::kUnix) return Protection::kPlain;
   if (tls.complete()) return Protection::kMutualTls;
   if (parsed.reach == Reach::kLoopback || permit_insecure) return Protection::kPlain;
-  // Whoever listens there may be reached by others; who connects stays on this machine.
+  // A connection to this name stays on this machine. A server that listens there may be reached
+  // from others.
   if (side == Side::kDial && IsThisMachine(parsed.host)) return Protection::kPlain;
   return Refuse(side, address);
 }

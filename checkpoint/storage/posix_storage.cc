@@ -144,8 +144,8 @@ absl::Status CheckReplaceable(const std::string& path) {
       absl::StrCat(path, " is ", NameOf(info.st_mode), ", and is not replaced"));
 }
 
-// A file that was not there before; one that has the name is removed first. Nothing is written
-// through a link or to a device, whoever makes one meanwhile.
+// Makes a new file; a regular file that has the name is removed first. A link or device that
+// another process puts there meanwhile is not written through.
 absl::StatusOr<UniqueFd> CreateNew(const std::string& path) {
   for (int attempt = 0; attempt < 3; ++attempt) {
     UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));

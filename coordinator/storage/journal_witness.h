@@ -27,7 +27,7 @@ class JournalWitness {
 
   // How many changes it has seen.
   int64_t number() const { return number_; }
-  // Errors: of write(2). It is of the number of before then.
+  // Errors: those of write(2); the number stays as it was.
   absl::Status Write(int64_t number);
 
  private:

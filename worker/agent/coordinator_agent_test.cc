@@ -274,7 +274,7 @@ TEST_F(CoordinatorAgentTest, WorkerThatHoldsJobsObeysItsOwnClusterAlone) {
   EXPECT_EQ(agent_->cluster(), "c1");
 
   coordinator_->Become("c2");
-  coordinator_->Command("of another one");  // On the stream of before: that ends.
+  coordinator_->Command("of another one");  // Ends the stream that was open.
   coordinator_->AwaitStreamEnd();
   coordinator_->AwaitRegistrations(4);  // It goes on asking, and opens no stream.
   EXPECT_EQ(coordinator_->num_streams(), 1);

@@ -87,7 +87,7 @@ absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
     return absl::FailedPreconditionError(
         absl::StrCat("it holds job '", job_id, "' of creation ", held->creation(),
                      ", which its coordinator neither knows nor has deleted: delete job '", job_id,
-                     "' until none is listed, and make it anew"));
+                     "' until none is listed, then create it again"));
   }
   Drop(job_id, held->creation());
   return absl::OkStatus();
