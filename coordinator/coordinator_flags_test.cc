@@ -39,6 +39,7 @@ TEST_F(CoordinatorFlagsTest, WhatCannotBeDoneIsSaidBeforeAnybodyIsServed) {
        "NOT_FOUND: --port-file '/nonexistent/x': No such file or directory"},
       {"--port-file=/tmp", "INVALID_ARGUMENT: --port-file '/tmp': is a folder"},
       {"--journal=/tmp", "INVALID_ARGUMENT: journal '/tmp': is a folder"},
+      {"--cluster-id=abc", "cluster id 'abc': must be 32 hexadecimal digits"},
       {"--tls-cert=c.pem", "missing: --tls-key --tls-ca"},
       {"--listen=127.0.0.1:99999", "port 99999 is above 65535"},
       {"--lisetn=h:1", "tessera-coordinator: unknown option '--lisetn=h:1' (see --help)"},

@@ -1,10 +1,13 @@
 #include "coordinator/service/coordinator_host.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <random>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/fault_point.h"
@@ -63,7 +66,11 @@ absl::Status NameCluster(const std::string& wanted, absl::Time take_over_until, 
                          Coordinator* core) {
   if (core->cluster().empty()) {
     if (!wanted.empty()) {
-      RETURN_IF_ERROR(CheckName("cluster id", wanted));
+      if (wanted.size() != 32 || !std::all_of(wanted.begin(), wanted.end(), absl::ascii_isxdigit)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("cluster id '", absl::CHexEscape(Truncated(wanted, 80)),
+                         "': must be 32 hexadecimal digits, as workers' logs have it"));
+      }
       core->TakeOverUntil(take_over_until);
     }
     Effects effects;
