@@ -222,7 +222,7 @@ TEST_F(ModelStatesTest, LoadThatOneRankAloneRefusesChangesNoRankAndTrainingGoesO
   }
 }
 
-// As module->to(torch::kDouble) does; files and other trainers still see the dtype that was declared.
+// As module->to(torch::kDouble) does. Files and other trainers still see the declared dtype.
 TEST_F(ModelStatesTest, BufferThatGotAnotherFloatingPointDTypeIsRoundedInTheState) {
   torch::Tensor seen;
   OnEach("first", [&](Own& own) {
