@@ -225,31 +225,6 @@ struct TensorsIn<T, std::enable_if_t<tensors_internal::IsOverloaded<T>::value>> 
   }
 };
 
-// Casts floating-point tensors, if there is something to cast to.
-class TensorCast {
- public:
-  explicit TensorCast(std::optional<torch::ScalarType> to) : to_(to) {}
-
-  bool casts() const { return to_.has_value(); }
-  // The dtype of the last tensor that was cast.
-  std::optional<torch::ScalarType> from() const { return from_; }
-
-  template <typename T>
-  void operator()(T& value) {
-    VisitTensors(value, [this](torch::Tensor& tensor) { CastTensor(tensor); });
-  }
-
- private:
-  void CastTensor(torch::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_floating_point() || tensor.scalar_type() == *to_) return;
-    from_ = tensor.scalar_type();
-    tensor = tensor.to(*to_);
-  }
-
-  std::optional<torch::ScalarType> to_;
-  std::optional<torch::ScalarType> from_;
-};
-
 }  // namespace tessera
 
 #endif  // TESSERA_CLIENT_TORCH_FOR_EACH_TENSOR_H_

@@ -31,6 +31,7 @@
 #include "client/torch/for_each_tensor.h"
 #include "client/torch/libtorch.h"
 #include "client/torch/sharded_forward.h"
+#include "client/torch/tensor_cast.h"
 
 namespace tessera {
 

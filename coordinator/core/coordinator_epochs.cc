@@ -220,6 +220,10 @@ void Coordinator::FlushStep(const JobId& id, Effects* effects) {
   effects->changed_jobs.insert(id);
 }
 
+RestartPacer& Coordinator::PacerOf(const JobId& id) {
+  return pacers_.try_emplace(id, options_.restart_delay).first->second;
+}
+
 void Coordinator::FailEpoch(const JobId& id, EpochFailure failure, absl::Time now,
                             Effects* effects) {
   EpochRuntime& runtime = Runtime(id, *state_.FindJob(id));

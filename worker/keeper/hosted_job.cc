@@ -53,7 +53,7 @@ HostedJob::~HostedJob() {
     closing_ = true;
     epoch = epoch_;
     AbortAllLocked(epoch, reason);
-    for (RankSlot& slot : ranks_) EndExecutorLocked(slot);
+    for (HostedRank& slot : ranks_) EndExecutorLocked(slot);
   }
   for (std::thread& supervisor : supervisors_) supervisor.join();
   // No executor lives, but perhaps one in a trainer that stands still. One may have been killed
@@ -67,7 +67,7 @@ HostedJob::~HostedJob() {
   }
 }
 
-void HostedJob::SendLocked(RankSlot& slot, const v1::ExecutorCommand& command,
+void HostedJob::SendLocked(HostedRank& slot, const v1::ExecutorCommand& command,
                            absl::Span<const int> fds) {
   // A full or closed socket means a stuck or dead executor; its supervisor sees the end.
   if (slot.ready && !slot.ending &&
@@ -94,13 +94,13 @@ void HostedJob::AbortAllLocked(Epoch ended, const absl::Status& reason, bool pre
   command.mutable_abort()->set_reason(PrintableUtf8(reason.message()));
   command.mutable_abort()->set_code(reason.raw_code());
   command.mutable_abort()->set_prepare(prepare);
-  for (RankSlot& slot : ranks_) {
+  for (HostedRank& slot : ranks_) {
     slot.pending_order.Clear();
     SendLocked(slot, command);
   }
 }
 
-void HostedJob::PrepareRankLocked(RankSlot& slot) {
+void HostedJob::PrepareRankLocked(HostedRank& slot) {
   v1::ExecutorCommand command;
   command.mutable_abort()->set_epoch(epoch_.value());
   command.mutable_abort()->set_reason("a new epoch begins");
@@ -143,14 +143,14 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
   phase_ = Transition(phase_, EpochEvent::kPrepare);
   preparing_since_ = absl::Now();
   failure_.Clear();
-  for (RankSlot& slot : ranks_) slot.quiet = false;
+  for (HostedRank& slot : ranks_) slot.quiet = false;
   AbortAllLocked(ended, reason,
                  /*prepare=*/true);  // Also answered by an executor that was in no epoch.
 }
 
 void HostedJob::MaybePreparedLocked() {
   if (phase_ != EpochPhase::kPreparing) return;
-  for (const RankSlot& slot : ranks_) {
+  for (const HostedRank& slot : ranks_) {
     if (!slot.ready || !slot.quiet || slot.ending) return;
   }
   phase_ = Transition(phase_, EpochEvent::kAllQuiet);
@@ -203,7 +203,7 @@ void HostedJob::Start(const v1::StartEpoch& start) {
   command.mutable_start()->set_epoch(start.epoch());
   command.mutable_start()->set_resume_step(start.resume_step());
   command.mutable_start()->set_frozen(start.frozen());
-  for (RankSlot& slot : ranks_) {
+  for (HostedRank& slot : ranks_) {
     slot.quiet = false;
     slot.vacant = false;
     SendLocked(slot, command);
@@ -215,7 +215,7 @@ void HostedJob::Start(const v1::StartEpoch& start) {
 void HostedJob::Release(const v1::OrderRelease& release) {
   absl::MutexLock lock(&mu_);
   if (release.epoch() != epoch_.value() || !local().Has(release.rank())) return;
-  RankSlot& slot = SlotOf(Rank(release.rank()));
+  HostedRank& slot = SlotOf(Rank(release.rank()));
   slot.pending_order.Clear();
   v1::ExecutorCommand command;
   *command.mutable_release() = release;

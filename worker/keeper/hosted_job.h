@@ -39,6 +39,7 @@
 #include "worker/engine/group_page.h"
 #include "worker/keeper/epoch_phase.h"
 #include "worker/keeper/executor_launcher.h"
+#include "worker/keeper/hosted_rank.h"
 #include "worker/keeper/job_put.h"
 #include "worker/keeper/job_regions.h"
 #include "worker/keeper/put_stage.h"
@@ -119,38 +120,10 @@ class HostedJob {
   Epoch epoch() const;     // The one that was prepared last.
 
  private:
-  enum class AttachState { kFree, kReserved, kAttached };
-  // An executor in the process of a trainer: the worker's end of its socket.
-  struct HostOffer {
-    UniqueFd socket;
-    int pid = 0;
-    Incarnation attachment;
-  };
-  struct RankSlot {
-    std::unique_ptr<RunningExecutor> executor;
-    UniqueFd socket;  // The worker's end.
-    bool ready = false;
-    bool quiet = false;   // In no epoch.
-    bool ending = false;  // It was told to.
-    Incarnation host;     // The attachment whose trainer has it in its process; 0: none has.
-    bool left = false;    // It has left the running epoch by itself, with nothing under way.
-    bool vacant = false;  // The running epoch goes on without an executor of this rank.
-    absl::Time launched_at, ready_at;
-    std::unique_ptr<HostOffer> offer;  // For the next launch.
-    std::string address;  // Where it listens for ranks of other workers, in the current epoch.
-    AttachState attach_state = AttachState::kFree;
-    Incarnation attachment;
-    absl::Time reserved_until;
-    v1::OrderAnnouncement pending_order;  // epoch 0: none.
-    v1::StepReport last_report;           // epoch 0: none.
-    std::string saving_path;              // Of the model file that is being written; else empty.
-    v1::SaveReport open_save;             // That its executor has begun and not ended; 0: none.
-  };
-
   HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
             ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout);
   // Of a rank of this worker.
-  RankSlot& SlotOf(Rank rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  HostedRank& SlotOf(Rank rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return ranks_[rank.value() - local().first()];
   }
   struct ExecutorEnd {
@@ -170,7 +143,7 @@ class HostedJob {
   // Waits for its end. Tells the coordinator if it keeps an epoch waiting.
   std::string AwaitEnd(Rank rank, RunningExecutor* executor);
   // Executors in trainers' processes: hosted_job_hosts.cc.
-  absl::StatusOr<std::vector<int>> ClaimLocked(RankSlot& slot, Rank rank, Incarnation attachment,
+  absl::StatusOr<std::vector<int>> ClaimLocked(HostedRank& slot, Rank rank, Incarnation attachment,
                                                absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool needs_hosts() const { return !regions_.why_not_shared().empty(); }  // None is launched.
   std::string WhyItNeedsHostLocked(Rank rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -180,8 +153,8 @@ class HostedJob {
   void ReadHostedEvents(Rank rank, int socket);
   // False: it is not waited for any more. Tells the coordinator if it keeps an epoch waiting.
   bool AwaitHosted(Rank rank, int socket);
-  void EndExecutorLocked(RankSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool HostIsAttachedLocked(const RankSlot& slot, Incarnation host) const
+  void EndExecutorLocked(HostedRank& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HostIsAttachedLocked(const HostedRank& slot, Incarnation host) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return slot.attach_state == AttachState::kAttached && slot.attachment == host;
   }
@@ -202,9 +175,9 @@ class HostedJob {
   void AbortAllLocked(Epoch ended, const absl::Status& reason, bool prepare = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Has the executor leave its epoch and make ready for the one that is being prepared.
-  void PrepareRankLocked(RankSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PrepareRankLocked(HostedRank& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MaybePreparedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SendLocked(RankSlot& slot, const v1::ExecutorCommand& command,
+  void SendLocked(HostedRank& slot, const v1::ExecutorCommand& command,
                   absl::Span<const int> fds = {}) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void GivePutLocked(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // If there is one.
   void DropPutLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -215,7 +188,7 @@ class HostedJob {
   absl::Status LearnDecision(const v1::StartEpoch& start) const;
   v1::WorkerEvent PreparedEventLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Saves of checkpoints: hosted_job_saves.cc.
-  void SendWishLocked(RankSlot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendWishLocked(HostedRank& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OnSaveReportLocked(Rank rank, v1::SaveReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The rank's executor has ended, perhaps in the middle of one.
   void EndOpenSaveLocked(Rank rank, const std::string& how) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -242,7 +215,7 @@ class HostedJob {
   int64_t ended_wish_ ABSL_GUARDED_BY(mu_) = 0;  // Up to this one they are over.
   // The last that ended, each once, as a coordinator must hear again.
   std::deque<v1::SaveReport> ended_saves_ ABSL_GUARDED_BY(mu_);
-  std::vector<RankSlot> ranks_ ABSL_GUARDED_BY(mu_);  // This worker's.
+  std::vector<HostedRank> ranks_ ABSL_GUARDED_BY(mu_);  // This worker's.
   JobPut put_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<const StagedPut> staged_put_ ABSL_GUARDED_BY(mu_);  // Null: none is offered.
 };

@@ -47,7 +47,7 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
         local().first(), " to ", local().first() + local().count() - 1));
   }
   absl::MutexLock lock(&mu_);
-  RankSlot& slot = SlotOf(Rank(request.rank()));
+  HostedRank& slot = SlotOf(Rank(request.rank()));
   if (slot.attach_state == AttachState::kAttached ||
       (slot.attach_state == AttachState::kReserved && now < slot.reserved_until)) {
     return absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
@@ -89,14 +89,14 @@ absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachm
                                                   absl::Time now) {
   absl::MutexLock lock(&mu_);
   if (!local().Has(rank.value())) return absl::NotFoundError("no such rank");
-  RankSlot& slot = SlotOf(rank);
+  HostedRank& slot = SlotOf(rank);
   if (!needs_hosts()) return ClaimLocked(slot, rank, attachment, now);
   if (slot.attach_state == AttachState::kReserved && slot.attachment == attachment)
     slot.attach_state = AttachState::kFree;
   return absl::FailedPreconditionError(WhyItNeedsHostLocked(rank));
 }
 
-absl::StatusOr<std::vector<int>> HostedJob::ClaimLocked(RankSlot& slot, Rank rank,
+absl::StatusOr<std::vector<int>> HostedJob::ClaimLocked(HostedRank& slot, Rank rank,
                                                         Incarnation attachment, absl::Time now) {
   if (slot.attach_state != AttachState::kReserved || slot.attachment != attachment ||
       now >= slot.reserved_until) {
@@ -111,7 +111,7 @@ absl::StatusOr<std::vector<int>> HostedJob::ClaimLocked(RankSlot& slot, Rank ran
 
 void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
   absl::MutexLock lock(&mu_);
-  RankSlot& slot = SlotOf(rank);
+  HostedRank& slot = SlotOf(rank);
   if (slot.attach_state != AttachState::kAttached || slot.attachment != attachment) return;
   slot.attach_state = AttachState::kFree;
   slot.offer = nullptr;
@@ -125,7 +125,7 @@ void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
 void HostedJob::KillExecutor(Rank rank) {
   if (!local().Has(rank.value())) return;
   absl::MutexLock lock(&mu_);
-  RankSlot& slot = SlotOf(rank);
+  HostedRank& slot = SlotOf(rank);
   if (slot.host != Incarnation()) return EndExecutorLocked(slot);
   if (slot.executor != nullptr) slot.executor->Kill();
 }
@@ -133,7 +133,7 @@ void HostedJob::KillExecutor(Rank rank) {
 std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
   absl::MutexLock lock(&mu_);
   std::vector<v1::WorkerEvent> events;
-  for (const RankSlot& slot : ranks_) {
+  for (const HostedRank& slot : ranks_) {
     if (slot.last_report.epoch() != 0) *events.emplace_back().mutable_step() = slot.last_report;
     if (slot.pending_order.epoch() != 0)
       *events.emplace_back().mutable_order() = slot.pending_order;

@@ -49,7 +49,7 @@ void HostedJob::Supervise(Rank rank) {
     }
     absl::MutexLock lock(&mu_);
     if (closing_) return;
-    const RankSlot& slot = SlotOf(rank);
+    const HostedRank& slot = SlotOf(rank);
     // Where a trainer hosts or is about to, the end says nothing of the next start.
     const bool is_failed_start = !end.was_ready && !end.was_hosted && slot.offer == nullptr;
     failed_starts = is_failed_start ? failed_starts + 1 : 0;
@@ -102,7 +102,7 @@ absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
     return Annotate(sent, absl::StrCat(executor->Wait(), "; executor setup"));
   }
   absl::MutexLock lock(&mu_);
-  RankSlot& slot = SlotOf(rank);
+  HostedRank& slot = SlotOf(rank);
   slot.socket = std::move(socket);
   slot.executor = std::move(executor);
   slot.host = offer != nullptr ? offer->attachment : Incarnation();
@@ -140,7 +140,7 @@ void HostedJob::AwaitLaunched(Rank rank, int socket) {
     const int ready = poll(&readable, 1, std::max(look_ms, 1));
     if (ready > 0 || (ready < 0 && errno != EINTR)) return;
     absl::MutexLock lock(&mu_);
-    RankSlot& slot = SlotOf(rank);
+    HostedRank& slot = SlotOf(rank);
     if (slot.executor == nullptr || slot.ending) continue;
     const absl::Time now = absl::Now();
     if (!slot.executor->is_stopped()) moved = now;
@@ -174,7 +174,7 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   std::string saving_path;
   {
     absl::MutexLock lock(&mu_);
-    RankSlot& slot = SlotOf(rank);
+    HostedRank& slot = SlotOf(rank);
     saving_path.swap(slot.saving_path);
     executor = std::move(slot.executor);
     end.was_ready = slot.ready;
@@ -219,7 +219,7 @@ void HostedJob::OnExecutorEndLocked(Rank rank, const std::string& how, int faile
 
 void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
   absl::MutexLock lock(&mu_);
-  RankSlot& slot = SlotOf(rank);
+  HostedRank& slot = SlotOf(rank);
   v1::WorkerEvent out;
   switch (event.event_case()) {
     case v1::ExecutorEvent::kReady:

@@ -34,7 +34,7 @@ absl::StatusOr<HostedJob::HostClaim> HostedJob::ClaimAsHost(Rank rank, Incarnati
   ASSIGN_OR_RETURN(auto sockets, CreatePacketSocketPair());
   absl::MutexLock lock(&mu_);
   if (!local().Has(rank.value())) return absl::NotFoundError("no such rank");
-  RankSlot& slot = SlotOf(rank);
+  HostedRank& slot = SlotOf(rank);
   HostClaim claim;
   ASSIGN_OR_RETURN(claim.fds, ClaimLocked(slot, rank, attachment, now));
   claim.executor_socket = std::move(sockets.second);
@@ -54,7 +54,7 @@ absl::StatusOr<HostedJob::HostClaim> HostedJob::ClaimAsHost(Rank rank, Incarnati
 }
 
 bool HostedJob::HasHostsLocked() const {
-  return needs_hosts() || std::any_of(ranks_.begin(), ranks_.end(), [](const RankSlot& slot) {
+  return needs_hosts() || std::any_of(ranks_.begin(), ranks_.end(), [](const HostedRank& slot) {
            return slot.offer != nullptr || slot.host != Incarnation();
          });
 }
@@ -73,7 +73,7 @@ std::string HostedJob::WhyItNeedsHostLocked(Rank rank) const {
 
 void HostedJob::AwaitOffer(Rank rank) {
   absl::MutexLock lock(&mu_);
-  const RankSlot& slot = SlotOf(rank);
+  const HostedRank& slot = SlotOf(rank);
   const auto is_over = [this, &slot]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return closing_ || slot.offer != nullptr;
   };
@@ -84,7 +84,7 @@ void HostedJob::AwaitOffer(Rank rank) {
   }
 }
 
-void HostedJob::EndExecutorLocked(RankSlot& slot) {
+void HostedJob::EndExecutorLocked(HostedRank& slot) {
   if (slot.executor == nullptr) return;
   slot.ending = true;
   shutdown(slot.socket.get(), slot.host == Incarnation() ? SHUT_RDWR : SHUT_WR);
@@ -102,7 +102,7 @@ bool HostedJob::AwaitHosted(Rank rank, int socket) {
     absl::MutexLock lock(&mu_);
     const absl::Time now = absl::Now();
     if (closing_ && now - begin >= std::min(kClosingWait, answer_timeout_)) return false;
-    const RankSlot& slot = SlotOf(rank);
+    const HostedRank& slot = SlotOf(rank);
     const bool is_awaited =
         phase_ == EpochPhase::kPreparing && (!slot.ready || !slot.quiet || slot.ending);
     if (!is_awaited || now - std::max(preparing_since_, slot.launched_at) < answer_timeout_)

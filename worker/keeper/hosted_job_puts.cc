@@ -16,7 +16,7 @@ void HostedJob::OfferPut(std::shared_ptr<const StagedPut> put) {
 }
 
 void HostedJob::GivePutLocked(int rank) {
-  RankSlot& slot = SlotOf(Rank(rank));
+  HostedRank& slot = SlotOf(Rank(rank));
   if (!put_.is_offered() || !slot.ready) return;
   v1::ExecutorCommand command;
   command.mutable_put()->set_put(staged_put_->put);
@@ -30,7 +30,7 @@ void HostedJob::DropPutLocked() {
   staged_put_ = nullptr;
   v1::ExecutorCommand command;
   command.mutable_drop_put()->set_put(put_.put());
-  for (RankSlot& slot : ranks_) SendLocked(slot, command);
+  for (HostedRank& slot : ranks_) SendLocked(slot, command);
 }
 
 void HostedJob::WithdrawPut(uint64_t put) {

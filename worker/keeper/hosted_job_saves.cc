@@ -24,7 +24,7 @@ bool IsAborted(const v1::SaveReport& report) {
 
 }  // namespace
 
-void HostedJob::SendWishLocked(RankSlot& slot) {
+void HostedJob::SendWishLocked(HostedRank& slot) {
   if (wish_.creation() == 0) return;  // There never was one.
   v1::ExecutorCommand command;
   *command.mutable_save_wish() = wish_;
@@ -36,12 +36,12 @@ void HostedJob::WantSave(const v1::SaveWish& wish) {
   wish_ = wish;
   // The coordinator may not have heard yet that it is over.
   if (wish_.number() <= ended_wish_) wish_.set_number(0);
-  for (RankSlot& slot : ranks_) SendWishLocked(slot);
+  for (HostedRank& slot : ranks_) SendWishLocked(slot);
 }
 
 void HostedJob::OnSaveReportLocked(Rank rank, v1::SaveReport report) {
   report.set_creation(creation_);
-  RankSlot& slot = SlotOf(rank);
+  HostedRank& slot = SlotOf(rank);
   v1::WorkerEvent event;
   if (report.phase() != v1::SaveReport::ENDED) {
     slot.open_save = report;
