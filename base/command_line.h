@@ -20,7 +20,6 @@ class Validator;
 
 namespace tessera {
 
-inline constexpr char kVersion[] = "0.1.0";
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;

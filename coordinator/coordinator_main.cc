@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "base/version.h"
 #include "coordinator/service/server.h"
 
 namespace tessera::coordinator {

@@ -17,6 +17,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/server_builder.h"
+#include "net/caller_version.h"
 
 namespace tessera {
 namespace {
@@ -116,6 +117,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const DialOptions& op
   ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ChannelCredentials> credentials,
                    MakeChannelCredentials(options));
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // Only flags say where to connect.
+  arguments.SetUserAgentPrefix(OwnUserAgent());
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   return grpc::CreateCustomChannel(options.address, credentials, arguments);

@@ -7,15 +7,18 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/command_line.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/version.h"
 #include "checkpoint/storage/direct_writes.h"
 #include "job/field_limits.h"
 #include "worker/device/cuda/cuda_versions.h"
 #include "worker/executor/machine_devices.h"
 #include "worker/service/worker_server.h"
 #include "worker/signals.h"
+#include "worker/vault/memory_vault.h"
 
 namespace {
 
@@ -41,6 +44,7 @@ int main(int argc, char** argv) {
   tessera::WorkerServer::Options options;
   std::string log_level = "info";
   std::string executor_faults;
+  std::string keep_memory_for = "10m";
   int64_t direct_write_bytes = tessera::kDirectFromBytes;
   CLI::App app("The daemon of a node: owns the memory of its ranks and supervises their executors.",
                "tessera-worker");
@@ -91,6 +95,10 @@ int main(int argc, char** argv) {
          "tenths of the machine's, or of its control group's")
       ->capture_default_str()
       ->check(tessera::WholeNumber(0, int64_t{1} << 60));
+  app.add_option("--keep-memory", keep_memory_for,
+                 "how long the jobs' memory is kept while no daemon of this worker runs; the next "
+                 "one goes on with the jobs. 0: it ends with this one. Of a GPU none is kept")
+      ->capture_default_str();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
   app.add_option("--executor-fault-points", executor_faults, "for tests: armed in each executor");
   app.set_version_flag("--version", [] {
@@ -98,13 +106,26 @@ int main(int argc, char** argv) {
                         Describe(tessera::QueryCudaVersions()));
   });
   if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) return *ended;
+  absl::Duration keep_memory;
+  if (!absl::ParseDuration(keep_memory_for, &keep_memory) || keep_memory < absl::ZeroDuration()) {
+    fprintf(stderr, "tessera-worker: --keep-memory %s: not a duration, as 10m or 0 (see --help)\n",
+            keep_memory_for.c_str());
+    return tessera::kExitUsage;
+  }
+  absl::Status status;
+  if (keep_memory > absl::ZeroDuration() && gpu.empty()) {
+    // A process of its own, made before this one has threads.
+    auto vault = tessera::ConnectOrStartVault(options.socket_dir, keep_memory);
+    status = vault.status();
+    if (vault.ok()) options.vault = *std::move(vault);
+  }
   tessera::BlockStopSignals();
   tessera::SetLogContext("worker " + options.worker_id);
   options.executor_flags.push_back("--log-level=" + log_level);
   options.executor_flags.push_back(absl::StrCat("--direct-write-bytes=", direct_write_bytes));
   if (!executor_faults.empty())
     options.executor_flags.push_back("--fault-points=" + executor_faults);
-  absl::Status status = tessera::SetLogLevel(log_level);
+  status.Update(tessera::SetLogLevel(log_level));
   if (status.ok()) {
     TESSERA_LOG(INFO, "{}", Describe(tessera::QueryCudaVersions()));
     auto server = StartServer(options, gpu);
@@ -113,6 +134,11 @@ int main(int argc, char** argv) {
       TESSERA_LOG(INFO, "serving {} devices on {}", options.num_devices, (*server)->address());
       const int signal = tessera::WaitForStopSignal();
       TESSERA_LOG(INFO, "signal {}: stopping", signal);
+      if (options.vault != nullptr) {
+        (*server)->Leave();
+        fflush(nullptr);
+        _exit(tessera::kExitOk);
+      }
       (*server)->Stop();
       return 0;
     }

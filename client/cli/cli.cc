@@ -7,6 +7,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/version.h"
 #include "client/cli/checkpoint_commands.h"
 #include "client/cli/consolidate_command.h"
 #include "client/cli/dump_command.h"

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "coordinator/service/server.h"
@@ -14,6 +15,8 @@
 
 namespace tessera {
 namespace {
+
+constexpr absl::Duration kConnectTimeout = absl::Seconds(30);
 
 class LocalClusterImpl : public LocalCluster {
  public:
@@ -53,7 +56,7 @@ class LocalClusterImpl : public LocalCluster {
       ASSIGN_OR_RETURN(auto started, WorkerServer::Start(worker));
       workers_.push_back(std::move(started));
     }
-    return absl::OkStatus();
+    return AwaitWorkers();
   }
 
   std::string coordinator_address() const override {
@@ -65,6 +68,22 @@ class LocalClusterImpl : public LocalCluster {
   }
 
  private:
+  // So that a job that is made then is placed on the same ones in each run.
+  absl::Status AwaitWorkers() const {
+    const absl::Time deadline = absl::Now() + kConnectTimeout;
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      while (!workers_[i]->connected()) {
+        if (absl::Now() >= deadline) {
+          return absl::DeadlineExceededError(absl::StrCat("worker ", i, " of the local cluster ",
+                                                          "did not reach its coordinator within ",
+                                                          absl::FormatDuration(kConnectTimeout)));
+        }
+        absl::SleepFor(absl::Milliseconds(1));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   std::string folder_;
   std::unique_ptr<coordinator::CoordinatorServer> coordinator_;
   std::vector<std::string> socket_folders_;

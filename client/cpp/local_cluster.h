@@ -35,7 +35,8 @@ class LocalCluster {
     int num_workers_without_gpu = 0;  // The last ones; their ranks have the processor's memory.
     ExecutorMachine machine;
   };
-  // Errors: ResourceExhausted  no port, socket or memory; NotFound  no such executor binary.
+  // Returns once all workers are registered. Errors: ResourceExhausted  no port, socket or memory;
+  // NotFound  no such executor binary; DeadlineExceeded  a worker does not reach the coordinator
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(const Options& options);
 
   virtual ~LocalCluster() = default;  // Stops; removes its folder.

@@ -2,6 +2,7 @@
 #include "client/cpp/rank_client.h"
 
 #include <poll.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <utility>
@@ -63,6 +64,13 @@ bool MakesVersion(OpKind kind) {
          kind == OpKind::kLoad;
 }
 
+// The same for all descriptors of one memory file, and no others while it is there.
+absl::StatusOr<uint64_t> IdOfFile(int fd) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "look at the rank's memory");
+  return static_cast<uint64_t>(info.st_ino);
+}
+
 }  // namespace
 
 Op OpOf(OpKind kind, int unit) {
@@ -91,38 +99,68 @@ absl::Status RankClient::Connect(absl::Time deadline) {
         absl::StrCat("job '", options_.job_id, "' is over: ", job.state_reason()));
   }
 
+  creation_ = job.creation();
+  Attachment attachment;
+  ASSIGN_OR_RETURN(attachment, Attach(options_.wait_if_attached, deadline));
+  lease_ = std::move(attachment.lease);
+  outlives_daemon_ = attachment.outlives_daemon;
+  only_host_ = attachment.only_host;
+  epoch_ = attachment.epoch;
+  executor_socket_ = std::move(attachment.executor_socket);
+  return MapRegions(std::move(attachment.fds));
+}
+
+absl::StatusOr<RankClient::Attachment> RankClient::Attach(bool wait_if_attached,
+                                                          absl::Time deadline) const {
   v1::AttachRequest request;
   request.set_request_id(NewRequestId());
   request.set_job_id(options_.job_id);
   request.set_rank(options_.rank);
   request.set_world_size(options_.config.world_size);
   request.set_layout_digest(LayoutDigest(layout_));
-  creation_ = job.creation();
   request.set_creation(creation_);
   const absl::StatusOr<v1::AttachResponse> attached =
-      AttachToRank({options_.worker_address}, request, options_.wait_if_attached, deadline);
+      AttachToRank({options_.worker_address}, request, wait_if_attached, deadline);
   RETURN_IF_ERROR(NameMissing(attached.status()));
   const v1::AttachResponse& response = *attached;
-  ASSIGN_OR_RETURN(lease_, ConnectPacketSocket(response.descriptor_socket()));
+  Attachment attachment;
+  attachment.outlives_daemon = response.outlives_daemon();
+  ASSIGN_OR_RETURN(attachment.lease, ConnectPacketSocket(response.descriptor_socket()));
   const bool hosts = wants_executor();
-  RETURN_IF_ERROR(SendPacket(lease_.get(), ClaimText(response.ticket(), hosts)));
-  pollfd reply = {lease_.get(), POLLIN, 0};
+  RETURN_IF_ERROR(SendPacket(attachment.lease.get(), ClaimText(response.ticket(), hosts)));
+  pollfd reply = {attachment.lease.get(), POLLIN, 0};
   const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
   if (poll(&reply, 1, static_cast<int>(std::max<int64_t>(left_ms, 0))) <= 0) {
     return absl::DeadlineExceededError("the worker sent no descriptors in time");
   }
-  ASSIGN_OR_RETURN(Packet packet, ReceivePacket(lease_.get()));
+  ASSIGN_OR_RETURN(Packet packet, ReceivePacket(attachment.lease.get()));
   ASSIGN_OR_RETURN(const GivenClaim given, ParseClaimReply(packet.bytes));
-  only_host_ = given.only_host;
+  attachment.only_host = given.only_host;
   if (packet.fds.size() < (hosts ? 4 : 3) || (given.first_epoch != 0) != hosts)
     return absl::UnavailableError("the worker gave not all of the rank's memory");
-  epoch_ = static_cast<uint32_t>(response.epoch());
+  attachment.epoch = static_cast<uint32_t>(response.epoch());
   if (hosts) {
-    executor_socket_ = std::move(packet.fds.back());
+    attachment.executor_socket = std::move(packet.fds.back());
     packet.fds.pop_back();
-    epoch_ = static_cast<uint32_t>(given.first_epoch) - 1;
+    attachment.epoch = static_cast<uint32_t>(given.first_epoch) - 1;
   }
-  return MapRegions(std::move(packet.fds));
+  attachment.fds = std::move(packet.fds);
+  return attachment;
+}
+
+absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
+  const auto gone = [&](absl::string_view why) {
+    return absl::UnavailableError(
+        absl::StrCat("the worker is gone (waiting for ", what(), ")", why));
+  };
+  if (!outlives_daemon_ || wants_executor()) return gone("");
+  absl::StatusOr<Attachment> again = Attach(
+      /*wait_if_attached=*/true, std::min(absl::Now() + options_.recover_timeout, wait_limit_));
+  if (!again.ok()) return gone(absl::StrCat(", and did not come back: ", again.status().message()));
+  ASSIGN_OR_RETURN(const uint64_t memory, IdOfFile(again->fds[2].get()));
+  if (memory != control_id_) return gone(", and came back without the job's memory");
+  lease_ = std::move(again->lease);
+  return absl::OkStatus();
 }
 
 absl::Status RankClient::Begin(absl::Time deadline, absl::FunctionRef<absl::Status()> take_over) {
@@ -174,6 +212,7 @@ absl::Status RankClient::JoinEpoch(absl::FunctionRef<absl::Status()> take_over) 
 }
 
 absl::Status RankClient::MapRegions(std::vector<UniqueFd> fds) {
+  ASSIGN_OR_RETURN(control_id_, IdOfFile(fds[2].get()));
   ASSIGN_OR_RETURN(memory_.gradients, Mapping::CreateWhole(fds[1].get(), Access::kReadWrite));
   ASSIGN_OR_RETURN(memory_.control, Mapping::CreateWhole(fds[2].get(), Access::kReadWrite));
   if (memory_.gradients.size_bytes() < plan_.gradient_region_bytes() ||
@@ -330,8 +369,7 @@ absl::Status RankClient::Await(absl::FunctionRef<std::string()> what,
         AwaitEvent(page(), epoch_, std::min(deadline, absl::Now() + absl::Seconds(1)), what, done);
     if (!absl::IsDeadlineExceeded(status)) return status;
     pollfd lease = {lease_.get(), POLLIN, 0};
-    if (poll(&lease, 1, 0) > 0)
-      return absl::UnavailableError(absl::StrCat("the worker is gone (waiting for ", what(), ")"));
+    if (poll(&lease, 1, 0) > 0) RETURN_IF_ERROR(WorkerIsGone(what));
     if (absl::Now() >= deadline) return NameMissing(status);
   }
 }
@@ -372,6 +410,13 @@ absl::Status RankClient::Recover() {
 }
 
 absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
+  const auto check_lease = [this]() -> absl::Status {
+    pollfd lease = {lease_.get(), POLLIN, 0};
+    if (poll(&lease, 1, 0) <= 0) return absl::OkStatus();
+    return WorkerIsGone([] { return std::string("a new epoch"); });
+  };
+  if (page()->failure_code != static_cast<int>(absl::StatusCode::kCancelled))
+    RETURN_IF_ERROR(check_lease());
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
          page()->failed_epoch.load() >= page()->epoch.load()) {
     const uint32_t seen = page()->events.value.load(std::memory_order_acquire);
@@ -379,8 +424,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
         page()->failure_code == static_cast<int>(absl::StatusCode::kCancelled)) {
       return absl::CancelledError(LoadText(page()->failure_message, kMaxErrorBytes));
     }
-    pollfd lease = {lease_.get(), POLLIN, 0};
-    if (poll(&lease, 1, 0) > 0) return absl::UnavailableError("the worker is gone");
+    RETURN_IF_ERROR(check_lease());
     if (only_host_ && !executor_->running()) {
       return absl::FailedPreconditionError(absl::StrCat(
           "rank ", options_.rank, ": its executor in this process has ended, and its worker can ",

@@ -102,6 +102,17 @@ class RankClient {
   }
 
  private:
+  struct Attachment {
+    UniqueFd lease;
+    std::vector<UniqueFd> fds;  // As JobRegions::TrainerFds.
+    UniqueFd executor_socket;
+    uint32_t epoch = 0;
+    bool only_host = false, outlives_daemon = false;
+  };
+  absl::StatusOr<Attachment> Attach(bool wait_if_attached, absl::Time deadline) const;
+  // The lease has ended. OK: the next daemon of the worker has the same memory, and gave another.
+  // Errors: Unavailable  why not
+  absl::Status WorkerIsGone(absl::FunctionRef<std::string()> what);
   absl::Status MapRegions(std::vector<UniqueFd> fds);
   absl::Status HostExecutor(absl::Time deadline);
   void BeginEpoch();
@@ -116,6 +127,8 @@ class RankClient {
   ModelLayout layout_;
   JobMemory plan_;
   UniqueFd lease_;  // Open as long as the rank is attached.
+  bool outlives_daemon_ = false;
+  uint64_t control_id_ = 0;  // Of the control page's memory.
   MappedRank memory_;
   UniqueFd executor_socket_;                  // For the one that Begin starts.
   std::unique_ptr<HostedExecutor> executor_;  // Null: the worker runs it.

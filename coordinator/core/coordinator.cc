@@ -182,32 +182,13 @@ absl::Status Coordinator::DeleteJob(const DeleteJobEvent& event, absl::Time now,
   return absl::OkStatus();
 }
 
-PlacementRequest Coordinator::RequestFor(const JobId& id, const Job& job) const {
-  PlacementRequest request;
-  request.world_size = job.spec->config.world_size;
-  request.rule = options_.placement;
-  request.ranks_per_worker = job.spec->config.shard_group_size;
-  request.claimed = state_.ClaimedByOthers(id);
-  for (const auto& [key, holders] : orphans_.all()) {
-    const HeldJob* held = key.first == id ? nullptr : Orphans::Latest(holders);
-    if (held == nullptr || state_.FindJob(key.first) != nullptr) continue;
-    for (const HeldJob::Place& place : held->places)
-      request.claimed.emplace(place.worker, place.device);
-  }
-  if (const auto avoided = avoided_.find(id); avoided != avoided_.end()) {
-    request.avoided = avoided->second.ids();
-  }
-  request.previous = job.status.placements;
-  return request;
-}
-
 std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
   if (IsBehind(id, job)) {
     return absl::StrCat("the journal is of an older epoch of it than its workers: ",
                         Orphans::DescribeHolders(*orphans_.Find({id, job.creation})));
   }
   if (job.status.state == JobState::kWaiting) {
-    return absl::StrCat(job.status.reason, "; ", WhyWaiting(id, job));
+    return absl::StrCat(job.status.reason, "; ", Placer().WhyWaiting(id, job));
   }
   if (job.status.state == JobState::kRunning && job.IsFrozen())
     return DescribeHandOver(*job.hand_over);

@@ -27,8 +27,8 @@
 #include "coordinator/core/effects.h"
 #include "coordinator/core/epoch_runtime.h"
 #include "coordinator/core/events.h"
+#include "coordinator/core/job_placer.h"
 #include "coordinator/core/orphans.h"
-#include "coordinator/core/rank_assigner.h"
 
 namespace tessera::coordinator {
 
@@ -177,8 +177,6 @@ class Coordinator {
                                                      const Orphans::Holders& holders,
                                                      std::string* why_not) const;
   void Adopt(const Orphans::Key& key, absl::Time now, Effects* effects);
-  // Whether a part of the job's memory is gone with a worker, or one has said so.
-  bool MemoryIsGone(const JobId& id, const Job& job) const;
   void ForgetLostMembers(Effects* effects);
   void ResendOnConnect(const Sender& sender, Effects* effects) const;
   void ResendJob(const Sender& sender, const JobId& id, const Job& job, Effects* effects) const;
@@ -187,10 +185,7 @@ class Coordinator {
 
   // Fails the epochs that some worker has not prepared in time.
   void CheckPreparing(absl::Time now);
-  PlacementRequest RequestFor(const JobId& id, const Job& job) const;
-  // Where the ranks go in the next epoch, or nullopt: nowhere yet. A job that is bound goes back to
-  // where its shards are.
-  std::optional<std::vector<RankPlacement>> Place(const JobId& id, const Job& job) const;
+  JobPlacer Placer() const { return {&options_, &state_, &runtimes_, &avoided_, &orphans_}; }
 
   // The epoch protocol: does what the facts now call for.
   void AdvanceAll(absl::Time now, Effects* effects);
@@ -201,7 +196,6 @@ class Coordinator {
   void SendEpochOpened(const JobId& id, const std::vector<RankPlacement>& previous,
                        const EpochFailure& failure, Effects* effects) const;
   std::string StateReason(const JobId& id, const Job& job) const;
-  std::string WhyWaiting(const JobId& id, const Job& job) const;
   void FlushStep(const JobId& id, Effects* effects);
 
   // What time, and what became of their takers, brings to hand-overs.

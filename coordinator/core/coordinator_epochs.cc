@@ -12,46 +12,7 @@ namespace {
 
 constexpr char kPartIsGone[] = "a part of its shards is gone with a worker's memory";
 
-// "worker 'a'", or "workers 'a', 'b'".
-std::string Holders(const JobStatus& status) {
-  const std::set<WorkerId> workers = WorkersOf(status.placements);
-  return absl::StrCat(workers.size() == 1 ? "worker " : "workers ",
-                      absl::StrJoin(workers, ", ", [](std::string* out, const WorkerId& worker) {
-                        absl::StrAppend(out, "'", worker.value(), "'");
-                      }));
-}
-
 }  // namespace
-
-std::optional<std::vector<RankPlacement>> Coordinator::Place(const JobId& id,
-                                                             const Job& job) const {
-  const PlacementRequest request = RequestFor(id, job);
-  if (!job.status.bound || MemoryIsGone(id, job)) {
-    return AssignRanks(state_.members(), request);
-  }
-  for (const RankPlacement& placement : job.status.placements) {
-    if (request.avoided.count(placement.worker) > 0 ||
-        !state_.members().IsLive(placement.worker, placement.incarnation)) {
-      return std::nullopt;
-    }
-  }
-  return job.status.placements;
-}
-
-bool Coordinator::MemoryIsGone(const JobId& id, const Job& job) const {
-  if (state_.MemoryIsGone(job.status)) return true;
-  const EpochRuntime* runtime = FindRuntime(id, job);
-  if (runtime == nullptr || !runtime->gather.complete()) return false;
-  const size_t num_empty = runtime->gather.empty_workers().size();
-  // Where nobody holds anything, and nothing was committed, no epoch had reached them yet.
-  return num_empty > 0 &&
-         (job.committed_step > Step(0) || num_empty < WorkersOf(job.status.placements).size());
-}
-
-std::string Coordinator::WhyWaiting(const JobId& id, const Job& job) const {
-  return job.status.bound ? absl::StrCat("needs ", Holders(job.status), ", which holds its shards")
-                          : DescribeShortage(state_.members(), RequestFor(id, job));
-}
 
 void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
   std::vector<JobId> ids;
@@ -62,21 +23,25 @@ void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
 void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_.FindJob(id);
   if (IsOver(job.status.state) || IsBehind(id, job)) return;
-  if (job.status.bound && MemoryIsGone(id, job)) {
+  if (job.status.bound && Placer().MemoryIsGone(id, job)) {
     FlushStep(id, effects);
     if (job.committed_step > Step(0)) {
       const bool all = WorkersOf(job.status.placements).size() == 1;
       return GiveUp(
           id,
-          all ? absl::StrCat("its shards are gone with the memory of ", Holders(job.status))
+          all ? absl::StrCat("its shards are gone with the memory of ", DescribeWorkers(job.status))
               : kPartIsGone,
           now, effects);
     }
   }
   if (job.status.state == JobState::kWaiting) {
-    if (Place(id, job)) {
-      OpenEpoch(id, job.status.bound ? "its workers are back" : "there are enough devices", now,
-                effects);
+    if (Placer().Place(id, job)) {
+      OpenEpoch(id,
+                !job.status.bound ? "there are enough devices"
+                : Placer().LiveHolders(id, job).size() == WorkersOf(job.status.placements).size()
+                    ? "its workers are back"
+                    : "another worker takes over a replica",
+                now, effects);
     }
     return;
   }
@@ -91,7 +56,7 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
     return;
   }
   std::string broken = state_.WhyPlacementBroken(job.status);
-  if (broken.empty() && job.status.bound && MemoryIsGone(id, job)) broken = kPartIsGone;
+  if (broken.empty() && job.status.bound && Placer().MemoryIsGone(id, job)) broken = kPartIsGone;
   if (!broken.empty()) {
     OpenEpoch(id, broken, now, effects);
     return;
@@ -112,7 +77,7 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
     failure = *runtime->failure;
     PacerOf(id).Failed(job.committed_step > job.status.resume_step, now);
   }
-  auto placements = Place(id, job);
+  auto placements = Placer().Place(id, job);
   const auto state =
       NextState(job.status.state, placements ? JobEvent::kPlaced : JobEvent::kUnplaceable);
   TESSERA_CHECK(state.has_value());
@@ -120,10 +85,18 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
   next.state = *state;
   next.epoch = Epoch(job.status.epoch.value() + 1);
   next.resume_step = job.committed_step;
-  next.placements = placements ? *std::move(placements) : job.status.placements;
-  next.bound =
-      job.status.bound && next.placements == job.status.placements && !MemoryIsGone(id, job);
+  next.bound = job.status.bound && !Placer().MemoryIsGone(id, job);
+  next.placements = job.status.placements;
+  if (placements.has_value()) {
+    for (size_t rank = 0; rank < placements->size(); ++rank) {
+      RankPlacement& place = (*placements)[rank];
+      const bool stays = next.bound && place == job.status.placements[rank];
+      place.since = stays ? job.status.placements[rank].since : next.epoch;
+    }
+    next.placements = *std::move(placements);
+  }
   next.reason = reason;
+  next.failure_code = failure.code;
   Put(JobStatusRecord{id, std::move(next)}, effects);
   Put(EpochOverRecord{id}, effects);
   EndSaveTry(id, reason, now, effects);
@@ -147,7 +120,7 @@ void Coordinator::SendEpochOpened(const JobId& id, const std::vector<RankPlaceme
     if (!told.insert(placement.worker).second) continue;
     effects->commands.push_back(
         {placement.worker, PrepareEpoch{view, job.status.reason, !job.status.bound,
-                                        state_.deleted().Newest(id), failure.code}});
+                                        state_.deleted().Newest(id), job.status.failure_code}});
   }
   effects->changed_jobs.insert(id);
 }
@@ -172,6 +145,12 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
     Put(HandOverRecord{id, std::move(begun)}, effects);
   }
   const std::set<WorkerId> workers = WorkersOf(next.placements);
+  const std::set<WorkerId> empty =
+      job.status.bound ? Placer().EmptyWorkers(id, job) : std::set<WorkerId>();
+  for (size_t rank = 0; rank < next.placements.size(); ++rank) {
+    if (empty.count(next.placements[rank].worker) > 0)
+      next.rebuilt_ranks.insert(static_cast<int32_t>(rank));
+  }
   if (workers.size() > 1) {
     next.rank_addresses = runtime.gather.rank_addresses();
     next.decision = runtime.gather.decision();
@@ -182,7 +161,8 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
                          next.resume_step,
                          next.rank_addresses,
                          next.decision,
-                         job.IsFrozen()};
+                         job.IsFrozen(),
+                         next.rebuilt_ranks};
   Put(JobStepRecord{id, next.resume_step}, effects);
   Put(JobStatusRecord{id, std::move(next)}, effects);
   for (const WorkerId& worker : workers) effects->commands.push_back({worker, start});

@@ -100,9 +100,9 @@ void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& jo
                             Effects* effects) const {
   if (job.status.state == JobState::kRunning) {
     effects->commands.push_back(
-        {sender.worker,
-         StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
-                    job.status.rank_addresses, job.status.decision, job.IsFrozen()}});
+        {sender.worker, StartEpoch{id, job.creation, job.status.epoch, job.status.resume_step,
+                                   job.status.rank_addresses, job.status.decision, job.IsFrozen(),
+                                   job.status.rebuilt_ranks}});
     SendWish(id, {sender.worker}, effects);
     return;
   }
@@ -111,7 +111,7 @@ void Coordinator::ResendJob(const Sender& sender, const JobId& id, const Job& jo
   if (effects->changed_jobs.count(id) > 0) return;  // This very event opened the epoch.
   effects->commands.push_back(
       {sender.worker, PrepareEpoch{View(id, job), job.status.reason, !job.status.bound,
-                                   state_.deleted().Newest(id)}});
+                                   state_.deleted().Newest(id), job.status.failure_code}});
 }
 
 absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobProgress>& jobs,

@@ -66,7 +66,7 @@ std::optional<std::vector<RankPlacement>> Coordinator::PlacesOf(const HeldJob& h
                               "' has another job");
       return std::nullopt;
     }
-    places.push_back({place.worker, place.device, member->incarnation});
+    places.push_back({place.worker, place.device, member->incarnation, place.since});
   }
   return places;
 }

@@ -122,12 +122,14 @@ std::string DurableState::WhyPlacementBroken(const JobStatus& status) const {
   return "";
 }
 
-bool DurableState::MemoryIsGone(const JobStatus& status) const {
-  return std::any_of(status.placements.begin(), status.placements.end(),
-                     [&](const RankPlacement& placement) {
-                       const Member* member = members_.Find(placement.worker);
-                       return member != nullptr && member->incarnation != placement.incarnation;
-                     });
+std::set<WorkerId> DurableState::RestartedWorkers(const JobStatus& status) const {
+  std::set<WorkerId> restarted;
+  for (const RankPlacement& placement : status.placements) {
+    const Member* member = members_.Find(placement.worker);
+    if (member != nullptr && member->incarnation != placement.incarnation)
+      restarted.insert(placement.worker);
+  }
+  return restarted;
 }
 
 }  // namespace tessera::coordinator

@@ -58,8 +58,8 @@ class DurableState {
   std::vector<WorkerId> ForgettableMembers() const;
   // Empty, or why the ranks of `status` cannot go on where they are: "worker 'a' does not answer".
   std::string WhyPlacementBroken(const JobStatus& status) const;
-  // Whether some worker of `status` has started again since, so that its memory of then is gone.
-  bool MemoryIsGone(const JobStatus& status) const;
+  // The workers of `status` that have started again since, so that their memory of then is gone.
+  std::set<WorkerId> RestartedWorkers(const JobStatus& status) const;
 
  private:
   DeletedJobs& OwnDeleted();

@@ -30,6 +30,7 @@ struct StartEpoch {
   std::map<int32_t, std::string> rank_addresses;
   std::string decision;
   bool frozen = false;  // No step is decided in it.
+  std::set<int32_t> rebuilt_ranks;
 };
 struct OrderRelease {
   JobId job;

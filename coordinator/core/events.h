@@ -72,6 +72,7 @@ struct HeldJob {
   struct Place {
     WorkerId worker;
     int32_t device = 0;
+    Epoch since = Epoch();  // As RankPlacement::since.
   };
   JobId job;
   Creation creation;
@@ -88,7 +89,7 @@ struct EpochPrepared {
   Step decided_step;
   std::map<int32_t, std::string> rank_addresses;  // Of the worker's ranks.
   std::string decision;                           // Of decided_step.
-  bool holds_nothing = false;                     // Of the epochs before.
+  bool holds_nothing = false;                     // No values of the epochs before.
 };
 struct SaveReport {
   enum class Phase { kBegun, kWriting, kEnded };

@@ -19,6 +19,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -56,13 +57,16 @@ struct JobStatus {
   // over: where the shards were; the devices are free.
   std::vector<RankPlacement> placements;
   // An epoch has begun on these placements: the shards are in the memory of these incarnations and
-  // nowhere else, so the ranks go to no other worker.
+  // nowhere else. A rank goes to another worker only where others have the same shards.
   bool bound = false;
+  // In kRunning: the ranks that are given their shards by others in this epoch.
+  std::set<int32_t> rebuilt_ranks;
   // Of a job on several workers, in kRunning: where each rank listens in this epoch, and what was
   // decided of resume_step, for workers that do not know it.
   std::map<int32_t, std::string> rank_addresses;
   std::string decision;
-  std::string reason;  // Why this epoch (or this waiting) began.
+  std::string reason;    // Why this epoch (or this waiting) began.
+  int failure_code = 0;  // As RankFailure::code, of the failure for which it did.
 };
 
 // OK where the job is not over. Errors: FailedPrecondition  names the job, and why.

@@ -1,5 +1,6 @@
 #include "coordinator/core/job_spec.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -67,6 +68,19 @@ absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_
   spec->config = std::move(config);
   spec->submitting_rank = submitting_rank;
   return JobSpecPtr(std::move(spec));
+}
+
+bool EachWorkerHasAll(const JobSpec& spec, const std::vector<RankPlacement>& placements) {
+  const JobConfig& config = spec.config;
+  const auto group_size = static_cast<size_t>(config.shard_group_size);
+  if (group_size == 0 || group_size >= placements.size()) return false;
+  for (size_t rank = 0; rank < placements.size(); ++rank) {
+    const size_t first = rank - rank % group_size;
+    if (!(placements[rank].worker == placements[first].worker)) return false;
+  }
+  return std::all_of(spec.model.units.begin(), spec.model.units.end(), [&](const UnitSpec& unit) {
+    return IsHybrid(unit.strategy.value_or(config.strategy));
+  });
 }
 
 std::string SubmitterName(int32_t submitting_rank) {

@@ -3,6 +3,7 @@
 #define TESSERA_COORDINATOR_CORE_JOB_SPEC_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +19,10 @@ absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_
 // OK, or InvalidArgument that names both submitters and the first parameter or config field that
 // differs.
 absl::Status CompareJobSpecs(const JobSpec& a, const JobSpec& b);
+
+// Whether each worker has all shards of the job, so that one that is left is enough: all units are
+// hybrid, and each group of shard_group_size ranks is on a worker of its own.
+bool EachWorkerHasAll(const JobSpec& spec, const std::vector<RankPlacement>& placements);
 
 // "rank 3", or "the caller" for -1.
 std::string SubmitterName(int32_t submitting_rank);

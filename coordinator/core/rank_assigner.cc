@@ -187,6 +187,42 @@ std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& memb
   return placements;
 }
 
+std::optional<std::vector<RankPlacement>> ReplaceGroups(const MemberRegistry& members,
+                                                        const PlacementRequest& request,
+                                                        const std::set<WorkerId>& kept) {
+  FreeDevices free = ThatReachOthers(FindFree(members, request), members);
+  for (const WorkerId& worker : kept) free.erase(worker);
+  std::vector<WorkerId> others = WithRoomForAGroup(free, request);
+  const auto take = [&](std::vector<WorkerId>::iterator worker) {
+    WorkerId taken = std::move(*worker);
+    others.erase(worker);
+    return taken;
+  };
+  std::vector<RankPlacement> placements = request.previous;
+  const auto group_size = static_cast<size_t>(request.ranks_per_worker);
+  std::vector<size_t> homeless;  // By the group's first rank.
+  const auto place = [&](size_t first, const WorkerId& worker) {
+    auto device = free.at(worker).begin();
+    for (size_t rank = first; rank < first + group_size; ++rank, ++device)
+      placements[rank] = {worker, *device, members.Find(worker)->incarnation};
+  };
+  for (size_t first = 0; first < placements.size(); first += group_size) {
+    const WorkerId& was = request.previous[first].worker;
+    if (kept.count(was) > 0) continue;
+    const auto back = std::find(others.begin(), others.end(), was);
+    if (back == others.end()) {
+      homeless.push_back(first);
+    } else {
+      place(first, take(back));
+    }
+  }
+  for (const size_t first : homeless) {
+    if (others.empty()) return std::nullopt;
+    place(first, take(others.begin()));
+  }
+  return placements;
+}
+
 std::string DescribeShortage(const MemberRegistry& members, const PlacementRequest& request) {
   const FreeDevices free = FindFree(members, request);
   std::string text;

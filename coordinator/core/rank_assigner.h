@@ -49,6 +49,13 @@ struct PlacementRequest {
 std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& members,
                                                       const PlacementRequest& request);
 
+// Of a job whose groups of `ranks_per_worker` ranks each have all shards, where the ranks go once
+// some groups are gone: those on `kept` stay; another one goes back to its worker where that has
+// room, else to one that has none of the job's ranks. Requires `previous` to have all ranks.
+std::optional<std::vector<RankPlacement>> ReplaceGroups(const MemberRegistry& members,
+                                                        const PlacementRequest& request,
+                                                        const std::set<WorkerId>& kept);
+
 // What a job that cannot be placed waits for, for a person:
 // "needs 4 devices on one worker; largest free: 3 on 'a'; 'b' is left out".
 std::string DescribeShortage(const MemberRegistry& members, const PlacementRequest& request);

@@ -223,6 +223,25 @@ TEST(RankAssignerTest, GroupsStayWhereTheyWere) {
   EXPECT_EQ(Text(*placed), "a2 a3 c0 c1 ");
 }
 
+TEST(RankAssignerTest, GroupThatIsGoneGoesBackOrElsewhereAndTheOthersStay) {
+  PlacementRequest request = Groups(6, 2);
+  request.previous = Were("a0 a1 c0 c1 b2 b3");
+  const auto after = [&](const MemberRegistry& members, const std::set<WorkerId>& kept) {
+    const auto placed = ReplaceGroups(members, request, kept);
+    return placed.has_value() ? Text(*placed) : "none";
+  };
+  const MemberRegistry all = Reaching({{"a", 2}, {"b", 4}, {"c", 2}, {"d", 2}});
+  EXPECT_EQ(after(all, {WorkerId("a"), WorkerId("b")}), "a0 a1 c0 c1 b2 b3 ");
+  EXPECT_EQ(after(all, {WorkerId("b")}), "a0 a1 c0 c1 b2 b3 ");
+  const MemberRegistry without_c = Reaching({{"a", 2}, {"b", 4}, {"d", 2}});
+  EXPECT_EQ(after(without_c, {WorkerId("a"), WorkerId("b")}), "a0 a1 d0 d1 b2 b3 ");
+  // The free devices of "b" are no place for another group.
+  const MemberRegistry of_two = Reaching({{"a", 2}, {"b", 4}});
+  EXPECT_EQ(after(of_two, {WorkerId("a"), WorkerId("b")}), "none");
+  request.claimed.emplace(WorkerId("d"), 1);
+  EXPECT_EQ(after(without_c, {WorkerId("a"), WorkerId("b")}), "none");
+}
+
 TEST(RankAssignerTest, GroupsWithoutRoomSayHowManyWorkersHaveIt) {
   const MemberRegistry members = Reaching({{"a", 3}, {"b", 2}, {"c", 1}, {"d", 4}}, "d");
   const PlacementRequest request = Groups(6, 2);

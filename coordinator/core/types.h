@@ -30,7 +30,10 @@ struct RankPlacement {
   WorkerId worker;
   int32_t device = 0;
   Incarnation incarnation;
+  // Since which epoch without a break: of an earlier one its worker's memory is void.
+  Epoch since = Epoch();
 
+  // Whether they are in the same place.
   friend bool operator==(const RankPlacement& a, const RankPlacement& b) {
     return a.worker == b.worker && a.device == b.device && a.incarnation == b.incarnation;
   }

@@ -143,7 +143,9 @@ absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
     RETURN_IF_ERROR(CheckWorkerId("placement: worker_id", placement.worker_id()));
     RETURN_IF_ERROR(CheckRange("placement: rank", placement.rank(), decoded.places.size(),
                                decoded.places.size()));
-    decoded.places.push_back({WorkerId(placement.worker_id()), placement.device()});
+    RETURN_IF_ERROR(CheckRange("placement: since_epoch", placement.since_epoch(), 0, job.epoch()));
+    decoded.places.push_back(
+        {WorkerId(placement.worker_id()), placement.device(), Epoch(placement.since_epoch())});
   }
   return decoded;
 }
@@ -170,6 +172,8 @@ void EncodeInto(const StartEpoch& start, v1::CoordinatorCommand* command) {
                                                              start.rank_addresses.end());
   command->mutable_start()->set_decision(start.decision);
   command->mutable_start()->set_frozen(start.frozen);
+  command->mutable_start()->mutable_rebuilt_ranks()->Add(start.rebuilt_ranks.begin(),
+                                                         start.rebuilt_ranks.end());
 }
 
 void EncodeInto(const OrderRelease& release, v1::CoordinatorCommand* command) {
@@ -356,6 +360,7 @@ v1::Job EncodeSummary(const JobView& view) {
     placement->set_rank(rank);
     placement->set_worker_id(view.status.placements[rank].worker.value());
     placement->set_device(view.status.placements[rank].device);
+    placement->set_since_epoch(view.status.placements[rank].since.value());
   }
   job.set_layout_digest(view.spec->layout_digest);
   job.set_state_reason(view.status.reason);

@@ -30,12 +30,15 @@ journal::JobStatus EncodeStatus(const JobStatus& status) {
     p->set_worker_id(placement.worker.value());
     p->set_device(placement.device);
     p->set_incarnation(placement.incarnation.value());
+    p->set_since_epoch(placement.since.value());
   }
   encoded.set_reason(status.reason);
   encoded.set_bound(status.bound);
   encoded.mutable_rank_addresses()->insert(status.rank_addresses.begin(),
                                            status.rank_addresses.end());
   encoded.set_decision(status.decision);
+  encoded.set_failure_code(status.failure_code);
+  encoded.mutable_rebuilt_ranks()->Add(status.rebuilt_ranks.begin(), status.rebuilt_ranks.end());
   return encoded;
 }
 
@@ -203,11 +206,13 @@ absl::StatusOr<JobStatus> DecodeStatus(const JournalRow& row, const journal::Job
   decoded.bound = status.bound();
   decoded.rank_addresses.insert(status.rank_addresses().begin(), status.rank_addresses().end());
   decoded.decision = status.decision();
+  decoded.failure_code = status.failure_code();
+  decoded.rebuilt_ranks.insert(status.rebuilt_ranks().begin(), status.rebuilt_ranks().end());
   decoded.epoch = Epoch(status.epoch());
   decoded.resume_step = Step(status.resume_step());
   for (const journal::Placement& p : status.placements()) {
-    decoded.placements.push_back(
-        {WorkerId(p.worker_id()), p.device(), Incarnation(p.incarnation())});
+    decoded.placements.push_back({WorkerId(p.worker_id()), p.device(), Incarnation(p.incarnation()),
+                                  Epoch(p.since_epoch())});
   }
   decoded.reason = status.reason();
   return decoded;

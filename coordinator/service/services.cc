@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/save_codec.h"
+#include "net/caller_version.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
@@ -21,8 +22,9 @@ grpc::Status Reply(const absl::StatusOr<JobView>& view, v1::Job* reply) {
 
 }  // namespace
 
-grpc::Status JobsService::CreateJob(grpc::ServerContext*, const v1::CreateJobRequest* request,
-                                    v1::Job* reply) {
+grpc::Status JobsService::CreateJob(grpc::ServerContext* context,
+                                    const v1::CreateJobRequest* request, v1::Job* reply) {
+  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   absl::StatusOr<CreateJobEvent> event = Decode(*request);
   if (!event.ok()) return ToGrpcStatus(event.status());
   return Reply(host_->CreateJob(*event), reply);
@@ -59,9 +61,10 @@ grpc::Status JobsService::DeleteJob(grpc::ServerContext*, const v1::DeleteJobReq
   return ToGrpcStatus(event.ok() ? host_->DeleteJob(*event) : event.status());
 }
 
-grpc::Status MembershipService::RegisterWorker(grpc::ServerContext*,
+grpc::Status MembershipService::RegisterWorker(grpc::ServerContext* context,
                                                const v1::RegisterWorkerRequest* request,
                                                v1::RegisterWorkerResponse* reply) {
+  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   absl::StatusOr<RegisterWorkerEvent> event = Decode(*request);
   if (!event.ok()) return ToGrpcStatus(event.status());
   reply->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(heartbeat_interval_));
@@ -71,6 +74,7 @@ grpc::Status MembershipService::RegisterWorker(grpc::ServerContext*,
 }
 
 grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* stream) {
+  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   v1::WorkerEvent first;
   if (!stream->Read(&first)) {
     return ToGrpcStatus(absl::InvalidArgumentError("the stream ended before its first message"));

@@ -87,6 +87,7 @@ wait_for "$dir/port" $! coordinator
 address=127.0.0.1:$(cat "$dir/port")
 
 "$bin/worker/tessera-worker" --coordinator "$address" --worker-id local --devices "$ranks" \
+  --keep-memory 0 \
   --socket-dir "$dir/sockets" --executor-binary "$bin/worker/tessera-executor" \
   --log-level "$log_level" </dev/null >"$dir/logs/worker" 2>&1 &
 pids+=($!)

@@ -128,11 +128,12 @@ absl::Status DemoRun::StartCluster() {
   coordinator_address_ = absl::StrCat("127.0.0.1:", *port);
   worker_address_ = absl::StrCat("unix:", socket_dir_, "/worker.sock");
   ASSIGN_OR_RETURN(
-      worker_, ChildProcess::Start(
-                   {options_.worker_binary, "--coordinator=" + coordinator_address_,
-                    "--worker-id=node0", absl::StrCat("--devices=", options_.world_size),
-                    "--socket-dir=" + socket_dir_, "--executor-binary=" + options_.executor_binary},
-                   LogPath("worker")));
+      worker_,
+      ChildProcess::Start(
+          {options_.worker_binary, "--coordinator=" + coordinator_address_, "--worker-id=node0",
+           absl::StrCat("--devices=", options_.world_size), "--socket-dir=" + socket_dir_,
+           "--executor-binary=" + options_.executor_binary, "--keep-memory=0"},
+          LogPath("worker")));
   return absl::OkStatus();
 }
 

@@ -77,7 +77,8 @@ void ProcessCluster::StartWorker(const std::string& executor_faults) {
       "--worker-id=w",
       absl::StrCat("--devices=", split_ ? world_size_ - on_second_ : world_size_),
       "--socket-dir=" + folder_,
-      "--executor-binary=worker/tessera-executor"};
+      "--executor-binary=worker/tessera-executor",
+      "--keep-memory=" + keep_memory_};
   if (split_) PlaceOnHost(1, &args);
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/worker.log");
@@ -88,10 +89,11 @@ void ProcessCluster::StartWorker(const std::string& executor_faults) {
 void ProcessCluster::StartSecondWorker(const std::string& executor_faults) {
   std::vector<std::string> args = {"worker/tessera-worker",
                                    "--coordinator=" + coordinator_address(),
-                                   "--worker-id=x",
+                                   "--worker-id=" + second_id_,
                                    absl::StrCat("--devices=", on_second_),
-                                   "--socket-dir=" + folder_ + "/x",
-                                   "--executor-binary=worker/tessera-executor"};
+                                   "--socket-dir=" + folder_ + "/" + second_id_,
+                                   "--executor-binary=worker/tessera-executor",
+                                   "--keep-memory=" + keep_memory_};
   PlaceOnHost(2, &args);
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/second.log");
@@ -102,11 +104,11 @@ void ProcessCluster::StartSecondWorker(const std::string& executor_faults) {
 void ProcessCluster::StartSpareWorker() {
   const std::string sockets = folder_ + "/spare";
   std::filesystem::create_directory(sockets);
-  auto started =
-      ChildProcess::Start({"worker/tessera-worker", "--coordinator=" + coordinator_address(),
-                           "--worker-id=w2", absl::StrCat("--devices=", world_size_),
-                           "--socket-dir=" + sockets, "--executor-binary=worker/tessera-executor"},
-                          folder_ + "/spare.log");
+  auto started = ChildProcess::Start(
+      {"worker/tessera-worker", "--coordinator=" + coordinator_address(), "--worker-id=w2",
+       absl::StrCat("--devices=", world_size_), "--socket-dir=" + sockets,
+       "--executor-binary=worker/tessera-executor", "--keep-memory=0"},
+      folder_ + "/spare.log");
   ASSERT_OK(started);
   spare_worker_ = *std::move(started);
   ASSERT_TRUE(Eventually([&] {
@@ -115,18 +117,19 @@ void ProcessCluster::StartSpareWorker() {
 }
 
 void ProcessCluster::StartTrainer(int rank, bool replace) {
-  std::vector<std::string> args = {"tests/fault/toy_trainer",
-                                   "--coordinator=" + coordinator_address(),
-                                   "--worker=" + (split_ && rank >= world_size_ - on_second_
-                                                      ? "unix:" + folder_ + "/x/worker.sock"
-                                                      : worker_address()),
-                                   absl::StrCat("--rank=", rank),
-                                   absl::StrCat("--world-size=", world_size_),
-                                   absl::StrCat("--steps=", kSteps),
-                                   absl::StrCat("--pause-at=", pause_at_),
-                                   "--resume-file=" + folder_ + "/resume",
-                                   "--save=" + model_path(),
-                                   absl::StrCat("--shard-group-size=", group_size_)};
+  std::vector<std::string> args = {
+      "tests/fault/toy_trainer",
+      "--coordinator=" + coordinator_address(),
+      "--worker=" + (split_ && rank >= world_size_ - on_second_
+                         ? absl::StrCat("unix:", folder_, "/", second_id_, "/worker.sock")
+                         : worker_address()),
+      absl::StrCat("--rank=", rank),
+      absl::StrCat("--world-size=", world_size_),
+      absl::StrCat("--steps=", kSteps),
+      absl::StrCat("--pause-at=", pause_at_),
+      "--resume-file=" + folder_ + "/resume",
+      "--save=" + model_path(),
+      absl::StrCat("--shard-group-size=", group_size_)};
   args.insert(args.end(), trainer_flags_.begin(), trainer_flags_.end());
   if (replace) args.push_back("--replace");
   if (!hosts_.empty()) args.push_back("--insecure-connect");

@@ -27,7 +27,7 @@ class ProcessCluster : public testing::Test {
   // Again: on the same port, with the same journal. Faults: see base/fault_point.h.
   void StartCoordinator(const std::string& faults = "");
   void StartWorker(const std::string& executor_faults = "");
-  // Worker "x" with devices for the last ranks, for a job that split_ divides.
+  // Worker second_id_ with devices for the last ranks, for a job that split_ divides.
   void StartSecondWorker(const std::string& executor_faults = "");
   void StartSpareWorker();  // Another one, "w2", on which the whole job has room.
   // `replace`: waits while another trainer is attached.
@@ -74,7 +74,9 @@ class ProcessCluster : public testing::Test {
   std::vector<std::string> trainer_flags_;  // Beside what the others here say.
   // Worker "w" has devices for all ranks but the last ones, so the job needs worker "x" too.
   bool split_ = false;
-  int on_second_ = 1;  // Ranks that are left for "x".
+  int on_second_ = 1;  // Ranks that are left for the second worker.
+  std::string second_id_ = "x";
+  std::string keep_memory_ = "0";  // Of workers, while their daemon is away.
   std::unique_ptr<demo::ChildProcess> coordinator_, worker_, second_worker_, spare_worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
 };

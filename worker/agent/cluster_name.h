@@ -3,6 +3,7 @@
 #define TESSERA_WORKER_AGENT_CLUSTER_NAME_H_
 
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -12,6 +13,9 @@ namespace tessera {
 
 class ClusterName {
  public:
+  // Of an earlier daemon, whose jobs this one has; empty: none.
+  explicit ClusterName(std::string name = "") : name_(std::move(name)) {}
+
   // Empty: none yet.
   std::string name() const {
     absl::MutexLock lock(&mu_);

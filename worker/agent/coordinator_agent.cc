@@ -57,7 +57,8 @@ class CoordinatorAgent::Connection {
   std::unique_ptr<grpc::ClientReaderWriter<v1::WorkerEvent, v1::CoordinatorCommand>> stream;
 };
 
-CoordinatorAgent::CoordinatorAgent(Options options) : options_(std::move(options)) {}
+CoordinatorAgent::CoordinatorAgent(Options options)
+    : options_(std::move(options)), cluster_(options_.cluster) {}
 
 CoordinatorAgent::~CoordinatorAgent() { Stop(); }
 
@@ -142,7 +143,10 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   grpc::ClientContext& context = connection->register_context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kRegisterDeadline));
   RETURN_IF_ERROR(FromGrpcStatus(connection->stub->RegisterWorker(&context, request, &response)));
+  const std::string before = cluster_.name();
   RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
+  if (options_.on_cluster != nullptr && cluster_.name() != before)
+    options_.on_cluster(cluster_.name());
   return absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms()));
 }
 

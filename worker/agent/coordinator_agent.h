@@ -49,6 +49,9 @@ class CoordinatorAgent {
     std::function<std::vector<v1::WorkerEvent>()> on_connected;
     std::function<v1::Heartbeat()> heartbeat;
     std::function<bool()> holds_jobs;
+    std::string cluster;  // Of the jobs that it holds from the start; empty: it holds none.
+    // It belongs to this one from now on. May be null.
+    std::function<void(const std::string& cluster)> on_cluster;
     // A ping so often, and the line is down if none is answered in time. The coordinator permits
     // one a second.
     absl::Duration keepalive_interval = absl::Seconds(10);

@@ -20,6 +20,7 @@ enum class Operation : uint8_t {
   kBroadcast,
   kAllGatherMapped,
   kReduceScatterMapped,
+  kExchange,
 };
 
 inline absl::string_view OperationName(uint32_t digest) {
@@ -40,6 +41,8 @@ inline absl::string_view OperationName(uint32_t digest) {
       return "AllGatherMapped";
     case Operation::kReduceScatterMapped:
       return "ReduceScatterMapped";
+    case Operation::kExchange:
+      return "Exchange";
   }
   return "an unknown operation";
 }

@@ -22,7 +22,8 @@ bool IsWhole(uint64_t staged) { return staged != 0 && staged % 2 == 0 && (staged
 }  // namespace
 
 BufferSlots::BufferSlots(const BufferPlacement* placement, std::byte* staging, std::byte* slots)
-    : size_(placement->size()),
+    : placement_(placement),
+      size_(placement->size()),
       staging_(placement, staging),
       slots_{{placement, slots}, {placement, slots + placement->bank_bytes()}} {}
 
@@ -89,6 +90,17 @@ void BufferSlots::Load(int64_t step, int buffer, absl::string_view values) {
     if (!values.empty()) memcpy(to, values.data(), values.size());
     return absl::OkStatus();
   });
+}
+
+void BufferSlots::TakeOver(int64_t step, std::byte* bank) {
+  const BufferBank from(placement_, bank);
+  for (int buffer = 0; buffer < size_; ++buffer) {
+    if (!IsWhole(from.sequence(buffer).load(std::memory_order_relaxed))) continue;
+    Load(step, buffer,
+         absl::string_view(reinterpret_cast<const char*>(from.values(buffer)),
+                           static_cast<size_t>(from.size_bytes(buffer))));
+  }
+  Publish(step);
 }
 
 void BufferSlots::Restore(int64_t step) {

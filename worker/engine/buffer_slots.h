@@ -40,6 +40,8 @@ class BufferSlots {
                     absl::FunctionRef<absl::Status(std::byte* values)> read);
   // The same of bytes that are there. Requires all of them.
   void Load(int64_t step, int buffer, absl::string_view values);
+  // As of version `step` another rank has them, in `bank`; the trainer of this one is given them.
+  void TakeOver(int64_t step, std::byte* bank);
   // Of a version that is not to be.
   void DropLoaded();
   // Gives the trainer, which writes nothing meanwhile, those of version `step`, the last that is
@@ -53,6 +55,7 @@ class BufferSlots {
   // False where somebody wrote to `from` meanwhile: `to` has nothing whole then.
   bool Copy(int buffer, const BufferBank& from, const BufferBank& to, uint64_t sequence);
 
+  const BufferPlacement* const placement_;
   const int size_;
   const BufferBank staging_;
   const BufferBank slots_[2];

@@ -117,6 +117,23 @@ TEST_F(BufferSlotsTest, WhatDoesNotChangeIsCopiedOncePerSlotAndNeverAgain) {
   EXPECT_EQ(At(58, kMean), Bytes(kMean, 'd'));
 }
 
+TEST_F(BufferSlotsTest, WhatAnotherRankHadIsGivenToTheTrainerAndGivesWayToItsNextWrite) {
+  std::vector<std::byte> bank(placement_.bank_bytes());
+  BufferBank(&placement_, bank.data()).Write(kMean, Bytes(kMean, 'r').data());
+  BufferSlots slots = Open();
+  slots.TakeOver(4, bank.data());
+  slots.DropLoaded();  // As each epoch begins.
+  EXPECT_EQ(At(4, kMean), Bytes(kMean, 'r'));
+  EXPECT_EQ(Staged(kMean), Bytes(kMean, 'r'));
+  EXPECT_EQ(At(4, kTable), std::string(placement_.size_bytes(kTable), 0));
+  slots.Publish(5);
+  EXPECT_EQ(At(5, kMean), Bytes(kMean, 'r'));
+  // The other trainer had written as often: the words are no reason to keep its bytes.
+  Set(kMean, 'o');
+  slots.Publish(6);
+  EXPECT_EQ(At(6, kMean), Bytes(kMean, 'o'));
+}
+
 TEST_F(BufferSlotsTest, WhatWasNeverSetReadsAsZeroesAndCostsNothing) {
   BufferSlots slots = Open();
   for (int64_t step = 0; step < 3; ++step) slots.Publish(step);

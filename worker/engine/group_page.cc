@@ -1,6 +1,9 @@
 #include "worker/engine/group_page.h"
 
+#include <cstring>
 #include <random>
+
+#include "absl/strings/str_cat.h"
 
 namespace tessera {
 namespace {
@@ -132,6 +135,86 @@ StepNumbers LoadDecision(const GroupPage& group, const UpdateCounts& counts, int
     numbers.loaded = LoadProgress(group, counts, step, num_groups);
   numbers.groups = LoadGroups(decision, num_groups);
   return numbers;
+}
+
+namespace {
+
+// The fields of a decision, in an order of their own. F takes an atomic of four or eight bytes.
+template <typename D, typename F>
+void ForEachField(D& decision, int num_groups, F&& f) {
+  f(decision.gradient_scale);
+  f(decision.gradient_norm);
+  for (int i = 0; i < num_groups; ++i) {
+    auto& group = decision.groups[i];
+    f(group.learning_rate), f(group.beta1), f(group.beta2), f(group.epsilon);
+    f(group.weight_decay), f(group.momentum);
+  }
+  f(decision.is_write), f(decision.is_trainers_step), f(decision.sets_moments);
+  f(decision.writes), f(decision.trained_step), f(decision.put);
+}
+
+template <typename T>
+uint64_t WordOf(const std::atomic<T>& field) {
+  const T value = field.load(kRelaxed);
+  uint64_t word = 0;
+  memcpy(&word, &value, sizeof(value));
+  return word;
+}
+
+template <typename T>
+void StoreWord(uint64_t word, std::atomic<T>* field) {
+  T value;
+  memcpy(&value, &word, sizeof(value));
+  field->store(value, kRelaxed);
+}
+
+constexpr int kStepWord = 0, kInitializedWord = 1, kFirstPutWord = 2, kDecisionWord = 5;
+
+}  // namespace
+
+int64_t HostProgressWords(int num_groups, int num_parameters) {
+  int64_t fields = 0;
+  Decision decision;
+  ForEachField(decision, num_groups, [&](auto&) { ++fields; });
+  return kDecisionWord + fields + 2 * num_parameters;
+}
+
+void SaveHostProgress(const GroupPage& group, const UpdateCounts& counts, int64_t step,
+                      int num_groups, absl::Span<uint64_t> words) {
+  words[kStepWord] = static_cast<uint64_t>(step);
+  words[kInitializedWord] = group.initialized.load(std::memory_order_acquire);
+  words[kFirstPutWord] = WordOf(group.put);
+  words[kFirstPutWord + 1] = WordOf(group.put_step);
+  words[kFirstPutWord + 2] = WordOf(group.put_trained_step);
+  size_t at = kDecisionWord;
+  ForEachField(group.decisions[step % 2], num_groups,
+               [&](const auto& field) { words[at++] = WordOf(field); });
+  for (int i = 0; i < 2 * counts.num_parameters(); ++i) words[at++] = WordOf(counts.Word(i));
+}
+
+absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step) {
+  if (words[kStepWord] == static_cast<uint64_t>(step)) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("the values that came are of step ", words[kStepWord], ", not ", step));
+}
+
+bool IsInitialized(absl::Span<const uint64_t> words) { return words[kInitializedWord] != 0; }
+
+void RestoreHostProgress(absl::Span<const uint64_t> words, GroupPage* group,
+                         const UpdateCounts& counts, int num_groups) {
+  const auto step = static_cast<int64_t>(words[kStepWord]);
+  size_t at = kDecisionWord;
+  ForEachField(group->decisions[step % 2], num_groups,
+               [&](auto& field) { StoreWord(words[at++], &field); });
+  for (int i = 0; i < 2 * counts.num_parameters(); ++i) StoreWord(words[at++], &counts.Word(i));
+  StoreWord(words[kFirstPutWord + 1], &group->put_step);
+  StoreWord(words[kFirstPutWord + 2], &group->put_trained_step);
+  group->put.store(words[kFirstPutWord], std::memory_order_release);
+  const uint64_t decided_put = group->decisions[step % 2].put.load(kRelaxed);
+  if (decided_put != 0) RememberPut(group, decided_put, step);
+  group->decided_step.store(step, std::memory_order_release);
+  group->initialized.store(static_cast<uint32_t>(words[kInitializedWord]),
+                           std::memory_order_release);
 }
 
 void RememberPut(GroupPage* group, uint64_t put, int64_t step) {

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "job/job_config.h"
 #include "worker/comm/wait_word.h"
 #include "worker/engine/state_hold.h"
@@ -36,6 +37,8 @@ struct alignas(64) RankRecord {
   std::atomic<uint32_t> has_momentum;
   // 1: what the rank has on a GPU was set to zero, as the processor's memory is from the start.
   std::atomic<uint32_t> device_cleared;
+  // 1: the rank is to be given the job's values, which other ranks have. The worker's.
+  std::atomic<uint32_t> lacks_values;
   StateHold hold;  // Of one of the rank's versions, by the keeper.
 };
 
@@ -59,6 +62,7 @@ struct Decision {
 struct GroupPage {
   std::atomic<int64_t> decided_step;
   std::atomic<uint32_t> initialized;  // All ranks hold initial values; step 0 exists.
+  std::atomic<uint32_t> has_begun;    // 1: an epoch, ever, in this memory. The worker's.
   Decision decisions[2];              // Of decided_step, at index decided_step % 2.
   RankRecord ranks[kMaxLocalRanks];
   WindowWord windows[kMaxUnits];  // On what other hosts' slices were gathered into.
@@ -89,6 +93,8 @@ class UpdateCounts {
   int num_parameters() const { return num_parameters_; }
   // As a load has them, by parameter.
   void Set(int64_t step, const std::vector<int64_t>& counts) const;
+  // All that there is, of two steps; index < 2 * num_parameters.
+  std::atomic<uint32_t>& Word(int index) const { return counts_[index]; }
 
   // Writes those of `step`, from those of the step before it. touched: by parameter.
   void Record(int64_t step, const std::vector<bool>& touched) const;
@@ -139,6 +145,19 @@ void RecordDecision(GroupPage* group, UpdateCounts counts, int64_t step, const S
 // The numbers of the decided `step`. Requires num_groups <= kMaxParamGroups.
 StepNumbers LoadDecision(const GroupPage& group, const UpdateCounts& counts, int64_t step,
                          int num_groups);
+
+// What a host knows of its decided step, as words that another host's page takes over: both hosts
+// are of one job.
+int64_t HostProgressWords(int num_groups, int num_parameters);
+// `words`: HostProgressWords of them. Requires that `step` is the decided one, and stays so.
+void SaveHostProgress(const GroupPage& group, const UpdateCounts& counts, int64_t step,
+                      int num_groups, absl::Span<uint64_t> words);
+// Errors: DataLoss  they are of another step
+absl::Status CheckHostProgress(absl::Span<const uint64_t> words, int64_t step);
+bool IsInitialized(absl::Span<const uint64_t> words);  // As the page it was taken from.
+// Ranks of a host may do so at once, of words that say the same.
+void RestoreHostProgress(absl::Span<const uint64_t> words, GroupPage* group,
+                         const UpdateCounts& counts, int num_groups);
 
 // Called of a decided step by each rank that applies it, before the next one is decided: a decision
 // is kept for two steps only.

@@ -80,10 +80,9 @@ RankEngine::RankEngine(Options options)
   }
 }
 
-absl::Status RankEngine::Start(Step resume_step) {
+absl::Status RankEngine::Reach(Step resume_step) {
   GroupPage* group = options_.group;
-  ControlPage* control = options_.control;
-  RankRecord& record = group->ranks[LocalIndex()];
+  const RankRecord& record = group->ranks[LocalIndex()];
   const int64_t applied = record.applied_step.load(std::memory_order_acquire);
   if (applied + 1 == resume_step.value() &&
       group->decided_step.load(std::memory_order_acquire) == resume_step.value()) {
@@ -92,6 +91,13 @@ absl::Status RankEngine::Start(Step resume_step) {
     return absl::InternalError(absl::StrCat("rank ", options_.rank.value(), " holds step ", applied,
                                             " and cannot resume at step ", resume_step.value()));
   }
+  return absl::OkStatus();
+}
+
+absl::Status RankEngine::Start(Step resume_step) {
+  RETURN_IF_ERROR(Reach(resume_step));
+  GroupPage* group = options_.group;
+  ControlPage* control = options_.control;
   step_ = resume_step.value();
   // Not published: who came before died in a load, or as it published.
   if ((options_.publishes_anew || !IsPublished(*group, LocalIndex())) &&

@@ -48,9 +48,9 @@ class RankEngine {
   using Options = RankEngineOptions;
   explicit RankEngine(Options options);
 
-  // Brings the shard to `resume_step` (redoing a decided update where an earlier executor died in
-  // it), then opens the control page for `epoch`.
-  // Errors: Internal  the shard is at a step from which resume_step cannot be reached.
+  // Brings the shard to `resume_step`, redoing a decided update where an earlier executor died in
+  // it. Start opens the control page for `epoch`, too. Errors: Internal  it is at another step.
+  absl::Status Reach(Step resume_step);
   absl::Status Start(Step resume_step);
   // Runs operations until Stop() or an error, which is then in the control page too.
   absl::Status Run();

@@ -7,7 +7,6 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "worker/comm/hosts/hosts_communicator.h"
 
 namespace tessera {
 
@@ -49,7 +48,16 @@ absl::StatusOr<std::string> EpochCommunicators::Listen(Epoch epoch) {
   return meshes_->address();
 }
 
+absl::Status EpochCommunicators::ExchangeWith(int rank, absl::Span<const PeerMesh::Part> sends,
+                                              absl::Span<const PeerMesh::Part> receives) {
+  if (files_between_hosts_ == nullptr)
+    return absl::FailedPreconditionError("the ranks are on one worker, or in no epoch");
+  return files_between_hosts_->ExchangeWith(rank, sends, receives,
+                                            memory_->config.collective_timeout);
+}
+
 void EpochCommunicators::Leave() {
+  files_between_hosts_ = nullptr;
   files_.reset();
   reduce_.reset();
   gather_.reset();
@@ -161,6 +169,7 @@ absl::Status EpochCommunicators::Join(Epoch epoch, const v1::ExecutorStart& star
   ASSIGN_OR_RETURN(Joined reduce, JoinRow(epoch, Row::kReduce, start));
   ASSIGN_OR_RETURN(Joined files, JoinRow(epoch, Row::kFiles, start));
   files_ = std::move(files.communicator);
+  files_between_hosts_ = files.between_hosts;
   if (!memory_->spans_workers()) {
     reduce_ = std::move(reduce.communicator);
     return absl::OkStatus();
@@ -184,7 +193,7 @@ absl::StatusOr<EpochCommunicators::Joined> EpochCommunicators::JoinRow(
   ASSIGN_OR_RETURN(std::unique_ptr<ShmCommunicator> local, JoinHost(epoch, row));
   // The worker ends the epoch in shared memory, while this thread reads none of its commands.
   const auto ended = [local = local.get()] { return local->aborted(); };
-  if (!memory_->spans_workers()) return Joined{std::move(local), ended};
+  if (!memory_->spans_workers()) return Joined{std::move(local), nullptr, ended};
   if (meshes_ == nullptr) return absl::InternalError("the epoch was not prepared");
   HostsCommunicator::Options options;
   options.topology = memory_->topology;
@@ -196,7 +205,9 @@ absl::StatusOr<EpochCommunicators::Joined> EpochCommunicators::JoinRow(
   ASSIGN_OR_RETURN(
       options.mesh,
       meshes_->Connect(row, start, absl::Now() + memory_->config.collective_timeout, ended));
-  return Joined{std::make_unique<HostsCommunicator>(std::move(options)), ended};
+  auto communicator = std::make_unique<HostsCommunicator>(std::move(options));
+  HostsCommunicator* between_hosts = communicator.get();
+  return Joined{std::move(communicator), between_hosts, ended};
 }
 
 }  // namespace tessera

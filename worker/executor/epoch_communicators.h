@@ -15,9 +15,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/ids.h"
 #include "proto/executor.pb.h"
 #include "worker/comm/direct_communicators.h"
+#include "worker/comm/hosts/hosts_communicator.h"
 #include "worker/comm/shm/shm_communicator.h"
 #include "worker/device/rank_kernels.h"
 #include "worker/executor/epoch_meshes.h"
@@ -39,6 +41,10 @@ class EpochCommunicators {
   // Collective. Errors: as ShmCommunicator::Create, EpochMeshes::Connect, DirectCommunicators::Join
   absl::Status Join(Epoch epoch, const v1::ExecutorStart& start);
   void Leave();
+  // Between Join and Leave, where there are several workers: see HostsCommunicator::ExchangeWith.
+  // By who else uses files(), while nobody else does.
+  absl::Status ExchangeWith(int rank, absl::Span<const PeerMesh::Part> sends,
+                            absl::Span<const PeerMesh::Part> receives);
   // As DirectCommunicators::status. After Open, from any thread.
   absl::Status status() const { return direct_ == nullptr ? absl::OkStatus() : direct_->status(); }
 
@@ -56,6 +62,7 @@ class EpochCommunicators {
   // A row's communicator, and whether anyone has aborted it: from any thread.
   struct Joined {
     std::unique_ptr<Communicator> communicator;
+    HostsCommunicator* between_hosts;  // The same; null: there is one worker.
     std::function<bool()> aborted;
   };
   // Storage may be slow, and other ranks' larger; whoever dies is noticed otherwise.
@@ -90,6 +97,7 @@ class EpochCommunicators {
   bool moves_directly_ = false;
   std::unique_ptr<EpochMeshes> meshes_;  // Of the epoch that is prepared.
   std::unique_ptr<Communicator> reduce_, files_, gather_, of_host_;
+  HostsCommunicator* files_between_hosts_ = nullptr;  // files_; null where there is one worker.
   std::optional<ParameterPlan> slots_;
 };
 

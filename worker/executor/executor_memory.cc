@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/version.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "proto/executor.pb.h"
@@ -52,6 +53,7 @@ absl::StatusOr<v1::ExecutorSetup> ReadSetup(const Packet& packet) {
   if (!setup.ParseFromArray(message.data(), message.size_bytes())) {
     return absl::InvalidArgumentError("executor setup: malformed message");
   }
+  RETURN_IF_ERROR(CheckVersion("the worker", setup.version(), setup.protocol()));
   return setup;
 }
 

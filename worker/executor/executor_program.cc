@@ -10,6 +10,7 @@
 #include "base/command_line.h"
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "base/version.h"
 #include "checkpoint/storage/mapped_window.h"
 #include "worker/device/cuda/cuda_versions.h"
 #include "worker/executor/rank_executor.h"

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,6 +27,7 @@
 #include "worker/executor/executor_memory.h"
 #include "worker/executor/executor_puts.h"
 #include "worker/executor/keeper_link.h"
+#include "worker/executor/replica_exchange.h"
 
 namespace tessera {
 namespace {
@@ -72,7 +74,15 @@ class RankExecutor {
   absl::Status ClearDeviceMemory();
   absl::Status StartEpoch(const v1::ExecutorStart& start);
   RankEngine::Options EngineOptions(Epoch epoch);
+  // Where ranks are rebuilt: gets this rank's values from another, or gives them to others.
+  absl::Status Rebuild(const v1::ExecutorStart& start);
+  // Has the engine begin; true: there is something to run.
+  absl::StatusOr<bool> BeginEngine(const v1::ExecutorStart& start);
+  // The whole of an epoch in which ranks are rebuilt, on the engine's thread: a wait for another
+  // rank ends with the epoch, of which the thread that reads commands hears.
+  void RebuildAndRun(const v1::ExecutorStart& start);
   void RunEngine(Epoch epoch);
+  void EndRun(Epoch epoch, const absl::Status& status);
   // Whether the device works, and what moves bytes from one to the other. Reports it where it does
   // not, and has this executor end: the thread that waits for commands reads the end of them. While
   // no engine runs.
@@ -259,30 +269,81 @@ absl::Status RankExecutor::StartEpoch(const v1::ExecutorStart& start) {
   recorder_.BeginEpoch(epoch);
   files_.BeginEpoch(communicators_.files());
   engine_ = std::make_unique<RankEngine>(EngineOptions(epoch));
-  RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
-  if (start.frozen()) {
-    // The shard is at its step, and nothing that the trainer asks for is done.
-    PublishFailure(memory_.control_page(), static_cast<uint32_t>(epoch.value()),
-                   absl::AbortedError(absl::StrCat("the job is handed over at step ",
-                                                   start.resume_step(), ": no step is taken")));
+  if (start.rebuilt_ranks_size() > 0) {
+    ASSIGN_OR_RETURN(engine_thread_,
+                     StartThread("the rank's engine", [this, start] { RebuildAndRun(start); }));
     return absl::OkStatus();
   }
+  ASSIGN_OR_RETURN(const bool runs, BeginEngine(start));
+  if (!runs) return absl::OkStatus();
   ASSIGN_OR_RETURN(engine_thread_,
                    StartThread("the rank's engine", [this, epoch] { RunEngine(epoch); }));
+  return absl::OkStatus();
+}
+
+absl::Status RankExecutor::Rebuild(const v1::ExecutorStart& start) {
+  const int rank = static_cast<int>(memory_.rank.value());
+  const std::set<int> rebuilt(start.rebuilt_ranks().begin(), start.rebuilt_ranks().end());
+  ASSIGN_OR_RETURN(const ReplicaDuties duties,
+                   DutiesOf(rank, rebuilt, memory_.layout, memory_.config.world_size));
+  ReplicaExchange::Options options;
+  options.memory = &memory_;
+  options.kernels = kernels_.get();
+  options.image = images_ == nullptr ? nullptr : &images_->staged;
+  options.buffers = buffers_.get();
+  options.move = [this](int peer, absl::Span<const PeerMesh::Part> sends,
+                        absl::Span<const PeerMesh::Part> receives) {
+    return communicators_.ExchangeWith(peer, sends, receives);
+  };
+  ReplicaExchange exchange(std::move(options));
+  if (duties.source.has_value()) {
+    RETURN_IF_ERROR(exchange.ReceiveFrom(*duties.source, start.resume_step()));
+    TESSERA_LOG(INFO, "job {} rank {}: has its shards of step {} from rank {}", memory_.job_id,
+                rank, start.resume_step(), *duties.source);
+    return absl::OkStatus();
+  }
+  // What it gives is what it comes to.
+  RETURN_IF_ERROR(engine_->Reach(Step(start.resume_step())));
+  for (const int target : duties.targets)
+    RETURN_IF_ERROR(exchange.SendTo(target, start.resume_step()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> RankExecutor::BeginEngine(const v1::ExecutorStart& start) {
+  RETURN_IF_ERROR(engine_->Start(Step(start.resume_step())));
+  v1::ExecutorEvent event;
+  event.mutable_started()->set_epoch(start.epoch());
+  link_.Send(event);
+  if (start.frozen()) {
+    // The shard is at its step, and nothing that the trainer asks for is done.
+    PublishFailure(memory_.control_page(), static_cast<uint32_t>(start.epoch()),
+                   absl::AbortedError(absl::StrCat("the job is handed over at step ",
+                                                   start.resume_step(), ": no step is taken")));
+    return false;
+  }
   if (const std::string fake =
           FakeText(memory_.config.fake_all_gather, memory_.config.fake_reduce_scatter);
       !fake.empty()) {
     TESSERA_LOG(WARNING, "job {} trains nothing of use: {}", memory_.job_id, fake);
   }
-  v1::ExecutorEvent event;
-  event.mutable_started()->set_epoch(epoch.value());
-  link_.Send(event);
-  return absl::OkStatus();
+  return true;
 }
 
-void RankExecutor::RunEngine(Epoch epoch) {
-  const absl::Status status = engine_->Run();
+void RankExecutor::RebuildAndRun(const v1::ExecutorStart& start) {
+  absl::Status status = Rebuild(start);
+  if (status.ok()) {
+    const absl::StatusOr<bool> runs = BeginEngine(start);
+    if (runs.ok() && *runs) return RunEngine(Epoch(start.epoch()));
+    status = runs.status();
+  }
+  EndRun(Epoch(start.epoch()), status);
+}
+
+void RankExecutor::RunEngine(Epoch epoch) { EndRun(epoch, engine_->Run()); }
+
+void RankExecutor::EndRun(Epoch epoch, const absl::Status& status) {
   if (!CheckDevice(epoch)) return;
+  if (status.ok()) return;  // Nothing was to be run.
   // Aborted: a peer failed, and reports it. Told by the worker: it knows.
   if (!absl::IsAborted(status) && !link_.aborted()) ReportFailure(epoch, status);
 }

@@ -19,21 +19,58 @@ namespace tessera {
 absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(
     const v1::Job& job, const LocalRanks& local, const std::string& data_host,
     ExecutorLauncher* launcher, Emit emit, DeviceMemory* device_memory,
-    absl::Duration answer_timeout, MemoryBudget* budget) {
+    absl::Duration answer_timeout, MemoryBudget* budget, JobVault* vault) {
   ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local, device_memory, budget));
-  std::unique_ptr<HostedJob> hosted(
-      new HostedJob(job, std::move(regions), data_host, launcher, std::move(emit), answer_timeout));
-  for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
-    ASSIGN_OR_RETURN(std::thread supervisor,
-                     StartThread(absl::StrCat("job '", job.job_id(), "' rank ", rank),
-                                 [job = hosted.get(), rank] { job->Supervise(Rank(rank)); }));
-    hosted->supervisors_.push_back(std::move(supervisor));
-  }
+  if (device_memory != nullptr) vault = nullptr;  // It holds no memory of a GPU.
+  if (vault != nullptr) vault->PutJob(job, regions);
+  std::unique_ptr<HostedJob> hosted(new HostedJob(job, std::move(regions), data_host, launcher,
+                                                  std::move(emit), answer_timeout, vault));
+  RETURN_IF_ERROR(hosted->StartSupervisors());
   return hosted;
 }
 
+absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Restore(const v1::Job& job,
+                                                              const LocalRanks& local,
+                                                              const std::string& data_host,
+                                                              ExecutorLauncher* launcher, Emit emit,
+                                                              MemoryBudget* budget, JobVault* vault,
+                                                              JobDescriptors memory) {
+  ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Restore(job, local, budget, std::move(memory)));
+  std::unique_ptr<HostedJob> hosted(new HostedJob(job, std::move(regions), data_host, launcher,
+                                                  std::move(emit), kAnswerTimeout, vault));
+  hosted->EndEpochOfDaemonBefore();
+  RETURN_IF_ERROR(hosted->StartSupervisors());
+  return hosted;
+}
+
+absl::Status HostedJob::StartSupervisors() {
+  for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
+    ASSIGN_OR_RETURN(std::thread supervisor,
+                     StartThread(absl::StrCat("job '", job_id_, "' rank ", rank),
+                                 [this, rank] { Supervise(Rank(rank)); }));
+    supervisors_.push_back(std::move(supervisor));
+  }
+  return absl::OkStatus();
+}
+
+void HostedJob::EndEpochOfDaemonBefore() {
+  const absl::Status reason = absl::AbortedError("the worker's daemon was replaced");
+  absl::MutexLock lock(&mu_);
+  epoch_ = Epoch(job_.epoch());
+  phase_ = EpochPhase::kRunning;
+  // Attachments of then have other numbers.
+  next_attachment_ = absl::ToUnixMicros(absl::Now());
+  for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
+    ControlPage* page = regions_.control(Rank(rank));
+    if (page->failed_epoch.load() < page->epoch.load())
+      PublishFailure(page, page->epoch.load(), reason);
+  }
+  FailLocked(Rank(local().first()), std::string(reason.message()));
+}
+
 HostedJob::HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
-                     ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout)
+                     ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout,
+                     JobVault* vault)
     : job_id_(job.job_id()),
       creation_(job.creation()),
       regions_(std::move(regions)),
@@ -41,6 +78,7 @@ HostedJob::HostedJob(const v1::Job& job, JobRegions regions, std::string data_ho
       launcher_(launcher),
       emit_(std::move(emit)),
       answer_timeout_(answer_timeout),
+      vault_(vault),
       job_(job),
       ranks_(regions_.local().count()) {}
 
@@ -82,10 +120,7 @@ Epoch HostedJob::epoch() const {
   return epoch_;
 }
 
-bool HostedJob::has_begun() const {
-  absl::MutexLock lock(&mu_);
-  return has_begun_;
-}
+bool HostedJob::has_begun() const { return regions_.group()->has_begun.load() != 0; }
 
 void HostedJob::AbortAllLocked(Epoch ended, const absl::Status& reason, bool prepare) {
   regions_.AbortCollectives(ended, reason);
@@ -134,6 +169,7 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
     return;
   }
   job_ = prepare.job();
+  if (vault_ != nullptr) vault_->NoteJob(job_);
   // The error of another worker's rank may come this way first.
   const absl::Status reason(prepare.code() == 0 ? absl::StatusCode::kAborted
                                                 : static_cast<absl::StatusCode>(prepare.code()),
@@ -163,7 +199,11 @@ v1::WorkerEvent HostedJob::PreparedEventLocked() const {
   event.mutable_prepared()->set_creation(creation_);
   event.mutable_prepared()->set_epoch(epoch_.value());
   event.mutable_prepared()->set_decided_step(regions_.group()->decided_step.load());
-  event.mutable_prepared()->set_holds_nothing(!has_begun_);
+  const GroupPage& group = *regions_.group();
+  const bool lacks_values =
+      std::any_of(group.ranks, group.ranks + local().count(),
+                  [](const RankRecord& rank) { return rank.lacks_values.load() != 0; });
+  event.mutable_prepared()->set_holds_nothing(group.has_begun.load() == 0 || lacks_values);
   if (!local().spans_workers()) return event;
   event.mutable_prepared()->set_decision(
       EncodeDecision(*regions_.group(), regions_.update_counts(), regions_.config().groups.size()));
@@ -181,7 +221,7 @@ v1::HeldJob HostedJob::Describe() const {
   held.mutable_job()->clear_ranks();
   held.mutable_job()->clear_state_reason();
   held.set_decided_step(regions_.group()->decided_step.load());
-  held.set_has_begun(has_begun_);
+  held.set_has_begun(has_begun());
   return held;
 }
 
@@ -194,15 +234,22 @@ absl::Status HostedJob::LearnDecision(const v1::StartEpoch& start) const {
 void HostedJob::Start(const v1::StartEpoch& start) {
   absl::MutexLock lock(&mu_);
   if (start.epoch() != epoch_.value() || phase_ != EpochPhase::kPrepared) return;
-  const absl::Status learned = LearnDecision(start);
+  const bool is_rebuilt = std::any_of(start.rebuilt_ranks().begin(), start.rebuilt_ranks().end(),
+                                      [this](int32_t rank) { return local().Has(rank); });
+  // What is rebuilt learns it from another rank.
+  const absl::Status learned = is_rebuilt ? absl::OkStatus() : LearnDecision(start);
   if (!learned.ok()) return FailLocked(Rank(local().first()), std::string(learned.message()));
   phase_ = Transition(phase_, EpochEvent::kStart);
-  has_begun_ = true;
+  for (const int32_t rank : start.rebuilt_ranks()) {
+    if (local().Has(rank)) RecordOf(Rank(rank)).lacks_values.store(1);
+  }
+  regions_.group()->has_begun.store(1);
   v1::ExecutorCommand command;
   *command.mutable_start()->mutable_rank_addresses() = start.rank_addresses();
   command.mutable_start()->set_epoch(start.epoch());
   command.mutable_start()->set_resume_step(start.resume_step());
   command.mutable_start()->set_frozen(start.frozen());
+  *command.mutable_start()->mutable_rebuilt_ranks() = start.rebuilt_ranks();
   for (HostedRank& slot : ranks_) {
     slot.quiet = false;
     slot.vacant = false;

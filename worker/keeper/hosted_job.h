@@ -42,6 +42,7 @@
 #include "worker/keeper/hosted_rank.h"
 #include "worker/keeper/job_put.h"
 #include "worker/keeper/job_regions.h"
+#include "worker/keeper/job_vault.h"
 #include "worker/keeper/put_stage.h"
 
 namespace tessera {
@@ -57,12 +58,21 @@ class HostedJob {
   // coordinator is told. At most the answer timeout.
   static constexpr absl::Duration kStandstill = absl::Seconds(5);
 
-  // `launcher`, and `device_memory` and `budget` if there are any, outlive the job; `data_host` is
-  // as of WorkerServer::Options. Errors: as JobRegions::Create; ResourceExhausted  no thread.
+  // `launcher`, and `device_memory`, `budget` and `vault` if there are any, outlive the job;
+  // `data_host` is as of WorkerServer::Options. Errors: as JobRegions::Create; ResourceExhausted no
+  // thread.
   static absl::StatusOr<std::unique_ptr<HostedJob>> Create(
       const v1::Job& job, const LocalRanks& local, const std::string& data_host,
       ExecutorLauncher* launcher, Emit emit, DeviceMemory* device_memory = nullptr,
-      absl::Duration answer_timeout = kAnswerTimeout, MemoryBudget* budget = nullptr);
+      absl::Duration answer_timeout = kAnswerTimeout, MemoryBudget* budget = nullptr,
+      JobVault* vault = nullptr);
+  // One whose daemon has ended, from its memory. Its epoch is over. Errors: as JobRegions::Restore
+  static absl::StatusOr<std::unique_ptr<HostedJob>> Restore(const v1::Job& job,
+                                                            const LocalRanks& local,
+                                                            const std::string& data_host,
+                                                            ExecutorLauncher* launcher, Emit emit,
+                                                            MemoryBudget* budget, JobVault* vault,
+                                                            JobDescriptors memory);
   ~HostedJob();
 
   // --- What the coordinator commands. A command of an epoch that is past is ignored. ---
@@ -121,10 +131,17 @@ class HostedJob {
 
  private:
   HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
-            ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout);
+            ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout, JobVault* vault);
+  absl::Status StartSupervisors();
+  // Ends the epoch that an earlier daemon was in.
+  void EndEpochOfDaemonBefore();
   // Of a rank of this worker.
   HostedRank& SlotOf(Rank rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return ranks_[rank.value() - local().first()];
+  }
+  // What of it survives its executors.
+  RankRecord& RecordOf(Rank rank) const {
+    return regions_.group()->ranks[rank.value() - local().first()];
   }
   struct ExecutorEnd {
     std::string how;
@@ -200,6 +217,7 @@ class HostedJob {
   ExecutorLauncher* const launcher_;
   const Emit emit_;
   const absl::Duration answer_timeout_;
+  JobVault* const vault_;  // Null: nothing outlives this process.
   std::vector<std::thread> supervisors_;
 
   mutable absl::Mutex mu_;
@@ -210,7 +228,6 @@ class HostedJob {
   absl::Time preparing_since_ ABSL_GUARDED_BY(mu_);
   v1::WorkerEvent failure_ ABSL_GUARDED_BY(mu_);  // Of this epoch; unset: none.
   int64_t next_attachment_ ABSL_GUARDED_BY(mu_) = 1;
-  bool has_begun_ ABSL_GUARDED_BY(mu_) = false;
   v1::SaveWish wish_ ABSL_GUARDED_BY(mu_);
   int64_t ended_wish_ ABSL_GUARDED_BY(mu_) = 0;  // Up to this one they are over.
   // The last that ended, each once, as a coordinator must hear again.

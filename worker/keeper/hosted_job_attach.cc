@@ -82,6 +82,7 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
   response.set_next_step(regions_.group()->decided_step.load() + 1);
   response.set_ticket(TicketOf({job_id_, creation_, Rank(request.rank()), slot.attachment}));
   *response.mutable_job() = job_;
+  response.set_outlives_daemon(vault_ != nullptr);
   return response;
 }
 

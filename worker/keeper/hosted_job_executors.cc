@@ -94,6 +94,8 @@ absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
     ASSIGN_OR_RETURN(executor, launcher_->Launch(std::move(sockets.second),
                                                  absl::StrCat(job_id_, "/", rank.value())));
   }
+  if (vault_ != nullptr)
+    vault_->NoteExecutor(job_id_, creation_, rank, offer != nullptr ? 0 : executor->pid());
   const absl::Status sent = regions_.SendSetup(socket.get(), job, rank, data_host_);
   if (!sent.ok()) {
     socket.Reset();  // Ends the executor, also one that is a thread.
@@ -276,6 +278,8 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
       OnSaveReportLocked(rank, event.save());
       return;
     case v1::ExecutorEvent::kStarted:
+      if (event.started().epoch() == epoch_.value()) RecordOf(rank).lacks_values.store(0);
+      return;
     case v1::ExecutorEvent::EVENT_NOT_SET:
       return;
   }

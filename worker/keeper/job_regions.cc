@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status_macros.h"
+#include "base/version.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "proto/executor.pb.h"
@@ -30,16 +32,6 @@ static_assert(kSetupFds + kMaxLocalRanks <= kMaxPacketFds, "a setup does not fit
 int64_t ResidentBytes(int fd) {
   struct stat info;
   return fstat(fd, &info) == 0 ? static_cast<int64_t>(info.st_blocks) * 512 : 0;
-}
-
-// Memory of the device, or of the processor where there is none.
-absl::StatusOr<UniqueFd> CreateRegion(DeviceMemory* device_memory, const std::string& label,
-                                      int64_t size_bytes) {
-  if (device_memory == nullptr) {
-    ASSIGN_OR_RETURN(SharedRegion region, SharedRegion::Create(label, size_bytes));
-    return std::move(region).TakeFd();
-  }
-  return device_memory->Create(label, size_bytes);
 }
 
 class FileReader : public MemoryReader {
@@ -89,14 +81,45 @@ int64_t HostBytes(const JobMemory& plan, const JobConfig& config, int num_ranks,
   return bytes;
 }
 
-// Makes a flight ring of `region`; returns a mapping to read it by.
-absl::StatusOr<Mapping> FormatAndMap(const SharedRegion& region) {
-  ASSIGN_OR_RETURN(const Mapping writable, Mapping::CreateWhole(region.fd(), Access::kReadWrite));
-  FormatFlightRing(reinterpret_cast<FlightRing*>(writable.data()));
-  return Mapping::CreateWhole(region.fd(), Access::kReadOnly);
-}
+// Of a rank, as labels name them; "": what its ranks share.
+std::string PartOf(int rank) { return absl::StrCat(rank); }
+constexpr char kShared[] = "";
 
 }  // namespace
+
+// Where a job's regions come from: they are made, or were held since an earlier process made them.
+class JobRegions::Source {
+ public:
+  Source(std::string job_id, JobDescriptors* held) : job_id_(std::move(job_id)), held_(held) {}
+
+  bool makes() const { return held_ == nullptr; }
+  // Of the processor's memory. Each part's are asked for in one order.
+  absl::StatusOr<SharedRegion> Take(const std::string& part, absl::string_view what,
+                                    int64_t size_bytes) {
+    const std::string label = LabelOf(part, what);
+    if (makes()) return SharedRegion::Create(label, size_bytes);
+    std::vector<UniqueFd>& fds = (*held_)[part];
+    const size_t index = next_[part]++;
+    if (index >= fds.size()) return absl::InvalidArgumentError(absl::StrCat("no region ", label));
+    return SharedRegion::Adopt(label, std::move(fds[index]), size_bytes);
+  }
+  // Of the device, or of the processor where there is none.
+  absl::StatusOr<UniqueFd> Take(DeviceMemory* device_memory, const std::string& part,
+                                absl::string_view what, int64_t size_bytes) {
+    if (device_memory != nullptr) return device_memory->Create(LabelOf(part, what), size_bytes);
+    ASSIGN_OR_RETURN(SharedRegion region, Take(part, what, size_bytes));
+    return std::move(region).TakeFd();
+  }
+
+ private:
+  std::string LabelOf(const std::string& part, absl::string_view what) const {
+    return absl::StrCat(job_id_, part.empty() ? "" : "/", part, "/", what);
+  }
+
+  const std::string job_id_;
+  JobDescriptors* const held_;
+  std::map<std::string, size_t> next_;
+};
 
 absl::StatusOr<LocalRanks> LocalRanksOf(const v1::Job& job, const std::string& worker_id) {
   std::vector<std::string> workers(job.placements_size());
@@ -121,30 +144,33 @@ absl::StatusOr<LocalRanks> LocalRanksOf(const v1::Job& job, const std::string& w
   return local;
 }
 
-absl::StatusOr<JobRegions::RankRegions> JobRegions::CreateRank(const std::string& label,
-                                                               const JobMemory& plan,
-                                                               DeviceMemory* device_memory,
-                                                               bool state_on_host) {
+absl::StatusOr<JobRegions::RankRegions> JobRegions::MakeRank(int rank, const JobMemory& plan,
+                                                             DeviceMemory* device_memory,
+                                                             bool state_on_host, Source* source) {
+  const std::string part = PartOf(rank);
   ASSIGN_OR_RETURN(SharedRegion gradients,
-                   SharedRegion::Create(label + "/gradients", plan.gradient_region_bytes()));
-  ASSIGN_OR_RETURN(UniqueFd state, CreateRegion(state_on_host ? nullptr : device_memory,
-                                                label + "/state", plan.state_region_bytes()));
+                   source->Take(part, "gradients", plan.gradient_region_bytes()));
+  ASSIGN_OR_RETURN(UniqueFd state, source->Take(state_on_host ? nullptr : device_memory, part,
+                                                "state", plan.state_region_bytes()));
   UniqueFd device_gradients;
   if (device_memory != nullptr) {
-    ASSIGN_OR_RETURN(device_gradients, CreateRegion(device_memory, label + "/device-gradients",
+    ASSIGN_OR_RETURN(device_gradients, source->Take(device_memory, part, "device-gradients",
                                                     plan.device_gradient_region_bytes()));
   }
-  ASSIGN_OR_RETURN(SharedRegion control,
-                   SharedRegion::Create(label + "/control", sizeof(ControlPage)));
+  ASSIGN_OR_RETURN(SharedRegion control, source->Take(part, "control", sizeof(ControlPage)));
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
   ControlPage* page = reinterpret_cast<ControlPage*>(mapping.data());
   page->version = kControlPageVersion;
   const DeviceName device = device_memory == nullptr ? DeviceName() : device_memory->device();
   page->device = device.number;
   page->device_uuid = device.uuid;
-  ASSIGN_OR_RETURN(SharedRegion flight,
-                   SharedRegion::Create(label + "/flight", sizeof(FlightRing)));
-  ASSIGN_OR_RETURN(Mapping flight_mapping, FormatAndMap(flight));
+  ASSIGN_OR_RETURN(SharedRegion flight, source->Take(part, "flight", sizeof(FlightRing)));
+  if (source->makes()) {
+    ASSIGN_OR_RETURN(const Mapping ring, Mapping::CreateWhole(flight.fd(), Access::kReadWrite));
+    FormatFlightRing(reinterpret_cast<FlightRing*>(ring.data()));
+  }
+  ASSIGN_OR_RETURN(Mapping flight_mapping, Mapping::CreateWhole(flight.fd(), Access::kReadOnly));
+  RETURN_IF_ERROR(CheckFlightRing(*reinterpret_cast<const FlightRing*>(flight_mapping.data())));
   return RankRegions{std::move(gradients),     std::move(state),  std::move(device_gradients),
                      std::move(control),       std::move(flight), std::move(mapping),
                      std::move(flight_mapping)};
@@ -152,6 +178,29 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::CreateRank(const std::string
 
 absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRanks& local,
                                               DeviceMemory* device_memory, MemoryBudget* budget) {
+  Source source(job.job_id(), nullptr);
+  return Make(job, local, device_memory, budget, &source);
+}
+
+absl::StatusOr<JobRegions> JobRegions::Restore(const v1::Job& job, const LocalRanks& local,
+                                               MemoryBudget* budget, JobDescriptors held) {
+  Source source(job.job_id(), &held);
+  return Make(job, local, /*device_memory=*/nullptr, budget, &source);
+}
+
+std::map<std::string, std::vector<int>> JobRegions::Descriptors() const {
+  std::map<std::string, std::vector<int>> parts;
+  parts[kShared] = {parameters_.get(), group_.fd()};
+  for (int rank = local_.first(); rank < local_.first() + local_.count(); ++rank) {
+    const RankRegions& own = Of(Rank(rank));
+    parts[PartOf(rank)] = {own.gradients.fd(), own.state.get(), own.control.fd(), own.flight.fd()};
+  }
+  return parts;
+}
+
+absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks& local,
+                                            DeviceMemory* device_memory, MemoryBudget* budget,
+                                            Source* source) {
   ASSIGN_OR_RETURN(const ModelSpec model, DecodeModel(job.model()));
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
   RETURN_IF_ERROR(ValidateJobConfig(config, model));
@@ -175,25 +224,32 @@ absl::StatusOr<JobRegions> JobRegions::Create(const v1::Job& job, const LocalRan
   if (budget != nullptr) {
     const int64_t bytes = channel_bytes + HostBytes(plan, config, local.count(),
                                                     device_memory == nullptr, state_on_host);
-    ASSIGN_OR_RETURN(reserved, budget->Reserve(absl::StrCat("job '", job.job_id(), "'"), bytes));
+    auto reservation = budget->Reserve(absl::StrCat("job '", job.job_id(), "'"), bytes);
+    if (reservation.ok()) {
+      reserved = *std::move(reservation);
+    } else if (source->makes()) {
+      return reservation.status();
+    } else {  // It has the memory all the same.
+      TESSERA_LOG(WARNING, "{}", reservation.status().ToString());
+    }
   }
-  ASSIGN_OR_RETURN(UniqueFd parameters, CreateRegion(device_memory, job.job_id() + "/parameters",
+  ASSIGN_OR_RETURN(UniqueFd parameters, source->Take(device_memory, kShared, "parameters",
                                                      of_parameters.region_bytes()));
-  ASSIGN_OR_RETURN(SharedRegion group,
-                   SharedRegion::Create(job.job_id() + "/group",
-                                        ChannelOffsetBytes(plan, local.count()) + channel_bytes));
+  ASSIGN_OR_RETURN(
+      SharedRegion group,
+      source->Take(kShared, "group", ChannelOffsetBytes(plan, local.count()) + channel_bytes));
   JobRegions regions(std::move(parameters), std::move(group));
   ASSIGN_OR_RETURN(regions.group_mapping_,
                    Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
   for (int slot = 0; slot < of_parameters.num_slots(); ++slot) {
     ASSIGN_OR_RETURN(UniqueFd memory,
-                     CreateRegion(device_memory, absl::StrCat(job.job_id(), "/slot-", slot),
+                     source->Take(device_memory, kShared, absl::StrCat("slot-", slot),
                                   of_parameters.slot_bytes()));
     regions.slots_.push_back(std::move(memory));
   }
   for (int rank = local.first(); rank < local.first() + local.count(); ++rank) {
-    const std::string label = absl::StrCat(job.job_id(), "/", rank);
-    ASSIGN_OR_RETURN(RankRegions of_rank, CreateRank(label, plan, device_memory, state_on_host));
+    ASSIGN_OR_RETURN(RankRegions of_rank,
+                     MakeRank(rank, plan, device_memory, state_on_host, source));
     regions.ranks_.push_back(std::move(of_rank));
   }
   if (device_memory != nullptr) {
@@ -261,6 +317,8 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
   setup.mutable_job()->clear_ranks();
   setup.set_rank(rank.value());
   setup.set_data_host(data_host);
+  setup.set_protocol(kProtocol);
+  setup.set_version(kVersion);
   const std::string bytes = setup.SerializeAsString();
   ASSIGN_OR_RETURN(const SharedRegion message,
                    SharedRegion::Create(job.job_id() + "/setup", bytes.size()));

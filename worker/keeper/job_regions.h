@@ -3,6 +3,7 @@
 #ifndef TESSERA_WORKER_KEEPER_JOB_REGIONS_H_
 #define TESSERA_WORKER_KEEPER_JOB_REGIONS_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -49,6 +50,9 @@ struct LocalRanks {
 //         NotFound         no rank of the job is on `worker_id`
 absl::StatusOr<LocalRanks> LocalRanksOf(const v1::Job& job, const std::string& worker_id);
 
+// By part, what a process that holds a job's memory has of it.
+using JobDescriptors = std::map<std::string, std::vector<UniqueFd>>;
+
 class JobRegions {
  public:
   // Errors: InvalidArgument    the job's model or config is invalid, or another number of ranks is
@@ -61,6 +65,13 @@ class JobRegions {
   static absl::StatusOr<JobRegions> Create(const v1::Job& job, const LocalRanks& local,
                                            DeviceMemory* device_memory = nullptr,
                                            MemoryBudget* budget = nullptr);
+  // The same memory again, of the processor, from what Descriptors() says; of more than `budget`
+  // has, none of it is reserved. Errors: InvalidArgument  it is not the memory of such a job
+  static absl::StatusOr<JobRegions> Restore(const v1::Job& job, const LocalRanks& local,
+                                            MemoryBudget* budget, JobDescriptors held);
+  // What another process has to hold so that the memory outlives this one: owned by this. Of memory
+  // of the processor alone.
+  std::map<std::string, std::vector<int>> Descriptors() const;
 
   const ModelLayout& layout() const { return layout_; }
   const JobConfig& config() const { return config_; }
@@ -106,8 +117,13 @@ class JobRegions {
   };
   JobRegions(UniqueFd parameters, SharedRegion group)
       : parameters_(std::move(parameters)), group_(std::move(group)) {}
-  static absl::StatusOr<RankRegions> CreateRank(const std::string& label, const JobMemory& plan,
-                                                DeviceMemory* device_memory, bool state_on_host);
+  class Source;
+  static absl::StatusOr<JobRegions> Make(const v1::Job& job, const LocalRanks& local,
+                                         DeviceMemory* device_memory, MemoryBudget* budget,
+                                         Source* source);
+  static absl::StatusOr<RankRegions> MakeRank(int rank, const JobMemory& plan,
+                                              DeviceMemory* device_memory, bool state_on_host,
+                                              Source* source);
 
   const RankRegions& Of(Rank rank) const { return ranks_[rank.value() - local_.first()]; }
 

@@ -69,6 +69,18 @@ void Keeper::Drop(const std::string& job_id, int64_t creation) {
               it->second->creation());
   job = std::move(it->second);
   jobs_.erase(it);
+  if (vault_ != nullptr) vault_->Drop(job_id, job->creation());
+}
+
+absl::Status Keeper::TakeOver(JobVault::HeldJob held) {
+  const std::string job_id = held.job.job_id();
+  ASSIGN_OR_RETURN(const LocalRanks local, LocalRanksOf(held.job, worker_id_));
+  ASSIGN_OR_RETURN(std::shared_ptr<HostedJob> job,
+                   HostedJob::Restore(held.job, local, data_host_, launcher_, emit_, budget_,
+                                      vault_, std::move(held.memory)));
+  absl::MutexLock lock(&mu_);
+  jobs_[job_id] = std::move(job);
+  return absl::OkStatus();
 }
 
 void Keeper::Describe(const v1::DescribeJob& describe) const {
@@ -100,6 +112,20 @@ void Keeper::Start(const v1::StartEpoch& start) {
   ReportFailure(start.job_id(), start.creation(), start.epoch(), "does not hold the job");
 }
 
+namespace {
+
+// Whether what the worker has of the job is of no use in the epoch: the job lost its shards
+// elsewhere, or its ranks have been on another worker since.
+bool IsVoid(const v1::PrepareEpoch& prepare, const HostedJob& job, int first_rank) {
+  Epoch since;
+  for (const v1::RankPlacement& placement : prepare.job().placements()) {
+    if (placement.rank() == first_rank) since = Epoch(placement.since_epoch());
+  }
+  return job.has_begun() && (prepare.begin_anew() || job.epoch() < since);
+}
+
+}  // namespace
+
 void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   const std::string& job_id = prepare.job().job_id();
   const int64_t creation = prepare.job().creation();
@@ -111,14 +137,14 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   absl::StatusOr<LocalRanks> local = LocalRanksOf(prepare.job(), worker_id_);
   status.Update(local.status());
   const bool is_void = status.ok() && job != nullptr &&
-                       ((prepare.begin_anew() && job->has_begun()) || !(job->local() == *local));
+                       (IsVoid(prepare, *job, local->first()) || !(job->local() == *local));
   if (is_void) {
     job.reset();
     Drop(job_id, creation);
   }
   if (status.ok() && job == nullptr) {
     auto created = HostedJob::Create(prepare.job(), *local, data_host_, launcher_, emit_,
-                                     device_memory_, HostedJob::kAnswerTimeout, budget_);
+                                     device_memory_, HostedJob::kAnswerTimeout, budget_, vault_);
     status = created.status();
     if (status.ok()) {
       job = *std::move(created);

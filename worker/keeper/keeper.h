@@ -37,18 +37,23 @@ struct ClaimedAttachment {
 class Keeper {
  public:
   // `launcher`, and `device_memory`, which jobs are on if it is not null, outlive the keeper; so
-  // does `budget`, of the processor's memory, null: as much as there is.
+  // do `budget`, of the processor's memory, null: as much as there is; and `vault`, null: jobs end
+  // with this process.
   // `emit` is called from many threads and must not call back. `data_host` is as of
   // WorkerServer::Options.
   Keeper(std::string worker_id, std::string data_host, ExecutorLauncher* launcher,
          HostedJob::Emit emit, DeviceMemory* device_memory = nullptr,
-         MemoryBudget* budget = nullptr)
+         MemoryBudget* budget = nullptr, JobVault* vault = nullptr)
       : worker_id_(std::move(worker_id)),
         data_host_(std::move(data_host)),
         launcher_(launcher),
         emit_(std::move(emit)),
         device_memory_(device_memory),
-        budget_(budget) {}
+        budget_(budget),
+        vault_(vault) {}
+  // Takes a job over that an earlier daemon left. Before all else.
+  // Errors: as HostedJob::Restore, LocalRanksOf
+  absl::Status TakeOver(JobVault::HeldJob held);
 
   void HandleCommand(const v1::CoordinatorCommand& command);
   // Everything the coordinator must hear when a connection to it begins: progress first.
@@ -102,6 +107,7 @@ class Keeper {
   const HostedJob::Emit emit_;
   DeviceMemory* const device_memory_;
   MemoryBudget* const budget_;
+  JobVault* const vault_;
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<HostedJob>> jobs_ ABSL_GUARDED_BY(mu_);
 };

@@ -32,6 +32,20 @@ absl::StatusOr<SharedRegion> SharedRegion::Create(absl::string_view label, int64
   return SharedRegion(std::move(fd), size_bytes);
 }
 
+absl::StatusOr<SharedRegion> SharedRegion::Adopt(absl::string_view label, UniqueFd fd,
+                                                 int64_t size_bytes) {
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", label));
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+  if (info.st_size != size_bytes || seals < 0 || (seals & kSeals) != kSeals) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "region ", label, ": ", info.st_size, " bytes", seals < 0 ? "" : " and seals ",
+        seals < 0 ? "" : absl::StrCat(seals), " where ", size_bytes, " sealed bytes should be"));
+  }
+  return SharedRegion(std::move(fd), size_bytes);
+}
+
 absl::StatusOr<Mapping> Mapping::Create(int fd, int64_t offset_bytes, int64_t size_bytes,
                                         Access access) {
   struct stat info;

@@ -22,6 +22,10 @@ class SharedRegion {
   // `label` shows in /proc/PID/maps. The region is zero-filled and its size is sealed.
   // Errors: InvalidArgument size_bytes < 1; ResourceExhausted no descriptor or memory is left.
   static absl::StatusOr<SharedRegion> Create(absl::string_view label, int64_t size_bytes);
+  // One that Create made, perhaps of another process.
+  // Errors: InvalidArgument  it is of another size, or its size is not sealed
+  static absl::StatusOr<SharedRegion> Adopt(absl::string_view label, UniqueFd fd,
+                                            int64_t size_bytes);
 
   int fd() const { return fd_.get(); }
   int64_t size_bytes() const { return size_bytes_; }

@@ -14,11 +14,13 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "base/version.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "job/field_limits.h"
 #include "job/map_session.h"
 #include "net/credentials.h"
+#include "proto/vault.pb.h"
 #include "worker/agent/coordinator_agent.h"
 #include "worker/agent/live_sources.h"
 #include "worker/agent/map_relay.h"
@@ -28,6 +30,7 @@
 #include "worker/keeper/descriptor_server.h"
 #include "worker/keeper/direct_maps.h"
 #include "worker/keeper/executor_launcher.h"
+#include "worker/keeper/job_vault.h"
 #include "worker/keeper/keeper.h"
 #include "worker/keeper/memory_budget.h"
 #include "worker/keeper/state_map.h"
@@ -97,12 +100,27 @@ class WorkerServerImpl : public WorkerServer {
                                              : MachineMemoryBytes() / 10 * 9);
     TESSERA_LOG(INFO, "jobs get up to {} of this machine's memory",
                 BytesText(budget_->all_bytes()));
+    JobVault::Held held;
+    if (options.vault != nullptr) {
+      vault_.emplace(options.vault);
+      ASSIGN_OR_RETURN(held, vault_->TakeOver(options.worker_id));
+    }
     keeper_ = std::make_unique<Keeper>(
         options.worker_id, options.data_host, launcher_.get(),
         [this](const v1::WorkerEvent& event) { agent_->Send(event); }, device_memory_.get(),
-        &*budget_);
-    // The incarnation grows with each start, also over a restart of the machine.
-    const int64_t incarnation = absl::ToUnixMicros(absl::Now());
+        &*budget_, vault_.has_value() ? &*vault_ : nullptr);
+    v1::VaultedWorker self;
+    self.set_protocol(kProtocol);
+    self.set_version(kVersion);
+    self.set_worker_id(options.worker_id);
+    // The incarnation grows with each start that finds no memory, also over a restart of the
+    // machine.
+    self.set_incarnation(absl::ToUnixMicros(absl::Now()));
+    if (!held.jobs.empty()) {
+      self.set_incarnation(held.worker->incarnation());
+      self.set_cluster_id(held.worker->cluster_id());
+    }
+    const int64_t incarnation = self.incarnation();
     CoordinatorAgent::Options agent;
     agent.coordinator = CoordinatorOf(options);
     agent.worker_id = options.worker_id;
@@ -125,6 +143,15 @@ class WorkerServerImpl : public WorkerServer {
     agent.on_connected = [this] { return keeper_->OnConnected(); };
     agent.heartbeat = [this] { return keeper_->Progress(); };
     agent.holds_jobs = [this] { return keeper_->holds_jobs(); };
+    agent.cluster = self.cluster_id();
+    if (vault_.has_value()) {
+      vault_->PutWorker(self);
+      agent.on_cluster = [this, self](const std::string& cluster) {
+        v1::VaultedWorker known = self;
+        known.set_cluster_id(cluster);
+        vault_->PutWorker(known);
+      };
+    }
     agent_ = std::make_unique<CoordinatorAgent>(std::move(agent));
     if (!options.state_listen_address.empty()) {
       auto listener = StateListener::Start(options.state_listen_address, options.tls,
@@ -171,6 +198,12 @@ class WorkerServerImpl : public WorkerServer {
     umask(old_mask);
     if (server_ == nullptr)
       return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address()));
+    for (JobVault::HeldJob& job : held.jobs) {
+      const std::string job_id = job.job.job_id();
+      RETURN_IF_ERROR(Annotate(keeper_->TakeOver(std::move(job)),
+                               absl::StrCat("job '", job_id, "' of the daemon before")));
+      TESSERA_LOG(INFO, "job {}: taken over from the daemon before", job_id);
+    }
     return agent_->Start();
   }
 
@@ -186,6 +219,12 @@ class WorkerServerImpl : public WorkerServer {
     if (keeper_ != nullptr) keeper_->Shutdown();
     server_.reset();
     folder_.reset();
+  }
+
+  void Leave() override {
+    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
+    agent_->Stop();
+    unlink(socket_path_.c_str());
   }
 
   std::string address() const override { return absl::StrCat("unix:", socket_path_); }
@@ -234,6 +273,7 @@ class WorkerServerImpl : public WorkerServer {
   std::shared_ptr<DeviceMemory> device_memory_;
   std::unique_ptr<CoordinatorAgent> agent_;
   std::optional<MemoryBudget> budget_;
+  std::optional<JobVault> vault_;
   std::unique_ptr<Keeper> keeper_;
   LiveSources sources_;
   LiveFetchService fetches_{&sources_};

@@ -11,6 +11,7 @@
 #include "net/transport_security.h"
 #include "worker/device/device_memory.h"
 #include "worker/executor/executor_machine.h"
+#include "worker/vault/vault_client.h"
 
 namespace tessera {
 
@@ -45,6 +46,9 @@ class WorkerServer {
     std::shared_ptr<DeviceMemory> device_memory;
     int64_t memory_bytes = 0;  // Of the processor's, for jobs; 0: nine tenths of the machine's.
     ExecutorMachine machine;   // Of executors that are threads; processes find their own.
+    // Holds jobs' memory, so that they outlive this process: what an earlier one of this worker
+    // left there is taken over. Null: jobs end with this process.
+    std::shared_ptr<VaultClient> vault;
   };
   // Errors: InvalidArgument     a missing or malformed option, some but not all TLS files
   //         FailedPrecondition  the coordinator is on another machine and neither TLS files nor
@@ -54,6 +58,7 @@ class WorkerServer {
   //         AlreadyExists       another worker has the folder
   //         as StateListener::Start, naming --state-listen
   //         NotFound            no executor binary, a TLS file
+  //         as JobVault::TakeOver
   //         PermissionDenied    the folder cannot be made, is another user's or others may write
   //                             to it
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const Options& options);
@@ -61,6 +66,9 @@ class WorkerServer {
   virtual ~WorkerServer() = default;
   // Ends jobs, executors and connections; removes the sockets.
   virtual void Stop() = 0;
+  // Ends connections alone: with a vault, jobs go on with the next worker of this name. The process
+  // is to end at once, and its executors with it.
+  virtual void Leave() = 0;
   virtual std::string address() const = 0;  // "unix:/.../worker.sock"
   virtual bool connected() const = 0;       // To the coordinator.
   // For tests: ends a rank's executor process as SIGKILL does.

@@ -1,12 +1,14 @@
 #include "worker/service/worker_service.h"
 
 #include "absl/strings/str_cat.h"
+#include "net/caller_version.h"
 #include "proto/grpc_status.h"
 #include "worker/service/rank_dump.h"
 
 namespace tessera {
 grpc::Status WorkerService::Attach(grpc::ServerContext* context, const v1::AttachRequest* request,
                                    v1::AttachResponse* response) {
+  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   absl::StatusOr<v1::AttachResponse> attached = keeper_->Attach(*request);
   if (!attached.ok()) return ToGrpcStatus(attached.status());
   *response = *std::move(attached);

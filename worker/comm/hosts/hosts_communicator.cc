@@ -57,7 +57,10 @@ absl::Status HostsCommunicator::Run(Operation operation, std::initializer_list<i
   operation_.digest = OperationDigest(operation, arguments);
   absl::Status status = Agree();
   if (status.ok()) status = body();
-  if (status.ok()) return status;
+  return status.ok() ? status : Break(status);
+}
+
+absl::Status HostsCommunicator::Break(const absl::Status& status) {
   broken_ = Annotate(status, Describe(operation_.digest));
   options_.local->Abort(broken_);
   options_.mesh->Tell(broken_);
@@ -86,6 +89,16 @@ absl::Status HostsCommunicator::Exchange(absl::Span<const int> peers,
                                          absl::Span<const PeerMesh::Part> receives) {
   return options_.mesh->Exchange(operation_, peers, sends, receives,
                                  absl::Now() + options_.timeout + options_.host_grace);
+}
+
+absl::Status HostsCommunicator::ExchangeWith(int peer, absl::Span<const PeerMesh::Part> sends,
+                                             absl::Span<const PeerMesh::Part> receives,
+                                             absl::Duration timeout) {
+  if (!broken_.ok()) return broken_;
+  operation_.digest = OperationDigest(Operation::kExchange, {});
+  const absl::Status status =
+      options_.mesh->Exchange(operation_, {peer}, sends, receives, absl::Now() + timeout);
+  return status.ok() ? status : Break(status);
 }
 
 absl::Status HostsCommunicator::Barrier() {

@@ -75,12 +75,18 @@ class HostsCommunicator : public Communicator {
                                    host::GradientStats* stats) override;
   void Abort(absl::Status reason) override;
   int64_t payload_bytes_copied() const override { return payload_bytes_copied_; }
+  // No collective: moves bytes to and from one of RankTopology::Peers, which calls it too. Errors:
+  // as the others', and of those that this rank communicates with.
+  absl::Status ExchangeWith(int peer, absl::Span<const PeerMesh::Part> sends,
+                            absl::Span<const PeerMesh::Part> receives, absl::Duration timeout);
 
  private:
   bool leads() const { return options_.rank == first_; }
   // Runs `body` as the operation, unless one failed before; tells everyone of the first failure.
   absl::Status Run(Operation operation, std::initializer_list<int64_t> arguments,
                    const std::function<absl::Status()>& body);
+  // The operation under way has failed: notes it, and tells everyone.
+  absl::Status Break(const absl::Status& status);
   // Compares the digests of this host's ranks.
   absl::Status Agree();
   absl::Status Exchange(absl::Span<const int> peers, absl::Span<const PeerMesh::Part> sends,

@@ -1,0 +1,93 @@
+#include "coordinator/core/job_placer.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "coordinator/core/job_spec.h"
+
+namespace tessera::coordinator {
+
+std::string DescribeWorkers(const JobStatus& status) {
+  const std::set<WorkerId> workers = WorkersOf(status.placements);
+  return absl::StrCat(workers.size() == 1 ? "worker " : "workers ",
+                      absl::StrJoin(workers, ", ", [](std::string* out, const WorkerId& worker) {
+                        absl::StrAppend(out, "'", worker.value(), "'");
+                      }));
+}
+
+PlacementRequest JobPlacer::RequestFor(const JobId& id, const Job& job) const {
+  PlacementRequest request;
+  request.world_size = job.spec->config.world_size;
+  request.rule = options_->placement;
+  request.ranks_per_worker = job.spec->config.shard_group_size;
+  request.claimed = state_->ClaimedByOthers(id);
+  for (const auto& [key, holders] : orphans_->all()) {
+    const HeldJob* held = key.first == id ? nullptr : Orphans::Latest(holders);
+    if (held == nullptr || state_->FindJob(key.first) != nullptr) continue;
+    for (const HeldJob::Place& place : held->places)
+      request.claimed.emplace(place.worker, place.device);
+  }
+  if (const auto avoided = avoided_->find(id); avoided != avoided_->end()) {
+    request.avoided = avoided->second.ids();
+  }
+  request.previous = job.status.placements;
+  return request;
+}
+
+std::optional<std::vector<RankPlacement>> JobPlacer::Place(const JobId& id, const Job& job) const {
+  const PlacementRequest request = RequestFor(id, job);
+  if (!job.status.bound || MemoryIsGone(id, job)) {
+    return AssignRanks(state_->members(), request);
+  }
+  const std::set<WorkerId> holders = LiveHolders(id, job);
+  if (holders.size() == WorkersOf(job.status.placements).size()) return job.status.placements;
+  if (holders.empty() || !EachWorkerHasAll(*job.spec, job.status.placements)) return std::nullopt;
+  return ReplaceGroups(state_->members(), request, holders);
+}
+
+std::set<WorkerId> JobPlacer::LiveHolders(const JobId& id, const Job& job) const {
+  const auto avoided = avoided_->find(id);
+  std::set<WorkerId> holders;
+  for (const RankPlacement& placement : job.status.placements) {
+    if (avoided != avoided_->end() && avoided->second.ids().count(placement.worker) > 0) continue;
+    if (state_->members().IsLive(placement.worker, placement.incarnation))
+      holders.insert(placement.worker);
+  }
+  for (const WorkerId& worker : EmptyWorkers(id, job)) holders.erase(worker);
+  return holders;
+}
+
+std::set<WorkerId> JobPlacer::EmptyWorkers(const JobId& id, const Job& job) const {
+  std::set<WorkerId> empty = state_->RestartedWorkers(job.status);
+  // Once the epoch runs, who was empty may have been given its shards: the next one asks again.
+  if (job.status.state != JobState::kStarting) return empty;
+  const auto runtime = runtimes_->find(id);
+  if (runtime == runtimes_->end() || runtime->second.epoch != job.status.epoch ||
+      !runtime->second.gather.complete()) {
+    return empty;
+  }
+  const std::set<WorkerId>& told = runtime->second.gather.empty_workers();
+  // Where nobody holds anything, and nothing was committed, no epoch had reached them yet.
+  const bool is_new =
+      job.committed_step == Step(0) && told.size() == WorkersOf(job.status.placements).size();
+  if (!is_new) empty.insert(told.begin(), told.end());
+  return empty;
+}
+
+bool JobPlacer::MemoryIsGone(const JobId& id, const Job& job) const {
+  const std::set<WorkerId> empty = EmptyWorkers(id, job);
+  if (empty.empty()) return false;
+  return !EachWorkerHasAll(*job.spec, job.status.placements) ||
+         empty.size() == WorkersOf(job.status.placements).size();
+}
+
+std::string JobPlacer::WhyWaiting(const JobId& id, const Job& job) const {
+  if (!job.status.bound) return DescribeShortage(state_->members(), RequestFor(id, job));
+  const std::string holders =
+      absl::StrCat("needs ", DescribeWorkers(job.status), ", which holds its shards");
+  if (!EachWorkerHasAll(*job.spec, job.status.placements)) return holders;
+  return absl::StrCat(holders, "; or one of these and, for each other, one with ",
+                      job.spec->config.shard_group_size,
+                      " free devices whose ranks reach each other");
+}
+
+}  // namespace tessera::coordinator

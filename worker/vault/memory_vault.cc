@@ -1,0 +1,166 @@
+#include "worker/vault/memory_vault.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "proto/vault.pb.h"
+#include "worker/memory/fd_passing.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kSocketName[] = "/vault.sock";
+// For a vault that ends just now.
+constexpr int kConnectTries = 100;
+constexpr absl::Duration kBetweenTries = absl::Milliseconds(20);
+
+class MemoryVault {
+ public:
+  // Nothing but who the daemon was.
+  bool empty() const { return parts_.empty() || parts_.rbegin()->first.first.empty(); }
+
+  // Does what one daemon asks, until it goes.
+  void Serve(int daemon) {
+    while (true) {
+      absl::StatusOr<Packet> packet = ReceivePacket(daemon);
+      if (!packet.ok()) return;
+      v1::VaultCommand command;
+      if (!command.ParseFromString(packet->bytes)) return;
+      if (!Do(daemon, command, std::move(packet->fds))) return;
+    }
+  }
+
+ private:
+  using Key = std::pair<std::string, std::string>;  // Owner, part.
+
+  bool Do(int daemon, const v1::VaultCommand& command, std::vector<UniqueFd> fds) {
+    v1::VaultAnswer answer;
+    switch (command.command_case()) {
+      case v1::VaultCommand::kPut:
+        parts_[{command.put().owner(), command.put().part()}] = std::move(fds);
+        return Send(daemon, answer, {});
+      case v1::VaultCommand::kDrop:
+        for (auto it = parts_.lower_bound({command.drop().owner(), ""});
+             it != parts_.end() && it->first.first == command.drop().owner();) {
+          it = parts_.erase(it);
+        }
+        return Send(daemon, answer, {});
+      case v1::VaultCommand::kList:
+        for (const auto& [key, held] : parts_) {
+          answer.set_is_part(true);
+          answer.set_owner(key.first);
+          answer.set_part(key.second);
+          if (!Send(daemon, answer, held)) return false;
+        }
+        return Send(daemon, v1::VaultAnswer(), {});
+      case v1::VaultCommand::COMMAND_NOT_SET:
+        answer.set_error("the vault does not know this command: it is of an older version");
+        return Send(daemon, answer, {});
+    }
+    return false;
+  }
+
+  static bool Send(int daemon, v1::VaultAnswer answer, const std::vector<UniqueFd>& held) {
+    answer.set_is_answer(true);
+    std::vector<int> fds;
+    for (const UniqueFd& fd : held) fds.push_back(fd.get());
+    return SendPacket(daemon, answer.SerializeAsString(), fds).ok();
+  }
+
+  std::map<Key, std::vector<UniqueFd>> parts_;
+};
+
+// Has nothing of the process that it was forked from but the listener.
+[[noreturn]] void BeVault(UniqueFd listener, absl::Duration patience) {
+  setsid();
+  prctl(PR_SET_NAME, "tessera-vault");
+  prctl(PR_SET_DUMPABLE, 0);  // Whoever may look into its memory may open what it holds.
+  const int socket = listener.get();
+  if (const int null = open("/dev/null", O_RDWR); null >= 0) {
+    for (int fd = 0; fd <= 2; ++fd) dup2(null, fd);
+    if (null > 2) close(null);
+  }
+  if (socket > 3) syscall(SYS_close_range, 3, socket - 1, 0);
+  syscall(SYS_close_range, socket + 1, ~0U, 0);
+  signal(SIGPIPE, SIG_IGN);
+  if (const int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); score >= 0) {
+    (void)!write(score, "-900", 4);
+    close(score);
+  }
+  (void)!chdir("/");
+  RunVault(std::move(listener), patience);
+  _exit(0);
+}
+
+absl::StatusOr<std::unique_ptr<VaultClient>> ConnectVault(const std::string& path) {
+  ASSIGN_OR_RETURN(UniqueFd socket, ConnectPacketSocket(path));
+  RETURN_IF_ERROR(Annotate(CheckPeerUser(socket.get()), path));
+  auto vault = std::make_unique<VaultClient>(std::move(socket));
+  RETURN_IF_ERROR(Annotate(vault->List().status(), path));  // It may be about to end.
+  return vault;
+}
+
+absl::Status StartVault(const std::string& path, absl::Duration patience) {
+  ASSIGN_OR_RETURN(UniqueFd listener, ListenPacketSocket(path));
+  const pid_t child = fork();
+  if (child < 0) return ErrnoStatus(errno, "start the process that holds the memory");
+  if (child > 0) return absl::OkStatus();
+  BeVault(std::move(listener), patience);
+}
+
+}  // namespace
+
+void RunVault(UniqueFd listener, absl::Duration patience) {
+  MemoryVault vault;
+  int patience_ms = static_cast<int>(
+      std::min<int64_t>(absl::ToInt64Milliseconds(patience), std::numeric_limits<int>::max()));
+  while (true) {
+    pollfd next = {listener.get(), POLLIN, 0};
+    int ready;
+    do {
+      ready = poll(&next, 1, patience_ms);
+    } while (ready < 0 && errno == EINTR);
+    if (ready <= 0) return;
+    const UniqueFd daemon(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!daemon.valid() || !CheckPeerUser(daemon.get()).ok()) continue;
+    vault.Serve(daemon.get());
+    if (vault.empty()) return;
+  }
+}
+
+absl::StatusOr<std::unique_ptr<VaultClient>> ConnectOrStartVault(const std::string& socket_dir,
+                                                                 absl::Duration patience) {
+  if (mkdir(socket_dir.c_str(), 0700) != 0 && errno != EEXIST)
+    return ErrnoStatus(errno, absl::StrCat("folder ", socket_dir));
+  const std::string path = socket_dir + kSocketName;
+  absl::Status started;
+  for (int i = 0; i < kConnectTries; ++i) {
+    absl::StatusOr<std::unique_ptr<VaultClient>> vault = ConnectVault(path);
+    if (vault.ok() || absl::IsPermissionDenied(vault.status()) ||
+        absl::IsDeadlineExceeded(vault.status())) {
+      return vault;
+    }
+    started = StartVault(path, patience);
+    if (!started.ok() && !absl::IsAlreadyExists(started)) return started;
+    absl::SleepFor(kBetweenTries);
+  }
+  return absl::UnavailableError(absl::StrCat(path, ": no process answers there"));
+}
+
+}  // namespace tessera
