@@ -16,6 +16,7 @@
 #include "job/field_limits.h"
 #include "worker/device/cuda/cuda_versions.h"
 #include "worker/executor/machine_devices.h"
+#include "worker/service/socket_folder.h"
 #include "worker/service/worker_server.h"
 #include "worker/signals.h"
 #include "worker/vault/memory_vault.h"
@@ -113,11 +114,18 @@ int main(int argc, char** argv) {
     return tessera::kExitUsage;
   }
   absl::Status status;
-  if (keep_memory > absl::ZeroDuration() && gpu.empty()) {
+  {
+    // Taken and given back: that another worker is there is the first thing to say.
+    const auto folder = tessera::SocketFolder::Open(options.socket_dir);
+    status = folder.status();
+  }
+  if (status.ok() && keep_memory > absl::ZeroDuration() && gpu.empty()) {
     // A process of its own, made before this one has threads.
     auto vault = tessera::ConnectOrStartVault(options.socket_dir, keep_memory);
     status = vault.status();
     if (vault.ok()) options.vault = *std::move(vault);
+  } else if (status.ok()) {
+    status = tessera::EndVault(options.socket_dir);
   }
   tessera::BlockStopSignals();
   tessera::SetLogContext("worker " + options.worker_id);

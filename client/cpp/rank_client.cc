@@ -28,6 +28,7 @@ namespace {
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
 // For the coordinator to say whom a trainer waited for.
+constexpr absl::Duration kLongestRebuild = absl::Hours(1);
 constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
 
 // So that no step faults on the first `size_bytes`.
@@ -101,8 +102,9 @@ absl::Status RankClient::Connect(absl::Time deadline) {
 
   creation_ = job.creation();
   Attachment attachment;
-  ASSIGN_OR_RETURN(attachment, Attach(options_.wait_if_attached, deadline));
+  ASSIGN_OR_RETURN(attachment, Attach(/*former=*/0, options_.wait_if_attached, deadline));
   lease_ = std::move(attachment.lease);
+  attachment_ = attachment.number;
   outlives_daemon_ = attachment.outlives_daemon;
   only_host_ = attachment.only_host;
   epoch_ = attachment.epoch;
@@ -110,7 +112,7 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   return MapRegions(std::move(attachment.fds));
 }
 
-absl::StatusOr<RankClient::Attachment> RankClient::Attach(bool wait_if_attached,
+absl::StatusOr<RankClient::Attachment> RankClient::Attach(int64_t former, bool wait_if_attached,
                                                           absl::Time deadline) const {
   v1::AttachRequest request;
   request.set_request_id(NewRequestId());
@@ -119,11 +121,13 @@ absl::StatusOr<RankClient::Attachment> RankClient::Attach(bool wait_if_attached,
   request.set_world_size(options_.config.world_size);
   request.set_layout_digest(LayoutDigest(layout_));
   request.set_creation(creation_);
+  request.set_former_attachment(former);
   const absl::StatusOr<v1::AttachResponse> attached =
       AttachToRank({options_.worker_address}, request, wait_if_attached, deadline);
   RETURN_IF_ERROR(NameMissing(attached.status()));
   const v1::AttachResponse& response = *attached;
   Attachment attachment;
+  attachment.number = response.attachment();
   attachment.outlives_daemon = response.outlives_daemon();
   ASSIGN_OR_RETURN(attachment.lease, ConnectPacketSocket(response.descriptor_socket()));
   const bool hosts = wants_executor();
@@ -154,12 +158,14 @@ absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
         absl::StrCat("the worker is gone (waiting for ", what(), ")", why));
   };
   if (!outlives_daemon_ || wants_executor()) return gone("");
-  absl::StatusOr<Attachment> again = Attach(
-      /*wait_if_attached=*/true, std::min(absl::Now() + options_.recover_timeout, wait_limit_));
+  absl::StatusOr<Attachment> again =
+      Attach(attachment_, /*wait_if_attached=*/true,
+             std::min(absl::Now() + options_.recover_timeout, wait_limit_));
   if (!again.ok()) return gone(absl::StrCat(", and did not come back: ", again.status().message()));
   ASSIGN_OR_RETURN(const uint64_t memory, IdOfFile(again->fds[2].get()));
   if (memory != control_id_) return gone(", and came back without the job's memory");
   lease_ = std::move(again->lease);
+  attachment_ = again->number;
   return absl::OkStatus();
 }
 
@@ -409,12 +415,20 @@ absl::Status RankClient::Recover() {
   return next;
 }
 
+bool RankClient::LaterEpochRuns() const {
+  const auto job = GetJob(Coordinator(), options_.job_id, absl::Now() + kMissingTimeout);
+  return job.ok() && job->state() == v1::JOB_STATE_RUNNING && job->epoch() > epoch_ &&
+         page()->failed_epoch.load(std::memory_order_acquire) < job->epoch();
+}
+
 absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
   const auto check_lease = [this]() -> absl::Status {
     pollfd lease = {lease_.get(), POLLIN, 0};
     if (poll(&lease, 1, 0) <= 0) return absl::OkStatus();
     return WorkerIsGone([] { return std::string("a new epoch"); });
   };
+  // For ranks that are rebuilt from others, whose memory may be large.
+  const absl::Time longest = std::min(absl::Now() + kLongestRebuild, wait_limit_);
   if (page()->failure_code != static_cast<int>(absl::StatusCode::kCancelled))
     RETURN_IF_ERROR(check_lease());
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
@@ -430,6 +444,8 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
           "rank ", options_.rank, ": its executor in this process has ended, and its worker can ",
           "run none: attach again: ", executor_->status().ToString()));
     }
+    if (absl::Now() >= deadline && absl::Now() < longest && LaterEpochRuns())
+      deadline = std::min(longest, absl::Now() + options_.recover_timeout);
     if (absl::Now() >= deadline) {
       return NameMissing(absl::DeadlineExceededError(
           absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
@@ -437,6 +453,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
     }
     WaitForChange(&page()->events, seen, absl::Now() + absl::Milliseconds(100));
   }
+  RETURN_IF_ERROR(check_lease());
   // What this trainer launched before may still read units whose slots are filled anew.
   if (memory_.parameters.plan.num_slots() > 0) RETURN_IF_ERROR(memory_.device->Synchronize());
   epoch_ = page()->epoch.load();

@@ -107,9 +107,12 @@ class RankClient {
     std::vector<UniqueFd> fds;  // As JobRegions::TrainerFds.
     UniqueFd executor_socket;
     uint32_t epoch = 0;
+    int64_t number = 0;
     bool only_host = false, outlives_daemon = false;
   };
-  absl::StatusOr<Attachment> Attach(bool wait_if_attached, absl::Time deadline) const;
+  // `former`: as AttachRequest.former_attachment.
+  absl::StatusOr<Attachment> Attach(int64_t former, bool wait_if_attached,
+                                    absl::Time deadline) const;
   // The lease has ended. OK: the next daemon of the worker has the same memory, and gave another.
   // Errors: Unavailable  why not
   absl::Status WorkerIsGone(absl::FunctionRef<std::string()> what);
@@ -118,6 +121,9 @@ class RankClient {
   void BeginEpoch();
   absl::Status JoinEpoch(absl::FunctionRef<absl::Status()> take_over);
   absl::Status AwaitNewEpoch(absl::Time deadline);
+  // Whether the coordinator says that a later epoch runs, for which the rank's executor makes
+  // ready.
+  bool LaterEpochRuns() const;
   // Of a wait that ended in vain: adds whom it waited for, as the coordinator knows it.
   absl::Status NameMissing(absl::Status status) const;
   absl::Status StageBuffers(OpKind kind);
@@ -128,6 +134,7 @@ class RankClient {
   JobMemory plan_;
   UniqueFd lease_;  // Open as long as the rank is attached.
   bool outlives_daemon_ = false;
+  int64_t attachment_ = 0;   // Its number.
   uint64_t control_id_ = 0;  // Of the control page's memory.
   MappedRank memory_;
   UniqueFd executor_socket_;                  // For the one that Begin starts.

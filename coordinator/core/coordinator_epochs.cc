@@ -38,7 +38,7 @@ void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
     if (Placer().Place(id, job)) {
       OpenEpoch(id,
                 !job.status.bound ? "there are enough devices"
-                : Placer().LiveHolders(id, job).size() == WorkersOf(job.status.placements).size()
+                : Placer().LiveWorkers(id, job).size() == WorkersOf(job.status.placements).size()
                     ? "its workers are back"
                     : "another worker takes over a replica",
                 now, effects);
@@ -86,12 +86,14 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
   next.epoch = Epoch(job.status.epoch.value() + 1);
   next.resume_step = job.committed_step;
   next.bound = job.status.bound && !Placer().MemoryIsGone(id, job);
+  if (next.bound) next.unconfirmed = Placer().UnconfirmedWorkers(id, job);
   next.placements = job.status.placements;
   if (placements.has_value()) {
     for (size_t rank = 0; rank < placements->size(); ++rank) {
       RankPlacement& place = (*placements)[rank];
       const bool stays = next.bound && place == job.status.placements[rank];
       place.since = stays ? job.status.placements[rank].since : next.epoch;
+      if (next.bound && !stays) next.unconfirmed.insert(place.worker);
     }
     next.placements = *std::move(placements);
   }
@@ -147,6 +149,7 @@ void Coordinator::BeginEpoch(const JobId& id, Effects* effects) {
   const std::set<WorkerId> workers = WorkersOf(next.placements);
   const std::set<WorkerId> empty =
       job.status.bound ? Placer().EmptyWorkers(id, job) : std::set<WorkerId>();
+  next.unconfirmed = empty;
   for (size_t rank = 0; rank < next.placements.size(); ++rank) {
     if (empty.count(next.placements[rank].worker) > 0)
       next.rebuilt_ranks.insert(static_cast<int32_t>(rank));

@@ -249,7 +249,9 @@ absl::Status Coordinator::ReportFailure(const Sender& sender, const RankFailure&
   ASSIGN_OR_RETURN(const Job* job,
                    CurrentJob(sender, event.job, event.creation, event.epoch, rank));
   if (job == nullptr) return absl::OkStatus();
-  if (event.rank == kWholeWorker && !job->status.bound)
+  const bool may_go_elsewhere =
+      !job->status.bound || job->status.unconfirmed.count(sender.worker) > 0;
+  if (event.rank == kWholeWorker && may_go_elsewhere)
     avoided_[event.job].Add(sender.worker, sender.incarnation, now + options_.refusal_pause);
   const std::string who =
       event.rank == kWholeWorker ? "" : absl::StrCat("rank ", rank.value(), " on ");

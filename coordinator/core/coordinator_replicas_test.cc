@@ -78,15 +78,16 @@ class CoordinatorReplicasTest : public ::testing::Test {
     Prepared("a", 0);
     Prepared("b", 0);
     ASSERT_EQ(Status().state, JobState::kRunning);
-    for (int64_t step = 1; step <= 2; ++step) {
-      for (int rank = 0; rank < 4; ++rank) {
-        ASSERT_OK(Run([&](Effects* e) {
-          return core_.ReportStep(
-              SenderOf(rank < 2 ? "a" : "b"),
-              {kJob, core_.GetJob(kJob)->creation, Status().epoch, Rank(rank), Step(step), 7, {}},
-              now_, e);
-        }));
-      }
+    for (int64_t step = 1; step <= 2; ++step) TakeStep(step);
+  }
+  void TakeStep(int64_t step) {
+    for (int rank = 0; rank < 4; ++rank) {
+      ASSERT_OK(Run([&](Effects* e) {
+        return core_.ReportStep(
+            SenderOf(Workers()[rank]),
+            {kJob, core_.GetJob(kJob)->creation, Status().epoch, Rank(rank), Step(step), 7, {}},
+            now_, e);
+      }));
     }
   }
   // Time passes; only these send heartbeats.
@@ -208,6 +209,62 @@ TEST_F(CoordinatorReplicasTest, WorkerThatHadAnotherLifeOfTheJobIsPlacedAnew) {
   Pass(absl::Seconds(12), {"a", "b"});
   EXPECT_THAT(Workers(), ElementsAre("a", "a", "b", "b"));
   EXPECT_THAT(Since(), ElementsAre(1, 1, 3, 3));
+}
+
+// The one that is to be rebuilt must not be taken for one that holds the job.
+TEST_F(CoordinatorReplicasTest, WorkerThatFallsSilentBeforeItGaveItsShardsIsWaitedFor) {
+  Train();
+  Register("b");
+  Register("c");
+  Prepared("b", 0, /*holds_nothing=*/true);
+  Pass(absl::Seconds(12), {"b", "c"});  // "a", which has everything, says nothing.
+  EXPECT_EQ(Status().state, JobState::kWaiting);
+  EXPECT_THAT(Workers(), ElementsAre("a", "a", "b", "b"));
+  Register("d");  // More room changes nothing.
+  Pass(absl::Seconds(2), {"b", "c", "d"});
+  EXPECT_EQ(Status().state, JobState::kWaiting);
+  Return("a");
+  Pass(absl::Seconds(1), {"a", "b", "c", "d"});
+  EXPECT_EQ(Status().state, JobState::kStarting);
+  Prepared("a", 2);
+  Prepared("b", 0, /*holds_nothing=*/true);
+  ASSERT_EQ(Status().state, JobState::kRunning);
+  EXPECT_THAT(Status().rebuilt_ranks, ElementsAre(2, 3));
+}
+
+TEST_F(CoordinatorReplicasTest, WorkerThatFallsSilentInARebuildIsWaitedForUntilAStepWasTaken) {
+  Train();
+  Register("b");
+  Register("c");
+  Prepared("b", 0, /*holds_nothing=*/true);
+  Prepared("a", 2);
+  ASSERT_EQ(Status().state, JobState::kRunning);
+  Pass(absl::Seconds(12), {"b", "c"});
+  EXPECT_EQ(Status().state, JobState::kWaiting);
+  Return("a");
+  Pass(absl::Seconds(1), {"a", "b", "c"});
+  Prepared("a", 2);
+  Prepared("b", 0, /*holds_nothing=*/true);
+  ASSERT_EQ(Status().state, JobState::kRunning);
+  TakeStep(3);
+  Pass(absl::Seconds(12), {"b", "c"});  // Now "b" has it all.
+  EXPECT_EQ(Status().state, JobState::kStarting);
+  EXPECT_THAT(Workers(), ElementsAre("c", "c", "b", "b"));
+}
+
+TEST_F(CoordinatorReplicasTest, WorkerThatCannotHoldTheReplicaIsPassedOver) {
+  Train();
+  Register("c");
+  Register("d");
+  Pass(absl::Seconds(12), {"a", "c", "d"});
+  ASSERT_THAT(Workers(), ElementsAre("a", "a", "c", "c"));
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.ReportFailure(SenderOf("c"),
+                               {kJob, core_.GetJob(kJob)->creation, Status().epoch, Rank(-1), "x"},
+                               now_, e);
+  }));
+  Pass(absl::Seconds(2), {"a", "c", "d"});
+  EXPECT_THAT(Workers(), ElementsAre("a", "a", "d", "d"));
 }
 
 TEST_F(CoordinatorReplicasTest, JobIsLostOnlyOnceNobodyHoldsIt) {

@@ -59,6 +59,9 @@ struct JobStatus {
   // An epoch has begun on these placements: the shards are in the memory of these incarnations and
   // nowhere else. A rank goes to another worker only where others have the same shards.
   bool bound = false;
+  // Of one that is bound: workers that have not said since they got their ranks that they hold
+  // them. They may be empty.
+  std::set<WorkerId> unconfirmed;
   // In kRunning: the ranks that are given their shards by others in this epoch.
   std::set<int32_t> rebuilt_ranks;
   // Of a job on several workers, in kRunning: where each rank listens in this epoch, and what was

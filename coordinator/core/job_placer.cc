@@ -1,5 +1,7 @@
 #include "coordinator/core/job_placer.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "coordinator/core/job_spec.h"
@@ -38,34 +40,66 @@ std::optional<std::vector<RankPlacement>> JobPlacer::Place(const JobId& id, cons
   if (!job.status.bound || MemoryIsGone(id, job)) {
     return AssignRanks(state_->members(), request);
   }
-  const std::set<WorkerId> holders = LiveHolders(id, job);
-  if (holders.size() == WorkersOf(job.status.placements).size()) return job.status.placements;
-  if (holders.empty() || !EachWorkerHasAll(*job.spec, job.status.placements)) return std::nullopt;
-  return ReplaceGroups(state_->members(), request, holders);
+  const std::set<WorkerId> live = LiveWorkers(id, job), workers = WorkersOf(job.status.placements);
+  if (live.size() == workers.size()) return job.status.placements;
+  if (live.empty() || !EachWorkerHasAll(*job.spec, job.status.placements)) return std::nullopt;
+  // Where those that are live may all be empty, another one that is silent may be the last holder.
+  const std::set<WorkerId> unconfirmed = UnconfirmedWorkers(id, job);
+  const std::set<WorkerId> empty = EmptyWorkers(id, job);
+  bool live_holds = false, silent_holds = false;
+  for (const WorkerId& worker : workers) {
+    if (empty.count(worker) > 0 || unconfirmed.count(worker) > 0) continue;
+    (live.count(worker) > 0 ? live_holds : silent_holds) = true;
+  }
+  if (silent_holds && !live_holds) return std::nullopt;
+  return ReplaceGroups(state_->members(), request, live);
 }
 
-std::set<WorkerId> JobPlacer::LiveHolders(const JobId& id, const Job& job) const {
+std::set<WorkerId> JobPlacer::LiveWorkers(const JobId& id, const Job& job) const {
   const auto avoided = avoided_->find(id);
-  std::set<WorkerId> holders;
+  std::set<WorkerId> live;
   for (const RankPlacement& placement : job.status.placements) {
     if (avoided != avoided_->end() && avoided->second.ids().count(placement.worker) > 0) continue;
     if (state_->members().IsLive(placement.worker, placement.incarnation))
-      holders.insert(placement.worker);
+      live.insert(placement.worker);
   }
-  for (const WorkerId& worker : EmptyWorkers(id, job)) holders.erase(worker);
-  return holders;
+  return live;
+}
+
+const EpochRuntime* JobPlacer::FindRuntime(const JobId& id, const Job& job) const {
+  const auto runtime = runtimes_->find(id);
+  const bool is_of_epoch = runtime != runtimes_->end() && runtime->second.epoch == job.status.epoch;
+  return is_of_epoch ? &runtime->second : nullptr;
+}
+
+std::set<WorkerId> JobPlacer::UnconfirmedWorkers(const JobId& id, const Job& job) const {
+  std::set<WorkerId> unconfirmed = job.status.unconfirmed;
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  if (job.status.state == JobState::kRunning) {
+    Step step = job.committed_step;
+    if (runtime != nullptr) step = std::max(step, runtime->ledger.committed_step());
+    // Each rank voted for it, which none does that is empty.
+    return step > job.status.resume_step ? std::set<WorkerId>() : unconfirmed;
+  }
+  if (runtime == nullptr) return unconfirmed;
+  for (const WorkerId& worker : WorkersOf(job.status.placements)) {
+    if (!runtime->gather.HasAnswered(worker)) continue;
+    if (runtime->gather.empty_workers().count(worker) > 0) {
+      unconfirmed.insert(worker);
+    } else {
+      unconfirmed.erase(worker);
+    }
+  }
+  return unconfirmed;
 }
 
 std::set<WorkerId> JobPlacer::EmptyWorkers(const JobId& id, const Job& job) const {
   std::set<WorkerId> empty = state_->RestartedWorkers(job.status);
   // Once the epoch runs, who was empty may have been given its shards: the next one asks again.
   if (job.status.state != JobState::kStarting) return empty;
-  const auto runtime = runtimes_->find(id);
-  if (runtime == runtimes_->end() || runtime->second.epoch != job.status.epoch ||
-      !runtime->second.gather.complete()) {
-    return empty;
-  }
-  const std::set<WorkerId>& told = runtime->second.gather.empty_workers();
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  if (runtime == nullptr || !runtime->gather.complete()) return empty;
+  const std::set<WorkerId>& told = runtime->gather.empty_workers();
   // Where nobody holds anything, and nothing was committed, no epoch had reached them yet.
   const bool is_new =
       job.committed_step == Step(0) && told.size() == WorkersOf(job.status.placements).size();

@@ -36,8 +36,11 @@ class JobPlacer {
   std::optional<std::vector<RankPlacement>> Place(const JobId& id, const Job& job) const;
   // What a job waits for that has no place, for a person.
   std::string WhyWaiting(const JobId& id, const Job& job) const;
-  // Of a job that is bound: the workers that answer, and hold their ranks' shards.
-  std::set<WorkerId> LiveHolders(const JobId& id, const Job& job) const;
+  // Of a job that is bound: the workers that answer, and have not started again since they got
+  // their ranks.
+  std::set<WorkerId> LiveWorkers(const JobId& id, const Job& job) const;
+  // Of a job that is bound: the workers of which nobody knows that they hold their ranks' shards.
+  std::set<WorkerId> UnconfirmedWorkers(const JobId& id, const Job& job) const;
   // The workers whose memory of the job is gone: they started again, or have said so.
   std::set<WorkerId> EmptyWorkers(const JobId& id, const Job& job) const;
   // Whether some of the job's shards are in nobody's memory any more.
@@ -45,6 +48,7 @@ class JobPlacer {
 
  private:
   PlacementRequest RequestFor(const JobId& id, const Job& job) const;
+  const EpochRuntime* FindRuntime(const JobId& id, const Job& job) const;  // Of the job's epoch.
 
   const CoordinatorOptions* const options_;
   const DurableState* const state_;

@@ -1,6 +1,7 @@
 #include "coordinator/core/job_spec.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -74,8 +75,10 @@ bool EachWorkerHasAll(const JobSpec& spec, const std::vector<RankPlacement>& pla
   const JobConfig& config = spec.config;
   const auto group_size = static_cast<size_t>(config.shard_group_size);
   if (group_size == 0 || group_size >= placements.size()) return false;
+  std::set<WorkerId> workers;
   for (size_t rank = 0; rank < placements.size(); ++rank) {
     const size_t first = rank - rank % group_size;
+    if (rank == first && !workers.insert(placements[rank].worker).second) return false;
     if (!(placements[rank].worker == placements[first].worker)) return false;
   }
   return std::all_of(spec.model.units.begin(), spec.model.units.end(), [&](const UnitSpec& unit) {

@@ -38,6 +38,7 @@ journal::JobStatus EncodeStatus(const JobStatus& status) {
                                            status.rank_addresses.end());
   encoded.set_decision(status.decision);
   encoded.set_failure_code(status.failure_code);
+  for (const WorkerId& worker : status.unconfirmed) encoded.add_unconfirmed(worker.value());
   encoded.mutable_rebuilt_ranks()->Add(status.rebuilt_ranks.begin(), status.rebuilt_ranks.end());
   return encoded;
 }
@@ -207,6 +208,7 @@ absl::StatusOr<JobStatus> DecodeStatus(const JournalRow& row, const journal::Job
   decoded.rank_addresses.insert(status.rank_addresses().begin(), status.rank_addresses().end());
   decoded.decision = status.decision();
   decoded.failure_code = status.failure_code();
+  for (const std::string& worker : status.unconfirmed()) decoded.unconfirmed.emplace(worker);
   decoded.rebuilt_ranks.insert(status.rebuilt_ranks().begin(), status.rebuilt_ranks().end());
   decoded.epoch = Epoch(status.epoch());
   decoded.resume_step = Step(status.resume_step());

@@ -94,6 +94,24 @@ TEST_F(DaemonKillTest, TrainerThatDiesMeanwhileIsReplacedToo) {
   EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
+TEST_F(DaemonKillTest, RankOfATrainerThatLivesIsKeptForIt) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  pause_at_ = kSteps / 2;
+  StartAll();
+  for (int rank = 0; rank < world_size_; ++rank) AwaitStep(rank, pause_at_);
+  // They compute, and see nothing of the daemon, while another trainer waits for a rank.
+  std::unique_ptr<demo::ChildProcess> first = std::move(trainers_[1]);
+  StartTrainer(1, /*replace=*/true);
+  std::unique_ptr<demo::ChildProcess> spare = std::move(trainers_[1]);
+  trainers_[1] = std::move(first);
+  End(&worker_, SIGKILL);
+  StartWorker();
+  ASSERT_TRUE(AwaitLog("worker.log", "epoch 2 starts"));
+  Resume();
+  EXPECT_EQ(Finish(), UndisturbedModel());
+  spare->Kill(SIGKILL);
+}
+
 TEST_F(DaemonKillTest, MemoryOfAnotherWorkerIsNotTakenOver) {
   pause_at_ = kSteps / 2;
   StartAll();

@@ -37,8 +37,10 @@ struct alignas(64) RankRecord {
   std::atomic<uint32_t> has_momentum;
   // 1: what the rank has on a GPU was set to zero, as the processor's memory is from the start.
   std::atomic<uint32_t> device_cleared;
-  // 1: the rank is to be given the job's values, which other ranks have. The worker's.
+  // The worker's own, for the daemon after this one. 1: the rank is to be given the job's values,
+  // which other ranks have; and who was attached last, 0: nobody.
   std::atomic<uint32_t> lacks_values;
+  std::atomic<int64_t> attachment;
   StateHold hold;  // Of one of the rank's versions, by the keeper.
 };
 
@@ -62,8 +64,11 @@ struct Decision {
 struct GroupPage {
   std::atomic<int64_t> decided_step;
   std::atomic<uint32_t> initialized;  // All ranks hold initial values; step 0 exists.
-  std::atomic<uint32_t> has_begun;    // 1: an epoch, ever, in this memory. The worker's.
-  Decision decisions[2];              // Of decided_step, at index decided_step % 2.
+  // The worker's own, likewise. 1: an epoch has begun in this memory, ever; and which was prepared
+  // last.
+  std::atomic<uint32_t> has_begun;
+  std::atomic<int64_t> prepared_epoch;
+  Decision decisions[2];  // Of decided_step, at index decided_step % 2.
   RankRecord ranks[kMaxLocalRanks];
   WindowWord windows[kMaxUnits];  // On what other hosts' slices were gathered into.
   // Of the last put that was applied: see RememberPut. 0: there was none.

@@ -52,8 +52,7 @@ absl::Status EpochCommunicators::ExchangeWith(int rank, absl::Span<const PeerMes
                                               absl::Span<const PeerMesh::Part> receives) {
   if (files_between_hosts_ == nullptr)
     return absl::FailedPreconditionError("the ranks are on one worker, or in no epoch");
-  return files_between_hosts_->ExchangeWith(rank, sends, receives,
-                                            memory_->config.collective_timeout);
+  return files_between_hosts_->ExchangeWith(rank, sends, receives, TimeoutOf(Row::kFiles));
 }
 
 void EpochCommunicators::Leave() {

@@ -331,6 +331,8 @@ absl::StatusOr<bool> RankExecutor::BeginEngine(const v1::ExecutorStart& start) {
 
 void RankExecutor::RebuildAndRun(const v1::ExecutorStart& start) {
   absl::Status status = Rebuild(start);
+  // None runs before all are whole: their waits for each other are shorter than a rebuild may be.
+  if (status.ok()) status = communicators_.files()->Barrier();
   if (status.ok()) {
     const absl::StatusOr<bool> runs = BeginEngine(start);
     if (runs.ok() && *runs) return RunEngine(Epoch(start.epoch()));

@@ -150,7 +150,8 @@ absl::Status ReplicaExchange::ReceiveFrom(int rank, int64_t step) {
   RestoreHostProgress(words, group, memory.update_counts(),
                       static_cast<int>(memory.config.groups.size()));
   record.applied_step.store(step, std::memory_order_release);
-  UnpublishApplied(group, memory.local_index());
+  // What trainers read is not there yet: the engine's start publishes it.
+  if (IsInitialized(words)) UnpublishApplied(group, memory.local_index());
   return absl::OkStatus();
 }
 

@@ -28,8 +28,7 @@ absl::Status Refusal(const v1::LiveRange& range) {
 
 absl::StatusOr<std::unique_ptr<FrozenState>> FrozenState::Create(const JobRegions& regions,
                                                                  int64_t step) {
-  if (regions.group()->initialized.load(std::memory_order_acquire) == 0)
-    return absl::FailedPreconditionError("the job has no values");
+  RETURN_IF_ERROR(regions.CheckHasValues());
   auto frozen = std::unique_ptr<FrozenState>(new FrozenState());
   frozen->step_ = step;
   frozen->layout_ = regions.layout();

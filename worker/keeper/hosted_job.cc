@@ -15,6 +15,13 @@
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
+namespace {
+
+// How long a rank is kept for the trainer that was attached when the daemon before ended: as long
+// as a trainer waits.
+constexpr absl::Duration kFormerTrainerTimeout = absl::Minutes(2);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(
     const v1::Job& job, const LocalRanks& local, const std::string& data_host,
@@ -22,23 +29,25 @@ absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Create(
     absl::Duration answer_timeout, MemoryBudget* budget, JobVault* vault) {
   ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(job, local, device_memory, budget));
   if (device_memory != nullptr) vault = nullptr;  // It holds no memory of a GPU.
-  if (vault != nullptr) vault->PutJob(job, regions);
+  std::string owner = vault == nullptr ? "" : vault->PutJob(job, regions);
   std::unique_ptr<HostedJob> hosted(new HostedJob(job, std::move(regions), data_host, launcher,
-                                                  std::move(emit), answer_timeout, vault));
-  RETURN_IF_ERROR(hosted->StartSupervisors());
+                                                  std::move(emit), answer_timeout, vault,
+                                                  std::move(owner)));
+  const absl::Status started = hosted->StartSupervisors();
+  if (!started.ok()) hosted->MarkDropped();
+  RETURN_IF_ERROR(started);
   return hosted;
 }
 
-absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Restore(const v1::Job& job,
-                                                              const LocalRanks& local,
-                                                              const std::string& data_host,
-                                                              ExecutorLauncher* launcher, Emit emit,
-                                                              MemoryBudget* budget, JobVault* vault,
-                                                              JobDescriptors memory) {
-  ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Restore(job, local, budget, std::move(memory)));
-  std::unique_ptr<HostedJob> hosted(new HostedJob(job, std::move(regions), data_host, launcher,
-                                                  std::move(emit), kAnswerTimeout, vault));
-  hosted->EndEpochOfDaemonBefore();
+absl::StatusOr<std::unique_ptr<HostedJob>> HostedJob::Restore(
+    JobVault::HeldJob held, const LocalRanks& local, const std::string& data_host,
+    ExecutorLauncher* launcher, Emit emit, MemoryBudget* budget, JobVault* vault) {
+  ASSIGN_OR_RETURN(JobRegions regions,
+                   JobRegions::Restore(held.job, local, budget, std::move(held.memory)));
+  std::unique_ptr<HostedJob> hosted(new HostedJob(held.job, std::move(regions), data_host, launcher,
+                                                  std::move(emit), kAnswerTimeout, vault,
+                                                  std::move(held.owner)));
+  hosted->EndEpochOfDaemonBefore(std::move(held.trainers));
   RETURN_IF_ERROR(hosted->StartSupervisors());
   return hosted;
 }
@@ -53,7 +62,7 @@ absl::Status HostedJob::StartSupervisors() {
   return absl::OkStatus();
 }
 
-void HostedJob::EndEpochOfDaemonBefore() {
+void HostedJob::EndEpochOfDaemonBefore(std::map<int, UniqueFd> trainers) {
   const absl::Status reason = absl::AbortedError("the worker's daemon was replaced");
   absl::MutexLock lock(&mu_);
   epoch_ = Epoch(job_.epoch());
@@ -64,13 +73,23 @@ void HostedJob::EndEpochOfDaemonBefore() {
     ControlPage* page = regions_.control(Rank(rank));
     if (page->failed_epoch.load() < page->epoch.load())
       PublishFailure(page, page->epoch.load(), reason);
+    // Who read a version was in the daemon.
+    StateHold& hold = RecordOf(Rank(rank)).hold;
+    hold.held.store(0);
+    Bump(&hold.changes);
+    if (const auto trainer = trainers.find(rank); trainer != trainers.end()) {
+      HostedRank& slot = SlotOf(Rank(rank));
+      slot.former = Incarnation(RecordOf(Rank(rank)).attachment.load());
+      slot.former_process = std::move(trainer->second);
+      slot.former_until = absl::Now() + kFormerTrainerTimeout;
+    }
   }
   FailLocked(Rank(local().first()), std::string(reason.message()));
 }
 
 HostedJob::HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
                      ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout,
-                     JobVault* vault)
+                     JobVault* vault, std::string owner)
     : job_id_(job.job_id()),
       creation_(job.creation()),
       regions_(std::move(regions)),
@@ -79,6 +98,7 @@ HostedJob::HostedJob(const v1::Job& job, JobRegions regions, std::string data_ho
       emit_(std::move(emit)),
       answer_timeout_(answer_timeout),
       vault_(vault),
+      vault_owner_(std::move(owner)),
       job_(job),
       ranks_(regions_.local().count()) {}
 
@@ -94,6 +114,7 @@ HostedJob::~HostedJob() {
     for (HostedRank& slot : ranks_) EndExecutorLocked(slot);
   }
   for (std::thread& supervisor : supervisors_) supervisor.join();
+  if (vault_ != nullptr && is_dropped_.load()) vault_->Drop(vault_owner_);
   // No executor lives, but perhaps one in a trainer that stands still. One may have been killed
   // before it could tell its trainer, and a trainer that recovers from the end of an epoch must
   // learn that none follows.
@@ -169,7 +190,8 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
     return;
   }
   job_ = prepare.job();
-  if (vault_ != nullptr) vault_->NoteJob(job_);
+  if (vault_ != nullptr) vault_->NoteJob(vault_owner_, job_);
+  regions_.group()->prepared_epoch.store(epoch.value());
   // The error of another worker's rank may come this way first.
   const absl::Status reason(prepare.code() == 0 ? absl::StatusCode::kAborted
                                                 : static_cast<absl::StatusCode>(prepare.code()),

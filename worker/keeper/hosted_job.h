@@ -18,8 +18,10 @@
 #ifndef TESSERA_WORKER_KEEPER_HOSTED_JOB_H_
 #define TESSERA_WORKER_KEEPER_HOSTED_JOB_H_
 
+#include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,12 +69,11 @@ class HostedJob {
       absl::Duration answer_timeout = kAnswerTimeout, MemoryBudget* budget = nullptr,
       JobVault* vault = nullptr);
   // One whose daemon has ended, from its memory. Its epoch is over. Errors: as JobRegions::Restore
-  static absl::StatusOr<std::unique_ptr<HostedJob>> Restore(const v1::Job& job,
+  static absl::StatusOr<std::unique_ptr<HostedJob>> Restore(JobVault::HeldJob held,
                                                             const LocalRanks& local,
                                                             const std::string& data_host,
                                                             ExecutorLauncher* launcher, Emit emit,
-                                                            MemoryBudget* budget, JobVault* vault,
-                                                            JobDescriptors memory);
+                                                            MemoryBudget* budget, JobVault* vault);
   ~HostedJob();
 
   // --- What the coordinator commands. A command of an epoch that is past is ignored. ---
@@ -120,6 +121,10 @@ class HostedJob {
   };
   PutProgress ProgressOfPut(uint64_t put) const;
 
+  // The trainer of a claimed attachment is this process.
+  void NoteTrainer(Rank rank, Incarnation attachment, int pid);
+  void MarkDropped() { is_dropped_.store(true); }  // It ends for good: nothing takes it over.
+
   // Kills a rank's executor, as an operator or a test would; never a trainer.
   void KillExecutor(Rank rank);
   const JobRegions& regions() const { return regions_; }
@@ -131,16 +136,16 @@ class HostedJob {
 
  private:
   HostedJob(const v1::Job& job, JobRegions regions, std::string data_host,
-            ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout, JobVault* vault);
+            ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout, JobVault* vault,
+            std::string owner);
   absl::Status StartSupervisors();
-  // Ends the epoch that an earlier daemon was in.
-  void EndEpochOfDaemonBefore();
+  // Ends the epoch that an earlier daemon was in. `trainers`: who was attached, by rank.
+  void EndEpochOfDaemonBefore(std::map<int, UniqueFd> trainers);
   // Of a rank of this worker.
   HostedRank& SlotOf(Rank rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return ranks_[rank.value() - local().first()];
   }
-  // What of it survives its executors.
-  RankRecord& RecordOf(Rank rank) const {
+  RankRecord& RecordOf(Rank rank) const {  // Survives executors.
     return regions_.group()->ranks[rank.value() - local().first()];
   }
   struct ExecutorEnd {
@@ -218,6 +223,8 @@ class HostedJob {
   const Emit emit_;
   const absl::Duration answer_timeout_;
   JobVault* const vault_;  // Null: nothing outlives this process.
+  const std::string vault_owner_;
+  std::atomic<bool> is_dropped_{false};
   std::vector<std::thread> supervisors_;
 
   mutable absl::Mutex mu_;

@@ -1,4 +1,6 @@
 // Attachments, progress and what is said again after a reconnect.
+#include <poll.h>
+
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
@@ -21,6 +23,12 @@ std::string Doing(const ControlPage& page, const ModelLayout& layout) {
     absl::StrAppend(&text, " ", layout.units[unit].flat.unit_name());
   }
   return text;
+}
+
+// `process`: a descriptor of it.
+bool IsRunning(const UniqueFd& process) {
+  pollfd ended = {process.get(), POLLIN, 0};
+  return poll(&ended, 1, 0) == 0;
 }
 
 }  // namespace
@@ -54,6 +62,12 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
                                                  " is attached to another trainer (attachment ",
                                                  slot.attachment.value(), ")"));
   }
+  if (slot.former_process.valid() && now < slot.former_until &&
+      request.former_attachment() != slot.former.value() && IsRunning(slot.former_process)) {
+    return absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
+                                                 " is attached to another trainer, of before the "
+                                                 "worker's daemon was replaced"));
+  }
   // Nor where its executor was in the process of the one before.
   if (slot.host != Incarnation() || (slot.vacant && phase_ == EpochPhase::kRunning)) {
     FailLocked(Rank(request.rank()), absl::StrCat("the trainer of rank ", request.rank(),
@@ -73,6 +87,7 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
     return absl::FailedPreconditionError(
         absl::StrCat("job '", job_id_, "' is ", Name(phase_), ": try again"));
   }
+  slot.former_process.Reset();
   slot.attach_state = AttachState::kReserved;
   slot.attachment = Incarnation(next_attachment_++);
   slot.reserved_until = now + kReservation;
@@ -84,6 +99,11 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
   *response.mutable_job() = job_;
   response.set_outlives_daemon(vault_ != nullptr);
   return response;
+}
+
+void HostedJob::NoteTrainer(Rank rank, Incarnation attachment, int pid) {
+  RecordOf(rank).attachment.store(attachment.value());
+  if (vault_ != nullptr) vault_->NoteTrainer(vault_owner_, rank, pid);
 }
 
 absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachment,
@@ -118,6 +138,7 @@ void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
   slot.offer = nullptr;
   TESSERA_LOG(INFO, "job {} rank {}: trainer {}", job_id_, rank.value(),
               clean ? "detached" : "died");
+  if (vault_ != nullptr) vault_->NoteTrainer(vault_owner_, rank, /*pid=*/0);
   if (clean || closing_) return;
   FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(), " died"));
   if (slot.host == attachment) EndExecutorLocked(slot);

@@ -95,7 +95,7 @@ absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
                                                  absl::StrCat(job_id_, "/", rank.value())));
   }
   if (vault_ != nullptr)
-    vault_->NoteExecutor(job_id_, creation_, rank, offer != nullptr ? 0 : executor->pid());
+    vault_->NoteExecutor(vault_owner_, rank, offer != nullptr ? 0 : executor->pid());
   const absl::Status sent = regions_.SendSetup(socket.get(), job, rank, data_host_);
   if (!sent.ok()) {
     socket.Reset();  // Ends the executor, also one that is a thread.

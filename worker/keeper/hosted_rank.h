@@ -36,6 +36,10 @@ struct HostedRank {
   AttachState attach_state = AttachState::kFree;
   Incarnation attachment;
   absl::Time reserved_until;
+  // Who was attached when the daemon before ended, until it attaches again, ends, or is too late.
+  Incarnation former;
+  UniqueFd former_process;
+  absl::Time former_until;
   v1::OrderAnnouncement pending_order;  // epoch 0: none.
   v1::StepReport last_report;           // epoch 0: none.
   std::string saving_path;              // Of the model file that is being written; else empty.

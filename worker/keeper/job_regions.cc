@@ -292,6 +292,16 @@ const FlightRing& JobRegions::flight(Rank rank) const {
   return *reinterpret_cast<const FlightRing*>(Of(rank).flight_mapping.data());
 }
 
+absl::Status JobRegions::CheckHasValues() const {
+  const GroupPage& page = *group();
+  for (int i = 0; i < local_.count(); ++i) {
+    if (page.ranks[i].lacks_values.load() != 0)
+      return absl::UnavailableError("its ranks are being rebuilt from those of another worker");
+  }
+  if (page.initialized.load(std::memory_order_acquire) != 0) return absl::OkStatus();
+  return absl::FailedPreconditionError("the job has no values yet");
+}
+
 GroupPage* JobRegions::group() const { return reinterpret_cast<GroupPage*>(group_mapping_.data()); }
 
 RankMemoryBytes JobRegions::Measure(Rank rank) const {

@@ -90,6 +90,9 @@ class JobRegions {
   absl::StatusOr<std::unique_ptr<MemoryReader>> OpenState(Rank rank) const;
   // The same of the group region, where the slots of buffers are.
   absl::StatusOr<std::unique_ptr<MemoryReader>> OpenGroup() const;
+  // Errors: FailedPrecondition  the job has no values yet
+  //         Unavailable         this worker's ranks are about to be given them by others
+  absl::Status CheckHasValues() const;
   // Whether the ranks' states are memory of the processor.
   bool state_on_host() const { return state_on_host_; }
   // Owned by this.

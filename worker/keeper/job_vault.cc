@@ -9,7 +9,10 @@
 #include <map>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/version.h"
@@ -19,13 +22,10 @@
 namespace tessera {
 namespace {
 
-constexpr char kWorker[] = "worker", kJob[] = "job", kExecutor[] = "executor ";
+constexpr char kWorker[] = "worker", kJob[] = "job", kExecutor[] = "executor ",
+               kTrainer[] = "trainer ";
 // For a killed process to end: one that stands in the kernel takes its time.
 constexpr int kEndMs = 30'000;
-
-std::string OwnerOf(const std::string& job_id, int64_t creation) {
-  return absl::StrCat(job_id, "/", creation);
-}
 
 // Ends a process and waits for that. `pidfd`: a descriptor of it.
 absl::Status EndProcess(int pidfd, const std::string& what) {
@@ -51,35 +51,46 @@ absl::Status EndExecutors(const VaultClient::Parts& parts) {
   return absl::OkStatus();
 }
 
-// Whether it ever had an epoch: else there is nothing in it.
-absl::StatusOr<bool> HasBegun(const JobDescriptors& memory) {
+// Whether what is noted of a job is the last that was so of its memory, and that has values.
+absl::Status CheckMemory(const v1::Job& job, const JobDescriptors& memory) {
   const auto shared = memory.find("");
   if (shared == memory.end() || shared->second.size() != 2)
     return absl::DataLossError("its ranks' common memory is not there");
-  ASSIGN_OR_RETURN(const Mapping group,
+  ASSIGN_OR_RETURN(const Mapping mapping,
                    Mapping::CreateWhole(shared->second[1].get(), Access::kReadOnly));
-  if (group.size_bytes() < static_cast<int64_t>(sizeof(GroupPage)))
+  if (mapping.size_bytes() < static_cast<int64_t>(sizeof(GroupPage)))
     return absl::DataLossError("its ranks' common memory is too small");
-  return reinterpret_cast<const GroupPage*>(group.data())->has_begun.load() != 0;
+  const auto* group = reinterpret_cast<const GroupPage*>(mapping.data());
+  if (group->has_begun.load() == 0) return absl::NotFoundError("no epoch of it had begun");
+  if (group->prepared_epoch.load() == job.epoch()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("what is known of it is of epoch ", job.epoch(),
+                                          ", not of its last one, ", group->prepared_epoch.load()));
 }
 
-absl::StatusOr<JobVault::HeldJob> TakeOverJob(VaultClient::Parts parts) {
+absl::StatusOr<JobVault::HeldJob> TakeOverJob(const std::string& owner, VaultClient::Parts parts) {
   JobVault::HeldJob held;
+  held.owner = owner;
   v1::VaultedJob job;
   RETURN_IF_ERROR(ReadMessage(parts, kJob, &job));
   held.job = std::move(*job.mutable_job());
   RETURN_IF_ERROR(EndExecutors(parts));
   for (auto& [part, fds] : parts) {
-    if (part != kJob && !absl::StartsWith(part, kExecutor)) held.memory[part] = std::move(fds);
+    absl::string_view rank_text = part;
+    int rank = 0;
+    if (absl::ConsumePrefix(&rank_text, kTrainer)) {
+      if (absl::SimpleAtoi(rank_text, &rank) && fds.size() == 1)
+        held.trainers[rank] = std::move(fds[0]);
+    } else if (part != kJob && !absl::StartsWith(part, kExecutor)) {
+      held.memory[part] = std::move(fds);
+    }
   }
-  ASSIGN_OR_RETURN(const bool has_begun, HasBegun(held.memory));
-  if (!has_begun) return absl::NotFoundError("no epoch of it had begun");
+  RETURN_IF_ERROR(CheckMemory(held.job, held.memory));
   return held;
 }
 
 }  // namespace
 
-absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id) {
+absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id, int num_devices) {
   ASSIGN_OR_RETURN(auto all, vault_->List());
   Held held;
   const auto of_worker = all.find("");
@@ -98,8 +109,13 @@ absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id) 
                                                       held.worker->worker_id(), "'s: give worker '",
                                                       worker_id, "' another --socket-dir"));
   }
+  if (held.worker->num_devices() != num_devices) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "worker '", worker_id, "' has jobs, and had --devices ", held.worker->num_devices(),
+        ": it keeps that number until they are gone, not ", num_devices));
+  }
   for (auto& [owner, parts] : all) {
-    absl::StatusOr<HeldJob> job = TakeOverJob(std::move(parts));
+    absl::StatusOr<HeldJob> job = TakeOverJob(owner, std::move(parts));
     // Its executor may still write: whoever used the memory now would share it with that.
     if (absl::IsDeadlineExceeded(job.status())) return job.status();
     if (job.ok()) {
@@ -121,29 +137,37 @@ void JobVault::PutWorker(const v1::VaultedWorker& worker) {
   Check(vault_->PutMessage("", kWorker, worker));
 }
 
-void JobVault::PutJob(const v1::Job& job, const JobRegions& regions) {
-  const std::string owner = OwnerOf(job.job_id(), job.creation());
+std::string JobVault::PutJob(const v1::Job& job, const JobRegions& regions) {
+  // As a job may be made anew while something still has the one before.
+  const std::string owner =
+      absl::StrCat(job.job_id(), "/", job.creation(), "/", absl::ToUnixNanos(absl::Now()));
   for (const auto& [part, fds] : regions.Descriptors()) Check(vault_->Put(owner, part, fds));
-  NoteJob(job);
+  NoteJob(owner, job);
+  return owner;
 }
 
-void JobVault::NoteJob(const v1::Job& job) {
+void JobVault::NoteJob(const std::string& owner, const v1::Job& job) {
   v1::VaultedJob vaulted;
   *vaulted.mutable_job() = job;
-  Check(vault_->PutMessage(OwnerOf(job.job_id(), job.creation()), kJob, vaulted));
+  Check(vault_->PutMessage(owner, kJob, vaulted));
 }
 
-void JobVault::NoteExecutor(const std::string& job_id, int64_t creation, Rank rank, int pid) {
-  const std::string part = absl::StrCat(kExecutor, rank.value());
+void JobVault::NoteProcess(const std::string& owner, const std::string& part, int pid) {
   const UniqueFd process(
       pid == 0 ? -1 : static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
   const std::vector<int> fds =
       process.valid() ? std::vector<int>{process.get()} : std::vector<int>();
-  Check(vault_->Put(OwnerOf(job_id, creation), part, fds));
+  Check(vault_->Put(owner, part, fds));
 }
 
-void JobVault::Drop(const std::string& job_id, int64_t creation) {
-  Check(vault_->Drop(OwnerOf(job_id, creation)));
+void JobVault::NoteExecutor(const std::string& owner, Rank rank, int pid) {
+  NoteProcess(owner, absl::StrCat(kExecutor, rank.value()), pid);
 }
+
+void JobVault::NoteTrainer(const std::string& owner, Rank rank, int pid) {
+  NoteProcess(owner, absl::StrCat(kTrainer, rank.value()), pid);
+}
+
+void JobVault::Drop(const std::string& owner) { Check(vault_->Drop(owner)); }
 
 }  // namespace tessera

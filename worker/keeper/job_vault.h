@@ -2,17 +2,18 @@
 // prepared last, and their executors, which the next daemon ends before it starts others.
 //
 //   owner ""                part "worker"        who this is
-//   owner JOB/CREATION      part "job"           as it was prepared last; put last
-//                           parts of JobRegions
+//   owner JOB/.../...       part "job"           as it was prepared last; put last
+//   (one memory of a job)   parts of JobRegions
 //                           part "executor R"    a descriptor of its process; none: it is in a
 //                                                trainer's, and the job cannot be taken over
+//                           part "trainer R"     a descriptor of the process that is attached
 //
 // A vault that fails is told of in the log, once, and nothing outlives the daemon from then on.
 // Thread-safe.
 #ifndef TESSERA_WORKER_KEEPER_JOB_VAULT_H_
 #define TESSERA_WORKER_KEEPER_JOB_VAULT_H_
 
-#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,8 +35,10 @@ class JobVault {
   explicit JobVault(std::shared_ptr<VaultClient> vault) : vault_(std::move(vault)) {}
 
   struct HeldJob {
+    std::string owner;
     v1::Job job;
     JobDescriptors memory;
+    std::map<int, UniqueFd> trainers;  // By rank: a descriptor of the process that was attached.
   };
   struct Held {
     std::optional<v1::VaultedWorker> worker;
@@ -44,20 +47,23 @@ class JobVault {
   // What an earlier daemon of worker `worker_id` left: jobs whose ranks have had an epoch. Their
   // executors have ended. What cannot be taken over is dropped, and told of in the log.
   // Errors: those of VaultClient
-  //         FailedPrecondition  it is of another worker, or of another version, and there are jobs
-  absl::StatusOr<Held> TakeOver(const std::string& worker_id);
+  //         FailedPrecondition  there are jobs, of another worker, version or number of devices
+  absl::StatusOr<Held> TakeOver(const std::string& worker_id, int num_devices);
 
   void PutWorker(const v1::VaultedWorker& worker);
-  // All of a new job.
-  void PutJob(const v1::Job& job, const JobRegions& regions);
+  // All of a new job's memory. Its owner, to name it by from now on.
+  std::string PutJob(const v1::Job& job, const JobRegions& regions);
   // It was prepared again.
-  void NoteJob(const v1::Job& job);
-  // Its executor is this process, which this one has not waited for; 0: it is in a trainer's.
-  void NoteExecutor(const std::string& job_id, int64_t creation, Rank rank, int pid);
-  void Drop(const std::string& job_id, int64_t creation);
+  void NoteJob(const std::string& owner, const v1::Job& job);
+  // Processes of the rank; 0: there is none here. An executor's, which this process has not waited
+  // for: 0 where it is in a trainer's.
+  void NoteExecutor(const std::string& owner, Rank rank, int pid);
+  void NoteTrainer(const std::string& owner, Rank rank, int pid);
+  void Drop(const std::string& owner);
 
  private:
   void Check(const absl::Status& status);
+  void NoteProcess(const std::string& owner, const std::string& part, int pid);
 
   const std::shared_ptr<VaultClient> vault_;
 };

@@ -69,18 +69,28 @@ void Keeper::Drop(const std::string& job_id, int64_t creation) {
               it->second->creation());
   job = std::move(it->second);
   jobs_.erase(it);
-  if (vault_ != nullptr) vault_->Drop(job_id, job->creation());
+  job->MarkDropped();
 }
 
-absl::Status Keeper::TakeOver(JobVault::HeldJob held) {
-  const std::string job_id = held.job.job_id();
-  ASSIGN_OR_RETURN(const LocalRanks local, LocalRanksOf(held.job, worker_id_));
-  ASSIGN_OR_RETURN(std::shared_ptr<HostedJob> job,
-                   HostedJob::Restore(held.job, local, data_host_, launcher_, emit_, budget_,
-                                      vault_, std::move(held.memory)));
+void Keeper::TakeOver(JobVault::HeldJob held) {
+  const std::string job_id = held.job.job_id(), owner = held.owner;
+  absl::StatusOr<std::shared_ptr<HostedJob>> job;
+  const absl::StatusOr<LocalRanks> local = LocalRanksOf(held.job, worker_id_);
+  if (local.ok()) {
+    job =
+        HostedJob::Restore(std::move(held), *local, data_host_, launcher_, emit_, budget_, vault_);
+  } else {
+    job = local.status();
+  }
+  if (!job.ok()) {
+    TESSERA_LOG(ERROR, "job {}: cannot be taken over: {}", job_id, job.status().ToString());
+    return vault_->Drop(owner);
+  }
+  TESSERA_LOG(INFO, "job {}: taken over from the daemon before", job_id);
   absl::MutexLock lock(&mu_);
-  jobs_[job_id] = std::move(job);
-  return absl::OkStatus();
+  std::shared_ptr<HostedJob>& kept = jobs_[job_id];
+  if (kept == nullptr || kept->epoch() < (*job)->epoch()) kept.swap(*job);
+  if (*job != nullptr) (*job)->MarkDropped();  // An older memory of the same job.
 }
 
 void Keeper::Describe(const v1::DescribeJob& describe) const {
@@ -223,6 +233,7 @@ absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& text, int pid
   claimed.attachment = claim.attachment;
   if (!claim.hosts_executor) {
     ASSIGN_OR_RETURN(claimed.fds, job->Claim(claim.rank, claim.attachment, absl::Now()));
+    job->NoteTrainer(claim.rank, claim.attachment, pid);
     return claimed;
   }
   ASSIGN_OR_RETURN(HostedJob::HostClaim hosts,

@@ -51,9 +51,9 @@ class Keeper {
         device_memory_(device_memory),
         budget_(budget),
         vault_(vault) {}
-  // Takes a job over that an earlier daemon left. Before all else.
-  // Errors: as HostedJob::Restore, LocalRanksOf
-  absl::Status TakeOver(JobVault::HeldJob held);
+  // Takes a job over that an earlier daemon left, before all else. One that cannot be is dropped,
+  // and told of in the log.
+  void TakeOver(JobVault::HeldJob held);
 
   void HandleCommand(const v1::CoordinatorCommand& command);
   // Everything the coordinator must hear when a connection to it begins: progress first.

@@ -83,8 +83,7 @@ absl::StatusOr<std::unique_ptr<PutStage>> PutStage::Create(const JobRegions& reg
                                                            const v1::PutStage& request,
                                                            const std::string& spool_folder) {
   if (request.put() == 0) return absl::InvalidArgumentError("a put without a number");
-  if (regions.group()->initialized.load(std::memory_order_acquire) == 0)
-    return absl::FailedPreconditionError("the job has no values yet");
+  RETURN_IF_ERROR(regions.CheckHasValues());
   const ModelLayout& layout = regions.layout();
   const ParameterNumbers numbers(layout);
   std::vector<Slot> slots;

@@ -93,8 +93,7 @@ absl::StatusOr<std::vector<int>> SetPlaces(const JobRegions& regions, const MapR
 }  // namespace
 
 absl::Status CheckMappable(const JobRegions& regions, const MapRequest& request) {
-  if (regions.group()->initialized.load(std::memory_order_acquire) == 0)
-    return absl::FailedPreconditionError("the job has no values yet");
+  RETURN_IF_ERROR(regions.CheckHasValues());
   if (!regions.state_on_host())
     return absl::FailedPreconditionError("its state is on a GPU: it can be fetched, not mapped");
   return TensorsOf(regions, request).status();

@@ -103,7 +103,7 @@ class WorkerServerImpl : public WorkerServer {
     JobVault::Held held;
     if (options.vault != nullptr) {
       vault_.emplace(options.vault);
-      ASSIGN_OR_RETURN(held, vault_->TakeOver(options.worker_id));
+      ASSIGN_OR_RETURN(held, vault_->TakeOver(options.worker_id, options.num_devices));
     }
     keeper_ = std::make_unique<Keeper>(
         options.worker_id, options.data_host, launcher_.get(),
@@ -113,6 +113,7 @@ class WorkerServerImpl : public WorkerServer {
     self.set_protocol(kProtocol);
     self.set_version(kVersion);
     self.set_worker_id(options.worker_id);
+    self.set_num_devices(options.num_devices);
     // The incarnation grows with each start that finds no memory, also over a restart of the
     // machine.
     self.set_incarnation(absl::ToUnixMicros(absl::Now()));
@@ -198,12 +199,7 @@ class WorkerServerImpl : public WorkerServer {
     umask(old_mask);
     if (server_ == nullptr)
       return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address()));
-    for (JobVault::HeldJob& job : held.jobs) {
-      const std::string job_id = job.job.job_id();
-      RETURN_IF_ERROR(Annotate(keeper_->TakeOver(std::move(job)),
-                               absl::StrCat("job '", job_id, "' of the daemon before")));
-      TESSERA_LOG(INFO, "job {}: taken over from the daemon before", job_id);
-    }
+    for (JobVault::HeldJob& job : held.jobs) keeper_->TakeOver(std::move(job));
     return agent_->Start();
   }
 

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <limits>
+#include <chrono>
 #include <map>
 #include <utility>
 #include <vector>
@@ -35,14 +35,17 @@ class MemoryVault {
   // Nothing but who the daemon was.
   bool empty() const { return parts_.empty() || parts_.rbegin()->first.first.empty(); }
 
-  // Does what one daemon asks, until it goes.
-  void Serve(int daemon) {
+  // Does what one daemon asks, until it goes. Whether it put anything.
+  bool Serve(int daemon) {
+    bool has_put = false;
     while (true) {
       absl::StatusOr<Packet> packet = ReceivePacket(daemon);
-      if (!packet.ok()) return;
       v1::VaultCommand command;
-      if (!command.ParseFromString(packet->bytes)) return;
-      if (!Do(daemon, command, std::move(packet->fds))) return;
+      if (!packet.ok() || !command.ParseFromString(packet->bytes) ||
+          !Do(daemon, command, std::move(packet->fds))) {
+        return has_put;
+      }
+      has_put |= command.has_put();
     }
   }
 
@@ -128,20 +131,31 @@ absl::Status StartVault(const std::string& path, absl::Duration patience) {
 
 void RunVault(UniqueFd listener, absl::Duration patience) {
   MemoryVault vault;
-  int patience_ms = static_cast<int>(
-      std::min<int64_t>(absl::ToInt64Milliseconds(patience), std::numeric_limits<int>::max()));
+  const auto longest = std::chrono::nanoseconds(absl::ToInt64Nanoseconds(patience));
+  auto since = std::chrono::steady_clock::now();
   while (true) {
+    // A daemon that looks and does not stay, as it cannot take over, is none.
+    const auto left = longest - (std::chrono::steady_clock::now() - since);
+    const int64_t left_ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1;
+    if (left_ms <= 0) return;
     pollfd next = {listener.get(), POLLIN, 0};
-    int ready;
-    do {
-      ready = poll(&next, 1, patience_ms);
-    } while (ready < 0 && errno == EINTR);
-    if (ready <= 0) return;
+    const int ready = poll(&next, 1, static_cast<int>(std::min<int64_t>(left_ms, 1'000'000)));
+    if (ready < 0 && errno != EINTR) return;
+    if (ready <= 0) continue;
     const UniqueFd daemon(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!daemon.valid() || !CheckPeerUser(daemon.get()).ok()) continue;
-    vault.Serve(daemon.get());
+    if (vault.Serve(daemon.get())) since = std::chrono::steady_clock::now();
     if (vault.empty()) return;
   }
+}
+
+absl::Status EndVault(const std::string& socket_dir) {
+  const absl::StatusOr<std::unique_ptr<VaultClient>> vault = ConnectVault(socket_dir + kSocketName);
+  if (absl::IsPermissionDenied(vault.status())) return vault.status();
+  if (!vault.ok()) return absl::OkStatus();  // There is none.
+  ASSIGN_OR_RETURN(const auto all, (*vault)->List());
+  for (const auto& [owner, parts] : all) RETURN_IF_ERROR((*vault)->Drop(owner));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<VaultClient>> ConnectOrStartVault(const std::string& socket_dir,

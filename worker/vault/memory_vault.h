@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
@@ -20,7 +21,8 @@
 namespace tessera {
 
 // Serves daemons that connect to `listener`, a packet socket, until the vault is of no more use: it
-// is without a daemon for `patience`, or without one and empty. Blocks; one thread.
+// is without a daemon for `patience`, or without one and empty. A daemon that puts nothing does not
+// count. Blocks; one thread.
 void RunVault(UniqueFd listener, absl::Duration patience);
 
 // A connection with the vault of the worker whose sockets are in `socket_dir`: the one that is
@@ -30,6 +32,10 @@ void RunVault(UniqueFd listener, absl::Duration patience);
 //         Unavailable, InvalidArgument  no process or socket can be made; names it
 absl::StatusOr<std::unique_ptr<VaultClient>> ConnectOrStartVault(const std::string& socket_dir,
                                                                  absl::Duration patience);
+
+// Has the vault of that worker, if there is one, let all go and end: its jobs are given up.
+// Errors: PermissionDenied  it is another user's; those of VaultClient
+absl::Status EndVault(const std::string& socket_dir);
 
 }  // namespace tessera
 
