@@ -125,7 +125,7 @@ void ProcessCluster::StartTrainer(int rank, bool replace) {
                          : worker_address()),
       absl::StrCat("--rank=", rank),
       absl::StrCat("--world-size=", world_size_),
-      absl::StrCat("--steps=", kSteps),
+      absl::StrCat("--steps=", steps_),
       absl::StrCat("--pause-at=", pause_at_),
       "--resume-file=" + folder_ + "/resume",
       "--save=" + model_path(),

@@ -69,6 +69,7 @@ class ProcessCluster : public testing::Test {
   // Of the coordinator (its pid is not used: it runs beside the test), of "w" and of "x"; empty:
   // all are of this machine, and meet by its loopback interface.
   std::vector<Host> hosts_;
+  int64_t steps_ = kSteps;  // That trainers take.
   int world_size_ = kWorldSize;
   int group_size_ = 0;                      // Of a hybrid job; 0: it is none.
   std::vector<std::string> trainer_flags_;  // Beside what the others here say.

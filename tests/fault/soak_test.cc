@@ -55,8 +55,9 @@ int VaultOf(const std::string& socket_dir) {
 
 class SoakRun : public ProcessCluster {
  public:
-  explicit SoakRun(uint64_t seed) : random_(seed), longest_pause_ms_(Draw(0, 2) == 0 ? 60 : 400) {
+  explicit SoakRun(uint64_t seed) : random_(seed), longest_pause_ms_(Draw(0, 2) == 0 ? 60 : 200) {
     split_ = true;
+    steps_ = 400;
     world_size_ = 4;
     group_size_ = on_second_ = 2;
     keep_memory_ = "60s";
@@ -74,7 +75,7 @@ class SoakRun : public ProcessCluster {
     while (IsRunning() && !HasFailure() && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(Draw(2, longest_pause_ms_)));
       // Who ends while others still save the model cannot be asked again.
-      if (num_faults_ < max_faults && Step() < kSteps - 2) DoOne();
+      if (num_faults_ < max_faults && Step() < steps_ - 2) DoOne();
       RestartEndedTrainers();
     }
     std::string model = Finish();
