@@ -272,7 +272,7 @@ absl::Status Coordinator::ReportPrepared(const Sender& sender, const EpochPrepar
   if (job->status.epoch == event.epoch) {
     EpochPrepared answer = event;
     // Before the job's first epoch there is nothing to hold.
-    answer.holds_nothing &= job->status.bound && job->status.state == JobState::kStarting;
+    answer.holds_nothing &= job->status.bound && job->status.state != JobState::kRunning;
     Runtime(event.job, *job).gather.Add(sender.worker, answer);
   }
   if (answers_again || job->status.state == JobState::kStarting) Advance(event.job, now, effects);

@@ -14,9 +14,11 @@ namespace {
 
 const JobId kJob("job");
 
-JobSpecPtr MakeSpec(int32_t world_size) {
+JobSpecPtr MakeSpec(int32_t world_size, int32_t group_size) {
   JobConfig config;
   config.world_size = world_size;
+  config.shard_group_size = group_size;
+  if (group_size > 0) config.strategy = Strategy::kHybridShard;
   ModelSpec model;
   for (const char* name : {"root", "u1", "u2", "u3", "u4"}) {
     model.units.push_back(
@@ -25,9 +27,10 @@ JobSpecPtr MakeSpec(int32_t world_size) {
   return *MakeJobSpec(std::move(model), config, 0);
 }
 
-CoordinatorOptions Options() {
+CoordinatorOptions Options(int32_t group_size) {
   CoordinatorOptions options;
-  options.placement = PlacementRule::kSpread;  // Several workers have more to disagree about.
+  // Several workers have more to disagree about.
+  if (group_size == 0) options.placement = PlacementRule::kSpread;
   return options;
 }
 
@@ -35,8 +38,9 @@ OrderEntry EntryAt(int64_t sequence) { return {"unshard", UnitId(sequence), DTyp
 
 }  // namespace
 
-SimulatedCluster::SimulatedCluster(uint32_t seed, int num_workers, int32_t world_size)
-    : random_(seed), world_size_(world_size), core_(Options()) {
+SimulatedCluster::SimulatedCluster(uint32_t seed, int num_workers, int32_t world_size,
+                                   int32_t group_size)
+    : random_(seed), world_size_(world_size), group_size_(group_size), core_(Options(group_size)) {
   for (int i = 0; i < num_workers; ++i) {
     Worker worker;
     worker.id = WorkerId(absl::StrCat("w", i));
@@ -50,7 +54,8 @@ void SimulatedCluster::Create() {
   ++num_jobs_;
   EXPECT_OK(Run([&](Effects* effects) {
     const auto view = core_.CreateJob(
-        {absl::StrCat("create ", num_jobs_), kJob, MakeSpec(world_size_)}, now_, effects);
+        {absl::StrCat("create ", num_jobs_), kJob, MakeSpec(world_size_, group_size_)}, now_,
+        effects);
     if (view.ok()) creation_ = view->creation;
     return view.status();
   }));
@@ -59,6 +64,9 @@ void SimulatedCluster::Create() {
 void SimulatedCluster::ReplaceLostJob() {
   const absl::StatusOr<JobView> view = core_.GetJob(kJob);
   if (!view.ok() || view->status.state != JobState::kLost || journal_failures_ > 0) return;
+  if (is_hybrid()) {
+    EXPECT_FALSE(IsHeld(nullptr)) << "the job is lost, and a worker has all of it";
+  }
   past_committed_ += std::exchange(shown_committed_, 0);
   past_epochs_ += std::exchange(shown_epoch_, 0);
   resume_steps_.clear();
@@ -146,13 +154,51 @@ void SimulatedCluster::Boot(Worker* worker) {
   const int64_t incarnation = worker->incarnation + 1;
   const WorkerId id = worker->id;
   Disconnect(worker);
+  const bool was_silent = is_hybrid() && worker->silent;
   for (Worker& other : workers_) {
-    if (worker->has_values && other.creation == worker->creation) other.is_partial = true;
+    // Whether or not it had been given values: the others' are of no use without.
+    if (!worker->ranks.empty() && other.creation == worker->creation) other.is_partial = true;
   }
   *worker = Worker();
   worker->id = id;
   worker->incarnation = incarnation;
+  worker->silent = was_silent;
   Connect(worker);
+}
+
+void SimulatedCluster::ReplaceDaemon(Worker* worker) {
+  if (!worker->has_values) return Boot(worker);  // There is nothing to go on with.
+  Disconnect(worker);
+  worker->inbox.clear();
+  worker->running = false;
+  worker->daemon_replaced = true;
+}
+
+bool SimulatedCluster::IsHeld(const Worker* without) const {
+  const absl::StatusOr<JobView> view = core_.GetJob(kJob);
+  if (!view.ok()) return false;
+  return std::any_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
+    if (&worker == without || !HoldsAll(worker) || worker.decided_step < max_decided_ - 1)
+      return false;
+    const auto& places = view->status.placements;
+    return std::any_of(places.begin(), places.end(), [&](const RankPlacement& place) {
+      return place.worker == worker.id && place.since <= worker.epoch &&
+             place.incarnation == Incarnation(worker.incarnation);
+    });
+  });
+}
+
+void SimulatedCluster::Rebuild(Worker* worker) {
+  for (const Worker& source : workers_) {
+    if (!source.running || source.epoch != worker->epoch || source.creation != worker->creation ||
+        source.lacks_values) {
+      continue;
+    }
+    worker->lacks_values = false;
+    worker->decided_step = worker->first_step - 1;
+    ++num_rebuilt_;
+    return;
+  }
 }
 
 void SimulatedCluster::Disconnect(Worker* worker) {
@@ -166,6 +212,7 @@ void SimulatedCluster::Connect(Worker* worker) {
   Member member;
   member.incarnation = Incarnation(worker->incarnation);
   member.num_devices = 2;
+  if (is_hybrid()) member.data_host = "127.0.0.1";
   absl::Status status =
       Run([&](Effects* e) { return core_.RegisterWorker(worker->id, member, now_, e); });
   // A coordinator that has just started does not know yet that the life before this one is over.
@@ -174,6 +221,15 @@ void SimulatedCluster::Connect(Worker* worker) {
   worker->connected = true;
   status = Run([&](Effects* e) { return core_.Connect(SenderOf(*worker), now_, e); });
   if (!status.ok()) worker->connected = false;  // The registration was not journalled.
+  if (worker->connected && std::exchange(worker->daemon_replaced, false) &&
+      !worker->ranks.empty()) {
+    Tell(worker, [&](Effects* e) {
+      return core_.ReportFailure(SenderOf(*worker),
+                                 {kJob, worker->creation, worker->epoch,
+                                  Rank(worker->ranks.begin()->first), "daemon replaced"},
+                                 now_, e);
+    });
+  }
   for (auto& [rank, run] : worker->ranks) {
     if (!worker->connected || !worker->running) continue;
     if (run.waiting) Announce(worker, rank);
@@ -195,6 +251,19 @@ void SimulatedCluster::Handle(Worker* worker, const Command& command) {
     if (worker->creation != prepare->job.creation) Forget(worker);
     worker->creation = prepare->job.creation;
     EXPECT_GE(status.epoch, worker->epoch) << "an older epoch was prepared";
+    // Its ranks were elsewhere since, or the job's shards are lost.
+    const bool is_void = std::any_of(
+        status.placements.begin(), status.placements.end(), [&](const RankPlacement& place) {
+          return place.worker == worker->id && worker->epoch < place.since;
+        });
+    if (worker->has_values && (is_void || prepare->begin_anew)) {
+      if (is_hybrid() && !prepare->begin_anew && HoldsAll(*worker) && worker->decided_step > 0) {
+        EXPECT_TRUE(IsHeld(worker)) << "the last of the shards are void on " << worker->id.value()
+                                    << ": " << Describe() << "\ndecided " << max_decided_;
+      }
+      Forget(worker);
+      worker->creation = prepare->job.creation;
+    }
     worker->epoch = status.epoch;
     worker->running = false;
     worker->ranks.clear();
@@ -202,9 +271,15 @@ void SimulatedCluster::Handle(Worker* worker, const Command& command) {
       if (status.placements[rank].worker == worker->id) worker->ranks[rank] = {};
     }
     Tell(worker, [&](Effects* e) {
-      return core_.ReportPrepared(
-          SenderOf(*worker), {kJob, worker->creation, worker->epoch, Step(worker->decided_step)},
-          now_, e);
+      return core_.ReportPrepared(SenderOf(*worker),
+                                  {kJob,
+                                   worker->creation,
+                                   worker->epoch,
+                                   Step(worker->decided_step),
+                                   {},
+                                   "",
+                                   !worker->has_values || worker->lacks_values},
+                                  now_, e);
     });
   } else if (const auto* start = std::get_if<StartEpoch>(&command)) {
     HandleStart(worker, *start);
@@ -221,8 +296,10 @@ void SimulatedCluster::Handle(Worker* worker, const Command& command) {
     if (worker->creation > drop->creation) return;
     if (const auto view = core_.GetJob(kJob); view.ok() && view->creation == worker->creation) {
       EXPECT_TRUE(view->status.state == JobState::kLost || !worker->has_values ||
-                  worker->is_partial)
-          << "shards after " << worker->decided_step << " steps are dropped";
+                  worker->is_partial || max_decided_ == 0 ||
+                  (is_hybrid() && (IsHeld(worker) || worker->lacks_values)))
+          << "worker " << worker->id.value() << " drops shards: " << Describe() << "\ndecided "
+          << max_decided_;
     }
     Forget(worker);
   }
@@ -234,6 +311,7 @@ void SimulatedCluster::Forget(Worker* worker) {
   worker->running = false;
   worker->has_values = false;
   worker->is_partial = false;
+  worker->lacks_values = false;
   worker->decided_step = 0;
   worker->ranks.clear();
 }
@@ -241,8 +319,14 @@ void SimulatedCluster::Forget(Worker* worker) {
 void SimulatedCluster::HandleStart(Worker* worker, const StartEpoch& start) {
   if (start.creation != worker->creation || start.epoch != worker->epoch || worker->running) return;
   worker->running = true;
-  EXPECT_TRUE(worker->has_values || start.resume_step == Step(0)) << "there are no shards here";
+  const bool is_rebuilt =
+      std::any_of(worker->ranks.begin(), worker->ranks.end(),
+                  [&](const auto& rank) { return start.rebuilt_ranks.count(rank.first) > 0; });
+  EXPECT_TRUE(HoldsAll(*worker) || is_rebuilt || start.resume_step == Step(0) ||
+              worker->creation != creation_)
+      << "there are no shards here";
   worker->has_values = true;
+  worker->lacks_values = is_rebuilt;
   worker->decided_step = start.resume_step.value();
   worker->first_step = start.resume_step.value() + 1;
   for (auto& [rank, run] : worker->ranks) {
@@ -275,6 +359,7 @@ bool SimulatedCluster::AllVoted(Creation creation, Epoch epoch, int64_t step) co
 
 void SimulatedCluster::Work(Worker* worker) {
   if (!worker->running || worker->ranks.empty()) return;
+  if (worker->lacks_values) return Rebuild(worker);
   WorkOn(worker, std::next(worker->ranks.begin(), Dice(worker->ranks.size()))->first);
 }
 
@@ -331,7 +416,7 @@ void SimulatedCluster::RestartCoordinator() {
     ASSERT_OK(record);
     records.push_back(*std::move(record));
   }
-  absl::StatusOr<Coordinator> core = Coordinator::Restore(Options(), records, now_);
+  absl::StatusOr<Coordinator> core = Coordinator::Restore(Options(group_size_), records, now_);
   ASSERT_OK(core);
   core_ = *std::move(core);
   for (Worker& worker : workers_) worker.connected = false;
@@ -339,9 +424,12 @@ void SimulatedCluster::RestartCoordinator() {
 }
 
 void SimulatedCluster::Misfortune(Worker* worker) {
-  switch (Dice(8)) {
+  switch (Dice(9)) {
     case 0:
       RestartCoordinator();
+      return;
+    case 8:
+      ReplaceDaemon(worker);
       return;
     case 1:
       Boot(worker);
@@ -400,6 +488,22 @@ void SimulatedCluster::Act(bool chaos) {
     default:
       Work(&worker);
   }
+}
+
+std::string SimulatedCluster::Describe() const {
+  const absl::StatusOr<JobView> view = core_.GetJob(kJob);
+  if (!view.ok()) return view.status().ToString();
+  std::string text =
+      absl::StrCat(Name(view->status.state), " in epoch ", view->status.epoch.value(),
+                   " after step ", view->committed_step.value(), ": ", view->status.reason);
+  for (const Worker& worker : workers_) {
+    absl::StrAppend(&text, "\n", worker.id.value(), "/", worker.incarnation, ": epoch ",
+                    worker.epoch.value(), worker.connected ? ", connected" : ", away",
+                    worker.running ? ", running" : "", worker.has_values ? ", has values" : "",
+                    worker.lacks_values ? ", lacks values" : "", ", decided ", worker.decided_step,
+                    ", ranks ", worker.ranks.size(), ", inbox ", worker.inbox.size());
+  }
+  return text;
 }
 
 void SimulatedCluster::Heal() {

@@ -22,18 +22,24 @@ namespace tessera::coordinator {
 
 class SimulatedCluster {
  public:
-  SimulatedCluster(uint32_t seed, int num_workers, int32_t world_size);
+  // `group_size`: of a hybrid job, each group of which has all shards and a worker of its own; 0:
+  // it is none.
+  SimulatedCluster(uint32_t seed, int num_workers, int32_t world_size, int32_t group_size = 0);
 
   // One random thing happens: mostly progress, sometimes (while `chaos`) a fault.
   void Act(bool chaos);
   // Ends every fault: all workers run and are connected.
   void Heal();
 
+  // The job, and what each worker knows of it: for a person.
+  std::string Describe() const;
+
   // Of all jobs so far, one after the other.
   int64_t committed_step() const { return past_committed_ + shown_committed_; }
   int64_t epoch() const { return past_epochs_ + shown_epoch_; }
   int num_jobs() const { return num_jobs_; }
   int num_restarts() const { return num_restarts_; }
+  int num_rebuilt() const { return num_rebuilt_; }  // Workers that were given their shards.
 
  private:
   static constexpr int64_t kOperations = 5;  // A step.
@@ -56,10 +62,12 @@ class SimulatedCluster {
     Creation creation;
     Epoch epoch;
     bool running = false;
-    int64_t first_step = 0;    // Of this epoch: the one that is recorded.
-    int64_t decided_step = 0;  // Survives epochs, not crashes; like:
-    bool has_values = false;   // An epoch has begun here, so that the shards were given values.
-    bool is_partial = false;   // Another part of the same shards has crashed.
+    int64_t first_step = 0;        // Of this epoch: the one that is recorded.
+    int64_t decided_step = 0;      // Survives epochs, not crashes; like:
+    bool has_values = false;       // An epoch has begun here, so that the shards were given values.
+    bool lacks_values = false;     // They are about to be, by another worker.
+    bool daemon_replaced = false;  // Since the last connection; the memory is there.
+    bool is_partial = false;       // Another part of the same shards has crashed.
     std::map<int32_t, RankRun> ranks;
   };
 
@@ -75,7 +83,17 @@ class SimulatedCluster {
   void CheckShown();
   void CheckRelease(const OrderRelease& release);
 
+  bool is_hybrid() const { return group_size_ > 0; }
+  bool HoldsAll(const Worker& worker) const {
+    return worker.creation == creation_ && worker.has_values && !worker.lacks_values;
+  }
+  // Of a hybrid job: whether some worker with ranks of it, but `without`, has what it has come to.
+  bool IsHeld(const Worker* without) const;
+  // Gives the worker its shards, if another one of its epoch has them now.
+  void Rebuild(Worker* worker);
   void Boot(Worker* worker);
+  // Its daemon ends, and the next one has its memory.
+  void ReplaceDaemon(Worker* worker);
   void Connect(Worker* worker);
   void Disconnect(Worker* worker);  // The coordinator sees the end of its stream.
   void Handle(Worker* worker, const Command& command);
@@ -96,13 +114,14 @@ class SimulatedCluster {
   }
 
   std::mt19937 random_;
-  const int32_t world_size_;
+  const int32_t world_size_, group_size_;
   absl::Time now_ = absl::UnixEpoch();
   MemoryJournal journal_;
   Coordinator core_;
   std::vector<Worker> workers_;
   int journal_failures_ = 0;  // That many of the next writes fail.
   int num_restarts_ = 0;
+  int num_rebuilt_ = 0;
 
   // What has been seen, to compare with.
   int num_jobs_ = 0;
