@@ -97,6 +97,9 @@ void Coordinator::OpenEpoch(const JobId& id, const std::string& reason, absl::Ti
     }
     next.placements = *std::move(placements);
   }
+  std::set<WorkerId> workers = WorkersOf(next.placements);
+  for (auto it = next.unconfirmed.begin(); it != next.unconfirmed.end();)
+    it = workers.count(*it) > 0 ? std::next(it) : next.unconfirmed.erase(it);
   next.reason = reason;
   next.failure_code = failure.code;
   Put(JobStatusRecord{id, std::move(next)}, effects);

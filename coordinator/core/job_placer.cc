@@ -43,15 +43,21 @@ std::optional<std::vector<RankPlacement>> JobPlacer::Place(const JobId& id, cons
   const std::set<WorkerId> live = LiveWorkers(id, job), workers = WorkersOf(job.status.placements);
   if (live.size() == workers.size()) return job.status.placements;
   if (live.empty() || !EachWorkerHasAll(*job.spec, job.status.placements)) return std::nullopt;
-  // Where those that are live may all be empty, another one that is silent may be the last holder.
+  // Where those that are live may all be empty, a silent one may be the last holder.
+  const std::set<WorkerId> restarted = state_->RestartedWorkers(job.status);
   const std::set<WorkerId> unconfirmed = UnconfirmedWorkers(id, job);
-  const std::set<WorkerId> empty = EmptyWorkers(id, job);
-  bool live_holds = false, silent_holds = false;
+  const EpochRuntime* runtime = FindRuntime(id, job);
+  bool live_holds = false, silent_may_hold = false;
   for (const WorkerId& worker : workers) {
-    if (empty.count(worker) > 0 || unconfirmed.count(worker) > 0) continue;
-    (live.count(worker) > 0 ? live_holds : silent_holds) = true;
+    const bool has_said_no =
+        runtime != nullptr && runtime->gather.empty_workers().count(worker) > 0;
+    if (live.count(worker) > 0) {
+      live_holds |= unconfirmed.count(worker) == 0;
+    } else {
+      silent_may_hold |= restarted.count(worker) == 0 && !has_said_no;
+    }
   }
-  if (silent_holds && !live_holds) return std::nullopt;
+  if (silent_may_hold && !live_holds) return std::nullopt;
   return ReplaceGroups(state_->members(), request, live);
 }
 

@@ -12,8 +12,6 @@
 namespace tessera::coordinator {
 namespace {
 
-const JobId kJob("job");
-
 JobSpecPtr MakeSpec(int32_t world_size, int32_t group_size) {
   JobConfig config;
   config.world_size = world_size;
@@ -113,33 +111,11 @@ void SimulatedCluster::Deliver(const Effects& effects) {
       }
     }
     for (Worker& worker : workers_) {
-      if (worker.id == outgoing.worker && worker.connected) {
-        worker.inbox.push_back(outgoing.command);
-      }
+      if (worker.id != outgoing.worker) continue;
+      if (worker.connected) worker.inbox.push_back(outgoing.command);
     }
   }
 }
-
-void SimulatedCluster::CheckShown() {
-  const absl::StatusOr<JobView> job = core_.GetJob(kJob);
-  if (!job.ok()) return;  // Deleted, and not made anew yet.
-  const JobView& view = *job;
-  EXPECT_GE(view.committed_step.value(), shown_committed_) << "a committed step was lost";
-  EXPECT_LE(view.committed_step.value(), max_decided_) << "a step committed that nobody decided";
-  EXPECT_GE(view.status.epoch.value(), shown_epoch_);
-  shown_committed_ = view.committed_step.value();
-  shown_epoch_ = view.status.epoch.value();
-}
-
-void SimulatedCluster::CheckRelease(const OrderRelease& release) {
-  const auto& entries =
-      announced_[{release.epoch, release.position.step, release.position.sequence}];
-  EXPECT_EQ(entries.size(), world_size_) << "released before all announced";
-  for (const auto& [rank, entry] : entries) {
-    EXPECT_EQ(entry, entries.begin()->second) << "released though the entries differ";
-  }
-}
-
 void SimulatedCluster::Tell(Worker* worker, const Handler& handler) {
   const absl::Status status = Run(handler);
   // Lost for so long that it was forgotten: it will register again.
@@ -171,23 +147,8 @@ void SimulatedCluster::ReplaceDaemon(Worker* worker) {
   Disconnect(worker);
   worker->inbox.clear();
   worker->running = false;
-  worker->daemon_replaced = true;
+  worker->epoch_is_over = true;
 }
-
-bool SimulatedCluster::IsHeld(const Worker* without) const {
-  const absl::StatusOr<JobView> view = core_.GetJob(kJob);
-  if (!view.ok()) return false;
-  return std::any_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
-    if (&worker == without || !HoldsAll(worker) || worker.decided_step < max_decided_ - 1)
-      return false;
-    const auto& places = view->status.placements;
-    return std::any_of(places.begin(), places.end(), [&](const RankPlacement& place) {
-      return place.worker == worker.id && place.since <= worker.epoch &&
-             place.incarnation == Incarnation(worker.incarnation);
-    });
-  });
-}
-
 void SimulatedCluster::Rebuild(Worker* worker) {
   for (const Worker& source : workers_) {
     if (!source.running || source.epoch != worker->epoch || source.creation != worker->creation ||
@@ -221,8 +182,8 @@ void SimulatedCluster::Connect(Worker* worker) {
   worker->connected = true;
   status = Run([&](Effects* e) { return core_.Connect(SenderOf(*worker), now_, e); });
   if (!status.ok()) worker->connected = false;  // The registration was not journalled.
-  if (worker->connected && std::exchange(worker->daemon_replaced, false) &&
-      !worker->ranks.empty()) {
+  // Until the next epoch, on each connection.
+  if (worker->connected && worker->epoch_is_over && !worker->ranks.empty()) {
     Tell(worker, [&](Effects* e) {
       return core_.ReportFailure(SenderOf(*worker),
                                  {kJob, worker->creation, worker->epoch,
@@ -257,15 +218,11 @@ void SimulatedCluster::Handle(Worker* worker, const Command& command) {
           return place.worker == worker->id && worker->epoch < place.since;
         });
     if (worker->has_values && (is_void || prepare->begin_anew)) {
-      if (is_hybrid() && !prepare->begin_anew && HoldsAll(*worker) && worker->decided_step > 0) {
-        EXPECT_TRUE(IsHeld(worker)) << "the last of the shards are void on " << worker->id.value()
-                                    << ": " << Describe() << "\ndecided " << max_decided_;
-      }
       Forget(worker);
       worker->creation = prepare->job.creation;
     }
     worker->epoch = status.epoch;
-    worker->running = false;
+    worker->running = worker->epoch_is_over = false;
     worker->ranks.clear();
     for (size_t rank = 0; rank < status.placements.size(); ++rank) {
       if (status.placements[rank].worker == worker->id) worker->ranks[rank] = {};
@@ -296,8 +253,7 @@ void SimulatedCluster::Handle(Worker* worker, const Command& command) {
     if (worker->creation > drop->creation) return;
     if (const auto view = core_.GetJob(kJob); view.ok() && view->creation == worker->creation) {
       EXPECT_TRUE(view->status.state == JobState::kLost || !worker->has_values ||
-                  worker->is_partial || max_decided_ == 0 ||
-                  (is_hybrid() && (IsHeld(worker) || worker->lacks_values)))
+                  worker->is_partial || max_decided_ == 0 || is_hybrid())
           << "worker " << worker->id.value() << " drops shards: " << Describe() << "\ndecided "
           << max_decided_;
     }
@@ -317,7 +273,10 @@ void SimulatedCluster::Forget(Worker* worker) {
 }
 
 void SimulatedCluster::HandleStart(Worker* worker, const StartEpoch& start) {
-  if (start.creation != worker->creation || start.epoch != worker->epoch || worker->running) return;
+  if (start.creation != worker->creation || start.epoch != worker->epoch || worker->running ||
+      worker->epoch_is_over) {
+    return;
+  }
   worker->running = true;
   const bool is_rebuilt =
       std::any_of(worker->ranks.begin(), worker->ranks.end(),
@@ -489,23 +448,6 @@ void SimulatedCluster::Act(bool chaos) {
       Work(&worker);
   }
 }
-
-std::string SimulatedCluster::Describe() const {
-  const absl::StatusOr<JobView> view = core_.GetJob(kJob);
-  if (!view.ok()) return view.status().ToString();
-  std::string text =
-      absl::StrCat(Name(view->status.state), " in epoch ", view->status.epoch.value(),
-                   " after step ", view->committed_step.value(), ": ", view->status.reason);
-  for (const Worker& worker : workers_) {
-    absl::StrAppend(&text, "\n", worker.id.value(), "/", worker.incarnation, ": epoch ",
-                    worker.epoch.value(), worker.connected ? ", connected" : ", away",
-                    worker.running ? ", running" : "", worker.has_values ? ", has values" : "",
-                    worker.lacks_values ? ", lacks values" : "", ", decided ", worker.decided_step,
-                    ", ranks ", worker.ranks.size(), ", inbox ", worker.inbox.size());
-  }
-  return text;
-}
-
 void SimulatedCluster::Heal() {
   journal_failures_ = 0;
   for (Worker& worker : workers_) {

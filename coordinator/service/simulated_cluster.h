@@ -43,6 +43,7 @@ class SimulatedCluster {
 
  private:
   static constexpr int64_t kOperations = 5;  // A step.
+  inline static const JobId kJob{"job"};
 
   struct RankRun {
     int64_t step = 0;  // Being worked on.
@@ -62,12 +63,12 @@ class SimulatedCluster {
     Creation creation;
     Epoch epoch;
     bool running = false;
-    int64_t first_step = 0;        // Of this epoch: the one that is recorded.
-    int64_t decided_step = 0;      // Survives epochs, not crashes; like:
-    bool has_values = false;       // An epoch has begun here, so that the shards were given values.
-    bool lacks_values = false;     // They are about to be, by another worker.
-    bool daemon_replaced = false;  // Since the last connection; the memory is there.
-    bool is_partial = false;       // Another part of the same shards has crashed.
+    int64_t first_step = 0;      // Of this epoch: the one that is recorded.
+    int64_t decided_step = 0;    // Survives epochs, not crashes; like:
+    bool has_values = false;     // An epoch has begun here, so that the shards were given values.
+    bool lacks_values = false;   // They are about to be, by another worker.
+    bool epoch_is_over = false;  // Its daemon was replaced in this epoch; the memory is there.
+    bool is_partial = false;     // Another part of the same shards has crashed.
     std::map<int32_t, RankRun> ranks;
   };
 
@@ -81,6 +82,8 @@ class SimulatedCluster {
   // A job whose shards are lost is deleted and made anew, as its owner would.
   void ReplaceLostJob();
   void CheckShown();
+  // Of a hybrid job: what a worker had that lost its ranks since the last look, another one has.
+  void CheckKeepsACopy(const JobView& view);
   void CheckRelease(const OrderRelease& release);
 
   bool is_hybrid() const { return group_size_ > 0; }
@@ -89,6 +92,8 @@ class SimulatedCluster {
   }
   // Of a hybrid job: whether some worker with ranks of it, but `without`, has what it has come to.
   bool IsHeld(const Worker* without) const;
+  // Whether the worker has had ranks there since it last took part.
+  static bool IsPlaced(const Worker& worker, const std::vector<RankPlacement>& places);
   // Gives the worker its shards, if another one of its epoch has them now.
   void Rebuild(Worker* worker);
   void Boot(Worker* worker);
@@ -130,6 +135,7 @@ class SimulatedCluster {
   int64_t past_epochs_ = 0;
   int64_t shown_committed_ = 0;
   int64_t shown_epoch_ = 0;
+  std::vector<RankPlacement> placements_;
   std::map<Epoch, Step> resume_steps_;
   std::map<std::tuple<Epoch, Step, int64_t>, std::map<Rank, OrderEntry>> announced_;
   // Decided by the data plane: all ranks of one epoch voted for it.
