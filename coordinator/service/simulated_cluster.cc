@@ -422,7 +422,7 @@ void SimulatedCluster::Misfortune(Worker* worker) {
 void SimulatedCluster::Act(bool chaos) {
   ReplaceLostJob();
   Worker& worker = workers_[Dice(workers_.size())];
-  if (chaos && Dice(40) == 0) Misfortune(&worker);
+  if (chaos && Dice(10 * world_size_) == 0) Misfortune(&worker);
   now_ += absl::Milliseconds(Dice(20));
   if (!worker.connected && Dice(4) == 0) Connect(&worker);
   switch (Dice(8)) {
