@@ -147,11 +147,16 @@ TEST(Utf8Test, WhatIsNoCharacterIsEscapedAndTheRestStays) {
       {"\x1b[2J", "\\x1b[2J"},
       {"\x7f", "\\x7f"},
       {std::string("\0", 1), "\\x00"},
-      {"\xe2\x82", "\\xe2\\x82"},                    // Cut.
-      {"\xc0\xaf", "\\xc0\\xaf"},                    // Overlong.
-      {"\xe0\x80\xaf", "\\xe0\\x80\\xaf"},           // Overlong.
-      {"\xed\xa0\x80", "\\xed\\xa0\\x80"},           // A surrogate.
-      {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},  // Past U+10FFFF.
+      {"\xc2\x9b"
+       "2J\u00a0",
+       "\\xc2\\x9b2J\u00a0"},  // Some terminals' escape.
+      {"a\u2028b\u2029\u2027", "a\\xe2\\x80\\xa8b\\xe2\\x80\\xa9\u2027"},  // Ends of lines.
+      {"\u202e\u2069\u2065", "\\xe2\\x80\\xae\\xe2\\x81\\xa9\u2065"},      // Directions.
+      {"\xe2\x82", "\\xe2\\x82"},                                          // Cut.
+      {"\xc0\xaf", "\\xc0\\xaf"},                                          // Overlong.
+      {"\xe0\x80\xaf", "\\xe0\\x80\\xaf"},                                 // Overlong.
+      {"\xed\xa0\x80", "\\xed\\xa0\\x80"},                                 // A surrogate.
+      {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},                        // Past U+10FFFF.
   };
   for (const auto& c : kCases) EXPECT_EQ(PrintableUtf8(c.text), c.printable);
 }

@@ -30,8 +30,17 @@ size_t CharacterBytes(absl::string_view text) {
   return refused ? 0 : size;
 }
 
-bool IsControl(char byte) {
-  return (static_cast<uint8_t>(byte) < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f;
+// Of one character: what moves a terminal's cursor, ends a line for some who read it, or turns the
+// order of what follows.
+bool IsControl(absl::string_view character) {
+  const auto lead = static_cast<uint8_t>(character[0]);
+  if (character.size() == 1) return (lead < 0x20 && lead != '\n' && lead != '\t') || lead == 0x7f;
+  const auto second = static_cast<uint8_t>(character[1]);
+  if (character.size() == 2) return lead == 0xc2 && second < 0xa0;  // U+0080 to U+009F.
+  if (character.size() != 3 || lead != 0xe2) return false;
+  const auto third = static_cast<uint8_t>(character[2]);
+  return (second == 0x80 && third >= 0xa8 && third <= 0xae) ||  // U+2028 to U+202E.
+         (second == 0x81 && third >= 0xa6 && third <= 0xa9);    // U+2066 to U+2069.
 }
 
 }  // namespace
@@ -40,13 +49,14 @@ std::string PrintableUtf8(absl::string_view text) {
   std::string printable;
   while (!text.empty()) {
     const size_t size = CharacterBytes(text);
-    if (size == 0 || (size == 1 && IsControl(text[0]))) {
-      absl::StrAppend(&printable, absl::StrFormat("\\x%02x", static_cast<uint8_t>(text[0])));
-      text.remove_prefix(1);
+    const absl::string_view part = text.substr(0, std::max<size_t>(size, 1));
+    if (size == 0 || IsControl(part)) {
+      for (const char byte : part)
+        absl::StrAppend(&printable, absl::StrFormat("\\x%02x", static_cast<uint8_t>(byte)));
     } else {
-      absl::StrAppend(&printable, text.substr(0, size));
-      text.remove_prefix(size);
+      absl::StrAppend(&printable, part);
     }
+    text.remove_prefix(part.size());
   }
   return printable;
 }

@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-// `text` with each byte that is not part of a UTF-8 character, and each control character but
-// newline and tab, written as "\xNN". What is valid stays as it is.
+// `text` with each byte that is not part of a UTF-8 character, and those of each control character
+// but newline and tab (of lines, of paragraphs and of writing direction too), written as "\xNN".
+// What is valid stays as it is.
 std::string PrintableUtf8(absl::string_view text);
 
 // The longest prefix of `text` of at most `max_bytes` bytes that cuts no UTF-8 character in two.
