@@ -32,10 +32,6 @@ struct Held {
   std::multiset<std::string> memory;  // Descriptors of shared memory, by name.
   int sockets = 0;
   int mappings = 0;
-
-  friend bool operator==(const Held& a, const Held& b) {
-    return a.memory == b.memory && a.sockets == b.sockets && a.mappings == b.mappings;
-  }
 };
 
 Held HeldBy(int pid) {
