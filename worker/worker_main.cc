@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
     status = vault.status();
     if (vault.ok()) options.vault = *std::move(vault);
   } else if (status.ok()) {
-    status = tessera::EndVault(options.socket_dir);
+    status = tessera::EndVault(options.socket_dir, options.worker_id);
   }
   tessera::BlockStopSignals();
   tessera::SetLogContext("worker " + options.worker_id);

@@ -29,6 +29,7 @@ constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
 // For the coordinator to say whom a trainer waited for.
 constexpr absl::Duration kLongestRebuild = absl::Hours(1);
+constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
 constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
 
 // So that no step faults on the first `size_bytes`.
@@ -158,9 +159,13 @@ absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
         absl::StrCat("the worker is gone (waiting for ", what(), ")", why));
   };
   if (!outlives_daemon_ || wants_executor()) return gone("");
-  absl::StatusOr<Attachment> again =
-      Attach(attachment_, /*wait_if_attached=*/true,
-             std::min(absl::Now() + options_.recover_timeout, wait_limit_));
+  const absl::Time deadline = std::min(absl::Now() + options_.recover_timeout, wait_limit_);
+  absl::StatusOr<Attachment> again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
+  // The next daemon may end, too, before it gave the descriptors.
+  while (absl::IsUnavailable(again.status()) && absl::Now() + kAttachPause < deadline) {
+    absl::SleepFor(kAttachPause);
+    again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
+  }
   if (!again.ok()) return gone(absl::StrCat(", and did not come back: ", again.status().message()));
   ASSIGN_OR_RETURN(const uint64_t memory, IdOfFile(again->fds[2].get()));
   if (memory != control_id_) return gone(", and came back without the job's memory");
@@ -412,11 +417,15 @@ absl::Status RankClient::Recover() {
   }
   const absl::Status next = AwaitNewEpoch(std::min(now + options_.recover_timeout, wait_limit_));
   stalled_.last = absl::Now();
+  // A rebuild that takes longer than an epoch's start is no standstill.
+  const absl::Duration beyond = stalled_.last - now - options_.recover_timeout;
+  if (beyond > absl::ZeroDuration()) stalled_.since += beyond;
   return next;
 }
 
-bool RankClient::LaterEpochRuns() const {
+bool RankClient::LaterEpochRuns(bool* unknown) const {
   const auto job = GetJob(Coordinator(), options_.job_id, absl::Now() + kMissingTimeout);
+  *unknown = !job.ok();
   return job.ok() && job->state() == v1::JOB_STATE_RUNNING && job->epoch() > epoch_ &&
          page()->failed_epoch.load(std::memory_order_acquire) < job->epoch();
 }
@@ -429,6 +438,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
   };
   // For ranks that are rebuilt from others, whose memory may be large.
   const absl::Time longest = std::min(absl::Now() + kLongestRebuild, wait_limit_);
+  bool asked_in_vain = false;
   if (page()->failure_code != static_cast<int>(absl::StatusCode::kCancelled))
     RETURN_IF_ERROR(check_lease());
   while (page()->epoch.load(std::memory_order_acquire) <= epoch_ ||
@@ -444,8 +454,13 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
           "rank ", options_.rank, ": its executor in this process has ended, and its worker can ",
           "run none: attach again: ", executor_->status().ToString()));
     }
-    if (absl::Now() >= deadline && absl::Now() < longest && LaterEpochRuns())
-      deadline = std::min(longest, absl::Now() + options_.recover_timeout);
+    if (absl::Now() >= deadline && absl::Now() < longest) {
+      bool unknown = false;
+      const bool runs = LaterEpochRuns(&unknown);
+      // Of a coordinator that is away, once.
+      if (runs || (unknown && !std::exchange(asked_in_vain, true)))
+        deadline = std::min(longest, absl::Now() + options_.recover_timeout);
+    }
     if (absl::Now() >= deadline) {
       return NameMissing(absl::DeadlineExceededError(
           absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,

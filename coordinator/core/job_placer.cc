@@ -49,8 +49,8 @@ std::optional<std::vector<RankPlacement>> JobPlacer::Place(const JobId& id, cons
   const EpochRuntime* runtime = FindRuntime(id, job);
   bool live_holds = false, silent_may_hold = false;
   for (const WorkerId& worker : workers) {
-    const bool has_said_no =
-        runtime != nullptr && runtime->gather.empty_workers().count(worker) > 0;
+    const bool has_said_no = runtime != nullptr && job.status.state != JobState::kRunning &&
+                             runtime->gather.empty_workers().count(worker) > 0;
     if (live.count(worker) > 0) {
       live_holds |= unconfirmed.count(worker) == 0;
     } else {

@@ -67,8 +67,6 @@ void HostedJob::EndEpochOfDaemonBefore(std::map<int, UniqueFd> trainers) {
   absl::MutexLock lock(&mu_);
   epoch_ = Epoch(job_.epoch());
   phase_ = EpochPhase::kRunning;
-  // Attachments of then have other numbers.
-  next_attachment_ = absl::ToUnixMicros(absl::Now());
   for (int rank = local().first(); rank < local().first() + local().count(); ++rank) {
     ControlPage* page = regions_.control(Rank(rank));
     if (page->failed_epoch.load() < page->epoch.load())
@@ -100,7 +98,10 @@ HostedJob::HostedJob(const v1::Job& job, JobRegions regions, std::string data_ho
       vault_(vault),
       vault_owner_(std::move(owner)),
       job_(job),
-      ranks_(regions_.local().count()) {}
+      ranks_(regions_.local().count()) {
+  // None that an earlier daemon, or the memory before this one, gave.
+  if (vault_ != nullptr) next_attachment_ = absl::ToUnixMicros(absl::Now());
+}
 
 HostedJob::~HostedJob() {
   const absl::Status reason =

@@ -25,6 +25,12 @@ std::string Doing(const ControlPage& page, const ModelLayout& layout) {
   return text;
 }
 
+// Whether a trainer that was attached as `claimed` is the one that was attached last, as `former`.
+// A daemon may have ended before it could tell the trainer its newest number.
+bool IsFormer(int64_t claimed, Incarnation former) {
+  return claimed > 0 && claimed <= former.value();
+}
+
 // `process`: a descriptor of it.
 bool IsRunning(const UniqueFd& process) {
   pollfd ended = {process.get(), POLLIN, 0};
@@ -63,7 +69,7 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
                                                  slot.attachment.value(), ")"));
   }
   if (slot.former_process.valid() && now < slot.former_until &&
-      request.former_attachment() != slot.former.value() && IsRunning(slot.former_process)) {
+      !IsFormer(request.former_attachment(), slot.former) && IsRunning(slot.former_process)) {
     return absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
                                                  " is attached to another trainer, of before the "
                                                  "worker's daemon was replaced"));
@@ -76,8 +82,11 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
     if (slot.host != Incarnation()) EndExecutorLocked(slot);
   }
   // Another trainer cannot go on in the middle of a step: its order would differ from its peers'.
+  // What the page says of an epoch before, until this one's executor has opened it, is over.
+  const ControlPage& page = *regions_.control(Rank(request.rank()));
   if (phase_ == EpochPhase::kRunning &&
-      regions_.control(Rank(request.rank()))->within_step.load() != 0) {
+      page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value()) &&
+      page.within_step.load() != 0) {
     FailLocked(Rank(request.rank()), absl::StrCat("the trainer of rank ", request.rank(),
                                                   " left in the middle of a step"));
   }

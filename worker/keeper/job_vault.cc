@@ -62,7 +62,8 @@ absl::Status CheckMemory(const v1::Job& job, const JobDescriptors& memory) {
     return absl::DataLossError("its ranks' common memory is too small");
   const auto* group = reinterpret_cast<const GroupPage*>(mapping.data());
   if (group->has_begun.load() == 0) return absl::NotFoundError("no epoch of it had begun");
-  if (group->prepared_epoch.load() == job.epoch()) return absl::OkStatus();
+  // The note is made first.
+  if (group->prepared_epoch.load() <= job.epoch()) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("what is known of it is of epoch ", job.epoch(),
                                           ", not of its last one, ", group->prepared_epoch.load()));
 }

@@ -89,7 +89,10 @@ void Keeper::TakeOver(JobVault::HeldJob held) {
   TESSERA_LOG(INFO, "job {}: taken over from the daemon before", job_id);
   absl::MutexLock lock(&mu_);
   std::shared_ptr<HostedJob>& kept = jobs_[job_id];
-  if (kept == nullptr || kept->epoch() < (*job)->epoch()) kept.swap(*job);
+  const auto age = [](const HostedJob& held) {
+    return std::pair(held.creation(), held.epoch().value());
+  };
+  if (kept == nullptr || age(*kept) < age(**job)) kept.swap(*job);
   if (*job != nullptr) (*job)->MarkDropped();  // An older memory of the same job.
 }
 

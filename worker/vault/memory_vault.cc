@@ -149,12 +149,21 @@ void RunVault(UniqueFd listener, absl::Duration patience) {
   }
 }
 
-absl::Status EndVault(const std::string& socket_dir) {
+absl::Status EndVault(const std::string& socket_dir, const std::string& worker_id) {
   const absl::StatusOr<std::unique_ptr<VaultClient>> vault = ConnectVault(socket_dir + kSocketName);
-  if (absl::IsPermissionDenied(vault.status())) return vault.status();
+  if (absl::IsPermissionDenied(vault.status()) || absl::IsDeadlineExceeded(vault.status()))
+    return vault.status();
   if (!vault.ok()) return absl::OkStatus();  // There is none.
   ASSIGN_OR_RETURN(const auto all, (*vault)->List());
-  for (const auto& [owner, parts] : all) RETURN_IF_ERROR((*vault)->Drop(owner));
+  const auto owner = all.find("");
+  v1::VaultedWorker worker;
+  if (owner != all.end()) RETURN_IF_ERROR(ReadMessage(owner->second, "worker", &worker));
+  if (!worker.worker_id().empty() && worker.worker_id() != worker_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(socket_dir, ": the memory of jobs of worker '", worker.worker_id(),
+                     "' is held there: give worker '", worker_id, "' another --socket-dir"));
+  }
+  for (const auto& [name, parts] : all) RETURN_IF_ERROR((*vault)->Drop(name));
   return absl::OkStatus();
 }
 

@@ -33,9 +33,10 @@ void RunVault(UniqueFd listener, absl::Duration patience);
 absl::StatusOr<std::unique_ptr<VaultClient>> ConnectOrStartVault(const std::string& socket_dir,
                                                                  absl::Duration patience);
 
-// Has the vault of that worker, if there is one, let all go and end: its jobs are given up.
-// Errors: PermissionDenied  it is another user's; those of VaultClient
-absl::Status EndVault(const std::string& socket_dir);
+// Has the vault of worker `worker_id`, if there is one, let all go and end: its jobs are given up.
+// Errors: PermissionDenied    it is another user's
+//         FailedPrecondition  it is another worker's; those of VaultClient
+absl::Status EndVault(const std::string& socket_dir, const std::string& worker_id);
 
 }  // namespace tessera
 
