@@ -68,8 +68,9 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
                                                  " is attached to another trainer (attachment ",
                                                  slot.attachment.value(), ")"));
   }
-  if (slot.former_process.valid() && now < slot.former_until &&
-      !IsFormer(request.former_attachment(), slot.former) && IsRunning(slot.former_process)) {
+  const bool is_former = IsFormer(request.former_attachment(), slot.former);
+  if (!is_former && slot.former_process.valid() && now < slot.former_until &&
+      IsRunning(slot.former_process)) {
     return absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
                                                  " is attached to another trainer, of before the "
                                                  "worker's daemon was replaced"));
@@ -84,7 +85,7 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
   // Another trainer cannot go on in the middle of a step: its order would differ from its peers'.
   // What the page says of an epoch before, until this one's executor has opened it, is over.
   const ControlPage& page = *regions_.control(Rank(request.rank()));
-  if (phase_ == EpochPhase::kRunning &&
+  if (!is_former && phase_ == EpochPhase::kRunning &&
       page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value()) &&
       page.within_step.load() != 0) {
     FailLocked(Rank(request.rank()), absl::StrCat("the trainer of rank ", request.rank(),
