@@ -41,13 +41,20 @@ class EndedDaemonTest : public DaemonKillTest, public testing::WithParamInterfac
 TEST_P(EndedDaemonTest, IsReplacedAgainAndAgainAndNoTrainerEnds) {
   ASSERT_FALSE(UndisturbedModel().empty());
   StartAll();
+  int num_daemons = 0;
   for (int64_t step = 3; step < kSteps; step += 6) {
     AwaitStep(0, step);
     End(&worker_, GetParam());
     StartWorker();
+    // Before it is ended, too.
+    ++num_daemons;
+    ASSERT_TRUE(Eventually([&] {
+      const std::string log = ReadFile(folder_ + "/worker.log");
+      return Count(log, "taken over from the daemon before") == num_daemons;
+    }));
   }
+  EXPECT_EQ(num_daemons, 5);
   EXPECT_EQ(Finish(), UndisturbedModel());
-  EXPECT_EQ(Count(ReadFile(folder_ + "/worker.log"), "taken over from the daemon before"), 5);
 }
 
 INSTANTIATE_TEST_SUITE_P(Signals, EndedDaemonTest, testing::Values(SIGKILL, SIGTERM));
