@@ -27,9 +27,13 @@ namespace {
 // as long as that takes.
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
-// For the coordinator to say whom a trainer waited for.
+// Of an epoch that gives ranks their values from others.
 constexpr absl::Duration kLongestRebuild = absl::Hours(1);
+
+// Between two tries to attach to the next daemon.
 constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
+
+// For the coordinator to say whom a trainer waited for.
 constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
 
 // So that no step faults on the first `size_bytes`.
@@ -102,8 +106,8 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   }
 
   creation_ = job.creation();
-  Attachment attachment;
-  ASSIGN_OR_RETURN(attachment, Attach(/*former=*/0, options_.wait_if_attached, deadline));
+  ASSIGN_OR_RETURN(Attachment attachment,
+                   Attach(/*former=*/0, options_.wait_if_attached, deadline));
   lease_ = std::move(attachment.lease);
   attachment_ = attachment.number;
   outlives_daemon_ = attachment.outlives_daemon;

@@ -174,7 +174,7 @@ TEST_F(CoordinatorReplicasTest, SilentWorkersPlaceIsTakenByAnotherOne) {
   Prepared("c", 0, /*holds_nothing=*/true);
   ASSERT_EQ(Status().state, JobState::kRunning);
   EXPECT_THAT(Status().rebuilt_ranks, ElementsAre(2, 3));
-  // Who comes back too late has nothing of it any more.
+  // A worker that comes back too late has no ranks of the job.
   Return("b");
   ASSERT_OK(Run([&](Effects* e) {
     return core_.Heartbeat(SenderOf("b"), {{kJob, core_.GetJob(kJob)->creation, Epoch(1), {}}},

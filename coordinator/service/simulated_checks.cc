@@ -10,7 +10,7 @@ namespace tessera::coordinator {
 
 void SimulatedCluster::CheckShown() {
   const absl::StatusOr<JobView> job = core_.GetJob(kJob);
-  if (!job.ok()) return;  // Deleted, and not made anew yet.
+  if (!job.ok()) return;  // Deleted, and not created again yet.
   const JobView& view = *job;
   EXPECT_GE(view.committed_step.value(), shown_committed_) << "a committed step was lost";
   EXPECT_LE(view.committed_step.value(), max_decided_) << "a step committed that nobody decided";

@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "tests/fault/process_cluster.h"
+#include "tests/fault/hybrid_cluster.h"
 #include "tests/testing/process_view.h"
 
 namespace tessera {
@@ -17,40 +17,7 @@ namespace {
 using testing_support::ExecutorsOf;
 using testing_support::ReadFile;
 
-class HybridKillTest : public ProcessCluster {
- protected:
-  HybridKillTest() {
-    split_ = true;
-    world_size_ = 4;
-    group_size_ = on_second_ = 2;
-  }
-
-  void StartBoth(const std::string& faults_of_w = "", const std::string& faults_of_x = "") {
-    StartCoordinator();
-    StartWorker(faults_of_w);
-    StartSecondWorker(faults_of_x);
-    for (int rank = 0; rank < world_size_; ++rank) StartTrainer(rank);
-  }
-
-  // Made once for all tests of a process.
-  static const std::string& UndisturbedHybrid() {
-    static const std::string* const model = new std::string([] {
-      class Run : public HybridKillTest {
-       public:
-        void TestBody() override {}
-        std::string Go() {
-          SetUp();
-          StartBoth();
-          std::string model = Finish();
-          TearDown();
-          return model;
-        }
-      };
-      return Run().Go();
-    }());
-    return *model;
-  }
-};
+using HybridKillTest = HybridCluster;
 
 TEST_F(HybridKillTest, KilledExecutorsAndTrainerAreReplacedAndTheModelIsBitIdentical) {
   ASSERT_FALSE(UndisturbedHybrid().empty());

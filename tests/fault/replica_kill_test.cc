@@ -8,7 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
-#include "tests/fault/process_cluster.h"
+#include "tests/fault/hybrid_cluster.h"
 #include "tests/testing/process_view.h"
 
 namespace tessera {
@@ -18,20 +18,8 @@ using testing_support::Eventually;
 using testing_support::ExecutorsOf;
 using testing_support::ReadFile;
 
-class ReplicaKillTest : public ProcessCluster {
+class ReplicaKillTest : public HybridCluster {
  protected:
-  ReplicaKillTest() {
-    split_ = true;
-    world_size_ = 4;
-    group_size_ = on_second_ = 2;
-  }
-
-  void StartBoth() {
-    StartCoordinator();
-    StartWorker();
-    StartSecondWorker();
-    for (int rank = 0; rank < world_size_; ++rank) StartTrainer(rank);
-  }
   static void Kill(demo::ChildProcess* process) {
     process->Kill(SIGKILL);
     process->Wait();
@@ -45,29 +33,10 @@ class ReplicaKillTest : public ProcessCluster {
   bool AwaitLog(const std::string& file, const std::string& text) {
     return Eventually([&] { return absl::StrContains(ReadFile(folder_ + "/" + file), text); });
   }
-
-  // Made once for all tests of a process.
-  static const std::string& Undisturbed() {
-    static const std::string* const model = new std::string([] {
-      class Run : public ReplicaKillTest {
-       public:
-        void TestBody() override {}
-        std::string Go() {
-          SetUp();
-          StartBoth();
-          std::string model = Finish();
-          TearDown();
-          return model;
-        }
-      };
-      return Run().Go();
-    }());
-    return *model;
-  }
 };
 
 TEST_F(ReplicaKillTest, RestartedWorkerIsRebuiltAndTheModelIsBitIdentical) {
-  ASSERT_FALSE(Undisturbed().empty());
+  ASSERT_FALSE(UndisturbedHybrid().empty());
   pause_at_ = 2 * kSteps / 3;
   StartBoth();
   AwaitStep(0, kSteps / 3);
@@ -82,13 +51,13 @@ TEST_F(ReplicaKillTest, RestartedWorkerIsRebuiltAndTheModelIsBitIdentical) {
   StartWorker();
   StartTrainers(0, 1);
   Resume();
-  EXPECT_EQ(Finish(), Undisturbed());
+  EXPECT_EQ(Finish(), UndisturbedHybrid());
   EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + "/second.log"), "rank 3: has its shards"));
   EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + "/worker.log"), "rank 1: has its shards"));
 }
 
 TEST_F(ReplicaKillTest, TrainersOfTheDeadWorkerAreToldAndTheOthersWait) {
-  ASSERT_FALSE(Undisturbed().empty());
+  ASSERT_FALSE(UndisturbedHybrid().empty());
   pause_at_ = 2 * kSteps / 3;
   StartBoth();
   AwaitStep(0, kSteps / 3);
@@ -99,11 +68,11 @@ TEST_F(ReplicaKillTest, TrainersOfTheDeadWorkerAreToldAndTheOthersWait) {
   EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + "/trainer.log"), "the worker is gone"));
   StartSecondWorker();
   StartTrainers(2, 3);
-  EXPECT_EQ(Finish(), Undisturbed());
+  EXPECT_EQ(Finish(), UndisturbedHybrid());
 }
 
 TEST_F(ReplicaKillTest, SpareWorkerTakesOverAndTheModelIsBitIdentical) {
-  ASSERT_FALSE(Undisturbed().empty());
+  ASSERT_FALSE(UndisturbedHybrid().empty());
   worker_timeout_ = absl::Seconds(2);
   pause_at_ = 2 * kSteps / 3;
   StartBoth();
@@ -114,7 +83,7 @@ TEST_F(ReplicaKillTest, SpareWorkerTakesOverAndTheModelIsBitIdentical) {
   StartSecondWorker();
   StartTrainers(2, 3);
   Resume();
-  EXPECT_EQ(Finish(), Undisturbed());
+  EXPECT_EQ(Finish(), UndisturbedHybrid());
 }
 
 // What the executors of the worker that is rebuilt do in the first rebuild.
@@ -122,7 +91,7 @@ class ReplicaKillPointTest : public ReplicaKillTest,
                              public testing::WithParamInterface<const char*> {};
 
 TEST_P(ReplicaKillPointTest, ProcessThatDiesInARebuildDelaysIt) {
-  ASSERT_FALSE(Undisturbed().empty());
+  ASSERT_FALSE(UndisturbedHybrid().empty());
   const std::string faults = GetParam();
   pause_at_ = 2 * kSteps / 3;
   StartBoth();
@@ -141,7 +110,7 @@ TEST_P(ReplicaKillPointTest, ProcessThatDiesInARebuildDelaysIt) {
   StartSecondWorker();
   StartTrainers(2, 3);
   Resume();
-  EXPECT_EQ(Finish(), Undisturbed());
+  EXPECT_EQ(Finish(), UndisturbedHybrid());
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, ReplicaKillPointTest,

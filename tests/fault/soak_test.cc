@@ -23,7 +23,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
-#include "tests/fault/process_cluster.h"
+#include "tests/fault/hybrid_cluster.h"
 #include "tests/testing/process_view.h"
 
 namespace tessera {
@@ -53,13 +53,10 @@ int VaultOf(const std::string& socket_dir) {
   return 0;
 }
 
-class SoakRun : public ProcessCluster {
+class SoakRun : public HybridCluster {
  public:
   explicit SoakRun(uint64_t seed) : random_(seed), longest_pause_ms_(Draw(0, 2) == 0 ? 60 : 200) {
-    split_ = true;
     steps_ = 400;
-    world_size_ = 4;
-    group_size_ = on_second_ = 2;
     keep_memory_ = "60s";
   }
   void TestBody() override {}
@@ -67,10 +64,7 @@ class SoakRun : public ProcessCluster {
   // At most so many faults while the job trains. The final model.
   std::string Go(int64_t max_faults) {
     SetUp();
-    StartCoordinator();
-    StartWorker();
-    StartSecondWorker();
-    for (int rank = 0; rank < world_size_; ++rank) StartTrainer(rank);
+    StartBoth();
     const absl::Time deadline = absl::Now() + absl::Minutes(3);
     while (IsRunning() && !HasFailure() && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(Draw(2, longest_pause_ms_)));

@@ -71,9 +71,10 @@ absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& re
   const bool is_former = IsFormer(request.former_attachment(), slot.former);
   if (!is_former && slot.former_process.valid() && now < slot.former_until &&
       IsRunning(slot.former_process)) {
-    return absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
-                                                 " is attached to another trainer, of before the "
-                                                 "worker's daemon was replaced"));
+    return absl::AlreadyExistsError(
+        absl::StrCat("job '", job_id_, "': rank ", request.rank(),
+                     " is kept for the trainer that was attached when the worker's daemon was "
+                     "replaced: until that one attaches again, or ends, or two minutes are over"));
   }
   // Nor where its executor was in the process of the one before.
   if (slot.host != Incarnation() || (slot.vacant && phase_ == EpochPhase::kRunning)) {

@@ -160,6 +160,10 @@ absl::StatusOr<JobRegions::RankRegions> JobRegions::MakeRank(int rank, const Job
   ASSIGN_OR_RETURN(SharedRegion control, source->Take(part, "control", sizeof(ControlPage)));
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::CreateWhole(control.fd(), Access::kReadWrite));
   ControlPage* page = reinterpret_cast<ControlPage*>(mapping.data());
+  if (!source->makes() && page->version != kControlPageVersion)
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank,
+                                                   ": its control page is of version ",
+                                                   page->version, ", not ", kControlPageVersion));
   page->version = kControlPageVersion;
   const DeviceName device = device_memory == nullptr ? DeviceName() : device_memory->device();
   page->device = device.number;

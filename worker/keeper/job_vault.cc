@@ -117,7 +117,7 @@ absl::StatusOr<JobVault::Held> JobVault::TakeOver(const std::string& worker_id, 
   }
   for (auto& [owner, parts] : all) {
     absl::StatusOr<HeldJob> job = TakeOverJob(owner, std::move(parts));
-    // Its executor may still write: whoever used the memory now would share it with that.
+    // Its executor may still write to the memory.
     if (absl::IsDeadlineExceeded(job.status())) return job.status();
     if (job.ok()) {
       held.jobs.push_back(*std::move(job));
@@ -139,7 +139,8 @@ void JobVault::PutWorker(const v1::VaultedWorker& worker) {
 }
 
 std::string JobVault::PutJob(const v1::Job& job, const JobRegions& regions) {
-  // As a job may be made anew while something still has the one before.
+  // A job may be created again while a reader still holds its earlier memory: the time tells the
+  // two apart.
   const std::string owner =
       absl::StrCat(job.job_id(), "/", job.creation(), "/", absl::ToUnixNanos(absl::Now()));
   for (const auto& [part, fds] : regions.Descriptors()) Check(vault_->Put(owner, part, fds));

@@ -93,7 +93,7 @@ class MemoryVault {
 [[noreturn]] void BeVault(UniqueFd listener, absl::Duration patience) {
   setsid();
   prctl(PR_SET_NAME, "tessera-vault");
-  prctl(PR_SET_DUMPABLE, 0);  // Whoever may look into its memory may open what it holds.
+  prctl(PR_SET_DUMPABLE, 0);  // A process that may read its memory could open what it holds.
   const int socket = listener.get();
   if (const int null = open("/dev/null", O_RDWR); null >= 0) {
     for (int fd = 0; fd <= 2; ++fd) dup2(null, fd);
