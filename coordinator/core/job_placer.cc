@@ -122,12 +122,13 @@ bool JobPlacer::MemoryIsGone(const JobId& id, const Job& job) const {
 
 std::string JobPlacer::WhyWaiting(const JobId& id, const Job& job) const {
   if (!job.status.bound) return DescribeShortage(state_->members(), RequestFor(id, job));
-  const std::string holders =
-      absl::StrCat("needs ", DescribeWorkers(job.status), ", which holds its shards");
+  const bool is_one = WorkersOf(job.status.placements).size() == 1;
+  const std::string holders = absl::StrCat("needs ", DescribeWorkers(job.status), ", which ",
+                                           is_one ? "holds" : "hold", " its shards");
   if (!EachWorkerHasAll(*job.spec, job.status.placements)) return holders;
-  return absl::StrCat(holders, "; or one of these and, for each other, one with ",
+  return absl::StrCat(holders, "; as long as one of them does, another worker with ",
                       job.spec->config.shard_group_size,
-                      " free devices whose ranks reach each other");
+                      " free devices, whose ranks reach the others', can take another one's place");
 }
 
 }  // namespace tessera::coordinator

@@ -80,6 +80,26 @@ TEST_F(HostedJobTest, TrainerThatRecoversFromAFailedEpochLearnsThatTheJobEnds) {
               StatusIs(absl::StatusCode::kCancelled, "job 'toy' ends on this worker"));
 }
 
+TEST_F(HostedJobTest, AttachingWithinAStepEndsTheEpochButNotWhereThePageIsOfAnEarlierOne) {
+  Host(NewThreadLauncher(), 1);
+  ASSERT_OK(created_);
+  Start(1);
+  ControlPage* page = job_->regions().control(Rank(0));
+  const auto what = [] { return std::string("the executor"); };
+  ASSERT_OK(
+      AwaitEvent(page, 1, absl::Now() + kDeadline, what, [&] { return page->epoch.load() == 1; }));
+  page->within_step.store(1);  // Left by a trainer that died.
+  page->epoch.store(0);        // As while the executor is given its values.
+  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
+  const Incarnation attachment(attached.attachment());
+  ASSERT_OK(job_->Claim(Rank(0), attachment, absl::Now()));
+  job_->Detach(Rank(0), attachment, /*clean=*/true);
+  page->epoch.store(1);
+  EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
+  EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
+              HasSubstr("left in the middle of a step"));
+}
+
 TEST_F(HostedJobTest, MachineWithoutMoreThreadsHostsNoJob) {
   const NoMoreThreads limit;
   Host(NewThreadLauncher(), 1);

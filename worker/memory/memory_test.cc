@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,6 +33,22 @@ TEST(RegionTest, TwoMappingsOfOneRegionShowTheSameBytes) {
 TEST(RegionTest, SizeIsSealedSoThatNoHolderCanPullPagesAway) {
   ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", 8192));
   EXPECT_NE(ftruncate(region.fd(), 4096), 0);
+}
+
+TEST(RegionTest, OnlyASealedFileOfThatSizeIsAdopted) {
+  ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", 8192));
+  const auto adopt = [](int fd, int64_t size_bytes) {
+    return SharedRegion::Adopt("job/state", UniqueFd(dup(fd)), size_bytes).status();
+  };
+  EXPECT_OK(adopt(region.fd(), 8192));
+  EXPECT_THAT(adopt(region.fd(), 4096),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("job/state: 8192 bytes")));
+  const UniqueFd open(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(open.get(), 8192), 0);
+  EXPECT_THAT(adopt(open.get(), 8192),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("8192 sealed bytes")));
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  EXPECT_FALSE(adopt(null.get(), 0).ok());
 }
 
 TEST(RegionTest, MappingOutsideTheRegionIsRefused) {
