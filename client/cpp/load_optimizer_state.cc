@@ -276,8 +276,8 @@ class Loader {
     while (true) {
       const absl::Status status = Try();
       if (status.ok()) return plan_.groups();
+      RETURN_IF_ERROR(session_.Recover());  // Where the epoch is over, by whosever error.
       if (!absl::IsAborted(status)) return status;
-      RETURN_IF_ERROR(session_.Recover());
       if (session_.num_writes() > writes) return plan_.groups();
     }
   }
@@ -287,8 +287,11 @@ class Loader {
     plan_ = Plan();
     RETURN_IF_ERROR(SessionSetup(&session_).AgreeOn(plan_.Make(session_, folder_, options_)));
     RETURN_IF_ERROR(CheckAlike());
+    const int64_t epoch = access_.epoch();
     absl::Status status = Write();
-    return status.ok() ? status : EndEpoch(std::move(status));
+    // Another rank's error was told when its epoch was over, and this rank is in the next one.
+    const bool has_ended = access_.epoch() != epoch;
+    return status.ok() || has_ended ? status : EndEpoch(std::move(status));
   }
 
   // So that no two ranks take parts of different states.
@@ -360,9 +363,7 @@ class Loader {
   absl::Status EndEpoch(absl::Status own) {
     if (!absl::IsAborted(own)) RETURN_IF_ERROR(session_.Fail(own));
     const absl::Status of_all = SessionSetup(&session_).AgreeOn(own);
-    if (absl::IsAborted(own) || absl::IsAborted(of_all)) own = of_all;
-    if (!absl::IsAborted(own)) RETURN_IF_ERROR(session_.Recover());
-    return own;
+    return absl::IsAborted(own) || absl::IsAborted(of_all) ? of_all : own;
   }
 
   Session& session_;
