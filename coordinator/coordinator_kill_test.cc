@@ -16,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 
@@ -43,7 +44,7 @@ class CoordinatorKillTest : public ::testing::Test {
                                       "--worker-timeout=60s"};
     if (!fault_points.empty()) flags.push_back("--fault-points=" + fault_points);
     ASSERT_OK_AND_ASSIGN(process_, CoordinatorProcess::Start(folder_, flags));
-    channel_ = grpc::CreateChannel(process_->address(), grpc::InsecureChannelCredentials());
+    channel_ = *OpenChannel({process_->address()}, {});
     jobs_ = v1::Jobs::NewStub(channel_);
   }
   std::string journal() const { return folder_ + "/journal.db"; }

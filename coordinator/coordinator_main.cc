@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,7 @@
 #include "base/unique_fd.h"
 #include "base/version.h"
 #include "coordinator/service/server.h"
+#include "net/address.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -33,11 +35,19 @@ struct Flags {
   std::string port_file;
   std::string fault_points;
   bool ephemeral = false;
+  std::vector<std::string> listen;
 };
 
 void AddFlags(CLI::App* app, Flags* flags) {
-  app->add_option("--listen", flags->server.listen_address, "host:port; port 0: any")
-      ->capture_default_str();
+  app->add_option("--listen", flags->listen,
+                  "host:port, where port 0 is any, or unix:PATH for this machine's users, each of "
+                  "whom is known there; may be given once for each [127.0.0.1:7070]");
+  app->add_option("--grant", flags->server.grants,
+                  "ROLE=IDENTITY: operator=uid:1000, reader=certificate:NAME, worker=uid:1000, "
+                  "worker:ID=certificate:NAME; may be given again");
+  app->add_option("--save-root", flags->server.save_roots,
+                  "folder below which clients may ask for checkpoints; may be given again; without "
+                  "any, only the coordinator's own user and root may ask, for any folder");
   app->add_option("--journal", flags->server.journal_path,
                   "file that has the coordinator's state; made if there is none");
   app->add_flag("--ephemeral", flags->ephemeral,
@@ -72,6 +82,23 @@ absl::Status ParseDurationFlag(const std::string& name, const std::string& text,
                                absl::Duration* duration) {
   if (absl::ParseDuration(text, duration)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " '", text, "': not like 500ms or 10s"));
+}
+
+absl::Status TakeListenFlags(const std::vector<std::string>& listen,
+                             CoordinatorServer::Options* options) {
+  if (listen.empty()) return absl::OkStatus();
+  options->listen_address.clear();
+  for (const std::string& text : listen) {
+    ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(text));
+    std::string* const place =
+        address.reach == Reach::kUnix ? &options->local_socket : &options->listen_address;
+    if (!place->empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--listen '", text, "': one address of this kind is given already"));
+    }
+    *place = address.reach == Reach::kUnix ? address.path : text;
+  }
+  return absl::OkStatus();
 }
 
 // Refuses a path where no port file can be made, before anybody is served.
@@ -110,6 +137,7 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
                         : "--journal FILE is needed, so that a restart knows the jobs; --ephemeral "
                           "does without, for tests");
   }
+  RETURN_IF_ERROR(TakeListenFlags(flags.listen, &flags.server));
   RETURN_IF_ERROR(ArmFaultPointsFromFlag(flags.fault_points));
   RETURN_IF_ERROR(
       ParseDurationFlag("--worker-timeout", flags.worker_timeout, &flags.server.worker_timeout));

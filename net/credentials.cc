@@ -9,14 +9,19 @@
 #include <cstdint>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/server_builder.h"
+#include "grpcpp/support/client_interceptor.h"
+#include "net/access_token.h"
+#include "net/address.h"
 #include "net/caller_version.h"
 
 namespace tessera {
@@ -84,6 +89,62 @@ int KeepaliveMs(absl::Duration duration) {
                                               std::numeric_limits<int>::max()));
 }
 
+// Puts this user's token on a call.
+class TokenSender : public grpc::experimental::Interceptor {
+ public:
+  explicit TokenSender(std::string token) : token_(std::move(token)) {}
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (!token_.empty() &&
+        methods->QueryInterceptionHookPoint(
+            grpc::experimental::InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
+      methods->GetSendInitialMetadata()->insert({kTokenMetadata, token_});
+    }
+    methods->Proceed();
+  }
+
+ private:
+  const std::string token_;
+};
+
+// Of one channel. The server may make the file after the channel was opened, so it is looked for
+// until it is there. Thread-safe.
+class TokenSenders : public grpc::experimental::ClientInterceptorFactoryInterface {
+ public:
+  TokenSenders(std::string path, std::string token)
+      : path_(std::move(path)), token_(std::move(token)) {}
+
+  grpc::experimental::Interceptor* CreateClientInterceptor(
+      grpc::experimental::ClientRpcInfo*) override {
+    absl::MutexLock lock(&mu_);
+    if (token_.empty()) token_ = ReadAccessToken(path_).value_or("");
+    return new TokenSender(token_);
+  }
+
+ private:
+  const std::string path_;
+  absl::Mutex mu_;
+  std::string token_ ABSL_GUARDED_BY(mu_);
+};
+
+using Interceptors =
+    std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>>;
+
+// What a channel to this server needs beside its credentials. A server that wants a token says so
+// where this user has none.
+absl::StatusOr<Interceptors> InterceptorsFor(const DialOptions& options) {
+  Interceptors interceptors;
+  ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(options.address));
+  if (address.reach == Reach::kUnix || !options.tls.empty()) return interceptors;
+  const absl::StatusOr<std::string> path = AccessTokenPath();
+  if (!path.ok()) return interceptors;
+  absl::StatusOr<std::string> token = ReadAccessToken(*path);
+  if (!token.ok() && !absl::IsNotFound(token.status())) return token.status();
+  interceptors.push_back(
+      std::make_unique<TokenSenders>(*path, token.ok() ? *std::move(token) : std::string()));
+  return interceptors;
+}
+
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeChannelCredentials(
     const DialOptions& options) {
   ASSIGN_OR_RETURN(
@@ -120,7 +181,11 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const DialOptions& op
   arguments.SetUserAgentPrefix(OwnUserAgent());
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
-  return grpc::CreateCustomChannel(options.address, credentials, arguments);
+  ASSIGN_OR_RETURN(Interceptors interceptors, InterceptorsFor(options));
+  if (interceptors.empty())
+    return grpc::CreateCustomChannel(options.address, credentials, arguments);
+  return grpc::experimental::CreateCustomChannelWithInterceptors(
+      options.address, credentials, arguments, std::move(interceptors));
 }
 
 void SetKeepalive(const Keepalive& keepalive, grpc::ChannelArguments* arguments) {

@@ -23,8 +23,11 @@ absl::StatusOr<std::unique_ptr<TestCertificates>> TestCertificates::Make() {
       " && for ca in ca other; do"
       "   openssl req -x509 $key -days 2 -keyout $ca.key -out $ca.pem -subj /CN=$ca || exit 1; done"
       " && echo subjectAltName=IP:127.0.0.1 > names"
-      " && for who in server:ca client:ca stranger:other; do name=${who%:*}; ca=${who#*:};"
-      "   openssl req $key -keyout $name.key -out $name.csr -subj /CN=$name"
+      " && subject() { case $1 in worker) echo tessera:worker:node;; operator) echo "
+      "tessera:operator;; reader) echo tessera:reader;; *) echo $1;; esac; }"
+      " && for who in server:ca client:ca other-client:ca worker:ca operator:ca reader:ca "
+      "stranger:other; do name=${who%:*}; ca=${who#*:};"
+      "   openssl req $key -keyout $name.key -out $name.csr -subj /CN=$(subject $name)"
       "   && openssl x509 -req -in $name.csr -CA $ca.pem -CAkey $ca.key -CAcreateserial -days 2"
       "     -extfile names -out $name.pem || exit 1; done");
   if (system(script.c_str()) != 0) return absl::InternalError("openssl made no certificates");

@@ -41,6 +41,7 @@ Json JobJson(const v1::Job& job) {
   return Json{{"job_id", job.job_id()},
               {"state", StateName(job.state())},
               {"state_reason", job.state_reason()},
+              {"owner", job.owner()},
               {"epoch", job.epoch()},
               {"committed_step", job.committed_step()},
               {"world_size", job.config().world_size()},

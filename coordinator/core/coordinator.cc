@@ -11,6 +11,15 @@
 namespace tessera::coordinator {
 namespace {
 
+// Errors: PermissionDenied  the job is somebody else's than who sent the event.
+template <typename Event>
+absl::Status CheckOwner(const Event& event, const std::string& owner) {
+  if (event.by_operator || event.owner == owner) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("job '", event.job.value(), "' is not of '", event.owner, "': its owner is ",
+                   owner.empty() ? "not known" : absl::StrCat("'", owner, "'")));
+}
+
 absl::Status NoSuchJob(const JobId& job) {
   return absl::NotFoundError(absl::StrCat("no job '", job.value(), "'"));
 }
@@ -120,6 +129,7 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
                    FindReplay(event.request_id, RequestKind::kCreateJob, event.job));
   const Job* job = state_.FindJob(event.job);
   if (job != nullptr) {
+    RETURN_IF_ERROR(CheckOwner(event, job->owner));
     RETURN_IF_ERROR(Annotate(CompareJobSpecs(*job->spec, *event.spec),
                              absl::StrCat("job '", event.job.value(), "' exists")));
     JobView view = View(event.job, *job);
@@ -148,7 +158,7 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
   // Later than what was deleted of this id, whatever the clock says.
   const int64_t sequence =
       std::max(NextSequence(now), state_.deleted().Newest(event.job).value() + 1);
-  Put(JobSpecRecord{event.job, event.spec, Creation(sequence)}, effects);
+  Put(JobSpecRecord{event.job, event.spec, Creation(sequence), event.owner}, effects);
   Put(JobStatusRecord{event.job, status}, effects);
   Advance(event.job, now, effects);
   JobView view = View(event.job, *state_.FindJob(event.job));
@@ -163,7 +173,12 @@ absl::Status Coordinator::DeleteJob(const DeleteJobEvent& event, absl::Time now,
                    FindReplay(event.request_id, RequestKind::kDeleteJob, event.job));
   if (replay != nullptr) return absl::OkStatus();
   const Job* job = state_.FindJob(event.job);
-  if (job == nullptr) return DeleteOrphan(event, now, effects);
+  if (job == nullptr) {
+    if (const std::optional<JobView> orphan = ViewOrphan(event.job))
+      RETURN_IF_ERROR(CheckOwner(event, orphan->owner));
+    return DeleteOrphan(event, now, effects);
+  }
+  RETURN_IF_ERROR(CheckOwner(event, job->owner));
   JobStatus last = job->status;
   last.state = *NextState(last.state, JobEvent::kDeleted);
   const std::set<WorkerId> workers = WorkersOf(last.placements);
@@ -208,7 +223,8 @@ std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
 }
 
 JobView Coordinator::View(const JobId& id, const Job& job) const {
-  JobView view{id, job.creation, job.spec, job.status, job.committed_step, {}, job.hand_over};
+  JobView view{id, job.creation,  job.spec, job.status, job.committed_step,
+               {}, job.hand_over, job.owner};
   view.status.reason = StateReason(id, job);
   // Of the epoch before, where nobody has said anything in this one.
   if (const auto runtime = runtimes_.find(id); runtime != runtimes_.end())

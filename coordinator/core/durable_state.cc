@@ -42,6 +42,7 @@ void DurableState::Apply(const StateRecord& record) {
                    Job& job = jobs_[r.job];
                    job.spec = r.spec;
                    job.creation = r.creation;
+                   job.owner = r.owner;
                  },
                  [&](const JobStatusRecord& r) { jobs_[r.job].status = r.status; },
                  [&](const JobStepRecord& r) {

@@ -23,6 +23,7 @@ namespace tessera::coordinator {
 struct Job {
   JobSpecPtr spec;
   Creation creation;
+  std::string owner;  // Who made it; empty: nobody but operators.
   JobStatus status;
   Step committed_step;
   Rendezvous values;  // Of status.epoch.

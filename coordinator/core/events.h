@@ -18,10 +18,14 @@ struct CreateJobEvent {
   std::string request_id;
   JobId job;
   JobSpecPtr spec;
+  std::string owner = "";    // Who creates it; a job that exists must be his.
+  bool by_operator = false;  // Then it need not.
 };
 struct DeleteJobEvent {
   std::string request_id;
   JobId job;
+  std::string owner = "";  // As of CreateJobEvent.
+  bool by_operator = false;
 };
 struct RequestSaveEvent {
   std::string request_id;
@@ -81,6 +85,7 @@ struct HeldJob {
   std::vector<Place> places;  // By rank, in that epoch.
   Step decided_step;
   bool has_begun = false;  // An epoch, ever.
+  std::string owner = "";
 };
 struct EpochPrepared {
   JobId job;

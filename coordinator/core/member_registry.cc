@@ -21,6 +21,8 @@ absl::Status MemberRegistry::CheckRegister(const WorkerId& worker, const Member&
   if (member.incarnation < known->incarnation) {
     return Stale(worker, member.incarnation, known->incarnation);
   }
+  if (absl::Status status = CheckKey(worker, member.incarnation, member.key); !status.ok())
+    return status;
   if (known->num_devices != member.num_devices) {
     return absl::InvalidArgumentError(absl::StrCat(
         "worker '", worker.value(), "': incarnation ", member.incarnation.value(),
@@ -37,6 +39,23 @@ absl::Status MemberRegistry::CheckCurrent(const WorkerId& worker, Incarnation in
   }
   if (incarnation < known->incarnation) return Stale(worker, incarnation, known->incarnation);
   return absl::OkStatus();
+}
+
+Incarnation MemberRegistry::IncarnationOf(const WorkerId& worker, const std::string& key) const {
+  const Member* known = Find(worker);
+  if (known == nullptr) return Incarnation(1);
+  return known->key == key ? known->incarnation : Incarnation(known->incarnation.value() + 1);
+}
+
+absl::Status MemberRegistry::CheckKey(const WorkerId& worker, Incarnation incarnation,
+                                      const std::string& key) const {
+  const Member* known = Find(worker);
+  if (known == nullptr || known->incarnation != incarnation || known->key == key)
+    return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("worker '", worker.value(), "', incarnation ", incarnation.value(),
+                   ": this is another process than the one that registered: each worker needs an "
+                   "id of its own"));
 }
 
 const Member* MemberRegistry::Find(const WorkerId& worker) const {

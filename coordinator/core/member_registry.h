@@ -22,6 +22,7 @@ struct Member {
   std::string data_host;  // By which ranks of other workers reach its own; empty: they do not.
   int32_t max_ranks_of_job = 0;  // 0: as many as it has devices.
   std::string device;            // For a person; empty: the processor.
+  std::string key;               // Of this life: nobody without it goes on with it.
   bool lost = false;             // Not heard of for the timeout; its ranks have been given up.
 };
 
@@ -30,11 +31,17 @@ class MemberRegistry {
   // Whether `member` may register now.
   // Errors: FailedPrecondition  a newer incarnation is registered
   //         InvalidArgument     this incarnation registered with another number of devices
+  //         PermissionDenied    this incarnation has another key
   absl::Status CheckRegister(const WorkerId& worker, const Member& member) const;
   // Whether a stream or event of (worker, incarnation) counts.
   // Errors: NotFound            not registered, or only with an older incarnation
   //         FailedPrecondition  a newer incarnation is registered
   absl::Status CheckCurrent(const WorkerId& worker, Incarnation incarnation) const;
+  // The number of the worker's life that has `key`: of its last one, or the next.
+  Incarnation IncarnationOf(const WorkerId& worker, const std::string& key) const;
+  // Errors: PermissionDenied  it is this worker's last life, with another key
+  absl::Status CheckKey(const WorkerId& worker, Incarnation incarnation,
+                        const std::string& key) const;
 
   void Put(const WorkerId& worker, Member member) { members_[worker] = std::move(member); }
   void Forget(const WorkerId& worker) { members_.erase(worker); }

@@ -19,6 +19,7 @@ struct JobSpecRecord {
   JobId job;
   JobSpecPtr spec;
   Creation creation;
+  std::string owner = "";
 };
 struct JobStatusRecord {
   JobId job;

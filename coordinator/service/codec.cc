@@ -139,6 +139,8 @@ absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
   decoded.epoch = Epoch(job.epoch());
   decoded.decided_step = Step(held.decided_step());
   decoded.has_begun = held.has_begun();
+  if (!job.owner().empty()) RETURN_IF_ERROR(CheckName("owner", job.owner()));
+  decoded.owner = job.owner();
   for (const v1::RankPlacement& placement : job.placements()) {
     RETURN_IF_ERROR(CheckWorkerId("placement: worker_id", placement.worker_id()));
     RETURN_IF_ERROR(CheckRange("placement: rank", placement.rank(), decoded.places.size(),
@@ -273,7 +275,7 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   RETURN_IF_ERROR(CheckWorkerId("worker_id", request.worker_id()));
   RETURN_IF_ERROR(CheckRange("num_devices", request.num_devices(), 1, kMaxDevices));
   RETURN_IF_ERROR(
-      CheckRange("incarnation", request.incarnation(), 1, std::numeric_limits<int64_t>::max()));
+      CheckRange("incarnation", request.incarnation(), 0, std::numeric_limits<int64_t>::max()));
   RETURN_IF_ERROR(CheckName("address", request.address()));
   Member member;
   member.incarnation = Incarnation(request.incarnation());
@@ -285,6 +287,8 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   member.max_ranks_of_job = request.max_ranks_of_job();
   if (!request.device().empty()) RETURN_IF_ERROR(CheckName("device", request.device()));
   member.device = request.device();
+  RETURN_IF_ERROR(CheckRange("size of key in bytes", request.key().size(), 16, 64));
+  member.key = request.key();
   if (!request.cluster_id().empty()) RETURN_IF_ERROR(CheckName("cluster_id", request.cluster_id()));
   return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member),
                              request.cluster_id()};
@@ -351,6 +355,7 @@ v1::Job EncodeSummary(const JobView& view) {
     job.mutable_model()->add_units();
   job.set_job_id(view.id.value());
   job.set_creation(view.creation.value());
+  job.set_owner(view.owner);
   *job.mutable_config() = EncodeJobConfig(view.spec->config);
   job.set_state(EncodeState(view.status.state));
   job.set_epoch(view.status.epoch.value());

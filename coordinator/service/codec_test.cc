@@ -153,12 +153,16 @@ TEST(CodecTest, BadRegistrationsAreNamed) {
   request.set_worker_id("node-1.a_b");
   request.set_incarnation(3);
   request.set_num_devices(2);
+  request.set_key(std::string(16, 'k'));
   EXPECT_OK(Decode(request));
+  request.set_key(std::string(15, 'k'));
+  EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("size of key in bytes is 15")));
+  request.set_key(std::string(16, 'k'));
   request.set_num_devices(0);
   EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("num_devices is 0")));
   request.set_num_devices(2);
-  request.set_incarnation(0);
-  EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("incarnation is 0")));
+  request.set_incarnation(-1);
+  EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("incarnation is -1")));
   request.set_incarnation(3);
   request.set_max_ranks_of_job(-1);
   EXPECT_THAT(Decode(request), StatusIs(kInvalid, HasSubstr("max_ranks_of_job is -1")));

@@ -252,12 +252,16 @@ std::vector<JobView> CoordinatorHost::ListJobs() {
   return core_.ListJobs();
 }
 
-absl::Status CoordinatorHost::RegisterWorker(const RegisterWorkerEvent& event) {
+absl::StatusOr<Incarnation> CoordinatorHost::RegisterWorker(const RegisterWorkerEvent& event) {
   RETURN_IF_ERROR(CheckCluster(event.worker, event.cluster));
+  Member member = event.member;
   absl::MutexLock lock(&mu_);
-  return RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
-    return core.RegisterWorker(event.worker, event.member, now, effects);
-  });
+  RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
+    if (member.incarnation == Incarnation())
+      member.incarnation = core.members().IncarnationOf(event.worker, member.key);
+    return core.RegisterWorker(event.worker, member, now, effects);
+  }));
+  return member.incarnation;
 }
 
 std::vector<CoordinatorHost::WorkerView> CoordinatorHost::ListWorkers() {
@@ -307,8 +311,10 @@ absl::StatusOr<std::vector<SaveView>> CoordinatorHost::ListSaves(const JobId& jo
   return core_.ListSaves(job);
 }
 
-absl::Status CoordinatorHost::Connect(const Sender& sender, std::shared_ptr<Outbox> outbox) {
+absl::Status CoordinatorHost::Connect(const Sender& sender, const std::string& key,
+                                      std::shared_ptr<Outbox> outbox) {
   absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(core_.members().CheckKey(sender.worker, sender.incarnation, key));
   std::shared_ptr<Outbox> previous = std::exchange(outboxes_[sender.worker], outbox);
   const absl::Status status = RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
     return core.Connect(sender, now, effects);

@@ -63,7 +63,8 @@ class CoordinatorHost {
   absl::Status DeleteJob(const DeleteJobEvent& event);
   absl::StatusOr<JobView> GetJob(const JobId& job);
   std::vector<JobView> ListJobs();
-  absl::Status RegisterWorker(const RegisterWorkerEvent& event);
+  // Returns the number of this life.
+  absl::StatusOr<Incarnation> RegisterWorker(const RegisterWorkerEvent& event);
   absl::Status PutValue(const PutValueEvent& event);
   absl::StatusOr<SaveView> RequestSave(const RequestSaveEvent& event);
   absl::StatusOr<SaveView> CancelSave(const JobId& job, int64_t number);
@@ -78,7 +79,8 @@ class CoordinatorHost {
   std::vector<WorkerView> ListWorkers();  // In the order of their ids.
 
   // Makes `outbox` the one that commands to this worker go to, and closes the one before.
-  absl::Status Connect(const Sender& sender, std::shared_ptr<Outbox> outbox);
+  absl::Status Connect(const Sender& sender, const std::string& key,
+                       std::shared_ptr<Outbox> outbox);
   void Disconnect(const WorkerId& worker, const std::shared_ptr<Outbox>& outbox);
   // Errors: the core's. That the journal failed is no error here: the core tries again each tick.
   absl::Status OnStreamEvent(const Sender& sender, const StreamEvent& event);

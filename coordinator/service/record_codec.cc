@@ -95,6 +95,7 @@ struct Encoder {
     spec.set_submitting_rank(r.spec->submitting_rank);
     spec.set_layout_digest(r.spec->layout_digest);
     spec.set_creation(r.creation.value());
+    spec.set_owner(r.owner);
     Put(absl::StrCat("job/", r.job.value(), "/spec"), spec);
   }
   void operator()(const JobStatusRecord& r) {
@@ -131,6 +132,7 @@ struct Encoder {
     member.set_data_host(r.member.data_host);
     member.set_max_ranks_of_job(r.member.max_ranks_of_job);
     member.set_device(r.member.device);
+    member.set_key(r.member.key);
     member.set_lost(r.member.lost);
     Put(absl::StrCat("member/", r.worker.value()), member);
   }
@@ -235,7 +237,7 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
       job,
       std::make_shared<JobSpec>(JobSpec{*std::move(decoded_model), *std::move(decoded_config),
                                         message.submitting_rank(), message.layout_digest()}),
-      Creation(message.creation())};
+      Creation(message.creation()), message.owner()};
 }
 
 absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& job) {
@@ -338,6 +340,7 @@ absl::StatusOr<StateRecord> DecodeMember(const JournalRow& row, const WorkerId& 
   member.data_host = message.data_host();
   member.max_ranks_of_job = message.max_ranks_of_job();
   member.device = message.device();
+  member.key = message.key();
   member.lost = message.lost();
   return MemberRecord{worker, std::move(member)};
 }

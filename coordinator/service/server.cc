@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_service.h"
 #include "coordinator/service/live/live_service.h"
 #include "coordinator/service/live/map_service.h"
@@ -20,9 +21,12 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "net/access_token.h"
 #include "net/address.h"
+#include "net/caller_identity.h"
 #include "net/credentials.h"
 #include "net/listen_failure.h"
+#include "net/local_listener.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -58,6 +62,14 @@ absl::StatusOr<std::unique_ptr<Journal>> OpenJournal(const std::string& path) {
   return SqliteJournal::Open(options);
 }
 
+// What calls must carry; empty: nobody comes without a certificate or a uid.
+absl::StatusOr<std::string> TokenOf(const CoordinatorServer::Options& options) {
+  if (options.listen_address.empty() || !options.tls.empty()) return std::string();
+  if (!options.token_file.empty()) return ReadOrMakeAccessToken(options.token_file);
+  ASSIGN_OR_RETURN(const std::string path, AccessTokenPath());
+  return ReadOrMakeAccessToken(path);
+}
+
 LiveTimes LiveTimesOf(const CoordinatorServer::Options& options) {
   LiveTimes times;
   times.client = options.live_client_timeout;
@@ -72,19 +84,22 @@ PutTimes PutTimesOf(const CoordinatorServer::Options& options) {
 
 class GrpcCoordinatorServer : public CoordinatorServer {
  public:
-  GrpcCoordinatorServer(const Options& options, std::unique_ptr<CoordinatorHost> host)
+  GrpcCoordinatorServer(const Options& options, std::unique_ptr<CoordinatorHost> host,
+                        AccessRules rules, std::string token, std::unique_ptr<LocalListener> local)
       : host_(std::move(host)),
-        jobs_(host_.get()),
-        membership_(host_.get(), options.heartbeat_interval, options.worker_timeout),
-        rendezvous_(host_.get()),
-        checkpoints_(host_.get()),
-        live_state_(host_.get(), &live_hub_, LiveTimesOf(options)),
-        live_relay_(&live_hub_),
-        live_map_(host_.get(), &map_hub_, LiveTimesOf(options)),
-        map_relay_(&map_hub_),
-        live_put_(host_.get(), &put_hub_, PutTimesOf(options)),
-        put_relay_(&put_hub_),
-        hand_overs_(host_.get(), &live_hub_, LiveTimesOf(options)) {}
+        local_(std::move(local)),
+        gate_(host_.get(), std::move(rules), CallerIdentities(std::move(token), local_.get())),
+        jobs_(host_.get(), &gate_),
+        membership_(host_.get(), &gate_, options.heartbeat_interval, options.worker_timeout),
+        rendezvous_(host_.get(), &gate_),
+        checkpoints_(host_.get(), &gate_),
+        live_state_(host_.get(), &gate_, &live_hub_, LiveTimesOf(options)),
+        live_relay_(&gate_, &live_hub_),
+        live_map_(host_.get(), &gate_, &map_hub_, LiveTimesOf(options)),
+        map_relay_(&gate_, &map_hub_),
+        live_put_(host_.get(), &gate_, &put_hub_, PutTimesOf(options)),
+        put_relay_(&gate_, &put_hub_),
+        hand_overs_(host_.get(), &gate_, &live_hub_, LiveTimesOf(options)) {}
   ~GrpcCoordinatorServer() override { Stop(); }
 
   absl::Status Listen(const Options& options, const ServerAddress& address,
@@ -96,6 +111,8 @@ class GrpcCoordinatorServer : public CoordinatorServer {
 
  private:
   const std::unique_ptr<CoordinatorHost> host_;
+  const std::unique_ptr<LocalListener> local_;  // Null: it does not listen there.
+  const Gate gate_;
   JobsService jobs_;
   MembershipService membership_;
   RendezvousService rendezvous_;
@@ -124,7 +141,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(options.listen_address, std::move(credentials), &port_);
+  if (credentials != nullptr) builder.AddListeningPort(options.listen_address, credentials, &port_);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
@@ -143,7 +160,8 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.RegisterService(&put_relay_);
   builder.RegisterService(&hand_overs_);
   server_ = builder.BuildAndStart();
-  if (server_ != nullptr && port_ > 0) return absl::OkStatus();
+  if (server_ != nullptr && (port_ > 0 || credentials == nullptr))
+    return local_ == nullptr ? absl::OkStatus() : local_->Serve(server_.get());
   const absl::Status status = DiagnoseListenFailure(address, options.listen_address);
   if (!absl::IsUnavailable(status) || options.tls.empty()) return status;
   return absl::UnavailableError(absl::StrCat(status.message(), "; is '", options.tls.key_path,
@@ -153,6 +171,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
 void GrpcCoordinatorServer::Stop() {
   absl::call_once(stop_once_, [this] {
     host_->Stop();  // So that nobody waits when the calls are asked to end.
+    if (local_ != nullptr) local_->Stop();
     if (server_ != nullptr) {
       server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
       server_->Wait();
@@ -166,13 +185,26 @@ void GrpcCoordinatorServer::Stop() {
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
     const Options& options) {
   RETURN_IF_ERROR(CheckTimes(options));
-  ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(options.listen_address));
-  if (address.reach == Reach::kUnix) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("listen address '", options.listen_address, "': must be host:port"));
+  ASSIGN_OR_RETURN(AccessRules rules,
+                   AccessRules::Make(OwnIdentity(), options.grants, options.save_roots));
+  ServerAddress address;
+  std::shared_ptr<grpc::ServerCredentials> credentials;
+  if (!options.listen_address.empty()) {
+    ASSIGN_OR_RETURN(address, ParseServerAddress(options.listen_address));
+    if (address.reach == Reach::kUnix) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("listen address '", options.listen_address, "': must be host:port"));
+    }
+    ASSIGN_OR_RETURN(credentials, MakeServerCredentials(options.listen_address, options.tls,
+                                                        options.insecure_listen));
+  } else if (options.local_socket.empty()) {
+    return absl::InvalidArgumentError("neither an address nor a local socket to listen at");
   }
-  ASSIGN_OR_RETURN(auto credentials, MakeServerCredentials(options.listen_address, options.tls,
-                                                           options.insecure_listen));
+  ASSIGN_OR_RETURN(std::string token, TokenOf(options));
+  std::unique_ptr<LocalListener> local;
+  if (!options.local_socket.empty()) {
+    ASSIGN_OR_RETURN(local, LocalListener::Bind(options.local_socket));
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal, OpenJournal(options.journal_path));
   CoordinatorHost::Options host_options;
   host_options.core.worker_timeout = options.worker_timeout;
@@ -183,9 +215,13 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   host_options.clock = options.clock;
   host_options.cluster_id = options.cluster_id;
   ASSIGN_OR_RETURN(auto host, CoordinatorHost::Create(host_options, std::move(journal)));
-  auto server = std::make_unique<GrpcCoordinatorServer>(options, std::move(host));
+  auto server = std::make_unique<GrpcCoordinatorServer>(options, std::move(host), std::move(rules),
+                                                        std::move(token), std::move(local));
   RETURN_IF_ERROR(server->Listen(options, address, std::move(credentials)));
-  TESSERA_LOG(INFO, "coordinator listens on {}:{}", address.host, server->port());
+  if (server->port() > 0)
+    TESSERA_LOG(INFO, "coordinator listens on {}:{}", address.host, server->port());
+  if (!options.local_socket.empty())
+    TESSERA_LOG(INFO, "coordinator listens on unix:{}", options.local_socket);
   return server;
 }
 

@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -21,8 +22,16 @@ namespace tessera::coordinator {
 class CoordinatorServer {
  public:
   struct Options {
-    std::string listen_address = "127.0.0.1:7070";  // Port 0: one that is free.
-    std::string journal_path;                       // Empty: in memory, gone with this object.
+    // "host:port"; port 0: one that is free. Empty: only local_socket.
+    std::string listen_address = "127.0.0.1:7070";
+    // A Unix socket for this machine's users, each of whom is known there; empty: none.
+    std::string local_socket;
+    // Who may do what, as AccessRules::Make has it.
+    std::vector<std::string> grants;
+    std::vector<std::string> save_roots;
+    // Of calls over TCP without TLS; empty: AccessTokenPath() of net/access_token.h.
+    std::string token_file;
+    std::string journal_path;  // Empty: in memory, gone with this object.
     // The cluster whose workers a new journal takes over, for one that was lost; empty: it begins a
     // new cluster. Of a journal that is not new: must be its own.
     std::string cluster_id;
@@ -42,18 +51,20 @@ class CoordinatorServer {
     Clock* clock = Clock::Real();
   };
 
-  // Errors: InvalidArgument     a malformed address; a timeout that is not larger than the interval
-  //                             or one of them that is not positive; some but not all TLS files
+  // Errors: InvalidArgument     a malformed address, grant or save root; a timeout that is not
+  //                             larger than the interval or one of them that is not positive; some
+  //                             but not all TLS files
   //         FailedPrecondition  not a loopback address and neither TLS nor insecure_listen;
   //                             the journal is of a newer version or held by another process
   //         AlreadyExists       the address is in use (names it)
   //         NotFound            a TLS file or the host; other errors of files as of
   //                             MakeServerCredentials (net/credentials.h)
-  //         and as SqliteJournal::Open and CoordinatorHost::Create
+  //         and as LocalListener::Bind, ReadOrMakeAccessToken, SqliteJournal::Open and
+  //         CoordinatorHost::Create
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(const Options& options);
   virtual ~CoordinatorServer() = default;  // Stops.
 
-  virtual int port() const = 0;
+  virtual int port() const = 0;  // 0: it has none.
   // Ends every call and returns when none runs. Idempotent.
   virtual void Stop() = 0;
   // Returns when Stop was called, by whatever thread.

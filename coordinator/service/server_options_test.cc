@@ -11,6 +11,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/credentials.h"
 #include "net/test_certificates.h"
 
 namespace tessera::coordinator {
@@ -81,8 +82,7 @@ TEST(ServerOptionsTest, JournalThatCannotBeOpenedIsNamed) {
 
 TEST(ServerOptionsTest, HealthAndReflectionAnswer) {
   ASSERT_OK_AND_ASSIGN(const auto server, CoordinatorServer::Start(AnyPort()));
-  const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server->port()),
-                                           grpc::InsecureChannelCredentials());
+  const auto channel = *OpenChannel({absl::StrCat("127.0.0.1:", server->port())}, {});
   grpc::GenericStub stub(channel);
   const auto call = [&](const std::string& method, const std::string& request) {
     grpc::ClientContext context;
@@ -157,9 +157,7 @@ TEST_F(TlsTest, OnlyClientsOfTheSameAuthorityAreServed) {
   EXPECT_TRUE(List(ChannelAs(certificates_->client(), server->port())).ok());
   EXPECT_FALSE(List(ChannelAs(certificates_->stranger(), server->port())).ok());
   EXPECT_FALSE(List(ChannelAs({"", "", certificates_->ca()}, server->port())).ok());
-  EXPECT_FALSE(List(grpc::CreateChannel(absl::StrCat("127.0.0.1:", server->port()),
-                                        grpc::InsecureChannelCredentials()))
-                   .ok());
+  EXPECT_FALSE(List(*OpenChannel({absl::StrCat("127.0.0.1:", server->port())}, {})).ok());
 }
 
 TEST_F(TlsTest, KeyOfAnotherCertificateIsNamed) {

@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 
@@ -31,8 +32,7 @@ class ServerTest : public ::testing::Test {
     options.spread_ranks = true;  // The protocol of several workers is what is tested here.
     if (options.worker_timeout == absl::Seconds(10)) options.worker_timeout = absl::Seconds(60);
     ASSERT_OK_AND_ASSIGN(server_, CoordinatorServer::Start(options));
-    channel_ = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
-                                   grpc::InsecureChannelCredentials());
+    channel_ = *OpenChannel({absl::StrCat("127.0.0.1:", server_->port())}, {});
     jobs_ = v1::Jobs::NewStub(channel_);
     rendezvous_ = v1::Rendezvous::NewStub(channel_);
   }

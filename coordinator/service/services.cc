@@ -12,42 +12,49 @@
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
-namespace {
-
-// Encodes the view into `reply`, or gives the error.
-grpc::Status Reply(const absl::StatusOr<JobView>& view, v1::Job* reply) {
-  if (view.ok()) *reply = Encode(*view);
-  return ToGrpcStatus(view.status());
-}
-
-}  // namespace
 
 grpc::Status JobsService::CreateJob(grpc::ServerContext* context,
                                     const v1::CreateJobRequest* request, v1::Job* reply) {
   if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
-  absl::StatusOr<CreateJobEvent> event = Decode(*request);
-  if (!event.ok()) return ToGrpcStatus(event.status());
-  return Reply(host_->CreateJob(*event), reply);
+  return gate_->Change({context, "CreateJob", JobId(request->job_id())}, Right::kCreate,
+                       [&](const Gate::Caller& caller) -> absl::Status {
+                         ASSIGN_OR_RETURN(CreateJobEvent event, Decode(*request));
+                         event.owner = caller.identity;
+                         event.by_operator = caller.is_operator;
+                         ASSIGN_OR_RETURN(const JobView view, host_->CreateJob(event));
+                         *reply = Encode(view);
+                         return absl::OkStatus();
+                       });
 }
 
-grpc::Status JobsService::GetJob(grpc::ServerContext*, const v1::GetJobRequest* request,
+grpc::Status JobsService::GetJob(grpc::ServerContext* context, const v1::GetJobRequest* request,
                                  v1::Job* reply) {
-  return Reply(host_->GetJob(JobId(request->job_id())), reply);
+  const JobId job(request->job_id());
+  const auto caller = gate_->Admit({context, "GetJob", job}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
+  const absl::StatusOr<JobView> view = host_->GetJob(job);
+  if (view.ok()) *reply = Encode(*view);
+  return ToGrpcStatus(view.status());
 }
 
-grpc::Status JobsService::ListJobs(grpc::ServerContext*, const v1::ListJobsRequest*,
+grpc::Status JobsService::ListJobs(grpc::ServerContext* context, const v1::ListJobsRequest*,
                                    v1::ListJobsResponse* reply) {
+  const auto caller = gate_->Admit({context, "ListJobs"}, Right::kList);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   for (const JobView& view : host_->ListJobs()) *reply->add_jobs() = EncodeSummary(view);
   return grpc::Status::OK;
 }
 
 grpc::Status JobsService::WatchJob(grpc::ServerContext* context, const v1::WatchJobRequest* request,
                                    grpc::ServerWriter<v1::Job>* writer) {
+  const JobId job(request->job_id());
+  const auto caller = gate_->Admit({context, "WatchJob", job}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   int64_t generation = 0;
   bool seen = false;
   while (true) {
-    absl::StatusOr<JobView> view = host_->AwaitChange(JobId(request->job_id()), &generation,
-                                                      [context] { return context->IsCancelled(); });
+    absl::StatusOr<JobView> view =
+        host_->AwaitChange(job, &generation, [context] { return context->IsCancelled(); });
     if (seen && absl::IsNotFound(view.status())) return grpc::Status::OK;
     if (!view.ok()) return ToGrpcStatus(view.status());
     seen = true;
@@ -55,22 +62,32 @@ grpc::Status JobsService::WatchJob(grpc::ServerContext* context, const v1::Watch
   }
 }
 
-grpc::Status JobsService::DeleteJob(grpc::ServerContext*, const v1::DeleteJobRequest* request,
-                                    v1::DeleteJobResponse*) {
-  absl::StatusOr<DeleteJobEvent> event = Decode(*request);
-  return ToGrpcStatus(event.ok() ? host_->DeleteJob(*event) : event.status());
+grpc::Status JobsService::DeleteJob(grpc::ServerContext* context,
+                                    const v1::DeleteJobRequest* request, v1::DeleteJobResponse*) {
+  // The core looks at the owner: a deletion whose reply was lost is repeated when there is no job.
+  return gate_->Change({context, "DeleteJob", JobId(request->job_id())}, Right::kList,
+                       [&](const Gate::Caller& caller) -> absl::Status {
+                         ASSIGN_OR_RETURN(DeleteJobEvent event, Decode(*request));
+                         event.owner = caller.identity;
+                         event.by_operator = caller.is_operator;
+                         return host_->DeleteJob(event);
+                       });
 }
 
 grpc::Status MembershipService::RegisterWorker(grpc::ServerContext* context,
                                                const v1::RegisterWorkerRequest* request,
                                                v1::RegisterWorkerResponse* reply) {
   if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
-  absl::StatusOr<RegisterWorkerEvent> event = Decode(*request);
-  if (!event.ok()) return ToGrpcStatus(event.status());
-  reply->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(heartbeat_interval_));
-  reply->set_worker_timeout_ms(absl::ToInt64Milliseconds(worker_timeout_));
-  reply->set_cluster_id(host_->cluster());
-  return ToGrpcStatus(host_->RegisterWorker(*event));
+  return gate_->ChangeAsWorker(
+      {context, "RegisterWorker"}, request->worker_id(), [&]() -> absl::Status {
+        ASSIGN_OR_RETURN(const RegisterWorkerEvent event, Decode(*request));
+        ASSIGN_OR_RETURN(const Incarnation incarnation, host_->RegisterWorker(event));
+        reply->set_incarnation(incarnation.value());
+        reply->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(heartbeat_interval_));
+        reply->set_worker_timeout_ms(absl::ToInt64Milliseconds(worker_timeout_));
+        reply->set_cluster_id(host_->cluster());
+        return absl::OkStatus();
+      });
 }
 
 grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* stream) {
@@ -81,10 +98,12 @@ grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* st
   }
   const absl::StatusOr<Sender> sender = DecodeSender(first);
   if (!sender.ok()) return ToGrpcStatus(sender.status());
+  const auto caller = gate_->AdmitWorker({context, "Connect"}, first.worker_id());
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   if (absl::Status status = host_->CheckCluster(sender->worker, first.cluster_id()); !status.ok())
     return ToGrpcStatus(status);
   auto outbox = std::make_shared<Outbox>([context] { context->TryCancel(); });
-  if (absl::Status status = host_->Connect(*sender, outbox); !status.ok()) {
+  if (absl::Status status = host_->Connect(*sender, first.key(), outbox); !status.ok()) {
     outbox->Detach();
     return ToGrpcStatus(status);
   }
@@ -106,8 +125,11 @@ grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* st
   return ToGrpcStatus(status);
 }
 
-grpc::Status MembershipService::ListWorkers(grpc::ServerContext*, const v1::ListWorkersRequest*,
+grpc::Status MembershipService::ListWorkers(grpc::ServerContext* context,
+                                            const v1::ListWorkersRequest*,
                                             v1::ListWorkersResponse* reply) {
+  const auto caller = gate_->Admit({context, "ListWorkers"}, Right::kList);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   for (const CoordinatorHost::WorkerView& view : host_->ListWorkers()) {
     v1::WorkerInfo* worker = reply->add_workers();
     worker->set_worker_id(view.id.value());
@@ -138,55 +160,70 @@ absl::Status MembershipService::ReadEvents(const Sender& sender, v1::WorkerEvent
   return absl::OkStatus();
 }
 
-namespace {
+grpc::Status CheckpointsService::RequestSave(grpc::ServerContext* context,
+                                             const v1::RequestSaveRequest* request,
+                                             v1::Save* reply) {
+  const JobId job(request->job_id());
+  return gate_->Change(
+      {context, "RequestSave", job}, Right::kChange,
+      [&](const Gate::Caller& caller) -> absl::Status {
+        ASSIGN_OR_RETURN(const RequestSaveEvent event, Decode(*request));
+        RETURN_IF_ERROR(gate_->rules().CheckSavePath(caller.identity, event.form.path));
+        ASSIGN_OR_RETURN(const SaveView view, host_->RequestSave(event));
+        *reply = Encode(job, view);
+        return absl::OkStatus();
+      });
+}
 
-grpc::Status Reply(const std::string& job, const absl::StatusOr<SaveView>& view, v1::Save* reply) {
-  if (view.ok()) *reply = Encode(JobId(job), *view);
+grpc::Status CheckpointsService::GetSave(grpc::ServerContext* context,
+                                         const v1::GetSaveRequest* request, v1::Save* reply) {
+  const JobId job(request->job_id());
+  const auto caller = gate_->Admit({context, "GetSave", job}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
+  const absl::StatusOr<SaveView> view = host_->GetSave(job, request->number());
+  if (view.ok()) *reply = Encode(job, *view);
   return ToGrpcStatus(view.status());
 }
 
-}  // namespace
-
-grpc::Status CheckpointsService::RequestSave(grpc::ServerContext*,
-                                             const v1::RequestSaveRequest* request,
-                                             v1::Save* reply) {
-  const absl::StatusOr<RequestSaveEvent> event = Decode(*request);
-  if (!event.ok()) return ToGrpcStatus(event.status());
-  return Reply(request->job_id(), host_->RequestSave(*event), reply);
-}
-
-grpc::Status CheckpointsService::GetSave(grpc::ServerContext*, const v1::GetSaveRequest* request,
-                                         v1::Save* reply) {
-  return Reply(request->job_id(), host_->GetSave(JobId(request->job_id()), request->number()),
-               reply);
-}
-
-grpc::Status CheckpointsService::CancelSave(grpc::ServerContext*,
+grpc::Status CheckpointsService::CancelSave(grpc::ServerContext* context,
                                             const v1::CancelSaveRequest* request, v1::Save* reply) {
-  return Reply(request->job_id(), host_->CancelSave(JobId(request->job_id()), request->number()),
-               reply);
+  const JobId job(request->job_id());
+  return gate_->Change(
+      {context, "CancelSave", job}, Right::kChange, [&](const Gate::Caller&) -> absl::Status {
+        ASSIGN_OR_RETURN(const SaveView view, host_->CancelSave(job, request->number()));
+        *reply = Encode(job, view);
+        return absl::OkStatus();
+      });
 }
 
-grpc::Status CheckpointsService::ListCheckpoints(grpc::ServerContext*,
+grpc::Status CheckpointsService::ListCheckpoints(grpc::ServerContext* context,
                                                  const v1::ListCheckpointsRequest* request,
                                                  v1::ListCheckpointsResponse* reply) {
   const JobId job(request->job_id());
+  const auto caller = gate_->Admit({context, "ListCheckpoints", job}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   const auto views = host_->ListSaves(job);
   if (!views.ok()) return ToGrpcStatus(views.status());
   for (const SaveView& view : *views) *reply->add_saves() = Encode(job, view);
   return grpc::Status::OK;
 }
 
-grpc::Status RendezvousService::PutValue(grpc::ServerContext*, const v1::PutValueRequest* request,
+grpc::Status RendezvousService::PutValue(grpc::ServerContext* context,
+                                         const v1::PutValueRequest* request,
                                          v1::PutValueResponse*) {
-  absl::StatusOr<PutValueEvent> event = Decode(*request);
-  return ToGrpcStatus(event.ok() ? host_->PutValue(*event) : event.status());
+  return gate_->Change({context, "PutValue", JobId(request->job_id())}, Right::kChange,
+                       [&](const Gate::Caller&) -> absl::Status {
+                         ASSIGN_OR_RETURN(const PutValueEvent event, Decode(*request));
+                         return host_->PutValue(event);
+                       });
 }
 
 grpc::Status RendezvousService::GetValue(grpc::ServerContext* context,
                                          const v1::GetValueRequest* request,
                                          v1::GetValueResponse* reply) {
-  absl::StatusOr<ValueKey> key = Decode(*request);
+  const auto caller = gate_->Admit({context, "GetValue", JobId(request->job_id())}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
+  const absl::StatusOr<ValueKey> key = Decode(*request);
   if (!key.ok()) return ToGrpcStatus(key.status());
   absl::StatusOr<std::string> value =
       host_->AwaitValue(*key, [context] { return context->IsCancelled(); });

@@ -1,9 +1,10 @@
-// The gRPC services: decode, call the host, encode. Thread-safe.
+// The gRPC services: ask the gate, decode, call the host, encode. Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_SERVICES_H_
 #define TESSERA_COORDINATOR_SERVICE_SERVICES_H_
 
 #include "absl/time/time.h"
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/gate.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/saves.grpc.pb.h"
 
@@ -11,7 +12,7 @@ namespace tessera::coordinator {
 
 class JobsService : public v1::Jobs::Service {
  public:
-  explicit JobsService(CoordinatorHost* host) : host_(host) {}
+  JobsService(CoordinatorHost* host, const Gate* gate) : host_(host), gate_(gate) {}
 
   grpc::Status CreateJob(grpc::ServerContext* context, const v1::CreateJobRequest* request,
                          v1::Job* reply) override;
@@ -26,15 +27,19 @@ class JobsService : public v1::Jobs::Service {
 
  private:
   CoordinatorHost* const host_;
+  const Gate* const gate_;
 };
 
 class MembershipService : public v1::Membership::Service {
  public:
   using Stream = grpc::ServerReaderWriter<v1::CoordinatorCommand, v1::WorkerEvent>;
 
-  MembershipService(CoordinatorHost* host, absl::Duration heartbeat_interval,
+  MembershipService(CoordinatorHost* host, const Gate* gate, absl::Duration heartbeat_interval,
                     absl::Duration worker_timeout)
-      : host_(host), heartbeat_interval_(heartbeat_interval), worker_timeout_(worker_timeout) {}
+      : host_(host),
+        gate_(gate),
+        heartbeat_interval_(heartbeat_interval),
+        worker_timeout_(worker_timeout) {}
 
   grpc::Status RegisterWorker(grpc::ServerContext* context,
                               const v1::RegisterWorkerRequest* request,
@@ -48,13 +53,14 @@ class MembershipService : public v1::Membership::Service {
   absl::Status ReadEvents(const Sender& sender, v1::WorkerEvent first, Stream* stream);
 
   CoordinatorHost* const host_;
+  const Gate* const gate_;
   const absl::Duration heartbeat_interval_;
   const absl::Duration worker_timeout_;
 };
 
 class CheckpointsService : public v1::Checkpoints::Service {
  public:
-  explicit CheckpointsService(CoordinatorHost* host) : host_(host) {}
+  CheckpointsService(CoordinatorHost* host, const Gate* gate) : host_(host), gate_(gate) {}
 
   grpc::Status RequestSave(grpc::ServerContext* context, const v1::RequestSaveRequest* request,
                            v1::Save* reply) override;
@@ -68,11 +74,12 @@ class CheckpointsService : public v1::Checkpoints::Service {
 
  private:
   CoordinatorHost* const host_;
+  const Gate* const gate_;
 };
 
 class RendezvousService : public v1::Rendezvous::Service {
  public:
-  explicit RendezvousService(CoordinatorHost* host) : host_(host) {}
+  RendezvousService(CoordinatorHost* host, const Gate* gate) : host_(host), gate_(gate) {}
 
   grpc::Status PutValue(grpc::ServerContext* context, const v1::PutValueRequest* request,
                         v1::PutValueResponse* reply) override;
@@ -81,6 +88,7 @@ class RendezvousService : public v1::Rendezvous::Service {
 
  private:
   CoordinatorHost* const host_;
+  const Gate* const gate_;
 };
 
 }  // namespace tessera::coordinator

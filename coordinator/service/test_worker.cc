@@ -8,7 +8,10 @@
 namespace tessera::coordinator {
 
 TestWorker::TestWorker(std::shared_ptr<grpc::Channel> channel, std::string id, int64_t incarnation)
-    : id_(std::move(id)), incarnation_(incarnation), stub_(v1::Membership::NewStub(channel)) {}
+    : id_(std::move(id)),
+      incarnation_(incarnation),
+      key_(absl::StrCat("the key of a test's worker ", incarnation)),
+      stub_(v1::Membership::NewStub(channel)) {}
 
 grpc::Status TestWorker::Register(int num_devices) {
   grpc::ClientContext context;
@@ -19,6 +22,7 @@ grpc::Status TestWorker::Register(int num_devices) {
   request.set_worker_id(id_);
   request.set_incarnation(incarnation_);
   request.set_num_devices(num_devices);
+  request.set_key(key_);
   v1::RegisterWorkerResponse response;
   return stub_->RegisterWorker(&context, request, &response);
 }
@@ -61,6 +65,7 @@ grpc::Status TestWorker::AwaitEnd() {
 void TestWorker::Send(v1::WorkerEvent event) {
   event.set_worker_id(id_);
   event.set_incarnation(incarnation_);
+  event.set_key(key_);
   stream_->Write(event);
 }
 

@@ -53,6 +53,7 @@ class TestWorker {
 
   const std::string id_;
   const int64_t incarnation_;
+  const std::string key_;
   std::unique_ptr<v1::Membership::Stub> stub_;
   std::unique_ptr<grpc::ClientContext> context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::WorkerEvent, v1::CoordinatorCommand>> stream_;

@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "grpcpp/grpcpp.h"
+#include "net/credentials.h"
 #include "proto/live_state.grpc.pb.h"
 
 namespace tessera {
@@ -69,8 +70,7 @@ struct StreamClient::State {
 };
 
 StreamClient::StreamClient(const std::string& address) : state_(std::make_unique<State>()) {
-  state_->stub =
-      v1::LiveState::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  state_->stub = v1::LiveState::NewStub(*OpenChannel({address}, {}));
 }
 
 StreamClient::~StreamClient() = default;
@@ -114,8 +114,7 @@ double StreamClient::SecondsForFetch(const std::string& job, int64_t bytes) {
   const std::string& address = *source.addresses().rbegin();
   if (state_->worker_address != address) {
     state_->worker_address = address;
-    state_->fetch =
-        v1::LiveFetch::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+    state_->fetch = v1::LiveFetch::NewStub(*OpenChannel({address}, {}));
   }
   grpc::ClientContext fetch_context;
   v1::LiveFetchRequest request;

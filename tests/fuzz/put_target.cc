@@ -56,7 +56,7 @@ class Worker {
     member.address = "unix:/" + id_.value();
     member.data_host = "127.0.0.1";
     TESSERA_CHECK(host->RegisterWorker({id_, member}).ok());
-    TESSERA_CHECK(host->Connect(sender(), outbox_).ok());
+    TESSERA_CHECK(host->Connect(sender(), "", outbox_).ok());
   }
   // For the job's first epoch.
   void Prepare(CoordinatorHost* host) {
@@ -181,7 +181,10 @@ class Cluster {
   std::vector<Worker*> workers() { return {&a_, &b_}; }
   absl::StatusOr<v1::PutReply> Write(coordinator::LiveWriter::Client client) {
     for (Worker* worker : workers()) worker->Forget();
-    return coordinator::LiveWriter(host_.get(), &hub_, {}, std::move(client)).Write();
+    v1::PutRequest first;
+    if (!client.read(&first) || !first.has_begin())
+      return absl::InvalidArgumentError("the put does not begin with a begin");
+    return coordinator::LiveWriter(host_.get(), &hub_, {}, std::move(client)).Write(first.begin());
   }
 
  private:

@@ -29,6 +29,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "tests/integration/live_map_fixture.h"
 #include "tests/integration/version_changes.h"
@@ -428,8 +429,7 @@ TEST_F(LiveMapTest, WhatIsMappedOfAJobThatIsDeletedStaysAsItWas) {
   v1::DeleteJobRequest request;
   request.set_request_id("delete");
   request.set_job_id("toy");
-  const auto stub = v1::Jobs::NewStub(
-      grpc::CreateChannel(reader_options_.coordinator_address, grpc::InsecureChannelCredentials()));
+  const auto stub = v1::Jobs::NewStub(*OpenChannel({reader_options_.coordinator_address}, {}));
   grpc::ClientContext context;
   v1::DeleteJobResponse response;
   ASSERT_TRUE(stub->DeleteJob(&context, request, &response).ok());

@@ -22,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/credentials.h"
 #include "proto/grpc_status.h"
 #include "proto/live_put.grpc.pb.h"
 #include "tests/testing/freed_memory.h"
@@ -63,8 +64,7 @@ int CountSpoolFiles() {
 class Client {
  public:
   explicit Client(const LocalCluster& cluster)
-      : stub_(v1::LivePut::NewStub(grpc::CreateChannel(cluster.coordinator_address(),
-                                                       grpc::InsecureChannelCredentials()))),
+      : stub_(v1::LivePut::NewStub(*OpenChannel({cluster.coordinator_address()}, {}))),
         stream_(stub_->PutLiveState(&context_, &reply_)) {}
   ~Client() {
     if (!is_finished_) (void)Cancel();

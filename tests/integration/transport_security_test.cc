@@ -75,7 +75,7 @@ class TransportSecurityTest : public ::testing::Test {
   }
   void StartWorker(const TlsFiles& tls) {
     Start(&worker_, "worker",
-          {"worker/tessera-worker", "--coordinator=" + coordinator_address_, "--worker-id=w",
+          {"worker/tessera-worker", "--coordinator=" + coordinator_address_, "--worker-id=node",
            absl::StrCat("--devices=", kWorldSize), "--socket-dir=" + folder_,
            "--executor-binary=worker/tessera-executor"},
           tls);
@@ -120,7 +120,7 @@ class TransportSecurityTest : public ::testing::Test {
 };
 
 TEST_F(TransportSecurityTest, TrainingOverMutualTlsMatchesTheReference) {
-  StartWorker(certificates_->client());
+  StartWorker(certificates_->FilesOf("worker"));
   std::vector<float> trained;
   std::vector<std::thread> trainers;
   for (int rank = 0; rank < kWorldSize; ++rank) {

@@ -58,7 +58,9 @@ class CoordinatorAgent::Connection {
 };
 
 CoordinatorAgent::CoordinatorAgent(Options options)
-    : options_(std::move(options)), cluster_(options_.cluster) {}
+    : options_(std::move(options)),
+      cluster_(options_.cluster),
+      incarnation_(options_.incarnation) {}
 
 CoordinatorAgent::~CoordinatorAgent() { Stop(); }
 
@@ -130,9 +132,10 @@ absl::Status CoordinatorAgent::RunOnce() {
 
 absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection) {
   v1::RegisterWorkerRequest request;
-  request.set_request_id(absl::StrCat(options_.worker_id, "/", options_.incarnation, "/register"));
+  request.set_request_id(absl::StrCat(options_.worker_id, "/", incarnation(), "/register"));
   request.set_worker_id(options_.worker_id);
-  request.set_incarnation(options_.incarnation);
+  request.set_incarnation(incarnation());
+  request.set_key(options_.key);
   request.set_num_devices(options_.num_devices);
   request.set_address(options_.worker_address);
   request.set_data_host(options_.data_host);
@@ -145,8 +148,9 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   RETURN_IF_ERROR(FromGrpcStatus(connection->stub->RegisterWorker(&context, request, &response)));
   const std::string before = cluster_.name();
   RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
-  if (options_.on_cluster != nullptr && cluster_.name() != before)
-    options_.on_cluster(cluster_.name());
+  const bool is_new = incarnation_.exchange(response.incarnation()) != response.incarnation();
+  if (options_.on_registered != nullptr && (is_new || cluster_.name() != before))
+    options_.on_registered(cluster_.name(), incarnation());
   return absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms()));
 }
 
@@ -188,10 +192,12 @@ absl::Status CoordinatorAgent::CheckSender(const v1::CoordinatorCommand& command
 }
 
 void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbeat_interval) {
+  bool is_first = true;
   const auto write = [&](v1::WorkerEvent event) {
     event.set_worker_id(options_.worker_id);
-    event.set_incarnation(options_.incarnation);
+    event.set_incarnation(incarnation());
     event.set_cluster_id(cluster_.name());
+    if (std::exchange(is_first, false)) event.set_key(options_.key);
     return connection->stream->Write(event);
   };
   for (const v1::WorkerEvent& event : options_.on_connected()) {

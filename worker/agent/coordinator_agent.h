@@ -15,6 +15,7 @@
 #ifndef TESSERA_WORKER_AGENT_COORDINATOR_AGENT_H_
 #define TESSERA_WORKER_AGENT_COORDINATOR_AGENT_H_
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -38,7 +39,8 @@ class CoordinatorAgent {
   struct Options {
     DialOptions coordinator;
     std::string worker_id;
-    int64_t incarnation = 1;
+    std::string key;          // Of this life, as RegisterWorkerRequest says.
+    int64_t incarnation = 0;  // The life that it goes on with; 0: the coordinator says which it is.
     int num_devices = 1;
     std::string worker_address;  // Where this worker's service listens.
     // As RegisterWorkerRequest says:
@@ -50,8 +52,8 @@ class CoordinatorAgent {
     std::function<v1::Heartbeat()> heartbeat;
     std::function<bool()> holds_jobs;
     std::string cluster;  // Of the jobs that it holds from the start; empty: it holds none.
-    // It belongs to this one from now on. May be null.
-    std::function<void(const std::string& cluster)> on_cluster;
+    // It belongs to this cluster, as this incarnation, from now on. May be null.
+    std::function<void(const std::string& cluster, int64_t incarnation)> on_registered;
     // A ping so often, and the line is down if none is answered in time. The coordinator permits
     // one a second.
     absl::Duration keepalive_interval = absl::Seconds(10);
@@ -67,6 +69,7 @@ class CoordinatorAgent {
   // Sent if the line is up, else dropped (see above). Never blocks.
   void Send(const v1::WorkerEvent& event);
   bool connected() const;
+  int64_t incarnation() const { return incarnation_.load(); }  // 0: none yet.
   // The cluster that this worker belongs to; empty: none yet.
   std::string cluster() const { return cluster_.name(); }
 
@@ -82,6 +85,7 @@ class CoordinatorAgent {
 
   const Options options_;
   ClusterName cluster_;
+  std::atomic<int64_t> incarnation_;
   std::thread thread_;
   mutable absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

@@ -108,6 +108,7 @@ class Coordinator final : public v1::Membership::Service {
     registrations_.push_back(*request);
     response->set_heartbeat_interval_ms(20);
     response->set_cluster_id(cluster_);
+    response->set_incarnation(request->incarnation() == 0 ? 17 : request->incarnation());
     while (hold_registrations_ && !context->IsCancelled()) {
       const auto released = [this]()
                                 ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !hold_registrations_; };
@@ -183,7 +184,7 @@ class CoordinatorAgentTest : public testing::Test {
     CoordinatorAgent::Options options;
     options.coordinator.address = address_;
     options.worker_id = "w";
-    options.incarnation = 17;
+    options.key = "the key of this life";
     options.num_devices = 3;
     options.worker_address = "unix:/w.sock";
     options.on_command = [this](const v1::CoordinatorCommand& command) {
@@ -239,10 +240,13 @@ TEST_F(CoordinatorAgentTest, RegistersThenSendsWhatWasMissedThenHeartbeats) {
     EXPECT_EQ(event.worker_id(), "w");
     EXPECT_EQ(event.incarnation(), 17);
   }
+  EXPECT_EQ(events[0].key(), "the key of this life");
   const auto registrations = coordinator_->registrations();
   ASSERT_EQ(registrations.size(), 1);
   EXPECT_EQ(registrations[0].worker_id(), "w");
-  EXPECT_EQ(registrations[0].incarnation(), 17);
+  EXPECT_EQ(registrations[0].incarnation(), 0) << "it has none yet";
+  EXPECT_EQ(registrations[0].key(), "the key of this life");
+  EXPECT_EQ(agent_->incarnation(), 17);
   EXPECT_EQ(registrations[0].num_devices(), 3);
   EXPECT_EQ(registrations[0].address(), "unix:/w.sock");
   EXPECT_TRUE(agent_->connected());

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
+#include "base/random_bytes.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "base/version.h"
@@ -114,18 +115,19 @@ class WorkerServerImpl : public WorkerServer {
     self.set_version(kVersion);
     self.set_worker_id(options.worker_id);
     self.set_num_devices(options.num_devices);
-    // The incarnation grows with each start that finds no memory, also over a restart of the
-    // machine.
-    self.set_incarnation(absl::ToUnixMicros(absl::Now()));
-    if (!held.jobs.empty()) {
+    // It begins a new life, unless it has the memory of the one before.
+    if (held.jobs.empty()) {
+      self.set_key(RandomBytes(32));
+    } else {
+      self.set_key(held.worker->key());
       self.set_incarnation(held.worker->incarnation());
       self.set_cluster_id(held.worker->cluster_id());
     }
-    const int64_t incarnation = self.incarnation();
     CoordinatorAgent::Options agent;
     agent.coordinator = CoordinatorOf(options);
     agent.worker_id = options.worker_id;
-    agent.incarnation = incarnation;
+    agent.key = self.key();
+    agent.incarnation = self.incarnation();
     agent.num_devices = options.num_devices;
     agent.worker_address = address();
     agent.data_host = options.data_host;
@@ -147,9 +149,10 @@ class WorkerServerImpl : public WorkerServer {
     agent.cluster = self.cluster_id();
     if (vault_.has_value()) {
       vault_->PutWorker(self);
-      agent.on_cluster = [this, self](const std::string& cluster) {
+      agent.on_registered = [this, self](const std::string& cluster, int64_t incarnation) {
         v1::VaultedWorker known = self;
         known.set_cluster_id(cluster);
+        known.set_incarnation(incarnation);
         vault_->PutWorker(known);
       };
     }
@@ -177,7 +180,7 @@ class WorkerServerImpl : public WorkerServer {
     maps_ = std::make_unique<MapRelay>(std::move(maps));
     WorkerService::Options service;
     service.worker_id = options.worker_id;
-    service.incarnation = incarnation;
+    service.incarnation = [this] { return agent_->incarnation(); };
     service.num_devices = options.num_devices;
     service.device = DescribeDevice(device_memory_.get());
     service.descriptor_socket = descriptors_->path();

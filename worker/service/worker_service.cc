@@ -20,7 +20,7 @@ grpc::Status WorkerService::GetStatus(grpc::ServerContext* context,
                                       const v1::WorkerStatusRequest* request,
                                       v1::WorkerStatusResponse* response) {
   response->set_worker_id(options_.worker_id);
-  response->set_incarnation(options_.incarnation);
+  response->set_incarnation(options_.incarnation());
   response->set_num_devices(options_.num_devices);
   response->set_device(options_.device);
   response->set_coordinator_connected(options_.coordinator_connected());

@@ -14,7 +14,7 @@ class WorkerService final : public v1::Worker::Service {
  public:
   struct Options {
     std::string worker_id;
-    int64_t incarnation = 0;
+    std::function<int64_t()> incarnation;
     int num_devices = 0;
     std::string device;
     std::string descriptor_socket;

@@ -129,30 +129,37 @@ std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOv
 
 grpc::Status HandOverService::Offer(grpc::ServerContext* context, const v1::OfferRequest* request,
                                     v1::HandOverInfo* reply) {
-  absl::StatusOr<HandOverOffer> offer = Decode(*request);
-  if (!offer.ok()) return ToGrpcStatus(offer.status());
-  offer->call = next_call_.fetch_add(1);
-  absl::Status status = host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
-    return core.OfferHandOver(*offer, now, effects);
-  });
-  if (!status.ok()) return ToGrpcStatus(status);
-  status =
-      host_->AwaitCore([&](const Coordinator& core) { return LookAtOffer(core, *offer, reply); },
+  return gate_->Change({context, "OfferHandOver", JobId(request->job_id())}, Right::kChange,
+                       [&](const Gate::Caller&) { return RunOffer(context, *request, reply); });
+}
+
+absl::Status HandOverService::RunOffer(grpc::ServerContext* context,
+                                       const v1::OfferRequest& request, v1::HandOverInfo* reply) {
+  ASSIGN_OR_RETURN(HandOverOffer offer, Decode(request));
+  offer.call = next_call_.fetch_add(1);
+  RETURN_IF_ERROR(host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
+    return core.OfferHandOver(offer, now, effects);
+  }));
+  const absl::Status status =
+      host_->AwaitCore([&](const Coordinator& core) { return LookAtOffer(core, offer, reply); },
                        [context] { return context->IsCancelled(); });
   if (!status.ok()) {
     host_
         ->Run([&](Coordinator& core, absl::Time, Effects*) {
-          core.WithdrawOffer(*offer);
+          core.WithdrawOffer(offer);
           return absl::OkStatus();
         })
         .IgnoreError();  // The coordinator stops.
   }
-  return ToGrpcStatus(status);
+  return status;
 }
 
 grpc::Status HandOverService::AwaitEnd(grpc::ServerContext* context,
                                        const v1::AwaitEndRequest* request,
                                        v1::HandOverInfo* reply) {
+  const auto caller =
+      gate_->Admit({context, "AwaitHandOver", JobId(request->job_id())}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   const JobId job(request->job_id());
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
     const absl::StatusOr<JobView> view = core.GetJob(job);
@@ -173,20 +180,25 @@ grpc::Status HandOverService::AwaitEnd(grpc::ServerContext* context,
   return ToGrpcStatus(host_->AwaitCore(look, [context] { return context->IsCancelled(); }));
 }
 
-grpc::Status HandOverService::Cancel(grpc::ServerContext*, const v1::CancelHandOverRequest* request,
+grpc::Status HandOverService::Cancel(grpc::ServerContext* context,
+                                     const v1::CancelHandOverRequest* request,
                                      v1::HandOverInfo* reply) {
   const JobId job(request->job_id());
-  const absl::Status status = host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
+  const auto cancel = [&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
     RETURN_IF_ERROR(core.CancelHandOver(job, "it was asked to be", now, effects));
     ASSIGN_OR_RETURN(const JobView view, core.GetJob(job));
     Encode(view, reply);
     return absl::OkStatus();
-  });
-  return ToGrpcStatus(status);
+  };
+  return gate_->Change({context, "CancelHandOver", job}, Right::kChange,
+                       [&](const Gate::Caller&) { return host_->Run(cancel); });
 }
 
 grpc::Status HandOverService::Get(grpc::ServerContext* context,
                                   const v1::GetHandOverRequest* request, v1::HandOverInfo* reply) {
+  const auto caller =
+      gate_->Admit({context, "GetHandOver", JobId(request->job_id())}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   const JobId job(request->job_id());
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
     const absl::StatusOr<JobView> view = core.GetJob(job);
@@ -212,6 +224,9 @@ grpc::Status HandOverService::Get(grpc::ServerContext* context,
 grpc::Status HandOverService::Read(grpc::ServerContext* context,
                                    const v1::ReadHandOverRequest* request,
                                    grpc::ServerWriter<v1::HandOverReply>* writer) {
+  const auto caller =
+      gate_->Admit({context, "ReadHandOver", JobId(request->job_id())}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   HandOverReader::Client client;
   client.write = [writer](const v1::HandOverReply& reply) { return writer->Write(reply); };
   client.cancelled = [context] { return context->IsCancelled(); };
@@ -223,15 +238,23 @@ grpc::Status HandOverService::Read(grpc::ServerContext* context,
 grpc::Status HandOverService::TakeOver(grpc::ServerContext* context,
                                        const v1::TakeOverRequest* request,
                                        v1::HandOverInfo* reply) {
-  const absl::StatusOr<coordinator::TakeOver> event = Decode(*request);
-  if (!event.ok()) return ToGrpcStatus(event.status());
-  const absl::Status status = host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
-    return core.TakeOverJob(*event, now, effects);
-  });
-  if (!status.ok()) return ToGrpcStatus(status);
-  return ToGrpcStatus(
-      host_->AwaitCore([&](const Coordinator& core) { return LookAtTakeOver(core, *event, reply); },
-                       [context] { return context->IsCancelled(); }));
+  const auto taker =
+      gate_->Admit({context, "TakeOver", JobId(request->taker_job_id())}, Right::kChange);
+  if (!taker.ok()) return ToGrpcStatus(taker.status());
+  return gate_->Change({context, "TakeOver", JobId(request->job_id())}, Right::kChange,
+                       [&](const Gate::Caller&) { return RunTakeOver(context, *request, reply); });
+}
+
+absl::Status HandOverService::RunTakeOver(grpc::ServerContext* context,
+                                          const v1::TakeOverRequest& request,
+                                          v1::HandOverInfo* reply) {
+  ASSIGN_OR_RETURN(const coordinator::TakeOver event, Decode(request));
+  RETURN_IF_ERROR(host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
+    return core.TakeOverJob(event, now, effects);
+  }));
+  return host_->AwaitCore(
+      [&](const Coordinator& core) { return LookAtTakeOver(core, event, reply); },
+      [context] { return context->IsCancelled(); });
 }
 
 }  // namespace tessera::coordinator

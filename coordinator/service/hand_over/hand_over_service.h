@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_reader.h"
 #include "coordinator/service/live/live_hub.h"
 #include "proto/hand_over.grpc.pb.h"
@@ -13,9 +14,9 @@ namespace tessera::coordinator {
 
 class HandOverService : public v1::HandOvers::Service {
  public:
-  // `host` and `hub` outlive this.
-  HandOverService(CoordinatorHost* host, LiveHub* hub, const LiveTimes& times)
-      : host_(host), hub_(hub), times_(times) {}
+  // `host`, `gate` and `hub` outlive this.
+  HandOverService(CoordinatorHost* host, const Gate* gate, LiveHub* hub, const LiveTimes& times)
+      : host_(host), gate_(gate), hub_(hub), times_(times) {}
 
   grpc::Status Offer(grpc::ServerContext* context, const v1::OfferRequest* request,
                      v1::HandOverInfo* reply) override;
@@ -31,7 +32,13 @@ class HandOverService : public v1::HandOvers::Service {
                         v1::HandOverInfo* reply) override;
 
  private:
+  absl::Status RunOffer(grpc::ServerContext* context, const v1::OfferRequest& request,
+                        v1::HandOverInfo* reply);
+  absl::Status RunTakeOver(grpc::ServerContext* context, const v1::TakeOverRequest& request,
+                           v1::HandOverInfo* reply);
+
   CoordinatorHost* const host_;
+  const Gate* const gate_;
   LiveHub* const hub_;
   const LiveTimes times_;
   ReadingPlaces places_;

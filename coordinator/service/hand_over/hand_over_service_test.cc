@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/hand_over.grpc.pb.h"
@@ -59,8 +60,7 @@ class HandOverServiceTest : public ::testing::Test {
   std::shared_ptr<grpc::Channel> NewChannel() const {
     grpc::ChannelArguments args;
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()),
-                                     grpc::InsecureChannelCredentials(), args);
+    return *OpenChannel({absl::StrCat("127.0.0.1:", server_->port())}, args);
   }
   v1::OfferRequest Offered() const {
     v1::OfferRequest request;

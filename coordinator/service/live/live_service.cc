@@ -31,8 +31,12 @@ void ServeLine(LiveLine* line, grpc::ServerContext* context, LiveRelayService::S
 
 }  // namespace
 
-grpc::Status LiveStateService::ListLiveState(grpc::ServerContext*, const v1::LiveStateQuery* query,
+grpc::Status LiveStateService::ListLiveState(grpc::ServerContext* context,
+                                             const v1::LiveStateQuery* query,
                                              grpc::ServerWriter<v1::LiveTensorInfo>* writer) {
+  const auto caller =
+      gate_->Admit({context, "ListLiveState", JobId(query->job_id())}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   const absl::StatusOr<JobView> view = host_->GetJob(JobId(query->job_id()));
   if (!view.ok()) return ToGrpcStatus(view.status());
   const absl::StatusOr<LivePlan> plan = PlanLiveRead(view->spec->model, view->spec->config, *query);
@@ -46,6 +50,8 @@ grpc::Status LiveStateService::ListLiveState(grpc::ServerContext*, const v1::Liv
 grpc::Status LiveStateService::GetLiveState(grpc::ServerContext* context,
                                             const v1::LiveStateQuery* query,
                                             grpc::ServerWriter<v1::LiveStateReply>* writer) {
+  const auto caller = gate_->Admit({context, "GetLiveState", JobId(query->job_id())}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   LiveReader::Client client;
   client.write = [writer](const v1::LiveStateReply& reply) { return writer->Write(reply); };
   client.cancelled = [context] { return context->IsCancelled(); };
@@ -57,6 +63,8 @@ grpc::Status LiveRelayService::Relay(grpc::ServerContext* context, Stream* strea
   v1::LiveEvent hello;
   if (!stream->Read(&hello) || !hello.has_hello())
     return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));
+  const auto caller = gate_->AdmitWorker({context, "LiveRelay"}, hello.hello().worker_id());
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   const std::shared_ptr<LiveLine> line =
       hub_->Find(hello.hello().session(), hello.hello().worker_id());
   if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))

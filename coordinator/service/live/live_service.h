@@ -3,6 +3,7 @@
 #define TESSERA_COORDINATOR_SERVICE_LIVE_LIVE_SERVICE_H_
 
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_hub.h"
 #include "coordinator/service/live/live_reader.h"
 #include "proto/live_state.grpc.pb.h"
@@ -12,9 +13,9 @@ namespace tessera::coordinator {
 // For clients.
 class LiveStateService : public v1::LiveState::Service {
  public:
-  // `host` and `hub` outlive this.
-  LiveStateService(CoordinatorHost* host, LiveHub* hub, const LiveTimes& times)
-      : host_(host), hub_(hub), times_(times) {}
+  // `host`, `gate` and `hub` outlive this.
+  LiveStateService(CoordinatorHost* host, const Gate* gate, LiveHub* hub, const LiveTimes& times)
+      : host_(host), gate_(gate), hub_(hub), times_(times) {}
 
   grpc::Status ListLiveState(grpc::ServerContext* context, const v1::LiveStateQuery* query,
                              grpc::ServerWriter<v1::LiveTensorInfo>* writer) override;
@@ -23,6 +24,7 @@ class LiveStateService : public v1::LiveState::Service {
 
  private:
   CoordinatorHost* const host_;
+  const Gate* const gate_;
   LiveHub* const hub_;
   const LiveTimes times_;
 };
@@ -32,11 +34,12 @@ class LiveRelayService : public v1::LiveRelay::Service {
  public:
   using Stream = grpc::ServerReaderWriter<v1::LiveCommand, v1::LiveEvent>;
 
-  explicit LiveRelayService(LiveHub* hub) : hub_(hub) {}
+  LiveRelayService(const Gate* gate, LiveHub* hub) : gate_(gate), hub_(hub) {}
 
   grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
 
  private:
+  const Gate* const gate_;
   LiveHub* const hub_;
 };
 

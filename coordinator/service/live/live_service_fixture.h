@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/live_state.grpc.pb.h"
@@ -155,8 +156,7 @@ class LiveServiceTest : public ::testing::Test {
   std::shared_ptr<grpc::Channel> NewChannel() const {
     grpc::ChannelArguments args;
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()),
-                                     grpc::InsecureChannelCredentials(), args);
+    return *OpenChannel({absl::StrCat("127.0.0.1:", server_->port())}, args);
   }
   void DeleteJob() {
     grpc::ClientContext context;

@@ -73,11 +73,7 @@ absl::Status Unset(const absl::Status& of_worker) {
 
 }  // namespace
 
-absl::StatusOr<v1::PutReply> LiveWriter::Write() {
-  v1::PutRequest request;
-  if (!client_.read(&request) || !request.has_begin())
-    return absl::InvalidArgumentError("the put does not begin with a begin");
-  const v1::PutBegin& begin = request.begin();
+absl::StatusOr<v1::PutReply> LiveWriter::Write(const v1::PutBegin& begin) {
   job_ = JobId(begin.job_id());
   RETURN_IF_ERROR(CheckRange("wait_ms", begin.wait_ms(), 0, kMaxWaitMs));
   step_timeout_ = begin.wait_ms() == 0 ? times_.step : absl::Milliseconds(begin.wait_ms());

@@ -43,7 +43,7 @@ struct PutTimes {
 class LiveWriter {
  public:
   struct Client {
-    std::function<bool(v1::PutRequest*)> read;  // False: nothing more comes.
+    std::function<bool(v1::PutRequest*)> read;  // After `begin`. False: nothing more comes.
     std::function<bool()> cancelled;
     std::function<void()> cancel;  // Ends a read; called by another thread.
   };
@@ -52,7 +52,7 @@ class LiveWriter {
       : host_(host), hub_(hub), times_(times), client_(std::move(client)) {}
 
   // Errors: as LivePut.PutLiveState in proto/live_put.proto.
-  absl::StatusOr<v1::PutReply> Write();
+  absl::StatusOr<v1::PutReply> Write(const v1::PutBegin& begin);
 
  private:
   // A worker of the job, with ranks [first_rank, end_rank).

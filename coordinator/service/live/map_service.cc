@@ -196,6 +196,8 @@ grpc::Status LiveMapService::MapLiveState(grpc::ServerContext* context, Stream* 
   v1::LiveStateQuery query;
   if (!stream->Read(&query))
     return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a query"));
+  const auto caller = gate_->Admit({context, "MapLiveState", JobId(query.job_id())}, Right::kRead);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   absl::Status status;
   JobId job;
   {
@@ -215,6 +217,8 @@ grpc::Status LiveMapRelayService::Relay(grpc::ServerContext* context, Stream* st
   v1::LiveMapEvent event;
   if (!stream->Read(&event) || !event.has_hello())
     return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));
+  const auto caller = gate_->AdmitWorker({context, "LiveMapRelay"}, event.hello().worker_id());
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   const std::shared_ptr<MapLine> line =
       hub_->Find(event.hello().session(), event.hello().worker_id());
   if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))

@@ -4,6 +4,7 @@
 #define TESSERA_COORDINATOR_SERVICE_LIVE_MAP_SERVICE_H_
 
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_reader.h"
 #include "coordinator/service/live/map_hub.h"
 #include "proto/live_map.grpc.pb.h"
@@ -15,14 +16,15 @@ class LiveMapService : public v1::LiveMap::Service {
  public:
   using Stream = grpc::ServerReaderWriter<v1::LiveMapReply, v1::LiveStateQuery>;
 
-  // `host` and `hub` outlive this.
-  LiveMapService(CoordinatorHost* host, MapHub* hub, const LiveTimes& times)
-      : host_(host), hub_(hub), times_(times) {}
+  // `host`, `gate` and `hub` outlive this.
+  LiveMapService(CoordinatorHost* host, const Gate* gate, MapHub* hub, const LiveTimes& times)
+      : host_(host), gate_(gate), hub_(hub), times_(times) {}
 
   grpc::Status MapLiveState(grpc::ServerContext* context, Stream* stream) override;
 
  private:
   CoordinatorHost* const host_;
+  const Gate* const gate_;
   MapHub* const hub_;
   const LiveTimes times_;
 };
@@ -32,11 +34,12 @@ class LiveMapRelayService : public v1::LiveMapRelay::Service {
  public:
   using Stream = grpc::ServerReaderWriter<v1::LiveMapOffer, v1::LiveMapEvent>;
 
-  explicit LiveMapRelayService(MapHub* hub) : hub_(hub) {}
+  LiveMapRelayService(const Gate* gate, MapHub* hub) : gate_(gate), hub_(hub) {}
 
   grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
 
  private:
+  const Gate* const gate_;
   MapHub* const hub_;
 };
 

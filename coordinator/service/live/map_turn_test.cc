@@ -17,6 +17,9 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/access_token.h"
+#include "net/caller_identity.h"
+#include "net/credentials.h"
 #include "proto/grpc_status.h"
 #include "proto/live_map.grpc.pb.h"
 
@@ -37,8 +40,13 @@ class MapTurnTest : public ::testing::Test {
     member.num_devices = 1;
     member.address = "unix:/w";
     ASSERT_OK(host_->RegisterWorker({sender_.worker, member}));
-    ASSERT_OK(host_->Connect(sender_, outbox_));
-    service_ = std::make_unique<LiveMapService>(host_.get(), &hub_, LiveTimes());
+    ASSERT_OK(host_->Connect(sender_, "", outbox_));
+    ASSERT_OK_AND_ASSIGN(AccessRules rules, AccessRules::Make(OwnIdentity(), {}, {}));
+    ASSERT_OK_AND_ASSIGN(const std::string token_file, AccessTokenPath());
+    ASSERT_OK_AND_ASSIGN(std::string token, ReadOrMakeAccessToken(token_file));
+    gate_ = std::make_unique<Gate>(host_.get(), std::move(rules),
+                                   CallerIdentities(std::move(token), nullptr));
+    service_ = std::make_unique<LiveMapService>(host_.get(), gate_.get(), &hub_, LiveTimes());
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(service_.get());
@@ -71,8 +79,7 @@ class MapTurnTest : public ::testing::Test {
   }
   std::future<absl::Status> Map() {
     return std::async(std::launch::async, [this] {
-      const auto stub = v1::LiveMap::NewStub(grpc::CreateChannel(
-          absl::StrCat("127.0.0.1:", port_), grpc::InsecureChannelCredentials()));
+      const auto stub = v1::LiveMap::NewStub(*OpenChannel({absl::StrCat("127.0.0.1:", port_)}, {}));
       grpc::ClientContext context;
       const auto stream = stub->MapLiveState(&context);
       v1::LiveStateQuery query;
@@ -90,6 +97,7 @@ class MapTurnTest : public ::testing::Test {
   const std::shared_ptr<Outbox> outbox_ = std::make_shared<Outbox>([] {});
   MapHub hub_;
   std::unique_ptr<CoordinatorHost> host_;
+  std::unique_ptr<Gate> gate_;
   std::unique_ptr<LiveMapService> service_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/start_thread.h"
+#include "base/status_macros.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
@@ -13,19 +14,28 @@ namespace tessera::coordinator {
 grpc::Status LivePutService::PutLiveState(grpc::ServerContext* context,
                                           grpc::ServerReader<v1::PutRequest>* reader,
                                           v1::PutReply* reply) {
+  v1::PutRequest first;
+  if (!reader->Read(&first) || !first.has_begin())
+    return ToGrpcStatus(absl::InvalidArgumentError("the put does not begin with a begin"));
   LiveWriter::Client client;
   client.read = [reader](v1::PutRequest* request) { return reader->Read(request); };
   client.cancelled = [context] { return context->IsCancelled(); };
   client.cancel = [context] { context->TryCancel(); };
-  absl::StatusOr<v1::PutReply> written = LiveWriter(host_, hub_, times_, std::move(client)).Write();
-  if (written.ok()) *reply = *std::move(written);
-  return ToGrpcStatus(written.status());
+  return gate_->Change(
+      {context, "PutLiveState", JobId(first.begin().job_id())}, Right::kChange,
+      [&](const Gate::Caller&) -> absl::Status {
+        ASSIGN_OR_RETURN(*reply,
+                         LiveWriter(host_, hub_, times_, std::move(client)).Write(first.begin()));
+        return absl::OkStatus();
+      });
 }
 
 grpc::Status LivePutRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
   v1::PutEvent event;
   if (!stream->Read(&event) || !event.has_hello())
     return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));
+  const auto caller = gate_->AdmitWorker({context, "LivePutRelay"}, event.hello().worker_id());
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
   const std::shared_ptr<PutLine> line =
       hub_->Find(event.hello().session(), event.hello().worker_id());
   if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))

@@ -3,6 +3,7 @@
 #define TESSERA_COORDINATOR_SERVICE_LIVE_PUT_SERVICE_H_
 
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_writer.h"
 #include "coordinator/service/live/put_hub.h"
 #include "proto/live_put.grpc.pb.h"
@@ -12,9 +13,9 @@ namespace tessera::coordinator {
 // For clients.
 class LivePutService : public v1::LivePut::Service {
  public:
-  // `host` and `hub` outlive this.
-  LivePutService(CoordinatorHost* host, PutHub* hub, const PutTimes& times)
-      : host_(host), hub_(hub), times_(times) {}
+  // `host`, `gate` and `hub` outlive this.
+  LivePutService(CoordinatorHost* host, const Gate* gate, PutHub* hub, const PutTimes& times)
+      : host_(host), gate_(gate), hub_(hub), times_(times) {}
 
   grpc::Status PutLiveState(grpc::ServerContext* context,
                             grpc::ServerReader<v1::PutRequest>* reader,
@@ -22,6 +23,7 @@ class LivePutService : public v1::LivePut::Service {
 
  private:
   CoordinatorHost* const host_;
+  const Gate* const gate_;
   PutHub* const hub_;
   const PutTimes times_;
 };
@@ -31,11 +33,12 @@ class LivePutRelayService : public v1::LivePutRelay::Service {
  public:
   using Stream = grpc::ServerReaderWriter<v1::PutCommand, v1::PutEvent>;
 
-  explicit LivePutRelayService(PutHub* hub) : hub_(hub) {}
+  LivePutRelayService(const Gate* gate, PutHub* hub) : gate_(gate), hub_(hub) {}
 
   grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
 
  private:
+  const Gate* const gate_;
   PutHub* const hub_;
 };
 

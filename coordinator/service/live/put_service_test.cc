@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/live_put.grpc.pb.h"
@@ -141,8 +142,7 @@ class PutServiceTest : public ::testing::Test {
   std::shared_ptr<grpc::Channel> NewChannel() {
     grpc::ChannelArguments args;
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(server_->port()),
-                                     grpc::InsecureChannelCredentials(), args);
+    return *OpenChannel({"127.0.0.1:" + std::to_string(server_->port())}, args);
   }
 
   // A client that sends all of it and waits; or less.

@@ -1,0 +1,137 @@
+#include "coordinator/access/access_rules.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+#include "job/field_limits.h"
+
+namespace tessera::coordinator {
+namespace {
+
+constexpr char kCertificate[] = "certificate:";
+constexpr char kNamedRole[] = "tessera:";  // In a certificate's common name.
+
+bool IsIdentity(absl::string_view text) {
+  uint32_t uid = 0;
+  if (absl::ConsumePrefix(&text, "uid:")) return absl::SimpleAtoi(text, &uid);
+  return absl::ConsumePrefix(&text, kCertificate) && !text.empty();
+}
+
+bool IsNormalPath(absl::string_view path) {
+  if (!absl::ConsumePrefix(&path, "/")) return false;
+  if (path.empty()) return true;
+  for (const absl::string_view part : absl::StrSplit(path, '/')) {
+    if (part.empty() || part == "." || part == "..") return false;
+  }
+  return true;
+}
+
+bool IsBelow(absl::string_view path, absl::string_view root) {
+  return root == "/" || (absl::ConsumePrefix(&path, root) && absl::StartsWith(path, "/"));
+}
+
+}  // namespace
+
+bool AccessRules::AddRole(absl::string_view role, Roles* roles) {
+  if (role == "operator") {
+    roles->is_operator = true;
+  } else if (role == "reader") {
+    roles->is_reader = true;
+  } else if (role == "worker") {
+    roles->is_any_worker = true;
+  } else if (absl::ConsumePrefix(&role, "worker:") && CheckWorkerId("worker id", role).ok()) {
+    roles->workers.emplace(role);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+absl::StatusOr<AccessRules> AccessRules::Make(const std::string& own,
+                                              const std::vector<std::string>& grants,
+                                              const std::vector<std::string>& save_roots) {
+  AccessRules rules;
+  rules.trusted_ = {own, "uid:0"};
+  for (const std::string& grant : grants) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(grant, absl::MaxSplits('=', 1));
+    if (!IsIdentity(parts.second) || !AddRole(parts.first, &rules.roles_[std::string(parts.second)]))
+      return absl::InvalidArgumentError(
+          absl::StrCat("--grant '", grant, "': not like operator=uid:1000, reader=certificate:NAME, ",
+                       "worker=uid:1000 or worker:ID=certificate:NAME"));
+  }
+  for (const std::string& root : save_roots) {
+    if (!IsNormalPath(root)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--save-root '", root, "': not an absolute path without '.', '..' and a last '/'"));
+    }
+    rules.save_roots_.push_back(root);
+  }
+  return rules;
+}
+
+AccessRules::Roles AccessRules::RolesOf(const std::string& identity) const {
+  const auto granted = roles_.find(identity);
+  Roles roles = granted == roles_.end() ? Roles() : granted->second;
+  if (trusted_.count(identity) > 0) roles.is_operator = roles.is_any_worker = true;
+  absl::string_view name = identity;
+  if (absl::ConsumePrefix(&name, kCertificate) && absl::ConsumePrefix(&name, kNamedRole))
+    AddRole(name, &roles);
+  return roles;
+}
+
+absl::Status AccessRules::Check(const std::string& identity, Right right, absl::string_view job,
+                                const std::string& owner) const {
+  const Roles roles = RolesOf(identity);
+  if (right == Right::kList || roles.is_operator) return absl::OkStatus();
+  if (right == Right::kCreate) {
+    if (!roles.is_reader && !roles.is_worker()) return absl::OkStatus();
+    return absl::PermissionDeniedError(
+        absl::StrCat("'", identity, "' has a role that creates no jobs"));
+  }
+  if (!owner.empty() && owner == identity) return absl::OkStatus();
+  if (right == Right::kRead && roles.is_reader) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(
+      "'", identity, "' may not ", right == Right::kRead ? "read" : "change", " job '", job,
+      "': its owner is ", owner.empty() ? "not known" : absl::StrCat("'", owner, "'"),
+      ", and '", identity, "' is no operator", right == Right::kRead ? " or reader" : ""));
+}
+
+absl::Status AccessRules::CheckWorker(const std::string& identity,
+                                      const std::string& worker) const {
+  const Roles roles = RolesOf(identity);
+  if (roles.is_any_worker || roles.workers.count(worker) > 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(
+      "'", identity, "' is not worker '", worker, "': start the coordinator with --grant worker:",
+      worker, "=", identity, ", or give the worker a certificate for 'tessera:worker:", worker,
+      "'"));
+}
+
+absl::Status AccessRules::CheckSavePath(const std::string& identity,
+                                        const std::string& path) const {
+  if (!IsNormalPath(path)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path '", path, "': must be absolute, without '.', '..' and empty parts"));
+  }
+  if (save_roots_.empty()) {
+    if (trusted_.count(identity) > 0) return absl::OkStatus();
+    return absl::PermissionDeniedError(
+        absl::StrCat("path '", path, "': '", identity, "' may name no folder, since the ",
+                     "coordinator was started without --save-root"));
+  }
+  const auto holds = [&](const std::string& root) { return IsBelow(path, root); };
+  if (std::any_of(save_roots_.begin(), save_roots_.end(), holds)) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(
+      "path '", path, "' is below none of the folders for checkpoints (--save-root): ",
+      absl::StrJoin(save_roots_, ", ")));
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,75 @@
+// Who may do what: roles of identities (net/caller_identity.h), and the owner of each job.
+//
+//              list   create   read a job,        change: put, save,    work: register, send
+//                              its state, saves   delete, hand over     and fetch for a worker
+//   operator   yes    yes      all                all                   no
+//   owner      yes    yes      his own            his own               no
+//   reader     yes    no       all                none                  no
+//   worker     yes    no       none               none                  of the ids that it has
+//
+// Whoever has no role is a possible owner. The coordinator's own user and root are operators, and
+// work for any worker. Others get roles by grants, or by what their certificate's common name says:
+// "tessera:operator", "tessera:reader", "tessera:worker:ID".
+//
+// Pure; thread-safe.
+#ifndef TESSERA_COORDINATOR_ACCESS_ACCESS_RULES_H_
+#define TESSERA_COORDINATOR_ACCESS_ACCESS_RULES_H_
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tessera::coordinator {
+
+enum class Right { kList, kCreate, kRead, kChange };
+
+class AccessRules {
+ public:
+  // `own`: the identity of the coordinator's user. `grants`: "operator=uid:1000",
+  // "reader=certificate:alice", "worker:w1=uid:995" or "worker=uid:995", for any worker id.
+  // `save_roots`: the folders below which checkpoints that clients ask for may be; empty: any, for
+  // the coordinator's own user and root alone.
+  // Errors: InvalidArgument  a grant is not of this form, or a folder is no absolute path
+  static absl::StatusOr<AccessRules> Make(const std::string& own,
+                                          const std::vector<std::string>& grants,
+                                          const std::vector<std::string>& save_roots);
+
+  bool IsOperator(const std::string& identity) const { return RolesOf(identity).is_operator; }
+
+  // `job` and `owner` are of kRead and kChange alone; an empty owner is nobody.
+  // Errors: PermissionDenied  names the identity, the job and its owner
+  absl::Status Check(const std::string& identity, Right right, absl::string_view job = "",
+                     const std::string& owner = "") const;
+  // Errors: PermissionDenied  `identity` does not work for this worker
+  absl::Status CheckWorker(const std::string& identity, const std::string& worker) const;
+  // Errors: InvalidArgument  not an absolute path without "." and ".."
+  //         PermissionDenied  not below a save root: names them
+  absl::Status CheckSavePath(const std::string& identity, const std::string& path) const;
+
+ private:
+  struct Roles {
+    bool is_operator = false;
+    bool is_reader = false;
+    bool is_any_worker = false;
+    std::set<std::string> workers;
+
+    bool is_worker() const { return is_any_worker || !workers.empty(); }
+  };
+
+  AccessRules() = default;
+  static bool AddRole(absl::string_view role, Roles* roles);
+  Roles RolesOf(const std::string& identity) const;
+
+  std::map<std::string, Roles> roles_;
+  std::set<std::string> trusted_;  // The coordinator's own user and root.
+  std::vector<std::string> save_roots_;
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_ACCESS_ACCESS_RULES_H_

@@ -1,0 +1,75 @@
+#include "coordinator/service/gate.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "proto/grpc_status.h"
+
+namespace tessera::coordinator {
+namespace {
+
+std::string WhatOf(const Gate::Call& call) {
+  const std::string job = call.job == JobId() ? "" : absl::StrCat(" job=", call.job.value());
+  return absl::StrCat(std::string(call.context->peer()), ": ", call.name, job);
+}
+
+absl::Status Note(const std::string& who, const Gate::Call& call, const absl::Status& outcome) {
+  TESSERA_LOG(INFO, "audit: {} at {}: {}", who, WhatOf(call), outcome.ToString());
+  return outcome;
+}
+
+absl::Status Refuse(absl::string_view who, const Gate::Call& call, const absl::Status& why) {
+  TESSERA_LOG(WARNING, "audit: {} at {}: refused: {}", std::string(who), WhatOf(call),
+              why.ToString());
+  return why;
+}
+
+}  // namespace
+
+absl::StatusOr<Gate::Caller> Gate::Admit(const Call& call, Right right) const {
+  absl::StatusOr<std::string> identity = identities_.Of(*call.context);
+  if (!identity.ok()) return Refuse("unknown", call, identity.status());
+  Caller caller{*std::move(identity)};
+  caller.is_operator = rules_.IsOperator(caller.identity);
+  if (right == Right::kRead || right == Right::kChange) {
+    RETURN_IF_ERROR(CheckJob(caller, call, right));
+    return caller;
+  }
+  const absl::Status status = rules_.Check(caller.identity, right);
+  if (!status.ok()) return Refuse(caller.identity, call, status);
+  return caller;
+}
+
+absl::Status Gate::CheckJob(const Caller& caller, const Call& call, Right right) const {
+  const absl::StatusOr<JobView> job = host_->GetJob(call.job);
+  if (caller.is_operator) return absl::OkStatus();  // The handler says what is wrong with it.
+  RETURN_IF_ERROR(job.status());
+  const absl::Status status =
+      rules_.Check(caller.identity, right, call.job.value(), job->owner);
+  return status.ok() ? status : Refuse(caller.identity, call, status);
+}
+
+absl::StatusOr<std::string> Gate::AdmitWorker(const Call& call, const std::string& worker) const {
+  absl::StatusOr<std::string> identity = identities_.Of(*call.context);
+  if (!identity.ok()) return Refuse("unknown", call, identity.status());
+  const absl::Status status = rules_.CheckWorker(*identity, worker);
+  if (!status.ok()) return Refuse(*identity, call, status);
+  return identity;
+}
+
+grpc::Status Gate::Change(const Call& call, Right right,
+                          absl::FunctionRef<absl::Status(const Caller& caller)> body) const {
+  const absl::StatusOr<Caller> caller = Admit(call, right);
+  if (!caller.ok()) return ToGrpcStatus(caller.status());
+  return ToGrpcStatus(Note(caller->identity, call, body(*caller)));
+}
+
+grpc::Status Gate::ChangeAsWorker(const Call& call, const std::string& worker,
+                                  absl::FunctionRef<absl::Status()> body) const {
+  const absl::StatusOr<std::string> identity = AdmitWorker(call, worker);
+  if (!identity.ok()) return ToGrpcStatus(identity.status());
+  const std::string name = absl::StrCat(call.name, " worker=", worker);
+  return ToGrpcStatus(Note(*identity, {call.context, name}, body()));
+}
+
+}  // namespace tessera::coordinator

@@ -1,0 +1,63 @@
+#include "net/caller_identity.h"
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/utf8.h"
+#include "net/access_token.h"
+#include "net/local_listener.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kMaxNameBytes = 128;
+
+// Takes as long for each wrong text of this length.
+bool IsSame(const std::string& secret, const grpc::string_ref& text) {
+  if (secret.size() != text.size()) return false;
+  unsigned char difference = 0;
+  for (size_t i = 0; i < secret.size(); ++i)
+    difference |= static_cast<unsigned char>(secret[i] ^ text.data()[i]);
+  return difference == 0;
+}
+
+}  // namespace
+
+std::string OwnIdentity() { return absl::StrCat("uid:", geteuid()); }
+
+absl::StatusOr<std::string> CallerIdentities::Of(const grpc::ServerContextBase& context) const {
+  const std::string peer = context.peer();
+  if (local_ != nullptr) {
+    if (const auto user = local_->UserOf(peer)) return absl::StrCat("uid:", *user);
+  }
+  const auto auth = context.auth_context();
+  if (auth != nullptr && auth->IsPeerAuthenticated()) {
+    const std::vector<grpc::string_ref> names = auth->FindPropertyValues("x509_common_name");
+    const std::string name =
+        names.size() == 1 ? std::string(names[0].data(), names[0].size()) : std::string();
+    if (!name.empty() && name.size() <= kMaxNameBytes && PrintableUtf8(name) == name)
+      return absl::StrCat("certificate:", name);
+    return absl::UnauthenticatedError(
+        "the client's certificate has no common name of printable text by which it could be known");
+  }
+  if (HasToken(context)) return OwnIdentity();
+  return absl::UnauthenticatedError(absl::StrCat(
+      "the coordinator does not know who calls (", peer,
+      "): over TCP without TLS a call needs the token of the coordinator's user, which its programs "
+      "find in ~/.config/tessera/token or at TESSERA_TOKEN_FILE; other users connect to the "
+      "coordinator's Unix socket, or by TLS"));
+}
+
+bool CallerIdentities::HasToken(const grpc::ServerContextBase& context) const {
+  if (token_.empty()) return false;
+  const auto& metadata = context.client_metadata();
+  const auto range = metadata.equal_range(kTokenMetadata);
+  return std::any_of(range.first, range.second,
+                     [this](const auto& entry) { return IsSame(token_, entry.second); });
+}
+
+}  // namespace tessera
