@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -25,13 +26,15 @@ bool IsIdentity(absl::string_view text) {
   return absl::ConsumePrefix(&text, kCertificate) && !text.empty();
 }
 
-bool IsNormalPath(absl::string_view path) {
-  if (!absl::ConsumePrefix(&path, "/")) return false;
-  if (path.empty()) return true;
-  for (const absl::string_view part : absl::StrSplit(path, '/')) {
-    if (part.empty() || part == "." || part == "..") return false;
+// Without empty parts and "."; nullopt: not absolute, or with "..".
+std::optional<std::string> Normalized(absl::string_view path) {
+  if (!absl::StartsWith(path, "/")) return std::nullopt;
+  std::string normalized;
+  for (const absl::string_view part : absl::StrSplit(path, '/', absl::SkipEmpty())) {
+    if (part == "..") return std::nullopt;
+    if (part != ".") absl::StrAppend(&normalized, "/", part);
   }
-  return true;
+  return normalized.empty() ? "/" : normalized;
 }
 
 bool IsBelow(absl::string_view path, absl::string_view root) {
@@ -69,11 +72,12 @@ absl::StatusOr<AccessRules> AccessRules::Make(const std::string& own,
                        "worker=uid:1000 or worker:ID=certificate:NAME"));
   }
   for (const std::string& root : save_roots) {
-    if (!IsNormalPath(root)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--save-root '", root, "': not an absolute path without '.', '..' and a last '/'"));
+    std::optional<std::string> normalized = Normalized(root);
+    if (!normalized.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--save-root '", root, "': not an absolute path without '..'"));
     }
-    rules.save_roots_.push_back(root);
+    rules.save_roots_.push_back(*std::move(normalized));
   }
   return rules;
 }
@@ -117,17 +121,18 @@ absl::Status AccessRules::CheckWorker(const std::string& identity,
 
 absl::Status AccessRules::CheckSavePath(const std::string& identity,
                                         const std::string& path) const {
-  if (!IsNormalPath(path)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("path '", path, "': must be absolute, without '.', '..' and empty parts"));
-  }
   if (save_roots_.empty()) {
     if (trusted_.count(identity) > 0) return absl::OkStatus();
     return absl::PermissionDeniedError(
         absl::StrCat("path '", path, "': '", identity, "' may name no folder, since the ",
                      "coordinator was started without --save-root"));
   }
-  const auto holds = [&](const std::string& root) { return IsBelow(path, root); };
+  const std::optional<std::string> normalized = Normalized(path);
+  if (!normalized.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("path '", path, "': must be absolute, without '..'"));
+  }
+  const auto holds = [&](const std::string& root) { return IsBelow(*normalized, root); };
   if (std::any_of(save_roots_.begin(), save_roots_.end(), holds)) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat(
       "path '", path, "' is below none of the folders for checkpoints (--save-root): ",

@@ -47,7 +47,7 @@ class AccessRules {
                      const std::string& owner = "") const;
   // Errors: PermissionDenied  `identity` does not work for this worker
   absl::Status CheckWorker(const std::string& identity, const std::string& worker) const;
-  // Errors: InvalidArgument  not an absolute path without "." and ".."
+  // Errors: InvalidArgument   not absolute, or with ".."
   //         PermissionDenied  not below a save root: names them
   absl::Status CheckSavePath(const std::string& identity, const std::string& path) const;
 

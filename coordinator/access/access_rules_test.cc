@@ -98,14 +98,14 @@ TEST(AccessRulesTest, CheckpointsAreBelowTheSaveRoots) {
   const AccessRules rules = Rules({}, {"/saves", "/scratch/a"});
   EXPECT_OK(rules.CheckSavePath("uid:7", "/saves/gpt/run1"));
   EXPECT_OK(rules.CheckSavePath("uid:7", "/scratch/a/x"));
+  EXPECT_OK(rules.CheckSavePath("uid:7", "//saves/./gpt//run1/"));
   for (const char* identity : {"uid:7", "uid:0", "uid:500"}) {
-    for (const char* path : {"/saves", "/saves2/x", "/scratch/b", "/"}) {
+    for (const char* path : {"/saves", "/saves2/x", "/scratch/b", "/", "/saves//"}) {
       EXPECT_THAT(rules.CheckSavePath(identity, path),
                   StatusIs(kDenied, HasSubstr("/saves, /scratch/a")))
           << path;
     }
-    for (const char* path : {"/saves/../etc/x", "/saves//x", "/saves/./x", "saves/x", "",
-                             "/saves/x/"}) {
+    for (const char* path : {"/saves/../etc/x", "/saves/x/..", "saves/x", ""}) {
       EXPECT_THAT(rules.CheckSavePath(identity, path), StatusIs(kInvalid, HasSubstr("absolute")))
           << path;
     }
@@ -118,7 +118,7 @@ TEST(AccessRulesTest, WithoutSaveRootsOnlyTheOwnUserNamesFolders) {
 }
 
 TEST(AccessRulesTest, SaveRootsThatAreNoAbsolutePathsAreNamed) {
-  for (const char* root : {"saves", "/saves/", "/a/../b", ""}) {
+  for (const char* root : {"saves", "/a/../b", ""}) {
     EXPECT_THAT(AccessRules::Make("uid:500", {}, {root}).status(),
                 StatusIs(kInvalid, HasSubstr("--save-root")))
         << root;
