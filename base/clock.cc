@@ -1,16 +1,16 @@
 #include "base/clock.h"
 
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 namespace {
 
 class RealClock : public Clock {
  public:
-  absl::Time TimeNow() override { return absl::Now(); }
+  absl::Time TimeNow() override { return SteadyNow(); }
   bool AwaitWithDeadline(absl::Mutex* mu, const absl::Condition& condition,
                          absl::Time deadline) override ABSL_SHARED_LOCKS_REQUIRED(mu) {
-    return mu->AwaitWithDeadline(condition, deadline);
+    return tessera::AwaitWithDeadline(mu, condition, deadline);
   }
 };
 
@@ -37,7 +37,7 @@ void SimulatedClock::AdvanceTime(absl::Duration by) {
 bool SimulatedClock::AwaitWithDeadline(absl::Mutex* mu, const absl::Condition& condition,
                                        absl::Time deadline) {
   while (TimeNow() < deadline) {
-    if (mu->AwaitWithTimeout(condition, kSimulatedPoll)) return true;
+    if (AwaitWithTimeout(mu, condition, kSimulatedPoll)) return true;
   }
   return condition.Eval();
 }

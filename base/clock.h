@@ -14,7 +14,7 @@ class Clock {
  public:
   virtual ~Clock() = default;
 
-  // Wall time, for stamps that a person reads.
+  // Never goes back. The real clock's is near the wall's, as SteadyNow() of steady_time.h says.
   virtual absl::Time TimeNow() = 0;
 
   // Waits on `condition` with `mu` held until it is true or `deadline` has passed on this clock;

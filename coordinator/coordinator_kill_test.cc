@@ -60,7 +60,6 @@ class CoordinatorKillTest : public ::testing::Test {
     const absl::Status status = FromGrpcStatus(
         jobs_->CreateJob(&context, MakeCreateJob(request_id, job, world_size), &reply));
     if (!status.ok()) return status;
-    if (job == "one") creation_ = reply.creation();
     return reply;
   }
   absl::Status Delete(const std::string& request_id, const std::string& job) {
@@ -71,31 +70,6 @@ class CoordinatorKillTest : public ::testing::Test {
     request.set_job_id(job);
     v1::DeleteJobResponse response;
     return FromGrpcStatus(jobs_->DeleteJob(&context, request, &response));
-  }
-  absl::Status Put(const std::string& key) {
-    grpc::ClientContext context;
-    SetDeadline(&context);
-    v1::PutValueRequest request;
-    request.set_request_id("put-" + key);
-    request.set_job_id("one");
-    request.set_epoch(1);
-    request.set_creation(creation_);
-    request.set_key(key);
-    request.set_value(key);
-    v1::PutValueResponse response;
-    return FromGrpcStatus(
-        v1::Rendezvous::NewStub(channel_)->PutValue(&context, request, &response));
-  }
-  bool HasValue(const std::string& key) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
-    v1::GetValueRequest request;
-    request.set_job_id("one");
-    request.set_epoch(1);
-    request.set_creation(creation_);
-    request.set_key(key);
-    v1::GetValueResponse response;
-    return v1::Rendezvous::NewStub(channel_)->GetValue(&context, request, &response).ok();
   }
   absl::StatusOr<v1::Job> Get(const std::string& job) {
     grpc::ClientContext context;
@@ -126,7 +100,6 @@ class CoordinatorKillTest : public ::testing::Test {
   }
 
   std::string folder_;
-  int64_t creation_ = 0;  // Of job "one".
   std::unique_ptr<CoordinatorProcess> process_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Jobs::Stub> jobs_;
@@ -166,7 +139,6 @@ TEST_F(CoordinatorKillTest, WhateverWriteItDiesAtNothingAcknowledgedIsLostOrDoub
       {"register", [&] { return Register("a"); }, [] { return true; }},
       {"create one", [&] { return Create("r1", "one").status(); },
        [&] { return Get("one").ok() && Get("one")->epoch() == 1; }},
-      {"put", [&] { return Put("key"); }, [&] { return HasValue("key"); }},
       // Where "r3" deleted it already, "r3" knows; where it never was, "r3" finds nothing.
       {"create two", [&] { return Create("r2", "two").status(); },
        [&] { return Get("two").ok() || Delete("r3", "two").ok(); }},

@@ -20,8 +20,9 @@ constexpr int32_t kMaxWorldSize = 1 << 16;  // That a message can say; see kMaxL
 
 // What a worker can hold. An executor gets a few descriptors and one a rank in a single packet, of
 // which the kernel allows 253; a control page has this many units and param groups.
-constexpr int kMaxLocalRanks = 240;  // Ranks of a job.
-constexpr int kMaxDevices = 1024;    // Of one worker, for ranks of any jobs.
+constexpr int kMaxLocalRanks = 240;                    // Ranks of a job.
+constexpr int64_t kMaxIncarnation = int64_t{1} << 62;  // Of a worker; the next ones fit, too.
+constexpr int kMaxDevices = 1024;                      // Of one worker, for ranks of any jobs.
 constexpr int kMaxUnits = 16384;
 constexpr int kMaxParamGroups = 64;
 // Reports of steps that travel with a later one's. A coordinator remembers twice as many.

@@ -25,7 +25,9 @@ namespace {
 constexpr int kTokenBytes = 32;
 constexpr size_t kTokenDigits = 2 * kTokenBytes;
 
-std::string Describe(const std::string& path) { return absl::StrCat("token file '", path, "'"); }
+std::string Describe(const std::string& path) {
+  return absl::StrCat("token file '", path, "' (TESSERA_TOKEN_FILE names another)");
+}
 
 std::string HomeFolder() {
   if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') return home;
@@ -47,6 +49,8 @@ absl::Status MakeToken(const std::string& path) {
   absl::Status status;
   if (written != static_cast<ssize_t>(text.size())) {
     status = ErrnoStatus(written < 0 ? errno : ENOSPC, Describe(path));
+  } else if (fsync(file.get()) != 0) {
+    status = ErrnoStatus(errno, Describe(path));
   } else if (link(temporary.c_str(), path.c_str()) != 0 && errno != EEXIST) {
     status = ErrnoStatus(errno, Describe(path));
   }

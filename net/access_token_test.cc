@@ -69,7 +69,8 @@ TEST_F(AccessTokenTest, FileThatOthersMayReadIsRefused) {
 TEST_F(AccessTokenTest, FileOfAnotherUserIsRefused) {
   const std::string path = Write(std::string(64, 'a'));
   if (chown(path.c_str(), 12345, 12345) != 0) GTEST_SKIP() << "this user gives no file away";
-  EXPECT_THAT(ReadAccessToken(path), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(path)));
+  EXPECT_THAT(ReadAccessToken(path),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(path)));
 }
 
 TEST_F(AccessTokenTest, OtherContentsAreRefused) {

@@ -47,7 +47,8 @@ absl::StatusOr<std::string> CallerIdentities::Of(const grpc::ServerContextBase& 
   if (HasToken(context)) return OwnIdentity();
   return absl::UnauthenticatedError(absl::StrCat(
       "the coordinator does not know who calls (", peer,
-      "): over TCP without TLS a call needs the token of the coordinator's user, which its programs "
+      "): over TCP without TLS a call needs the token of the coordinator's user, which its "
+      "programs "
       "find in ~/.config/tessera/token or at TESSERA_TOKEN_FILE; other users connect to the "
       "coordinator's Unix socket, or by TLS"));
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/random_bytes.h"
 #include "base/status_matchers.h"
 #include "base/unique_fd.h"
@@ -40,10 +41,22 @@ class IdentityService : public v1::Jobs::Service {
 
   grpc::Status GetJob(grpc::ServerContext* context, const v1::GetJobRequest*,
                       v1::Job* reply) override {
+    if (block_) {
+      began_.Notify();
+      go_on_.WaitForNotification();
+    }
     const absl::StatusOr<std::string> identity = identities_->Of(*context);
     if (identity.ok()) reply->set_job_id(*identity);
+    if (block_) {
+      blocked_ = identity.value_or("nobody");
+      ended_.Notify();
+    }
     return ToGrpcStatus(identity.status());
   }
+
+  std::atomic<bool> block_ = false;
+  absl::Notification began_, go_on_, ended_;  // Of the call that is blocked.
+  std::string blocked_;                       // Who it was of.
 
  private:
   const CallerIdentities* const identities_;
@@ -56,8 +69,8 @@ absl::StatusOr<std::string> Ask(const std::shared_ptr<grpc::Channel>& channel,
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
   if (!token.empty()) context.AddMetadata(kTokenMetadata, token);
   v1::Job reply;
-  const absl::Status status = FromGrpcStatus(
-      v1::Jobs::NewStub(channel)->GetJob(&context, v1::GetJobRequest(), &reply));
+  const absl::Status status =
+      FromGrpcStatus(v1::Jobs::NewStub(channel)->GetJob(&context, v1::GetJobRequest(), &reply));
   if (!status.ok()) return status;
   return reply.job_id();
 }
@@ -107,7 +120,8 @@ class CallerIdentityTest : public testing::Test {
       }
       EXPECT_EQ(connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)),
                 0);
-    }).join();
+    })
+        .join();
     EXPECT_EQ(fcntl(connection.get(), F_SETFL, O_NONBLOCK), 0);
     return connection;
   }
@@ -128,9 +142,10 @@ TEST_F(CallerIdentityTest, OverTcpWhoHasTheTokenIsTheServersUser) {
   ASSERT_NO_FATAL_FAILURE(Serve({}, token));
   const auto channel = grpc::CreateChannel(address(), grpc::InsecureChannelCredentials());
   EXPECT_EQ(Ask(channel, token).value_or(""), OwnIdentity());
-  for (const std::string& wrong : {std::string(), token.substr(1), std::string(64, 'a')}) {
-    EXPECT_THAT(Ask(channel, wrong), StatusIs(absl::StatusCode::kUnauthenticated,
-                                              HasSubstr("TESSERA_TOKEN_FILE")));
+  for (const std::string& wrong :
+       {std::string(), token.substr(1), token.substr(0, 63), token + "a", std::string(64, 'a')}) {
+    EXPECT_THAT(Ask(channel, wrong),
+                StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("TESSERA_TOKEN_FILE")));
   }
 }
 
@@ -177,7 +192,33 @@ TEST_F(CallerIdentityTest, OnTheLocalSocketEachUserIsHimself) {
   EXPECT_EQ(AskAs(0).value_or(""), "uid:0");
 }
 
-// A descriptor's number is free again once a connection has ended.
+// Its descriptor's number is free again.
+TEST_F(CallerIdentityTest, CallWhoseConnectionHasEndedIsNotTakenForAnotherUsers) {
+  if (!CanConnectAsOthers()) GTEST_SKIP() << "this user cannot connect as others";
+  ASSERT_NO_FATAL_FAILURE(Serve({}, RandomHex(32)));
+  service_->block_ = true;
+  auto channel = grpc::CreateInsecureChannelFromFd("local", ConnectAs(20001).Release());
+  grpc::ClientContext context;
+  v1::Job reply;
+  std::thread caller(
+      [&] { (void)v1::Jobs::NewStub(channel)->GetJob(&context, v1::GetJobRequest(), &reply); });
+  service_->began_.WaitForNotification();
+  service_->block_ = false;
+  context.TryCancel();
+  caller.join();
+  channel.reset();
+  std::vector<std::shared_ptr<grpc::Channel>> others;
+  for (int i = 0; i < 40; ++i) {
+    others.push_back(grpc::CreateInsecureChannelFromFd("local", ConnectAs(20002).Release()));
+    EXPECT_EQ(Ask(others.back()).value_or(""), "uid:20002");
+  }
+  service_->block_ = true;
+  service_->go_on_.Notify();
+  service_->ended_.WaitForNotification();
+  EXPECT_EQ(service_->blocked_, "uid:20001");
+  service_->block_ = false;
+}
+
 TEST_F(CallerIdentityTest, ConnectionsThatComeAndGoNeverHaveAnothersIdentity) {
   if (!CanConnectAsOthers()) GTEST_SKIP() << "this user cannot connect as others";
   ASSERT_NO_FATAL_FAILURE(Serve({}, RandomHex(32)));

@@ -135,7 +135,8 @@ using Interceptors =
 absl::StatusOr<Interceptors> InterceptorsFor(const DialOptions& options) {
   Interceptors interceptors;
   ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(options.address));
-  if (address.reach == Reach::kUnix || !options.tls.empty()) return interceptors;
+  if (!options.is_coordinator || address.reach == Reach::kUnix || !options.tls.empty())
+    return interceptors;
   const absl::StatusOr<std::string> path = AccessTokenPath();
   if (!path.ok()) return interceptors;
   absl::StatusOr<std::string> token = ReadAccessToken(*path);

@@ -33,8 +33,9 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
     const std::string& listen_address, const TlsFiles& tls, bool insecure_listen);
 
 // Connects at the first call, not here; never through a proxy; with kStreamWindowBytes. A handshake
-// that fails is then an Unavailable call. Over TCP without TLS each call carries this user's token
-// (access_token.h), where there is one. Errors: as MakeServerCredentials, and ReadAccessToken's.
+// that fails is then an Unavailable call. To a coordinator over TCP without TLS each call carries
+// this user's token (access_token.h), where there is one. Errors: as MakeServerCredentials, and
+// ReadAccessToken's.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const DialOptions& options,
                                                            grpc::ChannelArguments arguments);
 

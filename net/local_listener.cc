@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -19,6 +21,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_posix.h"
 
@@ -26,6 +29,9 @@ namespace tessera {
 namespace {
 
 constexpr size_t kMaxConnectionsOfUser = 512;
+// A call ends with its connection, but for what its handler does then.
+constexpr absl::Duration kKeptAfterItsEnd = absl::Minutes(10);
+constexpr absl::Duration kBetweenWarnings = absl::Seconds(10);
 
 absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   sockaddr_un address = {};
@@ -92,52 +98,88 @@ std::optional<uid_t> LocalListener::UserOf(absl::string_view peer) const {
   int number = -1;
   if (!absl::ConsumePrefix(&peer, "fd:") || !absl::SimpleAtoi(peer, &number)) return std::nullopt;
   absl::MutexLock lock(&mu_);
-  const auto it = users_.find(number);
-  if (it == users_.end()) return std::nullopt;
-  return it->second;
+  const auto it = owned_.find(number);
+  if (it == owned_.end()) return std::nullopt;
+  return it->second.user;
 }
 
 void LocalListener::Run(grpc::Server* server) {
   pollfd polled[2] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
+  absl::Time warned_at = absl::InfinitePast();
+  const auto warn = [&](const std::string& what) {
+    if (SteadyNow() - warned_at < kBetweenWarnings) return;
+    warned_at = SteadyNow();
+    TESSERA_LOG(WARNING, "socket '{}': {}", path_, what);
+  };
   bool is_short = false;
   while (polled[1].revents == 0) {
-    // Out of descriptors: the ones that wait are taken once others have ended.
+    // Out of descriptors: the connections that wait are taken once others have ended.
     if (poll(is_short ? &polled[1] : polled, is_short ? 1 : 2, is_short ? 100 : -1) < 0) continue;
     UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    const bool was_short = std::exchange(
-        is_short, !connection.valid() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM));
-    if (is_short && !was_short) TESSERA_LOG(WARNING, "socket '{}': no descriptor is free", path_);
+    is_short = !connection.valid() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
+    if (is_short) warn("no descriptor is free");
     if (!connection.valid()) continue;
     ucred peer = {};
     socklen_t size = sizeof(peer);
     if (getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) continue;
-    UniqueFd numbered = Number(std::move(connection), peer.uid);
-    if (!numbered.valid()) {
-      TESSERA_LOG(WARNING, "socket '{}': uid {} has {} connections already", path_, peer.uid,
-                  kMaxConnectionsOfUser);
-      continue;
+    absl::StatusOr<UniqueFd> numbered = Number(connection, peer.uid);
+    connection.Reset();
+    if (numbered.ok()) {
+      grpc::AddInsecureChannelFromFd(server, numbered->Release());
+    } else {
+      warn(std::string(numbered.status().message()));
     }
-    grpc::AddInsecureChannelFromFd(server, numbered.Release());
   }
 }
 
-UniqueFd LocalListener::Number(UniqueFd connection, uid_t user) {
-  absl::MutexLock lock(&mu_);
-  std::set<int>& own = numbers_[user];
-  const auto as = [&](int number) {
-    return UniqueFd(fcntl(connection.get(), F_DUPFD_CLOEXEC, number));
-  };
-  for (const int number : own) {
-    UniqueFd copy = as(number);
-    if (copy.get() == number) return copy;
+size_t LocalListener::Sweep(uid_t user) {
+  const absl::Time now = SteadyNow();
+  size_t count = 0;
+  for (auto it = owned_.begin(); it != owned_.end();) {
+    Owned& owned = it->second;
+    struct stat info;
+    const bool is_there = fstat(it->first, &info) == 0 && info.st_ino == owned.socket;
+    if (!is_there) owned.ended_at = std::min(owned.ended_at, now);
+    if (now - owned.ended_at > kKeptAfterItsEnd) {
+      it = owned_.erase(it);
+      continue;
+    }
+    count += owned.user == user;
+    ++it;
   }
-  if (own.size() >= kMaxConnectionsOfUser) return UniqueFd();
-  // Above all that anybody has had.
-  UniqueFd fresh = users_.empty() ? std::move(connection) : as(users_.rbegin()->first + 1);
-  if (!fresh.valid()) return fresh;
-  users_[fresh.get()] = user;
-  own.insert(fresh.get());
-  return fresh;
+  return count;
+}
+
+absl::StatusOr<UniqueFd> LocalListener::Number(const UniqueFd& connection, uid_t user) {
+  absl::MutexLock lock(&mu_);
+  struct stat info;
+  if (fstat(connection.get(), &info) != 0) return ErrnoStatus(errno, "a connection");
+  const size_t has = Sweep(user);
+  int number = -1;
+  for (auto it = owned_.begin(); it != owned_.end() && number < 0; ++it) {
+    if (it->second.user == user && it->second.ended_at != absl::InfiniteFuture())
+      number = it->first;
+  }
+  if (number < 0 && has >= kMaxConnectionsOfUser) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("uid ", user, " has ", kMaxConnectionsOfUser, " connections already"));
+  }
+  // The lowest that is free and nobody's, or one of his own again.
+  UniqueFd copy;
+  for (int least = std::max(number, 0);; least = copy.get() + 1) {
+    copy = UniqueFd(fcntl(connection.get(), F_DUPFD_CLOEXEC, least));
+    if (!copy.valid()) return ErrnoStatus(errno, absl::StrCat("a connection of uid ", user));
+    const auto owner = owned_.find(copy.get());
+    if (owner == owned_.end() || owner->second.user == user) break;
+  }
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  if (user != geteuid() && user != 0 && static_cast<rlim_t>(copy.get()) > limit.rlim_cur / 4 * 3) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("uid ", user, " gets no connection: too many are open"));
+  }
+  owned_[copy.get()] = {user, info.st_ino};
+  return copy;
 }
 
 }  // namespace tessera

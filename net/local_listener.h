@@ -3,9 +3,12 @@
 //
 //   path, mode 0666 ──accept──► uid, as the kernel says ──descriptor──► grpc::Server
 //
-// gRPC names such a peer by the descriptor's number. So a number stays its first user's: another
-// user's connection never gets it, and a call that is still running when its connection has ended
-// is not taken for somebody else's.
+// gRPC names such a peer by the descriptor's number. So a number stays its user's for a while after
+// its connection has ended: another user's connection does not get it, and a call that is still
+// running then is not taken for somebody else's.
+//
+// A user has up to 512 connections, and others than this process's own and root together no more
+// than three quarters of the descriptors that the process may have.
 //
 // Thread-safe.
 #ifndef TESSERA_NET_LOCAL_LISTENER_H_
@@ -16,7 +19,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 
@@ -24,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "base/unique_fd.h"
 
 namespace grpc {
@@ -34,9 +37,9 @@ namespace tessera {
 
 class LocalListener {
  public:
-  // Takes the path over from a process that has ended. The folder is there, and whoever may write to
-  // it may pretend to be this server.
-  // Errors: InvalidArgument  the path is too long, or something else than a socket is there
+  // Takes the path over from a process that has ended. The folder is there, and whoever may write
+  // to it may pretend to be this server. Errors: InvalidArgument  the path is too long, or
+  // something else than a socket is there
   //         AlreadyExists    somebody listens there; and others of files
   static absl::StatusOr<std::unique_ptr<LocalListener>> Bind(const std::string& path);
   ~LocalListener();  // Stop().
@@ -47,24 +50,35 @@ class LocalListener {
   // Takes no more, and removes the socket. Idempotent.
   void Stop();
 
-  // The user who made the connection that gRPC calls `peer`, e.g. "fd:17"; nullopt: not one of these.
+  // The user who made the connection that gRPC calls `peer`, e.g. "fd:17"; nullopt: not one of
+  // these.
   std::optional<uid_t> UserOf(absl::string_view peer) const;
 
  private:
   LocalListener(std::string path, UniqueFd listener, UniqueFd stop)
       : path_(std::move(path)), listener_(std::move(listener)), stop_(std::move(stop)) {}
 
+  // A descriptor that is a user's.
+  struct Owned {
+    uid_t user = 0;
+    ino_t socket = 0;  // Which connection it is.
+    absl::Time ended_at =
+        absl::InfiniteFuture();  // When it was first seen not to be that any more.
+  };
+
   void Run(grpc::Server* server);
-  // Under a number that is the user's. Invalid: it has too many connections.
-  UniqueFd Number(UniqueFd connection, uid_t user);
+  // Under a number that is the user's.
+  // Errors: ResourceExhausted  he has too many connections, or the process has
+  absl::StatusOr<UniqueFd> Number(const UniqueFd& connection, uid_t user);
+  // Lets go of numbers whose connections ended a while ago. Returns how many this user has.
+  size_t Sweep(uid_t user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string path_;
   const UniqueFd listener_;
   const UniqueFd stop_;  // An eventfd.
   std::thread thread_;
   mutable absl::Mutex mu_;
-  std::map<int, uid_t> users_ ABSL_GUARDED_BY(mu_);  // By descriptor.
-  std::map<uid_t, std::set<int>> numbers_ ABSL_GUARDED_BY(mu_);
+  std::map<int, Owned> owned_ ABSL_GUARDED_BY(mu_);  // By descriptor.
 };
 
 }  // namespace tessera

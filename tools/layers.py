@@ -1,4 +1,5 @@
-"""The arrows of ARCHITECTURE.md as rules over #include lines. Pure: text in, violations out.
+"""The arrows of ARCHITECTURE.md as rules over #include lines, and what no source may call. Pure: text
+in, violations out.
 
 A rule says which includes are forbidden in which files. Paths are relative to the repository's
 root. Bazel's visibility keeps the same arrows between targets; this also catches headers of system
@@ -57,6 +58,10 @@ RULES = [
     Rule(r"", r"client/torch/|tests/", r"torch/|ATen/|c10/", "libtorch only in client/torch"),
 ]
 
+# What goes with the wall clock, which people and NTP set: see base/steady_time.h.
+_WALL_CLOCK = re.compile(r"absl::Now\(\)|WaitForNotificationWith|\bmu_?(?:\.|->)(?:Await|Wait)With")
+_MAY_USE_WALL_CLOCK = re.compile(_TESTS + r"|base/steady_time\.|.*(?:test_|_fixture|_conformance|_process\.cc)|client/torch/torch_cluster")
+
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
@@ -66,6 +71,9 @@ def violations(path, text):
              if re.match(rule.where, path) and not (rule.unless and re.match(rule.unless, path))]
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
+        clock = _WALL_CLOCK.search(line.split("//")[0])
+        if clock and not _MAY_USE_WALL_CLOCK.match(path):
+            found.append(Violation(path, number, clock.group(0), "deadlines go by base/steady_time.h"))
         include = _INCLUDE.match(line)
         if not include:
             continue

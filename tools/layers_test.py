@@ -93,6 +93,16 @@ class LayersTest(unittest.TestCase):
     def test_a_comment_or_string_is_no_include(self):
         self.assertEqual(layers.violations("base/a.cc", '// #include "layout/a.h"\n"#include"'), [])
 
+    def test_deadlines_by_the_wall_clock_are_reported(self):
+        for text in ("absl::Now()", "mu_.AwaitWithTimeout(a, b);", "mu->AwaitWithDeadline(a, b)",
+                     "done.WaitForNotificationWithTimeout(a)"):
+            with self.subTest(text=text):
+                found = layers.violations("worker/keeper/a.cc", f"int a;\n  if (x) {text};\n")
+                self.assertEqual([violation.line for violation in found], [2])
+                self.assertEqual(layers.violations("worker/keeper/a_test.cc", text), [])
+                self.assertEqual(layers.violations("worker/keeper/a.cc", f"// {text}"), [])
+        self.assertEqual(layers.violations("worker/a.cc", "AwaitWithTimeout(&mu_, a, b)"), [])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
 #include "net/credentials.h"
@@ -29,7 +29,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
 }
 
 void SetDeadline(const Endpoint& endpoint, grpc::ClientContext* context) {
-  context->set_deadline(absl::ToChronoTime(absl::Now() + endpoint.timeout));
+  context->set_deadline(GrpcDeadline(SteadyNow() + endpoint.timeout));
 }
 
 absl::Status CallStatus(const grpc::Status& status, const char* who, const Endpoint& endpoint) {

@@ -1,5 +1,7 @@
 #include "client/cli/endpoint_flags.h"
 
+#include <unistd.h>
+
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -33,12 +35,18 @@ std::string CheckTimeout(const std::string& text) {
 
 }  // namespace
 
+std::string DefaultCoordinator() {
+  static constexpr char kSocket[] = "/run/tessera-coordinator/coordinator.sock";
+  return access(kSocket, F_OK) == 0 ? absl::StrCat("unix:", kSocket) : "127.0.0.1:7070";
+}
+
 void EndpointFlags::AddCoordinator(CLI::App* command) {
   command_ = command;
-  coordinator_ =
-      command->add_option("--coordinator", coordinator_address_, "HOST:PORT of the coordinator")
-          ->check(CheckCoordinator)
-          ->capture_default_str();
+  coordinator_ = command
+                     ->add_option("--coordinator", coordinator_address_,
+                                  "HOST:PORT or unix:PATH of the coordinator")
+                     ->check(CheckCoordinator)
+                     ->capture_default_str();
   CLI::Option* certificate =
       command->add_option("--tls-cert", tls_.certificate_path, "PEM file of this client");
   CLI::Option* key = command->add_option("--tls-key", tls_.key_path, "PEM file of this client");

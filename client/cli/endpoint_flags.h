@@ -14,6 +14,10 @@ class Option;
 
 namespace tessera::cli {
 
+// Where systemd's unit has the coordinator listen, if there is one; else where it listens by
+// itself.
+std::string DefaultCoordinator();
+
 class EndpointFlags {
  public:
   // The parser keeps pointers into this object, which must outlive it.
@@ -33,7 +37,7 @@ class EndpointFlags {
 
   const CLI::App* command_ = nullptr;
   const CLI::Option* coordinator_ = nullptr;
-  std::string coordinator_address_ = "127.0.0.1:7070";  // Where systemd starts it.
+  std::string coordinator_address_ = DefaultCoordinator();
   std::string worker_address_;
   std::string timeout_ = "10s";
   TlsFiles tls_;

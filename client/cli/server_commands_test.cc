@@ -348,7 +348,7 @@ TEST(ServerCommandsUsageTest, WithoutAddressTheInstalledCoordinatorIsAsked) {
   flags.AddCoordinator(&app);
   flags.AddWorker(&app);
   app.parse("");
-  EXPECT_EQ(flags.Coordinator().address, "127.0.0.1:7070");
+  EXPECT_EQ(flags.Coordinator().address, DefaultCoordinator());
   EXPECT_FALSE(flags.has_worker());
 }
 

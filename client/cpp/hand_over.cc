@@ -1,8 +1,8 @@
 #include "client/cpp/hand_over.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "client/cpp/hand_over_rpc.h"
 #include "client/cpp/state_access.h"
 
@@ -43,14 +43,14 @@ absl::Status HandOver(Session* session, const HandOverOptions& options) {
   offer.set_trainer_state(options.trainer_state);
   offer.set_patience_ms(absl::ToInt64Milliseconds(options.patience));
   ASSIGN_OR_RETURN(const v1::HandOverInfo offered,
-                   rpc.Offer(offer, absl::Now() + access.patience()));
+                   rpc.Offer(offer, SteadyNow() + access.patience()));
   v1::AwaitEndRequest request;
   request.set_job_id(offered.job_id());
   request.set_creation(offered.creation());
   request.set_number(offered.number());
   // From its acceptance on the taker needs a moment more.
   ASSIGN_OR_RETURN(const v1::HandOverInfo end,
-                   rpc.AwaitEnd(request, absl::Now() + options.patience + access.patience()));
+                   rpc.AwaitEnd(request, SteadyNow() + options.patience + access.patience()));
   if (end.phase() == v1::HAND_OVER_PHASE_DONE) return absl::OkStatus();
   RETURN_IF_ERROR(session->Recover());
   return absl::CancelledError(absl::StrCat("job '", access.job_id(), "' goes on after step ",

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "grpcpp/grpcpp.h"
 #include "net/credentials.h"
 #include "proto/grpc_status.h"
@@ -39,13 +40,13 @@ absl::StatusOr<v1::HandOverInfo> CallUntil(const DialOptions& coordinator, absl:
     ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(coordinator));
     const std::unique_ptr<v1::HandOvers::Stub> stub = v1::HandOvers::NewStub(channel);
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_deadline(GrpcDeadline(deadline));
     v1::HandOverInfo info;
     const absl::Status status = FromGrpcStatus(call(stub.get(), &context, &info));
     if (status.ok()) return info;
     const bool is_away = absl::IsUnavailable(status);
     if (!is_away && !absl::IsDeadlineExceeded(status)) return status;
-    if (!is_away || absl::Now() + kRetryEvery >= deadline) {
+    if (!is_away || SteadyNow() + kRetryEvery >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(coordinator.address, ": ", status.ToString()));
     }

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/retry.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "grpcpp/grpcpp.h"
 #include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
@@ -47,13 +48,13 @@ absl::Status CallUntil(
     ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(server));
     const std::unique_ptr<typename Service::Stub> stub = Service::NewStub(channel);
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(std::min(deadline, absl::Now() + kCallDeadline)));
+    context.set_deadline(GrpcDeadline(std::min(deadline, SteadyNow() + kCallDeadline)));
     const absl::Status status = FromGrpcStatus(call(stub.get(), &context));
     if (status.ok()) return status;
     if (!IsRetryable(status) && !try_again(status)) return status;
     if (answer.ok() || !absl::IsDeadlineExceeded(status)) answer = status;
     const absl::Duration delay = RetryDelay(kRetry, attempt, /*uniform=*/0.5);
-    if (absl::Now() + delay >= deadline) {
+    if (SteadyNow() + delay >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(server.address, ": ", answer.ToString()));
     }
     absl::SleepFor(delay);
@@ -66,7 +67,7 @@ bool Never(const absl::Status&) { return false; }
 
 std::string NewRequestId() {
   std::random_device random;
-  return absl::StrCat(getpid(), "-", absl::ToUnixNanos(absl::Now()), "-", absl::Hex(random()),
+  return absl::StrCat(getpid(), "-", absl::ToUnixNanos(WallNow()), "-", absl::Hex(random()),
                       absl::Hex(random()));
 }
 

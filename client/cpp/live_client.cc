@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "client/cpp/live_fetch.h"
 #include "client/cpp/live_info.h"
 #include "grpcpp/grpcpp.h"
@@ -27,7 +27,7 @@ class GrpcLiveClient : public LiveClient {
 
   absl::StatusOr<std::vector<v1::LiveTensorInfo>> List(const v1::LiveStateQuery& query) override {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + list_timeout_));
+    context.set_deadline(GrpcDeadline(SteadyNow() + list_timeout_));
     const auto reader = stub_->ListLiveState(&context, query);
     std::vector<v1::LiveTensorInfo> tensors;
     v1::LiveTensorInfo tensor;

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "grpcpp/grpcpp.h"
 #include "net/credentials.h"
 #include "proto/grpc_status.h"
@@ -36,7 +36,7 @@ class GrpcLiveFetch : public LiveFetch {
 
   // With the first piece, so that it is known to be the right worker's.
   absl::Status Begin(const std::string& session) {
-    if (!channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + kPatience)))
+    if (!channel_->WaitForConnected(GrpcDeadline(SteadyNow() + kPatience)))
       return absl::UnavailableError("nothing answers");
     v1::LiveFetchRequest request;
     request.set_session(session);
@@ -88,6 +88,7 @@ absl::StatusOr<std::unique_ptr<LiveFetch>> LiveFetch::Open(const v1::LiveSource&
   std::vector<std::string> causes;
   for (const std::string& address : source.addresses()) {
     DialOptions worker = coordinator;
+    worker.is_coordinator = false;  // What a worker says of where it is: it gets no token.
     worker.address = address;
     auto channel = OpenLiveChannel(worker, keepalive);
     absl::Status status = channel.status();

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "client/cpp/live_entries.h"
 #include "client/cpp/map_grant.h"
 #include "client/cpp/mapped_source.h"
@@ -205,7 +206,7 @@ bool LiveMap::Stands(int64_t step) const {
 bool LiveMap::StillTrue() const { return Stands(version_.committed_step); }
 
 absl::Status LiveMap::AwaitWhole(int64_t step) const {
-  const absl::Time deadline = absl::Now() + kStepPatience;
+  const absl::Time deadline = SteadyNow() + kStepPatience;
   for (const auto& source : sources_) {
     for (int looks = 0; !source->IsWhole(step); ++looks) {
       // The words of a read-only mapping cannot be slept on: their writer would not be told.
@@ -214,7 +215,7 @@ absl::Status LiveMap::AwaitWhole(int64_t step) const {
         continue;
       }
       if (!Stands(step)) break;
-      if (absl::Now() > deadline)
+      if (SteadyNow() > deadline)
         return absl::UnavailableError(
             absl::StrCat("some rank has not completed step ", step, ", which is decided"));
       absl::SleepFor(kLook);

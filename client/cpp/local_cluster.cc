@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/unique_fd.h"
 #include "coordinator/service/server.h"
 #include "worker/service/worker_server.h"
@@ -70,10 +71,10 @@ class LocalClusterImpl : public LocalCluster {
  private:
   // So that a job that is made then is placed on the same ones in each run.
   absl::Status AwaitWorkers() const {
-    const absl::Time deadline = absl::Now() + kConnectTimeout;
+    const absl::Time deadline = SteadyNow() + kConnectTimeout;
     for (size_t i = 0; i < workers_.size(); ++i) {
       while (!workers_[i]->connected()) {
-        if (absl::Now() >= deadline) {
+        if (SteadyNow() >= deadline) {
           return absl::DeadlineExceededError(absl::StrCat("worker ", i, " of the local cluster ",
                                                           "did not reach its coordinator within ",
                                                           absl::FormatDuration(kConnectTimeout)));

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "client/cpp/buffer_hooks.h"
 #include "client/cpp/job_rpc.h"
 #include "client/cpp/missing_ranks.h"
@@ -138,7 +139,7 @@ absl::StatusOr<RankClient::Attachment> RankClient::Attach(int64_t former, bool w
   const bool hosts = wants_executor();
   RETURN_IF_ERROR(SendPacket(attachment.lease.get(), ClaimText(response.ticket(), hosts)));
   pollfd reply = {attachment.lease.get(), POLLIN, 0};
-  const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+  const int64_t left_ms = absl::ToInt64Milliseconds(deadline - SteadyNow());
   if (poll(&reply, 1, static_cast<int>(std::max<int64_t>(left_ms, 0))) <= 0) {
     return absl::DeadlineExceededError("the worker sent no descriptors in time");
   }
@@ -163,10 +164,10 @@ absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
         absl::StrCat("the worker is gone (waiting for ", what(), ")", why));
   };
   if (!outlives_daemon_ || wants_executor()) return gone("");
-  const absl::Time deadline = std::min(absl::Now() + options_.recover_timeout, wait_limit_);
+  const absl::Time deadline = std::min(SteadyNow() + options_.recover_timeout, wait_limit_);
   absl::StatusOr<Attachment> again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
   // The next daemon may end, too, before it gave the descriptors.
-  while (absl::IsUnavailable(again.status()) && absl::Now() + kAttachPause < deadline) {
+  while (absl::IsUnavailable(again.status()) && SteadyNow() + kAttachPause < deadline) {
     absl::SleepFor(kAttachPause);
     again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
   }
@@ -192,7 +193,7 @@ DialOptions RankClient::Coordinator() const {
 
 absl::Status RankClient::NameMissing(absl::Status status) const {
   if (!absl::IsDeadlineExceeded(status)) return status;
-  const auto job = GetJob(Coordinator(), options_.job_id, absl::Now() + kMissingTimeout);
+  const auto job = GetJob(Coordinator(), options_.job_id, SteadyNow() + kMissingTimeout);
   const std::string missing = job.ok() ? MissingRanks(*job, rank()) : "";
   if (missing.empty()) return status;
   return absl::DeadlineExceededError(absl::StrCat(status.message(), ": ", missing));
@@ -263,7 +264,7 @@ void RankClient::Detach(bool idle) {
   if (idle) {
     const uint32_t submitted = page()->submitted.value.load();
     (void)AwaitEvent(
-        page(), epoch_, absl::Now() + kDetachTimeout, [] { return std::string("the last one"); },
+        page(), epoch_, SteadyNow() + kDetachTimeout, [] { return std::string("the last one"); },
         [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
   }
   (void)SendPacket(lease_.get(), "detach", {}, /*wait=*/false);
@@ -377,15 +378,15 @@ absl::Status RankClient::ResultStatus() const {
 
 absl::Status RankClient::Await(absl::FunctionRef<std::string()> what,
                                absl::FunctionRef<bool()> done) {
-  const absl::Time deadline = std::min(absl::Now() + options_.operation_timeout, wait_limit_);
+  const absl::Time deadline = std::min(SteadyNow() + options_.operation_timeout, wait_limit_);
   while (true) {
     // In slices, to notice when the worker is gone and nobody will ever answer.
     absl::Status status =
-        AwaitEvent(page(), epoch_, std::min(deadline, absl::Now() + absl::Seconds(1)), what, done);
+        AwaitEvent(page(), epoch_, std::min(deadline, SteadyNow() + absl::Seconds(1)), what, done);
     if (!absl::IsDeadlineExceeded(status)) return status;
     pollfd lease = {lease_.get(), POLLIN, 0};
     if (poll(&lease, 1, 0) > 0) RETURN_IF_ERROR(WorkerIsGone(what));
-    if (absl::Now() >= deadline) return NameMissing(status);
+    if (SteadyNow() >= deadline) return NameMissing(status);
   }
 }
 
@@ -407,7 +408,7 @@ absl::Status RankClient::Fail(const absl::Status& cause) {
 
 absl::Status RankClient::Recover() {
   if (!EpochIsOver()) return absl::OkStatus();
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   // Each epoch may fail since the same rank does not come.
   if (stalled_.version != version() || now - stalled_.last > options_.operation_timeout)
     stalled_ = {now, now, version(), 0};
@@ -420,7 +421,7 @@ absl::Status RankClient::Recover() {
                      " long: ", LoadText(page()->failure_message, kMaxErrorBytes))));
   }
   const absl::Status next = AwaitNewEpoch(std::min(now + options_.recover_timeout, wait_limit_));
-  stalled_.last = absl::Now();
+  stalled_.last = SteadyNow();
   // A rebuild that takes longer than an epoch's start is no standstill.
   const absl::Duration beyond = stalled_.last - now - options_.recover_timeout;
   if (beyond > absl::ZeroDuration()) stalled_.since += beyond;
@@ -428,7 +429,7 @@ absl::Status RankClient::Recover() {
 }
 
 bool RankClient::LaterEpochRuns(bool* unknown) const {
-  const auto job = GetJob(Coordinator(), options_.job_id, absl::Now() + kMissingTimeout);
+  const auto job = GetJob(Coordinator(), options_.job_id, SteadyNow() + kMissingTimeout);
   *unknown = !job.ok();
   return job.ok() && job->state() == v1::JOB_STATE_RUNNING && job->epoch() > epoch_ &&
          page()->failed_epoch.load(std::memory_order_acquire) < job->epoch();
@@ -441,7 +442,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
     return WorkerIsGone([] { return std::string("a new epoch"); });
   };
   // For ranks that are rebuilt from others, whose memory may be large.
-  const absl::Time longest = std::min(absl::Now() + kLongestRebuild, wait_limit_);
+  const absl::Time longest = std::min(SteadyNow() + kLongestRebuild, wait_limit_);
   bool asked_in_vain = false;
   if (page()->failure_code != static_cast<int>(absl::StatusCode::kCancelled))
     RETURN_IF_ERROR(check_lease());
@@ -458,19 +459,19 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
           "rank ", options_.rank, ": its executor in this process has ended, and its worker can ",
           "run none: attach again: ", executor_->status().ToString()));
     }
-    if (absl::Now() >= deadline && absl::Now() < longest) {
+    if (SteadyNow() >= deadline && SteadyNow() < longest) {
       bool unknown = false;
       const bool runs = LaterEpochRuns(&unknown);
       // Of a coordinator that is away, once.
       if (runs || (unknown && !std::exchange(asked_in_vain, true)))
-        deadline = std::min(longest, absl::Now() + options_.recover_timeout);
+        deadline = std::min(longest, SteadyNow() + options_.recover_timeout);
     }
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return NameMissing(absl::DeadlineExceededError(
           absl::StrCat("no new epoch after epoch ", epoch_, " of job '", options_.job_id,
                        "' failed: ", LoadText(page()->failure_message, kMaxErrorBytes))));
     }
-    WaitForChange(&page()->events, seen, absl::Now() + absl::Milliseconds(100));
+    WaitForChange(&page()->events, seen, SteadyNow() + absl::Milliseconds(100));
   }
   RETURN_IF_ERROR(check_lease());
   // What this trainer launched before may still read units whose slots are filled anew.

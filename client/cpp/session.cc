@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "client/cpp/gradient_events.h"
 #include "client/cpp/session_state.h"
 #include "client/cpp/state_access.h"
@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const SessionOptions& opt
   RETURN_IF_ERROR(ValidateModel(checked.model));
   RETURN_IF_ERROR(ValidateJobConfig(checked.config, checked.model));
   std::unique_ptr<Session> session(new Session(std::move(checked)));
-  const absl::Time deadline = absl::Now() + options.attach_timeout;
+  const absl::Time deadline = SteadyNow() + options.attach_timeout;
   session->state_->client.LimitWaits(deadline);
   RETURN_IF_ERROR(AttachUntil(session->state_.get(), deadline));
   session->state_->client.LimitWaits(absl::InfiniteFuture());

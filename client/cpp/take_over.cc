@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "checkpoint/crc32.h"
 #include "client/cpp/hand_over.h"
 #include "client/cpp/hand_over_rpc.h"
@@ -52,7 +53,7 @@ class StateReader {
       const absl::Status status = read();
       if (!absl::IsUnavailable(status)) return status;
       stream_.reset();
-      if (absl::Now() + kRetryEvery >= deadline) return status;
+      if (SteadyNow() + kRetryEvery >= deadline) return status;
       absl::SleepFor(kRetryEvery);
     }
   }
@@ -140,7 +141,7 @@ class Taker {
         options_(options),
         access_(session),
         rpc_(access_.coordinator()),
-        deadline_(absl::Now() + options.timeout) {}
+        deadline_(SteadyNow() + options.timeout) {}
 
   absl::StatusOr<TakenOver> Run() {
     RETURN_IF_ERROR(AgreeOnPlan());
@@ -264,7 +265,7 @@ class Taker {
     request.set_rank(session_.rank());
     request.set_finish(finish);
     const absl::Duration patience = finish ? access_.patience() : kLongestRead;
-    return rpc_.TakeOver(request, absl::Now() + patience).status();
+    return rpc_.TakeOver(request, SteadyNow() + patience).status();
   }
 
   // Nothing was taken over on any rank: all get the error of the first that has one.

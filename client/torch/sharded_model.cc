@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "client/cpp/session_buffers.h"
 #include "client/cpp/session_setup.h"
 #include "client/cpp/state_access.h"
@@ -262,7 +262,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> AttachModel(std::shared_ptr<torch:
   std::vector<torch::Tensor> buffers;
   if (attach.publish_buffers) buffers = DeclareBuffers(*root, attach.ignored, &units);
   options.model = units.model;
-  const absl::Time deadline = absl::Now() + options.attach_timeout;
+  const absl::Time deadline = SteadyNow() + options.attach_timeout;
   ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Open(options));
   KeepBuffers(session.get(), std::move(buffers));
   auto model = std::make_unique<ShardedModelImpl>(std::move(root), std::move(units),

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -19,11 +20,26 @@ namespace {
 
 constexpr char kCertificate[] = "certificate:";
 constexpr char kNamedRole[] = "tessera:";  // In a certificate's common name.
+constexpr char kOwnFolder[] = "/{owner}";  // At the end of a save root.
 
-bool IsIdentity(absl::string_view text) {
+// As identities are written; empty: it is none.
+std::string NormalizedIdentity(absl::string_view text) {
   uint32_t uid = 0;
-  if (absl::ConsumePrefix(&text, "uid:")) return absl::SimpleAtoi(text, &uid);
-  return absl::ConsumePrefix(&text, kCertificate) && !text.empty();
+  if (absl::ConsumePrefix(&text, "uid:"))
+    return absl::SimpleAtoi(text, &uid) ? absl::StrCat("uid:", uid) : "";
+  if (!absl::StartsWith(text, kCertificate) || text == kCertificate) return "";
+  return std::string(text);
+}
+
+// As one part of a path; nullopt: there is none that is only his.
+std::optional<std::string> FolderOf(absl::string_view identity) {
+  const absl::string_view name = identity.substr(identity.find(':') + 1);
+  const auto is_plain = [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '-' || c == '_' || c == '.';
+  };
+  if (name.empty() || name[0] == '.' || !std::all_of(name.begin(), name.end(), is_plain))
+    return std::nullopt;
+  return std::string(name);
 }
 
 // Without empty parts and "."; nullopt: not absolute, or with "..".
@@ -66,10 +82,11 @@ absl::StatusOr<AccessRules> AccessRules::Make(const std::string& own,
   for (const std::string& grant : grants) {
     const std::pair<absl::string_view, absl::string_view> parts =
         absl::StrSplit(grant, absl::MaxSplits('=', 1));
-    if (!IsIdentity(parts.second) || !AddRole(parts.first, &rules.roles_[std::string(parts.second)]))
-      return absl::InvalidArgumentError(
-          absl::StrCat("--grant '", grant, "': not like operator=uid:1000, reader=certificate:NAME, ",
-                       "worker=uid:1000 or worker:ID=certificate:NAME"));
+    const std::string identity = NormalizedIdentity(parts.second);
+    if (identity.empty() || !AddRole(parts.first, &rules.roles_[identity]))
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--grant '", grant, "': not like operator=uid:1000, reader=certificate:NAME, ",
+          "worker=uid:1000 or worker:ID=certificate:NAME"));
   }
   for (const std::string& root : save_roots) {
     std::optional<std::string> normalized = Normalized(root);
@@ -97,46 +114,52 @@ absl::Status AccessRules::Check(const std::string& identity, Right right, absl::
   const Roles roles = RolesOf(identity);
   if (right == Right::kList || roles.is_operator) return absl::OkStatus();
   if (right == Right::kCreate) {
-    if (!roles.is_reader && !roles.is_worker()) return absl::OkStatus();
-    return absl::PermissionDeniedError(
-        absl::StrCat("'", identity, "' has a role that creates no jobs"));
+    if (!absl::StartsWith(identity, absl::StrCat(kCertificate, kNamedRole)))
+      return absl::OkStatus();
+    return absl::PermissionDeniedError(absl::StrCat(
+        "'", identity, "' is a certificate of a role that creates no jobs: take one of a name"));
   }
   if (!owner.empty() && owner == identity) return absl::OkStatus();
   if (right == Right::kRead && roles.is_reader) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat(
       "'", identity, "' may not ", right == Right::kRead ? "read" : "change", " job '", job,
-      "': its owner is ", owner.empty() ? "not known" : absl::StrCat("'", owner, "'"),
-      ", and '", identity, "' is no operator", right == Right::kRead ? " or reader" : ""));
+      "': its owner is ", owner.empty() ? "not known" : absl::StrCat("'", owner, "'"), ", and '",
+      identity, "' is no operator", right == Right::kRead ? " or reader" : ""));
 }
 
 absl::Status AccessRules::CheckWorker(const std::string& identity,
                                       const std::string& worker) const {
   const Roles roles = RolesOf(identity);
   if (roles.is_any_worker || roles.workers.count(worker) > 0) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      "'", identity, "' is not worker '", worker, "': start the coordinator with --grant worker:",
-      worker, "=", identity, ", or give the worker a certificate for 'tessera:worker:", worker,
-      "'"));
+  return absl::PermissionDeniedError(
+      absl::StrCat("'", identity, "' is not worker '", worker,
+                   "': start the coordinator with --grant worker:", worker, "=", identity,
+                   ", or give the worker a certificate for 'tessera:worker:", worker, "'"));
 }
 
 absl::Status AccessRules::CheckSavePath(const std::string& identity,
                                         const std::string& path) const {
   if (save_roots_.empty()) {
     if (trusted_.count(identity) > 0) return absl::OkStatus();
-    return absl::PermissionDeniedError(
-        absl::StrCat("path '", path, "': '", identity, "' may name no folder, since the ",
-                     "coordinator was started without --save-root"));
+    return absl::PermissionDeniedError(absl::StrCat("path '", path, "': '", identity,
+                                                    "' may name no folder, since the ",
+                                                    "coordinator was started without --save-root"));
   }
   const std::optional<std::string> normalized = Normalized(path);
   if (!normalized.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("path '", path, "': must be absolute, without '..'"));
   }
-  const auto holds = [&](const std::string& root) { return IsBelow(*normalized, root); };
+  const std::optional<std::string> own = FolderOf(identity);
+  const bool is_operator = IsOperator(identity);
+  const auto holds = [&](absl::string_view root) {
+    if (!absl::ConsumeSuffix(&root, kOwnFolder) || is_operator) return IsBelow(*normalized, root);
+    return own.has_value() && IsBelow(*normalized, absl::StrCat(root, "/", *own));
+  };
   if (std::any_of(save_roots_.begin(), save_roots_.end(), holds)) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      "path '", path, "' is below none of the folders for checkpoints (--save-root): ",
-      absl::StrJoin(save_roots_, ", ")));
+  return absl::PermissionDeniedError(
+      absl::StrCat("path '", path, "' is below none of the folders for checkpoints (--save-root): ",
+                   absl::StrJoin(save_roots_, ", ")));
 }
 
 }  // namespace tessera::coordinator

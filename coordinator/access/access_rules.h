@@ -4,12 +4,13 @@
 //                              its state, saves   delete, hand over     and fetch for a worker
 //   operator   yes    yes      all                all                   no
 //   owner      yes    yes      his own            his own               no
-//   reader     yes    no       all                none                  no
-//   worker     yes    no       none               none                  of the ids that it has
+//   reader     yes             all                                      no
+//   worker     yes                                                      of the ids that it has
 //
-// Whoever has no role is a possible owner. The coordinator's own user and root are operators, and
-// work for any worker. Others get roles by grants, or by what their certificate's common name says:
-// "tessera:operator", "tessera:reader", "tessera:worker:ID".
+// Everybody who is known may own jobs, beside the roles that he has. The coordinator's own user and
+// root are operators, and work for any worker. Others get roles by grants, or by what their
+// certificate's common name says: "tessera:operator", "tessera:reader", "tessera:worker:ID". Of
+// these certificates only the operator's creates jobs.
 //
 // Pure; thread-safe.
 #ifndef TESSERA_COORDINATOR_ACCESS_ACCESS_RULES_H_
@@ -33,7 +34,8 @@ class AccessRules {
   // `own`: the identity of the coordinator's user. `grants`: "operator=uid:1000",
   // "reader=certificate:alice", "worker:w1=uid:995" or "worker=uid:995", for any worker id.
   // `save_roots`: the folders below which checkpoints that clients ask for may be; empty: any, for
-  // the coordinator's own user and root alone.
+  // the coordinator's own user and root alone. One that ends in "/{owner}" is for each caller the
+  // folder of his name in it ("1000" of uid:1000), and for operators all of them.
   // Errors: InvalidArgument  a grant is not of this form, or a folder is no absolute path
   static absl::StatusOr<AccessRules> Make(const std::string& own,
                                           const std::vector<std::string>& grants,

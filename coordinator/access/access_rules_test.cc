@@ -74,15 +74,42 @@ TEST(AccessRulesTest, CertificatesNameRolesOfTheirOwn) {
 }
 
 TEST(AccessRulesTest, GrantsGiveRoles) {
-  const AccessRules rules =
-      Rules({"operator=uid:7", "reader=certificate:graphs", "worker:w1=uid:9", "worker:w2=uid:9",
-             "worker=certificate:a=b"});
+  const AccessRules rules = Rules({"operator=uid:7", "reader=certificate:graphs", "worker:w1=uid:9",
+                                   "worker:w2=uid:9", "worker=certificate:a=b"});
   EXPECT_OK(rules.Check("uid:7", Right::kChange, "gpt", "uid:8"));
   EXPECT_OK(rules.Check("certificate:graphs", Right::kRead, "gpt", "uid:8"));
   EXPECT_OK(rules.CheckWorker("uid:9", "w1"));
   EXPECT_OK(rules.CheckWorker("uid:9", "w2"));
   EXPECT_THAT(rules.CheckWorker("uid:9", "w3"), StatusIs(kDenied, HasSubstr("w3")));
   EXPECT_OK(rules.CheckWorker("certificate:a=b", "w3"));
+}
+
+TEST(AccessRulesTest, WhoIsGrantedARoleMayStillOwnJobs) {
+  const AccessRules rules = Rules({"worker:w1=uid:1000", "reader=uid:1001"});
+  for (const char* identity : {"uid:1000", "uid:1001"}) {
+    EXPECT_OK(rules.Check(identity, Right::kCreate));
+    EXPECT_OK(rules.Check(identity, Right::kChange, "gpt", identity));
+  }
+}
+
+TEST(AccessRulesTest, UidsAreNumbers) {
+  EXPECT_OK(Rules({"operator=uid:007"}).Check("uid:7", Right::kChange, "gpt", "uid:8"));
+}
+
+TEST(AccessRulesTest, SaveRootOfOwnersIsForEachHisOwnFolder) {
+  const AccessRules rules = Rules({}, {"/saves/{owner}", "/shared"});
+  EXPECT_OK(rules.CheckSavePath("uid:7", "/saves/7/gpt"));
+  EXPECT_OK(rules.CheckSavePath("certificate:alice", "/saves/alice/gpt"));
+  EXPECT_OK(rules.CheckSavePath("uid:7", "/shared/gpt"));
+  EXPECT_OK(rules.CheckSavePath("uid:500", "/saves/7/gpt")) << "the coordinator's own user";
+  for (const char* path : {"/saves/8/gpt", "/saves/77", "/saves/7", "/saves/x"}) {
+    EXPECT_THAT(rules.CheckSavePath("uid:7", path), StatusIs(kDenied, HasSubstr("{owner}")))
+        << path;
+  }
+  for (const char* identity : {"certificate:a/b", "certificate:..", "certificate:.x"}) {
+    EXPECT_THAT(rules.CheckSavePath(identity, "/saves/b/x"), StatusIs(kDenied, HasSubstr("below")))
+        << identity;
+  }
 }
 
 TEST(AccessRulesTest, GrantsOfAnotherFormAreNamed) {

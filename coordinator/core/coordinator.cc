@@ -252,40 +252,4 @@ std::vector<JobView> Coordinator::ListJobs() const {
   return views;
 }
 
-namespace {
-
-// Whether the value's epoch is the one that `job` is in.
-absl::Status CheckCurrent(const ValueKey& key, const Job* job) {
-  if (job == nullptr) return NoSuchJob(key.job);
-  if (key.creation != job->creation) {
-    return absl::FailedPreconditionError(absl::StrCat("job '", key.job.value(),
-                                                      "' was deleted and made anew: creation ",
-                                                      key.creation.value(), " is not current"));
-  }
-  if (key.epoch == job->status.epoch && HasEpoch(job->status.state)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "job '", key.job.value(), "': epoch ", key.epoch.value(), " is not current; the job is ",
-      Name(job->status.state), " in epoch ", job->status.epoch.value()));
-}
-
-}  // namespace
-
-absl::Status Coordinator::PutValue(const PutValueEvent& event, Effects* effects) {
-  const ValueKey& key = event.key;
-  const Job* job = state_.FindJob(key.job);
-  RETURN_IF_ERROR(CheckCurrent(key, job));
-  bool is_new = false;
-  RETURN_IF_ERROR(Annotate(job->values.CheckPut(key.key, event.value, &is_new),
-                           absl::StrCat("job '", key.job.value(), "'")));
-  if (is_new) Put(ValueRecord{key.job, key.epoch, key.key, event.value}, effects);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::shared_ptr<const std::string>> Coordinator::GetValue(
-    const ValueKey& key) const {
-  const Job* job = state_.FindJob(key.job);
-  RETURN_IF_ERROR(CheckCurrent(key, job));
-  return job->values.Get(key.key);
-}
-
 }  // namespace tessera::coordinator

@@ -134,13 +134,6 @@ class Coordinator {
   absl::Status ReportSave(const Sender& sender, const SaveReport& event, absl::Time now,
                           Effects* effects);
 
-  // --- rendezvous ---
-  // Errors: NotFound, FailedPrecondition (not the current creation or epoch), and as
-  // Rendezvous::CheckPut.
-  absl::Status PutValue(const PutValueEvent& event, Effects* effects);
-  // Null: not there yet. Errors: NotFound, FailedPrecondition.
-  absl::StatusOr<std::shared_ptr<const std::string>> GetValue(const ValueKey& key) const;
-
   // What time brings: lost workers, workers that do not prepare an epoch, epochs whose start was
   // put off, steps to make durable. To be called several times in a worker timeout.
   void Tick(absl::Time now, Effects* effects);

@@ -101,7 +101,8 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
     replaced_.insert(id);
     Put(JobGoneRecord{id}, effects);
   }
-  if (known == nullptr) Put(JobSpecRecord{id, held->spec, creation, held->owner}, effects);
+  if (known == nullptr)
+    Put(JobSpecRecord{id, held->spec, creation, Orphans::OwnerOf(*holders)}, effects);
   Put(JobStatusRecord{id, std::move(status)}, effects);
   Put(JobStepRecord{id, decided}, effects);
   orphans_.Forget(key);  // If this is rolled back, the next heartbeat brings it again.
@@ -130,7 +131,7 @@ std::optional<JobView> Coordinator::ViewOrphan(const JobId& id) const {
     return view;
   }
   view.spec = held->spec;
-  view.owner = held->owner;
+  view.owner = Orphans::OwnerOf(*holders);
   view.committed_step = held->decided_step;
   view.status.epoch = held->epoch;
   for (const HeldJob::Place& place : held->places)

@@ -64,6 +64,7 @@ class CoordinatorOrphansTest : public ::testing::Test {
     held.places = {{WorkerId("a"), 0}, {WorkerId("b"), 0}};
     held.decided_step = Step(decided);
     held.has_begun = true;
+    held.owner = owner_;
     return Run([&](Effects* e) { return core_.ReportHeld(Life(worker), held, now_, e); });
   }
   absl::StatusOr<JobView> Create(const std::string& request) {
@@ -84,7 +85,30 @@ class CoordinatorOrphansTest : public ::testing::Test {
   Coordinator core_{Spread()};
   Effects effects_;
   std::vector<StateRecord> records_;
+  std::string owner_;  // As workers describe it.
 };
+
+TEST_F(CoordinatorOrphansTest, KeepsItsOwnerWhereItsWorkersAgree) {
+  owner_ = "uid:7";
+  ASSERT_OK(Beat("a", 5));
+  ASSERT_OK(Describe("a", 5));
+  EXPECT_EQ(Job().owner, "uid:7");
+  ASSERT_OK(Beat("b", 5));
+  ASSERT_OK(Describe("b", 5));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+  EXPECT_EQ(Job().owner, "uid:7");
+}
+
+TEST_F(CoordinatorOrphansTest, HasNoOwnerWhereOneOfItsWorkersNamesAnother) {
+  owner_ = "uid:7";
+  ASSERT_OK(Beat("a", 5));
+  ASSERT_OK(Describe("a", 5));
+  owner_ = "uid:8";
+  ASSERT_OK(Beat("b", 6));
+  ASSERT_OK(Describe("b", 6));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+  EXPECT_EQ(Job().owner, "");
+}
 
 TEST_F(CoordinatorOrphansTest, IsKeptAndShownUntilAllItsWorkersHaveDescribedIt) {
   ASSERT_OK(Beat("a", 5));

@@ -58,9 +58,8 @@ void DurableState::Apply(const StateRecord& record) {
                  [&](const MemberGoneRecord& r) { members_.Forget(r.worker); },
                  [&](const RequestRecord& r) { requests_.Put(r.request_id, r.request); },
                  [&](const RequestGoneRecord& r) { requests_.Forget(r.request_id); },
-                 [&](const ValueRecord& r) { jobs_[r.job].values.Put(r.key, r.value); },
-                 [](const OrderRecord&) {},  // Kept by the epoch's OrderValidator.
-                 [&](const EpochOverRecord& r) { jobs_[r.job].values = Rendezvous(); },
+                 [](const OrderRecord&) {},       // Kept by the epoch's OrderValidator.
+                 [&](const EpochOverRecord&) {},  // Its order is the epoch's alone.
                  [&](const SaveRecord& r) { OwnSaves(&jobs_[r.job]).Put(r.save); },
                  [&](const SaveGoneRecord& r) { OwnSaves(&jobs_[r.job]).Forget(r.number); },
              },

@@ -15,7 +15,6 @@
 #include "coordinator/core/member_registry.h"
 #include "coordinator/core/rank_assigner.h"
 #include "coordinator/core/records.h"
-#include "coordinator/core/rendezvous.h"
 #include "coordinator/core/request_log.h"
 
 namespace tessera::coordinator {
@@ -26,7 +25,6 @@ struct Job {
   std::string owner;  // Who made it; empty: nobody but operators.
   JobStatus status;
   Step committed_step;
-  Rendezvous values;  // Of status.epoch.
   std::optional<HandOver> hand_over;
 
   bool IsFrozen() const { return hand_over.has_value() && Stands(hand_over->phase); }

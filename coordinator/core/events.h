@@ -114,17 +114,6 @@ struct SaveReport {
   absl::Status outcome;
   std::vector<std::string> removed;
 };
-// A value of the rendezvous.
-struct ValueKey {
-  JobId job;
-  Creation creation;
-  Epoch epoch;
-  std::string key;
-};
-struct PutValueEvent {
-  ValueKey key;
-  std::string value;
-};
 
 }  // namespace tessera::coordinator
 

@@ -62,6 +62,16 @@ const HeldJob* Orphans::Latest(const Holders& holders) {
   return latest;
 }
 
+std::string Orphans::OwnerOf(const Holders& holders) {
+  std::optional<std::string> owner;
+  for (const auto& [worker, holder] : holders) {
+    if (!holder.described.has_value()) continue;
+    if (owner.has_value() && *owner != holder.described->owner) return "";
+    owner = holder.described->owner;
+  }
+  return owner.value_or("");
+}
+
 std::set<WorkerId> Orphans::Missing(const Holders& holders) {
   std::set<WorkerId> missing;
   const HeldJob* latest = Latest(holders);

@@ -49,6 +49,8 @@ class Orphans {
 
   // Of those that are described, the one of the latest epoch; null: none is.
   static const HeldJob* Latest(const Holders& holders);
+  // Of the job, where all who described it say the same; empty: its owner is not known.
+  static std::string OwnerOf(const Holders& holders);
   // Those of its workers who have not described it.
   static std::set<WorkerId> Missing(const Holders& holders);
   // "worker 'a' holds it ...": for a person.

@@ -64,12 +64,6 @@ struct RequestRecord {
 struct RequestGoneRecord {
   std::string request_id;
 };
-struct ValueRecord {
-  JobId job;
-  Epoch epoch;
-  std::string key;
-  std::string value;
-};
 // One agreed position of the execution order.
 struct OrderRecord {
   JobId job;
@@ -77,7 +71,7 @@ struct OrderRecord {
   OrderPosition position;
   OrderEntry entry;
 };
-// The values and the agreed order of every epoch of the job so far are over.
+// The agreed order of every epoch of the job so far is over.
 struct EpochOverRecord {
   JobId job;
 };
@@ -93,9 +87,9 @@ struct SaveGoneRecord {
 
 using StateRecord =
     std::variant<JobSpecRecord, JobStatusRecord, JobStepRecord, JobGoneRecord, MemberRecord,
-                 MemberGoneRecord, RequestRecord, RequestGoneRecord, ValueRecord, OrderRecord,
-                 EpochOverRecord, HandOverRecord, SaveRecord, SaveGoneRecord, DeletedJobRecord,
-                 DeletedJobGoneRecord, ClusterRecord>;
+                 MemberGoneRecord, RequestRecord, RequestGoneRecord, OrderRecord, EpochOverRecord,
+                 HandOverRecord, SaveRecord, SaveGoneRecord, DeletedJobRecord, DeletedJobGoneRecord,
+                 ClusterRecord>;
 
 }  // namespace tessera::coordinator
 

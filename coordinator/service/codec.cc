@@ -8,7 +8,6 @@
 #include "base/status_macros.h"
 #include "coordinator/core/job_spec.h"
 #include "coordinator/core/order_validator.h"
-#include "coordinator/core/rendezvous.h"
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/save_codec.h"
 #include "job/field_limits.h"
@@ -245,12 +244,6 @@ v1::JobState EncodeState(JobState state) {
   return v1::JOB_STATE_UNSPECIFIED;
 }
 
-template <typename Request>
-ValueKey ValueKeyOf(const Request& request) {
-  return {JobId(request.job_id()), Creation(request.creation()), Epoch(request.epoch()),
-          request.key()};
-}
-
 }  // namespace
 
 absl::StatusOr<CreateJobEvent> Decode(const v1::CreateJobRequest& request) {
@@ -274,8 +267,7 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   RETURN_IF_ERROR(CheckWorkerId("worker_id", request.worker_id()));
   RETURN_IF_ERROR(CheckRange("num_devices", request.num_devices(), 1, kMaxDevices));
-  RETURN_IF_ERROR(
-      CheckRange("incarnation", request.incarnation(), 0, std::numeric_limits<int64_t>::max()));
+  RETURN_IF_ERROR(CheckRange("incarnation", request.incarnation(), 0, kMaxIncarnation));
   RETURN_IF_ERROR(CheckName("address", request.address()));
   Member member;
   member.incarnation = Incarnation(request.incarnation());
@@ -292,21 +284,6 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   if (!request.cluster_id().empty()) RETURN_IF_ERROR(CheckName("cluster_id", request.cluster_id()));
   return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member),
                              request.cluster_id()};
-}
-
-absl::StatusOr<PutValueEvent> Decode(const v1::PutValueRequest& request) {
-  RETURN_IF_ERROR(CheckRequestId(request.request_id()));
-  RETURN_IF_ERROR(CheckJobId(request.job_id()));
-  RETURN_IF_ERROR(CheckValueKey(request.key()));
-  RETURN_IF_ERROR(
-      CheckRange("size of value in bytes", request.value().size(), 0, kMaxValueSizeBytes));
-  return PutValueEvent{ValueKeyOf(request), request.value()};
-}
-
-absl::StatusOr<ValueKey> Decode(const v1::GetValueRequest& request) {
-  RETURN_IF_ERROR(CheckJobId(request.job_id()));
-  RETURN_IF_ERROR(CheckValueKey(request.key()));
-  return ValueKeyOf(request);
 }
 
 absl::StatusOr<Sender> DecodeSender(const v1::WorkerEvent& event) {

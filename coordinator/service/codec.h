@@ -28,8 +28,6 @@ struct RegisterWorkerEvent {
 absl::StatusOr<CreateJobEvent> Decode(const v1::CreateJobRequest& request);
 absl::StatusOr<DeleteJobEvent> Decode(const v1::DeleteJobRequest& request);
 absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& request);
-absl::StatusOr<PutValueEvent> Decode(const v1::PutValueRequest& request);
-absl::StatusOr<ValueKey> Decode(const v1::GetValueRequest& request);
 // Of a stream's first message.
 absl::StatusOr<Sender> DecodeSender(const v1::WorkerEvent& event);
 // Requires that the event is set.

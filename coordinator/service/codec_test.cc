@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "coordinator/core/order_validator.h"
-#include "coordinator/core/rendezvous.h"
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/record_codec.h"
 #include "coordinator/service/save_codec.h"
@@ -234,8 +233,10 @@ Record RoundTrip(const Record& record) {
 
 TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   const JobSpecPtr spec = Decode(Request())->spec;
-  const auto spec_back = RoundTrip(JobSpecRecord{JobId("gpt"), spec});
+  const auto spec_back = RoundTrip(JobSpecRecord{JobId("gpt"), spec, Creation(3), "uid:7"});
   EXPECT_EQ(spec_back.job, JobId("gpt"));
+  EXPECT_EQ(spec_back.creation, Creation(3));
+  EXPECT_EQ(spec_back.owner, "uid:7");
   EXPECT_OK(CompareModels(spec->model, "a", spec_back.spec->model, "b"));
   EXPECT_EQ(spec_back.spec->layout_digest, spec->layout_digest);
   ExpectEqual(RoundTrip(JobStatusRecord{JobId("gpt"), FullStatus()}).status, FullStatus());
@@ -247,6 +248,7 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   member.lost = true;
   member.max_ranks_of_job = 2;
   member.device = "GPU-0";
+  member.key = "its key";
   const auto member_back = RoundTrip(MemberRecord{WorkerId("w.1"), member});
   EXPECT_EQ(member_back.worker, WorkerId("w.1"));
   EXPECT_EQ(member_back.member.num_devices, 8);
@@ -254,15 +256,13 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   EXPECT_TRUE(member_back.member.lost);
   EXPECT_EQ(member_back.member.max_ranks_of_job, 2);
   EXPECT_EQ(member_back.member.device, "GPU-0");
+  EXPECT_EQ(member_back.member.key, "its key");
   const auto request = RoundTrip(
       RequestRecord{"id/with slash", {RequestKind::kDeleteJob, JobId("gpt"), FullStatus(), 12}});
   EXPECT_EQ(request.request_id, "id/with slash");
   EXPECT_EQ(request.request.kind, RequestKind::kDeleteJob);
   EXPECT_EQ(request.request.sequence, 12);
   ExpectEqual(request.request.reply, FullStatus());
-  const auto value = RoundTrip(ValueRecord{JobId("gpt"), Epoch(2), "a/b", std::string("\0x", 2)});
-  EXPECT_EQ(value.key, "a/b");
-  EXPECT_EQ(value.value, std::string("\0x", 2));
   HandOver hand_over;
   hand_over.phase = HandOverPhase::kAccepted;
   hand_over.number = 4;
@@ -356,7 +356,7 @@ TEST(RecordCodecTest, UnreadableRowsAreNamed) {
   lost("job/gpt/save/0000000000000000001", std::string("\x40\x63", 2));  // State 99.
   lost("member/a", "\xff");
   lost("request/r", "\x08\x63");
-  lost("value/gpt/x/k", "");
+  lost("order/gpt/x/k", "");
   lost("order/gpt/1/-000001", "");
   lost("order/gpt/1/9999999", "");
   lost("order/gpt/1/0000001", "");  // No dtype.

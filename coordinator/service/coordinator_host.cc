@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/record_codec.h"
 
@@ -274,13 +275,6 @@ std::vector<CoordinatorHost::WorkerView> CoordinatorHost::ListWorkers() {
   return views;
 }
 
-absl::Status CoordinatorHost::PutValue(const PutValueEvent& event) {
-  absl::MutexLock lock(&mu_);
-  return RunLocked([&](Coordinator& core, absl::Time, Effects* effects) {
-    return core.PutValue(event, effects);
-  });
-}
-
 absl::StatusOr<SaveView> CoordinatorHost::RequestSave(const RequestSaveEvent& event) {
   absl::StatusOr<SaveView> view = Stopping();
   absl::MutexLock lock(&mu_);
@@ -400,7 +394,7 @@ absl::Status CoordinatorHost::AwaitCore(
     const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
       return stopped_ || generation_ > seen;
     };
-    mu_.AwaitWithTimeout(absl::Condition(&ready), kCancelPoll);
+    AwaitWithTimeout(&mu_, absl::Condition(&ready), kCancelPoll);
   }
 }
 
@@ -421,24 +415,7 @@ absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* 
       auto it = changed_at_.find(job);
       return stopped_ || it == changed_at_.end() || it->second > *generation;
     };
-    mu_.AwaitWithTimeout(absl::Condition(&ready), kCancelPoll);
-  }
-}
-
-absl::StatusOr<std::string> CoordinatorHost::AwaitValue(const ValueKey& key,
-                                                        absl::FunctionRef<bool()> cancelled) {
-  absl::MutexLock lock(&mu_);
-  while (true) {
-    if (stopped_) return Stopping();
-    if (cancelled()) return absl::CancelledError("the caller is gone");
-    ASSIGN_OR_RETURN(const auto value, core_.GetValue(key));
-    if (value != nullptr) return *value;
-    const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-      if (stopped_) return true;
-      const auto now_there = core_.GetValue(key);
-      return !now_there.ok() || *now_there != nullptr;
-    };
-    mu_.AwaitWithTimeout(absl::Condition(&ready), kCancelPoll);
+    AwaitWithTimeout(&mu_, absl::Condition(&ready), kCancelPoll);
   }
 }
 

@@ -65,7 +65,6 @@ class CoordinatorHost {
   std::vector<JobView> ListJobs();
   // Returns the number of this life.
   absl::StatusOr<Incarnation> RegisterWorker(const RegisterWorkerEvent& event);
-  absl::Status PutValue(const PutValueEvent& event);
   absl::StatusOr<SaveView> RequestSave(const RequestSaveEvent& event);
   absl::StatusOr<SaveView> CancelSave(const JobId& job, int64_t number);
   absl::StatusOr<SaveView> GetSave(const JobId& job, int64_t number);
@@ -101,8 +100,6 @@ class CoordinatorHost {
   // Errors: NotFound, Cancelled (`cancelled` became true), Unavailable
   absl::StatusOr<JobView> AwaitChange(const JobId& job, int64_t* generation,
                                       absl::FunctionRef<bool()> cancelled);
-  // Waits until the value is there. Errors: the core's, Cancelled, Unavailable.
-  absl::StatusOr<std::string> AwaitValue(const ValueKey& key, absl::FunctionRef<bool()> cancelled);
 
  private:
   CoordinatorHost(const Options& options, std::unique_ptr<Journal> journal, Coordinator core);

@@ -34,11 +34,6 @@ absl::Status CheckRequestId(absl::string_view id) {
                    [](unsigned char c) { return absl::ascii_isprint(c); });
 }
 
-absl::Status CheckValueKey(absl::string_view key) {
-  return CheckText("key", key, 256, "printable ASCII",
-                   [](unsigned char c) { return absl::ascii_isprint(c); });
-}
-
 absl::string_view Truncated(absl::string_view text, size_t max) { return Utf8Prefix(text, max); }
 
 }  // namespace tessera::coordinator

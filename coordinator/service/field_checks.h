@@ -14,7 +14,6 @@ constexpr size_t kMaxReasonBytes = 4096;
 
 absl::Status CheckJobId(absl::string_view id);      // [a-z0-9-]{1,63}
 absl::Status CheckRequestId(absl::string_view id);  // Printable ASCII, 1 to 128 characters.
-absl::Status CheckValueKey(absl::string_view key);  // Printable ASCII, 1 to 256 characters.
 
 // At most `max` bytes of a text that is only shown to people.
 absl::string_view Truncated(absl::string_view text, size_t max = kMaxReasonBytes);

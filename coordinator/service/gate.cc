@@ -1,15 +1,22 @@
 #include "coordinator/service/gate.h"
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
+#include "coordinator/service/field_checks.h"
+#include "job/field_limits.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
 namespace {
 
 std::string WhatOf(const Gate::Call& call) {
-  const std::string job = call.job == JobId() ? "" : absl::StrCat(" job=", call.job.value());
+  // Perhaps of a caller who is nobody, and of any size.
+  constexpr size_t kMaxBytes = 64;
+  const absl::string_view id = Utf8Prefix(call.job.value(), kMaxBytes);
+  const std::string job = id.empty() ? "" : absl::StrCat(" job='", absl::CHexEscape(id), "'");
   return absl::StrCat(std::string(call.context->peer()), ": ", call.name, job);
 }
 
@@ -32,7 +39,7 @@ absl::StatusOr<Gate::Caller> Gate::Admit(const Call& call, Right right) const {
   Caller caller{*std::move(identity)};
   caller.is_operator = rules_.IsOperator(caller.identity);
   if (right == Right::kRead || right == Right::kChange) {
-    RETURN_IF_ERROR(CheckJob(caller, call, right));
+    RETURN_IF_ERROR(CheckJob(call, right, &caller));
     return caller;
   }
   const absl::Status status = rules_.Check(caller.identity, right);
@@ -40,18 +47,25 @@ absl::StatusOr<Gate::Caller> Gate::Admit(const Call& call, Right right) const {
   return caller;
 }
 
-absl::Status Gate::CheckJob(const Caller& caller, const Call& call, Right right) const {
+absl::Status Gate::CheckJob(const Call& call, Right right, Caller* caller) const {
   const absl::StatusOr<JobView> job = host_->GetJob(call.job);
-  if (caller.is_operator) return absl::OkStatus();  // The handler says what is wrong with it.
+  if (job.ok()) caller->creation = job->creation;
+  if (caller->is_operator) return absl::OkStatus();  // The handler says what is wrong with it.
+  RETURN_IF_ERROR(CheckJobId(call.job.value()));
   RETURN_IF_ERROR(job.status());
-  const absl::Status status =
-      rules_.Check(caller.identity, right, call.job.value(), job->owner);
-  return status.ok() ? status : Refuse(caller.identity, call, status);
+  const absl::Status status = rules_.Check(caller->identity, right, call.job.value(), job->owner);
+  return status.ok() ? status : Refuse(caller->identity, call, status);
+}
+
+absl::Status Gate::CheckKnown(const Call& call) const {
+  const absl::StatusOr<std::string> identity = identities_.Of(*call.context);
+  return identity.ok() ? absl::OkStatus() : Refuse("unknown", call, identity.status());
 }
 
 absl::StatusOr<std::string> Gate::AdmitWorker(const Call& call, const std::string& worker) const {
   absl::StatusOr<std::string> identity = identities_.Of(*call.context);
   if (!identity.ok()) return Refuse("unknown", call, identity.status());
+  RETURN_IF_ERROR(CheckWorkerId("worker_id", worker));
   const absl::Status status = rules_.CheckWorker(*identity, worker);
   if (!status.ok()) return Refuse(*identity, call, status);
   return identity;

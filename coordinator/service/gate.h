@@ -2,7 +2,7 @@
 // (coordinator/access/access_rules.h), and a line in the log for each that changes something and
 // each that is refused:
 //
-//   audit: uid:1000 at fd:17: DeleteJob job=gpt: OK
+//   audit: uid:1000 at fd:17: DeleteJob job='gpt': OK
 //
 // Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_GATE_H_
@@ -36,12 +36,18 @@ class Gate {
   struct Caller {
     std::string identity;
     bool is_operator = false;
+    // Of the job, where the right is one to a job that there is: he may have no right to a later
+    // one of its id.
+    Creation creation = Creation();
   };
 
   // Errors: Unauthenticated   nobody knows who calls
   //         PermissionDenied  he has not this right
   //         NotFound          there is no such job, of kRead and kChange; operators get in
   absl::StatusOr<Caller> Admit(const Call& call, Right right) const;
+  // Before a stream's first message is waited for, which says of what the call is.
+  // Errors: Unauthenticated  nobody knows who calls
+  absl::Status CheckKnown(const Call& call) const;
   // Of a call that this worker makes; returns its identity. Errors: as above.
   absl::StatusOr<std::string> AdmitWorker(const Call& call, const std::string& worker) const;
 
@@ -55,7 +61,7 @@ class Gate {
   const AccessRules& rules() const { return rules_; }
 
  private:
-  absl::Status CheckJob(const Caller& caller, const Call& call, Right right) const;
+  absl::Status CheckJob(const Call& call, Right right, Caller* caller) const;
 
   CoordinatorHost* const host_;
   const AccessRules rules_;

@@ -20,7 +20,7 @@
 #include "net/test_certificates.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
-#include "proto/hand_over.pb.h"
+#include "proto/hand_over.grpc.pb.h"
 #include "proto/live_map.pb.h"
 #include "proto/live_put.pb.h"
 #include "proto/live_state.pb.h"
@@ -54,8 +54,6 @@ const std::map<std::string, std::set<std::string>>& Allowed() {
       {"Membership.RegisterWorker", kWorkers},
       {"Membership.Connect", kWorkers},
       {"Membership.ListWorkers", kAll},
-      {"Rendezvous.PutValue", kChangers},
-      {"Rendezvous.GetValue", kReaders},
       {"Checkpoints.RequestSave", kChangers},
       {"Checkpoints.GetSave", kReaders},
       {"Checkpoints.CancelSave", kChangers},
@@ -127,16 +125,15 @@ class GateTest : public testing::Test {
     options.save_roots = {"/saves"};
     ASSERT_OK_AND_ASSIGN(server_, CoordinatorServer::Start(options));
     for (const std::string& who : kAll) {
-      ASSERT_OK_AND_ASSIGN(
-          channels_[who], OpenChannel({absl::StrCat("127.0.0.1:", server_->port()),
-                                       certificates_->FilesOf(who)},
-                                      grpc::ChannelArguments()));
+      ASSERT_OK_AND_ASSIGN(channels_[who], OpenChannel({absl::StrCat("127.0.0.1:", server_->port()),
+                                                        certificates_->FilesOf(who)},
+                                                       grpc::ChannelArguments()));
     }
   }
-  absl::Status CreateJob(const std::string& who, int hidden = 4) {
+  absl::Status CreateJob(const std::string& who, const std::string& job = "gpt") {
     v1::CreateJobRequest request;
     request.set_request_id(absl::StrCat("r", ++num_requests_));
-    request.set_job_id("gpt");
+    request.set_job_id(job);
     JobConfig config;
     config.world_size = 2;
     *request.mutable_config() = EncodeJobConfig(config);
@@ -144,7 +141,7 @@ class GateTest : public testing::Test {
     unit->set_name("unit");
     v1::ParameterSpec* parameter = unit->add_parameters();
     parameter->set_name("w");
-    parameter->add_shape(hidden);
+    parameter->add_shape(4);
     parameter->set_dtype(v1::DTYPE_FP32);
     parameter->set_requires_grad(true);
     grpc::ClientContext context;
@@ -164,8 +161,7 @@ class GateTest : public testing::Test {
     grpc::CompletionQueue queue;
     grpc::GenericStub stub(channels_[who]);
     const auto call = stub.PrepareCall(
-        &context,
-        absl::StrCat("/", method->service()->full_name(), "/", method->name()), &queue);
+        &context, absl::StrCat("/", method->service()->full_name(), "/", method->name()), &queue);
     const auto await = [&queue] {
       void* tag = nullptr;
       bool ok = false;
@@ -199,8 +195,8 @@ class GateTest : public testing::Test {
 };
 
 TEST_F(GateTest, EachRoleMayCallWhatTheTableSaysAndNothingElse) {
-  constexpr int kLongMs = 20'000;   // A call that is let in against the table may wait as long.
-  constexpr int kShortMs = 200;     // One that may be let in, and then waits for something.
+  constexpr int kLongMs = 20'000;  // A call that is let in against the table may wait as long.
+  constexpr int kShortMs = 200;    // One that may be let in, and then waits for something.
   std::set<std::string> seen;
   for (const MethodDescriptor* method : Methods()) {
     const std::string name = NameOf(method);
@@ -228,6 +224,26 @@ TEST_F(GateTest, JobOfAnotherOwnerIsNeitherJoinedNorDeleted) {
                        HasSubstr("job 'gpt' is not of 'certificate:other-client': its owner is "
                                  "'certificate:client'")));
   EXPECT_OK(CreateJob("operator")) << "who may do all";
+}
+
+TEST_F(GateTest, TakeOverNeedsTheRightToBothJobs) {
+  ASSERT_OK(CreateJob("client", "his"));
+  ASSERT_OK(CreateJob("other-client", "others"));
+  const auto take_over = [&](const std::string& job, const std::string& taker) {
+    v1::TakeOverRequest request;
+    request.set_job_id(job);
+    request.set_taker_job_id(taker);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::HandOverInfo reply;
+    return FromGrpcStatus(
+        v1::HandOvers::NewStub(channels_["client"])->TakeOver(&context, request, &reply));
+  };
+  EXPECT_THAT(take_over("others", "his"),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("job 'others'")));
+  EXPECT_THAT(take_over("his", "others"),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("job 'others'")));
+  EXPECT_NE(take_over("his", "his").code(), absl::StatusCode::kPermissionDenied);
 }
 
 TEST_F(GateTest, WorkerIsBoundToItsId) {

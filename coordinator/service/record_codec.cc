@@ -150,11 +150,6 @@ struct Encoder {
   void operator()(const RequestGoneRecord& r) {
     Delete(Kind::kDelete, absl::StrCat("request/", r.request_id));
   }
-  void operator()(const ValueRecord& r) {
-    journal::Value value;
-    value.set_value(r.value);
-    Put(absl::StrCat("value/", r.job.value(), "/", r.epoch.value(), "/", r.key), value);
-  }
   void operator()(const OrderRecord& r) {
     journal::Order order;
     order.set_step(r.position.step.value());
@@ -180,7 +175,6 @@ struct Encoder {
     Put(kClusterKey, cluster);
   }
   void operator()(const EpochOverRecord& r) {
-    Delete(Kind::kDeletePrefix, absl::StrCat("value/", r.job.value(), "/"));
     Delete(Kind::kDeletePrefix, absl::StrCat("order/", r.job.value(), "/"));
   }
   void operator()(const SaveRecord& r) { Put(SaveKey(r.job, r.save.number), EncodeSave(r.save)); }
@@ -345,16 +339,6 @@ absl::StatusOr<StateRecord> DecodeMember(const JournalRow& row, const WorkerId& 
   return MemberRecord{worker, std::move(member)};
 }
 
-absl::StatusOr<StateRecord> DecodeValue(const JournalRow& row) {
-  const Key key = absl::StrSplit(row.key, absl::MaxSplits('/', 3));  // The last may hold slashes.
-  int64_t epoch = 0;
-  if (key.size() != 4 || !absl::SimpleAtoi(key[2], &epoch)) {
-    return Unreadable(row, "its key is of no known form");
-  }
-  ASSIGN_OR_RETURN(const journal::Value message, Parse<journal::Value>(row));
-  return ValueRecord{JobId(key[1]), Epoch(epoch), key[3], message.value()};
-}
-
 }  // namespace
 
 void EncodeRecord(const StateRecord& record, std::vector<JournalChange>* batch) {
@@ -367,7 +351,6 @@ absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row) {
   if (head.first == "job") return DecodeJob(row, key);
   if (head.first == "member") return DecodeMember(row, WorkerId(head.second));
   if (head.first == "request") return DecodeRequest(row, head.second);
-  if (head.first == "value") return DecodeValue(row);
   if (head.first == "order") return DecodeOrder(row, key);
   if (head.first == "deleted") {
     ASSIGN_OR_RETURN(const journal::DeletedJob deleted, Parse<journal::DeletedJob>(row));
@@ -383,8 +366,7 @@ absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row) {
 
 std::optional<JobId> JobOfRow(const JournalRow& row) {
   const std::vector<std::string> key = absl::StrSplit(row.key, '/');
-  const bool is_of_job =
-      key.size() > 2 && (key[0] == "job" || key[0] == "value" || key[0] == "order");
+  const bool is_of_job = key.size() > 2 && (key[0] == "job" || key[0] == "order");
   return is_of_job ? std::optional<JobId>(key[1]) : std::nullopt;
 }
 

@@ -91,7 +91,6 @@ class GrpcCoordinatorServer : public CoordinatorServer {
         gate_(host_.get(), std::move(rules), CallerIdentities(std::move(token), local_.get())),
         jobs_(host_.get(), &gate_),
         membership_(host_.get(), &gate_, options.heartbeat_interval, options.worker_timeout),
-        rendezvous_(host_.get(), &gate_),
         checkpoints_(host_.get(), &gate_),
         live_state_(host_.get(), &gate_, &live_hub_, LiveTimesOf(options)),
         live_relay_(&gate_, &live_hub_),
@@ -115,7 +114,6 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   const Gate gate_;
   JobsService jobs_;
   MembershipService membership_;
-  RendezvousService rendezvous_;
   CheckpointsService checkpoints_;
   LiveHub live_hub_;
   LiveStateService live_state_;
@@ -145,12 +143,13 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
+  // Of one client; each has a thread here.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256);
   SetKeepalive(&builder);
   builder.SetMaxReceiveMessageSize(kMaxMessageSizeBytes);
   builder.SetMaxSendMessageSize(kMaxMessageSizeBytes);
   builder.RegisterService(&jobs_);
   builder.RegisterService(&membership_);
-  builder.RegisterService(&rendezvous_);
   builder.RegisterService(&checkpoints_);
   builder.RegisterService(&live_state_);
   builder.RegisterService(&live_relay_);

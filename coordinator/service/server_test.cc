@@ -34,7 +34,6 @@ class ServerTest : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(server_, CoordinatorServer::Start(options));
     channel_ = *OpenChannel({absl::StrCat("127.0.0.1:", server_->port())}, {});
     jobs_ = v1::Jobs::NewStub(channel_);
-    rendezvous_ = v1::Rendezvous::NewStub(channel_);
   }
 
   absl::StatusOr<v1::Job> CreateJob(const v1::CreateJobRequest& request) {
@@ -85,32 +84,6 @@ class ServerTest : public ::testing::Test {
     EXPECT_OK(FromGrpcStatus(membership->ListWorkers(&context, {}, &response)));
     return response;
   }
-  absl::Status PutValue(int64_t epoch, const std::string& key, const std::string& value) {
-    grpc::ClientContext context;
-    v1::PutValueRequest request;
-    request.set_request_id("put-1");
-    request.set_job_id("gpt");
-    request.set_epoch(epoch);
-    request.set_creation(creation_);
-    request.set_key(key);
-    request.set_value(value);
-    v1::PutValueResponse response;
-    return FromGrpcStatus(rendezvous_->PutValue(&context, request, &response));
-  }
-  absl::StatusOr<std::string> GetValue(int64_t epoch, const std::string& key,
-                                       std::chrono::milliseconds deadline) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + deadline);
-    v1::GetValueRequest request;
-    request.set_job_id("gpt");
-    request.set_epoch(epoch);
-    request.set_creation(creation_);
-    request.set_key(key);
-    v1::GetValueResponse response;
-    const absl::Status status = FromGrpcStatus(rendezvous_->GetValue(&context, request, &response));
-    if (!status.ok()) return status;
-    return response.value();
-  }
 
   // Two workers of one device each hold ranks 0 and 1 of job "gpt", which runs in epoch 1.
   void StartTwoRanks() {
@@ -120,8 +93,7 @@ class ServerTest : public ::testing::Test {
       ASSERT_TRUE(worker->Register(1).ok());
       worker->Connect();
     }
-    ASSERT_OK_AND_ASSIGN(const v1::Job job, CreateJob(MakeCreateJob("r1", "gpt", 2)));
-    creation_ = job.creation();
+    ASSERT_OK(CreateJob(MakeCreateJob("r1", "gpt", 2)));
     for (TestWorker* worker : {a_.get(), b_.get()}) {
       EXPECT_EQ(worker->Await(Command::kPrepare).prepare().job().epoch(), 1);
       worker->Prepared("gpt", 1, 0);
@@ -134,10 +106,8 @@ class ServerTest : public ::testing::Test {
   std::unique_ptr<CoordinatorServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Jobs::Stub> jobs_;
-  std::unique_ptr<v1::Rendezvous::Stub> rendezvous_;
   std::unique_ptr<TestWorker> a_;
   std::unique_ptr<TestWorker> b_;
-  int64_t creation_ = 0;  // Of the job of StartTwoRanks.
 };
 
 TEST_F(ServerTest, JobRunsOrdersAgreeAndStepsCommit) {
@@ -296,34 +266,6 @@ TEST_F(ServerTest, JobWithTooFewDevicesWaitsAndSaysWhatItNeeds) {
   EXPECT_THAT(job.state_reason(), HasSubstr("needs 8 devices, 2 registered are free"));
 }
 
-TEST_F(ServerTest, RendezvousValuesWaitAreWrittenOnceAndEndWithTheEpoch) {
-  StartTwoRanks();
-  EXPECT_EQ(GetValue(1, "nccl", std::chrono::milliseconds(50)).status().code(),
-            absl::StatusCode::kDeadlineExceeded);
-  absl::StatusOr<std::string> got;
-  std::thread reader([&] { got = GetValue(1, "nccl", std::chrono::seconds(10)); });
-  EXPECT_OK(PutValue(1, "nccl", "id"));
-  reader.join();
-  EXPECT_EQ(*got, "id");
-  EXPECT_OK(PutValue(1, "nccl", "id"));
-  EXPECT_THAT(PutValue(1, "nccl", "other"),
-              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("nccl")));
-  EXPECT_THAT(PutValue(1, "big", std::string((64 << 10) + 1, 'x')),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("65536")));
-  ++creation_;
-  EXPECT_THAT(PutValue(1, "nccl", "id"),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("made anew")));
-  EXPECT_THAT(GetValue(1, "nccl", std::chrono::seconds(10)),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("made anew")));
-  --creation_;
-  std::thread waiter([&] { got = GetValue(1, "never", std::chrono::seconds(10)); });
-  a_->Fail("gpt", 1, 0, "test");
-  waiter.join();
-  EXPECT_THAT(got, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("epoch 1")));
-  EXPECT_THAT(PutValue(1, "nccl", "id"),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("epoch 1")));
-}
-
 TEST_F(ServerTest, DeletedJobIsDroppedAndItsWatchEnds) {
   StartTwoRanks();
   grpc::ClientContext watch_context;
@@ -393,8 +335,6 @@ TEST_F(ServerTest, FailureHeardWhileTheJournalFailsIsActedOnLater) {
 
 TEST_F(ServerTest, StopEndsWhoeverWaits) {
   StartTwoRanks();
-  absl::StatusOr<std::string> got;
-  std::thread waiter([&] { got = GetValue(1, "never", std::chrono::seconds(60)); });
   grpc::ClientContext context;
   v1::WatchJobRequest request;
   request.set_job_id("gpt");
@@ -403,8 +343,6 @@ TEST_F(ServerTest, StopEndsWhoeverWaits) {
   ASSERT_TRUE(reader->Read(&job));
   server_->Stop();
   server_->Wait();
-  waiter.join();
-  EXPECT_FALSE(got.ok());
   while (reader->Read(&job)) {
   }
   EXPECT_FALSE(reader->Finish().ok());

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "coordinator/service/field_checks.h"
@@ -12,6 +13,14 @@
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
+
+namespace {
+
+absl::Status DeletedMeanwhile(const JobId& job) {
+  return absl::NotFoundError(absl::StrCat("job '", job.value(), "' was deleted meanwhile"));
+}
+
+}  // namespace
 
 grpc::Status JobsService::CreateJob(grpc::ServerContext* context,
                                     const v1::CreateJobRequest* request, v1::Job* reply) {
@@ -33,6 +42,7 @@ grpc::Status JobsService::GetJob(grpc::ServerContext* context, const v1::GetJobR
   const auto caller = gate_->Admit({context, "GetJob", job}, Right::kRead);
   if (!caller.ok()) return ToGrpcStatus(caller.status());
   const absl::StatusOr<JobView> view = host_->GetJob(job);
+  if (view.ok() && view->creation != caller->creation) return ToGrpcStatus(DeletedMeanwhile(job));
   if (view.ok()) *reply = Encode(*view);
   return ToGrpcStatus(view.status());
 }
@@ -56,6 +66,8 @@ grpc::Status JobsService::WatchJob(grpc::ServerContext* context, const v1::Watch
     absl::StatusOr<JobView> view =
         host_->AwaitChange(job, &generation, [context] { return context->IsCancelled(); });
     if (seen && absl::IsNotFound(view.status())) return grpc::Status::OK;
+    if (view.ok() && view->creation != caller->creation)
+      return seen ? grpc::Status::OK : ToGrpcStatus(DeletedMeanwhile(job));
     if (!view.ok()) return ToGrpcStatus(view.status());
     seen = true;
     if (!writer->Write(Encode(*view))) return grpc::Status::CANCELLED;
@@ -92,6 +104,8 @@ grpc::Status MembershipService::RegisterWorker(grpc::ServerContext* context,
 
 grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* stream) {
   if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
+  if (absl::Status status = gate_->CheckKnown({context, "Connect"}); !status.ok())
+    return ToGrpcStatus(status);
   v1::WorkerEvent first;
   if (!stream->Read(&first)) {
     return ToGrpcStatus(absl::InvalidArgumentError("the stream ended before its first message"));
@@ -206,29 +220,6 @@ grpc::Status CheckpointsService::ListCheckpoints(grpc::ServerContext* context,
   if (!views.ok()) return ToGrpcStatus(views.status());
   for (const SaveView& view : *views) *reply->add_saves() = Encode(job, view);
   return grpc::Status::OK;
-}
-
-grpc::Status RendezvousService::PutValue(grpc::ServerContext* context,
-                                         const v1::PutValueRequest* request,
-                                         v1::PutValueResponse*) {
-  return gate_->Change({context, "PutValue", JobId(request->job_id())}, Right::kChange,
-                       [&](const Gate::Caller&) -> absl::Status {
-                         ASSIGN_OR_RETURN(const PutValueEvent event, Decode(*request));
-                         return host_->PutValue(event);
-                       });
-}
-
-grpc::Status RendezvousService::GetValue(grpc::ServerContext* context,
-                                         const v1::GetValueRequest* request,
-                                         v1::GetValueResponse* reply) {
-  const auto caller = gate_->Admit({context, "GetValue", JobId(request->job_id())}, Right::kRead);
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
-  const absl::StatusOr<ValueKey> key = Decode(*request);
-  if (!key.ok()) return ToGrpcStatus(key.status());
-  absl::StatusOr<std::string> value =
-      host_->AwaitValue(*key, [context] { return context->IsCancelled(); });
-  if (value.ok()) reply->set_value(*std::move(value));
-  return ToGrpcStatus(value.status());
 }
 
 }  // namespace tessera::coordinator

@@ -77,20 +77,6 @@ class CheckpointsService : public v1::Checkpoints::Service {
   const Gate* const gate_;
 };
 
-class RendezvousService : public v1::Rendezvous::Service {
- public:
-  RendezvousService(CoordinatorHost* host, const Gate* gate) : host_(host), gate_(gate) {}
-
-  grpc::Status PutValue(grpc::ServerContext* context, const v1::PutValueRequest* request,
-                        v1::PutValueResponse* reply) override;
-  grpc::Status GetValue(grpc::ServerContext* context, const v1::GetValueRequest* request,
-                        v1::GetValueResponse* reply) override;
-
- private:
-  CoordinatorHost* const host_;
-  const Gate* const gate_;
-};
-
 }  // namespace tessera::coordinator
 
 #endif  // TESSERA_COORDINATOR_SERVICE_SERVICES_H_

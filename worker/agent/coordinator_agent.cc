@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/retry.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "grpcpp/grpcpp.h"
 #include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
@@ -100,16 +100,16 @@ void CoordinatorAgent::Run() {
   std::uniform_real_distribution<double> uniform(0, 1);
   absl::Status last;
   for (int attempt = 0;; ++attempt) {
-    const absl::Time began = absl::Now();
+    const absl::Time began = SteadyNow();
     const absl::Status status = RunOnce();
     absl::MutexLock lock(&mu_);
     if (stopping_) return;
     if (status != last)
       TESSERA_LOG(WARNING, "coordinator {}: {}", options_.coordinator.address, status.ToString());
     last = status;
-    if (absl::Now() - began > absl::Seconds(5)) attempt = 0;
-    mu_.AwaitWithTimeout(absl::Condition(&stopping_),
-                         RetryDelay(RetryOptions(), attempt, uniform(random)));
+    if (SteadyNow() - began > absl::Seconds(5)) attempt = 0;
+    AwaitWithTimeout(&mu_, absl::Condition(&stopping_),
+                     RetryDelay(RetryOptions(), attempt, uniform(random)));
     if (stopping_) return;
   }
 }
@@ -134,7 +134,8 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   v1::RegisterWorkerRequest request;
   request.set_request_id(absl::StrCat(options_.worker_id, "/", incarnation(), "/register"));
   request.set_worker_id(options_.worker_id);
-  request.set_incarnation(incarnation());
+  // Without memory it goes on with nothing: the key alone says whether its life is known.
+  request.set_incarnation(options_.holds_jobs() ? incarnation() : 0);
   request.set_key(options_.key);
   request.set_num_devices(options_.num_devices);
   request.set_address(options_.worker_address);
@@ -144,7 +145,7 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   if (options_.holds_jobs()) request.set_cluster_id(cluster_.name());
   v1::RegisterWorkerResponse response;
   grpc::ClientContext& context = connection->register_context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kRegisterDeadline));
+  context.set_deadline(GrpcDeadline(SteadyNow() + kRegisterDeadline));
   RETURN_IF_ERROR(FromGrpcStatus(connection->stub->RegisterWorker(&context, request, &response)));
   const std::string before = cluster_.name();
   RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
@@ -203,7 +204,7 @@ void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbea
   for (const v1::WorkerEvent& event : options_.on_connected()) {
     if (!write(event)) return;
   }
-  absl::Time next_heartbeat = absl::Now() + heartbeat_interval;
+  absl::Time next_heartbeat = SteadyNow() + heartbeat_interval;
   while (true) {
     std::deque<v1::WorkerEvent> events;
     {
@@ -211,15 +212,15 @@ void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbea
       const auto something = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
         return reading_ended_ || !outbox_.empty();
       };
-      mu_.AwaitWithDeadline(absl::Condition(&something), next_heartbeat);
+      AwaitWithDeadline(&mu_, absl::Condition(&something), next_heartbeat);
       if (reading_ended_) return;
       events.swap(outbox_);
     }
     for (v1::WorkerEvent& event : events) {
       if (!write(std::move(event))) return;
     }
-    if (absl::Now() < next_heartbeat) continue;
-    next_heartbeat = absl::Now() + heartbeat_interval;
+    if (SteadyNow() < next_heartbeat) continue;
+    next_heartbeat = SteadyNow() + heartbeat_interval;
     v1::WorkerEvent event;
     *event.mutable_heartbeat() = options_.heartbeat();
     if (!write(std::move(event))) return;

@@ -1,7 +1,7 @@
 #include "worker/agent/live_sources.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 namespace {
@@ -13,23 +13,23 @@ constexpr absl::Duration kHurryPoll = absl::Milliseconds(2);
 }  // namespace
 
 LiveSource::LiveSource(std::shared_ptr<StateSnapshot> snapshot)
-    : snapshot_(std::move(snapshot)), taken_at_(absl::Now()) {}
+    : snapshot_(std::move(snapshot)), taken_at_(SteadyNow()) {}
 
 void LiveSource::AwaitLull(absl::Duration lull, absl::FunctionRef<bool()> hurry) {
   absl::MutexLock lock(&mu_);
   const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return end_.has_value(); };
-  while (absl::Now() - taken_at_ < lull && !hurry())
-    if (mu_.AwaitWithTimeout(absl::Condition(&ended), kHurryPoll)) return;
+  while (SteadyNow() - taken_at_ < lull && !hurry())
+    if (AwaitWithTimeout(&mu_, absl::Condition(&ended), kHurryPoll)) return;
 }
 
 absl::Status LiveSource::AwaitEnd(absl::Duration client_timeout,
                                   absl::FunctionRef<bool()> cancelled) {
   absl::MutexLock lock(&mu_);
-  taken_at_ = absl::Now();  // It may have waited for the copy until now.
+  taken_at_ = SteadyNow();  // It may have waited for the copy until now.
   const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return end_.has_value(); };
-  while (!mu_.AwaitWithTimeout(absl::Condition(&ended), kPoll)) {
+  while (!AwaitWithTimeout(&mu_, absl::Condition(&ended), kPoll)) {
     if (cancelled()) return absl::CancelledError("the reading was ended");
-    if (absl::Now() - taken_at_ > client_timeout) {
+    if (SteadyNow() - taken_at_ > client_timeout) {
       return absl::CancelledError(absl::StrCat("the client ",
                                                entered_ ? "took nothing" : "did not come", " for ",
                                                absl::FormatDuration(client_timeout)));
@@ -49,7 +49,7 @@ bool LiveSource::Enter(std::function<void()> cancel) {
   absl::MutexLock lock(&mu_);
   if (entered_ || closed_) return false;
   entered_ = true;
-  taken_at_ = absl::Now();
+  taken_at_ = SteadyNow();
   cancel_ = std::move(cancel);
   return true;
 }
@@ -58,7 +58,7 @@ absl::StatusOr<std::optional<StateSnapshot::Piece>> LiveSource::Next(StateSnapsh
   auto piece = snapshot_->Next(room);
   absl::MutexLock lock(&mu_);
   if (closed_) return absl::CancelledError("the reading was ended");
-  taken_at_ = absl::Now();
+  taken_at_ = SteadyNow();
   return piece;
 }
 

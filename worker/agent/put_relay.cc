@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/utf8.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/grpc_status.h"
@@ -191,7 +192,7 @@ class PutRelay::Session {
       const auto news = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
         return ended_ || (!wanted_ && !withdrawn);
       };
-      mu_.AwaitWithTimeout(absl::Condition(&news), kLook);
+      AwaitWithTimeout(&mu_, absl::Condition(&news), kLook);
       // Nobody is there to be told, and what was offered is withdrawn.
       if (ended_ && withdrawn) return absl::OkStatus();
     }

@@ -3,11 +3,12 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <climits>
+
+#include "base/steady_time.h"
 
 namespace tessera {
 namespace {
@@ -29,12 +30,6 @@ void Pause() {
 #endif
 }
 
-absl::Duration SteadyNow() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return absl::DurationFromTimespec(now);
-}
-
 // Returns when woken, when the word no longer holds `expected`, after `timeout`, or on a signal.
 void FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, absl::Duration timeout) {
   const timespec relative = absl::ToTimespec(timeout);
@@ -49,11 +44,11 @@ bool HoldsSoon(const std::atomic<uint32_t>& word, absl::FunctionRef<bool(uint32_
     Pause();
     if (predicate(word.load(std::memory_order_acquire))) return true;
   }
-  absl::Duration before = policy.yields > 0 ? SteadyNow() : absl::ZeroDuration();
+  absl::Time before = policy.yields > 0 ? SteadyNow() : absl::Time();
   for (int i = 0; i < policy.yields && !abort.raised(); ++i) {
     sched_yield();
     if (predicate(word.load(std::memory_order_acquire))) return true;
-    const absl::Duration now = SteadyNow();
+    const absl::Time now = SteadyNow();
     if (now - before > kLongYield) return false;
     before = now;
   }
@@ -63,12 +58,11 @@ bool HoldsSoon(const std::atomic<uint32_t>& word, absl::FunctionRef<bool(uint32_
 absl::Status SleepUntil(const std::atomic<uint32_t>& word,
                         absl::FunctionRef<bool(uint32_t)> predicate, const AbortFlag& abort,
                         absl::Time deadline) {
-  const absl::Duration end = SteadyNow() + (deadline - absl::Now());
   while (true) {
     const uint32_t value = word.load(std::memory_order_seq_cst);
     if (predicate(value)) return absl::OkStatus();
     if (abort.raised()) return absl::AbortedError("the wait was aborted");
-    const absl::Duration left = end - SteadyNow();
+    const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) return absl::DeadlineExceededError("the wait timed out");
     FutexWait(word, value, std::min(left, kSleepSlice));
   }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 
@@ -32,7 +33,7 @@ absl::Status GradientEvents::Await(uint32_t index, absl::Time deadline,
     ASSIGN_OR_RETURN(const bool reached, event->Query());
     if (reached) return absl::OkStatus();
     if (stop()) return absl::AbortedError("the epoch ends");
-    if (absl::Now() >= deadline)
+    if (SteadyNow() >= deadline)
       return absl::DeadlineExceededError("the trainer's GPU has not come there in time");
     // Soon at first, for what is nearly done; then seldom enough to leave the processor to others.
     if (asked < 50) {

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "layout/reduced_parts.h"
 
 namespace tessera {
@@ -227,7 +227,7 @@ void RankEngine::AwaitSubmission(uint32_t submitted) {
         AbortFlag(&interrupt_), deadline);
   };
   if (options_.gate->keeps_reports_back()) {
-    if (await(absl::Now() + OrderGate::kLongestReportDelay).ok()) return;
+    if (await(SteadyNow() + OrderGate::kLongestReportDelay).ok()) return;
     options_.gate->SendReports();
   }
   (void)await(absl::InfiniteFuture());
@@ -236,7 +236,7 @@ void RankEngine::AwaitSubmission(uint32_t submitted) {
 absl::Status RankEngine::AwaitReason(const absl::Status& status) const {
   absl::MutexLock lock(&mu_);
   const auto told = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !stop_reason_.ok(); };
-  return mu_.AwaitWithTimeout(absl::Condition(&told), kReasonTimeout) ? stop_reason_ : status;
+  return AwaitWithTimeout(&mu_, absl::Condition(&told), kReasonTimeout) ? stop_reason_ : status;
 }
 
 absl::Status RankEngine::Execute(const Op& op) {

@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/engine/step_vote.h"
 
@@ -84,7 +84,7 @@ absl::Status RankEngine::AwaitHold() {
   const absl::Duration patience = std::min(kHoldPatience, options_.config->collective_timeout / 2);
   const absl::StatusOr<WriteBegin> begin =
       BeginWriting(&options_.group->ranks[LocalIndex()].hold, step_ + 1, AbortFlag(&interrupt_),
-                   absl::Now() + patience);
+                   SteadyNow() + patience);
   if (!begin.ok()) return Interruption();
   if (*begin == WriteBegin::kBrokeHold) {
     TESSERA_LOG(WARNING, "rank {}: who copied step {} took longer than {}: its copy is void",

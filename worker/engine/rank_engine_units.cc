@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "layout/reduced_parts.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/engine/unit_state.h"
@@ -105,7 +105,7 @@ absl::Status RankEngine::TakeSlot(int unit) {
   const uint32_t event = slots_.TakeReadUntil(unit);
   if (event == 0) return absl::OkStatus();
   const absl::Status read = options_.window_events->Await(
-      event - 1, absl::Now() + options_.config->collective_timeout,
+      event - 1, SteadyNow() + options_.config->collective_timeout,
       [this] { return interrupt_.load(std::memory_order_acquire) != 0; });
   // The trainer that read it is gone.
   if (absl::IsUnavailable(read)) return absl::OkStatus();
@@ -114,7 +114,7 @@ absl::Status RankEngine::TakeSlot(int unit) {
 }
 
 absl::Status RankEngine::AwaitPeersAt(int64_t step) {
-  const absl::Time deadline = absl::Now() + options_.config->collective_timeout;
+  const absl::Time deadline = SteadyNow() + options_.config->collective_timeout;
   const uint32_t version = static_cast<uint32_t>(step);
   const RankTopology& topology = *options_.topology;
   const int host = topology.HostOf(options_.rank.value());
@@ -124,7 +124,7 @@ absl::Status RankEngine::AwaitPeersAt(int64_t step) {
       const uint32_t seen = word.value.load(std::memory_order_acquire);
       if (static_cast<int32_t>(seen - version) >= 0) break;
       RETURN_IF_ERROR(Interruption());
-      if (absl::Now() >= deadline) {
+      if (SteadyNow() >= deadline) {
         return absl::DeadlineExceededError(absl::StrCat("rank ", options_.rank.value(), ": rank ",
                                                         peer, " has not published step ", step));
       }
@@ -233,7 +233,7 @@ absl::Status RankEngine::AwaitGradient(const Op& op, DType dtype) {
   if (op.gradient_on_device == 0) return BringToDevice(op.unit, dtype);
   if (op.array == 0) return absl::OkStatus();
   return options_.gradient_events->Await(
-      op.array - 1, absl::Now() + options_.config->collective_timeout,
+      op.array - 1, SteadyNow() + options_.config->collective_timeout,
       [this] { return interrupt_.load(std::memory_order_acquire) != 0; });
 }
 

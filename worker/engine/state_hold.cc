@@ -1,7 +1,7 @@
 #include "worker/engine/state_hold.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 namespace {
@@ -67,7 +67,7 @@ absl::StatusOr<WriteBegin> BeginWriting(StateHold* hold, int64_t step, const Abo
     const uint32_t seen = hold->changes.value.load(std::memory_order_acquire);
     int64_t held = hold->held.load();
     if (!Blocks(held, step)) return outcome;
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       if (hold->held.compare_exchange_strong(held, 0)) return WriteBegin::kBrokeHold;
       continue;
     }

@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/yield_to_others.h"
 #include "worker/executor/checkpoint_save.h"
 #include "worker/executor/checkpoint_slices.h"
@@ -168,7 +168,7 @@ void BackgroundSave::AwaitCopied(int64_t step) {
   }
   asked_ = 0;
   if (version_.is_held() && !std::exchange(plans_copy_, true))
-    version_.CopyFrom(absl::Now() + taking_.StepVoted());
+    version_.CopyFrom(SteadyNow() + taking_.StepVoted());
   version_.AwaitCopied(step);
 }
 

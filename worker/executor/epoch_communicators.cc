@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 
@@ -203,7 +203,7 @@ absl::StatusOr<EpochCommunicators::Joined> EpochCommunicators::JoinRow(
   if (options.kernels != nullptr) options.device = memory_->device.get();
   ASSIGN_OR_RETURN(
       options.mesh,
-      meshes_->Connect(row, start, absl::Now() + memory_->config.collective_timeout, ended));
+      meshes_->Connect(row, start, SteadyNow() + memory_->config.collective_timeout, ended));
   auto communicator = std::make_unique<HostsCommunicator>(std::move(options));
   HostsCommunicator* between_hosts = communicator.get();
   return Joined{std::move(communicator), between_hosts, ended};

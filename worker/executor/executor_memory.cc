@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/version.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
@@ -130,14 +130,14 @@ int64_t ExecutorMemory::LargestShardBytes() const {
 
 void ExecutorMemory::PinSums() {
   if (!device->is_separate() || !state_is_addressable()) return;
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   const int64_t begin = plan.ReducedGradientOffsetBytes();
   const int64_t size_bytes = plan.state_region_bytes() - begin;
   absl::StatusOr<Buffer> pinned = device->Pin(state.data_as<std::byte>() + begin, size_bytes);
   if (pinned.ok()) {
     pinned_sums = *std::move(pinned);
     TESSERA_LOG(DEBUG, "rank {}: {} bytes for sums are pinned after {}", rank.value(), size_bytes,
-                absl::FormatDuration(absl::Now() - began));
+                absl::FormatDuration(SteadyNow() - began));
   } else {
     TESSERA_LOG(WARNING, "what {} reduces is copied in pieces to memory that is not pinned: {}",
                 std::string(device->name()), pinned.status().ToString());

@@ -1,8 +1,8 @@
 #include "worker/executor/keeper_link.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
 #include "worker/memory/fd_passing.h"
@@ -62,7 +62,7 @@ absl::Status KeeperLink::AwaitRelease(const OrderEntry& entry, const OrderPlace&
   const auto released = [this, &place]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return released_ == place || !abort_reason_.ok() || !interruption_.ok();
   };
-  if (!mu_.AwaitWithTimeout(absl::Condition(&released), options_.release_timeout)) {
+  if (!AwaitWithTimeout(&mu_, absl::Condition(&released), options_.release_timeout)) {
     return NotReleased(entry, place);
   }
   if (released_ == place) return absl::OkStatus();
@@ -95,7 +95,7 @@ void KeeperLink::ReportStep(Step step, uint64_t order_hash) {
   report.set_step(step.value());
   report.set_order_hash(order_hash);
   if (report.earlier_order_hashes_size() == kMaxEarlierReports ||
-      absl::Now() - reported_at_ >= options_.report_interval) {
+      SteadyNow() - reported_at_ >= options_.report_interval) {
     SendReportsLocked();
   }
 }
@@ -116,7 +116,7 @@ void KeeperLink::SendReportsLocked() {
   event.mutable_step()->Swap(&kept_back_);
   kept_back_.Clear();
   Send(event);
-  reported_at_ = absl::Now();
+  reported_at_ = SteadyNow();
 }
 
 void KeeperLink::ReportSaving(const std::string& path) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/steady_time.h"
+
 namespace tessera {
 namespace {
 
@@ -33,7 +35,7 @@ void PacedTaking::AwaitTurn() {
     const absl::Duration left = began_at_ + pace_.NotBefore(taken_bytes_) - clock_();
     if (left <= absl::ZeroDuration()) break;
     is_waiting_.store(true);
-    mu_.AwaitWithTimeout(absl::Condition(&hurries_), std::min(left, kLookAgain));
+    AwaitWithTimeout(&mu_, absl::Condition(&hurries_), std::min(left, kLookAgain));
   }
   is_waiting_.store(false);
   paused_ += clock_() - pauses_since_;

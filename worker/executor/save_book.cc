@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "base/utf8.h"
 
 namespace tessera {
@@ -47,7 +47,7 @@ void SaveBook::Next() {
   ++ordinal_;
   under_way_ = true;
   wish_under_way_ = 0;
-  began_at_ = absl::Now();
+  began_at_ = SteadyNow();
   cancelled_.store(false);
 }
 
@@ -115,7 +115,7 @@ void SaveBook::End(const v1::SaveRequest& request, int64_t step, const absl::Sta
   const absl::Status end = agreed.ok() ? outcome : absl::AbortedError(agreed.message());
   report.set_code(end.raw_code());
   report.set_message(Told(end.message()));
-  report.set_took_ms(absl::ToInt64Milliseconds(absl::Now() - began_at_));
+  report.set_took_ms(absl::ToInt64Milliseconds(SteadyNow() - began_at_));
   if (end.ok()) report.set_size_bytes(reply.written_bytes());
   const auto& removed = reply.removed();
   for (int i = 0; i < removed.size() || i == 0; i += kMaxRemovedPerReport) {

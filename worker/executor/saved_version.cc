@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/fault_point.h"
+#include "base/steady_time.h"
 #include "base/streaming_copy.h"
 
 namespace tessera {
@@ -155,7 +156,7 @@ void SavedVersion::AwaitTimeToCopy() {
     const auto is_over = [this, from]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return copy_from_ != from || held_.load(std::memory_order_relaxed) == kNone;
     };
-    if (!mu_.AwaitWithDeadline(absl::Condition(&is_over), from)) return;  // It is time.
+    if (!AwaitWithDeadline(&mu_, absl::Condition(&is_over), from)) return;  // It is time.
   }
 }
 

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "worker/keeper/direct_map_socket.h"
 #include "worker/memory/descriptor_claim.h"
 #include "worker/memory/fd_passing.h"
@@ -29,15 +29,15 @@ constexpr size_t kMaxQuickClaimBytes = 512;
 
 // Errors: DeadlineExceeded.
 absl::Status AwaitPacket(int socket, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   while (true) {
     pollfd wait = {socket, POLLIN, 0};
-    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+    const absl::Duration left = std::max(deadline - SteadyNow(), absl::ZeroDuration());
     const int ready =
         poll(&wait, 1, absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))));
     if (ready > 0) return absl::OkStatus();
     if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("no ticket came within ", absl::FormatDuration(timeout)));
     }

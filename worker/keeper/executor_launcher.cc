@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "worker/executor/rank_executor.h"
 
 namespace tessera {
@@ -47,11 +48,11 @@ class ExecutorProcess : public RunningExecutor {
     return absl::StrCat("exit status ", WEXITSTATUS(status_));
   }
   bool EndsWithin(absl::Duration patience) override {
-    const absl::Time deadline = absl::Now() + patience;
+    const absl::Time deadline = SteadyNow() + patience;
     while (!reaped_) {
       const pid_t ended = waitpid(pid_, &status_, WNOHANG);
       if (ended != 0 && !(ended < 0 && errno == EINTR)) reaped_ = true;
-      if (reaped_ || absl::Now() >= deadline) break;
+      if (reaped_ || SteadyNow() >= deadline) break;
       absl::SleepFor(std::min(absl::Milliseconds(1), patience));
     }
     return reaped_;

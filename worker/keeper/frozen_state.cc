@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "checkpoint/crc32.h"
 #include "worker/executor/executor_memory.h"
 
@@ -64,7 +64,7 @@ absl::Status FrozenState::CheckStands() const {
 }
 
 absl::Status FrozenState::Await(absl::Duration patience, absl::FunctionRef<bool()> cancelled) {
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = SteadyNow() + patience;
   for (const RankState& rank : ranks_) {
     auto* record = const_cast<RankRecord*>(rank.record);
     while (true) {
@@ -76,7 +76,7 @@ absl::Status FrozenState::Await(absl::Duration patience, absl::FunctionRef<bool(
             absl::StrCat("a rank is at step ", applied, ", not at ", step_));
       }
       if (cancelled()) return absl::CancelledError("the reader is gone");
-      const absl::Time now = absl::Now();
+      const absl::Time now = SteadyNow();
       if (now >= deadline) {
         return absl::DeadlineExceededError(
             absl::StrCat("a rank has not completed step ", step_, ", which is decided"));

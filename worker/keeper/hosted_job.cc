@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/utf8.h"
 #include "worker/keeper/decision_codec.h"
 #include "worker/memory/fd_passing.h"
@@ -79,7 +79,7 @@ void HostedJob::EndEpochOfDaemonBefore(std::map<int, UniqueFd> trainers) {
       HostedRank& slot = SlotOf(Rank(rank));
       slot.former = Incarnation(RecordOf(Rank(rank)).attachment.load());
       slot.former_process = std::move(trainer->second);
-      slot.former_until = absl::Now() + kFormerTrainerTimeout;
+      slot.former_until = SteadyNow() + kFormerTrainerTimeout;
     }
   }
   FailLocked(Rank(local().first()), std::string(reason.message()));
@@ -100,7 +100,7 @@ HostedJob::HostedJob(const v1::Job& job, JobRegions regions, std::string data_ho
       job_(job),
       ranks_(regions_.local().count()) {
   // None that an earlier daemon, or the memory before this one, gave.
-  if (vault_ != nullptr) next_attachment_ = absl::ToUnixMicros(absl::Now());
+  if (vault_ != nullptr) next_attachment_ = absl::ToUnixMicros(WallNow());
 }
 
 HostedJob::~HostedJob() {
@@ -200,7 +200,7 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
   const Epoch ended = epoch_;
   epoch_ = epoch;
   phase_ = Transition(phase_, EpochEvent::kPrepare);
-  preparing_since_ = absl::Now();
+  preparing_since_ = SteadyNow();
   failure_.Clear();
   for (HostedRank& slot : ranks_) slot.quiet = false;
   AbortAllLocked(ended, reason,

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/retry.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/utf8.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/model_file.h"
@@ -68,7 +68,7 @@ void HostedJob::Supervise(Rank rank) {
     const auto go_on = [this, &slot]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
       return closing_ || slot.offer != nullptr;
     };
-    mu_.AwaitWithTimeout(absl::Condition(&go_on), RelaunchDelay(failed_starts));
+    AwaitWithTimeout(&mu_, absl::Condition(&go_on), RelaunchDelay(failed_starts));
     if (closing_) return;
   }
 }
@@ -109,7 +109,7 @@ absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
   slot.executor = std::move(executor);
   slot.host = offer != nullptr ? offer->attachment : Incarnation();
   slot.ending = slot.left = false;
-  slot.launched_at = absl::Now();
+  slot.launched_at = SteadyNow();
   const bool is_wanted = offer != nullptr ? HostIsAttachedLocked(slot, slot.host)
                                           : slot.offer == nullptr;  // Meanwhile a trainer came.
   if (closing_ || !is_wanted) EndExecutorLocked(slot);
@@ -136,7 +136,7 @@ void HostedJob::ReadEvents(Rank rank, int socket) {
 void HostedJob::AwaitLaunched(Rank rank, int socket) {
   const absl::Duration patience = std::min(kStandstill, answer_timeout_);
   const int look_ms = static_cast<int>(absl::ToInt64Milliseconds(std::min(kLook, patience / 2)));
-  absl::Time moved = absl::Now();
+  absl::Time moved = SteadyNow();
   while (true) {
     pollfd readable = {socket, POLLIN, 0};
     const int ready = poll(&readable, 1, std::max(look_ms, 1));
@@ -144,7 +144,7 @@ void HostedJob::AwaitLaunched(Rank rank, int socket) {
     absl::MutexLock lock(&mu_);
     HostedRank& slot = SlotOf(rank);
     if (slot.executor == nullptr || slot.ending) continue;
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (!slot.executor->is_stopped()) moved = now;
     const bool is_awaited = phase_ == EpochPhase::kPreparing && slot.ready && !slot.quiet;
     const absl::Time asked = std::max(preparing_since_, slot.ready_at);
@@ -164,7 +164,7 @@ std::string HostedJob::AwaitEnd(Rank rank, RunningExecutor* executor) {
     const std::string reason = absl::StrCat("the executor of rank ", rank.value(),
                                             " was killed and does not end: ", executor->Describe());
     TESSERA_LOG(ERROR, "job {}: {}", job_id_, reason);
-    if (phase_ == EpochPhase::kPreparing && absl::Now() - preparing_since_ >= patience)
+    if (phase_ == EpochPhase::kPreparing && SteadyNow() - preparing_since_ >= patience)
       FailLocked(rank, reason, EpochEvent::kGiveUp);
   }
   return executor->Wait();
@@ -227,7 +227,7 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
     case v1::ExecutorEvent::kReady:
       if (slot.ending) return;
       slot.ready = true;
-      slot.ready_at = absl::Now();
+      slot.ready_at = SteadyNow();
       GivePutLocked(static_cast<int>(rank.value()));
       SendWishLocked(slot);
       if (local().spans_workers()) {

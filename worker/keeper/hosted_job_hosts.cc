@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "worker/keeper/hosted_job.h"
 #include "worker/memory/fd_passing.h"
 
@@ -78,8 +78,8 @@ void HostedJob::AwaitOffer(Rank rank) {
     return closing_ || slot.offer != nullptr;
   };
   const absl::Duration look = std::min(kLook, answer_timeout_);
-  while (!mu_.AwaitWithTimeout(absl::Condition(&is_over), look)) {
-    if (phase_ == EpochPhase::kPreparing && absl::Now() - preparing_since_ >= answer_timeout_)
+  while (!AwaitWithTimeout(&mu_, absl::Condition(&is_over), look)) {
+    if (phase_ == EpochPhase::kPreparing && SteadyNow() - preparing_since_ >= answer_timeout_)
       FailLocked(rank, WhyItNeedsHostLocked(rank), EpochEvent::kGiveUp);
   }
 }
@@ -92,7 +92,7 @@ void HostedJob::EndExecutorLocked(HostedRank& slot) {
 }
 
 bool HostedJob::AwaitHosted(Rank rank, int socket) {
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   while (true) {
     pollfd readable = {socket, POLLIN, 0};
     const absl::Duration look = std::min(kLook, answer_timeout_);
@@ -100,7 +100,7 @@ bool HostedJob::AwaitHosted(Rank rank, int socket) {
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
     absl::MutexLock lock(&mu_);
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (closing_ && now - begin >= std::min(kClosingWait, answer_timeout_)) return false;
     const HostedRank& slot = SlotOf(rank);
     const bool is_awaited =

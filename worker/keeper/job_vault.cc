@@ -12,9 +12,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/version.h"
 #include "worker/engine/group_page.h"
 #include "worker/memory/region.h"
@@ -142,7 +142,7 @@ std::string JobVault::PutJob(const v1::Job& job, const JobRegions& regions) {
   // A job may be created again while a reader still holds its earlier memory: the time tells the
   // two apart.
   const std::string owner =
-      absl::StrCat(job.job_id(), "/", job.creation(), "/", absl::ToUnixNanos(absl::Now()));
+      absl::StrCat(job.job_id(), "/", job.creation(), "/", absl::ToUnixNanos(WallNow()));
   for (const auto& [part, fds] : regions.Descriptors()) Check(vault_->Put(owner, part, fds));
   NoteJob(owner, job);
   return owner;

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/utf8.h"
 #include "worker/memory/descriptor_claim.h"
 
@@ -222,7 +222,7 @@ absl::StatusOr<v1::AttachResponse> Keeper::Attach(const v1::AttachRequest& reque
     return absl::FailedPreconditionError(absl::StrCat(
         "job '", request.job_id(), "' was deleted and made anew since the trainer asked for it"));
   }
-  return job->Attach(request, absl::Now());
+  return job->Attach(request, SteadyNow());
 }
 
 absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& text, int pid) {
@@ -235,12 +235,12 @@ absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& text, int pid
   claimed.rank = claim.rank;
   claimed.attachment = claim.attachment;
   if (!claim.hosts_executor) {
-    ASSIGN_OR_RETURN(claimed.fds, job->Claim(claim.rank, claim.attachment, absl::Now()));
+    ASSIGN_OR_RETURN(claimed.fds, job->Claim(claim.rank, claim.attachment, SteadyNow()));
     job->NoteTrainer(claim.rank, claim.attachment, pid);
     return claimed;
   }
   ASSIGN_OR_RETURN(HostedJob::HostClaim hosts,
-                   job->ClaimAsHost(claim.rank, claim.attachment, pid, absl::Now()));
+                   job->ClaimAsHost(claim.rank, claim.attachment, pid, SteadyNow()));
   claimed.fds = std::move(hosts.fds);
   claimed.fds.push_back(hosts.executor_socket.get());
   claimed.executor_socket = std::move(hosts.executor_socket);

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "worker/device/host/kernels.h"
 #include "worker/executor/executor_memory.h"
 
@@ -143,7 +143,7 @@ absl::StatusOr<StateSnapshot::Progress> StateSnapshot::Begin(int64_t step, absl:
     rank.held = step;
   }
   step_ = step;
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = SteadyNow() + patience;
   for (RankState& rank : ranks_) RETURN_IF_ERROR(AwaitStep(&rank, step, deadline, cancelled));
   ASSIGN_OR_RETURN(spool_, SpoolFile::Create(request_.spool_folder, CutIntoChunks()));
   absl::MutexLock lock(&mu_);
@@ -168,7 +168,7 @@ absl::Status StateSnapshot::AwaitStep(RankState* rank, int64_t step, absl::Time 
                                       absl::FunctionRef<bool()> cancelled) {
   while (rank->record->applied_step.load(std::memory_order_acquire) < step) {
     if (cancelled()) return absl::CancelledError("the reader is gone");
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "rank ", rank->rank, " has not completed step ", step, ", which is decided"));

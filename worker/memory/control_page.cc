@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "base/utf8.h"
 
 namespace tessera {
@@ -87,7 +87,7 @@ absl::Status AwaitEvent(ControlPage* page, uint32_t epoch, absl::Time deadline,
       return absl::AbortedError(absl::StrCat("epoch ", epoch, " ended while waiting for ", what()));
     }
     if (done()) return absl::OkStatus();
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("waited too long for ", what()));
     }
     WaitForChange(&page->events, seen, deadline);

@@ -4,8 +4,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "grpcpp/grpcpp.h"
 #include "net/address.h"
 #include "net/credentials.h"
@@ -19,7 +19,7 @@ class GrpcStateListener : public StateListener {
  public:
   explicit GrpcStateListener(LiveSources* sources) : service_(sources) {}
   ~GrpcStateListener() override {
-    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now()));
+    if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow()));
   }
 
   absl::Status Listen(const std::string& text, const ServerAddress& address,

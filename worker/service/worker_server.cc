@@ -10,10 +10,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/random_bytes.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/utf8.h"
 #include "base/version.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -207,7 +207,7 @@ class WorkerServerImpl : public WorkerServer {
   }
 
   void Stop() override {
-    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
+    if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));
     if (agent_ != nullptr) agent_->Stop();
     if (relay_ != nullptr) relay_->Stop();
     if (puts_ != nullptr) puts_->Stop();
@@ -221,7 +221,7 @@ class WorkerServerImpl : public WorkerServer {
   }
 
   void Leave() override {
-    if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kShutdownGrace));
+    if (server_ != nullptr) server_->Shutdown(GrpcDeadline(SteadyNow() + kShutdownGrace));
     agent_->Stop();
     unlink(socket_path_.c_str());
   }

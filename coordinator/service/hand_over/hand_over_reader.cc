@@ -4,10 +4,10 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "job/job_layout.h"
 
 namespace tessera::coordinator {
@@ -23,7 +23,7 @@ absl::Status ReadingPlaces::Enter(const JobId& job, absl::FunctionRef<bool()> ca
     const auto it = readings_.find(job);
     return it == readings_.end() || it->second < kMaxReadingsOfAJob;
   };
-  while (!mu_.AwaitWithTimeout(absl::Condition(&is_free), kPoll)) {
+  while (!AwaitWithTimeout(&mu_, absl::Condition(&is_free), kPoll)) {
     if (cancelled()) return absl::CancelledError("the reader is gone");
   }
   ++readings_[job];
@@ -104,7 +104,7 @@ absl::Status HandOverReader::OpenLines(const JobView& view) {
 
 absl::StatusOr<v1::LiveEvent> HandOverReader::Await(LiveLine* line, v1::LiveEvent::EventCase kind) {
   absl::StatusOr<v1::LiveEvent> event =
-      line->Next(absl::Now() + times_.answer, [this] { return Cancelled(); });
+      line->Next(SteadyNow() + times_.answer, [this] { return Cancelled(); });
   if (absl::IsDeadlineExceeded(event.status()))
     return absl::UnavailableError(event.status().message());
   if (!event.ok() || event->event_case() == kind) return event;
@@ -162,7 +162,7 @@ absl::Status HandOverReader::Write(const v1::HandOverReply& reply) {
   {
     absl::MutexLock lock(&mu_);
     if (!reason_.ok()) return reason_;
-    writing_since_ = absl::Now();
+    writing_since_ = SteadyNow();
   }
   const bool written = client_.write(reply);
   absl::MutexLock lock(&mu_);
@@ -181,10 +181,10 @@ void HandOverReader::CloseLines() {
 
 void HandOverReader::Watch() {
   absl::MutexLock lock(&mu_);
-  while (!mu_.AwaitWithTimeout(absl::Condition(&done_), kPoll)) {
+  while (!AwaitWithTimeout(&mu_, absl::Condition(&done_), kPoll)) {
     const absl::Status stands = StandingJob().status();
     if (!stands.ok()) End(stands);
-    if (absl::Now() - writing_since_ <= times_.client) continue;
+    if (SteadyNow() - writing_since_ <= times_.client) continue;
     End(absl::CancelledError(
         absl::StrCat("the client read nothing for ", absl::FormatDuration(times_.client))));
     client_.cancel();

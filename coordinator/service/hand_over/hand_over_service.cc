@@ -203,6 +203,7 @@ grpc::Status HandOverService::Get(grpc::ServerContext* context,
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
     const absl::StatusOr<JobView> view = core.GetJob(job);
     if (!view.ok()) return view.status();
+    if (view->creation != caller->creation) return Gone(job);
     if (view->status.state == JobState::kLost) {
       return absl::DataLossError(
           absl::StrCat("job '", job.value(), "' is lost: ", view->status.reason));

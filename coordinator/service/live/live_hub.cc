@@ -4,7 +4,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -34,10 +34,10 @@ absl::Status LiveHub::TakeTurn(const JobId& job, absl::Time deadline,
                                absl::FunctionRef<bool()> cancelled) {
   absl::MutexLock lock(&mu_);
   const auto is_free = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return turns_.count(job) == 0; };
-  while (
-      !mu_.AwaitWithDeadline(absl::Condition(&is_free), std::min(deadline, absl::Now() + kPoll))) {
+  while (!AwaitWithDeadline(&mu_, absl::Condition(&is_free),
+                            std::min(deadline, SteadyNow() + kPoll))) {
     if (cancelled()) return absl::CancelledError("the reader is gone");
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("job '", job.value(), "': another client's copy takes too long"));
     }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "coordinator/service/live/worker_failure.h"
 
 namespace tessera::coordinator {
@@ -27,11 +27,11 @@ absl::StatusOr<v1::LiveEvent> LiveLine::Next(absl::Time deadline,
   };
   while (!ready()) {
     if (cancelled()) return absl::CancelledError("the reader is gone");
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("worker '", worker_, "' does not answer"));
     }
-    mu_.AwaitWithDeadline(absl::Condition(&ready), std::min(deadline, now + kPoll));
+    AwaitWithDeadline(&mu_, absl::Condition(&ready), std::min(deadline, now + kPoll));
   }
   if (closed_) return absl::CancelledError("the reading was ended");
   if (events_.empty()) {
@@ -71,7 +71,7 @@ std::optional<v1::LiveCommand> LiveLine::AwaitCommand(absl::FunctionRef<bool()> 
   const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return closed_ || command_.has_value();
   };
-  while (!mu_.AwaitWithTimeout(absl::Condition(&ready), kPoll)) {
+  while (!AwaitWithTimeout(&mu_, absl::Condition(&ready), kPoll)) {
     if (cancelled()) return std::nullopt;
   }
   if (closed_) return std::nullopt;

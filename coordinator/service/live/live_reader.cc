@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "job/job_codec.h"
 
 namespace tessera::coordinator {
@@ -78,7 +79,7 @@ absl::Status LiveReader::CopyWithTries(v1::LiveStateBegin* begin) {
   for (int tries = 0; tries < kMaxTries; ++tries) {
     if (tries > 0) absl::SleepFor(kBetweenTries);
     RETURN_IF_ERROR(
-        hub_->TakeTurn(job_, absl::Now() + times_.copy, [this] { return Cancelled(); }));
+        hub_->TakeTurn(job_, SteadyNow() + times_.copy, [this] { return Cancelled(); }));
     has_turn_ = true;
     status = Copy(begin);
     if (status.ok() || !IsWorthAnotherTry(status)) return status;
@@ -128,7 +129,7 @@ absl::Status LiveReader::OpenLines(const JobView& view) {
 absl::StatusOr<v1::LiveEvent> LiveReader::Await(LiveLine* line, v1::LiveEvent::EventCase kind,
                                                 absl::Duration timeout) {
   ASSIGN_OR_RETURN(v1::LiveEvent event,
-                   line->Next(absl::Now() + timeout, [this] { return Cancelled(); }));
+                   line->Next(SteadyNow() + timeout, [this] { return Cancelled(); }));
   if (event.event_case() == kind) return event;
   return OutOfOrder(*line);
 }
@@ -311,7 +312,7 @@ absl::Status LiveReader::Write(const v1::LiveStateReply& reply) {
   {
     absl::MutexLock lock(&mu_);
     if (!reason_.ok()) return reason_;
-    writing_since_ = absl::Now();
+    writing_since_ = SteadyNow();
   }
   const bool written = client_.write(reply);
   absl::MutexLock lock(&mu_);
@@ -321,11 +322,11 @@ absl::Status LiveReader::Write(const v1::LiveStateReply& reply) {
 
 void LiveReader::Watch() {
   absl::MutexLock lock(&mu_);
-  while (!mu_.AwaitWithTimeout(absl::Condition(&done_), kWatchInterval)) {
+  while (!AwaitWithTimeout(&mu_, absl::Condition(&done_), kWatchInterval)) {
     const absl::StatusOr<JobView> view = host_->GetJob(job_);
     if (!view.ok() || view->creation != creation_)
       End(absl::AbortedError(absl::StrCat("job '", job_.value(), "' was deleted meanwhile")));
-    if (absl::Now() - writing_since_ <= times_.client) continue;
+    if (SteadyNow() - writing_since_ <= times_.client) continue;
     End(absl::CancelledError(
         absl::StrCat("the client read nothing for ", absl::FormatDuration(times_.client))));
     client_.cancel();

@@ -1,8 +1,8 @@
 // Readings whose bytes the client fetches from the workers: see live_reader.h.
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "coordinator/service/live/live_reader.h"
 
 namespace tessera::coordinator {
@@ -60,7 +60,7 @@ absl::Status LiveReader::ServeDirect(v1::LiveStateBegin begin) {
 
 absl::Status LiveReader::AwaitAll(const std::vector<std::shared_ptr<LiveLine>>& lines,
                                   v1::LiveEvent::EventCase kind, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   for (size_t i = 0; i < lines.size(); ++i) {
     // A worker that fails ends it for all, also for one that waits for the client, which waits for
     // that worker.

@@ -60,6 +60,8 @@ grpc::Status LiveStateService::GetLiveState(grpc::ServerContext* context,
 }
 
 grpc::Status LiveRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
+  if (absl::Status status = gate_->CheckKnown({context, "LiveRelay"}); !status.ok())
+    return ToGrpcStatus(status);
   v1::LiveEvent hello;
   if (!stream->Read(&hello) || !hello.has_hello())
     return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));

@@ -5,10 +5,10 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "coordinator/service/live/live_hub.h"
 #include "job/field_limits.h"
 #include "job/held_ranges.h"
@@ -157,14 +157,14 @@ absl::Status LiveWriter::OpenLines() {
 absl::Status LiveWriter::SendAll(const v1::PutCommand& command) {
   for (const Worker& worker : workers_) {
     const absl::Status sent =
-        worker.line->Send(command, absl::Now() + times_.worker, [this] { return Cancelled(); });
+        worker.line->Send(command, SteadyNow() + times_.worker, [this] { return Cancelled(); });
     if (!sent.ok()) return Unset(sent);
   }
   return absl::OkStatus();
 }
 
 absl::Status LiveWriter::AwaitAll(v1::PutEvent::EventCase kind, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   for (const Worker& worker : workers_) {
     const absl::StatusOr<v1::PutEvent> event =
         worker.line->Next(deadline, [this] { return Cancelled(); });
@@ -180,7 +180,7 @@ absl::Status LiveWriter::ReadRequest(v1::PutRequest* request) {
   {
     absl::MutexLock lock(&mu_);
     if (!reason_.ok()) return reason_;
-    reading_since_ = absl::Now();
+    reading_since_ = SteadyNow();
   }
   const bool read = client_.read(request);
   absl::MutexLock lock(&mu_);
@@ -251,7 +251,7 @@ absl::Status LiveWriter::Forward(const PutPlan::Tensor& tensor, const v1::LivePi
           command.mutable_piece()->set_data(
               piece.data().substr((from - begin) * element_bytes, (to - from) * element_bytes));
           const absl::Status sent = worker.line->Send(
-              std::move(command), absl::Now() + times_.worker, [this] { return Cancelled(); });
+              std::move(command), SteadyNow() + times_.worker, [this] { return Cancelled(); });
           return sent.ok() ? sent : Unset(sent);
         }));
   }
@@ -276,11 +276,11 @@ absl::Status LiveWriter::Deletion() const {
 
 void LiveWriter::Watch() {
   absl::MutexLock lock(&mu_);
-  while (!mu_.AwaitWithTimeout(absl::Condition(&done_), kWatchInterval)) {
+  while (!AwaitWithTimeout(&mu_, absl::Condition(&done_), kWatchInterval)) {
     const absl::Status deletion = Deletion();
     const bool is_gone = !deletion.ok();
     if (is_gone) End(deletion);
-    const bool is_silent = absl::Now() - reading_since_ > times_.client;
+    const bool is_silent = SteadyNow() - reading_since_ > times_.client;
     if (is_silent) {
       End(absl::CancelledError(absl::StrCat("the client sent nothing for ",
                                             absl::FormatDuration(times_.client),

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "coordinator/service/live/live_writer.h"
 
 namespace tessera::coordinator {
@@ -21,7 +21,7 @@ absl::Status LiveWriter::GivenUp(absl::Time deadline) {
     if (!reason_.ok()) return reason_;
   }
   if (client_.cancelled()) return absl::CancelledError("the client is gone");
-  if (absl::Now() < deadline) return absl::OkStatus();
+  if (SteadyNow() < deadline) return absl::OkStatus();
   return absl::DeadlineExceededError(absl::StrCat("job '", job_.value(),
                                                   "': its trainers took no step within ",
                                                   absl::FormatDuration(step_timeout_)));
@@ -29,7 +29,7 @@ absl::Status LiveWriter::GivenUp(absl::Time deadline) {
 
 void LiveWriter::Hear(Worker* worker) {
   absl::StatusOr<v1::PutEvent> event =
-      worker->line->Next(absl::Now() + kListen, [] { return false; });
+      worker->line->Next(SteadyNow() + kListen, [] { return false; });
   if (absl::IsDeadlineExceeded(event.status()) && !worker->line->has_failed()) return;
   if (event.ok() && event->has_applied()) {
     worker->state = WorkerPut::kApplied;
@@ -50,10 +50,10 @@ absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
   offer.mutable_offer();
   withdraw.mutable_withdraw();
   for (Worker& worker : workers_) {
-    worker.why = worker.line->Send(offer, absl::Now() + times_.worker, [] { return false; });
+    worker.why = worker.line->Send(offer, SteadyNow() + times_.worker, [] { return false; });
     if (!worker.why.ok()) worker.state = WorkerPut::kOut;  // It will never hear of it.
   }
-  const absl::Time step_deadline = absl::Now() + step_timeout_;
+  const absl::Time step_deadline = SteadyNow() + step_timeout_;
   // Once nobody wants it, or one worker has it: ranks that vote end that within their timeout.
   absl::Time deadline = absl::InfiniteFuture();
   const absl::Duration patience = 2 * collective_timeout_ + times_.worker;
@@ -65,12 +65,12 @@ absl::StatusOr<v1::PutReply> LiveWriter::Offer() {
     for (const Worker& worker : workers_) states.push_back(worker.state);
     const bool has_news = std::any_of(states.begin(), states.end(),
                                       [](WorkerPut state) { return state != WorkerPut::kPending; });
-    if (has_news || is_withdrawn) deadline = std::min(deadline, absl::Now() + patience);
-    const PutVerdict verdict = Judge(states, given_up.ok(), absl::Now() >= deadline);
+    if (has_news || is_withdrawn) deadline = std::min(deadline, SteadyNow() + patience);
+    const PutVerdict verdict = Judge(states, given_up.ok(), SteadyNow() >= deadline);
     if (verdict == PutVerdict::kWithdraw && !is_withdrawn) {
       is_withdrawn = true;
       for (const Worker& worker : workers_)
-        (void)worker.line->Send(withdraw, absl::Now() + times_.worker, [] { return false; });
+        (void)worker.line->Send(withdraw, SteadyNow() + times_.worker, [] { return false; });
     }
     if (verdict != PutVerdict::kWait && verdict != PutVerdict::kWithdraw)
       return Conclude(verdict, given_up);

@@ -4,7 +4,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "coordinator/service/live/live_hub.h"
 #include "coordinator/service/live/worker_failure.h"
 #include "job/map_session.h"
@@ -25,10 +25,10 @@ absl::StatusOr<std::string> MapLine::AwaitOffered(absl::Time deadline,
   };
   while (!ready()) {
     if (cancelled()) return absl::CancelledError("the client is gone");
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= deadline)
       return absl::UnavailableError(absl::StrCat("worker '", worker_, "' does not answer"));
-    mu_.AwaitWithDeadline(absl::Condition(&ready), std::min(deadline, now + kPoll));
+    AwaitWithDeadline(&mu_, absl::Condition(&ready), std::min(deadline, now + kPoll));
   }
   if (closed_) return absl::CancelledError("the session was ended");
   if (!answer_.has_value())
@@ -78,10 +78,10 @@ absl::Status MapHub::Enter(const JobId& job, absl::Time deadline,
     const auto it = maps_.find(job);
     return it == maps_.end() || it->second < kMaxMapsOfAJob;
   };
-  while (
-      !mu_.AwaitWithDeadline(absl::Condition(&has_room), std::min(deadline, absl::Now() + kPoll))) {
+  while (!AwaitWithDeadline(&mu_, absl::Condition(&has_room),
+                            std::min(deadline, SteadyNow() + kPoll))) {
     if (cancelled()) return absl::CancelledError("the client is gone");
-    if (absl::Now() < deadline) continue;
+    if (SteadyNow() < deadline) continue;
     return absl::ResourceExhaustedError(absl::StrCat("job '", job.value(), "': ", kMaxMapsOfAJob,
                                                      " clients map its state already"));
   }

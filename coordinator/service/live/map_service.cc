@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/utf8.h"
 #include "job/live_plan.h"
 #include "proto/grpc_status.h"
@@ -51,15 +50,14 @@ class MapCall {
   absl::Status Run() {
     RETURN_IF_ERROR(OpenLines());
     RETURN_IF_ERROR(Tell());
-    absl::Notification client_ended;
+    SteadyNotification client_ended;
     ASSIGN_OR_RETURN(std::thread reader, StartThread("a client that maps state", [&] {
                        v1::LiveStateQuery more;
                        while (stream_->Read(&more)) continue;
                        client_ended.Notify();
                      }));
     absl::Status status;
-    while (status.ok() && !client_ended.WaitForNotificationWithTimeout(kWatchInterval))
-      status = CheckStillThere();
+    while (status.ok() && !client_ended.WaitWithTimeout(kWatchInterval)) status = CheckStillThere();
     if (!status.ok()) TellEnd(status, &client_ended);
     reader.join();
     return status;
@@ -68,18 +66,18 @@ class MapCall {
  private:
   // The status comes to the client once it has ended its side, which it is asked for. Where it does
   // not, or reads nothing, it is cut off.
-  void TellEnd(const absl::Status& why, absl::Notification* client_ended) {
+  void TellEnd(const absl::Status& why, SteadyNotification* client_ended) {
     CloseLines();  // What they give does not wait for it.
     v1::LiveMapReply last;
     last.mutable_ended()->set_code(why.raw_code());
     last.mutable_ended()->set_message(PrintableUtf8(why.message()));
-    absl::Notification written;
+    SteadyNotification written;
     absl::StatusOr<std::thread> writer = StartThread("the end of a client's map", [&] {
       (void)stream_->Write(last);
       written.Notify();
     });
-    const bool in_time = writer.ok() && written.WaitForNotificationWithTimeout(times_.client) &&
-                         client_ended->WaitForNotificationWithTimeout(times_.client);
+    const bool in_time = writer.ok() && written.WaitWithTimeout(times_.client) &&
+                         client_ended->WaitWithTimeout(times_.client);
     if (!in_time) context_->TryCancel();
     if (writer.ok()) writer->join();
   }
@@ -153,7 +151,7 @@ class MapCall {
 
   absl::Status Tell() {
     v1::LiveMapReply ready;
-    const absl::Time deadline = absl::Now() + times_.answer;
+    const absl::Time deadline = SteadyNow() + times_.answer;
     for (const auto& line : lines_) {
       ASSIGN_OR_RETURN(const std::string path,
                        line->AwaitOffered(deadline, [this] { return context_->IsCancelled(); }));
@@ -193,6 +191,8 @@ class MapCall {
 }  // namespace
 
 grpc::Status LiveMapService::MapLiveState(grpc::ServerContext* context, Stream* stream) {
+  if (absl::Status status = gate_->CheckKnown({context, "MapLiveState"}); !status.ok())
+    return ToGrpcStatus(status);
   v1::LiveStateQuery query;
   if (!stream->Read(&query))
     return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a query"));
@@ -205,7 +205,7 @@ grpc::Status LiveMapService::MapLiveState(grpc::ServerContext* context, Stream* 
     status = call.Plan(query);
     if (!status.ok()) return ToGrpcStatus(status);
     job = call.job();
-    status = hub_->Enter(job, absl::Now() + times_.answer, [&] { return context->IsCancelled(); });
+    status = hub_->Enter(job, SteadyNow() + times_.answer, [&] { return context->IsCancelled(); });
     if (!status.ok()) return ToGrpcStatus(status);
     status = call.Run();
   }
@@ -214,6 +214,8 @@ grpc::Status LiveMapService::MapLiveState(grpc::ServerContext* context, Stream* 
 }
 
 grpc::Status LiveMapRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
+  if (absl::Status status = gate_->CheckKnown({context, "LiveMapRelay"}); !status.ok())
+    return ToGrpcStatus(status);
   v1::LiveMapEvent event;
   if (!stream->Read(&event) || !event.has_hello())
     return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "coordinator/service/live/worker_failure.h"
 
 namespace tessera::coordinator {
@@ -32,11 +32,11 @@ absl::Status PutLine::Send(v1::PutCommand command, absl::Time deadline,
   };
   while (!ready()) {
     if (cancelled()) return absl::CancelledError("the client is gone");
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("worker '", worker_, "' takes nothing"));
     }
-    mu_.AwaitWithDeadline(absl::Condition(&ready), std::min(deadline, now + kPoll));
+    AwaitWithDeadline(&mu_, absl::Condition(&ready), std::min(deadline, now + kPoll));
   }
   const absl::Status trouble = TroubleLocked();
   if (trouble.ok()) commands_.push_back(std::move(command));
@@ -51,11 +51,11 @@ absl::StatusOr<v1::PutEvent> PutLine::Next(absl::Time deadline,
   };
   while (!ready()) {
     if (cancelled()) return absl::CancelledError("the client is gone");
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("worker '", worker_, "' does not answer"));
     }
-    mu_.AwaitWithDeadline(absl::Condition(&ready), std::min(deadline, now + kPoll));
+    AwaitWithDeadline(&mu_, absl::Condition(&ready), std::min(deadline, now + kPoll));
   }
   if (events_.empty()) return TroubleLocked();
   v1::PutEvent event = std::move(events_.front());

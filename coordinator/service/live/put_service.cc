@@ -14,6 +14,8 @@ namespace tessera::coordinator {
 grpc::Status LivePutService::PutLiveState(grpc::ServerContext* context,
                                           grpc::ServerReader<v1::PutRequest>* reader,
                                           v1::PutReply* reply) {
+  if (absl::Status status = gate_->CheckKnown({context, "PutLiveState"}); !status.ok())
+    return ToGrpcStatus(status);
   v1::PutRequest first;
   if (!reader->Read(&first) || !first.has_begin())
     return ToGrpcStatus(absl::InvalidArgumentError("the put does not begin with a begin"));
@@ -31,6 +33,8 @@ grpc::Status LivePutService::PutLiveState(grpc::ServerContext* context,
 }
 
 grpc::Status LivePutRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
+  if (absl::Status status = gate_->CheckKnown({context, "LivePutRelay"}); !status.ok())
+    return ToGrpcStatus(status);
   v1::PutEvent event;
   if (!stream->Read(&event) || !event.has_hello())
     return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "layout/reduced_parts.h"
 #include "worker/comm/collective_arguments.h"
 
@@ -88,7 +88,7 @@ absl::Status HostsCommunicator::Exchange(absl::Span<const int> peers,
                                          absl::Span<const PeerMesh::Part> sends,
                                          absl::Span<const PeerMesh::Part> receives) {
   return options_.mesh->Exchange(operation_, peers, sends, receives,
-                                 absl::Now() + options_.timeout + options_.host_grace);
+                                 SteadyNow() + options_.timeout + options_.host_grace);
 }
 
 absl::Status HostsCommunicator::ExchangeWith(int peer, absl::Span<const PeerMesh::Part> sends,
@@ -97,7 +97,7 @@ absl::Status HostsCommunicator::ExchangeWith(int peer, absl::Span<const PeerMesh
   if (!broken_.ok()) return broken_;
   operation_.digest = OperationDigest(Operation::kExchange, {});
   const absl::Status status =
-      options_.mesh->Exchange(operation_, {peer}, sends, receives, absl::Now() + timeout);
+      options_.mesh->Exchange(operation_, {peer}, sends, receives, SteadyNow() + timeout);
   return status.ok() ? status : Break(status);
 }
 

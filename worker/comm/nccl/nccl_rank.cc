@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 namespace {
@@ -57,14 +58,14 @@ absl::StatusOr<bool> NcclRank::LibraryIsDone(const std::string& call) {
 
 absl::Status NcclRank::Poll(const std::string& call,
                             absl::FunctionRef<absl::StatusOr<bool>()> done) {
-  const absl::Time deadline = absl::Now() + options_.timeout;
+  const absl::Time deadline = SteadyNow() + options_.timeout;
   for (int polls = 0;; ++polls) {
     ASSIGN_OR_RETURN(const bool is_done, done());
     // What was aborted is reached too, with whatever it left in memory.
     RETURN_IF_ERROR(ended_along());
     if (is_done) return absl::OkStatus();
     if (options_.aborted()) return absl::AbortedError(absl::StrCat(call, ": the epoch was ended"));
-    if (absl::Now() > deadline) {
+    if (SteadyNow() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           call, ": rank ", options_.rank, " waited ", absl::FormatDuration(options_.timeout),
           " for NCCL among ", options_.size, " ranks, which had all come"));
@@ -152,12 +153,12 @@ absl::Status NcclRank::Issue(const std::string& call, Group group) {
 
 absl::Status NcclRank::Await(const std::string& call) {
   stream_->Record(event_.get());
-  absl::Time ask_library = absl::Now() + kAskLibraryEvery;
+  absl::Time ask_library = SteadyNow() + kAskLibraryEvery;
   return Poll(call, [&]() -> absl::StatusOr<bool> {
     const bool reached = event_->Query();
     RETURN_IF_ERROR(Annotate(stream_->context()->status(), call));
-    if (reached || absl::Now() < ask_library) return reached;
-    ask_library = absl::Now() + kAskLibraryEvery;
+    if (reached || SteadyNow() < ask_library) return reached;
+    ask_library = SteadyNow() + kAskLibraryEvery;
     RETURN_IF_ERROR(LibraryIsDone(call).status());
     return false;
   });
@@ -172,9 +173,9 @@ absl::Status NcclRank::End(const absl::Status& reason) {
 
 absl::Status NcclRank::Drain() {
   stream_->Record(event_.get());
-  const absl::Time deadline = absl::Now() + options_.call_timeout;
+  const absl::Time deadline = SteadyNow() + options_.call_timeout;
   while (!event_->Query()) {  // An event of a broken device counts as reached.
-    if (absl::Now() > deadline) {
+    if (SteadyNow() > deadline) {
       phase_ = Next(phase_, NcclEvent::kAbortHung).next;
       return absl::DeadlineExceededError(absl::StrCat("the stream of NCCL did not end within ",
                                                       absl::FormatDuration(options_.call_timeout),

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 
@@ -39,7 +40,7 @@ absl::Status NcclThread::Run(absl::AnyInvocable<absl::Status()> work, absl::Dura
     return absl::UnavailableError("a call of NCCL never came back: the process must end");
   }
   state_->jobs.push_back(job);
-  if (state_->mu.AwaitWithTimeout(absl::Condition(&job->done), timeout)) return job->result;
+  if (AwaitWithTimeout(&state_->mu, absl::Condition(&job->done), timeout)) return job->result;
   state_->stuck = true;
   return absl::DeadlineExceededError(
       absl::StrCat("a call of NCCL did not come back within ", absl::FormatDuration(timeout)));

@@ -9,8 +9,8 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "worker/comm/operation_digest.h"
 #include "worker/comm/shm/process_memory.h"
 
@@ -133,7 +133,7 @@ absl::Status ShmCommunicator::Join() {
 }
 
 absl::Status ShmCommunicator::AwaitAll(WaitWord RankSlot::*word) {
-  const absl::Time deadline = absl::Now() + options_.join_timeout;
+  const absl::Time deadline = SteadyNow() + options_.join_timeout;
   for (int r = 0; r < options_.size; ++r) {
     const absl::Status status = WaitUntil(
         &(region_.slot(options_.channel, r)->*word),
@@ -175,7 +175,7 @@ absl::Status ShmCommunicator::Phase(uint32_t digest) {
     const int peer = (options_.rank + i) % options_.size;
     const RankSlot* slot = region_.slot(options_.channel, peer);
     if (!HasReached(slot->arrived.value.load(std::memory_order_acquire), phase)) {
-      if (deadline == absl::InfinitePast()) deadline = absl::Now() + timeout_;
+      if (deadline == absl::InfinitePast()) deadline = SteadyNow() + timeout_;
       RETURN_IF_ERROR(AwaitPeer(peer, phase, digest, deadline));
     }
     // A peer may be one phase ahead of this one, never two: it waits for this rank. So its digest

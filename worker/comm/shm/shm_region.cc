@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 namespace {
@@ -50,9 +51,9 @@ void ShmRegion::Supersede(uint32_t epoch) const {
 std::string ShmRegion::AbortReason(uint32_t epoch) const {
   const AbortBlock* block = abort_block();
   // Two may abort at once, and the one that has the word may not run yet, or have died.
-  const absl::Time deadline = absl::Now() + kReasonTimeout;
+  const absl::Time deadline = SteadyNow() + kReasonTimeout;
   while (block->claimed_epoch.load(std::memory_order_acquire) == epoch &&
-         block->reason_epoch.load(std::memory_order_acquire) < epoch && absl::Now() < deadline) {
+         block->reason_epoch.load(std::memory_order_acquire) < epoch && SteadyNow() < deadline) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   if (block->reason_epoch.load(std::memory_order_acquire) == epoch) {

@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "worker/comm/tcp/frame.h"
 
 namespace tessera {
@@ -167,8 +167,8 @@ absl::Status AsioMesh::Run(absl::Time deadline, const std::function<bool()>& sto
       break;
     }
     const auto left = absl::ToChronoNanoseconds(
-        std::min(std::max(deadline - absl::Now(), absl::ZeroDuration()), longest));
-    if (io_.run_one_for(left) == 0 && absl::Now() >= deadline) {
+        std::min(std::max(deadline - SteadyNow(), absl::ZeroDuration()), longest));
+    if (io_.run_one_for(left) == 0 && SteadyNow() >= deadline) {
       Fail(absl::DeadlineExceededError(""));  // The caller names who is missing.
     }
   }
