@@ -51,7 +51,8 @@ absl::Status CallUntil(
     context.set_deadline(GrpcDeadline(std::min(deadline, SteadyNow() + kCallDeadline)));
     const absl::Status status = FromGrpcStatus(call(stub.get(), &context));
     if (status.ok()) return status;
-    if (!IsRetryable(status) && !try_again(status)) return status;
+    // Nobody here cancels a call: the server does that, when it stops.
+    if (!IsRetryable(status) && !absl::IsCancelled(status) && !try_again(status)) return status;
     if (answer.ok() || !absl::IsDeadlineExceeded(status)) answer = status;
     const absl::Duration delay = RetryDelay(kRetry, attempt, /*uniform=*/0.5);
     if (SteadyNow() + delay >= deadline) {

@@ -54,8 +54,8 @@ absl::StatusOr<Coordinator> Coordinator::Restore(const CoordinatorOptions& optio
 void Coordinator::Accept() {
   heard_saves_.erase(heard_saves_.begin(), heard_saves_.begin() + noted_saves_);
   noted_saves_ = 0;
-  if (!before_.has_value()) return;
-  before_.reset();
+  if (undos_.empty()) return;
+  undos_.clear();
   for (const JobId& job : replaced_) unreadable_.erase(job);
   replaced_.clear();
   for (auto it = runtimes_.begin(); it != runtimes_.end();) {
@@ -72,8 +72,7 @@ void Coordinator::Accept() {
 void Coordinator::Rollback() {
   noted_saves_ = 0;
   replaced_.clear();
-  if (before_.has_value()) state_ = *std::move(before_);
-  before_.reset();
+  for (; !undos_.empty(); undos_.pop_back()) undos_.back()(&state_);
 }
 
 void Coordinator::NameCluster(const std::string& id, Effects* effects) {
@@ -81,7 +80,7 @@ void Coordinator::NameCluster(const std::string& id, Effects* effects) {
 }
 
 void Coordinator::Put(StateRecord record, Effects* effects) {
-  if (!before_.has_value()) before_ = state_;
+  undos_.push_back(state_.UndoOf(record));
   state_.Apply(record);
   effects->records.push_back(std::move(record));
 }

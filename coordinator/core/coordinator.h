@@ -217,7 +217,7 @@ class Coordinator {
 
   CoordinatorOptions options_;
   DurableState state_;
-  std::optional<DurableState> before_;  // Set while changes wait for Accept or Rollback.
+  std::vector<DurableState::Undo> undos_;  // Of the changes that wait for Accept or Rollback.
   Liveness liveness_;
   std::set<WorkerId> away_;  // Have had no stream since they registered, or it has ended.
   std::map<JobId, EpochRuntime> runtimes_;

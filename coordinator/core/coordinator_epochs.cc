@@ -1,4 +1,5 @@
 // The epoch protocol of coordinator.h: facts in, at most one epoch opened or begun a job, out.
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,7 +18,27 @@ constexpr char kPartIsGone[] = "a part of its shards is gone with a worker's mem
 void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
   std::vector<JobId> ids;
   for (const auto& [id, job] : state_.jobs()) ids.push_back(id);
-  for (const JobId& id : ids) Advance(id, now, effects);
+  // Of many jobs most are new, and wait for devices. One that needs more than there are is not
+  // looked at further, nor one for which there was no place when another needed the same.
+  int64_t max_free = state_.MaxFreeDevices();
+  std::set<std::pair<int32_t, int32_t>> in_vain;
+  for (const JobId& id : ids) {
+    const Job& job = *state_.FindJob(id);
+    const JobConfig& config = job.spec->config;
+    const std::pair<int32_t, int32_t> needs(config.world_size, config.shard_group_size);
+    const bool is_new = job.status.state == JobState::kWaiting && !job.status.bound &&
+                        job.status.placements.empty() && avoided_.count(id) == 0 &&
+                        !IsBehind(id, job);
+    if (is_new && (config.world_size > max_free || in_vain.count(needs) > 0)) continue;
+    const size_t num_changes = effects->records.size();
+    Advance(id, now, effects);
+    if (effects->records.size() != num_changes) {
+      max_free = state_.MaxFreeDevices();
+      in_vain.clear();
+    } else if (is_new) {
+      in_vain.insert(needs);
+    }
+  }
 }
 
 void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {

@@ -66,6 +66,62 @@ void DurableState::Apply(const StateRecord& record) {
              record);
 }
 
+DurableState::Undo DurableState::UndoOfJob(const JobId& id) const {
+  const auto job = jobs_.find(id);
+  if (job == jobs_.end()) return [id](DurableState* state) { state->jobs_.erase(id); };
+  return [id, before = job->second](DurableState* state) { state->jobs_[id] = before; };
+}
+
+DurableState::Undo DurableState::UndoOfMember(const WorkerId& id) const {
+  const Member* member = members_.Find(id);
+  if (member == nullptr) return [id](DurableState* state) { state->members_.Forget(id); };
+  return [id, before = *member](DurableState* state) { state->members_.Put(id, before); };
+}
+
+DurableState::Undo DurableState::UndoOfRequest(const std::string& id) const {
+  const Request* request = requests_.Find(id);
+  if (request == nullptr) return [id](DurableState* state) { state->requests_.Forget(id); };
+  return [id, before = *request](DurableState* state) { state->requests_.Put(id, before); };
+}
+
+DurableState::Undo DurableState::UndoOf(const StateRecord& record) const {
+  const auto of_deleted = [this]() -> Undo {
+    return [before = deleted_](DurableState* state) { state->deleted_ = before; };
+  };
+  return std::visit(Overloaded{
+                        [&](const DeletedJobRecord&) { return of_deleted(); },
+                        [&](const DeletedJobGoneRecord&) { return of_deleted(); },
+                        [&](const ClusterRecord&) -> Undo {
+                          return [before = cluster_](DurableState* state) {
+                            state->cluster_ = before;
+                          };
+                        },
+                        [&](const MemberRecord& r) { return UndoOfMember(r.worker); },
+                        [&](const MemberGoneRecord& r) { return UndoOfMember(r.worker); },
+                        [&](const RequestRecord& r) { return UndoOfRequest(r.request_id); },
+                        [&](const RequestGoneRecord& r) { return UndoOfRequest(r.request_id); },
+                        [](const OrderRecord&) -> Undo { return [](DurableState*) {}; },
+                        [](const EpochOverRecord&) -> Undo { return [](DurableState*) {}; },
+                        [&](const auto& r) { return UndoOfJob(r.job); },
+                    },
+                    record);
+}
+
+int64_t DurableState::MaxFreeDevices() const {
+  int64_t free = 0;
+  for (const auto& [worker, member] : members_.members()) {
+    if (!member.lost) free += member.num_devices;
+  }
+  for (const auto& [id, job] : jobs_) {
+    if (IsOver(job.status.state)) continue;
+    for (const RankPlacement& placement : job.status.placements) {
+      const Member* member = members_.Find(placement.worker);
+      free -= member != nullptr && !member->lost && placement.device < member->num_devices;
+    }
+  }
+  return free;
+}
+
 absl::Status DurableState::CheckConsistent() const {
   for (const auto& [id, job] : jobs_) {
     if (job.spec == nullptr) {

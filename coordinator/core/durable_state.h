@@ -3,6 +3,7 @@
 #ifndef TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
 #define TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -39,6 +40,9 @@ class DurableState {
   explicit DurableState(int64_t request_capacity = 4096) : requests_(request_capacity) {}
 
   void Apply(const StateRecord& record);
+  // Takes back a record that is about to be applied; those applied after it are taken back first.
+  using Undo = std::function<void(DurableState* state)>;
+  Undo UndoOf(const StateRecord& record) const;
   // Whether what was replayed belongs together.
   // Errors: DataLoss  a job without a spec, or with ranks that do not fit it
   absl::Status CheckConsistent() const;
@@ -53,6 +57,8 @@ class DurableState {
 
   // Devices that jobs other than `job` hold; one that is over holds none.
   std::set<DeviceId> ClaimedByOthers(const JobId& job) const;
+  // At least as many devices as there are of live workers without a job.
+  int64_t MaxFreeDevices() const;
   // Lost workers on which no job has a rank: nothing is gained by remembering them.
   std::vector<WorkerId> ForgettableMembers() const;
   // Empty, or why the ranks of `status` cannot go on where they are: "worker 'a' does not answer".
@@ -62,6 +68,9 @@ class DurableState {
 
  private:
   DeletedJobs& OwnDeleted();
+  Undo UndoOfJob(const JobId& id) const;
+  Undo UndoOfMember(const WorkerId& id) const;
+  Undo UndoOfRequest(const std::string& id) const;
 
   std::map<JobId, Job> jobs_;
   MemberRegistry members_;

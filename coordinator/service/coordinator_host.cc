@@ -22,7 +22,8 @@ namespace tessera::coordinator {
 namespace {
 
 // How often somebody who waits looks whether its caller is gone.
-constexpr absl::Duration kCancelPoll = absl::Milliseconds(100);
+// How often a call that waits looks whether its caller is still there.
+constexpr absl::Duration kCancelPoll = absl::Milliseconds(250);
 
 // A random name, of which there is no other.
 std::string NewClusterId() {
@@ -137,6 +138,7 @@ void CoordinatorHost::Stop() {
     for (auto& [worker, outbox] : outboxes_) outbox->Close();
     outboxes_.clear();
   }
+  waits_.WakeAll();
   if (ticker_.joinable()) ticker_.join();
 }
 
@@ -210,6 +212,7 @@ void CoordinatorHost::DeliverLocked(Effects effects) {
     if (outbox != outboxes_.end()) outbox->second->Push(std::move(outgoing.command));
   }
   for (const JobId& job : effects.changed_jobs) {
+    waits_.WakeThoseOf(job);  // They look once this has let go of the lock.
     absl::StatusOr<JobView> view = core_.GetJob(job);
     if (!view.ok()) {
       changed_at_.erase(job);
@@ -383,39 +386,39 @@ absl::Status CoordinatorHost::Run(Handler handler) {
 }
 
 absl::Status CoordinatorHost::AwaitCore(
+    const std::vector<JobId>& jobs,
     absl::FunctionRef<std::optional<absl::Status>(const Coordinator&)> look,
     absl::FunctionRef<bool()> cancelled) {
-  absl::MutexLock lock(&mu_);
+  JobWaits::Wait wait(&waits_, jobs);
   while (true) {
-    if (stopped_) return Stopping();
+    {
+      absl::MutexLock lock(&mu_);
+      if (stopped_) return Stopping();
+      if (std::optional<absl::Status> status = look(core_)) return *std::move(status);
+    }
     if (cancelled()) return absl::CancelledError("the caller is gone");
-    if (std::optional<absl::Status> status = look(core_)) return *std::move(status);
-    const int64_t seen = generation_;
-    const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-      return stopped_ || generation_ > seen;
-    };
-    AwaitWithTimeout(&mu_, absl::Condition(&ready), kCancelPoll);
+    wait.Await(kCancelPoll);
   }
 }
 
 absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* generation,
                                                      absl::FunctionRef<bool()> cancelled) {
-  absl::MutexLock lock(&mu_);
+  JobWaits::Wait wait(&waits_, {job});
   while (true) {
-    if (stopped_) return Stopping();
-    if (cancelled()) return absl::CancelledError("the caller is gone");
-    ASSIGN_OR_RETURN(JobView view, core_.GetJob(job));
-    // A job that has not changed since this process began counts as changed once, at 1.
-    const int64_t changed_at = changed_at_.emplace(job, 1).first->second;
-    if (changed_at > *generation) {
-      *generation = changed_at;
-      return view;
+    {
+      absl::MutexLock lock(&mu_);
+      if (stopped_) return Stopping();
+      ASSIGN_OR_RETURN(JobView view, core_.GetJob(job));
+      // A job that has not changed since this process began counts as changed once, at 1.
+      const int64_t changed_at = changed_at_.emplace(job, 1).first->second;
+      if (changed_at > *generation) {
+        *generation = changed_at;
+        return view;
+      }
     }
-    const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-      auto it = changed_at_.find(job);
-      return stopped_ || it == changed_at_.end() || it->second > *generation;
-    };
-    AwaitWithTimeout(&mu_, absl::Condition(&ready), kCancelPoll);
+    do {
+      if (cancelled()) return absl::CancelledError("the caller is gone");
+    } while (!wait.Await(kCancelPoll));
   }
 }
 

@@ -25,6 +25,7 @@
 #include "base/clock.h"
 #include "coordinator/core/coordinator.h"
 #include "coordinator/service/codec.h"
+#include "coordinator/service/job_waits.h"
 #include "coordinator/service/outbox.h"
 #include "coordinator/storage/journal.h"
 
@@ -91,9 +92,10 @@ class CoordinatorHost {
   using Handler =
       absl::FunctionRef<absl::Status(Coordinator& core, absl::Time now, Effects* effects)>;
   absl::Status Run(Handler handler);
-  // Waits until `look`, which is called anew as jobs change, has a status, and returns it.
-  // Errors: Cancelled, Unavailable, and that status.
-  absl::Status AwaitCore(absl::FunctionRef<std::optional<absl::Status>(const Coordinator&)> look,
+  // Waits until `look`, which is called again as these jobs change, and now and then, has a status,
+  // and returns it. Errors: Cancelled, Unavailable, and that status.
+  absl::Status AwaitCore(const std::vector<JobId>& jobs,
+                         absl::FunctionRef<std::optional<absl::Status>(const Coordinator&)> look,
                          absl::FunctionRef<bool()> cancelled);
 
   // Waits until the job differs from what `*generation` saw (0: nothing yet), and updates it.
@@ -115,6 +117,7 @@ class CoordinatorHost {
 
   const Options options_;
   const std::string cluster_;
+  JobWaits waits_;
   absl::Mutex mu_;
   const std::unique_ptr<Journal> journal_ ABSL_PT_GUARDED_BY(mu_);
   Coordinator core_ ABSL_GUARDED_BY(mu_);

@@ -218,6 +218,9 @@ absl::Span<const Target> Targets() {
       {"live_replies", LiveReplies},
       {"put_commands", PutCommands},
       {"put_requests", PutRequests},
+      {"coordinator_events", CoordinatorEvents},
+      {"journal_rows", JournalRows},
+      {"mesh_frames", MeshFrames},
   };
   return kTargets;
 }

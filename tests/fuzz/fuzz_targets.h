@@ -45,6 +45,15 @@ void PutCommands(absl::string_view bytes);
 // PutRequest...: what a client sends a coordinator.
 void PutRequests(absl::string_view bytes);
 
+// Of a coordinator: what clients and workers say, each behind a GetJobRequest whose job_id says
+// what it is: "c" CreateJob, "d" DeleteJob, "w" RegisterWorker, "o" Connect, "e" an event of a
+// stream, "s" RequestSave, "x" CancelSave; and "t" alone: some time passes.
+void CoordinatorEvents(absl::string_view bytes);
+// The rows of its journal: VaultPut..., of which `part` is the key and `owner` the value.
+void JournalRows(absl::string_view bytes);
+// A greeting, a frame's header and an address of the ranks' mesh.
+void MeshFrames(absl::string_view bytes);
+
 struct Target {
   absl::string_view name;  // As the folder of its corpus.
   void (*run)(absl::string_view bytes);

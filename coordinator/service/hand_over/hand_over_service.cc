@@ -140,9 +140,9 @@ absl::Status HandOverService::RunOffer(grpc::ServerContext* context,
   RETURN_IF_ERROR(host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
     return core.OfferHandOver(offer, now, effects);
   }));
-  const absl::Status status =
-      host_->AwaitCore([&](const Coordinator& core) { return LookAtOffer(core, offer, reply); },
-                       [context] { return context->IsCancelled(); });
+  const absl::Status status = host_->AwaitCore(
+      {offer.job}, [&](const Coordinator& core) { return LookAtOffer(core, offer, reply); },
+      [context] { return context->IsCancelled(); });
   if (!status.ok()) {
     host_
         ->Run([&](Coordinator& core, absl::Time, Effects*) {
@@ -177,7 +177,7 @@ grpc::Status HandOverService::AwaitEnd(grpc::ServerContext* context,
     Encode(*view, reply);
     return absl::OkStatus();
   };
-  return ToGrpcStatus(host_->AwaitCore(look, [context] { return context->IsCancelled(); }));
+  return ToGrpcStatus(host_->AwaitCore({job}, look, [context] { return context->IsCancelled(); }));
 }
 
 grpc::Status HandOverService::Cancel(grpc::ServerContext* context,
@@ -219,7 +219,7 @@ grpc::Status HandOverService::Get(grpc::ServerContext* context,
       reply->add_trainer_states(state);
     return absl::OkStatus();
   };
-  return ToGrpcStatus(host_->AwaitCore(look, [context] { return context->IsCancelled(); }));
+  return ToGrpcStatus(host_->AwaitCore({job}, look, [context] { return context->IsCancelled(); }));
 }
 
 grpc::Status HandOverService::Read(grpc::ServerContext* context,
@@ -254,6 +254,7 @@ absl::Status HandOverService::RunTakeOver(grpc::ServerContext* context,
     return core.TakeOverJob(event, now, effects);
   }));
   return host_->AwaitCore(
+      {event.job, event.taker},
       [&](const Coordinator& core) { return LookAtTakeOver(core, event, reply); },
       [context] { return context->IsCancelled(); });
 }
