@@ -73,7 +73,7 @@ void ProcessCluster::PlaceOnHost(size_t host, std::vector<std::string>* args) co
 void ProcessCluster::StartWorker(const std::string& executor_faults) {
   std::vector<std::string> args = {
       "worker/tessera-worker",
-      "--coordinator=" + coordinator_address(),
+      "--coordinator=" + dialled_address(),
       "--worker-id=w",
       absl::StrCat("--devices=", split_ ? world_size_ - on_second_ : world_size_),
       "--socket-dir=" + folder_,
@@ -88,7 +88,7 @@ void ProcessCluster::StartWorker(const std::string& executor_faults) {
 
 void ProcessCluster::StartSecondWorker(const std::string& executor_faults) {
   std::vector<std::string> args = {"worker/tessera-worker",
-                                   "--coordinator=" + coordinator_address(),
+                                   "--coordinator=" + dialled_address(),
                                    "--worker-id=" + second_id_,
                                    absl::StrCat("--devices=", on_second_),
                                    "--socket-dir=" + folder_ + "/" + second_id_,
@@ -105,7 +105,7 @@ void ProcessCluster::StartSpareWorker() {
   const std::string sockets = folder_ + "/spare";
   std::filesystem::create_directory(sockets);
   auto started = ChildProcess::Start(
-      {"worker/tessera-worker", "--coordinator=" + coordinator_address(), "--worker-id=w2",
+      {"worker/tessera-worker", "--coordinator=" + dialled_address(), "--worker-id=w2",
        absl::StrCat("--devices=", world_size_), "--socket-dir=" + sockets,
        "--executor-binary=worker/tessera-executor", "--keep-memory=0"},
       folder_ + "/spare.log");
@@ -119,7 +119,7 @@ void ProcessCluster::StartSpareWorker() {
 void ProcessCluster::StartTrainer(int rank, bool replace) {
   std::vector<std::string> args = {
       "tests/fault/toy_trainer",
-      "--coordinator=" + coordinator_address(),
+      "--coordinator=" + dialled_address(),
       "--worker=" + (split_ && rank >= world_size_ - on_second_
                          ? absl::StrCat("unix:", folder_, "/", second_id_, "/worker.sock")
                          : worker_address()),

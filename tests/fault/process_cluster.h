@@ -53,6 +53,10 @@ class ProcessCluster : public testing::Test {
   std::string coordinator_address() const {
     return (hosts_.empty() ? "127.0.0.1" : hosts_[0].address) + ":" + std::to_string(port_);
   }
+  // Where workers and trainers find the coordinator.
+  std::string dialled_address() const {
+    return proxy_address_.empty() ? coordinator_address() : proxy_address_;
+  }
   std::string worker_address() const { return "unix:" + folder_ + "/worker.sock"; }
 
   std::string folder_;
@@ -77,6 +81,7 @@ class ProcessCluster : public testing::Test {
   bool split_ = false;
   int on_second_ = 1;  // Ranks that are left for the second worker.
   std::string second_id_ = "x";
+  std::string proxy_address_;      // Between them and the coordinator; empty: there is none.
   std::string keep_memory_ = "0";  // Of workers, while their daemon is away.
   std::unique_ptr<demo::ChildProcess> coordinator_, worker_, second_worker_, spare_worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
