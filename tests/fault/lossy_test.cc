@@ -1,5 +1,6 @@
-// What clients and workers tell the coordinator, and what it answers, is lost, repeated and delayed:
-// the job goes on, and the final model is the same bytes as that of an undisturbed run. Real processes.
+// What clients and workers tell the coordinator, and what it answers, is lost, repeated and
+// delayed: the job goes on, and the final model is the same bytes as that of an undisturbed run.
+// Real processes.
 #include <signal.h>
 #include <unistd.h>
 
@@ -31,10 +32,10 @@ class LossyTest : public ProcessCluster, public testing::WithParamInterface<int>
   // In front of the coordinator, which runs.
   void StartProxy(int per_mille) {
     const std::string port_file = folder_ + "/proxy.port";
-    auto started = demo::ChildProcess::Start(
-        {"tests/fault/lossy/lossy_proxy", coordinator_address(), port_file,
-         absl::StrCat(GetParam()), absl::StrCat(per_mille)},
-        folder_ + "/proxy.log");
+    auto started =
+        demo::ChildProcess::Start({"tests/fault/lossy/lossy_proxy", coordinator_address(),
+                                   port_file, absl::StrCat(GetParam()), absl::StrCat(per_mille)},
+                                  folder_ + "/proxy.log");
     ASSERT_OK(started);
     proxy_ = *std::move(started);
     int port = 0;

@@ -116,8 +116,16 @@ class Call {
   }
 
  private:
-  enum Event { kStarted = 1, kServerRead, kServerWrote, kClientWrote, kClientDone, kClientRead,
-               kClientFinished, kServerFinished };
+  enum Event {
+    kStarted = 1,
+    kServerRead,
+    kServerWrote,
+    kClientWrote,
+    kClientDone,
+    kClientRead,
+    kClientFinished,
+    kServerFinished
+  };
   static void* Tag(Event event) { return reinterpret_cast<void*>(static_cast<intptr_t>(event)); }
   static grpc::Status Lost() { return {grpc::StatusCode::UNAVAILABLE, "lost on the way"}; }
 
