@@ -1,5 +1,7 @@
 #include "base/steady_time.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <map>
@@ -54,6 +56,10 @@ class Alarms {
       if (!thread.ok()) return false;
       thread->detach();
       is_running_ = true;
+      // A forked process has the alarms of threads that it has not, and not the thread that keeps
+      // them.
+      static const int registered = pthread_atfork(&BeforeFork, &InParent, &InChild);
+      (void)registered;
     }
     alarm->at = alarmed_.emplace(deadline, alarm);
     if (alarm->at == alarmed_.begin()) earlier_.notify_one();
@@ -65,6 +71,10 @@ class Alarms {
   }
 
  private:
+  static void BeforeFork();
+  static void InParent();
+  static void InChild();
+
   void Run() {
     std::unique_lock<std::mutex> lock(mu_);
     while (true) {
@@ -94,6 +104,14 @@ class Alarms {
 Alarms& ProcessAlarms() {
   static Alarms* const alarms = new Alarms;
   return *alarms;
+}
+
+void Alarms::BeforeFork() { ProcessAlarms().mu_.lock(); }
+void Alarms::InParent() { ProcessAlarms().mu_.unlock(); }
+void Alarms::InChild() {
+  ProcessAlarms().alarmed_.clear();
+  ProcessAlarms().is_running_ = false;
+  ProcessAlarms().mu_.unlock();
 }
 
 }  // namespace

@@ -160,10 +160,6 @@ absl::StatusOr<UniqueFd> LocalListener::Number(const UniqueFd& connection, uid_t
     if (it->second.user == user && it->second.ended_at != absl::InfiniteFuture())
       number = it->first;
   }
-  if (number < 0 && has >= kMaxConnectionsOfUser) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("uid ", user, " has ", kMaxConnectionsOfUser, " connections already"));
-  }
   // The lowest that is free and nobody's, or one of his own again.
   UniqueFd copy;
   for (int least = std::max(number, 0);; least = copy.get() + 1) {
@@ -171,6 +167,10 @@ absl::StatusOr<UniqueFd> LocalListener::Number(const UniqueFd& connection, uid_t
     if (!copy.valid()) return ErrnoStatus(errno, absl::StrCat("a connection of uid ", user));
     const auto owner = owned_.find(copy.get());
     if (owner == owned_.end() || owner->second.user == user) break;
+  }
+  if (owned_.count(copy.get()) == 0 && has >= kMaxConnectionsOfUser) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("uid ", user, " has ", kMaxConnectionsOfUser, " connections already"));
   }
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);

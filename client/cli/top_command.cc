@@ -71,7 +71,7 @@ absl::StatusOr<v1::ListJobsResponse> GetJobs(const Flags& flags, JobsClient* cli
 absl::Status PrintOnce(const Flags& flags, JobsClient* client, const Console& console) {
   ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, GetJobs(flags, client));
   TopView view(flags.endpoint.Coordinator().address);
-  *console.out << (flags.json ? JobsJson(jobs) : view.Frame(jobs, SteadyNow()));
+  *console.out << (flags.json ? JobsJson(jobs) : view.Frame(jobs, WallNow()));
   return absl::OkStatus();
 }
 
@@ -85,7 +85,7 @@ absl::Status Run(const Flags& flags, const Console& console) {
   TopView view(flags.endpoint.Coordinator().address);
   const auto next_frame = [&]() -> absl::StatusOr<std::string> {
     ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, GetJobs(flags, client.get()));
-    return CropFrame(view.Frame(jobs, SteadyNow()), TerminalRows() - 1);
+    return CropFrame(view.Frame(jobs, WallNow()), TerminalRows() - 1);
   };
   return RunLive(
       next_frame, [&] { return signals->Wait(absl::Seconds(1)); }, console.out);

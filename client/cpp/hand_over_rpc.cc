@@ -44,7 +44,8 @@ absl::StatusOr<v1::HandOverInfo> CallUntil(const DialOptions& coordinator, absl:
     v1::HandOverInfo info;
     const absl::Status status = FromGrpcStatus(call(stub.get(), &context, &info));
     if (status.ok()) return info;
-    const bool is_away = absl::IsUnavailable(status);
+    // Nobody here cancels a call: the coordinator does that, when it stops.
+    const bool is_away = absl::IsUnavailable(status) || absl::IsCancelled(status);
     if (!is_away && !absl::IsDeadlineExceeded(status)) return status;
     if (!is_away || SteadyNow() + kRetryEvery >= deadline) {
       return absl::DeadlineExceededError(

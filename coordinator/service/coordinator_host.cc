@@ -278,26 +278,6 @@ std::vector<CoordinatorHost::WorkerView> CoordinatorHost::ListWorkers() {
   return views;
 }
 
-absl::StatusOr<SaveView> CoordinatorHost::RequestSave(const RequestSaveEvent& event) {
-  absl::StatusOr<SaveView> view = Stopping();
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
-    view = core.RequestSave(event, now, effects);
-    return view.status();
-  }));
-  return view;
-}
-
-absl::StatusOr<SaveView> CoordinatorHost::CancelSave(const JobId& job, int64_t number) {
-  absl::StatusOr<SaveView> view = Stopping();
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
-    view = core.CancelSave(job, number, now, effects);
-    return view.status();
-  }));
-  return view;
-}
-
 absl::StatusOr<SaveView> CoordinatorHost::GetSave(const JobId& job, int64_t number) {
   absl::MutexLock lock(&mu_);
   return core_.GetSave(job, number);
@@ -416,9 +396,8 @@ absl::StatusOr<JobView> CoordinatorHost::AwaitChange(const JobId& job, int64_t* 
         return view;
       }
     }
-    do {
-      if (cancelled()) return absl::CancelledError("the caller is gone");
-    } while (!wait.Await(kCancelPoll));
+    if (cancelled()) return absl::CancelledError("the caller is gone");
+    wait.Await(kCancelPoll);  // A job that its workers alone have goes without a change.
   }
 }
 

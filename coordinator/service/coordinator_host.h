@@ -66,8 +66,6 @@ class CoordinatorHost {
   std::vector<JobView> ListJobs();
   // Returns the number of this life.
   absl::StatusOr<Incarnation> RegisterWorker(const RegisterWorkerEvent& event);
-  absl::StatusOr<SaveView> RequestSave(const RequestSaveEvent& event);
-  absl::StatusOr<SaveView> CancelSave(const JobId& job, int64_t number);
   absl::StatusOr<SaveView> GetSave(const JobId& job, int64_t number);
   absl::StatusOr<std::vector<SaveView>> ListSaves(const JobId& job);
 

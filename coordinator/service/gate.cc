@@ -57,6 +57,12 @@ absl::Status Gate::CheckJob(const Call& call, Right right, Caller* caller) const
   return status.ok() ? status : Refuse(caller->identity, call, status);
 }
 
+absl::Status Gate::CheckSame(const absl::StatusOr<JobView>& job, const Caller& caller) {
+  RETURN_IF_ERROR(job.status());
+  if (caller.creation == Creation() || job->creation == caller.creation) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("job '", job->id.value(), "' was deleted meanwhile"));
+}
+
 absl::Status Gate::CheckKnown(const Call& call) const {
   const absl::StatusOr<std::string> identity = identities_.Of(*call.context);
   return identity.ok() ? absl::OkStatus() : Refuse("unknown", call, identity.status());

@@ -58,6 +58,11 @@ class Gate {
   grpc::Status ChangeAsWorker(const Call& call, const std::string& worker,
                               absl::FunctionRef<absl::Status()> body) const;
 
+  // Whether `job` is still the one that the caller was let in for.
+  // Errors: NotFound  it was deleted meanwhile, whether or not there is another one of its id; and
+  //         the view's own
+  static absl::Status CheckSame(const absl::StatusOr<JobView>& job, const Caller& caller);
+
   const AccessRules& rules() const { return rules_; }
 
  private:

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "base/wall_time.h"
 #include "coordinator/core/order_validator.h"
 #include "coordinator/storage/records.pb.h"
 #include "job/job_codec.h"
@@ -54,15 +55,15 @@ journal::Save EncodeSave(const Save& save) {
   encoded.set_in_foreground(save.form.in_foreground);
   encoded.set_no_overwrite(save.form.no_overwrite);
   encoded.set_state(static_cast<journal::Save::State>(save.state));
-  encoded.set_requested_ns(absl::ToUnixNanos(save.requested_at));
+  encoded.set_requested_ns(absl::ToUnixNanos(ToWallTime(save.requested_at)));
   if (save.expires_at != absl::InfiniteFuture())
-    encoded.set_expires_ns(absl::ToUnixNanos(save.expires_at));
+    encoded.set_expires_ns(absl::ToUnixNanos(ToWallTime(save.expires_at)));
   encoded.set_tries(save.tries);
   encoded.set_last_failure(save.last_failure);
   encoded.set_cancelled(save.cancelled);
   encoded.set_step(save.step.value());
   encoded.set_ended_sequence(save.ended_sequence);
-  encoded.set_ended_ns(absl::ToUnixNanos(save.ended_at));
+  encoded.set_ended_ns(absl::ToUnixNanos(ToWallTime(save.ended_at)));
   encoded.set_epoch(save.epoch.value());
   encoded.set_ordinal(save.ordinal);
   encoded.set_took_ns(absl::ToInt64Nanoseconds(save.took));
@@ -108,7 +109,7 @@ struct Encoder {
     hand_over.set_number(from.number);
     hand_over.set_step(from.step.value());
     hand_over.set_frozen(from.frozen);
-    hand_over.set_deadline_unix_ms(absl::ToUnixMillis(from.deadline));
+    hand_over.set_deadline_unix_ms(absl::ToUnixMillis(ToWallTime(from.deadline)));
     hand_over.set_taker(from.taker.value());
     hand_over.set_taker_creation(from.taker_creation.value());
     hand_over.set_reason(from.reason);
@@ -242,7 +243,7 @@ absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& j
   hand_over.number = message.number();
   hand_over.step = Step(message.step());
   hand_over.frozen = message.frozen();
-  hand_over.deadline = absl::FromUnixMillis(message.deadline_unix_ms());
+  hand_over.deadline = FromWallTime(absl::FromUnixMillis(message.deadline_unix_ms()));
   hand_over.taker = JobId(message.taker());
   hand_over.taker_creation = Creation(message.taker_creation());
   hand_over.reason = message.reason();
@@ -265,14 +266,15 @@ absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key) {
                message.in_parts(),    message.with_replicas(), message.in_foreground(),
                message.no_overwrite()};
   save.state = static_cast<SaveState>(message.state());
-  save.requested_at = absl::FromUnixNanos(message.requested_ns());
-  if (message.expires_ns() != 0) save.expires_at = absl::FromUnixNanos(message.expires_ns());
+  save.requested_at = FromWallTime(absl::FromUnixNanos(message.requested_ns()));
+  if (message.expires_ns() != 0)
+    save.expires_at = FromWallTime(absl::FromUnixNanos(message.expires_ns()));
   save.tries = message.tries();
   save.last_failure = message.last_failure();
   save.cancelled = message.cancelled();
   save.step = Step(message.step());
   save.ended_sequence = message.ended_sequence();
-  save.ended_at = absl::FromUnixNanos(message.ended_ns());
+  save.ended_at = FromWallTime(absl::FromUnixNanos(message.ended_ns()));
   save.epoch = Epoch(message.epoch());
   save.ordinal = message.ordinal();
   save.took = absl::Nanoseconds(message.took_ns());
@@ -371,7 +373,8 @@ std::optional<JobId> JobOfRow(const JournalRow& row) {
 }
 
 bool CanDoWithout(const JournalRow& row) {
-  return absl::StartsWith(row.key, "member/") || absl::StartsWith(row.key, "request/");
+  return absl::StartsWith(row.key, "member/") || absl::StartsWith(row.key, "request/") ||
+         absl::StartsWith(row.key, "value/");  // Of a service that is gone.
 }
 
 }  // namespace tessera::coordinator

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "base/wall_time.h"
 #include "checkpoint/storage/storage_path.h"
 #include "coordinator/service/field_checks.h"
 
@@ -156,9 +157,10 @@ v1::Save Encode(const JobId& job, const SaveView& view) {
   encoded.set_requested(save.requested());
   *encoded.mutable_form() = EncodeSaveForm(save.form);
   encoded.set_state(EncodeState(save.state));
-  if (save.requested()) encoded.set_requested_unix_ms(absl::ToUnixMillis(save.requested_at));
+  if (save.requested())
+    encoded.set_requested_unix_ms(absl::ToUnixMillis(ToWallTime(save.requested_at)));
   if (save.expires_at != absl::InfiniteFuture())
-    encoded.set_expires_unix_ms(absl::ToUnixMillis(save.expires_at));
+    encoded.set_expires_unix_ms(absl::ToUnixMillis(ToWallTime(save.expires_at)));
   encoded.set_tries(save.tries);
   encoded.set_last_failure(save.last_failure);
   encoded.set_cancel_requested(save.cancelled);
@@ -167,7 +169,7 @@ v1::Save Encode(const JobId& job, const SaveView& view) {
   encoded.set_all_bytes(view.all_bytes);
   encoded.set_step(save.step.value());
   if (save.state != SaveState::kEnded) return encoded;
-  encoded.set_ended_unix_ms(absl::ToUnixMillis(save.ended_at));
+  encoded.set_ended_unix_ms(absl::ToUnixMillis(ToWallTime(save.ended_at)));
   encoded.set_took_ms(absl::ToInt64Milliseconds(save.took));
   encoded.set_size_bytes(save.size_bytes);
   encoded.set_code(save.outcome.raw_code());

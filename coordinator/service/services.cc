@@ -14,14 +14,6 @@
 
 namespace tessera::coordinator {
 
-namespace {
-
-absl::Status DeletedMeanwhile(const JobId& job) {
-  return absl::NotFoundError(absl::StrCat("job '", job.value(), "' was deleted meanwhile"));
-}
-
-}  // namespace
-
 grpc::Status JobsService::CreateJob(grpc::ServerContext* context,
                                     const v1::CreateJobRequest* request, v1::Job* reply) {
   if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
@@ -42,9 +34,9 @@ grpc::Status JobsService::GetJob(grpc::ServerContext* context, const v1::GetJobR
   const auto caller = gate_->Admit({context, "GetJob", job}, Right::kRead);
   if (!caller.ok()) return ToGrpcStatus(caller.status());
   const absl::StatusOr<JobView> view = host_->GetJob(job);
-  if (view.ok() && view->creation != caller->creation) return ToGrpcStatus(DeletedMeanwhile(job));
-  if (view.ok()) *reply = Encode(*view);
-  return ToGrpcStatus(view.status());
+  const absl::Status status = Gate::CheckSame(view, *caller);
+  if (status.ok()) *reply = Encode(*view);
+  return ToGrpcStatus(status);
 }
 
 grpc::Status JobsService::ListJobs(grpc::ServerContext* context, const v1::ListJobsRequest*,
@@ -66,9 +58,8 @@ grpc::Status JobsService::WatchJob(grpc::ServerContext* context, const v1::Watch
     absl::StatusOr<JobView> view =
         host_->AwaitChange(job, &generation, [context] { return context->IsCancelled(); });
     if (seen && absl::IsNotFound(view.status())) return grpc::Status::OK;
-    if (view.ok() && view->creation != caller->creation)
-      return seen ? grpc::Status::OK : ToGrpcStatus(DeletedMeanwhile(job));
-    if (!view.ok()) return ToGrpcStatus(view.status());
+    if (absl::Status status = Gate::CheckSame(view, *caller); !status.ok())
+      return seen && view.ok() ? grpc::Status::OK : ToGrpcStatus(status);
     seen = true;
     if (!writer->Write(Encode(*view))) return grpc::Status::CANCELLED;
   }
@@ -183,9 +174,12 @@ grpc::Status CheckpointsService::RequestSave(grpc::ServerContext* context,
       [&](const Gate::Caller& caller) -> absl::Status {
         ASSIGN_OR_RETURN(const RequestSaveEvent event, Decode(*request));
         RETURN_IF_ERROR(gate_->rules().CheckSavePath(caller.identity, event.form.path));
-        ASSIGN_OR_RETURN(const SaveView view, host_->RequestSave(event));
-        *reply = Encode(job, view);
-        return absl::OkStatus();
+        return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
+          RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
+          ASSIGN_OR_RETURN(const SaveView view, core.RequestSave(event, now, effects));
+          *reply = Encode(job, view);
+          return absl::OkStatus();
+        });
       });
 }
 
@@ -195,6 +189,9 @@ grpc::Status CheckpointsService::GetSave(grpc::ServerContext* context,
   const auto caller = gate_->Admit({context, "GetSave", job}, Right::kRead);
   if (!caller.ok()) return ToGrpcStatus(caller.status());
   const absl::StatusOr<SaveView> view = host_->GetSave(job, request->number());
+  // A later creation never has a smaller number, so what was just seen was of this one.
+  if (absl::Status status = Gate::CheckSame(host_->GetJob(job), *caller); !status.ok())
+    return ToGrpcStatus(status);
   if (view.ok()) *reply = Encode(job, *view);
   return ToGrpcStatus(view.status());
 }
@@ -203,10 +200,14 @@ grpc::Status CheckpointsService::CancelSave(grpc::ServerContext* context,
                                             const v1::CancelSaveRequest* request, v1::Save* reply) {
   const JobId job(request->job_id());
   return gate_->Change(
-      {context, "CancelSave", job}, Right::kChange, [&](const Gate::Caller&) -> absl::Status {
-        ASSIGN_OR_RETURN(const SaveView view, host_->CancelSave(job, request->number()));
-        *reply = Encode(job, view);
-        return absl::OkStatus();
+      {context, "CancelSave", job}, Right::kChange, [&](const Gate::Caller& caller) {
+        return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
+          RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
+          ASSIGN_OR_RETURN(const SaveView view,
+                           core.CancelSave(job, request->number(), now, effects));
+          *reply = Encode(job, view);
+          return absl::OkStatus();
+        });
       });
 }
 
@@ -217,6 +218,8 @@ grpc::Status CheckpointsService::ListCheckpoints(grpc::ServerContext* context,
   const auto caller = gate_->Admit({context, "ListCheckpoints", job}, Right::kRead);
   if (!caller.ok()) return ToGrpcStatus(caller.status());
   const auto views = host_->ListSaves(job);
+  if (absl::Status status = Gate::CheckSame(host_->GetJob(job), *caller); !status.ok())
+    return ToGrpcStatus(status);
   if (!views.ok()) return ToGrpcStatus(views.status());
   for (const SaveView& view : *views) *reply->add_saves() = Encode(job, view);
   return grpc::Status::OK;

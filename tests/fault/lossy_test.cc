@@ -63,6 +63,8 @@ TEST_P(LossyTest, TrainingGoesOnToTheSameBits) {
   trainers_[1]->Wait();
   StartTrainer(1, /*replace=*/true);
   EXPECT_EQ(Finish(), UndisturbedModel());
+  const std::string fates = FatesOfCalls();
+  EXPECT_FALSE(absl::StrContains(fates, ", 0 cut")) << fates;
 }
 
 TEST_P(LossyTest, JobsAreMadeAndDeletedOnceHoweverOftenItIsSaid) {

@@ -134,8 +134,8 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   v1::RegisterWorkerRequest request;
   request.set_request_id(absl::StrCat(options_.worker_id, "/", incarnation(), "/register"));
   request.set_worker_id(options_.worker_id);
-  // Without memory it goes on with nothing: the key alone says whether its life is known.
-  request.set_incarnation(options_.holds_jobs() ? incarnation() : 0);
+  // Also without memory: once another process has its name, it is not to take that back.
+  request.set_incarnation(incarnation());
   request.set_key(options_.key);
   request.set_num_devices(options_.num_devices);
   request.set_address(options_.worker_address);

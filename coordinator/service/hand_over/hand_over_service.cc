@@ -184,14 +184,19 @@ grpc::Status HandOverService::Cancel(grpc::ServerContext* context,
                                      const v1::CancelHandOverRequest* request,
                                      v1::HandOverInfo* reply) {
   const JobId job(request->job_id());
+  const Gate::Caller* admitted = nullptr;
   const auto cancel = [&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
+    RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), *admitted));
     RETURN_IF_ERROR(core.CancelHandOver(job, "it was asked to be", now, effects));
     ASSIGN_OR_RETURN(const JobView view, core.GetJob(job));
     Encode(view, reply);
     return absl::OkStatus();
   };
   return gate_->Change({context, "CancelHandOver", job}, Right::kChange,
-                       [&](const Gate::Caller&) { return host_->Run(cancel); });
+                       [&](const Gate::Caller& caller) {
+                         admitted = &caller;
+                         return host_->Run(cancel);
+                       });
 }
 
 grpc::Status HandOverService::Get(grpc::ServerContext* context,
@@ -203,7 +208,7 @@ grpc::Status HandOverService::Get(grpc::ServerContext* context,
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
     const absl::StatusOr<JobView> view = core.GetJob(job);
     if (!view.ok()) return view.status();
-    if (view->creation != caller->creation) return Gone(job);
+    RETURN_IF_ERROR(Gate::CheckSame(view, *caller));
     if (view->status.state == JobState::kLost) {
       return absl::DataLossError(
           absl::StrCat("job '", job.value(), "' is lost: ", view->status.reason));

@@ -26,9 +26,10 @@ bool IsWorthAnotherTry(const absl::Status& status) {
 
 }  // namespace
 
-absl::Status LiveReader::Read(const v1::LiveStateQuery& query) {
+absl::Status LiveReader::Read(const v1::LiveStateQuery& query, const Gate::Caller& caller) {
   job_ = JobId(query.job_id());
   ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
+  RETURN_IF_ERROR(Gate::CheckSame(view, caller));
   creation_ = view.creation;
   ASSIGN_OR_RETURN(plan_, PlanLiveRead(view.spec->model, view.spec->config, query));
   wanted_dtype_ = query.dtype();

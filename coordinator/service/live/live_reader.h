@@ -25,6 +25,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_hub.h"
 #include "coordinator/service/live/live_phase.h"
 #include "job/live_plan.h"
@@ -50,7 +51,7 @@ class LiveReader {
       : host_(host), hub_(hub), times_(times), client_(std::move(client)) {}
 
   // Errors: as LiveState.GetLiveState in proto/live_state.proto.
-  absl::Status Read(const v1::LiveStateQuery& query);
+  absl::Status Read(const v1::LiveStateQuery& query, const Gate::Caller& caller);
 
  private:
   absl::Status ReadWatched();

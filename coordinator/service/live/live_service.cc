@@ -38,7 +38,8 @@ grpc::Status LiveStateService::ListLiveState(grpc::ServerContext* context,
       gate_->Admit({context, "ListLiveState", JobId(query->job_id())}, Right::kRead);
   if (!caller.ok()) return ToGrpcStatus(caller.status());
   const absl::StatusOr<JobView> view = host_->GetJob(JobId(query->job_id()));
-  if (!view.ok()) return ToGrpcStatus(view.status());
+  if (absl::Status status = Gate::CheckSame(view, *caller); !status.ok())
+    return ToGrpcStatus(status);
   const absl::StatusOr<LivePlan> plan = PlanLiveRead(view->spec->model, view->spec->config, *query);
   if (!plan.ok()) return ToGrpcStatus(plan.status());
   for (size_t entry = 0; entry < plan->num_entries(); ++entry) {
@@ -56,7 +57,7 @@ grpc::Status LiveStateService::GetLiveState(grpc::ServerContext* context,
   client.write = [writer](const v1::LiveStateReply& reply) { return writer->Write(reply); };
   client.cancelled = [context] { return context->IsCancelled(); };
   client.cancel = [context] { context->TryCancel(); };
-  return ToGrpcStatus(LiveReader(host_, hub_, times_, std::move(client)).Read(*query));
+  return ToGrpcStatus(LiveReader(host_, hub_, times_, std::move(client)).Read(*query, *caller));
 }
 
 grpc::Status LiveRelayService::Relay(grpc::ServerContext* context, Stream* stream) {

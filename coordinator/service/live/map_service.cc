@@ -37,9 +37,10 @@ class MapCall {
       : host_(host), hub_(hub), times_(times), context_(context), stream_(stream) {}
   ~MapCall() { CloseLines(); }
 
-  absl::Status Plan(const v1::LiveStateQuery& query) {
+  absl::Status Plan(const v1::LiveStateQuery& query, const Gate::Caller& caller) {
     job_ = JobId(query.job_id());
     ASSIGN_OR_RETURN(const JobView view, host_->GetJob(job_));
+    RETURN_IF_ERROR(Gate::CheckSame(view, caller));
     creation_ = view.creation;
     ASSIGN_OR_RETURN(plan_, PlanLiveRead(view.spec->model, view.spec->config, query));
     RETURN_IF_ERROR(CheckLiesAsAskedFor(plan_));
@@ -202,7 +203,7 @@ grpc::Status LiveMapService::MapLiveState(grpc::ServerContext* context, Stream* 
   JobId job;
   {
     MapCall call(host_, hub_, times_, context, stream);
-    status = call.Plan(query);
+    status = call.Plan(query, *caller);
     if (!status.ok()) return ToGrpcStatus(status);
     job = call.job();
     status = hub_->Enter(job, SteadyNow() + times_.answer, [&] { return context->IsCancelled(); });

@@ -25,7 +25,9 @@ grpc::Status LivePutService::PutLiveState(grpc::ServerContext* context,
   client.cancel = [context] { context->TryCancel(); };
   return gate_->Change(
       {context, "PutLiveState", JobId(first.begin().job_id())}, Right::kChange,
-      [&](const Gate::Caller&) -> absl::Status {
+      [&](const Gate::Caller& caller) -> absl::Status {
+        if (first.begin().creation() == 0)
+          first.mutable_begin()->set_creation(caller.creation.value());
         ASSIGN_OR_RETURN(*reply,
                          LiveWriter(host_, hub_, times_, std::move(client)).Write(first.begin()));
         return absl::OkStatus();

@@ -48,14 +48,18 @@ class Dice {
  public:
   Dice(uint64_t seed, int per_mille) : random_(seed), per_mille_(per_mille) {}
 
-  Fate Next() {
+  // A call of one message each way is not cut; a stream is neither repeated nor is its reply lost,
+  // and the one that lasts is always cut.
+  Fate Next(bool is_unary, bool lasts) {
     std::lock_guard<std::mutex> lock(mu_);
-    const int drawn = static_cast<int>(random_() % 1000);
-    const int fate = drawn / std::max(per_mille_, 1) + 1;
+    const int fate = static_cast<int>(random_() % 1000) / std::max(per_mille_, 1) + 1;
     const bool has_one = per_mille_ > 0 && fate < static_cast<int>(Fate::kCount);
-    const int chosen = has_one ? fate : 0;
-    ++counts_[chosen];
-    return static_cast<Fate>(chosen);
+    Fate chosen = has_one ? static_cast<Fate>(fate) : Fate::kNone;
+    if (is_unary && chosen == Fate::kCut) chosen = Fate::kNone;
+    if (!is_unary && (chosen == Fate::kRepeat || chosen == Fate::kLoseReply)) chosen = Fate::kNone;
+    if (lasts && chosen == Fate::kNone && per_mille_ > 0) chosen = Fate::kCut;
+    ++counts_[static_cast<int>(chosen)];
+    return chosen;
   }
   int Below(int end) {
     std::lock_guard<std::mutex> lock(mu_);
@@ -99,16 +103,13 @@ class Call {
   }
   void Run() {
     const std::string path = context_.method();
-    Fate fate = dice_->Next();
-    const bool is_unary = IsUnary(path);
-    if (fate == Fate::kRepeat && !is_unary) fate = Fate::kNone;
-    if (fate == Fate::kCut && is_unary) fate = Fate::kNone;
+    const Fate fate = dice_->Next(IsUnary(path), absl::EndsWith(path, "/Connect"));
     if (fate == Fate::kLoseRequest) return End(Lost());
     if (fate == Fate::kDelay)
       std::this_thread::sleep_for(std::chrono::milliseconds(dice_->Below(50)));
     if (fate == Fate::kCut) messages_left_ = 1 + dice_->Below(40);
     repeats_ = fate == Fate::kRepeat;
-    loses_reply_ = fate == Fate::kLoseReply && is_unary;
+    loses_reply_ = fate == Fate::kLoseReply;
     CopyTo(&client_context_);
     client_ = stub_->PrepareCall(&client_context_, path, queue_);
     client_->StartCall(Tag(kStarted));
