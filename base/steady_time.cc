@@ -101,18 +101,18 @@ class Alarms {
   bool is_running_ = false;
 };
 
-Alarms& ProcessAlarms() {
-  static Alarms* const alarms = new Alarms;
-  return *alarms;
+Alarms*& InstanceOfProcess() {
+  static Alarms* alarms = new Alarms;
+  return alarms;
 }
+
+Alarms& ProcessAlarms() { return *InstanceOfProcess(); }
 
 void Alarms::BeforeFork() { ProcessAlarms().mu_.lock(); }
 void Alarms::InParent() { ProcessAlarms().mu_.unlock(); }
-void Alarms::InChild() {
-  ProcessAlarms().alarmed_.clear();
-  ProcessAlarms().is_running_ = false;
-  ProcessAlarms().mu_.unlock();
-}
+// Others, with no alarm and no thread. Those of the parent are left: a thread waited on their
+// condition variable that is not here, and glibc would wait for it.
+void Alarms::InChild() { InstanceOfProcess() = new Alarms; }
 
 }  // namespace
 

@@ -1,5 +1,8 @@
 #include "base/steady_time.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -63,6 +66,25 @@ TEST(SteadyTimeTest, DeadlinesFarAheadAreWaitedFor) {
     }
     other.join();
   }
+}
+
+TEST(SteadyTimeTest, ForkedProcessWaitsToo) {
+  absl::Mutex mu;
+  bool never = false;
+  absl::MutexLock lock(&mu);
+  EXPECT_FALSE(AwaitWithTimeout(&mu, absl::Condition(&never), absl::Milliseconds(1)));
+  const pid_t child = fork();
+  if (child == 0) {
+    absl::Mutex own;
+    absl::MutexLock own_lock(&own);
+    for (int i = 0; i < 3; ++i)
+      AwaitWithTimeout(&own, absl::Condition(&never), absl::Milliseconds(1));
+    _exit(7);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+  EXPECT_FALSE(AwaitWithTimeout(&mu, absl::Condition(&never), absl::Milliseconds(1)));
 }
 
 // Deadlines that pass just when the mutex is taken by others, and by waiters that begin to wait.
