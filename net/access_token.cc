@@ -38,8 +38,7 @@ std::string HomeFolder() {
   return found->pw_dir;
 }
 
-// Under another name first, so that whoever reads it sees all of it, and of two that make it one
-// wins.
+// Writes it under another name first: readers see the whole file, and of two writers one wins.
 absl::Status MakeToken(const std::string& path) {
   const std::string temporary = absl::StrCat(path, ".", RandomHex(8));
   const UniqueFd file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
