@@ -37,8 +37,8 @@ namespace tessera {
 
 class LocalListener {
  public:
-  // Takes the path over from a process that has ended. The folder is there, and whoever may write
-  // to it may pretend to be this server. Errors: InvalidArgument  the path is too long, or
+  // Takes the path over from a process that has ended. The folder must exist; a user who can write
+  // to it can pretend to be this server. Errors: InvalidArgument  the path is too long, or
   // something else than a socket is there
   //         AlreadyExists    somebody listens there; and others of files
   static absl::StatusOr<std::unique_ptr<LocalListener>> Bind(const std::string& path);
