@@ -56,6 +56,9 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--cluster-id", flags->server.cluster_id,
                   "takes over what the workers of this cluster hold, with a new journal: for one "
                   "that was lost; workers' logs name their cluster");
+  app->add_flag("--older-journal", flags->server.older_journal,
+                "the journal may be an older copy, as the newest is lost: takes over what workers "
+                "hold of later changes. No other coordinator of the cluster may run");
   app->add_flag("--insecure-listen", flags->server.insecure_listen,
                 "permit an address that others can reach, without TLS");
   app->add_option("--tls-cert", flags->server.tls.certificate_path, "PEM file");

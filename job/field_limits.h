@@ -24,12 +24,14 @@ constexpr int kMaxLocalRanks = 240;                    // Ranks of a job.
 constexpr int64_t kMaxIncarnation = int64_t{1} << 62;  // Of a worker; the next ones fit, too.
 constexpr int kMaxDevices = 1024;                      // Of one worker, for ranks of any jobs.
 constexpr int kMaxUnits = 16384;
+constexpr int64_t kMaxSequence = int64_t{1} << 20;  // Operations in a pass of a step.
 constexpr int kMaxParamGroups = 64;
 // Reports of steps that travel with a later one's. A coordinator remembers twice as many.
 constexpr int kMaxEarlierReports = 127;
 // What workers tell each other of a step: a bit for each parameter, after a load the number of its
 // updates, 5 bytes at most, and the groups' numbers.
 constexpr int64_t kMaxDecisionBytes = kMaxParameters * 6 + (int64_t{1} << 14);
+constexpr int kAttachKeyBytes = 32;
 
 absl::Status CheckWorkerId(absl::string_view field, absl::string_view id);  // [A-Za-z0-9._-]{1,255}
 absl::Status CheckName(absl::string_view field, absl::string_view name);

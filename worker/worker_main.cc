@@ -8,6 +8,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/closed_process.h"
 #include "base/command_line.h"
 #include "base/log.h"
 #include "base/status_macros.h"
@@ -102,6 +103,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
   app.add_option("--executor-fault-points", executor_faults, "for tests: armed in each executor");
+  bool debuggable = false;
+  app.add_flag("--debuggable", debuggable, tessera::kDebuggableHelp);
   app.set_version_flag("--version", [] {
     return absl::StrCat("tessera-worker ", tessera::kVersion, ", ",
                         Describe(tessera::QueryCudaVersions()));
@@ -126,6 +129,11 @@ int main(int argc, char** argv) {
     if (vault.ok()) options.vault = *std::move(vault);
   } else if (status.ok()) {
     status = tessera::EndVault(options.socket_dir, options.worker_id);
+  }
+  if (debuggable) {
+    options.executor_flags.push_back("--debuggable");
+  } else {
+    tessera::CloseProcess();
   }
   tessera::BlockStopSignals();
   tessera::SetLogContext("worker " + options.worker_id);

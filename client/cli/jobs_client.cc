@@ -31,7 +31,15 @@ class GrpcJobsClient : public JobsClient {
         membership_(v1::Membership::NewStub(channel)) {}
 
   absl::StatusOr<v1::ListJobsResponse> ListJobs() override {
-    return Call(jobs_.get(), &v1::Jobs::Stub::ListJobs, v1::ListJobsRequest());
+    v1::ListJobsRequest request;
+    v1::ListJobsResponse all;
+    do {
+      ASSIGN_OR_RETURN(v1::ListJobsResponse page,
+                       Call(jobs_.get(), &v1::Jobs::Stub::ListJobs, request));
+      request.set_after_job_id(page.next_after_job_id());
+      for (v1::Job& job : *page.mutable_jobs()) *all.add_jobs() = std::move(job);
+    } while (!request.after_job_id().empty());
+    return all;
   }
 
   absl::StatusOr<v1::Job> GetJob(const std::string& job_id) override {

@@ -3,22 +3,23 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <random>
 #include <utility>
 
-#include "absl/strings/match.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/retry.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "client/cpp/worker_socket.h"
 #include "grpcpp/grpcpp.h"
 #include "net/credentials.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/grpc_status.h"
-#include "proto/worker.grpc.pb.h"
+#include "worker/memory/fd_passing.h"
+#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {
@@ -37,32 +38,43 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const DialOptions& se
   return OpenChannel(server, std::move(args));
 }
 
-// Calls until it succeeds, fails for good, or the deadline has passed.
-template <typename Service>
-absl::Status CallUntil(
-    absl::Time deadline, const DialOptions& server,
-    const std::function<bool(const absl::Status&)>& try_again,
-    const std::function<grpc::Status(typename Service::Stub*, grpc::ClientContext*)>& call) {
+// Tries until it succeeds, fails for good, or the deadline has passed. `server`: its address.
+absl::Status TryUntil(absl::Time deadline, const std::string& server,
+                      absl::FunctionRef<bool(const absl::Status&)> try_again,
+                      absl::FunctionRef<absl::Status()> attempt) {
   absl::Status answer;  // The last one that says more than that a try ran out of time.
-  for (int attempt = 0;; ++attempt) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(server));
-    const std::unique_ptr<typename Service::Stub> stub = Service::NewStub(channel);
-    grpc::ClientContext context;
-    context.set_deadline(GrpcDeadline(std::min(deadline, SteadyNow() + kCallDeadline)));
-    const absl::Status status = FromGrpcStatus(call(stub.get(), &context));
-    if (status.ok()) return status;
-    // Nobody here cancels a call: the server does that, when it stops.
-    if (!IsRetryable(status) && !absl::IsCancelled(status) && !try_again(status)) return status;
+  for (int count = 0;; ++count) {
+    const absl::Status status = attempt();
+    if (status.ok() || !try_again(status)) return status;
     if (answer.ok() || !absl::IsDeadlineExceeded(status)) answer = status;
-    const absl::Duration delay = RetryDelay(kRetry, attempt, /*uniform=*/0.5);
-    if (SteadyNow() + delay >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(server.address, ": ", answer.ToString()));
-    }
+    const absl::Duration delay = RetryDelay(kRetry, count, /*uniform=*/0.5);
+    if (SteadyNow() + delay >= deadline)
+      return absl::DeadlineExceededError(absl::StrCat(server, ": ", answer.ToString()));
     absl::SleepFor(delay);
   }
 }
 
-bool Never(const absl::Status&) { return false; }
+// Of one try.
+absl::Time TryDeadline(absl::Time deadline) {
+  return std::min(deadline, SteadyNow() + kCallDeadline);
+}
+
+template <typename Service>
+absl::Status CallUntil(
+    absl::Time deadline, const DialOptions& server,
+    absl::FunctionRef<grpc::Status(typename Service::Stub*, grpc::ClientContext*)> call) {
+  // Nobody here cancels a call: the server does that, when it stops.
+  const auto try_again = [](const absl::Status& status) {
+    return IsRetryable(status) || absl::IsCancelled(status);
+  };
+  return TryUntil(deadline, server.address, try_again, [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, MakeChannel(server));
+    const std::unique_ptr<typename Service::Stub> stub = Service::NewStub(channel);
+    grpc::ClientContext context;
+    context.set_deadline(GrpcDeadline(TryDeadline(deadline)));
+    return FromGrpcStatus(call(stub.get(), &context));
+  });
+}
 
 }  // namespace
 
@@ -75,7 +87,7 @@ std::string NewRequestId() {
 absl::StatusOr<v1::Job> CreateJob(const DialOptions& coordinator,
                                   const v1::CreateJobRequest& request, absl::Time deadline) {
   v1::Job job;
-  RETURN_IF_ERROR(CallUntil<v1::Jobs>(deadline, coordinator, Never,
+  RETURN_IF_ERROR(CallUntil<v1::Jobs>(deadline, coordinator,
                                       [&](v1::Jobs::Stub* stub, grpc::ClientContext* context) {
                                         return stub->CreateJob(context, request, &job);
                                       }));
@@ -87,7 +99,7 @@ absl::StatusOr<v1::Job> GetJob(const DialOptions& coordinator, const std::string
   v1::GetJobRequest request;
   request.set_job_id(job_id);
   v1::Job job;
-  RETURN_IF_ERROR(CallUntil<v1::Jobs>(deadline, coordinator, Never,
+  RETURN_IF_ERROR(CallUntil<v1::Jobs>(deadline, coordinator,
                                       [&](v1::Jobs::Stub* stub, grpc::ClientContext* context) {
                                         return stub->GetJob(context, request, &job);
                                       }));
@@ -97,26 +109,37 @@ absl::StatusOr<v1::Job> GetJob(const DialOptions& coordinator, const std::string
 absl::Status DeleteJob(const DialOptions& coordinator, const v1::DeleteJobRequest& request,
                        absl::Time deadline) {
   v1::DeleteJobResponse response;
-  return CallUntil<v1::Jobs>(deadline, coordinator, Never,
+  return CallUntil<v1::Jobs>(deadline, coordinator,
                              [&](v1::Jobs::Stub* stub, grpc::ClientContext* context) {
                                return stub->DeleteJob(context, request, &response);
                              });
 }
 
-absl::StatusOr<v1::AttachResponse> AttachToRank(const DialOptions& worker,
-                                                const v1::AttachRequest& request,
-                                                bool wait_if_attached, absl::Time deadline) {
-  v1::AttachResponse response;
+absl::StatusOr<AttachedRank> AttachToRank(const std::string& worker_address,
+                                          const v1::AttachRequest& request, bool wait_if_attached,
+                                          absl::Time deadline) {
+  ASSIGN_OR_RETURN(const std::string path, DescriptorSocketOf(worker_address));
+  v1::LocalRequest asked;
+  *asked.mutable_attach() = request;
+  const std::string packet = EncodeRequest(std::move(asked));
   const auto try_again = [&](const absl::Status& status) {
-    if (absl::IsAlreadyExists(status)) return wait_if_attached;
-    if (absl::IsNotFound(status)) return absl::StrContains(status.message(), "has no job");
-    return absl::IsFailedPrecondition(status) && absl::EndsWith(status.message(), "try again");
+    const v1::Retry retry = RetryOf(status);
+    return IsRetryable(status) || retry == v1::RETRY_SOON ||
+           (retry == v1::RETRY_WHEN_FREE && wait_if_attached);
   };
-  RETURN_IF_ERROR(CallUntil<v1::Worker>(deadline, worker, try_again,
-                                        [&](v1::Worker::Stub* stub, grpc::ClientContext* context) {
-                                          return stub->Attach(context, request, &response);
-                                        }));
-  return response;
+  AttachedRank rank;
+  RETURN_IF_ERROR(TryUntil(deadline, worker_address, try_again, [&]() -> absl::Status {
+    absl::StatusOr<UniqueFd> lease = ConnectPacketSocket(path);
+    // A worker that has not started yet has no socket.
+    if (absl::IsNotFound(lease.status())) return absl::UnavailableError(lease.status().message());
+    RETURN_IF_ERROR(lease.status());
+    ASSIGN_OR_RETURN(Packet answer, AskWorker(lease->get(), packet, TryDeadline(deadline)));
+    ASSIGN_OR_RETURN(v1::LocalReply reply, ParseReply(answer.bytes));
+    if (!reply.has_attached()) return absl::UnavailableError("the worker gave nothing");
+    rank = {*std::move(lease), std::move(answer.fds), std::move(*reply.mutable_attached())};
+    return absl::OkStatus();
+  }));
+  return rank;
 }
 
 }  // namespace tessera

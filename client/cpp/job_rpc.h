@@ -1,14 +1,17 @@
-// The few calls that a trainer makes before and beside training. Blocking; thread-safe.
+// The few calls that a trainer makes before and beside training. Blocking; thread-safe. Those to a
+// worker go over its descriptor socket (proto/local.proto).
 #ifndef TESSERA_CLIENT_CPP_JOB_RPC_H_
 #define TESSERA_CLIENT_CPP_JOB_RPC_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/unique_fd.h"
 #include "net/transport_security.h"
 #include "proto/coordinator.pb.h"
-#include "proto/worker.pb.h"
+#include "proto/local.pb.h"
 
 namespace tessera {
 
@@ -21,11 +24,20 @@ absl::StatusOr<v1::Job> GetJob(const DialOptions& coordinator, const std::string
                                absl::Time deadline);
 absl::Status DeleteJob(const DialOptions& coordinator, const v1::DeleteJobRequest& request,
                        absl::Time deadline);
-// Waits too while the job is not running yet or the worker has not heard of it; and, with
-// `wait_if_attached`, while the rank is attached to another trainer.
-absl::StatusOr<v1::AttachResponse> AttachToRank(const DialOptions& worker,
-                                                const v1::AttachRequest& request,
-                                                bool wait_if_attached, absl::Time deadline);
+
+// A rank that a trainer has, for as long as the lease is open.
+struct AttachedRank {
+  UniqueFd lease;
+  std::vector<UniqueFd> fds;  // As HostedJob::GivenRank.
+  v1::AttachResponse response;
+};
+// `worker_address`: the path of a Unix socket. Waits too while the worker is away, the job is not
+// running yet or the worker has not heard of it; and, with `wait_if_attached`, while the rank is
+// attached to another trainer. Errors: see AttachRequest in proto/local.proto; InvalidArgument  an
+// address that is no Unix socket's.
+absl::StatusOr<AttachedRank> AttachToRank(const std::string& worker_address,
+                                          const v1::AttachRequest& request, bool wait_if_attached,
+                                          absl::Time deadline);
 
 // For a request id: unique over processes and time.
 std::string NewRequestId();

@@ -25,7 +25,7 @@
 #include "gtest/gtest.h"
 #include "proto/live_map.grpc.pb.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 #include "worker/memory/region.h"
 #include "worker/memory/shared_file.h"
 
@@ -142,10 +142,11 @@ class LiveMapOfOthersTest : public ::testing::Test {
         if (!ReceivePacket(socket.get()).ok()) continue;
         if (coordinator_.ends_at_once()) {
           coordinator_.AwaitThatClientKnows();
-          EXPECT_OK(SendPacket(socket.get(), MapReplyText(absl::NotFoundError("no session"))));
+          EXPECT_OK(SendPacket(socket.get(), EncodeReply(absl::NotFoundError("no session"))));
           continue;
         }
-        EXPECT_OK(SendPacket(socket.get(), "ok", {file->get(), region_.get()}));
+        EXPECT_OK(
+            SendPacket(socket.get(), EncodeReply(absl::OkStatus()), {file->get(), region_.get()}));
       }
     });
   }

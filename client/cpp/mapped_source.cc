@@ -8,7 +8,7 @@
 #include "base/status_macros.h"
 #include "client/cpp/worker_socket.h"
 #include "job/job_codec.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 #include "worker/memory/shared_file.h"
 
 namespace tessera {
@@ -90,8 +90,10 @@ absl::StatusOr<std::unique_ptr<MappedSource>> MappedSource::Claim(const v1::Live
   const std::string who = absl::StrCat("worker '", source.worker_id(), "'");
   const auto claim = [&]() -> absl::StatusOr<std::unique_ptr<MappedSource>> {
     ASSIGN_OR_RETURN(const UniqueFd socket, ConnectToWorker(source.descriptor_socket()));
-    ASSIGN_OR_RETURN(const Packet packet, AskWorker(socket.get(), MapClaimText(source.session())));
-    RETURN_IF_ERROR(ParseMapReply(packet.bytes));
+    v1::LocalRequest request;
+    request.set_map_session(source.session());
+    ASSIGN_OR_RETURN(const Packet packet, AskWorker(socket.get(), EncodeRequest(request)));
+    RETURN_IF_ERROR(ParseReply(packet.bytes).status());
     if (packet.fds.empty()) return absl::DataLossError("no descriptors came");
     ASSIGN_OR_RETURN(v1::LiveMapGiven given, ReadGiven(packet.fds[0].get()));
     return Map(std::move(given), absl::MakeSpan(packet.fds).subspan(1));

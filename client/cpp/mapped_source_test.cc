@@ -18,7 +18,7 @@
 #include "gtest/gtest.h"
 #include "sys/socket.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 #include "worker/memory/region.h"
 #include "worker/memory/shared_file.h"
 
@@ -176,7 +176,8 @@ class MappedSourceTest : public testing::Test {
     return *reinterpret_cast<std::atomic<int64_t>*>(words_.data() + offset_bytes);
   }
   void ExpectDataLoss(const std::vector<int>& fds, const std::string& why) {
-    const auto claimed = ClaimFrom([&](int socket) { return SendPacket(socket, "ok", fds); });
+    const auto claimed = ClaimFrom(
+        [&](int socket) { return SendPacket(socket, EncodeReply(absl::OkStatus()), fds); });
     EXPECT_THAT(claimed.status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(why)));
     EXPECT_THAT(std::string(claimed.status().message()), HasSubstr("worker 'w'"));
   }
@@ -193,7 +194,8 @@ TEST_F(MappedSourceTest, ShowsTheSlicesOfAVersionAndWhetherItStands) {
   memset(state.data() + kRegionBytes - 100, 'o', 100);
   const UniqueFd file = FileOf(GoodPlaces());
   ASSERT_OK_AND_ASSIGN(const auto mapped, ClaimFrom([&](int socket) {
-                         return SendPacket(socket, "ok", {file.get(), group_.get(), state_.get()});
+                         return SendPacket(socket, EncodeReply(absl::OkStatus()),
+                                           {file.get(), group_.get(), state_.get()});
                        }));
   EXPECT_EQ(mapped->Slice(0, 4), std::string(100, 'e'));
   EXPECT_EQ(mapped->Slice(0, 5), std::string(100, 'o'));
@@ -234,7 +236,7 @@ TEST_F(MappedSourceTest, WhatIsNotAsItSaysIsRefusedBeforeItIsTouched) {
 
 TEST_F(MappedSourceTest, WorkerThatSaysNoOrNothingIsAnErrorByName) {
   const auto says = [](const absl::Status& status) {
-    return [status](int socket) { return SendPacket(socket, MapReplyText(status)); };
+    return [status](int socket) { return SendPacket(socket, EncodeReply(status)); };
   };
   EXPECT_THAT(
       ClaimFrom(says(absl::NotFoundError("no such session"))).status(),
@@ -244,7 +246,7 @@ TEST_F(MappedSourceTest, WorkerThatSaysNoOrNothingIsAnErrorByName) {
   EXPECT_THAT(ClaimFrom(says(absl::InvalidArgumentError("no such parameters"))).status(),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("worker 'w': no such parameters")));
   EXPECT_THAT(ClaimFrom([](int socket) { return SendPacket(socket, "what?"); }).status(),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("what?")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("no reply")));
   EXPECT_THAT(ClaimFrom(nullptr).status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("closed")));
   source_.set_descriptor_socket(folder_ + "/none.sock");
@@ -265,7 +267,8 @@ TEST_F(MappedSourceTest, NumbersOfAVersionThatWasTrainedAreThoseAndElseTheJobsOw
   given.mutable_even()->set_trained_step_offset_bytes(8);
   const UniqueFd file = FileOf(given);
   ASSERT_OK_AND_ASSIGN(const auto mapped, ClaimFrom([&](int socket) {
-                         return SendPacket(socket, "ok", {file.get(), group_.get(), state_.get()});
+                         return SendPacket(socket, EncodeReply(absl::OkStatus()),
+                                           {file.get(), group_.get(), state_.get()});
                        }));
   const uint32_t counts[] = {7, 8, 9};
   memcpy(words_.data() + 64, counts, sizeof(counts));

@@ -13,13 +13,12 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "client/cpp/buffer_hooks.h"
-#include "client/cpp/job_rpc.h"
 #include "client/cpp/missing_ranks.h"
 #include "job/job_codec.h"
 #include "job/job_layout.h"
 #include "layout/layout_digest.h"
-#include "worker/memory/descriptor_claim.h"
 #include "worker/memory/fd_passing.h"
+#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {
@@ -107,55 +106,37 @@ absl::Status RankClient::Connect(absl::Time deadline) {
   }
 
   creation_ = job.creation();
-  ASSIGN_OR_RETURN(Attachment attachment,
-                   Attach(/*former=*/0, options_.wait_if_attached, deadline));
-  lease_ = std::move(attachment.lease);
-  attachment_ = attachment.number;
-  outlives_daemon_ = attachment.outlives_daemon;
-  only_host_ = attachment.only_host;
-  epoch_ = attachment.epoch;
-  executor_socket_ = std::move(attachment.executor_socket);
-  return MapRegions(std::move(attachment.fds));
+  attach_key_ = job.attach_key();
+  ASSIGN_OR_RETURN(AttachedRank rank, Attach(/*former=*/0, options_.wait_if_attached, deadline));
+  lease_ = std::move(rank.lease);
+  attachment_ = rank.response.attachment();
+  outlives_daemon_ = rank.response.outlives_daemon();
+  only_host_ = rank.response.only_host();
+  epoch_ = static_cast<uint32_t>(rank.response.epoch());
+  if (wants_executor()) {
+    executor_socket_ = std::move(rank.fds.back());
+    rank.fds.pop_back();
+  }
+  return MapRegions(std::move(rank.fds));
 }
 
-absl::StatusOr<RankClient::Attachment> RankClient::Attach(int64_t former, bool wait_if_attached,
-                                                          absl::Time deadline) const {
+absl::StatusOr<AttachedRank> RankClient::Attach(int64_t former, bool wait_if_attached,
+                                                absl::Time deadline) const {
   v1::AttachRequest request;
-  request.set_request_id(NewRequestId());
   request.set_job_id(options_.job_id);
   request.set_rank(options_.rank);
   request.set_world_size(options_.config.world_size);
   request.set_layout_digest(LayoutDigest(layout_));
   request.set_creation(creation_);
   request.set_former_attachment(former);
-  const absl::StatusOr<v1::AttachResponse> attached =
-      AttachToRank({options_.worker_address}, request, wait_if_attached, deadline);
-  RETURN_IF_ERROR(NameMissing(attached.status()));
-  const v1::AttachResponse& response = *attached;
-  Attachment attachment;
-  attachment.number = response.attachment();
-  attachment.outlives_daemon = response.outlives_daemon();
-  ASSIGN_OR_RETURN(attachment.lease, ConnectPacketSocket(response.descriptor_socket()));
-  const bool hosts = wants_executor();
-  RETURN_IF_ERROR(SendPacket(attachment.lease.get(), ClaimText(response.ticket(), hosts)));
-  pollfd reply = {attachment.lease.get(), POLLIN, 0};
-  const int64_t left_ms = absl::ToInt64Milliseconds(deadline - SteadyNow());
-  if (poll(&reply, 1, static_cast<int>(std::max<int64_t>(left_ms, 0))) <= 0) {
-    return absl::DeadlineExceededError("the worker sent no descriptors in time");
-  }
-  ASSIGN_OR_RETURN(Packet packet, ReceivePacket(attachment.lease.get()));
-  ASSIGN_OR_RETURN(const GivenClaim given, ParseClaimReply(packet.bytes));
-  attachment.only_host = given.only_host;
-  if (packet.fds.size() < (hosts ? 4 : 3) || (given.first_epoch != 0) != hosts)
+  request.set_attach_key(attach_key_);
+  request.set_hosts_executor(wants_executor());
+  absl::StatusOr<AttachedRank> rank =
+      AttachToRank(options_.worker_address, request, wait_if_attached, deadline);
+  RETURN_IF_ERROR(NameMissing(rank.status()));
+  if (rank->fds.size() < (wants_executor() ? 4 : 3))
     return absl::UnavailableError("the worker gave not all of the rank's memory");
-  attachment.epoch = static_cast<uint32_t>(response.epoch());
-  if (hosts) {
-    attachment.executor_socket = std::move(packet.fds.back());
-    packet.fds.pop_back();
-    attachment.epoch = static_cast<uint32_t>(given.first_epoch) - 1;
-  }
-  attachment.fds = std::move(packet.fds);
-  return attachment;
+  return rank;
 }
 
 absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
@@ -165,7 +146,7 @@ absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
   };
   if (!outlives_daemon_ || wants_executor()) return gone("");
   const absl::Time deadline = std::min(SteadyNow() + options_.recover_timeout, wait_limit_);
-  absl::StatusOr<Attachment> again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
+  absl::StatusOr<AttachedRank> again = Attach(attachment_, /*wait_if_attached=*/true, deadline);
   // The next daemon may end, too, before it gave the descriptors.
   while (absl::IsUnavailable(again.status()) && SteadyNow() + kAttachPause < deadline) {
     absl::SleepFor(kAttachPause);
@@ -175,7 +156,7 @@ absl::Status RankClient::WorkerIsGone(absl::FunctionRef<std::string()> what) {
   ASSIGN_OR_RETURN(const uint64_t memory, IdOfFile(again->fds[2].get()));
   if (memory != control_id_) return gone(", and came back without the job's memory");
   lease_ = std::move(again->lease);
-  attachment_ = again->number;
+  attachment_ = again->response.attachment();
   return absl::OkStatus();
 }
 
@@ -267,7 +248,9 @@ void RankClient::Detach(bool idle) {
         page(), epoch_, SteadyNow() + kDetachTimeout, [] { return std::string("the last one"); },
         [&] { return page()->consumed.load(std::memory_order_acquire) == submitted; });
   }
-  (void)SendPacket(lease_.get(), "detach", {}, /*wait=*/false);
+  v1::LocalRequest detach;
+  detach.mutable_detach();
+  (void)SendPacket(lease_.get(), EncodeRequest(std::move(detach)), {}, /*wait=*/false);
   // Once the worker knows, which closes the lease then, another trainer may attach, and the end of
   // an executor here is no failure.
   pollfd lease = {lease_.get(), POLLIN, 0};

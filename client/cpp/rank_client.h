@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "client/cpp/hosted_executor.h"
+#include "client/cpp/job_rpc.h"
 #include "client/cpp/mapped_rank.h"
 #include "client/cpp/session_options.h"
 #include "layout/model_layout.h"
@@ -102,17 +103,9 @@ class RankClient {
   }
 
  private:
-  struct Attachment {
-    UniqueFd lease;
-    std::vector<UniqueFd> fds;  // As JobRegions::TrainerFds.
-    UniqueFd executor_socket;
-    uint32_t epoch = 0;
-    int64_t number = 0;
-    bool only_host = false, outlives_daemon = false;
-  };
   // `former`: as AttachRequest.former_attachment.
-  absl::StatusOr<Attachment> Attach(int64_t former, bool wait_if_attached,
-                                    absl::Time deadline) const;
+  absl::StatusOr<AttachedRank> Attach(int64_t former, bool wait_if_attached,
+                                      absl::Time deadline) const;
   // The lease has ended. OK: the next daemon of the worker has the same memory, and gave another.
   // Errors: Unavailable  why not
   absl::Status WorkerIsGone(absl::FunctionRef<std::string()> what);
@@ -135,6 +128,7 @@ class RankClient {
   UniqueFd lease_;  // Open as long as the rank is attached.
   bool outlives_daemon_ = false;
   int64_t attachment_ = 0;   // Its number.
+  std::string attach_key_;   // As Job.attach_key.
   uint64_t control_id_ = 0;  // Of the control page's memory.
   MappedRank memory_;
   UniqueFd executor_socket_;                  // For the one that Begin starts.

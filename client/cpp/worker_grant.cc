@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/cpp/worker_socket.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 #include "worker/memory/shared_file.h"
 
 namespace tessera {
@@ -25,15 +25,15 @@ struct ReadAnswer {
 absl::StatusOr<ReadAnswer> Read(const Packet& packet) {
   ReadAnswer read;
   read.regions = packet.fds;
-  ASSIGN_OR_RETURN(absl::string_view bytes, ParseMapAnswer(packet.bytes));
-  std::string file;
-  if (bytes.empty()) {
-    if (packet.fds.empty()) return absl::DataLossError("no descriptors came");
-    ASSIGN_OR_RETURN(file, ReadSealedFile(packet.fds[0].get(), kMaxAnswerBytes));
-    bytes = file;
-    read.regions.remove_prefix(1);
+  ASSIGN_OR_RETURN(v1::LocalReply reply, ParseReply(packet.bytes));
+  if (reply.has_map()) {
+    read.answer = std::move(*reply.mutable_map());
+    return read;
   }
-  if (read.answer.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return read;
+  if (packet.fds.empty()) return absl::DataLossError("no descriptors came");
+  ASSIGN_OR_RETURN(const std::string file, ReadSealedFile(packet.fds[0].get(), kMaxAnswerBytes));
+  read.regions.remove_prefix(1);
+  if (read.answer.ParseFromString(file)) return read;
   return absl::DataLossError("what came says nothing");
 }
 
@@ -41,7 +41,9 @@ absl::StatusOr<ReadAnswer> Read(const Packet& packet) {
 
 absl::Status WorkerGrant::Ask(const v1::LiveStateQuery& query,
                               std::unique_ptr<MappedSource>* source) {
-  const std::string text = MapQueryText(query.SerializeAsString());
+  v1::LocalRequest request;
+  *request.mutable_map() = query;
+  const std::string text = EncodeRequest(std::move(request));
   if (text.size() > kMaxPacketBytes) {
     return absl::FailedPreconditionError(
         absl::StrCat("a query of ", text.size(), " bytes is too long for it"));
@@ -76,7 +78,7 @@ absl::Status WorkerGrant::why_ended() const {
   pollfd look = {socket_.get(), POLLIN, 0};
   if (poll(&look, 1, 0) <= 0) return absl::OkStatus();  // Nothing came.
   const absl::StatusOr<Packet> last = ReceivePacket(socket_.get());
-  const absl::Status said = last.ok() ? ParseMapReply(last->bytes) : last.status();
+  const absl::Status said = last.ok() ? ParseReply(last->bytes).status() : last.status();
   why_ended_ = last.ok() && !said.ok() ? Annotate(said, who_)
                                        : absl::UnavailableError(absl::StrCat(who_, " is gone"));
   return why_ended_;

@@ -17,7 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 #include "worker/memory/region.h"
 #include "worker/memory/shared_file.h"
 
@@ -55,6 +55,11 @@ class WorkerGrantTest : public ::testing::Test {
     given->add_slices()->set_size_bytes(12);
     return answer;
   }
+  static std::string TextOf(const v1::LiveMapAnswer& answer) {
+    v1::LocalReply reply;
+    *reply.mutable_map() = answer;
+    return EncodeReply(reply);
+  }
   std::string address() const { return absl::StrCat("unix:", folder_, "/worker.sock"); }
   // Takes one client, and answers this, with these descriptors; keeps its socket.
   absl::Status Open(const std::string& text, const std::vector<int>& fds) {
@@ -71,15 +76,16 @@ class WorkerGrantTest : public ::testing::Test {
     });
     auto grant = WorkerGrant::Open(address(), query_, &source_);
     worker.join();
-    EXPECT_TRUE(IsMapQuery(asked));
-    EXPECT_EQ(QueryOf(asked), query_.SerializeAsString());
+    const auto request = ParseRequest(asked);
+    EXPECT_OK(request.status());
+    if (request.ok()) {
+      EXPECT_EQ(request->map().SerializeAsString(), query_.SerializeAsString());
+    }
     if (!grant.ok()) return grant.status();
     grant_ = *std::move(grant);
     return absl::OkStatus();
   }
-  absl::Status OpenGood() {
-    return Open(MapAnswerText(GoodAnswer().SerializeAsString()), {region_.get()});
-  }
+  absl::Status OpenGood() { return Open(TextOf(GoodAnswer()), {region_.get()}); }
 
   std::string folder_;
   UniqueFd listener_, region_, server_;
@@ -102,16 +108,15 @@ TEST_F(WorkerGrantTest, AnswerIsTakenFromThePacketOrFromAFile) {
   expect_good();
   ASSERT_OK_AND_ASSIGN(const UniqueFd file,
                        MakeSealedFile("answer", GoodAnswer().SerializeAsString()));
-  ASSERT_OK(Open(MapReplyText(absl::OkStatus()), {file.get(), region_.get()}));
+  ASSERT_OK(Open(EncodeReply(absl::OkStatus()), {file.get(), region_.get()}));
   expect_good();
 }
 
 TEST_F(WorkerGrantTest, WhatIsNoAnswerIsRefusedNamingTheWorker) {
-  const std::string good = GoodAnswer().SerializeAsString();
   ASSERT_OK_AND_ASSIGN(const UniqueFd garbage, MakeSealedFile("answer", "\xff\xff"));
   v1::LiveMapAnswer outside = GoodAnswer();
   outside.mutable_given()->mutable_slices(0)->set_size_bytes(kRegionBytes + 1);
-  const std::string given = MapReplyText(absl::OkStatus());
+  const std::string given = EncodeReply(absl::OkStatus());
   const auto expect_refused = [&](const std::string& text, const std::vector<int>& fds,
                                   absl::StatusCode code, const std::string& why) {
     SCOPED_TRACE(why);
@@ -122,14 +127,13 @@ TEST_F(WorkerGrantTest, WhatIsNoAnswerIsRefusedNamingTheWorker) {
     EXPECT_EQ(source_, nullptr);
   };
   const absl::StatusCode lost = absl::StatusCode::kDataLoss;
-  expect_refused(MapAnswerText("\xff\xff"), {region_.get()}, lost, "says nothing");
-  expect_refused(MapAnswerText(good), {}, lost, "no words came");
-  expect_refused(MapAnswerText(outside.SerializeAsString()), {region_.get()}, lost, "4097 bytes");
+  expect_refused(TextOf(GoodAnswer()), {}, lost, "no words came");
+  expect_refused(TextOf(outside), {region_.get()}, lost, "4097 bytes");
   expect_refused(given, {}, lost, "no descriptors came");
   expect_refused(given, {region_.get(), region_.get()}, lost, "may change");
   expect_refused(given, {garbage.get(), region_.get()}, lost, "says nothing");
-  expect_refused("NOT_FOUND: not a ticket", {}, absl::StatusCode::kUnavailable, "not a ticket");
-  expect_refused(MapReplyText(absl::NotFoundError("no job")), {}, absl::StatusCode::kNotFound,
+  expect_refused("\xff\xff", {}, absl::StatusCode::kUnavailable, "no reply");
+  expect_refused(EncodeReply(absl::NotFoundError("no job")), {}, absl::StatusCode::kNotFound,
                  "no job");
   expect_refused("", {}, absl::StatusCode::kUnavailable, "closed it");
 }
@@ -143,7 +147,7 @@ TEST_F(WorkerGrantTest, QueryThatHasNoRoomInAPacketIsNotSent) {
 TEST_F(WorkerGrantTest, EndIsKnownWithItsReasonOnceTheWorkerSaidItAndStaysSo) {
   ASSERT_OK(OpenGood());
   EXPECT_OK(grant_->why_ended());
-  ASSERT_OK(SendPacket(server_.get(), MapReplyText(absl::UnavailableError("begun anew"))));
+  ASSERT_OK(SendPacket(server_.get(), EncodeReply(absl::UnavailableError("begun anew"))));
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(grant_->has_ended());
     EXPECT_THAT(grant_->why_ended(),
@@ -157,7 +161,7 @@ TEST_F(WorkerGrantTest, WorkerThatIsGoneOrSaysNoReasonIsGone) {
   server_.Reset();
   EXPECT_THAT(grant_->why_ended(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is gone")));
   ASSERT_OK(OpenGood());
-  ASSERT_OK(SendPacket(server_.get(), MapReplyText(absl::OkStatus())));
+  ASSERT_OK(SendPacket(server_.get(), EncodeReply(absl::OkStatus())));
   EXPECT_THAT(grant_->why_ended(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is gone")));
 }
 

@@ -1,4 +1,5 @@
-// The descriptor socket of a worker on this host, as who maps a job's state uses it. Stateless.
+// The descriptor socket of a worker on this host, as trainers and clients that map a job's state
+// use it. Stateless.
 #ifndef TESSERA_CLIENT_CPP_WORKER_SOCKET_H_
 #define TESSERA_CLIENT_CPP_WORKER_SOCKET_H_
 
@@ -6,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "worker/memory/fd_passing.h"
 
@@ -15,8 +17,10 @@ namespace tessera {
 //         ResourceExhausted   no descriptors
 absl::StatusOr<UniqueFd> ConnectToWorker(const std::string& descriptor_socket);
 
-// What it answers. Errors: Unavailable  nothing, in time.
-absl::StatusOr<Packet> AskWorker(int socket, absl::string_view text);
+// What it answers. Errors: DeadlineExceeded  nothing, in time; Unavailable  it is gone.
+absl::StatusOr<Packet> AskWorker(int socket, absl::string_view packet, absl::Time deadline);
+// The same within 10 s, and Unavailable where it says nothing.
+absl::StatusOr<Packet> AskWorker(int socket, absl::string_view packet);
 
 }  // namespace tessera
 

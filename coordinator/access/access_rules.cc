@@ -137,10 +137,25 @@ absl::Status AccessRules::CheckWorker(const std::string& identity,
                    ", or give the worker a certificate for 'tessera:worker:", worker, "'"));
 }
 
-absl::Status AccessRules::CheckSavePath(const std::string& identity,
-                                        const std::string& path) const {
+std::vector<std::string> AccessRules::SaveRootsOf(const std::string& identity) const {
+  if (save_roots_.empty() && trusted_.count(identity) > 0) return {"/"};
+  const std::optional<std::string> own = FolderOf(identity);
+  const bool is_operator = IsOperator(identity);
+  std::vector<std::string> roots;
+  for (absl::string_view root : save_roots_) {
+    if (!absl::ConsumeSuffix(&root, kOwnFolder) || is_operator) {
+      roots.emplace_back(root.empty() ? "/" : root);
+    } else if (own.has_value()) {
+      roots.push_back(absl::StrCat(root, "/", *own));
+    }
+  }
+  return roots;
+}
+
+absl::StatusOr<std::string> AccessRules::SaveRootOf(const std::string& identity,
+                                                    const std::string& path) const {
+  if (save_roots_.empty() && trusted_.count(identity) > 0) return "/";
   if (save_roots_.empty()) {
-    if (trusted_.count(identity) > 0) return absl::OkStatus();
     return absl::PermissionDeniedError(absl::StrCat("path '", path, "': '", identity,
                                                     "' may name no folder, since the ",
                                                     "coordinator was started without --save-root"));
@@ -150,13 +165,9 @@ absl::Status AccessRules::CheckSavePath(const std::string& identity,
     return absl::InvalidArgumentError(
         absl::StrCat("path '", path, "': must be absolute, without '..'"));
   }
-  const std::optional<std::string> own = FolderOf(identity);
-  const bool is_operator = IsOperator(identity);
-  const auto holds = [&](absl::string_view root) {
-    if (!absl::ConsumeSuffix(&root, kOwnFolder) || is_operator) return IsBelow(*normalized, root);
-    return own.has_value() && IsBelow(*normalized, absl::StrCat(root, "/", *own));
-  };
-  if (std::any_of(save_roots_.begin(), save_roots_.end(), holds)) return absl::OkStatus();
+  for (std::string& root : SaveRootsOf(identity)) {
+    if (IsBelow(*normalized, root)) return std::move(root);
+  }
   return absl::PermissionDeniedError(
       absl::StrCat("path '", path, "' is below none of the folders for checkpoints (--save-root): ",
                    absl::StrJoin(save_roots_, ", ")));

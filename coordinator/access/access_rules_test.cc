@@ -26,7 +26,7 @@ TEST(AccessRulesTest, OwnUserAndRootMayDoAllAndWorkForAnyWorker) {
     EXPECT_OK(rules.Check(identity, Right::kChange, "gpt", "uid:7"));
     EXPECT_OK(rules.Check(identity, Right::kRead, "gpt", ""));
     EXPECT_OK(rules.CheckWorker(identity, "w1"));
-    EXPECT_OK(rules.CheckSavePath(identity, "/anywhere"));
+    EXPECT_OK(rules.SaveRootOf(identity, "/anywhere"));
   }
 }
 
@@ -98,16 +98,15 @@ TEST(AccessRulesTest, UidsAreNumbers) {
 
 TEST(AccessRulesTest, SaveRootOfOwnersIsForEachHisOwnFolder) {
   const AccessRules rules = Rules({}, {"/saves/{owner}", "/shared"});
-  EXPECT_OK(rules.CheckSavePath("uid:7", "/saves/7/gpt"));
-  EXPECT_OK(rules.CheckSavePath("certificate:alice", "/saves/alice/gpt"));
-  EXPECT_OK(rules.CheckSavePath("uid:7", "/shared/gpt"));
-  EXPECT_OK(rules.CheckSavePath("uid:500", "/saves/7/gpt")) << "the coordinator's own user";
+  EXPECT_OK(rules.SaveRootOf("uid:7", "/saves/7/gpt"));
+  EXPECT_OK(rules.SaveRootOf("certificate:alice", "/saves/alice/gpt"));
+  EXPECT_OK(rules.SaveRootOf("uid:7", "/shared/gpt"));
+  EXPECT_OK(rules.SaveRootOf("uid:500", "/saves/7/gpt")) << "the coordinator's own user";
   for (const char* path : {"/saves/8/gpt", "/saves/77", "/saves/7", "/saves/x"}) {
-    EXPECT_THAT(rules.CheckSavePath("uid:7", path), StatusIs(kDenied, HasSubstr("{owner}")))
-        << path;
+    EXPECT_THAT(rules.SaveRootOf("uid:7", path), StatusIs(kDenied, HasSubstr("{owner}"))) << path;
   }
   for (const char* identity : {"certificate:a/b", "certificate:..", "certificate:.x"}) {
-    EXPECT_THAT(rules.CheckSavePath(identity, "/saves/b/x"), StatusIs(kDenied, HasSubstr("below")))
+    EXPECT_THAT(rules.SaveRootOf(identity, "/saves/b/x"), StatusIs(kDenied, HasSubstr("below")))
         << identity;
   }
 }
@@ -123,24 +122,24 @@ TEST(AccessRulesTest, GrantsOfAnotherFormAreNamed) {
 
 TEST(AccessRulesTest, CheckpointsAreBelowTheSaveRoots) {
   const AccessRules rules = Rules({}, {"/saves", "/scratch/a"});
-  EXPECT_OK(rules.CheckSavePath("uid:7", "/saves/gpt/run1"));
-  EXPECT_OK(rules.CheckSavePath("uid:7", "/scratch/a/x"));
-  EXPECT_OK(rules.CheckSavePath("uid:7", "//saves/./gpt//run1/"));
+  EXPECT_OK(rules.SaveRootOf("uid:7", "/saves/gpt/run1"));
+  EXPECT_OK(rules.SaveRootOf("uid:7", "/scratch/a/x"));
+  EXPECT_OK(rules.SaveRootOf("uid:7", "//saves/./gpt//run1/"));
   for (const char* identity : {"uid:7", "uid:0", "uid:500"}) {
     for (const char* path : {"/saves", "/saves2/x", "/scratch/b", "/", "/saves//"}) {
-      EXPECT_THAT(rules.CheckSavePath(identity, path),
+      EXPECT_THAT(rules.SaveRootOf(identity, path),
                   StatusIs(kDenied, HasSubstr("/saves, /scratch/a")))
           << path;
     }
     for (const char* path : {"/saves/../etc/x", "/saves/x/..", "saves/x", ""}) {
-      EXPECT_THAT(rules.CheckSavePath(identity, path), StatusIs(kInvalid, HasSubstr("absolute")))
+      EXPECT_THAT(rules.SaveRootOf(identity, path), StatusIs(kInvalid, HasSubstr("absolute")))
           << path;
     }
   }
 }
 
 TEST(AccessRulesTest, WithoutSaveRootsOnlyTheOwnUserNamesFolders) {
-  EXPECT_THAT(Rules({"operator=uid:7"}).CheckSavePath("uid:7", "/saves/x"),
+  EXPECT_THAT(Rules({"operator=uid:7"}).SaveRootOf("uid:7", "/saves/x"),
               StatusIs(kDenied, HasSubstr("without --save-root")));
 }
 

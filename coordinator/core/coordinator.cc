@@ -157,7 +157,8 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
   // Later than what was deleted of this id, whatever the clock says.
   const int64_t sequence =
       std::max(NextSequence(now), state_.deleted().Newest(event.job).value() + 1);
-  Put(JobSpecRecord{event.job, event.spec, Creation(sequence), event.owner}, effects);
+  Put(JobSpecRecord{event.job, event.spec, Creation(sequence), event.owner, event.attach_key},
+      effects);
   Put(JobStatusRecord{event.job, status}, effects);
   Advance(event.job, now, effects);
   JobView view = View(event.job, *state_.FindJob(event.job));
@@ -222,8 +223,8 @@ std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
 }
 
 JobView Coordinator::View(const JobId& id, const Job& job) const {
-  JobView view{id, job.creation,  job.spec, job.status, job.committed_step,
-               {}, job.hand_over, job.owner};
+  JobView view{id, job.creation,  job.spec,  job.status,    job.committed_step,
+               {}, job.hand_over, job.owner, job.attach_key};
   view.status.reason = StateReason(id, job);
   // Of the epoch before, where nobody has said anything in this one.
   if (const auto runtime = runtimes_.find(id); runtime != runtimes_.end())
@@ -238,15 +239,17 @@ absl::StatusOr<JobView> Coordinator::GetJob(const JobId& job) const {
   return NoSuchJob(job);
 }
 
-std::vector<JobView> Coordinator::ListJobs() const {
+std::vector<JobView> Coordinator::ListJobs(const JobId& after, size_t max_jobs) const {
+  std::set<JobId> ids;
+  for (const auto& [key, holders] : orphans_.all()) ids.insert(key.first);
+  for (const auto& [id, reason] : unreadable_) ids.insert(id);
+  ids.erase(ids.begin(), ids.upper_bound(after));
+  auto job = state_.jobs().upper_bound(after);
+  for (size_t i = 0; i < max_jobs && job != state_.jobs().end(); ++i, ++job) ids.insert(job->first);
   std::vector<JobView> views;
-  for (const auto& [id, job] : state_.jobs()) views.push_back(View(id, job));
-  std::set<JobId> others;
-  for (const auto& [key, holders] : orphans_.all()) others.insert(key.first);
-  for (const auto& [id, reason] : unreadable_) others.insert(id);
-  for (const JobId& id : others) {
-    if (state_.FindJob(id) != nullptr) continue;
-    if (std::optional<JobView> orphan = ViewOrphan(id)) views.push_back(*std::move(orphan));
+  for (const JobId& id : ids) {
+    if (views.size() == max_jobs) break;
+    if (absl::StatusOr<JobView> view = GetJob(id); view.ok()) views.push_back(*std::move(view));
   }
   return views;
 }

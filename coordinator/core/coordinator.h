@@ -12,6 +12,7 @@
 #ifndef TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 #define TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -65,7 +66,9 @@ class Coordinator {
   // Errors: NotFound, AlreadyExists as above.
   absl::Status DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects);
   absl::StatusOr<JobView> GetJob(const JobId& job) const;  // Errors: NotFound
-  std::vector<JobView> ListJobs() const;
+  // Those behind `after`, by id, and no more than so many.
+  std::vector<JobView> ListJobs(const JobId& after = JobId(),
+                                size_t max_jobs = std::numeric_limits<size_t>::max()) const;
 
   // --- membership ---
   // Errors: FailedPrecondition, InvalidArgument  as MemberRegistry::CheckRegister

@@ -102,7 +102,8 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
     Put(JobGoneRecord{id}, effects);
   }
   if (known == nullptr)
-    Put(JobSpecRecord{id, held->spec, creation, Orphans::OwnerOf(*holders)}, effects);
+    Put(JobSpecRecord{id, held->spec, creation, Orphans::OwnerOf(*holders), held->attach_key},
+        effects);
   Put(JobStatusRecord{id, std::move(status)}, effects);
   Put(JobStepRecord{id, decided}, effects);
   orphans_.Forget(key);  // If this is rolled back, the next heartbeat brings it again.

@@ -43,6 +43,7 @@ void DurableState::Apply(const StateRecord& record) {
                    job.spec = r.spec;
                    job.creation = r.creation;
                    job.owner = r.owner;
+                   job.attach_key = r.attach_key;
                  },
                  [&](const JobStatusRecord& r) { jobs_[r.job].status = r.status; },
                  [&](const JobStepRecord& r) {

@@ -24,6 +24,8 @@ struct Job {
   JobSpecPtr spec;
   Creation creation;
   std::string owner;  // Who made it; empty: nobody but operators.
+  // With which its trainers attach as other users than their worker's; secret. Empty: they cannot.
+  std::string attach_key;
   JobStatus status;
   Step committed_step;
   std::optional<HandOver> hand_over;

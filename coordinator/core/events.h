@@ -18,8 +18,9 @@ struct CreateJobEvent {
   std::string request_id;
   JobId job;
   JobSpecPtr spec;
-  std::string owner = "";    // Who creates it; a job that exists must be his.
-  bool by_operator = false;  // Then it need not.
+  std::string owner = "";       // Who creates it; a job that exists must be his.
+  bool by_operator = false;     // Then it need not.
+  std::string attach_key = "";  // As Job::attach_key, of a job that there is not yet.
 };
 struct DeleteJobEvent {
   std::string request_id;
@@ -85,7 +86,7 @@ struct HeldJob {
   std::vector<Place> places;  // By rank, in that epoch.
   Step decided_step;
   bool has_begun = false;  // An epoch, ever.
-  std::string owner = "";
+  std::string owner = "", attach_key = "";
 };
 struct EpochPrepared {
   JobId job;

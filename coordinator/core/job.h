@@ -84,7 +84,7 @@ struct JobView {
   Step committed_step;
   std::map<int32_t, RankStatus> ranks;
   std::optional<HandOver> hand_over;  // The newest, if there was any.
-  std::string owner;
+  std::string owner, attach_key;
 };
 
 }  // namespace tessera::coordinator

@@ -24,10 +24,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "coordinator/core/types.h"
+#include "job/field_limits.h"
 
 namespace tessera::coordinator {
-
-constexpr int64_t kMaxSequence = int64_t{1} << 20;  // Operations in a pass.
 
 struct OrderVerdict {
   std::vector<Rank> released;  // These may go on at `position`.

@@ -19,7 +19,7 @@ struct JobSpecRecord {
   JobId job;
   JobSpecPtr spec;
   Creation creation;
-  std::string owner = "";
+  std::string owner = "", attach_key = "";
 };
 struct JobStatusRecord {
   JobId job;

@@ -42,6 +42,8 @@ struct SaveForm {
   bool with_replicas = false;
   bool in_foreground = false;
   bool no_overwrite = false;
+  std::string root;  // Below which the path is to be; follows from who asked, so equal forms may
+                     // differ in it.
 
   friend bool operator==(const SaveForm& a, const SaveForm& b) {
     return a.path == b.path && a.keep_newest == b.keep_newest &&

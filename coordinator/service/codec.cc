@@ -1,7 +1,6 @@
 #include "coordinator/service/codec.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,12 +11,12 @@
 #include "coordinator/service/save_codec.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
+#include "job/worker_events.h"
 
 namespace tessera::coordinator {
 namespace {
 
 constexpr int kMaxStatusCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
-constexpr int64_t kMax = std::numeric_limits<int64_t>::max() / 2;  // Room to add to.
 
 RankStatus DecodeRankStatus(const v1::RankStatus& status) {
   RankStatus decoded;
@@ -56,9 +55,9 @@ absl::StatusOr<StreamEvent> DecodeHeartbeat(const v1::Heartbeat& heartbeat) {
     progress.creation = Creation(job.creation());
     progress.epoch = Epoch(job.epoch());
     for (const auto& [rank, status] : job.ranks()) {
-      RETURN_IF_ERROR(CheckRange("rank status: step", status.step(), 0, kMax));
-      RETURN_IF_ERROR(CheckRange("rank status: sequence", status.sequence(), 0, kMax));
-      RETURN_IF_ERROR(CheckRange("rank status: pass", status.pass(), 0, kMax));
+      RETURN_IF_ERROR(CheckRange("rank status: step", status.step(), 0, kMaxCounter));
+      RETURN_IF_ERROR(CheckRange("rank status: sequence", status.sequence(), 0, kMaxCounter));
+      RETURN_IF_ERROR(CheckRange("rank status: pass", status.pass(), 0, kMaxCounter));
       progress.ranks[rank] = DecodeRankStatus(status);
     }
   }
@@ -67,11 +66,7 @@ absl::StatusOr<StreamEvent> DecodeHeartbeat(const v1::Heartbeat& heartbeat) {
 
 absl::StatusOr<StreamEvent> DecodeOrder(const v1::OrderAnnouncement& order) {
   RETURN_IF_ERROR(CheckJobId(order.job_id()));
-  RETURN_IF_ERROR(CheckRange("order: step", order.step(), 0, kMax));
-  RETURN_IF_ERROR(CheckRange("order: sequence", order.sequence(), 0, kMaxSequence - 1));
-  RETURN_IF_ERROR(CheckRange("order: pass", order.pass(), 0, kMax));
-  RETURN_IF_ERROR(CheckRange("order: count", order.entry().count(), 0, kMax));
-  RETURN_IF_ERROR(CheckName("order: operation", order.entry().operation()));
+  RETURN_IF_ERROR(CheckOrder(order));
   OrderAnnouncement decoded;
   decoded.job = JobId(order.job_id());
   decoded.creation = Creation(order.creation());
@@ -81,18 +76,13 @@ absl::StatusOr<StreamEvent> DecodeOrder(const v1::OrderAnnouncement& order) {
   decoded.entry.operation = order.entry().operation();
   decoded.entry.unit = UnitId(order.entry().unit());
   decoded.entry.count_elements = order.entry().count();
-  absl::StatusOr<DType> dtype = DecodeDType(order.entry().dtype());
-  if (!dtype.ok()) return Annotate(dtype.status(), "order");
-  decoded.entry.dtype = *dtype;
+  ASSIGN_OR_RETURN(decoded.entry.dtype, DecodeDType(order.entry().dtype()));
   return decoded;
 }
 
 absl::StatusOr<StreamEvent> DecodeStep(const v1::StepReport& step) {
   RETURN_IF_ERROR(CheckJobId(step.job_id()));
-  RETURN_IF_ERROR(CheckRange("step report: number of earlier hashes",
-                             step.earlier_order_hashes_size(), 0, kMaxEarlierReports));
-  RETURN_IF_ERROR(
-      CheckRange("step report: step", step.step(), step.earlier_order_hashes_size(), kMax));
+  RETURN_IF_ERROR(CheckStepReport(step));
   return StepReport{JobId(step.job_id()),
                     Creation(step.creation()),
                     Epoch(step.epoch()),
@@ -104,7 +94,7 @@ absl::StatusOr<StreamEvent> DecodeStep(const v1::StepReport& step) {
 
 absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
   RETURN_IF_ERROR(CheckJobId(prepared.job_id()));
-  RETURN_IF_ERROR(CheckRange("decided_step", prepared.decided_step(), 0, kMax));
+  RETURN_IF_ERROR(CheckRange("decided_step", prepared.decided_step(), 0, kMaxCounter));
   RETURN_IF_ERROR(
       CheckRange("number of rank_addresses", prepared.rank_addresses_size(), 0, kMaxLocalRanks));
   RETURN_IF_ERROR(CheckRange("size of decision", prepared.decision().size(), 0, kMaxDecisionBytes));
@@ -116,7 +106,7 @@ absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
                         prepared.decision(),
                         prepared.holds_nothing()};
   for (const auto& [rank, address] : prepared.rank_addresses()) {
-    RETURN_IF_ERROR(CheckName("rank address", address));
+    RETURN_IF_ERROR(CheckRankAddress(address));
     decoded.rank_addresses[rank] = address;
   }
   return decoded;
@@ -125,9 +115,9 @@ absl::StatusOr<StreamEvent> DecodePrepared(const v1::EpochPrepared& prepared) {
 absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
   const v1::Job& job = held.job();
   RETURN_IF_ERROR(CheckJobId(job.job_id()));
-  RETURN_IF_ERROR(CheckRange("creation", job.creation(), 1, kMax));
-  RETURN_IF_ERROR(CheckRange("epoch", job.epoch(), 1, kMax));
-  RETURN_IF_ERROR(CheckRange("decided_step", held.decided_step(), 0, kMax));
+  RETURN_IF_ERROR(CheckRange("creation", job.creation(), 1, kMaxCounter));
+  RETURN_IF_ERROR(CheckRange("epoch", job.epoch(), 1, kMaxCounter));
+  RETURN_IF_ERROR(CheckRange("decided_step", held.decided_step(), 0, kMaxCounter));
   ASSIGN_OR_RETURN(ModelSpec model, DecodeModel(job.model()));
   ASSIGN_OR_RETURN(JobConfig config, DecodeJobConfig(job.config()));
   HeldJob decoded;
@@ -140,6 +130,8 @@ absl::StatusOr<StreamEvent> DecodeHeld(const v1::HeldJob& held) {
   decoded.has_begun = held.has_begun();
   if (!job.owner().empty()) RETURN_IF_ERROR(CheckName("owner", job.owner()));
   decoded.owner = job.owner();
+  RETURN_IF_ERROR(CheckRange("size of attach_key", job.attach_key().size(), 0, kAttachKeyBytes));
+  decoded.attach_key = job.attach_key();
   for (const v1::RankPlacement& placement : job.placements()) {
     RETURN_IF_ERROR(CheckWorkerId("placement: worker_id", placement.worker_id()));
     RETURN_IF_ERROR(CheckRange("placement: rank", placement.rank(), decoded.places.size(),
@@ -158,6 +150,7 @@ void EncodeInto(const DescribeJob& describe, v1::CoordinatorCommand* command) {
 
 void EncodeInto(const PrepareEpoch& prepare, v1::CoordinatorCommand* command) {
   *command->mutable_prepare()->mutable_job() = Encode(prepare.job);
+  command->mutable_prepare()->mutable_job()->set_attach_key(prepare.job.attach_key);
   command->mutable_prepare()->set_reason(prepare.reason);
   command->mutable_prepare()->set_begin_anew(prepare.begin_anew);
   command->mutable_prepare()->set_deleted_creation(prepare.deleted_creation.value());
@@ -282,8 +275,8 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   RETURN_IF_ERROR(CheckRange("size of key in bytes", request.key().size(), 16, 64));
   member.key = request.key();
   if (!request.cluster_id().empty()) RETURN_IF_ERROR(CheckName("cluster_id", request.cluster_id()));
-  return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member),
-                             request.cluster_id()};
+  return RegisterWorkerEvent{WorkerId(request.worker_id()), std::move(member), request.cluster_id(),
+                             request.heard_start(), request.heard_changes()};
 }
 
 absl::StatusOr<Sender> DecodeSender(const v1::WorkerEvent& event) {

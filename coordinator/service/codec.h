@@ -22,7 +22,9 @@ using StreamEvent = std::variant<HeartbeatEvent, OrderAnnouncement, StepReport, 
 struct RegisterWorkerEvent {
   WorkerId worker;
   Member member;
-  std::string cluster;  // Whose jobs it holds; empty: it holds none.
+  std::string cluster;       // Whose jobs it holds; empty: it holds none.
+  uint64_t heard_start = 0;  // As RegisterWorkerRequest.
+  int64_t heard_changes = 0;
 };
 
 absl::StatusOr<CreateJobEvent> Decode(const v1::CreateJobRequest& request);

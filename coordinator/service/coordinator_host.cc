@@ -39,6 +39,7 @@ absl::StatusOr<std::vector<StateRecord>> DecodeRows(const std::vector<JournalRow
   std::vector<StateRecord> records;
   std::vector<std::optional<JobId>> jobs;  // Of each of the records.
   for (const JournalRow& row : rows) {
+    if (JournalStarts::IsRowOf(row)) continue;
     absl::StatusOr<StateRecord> record = DecodeRecord(row);
     const std::optional<JobId> job = JobOfRow(row);
     if (record.ok()) {
@@ -106,17 +107,20 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
   RETURN_IF_ERROR(NameCluster(options.cluster_id,
                               options.clock->TimeNow() + options.core.worker_timeout, journal.get(),
                               &core));
+  ASSIGN_OR_RETURN(JournalStarts starts, JournalStarts::Begin(rows, journal.get()));
   auto host = std::unique_ptr<CoordinatorHost>(
-      new CoordinatorHost(options, std::move(journal), std::move(core)));
+      new CoordinatorHost(options, std::move(journal), std::move(starts), std::move(core)));
   ASSIGN_OR_RETURN(host->ticker_, StartThread("the coordinator's clock",
                                               [host = host.get()] { host->RunTicker(); }));
   return host;
 }
 
 CoordinatorHost::CoordinatorHost(const Options& options, std::unique_ptr<Journal> journal,
-                                 Coordinator core)
+                                 JournalStarts starts, Coordinator core)
     : options_(options),
       cluster_(core.cluster()),
+      starts_(std::move(starts)),
+      num_changes_(journal->num_changes()),
       journal_(std::move(journal)),
       core_(std::move(core)) {}
 
@@ -179,6 +183,7 @@ absl::Status CoordinatorHost::WriteLocked(const Effects& effects) {
   if (status.ok()) status = journal_->Append(batch, Durability::kPowerLoss);
   NoteJournalLocked(status);
   if (status.ok()) {
+    num_changes_.store(journal_->num_changes());
     FaultPoint("journal.after_append").IgnoreError();  // A place to die in, not to fail.
     return absl::OkStatus();
   }
@@ -251,15 +256,21 @@ absl::StatusOr<JobView> CoordinatorHost::GetJob(const JobId& job) {
   return core_.GetJob(job);
 }
 
-std::vector<JobView> CoordinatorHost::ListJobs() {
+std::vector<JobView> CoordinatorHost::ListJobs(const JobId& after, size_t max_jobs) {
   absl::MutexLock lock(&mu_);
-  return core_.ListJobs();
+  return core_.ListJobs(after, max_jobs);
 }
 
 absl::StatusOr<Incarnation> CoordinatorHost::RegisterWorker(const RegisterWorkerEvent& event) {
   RETURN_IF_ERROR(CheckCluster(event.worker, event.cluster));
   Member member = event.member;
   absl::MutexLock lock(&mu_);
+  if (const absl::Status heard = starts_.CheckHeard(
+          event.worker.value(), {event.heard_start, event.heard_changes}, journal_->num_changes());
+      !heard.ok()) {
+    if (!options_.older_journal) return heard;
+    TESSERA_LOG(WARNING, "takes over what it holds: {}", std::string(heard.message()));
+  }
   RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
     if (member.incarnation == Incarnation())
       member.incarnation = core.members().IncarnationOf(event.worker, member.key);

@@ -9,7 +9,9 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_COORDINATOR_HOST_H_
 #define TESSERA_COORDINATOR_SERVICE_COORDINATOR_HOST_H_
 
+#include <atomic>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,6 +28,7 @@
 #include "coordinator/core/coordinator.h"
 #include "coordinator/service/codec.h"
 #include "coordinator/service/job_waits.h"
+#include "coordinator/service/journal_starts.h"
 #include "coordinator/service/outbox.h"
 #include "coordinator/storage/journal.h"
 
@@ -39,6 +42,8 @@ class CoordinatorHost {
     Clock* clock = Clock::Real();
     // The cluster that a journal without a name is to be of; empty: a new one.
     std::string cluster_id;
+    // The journal may be older than what workers have heard: it takes over what they hold.
+    bool older_journal = false;
   };
 
   // Reads the journal and starts the ticker.
@@ -57,13 +62,17 @@ class CoordinatorHost {
   // Errors: FailedPrecondition  `cluster`, not empty, is another one.
   absl::Status CheckCluster(const WorkerId& worker, const std::string& cluster) const;
 
+  // What workers hear of the journal. Takes no lock.
+  HeardJournal ToHear() const { return {starts_.own(), num_changes_.load()}; }
+
   // As the core's methods of these names. A change that cannot be journalled is refused:
   //   ResourceExhausted  the disk is full
   //   Unavailable        the journal failed otherwise, or Stop was called
   absl::StatusOr<JobView> CreateJob(const CreateJobEvent& event);
   absl::Status DeleteJob(const DeleteJobEvent& event);
   absl::StatusOr<JobView> GetJob(const JobId& job);
-  std::vector<JobView> ListJobs();
+  std::vector<JobView> ListJobs(const JobId& after = JobId(),
+                                size_t max_jobs = std::numeric_limits<size_t>::max());
   // Returns the number of this life.
   absl::StatusOr<Incarnation> RegisterWorker(const RegisterWorkerEvent& event);
   absl::StatusOr<SaveView> GetSave(const JobId& job, int64_t number);
@@ -102,7 +111,8 @@ class CoordinatorHost {
                                       absl::FunctionRef<bool()> cancelled);
 
  private:
-  CoordinatorHost(const Options& options, std::unique_ptr<Journal> journal, Coordinator core);
+  CoordinatorHost(const Options& options, std::unique_ptr<Journal> journal, JournalStarts starts,
+                  Coordinator core);
 
   // One event, whole. `journal_failed`: set where it was refused because of the journal.
   absl::Status RunLocked(Handler handler, bool* journal_failed = nullptr)
@@ -115,6 +125,8 @@ class CoordinatorHost {
 
   const Options options_;
   const std::string cluster_;
+  const JournalStarts starts_;
+  std::atomic<int64_t> num_changes_;  // Of the journal.
   JobWaits waits_;
   absl::Mutex mu_;
   const std::unique_ptr<Journal> journal_ ABSL_PT_GUARDED_BY(mu_);

@@ -7,6 +7,7 @@
 #include "base/utf8.h"
 #include "coordinator/service/field_checks.h"
 #include "job/field_limits.h"
+#include "net/caller_version.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
@@ -33,10 +34,17 @@ absl::Status Refuse(absl::string_view who, const Gate::Call& call, const absl::S
 
 }  // namespace
 
-absl::StatusOr<Gate::Caller> Gate::Admit(const Call& call, Right right) const {
+absl::StatusOr<std::string> Gate::Identify(const Call& call) const {
   absl::StatusOr<std::string> identity = identities_.Of(*call.context);
   if (!identity.ok()) return Refuse("unknown", call, identity.status());
-  Caller caller{*std::move(identity)};
+  const absl::Status version = CheckCaller(*call.context);
+  if (!version.ok()) return Refuse(*identity, call, version);
+  return identity;
+}
+
+absl::StatusOr<Gate::Caller> Gate::Admit(const Call& call, Right right) const {
+  ASSIGN_OR_RETURN(std::string identity, Identify(call));
+  Caller caller{std::move(identity)};
   caller.is_operator = rules_.IsOperator(caller.identity);
   if (right == Right::kRead || right == Right::kChange) {
     RETURN_IF_ERROR(CheckJob(call, right, &caller));
@@ -63,17 +71,13 @@ absl::Status Gate::CheckSame(const absl::StatusOr<JobView>& job, const Caller& c
   return absl::NotFoundError(absl::StrCat("job '", job->id.value(), "' was deleted meanwhile"));
 }
 
-absl::Status Gate::CheckKnown(const Call& call) const {
-  const absl::StatusOr<std::string> identity = identities_.Of(*call.context);
-  return identity.ok() ? absl::OkStatus() : Refuse("unknown", call, identity.status());
-}
+absl::Status Gate::CheckKnown(const Call& call) const { return Identify(call).status(); }
 
 absl::StatusOr<std::string> Gate::AdmitWorker(const Call& call, const std::string& worker) const {
-  absl::StatusOr<std::string> identity = identities_.Of(*call.context);
-  if (!identity.ok()) return Refuse("unknown", call, identity.status());
+  ASSIGN_OR_RETURN(std::string identity, Identify(call));
   RETURN_IF_ERROR(CheckWorkerId("worker_id", worker));
-  const absl::Status status = rules_.CheckWorker(*identity, worker);
-  if (!status.ok()) return Refuse(*identity, call, status);
+  const absl::Status status = rules_.CheckWorker(identity, worker);
+  if (!status.ok()) return Refuse(identity, call, status);
   return identity;
 }
 

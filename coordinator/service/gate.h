@@ -41,12 +41,13 @@ class Gate {
     Creation creation = Creation();
   };
 
-  // Errors: Unauthenticated   nobody knows who calls
-  //         PermissionDenied  he has not this right
-  //         NotFound          there is no such job, of kRead and kChange; operators get in
+  // Errors: Unauthenticated     nobody knows who calls
+  //         FailedPrecondition  a program of ours of another protocol
+  //         PermissionDenied    he has not this right
+  //         NotFound            there is no such job, of kRead and kChange; operators get in
   absl::StatusOr<Caller> Admit(const Call& call, Right right) const;
   // Before a stream's first message is waited for, which says of what the call is.
-  // Errors: Unauthenticated  nobody knows who calls
+  // Errors: Unauthenticated, FailedPrecondition  as above
   absl::Status CheckKnown(const Call& call) const;
   // Of a call that this worker makes; returns its identity. Errors: as above.
   absl::StatusOr<std::string> AdmitWorker(const Call& call, const std::string& worker) const;
@@ -66,6 +67,7 @@ class Gate {
   const AccessRules& rules() const { return rules_; }
 
  private:
+  absl::StatusOr<std::string> Identify(const Call& call) const;
   absl::Status CheckJob(const Call& call, Right right, Caller* caller) const;
 
   CoordinatorHost* const host_;

@@ -54,6 +54,7 @@ journal::Save EncodeSave(const Save& save) {
   encoded.set_with_replicas(save.form.with_replicas);
   encoded.set_in_foreground(save.form.in_foreground);
   encoded.set_no_overwrite(save.form.no_overwrite);
+  encoded.set_root(save.form.root);
   encoded.set_state(static_cast<journal::Save::State>(save.state));
   encoded.set_requested_ns(absl::ToUnixNanos(ToWallTime(save.requested_at)));
   if (save.expires_at != absl::InfiniteFuture())
@@ -97,6 +98,7 @@ struct Encoder {
     spec.set_layout_digest(r.spec->layout_digest);
     spec.set_creation(r.creation.value());
     spec.set_owner(r.owner);
+    spec.set_attach_key(r.attach_key);
     Put(absl::StrCat("job/", r.job.value(), "/spec"), spec);
   }
   void operator()(const JobStatusRecord& r) {
@@ -232,7 +234,7 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
       job,
       std::make_shared<JobSpec>(JobSpec{*std::move(decoded_model), *std::move(decoded_config),
                                         message.submitting_rank(), message.layout_digest()}),
-      Creation(message.creation()), message.owner()};
+      Creation(message.creation()), message.owner(), message.attach_key()};
 }
 
 absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& job) {
@@ -262,9 +264,9 @@ absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key) {
     return Unreadable(row, "its state or fate is unknown");
   }
   save.request_id = message.request_id();
-  save.form = {message.path(),        message.keep_newest(),   message.max_file_bytes(),
-               message.in_parts(),    message.with_replicas(), message.in_foreground(),
-               message.no_overwrite()};
+  save.form = {message.path(),         message.keep_newest(),   message.max_file_bytes(),
+               message.in_parts(),     message.with_replicas(), message.in_foreground(),
+               message.no_overwrite(), message.root()};
   save.state = static_cast<SaveState>(message.state());
   save.requested_at = FromWallTime(absl::FromUnixNanos(message.requested_ns()));
   if (message.expires_ns() != 0)

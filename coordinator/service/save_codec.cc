@@ -10,12 +10,12 @@
 #include "base/wall_time.h"
 #include "checkpoint/storage/storage_path.h"
 #include "coordinator/service/field_checks.h"
+#include "job/worker_events.h"
 
 namespace tessera::coordinator {
 namespace {
 
 constexpr size_t kMaxPathBytes = 4096;
-constexpr int kMaxRemoved = 4096;
 constexpr int64_t kMaxExpiresInMs = int64_t{366} * 24 * 3600 * 1000;
 
 absl::Status Invalid(absl::string_view why) { return absl::InvalidArgumentError(why); }
@@ -44,7 +44,8 @@ SaveForm DecodeForm(const v1::SaveForm& form) {
           form.in_parts(),
           form.with_replicas(),
           form.in_foreground(),
-          form.no_overwrite()};
+          form.no_overwrite(),
+          form.root()};
 }
 
 v1::SaveState EncodeState(SaveState state) {
@@ -73,11 +74,6 @@ v1::SaveFate EncodeFate(SaveFate fate) {
   return v1::SAVE_FATE_UNSPECIFIED;
 }
 
-absl::Status CheckCount(absl::string_view field, int64_t value) {
-  if (value >= 0) return absl::OkStatus();
-  return Invalid(absl::StrCat("save report: ", field, " is ", value));
-}
-
 }  // namespace
 
 absl::StatusOr<RequestSaveEvent> Decode(const v1::RequestSaveRequest& request) {
@@ -94,6 +90,7 @@ absl::StatusOr<RequestSaveEvent> Decode(const v1::RequestSaveRequest& request) {
 
 absl::StatusOr<SaveReport> DecodeSaveReport(const v1::SaveReport& report) {
   RETURN_IF_ERROR(CheckJobId(report.job_id()));
+  RETURN_IF_ERROR(CheckSaveReport(report));
   SaveReport decoded;
   switch (report.phase()) {
     case v1::SaveReport::BEGUN:
@@ -102,22 +99,9 @@ absl::StatusOr<SaveReport> DecodeSaveReport(const v1::SaveReport& report) {
     case v1::SaveReport::WRITING:
       decoded.phase = SaveReport::Phase::kWriting;
       break;
-    case v1::SaveReport::ENDED:
-      decoded.phase = SaveReport::Phase::kEnded;
-      break;
     default:
-      return Invalid("save report: an unknown phase");
+      decoded.phase = SaveReport::Phase::kEnded;
   }
-  if (report.ordinal() < 1)
-    return Invalid(absl::StrCat("save report: ordinal is ", report.ordinal()));
-  RETURN_IF_ERROR(CheckCount("number", report.number()));
-  RETURN_IF_ERROR(CheckCount("step", report.step()));
-  RETURN_IF_ERROR(CheckCount("written_bytes", report.written_bytes()));
-  RETURN_IF_ERROR(CheckCount("all_bytes", report.all_bytes()));
-  RETURN_IF_ERROR(CheckCount("took_ms", report.took_ms()));
-  RETURN_IF_ERROR(CheckCount("size_bytes", report.size_bytes()));
-  if (report.removed_size() > kMaxRemoved)
-    return Invalid(absl::StrCat("save report: ", report.removed_size(), " removed checkpoints"));
   decoded.job = JobId(report.job_id());
   decoded.creation = Creation(report.creation());
   decoded.epoch = Epoch(report.epoch());
@@ -146,6 +130,7 @@ v1::SaveForm EncodeSaveForm(const SaveForm& form) {
   encoded.set_with_replicas(form.with_replicas);
   encoded.set_in_foreground(form.in_foreground);
   encoded.set_no_overwrite(form.no_overwrite);
+  encoded.set_root(form.root);
   return encoded;
 }
 

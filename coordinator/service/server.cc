@@ -213,6 +213,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   host_options.tick_interval = std::min(absl::Milliseconds(50), options.heartbeat_interval / 4);
   host_options.clock = options.clock;
   host_options.cluster_id = options.cluster_id;
+  host_options.older_journal = options.older_journal;
   ASSIGN_OR_RETURN(auto host, CoordinatorHost::Create(host_options, std::move(journal)));
   auto server = std::make_unique<GrpcCoordinatorServer>(options, std::move(host), std::move(rules),
                                                         std::move(token), std::move(local));

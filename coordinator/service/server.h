@@ -35,6 +35,8 @@ class CoordinatorServer {
     // The cluster whose workers a new journal takes over, for one that was lost; empty: it begins a
     // new cluster. Of a journal that is not new: must be its own.
     std::string cluster_id;
+    // The journal may be an older copy: what workers hold of later changes is taken over.
+    bool older_journal = false;
     bool insecure_listen = false;  // Permits an address that others can reach, without TLS.
     TlsFiles tls;                  // With them every client needs a certificate of the CA.
     absl::Duration worker_timeout = absl::Seconds(10);

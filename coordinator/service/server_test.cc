@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/fault_point.h"
 #include "base/status_matchers.h"
 #include "coordinator/service/test_worker.h"
@@ -134,6 +135,27 @@ TEST_F(ServerTest, ListOfJobsHasNoModels) {
   EXPECT_EQ(list.jobs(0).placements_size(), 2);
   ASSERT_GT(list.jobs(0).model().units_size(), 0);
   EXPECT_LE(list.jobs(0).model().ByteSizeLong(), 2 * list.jobs(0).model().units_size());
+}
+
+TEST_F(ServerTest, ListOfJobsComesInPagesThatHaveEachJobOnce) {
+  std::vector<std::string> created, listed;
+  for (int i = 0; i < 230; ++i) {
+    created.push_back(absl::StrFormat("job-%03d", i));
+    ASSERT_OK(CreateJob(MakeCreateJob(absl::StrCat("r", i), created.back(), 2)));
+  }
+  v1::ListJobsRequest request;
+  int num_pages = 0;
+  do {
+    grpc::ClientContext context;
+    v1::ListJobsResponse page;
+    ASSERT_OK(FromGrpcStatus(jobs_->ListJobs(&context, request, &page)));
+    EXPECT_LE(page.jobs_size(), 100);
+    for (const v1::Job& job : page.jobs()) listed.push_back(job.job_id());
+    request.set_after_job_id(page.next_after_job_id());
+    ++num_pages;
+  } while (!request.after_job_id().empty());
+  EXPECT_EQ(listed, created);
+  EXPECT_EQ(num_pages, 3);
 }
 
 // Reasons are cut; one may be cut in the middle of a character.

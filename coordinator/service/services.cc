@@ -5,25 +5,27 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/random_bytes.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "coordinator/service/field_checks.h"
 #include "coordinator/service/save_codec.h"
-#include "net/caller_version.h"
+#include "job/field_limits.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
 
 grpc::Status JobsService::CreateJob(grpc::ServerContext* context,
                                     const v1::CreateJobRequest* request, v1::Job* reply) {
-  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   return gate_->Change({context, "CreateJob", JobId(request->job_id())}, Right::kCreate,
                        [&](const Gate::Caller& caller) -> absl::Status {
                          ASSIGN_OR_RETURN(CreateJobEvent event, Decode(*request));
                          event.owner = caller.identity;
                          event.by_operator = caller.is_operator;
+                         event.attach_key = RandomBytes(kAttachKeyBytes);
                          ASSIGN_OR_RETURN(const JobView view, host_->CreateJob(event));
                          *reply = Encode(view);
+                         reply->set_attach_key(view.attach_key);
                          return absl::OkStatus();
                        });
 }
@@ -39,11 +41,22 @@ grpc::Status JobsService::GetJob(grpc::ServerContext* context, const v1::GetJobR
   return ToGrpcStatus(status);
 }
 
-grpc::Status JobsService::ListJobs(grpc::ServerContext* context, const v1::ListJobsRequest*,
+grpc::Status JobsService::ListJobs(grpc::ServerContext* context, const v1::ListJobsRequest* request,
                                    v1::ListJobsResponse* reply) {
+  // Of a page: what a client takes in one message, and what the coordinator copies at a time.
+  constexpr size_t kMaxPageJobs = 100, kMaxPageBytes = 1 << 20;
   const auto caller = gate_->Admit({context, "ListJobs"}, Right::kList);
   if (!caller.ok()) return ToGrpcStatus(caller.status());
-  for (const JobView& view : host_->ListJobs()) *reply->add_jobs() = EncodeSummary(view);
+  const auto views = host_->ListJobs(JobId(request->after_job_id()), kMaxPageJobs);
+  size_t bytes = 0;
+  for (const JobView& view : views) {
+    if (bytes > kMaxPageBytes) break;
+    *reply->add_jobs() = EncodeSummary(view);
+    bytes += reply->jobs(reply->jobs_size() - 1).ByteSizeLong();
+  }
+  const auto num_sent = static_cast<size_t>(reply->jobs_size());
+  if (num_sent == kMaxPageJobs || num_sent < views.size())
+    reply->set_next_after_job_id(views[num_sent - 1].id.value());
   return grpc::Status::OK;
 }
 
@@ -80,7 +93,6 @@ grpc::Status JobsService::DeleteJob(grpc::ServerContext* context,
 grpc::Status MembershipService::RegisterWorker(grpc::ServerContext* context,
                                                const v1::RegisterWorkerRequest* request,
                                                v1::RegisterWorkerResponse* reply) {
-  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   return gate_->ChangeAsWorker(
       {context, "RegisterWorker"}, request->worker_id(), [&]() -> absl::Status {
         ASSIGN_OR_RETURN(const RegisterWorkerEvent event, Decode(*request));
@@ -89,12 +101,14 @@ grpc::Status MembershipService::RegisterWorker(grpc::ServerContext* context,
         reply->set_heartbeat_interval_ms(absl::ToInt64Milliseconds(heartbeat_interval_));
         reply->set_worker_timeout_ms(absl::ToInt64Milliseconds(worker_timeout_));
         reply->set_cluster_id(host_->cluster());
+        const HeardJournal heard = host_->ToHear();
+        reply->set_start(heard.start);
+        reply->set_changes(heard.changes);
         return absl::OkStatus();
       });
 }
 
 grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* stream) {
-  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   if (absl::Status status = gate_->CheckKnown({context, "Connect"}); !status.ok())
     return ToGrpcStatus(status);
   v1::WorkerEvent first;
@@ -116,6 +130,12 @@ grpc::Status MembershipService::Connect(grpc::ServerContext* context, Stream* st
     while (std::optional<Command> command = outbox->Pop()) {
       v1::CoordinatorCommand encoded = Encode(*command);
       encoded.set_cluster_id(host_->cluster());
+      encoded.set_changes(host_->ToHear().changes);
+      if (encoded.has_prepare()) {
+        v1::Job* job = encoded.mutable_prepare()->mutable_job();
+        for (std::string& root : gate_->rules().SaveRootsOf(job->owner()))
+          job->add_save_roots(std::move(root));
+      }
       if (!stream->Write(encoded)) {
         context->TryCancel();
         return;
@@ -172,8 +192,9 @@ grpc::Status CheckpointsService::RequestSave(grpc::ServerContext* context,
   return gate_->Change(
       {context, "RequestSave", job}, Right::kChange,
       [&](const Gate::Caller& caller) -> absl::Status {
-        ASSIGN_OR_RETURN(const RequestSaveEvent event, Decode(*request));
-        RETURN_IF_ERROR(gate_->rules().CheckSavePath(caller.identity, event.form.path));
+        ASSIGN_OR_RETURN(RequestSaveEvent event, Decode(*request));
+        ASSIGN_OR_RETURN(event.form.root,
+                         gate_->rules().SaveRootOf(caller.identity, event.form.path));
         return host_->Run([&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
           RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), caller));
           ASSIGN_OR_RETURN(const SaveView view, core.RequestSave(event, now, effects));

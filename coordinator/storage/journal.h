@@ -54,6 +54,9 @@ class Journal {
   // Errors: DataLoss     a damaged row (names its key)
   //         Unavailable  the storage cannot be read
   virtual absl::StatusOr<std::vector<JournalRow>> ReadAll() = 0;
+
+  // How many batches of kPowerLoss it has: never fewer than at any time before.
+  virtual int64_t num_changes() const = 0;
 };
 
 }  // namespace tessera::coordinator

@@ -4,7 +4,7 @@
 
 namespace tessera::coordinator {
 
-absl::Status MemoryJournal::Append(absl::Span<const JournalChange> batch, Durability) {
+absl::Status MemoryJournal::Append(absl::Span<const JournalChange> batch, Durability durability) {
   for (const JournalChange& change : batch) {
     switch (change.kind) {
       case JournalChange::Kind::kPut:
@@ -21,6 +21,7 @@ absl::Status MemoryJournal::Append(absl::Span<const JournalChange> batch, Durabi
         break;
     }
   }
+  if (durability == Durability::kPowerLoss) ++num_changes_;
   return absl::OkStatus();
 }
 

@@ -14,8 +14,10 @@ class MemoryJournal : public Journal {
  public:
   absl::Status Append(absl::Span<const JournalChange> batch, Durability durability) override;
   absl::StatusOr<std::vector<JournalRow>> ReadAll() override;
+  int64_t num_changes() const override { return num_changes_; }
 
  private:
+  int64_t num_changes_ = 0;
   std::map<std::string, std::string> rows_;
 };
 

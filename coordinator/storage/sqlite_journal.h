@@ -42,6 +42,7 @@ class SqliteJournal : public Journal {
 
   absl::Status Append(absl::Span<const JournalChange> batch, Durability durability) override;
   absl::StatusOr<std::vector<JournalRow>> ReadAll() override;
+  int64_t num_changes() const override { return number_; }
 
  private:
   struct CloseDb {

@@ -126,7 +126,11 @@ TEST_P(LostJournalTest, OlderCopyOfTheJournalTakesTheLaterEpochOver) {
     ASSERT_EQ(fwrite(bytes.data(), 1, bytes.size(), file), bytes.size());
     ASSERT_EQ(fclose(file), 0);
   }
-  StartCoordinator();
+  // The workers have heard of more, so that it has to be said that the rest is lost.
+  StartCoordinatorWith({"--journal=" + folder_ + "/journal"});
+  AwaitLogs("--older-journal");
+  KillCoordinator();
+  StartCoordinatorWith({"--journal=" + folder_ + "/journal", "--older-journal"});
   AwaitLogs("epoch 4 starts after step ");
   ExpectFinishesAsIfUndisturbed();
 }

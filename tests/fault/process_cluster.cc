@@ -48,6 +48,8 @@ void ProcessCluster::StartCoordinator(const std::string& faults) {
       "coordinator/tessera-coordinator", "--listen=" + coordinator_address(),
       "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"};
   if (!hosts_.empty()) args.push_back("--insecure-listen");
+  if (trainer_uid_ >= 0) args.push_back("--listen=" + coordinator_socket());
+  args.insert(args.end(), coordinator_flags_.begin(), coordinator_flags_.end());
   if (!faults.empty()) args.push_back("--fault-points=" + faults);
   if (worker_timeout_.has_value()) {
     args.push_back("--worker-timeout=" + absl::FormatDuration(*worker_timeout_));
@@ -79,6 +81,7 @@ void ProcessCluster::StartWorker(const std::string& executor_faults) {
       "--socket-dir=" + folder_,
       "--executor-binary=worker/tessera-executor",
       "--keep-memory=" + keep_memory_};
+  if (debuggable_) args.push_back("--debuggable");
   if (split_) PlaceOnHost(1, &args);
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/worker.log");
@@ -94,6 +97,7 @@ void ProcessCluster::StartSecondWorker(const std::string& executor_faults) {
                                    "--socket-dir=" + folder_ + "/" + second_id_,
                                    "--executor-binary=worker/tessera-executor",
                                    "--keep-memory=" + keep_memory_};
+  if (debuggable_) args.push_back("--debuggable");
   PlaceOnHost(2, &args);
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/second.log");
@@ -119,7 +123,8 @@ void ProcessCluster::StartSpareWorker() {
 void ProcessCluster::StartTrainer(int rank, bool replace) {
   std::vector<std::string> args = {
       "tests/fault/toy_trainer",
-      "--coordinator=" + dialled_address(),
+      "--coordinator=" + (trainer_uid_ < 0 ? dialled_address() : coordinator_socket()),
+      absl::StrCat("--uid=", trainer_uid_),
       "--worker=" + (split_ && rank >= world_size_ - on_second_
                          ? absl::StrCat("unix:", folder_, "/", second_id_, "/worker.sock")
                          : worker_address()),

@@ -49,7 +49,7 @@ class ProcessCluster : public testing::Test {
   // The final model of a run without failures; made once for all tests of a process.
   static const std::string& UndisturbedModel();
 
-  std::string model_path() const { return folder_ + "/model.safetensors"; }
+  std::string model_path() const { return folder_ + model_name_; }
   std::string coordinator_address() const {
     return (hosts_.empty() ? "127.0.0.1" : hosts_[0].address) + ":" + std::to_string(port_);
   }
@@ -57,6 +57,7 @@ class ProcessCluster : public testing::Test {
   std::string dialled_address() const {
     return proxy_address_.empty() ? coordinator_address() : proxy_address_;
   }
+  std::string coordinator_socket() const { return "unix:" + folder_ + "/coordinator.sock"; }
   std::string worker_address() const { return "unix:" + folder_ + "/worker.sock"; }
 
   std::string folder_;
@@ -81,8 +82,13 @@ class ProcessCluster : public testing::Test {
   bool split_ = false;
   int on_second_ = 1;  // Ranks that are left for the second worker.
   std::string second_id_ = "x";
-  std::string proxy_address_;      // Between them and the coordinator; empty: there is none.
-  std::string keep_memory_ = "0";  // Of workers, while their daemon is away.
+  std::string proxy_address_;  // Between them and the coordinator; empty: there is none.
+  std::string model_name_ = "/model.safetensors";
+  // Whose user trainers are, which find the coordinator at its socket; -1: the test's, by TCP.
+  int trainer_uid_ = -1;
+  std::vector<std::string> coordinator_flags_;  // Beside what the others here say.
+  bool debuggable_ = true;                      // Workers and executors: the test looks into them.
+  std::string keep_memory_ = "0";               // Of workers, while their daemon is away.
   std::unique_ptr<demo::ChildProcess> coordinator_, worker_, second_worker_, spare_worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
 };

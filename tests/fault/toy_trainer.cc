@@ -2,6 +2,7 @@
 // end. With --buffers rank 0 publishes those of ToyBuffers. Before step --pause-at it waits until
 // the file --resume-file exists. After step
 // --hand-over-at it hands the job over, and prints "handed over" or "goes on".
+#include <grp.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -47,7 +48,10 @@ int main(int argc, char** argv) {
   app.add_flag("--buffers", buffers);
   std::string faults;
   app.add_option("--fault-points", faults);
+  int uid = -1;  // To be, once this is loaded from where only the test's user may read.
+  app.add_option("--uid", uid);
   CLI11_PARSE(app, argc, argv);
+  if (uid >= 0 && (setgroups(0, nullptr) != 0 || setgid(uid) != 0 || setuid(uid) != 0)) return 2;
   if (!tessera::ArmFaultPointsFromFlag(faults).ok()) return 2;
   if (host_executor) options.host_executor = tessera::RunExecutorOfThisMachineHere();
   options.job_id = "toy";

@@ -48,6 +48,7 @@ class Rows : public coordinator::Journal {
   absl::StatusOr<std::vector<coordinator::JournalRow>> ReadAll() override {
     return rows_->ReadAll();
   }
+  int64_t num_changes() const override { return rows_->num_changes(); }
 
  private:
   const std::shared_ptr<coordinator::MemoryJournal> rows_;

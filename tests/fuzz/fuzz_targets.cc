@@ -221,6 +221,9 @@ absl::Span<const Target> Targets() {
       {"coordinator_events", CoordinatorEvents},
       {"journal_rows", JournalRows},
       {"mesh_frames", MeshFrames},
+      {"executor_events", ExecutorEvents},
+      {"save_requests", SaveRequests},
+      {"load_requests", LoadRequests},
   };
   return kTargets;
 }

@@ -51,6 +51,11 @@ void PutRequests(absl::string_view bytes);
 void CoordinatorEvents(absl::string_view bytes);
 // The rows of its journal: VaultPut..., of which `part` is the key and `owner` the value.
 void JournalRows(absl::string_view bytes);
+// An ExecutorEvent: what a rank's executor tells its worker.
+void ExecutorEvents(absl::string_view bytes);
+// A SaveRequest and a LoadRequest: what a trainer asks of its executor.
+void SaveRequests(absl::string_view bytes);
+void LoadRequests(absl::string_view bytes);
 // A greeting, a frame's header and an address of the ranks' mesh.
 void MeshFrames(absl::string_view bytes);
 

@@ -16,7 +16,6 @@
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
-#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 namespace {
@@ -77,7 +76,6 @@ class AttachCyclesTest : public testing::Test {
   // Attaches as a trainer does, and ends as a killed one: the socket closes without a word.
   absl::Status DroppedCycle() {
     v1::AttachRequest request;
-    request.set_request_id(NewRequestId());
     request.set_job_id("toy");
     request.set_world_size(1);
     ASSIGN_OR_RETURN(const ModelLayout layout, ModelLayout::Create(options_.model, layout_, 1));
@@ -85,13 +83,10 @@ class AttachCyclesTest : public testing::Test {
     ASSIGN_OR_RETURN(const v1::Job job, GetJob({cluster_->coordinator_address()}, "toy",
                                                absl::Now() + absl::Seconds(20)));
     request.set_creation(job.creation());
-    ASSIGN_OR_RETURN(const v1::AttachResponse response,
-                     AttachToRank({cluster_->worker_address()}, request, /*wait_if_attached=*/true,
+    ASSIGN_OR_RETURN(const AttachedRank rank,
+                     AttachToRank(cluster_->worker_address(), request, /*wait_if_attached=*/true,
                                   absl::Now() + absl::Seconds(20)));
-    ASSIGN_OR_RETURN(const UniqueFd lease, ConnectPacketSocket(response.descriptor_socket()));
-    RETURN_IF_ERROR(SendPacket(lease.get(), response.ticket()));
-    ASSIGN_OR_RETURN(const Packet packet, ReceivePacket(lease.get()));
-    return packet.fds.size() == 3 ? absl::OkStatus() : absl::InternalError(packet.bytes);
+    return rank.fds.size() == 3 ? absl::OkStatus() : absl::InternalError("not all descriptors");
   }
   void RunCycles(int count) {
     // A step between two drops: the coordinator slows down a job that only fails.

@@ -37,19 +37,19 @@ class BadInputTest : public testing::Test {
   }
   SessionOptions Options(int world_size = 1) { return ToyOptions(*cluster_, "toy", world_size); }
   absl::Time Soon() { return absl::Now() + absl::Seconds(10); }
-  absl::StatusOr<v1::AttachResponse> Attach(const SessionOptions& options, int rank, int world_size,
-                                            absl::Time deadline) {
+  absl::Status Attach(const SessionOptions& options, int rank, int world_size,
+                      absl::Time deadline) {
     ASSIGN_OR_RETURN(const ModelLayout layout,
                      ModelLayout::Create(options.model, options.config.layout, world_size));
     v1::AttachRequest request;
-    request.set_request_id(NewRequestId());
     request.set_job_id(options.job_id);
     request.set_rank(rank);
     request.set_world_size(world_size);
     request.set_layout_digest(LayoutDigest(layout));
     const auto job = GetJob({cluster_->coordinator_address()}, options.job_id, Soon());
     if (job.ok()) request.set_creation(job->creation());
-    return AttachToRank({options.worker_address}, request, /*wait_if_attached=*/false, deadline);
+    return AttachToRank(options.worker_address, request, /*wait_if_attached=*/false, deadline)
+        .status();
   }
 
   std::unique_ptr<LocalCluster> cluster_;

@@ -23,7 +23,7 @@
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {
@@ -225,9 +225,11 @@ TEST_F(LiveMapAtWorkerTest, DescriptorsAreForReading) {
   ASSERT_OK_AND_ASSIGN(const UniqueFd socket, ConnectPacketSocket(path));
   v1::LiveStateQuery query;
   query.set_job_id("toy");
-  ASSERT_OK(SendPacket(socket.get(), MapQueryText(query.SerializeAsString())));
+  v1::LocalRequest request;
+  *request.mutable_map() = query;
+  ASSERT_OK(SendPacket(socket.get(), EncodeRequest(request)));
   ASSERT_OK_AND_ASSIGN(const Packet given, ReceivePacket(socket.get()));
-  ASSERT_OK(ParseMapAnswer(given.bytes).status());
+  ASSERT_OK(ParseReply(given.bytes).status());
   ASSERT_EQ(given.fds.size(), 3u) << "the group, two ranks";
   const char byte = 'x';
   for (const UniqueFd& fd : given.fds) EXPECT_EQ(pwrite(fd.get(), &byte, 1, 0), -1);

@@ -38,7 +38,7 @@
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {
@@ -373,7 +373,9 @@ TEST_F(LiveMapTest, StateOnAGpuIsRefusedAndFetched) {
 
 absl::StatusOr<Packet> Claim(const std::string& path, const std::string& session) {
   ASSIGN_OR_RETURN(const UniqueFd socket, ConnectPacketSocket(path));
-  RETURN_IF_ERROR(SendPacket(socket.get(), MapClaimText(session)));
+  v1::LocalRequest request;
+  request.set_map_session(session);
+  RETURN_IF_ERROR(SendPacket(socket.get(), EncodeRequest(request)));
   return ReceivePacket(socket.get());
 }
 
@@ -388,7 +390,7 @@ TEST_F(LiveMapTest, DescriptorsAreForReadingAndForWhoShowsASessionThatGoesOn) {
   const std::string path = grant->ready().sources(0).descriptor_socket();
   const std::string session = grant->ready().sources(0).session();
   ASSERT_OK_AND_ASSIGN(const Packet given, Claim(path, session));
-  ASSERT_OK(ParseMapReply(given.bytes));
+  ASSERT_OK(ParseReply(given.bytes).status());
   ASSERT_EQ(given.fds.size(), 4u) << "where things are, the group, two ranks";
   for (const UniqueFd& fd : given.fds) {
     EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), MAP_FAILED);
@@ -407,13 +409,13 @@ TEST_F(LiveMapTest, DescriptorsAreForReadingAndForWhoShowsASessionThatGoesOn) {
   for (const std::string& other : {session + "0", session.substr(0, session.size() - 1),
                                    session.substr(4), std::string("map-"), std::string()}) {
     ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(path, other));
-    EXPECT_TRUE(absl::IsNotFound(ParseMapReply(refused.bytes))) << other;
+    EXPECT_TRUE(absl::IsNotFound(ParseReply(refused.bytes).status())) << other;
     EXPECT_TRUE(refused.fds.empty());
   }
   grant.reset();
   EXPECT_TRUE(Eventually([&] {
     const auto refused = Claim(path, session);
-    return refused.ok() && absl::IsNotFound(ParseMapReply(refused->bytes));
+    return refused.ok() && absl::IsNotFound(ParseReply(refused->bytes).status());
   })) << "the session goes on without its client";
 }
 

@@ -60,7 +60,8 @@ class CoordinatorAgent::Connection {
 CoordinatorAgent::CoordinatorAgent(Options options)
     : options_(std::move(options)),
       cluster_(options_.cluster),
-      incarnation_(options_.incarnation) {}
+      incarnation_(options_.incarnation),
+      heard_(options_.heard) {}
 
 CoordinatorAgent::~CoordinatorAgent() { Stop(); }
 
@@ -142,7 +143,11 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   request.set_data_host(options_.data_host);
   request.set_max_ranks_of_job(options_.max_ranks_of_job);
   request.set_device(options_.device);
-  if (options_.holds_jobs()) request.set_cluster_id(cluster_.name());
+  if (options_.holds_jobs()) {
+    request.set_cluster_id(cluster_.name());
+    request.set_heard_start(heard_.start);
+    request.set_heard_changes(heard_.changes);
+  }
   v1::RegisterWorkerResponse response;
   grpc::ClientContext& context = connection->register_context;
   context.set_deadline(GrpcDeadline(SteadyNow() + kRegisterDeadline));
@@ -150,8 +155,10 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   const std::string before = cluster_.name();
   RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
   const bool is_new = incarnation_.exchange(response.incarnation()) != response.incarnation();
-  if (options_.on_registered != nullptr && (is_new || cluster_.name() != before))
-    options_.on_registered(cluster_.name(), incarnation());
+  const bool is_restarted = std::exchange(heard_.start, response.start()) != response.start();
+  heard_.changes = response.changes();
+  if (options_.on_registered != nullptr && (is_new || is_restarted || cluster_.name() != before))
+    options_.on_registered(cluster_.name(), incarnation(), heard_);
   return absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms()));
 }
 
@@ -171,7 +178,9 @@ absl::Status CoordinatorAgent::Stream(Connection* connection, absl::Duration hea
   absl::Status foreign;
   while (foreign.ok() && connection->stream->Read(&command)) {
     foreign = CheckSender(command);
-    if (foreign.ok()) options_.on_command(command);
+    if (!foreign.ok()) continue;
+    heard_.changes = std::max(heard_.changes, command.changes());
+    options_.on_command(command);
   }
   {
     absl::MutexLock lock(&mu_);

@@ -34,6 +34,12 @@
 
 namespace tessera {
 
+// As RegisterWorkerRequest.heard_start and heard_changes.
+struct HeardJournal {
+  uint64_t start = 0;
+  int64_t changes = 0;
+};
+
 class CoordinatorAgent {
  public:
   struct Options {
@@ -52,8 +58,11 @@ class CoordinatorAgent {
     std::function<v1::Heartbeat()> heartbeat;
     std::function<bool()> holds_jobs;
     std::string cluster;  // Of the jobs that it holds from the start; empty: it holds none.
-    // It belongs to this cluster, as this incarnation, from now on. May be null.
-    std::function<void(const std::string& cluster, int64_t incarnation)> on_registered;
+    // It belongs to this cluster, as this incarnation, from now on, and has heard this. May be
+    // null.
+    std::function<void(const std::string& cluster, int64_t incarnation, const HeardJournal& heard)>
+        on_registered;
+    HeardJournal heard;  // Of that cluster's journal, before.
     // A ping so often, and the line is down if none is answered in time. The coordinator permits
     // one a second.
     absl::Duration keepalive_interval = absl::Seconds(10);
@@ -86,6 +95,7 @@ class CoordinatorAgent {
   const Options options_;
   ClusterName cluster_;
   std::atomic<int64_t> incarnation_;
+  HeardJournal heard_;  // Of the thread's alone.
   std::thread thread_;
   mutable absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

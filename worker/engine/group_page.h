@@ -40,6 +40,7 @@ struct alignas(64) RankRecord {
   // The worker's own, for the daemon after this one. 1: the rank is to be given the job's values,
   // which other ranks have; and who was attached last, 0: nobody.
   std::atomic<uint32_t> lacks_values;
+  std::atomic<uint32_t> had_foreign_trainer;  // 1: some trainer was another user's; stays so.
   std::atomic<int64_t> attachment;
   StateHold hold;  // Of one of the rank's versions, by the keeper.
 };
@@ -61,7 +62,10 @@ struct Decision {
   std::atomic<uint64_t> put;           // Whose values a write sets; 0: trainers'.
 };
 
+inline constexpr uint32_t kGroupPageVersion = 1;
+
 struct GroupPage {
+  uint32_t version;  // Written once, before anybody else has the page.
   std::atomic<int64_t> decided_step;
   std::atomic<uint32_t> initialized;  // All ranks hold initial values; step 0 exists.
   // The worker's own, likewise. 1: an epoch has begun in this memory, ever; and which was prepared

@@ -10,6 +10,7 @@
 #include "worker/executor/checkpoint_load.h"
 #include "worker/executor/checkpoint_save.h"
 #include "worker/executor/checkpoint_slices.h"
+#include "worker/executor/folder_check.h"
 #include "worker/executor/load_request.h"
 #include "worker/executor/made_save.h"
 #include "worker/executor/model_load.h"
@@ -50,6 +51,16 @@ std::vector<ShardSegment> ExecutorFiles::OwnSegments() const {
   return own;
 }
 
+absl::Status ExecutorFiles::CheckTrainersPath(const std::string& path) const {
+  return memory_.had_foreign_trainer() ? CheckBelow(path, memory_.save_roots) : absl::OkStatus();
+}
+
+absl::Status ExecutorFiles::CheckFolder(const v1::SaveRequest& request) const {
+  const std::string root = book_.RootOf(request);
+  if (!root.empty()) return CheckBelow(request.path(), {root});
+  return request.wish() != 0 ? absl::OkStatus() : CheckTrainersPath(request.path());
+}
+
 absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveRequest* request) {
   if (!request->ParseFromString(bytes)) {
     request->Clear();
@@ -59,7 +70,8 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
   if (request->refusal().empty()) {
     ASSIGN_OR_RETURN(*request->mutable_path(), PlainPath(request->path()));
   }
-  return CheckSaveRequest(*request);
+  RETURN_IF_ERROR(CheckSaveRequest(*request));
+  return CheckFolder(*request);
 }
 
 absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,
@@ -172,6 +184,9 @@ absl::Status ExecutorFiles::Load(const std::string& request_bytes, LoadedState* 
   if (!outcome->ok()) return absl::OkStatus();
   // A path that it refuses is refused, on all ranks, where it is opened.
   if (const auto path = PlainPath(request.path()); path.ok()) request.set_path(*path);
+  *outcome = CheckTrainersPath(request.path());
+  RETURN_IF_ERROR(AgreeOn("load", outcome, communicator_));
+  if (!outcome->ok()) return absl::OkStatus();
   v1::LoadReply answer;
   if (request.is_checkpoint()) {
     RETURN_IF_ERROR(

@@ -41,6 +41,13 @@ absl::StatusOr<RankTopology> TopologyOf(const v1::Job& job, int world_size) {
   return RankTopology::Create(workers);
 }
 
+absl::Status CheckPage(absl::string_view what, uint32_t version, uint32_t own_version) {
+  if (version == own_version) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " is of version ", version, ", and this executor's of ", own_version,
+                   ": the worker and its executors have to be of one version"));
+}
+
 // Where each descriptor is in the packet, see proto/executor.proto.
 enum SetupFd { kMessage, kParameters, kGroup, kState, kControl, kFlight, kFixedFds };
 
@@ -67,6 +74,9 @@ absl::Status MapHostRegions(const Packet& packet, ExecutorMemory* memory) {
       map(kGroup, ChannelOffsetBytes(memory->plan, memory->num_local_ranks()) + 1, "group"));
   ASSIGN_OR_RETURN(memory->control, map(kControl, sizeof(ControlPage), "control"));
   ASSIGN_OR_RETURN(memory->flight, map(kFlight, sizeof(FlightRing), "flight"));
+  RETURN_IF_ERROR(CheckPage("the ranks' page", memory->group_page()->version, kGroupPageVersion));
+  RETURN_IF_ERROR(
+      CheckPage("the control page", memory->control_page()->version, kControlPageVersion));
   RETURN_IF_ERROR(CheckFlightRing(*memory->flight_ring()));
   memory->flight.Populate();  // No step is to fault in the pages it writes to.
   return absl::OkStatus();
@@ -149,6 +159,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   ASSIGN_OR_RETURN(const v1::ExecutorSetup setup, ReadSetup(packet));
   ExecutorMemory memory;
   memory.job_id = setup.job().job_id();
+  memory.save_roots = {setup.job().save_roots().begin(), setup.job().save_roots().end()};
   memory.rank = Rank(setup.rank());
   ASSIGN_OR_RETURN(const ModelSpec model, DecodeModel(setup.job().model()));
   ASSIGN_OR_RETURN(memory.config, DecodeJobConfig(setup.job().config()));

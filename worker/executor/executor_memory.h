@@ -44,6 +44,7 @@ inline constexpr char kSetupInProcessPacket[] = "setup in its trainer's process,
 // Move-only; thread-compatible. The mappings keep their addresses when it is moved.
 struct ExecutorMemory {
   std::string job_id;
+  std::vector<std::string> save_roots;  // As Job.save_roots.
   Rank rank;
   JobConfig config;
   ModelLayout layout;
@@ -86,6 +87,10 @@ struct ExecutorMemory {
   bool spans_workers() const { return topology.num_hosts() > 1; }
   UpdateCounts update_counts() const {
     return UpdateCounts(group.data() + kGroupPageBytes, plan.num_parameters());
+  }
+  // Whether some trainer of this rank was another user's than the worker's, ever.
+  bool had_foreign_trainer() const {
+    return group_page()->ranks[local_index()].had_foreign_trainer.load() != 0;
   }
   GroupPage* group_page() const { return reinterpret_cast<GroupPage*>(group.data()); }
   ControlPage* control_page() const { return reinterpret_cast<ControlPage*>(control.data()); }

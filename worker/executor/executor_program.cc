@@ -7,6 +7,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "base/closed_process.h"
 #include "base/command_line.h"
 #include "base/fault_point.h"
 #include "base/log.h"
@@ -29,11 +30,14 @@ int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine) {
                  "what files are given at once, to go past the page cache; 0: nothing does")
       ->capture_default_str()
       ->check(WholeNumber(0, kMaxDirectFromBytes));
+  bool debuggable = false;
+  app.add_flag("--debuggable", debuggable, kDebuggableHelp);
   app.add_option("--fault-points", faults, "for tests");
   app.set_version_flag("--version", [] {
     return absl::StrCat("tessera-executor ", kVersion, ", ", Describe(QueryCudaVersions()));
   });
   if (const auto ended = ParseCommandLine(&app, argc, argv)) return *ended;
+  if (!debuggable) CloseProcess();
   SetLogContext("executor " + label);
   LetFilesBeMapped();
   const auto tell = [&label](const absl::Status& status) {

@@ -68,6 +68,11 @@ absl::Status SaveBook::Fill(v1::SaveRequest* request) {
   return absl::OkStatus();
 }
 
+std::string SaveBook::RootOf(const v1::SaveRequest& request) const {
+  absl::MutexLock lock(&mu_);
+  return request.wish() != 0 && request.wish() == wish_.number() ? wish_.form().root() : "";
+}
+
 v1::SaveReport SaveBook::ReportLocked(v1::SaveReport::Phase phase, const v1::SaveRequest& request,
                                       int64_t step) const {
   v1::SaveReport report;

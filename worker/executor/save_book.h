@@ -38,6 +38,8 @@ class SaveBook {
   // Where it is a wish's, fills in what is wanted.
   // Errors: Cancelled  that is not wanted any more.
   absl::Status Fill(v1::SaveRequest* request);
+  // Of a wish's: SaveForm.root. Else empty.
+  std::string RootOf(const v1::SaveRequest& request) const;
   // All ranks agree that it is to be made, of `step`; this rank has so much to write.
   void Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes);
   void Wrote(int64_t bytes);

@@ -17,15 +17,16 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "worker/keeper/direct_map_socket.h"
-#include "worker/memory/descriptor_claim.h"
-#include "worker/memory/fd_passing.h"
+#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {
 
 // Between two tries to accept where the process lacks descriptors or memory.
 constexpr absl::Duration kAcceptDelay = absl::Milliseconds(100);
-constexpr size_t kMaxQuickClaimBytes = 512;
+constexpr size_t kMaxQuickRequestBytes = 512;
+// Every user of the host may ask; the folder says who reaches the socket.
+constexpr mode_t kSocketMode = 0666;
 
 // Errors: DeadlineExceeded.
 absl::Status AwaitPacket(int socket, absl::Duration timeout) {
@@ -39,7 +40,7 @@ absl::Status AwaitPacket(int socket, absl::Duration timeout) {
     if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
     if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat("no ticket came within ", absl::FormatDuration(timeout)));
+          absl::StrCat("no request came within ", absl::FormatDuration(timeout)));
     }
   }
 }
@@ -49,7 +50,7 @@ absl::Status AwaitPacket(int socket, absl::Duration timeout) {
 absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(const std::string& path,
                                                                           Keeper* keeper,
                                                                           const Options& options) {
-  ASSIGN_OR_RETURN(UniqueFd listener, ListenPacketSocket(path));
+  ASSIGN_OR_RETURN(UniqueFd listener, ListenPacketSocket(path, kSocketMode));
   fcntl(listener.get(), F_SETFL, O_NONBLOCK);
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "eventfd");
@@ -126,48 +127,61 @@ absl::Status DescriptorServer::AcceptWaiting() {
 void DescriptorServer::Admit(UniqueFd socket) {
   const int fd = socket.get();
   std::unique_ptr<DirectMap> map;
-  absl::Status status = CheckHasRoom();
+  const absl::StatusOr<PacketPeer> peer = PeerOf(fd);
+  absl::Status status = peer.ok() ? CheckHasRoom(*peer) : peer.status();
   if (status.ok()) {
-    if (!AnswerAtOnce(fd, &map)) return;
-    status = StartServing(&socket, std::move(map));
+    if (!AnswerAtOnce(fd, *peer, &map)) return;
+    status = StartServing(&socket, *peer, std::move(map));
   }
   if (status.ok()) return;
   TESSERA_LOG(WARNING, "descriptor socket: {}", status.ToString());
-  (void)SendPacket(fd, status.ToString(), {}, /*wait=*/false);
+  (void)SendPacket(fd, EncodeReply(status), {}, /*wait=*/false);
 }
 
-absl::Status DescriptorServer::CheckHasRoom() {
+absl::Status DescriptorServer::CheckHasRoom(const PacketPeer& peer) {
   absl::MutexLock lock(&mu_);
-  int num_unclaimed = 0;
-  for (const auto& [other, connection] : connections_) num_unclaimed += !connection->claimed;
-  if (num_unclaimed < options_.max_unclaimed) return absl::OkStatus();
+  int silent = 0, of_others = 0;
+  for (const auto& [fd, connection] : connections_) {
+    if (connection->was_given) continue;
+    ++silent;
+    if (!IsOwnUser({0, connection->uid})) ++of_others;
+  }
+  if (silent < options_.max_silent && (IsOwnUser(peer) || of_others < options_.max_silent / 4))
+    return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat(num_unclaimed, " connections have shown no ticket yet"));
+      absl::StrCat(silent, " connections have been given nothing yet, ", of_others,
+                   " of them of other users: try again"));
 }
 
-bool DescriptorServer::AnswerAtOnce(int socket, std::unique_ptr<DirectMap>* map) {
-  char bytes[kMaxQuickClaimBytes];
+bool DescriptorServer::AnswerAtOnce(int socket, const PacketPeer& peer,
+                                    std::unique_ptr<DirectMap>* map) {
+  char bytes[kMaxQuickRequestBytes];
   const ssize_t size = recv(socket, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC);
-  if (size <= 0 || size > static_cast<ssize_t>(sizeof(bytes))) return true;
-  const absl::string_view claim(bytes, size);
-  if (options_.direct_maps == nullptr || !IsMapQuery(claim) || !CheckPeerUser(socket).ok() ||
-      !options_.direct_maps->IsQuick(QueryOf(claim)))
+  if (options_.direct_maps == nullptr || !IsOwnUser(peer) || size <= 0 ||
+      size > static_cast<ssize_t>(sizeof(bytes)))
+    return true;
+  const absl::StatusOr<v1::LocalRequest> request =
+      ParseRequest(absl::string_view(bytes, static_cast<size_t>(size)));
+  if (!request.ok() || !request->has_map() || !options_.direct_maps->IsQuick(request->map()))
     return true;
   if (!ReceivePacket(socket).ok()) return false;  // What was looked at.
-  *map = AnswerDirectMap(socket, options_.direct_maps, claim);
+  *map = AnswerDirectMap(socket, options_.direct_maps, request->map());
   return *map != nullptr;
 }
 
-absl::Status DescriptorServer::StartServing(UniqueFd* socket, std::unique_ptr<DirectMap> answered) {
+absl::Status DescriptorServer::StartServing(UniqueFd* socket, const PacketPeer& peer,
+                                            std::unique_ptr<DirectMap> answered) {
   const int fd = socket->get();
   absl::MutexLock lock(&mu_);
   if (stopping_) return absl::OkStatus();
   auto connection = std::make_unique<Connection>();
-  connection->claimed = answered != nullptr;
-  ASSIGN_OR_RETURN(connection->thread, StartThread("a trainer's connection",
-                                                   [this, fd, map = std::move(answered)]() mutable {
-                                                     Serve(fd, std::move(map));
-                                                   }));
+  connection->uid = peer.uid;
+  connection->was_given = answered != nullptr;
+  ASSIGN_OR_RETURN(
+      connection->thread,
+      StartThread("a trainer's connection", [this, fd, peer, map = std::move(answered)]() mutable {
+        Serve(fd, peer, std::move(map));
+      }));
   connection->socket = std::move(*socket);
   connections_[fd] = std::move(connection);
   return absl::OkStatus();
@@ -187,78 +201,77 @@ void DescriptorServer::ReapFinished() {
   for (auto& connection : finished) connection->thread.join();
 }
 
-absl::StatusOr<std::string> DescriptorServer::ReceiveClaim(int socket) {
-  RETURN_IF_ERROR(CheckPeerUser(socket));
-  RETURN_IF_ERROR(AwaitPacket(socket, options_.claim_timeout));
-  ASSIGN_OR_RETURN(Packet claim, ReceivePacket(socket));
-  return std::move(claim.bytes);
+absl::StatusOr<v1::LocalRequest> DescriptorServer::ReceiveRequest(int socket) const {
+  RETURN_IF_ERROR(AwaitPacket(socket, options_.request_timeout));
+  ASSIGN_OR_RETURN(const Packet packet, ReceivePacket(socket));
+  return ParseRequest(packet.bytes);
 }
 
-void DescriptorServer::GiveMap(int socket, const std::string& claim) {
-  const absl::StatusOr<std::vector<UniqueFd>> given = options_.give_map(SessionOf(claim));
+absl::Status DescriptorServer::GiveMap(int socket, absl::string_view session) const {
+  ASSIGN_OR_RETURN(const std::vector<UniqueFd> given, options_.give_map(session));
   std::vector<int> fds;
-  if (given.ok())
-    for (const UniqueFd& fd : *given) fds.push_back(fd.get());
+  for (const UniqueFd& fd : given) fds.push_back(fd.get());
   // A first packet always has room, unless its receiver is gone.
-  (void)SendPacket(socket, MapReplyText(given.status()), fds, /*wait=*/false);
+  (void)SendPacket(socket, EncodeReply(absl::OkStatus()), fds, /*wait=*/false);
+  return absl::OkStatus();
 }
 
-void DescriptorServer::NoteClaimed(int socket) {
+void DescriptorServer::NoteGiven(int socket) {
   absl::MutexLock lock(&mu_);
   const auto it = connections_.find(socket);
-  if (it != connections_.end()) it->second->claimed = true;
+  if (it != connections_.end()) it->second->was_given = true;
 }
 
-void DescriptorServer::AwaitDetach(int socket, ClaimedAttachment claimed) {
-  NoteClaimed(socket);
-  bool clean = false;
-  const std::string reply = ClaimReply({claimed.first_epoch, claimed.only_host});
-  const absl::Status sent = SendPacket(socket, reply, claimed.fds);
-  claimed.executor_socket.Reset();  // The trainer's alone, so that its end is seen.
+absl::Status DescriptorServer::ServeTrainer(int socket, const PacketPeer& peer,
+                                            const v1::AttachRequest& request) {
+  ASSIGN_OR_RETURN(AttachedTrainer trainer, keeper_->Attach(request, peer));
+  NoteGiven(socket);
+  v1::LocalReply reply;
+  *reply.mutable_attached() = trainer.given.response;
+  std::vector<int> fds;
+  for (const UniqueFd& fd : trainer.given.fds) fds.push_back(fd.get());
+  const absl::Status sent = SendPacket(socket, EncodeReply(reply), fds, /*wait=*/false);
+  trainer.given.fds.clear();  // The trainer's alone, so that the end of its executor is seen.
+  // One that never heard that it is attached has done nothing.
+  bool clean = !sent.ok() && !trainer.hosts_executor;
   if (sent.ok()) {
     const absl::StatusOr<Packet> last = ReceivePacket(socket);
-    clean = last.ok() && last->bytes == "detach";
+    const auto request = last.ok() ? ParseRequest(last->bytes) : last.status();
+    clean = request.ok() && request->has_detach();
   }
   bool stopping;
   {
     absl::MutexLock lock(&mu_);
     stopping = stopping_;
   }
-  keeper_->Detach(claimed, clean || stopping);
+  keeper_->Detach(trainer, clean || stopping);
+  return absl::OkStatus();
 }
 
-void DescriptorServer::ServeTrainer(int socket, const std::string& claim) {
-  const auto take = [&]() -> absl::StatusOr<ClaimedAttachment> {
-    ASSIGN_OR_RETURN(const int pid, PeerProcess(socket));
-    return keeper_->Claim(claim, pid);
-  };
-  absl::StatusOr<ClaimedAttachment> claimed = take();
-  if (claimed.ok()) return AwaitDetach(socket, *std::move(claimed));
-  TESSERA_LOG(WARNING, "descriptor socket: {}", claimed.status().ToString());
-  (void)SendPacket(socket, claimed.status().ToString(), {}, /*wait=*/false);
-}
-
-void DescriptorServer::ServeClaim(int socket) {
-  const absl::StatusOr<std::string> claim = ReceiveClaim(socket);
-  if (!claim.ok()) {
-    TESSERA_LOG(WARNING, "descriptor socket: {}", claim.status().ToString());
-    (void)SendPacket(socket, claim.status().ToString(), {}, /*wait=*/false);
-  } else if (options_.give_map != nullptr && IsMapClaim(*claim)) {
-    GiveMap(socket, *claim);
-  } else if (options_.direct_maps != nullptr && IsMapQuery(*claim)) {
-    NoteClaimed(socket);
-    const auto map = AnswerDirectMap(socket, options_.direct_maps, *claim);
+absl::Status DescriptorServer::ServeRequest(int socket, const PacketPeer& peer) {
+  ASSIGN_OR_RETURN(const v1::LocalRequest request, ReceiveRequest(socket));
+  if (request.has_attach()) return ServeTrainer(socket, peer, request.attach());
+  RETURN_IF_ERROR(CheckPeerUser(socket));
+  if (request.has_map_session() && options_.give_map != nullptr)
+    return GiveMap(socket, request.map_session());
+  if (request.has_map() && options_.direct_maps != nullptr) {
+    NoteGiven(socket);
+    const auto map = AnswerDirectMap(socket, options_.direct_maps, request.map());
     if (map != nullptr) ServeDirectMap(socket, *map);
-  } else {
-    ServeTrainer(socket, *claim);
+    return absl::OkStatus();
   }
+  return absl::InvalidArgumentError("the request asks for nothing that this worker gives");
 }
 
-void DescriptorServer::Serve(int socket, std::unique_ptr<DirectMap> answered) {
+void DescriptorServer::Serve(int socket, const PacketPeer& peer,
+                             std::unique_ptr<DirectMap> answered) {
   if (answered != nullptr) {
     ServeDirectMap(socket, *answered);
-  } else {
-    ServeClaim(socket);
+  } else if (const absl::Status status = ServeRequest(socket, peer); !status.ok()) {
+    // A trainer that is to come again is no news.
+    if (RetryOf(status) == v1::RETRY_NEVER)
+      TESSERA_LOG(WARNING, "descriptor socket: {}", status.ToString());
+    (void)SendPacket(socket, EncodeReply(status), {}, /*wait=*/false);
   }
   answered.reset();  // Its place is free before its client knows of it.
   shutdown(socket, SHUT_RDWR);

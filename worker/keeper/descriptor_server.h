@@ -1,19 +1,21 @@
-// Hands descriptors to trainers, and notices when they die: the Unix socket on which a trainer got
-// its descriptors stays open for as long as it is attached, and its end is the trainer's end.
+// Hands descriptors of memory to processes of this host (proto/local.proto), and notices when
+// trainers die: the Unix socket on which a trainer got its descriptors stays open for as long as it
+// is attached, and its end is the trainer's end.
 //
-//   trainer: connect, send ticket ──► server: send descriptors      ... attached ...
-//   trainer: send "detach", close ──► clean end;   close alone (or SIGKILL) ──► the trainer died
+//   trainer: connect, send attach ──► server: send descriptors      ... attached ...
+//   trainer: send detach, close ──► clean end;   close alone (or SIGKILL) ──► the trainer died
 //
-// What the first two say, and how a trainer says that it hosts its executor: descriptor_claim.h.
+// Clients that map a job's state come here too. They get one answer, for which nobody waits. Of
+// those that show a session the socket is closed then; those that ask this worker itself keep it
+// for as long as they map, and are told when nothing newer comes. Of one that hangs or dies nothing
+// is left.
 //
-// Clients that map a job's state come here too (map_claim.h). They get one answer, for which nobody
-// waits. Of those that show a session the socket is closed then; those that ask this worker itself
-// keep it for as long as they map, and are told when nothing newer comes. Of one that hangs or dies
-// nothing is left.
-//
-// Who shows no ticket within `claim_timeout`, or comes while too many others have shown none yet,
-// is sent away. Where the process has no descriptor or thread left, new trainers wait or are sent
-// away and those that are attached go on. Start/Stop from one thread; serves on threads of its own.
+// Every user of the host who can reach the socket may connect: a trainer of another user than this
+// process's needs its job's key, and only the own user maps state. Who asks for nothing within
+// `request_timeout`, or comes while too many others have asked for nothing yet, is sent away; other
+// users together are a quarter of these at most. Where the process has no descriptor or thread
+// left, new trainers wait or are sent away and those that are attached go on. Start/Stop from one
+// thread; serves on threads of its own.
 #ifndef TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_
 #define TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_
 
@@ -30,19 +32,20 @@
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "job/field_limits.h"
+#include "proto/local.pb.h"
 #include "worker/keeper/direct_maps.h"
 #include "worker/keeper/keeper.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 
 class DescriptorServer {
  public:
   struct Options {
-    absl::Duration claim_timeout = absl::Seconds(10);
-    // Connections, of all trainers of a job at once and more; those that claimed are bounded by
-    // the ranks.
-    int max_unclaimed = 2 * kMaxLocalRanks;
+    absl::Duration request_timeout = absl::Seconds(10);
+    // Connections, of all trainers of a job at once and more; those that were given something are
+    // bounded by the ranks.
+    int max_silent = 2 * kMaxLocalRanks;
     // What a client that maps state is given; errors are told to it. Null: no client is.
     std::function<absl::StatusOr<std::vector<UniqueFd>>(absl::string_view session)> give_map;
     DirectMaps* direct_maps = nullptr;  // Of those that ask this worker. Not owned; null: none may.
@@ -63,7 +66,8 @@ class DescriptorServer {
   struct Connection {
     UniqueFd socket;
     std::thread thread;
-    bool claimed = false;
+    uid_t uid = 0;
+    bool was_given = false;  // What it asked for.
     bool finished = false;
   };
 
@@ -73,19 +77,20 @@ class DescriptorServer {
   // Takes all that wait. Errors: of accept4, where waiting may help.
   absl::Status AcceptWaiting();
   void Admit(UniqueFd socket);
-  absl::Status CheckHasRoom();
+  absl::Status CheckHasRoom(const PacketPeer& peer);
   // A client that has asked for a map already is answered before it has a thread, which would take
   // as long as all the rest. False: it was refused.
-  bool AnswerAtOnce(int socket, std::unique_ptr<DirectMap>* map);
+  bool AnswerAtOnce(int socket, const PacketPeer& peer, std::unique_ptr<DirectMap>* map);
   // Takes the socket unless it fails.
-  absl::Status StartServing(UniqueFd* socket, std::unique_ptr<DirectMap> answered);
-  absl::StatusOr<std::string> ReceiveClaim(int socket);
-  void Serve(int socket, std::unique_ptr<DirectMap> answered);
-  void ServeClaim(int socket);
-  void ServeTrainer(int socket, const std::string& claim);
-  void GiveMap(int socket, const std::string& claim);
-  void NoteClaimed(int socket);
-  void AwaitDetach(int socket, ClaimedAttachment claimed);
+  absl::Status StartServing(UniqueFd* socket, const PacketPeer& peer,
+                            std::unique_ptr<DirectMap> answered);
+  absl::StatusOr<v1::LocalRequest> ReceiveRequest(int socket) const;
+  void Serve(int socket, const PacketPeer& peer, std::unique_ptr<DirectMap> answered);
+  // Errors: are the client's to hear.
+  absl::Status ServeRequest(int socket, const PacketPeer& peer);
+  absl::Status ServeTrainer(int socket, const PacketPeer& peer, const v1::AttachRequest& request);
+  absl::Status GiveMap(int socket, absl::string_view session) const;
+  void NoteGiven(int socket);
   void ReapFinished();
   void WakeAcceptor();
 

@@ -24,9 +24,8 @@
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
 #include "worker/keeper/direct_maps.h"
-#include "worker/memory/descriptor_claim.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {
@@ -93,29 +92,52 @@ class DescriptorServerTest : public testing::Test {
     command.mutable_start()->set_epoch(epoch);
     keeper_.HandleCommand(command);
   }
-  absl::StatusOr<v1::AttachResponse> Attach() {
-    v1::AttachRequest request;
-    request.set_job_id("toy");
-    request.set_world_size(1);
-    ASSIGN_OR_RETURN(const ModelLayout layout, ModelLayout::Create(model_, JobConfig().layout, 1));
-    request.set_layout_digest(LayoutDigest(layout));
-    return keeper_.Attach(request);
+  std::string AttachText(bool hosts_executor = false) {
+    v1::LocalRequest request;
+    v1::AttachRequest* attach = request.mutable_attach();
+    attach->set_job_id("toy");
+    attach->set_world_size(1);
+    const auto layout = ModelLayout::Create(model_, JobConfig().layout, 1);
+    EXPECT_OK(layout.status());
+    attach->set_layout_digest(LayoutDigest(*layout));
+    attach->set_hosts_executor(hosts_executor);
+    return EncodeRequest(request);
+  }
+  // Connects and asks.
+  absl::StatusOr<Packet> Ask(const std::string& text, UniqueFd* socket) {
+    ASSIGN_OR_RETURN(*socket, ConnectPacketSocket(server_->path()));
+    RETURN_IF_ERROR(SendPacket(socket->get(), text));
+    return ReceivePacket(socket->get());
+  }
+  struct Attached {
+    v1::AttachResponse response;
+    std::vector<UniqueFd> fds;
+  };
+  absl::StatusOr<Attached> Attach(UniqueFd* socket, bool hosts_executor = false) {
+    ASSIGN_OR_RETURN(Packet packet, Ask(AttachText(hosts_executor), socket));
+    ASSIGN_OR_RETURN(const v1::LocalReply reply, ParseReply(packet.bytes));
+    EXPECT_TRUE(reply.has_attached());
+    return Attached{reply.attached(), std::move(packet.fds)};
+  }
+  absl::Status TryAttach() {
+    UniqueFd socket;
+    return Attach(&socket).status();
   }
   // The rank is free once the server has seen the end of the last trainer's socket.
-  std::string AttachOnceFree() {
+  int64_t AttachOnceFree(UniqueFd* socket) {
     const absl::Time deadline = absl::Now() + kDeadline;
     while (absl::Now() < deadline) {
-      if (const auto attached = Attach(); attached.ok()) return attached->ticket();
+      if (const auto attached = Attach(socket); attached.ok())
+        return attached->response.attachment();
       absl::SleepFor(absl::Milliseconds(1));
     }
     ADD_FAILURE() << "the rank is never free";
-    return "";
+    return 0;
   }
-  // Connects and shows the ticket.
-  absl::StatusOr<Packet> Claim(const std::string& ticket, UniqueFd* socket) {
-    ASSIGN_OR_RETURN(*socket, ConnectPacketSocket(server_->path()));
-    RETURN_IF_ERROR(SendPacket(socket->get(), ticket));
-    return ReceivePacket(socket->get());
+  static std::string DetachText() {
+    v1::LocalRequest request;
+    request.mutable_detach();
+    return EncodeRequest(request);
   }
 
   std::string folder_;
@@ -147,80 +169,86 @@ bool Eventually(const std::function<bool()>& holds) {
   return true;
 }
 
-TEST_F(DescriptorServerTest, TicketIsGoodForTheRanksDescriptorsOnce) {
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
+TEST_F(DescriptorServerTest, TrainerGetsItsRanksDescriptorsAndNobodyElseThen) {
   UniqueFd socket, second;
-  ASSERT_OK_AND_ASSIGN(const Packet packet, Claim(attached.ticket(), &socket));
-  EXPECT_EQ(packet.bytes, "ok");
-  ASSERT_EQ(packet.fds.size(), 3);
-  EXPECT_THAT(NameOf(packet.fds[0]), HasSubstr("toy/parameters"));
-  EXPECT_THAT(NameOf(packet.fds[1]), HasSubstr("toy/0/gradients"));
-  EXPECT_THAT(NameOf(packet.fds[2]), HasSubstr("toy/0/control"));
-  ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(attached.ticket(), &second));
-  EXPECT_THAT(refused.bytes, HasSubstr("attachment 1 of rank 0 expired"));
+  ASSERT_OK_AND_ASSIGN(const Attached attached, Attach(&socket));
+  EXPECT_EQ(attached.response.epoch(), 1);
+  ASSERT_EQ(attached.fds.size(), 3);
+  EXPECT_THAT(NameOf(attached.fds[0]), HasSubstr("toy/parameters"));
+  EXPECT_THAT(NameOf(attached.fds[1]), HasSubstr("toy/0/gradients"));
+  EXPECT_THAT(NameOf(attached.fds[2]), HasSubstr("toy/0/control"));
+  ASSERT_OK_AND_ASSIGN(const Packet refused, Ask(AttachText(), &second));
+  EXPECT_THAT(ParseReply(refused.bytes).status(),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("attachment 1")));
   EXPECT_TRUE(refused.fds.empty());
 }
 
 TEST_F(DescriptorServerTest, TrainerThatHostsItsExecutorGetsThatOnesSocketToo) {
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
   UniqueFd socket;
-  ASSERT_OK_AND_ASSIGN(const Packet packet, Claim(ClaimText(attached.ticket(), true), &socket));
-  EXPECT_EQ(packet.bytes, "ok 2") << "from the next epoch on";
-  ASSERT_EQ(packet.fds.size(), 4);
-  EXPECT_THAT(NameOf(packet.fds[2]), HasSubstr("toy/0/control"));
+  ASSERT_OK_AND_ASSIGN(const Attached attached, Attach(&socket, /*hosts_executor=*/true));
+  EXPECT_EQ(attached.response.epoch(), 1) << "the executor is in the next one";
+  ASSERT_EQ(attached.fds.size(), 4);
+  EXPECT_THAT(NameOf(attached.fds[2]), HasSubstr("toy/0/control"));
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
               HasSubstr("the trainer of rank 0 hosts the rank's executor from now on"));
-  ASSERT_OK_AND_ASSIGN(const Packet setup, ReceivePacket(packet.fds[3].get()));
+  ASSERT_OK_AND_ASSIGN(const Packet setup, ReceivePacket(attached.fds[3].get()));
   EXPECT_THAT(setup.bytes, HasSubstr("setup of device"));
 }
 
-TEST_F(DescriptorServerTest, WhatIsNoTicketGetsNoDescriptor) {
-  for (const std::string& bad :
-       {std::string("x"), std::string("toy|0"), std::string("toy|0|1"), std::string("toy|-1|1"),
-        std::string("toy|999999999999|1"), std::string("none|0|1"), std::string("toy|0|0|1|host"),
-        std::string("toy|0|0|1|hosts"), std::string("toy|0|-1|1|hosts"),
-        std::string("none|0|0|1|hosts"), std::string("toy|0|0|1|hosts|"), std::string(4096, '|')}) {
+TEST_F(DescriptorServerTest, WhatIsNoRequestGetsNoDescriptor) {
+  v1::LocalRequest nothing, other, session;
+  other.mutable_attach()->set_job_id("other");
+  session.set_map_session("map-1");  // This server gives no maps.
+  v1::LocalRequest old = other;
+  old.set_protocol(1);
+  const std::pair<std::string, absl::StatusCode> kBad[] = {
+      {"x", absl::StatusCode::kInvalidArgument},
+      {std::string(4096, '|'), absl::StatusCode::kInvalidArgument},
+      {EncodeRequest(nothing), absl::StatusCode::kInvalidArgument},
+      {EncodeRequest(session), absl::StatusCode::kInvalidArgument},
+      {DetachText(), absl::StatusCode::kInvalidArgument},
+      {EncodeRequest(other), absl::StatusCode::kNotFound},
+      {old.SerializeAsString(), absl::StatusCode::kFailedPrecondition}};
+  for (const auto& [bad, code] : kBad) {
     UniqueFd socket;
-    ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(bad, &socket));
+    ASSERT_OK_AND_ASSIGN(const Packet refused, Ask(bad, &socket));
     EXPECT_TRUE(refused.fds.empty()) << bad;
-    EXPECT_THAT(refused.bytes, HasSubstr("NOT_FOUND")) << bad;
+    EXPECT_EQ(ParseReply(refused.bytes).status().code(), code) << bad;
   }
-  EXPECT_OK(Attach()) << "and the rank is still free";
+  EXPECT_OK(TryAttach()) << "and the rank is still free";
 }
 
 TEST_F(DescriptorServerTest, TrainerThatSaysDetachDisturbsNobody) {
-  UniqueFd socket;
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
-  ASSERT_OK(Claim(attached.ticket(), &socket));
-  EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
-  ASSERT_OK(SendPacket(socket.get(), "detach"));
+  UniqueFd socket, next;
+  ASSERT_OK_AND_ASSIGN(const Attached attached, Attach(&socket));
+  EXPECT_THAT(TryAttach(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
+  ASSERT_OK(SendPacket(socket.get(), DetachText()));
   socket.Reset();
-  EXPECT_NE(AttachOnceFree(), attached.ticket());
+  EXPECT_NE(AttachOnceFree(&next), attached.response.attachment());
   EXPECT_FALSE(HasFailed());
 }
 
 TEST_F(DescriptorServerTest, SocketThatClosesWithoutAWordIsADeadTrainerAndEndsTheEpoch) {
-  for (const char* last_word : {"", "farewell"}) {
+  for (const std::string& last_word : {std::string(), std::string("farewell"), AttachText()}) {
     SCOPED_TRACE(last_word);
     UniqueFd socket;
-    ASSERT_OK_AND_ASSIGN(const Packet packet, Claim(AttachOnceFree(), &socket));
-    ASSERT_EQ(packet.bytes, "ok");
-    if (*last_word != '\0') {
+    AttachOnceFree(&socket);
+    if (!last_word.empty()) {
       ASSERT_OK(SendPacket(socket.get(), last_word));
     }
     socket.Reset();
     const v1::RankFailure failure = Await(v1::WorkerEvent::kFailure).failure();
     EXPECT_EQ(failure.rank(), 0);
     EXPECT_THAT(failure.reason(), HasSubstr("the trainer of rank 0 died"));
-    EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
+    EXPECT_THAT(TryAttach(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
     StartEpoch(failure.epoch() + 1);
   }
 }
 
 TEST_F(DescriptorServerTest, StoppingClosesTheSocketsOfAllTrainersAndIsNoFailureOfTheirs) {
   UniqueFd socket;
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
-  ASSERT_OK(Claim(attached.ticket(), &socket));
+  ASSERT_OK(Attach(&socket));
   server_.reset();
   EXPECT_THAT(ReceivePacket(socket.get()), StatusIs(absl::StatusCode::kUnavailable, testing::_));
   EXPECT_FALSE(HasFailed());
@@ -235,13 +263,13 @@ TEST_F(DescriptorServerTest, SecondServerOnThePathIsRefused) {
 TEST_F(DescriptorServerTest, WhoSaysNothingIsSentAway) {
   server_.reset();
   DescriptorServer::Options options;
-  options.claim_timeout = absl::Milliseconds(20);
+  options.request_timeout = absl::Milliseconds(20);
   ASSERT_OK_AND_ASSIGN(server_, DescriptorServer::Start(folder_ + "/d.sock", &keeper_, options));
   const size_t before = NumDescriptors();
   {
     ASSERT_OK_AND_ASSIGN(const UniqueFd silent, ConnectPacketSocket(server_->path()));
     ASSERT_OK_AND_ASSIGN(const Packet answer, ReceivePacket(silent.get()));
-    EXPECT_THAT(answer.bytes, HasSubstr("DEADLINE_EXCEEDED: no ticket came within 20ms"));
+    EXPECT_THAT(answer.bytes, HasSubstr("no request came within 20ms"));
     EXPECT_THAT(ReceivePacket(silent.get()), StatusIs(absl::StatusCode::kUnavailable, testing::_));
   }
   EXPECT_TRUE(Eventually([&] { return NumDescriptors() == before; })) << "with no new connection";
@@ -250,27 +278,24 @@ TEST_F(DescriptorServerTest, WhoSaysNothingIsSentAway) {
 TEST_F(DescriptorServerTest, TooManyWhoSayNothingKeepNobodyOutForEver) {
   server_.reset();
   DescriptorServer::Options options;
-  options.max_unclaimed = 2;
+  options.max_silent = 2;
   ASSERT_OK_AND_ASSIGN(server_, DescriptorServer::Start(folder_ + "/d.sock", &keeper_, options));
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
   UniqueFd trainer;
-  ASSERT_OK_AND_ASSIGN(const Packet claimed, Claim(attached.ticket(), &trainer));
-  ASSERT_EQ(claimed.bytes, "ok") << "and counts no more";
+  ASSERT_OK(Attach(&trainer)) << "and counts no more";
   ASSERT_OK_AND_ASSIGN(UniqueFd first, ConnectPacketSocket(server_->path()));
   ASSERT_OK_AND_ASSIGN(const UniqueFd second, ConnectPacketSocket(server_->path()));
   ASSERT_OK_AND_ASSIGN(const UniqueFd third, ConnectPacketSocket(server_->path()));
   ASSERT_OK_AND_ASSIGN(const Packet refused, ReceivePacket(third.get()));
-  EXPECT_THAT(refused.bytes, HasSubstr("2 connections have shown no ticket yet"));
+  EXPECT_THAT(refused.bytes, HasSubstr("2 connections have been given nothing yet"));
   first.Reset();
   EXPECT_TRUE(Eventually([&] {
     UniqueFd next;
-    const auto packet = Claim("x", &next);
-    return packet.ok() && absl::StrContains(packet->bytes, "not a ticket");
+    const auto packet = Ask("x", &next);
+    return packet.ok() && absl::StrContains(packet->bytes, "no request");
   }));
 }
 
 TEST_F(DescriptorServerTest, WithoutDescriptorsTrainersWaitAndTheServerIsIdle) {
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
   const UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -282,32 +307,31 @@ TEST_F(DescriptorServerTest, WithoutDescriptorsTrainersWaitAndTheServerIsIdle) {
   close(limit.rlim_cur);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   ASSERT_EQ(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  ASSERT_OK(SendPacket(socket.get(), attached.ticket()));
+  ASSERT_OK(SendPacket(socket.get(), AttachText()));
   const clock_t cpu_before = clock();
   pollfd wait = {socket.get(), POLLIN, 0};
   EXPECT_EQ(poll(&wait, 1, 300), 0) << "nothing comes";
   EXPECT_LT(clock() - cpu_before, CLOCKS_PER_SEC / 10) << "and nobody is busy";
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &old_limit), 0);
   ASSERT_OK_AND_ASSIGN(const Packet packet, ReceivePacket(socket.get()));
-  EXPECT_EQ(packet.bytes, "ok");
+  EXPECT_OK(ParseReply(packet.bytes).status());
 }
 
 TEST_F(DescriptorServerTest, WithoutThreadsTrainersAreSentAwayAndTheAttachedGoOn) {
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
   UniqueFd trainer;
-  ASSERT_OK(Claim(attached.ticket(), &trainer));
+  ASSERT_OK(Attach(&trainer));
   {
     const NoMoreThreads limit;
     ASSERT_OK_AND_ASSIGN(const UniqueFd next, ConnectPacketSocket(server_->path()));
     ASSERT_OK_AND_ASSIGN(const Packet refused, ReceivePacket(next.get()));
-    EXPECT_THAT(refused.bytes, HasSubstr("RESOURCE_EXHAUSTED"));
+    EXPECT_EQ(ParseReply(refused.bytes).status().code(), absl::StatusCode::kResourceExhausted);
     EXPECT_THAT(DescriptorServer::Start(folder_ + "/e.sock", &keeper_),
                 StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("descriptor socket")));
   }
-  EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
+  EXPECT_THAT(TryAttach(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
   UniqueFd last;
-  ASSERT_OK_AND_ASSIGN(const Packet packet, Claim("x", &last));
-  EXPECT_THAT(packet.bytes, HasSubstr("not a ticket"));
+  ASSERT_OK_AND_ASSIGN(const Packet packet, Ask("x", &last));
+  EXPECT_THAT(packet.bytes, HasSubstr("no request"));
 }
 
 // --- Clients that ask for a map ---
@@ -319,12 +343,12 @@ class DirectMapServerTest : public DescriptorServerTest {
     server_.reset();
     DescriptorServer::Options options;
     options.direct_maps = &maps_;
-    options.max_unclaimed = 2;
+    options.max_silent = 2;
     ASSERT_OK_AND_ASSIGN(server_, DescriptorServer::Start(folder_ + "/d.sock", &keeper_, options));
     keeper_.Find("toy")->regions().group()->initialized.store(1);
-    v1::LiveStateQuery query;
-    query.set_job_id("toy");
-    claim_ = MapQueryText(query.SerializeAsString());
+    v1::LocalRequest request;
+    request.mutable_map()->set_job_id("toy");
+    map_ = EncodeRequest(request);
   }
   void TearDown() override {
     server_.reset();  // Before what it gives from.
@@ -332,19 +356,19 @@ class DirectMapServerTest : public DescriptorServerTest {
   }
 
   DirectMaps maps_{[this](const std::string& job_id) { return keeper_.Find(job_id); }};
-  std::string claim_;
+  std::string map_;
 };
 
-TEST_F(DirectMapServerTest, ThoseThatMapAreNoneOfThoseThatShowedNoTicket) {
+TEST_F(DirectMapServerTest, ThoseThatMapAreNoneOfThoseThatWereGivenNothing) {
   std::vector<UniqueFd> clients(DirectMaps::kMaxMapsOfAJob);
   for (UniqueFd& client : clients) {
-    ASSERT_OK_AND_ASSIGN(const Packet given, Claim(claim_, &client));
-    ASSERT_OK(ParseMapAnswer(given.bytes).status());
+    ASSERT_OK_AND_ASSIGN(const Packet given, Ask(map_, &client));
+    ASSERT_OK(ParseReply(given.bytes).status());
     EXPECT_EQ(given.fds.size(), 2u) << "the group's and the rank's";
   }
   UniqueFd next;
-  ASSERT_OK_AND_ASSIGN(const Packet refused, Claim(claim_, &next));
-  EXPECT_THAT(ParseMapAnswer(refused.bytes),
+  ASSERT_OK_AND_ASSIGN(const Packet refused, Ask(map_, &next));
+  EXPECT_THAT(ParseReply(refused.bytes).status(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("'toy'")));
   server_.reset();
   for (const UniqueFd& client : clients)
@@ -358,7 +382,7 @@ TEST_F(DirectMapServerTest, WithoutThreadsNobodyMapsForLongAndNoPlaceIsLost) {
       // It is sent away before it has asked, or answered before it is seen that it cannot be
       // watched.
       ASSERT_OK_AND_ASSIGN(const UniqueFd client, ConnectPacketSocket(server_->path()));
-      (void)SendPacket(client.get(), claim_);
+      (void)SendPacket(client.get(), map_);
       int num_packets = 0;
       while (ReceivePacket(client.get()).ok()) ++num_packets;
       EXPECT_LE(num_packets, 2) << "an answer, and why it ends";
@@ -366,8 +390,8 @@ TEST_F(DirectMapServerTest, WithoutThreadsNobodyMapsForLongAndNoPlaceIsLost) {
   }
   std::vector<UniqueFd> clients(DirectMaps::kMaxMapsOfAJob);
   for (UniqueFd& client : clients) {
-    ASSERT_OK_AND_ASSIGN(const Packet given, Claim(claim_, &client));
-    EXPECT_OK(ParseMapAnswer(given.bytes).status());
+    ASSERT_OK_AND_ASSIGN(const Packet given, Ask(map_, &client));
+    EXPECT_OK(ParseReply(given.bytes).status());
   }
 }
 

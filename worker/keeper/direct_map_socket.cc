@@ -8,7 +8,7 @@
 
 #include "base/status_macros.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 #include "worker/memory/shared_file.h"
 
 namespace tessera {
@@ -18,31 +18,30 @@ namespace {
 constexpr int kWatchIntervalMs = 100;
 
 absl::Status Send(int socket, DirectMap* map) {
+  const std::vector<UniqueFd> regions = map->TakeRegions();
   std::vector<int> fds;
   UniqueFd file;
-  std::string text;
-  if (IsShortAnswer(map->answer())) {
-    text = MapAnswerText(map->answer());
-  } else {
-    ASSIGN_OR_RETURN(file, MakeSealedFile("direct-map", map->answer()));
+  v1::LocalReply reply;
+  *reply.mutable_map() = map->TakeAnswer();
+  if (!HasRoomInPacket(reply.map())) {
+    ASSIGN_OR_RETURN(file, MakeSealedFile("direct-map", reply.map().SerializeAsString()));
     fds.push_back(file.get());
-    text = MapReplyText(absl::OkStatus());
+    reply.clear_map();
   }
-  for (const UniqueFd& region : map->regions()) fds.push_back(region.get());
+  for (const UniqueFd& region : regions) fds.push_back(region.get());
   // A first packet always has room, unless its receiver is gone.
-  RETURN_IF_ERROR(SendPacket(socket, text, fds, /*wait=*/false));
-  map->ForgetWhatWasSent();
-  return absl::OkStatus();
+  return SendPacket(socket, EncodeReply(reply), fds, /*wait=*/false);
 }
 
 void Refuse(int socket, const absl::Status& why) {
-  (void)SendPacket(socket, MapReplyText(why), {}, /*wait=*/false);
+  (void)SendPacket(socket, EncodeReply(why), {}, /*wait=*/false);
 }
 
 }  // namespace
 
-std::unique_ptr<DirectMap> AnswerDirectMap(int socket, DirectMaps* maps, absl::string_view claim) {
-  absl::StatusOr<std::unique_ptr<DirectMap>> map = maps->Open(QueryOf(claim));
+std::unique_ptr<DirectMap> AnswerDirectMap(int socket, DirectMaps* maps,
+                                           const v1::LiveStateQuery& query) {
+  absl::StatusOr<std::unique_ptr<DirectMap>> map = maps->Open(query);
   absl::Status status = map.status();
   if (status.ok()) status = Send(socket, map->get());
   if (status.ok()) return *std::move(map);

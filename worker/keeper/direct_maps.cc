@@ -10,12 +10,6 @@
 namespace tessera {
 namespace {
 
-absl::StatusOr<v1::LiveStateQuery> ParseQuery(absl::string_view bytes) {
-  v1::LiveStateQuery query;
-  if (query.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return query;
-  return absl::InvalidArgumentError("what came is no query of live state");
-}
-
 // What the query asks for of a job that is all here; and the regions that it lies in.
 absl::StatusOr<v1::LiveMapAnswer> Answer(const std::shared_ptr<HostedJob>& job,
                                          const v1::LiveStateQuery& query,
@@ -72,17 +66,15 @@ void DirectMaps::Leave(const std::string& job_id) {
   if (--it->second == 0) maps_.erase(it);
 }
 
-bool DirectMaps::IsQuick(absl::string_view bytes) const {
-  const absl::StatusOr<v1::LiveStateQuery> query = ParseQuery(bytes);
-  const std::shared_ptr<HostedJob> job = query.ok() ? find_(query->job_id()) : nullptr;
+bool DirectMaps::IsQuick(const v1::LiveStateQuery& query) const {
+  const std::shared_ptr<HostedJob> job = find_(query.job_id());
   if (job == nullptr) return true;
   const JobRegions& held = job->regions();
   const size_t num_buffers = held.layout().buffers.size();
   return held.update_counts().num_parameters() + num_buffers <= kQuickTensors;
 }
 
-absl::StatusOr<std::unique_ptr<DirectMap>> DirectMaps::Open(absl::string_view bytes) {
-  ASSIGN_OR_RETURN(const v1::LiveStateQuery query, ParseQuery(bytes));
+absl::StatusOr<std::unique_ptr<DirectMap>> DirectMaps::Open(const v1::LiveStateQuery& query) {
   const std::shared_ptr<HostedJob> job = find_(query.job_id());
   if (job == nullptr)
     return absl::NotFoundError(absl::StrCat("this worker has no job '", query.job_id(), "'"));
@@ -94,8 +86,7 @@ absl::StatusOr<std::unique_ptr<DirectMap>> DirectMaps::Open(absl::string_view by
   RETURN_IF_ERROR(Enter(query.job_id()));
   std::unique_ptr<DirectMap> map(new DirectMap(this, query.job_id()));
   map->job_ = job;
-  ASSIGN_OR_RETURN(const v1::LiveMapAnswer answer, Answer(job, query, &map->regions_));
-  map->answer_ = answer.SerializeAsString();
+  ASSIGN_OR_RETURN(map->answer_, Answer(job, query, &map->regions_));
   return map;
 }
 

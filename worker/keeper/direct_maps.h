@@ -14,12 +14,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "base/unique_fd.h"
 #include "proto/live_map.pb.h"
@@ -36,13 +36,9 @@ class DirectMap {
   DirectMap(const DirectMap&) = delete;
   DirectMap& operator=(const DirectMap&) = delete;
 
-  // A LiveMapAnswer.
-  const std::string& answer() const { return answer_; }
-  const std::vector<UniqueFd>& regions() const { return regions_; }
-  void ForgetWhatWasSent() {
-    answer_ = std::string();
-    regions_.clear();
-  }
+  // What is to be sent, which is not kept.
+  v1::LiveMapAnswer TakeAnswer() { return std::exchange(answer_, {}); }
+  std::vector<UniqueFd> TakeRegions() { return std::exchange(regions_, {}); }
 
   // Errors: Unavailable  the job was deleted, is over or lost, or has begun anew.
   absl::Status CheckNew() const;
@@ -54,7 +50,7 @@ class DirectMap {
   DirectMaps* const maps_;
   const std::string job_id_;
   std::weak_ptr<HostedJob> job_;
-  std::string answer_;
+  v1::LiveMapAnswer answer_;
   std::vector<UniqueFd> regions_;
 };
 
@@ -69,14 +65,14 @@ class DirectMaps {
   using FindJob = std::function<std::shared_ptr<HostedJob>(const std::string& job_id)>;
   explicit DirectMaps(FindJob find) : find_(std::move(find)) {}
 
-  // `query`: a LiveStateQuery's bytes, untrusted. This outlives the map.
+  // `query` is untrusted. This outlives the map.
   // Errors: NotFound            no such job here, or no name of it matches
-  //         InvalidArgument     as PlanLiveRead; or it is no query
+  //         InvalidArgument     as PlanLiveRead
   //         FailedPrecondition  other workers have ranks of it; as CheckLiesAsAskedFor and
   //         PlaceState ResourceExhausted   as many map it as may; no descriptors
-  absl::StatusOr<std::unique_ptr<DirectMap>> Open(absl::string_view query);
+  absl::StatusOr<std::unique_ptr<DirectMap>> Open(const v1::LiveStateQuery& query);
   // Whether that takes next to no time, as it does where it is refused.
-  bool IsQuick(absl::string_view query) const;
+  bool IsQuick(const v1::LiveStateQuery& query) const;
 
  private:
   friend class DirectMap;

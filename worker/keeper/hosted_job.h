@@ -37,6 +37,7 @@
 #include "base/ids.h"
 #include "proto/coordinator.pb.h"
 #include "proto/executor.pb.h"
+#include "proto/local.pb.h"
 #include "proto/worker.pb.h"
 #include "worker/engine/group_page.h"
 #include "worker/keeper/epoch_phase.h"
@@ -46,6 +47,7 @@
 #include "worker/keeper/job_regions.h"
 #include "worker/keeper/job_vault.h"
 #include "worker/keeper/put_stage.h"
+#include "worker/memory/fd_passing.h"
 
 namespace tessera {
 
@@ -89,22 +91,16 @@ class HostedJob {
   v1::HeldJob Describe() const;
 
   // --- Attachments ---
-  // Reserves the rank for a trainer; see Worker.Attach for the errors. Where the one before it left
-  // in the middle of a step, this ends the epoch, so that all ranks begin that step anew.
-  absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request, absl::Time now);
-  // The trainer came for its descriptors.
-  // Errors: NotFound            the attachment expired
-  //         FailedPrecondition  the rank's executor must be in its trainer's process: says why
-  absl::StatusOr<std::vector<int>> Claim(Rank rank, Incarnation attachment, absl::Time now);
-  // The same of a trainer that hosts the rank's executor from now on, which ends the epoch.
-  struct HostClaim {
-    std::vector<int> fds;
-    UniqueFd executor_socket;  // The trainer's end.
-    int64_t first_epoch = 0;   // That this executor can be in.
-    bool only_host = false;    // The worker runs none for this rank.
+  struct GivenRank {
+    v1::AttachResponse response;
+    std::vector<UniqueFd> fds;  // As JobRegions::TrainerFds; of a trainer that hosts the rank's
+                                // executor, its end of that one's socket at last.
   };
-  // `pid`: the trainer's.
-  absl::StatusOr<HostClaim> ClaimAsHost(Rank rank, Incarnation attachment, int pid, absl::Time now);
+  // Binds the rank to the trainer `peer`; see AttachRequest for the errors. Where the one before it
+  // left in the middle of a step, this ends the epoch, so that all ranks begin that step anew; so
+  // does a trainer that hosts the rank's executor.
+  absl::StatusOr<GivenRank> Attach(const v1::AttachRequest& request, const PacketPeer& peer,
+                                   absl::Time now);
   // The trainer left; `clean` means that it said so.
   void Detach(Rank rank, Incarnation attachment, bool clean);
 
@@ -121,8 +117,6 @@ class HostedJob {
   };
   PutProgress ProgressOfPut(uint64_t put) const;
 
-  // The trainer of a claimed attachment is this process.
-  void NoteTrainer(Rank rank, Incarnation attachment, int pid);
   void MarkDropped() { is_dropped_.store(true); }  // It ends for good: nothing takes it over.
 
   // Kills a rank's executor, as an operator or a test would; never a trainer.
@@ -164,9 +158,17 @@ class HostedJob {
   void AwaitLaunched(Rank rank, int socket);
   // Waits for its end. Tells the coordinator if it keeps an epoch waiting.
   std::string AwaitEnd(Rank rank, RunningExecutor* executor);
+  // Whether this trainer may have the rank, whoever is attached to it.
+  absl::Status CheckTrainer(const v1::AttachRequest& request, const PacketPeer& peer) const;
+  absl::Status CheckIsFreeLocked(const HostedRank& slot, const v1::AttachRequest& request,
+                                 absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends the epoch in which another trainer of the rank left something that only it could finish.
+  void EndWhatWasLeftLocked(HostedRank& slot, const v1::AttachRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Executors in trainers' processes: hosted_job_hosts.cc.
-  absl::StatusOr<std::vector<int>> ClaimLocked(HostedRank& slot, Rank rank, Incarnation attachment,
-                                               absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `socket`: the worker's end. Ends the epoch.
+  void TakeOfferLocked(HostedRank& slot, Rank rank, UniqueFd socket, int pid,
+                       v1::AttachResponse* response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool needs_hosts() const { return !regions_.why_not_shared().empty(); }  // None is launched.
   std::string WhyItNeedsHostLocked(Rank rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Until there is one, or the job ends. Tells the coordinator if it keeps an epoch waiting.

@@ -1,18 +1,19 @@
 // Attachments, progress and what is said again after a reconnect.
 #include <poll.h>
 
+#include <algorithm>
+#include <atomic>
+
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "job/worker_events.h"
 #include "layout/layout_digest.h"
 #include "worker/keeper/hosted_job.h"
-#include "worker/memory/descriptor_claim.h"
+#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {
-
-// How long a reserved rank waits for its trainer to come for the descriptors.
-constexpr absl::Duration kReservation = absl::Seconds(10);
 
 std::string Doing(const ControlPage& page, const ModelLayout& layout) {
   const uint32_t kind = page.progress_kind.load();
@@ -37,108 +38,132 @@ bool IsRunning(const UniqueFd& process) {
   return poll(&ended, 1, 0) == 0;
 }
 
+// Takes as long wherever they differ.
+bool AreEqual(absl::string_view a, absl::string_view b) {
+  if (a.size() != b.size()) return false;
+  unsigned char differ = 0;
+  for (size_t i = 0; i < a.size(); ++i) differ |= static_cast<unsigned char>(a[i] ^ b[i]);
+  return differ == 0;
+}
+
 }  // namespace
 
-absl::StatusOr<v1::AttachResponse> HostedJob::Attach(const v1::AttachRequest& request,
-                                                     absl::Time now) {
+absl::Status HostedJob::CheckTrainer(const v1::AttachRequest& request,
+                                     const PacketPeer& peer) const {
   const int world_size = regions_.config().world_size;
+  const std::string who = absl::StrCat("job '", job_id_, "': ");
+  if (!IsOwnUser(peer)) {
+    absl::MutexLock lock(&mu_);
+    if (job_.attach_key().empty() || !AreEqual(job_.attach_key(), request.attach_key())) {
+      return absl::PermissionDeniedError(
+          absl::StrCat(who, "a process of user ", peer.uid,
+                       " attaches with the key that the coordinator gives the job's owner, and "
+                       "has shown another one, or none"));
+    }
+    if (request.hosts_executor()) {
+      return absl::PermissionDeniedError(
+          absl::StrCat(who, "the trainer of rank ", request.rank(), " runs as user ", peer.uid,
+                       "; only a trainer of the worker's own user can have its executor in its "
+                       "process (SessionOptions::host_executor)"));
+    }
+  }
   if (request.world_size() != world_size) {
     return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "' has world size ",
                                                       world_size, ", the trainer says ",
                                                       request.world_size()));
   }
-  if (request.rank() < 0 || request.rank() >= world_size) {
-    return absl::NotFoundError(
-        absl::StrCat("job '", job_id_, "': no rank ", request.rank(), " of ", world_size));
-  }
+  if (request.rank() < 0 || request.rank() >= world_size)
+    return absl::NotFoundError(absl::StrCat(who, "no rank ", request.rank(), " of ", world_size));
   if (request.layout_digest() != LayoutDigest(regions_.layout())) {
-    return absl::FailedPreconditionError(absl::StrCat("job '", job_id_, "': the trainer of rank ",
-                                                      request.rank(), " computed another layout"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(who, "the trainer of rank ", request.rank(), " computed another layout"));
   }
-  if (!local().Has(request.rank())) {
-    return absl::NotFoundError(absl::StrCat(
-        "job '", job_id_, "': rank ", request.rank(), " is on another worker; here are ranks ",
-        local().first(), " to ", local().first() + local().count() - 1));
+  if (local().Has(request.rank())) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(who, "rank ", request.rank(),
+                                          " is on another worker; here are ranks ", local().first(),
+                                          " to ", local().first() + local().count() - 1));
+}
+
+absl::Status HostedJob::CheckIsFreeLocked(const HostedRank& slot, const v1::AttachRequest& request,
+                                          absl::Time now) const {
+  if (slot.attach_state == AttachState::kAttached) {
+    return WithRetry(
+        absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
+                                              " is attached to another trainer (attachment ",
+                                              slot.attachment.value(), ")")),
+        v1::RETRY_WHEN_FREE);
   }
-  absl::MutexLock lock(&mu_);
-  HostedRank& slot = SlotOf(Rank(request.rank()));
-  if (slot.attach_state == AttachState::kAttached ||
-      (slot.attach_state == AttachState::kReserved && now < slot.reserved_until)) {
-    return absl::AlreadyExistsError(absl::StrCat("job '", job_id_, "': rank ", request.rank(),
-                                                 " is attached to another trainer (attachment ",
-                                                 slot.attachment.value(), ")"));
+  if (!IsFormer(request.former_attachment(), slot.former) && slot.former_process.valid() &&
+      now < slot.former_until && IsRunning(slot.former_process)) {
+    return WithRetry(
+        absl::AlreadyExistsError(absl::StrCat(
+            "job '", job_id_, "': rank ", request.rank(),
+            " is kept for the trainer that was attached when the worker's daemon was "
+            "replaced: until that one attaches again, or ends, or two minutes are over")),
+        v1::RETRY_WHEN_FREE);
   }
-  const bool is_former = IsFormer(request.former_attachment(), slot.former);
-  if (!is_former && slot.former_process.valid() && now < slot.former_until &&
-      IsRunning(slot.former_process)) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("job '", job_id_, "': rank ", request.rank(),
-                     " is kept for the trainer that was attached when the worker's daemon was "
-                     "replaced: until that one attaches again, or ends, or two minutes are over"));
-  }
+  return absl::OkStatus();
+}
+
+void HostedJob::EndWhatWasLeftLocked(HostedRank& slot, const v1::AttachRequest& request) {
+  const Rank rank(request.rank());
   // Nor where its executor was in the process of the one before.
   if (slot.host != Incarnation() || (slot.vacant && phase_ == EpochPhase::kRunning)) {
-    FailLocked(Rank(request.rank()), absl::StrCat("the trainer of rank ", request.rank(),
-                                                  ", which hosted the rank's "
-                                                  "executor, has left"));
+    FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(),
+                                  ", which hosted the rank's executor, has left"));
     if (slot.host != Incarnation()) EndExecutorLocked(slot);
   }
   // Another trainer cannot go on in the middle of a step: its order would differ from its peers'.
   // What the page says of an epoch before, until this one's executor has opened it, is over.
-  const ControlPage& page = *regions_.control(Rank(request.rank()));
-  if (!is_former && phase_ == EpochPhase::kRunning &&
+  const ControlPage& page = *regions_.control(rank);
+  if (!IsFormer(request.former_attachment(), slot.former) && phase_ == EpochPhase::kRunning &&
       page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value()) &&
       page.within_step.load() != 0) {
-    FailLocked(Rank(request.rank()), absl::StrCat("the trainer of rank ", request.rank(),
-                                                  " left in the middle of a step"));
+    FailLocked(rank,
+               absl::StrCat("the trainer of rank ", rank.value(), " left in the middle of a step"));
   }
+}
+
+absl::StatusOr<HostedJob::GivenRank> HostedJob::Attach(const v1::AttachRequest& request,
+                                                       const PacketPeer& peer, absl::Time now) {
+  RETURN_IF_ERROR(CheckTrainer(request, peer));
+  const Rank rank(request.rank());
+  absl::MutexLock lock(&mu_);
+  HostedRank& slot = SlotOf(rank);
+  RETURN_IF_ERROR(CheckIsFreeLocked(slot, request, now));
+  if (needs_hosts() && !request.hosts_executor())
+    return absl::FailedPreconditionError(WhyItNeedsHostLocked(rank));
+  EndWhatWasLeftLocked(slot, request);
   // While trainers come that host their executors, each of which ends an epoch, the next ones need
   // not wait for the next epoch to end it, too.
   if (phase_ != EpochPhase::kRunning && !HasHostsLocked()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("job '", job_id_, "' is ", Name(phase_), ": try again"));
+    return WithRetry(absl::FailedPreconditionError(
+                         absl::StrCat("job '", job_id_, "' is ", Name(phase_), ": try again")),
+                     v1::RETRY_SOON);
   }
+  GivenRank given;
+  ASSIGN_OR_RETURN(given.fds, regions_.TrainerFds(rank));
+  std::pair<UniqueFd, UniqueFd> sockets;
+  if (request.hosts_executor()) {
+    ASSIGN_OR_RETURN(sockets, CreatePacketSocketPair());
+  }
+  if (!IsOwnUser(peer)) RecordOf(rank).had_foreign_trainer.store(1);
   slot.former_process.Reset();
-  slot.attach_state = AttachState::kReserved;
-  slot.attachment = Incarnation(next_attachment_++);
-  slot.reserved_until = now + kReservation;
-  v1::AttachResponse response;
-  response.set_attachment(slot.attachment.value());
-  response.set_epoch(epoch_.value());
-  response.set_next_step(regions_.group()->decided_step.load() + 1);
-  response.set_ticket(TicketOf({job_id_, creation_, Rank(request.rank()), slot.attachment}));
-  *response.mutable_job() = job_;
-  response.set_outlives_daemon(vault_ != nullptr);
-  return response;
-}
-
-void HostedJob::NoteTrainer(Rank rank, Incarnation attachment, int pid) {
-  RecordOf(rank).attachment.store(attachment.value());
-  if (vault_ != nullptr) vault_->NoteTrainer(vault_owner_, rank, pid);
-}
-
-absl::StatusOr<std::vector<int>> HostedJob::Claim(Rank rank, Incarnation attachment,
-                                                  absl::Time now) {
-  absl::MutexLock lock(&mu_);
-  if (!local().Has(rank.value())) return absl::NotFoundError("no such rank");
-  HostedRank& slot = SlotOf(rank);
-  if (!needs_hosts()) return ClaimLocked(slot, rank, attachment, now);
-  if (slot.attach_state == AttachState::kReserved && slot.attachment == attachment)
-    slot.attach_state = AttachState::kFree;
-  return absl::FailedPreconditionError(WhyItNeedsHostLocked(rank));
-}
-
-absl::StatusOr<std::vector<int>> HostedJob::ClaimLocked(HostedRank& slot, Rank rank,
-                                                        Incarnation attachment, absl::Time now) {
-  if (slot.attach_state != AttachState::kReserved || slot.attachment != attachment ||
-      now >= slot.reserved_until) {
-    return absl::NotFoundError(
-        absl::StrCat("attachment ", attachment.value(), " of rank ", rank.value(), " expired"));
-  }
   slot.attach_state = AttachState::kAttached;
-  TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({})", job_id_, rank.value(),
-              attachment.value());
-  return regions_.TrainerFds(rank);
+  slot.attachment = Incarnation(next_attachment_++);
+  TESSERA_LOG(INFO, "job {} rank {}: trainer attached ({}), process {} of user {}", job_id_,
+              rank.value(), slot.attachment.value(), peer.pid, peer.uid);
+  given.response.set_attachment(slot.attachment.value());
+  given.response.set_epoch(epoch_.value());
+  given.response.set_outlives_daemon(vault_ != nullptr);
+  if (request.hosts_executor()) {
+    TakeOfferLocked(slot, rank, std::move(sockets.first), peer.pid, &given.response);
+    given.fds.push_back(std::move(sockets.second));
+    return given;
+  }
+  RecordOf(rank).attachment.store(slot.attachment.value());
+  if (vault_ != nullptr) vault_->NoteTrainer(vault_owner_, rank, peer.pid);
+  return given;
 }
 
 void HostedJob::Detach(Rank rank, Incarnation attachment, bool clean) {
@@ -192,9 +217,13 @@ v1::JobProgress HostedJob::Progress() const {
     // Until its executor has opened the epoch, the page tells of an earlier one: the same step may
     // have got further there, and the coordinator would take that for a rank that went past others.
     if (page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value())) {
-      status.set_step(page.progress_step.load());  // In this order: see ControlPage.
-      status.set_pass(page.progress_pass.load());
-      status.set_sequence(page.progress_sequence.load());
+      // In this order: see ControlPage. A trainer can write there.
+      const auto count = [](const std::atomic<int64_t>& word) {
+        return std::clamp<int64_t>(word.load(), 0, kMaxCounter);
+      };
+      status.set_step(count(page.progress_step));
+      status.set_pass(count(page.progress_pass));
+      status.set_sequence(count(page.progress_sequence));
     }
     status.set_doing(Doing(page, regions_.layout()));
     status.set_attached(ranks_[i].attach_state == AttachState::kAttached);

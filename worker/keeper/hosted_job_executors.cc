@@ -14,6 +14,7 @@
 #include "base/utf8.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/model_file.h"
+#include "worker/keeper/executor_event.h"
 #include "worker/keeper/hosted_job.h"
 #include "worker/memory/fd_passing.h"
 
@@ -126,10 +127,15 @@ void HostedJob::ReadEvents(Rank rank, int socket) {
   }
   while (true) {
     AwaitLaunched(rank, socket);
-    absl::StatusOr<Packet> packet = ReceivePacket(socket);
-    v1::ExecutorEvent event;
-    if (!packet.ok() || !event.ParseFromString(packet->bytes)) return;
-    OnEvent(rank, event);
+    const absl::StatusOr<Packet> packet = ReceivePacket(socket);
+    if (!packet.ok()) return;
+    const absl::StatusOr<v1::ExecutorEvent> event = ParseExecutorEvent(packet->bytes);
+    if (!event.ok()) {  // No executor of ours: it makes room for one.
+      TESSERA_LOG(ERROR, "job {} rank {}: its executor: {}", job_id_, rank.value(),
+                  event.status().ToString());
+      return;
+    }
+    OnEvent(rank, *event);
   }
 }
 
@@ -251,21 +257,24 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
     case v1::ExecutorEvent::kOrder:
       if (event.order().epoch() != epoch_.value()) return;
       slot.pending_order = event.order();
+      slot.pending_order.set_job_id(job_id_);
+      slot.pending_order.set_rank(static_cast<int>(rank.value()));
       slot.pending_order.set_creation(creation_);
       *out.mutable_order() = slot.pending_order;
       break;
     case v1::ExecutorEvent::kStep:
       slot.last_report = event.step();
+      slot.last_report.set_job_id(job_id_);
+      slot.last_report.set_rank(static_cast<int>(rank.value()));
       slot.last_report.set_creation(creation_);
       *out.mutable_step() = slot.last_report;
       break;
     case v1::ExecutorEvent::kFailure:
       if (event.failure().epoch() == epoch_.value()) {
-        const absl::StatusCode code = event.failure().code() == 0
-                                          ? absl::StatusCode::kAborted
-                                          : static_cast<absl::StatusCode>(event.failure().code());
+        const int code = event.failure().code();
         FailLocked(rank, absl::StrCat("rank ", rank.value(), ": ", event.failure().reason()),
-                   EpochEvent::kFailure, code);
+                   EpochEvent::kFailure,
+                   code == 0 ? absl::StatusCode::kAborted : static_cast<absl::StatusCode>(code));
       }
       return;
     case v1::ExecutorEvent::kSaving:

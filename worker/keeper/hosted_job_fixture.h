@@ -2,6 +2,8 @@
 #ifndef TESSERA_WORKER_KEEPER_HOSTED_JOB_FIXTURE_H_
 #define TESSERA_WORKER_KEEPER_HOSTED_JOB_FIXTURE_H_
 
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
 #include <string>
@@ -94,13 +96,15 @@ class HostedJobFixture : public testing::Test {
   }
 
   // Of rank 0 of one.
-  absl::StatusOr<v1::AttachResponse> Attach() {
+  static constexpr int kTrainerPid = 4242;  // Of no process: nothing is sent to it.
+  absl::StatusOr<HostedJob::GivenRank> Attach(bool hosts_executor = false) {
     v1::AttachRequest request;
     request.set_job_id("toy");
     request.set_world_size(1);
     ASSIGN_OR_RETURN(const ModelLayout layout, ModelLayout::Create(model_, JobConfig().layout, 1));
     request.set_layout_digest(LayoutDigest(layout));
-    return job_->Attach(request, absl::Now());
+    request.set_hosts_executor(hosts_executor);
+    return job_->Attach(request, {kTrainerPid, geteuid()}, absl::Now());
   }
 
   DeviceMemory* device_memory_ = nullptr;  // Of a GPU, if there is one: before Host.

@@ -1,7 +1,8 @@
 // Executors in the processes of trainers: how they come, how they are read, and how they end.
 //
-//   claim ──► the epoch ends, the executor that is there too ──► the supervisor takes the trainer's
-//   socket    worker: shuts its half ──► executor reads the end, is through, closes ──► its end
+//   attach ──► the epoch ends, the executor that is there too ──► the supervisor takes the
+//   trainer's socket     worker: shuts its half ──► executor reads the end, is through, closes ──►
+//   its end
 //
 // No signal goes to a trainer. What it cannot be made to do is waited for: as long as the socket is
 // open an executor that stands still may wake up and write, so the rank gets no other one.
@@ -16,6 +17,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
+#include "worker/keeper/executor_event.h"
 #include "worker/keeper/hosted_job.h"
 #include "worker/memory/fd_passing.h"
 
@@ -29,28 +31,20 @@ constexpr absl::Duration kClosingWait = absl::Seconds(2);
 
 }  // namespace
 
-absl::StatusOr<HostedJob::HostClaim> HostedJob::ClaimAsHost(Rank rank, Incarnation attachment,
-                                                            int pid, absl::Time now) {
-  ASSIGN_OR_RETURN(auto sockets, CreatePacketSocketPair());
-  absl::MutexLock lock(&mu_);
-  if (!local().Has(rank.value())) return absl::NotFoundError("no such rank");
-  HostedRank& slot = SlotOf(rank);
-  HostClaim claim;
-  ASSIGN_OR_RETURN(claim.fds, ClaimLocked(slot, rank, attachment, now));
-  claim.executor_socket = std::move(sockets.second);
+void HostedJob::TakeOfferLocked(HostedRank& slot, Rank rank, UniqueFd socket, int pid,
+                                v1::AttachResponse* response) {
   slot.offer = std::make_unique<HostOffer>();
-  slot.offer->socket = std::move(sockets.first);
+  slot.offer->socket = std::move(socket);
   slot.offer->pid = pid;
-  slot.offer->attachment = attachment;
+  slot.offer->attachment = slot.attachment;
   TESSERA_LOG(INFO, "job {} rank {}: its trainer, process {}, hosts its executor", job_id_,
               rank.value(), pid);
   FailLocked(rank, absl::StrCat("the trainer of rank ", rank.value(),
                                 " hosts the rank's executor from now on"));
   // One that is being prepared waits for the new executor.
-  claim.first_epoch = epoch_.value() + (phase_ == EpochPhase::kPreparing ? 0 : 1);
+  response->set_epoch(epoch_.value() - (phase_ == EpochPhase::kPreparing ? 1 : 0));
   EndExecutorLocked(slot);
-  claim.only_host = needs_hosts();
-  return claim;
+  response->set_only_host(needs_hosts());
 }
 
 bool HostedJob::HasHostsLocked() const {
@@ -119,10 +113,13 @@ void HostedJob::ReadHostedEvents(Rank rank, int socket) {
   while (AwaitHosted(rank, socket)) {
     const absl::StatusOr<Packet> packet = ReceivePacket(socket);
     if (!packet.ok() && !absl::IsInvalidArgument(packet.status())) return;
-    v1::ExecutorEvent event;
-    if (heeds && packet.ok() && event.ParseFromString(packet->bytes)) {
-      OnEvent(rank, event);
+    const absl::StatusOr<v1::ExecutorEvent> event =
+        packet.ok() ? ParseExecutorEvent(packet->bytes) : packet.status();
+    if (heeds && event.ok()) {
+      OnEvent(rank, *event);
     } else if (heeds) {
+      TESSERA_LOG(ERROR, "job {} rank {}: its executor: {}", job_id_, rank.value(),
+                  event.status().ToString());
       heeds = false;  // No executor of ours: nothing that it says counts.
       absl::MutexLock lock(&mu_);
       EndExecutorLocked(SlotOf(rank));

@@ -20,14 +20,12 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr int kPid = 4242;  // Of no process: nothing is sent to it.
-
 class HostedJobHostsTest : public HostedJobFixture {
  protected:
-  absl::StatusOr<HostedJob::HostClaim> AttachAsHost() {
-    ASSIGN_OR_RETURN(const v1::AttachResponse attached, Attach());
-    attachment_ = Incarnation(attached.attachment());
-    return job_->ClaimAsHost(Rank(0), attachment_, kPid, absl::Now());
+  absl::StatusOr<HostedJob::GivenRank> AttachAsHost() {
+    ASSIGN_OR_RETURN(HostedJob::GivenRank given, Attach(/*hosts_executor=*/true));
+    attachment_ = Incarnation(given.response.attachment());
+    return given;
   }
   void ExpectPrepared(int64_t epoch) {
     Prepare(epoch);
@@ -41,15 +39,15 @@ TEST_F(HostedJobHostsTest, TrainersExecutorIsTakenInsteadOfOneThatIsLaunchedUnti
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(HostedJob::HostClaim claim, AttachAsHost());
-  EXPECT_EQ(claim.first_epoch, 2);
+  ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank claim, AttachAsHost());
+  EXPECT_EQ(claim.response.epoch(), 1) << "before its own first one";
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
               HasSubstr("the trainer of rank 0 hosts the rank's executor from now on"));
   absl::Status ended = absl::UnknownError("runs");
   std::thread trainer(
-      [&] { ended = RunRankExecutor(std::move(claim.executor_socket), ExecutorMachine()); });
+      [&] { ended = RunRankExecutor(std::move(claim.fds.back()), ExecutorMachine()); });
   Start(2);
-  EXPECT_EQ(job_->Progress().ranks().at(0).executor_pid(), kPid);
+  EXPECT_EQ(job_->Progress().ranks().at(0).executor_pid(), kTrainerPid);
   EXPECT_EQ(launcher_->launches(), 1);
   job_->KillExecutor(Rank(0));
   trainer.join();
@@ -58,7 +56,7 @@ TEST_F(HostedJobHostsTest, TrainersExecutorIsTakenInsteadOfOneThatIsLaunchedUnti
               HasSubstr("the executor of rank 0 ended: in its trainer's process 4242"));
   ExpectPrepared(3);
   EXPECT_EQ(launcher_->launches(), 2);
-  EXPECT_NE(job_->Progress().ranks().at(0).executor_pid(), kPid);
+  EXPECT_NE(job_->Progress().ranks().at(0).executor_pid(), kTrainerPid);
 }
 
 TEST_F(HostedJobHostsTest, TrainersThatDieBeforeTheirExecutorIsReadyCostNoDelayAndNoError) {
@@ -67,10 +65,10 @@ TEST_F(HostedJobHostsTest, TrainersThatDieBeforeTheirExecutorIsReadyCostNoDelayA
   for (int64_t epoch = 1; epoch <= 8; ++epoch) {
     Start(epoch);
     EXPECT_EQ(launcher_->launches(), epoch) << "one for each that died";
-    ASSERT_OK_AND_ASSIGN(HostedJob::HostClaim claim, AttachAsHost());
+    ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank claim, AttachAsHost());
     EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(), HasSubstr("hosts"));
     if (epoch % 2 == 0) job_->Detach(Rank(0), attachment_, /*clean=*/false);
-    claim.executor_socket.Reset();
+    claim.fds.back().Reset();
     job_->Detach(Rank(0), attachment_, /*clean=*/false);
   }
 }
@@ -79,7 +77,7 @@ TEST_F(HostedJobHostsTest, ExecutorThatStandsStillIsToldToTheCoordinatorAndNoOth
   Host(NewThreadLauncher(), 1, /*answer_timeout=*/absl::Milliseconds(50));
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(HostedJob::HostClaim claim, AttachAsHost());
+  ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank claim, AttachAsHost());
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(), HasSubstr("hosts"));
   for (int64_t epoch = 2; epoch <= 3; ++epoch) {
     Prepare(epoch);
@@ -94,7 +92,7 @@ TEST_F(HostedJobHostsTest, ExecutorThatStandsStillIsToldToTheCoordinatorAndNoOth
   Prepare(4);
   EXPECT_EQ(Await(v1::WorkerEvent::kFailure).failure().epoch(), 4);
   EXPECT_EQ(launcher_->launches(), 1);
-  claim.executor_socket.Reset();
+  claim.fds.back().Reset();
   job_->Detach(Rank(0), attachment_, /*clean=*/false);
   ExpectPrepared(5);
   EXPECT_EQ(launcher_->launches(), 2);
@@ -109,16 +107,16 @@ TEST_F(HostedJobHostsTest, WhoIsNoExecutorIsSentAwayAndNothingThatItSaysCounts) 
   for (const std::string& nonsense : {std::string("\xff\xff\xff"), std::string(100'000, 'x')}) {
     Start(epoch++);
     const int launches = launcher_->launches();
-    ASSERT_OK_AND_ASSIGN(HostedJob::HostClaim claim, AttachAsHost());
+    ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank claim, AttachAsHost());
     EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(), HasSubstr("hosts"));
-    const int socket = claim.executor_socket.get();
+    const int socket = claim.fds.back().get();
     ASSERT_OK_AND_ASSIGN(const Packet setup, ReceivePacket(socket));
     EXPECT_THAT(setup.bytes, HasSubstr("setup of device -1"));
     ASSERT_EQ(send(socket, nonsense.data(), nonsense.size(), MSG_NOSIGNAL), nonsense.size());
     EXPECT_THAT(ReceivePacket(socket), StatusIs(absl::StatusCode::kUnavailable, testing::_));
     ASSERT_OK(SendPacket(socket, ready.SerializeAsString()));
     EXPECT_EQ(launcher_->launches(), launches);
-    claim.executor_socket.Reset();
+    claim.fds.back().Reset();
     job_->Detach(Rank(0), attachment_, /*clean=*/false);
   }
   ExpectPrepared(epoch);
@@ -128,29 +126,20 @@ TEST_F(HostedJobHostsTest, JobEndsThoughAnExecutorStandsStill) {
   Host(NewThreadLauncher(), 1, /*answer_timeout=*/absl::Milliseconds(50));
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(const HostedJob::HostClaim claim, AttachAsHost());
-  ASSERT_OK(ReceivePacket(claim.executor_socket.get()));  // The setup: it has the memory.
+  ASSERT_OK_AND_ASSIGN(const HostedJob::GivenRank claim, AttachAsHost());
+  ASSERT_OK(ReceivePacket(claim.fds.back().get()));  // The setup: it has the memory.
   job_.reset();
-  EXPECT_THAT(ReceivePacket(claim.executor_socket.get()),
+  EXPECT_THAT(ReceivePacket(claim.fds.back().get()),
               StatusIs(absl::StatusCode::kUnavailable, testing::_));
 }
 
-TEST_F(HostedJobHostsTest, TicketIsGoodForOneHostAndExpires) {
+TEST_F(HostedJobHostsTest, SecondHostIsRefusedAndTheExecutorThatIsThereStays) {
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
-  const Incarnation attachment(attached.attachment());
-  EXPECT_THAT(job_->ClaimAsHost(Rank(1), attachment, kPid, absl::Now()),
-              StatusIs(absl::StatusCode::kNotFound, testing::_));
-  EXPECT_THAT(job_->ClaimAsHost(Rank(0), Incarnation(77), kPid, absl::Now()),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("expired")));
-  EXPECT_THAT(job_->ClaimAsHost(Rank(0), attachment, kPid, absl::Now() + absl::Minutes(1)),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("expired")));
-  EXPECT_EQ(launcher_->launches(), 1) << "and the executor that is there stays";
-  ASSERT_OK(job_->ClaimAsHost(Rank(0), attachment, kPid, absl::Now()));
-  EXPECT_THAT(job_->ClaimAsHost(Rank(0), attachment, kPid, absl::Now()),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("expired")));
+  ASSERT_OK(Attach());
+  EXPECT_THAT(AttachAsHost(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
+  EXPECT_EQ(launcher_->launches(), 1);
 }
 
 }  // namespace

@@ -22,8 +22,6 @@ using absl::StatusCode;
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr int kPid = 4242;  // Of no process: nothing is sent to it.
-
 class HostedJobNeedsHostsTest : public HostedJobFixture {
  protected:
   void SetUp() override {
@@ -41,13 +39,11 @@ class HostedJobNeedsHostsTest : public HostedJobFixture {
   }
   // A trainer that hosts, and its executor.
   void AttachAndHost(int64_t first_epoch) {
-    ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
-    attachment_ = Incarnation(attached.attachment());
-    ASSERT_OK_AND_ASSIGN(HostedJob::HostClaim claim,
-                         job_->ClaimAsHost(Rank(0), attachment_, kPid, absl::Now()));
-    EXPECT_EQ(claim.first_epoch, first_epoch);
-    EXPECT_TRUE(claim.only_host);
-    trainer_ = std::thread([this, socket = std::move(claim.executor_socket)]() mutable {
+    ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank given, Attach(/*hosts_executor=*/true));
+    attachment_ = Incarnation(given.response.attachment());
+    EXPECT_EQ(given.response.epoch(), first_epoch - 1);
+    EXPECT_TRUE(given.response.only_host());
+    trainer_ = std::thread([this, socket = std::move(given.fds.back())]() mutable {
       ExecutorMachine machine;
       machine.make_device = [this](const DeviceName& device) {
         return CudaRankDevice::Create(api_.get(), device);
@@ -96,7 +92,7 @@ TEST_F(HostedJobNeedsHostsTest, WaitIsToldToTheCoordinatorWithTheReasonAndEndsWi
                       HasSubstr("on worker 'w'"), HasSubstr("no descriptors")));
   }
   AttachAndHost(/*first_epoch=*/3);  // Where an epoch was given up.
-  while (job_->Progress().ranks().at(0).executor_pid() != kPid) std::this_thread::yield();
+  while (job_->Progress().ranks().at(0).executor_pid() != kTrainerPid) std::this_thread::yield();
 }
 
 TEST_F(HostedJobNeedsHostsTest, TrainerThatDoesNotHostIsRefusedAndLeavesTheRankFree) {
@@ -104,11 +100,9 @@ TEST_F(HostedJobNeedsHostsTest, TrainerThatDoesNotHostIsRefusedAndLeavesTheRankF
   ASSERT_OK(created_);
   Prepare(1);
   for (int i = 0; i < 2; ++i) {
-    ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
-    EXPECT_THAT(job_->Claim(Rank(0), Incarnation(attached.attachment()), absl::Now()),
-                StatusIs(StatusCode::kFailedPrecondition,
-                         AllOf(HasSubstr("worker 'w'"), HasSubstr("host_executor"),
-                               HasSubstr("no descriptors"))));
+    EXPECT_THAT(Attach(), StatusIs(StatusCode::kFailedPrecondition,
+                                   AllOf(HasSubstr("worker 'w'"), HasSubstr("host_executor"),
+                                         HasSubstr("no descriptors"))));
   }
   AttachAndHost(/*first_epoch=*/1);
   EXPECT_THAT(Attach(), StatusIs(StatusCode::kAlreadyExists, testing::_));

@@ -40,6 +40,8 @@ void HostedJob::WantSave(const v1::SaveWish& wish) {
 }
 
 void HostedJob::OnSaveReportLocked(Rank rank, v1::SaveReport report) {
+  report.set_job_id(job_id_);
+  report.set_rank(static_cast<int>(rank.value()));
   report.set_creation(creation_);
   HostedRank& slot = SlotOf(rank);
   v1::WorkerEvent event;

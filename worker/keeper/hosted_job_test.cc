@@ -65,10 +65,10 @@ TEST_F(HostedJobTest, TrainerThatRecoversFromAFailedEpochLearnsThatTheJobEnds) {
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
-  const Incarnation attachment(attached.attachment());
-  ASSERT_OK_AND_ASSIGN(const std::vector<int> fds, job_->Claim(Rank(0), attachment, absl::Now()));
-  ASSERT_OK_AND_ASSIGN(const Mapping mapping, Mapping::CreateWhole(fds[2], Access::kReadWrite));
+  ASSERT_OK_AND_ASSIGN(const HostedJob::GivenRank given, Attach());
+  const Incarnation attachment(given.response.attachment());
+  ASSERT_OK_AND_ASSIGN(const Mapping mapping,
+                       Mapping::CreateWhole(given.fds[2].get(), Access::kReadWrite));
   auto* page = reinterpret_cast<ControlPage*>(mapping.data());
   job_->Detach(Rank(0), attachment, /*clean=*/false);
   const auto never = [] { return false; };
@@ -90,14 +90,61 @@ TEST_F(HostedJobTest, AttachingWithinAStepEndsTheEpochButNotWhereThePageIsOfAnEa
       AwaitEvent(page, 1, absl::Now() + kDeadline, what, [&] { return page->epoch.load() == 1; }));
   page->within_step.store(1);  // Left by a trainer that died.
   page->epoch.store(0);        // As while the executor is given its values.
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach());
-  const Incarnation attachment(attached.attachment());
-  ASSERT_OK(job_->Claim(Rank(0), attachment, absl::Now()));
-  job_->Detach(Rank(0), attachment, /*clean=*/true);
+  ASSERT_OK_AND_ASSIGN(const HostedJob::GivenRank given, Attach());
+  job_->Detach(Rank(0), Incarnation(given.response.attachment()), /*clean=*/true);
   page->epoch.store(1);
   EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
               HasSubstr("left in the middle of a step"));
+}
+
+TEST_F(HostedJobTest, TrainerIsGivenParametersForReadingAndItsOwnMemoryForWriting) {
+  Host(NewThreadLauncher(), 1);
+  ASSERT_OK(created_);
+  Start(1);
+  ASSERT_OK_AND_ASSIGN(const HostedJob::GivenRank given, Attach());
+  ASSERT_EQ(given.fds.size(), 3);
+  EXPECT_FALSE(Mapping::CreateWhole(given.fds[0].get(), Access::kReadWrite).ok());
+  EXPECT_OK(Mapping::CreateWhole(given.fds[0].get(), Access::kReadOnly));
+  EXPECT_OK(Mapping::CreateWhole(given.fds[1].get(), Access::kReadWrite));
+  EXPECT_OK(Mapping::CreateWhole(given.fds[2].get(), Access::kReadWrite));
+  struct stat info;
+  ASSERT_EQ(fstat(given.fds[0].get(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600) << "so that no other user opens it anew for writing";
+}
+
+TEST_F(HostedJobTest, TrainerOfAnotherUserNeedsTheKeyAndHostsNoExecutor) {
+  description_.set_attach_key("the key");
+  Host(NewThreadLauncher(), 1);
+  ASSERT_OK(created_);
+  Start(1);
+  const auto attach = [&](const std::string& key, bool hosts) {
+    v1::AttachRequest request;
+    request.set_job_id("toy");
+    request.set_world_size(1);
+    request.set_layout_digest(LayoutDigest(job_->regions().layout()));
+    request.set_attach_key(key);
+    request.set_hosts_executor(hosts);
+    return job_->Attach(request, {kTrainerPid, geteuid() + 1}, absl::Now()).status();
+  };
+  for (const char* key : {"", "the keY", "the key "}) {
+    EXPECT_THAT(attach(key, false), StatusIs(absl::StatusCode::kPermissionDenied,
+                                             AllOf(HasSubstr("job 'toy'"), HasSubstr("the key"))));
+  }
+  EXPECT_THAT(attach("the key", true),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("host_executor")));
+  EXPECT_OK(attach("the key", false));
+}
+
+TEST_F(HostedJobTest, JobWithoutAKeyIsForItsWorkersUserAlone) {
+  Host(NewThreadLauncher(), 1);
+  ASSERT_OK(created_);
+  Start(1);
+  v1::AttachRequest request;
+  request.set_world_size(1);
+  request.set_layout_digest(LayoutDigest(job_->regions().layout()));
+  EXPECT_THAT(job_->Attach(request, {kTrainerPid, geteuid() + 1}, absl::Now()).status(),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("or none")));
 }
 
 TEST_F(HostedJobTest, MachineWithoutMoreThreadsHostsNoJob) {

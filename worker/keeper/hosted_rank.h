@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-enum class AttachState { kFree, kReserved, kAttached };
+enum class AttachState { kFree, kAttached };
 // An executor in the process of a trainer: the worker's end of its socket.
 struct HostOffer {
   UniqueFd socket;
@@ -35,7 +35,6 @@ struct HostedRank {
   std::string address;  // Where it listens for ranks of other workers, in the current epoch.
   AttachState attach_state = AttachState::kFree;
   Incarnation attachment;
-  absl::Time reserved_until;
   // Who was attached when the daemon before ended, until it attaches again, ends, or is too late.
   Incarnation former;
   UniqueFd former_process;

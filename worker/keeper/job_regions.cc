@@ -21,6 +21,7 @@
 #include "worker/executor/executor_memory.h"
 #include "worker/memory/fd_passing.h"
 #include "worker/memory/parameter_plan.h"
+#include "worker/memory/shared_file.h"
 
 namespace tessera {
 namespace {
@@ -32,6 +33,12 @@ static_assert(kSetupFds + kMaxLocalRanks <= kMaxPacketFds, "a setup does not fit
 int64_t ResidentBytes(int fd) {
   struct stat info;
   return fstat(fd, &info) == 0 ? static_cast<int64_t>(info.st_blocks) * 512 : 0;
+}
+
+absl::StatusOr<UniqueFd> Duplicate(int fd) {
+  UniqueFd own(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!own.valid()) return ErrnoStatus(errno, "duplicate a descriptor of a job's memory");
+  return own;
 }
 
 class FileReader : public MemoryReader {
@@ -245,6 +252,12 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
   JobRegions regions(std::move(parameters), std::move(group));
   ASSIGN_OR_RETURN(regions.group_mapping_,
                    Mapping::CreateWhole(regions.group_.fd(), Access::kReadWrite));
+  GroupPage* const group_page = regions.group();
+  if (!source->makes() && group_page->version != kGroupPageVersion)
+    return absl::InvalidArgumentError(absl::StrCat("the page that its ranks share is of version ",
+                                                   group_page->version, ", not ",
+                                                   kGroupPageVersion));
+  group_page->version = kGroupPageVersion;
   for (int slot = 0; slot < of_parameters.num_slots(); ++slot) {
     ASSIGN_OR_RETURN(UniqueFd memory,
                      source->Take(device_memory, kShared, absl::StrCat("slot-", slot),
@@ -277,14 +290,12 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
 absl::StatusOr<std::unique_ptr<MemoryReader>> JobRegions::OpenState(Rank rank) const {
   const int state = Of(rank).state.get();
   if (!state_on_host_) return device_memory_->OpenReader(state, state_bytes_);
-  UniqueFd own(fcntl(state, F_DUPFD_CLOEXEC, 0));
-  if (!own.valid()) return ErrnoStatus(errno, absl::StrCat("the state of rank ", rank.value()));
+  ASSIGN_OR_RETURN(UniqueFd own, Duplicate(state));
   return std::make_unique<FileReader>(std::move(own));
 }
 
 absl::StatusOr<std::unique_ptr<MemoryReader>> JobRegions::OpenGroup() const {
-  UniqueFd own(fcntl(group_.fd(), F_DUPFD_CLOEXEC, 0));
-  if (!own.valid()) return ErrnoStatus(errno, "what the job's ranks share");
+  ASSIGN_OR_RETURN(UniqueFd own, Duplicate(group_.fd()));
   return std::make_unique<FileReader>(std::move(own));
 }
 
@@ -354,11 +365,19 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
   return SendPacket(socket, absl::StrCat(packet, ToText(device)), fds);
 }
 
-std::vector<int> JobRegions::TrainerFds(Rank rank) const {
+absl::StatusOr<std::vector<UniqueFd>> JobRegions::TrainerFds(Rank rank) const {
   const RankRegions& own = Of(rank);
-  std::vector<int> fds = {parameters_.get(), own.gradients.fd(), own.control.fd()};
-  if (own.device_gradients.valid()) fds.push_back(own.device_gradients.get());
-  for (const UniqueFd& slot : slots_) fds.push_back(slot.get());
+  std::vector<UniqueFd> fds;
+  const auto give = [&](int fd, bool for_reading) -> absl::Status {
+    ASSIGN_OR_RETURN(fds.emplace_back(), for_reading ? ReopenForReading(fd) : Duplicate(fd));
+    return absl::OkStatus();
+  };
+  const bool parameters_on_host = device_memory_ == nullptr;
+  RETURN_IF_ERROR(give(parameters_.get(), parameters_on_host));
+  RETURN_IF_ERROR(give(own.gradients.fd(), false));
+  RETURN_IF_ERROR(give(own.control.fd(), false));
+  if (own.device_gradients.valid()) RETURN_IF_ERROR(give(own.device_gradients.get(), false));
+  for (const UniqueFd& slot : slots_) RETURN_IF_ERROR(give(slot.get(), parameters_on_host));
   return fds;
 }
 

@@ -102,9 +102,10 @@ class JobRegions {
   // Sends an executor its setup.
   absl::Status SendSetup(int socket, const v1::Job& job, Rank rank,
                          const std::string& data_host) const;
-  // Descriptors for a trainer: parameters (it maps them read-only), own gradients, own control
-  // page; of a rank on a GPU its gradients there, and the slots of parameters if there are any.
-  std::vector<int> TrainerFds(Rank rank) const;
+  // Descriptors for a trainer: parameters, own gradients, own control page; of a rank on a GPU its
+  // gradients there, and the slots of parameters if there are any. Parameters in the processor's
+  // memory are for reading alone. Errors: as ReopenForReading
+  absl::StatusOr<std::vector<UniqueFd>> TrainerFds(Rank rank) const;
   // Ends every wait of the group's collectives in `epoch`.
   void AbortCollectives(Epoch epoch, const absl::Status& reason) const;
 

@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
-#include "worker/memory/descriptor_claim.h"
+#include "worker/memory/local_messages.h"
 
 namespace tessera {
 
@@ -207,51 +207,37 @@ std::vector<v1::WorkerEvent> Keeper::OnConnected() const {
   return events;
 }
 
-absl::StatusOr<v1::AttachResponse> Keeper::Attach(const v1::AttachRequest& request) {
+absl::StatusOr<AttachedTrainer> Keeper::Attach(const v1::AttachRequest& request,
+                                               const PacketPeer& peer) {
   const std::shared_ptr<HostedJob> job = Find(request.job_id());
   if (job == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat("worker '", worker_id_, "' has no job '", request.job_id(), "'"));
+    return WithRetry(absl::NotFoundError(absl::StrCat("worker '", worker_id_, "' has no job '",
+                                                      request.job_id(), "'")),
+                     v1::RETRY_SOON);
   }
   if (job->creation() < request.creation()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("worker '", worker_id_, "' holds a job '", request.job_id(),
-                     "' that was deleted and made anew since: try again"));
+    return WithRetry(absl::FailedPreconditionError(
+                         absl::StrCat("worker '", worker_id_, "' holds a job '", request.job_id(),
+                                      "' that was deleted and made anew since: try again")),
+                     v1::RETRY_SOON);
   }
   if (job->creation() > request.creation()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job '", request.job_id(), "' was deleted and made anew since the trainer asked for it"));
   }
-  return job->Attach(request, SteadyNow());
+  AttachedTrainer trainer;
+  ASSIGN_OR_RETURN(trainer.given, job->Attach(request, peer, SteadyNow()));
+  trainer.job_id = request.job_id();
+  trainer.creation = job->creation();
+  trainer.rank = Rank(request.rank());
+  trainer.attachment = Incarnation(trainer.given.response.attachment());
+  trainer.hosts_executor = request.hosts_executor();
+  return trainer;
 }
 
-absl::StatusOr<ClaimedAttachment> Keeper::Claim(const std::string& text, int pid) {
-  ASSIGN_OR_RETURN(const DescriptorClaim claim, ParseClaim(text));
-  const std::shared_ptr<HostedJob> job = Find(claim.job_id, claim.creation);
-  if (job == nullptr) return absl::NotFoundError("no such job");
-  ClaimedAttachment claimed;
-  claimed.job_id = claim.job_id;
-  claimed.creation = claim.creation;
-  claimed.rank = claim.rank;
-  claimed.attachment = claim.attachment;
-  if (!claim.hosts_executor) {
-    ASSIGN_OR_RETURN(claimed.fds, job->Claim(claim.rank, claim.attachment, SteadyNow()));
-    job->NoteTrainer(claim.rank, claim.attachment, pid);
-    return claimed;
-  }
-  ASSIGN_OR_RETURN(HostedJob::HostClaim hosts,
-                   job->ClaimAsHost(claim.rank, claim.attachment, pid, SteadyNow()));
-  claimed.fds = std::move(hosts.fds);
-  claimed.fds.push_back(hosts.executor_socket.get());
-  claimed.executor_socket = std::move(hosts.executor_socket);
-  claimed.first_epoch = hosts.first_epoch;
-  claimed.only_host = hosts.only_host;
-  return claimed;
-}
-
-void Keeper::Detach(const ClaimedAttachment& claimed, bool clean) {
-  const std::shared_ptr<HostedJob> job = Find(claimed.job_id, claimed.creation);
-  if (job != nullptr) job->Detach(claimed.rank, claimed.attachment, clean);
+void Keeper::Detach(const AttachedTrainer& trainer, bool clean) {
+  const std::shared_ptr<HostedJob> job = Find(trainer.job_id, trainer.creation);
+  if (job != nullptr) job->Detach(trainer.rank, trainer.attachment, clean);
 }
 
 absl::StatusOr<std::unique_ptr<StateSnapshot>> Keeper::SnapshotState(

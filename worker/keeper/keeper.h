@@ -21,17 +21,14 @@
 
 namespace tessera {
 
-// A trainer that came for its descriptors; kept by who holds its socket.
-struct ClaimedAttachment {
+// A trainer of a rank; kept by who holds its socket.
+struct AttachedTrainer {
   std::string job_id;
   int64_t creation = 0;
   Rank rank;
   Incarnation attachment;
-  std::vector<int> fds;  // Owned by the job.
-  // Of one that hosts its rank's executor: its end of that one's socket, and the first epoch.
-  UniqueFd executor_socket;
-  int64_t first_epoch = 0;
-  bool only_host = false;  // Its worker runs none for this rank.
+  bool hosts_executor = false;
+  HostedJob::GivenRank given;
 };
 
 class Keeper {
@@ -64,12 +61,9 @@ class Keeper {
     return !jobs_.empty();
   }
 
-  // Errors: see Worker.Attach in proto/worker.proto.
-  absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request);
-  // `text`: a DescriptorClaim's, untrusted; `pid`: whose it is. Errors: NotFound  no such
-  // reservation; ResourceExhausted  no socket.
-  absl::StatusOr<ClaimedAttachment> Claim(const std::string& text, int pid);
-  void Detach(const ClaimedAttachment& claimed, bool clean);
+  // `peer`: who asks. Errors: see AttachRequest in proto/local.proto; with a retry (WithRetry).
+  absl::StatusOr<AttachedTrainer> Attach(const v1::AttachRequest& request, const PacketPeer& peer);
+  void Detach(const AttachedTrainer& trainer, bool clean);
 
   // Null where there is no such job.
   std::shared_ptr<HostedJob> Find(const std::string& job_id) const;

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
+#include "worker/memory/local_messages.h"
 
 namespace tessera {
 namespace {
@@ -68,7 +69,7 @@ class KeeperTest : public testing::Test {
     command.mutable_drop()->set_creation(creation);
     keeper_.HandleCommand(command);
   }
-  absl::StatusOr<v1::AttachResponse> Attach(int64_t creation) {
+  absl::StatusOr<AttachedTrainer> Attach(int64_t creation) {
     v1::AttachRequest request;
     request.set_job_id("toy");
     request.set_creation(creation);
@@ -76,7 +77,7 @@ class KeeperTest : public testing::Test {
     ASSIGN_OR_RETURN(const ModelLayout layout,
                      ModelLayout::Create(Model(64), JobConfig().layout, 1));
     request.set_layout_digest(LayoutDigest(layout));
-    return keeper_.Attach(request);
+    return keeper_.Attach(request, {getpid(), geteuid()});
   }
 
   absl::Mutex mu_;
@@ -164,8 +165,8 @@ TEST_F(KeeperTest, WhatIsMeantForADeletedJobDoesNotReachTheNewOne) {
   EXPECT_EQ(Answer().failure().creation(), 5);
   EXPECT_THAT(Attach(9), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("prepared")));
   Start(9, 1);
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse attached, Attach(9));
-  EXPECT_EQ(attached.job().creation(), 9);
+  ASSERT_OK_AND_ASSIGN(const AttachedTrainer attached, Attach(9));
+  EXPECT_EQ(attached.creation, 9);
   Drop(9);
   EXPECT_EQ(keeper_.Find("toy"), nullptr);
 }
@@ -179,19 +180,30 @@ TEST_F(KeeperTest, TrainerOfAnotherCreationIsRefused) {
   EXPECT_THAT(Attach(11), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
 }
 
-TEST_F(KeeperTest, TicketOfADeletedJobOpensNothingOfTheNewOne) {
+TEST_F(KeeperTest, EndOfADeletedJobsTrainerIsNoneOfTheNewOnes) {
   Prepare(5, 1);
   ASSERT_TRUE(Answer().has_prepared());
   Start(5, 1);
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse old, Attach(5));
+  ASSERT_OK_AND_ASSIGN(const AttachedTrainer old, Attach(5));
   Prepare(9, 1, 64, /*deleted=*/5);
   ASSERT_TRUE(Answer().has_prepared());
   Start(9, 1);
-  ASSERT_OK_AND_ASSIGN(const v1::AttachResponse current, Attach(9));
-  EXPECT_EQ(old.attachment(), current.attachment()) << "told apart by the job alone";
-  EXPECT_THAT(keeper_.Claim(old.ticket(), getpid()),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("job")));
-  EXPECT_OK(keeper_.Claim(current.ticket(), getpid()));
+  ASSERT_OK_AND_ASSIGN(const AttachedTrainer current, Attach(9));
+  EXPECT_EQ(old.attachment, current.attachment) << "told apart by the job alone";
+  keeper_.Detach(old, /*clean=*/false);
+  EXPECT_THAT(Attach(9), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("rank 0")));
+}
+
+TEST_F(KeeperTest, RefusalsSayWhetherToTryAgain) {
+  EXPECT_EQ(RetryOf(Attach(9).status()), v1::RETRY_SOON) << "it may hear of the job yet";
+  Prepare(9, 1);
+  ASSERT_TRUE(Answer().has_prepared());
+  EXPECT_EQ(RetryOf(Attach(9).status()), v1::RETRY_SOON) << "it is prepared";
+  Start(9, 1);
+  EXPECT_EQ(RetryOf(Attach(11).status()), v1::RETRY_SOON) << "it may hear of the newer one yet";
+  EXPECT_EQ(RetryOf(Attach(5).status()), v1::RETRY_NEVER);
+  ASSERT_OK(Attach(9));
+  EXPECT_EQ(RetryOf(Attach(9).status()), v1::RETRY_WHEN_FREE);
 }
 
 TEST_F(KeeperTest, StartOfAJobThatIsNotHereIsAnsweredSoThatItIsPreparedAnew) {

@@ -25,15 +25,6 @@ absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   return address;
 }
 
-absl::StatusOr<ucred> PeerOf(int socket) {
-  ucred peer = {};
-  socklen_t size = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return ErrnoStatus(errno, "SO_PEERCRED");
-  }
-  return peer;
-}
-
 }  // namespace
 
 absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const int> fds, bool wait) {
@@ -107,7 +98,7 @@ absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair() {
   return std::make_pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
 }
 
-absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path) {
+absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode) {
   ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   if (ConnectPacketSocket(path).ok()) {
     return absl::AlreadyExistsError(absl::StrCat("socket ", path, " is in use"));
@@ -116,7 +107,7 @@ absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path) {
   if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) unlink(path.c_str());
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
-  const mode_t old_mask = umask(0177);
+  const mode_t old_mask = umask(0777 & ~mode);
   const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   const int bind_errno = errno;
   umask(old_mask);
@@ -135,18 +126,21 @@ absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path) {
   return fd;
 }
 
-absl::StatusOr<int> PeerProcess(int socket) {
-  ASSIGN_OR_RETURN(const ucred peer, PeerOf(socket));
-  return peer.pid;
+absl::StatusOr<PacketPeer> PeerOf(int socket) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+    return ErrnoStatus(errno, "SO_PEERCRED");
+  return PacketPeer{peer.pid, peer.uid};
 }
 
+bool IsOwnUser(const PacketPeer& peer) { return peer.uid == geteuid() || peer.uid == 0; }
+
 absl::Status CheckPeerUser(int socket) {
-  ASSIGN_OR_RETURN(const ucred peer, PeerOf(socket));
-  if (peer.uid != geteuid() && peer.uid != 0) {
-    return absl::PermissionDeniedError(absl::StrCat("a process of user ", peer.uid,
-                                                    " may not use the socket of user ", geteuid()));
-  }
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(const PacketPeer peer, PeerOf(socket));
+  if (IsOwnUser(peer)) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("a process of user ", peer.uid, " may not use the socket of user ", geteuid()));
 }
 
 }  // namespace tessera

@@ -3,6 +3,8 @@
 #ifndef TESSERA_WORKER_MEMORY_FD_PASSING_H_
 #define TESSERA_WORKER_MEMORY_FD_PASSING_H_
 
+#include <sys/types.h>
+
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,15 +35,22 @@ absl::StatusOr<Packet> ReceivePacket(int socket);
 // A connected pair, close-on-exec.
 absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair();
 
-// Listens at `path` (mode 0600). A stale socket file that nobody listens on is replaced.
+// Listens at `path`, a file of this mode. A stale socket file that nobody listens on is replaced.
 // Errors: AlreadyExists somebody listens there; InvalidArgument the path is too long.
-absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path);
+absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode = 0600);
 // Errors: Unavailable nobody listens at `path`; NotFound no such file.
 absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path);
+
+// Who connected, as the kernel says.
+struct PacketPeer {
+  int pid = 0;  // As its number is in this process's space of process ids.
+  uid_t uid = 0;
+};
+absl::StatusOr<PacketPeer> PeerOf(int socket);
+// Whether it runs as this process's user, or as root.
+bool IsOwnUser(const PacketPeer& peer);
 // Errors: PermissionDenied  the peer runs as another user (root may always).
 absl::Status CheckPeerUser(int socket);
-// Which connected, as its number is in this one's space of process ids.
-absl::StatusOr<int> PeerProcess(int socket);
 
 }  // namespace tessera
 

@@ -7,6 +7,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/wire_format_lite.h"
 #include "grpc/slice.h"
+#include "net/caller_version.h"
 #include "proto/grpc_status.h"
 
 namespace tessera {
@@ -59,6 +60,7 @@ LiveFetchService::LiveFetchService(LiveSources* sources) : sources_(sources) {
 
 grpc::Status LiveFetchService::Fetch(grpc::ServerContext* context,
                                      const v1::LiveFetchRequest* request, Writer* writer) {
+  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   const std::shared_ptr<LiveSource> source = sources_->Find(request->session());
   if (source == nullptr || !source->Enter([context] { context->TryCancel(); }))
     return ToGrpcStatus(absl::NotFoundError("no state waits for a client of this session"));

@@ -35,7 +35,7 @@
 #include "worker/keeper/keeper.h"
 #include "worker/keeper/memory_budget.h"
 #include "worker/keeper/state_map.h"
-#include "worker/memory/map_claim.h"
+#include "worker/memory/local_messages.h"
 #include "worker/service/live_fetch_service.h"
 #include "worker/service/socket_folder.h"
 #include "worker/service/state_listener.h"
@@ -122,6 +122,8 @@ class WorkerServerImpl : public WorkerServer {
       self.set_key(held.worker->key());
       self.set_incarnation(held.worker->incarnation());
       self.set_cluster_id(held.worker->cluster_id());
+      self.set_heard_start(held.worker->heard_start());
+      self.set_heard_changes(held.worker->heard_changes());
     }
     CoordinatorAgent::Options agent;
     agent.coordinator = CoordinatorOf(options);
@@ -147,10 +149,14 @@ class WorkerServerImpl : public WorkerServer {
     agent.heartbeat = [this] { return keeper_->Progress(); };
     agent.holds_jobs = [this] { return keeper_->holds_jobs(); };
     agent.cluster = self.cluster_id();
+    agent.heard = {self.heard_start(), self.heard_changes()};
     if (vault_.has_value()) {
       vault_->PutWorker(self);
-      agent.on_registered = [this, self](const std::string& cluster, int64_t incarnation) {
+      agent.on_registered = [this, self](const std::string& cluster, int64_t incarnation,
+                                         const HeardJournal& heard) {
         v1::VaultedWorker known = self;
+        known.set_heard_start(heard.start);
+        known.set_heard_changes(heard.changes);
         known.set_cluster_id(cluster);
         known.set_incarnation(incarnation);
         vault_->PutWorker(known);
@@ -183,7 +189,6 @@ class WorkerServerImpl : public WorkerServer {
     service.incarnation = [this] { return agent_->incarnation(); };
     service.num_devices = options.num_devices;
     service.device = DescribeDevice(device_memory_.get());
-    service.descriptor_socket = descriptors_->path();
     service.coordinator_connected = [this] { return agent_->connected(); };
     service.cluster = [this] { return agent_->cluster(); };
     service_ = std::make_unique<WorkerService>(std::move(service), keeper_.get());

@@ -6,19 +6,10 @@
 #include "worker/service/rank_dump.h"
 
 namespace tessera {
-grpc::Status WorkerService::Attach(grpc::ServerContext* context, const v1::AttachRequest* request,
-                                   v1::AttachResponse* response) {
-  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
-  absl::StatusOr<v1::AttachResponse> attached = keeper_->Attach(*request);
-  if (!attached.ok()) return ToGrpcStatus(attached.status());
-  *response = *std::move(attached);
-  response->set_descriptor_socket(options_.descriptor_socket);
-  return grpc::Status::OK;
-}
-
 grpc::Status WorkerService::GetStatus(grpc::ServerContext* context,
                                       const v1::WorkerStatusRequest* request,
                                       v1::WorkerStatusResponse* response) {
+  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   response->set_worker_id(options_.worker_id);
   response->set_incarnation(options_.incarnation());
   response->set_num_devices(options_.num_devices);
@@ -32,6 +23,7 @@ grpc::Status WorkerService::GetStatus(grpc::ServerContext* context,
 grpc::Status WorkerService::DumpRank(grpc::ServerContext* context,
                                      const v1::DumpRankRequest* request,
                                      v1::DumpRankResponse* response) {
+  if (absl::Status status = CheckCaller(*context); !status.ok()) return ToGrpcStatus(status);
   const auto job = keeper_->Find(request->job_id());
   if (job == nullptr || !job->local().Has(request->rank())) {
     return ToGrpcStatus(absl::NotFoundError(absl::StrCat("no rank ", request->rank(), " of job '",

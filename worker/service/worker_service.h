@@ -17,15 +17,12 @@ class WorkerService final : public v1::Worker::Service {
     std::function<int64_t()> incarnation;
     int num_devices = 0;
     std::string device;
-    std::string descriptor_socket;
     std::function<bool()> coordinator_connected;
     std::function<std::string()> cluster;  // As CoordinatorAgent::cluster.
   };
   // `keeper` outlives the service.
   WorkerService(Options options, Keeper* keeper) : options_(std::move(options)), keeper_(keeper) {}
 
-  grpc::Status Attach(grpc::ServerContext* context, const v1::AttachRequest* request,
-                      v1::AttachResponse* response) override;
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::WorkerStatusRequest* request,
                          v1::WorkerStatusResponse* response) override;
   grpc::Status DumpRank(grpc::ServerContext* context, const v1::DumpRankRequest* request,

@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/closed_process.h"
 #include "base/status_macros.h"
 #include "proto/vault.pb.h"
 #include "worker/memory/fd_passing.h"
@@ -93,7 +94,7 @@ class MemoryVault {
 [[noreturn]] void BeVault(UniqueFd listener, absl::Duration patience) {
   setsid();
   prctl(PR_SET_NAME, "tessera-vault");
-  prctl(PR_SET_DUMPABLE, 0);  // A process that may read its memory could open what it holds.
+  CloseProcess();  // A process that may read its memory could open what it holds.
   const int socket = listener.get();
   if (const int null = open("/dev/null", O_RDWR); null >= 0) {
     for (int fd = 0; fd <= 2; ++fd) dup2(null, fd);

@@ -1,0 +1,90 @@
+#include "coordinator/service/journal_starts.h"
+
+#include "base/status_matchers.h"
+#include "coordinator/storage/memory_journal.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class JournalStartsTest : public ::testing::Test {
+ protected:
+  static JournalStarts Begin(MemoryJournal* journal) {
+    auto starts = JournalStarts::Begin(*journal->ReadAll(), journal);
+    EXPECT_OK(starts.status());
+    return *std::move(starts);
+  }
+  static absl::Status Check(const JournalStarts& starts, const MemoryJournal& journal,
+                            const HeardJournal& heard) {
+    return starts.CheckHeard("w", heard, journal.num_changes());
+  }
+
+  MemoryJournal journal_;
+};
+
+TEST_F(JournalStartsTest, WhatWasHeardOfEarlierStartsIsThere) {
+  const JournalStarts first = Begin(&journal_);
+  const HeardJournal heard = {first.own(), journal_.num_changes()};
+  const JournalStarts second = Begin(&journal_);
+  EXPECT_NE(first.own(), second.own());
+  EXPECT_OK(Check(second, journal_, heard));
+  EXPECT_OK(Check(second, journal_, {second.own(), journal_.num_changes()}));
+  EXPECT_OK(Check(second, journal_, {})) << "of a worker that has heard nothing";
+}
+
+TEST_F(JournalStartsTest, CopyThatAnotherCoordinatorRunsOnIsTold) {
+  Begin(&journal_);
+  MemoryJournal copy = journal_;
+  const JournalStarts here = Begin(&journal_), there = Begin(&copy);
+  EXPECT_THAT(Check(there, copy, {here.own(), journal_.num_changes()}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("worker 'w'"), HasSubstr("start of the coordinator"),
+                             HasSubstr("--older-journal"))));
+}
+
+TEST_F(JournalStartsTest, OlderCopyOfTheSameStartIsToldByTheNumberOfChanges) {
+  const JournalStarts first = Begin(&journal_);
+  MemoryJournal copy = journal_;
+  for (int i = 0; i < 5; ++i)
+    ASSERT_OK(journal_.Append({{JournalChange::Kind::kPut, "k", "v"}}, Durability::kPowerLoss));
+  const HeardJournal heard = {first.own(), journal_.num_changes()};
+  const JournalStarts next = Begin(&copy);
+  EXPECT_THAT(Check(next, copy, heard), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                 HasSubstr("6 changes of this journal, "
+                                                           "which has 2")));
+}
+
+TEST_F(JournalStartsTest, ChangesThatNeedNotOutliveTheMachineAreNotCounted) {
+  const int64_t before = journal_.num_changes();
+  ASSERT_OK(journal_.Append({{JournalChange::Kind::kPut, "k", "v"}}, Durability::kProcessDeath));
+  EXPECT_EQ(journal_.num_changes(), before);
+}
+
+TEST_F(JournalStartsTest, OldestStartsAreForgottenAndTheRowsDoNotGrow) {
+  const JournalStarts first = Begin(&journal_);
+  std::vector<JournalRow> rows;
+  for (size_t i = 0; i < JournalStarts::kMaxStarts; ++i) {
+    rows = *journal_.ReadAll();
+    ASSERT_OK(JournalStarts::Begin(rows, &journal_).status());
+  }
+  rows = *journal_.ReadAll();
+  EXPECT_EQ(rows.size(), JournalStarts::kMaxStarts);
+  const JournalStarts last = Begin(&journal_);
+  EXPECT_FALSE(Check(last, journal_, {first.own(), 1}).ok());
+}
+
+TEST_F(JournalStartsTest, RowThatNamesNoStartIsRefused) {
+  for (const char* key : {"start/", "start/x", "start/-1"}) {
+    MemoryJournal journal;
+    ASSERT_OK(journal.Append({{JournalChange::Kind::kPut, key, "?"}}, Durability::kPowerLoss));
+    EXPECT_THAT(JournalStarts::Begin(*journal.ReadAll(), &journal).status(),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr(key)));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::coordinator
