@@ -160,9 +160,9 @@ void HostedJob::AwaitLaunched(Rank rank, int socket) {
 std::string HostedJob::AwaitEnd(Rank rank, RunningExecutor* executor) {
   const absl::Duration patience = std::min(kStandstill, answer_timeout_);
   while (!executor->EndsWithin(patience)) {
-    absl::MutexLock lock(&mu_);
     const std::string reason = absl::StrCat("the executor of rank ", rank.value(),
                                             " was killed and does not end: ", executor->Describe());
+    absl::MutexLock lock(&mu_);
     TESSERA_LOG(ERROR, "job {}: {}", job_id_, reason);
     if (phase_ == EpochPhase::kPreparing && SteadyNow() - preparing_since_ >= patience)
       FailLocked(rank, reason, EpochEvent::kGiveUp);
