@@ -80,6 +80,7 @@ void ProcessCluster::StartWorker(const std::string& executor_faults) {
       "--executor-binary=worker/tessera-executor",
       "--keep-memory=" + keep_memory_};
   if (split_) PlaceOnHost(1, &args);
+  if (!daemon_faults_.empty()) args.push_back("--fault-points=" + daemon_faults_);
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/worker.log");
   ASSERT_OK(started);

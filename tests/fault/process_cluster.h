@@ -83,6 +83,7 @@ class ProcessCluster : public testing::Test {
   std::string second_id_ = "x";
   std::string proxy_address_;      // Between them and the coordinator; empty: there is none.
   std::string keep_memory_ = "0";  // Of workers, while their daemon is away.
+  std::string daemon_faults_;      // Of worker "w" but its executors: see base/fault_point.h.
   std::unique_ptr<demo::ChildProcess> coordinator_, worker_, second_worker_, spare_worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
 };
