@@ -152,10 +152,20 @@ TEST_P(StoppedTrainerTest, IsWaitedForAndGoesOnAndTheModelIsBitIdentical) {
   EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
+// With its executor in its process, which nobody may kill, and without.
 INSTANTIATE_TEST_SUITE_P(
     Points, StoppedTrainerTest,
-    testing::Values(std::vector<std::string>{"--fault-points=trainer.operation=stop@102"},
-                    std::vector<std::string>{"--fault-points=trainer.operation=stop@1"}));
+    testing::Values(
+        std::vector<std::string>{"--fault-points=trainer.operation=stop@1"},
+        std::vector<std::string>{"--fault-points=trainer.operation=stop@102"},
+        std::vector<std::string>{"--host-executor",
+                                 "--fault-points=initialize.before-barrier=stop@1"},
+        std::vector<std::string>{"--host-executor",
+                                 "--fault-points=initialize.after-barrier=stop@1"},
+        std::vector<std::string>{"--host-executor", "--fault-points=step.before-vote=stop@11"},
+        std::vector<std::string>{"--host-executor", "--fault-points=step.after-decision=stop@11"},
+        std::vector<std::string>{"--host-executor", "--fault-points=step.before-publish=stop@11"},
+        std::vector<std::string>{"--host-executor", "--fault-points=reduce.started=stop@33"}));
 
 }  // namespace
 }  // namespace tessera
