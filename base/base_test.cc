@@ -1,7 +1,9 @@
 #include <fcntl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
@@ -52,6 +54,20 @@ TEST(FaultPointTest, KillEndsTheProcess) {
         (void)FaultPoint("p");
       },
       testing::KilledBySignal(SIGKILL), "");
+}
+
+TEST(FaultPointTest, StopStopsTheProcessUntilItIsContinued) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const bool armed = ArmFaultPointsFromFlag("p=stop@2").ok();
+    _exit(armed && FaultPoint("p").ok() && FaultPoint("p").ok() ? 7 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(pid, &status, WUNTRACED), pid);
+  EXPECT_TRUE(WIFSTOPPED(status));
+  ASSERT_EQ(kill(pid, SIGCONT), 0);
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
 TEST(FaultPointTest, DelaysAreThoseOfTheSeedWhateverThePointIsCalled) {

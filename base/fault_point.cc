@@ -65,10 +65,11 @@ absl::Status FaultPoint(absl::string_view name) {
   auto it = registry.faults.find(name);
   if (it == registry.faults.end() || --it->second.at_hit > 0) return absl::OkStatus();
   if (it->second.action == FaultAction::kKillProcess) raise(SIGKILL);
-  const bool holds = it->second.action == FaultAction::kHold;
-  absl::Status status = holds ? absl::OkStatus() : it->second.status;
+  const FaultAction action = it->second.action;
+  absl::Status status = action == FaultAction::kFail ? it->second.status : absl::OkStatus();
   registry.faults.erase(it);
-  if (holds) {
+  if (action == FaultAction::kStopProcess) raise(SIGSTOP);
+  if (action == FaultAction::kHold) {
     const auto released = [&registry, then = registry.disarms]()
                               ABSL_NO_THREAD_SAFETY_ANALYSIS { return registry.disarms != then; };
     registry.mu.Await(absl::Condition(&released));
@@ -119,11 +120,13 @@ absl::Status ArmFaultPointsFromFlag(absl::string_view text) {
     Fault fault;
     if (action_hit.first == "kill") {
       fault.action = FaultAction::kKillProcess;
+    } else if (action_hit.first == "stop") {
+      fault.action = FaultAction::kStopProcess;
     } else if (action_hit.first == "hold") {
       fault.action = FaultAction::kHold;
     } else if (action_hit.first != "fail") {
       return absl::InvalidArgumentError(
-          absl::StrCat("fault '", item, "': action is not kill, fail or hold"));
+          absl::StrCat("fault '", item, "': action is not kill, stop, fail or hold"));
     }
     if (!absl::SimpleAtoi(action_hit.second, &fault.at_hit) || fault.at_hit < 1) {
       return absl::InvalidArgumentError(

@@ -1,7 +1,8 @@
 // Named seams that tests arm: `FaultPoint("journal.append")` returns OK unless armed.
 //
 // A point is armed by name with what to do at its n-th hit: return an error, end the process as
-// SIGKILL would, or hold the thread until all points are disarmed. All points together can be armed
+// SIGKILL would, stop it until somebody sends SIGCONT, or hold the thread until all points are
+// disarmed. All points together can be armed
 // to delay their threads, so that whatever may overtake something else does. Unarmed points cost
 // one relaxed atomic load. Thread-safe.
 #ifndef TESSERA_BASE_FAULT_POINT_H_
@@ -19,7 +20,7 @@ namespace tessera {
 // Passes through the seam `name`.
 absl::Status FaultPoint(absl::string_view name);
 
-enum class FaultAction { kFail, kKillProcess, kHold };
+enum class FaultAction { kFail, kKillProcess, kStopProcess, kHold };
 
 struct Fault {
   FaultAction action = FaultAction::kFail;
@@ -35,8 +36,8 @@ void ArmDelays(uint64_t seed, absl::Duration longest = absl::Milliseconds(2));
 int64_t NumDelays();  // Of this process, ever.
 void DisarmAllFaultPoints();
 
-// Arms from a flag's text: "name=kill@3", "name=fail@1", "name=hold@1" (for good: who gave the flag
-// ends the process) or, for all points, "*=delay@SEED"; several joined by commas.
+// Arms from a flag's text: "name=kill@3", "name=stop@2", "name=fail@1", "name=hold@1" (for good:
+// who gave the flag ends the process) or, for all points, "*=delay@SEED"; several joined by commas.
 // Errors: InvalidArgument  the text is not of that form.
 absl::Status ArmFaultPointsFromFlag(absl::string_view text);
 

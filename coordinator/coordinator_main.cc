@@ -16,6 +16,7 @@
 #include "base/command_line.h"
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "base/service_manager.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "base/version.h"
@@ -133,6 +134,7 @@ absl::Status WritePortFile(const std::string& path, int port) {
 }
 
 absl::Status Run(Flags flags, const sigset_t& ending_signals) {
+  ASSIGN_OR_RETURN(const auto manager, ServiceManager::FromEnvironment());
   RETURN_IF_ERROR(SetLogLevel(flags.log_level));
   if (flags.server.journal_path.empty() != flags.ephemeral) {
     return absl::InvalidArgumentError(
@@ -153,9 +155,12 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
   RETURN_IF_ERROR(CheckPortFile(flags.port_file));
   ASSIGN_OR_RETURN(const auto server, CoordinatorServer::Start(flags.server));
   RETURN_IF_ERROR(WritePortFile(flags.port_file, server->port()));
+  manager->Ready();
+  RETURN_IF_ERROR(manager->Watch([&server] { return server->AwaitProgress(); }));
   int signal = 0;
   sigwait(&ending_signals, &signal);
   TESSERA_LOG(INFO, "ending on signal {}", signal);
+  manager->Stopping();
   server->Stop();
   return absl::OkStatus();
 }

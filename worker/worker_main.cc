@@ -4,13 +4,16 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/closed_process.h"
 #include "base/command_line.h"
+#include "base/fault_point.h"
 #include "base/log.h"
+#include "base/service_manager.h"
 #include "base/status_macros.h"
 #include "base/version.h"
 #include "checkpoint/storage/direct_writes.h"
@@ -22,143 +25,167 @@
 #include "worker/signals.h"
 #include "worker/vault/memory_vault.h"
 
+namespace tessera {
 namespace {
 
-absl::StatusOr<std::unique_ptr<tessera::WorkerServer>> StartServer(
-    tessera::WorkerServer::Options options, const std::string& gpu) {
-  if (!gpu.empty()) {
-    ASSIGN_OR_RETURN(const tessera::DeviceName name, tessera::ParseDeviceName(gpu));
-    ASSIGN_OR_RETURN(options.device_memory, tessera::MakeMachineDeviceMemory(name));
-  }
-  return tessera::WorkerServer::Start(options);
-}
+struct Flags {
+  WorkerServer::Options server;
+  std::string gpu;
+  std::string log_level = "info";
+  std::string keep_memory_for = "10m";
+  int64_t direct_write_bytes = kDirectFromBytes;
+  std::string fault_points;
+  std::string executor_faults;
+  bool debuggable = false;
+};
 
 // As a CLI::Validator: empty where it is one.
 std::string IsGpu(const std::string& text) {
-  const absl::StatusOr<tessera::DeviceName> name = tessera::ParseDeviceName(text);
+  const absl::StatusOr<DeviceName> name = ParseDeviceName(text);
   if (!name.ok()) return std::string(name.status().message());
   return name->is_host() ? "-1 is no GPU" : "";
 }
 
-}  // namespace
+void AddCoordinatorFlags(CLI::App* app, WorkerServer::Options* options) {
+  app->add_option("--coordinator", options->coordinator_address, "host:port of the coordinator")
+      ->required();
+  app->add_option("--tls-cert", options->tls.certificate_path, "PEM file of this worker");
+  app->add_option("--tls-key", options->tls.key_path, "PEM file of this worker");
+  app->add_option("--tls-ca", options->tls.ca_path, "PEM file that signed the coordinator's");
+  app->add_flag("--insecure-connect", options->insecure_connect,
+                "permit a coordinator of another machine, without TLS");
+  app->add_option("--worker-id", options->worker_id, "name of this worker, unique in the cluster")
+      ->required();
+}
 
-int main(int argc, char** argv) {
-  tessera::WorkerServer::Options options;
-  std::string log_level = "info";
-  std::string executor_faults;
-  std::string keep_memory_for = "10m";
-  int64_t direct_write_bytes = tessera::kDirectFromBytes;
-  CLI::App app("The daemon of a node: owns the memory of its ranks and supervises their executors.",
-               "tessera-worker");
-  app.add_option("--coordinator", options.coordinator_address, "host:port of the coordinator")
-      ->required();
-  app.add_option("--tls-cert", options.tls.certificate_path, "PEM file of this worker");
-  app.add_option("--tls-key", options.tls.key_path, "PEM file of this worker");
-  app.add_option("--tls-ca", options.tls.ca_path, "PEM file that signed the coordinator's");
-  app.add_flag("--insecure-connect", options.insecure_connect,
-               "permit a coordinator of another machine, without TLS");
-  app.add_option("--worker-id", options.worker_id, "name of this worker, unique in the cluster")
-      ->required();
-  app.add_option("--devices", options.num_devices, "ranks that this node can hold")
+void AddServerFlags(CLI::App* app, WorkerServer::Options* options) {
+  app->add_option("--devices", options->num_devices, "ranks that this node can hold")
       ->default_val(1)
-      ->check(tessera::WholeNumber(1, tessera::kMaxDevices));
-  std::string gpu;
-  app.add_option("--gpu", gpu,
-                 "the GPU that has the ranks' parameters, gradients and shards: as CUDA numbers "
-                 "them, or by its UUID, as nvidia-smi -L shows it; without it the processor's "
-                 "memory has them. A worker for each GPU")
-      ->check(IsGpu);
-  app.add_option("--data-host", options.data_host,
-                 "IP address by which ranks of other workers reach this one's; without it no job "
-                 "that needs several workers comes here");
-  app.add_flag("--insecure-data", options.insecure_data,
-               "permit a --data-host that other machines reach: ranks' data is not encrypted");
-  app.add_option("--socket-dir", options.socket_dir, "folder of the sockets for trainers")
+      ->check(WholeNumber(1, kMaxDevices));
+  app->add_option("--data-host", options->data_host,
+                  "IP address by which ranks of other workers reach this one's; without it no job "
+                  "that needs several workers comes here");
+  app->add_flag("--insecure-data", options->insecure_data,
+                "permit a --data-host that other machines reach: ranks' data is not encrypted");
+  app->add_option("--socket-dir", options->socket_dir, "folder of the sockets for trainers")
       ->required();
-  app.add_option("--spool-folder", options.spool_folder,
-                 "folder on a disk, for what clients read of jobs' states, or set")
+  app->add_option("--spool-folder", options->spool_folder,
+                  "folder on a disk, for what clients read of jobs' states, or set")
       ->capture_default_str();
-  app.add_option(
-      "--state-listen", options.state_listen_address,
+  app->add_option(
+      "--state-listen", options->state_listen_address,
       "host:port where clients of other machines fetch jobs' states; without it they get "
       "them through the coordinator");
-  app.add_flag("--insecure-state-listen", options.insecure_state_listen,
-               "permit a --state-listen that other machines reach, without TLS");
-  app.add_option("--executor-binary", options.executor_binary, "path of tessera-executor")
+  app->add_flag("--insecure-state-listen", options->insecure_state_listen,
+                "permit a --state-listen that other machines reach, without TLS");
+  app->add_option("--executor-binary", options->executor_binary, "path of tessera-executor")
       ->required();
-  app.add_option("--direct-write-bytes", direct_write_bytes,
-                 "what files of checkpoints are given at once, to go past the page cache; 0: "
-                 "nothing does")
-      ->capture_default_str()
-      ->check(tessera::WholeNumber(0, tessera::kMaxDirectFromBytes));
-  app.add_option(
-         "--memory-bytes", options.memory_bytes,
+  app->add_option(
+         "--memory-bytes", options->memory_bytes,
          "of the processor's memory that jobs may have; a job that needs more waits. 0: nine "
          "tenths of the machine's, or of its control group's")
       ->capture_default_str()
-      ->check(tessera::WholeNumber(0, int64_t{1} << 60));
-  app.add_option("--keep-memory", keep_memory_for,
-                 "how long the jobs' memory is kept while no daemon of this worker runs; the next "
-                 "one goes on with the jobs. 0: it ends with this one. Of a GPU none is kept")
+      ->check(WholeNumber(0, int64_t{1} << 60));
+}
+
+void AddFlags(CLI::App* app, Flags* flags) {
+  AddCoordinatorFlags(app, &flags->server);
+  AddServerFlags(app, &flags->server);
+  app->add_option("--gpu", flags->gpu,
+                  "the GPU that has the ranks' parameters, gradients and shards: as CUDA numbers "
+                  "them, or by its UUID, as nvidia-smi -L shows it; without it the processor's "
+                  "memory has them. A worker for each GPU")
+      ->check(IsGpu);
+  app->add_option("--direct-write-bytes", flags->direct_write_bytes,
+                  "what files of checkpoints are given at once, to go past the page cache; 0: "
+                  "nothing does")
+      ->capture_default_str()
+      ->check(WholeNumber(0, kMaxDirectFromBytes));
+  app->add_option("--keep-memory", flags->keep_memory_for,
+                  "how long the jobs' memory is kept while no daemon of this worker runs; the next "
+                  "one goes on with the jobs. 0: it ends with this one. Of a GPU none is kept")
       ->capture_default_str();
-  app.add_option("--log-level", log_level, "debug, info, warning or error")->default_val("info");
-  app.add_option("--executor-fault-points", executor_faults, "for tests: armed in each executor");
-  bool debuggable = false;
-  app.add_flag("--debuggable", debuggable, tessera::kDebuggableHelp);
+  app->add_option("--log-level", flags->log_level, "debug, info, warning or error")
+      ->default_val("info");
+  app->add_option("--executor-fault-points", flags->executor_faults,
+                  "for tests: armed in each executor");
+  app->add_flag("--debuggable", flags->debuggable, kDebuggableHelp);
+  app->add_option("--fault-points", flags->fault_points,
+                  "for tests: armed in this process, and in the one that holds the memory");
+}
+
+absl::StatusOr<std::unique_ptr<WorkerServer>> StartServer(Flags flags) {
+  RETURN_IF_ERROR(SetLogLevel(flags.log_level));
+  if (!flags.gpu.empty()) {
+    ASSIGN_OR_RETURN(const DeviceName name, ParseDeviceName(flags.gpu));
+    ASSIGN_OR_RETURN(flags.server.device_memory, MakeMachineDeviceMemory(name));
+  }
+  flags.server.executor_flags = {"--log-level=" + flags.log_level,
+                                 absl::StrCat("--direct-write-bytes=", flags.direct_write_bytes)};
+  if (flags.debuggable) flags.server.executor_flags.push_back("--debuggable");
+  if (!flags.executor_faults.empty())
+    flags.server.executor_flags.push_back("--fault-points=" + flags.executor_faults);
+  TESSERA_LOG(INFO, "{}", Describe(QueryCudaVersions()));
+  return WorkerServer::Start(flags.server);
+}
+
+// Before this process has threads. Null: there is to be none.
+absl::StatusOr<std::unique_ptr<VaultClient>> OpenVault(const Flags& flags,
+                                                       absl::Duration keep_memory) {
+  const std::string& folder = flags.server.socket_dir;
+  // Taken and given back: that another worker is there is the first thing to say.
+  RETURN_IF_ERROR(SocketFolder::Open(folder).status());
+  if (keep_memory > absl::ZeroDuration() && flags.gpu.empty())
+    return ConnectOrStartVault(folder, keep_memory);
+  RETURN_IF_ERROR(EndVault(folder, flags.server.worker_id));
+  return nullptr;
+}
+
+absl::Status Run(Flags flags, absl::Duration keep_memory) {
+  ASSIGN_OR_RETURN(const auto manager, ServiceManager::FromEnvironment());
+  RETURN_IF_ERROR(ArmFaultPointsFromFlag(flags.fault_points));
+  ASSIGN_OR_RETURN(flags.server.vault, OpenVault(flags, keep_memory));
+  if (!flags.debuggable) CloseProcess();
+  BlockStopSignals();
+  SetLogContext("worker " + flags.server.worker_id);
+  ASSIGN_OR_RETURN(const auto server, StartServer(flags));
+  TESSERA_LOG(INFO, "serving {} devices on {}", flags.server.num_devices, server->address());
+  manager->Ready();
+  RETURN_IF_ERROR(manager->Watch([&server] { return server->MakesProgress(); }));
+  const int signal = WaitForStopSignal();
+  TESSERA_LOG(INFO, "signal {}: stopping", signal);
+  manager->Stopping();
+  if (flags.server.vault != nullptr) {
+    server->Leave();
+    fflush(nullptr);
+    _exit(kExitOk);
+  }
+  server->Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  tessera::Flags flags;
+  CLI::App app("The daemon of a node: owns the memory of its ranks and supervises their executors.",
+               "tessera-worker");
+  tessera::AddFlags(&app, &flags);
   app.set_version_flag("--version", [] {
     return absl::StrCat("tessera-worker ", tessera::kVersion, ", ",
                         Describe(tessera::QueryCudaVersions()));
   });
   if (const auto ended = tessera::ParseCommandLine(&app, argc, argv)) return *ended;
   absl::Duration keep_memory;
-  if (!absl::ParseDuration(keep_memory_for, &keep_memory) || keep_memory < absl::ZeroDuration()) {
+  if (!absl::ParseDuration(flags.keep_memory_for, &keep_memory) ||
+      keep_memory < absl::ZeroDuration()) {
     fprintf(stderr, "tessera-worker: --keep-memory %s: not a duration, as 10m or 0 (see --help)\n",
-            keep_memory_for.c_str());
+            flags.keep_memory_for.c_str());
     return tessera::kExitUsage;
   }
-  absl::Status status;
-  {
-    // Taken and given back: that another worker is there is the first thing to say.
-    const auto folder = tessera::SocketFolder::Open(options.socket_dir);
-    status = folder.status();
-  }
-  if (status.ok() && keep_memory > absl::ZeroDuration() && gpu.empty()) {
-    // A process of its own, made before this one has threads.
-    auto vault = tessera::ConnectOrStartVault(options.socket_dir, keep_memory);
-    status = vault.status();
-    if (vault.ok()) options.vault = *std::move(vault);
-  } else if (status.ok()) {
-    status = tessera::EndVault(options.socket_dir, options.worker_id);
-  }
-  if (debuggable) {
-    options.executor_flags.push_back("--debuggable");
-  } else {
-    tessera::CloseProcess();
-  }
-  tessera::BlockStopSignals();
-  tessera::SetLogContext("worker " + options.worker_id);
-  options.executor_flags.push_back("--log-level=" + log_level);
-  options.executor_flags.push_back(absl::StrCat("--direct-write-bytes=", direct_write_bytes));
-  if (!executor_faults.empty())
-    options.executor_flags.push_back("--fault-points=" + executor_faults);
-  status.Update(tessera::SetLogLevel(log_level));
-  if (status.ok()) {
-    TESSERA_LOG(INFO, "{}", Describe(tessera::QueryCudaVersions()));
-    auto server = StartServer(options, gpu);
-    status = server.status();
-    if (status.ok()) {
-      TESSERA_LOG(INFO, "serving {} devices on {}", options.num_devices, (*server)->address());
-      const int signal = tessera::WaitForStopSignal();
-      TESSERA_LOG(INFO, "signal {}: stopping", signal);
-      if (options.vault != nullptr) {
-        (*server)->Leave();
-        fflush(nullptr);
-        _exit(tessera::kExitOk);
-      }
-      (*server)->Stop();
-      return 0;
-    }
-  }
+  const absl::Status status = tessera::Run(std::move(flags), keep_memory);
+  if (status.ok()) return 0;
   fprintf(stderr, "tessera-worker: %s\n", status.ToString().c_str());
   return 1;
 }

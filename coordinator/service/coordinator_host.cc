@@ -154,7 +154,17 @@ void CoordinatorHost::RunTicker() {
       core.Tick(now, effects);
       return absl::OkStatus();
     }).IgnoreError();  // Logged where it began; the next tick tries again.
+    ++num_ticks_;
   }
+}
+
+bool CoordinatorHost::AwaitTick() {
+  absl::MutexLock lock(&mu_);
+  const auto ticked = [this, before = num_ticks_]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return stopped_ || num_ticks_ > before;
+  };
+  mu_.Await(absl::Condition(&ticked));
+  return !stopped_;
 }
 
 absl::Status CoordinatorHost::RunLocked(Handler handler, bool* journal_failed) {

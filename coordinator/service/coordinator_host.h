@@ -57,6 +57,10 @@ class CoordinatorHost {
   // Ends the ticker, closes the outboxes and lets everybody who waits return. Idempotent.
   void Stop();
 
+  // Returns once the ticker has gone round once more, which it does not while the lock is held or
+  // the journal hangs. False: Stop was called.
+  bool AwaitTick();
+
   // Which cluster this is, by a name that no other one has.
   const std::string& cluster() const { return cluster_; }
   // Errors: FailedPrecondition  `cluster`, not empty, is another one.
@@ -138,6 +142,7 @@ class CoordinatorHost {
   std::map<JobId, std::pair<Epoch, JobState>> logged_ ABSL_GUARDED_BY(mu_);
   bool journal_healthy_ ABSL_GUARDED_BY(mu_) = true;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t num_ticks_ ABSL_GUARDED_BY(mu_) = 0;
   std::thread ticker_;
 };
 

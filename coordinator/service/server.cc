@@ -105,6 +105,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
                       std::shared_ptr<grpc::ServerCredentials> credentials);
 
   int port() const override { return port_; }
+  bool AwaitProgress() override { return host_->AwaitTick(); }
   void Stop() override;
   void Wait() override { stopped_.WaitForNotification(); }
 

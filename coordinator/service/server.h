@@ -67,6 +67,8 @@ class CoordinatorServer {
   virtual ~CoordinatorServer() = default;  // Stops.
 
   virtual int port() const = 0;  // 0: it has none.
+  // Returns once it has done something, which it cannot while it hangs. False: it is stopped.
+  virtual bool AwaitProgress() = 0;
   // Ends every call and returns when none runs. Idempotent.
   virtual void Stop() = 0;
   // Returns when Stop was called, by whatever thread.

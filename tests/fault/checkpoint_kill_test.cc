@@ -17,6 +17,7 @@
 #include "client/cpp/local_cluster.h"
 #include "client/cpp/optimizer_state.h"
 #include "gtest/gtest.h"
+#include "tests/fault/killed_and_stopped.h"
 #include "tests/testing/flip_bit.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
@@ -36,10 +37,11 @@ struct Place {
   const char* point;
   int hit = 1;
   bool there = false;  // Of a save: the new one has its name; of a load: it is decided.
+  const char* action = "kill";
 };
 
 std::string NameOf(const testing::TestParamInfo<Place>& info) {
-  std::string name = absl::StrCat(info.param.point, info.param.hit);
+  std::string name = absl::StrCat(info.param.point, info.param.hit, info.param.action);
   name.erase(std::remove_if(name.begin(), name.end(), [](char c) { return !isalnum(c); }),
              name.end());
   return name;
@@ -51,8 +53,8 @@ class CheckpointKillTest : public testing::TestWithParam<Place> {
     LocalCluster::Options options;
     options.num_devices = 2 * kWorldSize;
     options.executor_binary = "worker/tessera-executor";
-    options.executor_flags = {
-        absl::StrCat("--fault-points=", GetParam().point, "=kill@", GetParam().hit)};
+    options.executor_flags = {absl::StrCat("--fault-points=", GetParam().point, "=",
+                                           GetParam().action, "@", GetParam().hit)};
     ASSERT_OK_AND_ASSIGN(cluster_, LocalCluster::Start(options));
     path_ = absl::StrCat(testing::TempDir(), "/killed-", getpid());
     std::filesystem::remove_all(path_);
@@ -124,15 +126,22 @@ TEST_P(SaveKillTest, LeavesTheOldCheckpointOrTheNewOneWhole) {
 }
 
 // Rank 0 writes three whole files a save: none here but the manifest; folders twice.
-INSTANTIATE_TEST_SUITE_P(
-    Points, SaveKillTest,
-    testing::Values(Place{"checkpoint.begin", 2}, Place{"save.created", 2},
-                    Place{"model-file.write", 28}, Place{"save.written", 2},
-                    Place{"model-file.publish", 3}, Place{"model-file.publish", 4},
-                    Place{"file.write", 2}, Place{"file.sync", 2}, Place{"folder.sync", 3},
-                    Place{"checkpoint.rename", 2}, Place{"checkpoint.renamed", 2, true},
-                    Place{"folder.sync", 4, true}, Place{"checkpoint.published", 2, true}),
-    NameOf);
+INSTANTIATE_TEST_SUITE_P(Points, SaveKillTest,
+                         testing::ValuesIn(KilledAndStopped<Place>({{"checkpoint.begin", 2},
+                                                                    {"save.created", 2},
+                                                                    {"model-file.write", 28},
+                                                                    {"save.written", 2},
+                                                                    {"model-file.publish", 3},
+                                                                    {"model-file.publish", 4},
+                                                                    {"file.write", 2},
+                                                                    {"file.sync", 2},
+                                                                    {"folder.sync", 3},
+                                                                    {"checkpoint.rename", 2},
+                                                                    {"checkpoint.renamed", 2, true},
+                                                                    {"folder.sync", 4, true},
+                                                                    {"checkpoint.published", 2,
+                                                                     true}})),
+                         NameOf);
 
 class BackgroundSaveKillTest : public CheckpointKillTest {};
 
@@ -166,8 +175,8 @@ TEST_P(BackgroundSaveKillTest, LeavesTheOldCheckpointAndTrainingGoesOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, BackgroundSaveKillTest,
-                         testing::Values(Place{"save.created", 2}, Place{"save.written", 2},
-                                         Place{"checkpoint.rename", 2}),
+                         testing::ValuesIn(KilledAndStopped<Place>(
+                             {{"save.created", 2}, {"save.written", 2}, {"checkpoint.rename", 2}})),
                          NameOf);
 
 class LoadCheckpointKillTest : public CheckpointKillTest {};
@@ -231,17 +240,19 @@ TEST_P(RefusedLoadKillTest, LeavesWhatTrainersHad) {
   ASSERT_OK(team.TrainTo(4));
 }
 
-INSTANTIATE_TEST_SUITE_P(Points, RefusedLoadKillTest,
-                         testing::Values(Place{"load.take-back", 1}, Place{"load.read", 7}),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    Points, RefusedLoadKillTest,
+    testing::ValuesIn(KilledAndStopped<Place>({{"load.take-back", 1}, {"load.read", 7}})), NameOf);
 
-INSTANTIATE_TEST_SUITE_P(Points, LoadCheckpointKillTest,
-                         testing::Values(Place{"load.read", 1}, Place{"load.read", 5},
-                                         Place{"write.before-vote", 1},
-                                         Place{"write.after-vote", 1},
-                                         Place{"write.after-decision", 1, true},
-                                         Place{"write.before-publish", 2, true}),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    Points, LoadCheckpointKillTest,
+    testing::ValuesIn(KilledAndStopped<Place>({{"load.read", 1},
+                                               {"load.read", 5},
+                                               {"write.before-vote", 1},
+                                               {"write.after-vote", 1},
+                                               {"write.after-decision", 1, true},
+                                               {"write.before-publish", 2, true}})),
+    NameOf);
 
 }  // namespace
 }  // namespace tessera

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <map>
+#include <tuple>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -99,21 +100,31 @@ TEST_F(KillTest, CoordinatorAwayWhileTheOrderIsRecordedEndsInANewEpochOnceItIsBa
   EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
-// An executor ends at each point of the step: before and after its vote, after the decision, and
-// between the update and its publication. Every rank's executor does so at its eleventh step, and
-// each one that replaces it at its own eleventh.
-class KillPointTest : public KillTest, public testing::WithParamInterface<const char*> {};
+// An executor ends, or is stopped and killed for it, at each point of the step: before and after
+// its vote, after the decision, and between the update and its publication. Every rank's executor
+// does so at the same step, and each one that replaces it at its own.
+class KillPointTest : public KillTest,
+                      public testing::WithParamInterface<std::tuple<const char*, const char*>> {};
 
 TEST_P(KillPointTest, ExecutorKilledThereLeavesTheStepUndoneOrDoneEverywhere) {
   ASSERT_FALSE(UndisturbedModel().empty());
-  StartAll(absl::StrCat(GetParam(), "=kill@11"));
+  const auto& [point, action] = GetParam();
+  StartAll(absl::StrCat(point, action));
   EXPECT_EQ(Finish(), UndisturbedModel());
   EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + "/worker.log"), "killed by signal 9"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, KillPointTest,
-                         testing::Values("step.before-vote", "step.after-vote",
-                                         "step.after-decision", "step.before-publish"));
+                         testing::Combine(testing::Values("step.before-vote", "step.after-vote",
+                                                          "step.after-decision",
+                                                          "step.before-publish"),
+                                          testing::Values("=kill@11", "=stop@21")));
+// Operations and reductions are several in a step.
+INSTANTIATE_TEST_SUITE_P(PointsOfUnits, KillPointTest,
+                         testing::Values(std::tuple("engine.operation", "=stop@301"),
+                                         std::tuple("reduce.started", "=stop@81"),
+                                         std::tuple("stream.before-work", "=stop@81"),
+                                         std::tuple("stream.after-work", "=stop@81")));
 
 TEST_F(KillTest, NoProcessOrSocketOutlivesTheWorkerHoweverItEnds) {
   for (int signal : {SIGTERM, SIGKILL}) {

@@ -10,6 +10,7 @@
 #include "base/status_matchers.h"
 #include "client/cpp/load_model.h"
 #include "gtest/gtest.h"
+#include "tests/fault/killed_and_stopped.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -26,6 +27,7 @@ struct Place {
   const char* point;
   bool decided;  // There, for sure.
   int hit = 1;   // 2: where a new executor, which repeats the update, passes by.
+  const char* action = "kill";
 };
 
 class LoadKillTest : public testing::TestWithParam<Place> {};
@@ -34,8 +36,8 @@ TEST_P(LoadKillTest, LeavesTheOldValuesOrTheFilesOnAllRanks) {
   LocalCluster::Options options;
   options.num_devices = kWorldSize;
   options.executor_binary = "worker/tessera-executor";
-  options.executor_flags = {
-      absl::StrCat("--fault-points=", GetParam().point, "=kill@", GetParam().hit)};
+  options.executor_flags = {absl::StrCat("--fault-points=", GetParam().point, "=",
+                                         GetParam().action, "@", GetParam().hit)};
   ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(options));
   ASSERT_OK_AND_ASSIGN(TrainerTeam team,
                        TrainerTeam::Open(ToyOptions(*cluster, "toy", kWorldSize)));
@@ -83,11 +85,13 @@ TEST_P(LoadKillTest, LeavesTheOldValuesOrTheFilesOnAllRanks) {
 
 INSTANTIATE_TEST_SUITE_P(
     Points, LoadKillTest,
-    testing::Values(Place{"load.read", false}, Place{"write.before-vote", false},
-                    Place{"write.after-vote", false}, Place{"write.after-decision", true},
-                    Place{"write.before-publish", true, 2}),
+    testing::ValuesIn(KilledAndStopped<Place>({{"load.read", false},
+                                               {"write.before-vote", false},
+                                               {"write.after-vote", false},
+                                               {"write.after-decision", true},
+                                               {"write.before-publish", true, 2}})),
     [](const auto& info) {
-      std::string name = info.param.point;
+      std::string name = absl::StrCat(info.param.point, info.param.action);
       name.erase(std::remove_if(name.begin(), name.end(), [](char c) { return !isalpha(c); }),
                  name.end());
       return name;

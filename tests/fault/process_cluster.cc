@@ -83,6 +83,7 @@ void ProcessCluster::StartWorker(const std::string& executor_faults) {
       "--keep-memory=" + keep_memory_};
   if (debuggable_) args.push_back("--debuggable");
   if (split_) PlaceOnHost(1, &args);
+  if (!daemon_faults_.empty()) args.push_back("--fault-points=" + daemon_faults_);
   if (!executor_faults.empty()) args.push_back("--executor-fault-points=" + executor_faults);
   auto started = ChildProcess::Start(args, folder_ + "/worker.log");
   ASSERT_OK(started);

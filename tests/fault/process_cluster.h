@@ -89,6 +89,7 @@ class ProcessCluster : public testing::Test {
   std::vector<std::string> coordinator_flags_;  // Beside what the others here say.
   bool debuggable_ = true;                      // Workers and executors: the test looks into them.
   std::string keep_memory_ = "0";               // Of workers, while their daemon is away.
+  std::string daemon_faults_;  // Of worker "w" but its executors: see base/fault_point.h.
   std::unique_ptr<demo::ChildProcess> coordinator_, worker_, second_worker_, spare_worker_;
   std::vector<std::unique_ptr<demo::ChildProcess>> trainers_;
 };

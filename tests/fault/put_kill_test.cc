@@ -17,6 +17,7 @@
 #include "client/cpp/session_buffers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/fault/killed_and_stopped.h"
 #include "tests/testing/live_puts.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
@@ -40,6 +41,7 @@ constexpr int kWorldSize = 3;
 struct Place {
   const char* point;
   int num_workers;
+  const char* action = "kill";
 };
 
 class PutKillTest : public testing::TestWithParam<Place> {
@@ -118,7 +120,8 @@ class PutKillTest : public testing::TestWithParam<Place> {
 
 // Each executor dies at its second put.
 TEST_P(PutKillTest, LeavesTheOldValuesOrTheNewOnesOnAllRanksAndIsDoneInTheEnd) {
-  ASSERT_NO_FATAL_FAILURE(Start(absl::StrCat(GetParam().point, "=kill@2"), GetParam().num_workers));
+  ASSERT_NO_FATAL_FAILURE(
+      Start(absl::StrCat(GetParam().point, "=", GetParam().action, "@2"), GetParam().num_workers));
   const std::string first = PutFileOf("first"), second = PutFileOf("second");
   StoredValues initial =
       testing_support::ReadLive(cluster_->coordinator_address(), "toy", Path("look")).values;
@@ -145,18 +148,22 @@ TEST_P(PutKillTest, LeavesTheOldValuesOrTheNewOnesOnAllRanksAndIsDoneInTheEnd) {
   ASSERT_OK(team_->TrainTo(end.step + 2));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Points, PutKillTest,
-    testing::Values(Place{"put.before-vote", 1}, Place{"put.after-vote", 1},
-                    Place{"put.after-decision", 1}, Place{"put.before-publish", 1},
-                    Place{"put.before-vote", 2}, Place{"put.after-vote", 2},
-                    Place{"put.after-decision", 2}, Place{"put.before-publish", 2}),
-    [](const auto& info) {
-      std::string name = info.param.point;
-      name.erase(std::remove_if(name.begin(), name.end(), [](char c) { return !isalpha(c); }),
-                 name.end());
-      return name + absl::StrCat(info.param.num_workers);
-    });
+INSTANTIATE_TEST_SUITE_P(Points, PutKillTest,
+                         testing::ValuesIn(KilledAndStopped<Place>({{"put.before-vote", 1},
+                                                                    {"put.after-vote", 1},
+                                                                    {"put.after-decision", 1},
+                                                                    {"put.before-publish", 1},
+                                                                    {"put.before-vote", 2},
+                                                                    {"put.after-vote", 2},
+                                                                    {"put.after-decision", 2},
+                                                                    {"put.before-publish", 2}})),
+                         [](const auto& info) {
+                           std::string name = info.param.point;
+                           name.erase(std::remove_if(name.begin(), name.end(),
+                                                     [](char c) { return !isalpha(c); }),
+                                      name.end());
+                           return absl::StrCat(name, info.param.num_workers, info.param.action);
+                         });
 
 using PutOfDeathTest = PutKillTest;
 

@@ -115,6 +115,7 @@ TEST_P(ReplicaKillPointTest, ProcessThatDiesInARebuildDelaysIt) {
 
 INSTANTIATE_TEST_SUITE_P(Points, ReplicaKillPointTest,
                          testing::Values("rebuild.before-state=kill@1",
+                                         "rebuild.before-state=stop@1",
                                          "rebuild.before-publish=kill@1",
                                          "rebuild.before-state=hold@1"));
 

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
@@ -30,27 +29,13 @@ namespace tessera {
 namespace {
 
 using testing_support::ExecutorsOf;
-using testing_support::ReadFile;
+using testing_support::VaultOf;
 
 int64_t Number(const char* name, int64_t otherwise) {
   const char* text = getenv(name);
   int64_t number = otherwise;
   if (text != nullptr && !absl::SimpleAtoi(text, &number)) ADD_FAILURE() << name << ": " << text;
   return number;
-}
-
-// The vault of the worker whose daemon has this folder: it has the command line of the daemon that
-// it was forked from. 0: there is none.
-int VaultOf(const std::string& socket_dir) {
-  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
-    int pid = 0;
-    if (!absl::SimpleAtoi(process.path().filename().string(), &pid)) continue;
-    if (ReadFile(absl::StrCat("/proc/", pid, "/comm")) != "tessera-vault\n") continue;
-    const std::string line = ReadFile(absl::StrCat("/proc/", pid, "/cmdline"));
-    if (absl::StrContains(line, absl::StrCat("--socket-dir=", socket_dir, std::string(1, '\0'))))
-      return pid;
-  }
-  return 0;
 }
 
 class SoakRun : public HybridCluster {

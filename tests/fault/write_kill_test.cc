@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "tests/fault/killed_and_stopped.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -23,6 +25,7 @@ constexpr int kWorldSize = 3;
 struct Place {
   const char* point;
   bool decided;  // There, for sure.
+  const char* action = "kill";
 };
 
 class WriteKillTest : public testing::TestWithParam<Place> {};
@@ -32,7 +35,8 @@ TEST_P(WriteKillTest, LeavesTheOldValuesOrTheNewOnAllRanks) {
   LocalCluster::Options options;
   options.num_devices = kWorldSize;
   options.executor_binary = "worker/tessera-executor";
-  options.executor_flags = {std::string("--fault-points=") + GetParam().point + "=kill@2"};
+  options.executor_flags = {
+      absl::StrCat("--fault-points=", GetParam().point, "=", GetParam().action, "@2")};
   ASSERT_OK_AND_ASSIGN(const auto cluster, LocalCluster::Start(options));
   ASSERT_OK_AND_ASSIGN(TrainerTeam team,
                        TrainerTeam::Open(ToyOptions(*cluster, "toy", kWorldSize)));
@@ -82,10 +86,12 @@ TEST_P(WriteKillTest, LeavesTheOldValuesOrTheNewOnAllRanks) {
 
 INSTANTIATE_TEST_SUITE_P(
     Points, WriteKillTest,
-    testing::Values(Place{"write.before-vote", false}, Place{"write.after-vote", false},
-                    Place{"write.after-decision", true}, Place{"write.before-publish", true}),
+    testing::ValuesIn(KilledAndStopped<Place>({{"write.before-vote", false},
+                                               {"write.after-vote", false},
+                                               {"write.after-decision", true},
+                                               {"write.before-publish", true}})),
     [](const auto& info) {
-      std::string name = info.param.point;
+      std::string name = absl::StrCat(info.param.point, info.param.action);
       name.erase(std::remove_if(name.begin(), name.end(), [](char c) { return !isalpha(c); }),
                  name.end());
       return name;

@@ -69,6 +69,22 @@ std::string ReadFile(const std::string& path) {
 
 std::string CommandLine(int pid) { return ReadFile(absl::StrCat("/proc/", pid, "/cmdline")); }
 
+bool IsStopped(int pid) {
+  return absl::StrContains(ReadFile(absl::StrCat("/proc/", pid, "/status")), "\nState:\tT");
+}
+
+int VaultOf(const std::string& socket_dir) {
+  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+    int pid = 0;
+    if (!absl::SimpleAtoi(process.path().filename().string(), &pid)) continue;
+    if (ReadFile(absl::StrCat("/proc/", pid, "/comm")) != "tessera-vault\n") continue;
+    const std::string line = ReadFile(absl::StrCat("/proc/", pid, "/cmdline"));
+    if (absl::StrContains(line, absl::StrCat("--socket-dir=", socket_dir, std::string(1, '\0'))))
+      return pid;
+  }
+  return 0;
+}
+
 std::vector<int> ChildrenOf(int pid) {
   std::vector<int> children;
   std::error_code error;

@@ -17,6 +17,13 @@ std::string ReadFile(const std::string& path);
 // A process that ended has no command line, even before its parent took notice.
 std::string CommandLine(int pid);
 
+// By a signal, as SIGSTOP.
+bool IsStopped(int pid);
+
+// The vault of the worker whose daemon has this folder: it has the command line of the daemon that
+// it was forked from. 0: there is none.
+int VaultOf(const std::string& socket_dir);
+
 // Children of `pid` that still run.
 std::vector<int> ChildrenOf(int pid);
 

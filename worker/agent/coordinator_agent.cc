@@ -21,6 +21,8 @@ namespace {
 constexpr absl::Duration kRegisterDeadline = absl::Seconds(5);
 // From so many on nobody takes them: of the step reports of a rank the newest is kept then.
 constexpr size_t kMaxWaitingEvents = 1024;
+// Between two rounds of a loop in which nothing happens.
+constexpr absl::Duration kLongestRound = absl::Seconds(10);
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(
     const CoordinatorAgent::Options& options) {
@@ -87,6 +89,11 @@ bool CoordinatorAgent::connected() const {
   return connected_;
 }
 
+absl::Time CoordinatorAgent::last_round() const {
+  absl::MutexLock lock(&mu_);
+  return last_round_;
+}
+
 void CoordinatorAgent::Send(const v1::WorkerEvent& event) {
   absl::MutexLock lock(&mu_);
   if (!connected_) return;
@@ -121,6 +128,7 @@ absl::Status CoordinatorAgent::RunOnce() {
   {
     absl::MutexLock lock(&mu_);
     if (stopping_) return absl::OkStatus();
+    last_round_ = SteadyNow();
     connection_ = &connection;  // From here on Stop() ends its calls.
   }
   const absl::StatusOr<absl::Duration> heartbeat_interval = Register(&connection);
@@ -221,7 +229,9 @@ void CoordinatorAgent::WriteLoop(Connection* connection, absl::Duration heartbea
       const auto something = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
         return reading_ended_ || !outbox_.empty();
       };
-      AwaitWithDeadline(&mu_, absl::Condition(&something), next_heartbeat);
+      AwaitWithDeadline(&mu_, absl::Condition(&something),
+                        std::min(next_heartbeat, SteadyNow() + kLongestRound));
+      last_round_ = SteadyNow();
       if (reading_ended_) return;
       events.swap(outbox_);
     }

@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/steady_time.h"
 #include "net/transport_security.h"
 #include "proto/coordinator.pb.h"
 #include "worker/agent/cluster_name.h"
@@ -78,6 +79,9 @@ class CoordinatorAgent {
   // Sent if the line is up, else dropped (see above). Never blocks.
   void Send(const v1::WorkerEvent& event);
   bool connected() const;
+  // When its loop, which connects and sends heartbeats, went round last. Of a coordinator that does
+  // not answer that may be half a minute ago.
+  absl::Time last_round() const;
   int64_t incarnation() const { return incarnation_.load(); }  // 0: none yet.
   // The cluster that this worker belongs to; empty: none yet.
   std::string cluster() const { return cluster_.name(); }
@@ -99,6 +103,7 @@ class CoordinatorAgent {
   std::thread thread_;
   mutable absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time last_round_ ABSL_GUARDED_BY(mu_) = SteadyNow();
   bool connected_ ABSL_GUARDED_BY(mu_) = false;
   bool reading_ended_ ABSL_GUARDED_BY(mu_) = false;
   Connection* connection_ ABSL_GUARDED_BY(mu_) = nullptr;

@@ -8,20 +8,17 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "worker/executor/rank_executor.h"
+#include "worker/keeper/process_state.h"
 
 namespace tessera {
 namespace {
@@ -57,25 +54,10 @@ class ExecutorProcess : public RunningExecutor {
     }
     return reaped_;
   }
-  bool is_stopped() const override { return absl::StartsWith(Line("status", "State:"), "T"); }
-  std::string Describe() const override {
-    std::string text = absl::StrCat("process ", pid_);
-    const std::string state = Line("status", "State:"), where = Line("wchan", "");
-    if (!state.empty()) absl::StrAppend(&text, ", state ", state);
-    if (!where.empty() && where != "0") absl::StrAppend(&text, " in ", where);
-    return text;
-  }
+  bool is_stopped() const override { return IsStopped(pid_); }
+  std::string Describe() const override { return DescribeProcess(pid_); }
 
  private:
-  // What follows `key` in the first line of the process's file that begins with it.
-  std::string Line(const char* file, absl::string_view key) const {
-    std::ifstream in(absl::StrCat("/proc/", pid_, "/", file));
-    for (std::string line; std::getline(in, line);) {
-      absl::string_view rest = line;
-      if (absl::ConsumePrefix(&rest, key)) return std::string(absl::StripAsciiWhitespace(rest));
-    }
-    return "";
-  }
   const pid_t pid_;
   int status_ = 0;
   bool reaped_ = false;

@@ -29,7 +29,7 @@ class RunningExecutor {
   // Whether it ended within `patience`. Wait() then says how.
   virtual bool EndsWithin(absl::Duration /*patience*/) { return true; }
   virtual bool is_stopped() const { return false; }  // By a signal, as SIGSTOP.
-  // "process 12, disk sleep in nfs_wait_bit_killable": for a person.
+  // As DescribeProcess: for a person.
   virtual std::string Describe() const { return absl::StrCat("process ", pid()); }
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -184,6 +185,7 @@ void HostedJob::FailLocked(Rank rank, const std::string& reason, EpochEvent even
 
 void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
   absl::MutexLock lock(&mu_);
+  FaultPoint("job.prepare").IgnoreError();  // A place to hang in, not to fail.
   const Epoch epoch(prepare.job().epoch());
   if (epoch < epoch_) return;
   if (epoch == epoch_) {

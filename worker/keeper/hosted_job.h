@@ -57,9 +57,8 @@ class HostedJob {
   // How long an epoch waits for an executor in a trainer's process before it is given up. Below the
   // coordinator's prepare timeout, which would have it avoid this worker.
   static constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
-  // How long an executor of the worker's own may take to leave an epoch, or stand still by a
-  // signal, before it is killed and another one takes its place; and to die of that, before the
-  // coordinator is told. At most the answer timeout.
+  // The patience of Standstill with executors of the worker's own, which are killed then; and how
+  // long one may take to die of that. At most the answer timeout.
   static constexpr absl::Duration kStandstill = absl::Seconds(5);
 
   // `launcher`, and `device_memory`, `budget` and `vault` if there are any, outlive the job;
@@ -153,10 +152,9 @@ class HostedJob {
   // CreatePacketSocketPair.
   absl::StatusOr<int> LaunchExecutor(Rank rank);
   void ReadEvents(Rank rank, int socket);
-  // Waits until there is something to read of an executor that the worker launched. One that stands
-  // still is killed.
+  // Until there is something to read of a launched executor. One that stands still is killed.
   void AwaitLaunched(Rank rank, int socket);
-  // Waits for its end. Tells the coordinator if it keeps an epoch waiting.
+  // Waits for its end. Tells trainer and coordinator if that takes long.
   std::string AwaitEnd(Rank rank, RunningExecutor* executor);
   // Whether this trainer may have the rank, whoever is attached to it.
   absl::Status CheckTrainer(const v1::AttachRequest& request, const PacketPeer& peer) const;
@@ -187,7 +185,10 @@ class HostedJob {
   void OnEvent(Rank rank, const v1::ExecutorEvent& event);
   ExecutorEnd ReapExecutor(Rank rank);
   // Ends the epoch on the trainer's page in place of the executor, since nobody else writes there
-  // now, and at the coordinator. `failed_starts`: in a row, of this rank.
+  // now, and at the coordinator.
+  void EndEpochOfRankLocked(Rank rank, const std::string& reason, EpochEvent event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `failed_starts`: in a row, of this rank.
   void OnExecutorEndLocked(Rank rank, const std::string& how, int failed_starts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `code`: what the trainers of all ranks get.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,8 @@
 #include "checkpoint/model_file.h"
 #include "worker/keeper/executor_event.h"
 #include "worker/keeper/hosted_job.h"
+#include "worker/keeper/standstill.h"
+#include "worker/memory/control_page.h"
 #include "worker/memory/fd_passing.h"
 
 namespace tessera {
@@ -142,7 +145,8 @@ void HostedJob::ReadEvents(Rank rank, int socket) {
 void HostedJob::AwaitLaunched(Rank rank, int socket) {
   const absl::Duration patience = std::min(kStandstill, answer_timeout_);
   const int look_ms = static_cast<int>(absl::ToInt64Milliseconds(std::min(kLook, patience / 2)));
-  absl::Time moved = SteadyNow();
+  Standstill standstill(patience, regions_.config().collective_timeout);
+  const ControlPage& page = *regions_.control(rank);
   while (true) {
     pollfd readable = {socket, POLLIN, 0};
     const int ready = poll(&readable, 1, std::max(look_ms, 1));
@@ -150,15 +154,20 @@ void HostedJob::AwaitLaunched(Rank rank, int socket) {
     absl::MutexLock lock(&mu_);
     HostedRank& slot = SlotOf(rank);
     if (slot.executor == nullptr || slot.ending) continue;
-    const absl::Time now = SteadyNow();
-    if (!slot.executor->is_stopped()) moved = now;
-    const bool is_awaited = phase_ == EpochPhase::kPreparing && slot.ready && !slot.quiet;
-    const absl::Time asked = std::max(preparing_since_, slot.ready_at);
-    if (now - moved < patience && !(is_awaited && now - asked >= patience)) continue;
-    TESSERA_LOG(WARNING, "job {} rank {}: its executor, {}, {} for {}: it is killed", job_id_,
-                rank.value(), slot.executor->Describe(),
-                is_awaited ? "did not leave its epoch" : "stands still",
-                absl::FormatDuration(patience));
+    Standstill::Look look;
+    look.is_stopped = slot.executor->is_stopped();
+    if (phase_ == EpochPhase::kPreparing && slot.ready && !slot.quiet)
+      look.asked = std::max(preparing_since_, slot.ready_at);
+    if (phase_ == EpochPhase::kRunning && page.epoch.load() == epoch_.value()) {
+      look.kind = page.progress_kind.load();
+      look.consumed = page.consumed.load();
+    }
+    const std::optional<Standstill::Verdict> verdict = standstill.Judge(look, SteadyNow());
+    if (!verdict.has_value()) continue;
+    TESSERA_LOG(WARNING, "job {} rank {}: its executor, {}, {}{}", job_id_, rank.value(),
+                slot.executor->Describe(), verdict->why, verdict->end ? ": it is killed" : "");
+    if (!verdict->end) continue;
+    slot.why_ended = verdict->why;
     return EndExecutorLocked(slot);
   }
 }
@@ -166,12 +175,12 @@ void HostedJob::AwaitLaunched(Rank rank, int socket) {
 std::string HostedJob::AwaitEnd(Rank rank, RunningExecutor* executor) {
   const absl::Duration patience = std::min(kStandstill, answer_timeout_);
   while (!executor->EndsWithin(patience)) {
-    absl::MutexLock lock(&mu_);
     const std::string reason = absl::StrCat("the executor of rank ", rank.value(),
                                             " was killed and does not end: ", executor->Describe());
+    absl::MutexLock lock(&mu_);
     TESSERA_LOG(ERROR, "job {}: {}", job_id_, reason);
-    if (phase_ == EpochPhase::kPreparing && SteadyNow() - preparing_since_ >= patience)
-      FailLocked(rank, reason, EpochEvent::kGiveUp);
+    if (phase_ != EpochPhase::kPreparing || SteadyNow() - preparing_since_ >= patience)
+      EndEpochOfRankLocked(rank, reason, EpochEvent::kGiveUp);
   }
   return executor->Wait();
 }
@@ -179,11 +188,12 @@ std::string HostedJob::AwaitEnd(Rank rank, RunningExecutor* executor) {
 HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   std::unique_ptr<RunningExecutor> executor;
   ExecutorEnd end;
-  std::string saving_path;
+  std::string saving_path, why_ended;
   {
     absl::MutexLock lock(&mu_);
     HostedRank& slot = SlotOf(rank);
     saving_path.swap(slot.saving_path);
+    why_ended.swap(slot.why_ended);
     executor = std::move(slot.executor);
     end.was_ready = slot.ready;
     end.was_hosted = slot.host != Incarnation();
@@ -200,6 +210,7 @@ HostedJob::ExecutorEnd HostedJob::ReapExecutor(Rank rank) {
   // The socket is closed, so either it is dead or it is beyond use.
   executor->Kill();
   end.how = AwaitEnd(rank, executor.get());
+  if (!why_ended.empty()) absl::StrAppend(&end.how, " as it ", why_ended);
   OnPutHolderEnded(rank);
   if (!saving_path.empty()) {
     TESSERA_LOG(INFO, "job {} rank {}: removes the unfinished {}", job_id_, rank.value(),
@@ -218,11 +229,16 @@ void HostedJob::OnExecutorEndLocked(Rank rank, const std::string& how, int faile
     reason = absl::StrCat("the executor of rank ", rank.value(), " (", launcher_->name(),
                           ") ended ", failed_starts, " times before it was ready: ", how);
   }
+  EndEpochOfRankLocked(
+      rank, reason,
+      failed_starts >= kFailedStartsTold ? EpochEvent::kGiveUp : EpochEvent::kFailure);
+}
+
+void HostedJob::EndEpochOfRankLocked(Rank rank, const std::string& reason, EpochEvent event) {
   ControlPage* page = regions_.control(rank);
   const uint32_t ended = page->epoch.load();
   if (page->failed_epoch.load() < ended) PublishFailure(page, ended, absl::AbortedError(reason));
-  FailLocked(rank, reason,
-             failed_starts >= kFailedStartsTold ? EpochEvent::kGiveUp : EpochEvent::kFailure);
+  FailLocked(rank, reason, event);
 }
 
 void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {

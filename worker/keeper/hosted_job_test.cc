@@ -1,10 +1,18 @@
 // One job on a worker, with real executors; the test is the coordinator and the trainer.
 #include "worker/keeper/hosted_job.h"
 
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <utility>
+
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/no_more_threads.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "layout/layout_digest.h"
@@ -17,6 +25,62 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 using HostedJobTest = HostedJobFixture;
+
+// Executors of threads that, to whoever waits for their end, do not end before `may_end`.
+class UndyingLauncher : public ExecutorLauncher {
+ public:
+  explicit UndyingLauncher(absl::Notification* may_end) : may_end_(may_end) {}
+  absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
+                                                          const std::string& label) override {
+    UniqueFd other(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+    ASSIGN_OR_RETURN(auto thread, threads_->Launch(std::move(socket), label));
+    return std::make_unique<Undying>(std::move(thread), std::move(other), may_end_);
+  }
+  std::string name() const override { return "the undying"; }
+
+ private:
+  class Undying : public RunningExecutor {
+   public:
+    Undying(std::unique_ptr<RunningExecutor> thread, UniqueFd socket, absl::Notification* may_end)
+        : thread_(std::move(thread)), socket_(std::move(socket)), may_end_(may_end) {}
+    int pid() const override { return thread_->pid(); }
+    void Kill() override { shutdown(socket_.get(), SHUT_RDWR); }
+    std::string Wait() override { return thread_->Wait(); }
+    bool EndsWithin(absl::Duration patience) override {
+      return may_end_->WaitForNotificationWithTimeout(patience);
+    }
+    std::string Describe() const override { return "process 7, state D (disk sleep)"; }
+
+   private:
+    const std::unique_ptr<RunningExecutor> thread_;
+    const UniqueFd socket_;
+    absl::Notification* const may_end_;
+  };
+  const std::unique_ptr<ExecutorLauncher> threads_ = NewThreadLauncher();
+  absl::Notification* const may_end_;
+};
+
+TEST_F(HostedJobTest, ExecutorThatDoesNotDieIsToldWithItsStateAndTheNextFollowsItsEnd) {
+  absl::Notification may_end;
+  Host(std::make_unique<UndyingLauncher>(&may_end), 1, absl::Milliseconds(20));
+  ASSERT_OK(created_);
+  Start(1);
+  ControlPage* page = job_->regions().control(Rank(0));
+  const auto what = [] { return std::string("the executor"); };
+  ASSERT_OK(AwaitEvent(page, 1, absl::Now() + kDeadline, what, [&] { return page->epoch == 1; }));
+  job_->KillExecutor(Rank(0));
+  const char reason[] =
+      "the executor of rank 0 was killed and does not end: process 7, state D (disk sleep)";
+  EXPECT_EQ(Await(v1::WorkerEvent::kFailure).failure().reason(), reason);
+  EXPECT_THAT(AwaitEvent(page, 1, absl::Now() + kDeadline, what, [] { return false; }),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr(reason)))
+      << "of its trainer";
+  Prepare(2);
+  EXPECT_EQ(Await(v1::WorkerEvent::kFailure).failure().reason(), reason) << "the next one, too";
+  may_end.Notify();
+  Prepare(3);
+  EXPECT_EQ(Await(v1::WorkerEvent::kPrepared).prepared().epoch(), 3);
+}
 
 TEST_F(HostedJobTest, ExecutorsThatEndAtOnceAreLaunchedEverLaterAndTheCoordinatorHearsHowTheyEnd) {
   Host(NewProcessLauncher("/bin/false", {}), 2);

@@ -25,11 +25,12 @@ struct HostedRank {
   std::unique_ptr<RunningExecutor> executor;
   UniqueFd socket;  // The worker's end.
   bool ready = false;
-  bool quiet = false;   // In no epoch.
-  bool ending = false;  // It was told to.
-  Incarnation host;     // The attachment whose trainer has it in its process; 0: none has.
-  bool left = false;    // It has left the running epoch by itself, with nothing under way.
-  bool vacant = false;  // The running epoch goes on without an executor of this rank.
+  bool quiet = false;     // In no epoch.
+  bool ending = false;    // It was told to.
+  std::string why_ended;  // By the worker itself, for what the executor did; else empty.
+  Incarnation host;       // The attachment whose trainer has it in its process; 0: none has.
+  bool left = false;      // It has left the running epoch by itself, with nothing under way.
+  bool vacant = false;    // The running epoch goes on without an executor of this rank.
   absl::Time launched_at, ready_at;
   std::unique_ptr<HostOffer> offer;  // For the next launch.
   std::string address;  // Where it listens for ranks of other workers, in the current epoch.

@@ -45,6 +45,8 @@ namespace tessera {
 namespace {
 
 constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
+// For a round of the agent's loop. A coordinator that does not answer makes it long.
+constexpr absl::Duration kLongestRound = absl::Minutes(1);
 
 DialOptions CoordinatorOf(const WorkerServer::Options& options) {
   return {options.coordinator_address, options.tls, options.insecure_connect};
@@ -231,6 +233,10 @@ class WorkerServerImpl : public WorkerServer {
     unlink(socket_path_.c_str());
   }
 
+  bool MakesProgress() const override {
+    (void)keeper_->Progress();
+    return SteadyNow() - agent_->last_round() < kLongestRound;
+  }
   std::string address() const override { return absl::StrCat("unix:", socket_path_); }
   bool connected() const override { return agent_->connected(); }
   void KillExecutorForTest(const std::string& job_id, int rank) override {

@@ -1,5 +1,5 @@
 // A whole worker in this process: keeper, agent, gRPC service and descriptor socket.
-// Start and Stop from one thread. No gRPC type shows here.
+// Start and Stop from one thread; the rest is thread-safe. No gRPC type shows here.
 #ifndef TESSERA_WORKER_SERVICE_WORKER_SERVER_H_
 #define TESSERA_WORKER_SERVICE_WORKER_SERVER_H_
 
@@ -69,6 +69,9 @@ class WorkerServer {
   // Ends connections alone: with a vault, jobs go on with the next worker of this name. The process
   // is to end at once, and its executors with it.
   virtual void Leave() = 0;
+  // Returns once the locks of all jobs could be taken, which they cannot while it hangs. False: its
+  // line to the coordinator hangs.
+  virtual bool MakesProgress() const = 0;
   virtual std::string address() const = 0;  // "unix:/.../worker.sock"
   virtual bool connected() const = 0;       // To the coordinator.
   // For tests: ends a rank's executor process as SIGKILL does.

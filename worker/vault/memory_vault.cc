@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/closed_process.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "proto/vault.pb.h"
 #include "worker/memory/fd_passing.h"
@@ -54,6 +55,7 @@ class MemoryVault {
   using Key = std::pair<std::string, std::string>;  // Owner, part.
 
   bool Do(int daemon, const v1::VaultCommand& command, std::vector<UniqueFd> fds) {
+    FaultPoint("vault.command").IgnoreError();  // A place to die or stop in, not to fail.
     v1::VaultAnswer answer;
     switch (command.command_case()) {
       case v1::VaultCommand::kPut:
@@ -90,12 +92,14 @@ class MemoryVault {
   std::map<Key, std::vector<UniqueFd>> parts_;
 };
 
-// Has nothing of the process that it was forked from but the listener.
+// Has nothing of the process that it was forked from but the listener: who waits for it sees the
+// end of what they shared.
 [[noreturn]] void BeVault(UniqueFd listener, absl::Duration patience) {
   setsid();
   prctl(PR_SET_NAME, "tessera-vault");
   CloseProcess();  // A process that may read its memory could open what it holds.
   const int socket = listener.get();
+  listen(socket, SOMAXCONN);  // Once more: from now on who connects sees this process's id.
   if (const int null = open("/dev/null", O_RDWR); null >= 0) {
     for (int fd = 0; fd <= 2; ++fd) dup2(null, fd);
     if (null > 2) close(null);
@@ -122,10 +126,13 @@ absl::StatusOr<std::unique_ptr<VaultClient>> ConnectVault(const std::string& pat
 
 absl::Status StartVault(const std::string& path, absl::Duration patience) {
   ASSIGN_OR_RETURN(UniqueFd listener, ListenPacketSocket(path));
+  ASSIGN_OR_RETURN(auto ours_theirs, CreatePacketSocketPair());
   const pid_t child = fork();
   if (child < 0) return ErrnoStatus(errno, "start the process that holds the memory");
-  if (child > 0) return absl::OkStatus();
-  BeVault(std::move(listener), patience);
+  if (child == 0) BeVault(std::move(listener), patience);
+  ours_theirs.second.Reset();
+  (void)ReceivePacket(ours_theirs.first.get());  // Until it listens.
+  return absl::OkStatus();
 }
 
 }  // namespace

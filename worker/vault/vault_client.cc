@@ -1,6 +1,7 @@
 #include "worker/vault/vault_client.h"
 
 #include <poll.h>
+#include <signal.h>
 
 #include <cstring>
 
@@ -13,14 +14,22 @@
 namespace tessera {
 namespace {
 
-constexpr int kPatienceMs = 5'000;
+// Before and after it is sent SIGCONT.
+constexpr int kSilenceMs = 1'000, kPatienceMs = 4'000;
 
 }  // namespace
 
+bool VaultClient::Await(short events) const {
+  pollfd ready = {socket_.get(), events, 0};
+  if (poll(&ready, 1, kSilenceMs) > 0) return true;
+  const absl::StatusOr<int> vault = PeerProcess(socket_.get());
+  if (vault.ok() && *vault > 0) kill(*vault, SIGCONT);  // Nothing to a process that is not stopped.
+  return poll(&ready, 1, kPatienceMs) > 0;
+}
+
 absl::Status VaultClient::Send(const v1::VaultCommand& command, absl::Span<const int> fds) {
   RETURN_IF_ERROR(broken_);
-  pollfd writable = {socket_.get(), POLLOUT, 0};
-  if (poll(&writable, 1, kPatienceMs) <= 0) {
+  if (!Await(POLLOUT)) {
     broken_ = absl::DeadlineExceededError("the process that holds the memory takes no command");
     return broken_;
   }
@@ -30,8 +39,7 @@ absl::Status VaultClient::Send(const v1::VaultCommand& command, absl::Span<const
 
 absl::StatusOr<v1::VaultAnswer> VaultClient::Receive(std::vector<UniqueFd>* fds) {
   RETURN_IF_ERROR(broken_);
-  pollfd readable = {socket_.get(), POLLIN, 0};
-  if (poll(&readable, 1, kPatienceMs) <= 0) {
+  if (!Await(POLLIN)) {
     broken_ = absl::DeadlineExceededError("the process that holds the memory does not answer");
     return broken_;
   }

@@ -1,5 +1,6 @@
 // A daemon's side of a vault. Thread-safe; calls go one by one and wait for the vault, which does
-// nothing but answer them, for a few seconds at most.
+// nothing but answer them, for a few seconds at most. One that is silent for a second is sent
+// SIGCONT: it has what no other process has, and so is never ended.
 #ifndef TESSERA_WORKER_VAULT_VAULT_CLIENT_H_
 #define TESSERA_WORKER_VAULT_VAULT_CLIENT_H_
 
@@ -44,6 +45,8 @@ class VaultClient {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<v1::VaultAnswer> Receive(std::vector<UniqueFd>* fds)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether the socket is ready for `events` in time.
+  bool Await(short events) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Call(const v1::VaultCommand& command, absl::Span<const int> fds);
 
   absl::Mutex mu_;

@@ -1,0 +1,24 @@
+#include "worker/keeper/standstill.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+
+std::optional<Standstill::Verdict> Standstill::Judge(const Look& look, absl::Time now) {
+  if (!look.is_stopped || ran_ == absl::InfinitePast()) ran_ = now;
+  if (look.kind == 0 || look.kind != kind_ || look.consumed != consumed_) moved_ = now;
+  kind_ = look.kind;
+  consumed_ = look.consumed;
+  if (now - look.asked >= patience_)
+    return Verdict{absl::StrCat("did not leave its epoch for ", absl::FormatDuration(patience_))};
+  if (now - ran_ >= patience_)
+    return Verdict{absl::StrCat("stands still for ", absl::FormatDuration(patience_))};
+  if (now - moved_ < longest_operation_) return std::nullopt;
+  moved_ = now;  // Told of once in a while.
+  const auto kind = static_cast<OpKind>(look.kind);
+  return Verdict{absl::StrCat("is at the operation ", OpName(kind), " for more than ",
+                              absl::FormatDuration(longest_operation_)),
+                 kind != OpKind::kSave && kind != OpKind::kLoad};
+}
+
+}  // namespace tessera
