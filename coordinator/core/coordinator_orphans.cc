@@ -150,9 +150,10 @@ absl::Status Coordinator::CheckKnown(const JobId& id) const {
 }
 
 void Coordinator::RememberDeleted(const JobId& job, Creation creation, Effects* effects) {
-  // An older one of this name that workers hold was not deleted by this.
+  // An older one of this name that workers hold was not deleted by this, unless it was before.
+  const Creation deleted = state_.deleted().Newest(job);
   for (const auto& [key, holders] : orphans_.all()) {
-    if (key.first == job && key.second < creation) return;
+    if (key.first == job && key.second < creation && deleted < key.second) return;
   }
   for (const JobId& old : state_.deleted().Surplus()) Put(DeletedJobGoneRecord{old}, effects);
   Put(DeletedJobRecord{job, creation}, effects);

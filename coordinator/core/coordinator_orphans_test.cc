@@ -208,6 +208,17 @@ TEST_F(CoordinatorOrphansTest, JobThatThisJournalDeletedIsDroppedAlsoAfterAResta
   EXPECT_EQ(Count<DescribeJob>(), 0);
 }
 
+TEST_F(CoordinatorOrphansTest, DeletionIsRememberedWhereAnEarlierOneIsStillToBeDropped) {
+  ASSERT_OK(Beat("a", 5));
+  ASSERT_OK(Delete("delete the orphan"));
+  const auto next = Create("create");
+  ASSERT_OK(next);
+  ASSERT_OK(Delete("delete"));
+  ASSERT_OK(Beat("b", 1, next->creation));
+  EXPECT_EQ(Count<DropJob>(), 1);
+  EXPECT_THAT(core_.GetJob(kJob).status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
+}
+
 TEST_F(CoordinatorOrphansTest, JournalOfAnOlderEpochTakesOverTheLaterOne) {
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   ASSERT_EQ(made.status.epoch, Epoch(1));
