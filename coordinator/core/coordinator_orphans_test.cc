@@ -237,6 +237,30 @@ TEST_F(CoordinatorOrphansTest, JournalOfAnOlderEpochTakesOverTheLaterOne) {
   EXPECT_EQ(Job().committed_step, Step(40));
 }
 
+TEST_F(CoordinatorOrphansTest, JournalOfBeforeTheFirstEpochBeganTakesThatOver) {
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  ASSERT_EQ(made.status.epoch, Epoch(1));
+  RankStatus running;
+  running.step = Step(13);
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string worker = rank == 0 ? "a" : "b";
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.Heartbeat(Life(worker), {{kJob, made.creation, Epoch(1), {{rank, running}}}},
+                             now_, e);
+    }));
+    EXPECT_EQ(Count<DescribeJob>(), 1);
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.ReportFailure(Life(worker), {kJob, made.creation, Epoch(1), Rank(rank), "died"},
+                                 now_, e);
+    }));
+    EXPECT_EQ(Count<PrepareEpoch>(), 0) << "it would begin with nothing";
+    ASSERT_OK(Describe(worker, 1, 12, made.creation));
+  }
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+  EXPECT_TRUE(Job().status.bound);
+  EXPECT_EQ(Job().committed_step, Step(12));
+}
+
 TEST_F(CoordinatorOrphansTest, ItsDevicesGoToNoOtherJob) {
   for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, 5));
   ASSERT_OK(Describe("a", 5));

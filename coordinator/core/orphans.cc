@@ -14,11 +14,14 @@ std::string Quoted(const std::set<WorkerId>& workers) {
 
 }  // namespace
 
-bool Orphans::Hear(const WorkerId& worker, const Key& key, Epoch epoch) {
+bool Orphans::Hear(const WorkerId& worker, const Key& key, Epoch epoch, bool is_in_its_epoch) {
   if (orphans_.count(key) == 0 && orphans_.size() >= capacity_) return false;
   Holders& holders = orphans_[key];
-  const auto [holder, is_new] = holders.try_emplace(worker, Holder{epoch, std::nullopt});
-  if (holder->second.epoch != epoch) holder->second = {epoch, std::nullopt};
+  const auto [holder, is_new] =
+      holders.try_emplace(worker, Holder{epoch, is_in_its_epoch, std::nullopt});
+  if (holder->second.epoch != epoch) holder->second.described.reset();
+  holder->second.epoch = epoch;
+  holder->second.is_in_its_epoch = is_in_its_epoch;
   return is_new || !holder->second.described.has_value();
 }
 
@@ -27,7 +30,8 @@ void Orphans::Describe(const WorkerId& worker, HeldJob held) {
   if (orphan == orphans_.end()) return;
   const auto holder = orphan->second.find(worker);
   if (holder == orphan->second.end()) return;
-  holder->second = {held.epoch, std::move(held)};
+  holder->second.epoch = held.epoch;
+  holder->second.described = std::move(held);
 }
 
 void Orphans::Listed(const WorkerId& worker, const std::set<Key>& keys) {

@@ -27,13 +27,14 @@ class Orphans {
 
   using Key = std::pair<JobId, Creation>;
   struct Holder {
-    Epoch epoch;  // As its heartbeats say.
+    Epoch epoch;                   // As its heartbeats say.
+    bool is_in_its_epoch = false;  // That has begun there.
     std::optional<HeldJob> described;
   };
   using Holders = std::map<WorkerId, Holder>;
 
-  // The worker holds it, in this epoch. True: it is to describe it.
-  bool Hear(const WorkerId& worker, const Key& key, Epoch epoch);
+  // The worker holds it, in this epoch, which has begun there or not. True: it is to describe it.
+  bool Hear(const WorkerId& worker, const Key& key, Epoch epoch, bool is_in_its_epoch);
   // Of what nobody asked for, nothing is kept.
   void Describe(const WorkerId& worker, HeldJob held);
   // The worker holds nothing else.
