@@ -173,12 +173,8 @@ class Coordinator {
   void RememberDeleted(const JobId& job, Creation creation, Effects* effects);
   absl::Status DeleteOrphan(const DeleteJobEvent& event, absl::Time now, Effects* effects);
   void RememberRequest(const std::string& request_id, Request request, Effects* effects);
-  void HearOfHeldJob(const Sender& sender, const JobProgress& progress, bool is_in_its_epoch,
-                     Effects* effects);
-  // Whether a worker that reports this has begun an epoch that this state has never begun.
-  static bool HasBegunElsewhere(const Job& job, Epoch epoch, bool is_in_its_epoch);
-  // Whether workers hold a later epoch of the job than the journal has, or have begun the one that
-  // is its first here.
+  void HearOfHeldJob(const Sender& sender, const JobProgress& progress, Effects* effects);
+  // Whether workers hold a later epoch of the job than the journal has, or have begun its first.
   bool IsBehind(const JobId& id, const Job& job) const;
   // Where the ranks are, if the job can be taken over now. `why_not` says what is missing.
   std::optional<std::vector<RankPlacement>> PlacesOf(const HeldJob& held,

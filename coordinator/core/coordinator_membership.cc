@@ -23,12 +23,6 @@ bool HasUnknownSteps(const Job& job, const WorkerId& worker, const JobProgress& 
   });
 }
 
-// Whether the epoch that it reports has begun there.
-bool IsInItsEpoch(const JobProgress& progress) {
-  return std::any_of(progress.ranks.begin(), progress.ranks.end(),
-                     [](const auto& rank) { return rank.second.step > Step(0); });
-}
-
 constexpr Rank kWholeWorker(-1);
 // Of a worker, lives that have not begun.
 constexpr size_t kMaxArrivals = 8;
@@ -180,12 +174,12 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
     const bool was_deleted =
         !is_known && progress.creation <= state_.deleted().Newest(progress.job);
     const bool is_ahead =
-        is_known && (known->status.epoch < progress.epoch || IsBehind(progress.job, *known) ||
-                     HasBegunElsewhere(*known, progress.epoch, IsInItsEpoch(progress)) ||
-                     HasUnknownSteps(*known, sender.worker, progress));
+        is_known &&
+        (Orphans::Holder(progress).IsAheadOf(known->status.epoch, known->HasBegun()) ||
+         IsBehind(progress.job, *known) || HasUnknownSteps(*known, sender.worker, progress));
     if (!was_deleted && (!is_known || is_ahead)) {
       unknown.insert({progress.job, progress.creation});
-      HearOfHeldJob(sender, progress, IsInItsEpoch(progress), effects);
+      HearOfHeldJob(sender, progress, effects);
       continue;
     }
     if (was_deleted || !HasRankOn(*known, sender.worker)) {

@@ -10,11 +10,8 @@
 namespace tessera::coordinator {
 
 void Coordinator::HearOfHeldJob(const Sender& sender, const JobProgress& progress,
-                                bool is_in_its_epoch, Effects* effects) {
-  if (!orphans_.Hear(sender.worker, {progress.job, progress.creation}, progress.epoch,
-                     is_in_its_epoch)) {
-    return;
-  }
+                                Effects* effects) {
+  if (!orphans_.Hear(sender.worker, progress)) return;
   effects->commands.push_back({sender.worker, DescribeJob{progress.job, progress.creation}});
 }
 
@@ -45,14 +42,8 @@ bool Coordinator::IsBehind(const JobId& id, const Job& job) const {
   const Orphans::Holders* holders = orphans_.Find({id, job.creation});
   return holders != nullptr &&
          std::any_of(holders->begin(), holders->end(), [&](const auto& holder) {
-           return job.status.epoch < holder.second.epoch ||
-                  HasBegunElsewhere(job, holder.second.epoch, holder.second.is_in_its_epoch);
+           return holder.second.IsAheadOf(job.status.epoch, job.HasBegun());
          });
-}
-
-bool Coordinator::HasBegunElsewhere(const Job& job, Epoch epoch, bool is_in_its_epoch) {
-  const bool has_begun_here = job.status.bound || IsOver(job.status.state);
-  return !has_begun_here && is_in_its_epoch && job.status.epoch == epoch;
 }
 
 std::optional<std::vector<RankPlacement>> Coordinator::PlacesOf(const HeldJob& held,
