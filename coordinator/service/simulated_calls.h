@@ -29,6 +29,7 @@ class SimulatedCalls {
     calls_.erase(calls_.begin() + i);
     serve();
   }
+  void Clear() { calls_.clear(); }
   void Lose(bool loses) { loses_ = loses; }
   bool LosesReply() { return loses_ && dice_->OneIn(8); }
 

@@ -21,6 +21,7 @@ CoordinatorOptions Options(const SimulatedShape& shape) {
 SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
     : dice_(seed),
       acts_per_fault_(50 * shape.world_size),
+      has_copies_(shape.has_copies),
       calls_(&dice_),
       coordinator_(Options(shape), &dice_, [this](const Effects& effects) { OnDurable(effects); }) {
   const auto find_truth = [this](Creation creation) { return FindTruth(creation); };
@@ -33,6 +34,7 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
     owners_.push_back(std::make_unique<SimulatedOwner>(
         SimulatedJobRequest(absl::StrCat("job", i), world_size, shape.group_size), &dice_, &calls_,
         &coordinator_, find_truth));
+    if (has_copies_) owners_.back()->AskForNoSaves();
   }
 }
 
@@ -119,7 +121,7 @@ void SimulatedCluster::Misfortune(Node* node) {
       worker->Disconnect();
       return;
     case 3:
-      node->silent = !node->silent;
+      node->silent = !node->silent && num_gone_back_ == 0;
       return;
     case 4:
       coordinator_.FailJournal(1 + dice_.Roll(3));
@@ -143,9 +145,26 @@ void SimulatedCluster::Misfortune(Node* node) {
   }
 }
 
+void SimulatedCluster::CopyOrGoBack() {
+  for (Node& node : nodes_) node.silent = false;  // Who is away cannot be heard.
+  if (num_gone_back_ > 0 || !coordinator_.CopyOrGoBack()) return;
+  ++num_gone_back_;
+  calls_.Clear();
+  for (const auto& [creation, truth] : truths_) truth->GoBack();
+  for (const auto& owner : owners_) owner->GoBack();
+  statuses_.clear();
+}
+
+bool SimulatedCluster::OwnersMayAct() const {
+  // With an older journal nobody makes or deletes a job while a worker is away.
+  return num_gone_back_ == 0 ||
+         std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) { return IsKnown(node); });
+}
+
 void SimulatedCluster::Act(bool chaos) {
   Node* node = &nodes_[dice_.Roll(nodes_.size())];
   if (chaos && dice_.OneIn(acts_per_fault_)) Misfortune(node);
+  if (chaos && has_copies_ && dice_.OneIn(10 * acts_per_fault_)) CopyOrGoBack();
   coordinator_.Sleep(absl::Milliseconds(dice_.Roll(20)));
   if (dice_.OneIn(4)) Connect(node);
   if (dice_.OneIn(4)) calls_.Deliver();
@@ -157,7 +176,7 @@ void SimulatedCluster::Act(bool chaos) {
       if (dice_.OneIn(4)) node->worker->Heartbeat();
       break;
     case 2:
-      owners_[dice_.Roll(owners_.size())]->Act(chaos);
+      if (OwnersMayAct()) owners_[dice_.Roll(owners_.size())]->Act(chaos);
       break;
     case 3:
     case 4:

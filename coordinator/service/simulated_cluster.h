@@ -32,6 +32,7 @@ struct SimulatedShape {
   int32_t world_size = 1;
   int32_t group_size = 0;  // Of hybrid jobs, each group of which has a worker of its own; 0: none.
   PlacementRule placement = PlacementRule::kOneWorkerFirst;
+  bool has_copies = false;  // The coordinator's journal is replaced by an older copy, now and then.
 };
 
 class SimulatedCluster {
@@ -55,7 +56,8 @@ class SimulatedCluster {
   int64_t num_epochs() const;
   int64_t num_jobs() const { return truths_.size(); }
   int64_t num_restarts() const { return coordinator_.num_restarts(); }
-  int64_t num_saved() const;                            // Checkpoints that all ranks have made.
+  int64_t num_saved() const;  // Checkpoints that all ranks have made.
+  int64_t num_gone_back() const { return num_gone_back_; }
   int64_t num_rebuilt() const { return num_rebuilt_; }  // Workers that were given their shards.
 
  private:
@@ -86,9 +88,12 @@ class SimulatedCluster {
   void ReadFrom(Node* node);
   void Work(Node* node);
   void Misfortune(Node* node);
+  void CopyOrGoBack();
+  bool OwnersMayAct() const;
 
   SimulatedDice dice_;
   const int32_t acts_per_fault_;
+  const bool has_copies_;
   SimulatedCalls calls_;
   std::map<Creation, std::unique_ptr<SimulatedTruth>> truths_;
   SimulatedCoordinator coordinator_;
@@ -98,6 +103,7 @@ class SimulatedCluster {
   std::map<Creation, int64_t> awaited_steps_;
   int64_t awaited_more_ = 0;
   int64_t num_rebuilt_ = 0;
+  int64_t num_gone_back_ = 0;
 };
 
 }  // namespace tessera::coordinator

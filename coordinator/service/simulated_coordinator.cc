@@ -189,6 +189,16 @@ void SimulatedCoordinator::End(const SimulatedStreamPtr& stream) {
   core_.Disconnected(stream->owner);
 }
 
+bool SimulatedCoordinator::CopyOrGoBack() {
+  if (!journal_.has_copy()) {
+    journal_.Copy();
+    return false;
+  }
+  journal_.RestoreCopy();
+  Restart();
+  return true;
+}
+
 void SimulatedCoordinator::Restart(bool power_loss) {
   ++num_restarts_;
   points_to_death_ = 0;

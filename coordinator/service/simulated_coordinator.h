@@ -42,6 +42,10 @@ class SimulatedCoordinator {
   // It dies in one of the next events: around the writes to the journal, or among what it sends.
   void DieSoon() { points_to_death_ = 1 + dice_->Roll(16); }
 
+  // Copies its journal or, where it has a copy, dies, and the next one begins with that. Whether it
+  // has gone back.
+  bool CopyOrGoBack();
+
   const Coordinator& core() const { return core_; }
   absl::Time now() const { return now_; }
   void Sleep(absl::Duration duration) { now_ += duration; }

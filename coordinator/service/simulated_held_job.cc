@@ -17,7 +17,7 @@ std::set<int32_t> LocalRanks(const v1::Job& job, const std::string& worker) {
   return ranks;
 }
 
-void SimulatedHeldJob::RankRun::StopAt(int64_t new_step) {
+void SimulatedHeldJob::RankRun::BeginAt(int64_t new_step) {
   step = new_step;
   sequence = 0;
   voted = false;
@@ -80,13 +80,14 @@ void SimulatedHeldJob::Start(const v1::StartEpoch& start) {
   EXPECT_TRUE(HoldsAll() || is_rebuilt || start.resume_step() == 0) << "there are no shards here";
   EXPECT_TRUE(is_rebuilt || start.resume_step() >= decided_step_)
       << "a step is forgotten that was decided here";
+  truth_->Begin(epoch_, start.resume_step());
   phase_ = Phase::kRunning;
   has_begun_ = true;
   lacks_values_ = is_rebuilt;
   if (!is_rebuilt) decided_step_ = start.resume_step();
   first_step_ = start.resume_step() + 1;
   for (auto& [rank, run] : ranks_) {
-    run.StopAt(first_step_);
+    run.BeginAt(first_step_);
   }
 }
 
@@ -125,12 +126,12 @@ void SimulatedHeldJob::Fail(const std::string& reason) {
 void SimulatedHeldJob::EndEpoch() {
   phase_ = Phase::kFailed;
   saves_.EndEpoch();
-  for (auto& [rank, run] : ranks_) run.StopAt(0);
+  for (auto& [rank, run] : ranks_) run.pending.reset();
 }
 
 void SimulatedHeldJob::EndEpochOfDaemonBefore() {
   saves_.Forget();
-  for (auto& [rank, run] : ranks_) run = {};
+  for (auto& [rank, run] : ranks_) run.last_report.reset();
   phase_ = Phase::kRunning;
   Fail("daemon replaced");
 }
@@ -230,6 +231,17 @@ std::vector<v1::WorkerEvent> SimulatedHeldJob::Unacknowledged() const {
   if (phase_ == Phase::kPrepared) events.push_back(PreparedEvent());
   if (phase_ == Phase::kFailed && failure_.has_failure()) events.push_back(failure_);
   return events;
+}
+
+v1::WorkerEvent SimulatedHeldJob::Held() const {
+  v1::WorkerEvent event;
+  v1::HeldJob* held = event.mutable_held();
+  *held->mutable_job() = job_;
+  held->mutable_job()->clear_ranks();
+  held->mutable_job()->clear_state_reason();
+  held->set_decided_step(decided_step_);
+  held->set_has_begun(has_begun_);
+  return event;
 }
 
 std::string SimulatedHeldJob::Describe() const {

@@ -20,6 +20,9 @@ namespace tessera::coordinator {
 // The ranks that are placed on the worker.
 std::set<int32_t> LocalRanks(const v1::Job& job, const std::string& worker);
 
+// What a worker says that refuses a job, as it holds an earlier one of the name.
+constexpr char kHoldsAnother[] = "it holds another one";
+
 class SimulatedHeldJob {
  public:
   static constexpr int64_t kOperations = 5;  // A step.
@@ -46,6 +49,7 @@ class SimulatedHeldJob {
 
   v1::JobProgress Progress() const;
   std::vector<v1::WorkerEvent> Unacknowledged() const;
+  v1::WorkerEvent Held() const;  // All that is known of it.
 
   SimulatedTruth& truth() const { return *truth_; }
   Epoch epoch() const { return epoch_; }
@@ -67,7 +71,7 @@ class SimulatedHeldJob {
     std::optional<v1::OrderAnnouncement> pending;  // Waits for its release.
     std::optional<v1::StepReport> last_report;
 
-    void StopAt(int64_t new_step);
+    void BeginAt(int64_t new_step);
   };
 
   void EndEpoch();

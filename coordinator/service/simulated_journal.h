@@ -2,6 +2,7 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_SIMULATED_JOURNAL_H_
 #define TESSERA_COORDINATOR_SERVICE_SIMULATED_JOURNAL_H_
 
+#include <optional>
 #include <vector>
 
 #include "base/status_macros.h"
@@ -27,9 +28,19 @@ class SimulatedJournal : public Journal {
     unsynced_.clear();
   }
 
+  // Somebody copies its files; and later puts the copy back.
+  void Copy() { copy_ = synced_; }
+  bool has_copy() const { return copy_.has_value(); }
+  void RestoreCopy() {
+    rows_ = synced_ = *copy_;
+    unsynced_.clear();
+    copy_.reset();
+  }
+
  private:
   MemoryJournal rows_;
   MemoryJournal synced_;
+  std::optional<MemoryJournal> copy_;
   std::vector<JournalChange> unsynced_;  // What `rows_` has and `synced_` has not.
 };
 

@@ -31,6 +31,11 @@ class SimulatedOwner {
   // reason, now and then, and has it saved.
   void Act(bool at_will);
   bool HasPendingSaves() const;
+  // The numbers of saves begin again where the coordinator is one of the past, and workers do not
+  // tell those of one number apart.
+  void AskForNoSaves() { saves_ = false; }
+  // The coordinator is one of the past from now on.
+  void GoBack() { has_gone_back_ = true; }
 
   JobId id() const { return JobId(job_.job_id()); }
   // Of the job that it has made; 0: it has none now.
@@ -40,6 +45,7 @@ class SimulatedOwner {
   enum class Wish { kNothing, kCreate, kDelete };
 
   void Look(bool at_will);
+  void LookAfterGoingBack();
   void Call();
   void Create();
   void Delete();
@@ -58,6 +64,8 @@ class SimulatedOwner {
   bool waits_ = false;  // For the reply of the last call.
   Creation creation_;
   int64_t num_saves_ = 0;
+  bool saves_ = true;
+  bool has_gone_back_ = false;
 };
 
 }  // namespace tessera::coordinator

@@ -38,14 +38,19 @@ class SimulatedTruth {
   // A rank's trainer was told that the step is taken.
   void Finish(int64_t step) { finished_ = std::max(finished_, step); }
   // A worker with ranks of it ended, and its memory with it.
-  void LoseMemory() { has_lost_memory_ = true; }
+  void LoseMemory();
   // Its owner has asked for its deletion.
   void Delete() { is_deleted_ = true; }
+
+  // A worker begins an epoch.
+  void Begin(Epoch epoch, int64_t resume_step);
+  // The coordinator is one of the past, with an older copy of its journal.
+  void GoBack();
 
   // --- the coordinator's side: fails the test where it says what is not so ---
   void CheckView(const JobView& view);
   // A worker frees what it has of it.
-  void CheckDrop(bool has_begun) const;
+  void CheckDrop(bool has_begun, int64_t decided_step) const;
   void CheckRelease(const OrderRelease& release) const;
   void CheckStart(const StartEpoch& start);
 
@@ -57,7 +62,7 @@ class SimulatedTruth {
   bool is_hybrid() const { return spec_->config.shard_group_size > 0; }
   int64_t decided() const { return decided_; }    // The last step.
   int64_t finished() const { return finished_; }  // The last step that some trainer was told of.
-  bool is_deleted() const { return is_deleted_; }
+  bool has_lost_memory() const { return has_lost_memory_; }
   int64_t shown_committed() const { return shown_committed_; }
   int64_t shown_epoch() const { return shown_epoch_; }
 
@@ -71,6 +76,7 @@ class SimulatedTruth {
   int64_t finished_ = 0;
   bool has_lost_memory_ = false;
   bool is_deleted_ = false;
+  bool has_gone_back_ = false;
   struct Votes {
     uint32_t ranks = 0;  // One bit each.
     std::set<int64_t> saves;
@@ -78,7 +84,8 @@ class SimulatedTruth {
   };
   std::map<std::pair<Epoch, int64_t>, Votes> votes_;  // By step.
   std::map<std::tuple<Epoch, Step, int64_t>, std::map<Rank, OrderEntry>> announced_;
-  std::map<Epoch, Step> resume_steps_;
+  std::map<Epoch, Step> resume_steps_;  // As the coordinator said.
+  std::map<Epoch, int64_t> begun_;      // As workers began.
   int64_t shown_committed_ = 0, shown_epoch_ = 0;
   JobState shown_state_ = JobState::kWaiting;
 };

@@ -130,6 +130,10 @@ void SimulatedWorker::Handle(const v1::CoordinatorCommand& command) {
       job = Find(command.save_wish().job_id(), command.save_wish().creation());
       if (job != nullptr) job->WantSave(command.save_wish());
       return;
+    case v1::CoordinatorCommand::kDescribe:
+      job = Find(command.describe().job_id(), command.describe().creation());
+      if (job != nullptr) Emit(job->Held());
+      return;
     case v1::CoordinatorCommand::kDrop:
       return Drop(command.drop());
     default:
@@ -144,7 +148,7 @@ void SimulatedWorker::Prepare(const v1::PrepareEpoch& prepare) {
   if (held != jobs_.end() && held->second->truth().creation() < creation) {
     if (held->second->has_begun() &&
         held->second->truth().creation() > Creation(prepare.deleted_creation())) {
-      return ReportFailure(id, creation.value(), prepare.job().epoch(), "holds another one");
+      return ReportFailure(id, creation.value(), prepare.job().epoch(), kHoldsAnother);
     }
     jobs_.erase(held);
   }
@@ -152,8 +156,8 @@ void SimulatedWorker::Prepare(const v1::PrepareEpoch& prepare) {
   SimulatedHeldJob* job = Find(id, creation.value());
   if (job != nullptr && Epoch(prepare.job().epoch()) < job->epoch()) return;  // Of the past.
   // Its ranks were elsewhere since, or the job's shards are lost.
-  if (job != nullptr && job->IsVoid(prepare)) {
-    job->truth().CheckDrop(job->has_begun());
+  if (job != nullptr && job->epoch() < Epoch(prepare.job().epoch()) && job->IsVoid(prepare)) {
+    job->truth().CheckDrop(job->has_begun(), job->decided_step());
     jobs_.erase(id);
     job = nullptr;
   }
@@ -184,8 +188,8 @@ void SimulatedWorker::ReportFailure(const std::string& job, int64_t creation, in
 
 void SimulatedWorker::Drop(const v1::DropJob& drop) {
   const auto held = jobs_.find(drop.job_id());
-  if (held == jobs_.end() || held->second->truth().creation() > Creation(drop.creation())) return;
-  held->second->truth().CheckDrop(held->second->has_begun());
+  if (held == jobs_.end() || held->second->truth().creation() != Creation(drop.creation())) return;
+  held->second->truth().CheckDrop(held->second->has_begun(), held->second->decided_step());
   jobs_.erase(held);
 }
 
