@@ -75,13 +75,20 @@ class Coordinator {
   //         ResourceExhausted                    too many workers
   //         AlreadyExists                        an older incarnation is there and answers: this is
   //                                              no restart of it, but a second worker of its name
+  // A life of a worker that had one before begins with its first stream: a registration may come
+  // late, of a process that has ended since.
   absl::Status RegisterWorker(const WorkerId& worker, const Member& member, absl::Time now,
                               Effects* effects);
   const MemberRegistry& members() const { return state_.members(); }
+  // As MemberRegistry's, also of lives that have not begun.
+  Incarnation IncarnationOf(const WorkerId& worker, const std::string& key) const;
+  absl::Status CheckKey(const WorkerId& worker, Incarnation incarnation,
+                        const std::string& key) const;
   absl::Duration SilentFor(const WorkerId& worker, absl::Time now) const {
     return liveness_.SilentFor(worker, now);
   }
   // A stream of this worker begins; what the worker may have missed is sent again.
+  // Errors: AlreadyExists, as of RegisterWorker
   // Errors, here and in the events below: as MemberRegistry::CheckCurrent. The events below also:
   //   InvalidArgument  a rank or unit that the job lacks, or a rank that is not on this worker
   // Events of other epochs or creations, or of jobs that are gone, are ignored; but a worker that
@@ -152,6 +159,10 @@ class Coordinator {
   EpochRuntime& Runtime(const JobId& id, const Job& job);
   const EpochRuntime* FindRuntime(const JobId& id, const Job& job) const;
 
+  // Errors: AlreadyExists  an older life of the worker is connected
+  absl::Status CheckMayFollow(const WorkerId& worker) const;
+  const Member* FindArrival(const WorkerId& worker, Incarnation incarnation) const;
+  void BeginLife(const WorkerId& worker, Member member, absl::Time now, Effects* effects);
   // Checks the sender, notes that it lives, and takes it back if it was lost.
   absl::Status Hear(const Sender& sender, absl::Time now, Effects* effects);
   // The job whose current epoch this is and whose rank is on the sender; null: ignore the event.
@@ -166,7 +177,7 @@ class Coordinator {
   absl::Status DeleteOrphan(const DeleteJobEvent& event, absl::Time now, Effects* effects);
   void RememberRequest(const std::string& request_id, Request request, Effects* effects);
   void HearOfHeldJob(const Sender& sender, const JobProgress& progress, Effects* effects);
-  // Whether workers hold a later epoch of the job than the journal has.
+  // Whether workers hold a later epoch of the job than the journal has, or have begun its first.
   bool IsBehind(const JobId& id, const Job& job) const;
   // Where the ranks are, if the job can be taken over now. `why_not` says what is missing.
   std::optional<std::vector<RankPlacement>> PlacesOf(const HeldJob& held,
@@ -223,6 +234,8 @@ class Coordinator {
   std::vector<DurableState::Undo> undos_;  // Of the changes that wait for Accept or Rollback.
   Liveness liveness_;
   std::set<WorkerId> away_;  // Have had no stream since they registered, or it has ended.
+  // By worker, lives that are registered and have not begun.
+  std::map<WorkerId, std::map<Incarnation, Member>> arrivals_;
   std::map<JobId, EpochRuntime> runtimes_;
   std::map<JobId, RestartPacer> pacers_;
   std::map<JobId, AvoidedWorkers> avoided_;

@@ -24,6 +24,8 @@ bool HasUnknownSteps(const Job& job, const WorkerId& worker, const JobProgress& 
 }
 
 constexpr Rank kWholeWorker(-1);
+// Of a worker, lives that have not begun.
+constexpr size_t kMaxArrivals = 8;
 
 // A rank that is on the worker, or -1.
 Rank FirstRankOn(const Job& job, const WorkerId& worker) {
@@ -44,26 +46,70 @@ absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& m
     return absl::ResourceExhaustedError(
         absl::StrCat("there are ", options_.max_workers, " workers already"));
   }
-  if (known != nullptr && known->incarnation < member.incarnation && !known->lost &&
-      away_.count(worker) == 0) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "worker '", worker.value(), "', incarnation ", known->incarnation.value(),
-        ", is connected; another one of its name is taken for its restart only once its connection "
-        "has ended or it was silent for ",
-        absl::FormatDuration(options_.worker_timeout)));
-  }
-  liveness_.Heard(worker, now);
-  if (known != nullptr && known->incarnation == member.incarnation &&
-      known->address == member.address && known->data_host == member.data_host &&
-      known->max_ranks_of_job == member.max_ranks_of_job && known->device == member.device &&
-      !known->lost) {
+  if (known != nullptr && known->incarnation < member.incarnation) {
+    RETURN_IF_ERROR(CheckMayFollow(worker));
+    RETURN_IF_ERROR(CheckKey(worker, member.incarnation, member.key));
+    std::map<Incarnation, Member>& arrivals = arrivals_[worker];
+    arrivals.erase(arrivals.begin(), arrivals.upper_bound(known->incarnation));
+    arrivals[member.incarnation] = member;
+    if (arrivals.size() > kMaxArrivals) arrivals.erase(arrivals.begin());
     return absl::OkStatus();
   }
+  liveness_.Heard(worker, now);
+  if (known != nullptr && known->address == member.address &&
+      known->data_host == member.data_host && known->max_ranks_of_job == member.max_ranks_of_job &&
+      known->device == member.device && !known->lost) {
+    return absl::OkStatus();
+  }
+  BeginLife(worker, member, now, effects);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckMayFollow(const WorkerId& worker) const {
+  const Member& known = *state_.members().Find(worker);
+  if (known.lost || away_.count(worker) > 0) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(
+      "worker '", worker.value(), "', incarnation ", known.incarnation.value(),
+      ", is connected; another one of its name is taken for its restart only once its connection "
+      "has ended or it was silent for ",
+      absl::FormatDuration(options_.worker_timeout)));
+}
+
+const Member* Coordinator::FindArrival(const WorkerId& worker, Incarnation incarnation) const {
+  const Member* known = state_.members().Find(worker);
+  const auto arrivals = arrivals_.find(worker);
+  if (known == nullptr || arrivals == arrivals_.end() || incarnation <= known->incarnation)
+    return nullptr;
+  const auto arrival = arrivals->second.find(incarnation);
+  return arrival == arrivals->second.end() ? nullptr : &arrival->second;
+}
+
+Incarnation Coordinator::IncarnationOf(const WorkerId& worker, const std::string& key) const {
+  const Incarnation next = state_.members().IncarnationOf(worker, key);
+  const auto arrivals = arrivals_.find(worker);
+  if (FindArrival(worker, next) == nullptr) return next;
+  for (const auto& [incarnation, member] : arrivals->second) {
+    if (member.key == key) return incarnation;
+  }
+  return Incarnation(arrivals->second.rbegin()->first.value() + 1);
+}
+
+absl::Status Coordinator::CheckKey(const WorkerId& worker, Incarnation incarnation,
+                                   const std::string& key) const {
+  const Member* arrival = FindArrival(worker, incarnation);
+  if (arrival == nullptr || arrival->key == key)
+    return state_.members().CheckKey(worker, incarnation, key);
+  return absl::PermissionDeniedError(
+      absl::StrCat("worker '", worker.value(), "', incarnation ", incarnation.value(),
+                   ": this is another process than the one that registered"));
+}
+
+void Coordinator::BeginLife(const WorkerId& worker, Member member, absl::Time now,
+                            Effects* effects) {
   away_.insert(worker);
   orphans_.Forget(worker);  // Of another life.
-  Put(MemberRecord{worker, member}, effects);
+  Put(MemberRecord{worker, std::move(member)}, effects);
   AdvanceAll(now, effects);
-  return absl::OkStatus();
 }
 
 absl::Status Coordinator::Hear(const Sender& sender, absl::Time now, Effects* effects) {
@@ -79,6 +125,10 @@ absl::Status Coordinator::Hear(const Sender& sender, absl::Time now, Effects* ef
 }
 
 absl::Status Coordinator::Connect(const Sender& sender, absl::Time now, Effects* effects) {
+  if (const Member* arrival = FindArrival(sender.worker, sender.incarnation)) {
+    RETURN_IF_ERROR(CheckMayFollow(sender.worker));
+    BeginLife(sender.worker, *arrival, now, effects);
+  }
   RETURN_IF_ERROR(Hear(sender, now, effects));
   away_.erase(sender.worker);
   ResendOnConnect(sender, effects);
@@ -124,8 +174,9 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
     const bool was_deleted =
         !is_known && progress.creation <= state_.deleted().Newest(progress.job);
     const bool is_ahead =
-        is_known && (known->status.epoch < progress.epoch || IsBehind(progress.job, *known) ||
-                     HasUnknownSteps(*known, sender.worker, progress));
+        is_known &&
+        (Orphans::Holder(progress).IsAheadOf(known->status.epoch, known->HasBegun()) ||
+         IsBehind(progress.job, *known) || HasUnknownSteps(*known, sender.worker, progress));
     if (!was_deleted && (!is_known || is_ahead)) {
       unknown.insert({progress.job, progress.creation});
       HearOfHeldJob(sender, progress, effects);

@@ -11,7 +11,7 @@ namespace tessera::coordinator {
 
 void Coordinator::HearOfHeldJob(const Sender& sender, const JobProgress& progress,
                                 Effects* effects) {
-  if (!orphans_.Hear(sender.worker, {progress.job, progress.creation}, progress.epoch)) return;
+  if (!orphans_.Hear(sender.worker, progress)) return;
   effects->commands.push_back({sender.worker, DescribeJob{progress.job, progress.creation}});
 }
 
@@ -41,8 +41,9 @@ absl::Status Coordinator::ReportHeld(const Sender& sender, const HeldJob& event,
 bool Coordinator::IsBehind(const JobId& id, const Job& job) const {
   const Orphans::Holders* holders = orphans_.Find({id, job.creation});
   return holders != nullptr &&
-         std::any_of(holders->begin(), holders->end(),
-                     [&](const auto& holder) { return job.status.epoch < holder.second.epoch; });
+         std::any_of(holders->begin(), holders->end(), [&](const auto& holder) {
+           return holder.second.IsAheadOf(job.status.epoch, job.HasBegun());
+         });
 }
 
 std::optional<std::vector<RankPlacement>> Coordinator::PlacesOf(const HeldJob& held,
@@ -151,9 +152,10 @@ absl::Status Coordinator::CheckKnown(const JobId& id) const {
 }
 
 void Coordinator::RememberDeleted(const JobId& job, Creation creation, Effects* effects) {
-  // An older one of this name that workers hold was not deleted by this.
+  // An older one of this name that workers hold was not deleted by this, unless it was before.
+  const Creation deleted = state_.deleted().Newest(job);
   for (const auto& [key, holders] : orphans_.all()) {
-    if (key.first == job && key.second < creation) return;
+    if (key.first == job && key.second < creation && deleted < key.second) return;
   }
   for (const JobId& old : state_.deleted().Surplus()) Put(DeletedJobGoneRecord{old}, effects);
   Put(DeletedJobRecord{job, creation}, effects);

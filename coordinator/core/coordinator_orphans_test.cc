@@ -208,6 +208,17 @@ TEST_F(CoordinatorOrphansTest, JobThatThisJournalDeletedIsDroppedAlsoAfterAResta
   EXPECT_EQ(Count<DescribeJob>(), 0);
 }
 
+TEST_F(CoordinatorOrphansTest, DeletionIsRememberedWhereAnEarlierOneIsStillToBeDropped) {
+  ASSERT_OK(Beat("a", 5));
+  ASSERT_OK(Delete("delete the orphan"));
+  const auto next = Create("create");
+  ASSERT_OK(next);
+  ASSERT_OK(Delete("delete"));
+  ASSERT_OK(Beat("b", 1, next->creation));
+  EXPECT_EQ(Count<DropJob>(), 1);
+  EXPECT_THAT(core_.GetJob(kJob).status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
+}
+
 TEST_F(CoordinatorOrphansTest, JournalOfAnOlderEpochTakesOverTheLaterOne) {
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   ASSERT_EQ(made.status.epoch, Epoch(1));
@@ -224,6 +235,30 @@ TEST_F(CoordinatorOrphansTest, JournalOfAnOlderEpochTakesOverTheLaterOne) {
   ASSERT_OK(Describe("b", 8, 40, made.creation));
   EXPECT_EQ(Job().status.epoch, Epoch(9));
   EXPECT_EQ(Job().committed_step, Step(40));
+}
+
+TEST_F(CoordinatorOrphansTest, JournalOfBeforeTheFirstEpochBeganTakesThatOver) {
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  ASSERT_EQ(made.status.epoch, Epoch(1));
+  RankStatus running;
+  running.step = Step(13);
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string worker = rank == 0 ? "a" : "b";
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.Heartbeat(Life(worker), {{kJob, made.creation, Epoch(1), {{rank, running}}}},
+                             now_, e);
+    }));
+    EXPECT_EQ(Count<DescribeJob>(), 1);
+    ASSERT_OK(Run([&](Effects* e) {
+      return core_.ReportFailure(Life(worker), {kJob, made.creation, Epoch(1), Rank(rank), "died"},
+                                 now_, e);
+    }));
+    EXPECT_EQ(Count<PrepareEpoch>(), 0) << "it would begin with nothing";
+    ASSERT_OK(Describe(worker, 1, 12, made.creation));
+  }
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+  EXPECT_TRUE(Job().status.bound);
+  EXPECT_EQ(Job().committed_step, Step(12));
 }
 
 TEST_F(CoordinatorOrphansTest, ItsDevicesGoToNoOtherJob) {

@@ -2,6 +2,7 @@
 // is simulated: nothing here waits.
 #include <algorithm>
 
+#include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/job_spec.h"
@@ -39,8 +40,14 @@ class CoordinatorPlacementTest : public ::testing::Test {
     Member member;
     member.incarnation = Incarnation(incarnation);
     member.num_devices = num_devices;
-    ASSERT_OK(
-        Run([&](Effects* e) { return core_.RegisterWorker(WorkerId(worker), member, now_, e); }));
+    ASSERT_OK(Run([&](Effects* e) { return BeginLife(worker, member, e); }));
+  }
+  absl::Status BeginLife(const std::string& worker, const Member& member, Effects* effects) {
+    RETURN_IF_ERROR(core_.RegisterWorker(WorkerId(worker), member, now_, effects));
+    if (member.incarnation == Incarnation(1)) return absl::OkStatus();
+    RETURN_IF_ERROR(core_.Connect({WorkerId(worker), member.incarnation}, now_, effects));
+    core_.Disconnected(WorkerId(worker));
+    return absl::OkStatus();
   }
   void Create(const std::string& job, int32_t world_size) {
     ASSERT_OK(Run([&](Effects* e) {
@@ -284,7 +291,7 @@ TEST_F(CoordinatorPlacementTest, SecondWorkerOfANameTakesNothingFromTheFirstWhil
     Member member;
     member.incarnation = Incarnation(2);
     member.num_devices = 1;
-    return Run([&](Effects* e) { return core_.RegisterWorker(WorkerId("a"), member, now_, e); });
+    return Run([&](Effects* e) { return BeginLife("a", member, e); });
   };
   ASSERT_OK(Run([&](Effects* e) {
     return core_.Connect({WorkerId("a"), Incarnation(1)}, now_, e);

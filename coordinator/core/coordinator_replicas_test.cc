@@ -38,8 +38,12 @@ class CoordinatorReplicasTest : public ::testing::Test {
     member.num_devices = 2;
     member.data_host = "127.0.0.1";
     core_.Disconnected(WorkerId(worker));
-    ASSERT_OK(
-        Run([&](Effects* e) { return core_.RegisterWorker(WorkerId(worker), member, now_, e); }));
+    ASSERT_OK(Run([&](Effects* e) {
+      const absl::Status status = core_.RegisterWorker(WorkerId(worker), member, now_, e);
+      if (!status.ok() || lives_[worker] == 1) return status;
+      return core_.Connect(SenderOf(worker), now_, e);
+    }));
+    core_.Disconnected(WorkerId(worker));
   }
   Sender SenderOf(const std::string& worker) {
     return {WorkerId(worker), Incarnation(lives_[worker])};

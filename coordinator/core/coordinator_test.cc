@@ -54,7 +54,11 @@ class CoordinatorTest : public ::testing::Test {
     member.incarnation = Incarnation(incarnation);
     member.num_devices = num_devices;
     member.max_ranks_of_job = max_ranks_of_job;
-    return Run([&](Effects* e) { return core_.RegisterWorker(WorkerId(worker), member, now_, e); });
+    return Run([&](Effects* e) {
+      const absl::Status status = core_.RegisterWorker(WorkerId(worker), member, now_, e);
+      return status.ok() && incarnation > 1 ? core_.Connect(Life(worker, incarnation), now_, e)
+                                            : status;
+    });
   }
   absl::StatusOr<JobView> Create(const std::string& request, int32_t world_size) {
     auto view = Run([&](Effects* e) {
@@ -244,6 +248,35 @@ TEST_F(CoordinatorTest, NewIncarnationBeginsANewEpoch) {
   EXPECT_THAT(Job().status.reason, HasSubstr("worker 'b' started again"));
   EXPECT_THAT(Prepared(Life("b", 1), 2),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("stale")));
+}
+
+TEST_F(CoordinatorTest, RegistrationOfAProcessThatHasEndedTakesNothingFromTheNextOne) {
+  StartTwoRanks();
+  core_.Disconnected(WorkerId("b"));
+  const auto registers = [&](const std::string& key) {
+    Member member;
+    member.incarnation = core_.IncarnationOf(WorkerId("b"), key);
+    member.num_devices = 1;
+    member.key = key;
+    EXPECT_OK(
+        Run([&](Effects* e) { return core_.RegisterWorker(WorkerId("b"), member, now_, e); }));
+    return member.incarnation.value();
+  };
+  EXPECT_EQ(registers("second"), 2);
+  EXPECT_EQ(Job().status.epoch, Epoch(1)) << "it has not said anything yet";
+  EXPECT_EQ(registers("ended"), 3);
+  EXPECT_EQ(registers("second"), 2);
+  EXPECT_THAT(core_.CheckKey(WorkerId("b"), Incarnation(2), "ended"),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("another process")));
+  const auto connects = [&](int64_t incarnation) {
+    return Run([&](Effects* e) { return core_.Connect(Life("b", incarnation), now_, e); });
+  };
+  ASSERT_OK(connects(2));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+  core_.Disconnected(WorkerId("b"));
+  EXPECT_EQ(registers("ended"), 3);
+  ASSERT_OK(connects(2));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
 }
 
 TEST_F(CoordinatorTest, JobWhosePartIsGoneWithStepsThatNobodyReportedIsLost) {

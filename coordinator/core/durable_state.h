@@ -30,6 +30,7 @@ struct Job {
   Step committed_step;
   std::optional<HandOver> hand_over;
 
+  bool HasBegun() const { return status.bound || IsOver(status.state); }  // An epoch.
   bool IsFrozen() const { return hand_over.has_value() && Stands(hand_over->phase); }
   // Shared with copies of this, and changed only where it is not; null: it never had a save.
   std::shared_ptr<SaveLog> save_log;

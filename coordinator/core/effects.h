@@ -52,7 +52,7 @@ struct DescribeJob {  // By a HeldJob.
 };
 struct DropJob {
   JobId job;
-  Creation creation;  // This one, or an older one.
+  Creation creation;  // This one alone.
 };
 struct ServeState {  // Somebody reads the job's state; the core sends none.
   JobId job;

@@ -1,5 +1,8 @@
 #include "coordinator/core/orphans.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -14,11 +17,18 @@ std::string Quoted(const std::set<WorkerId>& workers) {
 
 }  // namespace
 
-bool Orphans::Hear(const WorkerId& worker, const Key& key, Epoch epoch) {
+Orphans::Holder::Holder(const JobProgress& progress)
+    : epoch(progress.epoch),
+      is_in_its_epoch(std::any_of(progress.ranks.begin(), progress.ranks.end(),
+                                  [](const auto& rank) { return rank.second.step > Step(0); })) {}
+
+bool Orphans::Hear(const WorkerId& worker, const JobProgress& progress) {
+  const Key key(progress.job, progress.creation);
   if (orphans_.count(key) == 0 && orphans_.size() >= capacity_) return false;
-  Holders& holders = orphans_[key];
-  const auto [holder, is_new] = holders.try_emplace(worker, Holder{epoch, std::nullopt});
-  if (holder->second.epoch != epoch) holder->second = {epoch, std::nullopt};
+  const auto [holder, is_new] = orphans_[key].try_emplace(worker, Holder(progress));
+  Holder now(progress);
+  if (holder->second.epoch == now.epoch) now.described = std::move(holder->second.described);
+  holder->second = std::move(now);
   return is_new || !holder->second.described.has_value();
 }
 
@@ -27,7 +37,8 @@ void Orphans::Describe(const WorkerId& worker, HeldJob held) {
   if (orphan == orphans_.end()) return;
   const auto holder = orphan->second.find(worker);
   if (holder == orphan->second.end()) return;
-  holder->second = {held.epoch, std::move(held)};
+  holder->second.epoch = held.epoch;
+  holder->second.described = std::move(held);
 }
 
 void Orphans::Listed(const WorkerId& worker, const std::set<Key>& keys) {

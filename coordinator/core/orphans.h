@@ -27,13 +27,20 @@ class Orphans {
 
   using Key = std::pair<JobId, Creation>;
   struct Holder {
-    Epoch epoch;  // As its heartbeats say.
+    explicit Holder(const JobProgress& progress);
+    // Than a state that has the job in this epoch, and has begun one or not.
+    bool IsAheadOf(Epoch of_state, bool has_begun) const {
+      return of_state < epoch || (of_state == epoch && is_in_its_epoch && !has_begun);
+    }
+
+    Epoch epoch;                   // As its heartbeats say.
+    bool is_in_its_epoch = false;  // That has begun there.
     std::optional<HeldJob> described;
   };
   using Holders = std::map<WorkerId, Holder>;
 
-  // The worker holds it, in this epoch. True: it is to describe it.
-  bool Hear(const WorkerId& worker, const Key& key, Epoch epoch);
+  // The worker holds it. True: it is to describe it.
+  bool Hear(const WorkerId& worker, const JobProgress& progress);
   // Of what nobody asked for, nothing is kept.
   void Describe(const WorkerId& worker, HeldJob held);
   // The worker holds nothing else.

@@ -283,7 +283,7 @@ absl::StatusOr<Incarnation> CoordinatorHost::RegisterWorker(const RegisterWorker
   }
   RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
     if (member.incarnation == Incarnation())
-      member.incarnation = core.members().IncarnationOf(event.worker, member.key);
+      member.incarnation = core.IncarnationOf(event.worker, member.key);
     return core.RegisterWorker(event.worker, member, now, effects);
   }));
   return member.incarnation;
@@ -312,7 +312,7 @@ absl::StatusOr<std::vector<SaveView>> CoordinatorHost::ListSaves(const JobId& jo
 absl::Status CoordinatorHost::Connect(const Sender& sender, const std::string& key,
                                       std::shared_ptr<Outbox> outbox) {
   absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(core_.members().CheckKey(sender.worker, sender.incarnation, key));
+  RETURN_IF_ERROR(core_.CheckKey(sender.worker, sender.incarnation, key));
   std::shared_ptr<Outbox> previous = std::exchange(outboxes_[sender.worker], outbox);
   const absl::Status status = RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
     return core.Connect(sender, now, effects);

@@ -304,6 +304,9 @@ TEST_F(GateTest, LifeOfAWorkerIsGoneOnWithByItsKeyAlone) {
   request.set_incarnation(0);
   EXPECT_OK(register_it());
   EXPECT_EQ(reply.incarnation(), 2) << "a new life, since the one before is not connected";
+  EXPECT_THAT(connect(std::string(32, 'y'), 2),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("another process")));
+  EXPECT_OK(connect(std::string(32, 'x'), 2));
   EXPECT_THAT(connect(std::string(32, 'k'), 1),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("stale")));
 }

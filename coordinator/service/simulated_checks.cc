@@ -1,5 +1,6 @@
 // What must never happen in a simulated cluster.
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,77 +8,162 @@
 #include "gtest/gtest.h"
 
 namespace tessera::coordinator {
+namespace {
 
-void SimulatedCluster::CheckShown() {
-  const absl::StatusOr<JobView> job = core_.GetJob(kJob);
-  if (!job.ok()) return;  // Deleted, and not created again yet.
-  const JobView& view = *job;
-  EXPECT_GE(view.committed_step.value(), shown_committed_) << "a committed step was lost";
-  EXPECT_LE(view.committed_step.value(), max_decided_) << "a step committed that nobody decided";
-  EXPECT_GE(view.status.epoch.value(), shown_epoch_);
-  shown_committed_ = view.committed_step.value();
-  shown_epoch_ = view.status.epoch.value();
-  if (is_hybrid()) CheckKeepsACopy(view);
-}
-
-void SimulatedCluster::CheckKeepsACopy(const JobView& view) {
-  const std::vector<RankPlacement> before = std::exchange(placements_, view.status.placements);
-  if (view.status.state == JobState::kLost || view.creation != creation_) return;
-  for (const RankPlacement& place : placements_) {
-    // It may have died, which nobody has told the coordinator.
-    for (const Worker& worker : workers_) {
-      if (worker.id == place.worker && !worker.connected) return;
-    }
-  }
-  for (const Worker& worker : workers_) {
-    // Before the first step there is nothing that initial values do not make again.
-    if (max_decided_ == 0 || !HoldsAll(worker) || !IsPlaced(worker, before) ||
-        IsPlaced(worker, placements_)) {
-      continue;
-    }
-    EXPECT_TRUE(IsHeld(&worker)) << "the last of the shards are void on " << worker.id.value()
-                                 << ": " << Describe() << "\ndecided " << max_decided_;
-  }
-}
-
-void SimulatedCluster::CheckRelease(const OrderRelease& release) {
-  const auto& entries =
-      announced_[{release.epoch, release.position.step, release.position.sequence}];
-  EXPECT_EQ(entries.size(), world_size_) << "released before all announced";
-  for (const auto& [rank, entry] : entries) {
-    EXPECT_EQ(entry, entries.begin()->second) << "released though the entries differ";
-  }
-}
-
-bool SimulatedCluster::IsPlaced(const Worker& worker, const std::vector<RankPlacement>& places) {
+// Whether the worker has had ranks there since it last took part.
+bool IsPlaced(const SimulatedWorker& worker, const SimulatedHeldJob& held,
+              const std::vector<RankPlacement>& places) {
   return std::any_of(places.begin(), places.end(), [&](const RankPlacement& place) {
-    return place.worker == worker.id && place.since <= worker.epoch &&
-           place.incarnation == Incarnation(worker.incarnation);
+    return place.worker == worker.id() && place.since <= held.epoch() &&
+           place.incarnation == worker.incarnation();
   });
 }
 
-bool SimulatedCluster::IsHeld(const Worker* without) const {
-  const absl::StatusOr<JobView> view = core_.GetJob(kJob);
-  return view.ok() && std::any_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
-           return &worker != without && HoldsAll(worker) &&
-                  worker.decided_step >= max_decided_ - 1 &&
-                  IsPlaced(worker, view->status.placements);
+}  // namespace
+
+void SimulatedCluster::OnDurable(const Effects& effects) {
+  for (const StateRecord& record : effects.records) {
+    if (const auto* spec = std::get_if<JobSpecRecord>(&record)) {
+      truths_.emplace(spec->creation, std::make_unique<SimulatedTruth>(*spec, &dice_));
+      statuses_.erase(spec->job);
+    } else if (const auto* status = std::get_if<JobStatusRecord>(&record)) {
+      CheckKeepsACopy(*status);
+      CheckDevices();
+    } else if (const auto* save = std::get_if<SaveRecord>(&record)) {
+      CheckSave(*save);
+    } else if (const auto* forgotten = std::get_if<MemberGoneRecord>(&record)) {
+      for (Node& node : nodes_) node.was_forgotten |= node.worker->id() == forgotten->worker;
+    } else if (const auto* gone = std::get_if<JobGoneRecord>(&record)) {
+      statuses_.erase(gone->job);
+    }
+  }
+  for (const JobId& job : effects.changed_jobs) CheckShown(job);
+  for (const Outgoing& outgoing : effects.commands) {
+    if (const auto* release = std::get_if<OrderRelease>(&outgoing.command)) {
+      FindTruth(release->creation)->CheckRelease(*release);
+    } else if (const auto* start = std::get_if<StartEpoch>(&outgoing.command)) {
+      FindTruth(start->creation)->CheckStart(*start);
+    }
+  }
+}
+
+void SimulatedCluster::CheckSave(const SaveRecord& record) {
+  const absl::StatusOr<JobView> view = coordinator_.core().GetJob(record.job);
+  if (view.ok()) FindTruth(view->creation)->saves().Check(record.save, coordinator_.now());
+}
+
+void SimulatedCluster::CheckShown(const JobId& job) {
+  const absl::StatusOr<JobView> view = coordinator_.core().GetJob(job);
+  if (view.ok()) FindTruth(view->creation)->CheckView(*view);
+}
+
+void SimulatedCluster::CheckDevices() const {
+  std::set<std::pair<WorkerId, int32_t>> taken;
+  for (const auto& [id, status] : statuses_) {
+    if (IsOver(status.state)) continue;
+    for (const RankPlacement& place : status.placements) {
+      EXPECT_TRUE(taken.emplace(place.worker, place.device).second)
+          << "device " << place.device << " of " << place.worker.value() << " is of two jobs";
+    }
+  }
+}
+
+bool SimulatedCluster::IsKnown(const Node& node) const {
+  return node.worker->connected() && node.worker->IsAdmitted();
+}
+
+void SimulatedCluster::CheckKeepsACopy(const JobStatusRecord& record) {
+  const JobStatus before = std::exchange(statuses_[record.job], record.status);
+  const absl::StatusOr<JobView> view = coordinator_.core().GetJob(record.job);
+  if (!view.ok()) return;
+  const SimulatedTruth& truth = *FindTruth(view->creation);
+  if (!truth.is_hybrid()) return;
+  if (record.status.state == JobState::kLost) {
+    if (before.state == JobState::kLost) return;
+    EXPECT_FALSE(IsHeld(truth, nullptr)) << "the job is lost, and a worker has all of it";
+    return;
+  }
+  for (const RankPlacement& place : record.status.placements) {
+    // It may have died, which nobody has told the coordinator.
+    for (const Node& node : nodes_) {
+      if (node.worker->id() == place.worker && !IsKnown(node)) return;
+    }
+  }
+  for (const Node& node : nodes_) {
+    const SimulatedHeldJob* held = node.worker->Find(truth.creation());
+    // Before the first step there is nothing that initial values do not make again.
+    if (truth.decided() == 0 || held == nullptr || !held->HoldsAll() ||
+        !IsPlaced(*node.worker, *held, before.placements) ||
+        IsPlaced(*node.worker, *held, record.status.placements)) {
+      continue;
+    }
+    EXPECT_TRUE(IsHeld(truth, node.worker.get()))
+        << "the last of the shards are void on " << node.worker->id().value() << ": " << Describe()
+        << "\ndecided " << truth.decided();
+  }
+}
+
+bool SimulatedCluster::IsHeld(const SimulatedTruth& truth, const SimulatedWorker* without) const {
+  const absl::StatusOr<JobView> view = coordinator_.core().GetJob(truth.id());
+  return view.ok() && std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
+           const SimulatedHeldJob* held = node.worker->Find(truth.creation());
+           return node.worker.get() != without && held != nullptr && held->HoldsAll() &&
+                  held->decided_step() >= truth.decided() - 1 &&
+                  IsPlaced(*node.worker, *held, view->status.placements);
          });
 }
 
-std::string SimulatedCluster::Describe() const {
-  const absl::StatusOr<JobView> view = core_.GetJob(kJob);
-  if (!view.ok()) return view.status().ToString();
-  std::string text =
-      absl::StrCat(Name(view->status.state), " in epoch ", view->status.epoch.value(),
-                   " after step ", view->committed_step.value(), ": ", view->status.reason);
-  for (const Worker& worker : workers_) {
-    absl::StrAppend(&text, "\n", worker.id.value(), "/", worker.incarnation, ": epoch ",
-                    worker.epoch.value(), worker.connected ? ", connected" : ", away",
-                    worker.running ? ", running" : "", worker.has_values ? ", has values" : "",
-                    worker.lacks_values ? ", lacks values" : "", ", decided ", worker.decided_step,
-                    ", ranks ", worker.ranks.size(), ", inbox ", worker.inbox.size());
+int64_t SimulatedCluster::committed_steps() const {
+  int64_t steps = 0;
+  for (const auto& [creation, truth] : truths_) steps += truth->shown_committed();
+  return steps;
+}
+
+int64_t SimulatedCluster::num_epochs() const {
+  int64_t epochs = 0;
+  for (const auto& [creation, truth] : truths_) epochs += truth->shown_epoch();
+  return epochs;
+}
+
+int64_t SimulatedCluster::num_saved() const {
+  int64_t saved = 0;
+  for (const auto& [creation, truth] : truths_) saved += truth->saves().num_journalled();
+  return saved;
+}
+
+void SimulatedCluster::AwaitSteps(int64_t steps) {
+  awaited_more_ = steps;
+  for (const auto& [creation, truth] : truths_)
+    awaited_steps_[creation] = truth->shown_committed() + steps;
+}
+
+bool SimulatedCluster::HasTakenThem() const {
+  std::set<Creation> creations;
+  for (const auto& owner : owners_) creations.insert(owner->creation());
+  // What an older journal does not know is kept.
+  for (const Node& node : nodes_) {
+    for (const auto& [id, job] : node.worker->jobs()) {
+      if (!has_copies_ && creations.count(job->truth().creation()) == 0) return false;
+    }
   }
+  return std::all_of(owners_.begin(), owners_.end(), [&](const auto& owner) {
+    const auto truth = truths_.find(owner->creation());
+    if (truth == truths_.end() || owner->HasPendingSaves()) return false;
+    const auto awaited = awaited_steps_.find(owner->creation());
+    const int64_t steps = awaited == awaited_steps_.end() ? awaited_more_ : awaited->second;
+    return truth->second->shown_committed() >= steps;
+  });
+}
+
+std::string SimulatedCluster::Describe() const {
+  std::string text;
+  for (const JobView& view : coordinator_.core().ListJobs()) {
+    absl::StrAppend(&text, view.id.value(), "/", view.creation.value(), " ",
+                    Name(view.status.state), " in epoch ", view.status.epoch.value(),
+                    " after step ", view.committed_step.value(), ": ", view.status.reason, "\n");
+  }
+  for (const Node& node : nodes_)
+    absl::StrAppend(&text, node.worker->Describe(), node.silent ? ", silent" : "", "\n");
   return text;
 }
 

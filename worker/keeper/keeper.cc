@@ -64,7 +64,7 @@ void Keeper::Drop(const std::string& job_id, int64_t creation) {
   std::shared_ptr<HostedJob> job;  // Destroyed outside the lock.
   absl::MutexLock lock(&mu_);
   const auto it = jobs_.find(job_id);
-  if (it == jobs_.end() || it->second->creation() > creation) return;
+  if (it == jobs_.end() || it->second->creation() != creation) return;
   TESSERA_LOG(INFO, "job {}, creation {}: dropped, and its memory with it", job_id,
               it->second->creation());
   job = std::move(it->second);
@@ -149,8 +149,10 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   if (job != nullptr && Epoch(prepare.job().epoch()) < job->epoch()) return;
   absl::StatusOr<LocalRanks> local = LocalRanksOf(prepare.job(), worker_id_);
   status.Update(local.status());
-  const bool is_void = status.ok() && job != nullptr &&
-                       (IsVoid(prepare, *job, local->first()) || !(job->local() == *local));
+  // A repeat voids nothing, either: where its epoch has begun here, the coordinator is behind.
+  const bool is_new = job != nullptr && job->epoch() < Epoch(prepare.job().epoch());
+  const bool is_void =
+      status.ok() && is_new && (IsVoid(prepare, *job, local->first()) || !(job->local() == *local));
   if (is_void) {
     job.reset();
     Drop(job_id, creation);

@@ -117,6 +117,31 @@ TEST_F(KeeperTest, JobWithValuesThatNobodyDeletedIsKeptWhereAnotherOneIsToTakeIt
   EXPECT_EQ(Answer().prepared().creation(), 9);
 }
 
+TEST_F(KeeperTest, EndOfALaterJobOfTheNameDropsNoEarlierOne) {
+  Prepare(/*creation=*/5, /*epoch=*/1);
+  ASSERT_TRUE(Answer().has_prepared());
+  Start(5, 1);
+  Prepare(/*creation=*/9, /*epoch=*/1);
+  ASSERT_TRUE(Answer().has_failure());
+  Drop(9);  // Its ranks go elsewhere.
+  ASSERT_NE(keeper_.Find("toy"), nullptr);
+  EXPECT_EQ(keeper_.Find("toy")->creation(), 5);
+  Drop(5);
+  EXPECT_EQ(keeper_.Find("toy"), nullptr);
+}
+
+TEST_F(KeeperTest, RepeatOfACommandWhoseEpochHasBegunVoidsNothing) {
+  Prepare(5, /*epoch=*/4);
+  ASSERT_TRUE(Answer().has_prepared());
+  Start(5, 4);
+  v1::CoordinatorCommand command;
+  *command.mutable_prepare()->mutable_job() = keeper_.Find("toy")->Describe().job();
+  command.mutable_prepare()->set_begin_anew(true);
+  const std::shared_ptr<HostedJob> held = keeper_.Find("toy");
+  keeper_.HandleCommand(command);
+  EXPECT_EQ(keeper_.Find("toy"), held);
+}
+
 TEST_F(KeeperTest, CommandOfAnEarlierEpochVoidsNothing) {
   Prepare(5, /*epoch=*/4);
   ASSERT_TRUE(Answer().has_prepared());

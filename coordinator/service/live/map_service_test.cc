@@ -217,6 +217,7 @@ TEST_P(MapServiceMemoryTest, WhereAPartIsGoneNobodyMapsTheRestAnyMore) {
   (void)b_->Disconnect();
   TestWorker b(channel_, "b", 2);  // A life that has nothing; let in once the other one is away.
   while (!b.Register(1).ok()) absl::SleepFor(absl::Milliseconds(1));
+  b.Connect();
   // Where no step was taken the job begins anew, under the same creation.
   EXPECT_THAT(call->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition,
                                        HasSubstr(has_stepped ? "is lost" : "has not begun")));
