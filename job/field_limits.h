@@ -24,7 +24,6 @@ constexpr int kMaxLocalRanks = 240;                    // Ranks of a job.
 constexpr int64_t kMaxIncarnation = int64_t{1} << 62;  // Of a worker; the next ones fit, too.
 constexpr int kMaxDevices = 1024;                      // Of one worker, for ranks of any jobs.
 constexpr int kMaxUnits = 16384;
-constexpr int64_t kMaxSequence = int64_t{1} << 20;  // Operations in a pass of a step.
 constexpr int kMaxParamGroups = 64;
 // Reports of steps that travel with a later one's. A coordinator remembers twice as many.
 constexpr int kMaxEarlierReports = 127;

@@ -15,6 +15,8 @@
 
 namespace tessera {
 
+constexpr int64_t kMaxSequence = int64_t{1} << 20;  // Operations in a pass of a step.
+
 // When a trainer asks for the parameters of the unit that backward needs next.
 enum class BackwardPrefetch {
   kNone,  // When it needs them.

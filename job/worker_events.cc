@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
+#include "job/job_config.h"
 
 namespace tessera {
 namespace {

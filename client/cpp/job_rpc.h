@@ -28,7 +28,7 @@ absl::Status DeleteJob(const DialOptions& coordinator, const v1::DeleteJobReques
 // A rank that a trainer has, for as long as the lease is open.
 struct AttachedRank {
   UniqueFd lease;
-  std::vector<UniqueFd> fds;  // As HostedJob::GivenRank.
+  std::vector<UniqueFd> fds;  // As GivenRank.
   v1::AttachResponse response;
 };
 // `worker_address`: the path of a Unix socket. Waits too while the worker is away, the job is not

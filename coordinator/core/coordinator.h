@@ -12,7 +12,7 @@
 #ifndef TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 #define TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 
-#include <limits>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -45,7 +45,6 @@ class Coordinator {
 
   void Accept();
   void Rollback();
-
   // Which cluster this is: empty until it was named, once.
   const std::string& cluster() const { return state_.cluster(); }
   void NameCluster(const std::string& id, Effects* effects);
@@ -63,12 +62,11 @@ class Coordinator {
   //         Unavailable        workers hold a job of this id that the journal does not know, and
   //                            are about to describe it, or its records cannot be read
   absl::StatusOr<JobView> CreateJob(const CreateJobEvent& event, absl::Time now, Effects* effects);
-  // Errors: NotFound, AlreadyExists as above.
+  // Errors of all: NotFound; of DeleteJob: AlreadyExists as above, too.
   absl::Status DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects);
-  absl::StatusOr<JobView> GetJob(const JobId& job) const;  // Errors: NotFound
+  absl::StatusOr<JobView> GetJob(const JobId& job) const;
   // Those behind `after`, by id, and no more than so many.
-  std::vector<JobView> ListJobs(const JobId& after = JobId(),
-                                size_t max_jobs = std::numeric_limits<size_t>::max()) const;
+  std::vector<JobView> ListJobs(const JobId& after = JobId(), size_t max_jobs = SIZE_MAX) const;
 
   // --- membership ---
   // Errors: FailedPrecondition, InvalidArgument  as MemberRegistry::CheckRegister
@@ -226,7 +224,6 @@ class Coordinator {
   void EndPendingSaves(const JobId& id, const absl::Status& outcome, absl::Time now,
                        Effects* effects);
   void WithdrawExpiredSaves(absl::Time now, Effects* effects);
-
   RestartPacer& PacerOf(const JobId& id);
 
   CoordinatorOptions options_;

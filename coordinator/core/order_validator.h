@@ -24,7 +24,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "coordinator/core/types.h"
-#include "job/field_limits.h"
+#include "job/job_config.h"
 
 namespace tessera::coordinator {
 

@@ -10,8 +10,8 @@
 #define TESSERA_COORDINATOR_SERVICE_COORDINATOR_HOST_H_
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -75,8 +75,7 @@ class CoordinatorHost {
   absl::StatusOr<JobView> CreateJob(const CreateJobEvent& event);
   absl::Status DeleteJob(const DeleteJobEvent& event);
   absl::StatusOr<JobView> GetJob(const JobId& job);
-  std::vector<JobView> ListJobs(const JobId& after = JobId(),
-                                size_t max_jobs = std::numeric_limits<size_t>::max());
+  std::vector<JobView> ListJobs(const JobId& after = JobId(), size_t max_jobs = SIZE_MAX);
   // Returns the number of this life.
   absl::StatusOr<Incarnation> RegisterWorker(const RegisterWorkerEvent& event);
   absl::StatusOr<SaveView> GetSave(const JobId& job, int64_t number);

@@ -90,11 +90,6 @@ class HostedJob {
   v1::HeldJob Describe() const;
 
   // --- Attachments ---
-  struct GivenRank {
-    v1::AttachResponse response;
-    std::vector<UniqueFd> fds;  // As JobRegions::TrainerFds; of a trainer that hosts the rank's
-                                // executor, its end of that one's socket at last.
-  };
   // Binds the rank to the trainer `peer`; see AttachRequest for the errors. Where the one before it
   // left in the middle of a step, this ends the epoch, so that all ranks begin that step anew; so
   // does a trainer that hosts the rank's executor.

@@ -124,8 +124,8 @@ void HostedJob::EndWhatWasLeftLocked(HostedRank& slot, const v1::AttachRequest& 
   }
 }
 
-absl::StatusOr<HostedJob::GivenRank> HostedJob::Attach(const v1::AttachRequest& request,
-                                                       const PacketPeer& peer, absl::Time now) {
+absl::StatusOr<GivenRank> HostedJob::Attach(const v1::AttachRequest& request,
+                                            const PacketPeer& peer, absl::Time now) {
   RETURN_IF_ERROR(CheckTrainer(request, peer));
   const Rank rank(request.rank());
   absl::MutexLock lock(&mu_);

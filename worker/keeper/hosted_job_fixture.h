@@ -97,7 +97,7 @@ class HostedJobFixture : public testing::Test {
 
   // Of rank 0 of one.
   static constexpr int kTrainerPid = 4242;  // Of no process: nothing is sent to it.
-  absl::StatusOr<HostedJob::GivenRank> Attach(bool hosts_executor = false) {
+  absl::StatusOr<GivenRank> Attach(bool hosts_executor = false) {
     v1::AttachRequest request;
     request.set_job_id("toy");
     request.set_world_size(1);

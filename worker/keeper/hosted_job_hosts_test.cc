@@ -22,8 +22,8 @@ using testing::HasSubstr;
 
 class HostedJobHostsTest : public HostedJobFixture {
  protected:
-  absl::StatusOr<HostedJob::GivenRank> AttachAsHost() {
-    ASSIGN_OR_RETURN(HostedJob::GivenRank given, Attach(/*hosts_executor=*/true));
+  absl::StatusOr<GivenRank> AttachAsHost() {
+    ASSIGN_OR_RETURN(GivenRank given, Attach(/*hosts_executor=*/true));
     attachment_ = Incarnation(given.response.attachment());
     return given;
   }
@@ -39,7 +39,7 @@ TEST_F(HostedJobHostsTest, TrainersExecutorIsTakenInsteadOfOneThatIsLaunchedUnti
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank claim, AttachAsHost());
+  ASSERT_OK_AND_ASSIGN(GivenRank claim, AttachAsHost());
   EXPECT_EQ(claim.response.epoch(), 1) << "before its own first one";
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
               HasSubstr("the trainer of rank 0 hosts the rank's executor from now on"));
@@ -65,7 +65,7 @@ TEST_F(HostedJobHostsTest, TrainersThatDieBeforeTheirExecutorIsReadyCostNoDelayA
   for (int64_t epoch = 1; epoch <= 8; ++epoch) {
     Start(epoch);
     EXPECT_EQ(launcher_->launches(), epoch) << "one for each that died";
-    ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank claim, AttachAsHost());
+    ASSERT_OK_AND_ASSIGN(GivenRank claim, AttachAsHost());
     EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(), HasSubstr("hosts"));
     if (epoch % 2 == 0) job_->Detach(Rank(0), attachment_, /*clean=*/false);
     claim.fds.back().Reset();
@@ -77,7 +77,7 @@ TEST_F(HostedJobHostsTest, ExecutorThatStandsStillIsToldToTheCoordinatorAndNoOth
   Host(NewThreadLauncher(), 1, /*answer_timeout=*/absl::Milliseconds(50));
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank claim, AttachAsHost());
+  ASSERT_OK_AND_ASSIGN(GivenRank claim, AttachAsHost());
   EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(), HasSubstr("hosts"));
   for (int64_t epoch = 2; epoch <= 3; ++epoch) {
     Prepare(epoch);
@@ -107,7 +107,7 @@ TEST_F(HostedJobHostsTest, WhoIsNoExecutorIsSentAwayAndNothingThatItSaysCounts) 
   for (const std::string& nonsense : {std::string("\xff\xff\xff"), std::string(100'000, 'x')}) {
     Start(epoch++);
     const int launches = launcher_->launches();
-    ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank claim, AttachAsHost());
+    ASSERT_OK_AND_ASSIGN(GivenRank claim, AttachAsHost());
     EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(), HasSubstr("hosts"));
     const int socket = claim.fds.back().get();
     ASSERT_OK_AND_ASSIGN(const Packet setup, ReceivePacket(socket));
@@ -126,7 +126,7 @@ TEST_F(HostedJobHostsTest, JobEndsThoughAnExecutorStandsStill) {
   Host(NewThreadLauncher(), 1, /*answer_timeout=*/absl::Milliseconds(50));
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(const HostedJob::GivenRank claim, AttachAsHost());
+  ASSERT_OK_AND_ASSIGN(const GivenRank claim, AttachAsHost());
   ASSERT_OK(ReceivePacket(claim.fds.back().get()));  // The setup: it has the memory.
   job_.reset();
   EXPECT_THAT(ReceivePacket(claim.fds.back().get()),

@@ -39,7 +39,7 @@ class HostedJobNeedsHostsTest : public HostedJobFixture {
   }
   // A trainer that hosts, and its executor.
   void AttachAndHost(int64_t first_epoch) {
-    ASSERT_OK_AND_ASSIGN(HostedJob::GivenRank given, Attach(/*hosts_executor=*/true));
+    ASSERT_OK_AND_ASSIGN(GivenRank given, Attach(/*hosts_executor=*/true));
     attachment_ = Incarnation(given.response.attachment());
     EXPECT_EQ(given.response.epoch(), first_epoch - 1);
     EXPECT_TRUE(given.response.only_host());

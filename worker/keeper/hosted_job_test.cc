@@ -129,7 +129,7 @@ TEST_F(HostedJobTest, TrainerThatRecoversFromAFailedEpochLearnsThatTheJobEnds) {
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(const HostedJob::GivenRank given, Attach());
+  ASSERT_OK_AND_ASSIGN(const GivenRank given, Attach());
   const Incarnation attachment(given.response.attachment());
   ASSERT_OK_AND_ASSIGN(const Mapping mapping,
                        Mapping::CreateWhole(given.fds[2].get(), Access::kReadWrite));
@@ -154,7 +154,7 @@ TEST_F(HostedJobTest, AttachingWithinAStepEndsTheEpochButNotWhereThePageIsOfAnEa
       AwaitEvent(page, 1, absl::Now() + kDeadline, what, [&] { return page->epoch.load() == 1; }));
   page->within_step.store(1);  // Left by a trainer that died.
   page->epoch.store(0);        // As while the executor is given its values.
-  ASSERT_OK_AND_ASSIGN(const HostedJob::GivenRank given, Attach());
+  ASSERT_OK_AND_ASSIGN(const GivenRank given, Attach());
   job_->Detach(Rank(0), Incarnation(given.response.attachment()), /*clean=*/true);
   page->epoch.store(1);
   EXPECT_THAT(Attach(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("try again")));
@@ -166,7 +166,7 @@ TEST_F(HostedJobTest, TrainerIsGivenParametersForReadingAndItsOwnMemoryForWritin
   Host(NewThreadLauncher(), 1);
   ASSERT_OK(created_);
   Start(1);
-  ASSERT_OK_AND_ASSIGN(const HostedJob::GivenRank given, Attach());
+  ASSERT_OK_AND_ASSIGN(const GivenRank given, Attach());
   ASSERT_EQ(given.fds.size(), 3);
   EXPECT_FALSE(Mapping::CreateWhole(given.fds[0].get(), Access::kReadWrite).ok());
   EXPECT_OK(Mapping::CreateWhole(given.fds[0].get(), Access::kReadOnly));

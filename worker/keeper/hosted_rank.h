@@ -5,16 +5,24 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
 #include "proto/coordinator.pb.h"
+#include "proto/local.pb.h"
 #include "worker/keeper/executor_launcher.h"
 
 namespace tessera {
 
 enum class AttachState { kFree, kAttached };
+// What a trainer has of its rank from now on.
+struct GivenRank {
+  v1::AttachResponse response;
+  std::vector<UniqueFd> fds;  // As JobRegions::TrainerFds; of a trainer that hosts the rank's
+                              // executor, its end of that one's socket at last.
+};
 // An executor in the process of a trainer: the worker's end of its socket.
 struct HostOffer {
   UniqueFd socket;

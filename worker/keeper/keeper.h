@@ -28,7 +28,7 @@ struct AttachedTrainer {
   Rank rank;
   Incarnation attachment;
   bool hosts_executor = false;
-  HostedJob::GivenRank given;
+  GivenRank given;
 };
 
 class Keeper {
