@@ -21,6 +21,7 @@ class SimulatedJournal : public Journal {
     return rows_.Append(batch, durability);
   }
   absl::StatusOr<std::vector<JournalRow>> ReadAll() override { return rows_.ReadAll(); }
+  int64_t num_changes() const override { return rows_.num_changes(); }
 
   // The machine loses its power: what was to outlive no more than the process is gone.
   void LosePower() {

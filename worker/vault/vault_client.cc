@@ -22,8 +22,9 @@ constexpr int kSilenceMs = 1'000, kPatienceMs = 4'000;
 bool VaultClient::Await(short events) const {
   pollfd ready = {socket_.get(), events, 0};
   if (poll(&ready, 1, kSilenceMs) > 0) return true;
-  const absl::StatusOr<int> vault = PeerProcess(socket_.get());
-  if (vault.ok() && *vault > 0) kill(*vault, SIGCONT);  // Nothing to a process that is not stopped.
+  const absl::StatusOr<PacketPeer> vault = PeerOf(socket_.get());
+  if (vault.ok() && vault->pid > 0)
+    kill(vault->pid, SIGCONT);  // Nothing to a process that is not stopped.
   return poll(&ready, 1, kPatienceMs) > 0;
 }
 
