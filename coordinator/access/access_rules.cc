@@ -138,7 +138,6 @@ absl::Status AccessRules::CheckWorker(const std::string& identity,
 }
 
 std::vector<std::string> AccessRules::SaveRootsOf(const std::string& identity) const {
-  if (save_roots_.empty() && trusted_.count(identity) > 0) return {"/"};
   const std::optional<std::string> own = FolderOf(identity);
   const bool is_operator = IsOperator(identity);
   std::vector<std::string> roots;
@@ -165,9 +164,11 @@ absl::StatusOr<std::string> AccessRules::SaveRootOf(const std::string& identity,
     return absl::InvalidArgumentError(
         absl::StrCat("path '", path, "': must be absolute, without '..'"));
   }
-  for (std::string& root : SaveRootsOf(identity)) {
-    if (IsBelow(*normalized, root)) return std::move(root);
+  std::string longest;  // A root in another one may be behind a link.
+  for (const std::string& root : SaveRootsOf(identity)) {
+    if (IsBelow(*normalized, root) && root.size() > longest.size()) longest = root;
   }
+  if (!longest.empty()) return longest;
   return absl::PermissionDeniedError(
       absl::StrCat("path '", path, "' is below none of the folders for checkpoints (--save-root): ",
                    absl::StrJoin(save_roots_, ", ")));

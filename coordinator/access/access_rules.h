@@ -49,11 +49,10 @@ class AccessRules {
                      const std::string& owner = "") const;
   // Errors: PermissionDenied  `identity` does not work for this worker
   absl::Status CheckWorker(const std::string& identity, const std::string& worker) const;
-  // Those that are for this identity: folders, "/" where it may name any, none where it may name no
-  // folder.
+  // Those of --save-root that are for this identity.
   std::vector<std::string> SaveRootsOf(const std::string& identity) const;
-  // Below which of them the path is, as text: who makes files there looks at links.
-  // Errors: InvalidArgument   not absolute, or with ".."
+  // Below which of them the path is ("/" where it may be anywhere), as text: who makes files there
+  // looks at links. Errors: InvalidArgument   not absolute, or with ".."
   //         PermissionDenied  not below a save root: names them
   absl::StatusOr<std::string> SaveRootOf(const std::string& identity,
                                          const std::string& path) const;

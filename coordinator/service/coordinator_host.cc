@@ -107,7 +107,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
   RETURN_IF_ERROR(NameCluster(options.cluster_id,
                               options.clock->TimeNow() + options.core.worker_timeout, journal.get(),
                               &core));
-  ASSIGN_OR_RETURN(JournalStarts starts, JournalStarts::Begin(rows, journal.get()));
+  ASSIGN_OR_RETURN(JournalStarts starts, JournalStarts::Read(rows));
   auto host = std::unique_ptr<CoordinatorHost>(
       new CoordinatorHost(options, std::move(journal), std::move(starts), std::move(core)));
   ASSIGN_OR_RETURN(host->ticker_, StartThread("the coordinator's clock",
@@ -119,8 +119,9 @@ CoordinatorHost::CoordinatorHost(const Options& options, std::unique_ptr<Journal
                                  JournalStarts starts, Coordinator core)
     : options_(options),
       cluster_(core.cluster()),
-      starts_(std::move(starts)),
+      start_(starts.own()),
       num_changes_(journal->num_changes()),
+      starts_(std::move(starts)),
       journal_(std::move(journal)),
       core_(std::move(core)) {}
 
@@ -278,9 +279,11 @@ absl::StatusOr<Incarnation> CoordinatorHost::RegisterWorker(const RegisterWorker
   if (const absl::Status heard = starts_.CheckHeard(
           event.worker.value(), {event.heard_start, event.heard_changes}, journal_->num_changes());
       !heard.ok()) {
-    if (!options_.older_journal) return heard;
+    if (!options_.older_journal && options_.cluster_id.empty()) return heard;
     TESSERA_LOG(WARNING, "takes over what it holds: {}", std::string(heard.message()));
   }
+  RETURN_IF_ERROR(starts_.Note(journal_.get()));
+  num_changes_.store(journal_->num_changes());
   RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
     if (member.incarnation == Incarnation())
       member.incarnation = core.IncarnationOf(event.worker, member.key);

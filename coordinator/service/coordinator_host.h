@@ -67,7 +67,7 @@ class CoordinatorHost {
   absl::Status CheckCluster(const WorkerId& worker, const std::string& cluster) const;
 
   // What workers hear of the journal. Takes no lock.
-  HeardJournal ToHear() const { return {starts_.own(), num_changes_.load()}; }
+  HeardJournal ToHear() const { return {start_, num_changes_.load()}; }
 
   // As the core's methods of these names. A change that cannot be journalled is refused:
   //   ResourceExhausted  the disk is full
@@ -128,10 +128,11 @@ class CoordinatorHost {
 
   const Options options_;
   const std::string cluster_;
-  const JournalStarts starts_;
+  const uint64_t start_;
   std::atomic<int64_t> num_changes_;  // Of the journal.
   JobWaits waits_;
   absl::Mutex mu_;
+  JournalStarts starts_ ABSL_GUARDED_BY(mu_);
   const std::unique_ptr<Journal> journal_ ABSL_PT_GUARDED_BY(mu_);
   Coordinator core_ ABSL_GUARDED_BY(mu_);
   std::map<WorkerId, std::shared_ptr<Outbox>> outboxes_ ABSL_GUARDED_BY(mu_);

@@ -38,8 +38,7 @@ absl::Status Missing(const std::string& worker, absl::string_view what) {
 
 bool JournalStarts::IsRowOf(const JournalRow& row) { return absl::StartsWith(row.key, kPrefix); }
 
-absl::StatusOr<JournalStarts> JournalStarts::Begin(const std::vector<JournalRow>& rows,
-                                                   Journal* journal) {
+absl::StatusOr<JournalStarts> JournalStarts::Read(const std::vector<JournalRow>& rows) {
   JournalStarts starts;
   for (const JournalRow& row : rows) {
     if (!IsRowOf(row)) continue;
@@ -51,20 +50,25 @@ absl::StatusOr<JournalStarts> JournalStarts::Begin(const std::vector<JournalRow>
     }
     starts.starts_[number] = start.id();
   }
-  const int64_t next = starts.starts_.empty() ? 1 : starts.starts_.rbegin()->first + 1;
   starts.own_ = NewStart();
-  starts.starts_[next] = starts.own_;
+  return starts;
+}
+
+absl::Status JournalStarts::Note(Journal* journal) {
+  if (is_noted_) return absl::OkStatus();
+  const int64_t number = starts_.empty() ? 1 : starts_.rbegin()->first + 1;
   journal::Start own;
-  own.set_id(starts.own_);
+  own.set_id(own_);
   own.set_at_ns(absl::ToUnixNanos(WallNow()));
   std::vector<JournalChange> batch = {
-      {JournalChange::Kind::kPut, KeyOf(next), own.SerializeAsString()}};
-  while (starts.starts_.size() > kMaxStarts) {
-    batch.push_back({JournalChange::Kind::kDelete, KeyOf(starts.starts_.begin()->first), ""});
-    starts.starts_.erase(starts.starts_.begin());
-  }
+      {JournalChange::Kind::kPut, KeyOf(number), own.SerializeAsString()}};
+  const bool is_full = starts_.size() >= kMaxStarts;
+  if (is_full) batch.push_back({JournalChange::Kind::kDelete, KeyOf(starts_.begin()->first), ""});
   RETURN_IF_ERROR(journal->Append(batch, Durability::kPowerLoss));
-  return starts;
+  if (is_full) starts_.erase(starts_.begin());
+  starts_[number] = own_;
+  is_noted_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status JournalStarts::CheckHeard(const std::string& worker, const HeardJournal& heard,

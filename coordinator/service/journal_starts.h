@@ -1,7 +1,10 @@
 // Which starts of coordinators wrote to this journal, and whether it has what a worker has heard
 // from it: a copy of the journal that is older, or that another coordinator runs on, does not.
 //
-//   Begin       reads the earlier starts, and adds this one
+//   Read        the earlier starts; this one has a number of its own
+//   Note        adds this start, once: before the first worker hears of it, so that starts which
+//   end
+//               before they serve leave nothing
 //   CheckHeard  each time a worker registers
 //
 // A plain value; thread-compatible.
@@ -31,8 +34,10 @@ class JournalStarts {
 
   static bool IsRowOf(const JournalRow& row);
 
-  // `rows`: all of the journal's. Errors: DataLoss  a row that says nothing; as Journal::Append
-  static absl::StatusOr<JournalStarts> Begin(const std::vector<JournalRow>& rows, Journal* journal);
+  // `rows`: all of the journal's. Errors: DataLoss  a row that says nothing
+  static absl::StatusOr<JournalStarts> Read(const std::vector<JournalRow>& rows);
+  // Errors: as Journal::Append
+  absl::Status Note(Journal* journal);
 
   uint64_t own() const { return own_; }  // This start.
   // Whether the journal, which has this many changes, has what the worker has heard.
@@ -42,6 +47,7 @@ class JournalStarts {
 
  private:
   uint64_t own_ = 0;
+  bool is_noted_ = false;
   std::map<int64_t, uint64_t> starts_;  // By number.
 };
 

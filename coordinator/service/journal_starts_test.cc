@@ -14,8 +14,10 @@ using ::testing::HasSubstr;
 class JournalStartsTest : public ::testing::Test {
  protected:
   static JournalStarts Begin(MemoryJournal* journal) {
-    auto starts = JournalStarts::Begin(*journal->ReadAll(), journal);
+    auto starts = JournalStarts::Read(*journal->ReadAll());
     EXPECT_OK(starts.status());
+    EXPECT_OK(starts->Note(journal));
+    EXPECT_OK(starts->Note(journal)) << "which adds nothing";
     return *std::move(starts);
   }
   static absl::Status Check(const JournalStarts& starts, const MemoryJournal& journal,
@@ -66,22 +68,22 @@ TEST_F(JournalStartsTest, ChangesThatNeedNotOutliveTheMachineAreNotCounted) {
 
 TEST_F(JournalStartsTest, OldestStartsAreForgottenAndTheRowsDoNotGrow) {
   const JournalStarts first = Begin(&journal_);
-  std::vector<JournalRow> rows;
-  for (size_t i = 0; i < JournalStarts::kMaxStarts; ++i) {
-    rows = *journal_.ReadAll();
-    ASSERT_OK(JournalStarts::Begin(rows, &journal_).status());
-  }
-  rows = *journal_.ReadAll();
-  EXPECT_EQ(rows.size(), JournalStarts::kMaxStarts);
+  for (size_t i = 0; i < JournalStarts::kMaxStarts; ++i) Begin(&journal_);
+  EXPECT_EQ(journal_.ReadAll()->size(), JournalStarts::kMaxStarts);
   const JournalStarts last = Begin(&journal_);
   EXPECT_FALSE(Check(last, journal_, {first.own(), 1}).ok());
+}
+
+TEST_F(JournalStartsTest, StartThatServedNobodyLeavesNothing) {
+  ASSERT_OK(JournalStarts::Read(*journal_.ReadAll()).status());
+  EXPECT_TRUE(journal_.ReadAll()->empty());
 }
 
 TEST_F(JournalStartsTest, RowThatNamesNoStartIsRefused) {
   for (const char* key : {"start/", "start/x", "start/-1"}) {
     MemoryJournal journal;
     ASSERT_OK(journal.Append({{JournalChange::Kind::kPut, key, "?"}}, Durability::kPowerLoss));
-    EXPECT_THAT(JournalStarts::Begin(*journal.ReadAll(), &journal).status(),
+    EXPECT_THAT(JournalStarts::Read(*journal.ReadAll()).status(),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr(key)));
   }
 }

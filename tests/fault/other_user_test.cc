@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "tests/fault/process_cluster.h"
@@ -41,6 +42,16 @@ TEST_F(OtherUserTest, OwnerTrainsAndSavesToTheSameBits) {
   StartAll();
   EXPECT_EQ(Finish(), UndisturbedModel());
   EXPECT_THAT(ReadFile(folder_ + "/worker.log"), HasSubstr("of user 65534"));
+}
+
+TEST_F(OtherUserTest, ExecutorsEndBeforeTheWorkerWhereMemoryRunsOut) {
+  pause_at_ = 5;
+  StartAll();
+  AwaitStep(0, 5);
+  for (const auto& [label, pid] : testing_support::ExecutorsOf(worker_->pid()))
+    EXPECT_EQ(ReadFile(absl::StrCat("/proc/", pid, "/oom_score_adj")), "500\n") << label;
+  Resume();
+  EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
 TEST_F(OtherUserTest, TrainerThatDiesIsFollowedByAnotherOneOfItsUser) {

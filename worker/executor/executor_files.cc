@@ -55,23 +55,20 @@ absl::Status ExecutorFiles::CheckTrainersPath(const std::string& path) const {
   return memory_.had_foreign_trainer() ? CheckBelow(path, memory_.save_roots) : absl::OkStatus();
 }
 
-absl::Status ExecutorFiles::CheckFolder(const v1::SaveRequest& request) const {
-  const std::string root = book_.RootOf(request);
-  if (!root.empty()) return CheckBelow(request.path(), {root});
-  return request.wish() != 0 ? absl::OkStatus() : CheckTrainersPath(request.path());
-}
-
 absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveRequest* request) {
   if (!request->ParseFromString(bytes)) {
     request->Clear();
     return absl::InvalidArgumentError("the trainer's request is malformed");
   }
-  RETURN_IF_ERROR(book_.Fill(request));
+  std::string root;
+  RETURN_IF_ERROR(book_.Fill(request, &root));
   if (request->refusal().empty()) {
     ASSIGN_OR_RETURN(*request->mutable_path(), PlainPath(request->path()));
   }
   RETURN_IF_ERROR(CheckSaveRequest(*request));
-  return CheckFolder(*request);
+  if (!root.empty()) return CheckBelow(request->path(), {root});
+  // The coordinator has looked at a wish's path, as far as it can.
+  return request->wish() != 0 ? absl::OkStatus() : CheckTrainersPath(request->path());
 }
 
 absl::Status ExecutorFiles::Save(const std::string& request_bytes, const SavedState& state,

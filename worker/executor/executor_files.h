@@ -63,7 +63,6 @@ class ExecutorFiles : public StateFiles {
   // What may be wrong of it on one rank alone. Fills in what a wish says.
   absl::Status CheckRequest(const std::string& bytes, v1::SaveRequest* request);
   // Errors: PermissionDenied  who asks for it may not name this path
-  absl::Status CheckFolder(const v1::SaveRequest& request) const;
   absl::Status CheckTrainersPath(const std::string& path) const;
   // `asked_for`: as SaveControl's.
   absl::Status SaveNow(const v1::SaveRequest& request, const std::string& asked_for,

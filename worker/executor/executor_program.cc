@@ -1,5 +1,6 @@
 #include "worker/executor/executor_program.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,12 +12,22 @@
 #include "base/command_line.h"
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "base/unique_fd.h"
 #include "base/version.h"
 #include "checkpoint/storage/mapped_window.h"
 #include "worker/device/cuda/cuda_versions.h"
 #include "worker/executor/rank_executor.h"
 
 namespace tessera {
+namespace {
+
+// Where memory runs out, an executor ends before the worker, which has all jobs' memory.
+void EndFirst() {
+  const UniqueFd score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  if (score.valid()) (void)!write(score.get(), "500", 3);
+}
+
+}  // namespace
 
 int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine) {
   int socket_fd = -1;
@@ -37,6 +48,7 @@ int RunExecutorProgram(int argc, char** argv, ExecutorMachine machine) {
     return absl::StrCat("tessera-executor ", kVersion, ", ", Describe(QueryCudaVersions()));
   });
   if (const auto ended = ParseCommandLine(&app, argc, argv)) return *ended;
+  EndFirst();
   if (!debuggable) CloseProcess();
   SetLogContext("executor " + label);
   LetFilesBeMapped();

@@ -30,7 +30,7 @@ class FolderCheckTest : public ::testing::Test {
 };
 
 TEST_F(FolderCheckTest, PathBelowAFolderMayBeWhetherItIsThereOrNot) {
-  for (const char* name : {"/mine", "/mine/c", "/a/b/c", "//a/./b", "/a/../b"})
+  for (const char* name : {"/mine", "/mine/c", "/a/b/c", "//a/./b"})
     EXPECT_OK(CheckBelow(root_ + name, {"/nowhere", root_})) << name;
   EXPECT_OK(CheckBelow("/anything", {"/"}));
 }

@@ -51,13 +51,14 @@ void SaveBook::Next() {
   cancelled_.store(false);
 }
 
-absl::Status SaveBook::Fill(v1::SaveRequest* request) {
+absl::Status SaveBook::Fill(v1::SaveRequest* request, std::string* root) {
   absl::MutexLock lock(&mu_);
   wish_under_way_ = request->wish();
   if (request->wish() == 0) return absl::OkStatus();
   if (request->wish() != wish_.number() || wish_.cancelled())
     return absl::CancelledError("the save is not wanted any more");
   const v1::SaveForm& form = wish_.form();
+  *root = form.root();
   request->set_path(form.path());
   request->set_keep_newest(form.keep_newest());
   request->set_max_file_bytes(form.max_file_bytes());
@@ -66,11 +67,6 @@ absl::Status SaveBook::Fill(v1::SaveRequest* request) {
   request->set_in_background(!form.in_foreground());
   request->set_no_overwrite(form.no_overwrite());
   return absl::OkStatus();
-}
-
-std::string SaveBook::RootOf(const v1::SaveRequest& request) const {
-  absl::MutexLock lock(&mu_);
-  return request.wish() != 0 && request.wish() == wish_.number() ? wish_.form().root() : "";
 }
 
 v1::SaveReport SaveBook::ReportLocked(v1::SaveReport::Phase phase, const v1::SaveRequest& request,

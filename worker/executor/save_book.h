@@ -35,11 +35,9 @@ class SaveBook {
   void BeginEpoch();
   // Counts the epoch's next save. Every rank calls it at the same saves.
   void Next();
-  // Where it is a wish's, fills in what is wanted.
+  // Where it is a wish's, fills in what is wanted, and `root` as SaveForm.root.
   // Errors: Cancelled  that is not wanted any more.
-  absl::Status Fill(v1::SaveRequest* request);
-  // Of a wish's: SaveForm.root. Else empty.
-  std::string RootOf(const v1::SaveRequest& request) const;
+  absl::Status Fill(v1::SaveRequest* request, std::string* root);
   // All ranks agree that it is to be made, of `step`; this rank has so much to write.
   void Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes);
   void Wrote(int64_t bytes);

@@ -33,12 +33,13 @@ class SaveBookTest : public testing::Test {
   void Save(int64_t wish, const absl::Status& agreed, const absl::Status& outcome) {
     v1::SaveRequest request = RequestFor(wish);
     book_.Next();
-    ASSERT_OK(book_.Fill(&request));
+    ASSERT_OK(book_.Fill(&request, &root_));
     book_.Begin(request, 5, 100);
     book_.End(request, 5, agreed, outcome, v1::SaveReply());
   }
 
   std::vector<v1::SaveReport> told_;
+  std::string root_;  // Of the last wish that was filled in.
   SaveBook book_{[this](const v1::SaveReport& report) { told_.push_back(report); }};
 };
 
@@ -48,7 +49,7 @@ TEST_F(SaveBookTest, WishIsWantedUntilItHasEndedAndNotWhileAnotherIsUnderWay) {
   EXPECT_EQ(book_.wanted(), 3);
   v1::SaveRequest own = RequestFor(0);
   book_.Next();
-  ASSERT_OK(book_.Fill(&own));
+  ASSERT_OK(book_.Fill(&own, &root_));
   EXPECT_EQ(book_.wanted(), 0);
   book_.End(own, 4, absl::OkStatus(), absl::OkStatus(), v1::SaveReply());
   EXPECT_EQ(book_.wanted(), 3);
@@ -64,7 +65,7 @@ TEST_F(SaveBookTest, OfWhatIsNoCheckpointNothingIsToldAndTheWishIsWantedAfterIt)
   Want(3);
   v1::SaveRequest model;
   book_.Next();
-  ASSERT_OK(book_.Fill(&model));
+  ASSERT_OK(book_.Fill(&model, &root_));
   EXPECT_EQ(book_.wanted(), 0);
   book_.End(model, 4, absl::OkStatus(), absl::OkStatus(), v1::SaveReply());
   EXPECT_EQ(book_.wanted(), 3);
@@ -82,7 +83,7 @@ TEST_F(SaveBookTest, FillsInWhatIsWantedAndRefusesWhatIsNotAnyMore) {
   Want(3);
   v1::SaveRequest request = RequestFor(3);
   book_.Next();
-  ASSERT_OK(book_.Fill(&request));
+  ASSERT_OK(book_.Fill(&request, &root_));
   EXPECT_EQ(request.path(), "/wanted");
   EXPECT_EQ(request.keep_newest(), 2);
   EXPECT_TRUE(request.in_background());
@@ -92,7 +93,7 @@ TEST_F(SaveBookTest, FillsInWhatIsWantedAndRefusesWhatIsNotAnyMore) {
   for (const int64_t gone : {2, 4, 5}) {
     request = RequestFor(gone);
     book_.Next();
-    EXPECT_THAT(book_.Fill(&request), StatusIs(absl::StatusCode::kCancelled, testing::_));
+    EXPECT_THAT(book_.Fill(&request, &root_), StatusIs(absl::StatusCode::kCancelled, testing::_));
   }
 }
 
@@ -100,7 +101,7 @@ TEST_F(SaveBookTest, OneUnderWayIsCancelledByItsWishAloneAndTheNextOneIsNot) {
   Want(3);
   v1::SaveRequest request = RequestFor(3);
   book_.Next();
-  ASSERT_OK(book_.Fill(&request));
+  ASSERT_OK(book_.Fill(&request, &root_));
   Want(3);
   EXPECT_FALSE(book_.cancelled().load());
   Want(0);
@@ -108,7 +109,7 @@ TEST_F(SaveBookTest, OneUnderWayIsCancelledByItsWishAloneAndTheNextOneIsNot) {
   book_.End(request, 5, absl::OkStatus(), absl::CancelledError(""), v1::SaveReply());
   v1::SaveRequest own = RequestFor(0);
   book_.Next();
-  ASSERT_OK(book_.Fill(&own));
+  ASSERT_OK(book_.Fill(&own, &root_));
   EXPECT_FALSE(book_.cancelled().load());
   Want(4);
   EXPECT_FALSE(book_.cancelled().load()) << "it is the trainers'";
@@ -119,7 +120,7 @@ TEST_F(SaveBookTest, TellsNowAndThenHowFarItIsAndHowItEnded) {
   v1::SaveRequest request = RequestFor(0);
   request.set_path("/own");
   book_.Next();
-  ASSERT_OK(book_.Fill(&request));
+  ASSERT_OK(book_.Fill(&request, &root_));
   book_.Begin(request, 5, 1600);
   for (int i = 0; i < 1600; ++i) book_.Wrote(1);
   EXPECT_EQ(told_.size(), 1 + 16);

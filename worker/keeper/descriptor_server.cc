@@ -24,6 +24,8 @@ namespace {
 
 // Between two tries to accept where the process lacks descriptors or memory.
 constexpr absl::Duration kAcceptDelay = absl::Milliseconds(100);
+// Between two lines on refusals of other users.
+constexpr absl::Duration kBetweenLines = absl::Seconds(1);
 constexpr size_t kMaxQuickRequestBytes = 512;
 // Every user of the host may ask; the folder says who reaches the socket.
 constexpr mode_t kSocketMode = 0666;
@@ -133,9 +135,23 @@ void DescriptorServer::Admit(UniqueFd socket) {
     if (!AnswerAtOnce(fd, *peer, &map)) return;
     status = StartServing(&socket, *peer, std::move(map));
   }
-  if (status.ok()) return;
-  TESSERA_LOG(WARNING, "descriptor socket: {}", status.ToString());
-  (void)SendPacket(fd, EncodeReply(status), {}, /*wait=*/false);
+  if (!status.ok()) Refuse(fd, peer.value_or(PacketPeer()), status);
+}
+
+void DescriptorServer::Refuse(int socket, const PacketPeer& peer, absl::Status why) {
+  if (absl::IsResourceExhausted(why)) why = WithRetry(std::move(why), v1::RETRY_SOON);
+  (void)SendPacket(socket, EncodeReply(why), {}, /*wait=*/false);
+  const bool is_own = IsOwnUser(peer);
+  // A trainer that is to come again is no news.
+  if (is_own && RetryOf(why) != v1::RETRY_NEVER && !absl::IsResourceExhausted(why)) return;
+  {
+    absl::MutexLock lock(&mu_);
+    // Anybody can have a line here.
+    if (!is_own && SteadyNow() - last_told_ < kBetweenLines) return;
+    last_told_ = SteadyNow();
+  }
+  TESSERA_LOG(WARNING, "descriptor socket: process {} of user {}: {}", peer.pid, peer.uid,
+              why.ToString());
 }
 
 absl::Status DescriptorServer::CheckHasRoom(const PacketPeer& peer) {
@@ -164,7 +180,7 @@ bool DescriptorServer::AnswerAtOnce(int socket, const PacketPeer& peer,
       ParseRequest(absl::string_view(bytes, static_cast<size_t>(size)));
   if (!request.ok() || !request->has_map() || !options_.direct_maps->IsQuick(request->map()))
     return true;
-  if (!ReceivePacket(socket).ok()) return false;  // What was looked at.
+  if (!ReceiveBytes(socket).ok()) return false;  // What was looked at.
   *map = AnswerDirectMap(socket, options_.direct_maps, request->map());
   return *map != nullptr;
 }
@@ -203,8 +219,8 @@ void DescriptorServer::ReapFinished() {
 
 absl::StatusOr<v1::LocalRequest> DescriptorServer::ReceiveRequest(int socket) const {
   RETURN_IF_ERROR(AwaitPacket(socket, options_.request_timeout));
-  ASSIGN_OR_RETURN(const Packet packet, ReceivePacket(socket));
-  return ParseRequest(packet.bytes);
+  ASSIGN_OR_RETURN(const std::string packet, ReceiveBytes(socket));
+  return ParseRequest(packet);
 }
 
 absl::Status DescriptorServer::GiveMap(int socket, absl::string_view session) const {
@@ -235,8 +251,8 @@ absl::Status DescriptorServer::ServeTrainer(int socket, const PacketPeer& peer,
   // One that never heard that it is attached has done nothing.
   bool clean = !sent.ok() && !trainer.hosts_executor;
   if (sent.ok()) {
-    const absl::StatusOr<Packet> last = ReceivePacket(socket);
-    const auto request = last.ok() ? ParseRequest(last->bytes) : last.status();
+    const absl::StatusOr<std::string> last = ReceiveBytes(socket);
+    const auto request = last.ok() ? ParseRequest(*last) : last.status();
     clean = request.ok() && request->has_detach();
   }
   bool stopping;
@@ -268,10 +284,7 @@ void DescriptorServer::Serve(int socket, const PacketPeer& peer,
   if (answered != nullptr) {
     ServeDirectMap(socket, *answered);
   } else if (const absl::Status status = ServeRequest(socket, peer); !status.ok()) {
-    // A trainer that is to come again is no news.
-    if (RetryOf(status) == v1::RETRY_NEVER)
-      TESSERA_LOG(WARNING, "descriptor socket: {}", status.ToString());
-    (void)SendPacket(socket, EncodeReply(status), {}, /*wait=*/false);
+    Refuse(socket, peer, status);
   }
   answered.reset();  // Its place is free before its client knows of it.
   shutdown(socket, SHUT_RDWR);

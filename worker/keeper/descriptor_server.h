@@ -91,6 +91,8 @@ class DescriptorServer {
   absl::Status ServeTrainer(int socket, const PacketPeer& peer, const v1::AttachRequest& request);
   absl::Status GiveMap(int socket, absl::string_view session) const;
   void NoteGiven(int socket);
+  // Says why, and leaves a line in the log.
+  void Refuse(int socket, const PacketPeer& peer, absl::Status why);
   void ReapFinished();
   void WakeAcceptor();
 
@@ -101,6 +103,7 @@ class DescriptorServer {
   const Options options_;
   absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time last_told_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // Of a refusal.
   absl::flat_hash_map<int, std::unique_ptr<Connection>> connections_ ABSL_GUARDED_BY(mu_);
   std::thread acceptor_;
 };

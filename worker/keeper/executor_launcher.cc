@@ -138,12 +138,6 @@ class ProcessLauncher : public ExecutorLauncher {
     // lives as long as the worker's job does.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);
-    // Where memory runs out, an executor ends before the worker, which has all jobs' memory.
-    prctl(PR_SET_DUMPABLE, 1);  // A process that is not may not write to this file; exec resets it.
-    if (const int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); score >= 0) {
-      (void)!write(score, "500", 3);
-      close(score);
-    }
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -351,6 +351,7 @@ absl::Status JobRegions::SendSetup(int socket, const v1::Job& job, Rank rank,
     ASSIGN_OR_RETURN(const Mapping mapping, Mapping::CreateWhole(message.fd(), Access::kReadWrite));
     std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(mapping.data()));
   }
+  control(rank)->version = kControlPageVersion;  // The trainer can write there.
   const RankRegions& own = Of(rank);
   const int own_fds[kSetupFds] = {message.fd(),    parameters_.get(), group_.fd(),
                                   own.state.get(), own.control.fd(),  own.flight.fd()};

@@ -1,5 +1,6 @@
 #include "worker/memory/fd_passing.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -90,6 +91,24 @@ absl::StatusOr<Packet> ReceivePacket(int socket) {
   return packet;
 }
 
+absl::StatusOr<std::string> ReceiveBytes(int socket) {
+  std::string bytes(kMaxPacketBytes, 0);
+  iovec io = {bytes.data(), bytes.size()};
+  msghdr message = {};
+  message.msg_iov = &io;
+  message.msg_iovlen = 1;
+  ssize_t received;
+  do {
+    received = recvmsg(socket, &message, 0);
+  } while (received < 0 && errno == EINTR);
+  if (received < 0) return ErrnoStatus(errno, "receive a packet");
+  if (received == 0) return absl::UnavailableError("packet socket: the peer closed it");
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
+    return absl::InvalidArgumentError("packet socket: too long, or with descriptors");
+  bytes.resize(received);
+  return bytes;
+}
+
 absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair() {
   int fds[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) != 0) {
@@ -107,22 +126,28 @@ absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode
   if (lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) unlink(path.c_str());
   UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
-  const mode_t old_mask = umask(0777 & ~mode);
+  const mode_t old_mask = umask(0177);
   const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   const int bind_errno = errno;
   umask(old_mask);
   if (bound != 0) return ErrnoStatus(bind_errno, absl::StrCat("bind ", path));
+  if (chmod(path.c_str(), mode) != 0) return ErrnoStatus(errno, absl::StrCat("chmod ", path));
   if (listen(fd.get(), 128) != 0) return ErrnoStatus(errno, absl::StrCat("listen on ", path));
   return fd;
 }
 
 absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path) {
   ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno == EAGAIN) {
+      return absl::UnavailableError(
+          absl::StrCat("connect to ", path, ": as many wait there as may"));
+    }
     return ErrnoStatus(errno, absl::StrCat("connect to ", path));
   }
+  if (fcntl(fd.get(), F_SETFL, 0) != 0) return ErrnoStatus(errno, "fcntl");
   return fd;
 }
 

@@ -32,13 +32,18 @@ absl::Status SendPacket(int socket, absl::string_view bytes, absl::Span<const in
 // Blocks. Errors: Unavailable the peer closed (an orderly end too); InvalidArgument truncated.
 absl::StatusOr<Packet> ReceivePacket(int socket);
 
+// The same where none are to come, from anybody: this process never holds the peer's descriptors,
+// which may be of files whose closing hangs. Errors: InvalidArgument  some came, too.
+absl::StatusOr<std::string> ReceiveBytes(int socket);
+
 // A connected pair, close-on-exec.
 absl::StatusOr<std::pair<UniqueFd, UniqueFd>> CreatePacketSocketPair();
 
 // Listens at `path`, a file of this mode. A stale socket file that nobody listens on is replaced.
 // Errors: AlreadyExists somebody listens there; InvalidArgument the path is too long.
 absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode = 0600);
-// Errors: Unavailable nobody listens at `path`; NotFound no such file.
+// Does not wait. Errors: Unavailable nobody listens at `path`, or too many wait there; NotFound no
+// such file.
 absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path);
 
 // Who connected, as the kernel says.
