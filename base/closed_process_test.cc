@@ -1,6 +1,7 @@
 #include "base/closed_process.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,18 +29,20 @@ int LookInto(bool closed) {
     } else {
       prctl(PR_SET_DUMPABLE, 1);  // setuid has cleared it.
     }
-    (void)!write(ready[1], &byte, 1);
+    const int own = memfd_create("own", 0);  // Of that user, so that only the process is asked.
+    (void)!write(ready[1], &own, sizeof(own));
     close(done[1]);
     (void)!read(done[0], &byte, 1);
     _exit(0);
   }
   close(ready[1]);
-  const bool is_nobody = read(ready[0], &byte, 1) == 1;
+  int held = -1;
+  const bool is_nobody = read(ready[0], &held, sizeof(held)) == sizeof(held) && held >= 0;
   const pid_t looker = fork();
   if (looker == 0) {
     if (setuid(kNobody) != 0) _exit(1);
-    const std::string path = "/proc/" + std::to_string(target) + "/fd/" + std::to_string(done[0]);
-    const int error = open(path.c_str(), O_RDONLY | O_NONBLOCK) >= 0 ? 0 : errno;
+    const std::string path = "/proc/" + std::to_string(target) + "/fd/" + std::to_string(held);
+    const int error = open(path.c_str(), O_RDONLY) >= 0 ? 0 : errno;
     (void)!write(result[1], &error, sizeof(error));
     _exit(0);
   }

@@ -135,7 +135,7 @@ TEST(CodecTest, BadSaveRequestsAndReportsAreNamed) {
       [](auto* r) {
         for (int i = 0; i < 5000; ++i) r->add_removed("/c");
       },
-      "5000 removed");
+      "removed checkpoints is 5000");
 }
 
 TEST(CodecTest, TooManyParametersAreRefused) {
