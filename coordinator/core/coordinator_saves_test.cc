@@ -157,6 +157,18 @@ TEST_F(CoordinatorSavesTest, RequestsAreWantedOneAfterTheOtherAndEndAsTheRanksSa
   EXPECT_THAT(Get(2).outcome, StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("rank 1")));
 }
 
+TEST_F(CoordinatorSavesTest, NumbersGoOnBeyondThoseThatWorkersMayHaveHeard) {
+  ASSERT_OK_AND_ASSIGN(const SaveView first, Request("a", "/c/1"));
+  EXPECT_EQ(first.save.number, 1);
+  CoordinatorOptions options;
+  options.first_save_number = 1000;
+  ASSERT_OK_AND_ASSIGN(core_, Coordinator::Restore(options, records_, now_));
+  for (const int64_t number : {1000, 1001}) {
+    ASSERT_OK_AND_ASSIGN(const SaveView next, Request(absl::StrCat("b", number), "/c/2"));
+    EXPECT_EQ(next.save.number, number);
+  }
+}
+
 TEST_F(CoordinatorSavesTest, RequestIdIsUsedOnceAlsoAfterARestart) {
   ASSERT_OK(Request("a", "/a"));
   Restart();

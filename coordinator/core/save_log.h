@@ -13,6 +13,7 @@
 #ifndef TESSERA_COORDINATOR_CORE_SAVE_LOG_H_
 #define TESSERA_COORDINATOR_CORE_SAVE_LOG_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -104,7 +105,7 @@ class SaveLog {
   // By the order in which they ended.
   std::vector<const Save*> Ended() const;
 
-  int64_t NextNumber() const { return last_number_ + 1; }
+  int64_t NextNumber(int64_t at_least) const { return std::max(last_number_ + 1, at_least); }
   int64_t NextEndedSequence() const { return last_ended_sequence_ + 1; }
   // What is to be forgotten when one more ends: numbers.
   std::vector<int64_t> Surplus() const;

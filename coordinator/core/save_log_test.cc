@@ -40,7 +40,7 @@ TEST(SaveLogTest, RequestsAreDoneInTheOrderOfTheirNumbers) {
   SaveLog log;
   EXPECT_EQ(log.Head(), nullptr);
   for (int64_t number = 1; number <= 3; ++number) {
-    EXPECT_EQ(log.NextNumber(), number);
+    EXPECT_EQ(log.NextNumber(1), number);
     Save save;
     save.number = number;
     log.Put(save);
@@ -50,7 +50,8 @@ TEST(SaveLogTest, RequestsAreDoneInTheOrderOfTheirNumbers) {
   EXPECT_EQ(log.Head()->number, 2);
   log.Forget(2);
   EXPECT_EQ(log.Head()->number, 3);
-  EXPECT_EQ(log.NextNumber(), 4) << "no number is used twice";
+  EXPECT_EQ(log.NextNumber(1), 4) << "no number is used twice";
+  EXPECT_EQ(log.NextNumber(100), 100);
 }
 
 TEST(SaveLogTest, OfThoseThatEndedTheFirstAreForgotten) {

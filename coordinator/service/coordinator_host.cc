@@ -98,8 +98,12 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
   ASSIGN_OR_RETURN(const std::vector<JournalRow> rows, journal->ReadAll());
   std::map<JobId, std::string> unreadable;
   ASSIGN_OR_RETURN(const std::vector<StateRecord> records, DecodeRows(rows, &unreadable));
+  CoordinatorOptions core_options = options.core;
+  // Workers may have heard of later requests for saves than the journal has.
+  if (options.older_journal || (rows.empty() && !options.cluster_id.empty()))
+    core_options.first_save_number = absl::ToUnixSeconds(WallNow());
   ASSIGN_OR_RETURN(Coordinator core,
-                   Coordinator::Restore(options.core, records, options.clock->TimeNow()));
+                   Coordinator::Restore(core_options, records, options.clock->TimeNow()));
   for (const auto& [job, reason] : unreadable) {
     TESSERA_LOG(ERROR, "job={} is set aside: {}", job.value(), reason);
     core.Quarantine(job, reason);
