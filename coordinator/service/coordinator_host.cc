@@ -123,7 +123,6 @@ CoordinatorHost::CoordinatorHost(const Options& options, std::unique_ptr<Journal
                                  JournalStarts starts, Coordinator core)
     : options_(options),
       cluster_(core.cluster()),
-      start_(starts.own()),
       num_changes_(journal->num_changes()),
       starts_(std::move(starts)),
       journal_(std::move(journal)),
@@ -286,7 +285,10 @@ absl::StatusOr<Incarnation> CoordinatorHost::RegisterWorker(const RegisterWorker
     if (!options_.older_journal && options_.cluster_id.empty()) return heard;
     TESSERA_LOG(WARNING, "takes over what it holds: {}", std::string(heard.message()));
   }
-  RETURN_IF_ERROR(starts_.Note(journal_.get()));
+  // Where the disk is full, workers go on with what they have heard before.
+  const absl::Status noted = starts_.Note(journal_.get());
+  NoteJournalLocked(noted);
+  if (noted.ok()) start_.store(starts_.own());
   num_changes_.store(journal_->num_changes());
   RETURN_IF_ERROR(RunLocked([&](Coordinator& core, absl::Time now, Effects* effects) {
     if (member.incarnation == Incarnation())

@@ -66,8 +66,8 @@ class CoordinatorHost {
   // Errors: FailedPrecondition  `cluster`, not empty, is another one.
   absl::Status CheckCluster(const WorkerId& worker, const std::string& cluster) const;
 
-  // What workers hear of the journal. Takes no lock.
-  HeardJournal ToHear() const { return {start_, num_changes_.load()}; }
+  // What workers hear of the journal; start 0: nothing yet. Takes no lock.
+  HeardJournal ToHear() const { return {start_.load(), num_changes_.load()}; }
 
   // As the core's methods of these names. A change that cannot be journalled is refused:
   //   ResourceExhausted  the disk is full
@@ -128,7 +128,7 @@ class CoordinatorHost {
 
   const Options options_;
   const std::string cluster_;
-  const uint64_t start_;
+  std::atomic<uint64_t> start_{0};    // 0: it is not in the journal yet.
   std::atomic<int64_t> num_changes_;  // Of the journal.
   JobWaits waits_;
   absl::Mutex mu_;

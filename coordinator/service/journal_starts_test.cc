@@ -1,6 +1,10 @@
 #include "coordinator/service/journal_starts.h"
 
+#include <memory>
+#include <string>
+
 #include "base/status_matchers.h"
+#include "coordinator/service/coordinator_host.h"
 #include "coordinator/storage/memory_journal.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -86,6 +90,39 @@ TEST_F(JournalStartsTest, RowThatNamesNoStartIsRefused) {
     EXPECT_THAT(JournalStarts::Read(*journal.ReadAll()).status(),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr(key)));
   }
+}
+
+// A journal on a disk that fills up.
+class FullJournal : public MemoryJournal {
+ public:
+  explicit FullJournal(const bool* is_full) : is_full_(is_full) {}
+  absl::Status Append(absl::Span<const JournalChange> batch, Durability durability) override {
+    if (*is_full_) return absl::ResourceExhaustedError("no space left");
+    return MemoryJournal::Append(batch, durability);
+  }
+
+ private:
+  const bool* const is_full_;
+};
+
+TEST(JournalStartsHostTest, StartIsToldOnceItIsInTheJournalAndAFullDiskIsNoReasonOfItsOwnToRefuse) {
+  bool is_full = false;
+  CoordinatorHost::Options options;
+  options.tick_interval = absl::Hours(1);
+  ASSERT_OK_AND_ASSIGN(const auto host,
+                       CoordinatorHost::Create(options, std::make_unique<FullJournal>(&is_full)));
+  is_full = true;
+  RegisterWorkerEvent event;
+  event.worker = WorkerId("w");
+  event.member.num_devices = 1;
+  event.member.key = std::string(32, 'k');
+  EXPECT_THAT(host->RegisterWorker(event).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("nothing was changed")))
+      << "a new one is to be remembered";
+  EXPECT_EQ(host->ToHear().start, 0);
+  is_full = false;
+  EXPECT_OK(host->RegisterWorker(event).status());
+  EXPECT_NE(host->ToHear().start, 0);
 }
 
 }  // namespace

@@ -163,8 +163,8 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   const std::string before = cluster_.name();
   RETURN_IF_ERROR(cluster_.Join(response.cluster_id(), options_.holds_jobs()));
   const bool is_new = incarnation_.exchange(response.incarnation()) != response.incarnation();
-  const bool is_restarted = std::exchange(heard_.start, response.start()) != response.start();
-  heard_.changes = response.changes();
+  const bool is_restarted = response.start() != 0 && heard_.start != response.start();
+  if (response.start() != 0) heard_ = {response.start(), response.changes()};
   if (options_.on_registered != nullptr && (is_new || is_restarted || cluster_.name() != before))
     options_.on_registered(cluster_.name(), incarnation(), heard_);
   return absl::Milliseconds(std::max<int64_t>(10, response.heartbeat_interval_ms()));
