@@ -15,7 +15,7 @@
 
 namespace tessera::cli {
 
-// Errors: as PutFile; InvalidArgument  --wait is no time, --rename no OLD=NEW.
+// Errors: as PutFile; InvalidArgument  --wait is not a time, --rename not OLD=NEW.
 void RegisterPutCommand(CLI::App* app, RunCommand* selected);
 
 }  // namespace tessera::cli

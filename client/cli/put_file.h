@@ -46,7 +46,7 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
 
 using PutProgress = std::function<void(int64_t done_bytes, int64_t all_bytes)>;
 
-// Reads what lies at `path` (anything that StoredTensors takes) piece by piece; no tensor lies in
+// Reads the file at `path` (anything that StoredTensors takes) piece by piece; no tensor is in
 // memory whole.
 // Errors: above; of StoredTensors, LiveClient and PutClient.
 absl::StatusOr<v1::PutReply> PutFile(LiveClient* live, PutClient* client, const std::string& job_id,

@@ -1,5 +1,5 @@
-// Initial values that depend on a seed, a parameter's name and an element's index alone: whoever
-// fills whichever part of a parameter, in a world of whatever size, fills in the same.
+// Initial values that depend only on a seed, a parameter's name and an element's index: every rank
+// that fills some part of a parameter, in a world of any size, fills in the same values.
 //
 //   value[i] = shape of the distribution (Philox4x32-10(key = (seed, name), counter = i))
 //

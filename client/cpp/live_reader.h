@@ -16,7 +16,7 @@
 // Everything that one call gives is of one committed step, on all ranks. No trainer is asked, and
 // one that reads slowly, hangs or dies holds nothing up (docs/adr/0028). Elements come from the
 // workers themselves where this host reaches them all, else through the coordinator. Elements are
-// row-major and little-endian, as they lie in memory here.
+// row-major and little-endian, as in host memory.
 //
 // Where the workers are on this host, LiveMap (live_map.h) shows the same without a copy.
 //

@@ -94,7 +94,7 @@ class RankClient {
   bool EpochIsOver() const;
   absl::Status Fail(const absl::Status& cause);
   absl::Status Recover();
-  // No wait goes on beyond it, from now on; InfiniteFuture: as the options say.
+  // No wait lasts beyond `deadline` from now on; InfiniteFuture: as the options say.
   void LimitWaits(absl::Time deadline) { wait_limit_ = deadline; }
 
   const std::shared_ptr<const BufferHooks>& buffer_hooks() const { return buffer_hooks_; }

@@ -30,7 +30,7 @@ struct SessionOptions {
   bool wait_if_attached = false;  // For a trainer that replaces a killed one.
   absl::Duration operation_timeout = absl::Minutes(10);  // Of each wait for other ranks.
   absl::Duration recover_timeout = absl::Minutes(2);
-  bool guard_windows = true;  // See window_guard.h; of ranks whose memory is the processor's.
+  bool guard_windows = true;  // See window_guard.h; of ranks in host memory.
   // Gives the GPU that the rank is on, for trainers that can use one: see
   // worker/executor/machine_devices.h. Attaching to a rank on a GPU is refused without.
   MakeRankDevice make_device = MakeHostRankDevice;
@@ -51,7 +51,7 @@ struct StepOptions {
   // On all ranks or on none: the gradient is the sum over the ranks divided by the sum of their
   // weights (each rank's number of tokens, for instance; it may be 0), and by gradient_divisor.
   std::optional<double> weight;
-  // NaN or Inf in a gradient is no error: the step is skipped, on all ranks.
+  // NaN or Inf in a gradient is not an error: the step is skipped, on all ranks.
   bool skip_non_finite = false;
 };
 

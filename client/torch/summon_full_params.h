@@ -91,7 +91,7 @@ class FullParameters {
 // Where the job has a parameter: in the unit's compute dtype or in full precision.
 const void* ClusterMemory(const Session& session, int unit, int parameter, bool full_precision);
 
-// Copies of what lies in the job's memory. `values` as it is in the shards.
+// Copies of the job's memory. `values` as it is in the shards.
 torch::Tensor TensorOf(ConstValues values, const std::vector<int64_t>& shape);
 // The values of any float tensor, into as many elements.
 void CopyValues(const torch::Tensor& tensor, Values values);
