@@ -85,8 +85,9 @@ class LiveMap {
   absl::Status OpenAtWorker(const LiveReaderOptions& options, const v1::LiveStateQuery& query);
   // Finds the slices of each entry; there must be no others.
   absl::Status FindPlaces();
-  // Waits until all ranks have it. Errors: Aborted it is overwritten already; Unavailable some rank
-  // does not get there.
+  // Waits until all ranks have it.
+  // Errors: Aborted      it is overwritten already
+  //         Unavailable  some rank does not get there
   absl::Status AwaitWhole(int64_t step) const;
   bool Stands(int64_t step) const;
   // Errors: as AwaitWhole.

@@ -99,7 +99,7 @@ absl::Status RankEngine::Start(Step resume_step) {
   GroupPage* group = options_.group;
   ControlPage* control = options_.control;
   step_ = resume_step.value();
-  // Not published: who came before died in a load, or as it published.
+  // Not published: the predecessor died in a load, or while publishing.
   if ((options_.publishes_anew || !IsPublished(*group, LocalIndex())) &&
       group->initialized.load(std::memory_order_acquire) != 0) {
     optimizer_.Publish(step_);
@@ -116,7 +116,7 @@ absl::Status RankEngine::Start(Step resume_step) {
     control->units[unit].gathered_window.store(0);
   }
   control->result.count.store(0);
-  // Operations of older epochs are void, whoever submitted them.
+  // Operations of older epochs are void, from any trainer.
   control->consumed.store(control->submitted.value.load());
   control->initialized.store(group->initialized.load(std::memory_order_acquire));
   control->committed_step.store(step_);

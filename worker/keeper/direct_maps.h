@@ -40,7 +40,7 @@ class DirectMap {
   v1::LiveMapAnswer TakeAnswer() { return std::exchange(answer_, {}); }
   std::vector<UniqueFd> TakeRegions() { return std::exchange(regions_, {}); }
 
-  // Errors: Unavailable  the job was deleted, is over or lost, or has begun anew.
+  // Errors: Unavailable  the job was deleted, is over or lost, or has started again.
   absl::Status CheckNew() const;
 
  private:
@@ -71,7 +71,7 @@ class DirectMaps {
   //         FailedPrecondition  other workers have ranks of it; as CheckLiesAsAskedFor and
   //         PlaceState ResourceExhausted   as many map it as may; no descriptors
   absl::StatusOr<std::unique_ptr<DirectMap>> Open(const v1::LiveStateQuery& query);
-  // Whether that takes next to no time, as it does where it is refused.
+  // Whether that takes almost no time, as a refusal does.
   bool IsQuick(const v1::LiveStateQuery& query) const;
 
  private:

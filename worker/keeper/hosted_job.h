@@ -90,8 +90,8 @@ class HostedJob {
   v1::HeldJob Describe() const;
 
   // --- Attachments ---
-  // Binds the rank to the trainer `peer`; see AttachRequest for the errors. Where the one before it
-  // left in the middle of a step, this ends the epoch, so that all ranks begin that step anew; so
+  // Binds the rank to the trainer `peer`; see AttachRequest for the errors. If the previous trainer
+  // left in the middle of a step, this ends the epoch, so that all ranks start that step again; so
   // does a trainer that hosts the rank's executor.
   absl::StatusOr<GivenRank> Attach(const v1::AttachRequest& request, const PacketPeer& peer,
                                    absl::Time now);
@@ -127,7 +127,7 @@ class HostedJob {
             ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout, JobVault* vault,
             std::string owner);
   absl::Status StartSupervisors();
-  // Ends the epoch that an earlier daemon was in. `trainers`: who was attached, by rank.
+  // Ends the epoch that an earlier daemon was in. `trainers`: the attached ones, by rank.
   void EndEpochOfDaemonBefore(std::map<int, UniqueFd> trainers);
   // Of a rank of this worker.
   HostedRank& SlotOf(Rank rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -151,7 +151,7 @@ class HostedJob {
   void AwaitLaunched(Rank rank, int socket);
   // Waits for its end. Tells trainer and coordinator if that takes long.
   std::string AwaitEnd(Rank rank, RunningExecutor* executor);
-  // Whether this trainer may have the rank, whoever is attached to it.
+  // Whether this trainer may have the rank, regardless of who is attached.
   absl::Status CheckTrainer(const v1::AttachRequest& request, const PacketPeer& peer) const;
   absl::Status CheckIsFreeLocked(const HostedRank& slot, const v1::AttachRequest& request,
                                  absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

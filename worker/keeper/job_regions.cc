@@ -26,7 +26,7 @@
 namespace tessera {
 namespace {
 
-// Of an executor's setup beside the ranks' gradients.
+// Of an executor's setup, in addition to the ranks' gradients.
 constexpr size_t kSetupFds = 6;
 static_assert(kSetupFds + kMaxLocalRanks <= kMaxPacketFds, "a setup does not fit in a packet");
 
@@ -74,8 +74,8 @@ absl::Status CheckRanksOfGpu(int num_ranks, const std::string& why_not_shared) {
                    "share: 1 is the most: ", why_not_shared));
 }
 
-// What `num_ranks` ranks write of the processor's memory, sooner or later. Without what is there
-// for full precision, which takes none until somebody asks for it.
+// How much host memory `num_ranks` ranks write, sooner or later. Without room for full precision,
+// which takes no memory until it is requested.
 int64_t HostBytes(const JobMemory& plan, const JobConfig& config, int num_ranks,
                   bool parameters_on_host, bool state_on_host) {
   int64_t bytes = num_ranks * plan.gradient_region_bytes();
@@ -100,7 +100,7 @@ class JobRegions::Source {
   Source(std::string job_id, JobDescriptors* held) : job_id_(std::move(job_id)), held_(held) {}
 
   bool makes() const { return held_ == nullptr; }
-  // Of the processor's memory. Each part's are asked for in one order.
+  // Of host memory. Each part's are requested in one order.
   absl::StatusOr<SharedRegion> Take(const std::string& part, absl::string_view what,
                                     int64_t size_bytes) {
     const std::string label = LabelOf(part, what);
@@ -110,7 +110,7 @@ class JobRegions::Source {
     if (index >= fds.size()) return absl::InvalidArgumentError(absl::StrCat("no region ", label));
     return SharedRegion::Adopt(label, std::move(fds[index]), size_bytes);
   }
-  // Of the device, or of the processor where there is none.
+  // Of the device, or of the host if there is none.
   absl::StatusOr<UniqueFd> Take(DeviceMemory* device_memory, const std::string& part,
                                 absl::string_view what, int64_t size_bytes) {
     if (device_memory != nullptr) return device_memory->Create(LabelOf(part, what), size_bytes);

@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-// A trainer of a rank; kept by who holds its socket.
+// A trainer of a rank; kept by the holder of its socket.
 struct AttachedTrainer {
   std::string job_id;
   int64_t creation = 0;
@@ -33,9 +33,9 @@ struct AttachedTrainer {
 
 class Keeper {
  public:
-  // `launcher`, and `device_memory`, which jobs are on if it is not null, outlive the keeper; so
-  // do `budget`, of the processor's memory, null: as much as there is; and `vault`, null: jobs end
-  // with this process.
+  // `launcher`, and `device_memory`, which jobs are on if it is not null, outlive the keeper; so do
+  // `budget`, of host memory, null: as much as there is; and `vault`, null: jobs end with this
+  // process.
   // `emit` is called from many threads and must not call back. `data_host` is as of
   // WorkerServer::Options.
   Keeper(std::string worker_id, std::string data_host, ExecutorLauncher* launcher,
@@ -61,7 +61,7 @@ class Keeper {
     return !jobs_.empty();
   }
 
-  // `peer`: who asks. Errors: see AttachRequest in proto/local.proto; with a retry (WithRetry).
+  // `peer`: the caller. Errors: see AttachRequest in proto/local.proto; with a retry (WithRetry).
   absl::StatusOr<AttachedTrainer> Attach(const v1::AttachRequest& request, const PacketPeer& peer);
   void Detach(const AttachedTrainer& trainer, bool clean);
 
@@ -71,7 +71,7 @@ class Keeper {
   // StateSnapshot::Create.
   absl::StatusOr<std::unique_ptr<StateSnapshot>> SnapshotState(
       const std::string& job_id, int64_t creation, const StateSnapshot::Request& request) const;
-  // Likewise. Whoever keeps it for long keeps a job's memory that was deleted.
+  // Likewise. Holding it keeps the memory of a job that was deleted.
   // Errors: Unavailable  it is not held here.
   absl::StatusOr<std::shared_ptr<HostedJob>> FindForPut(const std::string& job_id,
                                                         int64_t creation) const;

@@ -61,7 +61,7 @@ class MemoryBudget {
   int64_t reserved_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// "1.8 TiB", "512.0 MiB": for a person.
+// "1.8 TiB", "512.0 MiB": for display.
 std::string BytesText(int64_t bytes);
 
 }  // namespace tessera

@@ -14,7 +14,7 @@
 // A gradient slot holds an unsharded unit; `touched` is a byte for each parameter of the job, not 0
 // where it has got a gradient since the last step. Update counts: see UpdateCounts. Staging, and
 // slots for two versions: of the model's buffers, of which rank 0 and its worker alone use them and
-// others' take no memory: see buffer_memory.h. Where there are no buffers neither is there.
+// others' take no memory: see buffer_memory.h. Without buffers there are none.
 //
 // The full dtype of a unit is fp32, or fp64 if its parameters are.
 //
@@ -25,7 +25,7 @@
 // that are not in their full dtype anyway, and their pages take no memory until somebody asks for
 // them. Several units share a gradient slot: unit i > 0 has slot 1 + (i - 1) % gradient_slots, so
 // two neighbours in the backward order never share one. State arrays hold the rank's shards of all
-// units one behind the other. Where a GPU has one rank of several, units share slots of parameters
+// units, concatenated. Where a GPU has one rank of several, units share slots of parameters
 // instead of having places: see parameter_plan.h.
 #ifndef TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
 #define TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
@@ -101,7 +101,7 @@ class JobMemory {
   int64_t ReducedGradientOffsetBytes() const { return state_array_bytes_ * 6; }
 
  private:
-  // Behind those that are placed.
+  // After those that are placed.
   absl::Status PlaceShard(int64_t numel, const std::string& name, UnitMemory* placed);
   absl::Status PlaceFullPrecision();
 

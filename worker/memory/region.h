@@ -73,8 +73,8 @@ class Mapping {
 
 inline constexpr int64_t kPageBytes = 4096;
 
-// Gives the memory of the whole pages of [data, data + size_bytes) back, for whoever maps them;
-// they read as zeroes then. Of a shared, writable mapping.
+// Gives the memory of the whole pages of [data, data + size_bytes) back, for all mappings; they
+// read as zeroes then. Of a shared, writable mapping.
 void DiscardPages(std::byte* data, int64_t size_bytes);
 
 }  // namespace tessera
