@@ -54,8 +54,8 @@ struct PartContents {
 absl::StatusOr<SafetensorsHeader> PlacePart(const PartContents& contents);
 
 // `shard`: anybody's, as DecodeHeader accepted it.
-// Errors: InvalidArgument  naming the tensor: its place is missing, or is not in it; it is no flat
-//   slice; or what stands in __metadata__ is not of this form.
+// Errors: InvalidArgument  naming the tensor: its place is missing, or is not in it; it is not a
+//   flat slice; or __metadata__ is not of this form.
 absl::StatusOr<PartContents> DecodePart(const SafetensorsHeader& shard);
 
 }  // namespace tessera

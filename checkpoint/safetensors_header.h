@@ -2,7 +2,7 @@
 //
 //   u64 LE N | N bytes of JSON, padded with spaces to a multiple of 8 | tensor data ...
 //
-// Tensors lie in the order that the format's reference writer uses (element size descending, then
+// Tensors are in the order that the format's reference writer uses (element size descending, then
 // name), so each is aligned to its own element size. Offsets are known before a byte of data is.
 // Source: huggingface/safetensors README.md (format); its writer (order).
 #ifndef TESSERA_CHECKPOINT_SAFETENSORS_HEADER_H_

@@ -1,4 +1,4 @@
-// Where each parameter of a unit lies in the unit's flat parameter. Knows nothing of ranks.
+// Where each parameter of a unit is in the unit's flat parameter. Independent of ranks.
 //
 //   | wq ...... |gap| bq | gap | wk ...... |          all quantities in ELEMENTS, half-open
 //   0           ^ parameters start on a multiple of the alignment

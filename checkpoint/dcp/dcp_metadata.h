@@ -5,7 +5,7 @@
 //                   chunk at [4, 0] of [3, 3] ──► __1_0.distcp [0, 1577)
 //
 // Elements and bytes, ranges half-open. What else a folder holds (numbers, texts, lists) is an
-// object: pickled Python, which lies in one place and which this does not look into.
+// object: pickled Python, which is stored in one place and which this does not decode.
 // Source: pytorch torch/distributed/checkpoint/{metadata,filesystem}.py, version 1.0.0.
 #ifndef TESSERA_CHECKPOINT_DCP_DCP_METADATA_H_
 #define TESSERA_CHECKPOINT_DCP_DCP_METADATA_H_

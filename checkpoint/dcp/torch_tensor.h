@@ -25,7 +25,7 @@ struct TorchTensor {
   int64_t offset_elements = 0;  // Of its first element, in the storage.
   ByteRange storage;            // In the file. Every element of the tensor is in it.
 
-  // Its elements lie one behind the other, row-major.
+  // Its elements are contiguous, row-major.
   bool IsContiguous() const;
 };
 

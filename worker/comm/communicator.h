@@ -16,7 +16,7 @@
 // host/element_reduce.h). An average has AverageScale(size). A pre-scaled sum, as others call it,
 // has its factor for `scale` too: they multiply each rank's part before they add it, for their sums
 // are in the type that travels and might overflow there; in fp32 that is not so, and multiplying
-// once behind the sum rounds less.
+// once after the sum rounds less.
 //
 // One thread calls a communicator at a time; Abort may come from any thread. Streams that
 // communicate at once use a communicator each.

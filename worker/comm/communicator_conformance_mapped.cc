@@ -25,7 +25,7 @@ Real SumOfHosts(const std::vector<std::vector<Real>>& by_rank, const std::vector
   return sum;
 }
 
-// Gradients of all ranks lie in `shared`; ranks reduce ragged slices, then write the next ones at
+// Gradients of all ranks are in `shared`; ranks reduce ragged slices, then write the next ones at
 // once: a peer that still read them would see it.
 template <typename Real>
 absl::Status ReduceMappedRounds(const RankContext& c, const std::vector<int>& hosts,

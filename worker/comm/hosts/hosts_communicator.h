@@ -9,11 +9,12 @@
 //
 // With W ranks on H equal hosts and a unit of P bytes, each host sends and receives P * (H - 1) / H
 // for either of the first two: as little as any algorithm. The agents (see RankTopology) spread it
-// over the ranks. Sums between hosts travel as fp32, the parts of a slice one behind another.
+// over the ranks. Sums between hosts travel as fp32, the parts of a slice one after another.
 //
 // Each operation begins with a digest that ranks of a host compare in shared memory and hosts over
 // TCP, so different operations are an error on all ranks. An error on one rank is told to its host
-// and to its peers on others, who tell theirs. Waits for other hosts last longer than those within
+// and to its peers on other hosts, which tell theirs. Waits for other hosts last longer than those
+// within
 // one, so that the host on which a rank is missing names it.
 #ifndef TESSERA_WORKER_COMM_HOSTS_HOSTS_COMMUNICATOR_H_
 #define TESSERA_WORKER_COMM_HOSTS_HOSTS_COMMUNICATOR_H_
