@@ -7,7 +7,7 @@
 //
 // Counts are ELEMENTS, pointers need only their element's alignment (128 bytes is fastest).
 // Every result but the payload of a NaN is bit-identical whatever the SIMD width, the alignment or
-// the processor: sums run in rank order, no product is fused into a sum, and each element is
+// the CPU: sums run in rank order, no product is fused into a sum, and each element is
 // computed on its own.
 // The widest instructions of the running processor are picked at the first call.
 // The overloads on double are for shards of fp64: the same formulas, rounded in double; what is
