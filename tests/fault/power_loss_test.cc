@@ -184,7 +184,7 @@ TEST_F(PowerLossTest, LeavesTheOldCheckpointOrTheNewOneToTheBit) {
 // The same states would be wrong if a rank did not sync its bytes, or nobody the names.
 TEST_F(PowerLossTest, EachRanksSyncsAndThoseOfFoldersAreWhatKeepsIt) {
   for (int i = 0; i < 2; ++i) SaveCheckpoint("c");
-  std::map<uint64_t, bool> is_folder;  // By inode, as the log goes on.
+  std::map<uint64_t, bool> is_folder;  // By inode, at the log's current place.
   const auto is_sync = [&](const DiskRecord& record) {
     if (record.event == DiskEvent::kMakeFolder) is_folder[record.inode] = true;
     if (record.event == DiskEvent::kCreate) is_folder[record.inode] = false;

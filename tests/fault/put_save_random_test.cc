@@ -1,6 +1,7 @@
 // Values are put into a job and checkpoints of it are asked for, at random, while it trains and its
 // executors are killed at random steps. A reference in plain scalar code takes the same steps, and
-// behind each the puts that clients were told to be in it: every reading, every checkpoint and the
+// after each applies the puts that clients were told to be in it: every reading, every checkpoint
+// and the
 // last state have its bits, so that each put is wholly in or wholly out.
 //
 // A failure names its seed; --gtest_random_seed=SEED repeats it. What meets what depends on the

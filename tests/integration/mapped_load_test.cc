@@ -134,7 +134,7 @@ TEST_F(MappedLoadTest, FlippedBitAnywhereInALargeTensorIsRefusedByItsName) {
 TEST_F(MappedLoadTest, FileThatIsCutOffWhileItIsReadFailsTheLoadAndTrainingGoesOn) {
   const std::string file = Path("saved/model.safetensors");
   fs::copy(file, Path("whole"));
-  // Who is first to read a slice is held until the file, which both ranks have open, is shorter.
+  // The first rank to read a slice is held until the file, which both ranks have open, is shorter.
   Fault hold;
   hold.action = FaultAction::kHold;
   ArmFaultPoint("load.read", hold);

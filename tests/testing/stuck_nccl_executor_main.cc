@@ -3,7 +3,7 @@
 //
 //   --stuck-once=FOLDER   the first of all of these that finds FOLDER missing fails to join, and
 //   its
-//                         abort never comes back; in all after the second there is no NCCL. The
+//                         abort never comes back; all after the second have no NCCL. The
 //                         folder has one named by the first one's process then, and "other"
 #include <stdlib.h>
 #include <sys/stat.h>

@@ -20,8 +20,7 @@ namespace tessera {
 struct LoadRules {
   bool strict = true;  // What is missing or unexpected is an error.
   NameSelection names = {};
-  bool optimizer_only =
-      false;  // Of a checkpoint: the model's tensors may be missing.
+  bool optimizer_only = false;  // Of a checkpoint: the model's tensors may be missing.
 };
 
 struct LoadPlan {
