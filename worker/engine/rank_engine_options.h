@@ -41,7 +41,7 @@ struct RankEngineOptions {
   // Where reductions find each rank's gradients: those slots; or of ranks on a GPU, slots there.
   // Null of ranks of other hosts. [GPU]
   std::vector<const std::byte*> gradients_by_rank;
-  std::byte* device_gradients = nullptr;  // This rank's; null: no device. [GPU]
+  std::byte* device_gradients = nullptr;      // This rank's; null: no device. [GPU]
   GradientEvents* gradient_events = nullptr;  // Of a device. The stream's.
   GradientEvents* window_events = nullptr;    // The same, the engine's thread's.
   // Of which some rank of the job has slots; null: none has. All ranks order their windows by it.
