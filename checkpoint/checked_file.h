@@ -26,10 +26,11 @@ namespace tessera {
 
 class CheckedFile {
  public:
-  // Errors: DataLoss  it is not there, or its size, header or list of tensors is not the
-  // manifest's;
-  //                   naming the tensor that it ends within, or else some that it had
-  //         InvalidArgument  the manifest has no such file; others  the file system's.
+  // Errors: DataLoss         it is missing, or its size, header or list of tensors differs from the
+  //                          manifest's; naming the tensor that it ends within, or else some that
+  //                          it had
+  //         InvalidArgument  the manifest has no such file
+  //         others           the file system's.
   static absl::StatusOr<CheckedFile> Open(const std::string& folder, const std::string& name,
                                           const Manifest& manifest);
 

@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string&
 
 namespace {
 
-// Of what lies at `path`; nullopt where it cannot be told.
+// Of the folder at `path`; nullopt where it cannot be told.
 std::optional<EntryInfo> LookAt(Storage* storage, const std::string& path, Links links) {
   const absl::StatusOr<std::optional<EntryInfo>> info = storage->Look(path, links);
   return info.ok() ? *info : std::nullopt;

@@ -5,7 +5,7 @@
 //                     trainer-00003.bin   the rank's own bytes, if it has any
 //                     part.json           manifest.h: which rank of which save, and checksums
 //
-// The shard's __metadata__ says where in which tensor each slice lies ("tessera.slices"), and in
+// The shard's __metadata__ says where in which tensor each slice belongs ("tessera.slices"), and in
 // rank 0's part what tensors the checkpoint has ("tessera.whole"), so that a tensor of which nobody
 // gave anything is missed. Here is what reads and writes that. Pure; thread-safe.
 #ifndef TESSERA_CHECKPOINT_CHECKPOINT_PART_H_

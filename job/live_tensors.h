@@ -61,8 +61,7 @@ struct LiveSlice {
 // it is frozen: but of kLocal a unit's moments have its frozen parameters' elements too, which are
 // zeroes. Then the buffers with those numbers, whole whatever the form.
 // Errors: InvalidArgument  the numbers are not those of parameters, or buffers, of the job, in
-// rising
-//                          order.
+//                          ascending order.
 absl::StatusOr<std::vector<LiveTensor>> LiveTensors(
     const ModelLayout& layout, OptimizerKind optimizer, const std::vector<int>& job_parameters,
     bool moments, const std::vector<int>& buffers = {}, const LivePartOf& part = {});

@@ -1,7 +1,7 @@
 // Where a server is, as flags and options say it, and which hosts can reach it there. Pure;
 // thread-safe.
 //
-//   unix:/run/tessera/worker.sock           kUnix      whom the file's mode lets in
+//   unix:/run/tessera/worker.sock           kUnix      the users that its mode allows
 //   127.0.0.0/8, [::1], localhost           kLoopback  this machine
 //   everything else: 0.0.0.0, names, ...    kNetwork   other machines
 #ifndef TESSERA_NET_ADDRESS_H_

@@ -50,7 +50,7 @@ inline constexpr size_t kMaxChunks = 1 << 14;  // Of one tensor.
 
 // Errors: InvalidArgument  what Pickle::Decode refuses, and by its name any global that is not of
 //           the format; another structure than the format's; naming the tensor: a dtype or shape
-//           that is none, chunks that overlap, leave a hole, lie outside or have no file, a file
+//           that is none, chunks that overlap, leave a hole, are outside or have no file, a file
 //           outside of the folder, more than kMaxChunks;
 //         Unimplemented    an item that was transformed (compressed) by an extension.
 absl::StatusOr<Metadata> DecodeMetadata(absl::string_view pickle);

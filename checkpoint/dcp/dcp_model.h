@@ -30,7 +30,7 @@ class DcpModel final : public ModelSource {
   // Each call opens the files again, and may read an item whole.
   bool reads_small_slices_well() const override { return false; }
   // Also InvalidArgument  what LocateTorchTensor refuses, or an item that is not what the metadata
-  // says. A tensor whose elements do not lie row-major in its item costs memory for that item.
+  // says. A tensor whose elements are not row-major in its item costs memory for that item.
   absl::Status ReadSlice(const std::string& tensor, int64_t begin_elements,
                          Values into) const override;
   absl::Status ReadStored(const std::string& tensor, int64_t begin_elements, int64_t count,

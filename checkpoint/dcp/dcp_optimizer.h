@@ -7,7 +7,7 @@
 //   optim.param_groups.0.params            a list of parameters' names
 //   optim.param_groups.block.0.weight.lr   or so, flattened: a number of one parameter
 //
-// Steps and numbers are read at once, moments where they lie, through the folder's ModelSource.
+// Steps and numbers are read at once, moments on demand, through the folder's ModelSource.
 // Plain values. Source: pytorch torch/distributed/checkpoint/state_dict.py.
 #ifndef TESSERA_CHECKPOINT_DCP_DCP_OPTIMIZER_H_
 #define TESSERA_CHECKPOINT_DCP_DCP_OPTIMIZER_H_

@@ -75,7 +75,7 @@ class Pickle {
   };
 
   // `globals`: what may be named, each as "module name"; they outlive the Pickle, and so do
-  // `bytes`. `persistent_ids`: whether values may refer to what lies outside, by ids.
+  // `bytes`. `persistent_ids`: whether values may refer to outside data, by ids.
   // Errors: InvalidArgument  with the place in bytes: a global that is not in the list, by name; an
   //         opcode that plain data does not need, by number; a pickle that is truncated, continues
   //         after its end, or takes from its stack what is not there; more than `max_values`.

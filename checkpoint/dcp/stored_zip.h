@@ -1,4 +1,4 @@
-// Where the members of a zip lie that holds them as they are, neither compressed nor encrypted, as
+// Where the members of a zip are that holds them as they are, neither compressed nor encrypted, as
 // torch.save writes it. The zip may be a part of a larger file.
 //
 //   ... | member "archive/data.pkl" | member "archive/data/0" | ... | directory | end | ...

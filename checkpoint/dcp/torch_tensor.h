@@ -31,9 +31,8 @@ struct TorchTensor {
 
 // `zip`: what one torch.save wrote, in `file`.
 // Errors: InvalidArgument  what ReadTorchArchive and Pickle::Decode refuse; no tensor; a tensor
-// that
-//   leaves its storage, or a storage that is shorter
-//   than it says. DataLoss  the file is shorter. They name the file and the place.
+//                          that exceeds its storage, or a storage that is shorter than it says
+//         DataLoss         the file is shorter. They name the file and the place.
 absl::StatusOr<TorchTensor> LocateTorchTensor(const OpenFile& file, const ByteRange& zip);
 
 }  // namespace tessera::dcp

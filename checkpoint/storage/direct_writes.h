@@ -27,7 +27,7 @@
 
 namespace tessera {
 
-// Below this the page cache is faster, which writes what lies side by side as one.
+// Below this the page cache is faster, which combines adjacent writes.
 inline constexpr int64_t kDirectFromBytes = int64_t{1} << 20;
 inline constexpr int64_t kMaxDirectFromBytes = int64_t{1} << 40;  // For flags.
 

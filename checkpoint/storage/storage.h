@@ -1,5 +1,5 @@
-// Where files of checkpoints and models lie. All that is done to them goes through here, so that
-// another kind of storage is one class more.
+// Where files of checkpoints and models are stored. All that is done to them goes through here, so
+// that another kind of storage is one class more.
 //
 //   a file:    CreateFile(partial) ──► OpenToWrite(partial) by any processes: Write ..., Sync
 //              ──► PublishFile(partial, path)
@@ -89,7 +89,7 @@ struct EntryInfo {
   Kind kind = Kind::kOther;
   int64_t size_bytes = 0;
   absl::Time changed_at;
-  // The same under each name of what lies there, and nothing else's.
+  // The same under each name of the file there, and of no other file.
   std::pair<uint64_t, uint64_t> identity;
 };
 

@@ -39,7 +39,7 @@ class DeviceGradients {
   // stream has come there: nobody waits. Without, what is added is complete.
   void AfterStream(void* stream);
 
-  // As Session::AddGradient, of `numel` elements that lie on that GPU. They are read once Finish
+  // As Session::AddGradient, of `numel` elements that are on that GPU. They are read once Finish
   // has returned, and not before.
   // `dtype`: the unit's full dtype, or bf16 or fp16.
   //         FailedPrecondition  the rank is on no GPU; the unit has a gradient in host memory, or a

@@ -52,7 +52,7 @@ class GradientSlots {
   // The other unit whose gradient, started and not reduced, occupies this one's slot; -1: none.
   int HolderOf(int unit) const;
   // Waits until no operation of the executor uses the unit's slot.
-  // Errors: FailedPrecondition  another unit's gradient lies there, not reduced.
+  // Errors: FailedPrecondition  another unit's gradient is there, not reduced.
   absl::Status Await(int unit);
   // Await; the slot is the unit's then.
   absl::Status Take(int unit);

@@ -48,9 +48,9 @@ struct Initializer {
   static Initializer KaimingNormal(double slope = 0) { return {Kind::kKaimingNormal, slope, 0}; }
 };
 
-// Errors: InvalidArgument  naming the parameter: xavier and kaiming need two dimensions at least
-// and
-//                          some elements; bounds out of order, a negative deviation, no number.
+// Errors: InvalidArgument  naming the parameter: xavier and kaiming need at least two dimensions
+//                          and some elements; bounds out of order, a negative deviation, not a
+//                          number.
 absl::Status ValidateInitializer(const Initializer& initializer, const TensorSpec& parameter);
 
 // Elements [begin_elements, begin_elements + values.size()) of the parameter.

@@ -11,7 +11,7 @@
 // The memory is the job's own, so the contents of a span change once training has continued for one
 // to two steps. Nothing that was read may be trusted, let alone be used as an index, before
 // StillTrue() has confirmed it. Without training it stays true. A mapping reader takes no lock: no
-// executor knows of it or waits for it, and a reader that hangs or dies leaves nothing behind.
+// executor knows of it or waits for it, and a reader that hangs or dies leaves nothing to clean up.
 //
 // VisitLiveState and CopyLiveState do all of this, and fetch where nothing can be mapped.
 #ifndef TESSERA_CLIENT_CPP_LIVE_MAP_H_

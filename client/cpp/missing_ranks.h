@@ -1,4 +1,4 @@
-// Whom a trainer waits for, for the message of a wait that ended in vain. Pure.
+// The ranks that a trainer waits for, for the message of a failed wait. Pure.
 #ifndef TESSERA_CLIENT_CPP_MISSING_RANKS_H_
 #define TESSERA_CLIENT_CPP_MISSING_RANKS_H_
 

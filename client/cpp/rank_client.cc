@@ -30,10 +30,10 @@ constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 // Of an epoch that gives ranks their values from others.
 constexpr absl::Duration kLongestRebuild = absl::Hours(1);
 
-// Between two tries to attach to the next daemon.
+// Between two attempts to attach to the next daemon.
 constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
 
-// For the coordinator to say whom a trainer waited for.
+// For the coordinator to say which ranks a trainer waited for.
 constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
 
 // So that no step faults on the first `size_bytes`.

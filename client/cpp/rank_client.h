@@ -117,7 +117,7 @@ class RankClient {
   // Whether the coordinator says that a later epoch runs, for which the rank's executor makes
   // ready.
   bool LaterEpochRuns(bool* unknown) const;  // `unknown`: it does not answer.
-  // Of a wait that ended in vain: adds whom it waited for, as the coordinator knows it.
+  // Of a failed wait: adds which ranks it waited for, as the coordinator knows it.
   absl::Status NameMissing(absl::Status status) const;
   absl::Status StageBuffers(OpKind kind);
 

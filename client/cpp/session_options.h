@@ -35,9 +35,10 @@ struct SessionOptions {
   // worker/executor/machine_devices.h. Attaching to a rank on a GPU is refused without.
   MakeRankDevice make_device = MakeHostRankDevice;
   // Runs the rank's executor in this process, on a thread of its own, for as long as the session
-  // lives: see client/executor/host_executor.h. Null: the worker runs it in one of its own. Ranks
-  // of a GPU whose driver passes no memory between processes need this: Open() refuses to do
-  // without, and where it ends by an error, so does the session, with FailedPrecondition.
+  // lives: see client/executor/host_executor.h. Null: the worker runs it in a process of its own.
+  // Ranks of a GPU whose driver passes no memory between processes need this: without it Open()
+  // refuses them, and if the executor ends by an error, the session ends too, with
+  // FailedPrecondition.
   HostExecutor host_executor;
 };
 

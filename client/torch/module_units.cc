@@ -228,7 +228,7 @@ class Walk {
     return absl::OkStatus();
   }
 
-  // Where it lies, for CheckMemory.
+  // Where it is, for CheckMemory.
   void AddMemory(const torch::Tensor& tensor, std::string name, bool is_parameter) {
     if (tensor.is_meta() || tensor.numel() == 0) return;
     int64_t last = 0;

@@ -51,13 +51,11 @@ class OptimStateDicts {
 
   // On all ranks or on none; an error of one rank is every rank's. Returns the groups' numbers.
   // Errors: NotFound            a key that is not a parameter, named
-  //         InvalidArgument     an entry of another shape or part, or a step, that cannot be;
-  //         another
+  //         InvalidArgument     an entry of another shape or part, or an impossible step; another
   //                             number of param groups, or numbers that are out of range
   //         FailedPrecondition  a parameter's state has other moments than the optimizer, named;
-  //         the
-  //                             ranks' dictionaries differ; within RunStep
-  //         others              WriteOptimizerState
+  //                             the ranks' dictionaries differ; within RunStep
+  //         others              WriteOptimizerState's
   absl::StatusOr<std::vector<HyperParameters>> Load(const OptimStateDict& dict,
                                                     const LoadStateOptions& options = {});
 

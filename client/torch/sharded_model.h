@@ -12,20 +12,20 @@
 //   }
 //
 // Attaching replaces the parameters' memory by the cluster's: initial values come from the module
-// when the job is new, else the module takes the job's. Parameters lie at stable addresses, so
+// when the job is new, else the module takes the job's. Parameters are at stable addresses, so
 // views that autograd saved stay valid; they can be read only while their unit is unsharded, and
 // never written in place. Buffers stay the trainer's own; mixed_precision.h says when their dtype
 // changes, model_buffers.h how readers of the live state get them.
 //
-// To set parameters, use SummonFullParams or apply(); or, between steps and on all ranks, give a
+// To set parameters, use SummonFullParams or apply(). Or, between steps and on all ranks, give a
 // parameter other data or register another tensor: its values are taken at the next forward of the
-// root, or step, as those of a grad() that is set after backward are at the step. Another shape, or
-// a change between forward and backward, is an error (FailedPrecondition) that names the parameter.
+// root, or step. A grad() that is set after backward is taken at the step. Another shape, or a
+// change between forward and backward, is an error (FailedPrecondition) that names the parameter.
 //
 // Gradients go to the job, which has their mean over the ranks. After backward grad() is a tensor
 // of the parameter's shape whose elements cannot be read (kept_gradient.h), so torch's optimizers
-// and clip_grad_norm_ fail by name. What they are for: Step, ShardOptimizer (shard_optimizer.h) for
-// an optimizer of torch, ClipGradNorm, zero_grad() of a Sharded<> module, CommHook to change
+// and clip_grad_norm_ fail by name. Use instead: Step, ShardOptimizer (shard_optimizer.h) for an
+// optimizer of torch, ClipGradNorm, zero_grad() of a Sharded<> module, CommHook to change
 // gradients, SummonFullParams to read them.
 //
 // Confined to one thread. While attached the module must outlive this. The destructor detaches and

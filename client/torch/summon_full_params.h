@@ -36,7 +36,7 @@ struct SummonOptions {
   bool recurse = true;          // False: the unit `module` alone.
   bool writeback = true;        // False: what the body changes is forgotten.
   bool rank0_only = false;      // Other ranks' parameters stay as they are: not readable.
-  bool offload_to_cpu = false;  // On the host they lie there anyway.
+  bool offload_to_cpu = false;  // On the host they are there anyway.
   // Also the reduced gradients (the mean over the ranks), as grad(); undefined where this rank gave
   // none. Written back as well: each rank's own slice, and whether there is one.
   bool with_grads = false;

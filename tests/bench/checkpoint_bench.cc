@@ -130,7 +130,7 @@ std::vector<double> TimesOfSteps(Session* session, int count, double compute_sec
   return times;
 }
 
-// As the state of ranks lies, in pages that were touched.
+// Like the state of ranks, in pages that were touched.
 Mapping SharedMemory(int64_t size_bytes) {
   const absl::StatusOr<SharedRegion> region = SharedRegion::Create("bench", size_bytes);
   Check(region.status());

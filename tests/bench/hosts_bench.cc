@@ -42,7 +42,7 @@ int64_t ChannelBytes(int size) {
   return ShmCommunicator::RequiredBytes(size / 2, ShmCommunicator::Options()).value();
 }
 
-// What lies where in the team's memory.
+// The layout of the team's memory.
 struct Places {
   int size;
   int64_t bytes;  // Of a unit.

@@ -1,6 +1,6 @@
 // How much of the way between hosts is hidden by compute: two workers with one rank each, over TCP
-// by the loopback interface. Compute is a wait, as that of an accelerator, so that it takes no
-// processor from the transport.
+// by the loopback interface. Compute is a wait, as that of an accelerator, so that it takes no CPU
+// from the transport.
 //
 //   communication   steps that compute nothing
 //   compute         the waits alone

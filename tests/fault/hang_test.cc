@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(Points, HangPointTest,
                          testing::Values("engine.operation=hold@301", "step.before-vote=hold@21",
                                          "step.before-publish=hold@21", "reduce.started=hold@81"));
 
-// Nobody waits for whom.
+// No rank that others wait for.
 TEST_F(HangTest, ExecutorsThatAllHangAreNamedAndReplaced) {
   ASSERT_FALSE(UndisturbedModel().empty());
   collective_timeout_ = absl::Seconds(1);

@@ -108,7 +108,7 @@ class PowerLossTest : public testing::Test {
     EXPECT_NE(FirstWrong(records, saved, kSeed, &sample), "");
   }
 
-  // The values of the version that lies there; null where none does.
+  // The values of the version that is there; null if none is.
   const std::vector<float>* ValuesAt(const std::string& folder, const std::string& name) {
     const auto tree = ReadTree(folder);
     EXPECT_OK(tree);
@@ -154,7 +154,7 @@ class PowerLossTest : public testing::Test {
   std::vector<std::pair<Version, std::vector<float>>> values_;  // Of parameters, by version.
 };
 
-// A job that comes after the crash: what lies at `name` is loaded to the bit, if anything does, and
+// A job that comes after the crash: what is at `name` is loaded to the bit, if anything does, and
 // saved again at the same place, whatever else the crash has left there.
 void LoadAndSaveAgain(TrainerTeam* next, const std::string& folder, const std::string& name,
                       const std::vector<float>* values) {

@@ -171,7 +171,7 @@ void TorchTensor(absl::string_view bytes) {
   TESSERA_CHECK(tensor->storage.begin_bytes + tensor->storage.size_bytes <= file.size_bytes);
 }
 
-// Nothing of what was decoded lies outside of the bytes.
+// Nothing that was decoded is outside the bytes.
 void PickleValues(absl::string_view bytes) {
   static constexpr absl::string_view kGlobals[] = {"torch Size", "collections OrderedDict"};
   for (const bool persistent_ids : {false, true}) {

@@ -5,7 +5,7 @@
 // same program's (byte_gpt_training.h), so a loss depends on parameters alone. A parameter depends
 // on sums, on their norm and on AdamW: sums run in rank order in fp32 wherever the ranks are, NCCL
 // only moves what a kernel then adds (docs/adr/0027), norms are added up in one order everywhere
-// (docs/adr/0037), and kernels and processor round each operation alike.
+// (docs/adr/0037), and kernels and CPU round each operation alike.
 #include <functional>
 #include <memory>
 #include <numeric>

@@ -6,7 +6,7 @@
 //
 // At the double bars a step of a job decides whether it counts, on the CPU and with all ranks, so
 // it is not a graph as a whole. Of the first half each unit has a graph of its own: its ranks meet
-// on the processor before and behind it, and a graph of all would begin when the last gradient is
+// on the CPU before and after it, and a graph of all would begin when the last gradient is
 // there. No step of a job launches a graph of either half yet: these are the limits of
 // what one would cost. See
 // docs/adr/0051-a-step-is-no-cuda-graph-since-ranks-decide-in-the-middle-of-it.md.

@@ -30,7 +30,7 @@ class KernelCounter {
   virtual absl::StatusOr<int64_t> Stop() = 0;
 };
 
-// What cuBLAS is called, for dlopen; the first that loads is taken. One that lies elsewhere, as
+// What cuBLAS is called, for dlopen; the first that loads is taken. One that is elsewhere, as
 // that of Python's packages does (site-packages/nvidia/cublas/lib), is found where LD_LIBRARY_PATH
 // has its folder.
 std::vector<std::string> CublasNames();

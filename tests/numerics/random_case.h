@@ -5,8 +5,8 @@
 //           and dtypes of the job and of units, layout, optimizer, param groups, clipping, gradient
 //           slots
 //   a step  micro-batches, which of them are reduced, which ranks give a gradient to what, windows
-//   in full
-//           precision, divisor, weights, hyper-parameters, a NaN or an infinity, dropped gradients
+//           in full precision, divisor, weights, hyper-parameters, a NaN or an infinity, dropped
+//           gradients
 #ifndef TESSERA_TESTS_NUMERICS_RANDOM_CASE_H_
 #define TESSERA_TESTS_NUMERICS_RANDOM_CASE_H_
 

@@ -74,7 +74,7 @@ class Communicator {
 
   // --- Buffers that all ranks of a host can address ---
 
-  // Rank r's slice lies at `base` + r * bytes_per_rank, in a mapping of each host. Waits until
+  // Rank r's slice is at `base` + r * bytes_per_rank, in a mapping of each host. Waits until
   // every rank has finished writing its own, and brings what ranks of other hosts wrote. On one
   // host it moves no bytes, and the arguments do not matter.
   virtual absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) = 0;

@@ -73,7 +73,7 @@ TEST_P(CommunicatorConformanceTest, ReduceScatterMappedReducesOwnSliceOfAll) {
   ExpectAllOk(
       [hosts = Hosts()](const RankContext& c) -> absl::Status {
         RETURN_IF_ERROR(ReduceMappedRounds<float>(c, hosts, kCount));
-        RETURN_IF_ERROR(c.comm->Barrier());  // A rank's doubles lie over its peer's floats.
+        RETURN_IF_ERROR(c.comm->Barrier());  // A rank's doubles overlap its peer's floats.
         return ReduceMappedRounds<double>(c, hosts, kCount);
       },
       options);

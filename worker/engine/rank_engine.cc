@@ -188,8 +188,8 @@ absl::Status RankEngine::Run() {
     if (op.epoch == options_.epoch.value()) status = Execute(op);
     control->progress_kind.store(0, std::memory_order_relaxed);
     control->consumed.store(consumed + 1, std::memory_order_release);
-    // Whom nothing else tells: a trainer that waits for room, or for these to be through. It may
-    // have filled the ring while the operation ran.
+    // Nothing else wakes this one: a trainer that waits for room, or for these to be through. It
+    // may have filled the ring while the operation ran.
     const uint32_t filled = control->submitted.value.load(std::memory_order_acquire) - consumed;
     if (IsAwaitedThroughTheRing(op.kind) || filled >= kRingOps) Bump(&control->events);
   }

@@ -11,7 +11,7 @@
 //
 // Errors of one operation that every rank sees alike (a non-finite gradient, a failed save) go to
 // the trainer as the operation's result and the epoch continues. Any other error ends Run(). After
-// one of the rank's device nothing more is published, and the engine's process is to end.
+// an error of the rank's device nothing more is published, and the engine's process must end.
 //
 // Source: stream order and windows as torch/distributed/fsdp/_runtime_utils.py.
 #ifndef TESSERA_WORKER_ENGINE_RANK_ENGINE_H_

@@ -34,7 +34,7 @@ struct RankEngineOptions {
   Rank rank;
   Epoch epoch;
 
-  // --- Memory. Of a rank on a GPU, what is marked so lies there ---
+  // --- Memory. Of a rank on a GPU, fields marked [GPU] are there ---
   std::vector<UnitParameters> parameters;  // By unit. [GPU]
   std::byte* state = nullptr;              // The rank's state region. [GPU, unless it is offloaded]
   std::byte* own_gradients = nullptr;      // This rank's slots, which its trainer reads and writes.

@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-// Each try that fails takes a whole step of training, so this many mean that the words lie.
+// Each try that fails takes a whole step of training, so this many mean that the words are corrupt.
 constexpr int kMaxTries = 1000;
 
 // Of `held`.

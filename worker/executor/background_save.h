@@ -3,7 +3,7 @@
 //   Prepare: takes note ──► Start: a thread writes files, manifest, name
 //                           training continues; AwaitCopied before each step
 //
-// The version is written from where it lies, no faster than training has to feel (save_pace.h),
+// The version is written from its place, no faster than training tolerates (save_pace.h),
 // and copied where training comes first (saved_version.h), by another thread: the rank needs as
 // much more memory as is copied, until the files are written. What is a copy that stays already, as
 // a GPU's state in memory of the host is, is written from there. The threads have a low priority,

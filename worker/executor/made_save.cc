@@ -112,7 +112,7 @@ class Search {
   }
 
   // The part that had the name before, which the try did not come to. A whole checkpoint that must
-  // not replace another had none: what lies there now is another save's.
+  // not replace another had none: what is there now is another save's.
   void RemoveReplaced() const {
     if (!request_.in_parts()) return;
     const absl::StatusOr<Manifest> replaced = ReadPartManifest(PartialFolder(path_));

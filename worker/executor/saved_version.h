@@ -49,7 +49,7 @@ class SavedVersion {
   // comes to overwrite it. Returns when there is nothing left to copy.
   void CopyBehind();
   void CopyFrom(absl::Time time);
-  // Whether it is still needed where it lies.
+  // Whether it is still needed in place.
   bool is_held() const { return held_.load(std::memory_order_acquire) != kNone; }
   // Whether version `step` of the state may be written: what it overwrites is not to be taken.
   bool MayOverwrite(int64_t step) const {
@@ -99,13 +99,13 @@ class SavedVersion {
   std::vector<int64_t> offsets_bytes_;  // Of the slices.
   std::vector<Piece> pieces_;
   std::unique_ptr<std::byte, Free> copy_;
-  std::atomic<int64_t> held_{kNone};  // The version, as long as it is needed where it lies.
+  std::atomic<int64_t> held_{kNone};  // The version, as long as it is needed in place.
   std::atomic<int64_t> copied_bytes_{0};
 
   // Not held while copying, since a copying thread may be descheduled.
   mutable absl::Mutex mu_;
   absl::Time copy_from_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  bool is_taking_ ABSL_GUARDED_BY(mu_) = false;  // From where the version lies.
+  bool is_taking_ ABSL_GUARDED_BY(mu_) = false;  // From the version in place.
   bool lets_go_ ABSL_GUARDED_BY(mu_) = false;
   int copying_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t front_bytes_ ABSL_GUARDED_BY(mu_) = 0;

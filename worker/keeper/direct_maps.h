@@ -1,7 +1,7 @@
 // Clients that ask this worker itself for a job's state to map, with no leave of the coordinator's:
 // jobs that are this worker's alone, of which it therefore knows all that there is to know.
 //
-//   Open(query) ──► what it was given, and where it lies; a place among those that may
+//   Open(query) ──► the given regions, and the places in them; a place among those that may
 //   CheckNew    ──► whether newer versions still come: this worker holds that very memory
 //   ~DirectMap  ──► gives its place back
 //
@@ -69,7 +69,8 @@ class DirectMaps {
   // Errors: NotFound            no such job here, or no name of it matches
   //         InvalidArgument     as PlanLiveRead
   //         FailedPrecondition  other workers have ranks of it; as CheckLiesAsAskedFor and
-  //         PlaceState ResourceExhausted   as many map it as may; no descriptors
+  //                             PlaceState
+  //         ResourceExhausted   as many map it as may; no descriptors
   absl::StatusOr<std::unique_ptr<DirectMap>> Open(const v1::LiveStateQuery& query);
   // Whether that takes almost no time, as a refusal does.
   bool IsQuick(const v1::LiveStateQuery& query) const;

@@ -1,17 +1,17 @@
 // One job on this worker: its memory, its ranks' executors and attachments, its epoch.
 //
 // Each rank has a supervisor thread that launches the rank's executor, reads its events and, when
-// it died, launches the next one; ever later where they end before they are ready. A failure of any
-// kind (an executor's error or death, a trainer's death) ends the epoch: all local ranks are
+// it died, launches the next one; with growing delays if they end before they are ready. A failure
+// of any kind (an executor's error or death, a trainer's death) ends the epoch: all local ranks are
 // aborted at once, the coordinator is told, and the job waits for the coordinator to prepare the
 // next epoch. The memory is untouched by all of this.
 //
-// A trainer may host its rank's executor: the supervisor then has that one instead of what it would
-// launch, until it ends, for whatever reason. Nobody can kill it but its process, and while it may
-// still write to the rank's memory no other one is launched.
+// A trainer may host its rank's executor: the supervisor then uses that one instead of launching
+// one, until it ends, for whatever reason. Only its own process can kill it, and while it may still
+// write to the rank's memory no other one is launched.
 //
-// Where no process can map another's memory of the GPU, none is ever launched: the rank waits for a
-// trainer that hosts its executor.
+// If no process can map another's GPU memory, none is ever launched: the rank waits for a trainer
+// that hosts its executor.
 //
 // Thread-safe. Events to the coordinator go to `emit`, which must not call back. The destructor
 // kills the executors and joins the supervisors.

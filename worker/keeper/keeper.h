@@ -1,7 +1,7 @@
 // All jobs of one worker. Routes the coordinator's commands and the trainers' attachments to them.
-// Of each job id it holds one creation at most, and what is meant for another one does not reach
-// it. To prepare a later one drops the earlier with all its memory, if that was deleted or has no
-// values yet; else the epoch fails, and what is held stays.
+// For each job id it holds at most one generation (`creation`), and ignores commands for another
+// one. Preparing a later generation drops the earlier one with all its memory, if that was deleted
+// or has no values yet; else the epoch fails, and the held one stays.
 // Thread-safe.
 #ifndef TESSERA_WORKER_KEEPER_KEEPER_H_
 #define TESSERA_WORKER_KEEPER_KEEPER_H_

@@ -1,5 +1,5 @@
 // Gives a job's state to clients of this host that map it: descriptors for reading, and where in
-// them each slice of either version lies. Nothing is held and nothing is copied: a reader sees by
+// them each slice of either version is. Nothing is held and nothing is copied: a reader sees by
 // the words of each rank whether the version it read stood meanwhile (worker/engine/state_hold.h).
 //
 //   MapGrants   session ──► what is asked for of which job      until the session ends

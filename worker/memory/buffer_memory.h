@@ -1,4 +1,4 @@
-// Where the buffers of a job's model lie, of which each rank's trainer says the values, and how.
+// Layout of the buffers of a job's model, whose values each rank's trainer sets.
 //
 //   bank = | a sequence word for each buffer | buffer 0 | buffer 1 | ... |     64-byte aligned each
 //   staging   what the trainer said last, or was given; after        trainer <-> executor

@@ -1,4 +1,4 @@
-// What lies where in the memory of a job on one host. Pure arithmetic; the same in the worker, its
+// The layout of a job's memory on one host. Pure arithmetic; the same in the worker, its
 // executors and its trainers, so no offset ever travels.
 //
 //   parameters (one a host)   | unit 0: slice of rank 0 | rank 1 | ... | unit 1 ...   compute dtype
@@ -18,7 +18,7 @@
 //
 // The full dtype of a unit is fp32, or fp64 if its parameters are.
 //
-// Parameter slices of all ranks lie side by side, so rank r's slice *is* its part of the unsharded
+// Parameter slices of all ranks are adjacent, so rank r's slice *is* its part of the unsharded
 // flat parameter and unsharding copies nothing. Of a worker with a GPU, "host" means that GPU for
 // parameters and state (but state that is offloaded); a trainer may put gradients into its slots
 // there, and everything else goes by those of the host. In full precision there are only the units

@@ -1,6 +1,6 @@
-// Where the unsharded parameters of a rank's units lie: each in a place of its own, or, where a GPU
-// is a worker and has one rank, in slots that units share. Pure arithmetic; the same in the worker,
-// its executors and its trainers.
+// Where the unsharded parameters of a rank's units are stored: each in a place of its own, or,
+// where a GPU is a worker and has one rank, in slots that units share. Pure arithmetic; the same in
+// the worker, its executors and its trainers.
 //
 //   in places   region | unit 0, all slices | unit 1, all slices | ... | in full precision ... |
 //

@@ -31,8 +31,8 @@ class WorkerServer {
     // Folder (made if missing, mode 0700) of the sockets worker.sock and descriptors.sock. Others
     // may not write to it, and the sockets have mode 0600: only this user and root can connect.
     std::string socket_dir;
-    // Where copies of jobs' states lie while clients read them, in files without names. They are as
-    // large as what is read: a folder on a disk, for memory they must not take.
+    // Where copies of jobs' states are stored while clients read them, in files without names. They
+    // are as large as what is read: a folder on a disk, for memory they must not take.
     std::string spool_folder = "/tmp";
     // "host:port" for clients of other machines that fetch jobs' states; host as they reach this
     // one by, port 0: one that is free. Empty: they get them through the coordinator. With TLS

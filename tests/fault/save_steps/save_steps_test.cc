@@ -2,7 +2,7 @@
 // (ENOSPC, EIO), or the power fails after it and what was not synced is lost. The operations are
 // counted as they come, and none is left out. Whatever is left loads as the version before or as
 // the one that was saved, whole; the next save goes through, and leaves just what a save leaves
-// that nothing disturbed; what else lies in the folder is not touched.
+// that nothing disturbed; anything else in the folder is not touched.
 //
 // The executors' own code saves, two ranks in a process that is forked for each save
 // (saved_version.h). Whole clusters that die in a save: checkpoint_kill_test and its neighbours.
@@ -203,7 +203,7 @@ class SaveStepsTest : public testing::TestWithParam<Scenario> {
     const auto known = judged_.find(tree);
     return known != judged_.end() && (known->second.went_on || !goes_on);
   }
-  // Judge and what follows of a folder whose content was not met yet: equal ones come to the same.
+  // Judge and what follows of a folder with new contents: equal contents give equal results.
   Outcome JudgeOnce(const std::string& folder, bool goes_on) {
     const DiskTree tree = ReadTree(folder).value();
     if (IsJudged(tree, goes_on)) return judged_.at(tree).outcome;

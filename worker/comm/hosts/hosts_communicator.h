@@ -51,8 +51,8 @@ class HostsCommunicator : public Communicator {
     std::unique_ptr<PeerMesh> mesh;                // Connected with MeshPeers.
     absl::Duration timeout = absl::Minutes(5);     // Of each wait within a host.
     absl::Duration host_grace = absl::Seconds(5);  // What one for another host may take longer.
-    // Where the buffers of mapped operations lie, and what copies and sums there: a GPU, of which
-    // everything goes by way of this host's memory. Both outlive this; null: that memory has them.
+    // The memory of the buffers of mapped operations, and the kernels that copy and sum there: a
+    // GPU, whose data goes through this host's memory. Both outlive this; null: host memory.
     RankDevice* device = nullptr;
     RankKernels* kernels = nullptr;
   };
@@ -112,7 +112,7 @@ class HostsCommunicator : public Communicator {
     PartsReduction parts;  // Of the own slice.
     DType sum_dtype = DType::kFp32;
   };
-  // Whether the gradients of this rank are its host's sum where they lie: nothing is to be summed,
+  // Whether the gradients of this rank are its host's sum in place: nothing is to be summed,
   // converted or copied before it is sent.
   bool HasSum(const Reduction& reduction) const;
   const std::byte* OwnGradient(const Reduction& reduction, ElementRange range) const;

@@ -43,7 +43,7 @@ struct alignas(kShmLineBytes) RankSlot {
   std::atomic<uint32_t> reads_memory;
   std::atomic<int32_t> process;   // Its pid.
   std::atomic<uint64_t> offered;  // An address in it: the nonce's, then what it sends.
-  std::atomic<uint64_t> nonce;    // What lies there when it joins.
+  std::atomic<uint64_t> nonce;    // The value there when it joins.
 };
 
 // Where things are. Pure arithmetic over one base address.

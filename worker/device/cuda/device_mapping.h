@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-// Whom the calls that share memory go to. Outlives what is made of it.
+// The API for the calls that share memory. Outlives everything made from it.
 struct SharingDevice {
   CudaApi* api = nullptr;
   int device = 0;
