@@ -61,8 +61,7 @@ struct ModuleUnits {
 // it is outside all units. What `precision` keeps in full precision is a unit too, whatever the
 // policy says.
 // Errors: InvalidArgument  the root is not a Sharded<>; a module that is kept in full precision is
-//                          not
-//   in a Sharded<> that holds nothing else (naming it); no parameter at all; a parameter in two
+//   not in a Sharded<> that holds nothing else (naming it); no parameter at all; a parameter in two
 //   units (naming both names and units); a dtype that cannot be trained; a group of which only a
 //   part is kept in full precision; all of ValidateModel's and ChooseUnits' (unit_choice.h).
 //         FailedPrecondition  some Sharded<> of the tree is attached already (naming it).

@@ -56,8 +56,8 @@ class SavedVersion {
     const int64_t held = held_.load(std::memory_order_acquire);
     return held == kNone || step < held + 2;
   }
-  // Called before each step is written. Copies, and waits for other copying threads, until it may
-  // be.
+  // Called before each step is written. Copies, and waits for other copying threads, until `step`
+  // may be written.
   void AwaitCopied(int64_t step);
   // How much was copied so far. Thread-safe.
   int64_t copied_bytes() const { return copied_bytes_.load(); }
