@@ -1,12 +1,12 @@
-#include "worker/memory/job_memory.h"
+#include "job/job_memory.h"
 
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/page_bytes.h"
 #include "base/status_macros.h"
-#include "worker/memory/region.h"
 
 namespace tessera {
 namespace {
@@ -33,6 +33,7 @@ std::vector<StateArray> MomentsOf(OptimizerKind optimizer) {
 
 absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const JobConfig& config) {
   JobMemory memory;
+  memory.num_moments_ = static_cast<int>(MomentsOf(config.optimizer).size());
   const int num_units = layout.units.size();
   const int shared_slots =
       config.gradient_slots == 0 ? num_units - 1 : std::min(config.gradient_slots, num_units - 1);
@@ -74,6 +75,16 @@ absl::StatusOr<JobMemory> JobMemory::Create(const ModelLayout& layout, const Job
 int64_t JobMemory::staged_buffers_offset_bytes() const {
   const int64_t end_bytes = touched_offset_bytes() + num_parameters_;
   return (end_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+HostMemory JobMemory::host_memory(bool parameters_on_host, bool state_on_host) const {
+  HostMemory memory;
+  memory.rank_bytes = gradient_region_bytes();
+  // Parameters and moments twice, and the reduced gradient.
+  if (state_on_host) memory.rank_bytes += state_array_bytes_ * (3 + 2 * num_moments_);
+  if (!parameters_on_host) return memory;
+  for (const UnitMemory& unit : units_) memory.shared_bytes += unit.parameter_bytes;
+  return memory;
 }
 
 absl::Status JobMemory::PlaceShard(int64_t numel, const std::string& name, UnitMemory* placed) {

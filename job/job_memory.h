@@ -27,17 +27,17 @@
 // two neighbours in the backward order never share one. State arrays hold the rank's shards of all
 // units one behind the other. Where a GPU has one rank of several, units share slots of parameters
 // instead of having places: see parameter_plan.h.
-#ifndef TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
-#define TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
+#ifndef TESSERA_JOB_JOB_MEMORY_H_
+#define TESSERA_JOB_JOB_MEMORY_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "job/buffer_placement.h"
 #include "job/job_config.h"
 #include "layout/model_layout.h"
-#include "worker/memory/buffer_memory.h"
 
 namespace tessera {
 
@@ -59,6 +59,15 @@ struct UnitMemory {
 enum class StateArray { kParameter, kFirstMoment, kSecondMoment };
 // Those besides the parameters that an optimizer of this kind uses: SGD just the first.
 std::vector<StateArray> MomentsOf(OptimizerKind optimizer);
+
+// What some ranks of a job write of a worker's host memory, sooner or later. Full precision beside
+// a lower one is not counted: it takes none until somebody asks for it.
+struct HostMemory {
+  int64_t shared_bytes = 0;  // Once for all ranks of the worker.
+  int64_t rank_bytes = 0;    // For each of them.
+
+  int64_t BytesOf(int64_t num_ranks) const { return shared_bytes + num_ranks * rank_bytes; }
+};
 
 class JobMemory {
  public:
@@ -92,6 +101,8 @@ class JobMemory {
   int64_t MappedBytesOfRank(int64_t world_size) const {
     return state_region_bytes() + gradient_region_bytes() + parameter_region_bytes_ / world_size;
   }
+  // On a GPU, what is not on the host is its own memory.
+  HostMemory host_memory(bool parameters_on_host, bool state_on_host) const;
   // Elements of all of a rank's shards together.
   int64_t shard_numel() const { return shard_numel_; }
 
@@ -113,8 +124,9 @@ class JobMemory {
   BufferPlacement buffers_;
   int64_t shard_numel_ = 0;
   int64_t state_array_bytes_ = 0;
+  int num_moments_ = 0;
 };
 
 }  // namespace tessera
 
-#endif  // TESSERA_WORKER_MEMORY_JOB_MEMORY_H_
+#endif  // TESSERA_JOB_JOB_MEMORY_H_
