@@ -6,10 +6,12 @@
 #include <csignal>
 
 #include "absl/synchronization/mutex.h"
+#include "base/bytes_text.h"
 #include "base/clock.h"
 #include "base/fault_point.h"
 #include "base/ids.h"
 #include "base/log.h"
+#include "base/machine_memory.h"
 #include "base/no_more_threads.h"
 #include "base/retry.h"
 #include "base/start_thread.h"
@@ -199,6 +201,19 @@ TEST(LogTest, TextFromOthersIsOneLineWithoutControlCharacters) {
       line,
       HasSubstr("job toy: a\\n2026-01-01T00:00:00 I forged] all is well\\x1b[2J\\xff\ttab\n"));
   EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1);
+}
+
+TEST(MachineMemoryTest, MachineHasMemory) {
+  EXPECT_GT(MachineMemoryBytes(), int64_t{64} << 20);
+  EXPECT_LT(MachineMemoryBytes(), int64_t{1} << 60);
+  EXPECT_GT(AvailableMemoryBytes(), int64_t{1} << 20);
+  EXPECT_LE(AvailableMemoryBytes(), MachineMemoryBytes());
+}
+
+TEST(BytesTextTest, BytesAreToldInTheLargestUnit) {
+  EXPECT_EQ(BytesText(0), "0 B");
+  EXPECT_EQ(BytesText(1023), "1023 B");
+  EXPECT_EQ(BytesText(int64_t{7} << 38), "1.8 TiB");
 }
 
 }  // namespace

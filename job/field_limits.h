@@ -24,6 +24,7 @@ constexpr int32_t kMaxWorldSize = 1 << 16;  // That a message can say; see kMaxL
 constexpr int kMaxLocalRanks = 240;                    // Ranks of a job.
 constexpr int64_t kMaxIncarnation = int64_t{1} << 62;  // Of a worker; the next ones fit, too.
 constexpr int kMaxDevices = 1024;                      // Of one worker, for ranks of any jobs.
+constexpr int64_t kMaxMemoryBytes = int64_t{1} << 56;  // Of one worker, and of a job's regions.
 constexpr int kMaxUnits = 16384;
 constexpr int kMaxParamGroups = 64;
 // Reports of steps that travel with a later one's. A coordinator remembers twice as many.

@@ -266,6 +266,7 @@ absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config) {
   decoded.max_gradient_norm = config.max_gradient_norm();
   if (config.gradient_norm_p() != 0) decoded.gradient_norm_p = config.gradient_norm_p();
   decoded.max_gathered_units = config.max_gathered_units();
+  decoded.shard_check_interval_steps = config.shard_check_interval_steps();
   decoded.max_gathered_bytes = config.max_gathered_bytes();
   decoded.gradient_slots = config.gradient_slots();
   RETURN_IF_ERROR(CheckRange("config: collective_timeout_ms", config.collective_timeout_ms(), 0,
@@ -324,6 +325,7 @@ v1::JobConfig EncodeJobConfig(const JobConfig& config) {
   encoded.set_max_gradient_norm(config.max_gradient_norm);
   encoded.set_gradient_norm_p(config.gradient_norm_p);
   encoded.set_max_gathered_units(config.max_gathered_units);
+  encoded.set_shard_check_interval_steps(config.shard_check_interval_steps);
   encoded.set_max_gathered_bytes(config.max_gathered_bytes);
   encoded.set_gradient_slots(config.gradient_slots);
   encoded.set_collective_timeout_ms(absl::ToInt64Milliseconds(config.collective_timeout));

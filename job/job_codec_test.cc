@@ -46,6 +46,7 @@ v1::JobConfig EveryField() {
   config.set_optimizer_in_backward(true);
   config.set_fake_all_gather(true);
   config.set_fake_reduce_scatter(true);
+  config.set_shard_check_interval_steps(100);
   config.set_max_gathered_bytes(int64_t{1} << 40);
   config.set_keep_low_precision_gradients(true);
   config.set_shard_group_size(3);

@@ -155,6 +155,10 @@ absl::Status ValidateJobConfig(const JobConfig& config, const ModelSpec& model) 
   if (config.max_gathered_units < 1 || config.gradient_slots < 0) {
     return absl::InvalidArgumentError("config: max_gathered_units < 1 or gradient_slots < 0");
   }
+  if (config.shard_check_interval_steps < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "config: shard_check_interval_steps ", config.shard_check_interval_steps, " is below 0"));
+  }
   if (config.max_gathered_bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("config: max_gathered_bytes ", config.max_gathered_bytes, " is below 0"));

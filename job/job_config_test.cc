@@ -97,6 +97,9 @@ TEST(JobConfigTest, EachBadFieldIsNamed) {
   config.max_gradient_norm = 1;
   expect(config, "optimizer_in_backward with max_gradient_norm");
   config = JobConfig();
+  config.shard_check_interval_steps = -1;
+  expect(config, "shard_check_interval_steps -1");
+  config = JobConfig();
   config.max_gathered_bytes = -1;
   expect(config, "max_gathered_bytes -1");
   config = JobConfig();

@@ -1,6 +1,6 @@
 // How many bytes each rank and each host needs for a model, before anything is allocated: what the
 // strategies take by themselves, with one version of everything. A worker that keeps two, so that a
-// step is atomic, maps more: see worker/memory/job_memory.h.
+// step is atomic, maps more: see job/job_memory.h.
 //
 //   resident   parameters + gradients + optimizer state, of the rank's shards (NO_SHARD: of all;
 //              hybrid: a group has all of them)

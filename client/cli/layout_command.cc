@@ -15,10 +15,10 @@
 #include "client/cli/layout_json.h"
 #include "client/cli/model_spec_json.h"
 #include "job/job_config.h"
+#include "job/job_memory.h"
 #include "layout/layout_dump.h"
 #include "layout/memory_plan.h"
 #include "layout/model_layout.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera::cli {
 namespace {

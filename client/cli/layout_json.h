@@ -22,9 +22,9 @@
 #include <ostream>
 
 #include "absl/status/status.h"
+#include "job/job_memory.h"
 #include "layout/memory_plan.h"
 #include "layout/model_layout.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/parameter_plan.h"
 
 namespace tessera::cli {

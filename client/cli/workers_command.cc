@@ -9,6 +9,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/bytes_text.h"
 #include "base/status_macros.h"
 #include "client/cli/endpoint_flags.h"
 #include "client/cli/jobs_client.h"
@@ -25,16 +26,25 @@ struct Flags {
   bool json = false;
 };
 
+// Of its host's memory: "18.2 GiB of 20.7 GiB".
+std::string FreeText(const v1::WorkerInfo& worker) {
+  if (worker.memory_bytes() == 0) return "not told";
+  const int64_t free_bytes = worker.memory_bytes() - worker.claimed_memory_bytes();
+  return absl::StrCat(BytesText(std::max<int64_t>(free_bytes, 0)), " of ",
+                      BytesText(worker.memory_bytes()));
+}
+
 std::string Table(const std::vector<v1::WorkerInfo>& workers) {
   if (workers.empty()) return "no workers\n";
-  TextTable table({"worker", "state", "devices", "last heard of", "address", "memory"});
+  TextTable table(
+      {"worker", "state", "devices", "last heard of", "address", "memory", "free for jobs"});
   for (const v1::WorkerInfo& worker : workers) {
     table.AddRow(
         {Printable(worker.worker_id()), worker.lost() ? "LOST" : "live",
          absl::StrCat(worker.num_devices()),
          absl::StrCat(absl::FormatDuration(absl::Milliseconds(worker.silent_ms())), " ago"),
-         Printable(worker.address()),
-         worker.device().empty() ? "host" : Printable(worker.device())});
+         Printable(worker.address()), worker.device().empty() ? "host" : Printable(worker.device()),
+         FreeText(worker)});
   }
   return table.Render("");
 }
@@ -47,6 +57,8 @@ std::string WorkersJson(const std::vector<v1::WorkerInfo>& workers) {
                     {"num_devices", worker.num_devices()},
                     {"max_ranks_of_job", worker.max_ranks_of_job()},
                     {"device", worker.device()},
+                    {"memory_bytes", worker.memory_bytes()},
+                    {"claimed_memory_bytes", worker.claimed_memory_bytes()},
                     {"silent_ms", worker.silent_ms()},
                     {"incarnation", worker.incarnation()},
                     {"address", worker.address()}});

@@ -1,4 +1,4 @@
-// The memory of a rank that its trainer has mapped: see worker/memory/job_memory.h. A plain value.
+// The memory of a rank that its trainer has mapped: see job/job_memory.h. A plain value.
 #ifndef TESSERA_CLIENT_CPP_MAPPED_RANK_H_
 #define TESSERA_CLIENT_CPP_MAPPED_RANK_H_
 

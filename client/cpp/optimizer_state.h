@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cpp/session.h"
-#include "worker/memory/job_memory.h"
+#include "job/job_memory.h"
 #include "worker/memory/training_progress.h"
 
 namespace tessera {

@@ -26,9 +26,9 @@
 #include "client/cpp/job_rpc.h"
 #include "client/cpp/mapped_rank.h"
 #include "client/cpp/session_options.h"
+#include "job/job_memory.h"
 #include "layout/model_layout.h"
 #include "worker/memory/control_page.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 

@@ -14,10 +14,10 @@
 #include "absl/time/time.h"
 #include "client/cpp/named_tensor.h"
 #include "client/cpp/session.h"
+#include "job/job_memory.h"
 #include "layout/values.h"
 #include "net/transport_security.h"
 #include "worker/memory/control_page.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/training_progress.h"
 
 namespace tessera {

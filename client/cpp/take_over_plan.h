@@ -9,8 +9,8 @@
 #include "absl/status/statusor.h"
 #include "base/ids.h"
 #include "job/job_config.h"
+#include "job/job_memory.h"
 #include "layout/model_layout.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 

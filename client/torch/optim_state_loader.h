@@ -17,7 +17,7 @@
 #include "client/torch/sharded_model.h"
 #include "client/torch/state_dicts.h"
 #include "client/torch/state_exchange.h"
-#include "worker/memory/job_memory.h"
+#include "job/job_memory.h"
 
 namespace tessera {
 

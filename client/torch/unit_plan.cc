@@ -6,8 +6,8 @@
 #include "client/torch/precision_rules.h"
 #include "client/torch/torch_status.h"
 #include "job/job_layout.h"
+#include "job/job_memory.h"
 #include "layout/layout_dump.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 namespace {

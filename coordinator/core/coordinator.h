@@ -14,7 +14,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -78,6 +77,7 @@ class Coordinator {
   absl::Status RegisterWorker(const WorkerId& worker, const Member& member, absl::Time now,
                               Effects* effects);
   const MemberRegistry& members() const { return state_.members(); }
+  Claims claims() const { return state_.ClaimedByOthers(JobId()); }
   // As MemberRegistry's, also of lives that have not begun.
   Incarnation IncarnationOf(const WorkerId& worker, const std::string& key) const;
   absl::Status CheckKey(const WorkerId& worker, Incarnation incarnation,

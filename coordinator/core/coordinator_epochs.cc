@@ -1,5 +1,5 @@
 // The epoch protocol of coordinator.h: facts in, at most one epoch opened or begun a job, out.
-#include <set>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,15 +13,25 @@ namespace {
 
 constexpr char kPartIsGone[] = "a part of its shards is gone with a worker's memory";
 
+bool NeedsNoLess(const HostMemory& a, const HostMemory& b) {
+  return a.shared_bytes >= b.shared_bytes && a.rank_bytes >= b.rank_bytes;
+}
+
+// Of jobs that need the same devices: no worker that lacks memory for `b` has it for `a`.
+bool NeedsNoLess(const JobSpec& a, const JobSpec& b) {
+  return NeedsNoLess(a.processor_memory, b.processor_memory) &&
+         NeedsNoLess(a.gpu_host_memory, b.gpu_host_memory);
+}
+
 }  // namespace
 
 void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
   std::vector<JobId> ids;
   for (const auto& [id, job] : state_.jobs()) ids.push_back(id);
   // Of many jobs most are new, and wait for devices. One that needs more than there are is not
-  // looked at further, nor one for which there was no place when another needed the same.
+  // looked at further, nor one for which there was no place when another needed no more.
   int64_t max_free = state_.MaxFreeDevices();
-  std::set<std::pair<int32_t, int32_t>> in_vain;
+  std::map<std::pair<int32_t, int32_t>, const JobSpec*> in_vain;
   for (const JobId& id : ids) {
     const Job& job = *state_.FindJob(id);
     const JobConfig& config = job.spec->config;
@@ -29,14 +39,16 @@ void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
     const bool is_new = job.status.state == JobState::kWaiting && !job.status.bound &&
                         job.status.placements.empty() && avoided_.count(id) == 0 &&
                         !IsBehind(id, job);
-    if (is_new && (config.world_size > max_free || in_vain.count(needs) > 0)) continue;
+    const auto other = in_vain.find(needs);
+    const bool is_in_vain = other != in_vain.end() && NeedsNoLess(*job.spec, *other->second);
+    if (is_new && (config.world_size > max_free || is_in_vain)) continue;
     const size_t num_changes = effects->records.size();
     Advance(id, now, effects);
     if (effects->records.size() != num_changes) {
       max_free = state_.MaxFreeDevices();
       in_vain.clear();
     } else if (is_new) {
-      in_vain.insert(needs);
+      in_vain[needs] = job.spec.get();
     }
   }
 }

@@ -58,7 +58,8 @@ absl::Status Coordinator::RegisterWorker(const WorkerId& worker, const Member& m
   liveness_.Heard(worker, now);
   if (known != nullptr && known->address == member.address &&
       known->data_host == member.data_host && known->max_ranks_of_job == member.max_ranks_of_job &&
-      known->device == member.device && !known->lost) {
+      known->device == member.device && known->memory_bytes == member.memory_bytes &&
+      !known->lost) {
     return absl::OkStatus();
   }
   BeginLife(worker, member, now, effects);

@@ -53,7 +53,7 @@ std::optional<std::vector<RankPlacement>> Coordinator::PlacesOf(const HeldJob& h
     *why_not = Orphans::DescribeHolders(holders);
     return std::nullopt;
   }
-  const std::set<DeviceId> claimed = state_.ClaimedByOthers(held.job);
+  const std::set<DeviceId> claimed = state_.ClaimedByOthers(held.job).devices;
   std::vector<RankPlacement> places;
   for (const HeldJob::Place& place : held.places) {
     const Member* member = state_.members().Find(place.worker);

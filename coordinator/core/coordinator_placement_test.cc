@@ -16,11 +16,11 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-JobSpecPtr Spec(int32_t world_size) {
+JobSpecPtr Spec(int32_t world_size, int64_t rows = 8) {
   JobConfig config;
   config.world_size = world_size;
   ModelSpec model;
-  model.units = {{"root", {TensorSpec{"w", {8, 4}, DType::kFp32, true, ""}}}};
+  model.units = {{"root", {TensorSpec{"w", {rows, 4}, DType::kFp32, true, ""}}}};
   return *MakeJobSpec(model, config, 0);
 }
 
@@ -36,10 +36,12 @@ class CoordinatorPlacementTest : public ::testing::Test {
     journal_.insert(journal_.end(), effects_.records.begin(), effects_.records.end());
     return result;
   }
-  void Register(const std::string& worker, int32_t num_devices, int64_t incarnation = 1) {
+  void Register(const std::string& worker, int32_t num_devices, int64_t incarnation = 1,
+                int64_t memory_bytes = 0) {
     Member member;
     member.incarnation = Incarnation(incarnation);
     member.num_devices = num_devices;
+    member.memory_bytes = memory_bytes;
     ASSERT_OK(Run([&](Effects* e) { return BeginLife(worker, member, e); }));
   }
   absl::Status BeginLife(const std::string& worker, const Member& member, Effects* effects) {
@@ -49,9 +51,9 @@ class CoordinatorPlacementTest : public ::testing::Test {
     core_.Disconnected(WorkerId(worker));
     return absl::OkStatus();
   }
-  void Create(const std::string& job, int32_t world_size) {
+  void Create(const std::string& job, int32_t world_size, int64_t rows = 8) {
     ASSERT_OK(Run([&](Effects* e) {
-      return core_.CreateJob({"create " + job, JobId(job), Spec(world_size)}, now_, e);
+      return core_.CreateJob({"create " + job, JobId(job), Spec(world_size, rows)}, now_, e);
     }));
   }
   void Prepared(const std::string& worker, const std::string& job, int64_t epoch,
@@ -133,6 +135,49 @@ TEST_F(CoordinatorPlacementTest, JobThatFitsOnlyOnTwoWorkersWaitsAndSaysForWhat)
   Register("c", 4);
   EXPECT_EQ(StatusOf("big").state, JobState::kStarting);
   EXPECT_EQ(WorkerOf("big"), "c");
+}
+
+TEST_F(CoordinatorPlacementTest, JobThatNeedsMoreMemoryThanAWorkerHasWaitsAndSaysTheBytes) {
+  constexpr int64_t kGib = int64_t{1} << 30;
+  Register("a", 4, 1, 20 * kGib);
+  Create("big", 4, int64_t{1} << 34);  // 256 GiB of parameters.
+  EXPECT_EQ(StatusOf("big").state, JobState::kWaiting);
+  EXPECT_EQ(StatusOf("big").epoch, Epoch(0)) << "no epoch is tried that no worker can hold";
+  EXPECT_THAT(StatusOf("big").reason, AllOf(HasSubstr("4 ranks need 3.0 TiB of memory"),
+                                            HasSubstr("'a' has 20.0 GiB free of 20.0 GiB")));
+  Create("small", 4);
+  EXPECT_EQ(WorkerOf("small"), "a") << "one that does not fit keeps nobody else waiting";
+}
+
+TEST_F(CoordinatorPlacementTest, MemoryThatOtherJobsHaveIsNotFree) {
+  const int64_t of_two = Spec(2, 1 << 20)->processor_memory.BytesOf(2);
+  Register("a", 4, 1, of_two * 3 / 2);
+  Create("first", 2, 1 << 20);
+  EXPECT_EQ(WorkerOf("first"), "a");
+  Create("second", 2, 1 << 20);
+  EXPECT_EQ(StatusOf("second").state, JobState::kWaiting);
+  EXPECT_EQ(core_.claims().bytes.at(WorkerId("a")), of_two);
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.DeleteJob({"delete first", JobId("first")}, now_, e);
+  }));
+  EXPECT_EQ(WorkerOf("second"), "a");
+  EXPECT_EQ(StatusOf("second").state, JobState::kStarting);
+}
+
+TEST_F(CoordinatorPlacementTest, WorkerWithMoreDevicesThanMemoryGetsAsManyRanksAsFit) {
+  const HostMemory need = Spec(4, 1 << 20)->processor_memory;
+  Member member;
+  member.incarnation = Incarnation(1);
+  member.num_devices = 4;
+  member.data_host = "10.0.0.1";
+  member.memory_bytes = need.BytesOf(2);
+  for (const char* worker : {"a", "b"})
+    ASSERT_OK(Run([&](Effects* e) { return BeginLife(worker, member, e); }));
+  Create("job", 4, 1 << 20);
+  std::vector<std::string> workers;
+  for (const RankPlacement& placement : StatusOf("job").placements)
+    workers.push_back(placement.worker.value());
+  EXPECT_EQ(workers, (std::vector<std::string>{"a", "a", "b", "b"}));
 }
 
 TEST_F(CoordinatorPlacementTest, JobsShareOneSetOfWorkersAndWaitForEachOther) {

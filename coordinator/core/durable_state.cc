@@ -144,11 +144,13 @@ const Job* DurableState::FindJob(const JobId& job) const {
   return it == jobs_.end() ? nullptr : &it->second;
 }
 
-std::set<DeviceId> DurableState::ClaimedByOthers(const JobId& job) const {
-  std::set<DeviceId> claimed;
+Claims DurableState::ClaimedByOthers(const JobId& job) const {
+  Claims claimed;
   for (const auto& [id, other] : jobs_) {
     if (id == job || IsOver(other.status.state)) continue;
-    for (const RankPlacement& p : other.status.placements) claimed.emplace(p.worker, p.device);
+    std::vector<DeviceId> places;
+    for (const RankPlacement& p : other.status.placements) places.emplace_back(p.worker, p.device);
+    claimed.Add(*other.spec, places, members_);
   }
   return claimed;
 }

@@ -59,7 +59,7 @@ class DurableState {
   const DeletedJobs& deleted() const { return *deleted_; }
 
   // Devices that jobs other than `job` hold; one that is over holds none.
-  std::set<DeviceId> ClaimedByOthers(const JobId& job) const;
+  Claims ClaimedByOthers(const JobId& job) const;
   // At least as many devices as there are of live workers without a job.
   int64_t MaxFreeDevices() const;
   // Lost workers on which no job has a rank: nothing is gained by remembering them.

@@ -21,12 +21,16 @@ PlacementRequest JobPlacer::RequestFor(const JobId& id, const Job& job) const {
   request.world_size = job.spec->config.world_size;
   request.rule = options_->placement;
   request.ranks_per_worker = job.spec->config.shard_group_size;
+  request.processor_memory = job.spec->processor_memory;
+  request.gpu_host_memory = job.spec->gpu_host_memory;
   request.claimed = state_->ClaimedByOthers(id);
   for (const auto& [key, holders] : orphans_->all()) {
     const HeldJob* held = key.first == id ? nullptr : Orphans::Latest(holders);
     if (held == nullptr || state_->FindJob(key.first) != nullptr) continue;
+    std::vector<DeviceId> places;
     for (const HeldJob::Place& place : held->places)
-      request.claimed.emplace(place.worker, place.device);
+      places.emplace_back(place.worker, place.device);
+    request.claimed.Add(*held->spec, places, state_->members());
   }
   if (const auto avoided = avoided_->find(id); avoided != avoided_->end()) {
     request.avoided = avoided->second.ids();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "job/job_layout.h"
+#include "job/job_memory.h"
 #include "layout/layout_digest.h"
 #include "layout/model_layout.h"
 
@@ -42,6 +43,7 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
       {"gradient_norm_p", absl::StrCat(c.gradient_norm_p)},
       {"max_gathered_units", absl::StrCat(c.max_gathered_units)},
       {"max_gathered_bytes", absl::StrCat(c.max_gathered_bytes)},
+      {"shard_check_interval_steps", absl::StrCat(c.shard_check_interval_steps)},
       {"gradient_slots", absl::StrCat(c.gradient_slots)},
       {"collective_timeout_ms", absl::StrCat(absl::ToInt64Milliseconds(c.collective_timeout))},
       {"backward_prefetch", absl::StrCat(static_cast<int>(c.backward_prefetch))},
@@ -63,7 +65,10 @@ absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_
   RETURN_IF_ERROR(ValidateModel(model));
   RETURN_IF_ERROR(ValidateJobConfig(config, model));
   ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(model, config));
+  ASSIGN_OR_RETURN(const JobMemory memory, JobMemory::Create(layout, config));
   auto spec = std::make_shared<JobSpec>();
+  spec->processor_memory = memory.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
+  spec->gpu_host_memory = memory.host_memory(/*parameters_on_host=*/false, config.cpu_offload);
   spec->layout_digest = LayoutDigest(layout);
   spec->model = std::move(model);
   spec->config = std::move(config);

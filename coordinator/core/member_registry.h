@@ -22,6 +22,7 @@ struct Member {
   std::string data_host;  // By which ranks of other workers reach its own; empty: they do not.
   int32_t max_ranks_of_job = 0;  // 0: as many as it has devices.
   std::string device;            // For a person; empty: the processor.
+  int64_t memory_bytes = 0;      // Of its host, for jobs; 0: it does not say.
   std::string key;               // Of this life: nobody without it goes on with it.
   bool lost = false;             // Not heard of for the timeout; its ranks have been given up.
 };

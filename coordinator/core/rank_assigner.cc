@@ -5,18 +5,38 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "base/bytes_text.h"
 
 namespace tessera::coordinator {
 namespace {
 
 using FreeDevices = std::map<WorkerId, std::set<int32_t>>;
 
+int64_t FreeBytes(const WorkerId& worker, const Member& member, const PlacementRequest& request) {
+  const auto claimed = request.claimed.bytes.find(worker);
+  return member.memory_bytes - (claimed == request.claimed.bytes.end() ? 0 : claimed->second);
+}
+
+const HostMemory& NeedOn(const Member& member, const PlacementRequest& request) {
+  return member.device.empty() ? request.processor_memory : request.gpu_host_memory;
+}
+
+// How many of the job's ranks the worker has memory for.
+int64_t RanksThatFit(const WorkerId& worker, const Member& member,
+                     const PlacementRequest& request) {
+  const HostMemory& need = NeedOn(member, request);
+  if (member.memory_bytes == 0 || need.rank_bytes <= 0) return INT64_MAX;
+  return std::max<int64_t>(FreeBytes(worker, member, request) - need.shared_bytes, 0) /
+         need.rank_bytes;
+}
+
 // Leaves no more of a worker's free devices than it can hold ranks of a job: those first that the
 // job has had.
 void Limit(const WorkerId& worker, const Member& member, const PlacementRequest& request,
            std::set<int32_t>* devices) {
-  const auto most = static_cast<size_t>(member.max_ranks_of_job);
-  if (most == 0 || devices->size() <= most) return;
+  const int64_t told = member.max_ranks_of_job == 0 ? INT64_MAX : member.max_ranks_of_job;
+  const auto most = static_cast<size_t>(std::min(told, RanksThatFit(worker, member, request)));
+  if (devices->size() <= most) return;
   std::set<int32_t> left;
   for (const RankPlacement& was : request.previous) {
     if (left.size() == most) break;
@@ -26,18 +46,45 @@ void Limit(const WorkerId& worker, const Member& member, const PlacementRequest&
   *devices = std::move(left);
 }
 
+std::set<int32_t> FreeOf(const WorkerId& worker, const Member& member,
+                         const PlacementRequest& request) {
+  std::set<int32_t> devices;
+  if (member.lost || request.avoided.count(worker) > 0) return devices;
+  for (int32_t device = 0; device < member.num_devices; ++device) {
+    if (request.claimed.devices.count({worker, device}) == 0) devices.insert(device);
+  }
+  return devices;
+}
+
 // Workers with at least one free device; of those as many as a job can use.
 FreeDevices FindFree(const MemberRegistry& members, const PlacementRequest& request) {
   FreeDevices free;
   for (const auto& [worker, member] : members.members()) {
-    if (member.lost || request.avoided.count(worker) > 0) continue;
-    for (int32_t device = 0; device < member.num_devices; ++device) {
-      if (request.claimed.count({worker, device}) == 0) free[worker].insert(device);
-    }
-    const auto found = free.find(worker);
-    if (found != free.end()) Limit(worker, member, request, &found->second);
+    std::set<int32_t> devices = FreeOf(worker, member, request);
+    Limit(worker, member, request, &devices);
+    if (!devices.empty()) free[worker] = std::move(devices);
   }
   return free;
+}
+
+// Those workers that have devices for more ranks than they have memory for; empty: there are none.
+std::string DescribeMemoryShortage(const MemberRegistry& members, const PlacementRequest& request) {
+  constexpr int kMaxNamed = 3;
+  std::string text;
+  int found = 0;
+  for (const auto& [worker, member] : members.members()) {
+    const int64_t fit = RanksThatFit(worker, member, request);
+    const int64_t wanted =
+        request.ranks_per_worker > 0 ? request.ranks_per_worker : request.world_size;
+    const int64_t could = std::min<int64_t>(FreeOf(worker, member, request).size(), wanted);
+    if (fit >= could || ++found > kMaxNamed) continue;
+    absl::StrAppend(&text, "; ", could, could == 1 ? " rank needs " : " ranks need ",
+                    BytesText(NeedOn(member, request).BytesOf(could)), " of memory, '",
+                    worker.value(), "' has ", BytesText(FreeBytes(worker, member, request)),
+                    " free of ", BytesText(member.memory_bytes));
+  }
+  if (found > kMaxNamed) absl::StrAppend(&text, "; so do ", found - kMaxNamed, " more workers");
+  return text;
 }
 
 int64_t CountFree(const FreeDevices& free) {
@@ -140,6 +187,20 @@ std::vector<RankPlacement> WithNewIncarnations(std::vector<RankPlacement> placem
 }
 
 }  // namespace
+
+void Claims::Add(const JobSpec& spec, const std::vector<DeviceId>& places,
+                 const MemberRegistry& members) {
+  std::map<WorkerId, int64_t> num_ranks;
+  for (const DeviceId& place : places) {
+    devices.insert(place);
+    ++num_ranks[place.first];
+  }
+  for (const auto& [worker, count] : num_ranks) {
+    const Member* member = members.Find(worker);
+    const bool on_gpu = member != nullptr && !member->device.empty();
+    bytes[worker] += (on_gpu ? spec.gpu_host_memory : spec.processor_memory).BytesOf(count);
+  }
+}
 
 std::optional<std::vector<RankPlacement>> AssignRanks(const MemberRegistry& members,
                                                       const PlacementRequest& request) {
@@ -258,6 +319,7 @@ std::string DescribeShortage(const MemberRegistry& members, const PlacementReque
         &text, "; '", worker.value(), "' holds ", member.max_ranks_of_job,
         member.max_ranks_of_job == 1 ? " rank of a job: " : " ranks of a job: ", member.device);
   }
+  absl::StrAppend(&text, DescribeMemoryShortage(members, request));
   for (const WorkerId& worker : request.avoided) {
     if (members.Find(worker) != nullptr) {
       absl::StrAppend(&text, "; '", worker.value(), "' is left out");

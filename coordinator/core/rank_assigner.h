@@ -6,13 +6,15 @@
 //                                            kOneWorkerFirst the same if a, b and c reach others
 //   world_size 4, two a worker               kOneWorkerFirst a:0 a:1 b:0 b:2
 //
-// A worker that says so holds no more than so many ranks of a job, whatever it has free.
+// A worker that says so holds no more than so many ranks of a job, whatever it has free, nor more
+// than fit into its memory.
 // Stable: a rank whose device is still there keeps it, whatever joins. On one worker: the one that
 // holds the ranks already if it has room for all, else the one that the job fills best, so that the
 // next job finds the most devices together; equal ones in the order of their ids.
 #ifndef TESSERA_COORDINATOR_CORE_RANK_ASSIGNER_H_
 #define TESSERA_COORDINATOR_CORE_RANK_ASSIGNER_H_
 
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -25,6 +27,15 @@
 namespace tessera::coordinator {
 
 using DeviceId = std::pair<WorkerId, int32_t>;
+
+// What jobs have of the workers.
+struct Claims {
+  std::set<DeviceId> devices;
+  std::map<WorkerId, int64_t> bytes;  // Of the memory of their hosts.
+
+  // What a job has whose ranks are there, in any order.
+  void Add(const JobSpec& spec, const std::vector<DeviceId>& places, const MemberRegistry& members);
+};
 
 enum class PlacementRule {
   kOneWorker,  // All ranks of a job on one worker: docs/adr/0007.
@@ -40,8 +51,9 @@ struct PlacementRequest {
   PlacementRule rule = PlacementRule::kOneWorkerFirst;
   // Not 0: just so many ranks on each of world_size / ranks_per_worker workers.
   int32_t ranks_per_worker = 0;
-  std::set<DeviceId> claimed;           // By other jobs.
-  std::set<WorkerId> avoided;           // Workers that do not do what they are asked.
+  HostMemory processor_memory, gpu_host_memory;  // As JobSpec's.
+  Claims claimed;                                // By other jobs.
+  std::set<WorkerId> avoided;                    // Workers that do not do what they are asked.
   std::vector<RankPlacement> previous;  // Where the ranks were: empty, or one for each rank.
 };
 

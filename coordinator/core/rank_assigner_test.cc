@@ -61,7 +61,8 @@ TEST_P(OneWorkerTest, AllRanksAreOnOneWorkerOrTheJobSaysWhatItWaitsFor) {
   const Case& c = GetParam();
   const MemberRegistry members = Members(c.workers);
   PlacementRequest request = Request(c.world_size, PlacementRule::kOneWorker);
-  for (const RankPlacement& p : Were(c.claimed)) request.claimed.emplace(p.worker, p.device);
+  for (const RankPlacement& p : Were(c.claimed))
+    request.claimed.devices.emplace(p.worker, p.device);
   for (char id : c.avoided) request.avoided.insert(WorkerId(std::string(1, id)));
   request.previous = Were(c.previous);
   const auto placed = AssignRanks(members, request);
@@ -171,7 +172,7 @@ TEST(RankAssignerTest, TooFewFreeDevicesPlaceNobody) {
   MemberRegistry members = Members({{"a", 2}, {"b", 2}});
   EXPECT_FALSE(AssignRanks(members, Request(5, PlacementRule::kSpread)).has_value());
   PlacementRequest request = Request(4, PlacementRule::kSpread);
-  request.claimed = {{WorkerId("a"), 1}};
+  request.claimed.devices = {{WorkerId("a"), 1}};
   EXPECT_FALSE(AssignRanks(members, request).has_value());
   Member lost = *members.Find(WorkerId("b"));
   lost.lost = true;
@@ -238,7 +239,7 @@ TEST(RankAssignerTest, GroupThatIsGoneGoesBackOrElsewhereAndTheOthersStay) {
   // The free devices of "b" are no place for another group.
   const MemberRegistry of_two = Reaching({{"a", 2}, {"b", 4}});
   EXPECT_EQ(after(of_two, {WorkerId("a"), WorkerId("b")}), "none");
-  request.claimed.emplace(WorkerId("d"), 1);
+  request.claimed.devices.emplace(WorkerId("d"), 1);
   EXPECT_EQ(after(without_c, {WorkerId("a"), WorkerId("b")}), "none");
 }
 
@@ -261,9 +262,9 @@ TEST(RankAssignerTest, WorkerHoldsNoMoreRanksOfAJobThanItSaysAndKeepsThoseThatIt
   }
   PlacementRequest request = Request(2, PlacementRule::kOneWorkerFirst);
   EXPECT_EQ(Text(*AssignRanks(members, request)), "c0 c1 ");
-  request.claimed = {{WorkerId("c"), 0}, {WorkerId("a"), 0}};
+  request.claimed.devices = {{WorkerId("c"), 0}, {WorkerId("a"), 0}};
   EXPECT_EQ(Text(*AssignRanks(members, request)), "a1 b0 ");
-  request.claimed.insert({WorkerId("a"), 1});
+  request.claimed.devices.insert({WorkerId("a"), 1});
   EXPECT_EQ(Text(*AssignRanks(members, request)), "a2 b0 ");
   request.previous = Were("a3 c1");
   EXPECT_EQ(Text(*AssignRanks(members, request)), "a3 c1 ");
@@ -281,7 +282,7 @@ bool HasRoom(const MemberRegistry& members, const PlacementRequest& request) {
   for (const auto& [worker, member] : members.members()) {
     int64_t free = 0;
     for (int32_t d = 0; d < member.num_devices; ++d)
-      free += request.claimed.count({worker, d}) == 0;
+      free += request.claimed.devices.count({worker, d}) == 0;
     together += free;
     largest = std::max(largest, free);
   }
@@ -302,7 +303,7 @@ TEST_P(EveryRuleTest, EveryRankHasItsOwnLiveUnclaimedDevice) {
     PlacementRequest request = Request(1 + random() % 8, GetParam());
     for (const auto& [id, n] : workers) {
       for (int32_t d = 0; d < n; ++d) {
-        if (random() % 4 == 0) request.claimed.emplace(WorkerId(id), d);
+        if (random() % 4 == 0) request.claimed.devices.emplace(WorkerId(id), d);
       }
     }
     request.previous.resize(request.world_size);
@@ -318,7 +319,7 @@ TEST_P(EveryRuleTest, EveryRankHasItsOwnLiveUnclaimedDevice) {
     for (const RankPlacement& p : *placed) {
       EXPECT_TRUE(members.IsLive(p.worker, p.incarnation));
       EXPECT_LT(p.device, members.Find(p.worker)->num_devices);
-      EXPECT_EQ(request.claimed.count({p.worker, p.device}), 0);
+      EXPECT_EQ(request.claimed.devices.count({p.worker, p.device}), 0);
       EXPECT_TRUE(used.emplace(p.worker, p.device).second);
       used_workers.insert(p.worker);
     }

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "job/job_config.h"
+#include "job/job_memory.h"
 #include "layout/dtype.h"
 #include "layout/tensor_spec.h"
 
@@ -22,6 +23,8 @@ struct JobSpec {
   JobConfig config;
   int32_t submitting_rank = -1;  // Who created the job; -1: not a rank.
   uint64_t layout_digest = 0;
+  // Of workers whose ranks are on the processor, and of those whose ranks are on a GPU.
+  HostMemory processor_memory, gpu_host_memory;
 };
 using JobSpecPtr = std::shared_ptr<const JobSpec>;
 

@@ -272,6 +272,8 @@ absl::StatusOr<RegisterWorkerEvent> Decode(const v1::RegisterWorkerRequest& requ
   member.max_ranks_of_job = request.max_ranks_of_job();
   if (!request.device().empty()) RETURN_IF_ERROR(CheckName("device", request.device()));
   member.device = request.device();
+  RETURN_IF_ERROR(CheckRange("memory_bytes", request.memory_bytes(), 0, kMaxMemoryBytes));
+  member.memory_bytes = request.memory_bytes();
   RETURN_IF_ERROR(CheckRange("size of key in bytes", request.key().size(), 16, 64));
   member.key = request.key();
   if (!request.cluster_id().empty()) RETURN_IF_ERROR(CheckName("cluster_id", request.cluster_id()));

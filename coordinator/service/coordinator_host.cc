@@ -302,8 +302,11 @@ std::vector<CoordinatorHost::WorkerView> CoordinatorHost::ListWorkers() {
   absl::MutexLock lock(&mu_);
   const absl::Time now = options_.clock->TimeNow();
   std::vector<WorkerView> views;
+  const Claims claims = core_.claims();
   for (const auto& [id, member] : core_.members().members()) {
-    views.push_back({id, member, core_.SilentFor(id, now)});
+    const auto bytes = claims.bytes.find(id);
+    views.push_back(
+        {id, member, core_.SilentFor(id, now), bytes == claims.bytes.end() ? 0 : bytes->second});
   }
   return views;
 }

@@ -84,7 +84,8 @@ class CoordinatorHost {
   struct WorkerView {
     WorkerId id;
     Member member;
-    absl::Duration silent;  // Since it was last heard of.
+    absl::Duration silent;      // Since it was last heard of.
+    int64_t claimed_bytes = 0;  // Of its memory, by jobs.
   };
   std::vector<WorkerView> ListWorkers();  // In the order of their ids.
 

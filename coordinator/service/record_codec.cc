@@ -135,6 +135,7 @@ struct Encoder {
     member.set_data_host(r.member.data_host);
     member.set_max_ranks_of_job(r.member.max_ranks_of_job);
     member.set_device(r.member.device);
+    member.set_memory_bytes(r.member.memory_bytes);
     member.set_key(r.member.key);
     member.set_lost(r.member.lost);
     Put(absl::StrCat("member/", r.worker.value()), member);
@@ -338,6 +339,7 @@ absl::StatusOr<StateRecord> DecodeMember(const JournalRow& row, const WorkerId& 
   member.data_host = message.data_host();
   member.max_ranks_of_job = message.max_ranks_of_job();
   member.device = message.device();
+  member.memory_bytes = message.memory_bytes();
   member.key = message.key();
   member.lost = message.lost();
   return MemberRecord{worker, std::move(member)};

@@ -46,7 +46,7 @@ class CoordinatorServer {
     // How soon an epoch begins again that keeps failing without a step; see CoordinatorOptions.
     absl::Duration restart_delay = absl::Milliseconds(100);
     // Places the ranks of a job on any workers, not on one: for workers whose ranks reach each
-    // other across hosts (docs/adr/0007-a-job-lives-on-one-worker.md).
+    // other across hosts (docs/adr/0007-a-job-is-placed-on-one-worker-if-one-has-room.md).
     bool spread_ranks = false;
     // How long a client that reads or sets a job's state may take to read or send a piece of it.
     absl::Duration live_client_timeout = absl::Minutes(1);

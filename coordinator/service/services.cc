@@ -165,6 +165,8 @@ grpc::Status MembershipService::ListWorkers(grpc::ServerContext* context,
     worker->set_num_devices(view.member.num_devices);
     worker->set_incarnation(view.member.incarnation.value());
     worker->set_lost(view.member.lost);
+    worker->set_memory_bytes(view.member.memory_bytes);
+    worker->set_claimed_memory_bytes(view.claimed_bytes);
     worker->set_silent_ms(absl::ToInt64Milliseconds(view.silent));
   }
   return grpc::Status::OK;

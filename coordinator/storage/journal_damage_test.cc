@@ -24,6 +24,7 @@ class JournalDamageTest : public ::testing::Test {
     folder_ = "/dev/shm/tessera-journal-XXXXXX";
     ASSERT_NE(mkdtemp(folder_.data()), nullptr);
     SqliteJournal::Options options;
+    options.sets_room_aside = false;  // It is opened thousands of times.
     options.path = folder_ + "/recorded";
     options.page_bytes = 512;  // Few bytes, the same structures.
     ASSERT_OK_AND_ASSIGN(const auto journal, SqliteJournal::Open(options));
@@ -49,6 +50,7 @@ class JournalDamageTest : public ::testing::Test {
   void ExpectSameOrRefused(const std::string& suffix, const std::string& bytes,
                            const std::string& what) {
     SqliteJournal::Options options;
+    options.sets_room_aside = false;  // It is opened thousands of times.
     options.path = folder_ + "/damaged";
     for (const auto& [name, recorded] : files_) {
       std::ofstream file(options.path + name, std::ios::binary | std::ios::trunc);

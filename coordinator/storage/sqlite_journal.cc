@@ -1,14 +1,20 @@
 #include "coordinator/storage/sqlite_journal.h"
 
+#include <fcntl.h>
 #include <sqlite3.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
+#include "base/log.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 #include "coordinator/storage/row_checksum.h"
 
 namespace tessera::coordinator {
@@ -40,6 +46,48 @@ absl::StatusCode CodeOf(int sqlite_code) {
   }
 }
 
+// The bytes of an application_id in the file's header.
+constexpr char kApplicationMark[] = "TSRJ";
+constexpr off_t kApplicationMarkOffset = 68;
+
+// What a journal of pages of this size needs beside itself while no disk has room: a log as long as
+// SQLite lets it become, and some new pages.
+constexpr int64_t kLogPages = 1064;
+constexpr int64_t kLogHeaderBytes = 24;  // Of each.
+constexpr int64_t kMorePages = 256;
+
+bool IsOurs(int fd) {
+  char mark[sizeof(kApplicationMark) - 1];
+  const ssize_t size = pread(fd, mark, sizeof(mark), kApplicationMarkOffset);
+  return size == 0 || absl::string_view(mark, std::max<ssize_t>(size, 0)) == kApplicationMark;
+}
+
+// Has the disk keep room for `size_bytes` of this file, whatever its size is. Where it cannot there
+// is none, and nothing else is different. A file that is not there is made, for this user alone.
+void SetAside(const std::string& path, int64_t size_bytes) {
+  const UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600));
+  struct stat info = {};
+  if (!fd.valid() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
+  if (fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, size_bytes) != 0 && errno == ENOSPC) {
+    TESSERA_LOG(
+        WARNING,
+        "no room on the disk to set {} bytes aside for '{}': while it is full, nothing that "
+        "has to be journalled can happen",
+        size_bytes, path);
+  }
+}
+
+// For the journal itself. Before SQLite has it: its locks are this process's, and go with any
+// descriptor of the file.
+void SetPagesAside(const std::string& path, int page_bytes) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) == 0) {
+    const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!fd.valid() || !IsOurs(fd.get())) return;
+  }
+  SetAside(path, info.st_size + kMorePages * page_bytes);
+}
+
 uint64_t HeadChecksum(int64_t number, uint64_t digest) {
   return RowChecksum("head", absl::StrCat(number, " ", digest));
 }
@@ -49,6 +97,15 @@ uint64_t HeadChecksum(int64_t number, uint64_t digest) {
 void SqliteJournal::CloseDb::operator()(sqlite3* db) const { sqlite3_close_v2(db); }
 void SqliteJournal::FinalizeStatement::operator()(sqlite3_stmt* statement) const {
   sqlite3_finalize(statement);
+}
+
+SqliteJournal::~SqliteJournal() {
+  for (Statement* statement :
+       {&put_, &delete_, &delete_range_, &select_, &select_range_, &set_head_})
+    statement->reset();
+  db_.reset();
+  // SQLite has removed the log, and with it the room that the next start may need.
+  if (log_bytes_ > 0) SetAside(path_ + "-wal", log_bytes_);
 }
 
 absl::Status SqliteJournal::Error(int code, absl::string_view doing) const {
@@ -63,6 +120,7 @@ absl::StatusOr<std::unique_ptr<SqliteJournal>> SqliteJournal::Open(const Options
     return absl::InvalidArgumentError(
         absl::StrCat("journal '", options.path, "': is a folder; a file is needed"));
   }
+  if (options.sets_room_aside) SetPagesAside(options.path, options.page_bytes);
   sqlite3* raw = nullptr;
   const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
   const int code = sqlite3_open_v2(options.path.c_str(), &raw, flags, nullptr);
@@ -79,9 +137,10 @@ absl::StatusOr<std::unique_ptr<SqliteJournal>> SqliteJournal::Open(const Options
 absl::Status SqliteJournal::Initialize(const Options& options) {
   sqlite3_extended_result_codes(db_.get(), 1);
   sqlite3_busy_timeout(db_.get(), 0);
+  // First: else what reads it makes a file of shared memory, for which a full disk has no room.
+  RETURN_IF_ERROR(Execute("PRAGMA locking_mode=EXCLUSIVE"));
   ASSIGN_OR_RETURN(const bool is_there, CheckOwnership());  // Before anything is written.
   if (!is_there) RETURN_IF_ERROR(Execute(absl::StrCat("PRAGMA page_size=", options.page_bytes)));
-  RETURN_IF_ERROR(Execute("PRAGMA locking_mode=EXCLUSIVE"));
   RETURN_IF_ERROR(Execute("PRAGMA journal_mode=WAL"));
   RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL"));
   ASSIGN_OR_RETURN(witness_, JournalWitness::Open(path_ + kWitnessSuffix));
@@ -104,6 +163,10 @@ absl::Status SqliteJournal::Initialize(const Options& options) {
   ASSIGN_OR_RETURN(select_range_,
                    Prepare("SELECT checksum FROM rows WHERE key >= ?1 AND key < ?2"));
   ASSIGN_OR_RETURN(set_head_, Prepare("UPDATE head SET number = ?1, digest = ?2, checksum = ?3"));
+  if (options.sets_room_aside) {
+    log_bytes_ = kLogPages * (options.page_bytes + kLogHeaderBytes);
+    SetAside(path_ + "-wal", log_bytes_);
+  }
   return ReadHead();
 }
 

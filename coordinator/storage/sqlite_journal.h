@@ -1,7 +1,8 @@
 // A Journal in one SQLite file. The format is described in docs/formats/journal.md.
 //
 // Write-ahead logging; a batch is one transaction, synced to the disk for Durability::kPowerLoss.
-// The file is held exclusively: a second coordinator on it is refused. Not thread-safe.
+// The file is held exclusively: a second coordinator on it is refused. Room for some changes is set
+// aside, so that a disk that fills up stops no job. Not thread-safe.
 #ifndef TESSERA_COORDINATOR_STORAGE_SQLITE_JOURNAL_H_
 #define TESSERA_COORDINATOR_STORAGE_SQLITE_JOURNAL_H_
 
@@ -27,6 +28,7 @@ class SqliteJournal : public Journal {
     std::string path;       // Made where it does not exist; its folder must exist.
     int64_t max_pages = 0;  // Of 4 KiB; 0: unlimited. A larger file reads as a full disk.
     int page_bytes = 4096;  // Of a new one.
+    bool sets_room_aside = true;
   };
 
   // Errors: FailedPrecondition  written by a newer version (names both); held by another process;
@@ -38,7 +40,7 @@ class SqliteJournal : public Journal {
   //         ResourceExhausted   no room on the disk
   static absl::StatusOr<std::unique_ptr<SqliteJournal>> Open(const Options& options);
 
-  ~SqliteJournal() override = default;
+  ~SqliteJournal() override;
 
   absl::Status Append(absl::Span<const JournalChange> batch, Durability durability) override;
   absl::StatusOr<std::vector<JournalRow>> ReadAll() override;
@@ -79,8 +81,9 @@ class SqliteJournal : public Journal {
   Statement select_;
   Statement select_range_;
   Statement set_head_;
-  int64_t number_ = 0;   // Of the batches that outlive the machine's death, in this file.
-  uint64_t digest_ = 0;  // The sum of all rows' checksums.
+  int64_t log_bytes_ = 0;  // That are set aside for the log.
+  int64_t number_ = 0;     // Of the batches that outlive the machine's death, in this file.
+  uint64_t digest_ = 0;    // The sum of all rows' checksums.
   JournalWitness witness_;
   Durability durability_ = Durability::kPowerLoss;
 };

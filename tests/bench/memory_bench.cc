@@ -9,11 +9,11 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "job/job_layout.h"
+#include "job/job_memory.h"
 #include "layout/memory_plan.h"
 #include "tests/bench/bench_session.h"
 #include "tests/bench/benchmarks.h"
 #include "tests/bench/team.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 namespace bench {

@@ -116,11 +116,11 @@ TEST_P(OptimizerInBackwardHostsKillPointTest, StepIsUndoneOrDoneOnBothWorkersToT
   EXPECT_TRUE(absl::StrContains(ReadFile(folder_ + "/second.log"), "killed by signal 9"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Points, OptimizerInBackwardHostsKillPointTest,
-                         testing::Combine(testing::Values(0, 2),
-                                          testing::Values("update.in-backward=kill@42",
-                                                          "step.after-vote=kill@11",
-                                                          "step.before-publish=kill@11")));
+INSTANTIATE_TEST_SUITE_P(
+    Points, OptimizerInBackwardHostsKillPointTest,
+    testing::Combine(testing::Values(0, 2),
+                     testing::Values("update.in-backward=kill@42", "update.in-backward=stop@42",
+                                     "step.after-vote=kill@11", "step.before-publish=kill@11")));
 
 }  // namespace
 }  // namespace tessera

@@ -46,7 +46,7 @@ void ProcessCluster::StartCoordinator(const std::string& faults) {
   unlink((folder_ + "/port").c_str());
   std::vector<std::string> args = {
       "coordinator/tessera-coordinator", "--listen=" + coordinator_address(),
-      "--port-file=" + folder_ + "/port", "--journal=" + folder_ + "/journal"};
+      "--port-file=" + folder_ + "/port", "--journal=" + folder_ + journal_name_};
   if (!hosts_.empty()) args.push_back("--insecure-listen");
   if (trainer_uid_ >= 0) args.push_back("--listen=" + coordinator_socket());
   args.insert(args.end(), coordinator_flags_.begin(), coordinator_flags_.end());

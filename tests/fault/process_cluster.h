@@ -84,6 +84,7 @@ class ProcessCluster : public testing::Test {
   std::string second_id_ = "x";
   std::string proxy_address_;  // Between them and the coordinator; empty: there is none.
   std::string model_name_ = "/model.safetensors";
+  std::string journal_name_ = "/journal";
   // Whose user trainers are, which find the coordinator at its socket; -1: the test's, by TCP.
   int trainer_uid_ = -1;
   std::vector<std::string> coordinator_flags_;  // In addition to the others here.

@@ -117,6 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Points, ReplicaKillPointTest,
                          testing::Values("rebuild.before-state=kill@1",
                                          "rebuild.before-state=stop@1",
                                          "rebuild.before-publish=kill@1",
+                                         "rebuild.before-publish=stop@1",
                                          "rebuild.before-state=hold@1"));
 
 }  // namespace

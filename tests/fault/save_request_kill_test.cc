@@ -92,13 +92,20 @@ class SaveRequestKillTest : public testing::Test {
   std::string path_;
 };
 
+std::string NameOfFault(const testing::TestParamInfo<const char*>& info) {
+  std::string name = info.param;
+  name.erase(std::remove_if(name.begin(), name.end(), [](char c) { return !isalnum(c); }),
+             name.end());
+  return name;
+}
+
 class SaveRequestRetryTest : public SaveRequestKillTest,
                              public testing::WithParamInterface<const char*> {};
 
 // Of the trainers' own save rank 0's executor passes the place; of the request's first try it dies
 // there, and the next executor passes it again.
 TEST_P(SaveRequestRetryTest, DeathOfAnExecutorIsATryAndALaterStepIsSaved) {
-  ASSERT_NO_FATAL_FAILURE(Start(absl::StrCat(GetParam(), "=kill@2")));
+  ASSERT_NO_FATAL_FAILURE(Start(GetParam()));
   ASSERT_OK_AND_ASSIGN(TrainerTeam team,
                        TrainerTeam::Open(ToyOptions(*cluster_, "toy", kWorldSize)));
   ASSERT_OK(team.TrainTo(1));
@@ -118,13 +125,10 @@ TEST_P(SaveRequestRetryTest, DeathOfAnExecutorIsATryAndALaterStepIsSaved) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, SaveRequestRetryTest,
-                         testing::Values("save.created", "checkpoint.rename",
-                                         "checkpoint.published"),
-                         [](const testing::TestParamInfo<const char*>& info) {
-                           std::string name = info.param;
-                           name.erase(std::remove(name.begin(), name.end(), '.'), name.end());
-                           return name;
-                         });
+                         testing::Values("save.created=kill@2", "save.created=stop@2",
+                                         "checkpoint.rename=kill@2", "checkpoint.published=kill@2",
+                                         "checkpoint.published=stop@2"),
+                         NameOfFault);
 
 struct OwnCase {
   std::string name, point;  // Where rank 0's executor dies: it has the name by then.
@@ -174,8 +178,12 @@ INSTANTIATE_TEST_SUITE_P(
                     OwnCase{"InParts", "checkpoint.published", true, false, 1}),
     [](const testing::TestParamInfo<OwnCase>& info) { return info.param.name; });
 
-TEST_F(SaveRequestKillTest, ThirdDeathEndsTheRequestWithItsCauseAndTheCheckpointBeforeStays) {
-  ASSERT_NO_FATAL_FAILURE(Start("save.written=kill@1"));
+// Where the executors die that copy the version, or write it.
+class SaveRequestThirdDeathTest : public SaveRequestKillTest,
+                                  public testing::WithParamInterface<const char*> {};
+
+TEST_P(SaveRequestThirdDeathTest, EndsTheRequestWithItsCauseAndTheCheckpointBeforeStays) {
+  ASSERT_NO_FATAL_FAILURE(Start(GetParam()));
   // Another job's, whose executors have another fault.
   {
     LocalCluster::Options options;
@@ -199,6 +207,11 @@ TEST_F(SaveRequestKillTest, ThirdDeathEndsTheRequestWithItsCauseAndTheCheckpoint
   const int64_t step = team.session(0)->next_step();
   EXPECT_OK(team.TrainTo(step));
 }
+
+INSTANTIATE_TEST_SUITE_P(Points, SaveRequestThirdDeathTest,
+                         testing::Values("save.written=kill@1", "save.take=kill@1",
+                                         "save.taking=stop@1"),
+                         NameOfFault);
 
 // Executors are threads of the test here, which holds them in the middle of what they do.
 TEST(SaveRequestTrainerTest, TrainerKilledWhileItIsWrittenIsATryAndALaterStepIsSaved) {

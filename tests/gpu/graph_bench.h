@@ -9,7 +9,7 @@
 // on the CPU before and after it, and a graph of all would begin when the last gradient is
 // there. No step of a job launches a graph of either half yet: these are the limits of
 // what one would cost. See
-// docs/adr/0051-a-step-is-no-cuda-graph-since-ranks-decide-in-the-middle-of-it.md.
+// docs/adr/0051-a-step-is-not-a-cuda-graph.md.
 //
 // The first half is that of a rank whose gradients nobody else sums: what travels between GPUs by
 // NCCL is not in it. Its copy is the trainer's and its sum the executor's: one graph has both only

@@ -1,5 +1,5 @@
 // What a user gets wrong, through the public surface: each is refused with a code and the name of
-// the thing, and harms nobody. docs/errors.md is the list.
+// the thing, and harms nobody. docs/reference/errors.md is the list.
 #include <cmath>
 #include <limits>
 

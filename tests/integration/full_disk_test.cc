@@ -1,24 +1,20 @@
 // Saving to a full disk, and a journal on one: a real one, a small file system that only this
 // process sees.
-#include <fcntl.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <sys/mount.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <filesystem>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
-#include "base/unique_fd.h"
 #include "checkpoint/model_file.h"
 #include "client/cpp/job_rpc.h"
 #include "gtest/gtest.h"
 #include "job/job_codec.h"
 #include "tests/testing/process_view.h"
+#include "tests/testing/small_disk.h"
 #include "tests/testing/toy_training.h"
 #include "tests/testing/trainer_team.h"
 
@@ -33,40 +29,18 @@ using testing_support::TrainerTeam;
 
 constexpr int kWorldSize = 2;
 
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
-  if (write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()))
-    return absl::OkStatus();
-  return ErrnoStatus(errno, path);
-}
-
-// A mount namespace of this process's own, where it may mount: as root at once, else as the root
-// of a user namespace. Only while the process has one thread.
-absl::Status EnterOwnMountNamespace() {
-  if (unshare(CLONE_NEWNS) != 0) {
-    const int uid = geteuid(), gid = getegid();
-    if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return ErrnoStatus(errno, "unshare");
-    RETURN_IF_ERROR(WriteText("/proc/self/setgroups", "deny"));
-    RETURN_IF_ERROR(WriteText("/proc/self/uid_map", absl::StrCat(uid, " ", uid, " 1")));
-    RETURN_IF_ERROR(WriteText("/proc/self/gid_map", absl::StrCat(gid, " ", gid, " 1")));
-  }
-  if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
-    return ErrnoStatus(errno, "make mounts private");
-  return absl::OkStatus();
-}
-
 class FullDiskTest : public testing::Test {
  protected:
-  static void SetUpTestSuite() { own_namespace_ = EnterOwnMountNamespace(); }
+  static void SetUpTestSuite() { own_namespace_ = testing_support::EnterOwnMountNamespace(); }
   void SetUp() override {
     folder_ = "/tmp/tessera-disk-XXXXXX";
     ASSERT_NE(mkdtemp(folder_.data()), nullptr);
     disk_ = folder_ + "/disk";
     ASSERT_TRUE(std::filesystem::create_directory(disk_));
     if (!own_namespace_.ok()) GTEST_SKIP() << "no mount namespace: " << own_namespace_;
-    if (mount("tmpfs", disk_.c_str(), "tmpfs", 0, "size=8388608") != 0)
-      GTEST_SKIP() << "no file system of its own: " << ErrnoStatus(errno, "mount");
-    mounted_ = true;
+    small_disk_.emplace();
+    if (const absl::Status status = small_disk_->Mount(disk_, 16 << 20); !status.ok())
+      GTEST_SKIP() << "no file system of its own: " << status;
     LocalCluster::Options options;
     options.num_devices = kWorldSize;
     options.journal_path = journal();
@@ -76,24 +50,14 @@ class FullDiskTest : public testing::Test {
   }
   void TearDown() override {
     cluster_.reset();
-    if (mounted_) {
-      EXPECT_EQ(umount(disk_.c_str()), 0);
-    }
+    small_disk_.reset();
     std::filesystem::remove_all(folder_);
   }
-  void FillDisk() {
-    const UniqueFd fd(open(ballast().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    const std::string page(4096, 'x');
-    while (write(fd.get(), page.data(), page.size()) > 0) {
-    }
-    ASSERT_EQ(errno, ENOSPC);
-  }
-  std::string ballast() const { return disk_ + "/ballast"; }
   std::string journal() const { return disk_ + "/journal"; }
-  absl::Status CreateAnotherJob() {
+  absl::Status CreateAnotherJob(const std::string& id) {
     v1::CreateJobRequest request;
     request.set_request_id(NewRequestId());
-    request.set_job_id("another");
+    request.set_job_id(id);
     *request.mutable_model() = EncodeModel(testing_support::ToyModel(400));  // Some pages.
     *request.mutable_config() = EncodeJobConfig(JobConfig());
     return CreateJob({cluster_->coordinator_address()}, request, absl::Now() + absl::Seconds(10))
@@ -101,7 +65,7 @@ class FullDiskTest : public testing::Test {
   }
 
   static absl::Status own_namespace_;
-  bool mounted_ = false;
+  std::optional<testing_support::SmallDisk> small_disk_;
   std::string folder_, disk_;
   std::unique_ptr<LocalCluster> cluster_;
 };
@@ -120,7 +84,7 @@ TEST_F(FullDiskTest, SaveFailsByNameOnEveryRankThePreviousFileStaysAndTrainingGo
   const std::string previous = ReadFile(path);
   ASSERT_OK(ReadModelFile(path));
 
-  FillDisk();
+  ASSERT_OK(small_disk_->Fill());
   ASSERT_OK(team.TrainTo(4));
   for (const absl::Status& status : save_to(path)) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
@@ -133,7 +97,7 @@ TEST_F(FullDiskTest, SaveFailsByNameOnEveryRankThePreviousFileStaysAndTrainingGo
   ASSERT_OK(team.TrainTo(6));
   const std::string elsewhere = folder_ + "/model.safetensors";
   for (const absl::Status& status : save_to(elsewhere)) EXPECT_OK(status);
-  ASSERT_TRUE(std::filesystem::remove(ballast()));
+  ASSERT_OK(small_disk_->Free());
   for (const absl::Status& status : save_to(path)) EXPECT_OK(status);
   EXPECT_EQ(ReadFile(path), ReadFile(elsewhere));
   EXPECT_NE(ReadFile(path), previous);
@@ -153,15 +117,21 @@ TEST_F(FullDiskTest, JournalRefusesNewJobsByNameWhileTrainingGoesOn) {
   const SessionOptions options = testing_support::ToyOptions(*cluster_, "toy", kWorldSize);
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
   ASSERT_OK(team.TrainTo(2));
-  FillDisk();
-  EXPECT_THAT(CreateAnotherJob(),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(journal())));
-  EXPECT_THAT(GetJob({cluster_->coordinator_address()}, "another", absl::Now() + absl::Seconds(10)),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("'another'")))
+  ASSERT_OK(small_disk_->Fill());
+  // The room that was set aside is for some jobs.
+  absl::Status status;
+  std::string last;
+  for (int i = 0; i < 1000 && status.ok(); ++i) {
+    last = absl::StrCat("another-", i);
+    status = CreateAnotherJob(last);
+  }
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(journal())));
+  EXPECT_THAT(GetJob({cluster_->coordinator_address()}, last, absl::Now() + absl::Seconds(10)),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(absl::StrCat("'", last, "'"))))
       << "what could not be journalled was not done";
   ASSERT_OK(team.TrainTo(6));
-  ASSERT_TRUE(std::filesystem::remove(ballast()));
-  EXPECT_OK(CreateAnotherJob());
+  ASSERT_OK(small_disk_->Free());
+  EXPECT_OK(CreateAnotherJob(last));
   ASSERT_OK(team.TrainTo(8));
 }
 

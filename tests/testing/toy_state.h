@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/cpp/session.h"
-#include "worker/memory/job_memory.h"
+#include "job/job_memory.h"
 
 namespace tessera::testing_support {
 

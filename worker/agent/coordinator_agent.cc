@@ -150,6 +150,7 @@ absl::StatusOr<absl::Duration> CoordinatorAgent::Register(Connection* connection
   request.set_address(options_.worker_address);
   request.set_data_host(options_.data_host);
   request.set_max_ranks_of_job(options_.max_ranks_of_job);
+  request.set_memory_bytes(options_.memory_bytes);
   request.set_device(options_.device);
   if (options_.holds_jobs()) {
     request.set_cluster_id(cluster_.name());

@@ -54,6 +54,7 @@ class CoordinatorAgent {
     std::string data_host;
     int max_ranks_of_job = 0;
     std::string device;
+    int64_t memory_bytes = 0;
     std::function<void(const v1::CoordinatorCommand&)> on_command;
     std::function<std::vector<v1::WorkerEvent>()> on_connected;
     std::function<v1::Heartbeat()> heartbeat;

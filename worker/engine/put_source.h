@@ -17,9 +17,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "job/job_memory.h"
 #include "layout/values.h"
 #include "worker/engine/sharded_optimizer.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 

@@ -29,17 +29,18 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/ids.h"
+#include "job/job_memory.h"
 #include "layout/model_layout.h"
 #include "worker/device/host/kernels.h"
 #include "worker/engine/group_page.h"
 #include "worker/engine/order_tracker.h"
 #include "worker/engine/rank_engine_options.h"
 #include "worker/engine/remote_slices.h"
+#include "worker/engine/shard_watch.h"
 #include "worker/engine/sharded_optimizer.h"
 #include "worker/engine/slot_table.h"
 #include "worker/engine/step_vote.h"
 #include "worker/memory/control_page.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 
@@ -71,8 +72,7 @@ class RankEngine {
   // The step under way. Initial values make step 0, with an order of its own, so that step 1
   // records what later steps repeat.
   int64_t OrderStep() const;
-  // Tells for displays and heartbeats that a step or pass begins.
-  void PublishProgress(int64_t step);
+  void PublishProgress(int64_t step);  // For displays and heartbeats: a step or pass begins.
   absl::Status EndForward();
   absl::Status Unshard(int unit, bool full_precision);
   // Makes the unit readable in full: each rank copies its shard, once a step and only if asked to.
@@ -106,8 +106,7 @@ class RankEngine {
   std::vector<int64_t> AssumedUpdates(int unit) const;
   // Which units were updated with just these numbers, so that publishing is all that is left.
   std::vector<bool> EarlyUnits(const OptimizerStep& step) const;
-  // Rounds a reduced gradient where the job says so.
-  absl::Status KeepLowPrecision(int unit, DType dtype);
+  absl::Status KeepLowPrecision(int unit, DType dtype);  // If the job rounds reduced gradients.
   absl::Status Initialize(int unit);
   absl::Status FinishInitialize();
   absl::Status RunStep(const Op& op);
@@ -209,6 +208,7 @@ class RankEngine {
 
   const Options options_;
   ShardedOptimizer optimizer_;
+  ShardWatch watch_;
   RemoteSlices remote_;
   SlotTable slots_;
   OrderTracker order_;

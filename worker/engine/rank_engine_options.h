@@ -7,6 +7,7 @@
 
 #include "base/ids.h"
 #include "job/job_config.h"
+#include "job/job_memory.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "worker/comm/communicator.h"
@@ -21,7 +22,6 @@
 #include "worker/engine/state_files.h"
 #include "worker/engine/state_image.h"
 #include "worker/memory/control_page.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/parameter_plan.h"
 
 namespace tessera {

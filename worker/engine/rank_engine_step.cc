@@ -48,6 +48,7 @@ absl::StatusOr<double> RankEngine::NormPart(double p) {
 absl::StatusOr<Vote> RankEngine::VoteFor(int64_t step, double norm_p) {
   Vote vote;
   vote.step = step;
+  vote.first_changed_unit = watch_.FindChanged(step_);
   for (size_t unit = 0; unit < stats_.size(); ++unit) {
     if (!reduced_[unit]) continue;  // None of its parameters has a gradient.
     // Replicas of a slice have the same gradient; one of them counts.
@@ -137,7 +138,9 @@ absl::Status RankEngine::RunStep(const Op& op) {
     RETURN_IF_ERROR(TakePut(put, tally.put));
     PublishResult(absl::OkStatus(), tally.gradient_norm);
   }
-  return GatherAhead();
+  RETURN_IF_ERROR(GatherAhead());
+  watch_.Written(next);
+  return absl::OkStatus();
 }
 
 void RankEngine::CommitStep(int64_t next) {

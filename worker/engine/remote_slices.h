@@ -20,12 +20,12 @@
 #include "absl/status/status.h"
 #include "base/ids.h"
 #include "job/job_config.h"
+#include "job/job_memory.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/rank_kernels.h"
 #include "worker/engine/window_count.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/parameter_plan.h"
 
 namespace tessera {

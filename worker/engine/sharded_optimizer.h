@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "job/job_memory.h"
 #include "layout/model_layout.h"
 #include "layout/values.h"
 #include "worker/device/rank_kernels.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/parameter_plan.h"
 
 namespace tessera {

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "job/job_memory.h"
 #include "layout/values.h"
 #include "worker/device/rank_kernels.h"
 #include "worker/engine/sharded_optimizer.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 

@@ -38,6 +38,16 @@ absl::Status CheckAgreement(const Vote& first, const Vote& vote, int rank,
   return absl::OkStatus();
 }
 
+absl::Status ShardsChanged(const Vote& vote, int rank, const ModelLayout& layout) {
+  return absl::DataLossError(absl::StrCat("step ", vote.step, " was not taken: bits of unit '",
+                                          layout.units[vote.first_changed_unit].flat.unit_name(),
+                                          "' in the shard of rank ", rank, " changed since step ",
+                                          vote.step - 1,
+                                          " wrote them: the memory of its worker is faulty, or "
+                                          "something else wrote to it; make the job "
+                                          "again from a checkpoint on another worker"));
+}
+
 // From the mean over the ranks to what the trainers asked for.
 absl::StatusOr<double> UnclippedScale(const std::vector<Vote>& votes, double divisor) {
   if (votes[0].weight < 0) return 1.0 / divisor;
@@ -86,7 +96,11 @@ Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const 
     }
     if (tally.status.ok())
       tally.status = CheckAgreement(votes[0], votes[rank], rank, layout, &tally);
+    // What else is wrong may follow from this.
+    if (votes[rank].first_changed_unit >= 0 && !absl::IsDataLoss(tally.status))
+      tally.status = ShardsChanged(votes[rank], rank, layout);
   }
+  if (absl::IsDataLoss(tally.status)) tally.non_finite = false;
   if (!tally.status.ok()) return tally;
   const absl::StatusOr<double> scale = UnclippedScale(votes, divisor);
   tally.status = scale.status();

@@ -24,6 +24,7 @@ struct Vote {
   int64_t step = 0;
   uint64_t numbers_hash = 0;  // Of what all ranks must give alike.
   int64_t first_non_finite_unit = -1;
+  int64_t first_changed_unit = -1;  // See ShardWatch.
   uint64_t reduced_units_hash = 0;
   uint64_t put = 0;         // What this rank could take after the step; 0: none.
   int64_t wanted_save = 0;  // See state_files.h.

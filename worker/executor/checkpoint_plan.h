@@ -20,8 +20,8 @@
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/tensor_table.h"
 #include "job/job_config.h"
+#include "job/job_memory.h"
 #include "layout/model_layout.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/training_progress.h"
 
 namespace tessera {

@@ -121,6 +121,58 @@ absl::Status MapGradients(const Packet& packet, ExecutorMemory* memory) {
   return absl::OkStatus();
 }
 
+// Of a region that an executor was given.
+struct RegionPart {
+  int fd;
+  int64_t offset_bytes, size_bytes;
+  absl::string_view what;
+};
+
+// Of the host's memory, what this rank writes, sooner or later. What an optimizer writes once it
+// has momentum is counted and not taken.
+std::vector<RegionPart> PartsToTake(const Packet& packet, const ExecutorMemory& memory) {
+  const JobMemory& plan = memory.plan;
+  const int own = memory.local_index();
+  // Places for buffers that never change take no memory.
+  const int64_t gradient_bytes =
+      std::min(plan.staged_buffers_offset_bytes(), plan.gradient_region_bytes());
+  std::vector<RegionPart> parts = {
+      {packet.fds[kFixedFds + own].get(), 0, gradient_bytes, "gradients"}};
+  if (memory.state_is_addressable()) {
+    const std::vector<ParamGroup>& groups = memory.config.groups;
+    const bool has_moments = memory.config.optimizer != OptimizerKind::kSgd ||
+                             std::any_of(groups.begin(), groups.end(),
+                                         [](const ParamGroup& g) { return g.momentum != 0; });
+    const int64_t parameters = plan.StateOffsetBytes(StateArray::kFirstMoment, 0);
+    const auto num_moments =
+        has_moments ? static_cast<int64_t>(MomentsOf(memory.config.optimizer).size()) : 0;
+    const int64_t reduced = plan.ReducedGradientOffsetBytes();
+    const int state = packet.fds[kState].get();
+    parts.push_back({state, 0, parameters * (1 + num_moments), "state"});
+    parts.push_back({state, reduced, plan.state_region_bytes() - reduced, "reduced gradients"});
+  }
+  if (own == 0 && !memory.device->is_separate()) {
+    const HostMemory host = plan.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
+    parts.push_back({packet.fds[kParameters].get(), 0, host.shared_bytes, "parameters"});
+  }
+  return parts;
+}
+
+// So that no step runs out of it, nor faults. Where there is not enough, a job that has not begun
+// keeps none.
+absl::Status TakeHostMemory(const Packet& packet, const ExecutorMemory& memory) {
+  const std::vector<RegionPart> parts = PartsToTake(packet, memory);
+  absl::Status status;
+  for (const RegionPart& part : parts) {
+    status = Annotate(TakeMemory(part.fd, part.offset_bytes, part.size_bytes),
+                      absl::StrCat("the ", part.what, " of rank ", memory.rank.value()));
+    if (!status.ok()) break;
+  }
+  if (status.ok() || memory.group_page()->has_begun.load() != 0) return status;
+  for (const RegionPart& part : parts) GiveMemoryBack(part.fd, part.offset_bytes, part.size_bytes);
+  return status;
+}
+
 }  // namespace
 
 int64_t ExecutorMemory::LargestShard() const {
@@ -196,6 +248,7 @@ absl::StatusOr<ExecutorMemory> ExecutorMemory::FromSetup(Packet packet,
   if (memory.config.shard_group_size > 0) memory.device->PutGathersFirst();
   RETURN_IF_ERROR(MapDeviceRegions(packet, std::move(parameters), &memory));
   RETURN_IF_ERROR(MapGradients(packet, &memory));
+  RETURN_IF_ERROR(TakeHostMemory(packet, memory));
   return memory;
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/ids.h"
+#include "job/job_memory.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "worker/device/rank_device.h"
@@ -15,7 +16,6 @@
 #include "worker/memory/control_page.h"
 #include "worker/memory/fd_passing.h"
 #include "worker/memory/flight_ring.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/mapped_parameters.h"
 #include "worker/memory/region.h"
 
@@ -67,7 +67,7 @@ struct ExecutorMemory {
 
   // Errors: InvalidArgument  the packet is not a setup, or a region is smaller than the plan needs,
   //                          or the flight ring is of another version.
-  //         those of MakeRankDevice
+  //         ResourceExhausted  its memory cannot be taken; and those of MakeRankDevice
   static absl::StatusOr<ExecutorMemory> FromSetup(Packet packet, const MakeRankDevice& make_device);
 
   // Whether this process can read and write the state by itself.

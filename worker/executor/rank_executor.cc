@@ -472,9 +472,16 @@ absl::Status Obey(int socket, RankExecutor* executor) {
 
 absl::Status RunRankExecutor(UniqueFd socket, const ExecutorMachine& machine) {
   ASSIGN_OR_RETURN(Packet setup, ReceivePacket(socket.get()));
-  ASSIGN_OR_RETURN(ExecutorMemory memory,
-                   ExecutorMemory::FromSetup(std::move(setup), machine.make_device));
-  RankExecutor executor(socket.get(), std::move(memory), machine);
+  absl::StatusOr<ExecutorMemory> memory =
+      ExecutorMemory::FromSetup(std::move(setup), machine.make_device);
+  if (!memory.ok()) {
+    // Its end alone would not say why.
+    v1::ExecutorEvent event;
+    event.mutable_failure()->set_reason(PrintableUtf8(memory.status().message()));
+    (void)SendPacket(socket.get(), event.SerializeAsString());
+    return memory.status();
+  }
+  RankExecutor executor(socket.get(), *std::move(memory), machine);
   RETURN_IF_ERROR(executor.Open());
   const absl::Status status = Obey(socket.get(), &executor);
   // What is destroyed from here on might wait for the stuck call, or take away what it uses.

@@ -19,11 +19,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
+#include "job/job_memory.h"
 #include "job/live_tensors.h"
 #include "proto/live_state.pb.h"
 #include "worker/engine/group_page.h"
 #include "worker/keeper/job_regions.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 

@@ -215,6 +215,7 @@ void HostedJob::MaybePreparedLocked() {
     if (!slot.ready || !slot.quiet || slot.ending) return;
   }
   phase_ = Transition(phase_, EpochEvent::kAllQuiet);
+  regions_.SetTaken();
   emit_(PreparedEventLocked());
 }
 

@@ -286,6 +286,7 @@ void HostedJob::OnEvent(Rank rank, const v1::ExecutorEvent& event) {
       *out.mutable_step() = slot.last_report;
       break;
     case v1::ExecutorEvent::kFailure:
+      if (!slot.ready) slot.why_ended = absl::StrCat("started: ", event.failure().reason());
       if (event.failure().epoch() == epoch_.value()) {
         const int code = event.failure().code();
         FailLocked(rank, absl::StrCat("rank ", rank.value(), ": ", event.failure().reason()),

@@ -82,6 +82,19 @@ TEST_F(HostedJobTest, ExecutorThatDoesNotDieIsToldWithItsStateAndTheNextFollowsI
   EXPECT_EQ(Await(v1::WorkerEvent::kPrepared).prepared().epoch(), 3);
 }
 
+TEST_F(HostedJobTest, ExecutorThatCannotTakeWhatItNeedsSaysWhyBeforeItEnds) {
+  ExecutorMachine machine;
+  machine.make_device = [](const DeviceName&) -> absl::StatusOr<std::unique_ptr<RankDevice>> {
+    return absl::ResourceExhaustedError("there is no such room here");
+  };
+  Host(NewThreadLauncher(machine), 1);
+  ASSERT_OK(created_);
+  Prepare(1);
+  EXPECT_THAT(Await(v1::WorkerEvent::kFailure).failure().reason(),
+              AllOf(HasSubstr("the executor of rank 0"),
+                    HasSubstr("as it started: there is no such room here")));
+}
+
 TEST_F(HostedJobTest, ExecutorsThatEndAtOnceAreLaunchedEverLaterAndTheCoordinatorHearsHowTheyEnd) {
   Host(NewProcessLauncher("/bin/false", {}), 2);
   ASSERT_OK(created_);

@@ -74,20 +74,6 @@ absl::Status CheckRanksOfGpu(int num_ranks, const std::string& why_not_shared) {
                    "share: 1 is the most: ", why_not_shared));
 }
 
-// How much host memory `num_ranks` ranks write, sooner or later. Without room for full precision,
-// which takes no memory until it is requested.
-int64_t HostBytes(const JobMemory& plan, const JobConfig& config, int num_ranks,
-                  bool parameters_on_host, bool state_on_host) {
-  int64_t bytes = num_ranks * plan.gradient_region_bytes();
-  const auto num_moments = static_cast<int64_t>(MomentsOf(config.optimizer).size());
-  const int64_t array_bytes = plan.StateOffsetBytes(StateArray::kParameter, 1);
-  // Parameters and moments twice, and the reduced gradient.
-  if (state_on_host) bytes += num_ranks * array_bytes * (3 + 2 * num_moments);
-  if (!parameters_on_host) return bytes;
-  for (const UnitMemory& unit : plan.units()) bytes += unit.parameter_bytes;
-  return bytes;
-}
-
 // Of a rank, as labels name them; "": what its ranks share.
 std::string PartOf(int rank) { return absl::StrCat(rank); }
 constexpr char kShared[] = "";
@@ -224,6 +210,10 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
   if (device_memory != nullptr) RETURN_IF_ERROR(CheckRanksOfGpu(local.count(), why_not_shared));
   const bool shares_gpu = device_memory != nullptr && why_not_shared.empty();
   const bool state_on_host = !shares_gpu || config.cpu_offload;
+  if (!state_on_host && config.shard_check_interval_steps > 0) {
+    return absl::InvalidArgumentError(
+        "shard_check_interval_steps: shards are checked in the host's memory: set cpu_offload");
+  }
   ASSIGN_OR_RETURN(ModelLayout layout, LayOut(model, config));
   ASSIGN_OR_RETURN(const JobMemory plan, JobMemory::Create(layout, config));
   ASSIGN_OR_RETURN(const int64_t channel_bytes,
@@ -233,15 +223,12 @@ absl::StatusOr<JobRegions> JobRegions::Make(const v1::Job& job, const LocalRanks
                                      /*on_gpu=*/shares_gpu));
   MemoryBudget::Reservation reserved;
   if (budget != nullptr) {
-    const int64_t bytes = channel_bytes + HostBytes(plan, config, local.count(),
-                                                    device_memory == nullptr, state_on_host);
-    auto reservation = budget->Reserve(absl::StrCat("job '", job.job_id(), "'"), bytes);
-    if (reservation.ok()) {
-      reserved = *std::move(reservation);
-    } else if (source->makes()) {
-      return reservation.status();
-    } else {  // It has the memory all the same.
-      TESSERA_LOG(WARNING, "{}", reservation.status().ToString());
+    const HostMemory memory = plan.host_memory(device_memory == nullptr, state_on_host);
+    const int64_t bytes = channel_bytes + memory.BytesOf(local.count());
+    if (source->makes()) {
+      ASSIGN_OR_RETURN(reserved, budget->Reserve(absl::StrCat("job '", job.job_id(), "'"), bytes));
+    } else {
+      reserved = budget->ReserveTaken(bytes);
     }
   }
   ASSIGN_OR_RETURN(UniqueFd parameters, source->Take(device_memory, kShared, "parameters",

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
+#include "job/job_memory.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
 #include "proto/coordinator.pb.h"
@@ -20,7 +21,6 @@
 #include "worker/keeper/memory_budget.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/flight_ring.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/region.h"
 
 namespace tessera {
@@ -64,8 +64,9 @@ class JobRegions {
   static absl::StatusOr<JobRegions> Create(const v1::Job& job, const LocalRanks& local,
                                            DeviceMemory* device_memory = nullptr,
                                            MemoryBudget* budget = nullptr);
-  // Maps the same host memory again, from what Descriptors() returned; of more than `budget` has,
-  // none of it is reserved. Errors: InvalidArgument it is not the memory of such a job
+  // Maps the same host memory again, from what Descriptors() returned, whether or not `budget` has
+  // so much.
+  // Errors: InvalidArgument  it is not the memory of such a job
   static absl::StatusOr<JobRegions> Restore(const v1::Job& job, const LocalRanks& local,
                                             MemoryBudget* budget, JobDescriptors held);
   // What another process must hold so that the memory outlives this one: owned by this. Of host
@@ -97,6 +98,9 @@ class JobRegions {
   // Owned by this.
   int state_fd(Rank rank) const { return Of(rank).state.get(); }
   int group_fd() const { return group_.fd(); }
+
+  // Its executors have taken the memory. One caller at a time.
+  void SetTaken() const { memory_.SetTaken(); }
 
   // Sends an executor its setup.
   absl::Status SendSetup(int socket, const v1::Job& job, Rank rank,
@@ -130,7 +134,7 @@ class JobRegions {
 
   const RankRegions& Of(Rank rank) const { return ranks_[rank.value() - local_.first()]; }
 
-  MemoryBudget::Reservation memory_;
+  mutable MemoryBudget::Reservation memory_;
   ModelLayout layout_;
   JobConfig config_;
   LocalRanks local_;

@@ -1,78 +1,50 @@
 #include "worker/keeper/memory_budget.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
+#include "base/bytes_text.h"
 
 namespace tessera {
-namespace {
-
-// Of the control group that this process is in, or the smallest of those around it.
-int64_t GroupLimitBytes() {
-  int64_t limit = INT64_MAX;
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    absl::string_view group = line;
-    if (!absl::ConsumePrefix(&group, "0::")) continue;  // Of version 2.
-    while (true) {
-      std::ifstream file(absl::StrCat("/sys/fs/cgroup", group, "/memory.max"));
-      std::string text;
-      int64_t bytes = 0;
-      if (std::getline(file, text) && absl::SimpleAtoi(text, &bytes))
-        limit = std::min(limit, bytes);
-      if (group.empty() || group == "/") break;
-      group = group.substr(0, group.rfind('/'));
-    }
-  }
-  return limit;
-}
-
-}  // namespace
-
-int64_t MachineMemoryBytes() {
-  const int64_t machine_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-  return std::min(machine_bytes, GroupLimitBytes());
-}
 
 absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::Reserve(absl::string_view what,
                                                                 int64_t bytes) {
   absl::MutexLock lock(&mu_);
-  if (bytes <= all_bytes_ - reserved_bytes_) {
-    reserved_bytes_ += bytes;
-    return Reservation(this, bytes);
+  if (bytes > all_bytes_ - reserved_bytes_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what, " needs ", BytesText(bytes), " of memory here, and ",
+                     BytesText(all_bytes_ - reserved_bytes_), " of ", BytesText(all_bytes_),
+                     " are free (--memory-bytes)"));
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat(what, " needs ", BytesText(bytes), " of memory here, and ",
-                   BytesText(all_bytes_ - reserved_bytes_), " of ", BytesText(all_bytes_),
-                   " are free (--memory-bytes)"));
+  const int64_t available = available_bytes_() - untaken_bytes_;
+  if (bytes > available) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what, " needs ", BytesText(bytes), " of memory here, and only ",
+                     BytesText(std::max<int64_t>(available, 0)),
+                     " are available: other processes use what jobs may have (--memory-bytes)"));
+  }
+  reserved_bytes_ += bytes;
+  untaken_bytes_ += bytes;
+  return Reservation(this, bytes);
+}
+
+MemoryBudget::Reservation MemoryBudget::ReserveTaken(int64_t bytes) {
+  absl::MutexLock lock(&mu_);
+  reserved_bytes_ += bytes;
+  Reservation reservation(this, bytes);
+  reservation.untaken_bytes_ = 0;
+  return reservation;
 }
 
 int64_t MemoryBudget::free_bytes() const {
   absl::MutexLock lock(&mu_);
-  return all_bytes_ - reserved_bytes_;
+  return std::max<int64_t>(all_bytes_ - reserved_bytes_, 0);
 }
 
-void MemoryBudget::GiveBack(int64_t bytes) {
+void MemoryBudget::GiveBack(int64_t bytes, int64_t untaken_bytes) {
   absl::MutexLock lock(&mu_);
   reserved_bytes_ -= bytes;
-}
-
-std::string BytesText(int64_t bytes) {
-  const char* const kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  double value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
-    value /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", value, kUnits[unit]);
+  untaken_bytes_ -= untaken_bytes;
 }
 
 }  // namespace tessera

@@ -32,15 +32,28 @@ TEST(MemoryBudgetTest, WhatEndsIsGivenBackOnce) {
   EXPECT_EQ(budget.free_bytes(), 100);
 }
 
-TEST(MemoryBudgetTest, MachineHasMemory) {
-  EXPECT_GT(MachineMemoryBytes(), int64_t{64} << 20);
-  EXPECT_LT(MachineMemoryBytes(), int64_t{1} << 60);
+TEST(MemoryBudgetTest, WhatOthersUseOfTheMachineIsNotPromised) {
+  int64_t available = 50;
+  MemoryBudget budget(100, [&] { return available; });
+  ASSERT_OK_AND_ASSIGN(auto first, budget.Reserve("job 'a'", 30));
+  // It may take its 30 of the 50 yet.
+  EXPECT_THAT(budget.Reserve("job 'b'", 25),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("job 'b' needs 25 B"), HasSubstr("only 20 B are"))));
+  first.SetTaken();
+  available = 20;
+  ASSERT_OK_AND_ASSIGN(auto second, budget.Reserve("job 'b'", 20));
+  EXPECT_EQ(budget.free_bytes(), 50);
 }
 
-TEST(MemoryBudgetTest, BytesAreToldInTheLargestUnit) {
-  EXPECT_EQ(BytesText(0), "0 B");
-  EXPECT_EQ(BytesText(1023), "1023 B");
-  EXPECT_EQ(BytesText(int64_t{7} << 38), "1.8 TiB");
+TEST(MemoryBudgetTest, WhatWasTakenBeforeCountsEvenBeyondTheBudget) {
+  MemoryBudget budget(100, [] { return int64_t{1000}; });
+  {
+    const auto held = budget.ReserveTaken(120);
+    EXPECT_EQ(budget.free_bytes(), 0);
+    EXPECT_TRUE(absl::IsResourceExhausted(budget.Reserve("job 'b'", 1).status()));
+  }
+  EXPECT_OK(budget.Reserve("job 'b'", 100));
 }
 
 }  // namespace

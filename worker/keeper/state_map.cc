@@ -8,11 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "job/job_codec.h"
+#include "job/job_memory.h"
 #include "job/live_tensors.h"
 #include "worker/engine/group_page.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/shared_file.h"
 
 namespace tessera {

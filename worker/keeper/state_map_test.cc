@@ -9,6 +9,7 @@
 #include "job/job_codec.h"
 #include "worker/executor/executor_memory.h"
 #include "worker/keeper/hosted_job_fixture.h"
+#include "worker/memory/buffer_memory.h"
 #include "worker/memory/shared_file.h"
 
 namespace tessera {

@@ -33,11 +33,11 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "job/job_memory.h"
 #include "job/live_tensors.h"
 #include "worker/engine/group_page.h"
 #include "worker/keeper/job_regions.h"
 #include "worker/keeper/spool_file.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 

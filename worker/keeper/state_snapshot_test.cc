@@ -16,6 +16,7 @@
 #include "job/job_codec.h"
 #include "worker/engine/state_hold.h"
 #include "worker/executor/executor_memory.h"
+#include "worker/memory/buffer_memory.h"
 
 namespace tessera {
 namespace {

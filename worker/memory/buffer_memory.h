@@ -15,33 +15,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
-#include "absl/status/statusor.h"
-#include "layout/tensor_spec.h"
+#include "job/buffer_placement.h"
 
 namespace tessera {
-
-// Pure arithmetic. A plain value.
-class BufferPlacement {
- public:
-  BufferPlacement() = default;
-  // Errors: as SizeBytes; InvalidArgument  together they overflow.
-  static absl::StatusOr<BufferPlacement> Of(const std::vector<BufferSpec>& buffers);
-
-  int size() const { return static_cast<int>(places_.size()); }
-  bool empty() const { return places_.empty(); }
-  int64_t offset_bytes(int buffer) const { return places_[buffer].offset_bytes; }  // In its bank.
-  int64_t size_bytes(int buffer) const { return places_[buffer].size_bytes; }
-  int64_t bank_bytes() const { return bank_bytes_; }  // Whole pages; 0: no buffers.
-
- private:
-  struct Place {
-    int64_t offset_bytes = 0, size_bytes = 0;
-  };
-  std::vector<Place> places_;
-  int64_t bank_bytes_ = 0;
-};
 
 // Of a sequence word: its rank's executor wrote the bytes.
 inline constexpr uint64_t kGivenWord = uint64_t{1} << 62;

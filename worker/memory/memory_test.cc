@@ -7,13 +7,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/machine_memory.h"
+#include "base/page_bytes.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "job/job_layout.h"
+#include "job/job_memory.h"
 #include "layout/dtype.h"
 #include "worker/memory/control_page.h"
 #include "worker/memory/fd_passing.h"
-#include "worker/memory/job_memory.h"
 #include "worker/memory/region.h"
 
 namespace tessera {
@@ -49,6 +51,33 @@ TEST(RegionTest, OnlyASealedFileOfThatSizeIsAdopted) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("8192 sealed bytes")));
   const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_FALSE(adopt(null.get(), 0).ok());
+}
+
+int64_t TakenBytes(int fd) {
+  struct stat info = {};
+  return fstat(fd, &info) == 0 ? info.st_blocks * 512 : -1;
+}
+
+TEST(RegionTest, MemoryThatIsTakenIsThereAndWhatWasWrittenStays) {
+  ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", 16 * kPageBytes));
+  ASSERT_OK_AND_ASSIGN(const Mapping memory, Mapping::CreateWhole(region.fd(), Access::kReadWrite));
+  memory.data()[5 * kPageBytes] = std::byte{42};
+  EXPECT_EQ(TakenBytes(region.fd()), kPageBytes);
+  EXPECT_OK(TakeMemory(region.fd(), 2 * kPageBytes, 8 * kPageBytes));
+  EXPECT_EQ(TakenBytes(region.fd()), 8 * kPageBytes);
+  EXPECT_OK(TakeMemory(region.fd(), 2 * kPageBytes, 8 * kPageBytes)) << "it is there already";
+  EXPECT_EQ(memory.data()[5 * kPageBytes], std::byte{42});
+  GiveMemoryBack(region.fd(), 2 * kPageBytes, 8 * kPageBytes);
+  EXPECT_EQ(TakenBytes(region.fd()), 0);
+  EXPECT_EQ(memory.data()[5 * kPageBytes], std::byte{0});
+}
+
+TEST(RegionTest, MemoryThatTheMachineLacksIsRefusedBeforeTheKernelKillsSomebody) {
+  const int64_t size_bytes = 2 * MachineMemoryBytes();
+  ASSERT_OK_AND_ASSIGN(const SharedRegion region, SharedRegion::Create("test", size_bytes));
+  EXPECT_THAT(TakeMemory(region.fd(), 0, size_bytes),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no memory left")));
+  EXPECT_EQ(TakenBytes(region.fd()), 0);
 }
 
 TEST(RegionTest, MappingOutsideTheRegionIsRefused) {

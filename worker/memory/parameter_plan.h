@@ -25,9 +25,9 @@
 #include "absl/status/statusor.h"
 #include "base/ids.h"
 #include "job/job_config.h"
+#include "job/job_memory.h"
 #include "job/rank_topology.h"
 #include "layout/model_layout.h"
-#include "worker/memory/job_memory.h"
 
 namespace tessera {
 

@@ -5,12 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/machine_memory.h"
 #include "base/status_macros.h"
 
 namespace tessera {
@@ -94,6 +96,35 @@ void Mapping::Populate() const {
     auto* page = reinterpret_cast<volatile std::byte*>(data_ + at);
     *page = *page;
   }
+}
+
+absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes) {
+  constexpr int64_t kBytesAtOnce = int64_t{64} << 20;
+  const int64_t end = offset_bytes + size_bytes;
+  while (offset_bytes < end) {
+    const int64_t hole = lseek(fd, offset_bytes, SEEK_HOLE);  // None: the end of the file.
+    if (hole > offset_bytes) {
+      offset_bytes = hole;
+      continue;
+    }
+    const int64_t piece = std::min(kBytesAtOnce, end - offset_bytes);
+    // And a piece more, since others take theirs meanwhile.
+    if (AvailableMemoryBytes() < end - offset_bytes + piece) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the machine has no memory left for ", end - offset_bytes, " of ", size_bytes, " bytes"));
+    }
+    if (fallocate(fd, 0, offset_bytes, piece) == 0) {
+      offset_bytes += piece;
+    } else if (errno != EINTR) {
+      const int error = errno == ENOSPC ? ENOMEM : errno;
+      return ErrnoStatus(error, absl::StrCat("take ", piece, " bytes of memory"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void GiveMemoryBack(int fd, int64_t offset_bytes, int64_t size_bytes) {
+  (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset_bytes, size_bytes);
 }
 
 void DiscardPages(std::byte* data, int64_t size_bytes) {

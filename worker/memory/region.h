@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/page_bytes.h"
 #include "base/unique_fd.h"
 
 namespace tessera {
@@ -71,7 +73,12 @@ class Mapping {
   int64_t size_bytes_ = 0;
 };
 
-inline constexpr int64_t kPageBytes = 4096;
+// Has the pages of this part of a region be there, zeroes where nothing was written. Asks the
+// machine how much it has left now and then: beyond that the kernel would kill somebody.
+// Errors: ResourceExhausted  there is not so much memory
+absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes);
+// Gives these pages back. They are read as zeroes then.
+void GiveMemoryBack(int fd, int64_t offset_bytes, int64_t size_bytes);
 
 // Gives the memory of the whole pages of [data, data + size_bytes) back, for all mappings; they
 // read as zeroes then. Of a shared, writable mapping.

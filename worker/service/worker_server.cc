@@ -10,7 +10,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/bytes_text.h"
 #include "base/log.h"
+#include "base/machine_memory.h"
 #include "base/random_bytes.h"
 #include "base/status_macros.h"
 #include "base/steady_time.h"
@@ -135,6 +137,7 @@ class WorkerServerImpl : public WorkerServer {
     agent.num_devices = options.num_devices;
     agent.worker_address = address();
     agent.data_host = options.data_host;
+    agent.memory_bytes = budget_->all_bytes();
     agent.device = DescribeDevice(device_memory_.get());
     // Ranks of a job share its parameters, and trainers that have them share nothing.
     if (device_memory_ != nullptr && !device_memory_->why_not_shared().empty())

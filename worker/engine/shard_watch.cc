@@ -1,0 +1,39 @@
+#include "worker/engine/shard_watch.h"
+
+#include <isa-l/crc64.h>
+
+namespace tessera {
+
+uint64_t ShardWatch::Sum(int unit, int64_t step) const {
+  const UnitMemory& placed = memory_->units()[unit];
+  const int64_t size_bytes =
+      layout_->units[unit].shards.shard_numel() * SizeBytes(placed.full_dtype);
+  std::vector<StateArray> arrays = MomentsOf(config_->optimizer);
+  arrays.push_back(StateArray::kParameter);
+  uint64_t sum = 0;
+  for (const StateArray array : arrays) {
+    const std::byte* shard = state_ + memory_->StateOffsetBytes(array, static_cast<int>(step % 2)) +
+                             placed.shard_offset_bytes;
+    sum = crc64_ecma_refl(sum, reinterpret_cast<const unsigned char*>(shard), size_bytes);
+  }
+  return sum;
+}
+
+void ShardWatch::Written(int64_t step) {
+  const int interval = config_->shard_check_interval_steps;
+  if (interval == 0 || step % interval != 0) return;
+  sums_.resize(memory_->units().size());
+  for (size_t unit = 0; unit < sums_.size(); ++unit)
+    sums_[unit] = Sum(static_cast<int>(unit), step);
+  watched_step_ = step;
+}
+
+int ShardWatch::FindChanged(int64_t step) const {
+  if (step != watched_step_) return -1;
+  for (size_t unit = 0; unit < sums_.size(); ++unit) {
+    if (Sum(static_cast<int>(unit), step) != sums_[unit]) return static_cast<int>(unit);
+  }
+  return -1;
+}
+
+}  // namespace tessera

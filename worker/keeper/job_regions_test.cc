@@ -1,0 +1,58 @@
+#include "worker/keeper/job_regions.h"
+
+#include <memory>
+
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "job/job_codec.h"
+#include "worker/device/cuda/cuda_device_memory.h"
+#include "worker/device/cuda/fake_cuda_api.h"
+
+namespace tessera {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+v1::Job JobOf(const JobConfig& config) {
+  ModelSpec model;
+  model.units.push_back({"root", {{"w", {1024}}}});
+  v1::Job job;
+  job.set_job_id("toy");
+  *job.mutable_model() = EncodeModel(model);
+  *job.mutable_config() = EncodeJobConfig(config);
+  job.add_placements()->set_worker_id("w");
+  return job;
+}
+
+TEST(JobRegionsTest, ShardsOfAGpuAreNotWatched) {
+  FakeCudaApi api{FakeCudaApi::Options()};
+  ASSERT_OK_AND_ASSIGN(const auto gpu, CudaDeviceMemory::Create(&api, 0));
+  JobConfig config;
+  config.shard_check_interval_steps = 1;
+  const v1::Job job = JobOf(config);
+  ASSERT_OK_AND_ASSIGN(const LocalRanks local, LocalRanksOf(job, "w"));
+  EXPECT_THAT(JobRegions::Create(job, local, gpu.get()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("shard_check_interval_steps"), HasSubstr("cpu_offload"))));
+  EXPECT_OK(JobRegions::Create(job, local));
+  config.cpu_offload = true;
+  EXPECT_OK(JobRegions::Create(JobOf(config), local, gpu.get()));
+}
+
+TEST(JobRegionsTest, WhatAJobTakesIsReservedUntilItEnds) {
+  constexpr int64_t kBytes = 64 << 20;
+  MemoryBudget budget(kBytes, [] { return int64_t{1} << 30; });
+  const v1::Job job = JobOf(JobConfig());
+  ASSERT_OK_AND_ASSIGN(const LocalRanks local, LocalRanksOf(job, "w"));
+  {
+    ASSERT_OK_AND_ASSIGN(const JobRegions regions,
+                         JobRegions::Create(job, local, nullptr, &budget));
+    // Parameters, their gradients and the state: 9 arrays of 4 KiB.
+    EXPECT_LE(budget.free_bytes(), kBytes - 9 * 4096);
+  }
+  EXPECT_EQ(budget.free_bytes(), kBytes);
+}
+
+}  // namespace
+}  // namespace tessera
