@@ -1,7 +1,6 @@
 // Bounds of a job's fields, for every program that checks them: the coordinator when it creates the
 // job, the SDK before that, the worker before it hosts the job. Pure; thread-safe. Every error is
-// InvalidArgument
-// and names the field.
+// InvalidArgument and names the field.
 #ifndef TESSERA_JOB_FIELD_LIMITS_H_
 #define TESSERA_JOB_FIELD_LIMITS_H_
 

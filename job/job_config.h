@@ -84,9 +84,9 @@ struct JobConfig {
   // reduced gradient is 0. Such a job says so wherever it is shown, and cannot be saved.
   bool fake_all_gather = false;
   bool fake_reduce_scatter = false;
-  // Each so many steps a rank sums the bits of its shards right behind the step, and again before
-  // the next one is taken, which fails with DataLoss where they changed meanwhile; 0: never. Costs
-  // two readings of the shards each time. Of shards in the host's memory.
+  // Every so many steps a rank computes a checksum of its shards right after the step, and again
+  // before the next one is taken, which fails with DataLoss if they changed meanwhile; 0: never.
+  // Costs two readings of the shards each time. Of shards in the host's memory.
   int shard_check_interval_steps = 0;
   // A forward asks for the unit after the one in hand too, as its first forward had them.
   bool forward_prefetch = false;

@@ -60,8 +60,8 @@ enum class StateArray { kParameter, kFirstMoment, kSecondMoment };
 // Those besides the parameters that an optimizer of this kind uses: SGD just the first.
 std::vector<StateArray> MomentsOf(OptimizerKind optimizer);
 
-// What some ranks of a job write of a worker's host memory, sooner or later. Full precision beside
-// a lower one is not counted: it takes none until somebody asks for it.
+// How much of a worker's host memory some ranks of a job write, sooner or later. Full precision in
+// addition to a lower one is not counted: it takes no memory until it is requested.
 struct HostMemory {
   int64_t shared_bytes = 0;  // Once for all ranks of the worker.
   int64_t rank_bytes = 0;    // For each of them.

@@ -35,7 +35,7 @@ absl::Status Train(const tessera::SessionOptions& options, int64_t steps, const 
   auto model = std::make_shared<tessera::Sharded<ModelImpl>>(4, 64);
   auto sharded = tessera::ShardedModel::Attach(model, options);  // An absl::StatusOr.
   if (!sharded.ok()) return sharded.status();
-  while ((*sharded)->next_step() <= steps) {         // A new process continues from here.
+  while ((*sharded)->next_step() <= steps) {         // A new process goes on from here.
     absl::Status status = (*sharded)->RunStep([&] {  // Runs again if a rank's death undid it.
       torch::manual_seed((*sharded)->next_step() * options.config.world_size + options.rank);
       torch::Tensor bytes = torch::randint(255, {8, 64}, torch::kInt64);  // Your batch.

@@ -71,8 +71,8 @@ class ProcessCluster : public testing::Test {
     int pid = 0;
     std::string address;
   };
-  // Of the coordinator (its pid is not used: it runs on the test's host), of "w" and of "x"; empty:
-  // all are of this machine, and meet by its loopback interface.
+  // Of the coordinator (its pid is not used: it runs in the test's namespace), of "w" and of "x";
+  // empty: all are of this machine, and meet by its loopback interface.
   std::vector<Host> hosts_;
   int64_t steps_ = kSteps;  // That trainers take.
   int world_size_ = kWorldSize;

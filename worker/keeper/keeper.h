@@ -35,8 +35,7 @@ class Keeper {
  public:
   // `launcher`, and `device_memory`, which jobs are on if it is not null, outlive the keeper; so do
   // `budget`, of host memory, null: as much as there is; and `vault`, null: jobs end with this
-  // process.
-  // `emit` is called from many threads and must not call back. `data_host` is as of
+  // process. `emit` is called from many threads and must not call back. `data_host` is as of
   // WorkerServer::Options.
   Keeper(std::string worker_id, std::string data_host, ExecutorLauncher* launcher,
          HostedJob::Emit emit, DeviceMemory* device_memory = nullptr,

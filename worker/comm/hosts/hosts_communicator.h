@@ -14,8 +14,7 @@
 // Each operation begins with a digest that ranks of a host compare in shared memory and hosts over
 // TCP, so different operations are an error on all ranks. An error on one rank is told to its host
 // and to its peers on other hosts, which tell theirs. Waits for other hosts last longer than those
-// within
-// one, so that the host on which a rank is missing names it.
+// within one, so that the host on which a rank is missing names it.
 #ifndef TESSERA_WORKER_COMM_HOSTS_HOSTS_COMMUNICATOR_H_
 #define TESSERA_WORKER_COMM_HOSTS_HOSTS_COMMUNICATOR_H_
 
