@@ -71,7 +71,7 @@ struct LiveQuery {
   // What parameters and moments are rounded to: fp32, bf16 or fp16. None: as the job keeps them.
   std::optional<DType> dtype;
   // All of each tensor; or what a rank has in a SHARDED or LOCAL state dict. Of LOCAL the tensors
-  // are units, of which the names are "UNIT._flat_param".
+  // are units, named "UNIT._flat_param".
   LivePartOf part = {};
 };
 

@@ -26,7 +26,7 @@ absl::Status CheckPlaces(const v1::LiveMapGiven& given, const std::vector<int64_
 // Of a version.
 struct MappedNumbers {
   int64_t trained_step = 0;
-  std::vector<int64_t> update_counts;   // By parameter that was asked for.
+  std::vector<int64_t> update_counts;   // By requested parameter.
   std::vector<HyperParameters> groups;  // By param group.
 };
 

@@ -31,7 +31,7 @@ struct NamedTensor {
 
 // How saves and loads of the session get at all of them. Called on the trainer's thread.
 struct TrainerTensors {
-  // What is saved, or, without values, what is wanted of a file.
+  // The tensors to save or, without values, to read from a file.
   // Errors: InvalidArgument  one has no form in files, named; FailedPrecondition  not now.
   std::function<absl::StatusOr<std::vector<NamedTensor>>(bool with_values)> get;
   // Gives the model what was loaded: of the shapes that get() says; floating-point values may be of

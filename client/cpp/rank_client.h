@@ -1,7 +1,7 @@
 // A trainer's connection to its rank: the rank's memory, the ring from which its executor takes
 // operations, and the epochs.
 //
-//   RankClient client(options, [] { ... });   what is to be forgotten when an epoch begins
+//   RankClient client(options, [] { ... });   the callback drops state when an epoch begins
 //   client.Connect(deadline);                 creates the job, attaches, maps the memory
 //   client.Begin(deadline, take_over);        the rank's executor, and the first epoch
 //   client.Submit(op); client.Await(what, done);

@@ -17,7 +17,8 @@ namespace tessera {
 //         ResourceExhausted   no descriptors
 absl::StatusOr<UniqueFd> ConnectToWorker(const std::string& descriptor_socket);
 
-// What it answers. Errors: DeadlineExceeded  nothing, in time; Unavailable  it is gone.
+// Returns its answer.
+// Errors: DeadlineExceeded  no answer in time; Unavailable  it is gone.
 absl::StatusOr<Packet> AskWorker(int socket, absl::string_view packet, absl::Time deadline);
 // The same within 10 s, and Unavailable where it says nothing.
 absl::StatusOr<Packet> AskWorker(int socket, absl::string_view packet);

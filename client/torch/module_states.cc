@@ -117,7 +117,7 @@ absl::Status SyncBuffers(SessionSetup* setup, const std::vector<NamedState>& buf
   return absl::OkStatus();
 }
 
-// Whether this rank can give values for what it is asked for.
+// Whether this rank can give the requested values.
 absl::Status CheckMeta(const Session& session, const ModuleUnits& units,
                        const AttachOptions& attach) {
   if (attach.sync_module_states && session.rank() != 0) return absl::OkStatus();

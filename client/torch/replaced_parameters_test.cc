@@ -108,7 +108,7 @@ TEST_F(ReplacedTest, ValuesOfOtherDataOrAnotherTensorAreTaken) {  // ORIG-8
     for (const int which : {0, 1}) {
       WithNet(2, [&](int rank, ShardedModel& model, PairNet& net) {
         PairNet plain;
-        // Kept, so that what hangs on its graph stays: each gradient shall count once.
+        // Kept, so that what hangs on its graph stays: each gradient must count once.
         const torch::Tensor held = PairLoss(net, 7, rank);
         for (int64_t step = 1; step <= 3; ++step) {
           if (step == 2) {

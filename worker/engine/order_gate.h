@@ -1,4 +1,4 @@
-// What an engine asks and tells the coordinator, of which it knows nothing itself.
+// The engine's interface to the coordinator, about which it knows nothing itself.
 #ifndef TESSERA_WORKER_ENGINE_ORDER_GATE_H_
 #define TESSERA_WORKER_ENGINE_ORDER_GATE_H_
 

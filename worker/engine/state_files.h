@@ -1,4 +1,4 @@
-// What the engine has done with files, of which it knows nothing itself.
+// The engine's interface to files, about which it knows nothing itself.
 //
 //   trainer ── request ──► engine ── Save(request, state) ──► files ── reply ──► trainer
 //

@@ -67,7 +67,7 @@ class DescriptorServer {
     UniqueFd socket;
     std::thread thread;
     uid_t uid = 0;
-    bool was_given = false;  // What it asked for.
+    bool was_given = false;  // It got its request.
     bool finished = false;
   };
 
@@ -78,8 +78,8 @@ class DescriptorServer {
   absl::Status AcceptWaiting();
   void Admit(UniqueFd socket);
   absl::Status CheckHasRoom(const PacketPeer& peer);
-  // A client that has asked for a map already is answered before it has a thread, which would take
-  // as long as all the rest. False: it was refused.
+  // A client that has already sent a request for a map is answered before it gets a thread, which
+  // would take as long as everything else. False: it was refused.
   bool AnswerAtOnce(int socket, const PacketPeer& peer, std::unique_ptr<DirectMap>* map);
   // Takes the socket unless it fails.
   absl::Status StartServing(UniqueFd* socket, const PacketPeer& peer,

@@ -1,5 +1,5 @@
-// Clients that ask this worker itself for a job's state to map, with no leave of the coordinator's:
-// jobs that are this worker's alone, of which it therefore knows all that there is to know.
+// Clients that ask this worker directly for maps of a job's state, without the coordinator: only
+// for jobs entirely on this worker, whose whole state it therefore knows.
 //
 //   Open(query) ──► the given regions, and the places in them; a place among those that may
 //   CheckNew    ──► whether newer versions still come: this worker holds that very memory

@@ -1,11 +1,11 @@
 // Executors in the processes of trainers: how they come, how they are read, and how they end.
 //
 //   attach ──► the epoch ends, the executor that is there too ──► the supervisor takes the
-//   trainer's socket     worker: shuts its half ──► executor reads the end, is through, closes ──►
-//   its end
+//   trainer's socket     worker: shuts its half ──► executor reads the end, finishes, closes its
+//   end
 //
-// No signal goes to a trainer. What it cannot be made to do is waited for: as long as the socket is
-// open an executor that stands still may wake up and write, so the rank gets no other one.
+// No signal goes to a trainer; the worker waits instead: as long as the socket is open a stopped
+// executor may wake up and write, so the rank gets no other one.
 #include <poll.h>
 #include <sys/socket.h>
 

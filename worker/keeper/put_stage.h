@@ -1,5 +1,6 @@
-// A worker's part of the values that somebody sets in a job: taken piece by piece, widened or
-// rounded to what the state is in, and kept in a file without a name until all of it is there.
+// A worker's part of the values that a process outside the job sets: received piece by piece,
+// widened or rounded to the state's dtype, and kept in a file without a name until all of it is
+// there.
 //
 //   file:  the ranges of job/held_ranges.h, concatenated        │ a v1.PutManifest
 //
