@@ -58,7 +58,7 @@ class Coordinator {
   // Errors: InvalidArgument    differs from the job of this id (names both ranks)
   //         AlreadyExists      the request id was used for something else
   //         NotFound           this request created the job, which was deleted since
-  //         ResourceExhausted  too many jobs
+  //         ResourceExhausted  too many jobs, or bytes of their models (owner_limits.h)
   //         Unavailable        workers hold a job of this id that the journal does not know, and
   //                            are about to describe it, or its records cannot be read
   absl::StatusOr<JobView> CreateJob(const CreateJobEvent& event, absl::Time now, Effects* effects);
