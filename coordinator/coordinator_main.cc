@@ -1,4 +1,5 @@
 // The coordinator's daemon: flags to options, and a clean end on SIGTERM or SIGINT.
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -49,7 +50,7 @@ void AddLimits(CLI::App* app, CoordinatorServer::Options* options) {
       ->capture_default_str();
   options->max_memory_bytes = int64_t{512} << 20;
   app->add_option("--max-memory-bytes", options->max_memory_bytes,
-                  "of this process; above three quarters of it, the requests and replies that take "
+                  "of this process; above five eighths of it, the requests and replies that take "
                   "longest are ended; 0: any")
       ->check(WholeNumber(0, kMaxBytes))
       ->capture_default_str();
@@ -204,6 +205,11 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
 }  // namespace tessera::coordinator
 
 int main(int argc, char** argv) {
+  // What was freed goes back to the system: else each of many threads may keep some of what long
+  // requests and replies took.
+  mallopt(M_ARENA_MAX, 2);
+  mallopt(M_MMAP_THRESHOLD, 256 << 10);
+  mallopt(M_TRIM_THRESHOLD, 4 << 20);
   CLI::App app("Who is what rank, the order, the commits: Tessera's coordinator.",
                "tessera-coordinator");
   app.set_version_flag("--version", absl::StrCat("tessera-coordinator ", tessera::kVersion));

@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "coordinator/core/job_spec.h"
-#include "coordinator/core/owner_limits.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -149,7 +148,7 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
     return absl::NotFoundError(absl::StrCat("job '", event.job.value(),
                                             "' was created by this request and deleted since"));
   }
-  RETURN_IF_ERROR(CheckLimits(options_, state_.jobs(), event));
+  RETURN_IF_ERROR(owner_limits_.Create(options_, state_.jobs(), event, now));
   JobStatus status;
   status.reason = "the job was created";
   // Later than what was deleted of this id, whatever the clock says.

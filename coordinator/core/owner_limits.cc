@@ -15,8 +15,9 @@ absl::Status TooMany(absl::string_view what) {
 
 }  // namespace
 
-absl::Status CheckLimits(const CoordinatorOptions& options, const std::map<JobId, Job>& jobs,
-                         const CreateJobEvent& event) {
+absl::Status OwnerLimits::Create(const CoordinatorOptions& options,
+                                 const std::map<JobId, Job>& jobs, const CreateJobEvent& event,
+                                 absl::Time now) {
   if (static_cast<int64_t>(jobs.size()) >= options.max_jobs)
     return TooMany(absl::StrCat("there are ", options.max_jobs, " jobs already"));
   if (event.by_operator) return absl::OkStatus();
@@ -45,6 +46,17 @@ absl::Status CheckLimits(const CoordinatorOptions& options, const std::map<JobId
                                 ", and together they may take ", options.max_model_bytes,
                                 " (--max-model-bytes)"));
   }
+  while (!created_.empty() && now - created_.front().at >= absl::Minutes(1)) created_.pop_front();
+  int64_t lately_bytes = 0;
+  for (const Created& created : created_)
+    lately_bytes += created.owner == event.owner ? created.bytes : 0;
+  if (lately_bytes + wanted > options.max_model_bytes_of_owner) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        takes, ", those that ", who, " created within the last minute take ", lately_bytes,
+        ", and in a minute they may take ", options.max_model_bytes_of_owner,
+        " (--max-model-bytes-of-owner): create it later"));
+  }
+  created_.push_back({event.owner, wanted, now});
   return absl::OkStatus();
 }
 

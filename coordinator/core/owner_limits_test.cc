@@ -36,12 +36,14 @@ class OwnerLimitsTest : public ::testing::Test {
   absl::Status Check(const std::string& owner, bool by_operator = false) {
     CreateJobEvent event{"r", JobId("next"), Spec(10), owner};
     event.by_operator = by_operator;
-    return CheckLimits(options_, jobs_, event);
+    return limits_.Create(options_, jobs_, event, now_);
   }
 
   const int64_t spec_bytes_ = SizeBytes(*Spec(10));
   CoordinatorOptions options_;
   std::map<JobId, Job> jobs_;
+  OwnerLimits limits_;
+  absl::Time now_ = absl::UnixEpoch();
 };
 
 TEST_F(OwnerLimitsTest, OwnerOfTooManyJobsIsNamedAndOthersCreateTheirs) {
@@ -60,6 +62,7 @@ TEST_F(OwnerLimitsTest, ModelsOfOneOwnerTakeNoMoreThanHeMayHave) {
   options_.max_model_bytes_of_owner = 2 * spec_bytes_;
   Add("uid:1");
   ASSERT_OK(Check("uid:1"));
+  now_ += absl::Minutes(1);
   Add("uid:1");
   EXPECT_THAT(Check("uid:1"),
               StatusIs(kExhausted, AllOf(HasSubstr("the model of job 'next' takes"),
@@ -75,6 +78,18 @@ TEST_F(OwnerLimitsTest, ModelsOfAllOwnersTakeNoMoreThanAllMayHave) {
   Add("uid:2");
   EXPECT_THAT(Check("uid:3"), StatusIs(kExhausted, HasSubstr("--max-model-bytes)")));
   EXPECT_OK(Check("uid:3", /*by_operator=*/true));
+}
+
+TEST_F(OwnerLimitsTest, ModelsThatAreDeletedAtOnceCountForAMinute) {
+  options_.max_model_bytes_of_owner = 2 * spec_bytes_;
+  ASSERT_OK(Check("uid:1"));
+  now_ += absl::Seconds(30);
+  ASSERT_OK(Check("uid:1"));
+  EXPECT_THAT(Check("uid:1"), StatusIs(kExhausted, HasSubstr("'uid:1' created within the last")));
+  EXPECT_OK(Check("uid:2"));
+  now_ += absl::Seconds(30);
+  EXPECT_OK(Check("uid:1"));
+  EXPECT_THAT(Check("uid:1"), StatusIs(kExhausted, HasSubstr("create it later")));
 }
 
 TEST_F(OwnerLimitsTest, OperatorsAreBoundByTheNumberOfAllJobsToo) {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr absl::Duration kLookInterval = absl::Milliseconds(10);
 // What takes no longer is small, and is never ended for want of memory.
-constexpr absl::Duration kGrace = absl::Milliseconds(20);
+constexpr absl::Duration kGrace = absl::Milliseconds(50);
 
 }  // namespace
 
@@ -46,12 +46,13 @@ CallWatch::~CallWatch() {
 }
 
 CallWatch::Span::Span(CallWatch* watch, grpc::ServerContextBase* context, absl::Time deadline,
-                      absl::Status late)
+                      absl::Status late, bool may_be_large)
     : watch_(watch),
       context_(context),
       deadline_(deadline),
       began_at_(SteadyNow()),
-      late_(std::move(late)) {
+      late_(std::move(late)),
+      may_be_large_(may_be_large) {
   absl::MutexLock lock(&watch_->mu_);
   place_ = watch_->spans_.insert(watch_->spans_.end(), this);
 }
@@ -100,7 +101,8 @@ void CallWatch::EndLateOnes() {
 CallWatch::Span* CallWatch::OldestSlow() const {
   for (Span* span : spans_) {
     span->watch_->mu_.AssertHeld();
-    if (span->ended_.ok()) return SteadyNow() - span->began_at_ < kGrace ? nullptr : span;
+    if (span->ended_.ok() && span->may_be_large_)
+      return SteadyNow() - span->began_at_ < kGrace ? nullptr : span;
   }
   return nullptr;
 }

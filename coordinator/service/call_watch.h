@@ -31,9 +31,10 @@ class CallWatch {
   // While a call sends or takes. `context` outlives this.
   class Span {
    public:
-    // `late`: what the client is told after the deadline.
-    Span(CallWatch* watch, grpc::ServerContextBase* context, absl::Time deadline,
-         absl::Status late);
+    // `late`: what the client is told after the deadline. `may_be_large`: it may have to end
+    // earlier.
+    Span(CallWatch* watch, grpc::ServerContextBase* context, absl::Time deadline, absl::Status late,
+         bool may_be_large);
     ~Span();
     Span(const Span&) = delete;
     Span& operator=(const Span&) = delete;
@@ -49,6 +50,7 @@ class CallWatch {
     const absl::Time deadline_;
     const absl::Time began_at_;
     const absl::Status late_;
+    const bool may_be_large_;
     absl::Status ended_ ABSL_GUARDED_BY(watch_->mu_);
     std::list<Span*>::iterator place_;
   };
@@ -56,7 +58,7 @@ class CallWatch {
  private:
   void Run();
   void EndLateOnes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Null: none takes long.
+  // Of those that may be large; null: none takes long.
   Span* OldestSlow() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   static void End(Span* span, const absl::Status& status);
 

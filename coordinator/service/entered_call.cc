@@ -27,7 +27,8 @@ absl::Status EnteredCall::RunRead(absl::FunctionRef<bool()> read, absl::Function
     const CallWatch::Span span(
         watch_, context_, deadline,
         absl::DeadlineExceededError(absl::StrCat(Who(), " has not sent the request within ",
-                                                 absl::FormatDuration(times_.request))));
+                                                 absl::FormatDuration(times_.request))),
+        /*may_be_large=*/true);
     if (!read()) {
       RETURN_IF_ERROR(span.Ended());
       return absl::InvalidArgumentError("the call ended before its first message");
@@ -55,7 +56,8 @@ absl::Status EnteredCall::RunWrite(absl::FunctionRef<bool()> write) {
   const CallWatch::Span span(
       watch_, context_, SteadyNow() + times_.reply,
       absl::DeadlineExceededError(absl::StrCat(Who(), " has not taken the reply within ",
-                                               absl::FormatDuration(times_.reply))));
+                                               absl::FormatDuration(times_.reply))),
+      /*may_be_large=*/replying_ != nullptr);
   if (write()) return absl::OkStatus();
   RETURN_IF_ERROR(span.Ended());
   return absl::CancelledError("the caller is gone");

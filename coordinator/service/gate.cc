@@ -26,15 +26,18 @@ std::string WhatOf(const Gate::Call& call) {
   return absl::StrCat(std::string(call.context->peer()), ": ", call.name, job);
 }
 
-// What was freed and not given back yet does not count, but looking for it takes time.
+// Whether what is in use is more than five eighths; the rest is for what comes in between two
+// looks. What is freed, and only not given back yet, is given back now and then.
 bool HasTooMuchMemory(int64_t max_bytes, absl::Time* trimmed_at) {
-  // Of the rest, what has come in between two looks.
-  const int64_t limit = max_bytes / 4 * 3;
+  const int64_t limit = max_bytes / 8 * 5;
   if (max_bytes == 0 || ResidentBytes() <= limit) return false;
-  if (SteadyNow() - *trimmed_at < absl::Seconds(1)) return true;
-  malloc_trim(0);
-  *trimmed_at = SteadyNow();
-  return ResidentBytes() > limit;
+  const struct mallinfo2 info = mallinfo2();
+  if (static_cast<int64_t>(info.uordblks + info.hblkhd) > limit) return true;
+  if (SteadyNow() - *trimmed_at >= absl::Seconds(1)) {
+    malloc_trim(0);
+    *trimmed_at = SteadyNow();
+  }
+  return false;
 }
 
 }  // namespace

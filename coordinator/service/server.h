@@ -55,7 +55,7 @@ class CoordinatorServer {
     absl::Duration request_timeout = absl::Seconds(10);
     // Calls at a time, of each kind; one client has up to half of them (call_limits.h).
     int max_calls = 1024;
-    // Of this process: above three quarters of it, the requests and replies that take longest are
+    // Of this process: above five eighths of it, the requests and replies that take longest are
     // ended. 0: as many as it takes.
     int64_t max_memory_bytes = 0;
     // See CoordinatorOptions.

@@ -9,6 +9,7 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -66,6 +67,7 @@ std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, absl::string_vie
   frame[2] = static_cast<char>(payload.size());
   frame[3] = static_cast<char>(type);
   frame[4] = static_cast<char>(flags);
+  frame[7] = static_cast<char>(stream >> 8);
   frame[8] = static_cast<char>(stream);
   return absl::StrCat(frame, payload);
 }
@@ -74,46 +76,101 @@ std::string Text(absl::string_view text) {  // Of a header, below 127 bytes.
   return absl::StrCat(std::string(1, static_cast<char>(text.size())), text);
 }
 
-// The beginning of a connection with one call, whose message is said to have so many bytes.
-std::string BeginCall(absl::string_view method, uint32_t message_bytes) {
+// Of a connection: the client's first frames, with room for all that the other side has to say.
+std::string Preface() {
+  constexpr absl::string_view kLargestWindow("\0\4\x7f\xff\xff\xff", 6);
+  constexpr absl::string_view kMoreOfConnection("\x7f\xf0\0\0", 4);
+  return absl::StrCat("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Frame(4, 0, 0, kLargestWindow),
+                      Frame(8, 0, 0, kMoreOfConnection));
+}
+
+// Of a call: the headers, and that its message has so many bytes. `is_all`: there is no more.
+std::string BeginCall(uint32_t stream, absl::string_view method, uint32_t message_bytes,
+                      bool is_all) {
   const std::string headers = absl::StrCat(
       "\x83\x86", "\x04", Text(method), "\x01", Text("localhost"), std::string("\x0f\x10", 2),
       Text("application/grpc"), std::string(1, '\0'), Text("te"), Text("trailers"));
   std::string prefix(5, '\0');
   for (int i = 0; i < 4; ++i) prefix[1 + i] = static_cast<char>(message_bytes >> (24 - 8 * i));
-  return absl::StrCat("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Frame(4, 0, 0, ""),
-                      Frame(1, 4, 1, headers), Frame(0, 0, 1, prefix));
+  return Frame(1, 4, stream, headers) + Frame(0, is_all ? 1 : 0, stream, prefix);
 }
 
-// Takes part in the connection until the other side ends it or the call, or it was long enough.
-// `more` is sent again and again, as far as there is room.
-void RunByHand(int fd, const std::string& begin, const std::string& more, absl::Time deadline) {
-  std::string to_send = begin;
-  std::string received;
-  while (SteadyNow() < deadline) {
-    if (to_send.empty()) to_send = more;
-    pollfd waits_for = {fd, static_cast<int16_t>(POLLIN | (to_send.empty() ? 0 : POLLOUT)), 0};
-    poll(&waits_for, 1, 50);
-    if ((waits_for.revents & POLLIN) != 0) {
-      char bytes[4096];
-      const ssize_t count = recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT);
-      if (count <= 0) return;
-      // The end of the stream is a frame of headers or a reset of stream 1; others are few.
-      received.assign(bytes, count);
-      for (size_t at = 0; at + 9 <= received.size();) {
-        const auto byte = [&](size_t i) { return static_cast<uint8_t>(received[at + i]); };
-        if (byte(8) == 1 && (byte(3) == 1 || byte(3) == 3)) return;
-        at += 9 + (byte(0) << 16 | byte(1) << 8 | byte(2));
+// One call on a connection of its own, by hand.
+class CallByHand {
+ public:
+  explicit CallByHand(int fd) : fd_(fd) {}
+
+  // Until the other side ends the call or the connection, or it was long enough. Once `begin` is
+  // sent: as many messages of `part` as the other side takes, or none where it is empty.
+  void Run(std::string begin, const std::string& part, const std::function<bool()>& is_over) {
+    const std::string more = Frame(0, 0, 1, part);
+    const auto size = static_cast<int64_t>(part.size());
+    std::string to_send = std::move(begin);
+    while (!has_ended_ && !is_over()) {
+      if (to_send.empty() && size > 0 && std::min(of_stream_, of_connection_) >= size) {
+        to_send = more;
+        of_stream_ -= size;
+        of_connection_ -= size;
       }
-    }
-    if ((waits_for.revents & POLLOUT) != 0) {
-      const ssize_t count = send(fd, to_send.data(), to_send.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      pollfd waits_for = {fd_, static_cast<int16_t>(to_send.empty() ? POLLIN : POLLIN | POLLOUT),
+                          0};
+      poll(&waits_for, 1, 50);
+      if ((waits_for.revents & POLLIN) != 0) Receive();
+      if ((waits_for.revents & (POLLERR | POLLNVAL)) != 0) return;
+      if ((waits_for.revents & POLLOUT) == 0) continue;
+      const ssize_t count = send(fd_, to_send.data(), to_send.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
       if (count < 0 && errno != EAGAIN) return;
       if (count > 0) to_send.erase(0, count);
     }
-    if ((waits_for.revents & (POLLERR | POLLNVAL)) != 0) return;
   }
-}
+
+  // Reads nothing.
+  void SendAlone(absl::string_view bytes, const std::function<bool()>& is_over) {
+    while (!is_over()) {
+      pollfd waits_for = {fd_, static_cast<int16_t>(bytes.empty() ? 0 : POLLOUT), 0};
+      poll(&waits_for, 1, 50);
+      if ((waits_for.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) return;
+      if ((waits_for.revents & POLLOUT) == 0) continue;
+      const ssize_t count = send(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (count < 0 && errno != EAGAIN) return;
+      if (count > 0) bytes.remove_prefix(count);
+    }
+  }
+
+ private:
+  void Receive() {
+    char bytes[4096];
+    const ssize_t count = recv(fd_, bytes, sizeof(bytes), MSG_DONTWAIT);
+    if (count <= 0) {
+      has_ended_ = true;
+      return;
+    }
+    received_.append(bytes, count);
+    while (received_.size() >= 9) {
+      const size_t size = Number(0, 3);
+      if (received_.size() < 9 + size) return;
+      const auto type = static_cast<uint8_t>(received_[3]);
+      const bool is_of_call = Number(5, 4) == 1;
+      constexpr uint8_t kHeaders = 1, kReset = 3, kGoAway = 7, kWindow = 8;
+      if (type == kWindow) (is_of_call ? of_stream_ : of_connection_) += Number(9, 4);
+      if (type == kGoAway || (is_of_call && (type == kHeaders || type == kReset)))
+        has_ended_ = true;
+      received_.erase(0, 9 + size);
+    }
+  }
+  int64_t Number(size_t at, size_t bytes) const {
+    int64_t number = 0;
+    for (size_t i = at; i < at + bytes; ++i)
+      number = number << 8 | static_cast<uint8_t>(received_[i]);
+    return number;
+  }
+
+  const int fd_;
+  // What the other side has room for, as HTTP/2 begins with.
+  int64_t of_stream_ = 65535 - 5, of_connection_ = 65535 - 5;
+  std::string received_;
+  bool has_ended_ = false;
+};
 
 }  // namespace
 
@@ -232,7 +289,8 @@ absl::Status HostileClients::Create(const std::shared_ptr<grpc::Channel>& channe
 }
 
 void HostileClients::Run(Hostility kind, int number) {
-  const bool by_hand = kind == Hostility::kSlowRequest || kind == Hostility::kEndless;
+  const bool by_hand = kind == Hostility::kSlowRequest || kind == Hostility::kEndless ||
+                       kind == Hostility::kReadsNothing;
   if (by_hand && options_.unix_socket.empty()) return;
   auto channel = Connect();
   while (!stopped_ && channel.ok()) {
@@ -297,12 +355,23 @@ void HostileClients::SendByHand(Hostility kind) const {
   address.sun_family = AF_UNIX;
   strncpy(address.sun_path, options_.unix_socket.c_str(), sizeof(address.sun_path) - 1);
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) return;
-  const bool is_slow = kind == Hostility::kSlowRequest;
-  const std::string begin = BeginCall("/tessera.v1.Jobs/GetJob", is_slow ? 60 << 20 : 0xffffffff);
+  const absl::Time end = SteadyNow() + absl::Seconds(30);
+  const auto is_over = [&] { return stopped_ || SteadyNow() >= end; };
   const std::string part(16 << 10, 'j');
-  const std::string more = is_slow ? "" : Frame(0, 0, 1, part);
-  RunByHand(fd.get(), is_slow ? begin + Frame(0, 0, 1, part) : begin, more,
-            SteadyNow() + absl::Seconds(30));
+  const auto get_job = [](uint32_t bytes) {
+    return Preface() + BeginCall(1, "/tessera.v1.Jobs/GetJob", bytes, /*is_all=*/false);
+  };
+  CallByHand call(fd.get());
+  if (kind == Hostility::kSlowRequest) {
+    call.Run(get_job(60 << 20) + Frame(0, 0, 1, part), "", is_over);
+  } else if (kind == Hostility::kEndless) {
+    call.Run(get_job(0xffffffff), part, is_over);
+  } else {
+    std::string calls = Preface();
+    for (uint32_t i = 0; i < 250; ++i)
+      calls += BeginCall(2 * i + 1, "/tessera.v1.Membership/ListWorkers", 0, /*is_all=*/true);
+    call.SendAlone(calls, is_over);
+  }
 }
 
 }  // namespace tessera::testing_support

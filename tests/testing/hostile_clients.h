@@ -8,10 +8,11 @@
 //   kWatches       watches a job that does not change
 //   kAwaits        waits for a hand-over that nobody makes
 //   kTakesNothing  asks for a job with a model of 16 MiB, and does not read it
+//   kReadsNothing  asks for the workers 250 times at once, and reads nothing from its socket
 //   kCreates       creates jobs with such models, and deletes one where there are too many
 //
-// Those that a gRPC client cannot be, kSlowRequest and kEndless, speak HTTP/2 by hand, over the
-// coordinator's Unix socket; the others come with a certificate. Thread-safe.
+// Those that a gRPC client cannot be, kSlowRequest, kEndless and kReadsNothing, speak HTTP/2 by
+// hand, over the coordinator's Unix socket; the others come with a certificate. Thread-safe.
 #ifndef TESSERA_TESTS_TESTING_HOSTILE_CLIENTS_H_
 #define TESSERA_TESTS_TESTING_HOSTILE_CLIENTS_H_
 
@@ -43,16 +44,17 @@ enum class Hostility {
   kWatches,
   kAwaits,
   kTakesNothing,
+  kReadsNothing,
   kCreates,
 };
-constexpr size_t kNumHostilities = 8;
+constexpr size_t kNumHostilities = 9;
 
 class HostileClients {
  public:
   struct Options {
     std::string address;                            // host:port
     TlsFiles certificate;                           // Of the hostile client.
-    std::string unix_socket;                        // Empty: none of the two that need it.
+    std::string unix_socket;                        // Empty: none of those that need it.
     std::array<int, kNumHostilities> clients = {};  // Of each kind.
   };
   // Makes the job that they watch.
