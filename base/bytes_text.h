@@ -1,4 +1,4 @@
-// Numbers of bytes for a person.
+// Numbers of bytes for display.
 #ifndef TESSERA_BASE_BYTES_TEXT_H_
 #define TESSERA_BASE_BYTES_TEXT_H_
 

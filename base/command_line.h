@@ -24,8 +24,9 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 
-// Parses `args`, which are without the program's name. The code to exit with at once, or nothing:
-// go on. The app's callbacks have run then. An option that is not known is what is told first.
+// Parses `args`, which do not include the program's name. Returns the exit code if the program must
+// exit at once; nothing: continue. The app's callbacks have run then. An unknown option is reported
+// first.
 std::optional<int> ParseCommandLine(CLI::App* app, std::vector<std::string> args, std::ostream* out,
                                     std::ostream* err);
 // The same for main, on standard output and error.

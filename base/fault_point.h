@@ -2,9 +2,8 @@
 //
 // A point is armed by name with what to do at its n-th hit: return an error, end the process as
 // SIGKILL would, stop it until somebody sends SIGCONT, or hold the thread until all points are
-// disarmed. All points together can be armed
-// to delay their threads, so that whatever may overtake something else does. Unarmed points cost
-// one relaxed atomic load. Thread-safe.
+// disarmed. All points together can be armed to delay their threads, so that every possible order
+// of threads does occur. Unarmed points cost one relaxed atomic load. Thread-safe.
 #ifndef TESSERA_BASE_FAULT_POINT_H_
 #define TESSERA_BASE_FAULT_POINT_H_
 
@@ -30,14 +29,15 @@ struct Fault {
 
 void ArmFaultPoint(absl::string_view name, Fault fault);
 
-// One hit in eight, of whichever point, sleeps for a time below `longest`: which hits and for how
+// One hit in eight, at any point, sleeps for a time below `longest`: which hits and for how
 // long is random, from the seed and the number of the hit in this process.
 void ArmDelays(uint64_t seed, absl::Duration longest = absl::Milliseconds(2));
 int64_t NumDelays();  // Of this process, ever.
 void DisarmAllFaultPoints();
 
 // Arms from a flag's text: "name=kill@3", "name=stop@2", "name=fail@1", "name=hold@1" (for good:
-// who gave the flag ends the process) or, for all points, "*=delay@SEED"; several joined by commas.
+// the setter of the flag ends the process) or, for all points, "*=delay@SEED"; several joined
+// by commas.
 // Errors: InvalidArgument  the text is not of that form.
 absl::Status ArmFaultPointsFromFlag(absl::string_view text);
 

@@ -16,8 +16,8 @@ namespace tessera {
 
 namespace {
 
-// The message with what no terminal and no log should get from others: control characters, line
-// ends too, so that an event is a line, and bytes that are no UTF-8.
+// The message without characters that neither a terminal nor a log should get from others: control
+// characters, including line ends, so that an event is one line, and invalid UTF-8.
 class EscapedMessage : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&,

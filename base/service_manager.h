@@ -1,5 +1,5 @@
 // What a daemon tells the service manager that started it, by systemd's protocol sd_notify: that it
-// serves, that it stops, and, where the manager watches it, that its work goes on.
+// serves, that it stops, and, where the manager watches it, that its work makes progress.
 //
 //   manager ── $NOTIFY_SOCKET, $WATCHDOG_USEC ──► daemon ── READY=1, WATCHDOG=1 ..., STOPPING=1 ──►
 //
@@ -49,7 +49,7 @@ class ServiceManager {
   void Tell(absl::string_view message) const;
   void EndWatch();
 
-  const std::string address_;      // As sun_path has it; empty: there is no manager.
+  const std::string address_;      // As sun_path has it; empty: no manager.
   const absl::Duration patience_;  // Without a word; 0: it does not watch.
   std::thread watch_;
   absl::Mutex mu_;

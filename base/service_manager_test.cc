@@ -48,7 +48,7 @@ TEST_F(ServiceManagerTest, IsToldWhatTheDaemonSaysAndChildrenKnowNothingOfIt) {
   EXPECT_EQ(listener_->Next(), "STOPPING=1");
 }
 
-// The test says when the daemon's work goes on.
+// The test says when the daemon's work makes progress.
 class WatchTest : public ServiceManagerTest {
  protected:
   std::function<bool()> Progress() {

@@ -37,9 +37,9 @@ constexpr std::chrono::milliseconds kAgain(1);
 constexpr absl::Duration kLongest = absl::Hours(24 * 365);
 
 // Ends waits on mutexes whose deadline has passed. absl waits by the wall clock, so no timed wait
-// of its own is used: a thread locks the mutex at the deadline, and lets go, which has absl look at
-// the conditions of those who wait for it. Where somebody has the mutex just then it tries again,
-// so it never waits for a mutex of others.
+// of its own is used: a thread locks the mutex at the deadline, and lets go, which makes absl check
+// its waiters' conditions. If the mutex is held just then it tries again, so it never waits for a
+// mutex of others.
 class Alarms {
  public:
   struct Alarm {
@@ -47,8 +47,8 @@ class Alarms {
     std::multimap<SteadyClock::time_point, Alarm*>::iterator at;
   };
 
-  // The alarm and its mutex, which is held, stay alive until Clear(). False: the machine makes no
-  // more threads, and there is no alarm.
+  // The alarm and its mutex, which is held, stay alive until Clear(). False: no thread could be
+  // created, and there is no alarm.
   bool Set(Alarm* alarm, SteadyClock::time_point deadline) {
     std::lock_guard<std::mutex> lock(mu_);
     if (!is_running_) {

@@ -1,4 +1,4 @@
-// Time that nobody sets: for deadlines, and for whatever is compared with a time of this process.
+// A clock that cannot be set: for deadlines, and for comparisons with other times of this process.
 //
 // The wall clock is set back and forth, by people and by NTP; absl::Now(), and absl's timed waits,
 // go with it. What is here does not. tools/check-layers refuses the others.
@@ -22,7 +22,8 @@ absl::Time SteadyNow();
 // The wall clock, for stamps that a person or another process reads.
 absl::Time WallNow();
 
-// As gRPC takes deadlines: of the wall clock, and kept by the monotonic one once a call has begun.
+// As gRPC takes deadlines: of the wall clock, and kept by the monotonic one once a call has
+// started.
 std::chrono::system_clock::time_point GrpcDeadline(absl::Time steady);
 
 // As the methods of absl::Mutex of these names, by SteadyNow(). `condition` is looked at when

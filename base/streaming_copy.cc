@@ -33,7 +33,7 @@ void Ahead(uint8_t* to, const uint8_t* from, size_t size_bytes) {
   constexpr size_t kLineBytes = 64, kAheadBytes = 4096;
   size_t at = 0;
   for (; at + kLineBytes <= size_bytes; at += kLineBytes) {
-    // A wish, and no access: behind what there is nothing comes of it.
+    // A prefetch hint, not an access: beyond the end it has no effect.
     hwy::Prefetch(
         reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(from) + at + kAheadBytes));
     for (size_t i = 0; i < kLineBytes; i += n)

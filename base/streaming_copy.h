@@ -1,5 +1,5 @@
-// Copies of more bytes than the processor's caches hold. By the widest vectors of the running
-// processor; as memcpy, of any alignment. Pure; thread-safe over disjoint outputs.
+// Copies of more bytes than the CPU's caches hold. Uses the widest vectors of the running CPU; as
+// memcpy, of any alignment. Pure; thread-safe over disjoint outputs.
 //
 //   far memory ── CopyAhead ──► a piece that stays in a cache ── StreamingCopy ──► far memory
 //                                                                 ... FlushStreamed
@@ -18,7 +18,7 @@ void CopyAhead(void* to, const void* from, int64_t size_bytes);
 // and what is in the caches stays there. A third fewer bytes move than by memcpy.
 // Others may see what was written later than what this thread stores after it, until:
 void StreamingCopy(void* to, const void* from, int64_t size_bytes);
-// What this thread has streamed is seen by whoever sees what it stores from here on.
+// A thread that sees what this thread stores from here on sees its streamed data too.
 void FlushStreamed();
 
 }  // namespace tessera

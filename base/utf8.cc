@@ -30,8 +30,8 @@ size_t CharacterBytes(absl::string_view text) {
   return refused ? 0 : size;
 }
 
-// Of one character: what moves a terminal's cursor, ends a line for some who read it, or turns the
-// order of what follows.
+// Whether it is a character that moves a terminal's cursor, ends a line for some readers, or
+// changes the direction of the text after it.
 bool IsControl(absl::string_view character) {
   const auto lead = static_cast<uint8_t>(character[0]);
   if (character.size() == 1) return (lead < 0x20 && lead != '\n' && lead != '\t') || lead == 0x7f;

@@ -20,7 +20,7 @@ inline std::string DescribeVersion(absl::string_view version, int protocol) {
   return absl::StrCat("Tessera ", version, ", protocol ", protocol);
 }
 
-// Whether this process and `who`, which says so of itself, understand each other.
+// Whether this process and `who`, which reports its own version, understand each other.
 // Errors: FailedPrecondition  they do not: names both
 inline absl::Status CheckVersion(absl::string_view who, absl::string_view version, int protocol) {
   if (protocol == kProtocol) return absl::OkStatus();

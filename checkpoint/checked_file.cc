@@ -23,7 +23,7 @@ absl::StatusOr<ManifestFile> Expected(const std::string& folder, const std::stri
   return absl::InvalidArgumentError(absl::StrCat(folder, ": the checkpoint has no ", name));
 }
 
-// For who is told of a file that cannot be read: what of it is lost.
+// For the error about a file that cannot be read: what of it is lost.
 std::string TensorsOf(const ManifestFile& expected) {
   constexpr size_t kMaxNames = 3;
   if (expected.tensors.empty()) return "";

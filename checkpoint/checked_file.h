@@ -5,7 +5,7 @@
 //   file.Read("block0.up.weight", begin_bytes, size_bytes, into, &crc32);
 //   file.Check("block0.up.weight", crc32_of_all_its_bytes);
 //
-// Who reads a part of a tensor cannot check it alone: sums of parts are combined (crc32.h).
+// A reader of a part of a tensor cannot check it alone: sums of parts are combined (crc32.h).
 // Move-only; all that is const is thread-safe.
 #ifndef TESSERA_CHECKPOINT_CHECKED_FILE_H_
 #define TESSERA_CHECKPOINT_CHECKED_FILE_H_
@@ -26,10 +26,11 @@ namespace tessera {
 
 class CheckedFile {
  public:
-  // Errors: DataLoss  it is not there, or its size, header or list of tensors is not the
-  // manifest's;
-  //                   naming the tensor that it ends within, or else some that it had
-  //         InvalidArgument  the manifest has no such file; others  the file system's.
+  // Errors: DataLoss         it is missing, or its size, header or list of tensors differs from the
+  //                          manifest's; naming the tensor that it ends within, or else some that
+  //                          it had
+  //         InvalidArgument  the manifest has no such file
+  //         others           the file system's.
   static absl::StatusOr<CheckedFile> Open(const std::string& folder, const std::string& name,
                                           const Manifest& manifest);
 
@@ -37,7 +38,7 @@ class CheckedFile {
   // Errors: NotFound  no such tensor.
   absl::StatusOr<const StoredTensor*> Find(const std::string& tensor) const;
 
-  // Bytes [begin_bytes, begin_bytes + size_bytes) of the tensor; `crc32` goes on by them.
+  // Bytes [begin_bytes, begin_bytes + size_bytes) of the tensor; `crc32` is extended by them.
   // Errors: NotFound  no such tensor; InvalidArgument  outside of it; DataLoss  the file became
   //         shorter; others  the file system's. The message names file and tensor.
   absl::Status Read(const std::string& tensor, int64_t begin_bytes, int64_t size_bytes, void* into,
@@ -52,7 +53,7 @@ class CheckedFile {
   absl::Status Verify(const std::string& tensor) const;
 
  private:
-  // Where bytes [begin_bytes, begin_bytes + size_bytes) of the tensor lie in the file.
+  // Where bytes [begin_bytes, begin_bytes + size_bytes) of the tensor are in the file.
   // Errors: as Read, but for the file system's.
   absl::StatusOr<int64_t> OffsetOf(const std::string& tensor, int64_t begin_bytes,
                                    int64_t size_bytes) const;

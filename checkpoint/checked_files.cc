@@ -38,7 +38,7 @@ absl::StatusOr<CheckedFiles> CheckedFiles::OpenModel(const std::string& folder,
 
 namespace {
 
-// A tensor of which a damaged index, as far as it can be read, does not say where it lies; "" if
+// A tensor of which a damaged index, as far as it can be read, does not give the place; "" if
 // there is none.
 std::string MisplacedBy(const std::string& path, const Manifest& manifest) {
   const absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxIndexBytes);

@@ -53,7 +53,7 @@ class CheckedFiles {
 };
 
 // Whether the index of a checkpoint's model is the one that was saved; OK where it has none. The
-// manifest says by itself where a tensor lies: the index is for other programs, which a wrong one
+// manifest says by itself where a tensor is: the index is for other programs, which a wrong one
 // would lead astray.
 // Errors: DataLoss  it is missing, or is another, naming a tensor that it has in the wrong place.
 absl::Status CheckModelIndex(const std::string& folder, const Manifest& manifest);

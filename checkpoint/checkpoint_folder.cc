@@ -73,14 +73,13 @@ absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string&
 
 namespace {
 
-// Of what lies at `path`; nullopt where it cannot be told.
+// Of the folder at `path`; nullopt where it cannot be told.
 std::optional<EntryInfo> LookAt(Storage* storage, const std::string& path, Links links) {
   const absl::StatusOr<std::optional<EntryInfo>> info = storage->Look(path, links);
   return info.ok() ? *info : std::nullopt;
 }
 
-// A save that is about to begin has an empty folder too, for no longer than it takes to make a
-// file.
+// A save that is about to start has an empty folder too, but only until it creates its first file.
 constexpr absl::Duration kEmptyForGood = absl::Hours(1);
 
 // What a crash left of a job's checkpoint that was being removed, or was not published; and folders

@@ -38,10 +38,10 @@ struct ListedCheckpoint {
 // Those right below `folder`, by step and then path. What cannot be read is left out.
 absl::StatusOr<std::vector<ListedCheckpoint>> ListCheckpoints(const std::string& folder);
 
-// Removes a job's checkpoints beside `path`, which was just published: those that were saved first,
-// so that with it at most `keep` are left. Each loses its name, durably, before its files, so that
-// a crash leaves none that is damaged; what an earlier crash left so is removed too, an empty
-// folder PATH.partial once it has been empty for an hour. Links stay. Requires keep >= 1.
+// Removes a job's checkpoints next to `path`, which was just published: those that were saved
+// first, so that with it at most `keep` are left. Each loses its name, durably, before its files,
+// so that a crash leaves none that is damaged; what an earlier crash left so is removed too, an
+// empty folder PATH.partial once it has been empty for an hour. Links stay. Requires keep >= 1.
 // `removed`, if not null, gets the paths of those that have lost their names, also of an error.
 absl::Status KeepNewest(const std::string& path, const std::string& job_id, int keep,
                         std::vector<std::string>* removed = nullptr);

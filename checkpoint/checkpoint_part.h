@@ -5,7 +5,7 @@
 //                     trainer-00003.bin   the rank's own bytes, if it has any
 //                     part.json           manifest.h: which rank of which save, and checksums
 //
-// The shard's __metadata__ says where in which tensor each slice lies ("tessera.slices"), and in
+// The shard's __metadata__ says where in which tensor each slice belongs ("tessera.slices"), and in
 // rank 0's part what tensors the checkpoint has ("tessera.whole"), so that a tensor of which nobody
 // gave anything is missed. Here is what reads and writes that. Pure; thread-safe.
 #ifndef TESSERA_CHECKPOINT_CHECKPOINT_PART_H_
@@ -54,8 +54,8 @@ struct PartContents {
 absl::StatusOr<SafetensorsHeader> PlacePart(const PartContents& contents);
 
 // `shard`: anybody's, as DecodeHeader accepted it.
-// Errors: InvalidArgument  naming the tensor: its place is missing, or is not in it; it is no flat
-//   slice; or what stands in __metadata__ is not of this form.
+// Errors: InvalidArgument  naming the tensor: its place is missing, or is not in it; it is not a
+//   flat slice; or __metadata__ is not of this form.
 absl::StatusOr<PartContents> DecodePart(const SafetensorsHeader& shard);
 
 }  // namespace tessera

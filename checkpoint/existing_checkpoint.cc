@@ -13,7 +13,7 @@ namespace tessera {
 absl::Status CheckNoCheckpointAt(const std::string& path) {
   ASSIGN_OR_RETURN(Storage* const storage, StorageOf(path));
   for (const absl::string_view manifest : {kManifestName, kPartManifestName}) {
-    // Who cannot see whether there is one must not replace it.
+    // If it cannot be seen whether there is one, it must not be replaced.
     ASSIGN_OR_RETURN(const std::optional<EntryInfo> there,
                      storage->Look(absl::StrCat(path, "/", manifest), Links::kSeen));
     if (!there.has_value()) continue;

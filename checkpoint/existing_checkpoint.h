@@ -9,7 +9,7 @@
 namespace tessera {
 
 // Errors: AlreadyExists  there is a checkpoint at `path`, or a rank's part of one; one that is
-//         damaged is one too. What is no checkpoint is no error: no save replaces it anyway.
+//         damaged is one too. Something else is not an error: no save replaces it.
 //         InvalidArgument  as StorageOf.
 absl::Status CheckNoCheckpointAt(const std::string& path);
 

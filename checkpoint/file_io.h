@@ -1,4 +1,4 @@
-// Whole files, wherever they lie (storage/storage.h). Stateless; thread-safe.
+// Whole files, in any storage (storage/storage.h). Stateless; thread-safe.
 // Errors of both: the storage's, with the path: NotFound, PermissionDenied, ResourceExhausted
 // (disk full), Internal (I/O error).
 #ifndef TESSERA_CHECKPOINT_FILE_IO_H_

@@ -60,8 +60,8 @@ struct Manifest {
   std::vector<ManifestGroup> groups;
   std::map<std::string, ManifestFile> files;  // By name in the folder; none has a '/'.
   std::optional<ManifestPart> part;           // Of a rank's part alone.
-  // Of a checkpoint that was asked for: the same in all tries of that request, and in no other
-  // save's. Else empty.
+  // Of a requested checkpoint: the same in all attempts at that request, and in no other save's.
+  // Else empty.
   std::string request;
 };
 

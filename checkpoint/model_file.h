@@ -38,7 +38,7 @@ class ModelFile {
                                         DirectWrites* direct = nullptr);
 
   // Writes elements [begin, begin + values.size()) of an F32 or F64 tensor. `crc32`, unless null,
-  // goes on by their bytes; `wrote` is told of them, piece by piece.
+  // is extended by their bytes; `wrote` is told of them, piece by piece.
   // Errors: NotFound no such tensor; InvalidArgument outside of it, or of another dtype;
   //         ResourceExhausted disk full.
   absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values,

@@ -8,7 +8,7 @@
 //   one rank: Create ──► all ranks: WriteSlice ..., Sync ──► one rank: Publish
 //
 // Each file is a ModelFile (model_file.h); one is open at a time, and synced before the next is
-// opened. Where all fits into one file there is no index. Names, order and split are those of
+// opened. If all fits into one file there is no index. Names, order and split are those of
 // huggingface_hub, so that others read it. ModelFiles is thread-compatible.
 #ifndef TESSERA_CHECKPOINT_MODEL_FILES_H_
 #define TESSERA_CHECKPOINT_MODEL_FILES_H_
@@ -60,7 +60,7 @@ class ModelFiles {
   static absl::Status Create(const std::string& folder, const ModelFilesPlan& plan);
 
   // Elements [begin_elements, begin_elements + values.size()); where the file has the tensor in a
-  // smaller dtype they are rounded (rounded_values.h). `crc32`, unless null, goes on by what is
+  // smaller dtype they are rounded (rounded_values.h). `crc32`, unless null, is extended by what is
   // stored; `wrote` is told of that, piece by piece.
   // Errors: as ModelFile::WriteSlice; OutOfRange  a value is too large for it, naming the tensor.
   absl::Status WriteSlice(const std::string& tensor, int64_t begin_elements, ConstValues values,

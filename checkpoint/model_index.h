@@ -1,4 +1,4 @@
-// The index of a model that lies in several safetensors files. Pure; no I/O.
+// The index of a model that is stored in several safetensors files. Pure; no I/O.
 //
 //   { "metadata": {"total_size": 32},                       model.safetensors.index.json
 //     "weight_map": { "a.weight": "model-00001-of-00002.safetensors",

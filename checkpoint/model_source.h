@@ -23,8 +23,8 @@ class ModelSource {
   virtual ~ModelSource() = default;
 
   virtual const TensorTable& tensors() const = 0;
-  // Of headers, sizes and times of last change: whoever opened other files, or these in another
-  // state, has another number, unless all of that is the same.
+  // Of headers, sizes and times of last change: other files, or these files after a change, have
+  // another number, unless all of that is the same.
   virtual uint64_t identity() const = 0;
 
   // Whether many small slices of a tensor take hardly longer to read than all of them at once.

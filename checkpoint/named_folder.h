@@ -34,7 +34,7 @@ using FolderIdentity = std::pair<uint64_t, uint64_t>;
 
 // Makes PATH.partial, empty. `made`: which folder that is; nothing until then, and may be null.
 // Errors: InvalidArgument     the path is not absolute, or ends in '/'
-//         FailedPrecondition  PATH exists and is of no such kind, or PATH.partial holds something
+//         FailedPrecondition  PATH exists and is not of that kind, or PATH.partial holds something
 //                             that no save puts there.
 absl::Status BeginFolder(const std::string& path, FolderKind kind,
                          std::optional<FolderIdentity>* made = nullptr);
@@ -53,9 +53,9 @@ enum class Existing { kReplaced, kRefused };
 // The names are as before then.
 absl::StatusOr<std::optional<FolderIdentity>> NameFolder(const std::string& path, FolderKind kind,
                                                          Existing existing = Existing::kReplaced);
-// Takes the name away again, and gives it back to who had it.
+// Takes the name away again, and gives it back to the previous folder.
 void UnnameFolder(const std::string& path, bool had_another);
-// NameFolder, and removes who had the name.
+// NameFolder, and removes the previous folder of that name.
 absl::Status PublishFolder(const std::string& path, FolderKind kind,
                            Existing existing = Existing::kReplaced);
 

@@ -129,7 +129,7 @@ TEST_P(NamedFolderTest, FolderThatAnotherSaveMadeIsKnownAndOnlyItsOwnIsRemoved) 
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(partial)));
   ASSERT_OK(BeginFolder(path_, GetParam(), &own));
   EXPECT_OK(CheckStillMade(path_, own));
-  std::filesystem::rename(partial, root_ + "/kept");  // So that its inode is no other folder's.
+  std::filesystem::rename(partial, root_ + "/kept");  // So that its inode is not reused.
   ASSERT_OK(BeginFolder(path_, GetParam(), &others));
   EXPECT_THAT(CheckStillMade(path_, own),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(partial)));

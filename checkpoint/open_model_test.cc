@@ -124,7 +124,7 @@ TEST_F(OpenModelTest, AnotherStateOfAnyFileIsAnotherIdentity) {
   EXPECT_NE(identity(), second);
 }
 
-// What Tessera does not train in is listed, and refused only by who reads it as values.
+// Dtypes that Tessera does not train in are listed, and refused only when read as values.
 TEST_F(OpenModelTest, TensorsOfEveryTypeOfTheFormatAreListed) {
   const std::string json = R"({"f8":{"dtype":"F8_E4M3","shape":[3],"data_offsets":[0,3]},)"
                            R"("f4":{"dtype":"F4","shape":[2],"data_offsets":[3,4]},)"

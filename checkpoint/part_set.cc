@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// More than any job has: who lists those that are missing lists no more.
+// More than any job has: bounds the list of missing ranks.
 constexpr int kMaxRanks = 1 << 20;
 
 bool IsPart(Storage* storage, const std::string& folder) {

@@ -1,4 +1,4 @@
-// The parts of one save (checkpoint_part.h), found in folders, and proved to make up a checkpoint.
+// The parts of one save (checkpoint_part.h), found in folders, and checked to form a checkpoint.
 // Plain values and stateless functions; thread-safe.
 #ifndef TESSERA_CHECKPOINT_PART_SET_H_
 #define TESSERA_CHECKPOINT_PART_SET_H_
@@ -38,13 +38,12 @@ struct PartSet {
 // `folders`: each a part, or a folder with parts right below it.
 // Errors: NotFound            a folder has none, or rank 0's is missing
 //         InvalidArgument     a part is not of the form; naming tensor and range: a hole, an
-//         overlap
-//                             that is no replica, a slice of another shape or dtype, or a tensor
-//                             that the checkpoint does not have
+//                             overlap that is not a replica, a slice of another shape or dtype, or
+//                             a tensor that the checkpoint does not have
 //         FailedPrecondition  parts are of different saves, or a rank is missing (named), unless
 //                             `allow_missing_ranks`
 //         DataLoss            a part is damaged, or replicas or two parts of a rank are not the
-//         same.
+//                             same.
 absl::StatusOr<PartSet> FindParts(const std::vector<std::string>& folders,
                                   bool allow_missing_ranks);
 

@@ -1,8 +1,8 @@
-// The header of a safetensors file: where each tensor lies. Pure; no I/O.
+// The header of a safetensors file: where each tensor is. Pure; no I/O.
 //
 //   u64 LE N | N bytes of JSON, padded with spaces to a multiple of 8 | tensor data ...
 //
-// Tensors lie in the order that the format's reference writer uses (element size descending, then
+// Tensors are in the order that the format's reference writer uses (element size descending, then
 // name), so each is aligned to its own element size. Offsets are known before a byte of data is.
 // Source: huggingface/safetensors README.md (format); its writer (order).
 #ifndef TESSERA_CHECKPOINT_SAFETENSORS_HEADER_H_
@@ -36,9 +36,9 @@ struct SafetensorsHeader {
   int64_t file_bytes = 0;
 };
 
-// Places the tensors. Errors: InvalidArgument  an empty or duplicate name, overflow, or a tensor
-// that
-//   ends within a byte.
+// Places the tensors.
+// Errors: InvalidArgument  an empty or duplicate name, overflow, or a tensor that ends within a
+//                          byte.
 absl::StatusOr<SafetensorsHeader> PlaceInfos(const std::vector<NamedTensorInfo>& tensors,
                                              const std::map<std::string, std::string>& metadata);
 // The same of parameters (shared_with and requires_grad are not looked at).

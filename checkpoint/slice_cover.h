@@ -24,8 +24,8 @@ struct HeldSlice {
 };
 
 // The slices to take, by where they begin; none is empty. `holder_name`: for errors.
-// Errors, which name the tensor, the range and who holds it:
-//   InvalidArgument  a hole, an overlap that is no replica, or a slice outside of the tensor
+// Errors, which name the tensor, the range and its holder:
+//   InvalidArgument  a hole, an overlap that is not a replica, or a slice outside of the tensor
 //   DataLoss         two hold the same range, with different checksums.
 absl::StatusOr<std::vector<HeldSlice>> CoverOnce(
     const std::string& tensor, int64_t numel, std::vector<HeldSlice> slices,

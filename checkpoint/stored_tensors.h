@@ -1,4 +1,4 @@
-// All tensors that lie at a path, to list and to read as bytes: a model of whatever form
+// All tensors that are stored at a path, to list and to read as bytes: a model of whatever form
 // (open_model.h), or a checkpoint of ours, by its manifest.
 //
 //   model.safetensors, an index, a folder, DCP    part "model"

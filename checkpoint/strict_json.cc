@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 
 // Sees each event of a parse and notes the first thing that is refused. (With a callback, the
-// library's own parser looks at all entries of an object again behind each of them.)
+// library's own parser looks at all entries of an object again after each of them.)
 class Watch : public nlohmann::json_sax<Json> {
  public:
   bool null() override { return true; }
@@ -62,7 +62,7 @@ class Watch : public nlohmann::json_sax<Json> {
 }  // namespace
 
 absl::StatusOr<Json> ParseStrictJsonObject(absl::string_view text) {
-  // The library takes a NUL for the end of the text, and what is behind it would not be looked at.
+  // The library takes a NUL for the end of the text, and would not check what follows it.
   if (text.find('\0') != absl::string_view::npos) return absl::InvalidArgumentError("a NUL in it");
   // RFC 8259 forbids to write one; the library would pass over it, and other readers do not.
   if (absl::StartsWith(text, "\xef\xbb\xbf"))

@@ -1,5 +1,5 @@
-// What tensors somebody's model has: names, shapes and dtypes, wherever they lie. Plain values and
-// pure functions.
+// What tensors somebody's model has: names, shapes and dtypes, wherever they are stored. Plain
+// values and pure functions.
 #ifndef TESSERA_CHECKPOINT_TENSOR_TABLE_H_
 #define TESSERA_CHECKPOINT_TENSOR_TABLE_H_
 
@@ -36,7 +36,7 @@ absl::StatusOr<DType> CheckSlice(const TensorTable& tensors, const std::string& 
 struct StoredSlice {
   int64_t begin_bytes = 0, size_bytes = 0;  // Of the tensor's bytes, row-major.
 };
-// Where elements [begin_elements, begin_elements + count) of a tensor of whatever type lie.
+// Where elements [begin_elements, begin_elements + count) of a tensor of any type are.
 // Errors: NotFound  no such tensor; InvalidArgument  outside of it, or not between bytes. The
 //         message names the tensor.
 absl::StatusOr<StoredSlice> CheckStoredSlice(const TensorTable& tensors, const std::string& name,

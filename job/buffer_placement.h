@@ -1,4 +1,4 @@
-// Where in a bank of a job's memory the buffers of its model lie: see
+// Where in a bank of a job's memory the buffers of its model are: see
 // worker/memory/buffer_memory.h. Pure arithmetic. A plain value.
 #ifndef TESSERA_JOB_BUFFER_PLACEMENT_H_
 #define TESSERA_JOB_BUFFER_PLACEMENT_H_
@@ -21,7 +21,7 @@ class BufferPlacement {
   bool empty() const { return places_.empty(); }
   int64_t offset_bytes(int buffer) const { return places_[buffer].offset_bytes; }  // In its bank.
   int64_t size_bytes(int buffer) const { return places_[buffer].size_bytes; }
-  int64_t bank_bytes() const { return bank_bytes_; }  // Whole pages; 0: there is no buffer.
+  int64_t bank_bytes() const { return bank_bytes_; }  // Whole pages; 0: no buffers.
 
  private:
   struct Place {

@@ -1,6 +1,6 @@
-// Bounds of what a job may be, for whoever checks one: the coordinator when it is created, the SDK
-// before that, the worker when it is to host it. Pure; thread-safe. Every error is InvalidArgument
-// and names the field.
+// Bounds of a job's fields, for every program that checks them: the coordinator when it creates the
+// job, the SDK before that, the worker before it hosts the job. Pure; thread-safe. Every error is
+// InvalidArgument and names the field.
 #ifndef TESSERA_JOB_FIELD_LIMITS_H_
 #define TESSERA_JOB_FIELD_LIMITS_H_
 

@@ -12,8 +12,7 @@
 namespace tessera {
 
 // Errors: InvalidArgument  an unknown or missing enum value, a number or a name beyond the limits
-// of
-//                          field_limits.h; names unit and parameter, or the config's field.
+//                          of field_limits.h; names unit and parameter, or the config's field.
 absl::StatusOr<ModelSpec> DecodeModel(const v1::ModelSpec& model);
 absl::StatusOr<JobConfig> DecodeJobConfig(const v1::JobConfig& config);
 absl::StatusOr<DType> DecodeDType(v1::DType dtype);

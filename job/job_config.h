@@ -66,14 +66,14 @@ struct JobConfig {
   // The same in bytes of unsharded parameters; 0: no such bound. A unit that is larger than this is
   // gathered when the trainer asks for it.
   int64_t max_gathered_bytes = 0;
-  int gradient_slots = 2;  // Slots for unsharded gradients beside the root's; 0: one a unit.
+  int gradient_slots = 2;  // Slots for unsharded gradients besides the root's; 0: one per unit.
   absl::Duration collective_timeout = absl::Minutes(2);
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   // The shards of parameters, their reduced gradients and the optimizer's state are in host memory,
   // and the optimizer runs there. On a CPU worker they are anyway. Then gradients that are reduced
   // cannot be added to: accumulate before reducing.
   bool cpu_offload = false;
-  // A unit is updated as soon as its gradient is reduced, beside backward, with the numbers that
+  // A unit is updated as soon as its gradient is reduced, during backward, with the numbers that
   // the trainer announced (Session::AnnounceStep) or else the last step's. Seen only once the step
   // is decided; what turns out otherwise then (other numbers, a division, a parameter that only
   // other ranks gave a gradient) is computed again. Not with clipping, which needs all gradients
@@ -84,15 +84,15 @@ struct JobConfig {
   // reduced gradient is 0. Such a job says so wherever it is shown, and cannot be saved.
   bool fake_all_gather = false;
   bool fake_reduce_scatter = false;
-  // Each so many steps a rank sums the bits of its shards right behind the step, and again before
-  // the next one is taken, which fails with DataLoss where they changed meanwhile; 0: never. Costs
-  // two readings of the shards each time. Of shards in the host's memory.
+  // Every so many steps a rank computes a checksum of its shards right after the step, and again
+  // before the next one is taken, which fails with DataLoss if they changed meanwhile; 0: never.
+  // Costs two readings of the shards each time. Of shards in the host's memory.
   int shard_check_interval_steps = 0;
   // A forward asks for the unit after the one in hand too, as its first forward had them.
   bool forward_prefetch = false;
 };
 
-// What is fake in the job, for a person: "fake all-gather, fake reduce-scatter"; empty: nothing.
+// What is fake in the job, for display: "fake all-gather, fake reduce-scatter"; empty: nothing.
 std::string FakeText(bool fake_all_gather, bool fake_reduce_scatter);
 
 // Whether a worker can train this. The coordinator accepts no other job.

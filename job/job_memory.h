@@ -1,4 +1,4 @@
-// What lies where in the memory of a job on one host. Pure arithmetic; the same in the worker, its
+// The layout of a job's memory on one host. Pure arithmetic; the same in the worker, its
 // executors and its trainers, so no offset ever travels.
 //
 //   parameters (one a host)   | unit 0: slice of rank 0 | rank 1 | ... | unit 1 ...   compute dtype
@@ -14,18 +14,18 @@
 // A gradient slot holds an unsharded unit; `touched` is a byte for each parameter of the job, not 0
 // where it has got a gradient since the last step. Update counts: see UpdateCounts. Staging, and
 // slots for two versions: of the model's buffers, of which rank 0 and its worker alone use them and
-// others' take no memory: see buffer_memory.h. Where there are no buffers neither is there.
+// others' take no memory: see buffer_memory.h. Without buffers there are none.
 //
 // The full dtype of a unit is fp32, or fp64 if its parameters are.
 //
-// Parameter slices of all ranks lie side by side, so rank r's slice *is* its part of the unsharded
+// Parameter slices of all ranks are adjacent, so rank r's slice *is* its part of the unsharded
 // flat parameter and unsharding copies nothing. Of a worker with a GPU, "host" means that GPU for
 // parameters and state (but state that is offloaded); a trainer may put gradients into its slots
 // there, and everything else goes by those of the host. In full precision there are only the units
 // that are not in their full dtype anyway, and their pages take no memory until somebody asks for
 // them. Several units share a gradient slot: unit i > 0 has slot 1 + (i - 1) % gradient_slots, so
 // two neighbours in the backward order never share one. State arrays hold the rank's shards of all
-// units one behind the other. Where a GPU has one rank of several, units share slots of parameters
+// units, concatenated. Where a GPU has one rank of several, units share slots of parameters
 // instead of having places: see parameter_plan.h.
 #ifndef TESSERA_JOB_JOB_MEMORY_H_
 #define TESSERA_JOB_JOB_MEMORY_H_
@@ -60,8 +60,8 @@ enum class StateArray { kParameter, kFirstMoment, kSecondMoment };
 // Those besides the parameters that an optimizer of this kind uses: SGD just the first.
 std::vector<StateArray> MomentsOf(OptimizerKind optimizer);
 
-// What some ranks of a job write of a worker's host memory, sooner or later. Full precision beside
-// a lower one is not counted: it takes none until somebody asks for it.
+// How much of a worker's host memory some ranks of a job write, sooner or later. Full precision in
+// addition to a lower one is not counted: it takes no memory until it is requested.
 struct HostMemory {
   int64_t shared_bytes = 0;  // Once for all ranks of the worker.
   int64_t rank_bytes = 0;    // For each of them.
@@ -112,7 +112,7 @@ class JobMemory {
   int64_t ReducedGradientOffsetBytes() const { return state_array_bytes_ * 6; }
 
  private:
-  // Behind those that are placed.
+  // After those that are placed.
   absl::Status PlaceShard(int64_t numel, const std::string& name, UnitMemory* placed);
   absl::Status PlaceFullPrecision();
 

@@ -54,12 +54,12 @@ absl::StatusOr<LivePlan> PlanLiveRead(const JobConfig& config,
 absl::StatusOr<LivePlan> PlanLiveRead(const ModelSpec& model, const JobConfig& config,
                                       const v1::LiveStateQuery& query);
 
-// Whether what is asked for lies in the ranks' memory as it is to be given, so that it can be
-// mapped: nothing is cut out of it, and nothing rounded. Errors: FailedPrecondition  names why not.
+// Whether the ranks' memory has the requested values in the requested form, so that they can be
+// mapped without cutting or rounding. Errors: FailedPrecondition names why not.
 absl::Status CheckLiesAsAskedFor(const LivePlan& plan);
 
-// Adds who gives which elements of each entry: `source_of_rank` says which source has the slices of
-// each rank that has any. Requires all entries in `tensors`.
+// Adds which source gives which elements of each entry: `source_of_rank` says which source has the
+// slices of each rank that has any. Requires all entries in `tensors`.
 absl::Status AddExtents(const LivePlan& plan, const std::vector<int>& source_of_rank,
                         std::vector<v1::LiveTensorInfo>* tensors);
 // What a client that maps is told: all entries, with that.

@@ -43,7 +43,7 @@ struct LiveTensor {
   LiveArray array = LiveArray::kParameter;
   // The part that is asked for, as elements of the tensor; all of it where none is said.
   ElementRange part = {0, std::numeric_limits<int64_t>::max()};
-  // Where the part begins in what is sent: of kLocal, behind those of the unit's parameters before.
+  // Where the part begins in the sent data: of kLocal, after the unit's earlier parameters.
   int64_t sent_begin_elements = 0;
 };
 
@@ -61,13 +61,12 @@ struct LiveSlice {
 // it is frozen: but of kLocal a unit's moments have its frozen parameters' elements too, which are
 // zeroes. Then the buffers with those numbers, whole whatever the form.
 // Errors: InvalidArgument  the numbers are not those of parameters, or buffers, of the job, in
-// rising
-//                          order.
+//                          ascending order.
 absl::StatusOr<std::vector<LiveTensor>> LiveTensors(
     const ModelLayout& layout, OptimizerKind optimizer, const std::vector<int>& job_parameters,
     bool moments, const std::vector<int>& buffers = {}, const LivePartOf& part = {});
 
-// Requires a tensor that is no buffer.
+// Requires a tensor that is not a buffer.
 const PlacedParameter& ParameterOf(const ModelLayout& layout, const LiveTensor& tensor);
 // Requires one that is.
 const BufferSpec& BufferOf(const ModelLayout& layout, const LiveTensor& tensor);

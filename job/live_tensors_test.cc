@@ -130,7 +130,7 @@ TEST(LiveTensorsTest, SlicesCoverEachTensorOnceInOrder) {
   }
 }
 
-// The parts of all ranks that shard a unit are the tensor once more, whoever has their elements;
+// The parts of all ranks that shard a unit are the tensor again, whichever rank has their elements;
 // and what is sent of one begins at 0 and has no hole.
 TEST(LiveTensorsTest, PartsOfAllRanksAreEachTensorOnceAndSentWithoutAHole) {
   for (const JobConfig& config : {ConfigOf(1), ConfigOf(2), ConfigOf(3), ConfigOf(8),

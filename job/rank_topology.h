@@ -48,7 +48,7 @@ class RankTopology {
  private:
   explicit RankTopology(std::vector<int> first_ranks) : first_ranks_(std::move(first_ranks)) {}
 
-  std::vector<int> first_ranks_;  // By host, and the world size behind them.
+  std::vector<int> first_ranks_;  // By host, then the world size.
 };
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// What elements may be that ranks move and sum: a dtype of a job, or one of eight bits, which is no
-// dtype of a job: nobody trains in it, and callers round to it for the way.
+// The types of elements that ranks move and sum: a dtype of a job, or an FP8 format, which is not a
+// dtype of a job: nothing is trained in it, and callers round to it for transport.
 //
 //   DType ─────────┐
 //                  ├──► ElementType      implicitly, so a dtype is passed as it is
@@ -27,7 +27,7 @@ class ElementType {
       : number_(static_cast<uint8_t>(kFirstFp8 + static_cast<uint8_t>(format))) {}
 
   constexpr bool is_fp8() const { return number_ >= kFirstFp8; }
-  constexpr DType dtype() const { return static_cast<DType>(number_); }  // Of one that is no fp8.
+  constexpr DType dtype() const { return static_cast<DType>(number_); }  // Of one that is not FP8.
   constexpr Fp8Format fp8() const { return static_cast<Fp8Format>(number_ - kFirstFp8); }
   // DType's where it is one. For digests and for kernels.
   constexpr int number() const { return number_; }

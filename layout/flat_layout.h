@@ -1,11 +1,11 @@
-// Where each parameter of a unit lies in the unit's flat parameter. Knows nothing of ranks.
+// Where each parameter of a unit is in the unit's flat parameter. Independent of ranks.
 //
 //   | wq ...... |gap| bq | gap | wk ...... |          all quantities in ELEMENTS, half-open
 //   0           ^ parameters start on a multiple of the alignment
 //
 // Immutable value; thread-compatible; cheap to move. Aliases (shared parameters) take no room.
 // Behaviour as torch/distributed/fsdp/_flat_param.py: with parameter_alignment_bytes = 0 nothing
-// lies between parameters, with 16 every one but the first is preceded by padding up to 16 bytes.
+// is between parameters, with 16 every one but the first is preceded by padding up to 16 bytes.
 #ifndef TESSERA_LAYOUT_FLAT_LAYOUT_H_
 #define TESSERA_LAYOUT_FLAT_LAYOUT_H_
 
@@ -38,10 +38,9 @@ struct Alias {
 
 class FlatLayout {
  public:
-  // Errors: InvalidArgument  what ValidateUnit refuses; an alignment that is negative or no
-  // multiple
-  //                          of the element size; an integer alignment_dtype; total size overflows
-  //                          int64.
+  // Errors: InvalidArgument  what ValidateUnit refuses; an alignment that is negative or not a
+  //                          multiple of the element size; an integer alignment_dtype; total size
+  //                          overflows int64.
   static absl::StatusOr<FlatLayout> Create(const UnitSpec& unit, const LayoutOptions& options);
 
   const std::string& unit_name() const { return unit_name_; }

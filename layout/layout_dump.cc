@@ -29,7 +29,7 @@ class Pieces {
       drawn_.push_back(std::move(piece));
     }
   }
-  // Elements that belong to no parameter: before the layout's end a gap, after it tail padding.
+  // Elements outside parameters: before the layout's end a gap, after it tail padding.
   void AddPadding(const ElementRange& range, int64_t end_elements) {
     const ElementRange gap = {range.begin, std::min(range.end, end_elements)};
     const ElementRange pad = {std::max(range.begin, end_elements), range.end};

@@ -1,4 +1,4 @@
-// Layouts as text for a person: what each rank holds, drawn in a line.
+// Layouts as human-readable text: what each rank holds, drawn in a line.
 //
 //   unit "mlp": fp32, 81 elements in 3 parameters; 2 ranks of 43 hold 86
 //     rank 0 [ 0, 43)  | 0.weight 21 | gap 3 | 1.weight [0, 19) |

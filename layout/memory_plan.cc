@@ -89,7 +89,7 @@ Bytes SumOfLargest(std::vector<Bytes> bytes, int64_t count) {
   return std::accumulate(bytes.begin(), kept, Bytes(0));
 }
 
-// Whether the unit is gathered anew for forward and for backward. The root is not.
+// Whether the unit is gathered separately for forward and for backward. The root is not.
 bool ComesAndGoes(const std::vector<PlannedUnit>& units, int64_t unit) {
   return unit != 0 && ReshardsAfterForward(units[unit].strategy);
 }

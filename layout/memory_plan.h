@@ -32,8 +32,8 @@ struct MemoryOptions {
   int64_t optimizer_states = 2;  // Values a parameter element: AdamW 2, momentum 1, SGD 0.
   // Gathered ahead of the unit in hand, under FULL_SHARD, where gathering copies.
   int64_t max_gathered_units = 2;
-  int64_t max_gathered_bytes = 0;  // The same, of unsharded parameters together; 0: no such bound.
-  int64_t gradient_slots = 2;      // Unsharded gradients beside the root's; 0: of every unit.
+  int64_t max_gathered_bytes = 0;  // The same, of unsharded parameters together; 0: no bound.
+  int64_t gradient_slots = 2;      // Unsharded gradients besides the root's; 0: of every unit.
   int64_t ranks_per_host = 0;    // 0: all ranks are on one host; of a hybrid strategy, a group is.
   int64_t shard_group_size = 0;  // Of the hybrid strategies; divides the world size.
 };

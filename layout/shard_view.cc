@@ -9,7 +9,7 @@ namespace {
 
 ParameterShard ComputeParameterShard(const PlacedParameter& parameter, const ElementRange& range) {
   const int64_t first = parameter.offset_elements;
-  const int64_t last = first + parameter.numel - 1;  // Inclusive; first - 1 of no elements.
+  const int64_t last = first + parameter.numel - 1;  // Inclusive; first - 1 if empty.
   if (range.empty() || range.begin > last || range.end <= first) return {};
   ParameterShard shard;
   shard.in_shard = true;

@@ -1,9 +1,9 @@
-// What of each parameter lies in one rank's slice of a flat parameter.
+// Which part of each parameter is in one rank's slice of a flat parameter.
 //
 //   rank 1 [12, 24)  | ...... wk | gap | bk | pad |
 //                      ^ wk's elements 8..11 at offset 0 of the shard, bk's 0..3 at offset 6
 //
-// All quantities are ELEMENTS. Padding belongs to no parameter and appears in nothing here.
+// All quantities are ELEMENTS. Padding belongs to no parameter and does not appear here.
 // Immutable value; thread-compatible; cheap to move.
 #ifndef TESSERA_LAYOUT_SHARD_VIEW_H_
 #define TESSERA_LAYOUT_SHARD_VIEW_H_
@@ -64,7 +64,7 @@ class ShardView {
   const std::vector<ParameterShard>& parameters() const { return parameters_; }
   // Only what has elements here, ascending, disjoint.
   const std::vector<ParameterSlice>& slices() const { return slices_; }
-  // Elements of the shard that belong to no parameter: alignment gaps and tail padding.
+  // Elements of the shard outside parameters: alignment gaps and tail padding.
   int64_t padding_elements() const { return padding_elements_; }
 
  private:

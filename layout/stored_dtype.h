@@ -1,6 +1,6 @@
 // What elements in a file may be: every dtype of the safetensors format, in the order of its
-// writer. Tessera trains in a few of them; the others are listed, and refused only by who would
-// read one into a parameter. Pure functions; thread-safe.
+// writer. Tessera trains in a few of them; the others are listed, and refused only when read into a
+// parameter. Pure functions; thread-safe.
 //
 //   "F32" in a file ◄──► StoredDType::kF32 ──► DType::kFp32        "F4" ◄──► kF4 ──► nothing
 //
@@ -55,7 +55,7 @@ std::optional<DType> LayoutDType(StoredDType dtype);
 inline bool operator==(StoredDType stored, DType dtype) { return stored == StoredAs(dtype); }
 inline bool operator!=(StoredDType stored, DType dtype) { return !(stored == dtype); }
 
-// The bytes of `numel` elements. Nothing where that overflows, or is no whole number of bytes.
+// The bytes of `numel` elements. Nothing if that overflows, or is not a whole number of bytes.
 std::optional<int64_t> SizeBytes(StoredDType dtype, int64_t numel);
 
 }  // namespace tessera

@@ -33,7 +33,7 @@ struct UnitSpec {
   std::optional<Strategy> strategy = std::nullopt;
 };
 
-// What a model has beside parameters, whole on each rank: a batch norm's statistics, a table.
+// A model's state besides parameters, whole on each rank: a batch norm's statistics, a table.
 struct BufferSpec {
   std::string name;
   StoredDType dtype = StoredDType::kF32;
@@ -48,8 +48,8 @@ struct ModelSpec {
 // Errors: InvalidArgument  a negative dimension, or the product overflows int64.
 absl::StatusOr<int64_t> Numel(const TensorSpec& spec);
 absl::StatusOr<int64_t> Numel(const BufferSpec& spec);
-// Of a buffer. Errors: the same, and InvalidArgument  the bytes overflow, or the dtype has elements
-// that are no whole bytes.
+// Of a buffer. Errors: the same, and InvalidArgument  the bytes overflow, or the dtype's elements
+// are not whole bytes.
 absl::StatusOr<int64_t> SizeBytes(const BufferSpec& spec);
 
 // Errors: InvalidArgument  (naming unit and parameter) no parameter; an empty or duplicate name;

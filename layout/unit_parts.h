@@ -16,7 +16,7 @@ bool ShardsNothing(const UnitLayout& unit);
 // What chunk `chunk` of `num_chunks` has of so many rows: as torch.chunk cuts them.
 ElementRange RowsOf(int64_t rows, int64_t num_chunks, int64_t chunk);
 
-// How many elements of the unit's parameters, without padding, lie before this slice.
+// How many elements of the unit's parameters, without padding, are before this slice.
 int64_t ElementsBefore(const UnitLayout& unit, const ElementRange& slice);
 
 }  // namespace tessera

@@ -6,8 +6,8 @@
 //     if (values.dtype() == DType::kFp64) Fill(values.as<double>()); else ...
 //   });
 //
-// Who knows that there are only fp32 parameters takes spans of float: values become them by
-// themselves. Asking for another type than the values have ends the process and says so, as
+// Code that has only fp32 parameters takes spans of float: values convert to them implicitly.
+// Asking for another type than the values have ends the process and says so, as
 // reading them so would give nonsense. Views: they own nothing. Thread-compatible.
 #ifndef TESSERA_LAYOUT_VALUES_H_
 #define TESSERA_LAYOUT_VALUES_H_

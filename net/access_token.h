@@ -1,5 +1,5 @@
-// The secret by which a user's programs know each other where a connection says nothing of who
-// made it: over TCP without TLS, which on a machine of several users anybody can dial.
+// The secret by which a user's programs recognize each other on connections that do not identify
+// the peer: TCP without TLS, which any user of the machine can dial.
 //
 //   $TESSERA_TOKEN_FILE, else ~/.config/tessera/token: mode 0600, 64 hexadecimal digits
 //
@@ -23,7 +23,7 @@ absl::StatusOr<std::string> AccessTokenPath();
 
 // Errors: NotFound            there is no such file
 //         PermissionDenied    it cannot be read, is another user's, or others may read or write it
-//         InvalidArgument     it is no regular file, or holds something else
+//         InvalidArgument     it is not a regular file, or holds something else
 absl::StatusOr<std::string> ReadAccessToken(const std::string& path);
 // Makes it, and its folder, where it is missing. Errors: as above, and those of files.
 absl::StatusOr<std::string> ReadOrMakeAccessToken(const std::string& path);

@@ -1,6 +1,7 @@
-// Where a server is, as flags and options say it, and who can reach it there. Pure; thread-safe.
+// Where a server is, as flags and options say it, and which hosts can reach it there. Pure;
+// thread-safe.
 //
-//   unix:/run/tessera/worker.sock           kUnix      whom the file's mode lets in
+//   unix:/run/tessera/worker.sock           kUnix      the users that its mode allows
 //   127.0.0.0/8, [::1], localhost           kLoopback  this machine
 //   everything else: 0.0.0.0, names, ...    kNetwork   other machines
 #ifndef TESSERA_NET_ADDRESS_H_
@@ -22,8 +23,8 @@ struct ServerAddress {
   std::string path;  // Of kUnix.
 };
 
-// Whether it is this machine's own name, in full or not as the machine itself has it: who connects
-// there stays on this machine, though others may reach who listens there.
+// Whether it is this machine's own name, in full or not as the machine itself has it: a client that
+// connects there stays on this machine, though others may reach a listener there.
 bool IsThisMachine(absl::string_view host);
 
 // Of "host:port", "[v6]:port" or "unix:path". Asks no resolver, so a name other than "localhost" is

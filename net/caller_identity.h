@@ -1,4 +1,4 @@
-// Who makes a call, as far as the connection proves it:
+// The identity of a caller, as far as the connection proves it:
 //
 //   a Unix socket (local_listener.h)    "uid:1000"           as the kernel says
 //   TLS                                 "certificate:alice"  the common name that the CA signed

@@ -34,7 +34,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Says who calls it.
+// Returns the identity of its caller.
 class IdentityService : public v1::Jobs::Service {
  public:
   explicit IdentityService(const CallerIdentities* identities) : identities_(identities) {}
@@ -56,7 +56,7 @@ class IdentityService : public v1::Jobs::Service {
 
   std::atomic<bool> block_ = false;
   absl::Notification began_, go_on_, ended_;  // Of the call that is blocked.
-  std::string blocked_;                       // Who it was of.
+  std::string blocked_;                       // Its caller.
 
  private:
   const CallerIdentities* const identities_;

@@ -2,7 +2,7 @@
 //
 //   user-agent: tessera/0.1.0/1 grpc-c++/1.51.1 ...
 //
-// Callers that are no program of ours say nothing of the kind, and are taken as they are.
+// Callers other than Tessera's programs send no version, and are accepted.
 // Stateless; thread-safe.
 #ifndef TESSERA_NET_CALLER_VERSION_H_
 #define TESSERA_NET_CALLER_VERSION_H_
@@ -19,7 +19,8 @@ namespace tessera {
 std::string OwnUserAgent();
 // Errors: FailedPrecondition  the caller would misunderstand what follows: names both versions
 absl::Status CheckUserAgent(absl::string_view user_agent);
-// The same of who makes this call. For the first call that a process of ours makes to another.
+// As CheckUserAgent, of the caller of this call. For the first call that one of our processes makes
+// to another.
 absl::Status CheckCaller(const grpc::ServerContextBase& context);
 
 }  // namespace tessera

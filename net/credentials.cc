@@ -130,8 +130,8 @@ class TokenSenders : public grpc::experimental::ClientInterceptorFactoryInterfac
 using Interceptors =
     std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>>;
 
-// What a channel to this server needs beside its credentials. A server that wants a token says so
-// where this user has none.
+// What a channel to this server needs besides its credentials. A server that requires a token says
+// so if this user has none.
 absl::StatusOr<Interceptors> InterceptorsFor(const DialOptions& options) {
   Interceptors interceptors;
   ASSIGN_OR_RETURN(const ServerAddress address, ParseServerAddress(options.address));

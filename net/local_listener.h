@@ -50,8 +50,8 @@ class LocalListener {
   // Takes no more, and removes the socket. Idempotent.
   void Stop();
 
-  // The user who made the connection that gRPC calls `peer`, e.g. "fd:17"; nullopt: not one of
-  // these.
+  // The user who made the connection that gRPC calls `peer`, e.g. "fd:17"; nullopt: not one of this
+  // listener's.
   std::optional<uid_t> UserOf(absl::string_view peer) const;
 
  private:

@@ -1,5 +1,5 @@
-// For tests: an authority with a server's certificate and those of clients, and a stranger's of
-// another authority, made with the openssl command. Thread-compatible.
+// For tests: an authority with certificates for a server and clients, and a certificate of another
+// authority, made with the openssl command. Thread-compatible.
 #ifndef TESSERA_NET_TEST_CERTIFICATES_H_
 #define TESSERA_NET_TEST_CERTIFICATES_H_
 
@@ -15,7 +15,7 @@ namespace tessera {
 class TestCertificates {
  public:
   // In a folder of their own below /tmp. All are for 127.0.0.1.
-  // Errors: NotFound  there is no openssl command; Internal  it failed.
+  // Errors: NotFound  no openssl command; Internal  it failed.
   static absl::StatusOr<std::unique_ptr<TestCertificates>> Make();
   ~TestCertificates();  // Removes the folder.
 

@@ -1,4 +1,4 @@
-// Which elements of a row-major tensor lie in a box of it, as runs that are in order both in the
+// Which elements of a row-major tensor are in a box of it, as runs that are in order both in the
 // tensor and in the box. Pure; thread-safe. Elements; ranges half-open.
 //
 //   tensor [3, 4], box at [0, 1] of [3, 2]        0 [1  2] 3
@@ -19,8 +19,9 @@ struct BoxRun {
   int64_t tensor_begin_elements = 0, box_begin_elements = 0, numel = 0;
 };
 
-// Gives `each`, in order, what of the tensor's [begin_elements, end_elements) lies in the box, and
-// ends with the first error that it returns. The box lies in the tensor, and is not empty.
+// Calls `each`, in order, for each run of the tensor's [begin_elements, end_elements) within the
+// box, and stops at the first error that it returns. The box is within the tensor, and is not
+// empty.
 absl::Status ForEachRun(const std::vector<int64_t>& shape, const std::vector<int64_t>& offsets,
                         const std::vector<int64_t>& sizes, int64_t begin_elements,
                         int64_t end_elements, absl::FunctionRef<absl::Status(const BoxRun&)> each);

@@ -216,7 +216,7 @@ absl::Status CheckCoverage(const std::string& name, ChunkedTensor* tensor) {
   const auto begins_before = [](const Chunk& a, const Chunk& b) { return a.offsets < b.offsets; };
   std::sort(kept.begin(), kept.end(), begins_before);
   for (size_t i = 0; i < kept.size(); ++i) {
-    // Those that begin behind this one's end in the first dimension cannot meet it.
+    // Those that begin after this one's end in the first dimension cannot overlap it.
     for (size_t j = i + 1; j < kept.size() && !kept[j].offsets.empty() &&
                            kept[j].offsets[0] < kept[i].offsets[0] + kept[i].sizes[0];
          ++j) {

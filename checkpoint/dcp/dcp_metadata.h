@@ -5,7 +5,7 @@
 //                   chunk at [4, 0] of [3, 3] ──► __1_0.distcp [0, 1577)
 //
 // Elements and bytes, ranges half-open. What else a folder holds (numbers, texts, lists) is an
-// object: pickled Python, which lies in one place and which this does not look into.
+// object: pickled Python, which is stored in one place and which this does not decode.
 // Source: pytorch torch/distributed/checkpoint/{metadata,filesystem}.py, version 1.0.0.
 #ifndef TESSERA_CHECKPOINT_DCP_DCP_METADATA_H_
 #define TESSERA_CHECKPOINT_DCP_DCP_METADATA_H_
@@ -50,7 +50,7 @@ inline constexpr size_t kMaxChunks = 1 << 14;  // Of one tensor.
 
 // Errors: InvalidArgument  what Pickle::Decode refuses, and by its name any global that is not of
 //           the format; another structure than the format's; naming the tensor: a dtype or shape
-//           that is none, chunks that overlap, leave a hole, lie outside or have no file, a file
+//           that is none, chunks that overlap, leave a hole, are outside or have no file, a file
 //           outside of the folder, more than kMaxChunks;
 //         Unimplemented    an item that was transformed (compressed) by an extension.
 absl::StatusOr<Metadata> DecodeMetadata(absl::string_view pickle);

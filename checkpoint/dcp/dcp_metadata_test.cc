@@ -168,7 +168,7 @@ TEST(DcpMetadataTest, ObjectsAreGivenWithTheirPlacesToWhoAsksForThem) {
   EXPECT_EQ(contents.tensors.size(), 1);
 }
 
-// Who wants tensors alone is not held up by an object that nobody could read.
+// An unreadable object does not prevent reading tensors.
 TEST(DcpMetadataTest, ObjectWithoutAPlaceIsRefusedOnlyWhereObjectsAreAskedFor) {
   const std::string object = Object(Class("BytesStorageMetadata"), Dict({}));
   const struct {

@@ -1,6 +1,6 @@
 // A folder that PyTorch's Distributed Checkpoint (DCP) wrote, as a model to read from. Whatever
-// mesh and sharding wrote it, a slice is read from the boxes that hold it. Objects that are no
-// tensors are not there. Nothing of it is executed. Move-only; ReadSlice is thread-safe and holds
+// mesh and sharding wrote it, a slice is read from the boxes that hold it. Objects other than
+// tensors are not listed. Nothing of it is executed. Move-only; ReadSlice is thread-safe and holds
 // one file open at a time.
 #ifndef TESSERA_CHECKPOINT_DCP_DCP_MODEL_H_
 #define TESSERA_CHECKPOINT_DCP_DCP_MODEL_H_
@@ -27,10 +27,10 @@ class DcpModel final : public ModelSource {
 
   const TensorTable& tensors() const override { return tensors_; }
   uint64_t identity() const override { return identity_; }
-  // Each call opens the files anew, and may read an item whole.
+  // Each call opens the files again, and may read an item whole.
   bool reads_small_slices_well() const override { return false; }
   // Also InvalidArgument  what LocateTorchTensor refuses, or an item that is not what the metadata
-  // says. A tensor whose elements do not lie row-major in its item costs memory for that item.
+  // says. A tensor whose elements are not row-major in its item costs memory for that item.
   absl::Status ReadSlice(const std::string& tensor, int64_t begin_elements,
                          Values into) const override;
   absl::Status ReadStored(const std::string& tensor, int64_t begin_elements, int64_t count,

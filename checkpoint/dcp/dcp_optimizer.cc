@@ -29,7 +29,7 @@ absl::Status Bad(absl::string_view item, absl::string_view why) {
       absl::StrCat("optimizer state: '", absl::Utf8SafeCEscape(item), "' ", why));
 }
 
-// Where objects are that have the prefix, which are no tensors.
+// Where the non-tensor objects with the prefix are.
 absl::StatusOr<std::map<std::string, StoredObject>> FindObjects(const std::string& folder,
                                                                 const std::string& prefix) {
   ASSIGN_OR_RETURN(const OpenFile file, OpenRegularFile(absl::StrCat(folder, "/", kMetadataName)));
@@ -118,7 +118,7 @@ class Reader {
   }
 
  private:
-  // What stands behind "PREFIXstate." or "PREFIXparam_groups.", if either does.
+  // What follows "PREFIXstate." or "PREFIXparam_groups.", if either is there.
   std::optional<absl::string_view> Behind(const std::string& name, absl::string_view what) const {
     absl::string_view rest = absl::string_view(name).substr(prefix_.size());
     if (!absl::ConsumePrefix(&rest, what)) return std::nullopt;

@@ -7,7 +7,7 @@
 //   optim.param_groups.0.params            a list of parameters' names
 //   optim.param_groups.block.0.weight.lr   or so, flattened: a number of one parameter
 //
-// Steps and numbers are read at once, moments where they lie, through the folder's ModelSource.
+// Steps and numbers are read at once, moments on demand, through the folder's ModelSource.
 // Plain values. Source: pytorch torch/distributed/checkpoint/state_dict.py.
 #ifndef TESSERA_CHECKPOINT_DCP_DCP_OPTIMIZER_H_
 #define TESSERA_CHECKPOINT_DCP_DCP_OPTIMIZER_H_
@@ -29,8 +29,7 @@ struct OptimizerState {
     std::optional<int64_t> step;                 // How often it was updated; SGD counts nothing.
     std::map<std::string, std::string> moments;  // "exp_avg" to the tensor's name in the folder.
   };
-  // By PyTorch's name: "lr" to one, "betas" to two, a bool to 0 or 1. What is no number is not
-  // there.
+  // By PyTorch's name: "lr" to one, "betas" to two, a bool to 0 or 1. Other values are not there.
   using Numbers = std::map<std::string, std::vector<double>>;
 
   std::map<std::string, Parameter> parameters;
@@ -41,7 +40,7 @@ struct OptimizerState {
 // `tensors`: the folder's. Objects of other prefixes are not read.
 // Errors: NotFound         nothing has the prefix, which is named
 //         InvalidArgument  what DecodeContents and TorchObject::Read refuse; naming the item: a
-//                          step that is no count, a state that is no tensor, a group that is none
+//                          step that is not a count, a state that is not a tensor, an invalid group
 //         others           as DcpModel::Open and ReadSlice.
 absl::StatusOr<OptimizerState> ReadOptimizerState(const std::string& folder,
                                                   const ModelSource& tensors,

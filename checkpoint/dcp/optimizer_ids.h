@@ -3,7 +3,7 @@
 //   param_groups[0].params = [0, 1], param_groups[1].params = [2]     the ids
 //   {{"in.weight", "out.weight"}, {"in.bias"}}                        what they may stand for
 //
-// An id counts the parameters that the optimizer was given, one param group behind the other: of
+// An id counts the parameters that the optimizer was given, one param group after the other: of
 // model.parameters() in the order in which the module registered them. A folder says neither names
 // nor that order. Stateless; thread-safe.
 #ifndef TESSERA_CHECKPOINT_DCP_OPTIMIZER_IDS_H_
@@ -28,7 +28,7 @@ bool MayBeIds(const OptimizerState& state);
 //         FailedPrecondition  the folder's groups are of other sizes than these (of none: no names
 //                             are given)
 //         NotFound            an id beyond those of the groups, named.
-// `state` is of no use then.
+// `state` is undefined then.
 absl::Status NameIds(const NamesOfIds& names, OptimizerState* state);
 
 }  // namespace tessera::dcp

@@ -295,7 +295,7 @@ class Machine {
     return absl::OkStatus();
   }
 
-  // How many values lie above the last mark, which goes.
+  // How many values are above the last mark, which is removed.
   absl::StatusOr<size_t> PopMark() {
     if (marks_.empty()) return Bad("no mark");
     const size_t count = stack_.size() - marks_.back();

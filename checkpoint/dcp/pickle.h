@@ -5,8 +5,8 @@
 // A pickle is a program that may name any function of Python. Here a name is only a name: what is
 // not in the list of the reader is refused as it comes up, and "calling" one of the list makes an
 // object of its name and arguments. So nothing runs, memory is linear in the pickle's size, and
-// nesting costs no stack. Values may be shared, and even contain themselves: who walks them goes by
-// a known shape. Texts are views of the bytes that were decoded. Thread-safe once decoded.
+// nesting costs no stack. Values may be shared, and even contain themselves: walk them only by a
+// known shape. Texts are views of the bytes that were decoded. Thread-safe once decoded.
 #ifndef TESSERA_CHECKPOINT_DCP_PICKLE_H_
 #define TESSERA_CHECKPOINT_DCP_PICKLE_H_
 
@@ -75,10 +75,10 @@ class Pickle {
   };
 
   // `globals`: what may be named, each as "module name"; they outlive the Pickle, and so do
-  // `bytes`. `persistent_ids`: whether values may refer to what lies outside, by ids.
+  // `bytes`. `persistent_ids`: whether values may refer to outside data, by ids.
   // Errors: InvalidArgument  with the place in bytes: a global that is not in the list, by name; an
-  //         opcode that plain data does not need, by number; a pickle that is cut, goes on behind
-  //         its end, or takes from its stack what is not there; more than `max_values`.
+  //         opcode that plain data does not need, by number; a pickle that is truncated, continues
+  //         after its end, or takes from its stack what is not there; more than `max_values`.
   static absl::StatusOr<Pickle> Decode(absl::string_view bytes,
                                        absl::Span<const absl::string_view> globals,
                                        bool persistent_ids, size_t max_values = kMaxPickleValues);

@@ -1,4 +1,4 @@
-// Where the members of a zip lie that holds them as they are, neither compressed nor encrypted, as
+// Where the members of a zip are that holds them as they are, neither compressed nor encrypted, as
 // torch.save writes it. The zip may be a part of a larger file.
 //
 //   ... | member "archive/data.pkl" | member "archive/data/0" | ... | directory | end | ...
@@ -24,9 +24,9 @@ struct ByteRange {
   int64_t size_bytes = 0;
 };
 
-// By name: where each member's data lies in `file`.
-// Errors: InvalidArgument  no zip; a comment behind it; more than one volume; a member that is
-//   compressed, encrypted or there twice, or does not lie in front of the directory; a directory of
+// By name: where each member's data is in `file`.
+// Errors: InvalidArgument  no zip; a comment after it; more than one volume; a member that is
+//   compressed, encrypted or there twice, or is not before the directory; a directory of
 //   more than a MiB. They name the file, the zip's place and the member. DataLoss  the file is
 //   shorter.
 absl::StatusOr<std::map<std::string, ByteRange>> ListStoredMembers(const OpenFile& file,

@@ -1,5 +1,5 @@
-// What torch.save wrote of one object: a zip with a pickle, and beside it the bytes of storages
-// that the pickle refers to.
+// What torch.save wrote of one object: a zip with a pickle, and the bytes of the storages that the
+// pickle refers to.
 //
 //   archive/data.pkl    archive/byteorder: "little"    archive/data/0, ...
 //

@@ -1,4 +1,4 @@
-// What torch.save wrote of an object that is no tensor: numbers, texts, lists, tuples and
+// What torch.save wrote of an object that is not a tensor: numbers, texts, lists, tuples and
 // dictionaries of them. Anything else is refused by its name; nothing is executed. Immutable;
 // thread-safe; move-only.
 #ifndef TESSERA_CHECKPOINT_DCP_TORCH_OBJECT_H_

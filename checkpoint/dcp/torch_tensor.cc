@@ -70,7 +70,7 @@ absl::StatusOr<Storage> DecodeStorage(const Ref& persistent) {
   return storage;
 }
 
-// The last element's place lies in the storage; so then does every other's.
+// The last element's place is in the storage; then every other's is too.
 absl::Status CheckPlaces(const TorchTensor& tensor, int64_t storage_elements) {
   int64_t last = tensor.offset_elements;
   for (size_t d = 0; d < tensor.sizes.size(); ++d) {

@@ -25,15 +25,14 @@ struct TorchTensor {
   int64_t offset_elements = 0;  // Of its first element, in the storage.
   ByteRange storage;            // In the file. Every element of the tensor is in it.
 
-  // Its elements lie one behind the other, row-major.
+  // Its elements are contiguous, row-major.
   bool IsContiguous() const;
 };
 
 // `zip`: what one torch.save wrote, in `file`.
 // Errors: InvalidArgument  what ReadTorchArchive and Pickle::Decode refuse; no tensor; a tensor
-// that
-//   leaves its storage, or a storage that is shorter
-//   than it says. DataLoss  the file is shorter. They name the file and the place.
+//                          that exceeds its storage, or a storage that is shorter than it says
+//         DataLoss         the file is shorter. They name the file and the place.
 absl::StatusOr<TorchTensor> LocateTorchTensor(const OpenFile& file, const ByteRange& zip);
 
 }  // namespace tessera::dcp

@@ -21,7 +21,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kBufferBytes = int64_t{2} << 20;  // A huge page.
-// What copying has brought into the processor's cache is summed there.
+// Checksums are computed while the copied bytes are in the CPU cache.
 constexpr int64_t kCopiedBytes = int64_t{64} << 10;
 
 // What a direct write to the file begins and ends at, so that nothing smaller is read and written

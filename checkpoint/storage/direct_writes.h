@@ -27,7 +27,7 @@
 
 namespace tessera {
 
-// Below this the page cache is faster, which writes what lies side by side as one.
+// Below this the page cache is faster, which combines adjacent writes.
 inline constexpr int64_t kDirectFromBytes = int64_t{1} << 20;
 inline constexpr int64_t kMaxDirectFromBytes = int64_t{1} << 40;  // For flags.
 
@@ -55,9 +55,9 @@ class DirectWrites {
   static absl::StatusOr<std::shared_ptr<File>> Open(const std::string& path);
 
   // The next size_bytes of `bytes`, whole blocks of the file, copied before this returns and
-  // written later. `crc32` goes on by them, and `wrote` is told of them piece by piece; both may be
-  // null. Errors: that of an earlier write, with its file's path; ResourceExhausted  no memory or
-  // thread.
+  // written later. `crc32` is extended by them, and `wrote` is told of them piece by piece; both
+  // may be null. Errors: that of an earlier write, with its file's path; ResourceExhausted  no
+  // memory or thread.
   absl::Status Write(std::shared_ptr<File> file, ByteSource* bytes, int64_t size_bytes,
                      int64_t at_bytes, uint32_t* crc32,
                      const std::function<void(int64_t bytes)>& wrote);

@@ -27,7 +27,7 @@ class MappedWindow {
  public:
   // Bytes [at_bytes, at_bytes + size_bytes) of the file, of which all but some were in the page
   // cache just now; nullopt: they were not, or this process or this file cannot be mapped. Then
-  // they are to be read: who reads has them read ahead as well, which a map has not as far.
+  // read them: a read also reads ahead, and further than a map does.
   // `fd` may be closed meanwhile.
   static std::optional<MappedWindow> OfCached(int fd, int64_t at_bytes, int64_t size_bytes);
 

@@ -166,7 +166,7 @@ TEST_F(MappedWindowTest, FileThatIsCutOffWhileItIsReadInPiecesIsAnErrorThatNames
 TEST_F(MappedWindowTest, FileThatThePageCacheHasNotIsReadAllTheSame) {
   LetFilesBeMapped();
   ASSERT_EQ(fsync(fd_.get()), 0);
-  // As a wish: what stays is mapped.
+  // A hint only: pages that stay cached are mapped.
   ASSERT_EQ(posix_fadvise(fd_.get(), 0, kSize, POSIX_FADV_DONTNEED), 0);
   const auto file = OpenIt();
   std::string got;

@@ -50,8 +50,9 @@ class PosixFile final : public ReadableFile {
       const int64_t window_bytes = std::min(kMappedBytes, size_bytes - taken_bytes);
       const auto window = MappedWindow::OfCached(fd_.get(), at_bytes + taken_bytes, window_bytes);
       const int64_t copied_bytes = window ? TakeFrom(*window, window_bytes, room, take) : 0;
-      // What cannot be read is said by a read. What the page cache had not is read from here on: by
-      // reads it comes there in larger pieces than by faults, which whoever reads it next gains by.
+      // An unreadable range is reported by the read. What the page cache lacks is read from here
+      // on: reads bring it there in larger pieces than page faults do, which helps the next reader
+      // too.
       if (copied_bytes < window_bytes) is_mapped_ = false;
       taken_bytes += copied_bytes;
     }
@@ -203,7 +204,7 @@ absl::Status PosixStorage::PublishFile(const std::string& partial, const std::st
   if (!exchanged && !was_free && rename(partial.c_str(), path.c_str()) != 0)
     return ErrnoStatus(errno, absl::StrCat("rename to ", path));
   if (const absl::Status synced = FsyncFolder(FolderOf(path)); !synced.ok()) {
-    // Who is told of an error finds what was there before.
+    // After an error the previous state is there.
     if (exchanged) (void)ExchangeFiles(path, partial);
     if (was_free) (void)rename(path.c_str(), partial.c_str());
     return synced;

@@ -52,7 +52,7 @@ absl::StatusOr<RangeWriter::Extent> RangeWriter::BlocksOf(int64_t begin_bytes, i
 
 absl::Status RangeWriter::WriteCached(ByteSource* bytes, int64_t size_bytes, int64_t at_bytes,
                                       uint32_t* crc32, const Wrote& wrote) {
-  // What writing has brought into the processor's cache is summed there.
+  // Checksums are computed while the written bytes are in the CPU cache.
   constexpr int64_t kPieceBytes = int64_t{1} << 20;
   if (room_ == nullptr) room_.reset(new char[kPieceBytes]);
   for (const int64_t end_bytes = at_bytes + size_bytes; at_bytes < end_bytes;) {

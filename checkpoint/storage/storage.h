@@ -1,5 +1,5 @@
-// Where files of checkpoints and models lie. All that is done to them goes through here, so that
-// another kind of storage is one class more.
+// Where files of checkpoints and models are stored. All that is done to them goes through here, so
+// that another kind of storage is one class more.
 //
 //   a file:    CreateFile(partial) ──► OpenToWrite(partial) by any processes: Write ..., Sync
 //              ──► PublishFile(partial, path)
@@ -43,8 +43,8 @@ class ReadableFile {
   // Errors: also DataLoss  the file ends before.  Objects: a get of the range, of that version.
   virtual absl::Status Read(int64_t at_bytes, int64_t size_bytes, void* into) const = 0;
   // All of these bytes, in order: `take` is given a piece after the other, each but the last a
-  // multiple of kPieceMultipleBytes. A piece is this process's own, as nobody changes it any more,
-  // lies in the processor's nearest caches as far as it can, and is gone once `take` returns.
+  // multiple of kPieceMultipleBytes. A piece belongs to this process, nobody changes it any more,
+  // it is in the CPU's nearest caches as far as possible, and is gone once `take` returns.
   // Errors: as Read; what was taken before stands.
   static constexpr int64_t kPieceMultipleBytes = 8 << 10;
   struct alignas(4096) PieceRoom {  // A reader's own.
@@ -66,12 +66,11 @@ class RangeSink {
   using Wrote = std::function<void(int64_t bytes)>;
 
   virtual ~RangeSink() = default;
-  // All of `bytes`, which no other call writes, whoever's, from byte `at_bytes` of the file on.
-  // `crc32` goes on by them, which are summed as they are copied or written, and `wrote` is told of
-  // them piece by piece; both may be null. Each piece was copied or written before the next one is
+  // All of `bytes`, which no other call writes, in any process, from byte `at_bytes` of the file
+  // on. `crc32` is extended by them, while they are copied or written, and `wrote` is told of
   // taken, and all before this returns. Errors: also those of earlier writes.
   // Objects: whole parts of a multipart upload go at once; bytes of a part that ranges share go to
-  // an object of their own, beside it.
+  // an additional object of their own.
   virtual absl::Status Write(ByteSource* bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
                              const Wrote& wrote = nullptr) = 0;
   absl::Status Write(absl::string_view bytes, int64_t at_bytes, uint32_t* crc32 = nullptr,
@@ -90,7 +89,7 @@ struct EntryInfo {
   Kind kind = Kind::kOther;
   int64_t size_bytes = 0;
   absl::Time changed_at;
-  // The same under each name of what lies there, and nothing else's.
+  // The same under each name of the file there, and of no other file.
   std::pair<uint64_t, uint64_t> identity;
 };
 
@@ -102,8 +101,8 @@ class Storage {
 
   // --- Files ---
 
-  // Of all that makes, replaces or removes files: a link is never followed, and what is no regular
-  // file stays as it is. Errors: FailedPrecondition  names it, and says what it is.
+  // Of all that makes, replaces or removes files: a link is never followed, and anything but a
+  // regular file stays as it is. Errors: FailedPrecondition  names it, and says what it is.
 
   // Makes a file of that size, which begins with `beginning` and is otherwise zero, in place of one
   // that has the name. Not durable yet.
@@ -155,7 +154,7 @@ class Storage {
   virtual absl::Status RetireFolder(const std::string& path, const std::string& partial) = 0;
   // Errors: also FailedPrecondition or Internal  something is in it.  Objects: nothing.
   virtual absl::Status RemoveEmptyFolder(const std::string& path) = 0;
-  // The names in it, in no order.  Objects: a list by prefix, up to the next '/'.
+  // The names in it, unordered.  Objects: a list by prefix, up to the next '/'.
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& folder) = 0;
 
   // nullopt: nothing has that name.  Objects: a head, or a list of one.

@@ -14,7 +14,7 @@ namespace tessera {
 // Errors: InvalidArgument  as PlainPath's, or it is not plain.
 absl::StatusOr<Storage*> StorageOf(absl::string_view path);
 
-// The folder that `path` lies in, with a '/' at its end.
+// The folder that contains `path`, with a '/' at its end.
 std::string ParentOf(const std::string& path);
 
 }  // namespace tessera

@@ -20,7 +20,7 @@ std::string SchemeOf(absl::string_view path);
 // As the storage itself calls it: without "file://", if it begins so. Asked of whatever a user or a
 // message names, before anything is made.
 // Errors: InvalidArgument  no storage has the scheme, which the message names with those that there
-//                          are; a file:// of another host; it is no printable UTF-8, or it or a
+//                          are; a file:// of another host; it is not printable UTF-8, or it or a
 //                          name in it is too long for a file system.
 absl::StatusOr<std::string> PlainPath(absl::string_view path);
 

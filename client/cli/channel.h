@@ -21,7 +21,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
 
 void SetDeadline(const Endpoint& endpoint, grpc::ClientContext* context);
 
-// The call's status, with "`who` ADDRESS: " before its message.
+// Returns the call's status, with "`who` ADDRESS: " before its message.
 absl::Status CallStatus(const grpc::Status& status, const char* who, const Endpoint& endpoint);
 
 // For main: gRPC itself writes nothing to standard error any more, so that errors are one line.

@@ -1,7 +1,7 @@
 // The coordinator's services Jobs, HandOvers and Membership as commands use them. Thread-safe; no
 // gRPC type shows here.
 //
-// Every error names the coordinator's address. Beside what the service returns:
+// Every error names the coordinator's address. In addition to what the service returns:
 //   Unavailable       nothing answers at the address
 //   DeadlineExceeded  no answer within the endpoint's timeout
 #ifndef TESSERA_CLIENT_CLI_JOBS_CLIENT_H_
@@ -27,8 +27,9 @@ class JobsClient {
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& job_id) = 0;
   // Errors: NotFound  no such job.
   virtual absl::Status DeleteJob(const std::string& job_id) = 0;
-  // Has a job that is handed over go on itself. Errors: NotFound; FailedPrecondition  it is not
-  // handed over, or another job takes it over already.
+  // Resumes a job that is handed over.
+  // Errors: NotFound; FailedPrecondition  it is not handed over, or another job takes it over
+  // already.
   virtual absl::Status TakeBack(const std::string& job_id) = 0;
   virtual absl::StatusOr<v1::ListWorkersResponse> ListWorkers() = 0;
 };

@@ -33,9 +33,9 @@ struct LiveFile {
 
 using LiveProgress = std::function<void(int64_t done_bytes, int64_t all_bytes)>;
 
-// Reads what the query asks for into a file at `path`, which gets its name once it is whole and on
-// disk. No tensor lies in memory whole. Tried once more, through the coordinator, where workers
-// were fetched from and became unavailable.
+// Reads what the query requests into a file at `path`, which gets its name once it is complete and
+// on disk. No tensor is in memory whole. Tried once more, through the coordinator, if data was
+// fetched from workers and they became unavailable.
 // Errors: of LiveClient and ModelFile; DataLoss  the coordinator sent what it did not list, or
 //         left something out.
 absl::StatusOr<LiveFile> SaveLiveState(LiveClient* client, const v1::LiveStateQuery& query,

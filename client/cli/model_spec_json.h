@@ -6,9 +6,9 @@
 //    "buffers": [{"name": "norm.mean", "shape": [64], "dtype": "F32"}]}
 //
 // `requires_grad` may be left out (true); so may an alias's shape, dtype and requires_grad, which
-// are then its primary's; and `buffers`, whose dtypes are those of safetensors files. Beside these
-// two the document may hold other things; units, parameters and buffers may not, so that a misspelt
-// key is an error.
+// are then its primary's; and `buffers`, whose dtypes are those of safetensors files. The document
+// may hold other keys besides "units" and "buffers"; units, parameters and buffers may not, so that a
+// misspelt key is an error.
 #ifndef TESSERA_CLIENT_CLI_MODEL_SPEC_JSON_H_
 #define TESSERA_CLIENT_CLI_MODEL_SPEC_JSON_H_
 

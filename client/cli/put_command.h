@@ -3,9 +3,8 @@
 //
 //   PATH                            a safetensors file, an index, a folder of a model, a checkpoint
 //   --include / --exclude PATTERN   only some of them; --moments: the optimizer's state of them too
-//   --rename OLD=NEW                what is stored as OLD is NEW in the job; "OLD." is all that
-//   begins
-//                                   so; the first that fits counts
+//   --rename OLD=NEW                sets what is stored as OLD as NEW in the job; "OLD." stands for
+//                                   all names that begin so; the first that matches counts
 //   --wait 30s                      how long the trainers may take for a step
 //   --json                          what was set, for programs
 #ifndef TESSERA_CLIENT_CLI_PUT_COMMAND_H_
@@ -15,7 +14,7 @@
 
 namespace tessera::cli {
 
-// Errors: as PutFile; InvalidArgument  --wait is no time, --rename no OLD=NEW.
+// Errors: as PutFile; InvalidArgument  --wait is not a time, --rename not OLD=NEW.
 void RegisterPutCommand(CLI::App* app, RunCommand* selected);
 
 }  // namespace tessera::cli

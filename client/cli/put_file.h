@@ -1,4 +1,4 @@
-// What lies at a path, set in a job that trains: what `tessera put` does.
+// Sets the contents of a file in a job that trains: what `tessera put` does.
 //
 //   NAME of a parameter, or of an alias          its values
 //   NAME of a buffer                             its values, in the dtype that the job has
@@ -36,8 +36,7 @@ struct PutFilePlan {
 };
 
 // `job`: all that the job has, moments too. Pure, but that it reads counts of updates.
-// Errors: NotFound         a tensor that is wanted and that the job does not have; nothing is
-// wanted
+// Errors: NotFound         a requested tensor that the job does not have; nothing is requested
 //         InvalidArgument  a parameter of integers, or of another dtype that parameters do not
 //                          have; a buffer in another dtype than the job's; a moment without its
 //                          count of updates; two that are renamed alike. They name the tensor.
@@ -46,7 +45,7 @@ absl::StatusOr<PutFilePlan> PlanPutFile(const std::vector<v1::LiveTensorInfo>& j
 
 using PutProgress = std::function<void(int64_t done_bytes, int64_t all_bytes)>;
 
-// Reads what lies at `path` (anything that StoredTensors takes) piece by piece; no tensor lies in
+// Reads the file at `path` (anything that StoredTensors takes) piece by piece; no tensor is in
 // memory whole.
 // Errors: above; of StoredTensors, LiveClient and PutClient.
 absl::StatusOr<v1::PutReply> PutFile(LiveClient* live, PutClient* client, const std::string& job_id,

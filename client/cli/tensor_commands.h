@@ -16,7 +16,7 @@
 namespace tessera::cli {
 
 // Errors of both: NotFound  nothing at a path, or no tensor whose name matches; InvalidArgument  it
-//                 is no model; DataLoss  it is damaged. With --job: as SaveLiveState.
+//                 is not a model; DataLoss  it is damaged. With --job: as SaveLiveState.
 void RegisterLsCommand(CLI::App* app, RunCommand* selected);
 // Errors: FailedPrecondition  they differ; how, is said before.
 void RegisterDiffCommand(CLI::App* app, RunCommand* selected);

@@ -203,7 +203,7 @@ TEST_F(TensorCommandsTest, DiffOfCheckpointsTakesInOptimizerAndTrainers) {
               AllOf(HasSubstr("by up to 0.25"),
                     HasSubstr("trainer-00000.bin  values   in 1 of 11 elements, from 10"),
                     HasSubstr("different: 2 of 5\n")));
-  // A model file beside a checkpoint: the parameters meet, the rest is the checkpoint's alone.
+  // A model file against a checkpoint: both have the parameters, only the checkpoint has the rest.
   const Result model = Invoke({"diff", one, absl::StrCat(two, "/", kModelFileName)});
   EXPECT_THAT(model.out, AllOf(HasSubstr("only in a"), HasSubstr("different: 3 of 5\n")));
 }

@@ -1,4 +1,4 @@
-// Tensors of files as text for a person, and which of them a pattern means. Pure; thread-safe.
+// Tensors of files as human-readable text, and which of them a pattern matches. Pure; thread-safe.
 #ifndef TESSERA_CLIENT_CLI_TENSOR_TEXT_H_
 #define TESSERA_CLIENT_CLI_TENSOR_TEXT_H_
 

@@ -1,4 +1,4 @@
-// Columns of text for a person. Pure; TextTable is thread-compatible.
+// Columns of text for display. Pure; TextTable is thread-compatible.
 #ifndef TESSERA_CLIENT_CLI_TEXT_TABLE_H_
 #define TESSERA_CLIENT_CLI_TEXT_TABLE_H_
 

@@ -13,7 +13,7 @@ struct BufferHooks {
   // Right before each operation that makes a version of the state: to Set() what has changed. Its
   // error is the operation's.
   std::function<absl::Status()> stage;
-  // Right after it, and when the next epoch has begun: to Get() what was given.
+  // Right after it, and when the next epoch has started: to Get() the given values.
   std::function<void()> take;
   // A step that may be undone begins (RunStep): what the trainer has now is what it would begin
   // from again; ...

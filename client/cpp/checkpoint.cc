@@ -52,7 +52,7 @@ void EncodeContents(const CheckpointContents& contents, Session* session,
 // What this rank would replace.
 absl::Status CheckNothingIsReplaced(const Session& session, const std::string& path,
                                     bool in_parts) {
-  // What is no absolute path, or none of a storage, is refused by the executors.
+  // The executors refuse a path that is neither absolute nor a storage's.
   const absl::StatusOr<std::string> plain = PlainPath(path);
   const bool looks =
       (in_parts || session.rank() == 0) && plain.ok() && absl::StartsWith(*plain, "/");

@@ -1,11 +1,12 @@
-// Checkpoints: all of a job's state in one folder, from which a job of any size goes on.
+// Checkpoints: all of a job's state in one folder. A job of any size can continue from it.
 //
 //   CheckpointContents own;
 //   own.trainer_state = ...;                     position in the data, random state, any bytes
 //   RETURN_IF_ERROR(SaveCheckpoint(&session, "/checkpoints/gpt/step-100", own));
 //   ...
-//   ASSIGN_OR_RETURN(LoadedCheckpoint loaded, LoadCheckpoint(&session,
-//   "/checkpoints/gpt/step-100")); session.next_step() == loaded.step + 1
+//   ASSIGN_OR_RETURN(LoadedCheckpoint loaded,
+//                    LoadCheckpoint(&session, "/checkpoints/gpt/step-100"));
+//   session.next_step() == loaded.step + 1
 //
 // Parameters and the optimizer's state are written in parallel by the executors of the ranks that
 // own them; nothing is gathered, and no rank holds more than its own slices. The folder gets its
@@ -33,31 +34,32 @@
 namespace tessera {
 
 struct SaveCheckpointOptions {
-  // Returns at once, and the state of this step is written while training goes on, spread over the
-  // next 1.6 steps at most, and as fast as can be once this rank's trainer asks for it a second
-  // time without a step between, as AwaitSave does. The step after the next waits until what is not
-  // written by then is copied. That takes as much memory, up to as much again as the rank has,
-  // until the save is over; AwaitSave and GetSaveStatus tell the rest.
+  // Returns at once. The state of this step is written while training continues, spread over at
+  // most the next 1.6 steps, and as fast as possible once this rank's trainer asks for its status a
+  // second time without a step between, as AwaitSave does. The step after the next waits until
+  // everything that is not yet written is copied. That takes as much memory, up to as much again as
+  // the rank has, until the save is over. See also AwaitSave and GetSaveStatus.
   // The next save or load waits for it. A process that dies meanwhile ends it: the checkpoint that
   // had the name stays.
   bool in_background = false;
-  // Of the job's checkpoints in the same folder those that were saved first are removed, so that
-  // with this one so many are left; 0: all stay.
+  // Removes the oldest of the job's checkpoints in the same folder, so that with this one so many
+  // are left. 0: all stay.
   int keep_newest = 0;
-  // Else a checkpoint that is at the path already, whole or damaged, is refused with AlreadyExists,
-  // on all ranks and before anything is written. It is rank 0 that looks, or of parts each rank for
-  // its own. What another job publishes there while this one is written stays, too: then this one
-  // does not get the name. But what is not published is not guarded: two saves to one path at the
-  // same time remove each other's files. Mostly the first is told (FailedPrecondition), or a load
-  // is (DataLoss); see docs/formats/checkpoint.md. The same on all ranks.
+  // If false, a checkpoint that is already at the path, whole or damaged, is refused with
+  // AlreadyExists, on all ranks and before anything is written. Rank 0 checks; of parts each rank
+  // checks its own. If another job publishes a checkpoint there while this one is written, that one
+  // stays too, and this one does not get the name. Unpublished data is not guarded: two saves to
+  // one path at the same time remove each other's files. Mostly the first one fails
+  // (FailedPrecondition), or a load does (DataLoss); see docs/formats/checkpoint.md. The same on
+  // all ranks.
   bool overwrite = true;
   // The model in files of at most so many bytes of tensors and an index, as SaveModelOptions'; 0:
   // in one file.
   int64_t max_file_bytes = 0;
-  // Where workers share no file system: each rank writes a part, PATH/rank-00003, on its own; PATH
-  // may be another on each. `tessera consolidate` makes the checkpoint of them, which alone can be
-  // loaded. Parts of another step are not replaced, so each save needs a PATH of its own. Not in
-  // files of a size, or keeping the newest.
+  // For workers that share no file system: each rank writes a part, PATH/rank-00003, on its own;
+  // PATH may differ between ranks. `tessera consolidate` combines them into the checkpoint; only
+  // that can be loaded. Parts of another step are not replaced, so each save needs a PATH of its
+  // own. Not with max_file_bytes or keep_newest.
   bool in_parts = false;
   // Of parts: replicas of no_shard and the hybrid strategies write what other ranks write too, so
   // that a host may be lost.
@@ -74,12 +76,12 @@ struct CheckpointContents {
 
 // Errors: InvalidArgument     the path, a buffer's name or size (named), or too many bytes
 //         AlreadyExists       as SaveCheckpointOptions::overwrite
-//         FailedPrecondition  something that is no checkpoint has that name, or the file system
+//         FailedPrecondition  something that is not a checkpoint has that name, or the file system
 //                             cannot replace one; no initial values; fake collectives; another
 //                             save to the path removed what this one wrote
-//         the file system's (ResourceExhausted: the disk is full), with the cause of each rank
-//         that failed: a checkpoint that had the name is as it was then
 //         Aborted             a process died, or the ranks could not agree in time.
+// Also the file system's (ResourceExhausted: the disk is full), with the cause of each rank that
+// failed. After an error, a checkpoint that had the name is as it was.
 absl::Status SaveCheckpoint(Session* session, const std::string& path,
                             const CheckpointContents& contents = {},
                             const SaveCheckpointOptions& options = {});
@@ -94,23 +96,24 @@ struct SaveStatus {
 };
 // Errors: Aborted.
 absl::StatusOr<SaveStatus> GetSaveStatus(Session* session);
-// Says that the save in the background is not wanted any more, and returns at once. One rank is
-// enough; the more ranks say so, the sooner it ends. What AwaitSave returns is every rank's
-// outcome: Cancelled, and the checkpoint that had the name is as it was; or OK, since all was
-// written already. Nothing where none runs. Errors: Aborted.
+// Cancels the save in the background, and returns at once. One rank is enough; the more ranks call
+// it, the sooner the save ends. AwaitSave then returns every rank's outcome: Cancelled, and the
+// checkpoint that had the name is as it was; or OK, if all was written already. Does nothing if
+// none runs. Errors: Aborted.
 absl::Status CancelSave(Session* session);
 // Waits until none runs. Returns its outcome; Aborted, too, if a process died.
 // Errors: FailedPrecondition  there was none.
 absl::Status AwaitSave(Session* session);
 
-// Checkpoints that somebody else asks for while the job trains (`tessera save`, proto/saves.proto)
-// are made by the trainers inside of Session::Step (or LocalShards::Commit), right after the step
-// is taken, on all ranks at the same one. `contents` is called there and gives what goes with that
-// step: where to go on after it. Its error, or an exception, is the save's. Without this the
-// checkpoint has no trainer state, and buffers of an attached module alone. In the background
-// unless asked otherwise, so that Step waits for the copy. How a save ends is never the step's
-// error: who asked for it is told. `contents` is called by the session's thread, and must not call
-// the session; what all ranks do alike there, once, they may (shard_checkpoint.h).
+// Checkpoints that another process requests while the job trains (`tessera save`,
+// proto/saves.proto) are made by the trainers inside of Session::Step (or LocalShards::Commit),
+// right after the step is taken, on all ranks at the same one. `contents` is called there and
+// returns what is saved with that step, such as the position to continue from. Its error, or an
+// exception, is the save's. Without it the checkpoint has no trainer state, and only the buffers of
+// an attached module. The save runs in the background unless requested otherwise; otherwise Step
+// waits for the copy. The outcome of a save is never the step's error: it goes to the requester.
+// `contents` is called on the session's thread, and must not call the session; collective calls
+// that all ranks make alike, once, are allowed (shard_checkpoint.h).
 using WantedContents = std::function<absl::StatusOr<CheckpointContents>(int64_t step)>;
 void OnSaveRequest(Session* session, WantedContents contents);
 
@@ -141,14 +144,15 @@ struct LoadedCheckpoint {
 };
 
 // Sets parameters, moments, update counts and the step's number, on all ranks or on none, as one
-// write; in a job without initial values it gives them, and is strict. What windows show that are
-// open all the while means nothing before it returns, nor after an error that Recover() follows.
+// write. In a job without initial values it provides them, and is strict. The contents of windows
+// that stay open meanwhile are undefined until it returns, and after an error that requires
+// Recover().
 // Errors: NotFound            there is no checkpoint
 //         InvalidArgument     it does not fit the model or the optimizer: naming the tensor; for
 //                             names as LoadModel; optimizer_only with what does not go with it,
 //                             naming the first buffer
-//         DataLoss            it is damaged, or another: naming file and tensor, or where all of
-//                             a file is lost some tensors that it had; nothing is set then
+//         DataLoss            it is damaged, or not the same one: names file and tensor, or if all
+//                             of a file is lost some tensors that it had; nothing is set then
 //         FailedPrecondition  the ranks see different checkpoints; or for names as LoadModel;
 //                             optimizer_only of a job without values
 //         Aborted             as SaveCheckpoint.

@@ -25,8 +25,8 @@ struct CommHook {
   // dtype, fp32.
   std::optional<DType> compress;
   // The unit's gradient of this rank with all that was accumulated, laid out as its flat parameter,
-  // once for each reduction. Elements of no parameter, and of parameters without a gradient, are 0
-  // and become 0 again.
+  // once for each reduction. Elements outside parameters, and of parameters without a gradient, are
+  // 0 and become 0 again.
   std::function<absl::Status(int unit, Values gradient)> before;
   // This rank's shard of the mean, with all that was reduced since the last step, once in a step.
   // Not of a gradient that the user set as a whole (Session::WriteGradients).

@@ -1,4 +1,5 @@
-// Gradients that lie on the rank's GPU go into its slot there, and not by way of the processor.
+// Gradients in the memory of the rank's GPU are added to the unit's slot there, without a copy
+// through host memory.
 //
 //   DeviceGradients gradients(&session);
 //   gradients.Add(unit, parameter, tensor.data_ptr(), tensor.numel(), DType::kBf16);
@@ -38,18 +39,18 @@ class DeviceGradients {
   // stream has come there: nobody waits. Without, what is added is complete.
   void AfterStream(void* stream);
 
-  // As Session::AddGradient, of `numel` elements that lie on that GPU. They are read once Finish
+  // As Session::AddGradient, of `numel` elements that are on that GPU. They are read once Finish
   // has returned, and not before.
   // `dtype`: the unit's full dtype, or bf16 or fp16.
-  // Errors: InvalidArgument     wrong size or dtype, or a parameter that needs no gradient
-  //         FailedPrecondition  the rank is on no GPU; the unit has a gradient in the processor's
-  //                             memory, or a communication hook, which would look for it there
+  //         FailedPrecondition  the rank is on no GPU; the unit has a gradient in host memory, or a
+  //                             communication hook, which would look for it there
+  //         those of Session::AddGradient, and of the GPU
   //         those of Session::AddGradient, and of the GPU
   absl::Status Add(int unit, int parameter, const void* values, int64_t numel, DType dtype);
 
-  // Whether the unit's parameters lie in a slot, which other units have when its window is over;
-  // and which other one has a window there now, so that none on this unit can be opened beside it;
-  // -1: none. `unit`: one of the session's.
+  // Whether the unit's parameters are in a slot, which other units use once its window is over; and
+  // which other unit has a window there now, so that none on this unit can be opened at the same
+  // time; -1: none. `unit`: one of the session's.
   bool HasSlot(int unit) const;
   int OtherInSlot(int unit) const;
 

@@ -52,7 +52,7 @@ void Narrow(DType dtype, const double* src, uint16_t* dst, int64_t count) {
   host::CastFp64ToHalf(dtype, src, dst, count);
 }
 
-// Forward, piece by piece: what is written lies in pieces that were read.
+// In ascending order, piece by piece: output overwrites only input that was read already.
 template <typename Real>
 void CompressInPlace(DType dtype, absl::Span<Real> values) {
   constexpr int64_t kPiece = 1024;
@@ -264,7 +264,7 @@ absl::Status GradientReducer::RunAfterHook(int unit) {
     const Values gap = slots_->ValuesOf(unit, begin, end - begin);
     memset(gap.data(), 0, gap.size_bytes());
   };
-  int64_t covered = slice.begin;  // What belongs to no parameter counts in no norm.
+  int64_t covered = slice.begin;  // Padding counts in no norm.
   for (const PlacedParameter& parameter : layout.flat.parameters()) {
     const ElementRange part =
         Intersect({parameter.offset_elements, parameter.offset_elements + parameter.numel}, slice);

@@ -39,8 +39,8 @@ class GradientReducer {
   // Calls `zero(begin, end)`, in elements, with what no parameter of the unit's gradient covers.
   void ForEachUncovered(int unit, absl::FunctionRef<void(int64_t, int64_t)> zero) const;
   void ZeroUncovered(int unit, DType dtype);
-  // Makes what will be reduced of what was added: in the processor's memory; on the GPU, whereupon
-  // it returns what RecordGradientEvent does.
+  // Computes from the added gradients what will be reduced: in host memory; on the GPU, in which
+  // case it returns what RecordGradientEvent does.
   absl::Status FinishSlot(int unit);
   absl::StatusOr<uint32_t> FinishDeviceSlot(int unit);
   absl::Status RunAfterHook(int unit);

@@ -49,15 +49,15 @@ class GradientSlots {
   absl::Status Drop();
   absl::Status Drop(int unit);
 
-  // The other unit whose gradient, begun and not reduced, has this one's slot; -1: none.
+  // The other unit whose gradient, started and not reduced, occupies this one's slot; -1: none.
   int HolderOf(int unit) const;
   // Waits until no operation of the executor uses the unit's slot.
-  // Errors: FailedPrecondition  another unit's gradient lies there, not reduced.
+  // Errors: FailedPrecondition  another unit's gradient is there, not reduced.
   absl::Status Await(int unit);
   // Await; the slot is the unit's then.
   absl::Status Take(int unit);
-  // Take, for values that are no gradient. Errors: also FailedPrecondition  the unit's own gradient
-  // lies there, not reduced; InvalidArgument  no such unit.
+  // As Take, for values that are not a gradient. Errors: also FailedPrecondition  the unit's own
+  // gradient is there, not reduced; InvalidArgument  no such unit.
   absl::Status Claim(int unit);
   // An operation that uses the slot of op.unit, which was claimed.
   absl::Status Submit(Op op);
@@ -68,7 +68,7 @@ class GradientSlots {
 
   std::byte* Slot(int unit) const;
   std::byte* DeviceSlot(int unit) const;
-  // What lies in the slot, in the unit's full dtype.
+  // The slot's contents, in the unit's full dtype.
   Values ValuesOf(int unit, int64_t begin_elements, int64_t count) const;
   Values ValuesOf(int unit, const PlacedParameter& placed) const;
   Values Whole(int unit) const;  // With padding.

@@ -1,5 +1,5 @@
-// A job goes on in a world of another size, with other units and strategies, on other hosts, from
-// memory: its trainers hand it over, and those of a new job take it over.
+// Moves a running job, from memory, to a world of another size, with other units and strategies or
+// on other hosts: its trainers hand it over, and those of a new job take it over.
 //
 //   old job, all ranks:  HandOver(&session, {.trainer_state = my_position})
 //   new job, all ranks:  Session::Open(options of another world)
@@ -7,12 +7,12 @@
 //                        session.next_step() == taken.step + 1
 //
 // Parameters and the optimizer's state go from the memory of the old job's workers into that of the
-// new one's, each rank's slices to the rank that has them, by way of the coordinator; nothing is
-// gathered, no rank holds more than its own slices and a few pieces, and no disk is used. What
-// trainers' own optimizers keep (local_shards.h) is theirs to hand on. Both jobs are there for that
-// time. Whoever dies when, the old job alone can take the next step once the hand-over is
-// cancelled, the new one alone once all of its ranks are ready, and neither of them before that.
-// docs/adr/0032.
+// new job's workers, each rank's slices to the rank that owns them, through the coordinator.
+// Nothing is gathered, no rank holds more than its own slices and a few pieces, and no disk is
+// used. State that trainers' own optimizers keep (local_shards.h) is theirs to hand on. Both jobs
+// exist during that time. Whichever process dies, and whenever: the old job alone can take the next
+// step once the hand-over is cancelled, the new one alone once all of its ranks are ready, and
+// neither of them before that. docs/adr/0032.
 // All calls are collective, not within RunStep. Thread-compatible, as the session.
 #ifndef TESSERA_CLIENT_CPP_HAND_OVER_H_
 #define TESSERA_CLIENT_CPP_HAND_OVER_H_
@@ -40,26 +40,27 @@ struct HandOverOptions {
   absl::Duration patience = absl::Minutes(10);
 };
 
-// Between two steps; a save in the background ends. Returns once the hand-over has ended; meanwhile
-// no step is taken, the trainers may be killed and the job stays handed over. OK: another job has
-// taken this one over. It is over, and all of its calls give Cancelled. Errors: Cancelled nobody
-// took it over in time, or it was told to go on: the session is
+// Called between two steps; a save in the background ends. Returns once the hand-over has ended.
+// Meanwhile no step is taken, the trainers may be killed and the job stays handed over. OK: another
+// job has taken this one over. This one is over, and all of its calls return Cancelled.
+// Errors: Cancelled           nobody took it over in time, or it was told to resume: the session is
 //                             ready for the next step, and everything is as it was
 //         Aborted             a process died before all ranks had handed over, or the job was
 //                             deleted: as elsewhere, Recover() and try again
 //         InvalidArgument     trainer_state or patience out of bounds
 //         FailedPrecondition  within a step; no initial values; another rank hands over another
-//         step ResourceExhausted   the ranks' trainer states are too many bytes together
-//         DeadlineExceeded    another rank did not come, or the coordinator is away: whether the
-//                             job is handed over is then told by calling this again
+//                             step
+//         ResourceExhausted   the ranks' trainer states are too many bytes together
+//         DeadlineExceeded    another rank did not come, or the coordinator is away: call this
+//                             again to learn whether the job is handed over
 //         DataLoss            the job's shards went with the memory of a worker.
 absl::Status HandOver(Session* session, const HandOverOptions& options = {});
 
 struct TakeOverOptions {
   std::string from_job;
   absl::Duration timeout = absl::Minutes(10);  // For the old job's trainers to hand it over.
-  // Called with TakenOver::buffers once all of it is here, on all ranks, and before it is the
-  // job's first state; again where that was interrupted. Null: who wants them looks there.
+  // Called with TakenOver::buffers once all of the state is here, on all ranks, and before it is
+  // the job's first state; called again if that was interrupted. Null: read them from TakenOver.
   std::function<void(const std::vector<NamedTensor>& buffers)> take_buffers = {};
 };
 
@@ -80,7 +81,7 @@ struct TakenOver {
 // Errors: InvalidArgument     the models or optimizers differ: naming the tensor
 //         FailedPrecondition  the job has values, the hand-over was cancelled, or another job takes
 //                             it over
-//         NotFound            there is no job from_job
+//         NotFound            no job from_job exists
 //         DeadlineExceeded    it was not handed over in time; or some rank read for longer than
 //                             the others by more than an hour
 //         DataLoss            it is lost; or a piece was damaged on its way

@@ -67,7 +67,7 @@ void HostedExecutor::Run(const HostExecutor& host, UniqueFd socket) {
     running_ = false;
     status_ = std::move(status);
   }
-  // By this the worker knows that it is through with the rank's memory, whoever else has inherited
+  // This tells the worker that it no longer uses the rank's memory, even if a child has inherited
   // the socket. Unread commands, if any, would make the worker's next read an error.
   shutdown(socket_.get(), SHUT_RDWR);
   char unread;

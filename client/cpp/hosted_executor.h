@@ -20,7 +20,7 @@ class HostedExecutor {
   // no thread or descriptor; the socket is closed then.
   static absl::StatusOr<std::unique_ptr<HostedExecutor>> Start(HostExecutor host, UniqueFd socket,
                                                                int rank);
-  // Has it end as if its worker were gone, and waits for that; one that is stuck is left behind,
+  // Makes it end as if its worker were gone, and waits for that; one that is stuck is abandoned,
   // and keeps the rank until the process ends.
   ~HostedExecutor();
 

@@ -1,5 +1,5 @@
-// Initial values that depend on a seed, a parameter's name and an element's index alone: whoever
-// fills whichever part of a parameter, in a world of whatever size, fills in the same.
+// Initial values that depend only on a seed, a parameter's name and an element's index: every rank
+// that fills some part of a parameter, in a world of any size, fills in the same values.
 //
 //   value[i] = shape of the distribution (Philox4x32-10(key = (seed, name), counter = i))
 //
@@ -48,9 +48,9 @@ struct Initializer {
   static Initializer KaimingNormal(double slope = 0) { return {Kind::kKaimingNormal, slope, 0}; }
 };
 
-// Errors: InvalidArgument  naming the parameter: xavier and kaiming need two dimensions at least
-// and
-//                          some elements; bounds out of order, a negative deviation, no number.
+// Errors: InvalidArgument  naming the parameter: xavier and kaiming need at least two dimensions
+//                          and some elements; bounds out of order, a negative deviation, not a
+//                          number.
 absl::Status ValidateInitializer(const Initializer& initializer, const TensorSpec& parameter);
 
 // Elements [begin_elements, begin_elements + values.size()) of the parameter.

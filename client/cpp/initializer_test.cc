@@ -90,7 +90,7 @@ TEST(InitializerTest, SeedAndNameMakeOtherValues) {
   EXPECT_NE(values(1, "a"), values(1, "b"));
 }
 
-// Of other builds and machines: a job that is made anew shall begin alike.
+// Computed by other builds and on other machines: a job that is created again must start alike.
 TEST(InitializerTest, ValuesStayFromReleaseToRelease) {
   const TensorSpec spec = {"head.weight", {2, 2}};
   const std::vector<float> uniform = Whole(Initializer::Uniform(0, 1), 42, spec);

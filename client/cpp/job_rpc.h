@@ -1,4 +1,4 @@
-// The few calls that a trainer makes before and beside training. Blocking; thread-safe. Those to a
+// The few calls that a trainer makes before and during training. Blocking; thread-safe. Calls to a
 // worker go over its descriptor socket (proto/local.proto).
 #ifndef TESSERA_CLIENT_CPP_JOB_RPC_H_
 #define TESSERA_CLIENT_CPP_JOB_RPC_H_
@@ -33,8 +33,9 @@ struct AttachedRank {
 };
 // `worker_address`: the path of a Unix socket. Waits too while the worker is away, the job is not
 // running yet or the worker has not heard of it; and, with `wait_if_attached`, while the rank is
-// attached to another trainer. Errors: see AttachRequest in proto/local.proto; InvalidArgument  an
-// address that is no Unix socket's.
+// attached to another trainer.
+// Errors: InvalidArgument  an address that is not a Unix socket's
+//         others: see AttachRequest in proto/local.proto
 absl::StatusOr<AttachedRank> AttachToRank(const std::string& worker_address,
                                           const v1::AttachRequest& request, bool wait_if_attached,
                                           absl::Time deadline);

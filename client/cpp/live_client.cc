@@ -115,7 +115,7 @@ class GrpcLiveClient : public LiveClient {
     return fetched.ok() || !status.ok() ? status : fetched;
   }
 
-  // Its elements, from whom has them. `taken`: as `take` said, if it refused a piece.
+  // Its elements, from the worker that has them. `taken`: as `take` said, if it refused a piece.
   static absl::Status FetchTensor(const v1::LiveTensorInfo& tensor,
                                   const std::vector<std::unique_ptr<LiveFetch>>& fetches, Take take,
                                   absl::Status* taken) {

@@ -1,8 +1,8 @@
 // The coordinator's service LiveState in its own messages; programs have live_reader.h, which is
 // made of it. Thread-safe; no gRPC type shows here.
 //
-// Every error names the coordinator's address. Beside what the service returns: Unavailable where
-// nothing answers there, or not any more; DeadlineExceeded where a list takes longer than the
+// Every error names the coordinator's address. In addition to what the service returns: Unavailable
+// if nothing answers there, or not any more; DeadlineExceeded where a list takes longer than the
 // timeout.
 #ifndef TESSERA_CLIENT_CPP_LIVE_CLIENT_H_
 #define TESSERA_CLIENT_CPP_LIVE_CLIENT_H_
@@ -34,8 +34,8 @@ class LiveClient {
   using Take = absl::FunctionRef<absl::Status(const v1::LiveStateReply&)>;
   // Calls `take` with each reply in order: the begin, then each tensor and its pieces. The pieces
   // come from the workers themselves where this host reaches them all, unless `way` says otherwise.
-  // An error of `take` ends the call and is returned as it is. It takes as long as the pieces do:
-  // who does not answer is found out by `keepalive`, the coordinator and each worker.
+  // An error of `take` ends the call and is returned as it is. There is no deadline for the pieces:
+  // `keepalive` detects a coordinator or worker that does not answer.
   virtual absl::Status Get(const v1::LiveStateQuery& query, Way way, Take take) = 0;
 };
 

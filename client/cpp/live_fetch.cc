@@ -76,7 +76,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenLiveChannel(const DialOptions
                                                                const Keepalive& keepalive) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
-  // Who looks again and again must not wait minutes for a server that came back.
+  // A client that polls must not wait minutes for a server that came back.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   SetKeepalive(keepalive, &arguments);
   return OpenChannel(server, std::move(arguments));

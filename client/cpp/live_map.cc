@@ -26,7 +26,7 @@ constexpr int64_t kMaxStep = std::numeric_limits<int64_t>::max() - 2;
 // Of versions that are gone before they are read.
 constexpr int kMaxVisits = 3;
 constexpr size_t kMaxChunkBytes = 1 << 20;  // As LiveSink says; whole elements of any dtype.
-// For a rank that is a step behind another one.
+// For a rank that is one step late.
 constexpr absl::Duration kStepPatience = absl::Seconds(10);
 constexpr int kYields = 100;
 constexpr absl::Duration kLook = absl::Microseconds(50);

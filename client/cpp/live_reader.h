@@ -1,4 +1,5 @@
-// Reads the state of a job while it trains, from a process that is none of its trainers: an
+// Reads the state of a job while it trains, from a process outside the job: an evaluation, an
+// inference, a comparison.
 // evaluation, an inference, a comparison.
 //
 //   ASSIGN_OR_RETURN(auto reader, LiveReader::Open({"127.0.0.1:7070"}));
@@ -14,11 +15,11 @@
 //   }));
 //
 // Everything that one call gives is of one committed step, on all ranks. No trainer is asked, and
-// one that reads slowly, hangs or dies holds nothing up (docs/adr/0028). Elements come from the
-// workers themselves where this host reaches them all, else through the coordinator. Elements are
-// row-major and little-endian, as they lie in memory here.
-//
-// Where the workers are on this host, LiveMap (live_map.h) shows the same without a copy.
+// All tensors of one call are of one committed step, on all ranks. No trainer takes part, and a
+// reader that is slow, hangs or dies delays nothing (docs/adr/0028). Elements come directly from
+// the workers if this host reaches them all, else through the coordinator. Elements are row-major
+// and little-endian, as in host memory.
+// If the workers are on this host, LiveMap (live_map.h) shows the same without a copy.
 //
 // LiveClient (live_client.h) is the same in the wire's own messages. A reader is for one thread at
 // a time; several may read one job, up to as many as it serves at once (four).
@@ -133,15 +134,15 @@ class LiveReader {
   //   FailedPrecondition  the job has no values yet, or is lost; LOCAL moments of a unit whose
   //                       parameters were updated unequally often
   //   ResourceExhausted   as many read this job's state as it serves at once; a disk is full
-  //   Unavailable         a worker does not answer, or several tries have failed
+  //   Unavailable         a worker does not answer, or several attempts have failed
   //   Unimplemented       a part, and a worker of a version before parts
   //   Aborted             the job was deleted meanwhile
   //   DataLoss            what came is not what was said to come
   // What the sink got before an error is void.
   absl::StatusOr<LiveVersion> Get(const LiveQuery& query, LiveSink* sink);
 
-  // Into the caller's memory: `room` says where an entry of size_bytes shall lie, and is called
-  // once more for each where a try failed. That memory is written to also where this fails.
+  // Into the caller's memory: `room` says where to put an entry of size_bytes, and is called
+  // once more for each where an attempt failed. That memory is written to also where this fails.
   using Room = absl::FunctionRef<absl::StatusOr<absl::Span<char>>(const LiveEntry&)>;
   absl::StatusOr<LiveVersion> Read(const LiveQuery& query, Room room);
 

@@ -1,4 +1,4 @@
-// Parameters from a stored model: what a job begins with, or goes on with.
+// Parameters from a stored model: what a job starts with, or continues from.
 //
 //   ASSIGN_OR_RETURN(LoadReport report, LoadModel(session, "/models/model.safetensors"));
 //

@@ -41,8 +41,8 @@ struct LoadOptimizerOptions {
   // those that are registered last. Nothing tells them apart where shapes are alike, so nothing is
   // guessed: a folder with ids is refused without names.
   std::vector<std::vector<std::string>> names_of_ids = {};
-  // A trainable parameter that the folder has no state of, and a state of what is no parameter, are
-  // an error. Otherwise the former has no state afterwards, as a new one, and the latter is not
+  // A trainable parameter without state in the folder, and a state without a parameter, are an
+  // error. Otherwise the former has no state afterwards, as a new one, and the latter is not
   // read. An SGD's momentum may be missing in any case: it is one of zeroes.
   bool strict = true;
 };

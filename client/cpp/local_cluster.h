@@ -32,7 +32,7 @@ class LocalCluster {
     std::vector<std::string> executor_flags;
     // The GPU of all ranks, as of WorkerServer::Options; not owned by what is made of it.
     std::shared_ptr<DeviceMemory> device_memory;
-    int num_workers_without_gpu = 0;  // The last ones; their ranks have the processor's memory.
+    int num_workers_without_gpu = 0;  // The last ones; their ranks are in host memory.
     ExecutorMachine machine;
   };
   // Returns once all workers are registered. Errors: ResourceExhausted  no port, socket or memory;

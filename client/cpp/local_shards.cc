@@ -129,7 +129,7 @@ absl::Status LocalShards::Commit() {
   RETURN_IF_ERROR(state.client.AwaitResult(OpKind::kFinishTrainersStep));
   state.slots.Forget();
   RETURN_IF_ERROR(state.client.ResultStatus());
-  values_of_ = begun_at_ + 1;  // Others may have set values behind it.
+  values_of_ = begun_at_ + 1;  // A put may have set values after it.
   StateAccess(session_).SaveWanted();
   return absl::OkStatus();
 }

@@ -17,7 +17,7 @@ struct MappedRank {
   std::unique_ptr<RankDevice> device;  // Outlives what it has mapped.
   MappedParameters parameters;         // On the device, read-only.
   SlotWindows slot_windows;
-  Mapping gradients;  // In the processor's memory, whatever the device.
+  Mapping gradients;  // In host memory, whatever the device.
   Mapping control;
   // Of a rank on a GPU; else nothing.
   Buffer device_gradients;

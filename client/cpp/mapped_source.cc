@@ -151,7 +151,7 @@ MappedNumbers MappedSource::Numbers(int64_t step) const {
   const auto next = [&] { return Load<double>(std::exchange(at, at + kWordBytes)); };
   for (const v1::ParamGroup& own : given_.own_groups()) {
     HyperParameters& group = numbers.groups.emplace_back(DecodeHyperParameters(own));
-    if (numbers.trained_step <= 0) continue;  // There are no others yet.
+    if (numbers.trained_step <= 0) continue;  // No step has any yet.
     for (double* number : {&group.learning_rate, &group.beta1, &group.beta2, &group.epsilon,
                            &group.weight_decay, &group.momentum})
       *number = next();

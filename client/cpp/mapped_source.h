@@ -1,4 +1,4 @@
-// What one worker has of a state, mapped: its descriptors, and where in them things lie. All that
+// What one worker has of a state, mapped: its descriptors, and the places in them. All that
 // came is checked before any of it is touched. Immutable once it is there: thread-safe.
 #ifndef TESSERA_CLIENT_CPP_MAPPED_SOURCE_H_
 #define TESSERA_CLIENT_CPP_MAPPED_SOURCE_H_

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMostNamed = 8;
 
-// An operation that waits for others is at the place of one that has not begun.
+// An operation that waits for others counts as not started.
 std::tuple<int64_t, int64_t, int64_t, bool> PlaceOf(const v1::RankStatus& status) {
   return {status.step(), status.pass(), status.sequence(), status.doing() != "idle"};
 }

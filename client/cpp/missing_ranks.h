@@ -1,4 +1,4 @@
-// Whom a trainer waits for, for the message of a wait that ended in vain. Pure.
+// The ranks that a trainer waits for, for the message of a failed wait. Pure.
 #ifndef TESSERA_CLIENT_CPP_MISSING_RANKS_H_
 #define TESSERA_CLIENT_CPP_MISSING_RANKS_H_
 
@@ -9,8 +9,8 @@
 namespace tessera {
 
 // "rank 2 has no trainer, and was last at step 3 (reduce blocks.0)": all ranks without a trainer;
-// if each has one, those that are behind `rank`, the one that waits. Of a job that does not run:
-// why. Empty where nobody is known to be missing.
+// if each has one, those that are later than `rank`, the one that waits. Of a job that does not
+// run: why. Empty if no rank is known to be missing.
 std::string MissingRanks(const v1::Job& job, int rank);
 
 }  // namespace tessera

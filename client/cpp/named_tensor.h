@@ -1,4 +1,4 @@
-// What a trainer's model has beside the job's parameters: buffers, and parameters that are ignored.
+// State of a trainer's model in addition to the job's parameters: buffers, and ignored parameters.
 #ifndef TESSERA_CLIENT_CPP_NAMED_TENSOR_H_
 #define TESSERA_CLIENT_CPP_NAMED_TENSOR_H_
 

@@ -28,7 +28,7 @@ absl::StatusOr<TrainingProgress> ReadProgress(Session* session);
 // Errors: InvalidArgument  the job's optimizer has no such array; others as ReadParameters.
 absl::Status ReadMoments(Session* session, int unit, StateArray array, const Session::Reader& read);
 
-// Sets moments, update counts and the last step's number: next_step() goes on from there.
+// Sets moments, update counts and the last step's number: next_step() continues from there.
 // `fill` is called for each parameter of all units and each array that the optimizer has, and
 // writes over zeroes; each rank's own slice counts. Collective; on all ranks or on none, as
 // Session::WriteParameters, and counted as a write. Parameters and reduced gradients stay. Not

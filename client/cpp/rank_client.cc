@@ -30,10 +30,10 @@ constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 // Of an epoch that gives ranks their values from others.
 constexpr absl::Duration kLongestRebuild = absl::Hours(1);
 
-// Between two tries to attach to the next daemon.
+// Between two attempts to attach to the next daemon.
 constexpr absl::Duration kAttachPause = absl::Milliseconds(50);
 
-// For the coordinator to say whom a trainer waited for.
+// For the coordinator to say which ranks a trainer waited for.
 constexpr absl::Duration kMissingTimeout = absl::Seconds(1);
 
 // So that no step faults on the first `size_bytes`.
@@ -252,7 +252,7 @@ void RankClient::Detach(bool idle) {
   detach.mutable_detach();
   (void)SendPacket(lease_.get(), EncodeRequest(std::move(detach)), {}, /*wait=*/false);
   // Once the worker knows, which closes the lease then, another trainer may attach, and the end of
-  // an executor here is no failure.
+  // an executor here is not a failure.
   pollfd lease = {lease_.get(), POLLIN, 0};
   (void)poll(&lease, 1, static_cast<int>(absl::ToInt64Milliseconds(kDetachTimeout)));
   executor_.reset();
@@ -292,7 +292,7 @@ absl::Status RankClient::StageBuffers(OpKind kind) {
     return absl::OkStatus();
   const absl::Status staged = buffer_hooks_->stage();
   if (staged.ok() || absl::IsAborted(staged)) return staged;
-  // This rank's alone: the others, who wait for it in the operation, are told.
+  // An error of this rank alone: the others, which wait for it in the operation, are told.
   RETURN_IF_ERROR(Fail(staged));
   RETURN_IF_ERROR(Recover());
   agreed_error_ = true;
@@ -405,7 +405,7 @@ absl::Status RankClient::Recover() {
   }
   const absl::Status next = AwaitNewEpoch(std::min(now + options_.recover_timeout, wait_limit_));
   stalled_.last = SteadyNow();
-  // A rebuild that takes longer than an epoch's start is no standstill.
+  // A rebuild that takes longer than an epoch's start is not a standstill.
   const absl::Duration beyond = stalled_.last - now - options_.recover_timeout;
   if (beyond > absl::ZeroDuration()) stalled_.since += beyond;
   return next;
@@ -457,7 +457,7 @@ absl::Status RankClient::AwaitNewEpoch(absl::Time deadline) {
     WaitForChange(&page()->events, seen, SteadyNow() + absl::Milliseconds(100));
   }
   RETURN_IF_ERROR(check_lease());
-  // What this trainer launched before may still read units whose slots are filled anew.
+  // Earlier kernels of this trainer may still read units whose slots are filled again.
   if (memory_.parameters.plan.num_slots() > 0) RETURN_IF_ERROR(memory_.device->Synchronize());
   epoch_ = page()->epoch.load();
   BeginEpoch();

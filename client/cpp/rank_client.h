@@ -94,7 +94,7 @@ class RankClient {
   bool EpochIsOver() const;
   absl::Status Fail(const absl::Status& cause);
   absl::Status Recover();
-  // No wait goes on beyond it, from now on; InfiniteFuture: as the options say.
+  // No wait lasts beyond `deadline` from now on; InfiniteFuture: as the options say.
   void LimitWaits(absl::Time deadline) { wait_limit_ = deadline; }
 
   const std::shared_ptr<const BufferHooks>& buffer_hooks() const { return buffer_hooks_; }
@@ -117,7 +117,7 @@ class RankClient {
   // Whether the coordinator says that a later epoch runs, for which the rank's executor makes
   // ready.
   bool LaterEpochRuns(bool* unknown) const;  // `unknown`: it does not answer.
-  // Of a wait that ended in vain: adds whom it waited for, as the coordinator knows it.
+  // Of a failed wait: adds which ranks it waited for, as the coordinator knows it.
   absl::Status NameMissing(absl::Status status) const;
   absl::Status StageBuffers(OpKind kind);
 

@@ -10,7 +10,7 @@
 // Session::Save(path) is SaveModel(session, path, {}): one file in full precision. Written in
 // parallel by the ranks that own the elements; nothing is gathered. Buffers and ignored parameters
 // of an attached module are in it, rank 0's, and are never rounded. Collective, not within RunStep;
-// thread-compatible, as the session. What is rounded is lost: who wants to train on saves a
+// thread-compatible, as the session. What is rounded is lost: to continue training from it, save a
 // checkpoint (checkpoint.h), which is never rounded.
 #ifndef TESSERA_CLIENT_CPP_SAVE_MODEL_H_
 #define TESSERA_CLIENT_CPP_SAVE_MODEL_H_

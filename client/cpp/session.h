@@ -7,7 +7,7 @@
 //
 // In steady state none of these makes an RPC or copies parameters; an operation is a cache line in
 // a shared ring and a futex wake (and, with guard_windows, a change of page protection). A unit's
-// parameters lie at one address for the life of the session.
+// parameters are at one address for the life of the session.
 //
 // When any rank fails, every pending and later call returns Aborted with the cause: the step was
 // undone everywhere. Recover() waits for the next epoch; then the trainer does step next_step()
@@ -57,9 +57,9 @@ class Session {
   int num_units() const;
   // Whether the rank's executor runs in this process; once it has ended, one of the worker's does.
   bool hosts_executor() const;
-  int64_t next_step() const;  // To go on from: 1 + the last committed one.
-  // How often WriteParameters has been committed in the job's life, which counts no step: whether a
-  // write is done that a trainer and one that replaces it would both make. Puts do not count.
+  int64_t next_step() const;  // To continue with: 1 + the last committed one.
+  // How often WriteParameters has been committed in the job's life; steps and puts do not count.
+  // Tells a trainer that replaces another whether a write that both would make is done already.
   int64_t num_writes() const;
 
   // --- Initial values: once in a job's life, by all ranks ---
@@ -77,9 +77,9 @@ class Session {
   // Starts it; Unshard() then waits, in this precision.
   absl::Status UnshardAsync(int unit, Precision precision = Precision::kCompute);
   absl::Status Reshard(int unit);
-  // A forward ended that no backward follows, on all ranks. Where it repeats the one before, the
-  // next ones are compared with it: evaluation that says this asks the coordinator no more than
-  // training does, however long it is.
+  // Ends a forward that no backward follows, on all ranks. If it repeats the previous forward, the
+  // following ones are compared with it: evaluation that calls this asks the coordinator no more
+  // often than training does, however long it is.
   absl::Status EndForward();
   bool unsharded(int unit) const;
   bool closed(int unit) const;
@@ -105,11 +105,11 @@ class Session {
   absl::Status ReadParameters(int unit, const Reader& read);
   // Sets what `fill` writes over zeroes; each rank's own slice counts. On all ranks or on none:
   // after Aborted, num_writes() tells which, once Recover() returned. Closes windows in full
-  // precision, which would go on showing the old values. Moments, step numbers and
+  // precision, which would otherwise keep showing the old values. Moments, step numbers and
   // reduced gradients stay, and a step that is undone later does not undo it (docs/adr/0015).
   absl::Status WriteParameters(const std::vector<int>& units, const Filler& fill);
-  // The reduced gradient, a mean, since the last step: of parameters that this rank gave one. Not
-  // behind ClipGradNorm, which is applied in the step.
+  // The reduced gradient, a mean, since the last step: of parameters that this rank gave one.
+  // Without the effect of ClipGradNorm, which is applied in the step.
   absl::Status ReadGradients(int unit, const Reader& read);
   // Sets it: `fill` finds it, zeroes where there is none, and whether this rank gave any; it
   // returns whether the parameter has one. Each rank's own slice counts.
@@ -131,7 +131,8 @@ class Session {
   absl::Status Reduce(int unit);
   // Between steps; of one unit, or of all: unit -1. See comm_hook.h.
   // Errors: AlreadyExists       a unit has one (named; nothing is registered then)
-  //         InvalidArgument     the hook does nothing, or compresses to what is no training dtype
+  //         InvalidArgument     the hook does nothing, or compresses to a dtype that is not a
+  //                             training dtype
   //         FailedPrecondition  within a step.
   absl::Status RegisterCommHook(int unit, CommHook hook);
   // Makes the gradient of the step under way no longer than `max_norm`, above 0, by the p-norm, on
@@ -141,14 +142,15 @@ class Session {
   // config.max_gradient_norm says holds then too.
   // Errors: InvalidArgument     a number is out of range, or ranks disagree on one
   //         FailedPrecondition  NaN or Inf in some rank's gradient, or a norm beyond a double: the
-  //                             gradients are dropped. With skip_non_finite the former is no error:
-  //                             the norm is NaN, and the step is skipped; or
-  //                             config.optimizer_in_backward; Aborted.
+  //                             gradients are dropped; config.optimizer_in_backward. With
+  //                             skip_non_finite NaN or Inf is not an error: the norm is NaN, and
+  //                             the step is skipped
+  //         Aborted.
   absl::StatusOr<double> ClipGradNorm(double max_norm, double p = 2.0,
                                       const StepOptions& options = {});
   bool has_gradient(int unit) const;
   bool reduced(int unit) const;
-  // The other unit whose gradient, begun and not reduced, has this one's slot; -1: none.
+  // The other unit whose gradient, started and not reduced, occupies this one's slot; -1: none.
   int HolderOfSlot(int unit) const;
   // Whether some unit has a gradient since the last step, reduced or not.
   bool within_step() const;

@@ -1,5 +1,6 @@
-// What a model has beside parameters (SessionOptions::model.buffers): a part of the job's state,
-// version by version, of each rank as its trainer says. Who reads the live state gets rank 0's.
+// A model's state in addition to parameters (SessionOptions::model.buffers): a part of the job's
+// state, version by version, of each rank as its trainer says. Readers of the live state get rank
+// 0's.
 //
 //   SessionBuffers(session).Set(0, bytes);     this rank's
 //   session->Step();                           the version that this step makes has them
@@ -37,7 +38,7 @@ class SessionBuffers {
   absl::string_view Get(int buffer) const;
   // Whether these bytes were set last, whole, by whichever trainer. Requires its size.
   bool Has(int buffer, absl::string_view values) const;
-  // Another one after each time that somebody set the buffer, whoever it was; 0: nobody.
+  // Changes each time that any trainer or put sets the buffer; 0: never set.
   uint64_t sequence(int buffer) const;
   // Whether somebody other than a trainer of this rank set it last.
   bool IsGiven(int buffer) const;
@@ -45,8 +46,8 @@ class SessionBuffers {
   // stay as they are, and are not given. Errors: Aborted.
   absl::Status Restore();
   void SetHooks(BufferHooks hooks);
-  // Of a trainer that goes on with a job that others began: calls the hook `restore`, in the next
-  // epoch where one ends meanwhile. Errors: its own, as Session::Recover.
+  // For a trainer that continues a job that others started: calls the hook `restore`, again in the
+  // next epoch if one ends meanwhile. Errors: the hook's own, as Session::Recover.
   absl::Status Resume();
 
  private:

@@ -30,14 +30,15 @@ struct SessionOptions {
   bool wait_if_attached = false;  // For a trainer that replaces a killed one.
   absl::Duration operation_timeout = absl::Minutes(10);  // Of each wait for other ranks.
   absl::Duration recover_timeout = absl::Minutes(2);
-  bool guard_windows = true;  // See window_guard.h; of ranks whose memory is the processor's.
+  bool guard_windows = true;  // See window_guard.h; of ranks in host memory.
   // Gives the GPU that the rank is on, for trainers that can use one: see
   // worker/executor/machine_devices.h. Attaching to a rank on a GPU is refused without.
   MakeRankDevice make_device = MakeHostRankDevice;
   // Runs the rank's executor in this process, on a thread of its own, for as long as the session
-  // lives: see client/executor/host_executor.h. Null: the worker runs it in one of its own. Ranks
-  // of a GPU whose driver passes no memory between processes need this: Open() refuses to do
-  // without, and where it ends by an error, so does the session, with FailedPrecondition.
+  // lives: see client/executor/host_executor.h. Null: the worker runs it in a process of its own.
+  // Ranks of a GPU whose driver passes no memory between processes need this: without it Open()
+  // refuses them, and if the executor ends by an error, the session ends too, with
+  // FailedPrecondition.
   HostExecutor host_executor;
 };
 
@@ -51,7 +52,7 @@ struct StepOptions {
   // On all ranks or on none: the gradient is the sum over the ranks divided by the sum of their
   // weights (each rank's number of tokens, for instance; it may be 0), and by gradient_divisor.
   std::optional<double> weight;
-  // NaN or Inf in a gradient is no error: the step is skipped, on all ranks.
+  // NaN or Inf in a gradient is not an error: the step is skipped, on all ranks.
   bool skip_non_finite = false;
 };
 

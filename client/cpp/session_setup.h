@@ -4,15 +4,14 @@
 //   AllGather            everybody's bytes        -> everybody, by rank
 //   AgreeOn              everybody's status       -> the first error, for everybody
 //   InitializeFromRank0  rank 0's values          -> the shards of all ranks
-//   InitializeSlices     each rank its own slice  -> the shards of all ranks; nobody needs the
-//   whole
+//   InitializeSlices     each rank's own slice   -> the shards of all ranks; none needs the whole
 //
 // Collective: all ranks make the same calls in the same order. Bytes travel through the gradient
 // slots and the executors, so they work across whatever the executors work across. As a Session:
-// one thread at a time.
-// Errors of all: Aborted; FailedPrecondition  some gradient is under way; of the initialisers: the
-// job has its initial values. A model without any element carries no bytes: each rank keeps its
-// own.
+// one thread at a time. A model without any element carries no bytes: each rank keeps its own.
+// Errors of all: Aborted             as a Session's
+//                FailedPrecondition  some gradient is under way; of the initialisers: the job has
+//                                    its initial values.
 #ifndef TESSERA_CLIENT_CPP_SESSION_SETUP_H_
 #define TESSERA_CLIENT_CPP_SESSION_SETUP_H_
 
@@ -31,7 +30,7 @@ class SessionSetup {
  public:
   explicit SessionSetup(Session* session);  // Not owned.
 
-  // No wait of the session goes on beyond it, from now on; InfiniteFuture: as the options say.
+  // No wait of the session lasts beyond `deadline` from now on; InfiniteFuture: as the options say.
   void LimitWaits(absl::Time deadline);
 
   absl::Status Broadcast(absl::Span<char> bytes);

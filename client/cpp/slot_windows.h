@@ -11,7 +11,7 @@ namespace tessera {
 
 class SlotWindows {
  public:
-  // Of no window.
+  // No window is open.
   void Reset(const ParameterPlan& plan) {
     slot_of_.clear();
     for (const ParameterPlan::Unit& unit : plan.units()) slot_of_.push_back(unit.slot);

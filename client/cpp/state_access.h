@@ -48,14 +48,14 @@ class StateAccess {
   int64_t version() const;
   absl::Duration patience() const;
 
-  // After a step: where a checkpoint of it is wanted from outside, on all ranks alike, asks for it.
-  // How that ends is told to who wants it; a trainer learns of an epoch that ended from what it
-  // does next.
+  // Called after a step: if a checkpoint of it is requested from outside, on all ranks alike,
+  // submits that save. The requester is told how it ends; a trainer learns of an ended epoch from
+  // its next operation.
   void SaveWanted();
   // Makes the request of SaveWanted; else it has nothing of the trainer's own.
   void OnWantedSave(std::function<std::string(int64_t wish)> request);
 
-  // What the trainer's model has beside the job's parameters: saves have it too, and loads give it
+  // The trainer's state in addition to the job's parameters: saves have it too, and loads give it
   // back. Null: nothing that is known.
   void SetTrainerTensors(TrainerTensors tensors);
   const TrainerTensors* trainer_tensors() const;

@@ -50,7 +50,7 @@ absl::Status StepProtocol::CompleteGradients() {
 absl::Status StepProtocol::Announce(const StepOptions& options) {
   RETURN_IF_ERROR(CheckOptions(options));
   RETURN_IF_ERROR(client_->Submit(OpKind::kAnnounceStep, options));
-  // The numbers lie in one place, which the next operation may write to.
+  // The next operation may overwrite the numbers: they are stored in one place.
   return client_->AwaitConsumed([] { return std::string("the announced step"); });
 }
 

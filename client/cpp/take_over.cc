@@ -41,7 +41,7 @@ class StateReader {
   absl::Status Read(size_t index, Values slice, absl::Time deadline) {
     return WithTries([&] { return TryRead(index, slice); }, deadline);
   }
-  // The same of all bytes of a buffer, behind all slices.
+  // The same of all bytes of a buffer, after all slices.
   absl::Status ReadBuffer(size_t index, StoredDType dtype, std::string* values,
                           absl::Time deadline) {
     return WithTries([&] { return TryReadBuffer(index, dtype, values); }, deadline);

@@ -91,7 +91,7 @@ absl::StatusOr<std::vector<int>> Match(const std::vector<Parameter>& from,
   return matched;
 }
 
-// What the old job has beside what this one wants is left there.
+// State of the old job that this one does not have is left there.
 absl::Status MatchBuffers(const ModelLayout& from, const ModelLayout& to, TakeOverPlan* plan) {
   std::map<std::string, int> by_name;
   for (size_t i = 0; i < from.buffers.size(); ++i) by_name[from.buffers[i].name] = i;

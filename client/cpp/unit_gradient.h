@@ -10,9 +10,9 @@
 namespace tessera {
 
 struct UnitGradient {
-  bool begun = false;          // Holds something that was not reduced yet.
-  bool on_device = false;      // That lies in the slot on the GPU.
-  DType dtype = DType::kFp32;  // That the slot is in: bf16, fp16 or the full dtype.
+  bool begun = false;          // Holds values that are not reduced yet.
+  bool on_device = false;      // They are in the slot on the GPU.
+  DType dtype = DType::kFp32;  // The slot's: bf16, fp16 or the full dtype.
   DType travels_in = DType::kFp32;
   bool after_hook_ran = false;    // On what was reduced.
   bool reduced = false;           // Something was reduced since the last step.

@@ -6,7 +6,7 @@
 //   tessera: parameter 'blocks.2.fc.weight' of unit 'blocks.2' was read while the unit is sharded
 //
 // One guard covers one mapped parameter region. Open and Close are for one thread at a time; the
-// signal handler is installed once a process, and passes on what lies in no guarded region.
+// signal handler is installed once per process, and passes on faults outside every guarded region.
 #ifndef TESSERA_CLIENT_CPP_WINDOW_GUARD_H_
 #define TESSERA_CLIENT_CPP_WINDOW_GUARD_H_
 

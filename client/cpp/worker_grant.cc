@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kMaxAnswerBytes = 512 << 20;
 
-// Of which the regions are what is behind it in the packet.
+// The regions follow it in the packet.
 struct ReadAnswer {
   v1::LiveMapAnswer answer;
   absl::Span<const UniqueFd> regions;

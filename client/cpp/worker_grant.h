@@ -22,12 +22,12 @@ class WorkerGrant : public MapGrant {
  public:
   // `source` becomes what was given. Errors, naming the worker:
   //   NotFound            it has no such job, or no name of it matches
-  //   InvalidArgument     a query out of bounds; an address that is no Unix socket's
+  //   InvalidArgument     a query out of bounds; an address that is not a Unix socket's
   //   FailedPrecondition  it is not on this host, or another user's; it has not all ranks of the
-  //                       job; what is asked for lies nowhere as it is to be given
-  //   ResourceExhausted   as many map the job as may; no descriptors or memory
-  //   Unavailable         it does not answer, or is of before clients could ask it
-  //   DataLoss            what came is not what is to come
+  //                       job; what is requested is not in memory in that form
+  //   ResourceExhausted   the limit of maps of the job is reached; no descriptors or memory
+  //   Unavailable         it does not answer, or is too old for clients to ask it
+  //   DataLoss            the reply is malformed
   static absl::StatusOr<std::unique_ptr<WorkerGrant>> Open(const std::string& worker_address,
                                                            const v1::LiveStateQuery& query,
                                                            std::unique_ptr<MappedSource>* source);

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// For SessionOptions::make_device = MakeMachineRankDevice, and for ranks on the processor.
+// For SessionOptions::make_device = MakeMachineRankDevice, and for ranks in host memory.
 HostExecutor RunExecutorOfThisMachineHere();
 
 }  // namespace tessera

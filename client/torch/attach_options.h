@@ -1,4 +1,4 @@
-// How a module is attached, beside the session's options and the policy.
+// How a module is attached, in addition to the session's options and the policy.
 //
 //   AttachOptions attach;
 //   attach.sync_module_states = true;                          all ranks begin as rank 0 does
@@ -26,8 +26,9 @@ namespace tessera {
 
 class Session;
 
-// Writes elements [begin_elements, begin_elements + values.size()) of a parameter: the same whoever
-// asks for which part. An error is every rank's, if the function is the same on all.
+// Writes elements [begin_elements, begin_elements + values.size()) of a parameter: the same values
+// for every rank that requests that part. If the function is the same on all ranks, its error is
+// every rank's.
 using SliceInitializer =
     std::function<absl::Status(const TensorSpec& parameter, int64_t begin_elements, Values values)>;
 
@@ -47,8 +48,8 @@ struct AttachOptions {
   SliceInitializer initialize_meta;
   MixedPrecision precision;
   // The module's buffers are a part of the job's state (model_buffers.h): readers get rank 0's,
-  // puts set them on all ranks, and a rank's next trainer goes on from them. All ranks say the
-  // same, and their buffers have the same names, dtypes and shapes, which stay as they are.
+  // puts set them on all ranks, and a rank's next trainer continues from them. The same on all
+  // ranks; the buffers have the same names, dtypes and shapes on all, which do not change.
   bool publish_buffers = true;
   // Gives a new job its values instead of the module: TakeOver (client/cpp/hand_over.h) from
   // another job, for instance, or LoadCheckpoint. The module's parameters may be on the meta device
@@ -56,8 +57,8 @@ struct AttachOptions {
   std::function<absl::Status(Session* session)> first_values;
 };
 
-// Every parameter of the tree becomes one of the same name, shape and dtype on the meta device,
-// in place: whoever holds the tensor sees it. Buffers stay.
+// Every parameter of the tree becomes one of the same name, shape and dtype on the meta device, in
+// place: all holders of the tensor see it. Buffers stay.
 void MoveToMeta(torch::nn::Module& module);
 
 }  // namespace tessera

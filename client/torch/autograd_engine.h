@@ -32,7 +32,7 @@ class BackwardObserver {
 // Errors: Unimplemented  another library has replaced the engine, as Python's does.
 absl::Status UseOwnEngine();
 
-// From the next backward on, until it is no longer. Needs UseOwnEngine(). Not owned.
+// Effective from the next backward on, until it is removed. Needs UseOwnEngine(). Not owned.
 void ObserveBackwards(BackwardObserver* observer);
 void StopObserving(BackwardObserver* observer);
 

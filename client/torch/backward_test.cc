@@ -1,4 +1,4 @@
-// What backward does beside training: what it refuses, and what an end before the step leaves.
+// Backward outside the usual step: what it refuses, and what an end before the step leaves.
 #include <torch/csrc/autograd/engine.h>
 
 #include "base/status_matchers.h"

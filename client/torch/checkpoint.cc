@@ -22,7 +22,7 @@ using checkpoint_internal::Tensors;
 using torch::autograd::AutogradContext;
 using torch::autograd::Node;
 
-// What a forward depends on beside its inputs.
+// What a forward depends on in addition to its inputs.
 class Surroundings {
  public:
   static Surroundings Now() {

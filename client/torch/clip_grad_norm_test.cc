@@ -1,4 +1,4 @@
-// ShardedModel::ClipGradNorm beside torch::nn::utils::clip_grad_norm_ of a plain module.
+// Compares ShardedModel::ClipGradNorm with torch::nn::utils::clip_grad_norm_ of a plain module.
 
 #include <cmath>
 #include <limits>
@@ -156,7 +156,7 @@ TEST_F(ClipGradNormTest, WhatIsDroppedBehindItLeavesNothing) {
       return absl::OkStatus();
     }));
     EXPECT_OK(trainer.model->RunStep([&] {
-      EXPECT_OK(trainer.model->ClipGradNorm(1));  // Of no gradient.
+      EXPECT_OK(trainer.model->ClipGradNorm(1));  // Without gradients.
       return absl::OkStatus();
     }));
     EXPECT_OK(trainer.model->RunStep([&] {

@@ -8,8 +8,8 @@
 //     auto tensors() { return std::tie(logits, states); }
 //   };
 //
-// or, of a type that cannot be changed, `template <class F> void ForEachTensor(T&, F&&)` beside it.
-// Pointers, views (torch::TensorList) and torch::IValue are not followed.
+// or, of a type that cannot be changed, `template <class F> void ForEachTensor(T&, F&&)` next to
+// it. Pointers, views (torch::TensorList) and torch::IValue are not followed.
 //
 //   VisitTensors(result, [](torch::Tensor& tensor) { ... });
 //

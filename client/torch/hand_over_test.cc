@@ -1,4 +1,4 @@
-// An attached module goes on in a job of another size, from the memory of the one before.
+// An attached module continues in a job of another size, from the memory of the previous one.
 #include "client/cpp/hand_over.h"
 
 #include <thread>

@@ -1,4 +1,4 @@
-// What code that was written for a plain module finds in grad() behind backward.
+// What code that was written for a plain module finds in grad() after backward.
 #include "client/torch/kept_gradient.h"
 
 #include "base/status_matchers.h"
@@ -12,7 +12,7 @@ using testing::HasSubstr;
 
 class KeptGradientTest : public TorchCluster {
  protected:
-  // Runs `use` in a step's body, behind backward, on one rank.
+  // Runs `use` in a step's body, after backward, on one rank.
   static absl::Status StepWith(Trainer& trainer, const std::function<void(Net& net)>& use) {
     return trainer.model->RunStep([&] {
       LossOf(*trainer.net, trainer.model->next_step(), trainer.rank).backward();
@@ -87,7 +87,7 @@ TEST_F(KeptGradientTest, ResettingItByHandDropsNothingAndIsRefusedByName) {
                          }),
                 StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("second.linear.bias")));
     EXPECT_OK(StepWith(trainer, [](Net&) {}));
-    reset(*trainer.net);  // Behind a step there is none.
+    reset(*trainer.net);  // After a step there is none.
     EXPECT_OK(StepWith(trainer, [](Net&) {}));
   });
 }

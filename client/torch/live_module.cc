@@ -52,7 +52,7 @@ struct Memory {
   std::vector<int64_t> sizes, strides;
 
   static Memory Of(const torch::Tensor& tensor) {
-    // Where there are no elements tensors share nothing.
+    // Empty tensors share nothing.
     if (tensor.numel() == 0) return {tensor.unsafeGetTensorImpl()};
     return {tensor.storage().unsafeGetStorageImpl(), tensor.data_ptr(), tensor.sizes().vec(),
             tensor.strides().vec()};
@@ -160,8 +160,8 @@ class Plan {
     return absl::OkStatus();
   }
 
-  // May throw where no tensor was changed yet. An error of a device later is one that the device
-  // keeps, and the module with it is of no use any more.
+  // May throw while no tensor was changed yet. A later error of a device is permanent, and makes
+  // the module unusable.
   absl::Status Apply() const {
     if (staged_.size() != entries_.size())
       return absl::AbortedError(absl::StrCat("job '", options_.job_id, "' changed meanwhile"));

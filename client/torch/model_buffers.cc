@@ -138,7 +138,7 @@ class BufferKeeper {
     torch::Tensor tensor;
     torch::ScalarType type = torch::kFloat;  // Declared.
     const BufferSpec* spec = nullptr;
-    // When the module and the session's memory had the same: who set it there, ...
+    // When the module and the session's memory were last equal: who set it there, ...
     uint64_t sequence = kNever;
     const void* memory = nullptr;  // ... and whether the module's was written to since.
     int64_t version = 0;

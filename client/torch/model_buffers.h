@@ -1,15 +1,16 @@
 // The buffers of a module tree as a part of the job's state, in the dtype that they had before
-// attaching: of rank 0 those who read the live state get them, of each rank its next trainer does.
+// attaching: rank 0's for readers of the live state, each rank's own for its next trainer.
 //
 //   DeclareBuffers ──► ModelSpec::buffers ──► Session::Open ──► KeepBuffers
 //   module ── before each version, what has changed ──► state
 //   module ◄── what was put or loaded; all, as a step began, where it is done again ── state
 //
-// Of a buffer of at most kMaxComparedBytes, bytes are compared: kernels write to a batch norm's
+// A buffer of at most kMaxComparedBytes is compared byte by byte: kernels write to a batch norm's
 // statistics without a trace. A larger one counts as changed when its version counter or its memory
-// has, so who writes to one through a pointer calls bump_version() on it (c10::TensorImpl). Of such
-// a one, which another rank's trainer than rank 0's has not changed since it attached, the state
-// has nothing: its successor's module is as good. Confined to the thread that trains.
+// has changed, so code that writes to one through a pointer must call bump_version() on it
+// (c10::TensorImpl). A large buffer that a trainer of another rank than rank 0 has not changed
+// since it attached is not in the state: its successor's module has the same. Confined to the
+// thread that trains.
 #ifndef TESSERA_CLIENT_TORCH_MODEL_BUFFERS_H_
 #define TESSERA_CLIENT_TORCH_MODEL_BUFFERS_H_
 

@@ -1,4 +1,4 @@
-// A module goes on in a job of another size, from the memory of the one before: its buffers too.
+// A module continues in a job of another size, from the memory of the previous one; so do buffers.
 //
 //   AttachOptions attach;
 //   TakenOver taken;

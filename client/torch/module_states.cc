@@ -72,7 +72,7 @@ absl::Span<char> BytesOf(std::vector<T>* values) {
   return absl::MakeSpan(reinterpret_cast<char*>(values->data()), values->size() * sizeof(T));
 }
 
-// Compares with rank 0, so that every rank finds what differs first, and with whom.
+// Compares with rank 0, so that every rank finds what differs first, and in which rank.
 absl::Status CompareStates(SessionSetup* setup, const Session& session,
                            const std::vector<NamedState>& states) {
   std::vector<uint64_t> own;

@@ -12,7 +12,7 @@ namespace tessera {
 // Gives a job that has none its initial values, and with sync_module_states the module its buffers.
 // Collective. Errors:
 //   FailedPrecondition  ranks begin with different parameters or buffers (named, with two ranks);
-//                       parameters are on the meta device and there is no function for them (all
+//                       parameters are on the meta device and no function is given for them (all
 //                       named); a buffer is on the meta device
 //   those of initialize_meta; Aborted
 absl::Status InitializeJob(Session* session, const ModuleUnits& units,

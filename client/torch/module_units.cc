@@ -151,7 +151,7 @@ class Walk {
   absl::Status CheckMemory() {
     std::sort(memory_.begin(), memory_.end(),
               [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
-    std::vector<const Memory*> open;  // Those before that end behind the begin of the next.
+    std::vector<const Memory*> open;  // Earlier ones that end after the next one begins.
     for (const Memory& memory : memory_) {
       open.erase(std::remove_if(open.begin(), open.end(),
                                 [&](const Memory* other) { return other->end <= memory.begin; }),
@@ -195,8 +195,7 @@ class Walk {
     return absl::OkStatus();
   }
 
-  // The unit of a module that is chosen, which begins here or has begun at another one of its
-  // group.
+  // The unit of a chosen module, which begins here or has begun at another module of its group.
   absl::StatusOr<int> UnitOf(ShardedBase* module, const std::string& name, bool kept) {
     const int next = static_cast<int>(units_.modules.size());
     const int group = choice_.chosen.at(module);
@@ -229,7 +228,7 @@ class Walk {
     return absl::OkStatus();
   }
 
-  // Where it lies, for CheckMemory.
+  // Where it is, for CheckMemory.
   void AddMemory(const torch::Tensor& tensor, std::string name, bool is_parameter) {
     if (tensor.is_meta() || tensor.numel() == 0) return;
     int64_t last = 0;

@@ -49,7 +49,7 @@ struct ModuleUnits {
   // Whether the root is unit 0. It is none where all parameters are in inner units; then its
   // forward, which begins and ends the model's, opens no window.
   bool root_is_unit = true;
-  std::optional<torch::ScalarType> root_input_dtype;  // As input_dtypes, of a root that is no unit.
+  std::optional<torch::ScalarType> root_input_dtype;  // As input_dtypes, of a root without unit.
 
   int root_unit() const { return root_is_unit ? 0 : ShardedBase::kRootWithoutUnit; }
 };
@@ -57,12 +57,13 @@ struct ModuleUnits {
 // `root` is unit 0, unless all parameters are in inner units; every Sharded<> below it that
 // `policy` chooses is a unit, or part of one that the policy groups, in walk order of the first
 // module; a parameter belongs to the innermost unit that encloses the module that registered it.
-// What has no parameters of its own is no unit. What `ignored` names is left to the user: it is in
-// no unit. What `precision` keeps in full precision is a unit too, whatever the policy says.
-// Errors: InvalidArgument  the root is no Sharded<>; a module that is kept in full precision is in
-//   none that holds nothing else (naming it); no parameter at all; a parameter in two units
-//   (naming both names and units); a dtype that cannot be trained; a group of which only a part is
-//   kept in full precision; all of ValidateModel's and ChooseUnits' (unit_choice.h).
+// A module without parameters of its own is not a unit. What `ignored` names is left to the user:
+// it is outside all units. What `precision` keeps in full precision is a unit too, whatever the
+// policy says.
+// Errors: InvalidArgument  the root is not a Sharded<>; a module that is kept in full precision is
+//   not in a Sharded<> that holds nothing else (naming it); no parameter at all; a parameter in two
+//   units (naming both names and units); a dtype that cannot be trained; a group of which only a
+//   part is kept in full precision; all of ValidateModel's and ChooseUnits' (unit_choice.h).
 //         FailedPrecondition  some Sharded<> of the tree is attached already (naming it).
 absl::StatusOr<ModuleUnits> FindUnits(torch::nn::Module& root, const WrapPolicy& policy,
                                       const IgnoredStates& ignored = {},

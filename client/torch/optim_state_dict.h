@@ -43,13 +43,13 @@ struct OptimStateDict {
 enum class OptimStateKeyType { kParamName, kParamId };
 
 // The same with other keys. An id is a parameter's place in an optimizer's param groups, one group
-// behind the other: `names[id]` is its name.
-// Errors: NotFound         a key that is no such name or id, named
+// after the other: `names[id]` is its name.
+// Errors: NotFound         a key that is not such a name or id, named
 //         InvalidArgument  FLATTENED, whose keys are units.
 absl::StatusOr<OptimStateDict> Rekey(const OptimStateDict& dict, OptimStateKeyType key_type,
                                      const std::vector<std::string>& names);
 
-// The parameters of the groups, one group behind the other: what ids count.
+// The parameters of the groups, one group after the other: ids are indices into them.
 std::vector<std::string> ParamsOf(const OptimStateDict& dict);
 
 // --- libtorch's own Adam, AdamW and SGD; whole tensors ---
@@ -61,7 +61,7 @@ absl::StatusOr<OptimStateDict> OptimStateOf(const torch::optim::Optimizer& optim
                                             const std::vector<std::string>& names);
 
 // Replaces all of the optimizer's state, and its groups' numbers if there are as many groups.
-// Errors: also NotFound  a key that is in no group; InvalidArgument  an entry is of another shape
+// Errors: also NotFound  a key outside all groups; InvalidArgument  an entry is of another shape
 // or lacks a moment. Nothing is set then.
 absl::Status SetOptimState(const OptimStateDict& dict, const std::vector<std::string>& names,
                            torch::optim::Optimizer* optimizer);

@@ -3,12 +3,12 @@
 //   OptimStateDicts optim(sharded.get(), &states.types());
 //   OptimStateDict dict = *optim.Get();                  FULL, SHARDED or FLATTENED, by the type
 //   OptimStateDict flat = *optim.ToLoad(dict);           what this rank has of it, for this model
-//   auto groups = *optim.Load(dict);                     the job goes on from it
+//   auto groups = *optim.Load(dict);                     the job continues from it
 //   StepOptions step; step.groups = groups;              with its numbers
 //
 // Keyed by name, so world size, units and strategy may be others than those that saved. A parameter
 // that the dictionary lacks has no state afterwards, as where a new one is given to an optimizer.
-// With last_step the job's steps go on from there too; without, their number stays. Numbers of
+// With last_step the job's steps continue from there too; without, their number stays. Numbers of
 // param groups belong to steps here, so Load gives them to the caller. The optimizers of the job
 // only: what a trainer's own has, OptimStateOf says.
 //
@@ -44,24 +44,22 @@ class OptimStateDicts {
   absl::StatusOr<OptimStateDict> Get();
 
   // FLATTENED, of FULL or SHARDED as the type is. Changes nothing. `from_rank0`: of FULL, rank 0's
-  // dictionary is everybody's. `strict` means nothing here: what is no parameter is an error.
+  // dictionary is everybody's. `strict` is ignored: a key that is not a parameter is an error.
   // Errors: as Load; FailedPrecondition  unequal steps within a unit, named
   absl::StatusOr<OptimStateDict> ToLoad(const OptimStateDict& dict,
                                         const LoadStateOptions& options = {});
 
   // On all ranks or on none; an error of one rank is every rank's. Returns the groups' numbers.
-  // Errors: NotFound            a key that is no parameter, named
-  //         InvalidArgument     an entry of another shape or part, or a step, that cannot be;
-  //         another
+  // Errors: NotFound            a key that is not a parameter, named
+  //         InvalidArgument     an entry of another shape or part, or an impossible step; another
   //                             number of param groups, or numbers that are out of range
   //         FailedPrecondition  a parameter's state has other moments than the optimizer, named;
-  //         the
-  //                             ranks' dictionaries differ; within RunStep
-  //         others              WriteOptimizerState
+  //                             the ranks' dictionaries differ; within RunStep
+  //         others              WriteOptimizerState's
   absl::StatusOr<std::vector<HyperParameters>> Load(const OptimStateDict& dict,
                                                     const LoadStateOptions& options = {});
 
-  // What ids count: of the job's param groups, one behind the other, in the order of the model.
+  // What ids count: the job's param groups, one after the other, in the order of the model.
   std::vector<std::string> names() const;
 
  private:

@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-// The name of the first parameter that does not lie in the job's memory any more; else empty.
+// The name of the first parameter that is no longer in the job's memory; else empty.
 std::string FirstReplaced(const Session& session, const ModuleUnits& units);
 
 // Writes the values of all such parameters into the shards, and gives the tensors that are

@@ -169,7 +169,7 @@ absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own) {
     const absl::Status status = CatchTorch([&] { return Store(session, own); });
     if (!absl::IsAborted(status) || model->in_step()) return status;
     RETURN_IF_ERROR(session->Recover());
-    if (session->num_writes() > writes) return absl::OkStatus();  // Other ranks go on already.
+    if (session->num_writes() > writes) return absl::OkStatus();  // Other ranks continue already.
   }
 }
 
@@ -225,7 +225,7 @@ void OnModelSaveRequest(ShardedModel* model, ShardOptimizer* own,
   OnModelSaveRequest(model,
                      [model, own, trainer_state = std::move(trainer_state)](
                          int64_t step) -> absl::StatusOr<std::string> {
-                       // Once: whoever is replaced now knows of no wish.
+                       // Once: a trainer that is replaced now knows of no request.
                        RETURN_IF_ERROR(CatchTorch([&] { return Store(&model->session(), own); }));
                        return trainer_state == nullptr ? std::string() : trainer_state(step);
                      });

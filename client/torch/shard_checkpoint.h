@@ -1,14 +1,14 @@
-// Checkpoints of a model that a trainer's own optimizer trains (shard_optimizer.h), with what that
-// optimizer remembers, as those of the job's own have it.
+// Checkpoints of a model that a trainer's own optimizer trains (shard_optimizer.h), including that
+// optimizer's state, in the same form as for the job's own optimizer.
 //
 //   SaveModelCheckpoint(sharded.get(), own.get(), "/checkpoints/gpt/step-100", position);
 //   ... another world, other units, a new ShardOptimizer ...
 //   LoadModelCheckpoint(sharded.get(), own.get(), "/checkpoints/gpt/step-100");
 //
-// The job has places for moments, by config.optimizer, which steps of the trainers leave as they
-// are. StoreOptimState writes the optimizer's there, TakeOptimState reads them back: whatever reads
-// and writes the job's state has them then (checkpoints, live readings, puts, hand-overs), as of
-// the last StoreOptimState.
+// The job has room for moments, as config.optimizer says, which steps of the trainers do not
+// change. StoreOptimState writes the optimizer's moments there, and TakeOptimState reads them back.
+// Everything that reads or writes the job's state then includes them (checkpoints, live reads,
+// puts, hand-overs), as of the last StoreOptimState.
 //
 // libtorch's Adam and AdamW where config.optimizer is kAdam or kAdamW, SGD where it is kSgd;
 // without amsgrad. Numbers of groups (rates, betas) are the program's. Collective; confined to the
@@ -32,11 +32,13 @@ namespace tessera {
 
 // On all ranks or on none; counts as a write of the trainers (Session::num_writes), also where it
 // is part of a save below. Each rank writes its own slices: nothing is gathered. Between steps, or
-// behind one within RunStep.
+// after one within RunStep.
 // Errors, every rank's:
-//   InvalidArgument     the job has no such moments; a parameter of the optimizer is no shard
+//   InvalidArgument     the job has no such moments; a parameter of the optimizer is not a shard
 //   FailedPrecondition  the ranks' optimizers have state of other parameters; in forward or
-//   backward as OptimStateOf; Aborted, within RunStep alone
+//                       backward
+//   Aborted             within RunStep alone
+//   as OptimStateOf
 absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own);
 
 // Replaces all of the optimizer's state by the job's. A parameter that was never updated has none.
@@ -46,16 +48,16 @@ absl::Status StoreOptimState(ShardedModel* model, ShardOptimizer* own);
 //   FailedPrecondition  within a step
 absl::Status TakeOptimState(ShardedModel* model, ShardOptimizer* own);
 
-// As of model_checkpoint.h, and StoreOptimState before, or TakeOptimState behind (unless
-// model_only). A load that ended with Aborted may be done all the same, as num_writes() tells: the
-// other ranks are in TakeOptimState then, and wait for this one's.
+// As model_checkpoint.h, with StoreOptimState before, or TakeOptimState after (unless model_only).
+// A load that ended with Aborted may have taken effect, as num_writes() tells: the other ranks are
+// in TakeOptimState then, and wait for this one's call.
 absl::Status SaveModelCheckpoint(ShardedModel* model, ShardOptimizer* own, const std::string& path,
                                  const std::string& trainer_state = "",
                                  const SaveCheckpointOptions& options = {});
 absl::StatusOr<LoadedCheckpoint> LoadModelCheckpoint(
     ShardedModel* model, ShardOptimizer* own, const std::string& path,
     const LoadModelCheckpointOptions& options = {});
-// Of a folder of DCP's, as client/cpp/load_optimizer_state.h has it, and TakeOptimState behind.
+// Loads a folder of DCP's, as client/cpp/load_optimizer_state.h does, followed by TakeOptimState.
 // Ids in the folder count the optimizer's own param groups, which must be as large there, and in
 // each the parameters in the order of the root module's parameters(), unless options say otherwise.
 // Returns the folder's numbers by the job's param groups; those of `own` stay.

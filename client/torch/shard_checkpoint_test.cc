@@ -153,7 +153,7 @@ TEST_F(ShardCheckpointTest, JobOfAnotherSizeGoesOnWithWhatTheOptimizersRemember)
       Named("three"));
 }
 
-// The job's own optimizer would go on from it as well.
+// The job's own optimizer would continue from it as well.
 TEST_F(ShardCheckpointTest, OneThatIsAskedForFromOutsideHasWhatTheOptimizersRemember) {
   std::vector<OptimStateDict> by_step(4);
   OnEachRank(

@@ -6,7 +6,7 @@
 //
 // libtorch's Adam, AdamW and SGD, whose one or more groups have the tensors of shards(). As
 // OptimStateDict of FULL type: keyed by name, and other than the job's own optimizer's in nothing.
-// last_step is none: steps are the job's, and go on as they were. Collective, between steps;
+// last_step is not set: steps are the job's, and continue as they were. Collective, between steps;
 // repeated where another rank's process dies. Memory: the whole dictionary.
 #ifndef TESSERA_CLIENT_TORCH_SHARD_OPTIM_STATE_H_
 #define TESSERA_CLIENT_TORCH_SHARD_OPTIM_STATE_H_

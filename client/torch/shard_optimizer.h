@@ -32,7 +32,7 @@ namespace tessera {
 // This rank's part of a parameter that takes gradients: elements from begin_elements on, in order.
 struct ShardTensor {
   std::string name;
-  torch::Tensor tensor;  // 1-D, fp32 or fp64; of no element where this rank has no part.
+  torch::Tensor tensor;  // 1-D, fp32 or fp64; empty if this rank has no part.
   int64_t begin_elements = 0;
 };
 
@@ -52,8 +52,8 @@ class ShardOptimizer {
   // Errors: as LocalShards::Begin and Commit; Unknown  the optimizer threw.
   absl::StatusOr<StepResult> Step(const StepOptions& options = StepOptions());
 
-  // Where the last step was undone, the optimizer's state becomes what it was before it; the next
-  // Step does the same by itself. For whoever reads or sets the state between steps.
+  // If the last step was undone, the optimizer's state becomes what it was before it; the next Step
+  // does the same by itself. For code that reads or sets the state between steps.
   void UndoState();
 
   const std::vector<ShardTensor>& shards() const { return shards_; }

@@ -1,4 +1,4 @@
-// The forward() of Sharded<M>. Where M has one forward, which is no template, Sharded<M> has one of
+// The forward() of Sharded<M>. If M has exactly one forward, not a template, Sharded<M> has one of
 // the same type, so that what looks at its address knows it: torch::nn::Sequential, AnyModule, and
 // operator() of a TORCH_MODULE's holder. Else it is a template for whatever M's forwards take.
 //

@@ -12,20 +12,20 @@
 //   }
 //
 // Attaching replaces the parameters' memory by the cluster's: initial values come from the module
-// when the job is new, else the module takes the job's. Parameters lie at stable addresses, so
+// when the job is new, else the module takes the job's. Parameters are at stable addresses, so
 // views that autograd saved stay valid; they can be read only while their unit is unsharded, and
 // never written in place. Buffers stay the trainer's own; mixed_precision.h says when their dtype
-// changes, model_buffers.h how who reads the live state gets them.
+// changes, model_buffers.h how readers of the live state get them.
 //
-// To set parameters, use SummonFullParams or apply(); or, between steps and on all ranks, give a
+// To set parameters, use SummonFullParams or apply(). Or, between steps and on all ranks, give a
 // parameter other data or register another tensor: its values are taken at the next forward of the
-// root, or step, as those of a grad() that is set after backward are at the step. Another shape, or
-// a change between forward and backward, is an error (FailedPrecondition) that names the parameter.
+// root, or step. A grad() that is set after backward is taken at the step. Another shape, or a
+// change between forward and backward, is an error (FailedPrecondition) that names the parameter.
 //
 // Gradients go to the job, which has their mean over the ranks. After backward grad() is a tensor
 // of the parameter's shape whose elements cannot be read (kept_gradient.h), so torch's optimizers
-// and clip_grad_norm_ fail by name. What they are for: Step, ShardOptimizer (shard_optimizer.h) for
-// an optimizer of torch, ClipGradNorm, zero_grad() of a Sharded<> module, CommHook to change
+// and clip_grad_norm_ fail by name. Use instead: Step, ShardOptimizer (shard_optimizer.h) for an
+// optimizer of torch, ClipGradNorm, zero_grad() of a Sharded<> module, CommHook to change
 // gradients, SummonFullParams to read them.
 //
 // Confined to one thread. While attached the module must outlive this. The destructor detaches and
@@ -82,13 +82,13 @@ class ShardedModel {
     return StepWithResult(learning_rate_scale).status();
   }
 
-  // As Session::ClipGradNorm, in place of torch::nn::utils::clip_grad_norm_: behind the last
+  // As Session::ClipGradNorm, in place of torch::nn::utils::clip_grad_norm_: after the last
   // backward of a step, on all ranks.
   virtual absl::StatusOr<double> ClipGradNorm(double max_norm, double p = 2.0,
                                               const StepOptions& options = {}) = 0;
 
   // Takes in what the user put in place of parameters and gradients. StepWithResult begins with it,
-  // and so does whoever steps in another way (shard_optimizer.h).
+  // and so does every other way to step (shard_optimizer.h).
   virtual absl::Status PrepareStep() = 0;
 
   // Runs `body` with whole parameters; see summon_full_params.h. Errors of the body are every
@@ -103,7 +103,7 @@ class ShardedModel {
   // When `module`'s forward (or backward) begins, the parameters of these are asked for too, in
   // this order, and not those of the unit that config.forward_prefetch (backward_prefetch) says; an
   // empty list undoes it. All ranks set the same. What a wrong choice costs: prefetch_plan.h.
-  // Errors: InvalidArgument  some module is no unit of this model.
+  // Errors: InvalidArgument  some module is not a unit of this model.
   using Modules = std::vector<const torch::nn::Module*>;  // Not owned.
   virtual absl::Status SetForwardPrefetch(const torch::nn::Module& module,
                                           const Modules& ahead) = 0;
@@ -111,7 +111,7 @@ class ShardedModel {
                                            const Modules& ahead) = 0;
 
   // As Session::RegisterCommHook, of all units or of `module` alone.
-  // Errors: also InvalidArgument  `module` is no unit of this model.
+  // Errors: also InvalidArgument  `module` is not a unit of this model.
   absl::Status RegisterCommHook(CommHook hook) {
     return session().RegisterCommHook(-1, std::move(hook));
   }
@@ -122,7 +122,7 @@ class ShardedModel {
   // does, or else the step, reduces them with its own. That needs config.gradient_slots = 0, and
   // SHARD_GRAD_OP keeps parameters that were accumulated for unsharded after backward. All ranks
   // say the same, not during forward or backward.
-  // Errors: InvalidArgument  there is no such unit.
+  // Errors: InvalidArgument  no such unit.
   virtual absl::Status SetRequiresGradientSync(bool sync, const torch::nn::Module& module,
                                                bool recurse = true) = 0;
 
@@ -132,7 +132,7 @@ class ShardedModel {
   // kept is not. Slices of other hosts leave the memory with a window, and travel again for the
   // next, only of FULL_SHARD units, so a job that wants the choice has that strategy. All ranks say
   // the same, not during forward or backward: it changes the order of execution.
-  // Errors: InvalidArgument  there is no such unit.
+  // Errors: InvalidArgument  no such unit.
   virtual absl::Status SetReshardAfterForward(bool reshard, const torch::nn::Module& module,
                                               bool recurse = true) = 0;
 

@@ -8,9 +8,9 @@
 // user: each unit is read whole, one after the other, and cut as torch.chunk does along dimension
 // 0 over the ranks that shard the unit: ceil(rows / ranks) each, fewer or none at the end. A
 // parameter without dimensions has no rows, and is whole on every rank. The flat part is the shard
-// itself without its padding: the parts of all ranks, one behind the other, are the unit's
-// parameters one behind the other. So is SHARDED's concatenation the parameter, and whoever goes
-// to another number of ranks cuts again. Units that shard nothing (NO_SHARD, or one rank alone) are
+// itself without its padding: the parts of all ranks, concatenated, are the unit's parameters,
+// concatenated. In the same way SHARDED's concatenation is the parameter; for another number of
+// ranks, cut it again. Units that shard nothing (NO_SHARD, or one rank alone) are
 // whole in SHARDED, and LOCAL is refused.
 // Source: state dict types of torch/distributed/fsdp/api.py and _state_dict_utils.py.
 #ifndef TESSERA_CLIENT_TORCH_STATE_DICT_H_

@@ -25,7 +25,7 @@
 
 namespace tessera {
 
-// `offload_to_cpu`: tensors on another device are copied to the host. Parameters and moments lie
+// `offload_to_cpu`: tensors on another device are copied to the host. Parameters and moments are
 // there anyway. `rank0_only`: the dictionaries of other ranks are empty.
 struct FullStateDictConfig {
   bool offload_to_cpu = false;

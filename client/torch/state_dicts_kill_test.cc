@@ -10,8 +10,8 @@ namespace {
 
 class StateDictsKillTest : public TorchCluster, public testing::WithParamInterface<const char*> {
  protected:
-  // Each executor dies at its third write. One that replaces it may make two, so that whoever dies
-  // first, all are through in the end.
+  // Each executor dies at its third write. One that replaces it may make two, so that in the end
+  // all finish, in whatever order they die.
   void SetUp() override {
     LocalCluster::Options options;
     options.num_devices = 2;

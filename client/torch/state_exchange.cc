@@ -78,7 +78,7 @@ absl::StatusOr<torch::Tensor> StateExchange::GatherRows(const torch::Tensor& own
   shape[0] *= session_->config().world_size;
   const torch::Tensor all = torch::empty(shape, dtype);
   RETURN_IF_ERROR(setup_.AllGather(BytesOf(padded), BytesOf(all).data()));
-  // Chunks are of one size but for the end, so they lie as the whole does.
+  // Chunks are of one size but for the end, so they have the layout of the whole.
   const int64_t group = session_->rank() / chunks;
   return all.narrow(0, group * chunks * padded.size(0), rows);
 }

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// How many elements of the unit's parameters, without padding, lie before this rank's shard.
+// How many elements of the unit's parameters, without padding, are before this rank's shard.
 int64_t ElementsBefore(const Session& session, int unit) {
   const UnitLayout& layout = session.layout().units[unit];
   return tessera::ElementsBefore(layout, layout.shards.RangeOf(Rank(session.rank())));

@@ -36,7 +36,7 @@ struct SummonOptions {
   bool recurse = true;          // False: the unit `module` alone.
   bool writeback = true;        // False: what the body changes is forgotten.
   bool rank0_only = false;      // Other ranks' parameters stay as they are: not readable.
-  bool offload_to_cpu = false;  // On the host they lie there anyway.
+  bool offload_to_cpu = false;  // On the host they are there anyway.
   // Also the reduced gradients (the mean over the ranks), as grad(); undefined where this rank gave
   // none. Written back as well: each rank's own slice, and whether there is one.
   bool with_grads = false;
@@ -91,7 +91,7 @@ class FullParameters {
 // Where the job has a parameter: in the unit's compute dtype or in full precision.
 const void* ClusterMemory(const Session& session, int unit, int parameter, bool full_precision);
 
-// Copies of what lies in the job's memory. `values` as it is in the shards.
+// Copies of the job's memory. `values` as it is in the shards.
 torch::Tensor TensorOf(ConstValues values, const std::vector<int64_t>& shape);
 // The values of any float tensor, into as many elements.
 void CopyValues(const torch::Tensor& tensor, Values values);

@@ -1,5 +1,5 @@
-// Whole parameters between steps: who sees what, and what is written back. Comments name items of
-// the conformance checklist.
+// Whole parameters between steps: which ranks see what, and what is written back. Comments name
+// items of the conformance checklist.
 #include "client/torch/summon_full_params.h"
 
 #include <set>
@@ -342,8 +342,8 @@ TEST_F(SummonTest, ErrorOfOneRanksBodyIsEveryRanksAndNothingIsWritten) {
 
 class SummonKillTest : public SummonTest, public testing::WithParamInterface<const char*> {
  protected:
-  // Each executor dies at its third write. One that replaces it may make two, so that whoever dies
-  // first, all are through in the end.
+  // Each executor dies at its third write. One that replaces it may make two, so that in the end
+  // all finish, in whatever order they die.
   void SetUp() override {
     LocalCluster::Options options;
     options.num_devices = 2;

@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-// The processor, or the rank's GPU.
+// The CPU, or the rank's GPU.
 torch::Device DeviceOf(const Session& session);
 
-// Waits for what the calling thread's stream of the tensors' GPU was given so far; on the processor
-// there is nothing to wait for.
+// Waits for all work queued so far on the calling thread's stream of the tensors' GPU; for CPU
+// tensors there is nothing to wait for.
 void AwaitStreamOf(const torch::Device& device);
 
-// For tests whose GPUs are fakes, in memory of the processor: tensors in it are libtorch's of the
-// processor while one lives. From before the first session is attached until the last has ended.
+// For tests whose GPUs are fakes, in host memory: while one lives, tensors in their memory are CPU
+// tensors of libtorch. From before the first session is attached until the last has ended.
 class ScopedProcessorTensors {
  public:
   ScopedProcessorTensors();

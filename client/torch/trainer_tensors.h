@@ -1,5 +1,5 @@
-// What an attached model has beside the job's parameters, buffers and ignored parameters, for saves
-// and loads of the session.
+// Tensors of an attached model other than the job's parameters, buffers and ignored parameters, for
+// saves and loads of the session.
 #ifndef TESSERA_CLIENT_TORCH_TRAINER_TENSORS_H_
 #define TESSERA_CLIENT_TORCH_TRAINER_TENSORS_H_
 

@@ -111,7 +111,7 @@ absl::Status CheckIgnored(const torch::nn::Module& root, const IgnoredStates& ig
 }
 
 // The parameters and buffers that `module` and what is below it hold, but for those of Sharded<>
-// that a policy may choose: whoever ignores a subtree leaves its units alone.
+// that a policy may choose: ignoring a subtree leaves its units alone.
 void IgnoreSubtree(const torch::nn::Module& module, TensorSet* ignored) {
   for (const torch::Tensor& tensor : module.parameters(/*recurse=*/false)) {
     if (tensor.defined()) ignored->insert(tensor.unsafeGetTensorImpl());

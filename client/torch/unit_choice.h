@@ -38,8 +38,8 @@ struct UnitChoice {
 };
 
 // Errors: InvalidArgument  (naming the module) a group without modules, or one that names no
-//   module below the root, one that is no Sharded<>, one that is in a group already, or one inside
-//   of another; `ignored` gives both lists, an empty pointer or tensor, the root, or a unit.
+//   module below the root, one that is not a Sharded<>, one that is in a group already, or one
+//   inside of another; `ignored` gives both lists, an empty pointer or tensor, the root, or a unit.
 absl::StatusOr<UnitChoice> ChooseUnits(torch::nn::Module& root, const WrapPolicy& policy,
                                        const IgnoredStates& ignored,
                                        const MixedPrecision& precision);

@@ -62,7 +62,7 @@ absl::Status UnitGradients::Flush(int unit) {
 }
 
 void UnitGradients::Drop() {
-  // Some of it may be read just now. What failed there is met by whoever goes on.
+  // Some of it may be in use just now. The next operation returns an error of that.
   (void)DeviceGradients(session_).Finish();
   for (auto& of_unit : kept_) of_unit.clear();
   reading_.clear();

@@ -1,7 +1,7 @@
 // What autograd has computed of units' parameters, on its way to the session.
 //
-//   on the processor   Add ──► Session::AddGradient
-//   on a GPU           Add ──► kept ──Flush──► DeviceGradients::Add, behind autograd's stream
+//   on the CPU         Add ──► Session::AddGradient
+//   on a GPU           Add ──► kept ──Flush──► DeviceGradients::Add, after autograd's stream
 //
 // On a GPU a unit's gradients stay until the next unit's are flushed: autograd runs ahead of the
 // GPU by a unit, and no farther.

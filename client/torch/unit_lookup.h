@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// The units of which a module is `module` or, with `recurse`, below it. None is no error.
+// The units of which a module is `module` or, with `recurse`, below it. None is not an error.
 std::vector<int> UnitsBelow(const ModuleUnits& units, const torch::nn::Module& module,
                             bool recurse);
 
@@ -18,7 +18,7 @@ std::vector<int> UnitsBelow(const ModuleUnits& units, const torch::nn::Module& m
 absl::StatusOr<std::vector<int>> SomeUnitsBelow(const ModuleUnits& units,
                                                 const torch::nn::Module& module, bool recurse);
 
-// Errors: InvalidArgument  `module` is no unit of this model; names it.
+// Errors: InvalidArgument  `module` is not a unit of this model; names it.
 absl::StatusOr<int> UnitOf(const ModuleUnits& units, const torch::nn::Module& module);
 
 // One unit for each. Errors: also InvalidArgument  a module of the list is null.

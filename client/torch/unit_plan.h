@@ -36,7 +36,7 @@ struct UnitPlan {
   // slots, and the rank's part of the parameters, in whole pages.
   int64_t mapped_bytes = 0;
   StepTraffic traffic;
-  std::string text;  // All of this for a person.
+  std::string text;  // All of this, human-readable.
 };
 
 // Errors: as FindUnits (module_units.h); InvalidArgument  as ValidateJobConfig and PlanMemory.

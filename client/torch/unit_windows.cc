@@ -46,7 +46,7 @@ class UnitWindows::BeforeNode : public FunctionPreHook {
     if (*alive_) windows_->BeginNode(forward_);
     return gradients;
   }
-  // The forward that one of these windows' hooks on the node names; null: there is no such hook.
+  // The forward that one of these windows' hooks on the node names; null: none.
   static const UnitForward* Of(const UnitWindows* windows, Node* node) {
     for (const auto& hook : node->pre_hooks()) {
       const auto* before = dynamic_cast<const BeforeNode*>(hook.get());

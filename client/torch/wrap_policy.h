@@ -32,7 +32,7 @@ struct WrapCandidate {
   std::string name;  // As in named_modules(): "layers.3"; of the root "".
   const torch::nn::Module& module;
   // Distinct elements of the subtree's parameters, frozen ones too. When asked whether to descend:
-  // all of them. When asked whether to wrap: those in no inner unit.
+  // all of them. When asked whether to wrap: those outside inner units.
   int64_t numel = 0;
 };
 

@@ -120,7 +120,7 @@ TEST(WrapPolicyTest, ChildrenAreAskedFirstAndParentsSeeWhatIsLeft) {  // WRAP-3
             asked.emplace_back(candidate.name, candidate.numel);
             return candidate.numel > 0 && candidate.name != "b.norm";
           }));
-  using testing::Pair;  // Neither the root nor the module that is no Sharded<> is asked.
+  using testing::Pair;  // Neither the root nor the plain module is asked.
   EXPECT_THAT(asked, ElementsAre(Pair("a.linear", 30), Pair("a.norm", 30), Pair("a", 0),
                                  Pair("b.linear", 30), Pair("b.norm", 30), Pair("b", 30)));
 }

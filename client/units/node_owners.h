@@ -30,12 +30,12 @@ class NodeOwners {
   void Begin(uint64_t thread, uint64_t next, std::shared_ptr<const UnitForward> forward);
   // ... and from here on of the one around it.
   void End(uint64_t thread, uint64_t next);
-  // How many have begun and not ended; back to that after an exception.
+  // How many have started and not ended; back to that after an exception.
   Depths depths() const;
   void EndDownTo(const Depths& depths, uint64_t this_thread, uint64_t next);
   // Null: of none.
   std::shared_ptr<const UnitForward> Find(uint64_t thread, uint64_t number) const;
-  // Nodes that were made before are of none; forwards that have begun stay.
+  // Nodes that were made before have no owner; forwards that have started stay.
   void Forget();
 
  private:

@@ -1,11 +1,11 @@
 // Which units a model asks for before it needs them. Pure logic; thread-compatible.
 //
-//   forward of u   u, then of its own list, or the unit behind u in the record    forward_prefetch
+//   forward of u   u, then of its own list, or the unit after u in the record    forward_prefetch
 //   backward of u  u, then of its own list, or the unit that ended before u       kPre
 //                  u ... the gradients of u ... the unit that ended before u      kPost
 //
 // The record for forward is the order in which units began in the first whole forward of the root.
-// That for backward is made anew by each forward of the root: the order in which units ended, with
+// That for backward is made again by each forward of the root: the order in which units ended, with
 // repetitions; a graph that waits for its backward keeps the one that it was made with. A wrong
 // guess costs an unshard that nobody needed, and memory until the end of backward.
 //

@@ -1,4 +1,4 @@
-// G12 to G14: a checkpoint saved and loaded beside plain files of as many bytes, written and read
+// G12 to G14: a checkpoint saved and loaded, against plain files of as many bytes, written and read
 // by as many processes; and what training waits for where it is saved in the background.
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -61,7 +61,7 @@ enum Series {
   kPeers,  // Of each command of the peer two: seconds, peak.
 };
 
-// What the peer does with the same bytes, beside what of ours.
+// The peer's operation on the same bytes, and ours to compare it with.
 struct PeerCommand {
   const char* command;
   const char* what;
@@ -130,7 +130,7 @@ std::vector<double> TimesOfSteps(Session* session, int count, double compute_sec
   return times;
 }
 
-// As the state of ranks lies, in pages that were touched.
+// Like the state of ranks, in pages that were touched.
 Mapping SharedMemory(int64_t size_bytes) {
   const absl::StatusOr<SharedRegion> region = SharedRegion::Create("bench", size_bytes);
   Check(region.status());
@@ -400,7 +400,7 @@ std::vector<Row> JudgeByPeer(int size, const TeamResult& result) {
   int series = kPeers;
   for (const PeerCommand& command : kPeerCommands) {
     const char* goal = command.is_load ? "G14" : "G12";
-    // torch.save and torch.load have gates; the others are shown beside them.
+    // torch.save and torch.load have gates; the others are shown for comparison.
     const bool is_judged = std::string(command.command).rfind("torch_", 0) == 0;
     const double target = !is_judged ? 0 : command.is_load ? 6 : 4;
     rows.push_back(

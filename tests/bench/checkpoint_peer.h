@@ -1,4 +1,4 @@
-// The same bytes saved and loaded by PyTorch for Python, to measure beside ours: the processes of
+// The same bytes saved and loaded by PyTorch for Python, to compare with ours: the processes of
 // peers/checkpoint_peer.py.
 #ifndef TESSERA_TESTS_BENCH_CHECKPOINT_PEER_H_
 #define TESSERA_TESTS_BENCH_CHECKPOINT_PEER_H_

@@ -69,7 +69,7 @@ Buffers MakeBuffers(TeamMember* member, int64_t bytes) {
   return b;
 }
 
-// The all-gather is in place: each rank's own part lies where it belongs.
+// The all-gather is in place: each rank's own part is in its place.
 void TimeOurs(TeamMember* member, const Buffers& b) {
   ShmCommunicator* comm = member->comm();
   const auto slices_of = [&](int64_t count) {

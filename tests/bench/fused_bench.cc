@@ -12,7 +12,7 @@ namespace {
 
 enum Series { kFused, kMapped, kCopying };
 
-// A step of one unit: gradients of all ranks and the published parameters lie in the shared
+// A step of one unit: gradients of all ranks and the published parameters are in the shared
 // mapping, the optimizer state is private.
 class Step {
  public:

@@ -1,4 +1,4 @@
-// The same collectives by Gloo, over TCP on loopback, to measure beside ours. One per rank.
+// The same collectives by Gloo, over TCP on loopback, to compare with ours. One per rank.
 #ifndef TESSERA_TESTS_BENCH_GLOO_GROUP_H_
 #define TESSERA_TESTS_BENCH_GLOO_GROUP_H_
 

@@ -1,5 +1,5 @@
-// Two hosts of this machine: halves of the team that share no memory but within each half, and
-// reach each other over TCP by the loopback interface. Beside them Gloo alone, among all ranks.
+// Two hosts of this machine: halves of the team that share memory only within each half, and reach
+// each other over TCP by the loopback interface. For comparison Gloo alone, among all ranks.
 #include <stdlib.h>
 
 #include <cstring>
@@ -42,7 +42,7 @@ int64_t ChannelBytes(int size) {
   return ShmCommunicator::RequiredBytes(size / 2, ShmCommunicator::Options()).value();
 }
 
-// What lies where in the team's memory.
+// The layout of the team's memory.
 struct Places {
   int size;
   int64_t bytes;  // Of a unit.

@@ -1,5 +1,5 @@
-// A job's state read over gRPC, beside as many bytes that a gRPC server streams from its memory;
-// and mapped, beside the passing and mapping of as many descriptors and nothing else.
+// A job's state read over gRPC, against as many bytes that a gRPC server streams from its memory;
+// and mapped, against the passing and mapping of as many descriptors and nothing else.
 #include <fstream>
 #include <memory>
 #include <string>
@@ -46,7 +46,7 @@ double SecondsOf(absl::FunctionRef<void()> body) {
   return absl::ToDoubleSeconds(absl::Now() - begin);
 }
 
-// Of this process, that is no file's and nobody else's: where copies would lie.
+// Of this process, neither a file's nor shared: where copies would be.
 int64_t OwnBytes() {
   std::ifstream status("/proc/self/status");
   std::string word;

@@ -14,8 +14,8 @@
 namespace tessera {
 namespace bench {
 
-// Passes its regions to whoever connects, one after the other, on a thread that waits for nothing
-// else. Requires a process without forks to come.
+// Passes its regions to each client that connects, one after the other, on a thread that waits for
+// nothing else. Requires that the process does not fork afterwards.
 class MapFloorServer {
  public:
   MapFloorServer(const std::string& path, int num_regions, int64_t region_bytes);

@@ -1,4 +1,4 @@
-// G10: memory of a job beside the formula, and page faults of its steps, by strategy.
+// G10: memory of a job against the formula, and page faults of its steps, by strategy.
 #include <unistd.h>
 
 #include <algorithm>

@@ -22,7 +22,7 @@ struct OpenMpiControl {
   OpenMpiOp op;
   int32_t repetitions;
   int64_t num_floats;  // Of the whole, a multiple of the number of ranks.
-  // Written before `done`. Monotonic clock; processor time since the process began.
+  // Written before `done`. Monotonic clock; CPU time since the process started.
   int64_t begin_ns[kMaxOpenMpiRanks];
   int64_t end_ns[kMaxOpenMpiRanks];
   int64_t cpu_ns[kMaxOpenMpiRanks];

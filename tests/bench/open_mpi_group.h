@@ -1,4 +1,4 @@
-// The same collectives by Open MPI, over its shared memory, to measure beside ours.
+// The same collectives by Open MPI, over its shared memory, to compare with ours.
 #ifndef TESSERA_TESTS_BENCH_OPEN_MPI_GROUP_H_
 #define TESSERA_TESTS_BENCH_OPEN_MPI_GROUP_H_
 

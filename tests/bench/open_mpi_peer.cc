@@ -1,4 +1,4 @@
-// A rank of the Open MPI beside which collectives are measured; started by mpirun as
+// A rank of the Open MPI with which collectives are compared; started by mpirun as
 //   open_mpi_peer CONTROL_FILE MAX_BYTES
 // See open_mpi_control.h. Built by mpicxx, from this file alone.
 #include <fcntl.h>

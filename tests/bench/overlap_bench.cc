@@ -1,14 +1,14 @@
-// How much of the way between hosts hides behind compute: two workers with one rank each, over TCP
-// by the loopback interface. Compute is a wait, as that of an accelerator, so that it takes no
-// processor from the transport.
+// How much of the way between hosts is hidden by compute: two workers with one rank each, over TCP
+// by the loopback interface. Compute is a wait, as that of an accelerator, so that it takes no CPU
+// from the transport.
 //
 //   communication   steps that compute nothing
 //   compute         the waits alone
 //   update          what is left of a step once everything is reduced: the vote and the optimizer
 //   both            whole steps
 //
-// The ideal is the larger of compute and communication. Where the optimizer runs after backward it
-// hides behind nothing, so there it is not taken for communication, but comes on top.
+// The ideal is the larger of compute and communication. An optimizer that runs after backward is
+// hidden by nothing, so there it does not count as communication, but is added.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -75,7 +75,7 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const JobConfig&
   while (member->NextRound()) {
     const double communication =
         SecondsOf(member, [&] { Step(session.get(), Compute(), gradient); });
-    // As long as the communication, so that both can hide wholly behind each other.
+    // As long as the communication, so that each can hide the other entirely.
     const double unit_seconds = communication / (3.0 * (kUnits - 1));
     const Compute compute = {absl::Seconds(unit_seconds), absl::Seconds(2 * unit_seconds)};
     const double waits = SecondsOf(member, [&] {

@@ -1,4 +1,4 @@
-// G11: odd world sizes and ragged shapes, per byte beside the even case.
+// G11: odd world sizes and ragged shapes, per byte against the even case.
 //
 //   even     one parameter whose size every world size here divides
 //   ragged   norms of one element and parameters of prime sizes, as many bytes in all, laid out as

@@ -37,7 +37,7 @@ void Await(WaitWord* word, uint32_t value, WaitPolicy policy) {
                     .ok());
 }
 
-// Keeps the processor busy until the peer has gone to sleep.
+// Keeps the CPU busy until the peer has gone to sleep.
 void SpinUntilAsleep(const WaitWord& word) {
   while (word.sleepers.load() == 0) {
   }

@@ -1,5 +1,5 @@
 // How the costs of an attached model grow with its parameters and units: each line has twice the
-// parameters, or units, of the one before, and what that costs beside it. 2 is linear.
+// parameters, or units, of the one before, and the ratio of their costs. 2 is linear.
 //
 //   bazel run //tests/bench:scale_bench -- --parameters 100000
 #include <algorithm>

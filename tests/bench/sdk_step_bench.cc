@@ -20,7 +20,7 @@ namespace tessera {
 namespace bench {
 namespace {
 
-enum Series { kStep, kGrpc, kWindows };  // kWindows and those behind it: by kUnits.
+enum Series { kStep, kGrpc, kWindows };  // kWindows and those after it: by kUnits.
 
 constexpr int kSteps = 300;
 constexpr int kWindowSteps = 5;

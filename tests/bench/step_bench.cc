@@ -154,8 +154,8 @@ void Measure(TeamMember* member, const ClusterProcess& cluster, const std::strin
   Floor floor(member, numel);
   // The first step records the order; the second is the first steady one.
   for (int i = 0; i < 2; ++i) sharded_step();
-  // Times `op`, and notes the processor time that all processes together took for it: what it costs
-  // on a machine that others use too.
+  // Times `op`, and notes the CPU time that all processes together took for it: what it costs on a
+  // machine that others use too.
   const auto timed = [&](int series, int cpu_series, absl::FunctionRef<void()> op) {
     const bool counts_cluster = member->rank() == 0;
     const double own = OwnCpuSeconds();

@@ -26,7 +26,7 @@ struct TeamOptions {
   int rounds = 7;
   int64_t shared_bytes = 4096;
   bool pin = true;
-  // Processor time of processes that work for the team, in nanoseconds; it is no foreign load.
+  // CPU time of processes that work for the team, in nanoseconds; not counted as foreign load.
   std::function<int64_t()> helpers_cpu_ns;
 };
 

@@ -1,4 +1,5 @@
-// The model without libtorch beside the demo's own: both have the same initial values and windows.
+// Compares the model without libtorch with the demo's own: both have the same initial values and
+// windows.
 #include "tests/testing/byte_gpt.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a demo run measured, as a text for a person and as JSON for a program.
+// What a demo run measured, as human-readable text and as JSON.
 #ifndef TESSERA_TESTS_DEMO_DEMO_REPORT_H_
 #define TESSERA_TESTS_DEMO_DEMO_REPORT_H_
 

@@ -207,7 +207,7 @@ absl::Status DemoRun::Train() {
     if (options_.kill_trainer && !killed &&
         static_cast<int64_t>(report_.losses.size()) >= options_.steps / 3) {
       killed = true;
-      // In the middle of the step that has just begun.
+      // In the middle of the step that has just started.
       absl::SleepFor(absl::Seconds(Median(step_seconds_) / 2));
       progress.Note(absl::StrCat("killing trainer 2 of ", options_.world_size,
                                  " with SIGKILL in step ", report_.losses.size() + 1));

@@ -1,4 +1,4 @@
-// The demo as tools/demo starts it, as small as it can be: what it leaves behind.
+// The demo as tools/demo starts it, as small as it can be: what it leaves.
 #include <signal.h>
 
 #include <filesystem>

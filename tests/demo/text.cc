@@ -40,7 +40,7 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t min_bytes)
   std::vector<fs::path> files;
   if (fs::is_directory(path, error)) {
     for (const auto& entry : fs::directory_iterator(path, error)) {
-      // The fortunes package has an index (.dat) and a link (.u8) beside each text.
+      // The fortunes package has an index (.dat) and a link (.u8) next to each text.
       const std::string name = entry.path().filename().string();
       if (entry.is_regular_file(error) && !entry.is_symlink(error) &&
           !absl::EndsWith(name, ".dat")) {

@@ -1,5 +1,5 @@
 // Real English text as bytes, and the batches that a step takes from it. Deterministic: the batch
-// of (seed, step, rank) is the same whoever asks, so a step that is redone sees the same bytes.
+// of (seed, step, rank) is the same for every caller, so a step that is redone sees the same bytes.
 #ifndef TESSERA_TESTS_DEMO_TEXT_H_
 #define TESSERA_TESTS_DEMO_TEXT_H_
 

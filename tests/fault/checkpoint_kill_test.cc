@@ -113,7 +113,7 @@ TEST_P(SaveKillTest, LeavesTheOldCheckpointOrTheNewOneWhole) {
   EXPECT_THAT(verified.damages, IsEmpty());
   EXPECT_EQ(verified.manifest.step, GetParam().there ? 2 : 1);
   const int64_t step = verified.manifest.step;
-  // Training goes on, and a job of its own begins with what is there.
+  // Training continues, and another job starts from what is there.
   ASSERT_OK(team.RunAll([](Session* session) { return session->Recover(); }));
   ASSERT_OK(team.TrainTo(3));
   ASSERT_OK_AND_ASSIGN(TrainerTeam next, OpenTeam("next"));
@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(Points, SaveKillTest,
 
 class BackgroundSaveKillTest : public CheckpointKillTest {};
 
-// An executor dies while its thread writes: training goes on, the old checkpoint stays.
+// An executor dies while its thread writes: training continues, the old checkpoint stays.
 TEST_P(BackgroundSaveKillTest, LeavesTheOldCheckpointAndTrainingGoesOn) {
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, OpenTeam("toy"));
   ASSERT_OK(team.TrainTo(1));

@@ -1,5 +1,5 @@
-// A worker's daemon is killed, or stopped, while its job trains, and the next one goes on with the
-// job's memory: the trainers live on, and the final model is the same bytes as that of an
+// A worker's daemon is killed, or stopped, while its job trains, and the next one continues with
+// the job's memory: the trainers live on, and the final model is the same bytes as that of an
 // undisturbed run. Real processes.
 #include <signal.h>
 

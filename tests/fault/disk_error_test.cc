@@ -1,6 +1,6 @@
 // Each operation of a save or load on the disk fails once, on each rank: ENOSPC, EIO, a write that
 // writes half. All ranks get the error with its cause; what was saved before stays, to the bit;
-// training goes on, and the next save finds nothing in its way.
+// training continues, and the next save finds nothing in its way.
 //
 // Only calls can fail so: an error of a page that is mapped would be a signal. Files of checkpoints
 // and models are read by read() and pread() alone.
@@ -47,8 +47,8 @@ class DiskErrorTest : public testing::Test {
   }
   DiskTree Tree() const { return ReadTree(training_->folder()).value(); }
 
-  // Lets the first, second, ... call of `calls` by `rank` fail in `act`, until there is no such
-  // one. `failed` says which it was; `check` is told, and what `act` gave.
+  // Lets the first, second, ... call of `calls` by `rank` fail in `act`, until none is left.
+  // `failed` says which it was; `check` is told, and what `act` gave.
   using Check = std::function<void(const std::string& failed, const std::vector<absl::Status>&)>;
   void FailEach(int rank, uint32_t calls, int error,
                 const std::function<std::vector<absl::Status>()>& act, const Check& check,

@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 using GpuErrorOfOneTest = GpuProcessCluster;
 
-// What the trainers are told, who otherwise only see a step that is done again.
+// What the trainers are told; otherwise they only see a step that is done again.
 TEST_F(GpuErrorOfOneTest, TrainersOfAllRanksAreToldOfTheErrorByName) {
   StartCluster("cuda.call=fail@400");
   ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(Options(/*offload=*/false)));
@@ -137,7 +137,7 @@ TEST_F(GpuWantTest, JobForWhichTheGpuHasNoRoomIsToldByNameAndOthersGoOn) {
 }
 
 // The sum of an offloaded rank's slices has room of the GPU that is taken at the first reduction.
-// Want of it is no error of the device: the same executors have it in the next epoch.
+// Lack of it is not an error of the device: the same executors have it in the next epoch.
 TEST_F(GpuWantTest, SumForWhichThereWasNoRoomIsToldByBytesAndTheSameExecutorsGoOn) {
   StartCluster("cuda.MemAlloc=fail@4");
   const SessionOptions options = Options(/*offload=*/true);

@@ -1,6 +1,6 @@
 // Trainers on a GPU, which is a fake here that processes share, that have their rank's executor in
 // their process and end: killed, or by an error of the GPU, which is that of both. The next
-// trainers go on with what lies on the GPU, to the bits of an undisturbed run. An error that
+// trainers continue with the state on the GPU, to the bits of an undisturbed run. An error that
 // training code meets is told to all ranks, whose trainers end with it here.
 #include <signal.h>
 #include <stdlib.h>
@@ -69,7 +69,7 @@ class GpuHostedTest : public GpuProcessCluster, public testing::WithParamInterfa
     })) << ReadFile(LogOf(rank));
     return trainers_[rank]->Wait();
   }
-  // Those that end with an error are started again, as whoever runs a job would.
+  // Those that end with an error are started again, as a job's operator would.
   std::string Finish() {
     EXPECT_TRUE(Eventually([&] {
       int num_done = 0;

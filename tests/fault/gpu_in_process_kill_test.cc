@@ -1,7 +1,7 @@
-// SIGKILL of trainers that have, beside their rank's executor, all that the rank has on its GPU in
-// their process, since the fake's driver passes no memory between processes. The worker has the
-// state: the next trainer goes on from the last step that was decided, to the bits of a run on the
-// processor that nobody disturbed.
+// SIGKILL of trainers that have their rank's executor and everything that the rank has on its GPU
+// in their process, since the fake's driver passes no memory between processes. The worker has the
+// state: the next trainer continues from the last decided step, to the bits of an undisturbed run
+// on the host.
 #include <signal.h>
 #include <stdlib.h>
 
@@ -90,7 +90,7 @@ class GpuInProcessKillTest : public testing::TestWithParam<Case> {
     })) << ReadFile(LogOf(rank));
     return first;
   }
-  // Those that end before they are through are started again, as whoever runs a job would.
+  // Those that end before they are through are started again, as a job's operator would.
   std::string Finish() {
     EXPECT_TRUE(Eventually([&] {
       int num_done = 0;
@@ -143,7 +143,7 @@ TEST_P(GpuInProcessKillTest, NextTrainerGoesOnFromTheLastStepAndTheModelIsBitIde
     EXPECT_EQ(AwaitEnd(1), test.is_killed ? 128 + SIGKILL : 1) << ReadFile(LogOf(1));
   }
   if (test.next_step != 0) {
-    // Who does not host is refused, and leaves the rank to who does.
+    // A trainer that does not host is refused, and leaves the rank to one that does.
     StartTrainer(1, {});
     EXPECT_EQ(AwaitEnd(1), 1);
     EXPECT_THAT(ReadFile(LogOf(1)), HasSubstr("FAILED_PRECONDITION: rank 1 of job 'toy' needs"));

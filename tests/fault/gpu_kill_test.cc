@@ -1,6 +1,6 @@
 // SIGKILL of executors and trainers of jobs on a GPU, which is a fake here that processes share:
-// training ends with the bits of an undisturbed run on the processor, and what lies on the GPU is
-// nobody's who was killed.
+// training ends with the bits of an undisturbed run on the host, and no memory on the GPU belongs
+// to a killed process.
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>

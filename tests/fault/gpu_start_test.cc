@@ -1,6 +1,6 @@
-// A job that is trained on a GPU, which is a fake here, and whose trainer comes anew with the
+// A job that is trained on a GPU, which is a fake here, and whose trainer comes back with the
 // executor in its process, while the driver has no memory for one of its calls: the error is told
-// by name, nothing of it is left, and the job goes on from where it was, to the same bits.
+// by name, nothing of it is left, and the job continues from where it was, to the same bits.
 #include <memory>
 #include <string>
 

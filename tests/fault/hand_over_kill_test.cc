@@ -83,7 +83,7 @@ class HandOverKillTest : public ProcessCluster {
     ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
     team_.emplace(std::move(team));
   }
-  // As trainers do that are told to go on whoever dies.
+  // As trainers that must continue whichever process dies.
   static absl::Status TakeOverAlways(Session* session) {
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     while (true) {

@@ -1,5 +1,5 @@
 // Executors that hang in the middle of a step and are not stopped, as in a driver's call that does
-// not return: ranks 0 and 1 are on "w", rank 2 on "x". Who is behind is named, and the final model
+// not return: ranks 0 and 1 are on "w", rank 2 on "x". The late rank is named, and the final model
 // is the same bytes as that of an undisturbed run.
 #include <string>
 
@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(Points, HangPointTest,
                          testing::Values("engine.operation=hold@301", "step.before-vote=hold@21",
                                          "step.before-publish=hold@21", "reduce.started=hold@81"));
 
-// Nobody waits for whom.
+// No rank that others wait for.
 TEST_F(HangTest, ExecutorsThatAllHangAreNamedAndReplaced) {
   ASSERT_FALSE(UndisturbedModel().empty());
   collective_timeout_ = absl::Seconds(1);

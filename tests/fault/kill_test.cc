@@ -1,5 +1,5 @@
 // SIGKILL of each kind of process in the middle of a run of real processes: the final model is the
-// same bytes as that of an undisturbed run, and nothing is left behind.
+// same bytes as that of an undisturbed run, and nothing is leaked.
 #include <signal.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // Whatever process ends, and however, nothing of it is left: no process, no descriptor or mapping
-// in those that go on, no shared memory object with a name, no file outside the folder.
+// in those that continue, no shared memory object with a name, no file outside the folder.
 #include <dirent.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -98,7 +98,7 @@ class LeftoversTest : public ProcessCluster, public testing::WithParamInterface<
   }
 };
 
-// The worker goes on, and holds what it held before.
+// The worker continues, and holds what it held before.
 TEST_P(LeftoversTest, NothingIsLeftOfAProcessThatEnded) {
   pause_at_ = 3;  // Until all was looked at.
   StartAll();

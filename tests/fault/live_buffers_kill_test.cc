@@ -63,7 +63,7 @@ class LiveBuffersKillTest : public ProcessCluster {
       }
     });
   }
-  // Some have come, and training goes on to its end.
+  // Some have come, and training continues to its end.
   void ResumeOnceRead() {
     EXPECT_TRUE(Eventually([this] { return num_readings_.load() > 2; }));
     Resume();

@@ -1,4 +1,4 @@
-// The process of a client is killed in the middle of what it reads or sets: training goes on, the
+// The process of a client is killed in the middle of a read or put: training continues, the
 // coordinator and the worker have nothing left of it, and the next client is served.
 #include <signal.h>
 

@@ -1,5 +1,5 @@
 // Workers that die with a job's shards while clients read it, set it or have it saved: each client
-// is told which worker or job it was, soon, and whoever comes later that the job is lost.
+// is told soon which worker or job it was, and later clients that the job is lost.
 #include <filesystem>
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
-// Processes that map the state of a job, and what becomes of it where one of all these processes is
-// killed or hangs: nobody waits for who maps it, nothing of a client is left, and what was said to
-// be true was.
+// Processes that map the state of a job, and the effect of killing or hanging any of these
+// processes: nobody waits for a mapping client, a client leaves nothing, and what was validated was
+// true.
 #include <signal.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ using testing_support::ReadFile;
 
 constexpr int kAtOnce = 8;  // As many clients as may map one job.
 
-// Who lets a job be mapped.
+// The server that a client asks for maps.
 enum class Way { kCoordinator, kWorker };
 
 class LiveMapKillTest : public LiveCluster {
@@ -234,7 +234,7 @@ class LiveMapKillPointTest : public LiveMapKillTest, public testing::WithParamIn
   void ChangeUntilTheyStop() {
     stepping_ = std::thread([this] { (void)Change(); });
   }
-  // Until all executors have begun to write `version`, and cannot go on.
+  // Until all executors have started to write `version`, and cannot continue.
   void AwaitWriting(int64_t version) {
     const Mapping group = MapRegionOf(worker_->pid(), "toy/group");
     ASSERT_TRUE(group.valid());
@@ -372,7 +372,7 @@ TEST_F(LiveMapKillTest, CoordinatorThatIsKilledTakesNothingFromWhoAsksTheWorker)
   ASSERT_OK_AND_ASSIGN(const auto map, Open());
   coordinator_->Kill(SIGKILL);
   EXPECT_EQ(coordinator_->Wait(), 128 + SIGKILL);
-  ASSERT_NO_FATAL_FAILURE(StepOnce());  // Steps go on without it.
+  ASSERT_NO_FATAL_FAILURE(StepOnce());  // Steps continue without it.
   ASSERT_OK(map->Renew());
   EXPECT_EQ(ValuesOf(*map), small_at_.at(2));
   EXPECT_TRUE(map->StillTrue());

@@ -34,7 +34,7 @@ class LiveMemoryTest : public LiveCluster {
  protected:
   LiveMemoryTest() { world_size_ = 4; }
 
-  // Takes steps until `tessera put` has ended, however long that takes; after each, `beside`.
+  // Takes steps until `tessera put` has ended, however long that takes; after each, calls `beside`.
   void PutBeside(const std::string& name, const std::function<void()>& beside) {
     const std::string path = Path("put.safetensors");
     const std::vector<float> values = WriteBig(path, name);

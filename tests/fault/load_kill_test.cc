@@ -1,5 +1,5 @@
 // Executors are killed while they load a model: all ranks have the old values or all have the
-// file's, and training goes on.
+// file's, and training continues.
 #include <algorithm>
 #include <cctype>
 #include <string>

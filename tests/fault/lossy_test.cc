@@ -1,5 +1,5 @@
 // What clients and workers tell the coordinator, and what it answers, is lost, repeated and
-// delayed: the job goes on, and the final model is the same bytes as that of an undisturbed run.
+// delayed: the job continues, and the final model is the same bytes as that of an undisturbed run.
 // Real processes.
 #include <signal.h>
 #include <unistd.h>

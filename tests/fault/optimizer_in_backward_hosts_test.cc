@@ -1,5 +1,5 @@
 // Updates in backward of a job on two workers, cut over all ranks or hybrid: the final model is the
-// same bytes as with updates after the decision, whoever is killed.
+// same bytes as with updates after the decision, whichever process is killed.
 #include <signal.h>
 
 #include <map>
@@ -102,7 +102,7 @@ TEST_P(OptimizerInBackwardHostsTest, KilledExecutorOfEitherWorkerChangesNoBit) {
 INSTANTIATE_TEST_SUITE_P(Groups, OptimizerInBackwardHostsTest, testing::Values(0, 2));
 
 // The executors of one worker end among the updates of step 11, or around its decision; those of
-// the other worker have guessed too, and go on.
+// the other worker have guessed too, and continue.
 class OptimizerInBackwardHostsKillPointTest
     : public TwoWorkers,
       public testing::WithParamInterface<std::tuple<int, const char*>> {};

@@ -108,7 +108,7 @@ class PowerLossTest : public testing::Test {
     EXPECT_NE(FirstWrong(records, saved, kSeed, &sample), "");
   }
 
-  // The values of the version that lies there; null where none does.
+  // The values of the version that is there; null if none is.
   const std::vector<float>* ValuesAt(const std::string& folder, const std::string& name) {
     const auto tree = ReadTree(folder);
     EXPECT_OK(tree);
@@ -154,7 +154,7 @@ class PowerLossTest : public testing::Test {
   std::vector<std::pair<Version, std::vector<float>>> values_;  // Of parameters, by version.
 };
 
-// A job that comes after the crash: what lies at `name` is loaded to the bit, if anything does, and
+// A job that comes after the crash: what is at `name` is loaded to the bit, if anything does, and
 // saved again at the same place, whatever else the crash has left there.
 void LoadAndSaveAgain(TrainerTeam* next, const std::string& folder, const std::string& name,
                       const std::vector<float>* values) {
@@ -184,7 +184,7 @@ TEST_F(PowerLossTest, LeavesTheOldCheckpointOrTheNewOneToTheBit) {
 // The same states would be wrong if a rank did not sync its bytes, or nobody the names.
 TEST_F(PowerLossTest, EachRanksSyncsAndThoseOfFoldersAreWhatKeepsIt) {
   for (int i = 0; i < 2; ++i) SaveCheckpoint("c");
-  std::map<uint64_t, bool> is_folder;  // By inode, as the log goes on.
+  std::map<uint64_t, bool> is_folder;  // By inode, at the log's current place.
   const auto is_sync = [&](const DiskRecord& record) {
     if (record.event == DiskEvent::kMakeFolder) is_folder[record.inode] = true;
     if (record.event == DiskEvent::kCreate) is_folder[record.inode] = false;

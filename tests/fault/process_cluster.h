@@ -1,5 +1,5 @@
 // A cluster of real processes for tests that end them: coordinator, worker, its executors and one
-// trainer a rank, which train the toy model and save it. Everything lies in a folder of its own;
+// trainer a rank, which train the toy model and save it. Everything is in a folder of its own;
 // after a failure the logs are shown. A test fixture; thread-compatible.
 #ifndef TESSERA_TESTS_FAULT_PROCESS_CLUSTER_H_
 #define TESSERA_TESTS_FAULT_PROCESS_CLUSTER_H_
@@ -71,13 +71,13 @@ class ProcessCluster : public testing::Test {
     int pid = 0;
     std::string address;
   };
-  // Of the coordinator (its pid is not used: it runs beside the test), of "w" and of "x"; empty:
-  // all are of this machine, and meet by its loopback interface.
+  // Of the coordinator (its pid is not used: it runs in the test's namespace), of "w" and of "x";
+  // empty: all are of this machine, and meet by its loopback interface.
   std::vector<Host> hosts_;
   int64_t steps_ = kSteps;  // That trainers take.
   int world_size_ = kWorldSize;
-  int group_size_ = 0;                      // Of a hybrid job; 0: it is none.
-  std::vector<std::string> trainer_flags_;  // Beside what the others here say.
+  int group_size_ = 0;                      // Of a hybrid job; 0: not hybrid.
+  std::vector<std::string> trainer_flags_;  // In addition to the others here.
   // Worker "w" has devices for all ranks but the last ones, so the job needs worker "x" too.
   bool split_ = false;
   int on_second_ = 1;  // Ranks that are left for the second worker.
@@ -87,7 +87,7 @@ class ProcessCluster : public testing::Test {
   std::string journal_name_ = "/journal";
   // Whose user trainers are, which find the coordinator at its socket; -1: the test's, by TCP.
   int trainer_uid_ = -1;
-  std::vector<std::string> coordinator_flags_;  // Beside what the others here say.
+  std::vector<std::string> coordinator_flags_;  // In addition to the others here.
   bool debuggable_ = true;                      // Workers and executors: the test looks into them.
   std::string keep_memory_ = "0";               // Of workers, while their daemon is away.
   std::string daemon_faults_;  // Of worker "w" but its executors: see base/fault_point.h.

@@ -143,8 +143,8 @@ TEST_P(PutHostsKillPointTest, PutIsOnBothWorkersOrOnNoneAndOnceDecidedOnBoth) {
   Resume();
   const bool is_set = AwaitPut().exit_code == 0;
   const StoredValues model = FinalModel();
-  // A vote may be lost with who cast it. Then the others do not decide, and the put that a rank
-  // dies with again and again is given up in the end.
+  // A vote may be lost with its rank. Then the others do not decide, and a put with which a rank
+  // dies again and again is given up in the end.
   EXPECT_TRUE(is_set || point == std::string("put.after-vote")) << result_.err;
   for (const auto& [name, tensor] : put_) EXPECT_EQ(model.at(name) == tensor, is_set) << name;
   EXPECT_EQ(absl::StrContains(result_.err, "nothing was changed"), !is_set) << result_.err;

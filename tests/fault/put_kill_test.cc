@@ -1,5 +1,5 @@
 // Executors are killed in the middle of a put: all ranks have the old values or all have the new
-// ones, training goes on, and the put is done in the end, or was never.
+// ones, training continues, and the put is done in the end, or was never.
 #include <stdlib.h>
 
 #include <algorithm>

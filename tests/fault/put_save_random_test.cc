@@ -1,6 +1,7 @@
 // Values are put into a job and checkpoints of it are asked for, at random, while it trains and its
 // executors are killed at random steps. A reference in plain scalar code takes the same steps, and
-// behind each the puts that clients were told to be in it: every reading, every checkpoint and the
+// after each applies the puts that clients were told to be in it: every reading, every checkpoint
+// and the
 // last state have its bits, so that each put is wholly in or wholly out.
 //
 // A failure names its seed; --gtest_random_seed=SEED repeats it. What meets what depends on the
@@ -272,7 +273,7 @@ class PutSaveRandomTest : public testing::Test {
   int num_kills_ = 0;
   std::vector<Put> puts_;                 // That were set, in order.
   std::map<std::string, int64_t> saved_;  // Path and step.
-  std::vector<std::string> given_up_;     // Paths of those that were not saved in three tries.
+  std::vector<std::string> given_up_;     // Paths of those that were not saved in three attempts.
   std::vector<LiveReading> readings_;
 };
 
@@ -296,7 +297,7 @@ TEST_F(PutSaveRandomTest, EveryReadingCheckpointAndTheEndAreTheReferencesBits) {
   for (const LiveReading& reading : readings_)
     ExpectIs(reading.values, states, reading.step, reading.committed_step - reading.step);
   for (const auto& [path, step] : saved_) EXPECT_EQ(ExpectSaved(path, states), step) << path;
-  // The last try may have had its name before its epoch ended: then one lies there, a whole one.
+  // The last try may have had its name before its epoch ended: then a complete one is there.
   for (const std::string& path : given_up_) {
     if (std::filesystem::exists(path)) (void)ExpectSaved(path, states);
   }

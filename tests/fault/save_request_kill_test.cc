@@ -1,6 +1,6 @@
 // Executors, trainers and the coordinator are killed while a checkpoint that was asked for from
 // outside is waited for or made. The request says what happened, and is made of a later step; the
-// checkpoint of before stays until then.
+// previous checkpoint stays until then.
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -304,14 +304,15 @@ class SaveRequestProcessTest : public ProcessCluster {
 
 TEST_F(SaveRequestProcessTest, RequestAndWhatIsKnownSurviveTheDeathOfTheCoordinator) {
   ASSERT_FALSE(UndisturbedModel().empty());
-  // The first step's order is asked for at the coordinator, so its releases follow the wish.
+  // The first step's order is requested from the coordinator, so its releases follow the save
+  // request.
   pause_at_ = 1;
   StartAll();
   for (int rank = 0; rank < world_size_; ++rank) AwaitStep(rank, pause_at_);
   Connect();
   ASSERT_OK_AND_ASSIGN(const v1::Save asked, Ask(client_.get(), "r", path()));
   KillCoordinator();
-  // The worker is connected again, and its line has the wish.
+  // The worker is connected again, and its line has the request.
   ASSERT_TRUE(Eventually([&] {
     const auto again = Ask(client_.get(), "r", path());
     return again.ok() && again->number() == asked.number() && again->waits_for() == "the next step";

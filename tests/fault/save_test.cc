@@ -56,7 +56,8 @@ TEST_F(SaveTest, KilledSaveLeavesNothingAndTheNextOneWorks) {
   EXPECT_EQ(ReadFile(folder_ + "/first"), ReadFile(folder_ + "/second"));
 }
 
-// Whoever is killed, and wherever: the folder of the model, or the ranks' parts, are as before.
+// Whichever process is killed, at any point: the folder of the model, or the ranks' parts, are as
+// before.
 TEST_F(SaveTest, KilledSaveOfFilesOrPartsLeavesNothingAndTheNextOneWorks) {
   for (const bool in_parts : {false, true}) {
     for (const char* point : {"save.created", "model-file.publish", "file.sync"}) {

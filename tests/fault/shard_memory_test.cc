@@ -1,4 +1,4 @@
-// An executor owns nothing: what it worked on lies in the worker's memory, untouched by its death.
+// An executor owns nothing: what it worked on is in the worker's memory, untouched by its death.
 #include <signal.h>
 #include <unistd.h>
 

@@ -53,7 +53,7 @@ class SoakRun : public HybridCluster {
     const absl::Time deadline = absl::Now() + absl::Minutes(3);
     while (IsRunning() && !HasFailure() && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(Draw(2, longest_pause_ms_)));
-      // Who ends while others still save the model cannot be asked again.
+      // A trainer that ends while others still save the model cannot be asked again.
       if (num_faults_ < max_faults && Step() < steps_ - 2) DoOne();
       RestartEndedTrainers();
     }
@@ -73,7 +73,7 @@ class SoakRun : public HybridCluster {
     return std::any_of(trainers_.begin(), trainers_.end(),
                        [](const auto& trainer) { return trainer->running(); });
   }
-  // One that ended with an error has lost its worker's memory: its successor goes on.
+  // One that ended with an error has lost its worker's memory: its successor continues.
   void RestartEndedTrainers() {
     for (int rank = 0; rank < world_size_; ++rank) {
       if (trainers_[rank]->running() || trainers_[rank]->Wait() == 0) continue;

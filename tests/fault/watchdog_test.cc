@@ -1,6 +1,6 @@
-// What coordinator and worker tell a service manager that watches them: they serve, they go on,
-// they hang. The test is the manager. One that it ends for its silence is back as after any other
-// end, and the final model is the same bytes as that of an undisturbed run.
+// What coordinator and worker tell a service manager that watches them: they serve, they make
+// progress, they hang. The test is the manager. One that it ends for its silence is back as after
+// any other end, and the final model is the same bytes as that of an undisturbed run.
 #include <signal.h>
 
 #include <filesystem>

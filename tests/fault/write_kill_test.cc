@@ -1,5 +1,5 @@
 // An executor is killed in the middle of a write of parameters: all ranks have the old values or
-// all have the new ones, and training goes on.
+// all have the new ones, and training continues.
 #include <algorithm>
 #include <cctype>
 #include <string>

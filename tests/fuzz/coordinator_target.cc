@@ -61,7 +61,7 @@ std::unique_ptr<CoordinatorHost> HostOf(const std::shared_ptr<coordinator::Memor
   return host.ok() ? *std::move(host) : nullptr;
 }
 
-// Runs events on a core, with its journal beside it.
+// Runs events on a core, together with its journal.
 class Core {
  public:
   template <typename Handler>

@@ -56,7 +56,7 @@ OpenFile FileOf(absl::string_view bytes) {
   return file;
 }
 
-// Texts lie in `bytes`. Values may contain themselves: `*left` of them are looked at.
+// Texts are within `bytes`. Values may contain themselves: `*left` of them are looked at.
 void CheckTexts(dcp::Pickle::Ref value, absl::string_view bytes, int* left) {
   if (--*left < 0) return;
   if (value.kind() == dcp::PickleKind::kString || value.kind() == dcp::PickleKind::kBytes) {
@@ -69,7 +69,7 @@ void CheckTexts(dcp::Pickle::Ref value, absl::string_view bytes, int* left) {
 
 }  // namespace
 
-// Tensors that were accepted lie in the file and cover it.
+// Accepted tensors are within the file and cover it.
 void SafetensorsHeader(absl::string_view bytes) {
   const auto header = DecodeHeader(bytes, static_cast<int64_t>(bytes.size()));
   if (!header.ok()) return;
@@ -96,8 +96,7 @@ void ModelIndex(absl::string_view bytes) {
   for (const std::string& file : FilesOf(*index)) TESSERA_CHECK(!file.empty() && file[0] != '/');
 }
 
-// Slices that were accepted lie in the file and in their tensors, and are written as they were
-// read.
+// Accepted slices are within the file and in their tensors, and encode to what was decoded.
 void CheckpointPart(absl::string_view bytes) {
   const auto header = DecodeHeader(bytes, static_cast<int64_t>(bytes.size()));
   if (!header.ok()) return;
@@ -160,7 +159,7 @@ void DcpMetadata(absl::string_view bytes) {
   }
 }
 
-// A tensor that was accepted lies in the file, its storage too. What is an object is no tensor.
+// An accepted tensor is within the file, its storage too. An object is not a tensor.
 void TorchTensor(absl::string_view bytes) {
   const OpenFile file = FileOf(bytes);
   const auto object = dcp::TorchObject::Read(file, {0, file.size_bytes});
@@ -172,7 +171,7 @@ void TorchTensor(absl::string_view bytes) {
   TESSERA_CHECK(tensor->storage.begin_bytes + tensor->storage.size_bytes <= file.size_bytes);
 }
 
-// Nothing of what was decoded lies outside of the bytes.
+// Nothing that was decoded is outside the bytes.
 void PickleValues(absl::string_view bytes) {
   static constexpr absl::string_view kGlobals[] = {"torch Size", "collections OrderedDict"};
   for (const bool persistent_ids : {false, true}) {
@@ -183,7 +182,7 @@ void PickleValues(absl::string_view bytes) {
   }
 }
 
-// Members lie in the zip, and at the same places of it wherever it lies in a file.
+// Members are within the zip, and at the same places of it wherever the zip is in a file.
 void StoredZip(absl::string_view bytes) {
   constexpr int64_t kBefore = 7;
   const OpenFile alone = FileOf(bytes);

@@ -21,7 +21,7 @@ void CheckpointPart(absl::string_view bytes);
 void Manifest(absl::string_view bytes);
 // The .metadata of a DCP folder.
 void DcpMetadata(absl::string_view bytes);
-// What a DCP folder says of an optimizer: its .metadata, __0_0.distcp and __1_0.distcp, each behind
+// What a DCP folder says of an optimizer: its .metadata, __0_0.distcp and __1_0.distcp, each after
 // its length, of four bytes.
 void DcpOptimizer(absl::string_view bytes);
 // A tensor as torch.save writes it.
@@ -45,7 +45,7 @@ void PutCommands(absl::string_view bytes);
 // PutRequest...: what a client sends a coordinator.
 void PutRequests(absl::string_view bytes);
 
-// Of a coordinator: what clients and workers say, each behind a GetJobRequest whose job_id says
+// Of a coordinator: what clients and workers say, each after a GetJobRequest whose job_id says
 // what it is: "c" CreateJob, "d" DeleteJob, "w" RegisterWorker, "o" Connect, "e" an event of a
 // stream, "s" RequestSave, "x" CancelSave; and "t" alone: some time passes.
 void CoordinatorEvents(absl::string_view bytes);

@@ -177,7 +177,7 @@ void LiveTensors(absl::string_view bytes) {
   TESSERA_CHECK(saved.ok() == std::filesystem::remove(path));
 }
 
-// What was accepted whole is in the file, range behind range, with its sums.
+// A completely accepted put is in the file, range after range, with its sums.
 void PutCommands(absl::string_view bytes) {
   static const JobRegions* const regions = new JobRegions(MakeRegions());
   Messages messages(bytes);

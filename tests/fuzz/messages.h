@@ -1,4 +1,4 @@
-// Messages of a stream as fuzzers give them: one behind the other, each after its length, a varint.
+// Messages of a stream as fuzzers give them: one after the other, each after its length, a varint.
 #ifndef TESSERA_TESTS_FUZZ_MESSAGES_H_
 #define TESSERA_TESTS_FUZZ_MESSAGES_H_
 
@@ -18,7 +18,7 @@ class Messages {
     google::protobuf::SetLogHandler(nullptr);  // It has a line for each text that is none.
   }
 
-  // False: there is none any more, or what comes is no such message.
+  // False: none is left, or the bytes are not such a message.
   bool Next(google::protobuf::MessageLite* message) {
     message->Clear();
     return google::protobuf::util::ParseDelimitedFromZeroCopyStream(message, &stream_, nullptr);

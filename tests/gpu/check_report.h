@@ -35,12 +35,12 @@ struct SuiteResult {
 // only if it ended well and something of it ran: all of it skipped is kRanNothing.
 SuiteResult JudgeTests(const Suite& suite, const ProgramEnd& end, const std::string& json);
 
-// What a sanitizer found is no test's failure: the reason has its summary.
+// A sanitizer's finding is not a test's failure: the reason has its summary.
 //
-// Of the benchmark: `json` is what it wrote. A row counts as a test; one that misses its aim has
-// passed, for an aim is no test. That a peer is not there is no failure, and so is a figure that
-// this machine has no means for. The rows go to `rows`, also those of a program that was killed or
-// died behind them, which has not passed.
+// Of the benchmark: `json` is its output. A row counts as a test; one that misses its aim has
+// passed, because an aim is not a test. A missing peer is not a failure, nor is a figure that this
+// machine cannot measure. The rows go to `rows`, also those of a program that was killed or died
+// after them, which has not passed.
 SuiteResult JudgeBench(const Suite& suite, const ProgramEnd& end, const std::string& json,
                        std::vector<BenchRow>* rows);
 

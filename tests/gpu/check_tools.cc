@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<PrivateMps>> PrivateMps::Start(const std::string&
     unsetenv(kLogVariable);
     return ErrnoStatus(errno, "fork");
   }
-  setpgid(pid, pid);  // Whoever is first.
+  setpgid(pid, pid);  // Parent or child, whichever is first.
   daemon_group = pid;
   auto daemon = absl::WrapUnique(new PrivateMps(tool, log, pid));
   RETURN_IF_ERROR(daemon->AwaitControl(absl::StrCat(pipe, "/control"), patience));

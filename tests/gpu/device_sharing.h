@@ -64,7 +64,7 @@ std::vector<char> Pattern(int64_t size_bytes);
 // An executor whose events order another's streams.
 struct EventUser {
   static absl::StatusOr<EventUser> Create(const Driver& driver);
-  // To a process whose socket this is, beside a region.
+  // To the process of this socket, in addition to a region.
   absl::Status SendEvent(int socket, CudaEventHandle* event) const;
   absl::StatusOr<CudaEventHandle*> ReceiveEvent(int socket) const;
 
@@ -78,7 +78,7 @@ class SharingProcessesTest : public testing::TestWithParam<Driver> {
  protected:
   void SetUp() override;
 
-  // Each process closes what is the others', so that who waits for one that is gone is told.
+  // Each process closes what is the others', so that a wait for one that is gone ends.
   void BeKeeper() {
     to_writer_.second.Reset();
     to_reader_.second.Reset();

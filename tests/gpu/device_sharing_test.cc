@@ -1,4 +1,5 @@
-// Memory of a device between processes: who writes, reads and owns it, and when it is free again.
+// Memory of a device between processes: which of them writes, reads and owns it, and when it is
+// freed.
 #include "tests/gpu/device_sharing.h"
 
 #include <fcntl.h>

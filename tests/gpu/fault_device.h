@@ -13,7 +13,7 @@
 namespace tessera {
 namespace gpu_check {
 
-// A MakeRankDevice: the processor's, or that GPU.
+// A MakeRankDevice: the host's, or that GPU.
 absl::StatusOr<std::unique_ptr<RankDevice>> MakeFaultDevice(const DeviceName& device);
 
 // Enqueues a kernel that writes where nothing is mapped: from then on all that this process does on

@@ -1,8 +1,7 @@
 // What a test of faults is besides: its own executor and trainer, so that one file is all of it.
 //
 //   PROGRAM                                the test
-//   PROGRAM --as-executor FILE [...]       an executor, as tessera-executor; the one that finds
-//   FILE
+//   PROGRAM --as-executor FILE [...]       an executor, as tessera-executor; one that finds FILE
 //                                          before a reduction removes it and breaks its device
 //   PROGRAM --as-trainer [...]             a trainer of the toy model: see its --help
 #ifndef TESSERA_TESTS_GPU_FAULT_PROGRAMS_H_

@@ -79,7 +79,7 @@ struct BenchOptions {
 inline constexpr int64_t kMinArrayBytes = 64 << 10;
 
 // How large arrays are where `free_bytes` are free; a multiple of kMinArrayBytes. Pure.
-// Errors: ResourceExhausted  there is no room for arrays of kMinArrayBytes
+// Errors: ResourceExhausted  no room for arrays of kMinArrayBytes
 absl::StatusOr<int64_t> ArrayBytes(int64_t wanted_bytes, int64_t free_bytes);
 
 // A row for each figure, in a fixed order; one that cannot be measured says why, and the others

@@ -1,6 +1,6 @@
 // Measures a GPU and writes what came of it as JSON: part of what DIR/gpu-check runs.
 //
-// Exit status: 0 all was measured, 1 something was not: the rows say what, or there is no device.
+// Exit status: 0 all was measured, 1 something was not: the rows say what, or no device was found.
 #include <fstream>
 #include <iostream>
 #include <memory>

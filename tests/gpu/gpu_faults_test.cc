@@ -1,5 +1,5 @@
-// Faults of processes and of the GPU in jobs on it: what lies there stays as it is, to the
-// checksum, and training goes on to the bits of the processor. Over the fake GPU everywhere, and
+// Faults of processes and of the GPU in jobs on it: its memory stays as it is, to the checksum, and
+// training continues to the bits of a job on the host. Over the fake GPU everywhere, and
 // over the machine's own where it has one.
 #include <fcntl.h>
 #include <signal.h>
@@ -108,7 +108,7 @@ class GpuFaultsTest : public testing::Test {
     EXPECT_EQ(values.front(), values.back());
     return values.front();
   }
-  // Of a job on the processor.
+  // Of a job on the host.
   absl::StatusOr<std::vector<float>> Expected() {
     LocalCluster::Options options;
     options.num_devices = kWorldSize;

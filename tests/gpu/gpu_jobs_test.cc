@@ -1,4 +1,4 @@
-// Whole jobs on a GPU: the bits of jobs on the processor, with executors that are killed, too.
+// Whole jobs on a GPU: the bits of jobs on the host, also with killed executors.
 #include <unistd.h>
 
 #include <filesystem>
@@ -77,7 +77,7 @@ class GpuJobsTest : public testing::TestWithParam<Case> {
     options.machine.make_device = gpu_.make_device;
     return LocalCluster::Start(options);
   }
-  // What a job of so many steps on the processor ends with.
+  // What a job of so many steps on the host ends with.
   absl::StatusOr<std::vector<float>> Expected() {
     LocalCluster::Options options;
     options.num_workers = GetParam().num_workers;
@@ -143,7 +143,7 @@ TEST_P(GpuJobsTest, ExecutorsThatAreKilledCostNoBit) {
   EXPECT_GE(num_kills, kSteps / 4);
 }
 
-// All of them, or every other one beside executors that are processes of their own.
+// All of them, or every other one, with the other executors in processes of their own.
 TEST_P(GpuJobsTest, ExecutorsInTheirTrainersProcessHaveTheSameBits) {
   ASSERT_OK_AND_ASSIGN(const std::vector<float> expected, Expected());
   for (const std::vector<bool>& hosts : {std::vector<bool>{true}, std::vector<bool>{false, true}}) {

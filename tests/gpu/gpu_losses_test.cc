@@ -1,11 +1,11 @@
 // The demo's model on a GPU, and what its training is for: losses that fall, the same ones to the
-// bit on ranks of the processor.
+// bit on ranks of the host.
 //
 // They can be the same since nothing between them rounds otherwise. Forward and backward are the
 // same program's (byte_gpt_training.h), so a loss depends on parameters alone. A parameter depends
 // on sums, on their norm and on AdamW: sums run in rank order in fp32 wherever the ranks are, NCCL
 // only moves what a kernel then adds (docs/adr/0027), norms are added up in one order everywhere
-// (docs/adr/0037), and kernels and processor round each operation alike.
+// (docs/adr/0037), and kernels and CPU round each operation alike.
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -103,7 +103,7 @@ class GpuLossesTest : public testing::TestWithParam<Case> {
     outcome.parameters = parameters.front();
     return outcome;
   }
-  // What ranks of the processor come to, which is a training worth the name.
+  // The losses of ranks on the host, which show real training.
   absl::StatusOr<Outcome> Expected() {
     ASSIGN_OR_RETURN(Outcome outcome, Train(Workers()));
     const int64_t last = training_.steps - 1;

@@ -1,4 +1,4 @@
-// How long a step of a job with one rank on a GPU takes, beside the same work without a job.
+// How long a step of a job with one rank on a GPU takes, against the same work without a job.
 //
 //   round 1   plain steps │ steps, executor a process │ steps, executor in the trainer
 //   round 2   plain steps │ ...

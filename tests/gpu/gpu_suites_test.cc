@@ -107,7 +107,7 @@ TEST_F(GpuSuitesTest, ScriptTellsWrongUsageFromAMissingGpu) {
   EXPECT_EQ(RunScript({}).exit_status, kExitWrongUsage);
 }
 
-// Whoever believed that there is one: programs that skip everything are no pass.
+// If a GPU was expected: programs that skip everything have not passed.
 TEST_F(GpuSuitesTest, WhereAllIsSkippedNothingHasPassed) {
   if (QueryCudaVersions().driver_status.ok()) GTEST_SKIP() << "this machine has a GPU";
   CheckOptions options;

@@ -1,13 +1,13 @@
-// What it costs the processor to launch the work of a step's two halves on the device, kernel by
-// kernel and as CUDA graphs.
+// What it costs the CPU to launch the work of a step's two halves on the device, kernel by kernel
+// and as CUDA graphs.
 //
 //   one by one   copy in, sum and measure │ copy in, ...   ║   AdamW and bf16 │ AdamW ...
 //   graphs       a unit's                 │ the next one's ║   all units'
 //
-// Where the bars are double a step of a job decides whether it counts, on the processor and with
-// all ranks, so it is no graph as a whole. Of the first half each unit has a graph of its own: its
-// ranks meet on the processor before and behind it, and a graph of all would begin when the last
-// gradient is there. No step of a job launches a graph of either half yet: these are the limits of
+// At the double bars a step of a job decides whether it counts, on the CPU and with all ranks, so
+// it is not a graph as a whole. Of the first half each unit has a graph of its own: its ranks meet
+// on the CPU before and after it, and a graph of all would begin when the last gradient is
+// there. No step of a job launches a graph of either half yet: these are the limits of
 // what one would cost. See
 // docs/adr/0051-a-step-is-not-a-cuda-graph.md.
 //

@@ -30,18 +30,18 @@ class KernelCounter {
   virtual absl::StatusOr<int64_t> Stop() = 0;
 };
 
-// What cuBLAS is called, for dlopen; the first that loads is taken. One that lies elsewhere, as
+// What cuBLAS is called, for dlopen; the first that loads is taken. One that is elsewhere, as
 // that of Python's packages does (site-packages/nvidia/cublas/lib), is found where LD_LIBRARY_PATH
 // has its folder.
 std::vector<std::string> CublasNames();
 
 // The product of two bf16 matrices of `size` rows and columns, of noise, added up in fp32. `device`
-// outlives it. Errors: NotFound  there is no cuBLAS, with what the loader said of each name;
-// Internal  it refuses; those of CudaDevice::Allocate
+// outlives it. Errors: NotFound  no cuBLAS, with what the loader said of each name; Internal  it
+// refuses; those of CudaDevice::Allocate
 absl::StatusOr<std::unique_ptr<Gemm>> LoadCublasGemm(
     CudaDevice* device, int size, const std::vector<std::string>& names = CublasNames());
 
-// The process's only one; never destroyed. Errors: NotFound  there is no CUPTI, or, of Start, it
+// The process's only one; never destroyed. Errors: NotFound  no CUPTI, or, of Start, it
 // may not look
 absl::StatusOr<KernelCounter*> LoadCuptiCounter();
 

@@ -84,8 +84,8 @@ absl::StatusOr<int64_t> FreeBytes(CudaDevice* device) {
   return memory.free_bytes;
 }
 
-// What this machine says that processes have of its GPUs, where it can, or why not: for whoever
-// reads that memory is missing, which need not be ours.
+// This machine's report of processes' GPU memory, if available, or why not: for readers of a
+// failure about missing memory, which other processes may have.
 std::string WhoHasWhat() {
   std::string said;
   FILE* const pipe = popen(

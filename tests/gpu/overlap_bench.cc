@@ -30,7 +30,7 @@ double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Once `started`, `work` goes on on a thread of its own, again and again, until it is told to end.
+// Once `started`, `work` runs on a thread of its own, again and again, until it is told to end.
 using Beside =
     std::function<absl::Status(const std::atomic<bool>& over, std::atomic<bool>* started)>;
 
@@ -77,7 +77,7 @@ class OverlapBench {
     });
   }
 
-  // Seconds of one product, with something beside it or, where that is null, alone.
+  // Seconds of one product, with something running concurrently or, if that is null, alone.
   absl::StatusOr<double> Sample(const Beside& beside) {
     std::atomic<bool> over{false}, started{beside == nullptr};
     absl::Status of_other;
@@ -94,7 +94,7 @@ class OverlapBench {
   }
 
   absl::Status Windows(const std::atomic<bool>& over, std::atomic<bool>* started) {
-    // The other rank makes as many as rank 0 has begun.
+    // The other rank makes as many as rank 0 has started.
     std::atomic<int64_t> begun{0};
     std::atomic<bool> ended{false};
     return team_->RunAll([&](Session* session) -> absl::Status {

@@ -1,5 +1,5 @@
-// Whether gathering parameters of ranks that share a GPU disturbs what computes on it: a product of
-// matrices by itself, beside windows on large units, and beside copies of as many bytes.
+// Whether gathering parameters of ranks that share a GPU disturbs compute on it: a product of
+// matrices by itself, during windows on large units, and during copies of as many bytes.
 //
 //   round 1   GEMM alone │ GEMM, and windows one after the other │ GEMM, and copies one after ...
 //   round 2   ...

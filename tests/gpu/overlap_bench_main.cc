@@ -1,7 +1,7 @@
 // Measures what gathering takes from a product of matrices on this machine's GPU, and writes it as
 // JSON: part of what DIR/gpu-check runs.
 //
-// Exit status: 0 all was measured, 1 it was not, or there is no device, 77 there is no cuBLAS.
+// Exit status: 0 all was measured, 1 it was not, or no device, 77 no cuBLAS.
 #include <fstream>
 #include <iostream>
 #include <memory>

@@ -1,4 +1,4 @@
-// Products beside gathers over a fake GPU, with a product and a counter that are none.
+// Products during gathers over a fake GPU, with a fake product and a fake counter.
 #include "tests/gpu/overlap_bench.h"
 
 #include "base/status_matchers.h"

@@ -20,7 +20,7 @@ using MeasureProducts = std::function<absl::StatusOr<double>(int64_t count)>;
 
 // A count that takes `seconds`, give or take a quarter; where none of the tries did, the nearest,
 // if it is within a factor of two; or one product, if that takes longer by itself. Errors:
-// InvalidArgument     `seconds` is no time
+// InvalidArgument     `seconds` is not a time
 //         FailedPrecondition  no count did; the text has what each that was tried took
 //         those of `measure`
 absl::StatusOr<int64_t> CountThatTakes(double seconds, const MeasureProducts& measure);

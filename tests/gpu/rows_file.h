@@ -1,5 +1,5 @@
-// Where a benchmark keeps its rows, as they come: what ends the program in the middle of a part
-// takes the rows of no earlier one.
+// Where a benchmark keeps its rows, as they come: if the program ends in the middle of a part, the
+// rows of earlier parts stay.
 #ifndef TESSERA_TESTS_GPU_ROWS_FILE_H_
 #define TESSERA_TESTS_GPU_ROWS_FILE_H_
 
@@ -18,8 +18,8 @@ class RowsFile {
  public:
   explicit RowsFile(std::string path) : path_(std::move(path)) {}
 
-  // Whoever reads the file finds all rows so far, or those of before: it is written beside itself
-  // and renamed. Errors: those of writing, by errno
+  // A reader of the file finds all rows so far, or the previous ones: it is written to a temporary
+  // file and renamed. Errors: those of writing, by errno
   absl::Status Add(const std::vector<BenchRow>& rows);
   // A row of this name that says why there is none.
   absl::Status AddError(const std::string& name, const absl::Status& why);

@@ -1,4 +1,4 @@
-// What is found of a benchmark's rows while it goes on.
+// What is found of a benchmark's rows while it runs.
 #include "tests/gpu/rows_file.h"
 
 #include <stdlib.h>

@@ -13,7 +13,7 @@ namespace gpu_check {
 
 struct CheckOptions {
   std::string folder;             // Of the programs and of kSuitesFile.
-  std::string out;                // The document. The log is beside it: ".log" for ".json".
+  std::string out;                // The document. The log is next to it: ".log" for ".json".
   std::vector<std::string> only;  // Names of programs; empty: all.
   bool once = false;              // None runs again in other ways, which takes long.
   // Where compute-sanitizer and nvidia-cuda-mps-control are looked for.

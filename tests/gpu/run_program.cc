@@ -71,10 +71,10 @@ absl::StatusOr<ProgramEnd> RunProgram(const std::vector<std::string>& arguments,
   const pid_t pid = fork();
   if (pid < 0) return ErrnoStatus(errno, "fork");
   if (pid == 0) BecomeProgram(raw.data(), file.get());
-  setpgid(pid, pid);  // Whoever is first.
+  setpgid(pid, pid);  // Parent or child, whichever is first.
   running_group = pid;
   const absl::StatusOr<bool> ended = AwaitEnd(pid, started + deadline);
-  // Also where it has ended: it may have left others behind.
+  // Also where it has ended: it may have left other processes.
   kill(-pid, SIGKILL);
   running_group = 0;
   int wait_status = 0;

@@ -21,7 +21,7 @@ struct ProgramEnd {
 // Runs `arguments`, the first of which is the program's path, until it ends or `deadline` has
 // passed; then it is killed, and every process that it started and that stayed in its group. What
 // it writes is appended to the file `log`, too. No other child of this process is waited for.
-// Errors: NotFound   there is no such program
+// Errors: NotFound   no such program
 //         Internal, ResourceExhausted  no process, or the log cannot be written or read
 absl::StatusOr<ProgramEnd> RunProgram(const std::vector<std::string>& arguments,
                                       absl::Duration deadline, const std::string& log);

@@ -34,7 +34,7 @@ float InfinityAtFirst(int /*unit*/, int64_t i) {
   return i == 0 ? std::numeric_limits<float>::infinity() : 0;
 }
 
-// A model's work on parameters of no job.
+// A model's work on parameters outside a job.
 class Compute {
  public:
   static absl::StatusOr<std::unique_ptr<Compute>> Create(RankDevice* device,
@@ -112,7 +112,7 @@ struct Way {
   std::unique_ptr<ShardedTraining> training;
 };
 
-// Seconds of a step beside one kind of compute, by round.
+// Seconds of a step during one kind of compute, by round.
 struct Times {
   struct OfWay {
     std::vector<double> work, both;
@@ -289,7 +289,7 @@ absl::Status BenchStepOverlap(const testing_support::GpuUnderTest& gpu, StepOver
   RETURN_IF_ERROR(add(passes));
   const absl::StatusOr<Gemm*> gemm = load_gemm();
   if (!gemm.ok()) return add({WithoutProducts(gemm.status())});
-  // What is NotFound by now is no library.
+  // NotFound here means a missing library.
   const absl::StatusOr<std::vector<BenchRow>> products = bench.OfProducts(*gemm);
   if (products.ok()) return add(*products);
   return add({WithoutProducts(absl::InternalError(products.status().ToString()))});

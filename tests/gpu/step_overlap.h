@@ -1,4 +1,4 @@
-// How much of the executor's work is hidden behind the trainer's compute, on one GPU:
+// How much of the executor's work is hidden by the trainer's compute, on one GPU:
 //
 //   compute alone    forward and backward of all units
 //   work alone       windows on all units, gradients into their slots, reductions, the vote
@@ -7,23 +7,23 @@
 //   hidden share = (compute alone + work alone - both) / the shorter of the two alone
 //
 // 1: the shorter one took no time; 0: they took turns; below 0: they were in each other's way. Of
-// two kinds of compute, each beside an executor that is a process and beside one in the trainer:
+// two kinds of compute, each with an executor that is a process and with one in the trainer:
 //
 //   passes over memory    bound by the device's memory, as reductions are, of which there is no
 //                         more for two at once: what is seen to be hidden is the executor's calls
 //                         and windows, and not its kernels' bytes. So it does not tell whether
 //                         kernels ran side by side.
 //   products of matrices  bound by arithmetic, with the device's memory all but idle: what of
-//                         reductions runs beside them is hidden too, beside calls and windows,
-//                         which these hide as passes do.
+//                         reductions runs during them is hidden too, in addition to calls and
+//                         windows, which these hide as passes do.
 //
-// So of a share beside products only what exceeds the share beside passes can be kernels. How much
-// of the work kernels are at all is the ratio of its row: to the same copies and sums on one
-// stream, enqueued at once and waited for once. The vote is hidden behind nothing: a session waits
-// for the GPU before it asks for a step.
+// So of a share during products only the excess over the share during passes can be kernels. The
+// ratio of its row says how much of the work is kernels at all: to the same copies and sums on one
+// stream, enqueued at once and waited for once. The vote is hidden by nothing: a session waits for
+// the GPU before it asks for a step.
 //
 // Kernels of two processes take turns on a GPU unless both are clients of MPS, which is when a
-// share beside products says something of an executor that is a process; streams of one process
+// share during products says something of an executor that is a process; streams of one process
 // need none.
 //
 // Products are cuBLAS's, as those of a model are, with the room that these leave on a GPU for other
@@ -41,7 +41,7 @@
 //     queue of the driver's, which CUDA_DEVICE_MAX_CONNECTIONS bounds, and wait for each other
 //     there, and clocks may fall where both are busy
 //   - that something was left that could be hidden: the last unit's reduction and the vote have no
-//     compute beside them, so 1 is out of reach by about a unit's part and a vote's
+//     compute during them, so 1 is out of reach by about a unit's part and a vote's
 //   - differences below the noise of the compute: what that is off by, in parts of itself, is off
 //     in the share by as many times as it is longer than the work
 //
@@ -82,8 +82,8 @@ using AddRows = std::function<absl::Status(const std::vector<BenchRow>& rows)>;
 
 // For each kind of compute rows of the times, in microseconds of a step, and of the shares: of
 // passes first. Rounds are interleaved. `load_gemm` is of matrices of that size, on the GPU; where
-// it is NotFound the products are a row that is absent, with its message, and where anything else
-// is wrong with them a row with the error, beside the rows of the passes. Errors: those of the
+// it is NotFound the products are a row that is absent, with its message, and for any other error
+// of them a row with the error, in addition to the rows of the passes. Errors: those of the
 // device, of the jobs and of `add`
 absl::Status BenchStepOverlap(const testing_support::GpuUnderTest& gpu, StepOverlapOptions options,
                               const GemmLoader& load_gemm, const AddRows& add);

@@ -84,7 +84,7 @@ class StepOverlapTest : public testing::Test {
     return all;
   }
   double Now(const FakeGemm& gemm) {
-    EXPECT_OK(FakeGpu()->CtxSetCurrent(nullptr));  // Whoever needs one says so itself.
+    EXPECT_OK(FakeGpu()->CtxSetCurrent(nullptr));  // Code that needs one sets it itself.
     readings_ += reading_seconds_;
     return readings_ + record_seconds_ * FakeGpu()->num_calls("EventRecord") +
            launch_seconds_ * static_cast<double>(launches) +
@@ -144,7 +144,7 @@ TEST_F(StepOverlapTest, EachWayHasTimesAndSharesBesideEachKindOfCompute) {
   ExpectKind(kPasses, by_name);
   ExpectKind(kProducts, by_name);
   for (const char* way : kWays) {
-    // Of this clock all take their time, whatever is beside them.
+    // By this clock all take their time, whatever runs concurrently.
     EXPECT_NEAR(by_name[Share(kPasses, way)].value.median, 0, 0.1) << way;
     EXPECT_NEAR(by_name[Share(kProducts, way)].value.median, 0, 0.1) << way;
   }
@@ -223,8 +223,8 @@ TEST_F(StepOverlapTest, LibraryThatRefusesIsAnErrorAndNotAbsent) {
   ExpectKind(kPasses, ByName(rows));
 }
 
-// At the first one; while their number is looked for; and beside windows and reductions, where a
-// step has begun.
+// At the first one; while their number is searched; and during windows and reductions, when a step
+// has started.
 TEST_F(StepOverlapTest, ProductThatFailsTakesTheRowsOfProductsAndNoOther) {
   ASSERT_OK(Bench(&gemm_).status());
   const int64_t all = gemm_.enqueued();

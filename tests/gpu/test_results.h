@@ -1,4 +1,4 @@
-// What one program of a check came to, from what it left behind. Pure; thread-safe.
+// The result of one program of a check, from the files that it left. Pure; thread-safe.
 //
 //   it ended by itself   gtest's JSON: counts, and the names of what failed
 //   it was killed        there is none; its output says which tests ended and which one was running

@@ -1,5 +1,5 @@
-// What of PyTorch a machine lacks is said, and is no failure; what fails is a row that says so.
-// Over packages of Python that have PyTorch's name and next to nothing of it.
+// Missing parts of PyTorch are reported, and are not a failure; a failing part becomes a row that
+// says so. Over Python packages that have PyTorch's name and almost none of its contents.
 #include <stdlib.h>
 
 #include <filesystem>

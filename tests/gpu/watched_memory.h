@@ -1,5 +1,5 @@
 // A GPU's memory as a keeper makes it, of which a test looks at every region: by the checksums of
-// what lies there, which the GPU's own kernel computes, so that whole shards are compared without a
+// its contents, which the GPU's own kernel computes, so that whole shards are compared without a
 // copy of them. Thread-safe.
 #ifndef TESSERA_TESTS_GPU_WATCHED_MEMORY_H_
 #define TESSERA_TESTS_GPU_WATCHED_MEMORY_H_

@@ -1,4 +1,4 @@
-// Attaching and detaching leaves nothing behind. Coordinator, worker, executors and trainers are
+// Attaching and detaching leaks nothing. Coordinator, worker, executors and trainers are
 // all in this process, so what any of them kept shows here.
 #include <malloc.h>
 #include <unistd.h>

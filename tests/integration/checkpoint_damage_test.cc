@@ -158,7 +158,7 @@ class CheckpointDamageTest : public testing::TestWithParam<int64_t> {
         << absl::StrJoin(verified.damages, "\n");
   }
 
-  // The files that have tensors, and what lies where in each.
+  // The files that have tensors, and the layout of each.
   std::vector<std::string> TensorFiles(bool of_model_alone = false) const {
     std::vector<std::string> names;
     for (const auto& [name, file] : manifest_.files) {

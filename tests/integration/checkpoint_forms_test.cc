@@ -1,4 +1,4 @@
-// What a checkpoint may be made of beside one file of each kind: files of a size, buffers of any
+// What a checkpoint may be made of besides one file of each kind: files of a size, buffers of any
 // dtype; and one that nobody waits for.
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -325,7 +325,7 @@ TEST_F(CheckpointFormsTest, OneThatIsThereIsNotReplacedWhereThatIsNotWanted) {
   ASSERT_OK(team.RunAll([](Session* session) { return AwaitSave(session); }));
   ASSERT_OK_AND_ASSIGN(const Manifest other, ReadManifest(Path("d")));
   EXPECT_EQ(other.step, 3);
-  // What is no checkpoint is never replaced.
+  // Anything but a checkpoint is never replaced.
   ASSERT_TRUE(std::filesystem::create_directories(Path("photos/old")));
   for (const absl::Status& status : Save(&team, Path("photos"), once)) {
     EXPECT_THAT(status,

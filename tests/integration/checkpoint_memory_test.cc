@@ -1,5 +1,5 @@
-// What memory files of a job's state take beside the shards: pieces, however large the state is.
-// And that saves in the background, which need a copy of it each, leave nothing behind.
+// The memory that files of a job's state need besides the shards: pieces, however large the state
+// is. And that saves in the background, which need a copy of it each, leak nothing.
 #include <unistd.h>
 
 #include <filesystem>
@@ -183,7 +183,7 @@ TEST_F(CheckpointMemoryTest, SavesInTheBackgroundLeaveNothingBehindHoweverManyTh
     RETURN_IF_ERROR(team_->RunAll([&](Session* session) {
       return SaveCheckpoint(session, Path(absl::StrCat("c", number)), {}, options);
     }));
-    // Beside it, and so soon after one another that some of the version is likely copied.
+    // During it, and so soon after one another that some of the version is likely copied.
     for (int step = 0; step < 3; ++step) RETURN_IF_ERROR(Step());
     return team_->RunAll([](Session* session) { return AwaitSave(session); });
   };

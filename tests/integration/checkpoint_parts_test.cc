@@ -153,7 +153,7 @@ TEST_F(CheckpointPartsTest, InTheBackgroundTheyAreOfTheStepAtWhichTheyWereAskedF
     SaveCheckpointOptions options;
     options.in_parts = options.in_background = true;
     options.with_replicas = with_replicas;
-    Fault hold;  // Until training has gone on.
+    Fault hold;  // Until training has continued.
     hold.action = FaultAction::kHold;
     ArmFaultPoint("save.created", hold);
     ASSERT_OK(team.RunAll([&](Session* session) {

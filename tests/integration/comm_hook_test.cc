@@ -197,7 +197,7 @@ TEST_F(CommHookTest, FunctionsSeeTheWholeGradientBeforeAndTheShardAfterOnceEach)
     hook.before = [&](int unit, absl::Span<float> gradient) {
       calls.push_back(absl::StrCat("before ", unit));
       EXPECT_EQ(gradient.size(), session->layout().units[unit].shards.padded_numel());
-      for (float& element : gradient) element += 4;  // Of no parameter too.
+      for (float& element : gradient) element += 4;  // Padding too.
       return absl::OkStatus();
     };
     hook.after = [&](int unit, absl::Span<float> shard) {
@@ -216,7 +216,7 @@ TEST_F(CommHookTest, FunctionsSeeTheWholeGradientBeforeAndTheShardAfterOnceEach)
     nothing.learning_rate_scale = 0;
     ASSIGN_OR_RETURN(const StepResult result, session->Step(nothing));
     EXPECT_THAT(calls, testing::ElementsAre("before 1", "before 1", "after 1"));
-    // Elements of no parameter do not count.
+    // Padding does not count.
     const double element = 2 * (mean + 4) * 3 + 1;
     EXPECT_NEAR(result.gradient_norm, element * std::sqrt(Elements(*session, 1)), 1e-3);
     return absl::OkStatus();

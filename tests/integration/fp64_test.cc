@@ -1,5 +1,5 @@
-// Units in fp64 beside units in fp32, through a real coordinator, worker, executors (threads) and
-// sessions. What training computes, tests/numerics compares with scalar code.
+// Units in fp64 together with units in fp32, through a real coordinator, worker, executors
+// (threads) and sessions. What training computes, tests/numerics compares with scalar code.
 #include <cmath>
 #include <cstdlib>
 #include <string>

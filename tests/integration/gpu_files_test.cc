@@ -1,5 +1,5 @@
 // What leaves and enters jobs whose ranks are on a GPU, which is a fake here: checkpoints, model
-// files, live readings, puts and hand-overs, from the GPU to the processor and back, to the bit.
+// files, live readings, puts and hand-overs, from the GPU to the host and back, to the bit.
 #include <stdlib.h>
 
 #include <atomic>
@@ -207,7 +207,7 @@ TEST_P(GpuFilesTest, SaveInTheBackgroundTakesTheImageForItsCopyAndHoldsNoStepUp)
   Fault hold;
   hold.action = FaultAction::kHold;
   ArmFaultPoint("save.created", hold);  // Nothing is taken before training comes, and
-  ArmFaultPoint("save.copy", hold);     // whoever made a copy then would never end.
+  ArmFaultPoint("save.copy", hold);     // a thread that copied then would never end.
   SaveCheckpointOptions background;
   background.in_background = true;
   ASSERT_OK(Save(&team, Path("c"), background));
@@ -406,7 +406,7 @@ TEST_P(GpuFilesTest, ValuesAndMomentsAreSetWhileItTrains) {
   const JobState state = StateOf(&team);
   for (const auto& [name, count] : state.update_counts)
     EXPECT_EQ(count, name.find("frozen") == std::string::npos ? 2 : 0) << name;
-  // Trainers see it, and go on from there: as a job that has the same from a file.
+  // Trainers see it, and continue from there: as a job that has the same from a file.
   const int64_t step = moments.after.step;
   ASSERT_OK(Save(&team, Path("put")));
   ASSERT_OK(Train(&team, step + 2));

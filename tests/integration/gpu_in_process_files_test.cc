@@ -84,7 +84,7 @@ TEST_F(GpuInProcessTest, LiveReadingsAreTheStateAndValuesAreSetWhileItTrains) {
   ASSERT_TRUE(put.applied);
   for (const auto& [name, tensor] : ReadStored(Path("put.safetensors")))
     EXPECT_EQ(put.after.values.at(name), tensor) << name;
-  // The trainers see it and go on from it, as those of a job that was loaded with it do.
+  // The trainers see it and continue from it, as those of a job that loaded it do.
   const int64_t step = put.after.step;
   ASSERT_OK(Save(&team, Path("put")));
   ASSERT_OK(Train(&team, step + 2));

@@ -1,5 +1,5 @@
 // A cluster of two workers of GPUs, which are fakes here, whose drivers pass no memory between
-// processes, beside one of workers without a GPU: each trainer has its rank's executor and
+// processes, and one of workers without a GPU: each trainer has its rank's executor and
 // parameters in its process, and the worker the state. A test fixture.
 #ifndef TESSERA_TESTS_INTEGRATION_GPU_IN_PROCESS_FIXTURE_H_
 #define TESSERA_TESTS_INTEGRATION_GPU_IN_PROCESS_FIXTURE_H_

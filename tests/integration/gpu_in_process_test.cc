@@ -1,5 +1,5 @@
 // Jobs on workers of GPUs, which are fakes here, whose drivers pass no memory between processes:
-// what they compute is what workers without a GPU do, whoever comes, goes or is refused.
+// what they compute is what workers without a GPU do, whichever trainers come, go or are refused.
 #include <stdlib.h>
 
 #include <filesystem>
@@ -90,7 +90,7 @@ TEST_F(GpuInProcessTest, TrainersComeAndGoAndNothingIsLostWithTheirMemory) {
   }
 }
 
-// On workers of the processor too, where the worker's own executor is next.
+// On workers without a GPU too, where the worker's own executor is next.
 TEST_F(GpuInProcessTest, DetachingDisturbsNoRankOfAnotherWorker) {
   for (LocalCluster* const cluster : {on_gpu_.get(), on_host_.get()}) {
     const SessionOptions job = Job();
@@ -135,7 +135,7 @@ TEST_F(GpuInProcessTest, DetachingDisturbsNoRankOfAnotherWorker) {
 }
 
 // One job on workers of several kinds: in its process with whole parameters, with slots in memory
-// that processes share, and on the processor. Where one rank cannot move over NCCL, none does.
+// that processes share, and on the host. Where one rank cannot move over NCCL, none does.
 TEST_F(GpuInProcessTest, WorkersOfAllKindsTrainOneJob) {
   enum Kind { kInProcess, kShares, kProcessor };
   is_mixed_ = true;

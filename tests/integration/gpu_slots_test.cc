@@ -263,7 +263,7 @@ TEST_F(GpuSlotsTest, WriteIsSeenInAWindowThatStaysOpenAndInTheNextOne) {
   }));
 }
 
-// Work of a trainer's stream that goes on until it is let go.
+// Work of a trainer's stream that runs until it is released.
 class HeldStream {
  public:
   explicit HeldStream(RankDevice* gpu) {

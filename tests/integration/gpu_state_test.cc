@@ -1,5 +1,5 @@
 // The state of jobs whose ranks are on a GPU, which is a fake here, read and set by trainers: as
-// that of the same job on the processor, to the bit.
+// that of the same job on the host, to the bit.
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -69,7 +69,7 @@ class GpuStateTest : public GpuClusters, public testing::WithParamInterface<bool
     options.config.cpu_offload = GetParam();
     return options;
   }
-  // Has every rank do `body`, on the processor and on the GPU; each sees the same on both.
+  // Has every rank do `body`, on the host and on the GPU; each sees the same on both.
   void ExpectSame(const SessionOptions& job, const Body& body) {
     std::vector<Record> expected(job.config.world_size), seen(job.config.world_size);
     for (auto& [cluster, records] :
@@ -165,7 +165,7 @@ TEST_P(GpuStateTest, TrainersOwnOptimizerWorksOnShards) {
       }));
     }
     RETURN_IF_ERROR(NoteState(session, "end", record));
-    return TrainToyOn(session, device, 5);  // The job's own goes on from there.
+    return TrainToyOn(session, device, 5);  // The job's own continues from there.
   });
 }
 

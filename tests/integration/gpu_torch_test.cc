@@ -1,4 +1,4 @@
-// Modules of libtorch on GPUs, which are fakes in memory of the processor here: losses and
+// Modules of libtorch on GPUs, which are fakes in host memory here: losses and
 // parameters have the bits of workers without a GPU. What of this only libtorch's own CUDA code
 // does (its tensors, streams and allocator) is not here.
 #include <map>

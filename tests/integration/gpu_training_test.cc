@@ -1,5 +1,5 @@
-// Jobs whose ranks are on a GPU, which is a fake here: what they compute, and that all that a job
-// on the processor can do is there.
+// Jobs whose ranks are on a GPU, which is a fake here: what they compute, and that they can do
+// everything that a job on the host can.
 #include "tests/testing/gpu_training.h"
 
 #include <limits>

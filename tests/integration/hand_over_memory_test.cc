@@ -1,5 +1,6 @@
-// What memory a hand-over takes beside the shards of both jobs, and readers that hang. Coordinator,
-// worker and trainers are of this process, so the bound holds for all of them together.
+// The memory that a hand-over needs besides the shards of both jobs, and readers that hang.
+// Coordinator, worker and trainers are of this process, so the bound holds for all of them
+// together.
 #include <atomic>
 #include <fstream>
 #include <memory>

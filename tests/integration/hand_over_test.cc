@@ -1,5 +1,5 @@
-// Jobs that go on as jobs of other sizes, through a real coordinator, workers, executors (threads)
-// and sessions.
+// Jobs that continue as jobs of other sizes, through a real coordinator, workers, executors
+// (threads) and sessions.
 #include "client/cpp/hand_over.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Executors in their trainers' processes, on ranks of the processor: the same bits as with the
-// worker's, whichever ranks have them, and nothing is stuck, whoever ends.
+// Executors in their trainers' processes, on ranks of the host: the same bits as with the worker's,
+// whichever ranks have them, and nothing hangs, whichever process ends.
 #include <unistd.h>
 
 #include <map>

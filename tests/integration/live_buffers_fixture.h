@@ -125,7 +125,7 @@ class LiveBuffersTest : public ::testing::Test {
     trainer.model = *std::move(model);
     return trainer;
   }
-  // Takes a step; notes what rank 0's buffers are with it. `in_body`: behind the backward.
+  // Takes a step; notes what rank 0's buffers are with it. `in_body`: after the backward.
   absl::Status Step(int rank, Trainer* trainer,
                     const std::function<absl::Status()>& in_body = nullptr) {
     return trainer->model->RunStep([&] {

@@ -1,5 +1,5 @@
-// Buffers of modules that clients set in a job that trains, that successors go on from, and that a
-// step which is done again begins from: through a real coordinator, workers and executors'
+// Buffers of modules that clients set in a job that trains, that successors continue from, and that
+// a step which is done again begins from: through a real coordinator, workers and executors'
 // processes.
 
 #include <cstring>
@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 using testing_support::ReadFile;
 
 // Whatever a rank's own were: after the step that takes the put its module has what was put, to the
-// byte, and goes on from there.
+// byte, and continues from there.
 TEST_F(LiveBuffersTest, PutsSetThemInTheModulesOfAllRanksBetweenTwoSteps) {
   OnEachRank([&](int rank, Trainer& trainer) {
     for (int i = 0; i < 3; ++i) ASSERT_OK(Step(rank, &trainer));

@@ -1,5 +1,5 @@
 // Buffers of modules that train, read by clients: through a real coordinator, workers and
-// executors' processes, with trainers that go on meanwhile.
+// executors' processes, with trainers that continue meanwhile.
 #include <unistd.h>
 
 #include <atomic>
@@ -56,7 +56,7 @@ TEST_F(LiveBuffersTest, BuffersThatComputeInAnotherDTypeAreReadInTheirOwn) {
   attach.precision.buffer_dtype = DType::kBf16;
   OnEachRank(
       [&](int rank, Trainer& trainer) {
-        trainer.net->uses_norm = false;  // It computes in no other dtype on the processor.
+        trainer.net->uses_norm = false;  // It supports no other dtype on the CPU.
         for (int i = 0; i < 3; ++i) ASSERT_OK(Step(rank, &trainer));
         EXPECT_EQ(trainer.net->table.scalar_type(), torch::kBFloat16);
         Meet();
@@ -179,7 +179,7 @@ TEST_F(LiveBuffersTest, ErrorInWhatIsPublishedIsToldToAllRanksOfALoadToo) {
   OnEachRank([&](int rank, Trainer& trainer) {
     ASSERT_OK(Step(rank, &trainer));
     EXPECT_OK(SaveModelCheckpoint(trainer.model.get(), Path("saved")));
-    Meet();  // The end of the epoch is no answer to the save.
+    Meet();  // The end of the epoch does not answer the save.
     const torch::Tensor before = trainer.net->mask.clone();
     if (rank == 0) trainer.net->mask.set_data(torch::tensor({true}));
     const absl::Status refused = LoadModelCheckpoint(trainer.model.get(), Path("saved")).status();

@@ -184,7 +184,7 @@ class LiveFormsTest : public LiveNetTest, public ::testing::WithParamInterface<C
       EXPECT_EQ(live.weight_decay, own.weight_decay);
       EXPECT_EQ(live.momentum, own.momentum);
     }
-    if (groups.count("_flat_param") != 0) return;  // Units are in no group.
+    if (groups.count("_flat_param") != 0) return;  // Units are outside groups.
     for (size_t g = 0; g < dict.groups.size(); ++g) {
       std::vector<std::string> params;
       for (const auto& [name, group] : groups)

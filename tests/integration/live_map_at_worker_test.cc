@@ -173,7 +173,7 @@ TEST_F(LiveMapAtWorkerTest, StateOnAGpuIsRefused) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("on a GPU")));
 }
 
-// --- Who is given, and what is left ---
+// --- Which clients get a map, and what they leave ---
 
 TEST_F(LiveMapAtWorkerTest, AsManyMapAJobAsMayAndOneThatEndsLeavesItsPlace) {
   Start(1, 1);
@@ -233,7 +233,7 @@ TEST_F(LiveMapAtWorkerTest, DescriptorsAreForReading) {
   ASSERT_EQ(given.fds.size(), 3u) << "the group, two ranks";
   const char byte = 'x';
   for (const UniqueFd& fd : given.fds) EXPECT_EQ(pwrite(fd.get(), &byte, 1, 0), -1);
-  // Whoever says more has ended.
+  // A client that sends more is cut off.
   ASSERT_OK(SendPacket(socket.get(), "more"));
   EXPECT_TRUE(absl::IsUnavailable(ReceivePacket(socket.get()).status()));
 }

@@ -94,7 +94,7 @@ class LiveMapBesideTest : public ::testing::TestWithParam<Beside> {
       done_.store(true);
     });
   }
-  // After a step that no rank has begun yet.
+  // After a step that no rank has started yet.
   void EndTraining() {
     if (!trainers_.joinable()) return;
     last_.store(std::max(completed_[0].load(), completed_[1].load()) + 3);

@@ -369,7 +369,7 @@ TEST_F(LiveMapTest, StateOnAGpuIsRefusedAndFetched) {
   EXPECT_FALSE(visited.is_mapped);
 }
 
-// --- Who gets what, and what is left ---
+// --- Which clients get what, and what they leave ---
 
 absl::StatusOr<Packet> Claim(const std::string& path, const std::string& session) {
   ASSIGN_OR_RETURN(const UniqueFd socket, ConnectPacketSocket(path));

@@ -112,7 +112,7 @@ class LiveNetTest : public ::testing::Test {
     for (std::thread& rank : ranks) rank.join();
   }
 
-  // The numbers of this step are those of no other one.
+  // The numbers of this step differ from those of all others.
   static absl::Status Step(Rank* rank) {
     return rank->model->RunStep([&]() -> absl::Status {
       const int64_t step = rank->model->next_step();

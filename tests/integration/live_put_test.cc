@@ -1,5 +1,5 @@
 // Values that clients set in jobs that train: through a real coordinator, workers and executors
-// (threads), with trainers that go on meanwhile. Jobs of every kind.
+// (threads), with trainers that continue meanwhile. Jobs of every kind.
 #include <string>
 #include <vector>
 

@@ -1,5 +1,5 @@
 // The state of jobs that train, read by clients: through a real coordinator, workers and executors
-// (threads), with trainers that go on meanwhile.
+// (threads), with trainers that continue meanwhile.
 #include <stdlib.h>
 
 #include <atomic>
@@ -129,7 +129,7 @@ class LiveStateTest : public testing::TestWithParam<Case> {
   int num_gets_ = 0;  // By turns from the workers and through the coordinator.
 };
 
-// Trainers that go on, step by step, until they are told to stop.
+// Trainers that continue, step by step, until they are told to stop.
 class Training {
  public:
   explicit Training(TrainerTeam* team) : team_(team) {

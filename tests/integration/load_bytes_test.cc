@@ -1,6 +1,6 @@
 // How many bytes a load reads from the disk, counted where the executors' processes call read() and
 // pread(). Of the tensors it is each byte once, on all ranks together, whatever the world sizes; on
-// top of that each rank reads what says where things lie: the manifest, the headers, the counts.
+// top of that each rank reads the metadata: the manifest, the headers, the counts.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>

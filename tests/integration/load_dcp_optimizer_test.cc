@@ -163,7 +163,7 @@ TEST_F(LoadDcpOptimizerTest, ModelOfTheSameFolderIsLoadedWithoutItsPrefix) {
   }));
 }
 
-// As torch.optim numbers them: the groups' parameters, one group behind the other.
+// As torch.optim numbers them: the groups' parameters, one group after the other.
 TEST_F(LoadDcpOptimizerTest, ParametersByIdAreThoseOfTheGroupsInTheirOrder) {
   const GoldenFolder golden = ReadGoldenFolder("adamw");
   GoldenFolder by_id = golden;

@@ -34,7 +34,7 @@ const std::map<std::string, std::string>& NamesInNet() {
 }
 
 // The same layers, and the first is a unit: the root's own parameters come before it by unit, and
-// behind it by registration.
+// after it by registration.
 struct TwoLayersImpl : torch::nn::Module {
   TwoLayersImpl()
       : in(register_module("in", std::make_shared<Sharded<torch::nn::LinearImpl>>(3, 5))),

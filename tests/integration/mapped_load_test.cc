@@ -38,7 +38,7 @@ using testing_support::TrainerTeam;
 namespace fs = std::filesystem;
 
 // Of two ranks each has 5 MB of the weight, more than is mapped at once, and of four still as much
-// as is worth it. Nothing lies where a page begins.
+// as is worth it. Nothing starts at a page boundary.
 constexpr int64_t kNumel = (5 << 19) + 13;
 constexpr int64_t kMostBytes = int64_t{1} << 30;
 
@@ -121,7 +121,7 @@ TEST_F(MappedLoadTest, GivesTrainersWhatItGivesTheState) {
 TEST_F(MappedLoadTest, FlippedBitAnywhereInALargeTensorIsRefusedByItsName) {
   for (const int64_t at : {kNumel * 4 / 2 - 1, kNumel * 3, int64_t{70000}}) {
     SCOPED_TRACE(at);
-    // From the end, where the weight is: the bias and the header lie before it.
+    // From the end, where the weight is: the bias and the header are before it.
     const int64_t from_end = at - kNumel * 4;
     FlipBit(Path("saved/model.safetensors"), from_end, 3);
     for (const absl::Status& status : Load(team_.get(), "saved"))
@@ -134,7 +134,7 @@ TEST_F(MappedLoadTest, FlippedBitAnywhereInALargeTensorIsRefusedByItsName) {
 TEST_F(MappedLoadTest, FileThatIsCutOffWhileItIsReadFailsTheLoadAndTrainingGoesOn) {
   const std::string file = Path("saved/model.safetensors");
   fs::copy(file, Path("whole"));
-  // Who is first to read a slice is held until the file, which both ranks have open, is shorter.
+  // The first rank to read a slice is held until the file, which both ranks have open, is shorter.
   Fault hold;
   hold.action = FaultAction::kHold;
   ArmFaultPoint("load.read", hold);

@@ -1,6 +1,6 @@
 // A rank that does something else than its peers, at every position of a step, in the step that
 // records the order and in one that follows the record: an error on every rank that names both,
-// never a hang; and training goes on. The slowest is printed.
+// never a hang; and training continues. The slowest is printed.
 // Conformance: ORD-2, and ORD-3 where an error takes the place of the warning.
 #include <algorithm>
 #include <cstdio>

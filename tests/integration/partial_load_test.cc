@@ -238,7 +238,7 @@ TEST_F(PartialLoadTest, RanksThatAskForDifferentPartsAreToldWhoAndInWhat) {
   EXPECT_THAT(load({true}), Each(IsOk()));
 }
 
-// As a state dict of {"model": ...} lies there.
+// As a state dict of {"model": ...} is stored there.
 TEST_F(PartialLoadTest, DcpFolderOfADictUnderModelIsLoadedIntoTheModelsOwnNames) {
   const GoldenFolder golden = ReadGoldenFolder("nested");
   const std::string folder = golden.WriteOut();

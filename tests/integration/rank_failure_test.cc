@@ -1,5 +1,5 @@
 // The code of one rank's trainer fails: every rank gets the error with its cause and the rank, the
-// step is undone everywhere, and training goes on to the same bits.
+// step is undone everywhere, and training continues to the same bits.
 #include <limits>
 #include <stdexcept>
 #include <string>

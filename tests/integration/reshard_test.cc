@@ -137,7 +137,7 @@ TEST_P(ReshardTest, SlicesOfOtherHostsComeAndGoAsTheStrategySays) {
   for (int step = 1; step <= kSteps; ++step) {
     ASSERT_OK(team_->RunAll([&](Session* session) {
       return TrainStep(session, [&](bool after_backward) {
-        // A rank that is behind, or one that gathers ahead for backward, has its window still.
+        // A late rank, or one that gathers ahead for backward, has its window still.
         if (!GetParam().gathers_each_window && !after_backward) {
           EXPECT_EQ(PagesOfBlock(*session), 2 * own);
         }

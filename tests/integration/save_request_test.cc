@@ -1,5 +1,5 @@
-// Checkpoints that are asked for by gRPC and command line while a job trains: through a real
-// coordinator, worker and executors (threads), with trainers that go on meanwhile.
+// Checkpoints that are requested by gRPC and command line while a job trains: through a real
+// coordinator, worker and executors (threads), with trainers that continue meanwhile.
 #include <atomic>
 #include <filesystem>
 #include <memory>

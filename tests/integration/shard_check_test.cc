@@ -1,4 +1,4 @@
-// Shards whose bits change behind the back of those who own them: found, named, and not trained on.
+// Shards whose bits change without their owner's doing: found, named, and not trained on.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -77,7 +77,7 @@ TEST_F(ShardCheckTest, FlippedBitIsNamedToAllRanksWithUnitAndRankAndNoStepIsTake
   ASSERT_OK(team.RunAll([](Session* session) -> absl::Status {
     RETURN_IF_ERROR(InitializeToy(session));
     for (int step = 1; step <= 3; ++step) RETURN_IF_ERROR(ToyStep(session, step));
-    // Until here the executors may be busy summing behind the step.
+    // Until here the executors may be busy with checksums after the step.
     return session->Unshard(0);
   }));
   ASSERT_OK(team.RunAll([](Session* session) { return session->Reshard(0); }));

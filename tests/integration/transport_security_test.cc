@@ -1,4 +1,5 @@
-// The real programs with mutual TLS on loopback: training works, and who is not trusted is told so.
+// The real programs with mutual TLS on loopback: training works, and untrusted programs are told
+// so.
 #include <stdlib.h>
 
 #include <algorithm>

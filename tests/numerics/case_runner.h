@@ -1,5 +1,5 @@
-// Runs the random steps of a job on one rank, beside a reference of its own, and compares every
-// value that it sees: parameters at each window, the norm, and at the end the fp32 shards.
+// Runs the random steps of a job on one rank, together with a reference of its own, and compares
+// every value that it sees: parameters at each window, the norm, and at the end the fp32 shards.
 #ifndef TESSERA_TESTS_NUMERICS_CASE_RUNNER_H_
 #define TESSERA_TESTS_NUMERICS_CASE_RUNNER_H_
 

@@ -1,11 +1,12 @@
 // Random jobs and random steps of them, from a seed: the same on every rank, since each rank makes
-// them anew.
+// them itself.
 //
 //   a job   model (units in fp32 and fp64, shapes, ties, frozen parameters), world size, strategies
 //           and dtypes of the job and of units, layout, optimizer, param groups, clipping, gradient
 //           slots
-//   a step  micro-batches, which of them are reduced, who gives a gradient to what, windows in full
-//           precision, divisor, weights, hyper-parameters, a NaN or an infinity, dropped gradients
+//   a step  micro-batches, which of them are reduced, which ranks give a gradient to what, windows
+//           in full precision, divisor, weights, hyper-parameters, a NaN or an infinity, dropped
+//           gradients
 #ifndef TESSERA_TESTS_NUMERICS_RANDOM_CASE_H_
 #define TESSERA_TESTS_NUMERICS_RANDOM_CASE_H_
 

@@ -1,8 +1,8 @@
-// Random jobs that train some random steps, are saved, and go on as other jobs: the same parameters
-// in other units, with other names for tied ones, another world, strategy and dtypes. Checkpoints
-// in one file, in files of a size and in parts that are consolidated; models alone, rounded or not.
-// Every parameter, moment and count of updates has the bits of plain scalar code that knows no
-// shards and no files.
+// Random jobs that train some random steps, are saved, and continue as other jobs: the same
+// parameters in other units, with other names for tied ones, another world, strategy and dtypes.
+// Checkpoints in one file, in files of a size and in parts that are consolidated; models alone,
+// rounded or not. Every parameter, moment and count of updates has the bits of plain scalar code
+// that knows no shards and no files.
 //
 // A failure names its seed: kFirstSeed, with one case, repeats it.
 #include <cstring>

@@ -9,8 +9,8 @@
 //
 // Full precision is fp32, or fp64 of parameters that are; numbers are kept as double, and those of
 // fp32 are computed as float, so that they are floats always.
-// Only the norm of the gradient may differ in its last bits, since its sum depends on who holds
-// what: a step is given the norm that the job found.
+// Only the norm of the gradient may differ in its last bits, since its sum depends on which rank
+// holds what: a step is given the norm that the job found.
 #ifndef TESSERA_TESTS_NUMERICS_REFERENCE_TRAINER_H_
 #define TESSERA_TESTS_NUMERICS_REFERENCE_TRAINER_H_
 

@@ -1,5 +1,5 @@
-// Loads a model of anybody's into jobs of 1 to 8 ranks, each through a real coordinator, worker and
-// executors (threads), saves it from each, reads it over gRPC as somebody who has no part in it,
+// Loads any given model into jobs of 1 to 8 ranks, each through a real coordinator, worker and
+// executors (threads), saves it from each, reads it over gRPC as a process outside the job,
 // and saves it again after a step. tools/real-model runs it.
 //
 //   real_model MODEL OUT    writes OUT/{world,live,trained}{1..8}.safetensors

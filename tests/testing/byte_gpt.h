@@ -42,7 +42,7 @@ class ByteGptPass {
 
   void Embed(const ByteGptUnit& root);
   void ForwardBlock(int64_t block, const ByteGptUnit& parameters);  // From the first to the last.
-  // The mean cross-entropy of predicting each next byte; backward has begun.
+  // The mean cross-entropy of predicting each next byte; backward has started.
   double Loss(const ByteGptUnit& root);
   ByteGptUnit BackwardBlock(int64_t block, const ByteGptUnit& parameters);  // From the last.
   ByteGptUnit Finish();                                                     // The root's gradient.

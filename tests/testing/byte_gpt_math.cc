@@ -19,7 +19,7 @@ float Dot(const float* a, const float* b, int64_t count) {
   return sum;
 }
 
-// Where the parts of one head lie in qkv and in what attention gives.
+// Where the parts of one head are in qkv and in attention's output.
 struct Head {
   Head(const AttentionShape& shape, int64_t batch, int64_t head)
       : width(shape.width), size(shape.width / shape.heads) {

@@ -2,9 +2,9 @@
 // the root's window stays open, a block's is open in its forward and in its backward, AdamW with
 // decay, clipping, and the demo's windows and learning rates.
 //
-// Forward and backward run on the processor wherever the rank is: they are given what the windows
+// Forward and backward run on the CPU wherever the rank is: they are given what the windows
 // show, and their gradients go to the device. So a loss is a function of the parameters' bits, and
-// whoever gives these bits gives the loss.
+// equal bits give equal losses.
 #ifndef TESSERA_TESTS_TESTING_BYTE_GPT_TRAINING_H_
 #define TESSERA_TESTS_TESTING_BYTE_GPT_TRAINING_H_
 

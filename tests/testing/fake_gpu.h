@@ -14,7 +14,7 @@ namespace tessera::testing_support {
 
 // The process's only one; never destroyed. Thread-safe.
 FakeCudaApi* FakeGpu();
-// A MakeRankDevice: the processor, or that GPU.
+// A MakeRankDevice: the host, or that GPU.
 absl::StatusOr<std::unique_ptr<RankDevice>> MakeFakeGpuDevice(const DeviceName& device);
 // Of device 0; null and a failed check where it cannot be made.
 std::shared_ptr<DeviceMemory> FakeGpuMemory();

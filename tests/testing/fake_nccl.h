@@ -32,7 +32,7 @@ struct FakeNccl {
     if (tell_apart) sharing.host_id = absl::StrCat("host", apis.size());
     FakeNcclApi::Options options;
     options.place = absl::StrCat(sharing.host_id, " ", device->number());
-    options.device_buffers_only = false;  // Regions of keepers are no allocations of this process.
+    options.device_buffers_only = false;  // Keepers' regions are not allocated here.
     options.has_register = !one_cannot_register || !apis.empty();
     apis.push_back(std::make_unique<FakeNcclApi>(&world, FakeGpu(), options));
     return MakeNcclCommunicators(apis.back().get(), device, absl::Seconds(30), sharing);

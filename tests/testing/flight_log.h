@@ -12,12 +12,12 @@ namespace tessera::testing_support {
 struct FlightOp {
   int64_t step = 0;
   std::string op;    // "unshard", "reduce", "step", ...
-  std::string unit;  // Empty: of no unit.
+  std::string unit;  // Empty: no unit.
   int64_t bytes = 0;
 };
 
-// All operations of the rank that are still in its record, oldest first. A failure of the test
-// where there is no such rank.
+// All operations of the rank that are still in its record, oldest first. Fails the test if there is
+// no such rank.
 std::vector<FlightOp> ReadFlightLog(const std::string& worker_address, const std::string& job_id,
                                     int rank);
 

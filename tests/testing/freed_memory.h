@@ -1,6 +1,6 @@
 // Whether this build keeps what was freed for a while (AddressSanitizer does, 256 MiB of it), or
-// memory beside each byte that is touched (ThreadSanitizer does), so that a process's memory says
-// nothing of what it needs.
+// shadow memory for each byte that is touched (ThreadSanitizer does), so that a process's memory
+// says nothing of what it needs.
 #ifndef TESSERA_TESTS_TESTING_FREED_MEMORY_H_
 #define TESSERA_TESTS_TESTING_FREED_MEMORY_H_
 

@@ -1,4 +1,4 @@
-// Two clusters of this process, one on a GPU that is none (fake_gpu.h) and one on the processor,
+// Two clusters of this process, one on an in-process fake GPU (fake_gpu.h) and one on the host,
 // for tests that a job is the same on both. A test fixture.
 #ifndef TESSERA_TESTS_TESTING_GPU_CLUSTERS_H_
 #define TESSERA_TESTS_TESTING_GPU_CLUSTERS_H_

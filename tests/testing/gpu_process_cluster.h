@@ -31,7 +31,7 @@ class GpuProcessCluster : public testing::Test {
   absl::Status Train(TrainerTeam* team, int64_t last_step);
   // As StateOf, also while executors end.
   JobState StateThroughFailures(TrainerTeam* team);
-  // What a job of the processor has after so many steps.
+  // What a job on the host has after so many steps.
   static JobState Undisturbed(const SessionOptions& options, int64_t steps);
   // The executors' processes by label, once there is one for each rank.
   std::map<std::string, int> Executors() const;

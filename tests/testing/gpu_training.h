@@ -1,4 +1,4 @@
-// The toy model's trainer on whatever device the rank has: on a GPU gradients lie there, and
+// The toy model's trainer on whatever device the rank has: on a GPU gradients are there, and
 // parameters are read from there.
 #ifndef TESSERA_TESTS_TESTING_GPU_TRAINING_H_
 #define TESSERA_TESTS_TESTING_GPU_TRAINING_H_

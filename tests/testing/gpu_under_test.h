@@ -14,7 +14,7 @@
 namespace tessera::testing_support {
 
 struct GpuUnderTest {
-  MakeRankDevice make_device;  // The processor too.
+  MakeRankDevice make_device;  // The host too.
   std::shared_ptr<DeviceMemory> memory;
   std::string executor_binary;  // Of executors that are processes.
   absl::Status nccl;            // Why these cannot use NCCL; OK: they can.

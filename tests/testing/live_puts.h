@@ -25,7 +25,7 @@ CliResult RunTessera(const std::string& coordinator, std::vector<std::string> ar
 using StoredValues = std::map<std::string, std::pair<std::string, std::string>>;
 StoredValues ReadStored(const std::string& path);
 
-// An element that no other element of no other parameter has, in all dtypes a number.
+// A value that differs from all other elements of all parameters, and is a number in all dtypes.
 float PutValue(const std::string& parameter, int64_t element);
 // Writes a safetensors file of tensors, each in its spec's dtype (fp32, fp64, bf16 or fp16), with
 // PutValue(`as`'s name of it, or its own), rounded.
@@ -47,8 +47,8 @@ struct PutOutcome {
   bool applied = false;  // The state has a version that no step made.
   LiveReading after;     // That one, if it was applied.
 };
-// Runs `tessera put --job JOB ARGS` beside trainers that take one step after the other, and stops
-// them right behind the version that it makes, or once it has failed. `one_step` takes a step.
+// Runs `tessera put --job JOB ARGS` while trainers take one step after the other, and stops them
+// right after the version that it makes, or once it has failed. `one_step` takes a step.
 PutOutcome PutWhileTraining(const std::string& coordinator, const std::string& job,
                             std::vector<std::string> args, const std::string& scratch_path,
                             const std::function<void()>& one_step);

@@ -11,7 +11,7 @@
 namespace tessera::testing_support {
 namespace {
 
-// Beside this program where both were built, or in the folder of programs next to that of checks.
+// Next to this program if both were built, or in the folder of programs next to that of checks.
 std::string ExecutorBinary() {
   char path[PATH_MAX] = {};
   if (readlink("/proc/self/exe", path, sizeof(path) - 1) < 0) return "";

@@ -10,7 +10,7 @@
 
 namespace tessera::testing_support {
 
-// 0: there is no such process.
+// 0: no such process.
 int64_t AnonymousBytesOf(int pid);
 
 // Has malloc give each larger allocation back as it is freed, in this process from now on.

@@ -1,4 +1,4 @@
-// What the kernel says of processes, for tests that look for what was left behind.
+// What the kernel says of processes, for tests that look for leftovers.
 // Stateless; thread-safe. A process that is gone has nothing: empty results.
 #ifndef TESSERA_TESTS_TESTING_PROCESS_VIEW_H_
 #define TESSERA_TESTS_TESTING_PROCESS_VIEW_H_

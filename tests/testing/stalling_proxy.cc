@@ -126,8 +126,9 @@ void StallingProxy::Run() {
   while (!stopping_.load()) {
     std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     for (const Connection& connection : connections_) {
-      // Both are read from even while nothing goes on: a peer that gets no room cannot even say
-      // that it ends. How much that may be is up to the flow control of whatever passes through.
+      // Both are read from even while nothing is forwarded: a peer that gets no room cannot even
+      // say that it ends. How much that may be is up to the flow control of whatever passes
+      // through.
       short client = POLLIN | POLLRDHUP, server = POLLIN;
       if (Sendable(Direction::kToClient, connection.to_client) > 0) client |= POLLOUT;
       if (Sendable(Direction::kToServer, connection.to_server) > 0) server |= POLLOUT;

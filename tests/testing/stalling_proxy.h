@@ -1,6 +1,6 @@
 // Connections to a server that stop in the middle: what goes in one direction passes up to a number
 // of bytes, and no further until it is released. So a client is certainly in the middle of what it
-// sends or is sent, for as long as a test likes. What is held back lies here: for protocols that
+// sends or is sent, for as long as a test likes. The held data is kept here: for protocols that
 // have a flow control of their own, as gRPC's. The end of either side ends the other. Thread-safe.
 #ifndef TESSERA_TESTS_TESTING_STALLING_PROXY_H_
 #define TESSERA_TESTS_TESTING_STALLING_PROXY_H_

@@ -2,8 +2,7 @@
 // all else on its command line:
 //
 //   --stuck-once=FOLDER   the first of all of these that finds FOLDER missing fails to join, and
-//   its
-//                         abort never comes back; in all after the second there is no NCCL. The
+//                         its abort never comes back; all after the second have no NCCL. The
 //                         folder has one named by the first one's process then, and "other"
 #include <stdlib.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// Tries training code as people write it beside the plain module; see docs/trials.md.
+// Compares training code as people write it with the plain module; see docs/trials.md.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

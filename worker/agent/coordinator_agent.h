@@ -47,7 +47,7 @@ class CoordinatorAgent {
     DialOptions coordinator;
     std::string worker_id;
     std::string key;          // Of this life, as RegisterWorkerRequest says.
-    int64_t incarnation = 0;  // The life that it goes on with; 0: the coordinator says which it is.
+    int64_t incarnation = 0;  // The life that it continues; 0: the coordinator assigns it.
     int num_devices = 1;
     std::string worker_address;  // Where this worker's service listens.
     // As RegisterWorkerRequest says:

@@ -280,7 +280,7 @@ TEST_F(CoordinatorAgentTest, WorkerThatHoldsJobsObeysItsOwnClusterAlone) {
   coordinator_->Become("c2");
   coordinator_->Command("of another one");  // Ends the stream that was open.
   coordinator_->AwaitStreamEnd();
-  coordinator_->AwaitRegistrations(4);  // It goes on asking, and opens no stream.
+  coordinator_->AwaitRegistrations(4);  // It keeps asking, and opens no stream.
   EXPECT_EQ(coordinator_->num_streams(), 1);
   EXPECT_EQ(coordinator_->registrations().back().cluster_id(), "c1");
 

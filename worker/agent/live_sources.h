@@ -28,7 +28,7 @@ namespace tessera {
 
 class LiveSource {
  public:
-  // The snapshot has begun.
+  // The snapshot has started.
   explicit LiveSource(std::shared_ptr<StateSnapshot> snapshot);
 
   // --- The session's side ---

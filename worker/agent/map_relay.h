@@ -1,5 +1,6 @@
 // Lets clients that the coordinator names map jobs' states: a session is a stream to the
-// coordinator, and while it goes on this worker's descriptor socket gives to whoever shows it.
+// coordinator, and while it lasts this worker's descriptor socket gives descriptors to any client
+// that shows it.
 //
 //   ServeState ──► a thread: hello ──► offer: a grant / offered ──► the stream's end: no grant
 //

@@ -22,8 +22,8 @@ class RelaySessions {
  public:
   explicit RelaySessions(size_t max = 16) : max_(max) {}
 
-  // Starts it, unless Stop() was called: then nothing happens. `what`: what those do who have the
-  // other sessions.
+  // Starts it, unless Stop() was called: then nothing happens. `what`: what the clients of the
+  // other sessions do, for the error.
   // Errors: ResourceExhausted  as many as may be are served; Start's.
   absl::Status Serve(std::unique_ptr<Session> session, absl::string_view what) {
     absl::MutexLock lock(&mu_);

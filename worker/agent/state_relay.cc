@@ -24,7 +24,7 @@ namespace {
 // A client that takes no piece for so long is not one that a copy can be spared.
 constexpr absl::Duration kLull = absl::Milliseconds(20);
 
-// For a rank that is a step behind what another worker's ranks have.
+// For a rank that is one step later than another worker's ranks.
 constexpr absl::Duration kStepPatience = absl::Seconds(10);
 
 absl::StatusOr<LiveForm> DecodeForm(v1::LiveStateForm form) {

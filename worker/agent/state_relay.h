@@ -3,12 +3,11 @@
 //
 //   ServeState ──► a thread: dials, says hello ──► hold / held ──► copy / copied, pieces
 //                                                           or ──► serve / serving, released, sent
-//                                              or, of a job that is handed over: read / copied,
-//                                              pieces
-//                  another one reads the stream: its end cancels a copy, and lets go at once
+//                          of a job that is handed over: ──► read / copied, pieces
+//                  another thread reads the stream: its end cancels a copy, and lets go at once
 //
-// Each session has a stream of its own on a connection of its own, so that a slow one holds up no
-// other, nor the worker's line. Thread-safe.
+// Each session has a stream and a connection of its own, so that a slow one delays neither another
+// session nor the worker's line. Thread-safe.
 #ifndef TESSERA_WORKER_AGENT_STATE_RELAY_H_
 #define TESSERA_WORKER_AGENT_STATE_RELAY_H_
 
@@ -36,8 +35,8 @@ class StateRelay {
     LiveSources* sources = nullptr;  // Not owned. Those that clients fetch.
     // Where they do.
     std::function<std::vector<std::string>()> fetch_addresses;
-    // Errors: Unavailable  the worker does not hold this creation of the job; as
-    // StateSnapshot::Create.
+    // Errors: Unavailable  the worker does not hold this generation (`creation`) of the job
+    //         as StateSnapshot::Create
     std::function<absl::StatusOr<std::unique_ptr<StateSnapshot>>(
         const std::string& job_id, int64_t creation, const StateSnapshot::Request& request)>
         open;
@@ -49,8 +48,8 @@ class StateRelay {
   explicit StateRelay(Options options);
   ~StateRelay();  // Stop().
 
-  // Returns at once. Where no thread can be made, or as many as may be are served, the session is
-  // not opened, and the coordinator's wait for it ends.
+  // Returns at once. If no thread can be created, or the limit of sessions is reached, the session
+  // is not opened, and the coordinator's wait for it ends.
   void Serve(const v1::ServeState& command);
   // Ends all sessions, and lets go of what they hold.
   void Stop();

@@ -16,7 +16,7 @@
 // host/element_reduce.h). An average has AverageScale(size). A pre-scaled sum, as others call it,
 // has its factor for `scale` too: they multiply each rank's part before they add it, for their sums
 // are in the type that travels and might overflow there; in fp32 that is not so, and multiplying
-// once behind the sum rounds less.
+// once after the sum rounds less.
 //
 // One thread calls a communicator at a time; Abort may come from any thread. Streams that
 // communicate at once use a communicator each.
@@ -74,7 +74,7 @@ class Communicator {
 
   // --- Buffers that all ranks of a host can address ---
 
-  // Rank r's slice lies at `base` + r * bytes_per_rank, in a mapping of each host. Waits until
+  // Rank r's slice is at `base` + r * bytes_per_rank, in a mapping of each host. Waits until
   // every rank has finished writing its own, and brings what ranks of other hosts wrote. On one
   // host it moves no bytes, and the arguments do not matter.
   virtual absl::Status AllGatherMapped(std::byte* base, int64_t bytes_per_rank) = 0;

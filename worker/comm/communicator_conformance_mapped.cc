@@ -25,7 +25,7 @@ Real SumOfHosts(const std::vector<std::vector<Real>>& by_rank, const std::vector
   return sum;
 }
 
-// Gradients of all ranks lie in `shared`; ranks reduce ragged slices, then write the next ones at
+// Gradients of all ranks are in `shared`; ranks reduce ragged slices, then write the next ones at
 // once: a peer that still read them would see it.
 template <typename Real>
 absl::Status ReduceMappedRounds(const RankContext& c, const std::vector<int>& hosts,
@@ -73,7 +73,7 @@ TEST_P(CommunicatorConformanceTest, ReduceScatterMappedReducesOwnSliceOfAll) {
   ExpectAllOk(
       [hosts = Hosts()](const RankContext& c) -> absl::Status {
         RETURN_IF_ERROR(ReduceMappedRounds<float>(c, hosts, kCount));
-        RETURN_IF_ERROR(c.comm->Barrier());  // A rank's doubles lie over its peer's floats.
+        RETURN_IF_ERROR(c.comm->Barrier());  // A rank's doubles overlap its peer's floats.
         return ReduceMappedRounds<double>(c, hosts, kCount);
       },
       options);

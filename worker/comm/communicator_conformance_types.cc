@@ -22,7 +22,7 @@ using narrow::Narrow;
 using narrow::Widen;
 using narrow::WideOf;
 
-// The second takes several pieces of each back-end's staging, and two ways of those who have two.
+// The second takes several pieces of each back-end's staging, and both paths of back-ends with two.
 constexpr int64_t kFew = 257, kMany = 20'011;
 
 // What each type is called and how far it reaches.
@@ -59,7 +59,7 @@ struct Format<Fp8E5M2> {
   static constexpr int kDigits = 3, kLeast = -16, kLargest = 15;
 };
 
-// Every third element has random bits: among those of eight bits all there are, and of each type
+// Every third element has random bits: of an FP8 type all of its values, and of each type
 // some that are not numbers, infinite where it has that, of either zero, and too small to be
 // normal.
 template <typename T>

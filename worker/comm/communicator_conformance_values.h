@@ -1,4 +1,4 @@
-// What the ranks of the conformance tests send: the same for whoever asks. Pure; thread-safe.
+// What the ranks of the conformance tests send: the same on every rank. Pure; thread-safe.
 #ifndef TESSERA_WORKER_COMM_COMMUNICATOR_CONFORMANCE_VALUES_H_
 #define TESSERA_WORKER_COMM_COMMUNICATOR_CONFORMANCE_VALUES_H_
 

@@ -1,9 +1,9 @@
-// Communicators that move what lies on devices of several workers from one to the other, without
-// the processor's memory between.
+// Communicators that move data between the devices of several workers, without host memory in
+// between.
 //
 //   rank on a GPU ── DirectCommunicators::Join(control) ──► Communicator: NCCL
 //
-// Thread-compatible, but for `status`; what it makes may be used beside each other.
+// Thread-compatible, but for `status`; communicators that it makes may be used concurrently.
 #ifndef TESSERA_WORKER_COMM_DIRECT_COMMUNICATORS_H_
 #define TESSERA_WORKER_COMM_DIRECT_COMMUNICATORS_H_
 
@@ -28,7 +28,7 @@ namespace tessera {
 // Which device a rank has, as a library that joins them tells one from another. A plain value,
 // which may be sent as it is.
 struct DirectPlace {
-  DeviceUuid device = {};  // All zero: nothing is known, and this place is no other's.
+  DeviceUuid device = {};  // All zero: nothing is known, and no other place is equal.
   // Not 0: the rank was told apart from others on its device, on purpose.
   uint64_t apart = 0;
   // Not 0: ranks of one number are taken for one device, whatever its UUIDs: parts of a GPU are.
@@ -64,8 +64,8 @@ class DirectCommunicators {
     absl::Duration timeout;           // Of joining, and of each operation.
     int64_t max_count = 1;            // ELEMENTS of the largest slice.
     int64_t max_slice_bytes = 0;      // The same, of what is reduced; 0: nothing is.
-    // Whether all ranks can register. Each registers the regions then, in which all that is moved
-    // lies; that it fails on a rank is no error, and that of all.
+    // Whether all ranks can register. Each then registers the regions, which contain all data that
+    // is moved. A failure on one rank is not an error, and counts for all.
     bool registers = false;
     std::vector<Region> regions;
   };

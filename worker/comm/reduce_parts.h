@@ -1,6 +1,6 @@
-// The arithmetic of ReduceScatterMapped: some parts of a slice, each where it lies.
+// The arithmetic of ReduceScatterMapped: some parts of a slice, each in place.
 //
-//   slice  | ...... | part | .... | part | .. |      what lies between is neither read nor written
+//   slice  | ...... | part | .... | part | .. |      the rest is neither read nor written
 //   packed          | part | part |                  how sums travel between hosts
 //
 // Thread-safe over disjoint outputs and kernels.
@@ -33,8 +33,9 @@ struct PartsReduction {
 };
 
 // As host::ReduceSlices for each part, of `inputs->size()` inputs, by `kernels`, which know the
-// memory. input(i, part) is where the part's elements of input i lie, output(part) where they go.
-// `inputs` is room for pointers. `stats`, if not null, is set to the measure of all parts. Waits.
+// memory. input(i, part) is the address of the part's elements of input i, output(part) where they
+// go. `inputs` is room for pointers. `stats`, if not null, is set to the measure of all parts.
+// Waits.
 // Errors: those of RankKernels::Finish
 template <typename Input, typename Output>
 absl::Status ReduceParts(RankKernels* kernels, const PartsReduction& reduction,

@@ -18,8 +18,8 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "words are shared betw
 
 constexpr absl::Duration kSleepSlice = absl::Milliseconds(20);
 constexpr int kSpins = 100;  // About 5 microseconds.
-// A yield that takes longer gave the core to somebody who computes: to stay runnable would cost a
-// switch for each of its time slices, and counts as work where the kernel shares out the cores.
+// A longer yield gave the core to a thread that computes: to stay runnable would cost a switch for
+// each of its time slices, and counts as work where the kernel shares out the cores.
 constexpr absl::Duration kLongYield = absl::Microseconds(200);
 
 void Pause() {

@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-// A word that ends waits. It only grows; it is raised for who watches it once it is at least
+// A word that ends waits. It only grows; it is raised for its watchers once it is at least
 // `raised_at`. A default one is never raised.
 class AbortFlag {
  public:
@@ -63,12 +63,12 @@ absl::Status WaitUntil(WaitWord* word, absl::FunctionRef<bool(uint32_t)> predica
                        const AbortFlag& abort, absl::Time deadline,
                        WaitPolicy policy = WaitPolicy());
 
-// Stores `value` with release order and wakes all who wait on the word. A WaitWord is published
+// Stores `value` with release order and wakes all waiters of the word. A WaitWord is published
 // and waited for through its own overloads only.
 void Publish(std::atomic<uint32_t>* word, uint32_t value);
 void Publish(WaitWord* word, uint32_t value);
 
-// Adds one to an event counter, with release order, and wakes who waits. For words with several
+// Adds one to an event counter, with release order, and wakes the waiters. For words with several
 // writers; a word is either bumped or published.
 void Bump(WaitWord* word);
 

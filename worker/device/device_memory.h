@@ -23,7 +23,7 @@ namespace tessera {
 class MemoryReader {
  public:
   virtual ~MemoryReader() = default;
-  // Bytes [offset_bytes, offset_bytes + size_bytes), which there are, into memory of the processor.
+  // Bytes [offset_bytes, offset_bytes + size_bytes), which must exist, into host memory.
   // Errors: Unavailable, Internal  those of the device or the system
   virtual absl::Status Read(void* to, int64_t offset_bytes, int64_t size_bytes) = 0;
 };
@@ -45,8 +45,9 @@ class DeviceMemory {
   //         FailedPrecondition, Unavailable, Internal  the system or the device refuses
   virtual absl::StatusOr<UniqueFd> Create(const std::string& label, int64_t size_bytes) = 0;
 
-  // For who is no rank and reads what Create gave, of this size. May take room on the device as
-  // long as the reader is there. The descriptor stays the caller's; this outlives the reader.
+  // For a reader outside the ranks of memory that Create returned, of this size. May take room on
+  // the device as long as the reader exists. The descriptor stays the caller's; this outlives the
+  // reader.
   // Errors: as RankDevice::MapRegion; Unimplemented  processes share nothing
   virtual absl::StatusOr<std::unique_ptr<MemoryReader>> OpenReader(int descriptor,
                                                                    int64_t size_bytes) = 0;

@@ -1,7 +1,7 @@
-// Which device: the processor, or a GPU by its UUID, which is the same in all processes, and by its
+// Which device: the host, or a GPU by its UUID, which is the same in all processes, and by its
 // number, which is not: CUDA_VISIBLE_DEVICES has each process count its own. A plain value.
 //
-//   "0"   "0 GPU-12345678-1234-1234-1234-123456789abc"   "-1" is the processor
+//   "0"   "0 GPU-12345678-1234-1234-1234-123456789abc"   "-1" is the host
 //
 // A part of a GPU (MIG) has a UUID of its own, and is a device like any other.
 #ifndef TESSERA_WORKER_DEVICE_DEVICE_NAME_H_
@@ -23,7 +23,7 @@ using DeviceUuid = std::array<uint8_t, 16>;
 
 struct DeviceName {
   DeviceName() = default;
-  // NOLINTNEXTLINE: a number alone is a name, for who has no other process to tell it.
+  // NOLINTNEXTLINE: a number alone is a name, within one process.
   DeviceName(int number, const DeviceUuid& uuid = {}) : number(number), uuid(uuid) {}
 
   int number = kHostDevice;  // As CUDA numbers it, in the process that gave the name.

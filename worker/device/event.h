@@ -3,8 +3,8 @@
 //   stream A  ──work──●Record(e)──work──►
 //   stream B  ────────────────Wait(e)──work──►   runs its later work after A reached ●
 //
-// An event that was never recorded counts as reached. Recording again moves the mark; whoever
-// already waits keeps waiting for the mark of then. Marks of one event are reached in the order
+// An event that was never recorded counts as reached. Recording again moves the mark; a running
+// wait keeps waiting for the earlier mark. Marks of one event are reached in the order
 // in which they were recorded, so record it again on another stream only once the last mark is
 // reached. An event outlives the streams' work that mentions it. Thread-safe.
 #ifndef TESSERA_WORKER_DEVICE_EVENT_H_

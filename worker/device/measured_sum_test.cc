@@ -1,4 +1,4 @@
-// The order in which what is measured is added up, beside its definition written out.
+// Compares the order in which measured values are added with its definition written out.
 #include "worker/device/measured_sum.h"
 
 #include <algorithm>

@@ -104,7 +104,7 @@ TESSERA_HOST_DEVICE void Narrow(float value, Fp16* to) {
   to->bits = static_cast<uint16_t>(result | (bits >> 16 & 0x8000u));
 }
 
-// Into a format of eight bits whose fraction has `kFractionBits`, whose exponents begin at
+// Into an FP8 format whose fraction has `kFractionBits`, whose exponents begin at
 // `kLeast` and whose largest number is `kLargest`: to nearest, ties to even.
 template <int kFractionBits, int kLeast, uint32_t kLargest>
 TESSERA_HOST_DEVICE uint8_t NarrowToEightBits(float value) {

@@ -1,5 +1,5 @@
-// Where a rank's parameters, gradients and shards lie, and what works on them: the processor's
-// memory, or a GPU.
+// The memory that holds a rank's parameters, gradients and shards, and the kernels that work on it:
+// host memory, or a GPU.
 //
 //   descriptor of the keeper's ──► MapRegion ──► addresses of the device
 //   row of work ──► CreateKernels ──► RankKernels
@@ -27,12 +27,12 @@ class RankDevice {
 
   virtual absl::string_view name() const = 0;         // "host", "cuda:0"
   virtual int number() const { return kHostDevice; }  // As CUDA numbers it in this process.
-  // Whether its memory is not the processor's.
+  // Whether its memory is not host memory.
   virtual bool is_separate() const = 0;
 
   // Maps memory of the device, whose descriptor another process sent; the descriptor stays the
   // caller's. `size_bytes` must be there.
-  // Errors: InvalidArgument     it is no such memory, or less
+  // Errors: InvalidArgument     it is not such memory, or less
   //         FailedPrecondition  the system refuses the descriptor
   //         ResourceExhausted   no addresses are left
   virtual absl::StatusOr<Buffer> MapRegion(int descriptor, int64_t size_bytes, bool writable) = 0;
@@ -58,8 +58,8 @@ class RankDevice {
   // whose all-reduces would be in their way. Before any stream is made.
   virtual void PutGathersFirst() {}
 
-  // Lets copies between the device and this memory of the processor run without a stop, until what
-  // is returned goes; the memory stays the caller's and is there that long. Empty: they do anyway.
+  // Makes copies between the device and this host memory asynchronous, until the returned object is
+  // destroyed; the memory stays the caller's and must exist that long. Empty: they already are.
   // Errors: ResourceExhausted  so much cannot be pinned; copies are as right without
   //         AlreadyExists      some of it is pinned
   virtual absl::StatusOr<Buffer> Pin(void*, int64_t /*size_bytes*/) { return Buffer(); }
@@ -69,7 +69,7 @@ class RankDevice {
   virtual absl::Status Synchronize() { return absl::OkStatus(); }
 
   struct KernelOptions {
-    // The rank's shards and optimizer state are in the processor's memory, and not on the device.
+    // The rank's shards and optimizer state are in host memory, and not on the device.
     bool state_on_host = false;
     int64_t max_count = 1;                      // ELEMENTS, of what is measured or updated at once.
     absl::string_view stream = "rank-kernels";  // Its name; see PutGathersFirst.
@@ -79,8 +79,8 @@ class RankDevice {
       const KernelOptions& options) = 0;
 };
 
-// The processor or a GPU: by its UUID, where the name has one, whatever its number is here.
-// Errors: NotFound, Unimplemented  there is no driver, this program was built without CUDA, or it
+// The host or a GPU: by its UUID, where the name has one, whatever its number is here.
+// Errors: NotFound, Unimplemented  no driver, this program was built without CUDA, or it
 //                                  does not see that GPU: the message has its UUID and number
 //         FailedPrecondition       the driver is too old
 using MakeRankDevice =

@@ -1,4 +1,4 @@
-// What an engine does to the memory of its rank, wherever that lies: the processor's, or a GPU's.
+// What an engine does to the memory of its rank, wherever that is: on the host, or on a GPU.
 //
 //   engine's thread         ──► RankKernels ──► copies, optimizer       one object for each row of
 //   post-backward stream    ──► RankKernels ──► sums, measures          work; rows run side by side
@@ -43,7 +43,7 @@ class RankKernels {
  public:
   virtual ~RankKernels() = default;
 
-  // Between two runs that do not overlap, each of this device or of the processor's memory.
+  // Between two runs that do not overlap, each of this device or of host memory.
   virtual void Copy(void* to, const void* from, int64_t size_bytes) = 0;
   virtual void Clear(void* at, int64_t size_bytes) = 0;  // To zero.
 
@@ -67,15 +67,15 @@ class RankKernels {
   // was given so far.
   virtual void WaitForStream(void*) {}
 
-  // Waits until all that was called is done. Errors: those of the device, whoever used it; from
-  // then on nothing works on it any more, and the process that uses it is to end.
+  // Waits until all that was called is done. Errors: those of the device, whichever code caused
+  // them; from then on nothing works on it any more, and the process that uses it must end.
   virtual absl::Status Finish() = 0;
   // Does so, and hands out what was measured since the last time. `stats`: not touched on error.
   virtual absl::Status TakeStats(host::GradientStats* stats) = 0;
   virtual absl::StatusOr<double> TakeNormPart() = 0;
 
-  // Memory of the processor, pinned where that can be, so that copies are fast; undefined content.
-  // Errors: ResourceExhausted  there is none
+  // Host memory, pinned if possible, so that copies are fast; undefined content.
+  // Errors: ResourceExhausted  no memory
   virtual absl::StatusOr<Buffer> AllocateOnHost(int64_t size_bytes) = 0;
 };
 

@@ -1,5 +1,5 @@
-// What RankKernels of every kind of device must do: what those of the processor do, to the bit. A
-// device joins by linking this and naming how it is made:
+// What RankKernels of every kind of device must do: the same as those of the host, to the bit. A
+// device joins by linking this and naming its factory:
 //
 //   INSTANTIATE_TEST_SUITE_P(Host, RankKernelsConformanceTest,
 //                            testing::Values(RankKernelsBackend{"Host", false, MakeHost}));
@@ -89,7 +89,7 @@ class RankKernelsConformanceTest : public testing::TestWithParam<RankKernelsBack
   static constexpr int64_t kMaxCount = 150'001;  // More than one piece of what is offloaded.
 
   void SetUp() override;
-  // Of the device, and of the processor alone. What one that was made before has is void.
+  // Of the device, and of the host alone. Memory of an earlier one is void.
   RankMemory OfDevice();
   RankMemory OfProcessor();
   absl::StatusOr<std::unique_ptr<RankKernels>> NewKernels();

@@ -26,7 +26,7 @@ class SharedEvent {
   virtual ~SharedEvent() = default;
 
   // Whether the last mark, by whichever process, is reached. Errors: Unavailable, Internal  the
-  // device's, or that whoever made the event is gone
+  // device's, or the creator of the event is gone
   virtual absl::StatusOr<bool> Query() = 0;
   // Of an event that this process made.
   virtual const SharedEventName& name() const = 0;

@@ -1,4 +1,4 @@
-// A queue of work that runs in order, beside the caller and beside other streams.
+// A queue of work that runs in order, concurrently with the caller and with other streams.
 //
 //   Enqueue(a) Record(e) Enqueue(b)      a, then the mark e, then b
 //

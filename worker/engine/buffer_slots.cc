@@ -50,7 +50,7 @@ void BufferSlots::PublishOne(int64_t step, int buffer) {
   if (step > 0 && AreEqual(to.sequence(buffer).load(std::memory_order_relaxed), had)) {
     to.sequence(buffer).store(had, std::memory_order_relaxed);
   } else if (step > 0) {
-    // Not from staging: whoever died may have begun to write there again.
+    // Not from staging: a trainer that died may have started to write there again.
     Copy(buffer, before, to, had);
   } else if (step == 0 && to.sequence(buffer).load(std::memory_order_relaxed) == kTorn) {
     if (to.size_bytes(buffer) > 0) memset(to.values(buffer), 0, to.size_bytes(buffer));

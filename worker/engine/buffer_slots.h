@@ -1,5 +1,5 @@
-// The buffers of a rank's trainer, version by version as the state: of rank 0 what readers of a
-// version get, of all what a trainer goes on from that takes the place of one that died.
+// The buffers of a rank's trainer, version by version as the state: rank 0's for readers of a
+// version, each rank's own for a trainer that replaces a dead one.
 //
 //   trainer    ── staging ──► Publish(v): slot v % 2     the rank's executor, before v is applied
 //   file, put  ── Load(v) ──► slot v % 2 ──► Publish(v): staging ──► trainer
@@ -12,7 +12,7 @@
 // version to come, so that one which is not decided leaves no trace; once it is, staging has it as
 // well.
 //
-// The memory is mapped by who owns this, and outlives it. Confined to the engine's thread.
+// The owner of this maps the memory, which outlives it. Confined to the engine's thread.
 #ifndef TESSERA_WORKER_ENGINE_BUFFER_SLOTS_H_
 #define TESSERA_WORKER_ENGINE_BUFFER_SLOTS_H_
 

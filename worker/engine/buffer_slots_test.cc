@@ -128,7 +128,7 @@ TEST_F(BufferSlotsTest, WhatAnotherRankHadIsGivenToTheTrainerAndGivesWayToItsNex
   EXPECT_EQ(At(4, kTable), std::string(placement_.size_bytes(kTable), 0));
   slots.Publish(5);
   EXPECT_EQ(At(5, kMean), Bytes(kMean, 'r'));
-  // The other trainer had written as often: the words are no reason to keep its bytes.
+  // The other trainer had written as often: equal words are not a reason to keep its bytes.
   Set(kMean, 'o');
   slots.Publish(6);
   EXPECT_EQ(At(6, kMean), Bytes(kMean, 'o'));
@@ -141,7 +141,7 @@ TEST_F(BufferSlotsTest, WhatWasNeverSetReadsAsZeroesAndCostsNothing) {
   EXPECT_EQ(slots.num_copied(), 0);
 }
 
-// Whatever the trainer had begun to write, and whether or not another one comes.
+// Whatever the trainer had started to write, and whether or not another one comes.
 TEST_F(BufferSlotsTest, TrainerKilledInAWriteLeavesTheVersionsBeforeItWhole) {
   BufferSlots slots = Open();
   Set(kMean, 'a');

@@ -1,6 +1,6 @@
 // Writes the operations of one rank into its flight ring: enqueued, started, done.
 //
-// The ring is the worker's memory and outlives the recorder; a successor goes on where this one
+// The ring is the worker's memory and outlives the recorder; a successor continues where this one
 // ended. Enqueued is called by the engine's thread, Started and Done by it or the stream's. All
 // are wait-free.
 #ifndef TESSERA_WORKER_ENGINE_FLIGHT_RECORDER_H_

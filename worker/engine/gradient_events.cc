@@ -35,7 +35,7 @@ absl::Status GradientEvents::Await(uint32_t index, absl::Time deadline,
     if (stop()) return absl::AbortedError("the epoch ends");
     if (SteadyNow() >= deadline)
       return absl::DeadlineExceededError("the trainer's GPU has not come there in time");
-    // Soon at first, for what is nearly done; then seldom enough to leave the processor to others.
+    // Frequent at first, for work that is nearly done; then rare enough to leave the CPU to others.
     if (asked < 50) {
       std::this_thread::yield();
     } else {

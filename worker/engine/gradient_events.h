@@ -28,7 +28,7 @@ class GradientEvents {
   GradientEvents(RankDevice* device, ControlPage* control) : device_(device), control_(control) {}
 
   // Until the event is reached, or `stop` says so.
-  // Errors: InvalidArgument   there is no event `index`
+  // Errors: InvalidArgument   no event `index`
   //         Aborted           `stop` was true
   //         DeadlineExceeded  the trainer's GPU has not come there in time; or the event cannot be
   //                           opened, and the trainer does without from its next operation on

@@ -1,4 +1,4 @@
-// The p-norm of a gradient that lies in shards: each rank measures its own, the parts are combined.
+// The p-norm of a sharded gradient: each rank measures its own shards, and the parts are combined.
 //
 //   part_r = sum |g|^p  over rank r's shards        norm = (part_0 + ... + part_{N-1})^(1/p)
 //   part_r = max |g|    where p is infinite         norm = max of the parts

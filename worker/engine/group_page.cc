@@ -61,7 +61,7 @@ void UpdateCounts::Set(int64_t step, const std::vector<int64_t>& counts) const {
 }
 
 std::array<uint64_t, 2> IdOf(GroupPage* group) {
-  // The first word says that the other is there: whoever died in between had told nobody.
+  // The first word says that the second is valid: a process that died in between told nobody.
   if (group->id[0].load(std::memory_order_acquire) == 0) {
     std::random_device random;
     const auto word = [&random] { return (uint64_t{random()} << 32) | random(); };

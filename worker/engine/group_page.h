@@ -29,16 +29,16 @@
 namespace tessera {
 
 struct alignas(64) RankRecord {
-  // Low 32 bits of applied_step, or of the step before while what is published is of no step; what
-  // peers wait on.
+  // Low 32 bits of applied_step, or of the step before while the published parameters belong to no
+  // step; peers wait on this.
   WaitWord applied_version;
   std::atomic<int64_t> applied_step;
   // 1: some update had momentum, so one without it must carry the buffers over.
   std::atomic<uint32_t> has_momentum;
-  // 1: what the rank has on a GPU was set to zero, as the processor's memory is from the start.
+  // 1: the rank's GPU memory was set to zero, as host memory is from the start.
   std::atomic<uint32_t> device_cleared;
-  // The worker's own, for the daemon after this one. 1: the rank is to be given the job's values,
-  // which other ranks have; and who was attached last, 0: nobody.
+  // The worker's own, for its next daemon. 1: the rank must be given the job's values, which other
+  // ranks have; and which trainer was attached last, 0: none.
   std::atomic<uint32_t> lacks_values;
   std::atomic<uint32_t> had_foreign_trainer;  // 1: some trainer was another user's; stays so.
   std::atomic<int64_t> attachment;
@@ -68,7 +68,7 @@ struct GroupPage {
   uint32_t version;  // Written once, before anybody else has the page.
   std::atomic<int64_t> decided_step;
   std::atomic<uint32_t> initialized;  // All ranks hold initial values; step 0 exists.
-  // The worker's own, likewise. 1: an epoch has begun in this memory, ever; and which was prepared
+  // The worker's own, likewise. 1: an epoch has started in this memory; and which was prepared
   // last.
   std::atomic<uint32_t> has_begun;
   std::atomic<int64_t> prepared_epoch;
@@ -83,8 +83,8 @@ struct GroupPage {
   std::atomic<uint64_t> id[2];
 };
 
-// What no other memory that a job ever had is called, and what this one is for as long as it lasts.
-// Of one host's executors the same one asks, whoever follows it.
+// Identifies this memory as long as it lasts; no other memory that a job ever had has this id. All
+// executors of one host use the same one, and so do their successors.
 std::array<uint64_t, 2> IdOf(GroupPage* group);
 
 // How many updates each parameter of the job has had: a parameter that no rank gave a gradient in a
@@ -180,10 +180,10 @@ struct DecidedPut {
 // ranks are in an epoch it may be decided right afterwards.
 std::optional<DecidedPut> FindPut(const GroupPage& group, uint64_t put);
 
-// Publishes that `rank`'s shard is whole at `step`, and wakes who waits for it.
+// Publishes that `rank`'s shard is whole at `step`, and wakes the waiters.
 void PublishApplied(GroupPage* group, int rank, int64_t step);
-// From now until PublishApplied what `rank` has published is of no step, though its shard stands.
-// Of the rank itself, while no peer reads.
+// From now until PublishApplied the parameters that `rank` has published belong to no step, though
+// its shard is valid. Called by the rank itself, while no peer reads.
 void UnpublishApplied(GroupPage* group, int rank);
 bool IsPublished(const GroupPage& group, int rank);
 

@@ -1,14 +1,14 @@
-// Where a load puts what it reads: into the version to come and, in the same pass, where trainers
-// have the parameters, while the elements are in the processor's caches.
+// Where a load puts what it reads: into the next version and, in the same pass, into the parameters
+// that trainers read, while the elements are in the CPU's caches.
 //
-//   Set ──► version to come             nobody looks there before it is decided
+//   Set ──► next version                nobody reads it before the load is decided
 //       └─► published parameters        of no step, from the first Set until all ranks agree: then
-//                                       of the version to come, else published again as they were
+//                                       of the next version, else published again as they were
 //
-// No trainer reads meanwhile, since all are in the load; and whoever dies in it leaves a mark in
-// the group's page, by which whoever follows publishes again. Trainers on a GPU have their
-// parameters there, where the processor does not write: they are published once it is decided, and
-// a state that lies there as well is read into an image of the version. Confined to the engine's
+// No trainer reads meanwhile, since all are in the load. A process that dies in it leaves a mark in
+// the group's page, which makes its successor publish again. Trainers on a GPU have their
+// parameters there, where the CPU does not write: those are published once the load is decided, and
+// a state that is on the GPU as well is read into an image of the version. Confined to the engine's
 // thread.
 #ifndef TESSERA_WORKER_ENGINE_LOAD_TARGET_H_
 #define TESSERA_WORKER_ENGINE_LOAD_TARGET_H_
@@ -29,9 +29,9 @@ class LoadTarget final : public StateWriter {
   // Nothing in here is owned; all of it outlives this.
   struct Options {
     ShardedOptimizer* optimizer = nullptr;
-    StateImage* image = nullptr;  // Null: the state is in memory of the processor.
+    StateImage* image = nullptr;  // Null: the state is in host memory.
     RankKernels* kernels = nullptr;
-    bool publishes = true;  // What trainers have lies in memory of the processor.
+    bool publishes = true;  // Trainers' parameters are in host memory.
     GroupPage* group = nullptr;
     int local_index = 0;  // The rank's, in `group`.
     int64_t version = 0;  // To come: one more than the rank is at, or if `first`, 0.
@@ -45,8 +45,8 @@ class LoadTarget final : public StateWriter {
   void Clear(StateArray array, const ShardSegment& segment) override;
   void Keep(StateArray array, const ShardSegment& segment) override;
 
-  // Once all were set, or none will be any more: what was set is seen by whoever sees what this
-  // thread stores from here on.
+  // Called once all were set, or none will be any more: a thread that sees what this thread stores
+  // from here on sees the set values too.
   void Finish();
 
   // Some parameter was published; once all were set or kept, all are, as of the version to come.

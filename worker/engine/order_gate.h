@@ -18,8 +18,8 @@ class OrderGate {
   // Waits for the release. Errors: FailedPrecondition  the ranks' orders differ (the message names
   // both); Aborted  the epoch ended; DeadlineExceeded  no answer in time.
   virtual absl::Status AwaitRelease(const OrderEntry& entry, const OrderPlace& place) = 0;
-  // Ends AwaitRelease, of now or later in the epoch, with `reason`: work beside it has failed, and
-  // what is waited for may need that. By any thread.
+  // Ends AwaitRelease, now or later in the epoch, with `reason`: concurrent work has failed, and
+  // the awaited event may need that work. By any thread.
   virtual void Interrupt(const absl::Status& reason) = 0;
   // May keep the report back, to travel with those of steps that follow within kLongestReportDelay,
   // until the engine waits longer for its trainer (not: for other ranks), or ends.

@@ -70,7 +70,7 @@ class OrderTracker {
   void PassEnded();
   // The step was committed: what was issued is the record that the next step follows.
   void StepCommitted();
-  // A write of parameters was committed: the record stays as it is, and begins anew.
+  // A write of parameters was committed: the record stays as it is, and starts again.
   void WriteCommitted();
 
   // Replaces `units` by those of the next unshards in the record, as many as `limit` permits: what

@@ -1,5 +1,5 @@
-// Values that somebody sets who is no trainer, as far as this rank has them: whole, and no part of
-// the state yet (docs/adr/0030).
+// Values that a process outside the job sets, as far as this rank has them: complete, and not yet
+// part of the state (docs/adr/0030).
 //
 //   engine ── Offer ──► its vote on a step ──► all ranks offered the same: Read, vote, decide
 //          ── Settle ──► source

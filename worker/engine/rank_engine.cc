@@ -100,7 +100,7 @@ absl::Status RankEngine::Start(Step resume_step) {
   GroupPage* group = options_.group;
   ControlPage* control = options_.control;
   step_ = resume_step.value();
-  // Not published: who came before died in a load, or as it published.
+  // Not published: the predecessor died in a load, or while publishing.
   if ((options_.publishes_anew || !IsPublished(*group, LocalIndex())) &&
       group->initialized.load(std::memory_order_acquire) != 0) {
     optimizer_.Publish(step_);
@@ -117,7 +117,7 @@ absl::Status RankEngine::Start(Step resume_step) {
     control->units[unit].gathered_window.store(0);
   }
   control->result.count.store(0);
-  // Operations of older epochs are void, whoever submitted them.
+  // Operations of older epochs are void, from any trainer.
   control->consumed.store(control->submitted.value.load());
   control->initialized.store(group->initialized.load(std::memory_order_acquire));
   control->committed_step.store(step_);
@@ -189,8 +189,8 @@ absl::Status RankEngine::Run() {
     if (op.epoch == options_.epoch.value()) status = Execute(op);
     control->progress_kind.store(0, std::memory_order_relaxed);
     control->consumed.store(consumed + 1, std::memory_order_release);
-    // Whom nothing else tells: a trainer that waits for room, or for these to be through. It may
-    // have filled the ring while the operation ran.
+    // Nothing else wakes this one: a trainer that waits for room, or for these to be through. It
+    // may have filled the ring while the operation ran.
     const uint32_t filled = control->submitted.value.load(std::memory_order_acquire) - consumed;
     if (IsAwaitedThroughTheRing(op.kind) || filled >= kRingOps) Bump(&control->events);
   }

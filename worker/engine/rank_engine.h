@@ -7,11 +7,11 @@
 //                          ── step:    after the last reduction: vote, decide, update, publish
 //
 // An engine lives for one epoch; what must survive it (shard state, reduced gradients, decisions)
-// lies in memory that it is given. Run() is called by one thread; Stop() by any.
+// is in memory that it is given. Run() is called by one thread; Stop() by any.
 //
 // Errors of one operation that every rank sees alike (a non-finite gradient, a failed save) go to
-// the trainer as the operation's result and the epoch goes on. Any other error ends Run(). After
-// one of the rank's device nothing more is published, and the engine's process is to end.
+// the trainer as the operation's result and the epoch continues. Any other error ends Run(). After
+// an error of the rank's device nothing more is published, and the engine's process must end.
 //
 // Source: stream order and windows as torch/distributed/fsdp/_runtime_utils.py.
 #ifndef TESSERA_WORKER_ENGINE_RANK_ENGINE_H_
@@ -99,7 +99,7 @@ class RankEngine {
   absl::Status FakeReduction(int unit);
   // With config.optimizer_in_backward: rank_engine_early.cc.
   absl::Status AnnounceStep(const Op& op);
-  // On the stream, behind the reduction of the unit.
+  // On the stream, after the reduction of the unit.
   void UpdateEarly(int unit, std::vector<int64_t> updates, std::vector<HyperParameters> groups,
                    int64_t number);
   // By parameter of the unit: which update the step will make of it, by what is known here.
@@ -156,7 +156,7 @@ class RankEngine {
   absl::Status TakePut(uint64_t offered, uint64_t agreed);
   // Puts it into the version to come, with what it leaves as it is.
   absl::Status StagePut(int64_t next, std::optional<TrainingProgress>* loaded);
-  // A step or a write is whole: goes on from `next`.
+  // A step or a write is complete: continues from `next`.
   void CommitStep(int64_t next);
   void CommitWrite(int64_t next);
   absl::Status FinishStaged(int64_t next, const StagedArrays& written, bool is_step);

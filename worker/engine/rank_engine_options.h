@@ -34,14 +34,14 @@ struct RankEngineOptions {
   Rank rank;
   Epoch epoch;
 
-  // --- Memory. Of a rank on a GPU, what is marked so lies there ---
+  // --- Memory. Of a rank on a GPU, fields marked [GPU] are there ---
   std::vector<UnitParameters> parameters;  // By unit. [GPU]
   std::byte* state = nullptr;              // The rank's state region. [GPU, unless it is offloaded]
   std::byte* own_gradients = nullptr;      // This rank's slots, which its trainer reads and writes.
   // Where reductions find each rank's gradients: those slots; or of ranks on a GPU, slots there.
   // Null of ranks of other hosts. [GPU]
   std::vector<const std::byte*> gradients_by_rank;
-  std::byte* device_gradients = nullptr;  // This rank's of these; null: there is no device. [GPU]
+  std::byte* device_gradients = nullptr;      // This rank's; null: no device. [GPU]
   GradientEvents* gradient_events = nullptr;  // Of a device. The stream's.
   GradientEvents* window_events = nullptr;    // The same, the engine's thread's.
   // Of which some rank of the job has slots; null: none has. All ranks order their windows by it.

@@ -1,5 +1,5 @@
-// What RankEngine does with values that others than its trainers set: a version of the state of its
-// own, right behind a step, while no trainer looks at parameters.
+// How RankEngine applies values that a process outside the job sets: as a version of the state of
+// its own, right after a step, while no trainer reads parameters.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -168,7 +168,7 @@ absl::Status RankEngine::TallyGradients(const Op& op) {
   ASSIGN_OR_RETURN(const Tally tally, CountVotes(op, *groups, *clip, /*put=*/0));
   options_.recorder->Done(number);
   if (!tally.status.ok()) {
-    // A trainer that clips by this goes on to the step, which finds the same.
+    // A trainer that clips by this continues to the step, which finds the same.
     const bool step_follows = tally.non_finite && options_.control->tally_norm_p != 0;
     if (!step_follows) ForgetReduced();
     PublishResult(tally.status, 0, tally.non_finite);

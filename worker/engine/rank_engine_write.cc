@@ -228,7 +228,7 @@ absl::Status RankEngine::FinishWrite(const Op& op) {
 
 absl::Status RankEngine::CommitStaged(OpKind kind, int64_t number, const StagedArrays& written,
                                       const std::optional<TrainingProgress>& loaded) {
-  // Whoever finishes the write once it is decided takes what is staged as it lies.
+  // The executor that finishes the decided write takes the staged values as they are.
   RETURN_IF_ERROR(options_.kernels->Finish());
   const int64_t next = step_ + 1;
   const bool is_step = kind == OpKind::kFinishTrainersStep;

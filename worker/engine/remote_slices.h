@@ -41,7 +41,7 @@ class RemoteSlices {
     Rank rank;
     Epoch epoch;
     const std::vector<UnitParameters>* parameters = nullptr;  // By unit.
-    RankKernels* kernels = nullptr;    // For a slice that does not lie where it is gathered.
+    RankKernels* kernels = nullptr;    // For a slice that is not in the gathered memory.
     WindowWord* windows = nullptr;     // By unit; the host's.
     Communicator* gatherer = nullptr;  // Null: there is one host.
     bool gives_memory_back = true;     // False: a GPU's parameter region keeps its memory.

@@ -1,9 +1,9 @@
-// Whether a rank's shards are still what a step made of them: sums of their bits, once right behind
-// the step and once before the next one uses them. A bit that memory flips in between is found,
-// with its unit. Only of the steps that are watched: what flips behind another one goes into the
-// state.
+// Detects whether a rank's shards are still as a step left them: a checksum of their bits right
+// after the step, and another before the next step uses them. A bit that memory flips in between is
+// found, with its unit. Only steps that are watched are checked: a flip after another step goes
+// into the state.
 //
-// Of shards in the processor's memory. Thread-compatible.
+// Of shards in host memory. Thread-compatible.
 #ifndef TESSERA_WORKER_ENGINE_SHARD_WATCH_H_
 #define TESSERA_WORKER_ENGINE_SHARD_WATCH_H_
 

@@ -114,7 +114,7 @@ bool ShardedOptimizer::Continues(const ShardSegment& a, const ShardSegment& b,
          step.updates[a.job_parameter] == step.updates[b.job_parameter];
 }
 
-// Parameters whose elements lie side by side are one run: a pass of its own for each small one
+// Parameters with adjacent elements are one run: a pass of its own for each small one
 // would cost more to begin than to make, on a GPU above all.
 template <typename Body>
 void ShardedOptimizer::ForEachRun(const OptimizerStep& step, Body body) const {

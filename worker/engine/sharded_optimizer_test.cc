@@ -187,7 +187,7 @@ TEST(ShardedOptimizerTest, ParametersSideBySideAreOnePassAndOthersTheirOwn) {
   EXPECT_THAT(kernels.counts, testing::ElementsAre(16, 8, 5, 8, 8)) << "c has another update";
 }
 
-// A step may set the momentum to 0; the one after it goes on from the buffers.
+// A step may set the momentum to 0; the next one continues from the buffers.
 TEST(ShardedOptimizerTest, MomentumOutlivesAStepWithoutIt) {
   ModelSpec model;
   model.units.push_back({"u", {{"w", {5}, DType::kFp32}}});

@@ -27,7 +27,7 @@ namespace tessera {
 // A whole version of a rank's state. Nobody writes to it during the call, and after it not before
 // StateFiles::MayOverwrite, or where it stays, AwaitSaved.
 struct SavedState {
-  int64_t version = 0;  // The step that made it; it stands until version + 2 is begun.
+  int64_t version = 0;  // The step that made it; it is valid until version + 2 is started.
   TrainingProgress progress;
   std::vector<StateArray> moments;  // Which there are.
   absl::FunctionRef<ConstValues(StateArray, const ShardSegment&)> values;
@@ -42,12 +42,11 @@ class StateWriter {
  public:
   virtual ~StateWriter() = default;
   // Elements [begin_elements, begin_elements + values.size()) of the segment become `values`, of
-  // the segment's dtype. `values` are read at once, and from the processor's caches if they are
-  // few. (By reference: while much is being stored, who copies what was just written waits.)
+  // the segment's dtype. `values` are read at once, and from the CPU's caches if they are few. (By
+  // reference: copying just-written values stalls while much is being stored.)
   virtual void Set(StateArray array, const ShardSegment& segment, int64_t begin_elements,
                    const ConstValues& values) = 0;
-  // Where the segment's elements will be. Who writes all of them there himself sets them to what
-  // then lies there.
+  // Where the segment's elements will be. Writing all of them there has the effect of Set.
   virtual Values Room(StateArray array, const ShardSegment& segment) = 0;
   virtual void Clear(StateArray array, const ShardSegment& segment) = 0;  // To zero.
   // As in the version before; nothing if this is the first.

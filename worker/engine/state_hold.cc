@@ -6,13 +6,13 @@
 namespace tessera {
 namespace {
 
-// Each try that fails takes a whole step of training, so this many mean that the words lie.
+// Each try that fails takes a whole step of training, so this many mean that the words are corrupt.
 constexpr int kMaxTries = 1000;
 
 // Of `held`.
 bool Blocks(int64_t held, int64_t step) { return held != 0 && held - 1 <= step - 2; }
 
-// With the fence whoever sees anything of what is written from here on, and looks at the word after
+// With the fence a thread that sees any of the data written from here on, and reads the word after
 // a fence of its own, sees `step` there.
 void Announce(StateHold* hold, int64_t step) {
   hold->writing.store(step);

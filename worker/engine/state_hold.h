@@ -1,4 +1,4 @@
-// Lets a reader copy one version of a rank's state while training goes on.
+// Lets a reader copy one version of a rank's state while training continues.
 //
 // Version s % 2 of the state stands from the end of step s until step s + 2 begins to be written:
 //
@@ -32,7 +32,7 @@ namespace tessera {
 
 struct StateHold {
   std::atomic<int64_t> held{0};     // The version's step + 1; 0: none.
-  std::atomic<int64_t> writing{0};  // The newest step that is, or was, begun to be written.
+  std::atomic<int64_t> writing{0};  // The newest step whose write has started.
   WaitWord changes;                 // Bumped when `held` has changed.
 };
 

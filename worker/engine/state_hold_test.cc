@@ -34,7 +34,7 @@ TEST(StateHoldTest, WriterOfTheStepAfterNextWaitsAndTheOneBeforeItDoesNot) {
 TEST(StateHoldTest, VersionThatIsBeingOverwrittenIsNotHeld) {
   StateHold hold;
   const std::atomic<int64_t> applied{4};
-  EXPECT_TRUE(TryBeginWriting(&hold, 6));  // The word of the reader is behind that of the writer.
+  EXPECT_TRUE(TryBeginWriting(&hold, 6));  // The reader's word is older than the writer's.
   EXPECT_THAT(HoldNewest(&hold, applied),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("faster than a reader")));
   EXPECT_EQ(hold.held.load(), 0);

@@ -1,5 +1,5 @@
-// A version of a rank's state in memory of the processor, for who reads and writes it there: files
-// and puts, where the state itself lies on a GPU.
+// A version of a rank's state in host memory, for code that reads and writes it there: files and
+// puts, when the state itself is on a GPU.
 //
 //   state on the device  | p v0 | p v1 | m v0 | m v1 | ...
 //                 Pull(1)    │ ▲
@@ -54,7 +54,7 @@ class StateImage {
   Buffer image_;
 };
 
-// One that a save in the background goes on reading, and one for what is to come.
+// One that a save in the background keeps reading, and one for the next version.
 struct StateImages {
   StateImage saved;
   StateImage staged;

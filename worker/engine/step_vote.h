@@ -26,7 +26,7 @@ struct Vote {
   int64_t first_non_finite_unit = -1;
   int64_t first_changed_unit = -1;  // See ShardWatch.
   uint64_t reduced_units_hash = 0;
-  uint64_t put = 0;         // What this rank would take behind the step; 0: none.
+  uint64_t put = 0;         // What this rank could take after the step; 0: none.
   int64_t wanted_save = 0;  // See state_files.h.
 };
 
@@ -45,7 +45,7 @@ struct Tally {
   int64_t wanted_save = 0;      // By all ranks; 0: none.
 };
 
-// `ballots`: of all ranks, one behind the other.
+// `ballots`: of all ranks, concatenated.
 Tally CountBallots(const std::vector<std::byte>& ballots, double divisor, const ClipRule& clip,
                    const ModelLayout& layout, int num_parameters);
 

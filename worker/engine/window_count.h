@@ -4,9 +4,9 @@
 //   word   | tag: epoch and step | count |
 //
 // A rank counts its window before it joins the gather that fills it, and the gather ends once all
-// have joined; so who takes the count to 0 is alone with the memory until it joins the next one.
-// What an older epoch or step left in the word does not count: whoever opens the first window of a
-// newer one begins at 0. Shared by the executors of a host; lock-free, thread-safe.
+// have joined; so the rank that takes the count to 0 has the memory to itself until it joins the
+// next one. Counts that an older epoch or step left in the word are ignored: the first window of a
+// newer one starts at 0. Shared by the executors of a host; lock-free, thread-safe.
 #ifndef TESSERA_WORKER_ENGINE_WINDOW_COUNT_H_
 #define TESSERA_WORKER_ENGINE_WINDOW_COUNT_H_
 

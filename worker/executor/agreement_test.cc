@@ -100,7 +100,7 @@ TEST(JoinOutcomesTest, OfManyCausesTheFirstAreToldAndHowManyRanksFailedBesides) 
 }
 
 TEST(JoinOutcomesTest, ItHasRoomWhateverRanksAndCausesThereAre) {
-  // Five causes, each of ranks that lie far apart and have long numbers.
+  // Five causes, each of ranks with long numbers, far apart.
   std::vector<absl::Status> by_rank(100'000);
   for (int rank = 50'000; rank < 100'000; ++rank) {
     if (rank % 7 < 5) by_rank[rank] = Full(absl::StrCat(rank % 7, std::string(600, 'y')));

@@ -102,7 +102,7 @@ absl::Status BackgroundSave::Start(Communicator* communicator, Over over) {
     saved_before_ = saving_;
     return absl::OkStatus();
   }
-  version_.EndTaking();  // So that who copies goes.
+  version_.EndTaking();  // So that copying threads stop.
   absl::MutexLock lock(&mu_);
   status_.Clear();
   return started;
@@ -161,7 +161,7 @@ absl::Status BackgroundSave::Save(Communicator* communicator, v1::SaveReply* rep
 void BackgroundSave::AwaitCopied(int64_t step) {
   const absl::Duration now = clock_();
   if (step != last_step_) {  // It is called again for one that is written in parts.
-    // A put that follows a step counts as a short one, and a save right behind it is not held back.
+    // A put after a step counts as a short step, and a save right after it is not delayed.
     if (last_step_ >= 0 && step == last_step_ + 1) step_time_ = now - last_step_at_;
     last_step_ = step;
     last_step_at_ = now;

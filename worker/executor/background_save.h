@@ -1,9 +1,9 @@
-// A checkpoint that is written while training goes on.
+// A checkpoint that is written while training continues.
 //
 //   Prepare: takes note ──► Start: a thread writes files, manifest, name
-//                           training goes on; AwaitCopied before each step
+//                           training continues; AwaitCopied before each step
 //
-// The version is written from where it lies, no faster than training has to feel (save_pace.h),
+// The version is written from its place, no faster than training tolerates (save_pace.h),
 // and copied where training comes first (saved_version.h), by another thread: the rank needs as
 // much more memory as is copied, until the files are written. What is a copy that stays already, as
 // a GPU's state in memory of the host is, is written from there. The threads have a low priority,
@@ -86,7 +86,7 @@ class BackgroundSave {
 
   const ExecutorMemory& memory_;
   const PacedTaking::Clock clock_;
-  // Of steps, whatever is saved beside them.
+  // Of steps, with or without a save during them.
   int64_t last_step_ = -1;
   absl::Duration last_step_at_, step_time_;
   int64_t saved_before_ = -1;  // The version that was saved last, in the background,
@@ -102,7 +102,7 @@ class BackgroundSave {
   std::vector<ConstValues> staying_;
   SavedVersion version_;
   PacedTaking taking_;
-  bool plans_copy_ = false;  // Who copies was told when.
+  bool plans_copy_ = false;  // The copying threads were told when.
   std::atomic<int64_t> written_bytes_{0};
   std::thread thread_, copier_;
 

@@ -215,7 +215,7 @@ TEST_F(BackgroundSaveTest, WhatWillNotBeTakenInTimeIsCopiedFromTheStepBehindItOn
   EXPECT_FALSE(save_->MayOverwrite(7));
   Pass(absl::Hours(1));
   save_->AwaitCopied(6);
-  while (!save_->MayOverwrite(7)) std::this_thread::yield();  // By nobody who came to write it.
+  while (!save_->MayOverwrite(7)) std::this_thread::yield();  // Not by a writer that waits for it.
   values_.assign(kNumel, 2.0f);
   DisarmAllFaultPoints();
   save_->End();

@@ -200,7 +200,7 @@ class CheckpointLoad {
       }
     }
     if (!with_optimizer()) return absl::OkStatus();
-    // Who has no state in the checkpoint begins without, but for those that are left out.
+    // Parameters without state in the checkpoint start without, except for those left out.
     for (const ShardSegment& segment :
          SegmentsOf(memory_.layout, memory_.config, memory_.plan, memory_.rank)) {
       if (has_states[segment.job_parameter]) continue;

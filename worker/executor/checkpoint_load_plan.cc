@@ -56,7 +56,7 @@ absl::StatusOr<NameMap> StatesInFile(const SafetensorsHeader& optimizer, Optimiz
   return NamesInModel({names.begin(), names.end()}, rules.names.renames);
 }
 
-// Tensors that are state of no parameter, and not left out.
+// State tensors without a parameter, except for those left out.
 absl::Status FindStrangers(const SafetensorsHeader& optimizer, OptimizerKind kind,
                            const std::set<std::string>& known, const LoadRules& rules,
                            CheckpointLoadPlan* plan) {

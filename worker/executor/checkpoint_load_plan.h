@@ -27,7 +27,7 @@ struct CheckpointLoadPlan {
 // and left out with it. Errors: as PlanLoad; InvalidArgument  naming the tensor: a buffer or moment
 // of another shape or
 //         dtype, or state of which a part is missing; if strict, also buffers that are missing, and
-//         state of no parameter.
+//         state without a parameter.
 absl::StatusOr<CheckpointLoadPlan> PlanCheckpointLoad(const SafetensorsHeader& model,
                                                       const SafetensorsHeader* optimizer,
                                                       const std::vector<NamedTensorInfo>& buffers,

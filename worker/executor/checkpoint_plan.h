@@ -1,4 +1,4 @@
-// Which tensors a checkpoint of a job has, and where each lies. Pure; thread-safe.
+// Which tensors a checkpoint of a job has, and where each is stored. Pure; thread-safe.
 //
 //   model.safetensors, or several   NAME of each parameter, and of the trainers' buffers
 //   optimizer.safetensors           state.NAME.exp_avg, .exp_avg_sq (Adam), .momentum_buffer (SGD),

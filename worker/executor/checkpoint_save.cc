@@ -198,7 +198,7 @@ class CheckpointSave {
     return absl::OkStatus();
   }
 
-  // The checkpoint is there; one that is too many is no reason to say that it is not.
+  // The checkpoint is there; an old one that could not be removed must not make this save fail.
   void RetireOlder() {
     if (request_.keep_newest() < 1) return;
     const absl::Status status =

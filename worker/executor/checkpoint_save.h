@@ -25,7 +25,7 @@ namespace tessera {
 // What others say of a save under way, and are told. All pointers and `wrote` may be null.
 struct SaveControl {
   const std::atomic<bool>* stopped = nullptr;    // The epoch ends.
-  const std::atomic<bool>* cancelled = nullptr;  // Who asked for it does not want it any more.
+  const std::atomic<bool>* cancelled = nullptr;  // The requester has cancelled it.
   // So much more of the state was written, by this rank.
   std::function<void(int64_t bytes)> wrote = nullptr;
   int64_t direct_write_bytes = 0;  // As DirectWrites has it.
@@ -43,7 +43,8 @@ struct StateToSave {
 // A state that stays as it is; outlives what this returns.
 StateToSave InMemory(const SavedState& state);
 
-// Whether the save goes on. Errors: Aborted  stopped; Cancelled.
+// Whether the save continues.
+// Errors: Aborted  stopped; Cancelled.
 absl::Status CheckGoesOn(const SaveControl& control);
 
 // `request`: checked, and the same on all ranks but for what is each one's own. `outcome` becomes

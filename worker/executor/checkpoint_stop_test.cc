@@ -113,7 +113,7 @@ TEST_F(CheckpointStopTest, SaveWhoseFolderAnotherOneRemovedIsToldAndLeavesTheOth
     const std::string partial = name + ".partial";
     at_second_slice_ = [&] {
       std::filesystem::rename(partial,
-                              folder_ + "/kept");  // So that its inode is no other folder's.
+                              folder_ + "/kept");  // So that its inode is not reused.
       std::filesystem::create_directory(partial);
     };
     int num_slices = 0;
@@ -129,8 +129,8 @@ TEST_F(CheckpointStopTest, SaveWhoseFolderAnotherOneRemovedIsToldAndLeavesTheOth
   expect(Parts(), folder_ + "/c/rank-00000");
 }
 
-// Where a try died, some ranks may have named their parts: those of another step are no obstacle to
-// the next try, and to nobody else.
+// When an attempt dies, some ranks may have named their parts: parts of another step do not prevent
+// the next attempt, nor anything else.
 TEST_F(CheckpointStopTest, PartOfAnEarlierTryOfTheSameRequestIsReplacedAndNoOther) {
   int num_slices = 0;
   for (const bool no_overwrite : {false, true}) {

@@ -1,8 +1,9 @@
-// A rank's communicators in one epoch, one for each row of operations that runs beside the others.
+// A rank's communicators in one epoch, one for each row of operations that runs concurrently with
+// the others.
 //
 //   one worker       shared memory; sums on the rank's device
-//   several workers  shared memory and sockets; what lies on GPUs goes directly between them where
-//                    every rank can do that, else by way of the processor's memory
+//   several workers  shared memory and sockets; data on GPUs goes directly between them if
+//                    every rank can do that, else through host memory
 //
 // Thread-compatible; the communicators have their own contracts.
 #ifndef TESSERA_WORKER_EXECUTOR_EPOCH_COMMUNICATORS_H_
@@ -42,7 +43,7 @@ class EpochCommunicators {
   absl::Status Join(Epoch epoch, const v1::ExecutorStart& start);
   void Leave();
   // Between Join and Leave, where there are several workers: see HostsCommunicator::ExchangeWith.
-  // By who else uses files(), while nobody else does.
+  // By another user of files(), while nobody else uses it.
   absl::Status ExchangeWith(int rank, absl::Span<const PeerMesh::Part> sends,
                             absl::Span<const PeerMesh::Part> receives);
   // As DirectCommunicators::status. After Open, from any thread.
@@ -65,11 +66,11 @@ class EpochCommunicators {
     HostsCommunicator* between_hosts;  // The same; null: there is one worker.
     std::function<bool()> aborted;
   };
-  // Storage may be slow, and other ranks' larger; whoever dies is noticed otherwise.
+  // Storage may be slow, and other ranks' parts larger; deaths are noticed by other means.
   absl::Duration TimeoutOf(Row row) const {
     return row == Row::kFiles ? absl::Hours(1) : memory_->config.collective_timeout;
   }
-  // Null: the processor's memory has what the row moves.
+  // Null: the row moves data in host memory.
   RankKernels* KernelsOf(Row row) const {
     return row == Row::kReduce   ? reduce_kernels_.get()
            : row == Row::kGather ? gather_kernels_.get()

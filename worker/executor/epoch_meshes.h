@@ -1,5 +1,5 @@
 // A rank's connections with ranks of other workers in one epoch: a mesh for each row of operations
-// that runs beside the others. Move-only; thread-compatible.
+// that runs concurrently with the others. Move-only; thread-compatible.
 #ifndef TESSERA_WORKER_EXECUTOR_EPOCH_MESHES_H_
 #define TESSERA_WORKER_EXECUTOR_EPOCH_MESHES_H_
 
@@ -22,7 +22,7 @@ namespace tessera {
 enum class Row {
   kReduce,  // Reductions and votes.
   kGather,  // Parameters.
-  kFiles,   // What is read and written, perhaps while training goes on.
+  kFiles,   // Reads and writes of files, perhaps during training.
   kHost,    // What stays within a host, where there are several; has no mesh.
 };
 inline constexpr int kNumRows = 3;  // That have a mesh.

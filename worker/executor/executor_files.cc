@@ -67,7 +67,7 @@ absl::Status ExecutorFiles::CheckRequest(const std::string& bytes, v1::SaveReque
   }
   RETURN_IF_ERROR(CheckSaveRequest(*request));
   if (!root.empty()) return CheckBelow(request->path(), {root});
-  // The coordinator has looked at a wish's path, as far as it can.
+  // The coordinator has checked a request's path, as far as it can.
   return request->wish() != 0 ? absl::OkStatus() : CheckTrainersPath(request->path());
 }
 

@@ -60,9 +60,9 @@ class ExecutorFiles : public StateFiles {
   void AwaitSaved() override { background_.End(); }
 
  private:
-  // What may be wrong of it on one rank alone. Fills in what a wish says.
+  // Checks for errors that one rank alone may have. Fills in what a request says.
   absl::Status CheckRequest(const std::string& bytes, v1::SaveRequest* request);
-  // Errors: PermissionDenied  who asks for it may not name this path
+  // Errors: PermissionDenied  the requester may not name this path
   absl::Status CheckTrainersPath(const std::string& path) const;
   // `asked_for`: as SaveControl's.
   absl::Status SaveNow(const v1::SaveRequest& request, const std::string& asked_for,

@@ -15,9 +15,10 @@ namespace tessera {
 
 struct ExecutorMachine {
   MakeRankDevice make_device = MakeHostRankDevice;  // The device that the setup names.
-  MakeDirectCommunicators make_direct;  // For ranks on a GPU; null: what moves goes by the host.
-  // Where executors are processes: ends this one at once, and waits for no thread and no library's
-  // own end. For when a call that uses the device never comes back. Null: they are threads.
+  MakeDirectCommunicators make_direct;  // For ranks on a GPU; null: data goes through the host.
+  // Where executors are processes: ends this one at once, without waiting for threads or for
+  // libraries' exit handlers. For when a call that uses the device never returns. Null: they are
+  // threads.
   std::function<void(const absl::Status& why)> end_process;
   int64_t direct_write_bytes = kDirectFromBytes;  // Of files; as DirectWrites has it.
 };

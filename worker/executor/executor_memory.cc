@@ -64,7 +64,7 @@ absl::StatusOr<v1::ExecutorSetup> ReadSetup(const Packet& packet) {
   return setup;
 }
 
-// Those of the processor's memory but the gradients, and those that others look at.
+// Those in host memory except the gradients, and those that others read.
 absl::Status MapHostRegions(const Packet& packet, ExecutorMemory* memory) {
   const auto map = [&](SetupFd fd, int64_t size_bytes, absl::string_view what) {
     return MapAtLeast(packet.fds[fd].get(), size_bytes, Access::kReadWrite, what);

@@ -75,8 +75,8 @@ struct ExecutorMemory {
     return !device->is_separate() || in_process || config.cpu_offload;
   }
 
-  // Of a state that is not on the device: so that what the device reduces is copied there without a
-  // stop. As right without, and it takes a second for some GiB: beside whatever else uses this.
+  // For a state that is not on the device: makes the device's copies of reduced gradients to it
+  // asynchronous. Optional, and takes a second for some GiB: call it concurrently with other use.
   void PinSums();
 
   int64_t LargestShard() const;       // ELEMENTS, of any unit.

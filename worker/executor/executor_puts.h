@@ -5,8 +5,8 @@
 //          ── Drop ──►      ── gone ──► worker          at once, or once the vote is settled
 //
 // At most one put is here. Give, Drop and EndEpoch are called by the thread that obeys the worker,
-// EndEpoch once no engine runs. The file's manifest comes from the worker; what lies in the file is
-// checked by its sums when it is read.
+// EndEpoch once no engine runs. The file's manifest comes from the worker; the file's contents are
+// checked by their sums when they are read.
 #ifndef TESSERA_WORKER_EXECUTOR_EXECUTOR_PUTS_H_
 #define TESSERA_WORKER_EXECUTOR_EXECUTOR_PUTS_H_
 

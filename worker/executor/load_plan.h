@@ -20,8 +20,7 @@ namespace tessera {
 struct LoadRules {
   bool strict = true;  // What is missing or unexpected is an error.
   NameSelection names = {};
-  bool optimizer_only =
-      false;  // Of a checkpoint: whether the model's tensors are there is no matter.
+  bool optimizer_only = false;  // Of a checkpoint: the model's tensors may be missing.
 };
 
 struct LoadPlan {
@@ -41,12 +40,12 @@ struct LoadPlan {
 // The names that a parameter has in the model; its own is the first, then its aliases'.
 std::vector<std::string> NamesOf(const UnitLayout& unit, const std::string& parameter);
 
-// `buffers`: what the trainer wants to have beside the parameters.
-// Errors: InvalidArgument  naming the tensor and both sides: another shape, or elements that are no
-//                          floating-point type of Tessera's; of a buffer, another dtype, unless
-//                          both are floating-point; two tensors of one name; a pattern of `include`
-//                          that no parameter or buffer has; if strict, all that is missing or
-//                          unexpected, up to a dozen names.
+// `buffers`: what the trainer requests in addition to the parameters.
+// Errors: InvalidArgument  naming the tensor and both sides: another shape, or elements that are
+//                          not a floating-point type of Tessera's; of a buffer, another dtype,
+//                          unless both are floating-point; two tensors of one name; a pattern of
+//                          `include` that no parameter or buffer has; if strict, all that is
+//                          missing or unexpected, up to a dozen names.
 absl::StatusOr<LoadPlan> PlanLoad(const TensorTable& stored, const ModelLayout& layout,
                                   const LoadRules& rules,
                                   const std::vector<NamedTensorInfo>& buffers = {});

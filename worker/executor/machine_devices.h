@@ -1,4 +1,4 @@
-// The devices of this machine: its processor, and its GPUs through the driver.
+// The devices of this machine: its CPU, and its GPUs through the driver.
 #ifndef TESSERA_WORKER_EXECUTOR_MACHINE_DEVICES_H_
 #define TESSERA_WORKER_EXECUTOR_MACHINE_DEVICES_H_
 

@@ -51,8 +51,8 @@ class Search {
       return AgreeOn("save", outcome, &communicator_);
     }
     if (!request_.no_overwrite()) return absl::OkStatus();
-    // Who creates the files looks, so that all learn of it before anything is written. A part that
-    // an earlier try left is no obstacle.
+    // The rank that creates the files checks, so that all learn of it before anything is written. A
+    // part that an earlier attempt left does not count.
     if (looks_ && own.is_own == 0) *outcome = CheckNoCheckpointAt(path_);
     return AgreeOn("save", outcome, &communicator_);
   }
@@ -81,7 +81,7 @@ class Search {
     return found;
   }
 
-  // It is made where all of it is: parts of several tries are no checkpoint.
+  // It is made only if complete: parts of several attempts are not a checkpoint.
   absl::Status Compare(const Found& own, MadeSave* made) {
     std::vector<Found> found(communicator_.size());
     RETURN_IF_ERROR(communicator_.AllGather(&own, found.data(), sizeof(own)));
@@ -112,7 +112,7 @@ class Search {
   }
 
   // The part that had the name before, which the try did not come to. A whole checkpoint that must
-  // not replace another had none: what lies there now is another save's.
+  // not replace another had none: what is there now is another save's.
   void RemoveReplaced() const {
     if (!request_.in_parts()) return;
     const absl::StatusOr<Manifest> replaced = ReadPartManifest(PartialFolder(path_));

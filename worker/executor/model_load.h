@@ -36,9 +36,9 @@ absl::Status LoadModel(const std::string& path, const LoadRules& rules,
 
 using BufferNumbers = std::unordered_map<std::string, int>;  // By name.
 BufferNumbers NumbersOf(const ModelLayout& layout);
-// Where the layout has a buffer like this one, the state gets its values: for who reads the live
-// state right behind the load, and for who takes the place of a trainer that dies before it has
-// taken them.
+// If the layout has a buffer like this one, the state gets its values: for readers of the live
+// state right after the load, and for the successor of a trainer that dies before it has taken
+// them.
 void KeepInState(const v1::NamedTensor& loaded, const ModelLayout& layout,
                  const BufferNumbers& numbers, LoadedState* state);
 

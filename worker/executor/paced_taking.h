@@ -1,8 +1,8 @@
-// Who takes a version for a save waits here before each piece, as the save's pace wants it
-// (save_pace.h), and for nothing once somebody waits for the save or it is given up.
+// A thread that takes a version for a save waits here before each piece, as the save's pace says
+// (save_pace.h); it no longer waits once somebody waits for the save or cancels it.
 //
-// AwaitTurn, Took and SinceTaken are the taking thread's; the rest is thread-safe, but for Begin,
-// which nothing else runs beside.
+// AwaitTurn, Took and SinceTaken are the taking thread's; the rest is thread-safe, except for
+// Begin, during which no other call may run.
 #ifndef TESSERA_WORKER_EXECUTOR_PACED_TAKING_H_
 #define TESSERA_WORKER_EXECUTOR_PACED_TAKING_H_
 
@@ -30,7 +30,7 @@ class PacedTaking {
   void AwaitTurn();
   void Took(int64_t bytes);
   absl::Duration SinceTaken() const { return clock_() - took_at_; }
-  // The step behind the version is voted for. How long it is until what is left is to be copied.
+  // The step after the version is voted for. Returns how long until the rest must be copied.
   absl::Duration StepVoted();
   void Hurry();
   // Whether AwaitTurn waits at the moment; for tests.

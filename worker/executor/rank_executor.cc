@@ -110,7 +110,7 @@ class RankExecutor {
   HostDevice threads_;
   std::unique_ptr<Stream> post_backward_;
   std::unique_ptr<RankKernels> kernels_, stream_kernels_;  // The engine's thread's, the stream's.
-  // Of an epoch; null: there is no device.
+  // Of an epoch; null: no device.
   std::unique_ptr<GradientEvents> gradient_events_, window_events_;
   std::unique_ptr<StateImages> images_;   // Null: the state is addressable.
   std::unique_ptr<BufferSlots> buffers_;  // Null: the model has none.
@@ -357,7 +357,7 @@ void RankExecutor::Leave() {
       files_.saves_in_background()) {
     return;
   }
-  link_.AbortEpoch(absl::AbortedError("the executor ends"));  // Which is no failure of its own.
+  link_.AbortEpoch(absl::AbortedError("the executor ends"));  // Not a failure of its own.
   if (!engine_->Leave()) return;
   engine_thread_.join();
   engine_.reset();

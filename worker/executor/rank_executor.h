@@ -7,7 +7,7 @@
 //          error of the device, a call that uses it and never comes back ── Failure ──► end:
 //                                             the next executor has a device that works
 //
-// What must survive an executor lies in regions that the worker owns, so it may be killed at any
+// What must survive an executor is in regions that the worker owns, so it may be killed at any
 // moment and another takes over.
 #ifndef TESSERA_WORKER_EXECUTOR_RANK_EXECUTOR_H_
 #define TESSERA_WORKER_EXECUTOR_RANK_EXECUTOR_H_

@@ -58,9 +58,9 @@ class ReplicaExchange {
   absl::Status ReceiveFrom(int rank, int64_t step);
 
  private:
-  // The state of version step % 2, in the processor's memory.
+  // The state of version step % 2, in host memory.
   std::vector<PeerMesh::Part> StateParts(int peer, int64_t step) const;
-  // In pieces, so that a wait for each says whether the other rank goes on.
+  // In pieces, so that each wait shows whether the other rank makes progress.
   absl::Status MoveAll(int peer, std::vector<PeerMesh::Part> parts, bool is_sender) const;
 
   const Options options_;

@@ -1,5 +1,5 @@
-// Which checkpoint is wanted of this rank, by the coordinator, and what the coordinator is told of
-// each that is saved, whoever wants it.
+// Which checkpoint the coordinator requests from this rank, and what the coordinator is told of
+// each saved one, whoever requested it.
 //
 //   SetWish ──► wanted(): what the rank votes with ──► Begin ──► Wrote ... ──► End
 //                                                         └── reports ──► worker ──► coordinator
@@ -35,20 +35,20 @@ class SaveBook {
   void BeginEpoch();
   // Counts the epoch's next save. Every rank calls it at the same saves.
   void Next();
-  // Where it is a wish's, fills in what is wanted, and `root` as SaveForm.root.
+  // If it is for a request, fills in what that asks for, and `root` as SaveForm.root.
   // Errors: Cancelled  that is not wanted any more.
   absl::Status Fill(v1::SaveRequest* request, std::string* root);
   // All ranks agree that it is to be made, of `step`; this rank has so much to write.
   void Begin(const v1::SaveRequest& request, int64_t step, int64_t all_bytes);
   void Wrote(int64_t bytes);
-  // `agreed`: not OK where the ranks could not agree on an outcome. May follow Next alone. Of what
-  // is no checkpoint nothing is told.
+  // `agreed`: not OK where the ranks could not agree on an outcome. May follow Next alone. Only
+  // checkpoints are reported.
   void End(const v1::SaveRequest& request, int64_t step, const absl::Status& agreed,
            const absl::Status& outcome, const v1::SaveReply& reply);
 
   // Makes cancelled() true until the next save.
   void Cancel() { cancelled_.store(true); }
-  // Whether it is not wanted any more: by the trainer, or by who wished it.
+  // Whether it is not wanted any more: by the trainer, or by the requester.
   const std::atomic<bool>& cancelled() const { return cancelled_; }
 
  private:

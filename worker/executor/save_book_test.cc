@@ -29,7 +29,7 @@ class SaveBookTest : public testing::Test {
     request.set_wish(wish);
     return request;
   }
-  // A save of this wish, or of the trainers, that ends so.
+  // A save of this request, or of the trainers, that ends so.
   void Save(int64_t wish, const absl::Status& agreed, const absl::Status& outcome) {
     v1::SaveRequest request = RequestFor(wish);
     book_.Next();
@@ -39,7 +39,7 @@ class SaveBookTest : public testing::Test {
   }
 
   std::vector<v1::SaveReport> told_;
-  std::string root_;  // Of the last wish that was filled in.
+  std::string root_;  // Of the last request that was filled in.
   SaveBook book_{[this](const v1::SaveReport& report) { told_.push_back(report); }};
 };
 

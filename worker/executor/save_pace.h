@@ -30,10 +30,10 @@ class SavePace {
 
   // When more may be taken, where `taken_bytes` are; never later than the deadline.
   absl::Duration NotBefore(int64_t taken_bytes) const;
-  // What is not worth a pause: who takes pauses once it has taken as much since the last one.
+  // Too little for a pause: the taking thread pauses once it has taken as much since the last one.
   int64_t grain_bytes() const { return std::min(kGrainBytes, all_bytes_ / 16); }
-  // The step behind the version is voted for. To take `taken_bytes` took `busy`, without pauses.
-  // Returns when what is left is to be copied: at once, if it will not be taken in time, and then
+  // The step after the version is voted for. To take `taken_bytes` took `busy`, without pauses.
+  // Returns when the rest must be copied: at once, if it will not be taken in time, and then
   // nothing is held back any more; else at the new deadline.
   absl::Duration StepVoted(absl::Duration now, int64_t taken_bytes, absl::Duration busy);
   // Nothing is held back from here on: somebody waits.

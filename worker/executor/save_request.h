@@ -14,8 +14,8 @@ namespace tessera {
 
 // Errors: AlreadyExists    the trainer found a checkpoint that must not be replaced
 //   InvalidArgument  what else the trainer found wrong; no path of a file or folder; a limit below
-//   0; a dtype that is no smaller floating-point one, or one for a checkpoint, which is always in
-//   full precision; parts in files of a size, keeping the newest, or of a model.
+//   0; a dtype that is not a smaller floating-point one, or one for a checkpoint, which is always
+//   in full precision; parts in files of a size, keeping the newest, or of a model.
 absl::Status CheckSaveRequest(const v1::SaveRequest& request);
 
 // Whether all ranks ask for the same. As CompareRequests (load_request.h).

@@ -116,7 +116,7 @@ TEST_F(SavedVersionTest, IsCopiedBehindWhoWritesFromTheTimeThatIsSaid) {
 TEST_F(SavedVersionTest, WhoComesToOverwriteItWaitsForWhatOthersAreCopying) {
   Fault hold;
   hold.action = FaultAction::kHold;
-  ArmFaultPoint("save.copy", hold);  // Whoever of the two comes first.
+  ArmFaultPoint("save.copy", hold);  // Whichever of the two comes first.
   ASSERT_OK(Begin({2 * kMiB}));
   std::thread copier([&] { version_.CopyBehind(); });
   version_.CopyFrom(absl::InfinitePast());
@@ -197,7 +197,7 @@ TEST_F(SavedVersionTest, SaveThatIsOverBeforeAllIsTakenHoldsNothingUp) {
   EXPECT_TRUE(version_.MayOverwrite(kVersion + 2)) << "of nothing";
 }
 
-// Who takes, who copies behind and who trains, each at its own pace.
+// A taking, a copying and a training thread, each at its own pace.
 TEST_F(SavedVersionTest, EveryByteTakenIsOfTheVersionHoweverTheThreadsInterleave) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);

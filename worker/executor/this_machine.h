@@ -1,4 +1,4 @@
-// The machine as tessera-executor finds it: its processor, its GPUs, its NCCL.
+// The machine as tessera-executor finds it: its CPU, its GPUs, its NCCL.
 #ifndef TESSERA_WORKER_EXECUTOR_THIS_MACHINE_H_
 #define TESSERA_WORKER_EXECUTOR_THIS_MACHINE_H_
 

@@ -74,7 +74,7 @@ TEST(DecisionCodecTest, WorkerThatMissedAPutLearnsWhichOne) {
   EXPECT_EQ(FindPut(*missed.group, kPut)->step, 2);
   EXPECT_EQ(FindPut(*missed.group, kPut)->trained_step, 1);
   EXPECT_EQ(LoadDecision(*missed.group, missed.counts, 2, 2).writes, 0) << "no trainer's";
-  // Of what is no write there is none.
+  // Only a write has one.
   v1::StepDecision decision;
   ASSERT_TRUE(decision.ParseFromString(bytes));
   decision.set_is_write(false);

@@ -27,7 +27,7 @@ constexpr absl::Duration kAcceptDelay = absl::Milliseconds(100);
 // Between two lines on refusals of other users.
 constexpr absl::Duration kBetweenLines = absl::Seconds(1);
 constexpr size_t kMaxQuickRequestBytes = 512;
-// Every user of the host may ask; the folder says who reaches the socket.
+// Every user of the host may ask; the folder's mode limits which users reach the socket.
 constexpr mode_t kSocketMode = 0666;
 
 // Errors: DeadlineExceeded.
@@ -142,7 +142,7 @@ void DescriptorServer::Refuse(int socket, const PacketPeer& peer, absl::Status w
   if (absl::IsResourceExhausted(why)) why = WithRetry(std::move(why), v1::RETRY_SOON);
   (void)SendPacket(socket, EncodeReply(why), {}, /*wait=*/false);
   const bool is_own = IsOwnUser(peer);
-  // A trainer that is to come again is no news.
+  // A trainer that is told to retry is not logged.
   if (is_own && RetryOf(why) != v1::RETRY_NEVER && !absl::IsResourceExhausted(why)) return;
   {
     absl::MutexLock lock(&mu_);

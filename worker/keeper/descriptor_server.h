@@ -11,10 +11,10 @@
 // is left.
 //
 // Every user of the host who can reach the socket may connect: a trainer of another user than this
-// process's needs its job's key, and only the own user maps state. Who asks for nothing within
-// `request_timeout`, or comes while too many others have asked for nothing yet, is sent away; other
-// users together are a quarter of these at most. Where the process has no descriptor or thread
-// left, new trainers wait or are sent away and those that are attached go on. Start/Stop from one
+// process's needs its job's key, and only the own user maps state. A client that sends no request
+// within `request_timeout`, or that comes while too many others have sent none yet, is sent away;
+// other users together get at most a quarter of these places. If the process has no descriptor or
+// thread left, new trainers wait or are sent away and attached ones continue. Start/Stop from one
 // thread; serves on threads of its own.
 #ifndef TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_
 #define TESSERA_WORKER_KEEPER_DESCRIPTOR_SERVER_H_

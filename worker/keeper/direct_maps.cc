@@ -10,12 +10,12 @@
 namespace tessera {
 namespace {
 
-// What the query asks for of a job that is all here; and the regions that it lies in.
+// What the query requests of a job that is entirely here; and the regions that contain it.
 absl::StatusOr<v1::LiveMapAnswer> Answer(const std::shared_ptr<HostedJob>& job,
                                          const v1::LiveStateQuery& query,
                                          std::vector<UniqueFd>* regions) {
   const JobRegions& held = job->regions();
-  // Whoever keeps the layout keeps the job.
+  // Holding the layout keeps the job alive.
   const std::shared_ptr<const ModelLayout> layout(job, &held.layout());
   ASSIGN_OR_RETURN(const LivePlan plan, PlanLiveRead(held.config(), layout, query));
   RETURN_IF_ERROR(CheckLiesAsAskedFor(plan));

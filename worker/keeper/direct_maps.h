@@ -1,7 +1,7 @@
 // Clients that ask this worker itself for a job's state to map, with no leave of the coordinator's:
 // jobs that are this worker's alone, of which it therefore knows all that there is to know.
 //
-//   Open(query) ──► what it was given, and where it lies; a place among those that may
+//   Open(query) ──► the given regions, and the places in them; a place among those that may
 //   CheckNew    ──► whether newer versions still come: this worker holds that very memory
 //   ~DirectMap  ──► gives its place back
 //
@@ -40,7 +40,7 @@ class DirectMap {
   v1::LiveMapAnswer TakeAnswer() { return std::exchange(answer_, {}); }
   std::vector<UniqueFd> TakeRegions() { return std::exchange(regions_, {}); }
 
-  // Errors: Unavailable  the job was deleted, is over or lost, or has begun anew.
+  // Errors: Unavailable  the job was deleted, is over or lost, or has started again.
   absl::Status CheckNew() const;
 
  private:
@@ -69,9 +69,10 @@ class DirectMaps {
   // Errors: NotFound            no such job here, or no name of it matches
   //         InvalidArgument     as PlanLiveRead
   //         FailedPrecondition  other workers have ranks of it; as CheckLiesAsAskedFor and
-  //         PlaceState ResourceExhausted   as many map it as may; no descriptors
+  //                             PlaceState
+  //         ResourceExhausted   as many map it as may; no descriptors
   absl::StatusOr<std::unique_ptr<DirectMap>> Open(const v1::LiveStateQuery& query);
-  // Whether that takes next to no time, as it does where it is refused.
+  // Whether that takes almost no time, as a refusal does.
   bool IsQuick(const v1::LiveStateQuery& query) const;
 
  private:

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Errors: InvalidArgument  it is no event, or one that the coordinator would refuse: names the
+// Errors: InvalidArgument it is not an event, or one that the coordinator would refuse: names the
 // field
 absl::StatusOr<v1::ExecutorEvent> ParseExecutorEvent(absl::string_view packet);
 

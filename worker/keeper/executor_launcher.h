@@ -22,14 +22,14 @@ class RunningExecutor {
   virtual int pid() const = 0;
   // Ends it at once, whatever it does. A thread ends when its socket closes.
   virtual void Kill() = 0;
-  // Waits for its end; says how it ended, for a person: "killed by signal 9", "exit status 1".
+  // Waits for its end; returns how it ended, human-readable: "killed by signal 9", "exit status 1".
   virtual std::string Wait() = 0;
 
   // Of a process that was launched; of other executors nothing is known, and none is waited for.
   // Whether it ended within `patience`. Wait() then says how.
   virtual bool EndsWithin(absl::Duration /*patience*/) { return true; }
   virtual bool is_stopped() const { return false; }  // By a signal, as SIGSTOP.
-  // As DescribeProcess: for a person.
+  // As DescribeProcess: human-readable.
   virtual std::string Describe() const { return absl::StrCat("process ", pid()); }
 };
 
@@ -40,12 +40,12 @@ class ExecutorLauncher {
   // Errors: NotFound the binary is missing; ResourceExhausted no process or thread can be made.
   virtual absl::StatusOr<std::unique_ptr<RunningExecutor>> Launch(UniqueFd socket,
                                                                   const std::string& label) = 0;
-  // What it launches, for a person: the binary's path, or "a thread".
+  // What it launches, human-readable: the binary's path, or "a thread".
   virtual std::string name() const = 0;
 };
 
 // One in the process `pid` of a trainer, which nobody launches: it ends when its socket closes, as
-// a thread does, and who reads that socket sees when it has.
+// a thread does; the reader of that socket sees when.
 std::unique_ptr<RunningExecutor> NewTrainersExecutor(int pid);
 
 // Runs `binary --socket-fd=3 --label=...` plus `extra_flags`. The process dies with this one, even

@@ -29,7 +29,7 @@ namespace tessera {
 
 class FrozenState {
  public:
-  // Small, since some lie in each of the places between here and the reader.
+  // Small, since every hop between here and the reader buffers some.
   static constexpr int64_t kMaxPieceBytes = 256 << 10;
 
   // Errors: FailedPrecondition  the job has no values; ResourceExhausted  no descriptors

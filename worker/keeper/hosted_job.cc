@@ -72,7 +72,7 @@ void HostedJob::EndEpochOfDaemonBefore(std::map<int, UniqueFd> trainers) {
     ControlPage* page = regions_.control(Rank(rank));
     if (page->failed_epoch.load() < page->epoch.load())
       PublishFailure(page, page->epoch.load(), reason);
-    // Who read a version was in the daemon.
+    // Readers of a version were in the daemon.
     StateHold& hold = RecordOf(Rank(rank)).hold;
     hold.held.store(0);
     Bump(&hold.changes);
@@ -206,7 +206,7 @@ void HostedJob::Prepare(const v1::PrepareEpoch& prepare) {
   failure_.Clear();
   for (HostedRank& slot : ranks_) slot.quiet = false;
   AbortAllLocked(ended, reason,
-                 /*prepare=*/true);  // Also answered by an executor that was in no epoch.
+                 /*prepare=*/true);  // Also answered by an executor outside an epoch.
 }
 
 void HostedJob::MaybePreparedLocked() {

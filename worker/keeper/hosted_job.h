@@ -1,17 +1,17 @@
 // One job on this worker: its memory, its ranks' executors and attachments, its epoch.
 //
 // Each rank has a supervisor thread that launches the rank's executor, reads its events and, when
-// it died, launches the next one; ever later where they end before they are ready. A failure of any
-// kind (an executor's error or death, a trainer's death) ends the epoch: all local ranks are
+// it died, launches the next one; with growing delays if they end before they are ready. A failure
+// of any kind (an executor's error or death, a trainer's death) ends the epoch: all local ranks are
 // aborted at once, the coordinator is told, and the job waits for the coordinator to prepare the
 // next epoch. The memory is untouched by all of this.
 //
-// A trainer may host its rank's executor: the supervisor then has that one instead of what it would
-// launch, until it ends, for whatever reason. Nobody can kill it but its process, and while it may
-// still write to the rank's memory no other one is launched.
+// A trainer may host its rank's executor: the supervisor then uses that one instead of launching
+// one, until it ends, for whatever reason. Only its own process can kill it, and while it may still
+// write to the rank's memory no other one is launched.
 //
-// Where no process can map another's memory of the GPU, none is ever launched: the rank waits for a
-// trainer that hosts its executor.
+// If no process can map another's GPU memory, none is ever launched: the rank waits for a trainer
+// that hosts its executor.
 //
 // Thread-safe. Events to the coordinator go to `emit`, which must not call back. The destructor
 // kills the executors and joins the supervisors.
@@ -90,8 +90,8 @@ class HostedJob {
   v1::HeldJob Describe() const;
 
   // --- Attachments ---
-  // Binds the rank to the trainer `peer`; see AttachRequest for the errors. Where the one before it
-  // left in the middle of a step, this ends the epoch, so that all ranks begin that step anew; so
+  // Binds the rank to the trainer `peer`; see AttachRequest for the errors. If the previous trainer
+  // left in the middle of a step, this ends the epoch, so that all ranks start that step again; so
   // does a trainer that hosts the rank's executor.
   absl::StatusOr<GivenRank> Attach(const v1::AttachRequest& request, const PacketPeer& peer,
                                    absl::Time now);
@@ -127,7 +127,7 @@ class HostedJob {
             ExecutorLauncher* launcher, Emit emit, absl::Duration answer_timeout, JobVault* vault,
             std::string owner);
   absl::Status StartSupervisors();
-  // Ends the epoch that an earlier daemon was in. `trainers`: who was attached, by rank.
+  // Ends the epoch that an earlier daemon was in. `trainers`: the attached ones, by rank.
   void EndEpochOfDaemonBefore(std::map<int, UniqueFd> trainers);
   // Of a rank of this worker.
   HostedRank& SlotOf(Rank rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -151,7 +151,7 @@ class HostedJob {
   void AwaitLaunched(Rank rank, int socket);
   // Waits for its end. Tells trainer and coordinator if that takes long.
   std::string AwaitEnd(Rank rank, RunningExecutor* executor);
-  // Whether this trainer may have the rank, whoever is attached to it.
+  // Whether this trainer may have the rank, regardless of who is attached.
   absl::Status CheckTrainer(const v1::AttachRequest& request, const PacketPeer& peer) const;
   absl::Status CheckIsFreeLocked(const HostedRank& slot, const v1::AttachRequest& request,
                                  absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

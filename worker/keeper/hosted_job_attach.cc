@@ -113,8 +113,9 @@ void HostedJob::EndWhatWasLeftLocked(HostedRank& slot, const v1::AttachRequest& 
                                   ", which hosted the rank's executor, has left"));
     if (slot.host != Incarnation()) EndExecutorLocked(slot);
   }
-  // Another trainer cannot go on in the middle of a step: its order would differ from its peers'.
-  // What the page says of an epoch before, until this one's executor has opened it, is over.
+  // Another trainer cannot continue in the middle of a step: its order would differ from its
+  // peers'. What the page says of an epoch before, until this one's executor has opened it, is
+  // over.
   const ControlPage& page = *regions_.control(rank);
   if (!IsFormer(request.former_attachment(), slot.former) && phase_ == EpochPhase::kRunning &&
       page.epoch.load(std::memory_order_acquire) == static_cast<uint32_t>(epoch_.value()) &&

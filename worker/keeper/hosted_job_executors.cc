@@ -63,7 +63,7 @@ void HostedJob::Supervise(Rank rank) {
       continue;
     }
     if (slot.vacant && phase_ == EpochPhase::kRunning) {
-      // The epoch goes on without one, and this one was in none.
+      // The epoch continues without one, and this one was in none.
       TESSERA_LOG(WARNING, "job {} rank {}: executor {}", job_id_, rank.value(), end.how);
     } else {
       OnExecutorEndLocked(rank, end.how, failed_starts);
@@ -86,7 +86,7 @@ absl::StatusOr<int> HostedJob::LaunchExecutor(Rank rank) {
     if (closing_) return absl::CancelledError("the job ends");
     job = job_;
     offer = std::move(SlotOf(rank).offer);
-  } while (needs_hosts() && offer == nullptr);  // Who offered may be gone again.
+  } while (needs_hosts() && offer == nullptr);  // The offering trainer may be gone again.
   UniqueFd socket;
   std::unique_ptr<RunningExecutor> executor;
   if (offer != nullptr) {

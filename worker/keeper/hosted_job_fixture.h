@@ -96,7 +96,7 @@ class HostedJobFixture : public testing::Test {
   }
 
   // Of rank 0 of one.
-  static constexpr int kTrainerPid = 4242;  // Of no process: nothing is sent to it.
+  static constexpr int kTrainerPid = 4242;  // Not a process: nothing is sent to it.
   absl::StatusOr<GivenRank> Attach(bool hosts_executor = false) {
     v1::AttachRequest request;
     request.set_job_id("toy");

@@ -87,7 +87,7 @@ TEST_F(HostedJobHostsTest, ExecutorThatStandsStillIsToldToTheCoordinatorAndNoOth
                 AllOf(HasSubstr("the executor of rank 0, in its trainer's process"),
                       HasSubstr("did not answer within 50ms")));
   }
-  // It could still write to the rank's memory once it goes on.
+  // It could still write to the rank's memory once it resumes.
   job_->KillExecutor(Rank(0));
   Prepare(4);
   EXPECT_EQ(Await(v1::WorkerEvent::kFailure).failure().epoch(), 4);

@@ -1,5 +1,5 @@
-// Values that others than the trainers set: the ranks are given them, vote for them behind a step,
-// and say when they have them no more.
+// Values that a process outside the job sets: the ranks are given them, vote for them after a step,
+// and report when they have dropped them.
 #include <utility>
 
 #include "absl/strings/str_cat.h"

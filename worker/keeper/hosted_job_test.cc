@@ -26,7 +26,7 @@ using testing::HasSubstr;
 
 using HostedJobTest = HostedJobFixture;
 
-// Executors of threads that, to whoever waits for their end, do not end before `may_end`.
+// Executors of threads whose end nobody sees before `may_end`.
 class UndyingLauncher : public ExecutorLauncher {
  public:
   explicit UndyingLauncher(absl::Notification* may_end) : may_end_(may_end) {}

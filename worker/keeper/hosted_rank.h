@@ -33,25 +33,25 @@ struct HostedRank {
   std::unique_ptr<RunningExecutor> executor;
   UniqueFd socket;  // The worker's end.
   bool ready = false;
-  bool quiet = false;     // In no epoch.
+  bool quiet = false;     // Outside an epoch.
   bool ending = false;    // It was told to.
   std::string why_ended;  // By the worker itself, for what the executor did; else empty.
   Incarnation host;       // The attachment whose trainer has it in its process; 0: none has.
   bool left = false;      // It has left the running epoch by itself, with nothing under way.
-  bool vacant = false;    // The running epoch goes on without an executor of this rank.
+  bool vacant = false;    // The running epoch continues without an executor of this rank.
   absl::Time launched_at, ready_at;
   std::unique_ptr<HostOffer> offer;  // For the next launch.
   std::string address;  // Where it listens for ranks of other workers, in the current epoch.
   AttachState attach_state = AttachState::kFree;
   Incarnation attachment;
-  // Who was attached when the daemon before ended, until it attaches again, ends, or is too late.
+  // The trainer attached when the previous daemon ended, until it attaches again, ends, or is late.
   Incarnation former;
   UniqueFd former_process;
   absl::Time former_until;
   v1::OrderAnnouncement pending_order;  // epoch 0: none.
   v1::StepReport last_report;           // epoch 0: none.
   std::string saving_path;              // Of the model file that is being written; else empty.
-  v1::SaveReport open_save;             // That its executor has begun and not ended; 0: none.
+  v1::SaveReport open_save;             // That its executor has started and not ended; 0: none.
 };
 
 }  // namespace tessera

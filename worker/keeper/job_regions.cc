@@ -26,7 +26,7 @@
 namespace tessera {
 namespace {
 
-// Of an executor's setup beside the ranks' gradients.
+// Of an executor's setup, in addition to the ranks' gradients.
 constexpr size_t kSetupFds = 6;
 static_assert(kSetupFds + kMaxLocalRanks <= kMaxPacketFds, "a setup does not fit in a packet");
 
@@ -86,7 +86,7 @@ class JobRegions::Source {
   Source(std::string job_id, JobDescriptors* held) : job_id_(std::move(job_id)), held_(held) {}
 
   bool makes() const { return held_ == nullptr; }
-  // Of the processor's memory. Each part's are asked for in one order.
+  // Of host memory. Each part's are requested in one order.
   absl::StatusOr<SharedRegion> Take(const std::string& part, absl::string_view what,
                                     int64_t size_bytes) {
     const std::string label = LabelOf(part, what);
@@ -96,7 +96,7 @@ class JobRegions::Source {
     if (index >= fds.size()) return absl::InvalidArgumentError(absl::StrCat("no region ", label));
     return SharedRegion::Adopt(label, std::move(fds[index]), size_bytes);
   }
-  // Of the device, or of the processor where there is none.
+  // Of the device, or of the host if there is none.
   absl::StatusOr<UniqueFd> Take(DeviceMemory* device_memory, const std::string& part,
                                 absl::string_view what, int64_t size_bytes) {
     if (device_memory != nullptr) return device_memory->Create(LabelOf(part, what), size_bytes);

@@ -60,17 +60,17 @@ class JobRegions {
   //         ResourceExhausted  no memory or descriptors; more than `budget`, if there is one, has
   //         those of DeviceMemory::Create
   // `device_memory` has the parameters, and of each rank gradients and state (but state that is
-  // offloaded, or that processes could not share there); null: the processor's memory has all of
-  // it.
+  // offloaded, or that processes could not share there); null: all are in host memory.
   static absl::StatusOr<JobRegions> Create(const v1::Job& job, const LocalRanks& local,
                                            DeviceMemory* device_memory = nullptr,
                                            MemoryBudget* budget = nullptr);
-  // The same memory again, of the processor, from what Descriptors() says, whether or not `budget`
-  // has so much. Errors: InvalidArgument  it is not the memory of such a job
+  // Maps the same host memory again, from what Descriptors() returned, whether or not `budget` has
+  // so much.
+  // Errors: InvalidArgument  it is not the memory of such a job
   static absl::StatusOr<JobRegions> Restore(const v1::Job& job, const LocalRanks& local,
                                             MemoryBudget* budget, JobDescriptors held);
-  // What another process has to hold so that the memory outlives this one: owned by this. Of memory
-  // of the processor alone.
+  // What another process must hold so that the memory outlives this one: owned by this. Of host
+  // memory only.
   std::map<std::string, std::vector<int>> Descriptors() const;
 
   const ModelLayout& layout() const { return layout_; }
@@ -85,7 +85,7 @@ class JobRegions {
   // Written by the rank's executors, whichever lives; untrusted.
   const FlightRing& flight(Rank rank) const;
   RankMemoryBytes Measure(Rank rank) const;
-  // For who reads the rank's state region and may outlive this. Errors: ResourceExhausted  no
+  // For a reader of the rank's state region that may outlive this. Errors: ResourceExhausted no
   // descriptors; as DeviceMemory::OpenReader
   absl::StatusOr<std::unique_ptr<MemoryReader>> OpenState(Rank rank) const;
   // The same of the group region, where the slots of buffers are.
@@ -93,7 +93,7 @@ class JobRegions {
   // Errors: FailedPrecondition  the job has no values yet
   //         Unavailable         this worker's ranks are about to be given them by others
   absl::Status CheckHasValues() const;
-  // Whether the ranks' states are memory of the processor.
+  // Whether the ranks' states are in host memory.
   bool state_on_host() const { return state_on_host_; }
   // Owned by this.
   int state_fd(Rank rank) const { return Of(rank).state.get(); }
@@ -106,8 +106,8 @@ class JobRegions {
   absl::Status SendSetup(int socket, const v1::Job& job, Rank rank,
                          const std::string& data_host) const;
   // Descriptors for a trainer: parameters, own gradients, own control page; of a rank on a GPU its
-  // gradients there, and the slots of parameters if there are any. Parameters in the processor's
-  // memory are for reading alone. Errors: as ReopenForReading
+  // gradients there, and the slots of parameters if there are any. Parameters in host memory are
+  // read-only. Errors: as ReopenForReading
   absl::StatusOr<std::vector<UniqueFd>> TrainerFds(Rank rank) const;
   // Ends every wait of the group's collectives in `epoch`.
   void AbortCollectives(Epoch epoch, const absl::Status& reason) const;
@@ -116,7 +116,7 @@ class JobRegions {
   struct RankRegions {
     SharedRegion gradients;
     UniqueFd state;
-    UniqueFd device_gradients;  // Invalid: there is no device.
+    UniqueFd device_gradients;  // Invalid: no device.
     SharedRegion control;
     SharedRegion flight;
     Mapping control_mapping;

@@ -1,7 +1,7 @@
 // What a worker has a vault hold, so that its jobs outlive this daemon: their memory, how they were
 // prepared last, and their executors, which the next daemon ends before it starts others.
 //
-//   owner ""                part "worker"        who this is
+//   owner ""                part "worker"        this worker
 //   owner JOB/.../...       part "job"           as it was prepared last; put last
 //   (one memory of a job)   parts of JobRegions
 //                           part "executor R"    a descriptor of its process; none: it is in a

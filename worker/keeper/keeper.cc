@@ -121,14 +121,14 @@ absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
 void Keeper::Start(const v1::StartEpoch& start) {
   const std::shared_ptr<HostedJob> job = Find(start.job_id(), start.creation());
   if (job != nullptr) return job->Start(start);
-  // The coordinator takes for granted what is not here: it must prepare the job anew.
+  // The coordinator relies on state that is not here: it must prepare the job again.
   ReportFailure(start.job_id(), start.creation(), start.epoch(), "does not hold the job");
 }
 
 namespace {
 
-// Whether what the worker has of the job is of no use in the epoch: the job lost its shards
-// elsewhere, or its ranks have been on another worker since.
+// Whether the worker's state of the job is useless in the epoch: the job lost its shards elsewhere,
+// or its ranks have been on another worker since.
 bool IsVoid(const v1::PrepareEpoch& prepare, const HostedJob& job, int first_rank) {
   Epoch since;
   for (const v1::RankPlacement& placement : prepare.job().placements()) {
@@ -145,11 +145,11 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   absl::Status status = MakeRoom(prepare);
   std::shared_ptr<HostedJob> job = Find(job_id);
   if (status.ok() && job != nullptr && job->creation() != creation) return;  // A job that is gone.
-  // Of the past, as a coordinator has it that is behind: it voids nothing.
+  // From a coordinator that lags: an old one voids nothing.
   if (job != nullptr && Epoch(prepare.job().epoch()) < job->epoch()) return;
   absl::StatusOr<LocalRanks> local = LocalRanksOf(prepare.job(), worker_id_);
   status.Update(local.status());
-  // A repeat voids nothing, either: where its epoch has begun here, the coordinator is behind.
+  // A repeat voids nothing, either: if its epoch has started here, the coordinator lags.
   const bool is_new = job != nullptr && job->epoch() < Epoch(prepare.job().epoch());
   const bool is_void =
       status.ok() && is_new && (IsVoid(prepare, *job, local->first()) || !(job->local() == *local));

@@ -1,7 +1,7 @@
 // All jobs of one worker. Routes the coordinator's commands and the trainers' attachments to them.
-// Of each job id it holds one creation at most, and what is meant for another one does not reach
-// it. To prepare a later one drops the earlier with all its memory, if that was deleted or has no
-// values yet; else the epoch fails, and what is held stays.
+// For each job id it holds at most one generation (`creation`), and ignores commands for another
+// one. Preparing a later generation drops the earlier one with all its memory, if that was deleted
+// or has no values yet; else the epoch fails, and the held one stays.
 // Thread-safe.
 #ifndef TESSERA_WORKER_KEEPER_KEEPER_H_
 #define TESSERA_WORKER_KEEPER_KEEPER_H_
@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-// A trainer of a rank; kept by who holds its socket.
+// A trainer of a rank; kept by the holder of its socket.
 struct AttachedTrainer {
   std::string job_id;
   int64_t creation = 0;
@@ -33,10 +33,9 @@ struct AttachedTrainer {
 
 class Keeper {
  public:
-  // `launcher`, and `device_memory`, which jobs are on if it is not null, outlive the keeper; so
-  // do `budget`, of the processor's memory, null: as much as there is; and `vault`, null: jobs end
-  // with this process.
-  // `emit` is called from many threads and must not call back. `data_host` is as of
+  // `launcher`, and `device_memory`, which jobs are on if it is not null, outlive the keeper; so do
+  // `budget`, of host memory, null: as much as there is; and `vault`, null: jobs end with this
+  // process. `emit` is called from many threads and must not call back. `data_host` is as of
   // WorkerServer::Options.
   Keeper(std::string worker_id, std::string data_host, ExecutorLauncher* launcher,
          HostedJob::Emit emit, DeviceMemory* device_memory = nullptr,
@@ -61,7 +60,7 @@ class Keeper {
     return !jobs_.empty();
   }
 
-  // `peer`: who asks. Errors: see AttachRequest in proto/local.proto; with a retry (WithRetry).
+  // `peer`: the caller. Errors: see AttachRequest in proto/local.proto; with a retry (WithRetry).
   absl::StatusOr<AttachedTrainer> Attach(const v1::AttachRequest& request, const PacketPeer& peer);
   void Detach(const AttachedTrainer& trainer, bool clean);
 
@@ -71,7 +70,7 @@ class Keeper {
   // StateSnapshot::Create.
   absl::StatusOr<std::unique_ptr<StateSnapshot>> SnapshotState(
       const std::string& job_id, int64_t creation, const StateSnapshot::Request& request) const;
-  // Likewise. Whoever keeps it for long keeps a job's memory that was deleted.
+  // Likewise. Holding it keeps the memory of a job that was deleted.
   // Errors: Unavailable  it is not held here.
   absl::StatusOr<std::shared_ptr<HostedJob>> FindForPut(const std::string& job_id,
                                                         int64_t creation) const;

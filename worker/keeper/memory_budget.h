@@ -4,9 +4,9 @@
 //   MemoryBudget budget(MachineMemoryBytes() * 9 / 10);
 //   auto held = budget.Reserve("job 'gpt'", bytes);       given back when `held` ends
 //
-// A job's executors take its memory before its first epoch: until then what is reserved must be
-// there beside what other jobs have reserved and not taken. Thread-safe; outlives what is reserved
-// of it.
+// A job's executors take its memory before its first epoch: until then the reserved memory must be
+// free in addition to what other jobs have reserved and not taken. Thread-safe; outlives what is
+// reserved of it.
 #ifndef TESSERA_WORKER_KEEPER_MEMORY_BUDGET_H_
 #define TESSERA_WORKER_KEEPER_MEMORY_BUDGET_H_
 

@@ -1,11 +1,11 @@
-// What the kernel says of a process, as a person needs to know who asks why it does not end.
+// What the kernel says of a process, for a person who asks why it does not end.
 //
 //   process 12, state D (disk sleep); thread 12 'tessera-executo', D (disk sleep) in rpc_wait_bit,
 //   system call 262; kernel stack: rpc_wait_bit < nfs4_do_call < ...; thread 14 ...
 //
-// Read from /proc, where names of threads are what the process chose: what is no printable text is
-// escaped, and all of it has a bound. Nothing that is read waits for the process. Stateless;
-// thread-safe.
+// Read from /proc, where names of threads are what the process chose: whatever is not printable
+// text is escaped, and all of it has a bound. Nothing that is read waits for the process.
+// Stateless; thread-safe.
 #ifndef TESSERA_WORKER_KEEPER_PROCESS_STATE_H_
 #define TESSERA_WORKER_KEEPER_PROCESS_STATE_H_
 

@@ -1,7 +1,7 @@
 // A worker's part of the values that somebody sets in a job: taken piece by piece, widened or
 // rounded to what the state is in, and kept in a file without a name until all of it is there.
 //
-//   file:  the ranges of job/held_ranges.h, one behind the other │ a v1.PutManifest
+//   file:  the ranges of job/held_ranges.h, concatenated        │ a v1.PutManifest
 //
 // Nothing of the job is touched. Memory is needed for a piece at a time and some bytes a range.
 // Thread-compatible.
@@ -54,7 +54,7 @@ class PutStage {
     DType comes_in = DType::kFp32, kept_in = DType::kFp32;  // Of a buffer nothing is converted.
     int64_t element_bytes = 0, kept_bytes = 0;              // Of one that comes, and is kept.
   };
-  // Errors: InvalidArgument  there is no such buffer.
+  // Errors: InvalidArgument  no such buffer.
   static absl::StatusOr<Slot> BufferSlotOf(const ModelLayout& layout, const v1::PutSlot& from);
   PutStage(uint64_t put, SpoolFile file) : put_(put), file_(std::move(file)) {}
 

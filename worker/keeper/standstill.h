@@ -30,9 +30,9 @@ class Standstill {
     std::string why;  // "stands still for 5s"
     bool end = true;  // False: it may wait for a disk, and is only told of.
   };
-  // Nothing: it goes on, as far as can be seen. An operation waits for other ranks a few times,
-  // each time for the collective timeout at most, so that one which takes longer hangs; but files
-  // take as long as they take.
+  // Nothing: it makes progress, as far as can be seen. An operation waits for other ranks a few
+  // times, each time for the collective timeout at most, so that one which takes longer hangs; but
+  // files take as long as they take.
   std::optional<Verdict> Judge(const Look& look, absl::Time now);
 
  private:

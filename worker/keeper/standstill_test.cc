@@ -14,7 +14,7 @@ constexpr uint32_t kStep = static_cast<uint32_t>(OpKind::kStep),
 class StandstillTest : public testing::Test {
  protected:
   static absl::Time At(int seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); }
-  // "" where it goes on.
+  // "" if it makes progress.
   std::string Why(const Standstill::Look& look, int seconds) {
     const std::optional<Standstill::Verdict> verdict = standstill_.Judge(look, At(seconds));
     if (!verdict.has_value()) return "";

@@ -1,11 +1,11 @@
 // Gives a job's state to clients of this host that map it: descriptors for reading, and where in
-// them each slice of either version lies. Nothing is held and nothing is copied: a reader sees by
+// them each slice of either version is. Nothing is held and nothing is copied: a reader sees by
 // the words of each rank whether the version it read stood meanwhile (worker/engine/state_hold.h).
 //
 //   MapGrants   session ──► what is asked for of which job      until the session ends
 //   Give        the job's regions, as they are at that moment   each time
 //
-// Whoever was given descriptors keeps what they show, also of a job that was deleted. Thread-safe.
+// A holder of descriptors keeps the memory, also of a job that was deleted. Thread-safe.
 #ifndef TESSERA_WORKER_KEEPER_STATE_MAP_H_
 #define TESSERA_WORKER_KEEPER_STATE_MAP_H_
 
@@ -35,7 +35,7 @@ struct MapRequest {
 };
 
 // Whether it can be given. Errors:
-//   FailedPrecondition  the job has no values yet; its state is no memory of the processor's
+//   FailedPrecondition  the job has no values yet; its state is not in host memory
 //   InvalidArgument     no such parameters or buffers
 absl::Status CheckMappable(const JobRegions& regions, const MapRequest& request);
 

@@ -248,7 +248,7 @@ StateSnapshot::Progress StateSnapshot::ReadProgress() const {
   progress.trained_step = at.step;
   for (const int parameter : request_.parameters)
     progress.update_counts.push_back(at.update_counts[parameter]);
-  // Before the first step there are no others than the job's.
+  // Before the first step the job's are the only ones.
   progress.groups = at.step > 0 && at.groups.size() == own_groups_.size() ? at.groups : own_groups_;
   return progress;
 }

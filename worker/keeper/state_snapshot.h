@@ -1,22 +1,22 @@
-// The slices that this worker's ranks have of some tensors, all as one step left them, read while
-// training goes on.
+// The slices of some tensors that this worker's ranks own, all as of one step, read while training
+// continues.
 //
 //   Create ─► Hold ──────────► Begin(step) ──────────► Next, Next, ...  from the front, slice by
 //             newest version   that version, once                       slice, to a reader
 //             of each rank     every rank has it      Copy              from the end into a spool
-//                                                                       file; where they meet: let
-//                                                                       go
+//                                                                       file
+//                                                     Where Next and Copy meet, the hold is let go.
 //
-// Ranks of a job may be a step apart; whoever asks several workers takes the newest step that any
-// of them answered. Holding delays a rank only if it is about to take the second step from then
-// (worker/engine/state_hold.h), and then Next() helps to copy before it goes on. Next() reads what
-// is held until somebody has copied the rest, and the file from then on: a reader that is as fast
-// as the copy needs none, and one that is slow holds nothing up.
+// Ranks of a job may be a step apart; a client that asks several workers takes the newest step that
+// any of them answered. Holding delays a rank only if it is about to take the second step from then
+// (worker/engine/state_hold.h), and then Next() helps to copy before it continues. Next() reads
+// what is held until somebody has copied the rest, and from then on the file: a reader as fast as
+// the copy needs no file, and a slow one delays nothing.
 //
-// The state of no rank is mapped here and the copy lies in a file, so that memory is needed for a
-// piece at a time only. Hold() and Begin() by one thread, one after the other; from then on one
-// calls Next() and any Copy(). Holds on to the memory of the job's ranks until it lets go, also
-// where the job is dropped meanwhile.
+// The state of no rank is mapped here and the copy is stored in a file, so that memory is needed
+// for one piece at a time only. One thread calls Hold() and then Begin(); from then on one thread
+// calls Next() and any thread Copy(). Holds on to the memory of the job's ranks until it lets go,
+// also if the job is dropped meanwhile.
 #ifndef TESSERA_WORKER_KEEPER_STATE_SNAPSHOT_H_
 #define TESSERA_WORKER_KEEPER_STATE_SNAPSHOT_H_
 
@@ -53,7 +53,7 @@ class StateSnapshot {
     std::string spool_folder;
   };
   // Errors: InvalidArgument     no such parameters or rank, or a dtype that they cannot be rounded
-  // to
+  //                             to
   //         FailedPrecondition  the job has no values yet
   //         ResourceExhausted   no descriptors
   static absl::StatusOr<std::unique_ptr<StateSnapshot>> Create(const JobRegions& regions,
@@ -62,7 +62,8 @@ class StateSnapshot {
   StateSnapshot(const StateSnapshot&) = delete;
   StateSnapshot& operator=(const StateSnapshot&) = delete;
 
-  // Holds the newest version of each rank whose slices are asked for; the newest one's step.
+  // Holds the newest version of each rank whose slices are requested; returns the newest one's
+  // step.
   // Errors: Unavailable  another snapshot of the job is being made
   absl::StatusOr<int64_t> Hold();
 
@@ -74,27 +75,28 @@ class StateSnapshot {
   // `step` is what Hold() returned here or at another worker of the job. Looks at `cancelled` now
   // and then.
   // Errors: DeadlineExceeded  some rank does not get to `step` in time (names it)
-  //         Aborted           a rank waited for too long and went on
+  //         Aborted           a rank waited for too long and continued
   //         Cancelled         `cancelled` became true
   //         as SpoolFile::Create
   absl::StatusOr<Progress> Begin(int64_t step, absl::Duration patience,
                                  absl::FunctionRef<bool()> cancelled);
-  // Whether a rank writes the step behind what is held already, so that the one after it is near.
+  // Whether a rank already writes the step after the held one, so that the one after that is near.
   bool IsTrainingOn() const { return HasBegunToWrite(step_ + 1); }
   // Returns when nothing is held any more; whether all is copied or was given out before.
-  // Errors: Aborted  a rank waited for too long and went on; what is not given out yet is void
+  // Errors: Aborted  a rank waited for too long and continued; what is not given out yet is void
   //         Cancelled, or as SpoolFile::WriteAt; Next() returns them too
   absl::Status Copy(absl::FunctionRef<bool()> cancelled);
 
   struct Piece {
     int64_t offset_elements = 0;  // In its tensor, or what is given of that.
-    int64_t size_bytes = 0;       // At most kMaxPieceBytes; of no two slices.
+    int64_t size_bytes = 0;       // At most kMaxPieceBytes; never spans two slices.
   };
   static constexpr int64_t kMaxPieceBytes = 1 << 20;
-  // Where a piece of so many bytes shall lie.
+  // Returns where to put a piece of so many bytes.
   using Room = absl::FunctionRef<char*(int64_t size_bytes)>;
-  // The next piece in order; nothing: that was all. Waits for Copy() where that has begun with what
-  // comes next. Errors: as Copy(), SpoolFile::Read.
+  // The next piece in order; nothing: that was all. Waits for Copy() where that has started with
+  // the next piece.
+  // Errors: as Copy(), SpoolFile::Read.
   absl::StatusOr<std::optional<Piece>> Next(Room room);
 
  private:
@@ -116,7 +118,7 @@ class StateSnapshot {
   absl::Status AwaitStep(RankState* rank, int64_t step, absl::Time deadline,
                          absl::FunctionRef<bool()> cancelled);
   int64_t CutIntoChunks();  // How many bytes they are.
-  // Of a chunk that was claimed; then it was.
+  // Of a claimed chunk; ends the claim afterwards.
   absl::Status ReadHeld(const Chunk& chunk, char* into) const;
   void EndClaim(const absl::Status& status);
   const Chunk* ClaimLast();
@@ -125,7 +127,7 @@ class StateSnapshot {
   void MaybeLetGo() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Whether an executor has; where it is the step after the next, it waits for the end of the hold.
   bool HasBegunToWrite(int64_t step) const;
-  // A chunk, as it is stored, from where it lies now.
+  // A chunk, as it is stored, from where it is stored now.
   absl::Status ReadNext(char* into);
   Progress ReadProgress() const;
   // False where some hold was taken away.
@@ -134,10 +136,10 @@ class StateSnapshot {
   bool IsBuffer(const LiveSlice& slice) const {
     return tensors_[slice.tensor].array == LiveArray::kBuffer;
   }
-  DType StoredDType(const LiveSlice& slice) const;  // Of one that is no buffer.
+  DType StoredDType(const LiveSlice& slice) const;  // Of a slice that is not a buffer.
   int64_t ElementBytes(const LiveSlice& slice) const;
   int64_t StoredBytes(const Chunk& chunk) const;
-  // Where the slice's first element lies, in its rank's state or the group region.
+  // Where the slice's first element is, in its rank's state or the group region.
   int64_t OffsetBytes(const LiveSlice& slice) const;
 
   Request request_;
@@ -157,8 +159,8 @@ class StateSnapshot {
   size_t next_ = 0;  // Of Next().
 
   absl::Mutex mu_;
-  // Nobody has claimed those from front_ to back_ yet; those before were given out, those behind
-  // copied.
+  // Nobody has claimed those from front_ to back_ yet; those before were given out, those after
+  // were copied.
   size_t front_ ABSL_GUARDED_BY(mu_) = 0;
   size_t back_ ABSL_GUARDED_BY(mu_) = 0;
   int num_claims_ ABSL_GUARDED_BY(mu_) = 0;  // Under way.

@@ -1,14 +1,14 @@
-// Where the buffers of a job's model lie, of which each rank's trainer says the values, and how.
+// Layout of the buffers of a job's model, whose values each rank's trainer sets.
 //
 //   bank = | a sequence word for each buffer | buffer 0 | buffer 1 | ... |     64-byte aligned each
-//   staging   what the trainer said last, or was given; behind       trainer <-> executor
+//   staging   what the trainer said last, or was given; after        trainer <-> executor
 //             its rank's gradients
 //   slots     of even versions, of odd versions; in the group region   executor; of rank 0 readers
 //
 // A sequence word is 0 where nothing was ever written, odd while something is, and else another one
-// after each write, so that equal words of two banks mean equal bytes; kGivenWord apart, which
-// staging has where the bytes are not its trainer's own. A trainer may write anything: whoever
-// takes words and bytes from staging takes them for that trainer's word alone.
+// after each write, so that equal words of two banks mean equal bytes; except for kGivenWord, which
+// staging has if the bytes are not its trainer's own. A trainer may write anything: words and bytes
+// read from staging are only that trainer's claim.
 #ifndef TESSERA_WORKER_MEMORY_BUFFER_MEMORY_H_
 #define TESSERA_WORKER_MEMORY_BUFFER_MEMORY_H_
 

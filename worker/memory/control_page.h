@@ -114,16 +114,15 @@ struct OpResult {
   int32_t non_finite;  // Of a step: 1 where some gradient is NaN or infinite.
   double gradient_norm;
   double gradient_scale;    // Of a tally: makes the step's gradient, clipped, of the reduced one.
-  double clip_coefficient;  // Of a tally: what clipping has of that.
-  int64_t wanted_save;      // Of a step: the wish that it is saved for (checkpoint.proto); 0: none.
+  double clip_coefficient;  // Of a tally: its clip coefficient.
+  int64_t wanted_save;      // Of a step: the request it is saved for (checkpoint.proto); 0: none.
   char message[kMaxErrorBytes];
 };
 
 struct ControlPage {
   uint32_t version;
-  // The GPU that has the job's parameters and the rank's gradients and shards, as the worker
-  // numbers it; -1: the processor's memory has them. Written once, before anybody else has the
-  // page.
+  // The GPU that has the job's parameters and the rank's gradients and shards, by the worker's
+  // numbering; -1: they are in host memory. Written once, before the page is shared.
   int32_t device;
   DeviceUuid device_uuid;  // Which that is for a process that sees other GPUs than the worker.
   alignas(64) WaitWord submitted;
@@ -142,7 +141,7 @@ struct ControlPage {
   std::atomic<int64_t> progress_step;
   std::atomic<int64_t> progress_pass;
   std::atomic<int64_t> progress_sequence;
-  // Not 0: the rank has done a part of the step under way, so that nobody else can go on with it.
+  // Not 0: the rank has done a part of the step under way, so that nobody else can continue it.
   std::atomic<uint32_t> within_step;
   std::atomic<uint32_t> progress_kind;  // OpKind, 0: idle.
   std::atomic<int32_t> progress_unit;

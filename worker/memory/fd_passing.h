@@ -46,7 +46,7 @@ absl::StatusOr<UniqueFd> ListenPacketSocket(const std::string& path, mode_t mode
 // such file.
 absl::StatusOr<UniqueFd> ConnectPacketSocket(const std::string& path);
 
-// Who connected, as the kernel says.
+// The peer of the connection, as the kernel says.
 struct PacketPeer {
   int pid = 0;  // As its number is in this process's space of process ids.
   uid_t uid = 0;

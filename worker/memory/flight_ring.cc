@@ -49,7 +49,7 @@ bool IsPossible(const FlightRecord& record, int num_units, int64_t now_ns) {
          in_order(record.started_ns, record.done_ns);
 }
 
-// The acquire loads keep the second look at `guard` behind them.
+// The acquire loads keep the second read of `guard` after them.
 SlotContent TryRead(const FlightSlot& slot, int64_t index, FlightRecord* record) {
   const uint64_t guard = slot.guard.load(std::memory_order_acquire);
   if (guard == 0) return SlotContent::kEmpty;
@@ -64,7 +64,7 @@ SlotContent TryRead(const FlightSlot& slot, int64_t index, FlightRecord* record)
   record->unit = slot.unit.load(std::memory_order_acquire);
   record->bytes = slot.bytes.load(std::memory_order_acquire);
   record->enqueued_ns = slot.enqueued_ns.load(std::memory_order_acquire);
-  // The end first: whoever is seen to have ended is seen to have begun.
+  // The end first: an operation that is seen to have ended is then seen to have started.
   const uint64_t done = slot.done.load(std::memory_order_acquire);
   const uint64_t started = slot.started.load(std::memory_order_acquire);
   if (slot.guard.load(std::memory_order_acquire) != guard) return SlotContent::kTorn;

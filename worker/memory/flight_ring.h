@@ -3,7 +3,7 @@
 //   executor: engine thread ── Enqueue ──► slot[number % 1024]         ──► worker: ReadFlightRing
 //             engine, stream ── MarkStarted, MarkDone ──► times of the slot
 //
-// Each operation has a number; numbers go on over epochs and executors. A slot's `guard` is
+// Each operation has a number; numbers continue across epochs and executors. A slot's `guard` is
 // 2 * number + 1 while it is being filled and 2 * number + 2 once it is whole, so a reader in
 // another process knows a torn one, also of a writer that was killed. The two times that come
 // later carry the low bits of the slot's lap, so that a time that comes too late, when the slot

@@ -1,4 +1,4 @@
-// The processor as what a rank works on: memory files, mapped.
+// The host as a rank's device: memory files, mapped.
 #ifndef TESSERA_WORKER_MEMORY_HOST_RANK_DEVICE_H_
 #define TESSERA_WORKER_MEMORY_HOST_RANK_DEVICE_H_
 

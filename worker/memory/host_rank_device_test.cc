@@ -1,4 +1,4 @@
-// The processor as what a rank works on.
+// The host as a rank's device.
 #include "worker/memory/host_rank_device.h"
 
 #include <unistd.h>

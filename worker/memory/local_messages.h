@@ -21,7 +21,7 @@ absl::StatusOr<v1::LocalRequest> ParseRequest(absl::string_view packet);
 // Of `status` alone: its code and words, and how the caller may try again (WithRetry).
 std::string EncodeReply(const absl::Status& status);
 std::string EncodeReply(const v1::LocalReply& reply);
-// Errors: the worker's own, with its retry; Unavailable  what came is no reply.
+// Errors: the worker's own, with its retry; Unavailable  a malformed reply.
 absl::StatusOr<v1::LocalReply> ParseReply(absl::string_view packet);
 
 // An error that says whether the same request may succeed later.
@@ -31,9 +31,9 @@ v1::Retry RetryOf(const absl::Status& status);  // RETRY_NEVER where it does not
 // A longer one travels in a file: a packet has no room for it.
 bool HasRoomInPacket(const v1::LiveMapAnswer& answer);
 
-// On a worker's host: its descriptor socket, beside the one that it is called at.
+// On a worker's host: its descriptor socket, next to the one that serves its calls.
 inline constexpr absl::string_view kDescriptorSocketName = "descriptors.sock";
-// Errors: InvalidArgument  `worker_address` is no path of a Unix socket ("unix:...").
+// Errors: InvalidArgument  `worker_address` is not the path of a Unix socket ("unix:...").
 absl::StatusOr<std::string> DescriptorSocketOf(absl::string_view worker_address);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
-// Where the unsharded parameters of a rank's units lie: each in a place of its own, or, where a GPU
-// is a worker and has one rank, in slots that units share. Pure arithmetic; the same in the worker,
-// its executors and its trainers.
+// Where the unsharded parameters of a rank's units are stored: each in a place of its own, or,
+// where a GPU is a worker and has one rank, in slots that units share. Pure arithmetic; the same in
+// the worker, its executors and its trainers.
 //
 //   in places   region | unit 0, all slices | unit 1, all slices | ... | in full precision ... |
 //
@@ -9,7 +9,7 @@
 //               slot 1 | unit 2, or unit 5, ...       one piece of memory each, which every one of
 //               slot 2 | unit 3, or unit 6, ...       its units has at an address of its own
 //
-// A unit is in a slot if each window on it gathers it anew and no other unit lies within it, by
+// A unit is in a slot if each window on it gathers it again and no other unit is within it, by
 // their names; the root is not. A slot holds a unit in its compute dtype or in full precision.
 // There are as many slots as the executor may gather ahead, one for the unit in hand and one for
 // that which is just being closed, up to kMaxSlots; where so many are asked for as there are units,

@@ -109,7 +109,7 @@ TEST(ParameterPlanTest, OnlyRanksThatAreAloneOnTheirGpuHaveSlots) {
   EXPECT_EQ(slots({"a", "a", "a", "a"}, true), 0);
 }
 
-// Over random models: what a rank publishes lies in the region, aligned, and nothing overlaps;
+// Over random models: what a rank publishes is in the region, aligned, and nothing overlaps;
 // each slot has room for each of its units, in full precision too.
 TEST(ParameterPlanTest, PlacesOverlapNowhereAndSlotsHoldTheirUnits) {
   const int seed = 29;

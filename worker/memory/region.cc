@@ -24,7 +24,7 @@ absl::StatusOr<SharedRegion> SharedRegion::Create(absl::string_view label, int64
   const std::string name = absl::StrCat("tessera:", label);
   UniqueFd fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("memfd_create ", name));
-  // Whoever is given it for reading, and is not this user, cannot open it for writing.
+  // Another user who is given it for reading cannot open it for writing.
   if (fchmod(fd.get(), 0600) != 0) return ErrnoStatus(errno, absl::StrCat("chmod ", name));
   if (ftruncate(fd.get(), size_bytes) != 0) {
     return ErrnoStatus(errno, absl::StrCat("size ", name, " to ", size_bytes, " bytes"));

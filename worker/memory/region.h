@@ -80,8 +80,8 @@ absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes);
 // Gives these pages back. They are read as zeroes then.
 void GiveMemoryBack(int fd, int64_t offset_bytes, int64_t size_bytes);
 
-// Gives the memory of the whole pages of [data, data + size_bytes) back, for whoever maps them;
-// they read as zeroes then. Of a shared, writable mapping.
+// Gives the memory of the whole pages of [data, data + size_bytes) back, for all mappings; they
+// read as zeroes then. Of a shared, writable mapping.
 void DiscardPages(std::byte* data, int64_t size_bytes);
 
 }  // namespace tessera

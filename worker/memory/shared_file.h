@@ -13,7 +13,7 @@
 namespace tessera {
 
 // The same file, opened for reading: no mapping of it can be made, or become, writable.
-// Errors: FailedPrecondition  there is no /proc; ResourceExhausted  no descriptor is left.
+// Errors: FailedPrecondition  no /proc; ResourceExhausted  no descriptor is left.
 absl::StatusOr<UniqueFd> ReopenForReading(int fd);
 
 // A file of memory that nobody can change any more. Errors: ResourceExhausted.

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Whoever may write to the folder may put a socket of their own where trainers look for ours.
+// A user who may write to the folder could put a socket where trainers look for ours.
 absl::StatusOr<SocketFolder> SocketFolder::Open(const std::string& path) {
   const std::string what = absl::StrCat("socket folder '", path, "'");
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus(errno, what);

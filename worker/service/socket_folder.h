@@ -16,7 +16,7 @@ class SocketFolder {
  public:
   // Makes the folder (mode 0700) if it is missing.
   // Errors: AlreadyExists     another worker has it; names the folder
-  //         InvalidArgument   it is no folder
+  //         InvalidArgument   it is not a folder
   //         PermissionDenied  it cannot be made, is another user's or others may write to it
   static absl::StatusOr<SocketFolder> Open(const std::string& path);
 

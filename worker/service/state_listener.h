@@ -15,7 +15,7 @@ class StateListener {
  public:
   // `address`: "host:port", by which clients reach this host; port 0: one that is free. `sources`
   // outlives this.
-  // Errors: InvalidArgument  no such address, or one that is no host's, as 0.0.0.0
+  // Errors: InvalidArgument  no such address, or one that is not a host's, such as 0.0.0.0
   //         AlreadyExists    another process listens there
   //         as MakeServerCredentials (net/credentials.h)
   static absl::StatusOr<std::unique_ptr<StateListener>> Start(const std::string& address,

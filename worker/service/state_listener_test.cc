@@ -1,4 +1,4 @@
-// Who may fetch from a worker, and what a piece looks like on the wire. What is fetched:
+// Which clients may fetch from a worker, and the wire form of a piece. What is fetched:
 // tests/integration/live_state_test.cc.
 #include "worker/service/state_listener.h"
 

@@ -81,7 +81,7 @@ absl::Status Validate(const WorkerServer::Options& options) {
   return CheckDialOptions(CoordinatorOf(options));
 }
 
-// For a person.
+// For display.
 std::string DescribeDevice(const DeviceMemory* memory) {
   if (memory == nullptr) return "";
   const DeviceName name = memory->device();

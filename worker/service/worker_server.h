@@ -31,8 +31,8 @@ class WorkerServer {
     // Folder (made if missing, mode 0700) of the sockets worker.sock and descriptors.sock. Others
     // may not write to it, and the sockets have mode 0600: only this user and root can connect.
     std::string socket_dir;
-    // Where copies of jobs' states lie while clients read them, in files without names. They are as
-    // large as what is read: a folder on a disk, for memory they must not take.
+    // Where copies of jobs' states are stored while clients read them, in files without names. They
+    // are as large as what is read: a folder on a disk, for memory they must not take.
     std::string spool_folder = "/tmp";
     // "host:port" for clients of other machines that fetch jobs' states; host as they reach this
     // one by, port 0: one that is free. Empty: they get them through the coordinator. With TLS
@@ -42,9 +42,9 @@ class WorkerServer {
     // Executors as processes of this binary; empty: as threads of this process.
     std::string executor_binary;
     std::vector<std::string> executor_flags;
-    // The GPU that has all ranks' parameters, gradients and shards; null: the processor's memory.
+    // The GPU that has all ranks' parameters, gradients and shards; null: host memory.
     std::shared_ptr<DeviceMemory> device_memory;
-    int64_t memory_bytes = 0;  // Of the processor's, for jobs; 0: nine tenths of the machine's.
+    int64_t memory_bytes = 0;  // Of host memory, for jobs; 0: nine tenths of the machine's.
     ExecutorMachine machine;   // Of executors that are threads; processes find their own.
     // Holds jobs' memory, so that they outlive this process: what an earlier one of this worker
     // left there is taken over. Null: jobs end with this process.
@@ -54,7 +54,7 @@ class WorkerServer {
   //         FailedPrecondition  the coordinator is on another machine and neither TLS files nor
   //                             insecure_connect are given; data_host is not loopback and
   //                             insecure_data is not given
-  //         Unavailable         data_host is no address of this host
+  //         Unavailable         data_host is not an address of this host
   //         AlreadyExists       another worker has the folder
   //         as StateListener::Start, naming --state-listen
   //         NotFound            no executor binary, a TLS file
@@ -66,8 +66,8 @@ class WorkerServer {
   virtual ~WorkerServer() = default;
   // Ends jobs, executors and connections; removes the sockets.
   virtual void Stop() = 0;
-  // Ends connections alone: with a vault, jobs go on with the next worker of this name. The process
-  // is to end at once, and its executors with it.
+  // Ends connections alone: with a vault, jobs continue with the next worker of this name. The
+  // process is to end at once, and its executors with it.
   virtual void Leave() = 0;
   // Returns once the locks of all jobs could be taken, which they cannot while it hangs. False: its
   // line to the coordinator hangs.

@@ -1,4 +1,4 @@
-// What a worker refuses to start with, and who may connect to it.
+// What a worker refuses to start with, and which clients may connect to it.
 #include "worker/service/worker_server.h"
 
 #include <stdlib.h>

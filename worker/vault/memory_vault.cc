@@ -34,7 +34,7 @@ constexpr absl::Duration kBetweenTries = absl::Milliseconds(20);
 
 class MemoryVault {
  public:
-  // Nothing but who the daemon was.
+  // Nothing but the daemon's identity.
   bool empty() const { return parts_.empty() || parts_.rbegin()->first.first.empty(); }
 
   // Does what one daemon asks, until it goes. Whether it put anything.
@@ -92,14 +92,14 @@ class MemoryVault {
   std::map<Key, std::vector<UniqueFd>> parts_;
 };
 
-// Has nothing of the process that it was forked from but the listener: who waits for it sees the
-// end of what they shared.
+// Has nothing of the process that it was forked from but the listener: so a process that waits for
+// the original sees the end of the descriptors that they shared.
 [[noreturn]] void BeVault(UniqueFd listener, absl::Duration patience) {
   setsid();
   prctl(PR_SET_NAME, "tessera-vault");
   CloseProcess();  // A process that may read its memory could open what it holds.
   const int socket = listener.get();
-  listen(socket, SOMAXCONN);  // Once more: from now on who connects sees this process's id.
+  listen(socket, SOMAXCONN);  // Again: from now on clients see this process's id as the peer's.
   if (const int null = open("/dev/null", O_RDWR); null >= 0) {
     for (int fd = 0; fd <= 2; ++fd) dup2(null, fd);
     if (null > 2) close(null);

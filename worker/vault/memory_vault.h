@@ -1,7 +1,7 @@
 // The process that holds a worker's memory while its daemon is away.
 //
 //   daemon ── put(owner, part, descriptors) ──► vault        daemon dies, or is replaced
-//   next daemon ── list ──► vault ── all parts with their descriptors ──► the jobs go on
+//   next daemon ── list ──► vault ── all parts with their descriptors ──► the jobs continue
 //
 // A vault knows nothing of what it holds: memory files live as long as some process has a
 // descriptor of them. It serves one daemon at a time, of its own user, and ends once no daemon has
@@ -20,8 +20,8 @@
 
 namespace tessera {
 
-// Serves daemons that connect to `listener`, a packet socket, until the vault is of no more use: it
-// is without a daemon for `patience`, or without one and empty. A daemon that puts nothing does not
+// Serves daemons that connect to `listener`, a packet socket, until the vault is useless: it is
+// without a daemon for `patience`, or without one and empty. A daemon that puts nothing does not
 // count. Blocks; one thread.
 void RunVault(UniqueFd listener, absl::Duration patience);
 

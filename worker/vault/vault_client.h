@@ -54,7 +54,7 @@ class VaultClient {
   absl::Status broken_ ABSL_GUARDED_BY(mu_);
 };
 
-// What PutMessage put. Errors: DataLoss  it is no such message
+// What PutMessage put. Errors: DataLoss  it is not such a message
 absl::Status ReadMessage(const VaultClient::Parts& parts, const std::string& part,
                          google::protobuf::MessageLite* message);
 

@@ -102,7 +102,7 @@ std::string WithObjectReplaced(GoldenFolder folder, const std::string& from,
   return folder.WriteOut();
 }
 
-// The object is skipped by who loads the model, and is what it is by who loads the optimizer.
+// Loading the model skips the object; loading the optimizer reads it.
 TEST(DcpOptimizerTest, ObjectThatNamesAFunctionIsRefusedByBothNames) {
   const GoldenFolder golden = ReadGoldenFolder("sgd");
   // The list ["0.weight", ...] begins so; in its place the name of a function comes up.

@@ -59,8 +59,8 @@ void PutIds(const std::map<std::string, int>& ids, GoldenFolder* folder) {
       ReplaceAll(ShortText(text), ShortText(absl::StrCat("optim.state.", id, ".", moment)),
                  &folder->files[".metadata"]);
     }
-    // A number as long as the text was, so that all stays in its place: the same protocol is said
-    // again and again behind it.
+    // A number as long as the text was, so that all stays in its place: the same protocol opcode is
+    // repeated after it.
     const std::string text = LongText(name);
     std::string number = std::string("\x8a\x01") + static_cast<char>(id);
     while (number.size() < text.size()) number += "\x80\x02";

@@ -13,7 +13,7 @@ namespace tessera::testing_support {
 struct GoldenTensor {
   std::string dtype;  // As PyTorch says it: "torch.float32".
   std::vector<int64_t> shape;
-  std::vector<double> values;  // Empty where it is no floating-point tensor.
+  std::vector<double> values;  // Empty if not a floating-point tensor.
 };
 
 struct GoldenFolder {

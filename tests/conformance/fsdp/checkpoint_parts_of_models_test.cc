@@ -110,7 +110,7 @@ class CheckpointPartsOfModelsTest : public testing::Test {
 };
 
 // E2E-7: what was trained before is the frozen trunk of a larger model, whose own training is saved
-// and goes on to the same bits.
+// and continues to the same bits.
 TEST_F(CheckpointPartsOfModelsTest, TrunkIsLoadedIntoALargerModelFrozenAndItsTrainingIsResumed) {
   States trunk;
   {

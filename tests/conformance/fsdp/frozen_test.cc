@@ -45,7 +45,7 @@ torch::Tensor LossOf(Layers& model, int64_t step, int rank) {
   return model.forward(Samples(step, rank, {3, 5})).square().mean();
 }
 
-// A unit whose first operation needs a frozen parameter, behind a unit that is trained.
+// A unit whose first operation needs a frozen parameter, after a unit that is trained.
 struct ScaledImpl : torch::nn::Module {
   ScaledImpl()
       : linear(register_module("linear", torch::nn::Linear(5, 5))),
@@ -235,7 +235,7 @@ TEST_P(FrozenTest, OfMixedUnitsJustTheTrainableParametersAreReduced) {
   }
 }
 
-// FT-4: a frozen unit whose input needs no gradient, beside the same unit trainable but out of the
+// FT-4: a frozen unit whose input needs no gradient, against the same unit trainable but out of the
 // optimizer (a learning rate of zero).
 TEST_P(FrozenTest, FrozenIsAsTrainableWithoutAnUpdate) {
   Tensors parameters[2];

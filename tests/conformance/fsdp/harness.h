@@ -1,5 +1,5 @@
-// Trains a model on ranks of a cluster in this process, and beside it the same class unattached on
-// the same data, and reads what the ranks' flight recorders saw.
+// Trains a model on ranks of a cluster in this process, and for comparison the same class
+// unattached on the same data, and reads what the ranks' flight recorders saw.
 #ifndef TESSERA_TESTS_CONFORMANCE_FSDP_HARNESS_H_
 #define TESSERA_TESTS_CONFORMANCE_FSDP_HARNESS_H_
 

@@ -1,5 +1,5 @@
 // Gradients of three micro-batches under the hybrid strategies, on two workers with two ranks each,
-// beside a plain model, with and without checkpointing and offload. F2TR-21.
+// compared with a plain model, with and without checkpointing and offload. F2TR-21.
 #include <optional>
 #include <string>
 #include <vector>

@@ -130,7 +130,7 @@ TEST_F(HybridCheckpointTest, PlainJobLoadsAHybridOnesAndAHybridOneAPlainOnes) {
     ASSERT_OK_AND_ASSIGN(Job next, Start(to));
     ASSERT_OK(Load(&next, "c"));
     EXPECT_TRUE(StateOf(&next) == saved);
-    // The same ranks of the same workers go on to the same bits, whatever their strategy.
+    // The same ranks of the same workers continue to the same bits, whatever their strategy.
     if (from.size() != to.size()) continue;
     ASSERT_OK(next.team->TrainTo(5));
     ASSERT_OK_AND_ASSIGN(Job whole, Start(from));
@@ -157,7 +157,7 @@ TEST_F(HybridCheckpointTest, GroupsOfAnotherLayoutLoadIt) {
     EXPECT_TRUE(StateOf(&next) == saved);
     from = absl::StrCat("after-", world.num_workers, "x", world.ranks_a_worker, world.is_hybrid);
     ASSERT_OK(Save(&next, from));
-    // Replicas go on alike, also where each group is one rank (C4-18): StateOf compares all ranks.
+    // Replicas continue alike, also if each group is one rank (C4-18): StateOf compares all ranks.
     ASSERT_OK(next.team->TrainTo(saved.step + 1));
     EXPECT_FALSE(StateOf(&next) == saved);
   }

@@ -43,7 +43,7 @@ class HybridShardTest : public TorchCluster {
     return options;
   }
 
-  // The losses of all ranks, one behind the other, of a job of its own.
+  // The losses of all ranks, concatenated, of a job of its own.
   std::vector<double> Train(Strategy strategy, const WrapPolicy& policy = AlwaysWrap()) {
     StartCluster();
     std::vector<std::vector<double>> losses(kRanks);

@@ -73,7 +73,7 @@ class MethodsTest : public ConformanceTest {
     };
     return training;
   }
-  // Trains on two ranks beside the plain model; rank 0's operations of the last step.
+  // Trains on two ranks and compares with the plain model; rank 0's operations of the last step.
   std::vector<std::string> Train(const Training<Classifier>& training, Strategy strategy) {
     SessionOptions options = Options(2);
     options.config.strategy = strategy;

@@ -1,5 +1,5 @@
-// What belongs to no large area: order of units, apply, meta parameters, replaced dtypes, sparse
-// gradients, chunks of a loss, memory.
+// Small areas: order of units, apply, meta parameters, replaced dtypes, sparse gradients, chunks of
+// a loss, memory.
 // (PyTorch: test_fsdp_traversal, _apply, _meta, _misc, _param_mutation, _sharded_grad_scaler,
 // _mixed_precision, _memory, _exec_order, test_fully_shard_training)
 #include <torch/nn/modules/embedding.h>
@@ -98,7 +98,7 @@ TEST_F(MiscTest, MetaParametersMayBeInLowPrecisionAndIgnoredOnesStayMeta) {
   });
 }
 
-// PMUT-1, MISC-24 (there is no Module::__setattr__): a parameter keeps the dtype of the job.
+// PMUT-1, MISC-24 (no Module::__setattr__): a parameter keeps the dtype of the job.
 TEST_F(MiscTest, ModelThatIsTurnedToHalfAfterAStepGoesOnWithTheRoundedValues) {
   OnEachRank<Nested>(
       Options(kWorldSize), [] { return std::make_shared<Nested>(); },
@@ -249,7 +249,7 @@ TEST_F(MiscTest, SparseGradientsOfAnEmbeddingAreThoseOfADenseOne) {
   ExpectNear(parameters[1], parameters[0], 0);
 }
 
-// MP-25, MISC-2: an average of the weights, kept beside the model, after every step.
+// MP-25, MISC-2: an average of the weights, kept next to the model, after every step.
 TEST_F(MiscTest, AverageOfTheWeightsFollowsTheStepsInEveryStrategy) {
   const auto average = [](Nested& ema, const Nested& model) {
     torch::NoGradGuard no_grad;

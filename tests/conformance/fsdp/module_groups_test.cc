@@ -82,8 +82,8 @@ class ModuleGroupsTest : public ConformanceTest {
     training.policy = WrapTogether(groups);
     return training;
   }
-  // Trains on two ranks beside the plain model. Rank 1's operations, which are the same in each
-  // step, without the sizes of reductions.
+  // Trains on two ranks and compares with the plain model. Rank 1's operations, which are the same
+  // in each step, without the sizes of reductions.
   template <typename M>
   std::vector<std::string> Train(const Training<M>& training, const SessionOptions& options) {
     const Outcome expected = TrainPlain(training, options.config);

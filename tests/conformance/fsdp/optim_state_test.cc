@@ -115,7 +115,7 @@ TEST_F(OptimStateTest, FlatStateOfWholeOrRowsIsTheRanksOwn) {
   });
 }
 
-// OSD-12, OSD-13: to an unwrapped optimizer, by ids, which goes on as the job does; and back.
+// OSD-12, OSD-13: to an unwrapped optimizer, by ids, which continues as the job does; and back.
 TEST_F(OptimStateTest, ByIdsAPlainOptimizerGoesOnAsTheJobDoes) {
   Job<Nested> job = AdamJob(1);
   job.edit = [](SessionOptions* options) { Configure(options, OptimizerKind::kAdam, 2); };

@@ -370,7 +370,7 @@ TEST_F(ParityTest, ForwardAndBackwardThroughAChildAloneTrainAsThePlainModel) {
   Train(training, Options(kWorldSize));
 }
 
-// MW-1: what a first attachment leaves behind does not disturb a second one. (A module that was
+// MW-1: what a first attachment leaves does not disturb a second one. (A module that was
 // detached is empty, so each gets a new one.)
 TEST_F(ParityTest, ModulesAttachedOneAfterAnotherTrainAsOne) {
   const SessionOptions options = Options(kWorldSize);

@@ -1,6 +1,6 @@
-// Conformance: FLAT-4, FLAT-7, FLAT-8, FLAT-9. The layout beside PyTorch's own: every number that
-// its FlatParamHandle gave for random units, in worlds of 1 to 8 and on every rank, is Tessera's.
-// tests/reference/torch/golden/README.md says what the record holds.
+// Conformance: FLAT-4, FLAT-7, FLAT-8, FLAT-9. Compares the layout with PyTorch's own: every number
+// that its FlatParamHandle gave for random units, in worlds of 1 to 8 and on every rank, is
+// Tessera's. tests/reference/torch/golden/README.md says what the record holds.
 #include <algorithm>
 #include <fstream>
 #include <string>

@@ -19,7 +19,7 @@ class ShardOptimStateTest : public OptimStateTest {
     EXPECT_OK(own);
     return own.ok() ? *std::move(own) : nullptr;
   }
-  // Steps by their numbers, so that a later job goes on as an earlier one would have.
+  // Steps by their numbers, so that a later job continues as an earlier one would have.
   static void Steps(Trainer<Nested>& rank, ShardOptimizer* own, int64_t begin, int64_t end) {
     for (int64_t step = begin; step < end; ++step) {
       ASSERT_OK(rank.sharded->RunStep([&] {

@@ -57,7 +57,7 @@ class EveryTypeTest : public StateDictTest, public testing::WithParamInterface<C
       ASSERT_OK_AND_ASSIGN(const LoadStateReport report, rank.states->Load(*rank.model, dict));
       EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
       ExpectEqual(Whole(rank), trained);
-      Train(rank, 1);  // Goes on.
+      Train(rank, 1);  // Continues.
     });
   }
 };
@@ -150,7 +150,7 @@ TEST_F(StateDictTest, RowsOfAllRanksAreTheParameterAndSoAreFlatPartsTheUnit) {
   EXPECT_TRUE(torch::equal(torch::cat(of_unit), torch::cat(expected)));
 }
 
-// SD-7: shards are in full precision whatever is computed in.
+// SD-7: shards are in full precision whatever the compute dtype.
 TEST_F(StateDictTest, AfterForwardInLowPrecisionEveryTypeIsInFullPrecision) {
   Job<Nested> job = {MakeNested, 2, NestedUnits()};
   job.attach.precision.param_dtype = DType::kBf16;

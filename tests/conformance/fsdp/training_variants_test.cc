@@ -1,6 +1,6 @@
 // The same model and data under PyTorch's FSDP1 and FSDP2 (real processes; their record is in
 // tests/reference/torch/golden) and under Tessera: every strategy, hybrid ones on two workers, low
-// precision, clipping, accumulation. HSDP-6, F2TR-17 and F2MP-2 beside PyTorch itself.
+// precision, clipping, accumulation. HSDP-6, F2TR-17 and F2MP-2 against PyTorch itself.
 #include <algorithm>
 #include <cmath>
 #include <string>

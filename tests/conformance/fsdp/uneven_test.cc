@@ -68,7 +68,7 @@ TEST_P(UnevenTest, OneStepIsTheMeanOverTheRanksOfWhatEachComputesByHand) {
   });
 }
 
-// MLP dims 3, 16, 17; F2TR-4, A7-11: also worlds that are no power of two.
+// MLP dims 3, 16, 17; F2TR-4, A7-11: also worlds that are not a power of two.
 TEST_P(UnevenTest, WidthsBelowAtAndNotDivisibleByTheWorldTrainAsThePlainModel) {
   for (const int64_t dim : {3, 16, 17}) {
     SessionOptions options = Options(GetParam());
@@ -195,8 +195,8 @@ TEST_P(UnevenTest, StepWithoutAnyGradientHasANormOfZeroAndChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(WorldSizes, UnevenTest, testing::Values(1, 2, 3, 4, 5, 6, 7, 8));
 
-// GA-1, GA-3, ORIG-14, F2TR-17: sequences of passes in and out of no_sync, beside one pass over all
-// batches.
+// GA-1, GA-3, ORIG-14, F2TR-17: sequences of passes in and out of no_sync, against one pass over
+// all batches.
 class AccumulationTest
     : public ConformanceTest,
       public testing::WithParamInterface<std::tuple<Strategy, BackwardPrefetch>> {};

@@ -122,7 +122,7 @@ Model Gpt2() {
   return model;
 }
 
-// What the trainers themselves read of their parameters, beside what they write into files.
+// Compares what the trainers read of their parameters with what they write into files.
 absl::Status WriteExpected(Session* session, const std::string& folder) {
   nlohmann::json tensors = nlohmann::json::array();
   std::string bytes;

@@ -25,19 +25,19 @@
 
 namespace tessera::disk_log {
 
-// What lies in a folder: relative path to bytes; a folder has none.
+// The contents of a folder: relative path to bytes; a folder has none.
 using DiskTree = std::map<std::string, std::optional<std::string>>;
 
 // Of a real folder. Errors: the file system's.
 absl::StatusOr<DiskTree> ReadTree(const std::string& folder);
 // Makes `folder`, which is not there yet.
 absl::Status WriteTree(const DiskTree& tree, const std::string& folder);
-// What lies in a folder of the tree, by paths relative to that; nullopt where it is not there.
+// The contents of a folder of the tree, by paths relative to it; nullopt if it does not exist.
 std::optional<DiskTree> TreeAt(const DiskTree& tree, const std::string& path);
 
 class CrashDisk {
  public:
-  // A write is torn where a multiple of this lies in the file.
+  // A write is torn at multiples of this in the file.
   explicit CrashDisk(int64_t piece_bytes = 4096) : piece_bytes_(piece_bytes) {}
 
   // Errors: FailedPrecondition  the record says what cannot be: the log has a hole;

@@ -1,5 +1,5 @@
 // Calls each function that preload.cc stands before, below the folder given. Ends with the errno of
-// the first that fails; 0: none did. A short write is gone on with, as programs do.
+// the first that fails; 0: none did. A short write is continued, as programs do.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

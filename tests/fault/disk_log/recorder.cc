@@ -28,7 +28,7 @@ struct Process {
   int rank = -1;
 };
 
-// The number behind the last '/' of the flag --label=JOB/RANK, which is the second one.
+// The number after the last '/' of the flag --label=JOB/RANK, which is the second one.
 int RankOfThisProcess() {
   REAL(open);
   REAL(read);
@@ -148,7 +148,7 @@ Operation::~Operation() {
 bool Operation::Lock() {
   DiskControl* control = ThisProcess().control;
   if (control == nullptr) return false;
-  // Whoever died in an operation did it, or not; the log may lack it.
+  // A process that died in an operation did it, or not; the log may lack it.
   if (pthread_mutex_lock(&control->mu) == EOWNERDEAD) pthread_mutex_consistent(&control->mu);
   control_ = control;
   return true;

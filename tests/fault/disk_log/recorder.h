@@ -11,7 +11,7 @@
 
 #include "tests/fault/disk_log/log_format.h"
 
-// real_NAME: the function that the program would have called. Found anew where two threads ask at
+// real_NAME: the function that the program would have called. Looked up twice if two threads ask at
 // once; a guarded static would call into the runtime of a sanitizer that is not ready yet.
 #define REAL(name)                                \
   static decltype(&::name) real_##name = nullptr; \

@@ -1,8 +1,8 @@
 // Every operation of a save on files, in turn: it is the last of its process (SIGKILL), it fails
-// (ENOSPC, EIO), or the power fails behind it and what was not synced is lost. The operations are
+// (ENOSPC, EIO), or the power fails after it and what was not synced is lost. The operations are
 // counted as they come, and none is left out. Whatever is left loads as the version before or as
 // the one that was saved, whole; the next save goes through, and leaves just what a save leaves
-// that nothing disturbed; what else lies in the folder is not touched.
+// that nothing disturbed; anything else in the folder is not touched.
 //
 // The executors' own code saves, two ranks in a process that is forked for each save
 // (saved_version.h). Whole clusters that die in a save: checkpoint_kill_test and its neighbours.
@@ -49,7 +49,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr uint64_t kSeed = 20250301;
-constexpr int kTornStates = 4;  // After each operation, beside all lost and all kept.
+constexpr int kTornStates = 4;  // After each operation, besides all lost and all kept.
 
 struct Scenario {
   const char* name;
@@ -158,7 +158,7 @@ class SaveStepsTest : public testing::TestWithParam<Scenario> {
         break;
       case SaveKind::kParts:
         ExpectVersion(Path(folder, 1), 1);
-        // Some ranks' parts have their names, and others' do not yet: that is no checkpoint.
+        // Some ranks' parts have their names, and others' do not yet: that is not a checkpoint.
         if (absl::IsFailedPrecondition(found.status())) return Outcome::kOld;
         break;
       case SaveKind::kPartsOver:
@@ -203,7 +203,7 @@ class SaveStepsTest : public testing::TestWithParam<Scenario> {
     const auto known = judged_.find(tree);
     return known != judged_.end() && (known->second.went_on || !goes_on);
   }
-  // Judge and what follows of a folder whose content was not met yet: equal ones come to the same.
+  // Judge and what follows of a folder with new contents: equal contents give equal results.
   Outcome JudgeOnce(const std::string& folder, bool goes_on) {
     const DiskTree tree = ReadTree(folder).value();
     if (IsJudged(tree, goes_on)) return judged_.at(tree).outcome;
@@ -216,8 +216,8 @@ class SaveStepsTest : public testing::TestWithParam<Scenario> {
     return outcome;
   }
 
-  // Runs the save with the first, second, ... of `calls` met by `error`, until there is no such
-  // one. `check`: of each, with the call and the save's status. Returns how many there were.
+  // Runs the save with the first, second, ... of `calls` met by `error`, until none is left.
+  // `check`: of each, with the call and the save's status. Returns how many there were.
   using Check = std::function<void(const std::string& call, const absl::Status& status)>;
   int ForEachCall(uint32_t calls, int error, const Check& check) {
     for (int call = 1; call < 1000; ++call) {

@@ -40,11 +40,11 @@ absl::Status PrepareVersion(SaveKind kind, const std::string& root, int version)
 // Errors: the save's.
 absl::Status SaveVersion(SaveKind kind, const std::string& root, int version);
 
-// Which version is whole at `path`: every checksum of it is right, nothing else lies there, and a
+// Which version is whole at `path`: every checksum of it is right, nothing else is there, and a
 // job that loads it has the values and, but of a model alone, the moments, counts and step of that
-// version. Parts are consolidated in `scratch`, which is there, first.
-// Errors: NotFound  nothing is there; DataLoss  what is there is no version; others  what
-// verifying, consolidating or loading it says.
+// version. Parts are consolidated in `scratch`, which exists, first.
+// Errors: NotFound  nothing is there; DataLoss  its contents are not a version; others  what
+// verifying, consolidating or loading it returns.
 absl::StatusOr<int> LoadedVersion(SaveKind kind, const std::string& path,
                                   const std::string& scratch);
 

@@ -9,12 +9,12 @@
 //
 // With W ranks on H equal hosts and a unit of P bytes, each host sends and receives P * (H - 1) / H
 // for either of the first two: as little as any algorithm. The agents (see RankTopology) spread it
-// over the ranks. Sums between hosts travel as fp32, the parts of a slice one behind another.
+// over the ranks. Sums between hosts travel as fp32, the parts of a slice one after another.
 //
 // Each operation begins with a digest that ranks of a host compare in shared memory and hosts over
 // TCP, so different operations are an error on all ranks. An error on one rank is told to its host
-// and to its peers on others, who tell theirs. Waits for other hosts last longer than those within
-// one, so that the host on which a rank is missing names it.
+// and to its peers on other hosts, which tell theirs. Waits for other hosts last longer than those
+// within one, so that the host on which a rank is missing names it.
 #ifndef TESSERA_WORKER_COMM_HOSTS_HOSTS_COMMUNICATOR_H_
 #define TESSERA_WORKER_COMM_HOSTS_HOSTS_COMMUNICATOR_H_
 
@@ -50,8 +50,8 @@ class HostsCommunicator : public Communicator {
     std::unique_ptr<PeerMesh> mesh;                // Connected with MeshPeers.
     absl::Duration timeout = absl::Minutes(5);     // Of each wait within a host.
     absl::Duration host_grace = absl::Seconds(5);  // What one for another host may take longer.
-    // Where the buffers of mapped operations lie, and what copies and sums there: a GPU, of which
-    // everything goes by way of this host's memory. Both outlive this; null: that memory has them.
+    // The memory of the buffers of mapped operations, and the kernels that copy and sum there: a
+    // GPU, whose data goes through this host's memory. Both outlive this; null: host memory.
     RankDevice* device = nullptr;
     RankKernels* kernels = nullptr;
   };
@@ -111,7 +111,7 @@ class HostsCommunicator : public Communicator {
     PartsReduction parts;  // Of the own slice.
     DType sum_dtype = DType::kFp32;
   };
-  // Whether the gradients of this rank are its host's sum where they lie: nothing is to be summed,
+  // Whether the gradients of this rank are its host's sum in place: nothing is to be summed,
   // converted or copied before it is sent.
   bool HasSum(const Reduction& reduction) const;
   const std::byte* OwnGradient(const Reduction& reduction, ElementRange range) const;

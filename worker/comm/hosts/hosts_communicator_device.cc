@@ -1,5 +1,5 @@
-// HostsCommunicator where mapped buffers lie on a GPU: what travels goes by way of the processor's
-// memory, and is summed there in the same order. The bits are those of hosts without a GPU.
+// HostsCommunicator with mapped buffers on a GPU: data travels through host memory, and is summed
+// there in the same order. The bits are those of hosts without a GPU.
 #include <algorithm>
 
 #include "base/status_macros.h"

@@ -1,6 +1,6 @@
 // One process acts as all ranks agreeing: each operation behaves as if every other rank held the
 // same data as this one. Deterministic; nothing waits. For single-process runs and for tests of
-// what lies above a communicator.
+// the code above a communicator.
 //
 //   AllGather      N copies of send          ReduceScatter  N times this rank's slice
 //   AllReduce sum  N times the buffer        Broadcast      leaves the buffer as it is

@@ -11,7 +11,7 @@
 //
 // Calls that the library forbids (two threads at once, a communicator used after it was aborted,
 // memory registered that cannot be, twice, or on some ranks only, an op of another communicator or
-// type, eight bits summed where it cannot) are counted as misuses, and so are ops that are left to
+// type, FP8 summed where it cannot) are counted as misuses, and so are ops that are left to
 // an abort.
 // Thread-safe.
 #ifndef TESSERA_WORKER_COMM_NCCL_FAKE_NCCL_API_H_
@@ -101,7 +101,7 @@ class FakeNcclApi : public NcclApi {
   int misuses() const;
   bool idle() const { return inside_ == 0; }        // No thread is in a call.
   int num_running() const { return num_running_; }  // Groups of calls that the device is in.
-  int num_joining() const { return num_joining_; }  // Communicators that were begun, ever.
+  int num_joining() const { return num_joining_; }  // Communicators that were started, ever.
   int num_aborts() const { return num_aborts_; }
   int num_revokes() const { return num_revokes_; }
   int num_registered() const { return num_registered_; }    // Regions, now.

@@ -1,5 +1,5 @@
 // The calls of NCCL that Tessera makes, under NCCL's names without "nccl". Thin: results as NCCL
-// returns them, since kInProgress is no error.
+// returns them, since kInProgress is not an error.
 //
 //   LoadNcclApi()  the machine's libnccl.so.2, by dlopen       FakeNcclApi  ranks in one process
 //
@@ -62,7 +62,7 @@ inline constexpr int kNcclFp8ComputeCapability = 9;
 inline constexpr int kNcclNonBlocking = 21403;  // The first whose communicators can be aborted.
 inline constexpr int kNcclRegister = 21901;     // The first with ncclCommRegister.
 inline constexpr int kNcclGroupAbort = 22203;  // The first that aborts several at once, in a group.
-inline constexpr int kNcclFp8 = 22403;         // The first that sums eight bits.
+inline constexpr int kNcclFp8 = 22403;         // The first that sums FP8.
 inline constexpr int kNcclRevoke = 22807;      // The first with ncclCommRevoke.
 inline constexpr int kNcclSharedGpu = 23003;   // The first that may be told to share a GPU.
 
@@ -96,7 +96,7 @@ class NcclApi {
 
   // Makes a sum of which each rank's elements are multiplied by its own scalar before: one of
   // `type`, which is the only one that the op is for. On this communicator, until it is destroyed;
-  // and the calls that were given it go on with it. Since 2.11.
+  // and the calls that were given it continue to use it. Since 2.11.
   virtual NcclResult RedOpCreatePreMulSum(NcclOp* op, const void* scalar, NcclType type,
                                           NcclScalar residence, NcclComm* comm) = 0;
   virtual NcclResult RedOpDestroy(NcclOp op, NcclComm* comm) = 0;

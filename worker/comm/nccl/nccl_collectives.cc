@@ -15,7 +15,7 @@ namespace {
 const char* At(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
-// A number as the library takes it beside elements of some type.
+// A number as the library takes it with elements of some type.
 using Scalar = std::array<char, sizeof(double)>;
 
 template <typename T>
@@ -43,7 +43,7 @@ bool MakeScalar(ElementType type, double value, Scalar* scalar) {
   return true;
 }
 
-// What moves elements without looking at them: libraries that know no eight bits move them too.
+// Type for moving elements without reading them: so libraries without FP8 can move FP8 too.
 NcclType MovedAs(ElementType type) { return type.is_fp8() ? NcclType::kUint8 : NcclTypeOf(type); }
 
 }  // namespace
@@ -120,7 +120,7 @@ absl::Status NcclCommunicator::Broadcast(void* buffer, int64_t bytes, int root) 
 NcclCommunicator::Scaling NcclCommunicator::ScalingOf(ElementType type, double scale) const {
   if (type.is_fp8() && !library_sums_fp8_) return Scaling::kByKernel;
   if (scale == 1) return Scaling::kNone;
-  // The library would round it: in eight bits a third is 3% too large.
+  // The library would round it: in FP8 a third is 3% too large.
   Scalar scalar;
   if (!MakeScalar(type, scale, &scalar)) return Scaling::kByKernel;
   return scale == AverageScale(size()) ? Scaling::kAverage : Scaling::kPreScaled;

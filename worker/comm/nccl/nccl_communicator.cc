@@ -54,7 +54,7 @@ absl::Status ShareId(NcclApi* nccl, Communicator* control, NcclUniqueId* id) {
   return control->Broadcast(id->data(), id->size(), 0);
 }
 
-// Whether the library sums eight bits, on the GPUs of all ranks: one answer for all.
+// Whether the library sums FP8, on the GPUs of all ranks: one answer for all.
 absl::StatusOr<bool> LibrarySumsFp8(const NcclCommunicator::Options& options) {
   PrimaryContext* context = options.device->context();
   ASSIGN_OR_RETURN(const int capability,
@@ -142,7 +142,7 @@ NcclCommunicator::~NcclCommunicator() {
   const absl::Status aborted = nccl_->Close();
   if (!aborted.ok()) TESSERA_LOG(ERROR, "NCCL is not aborted: {}", aborted.ToString());
   if (nccl_->phase() != NcclPhase::kStuck) return;
-  // Whatever is stuck may still use all of it, until the process ends.
+  // A stuck call may still use all of it, until the process ends.
   KeepForEver(std::move(nccl_));
   KeepForEver(std::move(stats_));
   KeepForEver(std::move(staging_));

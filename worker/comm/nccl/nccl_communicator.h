@@ -11,7 +11,7 @@
 // fewer bytes through memory, and results that are equal on all ranks but not those of the CPU. It
 // sums in the type that travels and scales each rank's part before it sums them; see Scaling.
 //
-// Buffers are addresses of the device. Each mapped buffer lies in each rank's own memory, so the
+// Buffers are addresses of the device. Each mapped buffer is in each rank's own memory, so the
 // operations on them move bytes: ranks are hosts of one rank each.
 #ifndef TESSERA_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_
 #define TESSERA_WORKER_COMM_NCCL_NCCL_COMMUNICATOR_H_
@@ -54,7 +54,7 @@ class NcclCommunicator : public Communicator {
     int64_t staging_bytes = int64_t{64} << 20;        // Of the device; more where it must be.
     bool library_sums = false;                        // Alike on all ranks.
     DirectPlace place;                                // Which GPU this rank has.
-    // Alike on all ranks: operations are on mapped buffers, which lie in these regions. They are
+    // Alike on all ranks: operations are on mapped buffers, which are in these regions. They are
     // registered with NCCL, with staging for slices of up to `max_slice_bytes`, before the first
     // operation: on all ranks, or, where one cannot, on none, and the log says which and why.
     bool registers = false;
@@ -71,8 +71,8 @@ class NcclCommunicator : public Communicator {
   //         Aborted             the epoch was ended, also by a rank that could not join
   //         Unavailable, Internal  NCCL or the device failed
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(const Options& options);
-  // Frees it by an abort of it alone: waits for no other rank, but for what other communicators of
-  // the device have running.
+  // Frees it by aborting it alone: waits for no other rank, but for running work of other
+  // communicators of the device.
   ~NcclCommunicator() override;
 
   int rank() const override { return options_.control->rank(); }
@@ -104,7 +104,7 @@ class NcclCommunicator : public Communicator {
  private:
   NcclCommunicator(const Options& options, std::shared_ptr<NcclRank> ranked, Buffer stats);
 
-  // Before any operation: who the others are, that they can be joined, and joins them.
+  // Before any operation: finds the other ranks, checks that they can be joined, and joins them.
   absl::Status Meet();
 
   // All ranks have come with the same `digest` (see operation_digest.h).

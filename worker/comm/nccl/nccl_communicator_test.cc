@@ -168,7 +168,7 @@ TEST(NcclCommunicatorTest, AbortByAnotherThreadEndsWhatHangsWithItsReason) {
     std::thread aborter;
     if (rank.rank == 2) {
       aborter = std::thread([&] {
-        // The operation has begun once its batch was issued.
+        // The operation has started once its batch was issued.
         while (rank.cuda->num_calls("EventRecord") == 0) std::this_thread::yield();
         comm->Abort(absl::UnavailableError("the trainer is gone"));
       });

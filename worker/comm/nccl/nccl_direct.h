@@ -23,7 +23,7 @@ absl::StatusOr<DirectPlace> FindNcclPlace(CudaApi* cuda, int device, int nccl_ve
                                           const NcclSharing& sharing);
 
 // `nccl` and `device` outlive what is made. `call_timeout`: of each call of NCCL, an abort too.
-// Errors: InvalidArgument    `device` is no GPU
+// Errors: InvalidArgument    `device` is not a GPU
 //         ResourceExhausted  no thread can be made
 //         those of FindNcclPlace
 absl::StatusOr<std::unique_ptr<DirectCommunicators>> MakeNcclCommunicators(

@@ -1,4 +1,4 @@
-// Ranks that share a GPU: who is taken for one, and that they are named before anybody joins.
+// Ranks that share a GPU: how they are detected, and that they are named before any rank joins.
 #include "worker/comm/nccl/nccl_direct.h"
 
 #include <string>

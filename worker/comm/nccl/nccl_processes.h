@@ -1,7 +1,7 @@
 // Groups of NCCL ranks for tests, a process each, with a device of their own or several to one.
 //
-// Several ranks on one device are no way to run: NCCL's own rule is against it, their kernels take
-// turns, and what it measures means nothing. It is a way to test on a machine with one GPU, and
+// Several ranks on one device are not a way to run: NCCL's own rule forbids it, their kernels take
+// turns, and measurements mean nothing. It is a way to test on a machine with one GPU, and
 // takes settings by which NCCL does not see it: those of PlaceNcclRank.
 #ifndef TESSERA_WORKER_COMM_NCCL_NCCL_PROCESSES_H_
 #define TESSERA_WORKER_COMM_NCCL_NCCL_PROCESSES_H_
@@ -54,7 +54,7 @@ struct NcclProcessOptions {
 };
 // Runs `body` on each rank, all at once, with buffers of the host (see staged_communicator.h).
 std::vector<absl::Status> RunNcclProcesses(const NcclProcessOptions& options, const RankBody& body);
-// The same, with what a communicator is made of, for who has buffers of the device.
+// The same, with what a communicator is made of, for callers with buffers of the device.
 using NcclProcessBody = std::function<absl::Status(const NcclCommunicator::Options& options)>;
 std::vector<absl::Status> RunNcclProcessesOnDevice(const NcclProcessOptions& options,
                                                    const NcclProcessBody& body);

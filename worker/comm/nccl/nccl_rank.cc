@@ -70,7 +70,7 @@ absl::Status NcclRank::Poll(const std::string& call,
           call, ": rank ", options_.rank, " waited ", absl::FormatDuration(options_.timeout),
           " for NCCL among ", options_.size, " ranks, which had all come"));
     }
-    // Soon at first, for what is short; then seldom enough to leave the processor to others.
+    // Frequent at first, for short waits; then rare enough to leave the CPU to others.
     if (polls < 50) {
       std::this_thread::yield();
     } else {

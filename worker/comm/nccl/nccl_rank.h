@@ -6,8 +6,9 @@
 //
 // Communicators are made in non-blocking mode, so no call waits for another rank inside of the
 // library, where nothing could end the wait, and communicators that share a thread do not wait for
-// each other. But for an abort, which may wait for all that runs on the device: so whoever aborts
-// what may be running aborts all of the device at once, whose ranks end with the same reason.
+// each other. Except for an abort, which may wait for everything that runs on the device: so a
+// caller that aborts a running communicator aborts all of the device at once, whose ranks end with
+// the same reason.
 // Owned by shared pointers: a call that never comes back keeps what it uses.
 // Thread-compatible: one thread calls it at a time.
 #ifndef TESSERA_WORKER_COMM_NCCL_NCCL_RANK_H_

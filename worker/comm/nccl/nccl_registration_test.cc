@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(NcclRegistrationTest, WithoutMemoryForStagingNothingIsRegistered) {
   NcclTestOptions options = Ranks([](int, FakeNcclApi::Options*) {});
-  // Three regions of a rank fit, and its results, but no staging of the device's kind beside them.
+  // Three regions of a rank fit, and its results, but no staging of the device's kind in addition.
   options.cuda.memory_bytes = 3 * (64 << 10) + 16384;
   const auto statuses = RunNcclRanks(options, [](NcclTestRank& rank) -> absl::Status {
     ASSIGN_OR_RETURN(Registered memory, Register(rank));

@@ -60,7 +60,7 @@ void NcclThread::Loop(State* state) {
     {
       absl::MutexLock lock(&state->mu);
       state->mu.Await(absl::Condition(&woken));
-      // What waits behind a call that was stuck and came back after all is not run: its caller
+      // Work queued after a call that was stuck and returned after all is not run: its caller
       // left.
       if (state->jobs.empty() || state->stuck) return;
       job = std::move(state->jobs.front());

@@ -33,7 +33,7 @@ class NcclThread {
  public:
   // Errors: ResourceExhausted  no thread can be made
   static absl::StatusOr<std::unique_ptr<NcclThread>> Create();
-  // Waits for the work that runs, unless that is stuck: then the thread is left behind.
+  // Waits for the work that runs, unless that is stuck: then the thread is abandoned.
   ~NcclThread();
 
   // Returns what `work` returns.

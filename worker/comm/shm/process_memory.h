@@ -1,7 +1,7 @@
 // Reading the private memory of another process of this host, in one copy (process_vm_readv).
 //
 // The kernel permits it between processes of one user, unless it was told not to (ptrace_scope, a
-// seccomp filter, another pid namespace): who wants to do it tries first. Thread-safe.
+// seccomp filter, another pid namespace): callers try it first. Thread-safe.
 #ifndef TESSERA_WORKER_COMM_SHM_PROCESS_MEMORY_H_
 #define TESSERA_WORKER_COMM_SHM_PROCESS_MEMORY_H_
 

@@ -78,7 +78,7 @@ absl::Status ShmCommunicator::ReadPeers(const void* send, char* recv, int64_t by
                                                 slot->offered.load(std::memory_order_relaxed),
                                                 recv + r * bytes_per_rank, bytes_per_rank);
     if (!read.ok()) {
-      // Most likely it has died: then it does not come, and who supervises it says why.
+      // Most likely it has died: then it does not come, and its supervisor says why.
       RETURN_IF_ERROR(Phase(digest));
       return Break(Annotate(read, absl::StrCat("rank ", Named(r))));
     }

@@ -54,7 +54,7 @@ class ShmCommunicator : public Communicator {
     // large that is. 0: the group is this one.
     int first_rank = 0;
     int group_size = 0;
-    // What ReduceScatterMapped sums with, where its buffers are not the processor's; outlives this.
+    // What ReduceScatterMapped sums with, if its buffers are not in host memory; outlives this.
     RankKernels* kernels = nullptr;
   };
 
@@ -67,7 +67,7 @@ class ShmCommunicator : public Communicator {
   //         FailedPrecondition  this rank joined this or a later epoch before, or another rank
   //                             joined with another size, channel count or staging size
   //         DeadlineExceeded    ranks did not join in time: the message names them
-  //         Aborted             the epoch was aborted or a later one has begun
+  //         Aborted             the epoch was aborted or a later one has started
   static absl::StatusOr<std::unique_ptr<ShmCommunicator>> Create(const Options& options);
 
   // Aborts an epoch without being one of its ranks, as a supervisor of ranks does. Reads base,

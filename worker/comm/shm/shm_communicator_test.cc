@@ -202,7 +202,7 @@ TEST(ShmCommunicatorTest, LargeAllGatherCopiesEachByteOnceWhereAllRanksCanReadEa
 }
 
 // Rank 1 dies wherever it happens to be in a row of operations; a supervisor aborts the epoch; all
-// ranks, one of them new, go on in the next epoch on the same mapping, which nobody cleans.
+// ranks, one of them new, continue in the next epoch on the same mapping, which nobody cleans.
 TEST(ShmCommunicatorTest, NewEpochWorksAfterARankIsKilledAnywhere) {
   constexpr int kSize = 3;
   const SharedMapping mapping(ShmBytes(Group(kSize)));

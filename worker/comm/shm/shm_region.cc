@@ -39,7 +39,7 @@ void ShmRegion::Abort(uint32_t epoch, absl::string_view reason) const {
     block->reason[length] = '\0';
     block->reason_epoch.store(epoch, std::memory_order_release);
   }
-  // Whoever claimed may have died before this: the abort itself never depends on it.
+  // The claimant may have died before this: the abort itself never depends on it.
   RaiseTo(&block->aborted_epoch, epoch);
   WakeEveryone();
 }

@@ -27,7 +27,7 @@ struct alignas(kShmLineBytes) AbortBlock {
   static constexpr size_t kReasonBytes = 480;
 
   std::atomic<uint32_t> aborted_epoch;  // The highest epoch that was aborted or superseded.
-  std::atomic<uint32_t> claimed_epoch;  // Whoever moves this to its epoch writes the reason.
+  std::atomic<uint32_t> claimed_epoch;  // The rank that moves this to its epoch writes the reason.
   std::atomic<uint32_t> reason_epoch;   // The epoch whose reason is complete.
   char reason[kReasonBytes];            // Zero-terminated.
 };
@@ -43,7 +43,7 @@ struct alignas(kShmLineBytes) RankSlot {
   std::atomic<uint32_t> reads_memory;
   std::atomic<int32_t> process;   // Its pid.
   std::atomic<uint64_t> offered;  // An address in it: the nonce's, then what it sends.
-  std::atomic<uint64_t> nonce;    // What lies there when it joins.
+  std::atomic<uint64_t> nonce;    // The value there when it joins.
 };
 
 // Where things are. Pure arithmetic over one base address.
@@ -72,7 +72,7 @@ class ShmRegion {
            rank * staging_bytes_;
   }
 
-  // Marks `epoch` aborted and wakes all who wait. The first reason of an epoch stays.
+  // Marks `epoch` aborted and wakes all waiters. The first reason of an epoch stays.
   void Abort(uint32_t epoch, absl::string_view reason) const;
   // Makes stragglers of earlier epochs see an abort.
   void Supersede(uint32_t epoch) const;

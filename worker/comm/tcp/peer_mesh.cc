@@ -119,7 +119,7 @@ class AsioMesh : public PeerMesh {
   std::vector<Transfer> transfers_;  // Of the exchange under way; kept so that it grows no more.
   int pending_ = 0;                  // Handlers that the operation under way waits for.
   int running_ = 0;                  // Handlers that may run, and refer to the caller's memory.
-  absl::Status failure_;             // The first; then the mesh is of no more use.
+  absl::Status failure_;             // The first; the mesh is unusable then.
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> bytes_received_{0};
 
@@ -169,7 +169,7 @@ absl::Status AsioMesh::Run(absl::Time deadline, const std::function<bool()>& sto
     const auto left = absl::ToChronoNanoseconds(
         std::min(std::max(deadline - SteadyNow(), absl::ZeroDuration()), longest));
     if (io_.run_one_for(left) == 0 && SteadyNow() >= deadline) {
-      Fail(absl::DeadlineExceededError(""));  // The caller names who is missing.
+      Fail(absl::DeadlineExceededError(""));  // The caller names the missing ranks.
     }
   }
   if (!failure_.ok()) CancelAll();

@@ -9,8 +9,8 @@
 // kind 1: one Exchange; `digest` says which operation it belongs to and must be the same at both
 // ends. kind 2: the sender has failed; the bytes are why.
 //
-// An address has a secret of its listener in it, and who connects must show it: only who learned it
-// through the coordinator gets in. What is exchanged is not encrypted.
+// An address contains a secret of its listener, and a connecting peer must show it: only one that
+// learned it through the coordinator gets in. The exchanged data is not encrypted.
 //
 // One thread uses a mesh; Abort may come from any thread.
 #ifndef TESSERA_WORKER_COMM_TCP_PEER_MESH_H_
@@ -36,7 +36,7 @@ class PeerMesh {
     int rank = 0;
     int group_size = 1;      // Ranks there are, for messages.
     std::vector<int> peers;  // Ranks to connect with; each of them has this one among its own.
-    uint32_t epoch = 1;      // Of all who connect; others are turned away.
+    uint32_t epoch = 1;      // Of all peers; others are turned away.
     std::string listen_host = "127.0.0.1";  // An address of this host, which the peers reach.
   };
   // Bytes of one end of an exchange with `peer`, in the order in which they travel.
@@ -51,7 +51,7 @@ class PeerMesh {
     std::function<std::string(uint64_t digest)> describe;
   };
 
-  // Errors: InvalidArgument  `listen_host` is no IP address
+  // Errors: InvalidArgument  `listen_host` is not an IP address
   //         Unavailable      it is not of this host, or no port is free
   static absl::StatusOr<std::unique_ptr<PeerMesh>> Listen(Options options);
   virtual ~PeerMesh() = default;
@@ -74,7 +74,7 @@ class PeerMesh {
   //         FailedPrecondition  a peer is in another operation or sends other sizes; both are named
   //         Unavailable         a connection was lost; the peer is named
   //         Aborted             Abort was called here, or on a peer: the message is its reason
-  // After any of these the mesh is of no more use.
+  // After any of these the mesh is unusable.
   virtual absl::Status Exchange(const Operation& operation, absl::Span<const int> peers,
                                 absl::Span<const Part> sends, absl::Span<const Part> receives,
                                 absl::Time deadline) = 0;

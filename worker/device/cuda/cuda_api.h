@@ -94,7 +94,7 @@ class CudaApi {
   virtual absl::Status MemHostRegister(void* memory, int64_t size_bytes) = 0;
   virtual absl::Status MemHostUnregister(void* memory) = 0;
 
-  // Waits for all streams of the context, whoever in the process made them [ctx].
+  // Waits for all streams of the context, regardless of which code in the process made them [ctx].
   virtual absl::Status CtxSynchronize() = 0;
 
   // --- Streams and events [ctx]. Streams do not wait for the legacy default stream ---
@@ -132,8 +132,8 @@ class CudaApi {
   virtual absl::Status GraphDestroy(CudaGraphHandle* graph) = 0;
 
   // --- Events that processes share [ctx]. Each of them may record, wait for and query the event,
-  // and destroys what it created or opened. It is of no use to anybody once its creator has
-  // destroyed it. A wait takes the last record that was made before, in whichever process ---
+  // and destroys what it created or opened. It is unusable everywhere once its creator has
+  // destroyed it. A wait takes the last record that was made before, in any process ---
   virtual absl::StatusOr<CudaEventHandle*> EventCreateInterprocess() = 0;  // As EventCreate.
   virtual absl::StatusOr<CudaIpcEventHandle> IpcGetEventHandle(CudaEventHandle* event) = 0;
   virtual absl::StatusOr<CudaEventHandle*> IpcOpenEventHandle(  // Another process's.

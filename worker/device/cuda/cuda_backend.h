@@ -1,4 +1,4 @@
-// What a RankDevice that is a GPU has for those who use CUDA themselves: dynamic_cast to this.
+// What a GPU's RankDevice offers to code that uses CUDA itself: dynamic_cast to this.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_BACKEND_H_
 #define TESSERA_WORKER_DEVICE_CUDA_CUDA_BACKEND_H_
 

@@ -1,7 +1,7 @@
 // A GPU as a Device: its primary context, memory of it, streams and events over it, and pinned
 // memory of the host for parameters, gradients and optimizer state that are offloaded.
 //
-// Work that fails tells nobody: whoever publishes results asks status() first. Thread-safe.
+// Failed work is not reported: check status() before publishing results. Thread-safe.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
 #define TESSERA_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
 

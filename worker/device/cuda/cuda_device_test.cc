@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateOverFake() {
 INSTANTIATE_TEST_SUITE_P(CudaOverFake, DeviceConformanceTest,
                          testing::Values(DeviceBackend{"CudaOverFake", CreateOverFake, {}}));
 
-// Where there is no driver or device the suite is skipped.
+// Without a driver or device the suite is skipped.
 absl::StatusOr<std::unique_ptr<Device>> CreateReal() {
   const absl::StatusOr<CudaApi*> api = LoadCudaApi();
   if (!api.ok()) return absl::UnavailableError(api.status().message());
@@ -68,7 +68,7 @@ TEST(CudaDeviceTest, NoDeviceADriverTooOldAndAWrongNumberAreErrorsThatSaySo) {
 }
 
 // Every call of the driver that making a device with its parts takes, failing in turn: an error by
-// name, and nothing is left behind.
+// name, and nothing is leaked.
 TEST(CudaDeviceTest, MemoryThatRunsOutAtAnyCallIsAnErrorAndLeavesAllAsItWas) {
   const auto make_all = [](FakeCudaApi* api) -> absl::Status {
     absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(api, {});

@@ -25,7 +25,7 @@ absl::StatusOr<std::unique_ptr<CudaRankDevice>> CudaRankDevice::Create(CudaApi* 
 absl::StatusOr<Buffer> CudaRankDevice::MapRegion(int descriptor, int64_t size_bytes,
                                                  bool writable) {
   PrimaryContext* context = device_->context();
-  if (IsPlaceholder(descriptor)) {  // This process's own memory, writable for all who map it here.
+  if (IsPlaceholder(descriptor)) {  // This process's own memory, writable in all mappings here.
     ASSIGN_OR_RETURN(Buffer memory,
                      MapPlaceholder(context->api(), context->device(), descriptor, size_bytes));
     return Known(std::move(memory));

@@ -1,7 +1,7 @@
 // RankKernels of a GPU whose memory has all of the rank's state: one stream, in the order of calls.
 //
-// Copies between the device and memory of the processor that is not pinned are made by the driver
-// in pieces, at some cost in speed and none in meaning.
+// Copies between the device and host memory that is not pinned are made by the driver in pieces:
+// slower, with the same result.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_KERNELS_H_
 #define TESSERA_WORKER_DEVICE_CUDA_CUDA_RANK_KERNELS_H_
 

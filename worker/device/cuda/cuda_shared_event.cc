@@ -87,15 +87,15 @@ CudaSharedEvent::~CudaSharedEvent() {
   }
   absl::Status status = context_->Use();
   status.Update(context_->api()->EventDestroy(handle_));
-  // Whoever made it may be gone, and the driver promises nothing then: no reason to think the
-  // device broken.
+  // The creator may be gone, and the driver promises nothing then: not a reason to treat the device
+  // as broken.
   if (!status.ok())
     TESSERA_LOG(WARNING, "an event of several processes is not given back: {}", status.ToString());
 }
 
 absl::StatusOr<bool> CudaSharedEvent::Query() {
   if (handle_ != nullptr) return QueryHandle(handle_);
-  absl::MutexLock lock(&made_->mu);  // Its maker destroys it behind this.
+  absl::MutexLock lock(&made_->mu);  // Its creator destroys it after this.
   if (made_->handle == nullptr)
     return absl::UnavailableError("an event of this process, which has destroyed it");
   return QueryHandle(made_->handle);

@@ -28,11 +28,11 @@ class CudaSharedEvent : public SharedEvent {
 
   absl::StatusOr<bool> Query() override;
   const SharedEventName& name() const override { return name_; }
-  // Of one that is no other object's of this process.
+  // Of one that no other object of this process has.
   CudaEventHandle* handle() const { return handle_; }
 
  private:
-  // An event that this process made, for whoever opens it here.
+  // An event that this process made, to be opened in this process.
   struct Made {
     explicit Made(CudaEventHandle* handle) : handle(handle) {}
     absl::Mutex mu;

@@ -108,7 +108,7 @@ void CudaStream::RunHostWork() {
       running_ = true;
     }
     work();
-    work = nullptr;  // What it captured is let go before the stream goes on.
+    work = nullptr;  // What it captured is let go before the stream continues.
     __atomic_fetch_add(word_, 1, __ATOMIC_RELEASE);
     absl::MutexLock lock(&mu_);
     running_ = false;

@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-// Whom the calls that share memory go to. Outlives what is made of it.
+// The API for the calls that share memory. Outlives everything made from it.
 struct SharingDevice {
   CudaApi* api = nullptr;
   int device = 0;
@@ -38,7 +38,7 @@ class DeviceMapping {
   // Maps memory whose descriptor another process sent, with the size that it said. Reads through a
   // read-only mapping work as ever; a write is an error of the device that breaks its context.
   // Errors: InvalidArgument     the descriptor is not of such memory, the memory is smaller than
-  //                             `size_bytes`, or that is no multiple of the granularity
+  //                             `size_bytes`, or that is not a multiple of the granularity
   //         FailedPrecondition  the system refuses the descriptor, or a context is missing
   //         ResourceExhausted   no addresses are left: with a context, the message has the bytes
   //         Internal, Unavailable, Unimplemented  see cuda_error.h

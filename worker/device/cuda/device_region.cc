@@ -22,13 +22,13 @@ absl::StatusOr<DeviceRegion> DeviceRegion::Create(const SharingDevice& device, i
   ASSIGN_OR_RETURN(const int64_t granularity,
                    device.api->MemGetAllocationGranularity(device.device));
   ASSIGN_OR_RETURN(const int64_t rounded, RoundUpToGranularity(size_bytes, granularity));
-  // What the network's devices can reach need not go by the processor's memory between hosts.
+  // Memory that network devices can reach need not go through host memory between hosts.
   ASSIGN_OR_RETURN(const int rdma,
                    device.api->DeviceGetAttribute(
                        CudaAttribute::kGpuDirectRdmaWithMemCreateSupported, device.device));
   absl::StatusOr<CudaMemHandle> handle = device.api->MemCreate(device.device, rounded, rdma != 0);
   if (rdma != 0 && !handle.ok() && !absl::IsResourceExhausted(handle.status())) {
-    // It is a wish. What else is wrong, the second call says too.
+    // It is optional. Any other error is returned by the second call too.
     const absl::Status refused = handle.status();
     handle = device.api->MemCreate(device.device, rounded, /*gpu_direct_rdma=*/false);
     if (handle.ok()) {

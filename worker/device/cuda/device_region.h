@@ -2,7 +2,7 @@
 //
 //   wanted 5 MiB, granularity 2 MiB  ──►  size_bytes() == 6 MiB, mapped anywhere, by anyone
 //
-// See device_mapping.h for who keeps the memory. Sizes are BYTES. Move-only, thread-compatible.
+// See device_mapping.h for what keeps the memory. Sizes are BYTES. Move-only, thread-compatible.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_DEVICE_REGION_H_
 #define TESSERA_WORKER_DEVICE_CUDA_DEVICE_REGION_H_
 

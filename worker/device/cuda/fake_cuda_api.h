@@ -138,7 +138,7 @@ class FakeCudaApi : public CudaApi {
   void RunOnStream(CudaStreamHandle* stream, absl::AnyInvocable<void()> work);
   // Returns once what was enqueued is done. No call of the driver's: it neither counts nor fails.
   void AwaitStream(CudaStreamHandle* stream);
-  // Whether these bytes lie in one piece of what MemAlloc or MemHostAlloc gave, or is registered.
+  // Whether these bytes are in one piece that MemAlloc or MemHostAlloc gave, or that is registered.
   bool Holds(const void* address, int64_t size_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
   // Whether it is a run of whole granules that MemMap mapped, as MemCreate made them.
   bool IsSharable(const void* address, int64_t size_bytes) const {

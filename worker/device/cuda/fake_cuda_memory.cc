@@ -16,7 +16,7 @@ constexpr char kName[] = "fake_cuda";
 
 void* Pointer(CudaAddress address) { return reinterpret_cast<void*>(address); }
 
-// Takes the place of whatever is mapped there.
+// Replaces any mapping there.
 bool MapOver(CudaAddress address, int64_t size_bytes, int descriptor) {
   const int flags = MAP_FIXED | (descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED);
   return mmap(Pointer(address), size_bytes, PROT_NONE, flags, descriptor, 0) != MAP_FAILED;

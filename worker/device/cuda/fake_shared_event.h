@@ -1,7 +1,7 @@
 // An event of FakeCudaApis in several processes: a page of a memfd that each maps.
 //
 //   recorded  marks that were asked for; a wait takes the last of them
-//   reached   the last mark that a stream has come to; who waits sleeps on this word
+//   reached   the last mark that a stream has come to; waiters sleep on this word
 //
 // The handle names the creator's process and descriptor, by which another process opens the page
 // (/proc/PID/fd/N): it must run as the same user, in the same space of process ids, and while the
@@ -26,9 +26,9 @@ namespace tessera {
 
 class FakeSharedEvent {
  public:
-  // Null: there is no memory for it.
+  // Null: no memory for it.
   static std::shared_ptr<FakeSharedEvent> Create();
-  // Null: it is no handle, or nobody has the event any more.
+  // Null: it is not a handle, or nobody has the event any more.
   static std::shared_ptr<FakeSharedEvent> Open(const CudaIpcEventHandle& handle);
   ~FakeSharedEvent();
   FakeSharedEvent(const FakeSharedEvent&) = delete;
@@ -36,7 +36,7 @@ class FakeSharedEvent {
 
   // Writes where it is found into `handle`. False: another process created it.
   bool Export(CudaIpcEventHandle* handle) const;
-  // By its creator: it is of no use to anybody from now on. By another process: nothing.
+  // By its creator: it is unusable everywhere from now on. By another process: nothing.
   void Destroy();
   bool usable() const { return page_->destroyed == 0; }
 

@@ -43,7 +43,7 @@ class GpuKernels : public SliceKernels {
   // fp64 if `to_dtype` is, else fp32. The two do not overlap.
   absl::Status Cast(CudaStreamHandle* stream, DType from_dtype, const void* from, DType to_dtype,
                     void* to, int64_t count, double scale);
-  // As Cast, to and from eight bits, which are no dtype of a job (see kernel_math.h).
+  // As Cast, to and from FP8, which is not a dtype of a job (see kernel_math.h).
   absl::Status CastToFp8(CudaStreamHandle* stream, DType from_dtype, const void* from,
                          Fp8Format format, uint8_t* to, int64_t count, double scale);
   absl::Status CastFromFp8(CudaStreamHandle* stream, Fp8Format format, const uint8_t* from,

@@ -1,5 +1,5 @@
-// How the kernels access memory: to the same bits wherever their arrays begin, and at whatever
-// count, and touching nothing beside. Over the emulator also whether they took the wide way.
+// How the kernels access memory: with the same bits at any alignment and any count, and without
+// touching anything outside. Over the emulator also whether they took the wide path.
 #include <cstring>
 #include <functional>
 #include <string>
@@ -17,7 +17,7 @@ namespace {
 // Elements on either side of each array that nobody writes.
 constexpr int64_t kGuard = 32;
 
-// An array whose first element lies so many behind a multiple of all accesses.
+// An array whose first element is so many elements after a multiple of all access sizes.
 template <typename T>
 struct Placed {
   Buffer buffer;
@@ -118,7 +118,7 @@ TEST_F(GpuKernelsAccessDeviceTest, CastsFromAndToEveryAddress) {
   }
 }
 
-// Of any count: with and without elements before and behind what is wide.
+// Of any count: with and without elements before and after the wide part.
 TEST_F(GpuKernelsAccessDeviceTest, EightBitsAndEveryCount) {
   for (int64_t count = 1; count < 50; count += 3) {
     for (const int64_t offset : {0, 1, 15}) {
@@ -421,7 +421,7 @@ TEST_F(GpuKernelsAccessDeviceTest, UpdatesOfEveryAddress) {
   }
 }
 
-// The kernel of one pass beside the two that it replaces.
+// Compares the kernel of one pass with the two that it replaces.
 TEST_F(GpuKernelsAccessDeviceTest, ReducingUpdateHasTheBitsOfASumAndAnUpdate) {
   for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
     for (const int64_t state : {0, 3}) {

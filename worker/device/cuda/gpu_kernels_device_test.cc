@@ -1,6 +1,7 @@
-// The kernels beside the host's, to the bit. Built three times: over the machine's device, where it
-// has one, and, with TESSERA_KERNELS_ON_HOST and a fake device, over loops of the host in the
-// kernels' place, and over the kernels themselves by threads of the host (see kernel_emulator.h).
+// Compares the kernels with the host's, to the bit. Built three times: over the machine's device,
+// where it has one, and, with TESSERA_KERNELS_ON_HOST and a fake device, over loops of the host in
+// the kernels' place, and over the kernels themselves by threads of the host (see
+// kernel_emulator.h).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -159,7 +160,7 @@ TEST_F(GpuKernelsDeviceTest, CastsOfEightBitsHaveTheBitsOfTheHosts) {
 TEST_F(GpuKernelsDeviceTest, RoundingInPlaceHasTheBitsOfTheHosts) {
   const std::vector<float> values = Values(1);
   std::vector<double> wide(values.begin(), values.end());
-  // Beside what fp32 can hold, so that the way by fp32 is seen.
+  // Outside the range of fp32, so that a detour through fp32 shows.
   for (double& value : wide) value *= 1 + 1e-11;
   wide[7] = 1 + 0x1p-11 + 0x1p-40;  // By fp32 a tie of fp16, which goes down to even.
   for (DType half : {DType::kBf16, DType::kFp16}) {
@@ -233,7 +234,7 @@ TEST_F(GpuKernelsDeviceTest, CombineTakesEachElementAndKeepsNan) {
   }
 }
 
-// Codes of a type at random, beside `Values`, which are rounded to it.
+// Random codes of a type, in addition to `Values`, which are rounded to it.
 std::vector<uint8_t> CodesOf(ElementType type, const std::vector<float>& values, uint64_t seed) {
   std::mt19937_64 random(seed);
   const int64_t element_bytes = SizeBytes(type);
@@ -253,7 +254,7 @@ std::vector<uint8_t> CodesOf(ElementType type, const std::vector<float>& values,
   return codes;
 }
 
-// Element i of `codes`, for comparing: whoever is not a number is alike.
+// Element i of `codes`, for comparing: all NaNs are equal.
 double ElementOf(ElementType type, const std::vector<uint8_t>& codes, int64_t i) {
   const auto as = [&](auto element) {
     std::memcpy(static_cast<void*>(&element), &codes[i * sizeof(element)], sizeof(element));

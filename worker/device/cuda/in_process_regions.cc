@@ -101,7 +101,7 @@ class RegionTable {
     return region;
   }
 
-  // Under the lock, so that whoever maps it anew does not find the device full of it.
+  // Under the lock, so that mapping it again does not find the device still full of it.
   void Unmap(const Key& key) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     const auto found = regions_.find(key);

@@ -1,5 +1,5 @@
-// Memory of a GPU that stays in one process, where the driver passes none between processes: who is
-// given the same placeholder there gets the same memory.
+// Memory of a GPU that stays in one process, for drivers that cannot pass memory between processes:
+// every caller with the same placeholder in that process gets the same memory.
 //
 //   keeper ── CreatePlaceholder ──► descriptor ──► MapPlaceholder in a trainer ───────────┐
 //                                                  MapPlaceholder in its own executor ────┴► memory
@@ -30,7 +30,8 @@ bool IsPlaceholder(int descriptor);
 
 // Its memory in this process, of at least `size_bytes`: what the placeholder says of itself is only
 // compared with that. `api` outlives it; the descriptor stays the caller's.
-// Errors: InvalidArgument     it is no placeholder, or one of less, or less of it is mapped already
+// Errors: InvalidArgument     it is not a placeholder, or one of less, or less of it is mapped
+//                             already
 //         ResourceExhausted   the device has no memory left: the message has what was wanted and
 //                             what is free; or no descriptor
 //         those of CudaDevice::Create

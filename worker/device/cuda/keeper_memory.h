@@ -8,7 +8,7 @@
 //                                                          executor in its process; the shards are
 //                                                          in the host's memory, which the keeper
 //                                                          owns
-//   there is no device                   kNowhere
+//   no device                            kNowhere
 //
 // Descriptors fail in sandboxes that know nothing of the driver's, and on devices without virtual
 // memory management. So it is tried, not looked up.

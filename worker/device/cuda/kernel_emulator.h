@@ -4,10 +4,11 @@
 //   a launch   runs at once: one block of threads after the other
 //   a block    real threads, which meet at barriers; what is shared is static
 //
-// A wide access at an address that is no multiple of it ends the program, as it would the kernel.
+// A wide access at an address that is not a multiple of it ends the program, as it would the
+// kernel.
 //
-// What it cannot show: threads of a warp that go on without a barrier (here a shuffle is one of the
-// whole block), how a device orders memory, its pow(), limits of a launch, and any speed.
+// What it cannot show: threads of a warp that continue without a barrier (here a shuffle is one of
+// the whole block), how a device orders memory, its pow(), limits of a launch, and any speed.
 // One launch runs at a time, whichever threads launch. Included by kernels_common.cuh alone.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_KERNEL_EMULATOR_H_
 #define TESSERA_WORKER_DEVICE_CUDA_KERNEL_EMULATOR_H_

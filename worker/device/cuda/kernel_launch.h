@@ -15,7 +15,7 @@ namespace gpu {
 constexpr int kNotBuilt = 801;   // CUDA_ERROR_NOT_SUPPORTED.
 constexpr int kMaxInputs = 256;  // Their addresses fit into a kernel's arguments.
 
-// ElementType's numbers, where eight bits are taken beside dtypes.
+// ElementType's numbers, where FP8 is accepted in addition to dtypes.
 constexpr int kFp8E4M3 = 16;
 constexpr int kFp8E5M2 = 17;
 

@@ -1,5 +1,5 @@
-// The launches as loops of the host over kernel_math.h, for tests: what is above them and beside
-// them runs everywhere then, and the grids are all that needs a device. Each runs at once, once
+// The launches as loops of the host over kernel_math.h, for tests: the code above and around them
+// then runs everywhere, and only the grids need a device. Each runs at once, once
 // what the stream did before is done, where it is told how to wait for that: see
 // kernel_launch_on_host.h.
 #include "worker/device/cuda/kernel_launch_on_host.h"
@@ -39,7 +39,7 @@ int ByType(int dtype, Body body) {
   return kInvalidValue;
 }
 
-// As ByType, of the formats of eight bits.
+// As ByType, of the FP8 formats.
 template <typename Body>
 int ByFormat(int format, Body body) {
   if (format == 0) return body(static_cast<Fp8E4M3*>(nullptr));
@@ -47,7 +47,7 @@ int ByFormat(int format, Body body) {
   return kInvalidValue;
 }
 
-// As ByType, of eight bits too.
+// As ByType, of FP8 too.
 template <typename Body>
 int ByElement(int type, Body body) {
   return type >= kFp8E4M3 ? ByFormat(type - kFp8E4M3, body) : ByType(type, body);

@@ -1,4 +1,4 @@
-// The arithmetic of the GPU's kernels, on the CPU, beside the host's kernels: the same bits.
+// Compares the arithmetic of the GPU's kernels, on the CPU, with the host's kernels: same bits.
 #include "worker/device/cuda/kernel_math.h"
 
 #include <algorithm>
@@ -117,7 +117,7 @@ TEST(KernelMathTest, ScaleOfACastIsRoundedBeforeTheCast) {
   EXPECT_EQ(wide, 3.0 * 0.1);
 }
 
-// A format of eight bits, by its definition.
+// An FP8 format, by its definition.
 struct EightBits {
   int fraction_bits;
   int bias;
@@ -163,7 +163,7 @@ void ExpectCodesOf(const EightBits& format) {
     ASSERT_EQ(CodeOf<Fp8>(value), code);
     ASSERT_EQ(CodeOf<Fp8>(-value), code | 0x80);
     if (code == format.largest) break;
-    // Between this number and the next one, and right beside the middle.
+    // Between this number and the next one, and right next to the middle.
     const auto middle = static_cast<float>((format.ValueOf(code) + format.ValueOf(code + 1)) / 2);
     ASSERT_EQ(CodeOf<Fp8>(middle), code % 2 == 0 ? code : code + 1) << code;
     ASSERT_EQ(CodeOf<Fp8>(std::nextafter(middle, 0.0f)), code);
@@ -187,7 +187,7 @@ void ExpectCodesOf(const EightBits& format) {
 TEST(KernelMathTest, EightBitsAreRoundedToTheNearestAtEachBoundaryAndSaturate) {
   ExpectCodesOf<Fp8E4M3>(kE4M3);
   ExpectCodesOf<Fp8E5M2>(kE5M2);
-  // What is no number among the 256 codes.
+  // The NaNs among the 256 codes.
   EXPECT_TRUE(std::isnan(Widen(Fp8E4M3{0x7F})) && std::isnan(Widen(Fp8E4M3{0xFF})));
   EXPECT_EQ(Widen(Fp8E5M2{0x7C}), std::numeric_limits<float>::infinity());
   EXPECT_EQ(Widen(Fp8E5M2{0xFC}), -std::numeric_limits<float>::infinity());

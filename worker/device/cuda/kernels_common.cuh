@@ -77,7 +77,7 @@ int ByType(int dtype, Body body) {
   return kInvalidValue;
 }
 
-// As ByType, of eight bits too.
+// As ByType, of FP8 too.
 template <typename Body>
 int ByElement(int type, Body body) {
   if (type == kFp8E4M3) return body(static_cast<Fp8E4M3*>(nullptr));

@@ -48,7 +48,7 @@ __global__ void RoundToHalf(Walk walk, Real* __restrict__ values) {
   });
 }
 
-// As ByType, of the formats of eight bits.
+// As ByType, of the FP8 formats.
 template <typename Body>
 int ByFormat(int format, Body body) {
   if (format == 0) return body(static_cast<Fp8E4M3*>(nullptr));

@@ -1,12 +1,12 @@
-// How kernels walk through arrays: 16 bytes at a time where all of a kernel's arrays allow it, and
-// one by one before, behind, and where they do not.
+// How kernels walk through arrays: 16 bytes at a time if all of a kernel's arrays allow it, and
+// element by element before that part, after it, and if they do not.
 //
 //   element   0     head                            head + packs * kPack      count
 //             │ one │ a pack a thread, each array's at a multiple of its size │ one │
 //
 // A pack is as many elements as 16 bytes of the kernel's narrowest dtype hold, so of wider ones it
-// is several accesses. Where no head puts all arrays at such addresses there are no packs. Which
-// thread takes which element never changes a result: each element is computed as by itself.
+// is several accesses. If no head aligns all arrays there are no packs. Which thread takes which
+// element never changes a result: each element is computed on its own.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_KERNELS_WIDE_CUH_
 #define TESSERA_WORKER_DEVICE_CUDA_KERNELS_WIDE_CUH_
 

@@ -4,14 +4,14 @@
 //
 //   control socket   its daemon's process   verdict
 //   there            there                  kRunning     programs that use this folder go by MPS
-//   there            not to be seen         kUnclear     left behind, or its daemon is in another
+//   there            not to be seen         kUnclear     stale, or its daemon is in another
 //                                                        container
 //   not there        there                  kElsewhere   the daemon's folder is another one, or
 //                                                        this user may not look into it
 //   not there        not to be seen         kNotRunning
 //
 // Nothing here connects to the daemon or reads the environment: the folder is an argument, and
-// whoever starts programs with CUDA_MPS_PIPE_DIRECTORY passes that. So it cannot know
+// a caller that starts programs with CUDA_MPS_PIPE_DIRECTORY passes that. So it cannot know
 // - whether the daemon takes this user and serves this device, or its server can start;
 // - whether one program or another has a different folder in its environment;
 // - whether a process that calls itself so is the daemon, or one has ended since.

@@ -1,7 +1,7 @@
-// RankKernels of a rank that computes on a GPU and whose state is in the processor's memory.
+// RankKernels of a rank that computes on a GPU and whose state is in host memory.
 //
 //   gradients on the GPU ──sum──► scratch there ──copy──► reduced gradient
-//   optimizer on the processor ──► state ──► pinned, two halves ──copy──► parameters on the GPU
+//   optimizer on the CPU ──► state ──► pinned, two halves ──copy──► parameters on the GPU
 //
 // The optimizer and what is published of it overlap: one half is filled while the other is copied.
 #ifndef TESSERA_WORKER_DEVICE_CUDA_OFFLOADED_RANK_KERNELS_H_
@@ -62,7 +62,7 @@ class OffloadedRankKernels : public RankKernels {
   HostRankKernels host_kernels_;
   std::unique_ptr<CudaRankKernels> device_kernels_;
   CudaDevice* const device_;
-  absl::Status first_error_;  // Beside those of the device's kernels.
+  absl::Status first_error_;  // In addition to the device kernels'.
   Buffer scratch_;            // On the device: a sum. As large as one was yet.
   Buffer halves_;             // Pinned.
   std::unique_ptr<Event> copied_[2];

@@ -1,4 +1,4 @@
-// A GPU's RankKernels beside the processor's, with a rank's state on the device and offloaded.
+// Compares a GPU's RankKernels with the host's, with a rank's state on the device and offloaded.
 // Built twice: over the machine's device, where it has one, and, with TESSERA_KERNELS_ON_HOST, over
 // loops of the host in the kernels' place and a fake driver.
 #include <utility>

@@ -28,7 +28,7 @@ class SliceKernels {
   virtual ~SliceKernels() = default;
 
   // See host::SumElements. `stats`, if not null, is in pinned memory, and what was written is
-  // added to it: it is cleared by whoever begins a sum of several calls.
+  // added to it: clear it before the first of several calls.
   virtual absl::Status Reduce(CudaStreamHandle* stream, absl::Span<const void* const> inputs,
                               ElementType input, int64_t count, double scale, bool accumulate,
                               host::SumOutput output, host::GradientStats* stats) = 0;

@@ -1,5 +1,5 @@
-// RankKernels of ranks whose memory is the processor's: each call does its work at once, and
-// nothing can fail but what the caller could not have meant. Thread-compatible.
+// RankKernels of ranks in host memory: each call does its work at once, and fails only for invalid
+// arguments. Thread-compatible.
 #ifndef TESSERA_WORKER_DEVICE_HOST_HOST_RANK_KERNELS_H_
 #define TESSERA_WORKER_DEVICE_HOST_HOST_RANK_KERNELS_H_
 

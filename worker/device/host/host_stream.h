@@ -1,4 +1,4 @@
-// A stream run by one thread of its own, which sleeps while there is no work.
+// A stream run by one thread of its own, which sleeps while idle.
 //
 //   callers ──► pending_ ──(swap)──► running, on the thread
 //

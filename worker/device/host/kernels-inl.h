@@ -22,7 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using FullTag = hn::ScalableTag<float>;
 using OneTag = hn::CappedTag<float, 1>;
 
-// Asks for what a stream needs a little later. The processor's own prefetchers stop at the end of a
+// Asks for what a stream needs a little later. The CPU's own prefetchers stop at the end of a
 // page and lose track of many streams; this is worth 5 to 20 percent. Past the end of a stream it
 // does no harm: a prefetch never faults.
 template <typename T>
@@ -112,7 +112,7 @@ HWY_INLINE void StoreHalf(D /*d*/, hn::Vec<D> v, uint16_t* to_bf16) {
 }
 
 // The sum of squares of at most one block: element i is summed in lane i mod 16, then the lanes in
-// order. Sums of blocks are added in order, whoever computes them.
+// order. Sums of blocks are added in order, whichever thread computes them.
 HWY_INLINE double SquaresOfBlock(const float* values, size_t count) {
   constexpr size_t kLanes = 16;
   const hn::CappedTag<double, 8> d64;

@@ -7,9 +7,9 @@
 //
 // Counts are ELEMENTS, pointers need only their element's alignment (128 bytes is fastest).
 // Every result but the payload of a NaN is bit-identical whatever the SIMD width, the alignment or
-// the processor: sums run in rank order, no product is fused into a sum, and each element is
+// the CPU: sums run in rank order, no product is fused into a sum, and each element is
 // computed on its own.
-// The widest instructions of the running processor are picked at the first call.
+// The widest instructions of the running CPU are picked at the first call.
 // The overloads on double are for shards of fp64: the same formulas, rounded in double; what is
 // said of fp32 below holds for fp64 there.
 // Pure functions; thread-safe over disjoint outputs.

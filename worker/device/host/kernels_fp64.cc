@@ -10,7 +10,7 @@ namespace tessera {
 namespace host {
 namespace {
 
-constexpr int64_t kPieceElements = 512;  // Lies in the first-level cache in every dtype.
+constexpr int64_t kPieceElements = 512;  // Fits into the first-level cache in every dtype.
 
 // out[i] (+)= scale * (sum of `inputs`), which begin at element `begin`.
 void ReducePiece(absl::Span<const void* const> inputs, DType dtype, int64_t begin, int64_t count,

@@ -1,4 +1,4 @@
-// Every instruction set that this processor has gives the same bits.
+// Every instruction set that this CPU has gives the same bits.
 #include <cstring>
 #include <random>
 #include <vector>
