@@ -1,8 +1,10 @@
 // The coordinator's daemon: flags to options, and a clean end on SIGTERM or SIGINT.
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -30,6 +32,7 @@ struct Flags {
   CoordinatorServer::Options server;
   std::string worker_timeout = "10s";
   std::string live_client_timeout = "1m";
+  std::string request_timeout = "10s";
   std::string heartbeat_interval = "1s";
   std::string prepare_timeout = "1m";
   std::string log_level = "info";
@@ -38,6 +41,31 @@ struct Flags {
   bool ephemeral = false;
   std::vector<std::string> listen;
 };
+
+void AddLimits(CLI::App* app, CoordinatorServer::Options* options) {
+  constexpr int64_t kMaxBytes = int64_t{1} << 50;
+  app->add_option("--max-calls", options->max_calls,
+                  "calls of clients at a time, and as many that wait; one client has up to half")
+      ->check(WholeNumber(2, 1 << 20))
+      ->capture_default_str();
+  options->max_memory_bytes = int64_t{512} << 20;
+  app->add_option("--max-memory-bytes", options->max_memory_bytes,
+                  "of this process; above five eighths of it, the requests and replies that take "
+                  "longest are ended; 0: any")
+      ->check(WholeNumber(0, kMaxBytes))
+      ->capture_default_str();
+  app->add_option("--max-jobs-of-owner", options->max_jobs_of_owner,
+                  "jobs that one owner may have who is no operator")
+      ->check(WholeNumber(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--max-model-bytes-of-owner", options->max_model_bytes_of_owner,
+                  "memory for the names and shapes of the models of such an owner's jobs")
+      ->check(WholeNumber(1, kMaxBytes))
+      ->capture_default_str();
+  app->add_option("--max-model-bytes", options->max_model_bytes, "the same, of all jobs together")
+      ->check(WholeNumber(1, kMaxBytes))
+      ->capture_default_str();
+}
 
 void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--listen", flags->listen,
@@ -73,9 +101,15 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--prepare-timeout", flags->prepare_timeout,
                   "time to prepare an epoch after which a worker has failed it")
       ->capture_default_str();
-  app->add_option("--live-client-timeout", flags->live_client_timeout,
-                  "how long a client that reads or sets a job's state may take for a piece of it")
+  app->add_option(
+         "--live-client-timeout", flags->live_client_timeout,
+         "how long a client may take to take a reply, or for a piece of a job's state that "
+         "it reads or sets")
       ->capture_default_str();
+  app->add_option("--request-timeout", flags->request_timeout,
+                  "how long a client may take to send a request, or a stream's first message")
+      ->capture_default_str();
+  AddLimits(app, &flags->server);
   app->add_option("--log-level", flags->log_level, "debug, info, warning, error")
       ->capture_default_str();
   app->add_option("--port-file", flags->port_file, "where to write the port once it is open");
@@ -152,6 +186,8 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
       ParseDurationFlag("--prepare-timeout", flags.prepare_timeout, &flags.server.prepare_timeout));
   RETURN_IF_ERROR(ParseDurationFlag("--live-client-timeout", flags.live_client_timeout,
                                     &flags.server.live_client_timeout));
+  RETURN_IF_ERROR(
+      ParseDurationFlag("--request-timeout", flags.request_timeout, &flags.server.request_timeout));
   RETURN_IF_ERROR(CheckPortFile(flags.port_file));
   ASSIGN_OR_RETURN(const auto server, CoordinatorServer::Start(flags.server));
   RETURN_IF_ERROR(WritePortFile(flags.port_file, server->port()));
@@ -169,6 +205,11 @@ absl::Status Run(Flags flags, const sigset_t& ending_signals) {
 }  // namespace tessera::coordinator
 
 int main(int argc, char** argv) {
+  // What was freed goes back to the system: else each of many threads may keep some of what long
+  // requests and replies took.
+  mallopt(M_ARENA_MAX, 2);
+  mallopt(M_MMAP_THRESHOLD, 256 << 10);
+  mallopt(M_TRIM_THRESHOLD, 4 << 20);
   CLI::App app("Who is what rank, the order, the commits: Tessera's coordinator.",
                "tessera-coordinator");
   app.set_version_flag("--version", absl::StrCat("tessera-coordinator ", tessera::kVersion));

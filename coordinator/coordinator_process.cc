@@ -27,7 +27,7 @@ constexpr absl::Duration kPatience = absl::Seconds(20);
 
 std::string BinaryPath() {
   const char* runfiles = std::getenv("TEST_SRCDIR");
-  return absl::StrCat(runfiles == nullptr ? "." : runfiles,
+  return absl::StrCat(runfiles == nullptr ? ".." : runfiles,
                       "/tessera/coordinator/tessera-coordinator");
 }
 

@@ -25,6 +25,7 @@ class CoordinatorProcess {
   ~CoordinatorProcess();  // Kills it.
 
   int port() const { return port_; }
+  pid_t pid() const { return pid_; }
   std::string address() const;
   void Signal(int signal);
   // Waits for its end: its exit code, or minus the signal that ended it. One that has not ended

@@ -19,8 +19,8 @@ class ServerBuilder;
 
 namespace tessera {
 
-// What a peer may send of a stream before it is taken, at clients and servers alike. gRPC would
-// measure connections and let it grow with them: on a busy machine to tens of MiB.
+// What a server may send of a stream before its client takes it. gRPC would measure connections and
+// let it grow with them: on a busy machine to tens of MiB.
 inline constexpr int kStreamWindowBytes = 4 << 20;
 
 // With TLS, every client needs a certificate that the CA signed.

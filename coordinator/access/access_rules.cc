@@ -127,6 +127,13 @@ absl::Status AccessRules::Check(const std::string& identity, Right right, absl::
       identity, "' is no operator", right == Right::kRead ? " or reader" : ""));
 }
 
+absl::Status AccessRules::CheckIsWorker(const std::string& identity) const {
+  if (RolesOf(identity).is_worker()) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(
+      "'", identity, "' is no worker: start the coordinator with --grant worker:ID=", identity,
+      ", or give the worker a certificate for 'tessera:worker:ID'"));
+}
+
 absl::Status AccessRules::CheckWorker(const std::string& identity,
                                       const std::string& worker) const {
   const Roles roles = RolesOf(identity);

@@ -47,6 +47,8 @@ class AccessRules {
   // Errors: PermissionDenied  names the identity, the job and its owner
   absl::Status Check(const std::string& identity, Right right, absl::string_view job = "",
                      const std::string& owner = "") const;
+  // Errors: PermissionDenied  `identity` works for no worker
+  absl::Status CheckIsWorker(const std::string& identity) const;
   // Errors: PermissionDenied  `identity` does not work for this worker
   absl::Status CheckWorker(const std::string& identity, const std::string& worker) const;
   // Those of --save-root that are for this identity.

@@ -148,10 +148,7 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
     return absl::NotFoundError(absl::StrCat("job '", event.job.value(),
                                             "' was created by this request and deleted since"));
   }
-  if (static_cast<int64_t>(state_.jobs().size()) >= options_.max_jobs) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("there are ", options_.max_jobs, " jobs already"));
-  }
+  RETURN_IF_ERROR(owner_limits_.Create(options_, state_.jobs(), event, now));
   JobStatus status;
   status.reason = "the job was created";
   // Later than what was deleted of this id, whatever the clock says.
@@ -223,8 +220,8 @@ std::string Coordinator::StateReason(const JobId& id, const Job& job) const {
 }
 
 JobView Coordinator::View(const JobId& id, const Job& job) const {
-  JobView view{id, job.creation,  job.spec,  job.status,    job.committed_step,
-               {}, job.hand_over, job.owner, job.attach_key};
+  JobView view{id, job.creation,  job.spec,  job.status,     job.committed_step,
+               {}, job.hand_over, job.owner, job.attach_key, job.spec_bytes};
   view.status.reason = StateReason(id, job);
   // Of the epoch before, where nobody has said anything in this one.
   if (const auto runtime = runtimes_.find(id); runtime != runtimes_.end())

@@ -29,6 +29,7 @@
 #include "coordinator/core/events.h"
 #include "coordinator/core/job_placer.h"
 #include "coordinator/core/orphans.h"
+#include "coordinator/core/owner_limits.h"
 
 namespace tessera::coordinator {
 
@@ -49,17 +50,16 @@ class Coordinator {
   void NameCluster(const std::string& id, Effects* effects);
   // Makes no job before then: workers that are about to come hold some.
   void TakeOverUntil(absl::Time until) { no_new_jobs_before_ = until; }
-  // Of a job whose records cannot be read, and why: it is kept as it is, shown, and given up once
-  // its workers describe it, or it is deleted. Before the first event.
+  // Of a job whose records cannot be read, and why; before the first event. It is kept as it is,
+  // shown, and given up once its workers describe it, or it is deleted.
   void Quarantine(const JobId& job, const std::string& reason) { unreadable_[job] = reason; }
 
   // --- jobs ---
   // Errors: InvalidArgument    differs from the job of this id (names both ranks)
   //         AlreadyExists      the request id was used for something else
   //         NotFound           this request created the job, which was deleted since
-  //         ResourceExhausted  too many jobs
-  //         Unavailable        workers hold a job of this id that the journal does not know, and
-  //                            are about to describe it, or its records cannot be read
+  //         ResourceExhausted  too many jobs, or bytes of their models (owner_limits.h)
+  //         Unavailable        workers are about to describe one that the journal does not know
   absl::StatusOr<JobView> CreateJob(const CreateJobEvent& event, absl::Time now, Effects* effects);
   // Errors of all: NotFound; of DeleteJob: AlreadyExists as above, too.
   absl::Status DeleteJob(const DeleteJobEvent& event, absl::Time now, Effects* effects);
@@ -114,8 +114,7 @@ class Coordinator {
   // One rank offers; once all of the epoch have offered the same step, the hand-over stands. A
   // repeat of what stands changes nothing.
   // Errors: NotFound; Aborted     the epoch is not current
-  //         FailedPrecondition  the creation is not, or another rank offered another step (names
-  //                             both)
+  //         FailedPrecondition  the creation is not, or another rank offered another step
   //         ResourceExhausted   too many bytes of trainers
   absl::Status OfferHandOver(const HandOverOffer& offer, absl::Time now, Effects* effects);
   // Unless it stands by now, or the rank has offered again since.
@@ -243,6 +242,7 @@ class Coordinator {
   // Ends of saves that are not durable yet, of which the first ones are in what waits for Accept.
   std::vector<SaveReport> heard_saves_;
   size_t noted_saves_ = 0;
+  OwnerLimits owner_limits_;
 };
 
 }  // namespace tessera::coordinator

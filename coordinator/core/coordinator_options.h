@@ -22,6 +22,11 @@ struct CoordinatorOptions {
   PlacementRule placement = PlacementRule::kOneWorkerFirst;
   int64_t request_capacity = 4096;
   int64_t max_jobs = 1000;
+  // Of jobs of one owner, and of what models take of memory (SizeBytes of job_spec.h): of his jobs,
+  // and of all. Operators create jobs whatever these are.
+  int64_t max_jobs_of_owner = 100;
+  int64_t max_model_bytes_of_owner = int64_t{64} << 20;
+  int64_t max_model_bytes = int64_t{192} << 20;
   int64_t max_workers = 10000;
   // Of requests for saves: at least. Beyond those that workers may have heard and the journal has
   // not.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/core/job_spec.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -41,6 +42,7 @@ void DurableState::Apply(const StateRecord& record) {
                  [&](const JobSpecRecord& r) {
                    Job& job = jobs_[r.job];
                    job.spec = r.spec;
+                   job.spec_bytes = SizeBytes(*r.spec);
                    job.creation = r.creation;
                    job.owner = r.owner;
                    job.attach_key = r.attach_key;

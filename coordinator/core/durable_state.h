@@ -3,6 +3,7 @@
 #ifndef TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
 #define TESSERA_COORDINATOR_CORE_DURABLE_STATE_H_
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,6 +23,7 @@ namespace tessera::coordinator {
 
 struct Job {
   JobSpecPtr spec;
+  int64_t spec_bytes = 0;  // SizeBytes(*spec).
   Creation creation;
   std::string owner;  // Who made it; empty: nobody but operators.
   // With which its trainers attach as other users than their worker's; secret. Empty: they cannot.

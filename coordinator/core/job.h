@@ -17,6 +17,7 @@
 #ifndef TESSERA_COORDINATOR_CORE_JOB_H_
 #define TESSERA_COORDINATOR_CORE_JOB_H_
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
@@ -85,6 +86,7 @@ struct JobView {
   std::map<int32_t, RankStatus> ranks;
   std::optional<HandOver> hand_over;  // The newest, if there was any.
   std::string owner, attach_key;
+  int64_t spec_bytes = 0;  // SizeBytes(*spec); 0 of an orphan.
 };
 
 }  // namespace tessera::coordinator

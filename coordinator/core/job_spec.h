@@ -2,6 +2,7 @@
 #ifndef TESSERA_COORDINATOR_CORE_JOB_SPEC_H_
 #define TESSERA_COORDINATOR_CORE_JOB_SPEC_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ absl::Status CompareJobSpecs(const JobSpec& a, const JobSpec& b);
 // Whether each worker has all shards of the job, so that one that is left is enough: all units are
 // hybrid, and each group of shard_group_size ranks is on a worker of its own.
 bool EachWorkerHasAll(const JobSpec& spec, const std::vector<RankPlacement>& placements);
+
+// What the spec takes of memory, nearly.
+int64_t SizeBytes(const JobSpec& spec);
 
 // "rank 3", or "the caller" for -1.
 std::string SubmitterName(int32_t submitting_rank);

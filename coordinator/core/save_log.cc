@@ -3,6 +3,14 @@
 #include <algorithm>
 
 namespace tessera::coordinator {
+namespace {
+
+size_t TextBytes(const Save& save) {
+  return save.request_id.size() + save.form.path.size() + save.form.root.size() +
+         save.last_failure.size() + save.outcome.message().size();
+}
+
+}  // namespace
 
 std::optional<SaveState> NextState(SaveState state, SaveEvent event) {
   if (state == SaveState::kEnded) return std::nullopt;
@@ -71,8 +79,16 @@ std::vector<const Save*> SaveLog::Ended() const {
 
 std::vector<int64_t> SaveLog::Surplus() const {
   const std::vector<const Save*> ended = Ended();
+  int num_kept = 0;
+  size_t text_bytes = 0;
   std::vector<int64_t> surplus;
-  for (size_t i = 0; i + kMaxEnded <= ended.size(); ++i) surplus.push_back(ended[i]->number);
+  for (auto save = ended.rbegin(); save != ended.rend(); ++save) {
+    text_bytes += TextBytes(**save);
+    const bool is_kept = num_kept + 1 < kMaxEnded && text_bytes <= kMaxEndedTextBytes;
+    if (is_kept) ++num_kept;
+    if (!is_kept) surplus.push_back((*save)->number);
+  }
+  std::reverse(surplus.begin(), surplus.end());
   return surplus;
 }
 

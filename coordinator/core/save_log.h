@@ -14,6 +14,7 @@
 #define TESSERA_COORDINATOR_CORE_SAVE_LOG_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -88,7 +89,9 @@ struct SaveView {
 
 class SaveLog {
  public:
+  // Of those that ended the newest are kept: so many, and of paths and messages so many bytes.
   static constexpr int kMaxEnded = 256;
+  static constexpr size_t kMaxEndedTextBytes = 256 << 10;
   static constexpr int kMaxPending = 16;
 
   void Put(const Save& save);

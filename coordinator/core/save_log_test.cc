@@ -62,6 +62,15 @@ TEST(SaveLogTest, OfThoseThatEndedTheFirstAreForgotten) {
   EXPECT_THAT(log.Surplus(), ElementsAre(SaveLog::kMaxEnded - 1)) << "by when they ended";
 }
 
+TEST(SaveLogTest, OfThoseThatEndedNoMoreTextIsKeptThanThereMayBe) {
+  SaveLog log;
+  constexpr int kFit = SaveLog::kMaxEndedTextBytes / 4096;
+  for (int64_t i = 1; i <= kFit; ++i) log.Put(Ended(i, i, "/" + std::string(4095, 'a')));
+  EXPECT_THAT(log.Surplus(), IsEmpty());
+  log.Put(Ended(kFit + 1, kFit + 1, "/a"));
+  EXPECT_THAT(log.Surplus(), ElementsAre(1));
+}
+
 TEST(SaveLogTest, PathThatIsSavedAgainOrRemovedChangesWhatEndedBefore) {
   SaveLog log;
   log.Put(Ended(1, 1, "/a"));

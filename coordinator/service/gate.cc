@@ -1,14 +1,19 @@
 #include "coordinator/service/gate.h"
 
+#include <malloc.h>
+
+#include <optional>
+#include <utility>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/utf8.h"
 #include "coordinator/service/field_checks.h"
 #include "job/field_limits.h"
 #include "net/caller_version.h"
-#include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -21,18 +26,51 @@ std::string WhatOf(const Gate::Call& call) {
   return absl::StrCat(std::string(call.context->peer()), ": ", call.name, job);
 }
 
-absl::Status Note(const std::string& who, const Gate::Call& call, const absl::Status& outcome) {
-  TESSERA_LOG(INFO, "audit: {} at {}: {}", who, WhatOf(call), outcome.ToString());
-  return outcome;
-}
-
-absl::Status Refuse(absl::string_view who, const Gate::Call& call, const absl::Status& why) {
-  TESSERA_LOG(WARNING, "audit: {} at {}: refused: {}", std::string(who), WhatOf(call),
-              why.ToString());
-  return why;
+// Whether what is in use is more than five eighths; the rest is for what comes in between two
+// looks. What is freed, and only not given back yet, is given back now and then.
+bool HasTooMuchMemory(int64_t max_bytes, absl::Time* trimmed_at) {
+  const int64_t limit = max_bytes / 8 * 5;
+  if (max_bytes == 0 || ResidentBytes() <= limit) return false;
+  const struct mallinfo2 info = mallinfo2();
+  if (static_cast<int64_t>(info.uordblks + info.hblkhd) > limit) return true;
+  if (SteadyNow() - *trimmed_at >= absl::Seconds(1)) {
+    malloc_trim(0);
+    *trimmed_at = SteadyNow();
+  }
+  return false;
 }
 
 }  // namespace
+
+Gate::Gate(CoordinatorHost* host, AccessRules rules, CallerIdentities identities,
+           const Limits& limits)
+    : host_(host),
+      rules_(std::move(rules)),
+      identities_(std::move(identities)),
+      times_(limits.times),
+      calls_(std::make_unique<CallLimits>(limits.max_calls)),
+      watch_(std::make_unique<CallWatch>(
+          [max_bytes = limits.max_memory_bytes, trimmed_at = absl::InfinitePast()]() mutable {
+            return HasTooMuchMemory(max_bytes, &trimmed_at);
+          })),
+      lines_(std::make_unique<LineLimit>()) {}
+
+absl::Status Gate::Note(const std::string& who, const Call& call,
+                        const absl::Status& outcome) const {
+  if (!outcome.ok()) return Refuse(who, call, outcome);
+  TESSERA_LOG(INFO, "audit: {} at {}: OK", who, WhatOf(call));
+  return outcome;
+}
+
+absl::Status Gate::Refuse(const std::string& who, const Call& call, const absl::Status& why) const {
+  const std::optional<LineLimit::Line> line = lines_->Take(who, SteadyNow());
+  if (!line.has_value()) return why;
+  std::string more;
+  if (line->left_out > 0) more = absl::StrCat(" (", line->left_out, " before it were not logged)");
+  if (line->is_last) more += " (what more is refused to him within a minute is only counted)";
+  TESSERA_LOG(WARNING, "audit: {} at {}: {}{}", who, WhatOf(call), why.ToString(), more);
+  return why;
+}
 
 absl::StatusOr<std::string> Gate::Identify(const Call& call) const {
   absl::StatusOr<std::string> identity = identities_.Of(*call.context);
@@ -71,7 +109,25 @@ absl::Status Gate::CheckSame(const absl::StatusOr<JobView>& job, const Caller& c
   return absl::NotFoundError(absl::StrCat("job '", job->id.value(), "' was deleted meanwhile"));
 }
 
-absl::Status Gate::CheckKnown(const Call& call) const { return Identify(call).status(); }
+absl::StatusOr<EnteredCall> Gate::Enter(const Call& call, CallKind kind) const {
+  ASSIGN_OR_RETURN(const std::string identity, Identify(call));
+  if (kind == CallKind::kOfWorker) {
+    const absl::Status status = rules_.CheckIsWorker(identity);
+    if (!status.ok()) return Refuse(identity, call, status);
+  }
+  absl::StatusOr<CallLimits::Place> place = calls_->Enter(identity, kind);
+  if (!place.ok()) return Refuse(identity, call, place.status());
+  return EnteredCall(identity, call.context, kind, *std::move(place), calls_.get(), watch_.get(),
+                     times_);
+}
+
+absl::Status Gate::NoteRead(const Call& call, const EnteredCall& entered,
+                            const absl::Status& outcome) const {
+  // A caller who goes is no trouble.
+  if (outcome.ok() || absl::IsInvalidArgument(outcome) || absl::IsCancelled(outcome))
+    return outcome;
+  return Refuse(entered.identity(), call, outcome);
+}
 
 absl::StatusOr<std::string> Gate::AdmitWorker(const Call& call, const std::string& worker) const {
   ASSIGN_OR_RETURN(std::string identity, Identify(call));
@@ -81,19 +137,17 @@ absl::StatusOr<std::string> Gate::AdmitWorker(const Call& call, const std::strin
   return identity;
 }
 
-grpc::Status Gate::Change(const Call& call, Right right,
+absl::Status Gate::Change(const Call& call, Right right,
                           absl::FunctionRef<absl::Status(const Caller& caller)> body) const {
-  const absl::StatusOr<Caller> caller = Admit(call, right);
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
-  return ToGrpcStatus(Note(caller->identity, call, body(*caller)));
+  ASSIGN_OR_RETURN(const Caller caller, Admit(call, right));
+  return Note(caller.identity, call, body(caller));
 }
 
-grpc::Status Gate::ChangeAsWorker(const Call& call, const std::string& worker,
+absl::Status Gate::ChangeAsWorker(const Call& call, const std::string& worker,
                                   absl::FunctionRef<absl::Status()> body) const {
-  const absl::StatusOr<std::string> identity = AdmitWorker(call, worker);
-  if (!identity.ok()) return ToGrpcStatus(identity.status());
+  ASSIGN_OR_RETURN(const std::string identity, AdmitWorker(call, worker));
   const std::string name = absl::StrCat(call.name, " worker=", worker);
-  return ToGrpcStatus(Note(*identity, {call.context, name}, body()));
+  return Note(identity, {call.context, name}, body());
 }
 
 }  // namespace tessera::coordinator

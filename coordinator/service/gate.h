@@ -1,22 +1,30 @@
-// Lets a call in, or not: who makes it (net/caller_identity.h), whether he may
-// (coordinator/access/access_rules.h), and a line in the log for each that changes something and
-// each that is refused:
+// Lets a call in, or not: who makes it (net/caller_identity.h), whether there is a place for it
+// (call_limits.h), whether he may (coordinator/access/access_rules.h), and a line in the log for
+// each that changes something, and for those that are refused or fail, of a client ten a minute:
 //
 //   audit: uid:1000 at fd:17: DeleteJob job='gpt': OK
+//
+// Nothing of a call is read before it has entered, so what nobody lets in costs nothing.
 //
 // Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_GATE_H_
 #define TESSERA_COORDINATOR_SERVICE_GATE_H_
 
+#include <cstdint>
+#include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "coordinator/access/access_rules.h"
+#include "coordinator/service/call_limits.h"
+#include "coordinator/service/call_watch.h"
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/entered_call.h"
+#include "coordinator/service/line_limit.h"
 #include "grpcpp/server_context.h"
 #include "net/caller_identity.h"
 
@@ -24,12 +32,17 @@ namespace tessera::coordinator {
 
 class Gate {
  public:
+  struct Limits {
+    int max_calls = 1024;  // At a time, of each kind (call_limits.h).
+    EnteredCall::Times times;
+    int64_t max_memory_bytes = 0;  // Of this process; 0: any.
+  };
+
   // `host` and what `identities` refers to outlive this.
-  Gate(CoordinatorHost* host, AccessRules rules, CallerIdentities identities)
-      : host_(host), rules_(std::move(rules)), identities_(std::move(identities)) {}
+  Gate(CoordinatorHost* host, AccessRules rules, CallerIdentities identities, const Limits& limits);
 
   struct Call {
-    const grpc::ServerContextBase* context;
+    grpc::ServerContextBase* context;
     absl::string_view name;  // e.g. "DeleteJob"
     JobId job = JobId();     // Of rights to a job.
   };
@@ -46,17 +59,22 @@ class Gate {
   //         PermissionDenied    he has not this right
   //         NotFound            there is no such job, of kRead and kChange; operators get in
   absl::StatusOr<Caller> Admit(const Call& call, Right right) const;
-  // Before a stream's first message is waited for, which says of what the call is.
+  // Before anything of the call is read.
   // Errors: Unauthenticated, FailedPrecondition  as above
-  absl::Status CheckKnown(const Call& call) const;
+  //         PermissionDenied   a call of a worker, and the caller works for none
+  //         ResourceExhausted  the caller has too many calls
+  absl::StatusOr<EnteredCall> Enter(const Call& call, CallKind kind) const;
+  // Logs `outcome`, with which something was read of the call, and returns it.
+  absl::Status NoteRead(const Call& call, const EnteredCall& entered,
+                        const absl::Status& outcome) const;
   // Of a call that this worker makes; returns its identity. Errors: as above.
   absl::StatusOr<std::string> AdmitWorker(const Call& call, const std::string& worker) const;
 
   // Runs `body` where the caller has the right, logs what came of it, and returns that.
-  grpc::Status Change(const Call& call, Right right,
+  absl::Status Change(const Call& call, Right right,
                       absl::FunctionRef<absl::Status(const Caller& caller)> body) const;
   // The same, of a call by which a worker changes something.
-  grpc::Status ChangeAsWorker(const Call& call, const std::string& worker,
+  absl::Status ChangeAsWorker(const Call& call, const std::string& worker,
                               absl::FunctionRef<absl::Status()> body) const;
 
   // Whether `job` is still the one that the caller was let in for.
@@ -69,10 +87,16 @@ class Gate {
  private:
   absl::StatusOr<std::string> Identify(const Call& call) const;
   absl::Status CheckJob(const Call& call, Right right, Caller* caller) const;
+  absl::Status Note(const std::string& who, const Call& call, const absl::Status& outcome) const;
+  absl::Status Refuse(const std::string& who, const Call& call, const absl::Status& why) const;
 
   CoordinatorHost* const host_;
   const AccessRules rules_;
   const CallerIdentities identities_;
+  const EnteredCall::Times times_;
+  const std::unique_ptr<CallLimits> calls_;
+  const std::unique_ptr<CallWatch> watch_;
+  const std::unique_ptr<LineLimit> lines_;
 };
 
 }  // namespace tessera::coordinator

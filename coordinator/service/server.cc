@@ -10,17 +10,19 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "coordinator/service/coordinator_host.h"
+#include "coordinator/service/entered_call.h"
 #include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_service.h"
+#include "coordinator/service/health_service.h"
 #include "coordinator/service/live/live_service.h"
 #include "coordinator/service/live/map_service.h"
 #include "coordinator/service/live/put_service.h"
 #include "coordinator/service/services.h"
 #include "coordinator/storage/memory_journal.h"
 #include "coordinator/storage/sqlite_journal.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/ext/health_check_service_server_builder_option.h"
 #include "grpcpp/grpcpp.h"
-#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
 #include "net/access_token.h"
 #include "net/address.h"
 #include "net/caller_identity.h"
@@ -31,14 +33,16 @@
 namespace tessera::coordinator {
 namespace {
 
-// A model of 100,000 parameters takes some 20 MiB.
-constexpr int kMaxMessageSizeBytes = 64 << 20;
-
 absl::Status CheckTimes(const CoordinatorServer::Options& options) {
   if (options.live_client_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
         absl::StrCat("live client timeout ", absl::FormatDuration(options.live_client_timeout),
                      " must be longer than 0"));
+  }
+  if (options.request_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat("request timeout ",
+                                                   absl::FormatDuration(options.request_timeout),
+                                                   " must be longer than 0"));
   }
   if (options.prepare_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat("prepare timeout ",
@@ -82,13 +86,22 @@ PutTimes PutTimesOf(const CoordinatorServer::Options& options) {
   return times;
 }
 
+Gate::Limits LimitsOf(const CoordinatorServer::Options& options) {
+  Gate::Limits limits;
+  limits.max_calls = options.max_calls;
+  limits.times = {options.request_timeout, options.live_client_timeout};
+  limits.max_memory_bytes = options.max_memory_bytes;
+  return limits;
+}
+
 class GrpcCoordinatorServer : public CoordinatorServer {
  public:
   GrpcCoordinatorServer(const Options& options, std::unique_ptr<CoordinatorHost> host,
                         AccessRules rules, std::string token, std::unique_ptr<LocalListener> local)
       : host_(std::move(host)),
         local_(std::move(local)),
-        gate_(host_.get(), std::move(rules), CallerIdentities(std::move(token), local_.get())),
+        gate_(host_.get(), std::move(rules), CallerIdentities(std::move(token), local_.get()),
+              LimitsOf(options)),
         jobs_(host_.get(), &gate_),
         membership_(host_.get(), &gate_, options.heartbeat_interval, options.worker_timeout),
         checkpoints_(host_.get(), &gate_),
@@ -126,6 +139,7 @@ class GrpcCoordinatorServer : public CoordinatorServer {
   LivePutService live_put_;
   LivePutRelayService put_relay_;
   HandOverService hand_overs_;
+  HealthService health_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   absl::once_flag stop_once_;
@@ -134,21 +148,24 @@ class GrpcCoordinatorServer : public CoordinatorServer {
 
 absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerAddress& address,
                                            std::shared_ptr<grpc::ServerCredentials> credentials) {
-  static absl::once_flag plugins_once;
-  absl::call_once(plugins_once, [] {
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  });
   grpc::ServerBuilder builder;
   if (credentials != nullptr) builder.AddListeningPort(options.listen_address, credentials, &port_);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // Two on one port is a mistake.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
-  // Of one client; each has a thread here.
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256);
+  // What a client may send of a call before anybody reads it; more where a message is read.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(options.request_timeout)));
+  // Of one connection; each has a thread here. Our programs have few, and gRPC's clients wait with
+  // more. One that speaks HTTP/2 by itself need not keep to it: for that, see SetMaxThreads below.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);
+  // No client of ours compresses, and a little that is compressed can be very much.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  // health_ in place of gRPC's own, which other servers of this process may have.
+  builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   SetKeepalive(&builder);
-  builder.SetMaxReceiveMessageSize(kMaxMessageSizeBytes);
-  builder.SetMaxSendMessageSize(kMaxMessageSizeBytes);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetMaxSendMessageSize(kMaxMessageBytes);
   builder.RegisterService(&jobs_);
   builder.RegisterService(&membership_);
   builder.RegisterService(&checkpoints_);
@@ -159,6 +176,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.RegisterService(&live_put_);
   builder.RegisterService(&put_relay_);
   builder.RegisterService(&hand_overs_);
+  builder.RegisterService(&health_);
   server_ = builder.BuildAndStart();
   if (server_ != nullptr && (port_ > 0 || credentials == nullptr))
     return local_ == nullptr ? absl::OkStatus() : local_->Serve(server_.get());
@@ -210,6 +228,9 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   host_options.core.worker_timeout = options.worker_timeout;
   host_options.core.prepare_timeout = options.prepare_timeout;
   host_options.core.restart_delay = options.restart_delay;
+  host_options.core.max_jobs_of_owner = options.max_jobs_of_owner;
+  host_options.core.max_model_bytes_of_owner = options.max_model_bytes_of_owner;
+  host_options.core.max_model_bytes = options.max_model_bytes;
   if (options.spread_ranks) host_options.core.placement = PlacementRule::kSpread;
   host_options.tick_interval = std::min(absl::Milliseconds(50), options.heartbeat_interval / 4);
   host_options.clock = options.clock;

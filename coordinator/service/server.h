@@ -1,4 +1,4 @@
-// A whole coordinator in this process: journal, core, gRPC services with health and reflection.
+// A whole coordinator in this process: journal, core, gRPC services with health.
 //
 //   auto server = CoordinatorServer::Start({.listen_address = "127.0.0.1:0"});
 //   ... server->port() ...
@@ -8,6 +8,7 @@
 #ifndef TESSERA_COORDINATOR_SERVICE_SERVER_H_
 #define TESSERA_COORDINATOR_SERVICE_SERVER_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,12 +49,24 @@ class CoordinatorServer {
     // Places the ranks of a job on any workers, not on one: for workers whose ranks reach each
     // other across hosts (docs/adr/0007-a-job-is-placed-on-one-worker-if-one-has-room.md).
     bool spread_ranks = false;
-    // How long a client that reads or sets a job's state may take to read or send a piece of it.
+    // How long a client may take to take a reply, or to read or send a piece of a job's state.
     absl::Duration live_client_timeout = absl::Minutes(1);
+    // How long a client may take to send a request, or a stream's first message.
+    absl::Duration request_timeout = absl::Seconds(10);
+    // Calls at a time, of each kind; one client has up to half of them (call_limits.h).
+    int max_calls = 1024;
+    // Of this process: above five eighths of it, the requests and replies that take longest are
+    // ended. 0: as many as it takes.
+    int64_t max_memory_bytes = 0;
+    // See CoordinatorOptions.
+    int64_t max_jobs_of_owner = 100;
+    int64_t max_model_bytes_of_owner = int64_t{64} << 20;
+    int64_t max_model_bytes = int64_t{192} << 20;
     Clock* clock = Clock::Real();
   };
 
-  // Errors: InvalidArgument     a malformed address, grant or save root; a timeout that is not
+  // Errors: InvalidArgument     a malformed address, grant or save root; a limit that is not
+  // positive; a timeout that is not
   //                             larger than the interval or one of them that is not positive; some
   //                             but not all TLS files
   //         FailedPrecondition  not a loopback address and neither TLS nor insecure_listen;

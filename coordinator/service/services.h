@@ -5,32 +5,38 @@
 #include "absl/time/time.h"
 #include "coordinator/service/coordinator_host.h"
 #include "coordinator/service/gate.h"
+#include "grpcpp/support/sync_stream.h"
 #include "proto/coordinator.grpc.pb.h"
 #include "proto/saves.grpc.pb.h"
 
 namespace tessera::coordinator {
 
-class JobsService : public v1::Jobs::Service {
+class JobsService : public v1::Jobs::StreamedService {
  public:
   JobsService(CoordinatorHost* host, const Gate* gate) : host_(host), gate_(gate) {}
 
-  grpc::Status CreateJob(grpc::ServerContext* context, const v1::CreateJobRequest* request,
-                         v1::Job* reply) override;
-  grpc::Status GetJob(grpc::ServerContext* context, const v1::GetJobRequest* request,
-                      v1::Job* reply) override;
-  grpc::Status ListJobs(grpc::ServerContext* context, const v1::ListJobsRequest* request,
-                        v1::ListJobsResponse* reply) override;
-  grpc::Status WatchJob(grpc::ServerContext* context, const v1::WatchJobRequest* request,
-                        grpc::ServerWriter<v1::Job>* writer) override;
-  grpc::Status DeleteJob(grpc::ServerContext* context, const v1::DeleteJobRequest* request,
-                         v1::DeleteJobResponse* reply) override;
+  grpc::Status StreamedCreateJob(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::CreateJobRequest, v1::Job>* stream) override;
+  grpc::Status StreamedGetJob(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::GetJobRequest, v1::Job>* stream) override;
+  grpc::Status StreamedListJobs(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::ListJobsRequest, v1::ListJobsResponse>* stream) override;
+  grpc::Status StreamedWatchJob(
+      grpc::ServerContext* context,
+      grpc::ServerSplitStreamer<v1::WatchJobRequest, v1::Job>* stream) override;
+  grpc::Status StreamedDeleteJob(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::DeleteJobRequest, v1::DeleteJobResponse>* stream) override;
 
  private:
   CoordinatorHost* const host_;
   const Gate* const gate_;
 };
 
-class MembershipService : public v1::Membership::Service {
+class MembershipService : public v1::Membership::StreamedService {
  public:
   using Stream = grpc::ServerReaderWriter<v1::CoordinatorCommand, v1::WorkerEvent>;
 
@@ -41,15 +47,18 @@ class MembershipService : public v1::Membership::Service {
         heartbeat_interval_(heartbeat_interval),
         worker_timeout_(worker_timeout) {}
 
-  grpc::Status RegisterWorker(grpc::ServerContext* context,
-                              const v1::RegisterWorkerRequest* request,
-                              v1::RegisterWorkerResponse* reply) override;
+  grpc::Status StreamedRegisterWorker(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::RegisterWorkerRequest, v1::RegisterWorkerResponse>* stream)
+      override;
   // Reads on this thread; one more thread writes.
   grpc::Status Connect(grpc::ServerContext* context, Stream* stream) override;
-  grpc::Status ListWorkers(grpc::ServerContext* context, const v1::ListWorkersRequest* request,
-                           v1::ListWorkersResponse* reply) override;
+  grpc::Status StreamedListWorkers(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::ListWorkersRequest, v1::ListWorkersResponse>* stream) override;
 
  private:
+  absl::Status RunConnect(grpc::ServerContext* context, Stream* stream);
   absl::Status ReadEvents(const Sender& sender, v1::WorkerEvent first, Stream* stream);
 
   CoordinatorHost* const host_;
@@ -58,19 +67,23 @@ class MembershipService : public v1::Membership::Service {
   const absl::Duration worker_timeout_;
 };
 
-class CheckpointsService : public v1::Checkpoints::Service {
+class CheckpointsService : public v1::Checkpoints::StreamedService {
  public:
   CheckpointsService(CoordinatorHost* host, const Gate* gate) : host_(host), gate_(gate) {}
 
-  grpc::Status RequestSave(grpc::ServerContext* context, const v1::RequestSaveRequest* request,
-                           v1::Save* reply) override;
-  grpc::Status GetSave(grpc::ServerContext* context, const v1::GetSaveRequest* request,
-                       v1::Save* reply) override;
-  grpc::Status CancelSave(grpc::ServerContext* context, const v1::CancelSaveRequest* request,
-                          v1::Save* reply) override;
-  grpc::Status ListCheckpoints(grpc::ServerContext* context,
-                               const v1::ListCheckpointsRequest* request,
-                               v1::ListCheckpointsResponse* reply) override;
+  grpc::Status StreamedRequestSave(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::RequestSaveRequest, v1::Save>* stream) override;
+  grpc::Status StreamedGetSave(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::GetSaveRequest, v1::Save>* stream) override;
+  grpc::Status StreamedCancelSave(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::CancelSaveRequest, v1::Save>* stream) override;
+  grpc::Status StreamedListCheckpoints(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::ListCheckpointsRequest, v1::ListCheckpointsResponse>* stream)
+      override;
 
  private:
   CoordinatorHost* const host_;

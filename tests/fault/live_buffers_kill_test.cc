@@ -81,7 +81,7 @@ class LiveBuffersKillTest : public ProcessCluster {
 class BufferKillPointTest : public LiveBuffersKillTest,
                             public ::testing::WithParamInterface<std::string> {};
 
-// Each rank's executor, and each that follows it, ends in the middle of its ninth copy.
+// Each rank's executor, and each that follows it, ends in the middle of a copy.
 TEST_P(BufferKillPointTest, ExecutorKilledThereLeavesEveryReadingWhole) {
   ASSERT_FALSE(UndisturbedModel().empty());
   StartCoordinator();
@@ -98,7 +98,7 @@ TEST_P(BufferKillPointTest, ExecutorKilledThereLeavesEveryReadingWhole) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, BufferKillPointTest,
-                         ::testing::Values("buffers.publish=kill@9", "buffers.publish=stop@9",
+                         ::testing::Values("buffers.publish=kill@9", "buffers.publish=stop@40",
                                            "step.before-publish=kill@9",
                                            "step.after-decision=kill@9"));
 

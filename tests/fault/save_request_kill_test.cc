@@ -210,7 +210,7 @@ TEST_P(SaveRequestThirdDeathTest, EndsTheRequestWithItsCauseAndTheCheckpointBefo
 
 INSTANTIATE_TEST_SUITE_P(Points, SaveRequestThirdDeathTest,
                          testing::Values("save.written=kill@1", "save.take=kill@1",
-                                         "save.taking=stop@1"),
+                                         "save.take=stop@1"),
                          NameOfFault);
 
 // Executors are threads of the test here, which holds them in the middle of what they do.

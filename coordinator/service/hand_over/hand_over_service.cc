@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "coordinator/service/field_checks.h"
+#include "coordinator/service/serve.h"
 #include "job/field_limits.h"
 #include "job/job_codec.h"
-#include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
 namespace {
@@ -127,10 +127,14 @@ std::optional<absl::Status> LookAtTakeOver(const Coordinator& core, const TakeOv
 
 }  // namespace
 
-grpc::Status HandOverService::Offer(grpc::ServerContext* context, const v1::OfferRequest* request,
-                                    v1::HandOverInfo* reply) {
-  return gate_->Change({context, "OfferHandOver", JobId(request->job_id())}, Right::kChange,
-                       [&](const Gate::Caller&) { return RunOffer(context, *request, reply); });
+grpc::Status HandOverService::StreamedOffer(
+    grpc::ServerContext* context,
+    grpc::ServerUnaryStreamer<v1::OfferRequest, v1::HandOverInfo>* stream) {
+  const auto offer = [&](EnteredCall*, const v1::OfferRequest& request, v1::HandOverInfo* reply) {
+    return gate_->Change({context, "OfferHandOver", JobId(request.job_id())}, Right::kChange,
+                         [&](const Gate::Caller&) { return RunOffer(context, request, reply); });
+  };
+  return ServeUnary(*gate_, {context, "OfferHandOver"}, CallKind::kWaiting, stream, offer);
 }
 
 absl::Status HandOverService::RunOffer(grpc::ServerContext* context,
@@ -154,17 +158,23 @@ absl::Status HandOverService::RunOffer(grpc::ServerContext* context,
   return status;
 }
 
-grpc::Status HandOverService::AwaitEnd(grpc::ServerContext* context,
-                                       const v1::AwaitEndRequest* request,
-                                       v1::HandOverInfo* reply) {
-  const auto caller =
-      gate_->Admit({context, "AwaitHandOver", JobId(request->job_id())}, Right::kRead);
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
-  const JobId job(request->job_id());
+grpc::Status HandOverService::StreamedAwaitEnd(
+    grpc::ServerContext* context,
+    grpc::ServerUnaryStreamer<v1::AwaitEndRequest, v1::HandOverInfo>* stream) {
+  const auto await = [&](EnteredCall*, const v1::AwaitEndRequest& request,
+                         v1::HandOverInfo* reply) { return RunAwaitEnd(context, request, reply); };
+  return ServeUnary(*gate_, {context, "AwaitHandOver"}, CallKind::kWaiting, stream, await);
+}
+
+absl::Status HandOverService::RunAwaitEnd(grpc::ServerContext* context,
+                                          const v1::AwaitEndRequest& request,
+                                          v1::HandOverInfo* reply) {
+  const JobId job(request.job_id());
+  RETURN_IF_ERROR(gate_->Admit({context, "AwaitHandOver", job}, Right::kRead).status());
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
     const absl::StatusOr<JobView> view = core.GetJob(job);
-    if (!view.ok() || view->creation != Creation(request->creation())) return Gone(job);
-    if (!view->hand_over.has_value() || view->hand_over->number != request->number())
+    if (!view.ok() || view->creation != Creation(request.creation())) return Gone(job);
+    if (!view->hand_over.has_value() || view->hand_over->number != request.number())
       return absl::AbortedError(absl::StrCat("job '", job.value(), "' hands over again"));
     if (view->status.state == JobState::kLost) {
       return absl::DataLossError(
@@ -177,13 +187,21 @@ grpc::Status HandOverService::AwaitEnd(grpc::ServerContext* context,
     Encode(*view, reply);
     return absl::OkStatus();
   };
-  return ToGrpcStatus(host_->AwaitCore({job}, look, [context] { return context->IsCancelled(); }));
+  return host_->AwaitCore({job}, look, [context] { return context->IsCancelled(); });
 }
 
-grpc::Status HandOverService::Cancel(grpc::ServerContext* context,
-                                     const v1::CancelHandOverRequest* request,
-                                     v1::HandOverInfo* reply) {
-  const JobId job(request->job_id());
+grpc::Status HandOverService::StreamedCancel(
+    grpc::ServerContext* context,
+    grpc::ServerUnaryStreamer<v1::CancelHandOverRequest, v1::HandOverInfo>* stream) {
+  const auto cancel = [&](EnteredCall*, const v1::CancelHandOverRequest& request,
+                          v1::HandOverInfo* reply) { return RunCancel(context, request, reply); };
+  return ServeUnary(*gate_, {context, "CancelHandOver"}, CallKind::kShort, stream, cancel);
+}
+
+absl::Status HandOverService::RunCancel(grpc::ServerContext* context,
+                                        const v1::CancelHandOverRequest& request,
+                                        v1::HandOverInfo* reply) {
+  const JobId job(request.job_id());
   const Gate::Caller* admitted = nullptr;
   const auto cancel = [&](Coordinator& core, absl::Time now, Effects* effects) -> absl::Status {
     RETURN_IF_ERROR(Gate::CheckSame(core.GetJob(job), *admitted));
@@ -199,16 +217,27 @@ grpc::Status HandOverService::Cancel(grpc::ServerContext* context,
                        });
 }
 
-grpc::Status HandOverService::Get(grpc::ServerContext* context,
-                                  const v1::GetHandOverRequest* request, v1::HandOverInfo* reply) {
-  const auto caller =
-      gate_->Admit({context, "GetHandOver", JobId(request->job_id())}, Right::kRead);
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
-  const JobId job(request->job_id());
+grpc::Status HandOverService::StreamedGet(
+    grpc::ServerContext* context,
+    grpc::ServerUnaryStreamer<v1::GetHandOverRequest, v1::HandOverInfo>* stream) {
+  const auto get = [&](EnteredCall* entered, const v1::GetHandOverRequest& request,
+                       v1::HandOverInfo* reply) {
+    return RunGet(context, entered, request, reply);
+  };
+  return ServeUnary(*gate_, {context, "GetHandOver"}, CallKind::kWaiting, stream, get);
+}
+
+absl::Status HandOverService::RunGet(grpc::ServerContext* context, EnteredCall* entered,
+                                     const v1::GetHandOverRequest& request,
+                                     v1::HandOverInfo* reply) {
+  const JobId job(request.job_id());
+  ASSIGN_OR_RETURN(const Gate::Caller caller,
+                   gate_->Admit({context, "GetHandOver", job}, Right::kRead));
+  JobView handed_over;
   const auto look = [&](const Coordinator& core) -> std::optional<absl::Status> {
-    const absl::StatusOr<JobView> view = core.GetJob(job);
+    absl::StatusOr<JobView> view = core.GetJob(job);
     if (!view.ok()) return view.status();
-    RETURN_IF_ERROR(Gate::CheckSame(view, *caller));
+    RETURN_IF_ERROR(Gate::CheckSame(view, caller));
     if (view->status.state == JobState::kLost) {
       return absl::DataLossError(
           absl::StrCat("job '", job.value(), "' is lost: ", view->status.reason));
@@ -217,38 +246,47 @@ grpc::Status HandOverService::Get(grpc::ServerContext* context,
     const HandOverPhase phase = view->hand_over->phase;
     const bool is_ready = Stands(phase) && view->status.state == JobState::kRunning;
     if (phase != HandOverPhase::kDone && !is_ready) return std::nullopt;
-    Encode(*view, reply);
-    *reply->mutable_model() = EncodeModel(view->spec->model);
-    *reply->mutable_config() = EncodeJobConfig(view->spec->config);
-    for (const std::string& state : *view->hand_over->trainer_states)
-      reply->add_trainer_states(state);
+    handed_over = *std::move(view);
     return absl::OkStatus();
   };
-  return ToGrpcStatus(host_->AwaitCore({job}, look, [context] { return context->IsCancelled(); }));
+  RETURN_IF_ERROR(host_->AwaitCore({job}, look, [context] { return context->IsCancelled(); }));
+  RETURN_IF_ERROR(
+      entered->TakeReplyTurn(handed_over.spec_bytes + int64_t{kMaxHandOverStatesBytes}));
+  Encode(handed_over, reply);
+  *reply->mutable_model() = EncodeModel(handed_over.spec->model);
+  *reply->mutable_config() = EncodeJobConfig(handed_over.spec->config);
+  for (const std::string& state : *handed_over.hand_over->trainer_states)
+    reply->add_trainer_states(state);
+  return absl::OkStatus();
 }
 
-grpc::Status HandOverService::Read(grpc::ServerContext* context,
-                                   const v1::ReadHandOverRequest* request,
-                                   grpc::ServerWriter<v1::HandOverReply>* writer) {
-  const auto caller =
-      gate_->Admit({context, "ReadHandOver", JobId(request->job_id())}, Right::kRead);
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
-  HandOverReader::Client client;
-  client.write = [writer](const v1::HandOverReply& reply) { return writer->Write(reply); };
-  client.cancelled = [context] { return context->IsCancelled(); };
-  client.cancel = [context] { context->TryCancel(); };
-  return ToGrpcStatus(
-      HandOverReader(host_, hub_, &places_, times_, std::move(client)).Read(*request));
+grpc::Status HandOverService::StreamedRead(
+    grpc::ServerContext* context,
+    grpc::ServerSplitStreamer<v1::ReadHandOverRequest, v1::HandOverReply>* stream) {
+  const auto read = [&](EnteredCall*, const v1::ReadHandOverRequest& request) -> absl::Status {
+    RETURN_IF_ERROR(
+        gate_->Admit({context, "ReadHandOver", JobId(request.job_id())}, Right::kRead).status());
+    HandOverReader::Client client;
+    client.write = [stream](const v1::HandOverReply& reply) { return stream->Write(reply); };
+    client.cancelled = [context] { return context->IsCancelled(); };
+    client.cancel = [context] { context->TryCancel(); };
+    return HandOverReader(host_, hub_, &places_, times_, std::move(client)).Read(request);
+  };
+  return ServeStream(*gate_, {context, "ReadHandOver"}, stream, read, kMaxMessageBytes);
 }
 
-grpc::Status HandOverService::TakeOver(grpc::ServerContext* context,
-                                       const v1::TakeOverRequest* request,
-                                       v1::HandOverInfo* reply) {
-  const auto taker =
-      gate_->Admit({context, "TakeOver", JobId(request->taker_job_id())}, Right::kChange);
-  if (!taker.ok()) return ToGrpcStatus(taker.status());
-  return gate_->Change({context, "TakeOver", JobId(request->job_id())}, Right::kChange,
-                       [&](const Gate::Caller&) { return RunTakeOver(context, *request, reply); });
+grpc::Status HandOverService::StreamedTakeOver(
+    grpc::ServerContext* context,
+    grpc::ServerUnaryStreamer<v1::TakeOverRequest, v1::HandOverInfo>* stream) {
+  const auto take_over = [&](EnteredCall*, const v1::TakeOverRequest& request,
+                             v1::HandOverInfo* reply) -> absl::Status {
+    RETURN_IF_ERROR(
+        gate_->Admit({context, "TakeOver", JobId(request.taker_job_id())}, Right::kChange)
+            .status());
+    return gate_->Change({context, "TakeOver", JobId(request.job_id())}, Right::kChange,
+                         [&](const Gate::Caller&) { return RunTakeOver(context, request, reply); });
+  };
+  return ServeUnary(*gate_, {context, "TakeOver"}, CallKind::kWaiting, stream, take_over);
 }
 
 absl::Status HandOverService::RunTakeOver(grpc::ServerContext* context,

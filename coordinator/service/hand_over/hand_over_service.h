@@ -8,32 +8,45 @@
 #include "coordinator/service/gate.h"
 #include "coordinator/service/hand_over/hand_over_reader.h"
 #include "coordinator/service/live/live_hub.h"
+#include "grpcpp/support/sync_stream.h"
 #include "proto/hand_over.grpc.pb.h"
 
 namespace tessera::coordinator {
 
-class HandOverService : public v1::HandOvers::Service {
+class HandOverService : public v1::HandOvers::StreamedService {
  public:
   // `host`, `gate` and `hub` outlive this.
   HandOverService(CoordinatorHost* host, const Gate* gate, LiveHub* hub, const LiveTimes& times)
       : host_(host), gate_(gate), hub_(hub), times_(times) {}
 
-  grpc::Status Offer(grpc::ServerContext* context, const v1::OfferRequest* request,
-                     v1::HandOverInfo* reply) override;
-  grpc::Status AwaitEnd(grpc::ServerContext* context, const v1::AwaitEndRequest* request,
-                        v1::HandOverInfo* reply) override;
-  grpc::Status Cancel(grpc::ServerContext* context, const v1::CancelHandOverRequest* request,
-                      v1::HandOverInfo* reply) override;
-  grpc::Status Get(grpc::ServerContext* context, const v1::GetHandOverRequest* request,
-                   v1::HandOverInfo* reply) override;
-  grpc::Status Read(grpc::ServerContext* context, const v1::ReadHandOverRequest* request,
-                    grpc::ServerWriter<v1::HandOverReply>* writer) override;
-  grpc::Status TakeOver(grpc::ServerContext* context, const v1::TakeOverRequest* request,
-                        v1::HandOverInfo* reply) override;
+  grpc::Status StreamedOffer(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::OfferRequest, v1::HandOverInfo>* stream) override;
+  grpc::Status StreamedAwaitEnd(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::AwaitEndRequest, v1::HandOverInfo>* stream) override;
+  grpc::Status StreamedCancel(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::CancelHandOverRequest, v1::HandOverInfo>* stream) override;
+  grpc::Status StreamedGet(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::GetHandOverRequest, v1::HandOverInfo>* stream) override;
+  grpc::Status StreamedRead(
+      grpc::ServerContext* context,
+      grpc::ServerSplitStreamer<v1::ReadHandOverRequest, v1::HandOverReply>* stream) override;
+  grpc::Status StreamedTakeOver(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<v1::TakeOverRequest, v1::HandOverInfo>* stream) override;
 
  private:
   absl::Status RunOffer(grpc::ServerContext* context, const v1::OfferRequest& request,
                         v1::HandOverInfo* reply);
+  absl::Status RunAwaitEnd(grpc::ServerContext* context, const v1::AwaitEndRequest& request,
+                           v1::HandOverInfo* reply);
+  absl::Status RunCancel(grpc::ServerContext* context, const v1::CancelHandOverRequest& request,
+                         v1::HandOverInfo* reply);
+  absl::Status RunGet(grpc::ServerContext* context, EnteredCall* entered,
+                      const v1::GetHandOverRequest& request, v1::HandOverInfo* reply);
   absl::Status RunTakeOver(grpc::ServerContext* context, const v1::TakeOverRequest& request,
                            v1::HandOverInfo* reply);
 

@@ -4,7 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "coordinator/service/serve.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
@@ -31,50 +32,59 @@ void ServeLine(LiveLine* line, grpc::ServerContext* context, LiveRelayService::S
 
 }  // namespace
 
-grpc::Status LiveStateService::ListLiveState(grpc::ServerContext* context,
-                                             const v1::LiveStateQuery* query,
-                                             grpc::ServerWriter<v1::LiveTensorInfo>* writer) {
-  const auto caller =
-      gate_->Admit({context, "ListLiveState", JobId(query->job_id())}, Right::kRead);
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
-  const absl::StatusOr<JobView> view = host_->GetJob(JobId(query->job_id()));
-  if (absl::Status status = Gate::CheckSame(view, *caller); !status.ok())
-    return ToGrpcStatus(status);
-  const absl::StatusOr<LivePlan> plan = PlanLiveRead(view->spec->model, view->spec->config, *query);
-  if (!plan.ok()) return ToGrpcStatus(plan.status());
-  for (size_t entry = 0; entry < plan->num_entries(); ++entry) {
-    if (!writer->Write(plan->InfoOf(entry))) return grpc::Status::CANCELLED;
-  }
-  return grpc::Status::OK;
+grpc::Status LiveStateService::StreamedListLiveState(
+    grpc::ServerContext* context,
+    grpc::ServerSplitStreamer<v1::LiveStateQuery, v1::LiveTensorInfo>* stream) {
+  const auto list = [&](EnteredCall* entered, const v1::LiveStateQuery& query) -> absl::Status {
+    ASSIGN_OR_RETURN(const Gate::Caller caller,
+                     gate_->Admit({context, "ListLiveState", JobId(query.job_id())}, Right::kRead));
+    const absl::StatusOr<JobView> view = host_->GetJob(JobId(query.job_id()));
+    RETURN_IF_ERROR(Gate::CheckSame(view, caller));
+    RETURN_IF_ERROR(entered->TakeReplyTurn(view->spec_bytes));
+    ASSIGN_OR_RETURN(const LivePlan plan,
+                     PlanLiveRead(view->spec->model, view->spec->config, query));
+    for (size_t entry = 0; entry < plan.num_entries(); ++entry)
+      RETURN_IF_ERROR(entered->Write(stream, plan.InfoOf(entry)));
+    return absl::OkStatus();
+  };
+  return ServeStream(*gate_, {context, "ListLiveState"}, stream, list, kMaxMessageBytes);
 }
 
-grpc::Status LiveStateService::GetLiveState(grpc::ServerContext* context,
-                                            const v1::LiveStateQuery* query,
-                                            grpc::ServerWriter<v1::LiveStateReply>* writer) {
-  const auto caller = gate_->Admit({context, "GetLiveState", JobId(query->job_id())}, Right::kRead);
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
-  LiveReader::Client client;
-  client.write = [writer](const v1::LiveStateReply& reply) { return writer->Write(reply); };
-  client.cancelled = [context] { return context->IsCancelled(); };
-  client.cancel = [context] { context->TryCancel(); };
-  return ToGrpcStatus(LiveReader(host_, hub_, times_, std::move(client)).Read(*query, *caller));
+grpc::Status LiveStateService::StreamedGetLiveState(
+    grpc::ServerContext* context,
+    grpc::ServerSplitStreamer<v1::LiveStateQuery, v1::LiveStateReply>* stream) {
+  const auto get = [&](EnteredCall*, const v1::LiveStateQuery& query) -> absl::Status {
+    ASSIGN_OR_RETURN(const Gate::Caller caller,
+                     gate_->Admit({context, "GetLiveState", JobId(query.job_id())}, Right::kRead));
+    LiveReader::Client client;
+    client.write = [stream](const v1::LiveStateReply& reply) { return stream->Write(reply); };
+    client.cancelled = [context] { return context->IsCancelled(); };
+    client.cancel = [context] { context->TryCancel(); };
+    return LiveReader(host_, hub_, times_, std::move(client)).Read(query, caller);
+  };
+  return ServeStream(*gate_, {context, "GetLiveState"}, stream, get, kMaxMessageBytes);
 }
 
 grpc::Status LiveRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
-  if (absl::Status status = gate_->CheckKnown({context, "LiveRelay"}); !status.ok())
-    return ToGrpcStatus(status);
+  return ToGrpcStatus(RunRelay(context, stream));
+}
+
+absl::Status LiveRelayService::RunRelay(grpc::ServerContext* context, Stream* stream) {
+  const Gate::Call call{context, "LiveRelay"};
+  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter(call, CallKind::kOfWorker));
   v1::LiveEvent hello;
-  if (!stream->Read(&hello) || !hello.has_hello())
-    return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));
-  const auto caller = gate_->AdmitWorker({context, "LiveRelay"}, hello.hello().worker_id());
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
+  RETURN_IF_ERROR(ReadFirst(*gate_, call, &entered, stream, &hello));
+  if (!hello.has_hello())
+    return absl::InvalidArgumentError("the stream does not begin with a hello");
+  RETURN_IF_ERROR(gate_->AdmitWorker(call, hello.hello().worker_id()).status());
   const std::shared_ptr<LiveLine> line =
       hub_->Find(hello.hello().session(), hello.hello().worker_id());
   if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))
-    return ToGrpcStatus(absl::NotFoundError("nobody waits for this worker's state"));
+    return absl::NotFoundError("nobody waits for this worker's state");
+  entered.GiveUpPlace();
   ServeLine(line.get(), context, stream);
   line->Detach();
-  return grpc::Status::OK;
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::coordinator

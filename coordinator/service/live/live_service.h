@@ -6,21 +6,24 @@
 #include "coordinator/service/gate.h"
 #include "coordinator/service/live/live_hub.h"
 #include "coordinator/service/live/live_reader.h"
+#include "grpcpp/support/sync_stream.h"
 #include "proto/live_state.grpc.pb.h"
 
 namespace tessera::coordinator {
 
 // For clients.
-class LiveStateService : public v1::LiveState::Service {
+class LiveStateService : public v1::LiveState::StreamedService {
  public:
   // `host`, `gate` and `hub` outlive this.
   LiveStateService(CoordinatorHost* host, const Gate* gate, LiveHub* hub, const LiveTimes& times)
       : host_(host), gate_(gate), hub_(hub), times_(times) {}
 
-  grpc::Status ListLiveState(grpc::ServerContext* context, const v1::LiveStateQuery* query,
-                             grpc::ServerWriter<v1::LiveTensorInfo>* writer) override;
-  grpc::Status GetLiveState(grpc::ServerContext* context, const v1::LiveStateQuery* query,
-                            grpc::ServerWriter<v1::LiveStateReply>* writer) override;
+  grpc::Status StreamedListLiveState(
+      grpc::ServerContext* context,
+      grpc::ServerSplitStreamer<v1::LiveStateQuery, v1::LiveTensorInfo>* stream) override;
+  grpc::Status StreamedGetLiveState(
+      grpc::ServerContext* context,
+      grpc::ServerSplitStreamer<v1::LiveStateQuery, v1::LiveStateReply>* stream) override;
 
  private:
   CoordinatorHost* const host_;
@@ -39,6 +42,8 @@ class LiveRelayService : public v1::LiveRelay::Service {
   grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
 
  private:
+  absl::Status RunRelay(grpc::ServerContext* context, Stream* stream);
+
   const Gate* const gate_;
   LiveHub* const hub_;
 };

@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "base/steady_time.h"
 #include "base/utf8.h"
+#include "coordinator/service/serve.h"
 #include "job/live_plan.h"
 #include "proto/grpc_status.h"
 
@@ -192,45 +193,52 @@ class MapCall {
 }  // namespace
 
 grpc::Status LiveMapService::MapLiveState(grpc::ServerContext* context, Stream* stream) {
-  if (absl::Status status = gate_->CheckKnown({context, "MapLiveState"}); !status.ok())
-    return ToGrpcStatus(status);
+  return ToGrpcStatus(Run(context, stream));
+}
+
+absl::Status LiveMapService::Run(grpc::ServerContext* context, Stream* stream) {
+  const Gate::Call call{context, "MapLiveState"};
+  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter(call, CallKind::kWaiting));
   v1::LiveStateQuery query;
-  if (!stream->Read(&query))
-    return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a query"));
-  const auto caller = gate_->Admit({context, "MapLiveState", JobId(query.job_id())}, Right::kRead);
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
+  RETURN_IF_ERROR(ReadFirst(*gate_, call, &entered, stream, &query, kMaxMessageBytes));
+  ASSIGN_OR_RETURN(const Gate::Caller caller,
+                   gate_->Admit({context, "MapLiveState", JobId(query.job_id())}, Right::kRead));
   absl::Status status;
   JobId job;
   {
-    MapCall call(host_, hub_, times_, context, stream);
-    status = call.Plan(query, *caller);
-    if (!status.ok()) return ToGrpcStatus(status);
-    job = call.job();
-    status = hub_->Enter(job, SteadyNow() + times_.answer, [&] { return context->IsCancelled(); });
-    if (!status.ok()) return ToGrpcStatus(status);
-    status = call.Run();
+    MapCall map(host_, hub_, times_, context, stream);
+    RETURN_IF_ERROR(map.Plan(query, caller));
+    job = map.job();
+    RETURN_IF_ERROR(hub_->Enter(job, SteadyNow() + times_.answer,
+                                [context] { return context->IsCancelled(); }));
+    status = map.Run();
   }
   hub_->Leave(job);
-  return ToGrpcStatus(status);
+  return status;
 }
 
 grpc::Status LiveMapRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
-  if (absl::Status status = gate_->CheckKnown({context, "LiveMapRelay"}); !status.ok())
-    return ToGrpcStatus(status);
+  return ToGrpcStatus(RunRelay(context, stream));
+}
+
+absl::Status LiveMapRelayService::RunRelay(grpc::ServerContext* context, Stream* stream) {
+  const Gate::Call call{context, "LiveMapRelay"};
+  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter(call, CallKind::kOfWorker));
   v1::LiveMapEvent event;
-  if (!stream->Read(&event) || !event.has_hello())
-    return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));
-  const auto caller = gate_->AdmitWorker({context, "LiveMapRelay"}, event.hello().worker_id());
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
+  RETURN_IF_ERROR(ReadFirst(*gate_, call, &entered, stream, &event));
+  if (!event.has_hello())
+    return absl::InvalidArgumentError("the stream does not begin with a hello");
+  RETURN_IF_ERROR(gate_->AdmitWorker(call, event.hello().worker_id()).status());
   const std::shared_ptr<MapLine> line =
       hub_->Find(event.hello().session(), event.hello().worker_id());
   if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))
-    return ToGrpcStatus(absl::NotFoundError("nobody waits for this worker's descriptors"));
+    return absl::NotFoundError("nobody waits for this worker's descriptors");
+  entered.GiveUpPlace();
   if (stream->Write(line->offer())) {
     while (stream->Read(&event)) line->Answer(std::move(event));
   }
   line->Detach();
-  return grpc::Status::OK;
+  return absl::OkStatus();
 }
 
 }  // namespace tessera::coordinator

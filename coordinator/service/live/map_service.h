@@ -23,6 +23,8 @@ class LiveMapService : public v1::LiveMap::Service {
   grpc::Status MapLiveState(grpc::ServerContext* context, Stream* stream) override;
 
  private:
+  absl::Status Run(grpc::ServerContext* context, Stream* stream);
+
   CoordinatorHost* const host_;
   const Gate* const gate_;
   MapHub* const hub_;
@@ -39,6 +41,8 @@ class LiveMapRelayService : public v1::LiveMapRelay::Service {
   grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
 
  private:
+  absl::Status RunRelay(grpc::ServerContext* context, Stream* stream);
+
   const Gate* const gate_;
   MapHub* const hub_;
 };

@@ -45,7 +45,7 @@ class MapTurnTest : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(const std::string token_file, AccessTokenPath());
     ASSERT_OK_AND_ASSIGN(std::string token, ReadOrMakeAccessToken(token_file));
     gate_ = std::make_unique<Gate>(host_.get(), std::move(rules),
-                                   CallerIdentities(std::move(token), nullptr));
+                                   CallerIdentities(std::move(token), nullptr), Gate::Limits());
     service_ = std::make_unique<LiveMapService>(host_.get(), gate_.get(), &hub_, LiveTimes());
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);

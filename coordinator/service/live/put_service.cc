@@ -7,6 +7,7 @@
 
 #include "base/start_thread.h"
 #include "base/status_macros.h"
+#include "coordinator/service/serve.h"
 #include "proto/grpc_status.h"
 
 namespace tessera::coordinator {
@@ -14,11 +15,16 @@ namespace tessera::coordinator {
 grpc::Status LivePutService::PutLiveState(grpc::ServerContext* context,
                                           grpc::ServerReader<v1::PutRequest>* reader,
                                           v1::PutReply* reply) {
-  if (absl::Status status = gate_->CheckKnown({context, "PutLiveState"}); !status.ok())
-    return ToGrpcStatus(status);
+  return ToGrpcStatus(Run(context, reader, reply));
+}
+
+absl::Status LivePutService::Run(grpc::ServerContext* context,
+                                 grpc::ServerReader<v1::PutRequest>* reader, v1::PutReply* reply) {
+  const Gate::Call call{context, "PutLiveState"};
+  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter(call, CallKind::kWaiting));
   v1::PutRequest first;
-  if (!reader->Read(&first) || !first.has_begin())
-    return ToGrpcStatus(absl::InvalidArgumentError("the put does not begin with a begin"));
+  RETURN_IF_ERROR(ReadFirst(*gate_, call, &entered, reader, &first, kMaxMessageBytes));
+  if (!first.has_begin()) return absl::InvalidArgumentError("the put does not begin with a begin");
   LiveWriter::Client client;
   client.read = [reader](v1::PutRequest* request) { return reader->Read(request); };
   client.cancelled = [context] { return context->IsCancelled(); };
@@ -35,17 +41,22 @@ grpc::Status LivePutService::PutLiveState(grpc::ServerContext* context,
 }
 
 grpc::Status LivePutRelayService::Relay(grpc::ServerContext* context, Stream* stream) {
-  if (absl::Status status = gate_->CheckKnown({context, "LivePutRelay"}); !status.ok())
-    return ToGrpcStatus(status);
+  return ToGrpcStatus(RunRelay(context, stream));
+}
+
+absl::Status LivePutRelayService::RunRelay(grpc::ServerContext* context, Stream* stream) {
+  const Gate::Call call{context, "LivePutRelay"};
+  ASSIGN_OR_RETURN(EnteredCall entered, gate_->Enter(call, CallKind::kOfWorker));
   v1::PutEvent event;
-  if (!stream->Read(&event) || !event.has_hello())
-    return ToGrpcStatus(absl::InvalidArgumentError("the stream does not begin with a hello"));
-  const auto caller = gate_->AdmitWorker({context, "LivePutRelay"}, event.hello().worker_id());
-  if (!caller.ok()) return ToGrpcStatus(caller.status());
+  RETURN_IF_ERROR(ReadFirst(*gate_, call, &entered, stream, &event));
+  if (!event.has_hello())
+    return absl::InvalidArgumentError("the stream does not begin with a hello");
+  RETURN_IF_ERROR(gate_->AdmitWorker(call, event.hello().worker_id()).status());
   const std::shared_ptr<PutLine> line =
       hub_->Find(event.hello().session(), event.hello().worker_id());
   if (line == nullptr || !line->Attach([context] { context->TryCancel(); }))
-    return ToGrpcStatus(absl::NotFoundError("nobody waits for this worker's part"));
+    return absl::NotFoundError("nobody waits for this worker's part");
+  entered.GiveUpPlace();
   absl::StatusOr<std::thread> writer = StartThread("a put's stream", [&line, stream, context] {
     while (std::optional<v1::PutCommand> command = line->Pop()) {
       if (stream->Write(*command)) continue;
@@ -56,7 +67,7 @@ grpc::Status LivePutRelayService::Relay(grpc::ServerContext* context, Stream* st
   while (writer.ok() && stream->Read(&event) && line->Push(std::move(event))) continue;
   line->Detach();
   if (writer.ok()) writer->join();
-  return ToGrpcStatus(writer.status());
+  return writer.status();
 }
 
 }  // namespace tessera::coordinator

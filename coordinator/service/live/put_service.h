@@ -22,6 +22,9 @@ class LivePutService : public v1::LivePut::Service {
                             v1::PutReply* reply) override;
 
  private:
+  absl::Status Run(grpc::ServerContext* context, grpc::ServerReader<v1::PutRequest>* reader,
+                   v1::PutReply* reply);
+
   CoordinatorHost* const host_;
   const Gate* const gate_;
   PutHub* const hub_;
@@ -38,6 +41,8 @@ class LivePutRelayService : public v1::LivePutRelay::Service {
   grpc::Status Relay(grpc::ServerContext* context, Stream* stream) override;
 
  private:
+  absl::Status RunRelay(grpc::ServerContext* context, Stream* stream);
+
   const Gate* const gate_;
   PutHub* const hub_;
 };

@@ -1,0 +1,101 @@
+// How much of the coordinator the calls of one client take, so that it starves nobody. Of each kind
+// of call there are so many places, and
+//
+//   a client gets one more   while it has fewer than are free, or than kAlways
+//
+// So one alone gets half of them, the next one half of the rest; and whoever has none gets one.
+// What waiting calls hold of their requests is shared likewise.
+//
+// And of each client one request at a time is read, and one long reply is sent; others of his wait.
+// Thread-safe.
+#ifndef TESSERA_COORDINATOR_SERVICE_CALL_LIMITS_H_
+#define TESSERA_COORDINATOR_SERVICE_CALL_LIMITS_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace tessera::coordinator {
+
+// What a call does. kOfWorker: one of a worker, until it has said which it is.
+enum class CallKind { kShort, kWaiting, kOfWorker };
+
+class CallLimits {
+ public:
+  static constexpr int kAlways = 4;
+  static constexpr int64_t kMaxHeldBytes = int64_t{64} << 20;
+
+  // `max_calls`: places of each kind.
+  explicit CallLimits(int max_calls) : max_calls_(max_calls) {}
+
+  // Of one call. Movable; given back where it ends.
+  class Place {
+   public:
+    Place(Place&& other) noexcept
+        : limits_(std::exchange(other.limits_, nullptr)),
+          client_(std::move(other.client_)),
+          kind_(other.kind_),
+          held_bytes_(other.held_bytes_) {}
+    Place& operator=(Place&&) = delete;
+    ~Place() { Leave(); }
+
+    void Leave();  // Idempotent.
+    // Until it leaves. Errors: ResourceExhausted  the client's calls hold too much already
+    absl::Status Hold(int64_t bytes);
+
+   private:
+    friend class CallLimits;
+    Place(CallLimits* limits, std::string client, CallKind kind)
+        : limits_(limits), client_(std::move(client)), kind_(kind) {}
+
+    CallLimits* limits_;  // Null: it has left.
+    std::string client_;
+    CallKind kind_;
+    int64_t held_bytes_ = 0;
+  };
+  // Errors: ResourceExhausted  names the client, and how many calls it has
+  absl::StatusOr<Place> Enter(const std::string& client, CallKind kind);
+
+  enum class Of { kReading, kReplying };
+  // Held by who may read, or reply, for its client; null: nobody holds it. Give it back soon.
+  using Turn = std::shared_ptr<void>;
+  // Waits for it. Errors: ResourceExhausted  another of the client's has it until the deadline;
+  //                       Cancelled  `cancelled` became true
+  absl::StatusOr<Turn> TakeTurn(const std::string& client, Of what, absl::Time deadline,
+                                absl::FunctionRef<bool()> cancelled);
+
+ private:
+  static constexpr int kNumKinds = 3;
+  struct Taken {
+    std::array<int, kNumKinds> calls = {};
+    int64_t held_bytes = 0;
+  };
+  // Who waits for one looks at no other client's.
+  struct TurnOfClient {
+    absl::Mutex mu;
+    bool is_taken ABSL_GUARDED_BY(mu) = false;
+  };
+
+  absl::Status HoldLocked(const std::string& client, int64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const int max_calls_;
+  absl::Mutex mu_;
+  Taken all_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, Taken> clients_ ABSL_GUARDED_BY(mu_);  // Of those with calls.
+  std::map<std::pair<std::string, Of>, std::weak_ptr<TurnOfClient>> turns_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace tessera::coordinator
+
+#endif  // TESSERA_COORDINATOR_SERVICE_CALL_LIMITS_H_

@@ -1,0 +1,111 @@
+#include "coordinator/service/call_limits.h"
+
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "base/steady_time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::coordinator {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Place = CallLimits::Place;
+constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+
+// As many as it gets.
+std::vector<Place> Fill(CallLimits* limits, const std::string& client, CallKind kind) {
+  std::vector<Place> places;
+  while (true) {
+    absl::StatusOr<Place> place = limits->Enter(client, kind);
+    if (!place.ok()) return places;
+    places.push_back(*std::move(place));
+  }
+}
+
+bool Never() { return false; }
+
+TEST(CallLimitsTest, OneClientGetsHalfAndIsToldHowManyItHas) {
+  CallLimits limits(20);
+  std::vector<Place> places = Fill(&limits, "uid:1", CallKind::kWaiting);
+  EXPECT_EQ(places.size(), 10);
+  EXPECT_THAT(limits.Enter("uid:1", CallKind::kWaiting),
+              StatusIs(kExhausted, AllOf(HasSubstr("'uid:1' has 10 calls that wait"),
+                                         HasSubstr("of the 20 of all clients (--max-calls) 10"),
+                                         HasSubstr("end some of them"))));
+  places.pop_back();
+  EXPECT_OK(limits.Enter("uid:1", CallKind::kWaiting));
+}
+
+TEST(CallLimitsTest, HoweverManyClientsTakeAllTheyCanThereIsAPlaceForOneThatHasNone) {
+  CallLimits limits(64);
+  std::vector<std::vector<Place>> greedy;
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_OK(limits.Enter("honest", CallKind::kShort)) << "beside " << i;
+    greedy.push_back(Fill(&limits, absl::StrCat("uid:", i), CallKind::kShort));
+  }
+  EXPECT_OK(limits.Enter("honest", CallKind::kShort));
+}
+
+TEST(CallLimitsTest, CallsThatWaitTakeNoPlaceOfOthersNorDoThoseOfWorkers) {
+  CallLimits limits(20);
+  const auto waiting = Fill(&limits, "uid:1", CallKind::kWaiting);
+  const auto of_workers = Fill(&limits, "uid:1", CallKind::kOfWorker);
+  EXPECT_EQ(of_workers.size(), 10);
+  EXPECT_EQ(Fill(&limits, "uid:1", CallKind::kShort).size(), 10);
+}
+
+TEST(CallLimitsTest, PlaceThatIsLeftOrMovedIsGivenBackOnce) {
+  CallLimits limits(20);
+  std::vector<Place> places = Fill(&limits, "uid:1", CallKind::kShort);
+  {
+    Place moved = std::move(places.back());
+    places.pop_back();
+    EXPECT_THAT(limits.Enter("uid:1", CallKind::kShort), StatusIs(kExhausted, HasSubstr("uid:1")));
+    moved.Leave();
+    moved.Leave();
+    EXPECT_OK(limits.Enter("uid:1", CallKind::kShort));
+  }
+  EXPECT_EQ(Fill(&limits, "uid:1", CallKind::kShort).size(), 1);
+}
+
+TEST(CallLimitsTest, WhatWaitingCallsHoldIsShared) {
+  CallLimits limits(8);
+  std::optional<Place> place = *limits.Enter("uid:1", CallKind::kWaiting);
+  ASSERT_OK(place->Hold(CallLimits::kMaxHeldBytes / 2));
+  EXPECT_THAT(place->Hold(1), StatusIs(kExhausted, HasSubstr("'uid:1' that wait have 33554432")));
+  Place other = *limits.Enter("uid:2", CallKind::kWaiting);
+  EXPECT_OK(other.Hold(CallLimits::kMaxHeldBytes / 4));
+  EXPECT_THAT(other.Hold(1), StatusIs(kExhausted, HasSubstr("uid")));
+  place.reset();
+  EXPECT_OK(other.Hold(CallLimits::kMaxHeldBytes / 4));
+}
+
+TEST(CallLimitsTest, OneRequestOfAClientIsReadAtATime) {
+  CallLimits limits(8);
+  const auto take = [&](const std::string& client, absl::Time deadline) {
+    return limits.TakeTurn(client, CallLimits::Of::kReading, deadline, Never);
+  };
+  absl::StatusOr<CallLimits::Turn> turn = take("uid:1", absl::InfiniteFuture());
+  ASSERT_OK(turn);
+  EXPECT_THAT(take("uid:1", absl::InfinitePast()),
+              StatusIs(kExhausted, HasSubstr("another call of 'uid:1' sends a request")));
+  EXPECT_OK(take("uid:2", absl::InfinitePast()));
+  EXPECT_OK(limits.TakeTurn("uid:1", CallLimits::Of::kReplying, absl::InfinitePast(), Never));
+  EXPECT_THAT(limits.TakeTurn("uid:1", CallLimits::Of::kReading, absl::InfiniteFuture(),
+                              [] { return true; }),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("gone")));
+  std::thread waits([&] { EXPECT_OK(take("uid:1", absl::InfiniteFuture())); });
+  turn->reset();
+  waits.join();
+}
+
+}  // namespace
+}  // namespace tessera::coordinator

@@ -1,0 +1,81 @@
+// Clients that take all they can get, beside a worker and a trainer.
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/beset_coordinator.h"
+#include "tests/testing/freed_memory.h"
+
+namespace tessera::testing_support {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+class HostileClientsTest : public testing::Test {
+ protected:
+  void Start(const std::vector<std::string>& flags) {
+    folder_ = "/tmp/tessera-hostile-XXXXXX";  // A socket's path is short.
+    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
+    auto made = BesetCoordinator::Start(folder_, flags);
+    if (absl::IsNotFound(made.status())) GTEST_SKIP() << made.status().message();
+    ASSERT_OK(made);
+    coordinator_ = *std::move(made);
+  }
+  void TearDown() override {
+    coordinator_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  bool HaveAllCalled(int64_t times) const {
+    for (size_t kind = 0; kind < kNumHostilities; ++kind) {
+      const auto hostility = static_cast<Hostility>(kind);
+      if (hostility == Hostility::kReadsNothing) continue;
+      if (coordinator_->hostile().NumCalls(hostility) < times) return false;
+    }
+    return true;
+  }
+
+  std::string folder_;
+  std::unique_ptr<BesetCoordinator> coordinator_;
+};
+
+TEST_F(HostileClientsTest, TrainingGoesOnBesideThemAndTheCoordinatorStaysSmall) {
+  constexpr int kOfEach = 8;
+  constexpr int kMaxCalls = 16;
+  Start({absl::StrCat("--max-calls=", kMaxCalls), "--request-timeout=1s",
+         "--live-client-timeout=1s",
+         absl::StrCat("--max-memory-bytes=", kKeepsFreedMemory ? 0 : 512 << 20)});
+  if (IsSkipped() || HasFatalFailure()) return;
+  const int threads_before = coordinator_->NumThreads();
+  std::array<int, kNumHostilities> clients;
+  clients.fill(kOfEach);
+  clients[static_cast<size_t>(Hostility::kReadsNothing)] = 0;  // What is refused to these stays.
+  ASSERT_OK(coordinator_->Beset(clients));
+  int max_threads = 0;
+  while (!HaveAllCalled(2 * kOfEach)) {
+    ASSERT_OK(coordinator_->Train());
+    max_threads = std::max(max_threads, coordinator_->NumThreads());
+  }
+  if (!kKeepsFreedMemory) {
+    EXPECT_LE(coordinator_->PeakResidentBytes(), int64_t{512} << 20);
+  }
+  // Each of two kinds of calls has kMaxCalls places; one that is refused has a thread, too.
+  EXPECT_LE(max_threads, threads_before + 2 * kMaxCalls + (kNumHostilities - 1) * kOfEach);
+
+  EXPECT_THAT(coordinator_->hostile().Answers(Hostility::kWatches),
+              Contains(HasSubstr("'certificate:other-client' has  calls that wait")));
+  EXPECT_THAT(coordinator_->Log(), HasSubstr("what more is refused to him"));
+}
+
+}  // namespace
+}  // namespace tessera::testing_support
