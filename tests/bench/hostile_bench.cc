@@ -1,4 +1,4 @@
-// What clients that take all they can get cost a coordinator, and a trainer beside them.
+// The cost of clients that take all they can get, for a coordinator and for a trainer.
 //
 //   bazel run //tests/bench:hostile_bench -- --of-each 112 --seconds 60
 #include <stdlib.h>

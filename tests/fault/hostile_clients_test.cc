@@ -1,4 +1,4 @@
-// Clients that take all they can get, beside a worker and a trainer.
+// Clients that take all they can get, alongside a worker and a trainer.
 #include <algorithm>
 #include <array>
 #include <cstdlib>

@@ -1,6 +1,6 @@
-// A coordinator's process with hostile clients at it, and beside them one worker and one trainer
-// who want nothing but to train: the worker's stream, and a job of one rank of which steps are
-// reported and looked at. For the test and the benchmark. Thread-compatible.
+// A coordinator's process with hostile clients, and one honest worker and one honest trainer: the
+// worker's stream, and a job of one rank whose steps are reported and measured. For the test and
+// the benchmark. Thread-compatible.
 #ifndef TESSERA_TESTS_TESTING_BESET_COORDINATOR_H_
 #define TESSERA_TESTS_TESTING_BESET_COORDINATOR_H_
 
@@ -23,8 +23,8 @@ namespace tessera::testing_support {
 
 class BesetCoordinator {
  public:
-  // `folder` is there and empty. `flags`: the coordinator's, beside its addresses.
-  // Errors: NotFound  there is no openssl command; those of CoordinatorProcess
+  // `folder` exists and is empty. `flags`: the coordinator's, besides its addresses.
+  // Errors: NotFound  no openssl command; those of CoordinatorProcess
   static absl::StatusOr<std::unique_ptr<BesetCoordinator>> Start(
       const std::string& folder, const std::vector<std::string>& flags);
   ~BesetCoordinator();

@@ -84,7 +84,7 @@ std::string Preface() {
                       Frame(8, 0, 0, kMoreOfConnection));
 }
 
-// Of a call: the headers, and that its message has so many bytes. `is_all`: there is no more.
+// Of a call: the headers, and that its message has so many bytes. `is_all`: the stream ends here.
 std::string BeginCall(uint32_t stream, absl::string_view method, uint32_t message_bytes,
                       bool is_all) {
   const std::string headers = absl::StrCat(

@@ -62,7 +62,7 @@ class HostileClients {
   static absl::StatusOr<std::unique_ptr<HostileClients>> Start(const Options& options);
   ~HostileClients();  // Stops them.
 
-  // Calls of this kind that have ended, or, where they wait, begun.
+  // Calls of this kind that have ended, or, of those that wait, started.
   int64_t NumCalls(Hostility kind) const { return num_calls_[static_cast<size_t>(kind)]; }
   // What they were told, of all kinds: each message once, without numbers.
   std::set<std::string> Answers(Hostility kind) const;

@@ -158,8 +158,8 @@ std::vector<RegionPart> PartsToTake(const Packet& packet, const ExecutorMemory& 
   return parts;
 }
 
-// So that no step runs out of it, nor faults. Where there is not enough, a job that has not begun
-// keeps none.
+// So that no step runs out of memory, nor faults. If there is not enough, a job that has not
+// started keeps none.
 absl::Status TakeHostMemory(const Packet& packet, const ExecutorMemory& memory) {
   const std::vector<RegionPart> parts = PartsToTake(packet, memory);
   absl::Status status;
