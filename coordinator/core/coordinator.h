@@ -8,7 +8,7 @@
 // durable state is what it was; what was merely heard (a failure, an answer) is kept, so the next
 // Tick tries again what follows from it. A handler that returned an error is always rolled back.
 //
-// Thread-compatible: one caller at a time. `now` never goes back by more than clocks do.
+// Thread-compatible: one caller at a time. `now` never goes back.
 #ifndef TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 #define TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 
@@ -174,7 +174,7 @@ class Coordinator {
   void RememberDeleted(const JobId& job, Creation creation, Effects* effects);
   absl::Status DeleteOrphan(const DeleteJobEvent& event, absl::Time now, Effects* effects);
   void RememberRequest(const std::string& request_id, Request request, Effects* effects);
-  void HearOfHeldJob(const Sender& sender, const JobProgress& progress, Effects* effects);
+  void HearOfHeldJob(const Sender& from, const JobProgress& job, absl::Time now, Effects* effects);
   // Whether workers hold a later epoch of the job than the journal has, or have begun its first.
   bool IsBehind(const JobId& id, const Job& job) const;
   // Where the ranks are, if the job can be taken over now. `why_not` says what is missing.

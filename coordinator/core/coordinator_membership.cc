@@ -179,7 +179,7 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
          IsBehind(progress.job, *known) || HasUnknownSteps(*known, sender.worker, progress));
     if (!was_deleted && (!is_known || is_ahead)) {
       unknown.insert({progress.job, progress.creation});
-      HearOfHeldJob(sender, progress, effects);
+      HearOfHeldJob(sender, progress, now, effects);
       continue;
     }
     if (was_deleted || !HasRankOn(*known, sender.worker)) {

@@ -54,8 +54,7 @@ class CoordinatorOrphansTest : public ::testing::Test {
       return core_.Heartbeat(Life(worker), {{kJob, creation, Epoch(epoch), {}}}, now_, e);
     });
   }
-  absl::Status Describe(const std::string& worker, int64_t epoch, int64_t decided = 12,
-                        Creation creation = kCreation) {
+  HeldJob Held(int64_t epoch, int64_t decided = 12, Creation creation = kCreation) const {
     HeldJob held;
     held.job = kJob;
     held.creation = creation;
@@ -65,7 +64,13 @@ class CoordinatorOrphansTest : public ::testing::Test {
     held.decided_step = Step(decided);
     held.has_begun = true;
     held.owner = owner_;
-    return Run([&](Effects* e) { return core_.ReportHeld(Life(worker), held, now_, e); });
+    return held;
+  }
+  absl::Status Describe(const std::string& worker, int64_t epoch, int64_t decided = 12,
+                        Creation creation = kCreation) {
+    return Run([&](Effects* e) {
+      return core_.ReportHeld(Life(worker), Held(epoch, decided, creation), now_, e);
+    });
   }
   absl::StatusOr<JobView> Create(const std::string& request) {
     return Run([&](Effects* e) { return core_.CreateJob({request, kJob, Spec()}, now_, e); });
@@ -259,6 +264,60 @@ TEST_F(CoordinatorOrphansTest, JournalOfBeforeTheFirstEpochBeganTakesThatOver) {
   EXPECT_EQ(Job().status.epoch, Epoch(2));
   EXPECT_TRUE(Job().status.bound);
   EXPECT_EQ(Job().committed_step, Step(12));
+}
+
+TEST_F(CoordinatorOrphansTest, TakeOverThatTheJournalDidNotTakeLeavesItAnOrphan) {
+  for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, 5));
+  ASSERT_OK(Describe("a", 5));
+  ASSERT_OK(core_.ReportHeld(Life("b"), Held(5), now_, &effects_));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+  core_.Rollback();
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned);
+  EXPECT_THAT(Create("r1"), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("'a', 'b' hold it")))
+      << "its deletion would drop both";
+  ASSERT_OK(Beat("b", 5));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+}
+
+TEST_F(CoordinatorOrphansTest, WaitsForTheWorkerOfALaterEpochThatHasNotDescribedIt) {
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  ASSERT_OK(Register("c"));
+  ASSERT_OK(Beat("c", 8, made.creation));
+  for (const char* worker : {"a", "b"}) {
+    ASSERT_OK(Beat(worker, 1, made.creation));
+    ASSERT_OK(Describe(worker, 1, 0, made.creation));
+  }
+  EXPECT_EQ(Job().status.epoch, Epoch(1)) << "what 'c' holds would be given up";
+  EXPECT_THAT(Job().status.reason, HasSubstr("worker 'c' is here too"));
+}
+
+TEST_F(CoordinatorOrphansTest, OfOneEpochThatWasTwoTheOneThatBeganIsTakenOver) {
+  ASSERT_OK(Register("c"));
+  for (const char* worker : {"a", "b", "c"}) ASSERT_OK(Beat(worker, 1));
+  HeldJob unbegun = Held(1, 0);
+  unbegun.places = {{WorkerId("a"), 0}, {WorkerId("c"), 0}};
+  unbegun.has_begun = false;
+  for (const char* worker : {"a", "c"}) {
+    ASSERT_OK(Run([&](Effects* e) { return core_.ReportHeld(Life(worker), unbegun, now_, e); }));
+  }
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned) << "'b' may be further";
+  ASSERT_OK(Describe("b", 1));
+  EXPECT_EQ(Job().committed_step, Step(12));
+  EXPECT_EQ(Job().status.placements[1].worker, WorkerId("b"));
+}
+
+TEST_F(CoordinatorOrphansTest, IsTakenOverOnceItsDevicesAreFree) {
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.CreateJob({"r1", JobId("other"), Spec()}, now_, e).status();
+  }));
+  for (const char* worker : {"a", "b"}) {
+    ASSERT_OK(Beat(worker, 5));
+    ASSERT_OK(Describe(worker, 5));
+  }
+  EXPECT_THAT(Job().status.reason, HasSubstr("has another job"));
+  ASSERT_OK(Run([&](Effects* e) { return core_.DeleteJob({"r2", JobId("other")}, now_, e); }));
+  ASSERT_OK(Beat("a", 5));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
 }
 
 TEST_F(CoordinatorOrphansTest, ItsDevicesGoToNoOtherJob) {
