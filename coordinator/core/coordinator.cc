@@ -140,9 +140,10 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
     return view;
   }
   RETURN_IF_ERROR(CheckKnown(event.job));
-  if (now < no_new_jobs_before_) {
+  if (take_over_until_.has_value()) {
     return absl::UnavailableError(
-        "the journal is new: first it takes over what the workers of its cluster hold");
+        "the journal is new, or an older one: first the coordinator takes over what the workers of "
+        "its cluster hold");
   }
   if (replay != nullptr) {
     return absl::NotFoundError(absl::StrCat("job '", event.job.value(),

@@ -48,8 +48,8 @@ class Coordinator {
   // Which cluster this is: empty until it was named, once.
   const std::string& cluster() const { return state_.cluster(); }
   void NameCluster(const std::string& id, Effects* effects);
-  // Makes no job before then: workers that are about to come hold some.
-  void TakeOverUntil(absl::Time until) { no_new_jobs_before_ = until; }
+  // No job is made and no epoch begins before a Tick then: workers to come may hold later ones.
+  void TakeOverUntil(absl::Time until) { take_over_until_ = until; }
   // Of a job whose records cannot be read, and why: it is kept as it is, shown, and given up once
   // its workers describe it, or it is deleted. Before the first event.
   void Quarantine(const JobId& job, const std::string& reason) { unreadable_[job] = reason; }
@@ -236,7 +236,7 @@ class Coordinator {
   std::map<JobId, EpochRuntime> runtimes_;
   std::map<JobId, RestartPacer> pacers_;
   std::map<JobId, AvoidedWorkers> avoided_;
-  absl::Time no_new_jobs_before_ = absl::InfinitePast();
+  std::optional<absl::Time> take_over_until_;
   Orphans orphans_;
   std::map<JobId, std::string> unreadable_;  // And why.
   std::set<JobId> replaced_;                 // Of these, once what waits for Accept is accepted.

@@ -78,6 +78,13 @@ class CoordinatorOrphansTest : public ::testing::Test {
   absl::Status Delete(const std::string& request) {
     return Run([&](Effects* e) { return core_.DeleteJob({request, kJob}, now_, e); });
   }
+  absl::Status Tick(int seconds) {
+    now_ += absl::Seconds(seconds);
+    return Run([&](Effects* e) {
+      core_.Tick(now_, e);
+      return absl::OkStatus();
+    });
+  }
   template <typename C>
   int Count() const {
     int count = 0;
@@ -183,8 +190,25 @@ TEST_F(CoordinatorOrphansTest, NewJournalOfAClusterMakesNoJobBeforeItsWorkersCou
   core_.TakeOverUntil(now_ + absl::Seconds(10));
   EXPECT_THAT(Create("r1"),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the journal is new")));
-  now_ += absl::Seconds(10);
+  for (const int seconds : {4, 9, 4}) ASSERT_OK(Tick(seconds));
+  EXPECT_EQ(Create("r1").status().code(), absl::StatusCode::kUnavailable)
+      << "nobody could come in the 9 s in which it stood still";
+  ASSERT_OK(Tick(2));
   EXPECT_OK(Create("r1"));
+}
+
+TEST_F(CoordinatorOrphansTest, OlderJournalPlacesNoJobBeforeTheWorkersThatHoldItCouldCome) {
+  ASSERT_OK(Register("c"));
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  ASSERT_EQ(made.status.placements[1].worker, WorkerId("b"));
+  core_.TakeOverUntil(now_ + absl::Seconds(10));
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.ReportFailure(Life("b"), {kJob, made.creation, Epoch(1), Rank(-1), "full"}, now_,
+                               e);
+  }));
+  EXPECT_EQ(Job().status.epoch, Epoch(1)) << "a worker may hold a second one";
+  ASSERT_OK(Tick(10));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
 }
 
 TEST_F(CoordinatorOrphansTest, DescriptionThatContradictsTheJournalIsRefused) {

@@ -65,8 +65,7 @@ absl::StatusOr<std::vector<StateRecord>> DecodeRows(const std::vector<JournalRow
 
 // Of a journal that has no name yet: this one, or where it is empty a new one.
 // Errors: FailedPrecondition  it has another name; as Journal::Append
-absl::Status NameCluster(const std::string& wanted, absl::Time take_over_until, Journal* journal,
-                         Coordinator* core) {
+absl::Status NameCluster(const std::string& wanted, Journal* journal, Coordinator* core) {
   if (core->cluster().empty()) {
     if (!wanted.empty()) {
       if (wanted.size() != 32 || !std::all_of(wanted.begin(), wanted.end(), absl::ascii_isxdigit)) {
@@ -74,7 +73,6 @@ absl::Status NameCluster(const std::string& wanted, absl::Time take_over_until, 
             absl::StrCat("cluster id '", absl::CHexEscape(Truncated(wanted, 80)),
                          "': must be 32 hexadecimal digits, as workers' logs have it"));
       }
-      core->TakeOverUntil(take_over_until);
     }
     Effects effects;
     core->NameCluster(wanted.empty() ? NewClusterId() : wanted, &effects);
@@ -99,18 +97,17 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
   std::map<JobId, std::string> unreadable;
   ASSIGN_OR_RETURN(const std::vector<StateRecord> records, DecodeRows(rows, &unreadable));
   CoordinatorOptions core_options = options.core;
-  // Workers may have heard of later requests for saves than the journal has.
-  if (options.older_journal || (rows.empty() && !options.cluster_id.empty()))
-    core_options.first_save_number = absl::ToUnixSeconds(WallNow());
-  ASSIGN_OR_RETURN(Coordinator core,
-                   Coordinator::Restore(core_options, records, options.clock->TimeNow()));
+  // Workers may hold later jobs, and have heard of later requests for saves, than the journal has.
+  const bool takes_over = options.older_journal || (rows.empty() && !options.cluster_id.empty());
+  if (takes_over) core_options.first_save_number = absl::ToUnixSeconds(WallNow());
+  const absl::Time now = options.clock->TimeNow();
+  ASSIGN_OR_RETURN(Coordinator core, Coordinator::Restore(core_options, records, now));
+  if (takes_over) core.TakeOverUntil(now + options.core.worker_timeout);
   for (const auto& [job, reason] : unreadable) {
     TESSERA_LOG(ERROR, "job={} is set aside: {}", job.value(), reason);
     core.Quarantine(job, reason);
   }
-  RETURN_IF_ERROR(NameCluster(options.cluster_id,
-                              options.clock->TimeNow() + options.core.worker_timeout, journal.get(),
-                              &core));
+  RETURN_IF_ERROR(NameCluster(options.cluster_id, journal.get(), &core));
   ASSIGN_OR_RETURN(JournalStarts starts, JournalStarts::Read(rows));
   auto host = std::unique_ptr<CoordinatorHost>(
       new CoordinatorHost(options, std::move(journal), std::move(starts), std::move(core)));
