@@ -151,6 +151,8 @@ void SimulatedCluster::CopyOrGoBack() {
   ++num_gone_back_;
   calls_.Clear();
   for (const auto& [creation, truth] : truths_) truth->GoBack();
+  for (const JobView& view : coordinator_.core().ListJobs())
+    FindTruth(view.creation)->ComeBackAs(view);
   for (const auto& owner : owners_) owner->GoBack();
   statuses_.clear();
 }
@@ -158,7 +160,23 @@ void SimulatedCluster::CopyOrGoBack() {
 bool SimulatedCluster::OwnersMayAct() const {
   // With an older journal nobody makes or deletes a job while a worker is away.
   return num_gone_back_ == 0 ||
-         std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) { return IsKnown(node); });
+         std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) { return IsHeard(node); });
+}
+
+bool SimulatedCluster::IsHeard(const Node& node) const {
+  return IsKnown(node) && coordinator_.Hears(node.worker->id());
+}
+
+bool SimulatedCluster::HasTakenOver() const {
+  return std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
+    return IsHeard(node) &&
+           std::all_of(
+               node.worker->jobs().begin(), node.worker->jobs().end(), [&](const auto& job) {
+                 const absl::StatusOr<JobView> view = coordinator_.core().GetJob(JobId(job.first));
+                 return view.ok() && (view->creation != job.second->truth().creation() ||
+                                      view->status.epoch >= job.second->epoch());
+               });
+  });
 }
 
 void SimulatedCluster::Act(bool chaos) {
@@ -166,6 +184,7 @@ void SimulatedCluster::Act(bool chaos) {
   if (chaos && dice_.OneIn(acts_per_fault_)) Misfortune(node);
   if (chaos && has_copies_ && dice_.OneIn(10 * acts_per_fault_)) CopyOrGoBack();
   coordinator_.Sleep(absl::Milliseconds(dice_.Roll(20)));
+  if (coordinator_.takes_over() && HasTakenOver()) coordinator_.EndTakeOver();
   if (dice_.OneIn(4)) Connect(node);
   if (dice_.OneIn(4)) calls_.Deliver();
   switch (dice_.Roll(16)) {

@@ -81,6 +81,8 @@ class SimulatedCluster {
   bool IsHeld(const SimulatedTruth& truth, const SimulatedWorker* without) const;
   // Whether the coordinator has been told of the life that this worker is in.
   bool IsKnown(const Node& node) const;
+  // Whether this process of the coordinator has been told by the worker what it holds.
+  bool IsHeard(const Node& node) const;
 
   void Connect(Node* node);
   void Register(Node* node);
@@ -90,6 +92,8 @@ class SimulatedCluster {
   void Misfortune(Node* node);
   void CopyOrGoBack();
   bool OwnersMayAct() const;
+  // Of what workers hold, after the coordinator went back.
+  bool HasTakenOver() const;
 
   SimulatedDice dice_;
   const int32_t acts_per_fault_;

@@ -195,6 +195,7 @@ bool SimulatedCoordinator::CopyOrGoBack() {
     return false;
   }
   journal_.RestoreCopy();
+  takes_over_ = true;
   Restart();
   return true;
 }
@@ -214,6 +215,13 @@ void SimulatedCoordinator::Restart(bool power_loss) {
   absl::StatusOr<Coordinator> core = Coordinator::Restore(options_, records, now_);
   ASSERT_OK(core);
   core_ = *std::move(core);
+  // Who starts it says that its journal is older, until it has taken everything over.
+  if (takes_over_) core_.TakeOverUntil(absl::InfiniteFuture());
+}
+
+void SimulatedCoordinator::EndTakeOver() {
+  takes_over_ = false;
+  core_.TakeOverUntil(now_);
 }
 
 }  // namespace tessera::coordinator

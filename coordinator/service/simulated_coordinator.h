@@ -34,6 +34,8 @@ class SimulatedCoordinator {
   // Reads an event of one of the worker's streams, or sees that one is over.
   void ReadFrom(const WorkerId& worker);
 
+  bool Hears(const WorkerId& worker) const { return current_.count(worker) > 0; }
+
   // It believes that the worker's connection is broken.
   void Cut(const WorkerId& worker);
 
@@ -45,6 +47,9 @@ class SimulatedCoordinator {
   // Copies its journal or, where it has a copy, dies, and the next one begins with that. Whether it
   // has gone back.
   bool CopyOrGoBack();
+  // All workers have come since.
+  void EndTakeOver();
+  bool takes_over() const { return takes_over_; }
 
   const Coordinator& core() const { return core_; }
   absl::Time now() const { return now_; }
@@ -71,6 +76,7 @@ class SimulatedCoordinator {
   int num_restarts_ = 0;
   int journal_failures_ = 0;
   int points_to_death_ = 0;                  // 0: none is meant.
+  bool takes_over_ = false;                  // What workers hold, as its journal is older.
   std::vector<SimulatedStreamPtr> streams_;  // That it has not left.
   std::map<WorkerId, SimulatedStreamPtr> current_;
 };

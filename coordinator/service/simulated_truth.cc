@@ -45,6 +45,12 @@ void SimulatedTruth::GoBack() {
   if (is_deleted_ || has_lost_memory_) LoseMemory();
 }
 
+void SimulatedTruth::ComeBackAs(const JobView& view) {
+  CheckView(view);
+  if (view.status.state == JobState::kRunning)
+    resume_steps_[view.status.epoch] = view.status.resume_step;
+}
+
 void SimulatedTruth::LoseMemory() {
   has_lost_memory_ = true;
   if (!has_gone_back_) return;

@@ -84,7 +84,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{"TwoGroups", 140, {4, 2, 1, 4, 2, kDefault}},
                     Shape{"ThreeGroups", 60, {5, 2, 1, 6, 2, kDefault}},
                     Shape{"FiveJobs", 30, {3, 4, 5, 3, 0, kDefault}},
-                    Shape{"FourRanksAndOldJournals", 80, {3, 2, 1, 4, 0, kSpread, true}}),
+                    Shape{"FourRanksAndOldJournals", 80, {3, 2, 1, 4, 0, kSpread, true}},
+                    Shape{"FiveJobsAndOldJournals", 30, {3, 4, 5, 3, 0, kDefault, true}}),
     [](const auto& shape) { return std::string(shape.param.name); });
 
 TEST(UndisturbedSimulationTest, HasOneEpoch) {
