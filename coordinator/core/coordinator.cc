@@ -76,7 +76,13 @@ void Coordinator::Rollback() {
 }
 
 void Coordinator::NameCluster(const std::string& id, Effects* effects) {
-  Put(ClusterRecord{id}, effects);
+  Put(ClusterRecord{id, state_.cluster().first_save_number}, effects);
+}
+
+void Coordinator::TakeOverHeld(absl::Time until, int64_t first_save_number, Effects* effects) {
+  take_over_until_ = until;
+  first_save_number = std::max(first_save_number, state_.cluster().first_save_number);
+  Put(ClusterRecord{state_.cluster().id, first_save_number}, effects);
 }
 
 void Coordinator::Put(StateRecord record, Effects* effects) {

@@ -46,10 +46,10 @@ class Coordinator {
   void Accept();
   void Rollback();
   // Which cluster this is: empty until it was named, once.
-  const std::string& cluster() const { return state_.cluster(); }
+  const std::string& cluster() const { return state_.cluster().id; }
   void NameCluster(const std::string& id, Effects* effects);
-  // No job is made and no epoch begins before a Tick then: workers to come may hold later ones.
-  void TakeOverUntil(absl::Time until) { take_over_until_ = until; }
+  // Before a Tick at `until` no job is made and no epoch begun: workers may hold later ones.
+  void TakeOverHeld(absl::Time until, int64_t first_save_number, Effects* effects);
   // Of a job whose records cannot be read, and why: it is kept as it is, shown, and given up once
   // its workers describe it, or it is deleted. Before the first event.
   void Quarantine(const JobId& job, const std::string& reason) { unreadable_[job] = reason; }

@@ -23,9 +23,6 @@ struct CoordinatorOptions {
   int64_t request_capacity = 4096;
   int64_t max_jobs = 1000;
   int64_t max_workers = 10000;
-  // Of requests for saves: at least. Beyond those that workers may have heard and the journal has
-  // not.
-  int64_t first_save_number = 1;
 };
 
 }  // namespace tessera::coordinator

@@ -78,6 +78,12 @@ class CoordinatorOrphansTest : public ::testing::Test {
   absl::Status Delete(const std::string& request) {
     return Run([&](Effects* e) { return core_.DeleteJob({request, kJob}, now_, e); });
   }
+  void TakeOver() {
+    ASSERT_OK(Run([&](Effects* e) {
+      core_.TakeOverHeld(now_ + absl::Seconds(10), 1, e);
+      return absl::OkStatus();
+    }));
+  }
   absl::Status Tick(int seconds) {
     now_ += absl::Seconds(seconds);
     return Run([&](Effects* e) {
@@ -187,7 +193,7 @@ TEST_F(CoordinatorOrphansTest, LateDescriptionOfADeletedJobDoesNotBringItBack) {
 }
 
 TEST_F(CoordinatorOrphansTest, NewJournalOfAClusterMakesNoJobBeforeItsWorkersCouldCome) {
-  core_.TakeOverUntil(now_ + absl::Seconds(10));
+  TakeOver();
   EXPECT_THAT(Create("r1"),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the journal is new")));
   for (const int seconds : {4, 9, 4}) ASSERT_OK(Tick(seconds));
@@ -201,7 +207,7 @@ TEST_F(CoordinatorOrphansTest, OlderJournalPlacesNoJobBeforeTheWorkersThatHoldIt
   ASSERT_OK(Register("c"));
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   ASSERT_EQ(made.status.placements[1].worker, WorkerId("b"));
-  core_.TakeOverUntil(now_ + absl::Seconds(10));
+  TakeOver();
   ASSERT_OK(Run([&](Effects* e) {
     return core_.ReportFailure(Life("b"), {kJob, made.creation, Epoch(1), Rank(-1), "full"}, now_,
                                e);

@@ -1,5 +1,6 @@
 #include "coordinator/service/record_codec.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -175,6 +176,7 @@ struct Encoder {
   void operator()(const ClusterRecord& r) {
     journal::Cluster cluster;
     cluster.set_id(r.id);
+    cluster.set_first_save_number(r.first_save_number);
     Put(kClusterKey, cluster);
   }
   void operator()(const EpochOverRecord& r) {
@@ -363,7 +365,7 @@ absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row) {
   if (row.key == kClusterKey) {
     ASSIGN_OR_RETURN(const journal::Cluster cluster, Parse<journal::Cluster>(row));
     if (cluster.id().empty()) return Unreadable(row, "it names no cluster");
-    return ClusterRecord{cluster.id()};
+    return ClusterRecord{cluster.id(), std::max<int64_t>(cluster.first_save_number(), 1)};
   }
   return Unreadable(row, "its key is of no known form");
 }

@@ -34,7 +34,6 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
     owners_.push_back(std::make_unique<SimulatedOwner>(
         SimulatedJobRequest(absl::StrCat("job", i), world_size, shape.group_size), &dice_, &calls_,
         &coordinator_, find_truth));
-    if (has_copies_) owners_.back()->AskForNoSaves();
   }
 }
 

@@ -18,7 +18,18 @@ absl::Status Died() { return absl::UnavailableError("the coordinator died"); }
 
 SimulatedCoordinator::SimulatedCoordinator(const CoordinatorOptions& options, SimulatedDice* dice,
                                            std::function<void(const Effects&)> on_durable)
-    : options_(options), dice_(dice), on_durable_(std::move(on_durable)), core_(options) {}
+    : options_(options), dice_(dice), on_durable_(std::move(on_durable)), core_(options) {
+  Effects effects;
+  core_.NameCluster("simulated", &effects);
+  Keep(effects);
+}
+
+void SimulatedCoordinator::Keep(const Effects& effects) {
+  std::vector<JournalChange> batch;
+  for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
+  EXPECT_OK(journal_.Append(batch, Durability::kPowerLoss));
+  core_.Accept();
+}
 
 absl::Status SimulatedCoordinator::Run(Handler handler) {
   Effects effects;
@@ -216,12 +227,18 @@ void SimulatedCoordinator::Restart(bool power_loss) {
   ASSERT_OK(core);
   core_ = *std::move(core);
   // Who starts it says that its journal is older, until it has taken everything over.
-  if (takes_over_) core_.TakeOverUntil(absl::InfiniteFuture());
+  if (takes_over_) TakeOverUntil(absl::InfiniteFuture());
+}
+
+void SimulatedCoordinator::TakeOverUntil(absl::Time until) {
+  Effects effects;
+  core_.TakeOverHeld(until, absl::ToUnixSeconds(now_), &effects);
+  Keep(effects);
 }
 
 void SimulatedCoordinator::EndTakeOver() {
   takes_over_ = false;
-  core_.TakeOverUntil(now_);
+  TakeOverUntil(now_);
 }
 
 }  // namespace tessera::coordinator

@@ -62,10 +62,12 @@ class SimulatedCoordinator {
   // A point to die at. Whether it has.
   bool Dies();
   absl::Status Write(const Effects& effects);
+  void Keep(const Effects& effects);  // Without a fault.
   absl::Status Admit(const SimulatedStreamPtr& stream, const v1::WorkerEvent& first);
   absl::Status OnEvent(const Sender& sender, const v1::WorkerEvent& event);
   void Read(const SimulatedStreamPtr& stream);
   void End(const SimulatedStreamPtr& stream);
+  void TakeOverUntil(absl::Time until);
 
   const CoordinatorOptions options_;
   SimulatedDice* const dice_;

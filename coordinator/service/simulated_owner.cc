@@ -41,7 +41,7 @@ SimulatedOwner::SimulatedOwner(v1::CreateJobRequest job, SimulatedDice* dice, Si
       find_truth_(std::move(find_truth)) {}
 
 void SimulatedOwner::Act(bool at_will) {
-  if (wish_ == Wish::kNothing && at_will && saves_ && dice_->OneIn(8)) ActOnSaves();
+  if (wish_ == Wish::kNothing && at_will && dice_->OneIn(8)) ActOnSaves();
   if (has_gone_back_) LookAfterGoingBack();
   if (wish_ == Wish::kNothing) Look(at_will);
   if (wish_ == Wish::kNothing) return;

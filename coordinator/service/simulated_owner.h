@@ -31,9 +31,6 @@ class SimulatedOwner {
   // reason, now and then, and has it saved.
   void Act(bool at_will);
   bool HasPendingSaves() const;
-  // The numbers of saves begin again where the coordinator is one of the past, and workers do not
-  // tell those of one number apart.
-  void AskForNoSaves() { saves_ = false; }
   // The coordinator is one of the past from now on.
   void GoBack() { has_gone_back_ = true; }
 
@@ -64,7 +61,6 @@ class SimulatedOwner {
   bool waits_ = false;  // For the reply of the last call.
   Creation creation_;
   int64_t num_saves_ = 0;
-  bool saves_ = true;
   bool has_gone_back_ = false;
 };
 

@@ -64,9 +64,8 @@ TEST_P(SimulationTest, NoFaultLosesAStepOrLeavesAJobStuck) {
   EXPECT_GT(num_jobs, num_seeds) << "shards were lost";
   if (of.has_copies) {
     EXPECT_GT(num_gone_back, num_seeds / 2);
-  } else {
-    EXPECT_GT(num_saved, num_seeds);
   }
+  EXPECT_GT(num_saved, num_seeds);
   if (of.group_size > 0) {
     EXPECT_GT(num_rebuilt, num_seeds);
   }
