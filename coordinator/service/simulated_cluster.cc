@@ -24,7 +24,9 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
       has_copies_(shape.has_copies),
       calls_(&dice_),
       coordinator_(Options(shape), &dice_, [this](const Effects& effects) { OnDurable(effects); }) {
-  const auto find_truth = [this](Creation creation) { return FindTruth(creation); };
+  const auto find_truth = [this](const JobId& job, Creation creation) {
+    return FindTruth(job, creation);
+  };
   for (int i = 0; i < shape.num_workers; ++i) {
     nodes_.emplace_back().worker = std::make_unique<SimulatedWorker>(
         absl::StrCat("w", i), shape.num_devices, &dice_, find_truth);
@@ -37,8 +39,8 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
   }
 }
 
-SimulatedTruth* SimulatedCluster::FindTruth(Creation creation) {
-  const auto truth = truths_.find(creation);
+SimulatedTruth* SimulatedCluster::FindTruth(const JobId& job, Creation creation) {
+  const auto truth = truths_.find({job, creation});
   EXPECT_NE(truth, truths_.end());
   return truth->second.get();
 }
@@ -91,7 +93,8 @@ void SimulatedCluster::Work(Node* node) {
   for (const auto& [id, job] : node->worker->jobs()) {
     if (!job->is_running() || !job->lacks_values()) continue;
     for (const Node& other : nodes_) {
-      const SimulatedHeldJob* source = other.worker->Find(job->truth().creation());
+      const SimulatedHeldJob* source =
+          other.worker->Find(job->truth().id(), job->truth().creation());
       if (source == nullptr || !source->is_running() || source->epoch() != job->epoch() ||
           source->lacks_values()) {
         continue;
@@ -106,7 +109,7 @@ void SimulatedCluster::Work(Node* node) {
 
 void SimulatedCluster::Misfortune(Node* node) {
   SimulatedWorker* worker = node->worker.get();
-  switch (dice_.Roll(10)) {
+  switch (dice_.Roll(11)) {
     case 0:
       if (dice_.OneIn(2)) return coordinator_.DieSoon();
       coordinator_.Restart(/*power_loss=*/dice_.OneIn(3));
@@ -137,6 +140,10 @@ void SimulatedCluster::Misfortune(Node* node) {
     case 8:
       for (const auto& [id, job] : worker->jobs()) job->Fail("chaos");
       return;
+    case 9:
+      coordinator_.SetWallClock((dice_.OneIn(2) ? 1 : -1) *
+                                (dice_.OneIn(2) ? absl::Hours(1) : absl::Seconds(1)));
+      return;
     default:
       ++node->num_registers;
       node->waits = false;
@@ -149,9 +156,9 @@ void SimulatedCluster::CopyOrGoBack() {
   if (num_gone_back_ > 0 || !coordinator_.CopyOrGoBack()) return;
   ++num_gone_back_;
   calls_.Clear();
-  for (const auto& [creation, truth] : truths_) truth->GoBack();
+  for (const auto& [key, truth] : truths_) truth->GoBack();
   for (const JobView& view : coordinator_.core().ListJobs())
-    FindTruth(view.creation)->ComeBackAs(view);
+    FindTruth(view.id, view.creation)->ComeBackAs(view);
   for (const auto& owner : owners_) owner->GoBack();
   statuses_.clear();
 }
@@ -188,7 +195,7 @@ void SimulatedCluster::Act(bool chaos) {
   if (dice_.OneIn(4)) calls_.Deliver();
   switch (dice_.Roll(16)) {
     case 0:
-      coordinator_.Tick();
+      if (coordinator_.Tick()) CheckDeadlines();
       break;
     case 1:
       if (dice_.OneIn(4)) node->worker->Heartbeat();

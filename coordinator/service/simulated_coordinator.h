@@ -11,6 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "coordinator/core/coordinator.h"
+#include "coordinator/service/simulated_clock.h"
 #include "coordinator/service/simulated_dice.h"
 #include "coordinator/service/simulated_journal.h"
 #include "coordinator/service/simulated_stream.h"
@@ -27,7 +28,7 @@ class SimulatedCoordinator {
   using Handler = absl::FunctionRef<absl::Status(Coordinator&, absl::Time now, Effects*)>;
   // As CoordinatorHost::Run. Errors: Unavailable  it died over it; the core's.
   absl::Status Run(Handler handler);
-  void Tick();
+  bool Tick();  // Whether it was to be.
   absl::StatusOr<v1::RegisterWorkerResponse> Register(const v1::RegisterWorkerRequest& request);
 
   void Open(SimulatedStreamPtr stream) { streams_.push_back(std::move(stream)); }
@@ -52,8 +53,9 @@ class SimulatedCoordinator {
   bool takes_over() const { return takes_over_; }
 
   const Coordinator& core() const { return core_; }
-  absl::Time now() const { return now_; }
-  void Sleep(absl::Duration duration) { now_ += duration; }
+  const SimulatedClock& clock() const { return clock_; }
+  void Sleep(absl::Duration duration) { clock_.Pass(duration); }
+  void SetWallClock(absl::Duration step) { clock_.SetWall(step); }
   int num_restarts() const { return num_restarts_; }
   // So many of the next writes fail.
   void FailJournal(int times) { journal_failures_ = times; }
@@ -72,7 +74,7 @@ class SimulatedCoordinator {
   const CoordinatorOptions options_;
   SimulatedDice* const dice_;
   const std::function<void(const Effects&)> on_durable_;
-  absl::Time now_ = absl::FromUnixSeconds(1'700'000'000);
+  SimulatedClock clock_;
   SimulatedJournal journal_;
   Coordinator core_;
   int num_restarts_ = 0;

@@ -25,7 +25,7 @@ class SimulatedOwner {
   // `find_truth`: of a creation that is durable.
   SimulatedOwner(v1::CreateJobRequest job, SimulatedDice* dice, SimulatedCalls* calls,
                  SimulatedCoordinator* coordinator,
-                 std::function<SimulatedTruth*(Creation)> find_truth);
+                 std::function<SimulatedTruth*(const JobId&, Creation)> find_truth);
 
   // Looks at the job, and does one thing about it, if anything. `at_will`: also deletes it for no
   // reason, now and then, and has it saved.
@@ -54,7 +54,7 @@ class SimulatedOwner {
   SimulatedDice* const dice_;
   SimulatedCalls* const calls_;
   SimulatedCoordinator* const coordinator_;
-  const std::function<SimulatedTruth*(Creation)> find_truth_;
+  const std::function<SimulatedTruth*(const JobId&, Creation)> find_truth_;
   Wish wish_ = Wish::kCreate;
   int64_t num_requests_ = 1;  // The one that is made, or was made last.
   int64_t num_calls_ = 0;
