@@ -217,6 +217,23 @@ TEST_F(CoordinatorOrphansTest, OlderJournalPlacesNoJobBeforeTheWorkersThatHoldIt
   EXPECT_EQ(Job().status.epoch, Epoch(2));
 }
 
+TEST_F(CoordinatorOrphansTest, WorkerWithoutARankKeepsStepsThatTheJournalNeverHad) {
+  ASSERT_OK(Register("c"));
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  for (const char* worker : {"a", "b"}) {
+    EpochPrepared event{kJob, made.creation, Epoch(1)};
+    event.holds_nothing = true;
+    ASSERT_OK(Run([&](Effects* e) { return core_.ReportPrepared(Life(worker), event, now_, e); }));
+  }
+  ASSERT_EQ(Job().status.state, JobState::kRunning);
+  RankStatus later;
+  later.step = Step(13);
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.Heartbeat(Life("c"), {{kJob, made.creation, Epoch(1), {{0, later}}}}, now_, e);
+  }));
+  EXPECT_EQ(Count<DropJob>(), 0);
+}
+
 TEST_F(CoordinatorOrphansTest, DescriptionThatContradictsTheJournalIsRefused) {
   ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
   ASSERT_OK(Beat("a", 8, made.creation));
