@@ -338,6 +338,18 @@ TEST_F(CoordinatorOrphansTest, WaitsForTheWorkerOfALaterEpochThatHasNotDescribed
   EXPECT_THAT(Job().status.reason, HasSubstr("worker 'c' is here too"));
 }
 
+TEST_F(CoordinatorOrphansTest, IsDescribedAgainInALaterEpoch) {
+  for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, 5));
+  ASSERT_OK(Describe("a", 5));
+  ASSERT_OK(Beat("a", 6));
+  EXPECT_EQ(Count<DescribeJob>(), 1);
+  ASSERT_OK(Describe("b", 5));
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned) << "'a' is further than it said";
+  ASSERT_OK(Describe("a", 6, 13));
+  EXPECT_EQ(Job().status.epoch, Epoch(7));
+  EXPECT_EQ(Job().committed_step, Step(13));
+}
+
 TEST_F(CoordinatorOrphansTest, OfOneEpochThatWasTwoTheOneThatBeganIsTakenOver) {
   ASSERT_OK(Register("c"));
   for (const char* worker : {"a", "b", "c"}) ASSERT_OK(Beat(worker, 1));
