@@ -183,6 +183,26 @@ TEST_F(CoordinatorOrphansTest, WhatItsWorkerNoLongerListsIsGone) {
   EXPECT_OK(Create("r1"));
 }
 
+TEST_F(CoordinatorOrphansTest, IsGoneWithAWorkerThatIsSilent) {
+  ASSERT_OK(Beat("a", 5));
+  for (int i = 0; i < 3; ++i) ASSERT_OK(Tick(4));
+  EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
+}
+
+TEST_F(CoordinatorOrphansTest, IsGoneWithTheLifeOfItsWorker) {
+  ASSERT_OK(Beat("a", 5));
+  core_.Disconnected(WorkerId("a"));
+  Member next;
+  next.incarnation = Incarnation(2);
+  next.num_devices = 1;
+  ASSERT_OK(Run([&](Effects* e) { return core_.RegisterWorker(WorkerId("a"), next, now_, e); }));
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned) << "that process may have ended since";
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.Connect({WorkerId("a"), Incarnation(2)}, now_, e);
+  }));
+  EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
+}
+
 TEST_F(CoordinatorOrphansTest, LateDescriptionOfADeletedJobDoesNotBringItBack) {
   for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, 5));
   ASSERT_OK(Describe("a", 5));
