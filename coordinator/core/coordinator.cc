@@ -76,7 +76,13 @@ void Coordinator::Rollback() {
 }
 
 void Coordinator::NameCluster(const std::string& id, Effects* effects) {
-  Put(ClusterRecord{id}, effects);
+  Put(ClusterRecord{id, state_.cluster().first_save_number}, effects);
+}
+
+void Coordinator::TakeOverHeld(absl::Time until, int64_t first_save_number, Effects* effects) {
+  take_over_until_ = until;
+  first_save_number = std::max(first_save_number, state_.cluster().first_save_number);
+  Put(ClusterRecord{state_.cluster().id, first_save_number}, effects);
 }
 
 void Coordinator::Put(StateRecord record, Effects* effects) {
@@ -140,9 +146,10 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
     return view;
   }
   RETURN_IF_ERROR(CheckKnown(event.job));
-  if (now < no_new_jobs_before_) {
+  if (take_over_until_.has_value()) {
     return absl::UnavailableError(
-        "the journal is new: first it takes over what the workers of its cluster hold");
+        "the journal is new, or an older one: first the coordinator takes over what the workers of "
+        "its cluster hold");
   }
   if (replay != nullptr) {
     return absl::NotFoundError(absl::StrCat("job '", event.job.value(),

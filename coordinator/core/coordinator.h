@@ -8,7 +8,7 @@
 // durable state is what it was; what was merely heard (a failure, an answer) is kept, so the next
 // Tick tries again what follows from it. A handler that returned an error is always rolled back.
 //
-// Thread-compatible: one caller at a time. `now` never goes back by more than clocks do.
+// Thread-compatible: one caller at a time. `now` never goes back.
 #ifndef TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 #define TESSERA_COORDINATOR_CORE_COORDINATOR_H_
 
@@ -46,10 +46,10 @@ class Coordinator {
   void Accept();
   void Rollback();
   // Which cluster this is: empty until it was named, once.
-  const std::string& cluster() const { return state_.cluster(); }
+  const std::string& cluster() const { return state_.cluster().id; }
   void NameCluster(const std::string& id, Effects* effects);
-  // Makes no job before then: workers that are about to come hold some.
-  void TakeOverUntil(absl::Time until) { no_new_jobs_before_ = until; }
+  // Before a Tick at `until` no job is made and no epoch begins: workers may hold later ones.
+  void TakeOverHeld(absl::Time until, int64_t first_save_number, Effects* effects);
   // Of a job whose records cannot be read, and why; before the first event. It is kept as it is,
   // shown, and given up once its workers describe it, or it is deleted.
   void Quarantine(const JobId& job, const std::string& reason) { unreadable_[job] = reason; }
@@ -173,7 +173,7 @@ class Coordinator {
   void RememberDeleted(const JobId& job, Creation creation, Effects* effects);
   absl::Status DeleteOrphan(const DeleteJobEvent& event, absl::Time now, Effects* effects);
   void RememberRequest(const std::string& request_id, Request request, Effects* effects);
-  void HearOfHeldJob(const Sender& sender, const JobProgress& progress, Effects* effects);
+  void HearOfHeldJob(const Sender& from, const JobProgress& job, absl::Time now, Effects* effects);
   // Whether workers hold a later epoch of the job than the journal has, or have begun its first.
   bool IsBehind(const JobId& id, const Job& job) const;
   // Where the ranks are, if the job can be taken over now. `why_not` says what is missing.
@@ -235,7 +235,7 @@ class Coordinator {
   std::map<JobId, EpochRuntime> runtimes_;
   std::map<JobId, RestartPacer> pacers_;
   std::map<JobId, AvoidedWorkers> avoided_;
-  absl::Time no_new_jobs_before_ = absl::InfinitePast();
+  std::optional<absl::Time> take_over_until_;
   Orphans orphans_;
   std::map<JobId, std::string> unreadable_;  // And why.
   std::set<JobId> replaced_;                 // Of these, once what waits for Accept is accepted.

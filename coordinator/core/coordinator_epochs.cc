@@ -55,7 +55,7 @@ void Coordinator::AdvanceAll(absl::Time now, Effects* effects) {
 
 void Coordinator::Advance(const JobId& id, absl::Time now, Effects* effects) {
   const Job& job = *state_.FindJob(id);
-  if (IsOver(job.status.state) || IsBehind(id, job)) return;
+  if (IsOver(job.status.state) || IsBehind(id, job) || take_over_until_.has_value()) return;
   if (job.status.bound && Placer().MemoryIsGone(id, job)) {
     FlushStep(id, effects);
     if (job.committed_step > Step(0)) {
@@ -280,7 +280,9 @@ void Coordinator::ForgetLostMembers(Effects* effects) {
 }
 
 void Coordinator::Tick(absl::Time now, Effects* effects) {
-  liveness_.Observe(now);
+  const absl::Duration pause = liveness_.Observe(now);
+  if (take_over_until_.has_value()) *take_over_until_ += pause;
+  if (take_over_until_.has_value() && now >= *take_over_until_) take_over_until_.reset();
   for (const WorkerId& worker : liveness_.Silent(now)) {
     const Member* member = state_.members().Find(worker);
     if (member == nullptr) {

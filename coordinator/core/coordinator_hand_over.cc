@@ -189,9 +189,10 @@ void Coordinator::FinishHandOver(const JobId& id, absl::Time now, Effects* effec
 }
 
 void Coordinator::AdvanceHandOvers(absl::Time now, Effects* effects) {
+  if (take_over_until_.has_value()) return;
   std::vector<JobId> frozen;
   for (const auto& [id, job] : state_.jobs()) {
-    if (job.IsFrozen() && !IsOver(job.status.state)) frozen.push_back(id);
+    if (job.IsFrozen() && !IsOver(job.status.state) && !IsBehind(id, job)) frozen.push_back(id);
   }
   for (const JobId& id : frozen) AdvanceHandOver(id, now, effects);
 }

@@ -87,12 +87,15 @@ const Member* Coordinator::FindArrival(const WorkerId& worker, Incarnation incar
 
 Incarnation Coordinator::IncarnationOf(const WorkerId& worker, const std::string& key) const {
   const Incarnation next = state_.members().IncarnationOf(worker, key);
+  const Member* known = state_.members().Find(worker);
   const auto arrivals = arrivals_.find(worker);
-  if (FindArrival(worker, next) == nullptr) return next;
+  if (known == nullptr || known->incarnation == next || arrivals == arrivals_.end()) return next;
+  Incarnation last = known->incarnation;
   for (const auto& [incarnation, member] : arrivals->second) {
-    if (member.key == key) return incarnation;
+    if (incarnation > known->incarnation && member.key == key) return incarnation;
+    last = std::max(last, incarnation);
   }
-  return Incarnation(arrivals->second.rbegin()->first.value() + 1);
+  return Incarnation(last.value() + 1);
 }
 
 absl::Status Coordinator::CheckKey(const WorkerId& worker, Incarnation incarnation,
@@ -180,7 +183,7 @@ absl::Status Coordinator::Heartbeat(const Sender& sender, const std::vector<JobP
          IsBehind(progress.job, *known) || HasUnknownSteps(*known, sender.worker, progress));
     if (!was_deleted && (!is_known || is_ahead)) {
       unknown.insert({progress.job, progress.creation});
-      HearOfHeldJob(sender, progress, effects);
+      HearOfHeldJob(sender, progress, now, effects);
       continue;
     }
     if (was_deleted || !HasRankOn(*known, sender.worker)) {

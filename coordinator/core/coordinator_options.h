@@ -28,9 +28,6 @@ struct CoordinatorOptions {
   int64_t max_model_bytes_of_owner = int64_t{64} << 20;
   int64_t max_model_bytes = int64_t{192} << 20;
   int64_t max_workers = 10000;
-  // Of requests for saves: at least. Beyond those that workers may have heard and the journal has
-  // not.
-  int64_t first_save_number = 1;
 };
 
 }  // namespace tessera::coordinator

@@ -9,10 +9,11 @@
 
 namespace tessera::coordinator {
 
-void Coordinator::HearOfHeldJob(const Sender& sender, const JobProgress& progress,
+void Coordinator::HearOfHeldJob(const Sender& from, const JobProgress& job, absl::Time now,
                                 Effects* effects) {
-  if (!orphans_.Hear(sender.worker, progress)) return;
-  effects->commands.push_back({sender.worker, DescribeJob{progress.job, progress.creation}});
+  // What stood in the way of taking it over may be gone.
+  if (!orphans_.Hear(from.worker, job)) return Adopt({job.job, job.creation}, now, effects);
+  effects->commands.push_back({from.worker, DescribeJob{job.job, job.creation}});
 }
 
 absl::Status Coordinator::ReportHeld(const Sender& sender, const HeldJob& event, absl::Time now,
@@ -35,6 +36,7 @@ absl::Status Coordinator::ReportHeld(const Sender& sender, const HeldJob& event,
     RETURN_IF_ERROR(CompareJobSpecs(*known->spec, *event.spec));
   orphans_.Describe(sender.worker, event);
   Adopt({event.job, event.creation}, now, effects);
+  if (GetJob(event.job).ok()) effects->changed_jobs.insert(event.job);
   return absl::OkStatus();
 }
 
@@ -81,10 +83,7 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
   if (known != nullptr && (known->creation != creation || !IsBehind(id, *known))) return;
   std::string why_not;
   auto places = PlacesOf(*held, *holders, &why_not);
-  if (!places.has_value()) {
-    effects->changed_jobs.insert(id);
-    return;
-  }
+  if (!places.has_value()) return;
   JobStatus status;
   status.epoch = held->epoch;
   status.placements = *std::move(places);
@@ -107,7 +106,10 @@ void Coordinator::Adopt(const Orphans::Key& key, absl::Time now, Effects* effect
         effects);
   Put(JobStatusRecord{id, std::move(status)}, effects);
   Put(JobStepRecord{id, decided}, effects);
-  orphans_.Forget(key);  // If this is rolled back, the next heartbeat brings it again.
+  undos_.push_back([this, key = key, known_by = *holders](DurableState*) {
+    orphans_.PutBack(key, known_by);  // The next heartbeat tries again.
+  });
+  orphans_.Forget(key);
   effects->changed_jobs.insert(id);
   Advance(id, now, effects);
 }
@@ -139,7 +141,8 @@ std::optional<JobView> Coordinator::ViewOrphan(const JobId& id) const {
   for (const HeldJob::Place& place : held->places)
     view.status.placements.push_back({place.worker, place.device, Incarnation()});
   std::string why_not;
-  if (!PlacesOf(*held, *holders, &why_not)) view.status.reason += why_not;
+  const bool can_go_on = PlacesOf(*held, *holders, &why_not).has_value();
+  view.status.reason += can_go_on ? Orphans::DescribeHolders(*holders) : why_not;
   return view;
 }
 

@@ -54,8 +54,7 @@ class CoordinatorOrphansTest : public ::testing::Test {
       return core_.Heartbeat(Life(worker), {{kJob, creation, Epoch(epoch), {}}}, now_, e);
     });
   }
-  absl::Status Describe(const std::string& worker, int64_t epoch, int64_t decided = 12,
-                        Creation creation = kCreation) {
+  HeldJob Held(int64_t epoch, int64_t decided = 12, Creation creation = kCreation) const {
     HeldJob held;
     held.job = kJob;
     held.creation = creation;
@@ -65,13 +64,32 @@ class CoordinatorOrphansTest : public ::testing::Test {
     held.decided_step = Step(decided);
     held.has_begun = true;
     held.owner = owner_;
-    return Run([&](Effects* e) { return core_.ReportHeld(Life(worker), held, now_, e); });
+    return held;
+  }
+  absl::Status Describe(const std::string& worker, int64_t epoch, int64_t decided = 12,
+                        Creation creation = kCreation) {
+    return Run([&](Effects* e) {
+      return core_.ReportHeld(Life(worker), Held(epoch, decided, creation), now_, e);
+    });
   }
   absl::StatusOr<JobView> Create(const std::string& request) {
     return Run([&](Effects* e) { return core_.CreateJob({request, kJob, Spec()}, now_, e); });
   }
   absl::Status Delete(const std::string& request) {
     return Run([&](Effects* e) { return core_.DeleteJob({request, kJob}, now_, e); });
+  }
+  void TakeOver() {
+    ASSERT_OK(Run([&](Effects* e) {
+      core_.TakeOverHeld(now_ + absl::Seconds(10), 1, e);
+      return absl::OkStatus();
+    }));
+  }
+  absl::Status Tick(int seconds) {
+    now_ += absl::Seconds(seconds);
+    return Run([&](Effects* e) {
+      core_.Tick(now_, e);
+      return absl::OkStatus();
+    });
   }
   template <typename C>
   int Count() const {
@@ -165,6 +183,26 @@ TEST_F(CoordinatorOrphansTest, WhatItsWorkerNoLongerListsIsGone) {
   EXPECT_OK(Create("r1"));
 }
 
+TEST_F(CoordinatorOrphansTest, IsGoneWithAWorkerThatIsSilent) {
+  ASSERT_OK(Beat("a", 5));
+  for (int i = 0; i < 3; ++i) ASSERT_OK(Tick(4));
+  EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
+}
+
+TEST_F(CoordinatorOrphansTest, IsGoneWithTheLifeOfItsWorker) {
+  ASSERT_OK(Beat("a", 5));
+  core_.Disconnected(WorkerId("a"));
+  Member next;
+  next.incarnation = Incarnation(2);
+  next.num_devices = 1;
+  ASSERT_OK(Run([&](Effects* e) { return core_.RegisterWorker(WorkerId("a"), next, now_, e); }));
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned) << "that process may have ended since";
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.Connect({WorkerId("a"), Incarnation(2)}, now_, e);
+  }));
+  EXPECT_THAT(core_.GetJob(kJob), StatusIs(absl::StatusCode::kNotFound, HasSubstr("gpt")));
+}
+
 TEST_F(CoordinatorOrphansTest, LateDescriptionOfADeletedJobDoesNotBringItBack) {
   for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, 5));
   ASSERT_OK(Describe("a", 5));
@@ -175,11 +213,45 @@ TEST_F(CoordinatorOrphansTest, LateDescriptionOfADeletedJobDoesNotBringItBack) {
 }
 
 TEST_F(CoordinatorOrphansTest, NewJournalOfAClusterMakesNoJobBeforeItsWorkersCouldCome) {
-  core_.TakeOverUntil(now_ + absl::Seconds(10));
+  TakeOver();
   EXPECT_THAT(Create("r1"),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the journal is new")));
-  now_ += absl::Seconds(10);
+  for (const int seconds : {4, 9, 4}) ASSERT_OK(Tick(seconds));
+  EXPECT_EQ(Create("r1").status().code(), absl::StatusCode::kUnavailable)
+      << "nobody could come in the 9 s in which it stood still";
+  ASSERT_OK(Tick(2));
   EXPECT_OK(Create("r1"));
+}
+
+TEST_F(CoordinatorOrphansTest, OlderJournalPlacesNoJobBeforeTheWorkersThatHoldItCouldCome) {
+  ASSERT_OK(Register("c"));
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  ASSERT_EQ(made.status.placements[1].worker, WorkerId("b"));
+  TakeOver();
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.ReportFailure(Life("b"), {kJob, made.creation, Epoch(1), Rank(-1), "full"}, now_,
+                               e);
+  }));
+  EXPECT_EQ(Job().status.epoch, Epoch(1)) << "a worker may hold a second one";
+  ASSERT_OK(Tick(10));
+  EXPECT_EQ(Job().status.epoch, Epoch(2));
+}
+
+TEST_F(CoordinatorOrphansTest, WorkerWithoutARankKeepsStepsThatTheJournalNeverHad) {
+  ASSERT_OK(Register("c"));
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  for (const char* worker : {"a", "b"}) {
+    EpochPrepared event{kJob, made.creation, Epoch(1)};
+    event.holds_nothing = true;
+    ASSERT_OK(Run([&](Effects* e) { return core_.ReportPrepared(Life(worker), event, now_, e); }));
+  }
+  ASSERT_EQ(Job().status.state, JobState::kRunning);
+  RankStatus later;
+  later.step = Step(13);
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.Heartbeat(Life("c"), {{kJob, made.creation, Epoch(1), {{0, later}}}}, now_, e);
+  }));
+  EXPECT_EQ(Count<DropJob>(), 0);
 }
 
 TEST_F(CoordinatorOrphansTest, DescriptionThatContradictsTheJournalIsRefused) {
@@ -259,6 +331,72 @@ TEST_F(CoordinatorOrphansTest, JournalOfBeforeTheFirstEpochBeganTakesThatOver) {
   EXPECT_EQ(Job().status.epoch, Epoch(2));
   EXPECT_TRUE(Job().status.bound);
   EXPECT_EQ(Job().committed_step, Step(12));
+}
+
+TEST_F(CoordinatorOrphansTest, TakeOverThatTheJournalDidNotTakeLeavesItAnOrphan) {
+  for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, 5));
+  ASSERT_OK(Describe("a", 5));
+  ASSERT_OK(core_.ReportHeld(Life("b"), Held(5), now_, &effects_));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+  core_.Rollback();
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned);
+  EXPECT_THAT(Create("r1"), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("'a', 'b' hold it")))
+      << "its deletion would drop both";
+  ASSERT_OK(Beat("b", 5));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
+}
+
+TEST_F(CoordinatorOrphansTest, WaitsForTheWorkerOfALaterEpochThatHasNotDescribedIt) {
+  ASSERT_OK_AND_ASSIGN(const JobView made, Create("r1"));
+  ASSERT_OK(Register("c"));
+  ASSERT_OK(Beat("c", 8, made.creation));
+  for (const char* worker : {"a", "b"}) {
+    ASSERT_OK(Beat(worker, 1, made.creation));
+    ASSERT_OK(Describe(worker, 1, 0, made.creation));
+  }
+  EXPECT_EQ(Job().status.epoch, Epoch(1)) << "what 'c' holds would be given up";
+  EXPECT_THAT(Job().status.reason, HasSubstr("worker 'c' is here too"));
+}
+
+TEST_F(CoordinatorOrphansTest, IsDescribedAgainInALaterEpoch) {
+  for (const char* worker : {"a", "b"}) ASSERT_OK(Beat(worker, 5));
+  ASSERT_OK(Describe("a", 5));
+  ASSERT_OK(Beat("a", 6));
+  EXPECT_EQ(Count<DescribeJob>(), 1);
+  ASSERT_OK(Describe("b", 5));
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned) << "'a' is further than it said";
+  ASSERT_OK(Describe("a", 6, 13));
+  EXPECT_EQ(Job().status.epoch, Epoch(7));
+  EXPECT_EQ(Job().committed_step, Step(13));
+}
+
+TEST_F(CoordinatorOrphansTest, OfOneEpochThatWasTwoTheOneThatBeganIsTakenOver) {
+  ASSERT_OK(Register("c"));
+  for (const char* worker : {"a", "b", "c"}) ASSERT_OK(Beat(worker, 1));
+  HeldJob unbegun = Held(1, 0);
+  unbegun.places = {{WorkerId("a"), 0}, {WorkerId("c"), 0}};
+  unbegun.has_begun = false;
+  for (const char* worker : {"a", "c"}) {
+    ASSERT_OK(Run([&](Effects* e) { return core_.ReportHeld(Life(worker), unbegun, now_, e); }));
+  }
+  EXPECT_EQ(Job().status.state, JobState::kOrphaned) << "'b' may be further";
+  ASSERT_OK(Describe("b", 1));
+  EXPECT_EQ(Job().committed_step, Step(12));
+  EXPECT_EQ(Job().status.placements[1].worker, WorkerId("b"));
+}
+
+TEST_F(CoordinatorOrphansTest, IsTakenOverOnceItsDevicesAreFree) {
+  ASSERT_OK(Run([&](Effects* e) {
+    return core_.CreateJob({"r1", JobId("other"), Spec()}, now_, e).status();
+  }));
+  for (const char* worker : {"a", "b"}) {
+    ASSERT_OK(Beat(worker, 5));
+    ASSERT_OK(Describe(worker, 5));
+  }
+  EXPECT_THAT(Job().status.reason, HasSubstr("has another job"));
+  ASSERT_OK(Run([&](Effects* e) { return core_.DeleteJob({"r2", JobId("other")}, now_, e); }));
+  ASSERT_OK(Beat("a", 5));
+  EXPECT_EQ(Job().status.state, JobState::kStarting);
 }
 
 TEST_F(CoordinatorOrphansTest, ItsDevicesGoToNoOtherJob) {

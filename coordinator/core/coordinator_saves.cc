@@ -112,7 +112,7 @@ absl::StatusOr<SaveView> Coordinator::RequestSave(const RequestSaveEvent& event,
                      WhySaveWaits(event.job, *job, *job->saves().Head())));
   }
   Save save;
-  save.number = job->saves().NextNumber(options_.first_save_number);
+  save.number = job->saves().NextNumber(state_.cluster().first_save_number);
   save.request_id = event.request_id;
   save.form = event.form;
   save.requested_at = now;
@@ -216,7 +216,7 @@ void Coordinator::NoteSaveEnd(const SaveReport& report, absl::Time now, Effects*
       if (wanted->state == SaveState::kEnded && !corrects) return;
       save = *wanted;
     } else {
-      save.number = job->saves().NextNumber(options_.first_save_number);
+      save.number = job->saves().NextNumber(state_.cluster().first_save_number);
       save.form = report.form;
     }
     save.step = report.step;

@@ -279,6 +279,15 @@ TEST_F(CoordinatorTest, RegistrationOfAProcessThatHasEndedTakesNothingFromTheNex
   EXPECT_EQ(Job().status.epoch, Epoch(2));
 }
 
+TEST_F(CoordinatorTest, NextLifeIsBeyondOneThatAnOlderJournalDoesNotKnow) {
+  StartTwoRanks();
+  core_.Disconnected(WorkerId("b"));
+  Member late;
+  late.incarnation = Incarnation(7);  // As a later journal had numbered it.
+  ASSERT_OK(Run([&](Effects* e) { return core_.RegisterWorker(WorkerId("b"), late, now_, e); }));
+  EXPECT_EQ(core_.IncarnationOf(WorkerId("b"), "next"), Incarnation(8));
+}
+
 TEST_F(CoordinatorTest, JobWhosePartIsGoneWithStepsThatNobodyReportedIsLost) {
   StartTwoRanks();
   ASSERT_OK(Register("b", 1, 2));

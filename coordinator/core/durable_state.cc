@@ -56,7 +56,7 @@ void DurableState::Apply(const StateRecord& record) {
                  [&](const JobGoneRecord& r) { jobs_.erase(r.job); },
                  [&](const DeletedJobRecord& r) { OwnDeleted().Put(r.job, r.creation); },
                  [&](const DeletedJobGoneRecord& r) { OwnDeleted().Forget(r.job); },
-                 [&](const ClusterRecord& r) { cluster_ = r.id; },
+                 [&](const ClusterRecord& r) { cluster_ = r; },
                  [&](const MemberRecord& r) { members_.Put(r.worker, r.member); },
                  [&](const MemberGoneRecord& r) { members_.Forget(r.worker); },
                  [&](const RequestRecord& r) { requests_.Put(r.request_id, r.request); },

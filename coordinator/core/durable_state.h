@@ -56,7 +56,7 @@ class DurableState {
   const std::map<JobId, Job>& jobs() const { return jobs_; }
   const MemberRegistry& members() const { return members_; }
   const RequestLog& requests() const { return requests_; }
-  const std::string& cluster() const { return cluster_; }  // Empty: it has no name yet.
+  const ClusterRecord& cluster() const { return cluster_; }  // Id empty: it has no name yet.
 
   const DeletedJobs& deleted() const { return *deleted_; }
 
@@ -80,7 +80,7 @@ class DurableState {
   std::map<JobId, Job> jobs_;
   MemberRegistry members_;
   RequestLog requests_;
-  std::string cluster_;
+  ClusterRecord cluster_;
   // Shared with copies of this, and changed only where it is not.
   std::shared_ptr<DeletedJobs> deleted_ = std::make_shared<DeletedJobs>();
 };

@@ -75,15 +75,13 @@ absl::Duration Liveness::SilentFor(const WorkerId& worker, absl::Time now) const
                                  : std::max(now - it->second, absl::ZeroDuration());
 }
 
-void Liveness::Observe(absl::Time now) {
-  if (last_observed_.has_value()) {
-    const absl::Duration gap = now - *last_observed_;
-    if (gap > timeout_ / 2) {
-      for (auto& [worker, heard] : last_heard_) heard += gap;
-    }
-  }
+absl::Duration Liveness::Observe(absl::Time now) {
+  absl::Duration pause;
+  if (last_observed_.has_value() && now - *last_observed_ > timeout_ / 2)
+    pause = now - *last_observed_;
   last_observed_ = now;
-  for (auto& [worker, heard] : last_heard_) heard = std::min(heard, now);
+  for (auto& [worker, heard] : last_heard_) heard = std::min(heard + pause, now);
+  return pause;
 }
 
 std::vector<WorkerId> Liveness::Silent(absl::Time now) const {

@@ -68,8 +68,9 @@ class Liveness {
   void Forget(const WorkerId& worker) { last_heard_.erase(worker); }
   // Since `worker` was last heard of; 0 for one that never was.
   absl::Duration SilentFor(const WorkerId& worker, absl::Time now) const;
-  // To be called regularly, before Silent.
-  void Observe(absl::Time now);
+  // To be called regularly, before Silent. Returns how long a pause of the coordinator was that has
+  // just ended; 0: there was none.
+  absl::Duration Observe(absl::Time now);
   // Workers last heard `timeout` or longer before `now`, in id order.
   std::vector<WorkerId> Silent(absl::Time now) const;
 

@@ -1,6 +1,7 @@
 #include "coordinator/core/orphans.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -63,12 +64,14 @@ std::optional<Orphans::Key> Orphans::Newest(const JobId& job) const {
 }
 
 const HeldJob* Orphans::Latest(const Holders& holders) {
+  const auto progress = [](const HeldJob& held) {
+    return std::tie(held.epoch, held.has_begun, held.decided_step);
+  };
   const HeldJob* latest = nullptr;
   for (const auto& [worker, holder] : holders) {
-    if (holder.described.has_value() &&
-        (latest == nullptr || latest->epoch < holder.described->epoch)) {
-      latest = &*holder.described;
-    }
+    const HeldJob* held = holder.described.has_value() ? &*holder.described : nullptr;
+    if (held != nullptr && (latest == nullptr || progress(*latest) < progress(*held)))
+      latest = held;
   }
   return latest;
 }
@@ -91,6 +94,9 @@ std::set<WorkerId> Orphans::Missing(const Holders& holders) {
     const auto holder = holders.find(place.worker);
     if (holder == holders.end() || !holder->second.described.has_value())
       missing.insert(place.worker);
+  }
+  for (const auto& [worker, holder] : holders) {
+    if (!holder.described.has_value() && holder.epoch >= latest->epoch) missing.insert(worker);
   }
   return missing;
 }

@@ -47,6 +47,7 @@ class Orphans {
   void Listed(const WorkerId& worker, const std::set<Key>& keys);
   void Forget(const WorkerId& worker) { Listed(worker, {}); }
   void Forget(const Key& key) { orphans_.erase(key); }
+  void PutBack(const Key& key, const Holders& holders) { orphans_[key] = holders; }
 
   // Those who hold it; null: nobody does.
   const Holders* Find(const Key& key) const;
@@ -54,11 +55,13 @@ class Orphans {
   std::optional<Key> Newest(const JobId& job) const;
   const std::map<Key, Holders>& all() const { return orphans_; }
 
-  // Of those that are described, the one of the latest epoch; null: none is.
+  // Of those that are described, the one of the latest epoch, and of that the one of the latest
+  // step that has begun; null: none is.
   static const HeldJob* Latest(const Holders& holders);
   // Of the job, where all who described it say the same; empty: its owner is not known.
   static std::string OwnerOf(const Holders& holders);
-  // Those of its workers who have not described it.
+  // Those of its workers, and of those that may hold a later epoch of it, that have not described
+  // it.
   static std::set<WorkerId> Missing(const Holders& holders);
   // "worker 'a' holds it ...": for a person.
   static std::string DescribeHolders(const Holders& holders);

@@ -46,9 +46,11 @@ struct DeletedJobRecord {
 struct DeletedJobGoneRecord {
   JobId job;
 };
-// Which cluster this is. Never changes.
 struct ClusterRecord {
-  std::string id;
+  std::string id;  // Which cluster this is. Never changes.
+  // Of requests for saves: at least. Beyond those that workers may have heard and the journal has
+  // not.
+  int64_t first_save_number = 1;
 };
 struct MemberRecord {
   WorkerId worker;

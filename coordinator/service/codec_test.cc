@@ -6,6 +6,7 @@
 #include "base/status_matchers.h"
 #include "coordinator/core/order_validator.h"
 #include "coordinator/service/field_checks.h"
+#include "coordinator/service/journal_clock.h"
 #include "coordinator/service/record_codec.h"
 #include "coordinator/service/save_codec.h"
 #include "coordinator/service/test_worker.h"
@@ -289,6 +290,30 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   const auto order = RoundTrip(OrderRecord{JobId("gpt"), Epoch(2), {Step(3), 40}, entry});
   EXPECT_EQ(order.position, (OrderPosition{Step(3), 40}));
   EXPECT_EQ(order.entry, entry);
+}
+
+TEST(RecordCodecTest, DeadlinesStandWhereTheWallClockWasSetBeforeTheNextStart) {
+  const absl::Time deadline = absl::FromUnixSeconds(1'000'000);
+  HandOver hand_over;
+  hand_over.deadline = deadline;
+  hand_over.trainer_states = std::make_shared<const std::vector<std::string>>();
+  Save save;
+  save.number = 1;
+  save.expires_at = deadline;
+  std::vector<JournalChange> batch;
+  EncodeRecord(HandOverRecord{JobId("gpt"), hand_over}, &batch, {{}, absl::Hours(-5), "boot"});
+  EncodeRecord(SaveRecord{JobId("gpt"), save}, &batch, {{}, absl::Hours(-5), "boot"});
+  // The next process began after the clock was set forth by an hour, perhaps in another boot.
+  for (const char* boot : {"boot", "another", ""}) {
+    const JournalClock next = {{}, absl::Hours(-6), boot};
+    const absl::Time expected = boot == std::string("boot") ? deadline + absl::Hours(1) : deadline;
+    const auto handed = DecodeRecord({batch[0].key, batch[0].value}, next);
+    ASSERT_OK(handed.status());
+    EXPECT_EQ(std::get<HandOverRecord>(*handed).hand_over.deadline, expected);
+    const auto saved = DecodeRecord({batch[1].key, batch[1].value}, next);
+    ASSERT_OK(saved.status());
+    EXPECT_EQ(std::get<SaveRecord>(*saved).save.expires_at, expected);
+  }
 }
 
 TEST(RecordCodecTest, SavesSurviveTheRoundTrip) {

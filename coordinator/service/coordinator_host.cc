@@ -63,25 +63,28 @@ absl::StatusOr<std::vector<StateRecord>> DecodeRows(const std::vector<JournalRow
   return records;
 }
 
+// Errors: as Journal::Append
+absl::Status TakeEffect(const Effects& effects, Journal* journal, Coordinator* core) {
+  std::vector<JournalChange> batch;
+  for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
+  RETURN_IF_ERROR(journal->Append(batch, Durability::kPowerLoss));
+  core->Accept();
+  return absl::OkStatus();
+}
+
 // Of a journal that has no name yet: this one, or where it is empty a new one.
 // Errors: FailedPrecondition  it has another name; as Journal::Append
-absl::Status NameCluster(const std::string& wanted, absl::Time take_over_until, Journal* journal,
-                         Coordinator* core) {
+absl::Status NameCluster(const std::string& wanted, Journal* journal, Coordinator* core) {
   if (core->cluster().empty()) {
-    if (!wanted.empty()) {
-      if (wanted.size() != 32 || !std::all_of(wanted.begin(), wanted.end(), absl::ascii_isxdigit)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("cluster id '", absl::CHexEscape(Truncated(wanted, 80)),
-                         "': must be 32 hexadecimal digits, as workers' logs have it"));
-      }
-      core->TakeOverUntil(take_over_until);
+    if (!wanted.empty() &&
+        (wanted.size() != 32 || !std::all_of(wanted.begin(), wanted.end(), absl::ascii_isxdigit))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cluster id '", absl::CHexEscape(Truncated(wanted, 80)),
+                       "': must be 32 hexadecimal digits, as workers' logs have it"));
     }
     Effects effects;
     core->NameCluster(wanted.empty() ? NewClusterId() : wanted, &effects);
-    std::vector<JournalChange> batch;
-    for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
-    RETURN_IF_ERROR(journal->Append(batch, Durability::kPowerLoss));
-    core->Accept();
+    RETURN_IF_ERROR(TakeEffect(effects, journal, core));
     TESSERA_LOG(INFO, "the journal is new: cluster {}", core->cluster());
   }
   if (wanted.empty() || wanted == core->cluster()) return absl::OkStatus();
@@ -98,19 +101,18 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Create(
   ASSIGN_OR_RETURN(const std::vector<JournalRow> rows, journal->ReadAll());
   std::map<JobId, std::string> unreadable;
   ASSIGN_OR_RETURN(const std::vector<StateRecord> records, DecodeRows(rows, &unreadable));
-  CoordinatorOptions core_options = options.core;
-  // Workers may have heard of later requests for saves than the journal has.
-  if (options.older_journal || (rows.empty() && !options.cluster_id.empty()))
-    core_options.first_save_number = absl::ToUnixSeconds(WallNow());
-  ASSIGN_OR_RETURN(Coordinator core,
-                   Coordinator::Restore(core_options, records, options.clock->TimeNow()));
+  const absl::Time now = options.clock->TimeNow();
+  ASSIGN_OR_RETURN(Coordinator core, Coordinator::Restore(options.core, records, now));
   for (const auto& [job, reason] : unreadable) {
     TESSERA_LOG(ERROR, "job={} is set aside: {}", job.value(), reason);
     core.Quarantine(job, reason);
   }
-  RETURN_IF_ERROR(NameCluster(options.cluster_id,
-                              options.clock->TimeNow() + options.core.worker_timeout, journal.get(),
-                              &core));
+  RETURN_IF_ERROR(NameCluster(options.cluster_id, journal.get(), &core));
+  if (options.older_journal || (rows.empty() && !options.cluster_id.empty())) {
+    Effects effects;
+    core.TakeOverHeld(now + options.core.worker_timeout, absl::ToUnixSeconds(WallNow()), &effects);
+    RETURN_IF_ERROR(TakeEffect(effects, journal.get(), &core));
+  }
   ASSIGN_OR_RETURN(JournalStarts starts, JournalStarts::Read(rows));
   auto host = std::unique_ptr<CoordinatorHost>(
       new CoordinatorHost(options, std::move(journal), std::move(starts), std::move(core)));

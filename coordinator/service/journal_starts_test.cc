@@ -125,5 +125,15 @@ TEST(JournalStartsHostTest, StartIsToldOnceItIsInTheJournalAndAFullDiskIsNoReaso
   EXPECT_NE(host->ToHear().start, 0);
 }
 
+TEST(JournalStartsHostTest, OlderJournalMakesNoJobBeforeWorkersCouldSayWhatTheyHold) {
+  CoordinatorHost::Options options;
+  options.tick_interval = absl::Hours(1);
+  options.older_journal = true;
+  ASSERT_OK_AND_ASSIGN(const auto host,
+                       CoordinatorHost::Create(options, std::make_unique<MemoryJournal>()));
+  EXPECT_THAT(host->CreateJob({"r", JobId("j"), std::make_shared<JobSpec>()}).status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("takes over")));
+}
+
 }  // namespace
 }  // namespace tessera::coordinator

@@ -1,5 +1,6 @@
 #include "coordinator/service/record_codec.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -8,7 +9,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "base/wall_time.h"
 #include "coordinator/core/order_validator.h"
 #include "coordinator/storage/records.pb.h"
 #include "job/job_codec.h"
@@ -44,7 +44,14 @@ journal::JobStatus EncodeStatus(const JobStatus& status) {
   return encoded;
 }
 
-journal::Save EncodeSave(const Save& save) {
+journal::BootTime EncodeBootTime(absl::Time time, const JournalClock& clock) {
+  journal::BootTime encoded;
+  encoded.set_ns(absl::ToUnixNanos(time + clock.boot_lead));
+  encoded.set_boot_id(clock.boot_id);
+  return encoded;
+}
+
+journal::Save EncodeSave(const Save& save, const JournalClock& clock) {
   journal::Save encoded;
   encoded.set_request_id(save.request_id);
   encoded.set_path(save.form.path);
@@ -56,15 +63,17 @@ journal::Save EncodeSave(const Save& save) {
   encoded.set_no_overwrite(save.form.no_overwrite);
   encoded.set_root(save.form.root);
   encoded.set_state(static_cast<journal::Save::State>(save.state));
-  encoded.set_requested_ns(absl::ToUnixNanos(ToWallTime(save.requested_at)));
-  if (save.expires_at != absl::InfiniteFuture())
-    encoded.set_expires_ns(absl::ToUnixNanos(ToWallTime(save.expires_at)));
+  encoded.set_requested_ns(absl::ToUnixNanos(save.requested_at + clock.wall_lead));
+  if (save.expires_at != absl::InfiniteFuture()) {
+    encoded.set_expires_ns(absl::ToUnixNanos(save.expires_at + clock.wall_lead));
+    *encoded.mutable_expires_since_boot() = EncodeBootTime(save.expires_at, clock);
+  }
   encoded.set_tries(save.tries);
   encoded.set_last_failure(save.last_failure);
   encoded.set_cancelled(save.cancelled);
   encoded.set_step(save.step.value());
   encoded.set_ended_sequence(save.ended_sequence);
-  encoded.set_ended_ns(absl::ToUnixNanos(ToWallTime(save.ended_at)));
+  encoded.set_ended_ns(absl::ToUnixNanos(save.ended_at + clock.wall_lead));
   encoded.set_epoch(save.epoch.value());
   encoded.set_ordinal(save.ordinal);
   encoded.set_took_ns(absl::ToInt64Nanoseconds(save.took));
@@ -83,6 +92,7 @@ std::string SaveKey(const JobId& job, int64_t number) {
 
 struct Encoder {
   std::vector<JournalChange>* batch;
+  const JournalClock& clock;
 
   template <typename Message>
   void Put(std::string key, const Message& message) {
@@ -111,7 +121,8 @@ struct Encoder {
     hand_over.set_number(from.number);
     hand_over.set_step(from.step.value());
     hand_over.set_frozen(from.frozen);
-    hand_over.set_deadline_unix_ms(absl::ToUnixMillis(ToWallTime(from.deadline)));
+    hand_over.set_deadline_unix_ms(absl::ToUnixMillis(from.deadline + clock.wall_lead));
+    *hand_over.mutable_deadline_since_boot() = EncodeBootTime(from.deadline, clock);
     hand_over.set_taker(from.taker.value());
     hand_over.set_taker_creation(from.taker_creation.value());
     hand_over.set_reason(from.reason);
@@ -176,12 +187,15 @@ struct Encoder {
   void operator()(const ClusterRecord& r) {
     journal::Cluster cluster;
     cluster.set_id(r.id);
+    cluster.set_first_save_number(r.first_save_number);
     Put(kClusterKey, cluster);
   }
   void operator()(const EpochOverRecord& r) {
     Delete(Kind::kDeletePrefix, absl::StrCat("order/", r.job.value(), "/"));
   }
-  void operator()(const SaveRecord& r) { Put(SaveKey(r.job, r.save.number), EncodeSave(r.save)); }
+  void operator()(const SaveRecord& r) {
+    Put(SaveKey(r.job, r.save.number), EncodeSave(r.save, clock));
+  }
   void operator()(const SaveGoneRecord& r) { Delete(Kind::kDelete, SaveKey(r.job, r.number)); }
 };
 
@@ -238,7 +252,16 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
       Creation(message.creation()), message.owner(), message.attach_key()};
 }
 
-absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& job) {
+// In the boot that wrote it, whatever the wall clock was set to since.
+absl::Time DecodeDeadline(absl::Time wall, const journal::BootTime& since_boot,
+                          const JournalClock& clock) {
+  const bool is_of_this_boot = !clock.boot_id.empty() && since_boot.boot_id() == clock.boot_id;
+  return is_of_this_boot ? absl::FromUnixNanos(since_boot.ns()) - clock.boot_lead
+                         : wall - clock.wall_lead;
+}
+
+absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& job,
+                                           const JournalClock& clock) {
   ASSIGN_OR_RETURN(journal::HandOver message, Parse<journal::HandOver>(row));
   if (!journal::HandOver::Phase_IsValid(message.phase())) return Unreadable(row, "unknown phase");
   HandOver hand_over;
@@ -246,7 +269,8 @@ absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& j
   hand_over.number = message.number();
   hand_over.step = Step(message.step());
   hand_over.frozen = message.frozen();
-  hand_over.deadline = FromWallTime(absl::FromUnixMillis(message.deadline_unix_ms()));
+  hand_over.deadline = DecodeDeadline(absl::FromUnixMillis(message.deadline_unix_ms()),
+                                      message.deadline_since_boot(), clock);
   hand_over.taker = JobId(message.taker());
   hand_over.taker_creation = Creation(message.taker_creation());
   hand_over.reason = message.reason();
@@ -255,7 +279,8 @@ absl::StatusOr<StateRecord> DecodeHandOver(const JournalRow& row, const JobId& j
   return HandOverRecord{job, std::move(hand_over)};
 }
 
-absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key) {
+absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key,
+                                       const JournalClock& clock) {
   Save save;
   if (!absl::SimpleAtoi(key[3], &save.number) || save.number < 1)
     return Unreadable(row, "its key is of no known form");
@@ -269,15 +294,16 @@ absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key) {
                message.in_parts(),     message.with_replicas(), message.in_foreground(),
                message.no_overwrite(), message.root()};
   save.state = static_cast<SaveState>(message.state());
-  save.requested_at = FromWallTime(absl::FromUnixNanos(message.requested_ns()));
+  save.requested_at = absl::FromUnixNanos(message.requested_ns()) - clock.wall_lead;
   if (message.expires_ns() != 0)
-    save.expires_at = FromWallTime(absl::FromUnixNanos(message.expires_ns()));
+    save.expires_at = DecodeDeadline(absl::FromUnixNanos(message.expires_ns()),
+                                     message.expires_since_boot(), clock);
   save.tries = message.tries();
   save.last_failure = message.last_failure();
   save.cancelled = message.cancelled();
   save.step = Step(message.step());
   save.ended_sequence = message.ended_sequence();
-  save.ended_at = FromWallTime(absl::FromUnixNanos(message.ended_ns()));
+  save.ended_at = absl::FromUnixNanos(message.ended_ns()) - clock.wall_lead;
   save.epoch = Epoch(message.epoch());
   save.ordinal = message.ordinal();
   save.took = absl::Nanoseconds(message.took_ns());
@@ -287,12 +313,13 @@ absl::StatusOr<StateRecord> DecodeSave(const JournalRow& row, const Key& key) {
   return SaveRecord{JobId(key[1]), std::move(save)};
 }
 
-absl::StatusOr<StateRecord> DecodeJob(const JournalRow& row, const Key& key) {
-  if (key.size() == 4 && key[2] == "save") return DecodeSave(row, key);
+absl::StatusOr<StateRecord> DecodeJob(const JournalRow& row, const Key& key,
+                                      const JournalClock& clock) {
+  if (key.size() == 4 && key[2] == "save") return DecodeSave(row, key, clock);
   if (key.size() != 3) return Unreadable(row, "its key is of no known form");
   const JobId job(key[1]);
   if (key[2] == "spec") return DecodeJobSpec(row, job);
-  if (key[2] == "hand-over") return DecodeHandOver(row, job);
+  if (key[2] == "hand-over") return DecodeHandOver(row, job, clock);
   if (key[2] == "status") {
     ASSIGN_OR_RETURN(const journal::JobStatus message, Parse<journal::JobStatus>(row));
     ASSIGN_OR_RETURN(JobStatus status, DecodeStatus(row, message));
@@ -347,14 +374,15 @@ absl::StatusOr<StateRecord> DecodeMember(const JournalRow& row, const WorkerId& 
 
 }  // namespace
 
-void EncodeRecord(const StateRecord& record, std::vector<JournalChange>* batch) {
-  std::visit(Encoder{batch}, record);
+void EncodeRecord(const StateRecord& record, std::vector<JournalChange>* batch,
+                  const JournalClock& clock) {
+  std::visit(Encoder{batch, clock}, record);
 }
 
-absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row) {
+absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row, const JournalClock& clock) {
   const std::pair<std::string, std::string> head = absl::StrSplit(row.key, absl::MaxSplits('/', 1));
   const Key key = absl::StrSplit(row.key, '/');
-  if (head.first == "job") return DecodeJob(row, key);
+  if (head.first == "job") return DecodeJob(row, key, clock);
   if (head.first == "member") return DecodeMember(row, WorkerId(head.second));
   if (head.first == "request") return DecodeRequest(row, head.second);
   if (head.first == "order") return DecodeOrder(row, key);
@@ -365,7 +393,7 @@ absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row) {
   if (row.key == kClusterKey) {
     ASSIGN_OR_RETURN(const journal::Cluster cluster, Parse<journal::Cluster>(row));
     if (cluster.id().empty()) return Unreadable(row, "it names no cluster");
-    return ClusterRecord{cluster.id()};
+    return ClusterRecord{cluster.id(), std::max<int64_t>(cluster.first_save_number(), 1)};
   }
   return Unreadable(row, "its key is of no known form");
 }

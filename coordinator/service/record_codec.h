@@ -8,15 +8,18 @@
 
 #include "absl/status/statusor.h"
 #include "coordinator/core/records.h"
+#include "coordinator/service/journal_clock.h"
 #include "coordinator/storage/journal.h"
 
 namespace tessera::coordinator {
 
 // The changes that make `record` durable, appended to `batch`.
-void EncodeRecord(const StateRecord& record, std::vector<JournalChange>* batch);
+void EncodeRecord(const StateRecord& record, std::vector<JournalChange>* batch,
+                  const JournalClock& clock = JournalClock::OfThisProcess());
 
 // Errors: DataLoss  a key or value that cannot be read; names the key
-absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row);
+absl::StatusOr<StateRecord> DecodeRecord(const JournalRow& row,
+                                         const JournalClock& clock = JournalClock::OfThisProcess());
 
 // The job that a row belongs to; none: it is of none, or its key cannot be read.
 std::optional<JobId> JobOfRow(const JournalRow& row);

@@ -24,7 +24,7 @@ bool IsPlaced(const SimulatedWorker& worker, const SimulatedHeldJob& held,
 void SimulatedCluster::OnDurable(const Effects& effects) {
   for (const StateRecord& record : effects.records) {
     if (const auto* spec = std::get_if<JobSpecRecord>(&record)) {
-      truths_.emplace(spec->creation, std::make_unique<SimulatedTruth>(*spec, &dice_));
+      OnSpec(*spec, effects);
       statuses_.erase(spec->job);
     } else if (const auto* status = std::get_if<JobStatusRecord>(&record)) {
       CheckKeepsACopy(*status);
@@ -40,21 +40,46 @@ void SimulatedCluster::OnDurable(const Effects& effects) {
   for (const JobId& job : effects.changed_jobs) CheckShown(job);
   for (const Outgoing& outgoing : effects.commands) {
     if (const auto* release = std::get_if<OrderRelease>(&outgoing.command)) {
-      FindTruth(release->creation)->CheckRelease(*release);
+      FindTruth(release->job, release->creation)->CheckRelease(*release);
     } else if (const auto* start = std::get_if<StartEpoch>(&outgoing.command)) {
-      FindTruth(start->creation)->CheckStart(*start);
+      FindTruth(start->job, start->creation)->CheckStart(*start);
     }
   }
 }
 
+void SimulatedCluster::OnSpec(const JobSpecRecord& spec, const Effects& effects) {
+  std::unique_ptr<SimulatedTruth>& truth = truths_[{spec.job, spec.creation}];
+  const bool is_made = std::any_of(
+      effects.records.begin(), effects.records.end(),
+      [](const StateRecord& record) { return std::holds_alternative<RequestRecord>(record); });
+  if (!is_made) return;  // It is taken over.
+  // Where the wall clock was set back, a job of a lost journal may have had that number.
+  if (truth != nullptr) lost_truths_.push_back(std::move(truth));
+  truth = std::make_unique<SimulatedTruth>(spec, &dice_);
+}
+
 void SimulatedCluster::CheckSave(const SaveRecord& record) {
   const absl::StatusOr<JobView> view = coordinator_.core().GetJob(record.job);
-  if (view.ok()) FindTruth(view->creation)->saves().Check(record.save, coordinator_.now());
+  if (view.ok())
+    FindTruth(view->id, view->creation)->saves().Check(record.save, coordinator_.clock());
+}
+
+void SimulatedCluster::CheckDeadlines() {
+  for (const auto& owner : owners_) {
+    const absl::StatusOr<JobView> view = coordinator_.core().GetJob(owner->id());
+    const absl::StatusOr<std::vector<SaveView>> saves = coordinator_.core().ListSaves(owner->id());
+    for (size_t i = 0; view.ok() && saves.ok() && i < saves->size(); ++i) {
+      if ((*saves)[i].save.state == SaveState::kWaiting)
+        FindTruth(view->id, view->creation)
+            ->saves()
+            .CheckWaits((*saves)[i].save.number, coordinator_.clock());
+    }
+  }
 }
 
 void SimulatedCluster::CheckShown(const JobId& job) {
   const absl::StatusOr<JobView> view = coordinator_.core().GetJob(job);
-  if (view.ok()) FindTruth(view->creation)->CheckView(*view);
+  if (view.ok()) FindTruth(view->id, view->creation)->CheckView(*view);
 }
 
 void SimulatedCluster::CheckDevices() const {
@@ -76,7 +101,7 @@ void SimulatedCluster::CheckKeepsACopy(const JobStatusRecord& record) {
   const JobStatus before = std::exchange(statuses_[record.job], record.status);
   const absl::StatusOr<JobView> view = coordinator_.core().GetJob(record.job);
   if (!view.ok()) return;
-  const SimulatedTruth& truth = *FindTruth(view->creation);
+  const SimulatedTruth& truth = *FindTruth(view->id, view->creation);
   if (!truth.is_hybrid()) return;
   if (record.status.state == JobState::kLost) {
     if (before.state == JobState::kLost) return;
@@ -90,7 +115,7 @@ void SimulatedCluster::CheckKeepsACopy(const JobStatusRecord& record) {
     }
   }
   for (const Node& node : nodes_) {
-    const SimulatedHeldJob* held = node.worker->Find(truth.creation());
+    const SimulatedHeldJob* held = node.worker->Find(truth.id(), truth.creation());
     // Before the first step there is nothing that initial values do not make again.
     if (truth.decided() == 0 || held == nullptr || !held->HoldsAll() ||
         !IsPlaced(*node.worker, *held, before.placements) ||
@@ -106,7 +131,7 @@ void SimulatedCluster::CheckKeepsACopy(const JobStatusRecord& record) {
 bool SimulatedCluster::IsHeld(const SimulatedTruth& truth, const SimulatedWorker* without) const {
   const absl::StatusOr<JobView> view = coordinator_.core().GetJob(truth.id());
   return view.ok() && std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
-           const SimulatedHeldJob* held = node.worker->Find(truth.creation());
+           const SimulatedHeldJob* held = node.worker->Find(truth.id(), truth.creation());
            return node.worker.get() != without && held != nullptr && held->HoldsAll() &&
                   held->decided_step() >= truth.decided() - 1 &&
                   IsPlaced(*node.worker, *held, view->status.placements);
@@ -115,26 +140,25 @@ bool SimulatedCluster::IsHeld(const SimulatedTruth& truth, const SimulatedWorker
 
 int64_t SimulatedCluster::committed_steps() const {
   int64_t steps = 0;
-  for (const auto& [creation, truth] : truths_) steps += truth->shown_committed();
+  for (const auto& [key, truth] : truths_) steps += truth->shown_committed();
   return steps;
 }
 
 int64_t SimulatedCluster::num_epochs() const {
   int64_t epochs = 0;
-  for (const auto& [creation, truth] : truths_) epochs += truth->shown_epoch();
+  for (const auto& [key, truth] : truths_) epochs += truth->shown_epoch();
   return epochs;
 }
 
 int64_t SimulatedCluster::num_saved() const {
   int64_t saved = 0;
-  for (const auto& [creation, truth] : truths_) saved += truth->saves().num_journalled();
+  for (const auto& [key, truth] : truths_) saved += truth->saves().num_journalled();
   return saved;
 }
 
 void SimulatedCluster::AwaitSteps(int64_t steps) {
   awaited_more_ = steps;
-  for (const auto& [creation, truth] : truths_)
-    awaited_steps_[creation] = truth->shown_committed() + steps;
+  for (const auto& [key, truth] : truths_) awaited_steps_[key] = truth->shown_committed() + steps;
 }
 
 bool SimulatedCluster::HasTakenThem() const {
@@ -147,9 +171,9 @@ bool SimulatedCluster::HasTakenThem() const {
     }
   }
   return std::all_of(owners_.begin(), owners_.end(), [&](const auto& owner) {
-    const auto truth = truths_.find(owner->creation());
+    const auto truth = truths_.find({owner->id(), owner->creation()});
     if (truth == truths_.end() || owner->HasPendingSaves()) return false;
-    const auto awaited = awaited_steps_.find(owner->creation());
+    const auto awaited = awaited_steps_.find(truth->first);
     const int64_t steps = awaited == awaited_steps_.end() ? awaited_more_ : awaited->second;
     return truth->second->shown_committed() >= steps;
   });

@@ -24,7 +24,9 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
       has_copies_(shape.has_copies),
       calls_(&dice_),
       coordinator_(Options(shape), &dice_, [this](const Effects& effects) { OnDurable(effects); }) {
-  const auto find_truth = [this](Creation creation) { return FindTruth(creation); };
+  const auto find_truth = [this](const JobId& job, Creation creation) {
+    return FindTruth(job, creation);
+  };
   for (int i = 0; i < shape.num_workers; ++i) {
     nodes_.emplace_back().worker = std::make_unique<SimulatedWorker>(
         absl::StrCat("w", i), shape.num_devices, &dice_, find_truth);
@@ -34,12 +36,11 @@ SimulatedCluster::SimulatedCluster(uint32_t seed, const SimulatedShape& shape)
     owners_.push_back(std::make_unique<SimulatedOwner>(
         SimulatedJobRequest(absl::StrCat("job", i), world_size, shape.group_size), &dice_, &calls_,
         &coordinator_, find_truth));
-    if (has_copies_) owners_.back()->AskForNoSaves();
   }
 }
 
-SimulatedTruth* SimulatedCluster::FindTruth(Creation creation) {
-  const auto truth = truths_.find(creation);
+SimulatedTruth* SimulatedCluster::FindTruth(const JobId& job, Creation creation) {
+  const auto truth = truths_.find({job, creation});
   EXPECT_NE(truth, truths_.end());
   return truth->second.get();
 }
@@ -92,7 +93,8 @@ void SimulatedCluster::Work(Node* node) {
   for (const auto& [id, job] : node->worker->jobs()) {
     if (!job->is_running() || !job->lacks_values()) continue;
     for (const Node& other : nodes_) {
-      const SimulatedHeldJob* source = other.worker->Find(job->truth().creation());
+      const SimulatedHeldJob* source =
+          other.worker->Find(job->truth().id(), job->truth().creation());
       if (source == nullptr || !source->is_running() || source->epoch() != job->epoch() ||
           source->lacks_values()) {
         continue;
@@ -107,7 +109,7 @@ void SimulatedCluster::Work(Node* node) {
 
 void SimulatedCluster::Misfortune(Node* node) {
   SimulatedWorker* worker = node->worker.get();
-  switch (dice_.Roll(10)) {
+  switch (dice_.Roll(11)) {
     case 0:
       if (dice_.OneIn(2)) return coordinator_.DieSoon();
       coordinator_.Restart(/*power_loss=*/dice_.OneIn(3));
@@ -138,6 +140,10 @@ void SimulatedCluster::Misfortune(Node* node) {
     case 8:
       for (const auto& [id, job] : worker->jobs()) job->Fail("chaos");
       return;
+    case 9:
+      coordinator_.SetWallClock((dice_.OneIn(2) ? 1 : -1) *
+                                (dice_.OneIn(2) ? absl::Hours(1) : absl::Seconds(1)));
+      return;
     default:
       ++node->num_registers;
       node->waits = false;
@@ -150,7 +156,9 @@ void SimulatedCluster::CopyOrGoBack() {
   if (num_gone_back_ > 0 || !coordinator_.CopyOrGoBack()) return;
   ++num_gone_back_;
   calls_.Clear();
-  for (const auto& [creation, truth] : truths_) truth->GoBack();
+  for (const auto& [key, truth] : truths_) truth->GoBack();
+  for (const JobView& view : coordinator_.core().ListJobs())
+    FindTruth(view.id, view.creation)->ComeBackAs(view);
   for (const auto& owner : owners_) owner->GoBack();
   statuses_.clear();
 }
@@ -158,7 +166,23 @@ void SimulatedCluster::CopyOrGoBack() {
 bool SimulatedCluster::OwnersMayAct() const {
   // With an older journal nobody makes or deletes a job while a worker is away.
   return num_gone_back_ == 0 ||
-         std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) { return IsKnown(node); });
+         std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) { return IsHeard(node); });
+}
+
+bool SimulatedCluster::IsHeard(const Node& node) const {
+  return IsKnown(node) && coordinator_.Hears(node.worker->id());
+}
+
+bool SimulatedCluster::HasTakenOver() const {
+  return std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
+    return IsHeard(node) &&
+           std::all_of(
+               node.worker->jobs().begin(), node.worker->jobs().end(), [&](const auto& job) {
+                 const absl::StatusOr<JobView> view = coordinator_.core().GetJob(JobId(job.first));
+                 return view.ok() && (view->creation != job.second->truth().creation() ||
+                                      view->status.epoch >= job.second->epoch());
+               });
+  });
 }
 
 void SimulatedCluster::Act(bool chaos) {
@@ -166,11 +190,12 @@ void SimulatedCluster::Act(bool chaos) {
   if (chaos && dice_.OneIn(acts_per_fault_)) Misfortune(node);
   if (chaos && has_copies_ && dice_.OneIn(10 * acts_per_fault_)) CopyOrGoBack();
   coordinator_.Sleep(absl::Milliseconds(dice_.Roll(20)));
+  if (coordinator_.takes_over() && HasTakenOver()) coordinator_.EndTakeOver();
   if (dice_.OneIn(4)) Connect(node);
   if (dice_.OneIn(4)) calls_.Deliver();
   switch (dice_.Roll(16)) {
     case 0:
-      coordinator_.Tick();
+      if (coordinator_.Tick()) CheckDeadlines();
       break;
     case 1:
       if (dice_.OneIn(4)) node->worker->Heartbeat();

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/core/coordinator.h"
@@ -71,16 +72,21 @@ class SimulatedCluster {
 
   void OnDurable(const Effects& effects);
   void CheckShown(const JobId& job);
+  void OnSpec(const JobSpecRecord& spec, const Effects& effects);
   void CheckSave(const SaveRecord& record);
+  // No save waits longer than it was to.
+  void CheckDeadlines();
   // No device is of two jobs.
   void CheckDevices() const;
   // Of a hybrid job: what a worker had that lost its ranks by this change, another one has.
   void CheckKeepsACopy(const JobStatusRecord& record);
-  SimulatedTruth* FindTruth(Creation creation);
+  SimulatedTruth* FindTruth(const JobId& job, Creation creation);
   // Whether some worker with ranks of the job, but `without`, has what it has come to.
   bool IsHeld(const SimulatedTruth& truth, const SimulatedWorker* without) const;
   // Whether the coordinator has been told of the life that this worker is in.
   bool IsKnown(const Node& node) const;
+  // Whether this process of the coordinator has been told by the worker what it holds.
+  bool IsHeard(const Node& node) const;
 
   void Connect(Node* node);
   void Register(Node* node);
@@ -90,17 +96,21 @@ class SimulatedCluster {
   void Misfortune(Node* node);
   void CopyOrGoBack();
   bool OwnersMayAct() const;
+  // Of what workers hold, after the coordinator went back.
+  bool HasTakenOver() const;
 
   SimulatedDice dice_;
   const int32_t acts_per_fault_;
   const bool has_copies_;
   SimulatedCalls calls_;
-  std::map<Creation, std::unique_ptr<SimulatedTruth>> truths_;
+  using Key = std::pair<JobId, Creation>;
+  std::map<Key, std::unique_ptr<SimulatedTruth>> truths_;
+  std::vector<std::unique_ptr<SimulatedTruth>> lost_truths_;  // Of jobs that nobody knows.
   SimulatedCoordinator coordinator_;
   std::vector<Node> nodes_;
   std::vector<std::unique_ptr<SimulatedOwner>> owners_;
   std::map<JobId, JobStatus> statuses_;  // As they are durable.
-  std::map<Creation, int64_t> awaited_steps_;
+  std::map<Key, int64_t> awaited_steps_;
   int64_t awaited_more_ = 0;
   int64_t num_rebuilt_ = 0;
   int64_t num_gone_back_ = 0;

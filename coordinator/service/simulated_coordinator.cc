@@ -18,12 +18,24 @@ absl::Status Died() { return absl::UnavailableError("the coordinator died"); }
 
 SimulatedCoordinator::SimulatedCoordinator(const CoordinatorOptions& options, SimulatedDice* dice,
                                            std::function<void(const Effects&)> on_durable)
-    : options_(options), dice_(dice), on_durable_(std::move(on_durable)), core_(options) {}
+    : options_(options), dice_(dice), on_durable_(std::move(on_durable)), core_(options) {
+  Effects effects;
+  core_.NameCluster("simulated", &effects);
+  Keep(effects);
+}
+
+void SimulatedCoordinator::Keep(const Effects& effects) {
+  std::vector<JournalChange> batch;
+  for (const StateRecord& record : effects.records)
+    EncodeRecord(record, &batch, clock_.ForJournal());
+  EXPECT_OK(journal_.Append(batch, Durability::kPowerLoss));
+  core_.Accept();
+}
 
 absl::Status SimulatedCoordinator::Run(Handler handler) {
   Effects effects;
   const int life = num_restarts_;
-  absl::Status status = handler(core_, now_, &effects);
+  absl::Status status = handler(core_, clock_.SteadyNow(), &effects);
   if (status.ok()) status = Write(effects);
   if (life != num_restarts_) return status;
   if (!status.ok()) {
@@ -51,7 +63,8 @@ absl::Status SimulatedCoordinator::Write(const Effects& effects) {
   const bool writes = !effects.records.empty() || !effects.order_records.empty();
   if (writes && Dies()) return Died();
   std::vector<JournalChange> batch;
-  for (const OrderRecord& record : effects.order_records) EncodeRecord(record, &batch);
+  for (const OrderRecord& record : effects.order_records)
+    EncodeRecord(record, &batch, clock_.ForJournal());
   EXPECT_OK(journal_.Append(batch, Durability::kProcessDeath));
   if (effects.records.empty()) return absl::OkStatus();
   if (Dies()) return Died();
@@ -60,16 +73,18 @@ absl::Status SimulatedCoordinator::Write(const Effects& effects) {
     return absl::UnavailableError("the journal failed");
   }
   batch.clear();
-  for (const StateRecord& record : effects.records) EncodeRecord(record, &batch);
+  for (const StateRecord& record : effects.records)
+    EncodeRecord(record, &batch, clock_.ForJournal());
   EXPECT_OK(journal_.Append(batch, Durability::kPowerLoss));
   return absl::OkStatus();
 }
 
-void SimulatedCoordinator::Tick() {
-  Run([](Coordinator& core, absl::Time now, Effects* effects) {
-    core.Tick(now, effects);
-    return absl::OkStatus();
-  }).IgnoreError();  // The next one tries again.
+bool SimulatedCoordinator::Tick() {
+  return Run([](Coordinator& core, absl::Time now, Effects* effects) {
+           core.Tick(now, effects);
+           return absl::OkStatus();
+         })
+      .ok();  // Else the next one tries again.
 }
 
 absl::StatusOr<v1::RegisterWorkerResponse> SimulatedCoordinator::Register(
@@ -195,6 +210,7 @@ bool SimulatedCoordinator::CopyOrGoBack() {
     return false;
   }
   journal_.RestoreCopy();
+  takes_over_ = true;
   Restart();
   return true;
 }
@@ -203,17 +219,31 @@ void SimulatedCoordinator::Restart(bool power_loss) {
   ++num_restarts_;
   points_to_death_ = 0;
   if (power_loss) journal_.LosePower();
+  clock_.BeginProcess(/*after_boot=*/power_loss);
   while (!streams_.empty()) End(streams_.back());
   std::vector<StateRecord> records;
   const std::vector<JournalRow> rows = *journal_.ReadAll();
   for (const JournalRow& row : rows) {
-    absl::StatusOr<StateRecord> record = DecodeRecord(row);
+    absl::StatusOr<StateRecord> record = DecodeRecord(row, clock_.ForJournal());
     ASSERT_OK(record);
     records.push_back(*std::move(record));
   }
-  absl::StatusOr<Coordinator> core = Coordinator::Restore(options_, records, now_);
+  absl::StatusOr<Coordinator> core = Coordinator::Restore(options_, records, clock_.SteadyNow());
   ASSERT_OK(core);
   core_ = *std::move(core);
+  // Who starts it says that its journal is older, until it has taken everything over.
+  if (takes_over_) TakeOverUntil(absl::InfiniteFuture());
+}
+
+void SimulatedCoordinator::TakeOverUntil(absl::Time until) {
+  Effects effects;
+  core_.TakeOverHeld(until, absl::ToUnixSeconds(clock_.WallNow()), &effects);
+  Keep(effects);
+}
+
+void SimulatedCoordinator::EndTakeOver() {
+  takes_over_ = false;
+  TakeOverUntil(clock_.SteadyNow());
 }
 
 }  // namespace tessera::coordinator

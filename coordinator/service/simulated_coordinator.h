@@ -11,6 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "coordinator/core/coordinator.h"
+#include "coordinator/service/simulated_clock.h"
 #include "coordinator/service/simulated_dice.h"
 #include "coordinator/service/simulated_journal.h"
 #include "coordinator/service/simulated_stream.h"
@@ -27,12 +28,14 @@ class SimulatedCoordinator {
   using Handler = absl::FunctionRef<absl::Status(Coordinator&, absl::Time now, Effects*)>;
   // As CoordinatorHost::Run. Errors: Unavailable  it died over it; the core's.
   absl::Status Run(Handler handler);
-  void Tick();
+  bool Tick();  // Whether it was to be.
   absl::StatusOr<v1::RegisterWorkerResponse> Register(const v1::RegisterWorkerRequest& request);
 
   void Open(SimulatedStreamPtr stream) { streams_.push_back(std::move(stream)); }
   // Reads an event of one of the worker's streams, or sees that one is over.
   void ReadFrom(const WorkerId& worker);
+
+  bool Hears(const WorkerId& worker) const { return current_.count(worker) > 0; }
 
   // It believes that the worker's connection is broken.
   void Cut(const WorkerId& worker);
@@ -45,10 +48,14 @@ class SimulatedCoordinator {
   // Copies its journal or, where it has a copy, dies, and the next one begins with that. Whether it
   // has gone back.
   bool CopyOrGoBack();
+  // All workers have come since.
+  void EndTakeOver();
+  bool takes_over() const { return takes_over_; }
 
   const Coordinator& core() const { return core_; }
-  absl::Time now() const { return now_; }
-  void Sleep(absl::Duration duration) { now_ += duration; }
+  const SimulatedClock& clock() const { return clock_; }
+  void Sleep(absl::Duration duration) { clock_.Pass(duration); }
+  void SetWallClock(absl::Duration step) { clock_.SetWall(step); }
   int num_restarts() const { return num_restarts_; }
   // So many of the next writes fail.
   void FailJournal(int times) { journal_failures_ = times; }
@@ -57,20 +64,23 @@ class SimulatedCoordinator {
   // A point to die at. Whether it has.
   bool Dies();
   absl::Status Write(const Effects& effects);
+  void Keep(const Effects& effects);  // Without a fault.
   absl::Status Admit(const SimulatedStreamPtr& stream, const v1::WorkerEvent& first);
   absl::Status OnEvent(const Sender& sender, const v1::WorkerEvent& event);
   void Read(const SimulatedStreamPtr& stream);
   void End(const SimulatedStreamPtr& stream);
+  void TakeOverUntil(absl::Time until);
 
   const CoordinatorOptions options_;
   SimulatedDice* const dice_;
   const std::function<void(const Effects&)> on_durable_;
-  absl::Time now_ = absl::FromUnixSeconds(1'700'000'000);
+  SimulatedClock clock_;
   SimulatedJournal journal_;
   Coordinator core_;
   int num_restarts_ = 0;
   int journal_failures_ = 0;
   int points_to_death_ = 0;                  // 0: none is meant.
+  bool takes_over_ = false;                  // What workers hold, as its journal is older.
   std::vector<SimulatedStreamPtr> streams_;  // That it has not left.
   std::map<WorkerId, SimulatedStreamPtr> current_;
 };

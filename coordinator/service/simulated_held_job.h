@@ -20,7 +20,7 @@ namespace tessera::coordinator {
 // The ranks that are placed on the worker.
 std::set<int32_t> LocalRanks(const v1::Job& job, const std::string& worker);
 
-// What a worker says that refuses a job, as it holds an earlier one of the name.
+// What a worker says that refuses a job, as it holds another one of the name.
 constexpr char kHoldsAnother[] = "it holds another one";
 
 class SimulatedHeldJob {

@@ -33,7 +33,7 @@ v1::CreateJobRequest SimulatedJobRequest(const std::string& id, int32_t world_si
 
 SimulatedOwner::SimulatedOwner(v1::CreateJobRequest job, SimulatedDice* dice, SimulatedCalls* calls,
                                SimulatedCoordinator* coordinator,
-                               std::function<SimulatedTruth*(Creation)> find_truth)
+                               std::function<SimulatedTruth*(const JobId&, Creation)> find_truth)
     : job_(std::move(job)),
       dice_(dice),
       calls_(calls),
@@ -41,7 +41,7 @@ SimulatedOwner::SimulatedOwner(v1::CreateJobRequest job, SimulatedDice* dice, Si
       find_truth_(std::move(find_truth)) {}
 
 void SimulatedOwner::Act(bool at_will) {
-  if (wish_ == Wish::kNothing && at_will && saves_ && dice_->OneIn(8)) ActOnSaves();
+  if (wish_ == Wish::kNothing && at_will && dice_->OneIn(8)) ActOnSaves();
   if (has_gone_back_) LookAfterGoingBack();
   if (wish_ == Wish::kNothing) Look(at_will);
   if (wish_ == Wish::kNothing) return;
@@ -72,9 +72,10 @@ void SimulatedOwner::LookAfterGoingBack() {
   const bool is_another = wish_ == Wish::kNothing && view->creation != creation_;
   // What a part of is gone never goes on, nor what not all of its workers have heard of; what a
   // worker holds of another one is deleted first.
-  const bool is_orphan = is_known && view->status.state == JobState::kOrphaned;
-  const bool is_partial = is_orphan && (find_truth_(view->creation)->has_lost_memory() ||
-                                        find_truth_(view->creation)->decided() == 0);
+  const bool is_orphan = is_known && (view->status.state == JobState::kOrphaned ||
+                                      absl::StrContains(view->status.reason, "an older epoch"));
+  const bool is_partial = is_orphan && (find_truth_(id(), view->creation)->has_lost_memory() ||
+                                        find_truth_(id(), view->creation)->decided() == 0);
   const bool is_in_the_way = absl::StrContains(view->status.reason, kHoldsAnother);
   if (!is_another && !((is_partial || is_in_the_way) && dice_->OneIn(20))) return;
   creation_ = view->creation;
@@ -86,7 +87,7 @@ void SimulatedOwner::Call() {
   waits_ = true;
   ++num_calls_;
   if (wish_ == Wish::kCreate) return Create();
-  if (creation_ != Creation()) find_truth_(creation_)->Delete();
+  if (creation_ != Creation()) find_truth_(id(), creation_)->Delete();
   Delete();
 }
 
@@ -124,7 +125,7 @@ void SimulatedOwner::Delete() {
     // A call names no creation: meanwhile another one may have been taken over.
     const absl::StatusOr<JobView> view = coordinator_->core().GetJob(id());
     if (has_gone_back_ && view.ok() && view->creation != Creation())
-      find_truth_(view->creation)->Delete();
+      find_truth_(id(), view->creation)->Delete();
     const absl::Status status =
         coordinator_->Run([&](Coordinator& core, absl::Time now, Effects* effects) {
           return core.DeleteJob(*event, now, effects);

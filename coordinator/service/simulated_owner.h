@@ -25,15 +25,12 @@ class SimulatedOwner {
   // `find_truth`: of a creation that is durable.
   SimulatedOwner(v1::CreateJobRequest job, SimulatedDice* dice, SimulatedCalls* calls,
                  SimulatedCoordinator* coordinator,
-                 std::function<SimulatedTruth*(Creation)> find_truth);
+                 std::function<SimulatedTruth*(const JobId&, Creation)> find_truth);
 
   // Looks at the job, and does one thing about it, if anything. `at_will`: also deletes it for no
   // reason, now and then, and has it saved.
   void Act(bool at_will);
   bool HasPendingSaves() const;
-  // The numbers of saves begin again where the coordinator is one of the past, and workers do not
-  // tell those of one number apart.
-  void AskForNoSaves() { saves_ = false; }
   // The coordinator is one of the past from now on.
   void GoBack() { has_gone_back_ = true; }
 
@@ -57,14 +54,13 @@ class SimulatedOwner {
   SimulatedDice* const dice_;
   SimulatedCalls* const calls_;
   SimulatedCoordinator* const coordinator_;
-  const std::function<SimulatedTruth*(Creation)> find_truth_;
+  const std::function<SimulatedTruth*(const JobId&, Creation)> find_truth_;
   Wish wish_ = Wish::kCreate;
   int64_t num_requests_ = 1;  // The one that is made, or was made last.
   int64_t num_calls_ = 0;
   bool waits_ = false;  // For the reply of the last call.
   Creation creation_;
   int64_t num_saves_ = 0;
-  bool saves_ = true;
   bool has_gone_back_ = false;
 };
 

@@ -32,18 +32,33 @@ void SimulatedSaveTruth::Write(SimulatedSave* save, int32_t rank) {
                                     : absl::StatusCode::kOk;
 }
 
-void SimulatedSaveTruth::Check(const Save& save, absl::Time now) {
+void SimulatedSaveTruth::Check(const Save& save, const SimulatedClock& clock) {
   if (save.requested()) wanted_[save.number] = save.form.path;
+  const absl::Time deadline = clock.FromSteady(save.expires_at);
+  const auto before = deadlines_.find(save.number);
+  if (before != deadlines_.end()) {
+    EXPECT_EQ(deadline, clock.Recall(before->second)) << "save " << save.number;
+  }
+  deadlines_[save.number] = clock.Note(deadline);
+  overdue_.erase(save.number);
   const auto known = journalled_.find(save.number);
   if (known != journalled_.end() && known->second.state == SaveState::kEnded) {
     CheckChange(known->second, save);
   } else if (save.state == SaveState::kEnded) {
     if (absl::IsDeadlineExceeded(save.outcome)) {
-      EXPECT_GE(now, save.expires_at) << "save " << save.number << " ended before its time";
+      EXPECT_GE(clock.now(), deadline) << "save " << save.number << " ended before its time";
     }
   }
   if (save.state == SaveState::kEnded && save.ordinal != 0) CheckEnd(save);
   journalled_[save.number] = save;
+}
+
+void SimulatedSaveTruth::CheckWaits(int64_t number, const SimulatedClock& clock) {
+  const auto deadline = deadlines_.find(number);
+  if (deadline == deadlines_.end()) return;  // An older journal has it.
+  if (clock.now() < clock.Recall(deadline->second)) return;
+  // At first it may have been taken by a step, which ended with its epoch only then.
+  EXPECT_TRUE(overdue_.insert(number).second) << "save " << number << " waits too long";
 }
 
 int64_t SimulatedSaveTruth::num_journalled() const {

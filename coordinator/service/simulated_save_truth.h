@@ -6,11 +6,12 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
-#include "absl/time/time.h"
 #include "coordinator/core/records.h"
+#include "coordinator/service/simulated_clock.h"
 #include "coordinator/service/simulated_dice.h"
 
 namespace tessera::coordinator {
@@ -40,12 +41,17 @@ class SimulatedSaveTruth {
   void Write(SimulatedSave* save, int32_t rank);
 
   // --- the coordinator's side: fails the test where it says what is not so ---
-  // `now` is when it journals that.
-  void Check(const Save& save, absl::Time now);
+  // It journals that now.
+  void Check(const Save& save, const SimulatedClock& clock);
+  // It has looked at the deadlines, and this save waits on.
+  void CheckWaits(int64_t number, const SimulatedClock& clock);
   // Of requested saves that were made.
   int64_t num_journalled() const;
   // It knows nothing later than this any more.
-  void Forget() { journalled_.clear(); }
+  void Forget() {
+    journalled_.clear();
+    deadlines_.clear();
+  }
 
  private:
   void CheckEnd(const Save& save) const;
@@ -56,6 +62,8 @@ class SimulatedSaveTruth {
   std::map<std::pair<Epoch, int64_t>, SimulatedSave> made_;  // By ordinal.
   std::map<int64_t, std::string> wanted_;                    // Paths, by number.
   std::map<int64_t, Save> journalled_;                       // As it stands, by number.
+  std::map<int64_t, SimulatedClock::Moment> deadlines_;      // Of these.
+  std::set<int64_t> overdue_;                                // Saves that waited beyond them.
 };
 
 }  // namespace tessera::coordinator

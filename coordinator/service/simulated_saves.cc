@@ -97,8 +97,13 @@ void SimulatedSaves::OnEnd(v1::SaveReport report) {
     return other.epoch() == report.epoch() && other.ordinal() == report.ordinal();
   });
   if (known == ended_.end()) {
-    if (ended_.size() == kMaxEnded) ended_.pop_front();
     ended_.push_back(report);
+    if (ended_.size() > kMaxEnded) {
+      // What became of the wish is kept: the coordinator waits for it.
+      ended_.erase(std::find_if(ended_.begin(), ended_.end(), [&](const auto& other) {
+        return other.number() == 0 || other.number() != ended_wish_ || other.code() == kAborted;
+      }));
+    }
   } else if (known->code() == kAborted && report.code() != kAborted) {
     *known = report;  // This rank knows how it ended.
   } else {

@@ -34,6 +34,8 @@ void SimulatedTruth::Begin(Epoch epoch, int64_t resume_step) {
   if (is_new && !has_lost_memory_ && !is_hybrid()) {
     EXPECT_GE(resume_step, finished_) << "a step that was taken is forgotten";
   }
+  // What was decided beyond this went with all that held it.
+  if (is_new && has_lost_memory_) decided_ = std::min(decided_, resume_step);
 }
 
 void SimulatedTruth::GoBack() {
@@ -43,6 +45,12 @@ void SimulatedTruth::GoBack() {
   has_gone_back_ = true;
   // What of it was dropped is no longer known to be.
   if (is_deleted_ || has_lost_memory_) LoseMemory();
+}
+
+void SimulatedTruth::ComeBackAs(const JobView& view) {
+  CheckView(view);
+  if (view.status.state == JobState::kRunning)
+    resume_steps_[view.status.epoch] = view.status.resume_step;
 }
 
 void SimulatedTruth::LoseMemory() {

@@ -46,6 +46,8 @@ class SimulatedTruth {
   void Begin(Epoch epoch, int64_t resume_step);
   // The coordinator is one of the past, with an older copy of its journal.
   void GoBack();
+  // That one knows this of the job.
+  void ComeBackAs(const JobView& view);
 
   // --- the coordinator's side: fails the test where it says what is not so ---
   void CheckView(const JobView& view);

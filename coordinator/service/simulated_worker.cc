@@ -104,11 +104,8 @@ SimulatedHeldJob* SimulatedWorker::Find(const std::string& job, int64_t creation
   return is_same ? found->second.get() : nullptr;
 }
 
-SimulatedHeldJob* SimulatedWorker::Find(Creation creation) const {
-  for (const auto& [id, job] : jobs_) {
-    if (job->truth().creation() == creation) return job.get();
-  }
-  return nullptr;
+SimulatedHeldJob* SimulatedWorker::Find(const JobId& job, Creation creation) const {
+  return Find(job.value(), creation.value());
 }
 
 void SimulatedWorker::Handle(const v1::CoordinatorCommand& command) {
@@ -152,7 +149,8 @@ void SimulatedWorker::Prepare(const v1::PrepareEpoch& prepare) {
     }
     jobs_.erase(held);
   }
-  if (jobs_.count(id) > 0 && jobs_[id]->truth().creation() != creation) return;  // It is gone.
+  if (jobs_.count(id) > 0 && jobs_[id]->truth().creation() != creation)
+    return ReportFailure(id, creation.value(), prepare.job().epoch(), kHoldsAnother);
   SimulatedHeldJob* job = Find(id, creation.value());
   if (job != nullptr && Epoch(prepare.job().epoch()) < job->epoch()) return;  // Of the past.
   // Its ranks were elsewhere since, or the job's shards are lost.
@@ -163,7 +161,7 @@ void SimulatedWorker::Prepare(const v1::PrepareEpoch& prepare) {
   }
   if (job == nullptr) {
     jobs_[id] = std::make_unique<SimulatedHeldJob>(
-        id_, prepare.job(), find_truth_(creation), dice_,
+        id_, prepare.job(), find_truth_(JobId(id), creation), dice_,
         [this](v1::WorkerEvent event) { Emit(std::move(event)); });
   }
   jobs_[id]->Prepare(prepare.job());

@@ -20,7 +20,7 @@ class SimulatedWorker {
  public:
   using Jobs = std::map<std::string, std::unique_ptr<SimulatedHeldJob>>;
   // What is true of a job that it is told to prepare.
-  using FindTruth = std::function<SimulatedTruth*(Creation creation)>;
+  using FindTruth = std::function<SimulatedTruth*(const JobId& job, Creation creation)>;
 
   SimulatedWorker(std::string id, int num_devices, SimulatedDice* dice, FindTruth find_truth);
 
@@ -47,8 +47,8 @@ class SimulatedWorker {
   // Whether the coordinator has taken its stream.
   bool IsAdmitted() const { return stream_ != nullptr && stream_->sender.has_value(); }
   const Jobs& jobs() const { return jobs_; }
-  // Null: it does not hold this creation of any job.
-  SimulatedHeldJob* Find(Creation creation) const;
+  // Null: it does not hold this creation of the job.
+  SimulatedHeldJob* Find(const JobId& job, Creation creation) const;
   std::string Describe() const;  // For a person.
 
  private:

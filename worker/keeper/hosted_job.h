@@ -19,7 +19,6 @@
 #define TESSERA_WORKER_KEEPER_HOSTED_JOB_H_
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -40,6 +39,7 @@
 #include "proto/local.pb.h"
 #include "proto/worker.pb.h"
 #include "worker/engine/group_page.h"
+#include "worker/keeper/ended_saves.h"
 #include "worker/keeper/epoch_phase.h"
 #include "worker/keeper/executor_launcher.h"
 #include "worker/keeper/hosted_rank.h"
@@ -234,9 +234,7 @@ class HostedJob {
   v1::WorkerEvent failure_ ABSL_GUARDED_BY(mu_);  // Of this epoch; unset: none.
   int64_t next_attachment_ ABSL_GUARDED_BY(mu_) = 1;
   v1::SaveWish wish_ ABSL_GUARDED_BY(mu_);
-  int64_t ended_wish_ ABSL_GUARDED_BY(mu_) = 0;  // Up to this one they are over.
-  // The last that ended, each once, as a coordinator must hear again.
-  std::deque<v1::SaveReport> ended_saves_ ABSL_GUARDED_BY(mu_);
+  EndedSaves ended_saves_ ABSL_GUARDED_BY(mu_);
   std::vector<HostedRank> ranks_ ABSL_GUARDED_BY(mu_);  // This worker's.
   JobPut put_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<const StagedPut> staged_put_ ABSL_GUARDED_BY(mu_);  // Null: none is offered.

@@ -197,7 +197,8 @@ std::vector<v1::WorkerEvent> HostedJob::Unacknowledged() const {
     if (slot.pending_order.epoch() != 0)
       *events.emplace_back().mutable_order() = slot.pending_order;
   }
-  for (const v1::SaveReport& save : ended_saves_) *events.emplace_back().mutable_save() = save;
+  for (const v1::SaveReport& save : ended_saves_.reports())
+    *events.emplace_back().mutable_save() = save;
   if (phase_ == EpochPhase::kPrepared) events.push_back(PreparedEventLocked());
   if (phase_ == EpochPhase::kFailed && failure_.has_failure()) events.push_back(failure_);
   return events;

@@ -1,5 +1,4 @@
 // Checkpoints of the job: what the coordinator wants, and what executors tell of any.
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -8,21 +7,6 @@
 #include "worker/keeper/hosted_job.h"
 
 namespace tessera {
-namespace {
-
-// Of the last that ended, a coordinator that was away is told again.
-constexpr size_t kMaxEndedSaves = 16;
-constexpr int kMaxRemoved = 1024;
-
-bool OfOneSave(const v1::SaveReport& a, const v1::SaveReport& b) {
-  return a.epoch() == b.epoch() && a.ordinal() == b.ordinal();
-}
-
-bool IsAborted(const v1::SaveReport& report) {
-  return report.code() == static_cast<int>(absl::StatusCode::kAborted);
-}
-
-}  // namespace
 
 void HostedJob::SendWishLocked(HostedRank& slot) {
   if (wish_.creation() == 0) return;  // There never was one.
@@ -35,7 +19,7 @@ void HostedJob::WantSave(const v1::SaveWish& wish) {
   absl::MutexLock lock(&mu_);
   wish_ = wish;
   // The coordinator may not have heard yet that it is over.
-  if (wish_.number() <= ended_wish_) wish_.set_number(0);
+  if (wish_.number() <= ended_saves_.wish()) wish_.set_number(0);
   for (HostedRank& slot : ranks_) SendWishLocked(slot);
 }
 
@@ -51,20 +35,7 @@ void HostedJob::OnSaveReportLocked(Rank rank, v1::SaveReport report) {
     return emit_(event);
   }
   slot.open_save.Clear();
-  if (report.number() != 0 && !IsAborted(report))
-    ended_wish_ = std::max(ended_wish_, report.number());
-  const auto known = std::find_if(ended_saves_.begin(), ended_saves_.end(),
-                                  [&](const auto& other) { return OfOneSave(report, other); });
-  if (known == ended_saves_.end()) {
-    if (ended_saves_.size() == kMaxEndedSaves) ended_saves_.pop_front();
-    ended_saves_.push_back(report);
-  } else if (IsAborted(*known) && !IsAborted(report)) {
-    *known = report;  // This rank knows how it ended.
-  } else if (report.removed().empty()) {
-    return;  // Every rank says it.
-  } else if (known->removed_size() < kMaxRemoved) {
-    known->mutable_removed()->MergeFrom(report.removed());
-  }
+  if (!ended_saves_.Add(report)) return;
   *event.mutable_save() = std::move(report);
   emit_(event);
 }

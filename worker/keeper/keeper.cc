@@ -107,12 +107,14 @@ void Keeper::Describe(const v1::DescribeJob& describe) const {
 absl::Status Keeper::MakeRoom(const v1::PrepareEpoch& prepare) {
   const std::string& job_id = prepare.job().job_id();
   const std::shared_ptr<HostedJob> held = Find(job_id);
-  if (held == nullptr || held->creation() >= prepare.job().creation()) return absl::OkStatus();
-  if (held->has_begun() && held->creation() > prepare.deleted_creation()) {
+  if (held == nullptr || held->creation() == prepare.job().creation()) return absl::OkStatus();
+  const bool is_later = held->creation() > prepare.job().creation();
+  if (is_later || (held->has_begun() && held->creation() > prepare.deleted_creation())) {
     return absl::FailedPreconditionError(
         absl::StrCat("it holds job '", job_id, "' of creation ", held->creation(),
                      ", which its coordinator neither knows nor has deleted: delete job '", job_id,
-                     "' until none is listed, then create it again"));
+                     is_later ? "' once, and that one goes on"
+                              : "' until none is listed, then create it again"));
   }
   Drop(job_id, held->creation());
   return absl::OkStatus();
@@ -143,8 +145,7 @@ void Keeper::Prepare(const v1::PrepareEpoch& prepare) {
   const std::string& job_id = prepare.job().job_id();
   const int64_t creation = prepare.job().creation();
   absl::Status status = MakeRoom(prepare);
-  std::shared_ptr<HostedJob> job = Find(job_id);
-  if (status.ok() && job != nullptr && job->creation() != creation) return;  // A job that is gone.
+  std::shared_ptr<HostedJob> job = Find(job_id, creation);
   // From a coordinator that lags: an old one voids nothing.
   if (job != nullptr && Epoch(prepare.job().epoch()) < job->epoch()) return;
   absl::StatusOr<LocalRanks> local = LocalRanksOf(prepare.job(), worker_id_);

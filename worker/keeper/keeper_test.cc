@@ -117,6 +117,19 @@ TEST_F(KeeperTest, JobWithValuesThatNobodyDeletedIsKeptWhereAnotherOneIsToTakeIt
   EXPECT_EQ(Answer().prepared().creation(), 9);
 }
 
+TEST_F(KeeperTest, OneThatAnotherJobOfItsNameKeepsFromItsPlaceIsToldWhateverTheEpochs) {
+  Prepare(/*creation=*/5, /*epoch=*/8);
+  ASSERT_TRUE(Answer().has_prepared());
+  Start(5, 8);
+  for (const int64_t creation : {9, 3}) {
+    Prepare(creation, /*epoch=*/1);
+    const v1::WorkerEvent answer = Answer();
+    EXPECT_EQ(answer.failure().creation(), creation);
+    EXPECT_THAT(answer.failure().reason(), HasSubstr("it holds job 'toy' of creation 5"));
+    EXPECT_EQ(keeper_.Progress().jobs(0).creation(), 5);
+  }
+}
+
 TEST_F(KeeperTest, EndOfALaterJobOfTheNameDropsNoEarlierOne) {
   Prepare(/*creation=*/5, /*epoch=*/1);
   ASSERT_TRUE(Answer().has_prepared());

@@ -1,0 +1,40 @@
+#include "worker/keeper/ended_saves.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kMaxRemoved = 1024;
+
+bool IsAborted(const v1::SaveReport& report) {
+  return report.code() == static_cast<int>(absl::StatusCode::kAborted);
+}
+
+}  // namespace
+
+bool EndedSaves::Add(const v1::SaveReport& report) {
+  if (report.number() != 0 && !IsAborted(report)) wish_ = std::max(wish_, report.number());
+  const auto known = std::find_if(reports_.begin(), reports_.end(), [&](const auto& other) {
+    return report.epoch() == other.epoch() && report.ordinal() == other.ordinal();
+  });
+  if (known == reports_.end()) {
+    reports_.push_back(report);
+    if (reports_.size() <= kMax) return true;
+    reports_.erase(std::find_if(reports_.begin(), reports_.end(), [&](const auto& other) {
+      return other.number() == 0 || other.number() != wish_ || IsAborted(other);
+    }));
+    return true;
+  }
+  if (IsAborted(*known) && !IsAborted(report)) {
+    *known = report;  // This rank knows how it ended.
+    return true;
+  }
+  if (report.removed().empty()) return false;  // Every rank says it.
+  if (known->removed_size() < kMaxRemoved) known->mutable_removed()->MergeFrom(report.removed());
+  return true;
+}
+
+}  // namespace tessera
