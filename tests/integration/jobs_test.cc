@@ -7,10 +7,13 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "client/cli/cli.h"
+#include "client/cpp/job_rpc.h"
 #include "gtest/gtest.h"
+#include "job/job_codec.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/process_view.h"
 #include "tests/testing/toy_training.h"
@@ -19,6 +22,7 @@
 namespace tessera {
 namespace {
 
+using testing::HasSubstr;
 using testing_support::Eventually;
 using testing_support::MappingsOf;
 using testing_support::ReadAll;
@@ -150,6 +154,30 @@ TEST_F(JobsTest, TrainersOfADeletedJobLearnItAlsoWhileTheyRecover) {
   const auto is_told = StatusIs(absl::StatusCode::kCancelled, testing::HasSubstr("job 'gone'"));
   EXPECT_THAT(testing_support::TrainToy(session.get(), int64_t{1} << 40), is_told);
   EXPECT_THAT(session->Recover(), is_told);
+}
+
+TEST_F(JobsTest, JobOfATebibyteWaitsAndSaysTheBytesWhileAnotherOneTrains) {
+  v1::CreateJobRequest request;
+  request.set_request_id(NewRequestId());
+  request.set_job_id("huge");
+  ModelSpec model;
+  model.units.push_back({"u", {{"w", {int64_t{1} << 20, int64_t{1} << 18}}}});
+  *request.mutable_model() = EncodeModel(model);
+  JobConfig config;
+  config.world_size = kWorldSize;
+  *request.mutable_config() = EncodeJobConfig(config);
+  ASSERT_OK(CreateJob({cluster_->coordinator_address()}, request, absl::Now() + absl::Seconds(20)));
+  const Json huge = AtCoordinator("huge");
+  EXPECT_EQ(huge["state"], "WAITING") << huge;
+  EXPECT_THAT(huge["reason"].get<std::string>(),
+              testing::AllOf(HasSubstr("2 ranks need 10.0 TiB of memory, 'local' has"),
+                             HasSubstr("free of")));
+  EXPECT_TRUE(AtWorker("huge").is_null()) << "no worker was asked";
+
+  const SessionOptions options = ToyOptions(*cluster_, "toy", kWorldSize);
+  ASSERT_OK_AND_ASSIGN(TrainerTeam team, TrainerTeam::Open(options));
+  ASSERT_OK(team.TrainTo(3));
+  ExpectReference(&team, options, 3);
 }
 
 }  // namespace
