@@ -20,6 +20,7 @@ namespace tessera {
 namespace {
 
 using testing_support::Eventually;
+using testing_support::IsStopped;
 using testing_support::LiveReading;
 using testing_support::ReadFile;
 using testing_support::ReadLive;
@@ -121,6 +122,23 @@ TEST_F(LiveBuffersKillTest, TrainerKilledWhileItWritesThemLeavesThoseOfTheLastSt
   const LiveReading last = Read("last.safetensors");
   EXPECT_EQ(last.step, kSteps);
   ExpectWhole(last);
+}
+
+TEST_F(LiveBuffersKillTest, TrainerStoppedWhileItWritesThemLeavesReadingsWholeAndIsWaitedFor) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  StartCoordinator();
+  StartWorker();
+  for (int rank = 1; rank < world_size_; ++rank) StartTrainer(rank);
+  trainer_flags_ = {"--buffers", "--fault-points=buffers.write=stop@20"};
+  StartTrainer(0);
+  ASSERT_TRUE(Eventually([&] { return IsStopped(trainers_[0]->pid()); }))
+      << "it did not come there";
+  const LiveReading between = Read("between.safetensors");
+  EXPECT_GT(between.step, 5);
+  ExpectWhole(between);
+  trainers_[0]->Kill(SIGCONT);
+  Resume();
+  EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
 // Both at once: the executor is in the trainer's process.

@@ -24,6 +24,7 @@ namespace {
 
 using testing_support::Eventually;
 using testing_support::ExecutorsOf;
+using testing_support::IsStopped;
 using testing_support::MapRegionOf;
 using testing_support::ReadFile;
 using testing_support::VersionOf;
@@ -113,6 +114,27 @@ TEST_F(LiveStateKillTest, ReadingsWhileTheCoordinatorRestartsAreWholeOrUnavailab
   EXPECT_EQ(ReadFile(path), UndisturbedModel());
   EXPECT_FALSE(absl::StrContains(ReadFile(folder_ + "/worker.log"), " failed: "))
       << "no step was disturbed";
+}
+
+TEST_F(LiveStateKillTest, DaemonStoppedWhileItCopiesForAReaderIsContinuedAndSoAreBoth) {
+  ASSERT_FALSE(UndisturbedModel().empty());
+  pause_at_ = 2 * kSteps / 3;
+  daemon_faults_ = "snapshot.copy=stop@1";
+  StartAll();
+  AwaitStep(0, 3);
+  std::ostringstream out, err;
+  int exit_code = -1;
+  std::thread reader([&] {
+    exit_code = cli::RunCli({"get", "toy", "--out", folder_ + "/get.safetensors", "--coordinator",
+                             coordinator_address()},
+                            {&out, &err, false});
+  });
+  EXPECT_TRUE(Eventually([&] { return IsStopped(worker_->pid()); })) << "it did not come there";
+  worker_->Kill(SIGCONT);
+  reader.join();
+  EXPECT_TRUE(exit_code == 0 || absl::StrContains(err.str(), "UNAVAILABLE")) << err.str();
+  Resume();
+  EXPECT_EQ(Finish(), UndisturbedModel());
 }
 
 }  // namespace
