@@ -66,8 +66,10 @@ int64_t AvailableMemoryBytes() {
   for (const std::string& group : GroupFolders()) {
     const int64_t most = ReadBytes(group + "/memory.max", INT64_MAX);
     if (most == INT64_MAX) continue;
+    // As MemAvailable counts: of the pages of files that are in use, half may have to stay.
+    const std::string stat = group + "/memory.stat";
     const int64_t used = ReadBytes(group + "/memory.current", 0) -
-                         ReadField(group + "/memory.stat", "inactive_file");
+                         ReadField(stat, "inactive_file") - ReadField(stat, "active_file") / 2;
     available = std::min(available, most - used);
   }
   return available;

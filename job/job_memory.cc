@@ -78,12 +78,15 @@ int64_t JobMemory::staged_buffers_offset_bytes() const {
 }
 
 HostMemory JobMemory::host_memory(bool parameters_on_host, bool state_on_host) const {
+  constexpr int64_t kMost = int64_t{1} << 50;  // No host has it, and sums of many do not overflow.
   HostMemory memory;
   memory.rank_bytes = gradient_region_bytes();
   // Parameters and moments twice, and the reduced gradient.
   if (state_on_host) memory.rank_bytes += state_array_bytes_ * (3 + 2 * num_moments_);
+  memory.rank_bytes = std::min(memory.rank_bytes, kMost);
   if (!parameters_on_host) return memory;
   for (const UnitMemory& unit : units_) memory.shared_bytes += unit.parameter_bytes;
+  memory.shared_bytes = std::min(memory.shared_bytes, kMost);
   return memory;
 }
 

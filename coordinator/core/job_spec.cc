@@ -62,38 +62,25 @@ std::vector<std::pair<std::string, std::string>> ConfigFields(const JobConfig& c
 }  // namespace
 
 absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_t submitting_rank) {
-  RETURN_IF_ERROR(ValidateModel(model));
-  RETURN_IF_ERROR(ValidateJobConfig(config, model));
-  ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(model, config));
-  ASSIGN_OR_RETURN(const JobMemory memory, JobMemory::Create(layout, config));
   auto spec = std::make_shared<JobSpec>();
-  spec->processor_memory = memory.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
-  spec->gpu_host_memory = memory.host_memory(/*parameters_on_host=*/false, config.cpu_offload);
-  spec->layout_digest = LayoutDigest(layout);
   spec->model = std::move(model);
   spec->config = std::move(config);
   spec->submitting_rank = submitting_rank;
+  RETURN_IF_ERROR(SetMemoryNeeds(spec.get()));
+  ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(spec->model, spec->config));
+  spec->layout_digest = LayoutDigest(layout);
   return JobSpecPtr(std::move(spec));
 }
 
-int64_t SizeBytes(const JobSpec& spec) {
-  size_t bytes = sizeof(spec);
-  const auto add_tensor = [&bytes](const auto& tensor) {
-    bytes += sizeof(tensor) + tensor.name.size() + tensor.shape.size() * sizeof(int64_t);
-  };
-  for (const UnitSpec& unit : spec.model.units) {
-    bytes += sizeof(unit) + unit.name.size();
-    for (const TensorSpec& parameter : unit.parameters) {
-      add_tensor(parameter);
-      bytes += parameter.shared_with.size();
-    }
-  }
-  for (const BufferSpec& buffer : spec.model.buffers) add_tensor(buffer);
-  for (const ParamGroup& group : spec.config.groups) {
-    bytes += sizeof(group);
-    for (const std::string& name : group.parameter_names) bytes += sizeof(name) + name.size();
-  }
-  return static_cast<int64_t>(bytes);
+absl::Status SetMemoryNeeds(JobSpec* spec) {
+  RETURN_IF_ERROR(ValidateModel(spec->model));
+  RETURN_IF_ERROR(ValidateJobConfig(spec->config, spec->model));
+  ASSIGN_OR_RETURN(const ModelLayout layout, LayOut(spec->model, spec->config));
+  ASSIGN_OR_RETURN(const JobMemory memory, JobMemory::Create(layout, spec->config));
+  spec->processor_memory = memory.host_memory(/*parameters_on_host=*/true, /*state_on_host=*/true);
+  spec->gpu_host_memory =
+      memory.host_memory(/*parameters_on_host=*/false, spec->config.cpu_offload);
+  return absl::OkStatus();
 }
 
 bool EachWorkerHasAll(const JobSpec& spec, const std::vector<RankPlacement>& placements) {

@@ -17,6 +17,10 @@ namespace tessera::coordinator {
 //   and the layout refuse of the model.
 absl::StatusOr<JobSpecPtr> MakeJobSpec(ModelSpec model, JobConfig config, int32_t submitting_rank);
 
+// Says what memory the job takes, by its model and config.
+// Errors: InvalidArgument  as MakeJobSpec
+absl::Status SetMemoryNeeds(JobSpec* spec);
+
 // OK, or InvalidArgument that names both submitters and the first parameter or config field that
 // differs.
 absl::Status CompareJobSpecs(const JobSpec& a, const JobSpec& b);

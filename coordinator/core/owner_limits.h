@@ -22,6 +22,7 @@ class OwnerLimits {
   // Errors: ResourceExhausted  names the owner, the limit, what there is, and what to do
   absl::Status Create(const CoordinatorOptions& options, const std::map<JobId, Job>& jobs,
                       const CreateJobEvent& event, absl::Time now);
+  void TakeBackCreate() { created_.pop_back(); }  // Of the last Create: it could not be journalled.
 
  private:
   struct Created {

@@ -33,7 +33,7 @@ absl::StatusOr<CallLimits::Place> CallLimits::Enter(const std::string& client, C
   const int has = it == clients_.end() ? 0 : it->second.calls[k];
   const int num_free = std::max(max_calls_ - all_.calls[k], 0);
   if (has >= std::max(num_free, kAlways)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
+    return absl::UnavailableError(absl::StrCat(
         "'", client, "' has ", has, " ", Name(kind), " at the coordinator, and of the ", max_calls_,
         " of all clients (--max-calls) ", num_free,
         " are free, which is not more: end some of them, or call again later"));
@@ -94,7 +94,7 @@ absl::StatusOr<CallLimits::Turn> CallLimits::TakeTurn(const std::string& client,
                             std::min(deadline, SteadyNow() + kCancelPoll))) {
     if (cancelled()) return absl::CancelledError("the caller is gone");
     if (SteadyNow() < deadline) continue;
-    return absl::ResourceExhaustedError(absl::StrCat(
+    return absl::UnavailableError(absl::StrCat(
         "another call of '", client, "' ",
         what == Of::kReading ? "sends a request all the time" : "takes a long reply all the time",
         ", and of each client one does at a time: end it, or call again later"));

@@ -19,6 +19,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Place = CallLimits::Place;
 constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+constexpr auto kLater = absl::StatusCode::kUnavailable;  // Clients call again by themselves.
 
 // As many as it gets.
 std::vector<Place> Fill(CallLimits* limits, const std::string& client, CallKind kind) {
@@ -37,9 +38,9 @@ TEST(CallLimitsTest, OneClientGetsHalfAndIsToldHowManyItHas) {
   std::vector<Place> places = Fill(&limits, "uid:1", CallKind::kWaiting);
   EXPECT_EQ(places.size(), 10);
   EXPECT_THAT(limits.Enter("uid:1", CallKind::kWaiting),
-              StatusIs(kExhausted, AllOf(HasSubstr("'uid:1' has 10 calls that wait"),
-                                         HasSubstr("of the 20 of all clients (--max-calls) 10"),
-                                         HasSubstr("end some of them"))));
+              StatusIs(kLater, AllOf(HasSubstr("'uid:1' has 10 calls that wait"),
+                                     HasSubstr("of the 20 of all clients (--max-calls) 10"),
+                                     HasSubstr("end some of them"))));
   places.pop_back();
   EXPECT_OK(limits.Enter("uid:1", CallKind::kWaiting));
 }
@@ -68,7 +69,7 @@ TEST(CallLimitsTest, PlaceThatIsLeftOrMovedIsGivenBackOnce) {
   {
     Place moved = std::move(places.back());
     places.pop_back();
-    EXPECT_THAT(limits.Enter("uid:1", CallKind::kShort), StatusIs(kExhausted, HasSubstr("uid:1")));
+    EXPECT_THAT(limits.Enter("uid:1", CallKind::kShort), StatusIs(kLater, HasSubstr("uid:1")));
     moved.Leave();
     moved.Leave();
     EXPECT_OK(limits.Enter("uid:1", CallKind::kShort));
@@ -96,7 +97,7 @@ TEST(CallLimitsTest, OneRequestOfAClientIsReadAtATime) {
   absl::StatusOr<CallLimits::Turn> turn = take("uid:1", absl::InfiniteFuture());
   ASSERT_OK(turn);
   EXPECT_THAT(take("uid:1", absl::InfinitePast()),
-              StatusIs(kExhausted, HasSubstr("another call of 'uid:1' sends a request")));
+              StatusIs(kLater, HasSubstr("another call of 'uid:1' sends a request")));
   EXPECT_OK(take("uid:2", absl::InfinitePast()));
   EXPECT_OK(limits.TakeTurn("uid:1", CallLimits::Of::kReplying, absl::InfinitePast(), Never));
   EXPECT_THAT(limits.TakeTurn("uid:1", CallLimits::Of::kReading, absl::InfiniteFuture(),

@@ -83,7 +83,7 @@ void CallWatch::Run() {
     absl::MutexLock lock(&mu_);
     if (Span* span = OldestSlow(); span != nullptr) {
       End(span,
-          absl::ResourceExhaustedError(
+          absl::UnavailableError(
               "the coordinator has no memory for it (--max-memory-bytes), and it takes longer "
               "than the requests and replies of others: call again later"));
     }

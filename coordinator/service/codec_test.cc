@@ -240,6 +240,9 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   EXPECT_EQ(spec_back.owner, "uid:7");
   EXPECT_OK(CompareModels(spec->model, "a", spec_back.spec->model, "b"));
   EXPECT_EQ(spec_back.spec->layout_digest, spec->layout_digest);
+  EXPECT_GT(spec->processor_memory.rank_bytes, 0);
+  EXPECT_EQ(spec_back.spec->processor_memory.BytesOf(3), spec->processor_memory.BytesOf(3));
+  EXPECT_EQ(spec_back.spec->gpu_host_memory.BytesOf(3), spec->gpu_host_memory.BytesOf(3));
   ExpectEqual(RoundTrip(JobStatusRecord{JobId("gpt"), FullStatus()}).status, FullStatus());
   EXPECT_EQ(RoundTrip(JobStepRecord{JobId("gpt"), Step(5)}).committed_step, Step(5));
   Member member;
@@ -249,6 +252,7 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   member.lost = true;
   member.max_ranks_of_job = 2;
   member.device = "GPU-0";
+  member.memory_bytes = 12345;
   member.key = "its key";
   const auto member_back = RoundTrip(MemberRecord{WorkerId("w.1"), member});
   EXPECT_EQ(member_back.worker, WorkerId("w.1"));
@@ -257,6 +261,7 @@ TEST(RecordCodecTest, RecordsSurviveTheRoundTrip) {
   EXPECT_TRUE(member_back.member.lost);
   EXPECT_EQ(member_back.member.max_ranks_of_job, 2);
   EXPECT_EQ(member_back.member.device, "GPU-0");
+  EXPECT_EQ(member_back.member.memory_bytes, 12345);
   EXPECT_EQ(member_back.member.key, "its key");
   const auto request = RoundTrip(
       RequestRecord{"id/with slash", {RequestKind::kDeleteJob, JobId("gpt"), FullStatus(), 12}});

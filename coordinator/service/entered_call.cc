@@ -46,6 +46,7 @@ absl::Status EnteredCall::RunRead(absl::FunctionRef<bool()> read, absl::Function
 
 absl::Status EnteredCall::TakeReplyTurn(int64_t bytes) {
   if (bytes <= kShortBytes) return absl::OkStatus();
+  reading_ = nullptr;  // A reply that nobody takes keeps none of the client's requests waiting.
   ASSIGN_OR_RETURN(
       replying_, limits_->TakeTurn(identity_, CallLimits::Of::kReplying, SteadyNow() + times_.reply,
                                    [this] { return context_->IsCancelled(); }));

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "coordinator/core/job_spec.h"
 #include "coordinator/core/order_validator.h"
 #include "coordinator/storage/records.pb.h"
 #include "job/job_codec.h"
@@ -245,11 +246,13 @@ absl::StatusOr<StateRecord> DecodeJobSpec(const JournalRow& row, const JobId& jo
   if (!decoded_model.ok()) return Unreadable(row, decoded_model.status().message());
   absl::StatusOr<JobConfig> decoded_config = DecodeJobConfig(config);
   if (!decoded_config.ok()) return Unreadable(row, decoded_config.status().message());
-  return JobSpecRecord{
-      job,
+  auto spec =
       std::make_shared<JobSpec>(JobSpec{*std::move(decoded_model), *std::move(decoded_config),
-                                        message.submitting_rank(), message.layout_digest()}),
-      Creation(message.creation()), message.owner(), message.attach_key()};
+                                        message.submitting_rank(), message.layout_digest()});
+  if (const absl::Status status = SetMemoryNeeds(spec.get()); !status.ok())
+    return Unreadable(row, status.message());
+  return JobSpecRecord{job, std::move(spec), Creation(message.creation()), message.owner(),
+                       message.attach_key()};
 }
 
 // In the boot that wrote it, whatever the wall clock was set to since.

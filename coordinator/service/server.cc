@@ -22,7 +22,6 @@
 #include "coordinator/storage/sqlite_journal.h"
 #include "grpcpp/ext/health_check_service_server_builder_option.h"
 #include "grpcpp/grpcpp.h"
-#include "grpcpp/resource_quota.h"
 #include "net/access_token.h"
 #include "net/address.h"
 #include "net/caller_identity.h"
@@ -157,7 +156,7 @@ absl::Status GrpcCoordinatorServer::Listen(const Options& options, const ServerA
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(options.request_timeout)));
   // Of one connection; each has a thread here. Our programs have few, and gRPC's clients wait with
-  // more. One that speaks HTTP/2 by itself need not keep to it: for that, see SetMaxThreads below.
+  // more. One that speaks HTTP/2 by itself need not keep to it.
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);
   // No client of ours compresses, and a little that is compressed can be very much.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);

@@ -77,6 +77,16 @@ void SetAside(const std::string& path, int64_t size_bytes) {
   }
 }
 
+// For its log, which gets the journal's owner and mode, as SQLite has it.
+void SetLogAside(const std::string& path, int64_t size_bytes) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0) return;  // It was moved away.
+  const std::string log = path + "-wal";
+  SetAside(log, size_bytes);
+  if (chmod(log.c_str(), info.st_mode & 0777) != 0 || geteuid() != 0) return;
+  (void)!chown(log.c_str(), info.st_uid, info.st_gid);
+}
+
 // For the journal itself. Before SQLite has it: its locks are this process's, and go with any
 // descriptor of the file.
 void SetPagesAside(const std::string& path, int page_bytes) {
@@ -105,7 +115,7 @@ SqliteJournal::~SqliteJournal() {
     statement->reset();
   db_.reset();
   // SQLite has removed the log, and with it the room that the next start may need.
-  if (log_bytes_ > 0) SetAside(path_ + "-wal", log_bytes_);
+  if (log_bytes_ > 0) SetLogAside(path_, log_bytes_);
 }
 
 absl::Status SqliteJournal::Error(int code, absl::string_view doing) const {
@@ -165,7 +175,7 @@ absl::Status SqliteJournal::Initialize(const Options& options) {
   ASSIGN_OR_RETURN(set_head_, Prepare("UPDATE head SET number = ?1, digest = ?2, checksum = ?3"));
   if (options.sets_room_aside) {
     log_bytes_ = kLogPages * (options.page_bytes + kLogHeaderBytes);
-    SetAside(path_ + "-wal", log_bytes_);
+    SetLogAside(path_, log_bytes_);
   }
   return ReadHead();
 }

@@ -42,7 +42,8 @@ struct alignas(64) RankRecord {
   std::atomic<uint32_t> lacks_values;
   std::atomic<uint32_t> had_foreign_trainer;  // 1: some trainer was another user's; stays so.
   std::atomic<int64_t> attachment;
-  StateHold hold;  // Of one of the rank's versions, by the keeper.
+  std::atomic<int64_t> changed_shard;  // What ShardWatch found last; 0: nothing.
+  StateHold hold;                      // Of one of the rank's versions, by the keeper.
 };
 
 // HyperParameters whose fields ranks may write at once, all with equal values.
@@ -62,7 +63,7 @@ struct Decision {
   std::atomic<uint64_t> put;           // Whose values a write sets; 0: trainers'.
 };
 
-inline constexpr uint32_t kGroupPageVersion = 1;
+inline constexpr uint32_t kGroupPageVersion = 2;
 
 struct GroupPage {
   uint32_t version;  // Written once, before anybody else has the page.

@@ -50,7 +50,9 @@ RankEngine::RankEngine(Options options)
       optimizer_(*options_.config, *options_.memory,
                  SegmentsOf(*options_.layout, *options_.config, *options_.memory, options_.rank),
                  options_.state, options_.parameters, options_.kernels),
-      watch_(options_.layout, options_.config, options_.memory, options_.state),
+      watch_(options_.layout, options_.config, options_.memory, options_.state,
+             &options_.group->ranks[options_.topology->LocalIndex(options_.rank.value())]
+                  .changed_shard),
       remote_({options_.layout, options_.config, options_.memory, options_.topology, options_.rank,
                options_.epoch, &options_.parameters, options_.kernels, options_.group->windows,
                options_.gatherer, options_.device_gradients == nullptr}),

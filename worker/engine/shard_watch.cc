@@ -2,7 +2,17 @@
 
 #include <isa-l/crc64.h>
 
+#include "job/field_limits.h"
+
 namespace tessera {
+namespace {
+
+// A step and a unit in one word, which is not 0.
+constexpr int kUnitBits = 15;
+static_assert(kMaxUnits < 1 << kUnitBits);
+int64_t WordOf(int64_t step, int unit) { return (step + 1) << kUnitBits | unit; }
+
+}  // namespace
 
 uint64_t ShardWatch::Sum(int unit, int64_t step) const {
   const UnitMemory& placed = memory_->units()[unit];
@@ -29,9 +39,13 @@ void ShardWatch::Written(int64_t step) {
 }
 
 int ShardWatch::FindChanged(int64_t step) const {
+  const int64_t found = found_->load();
+  if (found >> kUnitBits == step + 1) return static_cast<int>(found & ((1 << kUnitBits) - 1));
   if (step != watched_step_) return -1;
   for (size_t unit = 0; unit < sums_.size(); ++unit) {
-    if (Sum(static_cast<int>(unit), step) != sums_[unit]) return static_cast<int>(unit);
+    if (Sum(static_cast<int>(unit), step) == sums_[unit]) continue;
+    found_->store(WordOf(step, static_cast<int>(unit)));
+    return static_cast<int>(unit);
   }
   return -1;
 }

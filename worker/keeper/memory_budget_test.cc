@@ -10,7 +10,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 TEST(MemoryBudgetTest, WhatDoesNotFitIsRefusedWithTheBytesWantedAndFreeAndTakesNothing) {
-  MemoryBudget budget(int64_t{10} << 30);
+  MemoryBudget budget(int64_t{10} << 30, [] { return INT64_MAX; });
   ASSERT_OK_AND_ASSIGN(const auto first, budget.Reserve("job 'a'", int64_t{7} << 30));
   EXPECT_THAT(budget.Reserve("job 'b'", int64_t{4} << 30),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -21,7 +21,7 @@ TEST(MemoryBudgetTest, WhatDoesNotFitIsRefusedWithTheBytesWantedAndFreeAndTakesN
 }
 
 TEST(MemoryBudgetTest, WhatEndsIsGivenBackOnce) {
-  MemoryBudget budget(100);
+  MemoryBudget budget(100, [] { return INT64_MAX; });
   {
     ASSERT_OK_AND_ASSIGN(MemoryBudget::Reservation held, budget.Reserve("job 'a'", 60));
     MemoryBudget::Reservation moved = std::move(held);

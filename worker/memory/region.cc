@@ -98,6 +98,25 @@ void Mapping::Populate() const {
   }
 }
 
+namespace {
+
+// Writes to each page as it is, so that the file knows it as data. Sets errno where it cannot.
+bool TouchPages(int fd, int64_t offset_bytes, int64_t size_bytes) {
+#ifdef MADV_POPULATE_WRITE
+  void* const pages =
+      mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset_bytes);
+  if (pages == MAP_FAILED) return false;
+  const bool touched = madvise(pages, size_bytes, MADV_POPULATE_WRITE) == 0;
+  const int error = errno;
+  munmap(pages, size_bytes);
+  errno = error;
+  if (touched || error != EINVAL) return touched;
+#endif
+  return fallocate(fd, 0, offset_bytes, size_bytes) == 0;  // Of older kernels.
+}
+
+}  // namespace
+
 absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes) {
   constexpr int64_t kBytesAtOnce = int64_t{64} << 20;
   const int64_t end = offset_bytes + size_bytes;
@@ -113,10 +132,10 @@ absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "the machine has no memory left for ", end - offset_bytes, " of ", size_bytes, " bytes"));
     }
-    if (fallocate(fd, 0, offset_bytes, piece) == 0) {
+    if (TouchPages(fd, offset_bytes, piece)) {
       offset_bytes += piece;
-    } else if (errno != EINTR) {
-      const int error = errno == ENOSPC ? ENOMEM : errno;
+    } else if (errno != EINTR && errno != EAGAIN) {
+      const int error = errno == ENOSPC || errno == EFAULT ? ENOMEM : errno;
       return ErrnoStatus(error, absl::StrCat("take ", piece, " bytes of memory"));
     }
   }
