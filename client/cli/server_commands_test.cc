@@ -251,8 +251,11 @@ TEST_F(ServerCommandsTest, WorkersAreListedByNameWithTheirSilence) {
   worker.set_lost(true);
   worker.set_silent_ms(83'000);
   worker.set_address("unix:/run/w1.sock");
+  worker.set_memory_bytes(int64_t{20} << 30);
+  worker.set_claimed_memory_bytes(int64_t{5} << 30);
   server_->AddWorker(worker);
   worker.set_worker_id("w0");
+  worker.set_memory_bytes(0);
   worker.set_lost(false);
   worker.set_silent_ms(400);
   worker.set_address("unix:/run/\x1b.sock");
@@ -262,9 +265,10 @@ TEST_F(ServerCommandsTest, WorkersAreListedByNameWithTheirSilence) {
   const CommandResult result = AskCoordinator({"workers"});
   EXPECT_EQ(result.exit_code, kExitOk) << result.err;
   EXPECT_EQ(result.out,
-            "worker  state  devices  last heard of  address            memory\n"
-            "w0      live         4      400ms ago  unix:/run/?.sock   GPU-7?\n"
-            "w1      LOST         4      1m23s ago  unix:/run/w1.sock  host\n");
+            "worker  state  devices  last heard of  address            memory  free for jobs\n"
+            "w0      live         4      400ms ago  unix:/run/?.sock   GPU-7?  not told\n"
+            "w1      LOST         4      1m23s ago  unix:/run/w1.sock  host    "
+            "15.0 GiB of 20.0 GiB\n");
   const Json json = Json::parse(AskCoordinator({"workers", "--json"}).out, nullptr, false);
   ASSERT_EQ(json["workers"].size(), 2);
   EXPECT_EQ(json["workers"][0]["lost"], false);
@@ -272,6 +276,8 @@ TEST_F(ServerCommandsTest, WorkersAreListedByNameWithTheirSilence) {
   EXPECT_EQ(json["workers"][0]["max_ranks_of_job"], 1);
   EXPECT_EQ(json["workers"][1]["worker_id"], "w1");
   EXPECT_EQ(json["workers"][1]["silent_ms"], 83'000);
+  EXPECT_EQ(json["workers"][1]["memory_bytes"], int64_t{20} << 30);
+  EXPECT_EQ(json["workers"][1]["claimed_memory_bytes"], int64_t{5} << 30);
   EXPECT_EQ(json["workers"][1]["incarnation"], 77);
 }
 

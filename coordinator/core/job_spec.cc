@@ -83,6 +83,26 @@ absl::Status SetMemoryNeeds(JobSpec* spec) {
   return absl::OkStatus();
 }
 
+int64_t SizeBytes(const JobSpec& spec) {
+  size_t bytes = sizeof(spec);
+  const auto add_tensor = [&bytes](const auto& tensor) {
+    bytes += sizeof(tensor) + tensor.name.size() + tensor.shape.size() * sizeof(int64_t);
+  };
+  for (const UnitSpec& unit : spec.model.units) {
+    bytes += sizeof(unit) + unit.name.size();
+    for (const TensorSpec& parameter : unit.parameters) {
+      add_tensor(parameter);
+      bytes += parameter.shared_with.size();
+    }
+  }
+  for (const BufferSpec& buffer : spec.model.buffers) add_tensor(buffer);
+  for (const ParamGroup& group : spec.config.groups) {
+    bytes += sizeof(group);
+    for (const std::string& name : group.parameter_names) bytes += sizeof(name) + name.size();
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 bool EachWorkerHasAll(const JobSpec& spec, const std::vector<RankPlacement>& placements) {
   const JobConfig& config = spec.config;
   const auto group_size = static_cast<size_t>(config.shard_group_size);
