@@ -156,7 +156,8 @@ absl::StatusOr<JobView> Coordinator::CreateJob(const CreateJobEvent& event, absl
                                             "' was created by this request and deleted since"));
   }
   RETURN_IF_ERROR(owner_limits_.Create(options_, state_.jobs(), event, now));
-  undos_.push_back([this](DurableState*) { owner_limits_.TakeBackCreate(); });
+  if (!event.by_operator)  // Theirs are not counted.
+    undos_.push_back([this](DurableState*) { owner_limits_.TakeBackCreate(); });
   JobStatus status;
   status.reason = "the job was created";
   // Later than what was deleted of this id, whatever the clock says.

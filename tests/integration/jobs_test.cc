@@ -167,9 +167,10 @@ TEST_F(JobsTest, JobOfATebibyteWaitsAndSaysTheBytesWhileAnotherOneTrains) {
   config.world_size = kWorldSize;
   *request.mutable_config() = EncodeJobConfig(config);
   ASSERT_OK(CreateJob({cluster_->coordinator_address()}, request, absl::Now() + absl::Seconds(20)));
-  const Json huge = AtCoordinator("huge");
-  EXPECT_EQ(huge["state"], "WAITING") << huge;
-  EXPECT_THAT(huge["reason"].get<std::string>(),
+  ASSERT_OK_AND_ASSIGN(const v1::Job huge, GetJob({cluster_->coordinator_address()}, "huge",
+                                                  absl::Now() + absl::Seconds(20)));
+  EXPECT_EQ(huge.state(), v1::JOB_STATE_WAITING);
+  EXPECT_THAT(huge.state_reason(),
               testing::AllOf(HasSubstr("2 ranks need 10.0 TiB of memory, 'local' has"),
                              HasSubstr("free of")));
   EXPECT_TRUE(AtWorker("huge").is_null()) << "no worker was asked";
