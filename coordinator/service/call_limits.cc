@@ -89,20 +89,23 @@ absl::StatusOr<CallLimits::Turn> CallLimits::TakeTurn(const std::string& client,
     if (turn == nullptr) place = turn = std::make_shared<TurnOfClient>();
   }
   absl::MutexLock lock(&turn->mu);
-  const auto is_free = [&turn]() ABSL_SHARED_LOCKS_REQUIRED(turn->mu) { return !turn->is_taken; };
+  const int most = what == Of::kReading ? kReadsAtOnce : 1;
+  const auto is_free = [&turn, most]()
+                           ABSL_SHARED_LOCKS_REQUIRED(turn->mu) { return turn->num_taken < most; };
   while (!AwaitWithDeadline(&turn->mu, absl::Condition(&is_free),
                             std::min(deadline, SteadyNow() + kCancelPoll))) {
     if (cancelled()) return absl::CancelledError("the caller is gone");
     if (SteadyNow() < deadline) continue;
     return absl::UnavailableError(absl::StrCat(
-        "another call of '", client, "' ",
-        what == Of::kReading ? "sends a request all the time" : "takes a long reply all the time",
-        ", and of each client one does at a time: end it, or call again later"));
+        what == Of::kReading ? "other calls of '" : "another call of '", client, "' ",
+        what == Of::kReading ? "send requests all the time" : "takes a long reply all the time",
+        ", and of each client ", most, what == Of::kReading ? " do" : " does",
+        " at a time: end some, or call again later"));
   }
-  turn->is_taken = true;
+  ++turn->num_taken;
   return Turn(turn.get(), [turn](void*) {
     absl::MutexLock give_back(&turn->mu);
-    turn->is_taken = false;
+    --turn->num_taken;
   });
 }
 

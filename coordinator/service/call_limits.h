@@ -6,7 +6,7 @@
 // So one alone gets half of them, the next one half of the rest; and whoever has none gets one.
 // What waiting calls hold of their requests is shared likewise.
 //
-// And of each client one request at a time is read, and one long reply is sent; others of his wait.
+// And of each client eight requests at a time are read, and one long reply is sent; others wait.
 // Thread-safe.
 #ifndef TESSERA_COORDINATOR_SERVICE_CALL_LIMITS_H_
 #define TESSERA_COORDINATOR_SERVICE_CALL_LIMITS_H_
@@ -33,6 +33,8 @@ enum class CallKind { kShort, kWaiting, kOfWorker };
 class CallLimits {
  public:
   static constexpr int kAlways = 4;
+  // Of one client: a request that the network loses must not keep its other ranks waiting.
+  static constexpr int kReadsAtOnce = 8;
   static constexpr int64_t kMaxHeldBytes = int64_t{64} << 20;
 
   // `max_calls`: places of each kind.
@@ -83,7 +85,7 @@ class CallLimits {
   // Who waits for one looks at no other client's.
   struct TurnOfClient {
     absl::Mutex mu;
-    bool is_taken ABSL_GUARDED_BY(mu) = false;
+    int num_taken ABSL_GUARDED_BY(mu) = 0;
   };
 
   absl::Status HoldLocked(const std::string& client, int64_t bytes)

@@ -89,22 +89,25 @@ TEST(CallLimitsTest, WhatWaitingCallsHoldIsShared) {
   EXPECT_OK(other.Hold(CallLimits::kMaxHeldBytes / 4));
 }
 
-TEST(CallLimitsTest, OneRequestOfAClientIsReadAtATime) {
+TEST(CallLimitsTest, FewRequestsOfAClientAreReadAtATime) {
   CallLimits limits(8);
   const auto take = [&](const std::string& client, absl::Time deadline) {
     return limits.TakeTurn(client, CallLimits::Of::kReading, deadline, Never);
   };
-  absl::StatusOr<CallLimits::Turn> turn = take("uid:1", absl::InfiniteFuture());
-  ASSERT_OK(turn);
+  std::vector<CallLimits::Turn> turns;
+  for (int i = 0; i < CallLimits::kReadsAtOnce; ++i) {
+    ASSERT_OK_AND_ASSIGN(CallLimits::Turn turn, take("uid:1", absl::InfinitePast()));
+    turns.push_back(std::move(turn));
+  }
   EXPECT_THAT(take("uid:1", absl::InfinitePast()),
-              StatusIs(kLater, HasSubstr("another call of 'uid:1' sends a request")));
+              StatusIs(kLater, HasSubstr("other calls of 'uid:1' send requests")));
   EXPECT_OK(take("uid:2", absl::InfinitePast()));
   EXPECT_OK(limits.TakeTurn("uid:1", CallLimits::Of::kReplying, absl::InfinitePast(), Never));
   EXPECT_THAT(limits.TakeTurn("uid:1", CallLimits::Of::kReading, absl::InfiniteFuture(),
                               [] { return true; }),
               StatusIs(absl::StatusCode::kCancelled, HasSubstr("gone")));
   std::thread waits([&] { EXPECT_OK(take("uid:1", absl::InfiniteFuture())); });
-  turn->reset();
+  turns.pop_back();
   waits.join();
 }
 
