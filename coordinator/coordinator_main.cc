@@ -55,7 +55,7 @@ void AddLimits(CLI::App* app, CoordinatorServer::Options* options) {
       ->check(WholeNumber(0, kMaxBytes))
       ->capture_default_str();
   app->add_option("--max-jobs-of-owner", options->max_jobs_of_owner,
-                  "jobs that one owner may have who is no operator")
+                  "jobs of one owner that is not an operator")
       ->check(WholeNumber(1, 1 << 20))
       ->capture_default_str();
   app->add_option("--max-model-bytes-of-owner", options->max_model_bytes_of_owner,

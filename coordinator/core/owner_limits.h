@@ -30,7 +30,7 @@ class OwnerLimits {
     int64_t bytes = 0;  // Of the model.
     absl::Time at;
   };
-  // In the last minute, of owners who are no operators: each is written to a disk while others
+  // In the last minute, of owners that are not operators: each is written to disk while others
   // wait, so one that is deleted at once counts, too.
   std::deque<Created> created_;
 };

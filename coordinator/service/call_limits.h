@@ -3,7 +3,7 @@
 //
 //   a client gets one more   while it has fewer than are free, or than kAlways
 //
-// So one alone gets half of them, the next one half of the rest; and whoever has none gets one.
+// So one alone gets half of them, the next one half of the rest; and a client without a place gets one.
 // What waiting calls hold of their requests is shared likewise.
 //
 // And of each client eight requests at a time are read, and one long reply is sent; others wait.

@@ -134,7 +134,7 @@ absl::Status TakeMemory(int fd, int64_t offset_bytes, int64_t size_bytes) {
     }
     if (TouchPages(fd, offset_bytes, piece)) {
       offset_bytes += piece;
-    } else if (errno != EINTR && errno != EAGAIN) {
+    } else if (errno != EINTR) {
       const int error = errno == ENOSPC || errno == EFAULT ? ENOMEM : errno;
       return ErrnoStatus(error, absl::StrCat("take ", piece, " bytes of memory"));
     }
